@@ -209,6 +209,11 @@ Document = dict[str, Any]
 def document_of(prediction: Prediction) -> Document:
     """The JSON of a step in runs, candidates of studies and points of sweeps."""
     scaling = prediction.cluster_calibration
+    perturbed: Document | None = None
+    if prediction.perturbed is not None:
+        perturbed = {**asdict(prediction.perturbed), "draws_s": list(prediction.perturbed.draws_s)}
+        if prediction.perturbed.run is not None:
+            perturbed["run"]["goodput"] = prediction.perturbed.run.goodput
     return {
         **{name: getattr(prediction, name) for name in _PLAIN},
         "layout": dict(prediction.layout),
@@ -219,7 +224,7 @@ def document_of(prediction: Prediction) -> Document:
         "training": None if prediction.training is None else asdict(prediction.training),
         "caveats": [asdict(caveat) for caveat in prediction.caveats],
         "cluster_calibration": None if scaling is None else asdict(scaling),
-        "perturbed": None if prediction.perturbed is None else _perturbed(prediction.perturbed),
+        "perturbed": perturbed,
     }
 
 
@@ -234,17 +239,18 @@ def run_document(prediction: Prediction) -> Document:
     }
 
 
-def _perturbed(perturbed: Perturbed) -> Document:
-    document = {**asdict(perturbed), "draws_s": list(perturbed.draws_s)}
-    if perturbed.run is not None:
-        document["run"] = {**asdict(perturbed.run), "goodput": perturbed.run.goodput}
-    return document
-
-
 def prediction_from(document: Mapping[str, Any], model: str) -> Prediction:
     """The prediction that `document_of` wrote, without memory, notes and the run itself."""
     scaling = document["cluster_calibration"]
     roof = document["why"]["streaming_roof"]
+    perturbed = document["perturbed"]
+    if perturbed:
+        run = {name: value for name, value in (perturbed["run"] or {}).items() if name != "goodput"}
+        perturbed = {
+            **perturbed,
+            "draws_s": tuple(perturbed["draws_s"]),
+            "run": FailedRun(**run) if run else None,
+        }
     return Prediction(
         **{name: document[name] for name in _PLAIN},
         model=model,
@@ -255,16 +261,8 @@ def prediction_from(document: Mapping[str, Any], model: str) -> Prediction:
         training=Training(**document["training"]) if document["training"] else None,
         caveats=tuple(Caveat(**caveat) for caveat in document["caveats"]),
         cluster_calibration=_Scaling(**scaling) if scaling else None,
-        perturbed=_perturbed_from(document["perturbed"]),
+        perturbed=Perturbed(**perturbed) if perturbed else None,
     )
-
-
-def _perturbed_from(document: Mapping[str, Any] | None) -> Perturbed | None:
-    if document is None:
-        return None
-    run = document["run"]
-    through_failures = FailedRun(**{k: v for k, v in run.items() if k != "goodput"}) if run else None
-    return Perturbed(**{**document, "draws_s": tuple(document["draws_s"]), "run": through_failures})
 
 
 _PLAIN = (

@@ -24,6 +24,7 @@ from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, Step
 from perfsim.specs.calibration import Dispatcher
+from perfsim.specs.layout_text import text_of
 from perfsim.specs.precisions import PRECISIONS, Precision
 from perfsim.strategies import Plan
 from perfsim.work import Work
@@ -387,7 +388,7 @@ def explain_gap(question: Question, measured_s: float) -> GapExplained:
         measured_s,
         run.band_s,
         abs(gap) / spread,
-        run.plan.layout.short,
+        text_of(run.plan.layout),
         run.mfu * predicted_s / measured_s,
         run.training.words,
         tuple(suspects),

@@ -17,13 +17,12 @@ from perfsim.convergence.critical_batch import (
     minicpm_tokens,
     relative_error,
 )
-from perfsim.convergence.laws import LossLaw, LossTarget, loss_law, tokens_for
+from perfsim.convergence.laws import LossLaw, LossTarget, loss_law
 from perfsim.convergence.time_to_accuracy import (
     LEAST_EXAMPLES_ERROR,
     RampedRun,
     Segment,
     TimeToAccuracy,
-    ramped,
 )
 from perfsim.convergence.wall_clock import Training
 from perfsim.engine.limits import present_limits
@@ -195,7 +194,7 @@ def target_for(model: TransformerConfig, recipe: Recipe, law: ConvergenceSpec, a
     if recipe.tokens_per_parameter is not None:
         tokens = recipe.tokens_per_parameter * parameters(model).total
     if tokens is None and recipe.target_loss is not None:
-        loss = tokens_for(by_law, recipe.target_loss, counted(model, by_law), law.loss_scale)
+        loss = by_law.target(recipe.target_loss, counted(model, by_law), law.loss_scale)
         tokens = loss.tokens
     fit = law.fit
     if fit is not None and tokens is None:
@@ -300,7 +299,7 @@ def ramp_of(
         segments.append(Segment(part.share, known.batch_tokens, known.step_time_s, critical_tokens))
     rest = 1.0 - sum(segment.share for segment in segments)
     last = Segment(rest, chosen.batch_tokens, chosen.step_time_s, critical)
-    run = ramped([*segments, last], target.d_min_tokens)
+    run = RampedRun.of([*segments, last], target.d_min_tokens)
     examples = chosen.steps * chosen.batch_tokens
     remark = (
         f"with the batch ramp the steps take {run.time_s / chosen.time_to_accuracy_s:.3f} times as long: "

@@ -20,9 +20,9 @@ from perfsim.base.units import DAY_S
 from perfsim.convergence.bill import Bill, Rates
 from perfsim.convergence.critical_batch import LawInputs, critical_batch, steps
 from perfsim.convergence.laws import KAPLAN
-from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy, ratio_band
+from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy
 from perfsim.convergence.uncertain import Z_90, Draws, FloatArray, Place, Uncertain, interval, one_at, typical
-from perfsim.convergence.wall_clock import Training, inputs_of, wall_s
+from perfsim.convergence.wall_clock import Training, inputs_of
 from perfsim.specs.wall_clock import WallClockSpec
 from perfsim.studies.answers import (
     Answer,
@@ -73,7 +73,7 @@ def ratio_of(row: Answer, first: Answer) -> RatioBand:
     """The 90 % band of the ratio of two times; on one system a part of the step-time error cancels."""
     if row.time is first.time or _is_same_plan(row, first):
         return RatioBand(1.0, 1.0, 1.0)
-    return ratio_band(row.time, first.time, same_machine=row.system == first.system)
+    return row.time.ratio_to(first.time, same_machine=row.system == first.system)
 
 
 def ratio_bands(candidates: Sequence[Answer]) -> dict[str, tuple[float, float]]:
@@ -198,7 +198,7 @@ class Option:
         """Time on the wall with the inputs at their places."""
         steps_s = self.steps_s(place)
         if self.wall_clock is not None:
-            return wall_s(self.wall_clock, self.training, steps_s, place)
+            return self.training.wall_s(self.wall_clock, steps_s, place)
         if self.production is not None:
             ratio = _of_production(self.production)
             return steps_s / ratio.at(place(ratio.name))
@@ -293,7 +293,7 @@ def _factor(name: str, factor: float, middle: float = 1.0, unit: str = "times") 
 # target, the ratio of production, the part of the step model's error that one kind of machine has in common,
 # the ranges of a wall clock, prices, power, electricity. Each candidate also has a part of the model's error
 # for itself, unless two run the same plan. Chances compare expected times, without the luck of seeds, which
-# is in the interval of each time. `ratio_band` and `TimeToAccuracy.band_s` are the closed forms of both.
+# is in the interval of each time. `TimeToAccuracy.ratio_to` and `band_s` are the closed forms of both.
 
 FARTHEST = 3.0
 PLACES = 1201

@@ -13,7 +13,7 @@ from sys import intern
 from typing import Any
 
 from perfsim.base.errors import InputError, LimitError, PerfsimError, PlanError, Problem, within_floats
-from perfsim.convergence.wall_clock import RunPart, whole_run
+from perfsim.convergence.wall_clock import RunPart
 from perfsim.engine.limits import present_limits
 from perfsim.network.export import network_map
 from perfsim.prediction.bands import Accuracy
@@ -121,7 +121,7 @@ def answer_point(
     production = production_of(point)
     parts: tuple[RunPart, ...] = ()
     if question.wall_clock is not None:
-        parts = whole_run(question.wall_clock, training_of(question, time))
+        parts = training_of(question, time).parts(question.wall_clock)
     notes = [*prediction.notes, time.regime_text, *remarks]
     if parts and production:
         notes.append(COVERED_ONCE)

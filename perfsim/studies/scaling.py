@@ -9,7 +9,7 @@ from typing import Self
 
 from perfsim.base.errors import InputError, LayoutError, PerfsimError, PlanError
 from perfsim.base.sizes import MOST_DEVICES
-from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy, ratio_band
+from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy
 from perfsim.costs.wafer import HIDES
 from perfsim.engine.limits import present_limits
 from perfsim.prediction.planner import best_plan
@@ -104,7 +104,7 @@ def match_system(system: SystemSpec, question: Question, time: TimeToAccuracy, t
             grid = target.grid(asked.recipe.seq_length, devices)
             best = target.curve(asked, grid, extend=True).best
             taken = target.time_of_run(best_plan(asked.at(best)))
-            point = MatchPoint(devices, best, taken, ratio_band(taken, time, same_machine=same))
+            point = MatchPoint(devices, best, taken, taken.ratio_to(time, same_machine=same))
         except (PlanError, LayoutError, InputError) as error:
             refused = error
             if points:
@@ -271,7 +271,7 @@ class Match:
         """The fewest devices of `series` that reach the target no later than `rival`."""
         same = series.first.system == rival.system
         ratios = [
-            (point, ratio_band(point.target_time, rival.target_time, same_machine=same))
+            (point, point.target_time.ratio_to(rival.target_time, same_machine=same))
             for point in series.points
         ]
         return cls(

@@ -16,7 +16,7 @@ import pytest
 from perfsim.base.units import DAY_S
 from perfsim.convergence.bill import Rates
 from perfsim.convergence.critical_batch import CriticalBatch, LawInputs, critical_batch
-from perfsim.convergence.time_to_accuracy import TimeToAccuracy, ratio_band
+from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.convergence.uncertain import Draws
 from perfsim.convergence.wall_clock import Training
 from perfsim.prediction.why import Why
@@ -76,13 +76,13 @@ def test_the_ratio_and_its_probability_are_those_of_the_closed_form() -> None:
     first = option("a", batch=3e6, step_s=17.0)
     second = option("b", "wafer", batch=3e5, step_s=1.9)
     decision = decide([first, second], "USD")
-    band = ratio_band(second.time, first.time)
+    band = second.time.ratio_to(first.time)
     assert decision.ratio is not None
     assert (decision.first, decision.rival) == ("a", "b")
     assert (decision.ratio.low, decision.ratio.high) == pytest.approx((band.low, band.high), rel=0.01)
     second = option("b", "wafer", batch=3e6, step_s=18.0)
     decision = decide([first, second], "USD")
-    band = ratio_band(second.time, first.time)
+    band = second.time.ratio_to(first.time)
     width = math.log(band.high / band.low) / 2 / NormalDist().inv_cdf(0.95)
     assert decision.sure == pytest.approx(NormalDist().cdf(math.log(band.ratio) / width), abs=0.01)
 
@@ -94,7 +94,7 @@ def test_what_two_candidates_of_one_machine_share_cancels() -> None:
     assert alike.ratio is not None
     assert apart.ratio is not None
     assert alike.ratio.high / alike.ratio.low < 0.8 * apart.ratio.high / apart.ratio.low
-    band = ratio_band(slow.time, option("a", own=0.05).time, same_machine=True)
+    band = slow.time.ratio_to(option("a", own=0.05).time, same_machine=True)
     assert (alike.ratio.low, alike.ratio.high) == pytest.approx((band.low, band.high), rel=0.01)
 
 
