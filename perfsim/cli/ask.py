@@ -57,7 +57,6 @@ from perfsim.cli.output import (
 def _run(asked: dict[str, Any], trace: Path | None, verify: str, emit: str | None) -> Answer:
     """Predict one step of one model on one system."""
     from perfsim.api.questions import predict
-    from perfsim.prediction.prediction import run_document
     from perfsim.prediction.verification import SamplingSpec, must_be_right, sample_step
     from perfsim.report.terminal import run_lines
 
@@ -74,7 +73,7 @@ def _run(asked: dict[str, Any], trace: Path | None, verify: str, emit: str | Non
         return [*run_lines(prediction, sampled), *([f"Trace: {trace}"] if trace else [])]
 
     def document() -> dict[str, Any]:
-        return run_document(prediction) | sampling | emitted
+        return prediction.document() | sampling | emitted
 
     return Answer(document, lines, lambda: must_be_right([sampled] if sampled else []))
 

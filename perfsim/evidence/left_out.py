@@ -142,13 +142,13 @@ class LeavingOut:
             "cases": [{name: getattr(run, name) for name in names} for run in self.runs],
         }
 
-
-def left_out_document(parts: Sequence[LeavingOut]) -> dict[str, Any] | None:
-    """`left_out` of the JSON document; of a file with both, the scores of its logs stand under `wafers`."""
-    documents = [part.as_dict() for part in parts]
-    if not documents:
-        return None
-    return {**documents[0], **({"wafers": documents[1]} if len(documents) > 1 else {})}
+    @classmethod
+    def document(cls, parts: Sequence[LeavingOut]) -> dict[str, Any] | None:
+        """`left_out` of the JSON document; of a file with both, its logs stand under `wafers`."""
+        documents = [part.as_dict() for part in parts]
+        if not documents:
+            return None
+        return {**documents[0], **({"wafers": documents[1]} if len(documents) > 1 else {})}
 
 
 @dataclass(frozen=True)
@@ -456,11 +456,14 @@ def _points(runs: Sequence[Scored]) -> list[float]:
     families: dict[str, list[Mapping[str, Any]]] = {}
     for group in {run.left_out for run, _ in known}:
         traits: dict[str, list[Traits]] = {}
-        for run, own in known:
+        for run, its_traits in known:
             if run.left_out != group:
-                traits.setdefault(run.family, []).append(own)
+                traits.setdefault(run.family, []).append(its_traits)
         families[group] = [Traits.together(alike) for alike in traits.values()]
-    return [min(own.unlikeness(family)[0] for family in families[run.left_out]) for run, own in known]
+    return [
+        min(its_traits.unlikeness(family)[0] for family in families[run.left_out])
+        for run, its_traits in known
+    ]
 
 
 def _unshared(runs: Sequence[Scored], widths: Floats) -> float:

@@ -210,10 +210,10 @@ def families(cases: Sequence[Scored]) -> dict[str, dict[str, Any]]:
 
 
 def _by_family(runs: Iterable[Scored]) -> dict[str, list[Scored]]:
-    found: dict[str, list[Scored]] = {}
+    by_family: dict[str, list[Scored]] = {}
     for run in runs:
-        found.setdefault(run.family, []).append(run)
-    return found
+        by_family.setdefault(run.family, []).append(run)
+    return by_family
 
 
 def _rankings(cases: Sequence[Scored]) -> list[dict[str, Any]]:

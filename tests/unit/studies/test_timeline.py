@@ -8,7 +8,6 @@ import pytest
 
 import perfsim as ps
 from perfsim.base.errors import InputError
-from perfsim.prediction.prediction import run_document
 from perfsim.prediction.run import Evaluation
 from perfsim.studies.timeline import TimelineBar, devices_of, grouped, timeline
 
@@ -126,7 +125,7 @@ def test_bars_keep_the_busy_time_of_a_lane(gpus: Evaluation) -> None:
 @pytest.mark.parametrize("system", ["cs-2-peak", "cs-2"])
 def test_a_system_at_peak_is_called_an_upper_bound_wherever_its_name_stands(system: str) -> None:
     prediction = ps.predict(**{**WAFERS, "system": system})
-    answer = run_document(prediction)
+    answer = prediction.document()
     bound = system == "cs-2-peak"
     assert answer["system"] == (f"{system} at peak (upper bound, never observed)" if bound else system)
     assert any(caveat["code"] == "release-peak" for caveat in answer["caveats"]) == bound
