@@ -150,9 +150,9 @@ def _study(study: str, compare: list[str], verify: Any, how: How) -> None:
     A study with a grid or variants is answered as a sweep, as `perfsim sweep` does. A comparison of published
     figures with a law or with equations is answered as a table.
     """
-    from perfsim.studies.loading import kind_of_study
-
     check_folder(how.out or Path("reports"), "--out" if how.out else "the default of --out,")
+    from perfsim.studies.loading import kind_of_study  # refuses a folder before anything heavy
+
     kind = kind_of_study(study)
     if kind == "comparison":
         _answer_comparison(study, how)
