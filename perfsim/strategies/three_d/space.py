@@ -263,7 +263,7 @@ def layout_space(
         (tensor, context, exchange, pipeline)
         for tensor in _tensor_degrees(job, topology, free_degrees)
         for context, exchange in (_context_degrees(job, topology, tensor) if shares else ((1, 0),))
-        for pipeline in _divisors(topology.num_devices // tensor // context, "pipeline" in free_degrees)
+        for pipeline in divisors(topology.num_devices // tensor // context, "pipeline" in free_degrees)
         if is_legal(topology.num_devices // tensor // context // pipeline, pipeline)
     ]
     divisions, first = _table(tuple(dict.fromkeys(pipeline for *_, pipeline in degrees)), shape)
@@ -282,8 +282,8 @@ def indivisible_degrees(space: Columns, topology: FatTree, free_degrees: tuple[s
     devices = topology.num_devices
     combinations = sum(
         "data" in free_degrees or tensor * pipeline == devices
-        for tensor in _divisors(devices, "tensor" in free_degrees)
-        for pipeline in _divisors(devices // tensor, "pipeline" in free_degrees)
+        for tensor in divisors(devices, "tensor" in free_degrees)
+        for pipeline in divisors(devices // tensor, "pipeline" in free_degrees)
     )
     first, _ = distinct_rows((space.tensor, space.pipeline))
     return combinations - len(first)
@@ -312,7 +312,7 @@ def _table(pipelines: tuple[int, ...], shape: _Shape) -> tuple[Divisions, dict[i
 def _tensor_degrees(job: Job, topology: FatTree, free_degrees: tuple[str, ...]) -> Iterator[int]:
     """Tensor degrees that keep the rules, inside a node or over whole nodes."""
     node = topology.devices_per_node
-    for tensor in _divisors(topology.num_devices, "tensor" in free_degrees):
+    for tensor in divisors(topology.num_devices, "tensor" in free_degrees):
         placed = node % tensor == 0 or tensor % node == 0
         inside = placed or free_degrees == ("tensor",)
         if inside and not any(tensor_refusals(job, ParallelLayout(tensor=tensor))):
@@ -334,7 +334,7 @@ def head_layers(job: Job) -> int:
 def _context_degrees(job: Job, topology: FatTree, tensor: int) -> Iterator[tuple[int, int]]:
     """Context degrees that keep the rules, inside a node or over whole nodes; with the index of exchange."""
     node = topology.devices_per_node
-    for ranks in _divisors(topology.num_devices // tensor):
+    for ranks in divisors(topology.num_devices // tensor):
         width = tensor * ranks
         placed = node % width == 0 or width % node == 0
         if ranks > 1 and (not placed or job.seq_length // ranks < LEAST_POSITIONS):
@@ -361,7 +361,7 @@ def _expert_degrees(
     experts_bytes = routed * (states.parameters + states.gradients)
     for shared in dict.fromkeys((1, tensor)):
         most = math.gcd(job.model.experts.num_experts, width // shared)
-        for ranks in _divisors(most):
+        for ranks in divisors(most):
             together = ranks * shared
             placed = node % together == 0 or (together % node == 0 and (shared == 1 or ranks == most))
             legal = replace(layout, expert=ranks, expert_tensor=shared)
@@ -413,7 +413,7 @@ def _combined(
     data = topology.num_devices // tensor // context // pipeline
     share = job.global_batch_size // data
     passes = job.model.num_layers * context
-    sizes = [size for size in _divisors(share) if share // size * passes <= MOST_LAYER_PASSES]
+    sizes = [size for size in divisors(share) if share // size * passes <= MOST_LAYER_PASSES]
     split = Degrees(tensor, sequence_parallel=True, micro_batch=1, context=context, exchange=exchange).layout
     even = job.seq_length % tensor == 0 and not any(context_refusals(job, split))
     splits = [0, 1] if tensor > 1 and even else [0]
@@ -473,7 +473,7 @@ def recompute_intervals(layers: int) -> list[int]:
     return sorted(redone.values())
 
 
-def _divisors(count: int, free: bool = True) -> list[int]:
+def divisors(count: int, free: bool = True) -> list[int]:
     """Divisors in ascending order; only 1 of a degree that is not free."""
     if not free:
         return [1]
