@@ -22,6 +22,7 @@ from perfsim.strategies.plan import Plan
 from perfsim.strategies.schedules import Pass, Placement, Slot, merged_order, schedule, schedule_called
 from perfsim.strategies.three_d.context import ContextGroup
 from perfsim.strategies.three_d.data import IN_FLIGHT, SHARDED, WAIT, Held, Replicas, Shards, norm_work
+from perfsim.strategies.three_d.division import Division
 from perfsim.strategies.three_d.expert import ExpertGroup
 from perfsim.strategies.three_d.layers import (
     Attention,
@@ -30,10 +31,8 @@ from perfsim.strategies.three_d.layers import (
     TensorGroup,
     head_positions,
     slice_of,
-    waits_for_rows,
 )
-from perfsim.strategies.three_d.pipeline import Reduction, StagePass, VirtualStage, tied_embedding_work
-from perfsim.strategies.three_d.space import division_of
+from perfsim.strategies.three_d.pipeline import Reduction, StagePass, VirtualStage
 from perfsim.work import (
     EMBEDDING_AND_HEAD,
     WHOLE_DEVICE,
@@ -49,11 +48,6 @@ ThreeDPlan = Plan[ParallelLayout, FatTree]
 """A plan of a strategy of this package."""
 
 
-def placement_of(layout: ParallelLayout) -> Placement:
-    """The placement of a layout's virtual stages on ranks."""
-    return schedule_called(layout.schedule).placement(layout.pipeline, layout.virtual_pipeline)
-
-
 @dataclass(frozen=True)
 class _Stages:
     """The virtual stages of a plan and the replicas of each pipeline rank."""
@@ -67,9 +61,10 @@ class _Stages:
 
 def stages_of(job: Job, layout: ParallelLayout) -> _Stages:
     """Map a job's layers to the ranks of a layout."""
-    places = placement_of(layout)
+    division = Division.of(job, layout)
+    places = division.placement
     kinds = layer_kinds(job.model)
-    layers = division_of(job, layout).layers
+    layers = division.layers
     framework = job.runtime.stack
     waits = framework is not None and framework.pass_s > 0
     spans = [(sum(layers[:number]), count) for number, count in enumerate(layers)]
@@ -84,7 +79,8 @@ def stages_of(job: Job, layout: ParallelLayout) -> _Stages:
             below = kinds[first + layer - 1] if first + layer else PLAIN
             redone = (earlier + layer) % layout.recompute_every == 0
             mode = layout.recompute if redone else "none"
-            yield layer_of(job, layout, rank, kind, mode, divided_below=kind.experts and below.experts)
+            divided_below = kind.experts and below.experts
+            yield RankShare(job, layout, rank).layer(kind, mode, divided_below=divided_below)
 
     def ranks_to(number: int, next_number: int) -> RankGroup | None:
         if not 0 <= next_number < len(layers) or places.rank(number) == places.rank(next_number):
@@ -99,7 +95,7 @@ def stages_of(job: Job, layout: ParallelLayout) -> _Stages:
             num_stages=len(layers),
             rank=places.rank(number),
             first_layer=first,
-            group=group_of(job, layout, places.rank(number)),
+            group=RankShare(job, layout, places.rank(number)).group(),
             layers=tuple(layers_of(number)),
             next_ranks=ranks_to(number, number + 1),
             previous_ranks=ranks_to(number, number - 1),
@@ -108,7 +104,9 @@ def stages_of(job: Job, layout: ParallelLayout) -> _Stages:
         )
         for number, (first, _) in enumerate(spans)
     ]
-    replicas = [_replicas(job, layout, virtual, rank, places.last_rank) for rank in range(layout.pipeline)]
+    replicas = [
+        RankShare(job, layout, rank).replicas(virtual, places.last_rank) for rank in range(layout.pipeline)
+    ]
     if layout.zero_stage == SHARDED:
         for number, stage in enumerate(virtual):
             of_layers = tuple(stage.held_by(range(index, index + 1)) for index in range(stage.num_layers))
@@ -117,65 +115,73 @@ def stages_of(job: Job, layout: ParallelLayout) -> _Stages:
     return _Stages(tuple(virtual), tuple(replicas))
 
 
-def group_of(job: Job, layout: ParallelLayout, rank: int, kind: LayerKind = PLAIN) -> TensorGroup:
-    """The tensor group of the first rank of a stage."""
-    first = rank * layout.width
-    overlaps = job.runtime.overlap_tensor and layout.sequence_parallel
-    part = slice_of(job, layout, kind)
-    ranks = RankGroup(first, 1, layout.tensor)
-    return TensorGroup(part, ranks, f"gpu{first}", overlaps)
+@dataclass(frozen=True)
+class RankShare:
+    """What the first device of a pipeline rank has of a job."""
 
+    job: Job
+    layout: ParallelLayout
+    rank: int = 0
 
-def layer_of(
-    job: Job,
-    layout: ParallelLayout,
-    rank: int,
-    kind: LayerKind,
-    mode: str = "none",
-    *,
-    divided_below: bool = False,
-) -> Layer:
-    """A layer of one kind under a recompute mode on the first rank of a stage."""
-    group = group_of(job, layout, rank, kind)
-    of_rank = group.part, group.device, mode
-    attention: Attention = Attention(*of_rank)
-    if layout.context > 1:
-        attention = ContextGroup(*of_rank, RankGroup(group.ranks.start, layout.tensor, layout.context))
-    mlp = experts_of(job, layout, group, mode) if kind.experts else Mlp(*of_rank)
-    return Layer(group, attention, mlp, divided_below)
+    @property
+    def first(self) -> int:
+        """Its global rank."""
+        return self.rank * self.layout.width
 
+    def group(self, kind: LayerKind = PLAIN) -> TensorGroup:
+        """Its tensor group, with a layer of one kind."""
+        overlaps = self.job.runtime.overlap_tensor and self.layout.sequence_parallel
+        part = slice_of(self.job, self.layout, kind)
+        return TensorGroup(part, RankGroup(self.first, 1, self.layout.tensor), f"gpu{self.first}", overlaps)
 
-def experts_of(job: Job, layout: ParallelLayout, group: TensorGroup, mode: str = "none") -> ExpertGroup:
-    """The experts of a layer on the first rank of a stage."""
-    first = group.ranks.start
-    recipe = job.recipe
-    ranks = RankGroup(first, layout.expert_tensor, layout.expert)
-    shares = RankGroup(first, 1, layout.expert_tensor)
-    waits = waits_for_rows(recipe)
-    return ExpertGroup(group.part, group.device, mode, ranks, shares, recipe.expert_dispatcher, waits)
+    def layer(self, kind: LayerKind, mode: str = "none", *, divided_below: bool = False) -> Layer:
+        """A layer of one kind under a recompute mode."""
+        group = self.group(kind)
+        of_rank = group.part, group.device, mode
+        attention: Attention = Attention(*of_rank)
+        if self.layout.context > 1:
+            attention = ContextGroup(*of_rank, RankGroup(self.first, self.layout.tensor, self.layout.context))
+        mlp = self.experts(kind, mode) if kind.experts else Mlp(*of_rank)
+        return Layer(group, attention, mlp, divided_below)
 
+    def experts(self, kind: LayerKind, mode: str = "none") -> ExpertGroup:
+        """The experts of a layer. The host waits to learn how many rows go where.
 
-def _replicas(job: Job, layout: ParallelLayout, stages: list[VirtualStage], rank: int, last: int) -> Replicas:
-    """The replicas of a pipeline rank, and those of its experts; rank `last` has the LM head."""
-    # On a rank with both, embedding and LM head may be one tensor.
-    held = Held(stage_parameters(slice_of(job, layout), 0, first=rank == 0, last=rank == last))
-    held = sum((stage.held_by(range(stage.num_layers)) for stage in stages if stage.rank == rank), held)
-    first = rank * layout.width
-    holds = layout.expert * layout.expert_tensor
-    replicas = Replicas(
-        recipe=job.recipe,
-        ranks=RankGroup(first, layout.tensor, layout.replicas),
-        device=f"gpu{first}",
-        num_parameters=held.rest,
-        zero_stage=layout.zero_stage,
-        shard_group=layout.shard_group,
-        model=job.model,
-    )
-    if not held.apart:
-        return replicas
-    ranks = RankGroup(first, holds, layout.expert_replicas)
-    apart = replace(replicas, ranks=ranks, num_parameters=held.apart, shard_group=None, experts=True)
-    return replace(replicas, apart=apart)
+        It need not with a fixed capacity or in a CUDA graph.
+        """
+        recipe = self.job.recipe
+        framework = recipe.runtime.stack
+        knows = framework is None or framework.cuda_graph or recipe.expert_capacity is not None
+        waits = not knows and framework is not None and framework.expert_pass_s > 0
+        part = slice_of(self.job, self.layout, kind)
+        ranks = RankGroup(self.first, self.layout.expert_tensor, self.layout.expert)
+        shares = RankGroup(self.first, 1, self.layout.expert_tensor)
+        device = f"gpu{self.first}"
+        return ExpertGroup(part, device, mode, ranks, shares, recipe.expert_dispatcher, waits)
+
+    def replicas(self, stages: list[VirtualStage], last_rank: int) -> Replicas:
+        """Its replicas, and those of its experts; `last_rank` has the LM head."""
+        layout = self.layout
+        # On a rank with both, embedding and LM head may be one tensor.
+        ends = {"first": self.rank == 0, "last": self.rank == last_rank}
+        held = Held(stage_parameters(slice_of(self.job, layout), 0, **ends))
+        for stage in stages:
+            if stage.rank == self.rank:
+                held += stage.held_by(range(stage.num_layers))
+        replicas = Replicas(
+            recipe=self.job.recipe,
+            ranks=RankGroup(self.first, layout.tensor, layout.replicas),
+            device=f"gpu{self.first}",
+            num_parameters=held.rest,
+            zero_stage=layout.zero_stage,
+            shard_group=layout.shard_group,
+            model=self.job.model,
+        )
+        if not held.apart:
+            return replicas
+        ranks = RankGroup(self.first, layout.expert * layout.expert_tensor, layout.expert_replicas)
+        apart = replace(replicas, ranks=ranks, num_parameters=held.apart, shard_group=None, experts=True)
+        return replace(replicas, apart=apart)
 
 
 # The slots of the schedule.
@@ -293,7 +299,7 @@ class StepWriter:
         self.plan = plan
         self.builder = builder
         self.schedule = schedule_called(plan.layout.schedule)
-        self.placement = placement_of(plan.layout)
+        self.placement = self.schedule.placement(plan.layout.pipeline, plan.layout.virtual_pipeline)
         self.stages = stages_of(plan.job, plan.layout)
         self.sharded = plan.layout.zero_stage == SHARDED
         self.scattered = self.stages.replicas[0].shards_gradients
@@ -391,12 +397,12 @@ class StepWriter:
         if last == 0 or not self.plan.job.model.tied_embeddings:
             return
         ends = RankGroup(0, last * layout.width, 2)
-        group = self.stages.virtual[0].group
+        first = self.stages.virtual[0]
         replicas = self.stages.replicas[0]
         grad_bytes = state_bytes(self.plan.job.recipe).reduced / replicas.gradient_shards
         reads = gradients[0] + gradients[last]
-        work = tied_embedding_work(group, ends, grad_bytes)
-        stream = f"{group.device}/send-previous"
+        work = first.tied_embedding(ends, grad_bytes)
+        stream = f"{first.group.device}/send-previous"
         summed = self.builder.task(work, stream, reads, block=EMBEDDING_AND_HEAD).tensor
         gradients[0], gradients[last] = [summed], [summed]
 

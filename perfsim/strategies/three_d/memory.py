@@ -33,9 +33,9 @@ from perfsim.specs.model import LayerKind
 from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import schedule_called
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED
-from perfsim.strategies.three_d.division import RankColumns, chunk_peaks, kinds_of
+from perfsim.strategies.three_d.division import Division, RankColumns, kinds_of
 from perfsim.strategies.three_d.layers import Degrees, head_positions, slice_of
-from perfsim.strategies.three_d.space import MODES, Columns, columns_of, distinct_rows
+from perfsim.strategies.three_d.space import MODES, Columns, distinct_rows
 from perfsim.work.counts import (
     attention_weight_input_bytes,
     head_weight_input_bytes,
@@ -74,6 +74,28 @@ class SliceBytes(NamedTuple):
     exchanged: Floats
     """Buffers for what context ranks exchange."""
 
+    @classmethod
+    def of(cls, job: Job, columns: Columns) -> SliceBytes:
+        """The bytes of every layout's slice of a layer for one sequence."""
+        tensor, split, _, *others = columns.slice_keys
+        keys = (tensor, split, np.ones_like(tensor), *others, columns.recompute)
+        first, of_row = distinct_rows(keys)
+        base = Job(job.model, job.recipe, 1)
+        kinds = kinds_of(job.model)
+        distinct = zip(*(key[first].tolist() for key in keys), strict=True)
+        table = np.array(
+            [[_slice_bytes(base, kind, MODES[mode], *key) for kind in kinds] for *key, mode in distinct]
+        )
+        by_field = np.moveaxis(table, 2, 0).take(of_row, axis=1)
+        named = zip(cls._fields, by_field, strict=True)
+        return cls(*(column if name in OF_LAYERS else column[..., :1] for name, column in named))
+
+    def rank_parameters(self, ranks: RankColumns) -> Floats:
+        """Parameters of every rank without those of experts, shape (rows, ranks)."""
+        ends = np.where(ranks.first, np.where(ranks.last, self.both, self.embedding), 0.0)
+        ends = ends + np.where(ranks.last & ~ranks.first, self.head, 0.0)
+        return np.asarray(ranks.sum_of(self.layer) + ends)
+
 
 OF_LAYERS = ("keeps_all", "keeps", "inputs", "layer", "experts")
 """Fields of `SliceBytes` that belong to a layer."""
@@ -100,49 +122,9 @@ def _slice_bytes(job: Job, kind: LayerKind, mode: str, *degrees: int) -> tuple[f
     )
 
 
-def slice_bytes(job: Job, columns: Columns) -> SliceBytes:
-    """The bytes of every layout's slice of a layer for one sequence."""
-    tensor, split, _, *others = columns.slice_keys
-    keys = (tensor, split, np.ones_like(tensor), *others, columns.recompute)
-    first, of_row = distinct_rows(keys)
-    base = Job(job.model, job.recipe, 1)
-    kinds = kinds_of(job.model)
-    distinct = zip(*(key[first].tolist() for key in keys), strict=True)
-    table = np.array(
-        [[_slice_bytes(base, kind, MODES[mode], *key) for kind in kinds] for *key, mode in distinct]
-    )
-    by_field = np.moveaxis(table, 2, 0).take(of_row, axis=1)
-    return SliceBytes(
-        *(
-            column if name in OF_LAYERS else column[..., :1]
-            for name, column in zip(SliceBytes._fields, by_field, strict=True)
-        )
-    )
-
-
-def rank_parameters(sizes: SliceBytes, ranks: RankColumns) -> Floats:
-    """Parameters of every rank without those of experts, shape (rows, ranks)."""
-    ends = np.where(ranks.first, np.where(ranks.last, sizes.both, sizes.embedding), 0.0)
-    ends = ends + np.where(ranks.last & ~ranks.first, sizes.head, 0.0)
-    return np.asarray(ranks.sum_of(sizes.layer) + ends)
-
-
-def recomputed_layers(columns: Columns, ranks: RankColumns) -> Ints:
-    """Layers of every rank that are recomputed, one in `recompute_every`."""
-    every = columns.recompute_every[:, None]
-    return np.where(columns.recompute[:, None] > 0, -(-ranks.layers // every), 0)
-
-
-def recomputed_share(layout: Columns) -> float:
-    """Share of the layers of a single layout that its recompute mode applies to; 1 without recompute."""
-    ranks = layout.divisions[0].ranks()
-    redone = recomputed_layers(layout, ranks).sum()
-    return float(redone / ranks.layers.sum()) if redone else 1.0
-
-
 def rank_bytes(job: Job, columns: Columns, ranks: RankColumns, system: GpuClusterSpec) -> dict[str, Floats]:
     """Peak memory of every rank by part, arrays of shape (rows, ranks)."""
-    sizes = slice_bytes(job, columns)
+    sizes = SliceBytes.of(job, columns)
     states, buffers = _state_bytes(job, columns, ranks, sizes)
     held = _held_bytes(job, columns, ranks, sizes)
     reserved = np.full(ranks.layers.shape, system.device.memory.reserved)
@@ -156,7 +138,7 @@ def _state_bytes(
     states = state_bytes(job.recipe, job.model)
     zero = columns.zero[:, None]
     data = columns.shards[:, None]
-    parameters = rank_parameters(sizes, ranks)
+    parameters = sizes.rank_parameters(ranks)
     largest = (sizes.layer + sizes.experts).max(axis=-1, keepdims=True)
     whole = IN_FLIGHT * largest + parameters - ranks.sum_of(sizes.layer)
     has_buckets = (zero >= GRADIENTS_SHARDED) & (data > 1)
@@ -176,12 +158,12 @@ def _state_bytes(
 def _held_bytes(job: Job, columns: Columns, ranks: RankColumns, sizes: SliceBytes) -> dict[str, Floats]:
     """Peak memory of the micro-batches in flight on every rank, and the temporaries of one pass."""
     sequences = columns.micro_batch[:, None]
-    recomputed = recomputed_layers(columns, ranks)
+    recomputed = columns.recomputed_layers(ranks)
     redone = recomputed / np.maximum(1, ranks.layers)
     kept = ranks.sum_of(sizes.keeps_all) * (1 - redone) + ranks.sum_of(sizes.keeps) * redone
     inputs = ranks.sum_of(sizes.inputs) + np.where(ranks.first, sizes.embedding_inputs, 0.0)
     inputs = inputs + np.where(ranks.last, sizes.head_inputs, 0.0)
-    whole = sequences * kept * _chunk_peaks(job, columns, ranks), sequences * inputs
+    whole = sequences * kept * _peaks_of_chunks(job, columns, ranks), sequences * inputs
     counts = columns.pipeline[:, None], columns.virtual[:, None], columns.microbatches(job)[:, None]
     schedules = columns.by_schedule
     if len(schedules) == 1:
@@ -220,7 +202,31 @@ def _in_flight_bytes(schedule: str, counts: Sequence[Ints], whole: Sequence[Floa
     return np.asarray(activated), np.asarray(inputs)
 
 
-def _chunk_peaks(job: Job, columns: Columns, ranks: RankColumns) -> Floats:
+@lru_cache(maxsize=4096)
+def _chunk_peaks(division: Division, microbatches: int) -> Floats:
+    """Layers in flight at the peak of every rank of an interleaved pipeline over those of equal chunks.
+
+    Equal chunks hold micro-batches in flight times layers over chunks. Of unequal ones, the warm-up leaves
+    more of the first, and the passes after it come and go in groups. From the third group on they repeat.
+    """
+    pipeline = division.pipeline
+    virtual = division.virtual
+    total = min(microbatches, 3 * pipeline) * virtual
+    chunk = np.arange(total) % (pipeline * virtual) // pipeline
+    peaks = np.ones(pipeline)
+    for rank, counts in enumerate(division.chunks):
+        layers = np.array(counts)
+        warm_up = min(total, (pipeline - rank - 1) * 2 + (virtual - 1) * pipeline)
+        if microbatches == pipeline or not layers.any() or warm_up == total:
+            continue
+        begun = np.cumsum(layers[chunk])
+        ended = np.concatenate([[0], np.cumsum(layers[virtual - 1 - chunk])])
+        most = (begun[warm_up:] - ended[: total - warm_up]).max()
+        peaks[rank] = most / ((warm_up + 1) * layers.mean())
+    return peaks
+
+
+def _peaks_of_chunks(job: Job, columns: Columns, ranks: RankColumns) -> Floats:
     """What unequal chunks of an interleaved rank hold in flight over what equal ones would."""
     factors = np.ones(ranks.rank.shape)
     rows = np.flatnonzero(columns.divisions.uneven[columns.division])
@@ -231,7 +237,7 @@ def _chunk_peaks(job: Job, columns: Columns, ranks: RankColumns) -> Floats:
         for number, (row, many) in enumerate(zip(division[first], groups[first], strict=True)):
             alike = rows[of_row == number]
             of_division = columns.divisions[row]
-            peaks = chunk_peaks(of_division, int(many) * of_division.pipeline)
+            peaks = _chunk_peaks(of_division, int(many) * of_division.pipeline)
             factors[alike] = peaks[ranks.rank[alike]]
     return factors
 
@@ -254,7 +260,7 @@ class Places(NamedTuple):
         return replace(layout, offload_optimizer=self.optimizer, offload_param=self.param)
 
 
-class Moved(NamedTuple):
+class _Moved(NamedTuple):
     """Memory of ranks by part, arrays of shape (rows, ranks)."""
 
     device: dict[str, Floats]
@@ -262,7 +268,7 @@ class Moved(NamedTuple):
     drives: dict[str, Floats]
 
     @classmethod
-    def of(cls, job: Job, columns: Columns, ranks: RankColumns, topology: FatTree, places: Places) -> Moved:
+    def of(cls, job: Job, columns: Columns, ranks: RankColumns, topology: FatTree, places: Places) -> _Moved:
         """The memory of layouts whose states are at these places.
 
         Gradients of ZeRO 2 and 3 are in the memory of the host, wherever the optimizer is. Of a single rank
@@ -308,7 +314,7 @@ def memory_shares(job: Job, columns: Columns, topology: FatTree, places: Places)
     on_device = np.empty(len(columns))
     off_device = np.zeros(len(columns))
     for rows, some in columns.blocks():
-        moved = Moved.of(job, some, some.ranks(), topology, places)
+        moved = _Moved.of(job, some, some.ranks(), topology, places)
         on_device[rows] = _fullest(moved.device) / topology.system.device.memory.capacity
         for _, parts, capacity in moved.tiers(topology):
             off_device[rows] = np.maximum(off_device[rows], _fullest(parts) / capacity)
@@ -321,8 +327,8 @@ def _fullest(parts: Mapping[str, Floats]) -> Floats:
 
 def stage_memory(job: Job, layout: ParallelLayout, topology: FatTree) -> tuple[MemoryUse, ...]:
     """Peak memory of one rank of each pipeline stage, and of a host and its drives with offload."""
-    columns = columns_of(job, layout)
-    moved = Moved.of(job, columns, columns.divisions[0].ranks(), topology, Places.of(layout))
+    columns = Columns.of(job, layout)
+    moved = _Moved.of(job, columns, columns.divisions[0].ranks(), topology, Places.of(layout))
     optional = {"gathered parameters", BUCKETS}
     if not schedule_called(layout.schedule).has("splits_backward"):
         optional.add("weight gradient inputs")

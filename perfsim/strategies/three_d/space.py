@@ -69,6 +69,20 @@ class Columns:
     expert_tensor: Ints
     divisions: Divisions
 
+    @classmethod
+    def of(cls, job: Job, layout: ParallelLayout) -> Columns:
+        """One layout as a single row. Raises LayoutError for an unknown schedule."""
+        schedule_called(layout.schedule)
+        values = {column: getattr(layout, name) for column, name in _NUMBERS.items()} | {
+            "sequence_parallel": layout.sequence_parallel,
+            "recompute": MODES.index(layout.recompute),
+            "division": 0,
+            "exchange": EXCHANGES.index(layout.context_exchange),
+            "shards": layout.shards,
+        }
+        columns = {column: np.array([value], dtype=np.int64) for column, value in values.items()}
+        return cls(**columns, divisions=Divisions((Division.of(job, layout),)))
+
     def __len__(self) -> int:
         return len(self.tensor)
 
@@ -146,6 +160,11 @@ class Columns:
         width = self.divisions.sizes[self.division].max(initial=1)
         return self.divisions.ranks.rows(self.division, int(width))
 
+    def recomputed_layers(self, ranks: RankColumns) -> Ints:
+        """Layers of every rank that are recomputed, one in `recompute_every`."""
+        redone = -(-ranks.layers // self.recompute_every[:, None])
+        return np.where(self.recompute[:, None] > 0, redone, 0)
+
     def layout(self, row: int) -> ParallelLayout:
         division = self.divisions[int(self.division[row])]
         numbers: dict[str, Any] = {name: int(getattr(self, column)[row]) for column, name in _NUMBERS.items()}
@@ -206,30 +225,6 @@ def _numbered(code: Ints, size: int) -> tuple[Ints, Ints]:
 def taken(table: Table, rows: Ints) -> Table:
     """The rows of a named tuple of columns."""
     return type(table)(*(column[rows] for column in table))
-
-
-def division_of(job: Job, layout: ParallelLayout) -> Division:
-    """How a layout divides the layers of a job."""
-    given = layout.layers_per_stage
-    kinds = kind_numbers(job.model)
-    if given is None:
-        num_layers = job.model.num_layers
-        return divided(layout.schedule, layout.pipeline, layout.virtual_pipeline, num_layers, kinds=kinds)
-    return Division(layout.schedule, layout.pipeline, layout.virtual_pipeline, given, kinds)
-
-
-def columns_of(job: Job, layout: ParallelLayout) -> Columns:
-    """One layout as a single row. Raises LayoutError for an unknown schedule."""
-    schedule_called(layout.schedule)
-    values = {column: getattr(layout, name) for column, name in _NUMBERS.items()} | {
-        "sequence_parallel": layout.sequence_parallel,
-        "recompute": MODES.index(layout.recompute),
-        "division": 0,
-        "exchange": EXCHANGES.index(layout.context_exchange),
-        "shards": layout.shards,
-    }
-    columns = {column: np.array([value], dtype=np.int64) for column, value in values.items()}
-    return Columns(**columns, divisions=Divisions((division_of(job, layout),)))
 
 
 LONG_SEQUENCE = 16_384

@@ -26,13 +26,12 @@ from perfsim.strategies.schedules import SCHEDULES
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED
 from perfsim.strategies.three_d.division import divided
 from perfsim.strategies.three_d.emission import StepWriter, ThreeDPlan
-from perfsim.strategies.three_d.layers import routing_notes
+from perfsim.strategies.three_d.layers import expert_load
 from perfsim.strategies.three_d.legal import RefusedLayoutError, refusals_of
-from perfsim.strategies.three_d.memory import Places, memory_shares, recomputed_share, stage_memory
+from perfsim.strategies.three_d.memory import Places, memory_shares, stage_memory
 from perfsim.strategies.three_d.offload import emit_offloaded, estimate_layouts_s, moved_rows
 from perfsim.strategies.three_d.space import (
     Columns,
-    columns_of,
     divisors,
     indivisible_degrees,
     layout_space,
@@ -120,8 +119,12 @@ class ThreeD:
         if check_memory:
             self._refuse_overflow(job, topology, layout, memory)
         microbatches = job.global_batch_size // (layout.data * layout.micro_batch_size)
-        share = recomputed_share(columns_of(job, layout))
-        notes = routing_notes(job, layout.expert)
+        columns = Columns.of(job, layout)
+        ranks = columns.divisions[0].ranks()
+        redone = columns.recomputed_layers(ranks).sum()
+        share = float(redone / ranks.layers.sum()) if redone else 1.0
+        load = expert_load(job, layout.expert)
+        notes = () if load == 1.0 else (_routing_note(load, layout.expert),)
         return ThreeDPlan(self.name, job, topology, layout, microbatches, memory, notes, share)
 
     def _refuse_overflow(
@@ -146,9 +149,17 @@ class ThreeD:
             StepWriter(plan, builder).write()
 
     def estimate_s(self, plan: ThreeDPlan, costs: Costs) -> float:
-        columns = columns_of(plan.job, plan.layout)
+        columns = Columns.of(plan.job, plan.layout)
         places = Places.of(plan.layout)
         return float(estimate_layouts_s(plan.job, columns, plan.topology, costs, places)[0])
+
+
+def _routing_note(load: float, ranks: int) -> str:
+    """What uneven routing costs, in words."""
+    return (
+        f"the fullest of {ranks} ranks has {load - 1:.1%} more rows of experts than the mean, and all wait "
+        f"for it; balanced routing would save {1 - 1 / load:.1%} of the time of experts and of their rows"
+    )
 
 
 class _Group(NamedTuple):
