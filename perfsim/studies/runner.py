@@ -28,7 +28,6 @@ from perfsim.prediction.verification import SamplingSummary, sample_step
 from perfsim.prediction.why import roofline
 from perfsim.specs.perturbations import PerturbationSpec, StragglerSpec
 from perfsim.strategies import strategy
-from perfsim.strategies.plan import runs_on
 from perfsim.studies.answers import (
     COVERED_ONCE,
     Answer,
@@ -338,7 +337,7 @@ def _chosen(spec: StudySpec, compare: Sequence[str]) -> Iterator[CandidateSpec]:
     for name in dict.fromkeys(compare):
         wanted = strategy(name)
         same = [candidate for candidate in spec.candidates if candidate.strategy == wanted.name]
-        like = [candidate for candidate in spec.candidates if runs_on(wanted, candidate.system)]
+        like = [candidate for candidate in spec.candidates if candidate.system.kind == wanted.system_kind]
         if not same and not like:
             known = ", ".join(candidate.strategy for candidate in spec.candidates)
             message = f"study {spec.name} has no system for strategy {name}"
