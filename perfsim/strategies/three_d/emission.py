@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import get_args
 
 import numpy as np
@@ -197,38 +198,27 @@ FREED = ("freed0", "freed1", "freed2")
 class _Passes:
     """The templates of each pass, one per virtual stage."""
 
-    usual: dict[Pass, list[Template]]
-    special: dict[Pass, list[Template]] = field(default_factory=dict)
-    """Templates of the last micro-batch, or of the first pass of its kind on a rank, where they differ.
+    written: dict[tuple[Pass, bool], list[Template]]
+    """By pass, and whether they are of the last micro-batch (the first forward) where it differs.
 
-    Those of forwards are of the first micro-batch.
+    They are also of the first pass on a rank where `first_is_special`.
     """
     first_is_special: bool = False
 
-    @property
+    @cached_property
     def templates(self) -> list[Template]:
-        """All templates, in the order of `numbers`."""
-        return [
-            template
-            for group in (self.usual, self.special)
-            for of_pass in group.values()
-            for template in of_pass
-        ]
+        return [template for of_pass in self.written.values() for template in of_pass]
 
-    def numbers(self, which: Pass, *, special: bool) -> int:
-        """Index of the first template of a pass in `templates`."""
-        keys = [(False, name) for name in self.usual] + [(True, name) for name in self.special]
-        wanted = (special and which in self.special, which)
-        return keys.index(wanted) * len(self.usual["F"])
+    def first(self, which: Pass, *, special: bool) -> int:
+        """Index of the first template of a pass in `templates`; 0 of a pass that there is not."""
+        keys = list(self.written)
+        wanted = (which, special and (which, True) in keys)
+        return keys.index(wanted) * len(self.written["F", False]) if wanted in keys else 0
 
     def ports(self, which: Pass) -> set[str]:
         """The ports that any template of a pass reads."""
-        return {
-            name
-            for group in (self.usual, self.special)
-            for template in group.get(which, ())
-            for name in template.ports
-        }
+        found = (templates for (name, _), templates in self.written.items() if name == which)
+        return {port for templates in found for template in templates for port in template.ports}
 
 
 def _pipeline_slots(
@@ -266,12 +256,7 @@ def _pipeline_slots(
 
 def _templates(passes: _Passes, passed: Ints, rank: Ints, place: Ints, final: Bools) -> tuple[Ints, Ints]:
     """The template of each slot, and the latest slot before it on its rank that frees gradient buffers."""
-    first = np.array(
-        [
-            [passes.numbers(which, special=kind) if which in passes.usual else 0 for kind in (False, True)]
-            for which in PASSES
-        ]
-    )
+    first = np.array([[passes.first(which, special=kind) for kind in (False, True)] for which in PASSES])
     usual = first[passed, 0] + place
     special = first[passed, 1] + place
     frees = np.array(["freed0" in template.outputs for template in passes.templates])
@@ -342,16 +327,15 @@ class StepWriter:
             written = passes(reduces, follows)
             return [of.wgrad() if self.splits else of.backward() for of in written]
 
-        usual: dict[Pass, list[Template]] = {"F": [of.forward() for of in passes()]}
+        templates: dict[tuple[Pass, bool], list[Template]] = {("F", False): [of.forward() for of in passes()]}
         if self.splits:
-            usual["B"] = [of.dgrad() for of in passes()]
-        usual[self.last_pass] = last(self.scattered, self.scattered)
-        special: dict[Pass, list[Template]] = {}
+            templates["B", False] = [of.dgrad() for of in passes()]
+        templates[self.last_pass, False] = last(self.scattered, self.scattered)
         if self.gathers_ahead:
-            special["F"] = [of.forward(self.stages.replicas[of.stage.rank]) for of in passes()]
+            templates["F", True] = [of.forward(self.stages.replicas[of.stage.rank]) for of in passes()]
         if self.overlap:
-            special[self.last_pass] = last(reduces=True)
-        return _Passes(usual, special, self.scattered and self.overlap)
+            templates[self.last_pass, True] = last(reduces=True)
+        return _Passes(templates, self.scattered and self.overlap)
 
     def _reduction(self, stage: VirtualStage, follows: bool) -> Reduction:
         replicas = self.stages.replicas[stage.rank]

@@ -326,25 +326,21 @@ class TensorGroup:
     def compute(self) -> str:
         return f"{self.device}/{COMPUTE}"
 
-    def all_reduce(
-        self, template: Template, tensor: int, between: Between = NOTHING, n_bytes: float | None = None
-    ) -> int:
-        """Sum a hidden activation over the group; no task in a group of one rank."""
-        return self._emit(template, tensor, self.all_reduce_works(between, n_bytes))
-
-    def all_gather(self, template: Template, tensor: int) -> int:
-        """All-gather a hidden activation that arrived split over the group."""
-        return self._emit(template, tensor, self.all_gather_works())
+    def write(self, template: Template, tensor: int, works: Sequence[Work]) -> int:
+        """Collectives of a tensor one after the other; returns what the last makes."""
+        for work in works:
+            tensor = template.task(work, self.compute, [tensor]).tensor
+        return tensor
 
     def sum_for(self, template: Template, tensor: int, between: Between, *, divided: bool) -> int:
         """Sum a tensor; each rank then has all positions, or if `divided` its own."""
         works = self.all_reduce_works(between)
-        return self._emit(template, tensor, works[:1] if divided else works)
+        return self.write(template, tensor, works[:1] if divided else works)
 
     def sum_of(self, template: Template, tensor: int, between: Between, *, divided: bool) -> int:
         """Give each rank all positions of a tensor, of which it has a summand, or if `divided` its own."""
         works = self.all_gather_works(between.after) if divided else self.all_reduce_works(between)
-        return self._emit(template, tensor, works)
+        return self.write(template, tensor, works)
 
     def all_reduce_works(self, between: Between = NOTHING, n_bytes: float | None = None) -> list[Work]:
         """The collectives that sum an activation over the group; none in a group of one rank."""
@@ -360,11 +356,6 @@ class TensorGroup:
     def all_gather_works(self, product: str = "") -> list[Work]:
         """The collective that gathers a received activation; none in a group of one rank."""
         return [self._work("all_gather", product, None)] if self.ranks.size > 1 else []
-
-    def _emit(self, template: Template, tensor: int, works: list[Work]) -> int:
-        for work in works:
-            tensor = template.task(work, self.compute, [tensor]).tensor
-        return tensor
 
     def _work(self, op: str, product: str, n_bytes: float | None) -> Work:
         n_bytes = self.part.activation_bytes if n_bytes is None else n_bytes

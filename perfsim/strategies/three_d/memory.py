@@ -9,14 +9,14 @@ activations of micro-batches in flight, the temporaries of one pass, and the buf
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from perfsim.base.arrays import Floats, Ints
+from perfsim.base.arrays import Floats
 from perfsim.costs.gpu import HostCosts
 from perfsim.costs.memory import (
     MemoryUse,
@@ -125,81 +125,56 @@ def _slice_bytes(job: Job, kind: LayerKind, mode: str, *degrees: int) -> tuple[f
 def rank_bytes(job: Job, columns: Columns, ranks: RankColumns, system: GpuClusterSpec) -> dict[str, Floats]:
     """Peak memory of every rank by part, arrays of shape (rows, ranks)."""
     sizes = SliceBytes.of(job, columns)
-    states, buffers = _state_bytes(job, columns, ranks, sizes)
-    held = _held_bytes(job, columns, ranks, sizes)
-    reserved = np.full(ranks.layers.shape, system.device.memory.reserved)
-    return {**states, **held, **buffers, "reserved": reserved}
-
-
-def _state_bytes(
-    job: Job, columns: Columns, ranks: RankColumns, sizes: SliceBytes
-) -> tuple[dict[str, Floats], dict[str, Floats]]:
-    """The model states of every rank, and the buffers of those that are sharded."""
     states = state_bytes(job.recipe, job.model)
     zero = columns.zero[:, None]
     data = columns.shards[:, None]
     parameters = sizes.rank_parameters(ranks)
-    largest = (sizes.layer + sizes.experts).max(axis=-1, keepdims=True)
-    whole = IN_FLIGHT * largest + parameters - ranks.sum_of(sizes.layer)
-    has_buckets = (zero >= GRADIENTS_SHARDED) & (data > 1)
-    buffers = {
-        "gathered parameters": np.where(zero == SHARDED, whole * states.parameters, 0.0),
-        BUCKETS: np.where(has_buckets, whole * states.gradients, 0.0),
-    }
-    held = sharded_state_bytes(parameters, states, zero, data)
+    parts = sharded_state_bytes(parameters, states, zero, data)
     if sizes.experts.any():
         experts = ranks.sum_of(sizes.experts)
         shards = columns.expert_replicas[:, None]
         for name, n_bytes in sharded_state_bytes(experts, states, zero, shards).items():
-            held[name] = held[name] + n_bytes
-    return held, buffers
+            parts[name] = parts[name] + n_bytes
+    parts |= _held_bytes(job, columns, ranks, sizes)
+    largest = (sizes.layer + sizes.experts).max(axis=-1, keepdims=True)
+    whole = IN_FLIGHT * largest + parameters - ranks.sum_of(sizes.layer)
+    has_buckets = (zero >= GRADIENTS_SHARDED) & (data > 1)
+    parts["gathered parameters"] = np.where(zero == SHARDED, whole * states.parameters, 0.0)
+    parts[BUCKETS] = np.where(has_buckets, whole * states.gradients, 0.0)
+    parts["reserved"] = np.full(ranks.layers.shape, system.device.memory.reserved)
+    return parts
 
 
 def _held_bytes(job: Job, columns: Columns, ranks: RankColumns, sizes: SliceBytes) -> dict[str, Floats]:
     """Peak memory of the micro-batches in flight on every rank, and the temporaries of one pass."""
     sequences = columns.micro_batch[:, None]
-    recomputed = columns.recomputed_layers(ranks)
-    redone = recomputed / np.maximum(1, ranks.layers)
+    redone = columns.recomputed_layers(ranks) / np.maximum(1, ranks.layers)
     kept = ranks.sum_of(sizes.keeps_all) * (1 - redone) + ranks.sum_of(sizes.keeps) * redone
+    kept = sequences * kept * _peaks_of_chunks(job, columns, ranks)
     inputs = ranks.sum_of(sizes.inputs) + np.where(ranks.first, sizes.embedding_inputs, 0.0)
-    inputs = inputs + np.where(ranks.last, sizes.head_inputs, 0.0)
-    whole = sequences * kept * _peaks_of_chunks(job, columns, ranks), sequences * inputs
-    counts = columns.pipeline[:, None], columns.virtual[:, None], columns.microbatches(job)[:, None]
-    schedules = columns.by_schedule
-    if len(schedules) == 1:
-        parts = _in_flight_bytes(next(iter(schedules)), (ranks.rank, *counts), whole)
-    else:
-        parts = np.empty(kept.shape), np.empty(kept.shape)
-        for name, rows in schedules.items():
-            in_rows = [column[rows] for column in (ranks.rank, *counts)], [part[rows] for part in whole]
-            parts[0][rows], parts[1][rows] = _in_flight_bytes(name, *in_rows)
+    inputs = sequences * (inputs + np.where(ranks.last, sizes.head_inputs, 0.0))
+    degrees = columns.pipeline[:, None], columns.virtual[:, None], columns.microbatches(job)[:, None]
+    activations = np.zeros(kept.shape)
+    weight_inputs = np.zeros(kept.shape)
+    for name, rows in columns.by_schedule.items():
+        # Of the moments that may be the peak the one at which a rank holds most of both.
+        counts = [column[rows] for column in (ranks.rank, *degrees)]
+        for moment in schedule_called(name).in_flight(*counts):
+            more = moment.activations * kept[rows]
+            more_inputs = moment.weight_inputs * inputs[rows]
+            larger = more + more_inputs > activations[rows] + weight_inputs[rows]
+            activations[rows] = np.where(larger, more, activations[rows])
+            weight_inputs[rows] = np.where(larger, more_inputs, weight_inputs[rows])
     # Temporaries of one pass: a recomputed layer, or the logits on the last stage; exchanges.
     layer = (sizes.keeps_all - sizes.keeps).max(axis=-1, keepdims=True)
     passing = np.maximum(
         np.where(columns.recompute[:, None] > 0, layer, 0.0), np.where(ranks.last, sizes.logits, 0.0)
     )
     return {
-        "activations": parts[0],
-        "weight gradient inputs": parts[1],
+        "activations": activations,
+        "weight gradient inputs": weight_inputs,
         "working set": np.asarray(sequences * (passing + sizes.exchanged)),
     }
-
-
-def _in_flight_bytes(schedule: str, counts: Sequence[Ints], whole: Sequence[Floats]) -> tuple[Floats, Floats]:
-    """Activations and inputs of weight gradients at the moment at which a rank holds most of both.
-
-    `counts` are rank, pipeline, virtual pipeline and micro-batches, `whole` what a micro-batch has of each.
-    """
-    activations, weight_inputs = whole
-    (activated, inputs), *others = (
-        (moment.activations * activations, moment.weight_inputs * weight_inputs)
-        for moment in schedule_called(schedule).in_flight(*counts)
-    )
-    for more, more_inputs in others:
-        larger = more + more_inputs > activated + inputs
-        activated = np.where(larger, more, activated)
-        inputs = np.where(larger, more_inputs, inputs)
-    return np.asarray(activated), np.asarray(inputs)
 
 
 @lru_cache(maxsize=4096)

@@ -217,7 +217,7 @@ class StagePass:
         root += arrived.pop(EMBEDDING_AND_HEAD, [])
         if stage.first:
             hidden = self._compute(stage.embedding("forward"), root, EMBEDDING)
-            hidden = self.group.all_reduce(template, hidden, EMBEDDED)
+            hidden = self.group.write(template, hidden, self.group.all_reduce_works(EMBEDDED))
         else:
             hidden = self._receive("activation")
         hidden = self._begin(hidden)
@@ -234,8 +234,8 @@ class StagePass:
             done.append(hidden)
         if stage.last:
             logits = self._compute(stage.head("forward"), [hidden, *root], HEAD)
-            summed = self.group.all_reduce(template, logits, n_bytes=stage.softmax_sum_bytes)
-            template.output("logits", summed)
+            sums = self.group.all_reduce_works(n_bytes=stage.softmax_sum_bytes)
+            template.output("logits", self.group.write(template, logits, sums))
         else:
             self._send("activation", hidden)
         return template
@@ -271,7 +271,7 @@ class StagePass:
         if stage.last:
             room = self._room_of_embedding_and_head()
             gradient = self._compute(stage.head("backward"), [template.port("logits")], HEAD, room)
-            gradient = self.group.all_reduce(template, gradient, FROM_HEAD)
+            gradient = self.group.write(template, gradient, self.group.all_reduce_works(FROM_HEAD))
         else:
             gradient = self._receive("gradient")
         gradient = self._begin(gradient)
@@ -306,7 +306,7 @@ class StagePass:
         if stage.last:
             head = self._compute(stage.head("dgrad"), [template.port("logits")], HEAD)
             template.output("head_inputs", head + 1)
-            gradient = self.group.all_reduce(template, head, FROM_HEAD)
+            gradient = self.group.write(template, head, self.group.all_reduce_works(FROM_HEAD))
             if self.group.ranks.size > 1:
                 template.output("head_sum", gradient)
         else:
@@ -426,7 +426,7 @@ class StagePass:
         sent_across = self.stage.previous_ranks if name == "activation" else self.stage.next_ranks
         if sent_across is None or self.group.part.sequence_parallel:
             return received
-        return self.group.all_gather(self.template, received)
+        return self.group.write(self.template, received, self.group.all_gather_works())
 
     def _send(self, name: str, tensor: int) -> None:
         """Pass an activation to the next stage or a gradient to the previous one; a send if ranks differ."""

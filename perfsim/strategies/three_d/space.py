@@ -41,8 +41,8 @@ from perfsim.work.counts import parameters
 Table = TypeVar("Table", bound=tuple[Any, ...])
 _BLOCK = 4096
 """Layouts that are evaluated at once."""
-_LOOKUP = 8
-"""Up to how many codes per row are numbered with a table of all codes instead of by sorting."""
+_LARGEST = 2**62
+"""Codes of combinations of columns are below."""
 MODES: tuple[Recompute, ...] = get_args(Recompute)
 
 
@@ -201,25 +201,13 @@ def distinct_rows(keys: Sequence[Ints]) -> tuple[Ints, Ints]:
     size = 1
     for column in keys:
         values = int(column.max(initial=0)) + 1
-        if size * values > _LOOKUP * len(code):
-            first, code = _numbered(code, size)
-            size = len(first)
+        if size * values > _LARGEST:
+            _, code = np.unique(code, return_inverse=True)
+            size = len(code)
         code = code * values + column
         size *= values
-    return _numbered(code, size)
-
-
-def _numbered(code: Ints, size: int) -> tuple[Ints, Ints]:
-    """The first row of every distinct code below `size`, in their order, and which of these every row has."""
-    if size > _LOOKUP * len(code):
-        _, first, of_row = np.unique(code, return_index=True, return_inverse=True)
-        return first, of_row
-    first = np.full(size, -1)
-    first[code[::-1]] = np.arange(len(code))[::-1]  # of equal codes the first row, which is set last
-    occurs = np.flatnonzero(first >= 0)
-    number = np.empty_like(first)
-    number[occurs] = np.arange(len(occurs))
-    return first[occurs], number[code]
+    _, first, of_row = np.unique(code, return_index=True, return_inverse=True)
+    return first, of_row
 
 
 def taken(table: Table, rows: Ints) -> Table:
