@@ -9,7 +9,7 @@ activations of micro-batches in flight, the temporaries of one pass, and the buf
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -29,7 +29,7 @@ from perfsim.costs.memory import (
 from perfsim.network import FatTree
 from perfsim.specs.hardware import GpuClusterSpec
 from perfsim.specs.layout import ParallelLayout, Place
-from perfsim.specs.model import LayerKind
+from perfsim.specs.model import LayerKind, Recompute
 from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import schedule_called
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED
@@ -80,13 +80,9 @@ class SliceBytes(NamedTuple):
         tensor, split, _, *others = columns.slice_keys
         keys = (tensor, split, np.ones_like(tensor), *others, columns.recompute)
         first, of_row = distinct_rows(keys)
-        base = Job(job.model, job.recipe, 1)
-        kinds = kinds_of(job.model)
-        distinct = zip(*(key[first].tolist() for key in keys), strict=True)
-        table = np.array(
-            [[_slice_bytes(base, kind, MODES[mode], *key) for kind in kinds] for *key, mode in distinct]
-        )
-        by_field = np.moveaxis(table, 2, 0).take(of_row, axis=1)
+        sizes = _slice_sizes(Job(job.model, job.recipe, 1))
+        table = np.array([sizes(*key) for key in zip(*(key[first].tolist() for key in keys), strict=True)])
+        by_field = table.T.take(of_row, axis=2).swapaxes(1, 2)  # rows of a kind are contiguous, which is fast
         named = zip(cls._fields, by_field, strict=True)
         return cls(*(column if name in OF_LAYERS else column[..., :1] for name, column in named))
 
@@ -101,25 +97,35 @@ OF_LAYERS = ("keeps_all", "keeps", "inputs", "layer", "experts")
 """Fields of `SliceBytes` that belong to a layer."""
 
 
-@lru_cache(maxsize=16384)
-def _slice_bytes(job: Job, kind: LayerKind, mode: str, *degrees: int) -> tuple[float, ...]:
-    given = Degrees(*degrees)
-    part = slice_of(job, given.layout, kind)
-    positions = head_positions(job, given.context)
-    return (
-        layer_activation_bytes(part, "none"),
-        layer_activation_bytes(part, mode),
-        attention_weight_input_bytes(part) + mlp_weight_input_bytes(part),
-        part.activation_bytes,
-        head_weight_input_bytes(part, positions),
-        logit_bytes(part, positions),
-        stage_parameters(part, 1, first=False, last=False) - routed_parameters(part),
-        routed_parameters(part),
-        stage_parameters(part, 0, first=True, last=False),
-        stage_parameters(part, 0, first=False, last=True),
-        stage_parameters(part, 0, first=True, last=True),
-        part.exchange_buffer_bytes,
-    )
+@lru_cache(maxsize=64)
+def _slice_sizes(job: Job) -> Callable[..., list[tuple[float, ...]]]:
+    """`SliceBytes` of every kind of layer, by `Degrees` and the index of a recompute mode."""
+    kinds = kinds_of(job.model)
+
+    def of_kind(kind: LayerKind, given: Degrees, mode: Recompute) -> tuple[float, ...]:
+        part = slice_of(job, given.layout, kind)
+        positions = head_positions(job, given.context)
+        return (
+            layer_activation_bytes(part, "none"),
+            layer_activation_bytes(part, mode),
+            attention_weight_input_bytes(part) + mlp_weight_input_bytes(part),
+            part.activation_bytes,
+            head_weight_input_bytes(part, positions),
+            logit_bytes(part, positions),
+            stage_parameters(part, 1, first=False, last=False) - routed_parameters(part),
+            routed_parameters(part),
+            stage_parameters(part, 0, first=True, last=False),
+            stage_parameters(part, 0, first=False, last=True),
+            stage_parameters(part, 0, first=True, last=True),
+            part.exchange_buffer_bytes,
+        )
+
+    @lru_cache(maxsize=16384)
+    def sizes(*key: int) -> list[tuple[float, ...]]:
+        *degrees, mode = key
+        return [of_kind(kind, Degrees(*degrees), MODES[mode]) for kind in kinds]
+
+    return sizes
 
 
 def rank_bytes(job: Job, columns: Columns, ranks: RankColumns, system: GpuClusterSpec) -> dict[str, Floats]:
@@ -209,11 +215,11 @@ def _peaks_of_chunks(job: Job, columns: Columns, ranks: RankColumns) -> Floats:
         division = columns.division[rows]
         groups = np.minimum(3, -(-columns.microbatches(job) // columns.pipeline))[rows]
         first, of_row = distinct_rows((division, groups))
-        for number, (row, many) in enumerate(zip(division[first], groups[first], strict=True)):
-            alike = rows[of_row == number]
-            of_division = columns.divisions[row]
-            peaks = _chunk_peaks(of_division, int(many) * of_division.pipeline)
-            factors[alike] = peaks[ranks.rank[alike]]
+        table = np.ones((len(first), 1 + int(ranks.rank.max())))
+        for peaks, number, many in zip(table, division[first], groups[first], strict=True):
+            pipeline = columns.divisions[number].pipeline
+            peaks[:pipeline] = _chunk_peaks(columns.divisions[number], int(many) * pipeline)[: len(peaks)]
+        factors[rows] = table[of_row[:, None], ranks.rank[rows]]
     return factors
 
 

@@ -39,7 +39,7 @@ from perfsim.work.counts import parameters
 # Layouts in columns: row i of every array is one layout.
 
 Table = TypeVar("Table", bound=tuple[Any, ...])
-_BLOCK = 4096
+_BLOCK = 8192
 """Layouts that are evaluated at once."""
 _LARGEST = 2**62
 """Codes of combinations of columns are below."""
