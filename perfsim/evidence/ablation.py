@@ -77,7 +77,7 @@ class _WithoutMechanism(GpuCosts):
     def durations_s(self, works: Sequence[Work]) -> Floats:
         kept = np.array([not self.removal.work(work) for work in works], dtype=bool)
         seconds = np.zeros(len(works))
-        seconds[kept] = super().durations_s([works[place] for place in np.flatnonzero(kept).tolist()])
+        seconds[kept] = super().durations_s([works[index] for index in np.flatnonzero(kept).tolist()])
         return seconds
 
     def kernel_s(self, kernel: Kernel) -> float:
