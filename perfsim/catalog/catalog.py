@@ -15,18 +15,14 @@ from perfsim.base.errors import CatalogError, Problem
 from perfsim.base.spec import replaced
 from perfsim.base.text import did_you_mean
 from perfsim.catalog.reader import (
+    KINDS,
     LocatedMapping,
     Resolver,
-    build,
-    classes_of,
     complaints,
     covering,
     dotted,
-    folder_of,
-    in_order,
     kind_of,
-    matching,
-    read_mapping,
+    members,
     value_at,
     values,
 )
@@ -130,8 +126,14 @@ class Catalog:
 
     def names(self, kind: str) -> list[str]:
         """Every name of a kind (device, link, system, calibration, model, recipe, study)."""
-        folder = folder_of(kind)
-        return sorted({path.stem for root in self.roots for path in (root / folder).glob("*.yaml")})
+        folders = self._folders(kind)
+        return sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
+
+    def _folders(self, kind: str) -> list[Path]:
+        """The folders of a kind; CatalogError for an unknown kind."""
+        if kind not in KINDS:
+            raise CatalogError([Problem(f"unknown kind `{kind}`", help=did_you_mean(kind, KINDS))])
+        return [root / KINDS[kind].folder for root in self.roots]
 
     def find(self, kind: str, name_or_path: str, near: Path | None = None) -> Path:
         """The file of a name; a path (with a separator or ending in .yaml) is taken as it is.
@@ -139,11 +141,11 @@ class Catalog:
         A relative path is looked up in the folder `near` first. Raises CatalogError with the nearest
         name for an unknown one.
         """
-        folder = folder_of(kind)
+        folders = self._folders(kind)
         if _is_path(name_or_path):
             return _existing(name_or_path, near)
-        for root in self.roots:
-            path = root / folder / f"{name_or_path}.yaml"
+        for folder in folders:
+            path = folder / f"{name_or_path}.yaml"
             if _is_file(path):
                 return path
         if _is_file(Path(name_or_path), Path.exists):
@@ -157,10 +159,13 @@ class Catalog:
         path = self.find(kind, name_or_path, near)
         key = (kind, path.resolve())
         if key not in self._specs:
-            mapping = read_mapping(path, kind, self)
-            if not _is_path(name_or_path):
-                _check_name(mapping, name_or_path)
-            self._specs[key] = build(mapping, classes_of(kind), self, path.stem)
+            mapping = LocatedMapping.read(path, kind, self)
+            name = mapping.node.mapping.get("name")
+            if not _is_path(name_or_path) and name is not None and name.text != name_or_path:
+                message = f"name: `{name.text}` stands in the file of `{name_or_path}`"
+                help_text = f"write name: {name_or_path}, or rename the file"
+                mapping.problems.append(name.mark.problem(message, help_text))
+            self._specs[key] = mapping.build(KINDS[kind].classes, self, path.stem)
         return self._specs[key]
 
     def override(self, spec: SpecT, changes: Mapping[str, Any]) -> SpecT:
@@ -187,11 +192,11 @@ class Catalog:
 
         `deep` adds the values of the descriptions that it names (a system's device and links).
         """
-        mapping = read_mapping(self.find(kind, name_or_path, near), kind, self)
+        mapping = LocatedMapping.read(self.find(kind, name_or_path, near), kind, self)
         named: dict[str, str] = {}
-        if deep and (classes := classes_of(kind)):
+        if deep and (classes := KINDS[kind].classes):
             resolver = Resolver(self, mapping.path)
-            resolver.data(mapping.node, matching(mapping.node, classes))
+            resolver.data(mapping.node, members(mapping.chosen(classes)))
             inner = ((path, spec) for path, spec in resolver.references if not isinstance(spec, Calibration))
             named = {dotted(path): kind_of(type(spec)) for path, spec in inner}
         listed: list[Row] = []
@@ -250,13 +255,13 @@ def load_mapping(path: Path, catalog: Catalog | None = None, kind: str = "study"
     For callers that validate the data themselves: `mapping.error(validation_error, Model)` turns
     pydantic's errors into problems at the file's own lines.
     """
-    return read_mapping(path, kind, catalog or default_catalog())
+    return LocatedMapping.read(path, kind, catalog or default_catalog())
 
 
 def parse_file(path: Path, model: type[SpecT], catalog: Catalog | None = None) -> SpecT:
     """Read a file as a `model` defined anywhere, with names resolved and all errors at once."""
     catalog = catalog or default_catalog()
-    return build(read_mapping(path, "study", catalog), (model,), catalog, path.stem)
+    return LocatedMapping.read(path, "study", catalog).build((model,), catalog, path.stem)
 
 
 @lru_cache(maxsize=4)
@@ -289,15 +294,6 @@ def _existing(text: str, near: Path | None) -> Path:
         if _is_file(path, Path.is_dir):
             raise CatalogError([Problem(f"{path} is a directory; a file is expected")])
     raise CatalogError([Problem(f"there is no file {shown_path(candidates[0])}")])
-
-
-def _check_name(mapping: LocatedMapping, name: str) -> None:
-    """Report a `name` that differs from the file's name, by which the catalogue finds it."""
-    name_node = mapping.node.mapping.get("name")
-    if name_node is not None and name_node.text != name:
-        message = f"name: `{name_node.text}` stands in the file of `{name}`"
-        mapping.problems.append(name_node.mark.problem(message, f"write name: {name}, or rename the file"))
-        mapping.problems = in_order(mapping.problems)
 
 
 def complaints_of(error: ValidationError, model: type[BaseModel], data: Any) -> list[Problem]:

@@ -6,10 +6,9 @@ import collections.abc
 import math
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import reduce
-from operator import or_
 from pathlib import Path
 from typing import (
     Annotated,
@@ -31,7 +30,7 @@ from perfsim.base.errors import MOST_SHOWN, CatalogError, Problem, refused_value
 from perfsim.base.spec import CatalogSpec
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import YAML_CONTEXT
-from perfsim.catalog.yaml_tree import Mark, Node, Scalar, read_yaml
+from perfsim.catalog.yaml_tree import Loc, Mark, Node, Scalar, read_yaml
 from perfsim.specs.calibration import Calibration, CollectiveCalibration, FrameworkCalibration
 from perfsim.specs.hardware import DeviceSpec, GpuClusterSpec, LinkSpec, SystemSpec, system_classes
 from perfsim.specs.model import TransformerConfig
@@ -48,9 +47,18 @@ class Kind(NamedTuple):
 
     folder: str
     """Below a root of the catalogue."""
-    base: type[BaseModel] | None
-    """The class of its descriptions, or what several have in common, which their key `kind` tells apart; None
-    for a study, which its caller validates."""
+    base: type[BaseModel]
+    """The class of its descriptions, or what several have in common, which their key `kind` tells apart."""
+
+    @property
+    def classes(self) -> tuple[type[BaseModel], ...]:
+        """The classes that a file of this kind may describe; none for a study, which its caller validates."""
+        if self.base is SystemSpec:
+            return tuple(system_classes().values())
+        if self.base is Calibration:
+            calibrations = (cls for cls in _subclasses(Calibration) if cls is not FrameworkCalibration)
+            return tuple(cls for cls in calibrations if kinds_of(cls))  # a base has no `kind`
+        return () if self.base is BaseModel else (self.base,)
 
 
 KINDS: Mapping[str, Kind] = {
@@ -63,38 +71,14 @@ KINDS: Mapping[str, Kind] = {
     "model": Kind("workloads/models", TransformerConfig),
     "recipe": Kind("workloads/recipes", Recipe),
     "runtime": Kind("workloads/runtimes", Runtime),
-    "study": Kind("studies", None),
+    "study": Kind("studies", BaseModel),
 }
-"""Every kind of document of the catalogue."""
-
-
-def folder_of(kind: str) -> str:
-    """The folder of a kind; CatalogError for an unknown kind."""
-    if kind not in KINDS:
-        raise CatalogError([Problem(f"unknown kind `{kind}`", help=did_you_mean(kind, KINDS))])
-    return KINDS[kind].folder
-
-
-def base_of(kind: str) -> type[BaseModel]:
-    """The common class of all descriptions of a kind."""
-    base = KINDS[kind].base
-    return BaseModel if base is None else base
-
-
-def classes_of(kind: str) -> tuple[type[BaseModel], ...]:
-    """The classes that a file of this kind may describe; none for a study."""
-    base = KINDS[kind].base
-    if base is SystemSpec:
-        return tuple(system_classes().values())
-    if base is Calibration:
-        calibrations = (cls for cls in _subclasses(Calibration) if cls is not FrameworkCalibration)
-        return tuple(cls for cls in calibrations if kinds_of(cls))  # a base has no `kind`
-    return () if base is None else (base,)
+"""Every kind of document of the catalogue; the last one is that of any class without a folder."""
 
 
 def kind_of(cls: type) -> str:
-    """The kind of a class of descriptions; `study` for a class without a folder."""
-    return next((kind for kind, (_, base) in KINDS.items() if base and issubclass(cls, base)), "study")
+    """The kind of a class of descriptions."""
+    return next(kind for kind, (_, base) in KINDS.items() if issubclass(cls, base))
 
 
 def _subclasses(cls: type[BaseModel]) -> Iterator[type[BaseModel]]:
@@ -103,14 +87,12 @@ def _subclasses(cls: type[BaseModel]) -> Iterator[type[BaseModel]]:
         yield from _subclasses(child)
 
 
-# The types that a pydantic field accepts, read from its annotation.
-
 _SEQUENCES = (list, tuple, set, frozenset, collections.abc.Sequence, collections.abc.Iterable)
 _MAPPINGS = (dict, collections.abc.Mapping)
 
 
 def members(annotation: Any) -> list[Any]:
-    """The members of a union, without `Annotated`; `None` appears as NoneType."""
+    """The types that an annotation accepts, without `Annotated`; `None` appears as NoneType."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return members(get_args(annotation)[0])
@@ -141,66 +123,39 @@ def known_fields(record: type) -> dict[str, Any]:
     return {item.name: hints[item.name] for item in fields(record) if item.init}
 
 
-def _literal_values(annotation: Any) -> list[Any]:
-    """The values that the `Literal`s of an annotation allow."""
-    return [
-        value for member in members(annotation) if get_origin(member) is Literal for value in get_args(member)
-    ]
+def _literals(accepted: Sequence[Any]) -> list[Any]:
+    """The values that the `Literal`s among these types allow."""
+    return [value for cls in accepted if get_origin(cls) is Literal for value in get_args(cls)]
 
 
 def kinds_of(record: type) -> list[Any]:
     """Values that the key `kind` may have in a record; empty without such a key."""
-    return _literal_values(known_fields(record).get("kind", Any))
+    return _literals(members(known_fields(record).get("kind", Any)))
 
 
-def element(annotation: Any, part: object) -> list[Any]:
-    """The types accepted under a key or an index of a value of this type."""
-    accepted: list[Any] = []
-    for member in members(annotation):
-        origin = get_origin(member)
-        arguments = get_args(member)
-        if is_record(member):
-            field = known_fields(member).get(str(part))
-            accepted += [] if field is None else members(field)
+def element(accepted: Sequence[Any], part: object) -> list[Any]:
+    """The types accepted under a key or an index of a value that may be of these types."""
+    inner: list[Any] = []
+    for cls in accepted:
+        origin = get_origin(cls)
+        arguments = get_args(cls)
+        if is_record(cls):
+            annotation = known_fields(cls).get(str(part))
+            inner += [] if annotation is None else members(annotation)
         elif origin in _MAPPINGS and len(arguments) == 2:
-            accepted += members(arguments[1])
+            inner += members(arguments[1])
         elif origin in _SEQUENCES and arguments:
             # A tuple of fixed length has one type per position.
             fixed = len(arguments) > 1 and Ellipsis not in arguments and isinstance(part, int)
-            accepted += members(arguments[min(int(str(part)), len(arguments) - 1)] if fixed else arguments[0])
-    return accepted
-
-
-def _types_at(model: type, path: Sequence[object]) -> list[Any]:
-    """The types accepted at a path of keys and indices inside a record."""
-    alternatives: list[Any] = [model]
-    for part in path:
-        alternatives = [inner for outer in alternatives for inner in element(outer, part)]
-    return alternatives
-
-
-def _records_at(model: type, path: Sequence[object]) -> list[type]:
-    """The records that a mapping at a path may be."""
-    return [member for outer in _types_at(model, path) for member in members(outer) if is_record(member)]
-
-
-def _keys_of(records: Sequence[type]) -> list[str]:
-    """The keys that a mapping accepts which may be any of these records."""
-    return list(dict.fromkeys(key for record in records for key in known_fields(record)))
+            inner += members(arguments[min(int(str(part)), len(arguments) - 1)] if fixed else arguments[0])
+    return inner
 
 
 def _help_of_key(name: str, records: Sequence[type]) -> str:
     """Where a key has moved that no record accepts, or the nearest that one does."""
     moved = (getattr(record, "moved", {}).get(name, "") for record in records)
-    return next(filter(None, moved), "") or did_you_mean(name, _keys_of(records))
-
-
-def _takes_boolean(alternatives: list[Any]) -> bool:
-    """Whether true and false keep their meaning; a number field would coerce them to 1 and 0."""
-    return any(
-        member in (bool, Any, object) or any(isinstance(value, bool) for value in _literal_values(member))
-        for member in alternatives
-    )
+    known = dict.fromkeys(key for record in records for key in known_fields(record))
+    return next(filter(None, moved), "") or did_you_mean(name, list(known))
 
 
 # Resolves the names in a file's tree to descriptions, giving the data that pydantic validates.
@@ -210,10 +165,6 @@ def _takes_boolean(alternatives: list[Any]) -> bool:
 
 MOST_PROBLEMS = 1000
 """Of one file; then no more names are looked up."""
-Loc = tuple[object, ...]
-"""Keys and indices that lead to a value."""
-
-RecordT = TypeVar("RecordT")
 
 
 class _Shelves(Protocol):
@@ -228,61 +179,65 @@ class _Shelves(Protocol):
 
 @dataclass(slots=True)
 class Resolver:
-    """Walks the tree of a file along an annotation and collects its problems; paths are relative to it."""
+    """Walks the tree of a file along the types of its values and collects its problems."""
 
     catalog: _Shelves
     file: Path
+    """Paths in it are relative to its folder."""
     problems: list[Problem] = field(default_factory=list)
     failed: list[Loc] = field(default_factory=list)
     """Paths with a reported problem: pydantic's errors on them are dropped."""
     references: list[tuple[Loc, Any]] = field(default_factory=list)
     """Every named description, with the path of the field that names it."""
 
-    def data(self, node: Node, annotation: Any, path: Loc = ()) -> Any:
-        """The data to validate for `node`; None where a problem was reported."""
-        alternatives = members(annotation) if annotation is not None else []
-        named = [member for member in alternatives if is_named(member)]
+    def data(self, node: Node, accepted: Sequence[Any], path: Loc = ()) -> Any:
+        """The data to validate for a node of one of these types; None where a problem was reported."""
         if node.broken and not node.is_mapping:
             self.failed.append(path)
             return None
+        named = [cls for cls in accepted if is_named(cls)]
         # An empty path is the file itself, which is never a reference.
-        if path and named and isinstance(node.value, str):
-            return self._load(node, path, named, lambda: self._named(node.text, named))
-        if path and named and node.is_mapping:
-            return self._load(node, path, named, lambda: self._inline(node, named))
+        if path and named and (node.is_mapping or isinstance(node.value, str)):
+            return self._described(node, path, named)
         if node.is_mapping:
-            return self._mapping(node, alternatives, path)
+            records = [cls for cls in accepted if is_record(cls)]
+            if len(records) > 1:
+                accepted = [*(cls for cls in accepted if cls not in records), _best(node, records)]
+            children = node.mapping.items()
+            return {key: self.data(child, element(accepted, key), (*path, key)) for key, child in children}
         if isinstance(node.value, list):
             return [
-                self.data(child, _joined(alternatives, index), (*path, index))
+                self.data(child, element(accepted, index), (*path, index))
                 for index, child in enumerate(node.value)
             ]
-        if isinstance(node.value, bool) and alternatives and not _takes_boolean(alternatives):
+        # A field for numbers would take true and false as 1 and 0.
+        takes_booleans = any(cls in (bool, Any, object) for cls in accepted) or any(
+            isinstance(value, bool) for value in _literals(accepted)
+        )
+        if isinstance(node.value, bool) and accepted and not takes_booleans:
             self._fail(node, path, f"{node.text} is not a number or a text", "quotes make it text")
             return None
         return node.value
 
-    def _mapping(self, node: Node, alternatives: list[Any], path: Loc) -> dict[Any, Any]:
-        records = [member for member in alternatives if is_record(member)]
-        chosen: list[Any] = [member for member in alternatives if not is_record(member)]
-        if records:
-            chosen.append(_best(node, records))
-        return {
-            key: self.data(child, _joined(chosen, key), (*path, key)) for key, child in node.mapping.items()
-        }
-
-    def _load(self, node: Node, path: Loc, named: Sequence[type], load: Callable[[], Any]) -> Any:
+    def _described(self, node: Node, path: Loc, named: Sequence[type[BaseModel]]) -> Any:
+        """The description that a node names, or that stands there, with or without `extends`."""
         if len(self.problems) >= MOST_PROBLEMS:
             self.failed.append(path)
             return None
+        kind = kind_of(named[0])
         try:
-            loaded = load()
+            if not node.is_mapping:
+                loaded = self.catalog.load(kind, node.text, self.file.parent)
+            else:
+                mapping = LocatedMapping(self.file, node, [])
+                default_name = "inline"
+                if "extends" in node.mapping:
+                    default_name = f"{node.mapping['extends'].text} (changed)"
+                    mapping = mapping.extended(kind, self.catalog)
+                loaded = mapping.build(named, self.catalog, default_name)
         except CatalogError as error:
             self.failed.append(path)
-            self.problems += [
-                problem if problem.file else node.mark.problem(problem.message, problem.help)
-                for problem in error.problems
-            ]
+            self.problems += _placed(error.problems, node.mark)
             return None
         if not isinstance(loaded, tuple(named)):
             expected = " or ".join(name for cls in named for name in kinds_of(cls)) or named[0].__name__
@@ -292,22 +247,17 @@ class Resolver:
         self.references.append((path, loaded))
         return loaded
 
-    def _named(self, name: str, classes: Sequence[type]) -> Any:
-        """The description of that name or path."""
-        return self.catalog.load(kind_of(classes[0]), name, self.file.parent)
-
-    def _inline(self, node: Node, classes: Sequence[type]) -> Any:
-        """The description written inline in the file, with or without `extends`."""
-        problems: list[Problem] = []
-        default_name = "inline"
-        if "extends" in node.mapping:
-            default_name = f"{node.mapping['extends'].text} (changed)"
-            node, problems = _extended(node, kind_of(classes[0]), self.catalog, (self.file.resolve(),))
-        return build(LocatedMapping(self.file, node, problems), classes, self.catalog, default_name)
-
     def _fail(self, node: Node, path: Loc, message: str, help_text: str = "") -> None:
         self.failed.append(path)
         self.problems.append(node.mark.problem(f"{dotted(path)}: {message}", help_text))
+
+
+def _placed(problems: Sequence[Problem], mark: Mark, prefix: str = "") -> list[Problem]:
+    """Problems of what a node names; those without a file stand where it is named."""
+    return [
+        problem if problem.file else mark.problem(f"{prefix}{problem.message}", problem.help)
+        for problem in problems
+    ]
 
 
 def dotted(path: Loc) -> str:
@@ -318,37 +268,12 @@ def dotted(path: Loc) -> str:
     return text.removeprefix(".")
 
 
-def matching(node: Node, classes: Sequence[type[RecordT]]) -> type[RecordT]:
-    """The class that the mapping's key `kind` chooses; a single class needs no such key.
-
-    Raises CatalogError if `kind` is missing or names none of them.
-    """
-    if len(classes) == 1:
-        return classes[0]
-    kinds = {str(kind): cls for cls in classes for kind in kinds_of(cls)}
-    kind_node = node.mapping.get("kind")
-    if kind_node is None:
-        raise CatalogError([node.mark.problem("`kind` is missing", f"one of {', '.join(kinds)}")])
-    if kind_node.text not in kinds:
-        message = f"kind: `{kind_node.text}` is not one of {', '.join(kinds)}"
-        raise CatalogError([kind_node.mark.problem(message, did_you_mean(kind_node.text, kinds))])
-    return kinds[kind_node.text]
-
-
 def _best(node: Node, records: Sequence[type]) -> type:
     """The record that fits a mapping: by its `kind`, else by the most shared keys."""
     kind = node.mapping.get("kind")
     of_kind = [record for record in records if kind and kind.value in kinds_of(record)]
     shared = [len(known_fields(record).keys() & node.mapping.keys()) for record in records]
     return of_kind[0] if of_kind else records[shared.index(max(shared))]
-
-
-def _joined(alternatives: list[Any], part: object) -> Any:
-    """The annotation under a key or index as one union; None if it is unknown."""
-    accepted: list[Any] = []
-    for member in alternatives:
-        accepted += element(member, part)
-    return reduce(or_, accepted) if accepted else None
 
 
 # Pydantic's validation errors as problems, with the file's own keys and places.
@@ -381,30 +306,11 @@ def complaints(
             continue  # the base that could not be read may set the missing key
         if details["type"] == "too_short" and details["ctx"]["actual_length"] < len(details["input"]):
             continue  # entries that were refused are not counted, and have complaints of their own
-        problems[_problem(details, model, node, path, with_help=len(problems) < MOST_SHOWN)] = None
+        with_help = details["type"] in _UNKNOWN and len(problems) < MOST_SHOWN
+        accepted = reduce(element, path[:-1], members(model)) if with_help else []
+        records = [cls for cls in accepted if is_record(cls)]
+        problems[_problem(details, node, path, records)] = None
     return list(problems)
-
-
-def mark_at(node: Node, path: Loc, *, of_key: bool = False) -> Mark:
-    """Position of the value (or key) at a path; of the innermost mapping around it where it is absent."""
-    mark = node.mark
-    for part in path:
-        child = _child(node, part)
-        if child is None:
-            return mark
-        mark = node.keys.get(part, child.mark)  # type: ignore[call-overload]
-        if not of_key and not child.mapping:
-            mark = child.mark
-        node = child
-    return mark
-
-
-def _child(node: Node, part: object) -> Node | None:
-    if node.is_mapping:
-        return node.mapping.get(part)  # type: ignore[call-overload, no-any-return]
-    if isinstance(part, int) and part < len(node.sequence):
-        return node.sequence[part]
-    return None
 
 
 def _path(details: ErrorDetails, node: Node) -> Loc:
@@ -412,7 +318,7 @@ def _path(details: ErrorDetails, node: Node) -> Loc:
     parts: list[object] = []
     location = details["loc"]
     for index, part in enumerate(location):
-        child = _child(node, part)
+        child = node.child(part)
         absent = index == len(location) - 1 and details["type"] in _MISSING
         if child is not None:
             node = child
@@ -421,46 +327,43 @@ def _path(details: ErrorDetails, node: Node) -> Loc:
     return tuple(parts)
 
 
-def _problem(
-    details: ErrorDetails, model: type[BaseModel], node: Node, path: Loc, *, with_help: bool
-) -> Problem:
-    kind = details["type"]
-    parent = path[:-1]
-    name = str(path[-1]) if path else ""
-    inside = f" in {dotted(parent)}" if parent else ""
-    if kind in _MISSING:
-        return mark_at(node, path).problem(f"`{name}` is missing{inside}")
-    if kind in _UNKNOWN:
-        help_text = _help_of_key(name, _records_at(model, parent)) if with_help else ""
-        return mark_at(node, path, of_key=True).problem(f"unknown key {_shown(name)}{inside}", help_text)
-    of_key = details["loc"][-1:] == ("[key]",)
-    message, help_text = _explain(details)
-    prefix = f"{dotted(path)}: " if path else ""
-    return mark_at(node, path, of_key=of_key).problem(prefix + message, help_text)
-
-
-def _explain(details: ErrorDetails) -> tuple[str, str]:
+def _problem(details: ErrorDetails, node: Node, path: Loc, records: Sequence[type]) -> Problem:
+    """A validation error at its place; `records` have the keys that an unknown one is compared with."""
     kind = details["type"]
     value = details["input"]
     context = details.get("ctx", {})
+    name = str(path[-1]) if path else ""
+    inside = f" in {dotted(path[:-1])}" if path[:-1] else ""
+    if kind in _MISSING:
+        return node.mark_at(path).problem(f"`{name}` is missing{inside}")
+    if kind in _UNKNOWN:
+        help_text = _help_of_key(name, records) if records else ""
+        return node.mark_at(path, of_key=True).problem(f"unknown key {_shown(name)}{inside}", help_text)
+    help_text = ""
     if {"message", "help"} <= context.keys():
-        return str(context["message"]), str(context["help"])
-    if kind == "value_error":
-        return refused_value(details), ""
-    if kind in {"literal_error", "enum"}:
+        message = str(context["message"])
+        help_text = str(context["help"])
+    elif kind == "value_error":
+        message = refused_value(details)
+    elif kind in {"literal_error", "enum"}:
         allowed = re.findall(r"'([^']*)'", str(context["expected"])) or [str(context["expected"])]
-        return f"{_shown(value)} is not one of {', '.join(allowed)}", did_you_mean(str(value), allowed)
-    if kind in _NOT_A_MAPPING:
-        return f"{_shown(value)} stands where a mapping (key: value) is expected", ""
-    if kind in _NOT_A_LIST:
+        message = f"{_shown(value)} is not one of {', '.join(allowed)}"
+        help_text = did_you_mean(str(value), allowed)
+    elif kind in _NOT_A_MAPPING:
+        message = f"{_shown(value)} stands where a mapping (key: value) is expected"
+    elif kind in _NOT_A_LIST:
         number = re.match(r"\s*(\d+)\s*\D", value) if isinstance(value, str) else None
+        message = f"{_shown(value)} stands where a list is expected"
         help_text = f"write the number alone: {number[1]}" if number else "write it in brackets: [...]"
-        return f"{_shown(value)} stands where a list is expected", help_text
-    if kind == "string_type" and isinstance(value, int | float):
-        return f"{_shown(value)} is a number, a text is expected", f'put it in quotes: "{value}"'
-    limit = next((context[key] for key in ("ge", "le") if key in context), None)
-    help_text = "" if limit is None else f"the nearest possible value is {limit:g}"
-    return f"{refused_value(details)}, not {_shown(value)}", help_text
+    elif kind == "string_type" and isinstance(value, int | float):
+        message = f"{_shown(value)} is a number, a text is expected"
+        help_text = f'put it in quotes: "{value}"'
+    else:
+        message = f"{refused_value(details)}, not {_shown(value)}"
+        limit = next((context[key] for key in ("ge", "le") if key in context), None)
+        help_text = "" if limit is None else f"the nearest possible value is {limit:g}"
+    mark = node.mark_at(path, of_key=details["loc"][-1:] == ("[key]",))
+    return mark.problem(f"{dotted(path)}: {message}" if path else message, help_text)
 
 
 def _shown(value: Any) -> str:
@@ -562,75 +465,78 @@ class LocatedMapping:
         data: dict[Any, Any] = self.node.plain()
         return data
 
-    def mark(self, path: Loc = ()) -> Mark:
-        """Position of the value at a path of keys and indices, or of the mapping that lacks it."""
-        return mark_at(self.node, path)
-
     def problem(self, path: Loc, message: str, help_text: str = "") -> Problem:
-        """A problem with the value at a path of keys and indices."""
-        return self.mark(path).problem(message, help_text)
+        """A problem with the value at a path of keys and indices, or with the mapping that lacks it."""
+        return self.node.mark_at(path).problem(message, help_text)
 
     def error(self, error: ValidationError, model: type[BaseModel]) -> CatalogError:
         """All problems of the file, after pydantic refused it as a `model`."""
         return CatalogError([*self.problems, *complaints(error, model, self.node)])
 
+    @classmethod
+    def read(cls, path: Path, kind: str, catalog: _Shelves, children: Sequence[Path] = ()) -> LocatedMapping:
+        """A file merged over what it extends; raises CatalogError if it cannot be read."""
+        return cls(path, *read_yaml(path)).extended(kind, catalog, children)
 
-def read_mapping(path: Path, kind: str, catalog: _Shelves, children: tuple[Path, ...] = ()) -> LocatedMapping:
-    """Read a file and merge it over what it extends; raises CatalogError if it cannot be read."""
-    node, problems = read_yaml(path)
-    base = node.mapping.get("extends")
-    if base is None:
-        return LocatedMapping(path, node, problems)
-    node, more = _extended(node, kind, catalog, (*children, path.resolve()))
-    return LocatedMapping(path, node, problems + more)
+    def extended(self, kind: str, catalog: _Shelves, children: Sequence[Path] = ()) -> LocatedMapping:
+        """Merged over what it extends; `children` are the files that extend it, against a cycle."""
+        base = self.node.mapping.get("extends")
+        if base is None:
+            return self
+        files = (*children, self.path.resolve())
+        node = replace(_without(self.node, "extends"), broken=True)  # its missing keys may be the base's
+        try:
+            if not isinstance(base.value, str):
+                raise CatalogError([Problem("the name of one other description is expected")])
+            path = catalog.find(kind, base.value, files[-1].parent)
+            if path.resolve() in files:
+                raise CatalogError([Problem(f"`{base.value}` extends this file in turn")])
+            parent = self.read(path, kind, catalog, files)
+        except CatalogError as error:
+            more = _placed(error.problems, base.mark, "extends: ")
+        else:
+            more = parent.problems
+            node = replace(_extend(node, parent.node), broken=parent.node.broken)
+        return LocatedMapping(self.path, node, self.problems + more)
 
+    def chosen(self, classes: Sequence[type[SpecT]]) -> type[SpecT]:
+        """The class that the key `kind` chooses; a single class needs no such key.
 
-def _extended(
-    node: Node, kind: str, catalog: _Shelves, files: tuple[Path, ...]
-) -> tuple[Node, list[Problem]]:
-    """Merge `node`, from the last of `files`, over what it extends; `files` guard against a cycle."""
-    base = node.mapping["extends"]
-    child = replace(_without(node, "extends"), broken=True)  # its missing keys may be the base's
-    if not isinstance(base.value, str):
-        return child, [base.mark.problem("extends: the name of one other description is expected")]
-    try:
-        path = catalog.find(kind, base.value, files[-1].parent)
-        if path.resolve() in files:
-            return child, [base.mark.problem(f"extends: `{base.value}` extends this file in turn")]
-        parent = read_mapping(path, kind, catalog, files)
-    except CatalogError as error:
-        return child, [
-            problem if problem.file else base.mark.problem(f"extends: {problem.message}", problem.help)
-            for problem in error.problems
-        ]
-    return replace(_extend(child, parent.node), broken=parent.node.broken), parent.problems
+        Raises CatalogError if `kind` is missing or names none of them.
+        """
+        if len(classes) == 1:
+            return classes[0]
+        kinds = {str(kind): cls for cls in classes for kind in kinds_of(cls)}
+        node = self.node.mapping.get("kind")
+        if node is None:
+            problem = self.node.mark.problem("`kind` is missing", f"one of {', '.join(kinds)}")
+        elif node.text in kinds:
+            return kinds[node.text]
+        else:
+            message = f"kind: `{node.text}` is not one of {', '.join(kinds)}"
+            problem = node.mark.problem(message, did_you_mean(node.text, kinds))
+        raise CatalogError(in_order([*self.problems, problem]))
 
+    def build(self, classes: Sequence[type[SpecT]], catalog: _Shelves, default_name: str) -> SpecT:
+        """The description; its `kind` chooses among `classes`.
 
-def build(
-    mapping: LocatedMapping, classes: Sequence[type[SpecT]], catalog: _Shelves, default_name: str
-) -> SpecT:
-    """Build a description from a mapping; its `kind` chooses among `classes`.
-
-    A description without a name takes `default_name`, a GPU or a link of a node without a calibration the
-    nearest one. Raises CatalogError with every problem.
-    """
-    try:
-        model = matching(mapping.node, classes)
-    except CatalogError as error:
-        raise CatalogError(in_order([*mapping.problems, *error.problems])) from None
-    resolver = Resolver(catalog, mapping.path)
-    data = resolver.data(mapping.node, model)
-    if "name" in model.model_fields:
-        data.setdefault("name", default_name)
-    problems = mapping.problems + resolver.problems
-    try:
-        spec = model.model_validate(data, context=YAML_CONTEXT)
-    except ValidationError as error:
-        problems += complaints(error, model, mapping.node, resolver.failed)
-        raise CatalogError(in_order(problems)) from None
-    if problems:
-        raise CatalogError(in_order(problems))
-    return _calibrated(spec, catalog)
+        A description without a name takes `default_name`, a GPU or a link of a node without a calibration
+        the nearest one. Raises CatalogError with every problem.
+        """
+        model = self.chosen(classes)
+        resolver = Resolver(catalog, self.path)
+        data = resolver.data(self.node, members(model))
+        if "name" in model.model_fields:
+            data.setdefault("name", default_name)
+        problems = self.problems + resolver.problems
+        try:
+            spec = model.model_validate(data, context=YAML_CONTEXT)
+        except ValidationError as error:
+            problems += complaints(error, model, self.node, resolver.failed)
+            raise CatalogError(in_order(problems)) from None
+        if problems:
+            raise CatalogError(in_order(problems))
+        return _calibrated(spec, catalog)
 
 
 def in_order(problems: list[Problem]) -> list[Problem]:
@@ -646,13 +552,13 @@ def value_at(model: type[BaseModel], path: str, value: Any, catalog: _Shelves) -
     Raises CatalogError where the path leads nowhere. It goes along the types, which know every field; the
     data stops where an optional part is None.
     """
-    parts = path.split(".")
-    for depth, part in enumerate(parts):
-        records = _records_at(model, parts[:depth])
-        if not (part in _keys_of(records) if records else _types_at(model, parts[: depth + 1])):
-            help_text = _help_of_key(part, records)
-            raise CatalogError([Problem(f"`{part}` is not a field", help=help_text)])
-    named = [cls for cls in _types_at(model, parts) if is_named(cls)]
+    accepted: Sequence[Any] = members(model)
+    for part in path.split("."):
+        records = [cls for cls in accepted if is_record(cls)]
+        accepted = element(accepted, part)
+        if not (any(part in known_fields(record) for record in records) if records else accepted):
+            raise CatalogError([Problem(f"`{part}` is not a field", help=_help_of_key(part, records))])
+    named = [cls for cls in accepted if is_named(cls)]
     return catalog.load(kind_of(named[0]), value) if named and isinstance(value, str) else value
 
 
@@ -743,7 +649,7 @@ def _measured(catalog: _Shelves, kind: str, cls: type[SpecT]) -> Iterator[SpecT]
     """Every description of the catalogue whose file names a calibration that is not marked as borrowed."""
     for name in catalog.names(kind):
         try:
-            values = read_mapping(catalog.find(kind, name), kind, catalog).data
+            values = LocatedMapping.read(catalog.find(kind, name), kind, catalog).data
             owns = values.get("calibration") and "calibration" not in (values.get("assumed") or {})
             spec = catalog.load(kind, name) if owns else None
         except CatalogError:

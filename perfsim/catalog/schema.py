@@ -191,12 +191,8 @@ def _field_notes(cls: type[BaseModel]) -> Mapping[str, str]:
             continue
         body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
         for statement, after in pairwise(body):
-            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-                notes |= _note(statement.target.id, after)
+            if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
+                continue
+            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                notes[statement.target.id] = " ".join(str(after.value.value).split())
     return notes
-
-
-def _note(name: str, after: ast.stmt) -> dict[str, str]:
-    constant = after.value if isinstance(after, ast.Expr) else None
-    text = constant.value if isinstance(constant, ast.Constant) else None
-    return {name: " ".join(text.split())} if isinstance(text, str) else {}

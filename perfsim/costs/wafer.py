@@ -7,14 +7,13 @@ SwarmX, each GPU computes its slice of the batch, and gradients are summed on th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from perfsim.base.errors import CatalogError
 from perfsim.costs.gpu import GpuKernels, peak_flop_per_s
 from perfsim.costs.price import Costs
 from perfsim.network import WaferTree
-from perfsim.network.wafer_tree import POOLS, STREAMS, Way
+from perfsim.network.wafer_tree import POOLS, STREAMS, Stream, Way
 from perfsim.specs.calibration import WaferCalibration
 from perfsim.specs.recipe import Recipe
 from perfsim.work import Work
@@ -40,43 +39,6 @@ from perfsim.work.kernels import Kernel
 #
 # Kernels that are not matrix products read and write SRAM at its full rate.
 
-
-@dataclass(frozen=True)
-class MeshCosts:
-    """Prices kernels on one wafer."""
-
-    flop_per_s: float
-    """FLOP/s of the arithmetic of a matrix product without movement: e P."""
-    link_s_per_element: float
-    cores: int
-    sram_bytes_per_s: float
-
-    def duration_s(self, kernels: Iterable[Kernel]) -> float:
-        """Seconds of kernels that run one after another."""
-        return sum(self.kernel_s(kernel) for kernel in kernels)
-
-    def kernel_s(self, kernel: Kernel) -> float:
-        """Seconds of one kernel."""
-        if kernel.op != "gemm":
-            return kernel.bytes_accessed / self.sram_bytes_per_s
-        return kernel.flop / self.flop_per_s + self.movement_s(kernel)
-
-    def movement_s(self, kernel: Kernel) -> float:
-        """Seconds of a product to move its right operand and partial sums over the mesh."""
-        elements = (kernel.m + kernel.k) * kernel.n
-        share = kernel.batch if kernel.grouped else math.sqrt(kernel.batch)
-        return elements * share / math.sqrt(self.cores) * self.link_s_per_element
-
-    def weights_s(self, kernels: Iterable[Kernel]) -> float:
-        """Seconds to move streamed weights and their gradients over the mesh, independent of tokens."""
-        streamed = [kernel for kernel in kernels if kernel.partition == "streamed"]
-        elements = sum(
-            (kernel.m if kernel.weight_gradient else kernel.k) * kernel.n * kernel.batch
-            for kernel in streamed
-        )
-        return elements / math.sqrt(self.cores) * self.link_s_per_element
-
-
 # Seconds of movement around a wafer: weights, gradients, samples, spilled activations, updates.
 #
 # Weights and gradients cross the tree at line rate: a layer occupies MemoryX and the tree for its bytes over
@@ -89,8 +51,11 @@ class MeshCosts:
 # on the wire, which is hidden where a server's DRAM is five times as fast as its port (12 times on CS-2).
 
 
-class StreamCosts:
-    """Prices movement on one wafer cluster."""
+_COMPUTES = Stream("link", "down", ())
+
+
+class StreamCosts(Costs):
+    """Prices movement on one wafer cluster; what its devices compute is priced by its kinds."""
 
     def __init__(self, topology: WaferTree) -> None:
         system = self.system = topology.system
@@ -103,6 +68,10 @@ class StreamCosts:
         """The most that each kind of link on the way of a layer carries."""
         self._topology = topology
 
+    def compute_s(self, work: Work) -> float:
+        """Seconds of all kernels of a class of work, of which a task runs its share."""
+        raise CatalogError(f"{work.name} computes, which is not priced without a recipe")
+
     def rate_bytes_per_s(self, op: str) -> float:
         """Bytes/s of an operation that moves: those of the slowest kind of link that it crosses."""
         kinds = STREAMS[op].kinds
@@ -110,30 +79,27 @@ class StreamCosts:
             raise CatalogError(f"{self.system.name}: MemoryX has no flash")
         return min(self.bytes_per_s[kind] for kind in kinds)
 
-    def duration_s(self, work: Work) -> float | None:
-        """Seconds of one task that moves; None for one that computes."""
+    def duration_s(self, work: Work) -> float:
+        """Seconds of one task of this class."""
         if work.op == "broadcast":
             return self.tree_latency_s(work.comm_bytes)
         if work.op == "memoryx_update":
             return self.update_s(work.comm_bytes, work.flop)
-        if work.op not in STREAMS:
-            return None
-        return work.comm_bytes / self.rate_bytes_per_s(work.op) + self.latency_s(work)
+        if work.op in STREAMS:
+            return work.comm_bytes / self.rate_bytes_per_s(work.op) + self.latency_s(work)
+        return work.share * self.compute_s(work)
 
-    def latency_s(self, work: Work) -> float:
-        """Seconds of a task that moves before its bytes use links.
+    def latency_s(self, work: Work, /) -> float:
+        """Seconds of a task that moves before its bytes use links; 0 for one that computes.
 
         The first weights of a layer are a broadcast of their own, and a gradient shows the latency of the
-        hops with its last chunk only.
+        hops with its last chunk only. Samples and spills do not show the ports' latency as it is described.
         """
         if work.op in ("reduce", "reduce_in_tree"):
             return self.tree_latency_s(work.comm_bytes, "up")
-        lane, way, kinds = STREAMS[work.op]
-        return 0.0 if lane == "link" else self._topology.slowest_s(way, *kinds) - self._described_s(kinds)
-
-    def _described_s(self, kinds: Sequence[str]) -> float:
-        """Latency of ports as the system describes it, which samples and spills do not show."""
-        return self.system.io_link.latency if "io" in kinds else 0.0
+        lane, way, kinds = STREAMS.get(work.op, _COMPUTES)
+        described_s = self.system.io_link.latency if "io" in kinds else 0.0
+        return 0.0 if lane == "link" else self._topology.slowest_s(way, *kinds) - described_s
 
     def tree_latency_s(self, n_bytes: float, way: Way = "down") -> float:
         """First byte between MemoryX and the farthest system: the hops of its path and a chunk per level."""
@@ -159,6 +125,8 @@ class StreamCosts:
 # GB/s these are 49,867 tokens; a Model Zoo configuration of GPT-3 13B (release 1.7.1) asks for more than 24
 # sequences of 2,048 tokens, 49,152.
 
+AT_SYSTEMS = ("input", "spilling")
+"""Lanes between a system and its activation servers."""
 HIDES = {"link": "a layer's weights", "flash": "what flash moves", "update": "the updates"}
 """What the compute of tokens hides, by lane."""
 
@@ -176,6 +144,23 @@ class StreamingRoof:
     lane: str = "link"
     """The lane that needs most tokens to be hidden: link, flash or update."""
 
+    def about(self, limiting: str) -> str:
+        """The micro-batch compared with the tokens that hide its streams; none hide samples or spills.
+
+        `limiting` is the lane that limits the step; empty where none does.
+        """
+        if limiting in AT_SYSTEMS:
+            late = "Samples arrive" if limiting == "input" else "Spilled activations move"
+            return f"{late} more slowly than their tokens are computed, whatever the batch. "
+        if not self.hidden_from_tokens:
+            return "A layer's weights take longer to pass over the mesh than to arrive, whatever the batch. "
+        than = "above" if self.tokens >= self.hidden_from_tokens else "below"
+        arithmetic = f" ({self.formula_tokens:,.0f} by arithmetic alone)" if self.lane == "link" else ""
+        return (
+            f"A system's micro-batch of {self.tokens:,.0f} tokens is {than} the "
+            f"{self.hidden_from_tokens:,.0f} that hide {HIDES[self.lane]}{arithmetic}. "
+        )
+
 
 def roof_tokens(flop_per_s: float, weight_bytes: float, link_bytes_per_s: float) -> float:
     """The tokens T of the formula above; `flop_per_s` is e P."""
@@ -191,10 +176,7 @@ def hidden_from_tokens(tokens: float, use_s: float, fixed_s: float, load_s: floa
     return max(0.0, load_s - fixed_s) / ((use_s - fixed_s) / tokens)
 
 
-# Seconds of work on a wafer cluster.
-#
-# Compute takes its FLOPs at the measured efficiency of a software release, plus movement over the mesh of
-# cores (`MeshCosts`); movement around a wafer is priced by `StreamCosts`.
+# What devices compute: on a wafer FLOPs at the measured efficiency of a software release, and movement.
 
 PEAK = "peak"
 """The software release of an ideal machine."""
@@ -204,10 +186,11 @@ LAST_MINOR = {1: 9, 2: 10}
 """The last minor release of each major one so far [tags of the Cerebras Model Zoo, 2022-10 to 2026-03]."""
 
 
-class WaferCosts(Costs):
+class WaferCosts(StreamCosts):
     """Prices classes of work for one recipe on one wafer cluster."""
 
     def __init__(self, topology: WaferTree, recipe: Recipe) -> None:
+        super().__init__(topology)
         system = topology.system
         calibration = system.device.calibration
         if not isinstance(calibration, WaferCalibration):
@@ -218,46 +201,64 @@ class WaferCosts(Costs):
         peak = self.release == PEAK
         efficiency = 1.0 if peak else calibration.efficiency[self.release]
         self.flop_per_s = efficiency * peak_flop_per_s(system, recipe)
-        self.mesh = MeshCosts(
-            flop_per_s=self.flop_per_s,
-            link_s_per_element=0.0 if peak else calibration.link_s_per_element,
-            cores=system.device.compute_units,
-            sram_bytes_per_s=system.device.memory.bandwidth,
-        )
+        """FLOP/s of the arithmetic of a matrix product without movement: e P."""
+        self.link_s_per_element = 0.0 if peak else calibration.link_s_per_element
+        self.cores = system.device.compute_units
+        self.sram_bytes_per_s = system.device.memory.bandwidth
         self.zeros_saved = system.streaming.sparse_harvest * recipe.weight_sparsity
-        self.streams = StreamCosts(topology)
 
-    def duration_s(self, work: Work) -> float:
-        """Seconds of one task of this class."""
-        moving_s = self.streams.duration_s(work)
-        if moving_s is not None:
-            return moving_s
+    def compute_s(self, work: Work) -> float:
+        """Seconds of kernels one after another; zeros in a layer's sparse matrices save arithmetic only."""
         saved_s = 0.0
         if self.zeros_saved and work.op.startswith("layer."):
-            # Zeros in a layer's sparse matrices save arithmetic; movement is unchanged.
             matrices = sum(kernel.flop for kernel in work.kernels if kernel.partition == "streamed")
             saved_s = self.zeros_saved * matrices / self.flop_per_s
-        return work.share * (self.mesh.duration_s(work.kernels) - saved_s)
-
-    def latency_s(self, work: Work, /) -> float:
-        """Seconds before the bytes of a task that moves."""
-        return self.streams.latency_s(work) if work.op in STREAMS else 0.0
+        return sum(self.kernel_s(kernel) for kernel in work.kernels) - saved_s
 
     def kernel_s(self, kernel: Kernel, /) -> float:
         """Seconds of one kernel on a wafer."""
-        return self.mesh.kernel_s(kernel)
+        if kernel.op != "gemm":
+            return kernel.bytes_accessed / self.sram_bytes_per_s
+        return kernel.flop / self.flop_per_s + self._moving_s(kernel)
+
+    def _moving_s(self, kernel: Kernel) -> float:
+        """Seconds of a product to move its right operand and partial sums over the mesh."""
+        elements = (kernel.m + kernel.k) * kernel.n
+        share = kernel.batch if kernel.grouped else math.sqrt(kernel.batch)
+        return elements * share / math.sqrt(self.cores) * self.link_s_per_element
 
     def movement_s(self, work: Work, /) -> float:
         """Seconds of a task of this class to move operands and partial sums over the mesh."""
-        return work.share * sum(self.mesh.movement_s(kernel) for kernel in work.kernels)
+        return work.share * sum(self._moving_s(kernel) for kernel in work.kernels)
 
     def fixed_s(self, work: Work, /) -> float:
         """Seconds to move weights and their gradients over the mesh."""
-        return work.share * self.mesh.weights_s(work.kernels)
+        elements = sum(
+            (kernel.m if kernel.weight_gradient else kernel.k) * kernel.n * kernel.batch
+            for kernel in work.kernels
+            if kernel.partition == "streamed"
+        )
+        return work.share * (elements / math.sqrt(self.cores) * self.link_s_per_element)
 
     def arithmetic_flop_per_s(self, _work: Work, /) -> float:
         """FLOP/s of matrix products, the same for all."""
         return self.flop_per_s
+
+
+class StreamedGpuCosts(StreamCosts):
+    """Prices classes of work for one recipe on GPUs under a SwarmX tree."""
+
+    def __init__(self, topology: WaferTree, recipe: Recipe) -> None:
+        super().__init__(topology)
+        self.kernels = GpuKernels(topology.system, recipe, topology.num_devices)
+
+    def kernel_s(self, kernel: Kernel, /) -> float:
+        """Seconds of one kernel on a GPU."""
+        return self.kernels.kernel_s(kernel)
+
+    def compute_s(self, work: Work) -> float:
+        """Seconds of kernels on a GPU. Zeros in weights save movement but no arithmetic."""
+        return self.kernels.compute_s(work)
 
 
 def nearest_release(wanted: str, calibration: WaferCalibration) -> str:
@@ -296,24 +297,3 @@ def _number(release: str) -> tuple[int, ...]:
         return tuple(int(part) for part in digits)
     except ValueError:
         raise CatalogError(f"software release {release!r} is not of the form r2.0") from None
-
-
-class StreamedGpuCosts(Costs):
-    """Prices classes of work for one recipe on GPUs under a SwarmX tree."""
-
-    def __init__(self, topology: WaferTree, recipe: Recipe) -> None:
-        self.kernels = GpuKernels(topology.system, recipe, topology.num_devices)
-        self.streams = StreamCosts(topology)
-
-    def latency_s(self, work: Work, /) -> float:
-        """Seconds before the bytes of a task that moves."""
-        return self.streams.latency_s(work) if work.op in STREAMS else 0.0
-
-    def kernel_s(self, kernel: Kernel, /) -> float:
-        """Seconds of one kernel on a GPU."""
-        return self.kernels.kernel_s(kernel)
-
-    def duration_s(self, work: Work) -> float:
-        """Seconds of one task of this class. Zeros in weights save movement but no arithmetic."""
-        moving_s = self.streams.duration_s(work)
-        return work.share * self.kernels.compute_s(work) if moving_s is None else moving_s

@@ -51,8 +51,10 @@ def _with_end(times: Floats, tasks: Ints, size: int, time: float, task: int) -> 
 
 @_compiled
 def _pop(times: Floats, tasks: Ints, size: int) -> None:
-    """Remove the earliest end; `size` counts what is left after it."""
-    # The last leaf takes the place at the top and moves down along the earlier of the two ends below.
+    """Remove the earliest end; `size` counts what is left after it.
+
+    The last leaf takes the place at the top and moves down along the earlier of the two ends below.
+    """
     time = times[size]
     task = tasks[size]
     at = 0
@@ -143,7 +145,7 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
                 # instant: others that begin or end now may change them as well.
                 start_s[task] = now_s
                 events += 1
-                for at in range(tables.occupied.first[kind], tables.occupied.first[kind + 1]):
+                for at in range(tables.occupied.start[kind], tables.occupied.start[kind + 1]):
                     device = tables.occupied.values[at]
                     taken[device, 0] += tables.taken[kind, 0]
                     taken[device, 1] += tables.taken[kind, 1]
@@ -192,7 +194,7 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
             num_ended += 1
             events += 1
             kind = tables.kind[task]
-            for at in range(tables.occupied.first[kind], tables.occupied.first[kind + 1]):
+            for at in range(tables.occupied.start[kind], tables.occupied.start[kind + 1]):
                 device = tables.occupied.values[at]
                 taken[device, 0] -= tables.taken[kind, 0]
                 taken[device, 1] -= tables.taken[kind, 1]
@@ -216,7 +218,7 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
                         is_changed[flow] = True
                         changed_flow[num_changed] = flow
                         num_changed += 1
-            for at in range(tables.waiting.first[task], tables.waiting.first[task + 1]):
+            for at in range(tables.waiting.start[task], tables.waiting.start[task + 1]):
                 follower = tables.waiting.values[at]
                 missing[follower] -= 1
                 if missing[follower] == 0:
@@ -237,7 +239,7 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
             task = head[num_flows + device]
             while task != NONE:
                 kind = tables.kind[task]
-                # The same operations in the same order as `Devices._rate`, or the last bit would differ.
+                # The same operations in the same order as `_Devices._rate`, or the last bit would differ.
                 speed = 1.0 / (1.0 + tables.bound[kind, 0] * units + tables.bound[kind, 1] * memory)
                 if speed != rate[task]:
                     events += 1

@@ -6,12 +6,10 @@ It checks the closed forms of `convergence.goodput` and uses their terms.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import count
 
 import numpy as np
-import simpy
 from numpy.typing import NDArray
 
 from perfsim.base.arrays import Floats, Ids
@@ -108,8 +106,9 @@ def exponential_failures(mttf_s: float, seed: int) -> Iterator[float]:
 def run_with_failures(useful_s: float, checkpoints: Checkpoints, failures: Iterator[float]) -> FailedRun:
     """Train for `useful_s` through failures at the given times, ascending.
 
-    A failure during a restart begins the restart again. Raises InputError after MOST_FAILURES failures and
-    for more than MOST_CHECKPOINTS checkpoints.
+    Training goes in chunks, each saved by a checkpoint after it; the last one needs none. A failure during a
+    restart begins the restart again. Raises InputError after MOST_FAILURES failures and for more than
+    MOST_CHECKPOINTS checkpoints.
     """
     number = useful_s / checkpoints.interval_s
     if MOST_CHECKPOINTS < number < math.inf:
@@ -117,65 +116,49 @@ def run_with_failures(useful_s: float, checkpoints: Checkpoints, failures: Itera
             f"a checkpoint every {checkpoints.interval_s:g} s of {useful_s:.3g} s of training makes "
             f"{number:,.0f}; at most {MOST_CHECKPOINTS:,} are simulated: lengthen their interval"
         )
-    env = simpy.Environment()
-    run = _Run(env, useful_s, checkpoints)
-    env.process(run.fail(failures))
-    env.run(until=run.process)
-    return FailedRun(float(env.now), useful_s, run.lost_s, run.restart_s, run.write_s, run.failures)
+    now_s = 0.0
+    failure_s = next(failures, math.inf)
+    num_failures = 0
 
+    def passes(seconds: float) -> bool:
+        """Whether so much time passes without a failure, which ends it."""
+        nonlocal now_s, failure_s, num_failures
+        if now_s + seconds < failure_s:
+            now_s += seconds
+            return True
+        now_s = failure_s
+        num_failures += 1
+        if num_failures > MOST_FAILURES:
+            raise InputError(
+                f"{MOST_FAILURES} failures and {left_s:.3g} s of training still to do: "
+                "failures come faster than checkpoints; shorten their interval"
+            )
+        failure_s = max(now_s, next(failures, math.inf))
+        return False
 
-class _Run:
-    def __init__(self, env: simpy.Environment, useful_s: float, checkpoints: Checkpoints) -> None:
-        self.env = env
-        self.left_s = useful_s
-        self.checkpoints = checkpoints
-        self.lost_s = self.restart_s = self.write_s = 0.0
-        self.failures = 0
-        self.process = env.process(self.train())
+    def done() -> str:
+        return f"{1 - left_s / useful_s:.1%} of the run with failures was simulated"
 
-    def train(self) -> Generator[simpy.Event, None, None]:
-        """Train in chunks, each saved by a checkpoint after it; the last one needs none."""
-        restarting = False
-        useful_s = self.left_s
-        limits = present_limits()
-        for chunk in count():
-            if self.left_s <= 0:
-                return
-            if chunk % CHECK_EVERY == 0:
-                limits.in_time(
-                    lambda: f"{1 - self.left_s / useful_s:.1%} of the run with failures was simulated"
-                )
-            began_s = self.env.now
-            try:
-                if restarting:
-                    yield self.env.timeout(self.checkpoints.restart_s)
-                    self.restart_s += self.env.now - began_s
-                    restarting = False
-                    began_s = self.env.now
-                chunk_s = min(self.left_s, self.checkpoints.interval_s)
-                yield self.env.timeout(chunk_s)
-                if chunk_s < self.left_s:
-                    yield self.env.timeout(self.checkpoints.write_s)
-                    self.write_s += self.checkpoints.write_s
-                self.left_s -= chunk_s
-            except simpy.Interrupt:
-                wasted_s = self.env.now - began_s
-                if restarting:
-                    self.restart_s += wasted_s
-                else:
-                    self.lost_s += wasted_s
-                restarting = True
-
-    def fail(self, failures: Iterator[float]) -> Generator[simpy.Event, None, None]:
-        """Interrupt the training at each failure."""
-        for when_s in failures:
-            yield self.env.timeout(max(0.0, when_s - self.env.now))
-            if not self.process.is_alive:
-                return
-            self.failures += 1
-            if self.failures > MOST_FAILURES:
-                raise InputError(
-                    f"{MOST_FAILURES} failures and {self.left_s:.3g} s of training still to do: "
-                    "failures come faster than checkpoints; shorten their interval"
-                )
-            self.process.interrupt()
+    limits = present_limits()
+    left_s = useful_s
+    lost_s = restart_s = write_s = 0.0
+    chunk = 0
+    is_restarted = True
+    while left_s > 0.0:
+        if chunk % CHECK_EVERY == 0:
+            limits.in_time(done)
+        chunk += 1
+        began_s = now_s
+        if not is_restarted:
+            is_restarted = passes(checkpoints.restart_s)
+            restart_s += now_s - began_s
+            continue
+        chunk_s = min(left_s, checkpoints.interval_s)
+        is_last = chunk_s == left_s
+        if passes(chunk_s) and (is_last or passes(checkpoints.write_s)):
+            write_s += 0.0 if is_last else checkpoints.write_s
+            left_s -= chunk_s
+        else:
+            lost_s += now_s - began_s
+            is_restarted = False
+    return FailedRun(now_s, useful_s, lost_s, restart_s, write_s, num_failures)

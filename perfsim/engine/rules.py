@@ -3,6 +3,8 @@
 Max-min fairness: no rate can grow without lowering one that is no larger. Progressive filling raises all
 rates together and fixes the rate of a flow when it reaches its own speed or when a link on its route is full
 (D. Bertsekas and R. Gallager, Data Networks, 2nd edition (1992), section 6.5.2).
+
+`tables` are those of `engine.tables`.
 """
 
 from __future__ import annotations
@@ -42,14 +44,14 @@ def reached(
     while done < count:
         flow = touched[done]
         done += 1
-        for at in range(tables.links.first[flow], tables.links.first[flow + 1]):
+        for at in range(tables.links.start[flow], tables.links.start[flow + 1]):
             link = tables.links.values[at]
             if seen_link[link]:
                 continue
             seen_link[link] = True
             # The demand is summed anew each time, in one order: a running sum would keep rounding errors.
             demand = 0.0
-            for on in range(tables.flows_on.first[link], tables.flows_on.first[link + 1]):
+            for on in range(tables.flows_on.start[link], tables.flows_on.start[link + 1]):
                 other = tables.flows_on.values[on]
                 if live[other]:
                     units = live[other] * tables.weight[other] * tables.crossings_on[on]
@@ -59,7 +61,7 @@ def reached(
             more_hot += int(hot[link]) - int(was_hot)
             # A link that is no longer contended frees the flows on it, so they are reached as well.
             if was_hot or hot[link]:
-                for on in range(tables.flows_on.first[link], tables.flows_on.first[link + 1]):
+                for on in range(tables.flows_on.start[link], tables.flows_on.start[link + 1]):
                     other = tables.flows_on.values[on]
                     if live[other] and not seen_flow[other]:
                         seen_flow[other] = True
@@ -70,7 +72,7 @@ def reached(
     for index in range(count):
         flow = touched[index]
         seen_flow[flow] = False
-        for at in range(tables.links.first[flow], tables.links.first[flow + 1]):
+        for at in range(tables.links.start[flow], tables.links.start[flow + 1]):
             seen_link[tables.links.values[at]] = False
     return count, more_hot
 
@@ -98,7 +100,7 @@ def fill(
     for index, flow in enumerate(flows):
         rate[index] = tables.bytes_per_s[flow]
         crosses = False
-        for at in range(tables.links.first[flow], tables.links.first[flow + 1]):
+        for at in range(tables.links.start[flow], tables.links.start[flow + 1]):
             link = tables.links.values[at]
             if hot[link]:
                 left[link] = tables.capacity[link]
@@ -109,26 +111,26 @@ def fill(
     while count:
         for number in range(count):
             flow = flows[waiting[number]]
-            for at in range(tables.links.first[flow], tables.links.first[flow + 1]):
+            for at in range(tables.links.start[flow], tables.links.start[flow + 1]):
                 link = tables.links.values[at]
                 load[link] = 0.0
                 taken[link] = 0.0
                 tightest[link] = np.inf
         for number in range(count):
             flow = flows[waiting[number]]
-            for at in range(tables.links.first[flow], tables.links.first[flow + 1]):
+            for at in range(tables.links.start[flow], tables.links.start[flow + 1]):
                 link = tables.links.values[at]
                 load[link] += live[flow] * tables.weight[flow] * tables.crossings[at]
         for number in range(count):
             flow = flows[waiting[number]]
             bounded[number] = tables.bytes_per_s[flow]
-            for at in range(tables.links.first[flow], tables.links.first[flow + 1]):
+            for at in range(tables.links.start[flow], tables.links.start[flow + 1]):
                 link = tables.links.values[at]
                 if hot[link]:
                     bounded[number] = min(bounded[number], left[link] / load[link])
         for number in range(count):
             flow = flows[waiting[number]]
-            for at in range(tables.links.first[flow], tables.links.first[flow + 1]):
+            for at in range(tables.links.start[flow], tables.links.start[flow + 1]):
                 link = tables.links.values[at]
                 tightest[link] = min(tightest[link], bounded[number])
         # Flows that nothing fixes in this round wait for the next one, packed at the head of `waiting`.
@@ -137,7 +139,7 @@ def fill(
             index = waiting[number]
             flow = flows[index]
             fixed = bounded[number] == tables.bytes_per_s[flow]
-            for at in range(tables.links.first[flow], tables.links.first[flow + 1]):
+            for at in range(tables.links.start[flow], tables.links.start[flow + 1]):
                 link = tables.links.values[at]
                 if hot[link] and bounded[number] == left[link] / load[link] == tightest[link]:
                     fixed = True
@@ -146,13 +148,13 @@ def fill(
                 later += 1
                 continue
             rate[index] = bounded[number]
-            for at in range(tables.links.first[flow], tables.links.first[flow + 1]):
+            for at in range(tables.links.start[flow], tables.links.start[flow + 1]):
                 link = tables.links.values[at]
                 units = live[flow] * tables.weight[flow] * tables.crossings[at]
                 taken[link] += units * bounded[number]
         # Shares of the links are lowered only after all flows of the round have been compared with them.
         for flow in flows:
-            for at in range(tables.links.first[flow], tables.links.first[flow + 1]):
+            for at in range(tables.links.start[flow], tables.links.start[flow + 1]):
                 link = tables.links.values[at]
                 if taken[link] > 0.0:
                     left[link] = max(0.0, left[link] - taken[link])

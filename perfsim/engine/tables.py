@@ -7,7 +7,7 @@ take from which devices while they run, and what limits them while others take s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from perfsim.base.arrays import Floats, Ints
 from perfsim.base.errors import GraphError
 from perfsim.costs.price import MOST_TAKEN
 from perfsim.work import Kind, TaskGraph
-from perfsim.work.graph import computes
+from perfsim.work.graph import Ragged, computes, offsets
 
 UNIT = 1 << 20
 """Shares of a device are added as whole multiples of 1 / UNIT, so that what ends leaves nothing behind."""
@@ -56,20 +56,6 @@ class Beside(NamedTuple):
     """Shares of a computation's time that compute units and memory bandwidth limit; 0 for communication."""
 
 
-class Rows(NamedTuple):
-    """A list of lists in two columns: row i is `values[first[i]:first[i + 1]]`."""
-
-    first: Ints
-    values: Ints
-
-    @classmethod
-    def of(cls, rows: Sequence[Sequence[int]]) -> Rows:
-        """The columns of a list of lists."""
-        first = np.zeros(len(rows) + 1, dtype=np.int64)
-        np.cumsum([len(row) for row in rows], out=first[1:])
-        return cls(first, np.array([value for row in rows for value in row], dtype=np.int64))
-
-
 class Tables(NamedTuple):
     """All that a run needs; a kind, a flow, a link and a device are numbers from 0."""
 
@@ -80,7 +66,7 @@ class Tables(NamedTuple):
     stream: Ints
     missing: Ints
     """How many tasks every task waits for."""
-    waiting: Rows
+    waiting: Ragged
     """Tasks that wait for each task."""
     kind: Ints
     """Of every task."""
@@ -90,15 +76,15 @@ class Tables(NamedTuple):
     """Of every kind, the one on which others may slow it; -1: none."""
     bound: Floats
     """Of every kind, as in `Beside`; shape (kinds, 2)."""
-    occupied: Rows
+    occupied: Ragged
     """Devices from which each kind takes something."""
     taken: Ints
     """Of every kind, in 1 / UNIT; shape (kinds, 2)."""
-    links: Rows
+    links: Ragged
     """Links that each flow crosses, without repeats."""
     crossings: Ints
     """How often a flow crosses a link, next to `links.values`."""
-    flows_on: Rows
+    flows_on: Ragged
     """Flows that cross each link."""
     crossings_on: Ints
     """How often they do, next to `flows_on.values`."""
@@ -118,58 +104,57 @@ def tables_of(
     capacity: Floats,
     beside: Beside | None,
 ) -> Tables:
-    """The columns of a graph with these durations; arguments as in `engine.simulate`."""
+    """The columns of a graph with these durations; arguments as in `engine.simulate`.
+
+    Raises GraphError for a flow that no network could carry.
+    """
     works = len(graph.works)
     code = graph.stream.astype(np.int64) * works + graph.work
     codes, kind = np.unique(code, return_inverse=True)
     stream_of_kind, work_of_kind = np.divmod(codes, works)
-    flows = {work: flow for work, flow in flows.items() if work < works}
-    number = {work: index for index, work in enumerate(sorted(flows))}
-    carried = [flows[work] for work in sorted(flows)]
-    _check(carried, len(capacity))
-    counts = [sorted(Counter(flow.route).items()) for flow in carried]
-    on_link: list[list[tuple[int, int]]] = [[] for _ in capacity]
-    for index, crossed in enumerate(counts):
-        for link, times in crossed:
-            on_link[link].append((index, times))
+    flow_of_work = np.full(works, NONE)
+    carried: list[Flow] = []
     # A share and seconds by class of work: `late[work]` are (latency, late_s) of its flow.
     late = np.zeros((works, 2))
-    for work, flow in flows.items():
-        late[work] = flow.latency, flow.late_s
-    share, late_s = late[graph.work].T
-    whole_s = np.asarray(duration_s, dtype=np.float64)
-    slowed = _slowed(graph, stream_of_kind.tolist(), work_of_kind.tolist(), beside)
-    return Tables(
-        duration_s=whole_s + late_s,
-        latency_s=share * whole_s + late_s,
-        stream=graph.stream.astype(np.int64),
-        missing=np.diff(graph.dependencies.start).astype(np.int64),
-        waiting=Rows(graph.successors.start.astype(np.int64), graph.successors.values.astype(np.int64)),
-        kind=kind.reshape(-1).astype(np.int64),
-        flow=np.array([number.get(work, NONE) for work in work_of_kind.tolist()], dtype=np.int64),
-        **slowed,
-        links=Rows.of([[link for link, _ in crossed] for crossed in counts]),
-        crossings=np.array([times for crossed in counts for _, times in crossed], dtype=np.int64),
-        flows_on=Rows.of([[flow for flow, _ in row] for row in on_link]),
-        crossings_on=np.array([times for row in on_link for _, times in row], dtype=np.int64),
-        weight=np.array([flow.weight for flow in carried], dtype=np.int64),
-        bytes_per_s=np.array([flow.bytes_per_s for flow in carried], dtype=np.float64),
-        capacity=np.asarray(capacity, dtype=np.float64),
-    )
-
-
-def _check(flows: Sequence[Flow], num_links: int) -> None:
-    """Raise GraphError for a flow that no network could carry."""
-    for flow in flows:
-        unknown = [link for link in flow.route if not 0 <= link < num_links]
+    for work in sorted(flows):
+        if work < works:
+            flow_of_work[work] = len(carried)
+            carried.append(flows[work])
+            late[work] = flows[work].latency, flows[work].late_s
+    for flow in carried:
+        unknown = [link for link in flow.route if not 0 <= link < len(capacity)]
         if unknown:
-            raise GraphError(f"a flow crosses link {unknown[0]}; there are {num_links} links")
+            raise GraphError(f"a flow crosses link {unknown[0]}; there are {len(capacity)} links")
         if not 0 < flow.bytes_per_s < np.inf:
             raise GraphError(f"a flow cannot run at {flow.bytes_per_s} bytes/s")
         if flow.weight < 1:
             raise GraphError(f"a flow cannot stand for {flow.weight} flows")
         if not 0.0 <= flow.latency <= 1.0 or flow.late_s < 0.0:
             raise GraphError(f"a flow has no latency of {flow.latency} of its time and {flow.late_s} s")
+    counts = [Counter(flow.route) for flow in carried]
+    links = Ragged.of([sorted(crossed) for crossed in counts])
+    crossings = np.array([crossed[link] for crossed in counts for link in sorted(crossed)], dtype=np.int64)
+    by_link = np.argsort(links.values, kind="stable")
+    num_on = np.bincount(links.values, minlength=len(capacity))
+    share, late_s = late[graph.work].T
+    whole_s = np.asarray(duration_s, dtype=np.float64)
+    return Tables(
+        duration_s=whole_s + late_s,
+        latency_s=share * whole_s + late_s,
+        stream=graph.stream.astype(np.int64),
+        missing=np.diff(graph.dependencies.start).astype(np.int64),
+        waiting=graph.successors,
+        kind=kind.reshape(-1).astype(np.int64),
+        flow=flow_of_work[work_of_kind],
+        **_slowed(graph, stream_of_kind.tolist(), work_of_kind.tolist(), beside),
+        links=links,
+        crossings=crossings,
+        flows_on=Ragged(offsets(num_on).astype(np.int32), links.row_of_value[by_link]),
+        crossings_on=crossings[by_link],
+        weight=np.array([flow.weight for flow in carried], dtype=np.int64),
+        bytes_per_s=np.array([flow.bytes_per_s for flow in carried], dtype=np.float64),
+        capacity=np.asarray(capacity, dtype=np.float64),
+    )
 
 
 def _slowed(graph: TaskGraph, streams: list[int], works: list[int], beside: Beside | None) -> dict[str, Any]:
@@ -198,7 +183,7 @@ def _slowed(graph: TaskGraph, streams: list[int], works: list[int], beside: Besi
     return {
         "device": device.astype(np.int64),
         "bound": bound,
-        "occupied": Rows.of(occupied),
+        "occupied": Ragged.of(occupied),
         "taken": taken,
         "num_devices": num_devices,
     }

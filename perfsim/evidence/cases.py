@@ -7,6 +7,7 @@ import re
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +21,7 @@ from perfsim.base.spec import Spec
 from perfsim.base.text import nearest
 from perfsim.base.units import BytesPerSecond, number
 from perfsim.catalog import Catalog, LocatedMapping, data_root, default_catalog, load_mapping
-from perfsim.catalog.reader import Loc, build
+from perfsim.catalog.yaml_tree import Loc
 from perfsim.costs.price import Costs
 from perfsim.costs.wafer import nearest_release
 from perfsim.engine.limits import present_limits
@@ -54,7 +55,7 @@ class _CaseSpec(Spec):
         return {key: part for key, part in value.items() if not str(key).endswith("_note")}
 
 
-class CaseSystem(_CaseSpec):
+class _CaseSystem(_CaseSpec):
     """The machine of a case."""
 
     device: str
@@ -96,7 +97,7 @@ class CaseSystem(_CaseSpec):
         )
 
 
-class ModelRow(_CaseSpec):
+class _ModelRow(_CaseSpec):
     """The model of a row, on one level and with Megatron's names; a case has the model described."""
 
     num_layers: Layers
@@ -167,11 +168,11 @@ class ModelRow(_CaseSpec):
 if TYPE_CHECKING:
     Model = TransformerConfig
 else:
-    Model = Annotated[ModelRow, AfterValidator(ModelRow.described)]
-"""What a row calls its model is read as a `ModelRow`, and kept as the model."""
+    Model = Annotated[_ModelRow, AfterValidator(_ModelRow.described)]
+"""What a row calls its model is read as a `_ModelRow`, and kept as the model."""
 
 
-class CaseParallel(_CaseSpec):
+class _CaseParallel(_CaseSpec):
     """The layout of a case."""
 
     tensor: Devices = 1
@@ -194,7 +195,7 @@ class CaseParallel(_CaseSpec):
     """Layers of each virtual stage, in Megatron-Core's notation."""
 
 
-class CaseTraining(_CaseSpec):
+class _CaseTraining(_CaseSpec):
     """How a case was trained."""
 
     global_batch_size: Sequences
@@ -263,7 +264,7 @@ class StepCase(_CaseSpec):
     family: str
     evidence: Literal["A", "B", "C"]
     source: dict[str, Any] = Field(default_factory=dict)
-    system: CaseSystem
+    system: _CaseSystem
     model: Model
     strategy: str
     framework: str | None = None
@@ -271,8 +272,8 @@ class StepCase(_CaseSpec):
     settings suggest one."""
     container: str | None = None
     """Release of NVIDIA's container that it ran in, as `26.06`."""
-    parallel: CaseParallel
-    training: CaseTraining
+    parallel: _CaseParallel
+    training: _CaseTraining
     measured: Measured
     sweep: str | None = None
     assumed: tuple[str, ...] = ()
@@ -625,7 +626,7 @@ def read_cases(path: Path, kind: type[CaseT], catalog: Catalog | None = None) ->
     problems: list[list[Problem]] = [[] for _ in range(len(nodes) + 1)]
     for problem in mapping.problems:
         problems[sum(start <= (problem.line, problem.column) for start in starts)].append(problem)
-    build(LocatedMapping(path, mapping.node, problems[0]), (_Envelope,), catalog, path.stem)
+    LocatedMapping(path, mapping.node, problems[0]).build((_Envelope,), catalog, path.stem)
     cases: list[CaseT] = []
     lines: dict[str, int] = {}
     refused = []
@@ -651,7 +652,7 @@ def _case(row: LocatedMapping, kind: type[CaseT], catalog: Catalog) -> CaseT:
     if not row.node.is_mapping:
         message = "a mapping (key: value) is expected"
         raise CatalogError([*row.problems, row.node.mark.problem(message)])
-    case = build(row, (kind,), catalog, "case")
+    case = row.build((kind,), catalog, "case")
     if isinstance(case, StepCase):
         named: Loc = ("system", "device")
         try:
@@ -674,20 +675,17 @@ _FEWEST = 20
 
 def mapped(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """`function` of each item on all cores, in order; function, items and results must be picklable."""
-
-    def counted(results: Iterator[Result]) -> Iterator[Result]:
-        tell: Any = present_limits().tell_items
-        for done, result in enumerate(results, start=1):
+    results: list[Result] = []
+    tell = present_limits().tell_items
+    with ExitStack() as stack:
+        computed: Iterator[Result] = map(function, items)
+        if len(items) >= _FEWEST and (os.cpu_count() or 1) > 1:
+            # Ctrl-C reaches all processes of a terminal; only the parent handles it.
+            ignore = (signal.SIGINT, signal.SIG_IGN)
+            pool = stack.enter_context(ProcessPoolExecutor(initializer=signal.signal, initargs=ignore))
+            computed = pool.map(function, items)
+        for result in computed:
+            results.append(result)
             if tell is not None:
-                tell(done, len(items))
-            yield result
-
-    if len(items) < _FEWEST or (os.cpu_count() or 1) == 1:
-        return list(counted(map(function, items)))
-    with ProcessPoolExecutor(initializer=_ignore_interrupts) as pool:
-        return list(counted(pool.map(function, items)))
-
-
-def _ignore_interrupts() -> None:
-    """Ctrl-C reaches all processes of a terminal; only the parent handles it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+                tell(len(results), len(items))
+    return results

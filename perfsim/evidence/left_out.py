@@ -142,13 +142,13 @@ class LeavingOut:
             "cases": [{name: getattr(run, name) for name in names} for run in self.runs],
         }
 
-
-def left_out_document(parts: Sequence[LeavingOut]) -> dict[str, Any] | None:
-    """`left_out` of the JSON document; of a file with both, the scores of its logs stand under `wafers`."""
-    documents = [part.as_dict() for part in parts]
-    if not documents:
-        return None
-    return {**documents[0], **({"wafers": documents[1]} if len(documents) > 1 else {})}
+    @classmethod
+    def document(cls, parts: Sequence[LeavingOut]) -> dict[str, Any] | None:
+        """`left_out` of the JSON document; of a file with both, its logs stand under `wafers`."""
+        documents = [part.as_dict() for part in parts]
+        if not documents:
+            return None
+        return {**documents[0], **({"wafers": documents[1]} if len(documents) > 1 else {})}
 
 
 @dataclass(frozen=True)
@@ -261,26 +261,31 @@ def _groups_of(tangents: Sequence[Tangent]) -> list[str]:
 def _families_left_out(
     tangents: Sequence[Tangent], cases: Sequence[StepCase], catalog: Catalog
 ) -> LeavingOut:
-    """Every group of runs on GPUs; those that are among the cases are priced in full."""
+    """Every group of runs on GPUs with constants from the others; runs among the cases are priced in full."""
     used = [run for run in tangents if run.scored.counts]
+    rows = []
+    for group, left, others in _each_group(used, _groups_of(used)):
+        fit = _fit(others)
+        at: dict[str, float] = {}
+        for run in left:
+            moved = _change(run, others, fit)
+            at |= {name: rounded(value * float(np.exp(moved[name]))) for name, value in run.constants.items()}
+        runs = tuple(replace(run.scored, left_out=group) for run in left)
+        kept = tuple(name for name in at if name not in fit)
+        borrowed = ", ".join(_ceilings(fit)) if any(_borrows(run, fit) for run in left) else ""
+        rows.append(LeftOut(group, left[0].calibration, runs, summary(runs), at, kept, borrowed))
     by_id = {case.id: case for case in cases}
-    rows = [_without(group, left, others) for group, left, others in _each_group(used, _groups_of(used))]
     questions = [(by_id[run.id], row.constants) for row in rows for run in row.runs if run.id in by_id]
     seconds = mapped(partial(_step_s, catalog=catalog), questions)
     predicted = {case.id: step_s for (case, _), step_s in zip(questions, seconds, strict=True)}
-    groups = [
-        replace(
-            row,
-            runs=tuple(
-                replace(run, predicted_s=predicted.get(run.id, run.predicted_s), left_out=row.family)
-                for run in row.runs
-            ),
-        )
-        for row in rows
-    ]
+
+    def priced(run: Scored) -> Scored:
+        return replace(run, predicted_s=predicted.get(run.id, run.predicted_s))
+
+    groups = tuple(replace(row, runs=tuple(map(priced, row.runs))) for row in rows)
     outside = {run.id: run for row in groups for run in row.runs}
     scored = [run.scored for run in used]
-    return LeavingOut("family", tuple(groups), tuple(outside[run.id] for run in scored), summary(scored))
+    return LeavingOut("family", groups, tuple(outside[run.id] for run in scored), summary(scored))
 
 
 def _step_s(question: tuple[StepCase, Constants], catalog: Catalog) -> float:
@@ -315,25 +320,6 @@ def refitted(
             moves = sum(run.slopes.get(name, 0.0) * value for name, value in change.items())
             fitted_s[run.scored.id] = steps_s[run.scored.id] * float(np.exp(moves))
     return fitted_s
-
-
-def _without(group: str, left: Sequence[Tangent], others: Sequence[Tangent]) -> LeftOut:
-    """New constants for a group's runs from the other groups."""
-    fit = _fit(others)
-    at: dict[str, float] = {}
-    for run in left:
-        moved = _change(run, others, fit)
-        at |= {name: rounded(value * float(np.exp(moved[name]))) for name, value in run.constants.items()}
-    runs = tuple(run.scored for run in left)
-    return LeftOut(
-        group,
-        left[0].calibration,
-        runs,
-        summary(runs),
-        at,
-        kept=tuple(name for name in at if name not in fit),
-        borrowed=", ".join(_ceilings(fit)) if any(_borrows(run, fit) for run in left) else "",
-    )
 
 
 def _ceilings(fit: Constants) -> list[str]:
@@ -424,7 +410,22 @@ def _widths_of_alike(runs: Sequence[Scored], others: BandWidths | None) -> BandW
         return BandWidths(base, others.slope, min(1.0, others.unshared * others.base / base))
     points = np.array(_points(runs))
     weights = family_weight([run.family for run in runs])
-    scale, growth = _scale_and_growth(errors, points, weights, len(sizes))
+    freedom = len(sizes)
+
+    def loss(values: Floats) -> float:
+        """Less the likelihood of the logarithm of the scale, and of its growth per point of unlikeness."""
+        squared = np.exp(2 * values[0]) + (values[1] * points) ** 2
+        likelihood = -0.5 * np.log(squared) - (freedom + 1) / 2 * np.log1p(errors**2 / squared / freedom)
+        return -float((weights * likelihood).sum())
+
+    start = float(np.sqrt(np.mean(errors**2)))
+    minimize = partial(
+        scipy("optimize").minimize, loss, method="Nelder-Mead", options={"xatol": 1e-5, "fatol": 1e-8}
+    )
+    results = [minimize([np.log(start), start * growth]) for growth in (0.1, 1.0)]
+    best = min(results, key=lambda result: float(result.fun))
+    scale = float(np.exp(best.x[0]))
+    growth = float(abs(best.x[1]))
     factor = _conformal_quantile(np.abs(errors) / np.hypot(scale, growth * points))
     base = max(_conformal_quantile(np.abs(errors)), factor * scale)
     slope = factor * growth
@@ -442,39 +443,20 @@ def _students_width(errors: Floats, freedom: int) -> float:
     return deviations * float(np.sqrt(np.mean(errors**2)))
 
 
-def _scale_and_growth(errors: Floats, points: Floats, weights: Floats, freedom: int) -> tuple[float, float]:
-    """Scale of the errors, and its growth per point of unlikeness, by maximum likelihood; needs scipy.
-
-    All arrays have the shape (runs,).
-    """
-    optimize = scipy("optimize")
-
-    def loss(values: Floats) -> float:
-        squared = np.exp(2 * values[0]) + (values[1] * points) ** 2
-        likelihood = -0.5 * np.log(squared) - (freedom + 1) / 2 * np.log1p(errors**2 / squared / freedom)
-        return -float((weights * likelihood).sum())
-
-    start = float(np.sqrt(np.mean(errors**2)))
-    options = {"xatol": 1e-5, "fatol": 1e-8}
-    results = [
-        optimize.minimize(loss, [np.log(start), start * growth], method="Nelder-Mead", options=options)
-        for growth in (0.1, 1.0)
-    ]
-    best = min(results, key=lambda result: float(result.fun))
-    return float(np.exp(best.x[0])), float(abs(best.x[1]))
-
-
 def _points(runs: Sequence[Scored]) -> list[float]:
     """Unlikeness of each run to the most similar family of the runs that were not left out with it."""
     known = [(run, run.traits) for run in runs if run.traits is not None]
     families: dict[str, list[Mapping[str, Any]]] = {}
     for group in {run.left_out for run, _ in known}:
         traits: dict[str, list[Traits]] = {}
-        for run, own in known:
+        for run, its_traits in known:
             if run.left_out != group:
-                traits.setdefault(run.family, []).append(own)
+                traits.setdefault(run.family, []).append(its_traits)
         families[group] = [Traits.together(alike) for alike in traits.values()]
-    return [min(own.unlikeness(family)[0] for family in families[run.left_out]) for run, own in known]
+    return [
+        min(its_traits.unlikeness(family)[0] for family in families[run.left_out])
+        for run, its_traits in known
+    ]
 
 
 def _unshared(runs: Sequence[Scored], widths: Floats) -> float:

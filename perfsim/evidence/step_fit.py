@@ -13,7 +13,7 @@ release:
     efficiency(release) = level growth^(releases after the newest)
 
 So a release without a log is interpolated or extrapolated. The time of the mesh is a fact of the hardware
-(`perfsim.costs.mesh`) and not fitted; the record says what a fit would give for it.
+(`perfsim.costs.wafer`) and not fitted; the record says what a fit would give for it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from perfsim.catalog import Catalog, data_root, default_catalog
 from perfsim.costs.gpu import GpuCosts
 from perfsim.costs.wafer import growth_per_release, nearest_release, place_of
 from perfsim.evidence.cases import PlacedCase, StepCase, read_cases
-from perfsim.evidence.fitting import SoftL1, family_weight, fit_record, need_more_than, rounded, scipy
+from perfsim.evidence.fitting import SoftL1, family_weight, need_more_than, rounded, scipy
 from perfsim.machines.gpu_cluster import gpu_plan
 from perfsim.network import FatTree
 from perfsim.prediction.planner import plan_of
@@ -273,7 +273,15 @@ def _gpu_runs(
     if not placed:
         text = f"no scored case runs on a device with calibration {wanted or 'of a GPU'}"
         raise InputError([Problem(text, str(path), 1)])
-    return [GpuRun.of(each) for each in placed]
+    return [GpuRun.of(run) for run in placed]
+
+
+def _fit_record(apes: Floats, **fields: Any) -> FitRecord:
+    """The record of a fit to whole steps, of which `apes` are the absolute errors."""
+    median = round(float(np.median(apes)), 4)
+    return FitRecord(
+        points=len(apes), median_ape=median, p90_ape=round(float(np.percentile(apes, 90)), 4), **fields
+    )
 
 
 def _source_of(path: Path, bundled: str) -> str:
@@ -293,7 +301,7 @@ def _record(result: Any, weight: Floats, names: Sequence[str], *, command: str, 
     matters = (np.abs(result.jac).max(axis=0) > 0.0).tolist()
     idle = [name for name, moved in zip(names, matters, strict=True) if not moved]
     kept = f"; kept, for no run depends on them: {', '.join(idle)}" if idle else ""
-    return fit_record(
+    return _fit_record(
         np.abs(np.expm1(result.fun / weight)),
         command=command,
         table=table,
@@ -336,25 +344,26 @@ class FittedConstant:
     runs: int
     """Runs of the fit."""
 
-
-def fitted_constants(catalog: Catalog) -> list[FittedConstant]:
-    """Constants of frameworks, networks and devices that `perfsim calibrate framework` found, each once."""
-    frameworks = [catalog.framework(name) for name in catalog.names("framework")]
-    found: dict[str, FittedConstant] = {}
-    for owner in [*frameworks, *(catalog.calibration(name) for name in catalog.names("calibration"))]:
-        values = owner.constants()
-        for path, record in owner.fit.items():
-            field = path.rpartition(".")[2]
-            value = values.get(path)
-            if not (record.command.startswith(_COMMAND) and isinstance(value, float)):
-                continue
-            row = _CONSTANTS[field]
-            launched = row.shared_by == "launcher" and bool(getattr(owner, "launcher", ""))
-            if launched or path in owner.assumed:
-                continue
-            name = field if (row.part, row.shared_by) == ("device", "all") else f"{field} of {owner.name}"
-            found[name] = FittedConstant(name, value, record.standard_errors[field], record.points)
-    return list(found.values())
+    @classmethod
+    def recorded(cls, catalog: Catalog) -> list[FittedConstant]:
+        """Constants of the catalogue that `perfsim calibrate framework` determined, each once."""
+        frameworks = [catalog.framework(name) for name in catalog.names("framework")]
+        constants: dict[str, FittedConstant] = {}
+        for owner in [*frameworks, *(catalog.calibration(name) for name in catalog.names("calibration"))]:
+            values = owner.constants()
+            for path, record in owner.fit.items():
+                field = path.rpartition(".")[2]
+                value = values.get(path)
+                if not (record.command.startswith(_COMMAND) and isinstance(value, float)):
+                    continue
+                row = _CONSTANTS[field]
+                launched = row.shared_by == "launcher" and bool(getattr(owner, "launcher", ""))
+                if launched or path in owner.assumed:
+                    continue
+                of_all_devices = (row.part, row.shared_by) == ("device", "all")
+                name = field if of_all_devices else f"{field} of {owner.name}"
+                constants[name] = cls(name, value, record.standard_errors[field], record.points)
+        return list(constants.values())
 
 
 # Wafers: one efficiency a software release.
@@ -362,10 +371,7 @@ def fitted_constants(catalog: Catalog) -> list[FittedConstant]:
 
 @dataclass(frozen=True)
 class WaferFit:
-    """Predictions of some logs as a function of the logarithms of the fitted constants.
-
-    These are the level, the growth if the logs show it, and the time of a link if it is free.
-    """
+    """Predictions of some logs as a function of the logarithms of the fitted constants."""
 
     cases: Sequence[StepCase]
     start: WaferCalibration
@@ -387,47 +393,55 @@ class WaferFit:
             cases.append(case)
         return cls(cases, start, catalog)
 
-    @property
-    def first(self) -> Floats:
-        """The start values; growth only if the logs cover several releases."""
-        positions = self.positions
-        newest = max(positions, key=positions.__getitem__)
-        releases = {nearest_release(case.system.software_release or "", self.start) for case in self.cases}
-        values = [float(np.log(self.start.efficiency[newest]))]
-        values += [growth_per_release(self.start)] if len(releases) > 1 else []
-        values += [float(np.log(self.start.link_s_per_element))] if self.link_is_free else []
-        return np.array(values)
-
-    @property
-    def positions(self) -> dict[str, int]:
-        """Position of each release relative to the newest measured one: 0 or less."""
+    @cached_property
+    def after(self) -> dict[str, int]:
+        """Number of each release after the newest measured one: 0 or less."""
         places = {release: place_of(release) for release in self.start.efficiency}
         return {release: place - max(places.values()) for release, place in places.items()}
 
+    @cached_property
+    def first(self) -> dict[str, float]:
+        """Start of the level, of the growth if the logs cover several releases, of a link if it is free."""
+        newest = max(self.after, key=self.after.__getitem__)
+        releases = {nearest_release(case.system.software_release or "", self.start) for case in self.cases}
+        first = {"level": float(np.log(self.start.efficiency[newest]))}
+        if len(releases) > 1:
+            first["growth"] = growth_per_release(self.start)
+        if self.link_is_free:
+            first["link"] = float(np.log(self.start.link_s_per_element))
+        return first
+
     def growth(self, values: Floats) -> float:
         """Log of the growth per release; the start's if the logs do not show it."""
-        return float(values[1]) if len(values) - self.link_is_free > 1 else growth_per_release(self.start)
+        return float(values[1]) if "growth" in self.first else growth_per_release(self.start)
 
     def calibration(self, values: Floats, digits: int = 15) -> WaferCalibration:
         """The calibration with these constants."""
         efficiency = {
             release: rounded(float(np.exp(float(values[0]) + self.growth(values) * after)), digits)
-            for release, after in self.positions.items()
+            for release, after in self.after.items()
         }
         link_s = float(np.exp(values[-1])) if self.link_is_free else self.start.link_s_per_element
         return self.start.model_copy(update={"efficiency": efficiency, "link_s_per_element": link_s})
 
-    def residuals(self, values: Floats) -> Floats:
-        """log(predicted / measured) of every case."""
-        calibration = self.calibration(values)
-        predicted = [case.evaluated(self.catalog, calibration).step_time_s for case in self.cases]
-        measured = [case.measured.step_time_s for case in self.cases]
-        return np.asarray(np.log(np.array(predicted) / np.array(measured)))
-
     def least_squares(self) -> Any:
-        """SciPy's result of the fit."""
+        """SciPy's result of the fit; residuals are log(predicted / measured) of every case."""
+        measured_s = np.array([case.measured.step_time_s for case in self.cases])
+
+        def residuals(values: Floats) -> Floats:
+            calibration = self.calibration(values)
+            predicted = [case.evaluated(self.catalog, calibration).step_time_s for case in self.cases]
+            return np.asarray(np.log(np.array(predicted) / measured_s))
+
         # Predictions jump with the number of micro-batches, so derivatives need a larger step than usual.
-        return scipy("optimize").least_squares(self.residuals, self.first, diff_step=1e-3, x_scale=0.1)
+        first = np.array(list(self.first.values()))
+        return scipy("optimize").least_squares(residuals, first, diff_step=1e-3, x_scale=0.1)
+
+    def covariance(self, result: Any) -> Floats:
+        """The covariance of the fitted logarithms."""
+        inverse = np.linalg.pinv(result.jac.T @ result.jac)
+        freedom = max(len(self.cases) - len(self.first), 1)
+        return np.asarray(inverse * (result.fun @ result.fun) / freedom)
 
 
 def fit_wafer(path: Path, device: str, *, source: str = "") -> WaferCalibration:
@@ -439,38 +453,29 @@ def fit_wafer(path: Path, device: str, *, source: str = "") -> WaferCalibration:
         raise InputError([Problem("there is no scored case of a wafer to fit to", str(path), 1)])
     need_more_than(len(fit.first), len(fit.cases), path, "scored logs")
     result = fit.least_squares()
-    freedom = len(fit.cases) - len(result.x)
-    covariance = _covariance(result, freedom)
-    errors = {"growth_per_release": float(np.sqrt(covariance[1, 1]))} if len(result.x) > 1 else {}
-    for release, after in fit.positions.items():
+    covariance = fit.covariance(result)
+    errors = {"growth_per_release": float(np.sqrt(covariance[1, 1]))} if "growth" in fit.first else {}
+    for release, after in fit.after.items():
         slope = np.array([1.0, float(after)])[: len(result.x)]
         errors[f"efficiency.{release}"] = float(np.sqrt(slope @ covariance @ slope))
-    pairs = zip(fit.cases, np.expm1(result.fun).tolist(), strict=True)
-    by_case = ", ".join(f"{case.id} {error:+.1%}" for case, error in pairs)
-    grown = np.expm1(fit.growth(result.x))
-    record = fit_record(
-        np.abs(np.expm1(result.fun)),
+    signed = np.expm1(result.fun)
+    by_case = ", ".join(f"{case.id} {error:+.1%}" for case, error in zip(fit.cases, signed, strict=True))
+    note = (
+        f"{len(fit.cases) - len(fit.first)} residual degree(s) of freedom; efficiency grows "
+        f"{np.expm1(fit.growth(result.x)):.1%} a release; errors {by_case}"
+    )
+    # The time of a link is not fitted; what it would be is a check.
+    free = replace(fit, link_is_free=True)
+    if len(fit.cases) > len(free.first):
+        checked = free.least_squares()
+        error = np.sqrt(free.covariance(checked)[-1, -1])
+        link_ns = np.exp(checked.x[-1]) * 1e9
+        note += f"; a link's time, left free, becomes {link_ns:.3g} ns ({error:.0%} standard error)"
+    record = _fit_record(
+        np.abs(signed),
         command=f"perfsim calibrate wafer {path.name} --device {device}",
         table=source or _source_of(path, "public-wafer-logs"),
         standard_errors={name: round(error, 4) for name, error in sorted(errors.items())},
-        note=f"{freedom} residual degree(s) of freedom; efficiency grows {grown:.1%} a release; "
-        f"errors {by_case}{_free_link(fit)}",
+        note=note,
     )
     return fit.calibration(result.x, digits=4).model_copy(update={"fit": {"efficiency": record}})
-
-
-def _covariance(result: Any, freedom: int) -> Floats:
-    inverse = np.linalg.pinv(result.jac.T @ result.jac)
-    return np.asarray(inverse * (result.fun @ result.fun) / max(freedom, 1))
-
-
-def _free_link(fit: WaferFit) -> str:
-    """The time of a link if it were fitted: a check only, since it is not."""
-    free = replace(fit, link_is_free=True)
-    freedom = len(fit.cases) - len(free.first)
-    if freedom < 1:
-        return ""
-    result = free.least_squares()
-    error = np.sqrt(_covariance(result, freedom)[-1, -1])
-    link_ns = np.exp(result.x[-1]) * 1e9
-    return f"; a link's time, left free, becomes {link_ns:.3g} ns ({error:.0%} standard error)"

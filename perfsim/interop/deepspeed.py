@@ -15,7 +15,7 @@ from perfsim.base.sizes import MOST_DEVICES
 from perfsim.interop import tool
 from perfsim.interop.huggingface import model_beside
 from perfsim.interop.source import Settings, Source, names_in
-from perfsim.interop.tool import Chosen, Reading, Row, Tool, Values
+from perfsim.interop.tool import Chosen, Reading, Row, Tool
 from perfsim.specs.layout import ParallelLayout
 
 WIRES = ("fp32", "fp16", "bf16")
@@ -44,12 +44,12 @@ def _place(states: str, earlier: str, least_stage: int) -> Row:
     """Where states are offloaded; `earlier` is the flag of older releases."""
     key = f"zero_optimization.offload_{states}.device"
 
-    def read(settings: Settings, values: Values) -> str | None:
+    def read(settings: Settings) -> str | None:
         usual = "cpu" if settings.flag(f"zero_optimization.{earlier}") else "none"
         place = settings.choice((key,), {place: place for place in ("none", *PLACES)}, usual)
-        return place if values["layout.zero_stage"] >= least_stage else None
+        return place if settings.ours["layout.zero_stage"] >= least_stage else None
 
-    return tool.spelled(f"layout.offload_{states}", key, {place: place for place in PLACES}, read)
+    return Row.spelled(f"layout.offload_{states}", key, {place: place for place in PLACES}, read)
 
 
 def _offload(chosen: Chosen) -> str:
@@ -62,13 +62,13 @@ def _offload(chosen: Chosen) -> str:
     return "it offloads the optimizer with ZeRO 1 to 3, not without" if unsharded else ""
 
 
-def _ratio(settings: Settings, _: Values) -> None:
+def _ratio(settings: Settings) -> None:
     ratio = settings.number("zero_optimization.offload_optimizer.ratio")
     if ratio not in (None, 1.0):
         settings.gap(f"the optimizer of a share of {ratio:g} on the CPU; all is described")
 
 
-def _precision(settings: Settings, _: Values) -> str:
+def _precision(settings: Settings) -> str:
     halves = {
         "fp16": settings.flag("fp16.enabled"),
         "bf16": settings.flag("bf16.enabled", "bfloat16.enabled"),
@@ -76,10 +76,10 @@ def _precision(settings: Settings, _: Values) -> str:
     return next((name for name in ("bf16", "fp16") if halves[name]), "fp32")
 
 
-def _wire(settings: Settings, values: Values) -> str | None:
+def _wire(settings: Settings) -> str | None:
     words = {**{name: name for name in WIRES}, "bfp16": "bf16"}
     keys = ("communication_data_type", "data_types.grad_accum_dtype")
-    wire = settings.choice(keys, words, values["recipe.precision"])
+    wire = settings.choice(keys, words, settings.ours["recipe.precision"])
     return None if wire == "fp32" else wire
 
 
@@ -105,28 +105,28 @@ def _recompute(chosen: Chosen) -> str:
 
 CPU_CHECKPOINTS = "activation_checkpointing.cpu_checkpointing"
 ROWS: tuple[Row, ...] = (
-    tool.same("recipe.global_batch_size", "train_batch_size"),
-    tool.same("layout.micro_batch_size", "train_micro_batch_size_per_gpu"),
+    Row.same("recipe.global_batch_size", "train_batch_size"),
+    Row.same("layout.micro_batch_size", "train_micro_batch_size_per_gpu"),
     Row(
         "(micro-batches)",
         ACCUMULATION,
         lambda c: c.num_microbatches,
-        lambda s, _: s.integer(ACCUMULATION, most=MOST_DEVICES),
+        lambda s: s.integer(ACCUMULATION, most=MOST_DEVICES),
     ),
-    tool.same("layout.zero_stage", "zero_optimization.stage", default=0, least=0, most=3),
-    tool.same("layout.shard_group", "zero_optimization.mics_shard_size"),
+    Row.same("layout.zero_stage", "zero_optimization.stage", default=0, least=0, most=3),
+    Row.same("layout.shard_group", "zero_optimization.mics_shard_size"),
     _place("optimizer", "cpu_offload", 1),
     _place("param", "cpu_offload_params", PARAMETERS_SHARDED),
-    *(tool.known(f"zero_optimization.offload_{states}.{name}") for states in STATES for name in BUFFERS),
+    *(Row.known(f"zero_optimization.offload_{states}.{name}") for states in STATES for name in BUFFERS),
     Row("(a share of the optimizer)", "zero_optimization.offload_optimizer.ratio", read=_ratio),
-    tool.named("layout.offload_activations", CPU_CHECKPOINTS, {"cpu": True}, default="none"),
-    Row("layout.recompute", CPU_CHECKPOINTS, read=lambda s, _: "full" if s.flag(CPU_CHECKPOINTS) else "none"),
-    tool.same("runtime.overlap_grad_reduce", "zero_optimization.overlap_comm", default=False),
+    Row.word("layout.offload_activations", CPU_CHECKPOINTS, {"cpu": True}, default="none"),
+    Row("layout.recompute", CPU_CHECKPOINTS, read=lambda s: "full" if s.flag(CPU_CHECKPOINTS) else "none"),
+    Row.same("runtime.overlap_grad_reduce", "zero_optimization.overlap_comm", default=False),
     Row(
         "layout.tensor",
         "tensor_parallel.autotp_size",
         _tensor,
-        lambda settings, _: settings.integer("tensor_parallel.autotp_size", default=1, least=0) or 1,
+        lambda settings: settings.integer("tensor_parallel.autotp_size", default=1, least=0) or 1,
     ),
     Row(
         "recipe.precision",
@@ -135,36 +135,36 @@ ROWS: tuple[Row, ...] = (
         _precision,
     ),
     Row("recipe.precision", "fp16.enabled", lambda c: c.job.recipe.precision == "fp16"),
-    tool.spelled(
+    Row.spelled(
         "recipe.reduce_precision",
         "communication_data_type",
         {None: "fp32", **{wire: wire for wire in WIRES}},
         _wire,
     ),
-    tool.grad_bucket("zero_optimization.reduce_bucket_size"),
-    tool.optimizer("deepspeed", "optimizer.type"),
-    tool.known("_comments steps_per_print wall_clock_breakdown"),
-    tool.lacks(
+    Row.grad_bucket("zero_optimization.reduce_bucket_size"),
+    Row.optimizer("deepspeed", "optimizer.type"),
+    Row.known("_comments steps_per_print wall_clock_breakdown"),
+    Row.lacks(
         "layout.schedule", "its pipelines run 1f1b, not {}", unless=("1f1b",), when=_staged, refused=True
     ),
-    tool.lacks("layout.zero_stage", "ZeRO {} does not go with its pipelines", when=_staged, refused=True),
+    Row.lacks("layout.zero_stage", "ZeRO {} does not go with its pipelines", when=_staged, refused=True),
     Row("layout.offload_optimizer", refusal=_offload),
-    tool.lacks(
+    Row.lacks(
         "layout.shard_group",
         f"groups that shard (MiCS) have ZeRO {MICS_STAGE}, not {{c.layout.zero_stage}}",
         unless=(None,),
         when=lambda c: c.layout.zero_stage < MICS_STAGE,
         refused=True,
     ),
-    tool.lacks(
+    Row.lacks(
         "layout.context_exchange",
         "its context ranks exchange heads (context_exchange all_to_all), not keys and values",
         unless=("all_to_all",),
         when=lambda c: c.layout.context > 1,
         refused=True,
     ),
-    tool.lacks("recipe.precision", "it has no setting for {}", unless=(*WIRES, "tf32"), refused=True),
-    tool.lacks(
+    Row.lacks("recipe.precision", "it has no setting for {}", unless=(*WIRES, "tf32"), refused=True),
+    Row.lacks(
         "model",
         "the model, which the training script builds: {0.num_layers} layers, hidden {0.hidden_size}, "
         "{0.num_attention_heads} heads, {0.query_groups} key and value heads, MLP {0.ffn_hidden_size}, "
@@ -172,24 +172,24 @@ ROWS: tuple[Row, ...] = (
     ),
     Row("layout.pipeline", gap=_pipeline),
     Row("layout.recompute", gap=_recompute),
-    tool.lacks(
+    Row.lacks(
         "layout.tensor",
         "tensor parallelism {} with ZeRO 3; the script's mpu object has it",
         when=lambda c: _tensor(c) is None,
     ),
-    tool.lacks("layout.context", "context {}; the script wraps attention in DistributedAttention (Ulysses)"),
-    tool.lacks(
+    Row.lacks("layout.context", "context {}; the script wraps attention in DistributedAttention (Ulysses)"),
+    Row.lacks(
         "layout.expert", "expert {}, expert_tensor {c.layout.expert_tensor}; its MoE layers set ep_size"
     ),
-    tool.lacks(
+    Row.lacks(
         "layout.offloads",
         "nvme_path, the folder of the drives",
         when=lambda c: "nvme" in c.layout.offloads.values(),
     ),
-    tool.lacks("layout.sequence_parallel", "sequence parallelism of the norms"),
-    tool.lacks("runtime.attention", "{} attention, which the model's code chooses"),
+    Row.lacks("layout.sequence_parallel", "sequence parallelism of the norms"),
+    Row.lacks("runtime.attention", "{} attention, which the model's code chooses"),
     tool.TF32_PRODUCTS,
-    tool.lacks("recipe.reduce_precision", "gradients reduced in {}", unless=(None, *WIRES)),
+    Row.lacks("recipe.reduce_precision", "gradients reduced in {}", unless=(None, *WIRES)),
 )
 
 
@@ -203,11 +203,10 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
     model = model_beside(source)
     settings = Settings.of(source, document)
     settings.values = {name: value for name, value in settings.values.items() if value != "auto"}
-    values = tool.read_rows(ROWS, settings)
-    recipe = values.recipe
+    recipe = settings.read(ROWS).recipe
     batch = recipe.get("global_batch_size")
-    micro = values.get("layout.micro_batch_size")
-    accumulation = values.get("(micro-batches)")
+    micro = settings.ours.get("layout.micro_batch_size")
+    accumulation = settings.ours.get("(micro-batches)")
     data = None
     if batch is not None and micro is not None and accumulation is not None:
         data, rest = divmod(batch, micro * accumulation)
@@ -220,7 +219,7 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
     if model is not None:
         # The file does not say it; a recipe has to.
         recipe["seq_length"] = min(model.fields["max_position_embeddings"], LONGEST)
-    layout = values.layout(data=data or 1)
+    layout = settings.layout(data=data or 1)
     return Reading(
         settings,
         model,

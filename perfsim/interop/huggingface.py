@@ -2,8 +2,8 @@
 
 Source: huggingface/transformers, `src/transformers/models/*/configuration_*.py` and `modeling_*.py`, and the
 code next to the weights of families that bring their own. Which linears have biases, how many norms a layer
-has and whether the MLP is gated decide the parameter count; where the code fixes them, `FAMILIES` has them,
-and where a key of one family's decides them, `FAMILY_ROWS` has its rows.
+has and whether the MLP is gated decide the parameter count: where the code fixes them, or a key of one
+family's decides them, `FAMILIES` has them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,84 @@ from perfsim.catalog import default_catalog
 from perfsim.interop import tool
 from perfsim.interop.nearest_model import Nearest
 from perfsim.interop.source import Settings, Source, names_in
-from perfsim.interop.tool import Reading, Row, Tool, Values
+from perfsim.interop.tool import Read, Reading, Row, Tool
 
 Fields = Mapping[str, Any]
-"""Fields of `TransformerConfig` and of `Beyond`."""
+"""Fields of `TransformerConfig` and of `Beyond`. A function reads one after the keys that all families have;
+None keeps what these say."""
+_HIDDEN = "model.hidden_size"
+_HEADS = "model.num_attention_heads"
+
+
+def _flag(key: str, *, default: bool = False) -> Read:
+    """What a truth value says."""
+    return lambda settings: settings.flag(key, default=default)
+
+
+def _if(key: str, value: Any, otherwise: Any = None, *, default: bool = False) -> Read:
+    """One of two values by a truth value; they may be functions as well."""
+
+    def read(settings: Settings) -> Any:
+        chosen = value if settings.flag(key, default=default) else otherwise
+        return chosen(settings) if callable(chosen) else chosen
+
+    return read
+
+
+def _of_each_head(settings: Settings) -> int:
+    """Parameters of norms of queries and keys that all heads share."""
+    return 2 * int(settings.ours["model.head_dim"])
+
+
+def _of_all_heads(settings: Settings) -> Any:
+    """Parameters of norms of queries and keys over all heads together."""
+    heads = settings.ours[_HEADS]
+    return (heads + (settings.ours.get("model.num_query_groups") or heads)) * _of_each_head(settings) // 2
+
+
+def _falcon_groups(settings: Settings) -> int:
+    heads: int = settings.ours[_HEADS]
+    if settings.flag("new_decoder_architecture") or settings.has("n_head_kv"):
+        return settings.integer("num_kv_heads", "n_head_kv", default=heads)
+    return 1 if settings.flag("multi_query", default=True) else heads
+
+
+def _falcon_norms(settings: Settings) -> int:
+    if settings.flag("new_decoder_architecture") or settings.has("n_head_kv"):
+        return settings.integer("num_ln_in_parallel_attn", default=2)
+    return 1 if settings.flag("parallel_attn", default=True) else 2
+
+
+def _mpt_positions(settings: Settings) -> str:
+    if settings.flag("attn_config.alibi"):
+        return "alibi"
+    if settings.flag("attn_config.rope"):
+        return "rotary"
+    return "learned" if settings.flag("learned_pos_emb", default=True) else "none"
+
+
+def _opt_parts(settings: Settings) -> dict[str, int]:
+    hidden: int = settings.ours[_HIDDEN]
+    width = settings.integer("word_embed_proj_dim", default=hidden)
+    added = 2 * width * hidden - settings.ours["model.vocab_size"] * (hidden - width)
+    return {f"an embedding of width {width} with two projections": added} if width != hidden else {}
+
+
+def _bert_parts(settings: Settings) -> dict[str, int]:
+    hidden: int = settings.ours[_HIDDEN]
+    types = settings.integer("type_vocab_size", default=2, least=0)
+    parts = {"token types": types * hidden, "a norm of the embedding": 2 * hidden}
+    named = str(settings.raw("architectures"))
+    if "MaskedLM" in named or "PreTraining" in named or "BertLMHead" in named:
+        vocab: int = settings.ours["model.vocab_size"]
+        parts["the masked-language head's own layer"] = hidden * hidden + 3 * hidden + vocab
+    if "PreTraining" in named:
+        parts["the head of sentence pairs"] = 2 * hidden + 2
+    if "MaskedLM" not in named:
+        parts["the pooler"] = hidden * hidden + hidden
+    return parts
+
+
 GPT: Fields = {}
 """The defaults: LayerNorm, biases everywhere, learned positions, tied head, no gate."""
 LLAMA: Fields = {
@@ -34,48 +108,112 @@ LLAMA: Fields = {
 }
 PARALLEL: Fields = {"position_embedding": "rotary", "tied_embeddings": False, "norms": 1}
 """Attention and MLP on one norm."""
-NO_QKV_BIAS: Fields = {"attention_bias": False, "output_bias": True}
-ONLY_QKV_BIAS: Fields = {"attention_bias": True, "output_bias": False}
-TIED: Fields = {"tied_embeddings": True}
-BERT: Fields = {"causal": False, "final_norm": False}
+GPTJ: Fields = {**PARALLEL, "attention_bias": False, "head_bias": True}
+QWEN2: Fields = {**LLAMA, "attention_bias": True, "output_bias": False}
+COHERE: Fields = {
+    **LLAMA,
+    "tied_embeddings": True,
+    "norms": 1,
+    "qk_norm": _if("use_qk_norm", _of_all_heads),
+}
+BERT: Fields = {"causal": False, "final_norm": False, "parts": _bert_parts}
+OLMO2: Fields = {**LLAMA, "qk_norm": _of_all_heads}
+QWEN3: Fields = {**LLAMA, "qk_norm": _of_each_head}
+GEMMA2: Fields = {**LLAMA, "tied_embeddings": True, "norms": 4}
+GLM: Fields = {**LLAMA, "attention_bias": _flag("attention_bias"), "output_bias": lambda _: False}
+INTERNLM: Fields = {**LLAMA, "attention_bias": _flag("bias"), "output_bias": _flag("bias")}
 
+
+def _biases(read: Read) -> Fields:
+    """All linears of a layer have biases or none."""
+    return dict.fromkeys(("bias", "attention_bias", "output_bias"), read)
+
+
+FALCON: Fields = {
+    **_biases(_flag("bias")),
+    "position_embedding": _if("alibi", "alibi", "rotary"),
+    "num_query_groups": _falcon_groups,
+    "norms": _falcon_norms,
+}
 FAMILIES: Mapping[str, Fields] = {
     "gpt2": GPT,
-    "gpt_bigcode": GPT,
-    "gpt_neo": NO_QKV_BIAS,
-    "gptj": {**PARALLEL, "attention_bias": False, "head_bias": True},
-    "codegen": {**PARALLEL, "attention_bias": False, "head_bias": True},
+    "gpt_bigcode": {"num_query_groups": _if("multi_query", 1, default=True)},
+    "gpt_neo": {"attention_bias": False, "output_bias": True},
+    "gptj": GPTJ,
+    "codegen": GPTJ,
     "gpt_neox": {"position_embedding": "rotary", "tied_embeddings": False},
-    "opt": {"extra_positions": 2},
-    "bloom": {"position_embedding": "alibi"},
-    "falcon": {"position_embedding": "rotary", "norms": 1},
-    "RefinedWeb": {"position_embedding": "rotary"},
-    "RefinedWebModel": {"position_embedding": "rotary", "norms": 1},
-    "mpt": {"norm_vectors": 1, "attention_bias": False, "bias": False},
-    "phi": {**PARALLEL, "head_bias": True},
-    "phimoe": {**LLAMA, "norm_vectors": 2},
-    "stablelm": {**LLAMA, "norm_vectors": 2},
-    "starcoder2": {"position_embedding": "rotary"},
+    "opt": {
+        **_biases(_flag("enable_bias", default=True)),
+        "extra_positions": 2,
+        "final_norm": lambda s: (
+            s.flag("do_layer_norm_before", default=True) and not s.flag("_remove_final_layer_norm")
+        ),
+        "parts": _opt_parts,
+    },
+    "bloom": {
+        "position_embedding": "alibi",
+        "parts": lambda s: {"a norm of the embedding": 2 * s.ours[_HIDDEN]},
+    },
+    **dict.fromkeys(("falcon", "RefinedWeb", "RefinedWebModel"), FALCON),
+    "mpt": {
+        **_biases(_if("no_bias", False, True, default=True)),
+        "norm_vectors": _if("no_bias", 1, 2, default=True),
+        "ffn_hidden_size": lambda s: int((s.number("expansion_ratio") or 4) * s.ours[_HIDDEN]),
+        "position_embedding": _mpt_positions,
+        "num_query_groups": lambda s: (
+            1 if s.text("attn_config.attn_type") == "multiquery_attention" else None
+        ),
+    },
+    "phi": {**PARALLEL, "head_bias": True, "qk_norm": _if("qk_layernorm", _of_each_head)},
+    "phimoe": {**LLAMA, "norm_vectors": 2, "head_bias": _flag("lm_head_bias")},
+    "stablelm": {
+        **LLAMA,
+        "norm_vectors": 2,
+        "attention_bias": _flag("use_qkv_bias"),
+        "norms": _if("use_parallel_residual", 1),
+        "qk_norm": _if("qk_layernorm", _of_all_heads),
+    },
+    "starcoder2": {"position_embedding": "rotary", **_biases(_flag("use_bias", default=True))},
     "nemotron": {**LLAMA, "gated_mlp": False, "norm_vectors": 2},
     "olmo": {**LLAMA, "norm_vectors": 0},
-    "cohere": {**LLAMA, **TIED, "norms": 1},
-    "cohere2": {**LLAMA, **TIED, "norms": 1},
-    "gemma": {**LLAMA, **TIED},
-    "gemma2": {**LLAMA, **TIED, "norms": 4},
-    "gemma3_text": {**LLAMA, **TIED, "norms": 4},
-    "qwen": {**LLAMA, **ONLY_QKV_BIAS},
-    "qwen2": {**LLAMA, **ONLY_QKV_BIAS},
-    "qwen2_moe": {**LLAMA, **ONLY_QKV_BIAS, "shared_gate": True},
-    "glm4": {**LLAMA, "norms": 4},
-    "gpt_oss": {**LLAMA, "attention_bias": True, "bias": True, "router_bias": True},
-    "bert": BERT,
-    "roberta": BERT,
+    **dict.fromkeys(("olmo2", "olmo3", "olmoe"), OLMO2),
+    **dict.fromkeys(("cohere", "cohere2"), COHERE),
+    "gemma": {**LLAMA, "tied_embeddings": True},
+    "gemma2": GEMMA2,
+    "gemma3_text": {**GEMMA2, "qk_norm": _of_each_head},
+    # The file gives gate and up together.
+    "qwen": {**QWEN2, "ffn_hidden_size": lambda s: s.ours["model.ffn_hidden_size"] // 2},
+    "qwen2": QWEN2,
+    "qwen2_moe": {**QWEN2, "shared_gate": True},
+    **dict.fromkeys(("qwen3", "qwen3_moe"), QWEN3),
+    "chatglm": {
+        **LLAMA,
+        **_biases(_flag("add_bias_linear")),
+        "attention_bias": lambda s: s.flag("add_qkv_bias") or s.flag("add_bias_linear"),
+        "norm_vectors": _if("rmsnorm", 1, 2, default=True),
+        "num_query_groups": _if(
+            "multi_query_attention",
+            lambda s: s.integer("multi_query_group_num", default=1),
+            lambda s: s.ours[_HEADS],
+        ),
+    },
+    "glm": GLM,
+    "glm4": {**GLM, "norms": 4},
+    "glm4_moe": {**GLM, "qk_norm": _if("use_qk_norm", _of_each_head)},
+    **dict.fromkeys(("internlm", "internlm2"), INTERNLM),
+    "gpt_oss": {
+        **LLAMA,
+        "attention_bias": True,
+        "bias": True,
+        "router_bias": True,
+        "parts": lambda s: {"attention sinks": s.ours["model.num_layers"] * s.ours[_HEADS]},
+    },
+    **dict.fromkeys(("bert", "roberta"), BERT),
     **dict.fromkeys(
         (
-            *("llama", "mistral", "mixtral", "ministral", "internlm", "internlm2", "internlm3", "baichuan"),
-            *("yi", "deepseek", "granite", "granitemoe", "smollm3", "aquila", "llama4_text", "arcee", "Yi"),
-            *("exaone", "helium", "apertus", "seed_oss", "ernie4_5", "hunyuan_v1_dense", "dbrx", "phi3"),
-            *("olmo2", "olmo3", "olmoe", "qwen3", "qwen3_moe", "chatglm", "glm", "glm4_moe"),
+            *("llama", "mistral", "mixtral", "ministral", "internlm3", "baichuan", "yi", "Yi", "deepseek"),
+            *("granite", "granitemoe", "smollm3", "aquila", "llama4_text", "arcee", "exaone", "helium"),
+            *("apertus", "seed_oss", "ernie4_5", "hunyuan_v1_dense", "dbrx", "phi3"),
             *("deepseek_v2", "deepseek_v3", "kimi_k2"),
         ),
         LLAMA,
@@ -97,166 +235,6 @@ OTHER_KINDS: Mapping[str, str] = {
     **dict.fromkeys(("vit", "clip", "siglip", "dinov2", "wav2vec2", "swin", "convnext"), "no language model"),
 }
 """What is not described at all, by `model_type`."""
-
-
-# ------------------------------------------------------------------------ keys of one family's own
-def _flag(key: str, *names: str, default: bool = False) -> tuple[Row, ...]:
-    """Fields that are what a truth value says."""
-    return tuple(Row(f"model.{name}", key, read=lambda s, _: s.flag(key, default=default)) for name in names)
-
-
-def _if(key: str, field: str, value: Any, *, default: bool = False, usual: Any = None) -> Row:
-    """A field with a value where a truth value holds, else with the usual one; None keeps the family's.
-
-    Values may be functions of what was read before.
-    """
-
-    def read(settings: Settings, values: Values) -> Any:
-        chosen = value if settings.flag(key, default=default) else usual
-        return chosen(values) if callable(chosen) else chosen
-
-    return Row(f"model.{field}", key, read=read)
-
-
-def _always(field: str, value: Any) -> Row:
-    """A field that follows from others."""
-    return Row(f"model.{field}", "", read=lambda _, values: value(values) if callable(value) else value)
-
-
-def _of_each_head(values: Values) -> int:
-    """Parameters of norms of queries and keys that all heads share."""
-    return 2 * int(values["model.head_dim"])
-
-
-def _of_all_heads(values: Values) -> Any:
-    """Parameters of norms of queries and keys over all heads together."""
-    heads = values["model.num_attention_heads"]
-    return (heads + (values.get("model.num_query_groups") or heads)) * int(values["model.head_dim"])
-
-
-def _heads(values: Values) -> int:
-    return int(values["model.num_attention_heads"])
-
-
-def _falcon_groups(settings: Settings, values: Values) -> int:
-    if settings.flag("new_decoder_architecture") or settings.has("n_head_kv"):
-        return settings.integer("num_kv_heads", "n_head_kv", default=_heads(values))
-    return 1 if settings.flag("multi_query", default=True) else _heads(values)
-
-
-def _falcon_norms(settings: Settings, _: Values) -> int:
-    if settings.flag("new_decoder_architecture") or settings.has("n_head_kv"):
-        return settings.integer("num_ln_in_parallel_attn", default=2)
-    return 1 if settings.flag("parallel_attn", default=True) else 2
-
-
-def _mpt_positions(settings: Settings, _: Values) -> str:
-    if settings.flag("attn_config.alibi"):
-        return "alibi"
-    if settings.flag("attn_config.rope"):
-        return "rotary"
-    return "learned" if settings.flag("learned_pos_emb", default=True) else "none"
-
-
-def _opt_parts(settings: Settings, values: Values) -> dict[str, int]:
-    hidden: int = values["model.hidden_size"]
-    width = settings.integer("word_embed_proj_dim", default=hidden)
-    added = 2 * width * hidden - values["model.vocab_size"] * (hidden - width)
-    return {f"an embedding of width {width} with two projections": added} if width != hidden else {}
-
-
-def _bert_parts(settings: Settings, values: Values) -> dict[str, int]:
-    hidden: int = values["model.hidden_size"]
-    types = settings.integer("type_vocab_size", default=2, least=0)
-    parts = {"token types": types * hidden, "a norm of the embedding": 2 * hidden}
-    named = str(settings.raw("architectures"))
-    if "MaskedLM" in named or "PreTraining" in named or "BertLMHead" in named:
-        vocab: int = values["model.vocab_size"]
-        parts["the masked-language head's own layer"] = hidden * hidden + 3 * hidden + vocab
-    if "PreTraining" in named:
-        parts["the head of sentence pairs"] = 2 * hidden + 2
-    if "MaskedLM" not in named:
-        parts["the pooler"] = hidden * hidden + hidden
-    return parts
-
-
-ALL_BIASES = ("bias", "attention_bias", "output_bias")
-ATTENTION_BIASES = ("attention_bias", "output_bias")
-FALCON = (
-    *_flag("bias", *ALL_BIASES),
-    _if("alibi", "position_embedding", "alibi"),
-    Row("model.num_query_groups", "num_kv_heads n_head_kv multi_query", read=_falcon_groups),
-    Row("model.norms", "num_ln_in_parallel_attn parallel_attn", read=_falcon_norms),
-)
-GLM = (*_flag("attention_bias", "attention_bias"), _always("output_bias", value=False))
-FAMILY_ROWS: Mapping[str, tuple[Row, ...]] = {
-    "gpt_bigcode": (_if("multi_query", "num_query_groups", 1, default=True),),
-    "opt": (
-        *_flag("enable_bias", *ALL_BIASES, default=True),
-        Row(
-            "model.final_norm",
-            "do_layer_norm_before _remove_final_layer_norm",
-            read=lambda s, _: (
-                s.flag("do_layer_norm_before", default=True) and not s.flag("_remove_final_layer_norm")
-            ),
-        ),
-        Row("model.parts", "word_embed_proj_dim", read=_opt_parts),
-    ),
-    "bloom": (_always("parts", lambda v: {"a norm of the embedding": 2 * v["model.hidden_size"]}),),
-    "falcon": FALCON,
-    "RefinedWeb": FALCON,
-    "RefinedWebModel": FALCON,
-    "mpt": (
-        Row(
-            "model.ffn_hidden_size",
-            "expansion_ratio",
-            read=lambda s, v: int((s.number("expansion_ratio") or 4) * v["model.hidden_size"]),
-        ),
-        *(_if("no_bias", name, None, default=True, usual=True) for name in ALL_BIASES),
-        _if("no_bias", "norm_vectors", None, default=True, usual=2),
-        Row("model.position_embedding", "attn_config.alibi attn_config.rope", read=_mpt_positions),
-        Row(
-            "model.num_query_groups",
-            "attn_config.attn_type",
-            read=lambda s, _: 1 if s.text("attn_config.attn_type") == "multiquery_attention" else None,
-        ),
-    ),
-    "phi": (_if("qk_layernorm", "qk_norm", lambda values: 2 * _of_each_head(values)),),
-    "phimoe": _flag("lm_head_bias", "head_bias"),
-    "stablelm": (
-        *_flag("use_qkv_bias", "attention_bias"),
-        _if("use_parallel_residual", "norms", 1),
-        _if("qk_layernorm", "qk_norm", _of_all_heads),
-    ),
-    "starcoder2": _flag("use_bias", *ALL_BIASES, default=True),
-    **dict.fromkeys(("olmo2", "olmo3", "olmoe"), (_always("qk_norm", _of_all_heads),)),
-    **dict.fromkeys(("gemma3_text", "qwen3", "qwen3_moe"), (_always("qk_norm", _of_each_head),)),
-    **dict.fromkeys(("cohere", "cohere2"), (_if("use_qk_norm", "qk_norm", _of_all_heads),)),
-    # The file gives gate and up together.
-    "qwen": (_always("ffn_hidden_size", lambda values: values["model.ffn_hidden_size"] // 2),),
-    "chatglm": (
-        *_flag("add_bias_linear", *ALL_BIASES),
-        _if("add_qkv_bias", "attention_bias", value=True),
-        _if("rmsnorm", "norm_vectors", None, default=True, usual=2),
-        Row(
-            "model.num_query_groups",
-            "multi_query_attention multi_query_group_num",
-            read=lambda s, v: (
-                s.integer("multi_query_group_num", default=1)
-                if s.flag("multi_query_attention")
-                else _heads(v)
-            ),
-        ),
-    ),
-    "glm": GLM,
-    "glm4": GLM,
-    "glm4_moe": (*GLM, _if("use_qk_norm", "qk_norm", _of_each_head)),
-    "internlm": _flag("bias", *ATTENTION_BIASES),
-    "internlm2": _flag("bias", *ATTENTION_BIASES),
-    "gpt_oss": (_always("parts", lambda v: {"attention sinks": v["model.num_layers"] * _heads(v)}),),
-    "bert": (Row("model.parts", "type_vocab_size", read=_bert_parts),),
-    "roberta": (Row("model.parts", "type_vocab_size", read=_bert_parts),),
-}
 
 
 # ------------------------------------------------------------------------------- keys of all families
@@ -282,15 +260,15 @@ ACTIVE = "num_experts_per_tok num_experts_per_token ffn_config.moe_top_k moe_top
 EXPERT_LAYERS = "first_k_dense_replace moe_layer_freq decoder_sparse_step interleave_moe_layer_step"
 
 
-def _positions(settings: Settings, values: Values) -> int:
-    if values.get("model.position_embedding") == "alibi":
+def _positions(settings: Settings) -> int:
+    if settings.ours.get("model.position_embedding") == "alibi":
         return settings.integer(*POSITIONS.split(), default=ALIBI_BLOOM_POSITIONS)
     return settings.needed(*POSITIONS.split(), "model_max_length")
 
 
-def _shared_width(settings: Settings, values: Values) -> int:
+def _shared_width(settings: Settings) -> int:
     """Width of all shared experts together."""
-    width: int = values["model.experts.ffn_hidden_size"]
+    width: int = settings.ours["model.experts.ffn_hidden_size"]
     counts = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
     count = settings.integer(*counts, default=0, least=0)
     together = settings.integer(
@@ -301,13 +279,13 @@ def _shared_width(settings: Settings, values: Values) -> int:
     return count * width if together is None else together
 
 
-def _dense_width(settings: Settings, _: Values) -> int | None:
+def _dense_width(settings: Settings) -> int | None:
     of_family = settings.text("model_type") == "llama4_text"
     return settings.integer("intermediate_size_mlp", most=MOST_WIDTH) if of_family else None
 
 
-def _expert_layers(settings: Settings, values: Values) -> tuple[bool, ...]:
-    layers: int = values["model.num_layers"]
+def _expert_layers(settings: Settings) -> tuple[bool, ...]:
+    layers: int = settings.ours["model.num_layers"]
     first_key, *every_keys = EXPERT_LAYERS.split()
     first = settings.integer(first_key, default=0, least=0, most=layers)
     step = max(1, settings.integer(*every_keys, default=1, least=0))
@@ -320,37 +298,37 @@ def _expert_layers(settings: Settings, values: Values) -> tuple[bool, ...]:
 
 
 SHAPE: tuple[Row, ...] = (
-    tool.same("model.hidden_size", HIDDEN, needed=True),
-    tool.same("model.num_attention_heads", HEADS, needed=True),
-    tool.same("model.num_layers", LAYERS, needed=True),
-    tool.same("model.num_query_groups", KV_HEADS),
-    tool.same(
+    Row.same("model.hidden_size", HIDDEN, needed=True),
+    Row.same("model.num_attention_heads", HEADS, needed=True),
+    Row.same("model.num_layers", LAYERS, needed=True),
+    Row.same("model.num_query_groups", KV_HEADS),
+    Row.same(
         "model.head_dim",
         "head_dim kv_channels attention_head_dim",
-        default=lambda _, v: max(1, v["model.hidden_size"] // _heads(v)),
+        default=lambda s: max(1, s.ours[_HIDDEN] // s.ours[_HEADS]),
     ),
-    tool.same("model.ffn_hidden_size", FFN, default=lambda _, values: 4 * values["model.hidden_size"]),
-    tool.same("model.vocab_size", "vocab_size padded_vocab_size n_vocab", needed=True),
+    Row.same("model.ffn_hidden_size", FFN, default=lambda s: 4 * s.ours[_HIDDEN]),
+    Row.same("model.vocab_size", "vocab_size padded_vocab_size n_vocab", needed=True),
     Row("model.max_position_embeddings", POSITIONS, read=_positions),
-    tool.same("model.tied_embeddings", "tie_word_embeddings"),
-    tool.same("model.attention_bias", "attention_bias"),
-    tool.same("model.output_bias", "attention_bias"),
-    tool.same("model.bias", "mlp_bias"),
-    tool.same("model.mtp_num_layers", "num_nextn_predict_layers", default=0),
+    Row.same("model.tied_embeddings", "tie_word_embeddings"),
+    Row.same("model.attention_bias", "attention_bias"),
+    Row.same("model.output_bias", "attention_bias"),
+    Row.same("model.bias", "mlp_bias"),
+    Row.same("model.mtp_num_layers", "num_nextn_predict_layers", default=0),
 )
 BLOCKS: tuple[Row, ...] = (
     *tool.when(
-        lambda settings, _: settings.has("kv_lora_rank"),
-        tool.same("model.latent_attention.q_lora_rank", "q_lora_rank"),
-        tool.same("model.latent_attention.kv_lora_rank", "kv_lora_rank", needed=True),
-        tool.same("model.latent_attention.qk_nope_head_dim", "qk_nope_head_dim", needed=True),
-        tool.same("model.latent_attention.qk_rope_head_dim", "qk_rope_head_dim", needed=True),
-        tool.same("model.latent_attention.v_head_dim", "v_head_dim", needed=True),
+        lambda settings: settings.has("kv_lora_rank"),
+        Row.same("model.latent_attention.q_lora_rank", "q_lora_rank"),
+        Row.same("model.latent_attention.kv_lora_rank", "kv_lora_rank", needed=True),
+        Row.same("model.latent_attention.qk_nope_head_dim", "qk_nope_head_dim", needed=True),
+        Row.same("model.latent_attention.qk_rope_head_dim", "qk_rope_head_dim", needed=True),
+        Row.same("model.latent_attention.v_head_dim", "v_head_dim", needed=True),
     ),
     *tool.experts(
         EXPERTS,
-        tool.same("model.experts.top_k", ACTIVE, needed=True),
-        tool.same(
+        Row.same("model.experts.top_k", ACTIVE, needed=True),
+        Row.same(
             "model.experts.ffn_hidden_size",
             "moe_intermediate_size expert_ffn_hidden_size",
             default=tool.as_in("model.ffn_hidden_size"),
@@ -358,22 +336,20 @@ BLOCKS: tuple[Row, ...] = (
         Row("model.experts.shared_ffn_hidden_size", "n_shared_experts", read=_shared_width),
         Row("model.ffn_hidden_size", "intermediate_size_mlp", read=_dense_width),
         Row("model.expert_layers", f"{EXPERT_LAYERS} mlp_only_layers", read=_expert_layers),
-        Row(
-            "model.router_bias", "topk_method", read=lambda s, _: s.text("topk_method") == "noaux_tc" or None
-        ),
-        tool.same("model.experts.groups", "n_group", default=1),
-        tool.same("model.experts.top_groups", "topk_group", default=1),
+        Row("model.router_bias", "topk_method", read=lambda s: s.text("topk_method") == "noaux_tc" or None),
+        Row.same("model.experts.groups", "n_group", default=1),
+        Row.same("model.experts.top_groups", "topk_group", default=1),
     ),
 )
 
 
-def _window(settings: Settings, values: Values, family: str) -> tuple[int | None, int | None]:
+def _window(settings: Settings, family: str) -> tuple[int | None, int | None]:
     """The window and how often a layer attends to all positions; a gap where the layers follow no pattern."""
     listed = isinstance(settings.raw("sliding_window"), (list, str))
     if listed or not settings.flag("use_sliding_window", default=True):
         return None, None
     window = settings.integer("sliding_window", "window_size", least=0)
-    if not window or window >= values["model.max_position_embeddings"]:
+    if not window or window >= settings.ours["model.max_position_embeddings"]:
         return None, None
     every = settings.integer("sliding_window_pattern", most=MOST_LAYERS)
     types = settings.raw("layer_types")
@@ -411,23 +387,27 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
     if family not in FAMILIES:
         known = f"model_type {family!r} is unknown: it" if family else "without a model_type the file"
         settings.gap(f"{known} is read with the names and defaults of Llama; check the count")
-    defaults = {f"model.{name}": value for name, value in FAMILIES.get(family, LLAMA).items()}
-    values = tool.read_rows(SHAPE, settings, defaults)
+    of_family = FAMILIES.get(family, LLAMA)
+    fixed = {f"model.{name}": value for name, value in of_family.items() if not callable(value)}
+    settings.ours.update(fixed)
+    settings.read(SHAPE)
     if family not in FAMILIES:
         activation = settings.text("hidden_act", default="silu")
-        values["model.gated_mlp"] = activation.startswith(("sil", "swi", "glu", "geglu"))
-    values = tool.read_rows((*FAMILY_ROWS.get(family, ()), *BLOCKS), settings, values)
-    values["model.sliding_window"], values["model.sliding_window_pattern"] = _window(settings, values, family)
+        settings.ours["model.gated_mlp"] = activation.startswith(("sil", "swi", "glu", "geglu"))
+    settings.read([Row(f"model.{name}", read=read) for name, read in of_family.items() if callable(read)])
+    settings.read(BLOCKS)
+    window, every = _window(settings, family)
+    settings.ours |= {"model.sliding_window": window, "model.sliding_window_pattern": every}
     if family == "gpt_neo":
         settings.gap("local attention in every second layer; taken as full attention")
-    if values["model.mtp_num_layers"]:
+    if settings.ours["model.mtp_num_layers"]:
         settings.gap("layers that predict further tokens, which the count leaves out")
     if family == "gpt_neox" and settings.flag("use_parallel_residual", default=True):
         settings.gap("attention and MLP that read the same input, each by its own norm")
     if section:
         settings.gap(f"what stands outside `{section}`: encoders of images and sound")
     name = settings.text("_name_or_path").rstrip("/").split("/")[-1]
-    return Reading(settings, values.model, name=name)
+    return Reading(settings, settings.model, name=name)
 
 
 def _family_of(document: Mapping[str, Any]) -> str:

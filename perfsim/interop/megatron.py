@@ -22,7 +22,7 @@ from perfsim.base.sizes import MOST_DEVICES, MOST_HEADS, MOST_LAYERS, MOST_VOCAB
 from perfsim.interop import tool
 from perfsim.interop.shell import UNKNOWN, flags_of
 from perfsim.interop.source import Settings, Source
-from perfsim.interop.tool import Chosen, Reading, Row, Step, Tool, Values, Write
+from perfsim.interop.tool import Chosen, Reading, Row, Step, Tool, Write
 from perfsim.specs.layout import ParallelLayout, layers_of_stages
 from perfsim.specs.model import layer_kinds
 
@@ -48,43 +48,46 @@ WIDE_OR_FP16 = ("fp32", "tf32", "fp16")
 
 
 # ------------------------------------------------------------------------------------------- model
-def _gated(settings: Settings, _: Values) -> bool:
+def _gated(settings: Settings) -> bool:
     return settings.flag("swiglu", "gated_linear_unit") or settings.text("activation") in tool.GATED
 
 
-def _usual_ffn(settings: Settings, values: Values) -> int:
+def _usual_ffn(settings: Settings) -> int:
     """Two thirds of the plain width for SwiGLU, a multiple of 64."""
-    hidden: int = values["model.hidden_size"]
+    hidden: int = settings.ours["model.hidden_size"]
     return int(hidden * 4 * 2 / 3 / 64) * 64 if settings.flag("swiglu") else 4 * hidden
 
 
-def _groups(settings: Settings, _: Values) -> int | None:
+def _groups(settings: Settings) -> int | None:
     groups = settings.integer("num_query_groups", most=MOST_HEADS)
     return groups if settings.flag("group_query_attention", default=groups is not None) else None
 
 
-def _qk_norm(settings: Settings, values: Values) -> Any:
+def _qk_norm(settings: Settings) -> Any:
     """Parameters of the norms of queries and keys, which latent attention has in its latents."""
     if not settings.flag("qk_layernorm") or settings.flag("multi_latent_attention"):
         return 0
-    width = values.get("model.head_dim") or values["model.hidden_size"] // values["model.num_attention_heads"]
-    return _norm_vectors(settings, values) * 2 * max(1, width)
+    width = (
+        settings.ours.get("model.head_dim")
+        or settings.ours["model.hidden_size"] // settings.ours["model.num_attention_heads"]
+    )
+    return _norm_vectors(settings) * 2 * max(1, width)
 
 
-def _norm_vectors(settings: Settings, _: Values) -> int:
+def _norm_vectors(settings: Settings) -> int:
     return 1 if settings.text("normalization").casefold() == "rmsnorm" else 2
 
 
-def _bias(settings: Settings, _: Values) -> bool:
+def _bias(settings: Settings) -> bool:
     return settings.flag("add_bias_linear", "bias", default=not settings.flag("disable_bias_linear"))
 
 
-def _tied(settings: Settings, _: Values) -> bool:
+def _tied(settings: Settings) -> bool:
     untied = settings.flag("untie_embeddings_and_output_weights")
     return settings.flag("share_embeddings_and_output_weights", default=True) and not untied
 
 
-def _embedding(settings: Settings, _: Values) -> str:
+def _embedding(settings: Settings) -> str:
     if settings.flag("use_rotary_position_embeddings"):
         return "rotary"
     if settings.flag("no_position_embedding") or not settings.flag("add_position_embedding", default=True):
@@ -97,7 +100,7 @@ def _embedding(settings: Settings, _: Values) -> str:
     return settings.choice(("position_embedding_type",), words, "learned")
 
 
-def _vocabulary(settings: Settings, _: Values) -> int:
+def _vocabulary(settings: Settings) -> int:
     """As given, else as the log says, else as the tokenizer's name tells."""
     given = settings.integer("vocab_size", most=MOST_VOCABULARY)
     logged = re.search(r"padded vocab \(size: (\d{1,8})\)", settings.source.text)
@@ -116,7 +119,7 @@ def _vocabulary(settings: Settings, _: Values) -> int:
     return padded
 
 
-def _window(settings: Settings, _: Values) -> int | None:
+def _window(settings: Settings) -> int | None:
     """Positions of the window, where it is said in numbers."""
     given = str(settings.raw("window_size"))
     if given in ("None", "(-1,-1)"):
@@ -128,16 +131,16 @@ def _window(settings: Settings, _: Values) -> int | None:
     return int(size[1])
 
 
-def _further_tokens(settings: Settings, _: Values) -> int | None:
+def _further_tokens(settings: Settings) -> int | None:
     count = settings.integer("mtp_num_layers", least=0, most=MOST_LAYERS)
     if count:
         settings.gap("layers that predict further tokens, which the count leaves out")
     return count
 
 
-def _expert_layers(settings: Settings, values: Values) -> tuple[bool, ...]:
+def _expert_layers(settings: Settings) -> tuple[bool, ...]:
     """Which layers have experts: one in so many, or a pattern such as `([0]*3+[1]*58)`."""
-    layers: int = values["model.num_layers"]
+    layers: int = settings.ours["model.num_layers"]
     given = settings.raw("moe_layer_freq")
     text = str(1 if given is None else given).replace(" ", "")
     if isinstance(given, list):
@@ -177,24 +180,24 @@ def _if(test: Callable[[Chosen], Any]) -> Write:
     return lambda chosen: True if test(chosen) else None
 
 
-TENSOR = tool.same("layout.tensor", "tensor_model_parallel_size model_parallel_size", default=1)
+TENSOR = Row.same("layout.tensor", "tensor_model_parallel_size model_parallel_size", default=1)
 MODEL: tuple[Row, ...] = (
-    tool.same("model.num_layers", "num_layers encoder_num_layers", needed=True),
-    tool.same("model.hidden_size", "hidden_size", needed=True),
-    tool.same("model.ffn_hidden_size", "ffn_hidden_size", default=_usual_ffn),
-    tool.same("model.num_attention_heads", "num_attention_heads", needed=True),
+    Row.same("model.num_layers", "num_layers encoder_num_layers", needed=True),
+    Row.same("model.hidden_size", "hidden_size", needed=True),
+    Row.same("model.ffn_hidden_size", "ffn_hidden_size", default=_usual_ffn),
+    Row.same("model.num_attention_heads", "num_attention_heads", needed=True),
     Row("model.num_query_groups", "group_query_attention", _if(lambda c: c.job.model.num_query_groups)),
-    tool.same("model.num_query_groups", "num_query_groups", read=_groups),
-    tool.same("model.head_dim", "kv_channels"),
+    Row.same("model.num_query_groups", "num_query_groups", read=_groups),
+    Row.same("model.head_dim", "kv_channels"),
     Row("model.qk_norm", "qk_layernorm", _if(lambda c: c.job.model.qk_layernorm), _qk_norm),
     Row("model.latent_attention", "multi_latent_attention", _if(lambda c: c.job.model.latent_attention)),
     *tool.when(
-        lambda settings, _: settings.flag("multi_latent_attention"),
-        tool.same("model.latent_attention.q_lora_rank", "q_lora_rank"),
-        tool.same("model.latent_attention.kv_lora_rank", "kv_lora_rank", default=32),
-        tool.same("model.latent_attention.qk_nope_head_dim", "qk_head_dim", default=128),
-        tool.same("model.latent_attention.qk_rope_head_dim", "qk_pos_emb_head_dim", default=64),
-        tool.same("model.latent_attention.v_head_dim", "v_head_dim", default=128),
+        lambda settings: settings.flag("multi_latent_attention"),
+        Row.same("model.latent_attention.q_lora_rank", "q_lora_rank"),
+        Row.same("model.latent_attention.kv_lora_rank", "kv_lora_rank", default=32),
+        Row.same("model.latent_attention.qk_nope_head_dim", "qk_head_dim", default=128),
+        Row.same("model.latent_attention.qk_rope_head_dim", "qk_pos_emb_head_dim", default=64),
+        Row.same("model.latent_attention.v_head_dim", "v_head_dim", default=128),
     ),
     Row(
         "model.sliding_window",
@@ -203,55 +206,53 @@ MODEL: tuple[Row, ...] = (
         _window,
     ),
     *tool.when(
-        lambda _, values: "model.sliding_window" in values,
-        tool.same("model.sliding_window_pattern", "window_attn_skip_freq"),
+        lambda s: "model.sliding_window" in s.ours,
+        Row.same("model.sliding_window_pattern", "window_attn_skip_freq"),
     ),
-    tool.same("model.mtp_num_layers", "mtp_num_layers", usual=0, read=_further_tokens),
+    Row.same("model.mtp_num_layers", "mtp_num_layers", usual=0, read=_further_tokens),
     *tool.experts(
         "num_experts num_moe_experts",
-        tool.same("model.experts.top_k", "moe_router_topk", default=2),
-        tool.same(
+        Row.same("model.experts.top_k", "moe_router_topk", default=2),
+        Row.same(
             "model.experts.ffn_hidden_size",
             "moe_ffn_hidden_size",
             default=tool.as_in("model.ffn_hidden_size"),
         ),
-        tool.same("model.experts.shared_ffn_hidden_size", "moe_shared_expert_intermediate_size", usual=0),
+        Row.same("model.experts.shared_ffn_hidden_size", "moe_shared_expert_intermediate_size", usual=0),
         Row("model.expert_layers", "moe_layer_freq", _write_expert_layers, _expert_layers),
-        Row(
-            "model.shared_gate", "moe_shared_expert_gate", read=lambda s, _: s.flag("moe_shared_expert_gate")
-        ),
+        Row("model.shared_gate", "moe_shared_expert_gate", read=lambda s: s.flag("moe_shared_expert_gate")),
     ),
     *tool.when(
         tool.as_in("model.experts.num_experts"),
-        tool.same("model.experts.groups", "moe_router_num_groups"),
-        tool.same("model.experts.top_groups", "moe_router_group_topk"),
+        Row.same("model.experts.groups", "moe_router_num_groups"),
+        Row.same("model.experts.top_groups", "moe_router_group_topk"),
         of=_in_groups,
     ),
     *tool.when(
         tool.as_in("model.experts.num_experts"),
-        tool.same("layout.expert_tensor", "expert_tensor_parallel_size", default=TENSOR.read),
+        Row.same("layout.expert_tensor", "expert_tensor_parallel_size", default=TENSOR.read),
         Row(
             "runtime.dispatcher",
             "moe_token_dispatcher_type",
             lambda c: DISPATCHERS[c.job.recipe.expert_dispatcher],
-            tool.named("runtime.dispatcher", "moe_token_dispatcher_type", DISPATCHERS).read,
+            Row.word("runtime.dispatcher", "moe_token_dispatcher_type", DISPATCHERS).read,
         ),
-        tool.same("recipe.expert_capacity", "moe_expert_capacity_factor"),
-        tool.named("recipe.routing", "moe_router_force_load_balancing", {"balanced": True}),
-        tool.same("runtime.grouped_products", "moe_grouped_gemm", usual=False),
+        Row.same("recipe.expert_capacity", "moe_expert_capacity_factor"),
+        Row.word("recipe.routing", "moe_router_force_load_balancing", {"balanced": True}),
+        Row.same("runtime.grouped_products", "moe_grouped_gemm", usual=False),
         of=lambda c: c.job.model.experts,
     ),
     *tool.when(
         None,
-        tool.same("layout.expert", "expert_model_parallel_size", default=1),
+        Row.same("layout.expert", "expert_model_parallel_size", default=1),
         of=lambda c: c.job.model.experts,
     ),
-    tool.same("model.vocab_size", "vocab_size", read=_vocabulary),
-    tool.same(
+    Row.same("model.vocab_size", "vocab_size", read=_vocabulary),
+    Row.same(
         "model.max_position_embeddings", "max_position_embeddings seq_length encoder_seq_length", needed=True
     ),
-    tool.spelled("model.position_embedding", "position_embedding_type", POSITIONS, _embedding),
-    tool.spelled("model.gated_mlp", "swiglu gated_linear_unit", {True: True}, _gated),
+    Row.spelled("model.position_embedding", "position_embedding_type", POSITIONS, _embedding),
+    Row.spelled("model.gated_mlp", "swiglu gated_linear_unit", {True: True}, _gated),
     # Without biases norms have no shifts.
     Row(
         "model.norm_vectors",
@@ -259,30 +260,32 @@ MODEL: tuple[Row, ...] = (
         lambda c: None if c.job.model.bias else "RMSNorm",
         _norm_vectors,
     ),
-    tool.spelled("model.bias", "disable_bias_linear", {False: True}, _bias),
-    Row("model.attention_bias", "add_qkv_bias", read=lambda s, v: v["model.bias"] or s.flag("add_qkv_bias")),
+    Row.spelled("model.bias", "disable_bias_linear", {False: True}, _bias),
+    Row(
+        "model.attention_bias", "add_qkv_bias", read=lambda s: s.ours["model.bias"] or s.flag("add_qkv_bias")
+    ),
     Row("model.output_bias", read=tool.as_in("model.bias")),
-    tool.spelled(
+    Row.spelled(
         "model.tied_embeddings",
         "untie_embeddings_and_output_weights share_embeddings_and_output_weights",
         {False: True},
         _tied,
     ),
-    tool.lacks(
+    Row.lacks(
         "model.attention_bias",
         "biases of the linears of attention alone",
         when=lambda c: not c.job.model.bias,
     ),
-    tool.lacks(
+    Row.lacks(
         "model.attention_bias",
         "biases of the linears of the MLP alone",
         unless=(None, True),
         when=lambda c: c.job.model.bias,
     ),
-    tool.lacks("model.norms_per_layer", "attention and MLP on one norm", unless=(2,)),
-    tool.lacks("model.head_bias", "a bias of the LM head"),
-    tool.lacks("model.position_embedding", "{} positions", unless=POSITIONS),
-    tool.lacks("model.causal", "attention in both directions; take pretrain_bert.py", unless=(True,)),
+    Row.lacks("model.norms_per_layer", "attention and MLP on one norm", unless=(2,)),
+    Row.lacks("model.head_bias", "a bias of the LM head"),
+    Row.lacks("model.position_embedding", "{} positions", unless=POSITIONS),
+    Row.lacks("model.causal", "attention in both directions; take pretrain_bert.py", unless=(True,)),
 )
 
 
@@ -341,7 +344,7 @@ def _recompute_between(chosen: Chosen) -> str:
     return f"recompute of one layer in {every} over all virtual stages; more of each stage is recomputed"
 
 
-def _recompute(settings: Settings, _: Values) -> str:
+def _recompute(settings: Settings) -> str:
     if settings.flag("checkpoint_activations"):
         return "full"
     granularity = settings.text("recompute_granularity", "activations_checkpoint_granularity")
@@ -352,7 +355,7 @@ def _recompute(settings: Settings, _: Values) -> str:
     return granularity if granularity in ("full", "selective") else "none"
 
 
-def _zero_stage(settings: Settings, _: Values) -> int:
+def _zero_stage(settings: Settings) -> int:
     """What data-parallel ranks shard."""
     if settings.flag("use_torch_fsdp2"):
         return 3
@@ -364,16 +367,16 @@ def _zero_stage(settings: Settings, _: Values) -> int:
     return stages.get(settings.text("data_parallel_sharding_strategy"), stage)
 
 
-def _context_exchange(settings: Settings, values: Values) -> str:
+def _context_exchange(settings: Settings) -> str:
     kind = (settings.text("cp_comm_type").split() or ["p2p"])[0]
     if kind not in EXCHANGES.values():
-        if values.get("layout.context", 1) > 1:
+        if settings.ours.get("layout.context", 1) > 1:
             settings.gap(f"context ranks that exchange by {kind}; a ring is taken")
         return "ring"
     return next(ours for ours, name in EXCHANGES.items() if name == kind)
 
 
-def _offload_fraction(settings: Settings, _: Values) -> None:
+def _offload_fraction(settings: Settings) -> None:
     share = settings.number("optimizer_offload_fraction", default=1.0)
     if settings.flag("optimizer_cpu_offload") and share != 1.0:
         settings.gap(f"the optimizer of a share of {share:g} on the CPU; all is described")
@@ -391,42 +394,42 @@ def _offload(chosen: Chosen) -> str:
 
 
 LAYOUT: tuple[Row, ...] = (
-    tool.same(
+    Row.same(
         "recipe.seq_length",
         "seq_length encoder_seq_length",
         default=tool.as_in("model.max_position_embeddings"),
     ),
-    tool.same("layout.micro_batch_size", "micro_batch_size batch_size", default=1),
-    tool.same("recipe.global_batch_size", "global_batch_size"),
+    Row.same("layout.micro_batch_size", "micro_batch_size batch_size", default=1),
+    Row.same("recipe.global_batch_size", "global_batch_size"),
     TENSOR,
-    tool.same("layout.context", "context_parallel_size", usual=1, default=1),
+    Row.same("layout.context", "context_parallel_size", usual=1, default=1),
     *tool.when(
         None,
-        tool.spelled("layout.context_exchange", "cp_comm_type", EXCHANGES, _context_exchange),
+        Row.spelled("layout.context_exchange", "cp_comm_type", EXCHANGES, _context_exchange),
         of=lambda c: c.layout.context > 1,
     ),
-    tool.same("layout.pipeline", "pipeline_model_parallel_size", default=1),
+    Row.same("layout.pipeline", "pipeline_model_parallel_size", default=1),
     # Reading these and the share of recomputed layers needs ranks or layers, so `_divided` does it.
     Row("layout.virtual_pipeline", "num_layers_per_virtual_pipeline_stage", _layers_per_virtual_stage),
     Row("layout.layers_per_stage", "pipeline_model_parallel_layout", _pipeline_layout),
-    tool.spelled(
+    Row.spelled(
         "layout.sequence_parallel",
         "sequence_parallel",
         {True: True},
-        lambda settings, values: settings.flag("sequence_parallel") and values["layout.tensor"] > 1,
+        lambda settings: settings.flag("sequence_parallel") and settings.ours["layout.tensor"] > 1,
     ),
     Row("layout.zero_stage", "use_distributed_optimizer", _if(lambda c: c.layout.zero_stage), _zero_stage),
     Row("layout.shard_group", "num_distributed_optimizer_instances", _instances),
-    tool.named("layout.offload_optimizer", "optimizer_cpu_offload", {"cpu": True}, default="none"),
-    tool.spelled("layout.offload_optimizer", "overlap_cpu_optimizer_d2h_h2d", {"cpu": True}),
-    tool.spelled("layout.offload_optimizer", "use_precision_aware_optimizer", {"cpu": True}),
+    Row.word("layout.offload_optimizer", "optimizer_cpu_offload", {"cpu": True}, default="none"),
+    Row.spelled("layout.offload_optimizer", "overlap_cpu_optimizer_d2h_h2d", {"cpu": True}),
+    Row.spelled("layout.offload_optimizer", "use_precision_aware_optimizer", {"cpu": True}),
     Row("(a share of the optimizer on the CPU)", "optimizer_offload_fraction", read=_offload_fraction),
-    tool.spelled("layout.zero_stage", "use_megatron_fsdp use_custom_fsdp", dict.fromkeys(SHARDING, True)),
-    tool.spelled("layout.zero_stage", "data_parallel_sharding_strategy", SHARDING),
+    Row.spelled("layout.zero_stage", "use_megatron_fsdp use_custom_fsdp", dict.fromkeys(SHARDING, True)),
+    Row.spelled("layout.zero_stage", "data_parallel_sharding_strategy", SHARDING),
     # Megatron-FSDP demands these two.
-    tool.spelled("layout.zero_stage", "no_gradient_accumulation_fusion", dict.fromkeys(SHARDING, True)),
-    tool.spelled("layout.zero_stage", "ckpt_format", dict.fromkeys(SHARDING, "fsdp_dtensor")),
-    tool.spelled(
+    Row.spelled("layout.zero_stage", "no_gradient_accumulation_fusion", dict.fromkeys(SHARDING, True)),
+    Row.spelled("layout.zero_stage", "ckpt_format", dict.fromkeys(SHARDING, "fsdp_dtensor")),
+    Row.spelled(
         "layout.recompute",
         "recompute_granularity activations_checkpoint_granularity",
         {mode: mode for mode in ("full", "selective")},
@@ -434,8 +437,8 @@ LAYOUT: tuple[Row, ...] = (
     ),
     Row("layout.recompute_every", "recompute_method", _recompute_method),
     Row("layout.recompute_every", "recompute_num_layers", _recompute_layers),
-    tool.known("checkpoint_num_layers distribute_checkpointed_activations"),
-    tool.lacks(
+    Row.known("checkpoint_num_layers distribute_checkpointed_activations"),
+    Row.lacks(
         "layout.schedule",
         f"its schedules are {' and '.join(SCHEDULES)}, not {{}}",
         unless=SCHEDULES,
@@ -448,7 +451,7 @@ LAYOUT: tuple[Row, ...] = (
 
 
 # ------------------------------------------------------------------------------------------ recipe
-def _precision(settings: Settings, _: Values) -> str:
+def _precision(settings: Settings) -> str:
     eight = settings.text("fp8", "fp8_format").casefold() not in ("", "none", "false")
     if eight or settings.flag("fp8_hybrid") or settings.flag("fp8_e4m3"):
         return "fp8"
@@ -458,15 +461,15 @@ def _precision(settings: Settings, _: Values) -> str:
     return "fp32" if not word else "bf16" if "bf16" in word else "fp16" if "16" in word else "fp32"
 
 
-def _reduced(settings: Settings, values: Values) -> str | None:
+def _reduced(settings: Settings) -> str | None:
     """Precision in which gradients are reduced: fp32, but in fp16 training only if a flag says so."""
     if settings.flag("grad_reduce_in_bf16") or not settings.flag("grad_reduce_in_fp32", default=True):
         return "bf16"
     wide = settings.flag("accumulate_allreduce_grads_in_fp32")
-    return "fp16" if values["recipe.precision"] == "fp16" and not wide else None
+    return "fp16" if settings.ours["recipe.precision"] == "fp16" and not wide else None
 
 
-def _attention(settings: Settings, _: Values) -> str | None:
+def _attention(settings: Settings) -> str | None:
     backend = settings.text("attention_backend").casefold().removeprefix("attnbackend.")
     fused = settings.flag("use_flash_attn") or settings.flag("use_flash_attention")
     if fused or backend in ("flash", "fused", "auto"):
@@ -487,7 +490,7 @@ RECIPE: tuple[Row, ...] = (
         "runtime.overlap_grad_reduce",
         "overlap_grad_reduce overlap_grad_sync",
         _if(lambda c: c.job.runtime.overlap_grad_reduce and c.layout.replicas > 1),
-        lambda settings, _: settings.flag("overlap_grad_reduce", "overlap_grad_sync"),
+        lambda settings: settings.flag("overlap_grad_reduce", "overlap_grad_sync"),
     ),
     Row(
         "runtime.overlap_param_gather",
@@ -495,39 +498,39 @@ RECIPE: tuple[Row, ...] = (
         _if(
             lambda c: c.job.runtime.overlap_param_gather and c.layout.zero_stage > 0 and c.layout.replicas > 1
         ),
-        lambda settings, _: settings.flag("overlap_param_gather") or None,
+        lambda settings: settings.flag("overlap_param_gather") or None,
     ),
-    tool.spelled("recipe.precision", "fp16", {"fp16": True}),
+    Row.spelled("recipe.precision", "fp16", {"fp16": True}),
     Row("recipe.precision", "bf16", _if(lambda c: c.job.recipe.precision not in WIDE_OR_FP16)),
-    tool.spelled("recipe.precision", "fp8_format fp8", {"fp8": "hybrid"}, _precision),
-    tool.spelled("recipe.reduce_precision", "accumulate_allreduce_grads_in_fp32", {None: True, "fp32": True}),
-    tool.spelled("recipe.reduce_precision", "grad_reduce_in_bf16", {"bf16": True}, _reduced),
-    tool.grad_bucket("ddp_bucket_size bucket_size"),
+    Row.spelled("recipe.precision", "fp8_format fp8", {"fp8": "hybrid"}, _precision),
+    Row.spelled("recipe.reduce_precision", "accumulate_allreduce_grads_in_fp32", {None: True, "fp32": True}),
+    Row.spelled("recipe.reduce_precision", "grad_reduce_in_bf16", {"bf16": True}, _reduced),
+    Row.grad_bucket("ddp_bucket_size bucket_size"),
     Row(
         "runtime.attention",
         "attention_backend",
         lambda c: "flash" if c.job.runtime.attention == "flash" else "unfused",
         _attention,
     ),
-    tool.spelled("recipe.dropout", "attention_dropout", {False: 0.0}, RATES),
-    tool.spelled("recipe.dropout", "hidden_dropout", {False: 0.0}),
-    tool.named("runtime.fused_cross_entropy", "cross_entropy_loss_fusion", {True: True}),
-    tool.optimizer("megatron", "optimizer optim.name", word=_optimizer_word),
-    tool.lacks("recipe.lm_head_positions", "an LM head on part of the positions"),
+    Row.spelled("recipe.dropout", "attention_dropout", {False: 0.0}, RATES),
+    Row.spelled("recipe.dropout", "hidden_dropout", {False: 0.0}),
+    Row.word("runtime.fused_cross_entropy", "cross_entropy_loss_fusion", {True: True}),
+    Row.optimizer("megatron", "optimizer optim.name", word=_optimizer_word),
+    Row.lacks("recipe.lm_head_positions", "an LM head on part of the positions"),
     tool.TF32_PRODUCTS,
-    tool.lacks(
+    Row.lacks(
         "recipe.precision",
         "products in {}; bf16 is written, and --fp8-recipe or --fp4-format has others",
         unless=(*WIDE_OR_FP16, "bf16", "fp8"),
     ),
-    tool.lacks("recipe.reduce_precision", "gradients reduced in {}", unless=(None, "fp32", "bf16")),
-    tool.lacks("runtime.host_blocking", "a host that waits for every kernel; set CUDA_LAUNCH_BLOCKING=1"),
-    tool.noted(
+    Row.lacks("recipe.reduce_precision", "gradients reduced in {}", unless=(None, "fp32", "bf16")),
+    Row.lacks("runtime.host_blocking", "a host that waits for every kernel; set CUDA_LAUNCH_BLOCKING=1"),
+    Row.noted(
         "overlap_moe_expert_parallel_comm: all-to-alls beside the compute of another micro-batch; predicted "
         "one after the other, which takes longer",
         "overlap_moe_expert_parallel_comm",
     ),
-    tool.noted("a batch that grows at the start of the run", "rampup_batch_size"),
+    Row.noted("a batch that grows at the start of the run", "rampup_batch_size"),
 )
 ROWS = (*MODEL, *LAYOUT, *RECIPE)
 
@@ -728,18 +731,18 @@ def _read(source: Source, _text: Any) -> Reading:
 
 def read_settings(settings: Settings, world: int | None) -> Reading:
     """Model, recipe and layout of Megatron's arguments by name; also of YAML that has these names."""
-    values = tool.read_rows(ROWS, settings)
-    layout = values.layout()
-    recipe = values.recipe
+    settings.read(ROWS)
+    layout = settings.layout()
+    recipe = settings.recipe
     instances = settings.integer("num_distributed_optimizer_instances", default=1, most=MOST_DEVICES)
     if world is not None:
-        layout = replace(layout, data=tool.replicas_of(settings.source, layout, world))
+        layout = replace(layout, data=settings.replicas(layout, world))
         if 1 < instances < layout.replicas and layout.replicas % instances == 0:
             layout = replace(layout, shard_group=layout.replicas // instances)
-    layout = _divided(settings, layout, values["model.num_layers"])
+    layout = _divided(settings, layout, settings.ours["model.num_layers"])
     if world is not None and settings.has("micro_batch_size", "batch_size"):
         recipe.setdefault("global_batch_size", layout.micro_batch_size * layout.data)
-    return Reading(settings, values.model, recipe, layout, world)
+    return Reading(settings, settings.model, recipe, layout, world)
 
 
 TOOL = Tool(

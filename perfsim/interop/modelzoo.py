@@ -15,7 +15,7 @@ import yaml
 from perfsim.base.sizes import MOST_WIDTH
 from perfsim.interop import tool
 from perfsim.interop.source import Settings, Source, names_in
-from perfsim.interop.tool import Chosen, Reading, Row, Tool, Values
+from perfsim.interop.tool import Chosen, Reading, Row, Tool
 from perfsim.specs.streaming_layout import StreamingLayout
 
 MODEL = ("model.", "trainer.init.model.", "trainer.init.model.config.")
@@ -67,28 +67,28 @@ def _is_encoder(settings: Settings) -> bool:
     return any("bert" in word.casefold() for word in words)
 
 
-def _has_biases(settings: Settings, _: Values) -> bool:
+def _has_biases(settings: Settings) -> bool:
     """Classes of TensorFlow (their vocabulary is beside the data) and BERT have biases by default."""
     return _is_encoder(settings) or not settings.has("model.vocab_size")
 
 
-def _gated(settings: Settings, _: Values) -> bool:
+def _gated(settings: Settings) -> bool:
     return settings.text("model.nonlinearity", "model.encoder_nonlinearity").casefold() in tool.GATED
 
 
-def _head_dim(settings: Settings, values: Values) -> Any:
+def _head_dim(settings: Settings) -> Any:
     inner = settings.integer("model.attention_inner_dim", most=MOST_WIDTH)
-    return max(1, (inner or values["model.hidden_size"]) // values["model.num_attention_heads"])
+    return max(1, (inner or settings.ours["model.hidden_size"]) // settings.ours["model.num_attention_heads"])
 
 
-def _groups(settings: Settings, _: Values) -> int | None:
+def _groups(settings: Settings) -> int | None:
     modules = ("model.extra_attention_params", "model.attention_module_params")
     groups = settings.integer(*(f"{module}.num_kv_groups" for module in modules))
     multiquery = "multiquery" in settings.text("model.attention_module")
     return (1 if groups is None else groups) if multiquery else None
 
 
-def _embedding(settings: Settings, _: Values) -> str:
+def _embedding(settings: Settings) -> str:
     words = POSITIONS | dict.fromkeys(("relative", "fixed", "none"), "none")
     embedding = settings.choice(("model.position_embedding_type",), words, "learned")
     given = settings.text("model.position_embedding_type")
@@ -97,34 +97,34 @@ def _embedding(settings: Settings, _: Values) -> str:
     return embedding if settings.flag("model.use_position_embedding", default=True) else "none"
 
 
-def _norm_vectors(settings: Settings, _: Values) -> int:
+def _norm_vectors(settings: Settings) -> int:
     shiftless = settings.text("model.norm_type").casefold() in SHIFTLESS
     plain = settings.flag("model.use_rms_norm") or settings.flag("model.use_biasless_norm")
     return 1 if shiftless or plain else 2
 
 
-def _norms(settings: Settings, values: Values) -> int:
+def _norms(settings: Settings) -> int:
     """Norms of a layer: one where attention and MLP share it, as in GPT-J; four where each has two."""
     if settings.flag("model.norm_first_sandwich"):
         return 4
     if settings.has("model.use_untied_layer_norm"):
         return 2 if settings.flag("model.use_untied_layer_norm") else 1
-    rotary = values["model.position_embedding"] == "rotary"
-    shared = rotary and values["model.head_bias"] and not values["model.attention_bias"]
+    rotary = settings.ours["model.position_embedding"] == "rotary"
+    shared = rotary and settings.ours["model.head_bias"] and not settings.ours["model.attention_bias"]
     return 1 if settings.text("model.name").casefold() in ("gptj", "gpt-j", "falcon") or shared else 2
 
 
-def _parts(settings: Settings, values: Values) -> dict[str, int]:
+def _parts(settings: Settings) -> dict[str, int]:
     has = settings.flag("model.embedding_layer_norm") or _is_encoder(settings)
-    return {"a norm of the embedding": 2 * values["model.hidden_size"]} if has else {}
+    return {"a norm of the embedding": 2 * settings.ours["model.hidden_size"]} if has else {}
 
 
-def _shared(settings: Settings, values: Values) -> int:
+def _shared(settings: Settings) -> int:
     count = settings.integer("model.moe_params.num_shared_experts", default=0, least=0)
-    return count * int(values["model.ffn_hidden_size"])
+    return count * int(settings.ours["model.ffn_hidden_size"])
 
 
-def _precision(settings: Settings, _: Values) -> str:
+def _precision(settings: Settings) -> str:
     """cbfloat16 is Cerebras' own 16-bit format; its products take the time of bf16."""
     words = {name: ours for ours, name in HALF.items()} | {"cbfloat16": "bf16", "float32": "fp32"}
     word = settings.choice(("(precision).fp16_type",), words, "")
@@ -141,18 +141,18 @@ def _optimizer_word(settings: Settings) -> str:
     return settings.text("optimizer.optimizer_type", f"{section}name") or next(inside, "")
 
 
-def _micro(settings: Settings, _: Values) -> int | None:
+def _micro(settings: Settings) -> int | None:
     """A whole number; `auto` and `explore` leave it to the compiler."""
     given = settings.raw("(micro-batch).micro_batch_size")
     return None if isinstance(given, (str, dict)) else settings.integer("(micro-batch).micro_batch_size")
 
 
-def _sparsity(settings: Settings, _: Values) -> float | None:
+def _sparsity(settings: Settings) -> float | None:
     sparsity = settings.number("sparsity.sparsity", "trainer.init.sparsity.sparsity")
     return sparsity if sparsity is not None and 0 <= sparsity < 1 else None
 
 
-def _not_encoder(settings: Settings, _: Values) -> bool:
+def _not_encoder(settings: Settings) -> bool:
     return not _is_encoder(settings)
 
 
@@ -161,34 +161,34 @@ def _write_bias(chosen: Chosen) -> bool:
 
 
 ROWS: tuple[Row, ...] = (
-    tool.same("recipe.global_batch_size", "train_input.batch_size"),
-    tool.same("layout.micro_batch_size", "train_input.micro_batch_size", read=_micro),
-    tool.same("recipe.seq_length", "train_input.max_sequence_length"),
-    tool.same("model.hidden_size", "model.hidden_size", needed=True),
-    tool.same("model.num_layers", "model.num_hidden_layers", needed=True),
-    tool.same("model.num_attention_heads", "model.num_heads model.num_attention_heads", needed=True),
+    Row.same("recipe.global_batch_size", "train_input.batch_size"),
+    Row.same("layout.micro_batch_size", "train_input.micro_batch_size", read=_micro),
+    Row.same("recipe.seq_length", "train_input.max_sequence_length"),
+    Row.same("model.hidden_size", "model.hidden_size", needed=True),
+    Row.same("model.num_layers", "model.num_hidden_layers", needed=True),
+    Row.same("model.num_attention_heads", "model.num_heads model.num_attention_heads", needed=True),
     # Older releases have these two with the data.
-    tool.same("model.vocab_size", "model.vocab_size train_input.vocab_size", needed=True),
-    tool.same(
+    Row.same("model.vocab_size", "model.vocab_size train_input.vocab_size", needed=True),
+    Row.same(
         "model.max_position_embeddings",
         "model.max_position_embeddings train_input.max_sequence_length",
         needed=True,
     ),
     Row("model.head_dim", "model.attention_inner_dim", read=_head_dim),
     Row("model.num_query_groups", "model.extra_attention_params.num_kv_groups", read=_groups),
-    tool.same("model.ffn_hidden_size", "model.filter_size", default=lambda _, v: 4 * v["model.hidden_size"]),
-    tool.spelled("model.position_embedding", "model.position_embedding_type", POSITIONS, _embedding),
-    tool.same("model.tied_embeddings", "model.share_embedding_weights", default=True),
-    tool.spelled("model.gated_mlp", "model.nonlinearity model.encoder_nonlinearity", ACTIVATIONS, _gated),
-    tool.same(
+    Row.same("model.ffn_hidden_size", "model.filter_size", default=lambda s: 4 * s.ours["model.hidden_size"]),
+    Row.spelled("model.position_embedding", "model.position_embedding_type", POSITIONS, _embedding),
+    Row.same("model.tied_embeddings", "model.share_embedding_weights", default=True),
+    Row.spelled("model.gated_mlp", "model.nonlinearity model.encoder_nonlinearity", ACTIVATIONS, _gated),
+    Row.same(
         "model.attention_bias",
         "model.use_projection_bias_in_attention",
         default=_has_biases,
         write=_write_bias,
     ),
-    tool.same("model.output_bias", "model.use_ffn_bias_in_attention", write=_write_bias),
-    tool.same("model.bias", "model.use_ffn_bias", default=_has_biases),
-    tool.same("model.head_bias", "model.use_bias_in_output", default=lambda s, _: _is_encoder(s)),
+    Row.same("model.output_bias", "model.use_ffn_bias_in_attention", write=_write_bias),
+    Row.same("model.bias", "model.use_ffn_bias", default=_has_biases),
+    Row.same("model.head_bias", "model.use_bias_in_output", default=_is_encoder),
     Row("model.causal", read=_not_encoder),
     Row("model.final_norm", read=_not_encoder),
     Row("model.norm_vectors", "model.norm_type", read=_norm_vectors),
@@ -196,43 +196,41 @@ ROWS: tuple[Row, ...] = (
     Row("model.parts", "model.embedding_layer_norm", read=_parts),
     *tool.experts(
         "model.moe_params.num_experts model.num_experts model.moe.num_experts",
-        tool.same("model.experts.top_k", "model.moe_params.top_k model.top_k model.moe.top_k", default=1),
+        Row.same("model.experts.top_k", "model.moe_params.top_k model.top_k model.moe.top_k", default=1),
         Row("model.experts.ffn_hidden_size", read=tool.as_in("model.ffn_hidden_size")),
         Row("model.experts.shared_ffn_hidden_size", "model.moe_params.num_shared_experts", read=_shared),
-        Row("model.expert_layers", read=lambda _, values: (True,) * values["model.num_layers"]),
+        Row("model.expert_layers", read=lambda s: (True,) * s.ours["model.num_layers"]),
     ),
-    tool.noted("attention in a sliding window of {}; taken as full attention", WINDOW),
-    tool.spelled("recipe.dropout", "model.dropout_rate", RATES, ANY_RATE),
-    tool.spelled("recipe.dropout", "model.attention_dropout_rate", RATES),
+    Row.noted("attention in a sliding window of {}; taken as full attention", WINDOW),
+    Row.spelled("recipe.dropout", "model.dropout_rate", RATES, ANY_RATE),
+    Row.spelled("recipe.dropout", "model.attention_dropout_rate", RATES),
     Row("recipe.precision", "model.mixed_precision", lambda c: c.job.recipe.precision in HALF),
-    tool.spelled("recipe.precision", "model.fp16_type", HALF, _precision),
-    tool.optimizer("modelzoo", "optimizer.optimizer_type", default="adamw", word=_optimizer_word),
+    Row.spelled("recipe.precision", "model.fp16_type", HALF, _precision),
+    Row.optimizer("modelzoo", "optimizer.optimizer_type", default="adamw", word=_optimizer_word),
     Row("recipe.weight_sparsity", "sparsity.sparsity", read=_sparsity),
-    tool.same("layout.data", "runconfig.num_csx"),
+    Row.same("layout.data", "runconfig.num_csx"),
     tool.EQUAL_DENSE_LAYERS,
     Row("system", refusal=_other_device),
-    tool.lacks(
+    Row.lacks(
         "recipe.precision", f"it trains in {', '.join(PRECISIONS)}, not {{}}", unless=PRECISIONS, refused=True
     ),
     Row("layout.micro_batch_size", gap=_uneven),
     Row("layout.recompute", gap=_recompute),
-    tool.lacks("layout.spill", "activations on activation servers; the compiler decides it"),
-    tool.lacks("layout.stream_chunks", "weights streamed in {} pieces a layer"),
-    tool.lacks(
+    Row.lacks("layout.spill", "activations on activation servers; the compiler decides it"),
+    Row.lacks("layout.stream_chunks", "weights streamed in {} pieces a layer"),
+    Row.lacks(
         "recipe.weight_sparsity", "{:.0%} of zeros in the weights, whose algorithm is a section of its own"
     ),
-    tool.lacks(
+    Row.lacks(
         "model.query_groups",
         "{} key and value heads; take a model class with grouped queries",
         unless=(),
         when=lambda c: c.job.model.query_groups != c.job.model.num_attention_heads,
     ),
-    tool.lacks("model.norms_per_layer", "attention and MLP on one norm", unless=(2,)),
-    tool.lacks("model.causal", "attention in both directions; take models/nlp/bert", unless=(True,)),
-    tool.lacks("model.position_embedding", "a model without position embedding", unless=POSITIONS),
-    tool.lacks(
-        "recipe.dropout", f"the rate of dropout, which the recipe does not give; {DROPOUT} is written"
-    ),
+    Row.lacks("model.norms_per_layer", "attention and MLP on one norm", unless=(2,)),
+    Row.lacks("model.causal", "attention in both directions; take models/nlp/bert", unless=(True,)),
+    Row.lacks("model.position_embedding", "a model without position embedding", unless=POSITIONS),
+    Row.lacks("recipe.dropout", f"the rate of dropout, which the recipe does not give; {DROPOUT} is written"),
 )
 
 
@@ -254,20 +252,19 @@ def _first_phase(document: Any) -> Any:
 def _read(source: Source, document: Any) -> Reading:
     """Model, recipe, number of systems and micro-batch."""
     document = document if isinstance(document, Mapping) else {}
-    settings = Settings.of(source, _first_phase(document), SECTIONS)
-    values = tool.read_rows(ROWS, settings)
+    settings = Settings.of(source, _first_phase(document), SECTIONS).read(ROWS)
     phases = document.get("trainer")
     if isinstance(phases, list) and len(phases) > 1:
         settings.gap(f"{len(phases)} phases of training, of which the first is described")
-    recipe = values.recipe
-    recipe.setdefault("seq_length", values["model.max_position_embeddings"])
-    systems = values.get("layout.data")
-    micro = values.get("layout.micro_batch_size")
+    recipe = settings.recipe
+    recipe.setdefault("seq_length", settings.ours["model.max_position_embeddings"])
+    systems = settings.ours.get("layout.data")
+    micro = settings.ours.get("layout.micro_batch_size")
     layout = None
     if systems is not None or micro is not None:
         share = max(1, recipe.get("global_batch_size", 1) // (systems or 1))
         layout = StreamingLayout(data=systems or 1, micro_batch_size=micro or share)
-    return Reading(settings, values.model, recipe, layout, systems)
+    return Reading(settings, settings.model, recipe, layout, systems)
 
 
 def _text(comments: list[str], values: Mapping[str, Any]) -> str:

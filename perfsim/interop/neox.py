@@ -12,7 +12,7 @@ from typing import Any
 from perfsim.base.sizes import MOST_DEVICES, MOST_VOCABULARY, MOST_WIDTH
 from perfsim.interop import tool
 from perfsim.interop.source import Settings, Source, names_in
-from perfsim.interop.tool import Reading, Row, Tool, Values
+from perfsim.interop.tool import Reading, Row, Tool
 
 SIGNS = ("pipe_parallel_size", "model_parallel_size", "train_micro_batch_size_per_gpu", "pos_emb")
 VOCABULARIES = {
@@ -31,31 +31,31 @@ LLAMA_MULTIPLE = 256
 """The width of a Llama MLP is rounded up to a multiple of it."""
 
 
-def _gated(settings: Settings, _: Values) -> bool:
+def _gated(settings: Settings) -> bool:
     activation = settings.text("activation", default="gelu").casefold()
     return activation in tool.GATED or settings.text("mlp_type") == "llama"
 
 
-def _ffn(settings: Settings, values: Values) -> int:
+def _ffn(settings: Settings) -> int:
     """Width of the MLP; two thirds of the plain one where it is gated."""
     given = settings.integer("intermediate_size", most=3 * MOST_WIDTH)
     multiple = settings.integer("mlp_multiple_of", default=1, most=MOST_WIDTH)
-    plain = given or 4 * values["model.hidden_size"]
+    plain = given or 4 * settings.ours["model.hidden_size"]
     if settings.text("mlp_type") == "llama":
         multiple = LLAMA_MULTIPLE
         width = given or int(plain * 2 / 3)
-    elif values["model.gated_mlp"]:
+    elif settings.ours["model.gated_mlp"]:
         width = int(plain * 2 / 3) // 2 if given else int(plain * 2 / 3)
     else:
         width = plain
     return min(-(-width // multiple) * multiple, MOST_WIDTH)
 
 
-def _vocabulary(settings: Settings, values: Values) -> Any:
+def _vocabulary(settings: Settings) -> Any:
     """The padded vocabulary, which the weights have."""
     given = settings.integer("padded_vocab_size", most=MOST_VOCABULARY)
     multiple = settings.integer("make_vocab_size_divisible_by", default=DIVISIBLE, most=MOST_WIDTH)
-    multiple *= values["layout.tensor"]
+    multiple *= settings.ours["layout.tensor"]
     if given is not None:
         return given
     size = settings.integer("vocab_size", most=MOST_VOCABULARY)
@@ -68,12 +68,12 @@ def _vocabulary(settings: Settings, values: Values) -> Any:
     return -(-size // multiple) * multiple
 
 
-def _norm_vectors(settings: Settings, _: Values) -> int:
+def _norm_vectors(settings: Settings) -> int:
     rms = "rms" in settings.text("norm", default="layernorm").casefold()
     return 1 if rms or not settings.flag("use_bias_in_norms", default=True) else 2
 
 
-def _norms(settings: Settings, _: Values) -> int:
+def _norms(settings: Settings) -> int:
     """One norm a layer where attention and MLP share it."""
     if settings.flag("gpt_j_residual"):
         if settings.flag("gpt_j_tied"):
@@ -82,18 +82,18 @@ def _norms(settings: Settings, _: Values) -> int:
     return 2
 
 
-def _qk_norm(settings: Settings, values: Values) -> int:
-    width = values["model.hidden_size"] // values["model.num_attention_heads"]
-    return values["model.norm_vectors"] * 2 * width if settings.flag("use_qk_layernorm") else 0
+def _qk_norm(settings: Settings) -> int:
+    width = settings.ours["model.hidden_size"] // settings.ours["model.num_attention_heads"]
+    return settings.ours["model.norm_vectors"] * 2 * width if settings.flag("use_qk_layernorm") else 0
 
 
-def _expert_layers(settings: Settings, values: Values) -> tuple[bool, ...]:
-    layers: int = values["model.num_layers"]
+def _expert_layers(settings: Settings) -> tuple[bool, ...]:
+    layers: int = settings.ours["model.num_layers"]
     every = min(layers, settings.integer("moe_expert_interval", "expert_interval", default=1))
     return tuple((layer + 1) % every == 0 for layer in range(layers))
 
 
-def _precision(settings: Settings, _: Values) -> str:
+def _precision(settings: Settings) -> str:
     word = settings.text("precision").casefold()
     half = {"bfloat16": "bf16", "fp16": "fp16", "fp32": "fp32"}.get(word, "")
     if settings.flag("bf16.enabled"):
@@ -103,27 +103,27 @@ def _precision(settings: Settings, _: Values) -> str:
     return half or "fp32"
 
 
-def _attention(settings: Settings, _: Values) -> str | None:
+def _attention(settings: Settings) -> str | None:
     return "flash" if "flash" in str(settings.raw("attention_config"))[:2000] else None
 
 
-def _stages(settings: Settings, _: Values) -> int:
+def _stages(settings: Settings) -> int:
     """A pipeline of no stages is one without pipeline parallelism."""
     return max(1, settings.integer("pipe_parallel_size", default=1, least=0, most=MOST_DEVICES))
 
 
 ROWS: tuple[Row, ...] = (
-    tool.same("layout.tensor", "model_parallel_size", default=1),
-    tool.same("model.hidden_size", "hidden_size", needed=True),
-    tool.same("model.num_attention_heads", "num_attention_heads", needed=True),
-    tool.same("model.max_position_embeddings", "max_position_embeddings seq_length", needed=True),
-    tool.same("model.num_layers", "num_layers", needed=True),
+    Row.same("layout.tensor", "model_parallel_size", default=1),
+    Row.same("model.hidden_size", "hidden_size", needed=True),
+    Row.same("model.num_attention_heads", "num_attention_heads", needed=True),
+    Row.same("model.max_position_embeddings", "max_position_embeddings seq_length", needed=True),
+    Row.same("model.num_layers", "num_layers", needed=True),
     Row("model.gated_mlp", "activation mlp_type", read=_gated),
     Row("model.ffn_hidden_size", "intermediate_size mlp_multiple_of", read=_ffn),
-    tool.same("model.num_query_groups", "num_kv_heads"),
+    Row.same("model.num_query_groups", "num_kv_heads"),
     Row("model.vocab_size", "padded_vocab_size vocab_size", read=_vocabulary),
-    tool.named("model.tied_embeddings", "no_weight_tying", {False: True}, default=True),
-    tool.named(
+    Row.word("model.tied_embeddings", "no_weight_tying", {False: True}, default=True),
+    Row.word(
         "model.position_embedding",
         "pos_emb",
         {name: name for name in ("learned", "rotary", "alibi", "none")},
@@ -134,31 +134,31 @@ ROWS: tuple[Row, ...] = (
     Row("model.norm_vectors", "norm use_bias_in_norms", read=_norm_vectors),
     Row("model.norms", "gpt_j_residual gpt_j_tied", read=_norms),
     Row("model.qk_norm", "use_qk_layernorm", read=_qk_norm),
-    tool.same("model.attention_bias", "use_bias_in_attn_linear", default=True),
-    tool.same("model.bias", "use_bias_in_mlp", default=lambda s, _: s.text("mlp_type") != "llama"),
-    tool.same("model.head_bias", "final_linear_bias"),
+    Row.same("model.attention_bias", "use_bias_in_attn_linear", default=True),
+    Row.same("model.bias", "use_bias_in_mlp", default=lambda s: s.text("mlp_type") != "llama"),
+    Row.same("model.head_bias", "final_linear_bias"),
     *tool.experts(
         "moe_num_experts num_experts",
-        tool.same("model.experts.top_k", "moe_top_k", default=1),
+        Row.same("model.experts.top_k", "moe_top_k", default=1),
         Row("model.experts.ffn_hidden_size", read=tool.as_in("model.ffn_hidden_size")),
         Row("model.expert_layers", "moe_expert_interval expert_interval", read=_expert_layers),
     ),
     Row("layout.pipeline", "pipe_parallel_size", read=_stages),
-    tool.same("layout.micro_batch_size", "train_micro_batch_size_per_gpu batch_size", default=1),
-    tool.same("layout.zero_stage", "zero_optimization.stage zero_stage", default=0, least=0, most=3),
-    tool.named("layout.recompute", "checkpoint_activations", {"full": True}, default="none"),
-    tool.known("checkpoint_num_layers partition_activations synchronize_each_layer fp16.fp16"),
-    tool.same("recipe.seq_length", "seq_length", default=tool.as_in("model.max_position_embeddings")),
+    Row.same("layout.micro_batch_size", "train_micro_batch_size_per_gpu batch_size", default=1),
+    Row.same("layout.zero_stage", "zero_optimization.stage zero_stage", default=0, least=0, most=3),
+    Row.word("layout.recompute", "checkpoint_activations", {"full": True}, default="none"),
+    Row.known("checkpoint_num_layers partition_activations synchronize_each_layer fp16.fp16"),
+    Row.same("recipe.seq_length", "seq_length", default=tool.as_in("model.max_position_embeddings")),
     Row("recipe.precision", "precision bf16.enabled fp16.enabled", read=_precision),
-    tool.optimizer("neox", "optimizer.type optimizer_type"),
+    Row.optimizer("neox", "optimizer.type optimizer_type"),
     Row("runtime.attention", "attention_config", read=_attention),
     Row(
         "recipe.dropout",
         "hidden_dropout attention_dropout",
         read=tool.any_rate("hidden_dropout", "attention_dropout"),
     ),
-    tool.same("runtime.overlap_grad_reduce", "zero_optimization.overlap_comm", default=False),
-    tool.grad_bucket("zero_optimization.reduce_bucket_size", size_of=lambda _: 2),
+    Row.same("runtime.overlap_grad_reduce", "zero_optimization.overlap_comm", default=False),
+    Row.grad_bucket("zero_optimization.reduce_bucket_size", size=2),
 )
 
 
@@ -171,9 +171,8 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
     """Model, recipe and layout, and the number of GPUs as far as the file tells it."""
     if isinstance(document, Mapping):
         document = {str(key).replace("-", "_"): value for key, value in document.items()}
-    settings = Settings.of(source, document)
-    values = tool.read_rows(ROWS, settings)
-    layout = values.layout()
+    settings = Settings.of(source, document).read(ROWS)
+    layout = settings.layout()
     accumulation = settings.integer("gradient_accumulation_steps", "gas", default=1)
     at_once = layout.micro_batch_size * accumulation
     batch = settings.integer("train_batch_size")
@@ -181,10 +180,10 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
     if devices is None and batch is not None and batch % at_once == 0:
         devices = batch // at_once * layout.num_devices
     if devices is not None:
-        layout = replace(layout, data=tool.replicas_of(source, layout, devices))
+        layout = replace(layout, data=settings.replicas(layout, devices))
         batch = batch or at_once * layout.data
-    recipe = values.recipe | {"global_batch_size": batch}
-    return Reading(settings, values.model, recipe, layout, devices)
+    recipe = settings.recipe | {"global_batch_size": batch}
+    return Reading(settings, settings.model, recipe, layout, devices)
 
 
 TOOL = Tool(

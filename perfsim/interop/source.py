@@ -1,6 +1,7 @@
 """A foreign file: its text, its parsers for JSON, YAML and TOML, and its settings by dotted path.
 
-`Settings` gives typed access that remembers which keys were used and what perfsim cannot express.
+`Settings` gives typed access that remembers which keys were used, what was read and what perfsim cannot
+express.
 """
 
 from __future__ import annotations
@@ -9,17 +10,22 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn, TypeVar, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, overload
 
 import yaml
 
 from perfsim.base.errors import InputError, Problem, not_text
 from perfsim.base.files import must_exist
 from perfsim.base.text import did_you_mean, nearest
+from perfsim.interop.nearest_model import Gap, Nearest
+from perfsim.specs.layout import ParallelLayout
+
+if TYPE_CHECKING:
+    from perfsim.interop.tool import Row
 
 MOST_CHARACTERS = 4_000_000
 """Of a file of settings; logs may be longer."""
@@ -156,13 +162,6 @@ _FALSE = ("false", "no", "off", "0", "none")
 ChoiceT = TypeVar("ChoiceT")
 
 
-class Gap(NamedTuple):
-    """What a description of perfsim cannot express; `changes_model` where it then describes another model."""
-
-    text: str
-    changes_model: bool = False
-
-
 @dataclass
 class Settings:
     """The leaves of a file by dotted path; lists are leaves.
@@ -180,6 +179,8 @@ class Settings:
     """Keys that stand in the file with values that it does not tell."""
     gaps: list[Gap] = field(default_factory=list)
     """What readers of this file could not express."""
+    ours: dict[str, Any] = field(default_factory=dict)
+    """What was read so far, by field: `model.num_layers`, `layout.tensor`, `recipe.precision`."""
 
     def __post_init__(self) -> None:
         self.values = {**self.values, **self.source.given}
@@ -217,6 +218,47 @@ class Settings:
     def raw(self, *names: str) -> Any:
         """The value under the first of these keys that has one, of whatever type."""
         return self._first(names)[1]
+
+    # ------------------------------------------------------------------------- what was read
+    def read(self, rows: Sequence[Row]) -> Settings:
+        """Itself, with our values from these rows, in their order."""
+        for row in rows:
+            if row.read is None:
+                self.ignore(*row.keys.split())
+            elif (value := row.read(self)) is not None:
+                self.ours[row.field] = value
+        return self
+
+    def part(self, name: str) -> dict[str, Any]:
+        """What was read of `model`, `layout`, `recipe` or `runtime`, as a tree of fields."""
+        start = f"{name}."
+        return nested({key[len(start) :]: value for key, value in self.ours.items() if key.startswith(start)})
+
+    @property
+    def model(self) -> Nearest:
+        """The nearest model to the one that was read."""
+        return Nearest.of(self.part("model"))
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """What was read of a recipe and of its runtime."""
+        return self.part("recipe") | self.part("runtime")
+
+    def layout(self, **more: Any) -> ParallelLayout:
+        """What was read of a layout."""
+        return ParallelLayout(**self.part("layout") | more)
+
+    def replicas(self, layout: ParallelLayout, ranks: int) -> int:
+        """How many replicas so many ranks are. Raises InputError where other degrees do not divide them."""
+        degrees = {"tensor": layout.tensor, "pipeline": layout.pipeline, "context": layout.context}
+        ways = math.prod(degrees.values())
+        if ranks < ways or ranks % ways:
+            product = " × ".join(f"{name} {degree}" for name, degree in degrees.items())
+            self.source.refuse(
+                f"{ranks} ranks are not a multiple of {product}",
+                "check the number of nodes and of ranks of a node",
+            )
+        return ranks // ways
 
     # ------------------------------------------------------------------------------- values
     @overload
@@ -356,6 +398,18 @@ def _leaves(document: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> It
             yield from _leaves(value, f"{path}.", depth + 1)
         else:
             yield path, value
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by dotted path as a tree of mappings."""
+    tree: dict[str, Any] = {}
+    for path, value in values.items():
+        *groups, name = path.split(".")
+        branch = tree
+        for group in groups:
+            branch = branch.setdefault(group, {})
+        branch[name] = value
+    return tree
 
 
 def names_in(document: Any, *paths: str) -> set[str]:

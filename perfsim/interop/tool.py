@@ -6,16 +6,17 @@ Each row of a tool's table has the tool's keys and the field of ours that they s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from perfsim.base.errors import InputError, LayoutError, Problem
 from perfsim.base.sizes import MOST_DEVICES, MOST_WIDTH
-from perfsim.interop.nearest_model import Beyond, Nearest, nearest_model
-from perfsim.interop.source import Settings, Source, Syntax
+from perfsim.interop.nearest_model import Beyond, Nearest
+from perfsim.interop.source import Settings, Source, Syntax, nested
 from perfsim.specs.layout import Layout, ParallelLayout
+from perfsim.specs.layout_text import text_of
 from perfsim.specs.model import Experts, LatentAttention, TransformerConfig
 from perfsim.specs.optimizers import OPTIMIZERS
 from perfsim.specs.recipe import Recipe
@@ -24,29 +25,6 @@ from perfsim.strategies.plan import Plan
 
 Chosen = Plan[Any, Any]
 """The plan that a tool is told, whose layout is of the type that the tool names."""
-
-
-class Values(dict[str, Any]):
-    """What was read so far, by field: `model.num_layers`, `layout.tensor`, `recipe.precision`."""
-
-    def part(self, name: str) -> dict[str, Any]:
-        """The fields of `model`, `layout`, `recipe` or `runtime`, as a tree."""
-        start = f"{name}."
-        return _nested({key[len(start) :]: value for key, value in self.items() if key.startswith(start)})
-
-    @property
-    def model(self) -> Nearest:
-        """The nearest model to the one that was read."""
-        return nearest_model(self.part("model"))
-
-    @property
-    def recipe(self) -> dict[str, Any]:
-        """What was read of a recipe and of its runtime."""
-        return self.part("recipe") | self.part("runtime")
-
-    def layout(self, **more: Any) -> ParallelLayout:
-        """What was read of a layout."""
-        return ParallelLayout(**self.part("layout") | more)
 
 
 @dataclass(frozen=True)
@@ -81,28 +59,10 @@ GATED = ("swiglu", "fast-swiglu", "geglu", "reglu", "glu", "bilinear")
 """Activations that multiply two halves of a product."""
 Write = Callable[[Chosen], Any]
 """The tool's value for a plan; None leaves the setting out."""
-Read = Callable[[Settings, Values], Any]
+Read = Callable[[Settings], Any]
 """Our value; None where the file does not tell it."""
 Limit = Callable[[Chosen], str]
 """What a tool cannot express of a plan, in words; empty where the plan does not need it."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One setting of a tool."""
-
-    field: str
-    """What it says: `model.num_layers`, or words in brackets where no field of ours says it."""
-    keys: str = ""
-    """Its keys, apart by blanks: the first is written, the others are older spellings."""
-    write: Write | None = None
-    """None: it is only read."""
-    read: Read | None = None
-    """None: it follows from other settings, so that reading knows it and needs nothing from it."""
-    refusal: Limit | None = None
-    """Without what this names another step would run than the predicted one: the plan is refused."""
-    gap: Limit | None = None
-    """Of what this names the emitted text says that it is missing."""
 
 
 _SPECS: Mapping[str, Any] = {
@@ -143,85 +103,175 @@ def _field_of(chosen: Chosen, field: str) -> Any:
     return value
 
 
-# ----------------------------------------------------------------------------- rows of settings
-def same(
-    field: str,
-    keys: str,
-    *,
-    usual: Any = None,
-    default: Any = None,
-    needed: bool = False,
-    least: int | None = None,
-    most: int | None = None,
-    read: Read | None = None,
-    write: Write | None = None,
-) -> Row:
-    """A setting that has our value; it is not written where it is the `usual` one.
-
-    A file without it has the `default`, which may be a function as `read` is; a `needed` one must be there.
-    Whole numbers are in the range of our field, unless it is given here.
-    """
-    names = keys.split()
-
-    def written(chosen: Chosen) -> Any:
-        value = _field_of(chosen, field)
-        return None if value == usual and type(value) is type(usual) else value
-
-    def number(settings: Settings, values: Values) -> Any:
-        kind, of_field, up_to = _range_of(field)
-        value: Any
-        if kind is bool:
-            value = settings.flag(*names) if settings.has(*names) else None
-        elif kind is float:
-            value = settings.number(*names)
-        elif needed:
-            value = settings.needed(*names, most=up_to)
-        else:
-            least_of_all = of_field if least is None else least
-            value = settings.integer(*names, least=least_of_all, most=up_to if most is None else most)
-        if value is not None:
-            return value
-        settings.ignore(*names)
-        return default(settings, values) if callable(default) else default
-
-    return Row(field, keys, write or written, read or number)
+_VARIANTS: Mapping[str, str] = {
+    **{name: name for name in OPTIMIZERS},
+    **dict.fromkeys(("fusedadam", "cpuadam", "cpu_adam", "torchadam"), "adam"),
+}
+"""What any tool calls an optimizer, folded, by ours."""
 
 
-def named(field: str, keys: str, words: Mapping[Any, Any], *, default: Any = None, **also: Any) -> Row:
-    """A setting whose words stand for ours, or that is True for one value of ours.
+@dataclass(frozen=True)
+class Row:
+    """One setting of a tool; the methods below make the usual rows."""
 
-    Words in `also` are only read. An unknown word is an error.
-    """
-    names = keys.split()
-    ours = {word: value for value, word in reversed([*words.items()])} | also
+    field: str
+    """What it says: `model.num_layers`, or words in brackets where no field of ours says it."""
+    keys: str = ""
+    """Its keys, apart by blanks: the first is written, the others are older spellings."""
+    write: Write | None = None
+    """None: it is only read."""
+    read: Read | None = None
+    """None: it follows from other settings, so that reading knows it and needs nothing from it."""
+    refusal: Limit | None = None
+    """Without what this names another step would run than the predicted one: the plan is refused."""
+    gap: Limit | None = None
+    """Of what this names the emitted text says that it is missing."""
 
-    def read(settings: Settings, _: Values) -> Any:
-        if True in ours:
-            return ours[True] if settings.flag(*names) else default
-        return settings.choice(tuple(names), ours, default)
+    @classmethod
+    def same(
+        cls,
+        field: str,
+        keys: str,
+        *,
+        usual: Any = None,
+        default: Any = None,
+        needed: bool = False,
+        least: int | None = None,
+        most: int | None = None,
+        read: Read | None = None,
+        write: Write | None = None,
+    ) -> Row:
+        """A setting that has our value; it is not written where it is the `usual` one.
 
-    return spelled(field, keys, words, read)
+        A file without it has the `default`, which may be a function as `read` is; a `needed` one must be
+        there. Whole numbers are in the range of our field, unless it is given here.
+        """
+        names = keys.split()
 
+        def written(chosen: Chosen) -> Any:
+            value = _field_of(chosen, field)
+            return None if value == usual and type(value) is type(usual) else value
 
-def spelled(field: str, keys: str, words: Mapping[Any, Any], read: Read | None = None) -> Row:
-    """A setting that has a word for some of our values, and that is read in its own way."""
-    return Row(field, keys, lambda chosen: words.get(_field_of(chosen, field)), read)
+        def number(settings: Settings) -> Any:
+            kind, of_field, up_to = _range_of(field)
+            value: Any
+            if kind is bool:
+                value = settings.flag(*names) if settings.has(*names) else None
+            elif kind is float:
+                value = settings.number(*names)
+            elif needed:
+                value = settings.needed(*names, most=up_to)
+            else:
+                least_of_all = of_field if least is None else least
+                value = settings.integer(*names, least=least_of_all, most=up_to if most is None else most)
+            if value is not None:
+                return value
+            settings.ignore(*names)
+            return default(settings) if callable(default) else default
 
+        return cls(field, keys, write or written, read or number)
 
-def known(keys: str) -> Row:
-    """Settings that change nothing, or follow from others."""
-    return Row("(nothing of a prediction)", keys)
+    @classmethod
+    def word(
+        cls, field: str, keys: str, words: Mapping[Any, Any], *, default: Any = None, **only_read: Any
+    ) -> Row:
+        """A setting whose words stand for ours, or that is True for one value of ours.
 
+        An unknown word is an error.
+        """
+        names = keys.split()
+        ours = {word: value for value, word in reversed([*words.items()])} | only_read
 
-def noted(words: str, key: str) -> Row:
-    """A setting that a file may have and perfsim cannot express; `{}` in the words is its value."""
+        def read(settings: Settings) -> Any:
+            if True in ours:
+                return ours[True] if settings.flag(*names) else default
+            return settings.choice(tuple(names), ours, default)
 
-    def read(settings: Settings, _: Values) -> None:
-        value = settings.raw(key)
-        if value not in (None, 0) and str(value).casefold() != "false":
-            settings.gap(words.format(value))
+        return cls.spelled(field, keys, words, read)
 
-    return Row(f"({words})", key, read=read)
+    @classmethod
+    def spelled(cls, field: str, keys: str, words: Mapping[Any, Any], read: Read | None = None) -> Row:
+        """A setting that has a word for some of our values, and that is read in its own way."""
+        return cls(field, keys, lambda chosen: words.get(_field_of(chosen, field)), read)
+
+    @classmethod
+    def known(cls, keys: str) -> Row:
+        """Settings that change nothing, or follow from others."""
+        return cls("(nothing of a prediction)", keys)
+
+    @classmethod
+    def noted(cls, words: str, key: str) -> Row:
+        """A setting that a file may have and perfsim cannot express; `{}` in the words is its value."""
+
+        def read(settings: Settings) -> None:
+            value = settings.raw(key)
+            if value not in (None, 0) and str(value).casefold() != "false":
+                settings.gap(words.format(value))
+
+        return cls(f"({words})", key, read=read)
+
+    @classmethod
+    def lacks(
+        cls,
+        field: str,
+        words: str,
+        *,
+        unless: Collection[Any] | None = None,
+        when: Callable[[Chosen], Any] | None = None,
+        refused: bool = False,
+    ) -> Row:
+        """What the emitted text cannot say: a field that is in use, or that has none of the values `unless`.
+
+        This is so in plans for which `when` holds, which are `refused` where another step would run. Words
+        may name the value, `{}`, and fields of the plan, `{c.layout.tensor}`.
+        """
+
+        def limit(chosen: Chosen) -> str:
+            value = _field_of(chosen, field)
+            # Absent, off or a degree of one asks nothing of a tool.
+            in_use = value is True or value not in (None, 0, 1, "none")
+            needed = in_use if unless is None else value not in unless
+            return words.format(value, c=chosen) if needed and (when is None or when(chosen)) else ""
+
+        return cls(field, refusal=limit) if refused else cls(field, gap=limit)
+
+    @classmethod
+    def optimizer(
+        cls, tool: str, keys: str, *, default: str = "adam", word: Callable[[Settings], str] | None = None
+    ) -> Row:
+        """The row of the optimizer; `word` finds its name where it is no value of a key.
+
+        One that the tool has not is refused, and a foreign name that is none of ours is a gap.
+        """
+        names = {ours: name for ours, row in OPTIMIZERS.items() if (name := getattr(row, tool)) is not None}
+
+        def read(settings: Settings) -> str:
+            text = settings.text(*keys.split()) if word is None else word(settings)
+            if text and text.casefold() not in _VARIANTS:
+                settings.gap(f"the optimizer {text[:40]}; described as {default}")
+            return _VARIANTS.get(text.casefold(), default)
+
+        missing = cls.lacks("recipe.optimizer", "it has no optimizer {}", unless=names, refused=True)
+        return replace(missing, keys=keys, write=lambda c: names.get(c.job.recipe.optimizer), read=read)
+
+    @classmethod
+    def grad_bucket(cls, keys: str, *, size: int | None = None) -> Row:
+        """The row of a bucket of gradients, which tools count in elements of the precision that is reduced.
+
+        A tool whose files do not tell this precision has elements of `size` bytes.
+        """
+
+        def write(chosen: Chosen) -> int | None:
+            bucket_bytes = chosen.job.runtime.grad_bucket
+            of_element = 2 if chosen.job.recipe.reduce_precision in ("bf16", "fp16") else 4
+            return None if bucket_bytes is None else int(bucket_bytes / of_element)
+
+        def read(settings: Settings) -> str | None:
+            elements = settings.integer(*keys.split())
+            of_element = size or (2 if "recipe.reduce_precision" in settings.ours else 4)
+            return None if elements is None else f"{elements * of_element} B"
+
+        return cls("runtime.grad_bucket", keys, write, read)
 
 
 def when(has: Read | None, *rows: Row, of: Callable[[Chosen], Any] | None = None) -> tuple[Row, ...]:
@@ -231,7 +281,7 @@ def when(has: Read | None, *rows: Row, of: Callable[[Chosen], Any] | None = None
         read = row.read
         write = row.write
         if read and has:
-            row = replace(row, read=lambda *given: read(*given) if has(*given) else None)
+            row = replace(row, read=lambda settings: read(settings) if has(settings) else None)
         if write and of:
             row = replace(row, write=lambda chosen: write(chosen) if of(chosen) else None)
         return row
@@ -242,87 +292,35 @@ def when(has: Read | None, *rows: Row, of: Callable[[Chosen], Any] | None = None
 def experts(keys: str, *rows: Row) -> tuple[Row, ...]:
     """The row of the number of experts, of which 0 and 1 are none, and rows of models that have some."""
 
-    def read(settings: Settings, _: Values) -> int | None:
+    def read(settings: Settings) -> int | None:
         count = settings.integer(*keys.split(), least=0, most=MOST_WIDTH)
         return count if count and count > 1 else None
 
     return (
-        same("model.experts.num_experts", keys, read=read),
+        Row.same("model.experts.num_experts", keys, read=read),
         *when(as_in("model.experts.num_experts"), *rows),
     )
 
 
 def as_in(field: str) -> Read:
     """The value of another field that was read before; None without one."""
-    return lambda _, values: values.get(field)
+    return lambda settings: settings.ours.get(field)
 
 
 def any_rate(*keys: str, default: float = 0.0) -> Read:
     """Whether a rate of dropout is not zero."""
-    return lambda settings, _: any(settings.number(key, default=default) for key in keys)
-
-
-def read_rows(rows: Sequence[Row], settings: Settings, before: Mapping[str, Any] | None = None) -> Values:
-    """Our values by field, from the rows in their order, over those that were known before."""
-    values = Values(before or {})
-    for row in rows:
-        if row.read is None:
-            settings.ignore(*row.keys.split())
-        elif (value := row.read(settings, values)) is not None:
-            values[row.field] = value
-    return values
-
-
-def replicas_of(source: Source, layout: ParallelLayout, ranks: int) -> int:
-    """How many replicas so many ranks are. Raises InputError where the other degrees do not divide them."""
-    degrees = {"tensor": layout.tensor, "pipeline": layout.pipeline, "context": layout.context}
-    ways = layout.tensor * layout.pipeline * layout.context
-    if ranks < ways or ranks % ways:
-        product = " × ".join(f"{name} {degree}" for name, degree in degrees.items())
-        source.refuse(
-            f"{ranks} ranks are not a multiple of {product}",
-            "check the number of nodes and of ranks of a node",
-        )
-    return ranks // ways
-
-
-# ------------------------------------------------------------------------------- limits of a tool
-def _asks(value: Any) -> bool:
-    """Whether the value of a field asks anything of a tool: it is not absent, off or a degree of one."""
-    return value is True or value not in (None, 0, 1, "none")
-
-
-def lacks(
-    field: str,
-    words: str,
-    *,
-    unless: Collection[Any] | None = None,
-    when: Callable[[Chosen], Any] | None = None,
-    refused: bool = False,
-) -> Row:
-    """What the emitted text cannot say: a field that is in use, or that has none of the values `unless`.
-
-    This is so in plans for which `when` holds, which are `refused` where another step would run. Words may
-    name the value, `{}`, and fields of the plan, `{c.layout.tensor}`.
-    """
-
-    def limit(chosen: Chosen) -> str:
-        value = _field_of(chosen, field)
-        needed = _asks(value) if unless is None else value not in unless
-        return words.format(value, c=chosen) if needed and (when is None or when(chosen)) else ""
-
-    return Row(field, refusal=limit) if refused else Row(field, gap=limit)
+    return lambda settings: any(settings.number(key, default=default) for key in keys)
 
 
 def _unequal_layers(chosen: Chosen) -> str:
     model = chosen.job.model
     parts = {
-        "experts": model.experts is not None,
-        "latent attention": model.latent_attention is not None,
+        "experts": model.experts,
+        "latent attention": model.latent_attention,
         "heads of a width of their own": model.head_dim
         not in (None, model.hidden_size // model.num_attention_heads),
         "attention in a window": model.sliding_window is not None,
-        "multi-token prediction": bool(model.mtp_num_layers),
+        "multi-token prediction": model.mtp_num_layers,
         "norms of queries and keys": model.qk_layernorm,
     }
     present = [name for name, has in parts.items() if has]
@@ -331,55 +329,12 @@ def _unequal_layers(chosen: Chosen) -> str:
 
 EQUAL_DENSE_LAYERS = Row("model", refusal=_unequal_layers)
 """The refusal of a tool whose settings describe dense layers with heads that fill the hidden size."""
-TF32_PRODUCTS = lacks(
+TF32_PRODUCTS = Row.lacks(
     "recipe.precision",
     "tf32 products; PyTorch's torch.backends.cuda.matmul.allow_tf32 switches them on",
     when=lambda c: c.job.recipe.precision == "tf32",
 )
 """The gap of tools that leave TF32 to PyTorch."""
-
-
-# ------------------------------------------------------------------ settings that several tools have
-_VARIANTS: Mapping[str, str] = {
-    **{name: name for name in OPTIMIZERS},
-    **dict.fromkeys(("fusedadam", "cpuadam", "cpu_adam", "torchadam"), "adam"),
-}
-"""What any tool calls an optimizer, folded, by ours."""
-
-
-def optimizer(
-    tool: str, keys: str, *, default: str = "adam", word: Callable[[Settings], str] | None = None
-) -> Row:
-    """The row of the optimizer; `word` finds its name where it is no value of a key.
-
-    One that the tool has not is refused, and a foreign name that is none of ours is a gap.
-    """
-    names = {ours: name for ours, row in OPTIMIZERS.items() if (name := getattr(row, tool)) is not None}
-
-    def read(settings: Settings, _: Values) -> str:
-        text = settings.text(*keys.split()) if word is None else word(settings)
-        if text and text.casefold() not in _VARIANTS:
-            settings.gap(f"the optimizer {text[:40]}; described as {default}")
-        return _VARIANTS.get(text.casefold(), default)
-
-    missing = lacks("recipe.optimizer", "it has no optimizer {}", unless=names, refused=True)
-    return replace(missing, keys=keys, write=lambda c: names.get(c.job.recipe.optimizer), read=read)
-
-
-def grad_bucket(keys: str, *, size_of: Callable[[Values], int] | None = None) -> Row:
-    """The row of a bucket of gradients, which tools count in elements of the precision that is reduced."""
-
-    def write(chosen: Chosen) -> int | None:
-        bucket_bytes = chosen.job.runtime.grad_bucket
-        size = 2 if chosen.job.recipe.reduce_precision in ("bf16", "fp16") else 4
-        return None if bucket_bytes is None else int(bucket_bytes / size)
-
-    def read(settings: Settings, values: Values) -> str | None:
-        elements = settings.integer(*keys.split())
-        size = size_of(values) if size_of else 2 if "recipe.reduce_precision" in values else 4
-        return None if elements is None else f"{elements * size} B"
-
-    return Row("runtime.grad_bucket", keys, write, read)
 
 
 # -------------------------------------------------------------------------------------- the tool
@@ -420,7 +375,7 @@ class Tool:
             raise InputError(
                 f"{self.title} trains on {machines}; {chosen.system.name} is a {chosen.system.kind}"
             )
-        layout = chosen.layout.short
+        layout = text_of(chosen.layout)
         refusals = [row.refusal(chosen) for row in self.rows if row.refusal is not None]
         if any(refusals):
             raise LayoutError(
@@ -439,16 +394,4 @@ class Tool:
         ]
         values = {row.keys.split()[0]: row.write(chosen) for row in self.rows if row.write is not None}
         stated = {key: value for key, value in values.items() if value is not None}
-        return self.render([f"{self.comment}{comment}" for comment in comments], _nested(stated))
-
-
-def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by dotted path as a tree of mappings."""
-    tree: dict[str, Any] = {}
-    for path, value in values.items():
-        *groups, name = path.split(".")
-        branch = tree
-        for group in groups:
-            branch = branch.setdefault(group, {})
-        branch[name] = value
-    return tree
+        return self.render([f"{self.comment}{comment}" for comment in comments], nested(stated))

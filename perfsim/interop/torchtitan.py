@@ -19,9 +19,9 @@ from perfsim.base.errors import InputError
 from perfsim.base.sizes import MOST_POSITIONS
 from perfsim.interop import tool
 from perfsim.interop.huggingface import LLAMA, model_beside
-from perfsim.interop.nearest_model import Nearest, nearest_model
+from perfsim.interop.nearest_model import Nearest
 from perfsim.interop.source import Settings, Source, names_in
-from perfsim.interop.tool import Chosen, Reading, Row, Tool, Values, Write
+from perfsim.interop.tool import Chosen, Reading, Row, Tool, Write
 from perfsim.specs.layout import ParallelLayout
 
 SECTIONS = {"parallelism.": ("parallelism.", "training.", "experimental.")}
@@ -94,40 +94,40 @@ def _selective(chosen: Chosen) -> str | None:
 
 
 # ------------------------------------------------------------------------------------ from its values
-def _micro(settings: Settings, values: Values) -> int:
+def _micro(settings: Settings) -> int:
     """Sequences at once: the local batch, but with a pipeline its micro-batches."""
     local = settings.integer("training.local_batch_size", "training.batch_size", default=1)
-    if values["layout.pipeline"] == 1:
+    if settings.ours["layout.pipeline"] == 1:
         return local
     return settings.integer("parallelism.pipeline_parallel_microbatch_size", default=1)
 
 
-def _recompute(settings: Settings, _: Values) -> str:
+def _recompute(settings: Settings) -> str:
     mode = settings.text("activation_checkpoint.mode", default="selective")
     if mode not in ("none", "full", "selective", "memory_budget"):
         raise settings.error("activation_checkpoint.mode", f"{mode[:40]!r} is none of none, selective, full")
     return "selective" if mode == "memory_budget" else mode
 
 
-def _recompute_every(settings: Settings, values: Values) -> int:
+def _recompute_every(settings: Settings) -> int:
     option = settings.text("activation_checkpoint.selective_ac_option", default="op")
     selective = settings.text("activation_checkpoint.mode", default="selective") == "selective"
     if not selective or not option.isdigit() or not 0 < int(option) < 1000:
         return 1
-    values["layout.recompute"] = "full"
+    settings.ours["layout.recompute"] = "full"
     return int(option)
 
 
-def _schedule(settings: Settings, values: Values) -> str:
+def _schedule(settings: Settings) -> str:
     key = "parallelism.pipeline_parallel_schedule"
     schedule = settings.choice((key,), SCHEDULES_READ, "1f1b")
     if settings.text(key) == "DualPipeV":
         text = "DualPipeV: all-to-alls beside the compute of another micro-batch; predicted as zbv"
         settings.gap(f"{text}, one after the other, which takes longer")
-    return schedule if values["layout.pipeline"] > 1 else "1f1b"
+    return schedule if settings.ours["layout.pipeline"] > 1 else "1f1b"
 
 
-def _precision(settings: Settings, _: Values) -> str:
+def _precision(settings: Settings) -> str:
     words = {name: precision for precision, name in PRECISIONS.items() if precision != "tf32"}
     precision = settings.choice(("training.mixed_precision_param",), words, "bf16")
     converters = str(settings.raw("model.converters"))[:1000]
@@ -148,26 +148,26 @@ def _flavor(settings: Settings) -> Nearest | None:
     names = ("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "ffn_hidden_size")
     positions = settings.integer("training.seq_len", default=2048, most=MOST_POSITIONS)
     sizes = dict(zip((*names, "vocab_size"), shape, strict=True))
-    return nearest_model({**LLAMA, **sizes, "max_position_embeddings": positions})
+    return Nearest.of({**LLAMA, **sizes, "max_position_embeddings": positions})
 
 
 def _degree(field: str, name: str, *, usual: int | None = None, write: Write | None = None) -> Row:
     """A degree of parallelism."""
-    return tool.same(field, f"parallelism.{name}_degree", usual=usual, default=1, write=write)
+    return Row.same(field, f"parallelism.{name}_degree", usual=usual, default=1, write=write)
 
 
 PIPELINE = "parallelism.pipeline_parallel_"
 ROWS: tuple[Row, ...] = (
     Row("(micro-batches)", "training.local_batch_size training.batch_size", _local_batch),
-    tool.same("recipe.global_batch_size", "training.global_batch_size", least=-1),
-    tool.same("recipe.seq_length", "training.seq_len"),
-    tool.spelled(
+    Row.same("recipe.global_batch_size", "training.global_batch_size", least=-1),
+    Row.same("recipe.seq_length", "training.seq_len"),
+    Row.spelled(
         "recipe.precision", "training.mixed_precision_param model.converters", PRECISIONS, _precision
     ),
     Row("recipe.reduce_precision", "training.mixed_precision_reduce", lambda _: "float32"),
     _degree("(groups of shards)", "data_parallel_replicate", write=_groups_of_shards),
     # -1 is what the other degrees leave.
-    tool.same("(shards)", "parallelism.data_parallel_shard_degree", default=-1, least=-1, write=_shards),
+    Row.same("(shards)", "parallelism.data_parallel_shard_degree", default=-1, least=-1, write=_shards),
     Row(
         "layout.zero_stage",
         "parallelism.fsdp_reshard_after_forward",
@@ -180,14 +180,14 @@ ROWS: tuple[Row, ...] = (
         lambda c: "alltoall" if c.layout.context > 1 else None,
     ),
     _degree("layout.tensor", "tensor_parallel"),
-    Row("layout.sequence_parallel", read=lambda _, values: values["layout.tensor"] > 1),
+    Row("layout.sequence_parallel", read=lambda s: s.ours["layout.tensor"] > 1),
     _degree("layout.expert", "expert_parallel", usual=1),
     _degree("layout.expert_tensor", "expert_tensor_parallel", usual=1),
     _degree("layout.pipeline", "pipeline_parallel"),
     *tool.when(
         None,
-        tool.spelled("layout.schedule", f"{PIPELINE}schedule", SCHEDULES, _schedule),
-        tool.same("layout.micro_batch_size", f"{PIPELINE}microbatch_size", read=_micro),
+        Row.spelled("layout.schedule", f"{PIPELINE}schedule", SCHEDULES, _schedule),
+        Row.same("layout.micro_batch_size", f"{PIPELINE}microbatch_size", read=_micro),
         of=_staged,
     ),
     # The layers of stages need the number of layers, so `_read_stages` reads them.
@@ -213,68 +213,68 @@ ROWS: tuple[Row, ...] = (
         "training.enable_cpu_offload",
         lambda c: c.layout.offloads == ALL_ON_CPU or None,
     ),
-    tool.optimizer("torchtitan", "optimizer.name", default="adamw"),
-    tool.known("job.config_file job.print_config job.description job.dump_folder"),
+    Row.optimizer("torchtitan", "optimizer.name", default="adamw"),
+    Row.known("job.config_file job.print_config job.description job.dump_folder"),
     tool.EQUAL_DENSE_LAYERS,
-    tool.lacks(
+    Row.lacks(
         "layout.schedule",
         f"its schedules are {', '.join(SCHEDULES)}, not {{}}",
         unless=SCHEDULES,
         when=_staged,
         refused=True,
     ),
-    tool.lacks(
+    Row.lacks(
         "layout.offloads",
         "it offloads parameters and optimizer together, to the CPU",
         unless=({}, ALL_ON_CPU),
         refused=True,
     ),
-    tool.lacks(
+    Row.lacks(
         "recipe.precision",
         f"it trains in {' or '.join(PRECISIONS)}, not {{}}",
         unless=PRECISIONS,
         refused=True,
     ),
-    tool.lacks(
+    Row.lacks(
         "layout.context_exchange",
         "its context ranks rotate keys and values, they do not exchange heads",
         unless=("ring",),
         when=lambda c: c.layout.context > 1,
         refused=True,
     ),
-    tool.lacks(
+    Row.lacks(
         "layout.zero_stage",
         "context ranks shard together, so shard_group must be a multiple of context",
         unless=(0,),
         when=lambda c: c.layout.shards % c.layout.context,
         refused=True,
     ),
-    tool.lacks(
+    Row.lacks(
         "model",
         "the model: register {0.num_layers} layers, hidden {0.hidden_size}, {0.num_attention_heads} heads, "
         "{0.query_groups} key and value heads, MLP {0.ffn_hidden_size}, vocabulary {0.vocab_size}, and name "
         "it by model.name and model.flavor",
     ),
-    tool.lacks(
+    Row.lacks(
         "layout.zero_stage",
         "ZeRO 1; the nearest is FSDP that keeps parameters after the forward pass (ZeRO 2)",
         unless=(0, 2, 3),
     ),
-    tool.lacks(
+    Row.lacks(
         "layout.recompute",
         "recompute of attention alone; 'op' keeps the results of chosen operations",
         unless=("none", "full"),
     ),
-    tool.lacks(
+    Row.lacks(
         "layout.sequence_parallel",
         "tensor parallelism without sequence parallelism",
         unless=(True,),
         when=lambda c: c.layout.tensor > 1,
     ),
-    tool.lacks("recipe.reduce_precision", "gradients reduced in {}", unless=(None, "fp32")),
+    Row.lacks("recipe.reduce_precision", "gradients reduced in {}", unless=(None, "fp32")),
     tool.TF32_PRODUCTS,
-    tool.lacks("runtime.attention", "attention that keeps its scores; SDPA is used", unless=("flash",)),
-    tool.lacks("recipe.dropout", "dropout; its models have none"),
+    Row.lacks("runtime.attention", "attention that keeps its scores; SDPA is used", unless=("flash",)),
+    Row.lacks("recipe.dropout", "dropout; its models have none"),
 )
 
 
@@ -291,14 +291,14 @@ def _recognise(document: Any) -> bool:
 def _read(source: Source, document: Any) -> Reading:
     """Recipe, layout and, by flavor or from `--model`, the model."""
     text = document if isinstance(document, str) else ""
-    settings = Settings.of(source, _printed(source, text) if text else document, SECTIONS)
-    values = tool.read_rows(ROWS, settings)
+    printed = _printed(source, text) if text else document
+    settings = Settings.of(source, printed, SECTIONS).read(ROWS)
     beside = model_beside(source) if source.model else None
     model = beside or _flavor(settings)
     mesh = MESH.search(text)
     world = math.prod(map(int, mesh[1].split(", "))) if mesh else None
-    layout, devices = _read_layout(settings, values, world, model)
-    recipe = values.recipe
+    layout, devices = _read_layout(settings, world, model)
+    recipe = settings.recipe
     if recipe.get("global_batch_size", 0) < 1:
         local = settings.integer("training.local_batch_size", "training.batch_size")
         told = devices is not None and local is not None
@@ -324,17 +324,17 @@ def _printed(source: Source, text: str) -> Any:
 
 
 def _read_layout(
-    settings: Settings, values: Values, world: int | None, model: Nearest | None
+    settings: Settings, world: int | None, model: Nearest | None
 ) -> tuple[ParallelLayout, int | None]:
     """The layout, and the number of ranks where the file tells it."""
-    layout = values.layout()
-    replicas: int = values["(groups of shards)"]
-    shards: int = values["(shards)"]
+    layout = settings.layout()
+    replicas: int = settings.ours["(groups of shards)"]
+    shards: int = settings.ours["(shards)"]
     if layout.expert > 1 and model is not None and "experts" not in model.fields:
         settings.gap(f"expert parallelism over {layout.expert} ranks: its model has none")
         layout = replace(layout, expert=1)
     if shards < 1 and world is not None:
-        shards = max(1, tool.replicas_of(settings.source, layout, world) // replicas)
+        shards = max(1, settings.replicas(layout, world) // replicas)
     reshard = settings.text("parallelism.fsdp_reshard_after_forward", default="default")
     always = reshard == "always" or (reshard == "default" and layout.pipeline == 1)
     stage = 0 if shards == 1 else 3 if always else 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any, ClassVar, cast
@@ -21,10 +21,8 @@ from perfsim.machines.machine import (
     Network,
     Rate,
     Setting,
-    SystemLinks,
     Traffic,
     Unknown,
-    groups_like,
     is_borrowed,
     measured_on,
 )
@@ -32,7 +30,7 @@ from perfsim.network import FatTree
 from perfsim.network.collectives import CollectiveModel, num_steps, tree_rounds, wire_factor
 from perfsim.network.topology import route_around
 from perfsim.specs.calibration import Calibration, CollectiveOp
-from perfsim.specs.hardware import GpuClusterSpec
+from perfsim.specs.hardware import GpuClusterSpec, LinkSpec
 from perfsim.specs.layout import ParallelLayout, layers_of_stages
 from perfsim.specs.recipe import Job, Recipe
 from perfsim.strategies import Plan
@@ -92,6 +90,28 @@ def _entries_of_peers(spread: _Spread, tree: FatTree, width: int, *, shares_link
 COPIES = (*LOADS, STORE)
 
 
+def _groups_like(group: RankGroup, peers: Ints) -> Ints:
+    """Ranks of the group and of all groups whose members are of the same classes, one group a row.
+
+    `peers` has the class of each peer that a folded device stands for.
+    """
+    width = len(peers)
+    ranks = np.arange(group.size) * group.stride + group.start
+    block = ranks // width
+    together = group.size > 1 and block.min() == block.max()
+    stride, size = (abs(group.stride), group.size) if together else (1, 1)
+    offset = np.arange(width)
+    firsts = offset[offset // stride % size == 0]
+    members = firsts[:, None] + stride * np.arange(size)
+    whole = members[:, -1] < width
+    firsts = firsts[whole]
+    classes = np.sort(peers[members[whole]], axis=1)
+    own = int(ranks[0] if group.stride > 0 or not together else ranks[-1]) % width
+    own_classes = classes[np.searchsorted(firsts, own)]
+    like = firsts[(classes == own_classes).all(axis=1)]
+    return np.asarray(ranks + (like - own)[:, None])
+
+
 class _FatTreeNetwork(Network):
     """The links of a fat tree; its NVLink ports may be slow, and with `ports` too full as well."""
 
@@ -134,7 +154,7 @@ class _FatTreeNetwork(Network):
             return self._copies(work, len(peers))
         if work.group is None or work.group.size < 2:
             return None
-        groups = groups_like(work.group, peers)
+        groups = _groups_like(work.group, peers)
         return self._of_groups(work, groups) if ports or not self._is_inside(groups) else None
 
     def _copies(self, work: Work, width: int) -> Traffic:
@@ -372,59 +392,7 @@ def _inside_bytes_per_s(work: Work, collectives: CollectiveModel) -> float:
     return collectives.port_bytes_per_s(cast(CollectiveOp, work.op), work.comm_bytes, size)
 
 
-# Remedies on GPUs: degrees, schedules, ZeRO.
-
 _BETWEEN_NODES = ("node.nic", "node.nics", "fabric.oversubscription")
-
-
-def _bubble(plan: Plan) -> str:
-    stages = plan.layout.pipeline
-    if stages == 1:
-        return LOOK
-    return (
-        f"more than {plan.num_microbatches:,} micro-batches for {stages} stages (a larger batch or fewer "
-        "stages), or a schedule with a smaller bubble (interleaved, zb1p)"
-    )
-
-
-def _optimizer(plan: Plan) -> str:
-    layout = plan.layout
-    if not isinstance(layout, ParallelLayout):
-        return LOOK
-    if layout.offload_optimizer != "none":
-        spread = "" if layout.zero_stage else "its states sharded over replicas (ZeRO 1), "
-        return f"{spread}more hosts to share the update, its states on the devices, or a larger batch"
-    if layout.zero_stage or layout.replicas == 1:
-        return "a larger batch, so that updates are rarer, or more replicas that share the update (ZeRO 1)"
-    return "optimizer states sharded over replicas (ZeRO 1), or a larger batch"
-
-
-def _data(plan: Plan) -> str:
-    layout = plan.layout
-    if isinstance(layout, ParallelLayout) and layout.replicas == 1:
-        return "nothing is sent: the host launches collectives of one rank; fewer and larger gradient buckets"
-    return "a larger batch, so that gradients are reduced less often, or faster links between nodes"
-
-
-_REMEDIES: Mapping[str, Callable[[Plan], str]] = {
-    "bubble": _bubble,
-    "exposed tensor communication": lambda plan: (
-        f"a tensor degree below {plan.layout.tensor}, or faster links inside the node"
-    ),
-    "exposed expert communication": lambda _: (
-        "a smaller expert degree or one inside a node, one copy of a token a node (dispatcher: deepep), or "
-        "faster links"
-    ),
-    "exposed data communication": _data,
-    "exposed pipeline communication": lambda plan: (
-        f"fewer than {plan.layout.pipeline} stages, or faster links between them"
-    ),
-    "exposed offload": lambda plan: (
-        f"a larger micro-batch than {plan.layout.micro_batch_size:,}, more devices so that less is "
-        "offloaded, or a faster link to the host"
-    ),
-    "optimizer": _optimizer,
-}
 
 
 MOST_CHANNELS = 32
@@ -478,8 +446,8 @@ class GpuCluster(Machine):
     def devices_per_node(self, system: GpuClusterSpec, /) -> int:
         return system.node.devices
 
-    def links(self, system: GpuClusterSpec, /) -> SystemLinks:
-        return SystemLinks((system.node.scale_up,), (system.node.nic,))
+    def links(self, system: GpuClusterSpec, /) -> tuple[LinkSpec, LinkSpec]:
+        return system.node.scale_up, system.node.nic
 
     def calibrations(self, system: GpuClusterSpec, recipe: Recipe, /) -> list[Calibration]:
         links = (system.node.scale_up.calibration, system.node.nic.calibration)
@@ -508,7 +476,45 @@ class GpuCluster(Machine):
         return MOST_CHANNELS / (units - MOST_CHANNELS) if units > MOST_CHANNELS else 1.0
 
     def wait_remedy(self, cause: str, plan: Plan, _lane: Lane | None, _roof: StreamingRoof | None, /) -> str:
-        return _REMEDIES[cause](plan) if cause in _REMEDIES else LOOK
+        """Another degree, schedule or stage of ZeRO, or faster links."""
+        layout = plan.layout
+        alone = isinstance(layout, ParallelLayout) and layout.replicas == 1
+        match cause:
+            case "bubble" if layout.pipeline > 1:
+                return (
+                    f"more than {plan.num_microbatches:,} micro-batches for {layout.pipeline} stages (a "
+                    "larger batch or fewer stages), or a schedule with a smaller bubble (interleaved, zb1p)"
+                )
+            case "exposed tensor communication":
+                return f"a tensor degree below {layout.tensor}, or faster links inside the node"
+            case "exposed expert communication":
+                return (
+                    "a smaller expert degree or one inside a node, one copy of a token a node (dispatcher: "
+                    "deepep), or faster links"
+                )
+            case "exposed data communication":
+                if alone:
+                    words = "nothing is sent: the host launches collectives of one rank; fewer and larger "
+                    return f"{words}gradient buckets"
+                rarer = "so that gradients are reduced less often"
+                return f"a larger batch, {rarer}, or faster links between nodes"
+            case "exposed pipeline communication":
+                return f"fewer than {layout.pipeline} stages, or faster links between them"
+            case "exposed offload":
+                return (
+                    f"a larger micro-batch than {layout.micro_batch_size:,}, more devices so that less is "
+                    "offloaded, or a faster link to the host"
+                )
+            case "optimizer" if isinstance(layout, ParallelLayout):
+                share = "optimizer states sharded over replicas (ZeRO 1)"
+                if layout.offload_optimizer != "none":
+                    spread = "" if layout.zero_stage else "its states sharded over replicas (ZeRO 1), "
+                    share = f"{spread}more hosts to share the update, its states on the devices"
+                elif layout.zero_stage or alone:
+                    rarer = "a larger batch, so that updates are rarer"
+                    return f"{rarer}, or more replicas that share the update (ZeRO 1)"
+                return f"{share}, or a larger batch"
+        return LOOK
 
     def _more_compute(self, plan: Plan, _moving: float, /) -> str:
         size = f"micro-batch now {plan.layout.micro_batch_size:,}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from math import gcd
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -186,6 +187,11 @@ MOST_UNEVEN_TASKS = 500_000
 """Above this many tasks peers whose groups lie unevenly stay folded; about ten seconds of simulation."""
 
 
+TOO_MANY = (
+    "too many tasks to simulate, so each communication takes what it takes the ranks whose group lies worst"
+)
+
+
 class Placed(NamedTuple):
     """A graph in which ranks that differ have tasks of their own."""
 
@@ -198,6 +204,8 @@ class Placed(NamedTuple):
     """The class of each peer; peers of one class are written once."""
     note: str = ""
     """A remark on how ranks that differ are simulated; empty where peers are alike."""
+    factors: Mapping[int, float] = MappingProxyType({})
+    """Slow ranks as simulated, and how many times as long each one computes."""
 
 
 def place(
@@ -221,7 +229,10 @@ def place(
     classes = rank_classes(folded, network, keys, shares_links=bool(links.flows))
     count = int(classes.max(initial=0)) + 1
     too_many = not marked and count > 1 and count * len(folded) > MOST_UNEVEN_TASKS
-    note = _note(count, too_many=too_many) if count > 1 and not marked else ""
+    note = ""
+    if count > 1 and not marked:
+        note = f"groups lie unevenly over nodes or leaves: {count:,} kinds of ranks are "
+        note += TOO_MANY if too_many else "simulated"
     if too_many:
         # Without contention the step is at least as long as with all peers written out, since no peer has
         # all of these groups.
@@ -236,15 +247,6 @@ def place(
     if contention:
         links = shared_links(unfolded.graph, network, peers=classes)
     return Placed(unfolded.graph, unfolded.rank, links, topology, classes, note)
-
-
-def _note(kinds: int, *, too_many: bool) -> str:
-    if too_many:
-        return (
-            f"groups lie unevenly over nodes or leaves: {kinds:,} kinds of ranks are too many tasks to "
-            "simulate, so each communication takes what it takes the ranks whose group lies worst"
-        )
-    return f"groups lie unevenly over nodes or leaves: {kinds:,} kinds of ranks are simulated"
 
 
 # Graphs with stragglers: each slow rank apart from its peers, or together with its tensor peers.
@@ -262,16 +264,6 @@ TOGETHER = (
 )
 
 
-class PlacedStragglers(NamedTuple):
-    """A graph whose slow ranks have tasks of their own."""
-
-    placed: Placed
-    factors: Mapping[int, float]
-    """Slow ranks as simulated, and how many times as long each one computes."""
-    note: str = ""
-    """A remark where peers are simulated as slow as the straggler."""
-
-
 def place_stragglers(
     folded: TaskGraph,
     plan: Plan,
@@ -279,7 +271,7 @@ def place_stragglers(
     topology: Topology | None = None,
     *,
     step_only: bool = False,
-) -> PlacedStragglers:
+) -> Placed:
     """Unfold the ranks of `factors`; a single straggler stays with its tensor peers where that is exact.
 
     That is done for large graphs, and always where only the step time matters (`step_only`). `topology` is
@@ -293,5 +285,5 @@ def place_stragglers(
         if network.peer_places(folded.works, folded.width, shares_links=False) is None:
             placed = place(folded, topology, marks=alike)
             if not placed.links.flows or network.peers_keep_step(plan.layout):
-                return PlacedStragglers(placed, alike, TOGETHER)
-    return PlacedStragglers(place(folded, topology, marks=factors), factors)
+                return placed._replace(factors=alike, note=TOGETHER)
+    return place(folded, topology, marks=factors)._replace(factors=factors)

@@ -13,7 +13,7 @@ from perfsim.base.arrays import Floats, Ints
 from perfsim.base.errors import InputError
 from perfsim.costs.price import Costs, mean_s
 from perfsim.costs.wafer import (
-    HIDES,
+    AT_SYSTEMS,
     PEAK,
     StreamCosts,
     StreamedGpuCosts,
@@ -40,9 +40,6 @@ from perfsim.work import Kind, TaskGraph, Work
 from perfsim.work.counts import attention_flop_per_step, model_flop_per_step, parameters
 
 # Traffic of wafers on MemoryX, the SwarmX tree, and the ports of each system.
-
-AT_SYSTEMS = ("input", "spilling")
-"""Lanes between a system and its activation servers."""
 
 
 class _WaferNetwork(Network):
@@ -360,20 +357,6 @@ class WaferCluster(Machine):
             )
             for lane in ("flash", "update")
         }
-
-    def about_roof(self, roof: StreamingRoof, lane: Lane | None, /) -> str:
-        """The micro-batch compared with the tokens that hide its streams; none hide samples or spills."""
-        if lane is not None and lane.name in AT_SYSTEMS:
-            late = "Samples arrive" if lane.name == "input" else "Spilled activations move"
-            return f"{late} more slowly than their tokens are computed, whatever the batch. "
-        if not roof.hidden_from_tokens:
-            return "A layer's weights take longer to pass over the mesh than to arrive, whatever the batch. "
-        than = "above" if roof.tokens >= roof.hidden_from_tokens else "below"
-        arithmetic = f" ({roof.formula_tokens:,.0f} by arithmetic alone)" if roof.lane == "link" else ""
-        return (
-            f"A system's micro-batch of {roof.tokens:,.0f} tokens is {than} the "
-            f"{roof.hidden_from_tokens:,.0f} that hide {HIDES[roof.lane]}{arithmetic}. "
-        )
 
     def cause(self, lane: Lane, wait: str, /) -> str:
         """The cause of a lane; a link is named by the wait that it causes."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -112,26 +112,6 @@ class Part(NamedTuple):
             graph.add_edge(cable.b, cable.a, key=2 * number + 1, seconds=cable.seconds[1], **data)
         return cls(graph, numbers)
 
-    @property
-    def num_links(self) -> int:
-        """Links of all copies, which are numbered copy by copy."""
-        return self.graph.number_of_edges() * len(self.vertices)
-
-    def changed(self, values: Mapping[int, Mapping[str, float]]) -> Iterator[Part]:
-        """The part with other values of edges, by link: each run of copies that stay equal is a part."""
-        size = self.graph.number_of_edges()
-        of_copy: list[dict[int, Mapping[str, float]]] = [{} for _ in self.vertices]
-        for link, changes in values.items():
-            of_copy[link // size][link % size] = changes
-        first = 0
-        for own, copies in groupby(of_copy):
-            last = first + len(list(copies))
-            graph = self.graph.copy() if own else self.graph
-            for a, b, key in self.graph.edges(keys=True) if own else ():
-                graph.edges[a, b, key].update(own.get(key, {}))
-            yield Part(graph, self.vertices[first:last])
-            first = last
-
 
 class Rated(NamedTuple):
     """What prices assume of an edge, by its kind; an edge that is worse slows what crosses it."""
@@ -139,6 +119,18 @@ class Rated(NamedTuple):
     bytes_per_s: Mapping[str, float]
     seconds: Mapping[str, tuple[float, float]]
     """Latencies there and back."""
+
+    @classmethod
+    def of(cls, kinds: Sequence[str], kind: Ints, bytes_per_s: Floats, seconds: Floats) -> Rated:
+        """What is most common of the edges of each kind; columns as those of `Edges`."""
+        of_kind = {name: np.flatnonzero(kind == number) for number, name in enumerate(kinds)}
+        return cls(
+            {name: _most_common(bytes_per_s[links]) for name, links in of_kind.items()},
+            {
+                name: (_most_common(seconds[links[::2]]), _most_common(seconds[links[1::2]]))
+                for name, links in of_kind.items()
+            },
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,22 +149,14 @@ class Edges:
     usual: Rated
 
     @classmethod
-    def of(cls, parts: Sequence[Part], usual: Rated | None = None) -> Edges:
-        """The edges of all parts, copy by copy; what is usual follows from them unless it is given."""
+    def of(cls, parts: Iterable[Part]) -> Edges:
+        """The edges of all parts, copy by copy."""
         kinds: dict[str, int] = {}
         columns = [_columns(part, kinds) for part in parts]
         source, target, kind, bytes_per_s, seconds, duplex = (
             np.concatenate(column) for column in zip(*columns, strict=True)
         )
-        if usual is None:
-            of_kind = {name: np.flatnonzero(kind == number) for name, number in kinds.items()}
-            usual = Rated(
-                {name: _most_common(bytes_per_s[links]) for name, links in of_kind.items()},
-                {
-                    name: (_most_common(seconds[links[::2]]), _most_common(seconds[links[1::2]]))
-                    for name, links in of_kind.items()
-                },
-            )
+        usual = Rated.of(tuple(kinds), kind, bytes_per_s, seconds)
         return cls(source, target, kind, tuple(kinds), bytes_per_s, seconds, duplex, usual)
 
     def __len__(self) -> int:
@@ -260,8 +244,6 @@ class Topology(ABC):
             raise InputError(f"{system.name}: at least one device is needed, not {num_devices}")
         self.system = system
         self.num_devices = num_devices
-        self.usual: Rated | None = None
-        """What prices assume of edges; None: what is most common."""
 
     @abstractmethod
     def device(self, rank: int) -> str:
@@ -287,13 +269,13 @@ class Topology(ABC):
     # ------------------------------------------------------------------------------------ links
     @cached_property
     def parts(self) -> list[Part]:
-        """The graph of every distinct part, with its copies."""
+        """The graph of every distinct part that the system describes, with its copies."""
         return self._parts()
 
     @cached_property
     def edges(self) -> Edges:
         """All edges as columns; devices are vertices 0 to `num_devices` - 1."""
-        return Edges.of(self.parts, self.usual)
+        return Edges.of(self.parts)
 
     @cached_property
     def vertices(self) -> tuple[tuple[str, str], ...]:
@@ -344,8 +326,7 @@ class Topology(ABC):
         A kind of link is rated at the most common capacity of its edges, which prices assume; an edge below
         it slows what crosses it. Without `rate` prices stay, so that all changed edges act like that.
         """
-        changes = {link: {"bytes_per_s": capacity} for link, capacity in bytes_per_s.items()}
-        return self._changed(changes, rate=rate)
+        return self._changed(bytes_per_s, self.edges.seconds, rate=rate)
 
     def with_graph(self, graph: nx.MultiDiGraph[str], *, rate: bool = True) -> Self:
         """The network that a changed copy of `graph` describes; `rate` as in `with_capacities`.
@@ -354,41 +335,33 @@ class Topology(ABC):
         both together have the sum of their capacities and the lower latency. Raises InputError for a cable
         where the machine has none, since no message takes it.
         """
-        values: dict[int, dict[str, float]] = {link: {"bytes_per_s": 0.0} for link in range(len(self.edges))}
+        edges = self.edges
+        carried = np.zeros(len(edges))
+        seconds = np.full(len(edges), np.inf)
         for a, b, link, data in graph.edges(keys=True, data=True):
             known = [int(str(key)) for key in self.graph.get_edge_data(a, b, default={})]
             if not known:
                 raise InputError(
                     f"no message crosses a cable from {a} to {b}: {self.system.name} has none there"
                 )
-            own = {name: float(data[name]) for name in ("bytes_per_s", "seconds")}
-            first = values[int(link) if link in known else min(known)]
-            first["seconds"] = min(own["seconds"], first.get("seconds", np.inf))
-            first["bytes_per_s"] += own["bytes_per_s"]
-        usual = self.graph.edges
-        changed = {
-            link: row
-            for link, row in values.items()
-            if any(usual[(*self.ends(link), link)][name] != value for name, value in row.items())
-        }
-        return self._changed(changed, rate=rate)
+            first = int(link) if link in known else min(known)
+            carried[first] += float(data["bytes_per_s"])
+            seconds[first] = min(seconds[first], float(data["seconds"]))
+        changed = np.flatnonzero(carried != edges.bytes_per_s)
+        capacities = dict(zip(changed.tolist(), carried[changed].tolist(), strict=True))
+        return self._changed(capacities, np.where(np.isinf(seconds), edges.seconds, seconds), rate=rate)
 
-    def _changed(self, changes: Mapping[int, Mapping[str, float]], *, rate: bool) -> Self:
-        """The network with other values of edges; a part for each run of copies that stay equal."""
-        values: dict[int, dict[str, float]] = {}
-        for link, row in changes.items():
-            values.setdefault(link, {}).update(row)
-            if not self.edges.duplex[link] and "bytes_per_s" in row:
-                values.setdefault(link ^ 1, {})["bytes_per_s"] = row["bytes_per_s"]
-        parts: list[Part] = []
-        first = 0
-        for part in self.parts:
-            after = first + part.num_links
-            own = {link - first: values[link] for link in values if first <= link < after}
-            parts += part.changed(own)
-            first = after
+    def _changed(self, bytes_per_s: Mapping[int, float], seconds: Floats, *, rate: bool) -> Self:
+        """The network with other capacities of some links, and with these latencies of all."""
+        edges = self.edges
+        carried = edges.bytes_per_s.copy()
+        for link, capacity in bytes_per_s.items():
+            carried[link] = capacity
+            if not edges.duplex[link]:
+                carried[link ^ 1] = capacity
+        usual = Rated.of(edges.kinds, edges.kind, carried, seconds) if rate else edges.usual
         twin = type(self)(self.system, self.num_devices)
-        vars(twin).update(parts=parts, usual=None if rate else self.edges.usual)
+        vars(twin)["edges"] = replace(edges, bytes_per_s=carried, seconds=seconds, usual=usual)
         return twin
 
     # ------------------------------------------------------------------------------ named links

@@ -166,12 +166,12 @@ def _measured(plan: Plan) -> Iterator[Caveat]:
         elif borrowed:
             measured = f"was measured on {device.calibration.name} only, as a fraction of its peak"
             yield caveat("release-borrowed", f"software release {used} {measured}")
-    links = machine.links(system)
+    # A device alone uses no link, and a node alone none between nodes.
     devices = plan.topology.num_devices
-    used_links = (*links.inside_node, *links.between_nodes)
-    if devices <= (machine.devices_per_node(system) or 1):
-        used_links = links.inside_node if devices > 1 else ()
-    for link in used_links:
+    joined = (1, machine.devices_per_node(system) or 1)
+    for link, size in zip(machine.links(system), joined, strict=False):
+        if devices <= size:
+            break
         yield from _unread(link, ("bandwidth",))
         if link.calibration is None:
             words = f"no measurement of collectives on {link.name}: its data sheet sets their speed"

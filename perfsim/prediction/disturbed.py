@@ -19,7 +19,7 @@ from perfsim.engine.failures import (
     with_stragglers,
 )
 from perfsim.engine.trace import Trace
-from perfsim.machines.placement import MOST_TASKS, Placed, PlacedStragglers, place, place_stragglers
+from perfsim.machines.placement import MOST_TASKS, Placed, place, place_stragglers
 from perfsim.network import Topology, degraded
 from perfsim.network.collectives import num_steps, tree_rounds
 from perfsim.prediction.run import Evaluation, Perturbed
@@ -102,15 +102,16 @@ def _draw(
         if apart:
             replica = {rank: rank % folded.width // plan.layout.tensor for rank in range(devices)}
             marks = {rank: (factors.get(rank), number) for rank, number in replica.items()}
-        slow = PlacedStragglers(place(folded, topology, marks=marks), factors)
+        placed = place(folded, topology, marks=marks)
     else:
-        slow = place_stragglers(folded, plan, factors, topology)
-    graph = slow.placed.graph
-    step = replace(evaluation.step, placed=slow.placed)
-    duration_s = with_stragglers(graph, step.duration_s, slow.placed.rank, slow.factors)
+        placed = place_stragglers(folded, plan, factors, topology)
+        factors = dict(placed.factors)
+    graph = placed.graph
+    step = replace(evaluation.step, placed=placed)
+    duration_s = with_stragglers(graph, step.duration_s, placed.rank, factors)
     peers = np.minimum(np.array(graph.stands_for, dtype=np.int32)[graph.stream], plan.layout.tensor)
     duration_s = with_jitter(graph, duration_s, spec.jitter, peers, rng)
-    return _Draw(step.run(duration_s), slow.placed, slow.note)
+    return _Draw(step.run(duration_s), placed, placed.note if placed.factors else "")
 
 
 def text_of(spec: PerturbationSpec) -> str:
@@ -160,11 +161,12 @@ def resilience(evaluation: Evaluation, label: str, spec: ResilienceSpec) -> Resi
     plan = evaluation.plan
     rank = min(spec.rank, plan.topology.num_devices - 1)
     severities = sorted({1.0, *spec.severities})
-    placed, slow, _ = place_stragglers(evaluation.graph, plan, {rank: severities[-1]}, step_only=True)
+    placed = place_stragglers(evaluation.graph, plan, {rank: severities[-1]}, step_only=True)
     step = replace(evaluation.step, placed=placed)
     points = []
     for severity in severities:
-        slow_s = with_stragglers(placed.graph, step.duration_s, placed.rank, dict.fromkeys(slow, severity))
+        factors = dict.fromkeys(placed.factors, severity)
+        slow_s = with_stragglers(placed.graph, step.duration_s, placed.rank, factors)
         points.append(ResiliencePoint(severity, step.run(slow_s).step_time_s))
     return Resilience(label, rank, tuple(points))
 
@@ -227,14 +229,6 @@ def expanded(evaluation: Evaluation, text: str) -> Evaluation:
 
     Raises InputError for a collective that the step does not have or the algorithm cannot run.
     """
-    plan = evaluation.plan
-    graph, costs = in_steps(evaluation.graph, evaluation.step.costs, _parse_expansion(text))
-    step = replace(evaluation.step, placed=place(graph, plan.topology), costs=costs)
-    return replace(evaluation, graph=graph, step=step, trace=step.run())
-
-
-def _parse_expansion(text: str) -> dict[str, str]:
-    """Algorithms by name of the collective. Raises InputError for an unknown algorithm."""
     algorithms = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, _, algorithm = (part.strip() for part in item.partition("="))
@@ -242,7 +236,9 @@ def _parse_expansion(text: str) -> dict[str, str]:
             message = f"--expand {item!r}: the algorithm must be one of {', '.join(ALGORITHMS)}"
             raise InputError([Problem(message, help="write for example data.all_reduce=ring")])
         algorithms[name] = algorithm
-    return algorithms
+    graph, costs = in_steps(evaluation.graph, evaluation.step.costs, algorithms)
+    step = replace(evaluation.step, placed=place(graph, evaluation.plan.topology), costs=costs)
+    return replace(evaluation, graph=graph, step=step, trace=step.run())
 
 
 def in_steps(graph: TaskGraph, costs: Costs, algorithms: Mapping[str, str]) -> tuple[TaskGraph, _StepCosts]:

@@ -99,9 +99,9 @@ class Asked:
         if value is None and self.default is None:
             return
         if self.kind:
-            from perfsim.catalog.reader import base_of
+            from perfsim.catalog import KINDS
 
-            if not isinstance(value, base := base_of(self.kind)):
+            if not isinstance(value, base := KINDS[self.kind].base):
                 none = "" if self.default is not None else " or None"
                 yield Problem(f"{self.name}: {type(value).__name__} is not {base.__name__}{none}")
         elif self.choices and value not in self.choices:
@@ -435,9 +435,9 @@ def changed_part(root: str, part: Any, changes: Mapping[str, Any], catalog: Cata
 
 def described(given: Any, kind: str, catalog: Catalog) -> Any:
     """The description of a kind that is given, by name, by file or as itself."""
-    from perfsim.catalog.reader import base_of
+    from perfsim.catalog import KINDS
 
-    base = base_of(kind)
+    base = KINDS[kind].base
     if isinstance(given, base):
         return given
     if isinstance(given, (str, Path)):

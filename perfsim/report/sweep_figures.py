@@ -6,7 +6,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import plotly.graph_objects as go
 
@@ -14,11 +13,11 @@ from perfsim.base.units import DAY_S
 from perfsim.report import draw, text
 from perfsim.report.page import Section, slugify
 from perfsim.report.study_figures import where_steps_go
-from perfsim.report.table import Cell, Table
+from perfsim.report.table import Cell, Table, Value
 from perfsim.studies.answers import PointResult
 from perfsim.studies.decision import outcome_of
 from perfsim.studies.scaling import Match, Series
-from perfsim.studies.variants import Analysis, Change, TimeMap
+from perfsim.studies.variants import Change, SweepResult, TimeMap
 
 MAX_ROWS = 2000
 """A table of points with more shows a sample of them."""
@@ -37,39 +36,65 @@ _SAME = 0.02
 """Differences of efficiencies below this are not drawn."""
 
 
-def drawn(analysis: Analysis) -> Iterator[Section]:
+def drawn(result: SweepResult) -> Iterator[Section]:
     """The answer, then why, then what the variants are."""
-    scaled = [_scaling(analysis.series), *_time_and_cost(analysis), *_efficiency(analysis)]
+    scaled = [_scaling(result.series), *_time_and_cost(result), *_efficiency(result)]
     lead = "Shows what to improve: computing, or a wait that nothing hides."
     steps = where_steps_go(
         [
             (name, point.prediction.step_time_s, point.prediction.parts_s, point.prediction.why.sentence)
-            for name, point in named_points(analysis)[:_MAX_STEPS]
+            for name, point in named_points(result)[:_MAX_STEPS]
         ],
         lead,
     )
-    if not analysis.variants:
-        yield from (scaled[0], *_matches(analysis), *scaled[1:], steps)
-        yield from map(_map, analysis.maps[:_MAX_MAPS])
+    if not result.variants:
+        yield from (scaled[0], *_matches(result), *scaled[1:], steps)
+        yield from map(_map, result.maps[:_MAX_MAPS])
         return
-    if analysis.changes:
-        yield _changed_steps(analysis)
-    if analysis.scalings:
+    if result.changes:
+        yield _changed_steps(result)
+    if result.scalings:
         yield from scaled
-    elif not analysis.changes:
-        yield _times(analysis.series)
+    elif not result.changes:
+        yield _times(result.series)
     yield steps
 
 
-def named_points(analysis: Analysis) -> list[tuple[str, PointResult]]:
+def named_points(result: SweepResult) -> list[tuple[str, PointResult]]:
     """Each series at its best batches; where variants are compared, every point under what it shares."""
-    if analysis.changes:
+    if result.changes:
         return [
             (f"{group}, {change.point.variant}", change.point)
-            for group, own in analysis.changes.items()
+            for group, own in result.changes.items()
             for change in own
         ]
-    return [(series.at(point), point) for series in analysis.series for point in series.points]
+    return [(series.at(point), point) for series in result.series for point in series.points]
+
+
+def answer_cells(point: PointResult) -> dict[str, Cell | Value]:
+    """What the tables of a sweep show of a point that has a plan, by column."""
+    own = point.prediction
+    return {
+        "machine": point.machine,
+        "devices": point.num_devices,
+        "batch": own.global_batch_size,
+        "steps": point.target_time.steps,
+        "step": own.step_time_s,
+        "MFU": own.mfu,
+        "time": Cell(point.target_time.time_s, point.target_time.band_s),
+        "wall": own.wall_s,
+        "layout": text.layout_short(own.layout),
+        "limited by": own.why.cause,
+        "nearest remedy": own.why.remedy,
+    }
+
+
+def _units(points: Sequence[PointResult]) -> dict[str, text.Unit]:
+    """The units that suit these points together."""
+    unit = text.time_unit(point.target_time.time_s for point in points)
+    step = text.time_unit([max((point.prediction.step_time_s for point in points), default=1.0)])
+    counts = dict.fromkeys(("devices", "batch", "steps"), text.COUNT)
+    return {**counts, "step": step, "MFU": text.WHOLE_SHARE, "time": unit, "wall": unit}
 
 
 # Time to the target and efficiency by number of devices, next to the ideal.
@@ -78,29 +103,16 @@ def named_points(analysis: Analysis) -> list[tuple[str, PointResult]]:
 def series_table(series: Sequence[Series]) -> Table:
     """Every point of the series at its best batch, every column in one unit."""
     points = [(own, point) for own in series for point in text.thinned(own.points, _MAX_MARKS)]
-    unit = text.time_unit(point.target_time.time_s for _, point in points)
-    step = text.time_unit([max((point.prediction.step_time_s for _, point in points), default=1.0)])
-    return Table.each(
-        points,
-        {
-            "series": (None, lambda pair: pair[0].label),
-            "machine": (None, lambda pair: pair[1].machine),
-            "devices": (text.COUNT, lambda pair: pair[1].num_devices),
-            "batch": (text.COUNT, lambda pair: pair[1].prediction.global_batch_size),
-            "steps": (text.COUNT, lambda pair: pair[1].target_time.steps),
-            "step": (step, lambda pair: pair[1].prediction.step_time_s),
-            "MFU": (text.WHOLE_SHARE, lambda pair: pair[1].prediction.mfu),
-            "efficiency": (text.WHOLE_SHARE, lambda pair: pair[0].efficiency(pair[1])),
-            "time": (unit, lambda pair: _time(pair[1])),
-            "wall": (unit, lambda pair: pair[1].prediction.wall_s),
-            "layout": (None, lambda pair: text.layout_short(pair[1].prediction.layout)),
-        },
+    units = _units([point for _, point in points]) | {"efficiency": text.WHOLE_SHARE}
+    names = ("series", "machine", "devices", "batch", "steps", "step", "MFU", "efficiency", "time", "wall")
+    return Table.read(
+        {name: (name, units.get(name)) for name in (*names, "layout")},
+        (
+            {"series": own.label, "efficiency": own.efficiency(point), **answer_cells(point)}
+            for own, point in points
+        ),
         "Efficiency is relative to the smallest machine of the series.",
     )
-
-
-def _time(point: PointResult) -> Cell:
-    return Cell(point.target_time.time_s, point.target_time.band_s)
 
 
 def _scaling(series: Sequence[Series]) -> Section:
@@ -153,14 +165,18 @@ def scaling_curve(table: Table) -> go.Figure:
     )
 
 
-def _efficiency(analysis: Analysis) -> Iterator[Section]:
+def _efficiency(result: SweepResult) -> Iterator[Section]:
     """How much of the ideal throughput further devices give, and why not all; only where devices vary."""
-    if not analysis.scalings:
+    if not result.scalings:
         return
+
+    def note(point: PointResult) -> str:
+        return f"{text.layout_short(point.prediction.layout)}, {point.prediction.why.cause}"
+
     table = Table.each(
         [
             (own, point)
-            for own in analysis.scalings[:_MAX_SERIES]
+            for own in result.scalings[:_MAX_SERIES]
             for point in text.thinned(own.points, _MAX_MARKS)
         ],
         {
@@ -168,7 +184,7 @@ def _efficiency(analysis: Analysis) -> Iterator[Section]:
             "devices": (text.COUNT, lambda pair: pair[1].num_devices),
             "in throughput": (text.SHARE, lambda pair: pair[0].throughput_efficiency(pair[1])),
             "in time to the target": (text.SHARE, lambda pair: pair[0].efficiency(pair[1])),
-            "note": (None, lambda pair: _note(pair[1])),
+            "note": (None, lambda pair: note(pair[1])),
         },
         "Relative to the smallest machine of the series.",
     )
@@ -183,10 +199,6 @@ def _efficiency(analysis: Analysis) -> Iterator[Section]:
         ("devices", "in throughput"),
         slug="efficiency",
     )
-
-
-def _note(point: PointResult) -> str:
-    return f"{text.layout_short(point.prediction.layout)}, {point.prediction.why.cause}"
 
 
 def efficiency_curve(table: Table) -> go.Figure:
@@ -218,13 +230,13 @@ def efficiency_curve(table: Table) -> go.Figure:
 # What a shorter time takes: money or device-days over the time to the target.
 
 
-def _time_and_cost(analysis: Analysis) -> Iterator[Section]:
+def _time_and_cost(result: SweepResult) -> Iterator[Section]:
     """Nothing where targets differ or every series has one number of devices.
 
     Money compares all machines, device-days those of one machine.
     """
-    points = [(member, point) for member in analysis.series for point in member.points]
-    if len(analysis.targets) > 1 or all(len(member.points) == 1 for member in analysis.series):
+    points = [(member, point) for member in result.series for point in member.points]
+    if len(result.targets) > 1 or all(len(member.points) == 1 for member in result.series):
         return
     money = [outcome_of(point).money for _, point in points]
     priced = None not in money
@@ -285,8 +297,8 @@ def cost_curve(table: Table) -> go.Figure:
 # How many devices of two machines finish on the same day.
 
 
-def _matches(analysis: Analysis) -> Iterator[Section]:
-    for number, (forward, backward) in enumerate(analysis.equal_times):
+def _matches(result: SweepResult) -> Iterator[Section]:
+    for number, (forward, backward) in enumerate(result.equal_times):
         first = forward[0].series.devices_noun
         rival = backward[0].series.devices_noun
         slug = f"equals-{number}" if number else "equals"
@@ -317,12 +329,18 @@ def matches_table(matches: Sequence[Match]) -> Table:
     for match in text.thinned(matches, MAX_ROWS):
         ends = (match.equal.low, match.equal.typical, match.equal.high)
         low, middle, high = (_count(end, match, text.NUMBER) for end in ends)
-        row: list[Any] = [match.rival.machine, match.rival.target_time.time_s]
-        row.append(middle if low == middle == high else f"{middle} ({low} to {high})")
         fewest = match.fewest
-        row.append(_count(None if fewest is None else fewest.num_devices, match))
-        row.append(None if fewest is None else fewest.target_time.time_s)
-        rows.append([*row, _count(match.possibly, match), _count(match.surely, match)])
+        rows.append(
+            (
+                match.rival.machine,
+                match.rival.target_time.time_s,
+                middle if low == middle == high else f"{middle} ({low} to {high})",
+                _count(fewest.num_devices if fewest else None, match),
+                fewest.target_time.time_s if fewest else None,
+                _count(match.possibly, match),
+                _count(match.surely, match),
+            )
+        )
     return Table.of(
         {"machine": None, "its time": text.TIME, f"as many {noun}": text.NUMBER}
         | {"fewest of the grid": text.COUNT, "their time": text.TIME}
@@ -335,7 +353,7 @@ def matches_table(matches: Sequence[Match]) -> Table:
 
 def _count(count: float | None, match: Match, unit: text.Unit = text.COUNT) -> str:
     """A number of devices, which the grid may end before."""
-    least, most = match.series.counts[0], match.series.counts[-1]
+    least, most = match.series.first.num_devices, match.series.last.num_devices
     if count is None:
         return f"> {text.integer(most)}"
     return f"\u2264 {text.integer(least)}" if count <= least else unit.text(count)
@@ -361,7 +379,7 @@ def equal_time(forward: Sequence[Match], backward: Sequence[Match]) -> go.Figure
         hover = []
         for match in matches:
             equal = match.equal
-            if (middle := equal.typical or 0.0) > match.series.counts[0]:
+            if (middle := equal.typical or 0.0) > match.series.first.num_devices:
                 low, high = (middle if end is None else end for end in (equal.low, equal.high))
                 counts.append(match.rival.num_devices)
                 cells.append(Cell(middle, (low, high)))
@@ -434,38 +452,28 @@ def change_table(changes: Mapping[str, Sequence[Change]]) -> Table:
         for group, (first, *others) in changes.items()
         for change in [first, *sorted(others, key=lambda own: -max(own.ratio, 1.0 / own.ratio))]
     ]
-    points = [change.point for _, change in known]
-    unit = text.time_unit(point.target_time.time_s for point in points)
-    step = text.time_unit([max((point.prediction.step_time_s for point in points), default=1.0)])
-    return Table.each(
-        known,
+    units = _units([change.point for _, change in known]) | {"change": text.CHANGE}
+    names = ("in common", "variant", "machine", "batch", "step", "MFU", "change", "time", "wall")
+    rows = []
+    for group, change in known:
+        policy = change.policy
+        changed = None if change.point is change.base else change.ratio - 1.0
+        row = answer_cells(change.point) | {"in common": group, "variant": change.point.variant}
+        row |= {"change": Cell(changed, note="*" if policy and changed is not None else "")}
+        rows.append(row | {"policy changed": policy or None})
+    return Table.read(
         {
-            "in common": (None, lambda pair: pair[0]),
-            "variant": (None, lambda pair: pair[1].point.variant),
-            "machine": (None, lambda pair: pair[1].point.machine),
-            "batch": (text.COUNT, lambda pair: pair[1].point.prediction.global_batch_size),
-            "step": (step, lambda pair: pair[1].point.prediction.step_time_s),
-            "MFU": (text.WHOLE_SHARE, lambda pair: pair[1].point.prediction.mfu),
-            "change": (text.CHANGE, lambda pair: _relative(pair[1])),
-            "time": (unit, lambda pair: _time(pair[1].point)),
-            "wall": (unit, lambda pair: pair[1].point.prediction.wall_s),
-            "policy changed": (None, lambda pair: pair[1].policy or None),
-            "limited by": (None, lambda pair: pair[1].point.prediction.why.cause),
-            "nearest remedy": (None, lambda pair: pair[1].point.prediction.why.remedy),
+            name: (name, units.get(name))
+            for name in (*names, "policy changed", "limited by", "nearest remedy")
         },
+        rows,
         "Changes are relative to the first variant of each group. * the planner's policy changed too.",
     )
 
 
-def _relative(change: Change) -> Cell:
-    if change.point is change.base:
-        return Cell(None)
-    return Cell(change.ratio - 1.0, note="*" if change.policy else "")
-
-
-def _changed_steps(analysis: Analysis) -> Section:
+def _changed_steps(result: SweepResult) -> Section:
     """How much longer or shorter a step is under each variant, where variants do the same work."""
-    table = change_table(analysis.changes).only(
+    table = change_table(result.changes).only(
         "in common",
         "variant",
         "machine",
@@ -475,7 +483,7 @@ def _changed_steps(analysis: Analysis) -> Section:
         "limited by",
         "nearest remedy",
     )
-    replanned = any(change.policy for own in analysis.changes.values() for change in own)
+    replanned = any(change.policy for own in result.changes.values() for change in own)
     equal = (
         "all else equal. At a bar with a star the planner also chose another policy (see the table): the "
         "change is that of both together."
@@ -485,7 +493,7 @@ def _changed_steps(analysis: Analysis) -> Section:
     return Section(
         "Step time by variant",
         "Shows which part of the machine a step depends on. Each bar is the change relative to "
-        f"\u201c{analysis.variants[0]}\u201d, {equal}",
+        f"\u201c{result.variants[0]}\u201d, {equal}",
         _change_bars(table),
         table,
         "Bars of the change of the step time",

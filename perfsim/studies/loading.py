@@ -13,14 +13,15 @@ from perfsim.base.errors import CatalogError, InputError, LayoutError, PlanError
 from perfsim.base.text import did_you_mean
 from perfsim.catalog import Catalog, LocatedMapping, default_catalog, load_mapping, parse_file
 from perfsim.catalog.catalog import complaints_of
-from perfsim.catalog.reader import Loc, element, is_named, kind_of
+from perfsim.catalog.reader import element, is_named, kind_of
+from perfsim.catalog.yaml_tree import Loc
 from perfsim.machines import build_topology
 from perfsim.network import Topology, nearest_link
 from perfsim.prediction.planner import refusal
 from perfsim.prediction.question import Question
 from perfsim.specs.perturbations import LinkSpecLeft
 from perfsim.studies.batches import target_for
-from perfsim.studies.spec import CandidateSpec, StudySpec, check_question, question_of_candidate
+from perfsim.studies.spec import CandidateSpec, StudySpec
 
 DEFAULTS = {"name": "study", "title": "A study", "question": ""}
 """Values of fields that a mapping may leave out."""
@@ -46,11 +47,11 @@ def _check_machines(study: StudySpec, mapping: LocatedMapping) -> None:
     """
     devices: list[Problem] = []
     layouts: list[list[Problem]] = []
+    points = iter(study.points)
     for where, candidate in _located(study, mapping):
-        for number, count in enumerate(candidate.devices):
-            question = question_of_candidate(study, candidate, count)
+        for number, point in enumerate(islice(points, len(candidate.devices))):
             try:
-                check_question(question)
+                question = point.checked()
             except InputError as error:
                 place = (*where, "devices", number)
                 devices += [mapping.problem(place, own.message, own.help) for own in error.problems]
@@ -87,7 +88,7 @@ def _check_links(study: StudySpec, mapping: LocatedMapping) -> None:
     links = study.perturbations.links if study.perturbations is not None else ()
     if not links:
         return
-    topologies = [build_topology(candidate.system, devices) for candidate, devices in study.machines]
+    topologies = [build_topology(point.candidate.system, point.num_devices) for point in study.points]
     problems = [
         mapping.problem(("perturbations", "links", number, key), message, help_text)
         for number, link in enumerate(links)
@@ -145,11 +146,7 @@ def _loaded(value: Any, types: Sequence[Any], catalog: Catalog) -> Any:
     if isinstance(value, (str, Path)) and named and str not in types:
         return catalog.load(kind_of(named[0]), str(value))
     if isinstance(value, Mapping):
-        return {
-            key: _loaded(part, [inner for known in types for inner in element(known, key)], catalog)
-            for key, part in value.items()
-        }
+        return {key: _loaded(part, element(types, key), catalog) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        inside = [inner for known in types for inner in element(known, 0)]
-        return [_loaded(part, inside, catalog) for part in value]
+        return [_loaded(part, element(types, 0), catalog) for part in value]
     return value

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
@@ -35,6 +35,12 @@ class Ragged(NamedTuple):
 
     start: Ids
     values: Ids
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]]) -> Ragged:
+        """The columns of a list of lists."""
+        start = offsets(np.array([len(row) for row in rows], dtype=np.int64))
+        return cls(start.astype(np.int32), np.fromiter(chain.from_iterable(rows), dtype=np.int32))
 
     def row(self, index: int) -> tuple[int, ...]:
         """The values of one row."""

@@ -23,8 +23,8 @@ MOST_TASKS = 1_000_000
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_winner_and_its_rivals_take_the_same_bits_with_either_engine(name: str) -> None:
     followed = 0
-    for answered in run_study(load_study(name)).answered:
-        evaluation = answered.evaluation
+    for candidate in run_study(load_study(name)).candidates:
+        evaluation = candidate.run
         if evaluation.disturbed is not None or len(evaluation.step.placed.graph) > MOST_TASKS:
             continue
         ends = []
@@ -32,6 +32,6 @@ def test_the_winner_and_its_rivals_take_the_same_bits_with_either_engine(name: s
             with limited(Limits(engine=engine)):
                 trace = evaluation.step.run()
             ends.append((trace.start_s.tobytes(), trace.end_s.tobytes()))
-        assert ends[0] == ends[1], answered.candidate.strategy
+        assert ends[0] == ends[1], candidate.strategy
         followed += 1
     assert followed

@@ -86,4 +86,5 @@ def test_activation_servers_move_samples_and_activations_at_most_at_the_ports_ra
 
 
 def test_what_computes_is_not_priced_here(toys: ModuleType) -> None:
-    assert costs(toys).duration_s(move("layer.forward", 0.0)) is None
+    with pytest.raises(CatalogError, match="is not priced without a recipe"):
+        costs(toys).duration_s(move("layer.forward", 0.0))

@@ -12,7 +12,7 @@ from perfsim.costs.price import price
 from perfsim.engine import simulate
 from perfsim.engine.failures import with_stragglers
 from perfsim.machines import placement as module
-from perfsim.machines.placement import PlacedStragglers, place_stragglers
+from perfsim.machines.placement import Placed, place_stragglers
 from perfsim.network import degraded
 from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import Plan
@@ -26,16 +26,14 @@ def planned(toys: ModuleType, overlap: bool = True, nic: float = 25e9, gpus: int
     return plan
 
 
-def step_s(toys: ModuleType, plan: Plan, placed: PlacedStragglers) -> tuple[float, ...]:
-    graph, ranks, links, *_ = placed.placed
+def step_s(toys: ModuleType, plan: Plan, placed: Placed) -> tuple[float, ...]:
+    graph, ranks, links, *_ = placed
     costs = toys.ToyCosts(plan.system)
     duration_s = with_stragglers(graph, price(graph, costs), ranks, placed.factors)
     return simulate(graph, duration_s, *links).step_end_s
 
 
-def both(
-    toys: ModuleType, plan: Plan, factors: Mapping[int, float]
-) -> tuple[TaskGraph, PlacedStragglers, PlacedStragglers]:
+def both(toys: ModuleType, plan: Plan, factors: Mapping[int, float]) -> tuple[TaskGraph, Placed, Placed]:
     graph = toys.graph_of(plan)
     return (
         graph,
@@ -54,7 +52,7 @@ def test_with_its_tensor_peers_the_step_ends_at_the_same_instant(
     plan = planned(toys, nic=nic, tensor=4, pipeline=2, data=4, schedule=schedule, virtual_pipeline=chunks)
     _, together, apart = both(toys, plan, {rank: 1.5})
     assert len(together.factors) == 4
-    assert len(together.placed.graph) < len(apart.placed.graph)
+    assert len(together.graph) < len(apart.graph)
     assert together.note
     assert not apart.note
     assert step_s(toys, plan, together) == step_s(toys, plan, apart)
