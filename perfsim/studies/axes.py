@@ -23,7 +23,6 @@ from perfsim.engine.limits import present_limits
 from perfsim.prediction.question import changed_part, changes_by_root, misplaced, priced_part
 from perfsim.specs.hardware import SystemSpec
 from perfsim.strategies import strategy
-from perfsim.strategies.plan import runs_on
 from perfsim.studies.batches import target_of
 from perfsim.studies.spec import CALLED, Candidates, CandidateSpec, Point, StudySpec
 
@@ -471,7 +470,7 @@ def _machines(candidate: CandidateSpec, axes: Sequence[_Axis], catalog: Catalog)
         lists = (value if isinstance(value, list) else [value] for value in values["devices"])
         devices = tuple(count for counts in lists for count in counts)
     for name, system in product(strategies, systems or [candidate.system]):
-        if runs_on(strategy(candidate.strategy), system) and runs_on(strategy(name), system):
+        if {strategy(candidate.strategy).system_kind, strategy(name).system_kind} == {system.kind}:
             yield candidate.model_copy(update={"strategy": name, "system": system, "devices": devices})
 
 

@@ -27,7 +27,6 @@ from perfsim.prediction.verification import sample_step
 from perfsim.prediction.why import roofline
 from perfsim.specs.perturbations import PerturbationSpec, StragglerSpec
 from perfsim.strategies import strategy
-from perfsim.strategies.plan import runs_on
 from perfsim.studies.answers import (
     COVERED_ONCE,
     Answer,
@@ -264,7 +263,7 @@ def compared(spec: StudySpec, names: Sequence[str]) -> StudySpec:
     for name in dict.fromkeys(names):
         wanted = strategy(name)
         same = [candidate for candidate in spec.candidates if candidate.strategy == wanted.name]
-        like = [candidate for candidate in spec.candidates if runs_on(wanted, candidate.system)]
+        like = [candidate for candidate in spec.candidates if candidate.system.kind == wanted.system_kind]
         if not same and not like:
             known = ", ".join(candidate.strategy for candidate in spec.candidates)
             message = f"study {spec.name} has no system for strategy {name}"
