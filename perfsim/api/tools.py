@@ -46,9 +46,9 @@ from perfsim.interop.formats import import_file as read_file
 from perfsim.prediction.question import question_of
 from perfsim.prediction.why import GapExplained, explain_gap
 from perfsim.specs.model import TransformerConfig
-from perfsim.studies.axes import SweepSpec, changed_study, is_sweep, load_sweep
-from perfsim.studies.comparisons import ComparisonSpec, is_comparison
-from perfsim.studies.loading import load_study
+from perfsim.studies.axes import SweepSpec, changed_study, load_sweep
+from perfsim.studies.comparisons import ComparisonSpec
+from perfsim.studies.loading import kind_of_study, load_study
 from perfsim.studies.runner import refusals
 from perfsim.studies.spec import StudySpec
 from perfsim.studies.trials import (
@@ -215,8 +215,8 @@ def why_measured(measured: str | float, **given: Any) -> GapExplained:
 def _study_named(study: Named) -> StudySpec:
     """A study by name, by its file, or by the document of its answer, without resilience curves."""
     if Path(study).suffix != ".json":
-        kind = "sweep" if is_sweep(str(study)) else "comparison" if is_comparison(str(study)) else ""
-        if kind:
+        kind = kind_of_study(str(study))
+        if kind != "study":
             text = f"{study} is a {kind}, and why and diff take a study of candidates"
             advice = "give the study that it varies, or write one of its points" if kind == "sweep" else ""
             raise InputError([Problem(text, help=advice)])
