@@ -122,7 +122,7 @@ class _GemmWithoutWaves(GemmModel):
         geometry = super().geometry(m, n, k, batch)
         tile = self._candidates
         tiles = np.ceil(m / tile.rows) * np.ceil(n / tile.columns) * tile.split * batch
-        return replace(geometry, tile_wave_flop=2 * tiles / self.compute_units * tile.rows * tile.columns)
+        return geometry._replace(tile_wave_flop=2 * tiles / self.compute_units * tile.rows * tile.columns)
 
 
 def _no_waves(costs: GpuCosts) -> GemmModel:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -160,14 +160,7 @@ class Scored:
         return self.evidence in ("A", "B")
 
 
-class _Counted(Protocol):
-    @property
-    def counts(self) -> bool: ...
-    @property
-    def error(self) -> float | None: ...
-
-
-def summary(runs: Iterable[_Counted]) -> dict[str, Any]:
+def summary(runs: Iterable[Scored | _BatchPrediction]) -> dict[str, Any]:
     """The figures of the runs that count.
 
     Their number, median, 90th percentile and mean of |error|, and its mean as `bias`. A failed prediction

@@ -33,8 +33,8 @@ from perfsim.specs.recipe import Job
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import STRATEGIES, Plan, strategy, strategy_names
 from perfsim.strategies.schedules import SCHEDULES, least_chunks
-from perfsim.studies.axes import changed_study, is_sweep
-from perfsim.studies.loading import load_study
+from perfsim.studies.axes import changed_study
+from perfsim.studies.loading import kind_of_study, load_study
 from perfsim.studies.runner import run_study
 from perfsim.work import TaskGraph
 from perfsim.work.unfold import Unfolded, unfold
@@ -532,7 +532,7 @@ def _kind_of(target: str, catalog: Catalog) -> Literal["model", "study", "sweep"
     if not target.endswith((".yaml", ".yml")):
         if target in catalog.names("model") or target not in catalog.names("study"):
             return "model"
-        return "sweep" if is_sweep(target, catalog) else "study"
+        return "sweep" if kind_of_study(target, catalog) == "sweep" else "study"
     try:
         keys = {line.partition(":")[0] for line in Path(target).read_text(encoding="utf-8").splitlines()}
     except (OSError, UnicodeDecodeError):
