@@ -75,12 +75,12 @@ def study(
         spec = load_study(str(study), catalog)
     if verify is not None and verify not in get_args(Verify):
         raise InputError(f"verify: {verify!r} is none of {', '.join(get_args(Verify))}")
-    asked = changed_study(spec, changes or {}, catalog).with_verify(verify)
+    spec = changed_study(spec, changes or {}, catalog).with_verify(verify)
     executor = executor_for(
-        jobs, scheduler, most=sum(len(candidate.devices) for candidate in asked.candidates)
+        jobs, scheduler, most=sum(len(candidate.devices) for candidate in spec.candidates)
     )
     names = names_of(compare, "compare")
-    result = run_study(asked, names, progress, executor)
+    result = run_study(spec, names, progress, executor)
     words = ["perfsim", "study", str(study), *(["--compare", ",".join(names)] if names else [])]
     for path, value in (changes or {}).items():
         words += ["--set", f"{path}={value}"]
@@ -109,7 +109,8 @@ class StudyAnswer(StudyResult, Tabular):
         return ratio_of(self._candidate(candidate), self._candidate(over) if over else self.best)
 
     def _candidate(self, name: str) -> Answer:
-        fitting = [known for known in self.candidates if _fits(name, known)]
+        wanted = _plain(name)
+        fitting = [known for known in self.candidates if wanted in _names(known)]
         if len(fitting) != 1:
             labels = [known.label for known in self.candidates]
             wrong = "no candidate is called" if not fitting else "several candidates are called"
@@ -181,7 +182,7 @@ class StudyAnswer(StudyResult, Tabular):
                 "step (s)": candidate.step_time_s,
                 "MFU": f"{100 * candidate.mfu:.1f} %",
                 "days": candidate.time_to_accuracy_s / DAY_S,
-                "90 % band": _days(candidate.time_to_accuracy_band_s),
+                "90 % band": " to ".join(f"{s / DAY_S:.3g}" for s in candidate.time_to_accuracy_band_s),
             }
             for candidate in self.candidates
         ]
@@ -244,20 +245,14 @@ class StudyFigures:
         return self.result.candidates[number]
 
 
-def _days(band_s: tuple[float, float]) -> str:
-    return " to ".join(f"{bound_s / DAY_S:.3g}" for bound_s in band_s)
-
-
-def _fits(name: str, candidate: Answer) -> bool:
-    """Whether a person could mean this candidate by a name."""
-    wanted = _plain(name)
+def _names(candidate: Answer) -> Iterable[str]:
+    """What a person could call a candidate, as `_plain` writes it."""
     machines = (
         f"{candidate.num_devices} {candidate.system}",
         f"{candidate.num_devices} {candidate.devices_noun}",
         candidate.machine,
     )
-    names = [candidate.label, *machines, *(f"{machine} {candidate.strategy}" for machine in machines)]
-    return wanted in map(_plain, names)
+    return map(_plain, [candidate.label, *machines, *(f"{name} {candidate.strategy}" for name in machines)])
 
 
 def _plain(name: str) -> str:
@@ -291,11 +286,11 @@ def sweep(
     With `scheduler`, the address of a Dask scheduler, its workers compute instead.
     Raises InputError for what is wrong in the file and PerfsimError where points fail.
     """
-    asked = sweep if isinstance(sweep, Sweep) else load_sweep(str(sweep), catalog, changes)
-    asked = only_strategies(asked, names_of(compare, "compare"))
+    chosen = sweep if isinstance(sweep, Sweep) else load_sweep(str(sweep), catalog, changes)
+    chosen = only_strategies(chosen, names_of(compare, "compare"))
     with ExitStack() as stack:
         kept = Path(stack.enter_context(TemporaryDirectory()) if folder is None else folder)
-        result = run_sweep(asked, kept / STORE, jobs=jobs, scheduler=scheduler, tell=progress)
+        result = run_sweep(chosen, kept / STORE, jobs=jobs, scheduler=scheduler, tell=progress)
     return SweepAnswer(**values_of(result))
 
 

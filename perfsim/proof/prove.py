@@ -26,13 +26,14 @@ from perfsim.proof.provers import prover, small_plan, training_of
 from perfsim.proof.serial import STEPS, SmallTraining
 from perfsim.specs.hardware import SystemSpec
 from perfsim.specs.layout import ContextExchange, Layout, ParallelLayout
+from perfsim.specs.layout_text import text_of
 from perfsim.specs.model import Recompute, RecomputeKeeps, TransformerConfig
 from perfsim.specs.recipe import Job
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import STRATEGIES, Plan, strategy, strategy_names
 from perfsim.strategies.schedules import SCHEDULES, least_chunks
-from perfsim.studies.axes import changed_study, is_sweep
-from perfsim.studies.loading import load_study
+from perfsim.studies.axes import changed_study
+from perfsim.studies.loading import kind_of_study, load_study
 from perfsim.studies.runner import run_study
 from perfsim.work import TaskGraph
 from perfsim.work.unfold import Unfolded, unfold
@@ -194,7 +195,7 @@ def prove_plan(plan: Plan, orders: int, seed: int) -> Proof:
         tasks = subject.num_instances
         if tasks > MOST_TASKS:
             raise InputError(
-                f"{plan.strategy} {plan.layout.short}: {tasks:,} tasks on all ranks are too many to "
+                f"{plan.strategy} {text_of(plan.layout)}: {tasks:,} tasks on all ranks are too many to "
                 f"execute (at most {MOST_TASKS:,}); try fewer replicas or a smaller batch"
             )
         outcome.faults += held_unlike_promised(subject.graph, plan)
@@ -235,7 +236,7 @@ def _evaluated(plan: Plan) -> Evaluation:
 
 def described(plan: Plan) -> str:
     """A layout in words, with the features that its proof exercises."""
-    return ", ".join([plan.layout.short, *prover(plan.system.kind).features(plan)])
+    return ", ".join([text_of(plan.layout), *prover(plan.system.kind).features(plan)])
 
 
 MODES: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -540,7 +541,7 @@ def _is_sweep(target: str, catalog: Catalog) -> bool:
     if target.endswith((".yaml", ".yml")):
         return _has_key(target, "study")
     is_model = target in catalog.names("model")
-    return not is_model and target in catalog.names("study") and is_sweep(target, catalog)
+    return not is_model and target in catalog.names("study") and kind_of_study(target, catalog) == "sweep"
 
 
 def _has_key(path: str, key: str) -> bool:

@@ -17,6 +17,7 @@ from perfsim.costs.price import Costs
 from perfsim.network import Topology
 from perfsim.specs.hardware import SystemSpec
 from perfsim.specs.layout import Layout
+from perfsim.specs.layout_text import text_of
 from perfsim.specs.recipe import Job
 from perfsim.work import GraphBuilder, Work
 
@@ -50,7 +51,7 @@ class Screening:
             if wrong.any():
                 layout = self.layout(int(wrong.argmax()))
                 raise PerfsimError(
-                    f"a strategy estimates a {name} of {values[wrong][0]:g} for {layout.short}: "
+                    f"a strategy estimates a {name} of {values[wrong][0]:g} for {text_of(layout)}: "
                     "a defect of the strategy, or of the numbers that describe the machine"
                 )
 
@@ -165,14 +166,9 @@ class Strategy(Protocol[OwnLayout, OwnTopology]):
         """A closed form of the step time, on the same classes of work, for screening."""
 
 
-def runs_on(strategy: Strategy, system: SystemSpec) -> bool:
-    """Whether a strategy runs on this kind of system."""
-    return strategy.system_kind == system.kind
-
-
 def check_runs_on(strategy: Strategy, system: SystemSpec) -> None:
     """Raises InputError where a strategy runs on another kind of system."""
-    if not runs_on(strategy, system):
+    if strategy.system_kind != system.kind:
         raise InputError(
             f"strategy {strategy.name} runs on a {strategy.system_kind}; {system.name} is a {system.kind}"
         )

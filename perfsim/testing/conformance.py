@@ -25,9 +25,9 @@ from perfsim.prediction.planner import Search
 from perfsim.prediction.verification import SamplingSpec, verify
 from perfsim.proof.promises import held_unlike_promised
 from perfsim.specs.layout import Layout, ParallelLayout
+from perfsim.specs.layout_text import text_of
 from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, Strategy
-from perfsim.strategies.plan import runs_on
 from perfsim.testing import toys
 from perfsim.work import GraphBuilder, TaskGraph
 
@@ -147,6 +147,15 @@ class Case:
             durations = price(graph, self.costs)
             yield plan, graph, simulate(graph, durations, links.flows, links.capacities)
 
+    def check(self, promise: Promise) -> None:
+        """Raise BrokenPromise, naming strategy, case and promise, if the strategy breaks the promise."""
+        try:
+            promise(self)
+        except (BrokenPromise, LayoutError, MemoryCapacityError) as error:
+            stated = " ".join((promise.__doc__ or promise.__name__).split())
+            where = f"strategy {self.strategy.name!r}, case {self.name!r}"
+            raise BrokenPromise(f"{where}: {error}\n    promised: {stated}") from error
+
 
 def cases_for(strategy: Strategy) -> list[Case]:
     """Every job of `JOBS` on a toy machine of the kind. Raises InputError for a kind without toys."""
@@ -232,7 +241,7 @@ def _memory_is_itemised(case: Case) -> None:
 def _other_systems_are_refused(case: Case) -> None:
     """It refuses to plan on another kind of system and names that system."""
     for system in (toys.gpu_cluster(), toys.wafer_cluster()):
-        if runs_on(case.strategy, system):
+        if case.strategy.system_kind == system.kind:
             continue
         foreign = replace(case, topology=toys.topology(4, system))
         for layout in case.layouts[:1]:
@@ -303,7 +312,7 @@ def _ranks_hold_what_their_schedule_promises(case: Case) -> None:
     for _, layout in deepest.values():
         plan = case.plan(layout, check_memory=False)
         for fault in held_unlike_promised(case.graph(plan), plan):
-            raise BrokenPromise(f"{layout.short}: {fault}")
+            raise BrokenPromise(f"{text_of(layout)}: {fault}")
 
 
 # ----------------------------------------------------------------------------------------- runs
@@ -371,16 +380,6 @@ PROMISES: Mapping[str, Promise] = {
 """By name; each raises BrokenPromise for a case that breaks it; its docstring states the promise."""
 
 
-def check_promise(promise: Promise, case: Case) -> None:
-    """Raise BrokenPromise, naming strategy, case and promise, if the case breaks the promise."""
-    try:
-        promise(case)
-    except (BrokenPromise, LayoutError, MemoryCapacityError) as error:
-        stated = " ".join((promise.__doc__ or promise.__name__).split())
-        where = f"strategy {case.strategy.name!r}, case {case.name!r}"
-        raise BrokenPromise(f"{where}: {error}\n    promised: {stated}") from error
-
-
 def check_strategy(strategy: Strategy, cases: list[Case] | None = None) -> None:
     """Raise BrokenPromise for the first promise that the strategy breaks.
 
@@ -390,5 +389,5 @@ def check_strategy(strategy: Strategy, cases: list[Case] | None = None) -> None:
     cases = cases_for(strategy) if cases is None else cases
     for case in cases:
         for promise in PROMISES.values():
-            check_promise(promise, case)
+            case.check(promise)
     _require(any(case.plans for case in cases), f"strategy {strategy.name!r} has no plan that fits any case")
