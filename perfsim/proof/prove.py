@@ -22,7 +22,7 @@ from perfsim.proof.compute import ComputeCompiler
 from perfsim.proof.executor import Executor, Outcome
 from perfsim.proof.hazards import Edge, Precedence, dependencies, hazards, random_order
 from perfsim.proof.program import BROKEN, Fault, FaultError, Program
-from perfsim.proof.promises import held_unlike_promised, mispriced
+from perfsim.proof.promises import held_unlike_promised
 from perfsim.proof.provers import prover, small_plan, training_of
 from perfsim.proof.serial import STEPS, SmallTraining
 from perfsim.specs.hardware import SystemSpec
@@ -138,8 +138,7 @@ class Subject:
 
     def mispriced(self, outcome: Outcome) -> Iterator[Fault]:
         """Every message that moved other elements than it is priced for."""
-        prices = prover(self.plan.system.kind).prices(self.plan)
-        return mispriced(prices, self.compiled[0], outcome.moved)
+        return prover(self.plan.system.kind).prices(self.plan).mispriced(self.compiled[0], outcome.moved)
 
     def executor(self) -> Executor:
         """All ranks with their buffers, ready to run."""
