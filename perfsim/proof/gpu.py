@@ -17,7 +17,7 @@ import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
 from perfsim.costs.gpu import UPDATES
-from perfsim.proof.compute import COMPUTE, ComputeCompiler, Operation, Partial, Target
+from perfsim.proof.compute import COMPUTE, Compiler, Operation, Partial, Target
 from perfsim.proof.exchange import EXCHANGES, IN_PARTS
 from perfsim.proof.operations import merged_statistics
 from perfsim.proof.parameters import EXPERTS, WORDS, Place, Share
@@ -81,7 +81,7 @@ class _Update(NamedTuple):
     """Buffers of gradients that are zero afterwards."""
 
 
-class GpuCompiler(ComputeCompiler):
+class GpuCompiler(Compiler):
     """Compiles graphs of `3d`, of its special cases and of ZeRO."""
 
     def __init__(self, graph: TaskGraph, training: SmallTraining, plan: ThreeDPlan) -> None:

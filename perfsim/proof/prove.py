@@ -18,7 +18,7 @@ from perfsim.interop import model_named
 from perfsim.machines import build_topology, costs_for, machine
 from perfsim.prediction.question import changed_part, changes_by_root
 from perfsim.prediction.run import Evaluation, evaluate
-from perfsim.proof.compute import ComputeCompiler
+from perfsim.proof.compute import Compiler
 from perfsim.proof.executor import Executor, Outcome
 from perfsim.proof.hazards import Edge, Precedence, dependencies, hazards, random_order
 from perfsim.proof.program import BROKEN, Fault, FaultError, Program
@@ -104,7 +104,7 @@ class Subject:
     without: Collection[Edge] = ()
 
     @cached_property
-    def compiled(self) -> tuple[Program, ComputeCompiler]:
+    def compiled(self) -> tuple[Program, Compiler]:
         """The graph as a program; FaultError if it cannot be executed."""
         compiler = prover(self.plan.system.kind).compiler(self.graph, self.training, self.plan)
         return compiler.compile(), compiler
