@@ -11,7 +11,7 @@ from perfsim.catalog import Catalog, default_catalog
 from perfsim.machines import machine_of
 from perfsim.specs.calibration import Calibration, FitRecord
 from perfsim.specs.prices import NOT_GIVEN, amount_text
-from perfsim.studies.answers import Assumption, leaves, production_of
+from perfsim.studies.answers import Assumption, Production, leaves
 from perfsim.studies.batches import Target
 from perfsim.studies.spec import StudySpec
 
@@ -171,7 +171,7 @@ def _target(target: Target) -> Iterator[Assumption]:
 
 def _productions(spec: StudySpec) -> Iterator[Assumption]:
     """The production ratios that candidates have, and what they cover."""
-    ratios = dict.fromkeys(map(production_of, spec.points))
+    ratios = dict.fromkeys(map(Production.of, spec.points))
     for production in filter(None, ratios):
         value = f"{production.text} times the rate of healthy steps, on every machine"
         yield Assumption("production", "ratio to healthy steps", value, production.source, "fit")

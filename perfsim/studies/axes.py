@@ -8,7 +8,7 @@ from functools import cache
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
@@ -487,6 +487,15 @@ class Sweep:
     def name(self) -> str:
         return self.spec.name
 
+    def only(self, strategies: Sequence[str]) -> Self:
+        """The points of these strategies, or all without names; InputError for one without points."""
+        known = list(dict.fromkeys(point.candidate.strategy for point in self.points))
+        for name in strategies:
+            if name not in known:
+                raise InputError(f"{self.name} has no point of strategy {name}; it has {', '.join(known)}")
+        points = (point for point in self.points if not strategies or point.candidate.strategy in strategies)
+        return replace(self, points=tuple(points))
+
 
 def load_sweep(
     name_or_path: str, catalog: Catalog | None = None, changes: Mapping[str, Any] | None = None
@@ -521,13 +530,3 @@ def _changed_sweep(spec: SweepSpec, changes: Mapping[str, Any], catalog: Catalog
     variants = {name: changed(variant) for name, variant in spec.variants.items()}
     study = changed_study(spec.study, changes, catalog)
     return spec.model_copy(update={"study": study, "grid": changed(spec.grid), "variants": variants})
-
-
-def only_strategies(sweep: Sweep, names: Sequence[str]) -> Sweep:
-    """The points of these strategies, or all without names; InputError for a strategy without points."""
-    known = list(dict.fromkeys(point.candidate.strategy for point in sweep.points))
-    for name in names:
-        if name not in known:
-            raise InputError(f"{sweep.name} has no point of strategy {name}; it has {', '.join(known)}")
-    kept = tuple(point for point in sweep.points if not names or point.candidate.strategy in names)
-    return replace(sweep, points=kept)

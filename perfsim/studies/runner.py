@@ -33,8 +33,8 @@ from perfsim.studies.answers import (
     Assumption,
     Infeasible,
     PointResult,
+    Production,
     StudyResult,
-    production_of,
     values_of,
 )
 from perfsim.studies.assumptions import assumptions_of
@@ -42,8 +42,6 @@ from perfsim.studies.axes import Sweep
 from perfsim.studies.batches import (
     BatchPoint,
     Target,
-    batches_of,
-    ramp_of,
     suggested_batches,
     target_of,
     training_of,
@@ -82,7 +80,7 @@ def answer_point(
     question = point.question
     if tables is not None:
         tables.lend(question)
-    batches = batches_of(spec, target, question)
+    batches = target.batches(spec, question)
     best = batches[0]
     curve = None
     remarks = []
@@ -103,7 +101,7 @@ def answer_point(
         sampling = sample_step(evaluation, spec.sampling)
         if spec.resilience is not None:
             slowdowns = resilience(evaluation, point.label, spec.resilience)
-        ramp, remark = ramp_of(question, target, chosen, spec.convergence.ramp)
+        ramp, remark = target.ramped(question, chosen, spec.convergence.ramp)
         remarks += filter(None, [remark])
     if spec.perturbations is not None:
         # Batch and layout stay, and so does the curve of batches.
@@ -117,7 +115,7 @@ def answer_point(
         *default_settings(question, evaluation.plan),
     ]
     prediction = prediction_of(evaluation, question.allowed_share, caveats)
-    production = production_of(point)
+    production = Production.of(point)
     parts: tuple[RunPart, ...] = ()
     if question.wall_clock is not None:
         parts = training_of(question, time).parts(question.wall_clock)
@@ -242,7 +240,7 @@ def refusals(spec: StudySpec) -> list[Infeasible]:
     refused: list[tuple[Point, PerfsimError]] = []
     for point in spec.points:
         question = point.checked()
-        errors = [refusal(question.at(batch)) for batch in batches_of(spec, target, question)]
+        errors = [refusal(question.at(batch)) for batch in target.batches(spec, question)]
         if errors[0] is not None and all(errors):
             refused.append((point, errors[0]))
     if len(refused) == len(spec.points):
@@ -535,7 +533,7 @@ class _Reader:
             **{**values_of(prediction), "caveats": caveats},
             time=self.targets[key].time_of(*(document[name] for name in known)),
             whole_run=tuple(RunPart(**part) for part in document["whole_run"]),
-            production=production_of(point),
+            production=Production.of(point),
         )
         return row, ()
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from perfsim.convergence.time_to_accuracy import split_speedup
 from perfsim.specs.layout import AXES
+from perfsim.specs.layout_text import written
 from perfsim.studies.answers import (
     Assumption,
     Circumstances,
@@ -110,7 +111,7 @@ def _value(name: str, layout: Mapping[str, Any]) -> str:
         return f"{value} every {layers} layers" if value == "full" and layers > 1 else str(value)
     if value is None or isinstance(value, bool):
         return "yes" if value else "no"
-    return "-".join(str(part) for part in value) if isinstance(value, (list, tuple)) else str(value)
+    return written(value)
 
 
 @dataclass(frozen=True)
