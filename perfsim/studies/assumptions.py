@@ -101,7 +101,7 @@ def assumptions_of(spec: StudySpec, target: Target) -> tuple[Assumption, ...]:
     catalog = default_catalog()
     assumptions = [*_target(target), *_described(catalog, "model", spec.model.name)]
     assumptions += _described(catalog, "recipe", spec.recipe.name)
-    for point in {(own.candidate.system.name, own.runtime.name): own for own in spec.points}.values():
+    for point in {(known.candidate.system.name, known.runtime.name): known for known in spec.points}.values():
         system = point.candidate.system
         job = point.question.job
         assumptions += _described(catalog, "system", system.name)
@@ -190,7 +190,8 @@ def _money(spec: StudySpec) -> Iterator[Assumption]:
     """Prices and energy, with their source, or that they are not given."""
     energy = spec.energy
     for system in dict.fromkeys(candidate.system.name for candidate in spec.candidates):
-        prices = [own.price for own in spec.candidates if own.system.name == system and own.price]
+        machines = [candidate for candidate in spec.candidates if candidate.system.name == system]
+        prices = [candidate.price for candidate in machines if candidate.price]
         for price in dict.fromkeys(prices):
             yield Assumption(
                 "money", f"price of {system}", price.text(spec.currency), price.source, "assumption"

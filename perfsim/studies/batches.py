@@ -272,7 +272,7 @@ def target_of(spec: StudySpec) -> Target:
 def counted(model: TransformerConfig, law: LossLaw) -> float:
     """The parameters of a model as a loss law counts them, of experts those that compute a token.
 
-    The laws are fitted to dense models; that of a model with experts is lower than a dense one's of its
+    The laws are fitted to dense models; the loss of a model with experts is below a dense one's of its
     active parameters [2202.01169], so this is its upper bound.
     """
     counts = parameters(model)

@@ -133,7 +133,8 @@ def answer_point(
     points = [] if curve is None else curve.points
     return replace(
         row,
-        batch_curve=tuple(chosen if own.global_batch_size == best else own for own in points) or (chosen,),
+        batch_curve=tuple(chosen if tried.global_batch_size == best else tried for tried in points)
+        or (chosen,),
         timeline=timeline(evaluation),
         timeline_devices=len(devices_of(evaluation.trace.graph)),
         roofline=roofline(evaluation),
@@ -228,7 +229,7 @@ def run_study(
             answered.append((point, replace(outcome, number=number)))
     if not answered:
         raise stopped or _all_failed([error for _, error in refused])
-    return _result(spec, target, answered, [_infeasible(*own) for own in refused], stopped)
+    return _result(spec, target, answered, [_infeasible(*pair) for pair in refused], stopped)
 
 
 def refusals(spec: StudySpec) -> list[Infeasible]:
@@ -245,7 +246,7 @@ def refusals(spec: StudySpec) -> list[Infeasible]:
             refused.append((point, errors[0]))
     if len(refused) == len(spec.points):
         raise _all_failed([error for _, error in refused])
-    return [_infeasible(*own) for own in refused]
+    return [_infeasible(*pair) for pair in refused]
 
 
 def _infeasible(point: Point, error: PerfsimError) -> Infeasible:
