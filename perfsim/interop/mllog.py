@@ -131,7 +131,6 @@ def _number(value: Any) -> float | None:
 
 
 TOOL = Tool(
-    name="mllog",
     title="MLPerf Training log",
     sign="lines that begin with `:::MLLOG`",
     syntaxes=("text",),
