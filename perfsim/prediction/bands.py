@@ -268,7 +268,7 @@ class BandWidths:
     """How many times as wide the band of a model with experts is at no unlikeness."""
 
     def log_width(self, unlikeness: float, unknown: float = 0.0) -> float:
-        """Half-width in log time by points of unlikeness; `unknown` is the half-width of what no run shows."""
+        """Half-width in log time by points of unlikeness; `unknown` is the part that no run shows."""
         return math.hypot(self.base, self.slope * unlikeness, unknown)
 
     def error(self, unlikeness: float, unknown: float = 0.0) -> float:
