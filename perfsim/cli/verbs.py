@@ -610,10 +610,10 @@ def _validate(
         catalog = default_catalog()
         known = {path.name: left_out(read_cases(path, StepCase).cases, catalog) for path, _ in steps}
     if leave_out:
-        from perfsim.evidence.left_out import left_out_document
+        from perfsim.evidence.left_out import LeavingOut
 
         for path, result in steps:
-            result["left_out"] = left_out_document(known[path.name])
+            result["left_out"] = LeavingOut.document(known[path.name])
     if record:
         from perfsim.evidence.record import write_records
 

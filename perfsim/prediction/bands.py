@@ -23,19 +23,7 @@ from perfsim.work.counts import parameters
 
 # Which family of published runs is most like a plan: by device, precision, sharding, degrees and sizes.
 #
-# Unlikeness is a sum of points for differences:
-#
-#     3    no run of the family is on a device with the same calibration, or on that chip: a calibration is
-#          borrowed where the peak of the device differs by more than 2 %
-#     2    the family is the only one on its device, whose constants then hold what is peculiar to it
-#     3    for each factor of ten by which the device's memory is faster or slower
-#     3    no run of the family is of the same class of precision (16-bit, fp8, tf32, fp32)
-#     3    the model has experts and no run of the family has them, or the reverse
-#     2    parameters are sharded (ZeRO 3, FSDP) in the plan and in no run of the family, or the reverse
-#     1    the same for tensor parallelism
-#     1    the same for pipeline parallelism
-#     1    for each factor of ten by which the model is outside the sizes of the family
-#     1    the same for the number of devices, the replicas that share parameters, and the micro-batch
+# Unlikeness is a sum of points for differences (`_CHIP`, `_ALONE`, `_KINDS`, `_SIZES`).
 #
 # assumed: the points, which weigh differences against each other; how much a band widens with a point is
 # fitted (`evidence.left_out`). A plan is compared with the family of fewest points; of equal families, with
@@ -46,7 +34,7 @@ RUNS_RECORD = "reached.json"
 SHARDED = 3
 """The ZeRO stage that shards parameters."""
 SAME_CHIP = 1.02
-"""Peaks within this factor are those of one chip."""
+"""Peaks within this factor belong to one chip."""
 SIXTEEN_BIT: tuple[Precision, ...] = ("fp16", "bf16")
 
 
@@ -149,7 +137,10 @@ def alone(name: str, families: Mapping[str, Mapping[str, Any]]) -> bool:
 
 
 _CHIP = 3.0
+"""Points where no run of the family is on a device with the same calibration, or on that chip: a calibration
+is borrowed where the peak of the device differs by more than 2 %."""
 _ALONE = 2.0
+"""Points where the family is the only one on its device, whose constants hold what is peculiar to it."""
 _KINDS = {
     "precision": (3.0, "precision"),
     "experts": (3.0, "experts"),
@@ -157,6 +148,7 @@ _KINDS = {
     "tensor": (1.0, "tensor parallelism"),
     "pipeline": (1.0, "pipeline parallelism"),
 }
+"""Points where the plan has what no run of the family has, or the reverse."""
 _SIZES = {
     "memory_bytes_per_s": (3.0, "memory bandwidth"),
     "parameters": (1.0, "model"),
@@ -164,6 +156,7 @@ _SIZES = {
     "shards": (1.0, "replicas that share parameters"),
     "micro_batch_size": (1.0, "micro-batch"),
 }
+"""Points for each factor of ten by which the plan is outside the sizes of the family."""
 
 
 def _outside(value: float, low: float, high: float) -> float:
@@ -275,7 +268,7 @@ class BandWidths:
     """How many times as wide the band of a model with experts is at no unlikeness."""
 
     def log_width(self, unlikeness: float, unknown: float = 0.0) -> float:
-        """Half-width in log time at so many points of unlikeness, with that of what no run shows."""
+        """Half-width in log time by points of unlikeness; `unknown` is the part that no run shows."""
         return math.hypot(self.base, self.slope * unlikeness, unknown)
 
     def error(self, unlikeness: float, unknown: float = 0.0) -> float:
@@ -365,25 +358,25 @@ def unknowns_of(plan: Plan) -> list[Unknown]:
     return list(machine_of(plan.system).unknowns(plan.system, plan.job, plan.topology.num_devices))
 
 
-# A communication kernel takes multiprocessors and memory bandwidth from the compute beside it, so hiding is
+# A communication kernel takes multiprocessors and memory bandwidth from the compute next to it, so hiding is
 # not free. How much it costs was checked only up to the largest share of the step that a published run hides.
 # Where a plan hides a share h above that largest share m, its step may take up to (h - m) s longer, where s
-# is the largest slowdown of compute beside communication (`Machine.overlap_slowdown`). The band is wider by
+# is the largest slowdown of compute next to communication (`Machine.overlap_slowdown`). The band is wider by
 # that.
 
 
 class Hidden(NamedTuple):
-    """The share of a step in which communication hides behind compute, beside that of published runs."""
+    """The share of a step in which communication hides behind compute, and the largest of published runs."""
 
     share: float
     published: float
     """The largest share of the published runs."""
     slowdown: float
-    """Most extra time of compute beside communication, as a fraction of its time."""
+    """Most extra time of compute next to communication, as a fraction of its time."""
 
     @property
     def cost(self) -> float:
-        """What the share beyond that of published runs costs at most, as a fraction of the step."""
+        """The most that hiding more than any published run slows the step, as a fraction of it."""
         return max(0.0, self.share - self.published) * self.slowdown
 
     def unknown(self) -> list[Unknown]:
@@ -398,7 +391,7 @@ class Hidden(NamedTuple):
 def hidden_of(plan: Plan, share: float, *, without: str = "") -> Hidden:
     """A share of a step that hides communication, next to the largest of runs on devices like the plan's.
 
-    How a device computes beside communication is its own: runs count that have its constants; where none
+    How a device computes next to communication is its own: runs count that have its constants; where none
     has, all on its kind of system.
     """
     families = [family for family, _ in _families(plan.system.kind, without)]
@@ -410,7 +403,7 @@ def hidden_of(plan: Plan, share: float, *, without: str = "") -> Hidden:
 def left_out_of(system_kind: str, group: str) -> Mapping[str, Any] | None:
     """The record of a fit without a group of runs (a family, a wafer's release); None if there is none.
 
-    `constants` are those of the fit, `band` the widths that the other groups give.
+    `constants` are what was fitted, `band` the widths that the other groups give.
     """
     rows = (
         row for entry in recorded_errors() if entry["system_kind"] == system_kind for row in entry["left_out"]

@@ -8,7 +8,6 @@ from typing import Any
 
 from perfsim.base.units import DAY_S
 from perfsim.prediction.caveats import Caveat, rank
-from perfsim.prediction.prediction import document_of
 from perfsim.report import text
 from perfsim.report.document import document_text, plain
 from perfsim.report.table import Cell, Table, Value
@@ -247,7 +246,7 @@ def plan_document(planned: Planned) -> dict[str, Any]:
     best = planned.best.prediction
     shortlist = []
     for entry in planned.shortlist:
-        known = document_of(entry.prediction) | {name: getattr(entry, name) for name in _OF_ENTRY}
+        known = entry.prediction.step_document() | {name: getattr(entry, name) for name in _OF_ENTRY}
         known["memory_capacity_bytes"] = entry.prediction.memory_capacity_bytes
         if entry.time is not None:
             known["time_to_accuracy_s"] = entry.time.time_s

@@ -12,7 +12,6 @@ from typing import Any
 from perfsim.base.units import DAY_S
 from perfsim.costs.wafer import StreamingRoof
 from perfsim.interop.chrome import write_chrome_trace
-from perfsim.prediction.prediction import document_of
 from perfsim.prediction.verification import SamplingSummary
 from perfsim.report import study_figures, text
 from perfsim.report.document import document_text, plain
@@ -660,7 +659,7 @@ def study_document(result: StudyResult, *, report: str = "index.html") -> dict[s
     del document["stopped"]
     candidates = []
     for own in result.candidates:
-        known = document_of(own) | {name: getattr(own, name) for name in _OF_CANDIDATE}
+        known = own.step_document() | {name: getattr(own, name) for name in _OF_CANDIDATE}
         known["label"] = own.label
         known["tokens_per_s_per_device"] = own.tokens_per_s / max(own.num_devices, 1)
         known["memory_capacity_bytes"] = own.memory_capacity_bytes

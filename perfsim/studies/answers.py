@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from importlib.resources import files
@@ -21,7 +21,7 @@ from perfsim.convergence.wall_clock import RunPart
 from perfsim.network.export import NetworkMap
 from perfsim.prediction.bands import Accuracy
 from perfsim.prediction.disturbed import Resilience
-from perfsim.prediction.prediction import Document, Prediction, document_of
+from perfsim.prediction.prediction import Document, Prediction
 from perfsim.prediction.verification import SamplingSummary
 from perfsim.prediction.why import Roofline
 from perfsim.specs.wall_clock import ProductionRange
@@ -192,7 +192,7 @@ class Answer(Prediction):
     def document(self) -> Document:
         """The row under the names of the JSON interface; a store of finished points keeps the same."""
         return {
-            **document_of(self),
+            **self.step_document(),
             "batch_tokens": self.time.batch_tokens,
             "steps": self.time.steps,
             "step_time_error": self.time.step_time_error,
@@ -294,6 +294,21 @@ class PointResult(Point):
 def values_of(row: Any) -> dict[str, Any]:
     """The fields of a row or a result, of which one that knows more is made."""
     return {known.name: getattr(row, known.name) for known in fields(row)}
+
+
+def leaves(value: Any, path: str = "", left_out: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
+    """Every value inside a description with its dotted path; a list is one value.
+
+    What has a record of its fit is represented by its name.
+    """
+    if not isinstance(value, Mapping):
+        yield path, value
+    elif "fit" in value:
+        yield path, value["name"]
+    else:
+        for key, item in value.items():
+            if key not in left_out:
+                yield from leaves(item, f"{path}.{key}" if path else str(key), left_out)
 
 
 def setting_text(value: Any) -> str:

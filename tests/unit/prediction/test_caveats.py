@@ -15,7 +15,7 @@ import pytest
 import perfsim as ps
 from perfsim.prediction.bands import hidden_of
 from perfsim.prediction.caveats import CODES, Caveat
-from perfsim.prediction.prediction import prediction_from, prediction_of, run_document
+from perfsim.prediction.prediction import prediction_of
 from perfsim.report.study import study_document, study_lines, study_page
 from perfsim.report.terminal import run_lines
 from perfsim.report.text import ALWAYS
@@ -165,9 +165,9 @@ def test_a_caveat_reaches_run_and_study_in_terminal_json_page_and_python(
     written = {"code": code, "severity": caveat.severity, "text": caveat.text}
     # One step: terminal and JSON, which reads back.
     assert f"{caveat.severity} {caveat.text}" in flat(run_lines(prediction))
-    document = run_document(prediction)
+    document = prediction.document()
     assert written in document["caveats"]
-    assert prediction_from(document, prediction.model).caveats == prediction.caveats
+    assert ps.Prediction.stored(document, prediction.model).caveats == prediction.caveats
     # A study: terminal, JSON and page.
     result = factory.study_result()
     known = replace(result.candidates[0], caveats=(caveat,))
