@@ -38,7 +38,7 @@ def test_the_winner_and_its_rivals_take_the_same_bits_with_either_engine(name: s
 @pytest.mark.parametrize("path", public_cases(), ids=lambda path: path.stem)
 def test_published_runs_take_the_same_bits_with_either_engine(path: Path) -> None:
     """A quarter of the rows of a file, always the same ones."""
-    cases = [case for case in read_cases(path, StepCase).cases]
+    cases = read_cases(path, StepCase).cases
     drawn = random.Random(path.stem).sample(cases, -(-len(cases) // 4))
     followed = sum(
         is_followed_alike(case.evaluated(default_catalog()), MOST_OF_A_ROW, case.id) for case in drawn
