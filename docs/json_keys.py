@@ -21,7 +21,7 @@ from perfsim.prediction.prediction import Prediction
 from perfsim.specs.layout import AXES, ParallelLayout
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies.plan import Plan
-from perfsim.studies.answers import CandidateResult, Outcome, PointResult, StudyResult
+from perfsim.studies.answers import Answer, Outcome, PointResult, StudyResult
 from perfsim.studies.shortlist import Entry, Planned
 from perfsim.studies.variants import SweepResult
 
@@ -32,9 +32,9 @@ ROOTS: Mapping[str, Classes] = {
     "plan.shortlist": (Entry, Prediction, TimeToAccuracy),
     "plan.trials": (Prediction, Entry),
     "study": (StudyResult,),
-    "study.candidates": (CandidateResult,),
+    "study.candidates": (Answer,),
     "sweep": (SweepResult,),
-    "sweep.points": (PointResult, Prediction, CandidateResult, TimeToAccuracy),
+    "sweep.points": (PointResult, Prediction, Answer, TimeToAccuracy),
     "validate": (Scored,),
     "validate.cases": (Scored, CaseBand, StepCase),
     "layout": (ParallelLayout, StreamingLayout, Plan),

@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +21,7 @@ from perfsim.convergence.time_to_accuracy import RatioBand
 from perfsim.prediction.verification import Verify, must_be_right
 from perfsim.report.text import layout_short, named
 from perfsim.studies.answers import (
-    CandidateResult,
+    Answer,
     StudyResult,
     quantities,
     values_of,
@@ -31,8 +31,8 @@ from perfsim.studies.comparisons import Comparison, compare, load_comparison
 from perfsim.studies.decision import outcome_of, ratio_of
 from perfsim.studies.executors import Tell, executor_for
 from perfsim.studies.loading import load_study, study_from
-from perfsim.studies.runner import STORE, StudyRun, run_study, run_sweep
-from perfsim.studies.spec import StudySpec, with_verify
+from perfsim.studies.runner import STORE, run_study, run_sweep
+from perfsim.studies.spec import StudySpec
 from perfsim.studies.variants import SweepResult
 
 if TYPE_CHECKING:
@@ -75,19 +75,17 @@ def study(
         spec = load_study(str(study), catalog)
     if verify is not None and verify not in get_args(Verify):
         raise InputError(f"verify: {verify!r} is none of {', '.join(get_args(Verify))}")
-    asked = with_verify(changed_study(spec, changes or {}, catalog), verify)
+    asked = changed_study(spec, changes or {}, catalog).with_verify(verify)
     executor = executor_for(
         jobs, scheduler, most=sum(len(candidate.devices) for candidate in asked.candidates)
     )
     names = names_of(compare, "compare")
-    run = run_study(asked, names, progress, executor)
-    if isinstance(study, (Study, Mapping)):
-        return StudyAnswer(**values_of(run.result), run=run)
+    result = run_study(asked, names, progress, executor)
     words = ["perfsim", "study", str(study), *(["--compare", ",".join(names)] if names else [])]
     for path, value in (changes or {}).items():
         words += ["--set", f"{path}={value}"]
-    run = replace(run, result=replace(run.result, command=shlex.join(words)))
-    return StudyAnswer(**values_of(run.result), run=run)
+    command = "" if isinstance(study, (Study, Mapping)) else shlex.join(words)
+    return StudyAnswer(**{**values_of(result), "command": command})
 
 
 _OF_A_BATCH = ("global_batch_size", "batch_tokens", "step_time_s", "steps", "time_to_accuracy_s")
@@ -97,18 +95,10 @@ _OF_A_BATCH = ("global_batch_size", "batch_tokens", "step_time_s", "steps", "tim
 class StudyAnswer(StudyResult, Tabular):
     """The candidates of a study, each at its own best batch, and the sentence that compares them."""
 
-    run: StudyRun = field(kw_only=True)
-    """What the answer was made of."""
-
     @property
-    def best(self) -> CandidateResult:
+    def best(self) -> Answer:
         """The candidate that reaches the target first."""
         return min(self.candidates, key=lambda candidate: candidate.time_to_accuracy_s)
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a limit ended the study before all candidates were answered."""
-        return self.run.stopped is not None
 
     def ratio(self, candidate: str, over: str = "") -> RatioBand:
         """The time of one candidate over that of another (the best if absent), with its 90 % band.
@@ -118,7 +108,7 @@ class StudyAnswer(StudyResult, Tabular):
         """
         return ratio_of(self._candidate(candidate), self._candidate(over) if over else self.best)
 
-    def _candidate(self, name: str) -> CandidateResult:
+    def _candidate(self, name: str) -> Answer:
         fitting = [known for known in self.candidates if _fits(name, known)]
         if len(fitting) != 1:
             labels = [known.label for known in self.candidates]
@@ -164,19 +154,19 @@ class StudyAnswer(StudyResult, Tabular):
         from perfsim.report.study_page import write_study
 
         with writing(folder) as path:
-            return write_study(self.run, path)
+            return write_study(self, path)
 
     def document(self, report: str = "") -> dict[str, Any]:
         """The answer as `perfsim study --json` prints it; `report` is where the page stands."""
         from perfsim.report.study_page import study_document
 
-        return study_document(self.run.result, report=report)
+        return study_document(self, report=report)
 
     def check(self) -> StudyAnswer:
         """The answer itself; raises what ended the study early, or what its sampled products got wrong."""
         must_be_right(self.sampling.values())
-        if self.run.stopped is not None:
-            raise self.run.stopped
+        if self.stopped is not None:
+            raise self.stopped
         return self
 
     def __repr__(self) -> str:
@@ -247,7 +237,7 @@ class StudyFigures:
         chosen = self._candidate(candidate)
         return list(timelines(named([chosen])))[-1].figure
 
-    def _candidate(self, number: int) -> CandidateResult:
+    def _candidate(self, number: int) -> Answer:
         count = len(self.result.candidates)
         if not 0 <= number < count:
             raise InputError(f"candidate {number}: the candidates are 0 to {count - 1}")
@@ -258,7 +248,7 @@ def _days(band_s: tuple[float, float]) -> str:
     return " to ".join(f"{bound_s / DAY_S:.3g}" for bound_s in band_s)
 
 
-def _fits(name: str, candidate: CandidateResult) -> bool:
+def _fits(name: str, candidate: Answer) -> bool:
     """Whether a person could mean this candidate by a name."""
     wanted = _plain(name)
     machines = (

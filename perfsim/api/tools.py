@@ -50,7 +50,7 @@ from perfsim.studies.axes import SweepSpec, changed_study, is_sweep, load_sweep
 from perfsim.studies.comparisons import ComparisonSpec, is_comparison
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import refusals
-from perfsim.studies.spec import StudySpec, with_verify
+from perfsim.studies.spec import StudySpec
 from perfsim.studies.trials import (
     AnswerDocument,
     Difference,
@@ -152,7 +152,7 @@ def _kind_of_file(path: Path) -> str:
 def _study(path: Path, catalog: Catalog) -> str:
     spec = load_study(str(path), catalog)
     reasons = {refused.label: f" (no answer: {refused.reason})" for refused in refusals(spec)}
-    labels = [candidate.label(devices) for candidate, devices in spec.machines]
+    labels = [point.label for point in spec.points]
     machines = [f"{label}{reasons.get(label, '')}" for label in labels]
     return f"{spec.model.name} by {spec.recipe.name} on {'; '.join(machines)}"
 
@@ -194,7 +194,7 @@ def why(
     Raises InputError for a file of another kind, and what answering the study raises.
     """
     asked = changed_study(_study_named(study), changes or {}, default_catalog())
-    return explain(with_verify(asked, "off"), names_of(compare, "compare"))[1]
+    return explain(asked.with_verify("off"), names_of(compare, "compare"))
 
 
 @within_floats
@@ -223,7 +223,9 @@ def _study_named(study: Named) -> StudySpec:
         return load_study(str(study)).model_copy(update={"resilience": None})
     document = _document(Path(study))
     spec = load_study(document.study)
-    asked = {(candidate.strategy, candidate.system.name, devices) for candidate, devices in spec.machines}
+    asked = {
+        (point.candidate.strategy, point.candidate.system.name, point.num_devices) for point in spec.points
+    }
     answered = {(row.strategy, row.system, row.num_devices) for row in document.candidates}
     if document.title not in (None, spec.title) or not answered <= asked:
         text = f"answers another study than the catalogue's {spec.name}"
@@ -262,7 +264,7 @@ def diff(first: Named, second: Named) -> Difference:
         return compare_answers(_document(Path(first)), _document(Path(second)))
     if any(answers):
         raise InputError("compare two studies or two answers, not one of each")
-    return compare_studies(*(with_verify(_study_named(name), "off") for name in (first, second)))
+    return compare_studies(*(_study_named(name).with_verify("off") for name in (first, second)))
 
 
 # `perfsim.Model` and `perfsim.import_file`: models from the files of other tools.

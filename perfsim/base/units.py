@@ -163,15 +163,19 @@ def format_quantity(value: float, dimension: Dimension, precision: int | None = 
     """Format an SI value for people: 2.039e12 bytes/s becomes "2.039 TB/s".
 
     `precision` counts significant digits; None writes every digit, so that `parse_quantity` gives
-    the same float back. Bytes that are round in KiB, MiB, GiB, ... but not in kB use those units.
+    the same float back. Bytes that are round in KiB, MiB, GiB, ... but not in kB use those units, and
+    times that would be hard to read in seconds are in hours or days.
     """
     units = _UNITS[dimension]
     if not math.isfinite(value) or value == 0:
         return f"{value:g} {units.symbol}"
-    if dimension == "bytes" and (binary := _binary_text(value)):
-        return binary
-    if precision is not None and (duration := _long_duration(value, dimension, precision)):
-        return duration
+    if dimension == "bytes":
+        power = max((power for power in _BINARY_PREFIXES if value % 2**power == 0), default=0)
+        if power and value % 1000 and abs(value) < 10000 * 2**power:
+            return f"{int(value) >> power} {_BINARY_PREFIXES[power]}B"
+    if dimension == "seconds" and precision is not None and value >= 7200:
+        size, unit = (DAY_S, "d") if value >= 2 * DAY_S else (3600.0, "h")
+        return f"{_digits(Decimal(value / size), precision)} {unit}"
     low, high = units.exponents
     exponent = min(max(3 * math.floor(math.log10(abs(value)) / 3), low), high)
     scaled = Decimal(repr(float(value))).scaleb(-exponent)
@@ -225,63 +229,37 @@ def _in_range(
 
 
 def _wrong_unit(text: str, number: str, unit: str, dimension: Dimension, usual: str) -> UnitError:
+    """The error for a unit of another dimension or none, with the accepted unit that is most like it."""
     measured = (
         units.meaning
         for candidate, units in _UNITS.items()
         if candidate != dimension and _value_in(number, unit, candidate) is not None
     )
     said = f"is {meaning}" if (meaning := next(measured, "")) else f"has an unknown unit {unit!r}"
-    message = f"{text!r} {said}; {_UNITS[dimension].meaning} is expected"
-    return _refusal(message, dimension, f"{number} {_nearest_unit(unit, dimension, usual)}")
-
-
-def _nearest_unit(unit: str, dimension: Dimension, usual: str) -> str:
-    """The accepted unit most like `unit`, ignoring case first; `usual` where none is."""
     accepted = accepted_units(dimension)
     base, _, _ = unit.partition("/")
-    # GB for a rate most likely means GB/s; then any unit with the same beginning.
-    for alike in (
-        lambda name: name.casefold() == unit.casefold(),
-        lambda name: name.partition("/")[0] == base,
-        lambda name: name.startswith(base),
-    ):
-        if found := next(filter(alike, accepted), None):
-            return found
-    return nearest(unit, accepted) or usual or _UNITS[dimension].usual
+    # Case first; GB for a rate most likely means GB/s; then any unit with the same beginning.
+    alike = [name for name in accepted if name.casefold() == unit.casefold()]
+    alike += [name for name in accepted if name.partition("/")[0] == base]
+    alike += [name for name in accepted if name.startswith(base)]
+    meant = [*alike, nearest(unit, accepted) or usual or _UNITS[dimension].usual][0]
+    message = f"{text!r} {said}; {_UNITS[dimension].meaning} is expected"
+    return _refusal(message, dimension, f"{number} {meant}")
 
 
 def _refusal(message: str, dimension: Dimension, meant: str = "") -> UnitError:
-    accepted = ", ".join(_short_list(dimension))
-    help_text = f"did you mean {meant!r}? " if meant else ""
-    return UnitError([Problem(message, help=f"{help_text}units: {accepted}")])
-
-
-def _short_list(dimension: Dimension) -> list[str]:
-    """The accepted units; where there are many, the usual prefixes only."""
+    """An error with the accepted units; where there are many, with the usual prefixes only."""
     units = _UNITS[dimension]
-    if not units.binary:
-        return [
+    if units.binary:
+        per = units.symbol.removeprefix("B")
+        names = ["B", "kB", "MB", "GB", "TB", "PB", "KiB", "MiB", "GiB", "TiB"]
+        shown = [name + per for name in names] + [f"bits: Gb{per}, Tb{per}"]
+    else:
+        shown = [
             name for name in accepted_units(dimension) if name.endswith((units.symbol, *units.unprefixed))
         ]
-    per = units.symbol.removeprefix("B")
-    names = ["B", "kB", "MB", "GB", "TB", "PB", "KiB", "MiB", "GiB", "TiB"]
-    return [name + per for name in names] + [f"bits: Gb{per}, Tb{per}"]
-
-
-def _binary_text(value: float) -> str:
-    """Format 80 * 2**30 as "80 GiB"; empty for a number that is round in decimal units."""
-    exponent = max((power for power in _BINARY_PREFIXES if value % 2**power == 0), default=0)
-    if not exponent or value % 1000 == 0 or abs(value) >= 10000 * 2**exponent:
-        return ""
-    return f"{int(value) >> exponent} {_BINARY_PREFIXES[exponent]}B"
-
-
-def _long_duration(value: float, dimension: Dimension, precision: int) -> str:
-    """Hours and days where seconds would be hard to read."""
-    if dimension != "seconds" or value < 7200:
-        return ""
-    size, unit = (DAY_S, "d") if value >= 2 * DAY_S else (3600.0, "h")
-    return f"{_digits(Decimal(value / size), precision)} {unit}"
+    help_text = f"did you mean {meant!r}? " if meant else ""
+    return UnitError([Problem(message, help=f"{help_text}units: {', '.join(shown)}")])
 
 
 def _digits(number: Decimal, precision: int | None) -> str:
@@ -323,7 +301,10 @@ def quantity(
                 return _in_range(parse_quantity(value, dimension), value, dimension, least, most)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise _refusal(f"{value!r} is not a quantity", dimension)
-            plain = _as_float(value)
+            try:
+                plain = float(value)
+            except OverflowError:  # an integer that no float holds
+                plain = math.inf if value > 0 else -math.inf
             if info.context and info.context.get("yaml"):
                 raise _bare_number(plain, dimension)
             text = f"{plain:g}"
@@ -353,14 +334,6 @@ def _not_text(value: Any) -> Any:
     message = f"`{value[:_MOST_SHOWN]}` is text, a number is expected"
     help_text = f"write it without quotes: {value.strip()}" if re.fullmatch(_NUMBER, value.strip()) else ""
     raise PydanticCustomError("number", "{message}", {"message": message, "help": help_text})
-
-
-def _as_float(value: float) -> float:
-    """An integer as a float; one that no float holds is infinite."""
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
 
 
 Bytes = Annotated[float, *quantity("bytes")]

@@ -219,8 +219,7 @@ def _planned(study: str, names: list[str], how: How) -> list[str]:
     from perfsim.studies.loading import load_study
 
     spec = changed_study(load_study(study), how.changes, default_catalog())
-    kept = [candidate for candidate in spec.candidates if not names or candidate.strategy in names]
-    machines = [f"  {candidate.label(devices)}" for candidate in kept for devices in candidate.devices]
+    machines = [f"  {point.label}" for point in spec.points if not names or point.candidate.strategy in names]
     count = 0 if spec.batch_sizes == "auto" else len(spec.batch_sizes)
     batches = counted(count, "batch", "batches") if count else "batches around the critical one"
     asked = f"{spec.model.name} by {spec.recipe.name} on {counted(len(machines), 'candidate')}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar, get_args
 
 import numpy as np
@@ -62,16 +62,10 @@ class NotIdentifiableError(PerfsimError):
     """The given runs do not determine E_min and B_crit; the message says what is missing."""
 
 
-def overhead(batch: Batch, b_crit: float) -> Batch:
-    """E / E_min = 1 + B / B_crit: examples used over the minimum."""
-    require_positive(batch=batch, b_crit=b_crit)
-    return 1.0 + batch / b_crit
-
-
 def examples(batch_tokens: Batch, d_min_tokens: float, b_crit_tokens: float) -> Batch:
     """Examples to the target at a fixed batch, E = E_min (1 + B / B_crit); all three in one unit."""
-    require_positive(d_min_tokens=d_min_tokens)
-    return d_min_tokens * overhead(batch_tokens, b_crit_tokens)
+    require_positive(batch=batch_tokens, d_min_tokens=d_min_tokens, b_crit=b_crit_tokens)
+    return d_min_tokens * (1.0 + batch_tokens / b_crit_tokens)
 
 
 def steps(batch_tokens: Batch, d_min_tokens: float, b_crit_tokens: float) -> Batch:
@@ -144,7 +138,8 @@ def fit_hyperbola(
         raise InputError(f"unknown kind of run '{run_kind}'; known: {', '.join(get_args(RunKind))}")
     if run_kind == "fine-tuning":
         raise NotIdentifiableError(_FINE_TUNING)
-    batch, log_e = _mean_by_batch(batches, measured)
+    points = _Points.of(batches, measured, prior=prior)
+    batch = points.batch
     if batch.size < MIN_BATCH_SIZES:
         raise NotIdentifiableError(
             f"not identifiable: {batch.size} batch sizes, at least {MIN_BATCH_SIZES} are needed"
@@ -154,119 +149,118 @@ def fit_hyperbola(
         raise NotIdentifiableError(
             f"not identifiable: batches span {spread:.2f}x, at least {MIN_RANGE}x are needed"
         )
-    profile = _Profile.of(batch, log_e, prior=prior)
-    _check_outlier(batch, log_e, profile)
-    low, high = _interval(batch, log_e, profile, run_kind, prior=prior)
+    log_b_crit, sse = points.best()
+    b_crit = math.exp(log_b_crit)
+    points.refuse_outlier(b_crit)
+    low, high = points.interval(sse, run_kind)
+    squares = replace(points, prior=False).sse(np.array([log_b_crit]))
     return HyperbolaFit(
-        e_min=profile.e_min,
-        b_crit=math.exp(profile.log_b_crit),
-        rms_log=math.sqrt(_sse(np.array([profile.log_b_crit]), batch, log_e)[0] / batch.size),
+        e_min=points.e_min(b_crit),
+        b_crit=b_crit,
+        rms_log=math.sqrt(squares[0] / batch.size),
         b_crit_interval=(low, high),
         batches=tuple(float(b) for b in batch),
         run_kind=run_kind,
         notes=(_WARM_START,) if run_kind == "warm-start" else (),
-        e_min_interval=(_e_min(batch, log_e, low), _e_min(batch, log_e, high)),
+        e_min_interval=(points.e_min(low), points.e_min(high)),
     )
 
 
-def _e_min(batch: FloatArray, log_e: FloatArray, b_crit: float) -> float:
-    """The best E_min for a given critical batch."""
-    return math.exp(float((log_e - np.log1p(batch / b_crit)).mean()))
-
-
-def _mean_by_batch(batches: Sequence[float], measured: Sequence[float]) -> tuple[FloatArray, FloatArray]:
-    """Batch sizes in increasing order and the log of the mean of their repeats."""
-    if len(batches) != len(measured):
-        raise InputError(f"{len(batches)} batches but {len(measured)} measured values")
-    b = np.asarray(batches, dtype=np.float64)
-    e = np.asarray(measured, dtype=np.float64)
-    require_positive(batches=b, measured=e)
-    sizes = np.unique(b)
-    return sizes, np.log([_mean_of_repeats(size, e[b == size]) for size in sizes])
-
-
-def _mean_of_repeats(size: float, values: FloatArray) -> float:
-    middle = float(np.median(values))
-    for value in values if values.size > 2 else ():
-        ratio = max(value / middle, middle / value)
-        if ratio > OUTLIER_FACTOR:
-            raise InputError(
-                f"batch {size:g}: {value:g} is {ratio:.4g} times off the median of its repeats ({middle:g}); "
-                "a digit too many or too few?"
-            )
-    return float(values.mean())
-
-
 @dataclass(frozen=True, slots=True)
-class _Profile:
-    """The least-squares fit: a search over B_crit, with E_min in closed form at each."""
+class _Points:
+    """The points of a fit: a search over ln B_crit, with E_min in closed form at each."""
 
-    log_b_crit: float
-    e_min: float
-    sse: float
+    batch: FloatArray
+    """Batch sizes, increasing."""
+    log_e: FloatArray
+    """Logarithm of the mean of the repeats."""
+    prior: bool = False
 
     @classmethod
-    def of(cls, batch: FloatArray, log_e: FloatArray, *, prior: bool = False) -> _Profile:
-        low, high = _search_range(batch)
+    def of(cls, batches: Sequence[float], measured: Sequence[float], *, prior: bool) -> _Points:
+        """Repeats are averaged; InputError for one that is far off their median."""
+        if len(batches) != len(measured):
+            raise InputError(f"{len(batches)} batches but {len(measured)} measured values")
+        b = np.asarray(batches, dtype=np.float64)
+        e = np.asarray(measured, dtype=np.float64)
+        require_positive(batches=b, measured=e)
+        sizes = np.unique(b)
+        means = []
+        for size in sizes:
+            repeats = e[b == size]
+            middle = float(np.median(repeats))
+            for value in repeats if repeats.size > 2 else ():
+                ratio = max(value / middle, middle / value)
+                if ratio > OUTLIER_FACTOR:
+                    raise InputError(
+                        f"batch {size:g}: {value:g} is {ratio:.4g} times off the median of its repeats "
+                        f"({middle:g}); a digit too many or too few?"
+                    )
+            means.append(float(repeats.mean()))
+        return cls(sizes, np.log(means), prior)
+
+    @property
+    def log_range(self) -> tuple[float, float]:
+        """Range of ln B_crit, from E proportional to B to E constant, each to a part in a thousand."""
+        return math.log(self.batch[0] / 1e3), math.log(self.batch[-1] * 1e3)
+
+    def sse(self, log_b_crit: FloatArray) -> FloatArray:
+        """Squared error in ln E at each ln B_crit (shape [k]), with the best E_min for it."""
+        shape = self.log_e - np.log1p(self.batch / np.exp(log_b_crit)[:, None])
+        squared: FloatArray = ((shape - shape.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
+        if self.prior:
+            away = (log_b_crit - math.log(self.batch[-1]) - PRIOR_LOG) / PRIOR_ERROR_LOG
+            squared = squared + (NOISE_FLOOR_LOG * away) ** 2
+        return squared
+
+    def e_min(self, b_crit: float) -> float:
+        """The best E_min for a given critical batch."""
+        return math.exp(float((self.log_e - np.log1p(self.batch / b_crit)).mean()))
+
+    def best(self) -> tuple[float, float]:
+        """The ln B_crit of least squared error, and that error."""
+        low, high = self.log_range
         for _ in range(4):  # each pass zooms in on the best grid point
             x = np.linspace(low, high, 257)
-            sse = _sse(x, batch, log_e, prior=prior)
+            sse = self.sse(x)
             best = int(sse.argmin())
             low = float(x[max(best - 2, 0)])
             high = float(x[min(best + 2, x.size - 1)])
-        log_b_crit = float(x[best])
-        return cls(log_b_crit, _e_min(batch, log_e, math.exp(log_b_crit)), float(sse[best]))
+        return float(x[best]), float(sse[best])
 
+    def refuse_outlier(self, b_crit: float) -> None:
+        """Raise InputError for a point that the fit to all others misses by more than OUTLIER_FACTOR."""
+        residual = self.log_e - math.log(self.e_min(b_crit)) - np.log1p(self.batch / b_crit)
+        # Of three points any two fit exactly, so none of them is the outlier; a close fit has none at all.
+        if self.batch.size <= MIN_BATCH_SIZES or np.abs(residual).max() < 0.25:
+            return
+        others = [_Points(np.delete(self.batch, i), np.delete(self.log_e, i)) for i in range(self.batch.size)]
+        fits = [points.best() for points in others]
+        worst = int(np.argmin([sse for _, sse in fits]))
+        without = math.exp(fits[worst][0])
+        expected = others[worst].e_min(without) * (1 + self.batch[worst] / without)
+        ratio = math.exp(abs(self.log_e[worst] - math.log(expected)))
+        if ratio > OUTLIER_FACTOR:
+            raise InputError(
+                f"batch {self.batch[worst]:g}: {math.exp(self.log_e[worst]):g} is {ratio:.4g} times off what "
+                f"the other batches say ({expected:g}); a digit too many or too few?"
+            )
 
-def _search_range(batch: FloatArray) -> tuple[float, float]:
-    """Range of ln B_crit, from E proportional to B to E constant, each to a part in a thousand."""
-    return math.log(batch[0] / 1e3), math.log(batch[-1] * 1e3)
+    def interval(self, least: float, run_kind: str) -> tuple[float, float]:
+        """The B_crit at which the squared error exceeds its minimum by one variance, on either side.
 
-
-def _sse(log_b_crit: FloatArray, batch: FloatArray, log_e: FloatArray, *, prior: bool = False) -> FloatArray:
-    """Squared error in ln E at each ln B_crit (shape [k]), with the best E_min for it."""
-    shape = log_e - np.log1p(batch / np.exp(log_b_crit)[:, None])
-    squared: FloatArray = ((shape - shape.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
-    if prior:
-        away = (log_b_crit - math.log(batch[-1]) - PRIOR_LOG) / PRIOR_ERROR_LOG
-        squared = squared + (NOISE_FLOOR_LOG * away) ** 2
-    return squared
-
-
-def _check_outlier(batch: FloatArray, log_e: FloatArray, fit: _Profile) -> None:
-    """Raise InputError for a point that the fit to all others misses by more than OUTLIER_FACTOR."""
-    residual = log_e - math.log(fit.e_min) - np.log1p(batch / math.exp(fit.log_b_crit))
-    # Of three points any two fit exactly, so none of them is the outlier; a close fit has none at all.
-    if batch.size <= MIN_BATCH_SIZES or np.abs(residual).max() < 0.25:
-        return
-    without = [_Profile.of(np.delete(batch, i), np.delete(log_e, i)) for i in range(batch.size)]
-    worst = int(np.argmin([profile.sse for profile in without]))
-    rest = without[worst]
-    expected = rest.e_min * (1 + batch[worst] / math.exp(rest.log_b_crit))
-    ratio = math.exp(abs(log_e[worst] - math.log(expected)))
-    if ratio > OUTLIER_FACTOR:
-        raise InputError(
-            f"batch {batch[worst]:g}: {math.exp(log_e[worst]):g} is {ratio:.4g} times off what the other "
-            f"batches say ({expected:g}); a digit too many or too few?"
-        )
-
-
-def _interval(
-    batch: FloatArray, log_e: FloatArray, best: _Profile, run_kind: str, *, prior: bool
-) -> tuple[float, float]:
-    """The B_crit at which the squared error exceeds its minimum by one variance, on either side.
-
-    Raises NotIdentifiableError if it never does on one side.
-    """
-    variance = max(NOISE_FLOOR_LOG**2, best.sse / (batch.size - 2))
-    x = np.linspace(*_search_range(batch), 4097)
-    inside = np.flatnonzero(_sse(x, batch, log_e, prior=prior) <= best.sse + variance)
-    if inside[0] == 0 or inside[-1] == x.size - 1:
-        growth = "grows in proportion to" if inside[0] == 0 else "does not grow with"
-        span = f"from {batch[0]:g} to {batch[-1]:g}"
-        reason = f"not identifiable: within the noise E {growth} the batch {span}; B_crit has no bound"
-        raise NotIdentifiableError(f"{reason} ({_WARM_START})" if run_kind == "warm-start" else reason)
-    return math.exp(x[inside[0] - 1]), math.exp(x[inside[-1] + 1])
+        Raises NotIdentifiableError if it never does on one side.
+        """
+        batch = self.batch
+        variance = max(NOISE_FLOOR_LOG**2, least / (batch.size - 2))
+        x = np.linspace(*self.log_range, 4097)
+        inside = np.flatnonzero(self.sse(x) <= least + variance)
+        if inside[0] == 0 or inside[-1] == x.size - 1:
+            growth = "grows in proportion to" if inside[0] == 0 else "does not grow with"
+            span = f"from {batch[0]:g} to {batch[-1]:g}"
+            reason = f"not identifiable: within the noise E {growth} the batch {span}; B_crit has no bound"
+            raise NotIdentifiableError(f"{reason} ({_WARM_START})" if run_kind == "warm-start" else reason)
+        return math.exp(x[inside[0] - 1]), math.exp(x[inside[-1] + 1])
 
 
 DEFAULT_LAW = "data_law"
@@ -363,18 +357,11 @@ def critical_batch(law: str = DEFAULT_LAW, inputs: LawInputs | None = None) -> C
     return LAWS[law](inputs or LawInputs())
 
 
-def zhang_tokens(d_min_tokens: float) -> tuple[float, float]:
-    """Zhang's own critical batch B* in tokens, and B_crit = 5 B* - 6 B_opt with B_opt = 256 sequences of 512.
-
-    B* costs 20 % more steps than linear scaling. B_crit may be negative below 2.5e8 training tokens.
-    """
-    star = 22.80 * math.pow(d_min_tokens / 1e6, 0.47) * _ZHANG_SEQUENCE_TOKENS
-    return star, 5 * star - 6 * _ZHANG_B_OPT_TOKENS
-
-
 def _data_law(inputs: LawInputs) -> CriticalBatch:
+    """Zhang's own critical batch B*, which costs 20 % more steps than linear scaling, converted."""
     d_min = inputs.need("data_law", "d_min_tokens")
-    _, tokens = zhang_tokens(d_min)
+    star = 22.80 * math.pow(d_min / 1e6, 0.47) * _ZHANG_SEQUENCE_TOKENS
+    tokens = 5 * star - 6 * _ZHANG_B_OPT_TOKENS
     low, high = _ZHANG_FITTED_TOKENS
     notes = []
     if tokens < FLOOR_TOKENS:
@@ -421,16 +408,6 @@ def _bergsma_2025(inputs: LawInputs) -> CriticalBatch:
     )
 
 
-def _constant(inputs: LawInputs) -> CriticalBatch:
-    return CriticalBatch(inputs.need("constant", "tokens"), inputs.band(), "constant", "given by the user")
-
-
-def _given_length(_: LawInputs) -> CriticalBatch:
-    return CriticalBatch(
-        GIVEN_LENGTH_TOKENS, 1.0, "given_length", "the run has a given number of tokens at every batch"
-    )
-
-
 def _fitted(inputs: LawInputs) -> CriticalBatch:
     fit = inputs.fit
     if fit is None:
@@ -445,9 +422,13 @@ LAWS: Mapping[str, Callable[[LawInputs], CriticalBatch]] = {
     "data_law": _data_law,
     "kaplan_loss": _kaplan_loss,
     "bergsma_2025": _bergsma_2025,
-    "constant": _constant,
+    "constant": lambda inputs: CriticalBatch(
+        inputs.need("constant", "tokens"), inputs.band(), "constant", "given by the user"
+    ),
     "fitted": _fitted,
-    "given_length": _given_length,
+    "given_length": lambda _: CriticalBatch(
+        GIVEN_LENGTH_TOKENS, 1.0, "given_length", "the run has a given number of tokens at every batch"
+    ),
 }
 """Name in a study's YAML to the law. A new law is one function and one line here."""
 

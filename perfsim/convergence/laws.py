@@ -66,6 +66,28 @@ class LossLaw(ABC):
     @abstractmethod
     def _tokens(self, loss: float, params: float) -> float: ...
 
+    def target(self, loss: float, params: float, corpus: str = "") -> LossTarget:
+        """The tokens to a loss on a corpus (the law's own where none is named).
+
+        Raises PlanError for a model that is too small, InputError for another corpus or a point outside the
+        runs.
+        """
+        others = ", ".join(
+            f"{name} ({other.corpus})" for name, other in LOSS_LAWS.items() if name != self.name
+        )
+        if corpus and _plain(corpus) != _plain(self.corpus):
+            raise InputError(
+                f"loss law '{self.name}' is of {self.corpus}, not of {corpus}: a loss belongs to its corpus "
+                f"and tokenizer; other laws: {others}, or the coefficients of your own"
+            )
+        tokens = self.tokens_to_loss(loss, params)
+        if outside := self.outside(params, tokens):
+            raise InputError(
+                f"loss law '{self.name}' is used outside its runs for a loss of {loss:g}: {outside}; "
+                f"other laws: {others}, or give tokens in place of target_loss"
+            )
+        return LossTarget(self, loss, params, tokens)
+
     def slope(self, params: float, tokens: float) -> float:
         """-d ln D / d L at this point: the relative change of the tokens per nat."""
         step = 1e-4
@@ -272,26 +294,6 @@ class LossTarget:
             f"0.01 nat of loss is {self.slope:.0f} % of the tokens, and the law is known within "
             f"{self.law.error:.2g} nat"
         )
-
-
-def tokens_for(law: LossLaw, loss: float, params: float, corpus: str = "") -> LossTarget:
-    """The tokens to a loss on a corpus (the law's own where none is named).
-
-    Raises PlanError for a model that is too small, InputError for another corpus or a point outside the runs.
-    """
-    others = ", ".join(f"{name} ({other.corpus})" for name, other in LOSS_LAWS.items() if name != law.name)
-    if corpus and _plain(corpus) != _plain(law.corpus):
-        raise InputError(
-            f"loss law '{law.name}' is of {law.corpus}, not of {corpus}: a loss belongs to its corpus and "
-            f"tokenizer; other laws: {others}, or the coefficients of your own"
-        )
-    tokens = law.tokens_to_loss(loss, params)
-    if outside := law.outside(params, tokens):
-        raise InputError(
-            f"loss law '{law.name}' is used outside its runs for a loss of {loss:g}: {outside}; "
-            f"other laws: {others}, or give tokens in place of target_loss"
-        )
-    return LossTarget(law, loss, params, tokens)
 
 
 def _plain(corpus: str) -> str:

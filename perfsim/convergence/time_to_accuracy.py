@@ -4,7 +4,7 @@
 
 Three errors combine in quadrature in log time: B_crit divided or multiplied by its band factor,
 ln(1 + step_time_error) and ln(1 + d_min_error). Low and high ends are computed separately, because the
-band of B_crit is not symmetric in time. All are 90 % bands of independent errors; `ratio_band` is for two
+band of B_crit is not symmetric in time. All are 90 % bands of independent errors; `ratio_to` is for two
 answers, which share B_crit, and on one machine a part of the step-time error.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfsim.base.errors import InputError
-from perfsim.convergence.critical_batch import CriticalBatch, examples, overhead, steps
+from perfsim.convergence.critical_batch import CriticalBatch, examples, steps
 from perfsim.convergence.uncertain import require_positive
 
 WEAK_BELOW = 0.2
@@ -29,6 +29,20 @@ _REGIMES = {
     "strong": "the batch costs many extra samples and the critical batch decides the answer: read the band",
 }
 """What the critical batch matters, by regime."""
+
+
+@dataclass(frozen=True, slots=True)
+class RatioBand:
+    """TTA of one machine over another's, with its 90 % band."""
+
+    ratio: float
+    low: float
+    high: float
+
+    @property
+    def decided(self) -> bool:
+        """True if the whole band is on one side of 1."""
+        return self.low > 1 or self.high < 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +80,7 @@ class TimeToAccuracy:
     @property
     def overhead(self) -> float:
         """E / E_min."""
-        return overhead(self.batch_tokens, self.critical.tokens)
+        return examples(self.batch_tokens, 1.0, self.critical.tokens)
 
     @property
     def examples_tokens(self) -> float:
@@ -97,7 +111,7 @@ class TimeToAccuracy:
 
     def examples_shift(self, b_crit_tokens: float) -> float:
         """Logarithm of the examples at another critical batch over those at its own."""
-        return math.log(overhead(self.batch_tokens, b_crit_tokens) / self.overhead)
+        return math.log(examples(self.batch_tokens, 1.0, b_crit_tokens) / self.overhead)
 
     @property
     def regime_text(self) -> str:
@@ -109,41 +123,30 @@ class TimeToAccuracy:
         extra = f"B is {fraction:.2f} B_crit, {100 * fraction:.0f} % extra samples"
         return f"{regime}: {extra}; {_REGIMES[regime]}"
 
+    def ratio_to(self, other: TimeToAccuracy, *, same_machine: bool = False) -> RatioBand:
+        """Its time over another one with the 90 % band: the headline number of a comparison.
 
-@dataclass(frozen=True, slots=True)
-class RatioBand:
-    """TTA of one machine over another's, with its 90 % band."""
-
-    ratio: float
-    low: float
-    high: float
-
-    @property
-    def decided(self) -> bool:
-        """True if the whole band is on one side of 1."""
-        return self.low > 1 or self.high < 1
-
-
-def ratio_band(a: TimeToAccuracy, b: TimeToAccuracy, *, same_machine: bool = False) -> RatioBand:
-    """TTA_a / TTA_b and its 90 % band: the headline number of a comparison.
-
-    D_min cancels. Both share the same unknown B_crit, so its error is the change of (1 + B_a/B_crit) /
-    (1 + B_b/B_crit) over its band: zero at equal batch. The two step-time errors are independent; of the
-    `same_machine` they share a part that cancels, and `unshared_error` is left. Errors combine in quadrature
-    in log time. Seed noise is left out, since expected times are compared. InputError if targets or laws
-    differ.
-    """
-    if a.critical != b.critical or a.d_min_tokens != b.d_min_tokens:
-        raise InputError("two times to accuracy compare only at one target and one critical batch")
-    ratio = a.time_s / b.time_s
-    errors = (min(time.unshared_error if same_machine else math.inf, time.step_time_error) for time in (a, b))
-    step = math.hypot(*(math.log1p(error) for error in errors))
-    shifts = [a.examples_shift(b_crit) - b.examples_shift(b_crit) for b_crit in a.critical.band_tokens]
-    return RatioBand(
-        ratio,
-        ratio * math.exp(-math.hypot(min(0.0, *shifts), step)),
-        ratio * math.exp(math.hypot(max(0.0, *shifts), step)),
-    )
+        D_min cancels. Both share the same unknown B_crit, so its error is the change of (1 + B_a/B_crit) /
+        (1 + B_b/B_crit) over its band: zero at equal batch. The two step-time errors are independent; of the
+        `same_machine` they share a part that cancels, and `unshared_error` is left. Errors combine in
+        quadrature in log time. Seed noise is left out, since expected times are compared. InputError if
+        targets or laws differ.
+        """
+        if self.critical != other.critical or self.d_min_tokens != other.d_min_tokens:
+            raise InputError("two times to accuracy compare only at one target and one critical batch")
+        ratio = self.time_s / other.time_s
+        errors = (
+            min(time.unshared_error if same_machine else math.inf, time.step_time_error)
+            for time in (self, other)
+        )
+        step = math.hypot(*(math.log1p(error) for error in errors))
+        ends = self.critical.band_tokens
+        shifts = [self.examples_shift(b_crit) - other.examples_shift(b_crit) for b_crit in ends]
+        return RatioBand(
+            ratio,
+            ratio * math.exp(-math.hypot(min(0.0, *shifts), step)),
+            ratio * math.exp(math.hypot(max(0.0, *shifts), step)),
+        )
 
 
 def split_speedup(
@@ -178,27 +181,27 @@ class RampedRun:
     examples_tokens: float
     time_s: float
 
+    @classmethod
+    def of(cls, segments: Sequence[Segment], d_min_tokens: float) -> RampedRun:
+        """A run whose batch grows: steps, tokens and seconds summed over segments of progress.
 
-def ramped(segments: Sequence[Segment], d_min_tokens: float) -> RampedRun:
-    """A run whose batch grows: steps, tokens and seconds summed over segments of progress.
+        The hyperbola is exact at a fixed batch. A segment that makes the share s of the progress at batch B,
+        with a critical batch of its own, takes
 
-    The hyperbola is exact at a fixed batch. A segment that makes the share s of the progress at batch B, with
-    a critical batch of its own, takes
+            dS = s D_min (1 / B + 1 / B_crit),   dE = B dS,   dT = dS t_step(B)
 
-        dS = s D_min (1 / B + 1 / B_crit),   dE = B dS,   dT = dS t_step(B)
-
-    (McCandlish et al. 2018, arXiv 1812.06162: steps and examples add up over a run.) InputError unless the
-    shares sum to 1.
-    """
-    total = sum(segment.share for segment in segments)
-    if abs(total - 1.0) > 1e-9:
-        raise InputError(f"the segments of a ramp sum to {total:g} of the run, not 1")
-    counted = [
-        (segment, segment.share * steps(segment.batch_tokens, d_min_tokens, segment.b_crit_tokens))
-        for segment in segments
-    ]
-    return RampedRun(
-        steps=sum(count for _, count in counted),
-        examples_tokens=sum(count * segment.batch_tokens for segment, count in counted),
-        time_s=sum(count * segment.step_time_s for segment, count in counted),
-    )
+        (McCandlish et al. 2018, arXiv 1812.06162: steps and examples add up over a run.) InputError unless
+        the shares sum to 1.
+        """
+        total = sum(segment.share for segment in segments)
+        if abs(total - 1.0) > 1e-9:
+            raise InputError(f"the segments of a ramp sum to {total:g} of the run, not 1")
+        counted = [
+            (segment, segment.share * steps(segment.batch_tokens, d_min_tokens, segment.b_crit_tokens))
+            for segment in segments
+        ]
+        return cls(
+            steps=sum(count for _, count in counted),
+            examples_tokens=sum(count * segment.batch_tokens for segment, count in counted),
+            time_s=sum(count * segment.step_time_s for segment, count in counted),
+        )

@@ -86,6 +86,18 @@ LEAST_PROGRESS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
+class RunPart:
+    """One part of the wall clock."""
+
+    name: str
+    low_s: float
+    typical_s: float
+    high_s: float
+    how: str = ""
+    """What it was computed from, in words."""
+
+
+@dataclass(frozen=True, slots=True)
 class Training:
     """The steps of a run, and what its checkpoints and failures depend on."""
 
@@ -100,43 +112,27 @@ class Training:
         """Time of all steps."""
         return self.steps * self.step_time_s
 
+    def parts(self, spec: WallClockSpec) -> tuple[RunPart, ...]:
+        """The parts of a wall clock that take time: steps first, their sum last."""
+        upwards = np.array([-Z_90, 0.0, Z_90])
+        rates = {_named(spec, name).name for name, value in spec if isinstance(value, RateRange)}
+        # Each input goes from the end where the run is shortest to the one where it is longest.
+        clock = _Clock(
+            spec, self, np.full(3, self.time_s), lambda name: upwards[::-1] if name in rates else upwards
+        )
+        how = clock.words()
+        parts = []
+        for name, seconds in clock.parts():
+            low_s, typical_s, high_s = np.sort(np.broadcast_to(seconds, 3)).tolist()
+            if high_s > 0:
+                parts.append(RunPart(name, low_s, typical_s, high_s, how.get(name, "")))
+        sums = [sum(getattr(part, end) for part in parts) for end in ("low_s", "typical_s", "high_s")]
+        return (*parts, RunPart("whole run", *sums))
 
-@dataclass(frozen=True, slots=True)
-class RunPart:
-    """One part of the wall clock."""
-
-    name: str
-    low_s: float
-    typical_s: float
-    high_s: float
-    how: str = ""
-    """What it was computed from, in words."""
-
-
-def whole_run(spec: WallClockSpec, training: Training) -> tuple[RunPart, ...]:
-    """The parts of the wall clock that take time: steps first, their sum last."""
-    upwards = np.array([-Z_90, 0.0, Z_90])
-    rates = {_named(spec, name).name for name, value in spec if isinstance(value, RateRange)}
-    # Each input goes from the end where the run is shortest to the one where it is longest.
-    clock = _Clock(
-        spec,
-        training,
-        np.full(3, training.time_s),
-        lambda name: upwards[::-1] if name in rates else upwards,
-    )
-    how = clock.words()
-    parts = []
-    for name, seconds in clock.parts():
-        low_s, typical_s, high_s = np.sort(np.broadcast_to(seconds, 3)).tolist()
-        if high_s > 0:
-            parts.append(RunPart(name, low_s, typical_s, high_s, how.get(name, "")))
-    sums = [sum(getattr(part, end) for part in parts) for end in ("low_s", "typical_s", "high_s")]
-    return (*parts, RunPart("whole run", *sums))
-
-
-def wall_s(spec: WallClockSpec, training: Training, time_s: FloatArray, place: Place) -> FloatArray:
-    """Seconds of the whole run for each time of all steps, with the inputs at their places."""
-    return sum((seconds for _, seconds in _Clock(spec, training, time_s, place).parts()), start=np.zeros(()))
+    def wall_s(self, spec: WallClockSpec, time_s: FloatArray, place: Place) -> FloatArray:
+        """Seconds of the whole run for each time of all steps, with the inputs at their places."""
+        parts = _Clock(spec, self, time_s, place).parts()
+        return sum((seconds for _, seconds in parts), start=np.zeros(()))
 
 
 def inputs_of(spec: WallClockSpec) -> list[Uncertain]:

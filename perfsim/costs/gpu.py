@@ -34,7 +34,6 @@ from perfsim.network.collectives import CollectiveModel, wire_factor
 from perfsim.specs.calibration import (
     CollectiveOp,
     CommunicationConstants,
-    FrameworkCalibration,
     GemmConstants,
     GpuCalibration,
     NarrowGemmConstants,
@@ -125,18 +124,33 @@ class GpuKernels:
 
     def __init__(self, system: SystemSpec, recipe: Recipe, devices: int = 1) -> None:
         self.recipe = recipe
-        self.framework = _framework(recipe)
-        self.gpu = _calibration(system)
+        runtime = recipe.runtime
+        if runtime.stack is None:
+            raise CatalogError(
+                f"runtime {runtime.name} names no framework, so launches cannot be priced on GPUs"
+            )
+        calibration = system.device.calibration
+        if not isinstance(calibration, GpuCalibration):
+            raise CatalogError(
+                f"device {system.device.name} names no GPU calibration, so nothing can be priced"
+            )
+        self.framework = runtime.stack
+        self.gpu = calibration
         self.peak_flop_per_s = peak_flop_per_s(system, recipe)
         # 1 on devices whose matrix instructions the framework's libraries were written for.
         ceiling_share = 1.0 if self.gpu.asynchronous_attention is None else self.framework.ceiling_share
+        # Chips of one model differ in the clock that they hold under the same power limit, and all wait for
+        # the slowest. Of n normal values the largest deviates by about z((n - 3/8) / (n + 1/4)) standard
+        # deviations (Blom 1958).
+        deviations = NormalDist().inv_cdf((devices - 0.375) / (devices + 0.25)) if devices > 1 else 0.0
+        slowest = self.gpu.sustained_fraction * max(0.0, 1.0 - self.gpu.sustained_spread * deviations)
         self.gemm = GemmModel.from_calibration(
             self.gpu,
             self.peak_flop_per_s,
             system.device.memory.bandwidth,
             system.device.compute_units,
             recipe.element_bytes,
-            ceiling_share * _slowest_ceiling(self.gpu, devices),
+            ceiling_share * slowest,
         )
         table = recipe.narrow_kernels
         kernels = (
@@ -212,8 +226,12 @@ class GpuKernels:
         if kernel in self._kernels:
             return self._kernels[kernel]
         if kernel.op == "elementwise":
-            moving_s = self._uncached_bytes(kernel) / self.memory_bytes_per_s
-            seconds = kernel.launches * self.gpu.kernel_latency_s + moving_s
+            # Half of its bytes are reads, and the output of the previous kernel is read from the cache as far
+            # as it fits. Half of the cache counts, since the other half holds the kernel's own output.
+            launches = max(1, kernel.launches)
+            bytes_per_launch = kernel.bytes_accessed / launches
+            moved_bytes = launches * (bytes_per_launch - min(bytes_per_launch, self.cache_bytes) / 2)
+            seconds = kernel.launches * self.gpu.kernel_latency_s + moved_bytes / self.memory_bytes_per_s
         elif kernel.op == "attention":
             moving_s = kernel.bytes_accessed / self.memory_bytes_per_s
             seconds = self.gpu.kernel_latency_s + max(moving_s, self._attention_s(kernel))
@@ -230,28 +248,13 @@ class GpuKernels:
         in_one_call = kernel.grouped and kernel.batch > 1 and kernel.precision is None
         if in_one_call and self.recipe.runtime.grouped_products:
             seconds /= self.framework.grouped_rate
-        return max(seconds, self._vector_s(kernel))
-
-    def _vector_s(self, kernel: Kernel) -> float:
-        """Seconds of a product that cannot use matrix cores; 0 where it can, or no vector peak is known.
-
-        The rows of experts, which vary, are contiguous in neither operand.
-        """
+        # Without whole rows a product cannot use matrix cores. The rows of experts, which vary, are
+        # contiguous in neither operand.
         sides = (kernel.n, kernel.k)
         aligned = all(side * kernel.element_bytes % MATRIX_CORE_ROW_BYTES == 0 for side in sides)
         if aligned or kernel.grouped or self.vector_flop_per_s is None:
-            return 0.0
-        return kernel.flop / self.vector_flop_per_s
-
-    def _uncached_bytes(self, kernel: Kernel) -> float:
-        """Bytes that a memory-bound kernel moves to and from memory.
-
-        Half of its bytes are reads, and the output of the previous kernel is read from the cache as far as it
-        fits. Half of the cache counts, since the other half holds the kernel's own output.
-        """
-        launches = max(1, kernel.launches)
-        bytes_per_launch = kernel.bytes_accessed / launches
-        return launches * (bytes_per_launch - min(bytes_per_launch, self.cache_bytes) / 2)
+            return seconds
+        return max(seconds, kernel.flop / self.vector_flop_per_s)
 
     def _attention_s(self, kernel: Kernel) -> float:
         """Fused attention; at length s it reaches s / (s + half length) of its speed on long sequences."""
@@ -465,33 +468,9 @@ def narrow_constants(gemm: GemmConstants, narrow: NarrowGemmConstants) -> GemmCo
     return gemm.model_copy(update={"tiles": tiles, **shared})
 
 
-def _slowest_ceiling(gpu: GpuCalibration, devices: int) -> float:
-    """Sustained ceiling of the slowest of `devices` GPUs, which all others wait for.
-
-    Chips of one model differ in the clock that they hold under the same power limit. Of n normal values
-    the largest deviates by about z((n - 3/8) / (n + 1/4)) standard deviations (Blom 1958).
-    """
-    deviations = NormalDist().inv_cdf((devices - 0.375) / (devices + 0.25)) if devices > 1 else 0.0
-    return gpu.sustained_fraction * max(0.0, 1.0 - gpu.sustained_spread * deviations)
-
-
 def smooth_maximum(a: float, b: float, sharpness: float) -> float:
     """(a^p + b^p)^(1/p): the larger of the two, or slightly more where they are close."""
     largest = max(a, b)
     if largest <= 0.0:
         return 0.0
     return float(largest * (1.0 + (min(a, b) / largest) ** sharpness) ** (1.0 / sharpness))
-
-
-def _calibration(system: SystemSpec) -> GpuCalibration:
-    calibration = system.device.calibration
-    if not isinstance(calibration, GpuCalibration):
-        raise CatalogError(f"device {system.device.name} names no GPU calibration, so nothing can be priced")
-    return calibration
-
-
-def _framework(recipe: Recipe) -> FrameworkCalibration:
-    runtime = recipe.runtime
-    if runtime.stack is None:
-        raise CatalogError(f"runtime {runtime.name} names no framework, so launches cannot be priced on GPUs")
-    return runtime.stack

@@ -239,7 +239,7 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
             task = head[num_flows + device]
             while task != NONE:
                 kind = tables.kind[task]
-                # The same operations in the same order as `Devices._rate`, or the last bit would differ.
+                # The same operations in the same order as `_Devices._rate`, or the last bit would differ.
                 speed = 1.0 / (1.0 + tables.bound[kind, 0] * units + tables.bound[kind, 1] * memory)
                 if speed != rate[task]:
                     events += 1

@@ -47,7 +47,7 @@ class _EndOfInstant(Event):
         self._value = None
 
 
-class Activity:
+class _Activity:
     """A task at a rate that others may change; 1 is its rate alone."""
 
     def __init__(
@@ -86,7 +86,7 @@ class Activity:
             self.done.succeed()
 
 
-class Links:
+class _Links:
     """Flows under way, and the links that they share."""
 
     def __init__(self, env: simpy.Environment, tables: Tables) -> None:
@@ -94,7 +94,7 @@ class Links:
         num_links = len(tables.capacity)
         self.env = env
         self.tables = tables
-        self.under_way: list[dict[Activity, None]] = [{} for _ in range(num_flows)]
+        self.under_way: list[dict[_Activity, None]] = [{} for _ in range(num_flows)]
         self.live = np.zeros(num_flows, dtype=np.int64)
         self.fraction = np.ones(num_flows)
         self.changed: dict[int, None] = {}
@@ -107,7 +107,7 @@ class Links:
         self._touched = np.empty(num_flows, dtype=np.int64)
         self._left, self._load, self._taken, self._tightest = np.zeros((4, num_links))
 
-    def change(self, flow: int, activity: Activity, sign: int) -> None:
+    def change(self, flow: int, activity: _Activity, sign: int) -> None:
         """A flow starts (`sign` 1) or ends (-1)."""
         self.live[flow] += sign
         self.changed[flow] = None
@@ -139,7 +139,7 @@ class Links:
         self.num_hot += more_hot
 
 
-def _proceed(activities: Iterable[Activity], rate: float) -> int:
+def _proceed(activities: Iterable[_Activity], rate: float) -> int:
     changed = 0
     for activity in activities:
         changed += activity.rate not in (0.0, rate)
@@ -147,7 +147,7 @@ def _proceed(activities: Iterable[Activity], rate: float) -> int:
     return changed
 
 
-class Devices:
+class _Devices:
     """Computations under way, and what communication takes from their devices."""
 
     def __init__(self, env: simpy.Environment, tables: Tables) -> None:
@@ -155,9 +155,9 @@ class Devices:
         self.tables = tables
         self.taken = np.zeros((tables.num_devices, 2), dtype=np.int64)
         self.slowing = [(0.0, 0.0)] * tables.num_devices
-        self.under_way: list[dict[Activity, None]] = [{} for _ in range(tables.num_devices)]
+        self.under_way: list[dict[_Activity, None]] = [{} for _ in range(tables.num_devices)]
         self.changed: dict[int, None] = {}
-        self.begun: list[tuple[int, Activity]] = []
+        self.begun: list[tuple[int, _Activity]] = []
 
     def take(self, kind: int, sign: int) -> None:
         """A communication starts and takes its shares (`sign` 1), or ends and leaves them (-1)."""
@@ -165,12 +165,12 @@ class Devices:
             self.taken[device] += sign * self.tables.taken[kind]
             self.changed[device] = None
 
-    def begin(self, device: int, activity: Activity) -> None:
+    def begin(self, device: int, activity: _Activity) -> None:
         """A computation starts; it has no rate before the end of the instant."""
         self.under_way[device][activity] = None
         self.begun.append((device, activity))
 
-    def end(self, device: int, activity: Activity) -> None:
+    def end(self, device: int, activity: _Activity) -> None:
         """A computation ends."""
         del self.under_way[device][activity]
 
@@ -198,7 +198,7 @@ class Devices:
         return 1.0 / (1.0 + units_bound * units + memory_bound * memory)
 
 
-class Simulation:
+class _Simulation:
     """One run: a process for every stream."""
 
     def __init__(self, tables: Tables, limits: Limits) -> None:
@@ -207,8 +207,8 @@ class Simulation:
         self.limits = limits
         self.ended = 0
         self._instants = 0
-        self.links = Links(self.env, tables)
-        self.devices = Devices(self.env, tables)
+        self.links = _Links(self.env, tables)
+        self.devices = _Devices(self.env, tables)
         self.changed_rates = 0
         self.start_s = [-1.0] * len(tables.duration_s)
         self.end_s = [-1.0] * len(tables.duration_s)
@@ -277,7 +277,7 @@ class Simulation:
         if latency_s > 0.0:
             alone = self.env.timeout(self._duration_s[task])
             yield self.env.timeout(latency_s)
-        flow = Activity(self.env, kind, self._duration_s[task] - latency_s, alone)
+        flow = _Activity(self.env, kind, self._duration_s[task] - latency_s, alone)
         self.links.change(self._flow[kind], flow, 1)
         self._close_instant()
         yield flow.done
@@ -286,7 +286,7 @@ class Simulation:
 
     def _compute(self, task: int, kind: int) -> Waits:
         """Compute on a device from which communication may take something."""
-        computation = Activity(self.env, kind, self._duration_s[task])
+        computation = _Activity(self.env, kind, self._duration_s[task])
         self.devices.begin(self._device[kind], computation)
         self._close_instant()
         yield computation.done
@@ -316,7 +316,7 @@ def run(tables: Tables, start_s: Floats, end_s: Floats, limits: Limits) -> tuple
     Returns the number of events (starts, ends, changes of a rate) and the seconds in which a link was
     contended. Raises LimitError if the run exceeds the limits.
     """
-    simulation = Simulation(tables, limits)
+    simulation = _Simulation(tables, limits)
     simulation.run()
     start_s[:] = simulation.start_s
     end_s[:] = simulation.end_s

@@ -23,7 +23,7 @@ from perfsim.work import TaskGraph
 
 MOST_WITH_SIMPY = 50_000
 """Tasks of a graph up to which SimPy follows them, unless an engine is asked for."""
-FEWEST_TO_LOAD = 50_000
+FEWEST_TO_LOAD = 20_000
 """Tasks of all graphs of a search after which the compiled core is worth loading."""
 _searched = 0
 

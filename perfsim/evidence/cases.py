@@ -7,6 +7,7 @@ import re
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -674,20 +675,17 @@ _FEWEST = 20
 
 def mapped(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """`function` of each item on all cores, in order; function, items and results must be picklable."""
-
-    def counted(results: Iterator[Result]) -> Iterator[Result]:
-        tell: Any = present_limits().tell_items
-        for done, result in enumerate(results, start=1):
+    results: list[Result] = []
+    tell = present_limits().tell_items
+    with ExitStack() as stack:
+        computed: Iterator[Result] = map(function, items)
+        if len(items) >= _FEWEST and (os.cpu_count() or 1) > 1:
+            # Ctrl-C reaches all processes of a terminal; only the parent handles it.
+            ignore = (signal.SIGINT, signal.SIG_IGN)
+            pool = stack.enter_context(ProcessPoolExecutor(initializer=signal.signal, initargs=ignore))
+            computed = pool.map(function, items)
+        for result in computed:
+            results.append(result)
             if tell is not None:
-                tell(done, len(items))
-            yield result
-
-    if len(items) < _FEWEST or (os.cpu_count() or 1) == 1:
-        return list(counted(map(function, items)))
-    with ProcessPoolExecutor(initializer=_ignore_interrupts) as pool:
-        return list(counted(pool.map(function, items)))
-
-
-def _ignore_interrupts() -> None:
-    """Ctrl-C reaches all processes of a terminal; only the parent handles it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+                tell(len(results), len(items))
+    return results

@@ -261,26 +261,31 @@ def _groups_of(tangents: Sequence[Tangent]) -> list[str]:
 def _families_left_out(
     tangents: Sequence[Tangent], cases: Sequence[StepCase], catalog: Catalog
 ) -> LeavingOut:
-    """Every group of runs on GPUs; those that are among the cases are priced in full."""
+    """Every group of runs on GPUs with constants from the others; runs among the cases are priced in full."""
     used = [run for run in tangents if run.scored.counts]
+    rows = []
+    for group, left, others in _each_group(used, _groups_of(used)):
+        fit = _fit(others)
+        at: dict[str, float] = {}
+        for run in left:
+            moved = _change(run, others, fit)
+            at |= {name: rounded(value * float(np.exp(moved[name]))) for name, value in run.constants.items()}
+        runs = tuple(replace(run.scored, left_out=group) for run in left)
+        kept = tuple(name for name in at if name not in fit)
+        borrowed = ", ".join(_ceilings(fit)) if any(_borrows(run, fit) for run in left) else ""
+        rows.append(LeftOut(group, left[0].calibration, runs, summary(runs), at, kept, borrowed))
     by_id = {case.id: case for case in cases}
-    rows = [_without(group, left, others) for group, left, others in _each_group(used, _groups_of(used))]
     questions = [(by_id[run.id], row.constants) for row in rows for run in row.runs if run.id in by_id]
     seconds = mapped(partial(_step_s, catalog=catalog), questions)
     predicted = {case.id: step_s for (case, _), step_s in zip(questions, seconds, strict=True)}
-    groups = [
-        replace(
-            row,
-            runs=tuple(
-                replace(run, predicted_s=predicted.get(run.id, run.predicted_s), left_out=row.family)
-                for run in row.runs
-            ),
-        )
-        for row in rows
-    ]
+
+    def priced(run: Scored) -> Scored:
+        return replace(run, predicted_s=predicted.get(run.id, run.predicted_s))
+
+    groups = tuple(replace(row, runs=tuple(map(priced, row.runs))) for row in rows)
     outside = {run.id: run for row in groups for run in row.runs}
     scored = [run.scored for run in used]
-    return LeavingOut("family", tuple(groups), tuple(outside[run.id] for run in scored), summary(scored))
+    return LeavingOut("family", groups, tuple(outside[run.id] for run in scored), summary(scored))
 
 
 def _step_s(question: tuple[StepCase, Constants], catalog: Catalog) -> float:
@@ -315,25 +320,6 @@ def refitted(
             moves = sum(run.slopes.get(name, 0.0) * value for name, value in change.items())
             fitted_s[run.scored.id] = steps_s[run.scored.id] * float(np.exp(moves))
     return fitted_s
-
-
-def _without(group: str, left: Sequence[Tangent], others: Sequence[Tangent]) -> LeftOut:
-    """New constants for a group's runs from the other groups."""
-    fit = _fit(others)
-    at: dict[str, float] = {}
-    for run in left:
-        moved = _change(run, others, fit)
-        at |= {name: rounded(value * float(np.exp(moved[name]))) for name, value in run.constants.items()}
-    runs = tuple(run.scored for run in left)
-    return LeftOut(
-        group,
-        left[0].calibration,
-        runs,
-        summary(runs),
-        at,
-        kept=tuple(name for name in at if name not in fit),
-        borrowed=", ".join(_ceilings(fit)) if any(_borrows(run, fit) for run in left) else "",
-    )
 
 
 def _ceilings(fit: Constants) -> list[str]:

@@ -17,22 +17,23 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import geometric_mean, median, stdev
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, ValidationError
 
+from perfsim.base.arrays import Floats
 from perfsim.base.errors import CatalogError, InputError, PerfsimError, Problem, refused_values
 from perfsim.base.sizes import MOST_CASES
 from perfsim.base.spec import Name, Spec
 from perfsim.base.units import YAML_CONTEXT
 from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
 from perfsim.catalog.yaml_tree import Loc
-from perfsim.convergence.critical_batch import Z_90, HyperbolaFit, fit_hyperbola
+from perfsim.convergence.critical_batch import Z_90, fit_hyperbola
 from perfsim.evidence.cases import ConvergenceFile, StepCase
 from perfsim.evidence.fitting import read_table, rounded, table_columns
 from perfsim.interop import mllog
@@ -40,8 +41,6 @@ from perfsim.interop.formats import format_of, measured_document, read
 from perfsim.interop.source import Source
 from perfsim.specs.calibration import ClusterCalibration, ConvergenceCalibration, FitRecord, MeasuredStep
 
-_Complaint = Callable[..., Problem]
-"""Makes a problem from the path of a value, a message and a help."""
 _FEWEST = 2
 """Steps that a scale needs: a single one would not show its uncertainty."""
 _PLAUSIBLE = (0.2, 5.0)
@@ -72,24 +71,22 @@ def fit_cluster(measured: Sequence[Path], system: str = "") -> ClusterCalibratio
     """
     catalog = default_catalog()
     path = measured[0]
-    if system:
-        return _of_logs(measured, system, catalog)
-    if len(measured) > 1 or format_of(path) == "megatron":
-        raise InputError([Problem("a log does not say on what it ran", str(path), help="add --system NAME")])
-    command = f"perfsim calibrate steps {shlex.quote(path.name)}"
-    file = parse_file(path, MeasuredFile, catalog)
-    return _scaled(file, command, path.name, load_mapping(path, catalog).problem, catalog)
-
-
-def _of_logs(paths: Sequence[Path], system: str, catalog: Catalog) -> ClusterCalibration:
-    readings = [read(Source.read(path), "megatron")[1] for path in paths]
+    command = f"perfsim calibrate steps {' '.join(shlex.quote(path.name) for path in measured)}"
+    table = " ".join(path.name for path in measured)
+    if not system:
+        if len(measured) > 1 or format_of(path) == "megatron":
+            message = "a log does not say on what it ran"
+            raise InputError([Problem(message, str(path), help="add --system NAME")])
+        file = parse_file(path, MeasuredFile, catalog)
+        return _scaled(file, command, table, load_mapping(path, catalog).problem, catalog)
+    readings = [read(Source.read(log), "megatron")[1] for log in measured]
     documents = [measured_document(reading, system, alone=len(readings) == 1) for reading in readings]
     cluster = documents[0]["cluster"]
     runs = [case for document in documents for case in document["cases"]]
     cases = [{**case, "id": f"{cluster}-{number}"} for number, case in enumerate(runs, 1)]
     source = readings[0].settings.source
 
-    def problem(_place: Loc, message: str, help_text: str = "") -> Problem:
+    def problem(_path: Loc, message: str, help_text: str = "") -> Problem:
         return source.problem(message, help_text, source.line_of("elapsed time per iteration"))
 
     try:
@@ -97,32 +94,33 @@ def _of_logs(paths: Sequence[Path], system: str, catalog: Catalog) -> ClusterCal
         file = MeasuredFile.model_validate(document, context=YAML_CONTEXT)
     except ValidationError as error:
         raise InputError([problem((), words) for words in refused_values(error.errors())]) from None
-    names = " ".join(path.name for path in paths)
-    shown = " ".join(shlex.quote(path.name) for path in paths)
-    command = f"perfsim calibrate steps {shown} --system {shlex.quote(system)}"
-    one_run = all(
-        {**case, "id": "", "measured": {}} == {**cases[0], "id": "", "measured": {}} for case in cases
-    )
+    settings = [{**case, "id": "", "measured": {}} for case in cases]
+    one_run = all(given == settings[0] for given in settings)
     note = "the cases are intervals of one run, so the error is that of its steps alone" if one_run else ""
-    return _scaled(file, command, names, problem, catalog, note)
+    return _scaled(file, f"{command} --system {shlex.quote(system)}", table, problem, catalog, note)
 
 
 def _scaled(
-    file: MeasuredFile, command: str, table: str, problem: _Complaint, catalog: Catalog, note: str = ""
+    file: MeasuredFile,
+    command: str,
+    table: str,
+    problem: Callable[..., Problem],
+    catalog: Catalog,
+    note: str = "",
 ) -> ClusterCalibration:
-    """The scale of a validated file; `problem` makes a complaint about one of its values."""
-    counts = Counter(case.id for case in file.cases)
-    problems = [
-        problem(("cases",), f"{count} cases are called {name}") for name, count in counts.items() if count > 1
-    ]
+    """The scale of a validated file; `problem` complains about a value by its path, a message and a help."""
+    problems = []
     if len(file.cases) < _FEWEST:
         message = f"measured steps: {len(file.cases)}; at least {_FEWEST} are needed"
         help_text = "measure another model, batch or number of devices on the same cluster"
-        problems = [problem(("cases",), message, help_text), *problems]
+        problems.append(problem(("cases",), message, help_text))
+    for name, count in Counter(case.id for case in file.cases).items():
+        if count > 1:
+            problems.append(problem(("cases",), f"{count} cases are called {name}"))
     if problems:
         raise CatalogError(problems)
-    predicted = []
     devices = []
+    predicted = []
     for number, case in enumerate(file.cases):
         try:
             devices.append(case.system.spec(catalog).device.name)
@@ -134,10 +132,8 @@ def _scaled(
         problems.append(problem(("cases",), message, "make one file for each"))
     if problems:
         raise CatalogError(problems)
-    pairs = [
-        (case.measured.step_time_s, seconds) for case, seconds in zip(file.cases, predicted, strict=True)
-    ]
-    ratios = [real_s / predicted_s for real_s, predicted_s in pairs]
+    measured = [case.measured.step_time_s for case in file.cases]
+    ratios = [real_s / predicted_s for real_s, predicted_s in zip(measured, predicted, strict=True)]
     scale = rounded(geometric_mean(ratios))
     low, high = _PLAUSIBLE
     if not low <= scale <= high:
@@ -152,11 +148,11 @@ def _scaled(
         cases=tuple(
             MeasuredStep(
                 id=case.id,
-                measured_s=rounded(real_s, 6),
+                measured_s=rounded(case.measured.step_time_s, 6),
                 predicted_s=rounded(predicted_s, 6),
-                residual=round(real_s / predicted_s / scale - 1, 4),
+                residual=round(ratio / scale - 1, 4),
             )
-            for case, (real_s, predicted_s) in zip(file.cases, pairs, strict=True)
+            for case, predicted_s, ratio in zip(file.cases, predicted, ratios, strict=True)
         ),
     )
     apes = [abs(scale / ratio - 1) for ratio in ratios]
@@ -185,14 +181,6 @@ _HELP = "a CSV has the columns batch and steps (or examples), or tokens and b_si
 _NO_LENGTH = "an example is taken to be one token: give --tokens-per-example if it has more"
 
 
-class _Runs(NamedTuple):
-    """Batches and the examples to the target, in one unit."""
-
-    batches: Sequence[float]
-    examples: Sequence[float]
-    unit: str
-
-
 def fit_convergence(
     paths: Sequence[Path], tokens_per_example: float, run_kind: str = "pre-training"
 ) -> ConvergenceCalibration:
@@ -201,30 +189,31 @@ def fit_convergence(
     Raises InputError for a file that is none of the kinds above, and NotIdentifiableError, which says why,
     where the runs do not determine the critical batch.
     """
-    if not (math.isfinite(tokens_per_example) and tokens_per_example > 0):
-        raise InputError(f"tokens of an example: {tokens_per_example:g} is not a positive number")
+    scale = tokens_per_example
+    if not (math.isfinite(scale) and scale > 0):
+        raise InputError(f"tokens of an example: {scale:g} is not a positive number")
     path = paths[0]
+    unit = "examples"
     if len(paths) == 1 and path.suffix == ".csv":
-        columns = _columns(path)
-        if set(columns) == set(_NOISE):
-            return _of_noise(columns, path)
-        batches = columns["batch"]
-        steps = columns.get("steps", ())
-        examples = columns.get("examples") or [b * count for b, count in zip(batches, steps, strict=True)]
-        runs = _Runs(batches, examples, "examples")
+        header = table_columns(path)
+        names = next((names for names in _COLUMNS if set(names) <= set(header)), None)
+        if names is None:
+            raise InputError([Problem(f"the columns are {', '.join(header)}", str(path), line=1, help=_HELP)])
+        points = [[float(row[name]) for name in names] for row in read_table(path, names)]
+        if names == _NOISE:
+            return _of_noise(np.array(points), path)
+        if "steps" in names:
+            points = [[batch, batch * steps] for batch, steps in points]
     else:
-        runs = _of_files(paths)
+        points, unit = _points_of(paths)
+    batches, examples, *_ = zip(*points, strict=True)
     try:  # whether the runs alone determine it; the expectation of B_crit then steadies the numbers
-        fit_hyperbola(runs.batches, runs.examples, run_kind)
-        fit = fit_hyperbola(runs.batches, runs.examples, run_kind, prior=True)
+        fit_hyperbola(batches, examples, run_kind)
+        fit = fit_hyperbola(batches, examples, run_kind, prior=True)
     except InputError as error:
         line = Source.read(path).line_of("points") or 1
         problems = [replace(problem, file=str(path), line=line) for problem in error.problems]
         raise type(error)(problems) from None
-    return _calibration(path.stem, fit, tokens_per_example, runs.unit)
-
-
-def _calibration(name: str, fit: HyperbolaFit, scale: float, unit: str) -> ConvergenceCalibration:
     # An end of the interval is at one standard error in the log; the band has 90 %.
     e_low, e_high = (fit.e_min * math.pow(end / fit.e_min, Z_90) for end in sorted(fit.e_min_interval))
     low = fit.b_crit / fit.band_factor
@@ -235,7 +224,7 @@ def _calibration(name: str, fit: HyperbolaFit, scale: float, unit: str) -> Conve
         f"{100 * fit.rms_log:.1f} %"
     )
     return ConvergenceCalibration(
-        name=name,
+        name=path.stem,
         description=words,
         e_min_tokens=rounded(fit.e_min * scale),
         b_crit_tokens=rounded(fit.b_crit * scale),
@@ -247,14 +236,13 @@ def _calibration(name: str, fit: HyperbolaFit, scale: float, unit: str) -> Conve
     )
 
 
-def _of_noise(rows: Mapping[str, Sequence[float]], path: Path) -> ConvergenceCalibration:
+def _of_noise(rows: Floats, path: Path) -> ConvergenceCalibration:
     """The critical batch that a run with this gradient noise sees, harmonic over its tokens.
 
     Progress at batch B costs 1 + B_simple / B times the least steps, so at a fixed batch the examples are
     E_min (1 + B <1 / B_simple>): the mean of the reciprocal over the tokens counts.
     """
-    tokens = np.asarray(rows["tokens"])
-    noise = np.asarray(rows["b_simple"])
+    tokens, noise = rows.T
     if tokens.size < 2 or np.any(np.diff(tokens) <= 0) or np.any(noise <= 0):
         raise InputError(
             [Problem("tokens must increase over two rows or more, b_simple be positive", str(path), 1)]
@@ -275,33 +263,18 @@ def _of_noise(rows: Mapping[str, Sequence[float]], path: Path) -> ConvergenceCal
     )
 
 
-def _columns(path: Path) -> dict[str, list[float]]:
-    """The columns of a CSV file of a known kind. Raises InputError at the line of a mistake."""
-    header = table_columns(path)
-    names = next((names for names in _COLUMNS if set(names) <= set(header)), None)
-    if names is None:
-        raise InputError([Problem(f"the columns are {', '.join(header)}", str(path), line=1, help=_HELP)])
-    rows = read_table(path, names)
-    return {name: [float(row[name]) for row in rows] for name in names}
-
-
-def _of_files(paths: Sequence[Path]) -> _Runs:
-    """The runs of logs of MLPerf Training, or of a file with one convergence case."""
+def _points_of(paths: Sequence[Path]) -> tuple[list[Any], str]:
+    """Batch and examples of logs of MLPerf Training, or of a file with one convergence case; their unit."""
     sources = [Source.read(path) for path in paths]
     if all(mllog.TOOL.recognise(source.text) for source in sources):
         readings = [mllog.TOOL.read(source, source.text) for source in sources]
         points = [point for reading in readings for point in (reading.points or {})["cases"][0]["points"]]
-        unit = "samples"
-    elif len(paths) > 1 or paths[0].suffix == ".csv":
-        raise InputError(
-            [Problem("several files have to be logs of MLPerf Training", str(paths[0]), help=_HELP)]
-        )
-    else:
-        cases = parse_file(paths[0], ConvergenceFile).cases
-        if len(cases) != 1:
-            raise InputError(
-                [Problem(f"{len(cases)} cases; one benchmark with one recipe is expected", str(paths[0]), 1)]
-            )
-        points = list(cases[0].points)
-        unit = cases[0].unit or "examples"
-    return _Runs([point[0] for point in points], [point[1] for point in points], unit)
+        return [point[:2] for point in points], "samples"
+    path = str(paths[0])
+    if len(paths) > 1 or paths[0].suffix == ".csv":
+        raise InputError([Problem("several files have to be logs of MLPerf Training", path, help=_HELP)])
+    cases = parse_file(paths[0], ConvergenceFile).cases
+    if len(cases) != 1:
+        message = f"{len(cases)} cases; one benchmark with one recipe is expected"
+        raise InputError([Problem(message, path, 1)])
+    return [point[:2] for point in cases[0].points], cases[0].unit or "examples"

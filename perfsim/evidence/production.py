@@ -10,7 +10,7 @@ mean, where m(n) is the expected maximum of n standard normal values
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 from statistics import NormalDist
 from typing import Annotated, Any
@@ -119,6 +119,11 @@ class ScalingFile(Spec):
     runs: Annotated[tuple[_RatioRun, ...], Field(min_length=2, max_length=MOST_CASES)]
     efficiencies: Annotated[tuple[_Efficiency, ...], Field(max_length=MOST_CASES)] = ()
 
+    @classmethod
+    def published(cls, catalog: Catalog) -> ScalingFile:
+        """The published ratios that come with perfsim."""
+        return parse_file(data_root() / "studies" / "production" / "cerebras_gpt.yaml", cls, catalog)
+
     def step(
         self,
         run: _RatioRun,
@@ -143,11 +148,101 @@ class ScalingFile(Spec):
         )
         return best_plan(question) if layout is None else evaluate(plan_of(question), question.costs)
 
+    def against(self) -> list[dict[str, Any]]:
+        """Tokens a second and system of each run over each earlier run on one system, with a band."""
+        rows = []
+        bases: list[tuple[_RatioRun, float, float]] = []
+        for run in self.runs:
+            step = self.step(run)
+            rate = step.tokens_per_s / run.systems
+            # What two runs of one machine do not share.
+            width = math.log1p(step.accuracy.unshared_error)
+            against = []
+            for base, base_rate, base_width in bases:
+                measured = run.ratio / base.ratio
+                predicted = rate / base_rate
+                both = math.hypot(width, base_width)
+                against.append(
+                    {
+                        "base": base.name,
+                        "measured": measured,
+                        "predicted": predicted,
+                        "error": predicted / measured - 1.0,
+                        "band": [predicted * math.exp(-both), predicted * math.exp(both)],
+                    }
+                )
+            if run.systems == 1:
+                bases.append((run, rate, width))
+            batch = run.global_batch_size // run.systems
+            row = {"name": run.name, "systems": run.systems, "batch_per_system": batch, "against": against}
+            rows += [row] if against else []
+        return rows
 
-def published_scaling(catalog: Catalog) -> ScalingFile:
-    """The published ratios that come with perfsim."""
-    path = data_root() / "studies" / "production" / "cerebras_gpt.yaml"
-    return parse_file(path, ScalingFile, catalog)
+    def efficiency(self, claim: _Efficiency, run: _RatioRun) -> dict[str, Any]:
+        """A published efficiency next to that of a run with the same batch per system, and its band."""
+        fewer, more = (self.step(run, systems=count) for count in (claim.fewer, claim.systems))
+        predicted = fewer.step_time_s / more.step_time_s
+
+        def lost(step: Evaluation) -> float:
+            """Half-width in log time of what a number of systems may lose."""
+            unknowns = unknowns_of(step.plan)
+            return sum(unknown.log_width for unknown in unknowns if unknown.code == "devices-outside")
+
+        return {
+            "name": claim.name,
+            "fewer": claim.fewer,
+            "systems": claim.systems,
+            "measured": claim.efficiency,
+            "least": claim.least,
+            "predicted": predicted,
+            "predicted_for": run.name,
+            "allowed": predicted * math.exp(lost(fewer) - lost(more)),
+            "source": claim.source,
+        }
+
+    def explanations(self, claim: _Efficiency, run: _RatioRun) -> list[dict[str, Any]]:
+        """What each cause alone would have to be for a step as slow as a published efficiency says.
+
+        Rows have the `cause`, the value `needed` and the one `in_model`, and their `unit`; none without a
+        tree.
+        """
+        system = self.system
+        if not isinstance(system, WaferClusterSpec):
+            return []
+        tree = system.swarmx
+        fewer = self.step(run, systems=claim.fewer)
+        more = self.step(run, systems=claim.systems)
+        limit_s = fewer.step_time_s / claim.efficiency
+
+        def slowed(path: str, value_at: Callable[[float], float]) -> float:
+            """The value of a part of the tree with which the step takes that long, by halving a factor."""
+            low = 0.0
+            high = math.log(_LARGEST)
+            for _ in range(_HALVINGS):
+                middle = (low + high) / 2
+                changed = system.with_(**{path: value_at(math.exp(middle))})
+                step = self.step(run, systems=claim.systems, system=changed, layout=more.plan.layout)
+                low, high = (low, middle) if step.step_time_s > limit_s else (middle, high)
+            return value_at(math.exp((low + high) / 2))
+
+        hop_s = slowed("swarmx.hop_latency", lambda factor: tree.hop_latency * factor)
+        link = slowed("swarmx.bandwidth", lambda factor: tree.bandwidth / factor)
+        # Blom's approximation of the expected maximum, within 5 %.
+        maximum = NormalDist().inv_cdf((claim.systems - 0.375) / (claim.systems + 0.25))
+        slower = 1.0 / claim.efficiency - 1.0
+        later_s = (limit_s - fewer.step_time_s, more.step_time_s - fewer.step_time_s)
+        rows = {
+            "gradients add up later": (*later_s, "seconds"),
+            "a hop of the tree takes longer": (hop_s, tree.hop_latency, "seconds"),
+            "links of the tree are slower": (link, tree.bandwidth, "bytes_per_s"),
+            "one system is slower": (slower, 0.0, "fraction"),
+            "speeds of systems differ (standard deviation)": (slower / maximum, 0.0, "fraction"),
+        }
+        shared = {"name": claim.name, "run": run.name, "systems": claim.systems}
+        return [
+            {**shared, "cause": cause, "needed": needed, "in_model": in_model, "unit": unit}
+            for cause, (needed, in_model, unit) in rows.items()
+        ]
 
 
 _LARGEST = 1e6
@@ -162,115 +257,12 @@ def scaling_comparison(catalog: Catalog) -> dict[str, Any]:
 
     Ratios of tokens a second and system are compared with every run on one system.
     """
-    published = published_scaling(catalog)
-    steps = {run.name: published.step(run) for run in published.runs}
+    published = ScalingFile.published(catalog)
     largest = max(published.runs, key=lambda run: run.systems)
     bounds = [claim for claim in published.efficiencies if claim.least]
     return {
         "source": published.source,
-        "runs": [row for run in published.runs if (row := _row(run, published, steps))["against"]],
-        "efficiencies": [_efficiency(claim, largest, published) for claim in published.efficiencies],
-        "explanations": [row for claim in bounds for row in _explanations(claim, largest, published)],
+        "runs": published.against(),
+        "efficiencies": [published.efficiency(claim, largest) for claim in published.efficiencies],
+        "explanations": [row for claim in bounds for row in published.explanations(claim, largest)],
     }
-
-
-def _row(run: _RatioRun, published: ScalingFile, steps: Mapping[str, Evaluation]) -> dict[str, Any]:
-    """Tokens a second and system of a run over each earlier run on one system, with a band."""
-    against = []
-
-    def rate_and_width(step: Evaluation) -> tuple[float, float]:
-        """Also the log half-width that two runs of one machine do not share."""
-        width = math.log1p(step.accuracy.unshared_error)
-        return step.tokens_per_s / step.plan.topology.num_devices, width
-
-    rate, run_width = rate_and_width(steps[run.name])
-    for base in published.runs[: published.runs.index(run)]:
-        if base.systems > 1:
-            continue
-        base_rate, base_width = rate_and_width(steps[base.name])
-        measured = run.ratio / base.ratio
-        predicted = rate / base_rate
-        width = math.hypot(run_width, base_width)
-        against.append(
-            {
-                "base": base.name,
-                "measured": measured,
-                "predicted": predicted,
-                "error": predicted / measured - 1.0,
-                "band": [predicted * math.exp(-width), predicted * math.exp(width)],
-            }
-        )
-    batch = run.global_batch_size // run.systems
-    return {"name": run.name, "systems": run.systems, "batch_per_system": batch, "against": against}
-
-
-def _efficiency(claim: _Efficiency, run: _RatioRun, published: ScalingFile) -> dict[str, Any]:
-    """A published efficiency next to the efficiency and the band of a run with the same batch per system."""
-    fewer, more = (published.step(run, systems=count) for count in (claim.fewer, claim.systems))
-    predicted = fewer.step_time_s / more.step_time_s
-
-    def lost(step: Evaluation) -> float:
-        """Half-width in log time of what a number of systems may lose."""
-        widths = (each.log_width for each in unknowns_of(step.plan) if each.code == "devices-outside")
-        return sum(widths)
-
-    return {
-        "name": claim.name,
-        "fewer": claim.fewer,
-        "systems": claim.systems,
-        "measured": claim.efficiency,
-        "least": claim.least,
-        "predicted": predicted,
-        "predicted_for": run.name,
-        "allowed": predicted * math.exp(lost(fewer) - lost(more)),
-        "source": claim.source,
-    }
-
-
-def _explanations(claim: _Efficiency, run: _RatioRun, published: ScalingFile) -> list[dict[str, Any]]:
-    """What each cause alone would have to be for a step as slow as a published efficiency says.
-
-    Rows have the `cause`, the value `needed` and the one `in_model`, and their `unit`; none without a tree.
-    """
-    system = published.system
-    if not isinstance(system, WaferClusterSpec):
-        return []
-    fewer = published.step(run, systems=claim.fewer)
-    more = published.step(run, systems=claim.systems)
-    limit_s = fewer.step_time_s / claim.efficiency
-    tree = system.swarmx
-    slower = 1.0 / claim.efficiency
-
-    def step_s(path: str, value: float) -> float:
-        changed = system.with_(**{path: value})
-        layout = more.plan.layout
-        return published.step(run, systems=claim.systems, system=changed, layout=layout).step_time_s
-
-    hop = _factor(lambda factor: step_s("swarmx.hop_latency", tree.hop_latency * factor), limit_s)
-    link = _factor(lambda factor: step_s("swarmx.bandwidth", tree.bandwidth / factor), limit_s)
-    # Blom's approximation of the expected maximum, within 5 %.
-    maximum = NormalDist().inv_cdf((claim.systems - 0.375) / (claim.systems + 0.25))
-    spread = (slower - 1.0) / maximum
-    later_s = (limit_s - fewer.step_time_s, more.step_time_s - fewer.step_time_s)
-    rows = {
-        "gradients add up later": (*later_s, "seconds"),
-        "a hop of the tree takes longer": (tree.hop_latency * hop, tree.hop_latency, "seconds"),
-        "links of the tree are slower": (tree.bandwidth / link, tree.bandwidth, "bytes_per_s"),
-        "one system is slower": (slower - 1.0, 0.0, "fraction"),
-        "speeds of systems differ (standard deviation)": (spread, 0.0, "fraction"),
-    }
-    shared = {"name": claim.name, "run": run.name, "systems": claim.systems}
-    return [
-        {**shared, "cause": cause, "needed": needed, "in_model": in_model, "unit": unit}
-        for cause, (needed, in_model, unit) in rows.items()
-    ]
-
-
-def _factor(step_s: Callable[[float], float], limit_s: float) -> float:
-    """The factor on a cost at which a step takes a given time; at most `_LARGEST`."""
-    low = 0.0
-    high = math.log(_LARGEST)
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if step_s(math.exp(middle)) > limit_s else (middle, high)
-    return math.exp((low + high) / 2)

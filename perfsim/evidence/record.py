@@ -40,14 +40,12 @@ def record_of(
     bands that they give are only in the entry of a file that is in it. A file of too few families takes the
     growth of its bands from a file before it, or from the record.
     """
-    outside = outside or {}
     results = [result for result in results if result["file"] in KINDS]
     entries: list[dict[str, Any]] = []
-    widths = _widths_of_many(recorded_errors())
     for result in results:
         kind, strategy = KINDS[result["file"]]
-        leaving = outside.get(result["file"])
-        outside_of = {} if leaving is None else {**leaving.families, ALL: leaving.summary}
+        leaving = (outside or {}).get(result["file"])
+        held_out = {} if leaving is None else {**leaving.families, ALL: leaving.summary}
         # The traits of all families on a kind of system: those on record, and in their place the new ones.
         traits = {
             family["family"]: family
@@ -60,7 +58,7 @@ def record_of(
         families = [
             {
                 "family": family,
-                **_figures(figures, result["families_baseline"][family], outside_of.get(family)),
+                **_figures(figures, result["families_baseline"][family], held_out.get(family)),
                 **result["families_traits"][family],
                 "hidden_communication": round(figures["hidden_communication"], _DIGITS),
                 "alone": alone(family, traits),
@@ -68,29 +66,25 @@ def record_of(
             for family, figures in result["families"].items()
             if figures["n"] and family in result["families_traits"]
         ]
-        whole = _figures(result["summary_predicted"], result["baseline"], outside_of.get(ALL))
-        entries.append(
-            {
-                "system_kind": kind,
-                "strategy": strategy,
-                "family": f"studies/validation/{result['file']}",
-                **whole,
-                "families": families,
-                **(_bands(leaving, widths) if leaving else {}),
-            }
-        )
-        widths = _widths_of_many(entry for entry in entries if "band" in entry) or widths
+        entry = {
+            "system_kind": kind,
+            "strategy": strategy,
+            "family": f"studies/validation/{result['file']}",
+            **_figures(result["summary_predicted"], result["baseline"], held_out.get(ALL)),
+            "families": families,
+        }
+        if leaving is not None:
+            enough = [
+                BandWidths(**known["band"])
+                for known in (*entries, *recorded_errors())
+                if "band" in known and len(known["families"]) >= FEWEST_FAMILIES
+            ]
+            entry |= _bands(leaving, enough[0] if enough else None)
+        entries.append(entry)
     return entries
 
 
-def _widths_of_many(entries: Iterable[Mapping[str, Any]]) -> BandWidths | None:
-    """The widths of the first entry whose families are enough to show them all."""
-    return next(
-        (BandWidths(**entry["band"]) for entry in entries if len(entry["families"]) >= FEWEST_FAMILIES), None
-    )
-
-
-def _bands(leaving: LeavingOut, widths: BandWidths | None) -> dict[str, Any]:
+def _bands(leaving: LeavingOut, others: BandWidths | None) -> dict[str, Any]:
     """The widths of bands, and for each group left out its constants and the widths that the others give."""
     runs = leaving.runs
     left_out = [
@@ -98,11 +92,11 @@ def _bands(leaving: LeavingOut, widths: BandWidths | None) -> dict[str, Any]:
             "group": row.family,
             "calibration": row.calibration,
             "constants": row.constants,
-            "band": fitted_widths([run for run in runs if run.left_out != row.family], widths).as_dict(),
+            "band": fitted_widths([run for run in runs if run.left_out != row.family], others).as_dict(),
         }
         for row in leaving.groups
     ]
-    return {"band": fitted_widths(runs, widths).as_dict(), "left_out": left_out}
+    return {"band": fitted_widths(runs, others).as_dict(), "left_out": left_out}
 
 
 def _figures(summary: _Figures, baseline: _Figures, outside: _Figures | None) -> dict[str, Any]:
@@ -187,13 +181,9 @@ def write_records(
     step_files = [path for path in public_cases() if path.name in KINDS]
     by_prediction = Path(bands.__file__)
     by_studies = Path(study_answers.__file__)
-    for path, text in (
-        (by_prediction.with_name(bands.ERRORS_RECORD), _json([entries[name] for name in sorted(entries)])),
-        (by_prediction.with_name(bands.RUNS_RECORD), reached_record(step_files)),
-        (by_studies.with_name(study_answers.RECORD), _json(production_record(catalog))),
+    for path, rows in (
+        (by_prediction.with_name(bands.ERRORS_RECORD), [entries[name] for name in sorted(entries)]),
+        (by_studies.with_name(study_answers.RECORD), production_record(catalog)),
     ):
-        write_file(path, text)
-
-
-def _json(rows: Sequence[Mapping[str, Any]]) -> str:
-    return json.dumps(rows, indent=2) + "\n"
+        write_file(path, json.dumps(rows, indent=2) + "\n")
+    write_file(by_prediction.with_name(bands.RUNS_RECORD), reached_record(step_files))

@@ -362,10 +362,7 @@ def fitted_constants(catalog: Catalog) -> list[FittedConstant]:
 
 @dataclass(frozen=True)
 class WaferFit:
-    """Predictions of some logs as a function of the logarithms of the fitted constants.
-
-    These are the level, the growth if the logs show it, and the time of a link if it is free.
-    """
+    """Predictions of some logs as a function of the logarithms of the fitted constants."""
 
     cases: Sequence[StepCase]
     start: WaferCalibration
@@ -387,47 +384,55 @@ class WaferFit:
             cases.append(case)
         return cls(cases, start, catalog)
 
-    @property
-    def first(self) -> Floats:
-        """The start values; growth only if the logs cover several releases."""
-        positions = self.positions
-        newest = max(positions, key=positions.__getitem__)
-        releases = {nearest_release(case.system.software_release or "", self.start) for case in self.cases}
-        values = [float(np.log(self.start.efficiency[newest]))]
-        values += [growth_per_release(self.start)] if len(releases) > 1 else []
-        values += [float(np.log(self.start.link_s_per_element))] if self.link_is_free else []
-        return np.array(values)
-
-    @property
-    def positions(self) -> dict[str, int]:
-        """Position of each release relative to the newest measured one: 0 or less."""
+    @cached_property
+    def after(self) -> dict[str, int]:
+        """Number of each release after the newest measured one: 0 or less."""
         places = {release: place_of(release) for release in self.start.efficiency}
         return {release: place - max(places.values()) for release, place in places.items()}
 
+    @cached_property
+    def first(self) -> dict[str, float]:
+        """Start of the level, of the growth if the logs cover several releases, of a link if it is free."""
+        newest = max(self.after, key=self.after.__getitem__)
+        releases = {nearest_release(case.system.software_release or "", self.start) for case in self.cases}
+        first = {"level": float(np.log(self.start.efficiency[newest]))}
+        if len(releases) > 1:
+            first["growth"] = growth_per_release(self.start)
+        if self.link_is_free:
+            first["link"] = float(np.log(self.start.link_s_per_element))
+        return first
+
     def growth(self, values: Floats) -> float:
         """Log of the growth per release; the start's if the logs do not show it."""
-        return float(values[1]) if len(values) - self.link_is_free > 1 else growth_per_release(self.start)
+        return float(values[1]) if "growth" in self.first else growth_per_release(self.start)
 
     def calibration(self, values: Floats, digits: int = 15) -> WaferCalibration:
         """The calibration with these constants."""
         efficiency = {
             release: rounded(float(np.exp(float(values[0]) + self.growth(values) * after)), digits)
-            for release, after in self.positions.items()
+            for release, after in self.after.items()
         }
         link_s = float(np.exp(values[-1])) if self.link_is_free else self.start.link_s_per_element
         return self.start.model_copy(update={"efficiency": efficiency, "link_s_per_element": link_s})
 
-    def residuals(self, values: Floats) -> Floats:
-        """log(predicted / measured) of every case."""
-        calibration = self.calibration(values)
-        predicted = [case.evaluated(self.catalog, calibration).step_time_s for case in self.cases]
-        measured = [case.measured.step_time_s for case in self.cases]
-        return np.asarray(np.log(np.array(predicted) / np.array(measured)))
-
     def least_squares(self) -> Any:
-        """SciPy's result of the fit."""
+        """SciPy's result of the fit; residuals are log(predicted / measured) of every case."""
+        measured_s = np.array([case.measured.step_time_s for case in self.cases])
+
+        def residuals(values: Floats) -> Floats:
+            calibration = self.calibration(values)
+            predicted = [case.evaluated(self.catalog, calibration).step_time_s for case in self.cases]
+            return np.asarray(np.log(np.array(predicted) / measured_s))
+
         # Predictions jump with the number of micro-batches, so derivatives need a larger step than usual.
-        return scipy("optimize").least_squares(self.residuals, self.first, diff_step=1e-3, x_scale=0.1)
+        first = np.array(list(self.first.values()))
+        return scipy("optimize").least_squares(residuals, first, diff_step=1e-3, x_scale=0.1)
+
+    def covariance(self, result: Any) -> Floats:
+        """The covariance of the fitted logarithms."""
+        inverse = np.linalg.pinv(result.jac.T @ result.jac)
+        freedom = max(len(self.cases) - len(self.first), 1)
+        return np.asarray(inverse * (result.fun @ result.fun) / freedom)
 
 
 def fit_wafer(path: Path, device: str, *, source: str = "") -> WaferCalibration:
@@ -439,38 +444,29 @@ def fit_wafer(path: Path, device: str, *, source: str = "") -> WaferCalibration:
         raise InputError([Problem("there is no scored case of a wafer to fit to", str(path), 1)])
     need_more_than(len(fit.first), len(fit.cases), path, "scored logs")
     result = fit.least_squares()
-    freedom = len(fit.cases) - len(result.x)
-    covariance = _covariance(result, freedom)
-    errors = {"growth_per_release": float(np.sqrt(covariance[1, 1]))} if len(result.x) > 1 else {}
-    for release, after in fit.positions.items():
+    covariance = fit.covariance(result)
+    errors = {"growth_per_release": float(np.sqrt(covariance[1, 1]))} if "growth" in fit.first else {}
+    for release, after in fit.after.items():
         slope = np.array([1.0, float(after)])[: len(result.x)]
         errors[f"efficiency.{release}"] = float(np.sqrt(slope @ covariance @ slope))
-    pairs = zip(fit.cases, np.expm1(result.fun).tolist(), strict=True)
-    by_case = ", ".join(f"{case.id} {error:+.1%}" for case, error in pairs)
-    grown = np.expm1(fit.growth(result.x))
+    signed = np.expm1(result.fun)
+    by_case = ", ".join(f"{case.id} {error:+.1%}" for case, error in zip(fit.cases, signed, strict=True))
+    note = (
+        f"{len(fit.cases) - len(fit.first)} residual degree(s) of freedom; efficiency grows "
+        f"{np.expm1(fit.growth(result.x)):.1%} a release; errors {by_case}"
+    )
+    # The time of a link is not fitted; what it would be is a check.
+    free = replace(fit, link_is_free=True)
+    if len(fit.cases) > len(free.first):
+        checked = free.least_squares()
+        error = np.sqrt(free.covariance(checked)[-1, -1])
+        link_ns = np.exp(checked.x[-1]) * 1e9
+        note += f"; a link's time, left free, becomes {link_ns:.3g} ns ({error:.0%} standard error)"
     record = fit_record(
-        np.abs(np.expm1(result.fun)),
+        np.abs(signed),
         command=f"perfsim calibrate wafer {path.name} --device {device}",
         table=source or _source_of(path, "public-wafer-logs"),
         standard_errors={name: round(error, 4) for name, error in sorted(errors.items())},
-        note=f"{freedom} residual degree(s) of freedom; efficiency grows {grown:.1%} a release; "
-        f"errors {by_case}{_free_link(fit)}",
+        note=note,
     )
     return fit.calibration(result.x, digits=4).model_copy(update={"fit": {"efficiency": record}})
-
-
-def _covariance(result: Any, freedom: int) -> Floats:
-    inverse = np.linalg.pinv(result.jac.T @ result.jac)
-    return np.asarray(inverse * (result.fun @ result.fun) / max(freedom, 1))
-
-
-def _free_link(fit: WaferFit) -> str:
-    """The time of a link if it were fitted: a check only, since it is not."""
-    free = replace(fit, link_is_free=True)
-    freedom = len(fit.cases) - len(free.first)
-    if freedom < 1:
-        return ""
-    result = free.least_squares()
-    error = np.sqrt(_covariance(result, freedom)[-1, -1])
-    link_ns = np.exp(result.x[-1]) * 1e9
-    return f"; a link's time, left free, becomes {link_ns:.3g} ns ({error:.0%} standard error)"

@@ -23,7 +23,6 @@ __all__ = [
     "build_topology",
     "costs_for",
     "machine",
-    "machine_kinds",
     "machine_of",
     "network_of",
     "register",
@@ -35,18 +34,14 @@ LAYOUT_MEMBERS = tuple(name for name in vars(Layout) if not name.startswith("_")
 MACHINES: dict[str, Machine] = {kind.kind: kind for kind in (GpuCluster(), WaferCluster())}
 
 
-def machine_kinds() -> list[str]:
-    """Names of all kinds of machines, including those of installed plug-ins."""
-    return sorted({*MACHINES, *(point.name for point in entry_points(group=MACHINE_PLUGINS))})
-
-
 def machine(kind: str) -> Machine:
     """The machine of a kind; InputError suggests the nearest name."""
     if kind in MACHINES:
         return MACHINES[kind]
-    for point in entry_points(group=MACHINE_PLUGINS, name=kind):
-        return made_by(point, lambda load: _checked(load()))
-    raise UnknownNameError("kind of system", kind, machine_kinds())
+    installed = {point.name: point for point in entry_points(group=MACHINE_PLUGINS)}
+    if kind in installed:
+        return made_by(installed[kind], lambda load: _checked(load()))
+    raise UnknownNameError("kind of system", kind, sorted({*MACHINES, *installed}))
 
 
 def register(machine: Machine) -> None:

@@ -23,7 +23,6 @@ from perfsim.machines.machine import (
     Setting,
     Traffic,
     Unknown,
-    groups_like,
     is_borrowed,
     measured_on,
 )
@@ -91,6 +90,28 @@ def _entries_of_peers(spread: _Spread, tree: FatTree, width: int, *, shares_link
 COPIES = (*LOADS, STORE)
 
 
+def _groups_like(group: RankGroup, peers: Ints) -> Ints:
+    """Ranks of the group and of all groups whose members are of the same classes, one group a row.
+
+    `peers` has the class of each peer that a folded device stands for.
+    """
+    width = len(peers)
+    ranks = np.arange(group.size) * group.stride + group.start
+    block = ranks // width
+    together = group.size > 1 and block.min() == block.max()
+    stride, size = (abs(group.stride), group.size) if together else (1, 1)
+    offset = np.arange(width)
+    firsts = offset[offset // stride % size == 0]
+    members = firsts[:, None] + stride * np.arange(size)
+    whole = members[:, -1] < width
+    firsts = firsts[whole]
+    classes = np.sort(peers[members[whole]], axis=1)
+    own = int(ranks[0] if group.stride > 0 or not together else ranks[-1]) % width
+    own_classes = classes[np.searchsorted(firsts, own)]
+    like = firsts[(classes == own_classes).all(axis=1)]
+    return np.asarray(ranks + (like - own)[:, None])
+
+
 class _FatTreeNetwork(Network):
     """The links of a fat tree; its NVLink ports may be slow, and with `ports` too full as well."""
 
@@ -133,7 +154,7 @@ class _FatTreeNetwork(Network):
             return self._copies(work, len(peers))
         if work.group is None or work.group.size < 2:
             return None
-        groups = groups_like(work.group, peers)
+        groups = _groups_like(work.group, peers)
         return self._of_groups(work, groups) if ports or not self._is_inside(groups) else None
 
     def _copies(self, work: Work, width: int) -> Traffic:

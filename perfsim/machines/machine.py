@@ -58,28 +58,6 @@ class Traffic:
     """Latency of its links that prices do not count."""
 
 
-def groups_like(group: RankGroup, peers: Ints) -> Ints:
-    """Ranks of the group and of all groups whose members are of the same classes, one group a row.
-
-    `peers` has the class of each peer that a folded device stands for.
-    """
-    width = len(peers)
-    ranks = np.arange(group.size) * group.stride + group.start
-    block = ranks // width
-    together = group.size > 1 and block.min() == block.max()
-    stride, size = (abs(group.stride), group.size) if together else (1, 1)
-    offset = np.arange(width)
-    firsts = offset[offset // stride % size == 0]
-    members = firsts[:, None] + stride * np.arange(size)
-    whole = members[:, -1] < width
-    firsts = firsts[whole]
-    classes = np.sort(peers[members[whole]], axis=1)
-    own = int(ranks[0] if group.stride > 0 or not together else ranks[-1]) % width
-    own_classes = classes[np.searchsorted(firsts, own)]
-    like = firsts[(classes == own_classes).all(axis=1)]
-    return np.asarray(ranks + (like - own)[:, None])
-
-
 class Network:
     """A topology as communication uses it.
 
@@ -97,7 +75,10 @@ class Network:
         return self
 
     def load(self, _work: Work, _peers: Ints, /) -> Traffic | None:
-        """Traffic of a class of communication on all links; None for none. `peers` as in `groups_like`."""
+        """Traffic of a class of communication on all links; None for none.
+
+        `peers` has the class of each peer that a folded device stands for.
+        """
         return None
 
     def traffic(self, work: Work, peers: Ints, /) -> Traffic | None:

@@ -556,9 +556,9 @@ def _of_study(request: Request, catalog: Catalog) -> Iterator[Plan]:
     if request.layout:
         raise InputError([Problem("--layout is for a model", help="a study chooses its layouts itself")])
     spec = changed_study(load_study(request.target, catalog), request.changes, catalog)
-    run = run_study(spec, [request.strategy] if request.strategy else [])
-    for answered in run.answered:
-        plan = answered.evaluation.plan
+    result = run_study(spec, [request.strategy] if request.strategy else [])
+    for candidate in result.candidates:
+        plan = candidate.run.plan
         chosen = strategy(plan.strategy)
         yield small_plan(chosen, plan.job, plan.topology, plan.layout, plan.num_microbatches)
 

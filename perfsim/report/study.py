@@ -10,8 +10,8 @@ from perfsim.report import text
 from perfsim.report.table import Cell, Table
 from perfsim.report.terminal import caveat_lines, paragraph, paragraphs, table_lines
 from perfsim.studies.answers import (
+    Answer,
     Assumption,
-    CandidateResult,
     Decision,
     Production,
     StudyResult,
@@ -39,7 +39,7 @@ def candidates_table(named: Sequence[text.Named], decision: Decision | None = No
     mfu = max((own.mfu for own in shown), default=math.inf)
     compared = len(shown) > 1
 
-    def time(own: CandidateResult) -> Cell:
+    def time(own: Answer) -> Cell:
         time_s = own.time_to_accuracy_s
         band = own.time_to_accuracy_band_s if math.isfinite(time_s) else None
         return Cell(time_s, band, mark=compared and time_s == first_s < math.inf)
@@ -136,7 +136,7 @@ def headline(result: StudyResult) -> str:
     )
 
 
-def wall_sentence(candidates: Sequence[CandidateResult]) -> str:
+def wall_sentence(candidates: Sequence[Answer]) -> str:
     """What days on the wall hold besides healthy steps; empty if nothing."""
     words = []
     if any(candidate.whole_run for candidate in candidates):

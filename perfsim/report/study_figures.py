@@ -15,7 +15,7 @@ from perfsim.report import draw, text
 from perfsim.report.page import Section
 from perfsim.report.study import leaders
 from perfsim.report.table import Cell, Table
-from perfsim.studies.answers import CandidateResult, Decision, Lever, Spread, StudyResult
+from perfsim.studies.answers import Answer, Decision, Lever, Spread, StudyResult
 from perfsim.studies.batches import BatchPoint
 from perfsim.studies.timeline import TimelineBar, grouped
 from perfsim.work.graph import computes
@@ -220,7 +220,7 @@ def bridge(result: StudyResult) -> Iterator[Section]:
     )
 
 
-def _bridge_table(old: tuple[str, CandidateResult], new: tuple[str, CandidateResult]) -> Table:
+def _bridge_table(old: tuple[str, Answer], new: tuple[str, Answer]) -> Table:
     """From the step of `old`, scaled to the tokens of a step of `new`, to that of `new`.
 
     The first and last row are the two steps, those between the signed differences of their parts.
@@ -515,7 +515,7 @@ def _fair_shares(counts: Sequence[int], budget: int) -> list[int]:
     return shares
 
 
-def drawn_bars(candidate: CandidateResult, most: int = _MAX_BARS) -> tuple[Sequence[TimelineBar], str]:
+def drawn_bars(candidate: Answer, most: int = _MAX_BARS) -> tuple[Sequence[TimelineBar], str]:
     """The bars of two steps at most, short ones joined by kind, and in words what they leave out."""
     known = grouped(candidate.timeline, most)
     end_s = min((bar.start_s for bar in known), default=0.0) + _MAX_STEPS * candidate.step_time_s * (1 + 1e-9)
@@ -533,7 +533,7 @@ def drawn_bars(candidate: CandidateResult, most: int = _MAX_BARS) -> tuple[Seque
     )
 
 
-def timeline(candidate: CandidateResult, bars: Sequence[TimelineBar]) -> go.Figure:
+def timeline(candidate: Answer, bars: Sequence[TimelineBar]) -> go.Figure:
     """One lane per stream in the order given by the candidate, time from left to right."""
     unit = text.time_unit([max((bar.end_s for bar in bars), default=1.0)])
     kept = {bar.lane for bar in bars}
@@ -619,7 +619,7 @@ def _told(bar: TimelineBar) -> str:
     return f"<b>{draw.esc(name)}</b><br>{work}<br>{when}"
 
 
-def _timeline_table(candidate: CandidateResult) -> Table:
+def _timeline_table(candidate: Answer) -> Table:
     """Busy seconds by lane and category, of all bars, drawn or not."""
     busy: dict[tuple[str, str], list[TimelineBar]] = {}
     for bar in candidate.timeline:

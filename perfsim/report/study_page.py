@@ -21,9 +21,8 @@ from perfsim.report.network import network
 from perfsim.report.page import Card, Head, Section, caveats_section, slugify, trust_of, write_page
 from perfsim.report.table import Cell, Table, Value
 from perfsim.specs.prices import NOT_GIVEN
-from perfsim.studies.answers import BreakEven, CandidateResult, Outcome, Spread, StudyResult
+from perfsim.studies.answers import Answer, BreakEven, Outcome, Spread, StudyResult
 from perfsim.studies.decision import amount, chance
-from perfsim.studies.runner import StudyRun
 from perfsim.version import __version__
 
 _HIDDEN = 0.98
@@ -188,7 +187,7 @@ def _times(ratio: float) -> str:
     return f"{max(ratio, 1 / ratio):.2f} {text.TIMES}"
 
 
-def _rate(candidate: CandidateResult) -> str:
+def _rate(candidate: Answer) -> str:
     rate = candidate.tokens_per_s
     return f"{text.large(rate)}/s" if rate >= 1e6 else f"{rate / 1e3:,.3g} k/s"
 
@@ -483,7 +482,8 @@ def study_document(result: StudyResult, *, report: str = "index.html") -> dict[s
     Every quantity is SI and its key names the unit. `report` is where the page stands, as the
     caller wants it written.
     """
-    document: dict[str, Any] = plain(replace(result, candidates=()))
+    document: dict[str, Any] = plain(replace(result, candidates=(), stopped=None))
+    del document["stopped"]
     document["verdict"] += _whole_runs(result.candidates)
     document["candidates"] = [_candidate(candidate) for candidate in result.candidates]
     document["report"] = report
@@ -491,7 +491,7 @@ def study_document(result: StudyResult, *, report: str = "index.html") -> dict[s
     return document
 
 
-def _whole_runs(candidates: Sequence[CandidateResult]) -> str:
+def _whole_runs(candidates: Sequence[Answer]) -> str:
     """How long the candidates' whole runs take; empty if no candidate names a wall clock."""
     words = [
         f"{own.label} {run.typical_s / DAY_S:.3g} days ({run.low_s / DAY_S:.3g} to {run.high_s / DAY_S:.3g})"
@@ -501,7 +501,7 @@ def _whole_runs(candidates: Sequence[CandidateResult]) -> str:
     return f" The whole run, with waiting times besides its steps: {'; '.join(words)}." if words else ""
 
 
-def _candidate(candidate: CandidateResult) -> dict[str, Any]:
+def _candidate(candidate: Answer) -> dict[str, Any]:
     document = document_of(candidate)
     document |= {name: getattr(candidate, name) for name in _OF_CANDIDATE}
     document["label"] = candidate.label
@@ -510,10 +510,10 @@ def _candidate(candidate: CandidateResult) -> dict[str, Any]:
     return {name: plain(value) for name, value in document.items()}
 
 
-def write_study(run: StudyRun, folder: Path) -> Path:
+def write_study(result: StudyResult, folder: Path) -> Path:
     """Write `index.html`, `summary.json` and the traces; returns the page."""
-    page = write_study_page(run.result, folder, trace_names=_write_traces(run, folder))
-    write_document(study_document(run.result), folder / "summary.json")
+    page = write_study_page(result, folder, trace_names=_write_traces(result, folder))
+    write_document(study_document(result), folder / "summary.json")
     return page
 
 
@@ -523,16 +523,15 @@ def write_study_page(result: StudyResult, folder: Path, *, trace_names: Sequence
     return write_page(title, sections, folder / "index.html", head=head)
 
 
-def _write_traces(run: StudyRun, folder: Path) -> list[str]:
+def _write_traces(result: StudyResult, folder: Path) -> list[str]:
     """A trace for each candidate, by system, devices and strategy, numbered where two would be the same."""
     names: list[str] = []
     seen = Counter[str]()
-    for answered in run.answered:
-        system = answered.question.system.name
-        strategy = answered.evaluation.plan.strategy
-        name = "_".join(["trace", *map(slugify, (system, str(answered.question.devices), strategy))])
+    for plan, trace in ((own.run.plan, own.run.trace) for own in result.candidates):
+        parts = (plan.system.name, str(plan.topology.num_devices), plan.strategy)
+        name = "_".join(["trace", *map(slugify, parts)])
         seen[name] += 1
         number = f"_{seen[name]}" if seen[name] > 1 else ""
-        write_chrome_trace(answered.evaluation.trace, folder / f"{name}{number}.json.gz")
+        write_chrome_trace(trace, folder / f"{name}{number}.json.gz")
         names.append(f"{name}{number}.json.gz")
     return names

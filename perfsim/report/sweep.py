@@ -19,7 +19,7 @@ from perfsim.report.terminal import caveat_lines, paragraph, table_lines
 from perfsim.studies.answers import PointResult
 from perfsim.studies.decision import verb
 from perfsim.studies.scaling import Match, Series
-from perfsim.studies.variants import Analysis, SweepResult, first_sentence
+from perfsim.studies.variants import SweepResult
 from perfsim.version import __version__
 
 _MAX_NAMED = 3
@@ -70,11 +70,11 @@ def _points_table(result: SweepResult, *, feasible: bool = True) -> Table:
     return Table.of(columns | {"reason": None}, rows, caption)
 
 
-def _on_terminal(analysis: Analysis) -> Table:
+def _on_terminal(result: SweepResult) -> Table:
     """The fastest points of each series, or the variants of most effect in each group."""
-    if analysis.changes:
-        table = change_table(analysis.changes)
-        most = max(2, MAX_ON_TERMINAL // len(analysis.changes))
+    if result.changes:
+        table = change_table(result.changes)
+        most = max(2, MAX_ON_TERMINAL // len(result.changes))
         names = ("in common", "variant", "batch", "step", "MFU", "change", "time", "wall")
         seen = Counter[object]()
         rows = []
@@ -83,7 +83,7 @@ def _on_terminal(analysis: Analysis) -> Table:
             rows += [row] if seen[row[0].value] <= most else []
         left_out = "more variants, of less effect, are in the report."
     else:
-        table = series_table(analysis.series)
+        table = series_table(result.series)
         names = ("series", "machine", "batch", "step", "MFU", "efficiency", "time", "wall")
         times = sorted(cell.number for cell in table.column("time"))[:MAX_ON_TERMINAL]
         rows = [
@@ -110,7 +110,7 @@ def sweep_lines(result: SweepResult) -> list[str]:
     count = f"{len(result.points):,} points"
     if infeasible:
         count += f", {infeasible:,} without a feasible plan"
-    table = _on_terminal(result.analysis) if result.feasible else None
+    table = _on_terminal(result) if result.feasible else None
     return [
         *paragraph(f"{result.title} ({count})"),
         "",
@@ -135,45 +135,44 @@ def _production_notes(feasible: Sequence[PointResult]) -> list[str]:
 
 def _head(result: SweepResult) -> Head:
     """What stands above the sections."""
-    analysis = result.analysis
-    drawn_below = bool(analysis.variants) and not analysis.scalings
-    scale, note = (None, "") if drawn_below else scale_of(analysis)
-    first = first_sentence(analysis) if result.feasible else ""
+    drawn_below = bool(result.variants) and not result.scalings
+    scale, note = (None, "") if drawn_below else scale_of(result)
+    first = result.first_sentence if result.feasible else ""
     return Head(
         result.question,
-        " ".join(words for words in analysis.sentences if words != first),
+        " ".join(words for words in result.sentences if words != first),
         text.split_caveats(result.caveats, result.verdict)[0],
         cards_note=" ".join(filter(None, [note, *_production_notes(result.feasible)])),
         command=result.command,
         digest=result.inputs_digest,
-        headline=_headline(analysis),
+        headline=_headline(result),
         trust=trust_of(result.caveats),
         scale=scale if scale is not None and len(scale.rows) > 1 else None,
     )
 
 
-def _headline(analysis: Analysis) -> str:
+def _headline(result: SweepResult) -> str:
     """The answer in one short sentence; empty where no point has a plan."""
-    if not analysis.feasible:
+    if not result.feasible:
         return ""
-    if analysis.changes:
-        return _most_change(analysis)
-    if analysis.variants and analysis.scalings:
+    if result.changes:
+        return _most_change(result)
+    if result.variants and result.scalings:
         grown = ", ".join(
             f"{text.number(own.speedup(own.last))} times ({own.circumstance})"
-            for own in analysis.scalings[:_MAX_NAMED]
+            for own in result.scalings[:_MAX_NAMED]
         )
-        own = analysis.scalings[0]
+        own = result.scalings[0]
         return f"From {own.first.num_devices:,} to {own.last.machine}, throughput grows {grown}."
-    if analysis.variants or len(analysis.targets) > 1:
-        return _of_targets(analysis)
-    return first_sentence(analysis)
+    if result.variants or len(result.targets) > 1:
+        return _of_targets(result)
+    return result.first_sentence
 
 
-def _most_change(analysis: Analysis) -> str:
+def _most_change(result: SweepResult) -> str:
     """The variants that change a step most, in any group."""
     effects: dict[str, float] = {}
-    for change in (change for own in analysis.changes.values() for change in own[1:]):
+    for change in (change for own in result.changes.values() for change in own[1:]):
         known = effects.get(change.point.variant, 1.0)
         effects[change.point.variant] = max(known, change.ratio, key=lambda ratio: max(ratio, 1 / ratio))
     largest = sorted(effects.items(), key=lambda own: -max(own[1], 1 / own[1]))[:_MAX_NAMED]
@@ -184,21 +183,21 @@ def _most_change(analysis: Analysis) -> str:
     return f"The step changes most with: {', '.join(words)}."
 
 
-def _of_targets(analysis: Analysis) -> str:
+def _of_targets(result: SweepResult) -> str:
     """Which machine is the fastest to how many targets; of one machine, its shortest and longest time."""
-    fastest = sorted((own.fastest for own in analysis.series), key=_time_s)
-    machines = {member.machine for member in analysis.series}
+    fastest = sorted((own.fastest for own in result.series), key=_time_s)
+    machines = {member.machine for member in result.series}
     if len(machines) == 1 or len(fastest) == 1:
         ends = [f"{text.duration(_time_s(own))} ({own.variant})" for own in (fastest[0], fastest[-1])]
         return f"{fastest[0].devices_noun}: from {ends[0]} to {ends[1]}."
     wins: dict[tuple[str, str], list[PointResult]] = {}
-    for group in analysis.targets:
+    for group in result.targets:
         winner = min(group, key=_fastest_s)
         wins.setdefault(winner.machine, []).append(winner.fastest)
     if len(wins) == 1:
-        return f"{_winners(*wins.values())} first to all {len(analysis.targets)} targets."
+        return f"{_winners(*wins.values())} first to all {len(result.targets)} targets."
     words = [f"{_winners(points)} first to {len(points)}" for points in wins.values()]
-    return f"Of {len(analysis.targets)} targets, {', '.join(words)}."
+    return f"Of {len(result.targets)} targets, {', '.join(words)}."
 
 
 def _winners(points: Sequence[PointResult]) -> str:
@@ -213,16 +212,16 @@ def _fastest_s(series: Series) -> float:
     return _time_s(series.fastest)
 
 
-def scale_of(analysis: Analysis) -> tuple[Table | None, str]:
+def scale_of(result: SweepResult) -> tuple[Table | None, str]:
     """A row for each series in their order, the fastest of each target marked; and what the rows show.
 
     Where there are more than fit, the fastest are shown if all have one target, else the first.
     """
-    series = analysis.series
+    series = result.series
     if not series:
         return None, ""
-    one_target = len(analysis.targets) == 1
-    winners = [min(group, key=_fastest_s) for group in analysis.targets if len(group) > 1]
+    one_target = len(result.targets) == 1
+    winners = [min(group, key=_fastest_s) for group in result.targets if len(group) > 1]
     chosen = (sorted(series, key=_fastest_s) if one_target else list(series))[:_MAX_HEAD_ROWS]
     shown = [member for member in series if member in chosen]
     words = ["Each machine at the number of devices that reaches the target first, at its best batch."]
@@ -250,7 +249,7 @@ def sweep_page(result: SweepResult) -> tuple[str, list[Section], Head]:
     """Title, sections and head of a sweep's report; sections without anything to say are left out."""
     sections = []
     if result.feasible:
-        sections = [*drawn(result.analysis), *_policies(result.analysis), *_differences(result.analysis)]
+        sections = [*drawn(result), *_policies(result), *_differences(result)]
     sections += caveats_section(result.caveats, result.verdict)
     if 0 < len(result.feasible) < len(result.points):
         lead = "For each of these points the reason says what would have to change."
@@ -267,7 +266,7 @@ def sweep_page(result: SweepResult) -> tuple[str, list[Section], Head]:
     return result.title, sections, _head(result)
 
 
-def _policies(analysis: Analysis) -> Iterator[Section]:
+def _policies(result: SweepResult) -> Iterator[Section]:
     """What the planner changed from each variant to the next, machine by machine, where models differ."""
     table = Table.of(
         ("machine, from and to", "changed", "new layout"),
@@ -277,7 +276,7 @@ def _policies(analysis: Analysis) -> Iterator[Section]:
                 change.policy or "nothing",
                 text.layout_long(change.point.prediction.layout),
             )
-            for machine, changes in analysis.successions.items()
+            for machine, changes in result.successions.items()
             for change in changes
         ),
     )
@@ -289,10 +288,10 @@ def _policies(analysis: Analysis) -> Iterator[Section]:
         yield Section("What changes from one to the next", lead, table=table, slug="policies")
 
 
-def _differences(analysis: Analysis) -> Iterator[Section]:
+def _differences(result: SweepResult) -> Iterator[Section]:
     """What is written differently in the variants, value by value; of many variants, what each changes."""
-    names = analysis.variants
-    differing = analysis.differences
+    names = result.variants
+    differing = result.differences
     if not differing:
         return
     table = Table.of(
@@ -349,11 +348,11 @@ def _summary(result: SweepResult, report: str) -> dict[str, Any]:
             "possibly": match.possibly,
             "surely": match.surely,
         }
-        for match in result.analysis.matches
+        for match in result.matches
     ]
     equal_time = [
         _as_fast_as(match) | {"num_devices": match.equal}
-        for pair in result.analysis.equal_times
+        for pair in result.equal_times
         for direction in pair
         for match in direction
     ]
@@ -369,4 +368,4 @@ def _summary(result: SweepResult, report: str) -> dict[str, Any]:
 
 def _as_fast_as(match: Match) -> dict[str, Any]:
     rival = {"system": match.rival.system, "num_devices": match.rival.num_devices}
-    return {"as_fast_as": rival, "system": match.series.system}
+    return {"as_fast_as": rival, "system": match.series.first.system}

@@ -18,7 +18,7 @@ from perfsim.report.table import Cell, Table
 from perfsim.studies.answers import PointResult
 from perfsim.studies.decision import outcome_of
 from perfsim.studies.scaling import Match, Series
-from perfsim.studies.variants import Analysis, Change, TimeMap
+from perfsim.studies.variants import Change, SweepResult, TimeMap
 
 MAX_ROWS = 2000
 """A table of points with more shows a sample of them."""
@@ -37,39 +37,39 @@ _SAME = 0.02
 """Differences of efficiencies below this are not drawn."""
 
 
-def drawn(analysis: Analysis) -> Iterator[Section]:
+def drawn(result: SweepResult) -> Iterator[Section]:
     """The answer, then why, then what the variants are."""
-    scaled = [_scaling(analysis.series), *_time_and_cost(analysis), *_efficiency(analysis)]
+    scaled = [_scaling(result.series), *_time_and_cost(result), *_efficiency(result)]
     lead = "Shows what to improve: computing, or a wait that nothing hides."
     steps = where_steps_go(
         [
             (name, point.prediction.step_time_s, point.prediction.parts_s, point.prediction.why.sentence)
-            for name, point in named_points(analysis)[:_MAX_STEPS]
+            for name, point in named_points(result)[:_MAX_STEPS]
         ],
         lead,
     )
-    if not analysis.variants:
-        yield from (scaled[0], *_matches(analysis), *scaled[1:], steps)
-        yield from map(_map, analysis.maps[:_MAX_MAPS])
+    if not result.variants:
+        yield from (scaled[0], *_matches(result), *scaled[1:], steps)
+        yield from map(_map, result.maps[:_MAX_MAPS])
         return
-    if analysis.changes:
-        yield _changed_steps(analysis)
-    if analysis.scalings:
+    if result.changes:
+        yield _changed_steps(result)
+    if result.scalings:
         yield from scaled
-    elif not analysis.changes:
-        yield _times(analysis.series)
+    elif not result.changes:
+        yield _times(result.series)
     yield steps
 
 
-def named_points(analysis: Analysis) -> list[tuple[str, PointResult]]:
+def named_points(result: SweepResult) -> list[tuple[str, PointResult]]:
     """Each series at its best batches; where variants are compared, every point under what it shares."""
-    if analysis.changes:
+    if result.changes:
         return [
             (f"{group}, {change.point.variant}", change.point)
-            for group, own in analysis.changes.items()
+            for group, own in result.changes.items()
             for change in own
         ]
-    return [(series.at(point), point) for series in analysis.series for point in series.points]
+    return [(series.at(point), point) for series in result.series for point in series.points]
 
 
 # Time to the target and efficiency by number of devices, next to the ideal.
@@ -153,14 +153,14 @@ def scaling_curve(table: Table) -> go.Figure:
     )
 
 
-def _efficiency(analysis: Analysis) -> Iterator[Section]:
+def _efficiency(result: SweepResult) -> Iterator[Section]:
     """How much of the ideal throughput further devices give, and why not all; only where devices vary."""
-    if not analysis.scalings:
+    if not result.scalings:
         return
     table = Table.each(
         [
             (own, point)
-            for own in analysis.scalings[:_MAX_SERIES]
+            for own in result.scalings[:_MAX_SERIES]
             for point in text.thinned(own.points, _MAX_MARKS)
         ],
         {
@@ -218,13 +218,13 @@ def efficiency_curve(table: Table) -> go.Figure:
 # What a shorter time takes: money or device-days over the time to the target.
 
 
-def _time_and_cost(analysis: Analysis) -> Iterator[Section]:
+def _time_and_cost(result: SweepResult) -> Iterator[Section]:
     """Nothing where targets differ or every series has one number of devices.
 
     Money compares all machines, device-days those of one machine.
     """
-    points = [(member, point) for member in analysis.series for point in member.points]
-    if len(analysis.targets) > 1 or all(len(member.points) == 1 for member in analysis.series):
+    points = [(member, point) for member in result.series for point in member.points]
+    if len(result.targets) > 1 or all(len(member.points) == 1 for member in result.series):
         return
     money = [outcome_of(point).money for _, point in points]
     priced = None not in money
@@ -285,8 +285,8 @@ def cost_curve(table: Table) -> go.Figure:
 # How many devices of two machines finish on the same day.
 
 
-def _matches(analysis: Analysis) -> Iterator[Section]:
-    for number, (forward, backward) in enumerate(analysis.equal_times):
+def _matches(result: SweepResult) -> Iterator[Section]:
+    for number, (forward, backward) in enumerate(result.equal_times):
         first = forward[0].series.devices_noun
         rival = backward[0].series.devices_noun
         slug = f"equals-{number}" if number else "equals"
@@ -335,7 +335,7 @@ def matches_table(matches: Sequence[Match]) -> Table:
 
 def _count(count: float | None, match: Match, unit: text.Unit = text.COUNT) -> str:
     """A number of devices, which the grid may end before."""
-    least, most = match.series.counts[0], match.series.counts[-1]
+    least, most = match.series.first.num_devices, match.series.last.num_devices
     if count is None:
         return f"> {text.integer(most)}"
     return f"\u2264 {text.integer(least)}" if count <= least else unit.text(count)
@@ -361,7 +361,7 @@ def equal_time(forward: Sequence[Match], backward: Sequence[Match]) -> go.Figure
         hover = []
         for match in matches:
             equal = match.equal
-            if (middle := equal.typical or 0.0) > match.series.counts[0]:
+            if (middle := equal.typical or 0.0) > match.series.first.num_devices:
                 low, high = (middle if end is None else end for end in (equal.low, equal.high))
                 counts.append(match.rival.num_devices)
                 cells.append(Cell(middle, (low, high)))
@@ -463,9 +463,9 @@ def _relative(change: Change) -> Cell:
     return Cell(change.ratio - 1.0, note="*" if change.policy else "")
 
 
-def _changed_steps(analysis: Analysis) -> Section:
+def _changed_steps(result: SweepResult) -> Section:
     """How much longer or shorter a step is under each variant, where variants do the same work."""
-    table = change_table(analysis.changes).only(
+    table = change_table(result.changes).only(
         "in common",
         "variant",
         "machine",
@@ -475,7 +475,7 @@ def _changed_steps(analysis: Analysis) -> Section:
         "limited by",
         "nearest remedy",
     )
-    replanned = any(change.policy for own in analysis.changes.values() for change in own)
+    replanned = any(change.policy for own in result.changes.values() for change in own)
     equal = (
         "all else equal. At a bar with a star the planner also chose another policy (see the table): the "
         "change is that of both together."
@@ -485,7 +485,7 @@ def _changed_steps(analysis: Analysis) -> Section:
     return Section(
         "Step time by variant",
         "Shows which part of the machine a step depends on. Each bar is the change relative to "
-        f"\u201c{analysis.variants[0]}\u201d, {equal}",
+        f"\u201c{result.variants[0]}\u201d, {equal}",
         _change_bars(table),
         table,
         "Bars of the change of the step time",

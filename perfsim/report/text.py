@@ -13,7 +13,7 @@ from perfsim.specs.layout import AXES
 
 if TYPE_CHECKING:
     from perfsim.engine.trace import Simulated
-    from perfsim.studies.answers import CandidateResult
+    from perfsim.studies.answers import Answer
     from perfsim.studies.trust import SharedCaveat
 
 
@@ -249,10 +249,10 @@ class Named(NamedTuple):
     """A candidate under the name that it is shown by."""
 
     name: str
-    own: CandidateResult
+    own: Answer
 
 
-def named(candidates: Sequence[CandidateResult]) -> list[Named]:
+def named(candidates: Sequence[Answer]) -> list[Named]:
     """Each candidate behind its machine where no other has the same, else its label, numbered if need be."""
     machines = [candidate.machine for candidate in candidates]
     seen: dict[str, int] = {}

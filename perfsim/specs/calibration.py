@@ -76,18 +76,20 @@ class Calibration(CatalogSpec):
     def unaccounted(self) -> list[str]:
         """Paths of the constants without evidence.
 
-        A fitted constant needs a relative standard error below `MOST_STANDARD_ERROR`, or a source or reason
+        A fitted constant needs a relative standard error below `most_standard_error`, or a source or reason
         of its own (one for the whole fitted group is not enough); any other constant a source or reason.
         """
-        return [path for path in self.constants() if not self._is_accounted(path)]
-
-    def _is_accounted(self, path: str) -> bool:
-        record = max((key for key in self.fit if _covers(key, path)), key=len, default="")
-        if any(_covers(key, path) and len(key) > len(record) for key in (*self.sources, *self.assumed)):
-            return True
-        errors = self.fit[record].standard_errors if record else {}
-        own = [error for name, error in errors.items() if f".{path}".endswith(f".{name}")]
-        return bool(own) and max(own) < self.most_standard_error
+        without = []
+        for path in self.constants():
+            record = max((key for key in self.fit if _covers(key, path)), key=len, default="")
+            named = any(
+                _covers(key, path) and len(key) > len(record) for key in (*self.sources, *self.assumed)
+            )
+            errors = self.fit[record].standard_errors if record else {}
+            fitted = [error for name, error in errors.items() if f".{path}".endswith(f".{name}")]
+            if not named and not (fitted and max(fitted) < self.most_standard_error):
+                without.append(path)
+        return without
 
 
 def _covers(key: str, path: str) -> bool:

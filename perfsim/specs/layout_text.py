@@ -63,16 +63,17 @@ def text_of(layout: Any) -> str:
     """The text that `parsed_settings` reads as this layout: every field that is not at its default."""
     short = {long: name for name, long in SHORT_NAMES.items()}
     return ",".join(
-        f"{short.get(field.name, field.name)}={_written(value)}"
+        f"{short.get(field.name, field.name)}={written(value)}"
         for field in fields(layout)
         if (value := getattr(layout, field.name)) != field.default or field.name == "data"
     )
 
 
-def _written(value: Any) -> str:
+def written(value: Any) -> str:
+    """The value of a setting as text: 3-4-3 for layers of stages."""
     if isinstance(value, bool):
         return str(value).lower()
-    return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return "-".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _parsed(name: str, value: str, layout_type: type) -> Any:

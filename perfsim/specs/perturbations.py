@@ -101,10 +101,9 @@ class PerturbationSpec(Spec):
 
 
 EXAMPLE = "straggler=1.3@rank5,jitter=0.02,seed=1"
-_PLAIN = ("jitter", "seed", "draws")
-_FAILURE = ("at", "mttf", "checkpoint", "restart", "write", "steps")
-_USUAL = {"at": "h", "mttf": "h", "checkpoint": "h", "restart": "min", "write": "min"}
-"""The unit that is suggested for a time without one."""
+_PLAIN = {"jitter": float, "seed": int, "draws": int}
+_FAILURE = {"at": "h", "mttf": "h", "checkpoint": "h", "restart": "min", "write": "min", "steps": ""}
+"""The unit that is suggested for a time without one; steps are a number."""
 _SEVERAL = ("straggler", "slow", "dead")
 """Keys that may be repeated, for different ranks or links."""
 _AT = {
@@ -141,9 +140,10 @@ def parse_perturbations(text: str) -> PerturbationSpec:
 
 
 def _read(given: dict[str, Any], key: str, value: str) -> None:
+    """Add the value of one key to the fields of the specification; ValueError says what is wrong with it."""
     amount, _, where = value.partition("@")
     if key == "straggler":
-        rank = _whole(where.lstrip(ascii_lowercase))
+        rank = _number(where.lstrip(ascii_lowercase), int)
         given["stragglers"].append({"rank": rank, "factor": _number(amount)})
     elif key == "step-straggler":
         given["step_stragglers"] = {"factor": _number(amount), "share": _number(where)}
@@ -152,26 +152,21 @@ def _read(given: dict[str, Any], key: str, value: str) -> None:
     elif key == "dead":
         given["links"].append({"link": value, "left": 0.0})
     elif key in _PLAIN:
-        given[key] = _number(value) if key == "jitter" else _whole(value)
+        given[key] = _number(value, _PLAIN[key])
     elif key in _FAILURE:
-        seconds = _whole(value) if key == "steps" else parse_quantity(value, "seconds", _USUAL[key])
+        usual = _FAILURE[key]
+        seconds = parse_quantity(value, "seconds", usual) if usual else _number(value, int)
         given.setdefault("failure", {})[key] = seconds
     else:
         raise ValueError("unknown name")
 
 
-def _whole(text: str) -> int:
+def _number(text: str, kind: type[int] | type[float] = float) -> float:
+    words = "a whole number" if kind is int else "a number"
     try:
-        return int(text)
+        return kind(text)
     except ValueError:
-        raise ValueError(f"{text!r} is not a whole number" if text else "a whole number is missing") from None
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a number" if text else "a number is missing") from None
+        raise ValueError(f"{text!r} is not {words}" if text else f"{words} is missing") from None
 
 
 def _help(key: str) -> str:

@@ -1,6 +1,6 @@
 """Answers of studies and sweeps as plain values: a row for each machine at its best batch.
 
-A candidate of a study and a point of a sweep are the same row (`Answer`): a predicted step, its time to the
+A candidate of a study and a point of a sweep have the same row (`Answer`): a predicted step, its time to the
 target, and what a whole run takes. Reports, JSON and tables read nothing else.
 """
 
@@ -15,6 +15,7 @@ from importlib.resources import files
 from statistics import median
 from typing import Any
 
+from perfsim.base.errors import LimitError
 from perfsim.convergence.time_to_accuracy import RampedRun, TimeToAccuracy
 from perfsim.convergence.wall_clock import RunPart
 from perfsim.network.export import NetworkMap
@@ -24,9 +25,9 @@ from perfsim.prediction.prediction import Document, Prediction, document_of
 from perfsim.prediction.verification import SamplingSummary
 from perfsim.prediction.why import Roofline
 from perfsim.specs.wall_clock import ProductionRange
-from perfsim.studies.axes import BATCH_PATHS, VARIANT, SweepPoint
+from perfsim.studies.axes import BATCH_PATHS, VARIANT
 from perfsim.studies.batches import BatchPoint
-from perfsim.studies.spec import CandidateSpec, StudySpec
+from perfsim.studies.spec import Point
 from perfsim.studies.timeline import TimelineBar
 from perfsim.studies.trust import SharedCaveat
 
@@ -87,9 +88,11 @@ def recorded() -> Production:
     return Production(median(ratios), (min(ratios), max(ratios)), source)
 
 
-def production_of(study: StudySpec, candidate: CandidateSpec) -> Production | None:
+def production_of(point: Point) -> Production | None:
     """The production ratio of a candidate, its own or the study's; None where it is switched off."""
-    given = study.production if candidate.production is None else candidate.production
+    given = point.candidate.production
+    if given is None:
+        given = point.study.production
     if given == "none":
         return None
     if isinstance(given, ProductionRange):
@@ -101,7 +104,10 @@ def production_of(study: StudySpec, candidate: CandidateSpec) -> Production | No
 
 @dataclass(frozen=True, kw_only=True)
 class Answer(Prediction):
-    """One machine with one strategy at its own best batch: its step, and its way to the target."""
+    """One machine with one strategy at its own best batch: its step, its way to the target.
+
+    What follows `production` only the candidates of a study have.
+    """
 
     time: TimeToAccuracy = field(repr=False)
     """Healthy steps to the target, with the law and the errors that their band comes from."""
@@ -109,6 +115,36 @@ class Answer(Prediction):
     """The parts of the wall clock, the sum last; empty if the candidate names no wall clock."""
     production: Production | None = None
     """Ratio of production steps to healthy ones; None if it is switched off."""
+    number: int = 0
+    """Its number among the candidates that were asked."""
+    batch_curve: tuple[BatchPoint, ...] = field(default=(), repr=False)
+    timeline: tuple[TimelineBar, ...] = field(default=(), repr=False)
+    timeline_devices: int = 0
+    """Devices that were simulated on their own; the timeline has the lanes of some of them."""
+    roofline: Roofline | None = field(default=None, repr=False)
+    """Its kernels and the limits of its device; None where kernels have no price of their own."""
+    network: NetworkMap | None = field(default=None, repr=False)
+    """Its network, folded by kind of place."""
+    ramp: RampedRun | None = None
+    """Its steps with the study's batch ramp."""
+    sampling: SamplingSummary | None = field(default=None, repr=False)
+    """The matrix products of its step that were executed."""
+    resilience: Resilience | None = field(default=None, repr=False)
+    """Its step by the severity of one straggler, if the study asks for it."""
+    apart: str = ""
+    """What tells it from other candidates of this machine and strategy: its given layout, or a number."""
+    outcome: Outcome | None = field(default=None, repr=False)
+    """What it takes on the wall, in money and in energy, from the draws of the study's decision."""
+
+    @property
+    def label(self) -> str:
+        """Machine and strategy, with what tells it from others: `128 A100-80GB (16 DGX), 3d, tp=8,pp=4`."""
+        return ", ".join(filter(None, [super().label, self.apart]))
+
+    @property
+    def batch_at_edge(self) -> str:
+        """The caveat if the best batch is the smallest or the largest of those tried, else empty."""
+        return next((caveat.text for caveat in self.caveats if caveat.code == "batch-at-edge"), "")
 
     @property
     def steps(self) -> float:
@@ -132,8 +168,12 @@ class Answer(Prediction):
 
     @property
     def production_band_s(self) -> tuple[float, float] | None:
-        """90 % band of the time at the production rate."""
-        return None if self.production is None else self.production.band_s(self.time.time_s, self.time.band_s)
+        """90 % band of the time at the production rate, from the study's draws where there are any."""
+        if self.production is None:
+            return None
+        if self.outcome is None or self.whole_run:
+            return self.production.band_s(self.time.time_s, self.time.band_s)
+        return self.outcome.wall_s.low, self.outcome.wall_s.high
 
     @property
     def wall_s(self) -> float | None:
@@ -164,10 +204,10 @@ class Answer(Prediction):
 
 
 @dataclass(frozen=True)
-class PointResult(SweepPoint):
+class PointResult(Point):
     """A point of a sweep with its answer, or with the reasons why it has no feasible plan."""
 
-    answer: Answer | None
+    answer: Answer | None = None
     reasons: tuple[str, ...] = ()
 
     @property
@@ -218,6 +258,11 @@ class PointResult(SweepPoint):
         )
 
     @property
+    def named(self) -> str:
+        """`16 CS-2`, with the settings that tell it from others."""
+        return " with ".join(filter(None, [self.machine, settings_text(self.circumstances)]))
+
+    @property
     def batch_text(self) -> str:
         """The global batch; without a plan the one the grid asked for, empty if it varies none."""
         if self.answer is not None:
@@ -263,43 +308,6 @@ def settings_text(settings: Circumstances) -> str:
         name = path.rpartition(".")[2].removeprefix("global_").removesuffix("_size").replace("_", " ")
         words.append(value if path == VARIANT else f"{name} {value}")
     return ", ".join(words)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CandidateResult(Answer):
-    """A candidate of a study: the row, with what its page draws."""
-
-    batch_curve: tuple[BatchPoint, ...] = field(repr=False)
-    timeline: tuple[TimelineBar, ...] = field(repr=False)
-    timeline_devices: int = 0
-    """Devices that were simulated on their own; the timeline has the lanes of some of them."""
-    roofline: Roofline | None = field(default=None, repr=False)
-    """Its kernels and the limits of its device; None where kernels have no price of their own."""
-    network: NetworkMap | None = field(default=None, repr=False)
-    """Its network, folded by kind of place."""
-    ramp: RampedRun | None = None
-    """Its steps with the study's batch ramp."""
-    apart: str = ""
-    """What tells it from other candidates of this machine and strategy: its given layout, or a number."""
-    outcome: Outcome | None = field(default=None, repr=False)
-    """What it takes on the wall, in money and in energy, from the draws of the study's decision."""
-
-    @property
-    def label(self) -> str:
-        """Machine and strategy, with what tells it from others: `128 A100-80GB (16 DGX), 3d, tp=8,pp=4`."""
-        return ", ".join(filter(None, [super().label, self.apart]))
-
-    @property
-    def batch_at_edge(self) -> str:
-        """The caveat if the best batch is the smallest or the largest of those tried, else empty."""
-        return next((caveat.text for caveat in self.caveats if caveat.code == "batch-at-edge"), "")
-
-    @property
-    def production_band_s(self) -> tuple[float, float] | None:
-        """90 % band of the time at the production rate, from the study's draws where there are any."""
-        if self.production is None or self.outcome is None or self.whole_run:
-            return super().production_band_s
-        return self.outcome.wall_s.low, self.outcome.wall_s.high
 
 
 # Decisions: when, how much, how sure, and what would change it.
@@ -515,7 +523,7 @@ class StudyResult:
     """Batch at which twice the tokens are needed; 0 for a given number of tokens."""
     critical_batch_band_tokens: tuple[float, float]
     """90 % band of the critical batch."""
-    candidates: tuple[CandidateResult, ...]
+    candidates: tuple[Answer, ...]
     verdict: str
     """The comparison of the candidates in words, with a range."""
     caveats: tuple[SharedCaveat, ...] = ()
@@ -542,3 +550,5 @@ class StudyResult:
     """The command line that asks the same; empty where a study was not asked by name or path."""
     inputs_digest: str = ""
     """SHA-256 of the study's resolved descriptions without their prose, and of the version of the model."""
+    stopped: LimitError | None = field(default=None, compare=False)
+    """What ended it before all candidates were answered; no part of a document."""

@@ -13,7 +13,7 @@ from perfsim.specs.calibration import Calibration, FitRecord
 from perfsim.specs.prices import NOT_GIVEN, amount_text
 from perfsim.studies.answers import Assumption, production_of
 from perfsim.studies.batches import Target
-from perfsim.studies.spec import StudySpec, question_of_candidate, runtime_of
+from perfsim.studies.spec import StudySpec
 
 _NOT_CONSTANTS = frozenset(
     {"name", "description", "sources", "assumed", "fit", "kind", "device", "cases", "peak_profile"}
@@ -108,10 +108,9 @@ def assumptions_of(spec: StudySpec, target: Target) -> tuple[Assumption, ...]:
     catalog = default_catalog()
     assumptions = [*_target(target), *_described(catalog, "model", spec.model.name)]
     assumptions += _described(catalog, "recipe", spec.recipe.name)
-    runs = {(own.system.name, runtime_of(spec, own).name): own for own in spec.candidates}
-    for candidate in runs.values():
-        system = candidate.system
-        job = question_of_candidate(spec, candidate, candidate.devices[0]).job
+    for point in {(own.candidate.system.name, own.runtime.name): own for own in spec.points}.values():
+        system = point.candidate.system
+        job = point.question.job
         assumptions += _described(catalog, "system", system.name)
         assumptions += _described(catalog, "device", system.device.name)
         if system.device.calibration is not None:
@@ -179,7 +178,7 @@ def _target(target: Target) -> Iterator[Assumption]:
 
 def _productions(spec: StudySpec) -> Iterator[Assumption]:
     """The production ratios that candidates have, and what they cover."""
-    ratios = dict.fromkeys(production_of(spec, candidate) for candidate in spec.candidates)
+    ratios = dict.fromkeys(map(production_of, spec.points))
     for production in filter(None, ratios):
         value = f"{production.text} times the rate of healthy steps, on every machine"
         yield Assumption("production", "ratio to healthy steps", value, production.source, "fit")

@@ -25,15 +25,7 @@ from perfsim.specs.hardware import SystemSpec
 from perfsim.strategies import strategy
 from perfsim.strategies.plan import runs_on
 from perfsim.studies.batches import target_of
-from perfsim.studies.spec import (
-    CALLED,
-    Candidates,
-    CandidateSpec,
-    StudySpec,
-    check_question,
-    question_of_candidate,
-    runtime_of,
-)
+from perfsim.studies.spec import CALLED, Candidates, CandidateSpec, Point, StudySpec
 
 # The YAML form of a sweep: a study, and the fields of it that vary.
 
@@ -183,7 +175,7 @@ def _wrong_field(
         path = inner
         owner = max((known.system for known in candidates), key=lambda system: _reached(system, inner)[0])
     elif root == "runtime" and inner:
-        owner, path = runtime_of(study, study.candidates[0]), inner
+        owner, path = study.runtime_of(study.candidates[0]), inner
     elif root in MACHINE_ROOTS:
         return [axis.problem(f"`{axis.path}` is not a field", f"did you mean `{root}`?")]
     elif root in CandidateSpec.model_fields:
@@ -319,7 +311,7 @@ class _Changer:
 
 _PARTS: Mapping[str, Callable[[StudySpec, CandidateSpec], Any]] = {
     "system": lambda _, candidate: candidate.system,
-    "runtime": runtime_of,
+    "runtime": StudySpec.runtime_of,
 }
 """Descriptions inside which a change concerns one candidate, as it finds them."""
 
@@ -364,35 +356,12 @@ def changed_study(study: StudySpec, changes: Mapping[str, Any], catalog: Catalog
 # The points of a sweep.
 
 
-@dataclass(frozen=True)
-class SweepPoint:
-    """One candidate at one number of devices with all other fields fixed."""
-
-    study: StudySpec
-    """With exactly one candidate and one number of devices."""
-    settings: Mapping[str, Any]
-    """The variant, a fixed layout, and the grid's values except strategy, system and devices."""
-
-    @property
-    def candidate(self) -> CandidateSpec:
-        return self.study.candidates[0]
-
-    @property
-    def num_devices(self) -> int:
-        return self.candidate.devices[0]
-
-    @property
-    def label(self) -> str:
-        """`128 A100-80GB (16 DGX), 3d, recipe.global_batch_size 512`."""
-        return _label(self.candidate, self.num_devices, self.settings)
-
-
 def _label(candidate: CandidateSpec, devices: int, settings: Mapping[str, Any]) -> str:
     machine = f"{candidate.system.machine(devices)}, {candidate.strategy}"
     return ", ".join([machine, *(f"{path} {value}" for path, value in settings.items())])
 
 
-def _expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple[SweepPoint, ...]:
+def _expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple[Point, ...]:
     """Every point of a sweep, ordered by variant, candidate, devices, then the axes of the file.
 
     An axis over a field that a candidate's system does not have is ignored for that candidate; a variant
@@ -417,11 +386,11 @@ def _expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple
     if unread or problems:
         raise CatalogError(in_order([*unread, *problems]))
     builder = _Builder(spec.study, mapping, _Changer(catalog))
-    points: list[SweepPoint] = []
+    points: list[Point] = []
     for name in spec.variants or [""]:
         # A fixed layout tells a candidate from others; a variant's only one of its kind needs none.
         kinds = [(own.system.name, own.strategy) for own in _own_candidates(spec, name)]
-        runtimes = {runtime_of(spec.study, candidate).name for candidate in machines[name]}
+        runtimes = {spec.study.runtime_of(candidate).name for candidate in machines[name]}
         for candidate in machines[name]:
             apart = {VARIANT: name} if name else {}
             if candidate.layout is not None and (
@@ -429,7 +398,7 @@ def _expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple
             ):
                 apart[LAYOUT] = candidate.layout_words
             if len(runtimes) > 1:
-                apart[RUNTIME] = runtime_of(spec.study, candidate).name
+                apart[RUNTIME] = spec.study.runtime_of(candidate).name
             points += builder.points(candidate, grid, groups[name] if name else [], apart)
     if not points:
         raise CatalogError([mapping.problem(("grid",), "no strategy of the grid runs on any of its systems")])
@@ -469,7 +438,7 @@ class _Builder:
         grid: Sequence[_Axis],
         changes: Sequence[_Axis],
         apart: Mapping[str, str],
-    ) -> Iterator[SweepPoint]:
+    ) -> Iterator[Point]:
         """The points of a candidate under a variant's changes; none if it lacks a field.
 
         `apart` are the settings that tell it from other candidates and variants.
@@ -488,7 +457,7 @@ class _Builder:
             limits.in_time(lambda: "the points of the grid were being written out")
             settings = {axis.path: value for axis, value in zip(axes, values, strict=True)}
             study = self.study(candidate, devices, {**settings, **changed})
-            yield SweepPoint(study, {**apart, **settings})
+            yield Point(study, {**apart, **settings})
 
     def study(self, candidate: CandidateSpec, devices: int, changes: dict[str, Any]) -> StudySpec:
         """The study of one candidate at one number of devices with these changes, checked without running."""
@@ -500,7 +469,7 @@ class _Builder:
             chosen = self.changer.candidate(shared, candidate, own)
             chosen = chosen.model_copy(update={"devices": (devices,)})
             study = shared.model_copy(update={"candidates": (chosen,)})
-            self._check(study, chosen)
+            self._check(Point(study))
         except InputError as error:
             label = _label(candidate, devices, changes)
             raise CatalogError(
@@ -522,21 +491,22 @@ class _Builder:
             parts[name] = self.changer.once(lambda value=value: value, name, value.model_dump_json())  # type: ignore[misc]
         return study.model_copy(update=parts)
 
-    def _check(self, study: StudySpec, candidate: CandidateSpec) -> None:
+    def _check(self, point: Point) -> None:
         """Raise InputError for bad input: a target or a device count; the run reports what a point lacks.
 
         What depends on the study alone, on the system with its devices, and on the system with what prices
         depend on is checked once for all points that share it.
         """
         once = self.changer.once
-        system = candidate.system
+        study = point.study
+        system = point.candidate.system
         recipe = study.recipe
         once(lambda: target_of(study), "target", id(study.model), id(recipe), id(study.convergence))
-        question = question_of_candidate(study, candidate, candidate.devices[0])
+        question = point.question
         priced = once(lambda: priced_part(recipe).model_dump_json(), "priced", id(recipe))
-        others = (id(question.runtime), candidate.strategy, id(question.cluster))
-        once(lambda: check_question(question), "prices", id(system), priced, *others)
-        once(lambda: question.topology, "devices", id(system), candidate.devices[0])
+        others = (id(question.runtime), point.candidate.strategy, id(question.cluster))
+        once(point.checked, "prices", id(system), priced, *others)
+        once(lambda: question.topology, "devices", id(system), question.devices)
 
 
 @dataclass(frozen=True)
@@ -544,7 +514,7 @@ class Sweep:
     """A sweep that was read and checked, with its points."""
 
     spec: SweepSpec
-    points: tuple[SweepPoint, ...]
+    points: tuple[Point, ...]
     asked: str = ""
     """The name or path by which it was read."""
 

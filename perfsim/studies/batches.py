@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from perfsim.base.errors import InputError, LayoutError, PerfsimError, PlanError
 from perfsim.convergence.critical_batch import (
@@ -17,13 +17,12 @@ from perfsim.convergence.critical_batch import (
     minicpm_tokens,
     relative_error,
 )
-from perfsim.convergence.laws import LossLaw, LossTarget, loss_law, tokens_for
+from perfsim.convergence.laws import LossLaw, LossTarget, loss_law
 from perfsim.convergence.time_to_accuracy import (
     LEAST_EXAMPLES_ERROR,
     RampedRun,
     Segment,
     TimeToAccuracy,
-    ramped,
 )
 from perfsim.convergence.wall_clock import Training
 from perfsim.engine.limits import present_limits
@@ -44,6 +43,59 @@ MOST_TRIED = 60
 """Batches of one curve, with those past its ends."""
 
 
+@dataclass(frozen=True, slots=True)
+class BatchPoint:
+    """Time to the target at one global batch, with the layout that runs it fastest."""
+
+    global_batch_size: int
+    """Sequences of a step."""
+    batch_tokens: float
+    """Tokens of a step."""
+    step_time_s: float
+    """Time of a step."""
+    steps: float
+    """Steps to the target."""
+    time_to_accuracy_s: float
+    """Time to the target."""
+    time_to_accuracy_band_s: tuple[float, float]
+    """90 % band of the time to the target."""
+    layout: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, plan: Plan, time: TimeToAccuracy) -> Self:
+        """A plan at its batch, and its time to the target."""
+        return cls(
+            plan.job.global_batch_size,
+            time.batch_tokens,
+            time.step_time_s,
+            time.steps,
+            time.time_s,
+            time.band_s,
+            layout=plan.layout.as_dict(plan.num_microbatches),
+        )
+
+
+@dataclass(frozen=True)
+class BatchCurve:
+    """The batches that were tried on one machine: at least one with a plan."""
+
+    points: Sequence[BatchPoint]
+    """Those with a plan, ascending."""
+    refused: Mapping[int, PerfsimError]
+    """Why the other batches have none."""
+
+    @property
+    def tried(self) -> tuple[int, ...]:
+        """The global batches that were tried, with and without a plan, ascending."""
+        return tuple(sorted({*(point.global_batch_size for point in self.points), *self.refused}))
+
+    @property
+    def best(self) -> int:
+        """The global batch of least time to the target; of ties the smallest."""
+        fastest = min(self.points, key=lambda point: (point.time_to_accuracy_s, point.batch_tokens))
+        return fastest.global_batch_size
+
+
 @dataclass(frozen=True)
 class Target:
     """What ends a run."""
@@ -54,11 +106,6 @@ class Target:
     """The loss that the tokens reach, where the recipe names one."""
     measured: tuple[float, ...] | None = None
     """Batches in tokens of the user's own runs, where the critical batch was fitted to them."""
-
-    @property
-    def d_min_error(self) -> float:
-        """Half-width e of the 90 % band of the tokens, [D / (1 + e), D (1 + e)]; 0 where they are given."""
-        return 0.0 if self.loss is None else self.loss.d_min_error
 
     def time_of(
         self, batch_tokens: float, step_time_s: float, step_time_error: float, unshared_error: float
@@ -71,11 +118,68 @@ class Target:
             critical=self.critical,
             step_time_error=step_time_error,
             unshared_error=unshared_error,
-            d_min_error=self.d_min_error,
+            d_min_error=0.0 if self.loss is None else self.loss.d_min_error,
             examples_error=LEAST_EXAMPLES_ERROR
             if self.measured is None
             else relative_error(batch_tokens, self.measured),
         )
+
+    def time_of_run(self, run: Evaluation, accuracy: Accuracy | None = None) -> TimeToAccuracy:
+        """The time of a simulated plan's steps, with the run's `accuracy`."""
+        accuracy = accuracy or run.accuracy
+        return self.time_of(
+            run.plan.job.tokens_per_step, run.step_time_s, accuracy.step_time_error, accuracy.unshared_error
+        )
+
+    def grid(self, seq_length: int, num_devices: int) -> list[int]:
+        """Global batches in sequences, 2^k and 3 x 2^k, up to twice the critical batch.
+
+        They are multiples of a device count that is no power of two, so that replicas share evenly.
+        """
+        smallest = SMALLEST_SHARE * self.critical.tokens / seq_length
+        largest = LARGEST_SHARE * self.critical.tokens / seq_length
+        unit = num_devices if num_devices & (num_devices - 1) else 1
+        grid = sorted({unit * factor * 2**power for factor in (2, 3) for power in range(24)})
+        return [batch for batch in grid if smallest <= batch <= largest] or [unit * max(1, num_devices)]
+
+    def at(self, question: Question, global_batch_size: int) -> BatchPoint:
+        """The plan of best estimate at one batch, simulated. Raises PlanError where no plan fits.
+
+        The share of the step that hides communication is left out of its band.
+        """
+        asked = question.at(global_batch_size)
+        run = evaluated(asked, estimated(asked).plan)
+        return BatchPoint.of(run.plan, self.time_of_run(run, accuracy_of(run.plan)))
+
+    def curve(self, question: Question, batches: Sequence[int], *, extend: bool = False) -> BatchCurve:
+        """Time to the target at every batch.
+
+        With `extend` batches are halved or doubled past an end until the best one is inside. Raises
+        PlanError, or LayoutError for a given layout, where no batch has a plan.
+        """
+        points: list[BatchPoint] = []
+        refused: dict[int, PerfsimError] = {}
+        wanted = deque(batches)
+        while wanted:
+            batch = wanted.popleft()
+            present_limits().in_time(
+                lambda: f"{len(points) + len(refused)} of {len(batches)} batches tried on {question.label}"
+            )
+            try:
+                points.append(self.at(question, batch))
+            except (LayoutError, PlanError, NotIdentifiableError) as error:
+                refused[batch] = error
+            if extend and points and not wanted:
+                known = BatchCurve(points, refused)
+                best = known.best
+                tried = known.tried
+                if len(tried) < MOST_TRIED and best == tried[-1]:
+                    wanted.append(2 * best)
+                elif len(tried) < MOST_TRIED and best == tried[0] and best % 2 == 0:
+                    wanted.append(best // 2)
+        if not points:
+            raise next(iter(refused.values()), PlanError(f"{question.label}: no batch to try"))
+        return BatchCurve(sorted(points, key=lambda point: point.batch_tokens), refused)
 
 
 def target_for(model: TransformerConfig, recipe: Recipe, law: ConvergenceSpec, asked_by: str = "") -> Target:
@@ -90,7 +194,7 @@ def target_for(model: TransformerConfig, recipe: Recipe, law: ConvergenceSpec, a
     if recipe.tokens_per_parameter is not None:
         tokens = recipe.tokens_per_parameter * parameters(model).total
     if tokens is None and recipe.target_loss is not None:
-        loss = tokens_for(by_law, recipe.target_loss, counted(model, by_law), law.loss_scale)
+        loss = by_law.target(recipe.target_loss, counted(model, by_law), law.loss_scale)
         tokens = loss.tokens
     fit = law.fit
     if fit is not None and tokens is None:
@@ -126,52 +230,6 @@ def counted(model: TransformerConfig, law: LossLaw) -> float:
     return float(counts.active if law.counts_embeddings else counts.active_body_matrices)
 
 
-@dataclass(frozen=True, slots=True)
-class BatchPoint:
-    """Time to the target at one global batch, with the layout that runs it fastest."""
-
-    global_batch_size: int
-    """Sequences of a step."""
-    batch_tokens: float
-    """Tokens of a step."""
-    step_time_s: float
-    """Time of a step."""
-    steps: float
-    """Steps to the target."""
-    time_to_accuracy_s: float
-    """Time to the target."""
-    time_to_accuracy_band_s: tuple[float, float]
-    """90 % band of the time to the target."""
-    layout: Mapping[str, Any] = field(default_factory=dict)
-
-
-def batch_point(plan: Plan, time: TimeToAccuracy) -> BatchPoint:
-    """A plan at its batch, and its time to the target."""
-    return BatchPoint(
-        plan.job.global_batch_size,
-        time.batch_tokens,
-        time.step_time_s,
-        time.steps,
-        time.time_s,
-        time.band_s,
-        layout=plan.layout.as_dict(plan.num_microbatches),
-    )
-
-
-def batch_grid(target: Target, seq_length: int, num_devices: int) -> list[int]:
-    """Global batches in sequences, 2^k and 3 x 2^k, up to twice the critical batch.
-
-    They are multiples of a device count that is no power of two, so that replicas share evenly.
-    """
-    smallest = SMALLEST_SHARE * target.critical.tokens / seq_length
-    largest = LARGEST_SHARE * target.critical.tokens / seq_length
-    grid = sorted({factor * 2**power for factor in (2, 3) for power in range(24)})
-    unit = num_devices if num_devices & (num_devices - 1) else 1
-    return [unit * batch for batch in grid if smallest <= unit * batch <= largest] or [
-        unit * max(1, num_devices)
-    ]
-
-
 def batches_of(spec: StudySpec, target: Target, question: Question) -> list[int]:
     """The global batches to try: the recipe's own, else the study's.
 
@@ -188,72 +246,8 @@ def batches_of(spec: StudySpec, target: Target, question: Question) -> list[int]
             )
         layout = question.given_layout
         unit = question.devices if layout is None else layout.data * layout.micro_batch_size
-        return batch_grid(target, spec.recipe.seq_length, unit)
+        return target.grid(spec.recipe.seq_length, unit)
     return list(spec.batch_sizes)
-
-
-def _point_at(question: Question, target: Target, global_batch_size: int) -> BatchPoint:
-    """The plan of best estimate at one batch, simulated. Raises PlanError where no plan fits.
-
-    The share of the step that hides communication is left out of its band.
-    """
-    asked = question.at(global_batch_size)
-    run = evaluated(asked, estimated(asked).plan)
-    return batch_point(run.plan, time_of_run(run, target, accuracy_of(run.plan)))
-
-
-def batch_curve(
-    question: Question, target: Target, batches: list[int], *, extend: bool = False
-) -> tuple[list[BatchPoint], dict[int, PerfsimError]]:
-    """Time to the target at every batch that has a plan, ascending, and why the other batches have none.
-
-    With `extend` batches are halved or doubled past an end until the best one is inside. Raises PlanError, or
-    LayoutError for a given layout, where no batch has a plan.
-    """
-    curve: list[BatchPoint] = []
-    refused: dict[int, PerfsimError] = {}
-    wanted = deque(batches)
-    while wanted:
-        batch = wanted.popleft()
-        present_limits().in_time(
-            lambda: f"{len(curve) + len(refused)} of {len(batches)} batches tried on {question.label}"
-        )
-        try:
-            curve.append(_point_at(question, target, batch))
-        except (LayoutError, PlanError, NotIdentifiableError) as error:
-            refused[batch] = error
-        if extend and curve and not wanted:
-            wanted.extend(_past_the_end(best_of(curve), tried_of(curve, refused)))
-    if not curve:
-        raise next(iter(refused.values()), PlanError(f"{question.label}: no batch to try"))
-    return sorted(curve, key=lambda point: point.batch_tokens), refused
-
-
-def _past_the_end(best: int, tried: Sequence[int]) -> list[int]:
-    """The batch to try next where the best one is the smallest or the largest of those tried."""
-    if len(tried) >= MOST_TRIED:
-        return []
-    if best == tried[-1]:
-        return [2 * best]
-    return [best // 2] if best == tried[0] and best % 2 == 0 else []
-
-
-def tried_of(curve: Iterable[BatchPoint], refused: Iterable[int]) -> tuple[int, ...]:
-    """The global batches that were tried, with and without a plan, ascending."""
-    return tuple(sorted({*(point.global_batch_size for point in curve), *refused}))
-
-
-def best_of(curve: Iterable[BatchPoint]) -> int:
-    """The global batch of least time to the target; of ties the smallest."""
-    return min(curve, key=lambda point: (point.time_to_accuracy_s, point.batch_tokens)).global_batch_size
-
-
-def time_of_run(run: Evaluation, target: Target, accuracy: Accuracy | None = None) -> TimeToAccuracy:
-    """What the step time of a simulated plan makes of the time to the target, with the run's `accuracy`."""
-    accuracy = accuracy or run.accuracy
-    return target.time_of(
-        run.plan.job.tokens_per_step, run.step_time_s, accuracy.step_time_error, accuracy.unshared_error
-    )
 
 
 MINICPM_SCALE = "C4"
@@ -298,14 +292,14 @@ def ramp_of(
     for part in ramp:
         batch = max(1, round(part.batch * chosen.global_batch_size))
         try:
-            known = chosen if batch == chosen.global_batch_size else _point_at(question, target, batch)
+            known = chosen if batch == chosen.global_batch_size else target.at(question, batch)
         except PerfsimError as error:
             return None, f"no run with the batch ramp: {error.problems[0].message}"
         critical_tokens = critical * part.critical_batch
         segments.append(Segment(part.share, known.batch_tokens, known.step_time_s, critical_tokens))
     rest = 1.0 - sum(segment.share for segment in segments)
     last = Segment(rest, chosen.batch_tokens, chosen.step_time_s, critical)
-    run = ramped([*segments, last], target.d_min_tokens)
+    run = RampedRun.of([*segments, last], target.d_min_tokens)
     examples = chosen.steps * chosen.batch_tokens
     remark = (
         f"with the batch ramp the steps take {run.time_s / chosen.time_to_accuracy_s:.3f} times as long: "

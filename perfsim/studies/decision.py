@@ -7,7 +7,7 @@ of, and compares times on the wall and money. `laws_side_by_side` asks every law
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,17 +18,15 @@ import numpy as np
 from perfsim.base.errors import PerfsimError
 from perfsim.base.units import DAY_S
 from perfsim.convergence.bill import Bill, Rates
-from perfsim.convergence.critical_batch import CriticalBatch, LawInputs, critical_batch, steps
+from perfsim.convergence.critical_batch import LawInputs, critical_batch, steps
 from perfsim.convergence.laws import KAPLAN
-from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy, ratio_band
+from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy
 from perfsim.convergence.uncertain import Z_90, Draws, FloatArray, Place, Uncertain, interval, one_at, typical
-from perfsim.convergence.wall_clock import Training, inputs_of, wall_s
-from perfsim.prediction.question import Question
+from perfsim.convergence.wall_clock import Training, inputs_of
 from perfsim.specs.wall_clock import WallClockSpec
 from perfsim.studies.answers import (
     Answer,
     BreakEven,
-    CandidateResult,
     Decision,
     LawAnswer,
     LawRow,
@@ -39,7 +37,7 @@ from perfsim.studies.answers import (
     Spread,
 )
 from perfsim.studies.batches import Target, counted, training_of
-from perfsim.studies.spec import CandidateSpec, StudySpec, question_of_candidate
+from perfsim.studies.spec import Point, StudySpec
 from perfsim.studies.trust import confidence, shared_caveats
 
 Row = TypeVar("Row", bound=Answer)
@@ -75,7 +73,7 @@ def ratio_of(row: Answer, first: Answer) -> RatioBand:
     """The 90 % band of the ratio of two times; on one system a part of the step-time error cancels."""
     if row.time is first.time or _is_same_plan(row, first):
         return RatioBand(1.0, 1.0, 1.0)
-    return ratio_band(row.time, first.time, same_machine=row.system == first.system)
+    return row.time.ratio_to(first.time, same_machine=row.system == first.system)
 
 
 def ratio_bands(candidates: Sequence[Answer]) -> dict[str, tuple[float, float]]:
@@ -125,6 +123,10 @@ SEEDS = "seeds of "
 """Begins the name of the input that is a run's own luck."""
 
 
+POINT_DRAWS = 1000
+"""Draws for each point of a sweep, of which there may be many thousands."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Option:
     """A candidate, as far as time and money depend on what is not known."""
@@ -136,6 +138,8 @@ class Option:
     time: TimeToAccuracy
     training: Training
     rates: Rates
+    draws: Draws
+    """Seeded places of all inputs, the same for all options of a study."""
     wall_clock: WallClockSpec | None = None
     production: Production | None = None
 
@@ -149,8 +153,8 @@ class Option:
         return "healthy steps alone"
 
     @cached_property
-    def inputs(self) -> tuple[Uncertain, ...]:
-        """Everything that its times and its bill depend on."""
+    def inputs(self) -> Mapping[str, Uncertain]:
+        """Everything that its times and its bill depend on, by name."""
         time = self.time
         critical = self.time.critical
         total = math.log1p(time.step_time_error)
@@ -168,7 +172,7 @@ class Option:
             inputs += inputs_of(self.wall_clock)
         elif self.production is not None:
             inputs.append(_of_production(self.production))
-        return (*inputs, *self.rates.given.values())
+        return {entry.name: entry for entry in (*inputs, *self.rates.given.values())}
 
     def _luck(self, end: int) -> float:
         """What the least error of the examples adds to the end of the critical batch's band, in the log."""
@@ -179,12 +183,11 @@ class Option:
 
     def steps_s(self, place: Place) -> FloatArray:
         """Time of the steps with the inputs at their places."""
-        time = self.time
-        known = {entry.name: entry for entry in self.inputs}
 
         def at(name: str) -> FloatArray:
-            return known[name].at(place(name))
+            return self.inputs[name].at(place(name))
 
+        time = self.time
         factors = at(f"step time of {self.system}, shared") * at(f"step time of {self.plan}")
         seconds = at("tokens to the target") / time.batch_tokens * time.step_time_s * factors
         if not time.critical.given_length:
@@ -195,20 +198,56 @@ class Option:
         """Time on the wall with the inputs at their places."""
         steps_s = self.steps_s(place)
         if self.wall_clock is not None:
-            return wall_s(self.wall_clock, self.training, steps_s, place)
+            return self.training.wall_s(self.wall_clock, steps_s, place)
         if self.production is not None:
             ratio = _of_production(self.production)
             return steps_s / ratio.at(place(ratio.name))
         return steps_s
 
+    def money(self, place: Place) -> FloatArray:
+        """Money of a run with the inputs at their places; nan without a price."""
+        money = self.rates.bill(self.wall_s(place), place).money
+        return np.asarray(math.nan) if money is None else money
 
-def decision_of(
-    spec: StudySpec, rows: Sequence[tuple[CandidateSpec, Question, Answer]], draws: int = 0
-) -> Decision:
-    """The decision between candidates of a study, each with its question and its row."""
+    @cached_property
+    def typical_s(self) -> float:
+        """Time on the wall at the typical inputs."""
+        return float(self.wall_s(typical))
+
+    @cached_property
+    def expected_s(self) -> FloatArray:
+        """Times on the wall without the luck of seeds, shape [draws]."""
+        return self.wall_s(lambda name: 0.0 if name.startswith(SEEDS) else self.draws(name))
+
+    @cached_property
+    def drawn_s(self) -> FloatArray:
+        """Times on the wall, shape [draws]."""
+        return self.wall_s(self.draws)
+
+    @cached_property
+    def bill(self) -> Bill:
+        """Hours, energy, carbon and money, each of shape [draws]."""
+        return self.rates.bill(self.drawn_s, self.draws)
+
+    @cached_property
+    def typical_bill(self) -> Bill:
+        """The same at the typical inputs."""
+        return self.rates.bill(self.wall_s(typical), typical)
+
+    def spread(self, name: str) -> Spread | None:
+        """One of the bill's figures; None where an input is not given."""
+        values = getattr(self.bill, name)
+        return None if values is None else _spread(values, float(getattr(self.typical_bill, name)))
+
+
+def decision_of(points: Sequence[Point], rows: Sequence[Answer], draws: int = 0) -> Decision:
+    """The decision between candidates of a study, each with its row."""
+    study = points[0].study
+    uncertainty = study.uncertainty
     plans: dict[str, str] = {}
     options = []
-    for candidate, question, row in rows:
+    for point, row in zip(points, rows, strict=True):
+        question = point.question
         training = training_of(question, row.time)
         waiting = row.bubble_fraction + row.exposed_communication_fraction
         options.append(
@@ -222,26 +261,21 @@ def decision_of(
                     system=question.system,
                     devices=question.devices,
                     units=training.num_nodes,
-                    energy=spec.energy,
-                    price=candidate.price,
+                    energy=study.energy,
+                    price=point.candidate.price,
                     busy=max(0.0, 1.0 - waiting),
                 ),
-                wall_clock=candidate.wall_clock,
+                wall_clock=point.candidate.wall_clock,
                 production=row.production,
+                draws=Draws(uncertainty.seed, draws or uncertainty.draws),
             )
         )
-    return decide(options, spec.currency, spec.uncertainty.seed, draws or spec.uncertainty.draws)
-
-
-POINT_DRAWS = 1000
-"""Draws for each point of a sweep, of which there may be many thousands."""
+    return decide(options, study.currency)
 
 
 def outcome_of(point: PointResult) -> Outcome:
     """What a point of a sweep takes on the wall, in energy and in money, like a candidate of a study."""
-    question = question_of_candidate(point.study, point.candidate, point.num_devices)
-    alone = [(point.candidate, question, point.prediction)]
-    return decision_of(point.study, alone, POINT_DRAWS).outcomes[0]
+    return decision_of([point], [point.prediction], POINT_DRAWS).outcomes[0]
 
 
 def _of_production(production: Production) -> Uncertain:
@@ -259,62 +293,23 @@ def _factor(name: str, factor: float, middle: float = 1.0, unit: str = "times") 
 # target, the ratio of production, the part of the step model's error that one kind of machine has in common,
 # the ranges of a wall clock, prices, power, electricity. Each candidate also has a part of the model's error
 # for itself, unless two run the same plan. Chances compare expected times, without the luck of seeds, which
-# is in the interval of each time. `ratio_band` and `TimeToAccuracy.band_s` are the closed forms of both.
+# is in the interval of each time. `TimeToAccuracy.ratio_to` and `band_s` are the closed forms of both.
 
-DRAWS = 20_000
 FARTHEST = 3.0
 PLACES = 1201
 """How far from its typical value an input is moved to flip the order, in standard deviations."""
 MOST_LEVERS = 10
 
 
-@dataclass(frozen=True)
-class _Drawn:
-    """An option with what it takes, at the typical inputs and in every draw."""
-
-    option: Option
-    place: Draws
-
-    @cached_property
-    def typical_s(self) -> float:
-        """Time on the wall at the typical inputs."""
-        return float(self.option.wall_s(typical))
-
-    @cached_property
-    def expected_s(self) -> FloatArray:
-        """Times on the wall without the luck of seeds, shape [draws]."""
-        return self.option.wall_s(lambda name: 0.0 if name.startswith(SEEDS) else self.place(name))
-
-    @cached_property
-    def wall_s(self) -> FloatArray:
-        """Times on the wall, shape [draws]."""
-        return self.option.wall_s(self.place)
-
-    @cached_property
-    def bill(self) -> Bill:
-        """Hours, energy, carbon and money, each of shape [draws]."""
-        return self.option.rates.bill(self.wall_s, self.place)
-
-    @cached_property
-    def typical_bill(self) -> Bill:
-        """The same at the typical inputs."""
-        return self.option.rates.bill(self.option.wall_s(typical), typical)
-
-    def spread(self, name: str) -> Spread | None:
-        """One of the bill's figures; None where an input is not given."""
-        values = getattr(self.bill, name)
-        return None if values is None else _spread(values, float(getattr(self.typical_bill, name)))
-
-
-def decide(options: Sequence[Option], currency: str, seed: int = 0, draws: int = DRAWS) -> Decision:
-    """The decision between options that are candidates of one study."""
-    drawn = [_Drawn(option, Draws(seed, draws)) for option in options]
-    first, *others = sorted(drawn, key=lambda known: known.typical_s)
+def decide(options: Sequence[Option], currency: str) -> Decision:
+    """The decision between options that are candidates of one study, with the same draws."""
+    first, *others = sorted(options, key=lambda option: option.typical_s)
     # The rival is the earliest of another machine, else of another plan.
-    unlike = [known for known in others if known.option.system != first.option.system]
-    others = [known for known in others if known.option.plan != first.option.plan]
+    unlike = [option for option in others if option.system != first.system]
+    others = [option for option in others if option.plan != first.plan]
     rival = next(iter([*unlike, *others]), None)
-    outcomes = _outcomes(drawn)
+    outcomes = _outcomes(options)
+    best = outcomes[list(options).index(first)]
     ratio = money_ratio = None
     levers: tuple[Lever, ...] = ()
     money_levers: tuple[Lever, ...] = ()
@@ -323,79 +318,74 @@ def decide(options: Sequence[Option], currency: str, seed: int = 0, draws: int =
         ratio = _spread(rival.expected_s / first.expected_s, rival.typical_s / first.typical_s)
         ties = float(np.mean(first.expected_s == rival.expected_s))
         sure = float(np.mean(first.expected_s < rival.expected_s)) + 0.5 * ties
-        levers = _levers(first.option, rival.option, Option.wall_s)
+        levers = _levers(first, rival, Option.wall_s)
         if first.bill.money is not None and rival.bill.money is not None:
-            at_middle = float(_money(rival.option, typical) / _money(first.option, typical))
+            at_middle = float(rival.money(typical) / first.money(typical))
             money_ratio = _spread(rival.bill.money / first.bill.money, at_middle)
-            money_levers = _levers(first.option, rival.option, _money)
+            money_levers = _levers(first, rival, Option.money)
     return Decision(
-        seed=seed,
-        draws=draws,
+        seed=first.draws.seed,
+        draws=first.draws.count,
         currency=currency,
-        sentence=_sentence(outcomes, drawn.index(first), first, rival, sure, currency),
+        sentence=_sentence(outcomes, best, first.rates.devices, rival, sure, currency),
         outcomes=outcomes,
-        first=first.option.label,
-        rival="" if rival is None else rival.option.label,
+        first=first.label,
+        rival="" if rival is None else rival.label,
         ratio=ratio,
         sure=sure,
         levers=levers,
-        break_even=_break_even(drawn, first),
+        break_even=_break_even(options, first),
         money_ratio=money_ratio,
         money_levers=money_levers,
     )
-
-
-def _money(option: Option, place: Place) -> FloatArray:
-    """Money of a run with the inputs at their places; nan without a price."""
-    money = option.rates.bill(option.wall_s(place), place).money
-    return np.asarray(math.nan) if money is None else money
 
 
 def _spread(values: FloatArray, middle: float) -> Spread:
     return Spread(middle, *interval(np.broadcast_to(values, np.shape(values) or (1,))))
 
 
-def _outcomes(drawn: Sequence[_Drawn]) -> tuple[Outcome, ...]:
+def _outcomes(options: Sequence[Option]) -> tuple[Outcome, ...]:
     """What each option takes, and the chance that none is earlier or cheaper."""
-    earliest = np.min(np.broadcast_arrays(*(known.expected_s for known in drawn)), axis=0)
-    priced = [known.bill.money for known in drawn if known.bill.money is not None]
-    least = np.min(np.broadcast_arrays(*priced), axis=0) if len(priced) == len(drawn) else None
+    earliest = np.min(np.broadcast_arrays(*(option.expected_s for option in options)), axis=0)
+    priced = [option.bill.money for option in options if option.bill.money is not None]
+    least = np.min(np.broadcast_arrays(*priced), axis=0) if len(priced) == len(options) else None
     return tuple(
         Outcome(
-            label=known.option.label,
-            steps_s=_spread(known.option.steps_s(known.place), float(known.option.steps_s(typical))),
-            wall_s=_spread(known.wall_s, known.typical_s),
-            basis=known.option.basis,
-            device_hours=known.spread("device_hours") or Spread(math.nan, math.nan, math.nan),
-            energy_kwh=known.spread("energy_kwh"),
-            carbon_kg=known.spread("carbon_kg"),
-            money=known.spread("money"),
-            first=float(np.mean(known.expected_s <= earliest)),
-            cheapest=None if least is None else float(np.mean(least == known.bill.money)),
-            not_given=known.option.rates.not_given,
+            label=option.label,
+            steps_s=_spread(option.steps_s(option.draws), float(option.steps_s(typical))),
+            wall_s=_spread(option.drawn_s, option.typical_s),
+            basis=option.basis,
+            device_hours=option.spread("device_hours") or Spread(math.nan, math.nan, math.nan),
+            energy_kwh=option.spread("energy_kwh"),
+            carbon_kg=option.spread("carbon_kg"),
+            money=option.spread("money"),
+            first=float(np.mean(option.expected_s <= earliest)),
+            cheapest=None if least is None else float(np.mean(least == option.bill.money)),
+            not_given=option.rates.not_given,
         )
-        for known in drawn
+        for option in options
     )
 
 
 def _levers(first: Option, rival: Option, amount: Callable[[Option, Place], FloatArray]) -> tuple[Lever, ...]:
     """The inputs of two options by how far they move the ratio of the rival's amount to the first's."""
-    inputs = {entry.name: entry for option in (first, rival) for entry in option.inputs}
     scan = np.linspace(-FARTHEST, FARTHEST, PLACES)
-
-    def log_ratio(name: str, places: FloatArray | float) -> FloatArray:
-        place = one_at(name, places)
-        return np.log(amount(rival, place) / amount(first, place))
-
     levers = []
-    for name, entry in inputs.items():
+    for name, entry in {**first.inputs, **rival.inputs}.items():
         if entry.certain or name.startswith(SEEDS):
             continue
-        moved = log_ratio(name, scan)
+        place = one_at(name, scan)
+        moved = np.log(amount(rival, place) / amount(first, place))
         if np.ptp(np.atleast_1d(moved)) < 1e-9:
             continue
         low, high = np.exp(np.interp([-Z_90, Z_90], scan, moved))
-        flips = _nearest_zero(scan, moved)
+        flips = None
+        changes = np.flatnonzero(np.diff(np.sign(moved)) != 0)
+        if changes.size:  # where the ratio is 1, nearest to the typical value
+            left = moved[changes]
+            right = moved[changes + 1]
+            zeros = scan[changes] + (scan[1] - scan[0]) * left / (left - right)
+            flips = float(entry.at(float(zeros[np.argmin(np.abs(zeros))])))
         levers.append(
             Lever(
                 name,
@@ -405,31 +395,19 @@ def _levers(first: Option, rival: Option, amount: Callable[[Option, Place], Floa
                 entry.unit,
                 ratio_at_low=float(low),
                 ratio_at_high=float(high),
-                flips_at=None if flips is None else float(entry.at(flips)),
+                flips_at=flips,
             )
         )
     levers.sort(key=lambda lever: abs(math.log(lever.ratio_at_high / lever.ratio_at_low)), reverse=True)
     return tuple(levers[:MOST_LEVERS])
 
 
-def _nearest_zero(places: FloatArray, values: FloatArray) -> float | None:
-    """The place nearest to 0 at which the values change their sign."""
-    changes = np.flatnonzero(np.diff(np.sign(values)) != 0)
-    if not changes.size:
-        return None
-    left = values[changes]
-    right = values[changes + 1]
-    step = places[1] - places[0]
-    zeros = places[changes] + step * left / (left - right)
-    return float(zeros[np.argmin(np.abs(zeros))])
-
-
-def _break_even(drawn: Sequence[_Drawn], first: _Drawn) -> tuple[BreakEven, ...]:
+def _break_even(options: Sequence[Option], first: Option) -> tuple[BreakEven, ...]:
     """What a device-hour of the first machine may cost against the earliest of each other kind, both ways."""
-    earliest: dict[str, _Drawn] = {}
-    for known in sorted(drawn, key=lambda known: known.typical_s):
-        earliest.setdefault(known.option.system, known)
-    rivals = [known for system, known in earliest.items() if system != first.option.system]
+    earliest: dict[str, Option] = {}
+    for option in sorted(options, key=lambda option: option.typical_s):
+        earliest.setdefault(option.system, option)
+    rivals = [option for system, option in earliest.items() if system != first.system]
     even = []
     for one, other in (pair for rival in rivals for pair in ((first, rival), (rival, first))):
         hours = one.bill.device_hours
@@ -438,25 +416,24 @@ def _break_even(drawn: Sequence[_Drawn], first: _Drawn) -> tuple[BreakEven, ...]
         price = None
         if other.bill.money is not None and other.typical_bill.money is not None:
             price = _spread(other.bill.money / hours, float(other.typical_bill.money / at_middle))
-        even.append(BreakEven(one.option.label, other.option.label, ratio, price))
+        even.append(BreakEven(one.label, other.label, ratio, price))
     return tuple(even)
 
 
 def _sentence(
-    outcomes: Sequence[Outcome], number: int, first: _Drawn, rival: _Drawn | None, sure: float, currency: str
+    outcomes: Sequence[Outcome], best: Outcome, devices: int, rival: Option | None, sure: float, currency: str
 ) -> str:
     """When, how much and how sure; the cheapest one where that differs; and what was not given."""
-    best = outcomes[number]
     unit, scale = time_unit(best.wall_s.typical)
     middle, low, high = (end / scale for end in (best.wall_s.typical, best.wall_s.low, best.wall_s.high))
     said = (
-        f"{best.label} {verb(first.option.rates.devices, 'are', 'is')} at the target after {middle:.3g} "
+        f"{best.label} {verb(devices, 'are', 'is')} at the target after {middle:.3g} "
         f"{unit} on the wall ({low:.3g} to {high:.3g}; {best.basis})"
     )
     if best.money is not None:
         said += f" for {amount(best.money, currency)}"
     if rival is not None:
-        said += f", before {rival.option.label} with a probability of {chance(sure)}"
+        said += f", before {rival.label} with a probability of {chance(sure)}"
     priced = [(own.money.typical, place) for place, own in enumerate(outcomes) if own.money is not None]
     cheapest = outcomes[min(priced)[1]] if priced else best
     if cheapest is not best:
@@ -514,9 +491,7 @@ GENERAL = ("data_law", "bergsma_2025", "kaplan_loss")
 """Laws that need no measurement of the user's."""
 
 
-def laws_side_by_side(
-    spec: StudySpec, target: Target, candidates: Sequence[CandidateResult]
-) -> tuple[LawAnswer, ...]:
+def laws_side_by_side(spec: StudySpec, target: Target, candidates: Sequence[Answer]) -> tuple[LawAnswer, ...]:
     """The answers by the study's own law and by every general law; empty where the tokens are given.
 
     Steps of the batches that were tried are those of the study; only the number of steps differs by law.
@@ -530,19 +505,25 @@ def laws_side_by_side(
     for law in GENERAL:
         with suppress(PerfsimError):
             known.setdefault(law, critical_batch(law, inputs))
-    return tuple(_by_law(critical, target, candidates) for critical in known.values())
-
-
-def _by_law(critical: CriticalBatch, target: Target, candidates: Sequence[CandidateResult]) -> LawAnswer:
-    rows = []
-    for candidate in candidates:
-        times = [
-            (steps(point.batch_tokens, target.d_min_tokens, critical.tokens) * point.step_time_s, point)
-            for point in candidate.batch_curve
-        ]
-        time_s, best = min(times, key=lambda pair: pair[0])
-        rows.append(LawRow(candidate.label, best.global_batch_size, time_s))
-    first = min(rows, key=lambda row: row.time_s)
-    return LawAnswer(
-        critical.law, critical.source, critical.tokens, critical.band_tokens, tuple(rows), first.label
-    )
+    answers = []
+    for critical in known.values():
+        rows = []
+        for candidate in candidates:
+            times = [
+                (steps(point.batch_tokens, target.d_min_tokens, critical.tokens) * point.step_time_s, point)
+                for point in candidate.batch_curve
+            ]
+            time_s, best = min(times, key=lambda pair: pair[0])
+            rows.append(LawRow(candidate.label, best.global_batch_size, time_s))
+        first = min(rows, key=lambda row: row.time_s)
+        answers.append(
+            LawAnswer(
+                critical.law,
+                critical.source,
+                critical.tokens,
+                critical.band_tokens,
+                tuple(rows),
+                first.label,
+            )
+        )
+    return tuple(answers)

@@ -21,7 +21,7 @@ from perfsim.prediction.planner import refusal
 from perfsim.prediction.question import Question
 from perfsim.specs.perturbations import LinkSpecLeft
 from perfsim.studies.batches import target_for
-from perfsim.studies.spec import CandidateSpec, StudySpec, check_question, question_of_candidate
+from perfsim.studies.spec import CandidateSpec, StudySpec
 
 DEFAULTS = {"name": "study", "title": "A study", "question": ""}
 """Values of fields that a mapping may leave out."""
@@ -47,11 +47,11 @@ def _check_machines(study: StudySpec, mapping: LocatedMapping) -> None:
     """
     devices: list[Problem] = []
     layouts: list[list[Problem]] = []
+    points = iter(study.points)
     for where, candidate in _located(study, mapping):
-        for number, count in enumerate(candidate.devices):
-            question = question_of_candidate(study, candidate, count)
+        for number, point in enumerate(islice(points, len(candidate.devices))):
             try:
-                check_question(question)
+                question = point.checked()
             except InputError as error:
                 place = (*where, "devices", number)
                 devices += [mapping.problem(place, own.message, own.help) for own in error.problems]
@@ -88,7 +88,7 @@ def _check_links(study: StudySpec, mapping: LocatedMapping) -> None:
     links = study.perturbations.links if study.perturbations is not None else ()
     if not links:
         return
-    topologies = [build_topology(candidate.system, devices) for candidate, devices in study.machines]
+    topologies = [build_topology(point.candidate.system, point.num_devices) for point in study.points]
     problems = [
         mapping.problem(("perturbations", "links", number, key), message, help_text)
         for number, link in enumerate(links)

@@ -7,24 +7,24 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from sys import intern
 from typing import Any
 
 from perfsim.base.errors import InputError, LimitError, PerfsimError, PlanError, Problem, within_floats
-from perfsim.convergence.time_to_accuracy import RampedRun, TimeToAccuracy
-from perfsim.convergence.wall_clock import RunPart, whole_run
+from perfsim.convergence.wall_clock import RunPart
 from perfsim.engine.limits import present_limits
 from perfsim.network import Topology
 from perfsim.network.export import network_map
 from perfsim.prediction.bands import Accuracy
 from perfsim.prediction.caveats import default_settings
-from perfsim.prediction.disturbed import Resilience, perturbed, resilience, text_of
+from perfsim.prediction.disturbed import perturbed, resilience, text_of
 from perfsim.prediction.planner import best_plan, refusal
 from perfsim.prediction.prediction import prediction_from, prediction_of
-from perfsim.prediction.question import PriceTables, Question
+from perfsim.prediction.question import PriceTables
 from perfsim.prediction.run import Evaluation
-from perfsim.prediction.verification import SamplingSummary, sample_step
+from perfsim.prediction.verification import sample_step
 from perfsim.prediction.why import roofline
 from perfsim.specs.perturbations import PerturbationSpec, StragglerSpec
 from perfsim.strategies import strategy
@@ -33,7 +33,6 @@ from perfsim.studies.answers import (
     COVERED_ONCE,
     Answer,
     Assumption,
-    CandidateResult,
     Infeasible,
     PointResult,
     StudyResult,
@@ -41,20 +40,15 @@ from perfsim.studies.answers import (
     values_of,
 )
 from perfsim.studies.assumptions import assumptions_of
-from perfsim.studies.axes import Sweep, SweepPoint
+from perfsim.studies.axes import Sweep
 from perfsim.studies.batches import (
     BatchPoint,
     Target,
-    batch_curve,
-    batch_point,
     batches_of,
-    best_of,
     ramp_of,
     suggested_batches,
     target_of,
-    time_of_run,
     training_of,
-    tried_of,
 )
 from perfsim.studies.decision import decision_of, laws_side_by_side, ratio_bands, verdict
 from perfsim.studies.executors import (
@@ -67,102 +61,91 @@ from perfsim.studies.executors import (
     available_processes,
     executor_for,
 )
-from perfsim.studies.spec import (
-    CandidateSpec,
-    Digests,
-    StudySpec,
-    check_question,
-    question_of_candidate,
-    runtime_of,
-)
+from perfsim.studies.spec import CandidateSpec, Digests, Point, StudySpec
 from perfsim.studies.store import Store, Stored, StoreError
 from perfsim.studies.timeline import devices_of, timeline
 from perfsim.studies.trust import edge_batch, extrapolated_law, sensitive_target, shared_caveats
 from perfsim.studies.variants import SweepResult
 from perfsim.work.counts import parameters
 
-# One candidate at one number of devices: the run behind a row.
+# One candidate at one number of devices.
 
 
-@dataclass(frozen=True)
-class Answered:
-    """A candidate with everything that was learned about it."""
-
-    candidate: CandidateSpec
-    question: Question
-    target: Target
-    evaluation: Evaluation
-    time: TimeToAccuracy
-    curve: tuple[BatchPoint, ...]
-    sampling: SamplingSummary | None = None
-    tried: tuple[int, ...] = ()
-    """The global batches that were tried, with and without a plan."""
-    remarks: tuple[str, ...] = ()
-    """The batches that a given layout cannot run."""
-    resilience: Resilience | None = None
-    ramp: RampedRun | None = None
-
-
-def answer_candidate(
-    spec: StudySpec,
-    candidate: CandidateSpec,
-    devices: int,
-    target: Target,
-    *,
-    tables: PriceTables | None = None,
-    deep: bool = False,
-) -> Answered:
+def answer_point(
+    point: Point, target: Target, *, tables: PriceTables | None = None, deep: bool = False
+) -> Answer:
     """A candidate at its best batch, under the study's perturbations.
 
-    `tables` keep the prices of one call for the next. `deep` adds sampled arithmetic, resilience and the
-    batch ramp, which only a study has. Raises PlanError where no batch has a feasible plan, LayoutError for a
-    fixed layout that is illegal.
+    `tables` keep the prices of one call for the next. `deep` adds what only a study has: sampled arithmetic,
+    resilience, the batch ramp and what its page draws. Raises PlanError where no batch has a feasible plan,
+    LayoutError for a fixed layout that is illegal.
     """
-    question = question_of_candidate(spec, candidate, devices)
+    spec = point.study
+    question = point.question
     if tables is not None:
         tables.lend(question)
     batches = batches_of(spec, target, question)
     best = batches[0]
-    curve = list[BatchPoint]()
-    tried: tuple[int, ...] = ()
+    curve = None
     remarks = []
     if len(batches) > 1:
         extend = spec.batch_sizes == "auto" and spec.recipe.batch_over(question.devices) is None
-        curve, dropped = batch_curve(question, target, batches, extend=extend)
-        best = best_of(curve)
-        tried = tried_of(curve, dropped)
-        if dropped and question.layout is not None:
-            left_out = ", ".join(f"{batch:,}" for batch in dropped)
-            reason = _reason(next(iter(dropped.values())))
+        curve = target.curve(question, batches, extend=extend)
+        best = curve.best
+        if curve.refused and question.layout is not None:
+            left_out = ", ".join(f"{batch:,}" for batch in curve.refused)
+            reason = _reason(next(iter(curve.refused.values())))
             said = "batches that the layout cannot run are left out"
             remarks.append(f"{said}: {left_out} sequences ({reason})")
     evaluation = best_plan(question.at(best))
-    time = time_of_run(evaluation, target)
-    chosen = batch_point(evaluation.plan, time)
+    time = target.time_of_run(evaluation)
+    chosen = BatchPoint.of(evaluation.plan, time)
     sampling = slowdowns = ramp = None
     if deep:
         sampling = sample_step(evaluation, spec.sampling)
         if spec.resilience is not None:
-            slowdowns = resilience(evaluation, candidate.label(devices), spec.resilience)
+            slowdowns = resilience(evaluation, point.label, spec.resilience)
         ramp, remark = ramp_of(question, target, chosen, spec.convergence.ramp)
         remarks += filter(None, [remark])
     if spec.perturbations is not None:
         # Batch and layout stay, and so does the curve of batches.
         label = f"{question.label}, {evaluation.plan.strategy}"
         evaluation = _disturbed(evaluation, spec.perturbations, label)
-        time = time_of_run(evaluation, target)
-    return Answered(
-        candidate,
-        question,
-        target,
-        evaluation,
-        time,
-        tuple(chosen if point.global_batch_size == best else point for point in curve) or (chosen,),
-        sampling=sampling,
-        tried=tried,
-        remarks=tuple(remarks),
-        resilience=slowdowns,
+        time = target.time_of_run(evaluation)
+    caveats = [
+        *([] if curve is None else edge_batch(curve.tried, best)),
+        *extrapolated_law(time.critical.notes),
+        *([] if target.loss is None else [sensitive_target(target.loss)]),
+        *default_settings(question, evaluation.plan),
+    ]
+    prediction = prediction_of(evaluation, question.allowed_share, caveats)
+    production = production_of(point)
+    parts: tuple[RunPart, ...] = ()
+    if question.wall_clock is not None:
+        parts = training_of(question, time).parts(question.wall_clock)
+    notes = [*prediction.notes, time.regime_text, *remarks]
+    if parts and production:
+        notes.append(COVERED_ONCE)
+    row = Answer(
+        **{**values_of(prediction), "notes": tuple(notes)},
+        time=time,
+        whole_run=parts,
+        production=production,
+    )
+    if not deep:
+        return row
+    points = [] if curve is None else curve.points
+    return replace(
+        row,
+        batch_curve=tuple(chosen if own.global_batch_size == best else own for own in points) or (chosen,),
+        timeline=timeline(evaluation),
+        timeline_devices=len(devices_of(evaluation.trace.graph)),
+        roofline=roofline(evaluation),
+        network=network_map(evaluation.placed.topology),
         ramp=ramp,
+        sampling=sampling,
+        resilience=slowdowns,
+        apart=point.candidate.layout_words,
     )
 
 
@@ -208,59 +191,7 @@ def _restricted(spec: PerturbationSpec, topology: Topology) -> tuple[Perturbatio
     return spec.model_copy(update={"stragglers": tuple(stragglers), "links": links}), remarks
 
 
-def _row(spec: StudySpec, answered: Answered) -> Answer:
-    """The row of a candidate or a point."""
-    question = answered.question
-    time = answered.time
-    loss = answered.target.loss
-    caveats = [
-        *edge_batch(answered.tried, answered.evaluation.plan.job.global_batch_size),
-        *extrapolated_law(time.critical.notes),
-        *([] if loss is None else [sensitive_target(loss)]),
-        *default_settings(question, answered.evaluation.plan),
-    ]
-    prediction = prediction_of(answered.evaluation, question.allowed_share, caveats)
-    production = production_of(spec, answered.candidate)
-    parts: tuple[RunPart, ...] = ()
-    if question.wall_clock is not None:
-        parts = whole_run(question.wall_clock, training_of(question, time))
-    notes = [*prediction.notes, time.regime_text, *answered.remarks]
-    if parts and production:
-        notes.append(COVERED_ONCE)
-    return Answer(
-        **{**values_of(prediction), "notes": tuple(notes)},
-        time=time,
-        whole_run=parts,
-        production=production,
-    )
-
-
-def _candidate_result(spec: StudySpec, answered: Answered) -> CandidateResult:
-    """The row of a candidate with what its page draws."""
-    evaluation = answered.evaluation
-    return CandidateResult(
-        **values_of(_row(spec, answered)),
-        batch_curve=answered.curve,
-        timeline=timeline(evaluation),
-        timeline_devices=len(devices_of(evaluation.trace.graph)),
-        roofline=roofline(evaluation),
-        network=network_map(evaluation.placed.topology),
-        ramp=answered.ramp,
-        apart=answered.candidate.layout_words,
-    )
-
-
 # A study: every candidate, and the sentences that compare them.
-
-
-@dataclass(frozen=True)
-class StudyRun:
-    """The result of a study with the runs that led to it, for traces and further questions."""
-
-    result: StudyResult
-    answered: tuple[Answered, ...]
-    stopped: LimitError | None = None
-    """What ended it before all candidates were answered."""
 
 
 def run_study(
@@ -268,7 +199,7 @@ def run_study(
     compare: Sequence[str] = (),
     progress: Tell = lambda _: None,
     executor: Executor = IN_PROCESS,
-) -> StudyRun:
+) -> StudyResult:
     """Answer a study; `compare` keeps the candidates of these strategies, in this order.
 
     Bad input is refused before any candidate takes its time. A candidate that cannot be answered is listed
@@ -276,20 +207,19 @@ def run_study(
     where no candidate is answered, and LimitError where none was answered before a limit; one that is
     reached later leaves the answers that are there.
     """
-    spec = spec.model_copy(update={"candidates": tuple(_chosen(spec, compare))})
+    spec = compared(spec, compare)
     target = target_of(spec)
-    asked = spec.machines
-    for candidate, devices in asked:
-        check_question(question_of_candidate(spec, candidate, devices))
-    outcomes = dict[int, Answered | PerfsimError]()
+    points = spec.points
+    for point in points:
+        point.checked()
+    outcomes = dict[int, Answer | PerfsimError]()
     stopped: LimitError | None = None
 
-    def items() -> Iterator[tuple[int, tuple[str, StudySpec, CandidateSpec, int, Target]]]:
-        for number, (candidate, devices) in enumerate(asked):
-            words = f"{candidate.strategy} on {candidate.system.machine(devices)}"
-            progress(f"{number} of {len(asked)} candidates: {words}")
-            reached = f"{number} of {len(asked)} candidates answered"
-            yield number, (reached, spec, candidate, devices, target)
+    def items() -> Iterator[tuple[int, tuple[str, Point, Target]]]:
+        for number, point in enumerate(points):
+            words = f"{point.candidate.strategy} on {point.candidate.system.machine(point.num_devices)}"
+            progress(f"{number} of {len(points)} candidates: {words}")
+            yield number, (f"{number} of {len(points)} candidates answered", point, target)
 
     try:
         with executor.answers(_answer, items()) as finished:
@@ -298,11 +228,17 @@ def run_study(
     except LimitError as limit:
         stopped = limit
     missing = stopped or PerfsimError("was not answered")
-    known = [outcomes.get(number, missing) for number in range(len(asked))]
-    answered = tuple(outcome for outcome in known if isinstance(outcome, Answered))
+    answered: list[tuple[Point, Answer]] = []
+    refused: list[tuple[Point, PerfsimError]] = []
+    for number, point in enumerate(points):
+        outcome = outcomes.get(number, missing)
+        if isinstance(outcome, PerfsimError):
+            refused.append((point, outcome))
+        else:
+            answered.append((point, replace(outcome, number=number)))
     if not answered:
-        raise stopped or _all_failed([outcome for outcome in known if isinstance(outcome, PerfsimError)])
-    return StudyRun(_result(spec, target, answered, _infeasible(asked, known), stopped), answered, stopped)
+        raise stopped or _all_failed([error for _, error in refused])
+    return _result(spec, target, answered, [_infeasible(*own) for own in refused], stopped)
 
 
 def refusals(spec: StudySpec) -> list[Infeasible]:
@@ -311,31 +247,28 @@ def refusals(spec: StudySpec) -> list[Infeasible]:
     Raises what the run would raise: bad input, and what all candidates lack where none can be answered.
     """
     target = target_of(spec)
-    errors: list[PerfsimError | None] = []
-    for candidate, devices in spec.machines:
-        question = question_of_candidate(spec, candidate, devices)
-        check_question(question)
-        refused = [refusal(question.at(batch)) for batch in batches_of(spec, target, question)]
-        errors.append(refused[0] if all(refused) else None)
-    if all(errors):
-        raise _all_failed([error for error in errors if error is not None])
-    return _infeasible(spec.machines, errors)
+    refused: list[tuple[Point, PerfsimError]] = []
+    for point in spec.points:
+        question = point.checked()
+        errors = [refusal(question.at(batch)) for batch in batches_of(spec, target, question)]
+        if errors[0] is not None and all(errors):
+            refused.append((point, errors[0]))
+    if len(refused) == len(spec.points):
+        raise _all_failed([error for _, error in refused])
+    return [_infeasible(*own) for own in refused]
 
 
-def _infeasible(asked: Sequence[tuple[CandidateSpec, int]], outcomes: Sequence[object]) -> list[Infeasible]:
-    return [
-        Infeasible(candidate.label(devices), _reason(outcome))
-        for (candidate, devices), outcome in zip(asked, outcomes, strict=True)
-        if isinstance(outcome, PerfsimError)
-    ]
+def _infeasible(point: Point, error: PerfsimError) -> Infeasible:
+    return Infeasible(point.label, _reason(error))
 
 
-def _chosen(spec: StudySpec, compare: Sequence[str]) -> Iterator[CandidateSpec]:
-    """The study's candidates of the wanted strategies; another strategy borrows a system that suits it."""
-    if not compare:
-        yield from spec.candidates
-        return
-    for name in dict.fromkeys(compare):
+def compared(spec: StudySpec, names: Sequence[str]) -> StudySpec:
+    """The study with its candidates of these strategies; another strategy borrows a system that suits it.
+
+    Raises InputError for a strategy without a system; without names the study stays as it is.
+    """
+    chosen: list[CandidateSpec] = []
+    for name in dict.fromkeys(names):
         wanted = strategy(name)
         same = [candidate for candidate in spec.candidates if candidate.strategy == wanted.name]
         like = [candidate for candidate in spec.candidates if runs_on(wanted, candidate.system)]
@@ -343,14 +276,15 @@ def _chosen(spec: StudySpec, compare: Sequence[str]) -> Iterator[CandidateSpec]:
             known = ", ".join(candidate.strategy for candidate in spec.candidates)
             message = f"study {spec.name} has no system for strategy {name}"
             raise InputError([Problem(message, help=f"it compares {known}")])
-        yield from same or [like[0].model_copy(update={"strategy": wanted.name, "layout": None})]
+        chosen += same or [like[0].model_copy(update={"strategy": wanted.name, "layout": None})]
+    return spec.model_copy(update={"candidates": tuple(chosen)}) if names else spec
 
 
-def _answer(item: tuple[str, StudySpec, CandidateSpec, int, Target]) -> Answered | PerfsimError:
+def _answer(item: tuple[str, Point, Target]) -> Answer | PerfsimError:
     """The answer of a candidate, or why it has none; the entry point of a worker."""
-    reached, *asked = item
+    reached, point, target = item
     present_limits().in_time(lambda: reached)
-    return attempt(lambda: answer_candidate(*asked, deep=True))  # type: ignore[arg-type]
+    return attempt(lambda: answer_point(point, target, deep=True))
 
 
 def _reason(error: PerfsimError) -> str:
@@ -371,13 +305,13 @@ def _all_failed(errors: Sequence[PerfsimError]) -> PerfsimError:
 def _result(
     spec: StudySpec,
     target: Target,
-    answered: Sequence[Answered],
+    answered: Sequence[tuple[Point, Answer]],
     refused: Sequence[Infeasible],
     stopped: LimitError | None,
 ) -> StudyResult:
-    rows = _told_apart([_candidate_result(spec, own) for own in answered], answered)
-    asked = [(own.candidate, own.question, row) for own, row in zip(answered, rows, strict=True)]
-    decision = decision_of(spec, asked)
+    points = [point for point, _ in answered]
+    rows = _told_apart(answered)
+    decision = decision_of(points, rows)
     candidates = tuple(
         replace(row, outcome=outcome) for row, outcome in zip(rows, decision.outcomes, strict=True)
     )
@@ -386,7 +320,6 @@ def _result(
         verb = "Not possible" if stopped is None else "Not possible, or not reached"
         sentence += f" {verb}: {'; '.join(infeasible.label for infeasible in refused)}."
     critical = target.critical
-    sampled = zip(candidates, answered, strict=True)
     return StudyResult(
         study=spec.name,
         title=spec.title,
@@ -406,38 +339,37 @@ def _result(
         laws=laws_side_by_side(spec, target, candidates),
         suggested_batch_tokens=suggested_batches(spec, target.d_min_tokens),
         assumptions=assumptions_of(spec, target),
-        sampling={row.label: own.sampling for row, own in sampled if own.sampling is not None},
-        accuracy=_accuracy(answered),
-        resilience=tuple(own.resilience for own in answered if own.resilience is not None),
+        sampling={row.label: row.sampling for row in candidates if row.sampling is not None},
+        accuracy=_accuracy([row.run for row in candidates]),
+        resilience=tuple(row.resilience for row in candidates if row.resilience is not None),
         perturbed=text_of(spec.perturbations) if spec.perturbations is not None else "",
         decision=decision,
         inputs_digest=Digests().of(spec),
+        stopped=stopped,
     )
 
 
-def _told_apart(candidates: Sequence[CandidateResult], answered: Sequence[Answered]) -> list[CandidateResult]:
+def _told_apart(answered: Sequence[tuple[Point, Answer]]) -> list[Answer]:
     """The candidates with their runtime, else with a number, behind a label that several have."""
-    alike = Counter(row.label for row in candidates)
+    alike = Counter(row.label for _, row in answered)
     seen = Counter[str]()
     apart = []
-    for row, own in zip(candidates, answered, strict=True):
-        words = [row.apart]
-        if alike[row.label] > 1 and own.candidate.runtime is not None:
-            words.append(own.candidate.runtime.name)
+    for point, row in answered:
+        runtime = point.candidate.runtime
+        words = [row.apart, runtime.name if alike[row.label] > 1 and runtime is not None else ""]
         told = replace(row, apart=", ".join(filter(None, words)))
         seen[told.label] += 1
         if (repeat := seen[told.label]) > 1:
-            told = replace(
-                told, apart=", ".join(filter(None, [told.apart, f"candidate {repeat} of this name"]))
-            )
+            words.append(f"candidate {repeat} of this name")
+            told = replace(told, apart=", ".join(filter(None, words)))
         apart.append(told)
     return apart
 
 
-def _accuracy(answered: Sequence[Answered]) -> tuple[Accuracy, ...]:
+def _accuracy(runs: Sequence[Evaluation]) -> tuple[Accuracy, ...]:
     """For each strategy and family of published runs, the accuracy of its least similar candidate."""
     by_family: dict[tuple[str, str], Accuracy] = {}
-    for run in (answer.evaluation for answer in answered):
+    for run in runs:
         accuracy = replace(run.accuracy, strategy=run.plan.strategy)
         key = (accuracy.strategy, accuracy.family)
         by_family[key] = max(by_family.get(key, accuracy), accuracy, key=lambda known: known.unlikeness)
@@ -545,8 +477,7 @@ def run_sweep(
         try:
             if pending:
                 executor = executor or executor_for(jobs, scheduler, most=len(pending), tell=tell)
-                items = ((key, point.study) for key, point in pending.items())
-                with executor.answers(answer_text, items) as finished:
+                with executor.answers(answer_text, pending.items()) as finished:
                     for key, answer in finished:
                         if isinstance(answer, Failed):
                             results[key] = None, (answer.reason,)
@@ -575,10 +506,15 @@ def run_sweep(
     )
 
 
-def answer_text(study: StudySpec) -> Stored:
-    """The answer to a study of one candidate as JSON text; the entry point of a worker."""
+def answer_text(point: Point) -> Stored:
+    """The answer to a point as JSON text; the entry point of a worker."""
     started = time.perf_counter()
-    row = attempt(lambda: _point_row(study))
+
+    @within_floats
+    def answer() -> Answer:
+        return answer_point(point, target_of(point.study), tables=TABLES)
+
+    row = attempt(answer)
     if isinstance(row, PerfsimError):  # concerns this point alone
         document: dict[str, Any] = {"reasons": [problem.message for problem in row.problems]}
     else:
@@ -587,60 +523,46 @@ def answer_text(study: StudySpec) -> Stored:
     return Stored(text, time.perf_counter() - started)
 
 
-@within_floats
-def _point_row(study: StudySpec) -> Answer:
-    candidate = study.candidates[0]
-    return _row(
-        study, answer_candidate(study, candidate, candidate.devices[0], target_of(study), tables=TABLES)
-    )
-
-
+@dataclass(frozen=True)
 class _Reader:
     """Reads stored answers of one sweep; what many points share is in memory once."""
 
-    def __init__(self) -> None:
-        self._known: dict[Any, Any] = {}
-        self._targets: dict[tuple[int, ...], Target] = {}
+    known: dict[Any, Any] = field(default_factory=dict)
+    targets: dict[tuple[int, ...], Target] = field(default_factory=dict)
 
-    def answer(self, point: SweepPoint, text: str) -> tuple[Answer | None, tuple[str, ...]]:
+    def answer(self, point: Point, text: str) -> tuple[Answer | None, tuple[str, ...]]:
         """The answer of a point from the JSON text that was stored for it, else the reasons."""
         study = point.study
-        document = self._slim(json.loads(text))
+        document = json.loads(text, object_pairs_hook=_interned)
         if "reasons" in document:
-            return None, self._shared(tuple(document["reasons"]))
+            reasons = tuple(document["reasons"])
+            return None, self.known.setdefault(reasons, reasons)
         key = id(study.model), id(study.recipe), id(study.convergence)  # which the points keep alive
-        if key not in self._targets:
-            self._targets[key] = target_of(study)
+        if key not in self.targets:
+            self.targets[key] = target_of(study)
         known = ("batch_tokens", "step_time_s", "step_time_error", "unshared_error")
         prediction = prediction_from(document, study.model.name)
+        caveats = self.known.setdefault(prediction.caveats, prediction.caveats)
         row = Answer(
-            **{**values_of(prediction), "caveats": self._shared(prediction.caveats)},
-            time=self._targets[key].time_of(*(document[name] for name in known)),
+            **{**values_of(prediction), "caveats": caveats},
+            time=self.targets[key].time_of(*(document[name] for name in known)),
             whole_run=tuple(RunPart(**part) for part in document["whole_run"]),
-            production=production_of(study, point.candidate),
+            production=production_of(point),
         )
         return row, ()
 
-    def _shared(self, value: Any) -> Any:
-        """The first value that is equal to this one."""
-        return self._known.setdefault(value, value)
 
-    def _slim(self, value: Any) -> Any:
-        """The value with equal texts in memory once."""
-        if type(value) is str:
-            return self._shared(value)
-        if type(value) is dict:
-            return {self._shared(name): self._slim(item) for name, item in value.items()}
-        return [self._slim(item) for item in value] if type(value) is list else value
+def _interned(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; equal texts of all documents are in memory once."""
+    return {intern(name): intern(value) if type(value) is str else value for name, value in pairs}
 
 
-def _assumptions(points: Sequence[SweepPoint]) -> tuple[Assumption, ...]:
+def _assumptions(points: Sequence[Point]) -> tuple[Assumption, ...]:
     """The assumptions of all points, each once."""
     studies = {}
     for point in points:
         cluster = point.candidate.cluster_calibration
-        runtime = runtime_of(point.study, point.candidate).name
-        machine = (point.candidate.system.name, runtime, cluster.name if cluster else "")
+        machine = (point.candidate.system.name, point.runtime.name, cluster.name if cluster else "")
         studies[point.study.model.name, point.study.recipe.name, machine] = point.study
     given = (row for study in studies.values() for row in assumptions_of(study, target_of(study)))
     return tuple(dict.fromkeys(given))

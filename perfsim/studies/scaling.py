@@ -9,14 +9,14 @@ from typing import Self
 
 from perfsim.base.errors import InputError, LayoutError, PerfsimError, PlanError
 from perfsim.base.sizes import MOST_DEVICES
-from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy, ratio_band
+from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy
 from perfsim.costs.wafer import HIDES
 from perfsim.engine.limits import present_limits
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question
 from perfsim.specs.hardware import SystemSpec
-from perfsim.studies.answers import Circumstances, PointResult, settings_text
-from perfsim.studies.batches import Target, batch_curve, batch_grid, best_of, time_of_run
+from perfsim.studies.answers import PointResult, settings_text
+from perfsim.studies.batches import Target
 
 MOST_POINTS = 24
 """Numbers of devices that are tried for one match."""
@@ -45,9 +45,10 @@ class EqualDevices:
         number is that number: fewer were not tried.
         """
 
-        def crossing(ends: Sequence[float]) -> float | None:
+        def crossing(end: str) -> float | None:
             before: tuple[int, float] | None = None
-            for (count, _), ratio in zip(ratios, ends, strict=True):
+            for count, band in ratios:
+                ratio = getattr(band, end)
                 if ratio <= 1:
                     if before is None:
                         return float(count)
@@ -56,12 +57,7 @@ class EqualDevices:
                 before = count, ratio
             return None
 
-        bands = [band for _, band in ratios]
-        return cls(
-            crossing([band.low for band in bands]),
-            crossing([band.ratio for band in bands]),
-            crossing([band.high for band in bands]),
-        )
+        return cls(crossing("low"), crossing("ratio"), crossing("high"))
 
 
 @dataclass(frozen=True)
@@ -105,10 +101,10 @@ def match_system(system: SystemSpec, question: Question, time: TimeToAccuracy, t
         asked = replace(first, devices=devices)
         try:
             asked.check()
-            grid = batch_grid(target, asked.recipe.seq_length, devices)
-            best = best_of(batch_curve(asked, target, grid, extend=True)[0])
-            taken = time_of_run(best_plan(asked.at(best)), target)
-            point = MatchPoint(devices, best, taken, ratio_band(taken, time, same_machine=same))
+            grid = target.grid(asked.recipe.seq_length, devices)
+            best = target.curve(asked, grid, extend=True).best
+            taken = target.time_of_run(best_plan(asked.at(best)))
+            point = MatchPoint(devices, best, taken, taken.ratio_to(time, same_machine=same))
         except (PlanError, LayoutError, InputError) as error:
             refused = error
             if points:
@@ -136,41 +132,8 @@ class Series:
     With perfect scaling the device-seconds of a token stay constant; their growth is what scaling loses.
     """
 
-    strategy: str
-    system: str
-    circumstances: Circumstances
     points: tuple[PointResult, ...]
-
-    @property
-    def machine(self) -> tuple[str, str]:
-        """Strategy and system."""
-        return self.strategy, self.system
-
-    @property
-    def label(self) -> str:
-        """`CS-2, weight-streaming, software release r1.7`."""
-        system = self.first.candidate.system
-        name = system.noun.device if system.noun else system.name
-        return ", ".join(filter(None, [name, self.strategy, self.circumstance]))
-
-    def at(self, point: PointResult) -> str:
-        """One of its points: `16 CS-2, weight-streaming, software release r1.7`."""
-        return ", ".join(filter(None, [point.machine, self.strategy, self.circumstance]))
-
-    @property
-    def devices_noun(self) -> str:
-        """Several of its devices, such as `CS-2`."""
-        return self.first.devices_noun
-
-    @property
-    def circumstance(self) -> str:
-        """The name of its variant, and the other settings of the grid."""
-        return settings_text(self.circumstances)
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """Numbers of devices, increasing."""
-        return tuple(point.num_devices for point in self.points)
+    """By increasing number of devices."""
 
     @property
     def first(self) -> PointResult:
@@ -181,6 +144,37 @@ class Series:
     def last(self) -> PointResult:
         """The largest machine."""
         return self.points[-1]
+
+    @property
+    def machine(self) -> tuple[str, str]:
+        """Strategy and system."""
+        return self.first.strategy, self.first.system
+
+    @property
+    def devices_noun(self) -> str:
+        """Several of its devices, such as `CS-2`."""
+        return self.first.devices_noun
+
+    @property
+    def circumstance(self) -> str:
+        """The name of its variant, and the other settings of the grid."""
+        return settings_text(self.first.circumstances)
+
+    @property
+    def several(self) -> str:
+        """`CS-2 with software release r1.7`."""
+        return " with ".join(filter(None, [self.devices_noun, self.circumstance]))
+
+    @property
+    def label(self) -> str:
+        """`CS-2, weight-streaming, software release r1.7`."""
+        system = self.first.candidate.system
+        name = system.noun.device if system.noun else system.name
+        return ", ".join(filter(None, [name, self.first.strategy, self.circumstance]))
+
+    def at(self, point: PointResult) -> str:
+        """One of its points: `16 CS-2, weight-streaming, software release r1.7`."""
+        return ", ".join(filter(None, [point.machine, point.strategy, self.circumstance]))
 
     @property
     def fastest(self) -> PointResult:
@@ -275,9 +269,9 @@ class Match:
     @classmethod
     def of(cls, rival: PointResult, series: Series) -> Self:
         """The fewest devices of `series` that reach the target no later than `rival`."""
-        same = series.system == rival.system
+        same = series.first.system == rival.system
         ratios = [
-            (point, ratio_band(point.target_time, rival.target_time, same_machine=same))
+            (point, point.target_time.ratio_to(rival.target_time, same_machine=same))
             for point in series.points
         ]
         return cls(

@@ -26,15 +26,7 @@ from perfsim.prediction.run import Evaluation, evaluated
 from perfsim.specs.layout import Layout
 from perfsim.specs.layout_text import text_of
 from perfsim.strategies import Plan
-from perfsim.studies.batches import (
-    Target,
-    batch_curve,
-    batch_grid,
-    best_of,
-    target_for,
-    time_of_run,
-    tried_of,
-)
+from perfsim.studies.batches import Target, target_for
 from perfsim.studies.executors import Executor, Failed, attempt
 from perfsim.studies.spec import ConvergenceSpec
 
@@ -289,10 +281,10 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
     tried: tuple[int, ...] = ()
     given = question.batch or question.recipe.batch_over(question.devices)
     if target is not None and given is None and objective != "step-time":
-        grid = batch_grid(target, question.recipe.seq_length, question.devices)
-        curve, unfit = batch_curve(question, target, grid, extend=True)
-        tried = tried_of(curve, unfit)
-        question = question.at(best_of(curve))
+        grid = target.grid(question.recipe.seq_length, question.devices)
+        curve = target.curve(question, grid, extend=True)
+        tried = curve.tried
+        question = question.at(curve.best)
     searched = Search(question)
     screening = searched.screening
     runs = _fastest_runs(searched, shown)
@@ -378,7 +370,7 @@ def _entry(question: Question, run: Evaluation, first: Evaluation, target: Targe
             for name, value in prediction.layout.items()
             if name not in FOLLOWS and value != of_first.get(name)
         },
-        time=None if target is None else time_of_run(run, target),
+        time=None if target is None else target.time_of_run(run),
     )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, is_dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -33,6 +34,7 @@ from perfsim.prediction.question import ASKED, MEMORY_LIMIT, Question
 from perfsim.prediction.verification import SamplingSpec
 from perfsim.specs.calibration import ClusterCalibration, ConvergenceCalibration
 from perfsim.specs.hardware import Devices, SystemSpec
+from perfsim.specs.layout_text import written
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.perturbations import PerturbationSpec, ResilienceSpec
 from perfsim.specs.prices import Currency, EnergySpec, PriceSpec
@@ -53,13 +55,7 @@ def _layout_text(layout: Any) -> Any:
         layout = asdict(layout)
     if not isinstance(layout, Mapping):
         return layout
-    return ",".join(f"{name}={_setting(value)}" for name, value in layout.items() if value is not None)
-
-
-def _setting(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return "-".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return ",".join(f"{name}={written(value)}" for name, value in layout.items() if value is not None)
 
 
 DeviceCounts = Annotated[tuple[Devices, ...], Field(min_length=1, max_length=MOST_CHOICES)]
@@ -154,11 +150,6 @@ class CandidateSpec(Spec):
             raise _refusal(messages, helps) from None
         return layout
 
-    def label(self, devices: int) -> str:
-        """`128 A100-80GB (16 DGX), 3d`, with a fixed layout behind it."""
-        machine = f"{self.system.machine(devices)}, {self.strategy}"
-        return f"{machine}, {self.layout_words}" if self.layout else machine
-
     @property
     def layout_words(self) -> str:
         """The fixed layout as labels show it, `tp=8 pp=4`, without layers of stages; empty without one."""
@@ -175,8 +166,8 @@ def _one_strategy_each(candidates: tuple[CandidateSpec, ...]) -> tuple[Candidate
     )
 
 
-def _names(written: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (written,) if isinstance(written, str) else written
+def _names(strategies: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (strategies,) if isinstance(strategies, str) else strategies
 
 
 Candidates = Annotated[tuple[CandidateSpec, ...], AfterValidator(_one_strategy_each)]
@@ -295,43 +286,75 @@ class StudySpec(CatalogSpec):
     """Asks for step time as a function of the severity of one straggler."""
 
     @property
-    def machines(self) -> list[tuple[CandidateSpec, int]]:
+    def points(self) -> list[Point]:
         """Every candidate with each of its numbers of devices, in the order of the study."""
-        return [(candidate, devices) for candidate in self.candidates for devices in candidate.devices]
+        alone = [
+            candidate.model_copy(update={"devices": (devices,)})
+            for candidate in self.candidates
+            for devices in candidate.devices
+        ]
+        return [Point(self.model_copy(update={"candidates": (candidate,)})) for candidate in alone]
+
+    def runtime_of(self, candidate: CandidateSpec) -> Runtime:
+        """The training stack of a candidate: its own, the study's, or the recipe's."""
+        return candidate.runtime or self.runtime or self.recipe.runtime
+
+    def with_verify(self, mode: str | None) -> Self:
+        """The study with this mode of sampling; None keeps its own."""
+        if mode is None:
+            return self
+        given = {"mode": mode, "tasks": self.sampling.tasks or SamplingSpec().tasks}
+        return self.model_copy(update={"sampling": self.sampling.model_copy(update=given)})
 
 
-def runtime_of(spec: StudySpec, candidate: CandidateSpec) -> Runtime:
-    """The training stack of a candidate: its own, the study's, or the recipe's."""
-    return candidate.runtime or spec.runtime or spec.recipe.runtime
+@dataclass(frozen=True)
+class Point:
+    """One candidate of a study at one number of devices, with all other fields fixed."""
 
+    study: StudySpec
+    """With exactly one candidate and one number of devices."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """In a sweep: the variant, a fixed layout, and the grid's values but strategy, system and devices."""
 
-def question_of_candidate(spec: StudySpec, candidate: CandidateSpec, devices: int) -> Question:
-    """What a study asks of a candidate with so many devices; the batch is open."""
-    said: dict[str, Any] = {}
-    for asked in ASKED.values():
-        name = CALLED.get(asked.name, asked.field)
-        owners = [owner for owner in (candidate, spec) if name in type(owner).model_fields]
-        if "study" in asked.by and owners:
-            given = (getattr(owner, name) for owner in owners)
-            said[asked.field] = next((value for value in given if value is not None), None)
-    # A study tries several batches, and disturbs the best one afterwards.
-    return Question(**said | {"devices": devices, "batch": None, "perturbations": None})
+    @property
+    def candidate(self) -> CandidateSpec:
+        return self.study.candidates[0]
 
+    @property
+    def num_devices(self) -> int:
+        return self.candidate.devices[0]
 
-def check_question(question: Question) -> None:
-    """Refuse bad input. Missing prices concern one candidate, so they are reported when it is answered."""
-    try:
-        question.check()
-    except CatalogError:
-        return
+    @property
+    def label(self) -> str:
+        """`128 A100-80GB (16 DGX), 3d`, with the settings of a sweep or a fixed layout behind it."""
+        said = [f"{path} {value}" for path, value in self.settings.items()] or [self.candidate.layout_words]
+        machine = self.candidate.system.machine(self.num_devices)
+        return ", ".join(filter(None, [machine, self.candidate.strategy, *said]))
 
+    @property
+    def runtime(self) -> Runtime:
+        """The training stack of the candidate."""
+        return self.study.runtime_of(self.candidate)
 
-def with_verify(spec: StudySpec, mode: str | None) -> StudySpec:
-    """The study with this mode of sampling; None keeps the study's own."""
-    if mode is None:
-        return spec
-    given = {"mode": mode, "tasks": spec.sampling.tasks or SamplingSpec().tasks}
-    return spec.model_copy(update={"sampling": spec.sampling.model_copy(update=given)})
+    @property
+    def question(self) -> Question:
+        """What the study asks of the candidate; the batch is open."""
+        said: dict[str, Any] = {}
+        for asked in ASKED.values():
+            name = CALLED.get(asked.name, asked.field)
+            owners = [own for own in (self.candidate, self.study) if name in type(own).model_fields]
+            if "study" in asked.by and owners:
+                given = (getattr(owner, name) for owner in owners)
+                said[asked.field] = next((value for value in given if value is not None), None)
+        # A study tries several batches, and disturbs the best one afterwards.
+        return Question(**said | {"devices": self.num_devices, "batch": None, "perturbations": None})
+
+    def checked(self) -> Question:
+        """The question; InputError for bad input. A lack of prices is reported when the point is answered."""
+        question = self.question
+        with suppress(CatalogError):
+            question.check()
+        return question
 
 
 # A digest of everything that affects the answer to a study.

@@ -6,7 +6,6 @@ Nothing is estimated: each change alone is answered again.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -21,10 +20,11 @@ from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation
 from perfsim.specs.layout_text import text_of
-from perfsim.studies.answers import CandidateResult
-from perfsim.studies.batches import Target, target_of, time_of_run
+from perfsim.strategies import Plan
+from perfsim.studies.answers import Answer
+from perfsim.studies.batches import Target, target_of
 from perfsim.studies.executors import attempt
-from perfsim.studies.runner import Answered, StudyRun, run_study
+from perfsim.studies.runner import compared, run_study
 from perfsim.studies.spec import StudySpec
 
 # Changes that might help a candidate, each tried.
@@ -72,27 +72,25 @@ class Explained:
     tried: tuple[Tried, ...]
 
 
-def explain(spec: StudySpec, compare: Sequence[str] = ()) -> tuple[StudyRun, tuple[Explained, ...]]:
+def explain(spec: StudySpec, compare: Sequence[str] = ()) -> tuple[Explained, ...]:
     """Answer a study, and try every change on every candidate at its best batch.
 
     Raises what `run_study` raises. A change that leaves no plan has its reason.
     """
-    run = run_study(spec, compare)
+    spec = compared(spec, compare)
+    points = spec.points
     target = target_of(spec)
-    return run, tuple(
-        _explained(candidate, answered, target)
-        for candidate, answered in zip(run.result.candidates, run.answered, strict=True)
-    )
+    return tuple(_explained(row, points[row.number].question, target) for row in run_study(spec).candidates)
 
 
-def _explained(candidate: CandidateResult, answered: Answered, target: Target) -> Explained:
+def _explained(candidate: Answer, question: Question, target: Target) -> Explained:
     tried = []
-    for words, change in _changes(answered.question.at(candidate.global_batch_size), answered.evaluation):
+    for words, change in _changes(question.at(candidate.global_batch_size), candidate.run.plan):
         present_limits().in_time(lambda words=words: f"changes tried up to: {words}")  # type: ignore[misc]
 
         def answer(change: Callable[[], Question] = change) -> tuple[Evaluation, float]:
             evaluation = best_plan(change().check())
-            return evaluation, time_of_run(evaluation, target).time_s
+            return evaluation, target.time_of_run(evaluation).time_s
 
         outcome = attempt(answer)
         if isinstance(outcome, PerfsimError):
@@ -112,14 +110,14 @@ def _explained(candidate: CandidateResult, answered: Answered, target: Target) -
     )
 
 
-def _changes(asked: Question, evaluation: Evaluation) -> Iterator[tuple[str, Callable[[], Question]]]:
+def _changes(asked: Question, plan: Plan) -> Iterator[tuple[str, Callable[[], Question]]]:
     """The changes that a question has room for, each as the question that it makes."""
 
     def with_system(path: str, value: Any) -> Callable[[], Question]:
         return lambda: replace(asked, system=asked.system.with_(name=asked.system.name, **{path: value}))
 
     def with_layout(micro_batch_size: int) -> Callable[[], Question]:
-        layout = replace(evaluation.plan.layout, micro_batch_size=micro_batch_size)
+        layout = replace(plan.layout, micro_batch_size=micro_batch_size)
         return lambda: replace(asked, layout=text_of(layout))
 
     batch = asked.job.global_batch_size
@@ -140,7 +138,7 @@ def _changes(asked: Question, evaluation: Evaluation) -> Iterator[tuple[str, Cal
     precision = asked.recipe.precision
     if peak := asked.system.device.peak.get(precision):
         yield "cores twice as fast", with_system(f"device.peak.{precision}", 2 * peak)
-    size = getattr(evaluation.plan.layout, "micro_batch_size", 0)
+    size = getattr(plan.layout, "micro_batch_size", 0)
     for words, micro in (("twice the micro-batch", 2 * size), ("half the micro-batch", size // 2)):
         if micro and asked.layout is None:
             yield words, with_layout(micro)
@@ -238,27 +236,17 @@ def compare_studies(first: StudySpec, second: StudySpec) -> Difference:
     return Difference(first.name, second.name, tuple(changes), tuple(moved), tuple(missing))
 
 
-Slot = tuple[str, CandidateResult | None]
+_Slot = tuple[str, Answer | None]
 """The label of a candidate at one number of devices, and its answer if there is one."""
 
 
-def _slots(spec: StudySpec) -> list[Slot]:
+def _slots(spec: StudySpec) -> list[_Slot]:
     """Every candidate of a study in its order, with or without an answer."""
-    run = run_study(spec)
-    answered = deque(zip(run.answered, run.result.candidates, strict=True))
-    slots: list[Slot] = []
-    for candidate, devices in spec.machines:
-        # Answers stand in the order of the machines, without those that have none.
-        found = None
-        if answered and answered[0][0].candidate == candidate and answered[0][0].question.devices == devices:
-            found = answered.popleft()[1]
-        slots.append((candidate.label(devices), found))
-    return slots
+    rows = {row.number: row for row in run_study(spec).candidates}
+    return [(point.label, rows.get(number)) for number, point in enumerate(spec.points)]
 
 
-def _pairs(
-    before: Sequence[Slot], after: Sequence[Slot]
-) -> list[tuple[int, CandidateResult, CandidateResult]]:
+def _pairs(before: Sequence[_Slot], after: Sequence[_Slot]) -> list[tuple[int, Answer, Answer]]:
     """Pairs of candidates to compare, with the index of the first: same label, otherwise same position."""
     pairs: dict[int, int] = {}
     free = dict.fromkeys(range(len(after)))
@@ -291,7 +279,7 @@ def _changed(old: Any, new: Any, path: Path) -> Iterator[tuple[Path, Any, Any]]:
 
 
 def _ratios(
-    data: Mapping[str, Any], path: Path, becomes: Any, before: Sequence[Slot]
+    data: Mapping[str, Any], path: Path, becomes: Any, before: Sequence[_Slot]
 ) -> dict[int, float | None] | str:
     """By candidate, its time with one input of the second study over that without; or why there is none."""
     ratios: dict[int, float | None] = {}

@@ -16,7 +16,7 @@ from perfsim.studies.answers import Assumption, Circumstances, PointResult, sett
 from perfsim.studies.axes import BATCH_PATHS, LAYOUT, VARIANT
 from perfsim.studies.decision import outcome_of, time_unit, verb
 from perfsim.studies.scaling import Match, Series
-from perfsim.studies.spec import Digests, runtime_of
+from perfsim.studies.spec import Digests
 from perfsim.studies.trust import SharedCaveat, confidence, shared_caveats
 
 SAME = 0.01
@@ -68,11 +68,9 @@ class Change:
     @property
     def is_same_work(self) -> bool:
         """Whether both train one model on one batch."""
-        models = [
-            dict(_leaves(own.study.model.model_dump(mode="json"), "")) for own in (self.base, self.point)
-        ]
+        models = [own.study.model.model_dump(mode="json") for own in (self.base, self.point)]
         same_tokens = self.base.target_time.batch_tokens == self.point.target_time.batch_tokens
-        return same_tokens and models[0] == models[1]
+        return same_tokens and dict(_leaves(models[0], "")) == dict(_leaves(models[1], ""))
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
@@ -150,10 +148,24 @@ class TimeMap:
 
 
 @dataclass(frozen=True)
-class Analysis:
-    """Comparisons between the points of a sweep, each made once; empty where there is nothing to compare."""
+class SweepResult:
+    """Every point of a grid, in the grid's order, and the comparisons between them.
 
+    Each comparison is made once, and is empty where there is nothing to compare.
+    """
+
+    name: str
+    """Name of the sweep."""
+    title: str
+    """Title of the page."""
+    question: str
+    """What is asked."""
+    study: str
+    """Name of the study that the grid varies."""
     points: tuple[PointResult, ...]
+    assumptions: tuple[Assumption, ...] = ()
+    asked: str = ""
+    """The name or path by which it was read; empty for one that was not read from a file."""
 
     @cached_property
     def feasible(self) -> tuple[PointResult, ...]:
@@ -174,23 +186,20 @@ class Analysis:
                 point,
                 key=lambda known: (known.target_time.time_s, known.target_time.batch_tokens),
             )
-        return [Series(*key, tuple(best[count] for count in sorted(best))) for key, best in groups.items()]
+        return [Series(tuple(best[count] for count in sorted(best))) for best in groups.values()]
 
     @cached_property
     def targets(self) -> Sequence[Sequence[Series]]:
         """The series grouped by model and target; times are comparable only within a group."""
         groups: list[list[Series]] = []
         for member in self.series:
-            model = member.points[0].study.model
-            alike = (
-                group
-                for group in groups
-                if group[0].points[0].study.model == model and _comparable(group[0], member)
-            )
-            if (group := next(alike, None)) is None:
-                groups.append([member])
+            model = member.first.study.model
+            for group in groups:
+                if group[0].first.study.model == model and _comparable(group[0], member):
+                    group.append(member)
+                    break
             else:
-                group.append(member)
+                groups.append([member])
         return groups
 
     @cached_property
@@ -285,13 +294,10 @@ class Analysis:
         columns: list[dict[str, str]] = []
         for name in self.variants:
             first = next(point for point in self.points if point.variant == name)
-            study = first.study
-            recipe = study.recipe.model_copy(update={"runtime": None})
-            runtime = runtime_of(study, first.candidate)
             parts = {
-                "model": study.model,
-                "recipe": recipe,
-                "runtime": runtime,
+                "model": first.study.model,
+                "recipe": first.study.recipe.model_copy(update={"runtime": None}),
+                "runtime": first.runtime,
                 "system": first.candidate.system,
             }
             leaves = (_leaves(part.model_dump(mode="json"), root) for root, part in parts.items())
@@ -318,6 +324,15 @@ class Analysis:
                 steps.setdefault(members[0].machine, [Change(*pair) for pair in pairwise(members)])
         return steps
 
+    @property
+    def first_sentence(self) -> str:
+        """Which point reaches the one target first, and when."""
+        first = min(self.feasible, key=lambda point: point.target_time.time_s)
+        reach = verb(first.num_devices, "reach", "reaches")
+        _, scale = time_unit(first.target_time.time_s)
+        low, high = (_number(end / scale) for end in first.target_time.band_s)
+        return f"{first.named} {reach} the target first, in {_time(first)} ({low} to {high})."
+
     @cached_property
     def sentences(self) -> Sequence[str]:
         """Who reaches the target first, how machines compare or scale, and what variants change."""
@@ -325,21 +340,75 @@ class Analysis:
             reasons = self.points[0].reasons if self.points else ("the grid is empty",)
             return [f"No point of the grid has a feasible plan: {'; '.join(reasons)}."]
         if self.variants:
+            machines: dict[str, list[PointResult]] = {}
+            for point in self.feasible:
+                machines.setdefault(point.machine, []).append(point)
             effects = [scaling.sentence for scaling in self.scalings]
             effects = effects or [_changed(name, group) for name, group in self.changes.items()]
-            effects = effects or _times(self.feasible)
-            more = [_sparsity(self.successions), _policies(self.successions)]
+            effects = effects or [_times(machine, points) for machine, points in machines.items()]
+            steps = self.successions
+            more = [_sparsity(steps), _policies(steps)] if steps else []
             return [*effects[:MAX_SENTENCES], *filter(None, more)]
         if len(self.targets) > 1:
             return [_scales(member) for member in self.series[:MAX_SENTENCES]]
         second = _matched(self.matches) if self.matches else _scales(self.series[0])
-        return [first_sentence(self), second]
+        return [self.first_sentence, second]
+
+    @property
+    def command(self) -> str:
+        """The command line that answers the same."""
+        return shlex.join(["perfsim", "sweep", self.asked or self.name])
+
+    @cached_property
+    def inputs_digest(self) -> str:
+        """SHA-256 of the digests of all points."""
+        digests = Digests()
+        known = "".join(digests.of(point.study) for point in self.points)
+        return hashlib.sha256(known.encode()).hexdigest()
+
+    @cached_property
+    def caveats(self) -> tuple[SharedCaveat, ...]:
+        """The caveats of all points, each once, worst first."""
+        return shared_caveats([point.prediction for point in self.feasible])
+
+    @cached_property
+    def verdict(self) -> str:
+        """The sentences that answer the sweep's question, the worst caveat last."""
+        trust = confidence(self.caveats) if self.feasible else ""
+        said = [f"{trust[0].upper()}{trust[1:]}."] if trust else []
+        return " ".join([*self.sentences, *said])
+
+    def head(self) -> dict[str, Any]:
+        """What a document says besides the points."""
+        return {
+            "sweep": self.name,
+            "title": self.title,
+            "question": self.question,
+            "study": self.study,
+            "command": self.command,
+            "inputs_digest": self.inputs_digest,
+            "caveats": [asdict(caveat) for caveat in self.caveats],
+        }
+
+    def documents(self) -> Iterator[dict[str, Any]]:
+        """The points, each with its bill: time on the wall, device-hours, energy, carbon and money."""
+        for point in self.points:
+            document = point.as_dict()
+            if point.feasible:
+                outcome = asdict(outcome_of(point))
+                document["bill"] = {name: outcome[name] for name in BILL}
+                document["bill"]["currency"] = point.study.currency
+            yield document
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result as one document, independent of which points were already stored."""
+        return {**self.head(), "points": list(self.documents())}
 
 
 def _comparable(a: Series, b: Series) -> bool:
     """Whether two series train to the same target."""
-    time_a = a.points[0].target_time
-    time_b = b.points[0].target_time
+    time_a = a.first.target_time
+    time_b = b.first.target_time
     return time_a.critical == time_b.critical and time_a.d_min_tokens == time_b.d_min_tokens
 
 
@@ -367,30 +436,22 @@ def _changed(name: str, changes: Sequence[Change]) -> str:
     )
 
 
-def _times(feasible: Sequence[PointResult]) -> list[str]:
-    """By machine, the time to the target of each variant."""
-    machines: dict[str, list[PointResult]] = {}
-    for point in feasible:
-        machines.setdefault(point.machine, []).append(point)
-    sentences = []
-    for machine, points in machines.items():
-        said = ", ".join(
-            f"{point.variant}{f' with {point.settings[LAYOUT]}' if LAYOUT in point.settings else ''} "
-            f"{_time(point)}"
-            for point in points
-        )
-        given = all(point.target_time.critical.given_length for point in points)
-        if given and len({point.variant for point in points}) == len(points) > 1:
-            said += f"; all together {_time(*points)}"
-        sentences.append(f"{machine}: {said}.")
-    return sentences
+def _times(machine: str, points: Sequence[PointResult]) -> str:
+    """The time to the target of each variant on one machine."""
+    said = ", ".join(
+        f"{point.variant}{f' with {point.settings[LAYOUT]}' if LAYOUT in point.settings else ''} "
+        f"{_time(point)}"
+        for point in points
+    )
+    given = all(point.target_time.critical.given_length for point in points)
+    if given and len({point.variant for point in points}) == len(points) > 1:
+        said += f"; all together {_time(*points)}"
+    return f"{machine}: {said}."
 
 
 def _policies(successions: Mapping[str, Sequence[Change]]) -> str:
-    """The layout changes on each machine from the first variant to the last; empty without successions."""
-    if not successions:
-        return ""
-    first = next(iter(successions.values()))
+    """The layout changes on each machine from the first variant to the last."""
+    first, *_ = successions.values()
     words = [
         f"{machine}: {Change(steps[0].base, steps[-1].point).policy or 'nothing'}"
         for machine, steps in successions.items()
@@ -416,24 +477,10 @@ def _sparsity(successions: Mapping[str, Sequence[Change]]) -> str:
             saved = 1 - dense.target_time.time_s / point.target_time.time_s
             rows.setdefault(point.variant, []).append(f"{100 * max(0.0, saved):.0f} % on {machine}")
     words = "; ".join(f"{variant} {', '.join(shares)}" for variant, shares in rows.items())
-    return f"Experts pay where they save more tokens than they cost time: {words}." if rows else ""
+    return f"Experts pay where they save more tokens than they cost time: {words}."
 
 
 # The verdict of a sweep: how many devices of one machine match another, or how well a machine scales.
-
-
-def first_sentence(analysis: Analysis) -> str:
-    """Which point reaches the one target first, and when."""
-    first = min(analysis.feasible, key=lambda point: point.target_time.time_s)
-    reach = verb(first.num_devices, "reach", "reaches")
-    _, scale = time_unit(first.target_time.time_s)
-    low, high = (_number(end / scale) for end in first.target_time.band_s)
-    return f"{_machine(first)} {reach} the target first, in {_time(first)} ({low} to {high})."
-
-
-def _machine(point: PointResult, noun: str = "") -> str:
-    """`16 CS-2`, or a noun for several of its devices, with the settings of the grid."""
-    return " with ".join(filter(None, [noun or point.machine, settings_text(point.circumstances)]))
 
 
 def _time(*points: PointResult) -> str:
@@ -458,18 +505,16 @@ def _matched(matches: Sequence[Match]) -> str:
     if not matched:
         series = same_rival[0].series
         rival = same_rival[0].rival
-        system = _machine(series.first, series.devices_noun)
-        return (
-            f"No number of {system} up to {series.counts[-1]:,} matches {_machine(rival)} ({_time(rival)})."
-        )
+        most = series.last.num_devices
+        return f"No number of {series.several} up to {most:,} matches {rival.named} ({_time(rival)})."
     largest = matched[-1]
     quarter = [match for match in matched if 4 * match.rival.num_devices <= largest.rival.num_devices]
     return " ".join(_match_sentence(match) for match in [*quarter[-1:], largest])
 
 
 def _match_sentence(match: Match) -> str:
+    rival = f"{match.rival.named} ({_time(match.rival)})"
     fewest = match.fewest
-    rival = f"{_machine(match.rival)} ({_time(match.rival)})"
     if fewest is None:
         return f"Nothing matches {rival}."
     count = fewest.num_devices
@@ -477,109 +522,31 @@ def _match_sentence(match: Match) -> str:
     if low == match.surely:
         certainty = f"{count:,} throughout the 90 % band"
     else:
-        high = f"{match.surely:,}" if match.surely else f"more than {match.series.counts[-1]:,}"
+        high = f"{match.surely:,}" if match.surely else f"more than {match.series.last.num_devices:,}"
         certainty = f"90 % band {low:,} to {high}"
     if match.between is not None:
         slower, about = match.between
-        system = _machine(match.series.first, match.series.devices_noun)
         ends = ", ".join(_takes(point, f"{point.num_devices:,}") for point in (slower, fewest))
-        return f"About {_number(about)} {system} match {rival}: {ends} ({certainty})."
-    smallest = " or fewer" if 1 < count == match.series.counts[0] else ""
+        return f"About {_number(about)} {match.series.several} match {rival}: {ends} ({certainty})."
+    smallest = " or fewer" if 1 < count == match.series.first.num_devices else ""
     matches = verb(count, "match", "matches")
-    return f"{_machine(fewest)}{smallest} {matches} {rival}: {_time(fewest)} ({certainty})."
+    return f"{fewest.named}{smallest} {matches} {rival}: {_time(fewest)} ({certainty})."
 
 
 def _scales(series: Series) -> str:
     first = series.first
     last = series.last
     if first is last:
-        return f"{_takes(first, _machine(first))} at its best batch."
-    small = first.target_time
-    large = last.target_time
-    ratio = last.num_devices / first.num_devices
+        return f"{_takes(first, first.named)} at its best batch."
     statistical, hardware = split_speedup(
-        small.time_s / large.time_s, ratio, small.examples_tokens, large.examples_tokens
+        first.target_time.time_s / last.target_time.time_s,
+        last.num_devices / first.num_devices,
+        first.target_time.examples_tokens,
+        last.target_time.examples_tokens,
     )
     return (
-        f"From {first.num_devices:,} to {_machine(last)} the time falls from {_time(first)} to "
+        f"From {first.num_devices:,} to {last.named} the time falls from {_time(first)} to "
         f"{_time(last)}: a scaling efficiency of {100 * series.efficiency(last):.0f} % relative to the "
         f"smallest machine ({100 * hardware:.0f} % in throughput, {100 * statistical:.0f} % in "
         "tokens to the target)."
     )
-
-
-@dataclass(frozen=True)
-class SweepResult:
-    """Every point of a grid, in the grid's order."""
-
-    name: str
-    """Name of the sweep."""
-    title: str
-    """Title of the page."""
-    question: str
-    """What is asked."""
-    study: str
-    """Name of the study that the grid varies."""
-    points: tuple[PointResult, ...]
-    assumptions: tuple[Assumption, ...] = ()
-    asked: str = ""
-    """The name or path by which it was read; empty for one that was not read from a file."""
-
-    @property
-    def command(self) -> str:
-        """The command line that answers the same."""
-        return shlex.join(["perfsim", "sweep", self.asked or self.name])
-
-    @property
-    def feasible(self) -> tuple[PointResult, ...]:
-        return self.analysis.feasible
-
-    @cached_property
-    def analysis(self) -> Analysis:
-        """Series, changes and matches of the points; computed once."""
-        return Analysis(self.points)
-
-    @cached_property
-    def inputs_digest(self) -> str:
-        """SHA-256 of the digests of all points."""
-        digests = Digests()
-        known = "".join(digests.of(point.study) for point in self.points)
-        return hashlib.sha256(known.encode()).hexdigest()
-
-    @cached_property
-    def caveats(self) -> tuple[SharedCaveat, ...]:
-        """The caveats of all points, each once, worst first."""
-        return shared_caveats([point.prediction for point in self.feasible])
-
-    @cached_property
-    def verdict(self) -> str:
-        """The sentences that answer the sweep's question, the worst caveat last."""
-        trust = confidence(self.caveats) if self.feasible else ""
-        said = [f"{trust[0].upper()}{trust[1:]}."] if trust else []
-        return " ".join([*self.analysis.sentences, *said])
-
-    def head(self) -> dict[str, Any]:
-        """What a document says besides the points."""
-        return {
-            "sweep": self.name,
-            "title": self.title,
-            "question": self.question,
-            "study": self.study,
-            "command": self.command,
-            "inputs_digest": self.inputs_digest,
-            "caveats": [asdict(caveat) for caveat in self.caveats],
-        }
-
-    def documents(self) -> Iterator[dict[str, Any]]:
-        """The points, each with its bill: time on the wall, device-hours, energy, carbon and money."""
-        for point in self.points:
-            document = point.as_dict()
-            if point.feasible:
-                outcome = asdict(outcome_of(point))
-                document["bill"] = {name: outcome[name] for name in BILL}
-                document["bill"]["currency"] = point.study.currency
-            yield document
-
-    def as_dict(self) -> dict[str, Any]:
-        """The result as one document, independent of which points were already stored."""
-        return {**self.head(), "points": list(self.documents())}

@@ -8,7 +8,7 @@ micro-batches at once with NumPy. Both give the same columns.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -35,19 +35,15 @@ class _Handles(NamedTuple):
     tensor: int
 
 
+_SINGLE = ("work", "stream", "block", "num_reads", "num_after", "num_writes")
+"""Columns with a value for each task; `tag` is another one, which a slot gives."""
+
+
 class _Columns:
     """Growing columns; handles and ids are local to the owner."""
 
     def __init__(self) -> None:
-        self.work: list[int] = []
-        self.stream: list[int] = []
-        self.tag: list[int] = []
-        self.block: list[int] = []
-        self.reads: list[int] = []
-        self.num_reads: list[int] = []
-        self.after: list[int] = []
-        self.num_after: list[int] = []
-        self.num_writes: list[int] = []
+        self.values: dict[str, list[int]] = {name: [] for name in (*_SINGLE, "tag", "reads", "after")}
         self.tensor_ends: list[int] = []
         """Number of tensors written up to and including each task."""
         self.num_tensors = 0
@@ -62,19 +58,24 @@ class _Columns:
         after: Sequence[int],
         writes: int,
     ) -> _Handles:
-        handles = _Handles(len(self.work), self.num_tensors)
-        self.work.append(work)
-        self.stream.append(stream)
-        self.tag.append(tag)
-        self.block.append(block)
-        self.reads.extend(reads)
-        self.num_reads.append(len(reads))
-        self.after.extend(after)
-        self.num_after.append(len(after))
-        self.num_writes.append(writes)
+        handles = _Handles(len(self.tensor_ends), self.num_tensors)
+        columns = self.values
+        row = (work, stream, block, len(reads), len(after), writes)
+        for name, value in zip(_SINGLE, row, strict=True):
+            columns[name].append(value)
+        columns["tag"].append(tag)
+        columns["reads"].extend(reads)
+        columns["after"].extend(after)
         self.num_tensors += writes
         self.tensor_ends.append(self.num_tensors)
         return handles
+
+    def __len__(self) -> int:
+        return len(self.tensor_ends)
+
+    def arrays(self) -> dict[str, Ints]:
+        """The columns as arrays."""
+        return {name: np.array(values, dtype=np.int64) for name, values in self.values.items()}
 
 
 @dataclass
@@ -124,7 +125,7 @@ class Template:
         self.outputs[name] = tensor
 
     def __len__(self) -> int:
-        return len(self.columns.work)
+        return len(self.columns)
 
 
 class Slots(NamedTuple):
@@ -200,7 +201,7 @@ class GraphBuilder:
 
     def end_step(self, num_tasks: int | None = None) -> None:
         """Mark the end of one optimizer step: here, or after the first `num_tasks` tasks."""
-        here = self._num_tasks + len(self._columns.work)
+        here = self._num_tasks + len(self._columns)
         self._step_ends.append(here if num_tasks is None else num_tasks)
 
     def fold(self, width: int) -> None:
@@ -219,33 +220,17 @@ class GraphBuilder:
         first_task = self._num_tasks + offsets(lengths[slots.template])
         first_tensor = self._num_tensors + offsets(tensors[slots.template])
         stamped = Stamped(templates, slots.template, first_task[:-1], first_tensor[:-1])
-        chunk = _StampedChunk(templates, slots, stamped, self._num_tasks, int(first_task[-1]))
-        self._chunks.append(chunk.columns())
+        self._chunks.append(_stamped_columns(slots, stamped, int(first_task[-1]) - self._num_tasks))
         self._num_tasks, self._num_tensors = int(first_task[-1]), int(first_tensor[-1])
         return stamped
 
     def _flush(self) -> None:
         """Move single tasks into a chunk of arrays."""
         columns = self._columns
-        if not columns.work:
+        if not len(columns):
             return
-        self._chunks.append(
-            {
-                name: np.array(getattr(columns, name), dtype=np.int64)
-                for name in (
-                    "work",
-                    "stream",
-                    "tag",
-                    "block",
-                    "reads",
-                    "num_reads",
-                    "after",
-                    "num_after",
-                    "num_writes",
-                )
-            }
-        )
-        self._num_tasks += len(columns.work)
+        self._chunks.append(columns.arrays())
+        self._num_tasks += len(columns)
         self._num_tensors += columns.num_tensors
         self._columns = _Columns()
 
@@ -275,86 +260,61 @@ class GraphBuilder:
         )
 
 
-@dataclass
-class _StampedChunk:
-    """The columns of all slots of one `stamp` call."""
-
-    templates: Sequence[Template]
-    slots: Slots
-    stamped: Stamped
-    first_id: int
-    end_id: int
-    _behind: dict[tuple[str, bool], tuple[Ints, str]] = field(default_factory=dict, init=False)
-
-    def columns(self) -> dict[str, Ints]:
-        count = self.end_id - self.first_id
-        single = ("work", "stream", "block", "num_reads", "num_after", "num_writes")
-        columns = {name: np.empty(count, dtype=np.int64) for name in (*single, "tag")}
-        used = [
-            (number, np.flatnonzero(self.slots.template == number)) for number in range(len(self.templates))
-        ]
-        for number, rows in used:  # per template, all its slots at once
-            template = self.templates[number].columns
-            where = self._positions(rows, len(template.work))
-            for name in single:
-                columns[name][where] = np.array(getattr(template, name), dtype=np.int64)
-            columns["tag"][where] = self.slots.tag[rows][:, None]
-        for name, lengths in (("reads", "num_reads"), ("after", "num_after")):
-            columns[name] = self._ragged(name, columns[lengths], used)
-        return columns
-
-    def _positions(self, rows: Ints, length: int) -> Ints:
-        """Column index of each (slot, task of the template)."""
-        return (self.stamped.first_task[rows] - self.first_id)[:, None] + np.arange(length)
-
-    def _ragged(self, name: str, lengths: Ints, used: Iterable[tuple[int, Ints]]) -> Ints:
-        start = offsets(lengths)
-        values = np.empty(int(start[-1]), dtype=np.int64)
-        for number, rows in used:
-            template = self.templates[number]
-            local = np.array(getattr(template.columns, name), dtype=np.int64)
+def _stamped_columns(slots: Slots, stamped: Stamped, count: int) -> dict[str, Ints]:
+    """The columns of the `count` tasks of all slots."""
+    templates = stamped.templates
+    recorded = [template.columns.arrays() for template in templates]
+    rows_of = [np.flatnonzero(slots.template == number) for number in range(len(templates))]
+    begin = stamped.first_task - (stamped.first_task[0] if len(stamped.first_task) else 0)
+    columns = {name: np.empty(count, dtype=np.int64) for name in (*_SINGLE, "tag")}
+    for template, of, rows in zip(templates, recorded, rows_of, strict=True):
+        where = begin[rows][:, None] + np.arange(len(template))
+        for name in _SINGLE:
+            columns[name][where] = of[name]
+        columns["tag"][where] = slots.tag[rows][:, None]
+    for name, lengths in (("reads", "num_reads"), ("after", "num_after")):
+        is_task = name == "after"
+        first = stamped.first_task if is_task else stamped.first_tensor
+        start = offsets(columns[lengths])
+        columns[name] = np.empty(int(start[-1]), dtype=np.int64)
+        behind: dict[str, Ints] = {}
+        for template, of, rows in zip(templates, recorded, rows_of, strict=True):
+            local = of[name]
             if not len(local) or not len(rows):
                 continue
-            where = start[self.stamped.first_task[rows] - self.first_id][:, None] + np.arange(len(local))
-            values[where] = self._resolved(template, rows, local, tasks=name == "after")
-        return values
+            values = first[rows][:, None] + np.maximum(local, 0)
+            names = list(template.ports)
+            for number in sorted(
+                set(local[local < 0].tolist()), reverse=True
+            ):  # port i has the number -1 - i
+                port = names[-1 - number]
+                if port not in behind:
+                    behind[port] = _behind_port(port, slots, stamped, is_task=is_task)
+                values[:, local == number] = _read(port, behind[port][rows], slots)[:, None]
+            columns[name][start[begin[rows]][:, None] + np.arange(len(local))] = values
+    return columns
 
-    def _resolved(self, template: Template, rows: Ints, local: Ints, *, tasks: bool) -> Ints:
-        """Handles (or task ids) in the graph for those local to the template, one row per slot."""
-        first = self.stamped.first_task if tasks else self.stamped.first_tensor
-        resolved = first[rows][:, None] + np.maximum(local, 0)
-        outside = np.flatnonzero(local < 0)
-        names = list(template.ports)
-        for number in sorted(set(local[outside].tolist()), reverse=True):  # port i has the number -1 - i
-            columns = outside[local[outside] == number]
-            resolved[:, columns] = self._port(names[-1 - number], rows, tasks=tasks)[:, None]
-        return resolved
 
-    def _port(self, name: str, rows: Ints, *, tasks: bool) -> Ints:
-        """The tensor behind a port in each slot, or the task that writes it."""
-        if (name, tasks) not in self._behind:
-            self._behind[name, tasks] = self._sources(name, tasks=tasks)
-        values, output = self._behind[name, tasks]
-        own = values[rows]
-        if np.any(own == NO_SOURCE):
-            raise GraphError(f"port {name!r} is read by a slot that has no source for it")
-        if np.any(own < 0):
-            raise GraphError(f"port {name!r} reads output {output!r} of a template without it")
-        return own
+def _read(port: str, values: Ints, slots: Slots) -> Ints:
+    """What some slots read of a port. Raises GraphError where one has no source, or no such output."""
+    if np.any(values == NO_SOURCE):
+        raise GraphError(f"port {port!r} is read by a slot that has no source for it")
+    if np.any(values < 0):
+        raise GraphError(f"port {port!r} reads output {slots.sources[port][1]!r} of a template without it")
+    return values
 
-    def _sources(self, name: str, *, tasks: bool) -> tuple[Ints, str]:
-        """What is behind a port in every slot, and the name of the output that it reads."""
-        if name not in self.slots.sources:
-            raise GraphError(f"port {name!r} has no source")
-        source, output = self.slots.sources[name]
-        tensors = [template.outputs.get(output, -1) for template in self.templates]
-        local = np.array(tensors, dtype=np.int64)
-        first = self.stamped.first_tensor
-        numbers = local
-        if tasks:
-            pairs = zip(self.templates, tensors, strict=True)
-            numbers = np.array([template.writer(tensor) for template, tensor in pairs], dtype=np.int64)
-            first = self.stamped.first_task
-        of_template = np.where(local < 0, NO_OUTPUT, numbers)[self.slots.template[source]]
-        values = np.where(of_template < 0, NO_OUTPUT, first[source] + of_template)
-        return np.where(source < 0, NO_SOURCE, values), output
+
+def _behind_port(port: str, slots: Slots, stamped: Stamped, *, is_task: bool) -> Ints:
+    """The tensor behind a port in every slot, or the task that writes it."""
+    if port not in slots.sources:
+        raise GraphError(f"port {port!r} has no source")
+    source, output = slots.sources[port]
+    local = [template.outputs.get(output, NO_OUTPUT) for template in stamped.templates]
+    first = stamped.first_tensor
+    if is_task:
+        pairs = zip(stamped.templates, local, strict=True)
+        local = [NO_OUTPUT if tensor < 0 else template.writer(tensor) for template, tensor in pairs]
+        first = stamped.first_task
+    of_template = np.array(local, dtype=np.int64)[slots.template[source]]
+    values = np.where(of_template < 0, NO_OUTPUT, first[source] + of_template)
+    return np.where(source < 0, NO_SOURCE, values)

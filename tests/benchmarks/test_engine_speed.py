@@ -81,9 +81,9 @@ def straggling_run(asked: Case) -> Trace:
     Its tensor peers act with it, which leaves the time of the step as it is; as every verb does it.
     """
     plan = asked.plan
-    placed, factors, *_ = place_stragglers(graph_of(plan), plan, {STRAGGLER: SLOWER})
+    placed = place_stragglers(graph_of(plan), plan, {STRAGGLER: SLOWER})
     step = Step(placed, asked.costs)
-    trace = step.run(with_stragglers(placed.graph, step.duration_s, placed.rank, factors))
+    trace = step.run(with_stragglers(placed.graph, step.duration_s, placed.rank, placed.factors))
     trace.mean_breakdown()
     return trace
 

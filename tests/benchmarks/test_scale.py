@@ -73,7 +73,7 @@ READ = """
 from perfsim.report.sweep import write_sweep
 from perfsim.studies.spec import Digests
 from perfsim.studies.store import Store
-digests, answer = Digests(), answer_text(sweep.points[-1].study)
+digests, answer = Digests(), answer_text(sweep.points[-1])
 with Store(folder / "points.sqlite") as store:
     for point in sweep.points:
         store.put(digests.of(point.study), answer)

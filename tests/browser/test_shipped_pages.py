@@ -83,7 +83,7 @@ def thinned_study(name: str, folder: Path) -> Page:
     last = tuple(own.model_copy(update={"devices": own.devices[-1:]}) for own in spec.candidates)
     batches = BATCHES.get(name, (768, 1536))
     run = run_study(spec.model_copy(update={"candidates": last, "batch_sizes": batches}))
-    first = run.result.candidates[0]
+    first = run.candidates[0]
     named = {text.human(part): text.duration(seconds) for part, seconds in first.breakdown_s.items()}
     return Page(write_study(run, folder), named)
 
@@ -97,7 +97,7 @@ def thinned_sweep(name: str, folder: Path) -> Page:
         study = {"batch_sizes": (768,)}
         points = [replace(own, study=own.study.model_copy(update=study)) for own in points if ends(own)]
     result = run_sweep(replace(sweep, points=tuple(points)), folder / "points.sqlite", jobs=1)
-    _, first = named_points(result.analysis)[0]
+    _, first = named_points(result)[0]
     named = {part: text.duration(seconds) for part, seconds in first.prediction.parts_s.items()}
     return Page(write_sweep(result, folder), named)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from perfsim.convergence.critical_batch import CriticalBatch, examples, fit_hyperbola, steps
 from perfsim.convergence.laws import BESIROGLU
-from perfsim.convergence.time_to_accuracy import TimeToAccuracy, ratio_band
+from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.convergence.wall_clock import failing_time_s
 
 batch_sizes = st.floats(1e3, 1e9)
@@ -89,8 +89,8 @@ def test_a_ratio_and_its_inverse_have_inverse_bands(
 ) -> None:
     a = TimeToAccuracy(batch_a, step_a, 1e11, critical, e_a)
     b = TimeToAccuracy(batch_b, step_b, 1e11, critical, e_b)
-    forward = ratio_band(a, b)
-    backward = ratio_band(b, a)
+    forward = a.ratio_to(b)
+    backward = b.ratio_to(a)
     assert forward.low <= forward.ratio * (1 + 1e-12)
     assert forward.ratio <= forward.high * (1 + 1e-12)
     assert (forward.low, forward.high) == pytest.approx((1 / backward.high, 1 / backward.low))
@@ -100,10 +100,8 @@ def test_a_ratio_and_its_inverse_have_inverse_bands(
 def test_the_ratio_at_any_critical_batch_in_the_band_lies_in_the_ratio_band(
     batch_a: float, batch_b: float, critical: CriticalBatch, position: float
 ) -> None:
-    band = ratio_band(
-        TimeToAccuracy(batch_a, 1.0, 1e11, critical, 0.0),
-        TimeToAccuracy(batch_b, 1.0, 1e11, critical, 0.0),
-    )
+    other = TimeToAccuracy(batch_b, 1.0, 1e11, critical, 0.0)
+    band = TimeToAccuracy(batch_a, 1.0, 1e11, critical, 0.0).ratio_to(other)
     low, high = critical.band_tokens
     b_crit = low * (high / low) ** position
     ratio = steps(batch_a, 1e11, b_crit) / steps(batch_b, 1e11, b_crit)

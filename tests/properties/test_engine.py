@@ -45,7 +45,6 @@ flows = st.dictionaries(
 )
 late = st.sampled_from([0.0, 0.5, 1 / 7])
 SCARCE = np.array([1.0, 1.3])
-AMPLE = np.array([1e3, 1e3])
 
 
 def graph_of(toys: ModuleType, table: list[Row]) -> TaskGraph:
@@ -84,17 +83,6 @@ def test_without_contention_simulation_is_the_longest_path_to_the_bit(
     path = critical_path(graph, durations)
     assert same_bits(simulate(graph, durations), path)
     assert path.end_s.tolist() == slow_ends(graph, durations)
-
-
-@given(rows, flows, st.data())
-@settings(max_examples=100)
-def test_flows_that_nothing_slows_change_no_bit(
-    toys: ModuleType, table: list[Row], taken: dict[int, Flow], data: st.DataObject
-) -> None:
-    graph = graph_of(toys, table)
-    durations = drawn_durations(data, len(graph), arbitrary)
-    path = critical_path(graph, durations)
-    assert same_bits(simulate(graph, durations, taken, AMPLE), path)
 
 
 @given(rows, flows, st.data())
@@ -152,16 +140,6 @@ def test_both_engines_give_the_same_bits_with_ties_flows_and_loads(
     assert counts[0] == counts[1]
 
 
-@given(rows, flows, st.data())
-@settings(max_examples=50)
-def test_the_same_run_gives_the_same_bits_again(
-    toys: ModuleType, table: list[Row], taken: dict[int, Flow], data: st.DataObject
-) -> None:
-    graph = graph_of(toys, table)
-    durations = drawn_durations(data, len(graph), arbitrary)
-    assert same_bits(*(simulate(graph, durations, taken, SCARCE) for _ in range(2)))
-
-
 @given(rows, st.integers(1, 12), st.data())
 @settings(max_examples=100)
 def test_durations_times_a_power_of_two_scale_the_makespan_exactly(
@@ -174,54 +152,3 @@ def test_durations_times_a_power_of_two_scale_the_makespan_exactly(
         once = engine(graph, durations)
         scaled = engine(graph, durations * 2.0**power)
         assert (once.end_s * 2.0**power).tolist() == scaled.end_s.tolist()
-
-
-def longest_chain(trace: Trace) -> list[int]:
-    """The tasks that determine the makespan, first to last; ties go to the lowest id."""
-    chain = [int(np.argmax(trace.end_s))]
-    while True:
-        waits_for = np.array(trace.graph.dependencies.row(chain[-1]), dtype=int)
-        binding = waits_for[trace.end_s[waits_for] == trace.start_s[chain[-1]]]
-        if not len(binding):
-            return chain[::-1]
-        chain.append(int(binding[0]))
-
-
-@given(rows, st.data())
-@settings(max_examples=100)
-def test_the_longest_chain_adds_up_to_the_makespan_and_no_stream_is_busier(
-    toys: ModuleType, table: list[Row], data: st.DataObject
-) -> None:
-    graph = graph_of(toys, table)
-    trace = critical_path(graph, drawn_durations(data, len(graph), arbitrary))
-    took_s = trace.end_s - trace.start_s
-    chain = longest_chain(trace)
-    assert sum(took_s[chain].tolist()) == pytest.approx(trace.makespan_s, rel=1e-12)
-    assert all(chain[n] in graph.dependencies.row(chain[n + 1]) for n in range(len(chain) - 1))
-    for stream in range(len(graph.streams)):
-        assert sum(took_s[graph.stream == stream].tolist()) <= trace.makespan_s * (1 + 1e-12)
-
-
-@given(rows, flows, st.data())
-@settings(max_examples=60)
-def test_breakdowns_add_up_to_the_step(
-    toys: ModuleType, table: list[Row], taken: dict[int, Flow], data: st.DataObject
-) -> None:
-    builder = GraphBuilder()
-    works = [
-        toys.transfer(f"w{number}", RankGroup(0, 8, 2), category=f"c{number}") for number in range(WORKS)
-    ]
-    names = ("gpu0/compute", "gpu0/nccl", "gpu1/compute", "gpu1/send", "memoryx/out")
-    builder.task(toys.compute("start"), names[0])
-    for number, (work, stream, reads) in enumerate(table, start=1):
-        builder.task(works[work], names[stream], [read % number for read in reads])
-        if number == len(table) // 2:
-            builder.end_step()
-    builder.task(toys.compute("end"), names[0], range(1 + len(table)))  # no step ends before the one before
-    graph = builder.build()
-    durations = drawn_durations(data, len(graph), arbitrary)
-    shifted = {number + 1: flow for number, flow in taken.items()}
-    trace = simulate(graph, durations, shifted, SCARCE)
-    for seconds in trace.device_breakdowns().values():
-        assert min(seconds.values()) >= 0
-        assert sum(seconds.values()) == pytest.approx(trace.step_time_s, rel=1e-9, abs=1e-9)

@@ -98,7 +98,7 @@ def test_one_straggler_takes_a_step_as_long_if_its_tensor_peers_are_written_with
         place_stragglers(graph, plan, factors, step_only=True),
         place_stragglers(graph, plan, factors),
     ):
-        each, ranks, links, *_ = written.placed
+        each, ranks, links, *_ = written
         durations = with_stragglers(each, price(each, costs), ranks, written.factors)
         found.append(simulate(each, durations, *links).step_end_s)
     assert found[0] == found[1]

@@ -21,8 +21,6 @@ from perfsim.machines import network_of
 from perfsim.machines.placement import shared_links
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan, strategy
-from perfsim.work import unfold
-from perfsim.work.counts import model_flop_per_step
 
 STREAMING = strategy("weight-streaming")
 PEAK = 7.48e15
@@ -91,34 +89,6 @@ machines = pytest.mark.parametrize("machine", MACHINES)
 
 # ------------------------------------------------------------------------------ the two engines
 @machines
-@lenient
-@given(
-    batch=st.integers(1, 24),
-    micro=st.integers(1, 24),
-    group=st.sampled_from([0, 1, 2, 4]),
-    chunks=st.sampled_from([1, 1, 3]),
-    spill=st.booleans(),
-)
-def test_without_contention_simulation_and_critical_path_agree_to_the_bit(
-    toys: ModuleType, machine: str, batch: int, micro: int, group: int, chunks: int, spill: bool
-) -> None:
-    layout = {
-        "micro_batch_size": min(micro, batch),
-        "recompute_layers": group,
-        "recompute": "full" if group else "none",
-        "stream_chunks": chunks,
-        "spill": spill,
-    }
-    plan, costs = planned(toys, batch, changes=MACHINES[machine], layout=layout)
-    graph = toys.graph_of(plan)
-    durations = price(graph, costs)
-    alone = simulate(graph, durations)
-    path = critical_path(graph, durations)
-    assert alone.end_s.tobytes() == path.end_s.tobytes()
-    assert (run(plan, costs, toys).end_s >= path.end_s).all()
-
-
-@machines
 @pytest.mark.parametrize("batch", [2, 24])
 @pytest.mark.parametrize("passes", [1, 2, 3])
 def test_the_closed_form_is_near_the_simulation_on_every_machine(
@@ -130,20 +100,6 @@ def test_the_closed_form_is_near_the_simulation_on_every_machine(
     )
     estimate = STREAMING.estimate_s(plan, costs)
     assert estimate == pytest.approx(run(plan, costs, toys).step_time_s, rel=0.15)
-
-
-@pytest.mark.parametrize("systems", [2, 5, 16])
-@pytest.mark.parametrize("chunks", [1, 4])
-def test_every_wafer_present_takes_as_long_as_one_that_stands_for_all(
-    toys: ModuleType, systems: int, chunks: int
-) -> None:
-    plan, costs = planned(toys, 4 * systems, systems, layout={"micro_batch_size": 2, "stream_chunks": chunks})
-    folded = toys.graph_of(plan)
-    present = unfold(folded).graph
-    assert sum(name.endswith("/compute") for name in present.streams) == systems
-    one, every = (simulate(graph, price(graph, costs)) for graph in (folded, present))
-    assert every.step_time_s == one.step_time_s
-    assert every.makespan_s == one.makespan_s
 
 
 # --------------------------------------------------------------------------------------- detail
@@ -357,16 +313,6 @@ def test_sparsity_cancels_out_of_the_threshold_but_for_the_index(toys: ModuleTyp
 
 
 # -------------------------------------------------------------------------------------- mechanisms
-def test_utilisation_falls_as_layers_shrink(toys: ModuleType) -> None:
-    found = []
-    for hidden in (8192, 4096, 2048, 1024):
-        shape = {"hidden_size": hidden, "num_attention_heads": hidden // 128, "ffn_hidden_size": 4 * hidden}
-        plan, costs = planned(toys, 32, model={"num_layers": 16, **shape})
-        found.append(model_flop_per_step(plan.job) / run(plan, costs, toys).step_time_s / PEAK)
-    assert found == sorted(found, reverse=True)
-    assert found[0] < 0.233
-
-
 @pytest.mark.parametrize("batch", [1, 4, 16])
 def test_what_hampers_a_machine_never_makes_it_faster(toys: ModuleType, batch: int) -> None:
     def with_(changes: Mapping[str, Any]) -> float:
@@ -417,15 +363,6 @@ def test_the_bubble_between_steps_is_gradient_update_and_weights_of_the_first_bl
     least = sum(seconds[name] for name in way)
     bubble = sum(run(plan, costs, toys).mean_boundary().values())
     assert least * (1 - 1e-6) <= bubble <= least + seconds["layer.reduce"] + seconds["layer.update"]
-
-
-@pytest.mark.parametrize("systems", [1, 4, 5, 17, 192])
-def test_prices_and_topology_agree_on_the_way_from_memoryx_to_a_system(
-    toys: ModuleType, systems: int
-) -> None:
-    plan, costs = planned(toys, systems, systems)
-    chunk_s = len(plan.topology.tree_levels) * 2**18 / LINK
-    assert costs.tree_latency_s(1e9) == pytest.approx(plan.topology.latency_s("down") + chunk_s)
 
 
 @pytest.mark.parametrize("group", [0, 1, 2])

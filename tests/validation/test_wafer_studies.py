@@ -7,9 +7,10 @@ import pytest
 import perfsim as ps
 from perfsim.catalog import default_catalog
 from perfsim.specs.hardware import WaferClusterSpec
-from perfsim.studies.axes import VARIANT, SweepPoint, load_sweep
+from perfsim.studies.axes import VARIANT, load_sweep
 from perfsim.studies.batches import target_of
-from perfsim.studies.runner import answer_candidate
+from perfsim.studies.runner import answer_point
+from perfsim.studies.spec import Point
 from perfsim.work.counts import parameters
 
 # Model Zoo, Cerebras-GPT: batch in sequences of 2048, steps, tokens; 13B is written for its second phase.
@@ -23,7 +24,7 @@ CEREBRAS_GPT = {
 }
 
 
-def points(name: str) -> tuple[SweepPoint, ...]:
+def points(name: str) -> tuple[Point, ...]:
     return load_sweep(name).points
 
 
@@ -114,8 +115,7 @@ def test_doubling_the_link_changes_nothing_where_wafers_are_full_and_much_where_
     for each in points("ablations_ws"):
         if each.settings[VARIANT] in ("as it is", "twice the I/O", "half the MemoryX bandwidth"):
             batch = each.study.recipe.global_batch_size
-            answered = answer_candidate(each.study, each.candidate, each.num_devices, target_of(each.study))
-            steps[each.settings[VARIANT], batch] = answered.evaluation.step_time_s
+            steps[each.settings[VARIANT], batch] = answer_point(each, target_of(each.study)).step_time_s
     assert steps["twice the I/O", 768] == pytest.approx(steps["as it is", 768], rel=0.01)
     assert steps["half the MemoryX bandwidth", 768] == pytest.approx(steps["as it is", 768], rel=0.01)
     assert steps["twice the I/O", 64] < 0.95 * steps["as it is", 64]

@@ -14,10 +14,9 @@ from perfsim.convergence.critical_batch import (
     LawInputs,
     critical_batch,
     deepseek_tokens,
+    examples,
     minicpm_tokens,
-    overhead,
     steps,
-    zhang_tokens,
 )
 from perfsim.convergence.laws import BESIROGLU
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
@@ -57,6 +56,15 @@ def kaplan_tokens(loss: float) -> float:
     return critical_batch("kaplan_loss", LawInputs(loss=loss, loss_scale="WebText2")).tokens
 
 
+def zhang_tokens(d_min_tokens: float) -> float:
+    return critical_batch("data_law", LawInputs(d_min_tokens=d_min_tokens)).tokens
+
+
+def zhang_star(d_min_tokens: float) -> float:
+    """Zhang's own critical batch B*, from B_crit = 5 B* - 6 B_opt with B_opt = 256 sequences of 512."""
+    return (zhang_tokens(d_min_tokens) + 6 * 256 * 512) / 5
+
+
 def bergsma_tokens(d_min_tokens: float) -> float:
     return critical_batch("bergsma_2025", LawInputs(d_min_tokens=d_min_tokens)).tokens
 
@@ -71,16 +79,16 @@ def test_overhead_of_the_20b_run_under_three_laws(
     batch: float, kaplan: float, zhang: float, bergsma: float
 ) -> None:
     loss = BESIROGLU.loss(20e9, D_20B)
-    assert overhead(batch, kaplan_tokens(loss)) == pytest.approx(kaplan, rel=5e-3)
-    assert overhead(batch, zhang_tokens(D_20B)[1]) == pytest.approx(zhang, rel=5e-3)
-    assert overhead(batch, bergsma_tokens(D_20B)) == pytest.approx(bergsma, rel=5e-3)
+    laws = (kaplan_tokens(loss), zhang_tokens(D_20B), bergsma_tokens(D_20B))
+    overheads = [examples(batch, 1.0, b_crit) for b_crit in laws]
+    assert overheads == pytest.approx([kaplan, zhang, bergsma], rel=5e-3)
 
 
 @pytest.mark.parametrize(
     ("b_crit", "expected"),
     [
         (kaplan_tokens(2.0621), 188_810),
-        (zhang_tokens(D_20B)[1], 145_504),
+        (zhang_tokens(D_20B), 145_504),
         (bergsma_tokens(D_20B), 147_127),
     ],
 )
@@ -97,8 +105,8 @@ def test_laws_at_chinchilla_tokens_agree_with_the_comparison_table(row: tuple[fl
     computed = [
         kaplan_tokens(BESIROGLU.loss(params, tokens)),
         kaplan_tokens(kaplan_loss_of_tokens(params, tokens)),
-        zhang_tokens(tokens)[0],
-        zhang_tokens(tokens)[1],
+        zhang_star(tokens),
+        zhang_tokens(tokens),
         bergsma_tokens(tokens),
     ]
     printed = [1e6 * value for value in (kaplan, kaplan_own, zhang_20, zhang, bergsma)]
@@ -114,10 +122,10 @@ def test_kaplan_doubles_per_13_percent_of_loss_as_far_as_its_exponent_goes() -> 
 
 
 def test_zhang_law_in_tokens_agrees_with_its_law_in_parameters() -> None:
-    assert zhang_tokens(3072e6)[0] / 512 == pytest.approx(993, rel=5e-3)
-    assert zhang_tokens(20 * 151e6)[0] / 512 == pytest.approx(93.20 * 151**0.47, rel=5e-3)
+    assert zhang_star(3072e6) / 512 == pytest.approx(993, rel=5e-3)
+    assert zhang_star(20 * 151e6) / 512 == pytest.approx(93.20 * 151**0.47, rel=5e-3)
     # The law of the same paper at fixed data, 302 million parameters: 1,021 sequences.
-    assert zhang_tokens(3072e6)[0] / 512 == pytest.approx(621.341 * 302**0.087, rel=0.03)
+    assert zhang_star(3072e6) / 512 == pytest.approx(621.341 * 302**0.087, rel=0.03)
 
 
 def test_default_band_does_not_reach_kaplan_at_20b() -> None:
@@ -126,9 +134,9 @@ def test_default_band_does_not_reach_kaplan_at_20b() -> None:
 
 
 def test_zhang_batch_costs_20_percent_over_its_base_batch_on_the_converted_hyperbola() -> None:
-    b_crit = zhang_tokens(D_20B)[1]
-    at_star = overhead(zhang_tokens(D_20B)[0], b_crit)
-    at_base = overhead(256 * 512.0, b_crit)
+    b_crit = zhang_tokens(D_20B)
+    at_star = examples(22.80 * (D_20B / 1e6) ** 0.47 * 512, 1.0, b_crit)
+    at_base = examples(256 * 512.0, 1.0, b_crit)
     assert at_star / at_base == pytest.approx(1.2, rel=1e-12)
 
 
@@ -153,7 +161,6 @@ def test_data_law_outside_its_fitted_range_is_called_extrapolated(parameters: fl
 
 
 def test_data_law_is_floored_where_its_formula_turns_negative() -> None:
-    assert zhang_tokens(1e8)[1] < 0
     answer = critical_batch("data_law", LawInputs(d_min_tokens=1e8))
     assert answer.tokens == FLOOR_TOKENS
     assert "floor" in answer.notes[0]

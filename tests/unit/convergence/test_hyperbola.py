@@ -12,7 +12,6 @@ from perfsim.convergence.critical_batch import (
     NotIdentifiableError,
     examples,
     fit_hyperbola,
-    overhead,
     relative_error,
     steps,
 )
@@ -43,7 +42,7 @@ def test_a_whole_column_of_batches_is_answered_at_once() -> None:
 @pytest.mark.parametrize("batch", [0.0, -1.0, float("nan"), float("inf")])
 def test_impossible_batches_are_refused(batch: float) -> None:
     with pytest.raises(InputError, match="batch must be positive"):
-        overhead(batch, 1.0)
+        examples(batch, 1.0, 1.0)
 
 
 def test_fit_recovers_an_exact_hyperbola() -> None:

@@ -17,7 +17,6 @@ from perfsim.convergence.laws import (
     LossLaw,
     compute_law,
     loss_law,
-    tokens_for,
 )
 
 
@@ -70,7 +69,7 @@ def test_the_pile_law_of_the_five_smaller_models_predicts_the_two_larger_ones() 
 
 
 def test_13b_reaches_the_published_loss_on_the_pile_at_the_published_tokens() -> None:
-    target = tokens_for(loss_law("cerebras_gpt"), 1.575, 12.85e9, "Pile")
+    target = loss_law("cerebras_gpt").target(1.575, 12.85e9, "Pile")
     assert target.tokens / (1 + target.d_min_error) < 2.57e11 < target.tokens * (1 + target.d_min_error)
     assert target.tokens == pytest.approx(2.57e11, rel=0.12)
     assert target.slope == pytest.approx(12.7, abs=0.1)
@@ -95,7 +94,7 @@ def test_kaplans_law_is_the_papers_equation() -> None:
 
 
 def test_hundredths_of_a_nat_are_a_quarter_of_the_tokens_of_20b() -> None:
-    target = tokens_for(BESIROGLU, 2.0621, 20e9)
+    target = BESIROGLU.target(2.0621, 20e9)
     assert 0.01 * target.slope == pytest.approx(0.23, abs=0.005)
     assert target.d_min_error == pytest.approx(math.expm1(target.slope * SEED_ERROR))
 
@@ -112,7 +111,7 @@ def test_hundredths_of_a_nat_are_a_quarter_of_the_tokens_of_20b() -> None:
 )
 def test_a_law_is_refused_outside_its_runs_by_name(name: str, loss: float, params: float, words: str) -> None:
     with pytest.raises(InputError, match=f"loss law '{name}' is used outside its runs .*{words}") as refusal:
-        tokens_for(loss_law(name), loss, params)
+        loss_law(name).target(loss, params)
     assert "other laws: " in str(refusal.value)
 
 
@@ -120,8 +119,8 @@ def test_a_law_is_refused_for_another_corpus_by_name() -> None:
     with pytest.raises(
         InputError, match=r"'besiroglu' is of MassiveText, not of the Pile.*cerebras_gpt \(the Pile\)"
     ):
-        tokens_for(BESIROGLU, 2.1, 13e9, "the Pile")
-    assert tokens_for(BESIROGLU, 2.2, 13e9, "massivetext") == tokens_for(BESIROGLU, 2.2, 13e9)
+        BESIROGLU.target(2.1, 13e9, "the Pile")
+    assert BESIROGLU.target(2.2, 13e9, "massivetext") == BESIROGLU.target(2.2, 13e9)
 
 
 def test_an_unknown_law_is_refused_with_the_nearest() -> None:

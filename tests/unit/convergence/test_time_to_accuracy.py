@@ -8,7 +8,7 @@ import pytest
 
 from perfsim.base.errors import InputError
 from perfsim.convergence.critical_batch import CriticalBatch
-from perfsim.convergence.time_to_accuracy import TimeToAccuracy, ratio_band, split_speedup
+from perfsim.convergence.time_to_accuracy import TimeToAccuracy, split_speedup
 
 CRITICAL = CriticalBatch(2e7, 2.5, "constant", "test")
 CERTAIN = CriticalBatch(2e7, 1.0, "constant", "test")
@@ -62,7 +62,7 @@ def test_regime_by_batch_over_critical(fraction: float, regime: str) -> None:
 
 
 def test_ratio_at_equal_batch_is_the_ratio_of_step_times_whatever_the_critical_batch() -> None:
-    band = ratio_band(at(1e7, 2.0), at(1e7, 1.0))
+    band = at(1e7, 2.0).ratio_to(at(1e7, 1.0))
     assert (band.low, band.ratio, band.high) == pytest.approx((2.0, 2.0, 2.0))
     assert band.decided
 
@@ -70,7 +70,7 @@ def test_ratio_at_equal_batch_is_the_ratio_of_step_times_whatever_the_critical_b
 def test_ratio_spans_the_ends_of_the_shared_critical_batch() -> None:
     a = at(2e7)
     b = at(2e6)
-    band = ratio_band(a, b)
+    band = a.ratio_to(b)
     ends = [(1 / 2e7 + 1 / b_crit) / (1 / 2e6 + 1 / b_crit) for b_crit in (2e7 / 2.5, 2e7 * 2.5)]
     assert (band.low, band.high) == pytest.approx((min(ends), max(ends)))
     assert band.low < band.ratio < band.high
@@ -79,13 +79,13 @@ def test_ratio_spans_the_ends_of_the_shared_critical_batch() -> None:
 def test_ratio_is_tighter_than_the_two_bands_side_by_side() -> None:
     a = at(1e7, 1.0, 0.1)
     b = at(8e6, 1.3, 0.1)
-    band = ratio_band(a, b)
+    band = a.ratio_to(b)
     assert band.low > a.band_s[0] / b.band_s[1]
     assert band.high < a.band_s[1] / b.band_s[0]
 
 
 def test_independent_step_time_errors_combine_in_quadrature() -> None:
-    band = ratio_band(at(1e7, 1.0, 0.1), at(1e7, 1.0, 0.2))
+    band = at(1e7, 1.0, 0.1).ratio_to(at(1e7, 1.0, 0.2))
     width = math.hypot(math.log(1.1), math.log(1.2))
     assert (math.log(band.low), math.log(band.high)) == pytest.approx((-width, width))
     assert not band.decided
@@ -93,9 +93,9 @@ def test_independent_step_time_errors_combine_in_quadrature() -> None:
 
 def test_ratio_of_different_targets_or_laws_is_refused() -> None:
     with pytest.raises(InputError, match="one target and one critical batch"):
-        ratio_band(at(1e7), at(1e7, critical=CERTAIN))
+        at(1e7).ratio_to(at(1e7, critical=CERTAIN))
     with pytest.raises(InputError, match="one target and one critical batch"):
-        ratio_band(at(1e7), TimeToAccuracy(1e7, 1.0, 1e11, CRITICAL, 0.0))
+        at(1e7).ratio_to(TimeToAccuracy(1e7, 1.0, 1e11, CRITICAL, 0.0))
 
 
 # MLPerf v1.1 against the smallest NVIDIA system: speedup, GPU ratio, samples or epochs, printed efficiencies.

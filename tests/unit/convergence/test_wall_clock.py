@@ -14,8 +14,6 @@ from perfsim.convergence.wall_clock import (
     Training,
     failing_time_s,
     stopped_share,
-    wall_s,
-    whole_run,
     young_interval_s,
 )
 from perfsim.specs.wall_clock import NumberRange, RateRange, SecondsRange, WallClockSpec
@@ -24,7 +22,7 @@ RUN = Training(steps=50_000, step_time_s=4.0, num_parameters=6.05e9, num_nodes=2
 
 
 def parts_of(spec: WallClockSpec, run: Training = RUN) -> dict[str, RunPart]:
-    return {part.name: part for part in whole_run(spec, run)}
+    return {part.name: part for part in run.parts(spec)}
 
 
 def clock(name: str = "cs-2") -> WallClockSpec:
@@ -43,7 +41,7 @@ def test_a_run_that_waits_for_nothing_is_its_steps() -> None:
 @pytest.mark.parametrize("nodes", [1, 16, 128])
 def test_parts_add_up_and_every_range_is_in_order(name: str, nodes: int) -> None:
     run = Training(steps=5e5, step_time_s=3.5, num_parameters=2e10, num_nodes=nodes)
-    *parts, total = whole_run(clock(name), run)
+    *parts, total = run.parts(clock(name))
     for end in ("low_s", "typical_s", "high_s"):
         assert getattr(total, end) == pytest.approx(sum(getattr(part, end) for part in parts))
     assert all(part.low_s <= part.typical_s <= part.high_s for part in (*parts, total))
@@ -94,9 +92,9 @@ def test_a_machine_without_spares_waits_for_repairs() -> None:
 def test_draws_of_the_wall_clock_hold_its_typical_value_between_its_ends() -> None:
     spec = clock()
     time_s = np.asarray(RUN.time_s)
-    *_, total = whole_run(spec, RUN)
-    assert float(wall_s(spec, RUN, time_s, typical)) == pytest.approx(total.typical_s)
-    low, high = interval(wall_s(spec, RUN, time_s, Draws(seed=0, count=2000)))
+    *_, total = RUN.parts(spec)
+    assert float(RUN.wall_s(spec, time_s, typical)) == pytest.approx(total.typical_s)
+    low, high = interval(RUN.wall_s(spec, time_s, Draws(seed=0, count=2000)))
     assert total.low_s < low < total.typical_s < high < total.high_s
 
 
@@ -152,4 +150,4 @@ def test_evaluations_take_their_share_of_the_steps_with_their_stragglers() -> No
     assert parts["evaluation"].typical_s == pytest.approx(0.02 * 1.5 * RUN.time_s)
     assert parts["evaluation"].low_s == pytest.approx(0.01 * RUN.time_s)
     assert parts["evaluation"].how == "2 % of the steps"
-    assert wall_s(spec, RUN, np.array(RUN.time_s), typical) == pytest.approx(parts["whole run"].typical_s)
+    assert RUN.wall_s(spec, np.array(RUN.time_s), typical) == pytest.approx(parts["whole run"].typical_s)

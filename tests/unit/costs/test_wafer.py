@@ -45,18 +45,6 @@ def test_the_embedding_has_work_of_its_own(toys: ModuleType) -> None:
     assert costs(toys).duration_s(lookup) == pytest.approx(4e12 / 2e16)
 
 
-def test_weights_leave_at_line_rate_and_arrive_a_hop_and_a_chunk_a_level_later(toys: ModuleType) -> None:
-    assert costs(toys).duration_s(move("memoryx_read", 3e9)) == pytest.approx(3e9 / RATE)
-    for systems, levels in ((1, 1), (4, 1), (16, 2)):
-        latency = PORT + levels * (HOP + CHUNK / RATE)
-        assert costs(toys, systems).duration_s(move("broadcast", 3e9)) == pytest.approx(latency)
-        assert costs(toys, systems).duration_s(move("reduce", 3e9)) == pytest.approx(3e9 / RATE + latency)
-
-
-def test_the_update_runs_at_the_rate_of_the_weight_servers(toys: ModuleType) -> None:
-    assert costs(toys).duration_s(move("memoryx_update", 5e9)) == pytest.approx(5e-3)
-
-
 def test_the_slowest_of_memoryx_tree_and_ports_sets_the_rate(toys: ModuleType) -> None:
     system = toys.wafer_cluster()
     memoryx = system.memoryx.model_copy(

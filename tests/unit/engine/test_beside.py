@@ -37,12 +37,6 @@ def test_a_hidden_second_costs_g_over_one_plus_g(toys: ModuleType) -> None:
     assert run.end_s[1] == 3.0, "the communication itself is not slowed"
 
 
-def test_computation_that_ends_first_is_slowed_all_the_time(toys: ModuleType) -> None:
-    longer = BOUND[0] * UNITS / (1 - UNITS) + BOUND[1] * MEMORY / (1 - MEMORY)
-    run = simulate(pair(toys), np.array([1.0, 20.0, 8.0]), beside=beside())
-    assert run.end_s[2] == pytest.approx(1.0 + 8.0 * (1 + longer), rel=1e-9)
-
-
 def test_communication_beside_no_computation_makes_no_events(toys: ModuleType) -> None:
     graph = pair(toys, waits=True)
     durations = np.array([1.0, 2.0, 8.0])

@@ -36,11 +36,6 @@ def test_a_flow_over_a_link_without_capacity_never_ends_and_everyone_behind_it_i
     ]
 
 
-def test_the_same_run_ends_once_the_link_carries_something(toys: ModuleType) -> None:
-    trace = simulate(stalled(toys), np.ones(4), {1: Flow((0,), 1.0)}, np.array([0.5]))
-    assert trace.end_s.tolist() == [1.0, 3.0, 4.0, 5.0]
-
-
 def test_only_the_first_stuck_task_of_a_stream_is_listed_and_many_streams_are_counted(
     toys: ModuleType,
 ) -> None:
@@ -54,7 +49,6 @@ def test_only_the_first_stuck_task_of_a_stream_is_listed_and_many_streams_are_co
         simulate(graph, np.ones(len(graph)), {0: Flow((0,), 1.0)}, np.array([0.0]))
     lines = str(caught.value).splitlines()
     assert len(lines) == 1 + 8 + 1
-    assert lines[-1] == "  and 5 more streams"
     assert "b waits" not in "\n".join(lines)
     assert lines[2] == "  s0: a waits for root on root"
     assert lines[-1] == "  and 5 more streams"

@@ -71,15 +71,6 @@ def test_time_is_looked_at_every_few_flows(toys: ModuleType, monkeypatch: pytest
         simulate(graph, np.ones(len(graph)), flows, np.array([0.5]))
 
 
-def test_events_of_several_simulations_add_up(toys: ModuleType) -> None:
-    graph = long(toys, 10)
-    with limited(Limits(max_events=3 * len(graph))):
-        for _ in range(3):
-            simulate(graph, np.ones(len(graph)))
-        with pytest.raises(LimitError):
-            simulate(graph, np.ones(len(graph)))
-
-
 def test_no_time_left_ends_a_run_among_its_flows(toys: ModuleType) -> None:
     graph = long(toys, 3000)
     flows = {number: Flow((0,), 1.0) for number, work in enumerate(graph.works) if work.name in "ab"}

@@ -28,45 +28,11 @@ NAMES = ("first", "second", "third", "fourth")
 ONE_LINK = {1: Flow((0,), 1.0), 3: Flow((0,), 1.0)}
 
 
-def test_a_run_without_flows_is_the_critical_path(toys: ModuleType) -> None:
-    graph, durations = two_sends(toys, start_later_s=1 / 3)
-    run = simulate(graph, durations)
-    path = critical_path(graph, durations)
-    assert run.start_s.tolist() == path.start_s.tolist()
-    assert run.end_s.tolist() == path.end_s.tolist()
-
-
-def test_two_flows_on_one_link_take_twice_as_long(toys: ModuleType) -> None:
-    graph, durations = two_sends(toys)
-    trace = simulate(graph, durations, ONE_LINK, np.array([1.0]))
-    assert trace.end_s.tolist() == [1.0, 9.0, 1.0, 9.0, 10.0]
-    assert trace.start_s.tolist() == [0.0, 1.0, 0.0, 1.0, 9.0]
-
-
 def test_flows_share_only_while_they_overlap(toys: ModuleType) -> None:
     graph, durations = two_sends(toys, start_later_s=2.0)
     trace = simulate(graph, durations, ONE_LINK, np.array([1.0]))
     # Alone from 1 to 3, shared until the first has its 4 s of service at 7, alone again.
     assert trace.end_s.tolist() == [1.0, 7.0, 3.0, 9.0, 10.0]
-
-
-def test_a_link_wide_enough_for_both_slows_nobody(toys: ModuleType) -> None:
-    graph, durations = two_sends(toys, start_later_s=1 / 3)
-    trace = simulate(graph, durations, ONE_LINK, np.array([2.0]))
-    assert trace.end_s.tolist() == critical_path(graph, durations).end_s.tolist()
-
-
-def test_flows_on_different_links_do_not_meet(toys: ModuleType) -> None:
-    graph, durations = two_sends(toys)
-    flows = {1: Flow((0,), 1.0), 3: Flow((1,), 1.0)}
-    trace = simulate(graph, durations, flows, np.array([1.0, 1.0]))
-    assert trace.makespan_s == 6.0
-
-
-def test_a_flow_that_stands_for_several_loads_the_link_as_often(toys: ModuleType) -> None:
-    graph, durations = two_sends(toys)
-    flows = {1: Flow((0,), 1.0, weight=3)}
-    assert simulate(graph, durations, flows, np.array([1.0])).end_s[1] == 1.0 + 3 * 4.0
 
 
 def test_a_slowed_flow_may_be_followed_by_another_at_once(toys: ModuleType) -> None:
@@ -79,12 +45,6 @@ def test_a_slowed_flow_may_be_followed_by_another_at_once(toys: ModuleType) -> N
     durations = np.full(6, 0.1)  # a tenth of a second is on no grid
     trace = simulate(graph, durations, {0: Flow((0,), 1.0)}, np.array([1.5]))
     assert trace.makespan_s == pytest.approx(0.3 * 2 / 1.5, rel=1e-9)
-
-
-def test_the_same_run_gives_the_same_bits_again(toys: ModuleType) -> None:
-    graph, durations = two_sends(toys, start_later_s=1 / 7)
-    runs = [simulate(graph, durations, ONE_LINK, np.array([1.1])) for _ in range(2)]
-    assert runs[0].end_s.tobytes() == runs[1].end_s.tobytes()
 
 
 def test_more_bandwidth_can_be_slower(toys: ModuleType) -> None:
@@ -126,7 +86,15 @@ def test_a_run_leaves_no_cycle_of_references_behind(toys: ModuleType) -> None:
     gc.disable()
     try:
         simulate(graph, durations, ONE_LINK, np.array([1.0]))
-        kept = [row for row in gc.get_objects() if type(row).__name__ in {"Devices", "Links", "Simulation"}]
+        kept = [
+            row for row in gc.get_objects() if type(row).__name__ in {"_Devices", "_Links", "_Simulation"}
+        ]
     finally:
         gc.enable()
     assert not kept
+
+
+def test_the_number_of_durations_must_be_the_number_of_tasks(toys: ModuleType) -> None:
+    for engine in (critical_path, simulate):
+        with pytest.raises(ValueError, match="3 durations for 5 tasks"):
+            engine(two_sends(toys)[0], np.ones(3))

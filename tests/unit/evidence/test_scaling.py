@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import perfsim as ps
-from perfsim.evidence.production import ScalingFile, published_scaling, scaling_comparison
+from perfsim.evidence.production import ScalingFile, scaling_comparison
 from perfsim.machines.wafer_cluster import LEAST_EFFICIENCY, SYSTEMS
 
 CATALOG = ps.Catalog()
@@ -20,7 +20,7 @@ def compared() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def published() -> ScalingFile:
-    return published_scaling(CATALOG)
+    return ScalingFile.published(CATALOG)
 
 
 def errors_over(compared: dict[str, Any], base: str) -> dict[str, float]:

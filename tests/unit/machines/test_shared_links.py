@@ -99,19 +99,6 @@ def test_the_rings_of_an_uneven_group_share_no_nic_and_load_those_of_all_ranks_a
     assert traffic.times.tolist() == [1] * (2 * group.size)
 
 
-def test_reductions_and_pipeline_transfers_of_a_real_step_slow_each_other(toys: ModuleType) -> None:
-    job = toys.job(64, {"overlap_grad_reduce": True}, num_layers=16)
-    plan = toys.plan("3d", job, ParallelLayout(tensor=8, pipeline=2, data=2))
-    written = toys.graph_of(plan)
-    durations = price(written, toys.ToyCosts(plan.system))
-    links = shared_links(written, network_of(plan.topology))
-    assert links.flows
-    contended = simulate(written, durations, links.flows, links.capacities)
-    free = critical_path(written, durations)
-    assert (contended.end_s >= free.end_s).all()
-    assert contended.end_s.sum() > free.end_s.sum()
-
-
 # -------------------------------------------------------------------- uplinks, with all replicas
 def oversubscribed(toys: ModuleType, nodes: int, nodes_per_leaf: int, oversubscription: float) -> Topology:
     fabric = FatTreeSpec(
@@ -158,25 +145,6 @@ def test_a_reduction_and_a_send_meet_on_uplinks_though_their_nics_differ(toys: M
     assert folded_run(at_once(next_stage, ring), topology, width=16) == [4 * SECONDS] * 2
 
 
-def test_folded_flows_take_as_long_as_the_flows_of_all_ranks_written_out(toys: ModuleType) -> None:
-    topology = oversubscribed(toys, nodes=8, nodes_per_leaf=2, oversubscription=2.0)
-    folded = at_once(
-        (send(toys, "next", 0, 32), "gpu0/send-next"),
-        (reduce("gradients", RankGroup(0, 8, 4)), "gpu0/nccl-data"),
-        (reduce("gradients", RankGroup(32, 8, 4)), "gpu32/nccl-data"),
-    )
-    full = at_once(
-        *((send(toys, f"next{rank}", rank, rank + 32), f"gpu{rank}/send-next") for rank in range(32)),
-        *((reduce(f"g{peer}", RankGroup(peer, 8, 4)), f"gpu{peer}/nccl-data") for peer in range(8)),
-        *((reduce(f"g{peer}", RankGroup(peer + 32, 8, 4)), f"gpu{peer + 32}/nccl-data") for peer in range(8)),
-    )
-    few = folded_run(folded, topology, width=32)
-    many = run(full, topology)
-    assert few[0] == pytest.approx(max(many[:32]), rel=1e-12)
-    assert few[1:] == pytest.approx([max(many[32:40]), max(many[40:])], rel=1e-12)
-    assert max(few) > SECONDS
-
-
 def test_classes_of_peers_together_load_what_all_peers_load(toys: ModuleType) -> None:
     topology = oversubscribed(toys, nodes=8, nodes_per_leaf=4, oversubscription=4.0)
     peers = np.zeros(32, dtype=np.int64)
@@ -191,13 +159,6 @@ def test_classes_of_peers_together_load_what_all_peers_load(toys: ModuleType) ->
 
 
 # ------------------------------------------------------------------------- slow and dead links
-def test_a_link_at_half_its_capacity_takes_twice_as_long(toys: ModuleType, topology: Topology) -> None:
-    alone = at_once((send(toys, "next", 0, 8), "gpu0/send-next"))
-    slow = degraded(topology, {"node0/nic0-leaf0": 0.5})
-    links = shared_links(alone, network_of(slow))
-    assert simulate(alone, np.array([SECONDS]), links.flows, links.capacities).makespan_s == 2 * SECONDS
-
-
 def test_two_messages_share_the_only_nic_that_dead_ones_leave_them(
     toys: ModuleType, topology: Topology
 ) -> None:
@@ -260,16 +221,3 @@ def test_a_step_on_a_fourth_of_the_uplinks_is_longer_by_what_its_sends_wait(toys
     assert len(sends) == 2
     assert steps[0] == critical_path(written, durations).step_time_s
     assert steps[1] - steps[0] == pytest.approx(3 * sum(map(costs.duration_s, sends)), rel=1e-6)
-
-
-def test_reduction_pipeline_and_gather_on_one_nic_take_three_times_as_long(
-    toys: ModuleType, topology: Topology
-) -> None:
-    """A data-parallel reduction, a pipeline send and a gather of sharded parameters, all out of GPU 0."""
-    gather = Work("gather", Kind.COMM_COLL, "all_gather", "data_communication", (), 1e6, RankGroup(0, 8, 4))
-    three = at_once(
-        (reduce("gradients", RankGroup(0, 8, 4)), "gpu0/nccl-data"),
-        (send(toys, "next", 0, 8), "gpu0/send-next"),
-        (gather, "gpu0/nccl-gather"),
-    )
-    assert run(three, topology) == [3 * SECONDS] * 3

@@ -248,7 +248,7 @@ def test_a_strategy_of_another_kind_is_refused(folder: Path) -> None:
 
 def test_a_study_compares_it_with_the_others(folder: Path) -> None:
     (folder / "rings.yaml").write_text(STUDY, encoding="utf-8")
-    result = run_study(load_study(str(folder / "rings.yaml"))).result
+    result = run_study(load_study(str(folder / "rings.yaml")))
     assert [candidate.label for candidate in result.candidates if candidate.strategy == "ring-data"] == [
         "4 devices of ring, ring-data",
         "8 devices of ring, ring-data",

@@ -46,17 +46,6 @@ def test_no_system_of_the_catalogue_sums_in_its_switches_unless_told() -> None:
     assert not any(spec.enabled for spec in described)
 
 
-def test_switches_that_sum_are_a_setting() -> None:
-    catalog = default_catalog()
-    group = Group.inside_node(8)
-    off = catalog.system("dgx-h100")
-    told = catalog.system("dgx-h100", **{"node.in_network.enabled": True})
-    assert isinstance(off, GpuClusterSpec)
-    assert isinstance(told, GpuClusterSpec)
-    plain, summing = (CollectiveModel.of_node(system.node, system.fabric) for system in (off, told))
-    assert bus_bandwidth(summing, 16 * GIB, group) > 1.2 * bus_bandwidth(plain, 16 * GIB, group)
-
-
 @pytest.mark.parametrize("group", [Group.inside_node(8), Group.even(8, 4)])
 def test_dgx_h100_reaches_the_published_bus_bandwidth_with_sharp_and_without(group: Group) -> None:
     # NVIDIA, GTC 2024, session 62129: 370 inside a node and 380 GB/s across without, 480 GB/s with SHARP.

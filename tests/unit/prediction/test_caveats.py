@@ -15,13 +15,13 @@ import pytest
 import perfsim as ps
 from perfsim.prediction.bands import hidden_of
 from perfsim.prediction.caveats import CODES, Caveat
-from perfsim.prediction.prediction import predict, prediction_from, prediction_of, run_document
+from perfsim.prediction.prediction import prediction_from, prediction_of, run_document
 from perfsim.report.study import study_lines
 from perfsim.report.study_page import study_document, study_page, write_study_page
 from perfsim.report.terminal import run_lines
 from perfsim.report.text import ALWAYS
 from perfsim.specs.calibration import ClusterCalibration, MeasuredStep
-from perfsim.studies.answers import CandidateResult
+from perfsim.studies.answers import Answer
 from perfsim.studies.trust import edge_batch, shared_caveats
 
 SMALL = "cerebras_gpt_111m"
@@ -77,7 +77,7 @@ def scaled(*residuals: float) -> ps.Prediction:
 
 
 @cache
-def studied(code: str) -> CandidateResult:
+def studied(code: str) -> Answer:
     """The candidate of a study of one batch more or of an extrapolated law."""
     fields: dict[str, Any] = {
         "name": "s",
@@ -219,18 +219,18 @@ def test_an_own_device_on_anothers_constants_is_the_headline() -> None:
 
 
 @pytest.mark.parametrize(
-    ("precision", "outside"), [("fp16", False), ("bf16", False), ("tf32", True), ("fp32", True)]
-)
-def test_a_precision_is_outside_unless_runs_on_such_a_device_have_it(precision: str, outside: bool) -> None:
-    prediction = gpus(recipe=recipe(precision=precision))
-    assert (caveat_of(prediction, "precision-outside") is not None) == outside
-
-
-@pytest.mark.parametrize(
     ("system", "precision", "outside"),
-    [("gb200-nvl72", "tf32", True), ("gb200-nvl72", "bf16", False), ("dgx-h100", "fp8", False)],
+    [
+        ("dgx-a100-80gb", "fp16", False),
+        ("dgx-a100-80gb", "bf16", False),
+        ("dgx-a100-80gb", "tf32", True),
+        ("dgx-a100-80gb", "fp32", True),
+        ("gb200-nvl72", "tf32", True),
+        ("gb200-nvl72", "bf16", False),
+        ("dgx-h100", "fp8", False),
+    ],
 )
-def test_public_runs_of_today_stand_behind_their_precisions(
+def test_a_precision_is_outside_unless_runs_on_such_a_device_have_it(
     system: str, precision: str, outside: bool
 ) -> None:
     prediction = gpus(system=system, recipe=recipe(precision=precision))
@@ -238,20 +238,25 @@ def test_public_runs_of_today_stand_behind_their_precisions(
     assert (caveat is not None) == outside
     assert caveat_of(prediction, "device-outside") is None
     if caveat is not None:
-        assert caveat.text.startswith("no published run in tf32; the constants were fitted to runs in")
+        said = f"no published run in {precision}; the constants were fitted to runs in"
+        assert caveat.text.startswith(said)
 
 
-@pytest.mark.parametrize(("devices", "severity"), [(2, None), (4, "warning"), (16, "serious")])
-def test_more_devices_than_any_run_had_are_serious_from_four_times_on(
-    devices: int, severity: str | None
+@pytest.mark.parametrize(
+    ("prediction", "code", "severity"),
+    [
+        (lambda: wafers(2, 240), "devices-outside", None),
+        (lambda: wafers(4, 480), "devices-outside", "warning"),
+        (lambda: wafers(16, 1920), "devices-outside", "serious"),
+        (lambda: gpus("dp=128,mbs=1,zero=3", 128), "zero3-ranks-outside", None),
+        (lambda: gpus("dp=256,mbs=1,zero=3", 256), "zero3-ranks-outside", "warning"),
+        (lambda: gpus("dp=384,mbs=1,zero=3", 384), "zero3-ranks-outside", "serious"),
+    ],
+)
+def test_what_is_outside_the_published_runs_is_serious_from_its_factor_on(
+    prediction: Callable[[], ps.Prediction], code: str, severity: str | None
 ) -> None:
-    caveat = caveat_of(wafers(devices, 120 * devices), "devices-outside")
-    assert (None if caveat is None else caveat.severity) == severity
-
-
-@pytest.mark.parametrize(("ranks", "severity"), [(128, None), (256, "warning"), (384, "serious")])
-def test_zero_3_on_more_ranks_than_any_run_had_is_told(ranks: int, severity: str | None) -> None:
-    caveat = caveat_of(gpus(f"dp={ranks},mbs=1,zero=3", ranks), "zero3-ranks-outside")
+    caveat = caveat_of(prediction(), code)
     assert (None if caveat is None else caveat.severity) == severity
 
 
@@ -281,17 +286,7 @@ def test_memory_is_tight_below_its_limit_and_serious_above(share: float, code: s
 
 
 def test_the_limit_of_memory_is_the_questions_own() -> None:
-    question = ps.Question(
-        model=catalog.models["gpt3_xl"],
-        recipe=recipe(),
-        system=catalog.systems["dgx-a100-80gb"],
-        devices=8,
-        strategy="3d",
-        batch=16,
-        layout="dp=8,mbs=1",
-        memory_limit=0.1,
-    )
-    caveat = caveat_of(predict(question), "memory-above-limit")
+    caveat = caveat_of(gpus(memory_limit=0.1), "memory-above-limit")
     assert caveat is not None
     assert "above the limit of 10 %" in caveat.text
 
@@ -360,42 +355,33 @@ def test_every_serious_caveat_is_on_a_terminal_and_at_the_head_of_a_page(factory
 
 
 # ------------------------------------------------------------------------------- open questions
-def defaults(layout: str, **changes: Any) -> list[str]:
-    answer = ps.predict(
-        **{
-            "model": "gpt3_xl",
-            "system": "dgx-a100-80gb",
-            "devices": 8,
-            "strategy": "3d",
-            "batch": 16,
-            **changes,
-        },
-        layout=layout,
-    )
-    return [caveat.text for caveat in answer.caveats if caveat.code == "layout-defaults"]
-
-
-def test_settings_that_nobody_named_are_listed_with_what_is_usual() -> None:
-    assert defaults("tp=2,pp=2") == [
+@pytest.mark.parametrize(
+    ("prediction", "text"),
+    [
         (
-            "left at defaults by the layout: micro_batch_size 1, sequence_parallel false, zero_stage 0, "
-            "recompute none, schedule 1f1b; Megatron users usually set sp=true, zero=1, recompute=selective"
-        )
-    ]
-
-
-def test_only_settings_that_matter_for_the_degrees_are_listed() -> None:
-    assert defaults("dp=8,mbs=2") == [
+            lambda: gpus("tp=2,pp=2"),
+            (
+                "left at defaults by the layout: micro_batch_size 1, sequence_parallel false, zero_stage 0, "
+                "recompute none, schedule 1f1b; "
+                "Megatron users usually set sp=true, zero=1, recompute=selective"
+            ),
+        ),
         (
-            "left at defaults by the layout: zero_stage 0, recompute none; "
-            "Megatron users usually set zero=1, recompute=selective"
-        )
-    ]
-
-
-def test_the_planners_own_choice_and_wafers_leave_nothing_unsaid() -> None:
-    assert defaults("") == []
-    assert defaults("dp=1", devices=1, system="cs-2", strategy="weight-streaming") == []
+            lambda: gpus("dp=8,mbs=2"),
+            (
+                "left at defaults by the layout: zero_stage 0, recompute none; "
+                "Megatron users usually set zero=1, recompute=selective"
+            ),
+        ),
+        (lambda: gpus(""), None),
+        (lambda: wafers(layout="dp=1"), None),
+    ],
+)
+def test_settings_that_nobody_named_and_that_matter_are_listed_with_what_is_usual(
+    prediction: Callable[[], ps.Prediction], text: str | None
+) -> None:
+    caveat = caveat_of(prediction(), "layout-defaults")
+    assert (None if caveat is None else caveat.text) == text
 
 
 @pytest.mark.parametrize(

@@ -214,10 +214,10 @@ def test_a_study_names_the_scale_in_every_form_of_its_answer(scaled_study: Path,
     spec = load_study(str(scaled_study))
     candidate = spec.candidates[0]
     assert isinstance(candidate.cluster_calibration, ClusterCalibration)
-    result = run_study(spec).result
+    result = run_study(spec)
     plain = run_study(
         spec.model_copy(update={"candidates": (candidate.model_copy(update={"cluster_calibration": None}),)})
-    ).result
+    )
     ratio = result.candidates[0].step_time_s / plain.candidates[0].step_time_s
     assert ratio == pytest.approx(1.25, rel=1e-12)
     assert any("cluster calibration our-wafers" in caveat.text for caveat in result.candidates[0].caveats)

@@ -68,14 +68,14 @@ def test_few_machines_are_kept_and_none_for_ever() -> None:
 def test_points_have_the_same_digits_in_any_order_with_shared_prices(
     write_sweep: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    studies = [point.study for point in load_sweep(str(write_sweep(GRID))).points]
+    points = load_sweep(str(write_sweep(GRID))).points
 
     def texts(backwards: bool, shared: bool) -> list[str]:
         tables = PriceTables()
         answers = []
-        for study in studies[:: -1 if backwards else 1]:
+        for point in points[:: -1 if backwards else 1]:
             monkeypatch.setattr(runner, "TABLES", tables if shared else PriceTables())
-            answers.append(answer_text(study).text)
+            answers.append(answer_text(point).text)
         return answers[:: -1 if backwards else 1]
 
     alone = texts(backwards=False, shared=False)

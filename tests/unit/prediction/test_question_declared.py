@@ -14,7 +14,7 @@ from perfsim.cli import main
 from perfsim.prediction.question import ASKED, question_of
 from perfsim.studies.axes import changed_study, load_sweep, study_path
 from perfsim.studies.loading import load_study
-from perfsim.studies.spec import CandidateSpec, StudySpec, question_of_candidate, runtime_of
+from perfsim.studies.spec import CandidateSpec, StudySpec
 
 GIVEN = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 8, "batch": 64}
 
@@ -90,7 +90,7 @@ def test_a_study_takes_the_paths_of_a_question() -> None:
         "devices": 16,
     }
     changed = changed_study(load_study("gpt3_20b"), changes, ps.Catalog())
-    asked = [question_of_candidate(changed, candidate, 16) for candidate in changed.candidates]
+    asked = [point.question for point in changed.points]
     assert {question.recipe.precision for question in asked} == {"fp16"}
     assert not any(question.job.runtime.overlap_grad_reduce for question in asked)
     assert changed.batch_sizes == (512,)
@@ -129,7 +129,7 @@ def test_the_grid_of_a_sweep_has_the_names_of_a_question(tmp_path: Path) -> None
     path.write_text(f"name: grid\ntitle: A grid\nstudy: gpt3_20b\ngrid: {grid}\n", encoding="utf-8")
     points = load_sweep(str(path)).points
     assert {point.study.batch_sizes for point in points} == {(64,), (128,)}
-    assert {runtime_of(point.study, point.candidate).overlap_grad_reduce for point in points} == {True, False}
+    assert {point.runtime.overlap_grad_reduce for point in points} == {True, False}
 
 
 def test_a_runtime_stands_next_to_the_recipe_in_a_study_and_in_its_candidates(tmp_path: Path) -> None:
@@ -143,11 +143,11 @@ def test_a_runtime_stands_next_to_the_recipe_in_a_study_and_in_its_candidates(tm
         encoding="utf-8",
     )
     study = load_study(str(path))
-    named = [runtime_of(study, candidate).name for candidate in study.candidates]
+    named = [study.runtime_of(candidate).name for candidate in study.candidates]
     assert named[0] == "megatron_core" != named[1]
     changed = changed_study(study, {"runtime.attention": "standard"}, ps.Catalog())
-    runtimes = [runtime_of(changed, candidate) for candidate in changed.candidates]
+    runtimes = [changed.runtime_of(candidate) for candidate in changed.candidates]
     assert {runtime.attention for runtime in runtimes} == {"standard"}
     assert [runtime.overlap_grad_reduce for runtime in runtimes] == [
-        runtime_of(study, candidate).overlap_grad_reduce for candidate in study.candidates
+        study.runtime_of(candidate).overlap_grad_reduce for candidate in study.candidates
     ]

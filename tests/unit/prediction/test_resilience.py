@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from perfsim.studies.answers import StudyResult
 from perfsim.studies.loading import load_study
-from perfsim.studies.runner import StudyRun, run_study
+from perfsim.studies.runner import run_study
 
 STUDY = """\
 name: tiny_study
@@ -29,15 +30,15 @@ resilience: {rank: 1, severities: [1.5]}
 """
 
 
-def answer(folder: Path, text: str) -> StudyRun:
+def answer(folder: Path, text: str) -> StudyResult:
     path = folder / "study.yaml"
     path.write_text(text, encoding="utf-8")
     return run_study(load_study(str(path)))
 
 
 def test_a_disturbed_study_takes_longer_by_its_step_and_says_so(tmp_path: Path) -> None:
-    calm = answer(tmp_path, STUDY).result
-    rough = answer(tmp_path, STUDY + DISTURBED).result
+    calm = answer(tmp_path, STUDY)
+    rough = answer(tmp_path, STUDY + DISTURBED)
     before = calm.candidates[0]
     after = rough.candidates[0]
     assert before.perturbed is None

@@ -16,7 +16,7 @@ from perfsim.costs.memory import MemoryUse
 from perfsim.prediction.bands import Accuracy
 from perfsim.prediction.verification import SamplingSummary
 from perfsim.prediction.why import LinkUse, Why
-from perfsim.studies.answers import Assumption, CandidateResult, StudyResult
+from perfsim.studies.answers import Answer, Assumption, StudyResult
 from perfsim.studies.batches import BatchPoint
 from perfsim.studies.timeline import TimelineBar
 
@@ -136,7 +136,7 @@ def _time_of(best: BatchPoint) -> TimeToAccuracy:
 
 def _candidate(
     strategy: str, system: str, devices: int, curve: tuple[BatchPoint, ...], **figures: Any
-) -> CandidateResult:
+) -> Answer:
     best = min(curve, key=lambda point: point.time_to_accuracy_s)
     fields: dict[str, Any] = {
         "model": "gpt3_20b",
@@ -156,10 +156,10 @@ def _candidate(
     fields["breakdown_s"] = {name: share * best.step_time_s for name, share in shares.items()}
     noun = {"dgx-a100-80gb": "A100-80GB", "cs-2": "CS-2"}[system]
     fields |= {"devices_noun": noun, "machine": f"{devices} {noun}{' (16 DGX)' if devices == 128 else ''}"}
-    return CandidateResult(strategy=strategy, system=system, num_devices=devices, **(fields | figures))
+    return Answer(strategy=strategy, system=system, num_devices=devices, **(fields | figures))
 
 
-def _gpus() -> CandidateResult:
+def _gpus() -> Answer:
     layout = {
         "tensor": 8,
         "pipeline": 4,
@@ -212,7 +212,7 @@ def _gpus() -> CandidateResult:
     )
 
 
-def _wafers(systems: int) -> CandidateResult:
+def _wafers(systems: int) -> Answer:
     layout = {"tensor": 1, "pipeline": 1, "data": systems, "micro_batch_size": 30, "recompute_layers": 2}
     curve = _curve(1.7, 0.62 / systems, 30 * systems, layout)
     best = min(curve, key=lambda point: point.time_to_accuracy_s)

@@ -25,7 +25,7 @@ from perfsim.report.sweep_figures import matches_table
 from perfsim.studies.answers import PointResult
 from perfsim.studies.axes import load_sweep
 from perfsim.studies.runner import run_sweep
-from perfsim.studies.variants import Analysis, SweepResult
+from perfsim.studies.variants import SweepResult
 
 SWEEP = """\
 title: A <b>grid</b>
@@ -153,7 +153,7 @@ def test_a_point_without_a_plan_stands_in_the_table_with_its_reason(result: Swee
 
 
 def test_the_table_of_equals_bounds_what_the_grid_cannot_tell(result: SweepResult) -> None:
-    table = matches_table(result.analysis.matches)
+    table = matches_table(result.matches)
     assert table.columns[2].name == "as many CS-2"
     assert table.shown()[0][2] == "\u2264 1 (\u2264 1 to 1.34)"
     assert table.shown()[-1][0] == "4 devices of slow"
@@ -199,7 +199,7 @@ def test_variants_of_one_work_are_drawn_as_changes_and_listed_with_what_they_cha
 
 
 def test_the_fastest_is_marked_and_a_subset_says_so(result: SweepResult) -> None:
-    scale, note = scale_of(result.analysis)
+    scale, note = scale_of(result)
     assert scale is not None
     times = {row[0].value: row[1].number for row in scale.rows}
     assert [row[0].value for row in scale.rows if row[1].mark] == [min(times, key=times.__getitem__)]
@@ -209,7 +209,7 @@ def test_the_fastest_is_marked_and_a_subset_says_so(result: SweepResult) -> None
         for number in range(6)
         for point in result.points
     )
-    scale, note = scale_of(Analysis(many))
+    scale, note = scale_of(replace(result, points=many))
     assert scale is not None
     assert len(scale.rows) == 8
     assert "the fastest 8 of 12" in note
@@ -221,7 +221,7 @@ def test_no_machine_wins_across_models_and_the_page_tells_what_the_planner_chang
     path = tmp_path / "tiny.yaml"
     path.write_text(SWEEP.replace("[1, 4]", "[1]").replace(", 4]", "]") + text, encoding="utf-8")
     swept = run_sweep(load_sweep(str(path)), tmp_path / "points.sqlite", jobs=1)
-    scale, note = scale_of(swept.analysis)
+    scale, note = scale_of(swept)
     assert scale is not None
     assert [row[1].mark for row in scale.rows] == [True, False, True, False]
     assert "Targets differ" in note
@@ -230,7 +230,9 @@ def test_no_machine_wins_across_models_and_the_page_tells_what_the_planner_chang
     mixed = [own for own in swept.points if own not in ones or own.variant == "small" or own.system == "slow"]
     mixed = [own for own in mixed if (own.variant, own.num_devices) != ("small", 2)]
     assert headline(swept, mixed) == "1 to 2 CS-2 are first to all 2 targets."
-    alone, note = scale_of(Analysis(tuple(point for point in swept.points if point.system == "cs-2")))
+    alone, note = scale_of(
+        replace(swept, points=tuple(point for point in swept.points if point.system == "cs-2"))
+    )
     assert alone is not None
     assert not any(row[1].mark for row in alone.rows)
     assert "Marked" not in note

@@ -21,12 +21,12 @@ from perfsim.report.study import study_lines
 from perfsim.report.study_page import study_document, study_page, write_study_page
 from perfsim.specs.layout import ParallelLayout
 from perfsim.studies import runner as runner_module
-from perfsim.studies.answers import COVERED_ONCE, Production, StudyResult, recorded
+from perfsim.studies.answers import COVERED_ONCE, Answer, Production, StudyResult, recorded
 from perfsim.studies.axes import load_sweep
 from perfsim.studies.batches import suggested_batches, target_of
 from perfsim.studies.loading import load_study
-from perfsim.studies.runner import Answered, run_study
-from perfsim.studies.spec import CandidateSpec, StudySpec, runtime_of
+from perfsim.studies.runner import run_study
+from perfsim.studies.spec import CandidateSpec, Point, StudySpec
 
 HEAD = """\
 name: layouts
@@ -61,7 +61,7 @@ AS_FIELDS = "{tensor: 2, pipeline: 2, micro_batch_size: 2, sequence_parallel: tr
 
 @pytest.mark.parametrize("layout", ['"tp=2,pp=2,dp=2,mbs=2,sp=true"', AS_FIELDS])
 def test_a_candidate_runs_with_the_layout_that_it_says(tmp_path: Path, layout: str) -> None:
-    (candidate,) = run_study(loaded(tmp_path, f"{GPUS}, layout: {layout}")).result.candidates
+    (candidate,) = run_study(loaded(tmp_path, f"{GPUS}, layout: {layout}")).candidates
     degrees = ("tensor", "pipeline", "data", "micro_batch_size", "sequence_parallel", "zero_stage")
     assert [candidate.layout[name] for name in degrees] == [2, 2, 2, 2, True, 0]
     assert any(
@@ -103,14 +103,14 @@ def test_runtimes_of_one_machine_are_told_apart_in_a_study_and_in_a_sweep(tmp_pa
         for name in ("megatron_2021", "fused")
         for overlaps in (False, True)
     ]
-    runtimes = [runtime_of(point.study, point.candidate) for point in points]
+    runtimes = [point.runtime for point in points]
     assert [runtime.overlap_tensor for runtime in runtimes] == [False, True] * 2
     assert [runtime.attention for runtime in runtimes] == ["standard", "standard", "flash", "flash"]
 
 
 def test_batches_that_a_layout_cannot_run_are_left_out_with_the_reason(tmp_path: Path) -> None:
     spec = loaded(tmp_path, f'{GPUS}, layout: "dp=8,mbs=4"', batches="[24, 32, 48, 64]")
-    (candidate,) = run_study(spec).result.candidates
+    (candidate,) = run_study(spec).candidates
     assert [point.global_batch_size for point in candidate.batch_curve] == [32, 64]
     assert all(point.layout["micro_batch_size"] == 4 for point in candidate.batch_curve)
     (note,) = [note for note in candidate.notes if "left out" in note]
@@ -119,7 +119,7 @@ def test_batches_that_a_layout_cannot_run_are_left_out_with_the_reason(tmp_path:
 
 def test_automatic_batches_are_multiples_of_what_a_layout_takes_at_once(tmp_path: Path) -> None:
     spec = loaded(tmp_path, f'{GPUS}, layout: "dp=8,mbs=5,zero=3,recompute=full"', batches="auto")
-    (candidate,) = run_study(spec).result.candidates
+    (candidate,) = run_study(spec).candidates
     assert len(candidate.batch_curve) > 4
     assert all(point.global_batch_size % 40 == 0 for point in candidate.batch_curve)
 
@@ -157,7 +157,7 @@ def test_in_python_a_layout_may_be_an_object() -> None:
 # ------------------------------------------------------------------------------------- side by side
 def test_a_list_of_strategies_gives_the_best_of_each(tmp_path: Path) -> None:
     path = written(tmp_path, "strategy: [data, tensor, pipeline, 3d], system: dgx-a100-80gb, devices: [8]")
-    result = run_study(load_study(path)).result
+    result = run_study(load_study(path))
     assert [candidate.strategy for candidate in result.candidates] == ["data", "tensor", "pipeline", "3d"]
     assert result.candidates[1].layout["data"] == 1
     assert len({candidate.label for candidate in result.candidates}) == 4
@@ -170,7 +170,7 @@ def test_a_list_of_strategies_gives_the_best_of_each(tmp_path: Path) -> None:
 
 def test_a_strategy_that_borrows_a_machine_does_not_take_its_layout(tmp_path: Path) -> None:
     spec = loaded(tmp_path, f'{GPUS}, layout: "tp=8,mbs=1"')
-    (candidate,) = run_study(spec, ["data"]).result.candidates
+    (candidate,) = run_study(spec, ["data"]).candidates
     assert candidate.layout["data"] == 8
     assert candidate.label == "8 A100-80GB (1 DGX), data"
 
@@ -195,7 +195,7 @@ def test_an_illegal_layout_is_listed_and_the_others_are_answered(tmp_path: Path)
 def test_a_layout_over_memory_is_listed_with_how_much_it_misses(tmp_path: Path) -> None:
     spec = loaded(tmp_path, f'{GPUS}, layout: "dp=8,mbs=4"', f'{GPUS}, layout: "tp=8,mbs=1"')
     large = spec.model_copy(update={"model": load_study("gpt3_20b").model})
-    (unfit,) = run_study(large).result.infeasible
+    (unfit,) = run_study(large).infeasible
     assert "GiB" in unfit.reason
 
 
@@ -207,15 +207,15 @@ def test_whatever_fails_in_one_candidate_loses_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: PerfsimError
 ) -> None:
     spec = loaded(tmp_path, GPUS, WAFER)
-    answer = runner_module.answer_candidate
+    answer = runner_module.answer_point
 
-    def broken(study: StudySpec, candidate: CandidateSpec, *rest: Any, **more: Any) -> Answered:
-        if candidate.strategy == "3d":
+    def broken(point: Point, *rest: Any, **more: Any) -> Answer:
+        if point.candidate.strategy == "3d":
             raise error
-        return answer(study, candidate, *rest, **more)
+        return answer(point, *rest, **more)
 
-    monkeypatch.setattr(runner_module, "answer_candidate", broken)
-    result = run_study(spec).result
+    monkeypatch.setattr(runner_module, "answer_point", broken)
+    result = run_study(spec)
     assert [candidate.strategy for candidate in result.candidates] == ["weight-streaming"]
     assert [(candidate.label, candidate.reason) for candidate in result.infeasible] == [
         ("8 A100-80GB (1 DGX), 3d", "is at fault")
@@ -363,7 +363,7 @@ perturbations:
 
 def disturbed(folder: Path, more: str = "") -> StudyResult:
     """The answer of two nodes of GPUs and a wafer under perturbations."""
-    return run_study(loaded(folder, GPUS.replace("[8]", "[16]"), WAFER, batches="[96]", more=more)).result
+    return run_study(loaded(folder, GPUS.replace("[8]", "[16]"), WAFER, batches="[96]", more=more))
 
 
 def test_gpus_and_a_wafer_answer_one_study_with_a_slow_rank_and_slow_links(tmp_path: Path) -> None:
@@ -475,7 +475,7 @@ def test_a_candidate_may_state_its_own_ratio(
     tmp_path: Path, given: str, ratio: float, ends: tuple[float, float]
 ) -> None:
     spec = loaded(tmp_path, f"{GPUS}, production: {given}", WAFER)
-    first, second = run_study(spec).result.candidates
+    first, second = run_study(spec).candidates
     assert first.production == Production(ratio, ends, "given by the study")
     assert first.production_time_s == pytest.approx(first.time_to_accuracy_s / ratio, rel=1e-12)
     assert second.production == recorded()
@@ -496,8 +496,8 @@ def test_band_and_range_combine_as_independent_errors() -> None:
 
 def test_slow_steps_are_counted_once_where_a_wall_clock_is_named(tmp_path: Path) -> None:
     clocked = f"{GPUS}, wall_clock: gpu-cluster"
-    (candidate,) = run_study(loaded(tmp_path, clocked)).result.candidates
-    (plain,) = run_study(loaded(tmp_path, clocked, more="production: none")).result.candidates
+    (candidate,) = run_study(loaded(tmp_path, clocked)).candidates
+    (plain,) = run_study(loaded(tmp_path, clocked, more="production: none")).candidates
     assert candidate.whole_run == plain.whole_run
     assert COVERED_ONCE in candidate.notes
     assert COVERED_ONCE not in plain.notes
@@ -516,7 +516,7 @@ def spec() -> StudySpec:
 
 @pytest.fixture(scope="module")
 def result(spec: StudySpec) -> StudyResult:
-    return run_study(spec).result
+    return run_study(spec)
 
 
 def test_a_20b_run_of_20_tokens_a_parameter_is_suggested_what_the_law_gives(spec: StudySpec) -> None:
@@ -558,8 +558,8 @@ def test_a_named_wall_clock_stands_beside_the_time_to_the_target_and_not_in_it()
             )
         }
     )
-    result = run_study(spec).result
-    plain = run_study(without).result
+    result = run_study(spec)
+    plain = run_study(without)
     for candidate, other in zip(result.candidates, plain.candidates, strict=True):
         assert candidate.time_to_accuracy_s == other.time_to_accuracy_s
         assert other.whole_run == ()

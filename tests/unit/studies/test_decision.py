@@ -16,16 +16,18 @@ import pytest
 from perfsim.base.units import DAY_S
 from perfsim.convergence.bill import Rates
 from perfsim.convergence.critical_batch import CriticalBatch, LawInputs, critical_batch
-from perfsim.convergence.time_to_accuracy import TimeToAccuracy, ratio_band
+from perfsim.convergence.time_to_accuracy import TimeToAccuracy
+from perfsim.convergence.uncertain import Draws
 from perfsim.convergence.wall_clock import Training
 from perfsim.prediction.why import Why
 from perfsim.report.document import document_text
 from perfsim.specs.hardware import SystemSpec
 from perfsim.specs.prices import EnergySpec, PriceSpec
-from perfsim.studies.answers import CandidateResult, recorded
+from perfsim.studies.answers import Answer, Decision, recorded
 from perfsim.studies.decision import Option, decide, ratio_bands, verdict
 
 DATA_LAW = critical_batch("data_law", LawInputs(d_min_tokens=4e11))
+DRAWS = Draws(0, 20_000)
 
 
 def priced(system: str, device_hour: Mapping[str, float] | None, devices: int = 128) -> Rates:
@@ -42,7 +44,7 @@ def option(label: str = "a", system: str = "gpu", **changes: Any) -> Option:
         batch, step_s, 4e11, changes.pop("critical", DATA_LAW), changes.pop("error", 0.2),
         d_min_error=changes.pop("d_min_error", 0.0), unshared_error=changes.pop("own", math.inf),
     )  # fmt: skip
-    fields: dict[str, Any] = {"plan": label, "production": None} | changes
+    fields: dict[str, Any] = {"plan": label, "production": None, "draws": DRAWS} | changes
     return Option(
         label=label,
         system=system,
@@ -74,13 +76,13 @@ def test_the_ratio_and_its_probability_are_those_of_the_closed_form() -> None:
     first = option("a", batch=3e6, step_s=17.0)
     second = option("b", "wafer", batch=3e5, step_s=1.9)
     decision = decide([first, second], "USD")
-    band = ratio_band(second.time, first.time)
+    band = second.time.ratio_to(first.time)
     assert decision.ratio is not None
     assert (decision.first, decision.rival) == ("a", "b")
     assert (decision.ratio.low, decision.ratio.high) == pytest.approx((band.low, band.high), rel=0.01)
     second = option("b", "wafer", batch=3e6, step_s=18.0)
     decision = decide([first, second], "USD")
-    band = ratio_band(second.time, first.time)
+    band = second.time.ratio_to(first.time)
     width = math.log(band.high / band.low) / 2 / NormalDist().inv_cdf(0.95)
     assert decision.sure == pytest.approx(NormalDist().cdf(math.log(band.ratio) / width), abs=0.01)
 
@@ -92,7 +94,7 @@ def test_what_two_candidates_of_one_machine_share_cancels() -> None:
     assert alike.ratio is not None
     assert apart.ratio is not None
     assert alike.ratio.high / alike.ratio.low < 0.8 * apart.ratio.high / apart.ratio.low
-    band = ratio_band(slow.time, option("a", own=0.05).time, same_machine=True)
+    band = slow.time.ratio_to(option("a", own=0.05).time, same_machine=True)
     assert (alike.ratio.low, alike.ratio.high) == pytest.approx((band.low, band.high), rel=0.01)
 
 
@@ -181,10 +183,18 @@ def test_the_cheapest_is_named_where_it_is_not_the_first() -> None:
 
 
 # ------------------------------------------------------------------------------------ reproducible
+def decided(seed: int) -> Decision:
+    draws = Draws(seed, 20_000)
+    options = [
+        option("a", production=recorded(), draws=draws),
+        option("b", "wafer", batch=3e5, step_s=1.8, draws=draws),
+    ]
+    return decide(options, "USD")
+
+
 def decided_text(_: int = 0) -> str:
     """The decision of two candidates as JSON text; also run in other processes."""
-    options = [option("a", production=recorded()), option("b", "wafer", batch=3e5, step_s=1.8)]
-    return document_text(decide(options, "USD", seed=11))
+    return document_text(decided(11))
 
 
 def test_the_same_seed_gives_the_same_bytes_on_one_and_two_processes() -> None:
@@ -192,9 +202,7 @@ def test_the_same_seed_gives_the_same_bytes_on_one_and_two_processes() -> None:
     with ProcessPoolExecutor(2, mp_context=get_context("fork")) as pool:
         assert list(pool.map(decided_text, range(2))) == [expected] * 2
     assert json.loads(expected)["seed"] == 11
-    options = [option("a", production=recorded()), option("b", "wafer", batch=3e5, step_s=1.8)]
-    other = decide(options, "USD", seed=12)
-    assert other.outcomes != decide(options, "USD", seed=11).outcomes
+    assert decided(12).outcomes != decided(11).outcomes
 
 
 def test_what_moves_the_money_is_moved_by_prices_and_flips_where_both_cost_the_same() -> None:
@@ -226,7 +234,7 @@ def answer(
     devices: int = 8,
     batch_tokens: float = 1e6,
     error: float = 0.05,
-) -> CandidateResult:
+) -> Answer:
     """A machine that needs about so many days: its step time is chosen to that end."""
     unit = TimeToAccuracy(batch_tokens, 1.0, 1e11, CRITICAL, error)
     step_s = days * DAY_S / unit.time_s
@@ -254,10 +262,10 @@ def answer(
         "batch_curve": (),
         "timeline": (),
     }
-    return CandidateResult(**fields)
+    return Answer(**fields)
 
 
-def wafers(days: float, devices: int = 1, **changes: Any) -> CandidateResult:
+def wafers(days: float, devices: int = 1, **changes: Any) -> Answer:
     return answer(days, strategy="weight-streaming", system="wafers", devices=devices, **changes)
 
 

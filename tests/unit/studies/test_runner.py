@@ -17,11 +17,11 @@ from perfsim.engine.limits import Limits, limited
 from perfsim.report.document import document_text
 from perfsim.report.study_page import study_document, study_page
 from perfsim.studies import runner as runner_module
-from perfsim.studies.answers import CandidateResult, StudyResult
+from perfsim.studies.answers import Answer, StudyResult
 from perfsim.studies.batches import target_of
 from perfsim.studies.loading import load_study
-from perfsim.studies.runner import Answered, StudyRun, run_study
-from perfsim.studies.spec import CandidateSpec, ConvergenceSpec, StudySpec
+from perfsim.studies.runner import run_study
+from perfsim.studies.spec import CandidateSpec, ConvergenceSpec, Point, StudySpec
 from perfsim.work.counts import parameters
 
 STUDY = """\
@@ -46,7 +46,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> StudySpec:
 
 
 @pytest.fixture(scope="module")
-def run(spec: StudySpec) -> StudyRun:
+def run(spec: StudySpec) -> StudyResult:
     return run_study(spec)
 
 
@@ -64,17 +64,17 @@ def with_candidates(spec: StudySpec, *candidates: CandidateSpec) -> StudySpec:
     return spec.model_copy(update={"candidates": candidates})
 
 
-def named(candidates: Sequence[CandidateResult]) -> list[tuple[str, str, int]]:
+def named(candidates: Sequence[Answer]) -> list[tuple[str, str, int]]:
     return [(candidate.strategy, candidate.system, candidate.num_devices) for candidate in candidates]
 
 
 # ------------------------------------------------------------------------------ the whole answer
-def test_the_same_study_gives_the_same_bytes(spec: StudySpec, run: StudyRun) -> None:
-    assert document_text(study_document(run_study(spec).result)) == document_text(study_document(run.result))
+def test_the_same_study_gives_the_same_bytes(spec: StudySpec, run: StudyResult) -> None:
+    assert document_text(study_document(run_study(spec))) == document_text(study_document(run))
 
 
-def test_each_candidate_stands_at_the_batch_of_its_least_time(run: StudyRun) -> None:
-    for candidate in run.result.candidates:
+def test_each_candidate_stands_at_the_batch_of_its_least_time(run: StudyResult) -> None:
+    for candidate in run.candidates:
         assert [point.global_batch_size for point in candidate.batch_curve] == [48, 96]
         best = min(candidate.batch_curve, key=lambda point: point.time_to_accuracy_s)
         assert candidate.global_batch_size == best.global_batch_size
@@ -82,14 +82,14 @@ def test_each_candidate_stands_at_the_batch_of_its_least_time(run: StudyRun) -> 
         assert candidate.step_time_s == best.step_time_s, "the simulated step replaces the screened one"
 
 
-def test_the_figures_of_a_candidate_agree_with_one_another(run: StudyRun) -> None:
-    for candidate in run.result.candidates:
-        tokens = candidate.global_batch_size * run.result.seq_length
+def test_the_figures_of_a_candidate_agree_with_one_another(run: StudyResult) -> None:
+    for candidate in run.candidates:
+        tokens = candidate.global_batch_size * run.seq_length
         assert candidate.tokens_per_s * candidate.step_time_s == pytest.approx(tokens, rel=1e-12)
         assert candidate.steps * candidate.step_time_s == pytest.approx(
             candidate.time_to_accuracy_s, rel=1e-12
         )
-        assert candidate.steps * tokens >= run.result.target_tokens, "no batch needs fewer than D_min"
+        assert candidate.steps * tokens >= run.target_tokens, "no batch needs fewer than D_min"
         assert sum(candidate.breakdown_s.values()) == pytest.approx(candidate.step_time_s, rel=1e-9)
         assert min(candidate.breakdown_s.values()) >= 0
         assert 0 < candidate.mfu <= candidate.hfu <= 1
@@ -99,10 +99,10 @@ def test_the_figures_of_a_candidate_agree_with_one_another(run: StudyRun) -> Non
         assert low < candidate.time_to_accuracy_s < high
 
 
-def test_sampling_covers_each_candidate_unless_switched_off(run: StudyRun, quick: StudySpec) -> None:
-    assert list(run.result.sampling) == [candidate.label for candidate in run.result.candidates]
-    assert all(check.passed and check.tasks_sampled == 1 for check in run.result.sampling.values())
-    assert not run_study(quick, ["weight-streaming"]).result.sampling
+def test_sampling_covers_each_candidate_unless_switched_off(run: StudyResult, quick: StudySpec) -> None:
+    assert list(run.sampling) == [candidate.label for candidate in run.candidates]
+    assert all(check.passed and check.tasks_sampled == 1 for check in run.sampling.values())
+    assert not run_study(quick, ["weight-streaming"]).sampling
 
 
 # ---------------------------------------------------------------------------------------- limits
@@ -110,21 +110,19 @@ def test_a_limit_that_is_reached_keeps_the_candidates_that_were_answered(
     quick: StudySpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = quick.candidates
-    answer = runner_module.answer_candidate
+    answer = runner_module.answer_point
 
-    def until_the_second(spec: StudySpec, candidate: CandidateSpec, *rest: Any, **more: Any) -> Answered:
-        if candidate.strategy == second.strategy:
+    def until_the_second(point: Point, *rest: Any, **more: Any) -> Answer:
+        if point.candidate.strategy == second.strategy:
             raise LimitError("stopped after 5 events")
-        return answer(spec, candidate, *rest, **more)
+        return answer(point, *rest, **more)
 
-    monkeypatch.setattr(runner_module, "answer_candidate", until_the_second)
+    monkeypatch.setattr(runner_module, "answer_point", until_the_second)
     run = run_study(quick)
     assert run.stopped is not None
-    assert [candidate.strategy for candidate in run.result.candidates] == [first.strategy]
-    assert [candidate.reason for candidate in run.result.infeasible] == [
-        "not answered: stopped after 5 events"
-    ]
-    assert "not reached" in run.result.verdict
+    assert [candidate.strategy for candidate in run.candidates] == [first.strategy]
+    assert [candidate.reason for candidate in run.infeasible] == ["not answered: stopped after 5 events"]
+    assert "not reached" in run.verdict
 
 
 def test_no_time_left_ends_a_study_before_it_plans(quick: StudySpec) -> None:
@@ -146,15 +144,13 @@ def test_time_is_looked_at_before_layouts_are_screened(
 
 # ----------------------------------------------------------------------------------- comparisons
 def test_compare_keeps_the_named_strategies_in_their_order(quick: StudySpec) -> None:
-    result = run_study(quick, ["weight-streaming", "3d"]).result
+    result = run_study(quick, ["weight-streaming", "3d"])
     assert [candidate.strategy for candidate in result.candidates] == ["weight-streaming", "3d"]
-    assert named(run_study(quick, ["weight-streaming"]).result.candidates) == [
-        ("weight-streaming", "cs-2", 1)
-    ]
+    assert named(run_study(quick, ["weight-streaming"]).candidates) == [("weight-streaming", "cs-2", 1)]
 
 
 def test_a_strategy_that_is_not_listed_borrows_the_system_it_runs_on(quick: StudySpec) -> None:
-    result = run_study(quick, ["data", "weight-streaming"]).result
+    result = run_study(quick, ["data", "weight-streaming"])
     assert named(result.candidates) == [("data", "dgx-a100-80gb", 8), ("weight-streaming", "cs-2", 1)]
     layout = result.candidates[0].layout
     assert (layout["tensor"], layout["pipeline"], layout["data"]) == (1, 1, 8)
@@ -217,7 +213,7 @@ def starved(quick: StudySpec) -> StudySpec:
 
 
 def test_a_candidate_that_cannot_run_is_reported_and_the_others_answered(starved: StudySpec) -> None:
-    result = run_study(starved).result
+    result = run_study(starved)
     assert named(result.candidates) == [("weight-streaming", "cs-2", 1)]
     assert "CS-2, weight-streaming reaches the target in" in result.verdict
     assert result.verdict.endswith("Not possible: 8 devices of starved, 3d.")
@@ -229,22 +225,20 @@ def test_a_candidate_that_cannot_run_is_reported_and_the_others_answered(starved
 
 def test_a_batch_without_a_plan_is_left_out_of_the_curve(quick: StudySpec) -> None:
     uneven = quick.model_copy(update={"batch_sizes": (12, 48)})
-    (candidate,) = run_study(uneven, ["data"]).result.candidates
+    (candidate,) = run_study(uneven, ["data"]).candidates
     assert [point.global_batch_size for point in candidate.batch_curve] == [48], "12 do not divide over 8"
 
 
 # --------------------------------------------------------------------------- batches and targets
 def test_the_batch_of_the_recipe_is_the_only_one_tried(quick: StudySpec) -> None:
     recipe = quick.recipe.model_copy(update={"global_batch_size": 24})
-    (candidate,) = run_study(
-        quick.model_copy(update={"recipe": recipe}), ["weight-streaming"]
-    ).result.candidates
+    (candidate,) = run_study(quick.model_copy(update={"recipe": recipe}), ["weight-streaming"]).candidates
     assert [point.global_batch_size for point in candidate.batch_curve] == [24]
     assert candidate.global_batch_size == 24
 
 
 def test_automatic_batches_reach_from_small_ones_past_the_critical_batch(quick: StudySpec) -> None:
-    result = run_study(quick.model_copy(update={"batch_sizes": "auto"}), ["weight-streaming"]).result
+    result = run_study(quick.model_copy(update={"batch_sizes": "auto"}), ["weight-streaming"])
     tokens = [point.batch_tokens for point in result.candidates[0].batch_curve]
     assert tokens == sorted(tokens)
     assert tokens[0] < 0.01 * result.critical_batch_tokens < result.critical_batch_tokens < tokens[-1]
@@ -264,7 +258,7 @@ def test_a_named_law_gives_the_tokens_of_its_corpus_with_their_band(spec: StudyS
     law = spec.convergence.model_copy(update={"loss_law": "cerebras_gpt"})
     target = target_of(spec.model_copy(update={"recipe": recipe, "model": model, "convergence": law}))
     assert target.loss is not None
-    assert target.d_min_tokens / (1 + target.d_min_error) < 2.57e11 < target.d_min_tokens
+    assert target.d_min_tokens / (1 + target.loss.d_min_error) < 2.57e11 < target.d_min_tokens
     with pytest.raises(PlanError, match="name the loss law of its corpus"):
         target_of(spec.model_copy(update={"recipe": recipe, "model": model}))
 
@@ -284,12 +278,12 @@ def test_coefficients_of_the_users_own_stand_in_place_of_a_name(spec: StudySpec)
 
 def test_the_band_of_a_time_to_a_loss_holds_that_of_its_tokens(quick: StudySpec) -> None:
     """The same run by its tokens and by its loss: one answer, the second less sure and saying so."""
-    (plain,) = run_study(quick, ["weight-streaming"]).result.candidates
+    (plain,) = run_study(quick, ["weight-streaming"]).candidates
     law = BESIROGLU
     params = parameters(quick.model).total
     loss = law.loss(params, quick.recipe.tokens or 0.0)
     recipe = quick.recipe.model_copy(update={"tokens": None, "target_loss": loss})
-    result = run_study(quick.model_copy(update={"recipe": recipe}), ["weight-streaming"]).result
+    result = run_study(quick.model_copy(update={"recipe": recipe}), ["weight-streaming"])
     (by_loss,) = result.candidates
     assert by_loss.time_to_accuracy_s == pytest.approx(plain.time_to_accuracy_s)
     assert by_loss.time_to_accuracy_band_s[1] > 1.05 * plain.time_to_accuracy_band_s[1]
@@ -350,23 +344,23 @@ b_crit_tokens: 2.0e+6
 band_factor: 1.3
 batches_tokens: [1.0e+5, 1.0e+6]
 """
-Answer = Callable[..., StudyResult]
+Asking = Callable[..., StudyResult]
 
 
 @pytest.fixture
-def answer(tmp_path: Path) -> Answer:
+def answer(tmp_path: Path) -> Asking:
     def answered(
         convergence: str, tokens: str = "2.2e+9", batches: str = "[64, 128, 256, 512, 1024, 2048, 4096]"
     ) -> StudyResult:
         (tmp_path / "ours.yaml").write_text(FIT)
         path = tmp_path / "laws.yaml"
         path.write_text(LAWS.format(convergence=convergence, tokens=tokens, batches=batches))
-        return run_study(load_study(str(path))).result
+        return run_study(load_study(str(path)))
 
     return answered
 
 
-def test_every_law_has_each_candidates_best_batch_and_says_where_they_disagree(answer: Answer) -> None:
+def test_every_law_has_each_candidates_best_batch_and_says_where_they_disagree(answer: Asking) -> None:
     result = answer("{law: data_law}")
     assert [own.law for own in result.laws] == ["data_law", "bergsma_2025", "kaplan_loss"]
     for row, candidate in zip(result.laws[0].rows, result.candidates, strict=True):
@@ -380,7 +374,7 @@ def test_every_law_has_each_candidates_best_batch_and_says_where_they_disagree(a
     assert ("All put" if len(firsts) == 1 else "They disagree") in section.lead
 
 
-def test_a_fit_of_own_runs_is_named_by_the_study_and_gives_the_target(answer: Answer) -> None:
+def test_a_fit_of_own_runs_is_named_by_the_study_and_gives_the_target(answer: Asking) -> None:
     result = answer("{law: fitted, fit: ./ours.yaml}", tokens="null")
     assert result.target_tokens == 3e9
     assert result.critical_batch_tokens == 2e6
@@ -392,7 +386,7 @@ def test_a_fit_of_own_runs_is_named_by_the_study_and_gives_the_target(answer: An
         assert candidate.batch_curve[-1].batch_tokens <= 4e6, "at most four times the largest measured batch"
 
 
-def test_batches_beyond_the_measured_ones_have_a_wider_band(answer: Answer) -> None:
+def test_batches_beyond_the_measured_ones_have_a_wider_band(answer: Asking) -> None:
     curve = answer("{law: fitted, fit: ./ours.yaml}").candidates[0].batch_curve
     width = {
         point.batch_tokens: point.time_to_accuracy_band_s[1] / point.time_to_accuracy_s for point in curve
@@ -402,12 +396,12 @@ def test_batches_beyond_the_measured_ones_have_a_wider_band(answer: Answer) -> N
     assert min(beyond) > max(inside)
 
 
-def test_law_fitted_without_a_fit_is_refused(answer: Answer) -> None:
+def test_law_fitted_without_a_fit_is_refused(answer: Asking) -> None:
     with pytest.raises(InputError, match="'fitted' needs fit"):
         answer("{law: fitted}")
 
 
-def test_a_ramp_stands_beside_the_answer_and_a_flat_one_is_none(answer: Answer) -> None:
+def test_a_ramp_stands_beside_the_answer_and_a_flat_one_is_none(answer: Asking) -> None:
     flat = answer("{law: data_law, ramp: [{share: 0.3, batch: 1.0}]}")
     ramped = answer("{law: data_law, ramp: [{share: 0.3, batch: 0.5}, {share: 0.1, batch: 1.0}]}")
     for own, other in zip(flat.candidates, ramped.candidates, strict=True):
@@ -419,6 +413,6 @@ def test_a_ramp_stands_beside_the_answer_and_a_flat_one_is_none(answer: Answer) 
         assert any("with the batch ramp the steps take" in note for note in other.notes)
 
 
-def test_a_ramp_longer_than_the_run_is_refused(answer: Answer) -> None:
+def test_a_ramp_longer_than_the_run_is_refused(answer: Asking) -> None:
     with pytest.raises(CatalogError, match="sum to more than 1"):
         answer("{law: data_law, ramp: [{share: 0.7, batch: 0.5}, {share: 0.7, batch: 0.7}]}")

@@ -20,10 +20,11 @@ from perfsim.specs.perturbations import PerturbationSpec
 from perfsim.studies import runner as sweep_module
 from perfsim.studies import spec
 from perfsim.studies import store as store_module
+from perfsim.studies.answers import Answer
 from perfsim.studies.axes import load_sweep
 from perfsim.studies.loading import load_study
-from perfsim.studies.runner import Answered, SweepInterrupted, answer_text, plan_sweep, run_study, run_sweep
-from perfsim.studies.spec import CandidateSpec, ConvergenceSpec, Digests, StudySpec
+from perfsim.studies.runner import SweepInterrupted, answer_text, plan_sweep, run_study, run_sweep
+from perfsim.studies.spec import CandidateSpec, ConvergenceSpec, Digests, Point, StudySpec
 from perfsim.studies.store import Store, Stored, StoreError
 
 Write = Callable[[str], Path]
@@ -42,15 +43,15 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "points.sqlite"
 
 
-def answers_until(count: int, error: BaseException) -> Callable[[StudySpec], Stored]:
+def answers_until(count: int, error: BaseException) -> Callable[[Point], Stored]:
     """Answers so many points and then raises."""
     answered = []
 
-    def answer(study: StudySpec) -> Stored:
+    def answer(point: Point) -> Stored:
         if len(answered) == count:
             raise error
-        answered.append(study)
-        return answer_text(study)
+        answered.append(point)
+        return answer_text(point)
 
     return answer
 
@@ -58,7 +59,7 @@ def answers_until(count: int, error: BaseException) -> Callable[[StudySpec], Sto
 def test_a_point_says_what_a_study_of_it_says(write_sweep: Write, store: Path) -> None:
     path = write_sweep("  batch_sizes: [[8]]")
     (point,) = run_sweep(load_sweep(str(path)), store, jobs=1).points
-    (candidate,) = run_study(load_study(str(path.parent / "study.yaml"))).result.candidates
+    (candidate,) = run_study(load_study(str(path.parent / "study.yaml"))).candidates
     for name in ("step_time_s", "mfu", "steps", "time_to_accuracy_s", "global_batch_size", "layout"):
         assert point.as_dict()[name] == getattr(candidate, name)
     assert point.target_time.band_s == candidate.time_to_accuracy_band_s
@@ -137,14 +138,14 @@ def test_an_interrupt_keeps_what_is_finished_and_says_so(
 def test_a_point_that_fails_keeps_its_reason_and_loses_no_other(
     path: Path, store: Path, monkeypatch: pytest.MonkeyPatch, error: PerfsimError
 ) -> None:
-    answer_candidate = sweep_module.answer_candidate
+    answer_point = sweep_module.answer_point
 
-    def answer(study: StudySpec, candidate: CandidateSpec, devices: int, *rest: Any, **more: Any) -> Answered:
-        if devices == 2:
+    def answer(point: Point, *rest: Any, **more: Any) -> Answer:
+        if point.num_devices == 2:
             raise error
-        return answer_candidate(study, candidate, devices, *rest, **more)
+        return answer_point(point, *rest, **more)
 
-    monkeypatch.setattr(sweep_module, "answer_candidate", answer)
+    monkeypatch.setattr(sweep_module, "answer_point", answer)
     points = run_sweep(load_sweep(str(path)), store, jobs=1).points
     assert [point.reasons for point in points if point.num_devices == 2] == [("is broken",)] * 2
     assert [point.feasible for point in points if point.num_devices == 1] == [True] * 2
@@ -161,7 +162,7 @@ def test_points_of_one_machine_with_different_layouts_are_different_series(
 """
     result = run_sweep(load_sweep(str(write_sweep(grid))), store, jobs=1)
     assert [point.prediction.layout["tensor"] for point in result.points] == [4, 4, 8, 8]
-    assert [series.label for series in result.analysis.series] == [
+    assert [series.label for series in result.series] == [
         "A100-80GB, 3d, given layout tp=4 mbs=1",
         "A100-80GB, 3d, given layout tp=8 mbs=1",
     ]
@@ -221,9 +222,9 @@ def test_a_scheduler_that_does_not_answer_leaves_what_was_stored_before(path: Pa
     with pytest.raises(PerfsimError, match="no Dask scheduler answers at"):
         run_sweep(sweep, store, scheduler="tcp://127.0.0.1:1")
     assert not store.exists()
-    study = sweep.points[0].study
+    point = sweep.points[0]
     with Store(store) as before:
-        before.put(Digests().of(study), answer_text(study))
+        before.put(Digests().of(point.study), answer_text(point))
     with pytest.raises(PerfsimError, match="no Dask scheduler answers at"):
         run_sweep(sweep, store, scheduler="tcp://127.0.0.1:1")
     assert plan_sweep(sweep, store).stored == 1

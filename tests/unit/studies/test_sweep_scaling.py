@@ -17,14 +17,12 @@ from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy
 from perfsim.prediction.question import Question
 from perfsim.report.sweep import sweep_document, sweep_page
 from perfsim.report.sweep_figures import equal_time, matches_table
-from perfsim.studies import batches
 from perfsim.studies.answers import PointResult
 from perfsim.studies.axes import load_sweep
-from perfsim.studies.batches import BatchPoint, Target, batch_curve, best_of
+from perfsim.studies.batches import BatchPoint, Target
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study, run_sweep
 from perfsim.studies.scaling import EqualDevices, Match
-from perfsim.studies.spec import question_of_candidate
 from perfsim.studies.variants import SweepResult
 
 Write = Callable[[str], Path]
@@ -51,7 +49,7 @@ def at_speed(point: PointResult, factor: float) -> PointResult:
 
 
 def test_the_fewest_devices_that_match_are_the_first_as_fast(result: SweepResult) -> None:
-    (series,) = result.analysis.series
+    (series,) = result.series
     for wanted in series.points:
         matched = Match.of(wanted, series)
         assert matched.fewest is wanted
@@ -61,7 +59,7 @@ def test_the_fewest_devices_that_match_are_the_first_as_fast(result: SweepResult
 
 
 def test_one_machine_alone_is_matched_with_nobody_and_its_scaling_is_told(result: SweepResult) -> None:
-    assert result.analysis.matches == []
+    assert result.matches == []
     verdict = result.verdict
     assert verdict.startswith("4 CS-2 reach the target first, in ")
     assert "From 1 to 4 CS-2 the time falls" in verdict
@@ -82,7 +80,7 @@ def in_days(point: PointResult, days: float) -> PointResult:
 
 
 def test_the_verdict_says_how_many_match_and_how_surely(result: SweepResult) -> None:
-    (series,) = result.analysis.series
+    (series,) = result.series
     own = [in_days(point, days) for point, days in zip(series.points, (100, 50, 25), strict=True)]
     rival = in_days(renamed(series.points[-1], "rival", 1.0), 50.5)
     verdict = replace(result, points=(*own, rival)).verdict
@@ -106,7 +104,7 @@ def test_a_machine_of_the_verdict_is_named_with_its_setting(write_sweep: Write, 
         "  recipe.global_batch_size: [8]"
     )
     result = run_sweep(load_sweep(str(write_sweep(grid))), tmp_path / "points.sqlite", jobs=1)
-    slow, fast = result.analysis.series
+    slow, fast = result.series
     verdict = result.verdict
     assert verdict.startswith("2 CS-2 with bandwidth ")
     assert "From 1 to 2 CS-2 with bandwidth 5 GB/s the time falls" in verdict
@@ -120,7 +118,7 @@ def test_a_machine_of_the_verdict_is_named_with_its_setting(write_sweep: Write, 
 
 
 def test_what_a_larger_machine_loses_is_split_into_throughput_and_tokens(result: SweepResult) -> None:
-    (series,) = result.analysis.series
+    (series,) = result.series
     said = re.search(r"efficiency of (\d+) %.*\((\d+) % in throughput, (\d+) % in tokens", result.verdict)
     assert said is not None
     whole, hardware, statistical = (int(point) / 100 for point in said.groups())
@@ -137,13 +135,12 @@ def test_a_machine_at_peak_is_called_a_bound_in_the_verdict(write_sweep: Write, 
 
 
 def test_equal_time_is_asked_both_ways_and_drawn_with_its_band(result: SweepResult) -> None:
-    (series,) = result.analysis.series
+    (series,) = result.series
     own = [in_days(point, days) for point, days in zip(series.points, (100, 50, 25), strict=True)]
     rivals = [
         in_days(renamed(point, "rival", 1.0), days) for point, days in zip(own, (140, 70, 35), strict=True)
     ]
-    analysis = replace(result, points=(*own, *rivals)).analysis
-    ((forward, backward),) = analysis.equal_times
+    ((forward, backward),) = replace(result, points=(*own, *rivals)).equal_times
     assert [match.equal.typical for match in forward] == pytest.approx([1.0, 2**0.5 / 0.99, 2.857], rel=0.02)
     there = forward[2].equal
     assert there.typical is not None
@@ -189,7 +186,7 @@ def test_no_match_is_slower_than_the_study_of_that_machine_and_both_ways_agree()
     study = load_study("gpt3_20b")
     asked = {"model": "gpt3_20b", "recipe": "gpt3_20b_chinchilla", "objective": "time-to-accuracy"}
     matched = plan(system="cs-2", devices=16, **asked).match("cs-2")
-    answered = {row.num_devices: row.time_to_accuracy_s for row in run_study(study).result.candidates[1:]}
+    answered = {row.num_devices: row.time_to_accuracy_s for row in run_study(study).candidates[1:]}
     for point in matched.points:
         assert point.time.time_s <= answered.get(point.devices, math.inf) * (1 + 1e-9)
     assert matched.equal.typical == pytest.approx(16.0, rel=1e-6)
@@ -206,23 +203,21 @@ def test_the_best_batch_is_that_of_the_closed_form_wherever_the_grid_begins(
     a_token_s = 1e-6
     sequence = 2048
 
-    def time_at(_: Question, target: Target, batch: int) -> BatchPoint:
+    def time_at(target: Target, _: Question, batch: int) -> BatchPoint:
         step_s = fixed_s + a_token_s * batch * sequence / devices
         time = TimeToAccuracy(batch * sequence, step_s, target.d_min_tokens, target.critical, 0.1)
         return BatchPoint(batch, time.batch_tokens, step_s, time.steps, time.time_s, time.band_s)
 
-    monkeypatch.setattr(batches, "_point_at", time_at)
-    study = load_study("gpt3_20b")
-    curve, _ = batch_curve(
-        question_of_candidate(study, study.candidates[0], 128), target, [512, 1024], extend=True
-    )
-    best = best_of(curve) * sequence
+    monkeypatch.setattr(Target, "at", time_at)
+    question = load_study("gpt3_20b").points[0].question
+    curve = target.curve(question, [512, 1024], extend=True)
+    best = curve.best * sequence
     if fixed_s == 0.0:
         assert best == sequence, "without a fixed cost the smallest batch is best"
         return
     expected = math.sqrt(fixed_s * devices * critical.tokens / a_token_s)
     assert expected / math.sqrt(2) <= best <= expected * math.sqrt(2)
-    tried = [point.batch_tokens for point in curve]
+    tried = [point.batch_tokens for point in curve.points]
     assert tried == sorted(tried)
     assert min(tried) < best < max(tried)
 
@@ -231,9 +226,8 @@ def test_a_batch_that_fits_nowhere_ends_the_search(monkeypatch: pytest.MonkeyPat
     def time_at(*_: object) -> BatchPoint:
         raise PlanError("does not fit")
 
-    monkeypatch.setattr(batches, "_point_at", time_at)
-    study = load_study("gpt3_20b")
-    question = question_of_candidate(study, study.candidates[0], 128)
+    monkeypatch.setattr(Target, "at", time_at)
+    question = load_study("gpt3_20b").points[0].question
     target = Target(4e11, critical_batch("data_law", LawInputs(d_min_tokens=4e11)))
     with pytest.raises(PlanError, match="does not fit"):
-        batch_curve(question, target, [512, 1024], extend=True)
+        target.curve(question, [512, 1024], extend=True)

@@ -59,12 +59,12 @@ def test_all_values_of_a_variant_change_together(steps: SweepResult) -> None:
     system = steps.points[2].candidate.system
     assert isinstance(system, WaferClusterSpec)
     assert (system.io_ports, system.swarmx.bandwidth, system.memoryx.bandwidth) == (24, 3e11, 3e11)
-    assert steps.analysis.differences["system.memoryx.servers"] == ["12", "24", "3"]
-    assert all(path.startswith("system.") for path in steps.analysis.differences)
+    assert steps.differences["system.memoryx.servers"] == ["12", "24", "3"]
+    assert all(path.startswith("system.") for path in steps.differences)
 
 
 def test_variants_of_one_work_are_compared_with_the_first(steps: SweepResult) -> None:
-    changes = steps.analysis.changes
+    changes = steps.changes
     assert [len(own) for own in changes.values()] == [3, 3]
     single, many = changes.values()
     assert single[0].ratio == many[0].ratio == 1.0
@@ -74,8 +74,8 @@ def test_variants_of_one_work_are_compared_with_the_first(steps: SweepResult) ->
 
 
 def test_variants_of_different_models_are_told_by_their_time(models: SweepResult) -> None:
-    assert models.analysis.changes == {}
-    assert {"model.hidden_size", "model.num_layers"} <= set(models.analysis.differences)
+    assert models.changes == {}
+    assert {"model.hidden_size", "model.num_layers"} <= set(models.differences)
     single = replace(models, points=tuple(point for point in models.points if point.num_devices == 1))
     assert single.verdict.startswith("1 CS-2: small ")
     assert ", large " in single.verdict
@@ -88,7 +88,7 @@ variants:
   same batch over all: {recipe.global_batch_size: 32}
 """
     result = answered(tmp_path, text)
-    weak, strong = result.analysis.scalings
+    weak, strong = result.scalings
     assert weak.knee is None
     assert weak.throughput_efficiency(weak.last) == pytest.approx(1.0, abs=0.05)
     assert weak.efficiency(weak.last) < 0.5, (
@@ -161,7 +161,7 @@ def test_a_policy_that_changed_beside_the_mechanism_is_named_with_it(tmp_path: P
     path = tmp_path / "ablated.yaml"
     path.write_text(ABLATED, encoding="utf-8")
     result = run_sweep(load_sweep(str(path)), tmp_path / "points.sqlite", jobs=1)
-    (changes,) = result.analysis.changes.values()
+    (changes,) = result.changes.values()
     policies = {change.point.variant: change.policy for change in changes}
     assert policies["as it is"] == policies["SwarmX fan-out 2"] == ""
     assert policies["a small wafer"].startswith("micro-batch ")
@@ -169,7 +169,7 @@ def test_a_policy_that_changed_beside_the_mechanism_is_named_with_it(tmp_path: P
 
 
 def test_what_the_planner_changed_from_model_to_model_is_told_machine_by_machine(models: SweepResult) -> None:
-    steps_of = models.analysis.successions
+    steps_of = models.successions
     assert set(steps_of) == {"1 CS-2", "32 CS-2"}
     (step,) = steps_of["1 CS-2"]
     assert (step.base.variant, step.point.variant) == ("small", "large")
@@ -190,7 +190,7 @@ def test_the_tokens_that_experts_must_save_are_one_sentence(tmp_path: Path, mode
     result = answered(tmp_path, SPARSE)
     said = "Experts pay where they save more tokens than they cost time"
     assert f"{said}: 4 experts " in result.verdict
-    for machine, (step,) in result.analysis.successions.items():
+    for machine, (step,) in result.successions.items():
         share = 1 - step.base.target_time.time_s / step.point.target_time.time_s
         assert share > 0.0
         assert f"{100 * share:.0f} % on {machine}" in result.verdict
@@ -198,7 +198,7 @@ def test_the_tokens_that_experts_must_save_are_one_sentence(tmp_path: Path, mode
 
 
 def test_variants_of_one_model_have_no_succession(steps: SweepResult) -> None:
-    assert steps.analysis.successions == {}
+    assert steps.successions == {}
     assert "What the planner changed" not in steps.verdict
 
 

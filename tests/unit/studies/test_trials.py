@@ -50,7 +50,7 @@ def test_a_change_has_the_time_that_a_study_with_it_predicts(
     spec = load_study(str(path))
     system = spec.candidates[0].system.with_(**{"node.nic.bandwidth": 50e9})
     candidate = spec.candidates[0].model_copy(update={"system": system})
-    changed = run_study(spec.model_copy(update={"candidates": (candidate,), "resilience": None})).result
+    changed = run_study(spec.model_copy(update={"candidates": (candidate,), "resilience": None}))
     own = tried["a network between nodes twice as fast"]
     assert own.time_s == pytest.approx(changed.candidates[0].time_to_accuracy_s, rel=1e-9)
     assert own.ratio == pytest.approx(own.time_s / gpus.time_s)

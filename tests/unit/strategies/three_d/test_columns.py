@@ -69,7 +69,7 @@ def emitted_s(asked: Question, layer: Layer, split: bool) -> tuple[float, float,
             layer.wgrad(template, WeightInputs(*ports[:2]))
         else:
             layer.backward(template, which, *ports[:2])
-        works = [builder.works[number] for number in template.columns.work]
+        works = [builder.works[number] for number in template.columns.values["work"]]
         host = [work for work in works if work.name == WAIT_OF_EXPERTS]
         device = asked.costs.durations_s([work for work in works if work not in host]).sum()
         seconds.append(device + sum(late_s(asked, layer, work) for work in host))
