@@ -19,7 +19,7 @@ model's LM head and loss once more. Embedding and head share the weights of the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -373,7 +373,7 @@ def mlp_kernels(part: LayerSlice, which: LayerPass) -> Kernels:
         order: tuple[ExpertStage, ...] = ("router", "experts", "combine", "shared")
         if which != "forward":
             order = ("combine", "shared", "experts", "router")
-        block = tuple(kernel for stage in order for kernel in _EXPERT_STAGES[stage](part, which))
+        block = tuple(kernel for stage in order for kernel in _expert_stage(part, which, stage))
     return _as_run(_with_further_head(block, part, which), part)
 
 
@@ -399,10 +399,19 @@ def _mlp_linears(part: LayerSlice, prefix: str, ffn: int) -> tuple[Kernel, Kerne
     )
 
 
-def _activation(name: str, part: LayerSlice, passes: int, elements: float) -> Kernel:
-    """GELU (or SwiGLU) in one kernel: `passes` reads and writes of `elements`."""
+def _two_products(
+    part: LayerSlice, which: LayerPass, name: str, products: Kernels, elements: float, *, bias: bool
+) -> Kernels:
+    """Two products with GELU (or SwiGLU) of so many elements between them, which is one kernel."""
+    fc1, fc2 = products
     gate = 1.5 if part.model.gated_mlp else 1.0
-    return elementwise(name, passes * gate * part.element_bytes * elements)
+    n_bytes = gate * part.element_bytes * elements
+    if which == "forward":
+        return (fc1, elementwise(name, 2 * n_bytes), fc2)
+    if which == "wgrad":
+        return tuple(_products(part, which, bias, fc2, fc1))
+    activation = elementwise(f"{name}.backward", 3 * n_bytes)
+    return (*_products(part, which, bias, fc2), activation, *_products(part, which, bias, fc1))
 
 
 def _mlp_begin(part: LayerSlice) -> Kernels:
@@ -412,21 +421,13 @@ def _mlp_begin(part: LayerSlice) -> Kernels:
 
 
 def _dense(part: LayerSlice, which: LayerPass) -> Kernels:
-    fc1, fc2 = mlp_products(part)
-    bias = part.model.bias
     elements = part.tokens * part.model.ffn_hidden_size / part.tensor
+    run = _two_products(part, which, "activation", mlp_products(part), elements, bias=part.model.bias)
     if which == "forward":
-        return (*_mlp_begin(part), fc1, _activation("activation", part, 2, elements), fc2)
+        return (*_mlp_begin(part), *run)
     norms = (_norm("mlp_norm", part, which),) if part.model.norms_per_layer > 1 else ()
-    if which == "wgrad":
-        return (*_products(part, which, bias, fc2, fc1), *norms)
-    return (
-        _residual_backward("mlp_residual.backward", part),
-        *_products(part, which, bias, fc2),
-        _activation("activation.backward", part, 3, elements),
-        *_products(part, which, bias, fc1),
-        *norms,
-    )
+    residual = () if which == "wgrad" else (_residual_backward("mlp_residual.backward", part),)
+    return (*residual, *run, *norms)
 
 
 ExpertStage = Literal["router", "experts", "shared", "combine"]
@@ -434,7 +435,7 @@ ExpertStage = Literal["router", "experts", "shared", "combine"]
 
 def expert_kernels(part: LayerSlice, which: LayerPass, stage: ExpertStage) -> Kernels:
     """One stage of a block with experts; shared experts are nothing where the layer has none."""
-    run = _EXPERT_STAGES[stage](part, which)
+    run = _expert_stage(part, which, stage)
     return _as_run(_with_further_head(run, part, which) if stage == "combine" else run, part)
 
 
@@ -471,73 +472,48 @@ def _shared_linears(part: LayerSlice) -> Kernels:
     return _mlp_linears(part, "shared_", ffn) if ffn else ()
 
 
-def _permute(part: LayerSlice, name: str) -> Kernel:
-    """Tokens are read and rows written, or the other way round; k rows for a token."""
-    return elementwise(name, part.row_bytes * (1 + 1 / part.experts.top_k), launches=2)
-
-
-def _router_stage(part: LayerSlice, which: LayerPass) -> Kernels:
-    """Residual of the attention block, norm, scores, and the permutation of tokens to rows; or back."""
-    scored = part.routed_tokens * part.experts.num_experts
-    suffix = "" if which == "forward" else ".backward"
-    scores = elementwise(f"router_scores{suffix}", _SCORE_PASSES * FULL * scored, launches=_SCORE_PASSES)
-    permute = _permute(part, f"permute{suffix}")
-    if which == "forward":
-        return (*_mlp_begin(part), _router(part), scores, permute)
-    router = _products(part, which, part.model.has_expert_bias, _router(part))
-    return (permute, scores, *router, _norm("mlp_norm", part, which))
-
-
-def _experts_stage(part: LayerSlice, which: LayerPass) -> Kernels:
-    """The rank's experts on the rows, or the gradients, that arrived."""
+def _expert_stage(part: LayerSlice, which: LayerPass, stage: ExpertStage) -> Kernels:
+    """One stage as eager PyTorch runs it; `wgrad` alone has no stages."""
+    forward = which == "forward"
+    suffix = "" if forward else ".backward"
+    experts = part.experts
     bias = part.model.has_expert_bias
-    first, second = _expert_linears(part)
-    suffix, passes = "", 2
-    if which != "forward":
-        first, second = second, first
-        suffix, passes = ".backward", 3
-    # Rows of several ranks are sorted by expert, and sorted back, where a rank has several experts.
-    moved = 2 * part.element_bytes * part.expert_rows * part.model.hidden_size
-    sorts = part.expert > 1 and part.local_experts > 1
-    # The activation multiplies each row by its weight.
-    elements = part.expert_rows * part.experts.ffn_hidden_size / part.expert_split
-    return (
-        *((elementwise(f"sort_by_expert{suffix}", moved),) if sorts else ()),
-        *_products(part, which, bias, first),
-        _activation(f"expert_activation{suffix}", part, passes, elements),
-        *_products(part, which, bias, second),
-        *((elementwise(f"sort_by_rank{suffix}", moved),) if sorts else ()),
-    )
-
-
-def _shared_stage(part: LayerSlice, which: LayerPass) -> Kernels:
-    """Shared experts on every token, and the sum with the routed ones; nothing without shared experts."""
-    products = _shared_linears(part)
-    if not products:
-        return ()
-    fc1, fc2 = products
-    elements = part.tokens * part.experts.shared_ffn_hidden_size / part.tensor
-    if which == "forward":
-        add = elementwise("shared_add", 3 * part.activation_bytes / part.norm_share)
-        return (fc1, _activation("shared_activation", part, 2, elements), fc2, add)
-    bias = part.model.has_expert_bias
-    activation = _activation("shared_activation.backward", part, 3, elements)
-    return (*_products(part, which, bias, fc2), activation, *_products(part, which, bias, fc1))
-
-
-def _combine_stage(part: LayerSlice, which: LayerPass) -> Kernels:
-    """Rows that came back are summed to tokens; or the residual's backward, and the gradients of rows."""
-    if which == "forward":
-        return (_permute(part, "unpermute"),)
-    return (_residual_backward("mlp_residual.backward", part), _permute(part, "unpermute.backward"))
-
-
-_EXPERT_STAGES: dict[ExpertStage, Callable[[LayerSlice, LayerPass], Kernels]] = {
-    "router": _router_stage,
-    "experts": _experts_stage,
-    "shared": _shared_stage,
-    "combine": _combine_stage,
-}
+    # Tokens are read and rows written, or the other way round; k rows for a token.
+    permuted = part.row_bytes * (1 + 1 / experts.top_k)
+    match stage:
+        case "router":
+            # Residual of the attention block, norm, scores, and the permutation of tokens to rows; or back.
+            permute = elementwise(f"permute{suffix}", permuted, launches=2)
+            n_bytes = _SCORE_PASSES * FULL * part.routed_tokens * experts.num_experts
+            scores = elementwise(f"router_scores{suffix}", n_bytes, launches=_SCORE_PASSES)
+            if forward:
+                return (*_mlp_begin(part), _router(part), scores, permute)
+            router = _products(part, which, bias, _router(part))
+            return (permute, scores, *router, _norm("mlp_norm", part, which))
+        case "experts":
+            # The activation multiplies each row by its weight.
+            elements = part.expert_rows * experts.ffn_hidden_size / part.expert_split
+            run = _two_products(part, which, "expert_activation", _expert_linears(part), elements, bias=bias)
+            if part.expert == 1 or part.local_experts == 1:
+                return run
+            # Rows of several ranks are sorted by expert, and sorted back, where a rank has several experts.
+            moved = 2 * part.element_bytes * part.expert_rows * part.model.hidden_size
+            names = (f"sort_by_expert{suffix}", f"sort_by_rank{suffix}")
+            first, last = (elementwise(name, moved) for name in names)
+            return (first, *run, last)
+        case "shared":
+            # Shared experts on every token, and the sum with the routed ones.
+            products = _shared_linears(part)
+            if not products:
+                return ()
+            elements = part.tokens * experts.shared_ffn_hidden_size / part.tensor
+            run = _two_products(part, which, "shared_activation", products, elements, bias=bias)
+            add = elementwise("shared_add", 3 * part.activation_bytes / part.norm_share)
+            return (*run, add) if forward else run
+        case "combine":
+            # Rows that came back are summed to tokens; or the residual's backward, and gradients of rows.
+            residual = () if forward else (_residual_backward("mlp_residual.backward", part),)
+            return (*residual, elementwise(f"unpermute{suffix}", permuted, launches=2))
 
 
 # Outside the layers: embedding, LM head and loss, which layers of multi-token prediction repeat.
