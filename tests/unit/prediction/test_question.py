@@ -66,7 +66,7 @@ assumed:
 
 
 def test_oversubscription_in_a_systems_file_slows_a_step_by_what_crosses_leaves(tmp_path: Path) -> None:
-    """Eight messages on two uplinks: bytes of both sends and of the tied embedding's sum take 4 times as long."""
+    """Eight messages on two uplinks: the bytes of two sends and of a sum take 4 times as long."""
     steps = {}
     for ratio in (1.0, 4.0):
         path = tmp_path / f"thin{ratio:g}.yaml"
