@@ -109,7 +109,8 @@ class StudyAnswer(StudyResult, Tabular):
         return ratio_of(self._candidate(candidate), self._candidate(over) if over else self.best)
 
     def _candidate(self, name: str) -> Answer:
-        fitting = [known for known in self.candidates if _fits(name, known)]
+        wanted = _plain(name)
+        fitting = [known for known in self.candidates if wanted in _names(known)]
         if len(fitting) != 1:
             labels = [known.label for known in self.candidates]
             wrong = "no candidate is called" if not fitting else "several candidates are called"
@@ -151,14 +152,14 @@ class StudyAnswer(StudyResult, Tabular):
 
     def save(self, folder: str | Path) -> Path:
         """Write the report, `summary.json` and a trace of each candidate; returns the page."""
-        from perfsim.report.study_page import write_study
+        from perfsim.report.study import write_study
 
         with writing(folder) as path:
             return write_study(self, path)
 
     def document(self, report: str = "") -> dict[str, Any]:
         """The answer as `perfsim study --json` prints it; `report` is where the page stands."""
-        from perfsim.report.study_page import study_document
+        from perfsim.report.study import study_document
 
         return study_document(self, report=report)
 
@@ -181,7 +182,7 @@ class StudyAnswer(StudyResult, Tabular):
                 "step (s)": candidate.step_time_s,
                 "MFU": f"{100 * candidate.mfu:.1f} %",
                 "days": candidate.time_to_accuracy_s / DAY_S,
-                "90 % band": _days(candidate.time_to_accuracy_band_s),
+                "90 % band": " to ".join(f"{s / DAY_S:.3g}" for s in candidate.time_to_accuracy_band_s),
             }
             for candidate in self.candidates
         ]
@@ -244,20 +245,14 @@ class StudyFigures:
         return self.result.candidates[number]
 
 
-def _days(band_s: tuple[float, float]) -> str:
-    return " to ".join(f"{bound_s / DAY_S:.3g}" for bound_s in band_s)
-
-
-def _fits(name: str, candidate: Answer) -> bool:
-    """Whether a person could mean this candidate by a name."""
-    wanted = _plain(name)
+def _names(candidate: Answer) -> Iterable[str]:
+    """What a person could call a candidate, as `_plain` writes it."""
     machines = (
         f"{candidate.num_devices} {candidate.system}",
         f"{candidate.num_devices} {candidate.devices_noun}",
         candidate.machine,
     )
-    names = [candidate.label, *machines, *(f"{machine} {candidate.strategy}" for machine in machines)]
-    return wanted in map(_plain, names)
+    return map(_plain, [candidate.label, *machines, *(f"{name} {candidate.strategy}" for name in machines)])
 
 
 def _plain(name: str) -> str:

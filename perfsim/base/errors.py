@@ -67,19 +67,12 @@ class PerfsimError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         """As workers send it: its message and fields, without building it anew from other arguments."""
         words = str(self)  # may complete the fields
-        return _as_sent, (type(self), self.args or (words,), vars(self))
+        return Exception.__new__, (type(self), *(self.args or (words,))), vars(self)
 
     @property
     def problems(self) -> tuple[Problem, ...]:
         """What is wrong, problem by problem; one that says it all where there are no places to name."""
         return (Problem(str(self)),)
-
-
-def _as_sent(kind: type[PerfsimError], args: tuple[Any, ...], fields: dict[str, Any]) -> PerfsimError:
-    """The error that `__reduce__` took apart."""
-    error = kind.__new__(kind, *args)
-    error.__dict__.update(fields)
-    return error
 
 
 @dataclass(frozen=True, slots=True)

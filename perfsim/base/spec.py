@@ -98,38 +98,6 @@ class CatalogSpec(Spec):
     assumed: dict[str, str] = Field(default_factory=dict)
 
 
-class NounSpec(Spec):
-    """What people call a device of a system, and a node of several."""
-
-    device: Name
-    node: str = ""
-    """Empty where nobody counts nodes."""
-
-
-class CountedSpec(CatalogSpec):
-    """A description of something of which a question takes a number."""
-
-    noun: NounSpec | None = None
-    """Not inherited, since a file that extends another may name another device."""
-
-    def with_(self, **changes: Any) -> Self:
-        """A copy with some values changed; under another name it has no noun, unless one is given."""
-        changed = super().with_(**changes)
-        keeps = changed.name == self.name or "noun" in changes
-        return changed if keeps else changed.model_copy(update={"noun": None})
-
-    @property
-    def devices_noun(self) -> str:
-        """Several of its devices: `A100-80GB`; without a noun `devices of NAME`."""
-        return self.noun.device if self.noun else f"devices of {self.name}"
-
-    def machine(self, devices: int) -> str:
-        """So many of its devices in words: `128 A100-80GB (16 DGX)`, `16 CS-2`."""
-        if self.noun is None:
-            return f"{devices:,} device{'' if devices == 1 else 's'} of {self.name}"
-        return f"{devices:,} {self.noun.device}"
-
-
 def replaced(
     spec: SpecT,
     changes: Mapping[str, Any],

@@ -22,7 +22,6 @@ from perfsim.catalog.reader import (
     covering,
     dotted,
     kind_of,
-    matching,
     members,
     value_at,
     values,
@@ -197,7 +196,7 @@ class Catalog:
         named: dict[str, str] = {}
         if deep and (classes := KINDS[kind].classes):
             resolver = Resolver(self, mapping.path)
-            resolver.data(mapping.node, members(matching(mapping.node, classes)))
+            resolver.data(mapping.node, members(mapping.chosen(classes)))
             inner = ((path, spec) for path, spec in resolver.references if not isinstance(spec, Calibration))
             named = {dotted(path): kind_of(type(spec)) for path, spec in inner}
         listed: list[Row] = []

@@ -165,7 +165,6 @@ def _help_of_key(name: str, records: Sequence[type]) -> str:
 
 MOST_PROBLEMS = 1000
 """Of one file; then no more names are looked up."""
-RecordT = TypeVar("RecordT")
 
 
 class _Shelves(Protocol):
@@ -267,23 +266,6 @@ def dotted(path: Loc) -> str:
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}"
     return text.removeprefix(".")
-
-
-def matching(node: Node, classes: Sequence[type[RecordT]]) -> type[RecordT]:
-    """The class that the mapping's key `kind` chooses; a single class needs no such key.
-
-    Raises CatalogError if `kind` is missing or names none of them.
-    """
-    if len(classes) == 1:
-        return classes[0]
-    kinds = {str(kind): cls for cls in classes for kind in kinds_of(cls)}
-    kind_node = node.mapping.get("kind")
-    if kind_node is None:
-        raise CatalogError([node.mark.problem("`kind` is missing", f"one of {', '.join(kinds)}")])
-    if kind_node.text not in kinds:
-        message = f"kind: `{kind_node.text}` is not one of {', '.join(kinds)}"
-        raise CatalogError([kind_node.mark.problem(message, did_you_mean(kind_node.text, kinds))])
-    return kinds[kind_node.text]
 
 
 def _best(node: Node, records: Sequence[type]) -> type:
@@ -517,16 +499,31 @@ class LocatedMapping:
             node = replace(_extend(node, parent.node), broken=parent.node.broken)
         return LocatedMapping(self.path, node, self.problems + more)
 
+    def chosen(self, classes: Sequence[type[SpecT]]) -> type[SpecT]:
+        """The class that the key `kind` chooses; a single class needs no such key.
+
+        Raises CatalogError if `kind` is missing or names none of them.
+        """
+        if len(classes) == 1:
+            return classes[0]
+        kinds = {str(kind): cls for cls in classes for kind in kinds_of(cls)}
+        node = self.node.mapping.get("kind")
+        if node is None:
+            problem = self.node.mark.problem("`kind` is missing", f"one of {', '.join(kinds)}")
+        elif node.text in kinds:
+            return kinds[node.text]
+        else:
+            message = f"kind: `{node.text}` is not one of {', '.join(kinds)}"
+            problem = node.mark.problem(message, did_you_mean(node.text, kinds))
+        raise CatalogError(in_order([*self.problems, problem]))
+
     def build(self, classes: Sequence[type[SpecT]], catalog: _Shelves, default_name: str) -> SpecT:
         """The description; its `kind` chooses among `classes`.
 
         A description without a name takes `default_name`, a GPU or a link of a node without a calibration
         the nearest one. Raises CatalogError with every problem.
         """
-        try:
-            model = matching(self.node, classes)
-        except CatalogError as error:
-            raise CatalogError(in_order([*self.problems, *error.problems])) from None
+        model = self.chosen(classes)
         resolver = Resolver(catalog, self.path)
         data = resolver.data(self.node, members(model))
         if "name" in model.model_fields:

@@ -192,35 +192,29 @@ def parse_yaml(text: str, file: str = "<text>") -> tuple[Node, list[Problem]]:
     try:
         root = builder.document()
     except yaml.MarkedYAMLError as error:
-        raise CatalogError([*builder.problems, _malformed(error, builder)]) from None
+        place = error.problem_mark or error.context_mark
+        mark = builder.mark(place) if place else Mark(file)
+        words = error.problem or error.context or "cannot be understood"
+        help_text = ""
+        if "mapping values are not allowed" in words:
+            help_text = (
+                "a value that contains ': ' must stand in quotes; keys of one mapping stand in one column"
+            )
+        elif "\t" in mark.excerpt[: mark.column]:
+            help_text = "indent with spaces, YAML allows no tabs there"
+        elif "found character" in words:
+            help_text = "a value that begins with a sign such as @ % ` must stand in quotes"
+        context = f" ({error.context})" if error.context and error.problem else ""
+        problem = mark.problem(f"malformed YAML: {words}{context}", help_text)
+        raise CatalogError([*builder.problems, problem]) from None
     except yaml.reader.ReaderError as error:
-        raise CatalogError([*builder.problems, _forbidden(error, text, builder)]) from None
+        before = text[: error.position]
+        mark = Mark(file, before.count("\n") + 1, error.position - before.rfind("\n"))
+        problem = mark.problem(f"the character U+{ord(text[error.position]):04X} is not allowed in YAML")
+        raise CatalogError([*builder.problems, problem]) from None
     if not root.is_mapping:
         raise CatalogError([*builder.problems, root.mark.problem("a mapping (key: value) is expected here")])
     return root, builder.problems
-
-
-def _malformed(error: yaml.MarkedYAMLError, builder: _Builder) -> Problem:
-    place = error.problem_mark or error.context_mark
-    mark = builder.mark(place) if place else Mark(builder.file)
-    problem = error.problem or error.context or "cannot be understood"
-    help_text = ""
-    if "mapping values are not allowed" in problem:
-        help_text = "a value that contains ': ' must stand in quotes; keys of one mapping stand in one column"
-    elif "\t" in mark.excerpt[: mark.column]:
-        help_text = "indent with spaces, YAML allows no tabs there"
-    elif "found character" in problem:
-        help_text = "a value that begins with a sign such as @ % ` must stand in quotes"
-    context = f" ({error.context})" if error.context and error.problem else ""
-    return mark.problem(f"malformed YAML: {problem}{context}", help_text)
-
-
-def _forbidden(error: yaml.reader.ReaderError, text: str, builder: _Builder) -> Problem:
-    before = text[: error.position]
-    line = before.count("\n")
-    column = error.position - (before.rfind("\n") + 1)
-    mark = Mark(builder.file, line + 1, column + 1)
-    return mark.problem(f"the character U+{ord(text[error.position]):04X} is not allowed in YAML")
 
 
 @dataclass(slots=True)
@@ -253,30 +247,31 @@ class _Builder:
         return root
 
     def build(self, event: yaml.Event, depth: int) -> Node:
+        """The node that begins with this event."""
         mark = self.mark(event.start_mark)
         if depth > _MAX_DEPTH:
             raise CatalogError([*self.problems, mark.problem(f"nested more than {_MAX_DEPTH} levels deep")])
-        if isinstance(event, yaml.AliasEvent):
-            return self.reject(
-                mark, "aliases (*name) are not supported", "write the value again, or use extends"
-            )
-        node = self.content(event, mark, depth)
-        tag = getattr(event, "tag", None)
-        if tag in (None, "!"):
+        if isinstance(event, yaml.MappingStartEvent):
+            node = self.mapping(mark, depth)
+        elif isinstance(event, yaml.SequenceStartEvent):
+            node = Node(mark, [self.build(inner, depth + 1) for inner in self.until(yaml.SequenceEndEvent)])
+        elif isinstance(event, yaml.ScalarEvent):
+            text = str(event.value)
+            node = Node(mark, text, text)
+            if event.style not in _QUOTED:
+                try:
+                    node.value = resolve_plain(text)
+                except ScalarError as error:
+                    node = self.reject(mark, str(error), error.help)
+        else:
+            help_text = "write the value again, or use extends"
+            return self.reject(mark, "aliases (*name) are not supported", help_text)
+        if event.tag in (None, "!"):
             return node
-        shown = tag.replace("tag:yaml.org,2002:", "!!")
+        shown = event.tag.replace("tag:yaml.org,2002:", "!!")
         return self.reject(
             mark, f"the tag {shown} is not supported", "write the plain value; quotes make it text"
         )
-
-    def content(self, event: yaml.Event, mark: Mark, depth: int) -> Node:
-        if isinstance(event, yaml.MappingStartEvent):
-            return self.mapping(mark, depth)
-        if isinstance(event, yaml.SequenceStartEvent):
-            return Node(mark, [self.build(inner, depth + 1) for inner in self.until(yaml.SequenceEndEvent)])
-        if isinstance(event, yaml.ScalarEvent):
-            return self.scalar(event, mark)
-        return self.reject(mark, "this cannot be understood")
 
     def until(self, end: type[yaml.Event]) -> Iterator[yaml.Event]:
         """The events up to the matching end; the caller consumes the children of every event it takes."""
@@ -286,36 +281,26 @@ class _Builder:
             yield event
 
     def reject(self, mark: Mark, message: str, help_text: str = "") -> Node:
+        """A node in place of one that is wrong."""
         self.problems.append(mark.problem(message, help_text))
         return Node(mark, None, broken=True)
 
-    def scalar(self, event: yaml.ScalarEvent, mark: Mark) -> Node:
-        text = str(event.value)
-        if event.style in _QUOTED:
-            return Node(mark, text, text)
-        try:
-            return Node(mark, resolve_plain(text), text)
-        except ScalarError as error:
-            return self.reject(mark, str(error), error.help)
-
     def mapping(self, mark: Mark, depth: int) -> Node:
+        """A mapping; merge keys, repeated keys and keys that are no scalars are reported and left out."""
         node = Node(mark, {})
         for event in self.until(yaml.MappingEndEvent):
             key = self.build(event, depth + 1)
             value = self.build(next(self.events), depth + 1)
-            self.enter(node, key, value)
+            if key.broken:
+                continue
+            if isinstance(key.value, dict | list):
+                self.reject(key.mark, "a key must be a single word or number")
+            elif key.value == "<<":
+                self.reject(key.mark, "merge keys (<<) are not supported", "use extends: NAME")
+            elif key.value in node.mapping:
+                first = node.keys[key.value].line
+                self.reject(key.mark, f"the key `{key.text}` stands here again, first in line {first}")
+            else:
+                node.mapping[key.value] = value
+                node.keys[key.value] = key.mark
         return node
-
-    def enter(self, node: Node, key: Node, value: Node) -> None:
-        """Add a pair to a mapping; report a merge key, a repeated key or a key that is no scalar."""
-        if key.broken:
-            return
-        if isinstance(key.value, dict | list):
-            self.reject(key.mark, "a key must be a single word or number")
-        elif key.value == "<<":
-            self.reject(key.mark, "merge keys (<<) are not supported", "use extends: NAME")
-        elif key.value in node.mapping:
-            first = node.keys[key.value].line
-            self.reject(key.mark, f"the key `{key.text}` stands here again, first in line {first}")
-        else:
-            node.mapping[key.value], node.keys[key.value] = value, key.mark

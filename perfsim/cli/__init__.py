@@ -18,7 +18,7 @@ from perfsim.base.text import nearest
 from perfsim.cli import ask as _ask  # noqa: F401  # defines its verbs
 from perfsim.cli import verbs as _verbs  # noqa: F401
 from perfsim.cli.options import VERBS
-from perfsim.cli.output import refuse, write_error
+from perfsim.cli.output import write_error
 
 _INTERRUPTED = 130
 for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -33,6 +33,12 @@ Start here:
 
 _OTHER_VERBS = {"compare": "diff", "list": "show", "predict": "run", "simulate": "run"}
 """Verbs of other tools, and what they are here."""
+
+
+def _refuse(message: str, code: int) -> NoReturn:
+    """End with a message on standard error and an exit code."""
+    write_error(f"error: {message}\n")
+    sys.exit(code)
 
 
 class _Refusing(click.Group):
@@ -53,22 +59,22 @@ class _Refusing(click.Group):
         try:
             super().main(*args, **{**kwargs, "standalone_mode": False})
         except (click.exceptions.Abort, KeyboardInterrupt):
-            refuse("interrupted before the end", _INTERRUPTED)
+            _refuse("interrupted before the end", _INTERRUPTED)
         except click.ClickException as error:
             said = io.StringIO()
             error.show(said)
             write_error(said.getvalue())
             sys.exit(InputError.exit_code)
         except PerfsimError as error:
-            refuse(str(error), error.exit_code)
+            _refuse(str(error), error.exit_code)
         except MemoryError:
-            refuse("the computer has too little memory for this question", 1)
+            _refuse("the computer has too little memory for this question", 1)
         except OSError as error:
             reason = error.strerror or str(error)
-            refuse(f"{reason}: {error.filename}" if error.filename else reason, 1)
+            _refuse(f"{reason}: {error.filename}" if error.filename else reason, 1)
         except (Exception, SystemExit) as error:
             if reason := blamed(error):
-                refuse(reason, 1)
+                _refuse(reason, 1)
             raise
         sys.exit(0)
 

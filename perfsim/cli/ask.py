@@ -17,6 +17,7 @@ from perfsim.cli.options import (
     asks,
     compare_option,
     complete,
+    count,
     emit_option,
     limits,
     path_option,
@@ -25,7 +26,6 @@ from perfsim.cli.options import (
 )
 from perfsim.cli.output import (
     Answer,
-    open_page,
     print_lines,
     prints,
     progress,
@@ -36,12 +36,9 @@ from perfsim.cli.output import (
 
 @verb(
     "Predict one step of one model on one system.",
-    """\b
-Examples:
-  perfsim run --model gpt3_20b --system cs-2 --devices 4 --batch 512
-  perfsim run --model llama2_70b --system dgx-h100 --devices 64 --layout tp=8,pp=4,dp=2,mbs=1
-  perfsim run --model config.json --system dgx-h100 --devices 8 --trace step.json
-""",
+    "perfsim run --model gpt3_20b --system cs-2 --devices 4 --batch 512",
+    "perfsim run --model llama2_70b --system dgx-h100 --devices 64 --layout tp=8,pp=4,dp=2,mbs=1",
+    "perfsim run --model config.json --system dgx-h100 --devices 8 --trace step.json",
 )
 @asks("run")
 @path_option(
@@ -60,7 +57,6 @@ Examples:
 def _run(asked: dict[str, Any], trace: Path | None, verify: str, emit: str | None) -> Answer:
     """Predict one step of one model on one system."""
     from perfsim.api.questions import predict
-    from perfsim.prediction.prediction import run_document
     from perfsim.prediction.verification import SamplingSpec, must_be_right, sample_step
     from perfsim.report.terminal import run_lines
 
@@ -77,19 +73,16 @@ def _run(asked: dict[str, Any], trace: Path | None, verify: str, emit: str | Non
         return [*run_lines(prediction, sampled), *([f"Trace: {trace}"] if trace else [])]
 
     def document() -> dict[str, Any]:
-        return run_document(prediction) | sampling | emitted
+        return prediction.document() | sampling | emitted
 
     return Answer(document, lines, lambda: must_be_right([sampled] if sampled else []))
 
 
 @verb(
     "List the layouts that may be fastest; emit what runs one.",
-    """\b
-Examples:
-  perfsim plan --model gpt3_175b --system dgx-a100-80gb --devices 512 --batch 192
-  perfsim plan --model gpt3_20b --system dgx-h100 --devices 64 --emit megatron
-  perfsim plan --model gpt3_20b --system dgx-a100-80gb --devices 128 --match cs-2
-""",
+    "perfsim plan --model gpt3_175b --system dgx-a100-80gb --devices 512 --batch 192",
+    "perfsim plan --model gpt3_20b --system dgx-h100 --devices 64 --emit megatron",
+    "perfsim plan --model gpt3_20b --system dgx-a100-80gb --devices 128 --match cs-2",
 )
 @asks("plan")
 @click.option(
@@ -99,9 +92,7 @@ Examples:
     show_default=True,
     help="time-to-accuracy: also the best batch, where none is given. cost: device-hours.",
 )
-@click.option(
-    "--shown", type=click.IntRange(min=1), default=5, show_default=True, help="Layouts to list at most."
-)
+@count("--shown", "Layouts to list at most.", default=5, show_default=True)
 @click.option(
     "--match",
     "rival",
@@ -136,12 +127,9 @@ def _plan(
 
 @verb(
     "Answer a study: which machine is first, and why.",
-    """\b
-Examples:
-  perfsim study gpt3_20b --compare 3d,weight-streaming --open
-  perfsim study my_study.yaml --out my_reports
-  perfsim study gpt3_20b --json > answer.json
-""",
+    "perfsim study gpt3_20b --compare 3d,weight-streaming --open",
+    "perfsim study my_study.yaml --out my_reports",
+    "perfsim study gpt3_20b --json > answer.json",
 )
 @click.argument("study", shell_complete=complete("study"))
 @compare_option
@@ -186,8 +174,8 @@ def _deliver(answer: Answer, how: How, verdict: str, page: str | Path) -> None:
         return [*said, *([f"Report: {page}"] if page else [])]
 
     replace(answer, lines=lines).print(as_json=how.as_json)
-    if how.opens and page:
-        open_page(Path(page))
+    if how.opens and page and click.launch(str(page)) != 0:
+        write_error(f"no browser was found: open {page} in one\n")
     answer.check()
 
 
@@ -247,11 +235,8 @@ def _answer_comparison(name: str, how: How) -> None:
 
 @verb(
     "Answer a grid of questions from a file.",
-    """\b
-Examples:
-  perfsim sweep studies/capacity_20b.yaml --dry-run
-  perfsim sweep studies/capacity_20b.yaml --jobs 4 --table points.csv
-""",
+    "perfsim sweep studies/capacity_20b.yaml --dry-run",
+    "perfsim sweep studies/capacity_20b.yaml --jobs 4 --table points.csv",
 )
 @click.argument("file", type=click.Path(path_type=Path))
 @answers("Folder for the report and the finished points. [default: reports/NAME]", "the points", "all cores")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +17,7 @@ from click.shell_completion import CompletionItem
 from perfsim.base.files import check_file
 from perfsim.base.sizes import MOST_SEQUENCES
 from perfsim.cli.output import JSON_HELP, metered
-from perfsim.prediction.question import ASKED, Asked, Asker
+from perfsim.prediction.question import ASKED, Asker
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Completed = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
@@ -54,16 +54,29 @@ def _shell_lines(command: str, width: int) -> str:
 
 
 def verb(
-    short_help: str, examples: str, cls: type[click.Command] = _Verb
+    short_help: str, *examples: str, heading: str = "Examples:", cls: type[click.Command] = _Verb
 ) -> Callable[[Callable[..., None]], Any]:
     """Make a function a verb of its name, with one line of help and with examples below their heading."""
+    epilog = "".join(f"{line}\n" for line in ("\b", heading, *(f"  {example}" for example in examples)))
 
     def made(function: Callable[..., None]) -> click.Command:
         name = function.__name__.strip("_")
-        VERBS.append(click.command(name, cls=cls, short_help=short_help, epilog=examples)(function))
+        VERBS.append(click.command(name, cls=cls, short_help=short_help, epilog=epilog)(function))
         return VERBS[-1]
 
     return made
+
+
+def count(
+    name: str, words: str, least: int = 1, most: int | None = None, **known: Any
+) -> Callable[[Function], Function]:
+    """An option that is a whole number of this range."""
+    return click.option(name, type=click.IntRange(least, most), help=words, **known)
+
+
+def flag(name: str, words: str, *argument: str) -> Callable[[Function], Function]:
+    """An option without a value, for an argument of another name than its own."""
+    return click.option(name, *argument, is_flag=True, help=words)
 
 
 class LateChoice(click.Choice):  # type: ignore[type-arg]  # generic in later releases of click only
@@ -73,13 +86,12 @@ class LateChoice(click.Choice):  # type: ignore[type-arg]  # generic in later re
         self.home = home
         self.case_sensitive = True
 
-    def __getattr__(self, name: str) -> Any:
-        if name != "choices":
-            raise AttributeError(name)
+    @functools.cached_property
+    def choices(self) -> Sequence[str]:  # type: ignore[override]  # click's is a plain attribute
+        """The names."""
         module, _, attribute = self.home.partition(":")
         known = getattr(import_module(module), attribute)
-        self.choices = tuple(get_args(known) or known)
-        return self.choices
+        return tuple(get_args(known) or known)
 
 
 # Names at the tabulator key.
@@ -98,25 +110,22 @@ def complete(kind: str) -> Completed:
     return names
 
 
-def _layout_values() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The settings of a layout, and their values where they are words."""
+def complete_layout(_context: click.Context, _parameter: click.Parameter, start: str) -> list[CompletionItem]:
+    """The next setting of a layout that is not given yet, or its value where that is a word."""
     from perfsim.specs.layout import AXES, ParallelLayout
     from perfsim.strategies.schedules import SCHEDULES
 
-    for name, kind in get_type_hints(ParallelLayout).items():
-        words = ("true", "false") if kind is bool else get_args(kind) if get_origin(kind) is Literal else ()
-        yield AXES[name].short or name, tuple(SCHEDULES) if name == "schedule" else words
-
-
-def complete_layout(_context: click.Context, _parameter: click.Parameter, start: str) -> list[CompletionItem]:
-    """The next setting of a layout that is not given yet, or its value."""
     before, comma, item = start.rpartition(",")
-    name, equals, _ = item.partition("=")
+    setting, equals, _ = item.partition("=")
     given = {part.partition("=")[0] for part in before.split(",")}
-    known = dict(_layout_values())
-    items = [f"{name}={value}" for value in known.get(name, ())] if equals else [f"{each}=" for each in known]
-    kept = [text for text in items if text.startswith(item) and text.partition("=")[0] not in given]
-    return [CompletionItem(f"{before}{comma}{text}") for text in kept]
+    items = []
+    for name, kind in get_type_hints(ParallelLayout).items():
+        short = AXES[name].short or name
+        words = ("true", "false") if kind is bool else get_args(kind) if get_origin(kind) is Literal else ()
+        words = tuple(SCHEDULES) if name == "schedule" else words
+        if short not in given:
+            items += ([f"{short}={word}" for word in words] * (short == setting)) if equals else [f"{short}="]
+    return [CompletionItem(f"{before}{comma}{text}") for text in items if text.startswith(item)]
 
 
 # Options.
@@ -142,11 +151,32 @@ scheduler_option = click.option(
 )
 
 
-def asks(asker: Asker, *, required: bool = True) -> Callable[[Function], Any]:
+def asks(asker: Asker, *, required: bool = True) -> Callable[[Callable[..., Any]], Any]:
     """The options of a question, from its declaration; the verb gets those that are given as `asked`."""
     known = [entry for entry in ASKED.values() if asker in entry.by]
+    ranges: dict[Any, Any] = {int: click.IntRange, float: click.FloatRange}
+    options = []
+    for entry in known:
+        kind: Any = click.Choice(entry.choices) if entry.choices else str
+        if entry.number:
+            kind = ranges[entry.number](entry.least, entry.most)
+        completed = complete(entry.kind) if entry.kind else None
+        options.append(
+            click.option(
+                *(f"--{name.replace('_', '-')}" for name in (entry.name, entry.synonym) if name),
+                entry.name,
+                type=kind,
+                required=required and entry.required,
+                metavar=entry.example or None,
+                help=f"{entry.help}{entry.otherwise}",
+                shell_complete=complete_layout if entry.name == "layout" else completed,
+            )
+        )
+        if entry.name == "batch":
+            words = "Instead of --batch: sequences per GPU or CS-2."
+            options.append(count("--batch-per-device", words, most=MOST_SEQUENCES))
 
-    def decorate(verb: Function) -> Any:
+    def decorate(verb: Callable[..., Any]) -> Any:
         @functools.wraps(verb)
         def asking(*args: Any, batch_per_device: int | None, changes: dict[str, Any], **options: Any) -> Any:
             asked = {entry.name: options.pop(entry.name) for entry in known}
@@ -159,38 +189,9 @@ def asks(asker: Asker, *, required: bool = True) -> Callable[[Function], Any]:
                 asked["batch"] = batch_per_device * asked.get("devices", 1)
             return verb(*args, asked=asked, **options)
 
-        decorated = set_option(asking)
-        for entry in reversed(known):
-            if entry.name == "batch":
-                decorated = click.option(
-                    "--batch-per-device",
-                    type=click.IntRange(1, MOST_SEQUENCES),
-                    help="Instead of --batch: sequences per GPU or CS-2.",
-                )(decorated)
-            decorated = _option_of(entry, required=required and entry.required)(decorated)
-        return decorated
+        return _with(asking, *options, set_option)
 
     return decorate
-
-
-def _option_of(entry: Asked, *, required: bool) -> Callable[[Function], Function]:
-    """The option of one field of a question."""
-    ranges: dict[Any, Any] = {int: click.IntRange, float: click.FloatRange}
-    if entry.choices:
-        kind: Any = click.Choice(entry.choices)
-    else:
-        kind = ranges[entry.number](entry.least, entry.most) if entry.number else str
-    names = [f"--{name.replace('_', '-')}" for name in (entry.name, entry.synonym) if name]
-    completed = complete_layout if entry.name == "layout" else complete(entry.kind) if entry.kind else None
-    return click.option(
-        *names,
-        entry.name,
-        type=kind,
-        required=required,
-        metavar=entry.example or None,
-        help=f"{entry.help}{entry.otherwise}",
-        shell_complete=completed,
-    )
 
 
 def _pairs(_context: click.Context, option: click.Parameter, texts: Sequence[str]) -> dict[str, Any]:
@@ -240,28 +241,33 @@ def _check_table(path: Path, option: str) -> None:
     check_file(path, option)
 
 
-def limits(verb: Function) -> Function:
-    """`--max-events`, `--max-seconds` and `--engine`, and progress of a long simulation."""
+def _with(verb: Callable[..., Any], *options: Callable[[Any], Any]) -> Any:
+    """The verb with these options, in this order."""
+    return functools.reduce(lambda made, option: option(made), reversed(options), verb)
 
-    @click.option(
+
+_LIMITS = (
+    count(
         "--max-events",
-        type=click.IntRange(min=1),
-        default=None,
-        help="Simulate at most this many tasks, over all processes; a step with more is not started.",
-    )
-    @click.option(
+        "Simulate at most this many tasks, over all processes; a step with more is not started.",
+    ),
+    click.option(
         "--max-seconds",
         type=click.FloatRange(min=0.0),
-        default=None,
         help="Compute for at most this many seconds, planning included.",
-    )
-    @click.option(
+    ),
+    click.option(
         "--engine",
         type=click.Choice(("simpy", "fast")),
-        default=None,
         help="Follow tasks with SimPy, or with the compiled core: the same times to the bit. "
         "[default: simpy for reported steps of up to 50,000 tasks]",
-    )
+    ),
+)
+
+
+def limits(verb: Callable[..., Any]) -> Any:
+    """`--max-events`, `--max-seconds` and `--engine`, and progress of a long simulation."""
+
     @functools.wraps(verb)
     def limited_verb(
         *args: Any, max_events: int | None, max_seconds: float | None, engine: Any, **kwargs: Any
@@ -277,7 +283,7 @@ def limits(verb: Function) -> Function:
                 raise limits.reached
             return answer
 
-    return limited_verb  # type: ignore[return-value]  # the same verb with three more options
+    return _with(limited_verb, *_LIMITS)
 
 
 @dataclass(frozen=True)
@@ -295,28 +301,27 @@ class How:
     as_json: bool
 
 
-def answers(out: str, rows: str, processes: str) -> Callable[[Function], Any]:
+def answers(out: str, rows: str, processes: str) -> Callable[[Callable[..., Any]], Any]:
     """The options of a verb that answers a file; the verb gets them as `how`."""
     options = (
         path_option("--out", out, None),
         path_option("--table", f"Also write {rows} as a .csv or .parquet FILE.", _check_table),
         set_option,
-        click.option("--jobs", type=click.IntRange(min=1), help=f"Processes. [default: {processes}]"),
+        count("--jobs", f"Processes. [default: {processes}]"),
         scheduler_option,
-        click.option("--dry-run", is_flag=True, help="Print what would be computed, and stop."),
-        click.option("--open", "opens", is_flag=True, help="Open the report in the browser."),
-        click.option("--quiet", is_flag=True, help="Print the comparison and the report's place only."),
-        click.option("--json", "as_json", is_flag=True, help=JSON_HELP),
+        flag("--dry-run", "Print what would be computed, and stop."),
+        flag("--open", "Open the report in the browser.", "opens"),
+        flag("--quiet", "Print the comparison and the report's place only."),
+        flag("--json", JSON_HELP, "as_json"),
         limits,
     )
 
-    def decorate(verb: Function) -> Any:
+    def decorate(verb: Callable[..., Any]) -> Any:
         @functools.wraps(verb)
         def answering(**given: Any) -> Any:
-            how = How(**{each.name: given.pop(each.name) for each in fields(How)})
-            return verb(**given, how=how)
+            return verb(how=How(**{entry.name: given.pop(entry.name) for entry in fields(How)}), **given)
 
-        return functools.reduce(lambda made, option: option(made), reversed(options), answering)
+        return _with(answering, *options)
 
     return decorate
 
@@ -338,12 +343,10 @@ _BASH = (
 
 @verb(
     "Print what completes names in your shell.",
-    """\b
-Once, in your shell:
-  bash:  perfsim completion bash > ~/.perfsim-complete && echo '. ~/.perfsim-complete' >> ~/.bashrc
-  zsh:   perfsim completion zsh > ~/.perfsim-complete && echo '. ~/.perfsim-complete' >> ~/.zshrc
-  fish:  perfsim completion fish > ~/.config/fish/completions/perfsim.fish
-""",
+    "bash:  perfsim completion bash > ~/.perfsim-complete && echo '. ~/.perfsim-complete' >> ~/.bashrc",
+    "zsh:   perfsim completion zsh > ~/.perfsim-complete && echo '. ~/.perfsim-complete' >> ~/.zshrc",
+    "fish:  perfsim completion fish > ~/.config/fish/completions/perfsim.fish",
+    heading="Once, in your shell:",
 )
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 def _completion(shell: str) -> None:

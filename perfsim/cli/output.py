@@ -10,11 +10,10 @@ import sys
 import textwrap
 import time
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -116,7 +115,14 @@ class Meter:
 
 def _new_bar() -> Progress:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        Task,
+        TimeRemainingColumn,
+    )
     from rich.text import Text
 
     class Rate(ProgressColumn):
@@ -127,23 +133,14 @@ def _new_bar() -> Progress:
             digits = "{:,.0f}/s" if speed and speed >= 100 else "{:.3g}/s"
             return Text(digits.format(speed) if speed else "")
 
-    class Count(ProgressColumn):
-        """How many are done, of how many where that is known."""
-
-        def render(self, task: Task) -> Text:
-            of = "" if task.total is None else f"/{task.total:,.0f}"
-            return Text(f"{task.completed:,.0f}{of}")
-
-    return Progress(
-        TextColumn("{task.description}"),
+    columns = (
+        "{task.description}",
         BarColumn(bar_width=None),
-        Count(),
+        MofNCompleteColumn(),
         Rate(),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
-        auto_refresh=False,
-        transient=True,
     )
+    return Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True)
 
 
 _RUNNING: list[Meter] = []
@@ -169,12 +166,6 @@ def _present_meter() -> Meter:
 # How every verb prints: JSON for programs, lines for people, progress on standard error.
 
 
-def refuse(message: str, code: int) -> NoReturn:
-    """End with a message on standard error and an exit code."""
-    write_error(f"error: {message}\n")
-    sys.exit(code)
-
-
 def write_error(text: str) -> None:
     """Print on standard error, with control characters written out: names may hold any."""
     shown = "".join(
@@ -185,31 +176,20 @@ def write_error(text: str) -> None:
         from perfsim.report.text import encodable
 
         shown = encodable(shown, sys.stderr.encoding or "ascii")
-    on_terminal = sys.stderr is not None and sys.stderr.isatty()
-    click.echo(_fitted(shown) if on_terminal else shown, err=True, nl=False)
-
-
-def _fitted(text: str) -> str:
-    """The text with lines that are too wide for the terminal broken at spaces, under their own indent."""
-    width = shutil.get_terminal_size().columns
-    lines = []
-    for line in text.split("\n"):
-        indent = line[: len(line) - len(line.lstrip())]
-        lines += textwrap.wrap(
-            line,
-            width,
-            subsequent_indent=f"{indent}  " if indent else "",
-            break_long_words=False,
-            break_on_hyphens=False,
-        ) or [""]
-    return "\n".join(lines)
-
-
-def _print_document(parts: Iterable[str]) -> None:
-    """The text of a JSON document in parts, as UTF-8 whatever the terminal's encoding."""
-    _needs_output()
-    for part in parts:
-        click.echo(part.encode("utf-8"), nl=False)
+    if sys.stderr is not None and sys.stderr.isatty():
+        # Lines that are too wide for the terminal are broken at spaces, under their own indent.
+        lines = []
+        for line in shown.split("\n"):
+            indent = line[: len(line) - len(line.lstrip())]
+            wrapper = textwrap.TextWrapper(
+                shutil.get_terminal_size().columns,
+                subsequent_indent=f"{indent}  " if indent else "",
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            lines += wrapper.wrap(line) or [""]
+        shown = "\n".join(lines)
+    click.echo(shown, err=True, nl=False)
 
 
 def print_lines(lines: Sequence[str]) -> None:
@@ -218,17 +198,26 @@ def print_lines(lines: Sequence[str]) -> None:
 
     _needs_output()
     text = encodable("\n".join(lines), sys.stdout.encoding or "ascii")
-    if _has_colour():
-        _print_coloured(text)
-    else:
+    # https://no-color.org
+    forced = bool(os.environ.get("FORCE_COLOR"))
+    on_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    if os.environ.get("NO_COLOR") or not (forced or on_terminal):
         click.echo(text)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    styled = Text(text)
+    for pattern, style in _STYLES:
+        styled.highlight_regex(pattern, style)
+    Console(force_terminal=True, soft_wrap=True).print(styled)
 
 
 def prose(*sentences: str) -> list[str]:
     """Sentences for a person, in lines that fit the terminal."""
-    from perfsim.report.terminal import paragraphs
+    from perfsim.report.text import paragraphs
 
-    return paragraphs(sentences)
+    return paragraphs(*sentences)
 
 
 @dataclass(frozen=True)
@@ -248,7 +237,9 @@ class Answer:
             from perfsim.report.document import document_text
 
             document = self.document()
-            _print_document(document if isinstance(document, Iterator) else [document_text(document)])
+            _needs_output()
+            for part in document if isinstance(document, Iterator) else [document_text(document)]:
+                click.echo(part.encode("utf-8"), nl=False)  # whatever the terminal's encoding
 
 
 def prints(verb: Callable[..., Answer]) -> Callable[..., None]:
@@ -264,13 +255,6 @@ def prints(verb: Callable[..., Answer]) -> Callable[..., None]:
     return printing
 
 
-def _has_colour() -> bool:
-    """Whether standard output is a terminal with colours that nobody switched off (https://no-color.org)."""
-    if os.environ.get("NO_COLOR"):
-        return False
-    return bool(os.environ.get("FORCE_COLOR")) or (sys.stdout.isatty() and os.environ.get("TERM") != "dumb")
-
-
 _STYLES = (
     (re.compile(r"^.*\n(?=-{4,}$)", re.MULTILINE), "bold"),
     (re.compile(r"^-{4,}$", re.MULTILINE), "dim"),
@@ -280,23 +264,6 @@ _STYLES = (
     (re.compile(r"(?<=^Report: ).*$|(?<=^Trace: ).*$", re.MULTILINE), "underline"),
 )
 """Heading and rule of a table, its best row, caveats, files."""
-
-
-def _print_coloured(text: str) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    styled = Text(text)
-    for pattern, style in _STYLES:
-        for match in pattern.finditer(text):
-            styled.stylize(style, *match.span())
-    Console(force_terminal=True, soft_wrap=True).print(styled)
-
-
-def open_page(page: Path) -> None:
-    """Open a page in the browser; where there is none, say where the page is."""
-    if click.launch(str(page)) != 0:
-        write_error(f"no browser was found: open {page} in one\n")
 
 
 def _needs_output() -> None:

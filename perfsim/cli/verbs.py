@@ -20,6 +20,8 @@ from perfsim.cli.options import (
     compare_option,
     complete,
     complete_layout,
+    count,
+    flag,
     limits,
     pairs_option,
     path_option,
@@ -56,14 +58,11 @@ def _files(name: str, **known: Any) -> Callable[[Callable[..., Any]], Callable[.
 
 @verb(
     "Fit constants to your own measurements.",
-    """\b
-Examples:
-  perfsim calibrate script > measure_gemms.py && python measure_gemms.py > gemms.csv
-  perfsim calibrate gemm gemms.csv --device h100-sxm5-80gb --out mine.yaml
-  perfsim calibrate collective all_reduce.txt all_gather.txt --link nvlink4 --out links.yaml
-  perfsim calibrate steps measured.yaml --out cluster.yaml
-""",
-    VerbGroup,
+    "perfsim calibrate script > measure_gemms.py && python measure_gemms.py > gemms.csv",
+    "perfsim calibrate gemm gemms.csv --device h100-sxm5-80gb --out mine.yaml",
+    "perfsim calibrate collective all_reduce.txt all_gather.txt --link nvlink4 --out links.yaml",
+    "perfsim calibrate steps measured.yaml --out cluster.yaml",
+    cls=VerbGroup,
 )
 def _calibrate() -> None:
     """Fit constants of a device, a link, a cluster or a training run to your own measurements."""
@@ -146,14 +145,9 @@ def _collective(tables: tuple[Path, ...], link: str, source: str) -> list[Calibr
 @_part("Fit host times and sustained ceilings to whole steps.", folder=True)
 @_files("cases", nargs=-1, required=True)
 @click.option("--device", help="Only runs on this device of the catalogue. [default: all]")
-@click.option("--device-only", is_flag=True, help="Keep the framework's constants.")
+@flag("--device-only", "Keep the framework's constants.")
 @click.option("--only", multiple=True, metavar="CONSTANT", help="Fit only this constant; may be repeated.")
-@click.option(
-    "--most-devices",
-    type=click.IntRange(1, MOST_DEVICES),
-    default=MOST_DEVICES,
-    help="Leave out larger runs.",
-)
+@count("--most-devices", "Leave out larger runs.", most=MOST_DEVICES, default=MOST_DEVICES)
 @_source_option
 def _framework(cases: tuple[Path, ...], device: str | None, **options: Any) -> Sequence[Calibration]:
     """Fit host launch times, and the sustained ceiling of each GPU, to whole steps in CASES."""
@@ -222,11 +216,8 @@ def _convergence(files: tuple[Path, ...], tokens_per_example: float, run_kind: s
 
 @verb(
     "List all mistakes of a file; nothing is run.",
-    """\b
-Examples:
-  perfsim check my_study.yaml
-  perfsim check my_cluster.yaml my_gpu.yaml
-""",
+    "perfsim check my_study.yaml",
+    "perfsim check my_cluster.yaml my_gpu.yaml",
 )
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--kind", default="", help="device, system, model, ... [default: told by the file's keys]")
@@ -258,11 +249,8 @@ def _check(files: tuple[Path, ...], kind: str) -> Answer:
 
 @verb(
     "What differs between two studies, and its effect.",
-    """\b
-Examples:
-  perfsim diff gpt3_20b my_study.yaml
-  perfsim diff before/summary.json after/summary.json
-""",
+    "perfsim diff gpt3_20b my_study.yaml",
+    "perfsim diff before/summary.json after/summary.json",
 )
 @click.argument("first")
 @click.argument("second")
@@ -287,16 +275,21 @@ def _diff(first: str, second: str) -> Answer:
 
 @verb(
     "Say what a term means, such as mfu.",
-    """\b
-Examples:
-  perfsim explain mfu
-  perfsim explain critical batch
-""",
+    "perfsim explain mfu",
+    "perfsim explain critical batch",
 )
 @click.argument("term", nargs=-1)
 def _explain(term: tuple[str, ...]) -> None:
     """Say what a TERM of reports and messages means, or list all terms."""
-    entries = _glossary()
+    from perfsim.catalog import data_root
+
+    text = (data_root() / "docs" / "glossary.md").read_text("utf-8")
+    entries = {}
+    for name, body in re.findall(r"(?ms)^- \*\*(.+?)\*\*:?\s*(.*?)(?=^- \*\*|^#|\Z)", text):
+        linked = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(body.split()))
+        # Where a term is defined is for readers of the code.
+        meaning = re.sub(r"\s*\(`[a-z_.`, ]+`\)", "", linked)
+        entries[name] = meaning.replace("**", "").replace("`", "").strip()
     if not term:
         print_lines(prose(f"perfsim explain TERM, where a term is one of: {', '.join(entries)}."))
         return
@@ -312,20 +305,6 @@ def _explain(term: tuple[str, ...]) -> None:
     )
 
 
-def _glossary() -> dict[str, str]:
-    """Each term of `docs/glossary.md` with its meaning, as plain text, in its order."""
-    from perfsim.catalog import data_root
-
-    text = (data_root() / "docs" / "glossary.md").read_text("utf-8")
-    entries = {}
-    for name, body in re.findall(r"(?ms)^- \*\*(.+?)\*\*:?\s*(.*?)(?=^- \*\*|^#|\Z)", text):
-        linked = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join(body.split()))
-        # Where a term is defined is for readers of the code.
-        meaning = re.sub(r"\s*\(`[a-z_.`, ]+`\)", "", linked)
-        entries[name] = meaning.replace("**", "").replace("`", "").strip()
-    return entries
-
-
 # `perfsim import`: files of other tools as YAML of perfsim.
 
 _PARTS = ("model", "recipe", "measured", "convergence")
@@ -333,11 +312,8 @@ _PARTS = ("model", "recipe", "measured", "convergence")
 
 @verb(
     "Read a model or a run of another tool.",
-    """\b
-Examples:
-  perfsim import config.json --out my_model.yaml
-  perfsim import pretrain.sh --part recipe
-""",
+    "perfsim import config.json --out my_model.yaml",
+    "perfsim import pretrain.sh --part recipe",
 )
 @_files("files", metavar="FILE...", nargs=-1, required=True)
 @click.option(
@@ -426,17 +402,14 @@ assumed:
 
 @verb(
     "Write a commented study to begin with.",
-    """\b
-Examples:
-  perfsim init my_study.yaml
-  perfsim init my_study.yaml --model llama2_70b --system dgx-h100 --devices 64
-""",
+    "perfsim init my_study.yaml",
+    "perfsim init my_study.yaml --model llama2_70b --system dgx-h100 --devices 64",
 )
 @click.argument("file", type=click.Path(path_type=Path), default="my_study.yaml")
 @click.option("--model", default="llama2_70b", show_default=True, shell_complete=complete("model"))
 @click.option("--recipe", default="gpt3_pretraining", show_default=True, shell_complete=complete("recipe"))
 @click.option("--system", default="dgx-h100", show_default=True, shell_complete=complete("system"))
-@click.option("--devices", type=click.IntRange(1, MOST_DEVICES), default=64, show_default=True)
+@count("--devices", "", most=MOST_DEVICES, default=64, show_default=True)
 def _init(file: Path, model: str, recipe: str, system: str, devices: int) -> None:
     """Write a commented study to FILE, which `perfsim study FILE` answers as it is."""
     from perfsim.catalog import default_catalog
@@ -459,10 +432,7 @@ def _init(file: Path, model: str, recipe: str, system: str, devices: int) -> Non
 
 @verb(
     "Compare schedules with serial training, in NumPy.",
-    """\b
-Examples:
-  perfsim prove gpt3_xl --strategy 3d --layout tp=2,pp=4,schedule=zb1p
-""",
+    "perfsim prove gpt3_xl --strategy 3d --layout tp=2,pp=4,schedule=zb1p",
 )
 @click.argument("target", metavar="MODEL|STUDY")
 @click.option("--strategy", default="", help="Only this strategy. [default: all; 3d for a --layout]")
@@ -473,22 +443,10 @@ Examples:
     shell_complete=complete_layout,
     help="Only this layout. [default: all strategies and schedules of the catalogue]",
 )
-@click.option(
-    "--devices",
-    type=click.IntRange(1, MOST_DEVICES),
-    help="Number of devices. [default: what --layout needs]",
-)
-@click.option("--batch", type=click.IntRange(1, MOST_SEQUENCES), help="Global batch of a --layout.")
-@click.option(
-    "--orders",
-    type=click.IntRange(0, 10_000),
-    help="Random orders of execution. [default: 10]",
-)
-@click.option(
-    "--seed",
-    type=click.IntRange(0, 2**32 - 1),
-    help="Seed of weights and random orders. [default: 0]",
-)
+@count("--devices", "Number of devices. [default: what --layout needs]", most=MOST_DEVICES)
+@count("--batch", "Global batch of a --layout.", most=MOST_SEQUENCES)
+@count("--orders", "Random orders of execution. [default: 10]", 0, 10_000)
+@count("--seed", "Seed of weights and random orders. [default: 0]", 0, 2**32 - 1)
 @set_option
 @click.option(
     "--mutations",
@@ -496,7 +454,7 @@ Examples:
     metavar="FILE",
     help="Insert faults into these schedules instead, and write to FILE (Markdown) which are detected.",
 )
-@click.option("--every", type=click.IntRange(1), help="Of --mutations: try every N-th fault only.")
+@count("--every", "Of --mutations: try every N-th fault only.")
 @limits
 @prints
 def _prove(
@@ -548,11 +506,8 @@ def _passed(found: Mapping[str, Any], wrong: str) -> Callable[[], None]:
 
 @verb(
     "Print or write JSON Schemas of the YAML files.",
-    """\b
-Examples:
-  perfsim schema study
-  perfsim schema --out .schemas
-""",
+    "perfsim schema study",
+    "perfsim schema --out .schemas",
 )
 @click.argument("kind", required=False)
 @path_option("--out", "Folder for <kind>.schema.json files. [default: standard output]", check_folder)
@@ -573,11 +528,8 @@ def _schema(kind: str | None, out: Path | None) -> None:
 
 @verb(
     "List what the catalogue holds, with sources.",
-    """\b
-Examples:
-  perfsim show models
-  perfsim show systems dgx-h100
-""",
+    "perfsim show models",
+    "perfsim show systems dgx-h100",
 )
 @click.argument("kind", type=LateChoice("perfsim.api.inventory:KINDS"))
 @click.argument("name", required=False)
@@ -587,11 +539,7 @@ Examples:
     metavar="FILE",
     help="Write the network of a system: .graphml, .dot or .gv.",
 )
-@click.option(
-    "--devices",
-    type=click.IntRange(1, MOST_DEVICES),
-    help="Of so many devices.  [default: those of two nodes]",
-)
+@count("--devices", "Of so many devices.  [default: those of two nodes]", most=MOST_DEVICES)
 @prints
 def _show(kind: str, name: str | None, graph: Path | None, devices: int | None) -> Answer:
     """List what the catalogue holds, or print one entry with the source of each value."""
@@ -615,33 +563,20 @@ def _show(kind: str, name: str | None, graph: Path | None, devices: int | None) 
 
 @verb(
     "Compare predictions with published runs.",
-    """\b
-Examples:
-  perfsim validate
-  perfsim validate my_runs.yaml --worst 20
-""",
+    "perfsim validate",
+    "perfsim validate my_runs.yaml --worst 20",
 )
 @_files("files", nargs=-1)
-@click.option(
-    "--worst",
-    type=click.IntRange(min=0),
-    default=10,
-    show_default=True,
-    help="Number of cases to list, largest errors first.",
-)
-@click.option(
-    "--record", is_flag=True, help="Write the errors into the package, for studies to quote; for a checkout."
-)
+@count("--worst", "Number of cases to list, largest errors first.", 0, default=10, show_default=True)
+@flag("--record", "Write the errors into the package, for studies to quote; for a checkout.")
 @path_option(
     "--page",
     "Also write index.html and validation.md here, with likely causes and an ablation.",
     check_folder,
 )
-@click.option(
+@flag(
     "--leave-out",
-    is_flag=True,
-    help="Also predict each family of GPU runs and each release of wafer logs by a fit without it; takes "
-    "minutes.",
+    "Also predict each family of GPU runs and each release of wafer logs by a fit without it; takes minutes.",
 )
 @limits
 @prints
@@ -675,10 +610,10 @@ def _validate(
         catalog = default_catalog()
         known = {path.name: left_out(read_cases(path, StepCase).cases, catalog) for path, _ in steps}
     if leave_out:
-        from perfsim.evidence.left_out import left_out_document
+        from perfsim.evidence.left_out import LeavingOut
 
         for path, result in steps:
-            result["left_out"] = left_out_document(known[path.name])
+            result["left_out"] = LeavingOut.document(known[path.name])
     if record:
         from perfsim.evidence.record import write_records
 
@@ -691,12 +626,9 @@ def _validate(
 
 @verb(
     "What limits the candidates, and what would help; or explains a measured step.",
-    """\b
-Examples:
-  perfsim why gpt3_20b
-  perfsim why reports/gpt3_20b/summary.json
-  perfsim why --measured 5.4s --model gpt3_xl --system dgx-a100-80gb --devices 16
-""",
+    "perfsim why gpt3_20b",
+    "perfsim why reports/gpt3_20b/summary.json",
+    "perfsim why --measured 5.4s --model gpt3_xl --system dgx-a100-80gb --devices 16",
 )
 @click.argument("study", required=False, default="")
 @compare_option

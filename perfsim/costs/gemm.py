@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import overload
+from typing import NamedTuple, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -39,8 +39,7 @@ _CHUNK = 4096
 """Shapes priced at once, so that an array of candidates times shapes stays in cache."""
 
 
-@dataclass(frozen=True)
-class Candidates:
+class Candidates(NamedTuple):
     """All candidates (tile orientation, split); arrays of shape (candidates, 1)."""
 
     tile_index: NDArray[np.intp]
@@ -48,21 +47,8 @@ class Candidates:
     columns: Array
     split: Array
 
-    @classmethod
-    def of(cls, constants: GemmConstants) -> Candidates:
-        """Both orientations of each tile with each split."""
-        table = [
-            (index, a, b, s)
-            for index, tile in enumerate(constants.tiles)
-            for a, b in dict.fromkeys((tile.shape, tile.shape[::-1]))
-            for s in constants.split_k
-        ]
-        columns = np.array(table, dtype=float).T[:, :, None]
-        return cls(columns[0].astype(np.intp), columns[1], columns[2], columns[3])
 
-
-@dataclass(frozen=True)
-class Geometry:
+class Geometry(NamedTuple):
     """Quantities of shapes that do not depend on fitted constants; (candidates, shapes) arrays."""
 
     tile_wave_flop: Array
@@ -73,30 +59,6 @@ class Geometry:
     is_split: Array
     flop: Array
     n_bytes: Array
-
-    @classmethod
-    def of(
-        cls,
-        candidates: Candidates,
-        units: int,
-        k_step: int,
-        shapes: tuple[Array, Array, Array, Array],
-        element_bytes: float,
-        result_bytes: float,
-    ) -> Geometry:
-        """Tiles and waves of the shapes (m, n, k, batch), each of shape (shapes,)."""
-        m, n, k, batch = shapes
-        tiles = np.ceil(m / candidates.rows) * np.ceil(n / candidates.columns) * candidates.split * batch
-        waves = np.ceil(tiles / units)
-        is_split = np.asarray(candidates.split > 1, dtype=float)
-        return cls(
-            tile_wave_flop=2 * waves * candidates.rows * candidates.columns,
-            k_per_slice=np.ceil(k / candidates.split / k_step) * k_step,
-            partial_sum_bytes=_PARTIAL_SUM_BYTES * is_split * candidates.split * m * n * batch,
-            is_split=is_split,
-            flop=2 * batch * m * n * k,
-            n_bytes=batch * (element_bytes * (m * k + k * n) + result_bytes * m * n),
-        )
 
 
 @dataclass(frozen=True)
@@ -163,11 +125,20 @@ class GemmModel:
 
     def geometry(self, m: Array, n: Array, k: Array, batch: Array) -> Geometry:
         """Tiles and waves of flat arrays of shapes."""
-        units = self.compute_units
+        candidates = self._candidates
         k_step = self.constants.k_step
-        shapes = (m, n, k, batch)
-        result = self.element_bytes if self.result_bytes is None else self.result_bytes
-        return Geometry.of(self._candidates, units, k_step, shapes, self.element_bytes, result)
+        result_bytes = self.element_bytes if self.result_bytes is None else self.result_bytes
+        tiles = np.ceil(m / candidates.rows) * np.ceil(n / candidates.columns) * candidates.split * batch
+        waves = np.ceil(tiles / self.compute_units)
+        is_split = np.asarray(candidates.split > 1, dtype=float)
+        return Geometry(
+            tile_wave_flop=2 * waves * candidates.rows * candidates.columns,
+            k_per_slice=np.ceil(k / candidates.split / k_step) * k_step,
+            partial_sum_bytes=_PARTIAL_SUM_BYTES * is_split * candidates.split * m * n * batch,
+            is_split=is_split,
+            flop=2 * batch * m * n * k,
+            n_bytes=batch * (self.element_bytes * (m * k + k * n) + result_bytes * m * n),
+        )
 
     def price(
         self, geometry: Geometry, *, sustained: bool = False, chosen: NDArray[np.intp] | None = None
@@ -182,7 +153,15 @@ class GemmModel:
 
     @cached_property
     def _candidates(self) -> Candidates:
-        return Candidates.of(self.constants)
+        """Both orientations of each tile with each split."""
+        table = [
+            (index, a, b, s)
+            for index, tile in enumerate(self.constants.tiles)
+            for a, b in dict.fromkeys((tile.shape, tile.shape[::-1]))
+            for s in self.constants.split_k
+        ]
+        columns = np.array(table, dtype=float).T[:, :, None]
+        return Candidates(columns[0].astype(np.intp), columns[1], columns[2], columns[3])
 
     def choice(self, geometry: Geometry) -> NDArray[np.intp]:
         """Index of the candidate that the library picks for each shape; shape (1, shapes)."""

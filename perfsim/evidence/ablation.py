@@ -77,7 +77,7 @@ class _WithoutMechanism(GpuCosts):
     def durations_s(self, works: Sequence[Work]) -> Floats:
         kept = np.array([not self.removal.work(work) for work in works], dtype=bool)
         seconds = np.zeros(len(works))
-        seconds[kept] = super().durations_s([works[place] for place in np.flatnonzero(kept).tolist()])
+        seconds[kept] = super().durations_s([works[index] for index in np.flatnonzero(kept).tolist()])
         return seconds
 
     def kernel_s(self, kernel: Kernel) -> float:
@@ -122,7 +122,7 @@ class _GemmWithoutWaves(GemmModel):
         geometry = super().geometry(m, n, k, batch)
         tile = self._candidates
         tiles = np.ceil(m / tile.rows) * np.ceil(n / tile.columns) * tile.split * batch
-        return replace(geometry, tile_wave_flop=2 * tiles / self.compute_units * tile.rows * tile.columns)
+        return geometry._replace(tile_wave_flop=2 * tiles / self.compute_units * tile.rows * tile.columns)
 
 
 def _no_waves(costs: GpuCosts) -> GemmModel:

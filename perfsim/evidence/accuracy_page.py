@@ -23,9 +23,9 @@ from perfsim.catalog import Catalog, default_catalog
 from perfsim.costs.wafer import WaferCosts
 from perfsim.evidence.ablation import NOTHING, REMOVALS, Ablation
 from perfsim.evidence.cases import PlacedCase, StepCase, mapped, read_cases
-from perfsim.evidence.left_out import LeavingOut, LeftOut, Tangent, left_out, left_out_document, refitted
+from perfsim.evidence.left_out import LeavingOut, LeftOut, Tangent, left_out, refitted
 from perfsim.evidence.score import Scored, families, summary
-from perfsim.evidence.step_fit import FittedConstant, fitted_constants
+from perfsim.evidence.step_fit import FittedConstant
 from perfsim.machines.gpu_cluster import gpu_plan
 from perfsim.machines.wafer_cluster import wafer_plan
 
@@ -191,7 +191,7 @@ class StepAccuracy:
     @property
     def outside(self) -> Mapping[str, Any] | None:
         """`left_out` of the JSON document; None if not requested."""
-        return left_out_document(self.leaving)
+        return LeavingOut.document(self.leaving)
 
     @property
     def left_out(self) -> list[LeftOut]:
@@ -229,7 +229,7 @@ class AccuracyPage:
             if result["kind"] == "step_time"
         ]
         convergence = [result for result in results if result["kind"] == "convergence"]
-        return cls(steps, convergence, leaves_out, fitted_constants(catalog))
+        return cls(steps, convergence, leaves_out, FittedConstant.recorded(catalog))
 
 
 @dataclass(frozen=True)

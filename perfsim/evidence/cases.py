@@ -55,7 +55,7 @@ class _CaseSpec(Spec):
         return {key: part for key, part in value.items() if not str(key).endswith("_note")}
 
 
-class CaseSystem(_CaseSpec):
+class _CaseSystem(_CaseSpec):
     """The machine of a case."""
 
     device: str
@@ -97,7 +97,7 @@ class CaseSystem(_CaseSpec):
         )
 
 
-class ModelRow(_CaseSpec):
+class _ModelRow(_CaseSpec):
     """The model of a row, on one level and with Megatron's names; a case has the model described."""
 
     num_layers: Layers
@@ -168,11 +168,11 @@ class ModelRow(_CaseSpec):
 if TYPE_CHECKING:
     Model = TransformerConfig
 else:
-    Model = Annotated[ModelRow, AfterValidator(ModelRow.described)]
-"""What a row calls its model is read as a `ModelRow`, and kept as the model."""
+    Model = Annotated[_ModelRow, AfterValidator(_ModelRow.described)]
+"""What a row calls its model is read as a `_ModelRow`, and kept as the model."""
 
 
-class CaseParallel(_CaseSpec):
+class _CaseParallel(_CaseSpec):
     """The layout of a case."""
 
     tensor: Devices = 1
@@ -195,7 +195,7 @@ class CaseParallel(_CaseSpec):
     """Layers of each virtual stage, in Megatron-Core's notation."""
 
 
-class CaseTraining(_CaseSpec):
+class _CaseTraining(_CaseSpec):
     """How a case was trained."""
 
     global_batch_size: Sequences
@@ -264,7 +264,7 @@ class StepCase(_CaseSpec):
     family: str
     evidence: Literal["A", "B", "C"]
     source: dict[str, Any] = Field(default_factory=dict)
-    system: CaseSystem
+    system: _CaseSystem
     model: Model
     strategy: str
     framework: str | None = None
@@ -272,8 +272,8 @@ class StepCase(_CaseSpec):
     settings suggest one."""
     container: str | None = None
     """Release of NVIDIA's container that it ran in, as `26.06`."""
-    parallel: CaseParallel
-    training: CaseTraining
+    parallel: _CaseParallel
+    training: _CaseTraining
     measured: Measured
     sweep: str | None = None
     assumed: tuple[str, ...] = ()

@@ -197,7 +197,6 @@ def _fit_lines(
     op: CollectiveOp, rows: _Table, weight: Floats, line_rate: float
 ) -> tuple[ProtocolSegment, ...]:
     """The best of several starts; every line's bus bandwidth stays below the link's."""
-    optimize = scipy("optimize")
     start, low, high = _start_and_bounds(line_rate)
 
     def residuals(logs: Floats) -> Floats:
@@ -205,18 +204,18 @@ def _fit_lines(
         pull = 0.02 * (logs - start)  # keeps a constant that no row determines near its start
         return np.concatenate([np.sqrt(weight) * np.log(predicted / rows.time_s), pull])
 
-    def attempt(guess: Floats) -> tuple[float, Floats]:
-        inside = np.clip(guess, low + 1e-6, high - 1e-6)
-        result = optimize.least_squares(
-            residuals, inside, bounds=(low, high), loss="soft_l1", f_scale=_OUTLIER
-        )
-        return float(result.cost), np.asarray(result.x)
-
     # Which line is fastest changes with the constants, so the loss has several local minima.
     jitter = np.random.default_rng(0).normal(0, 0.3, (_STARTS, start.size))
     jitter[0] = 0.0
-    _, best = min((attempt(start + shift) for shift in jitter), key=lambda attempted: attempted[0])
-    return _segments(np.exp(best).reshape(4, -1))
+    guesses = [np.clip(start + shift, low + 1e-6, high - 1e-6) for shift in jitter]
+    results = [
+        scipy("optimize").least_squares(
+            residuals, guess, bounds=(low, high), loss="soft_l1", f_scale=_OUTLIER
+        )
+        for guess in guesses
+    ]
+    best = min(results, key=lambda result: float(result.cost))
+    return _segments(np.exp(best.x).reshape(4, -1))
 
 
 def _start_and_bounds(line_rate: float) -> tuple[Floats, Floats, Floats]:

@@ -29,7 +29,7 @@ from perfsim.base.errors import InputError, Problem, not_text
 from perfsim.base.files import write_file
 from perfsim.base.sizes import MOST_DEVICES
 from perfsim.base.units import format_quantity
-from perfsim.specs.calibration import MOST_STANDARD_ERROR, Calibration, FitRecord
+from perfsim.specs.calibration import MOST_STANDARD_ERROR, Calibration
 
 _MOST_PROBLEMS = 20
 """Limit, because a file of another kind is wrong in every line."""
@@ -127,7 +127,6 @@ def read_collectives(path: Path, operations: Sequence[str]) -> list[dict[str, st
     def refused(message: str, help_text: str) -> InputError:
         return InputError([Problem(f"this output of nccl-tests {message}", str(path), help=help_text)])
 
-    columns = header.group().split()[1:]
     ranks = _RANK.findall(text)
     hosts = {host for _, host in ranks}
     if not ranks:
@@ -141,17 +140,17 @@ def read_collectives(path: Path, operations: Sequence[str]) -> list[dict[str, st
     if not named:
         raise refused("does not name its operation", "name the file after it: all_reduce.txt")
     shared = {"collective": max(named, key=len), "num_gpus": str(len(ranks))}
+    columns = header.group().split()[1:]
+    at_time = columns.index("time")
     rows = []
     problems = []
     for line, words in enumerate(map(str.split, text.splitlines()), 1):
         if not (words and _MESSAGE.fullmatch(words[0])):
             continue
-        row = dict.fromkeys(columns, "") | dict(
-            zip(columns[: columns.index("time") + 1], words, strict=False)
-        )
-        if wrong := _wrong_number("time_us", row["time"]):
-            problems.append(Problem(f"time {wrong}, not {row['time']!r}", str(path), line))
-        rows.append({**shared, "bytes": row["size"], "time_us": row["time"]})
+        time_us = words[at_time] if at_time < len(words) else ""
+        if wrong := _wrong_number("time_us", time_us):
+            problems.append(Problem(f"time {wrong}, not {time_us!r}", str(path), line))
+        rows.append({**shared, "bytes": words[0], "time_us": time_us})
     if problems:
         raise InputError(problems)
     return rows
@@ -178,14 +177,6 @@ def need_more_than(constants: int, count: int, path: Path, measurements: str) ->
         raise InputError(
             [Problem(message, file=str(path), line=1, help=f"at least {constants + 1} are needed")]
         )
-
-
-def fit_record(apes: Floats, **fields: Any) -> FitRecord:
-    """The record of a fit to whole steps, of which `apes` are the absolute errors."""
-    median = round(float(np.median(apes)), 4)
-    return FitRecord(
-        points=len(apes), median_ape=median, p90_ape=round(float(np.percentile(apes, 90)), 4), **fields
-    )
 
 
 def family_weight(families: Sequence[str]) -> Floats:

@@ -142,13 +142,13 @@ class LeavingOut:
             "cases": [{name: getattr(run, name) for name in names} for run in self.runs],
         }
 
-
-def left_out_document(parts: Sequence[LeavingOut]) -> dict[str, Any] | None:
-    """`left_out` of the JSON document; of a file with both, the scores of its logs stand under `wafers`."""
-    documents = [part.as_dict() for part in parts]
-    if not documents:
-        return None
-    return {**documents[0], **({"wafers": documents[1]} if len(documents) > 1 else {})}
+    @classmethod
+    def document(cls, parts: Sequence[LeavingOut]) -> dict[str, Any] | None:
+        """`left_out` of the JSON document; of a file with both, its logs stand under `wafers`."""
+        documents = [part.as_dict() for part in parts]
+        if not documents:
+            return None
+        return {**documents[0], **({"wafers": documents[1]} if len(documents) > 1 else {})}
 
 
 @dataclass(frozen=True)
@@ -410,7 +410,22 @@ def _widths_of_alike(runs: Sequence[Scored], others: BandWidths | None) -> BandW
         return BandWidths(base, others.slope, min(1.0, others.unshared * others.base / base))
     points = np.array(_points(runs))
     weights = family_weight([run.family for run in runs])
-    scale, growth = _scale_and_growth(errors, points, weights, len(sizes))
+    freedom = len(sizes)
+
+    def loss(values: Floats) -> float:
+        """Less the likelihood of the logarithm of the scale, and of its growth per point of unlikeness."""
+        squared = np.exp(2 * values[0]) + (values[1] * points) ** 2
+        likelihood = -0.5 * np.log(squared) - (freedom + 1) / 2 * np.log1p(errors**2 / squared / freedom)
+        return -float((weights * likelihood).sum())
+
+    start = float(np.sqrt(np.mean(errors**2)))
+    minimize = partial(
+        scipy("optimize").minimize, loss, method="Nelder-Mead", options={"xatol": 1e-5, "fatol": 1e-8}
+    )
+    results = [minimize([np.log(start), start * growth]) for growth in (0.1, 1.0)]
+    best = min(results, key=lambda result: float(result.fun))
+    scale = float(np.exp(best.x[0]))
+    growth = float(abs(best.x[1]))
     factor = _conformal_quantile(np.abs(errors) / np.hypot(scale, growth * points))
     base = max(_conformal_quantile(np.abs(errors)), factor * scale)
     slope = factor * growth
@@ -428,39 +443,20 @@ def _students_width(errors: Floats, freedom: int) -> float:
     return deviations * float(np.sqrt(np.mean(errors**2)))
 
 
-def _scale_and_growth(errors: Floats, points: Floats, weights: Floats, freedom: int) -> tuple[float, float]:
-    """Scale of the errors, and its growth per point of unlikeness, by maximum likelihood; needs scipy.
-
-    All arrays have the shape (runs,).
-    """
-    optimize = scipy("optimize")
-
-    def loss(values: Floats) -> float:
-        squared = np.exp(2 * values[0]) + (values[1] * points) ** 2
-        likelihood = -0.5 * np.log(squared) - (freedom + 1) / 2 * np.log1p(errors**2 / squared / freedom)
-        return -float((weights * likelihood).sum())
-
-    start = float(np.sqrt(np.mean(errors**2)))
-    options = {"xatol": 1e-5, "fatol": 1e-8}
-    results = [
-        optimize.minimize(loss, [np.log(start), start * growth], method="Nelder-Mead", options=options)
-        for growth in (0.1, 1.0)
-    ]
-    best = min(results, key=lambda result: float(result.fun))
-    return float(np.exp(best.x[0])), float(abs(best.x[1]))
-
-
 def _points(runs: Sequence[Scored]) -> list[float]:
     """Unlikeness of each run to the most similar family of the runs that were not left out with it."""
     known = [(run, run.traits) for run in runs if run.traits is not None]
     families: dict[str, list[Mapping[str, Any]]] = {}
     for group in {run.left_out for run, _ in known}:
         traits: dict[str, list[Traits]] = {}
-        for run, own in known:
+        for run, its_traits in known:
             if run.left_out != group:
-                traits.setdefault(run.family, []).append(own)
+                traits.setdefault(run.family, []).append(its_traits)
         families[group] = [Traits.together(alike) for alike in traits.values()]
-    return [min(own.unlikeness(family)[0] for family in families[run.left_out]) for run, own in known]
+    return [
+        min(its_traits.unlikeness(family)[0] for family in families[run.left_out])
+        for run, its_traits in known
+    ]
 
 
 def _unshared(runs: Sequence[Scored], widths: Floats) -> float:

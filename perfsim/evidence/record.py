@@ -175,8 +175,8 @@ def write_records(
     outside = {}
     for path, result in zip(paths, results, strict=True):
         if result["kind"] == "step_time":
-            found = known.get(path.name) or left_out(read_cases(path, StepCase, catalog).cases, catalog)
-            outside[path.name] = found[-1]
+            leaving = known.get(path.name) or left_out(read_cases(path, StepCase, catalog).cases, catalog)
+            outside[path.name] = leaving[-1]
     entries = {entry["family"]: entry for entry in (*recorded_errors(), *record_of(results, outside))}
     step_files = [path for path in public_cases() if path.name in KINDS]
     by_prediction = Path(bands.__file__)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -160,14 +160,7 @@ class Scored:
         return self.evidence in ("A", "B")
 
 
-class _Counted(Protocol):
-    @property
-    def counts(self) -> bool: ...
-    @property
-    def error(self) -> float | None: ...
-
-
-def summary(runs: Iterable[_Counted]) -> dict[str, Any]:
+def summary(runs: Iterable[Scored | _BatchPrediction]) -> dict[str, Any]:
     """The figures of the runs that count.
 
     Their number, median, 90th percentile and mean of |error|, and its mean as `bias`. A failed prediction
@@ -210,10 +203,10 @@ def families(cases: Sequence[Scored]) -> dict[str, dict[str, Any]]:
 
 
 def _by_family(runs: Iterable[Scored]) -> dict[str, list[Scored]]:
-    found: dict[str, list[Scored]] = {}
+    by_family: dict[str, list[Scored]] = {}
     for run in runs:
-        found.setdefault(run.family, []).append(run)
-    return found
+        by_family.setdefault(run.family, []).append(run)
+    return by_family
 
 
 def _rankings(cases: Sequence[Scored]) -> list[dict[str, Any]]:

@@ -34,7 +34,7 @@ from perfsim.catalog import Catalog, data_root, default_catalog
 from perfsim.costs.gpu import GpuCosts
 from perfsim.costs.wafer import growth_per_release, nearest_release, place_of
 from perfsim.evidence.cases import PlacedCase, StepCase, read_cases
-from perfsim.evidence.fitting import SoftL1, family_weight, fit_record, need_more_than, rounded, scipy
+from perfsim.evidence.fitting import SoftL1, family_weight, need_more_than, rounded, scipy
 from perfsim.machines.gpu_cluster import gpu_plan
 from perfsim.network import FatTree
 from perfsim.prediction.planner import plan_of
@@ -273,7 +273,15 @@ def _gpu_runs(
     if not placed:
         text = f"no scored case runs on a device with calibration {wanted or 'of a GPU'}"
         raise InputError([Problem(text, str(path), 1)])
-    return [GpuRun.of(each) for each in placed]
+    return [GpuRun.of(run) for run in placed]
+
+
+def _fit_record(apes: Floats, **fields: Any) -> FitRecord:
+    """The record of a fit to whole steps, of which `apes` are the absolute errors."""
+    median = round(float(np.median(apes)), 4)
+    return FitRecord(
+        points=len(apes), median_ape=median, p90_ape=round(float(np.percentile(apes, 90)), 4), **fields
+    )
 
 
 def _source_of(path: Path, bundled: str) -> str:
@@ -293,7 +301,7 @@ def _record(result: Any, weight: Floats, names: Sequence[str], *, command: str, 
     matters = (np.abs(result.jac).max(axis=0) > 0.0).tolist()
     idle = [name for name, moved in zip(names, matters, strict=True) if not moved]
     kept = f"; kept, for no run depends on them: {', '.join(idle)}" if idle else ""
-    return fit_record(
+    return _fit_record(
         np.abs(np.expm1(result.fun / weight)),
         command=command,
         table=table,
@@ -336,25 +344,26 @@ class FittedConstant:
     runs: int
     """Runs of the fit."""
 
-
-def fitted_constants(catalog: Catalog) -> list[FittedConstant]:
-    """Constants of frameworks, networks and devices that `perfsim calibrate framework` found, each once."""
-    frameworks = [catalog.framework(name) for name in catalog.names("framework")]
-    found: dict[str, FittedConstant] = {}
-    for owner in [*frameworks, *(catalog.calibration(name) for name in catalog.names("calibration"))]:
-        values = owner.constants()
-        for path, record in owner.fit.items():
-            field = path.rpartition(".")[2]
-            value = values.get(path)
-            if not (record.command.startswith(_COMMAND) and isinstance(value, float)):
-                continue
-            row = _CONSTANTS[field]
-            launched = row.shared_by == "launcher" and bool(getattr(owner, "launcher", ""))
-            if launched or path in owner.assumed:
-                continue
-            name = field if (row.part, row.shared_by) == ("device", "all") else f"{field} of {owner.name}"
-            found[name] = FittedConstant(name, value, record.standard_errors[field], record.points)
-    return list(found.values())
+    @classmethod
+    def recorded(cls, catalog: Catalog) -> list[FittedConstant]:
+        """Constants of the catalogue that `perfsim calibrate framework` determined, each once."""
+        frameworks = [catalog.framework(name) for name in catalog.names("framework")]
+        constants: dict[str, FittedConstant] = {}
+        for owner in [*frameworks, *(catalog.calibration(name) for name in catalog.names("calibration"))]:
+            values = owner.constants()
+            for path, record in owner.fit.items():
+                field = path.rpartition(".")[2]
+                value = values.get(path)
+                if not (record.command.startswith(_COMMAND) and isinstance(value, float)):
+                    continue
+                row = _CONSTANTS[field]
+                launched = row.shared_by == "launcher" and bool(getattr(owner, "launcher", ""))
+                if launched or path in owner.assumed:
+                    continue
+                of_all_devices = (row.part, row.shared_by) == ("device", "all")
+                name = field if of_all_devices else f"{field} of {owner.name}"
+                constants[name] = cls(name, value, record.standard_errors[field], record.points)
+        return list(constants.values())
 
 
 # Wafers: one efficiency a software release.
@@ -462,7 +471,7 @@ def fit_wafer(path: Path, device: str, *, source: str = "") -> WaferCalibration:
         error = np.sqrt(free.covariance(checked)[-1, -1])
         link_ns = np.exp(checked.x[-1]) * 1e9
         note += f"; a link's time, left free, becomes {link_ns:.3g} ns ({error:.0%} standard error)"
-    record = fit_record(
+    record = _fit_record(
         np.abs(signed),
         command=f"perfsim calibrate wafer {path.name} --device {device}",
         table=source or _source_of(path, "public-wafer-logs"),

@@ -8,12 +8,12 @@ microseconds there, so the exact seconds stand in attributes of perfsim's own, `
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +25,8 @@ from perfsim.version import __version__
 from perfsim.work import Kind, TaskGraph
 from perfsim.work.graph import owners_of, rank_of
 
-# The messages of Chakra execution traces, compiled when they are first used.
-#
-# Source: mlcommons/chakra, `schema/protobuf/et_def.proto` (Apache-2.0): the field numbers of its messages,
-# as far as compute, memory and communication nodes need them. Chakra itself is not packaged. The library
+# Source of the messages: mlcommons/chakra, `schema/protobuf/et_def.proto` (Apache-2.0): their field numbers,
+# as far as compute, memory and communication nodes need them. Chakra itself is not packaged; the library
 # comes with the extra `[chakra]`.
 
 PACKAGE = "ChakraProtoMsg"
@@ -141,6 +139,27 @@ class ExecutionTrace:
     attributes: Mapping[str, Any]
     nodes: tuple[Node, ...]
 
+    @classmethod
+    def read(cls, path: Path) -> ExecutionTrace:
+        """Read the file of a rank, whoever wrote it.
+
+        Raises InputError for a file that is not there or no trace, and PerfsimError without protobuf.
+        """
+        if not path.is_file():
+            raise InputError([Problem("there is no such file", file=str(path))])
+        types = _messages()
+        from google.protobuf.message import DecodeError
+
+        try:
+            first, *rest = _split(path.read_bytes())
+            metadata = types["GlobalMetadata"].FromString(first)
+            nodes = tuple(_read_node(types["Node"].FromString(part)) for part in rest)
+            if not metadata.version and not nodes:
+                raise ValueError("it has no version and no node")
+        except (DecodeError, ValueError) as error:
+            raise InputError([Problem(f"is no Chakra trace: {error}", str(path))]) from None
+        return cls(metadata.version, _values(metadata.attr), nodes)
+
     def summary(self) -> dict[str, Any]:
         """Counts by type, and sums of FLOPs, bytes and seconds.
 
@@ -166,33 +185,30 @@ class ExecutionTrace:
 
 
 # ---------------------------------------------------------------------------------------- export
+COLLECTIVE_OF = {name.casefold(): name for name in COLLECTIVES} | {"send_recv": "ALL_TO_ALL"}
+"""Chakra has no shift by one rank, in which every rank sends one message; the nearest is an all-to-all."""
+
+
 def write_chakra(trace: Trace, path: Path) -> list[Path]:
     """Write `<path without .et>.<rank>.et` for the first rank of each class; returns the files.
 
-    The attribute `ranks` of the metadata is how many ranks a file stands for. Raises PerfsimError without
+    The attribute `ranks` of the metadata is how many ranks a file stands for. A collective is a node of every
+    rank of its group, and devices that all ranks share (MemoryX) are part of each trace. Where a task reads
+    what another rank computes, a send there and a receive here stand between. Raises PerfsimError without
     protobuf.
-    """
-    prefix = path.name.removesuffix(SUFFIX)
-    return [
-        write_file(path.parent / f"{prefix}.{rank}{SUFFIX}", _encoded(execution))
-        for rank, execution in _execution_traces(trace)
-    ]
-
-
-def _execution_traces(trace: Trace) -> Iterator[tuple[int, ExecutionTrace]]:
-    """The trace of the first rank of each class of ranks, by that rank.
-
-    A collective is a node of every rank of its group, and devices that all ranks share (MemoryX) are part of
-    each trace. Where a task reads what another rank computes, a send there and a receive here stand between.
     """
     graph = trace.graph
     owners = [_ranks(stream) for stream in graph.streams]
     ranks = sorted({rank for of_stream in owners for rank in of_stream})
     inside = {rank: _tasks_of(graph, rank, owners) for rank in ranks}
+    written = []
     for rank in ranks:
         number = min(count for count, mine in zip(graph.stands_for, owners, strict=True) if rank in mine)
         attributes = {"tool": f"perfsim {__version__}", "rank": rank, "ranks": number}
-        yield rank, ExecutionTrace(SCHEMA_VERSION, attributes, tuple(_nodes(trace, rank, inside)))
+        execution = ExecutionTrace(SCHEMA_VERSION, attributes, tuple(_nodes(trace, rank, inside)))
+        file = path.parent / f"{path.name.removesuffix(SUFFIX)}.{rank}{SUFFIX}"
+        written.append(write_file(file, _encoded(execution)))
+    return written
 
 
 def _ranks(stream: str) -> tuple[int, ...]:
@@ -204,12 +220,8 @@ def _ranks(stream: str) -> tuple[int, ...]:
 def _tasks_of(graph: TaskGraph, rank: int, owners: Sequence[tuple[int, ...]]) -> NDArray[np.bool_]:
     """Whether each task is part of a rank's trace."""
     streams = np.array([not mine or rank in mine for mine in owners])
-    joint = np.array(
-        [
-            work.kind is Kind.COMM_COLL and work.group is not None and rank in work.group.ranks
-            for work in graph.works
-        ]
-    )
+    groups = [work.group.ranks if work.kind is Kind.COMM_COLL and work.group else () for work in graph.works]
+    joint = np.array([rank in group for group in groups])
     return np.asarray(streams[graph.stream] | joint[graph.work])
 
 
@@ -218,14 +230,22 @@ def _nodes(trace: Trace, rank: int, inside: Mapping[int, NDArray[np.bool_]]) -> 
     graph = trace.graph
     mine = inside[rank]
     previous = graph.stream_predecessor.tolist()
-    readers = _readers_elsewhere(graph, rank, inside)
+    # The other ranks that read what each task of this rank writes, and do not run the task themselves.
+    writers = graph.writer[graph.reads.values]
+    elsewhere: dict[int, list[int]] = defaultdict(list)
+    for other, theirs in inside.items():
+        reads = mine[writers] & ~theirs[writers] & theirs[graph.reads.row_of_value]
+        for task in np.unique(writers[reads]).tolist():
+            elsewhere[task].append(other)
     received: dict[int, int] = {}
     for task in np.flatnonzero(mine).tolist():
         sources = {int(graph.writer[tensor]) for tensor in graph.reads.row(task)}
         for source in sorted(source for source in sources if not mine[source]):
             if source not in received:
                 received[source] = len(graph) + source
-                yield _receive(trace, source, received[source], rank)
+                sent = _node(trace, source)
+                sender = next(iter(_ranks(str(sent.attributes["stream"]))), 0)
+                yield _message(trace, sent, "RECV", received[source], sender, rank)
         after = {*graph.after.row(task), *([previous[task]] if previous[task] >= 0 else [])}
         node = _node(
             trace,
@@ -235,27 +255,13 @@ def _nodes(trace: Trace, rank: int, inside: Mapping[int, NDArray[np.bool_]]) -> 
         )
         yield node
         if node.kind != "COMM_SEND_NODE":
-            for number, other in enumerate(readers.get(task, ()), 2):
-                yield _send(trace, node, number * len(graph) + task, rank, other)
+            for number, other in enumerate(elsewhere[task], 2):
+                yield _message(trace, node, "SEND", number * len(graph) + task, rank, other)
 
 
-def _readers_elsewhere(
-    graph: TaskGraph, rank: int, inside: Mapping[int, NDArray[np.bool_]]
-) -> dict[int, list[int]]:
-    """The other ranks that read what each task of this rank writes, and do not run the task themselves."""
-    writers = graph.writer[graph.reads.values]
-    elsewhere: dict[int, list[int]] = {}
-    for other, theirs in inside.items():
-        if other != rank:
-            reads = inside[rank][writers] & ~theirs[writers] & theirs[graph.reads.row_of_value]
-            for task in np.unique(writers[reads]).tolist():
-                elsewhere.setdefault(task, []).append(other)
-    return elsewhere
-
-
-def _node(trace: Trace, task: int, *, after: tuple[int, ...], reads: tuple[int, ...]) -> Node:
-    graph = trace.graph
-    row = graph.task(task)
+def _node(trace: Trace, task: int, after: tuple[int, ...] = (), reads: tuple[int, ...] = ()) -> Node:
+    """The node of a task."""
+    row = trace.graph.task(task)
     work = row.work
     start_s = float(trace.start_s[task])
     attributes: dict[str, Any] = {
@@ -264,56 +270,30 @@ def _node(trace: Trace, task: int, *, after: tuple[int, ...], reads: tuple[int, 
         "tensor_size": round(work.comm_bytes or work.bytes_accessed),
         "category": work.category,
         "stream": row.stream,
-        **({"microbatch": row.tag} if row.tag >= 0 else {}),
-        **_communication(graph, task),
     }
+    if row.tag >= 0:
+        attributes["microbatch"] = row.tag
+    if work.kind.is_communication:
+        ranks = list(work.group.ranks) if work.group is not None else []
+        attributes["comm_size"] = round(work.comm_bytes)
+        if work.kind is not Kind.COMM_COLL:
+            ranks = ranks or [0]
+            attributes |= {"comm_src": ranks[0], "comm_dst": ranks[-1], "comm_tag": task}
+        else:
+            attributes["comm_type"] = COLLECTIVES.index(COLLECTIVE_OF.get(work.op, "ALL_REDUCE"))
+            if ranks:
+                attributes["pg_name"] = ",".join(map(str, ranks))
     duration_s = float(trace.end_s[task]) - start_s
     return Node(task, row.name, f"{work.kind.name}_NODE", after, reads, start_s, duration_s, attributes)
 
 
-def _communication(graph: TaskGraph, task: int) -> dict[str, Any]:
-    """Attributes of a communication: its type, bytes and ranks."""
-    work = graph.works[graph.work[task]]
-    if not work.kind.is_communication:
-        return {}
-    ranks = list(work.group.ranks) if work.group is not None else []
-    attributes: dict[str, Any] = {"comm_size": round(work.comm_bytes)}
-    if work.kind is Kind.COMM_COLL:
-        attributes["comm_type"] = COLLECTIVES.index(COLLECTIVE_OF.get(work.op, "ALL_REDUCE"))
-        return attributes | ({"pg_name": ",".join(map(str, ranks))} if ranks else {})
-    return attributes | {
-        "comm_src": ranks[0] if ranks else 0,
-        "comm_dst": ranks[-1] if ranks else 0,
-        "comm_tag": task,
-    }
-
-
-COLLECTIVE_OF = {name.casefold(): name for name in COLLECTIVES} | {"send_recv": "ALL_TO_ALL"}
-"""Chakra has no shift by one rank, in which every rank sends one message; the nearest is an all-to-all."""
-
-
-def _receive(trace: Trace, source: int, number: int, rank: int) -> Node:
-    """The node of this rank that receives what a task of another one writes."""
-    sent = _node(trace, source, after=(), reads=())
-    between = _between(trace, sent, next(iter(_ranks(str(sent.attributes["stream"]))), 0), rank)
-    is_send = sent.kind == "COMM_SEND_NODE"
-    start_s = sent.start_s if is_send else sent.start_s + sent.duration_s
-    duration_s = sent.duration_s if is_send else 0.0
-    return Node(number, f"{sent.name}.receive", "COMM_RECV_NODE", (), (), start_s, duration_s, between)
-
-
-def _send(trace: Trace, node: Node, number: int, rank: int, other: int) -> Node:
-    """The node that sends the result of a computation to another rank."""
-    end_s = node.start_s + node.duration_s
-    between = _between(trace, node, rank, other)
-    return Node(number, f"{node.name}.send", "COMM_SEND_NODE", (), (node.id,), end_s, 0.0, between)
-
-
-def _between(trace: Trace, node: Node, source: int, target: int) -> dict[str, Any]:
-    """Attributes of a message with the result of a node."""
+def _message(
+    trace: Trace, node: Node, end: Literal["SEND", "RECV"], number: int, source: int, target: int
+) -> Node:
+    """One end of the message that brings the result of a node to another rank."""
     writes = trace.graph.task(node.id).work.writes
     size = node.attributes.get("comm_size") or round(sum(tensor.n_bytes for tensor in writes))
-    return {
+    attributes = {
         "is_cpu_op": False,
         "comm_size": int(size),
         "comm_src": source,
@@ -321,6 +301,17 @@ def _between(trace: Trace, node: Node, source: int, target: int) -> dict[str, An
         "comm_tag": node.id,
         "category": node.attributes["category"],
     }
+    # A node that sends is received while it lasts, the result of any other one at once.
+    lasts = node.kind == "COMM_SEND_NODE"
+    return Node(
+        id=number,
+        name=f"{node.name}.{'send' if end == 'SEND' else 'receive'}",
+        kind=f"COMM_{end}_NODE",
+        reads=(node.id,) if end == "SEND" else (),
+        start_s=node.start_s if lasts else node.start_s + node.duration_s,
+        duration_s=node.duration_s if lasts else 0.0,
+        attributes=attributes,
+    )
 
 
 # ----------------------------------------------------------------------------------------- bytes
@@ -360,8 +351,7 @@ def _delimited(message: Any) -> bytes:
     while length > 0x7F:
         prefix.append(length & 0x7F | 0x80)
         length >>= 7
-    prefix.append(length)
-    return bytes(prefix) + data
+    return bytes([*prefix, length]) + data
 
 
 def is_chakra(path: Path) -> bool:
@@ -380,25 +370,8 @@ def is_chakra(path: Path) -> bool:
     )
 
 
-def read_chakra(path: Path) -> ExecutionTrace:
-    """Read the file of a rank, whoever wrote it.
-
-    Raises InputError for a file that is not there or no trace, and PerfsimError without protobuf.
-    """
-    if not path.is_file():
-        raise InputError([Problem("there is no such file", file=str(path))])
-    data = path.read_bytes()
-    types = _messages()
-    first, *rest = _split(path, data)
-    metadata = _decoded(path, types["GlobalMetadata"], first)
-    nodes = tuple(_read_node(_decoded(path, types["Node"], part)) for part in rest)
-    if not metadata.version and not nodes:
-        raise InputError([Problem("is no Chakra trace: it has no version and no node", str(path))])
-    return ExecutionTrace(metadata.version, _values(metadata.attr), nodes)
-
-
-def _split(path: Path, data: bytes) -> list[bytes]:
-    """The messages of a file."""
+def _split(data: bytes) -> list[bytes]:
+    """The messages of a file. Raises ValueError for a file that is empty or ends inside of one."""
     parts: list[bytes] = []
     place = 0
     while place < len(data):
@@ -411,22 +384,12 @@ def _split(path: Path, data: bytes) -> list[bytes]:
             if byte < 0x80:
                 break
         if length > MOST_MESSAGE or place + length > len(data):
-            message = f"is no Chakra trace: a message of {length} bytes at byte {place} goes beyond the end"
-            raise InputError([Problem(message, str(path))])
+            raise ValueError(f"a message of {length} bytes at byte {place} goes beyond the end")
         parts.append(data[place : place + length])
         place += length
     if not parts:
-        raise InputError([Problem("is no Chakra trace: the file is empty", str(path))])
+        raise ValueError("the file is empty")
     return parts
-
-
-def _decoded(path: Path, kind: Any, data: bytes) -> Any:
-    from google.protobuf.message import DecodeError
-
-    try:
-        return kind.FromString(data)
-    except DecodeError as error:
-        raise InputError([Problem(f"is no Chakra trace: {error}", str(path))]) from None
 
 
 def _read_node(message: Any) -> Node:

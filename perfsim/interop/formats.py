@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -132,10 +133,10 @@ def import_file(
     format, a file of none or of several, and for wrong values, at their lines.
     """
     if format_name in ("", CHAKRA):
-        from perfsim.interop.chakra import is_chakra, read_chakra
+        from perfsim.interop.chakra import ExecutionTrace, is_chakra
 
         if format_name or is_chakra(path):
-            return Imported(CHAKRA, "trace", read_chakra(path).summary())
+            return Imported(CHAKRA, "trace", ExecutionTrace.read(path).summary())
     source = replace(Source.read(path, given), model=model)
     for other in more:
         logs = (source.text, Source.read(other).text)
@@ -194,9 +195,8 @@ def read(source: Source, format_name: str = "") -> tuple[str, Reading]:
     """The format of a file and all that it says."""
     if format_name:
         chosen = tool_named(format_name)
-        documents = _documents(source, chosen.syntaxes) or [source.parsed(chosen.syntaxes[0])]
-        recognised = [document for document in documents if chosen.recognise(document)]
-        return format_name, chosen.read(source, (recognised or documents)[0])
+        documents = [*_documents(source, chosen.syntaxes).values()] or [source.parsed(chosen.syntaxes[0])]
+        return format_name, chosen.read(source, next(filter(chosen.recognise, documents), documents[0]))
     matches = _matches(source)
     if len(matches) == 1:
         ((name, document),) = matches.items()
@@ -206,51 +206,49 @@ def read(source: Source, format_name: str = "") -> tuple[str, Reading]:
         source.refuse(f"this may be a file of {names}", "choose with --format " + " or ".join(matches))
     signs = [f"    {CHAKRA}: a Chakra execution trace, by its metadata"]
     signs += [f"    {name}: {tool_named(name).title}, by {tool_named(name).sign}" for name in READ]
-    looked_for = "\n".join(["formats and what they are recognised by:", *signs])
-    unknown = source.problem("no known format was recognised", looked_for)
-    raise InputError([*_syntax_problems(source), unknown])
-
-
-def format_of(path: Path) -> str:
-    """The foreign format of a file; empty where it has none, or is no text."""
-    try:
-        matches = _matches(Source.read(path))
-    except InputError:
-        return ""
-    return next(iter(matches), "")
-
-
-def _matches(source: Source) -> dict[str, Any]:
-    """The formats that recognise a file, with its document in their syntax."""
-    parsed = {syntax: _documents(source, (syntax,)) for syntax in SYNTAXES}
-    matches: dict[str, Any] = {}
-    for name in READ:
-        for document in (document for syntax in tool_named(name).syntaxes for document in parsed[syntax]):
-            if name not in matches and tool_named(name).recognise(document):
-                matches[name] = document
-    return matches
-
-
-def _documents(source: Source, syntaxes: Sequence[Syntax]) -> list[Any]:
-    """The document in each syntax in which the file can be parsed."""
-    documents = []
-    for syntax in syntaxes:
-        try:
-            documents.append(source.parsed(syntax))
-        except InputError:
-            continue
-    return documents
-
-
-def _syntax_problems(source: Source) -> Sequence[Problem]:
-    """Why the file is not of the syntax that its name or first character promises."""
+    problems = [
+        source.problem(
+            "no known format was recognised", "\n".join(["formats and what they are recognised by:", *signs])
+        )
+    ]
+    # It may be a file with a mistake in the syntax that its name or first character promises.
     begins_as: Syntax = "json" if source.text.lstrip().startswith("{") else "text"
     by_name: dict[str, Syntax] = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml"}
     try:
         source.parsed(by_name.get(source.path.suffix, begins_as))
     except InputError as error:
-        return error.problems
-    return ()
+        problems = [*error.problems, *problems]
+    raise InputError(problems)
+
+
+def format_of(path: Path) -> str:
+    """The foreign format of a file; empty where it has none, or is no text."""
+    try:
+        return next(iter(_matches(Source.read(path))), "")
+    except InputError:
+        return ""
+
+
+def _matches(source: Source) -> dict[str, Any]:
+    """The formats that recognise a file, with its document in their syntax."""
+    parsed = _documents(source, SYNTAXES)
+    matches: dict[str, Any] = {}
+    for name in READ:
+        known = tool_named(name)
+        documents = [parsed[syntax] for syntax in known.syntaxes if syntax in parsed]
+        recognised = [document for document in documents if known.recognise(document)]
+        if recognised:
+            matches[name] = recognised[0]
+    return matches
+
+
+def _documents(source: Source, syntaxes: Sequence[Syntax]) -> dict[Syntax, Any]:
+    """The document in each syntax in which the file can be parsed."""
+    documents: dict[Syntax, Any] = {}
+    for syntax in syntaxes:
+        with suppress(InputError):
+            documents[syntax] = source.parsed(syntax)
+    return documents
 
 
 # ------------------------------------------------------------------------------------ descriptions
@@ -286,11 +284,11 @@ def _recipe_document(reading: Reading, title: str) -> dict[str, Any] | None:
     fields = {key: value for key, value in reading.recipe.items() if value is not None}
     if not fields:
         return None
-    name = _name(reading)
-    described = {"name": name, "description": f"Imported from {title}; the rest is {BASE_RECIPE}'s"}
     settings = {key: fields.pop(key) for key in RUNTIME_FIELDS if key in fields}
     # The framework is a name of the catalogue.
     stated = {key: value for key, value in settings.items() if key != "framework"}
+    name = _name(reading)
+    described = {"name": name, "description": f"Imported from {title}; the rest is {BASE_RECIPE}'s"}
     _validate(reading, Recipe, {"seq_length": 1, **described, **fields, "runtime": stated})
     runtime = {"name": name, "extends": BASE_RUNTIME, **settings} if settings else BASE_RUNTIME
     return {**described, "extends": BASE_RECIPE, **fields, "runtime": runtime}

@@ -20,6 +20,10 @@ _MOST_INTERVAL = 64
 """Largest interval of layers with experts that is looked for."""
 _ALWAYS = ("position_embedding", "gated_mlp", "tied_embeddings", "bias")
 """Fields that are written although they may have their default."""
+_USUAL_EXPERTS = dict.fromkeys(("interval", "groups", "top_groups"), 1) | dict.fromkeys(
+    ("shared_ffn_hidden_size", "first_dense_layers"), 0
+)
+"""Fields of the experts that are not written."""
 
 
 class Gap(NamedTuple):
@@ -84,89 +88,83 @@ class Nearest:
         words = f"{', '.join(self.lacking)}: the description has {described:,} parameters, the file {count:,}"
         return [*self.remarks, Gap(words, changes_model=abs(described / count - 1) > SMALL)]
 
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Nearest:
+        """The nearest model to one with these fields of `TransformerConfig` and of `Beyond`.
 
-def nearest_model(given: Mapping[str, Any]) -> Nearest:
-    """The nearest model to one with these fields of `TransformerConfig` and of `Beyond`.
+        `bias` is whether the MLP has biases, and `attention_bias` whether queries, keys and values have.
+        """
+        beyond = Beyond(**{name.name: given[name.name] for name in fields(Beyond) if name.name in given})
+        model = {name: value for name, value in given.items() if name in TransformerConfig.model_fields}
+        layers, hidden, heads = (model[name] for name in ("num_layers", "hidden_size", "num_attention_heads"))
+        width = model.get("head_dim") or max(1, hidden // heads)
+        groups = model.get("num_query_groups") or heads
+        mlp_bias = model.get("bias", True)
+        qkv_bias = model.get("attention_bias", mlp_bias)
+        latent = model.get("latent_attention")
+        experts = model.get("experts") if any(beyond.expert_layers) else None
+        causal = model.get("causal", True)
+        shifts = beyond.norm_vectors == 2
+        lacking: dict[str, int] = {}
+        remarks: list[Gap] = []
 
-    `bias` is whether the MLP has biases, and `attention_bias` whether queries, keys and values have.
-    """
-    beyond = Beyond(**{name.name: given[name.name] for name in fields(Beyond) if name.name in given})
-    model = {name: value for name, value in given.items() if name in TransformerConfig.model_fields}
-    layers, hidden, heads = (model[name] for name in ("num_layers", "hidden_size", "num_attention_heads"))
-    width = model.get("head_dim") or max(1, hidden // heads)
-    groups = model.get("num_query_groups") or heads
-    mlp_bias = model.get("bias", True)
-    qkv_bias = model.get("attention_bias", mlp_bias)
-    latent = model.get("latent_attention")
-    experts = model.get("experts") if any(beyond.expert_layers) else None
-    causal = model.get("causal", True)
-    shifts = beyond.norm_vectors == 2
-    lacking: dict[str, int] = {}
-    remarks: list[Gap] = []
-
-    # Norms have shifts where a model has biases, so a model of experts alone leaves its biases to them.
-    bias = mlp_bias and (shifts or experts is None or not all(beyond.expert_layers))
-    if experts is not None:
-        routed = sum(beyond.expert_layers)
-        first, interval = _regular(beyond.expert_layers)
-        if _in_layers(layers, first, interval) != beyond.expert_layers:
-            remarks.append(_irregular(beyond.expert_layers, first, interval))
-        expert_bias = {"bias": True} if mlp_bias and not shifts else {}
-        has_bias = bool(expert_bias) or bias
-        experts = _without_usual(
-            {**experts, **_groups(experts), "first_dense_layers": first, "interval": interval, **expert_bias},
-            {
-                "shared_ffn_hidden_size": 0,
-                "first_dense_layers": 0,
-                "interval": 1,
-                "groups": 1,
-                "top_groups": 1,
-            },
-        )
-        lacking["a gate of the shared experts"] = routed * hidden * beyond.shared_gate
-        lacking["biases of the router"] = routed * experts["num_experts"] * (beyond.router_bias - has_bias)
-    divisor = next(count for count in range(min(heads, groups), 0, -1) if heads % count == 0)
-    qk_layernorm = latent is None and beyond.qk_norm == 2 * width
-    if latent is None:
-        pairs = 2 * (groups - divisor) * width * (hidden + qkv_bias)
-        lacking[f"{groups} key and value heads"] = layers * pairs
-        lacking["norms of queries and keys"] = layers * (beyond.qk_norm if not qk_layernorm else 0)
-        output_bias = qkv_bias if beyond.output_bias is None else beyond.output_bias
-        alone = "query, key and value" if qkv_bias else "the attention output"
-        lacking[f"biases of {alone} alone"] = layers * hidden * (output_bias - qkv_bias)
-    elif qkv_bias:
-        # Biases of the projections to the latents and of the output, not of those from the latents.
-        outputs = 2 * latent["qk_nope_head_dim"] + latent["qk_rope_head_dim"] + latent["v_head_dim"]
-        lacking["biases behind the latents"] = -layers * heads * outputs
-    shared_norm = beyond.norms == 1 and experts is None
-    counted = (beyond.norms * layers + beyond.final_norm) * beyond.norm_vectors
-    described = ((1 if shared_norm else 2) * layers + 1) * (2 if bias else 1)
-    lacking[", ".join(_norm_words(beyond, mlp_bias=mlp_bias)) or "norms"] = hidden * (counted - described)
-    if model.get("position_embedding", "learned") == "learned":
-        lacking[f"{beyond.extra_positions} more rows of positions"] = beyond.extra_positions * hidden
-    lacking |= beyond.parts
-    window = model.get("sliding_window") if causal else None
-    mapped = {
-        **model,
-        "num_query_groups": None if latent is not None or divisor == heads else divisor,
-        "head_dim": None if latent is not None or heads * width == hidden else width,
-        "qk_layernorm": qk_layernorm,
-        "sliding_window": window,
-        "sliding_window_pattern": None if window is None else model.get("sliding_window_pattern"),
-        "experts": experts,
-        "mtp_num_layers": model.get("mtp_num_layers", 0) if causal else 0,
-        "position_embedding": model.get("position_embedding", "learned"),
-        "gated_mlp": model.get("gated_mlp", False),
-        "tied_embeddings": model.get("tied_embeddings", True),
-        "bias": bias,
-        "attention_bias": None if qkv_bias == bias else qkv_bias,
-        "norms_per_layer": 1 if shared_norm else 2,
-    }
-    usual = {
-        name: info.default for name, info in TransformerConfig.model_fields.items() if name not in _ALWAYS
-    }
-    missing = {name: count for name, count in lacking.items() if count}
-    return Nearest(_without_usual(mapped, usual), missing, remarks)
+        # Norms have shifts where a model has biases, so a model of experts alone leaves its biases to them.
+        bias = mlp_bias and (shifts or experts is None or not all(beyond.expert_layers))
+        if experts is not None:
+            routed = sum(beyond.expert_layers)
+            first, interval = _regular(beyond.expert_layers)
+            if _in_layers(layers, first, interval) != beyond.expert_layers:
+                remarks.append(_irregular(beyond.expert_layers, first, interval))
+            expert_bias = {"bias": True} if mlp_bias and not shifts else {}
+            has_bias = bool(expert_bias) or bias
+            layers_with = {"first_dense_layers": first, "interval": interval, **expert_bias}
+            experts = _without_usual({**experts, **_groups(experts), **layers_with}, _USUAL_EXPERTS)
+            lacking["a gate of the shared experts"] = routed * hidden * beyond.shared_gate
+            lacking["biases of the router"] = (
+                routed * experts["num_experts"] * (beyond.router_bias - has_bias)
+            )
+        divisor = next(count for count in range(min(heads, groups), 0, -1) if heads % count == 0)
+        qk_layernorm = latent is None and beyond.qk_norm == 2 * width
+        if latent is None:
+            pairs = 2 * (groups - divisor) * width * (hidden + qkv_bias)
+            lacking[f"{groups} key and value heads"] = layers * pairs
+            lacking["norms of queries and keys"] = layers * (beyond.qk_norm if not qk_layernorm else 0)
+            output_bias = qkv_bias if beyond.output_bias is None else beyond.output_bias
+            alone = "query, key and value" if qkv_bias else "the attention output"
+            lacking[f"biases of {alone} alone"] = layers * hidden * (output_bias - qkv_bias)
+        elif qkv_bias:
+            # Biases of the projections to the latents and of the output, not of those from the latents.
+            outputs = 2 * latent["qk_nope_head_dim"] + latent["qk_rope_head_dim"] + latent["v_head_dim"]
+            lacking["biases behind the latents"] = -layers * heads * outputs
+        shared_norm = beyond.norms == 1 and experts is None
+        counted = (beyond.norms * layers + beyond.final_norm) * beyond.norm_vectors
+        described = ((1 if shared_norm else 2) * layers + 1) * (2 if bias else 1)
+        lacking[", ".join(_norm_words(beyond, mlp_bias=mlp_bias)) or "norms"] = hidden * (counted - described)
+        if model.get("position_embedding", "learned") == "learned":
+            lacking[f"{beyond.extra_positions} more rows of positions"] = beyond.extra_positions * hidden
+        lacking |= beyond.parts
+        window = model.get("sliding_window") if causal else None
+        mapped = {
+            **model,
+            "num_query_groups": None if latent is not None or divisor == heads else divisor,
+            "head_dim": None if latent is not None or heads * width == hidden else width,
+            "qk_layernorm": qk_layernorm,
+            "sliding_window": window,
+            "sliding_window_pattern": None if window is None else model.get("sliding_window_pattern"),
+            "experts": experts,
+            "mtp_num_layers": model.get("mtp_num_layers", 0) if causal else 0,
+            "position_embedding": model.get("position_embedding", "learned"),
+            "gated_mlp": model.get("gated_mlp", False),
+            "tied_embeddings": model.get("tied_embeddings", True),
+            "bias": bias,
+            "attention_bias": None if qkv_bias == bias else qkv_bias,
+            "norms_per_layer": 1 if shared_norm else 2,
+        }
+        usual = {
+            name: info.default for name, info in TransformerConfig.model_fields.items() if name not in _ALWAYS
+        }
+        missing = {name: count for name, count in lacking.items() if count}
+        return cls(_without_usual(mapped, usual), missing, remarks)
 
 
 def _without_usual(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,11 +44,15 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
         for name, value in plain.values.items()
         if name.rsplit(".", 1)[-1] not in ("_target_", "_call_", "_partial_", "_name_", "_args_")
     }
-    settings = Settings(source, values, sections={"": ROOTS})
-    _interpolate(settings)
+    written = {
+        name: None if value == MANDATORY else _resolved(values, name, value) for name, value in values.items()
+    }
+    settings = Settings(source, written, sections={"": ROOTS})
+    untold = {name for name, value in values.items() if value is not None and written[name] is None}
+    settings.unknown |= untold | {name.rsplit(".", 1)[-1] for name in untold}
+    world = settings.integer("world_size", most=MOST_DEVICES)
     nodes = settings.integer("num_nodes", default=1, most=MOST_DEVICES)
     ranks = settings.integer("devices", "gpus_per_node", least=-1, most=MOST_DEVICES)
-    world = settings.integer("world_size", most=MOST_DEVICES)
     if world is None and ranks is not None and ranks > 0:
         world = ranks * nodes
     reading = read_settings(settings, world)
@@ -56,49 +60,31 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
     return replace(reading, name=name if "$" not in name else "")
 
 
-def _interpolate(settings: Settings) -> None:
-    """Write out `${path}`, `${.sibling}` and `${multiply: a, b}`; other values count as not told."""
-    values = dict(settings.values)
-    for name, value in values.items():
-        if not isinstance(value, str) or ("${" not in value and value != MANDATORY):
-            continue
-        resolved = None if value == MANDATORY else _resolved(values, name, value, 0)
-        if resolved is None:
-            settings.unknown |= {name, name.rsplit(".", 1)[-1]}
-        settings.values = {**settings.values, name: resolved}
-
-
-def _resolved(values: Mapping[str, Any], name: str, text: str, depth: int) -> Any:
-    """The value of an interpolation; None where it cannot be told."""
-    match = INTERPOLATION.fullmatch(text.strip())
-    if depth > DEEPEST:
+def _resolved(values: Mapping[str, Any], name: str, value: Any, depth: int = 0) -> Any:
+    """A value with `${path}`, `${.sibling}` and `${multiply: a, b}` written out; None if it is not told."""
+    if value == MANDATORY and depth == 0:
         return None
-    if match is None:
-        inner = INTERPOLATION.search(text)
-        if inner is None:
-            return text
-        part = _resolved(values, name, inner[0], depth + 1)
+    while isinstance(value, str) and (match := INTERPOLATION.search(value)):
+        if depth > DEEPEST:
+            return None
+        depth += 1
+        content = match[1].strip()
+        function, colon, arguments = content.partition(":")
+        if colon:
+            numbers = [part.strip() for part in arguments.split(",")]
+            known = function.strip() in ("multiply", "eval")
+            whole = all(re.fullmatch(r"\d{1,9}", part) for part in numbers)
+            part = math.prod(map(int, numbers)) if known and whole else None
+        else:
+            if content.startswith("."):
+                parents = name.split(".")[: -(len(content) - len(content.lstrip(".")))]
+                content = ".".join([*parents, content.lstrip(".")])
+            part = _resolved(values, content, values.get(content), depth)
         if part is None:
             return None
-        return _resolved(values, name, text[: inner.start()] + str(part) + text[inner.end() :], depth + 1)
-    content = match[1].strip()
-    function, colon, arguments = content.partition(":")
-    if colon:
-        return _product(function, arguments)
-    if content.startswith("."):
-        parents = name.split(".")[: -(len(content) - len(content.lstrip(".")))]
-        content = ".".join([*parents, content.lstrip(".")])
-    value = values.get(content)
-    return _resolved(values, content, value, depth + 1) if isinstance(value, str) and "${" in value else value
-
-
-def _product(function: str, arguments: str) -> int | None:
-    numbers = [part.strip() for part in arguments.split(",")]
-    if function.strip() not in ("multiply", "eval") or not all(
-        re.fullmatch(r"\d{1,9}", part) for part in numbers
-    ):
-        return None
-    return math.prod(map(int, numbers))
+        alone = match[0] == value.strip()
+        value = part if alone else value[: match.start()] + str(part) + value[match.end() :]
+    return value
 
 
 TOOL = Tool(

@@ -65,10 +65,8 @@ class _Script:
 
     variables: dict[str, list[str]] = field(default_factory=dict)
     commands: list[list[str]] = field(default_factory=list)
-    conditions: list[bool | None] = field(default_factory=list)
-    """Of the open branches: true, false, or None where it cannot be known."""
-    decided: list[bool | None] = field(default_factory=list)
-    """Whether a branch of each open `if` was taken."""
+    tests: list[list[bool | None]] = field(default_factory=list)
+    """Of each open `if` or loop the tests up to the present branch; None: it cannot be known."""
     last: bool | None = True
     """How the statement before ended, for `&&` and `||`."""
     in_test: bool = False
@@ -77,74 +75,51 @@ class _Script:
     # ------------------------------------------------------------------------------ statements
     def run(self, text: str) -> _Script:
         """Follow all statements of a script."""
-        for separator, statement in _statements(_words(text)):
-            self._joined(separator, statement)
+        for separator, words in _statements(_words(text)):
+            if separator not in ("&&", "||"):
+                self.last = True
+                self._statement(words)
+            elif self.in_test and self.tests:
+                self.tests[-1][-1] = _either(self.tests[-1][-1], self._test(words), separator)
+            else:
+                runs = self.last if separator == "&&" else None if self.last is None else not self.last
+                self.tests.append([runs])
+                self._statement(words)
+                del self.tests[-1:]  # there may be none
         return self
-
-    def _joined(self, separator: str, words: list[_Word]) -> None:
-        """A statement after `&&`, `||` or the end of another one."""
-        if separator not in ("&&", "||"):
-            self.last = True
-            self._statement(words)
-            return
-        if self.in_test and self.conditions:
-            value = _either(self.conditions[-1], self._test(words), separator)
-            self.conditions[-1] = self.decided[-1] = value
-            return
-        runs = self.last if separator == "&&" else None if self.last is None else not self.last
-        if runs is False:
-            return
-        self.conditions.append(runs)
-        self.decided.append(runs)
-        self._statement(words)
-        self._close()
 
     def _statement(self, words: list[_Word]) -> None:
         while words and words[0].text in _PREFIXES:
             head = words[0].text
             words = words[1:]
-            if head in ("if", "elif", "else", "fi"):
-                self._branch(head, words)
-                self.in_test = head in ("if", "elif")
-                if self.in_test:
-                    return
-            elif head == "then":
-                self.in_test = False
-            elif head in ("case", "for", "while", "until"):
-                self.conditions.append(None)
-                self.decided.append(None)
+            self.in_test = head in ("if", "elif") or (self.in_test and head not in ("then", "else", "fi"))
+            if head in ("if", "case", "for", "while", "until"):
+                self.tests.append([self._test(words) if head == "if" else None])
                 return
-            elif head in ("esac", "done"):
-                self._close()
-        if not words or False in self.conditions:
+            if head == "elif":
+                if self.tests:
+                    self.tests[-1].append(self._test(words))
+                return
+            if head == "else" and self.tests:
+                self.tests[-1].append(True)
+            elif head in ("fi", "esac", "done"):
+                del self.tests[-1:]  # there may be none
+        branches = self._branches()
+        if not words or False in branches:
             return
         while words and (match := _ASSIGNMENT.fullmatch(words[0].text)) and not words[0].literal:
-            words = self._assign(match, words)
+            words = self._assign(match, words, certain=None not in branches)
         if words and words[0].text in ("[", "[[", "test"):
             self.last = self._test(words)
         elif words:
             self.commands.append([part for word in words for part in self.expand(word)])
 
-    def _branch(self, head: str, words: list[_Word]) -> None:
-        if head == "if":
-            value = self._test(words)
-            self.conditions.append(value)
-            self.decided.append(value)
-        elif not self.conditions:
-            return
-        elif head == "fi":
-            self._close()
-        else:
-            before = self.decided[-1]
-            value = self._test(words) if head == "elif" else True
-            taken = None if before is None or value is None else value and not before
-            self.conditions[-1] = False if before is True else taken
-            self.decided[-1] = None if None in (before, value) else before or value
-
-    def _close(self) -> None:
-        if self.conditions:
-            self.conditions.pop()
-            self.decided.pop()
+    def _branches(self) -> list[bool | None]:
+        """Whether each open branch is taken: where its test holds and none before it did."""
+        return [
+            None if None in before else False if True in before else present
+            for *before, present in self.tests
+        ]
 
     def _test(self, words: list[_Word]) -> bool | None:
         """The truth of `[ a = b ]`, `[[ -z $a ]]` and the like; None where it cannot be known."""
@@ -170,16 +145,12 @@ class _Script:
                     return None
         return None
 
-    def _assign(self, match: re.Match[str], words: list[_Word]) -> list[_Word]:
+    def _assign(self, match: re.Match[str], words: list[_Word], *, certain: bool) -> list[_Word]:
         """Set a variable; returns the words after the assignment."""
-        name = match[1]
-        plus = match[2]
-        value = match[3]
+        name, plus, value = match.groups()
         if value.startswith("(") and not words[0].quoted:
-            end = next(
-                (index for index, word in enumerate(words) if word.text == ")" and not word.quoted),
-                len(words),
-            )
+            ends = (index for index, word in enumerate(words) if word.text == ")" and not word.quoted)
+            end = next(ends, len(words))
             content = [part for word in words[1:end] for part in self.expand(word)]
             rest = words[end + 1 :]
         else:
@@ -188,12 +159,10 @@ class _Script:
             rest = words[1:]
         before = self.variables.get(name, [])
         if plus:
-            content = (
-                [*before, *content]
-                if words[0].text.endswith("(") or len(before) > 1
-                else ["".join([*before, *content])]
-            )
-        if None in self.conditions and name in self.variables and content != before:
+            content = [*before, *content]
+            if not words[0].text.endswith("(") and len(before) <= 1:
+                content = ["".join(content)]
+        if not certain and name in self.variables and content != before:
             content = [UNKNOWN]
         self.variables[name] = content
         return rest
@@ -231,18 +200,20 @@ class _Script:
             return UNKNOWN
 
 
+_SIGNS: Mapping[type, Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
 def _calculated(node: ast.expr) -> int:
-    signs: Mapping[type, Callable[[int, int], int]] = {
-        ast.Add: operator.add,
-        ast.Sub: operator.sub,
-        ast.Mult: operator.mul,
-        ast.FloorDiv: operator.floordiv,
-        ast.Mod: operator.mod,
-    }
     if isinstance(node, ast.Constant) and isinstance(node.value, int) and abs(node.value) < 2**53:
         return int(node.value)
-    if isinstance(node, ast.BinOp) and type(node.op) in signs:
-        return signs[type(node.op)](_calculated(node.left), _calculated(node.right))
+    if isinstance(node, ast.BinOp) and type(node.op) in _SIGNS:
+        return _SIGNS[type(node.op)](_calculated(node.left), _calculated(node.right))
     raise ValueError("not a sum of whole numbers")
 
 
@@ -311,30 +282,23 @@ def flags_of(text: str, needed: str) -> tuple[dict[str, str | bool], dict[str, s
     file of argument arrays can be read. Lines that begin with a flag count as one command.
     """
     script = _Script().run(text)
-    commands = [command for command in script.commands if command and not command[0].startswith("--")]
-    bare = [
-        word for command in script.commands if command and command[0].startswith("--") for word in command
-    ]
-    chosen = next((command for command in commands if needed in _names(command)), None)
-    if chosen is None:
-        parts = [part for value in script.variables.values() for part in value]
-        chosen = bare if needed in _names(bare) else [word for part in parts for word in part.split()]
-    return _flags(chosen), {name: " ".join(value) for name, value in script.variables.items()}
-
-
-def _names(words: list[str]) -> set[str]:
-    return {word.split("=")[0].replace("_", "-") for word in words if word.startswith("--")}
-
-
-def _flags(words: list[str]) -> dict[str, str | bool]:
+    commands = [command for command in script.commands if command]
+    bare = [word for command in commands if command[0].startswith("--") for word in command]
+    all_variables = " ".join(part for value in script.variables.values() for part in value).split()
+    candidates = [*(command for command in commands if not command[0].startswith("--")), bare]
+    words = next(filter(lambda command: _has(command, needed), candidates), all_variables)
     flags: dict[str, str | bool] = {}
     for index, word in enumerate(words):
-        if word in ("-np", "-N") and index + 1 < len(words):
-            flags.setdefault({"-np": "ranks", "-N": "nodes"}[word], words[index + 1])
+        following = words[index + 1] if index + 1 < len(words) else "--"
+        if word in ("-np", "-N") and following != "--":
+            flags.setdefault({"-np": "ranks", "-N": "nodes"}[word], following)
         if not word.startswith("--") or len(word) < 3:
             continue
         name, equals, value = word[2:].partition("=")
-        following = words[index + 1] if index + 1 < len(words) else "--"
         is_value = not following.startswith("--") and not re.fullmatch(r"-[a-z]", following)
         flags[name.replace("-", "_")] = value if equals else following if is_value else True
-    return flags
+    return flags, {name: " ".join(value) for name, value in script.variables.items()}
+
+
+def _has(words: list[str], flag: str) -> bool:
+    return any(word.startswith("--") and word.split("=")[0].replace("_", "-") == flag for word in words)

@@ -21,7 +21,7 @@ import yaml
 from perfsim.base.errors import InputError, Problem, not_text
 from perfsim.base.files import must_exist
 from perfsim.base.text import did_you_mean, nearest
-from perfsim.interop.nearest_model import Gap, Nearest, nearest_model
+from perfsim.interop.nearest_model import Gap, Nearest
 from perfsim.specs.layout import ParallelLayout
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ class Settings:
     @property
     def model(self) -> Nearest:
         """The nearest model to the one that was read."""
-        return nearest_model(self.part("model"))
+        return Nearest.of(self.part("model"))
 
     @property
     def recipe(self) -> dict[str, Any]:

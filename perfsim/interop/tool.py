@@ -16,6 +16,7 @@ from perfsim.base.sizes import MOST_DEVICES, MOST_WIDTH
 from perfsim.interop.nearest_model import Beyond, Nearest
 from perfsim.interop.source import Settings, Source, Syntax, nested
 from perfsim.specs.layout import Layout, ParallelLayout
+from perfsim.specs.layout_text import text_of
 from perfsim.specs.model import Experts, LatentAttention, TransformerConfig
 from perfsim.specs.optimizers import OPTIMIZERS
 from perfsim.specs.recipe import Recipe
@@ -374,7 +375,7 @@ class Tool:
             raise InputError(
                 f"{self.title} trains on {machines}; {chosen.system.name} is a {chosen.system.kind}"
             )
-        layout = chosen.layout.short
+        layout = text_of(chosen.layout)
         refusals = [row.refusal(chosen) for row in self.rows if row.refusal is not None]
         if any(refusals):
             raise LayoutError(

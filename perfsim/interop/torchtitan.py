@@ -19,7 +19,7 @@ from perfsim.base.errors import InputError
 from perfsim.base.sizes import MOST_POSITIONS
 from perfsim.interop import tool
 from perfsim.interop.huggingface import LLAMA, model_beside
-from perfsim.interop.nearest_model import Nearest, nearest_model
+from perfsim.interop.nearest_model import Nearest
 from perfsim.interop.source import Settings, Source, names_in
 from perfsim.interop.tool import Chosen, Reading, Row, Tool, Write
 from perfsim.specs.layout import ParallelLayout
@@ -148,7 +148,7 @@ def _flavor(settings: Settings) -> Nearest | None:
     names = ("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "ffn_hidden_size")
     positions = settings.integer("training.seq_len", default=2048, most=MOST_POSITIONS)
     sizes = dict(zip((*names, "vocab_size"), shape, strict=True))
-    return nearest_model({**LLAMA, **sizes, "max_position_embeddings": positions})
+    return Nearest.of({**LLAMA, **sizes, "max_position_embeddings": positions})
 
 
 def _degree(field: str, name: str, *, usual: int | None = None, write: Write | None = None) -> Row:

@@ -23,19 +23,7 @@ from perfsim.work.counts import parameters
 
 # Which family of published runs is most like a plan: by device, precision, sharding, degrees and sizes.
 #
-# Unlikeness is a sum of points for differences:
-#
-#     3    no run of the family is on a device with the same calibration, or on that chip: a calibration is
-#          borrowed where the peak of the device differs by more than 2 %
-#     2    the family is the only one on its device, whose constants then hold what is peculiar to it
-#     3    for each factor of ten by which the device's memory is faster or slower
-#     3    no run of the family is of the same class of precision (16-bit, fp8, tf32, fp32)
-#     3    the model has experts and no run of the family has them, or the reverse
-#     2    parameters are sharded (ZeRO 3, FSDP) in the plan and in no run of the family, or the reverse
-#     1    the same for tensor parallelism
-#     1    the same for pipeline parallelism
-#     1    for each factor of ten by which the model is outside the sizes of the family
-#     1    the same for the number of devices, the replicas that share parameters, and the micro-batch
+# Unlikeness is a sum of points for differences (`_CHIP`, `_ALONE`, `_KINDS`, `_SIZES`).
 #
 # assumed: the points, which weigh differences against each other; how much a band widens with a point is
 # fitted (`evidence.left_out`). A plan is compared with the family of fewest points; of equal families, with
@@ -149,7 +137,10 @@ def alone(name: str, families: Mapping[str, Mapping[str, Any]]) -> bool:
 
 
 _CHIP = 3.0
+"""Points where no run of the family is on a device with the same calibration, or on that chip: a calibration
+is borrowed where the peak of the device differs by more than 2 %."""
 _ALONE = 2.0
+"""Points where the family is the only one on its device, whose constants hold what is peculiar to it."""
 _KINDS = {
     "precision": (3.0, "precision"),
     "experts": (3.0, "experts"),
@@ -157,6 +148,7 @@ _KINDS = {
     "tensor": (1.0, "tensor parallelism"),
     "pipeline": (1.0, "pipeline parallelism"),
 }
+"""Points where the plan has what no run of the family has, or the reverse."""
 _SIZES = {
     "memory_bytes_per_s": (3.0, "memory bandwidth"),
     "parameters": (1.0, "model"),
@@ -164,6 +156,7 @@ _SIZES = {
     "shards": (1.0, "replicas that share parameters"),
     "micro_batch_size": (1.0, "micro-batch"),
 }
+"""Points for each factor of ten by which the plan is outside the sizes of the family."""
 
 
 def _outside(value: float, low: float, high: float) -> float:

@@ -229,14 +229,6 @@ def expanded(evaluation: Evaluation, text: str) -> Evaluation:
 
     Raises InputError for a collective that the step does not have or the algorithm cannot run.
     """
-    plan = evaluation.plan
-    graph, costs = in_steps(evaluation.graph, evaluation.step.costs, _parse_expansion(text))
-    step = replace(evaluation.step, placed=place(graph, plan.topology), costs=costs)
-    return replace(evaluation, graph=graph, step=step, trace=step.run())
-
-
-def _parse_expansion(text: str) -> dict[str, str]:
-    """Algorithms by name of the collective. Raises InputError for an unknown algorithm."""
     algorithms = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, _, algorithm = (part.strip() for part in item.partition("="))
@@ -244,7 +236,9 @@ def _parse_expansion(text: str) -> dict[str, str]:
             message = f"--expand {item!r}: the algorithm must be one of {', '.join(ALGORITHMS)}"
             raise InputError([Problem(message, help="write for example data.all_reduce=ring")])
         algorithms[name] = algorithm
-    return algorithms
+    graph, costs = in_steps(evaluation.graph, evaluation.step.costs, algorithms)
+    step = replace(evaluation.step, placed=place(graph, evaluation.plan.topology), costs=costs)
+    return replace(evaluation, graph=graph, step=step, trace=step.run())
 
 
 def in_steps(graph: TaskGraph, costs: Costs, algorithms: Mapping[str, str]) -> tuple[TaskGraph, _StepCosts]:

@@ -81,7 +81,7 @@ class Search:
         try:
             plan = question.chosen.plan(question.job, question.topology, layout)
         except (LayoutError, MemoryCapacityError) as error:
-            raise PlanError([f"strategy {question.chosen.name} screens {layout.short}: {error}"]) from None
+            raise PlanError([f"strategy {question.chosen.name} screens {text_of(layout)}: {error}"]) from None
         return Screened(float(self.screening.estimate_s[index]), plan)
 
     def _reasons(self) -> list[str]:
@@ -103,7 +103,7 @@ class Search:
             error = str(refusal)
         return [
             f"{head}: {screening.screened:,} layouts tried, {screening.screened:,} over memory",
-            f"closest: {screening.closest.short}: {error}",
+            f"closest: {text_of(screening.closest)}: {error}",
         ]
 
 
@@ -227,7 +227,7 @@ def _with_headroom(plan: Plan, searched: Search) -> Plan:
     if fuller.plan.memory_share <= limit or faster < 0.05:
         return plan
     note = (
-        f"above the memory limit of {limit:.0%}: {fuller.plan.layout.short} fills "
+        f"above the memory limit of {limit:.0%}: {text_of(fuller.plan.layout)} fills "
         f"{100 * fuller.plan.memory_share:.0f} % and takes about {faster:.1f} % less time"
     )
     return replace(plan, notes=(*plan.notes, note))

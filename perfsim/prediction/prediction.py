@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ from perfsim.prediction.run import Evaluation, Perturbed, Training, evaluated
 from perfsim.prediction.why import LinkUse, Why, link_use, why
 from perfsim.strategies import Plan
 from perfsim.version import __version__
+
+Document = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,64 @@ class Prediction:
 
         return emit(tool or self.run.plan.job.runtime.takes_plans or "", self.run.plan)
 
+    def step_document(self) -> Document:
+        """The part of the document that runs, candidates of studies and points of sweeps have."""
+        scaling = self.cluster_calibration
+        perturbed: Document | None = None
+        if self.perturbed is not None:
+            perturbed = {**asdict(self.perturbed), "draws_s": list(self.perturbed.draws_s)}
+            if self.perturbed.run is not None:
+                perturbed["run"]["goodput"] = self.perturbed.run.goodput
+        return {
+            **{name: getattr(self, name) for name in _PLAIN},
+            "layout": dict(self.layout),
+            "step_breakdown_s": dict(self.breakdown_s),
+            "why": asdict(self.why),
+            "utilisation": {kind: asdict(use) for kind, use in self.utilisation.items()},
+            "simulated": None if self.simulated is None else self.simulated._asdict(),
+            "training": None if self.training is None else asdict(self.training),
+            "caveats": [asdict(caveat) for caveat in self.caveats],
+            "cluster_calibration": None if scaling is None else asdict(scaling),
+            "perturbed": perturbed,
+        }
+
+    def document(self) -> Document:
+        """The answer as `perfsim run --json` prints it."""
+        return {
+            "model": self.model,
+            "memory_capacity_bytes": self.memory_capacity_bytes,
+            **self.step_document(),
+            "band_s": None if self.band_s is None else list(self.band_s),
+            "notes": list(self.notes),
+        }
+
+    @staticmethod
+    def stored(document: Mapping[str, Any], model: str) -> Prediction:
+        """The prediction that `step_document` wrote, without memory, notes and the run itself."""
+        scaling = document["cluster_calibration"]
+        roof = document["why"]["streaming_roof"]
+        perturbed = document["perturbed"]
+        if perturbed:
+            run = {name: value for name, value in (perturbed["run"] or {}).items() if name != "goodput"}
+            perturbed = {
+                **perturbed,
+                "draws_s": tuple(perturbed["draws_s"]),
+                "run": FailedRun(**run) if run else None,
+            }
+        return Prediction(
+            **{name: document[name] for name in _PLAIN},
+            model=model,
+            layout=document["layout"],
+            breakdown_s=document["step_breakdown_s"],
+            why=Why(**{**document["why"], "streaming_roof": StreamingRoof(**roof) if roof else None}),
+            utilisation={kind: LinkUse(**use) for kind, use in document["utilisation"].items()},
+            simulated=Simulated(**document["simulated"]) if document["simulated"] else None,
+            training=Training(**document["training"]) if document["training"] else None,
+            caveats=tuple(Caveat(**caveat) for caveat in document["caveats"]),
+            cluster_calibration=_Scaling(**scaling) if scaling else None,
+            perturbed=Perturbed(**perturbed) if perturbed else None,
+        )
+
 
 def predict(question: Question) -> Prediction:
     """Predict one step. Raises InputError, LayoutError or PlanError where the question has no answer."""
@@ -203,87 +263,12 @@ def _marked(plan: Plan, name: str) -> str:
     return f"{name.removesuffix(' at peak')} at peak (upper bound, never observed)"
 
 
-Document = dict[str, Any]
-
-
-def document_of(prediction: Prediction) -> Document:
-    """The JSON of a step in runs, candidates of studies and points of sweeps."""
-    scaling = prediction.cluster_calibration
-    return {
-        **{name: getattr(prediction, name) for name in _PLAIN},
-        "layout": dict(prediction.layout),
-        "step_breakdown_s": dict(prediction.breakdown_s),
-        "why": asdict(prediction.why),
-        "utilisation": {kind: asdict(use) for kind, use in prediction.utilisation.items()},
-        "simulated": None if prediction.simulated is None else prediction.simulated._asdict(),
-        "training": None if prediction.training is None else asdict(prediction.training),
-        "caveats": [asdict(caveat) for caveat in prediction.caveats],
-        "cluster_calibration": None if scaling is None else asdict(scaling),
-        "perturbed": None if prediction.perturbed is None else _perturbed(prediction.perturbed),
-    }
-
-
-def run_document(prediction: Prediction) -> Document:
-    """The document of `perfsim run --json`."""
-    return {
-        "model": prediction.model,
-        "memory_capacity_bytes": prediction.memory_capacity_bytes,
-        **document_of(prediction),
-        "band_s": None if prediction.band_s is None else list(prediction.band_s),
-        "notes": list(prediction.notes),
-    }
-
-
-def _perturbed(perturbed: Perturbed) -> Document:
-    document = {**asdict(perturbed), "draws_s": list(perturbed.draws_s)}
-    if perturbed.run is not None:
-        document["run"] = {**asdict(perturbed.run), "goodput": perturbed.run.goodput}
-    return document
-
-
-def prediction_from(document: Mapping[str, Any], model: str) -> Prediction:
-    """The prediction that `document_of` wrote, without memory, notes and the run itself."""
-    scaling = document["cluster_calibration"]
-    roof = document["why"]["streaming_roof"]
-    return Prediction(
-        **{name: document[name] for name in _PLAIN},
-        model=model,
-        breakdown_s=document["step_breakdown_s"],
-        why=Why(**{**document["why"], "streaming_roof": StreamingRoof(**roof) if roof else None}),
-        utilisation={kind: LinkUse(**use) for kind, use in document["utilisation"].items()},
-        simulated=Simulated(**document["simulated"]) if document["simulated"] else None,
-        training=Training(**document["training"]) if document["training"] else None,
-        caveats=tuple(Caveat(**caveat) for caveat in document["caveats"]),
-        cluster_calibration=_Scaling(**scaling) if scaling else None,
-        perturbed=_perturbed_from(document["perturbed"]),
-    )
-
-
-def _perturbed_from(document: Mapping[str, Any] | None) -> Perturbed | None:
-    if document is None:
-        return None
-    run = document["run"]
-    through_failures = FailedRun(**{k: v for k, v in run.items() if k != "goodput"}) if run else None
-    return Perturbed(**{**document, "draws_s": tuple(document["draws_s"]), "run": through_failures})
-
-
-_PLAIN = (
-    "strategy",
-    "system",
-    "num_devices",
-    "layout",
-    "global_batch_size",
-    "step_time_s",
-    "tokens_per_s",
-    "mfu",
-    "hfu",
-    "bubble_fraction",
-    "exposed_communication_fraction",
-    "peak_memory_bytes",
-    "machine",
-    "devices_noun",
+_PLAIN = tuple(
+    known.name
+    for known in fields(Prediction)
+    if known.type in ("str", "int", "float") and known.name != "model"
 )
-"""Fields of `Prediction` that are written as they are, in the order of the document."""
+"""Fields of `Prediction` that are written as they are."""
 _PRESENTATION = frozenset({"report", "api", "cli", "__main__.py"})
 
 

@@ -23,7 +23,7 @@ from perfsim.prediction.bands import Accuracy, accuracy_of
 from perfsim.prediction.question import Question
 from perfsim.specs.calibration import ClusterCalibration
 from perfsim.strategies import Plan, Strategy, strategy
-from perfsim.work import GraphBuilder, Kind, TaskGraph, Work
+from perfsim.work import GraphBuilder, Kind, TaskGraph
 from perfsim.work.counts import hardware_flop_per_step, model_flop_per_step
 
 
@@ -256,16 +256,14 @@ class Evaluation:
         works = self.graph.works
         counted = [work.kind is Kind.COMP and not (needed and work.category == "recompute") for work in works]
         flop = np.array([work.flop for work in works]) * counted
-        streamed = flop * np.array([_sparse_share(work) for work in works])
+        of_matrices = [
+            work.share * sum(kernel.flop for kernel in work.kernels if kernel.partition == "streamed")
+            if work.op.startswith("layer.")
+            else 0.0
+            for work in works
+        ]
+        streamed = np.array(of_matrices) * counted
         return 1.0 - zeros * float(streamed[self.graph.work].sum()) / float(flop[self.graph.work].sum())
-
-
-def _sparse_share(work: Work) -> float:
-    """Share of a class of work's FLOPs that multiply by the sparse matrices of layers."""
-    if not work.op.startswith("layer.") or not work.flop:
-        return 0.0
-    matrices = sum(kernel.flop for kernel in work.kernels if kernel.partition == "streamed")
-    return matrices / sum(kernel.flop for kernel in work.kernels)
 
 
 def graph_of(plan: Plan, chosen: Strategy | None = None) -> TaskGraph:

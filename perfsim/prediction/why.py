@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeGuard, get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, Step
 from perfsim.specs.calibration import Dispatcher
+from perfsim.specs.layout_text import text_of
 from perfsim.specs.precisions import PRECISIONS, Precision
 from perfsim.strategies import Plan
 from perfsim.work import Work
@@ -321,6 +322,8 @@ MOST_FACTOR = 4.0
 """Range of factors on a rate."""
 CLOSE = 0.01
 """Share of the measured step below which a suspect explains the gap."""
+NOTHING = CLOSE / 10
+"""Share of the predicted step below which a change makes no difference."""
 SETTING_DEVIATIONS = 1.0
 """assumed: a setting that was not as described is as likely as a standard deviation of a rate."""
 HOST_DEVIATION = 0.4
@@ -376,77 +379,56 @@ def explain_gap(question: Question, measured_s: float) -> GapExplained:
     predicted_s = run.step_time_s
     spread = math.log1p(run.accuracy.step_time_error) / BAND_DEVIATIONS
     gap = math.log(measured_s / predicted_s)
-    trial = _Trial(predicted_s, measured_s, gap, spread)
-    tried = [
-        *(trial.rate(words, changed, deviation) for words, changed, deviation in _rates(question)),
-        *(trial.setting(words, changed) for words, changed in _settings(question)),
-    ]
-    suspects = sorted(filter(None, tried), key=lambda suspect: suspect.deviations)
+    suspects: list[_Suspect] = []
+
+    def suspect(change: str, factor: float | None, step_s: float, prior: float) -> None:
+        """Note a change; `prior` is how far it is from what is described, in standard deviations."""
+        left = math.log(measured_s / step_s)
+        explains = 1.0 - left / gap if gap else 0.0
+        deviations = math.hypot(prior, left / spread)
+        suffices = abs(left) <= BAND_DEVIATIONS * spread
+        suspects.append(_Suspect(change, factor, step_s, explains, deviations, suffices))
+
+    for words, changed, deviation in _rates(question):
+        factor = 0.5 if gap > 0 else 2.0
+        step_s = _step_s(changed(factor))
+        if step_s is None or abs(step_s / predicted_s - 1.0) < NOTHING:
+            continue
+        # The factor that comes nearest to the measured step, by secants through the predicted one.
+        for attempt in range(2):
+            between = LEAST_FACTOR < factor < MOST_FACTOR
+            if attempt and not (between and abs(step_s / measured_s - 1.0) > CLOSE):
+                break
+            slope = (step_s - predicted_s) / (1.0 / factor - 1.0)
+            inverse = (measured_s - predicted_s) / slope + 1.0
+            factor = min(MOST_FACTOR, max(LEAST_FACTOR, 1.0 / inverse if inverse > 0 else MOST_FACTOR))
+            step_s = _step_s(changed(factor)) or step_s
+        suspect(words, factor, step_s, abs(math.log(factor)) / deviation)
+    for words, instead in _settings(question):
+        step_s = _step_s(instead)
+        if step_s is not None and abs(step_s / predicted_s - 1.0) >= NOTHING:
+            suspect(words, None, step_s, SETTING_DEVIATIONS)
     return GapExplained(
         predicted_s,
         measured_s,
         run.band_s,
         abs(gap) / spread,
-        run.plan.layout.short,
+        text_of(run.plan.layout),
         run.mfu * predicted_s / measured_s,
         run.training.words,
-        tuple(suspects),
+        tuple(sorted(suspects, key=lambda suspect: suspect.deviations)),
     )
 
 
-@dataclass(frozen=True)
-class _Trial:
-    """Predictions of changed questions next to the measured step."""
-
-    predicted_s: float
-    measured_s: float
-    gap: float
-    """Log of measured over predicted."""
-    spread: float
-    """Standard deviation of the log error of predictions."""
-
-    def step_s(self, question: Question) -> float | None:
-        """The step of a question; None where it has no plan."""
-        present_limits().in_time(lambda: "inputs tried that may explain a measured step")
-        try:
-            return best_plan(question).step_time_s
-        except LimitError:
-            raise
-        except PerfsimError:
-            return None
-
-    def differs(self, step_s: float | None) -> TypeGuard[float]:
-        """Whether a change has a plan, with another step than the predicted one."""
-        return step_s is not None and abs(step_s / self.predicted_s - 1.0) >= CLOSE / 10
-
-    def suspect(self, change: str, factor: float | None, step_s: float, prior: float) -> _Suspect:
-        """What a change explains; `prior` is how far it is from what is described, in standard deviations."""
-        left = math.log(self.measured_s / step_s)
-        explains = 1.0 - left / self.gap if self.gap else 0.0
-        deviations = math.hypot(prior, left / self.spread)
-        suffices = abs(left) <= BAND_DEVIATIONS * self.spread
-        return _Suspect(change, factor, step_s, explains, deviations, suffices)
-
-    def setting(self, words: str, changed: Question) -> _Suspect | None:
-        """A setting as it may have been instead; None where it does nothing."""
-        step_s = self.step_s(changed)
-        return self.suspect(words, None, step_s, SETTING_DEVIATIONS) if self.differs(step_s) else None
-
-    def rate(self, words: str, changed: Callable[[float], Question], deviation: float) -> _Suspect | None:
-        """A rate at the factor that comes nearest to the measured step; None where it does nothing."""
-        factor = 0.5 if self.gap > 0 else 2.0
-        step_s = self.step_s(changed(factor))
-        if not self.differs(step_s):
-            return None
-        for attempt in range(2):
-            between = LEAST_FACTOR < factor < MOST_FACTOR
-            if attempt and not (between and abs(step_s / self.measured_s - 1.0) > CLOSE):
-                break
-            slope = (step_s - self.predicted_s) / (1.0 / factor - 1.0)
-            inverse = (self.measured_s - self.predicted_s) / slope + 1.0
-            factor = min(MOST_FACTOR, max(LEAST_FACTOR, 1.0 / inverse if inverse > 0 else MOST_FACTOR))
-            step_s = self.step_s(changed(factor)) or step_s
-        return self.suspect(words, factor, step_s, abs(math.log(factor)) / deviation)
+def _step_s(question: Question) -> float | None:
+    """The step of a changed question; None where it has no plan."""
+    present_limits().in_time(lambda: "inputs tried that may explain a measured step")
+    try:
+        return best_plan(question).step_time_s
+    except LimitError:
+        raise
+    except PerfsimError:
+        return None
 
 
 def _rates(question: Question) -> Iterator[tuple[str, Callable[[float], Question], float]]:

@@ -26,6 +26,7 @@ from perfsim.proof.provers import prover, small_plan, training_of
 from perfsim.proof.serial import STEPS, SmallTraining
 from perfsim.specs.hardware import SystemSpec
 from perfsim.specs.layout import ContextExchange, Layout, ParallelLayout
+from perfsim.specs.layout_text import text_of
 from perfsim.specs.model import Recompute, RecomputeKeeps, TransformerConfig
 from perfsim.specs.recipe import Job
 from perfsim.specs.streaming_layout import StreamingLayout
@@ -194,7 +195,7 @@ def prove_plan(plan: Plan, orders: int, seed: int) -> Proof:
         tasks = subject.num_instances
         if tasks > MOST_TASKS:
             raise InputError(
-                f"{plan.strategy} {plan.layout.short}: {tasks:,} tasks on all ranks are too many to "
+                f"{plan.strategy} {text_of(plan.layout)}: {tasks:,} tasks on all ranks are too many to "
                 f"execute (at most {MOST_TASKS:,}); try fewer replicas or a smaller batch"
             )
         outcome.faults += held_unlike_promised(subject.graph, plan)
@@ -235,7 +236,7 @@ def _evaluated(plan: Plan) -> Evaluation:
 
 def described(plan: Plan) -> str:
     """A layout in words, with the features that its proof exercises."""
-    return ", ".join([plan.layout.short, *prover(plan.system.kind).features(plan)])
+    return ", ".join([text_of(plan.layout), *prover(plan.system.kind).features(plan)])
 
 
 MODES: tuple[Recompute, ...] = ("none", "selective", "full")

@@ -11,7 +11,7 @@ from perfsim.network.export import Cables, NetworkMap, Place
 from perfsim.prediction.why import LinkUse
 from perfsim.report import draw, text
 from perfsim.report.page import Drawing, Section
-from perfsim.report.study import leaders
+from perfsim.report.study_figures import leaders
 from perfsim.report.table import Table
 from perfsim.studies.answers import StudyResult
 

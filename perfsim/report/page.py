@@ -1,4 +1,4 @@
-"""A page: one HTML file that needs no network, no server and no other file; and the same as Markdown."""
+"""What a page is made of, and how it becomes HTML or Markdown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -22,16 +22,13 @@ from plotly.offline import get_plotlyjs, get_plotlyjs_version
 
 from perfsim.base.files import write_file
 from perfsim.report.draw import log_ticks, short
-from perfsim.report.table import Table, markdown_table, markdown_text
+from perfsim.report.table import Table, markdown_text
 from perfsim.report.text import capital, split_caveats, time_unit
 from perfsim.studies.trust import confidence
 from perfsim.version import __version__
 
 if TYPE_CHECKING:
     from perfsim.studies.trust import SharedCaveat
-
-
-# What a page is made of, before it is HTML.
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,25 +94,65 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    """What stands above the sections."""
+class Page:
+    """One HTML file that needs no network, no server and no other file; and the same as Markdown."""
 
-    subtitle: str = ""
+    title: str
+    sections: Sequence[Section]
+    question: str = ""
+    headline: str = ""
+    """The answer in one short sentence, larger than the verdict."""
     verdict: str = ""
-    caveats: Sequence[SharedCaveat] = ()
+    trust: str = ""
+    """How much to trust the answer, and why not more."""
+    scale: Table | None = None
+    """Names, and times with their bands, drawn on one logarithmic scale; notes stand below the times."""
     cards: Sequence[Card] = ()
-    cards_note: str = ""
+    note: str = ""
+    """On scale and cards."""
+    caveats: Sequence[SharedCaveat] = ()
     footer: str = ""
     command: str = ""
     """The command line that makes the page."""
     digest: str = ""
     """A fingerprint of its inputs."""
-    headline: str = ""
-    """One short sentence, larger than the verdict."""
-    trust: str = ""
-    """How much to trust the answer, and why not more."""
-    scale: Table | None = None
-    """Names, and times with their bands, drawn on one logarithmic scale; notes stand below the times."""
+
+    def write(self, folder: Path, summary: str | Iterable[str] = "") -> Path:
+        """Write `index.html`, and `summary` (also in parts) as `summary.json`; returns the page.
+
+        The same input gives the same bytes: ids are fixed and nothing carries the time.
+        """
+        page = write_file(folder / "index.html", self.html())
+        if summary:
+            write_file(folder / "summary.json", summary)
+        return page
+
+    def html(self) -> str:
+        """The page as text, in which all text is escaped; ValueError for sections with the same id."""
+        anchors = [section.anchor for section in self.sections]
+        twice = sorted({anchor for anchor in anchors if anchors.count(anchor) > 1})
+        if twice:
+            raise ValueError(f"sections share an id: {', '.join(twice)}; give every section its own slug")
+        has_plots = any(section.figure is not None for section in self.sections)
+        return _template().render(
+            page=self,
+            scale=_scale(self.scale) if self.scale is not None else None,
+            version=__version__,
+            sections=[(section, _plot(section)) for section in self.sections],
+            plotly_js=Markup(plotly_source()) if has_plots else "",  # noqa: S704  # Plotly's own source
+        )
+
+    def markdown(self) -> str:
+        """Headings, leads and tables as text that ends in a line feed; figures stay with the page."""
+        blocks = [f"# {markdown_text(self.title)}"]
+        blocks += [markdown_text(words) for words in (self.question, self.verdict) if words]
+        for section in self.sections:
+            blocks.append(f"{'#' * section.level} {markdown_text(section.heading)}")
+            blocks += [markdown_text(words) for words in (section.lead, section.note) if words]
+            blocks += [section.table.markdown()] if section.table is not None else []
+            blocks += [table.markdown() for _, table in section.topics]
+        blocks += [markdown_text(self.footer)] if self.footer else []
+        return "\n\n".join(blocks) + "\n"
 
 
 def trust_of(caveats: Sequence[SharedCaveat]) -> str:
@@ -131,12 +168,10 @@ def caveats_section(caveats: Sequence[SharedCaveat], quoted: str, told: str = ""
     at_head = split_caveats(caveats, quoted or told)[0]
     shown, others = split_caveats(caveats, quoted)
     rest = [caveat for caveat in (*shown, *others) if caveat not in at_head]
-    if not rest:
-        return []
-    rows = (("; ".join(caveat.machines), caveat.severity, caveat.text) for caveat in rest)
+    rows = [("; ".join(caveat.machines), caveat.severity, caveat.text) for caveat in rest]
     table = Table.of(("plan", "severity", "caveat"), rows)
     lead = "Further reasons to trust a figure less, besides those above."
-    return [Section("Further caveats", lead, table=table, slug="caveats", short="Caveats")]
+    return [Section("Further caveats", lead, table=table, slug="caveats", short="Caveats")] if rest else []
 
 
 def slugify(heading: str) -> str:
@@ -144,53 +179,11 @@ def slugify(heading: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") or "section"
 
 
-def markdown(title: str, sections: Sequence[Section], head: Head | None = None) -> str:
-    """Headings, leads and tables as text that ends in a line feed; figures stay with the page."""
-    head = head or Head()
-    blocks = [f"# {markdown_text(title)}", *map(markdown_text, filter(None, [head.subtitle, head.verdict]))]
-    for section in sections:
-        blocks.append(f"{'#' * section.level} {markdown_text(section.heading)}")
-        blocks += [markdown_text(words) for words in (section.lead, section.note) if words]
-        if section.table is not None:
-            blocks.append(markdown_table(section.table))
-        blocks += [markdown_table(table) for _, table in section.topics]
-    blocks += [markdown_text(head.footer)] if head.footer else []
-    return "\n\n".join(blocks) + "\n"
-
-
-# The page as HTML. The same input gives the same bytes: ids are fixed and nothing carries the time.
-
-_DIGITS = 12
-"""Of a digest; the whole one is in the JSON."""
 _PLOT_CONFIG = {
     "responsive": True,
     "displaylogo": False,
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"],
 }
-
-
-def write_page(title: str, sections: Sequence[Section], out_path: Path, *, head: Head | None = None) -> Path:
-    """Write one self-contained page; all text is escaped. Makes the directory where it is missing."""
-    return write_file(out_path, render_page(title, sections, head=head))
-
-
-def render_page(title: str, sections: Sequence[Section], *, head: Head | None = None) -> str:
-    """The page as text; ValueError for sections with the same id."""
-    anchors = [section.anchor for section in sections]
-    twice = sorted({anchor for anchor in anchors if anchors.count(anchor) > 1})
-    if twice:
-        raise ValueError(f"sections share an id: {', '.join(twice)}; give every section its own slug")
-    head = head or Head()
-    has_plots = any(section.figure is not None for section in sections)
-    return _template().render(
-        title=title,
-        head=head,
-        scale=_scale(head.scale) if head.scale is not None else None,
-        version=__version__,
-        digest=head.digest[:_DIGITS],
-        sections=[(section, _plot(section)) for section in sections],
-        plotly_js=Markup(plotly_source()) if has_plots else "",  # noqa: S704  # Plotly's own source
-    )
 
 
 @cache
@@ -211,14 +204,14 @@ def _template() -> jinja2.Template:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
     )
-    environment.filters["linked"] = linked
+    environment.filters["linked"] = _linked
     return environment.get_template("page.html.j2")
 
 
 _ADDRESS = re.compile(r"&lt;(https?://(?:&amp;|[^\s&])+)&gt;|(https?://(?:&amp;|[^\s&])*[^\s&.,;:)])")
 
 
-def linked(text: str) -> Markup:
+def _linked(text: str) -> Markup:
     """Escaped text whose addresses can be clicked; angle brackets around them are dropped."""
 
     def link(match: re.Match[str]) -> str:

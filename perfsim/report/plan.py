@@ -8,14 +8,12 @@ from typing import Any
 
 from perfsim.base.units import DAY_S
 from perfsim.prediction.caveats import Caveat, rank
-from perfsim.prediction.prediction import document_of
 from perfsim.report import text
-from perfsim.report.document import plain, write_document
+from perfsim.report.document import document_text, plain
 from perfsim.report.table import Cell, Table, Value
-from perfsim.report.terminal import paragraph, paragraphs, table_lines
 from perfsim.strategies.plan import MEMORY
 from perfsim.studies.scaling import Matched
-from perfsim.studies.shortlist import DIVISIBILITY, DOMINATED, MEMORY_LIMIT, Entry, Experiment, Planned
+from perfsim.studies.shortlist import DIVISIBILITY, DOMINATED, MEMORY_LIMIT, Entry, Planned
 
 _REASONS = {
     MEMORY: "need more memory than a device has",
@@ -33,39 +31,39 @@ WIDER = 1.2
 def _plan_table(planned: Planned) -> Table:
     """The shortlist, the settings of each layout that differ from the first."""
     memory = text.memory_unit(*(entry.prediction.memory_capacity_bytes for entry in planned.shortlist))
+
+    def layout(number: int, entry: Entry) -> str:
+        if number == 1:
+            return text.layout_short(entry.layout)
+        return text.layout_settings(entry.differs) or "the same settings"
+
     columns: dict[str, tuple[text.Unit | None, Callable[[tuple[int, Entry]], Cell | Value]]] = {
         "": (text.COUNT, lambda row: row[0]),
-        "layout": (None, lambda row: _layout(*row)),
+        "layout": (None, lambda row: layout(*row)),
         "step": (text.Unit("s"), lambda row: Cell(row[1].step_time_s, row[1].step_time_band_s)),
         "times the first": (text.RATIO, lambda row: row[1].ratio),
         "memory left": (memory, lambda row: row[1].memory_left_bytes),
     }
     if planned.best.time is not None:
-        columns["time"] = text.Unit("days", DAY_S), lambda row: _time(row[1])
+        days = text.Unit("days", DAY_S)
+        columns["time"] = (
+            days,
+            lambda row: Cell(row[1].time.time_s, row[1].time.band_s) if row[1].time else None,
+        )
     return Table.each(enumerate(planned.shortlist, start=1), columns)
-
-
-def _layout(number: int, entry: Entry) -> str:
-    if number == 1:
-        return text.layout_short(entry.layout)
-    return text.layout_settings(entry.differs) or "the same settings"
-
-
-def _time(entry: Entry) -> Cell | None:
-    return None if entry.time is None else Cell(entry.time.time_s, entry.time.band_s)
 
 
 def plan_lines(planned: Planned) -> list[str]:
     """The shortlist, what would separate it, what more memory would buy, and why the others fell."""
     trained = planned.best.prediction.training
     return [
-        *paragraph(_heading(planned)),
-        *(paragraph(f"trained by {trained.words}") if trained is not None else []),
+        *text.paragraphs(_heading(planned)),
+        *(text.paragraphs(f"trained by {trained.words}") if trained is not None else []),
         "",
-        *table_lines(_plan_table(planned)),
+        *_plan_table(planned).lines(),
         "",
         f"1 in full: --layout {planned.best.layout_text}",
-        *paragraphs(_notes(planned)),
+        *text.paragraphs(*_notes(planned)),
     ]
 
 
@@ -90,12 +88,12 @@ def match_lines(planned: Planned, matched: Matched | None) -> list[str]:
         f"{planned.best.prediction.label} takes {text.duration(planned.best.time.time_s)}: as long as "
         f"{middle} {matched.devices_noun} (90 %: {low} to {high}), each at its best batch. Tried: {tried}."
     )
-    return ["", *paragraph(words)]
+    return ["", *text.paragraphs(words)]
 
 
 def write_plan(planned: Planned, folder: Path) -> Path:
     """Write `index.html` and `summary.json`; returns the page."""
-    from perfsim.report.page import Head, Section, write_page  # a terminal draws nothing
+    from perfsim.report.page import Page, Section  # a terminal draws nothing
 
     best = planned.best.prediction
     numbered = list(enumerate(planned.shortlist, start=1))
@@ -106,25 +104,24 @@ def write_plan(planned: Planned, folder: Path) -> Path:
         )
         for number, entry in numbered
     ]
-    head = Head(
-        _heading(planned),
-        cards_note="Point: the step by prediction. Bar: 90 % range.",
-        headline=f"On {best.machine}, {text.layout_short(best.layout)} is the fastest layout, at "
-        f"{text.duration(best.step_time_s)} a step; the model's error allows {text.integer(planned.within)}.",
-        scale=Table.of({"layout": None, "Step time": text.TIME}, bands),
-    )
     trained = f"Trained by {best.training.words}." if best.training is not None else ""
     notes = Table.of({"": text.COUNT, "note": None}, enumerate(_notes(planned), start=1))
-    whole = Table.of(
-        {"": text.COUNT, "layout": None}, ((number, entry.layout_text) for number, entry in numbered)
+    layouts = [(number, entry.layout_text) for number, entry in numbered]
+    whole = Table.of({"": text.COUNT, "layout": None}, layouts)
+    page = Page(
+        f"Layouts of {best.model}",
+        [
+            Section("The shortlist", trained, table=_plan_table(planned), slug="shortlist"),
+            Section("What to know", table=notes, slug="notes"),
+            Section("As --layout takes them", table=whole, slug="layouts"),
+        ],
+        _heading(planned),
+        f"On {best.machine}, {text.layout_short(best.layout)} is the fastest layout, at "
+        f"{text.duration(best.step_time_s)} a step; the model's error allows {text.integer(planned.within)}.",
+        scale=Table.of({"layout": None, "Step time": text.TIME}, bands),
+        note="Point: the step by prediction. Bar: 90 % range.",
     )
-    sections = [
-        Section("The shortlist", trained, table=_plan_table(planned), slug="shortlist"),
-        Section("What to know", table=notes, slug="notes"),
-        Section("As --layout takes them", table=whole, slug="layouts"),
-    ]
-    write_document(plan_document(planned), folder / "summary.json")
-    return write_page(f"Layouts of {best.model}", sections, folder / "index.html", head=head)
+    return page.write(folder, document_text(plan_document(planned)))
 
 
 # In words.
@@ -157,16 +154,44 @@ def _notes(planned: Planned) -> Iterator[str]:
     else:
         yield f"The model's error between two layouts of one machine is {error}; one layout is shown."
     yield from _wider_bands(planned)
-    if planned.experiment is not None:
-        yield _settled_by(planned.experiment)
+    if (experiment := planned.experiment) is not None:
+        first, second = experiment.trials
+        fewer = " Fewer replicas do the same work; communication between the others is left out."
+        yield (
+            f"To tell {first.entry} and {second.entry} apart, which by prediction are "
+            f"{text.percent(abs(experiment.ratio - 1))} apart: run {experiment.steps} steps of "
+            f"{first.entry} on {text.counted(first.devices, 'device')} and of {second.entry} on "
+            f"{text.integer(second.devices)}, {text.number(experiment.device_hours)} device-hours in all."
+            f"{fewer if experiment.fewer_replicas else ''}"
+        )
     yield from _caveats(planned)
-    yield _headroom(planned)
-    if refused := "; ".join(_refused(planned)):
-        yield f"Left out: {refused}."
+    limit = planned.question.allowed_share
+    above = planned.above_limit
+    if planned.best.plan.memory_share > limit:
+        yield f"Nothing fits in {text.percent(limit, 0)} of memory: these are all that fit at all."
+    elif limit == 1.0:
+        yield "All of a device's memory may be used."
+    elif above is None:
+        yield f"Nothing above {text.percent(limit, 0)} of memory would be faster."
+    else:
+        yield (
+            f"Memory above {text.percent(limit, 0)} would buy {text.percent(above.gain)}: "
+            f"{text.layout_short(above.layout)} fills {text.percent(above.memory_share)} and may not run."
+        )
+    refused = []
+    for reason, count in planned.refused.items():
+        nearest = planned.closest_share if reason == MEMORY else None
+        by = f" (the nearest by {text.percent(nearest - 1)})" if nearest and nearest > NEAR else ""
+        refused += [f"{text.integer(count)} {_REASONS.get(reason, reason)}{by}"] if count else []
+    if refused:
+        yield f"Left out: {'; '.join(refused)}."
     if planned.objective == "cost":
-        yield _cost(planned)
-    if planned.tried_batches:
-        tried = planned.tried_batches
+        of = "a billion tokens" if planned.best.time is None else "the run to the target"
+        yield (
+            f"Cost of {of} with 1: {text.number(planned.best.device_hours)} device-hours; on a fixed number "
+            "of devices the fastest layout is the cheapest. Prices in money are not known to perfsim."
+        )
+    if tried := planned.tried_batches:
         yield f"The batch is the best of {len(tried)} tried, {tried[0]:,} to {tried[-1]:,} sequences."
 
 
@@ -174,10 +199,9 @@ def _wider_bands(planned: Planned) -> Iterator[str]:
     """Why the bands of some rows are wider than the narrowest, by what differs from the published runs."""
     runs = [entry.prediction.run for entry in planned.shortlist]
     accuracies = [run.accuracy for run in runs]
-    rows = list(enumerate(accuracies, start=1))
-    narrowest = min((accuracy for _, accuracy in rows), key=lambda accuracy: accuracy.step_time_error)
+    narrowest = min(accuracies, key=lambda accuracy: accuracy.step_time_error)
     reasons: dict[str, list[str]] = {}
-    for number, accuracy in rows:
+    for number, accuracy in enumerate(accuracies, start=1):
         if accuracy.step_time_error > WIDER * narrowest.step_time_error:
             common = set(narrowest.likeness.split("; "))
             own = "; ".join(words for words in accuracy.likeness.split("; ") if words not in common)
@@ -186,22 +210,6 @@ def _wider_bands(planned: Planned) -> Iterator[str]:
     for why, numbers in reasons.items():
         bands = "band is" if len(numbers) == 1 else "bands are"
         yield f"Row {', '.join(numbers)}: the {bands} wider, for unlike the published runs: {why}."
-
-
-def _settled_by(experiment: Experiment) -> str:
-    first, second = experiment.trials
-    apart = text.percent(abs(experiment.ratio - 1))
-    hours = text.number(experiment.device_hours)
-    runs = (
-        f"{first.entry} on {text.counted(first.devices, 'device')} and of {second.entry} on "
-        f"{text.integer(second.devices)}"
-    )
-    fewer = " Fewer replicas do the same work; communication between the others is left out."
-    return (
-        f"To tell {first.entry} and {second.entry} apart, which by prediction are {apart} apart: run "
-        f"{experiment.steps} steps of {runs}, {hours} device-hours in all."
-        f"{fewer if experiment.fewer_replicas else ''}"
-    )
 
 
 def _caveats(planned: Planned) -> Iterator[str]:
@@ -215,38 +223,6 @@ def _caveats(planned: Planned) -> Iterator[str]:
     for caveat in sorted(worst, key=rank):
         numbers = ", ".join(str(number) for number, _ in worst[caveat])
         yield f"{caveat.severity}, {numbers}: {caveat.text}."
-
-
-def _headroom(planned: Planned) -> str:
-    limit = planned.question.allowed_share
-    above = planned.above_limit
-    if planned.best.plan.memory_share > limit:
-        return f"Nothing fits in {text.percent(limit, 0)} of memory: these are all that fit at all."
-    if limit == 1.0:
-        return "All of a device's memory may be used."
-    if above is None:
-        return f"Nothing above {text.percent(limit, 0)} of memory would be faster."
-    return (
-        f"Memory above {text.percent(limit, 0)} would buy {text.percent(above.gain)}: "
-        f"{text.layout_short(above.layout)} fills {text.percent(above.memory_share)} and may not run."
-    )
-
-
-def _refused(planned: Planned) -> Iterator[str]:
-    for reason, count in planned.refused.items():
-        if count:
-            nearest = planned.closest_share if reason == MEMORY else None
-            by = f" (the nearest by {text.percent(nearest - 1)})" if nearest and nearest > NEAR else ""
-            yield f"{text.integer(count)} {_REASONS.get(reason, reason)}{by}"
-
-
-def _cost(planned: Planned) -> str:
-    best = planned.best
-    of = "a billion tokens" if best.time is None else "the run to the target"
-    return (
-        f"Cost of {of} with 1: {text.number(best.device_hours)} device-hours; on a fixed number of devices "
-        "the fastest layout is the cheapest. Prices in money are not known to perfsim."
-    )
 
 
 # A shortlist as one JSON document.
@@ -267,9 +243,16 @@ def plan_document(planned: Planned) -> dict[str, Any]:
     """The document of `perfsim plan --json`; every quantity is SI and its key names the unit."""
     question = planned.question
     search = planned.search
-    above = planned.above_limit
     best = planned.best.prediction
-    document = {
+    shortlist = []
+    for entry in planned.shortlist:
+        known = entry.prediction.step_document() | {name: getattr(entry, name) for name in _OF_ENTRY}
+        known["memory_capacity_bytes"] = entry.prediction.memory_capacity_bytes
+        if entry.time is not None:
+            known["time_to_accuracy_s"] = entry.time.time_s
+            known["time_to_accuracy_band_s"] = entry.time.band_s
+        shortlist.append(known)
+    document: dict[str, Any] = {
         "model": question.model.name,
         "system": best.system,
         "num_devices": question.devices,
@@ -281,14 +264,28 @@ def plan_document(planned: Planned) -> dict[str, Any]:
         "feasible": search.screening.feasible,
         "screening_s": search.screening_s,
         "within": planned.within,
-        "shortlist": [_entry(entry) for entry in planned.shortlist],
+        "shortlist": shortlist,
         "refused": planned.refused,
         "closest_memory_share": planned.closest_share,
-        "above_limit": above
-        and {"layout": above.layout, "gain": above.gain, "memory_share": above.memory_share},
-        "experiment": planned.experiment and _experiment(planned.experiment),
+        "above_limit": None,
+        "experiment": None,
         "tried_batches": planned.tried_batches,
     }
+    if above := planned.above_limit:
+        document["above_limit"] = {name: getattr(above, name) for name in ("layout", "gain", "memory_share")}
+    if experiment := planned.experiment:
+        names = ("steps", "ratio", "ratio_error", "device_hours")
+        trials = [
+            {
+                "entry": trial.entry,
+                "num_devices": trial.devices,
+                "global_batch_size": trial.plan.job.global_batch_size,
+                "layout": trial.plan.layout.as_dict(trial.plan.num_microbatches),
+                "device_hours": trial.device_hours,
+            }
+            for trial in experiment.trials
+        ]
+        document["experiment"] = {"trials": trials} | {name: getattr(experiment, name) for name in names}
     return {name: plain(value) for name, value in document.items()}
 
 
@@ -305,32 +302,3 @@ def match_document(matched: Matched) -> dict[str, Any]:
         for point in matched.points
     ]
     return {"system": matched.system, "num_devices": plain(matched.equal), "tried": plain(tried)}
-
-
-def _entry(entry: Entry) -> dict[str, Any]:
-    document = document_of(entry.prediction) | {name: getattr(entry, name) for name in _OF_ENTRY}
-    document["memory_capacity_bytes"] = entry.prediction.memory_capacity_bytes
-    if entry.time is not None:
-        document["time_to_accuracy_s"] = entry.time.time_s
-        document["time_to_accuracy_band_s"] = entry.time.band_s
-    return document
-
-
-def _experiment(experiment: Experiment) -> dict[str, Any]:
-    trials = [
-        {
-            "entry": trial.entry,
-            "num_devices": trial.devices,
-            "global_batch_size": trial.plan.job.global_batch_size,
-            "layout": trial.plan.layout.as_dict(trial.plan.num_microbatches),
-            "device_hours": trial.device_hours,
-        }
-        for trial in experiment.trials
-    ]
-    return {
-        "trials": trials,
-        "steps": experiment.steps,
-        "ratio": experiment.ratio,
-        "ratio_error": experiment.ratio_error,
-        "device_hours": experiment.device_hours,
-    }

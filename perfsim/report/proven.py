@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from perfsim.report.table import Table, markdown_table
-from perfsim.report.terminal import paragraph, paragraphs, table_lines
-from perfsim.report.text import COUNT, NONE, Unit, counted, integer
+from perfsim.report.table import Table
+from perfsim.report.text import COUNT, NONE, Unit, counted, integer, paragraphs
 
 
 def proof_lines(answer: Mapping[str, Any]) -> list[str]:
@@ -29,9 +28,9 @@ def proof_lines(answer: Mapping[str, Any]) -> list[str]:
     faults = [
         f"* {name}, {layout['layout']}: {fault}" for name, layout in proofs for fault in layout["faults"]
     ]
-    lines = [*table_lines(table), *paragraphs(faults), "", *paragraph(_conclusion(answer, proofs))]
     left_out = dict.fromkeys(part for _, layout in proofs for part in layout["not_executed"])
-    return [*lines, *(paragraph(f"Not executed: {', '.join(left_out)}.") if left_out else [])]
+    said = [_conclusion(answer, proofs), *([f"Not executed: {', '.join(left_out)}."] if left_out else [])]
+    return [*table.lines(), *paragraphs(*faults), "", *paragraphs(*said)]
 
 
 def _conclusion(answer: Mapping[str, Any], proofs: list[tuple[str, Mapping[str, Any]]]) -> str:
@@ -72,11 +71,11 @@ def mutations_page(answer: Mapping[str, Any]) -> str:
         f"Made by `make mutations`: `{command}`.",
         f"Each fault is one change to a correct schedule; {sample} was tried.",
         f"**{mutations_sentence(answer)}**",
-        markdown_table(kinds),
+        kinds.markdown(),
         "## Faults that are not detected",
         "\n".join(survivors) or "None.",
         "## By layout",
-        markdown_table(layouts),
+        layouts.markdown(),
     ]
     return "\n\n".join(blocks) + "\n"
 

@@ -1,64 +1,87 @@
-"""The answer to a study in tables and sentences, and how it stands on a terminal."""
+"""The answer to a study: its tables, its lines on a terminal, its page and its JSON document."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from perfsim.report import text
-from perfsim.report.table import Cell, Table
-from perfsim.report.terminal import caveat_lines, paragraph, paragraphs, table_lines
+from perfsim.base.units import DAY_S
+from perfsim.costs.wafer import StreamingRoof
+from perfsim.interop.chrome import write_chrome_trace
+from perfsim.prediction.verification import SamplingSummary
+from perfsim.report import study_figures, text
+from perfsim.report.document import document_text, plain
+from perfsim.report.network import network
+from perfsim.report.page import Card, Page, Section, caveats_section, slugify, trust_of
+from perfsim.report.study_figures import leaders
+from perfsim.report.table import Cell, Table, Value
+from perfsim.specs.prices import NOT_GIVEN
 from perfsim.studies.answers import (
     Answer,
     Assumption,
+    BreakEven,
     Decision,
+    LawRow,
+    Outcome,
     Production,
+    Spread,
     StudyResult,
     recorded,
 )
-from perfsim.studies.decision import first_and_rival, verb
+from perfsim.studies.decision import amount, chance, verb
+from perfsim.version import __version__
 
-SAME = 0.02
+_SAME = 0.02
 """Differences below this share are not worth a word."""
 MOST_CANDIDATES = 24
 """Rows on a terminal; of more candidates the fastest are shown, and the report has all."""
-MOST_INFEASIBLE = 6
+_MOST_INFEASIBLE = 6
 """Candidates without a plan that the terminal names with their reason; the report names all."""
+_HIDDEN = 0.98
+"""A step that is less than this share of the device's slowdown longer hides a part of the delay."""
+_COMPUTING = ("forward", "backward", "compute")
+_ON_A_PAGE = (
+    "machine", "time", "time in production", "steps", "batch", "step", "tokens/s", "tokens/s per device",
+    "MFU", "HFU", "bubble", "exposed communication", "memory", "share of the memory", "strategy", "settings",
+)  # fmt: skip
+"""What a page shows of each candidate; its decision has the times on the wall."""
+_ON_A_TERMINAL = ("machine", "layout", "batch", "step", "MFU", "memory", "steps", "time", "wall")
 
-# The candidates in figures.
+# What page and terminal share.
 
 
-def candidates_table(named: Sequence[text.Named], decision: Decision | None = None) -> Table:
+def _candidates_table(named: Sequence[text.Named], decision: Decision | None = None) -> Table:
     """A row for each candidate, every column in one unit; the best time, rate and MFU marked."""
     shown = [candidate for _, candidate in named]
     unit = text.time_unit(candidate.time_to_accuracy_s for candidate in shown)
+    step = text.time_unit([max((own.step_time_s for own in shown), default=1.0)])
+    memory = text.memory_unit(*(own.memory_capacity_bytes for own in shown))
     walls_s = {own.label: own.wall_s.typical for own in decision.outcomes} if decision else {}
     first_s = min((own.time_to_accuracy_s for own in shown), default=math.inf)
     rate = max((own.tokens_per_s for own in shown), default=math.inf)
     mfu = max((own.mfu for own in shown), default=math.inf)
     compared = len(shown) > 1
 
+    def is_first(own: Answer) -> bool:
+        return own.time_to_accuracy_s == first_s < math.inf
+
     def time(own: Answer) -> Cell:
-        time_s = own.time_to_accuracy_s
-        band = own.time_to_accuracy_band_s if math.isfinite(time_s) else None
-        return Cell(time_s, band, mark=compared and time_s == first_s < math.inf)
+        band = own.time_to_accuracy_band_s if math.isfinite(own.time_to_accuracy_s) else None
+        return Cell(own.time_to_accuracy_s, band, mark=compared and is_first(own))
 
     return Table.each(
         named,
         {
-            "machine": (None, lambda c: Cell(c.name, mark=c.own.time_to_accuracy_s == first_s < math.inf)),
+            "machine": (None, lambda c: Cell(c.name, mark=is_first(c.own))),
             "layout": (None, lambda c: text.layout_short(c.own.layout)),
             "batch": (text.COUNT, lambda c: c.own.global_batch_size),
-            "step": (
-                text.time_unit([max((own.step_time_s for own in shown), default=1.0)]),
-                lambda c: c.own.step_time_s,
-            ),
+            "step": (step, lambda c: c.own.step_time_s),
             "MFU": (text.PERCENT, lambda c: Cell(c.own.mfu, mark=compared and c.own.mfu == mfu)),
-            "memory": (
-                text.memory_unit(*(own.memory_capacity_bytes for own in shown)),
-                lambda c: c.own.peak_memory_bytes,
-            ),
+            "memory": (memory, lambda c: c.own.peak_memory_bytes),
             "steps": (text.Unit("thousand", 1e3), lambda c: c.own.steps),
             "time": (unit, lambda c: time(c.own)),
             "wall": (unit, lambda c: walls_s.get(c.own.label)),
@@ -83,14 +106,6 @@ def candidates_table(named: Sequence[text.Named], decision: Decision | None = No
     )
 
 
-ON_A_PAGE = (
-    "machine", "time", "time in production", "steps", "batch", "step", "tokens/s", "tokens/s per device",
-    "MFU", "HFU", "bubble", "exposed communication", "memory", "share of the memory", "strategy", "settings",
-)  # fmt: skip
-"""What a page shows of each candidate; its decision has the times on the wall."""
-ON_A_TERMINAL = ("machine", "layout", "batch", "step", "MFU", "memory", "steps", "time", "wall")
-
-
 def assumptions_tables(assumptions: Sequence[Assumption]) -> list[tuple[str, Table]]:
     """For each topic its inputs with their sources; inputs of one source and kind share a row."""
     topics: dict[str, dict[tuple[str, str], list[str]]] = {}
@@ -109,14 +124,7 @@ def assumptions_tables(assumptions: Sequence[Assumption]) -> list[tuple[str, Tab
     ]
 
 
-def leaders(result: StudyResult) -> list[text.Named]:
-    """The first at the target and its rival under their names; fewer where there are not two."""
-    names = {id(own): name for name, own in text.named(result.candidates)}
-    pair = first_and_rival(result.candidates) or ()
-    return [text.Named(names[id(own)], own) for own in pair if own is not None]
-
-
-def headline(result: StudyResult) -> str:
+def _headline(result: StudyResult) -> str:
     """Who is first and when, and how many times as long the next machine takes; empty where none arrives."""
     if not (named := leaders(result)):
         return ""
@@ -136,7 +144,7 @@ def headline(result: StudyResult) -> str:
     )
 
 
-def wall_sentence(candidates: Sequence[Answer]) -> str:
+def _wall_sentence(candidates: Sequence[Answer]) -> str:
     """What days on the wall hold besides healthy steps; empty if nothing."""
     words = []
     if any(candidate.whole_run for candidate in candidates):
@@ -154,7 +162,7 @@ def production_rate(production: Production) -> str:
     return f"{production.text} of the rate of healthy steps{of_runs}"
 
 
-def perturbed_line(result: StudyResult) -> str:
+def _perturbed_line(result: StudyResult) -> str:
     """What perturbs the steps and how much longer they are; empty where nothing does."""
     ratios = [
         candidate.step_time_s / candidate.perturbed.unperturbed_step_time_s
@@ -176,31 +184,24 @@ def study_lines(result: StudyResult) -> list[str]:
         f"{result.title}: {result.model}, {text.large(result.num_parameters)} parameters, "
         f"{text.large(result.target_tokens)} tokens at small batch"
     )
+    fastest = sorted(result.candidates, key=lambda own: own.time_to_accuracy_s)[:MOST_CANDIDATES]
+    kept = [text.Named(own.label, own) for own in result.candidates if own in fastest][:MOST_CANDIDATES]
+    names = _ON_A_TERMINAL if result.decision else _ON_A_TERMINAL[:-1]
+    table = _candidates_table(kept, result.decision).only(*names)
+    # The first has the only mark.
+    rows = [[row[0], *(replace(cell, mark=False) for cell in row[1:])] for row in table.rows]
     left_out = len(result.candidates) - MOST_CANDIDATES
-    more = [f"... {left_out} slower candidates in the report"] if left_out > 0 else []
     decided = result.decision.sentence if result.decision is not None else ""
     return [
-        *paragraph(heading),
+        *text.paragraphs(heading),
         "",
-        *table_lines(_shown(result)),
-        *more,
-        *paragraphs(_notes(result)),
-        *caveat_lines(result.caveats, result.verdict + decided),
+        *replace(table, rows=rows, caption="").lines(),
+        *([f"... {left_out} slower candidates in the report"] if left_out > 0 else []),
+        *text.paragraphs(*_notes(result)),
+        *text.caveat_lines(result.caveats, result.verdict + decided),
         "",
-        *paragraph(decided),
-        *paragraph(result.verdict),
+        *text.paragraphs(decided, result.verdict),
     ]
-
-
-def _shown(result: StudyResult) -> Table:
-    """The fastest candidates in their order, with a mark at the first only."""
-    fastest = sorted(result.candidates, key=lambda own: own.time_to_accuracy_s)[:MOST_CANDIDATES]
-    kept = [own for own in result.candidates if own in fastest][:MOST_CANDIDATES]
-    named = [text.Named(own.label, own) for own in kept]
-    names = ON_A_TERMINAL if result.decision else ON_A_TERMINAL[:-1]
-    table = candidates_table(named, result.decision).only(*names)
-    rows = [[row[0], *(replace(cell, mark=False) for cell in row[1:])] for row in table.rows]
-    return replace(table, rows=rows, caption="")
 
 
 def _notes(result: StudyResult) -> Iterator[str]:
@@ -214,8 +215,8 @@ def _notes(result: StudyResult) -> Iterator[str]:
                 names[f"{own.training.framework} on {own.system}"] = None
     for settings, names in frameworks.items():
         yield f"trained by {settings}" + (f"; framework {', '.join(names)}" if names else "")
-    yield wall_sentence(result.candidates)
-    yield perturbed_line(result)
+    yield _wall_sentence(result.candidates)
+    yield _perturbed_line(result)
     if samples := list(result.sampling.values()):
         nearest = max(sample.worst_relative_error / sample.bound for sample in samples)
         count = sum(sample.tasks_sampled for sample in samples)
@@ -226,7 +227,468 @@ def _notes(result: StudyResult) -> Iterator[str]:
             f"{count} kinds executed on samples of their real shapes, {outcome}; "
             f"error {nearest:.1g} of its bound"
         )
-    for item in result.infeasible[:MOST_INFEASIBLE]:
+    for item in result.infeasible[:_MOST_INFEASIBLE]:
         yield f"not possible: {item.label}: {item.reason}"
-    if (more := len(result.infeasible) - MOST_INFEASIBLE) > 0:
+    if (more := len(result.infeasible) - _MOST_INFEASIBLE) > 0:
         yield f"... {more} more that are not possible, with their reasons in the report"
+
+
+# The page: what the reader decides first stands first.
+
+
+def study_page(result: StudyResult, *, trace_names: Sequence[str] = ()) -> Page:
+    """The report of a study; sections without anything to say are left out.
+
+    `trace_names` are the files of the candidates' traces next to the page.
+    """
+    named = text.named(result.candidates)
+    headline = _headline(result)
+    decided = result.decision.sentence if result.decision else ""
+    trust = trust_of(result.caveats)
+    # Headline, trust and decision say together what the verdict says.
+    verdict = "" if headline and decided else result.verdict
+    sections = [
+        _why(result),
+        _candidates(result),
+        *_decision(result),
+        study_figures.batch(result),
+        *_laws(result),
+        *study_figures.bridge(result),
+        study_figures.step(result),
+        _whole_run(result),
+        study_figures.memory(result),
+        network(result),
+        *study_figures.rooflines(named),
+        *study_figures.timelines(named, trace_names),
+        *study_figures.tornados(result.decision),
+        *_resilience(result),
+        *caveats_section(result.caveats, verdict, trust),
+        *_basis(result),
+    ]
+    kept = {"verdict", "time-to-accuracy", "step-time", "memory"}
+    wall = text.capital(_wall_sentence(result.candidates))
+    note = "Point: estimate at each machine's best batch and layout. Bar: 90 % range."
+    return Page(
+        result.title,
+        [own for own in sections if own.table is None or own.table.rows or own.slug in kept],
+        result.question,
+        headline,
+        " ".join(filter(None, [verdict, decided])),
+        trust,
+        _scale(result),
+        note=f"{note} {wall}." if wall else note,
+        caveats=text.split_caveats(result.caveats, verdict or trust)[0],
+        command=result.command,
+        digest=result.inputs_digest,
+    )
+
+
+def _scale(result: StudyResult) -> Table:
+    """All candidates, fastest first, with what else they take."""
+    notes = {}
+    if decision := result.decision:
+        for outcome in decision.outcomes:
+            money = [amount(outcome.money, decision.currency)] if outcome.money else []
+            wall = f"{text.duration(outcome.wall_s.typical)} on the wall"
+            notes[outcome.label] = "; ".join([wall, *money])
+    first = next((own for _, own in leaders(result)), None)
+
+    def time(own: Answer) -> Cell:
+        band = own.time_to_accuracy_band_s
+        return Cell(own.time_to_accuracy_s, band, notes.get(own.label, ""), own is first)
+
+    return Table.each(
+        sorted(text.named(result.candidates), key=lambda c: c.own.time_to_accuracy_s),
+        {"candidate": (None, lambda c: c.name), "Time to the target": (text.TIME, lambda c: time(c.own))},
+    )
+
+
+def _why(result: StudyResult) -> Section:
+    def waits(c: text.Named) -> str | None:
+        shares = [(s / c.own.step_time_s, part) for part, s in c.own.why.parts_s.items() if part != "compute"]
+        return ", ".join(f"{part} {text.percent(s)}" for s, part in sorted(shares, reverse=True)) or None
+
+    def hidden(roof: StreamingRoof | None) -> Cell | None:
+        return Cell(roof.hidden_from_tokens, note=f"({text.integer(roof.formula_tokens)})") if roof else None
+
+    table = Table.each(
+        text.named(result.candidates),
+        {
+            "candidate": (None, lambda c: c.name),
+            "limited by": (None, lambda c: c.own.why.cause),
+            "compute": (text.SHARE, lambda c: c.own.why.parts_s.get("compute", 0.0) / c.own.step_time_s),
+            "waits": (None, waits),
+            "tokens": (text.COUNT, lambda c: roof.tokens if (roof := c.own.why.streaming_roof) else None),
+            "tokens to hide weights": (text.COUNT, lambda c: hidden(c.own.why.streaming_roof)),
+            "nearest remedy": (None, lambda c: c.own.why.remedy),
+        },
+        "Shares of the step; only waits that nothing hides count. Tokens are per micro-batch and system; in "
+        "parentheses e P b / (2 B), what arithmetic alone would need to hide the weights.",
+    )
+    return Section(
+        "Why",
+        "What explains the ratio of the first two, and what limits each candidate: the largest wait, or "
+        "computing where no wait takes a tenth of the step.",
+        table=table,
+        slug="why",
+        cards=list(_differences(result)),
+    )
+
+
+def _differences(result: StudyResult) -> Iterator[Card]:
+    """What explains the ratio of the first two: speed, tokens, and the largest wait of the slower one."""
+    if len(named := leaders(result)) < 2:
+        return
+    first, rival = (own for _, own in named)
+    speed = first.tokens_per_s / rival.tokens_per_s
+    shares = f"at {text.percent(first.mfu, 0)} and {text.percent(rival.mfu, 0)} of peak"
+    rates = f"{_rate(first)} against {_rate(rival)}, {shares}"
+    yield Card(_times(speed), rates, f"{'more' if speed >= 1 else 'fewer'} tokens a second")
+    batches = [own.global_batch_size * result.seq_length for own in (first, rival)]
+    needed = first.steps * batches[0]
+    tokens = rival.steps * batches[1] / needed if needed else math.nan
+    if math.isfinite(tokens):
+        alike = abs(tokens - 1) < _SAME
+        many = "as many" if alike else "fewer" if tokens > 1 else "more"
+        sizes = f"batch {text.large(batches[0])} against {text.large(batches[1])} tokens"
+        yield Card(f"1 {text.TIMES}" if alike else _times(tokens), sizes, f"{many} tokens to the target")
+    waits = [
+        (seconds / own.step_time_s, own is rival, part)
+        for _, own in named
+        for part, seconds in own.breakdown_s.items()
+        if part not in _COMPUTING
+    ]
+    share, of_rival, part = max(waits, default=(0.0, False, ""))
+    if share >= _SAME:
+        machine_name, own = named[of_rival]
+        name = f"of the step of {machine_name} is {text.human(part)}"
+        yield Card(text.percent(share, 0), f"nearest remedy: {own.why.remedy}", name)
+
+
+def _times(ratio: float) -> str:
+    return f"{max(ratio, 1 / ratio):.2f} {text.TIMES}"
+
+
+def _rate(candidate: Answer) -> str:
+    rate = candidate.tokens_per_s
+    return f"{text.large(rate)}/s" if rate >= 1e6 else f"{rate / 1e3:,.3g} k/s"
+
+
+def _candidates(result: StudyResult) -> Section:
+    lead = (
+        f"{result.model}: {text.large(result.num_parameters)} parameters, sequences of "
+        f"{text.integer(result.seq_length)} tokens, {text.large(result.target_tokens)} tokens to the "
+        "target at small batch. Each candidate runs at its own best batch and layout."
+    )
+    perturbed = text.capital(_perturbed_line(result))
+    words = [lead, *([f"{perturbed}."] if perturbed else [])]
+    words += [f"Not possible: {item.label}: {item.reason}." for item in result.infeasible]
+    produced = any(candidate.production for candidate in result.candidates)
+    names = [name for name in _ON_A_PAGE if produced or name != "time in production"]
+    return Section(
+        "The candidates in figures",
+        " ".join(words),
+        table=_candidates_table(text.named(result.candidates)).only(*names).turned(),
+        slug="verdict",
+        short="Candidates",
+    )
+
+
+def _decision(result: StudyResult) -> Iterator[Section]:
+    """When, for how much and how surely: a column for each candidate, the most probable first marked."""
+    decision = result.decision
+    if decision is None:
+        return
+    outcomes = decision.outcomes
+    names = dict(
+        zip((own.label for own in outcomes), (c.name for c in text.named(result.candidates)), strict=True)
+    )
+    unit = text.time_unit([min(own.wall_s.typical for own in outcomes)])
+
+    def money(values: Iterable[float]) -> text.Unit:
+        large = text.large_unit(values)  # `1.23 million USD`
+        return replace(large, name=" ".join(filter(None, [large.name, decision.currency])))
+
+    likely = text.Unit(digits=chance)
+    most = max(own.first for own in outcomes)
+    columns: dict[str, tuple[text.Unit | None, Callable[[Outcome], Cell | Value]]] = {
+        "": (None, lambda own: names[own.label]),
+        "steps": (unit, lambda own: _spread(own.steps_s)),
+        "on the wall": (unit, lambda own: _spread(own.wall_s)),
+        "which holds": (None, lambda own: own.basis),
+        "first with a probability of": (likely, lambda own: Cell(own.first, mark=own.first == most)),
+        "device-hours": (text.LARGE, lambda own: _spread(own.device_hours)),
+        "energy": (text.Unit("MWh", 1e3), lambda own: _spread(own.energy_kwh)),
+        "carbon": (text.Unit("t CO2e", 1e3), lambda own: _spread(own.carbon_kg)),
+        "money": (text.Unit(suits=money), lambda own: _spread(own.money)),
+    }
+    if all(own.cheapest is not None for own in outcomes):
+        columns["cheapest with a probability of"] = likely, lambda own: own.cheapest
+    gaps = dict.fromkeys(gap for own in outcomes for gap in own.not_given)
+    lead = (
+        "Helps to decide when, for how much and how surely. Typical values with 90 % intervals from "
+        f"{text.integer(decision.draws)} draws (seed {decision.seed}); candidates share the draws of what "
+        "they have in common."
+    )
+    table = Table.each(outcomes, columns, f"Not given: {', '.join(gaps)}." if gaps else "").turned()
+    yield Section("The decision", lead, table=table, slug="decision", short="Decision")
+    if decision.break_even:
+        lead = (
+            "Shows what a machine may cost before the other is cheaper for this run, also where a price is "
+            "not given: a device-hour of the first may cost so many of the second."
+        )
+
+        def worth(row: BreakEven) -> Cell:
+            return replace(_spread(row.device_hours_ratio), note=f"of {names[row.rival]}", unit=text.NUMBER)
+
+        table = Table.each(  # narrow enough for a phone
+            decision.break_even,
+            {
+                "a device-hour of": (None, lambda row: names[row.label]),
+                "may cost as much as": (None, worth),
+                "or": (text.Unit(decision.currency), lambda row: _spread(row.price)),
+            },
+        )
+        yield Section("Break-even prices", lead, table=table, slug="break-even", level=3)
+
+
+def _spread(spread: Spread | None) -> Cell:
+    return Cell(NOT_GIVEN) if spread is None else Cell(spread.typical, (spread.low, spread.high))
+
+
+def _laws(result: StudyResult) -> Iterator[Section]:
+    """One row a law: its critical batch, each candidate's best batch and time, the first one marked."""
+    if len(result.laws) < 2:
+        return
+    names = {own.label: name for name, own in text.named(result.candidates)}
+    firsts = list(dict.fromkeys(names[answer.first] for answer in result.laws))
+    agree = f"All put {firsts[0]} first."
+    if len(firsts) > 1:
+        agree = f"They disagree on who is first: {', '.join(firsts)}."
+    lead = (
+        f"Helps to see whether the choice of law decides the answer. {agree} The first row is the study's "
+        "law; Kaplan's takes the loss of its own corpus. A star marks who is first; only batches that were "
+        "tried count."
+    )
+    unit = text.time_unit(row.time_s for answer in result.laws for row in answer.rows)
+    times = dict.fromkeys(names.values(), unit)
+
+    def time(row: LawRow, *, marked: bool) -> Cell:
+        return Cell(row.time_s, note=f"at batch {text.integer(row.global_batch_size)}", mark=marked)
+
+    table = Table.of(
+        {"law": None, "critical batch, tokens": text.LARGE, **times, "source": None},
+        (
+            [
+                answer.law,
+                Cell(answer.critical_batch_tokens, answer.band_tokens),
+                *(time(row, marked=row.label == answer.first) for row in answer.rows),
+                answer.source,
+            ]
+            for answer in result.laws
+        ),
+    )
+    yield Section("Laws of the critical batch", lead, table=table, slug="laws", level=3)
+
+
+def _whole_run(result: StudyResult) -> Section:
+    """The parts of the wall clock of each candidate whose study names one, the whole run last."""
+    named = [(name, own) for name, own in text.named(result.candidates) if own.whole_run]
+    parts = list(dict.fromkeys(part.name for _, own in named for part in own.whole_run))
+    parts.sort(key=lambda part: part == "whole run")
+    cells = {
+        (name, part.name): Cell(
+            part.typical_s,
+            (part.low_s, part.high_s) if part.low_s < part.high_s else None,
+            f"\u00b7 {part.how}" if part.how else "",
+        )
+        for name, own in named
+        for part in own.whole_run
+    }
+    table = Table.of(
+        {"": None, **{name: text.TIME for name, _ in named}},
+        ([part, *(cells.get((name, part)) for name, _ in named)] for part in parts),
+    )
+    return Section(
+        "The whole run",
+        "Helps to plan: queue, compilation, loading, checkpoints, failures and stragglers come on top of the "
+        "time to the target above. Each part is a typical value with the observed range in parentheses; the "
+        "ends of the sum add the same ends of all parts. The band of the steps is not included. The "
+        "production ratio above describes the same slow steps as the stragglers, so it is not counted here.",
+        table=table,
+        slug="whole-run",
+    )
+
+
+def _resilience(result: StudyResult) -> Iterator[Section]:
+    """Step time of every candidate at every severity of one slow device, and who hides a part of it."""
+    if not result.resilience:
+        return
+    severities = sorted({point.severity for curve in result.resilience for point in curve.points})
+    rows = []
+    alike: dict[str, list[str]] = {}
+    for curve in result.resilience:
+        healthy_s = curve.points[0].step_time_s
+        cells = {
+            point.severity: Cell(point.step_time_s, note=f"({point.step_time_s / healthy_s:.3f})")
+            for point in curve.points
+        }
+        rows.append([curve.label, *(cells.get(severity) for severity in severities)])
+        worst = curve.points[-1]
+        slow = worst.step_time_s / healthy_s
+        hidden = slow - 1 < _HIDDEN * (worst.severity - 1)
+        remark = " (waits that are there anyway hide the rest)" if hidden else ""
+        words = f"takes {slow:.2f} times as long with one device {worst.severity:g} times as slow{remark}"
+        alike.setdefault(words, []).append(curve.label)
+    said = "; ".join(f"a step of {' or '.join(names)} {words}" for words, names in alike.items())
+    table = Table.of(
+        {"candidate": None, **{f"{severity:g} {text.TIMES}": text.TIME for severity in severities}},
+        rows,
+        "Step time, in parentheses relative to the step without a straggler.",
+    )
+    lead = (
+        f"{text.capital(said)}. That is what one slow GPU or wafer costs until it is "
+        f"replaced. Every rank that the slow one ({result.resilience[0].rank}) delays is simulated."
+    )
+    yield Section("One slow device", lead, table=table, slug="resilience", short="Slow device")
+
+
+def _basis(result: StudyResult) -> Iterator[Section]:
+    """What the answer rests on: plans, inputs, executed products and published runs."""
+    remarks = Table.of(
+        ("plan", "remark"),
+        (
+            ("" if number else name, remark)
+            for name, own in text.named(result.candidates)
+            for number, remark in enumerate(own.notes)
+        ),
+    )
+    lead = "What to know before a plan is used: where its state is kept, safer choices."
+    yield Section("Remarks on the plans", lead, table=remarks, slug="remarks", short="Remarks")
+    yield Section(
+        "Assumptions and sources",
+        "The inputs of the answer. Change a value that does not fit your machine and run the study again.",
+        topics=assumptions_tables(result.assumptions),
+        slug="assumptions",
+        short="Assumptions",
+    )
+    error = text.Unit(digits="{:.1e}".format)
+
+    def executed(summary: SamplingSummary) -> Cell:
+        return Cell(summary.tasks_sampled, note=f"of {text.integer(summary.tasks_total)}")
+
+    def partitions(summary: SamplingSummary) -> str | None:
+        return (
+            ", ".join(f"{text.human(part)} {count}" for part, count in summary.by_partition.items()) or None
+        )
+
+    sampled = Table.each(
+        result.sampling.items(),
+        {
+            "candidate": (None, lambda item: item[0]),
+            "products": (text.COUNT, lambda item: executed(item[1])),
+            "share of FLOPs": (text.SHARE, lambda item: item[1].flop_share),
+            "largest error": (error, lambda item: item[1].worst_relative_error),
+            "bound": (error, lambda item: item[1].bound),
+            "where": (None, lambda item: item[1].worst or None),
+            "result": (
+                None,
+                lambda item: "passed" if item[1].passed else f"FAILED: {'; '.join(item[1].failed)}",
+            ),
+            "partitions": (None, lambda item: partitions(item[1])),
+        },
+        "Products executed out of all in the step, and the share of its matrix FLOPs that their classes "
+        "represent. Errors are relative to the product of absolute values; the bound holds for any order of "
+        "summation. Every product is also executed on integers, which must be exact.",
+    )
+    lead = (
+        "Tasks sampled from the simulated step, computed in NumPy with the strategy's partition and "
+        "compared with the unpartitioned product. Shows whether the simulated work is the right work."
+    )
+    yield Section("Correctness sampling", lead, table=sampled, slug="sampling", short="Sampling")
+    accuracy = Table.each(
+        result.accuracy,
+        {
+            "most similar family": (None, lambda own: own.family),
+            "strategy": (None, lambda own: own.strategy),
+            "runs": (text.COUNT, lambda own: own.n),
+            "median error": (text.SHARE, lambda own: own.median_ape),
+            "90th percentile": (text.SHARE, lambda own: own.p90_ape),
+            "90th percentile, left out": (text.SHARE, lambda own: own.held_out_p90_ape),
+            "baseline's median": (text.SHARE, lambda own: own.baseline_median_ape),
+        },
+        "Absolute errors of the predicted step time on published runs. A few global constants were fitted to "
+        "these runs too; 'left out' is for constants fitted without them. A band comes from the errors of "
+        "all runs that were left out, and widens where a plan is unlike them.",
+    )
+    lead = (
+        "Errors of such predictions for published runs, next to a baseline of one constant efficiency. "
+        "Shows how much to trust a difference between two candidates."
+    )
+    yield Section("Accuracy", lead, table=accuracy, slug="accuracy")
+
+
+# The summary of a study as one JSON document.
+
+_OF_CANDIDATE = (
+    "steps",
+    "time_to_accuracy_s",
+    "time_to_accuracy_band_s",
+    "memory",
+    "batch_curve",
+    "roofline",
+    "network",
+    "notes",
+    "batch_at_edge",
+    "whole_run",
+    "ramp",
+    "production",
+    "production_time_s",
+    "production_band_s",
+)
+"""What a candidate adds to a prediction; its timeline is in the trace file."""
+
+
+def study_document(result: StudyResult, *, report: str = "index.html") -> dict[str, Any]:
+    """The document of `perfsim study --json`.
+
+    Every quantity is SI and its key names the unit. `report` is where the page stands, as the
+    caller wants it written.
+    """
+    document: dict[str, Any] = plain(replace(result, candidates=(), stopped=None))
+    del document["stopped"]
+    candidates = []
+    for own in result.candidates:
+        known = own.step_document() | {name: getattr(own, name) for name in _OF_CANDIDATE}
+        known["label"] = own.label
+        known["tokens_per_s_per_device"] = own.tokens_per_s / max(own.num_devices, 1)
+        known["memory_capacity_bytes"] = own.memory_capacity_bytes
+        candidates.append({name: plain(value) for name, value in known.items()})
+    whole_runs = [
+        f"{own.label} {run.typical_s / DAY_S:.3g} days ({run.low_s / DAY_S:.3g} to {run.high_s / DAY_S:.3g})"
+        for own in result.candidates
+        for run in own.whole_run[-1:]
+    ]
+    if whole_runs:
+        document["verdict"] += (
+            f" The whole run, with waiting times besides its steps: {'; '.join(whole_runs)}."
+        )
+    return document | {"candidates": candidates, "report": report, "version": __version__}
+
+
+def write_study(result: StudyResult, folder: Path) -> Path:
+    """Write `index.html`, `summary.json` and a trace for each candidate; returns the page.
+
+    Traces are named by system, devices and strategy, and numbered where two would be the same.
+    """
+    names: list[str] = []
+    seen = Counter[str]()
+    for plan, trace in ((own.run.plan, own.run.trace) for own in result.candidates):
+        parts = (plan.system.name, str(plan.topology.num_devices), plan.strategy)
+        name = "_".join(["trace", *map(slugify, parts)])
+        seen[name] += 1
+        number = f"_{seen[name]}" if seen[name] > 1 else ""
+        names.append(f"{name}{number}.json.gz")
+        write_chrome_trace(trace, folder / names[-1])
+    page = study_page(result, trace_names=names)
+    return page.write(folder, document_text(study_document(result)))

@@ -13,12 +13,20 @@ from perfsim.costs.memory import MemoryUse
 from perfsim.prediction.why import ATTENTION, ELEMENTWISE, PRODUCT, UPDATE, KernelUse, Roofline
 from perfsim.report import draw, text
 from perfsim.report.page import Section
-from perfsim.report.study import leaders
 from perfsim.report.table import Cell, Table
 from perfsim.studies.answers import Answer, Decision, Lever, Spread, StudyResult
 from perfsim.studies.batches import BatchPoint
+from perfsim.studies.decision import first_and_rival
 from perfsim.studies.timeline import TimelineBar, grouped
 from perfsim.work.graph import computes
+
+
+def leaders(result: StudyResult) -> list[text.Named]:
+    """The first at the target and its rival under their names; fewer where there are not two."""
+    names = {id(own): name for name, own in text.named(result.candidates)}
+    pair = first_and_rival(result.candidates) or ()
+    return [text.Named(names[id(own)], own) for own in pair if own is not None]
+
 
 # Time to the target over global batch: a small batch takes many steps, a large one wastes tokens.
 
@@ -36,17 +44,21 @@ def batch(result: StudyResult) -> Section:
     laws = [f"{text.large(tokens)} tokens by {law}" for law, tokens in result.suggested_batch_tokens.items()]
     if laws:
         lead += f" Starting points from published laws: {', '.join(laws)}."
-    points = [(c, point) for c in text.named(result.candidates) for point in c.own.batch_curve]
     unit = text.time_unit(candidate.time_to_accuracy_s for candidate in result.candidates)
+
+    def time(candidate: Answer, point: BatchPoint) -> Cell:
+        best = point.global_batch_size == candidate.global_batch_size
+        return Cell(point.time_to_accuracy_s, point.time_to_accuracy_band_s, mark=best)
+
     table = Table.each(
-        points,
+        [(c, point) for c in text.named(result.candidates) for point in c.own.batch_curve],
         {
             "candidate": (None, lambda pair: pair[0].name),
             "batch (sequences)": (text.COUNT, lambda pair: pair[1].global_batch_size),
             "batch (tokens)": (text.LARGE, lambda pair: pair[1].batch_tokens),
             "step": (text.TIME, lambda pair: pair[1].step_time_s),
             "steps": (text.COUNT, lambda pair: pair[1].steps),
-            "time": (unit, lambda pair: _time_at(*pair)),
+            "time": (unit, lambda pair: time(pair[0].own, pair[1])),
             "layout": (None, lambda pair: text.layout_long(pair[1].layout)),
         },
         "Time to the target at each batch; the best batch of each candidate is marked.",
@@ -63,11 +75,6 @@ def batch(result: StudyResult) -> Section:
     )
 
 
-def _time_at(candidate: text.Named, point: BatchPoint) -> Cell:
-    best = point.global_batch_size == candidate.own.global_batch_size
-    return Cell(point.time_to_accuracy_s, point.time_to_accuracy_band_s, mark=best)
-
-
 def _batch_curves(table: Table, result: StudyResult) -> go.Figure:
     """Each candidate's curve with its band and a star at its best batch, and the critical batch."""
     unit = table.unit("time").name
@@ -77,22 +84,20 @@ def _batch_curves(table: Table, result: StudyResult) -> go.Figure:
         own = unsorted.sorted("batch (tokens)")
         hover = draw.hovers(own, *(column.name for column in own.columns[1:]))
         traces += draw.curve(own, "batch (tokens)", "time", name=name, index=index, hover=hover, size=6)
-        tokens = own.values("batch (tokens)")
-        times = own.values("time")
+        points[name] = list(zip(own.values("batch (tokens)"), own.values("time"), strict=True))
         best = [place for place, cell in enumerate(own.column("time")) if cell.mark]
         colour = draw.SERIES[index % len(draw.SERIES)]
-        star = {"symbol": "star", "size": 17, "color": colour, "line": {"width": 1, "color": "#FFFFFF"}}
         traces.append(
             draw.marks(
                 f"{name}, best batch",
-                [tokens[place] for place in best],
-                [times[place] for place in best],
-                star,
+                [points[name][place][0] for place in best],
+                [points[name][place][1] for place in best],
+                {"symbol": "star", "size": 17, "color": colour, "line": {"width": 1, "color": "#FFFFFF"}},
                 [f"{hover[place]}<br>the best batch" for place in best],
                 legendgroup=draw.esc(name),
             )
         )
-        points[name] = [point for point in zip(tokens, times, strict=True) if math.isfinite(point[1])]
+        points[name] = [point for point in points[name] if math.isfinite(point[1])]
     critical = result.critical_batch_tokens
     tokens = table.values("batch (tokens)")
     x_ends = _ends([*tokens, critical], 1.4)
@@ -182,70 +187,60 @@ _SMALL = 0.02
 
 
 def bridge(result: StudyResult) -> Iterator[Section]:
-    """From the step of the second machine to that of the first; nothing for a single one."""
+    """From the step of the second machine, for as many tokens, to that of the first; not for a single one."""
     if len(named := leaders(result)) < 2:
         return
-    table = _bridge_table(*reversed(named))
-    starts = [0.0]
+    (name, after), (old_name, before) = named
+    tokens = after.tokens_per_s * after.step_time_s
+    factor = tokens / (before.tokens_per_s * before.step_time_s)
+    start_s, end_s = factor * before.step_time_s, after.step_time_s
+    longest_s = max(start_s, end_s)
+    changes_s = {
+        part: after.breakdown_s.get(part, 0.0) - factor * before.breakdown_s.get(part, 0.0)
+        for part in _parts([before.breakdown_s, after.breakdown_s])
+    }
+    shown = sorted((change, part) for part, change in changes_s.items() if abs(change) >= _SMALL * longest_s)
+    rest = end_s - start_s - sum(change for change, _ in shown)
+    if abs(rest) > 1e-9 * longest_s:
+        shown.append((rest, "all others"))
+    unit = text.time_unit([longest_s])
+    digits = max(0, 3 - math.floor(math.log10(longest_s / unit.scale)))
+    signed = text.Unit(unit.name, unit.scale, lambda value: f"{value:+,.{digits}f}".replace("-", "\u2212"))
+    rows: list[tuple[str, Cell | float]] = [(old_name, start_s)]
+    rows += [(text.human(part), Cell(change, unit=signed)) for change, part in shown]
+    table = Table.of({"": None, "step": unit}, [*rows, (name, end_s)], f"For {text.large(tokens)} tokens.")
     at, *changes, _ = table.values("step")
+    starts = [0.0]
     for change in changes:
         starts.append(min(at, at + change))
         at += change
+    starts.append(0.0)
     sizes = [abs(value) for value in table.values("step")]
-    reach = max(start + size for start, size in zip([*starts, 0.0], sizes, strict=True))
-    colours = [draw.GREEN if change < 0 else draw.VERMILLION for change in changes]
     labels = [draw.esc(row[0].value) for row in table.rows]
+    colours = [draw.GREEN if change < 0 else draw.VERMILLION for change in changes]
     drawn = draw.bars(
         "",
         labels,
         sizes,
         {"color": [draw.GREY, *colours, draw.GREY]},
         draw.hovers(table, "step"),
-        starts=[*starts, 0.0],
+        starts=starts,
         written=table.texts("step"),
         showlegend=False,
     )
-    unit = table.unit("step").name
-    x = draw.axis(unit, range=[0, 1.4 * reach])
+    reach = max(start + size for start, size in zip(starts, sizes, strict=True))
+    x = draw.axis(unit.name, range=[0, 1.4 * reach])
     yield Section(
         "From one step to the other",
         "Shows in seconds what makes one machine faster than the other for the same tokens: a bar to the "
         f"left saves time, a bar to the right costs it. {table.caption}",
-        draw.rows(f"Step time for the same tokens ({unit})", labels, [drawn], x),
+        draw.rows(f"Step time for the same tokens ({unit.name})", labels, [drawn], x),
         table,
         "Bars from one step to the other for the same tokens",
         ("step",),
         slug="bridge",
         short="Step to step",
     )
-
-
-def _bridge_table(old: tuple[str, Answer], new: tuple[str, Answer]) -> Table:
-    """From the step of `old`, scaled to the tokens of a step of `new`, to that of `new`.
-
-    The first and last row are the two steps, those between the signed differences of their parts.
-    """
-    before, after = old[1], new[1]
-    tokens = after.tokens_per_s * after.step_time_s
-    factor = tokens / (before.tokens_per_s * before.step_time_s)
-    ends_s = factor * before.step_time_s, after.step_time_s
-    changes_s = {
-        part: after.breakdown_s.get(part, 0.0) - factor * before.breakdown_s.get(part, 0.0)
-        for part in _parts([before.breakdown_s, after.breakdown_s])
-    }
-    shown = sorted(
-        (change, part) for part, change in changes_s.items() if abs(change) >= _SMALL * max(ends_s)
-    )
-    rest = ends_s[1] - ends_s[0] - sum(change for change, _ in shown)
-    if abs(rest) > 1e-9 * max(ends_s):
-        shown.append((rest, "all others"))
-    unit = text.time_unit([max(ends_s)])
-    digits = max(0, 3 - math.floor(math.log10(max(ends_s) / unit.scale)))
-    signed = text.Unit(unit.name, unit.scale, lambda value: f"{value:+,.{digits}f}".replace("-", "\u2212"))
-    rows: list[tuple[str, Cell | float]] = [(old[0], ends_s[0])]
-    rows += [(text.human(part), Cell(change, unit=signed)) for change, part in shown]
-    rows.append((new[0], ends_s[1]))
-    return Table.of({"": None, "step": unit}, rows, f"For {text.large(tokens)} tokens.")
 
 
 # What each pipeline stage or wafer holds at its peak, against its capacity.

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from perfsim.base.files import write_file
 from perfsim.report import text
 from perfsim.report.document import plain, text_with_rows
-from perfsim.report.page import Head, Section, caveats_section, trust_of, write_page
+from perfsim.report.page import Page, Section, caveats_section, trust_of
 from perfsim.report.study import assumptions_tables, production_rate
-from perfsim.report.sweep_figures import MAX_ROWS, change_table, drawn, series_table
-from perfsim.report.table import Cell, Table, Value
-from perfsim.report.terminal import caveat_lines, paragraph, table_lines
+from perfsim.report.sweep_figures import MAX_ROWS, answer_cells, change_table, drawn, series_table
+from perfsim.report.table import Cell, Table
 from perfsim.studies.answers import PointResult
 from perfsim.studies.decision import verb
 from perfsim.studies.scaling import Match, Series
@@ -44,30 +42,25 @@ def _points_table(result: SweepResult, *, feasible: bool = True) -> Table:
     asked = [point for point in result.points if feasible or not point.feasible]
     points = text.thinned(asked, MAX_ROWS)
     paths = list(dict.fromkeys(path for point in asked for path, _ in point.circumstances))
-    columns = {"system": None, "strategy": None, "devices": text.COUNT, "batch": text.COUNT}
-    columns |= {text.human(path): None for path in paths}
-    if feasible:
-        columns |= dict.fromkeys(("time to the target", "on the wall", "step"), text.TIME)
-        columns |= {"MFU": text.SHARE, "layout": None}
+    names = ["time to the target", "on the wall", "step", "MFU", "layout"] if feasible else []
+    units = dict.fromkeys(names[:3], text.TIME) | {"MFU": text.SHARE, "devices": text.COUNT}
     rows = []
     for point in points:
-        values = dict(point.circumstances)
-        row: list[Cell | Value] = [point.system, point.strategy, point.num_devices, point.batch_text or None]
-        row += [values.get(path) for path in paths]
-        if feasible and point.feasible:
-            prediction = point.prediction
-            row += [Cell(point.target_time.time_s, point.target_time.band_s), prediction.wall_s]
-            row += [prediction.step_time_s, prediction.mfu, text.layout_short(prediction.layout)]
-        elif feasible:
-            row += [None] * 5
-        rows.append([*row, "; ".join(point.reasons)])
+        answer = answer_cells(point) if point.feasible else {}
+        row = answer | {"time to the target": answer.get("time"), "on the wall": answer.get("wall")}
+        row |= {f"set {path}": value for path, value in point.circumstances}
+        row |= {"system": point.system, "strategy": point.strategy, "devices": point.num_devices}
+        rows.append(row | {"batch": point.batch_text or None, "reason": "; ".join(point.reasons)})
+    columns = {name: (name, units.get(name)) for name in ("system", "strategy", "devices")}
+    columns |= {"batch": ("batch", text.COUNT), **{text.human(path): (f"set {path}", None) for path in paths}}
+    columns |= {name: (name, units.get(name)) for name in (*names, "reason")}
     caption = "In the order of the grid."
     if len(points) < len(asked):
         caption = (
             f"{len(points):,} of {len(asked):,} points, evenly spread in the order of the grid; "
             "summary.json has all, and so has the file of --table."
         )
-    return Table.of(columns | {"reason": None}, rows, caption)
+    return Table.read(columns, rows, caption)
 
 
 def _on_terminal(result: SweepResult) -> Table:
@@ -112,12 +105,12 @@ def sweep_lines(result: SweepResult) -> list[str]:
         count += f", {infeasible:,} without a feasible plan"
     table = _on_terminal(result) if result.feasible else None
     return [
-        *paragraph(f"{result.title} ({count})"),
+        *text.paragraphs(f"{result.title} ({count})"),
         "",
-        *(table_lines(table) if table is not None else []),
-        *caveat_lines(result.caveats, result.verdict),
+        *(table.lines() if table is not None else []),
+        *text.caveat_lines(result.caveats, result.verdict),
         "",
-        *paragraph(" ".join([result.verdict, *_production_notes(result.feasible)])),
+        *text.paragraphs(" ".join([result.verdict, *_production_notes(result.feasible)])),
     ]
 
 
@@ -130,24 +123,42 @@ def _production_notes(feasible: Sequence[PointResult]) -> list[str]:
     ]
 
 
-# The head of a page: one sentence, the best of each machine on one scale, and how sure it is.
+# The page: one sentence, the best of each machine, everything with a figure, then points and inputs.
 
 
-def _head(result: SweepResult) -> Head:
-    """What stands above the sections."""
+def sweep_page(result: SweepResult) -> Page:
+    """The report of a sweep; sections without anything to say are left out."""
+    sections = []
+    if result.feasible:
+        sections = [*drawn(result), *_policies(result), *_differences(result)]
+    sections += caveats_section(result.caveats, result.verdict)
+    if 0 < len(result.feasible) < len(result.points):
+        lead = "For each of these points the reason says what would have to change."
+        table = _points_table(result, feasible=False)
+        sections.append(Section("Without a plan", lead, table=table, slug="without"))
+    every = _points_table(result)
+    lead = "Every point of the grid in its order, with and without a plan."
+    topics = [(f"{len(every.rows):,} points", every)] if result.feasible else []
+    table_of_all = None if result.feasible else every
+    sections.append(Section("All points", lead, table=table_of_all, topics=topics, slug="points"))
+    lead = "What every answer above rests on. To change an input, change the sweep's file and run it again."
+    topics = assumptions_tables(result.assumptions)
+    sections.append(Section("Inputs", lead, topics=topics, slug="inputs"))
     drawn_below = bool(result.variants) and not result.scalings
-    scale, note = (None, "") if drawn_below else scale_of(result)
+    scale, note = (None, "") if drawn_below else _scale(result)
     first = result.first_sentence if result.feasible else ""
-    return Head(
+    return Page(
+        result.title,
+        sections,
         result.question,
+        _headline(result),
         " ".join(words for words in result.sentences if words != first),
-        text.split_caveats(result.caveats, result.verdict)[0],
-        cards_note=" ".join(filter(None, [note, *_production_notes(result.feasible)])),
+        trust_of(result.caveats),
+        scale if scale is not None and len(scale.rows) > 1 else None,
+        note=" ".join(filter(None, [note, *_production_notes(result.feasible)])),
+        caveats=text.split_caveats(result.caveats, result.verdict)[0],
         command=result.command,
         digest=result.inputs_digest,
-        headline=_headline(result),
-        trust=trust_of(result.caveats),
-        scale=scale if scale is not None and len(scale.rows) > 1 else None,
     )
 
 
@@ -156,31 +167,26 @@ def _headline(result: SweepResult) -> str:
     if not result.feasible:
         return ""
     if result.changes:
-        return _most_change(result)
+        effects: dict[str, float] = {}
+        for change in (change for own in result.changes.values() for change in own[1:]):
+            known = effects.get(change.point.variant, 1.0)
+            effects[change.point.variant] = max(known, change.ratio, key=lambda ratio: max(ratio, 1 / ratio))
+        largest = sorted(effects.items(), key=lambda own: -max(own[1], 1 / own[1]))[:_MAX_NAMED]
+        words = []
+        for name, ratio in largest:
+            changed = f"{100 * (ratio - 1):+.0f} %" if ratio < 2 else f"{text.number(ratio)} times as long"
+            words.append(f"{name} ({changed})")
+        return f"The step changes most with: {', '.join(words)}."
     if result.variants and result.scalings:
         grown = ", ".join(
             f"{text.number(own.speedup(own.last))} times ({own.circumstance})"
             for own in result.scalings[:_MAX_NAMED]
         )
-        own = result.scalings[0]
-        return f"From {own.first.num_devices:,} to {own.last.machine}, throughput grows {grown}."
+        first = result.scalings[0]
+        return f"From {first.first.num_devices:,} to {first.last.machine}, throughput grows {grown}."
     if result.variants or len(result.targets) > 1:
         return _of_targets(result)
     return result.first_sentence
-
-
-def _most_change(result: SweepResult) -> str:
-    """The variants that change a step most, in any group."""
-    effects: dict[str, float] = {}
-    for change in (change for own in result.changes.values() for change in own[1:]):
-        known = effects.get(change.point.variant, 1.0)
-        effects[change.point.variant] = max(known, change.ratio, key=lambda ratio: max(ratio, 1 / ratio))
-    largest = sorted(effects.items(), key=lambda own: -max(own[1], 1 / own[1]))[:_MAX_NAMED]
-    words = [
-        f"{name} ({f'{text.number(ratio)} times as long' if ratio >= 2 else f'{100 * (ratio - 1):+.0f} %'})"
-        for name, ratio in largest
-    ]
-    return f"The step changes most with: {', '.join(words)}."
 
 
 def _of_targets(result: SweepResult) -> str:
@@ -212,7 +218,7 @@ def _fastest_s(series: Series) -> float:
     return _time_s(series.fastest)
 
 
-def scale_of(result: SweepResult) -> tuple[Table | None, str]:
+def _scale(result: SweepResult) -> tuple[Table | None, str]:
     """A row for each series in their order, the fastest of each target marked; and what the rows show.
 
     Where there are more than fit, the fastest are shown if all have one target, else the first.
@@ -240,30 +246,6 @@ def scale_of(result: SweepResult) -> tuple[Table | None, str]:
         ),
     )
     return table, " ".join(words)
-
-
-# The page: everything with a figure, then caveats, points without a plan, every point, inputs.
-
-
-def sweep_page(result: SweepResult) -> tuple[str, list[Section], Head]:
-    """Title, sections and head of a sweep's report; sections without anything to say are left out."""
-    sections = []
-    if result.feasible:
-        sections = [*drawn(result), *_policies(result), *_differences(result)]
-    sections += caveats_section(result.caveats, result.verdict)
-    if 0 < len(result.feasible) < len(result.points):
-        lead = "For each of these points the reason says what would have to change."
-        table = _points_table(result, feasible=False)
-        sections.append(Section("Without a plan", lead, table=table, slug="without"))
-    every = _points_table(result)
-    lead = "Every point of the grid in its order, with and without a plan."
-    topics = [(f"{len(every.rows):,} points", every)] if result.feasible else []
-    table_of_all = None if result.feasible else every
-    sections.append(Section("All points", lead, table=table_of_all, topics=topics, slug="points"))
-    lead = "What every answer above rests on. To change an input, change the sweep's file and run it again."
-    topics = assumptions_tables(result.assumptions)
-    sections.append(Section("Inputs", lead, topics=topics, slug="inputs"))
-    return result.title, sections, _head(result)
 
 
 def _policies(result: SweepResult) -> Iterator[Section]:
@@ -294,27 +276,27 @@ def _differences(result: SweepResult) -> Iterator[Section]:
     differing = result.differences
     if not differing:
         return
+
+    def changed(place: int) -> str:
+        """The values of a variant next to those of the first."""
+        own = [
+            f"{path}: {values[0] or text.NONE} \u2192 {values[place] or text.NONE}"
+            for path, values in differing.items()
+            if values[place] != values[0]
+        ]
+        left = len(own) - _MAX_DIFFERENCES
+        return "; ".join([*own[:_MAX_DIFFERENCES], *([f"{left} more"] if left > 0 else [])])
+
     table = Table.of(
         ["", *names], ([path, *(value or None for value in values)] for path, values in differing.items())
     )
     if len(names) > _MAX_COLUMNS:
         table = Table.of(
             ("variant", f"relative to \u201c{names[0]}\u201d"),
-            ((name, _changed(differing, place)) for place, name in enumerate(names[1:], start=1)),
+            ((name, changed(place)) for place, name in enumerate(names[1:], start=1)),
         )
     lead = "All values that differ between the variants, in SI units."
     yield Section("What the variants change", lead, table=table, slug="differences")
-
-
-def _changed(differing: Mapping[str, Sequence[str]], place: int) -> str:
-    """The values of a variant next to those of the first."""
-    own = [
-        f"{path}: {values[0] or text.NONE} \u2192 {values[place] or text.NONE}"
-        for path, values in differing.items()
-        if values[place] != values[0]
-    ]
-    left = len(own) - _MAX_DIFFERENCES
-    return "; ".join([*own[:_MAX_DIFFERENCES], *([f"{left} more"] if left > 0 else [])])
 
 
 # Files.
@@ -322,10 +304,7 @@ def _changed(differing: Mapping[str, Sequence[str]], place: int) -> str:
 
 def write_sweep(result: SweepResult, folder: Path) -> Path:
     """Write `index.html` and `summary.json`; returns the page. The same result gives the same bytes."""
-    title, sections, head = sweep_page(result)
-    page = write_page(title, sections, folder / "index.html", head=head)
-    write_file(folder / "summary.json", sweep_text(result))
-    return page
+    return sweep_page(result).write(folder, sweep_text(result))
 
 
 def sweep_document(result: SweepResult, *, report: str = "index.html") -> dict[str, Any]:
@@ -341,8 +320,13 @@ def sweep_text(result: SweepResult, *, report: str = "index.html") -> Iterator[s
 
 def _summary(result: SweepResult, report: str) -> dict[str, Any]:
     """The document without the points."""
+
+    def as_fast_as(match: Match) -> dict[str, Any]:
+        rival = {"system": match.rival.system, "num_devices": match.rival.num_devices}
+        return {"as_fast_as": rival, "system": match.series.first.system}
+
     equals = [
-        _as_fast_as(match)
+        as_fast_as(match)
         | {
             "num_devices": None if match.fewest is None else match.fewest.num_devices,
             "possibly": match.possibly,
@@ -351,7 +335,7 @@ def _summary(result: SweepResult, report: str) -> dict[str, Any]:
         for match in result.matches
     ]
     equal_time = [
-        _as_fast_as(match) | {"num_devices": match.equal}
+        as_fast_as(match) | {"num_devices": match.equal}
         for pair in result.equal_times
         for direction in pair
         for match in direction
@@ -364,8 +348,3 @@ def _summary(result: SweepResult, report: str) -> dict[str, Any]:
         "report": report,
         "version": __version__,
     }
-
-
-def _as_fast_as(match: Match) -> dict[str, Any]:
-    rival = {"system": match.rival.system, "num_devices": match.rival.num_devices}
-    return {"as_fast_as": rival, "system": match.series.first.system}

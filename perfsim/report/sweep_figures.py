@@ -6,7 +6,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import plotly.graph_objects as go
 
@@ -14,7 +13,7 @@ from perfsim.base.units import DAY_S
 from perfsim.report import draw, text
 from perfsim.report.page import Section, slugify
 from perfsim.report.study_figures import where_steps_go
-from perfsim.report.table import Cell, Table
+from perfsim.report.table import Cell, Table, Value
 from perfsim.studies.answers import PointResult
 from perfsim.studies.decision import outcome_of
 from perfsim.studies.scaling import Match, Series
@@ -72,35 +71,48 @@ def named_points(result: SweepResult) -> list[tuple[str, PointResult]]:
     return [(series.at(point), point) for series in result.series for point in series.points]
 
 
+def answer_cells(point: PointResult) -> dict[str, Cell | Value]:
+    """What the tables of a sweep show of a point that has a plan, by column."""
+    own = point.prediction
+    return {
+        "machine": point.machine,
+        "devices": point.num_devices,
+        "batch": own.global_batch_size,
+        "steps": point.target_time.steps,
+        "step": own.step_time_s,
+        "MFU": own.mfu,
+        "time": Cell(point.target_time.time_s, point.target_time.band_s),
+        "wall": own.wall_s,
+        "layout": text.layout_short(own.layout),
+        "limited by": own.why.cause,
+        "nearest remedy": own.why.remedy,
+    }
+
+
+def _units(points: Sequence[PointResult]) -> dict[str, text.Unit]:
+    """The units that suit these points together."""
+    unit = text.time_unit(point.target_time.time_s for point in points)
+    step = text.time_unit([max((point.prediction.step_time_s for point in points), default=1.0)])
+    counts = dict.fromkeys(("devices", "batch", "steps"), text.COUNT)
+    return {**counts, "step": step, "MFU": text.WHOLE_SHARE, "time": unit, "wall": unit}
+
+
 # Time to the target and efficiency by number of devices, next to the ideal.
 
 
 def series_table(series: Sequence[Series]) -> Table:
     """Every point of the series at its best batch, every column in one unit."""
     points = [(own, point) for own in series for point in text.thinned(own.points, _MAX_MARKS)]
-    unit = text.time_unit(point.target_time.time_s for _, point in points)
-    step = text.time_unit([max((point.prediction.step_time_s for _, point in points), default=1.0)])
-    return Table.each(
-        points,
-        {
-            "series": (None, lambda pair: pair[0].label),
-            "machine": (None, lambda pair: pair[1].machine),
-            "devices": (text.COUNT, lambda pair: pair[1].num_devices),
-            "batch": (text.COUNT, lambda pair: pair[1].prediction.global_batch_size),
-            "steps": (text.COUNT, lambda pair: pair[1].target_time.steps),
-            "step": (step, lambda pair: pair[1].prediction.step_time_s),
-            "MFU": (text.WHOLE_SHARE, lambda pair: pair[1].prediction.mfu),
-            "efficiency": (text.WHOLE_SHARE, lambda pair: pair[0].efficiency(pair[1])),
-            "time": (unit, lambda pair: _time(pair[1])),
-            "wall": (unit, lambda pair: pair[1].prediction.wall_s),
-            "layout": (None, lambda pair: text.layout_short(pair[1].prediction.layout)),
-        },
+    units = _units([point for _, point in points]) | {"efficiency": text.WHOLE_SHARE}
+    names = ("series", "machine", "devices", "batch", "steps", "step", "MFU", "efficiency", "time", "wall")
+    return Table.read(
+        {name: (name, units.get(name)) for name in (*names, "layout")},
+        (
+            {"series": own.label, "efficiency": own.efficiency(point), **answer_cells(point)}
+            for own, point in points
+        ),
         "Efficiency is relative to the smallest machine of the series.",
     )
-
-
-def _time(point: PointResult) -> Cell:
-    return Cell(point.target_time.time_s, point.target_time.band_s)
 
 
 def _scaling(series: Sequence[Series]) -> Section:
@@ -157,6 +169,10 @@ def _efficiency(result: SweepResult) -> Iterator[Section]:
     """How much of the ideal throughput further devices give, and why not all; only where devices vary."""
     if not result.scalings:
         return
+
+    def note(point: PointResult) -> str:
+        return f"{text.layout_short(point.prediction.layout)}, {point.prediction.why.cause}"
+
     table = Table.each(
         [
             (own, point)
@@ -168,7 +184,7 @@ def _efficiency(result: SweepResult) -> Iterator[Section]:
             "devices": (text.COUNT, lambda pair: pair[1].num_devices),
             "in throughput": (text.SHARE, lambda pair: pair[0].throughput_efficiency(pair[1])),
             "in time to the target": (text.SHARE, lambda pair: pair[0].efficiency(pair[1])),
-            "note": (None, lambda pair: _note(pair[1])),
+            "note": (None, lambda pair: note(pair[1])),
         },
         "Relative to the smallest machine of the series.",
     )
@@ -183,10 +199,6 @@ def _efficiency(result: SweepResult) -> Iterator[Section]:
         ("devices", "in throughput"),
         slug="efficiency",
     )
-
-
-def _note(point: PointResult) -> str:
-    return f"{text.layout_short(point.prediction.layout)}, {point.prediction.why.cause}"
 
 
 def efficiency_curve(table: Table) -> go.Figure:
@@ -317,12 +329,18 @@ def matches_table(matches: Sequence[Match]) -> Table:
     for match in text.thinned(matches, MAX_ROWS):
         ends = (match.equal.low, match.equal.typical, match.equal.high)
         low, middle, high = (_count(end, match, text.NUMBER) for end in ends)
-        row: list[Any] = [match.rival.machine, match.rival.target_time.time_s]
-        row.append(middle if low == middle == high else f"{middle} ({low} to {high})")
         fewest = match.fewest
-        row.append(_count(None if fewest is None else fewest.num_devices, match))
-        row.append(None if fewest is None else fewest.target_time.time_s)
-        rows.append([*row, _count(match.possibly, match), _count(match.surely, match)])
+        rows.append(
+            (
+                match.rival.machine,
+                match.rival.target_time.time_s,
+                middle if low == middle == high else f"{middle} ({low} to {high})",
+                _count(fewest.num_devices if fewest else None, match),
+                fewest.target_time.time_s if fewest else None,
+                _count(match.possibly, match),
+                _count(match.surely, match),
+            )
+        )
     return Table.of(
         {"machine": None, "its time": text.TIME, f"as many {noun}": text.NUMBER}
         | {"fewest of the grid": text.COUNT, "their time": text.TIME}
@@ -434,33 +452,23 @@ def change_table(changes: Mapping[str, Sequence[Change]]) -> Table:
         for group, (first, *others) in changes.items()
         for change in [first, *sorted(others, key=lambda own: -max(own.ratio, 1.0 / own.ratio))]
     ]
-    points = [change.point for _, change in known]
-    unit = text.time_unit(point.target_time.time_s for point in points)
-    step = text.time_unit([max((point.prediction.step_time_s for point in points), default=1.0)])
-    return Table.each(
-        known,
+    units = _units([change.point for _, change in known]) | {"change": text.CHANGE}
+    names = ("in common", "variant", "machine", "batch", "step", "MFU", "change", "time", "wall")
+    rows = []
+    for group, change in known:
+        policy = change.policy
+        changed = None if change.point is change.base else change.ratio - 1.0
+        row = answer_cells(change.point) | {"in common": group, "variant": change.point.variant}
+        row |= {"change": Cell(changed, note="*" if policy and changed is not None else "")}
+        rows.append(row | {"policy changed": policy or None})
+    return Table.read(
         {
-            "in common": (None, lambda pair: pair[0]),
-            "variant": (None, lambda pair: pair[1].point.variant),
-            "machine": (None, lambda pair: pair[1].point.machine),
-            "batch": (text.COUNT, lambda pair: pair[1].point.prediction.global_batch_size),
-            "step": (step, lambda pair: pair[1].point.prediction.step_time_s),
-            "MFU": (text.WHOLE_SHARE, lambda pair: pair[1].point.prediction.mfu),
-            "change": (text.CHANGE, lambda pair: _relative(pair[1])),
-            "time": (unit, lambda pair: _time(pair[1].point)),
-            "wall": (unit, lambda pair: pair[1].point.prediction.wall_s),
-            "policy changed": (None, lambda pair: pair[1].policy or None),
-            "limited by": (None, lambda pair: pair[1].point.prediction.why.cause),
-            "nearest remedy": (None, lambda pair: pair[1].point.prediction.why.remedy),
+            name: (name, units.get(name))
+            for name in (*names, "policy changed", "limited by", "nearest remedy")
         },
+        rows,
         "Changes are relative to the first variant of each group. * the planner's policy changed too.",
     )
-
-
-def _relative(change: Change) -> Cell:
-    if change.point is change.base:
-        return Cell(None)
-    return Cell(change.ratio - 1.0, note="*" if change.policy else "")
 
 
 def _changed_steps(result: SweepResult) -> Section:

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import csv
 import io
+import re
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
 from perfsim.base.errors import InputError, PerfsimError
 from perfsim.base.files import write_file
-from perfsim.report.text import NONE, NUMBER, Unit
+from perfsim.report.text import NONE, NUMBER, Unit, paragraphs, terminal_width
 
 Item = TypeVar("Item")
 Value = str | float | None
 Columns = Mapping[str, Unit | None] | Sequence[str]
+MARK = "*"
+"""Before a marked cell on a terminal."""
+_MAX_WORD = 30
+"""Longer words may be broken where a column of a terminal is narrow."""
+_BREAK = re.compile(r"\s|(?<=[^\W\d]-)(?=[^\W\d])")
+"""Where `textwrap` breaks lines: at spaces, and after a hyphen between letters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,19 +219,115 @@ class Table:
         left = len(marked or self.rows) - most
         return "; ".join([*rows, *([f"and {left} more"] if left > 0 else [])])
 
+    def markdown(self) -> str:
+        """A pipe table with its caption below."""
+        rules = ["---:" if column.unit else "---" for column in self.columns]
+        heads = [markdown_text(head) for head in self.heads()]
+        rows = [[markdown_text(cell) for cell in row] for row in self.shown()]
+        lines = [
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+            for row in (heads, rules, *rows)
+        ]
+        return "\n".join([*lines, *(["", markdown_text(self.caption)] if self.caption else [])])
 
-# A table as Markdown.
+    def lines(self, width: int = 0, *, whole_names: bool = False) -> list[str]:
+        """As plain text: names with units below them, rule, rows, caption; no heading without any name.
+
+        Where it is wider than `width` (0: the terminal), the gaps close to one space and columns of words
+        wrap; figures do not, nor does the first column with `whole_names`. Where that is not enough either,
+        each row becomes a few lines of names and values. A row with nothing but its first cell is a heading.
+        """
+        width = width or terminal_width()
+        marked = [any(row[place].mark for row in self.rows) for place in range(len(self.columns))]
+        rows = [
+            [
+                (MARK if cell.mark else " ") * has_marks + self._narrow(cell, column)
+                for cell, column, has_marks in zip(row, self.columns, marked, strict=True)
+            ]
+            for row in self.rows
+        ]
+        ruled = [row for row in rows if not _is_heading(row)] or rows
+        head = self._head(ruled, marked)
+        columns = list(zip(*head, *ruled, strict=True))
+        flush = [column.unit is not None for column in self.columns]
+        widths = [max(map(len, cells)) for cells in columns]
+        least = [
+            size if right or (whole_names and not place) else max(map(_longest_word, cells))
+            for place, (size, right, cells) in enumerate(zip(widths, flush, columns, strict=False))
+        ]
+        gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= width else 1
+        room = width - gap * (len(widths) - 1)
+        while sum(widths) > room and any(map(int.__lt__, least, widths)):
+            _, widest = max((size, place) for place, size in enumerate(widths) if size > least[place])
+            widths[widest] -= 1
+        if head and sum(widths) > room:
+            return [*self._records(rows, width), *paragraphs(self.caption, width=width)]
+
+        def line(cells: Sequence[str]) -> str:
+            sized = zip(cells, widths, flush, strict=True)
+            return (
+                (" " * gap)
+                .join(c.rjust(size) if right else c.ljust(size) for c, size, right in sized)
+                .rstrip()
+            )
+
+        lines = [line(row) for row in head]
+        if head:
+            lines.append("-" * (sum(widths) + gap * (len(widths) - 1)))
+        for row in rows:
+            if _is_heading(row):
+                lines += paragraphs(row[0], width=width)
+            else:
+                lines += map(line, zip_longest(*map(_cell_lines, row, widths), fillvalue=""))
+        return lines + paragraphs(self.caption, width=width)
+
+    def _narrow(self, cell: Cell, column: Column) -> str:
+        """A cell without its unit, a band as narrow as it can be: `1450 (1430-1520)`."""
+        words = self.text(cell, column, "-", bare=True)
+        return words.replace(",", "") if cell.band else words
+
+    def _head(self, rows: Sequence[Sequence[str]], marked: Sequence[bool]) -> list[tuple[str, ...]]:
+        """The heading line by line: names of figures wrap above their units; words stand on the last."""
+        if not any(column.name.strip() for column in self.columns):
+            return []
+        names = []
+        for place, column in enumerate(self.columns):
+            banded = any(row[place].band for row in self.rows)
+            unit = " ".join(filter(None, [column.unit.name if column.unit else "", "(band)" * banded]))
+            room = max([len(unit), *(len(row[place]) for row in rows), *map(len, column.name.split())])
+            lines = [column.name] if column.unit is None else textwrap.wrap(column.name, room)
+            lines += [unit] if unit else []
+            names.append([" " * marked[place] + line for line in lines])
+        return list(zip_longest(*(lines[::-1] for lines in names), fillvalue=""))[::-1]
+
+    def _records(self, rows: Sequence[Sequence[str]], width: int) -> list[str]:
+        """Each row as its name, and below it every other cell behind the name of its column."""
+        lines: list[str] = []
+        for name, *cells in rows:
+            values = [
+                " ".join(filter(None, [column.name, cell.strip(), column.unit.name if column.unit else ""]))
+                for column, cell in zip(self.columns[1:], cells, strict=True)
+                if cell.strip()
+            ]
+            lines += paragraphs(name.strip(), width=width)
+            lines += paragraphs("; ".join(values), width=width, indent="  ")
+        return lines
 
 
-def markdown_table(table: Table) -> str:
-    """A pipe table with its caption below."""
-    rules = ["---:" if column.unit else "---" for column in table.columns]
-    heads = [markdown_text(head) for head in table.heads()]
-    rows = [[markdown_text(cell) for cell in row] for row in table.shown()]
-    lines = [
-        "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (heads, rules, *rows)
-    ]
-    return "\n".join([*lines, *(["", markdown_text(table.caption)] if table.caption else [])])
+def _is_heading(row: Sequence[str]) -> bool:
+    return len(row) > 2 and not any(cell.strip() for cell in row[1:])
+
+
+def _longest_word(cell: str) -> int:
+    """Length of the longest part that cannot wrap; very long words, such as addresses, are broken."""
+    indent = len(cell) - len(cell.lstrip(f"{MARK} "))
+    return min(_MAX_WORD, indent + max(map(len, re.split(_BREAK, cell[indent:]))))
+
+
+def _cell_lines(cell: str, size: int) -> list[str]:
+    """The cell in lines, further ones under the first one's text."""
+    indent = len(cell) - len(cell.lstrip(f"{MARK} "))
+    return [cell] if len(cell) <= size else textwrap.wrap(cell, size, subsequent_indent=" " * indent)
 
 
 def markdown_text(text: str) -> str:
@@ -252,34 +357,31 @@ def write_table(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    def field(value: Any) -> Any:
+        if isinstance(value, str) and value.startswith(FORMULA):
+            return f"'{value}"
+        return repr(value) if isinstance(value, float) else value
+
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: _field(value) for name, value in row.items()} for row in rows)
+    writer.writerows({name: field(value) for name, value in row.items()} for row in rows)
     return text.getvalue().encode()
 
 
-def _field(value: Any) -> Any:
-    if isinstance(value, str) and value.startswith(FORMULA):
-        return f"'{value}"
-    return repr(value) if isinstance(value, float) else value
-
-
 def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """A column whose values have several types becomes text."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
         raise PerfsimError("Parquet files need pyarrow: pip install 'perfsim[parquet]'") from None
-    columns = {name: _of_one_type([row[name] for row in rows]) for name in (rows[0] if rows else ())}
+    columns: dict[str, list[Any]] = {}
+    for name in rows[0] if rows else ():
+        values = [row[name] for row in rows]
+        kinds = {type(value) for value in values if value is not None}
+        alike = kinds <= {int, float} or (len(kinds) <= 1 and kinds <= {str, bool})
+        columns[name] = values if alike else [None if value is None else str(value) for value in values]
     buffer = io.BytesIO()
     pq.write_table(pa.table(columns), buffer)
     return buffer.getvalue()
-
-
-def _of_one_type(values: list[Any]) -> list[Any]:
-    """Values as they are if their types agree, else as text."""
-    kinds = {type(value) for value in values if value is not None}
-    if kinds <= {int, float} or (len(kinds) <= 1 and kinds <= {str, bool}):
-        return values
-    return [None if value is None else str(value) for value in values]

@@ -1,16 +1,13 @@
-"""How answers are written on a terminal: paragraphs, tables, and what each verb prints."""
+"""What the verbs `show`, `diff`, `why` and `run` print."""
 
 from __future__ import annotations
 
-import re
-import shutil
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import zip_longest
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from perfsim.report.table import Cell, Column, Table
+from perfsim.report.table import Table
 from perfsim.report.text import (
+    MAX_PROSE,
     NONE,
     RATIO,
     SHARE,
@@ -18,196 +15,31 @@ from perfsim.report.text import (
     TIMES,
     WHOLE_SHARE,
     Unit,
-    counted,
     duration,
     human,
     integer,
     layout_long,
     memory_unit,
     number,
+    paragraphs,
     percent,
     simulated,
-    split_caveats,
+    terminal_width,
     time_unit,
 )
 
 if TYPE_CHECKING:
     from perfsim.prediction.prediction import Prediction
-    from perfsim.prediction.run import Perturbed
     from perfsim.prediction.verification import SamplingSummary
     from perfsim.prediction.why import GapExplained
-    from perfsim.studies.trials import Difference, Explained, Tried
-    from perfsim.studies.trust import SharedCaveat
-
-
-# The layout of text and of tables: plain text without box characters, so that pipes and terminals without
-# UTF-8 show it alike; colours are added where it is printed.
-
-LEAST_WIDTH = 40
-PIPE_WIDTH = 100
-MAX_PROSE = 100
-"""Longer lines of prose are hard to read."""
-MAX_WORD = 30
-"""Longer words may be broken where a column is narrow."""
-_BREAK = re.compile(r"\s|(?<=[^\W\d]-)(?=[^\W\d])")
-"""Where `textwrap` breaks lines: at spaces, and after a hyphen between letters."""
-UNITS = ("years", "days", "h", "min", "s", "ms", "\u00b5s", "%", "GB", "GiB", "billion")
-_MEASURE = re.compile(rf"(?<=\d) (?=(?:{'|'.join(map(re.escape, UNITS))})(?!\w))")
-"""The space between a number and its unit, at which no line is broken."""
-MARK = "*"
-"""Before a marked cell of a column."""
-
-
-def terminal_width() -> int:
-    """Columns of the terminal, at least 40; 100 where the output is no terminal."""
-    return max(LEAST_WIDTH, shutil.get_terminal_size((PIPE_WIDTH, 24)).columns)
-
-
-def paragraph(prose: str, width: int = 0, indent: str = "") -> list[str]:
-    """The text in lines no wider than `width` (0: the terminal), indented, no number apart from its unit."""
-    joined = _MEASURE.sub("\u00a0", prose)
-    most = min(width or terminal_width(), MAX_PROSE)
-    lines = textwrap.wrap(joined, most, initial_indent=indent, subsequent_indent=indent)
-    return [line.replace("\u00a0", " ") for line in lines]
-
-
-def paragraphs(prose: Iterable[str]) -> list[str]:
-    """The lines of several paragraphs."""
-    return [line for words in prose for line in paragraph(words)]
-
-
-def caveat_lines(caveats: Sequence[SharedCaveat], verdict: str) -> list[str]:
-    """The worst caveats, serious ones in full, and how many more the report has."""
-    shown, rest = split_caveats(caveats, verdict)
-    lines = []
-    for caveat in shown:
-        said = caveat.text if caveat.severity == "serious" else caveat.headline
-        lines += paragraph(f"{caveat.severity}: {'; '.join(caveat.machines)}: {said}")
-    return [*lines, *([f"... {counted(len(rest), 'more caveat')} in the report"] if rest else [])]
-
-
-def table_lines(table: Table, width: int = 0, *, whole_names: bool = False) -> list[str]:
-    """A table: names with units below them, rule, rows, caption; no heading without any name.
-
-    Where it is wider than `width` (0: the terminal), the gaps close to one space and columns of words wrap;
-    figures do not, nor does the first column with `whole_names`. Where that is not enough either, each row
-    becomes a few lines of names and values. A row with nothing but its first cell is a heading.
-    """
-    width = width or terminal_width()
-    rows = _cells(table)
-    ruled = [row for row in rows if not _is_heading(row)] or rows
-    head = _head(table, ruled)
-    widths = [max(map(len, column)) for column in zip(*head, *ruled, strict=True)]
-    flush = [column.unit is not None for column in table.columns]
-    fixed = frozenset(place for place, right in enumerate(flush) if right or (whole_names and place == 0))
-    gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= width else 1
-    _squeeze(widths, [*head, *ruled], fixed, width - gap * (len(widths) - 1))
-    if head and sum(widths) + gap * (len(widths) - 1) > width:
-        return [*_records(table, rows, width), *paragraph(table.caption, width)]
-    lines = [_line(row, widths, flush, gap) for row in head]
-    if lines:
-        lines.append("-" * min(sum(widths) + gap * (len(widths) - 1), width))
-    for row in rows:
-        if _is_heading(row):
-            lines += paragraph(row[0], width)
-        else:
-            parts = zip_longest(*map(_cell_lines, row, widths), fillvalue="")
-            lines += [_line(part, widths, flush, gap) for part in parts]
-    return lines + paragraph(table.caption, width)
-
-
-def _cells(table: Table) -> list[list[str]]:
-    """Cells as text; in a column with marks all have room for one."""
-    marked = [any(cell.mark for cell in cells) for cells in zip(*table.rows, strict=True)]
-    return [
-        [
-            (MARK if cell.mark else " ") * has_marks + _bare(table, cell, column)
-            for cell, column, has_marks in zip(row, table.columns, marked, strict=True)
-        ]
-        for row in table.rows
-    ]
-
-
-def _bare(table: Table, cell: Cell, column: Column) -> str:
-    """A cell without its unit, a band as narrow as it can be: `1450 (1430-1520)`."""
-    words = table.text(cell, column, "-", bare=True)
-    return words.replace(",", "") if cell.band else words
-
-
-def _is_heading(row: Sequence[str]) -> bool:
-    return len(row) > 2 and not any(cell.strip() for cell in row[1:])
-
-
-def _head(table: Table, rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """The heading line by line: names of figures wrap above their units; words stand on the last lines."""
-    if not any(column.name.strip() for column in table.columns):
-        return []
-    marked = [any(cell.mark for cell in cells) for cells in zip(*table.rows, strict=True)]
-    names = []
-    for place, column in enumerate(table.columns):
-        banded = any(row[place].band for row in table.rows)
-        unit = " ".join(filter(None, [column.unit.name if column.unit else "", "(band)" * banded]))
-        room = max([len(unit), *(len(row[place]) for row in rows), *map(len, column.name.split())])
-        lines = [column.name] if column.unit is None else textwrap.wrap(column.name, room)
-        lines += [unit] if unit else []
-        names.append([" " * (bool(marked) and marked[place]) + line for line in lines])
-    return [list(line) for line in zip_longest(*(lines[::-1] for lines in names), fillvalue="")][::-1]
-
-
-def _records(table: Table, rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Each row as its name, and below it every other cell behind the name of its column."""
-    lines: list[str] = []
-    for name, *cells in rows:
-        values = [
-            " ".join(filter(None, [column.name, cell.strip(), column.unit.name if column.unit else ""]))
-            for column, cell in zip(table.columns[1:], cells, strict=True)
-            if cell.strip()
-        ]
-        lines += [*paragraph(name.strip(), width), *paragraph("; ".join(values), width, "  ")]
-    return lines
-
-
-def _squeeze(widths: list[int], rows: Sequence[Sequence[str]], fixed: frozenset[int], room: int) -> None:
-    """Narrow columns of words, the widest first, until all fit or none can give way."""
-    least = [
-        size if place in fixed else max(map(_longest_word, column))
-        for place, (size, column) in enumerate(zip(widths, zip(*rows, strict=True), strict=True))
-    ]
-    while sum(widths) > room and any(map(int.__lt__, least, widths)):
-        widest = max((size, place) for place, size in enumerate(widths) if size > least[place])
-        widths[widest[1]] -= 1
-
-
-def _longest_word(cell: str) -> int:
-    """Length of the longest part that cannot wrap; very long words, such as addresses, are broken."""
-    indent = len(cell) - len(cell.lstrip(f"{MARK} "))
-    return min(MAX_WORD, indent + max(map(len, re.split(_BREAK, cell[indent:]))))
-
-
-def _cell_lines(cell: str, size: int) -> list[str]:
-    """The cell in lines, further ones under the first one's text."""
-    if len(cell) <= size:
-        return [cell]
-    indent = len(cell) - len(cell.lstrip(f"{MARK} "))
-    return textwrap.wrap(cell, size, subsequent_indent=" " * indent)
-
-
-def _line(cells: Sequence[str], widths: Sequence[int], flush: Sequence[bool], gap: int) -> str:
-    parts = (
-        cell.rjust(size) if right else cell.ljust(size)
-        for cell, size, right in zip(cells, widths, flush, strict=True)
-    )
-    return (" " * gap).join(parts).rstrip()
-
-
-# What the verbs `show`, `diff`, `why` and `run` print.
+    from perfsim.studies.trials import Difference, Explained
 
 
 def row_lines(rows: Sequence[Mapping[str, str]], title: str) -> list[str]:
     """Rows of the catalogue."""
     if not rows:
         return [f"{title}: nothing"]
-    return table_lines(Table.of(list(rows[0]), (row.values() for row in rows)), whole_names=True)
+    return Table.of(list(rows[0]), (row.values() for row in rows)).lines(whole_names=True)
 
 
 def difference_lines(difference: Difference) -> list[str]:
@@ -226,7 +58,7 @@ def difference_lines(difference: Difference) -> list[str]:
             "together": (RATIO, lambda own: own.remainder),
         },
     )
-    lines = [*paragraph(heading), "", *table_lines(moved), *paragraphs(difference.missing)]
+    lines = [*paragraphs(heading), "", *moved.lines(), *paragraphs(*difference.missing)]
     if not difference.changes:
         return lines
     tried = any(own.ratios or own.reason for own in difference.changes)
@@ -238,12 +70,12 @@ def difference_lines(difference: Difference) -> list[str]:
         if own.reason and count:
             ratios = [own.reason]
         rows.append([own.path, own.before, own.after, *ratios, *[None] * (count - len(ratios))])
-    lines += ["", *table_lines(Table.of({"input": None, "before": None, "after": None, **alone}, rows))]
     note = (
         "Times: time to the target after over before. Alone: the first with this input of the second, by "
         "candidate. Together: what is left of the ratio when the single ones are divided out."
     )
-    return lines + (paragraph(note) if tried else [])
+    changed = Table.of({"input": None, "before": None, "after": None, **alone}, rows, note if tried else "")
+    return [*lines, "", *changed.lines()]
 
 
 def why_lines(explained: Sequence[Explained]) -> list[str]:
@@ -253,25 +85,24 @@ def why_lines(explained: Sequence[Explained]) -> list[str]:
     lines: list[str] = []
     for own in explained:
         parts = [f"{name} {duration(seconds)}" for name, seconds in own.parts_s.items() if seconds]
-        words = (
+        lines += paragraphs(
             f"{own.label}: {duration(own.time_s)} to the target, a step of {duration(own.step_time_s)}. "
             f"{own.sentence} The path of the step: {', '.join(parts)}."
         )
-        idle = [tried for tried in own.tried if tried.ratio is not None and abs(1 - tried.ratio) < NOTABLE]
+        rows: list[tuple[str, float | None, float | None, str]] = []
+        idle = []
+        for tried in own.tried:
+            if tried.ratio is None:
+                rows.append((tried.change, None, None, f"not possible: {tried.reason}"))
+            elif abs(1 - tried.ratio) < NOTABLE:
+                idle.append(tried.change)
+            else:
+                effect = f"{percent(abs(1 - tried.ratio))} {'sooner' if tried.ratio < 1 else 'later'}"
+                rows.append((tried.change, tried.step_time_s, tried.time_s, effect))
         columns = {"change, tried": None, "step": TIME, "time to target": TIME, "effect": None}
-        rows = ((tried.change, *_effect(tried)) for tried in own.tried if tried not in idle)
-        lines += [*paragraph(words), "", *table_lines(Table.of(columns, rows))]
-        if idle:
-            lines += paragraph(f"Tried without effect: {', '.join(tried.change for tried in idle)}.")
-        lines.append("")
+        note = f"Tried without effect: {', '.join(idle)}." if idle else ""
+        lines += ["", *Table.of(columns, rows, note).lines(), ""]
     return lines[:-1]
-
-
-def _effect(tried: Tried) -> tuple[float | None, float | None, str]:
-    if tried.ratio is None:
-        return None, None, f"not possible: {tried.reason}"
-    gain = 1.0 - tried.ratio
-    return tried.step_time_s, tried.time_s, f"{percent(abs(gain))} {'sooner' if gain > 0 else 'later'}"
 
 
 LEAST_SHOWN = 0.05
@@ -303,27 +134,26 @@ def gap_lines(gap: GapExplained) -> list[str]:
         "Deviations: how unlikely a row is as the only cause, in standard deviations (1 is usual, 3 rare): "
         "how far such an input is usually off, and the rest of the gap over the errors on published runs.",
     )
-    notes = [f"Without effect, or the other way: {', '.join(rest)}."] if rest else []
-    drawn = table_lines(table) if shown else []
-    return [*paragraph(words), "", *drawn, *paragraphs([*notes, *_sufficient(gap)])]
-
-
-def _sufficient(gap: GapExplained) -> Iterator[str]:
-    """What the table does not say: that the step is impossible, or that no row alone is enough."""
+    lines = [*paragraphs(words), "", *(table.lines() if shown else [])]
+    if rest:
+        lines += paragraphs(f"Without effect, or the other way: {', '.join(rest)}.")
     if gap.mfu > 1.0:
-        yield (
+        note = (
             f"warning: the measured step means an MFU of {percent(gap.mfu, 0)}: it is faster than the "
             "devices' peak. Check its unit, the batch and the number of devices."
         )
     elif gap.inside:
-        yield "The prediction's own error explains the gap: no input has to differ."
+        note = "The prediction's own error explains the gap: no input has to differ."
     elif not any(suspect.suffices for suspect in gap.suspects):
         most = max(gap.suspects, key=lambda suspect: suspect.explains, default=None)
         closes = f": {most.change} closes {percent(most.explains, 0)} of it" if most else ""
-        yield (
+        note = (
             f"warning: no row alone explains the gap{closes}. Several inputs differ, or one that is not "
             "listed does: layout, batch, sequence length, number of devices, or time outside the step."
         )
+    else:
+        note = ""
+    return lines + paragraphs(note)
 
 
 def run_lines(prediction: Prediction, sampled: SamplingSummary | None = None) -> list[str]:
@@ -357,16 +187,27 @@ def run_lines(prediction: Prediction, sampled: SamplingSummary | None = None) ->
         else "",
     )
     width = min(terminal_width(), MAX_PROSE)
-    metrics = table_lines(Table.of(("", " "), rows), width, whole_names=True)
-    return [f"{prediction.model} on {prediction.label}", *metrics, "", *table_lines(spent, width)]
+    metrics = Table.of(("", " "), rows).lines(width, whole_names=True)
+    return [f"{prediction.model} on {prediction.label}", *metrics, "", *spent.lines(width)]
 
 
 def _conditions(prediction: Prediction, sampled: SamplingSummary | None) -> Iterator[tuple[str, str]]:
     """Perturbations, verification and notes, where there are any."""
     if prediction.simulated is not None:
         yield "simulated", simulated(prediction.simulated)
-    if prediction.perturbed is not None:
-        yield from _perturbed(prediction.perturbed, prediction.step_time_s)
+    if (perturbed := prediction.perturbed) is not None:
+        before_s = perturbed.unperturbed_step_time_s
+        draws_s = perturbed.draws_s
+        times = prediction.step_time_s / before_s
+        yield "perturbed", perturbed.text
+        yield "", f"{times:.3f} times the unperturbed step of {duration(before_s)}"
+        if len(draws_s) > 1:
+            yield "", f"{len(draws_s)} draws, {duration(draws_s[0])} to {duration(draws_s[-1])}"
+        if perturbed.note:
+            yield "", perturbed.note
+        if run := perturbed.run:
+            lost = f"{run.failures} failures, {duration(run.lost_s)} of lost work"
+            yield "goodput", f"{percent(run.goodput)} of {duration(run.wall_s)}: {lost}"
     if sampled is not None:
         verified = (
             f"{integer(sampled.tasks_total)} matrix products of all ranks compared with the model's shapes, "
@@ -378,18 +219,3 @@ def _conditions(prediction: Prediction, sampled: SamplingSummary | None) -> Iter
         yield "verified", verified
     for note in prediction.notes:
         yield "note", note
-
-
-def _perturbed(perturbed: Perturbed, step_s: float) -> Iterator[tuple[str, str]]:
-    """What perturbs the step, what it costs, and what failures leave of the time."""
-    before_s = perturbed.unperturbed_step_time_s
-    draws_s = perturbed.draws_s
-    yield "perturbed", perturbed.text
-    yield "", f"{step_s / before_s:.3f} times the unperturbed step of {duration(before_s)}"
-    if len(draws_s) > 1:
-        yield "", f"{len(draws_s)} draws, {duration(draws_s[0])} to {duration(draws_s[-1])}"
-    if perturbed.note:
-        yield "", perturbed.note
-    if run := perturbed.run:
-        lost = f"{run.failures} failures, {duration(run.lost_s)} of lost work"
-        yield "goodput", f"{percent(run.goodput)} of {duration(run.wall_s)}: {lost}"

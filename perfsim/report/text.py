@@ -1,8 +1,11 @@
-"""How quantities and names are written: sensible digits, a unit, and text that is safe to show."""
+"""How quantities, names and prose are written: sensible digits, a unit, lines that fit a terminal."""
 
 from __future__ import annotations
 
 import math
+import re
+import shutil
+import textwrap
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -134,16 +137,6 @@ def large_unit(values: Iterable[float]) -> Unit:
     return COUNT
 
 
-def large(value: float) -> str:
-    """A count in words: `400 billion`."""
-    return LARGE.text(value)
-
-
-def duration(seconds: float) -> str:
-    """A duration in the unit a person would choose."""
-    return TIME.text(seconds)
-
-
 def si(value: float, unit: str) -> str:
     """`1.2 GB`, `312 TFLOP/s`: a quantity with the prefix that suits it; a dash for none."""
     if not value > 0:
@@ -156,8 +149,10 @@ NUMBER = Unit()
 COUNT = Unit(digits=integer)
 LARGE = Unit(suits=large_unit)
 """`24.3 million`; below a million all digits."""
+large = LARGE.text
 TIME = Unit(suits=time_unit)
-"""Each duration in a unit of its own."""
+"""Each duration in the unit that a person would choose."""
+duration = TIME.text
 RATIO = Unit(digits="{:.3f}".format)
 SHARE = Unit(digits=percent)
 PERCENT = Unit("%", 0.01, "{:.1f}".format)
@@ -234,9 +229,8 @@ def layout_settings(settings: Mapping[str, Any]) -> str:
 
 
 def _setting(value: Any) -> str:
-    for known, word in ((None, "even"), (False, "no"), (True, "yes")):
-        if value is known:
-            return word
+    if value is None or isinstance(value, bool):
+        return {None: "even", False: "no", True: "yes"}[value]
     return "-".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
@@ -264,6 +258,33 @@ def named(candidates: Sequence[Answer]) -> list[Named]:
     return pairs
 
 
+# Prose, in lines that fit a terminal.
+
+LEAST_WIDTH = 40
+PIPE_WIDTH = 100
+MAX_PROSE = 100
+"""Longer lines of prose are hard to read."""
+UNITS = ("years", "days", "h", "min", "s", "ms", "\u00b5s", "%", "GB", "GiB", "billion")
+_MEASURE = re.compile(rf"(?<=\d) (?=(?:{'|'.join(map(re.escape, UNITS))})(?!\w))")
+"""The space between a number and its unit, at which no line is broken."""
+
+
+def terminal_width() -> int:
+    """Columns of the terminal, at least 40; 100 where the output is no terminal."""
+    return max(LEAST_WIDTH, shutil.get_terminal_size((PIPE_WIDTH, 24)).columns)
+
+
+def paragraphs(*prose: str, width: int = 0, indent: str = "") -> list[str]:
+    """The texts in lines no wider than `width` (0: the terminal), indented, no number apart from its unit."""
+    most = min(width or terminal_width(), MAX_PROSE)
+    lines = []
+    for words in prose:
+        joined = _MEASURE.sub("\u00a0", words)
+        wrapped = textwrap.wrap(joined, most, initial_indent=indent, subsequent_indent=indent)
+        lines += [line.replace("\u00a0", " ") for line in wrapped]
+    return lines
+
+
 MOST_AT_HEAD = 3
 """Caveats at the head of an answer; more only where more are serious, or are of `ALWAYS`."""
 ALWAYS = ("cluster-scaled",)
@@ -283,6 +304,18 @@ def split_caveats(
     count = max(serious, min(warned, MOST_AT_HEAD))
     shown = [*left[:count], *(caveat for caveat in left[count:] if caveat.code in ALWAYS)]
     return shown, [caveat for caveat in left if caveat not in shown]
+
+
+def caveat_lines(caveats: Sequence[SharedCaveat], verdict: str) -> list[str]:
+    """The worst caveats on a terminal, serious ones in full, and how many more the report has."""
+    shown, rest = split_caveats(caveats, verdict)
+    said = [
+        f"{caveat.severity}: {'; '.join(caveat.machines)}: "
+        f"{caveat.text if caveat.severity == 'serious' else caveat.headline}"
+        for caveat in shown
+    ]
+    more = [f"... {counted(len(rest), 'more caveat')} in the report"] if rest else []
+    return [*paragraphs(*said), *more]
 
 
 def encodable(text: str, encoding: str) -> str:

@@ -14,10 +14,9 @@ import plotly.graph_objects as go
 from perfsim.base.files import write_file
 from perfsim.base.units import format_quantity
 from perfsim.report import draw, text
-from perfsim.report.document import write_document
-from perfsim.report.page import Card, Head, Section, markdown, slugify, write_page
+from perfsim.report.document import document_text
+from perfsim.report.page import Card, Page, Section, slugify
 from perfsim.report.table import Cell, Table
-from perfsim.report.terminal import paragraph, paragraphs, table_lines
 
 if TYPE_CHECKING:
     from perfsim.evidence.accuracy_page import AccuracyPage, Removed, StepAccuracy
@@ -40,6 +39,7 @@ _HEADINGS = {
 }
 _TWO_DIGITS = text.Unit(digits="{:.2f}".format)
 _Columns = Mapping[str, tuple[str, text.Unit | None]]
+"""What a table is read from mappings by: the key of each column, and its unit."""
 _ERRORS: _Columns = {
     "median": ("median_ape", text.SHARE),
     "p90": ("p90_ape", text.SHARE),
@@ -56,14 +56,9 @@ _TIMES: _Columns = {
     "predicted": ("predicted_s", text.TIME),
     "error": ("error", text.CHANGE),
 }
-_ERROR_UNITS = {name: unit for name, (_, unit) in _ERRORS.items()}
 
 
 # Tables that the page and the terminal share.
-
-
-def _errors(scores: Scores) -> list[float | None]:
-    return [scores.get(key) for key, _ in _ERRORS.values()]
 
 
 def _score_table(result: Mapping[str, Any], outside: Mapping[str, Any] | None) -> Table:
@@ -105,24 +100,23 @@ def _score_table(result: Mapping[str, Any], outside: Mapping[str, Any] | None) -
     )
 
 
-def _worst_table(cases: Sequence[Mapping[str, Any]], causes: Mapping[str, str], most: int | None) -> Table:
-    """The predicted runs with the largest errors, with the likely cause."""
+def _worst_table(result: Mapping[str, Any], causes: Mapping[str, str], *, scored: bool) -> Table:
+    """The predicted runs that are scored, or those that are not, the worst first, with likely causes."""
     # Cases of convergence have errors of examples, and no times.
-    known = [case for case in cases if case.get("error") is not None and case.get("predicted_s") is not None]
-    known.sort(key=lambda case: (-abs(case["error"]), case["id"]))
-    return Table.read(
-        {"run": ("id", None), "evidence": ("class", None), **_TIMES, "likely cause": ("cause", None)},
-        ({**case, "class": _evidence(case), "cause": causes.get(case["id"])} for case in known[:most]),
-    )
-
-
-def _evidence(case: Mapping[str, Any]) -> str:
-    """The evidence class of a published run; of one that is not scored, also why: `C, batch inferred`."""
-    inferred = case.get("inferred") or []
-    if not inferred:
-        return str(case["evidence"])
-    names = " and ".join(inferred) if len(inferred) <= MOST_INFERRED else f"{len(inferred)} fields"
-    return f"{case['evidence']}, {names} inferred"
+    cases = [
+        case
+        for case in result["cases"]
+        if (case.get("evidence") != "C") is scored
+        and None not in (case.get("error"), case.get("predicted_s"))
+    ]
+    rows = []
+    for case in sorted(cases, key=lambda case: (-abs(case["error"]), case["id"])):
+        inferred = case.get("inferred") or []
+        names = " and ".join(inferred) if len(inferred) <= MOST_INFERRED else f"{len(inferred)} fields"
+        words = f"{case['evidence']}, {names} inferred" if inferred else case["evidence"]
+        rows.append({**case, "class": words, "cause": causes.get(case["id"])})
+    columns: _Columns = {"run": ("id", None), "evidence": ("class", None), **_TIMES}
+    return Table.read({**columns, "likely cause": ("cause", None)}, rows)
 
 
 def _ablation_table(removed: Sequence[Removed]) -> Table:
@@ -134,17 +128,17 @@ def _ablation_table(removed: Sequence[Removed]) -> Table:
     for own in (complete, *ablated):
         mean, before = own.summary["mape"], complete.summary["mape"]
         moved = None if own is complete or mean is None or before is None else mean - before
-        hurt = own.most_hurt and f"{own.most_hurt}: {_percent(own.most_hurt_mape)}"
+        hurt = own.most_hurt and f"{own.most_hurt}: {_written(own.most_hurt_mape, text.SHARE)}"
         rows.append(
-            [f"{own.mechanism} (tried, dropped)" if own.tried else own.mechanism, own.instead or None]
-            + [*_errors(own.summary), Cell(moved, unit=points)]
-            + [(other or {}).get("mape") for other in (own.refitted, own.left_out)]
-            + [hurt or None]
+            {**own.summary}
+            | {"without": f"{own.mechanism} (tried, dropped)" if own.tried else own.mechanism}
+            | {"instead": own.instead or None, "change": Cell(moved, unit=points), "hurt": hurt or None}
+            | {"refitted": (own.refitted or {}).get("mape"), "left out": (own.left_out or {}).get("mape")}
         )
-    means = ("mean, change", "mean, refitted", "mean, left out")
-    return Table.of(
-        {"without": None, "replaced by": None, **_ERROR_UNITS, **dict.fromkeys(means, text.SHARE)}
-        | {"most affected family, mean": None},
+    means = {f"mean, {name}": (name, text.SHARE) for name in ("change", "refitted", "left out")}
+    return Table.read(
+        {"without": ("without", None), "replaced by": ("instead", None), **_ERRORS, **means}
+        | {"most affected family, mean": ("hurt", None)},
         rows,
         "Fitted constants are kept, except in the columns 'refitted' and 'left out': there they are fitted "
         "again, to all runs or to those of other families, with the slopes of the complete model and without "
@@ -157,42 +151,45 @@ def _ablation_table(removed: Sequence[Removed]) -> Table:
 def _left_out_table(left_out: Sequence[LeftOut]) -> Table:
     """Each family with itself in the fit and left out of it, and the constants fitted without it."""
     names = list(dict.fromkeys(name for row in left_out for name in row.constants))
-    headings = ("median", "p90", "mean", "bias", *map(_heading, names))
+    columns: dict[str, text.Unit | None] = {"left out": None, "runs": text.COUNT}
+
+    def constant(family: LeftOut, name: str) -> str | None:
+        if name not in family.constants:
+            return None
+        value = quantity(name, family.constants[name])
+        if name in family.kept:
+            return f"({value})"
+        borrowed = family.borrowed and name == family.ceiling
+        return f"{value} ({family.borrowed})" if borrowed else value
+
+    rows = [
+        [own.family, own.inside["n"]]
+        + [
+            f"{_written(own.inside[key], unit)} / {_written(own.outside[key], unit)}"
+            for key, unit in _ERRORS.values()
+        ]
+        + [constant(own, name) for name in names]
+        for own in left_out
+    ]
     return Table.of(
-        {"left out": None, "runs": text.COUNT} | dict.fromkeys(headings, text.NUMBER),
-        (
-            [own.family, own.inside["n"]]
-            + [
-                f"{_written(own.inside[key], unit)} / {_written(own.outside[key], unit)}"
-                for key, unit in _ERRORS.values()
-            ]
-            + [_constant(own, name) for name in names]
-            for own in left_out
-        ),
+        columns | dict.fromkeys((*_ERRORS, *map(_heading, names)), text.NUMBER),
+        rows,
         "Each pair: with the family in the fit / without it. A constant in parentheses is kept, because no "
         "run of another family determines it. A constant with a device's name is that device's, because no "
         "other run used the family's own device.",
     )
 
 
-def _constant(family: LeftOut, name: str) -> str | None:
-    if name not in family.constants:
-        return None
-    value = quantity(name, family.constants[name])
-    if name in family.kept:
-        return f"({value})"
-    borrowed = family.borrowed and name == family.ceiling
-    return f"{value} ({family.borrowed})" if borrowed else value
-
-
 def constants_table(constants: Sequence[FittedConstant]) -> Table:
     """The constants that whole steps decide, each with its standard error."""
-    return Table.of(
-        {"constant": None, "value": text.NUMBER, "standard error": text.SHARE, "runs of the fit": text.COUNT},
-        (
-            (_heading(own.name), quantity(own.name, own.value), own.standard_error, own.runs)
-            for own in constants
-        ),
+    return Table.each(
+        constants,
+        {
+            "constant": (None, lambda own: _heading(own.name)),
+            "value": (text.NUMBER, lambda own: quantity(own.name, own.value)),
+            "standard error": (text.SHARE, lambda own: own.standard_error),
+            "runs of the fit": (text.COUNT, lambda own: own.runs),
+        },
         "Standard errors are relative, by the sandwich, which allows for runs of unequal spread.",
     )
 
@@ -219,22 +216,16 @@ def _releases_table(left_out: Mapping[str, Any], result: Mapping[str, Any]) -> T
     inside = {case["id"]: case["error"] for case in result["cases"]}
     fitted = result["summary"]
     without = left_out["summary"]
-    rows: list[Sequence[Any]] = [
-        (case["id"], case["measured_s"], inside[case["id"]], case["error"]) for case in left_out["cases"]
+    rows: list[tuple[str, float | None, Cell | float | None, Cell]] = [
+        (case["id"], case["measured_s"], inside[case["id"]], Cell(case["error"]))
+        for case in left_out["cases"]
     ]
-    shares = [
-        ("median of all", fitted["median_ape"], without["median_ape"]),
-        ("mean of all", fitted["mape"], without["mape"]),
-        ("half-width of a 90 % band", None, without["p90_ape"]),
-    ]
-    rows += [(name, None, *(Cell(own, unit=text.SHARE) for own in pair)) for name, *pair in shares]
+    for name, key in (("median of all", "median_ape"), ("mean of all", "mape")):
+        rows.append((name, None, Cell(fitted[key], unit=text.SHARE), Cell(without[key], unit=text.SHARE)))
+    rows.append(("half-width of a 90 % band", None, None, Cell(without["p90_ape"], unit=text.SHARE)))
+    errors = dict.fromkeys(("release in the fit", "release left out"), text.CHANGE)
     return Table.of(
-        {
-            "log": None,
-            "measured": text.TIME,
-            "release in the fit": text.CHANGE,
-            "release left out": text.CHANGE,
-        },
+        {"log": None, "measured": text.TIME, **errors},
         rows,
         "Errors of the step time. The efficiency of a release that is left out follows from the growth over "
         "the other releases. The band of so few logs is Student's, from their root mean square error.",
@@ -310,6 +301,10 @@ def _scaling_tables(scaling: Mapping[str, Any]) -> Iterator[tuple[str, str, str,
         ),
     )
     runs = {f"{own['run']} on {own['systems']} systems" for own in scaling["explanations"]}
+
+    def in_unit(value: float, unit: Any) -> str:
+        return text.percent(value) if unit == "fraction" else format_quantity(value, unit, 3)
+
     yield (
         "explanations",
         "what would explain the loss",
@@ -317,7 +312,7 @@ def _scaling_tables(scaling: Mapping[str, Any]) -> Iterator[tuple[str, str, str,
         Table.of(
             {"a cause that alone explains it": None, "needed": text.NUMBER, "in the model": text.NUMBER},
             (
-                (own["cause"], *(_in_unit(own[key], own["unit"]) for key in ("needed", "in_model")))
+                (own["cause"], *(in_unit(own[key], own["unit"]) for key in ("needed", "in_model")))
                 for own in scaling["explanations"]
             ),
             f"For {', '.join(sorted(runs))}. No figure of the network that is near the assumed one explains "
@@ -326,16 +321,8 @@ def _scaling_tables(scaling: Mapping[str, Any]) -> Iterator[tuple[str, str, str,
     )
 
 
-def _in_unit(value: float, unit: Any) -> str:
-    return text.percent(value) if unit == "fraction" else format_quantity(value, unit, 3)
-
-
 def _written(value: float | None, unit: text.Unit | None) -> str:
     return text.NONE if value is None or unit is None else unit.text(value)
-
-
-def _percent(value: float | None) -> str:
-    return _written(value, text.SHARE)
 
 
 # Errors of predictions of published runs, family by family.
@@ -425,42 +412,36 @@ def residuals(table: Table) -> go.Figure:
 # The accuracy page.
 
 
-def write_validation(page: AccuracyPage, folder: Path) -> tuple[Path, Path]:
+def write_validation(accuracy: AccuracyPage, folder: Path) -> tuple[Path, Path]:
     """Write `index.html` and `validation.md` with the same tables; the same input gives the same bytes."""
-    sections = list(_sections(page))
-    head = _head(page)
-    html = write_page(TITLE, sections, folder / "index.html", head=head)
-    return html, write_file(folder / "validation.md", markdown(TITLE, sections, head))
-
-
-def _head(page: AccuracyPage) -> Head:
     cards = []
-    for accuracy in page.steps:
-        summary = accuracy.result["summary"]
-        if summary["n"]:
-            spread = [f"p90 {text.percent(summary['p90_ape'])}, {summary['n']} runs"]
-            if accuracy.outside is not None:
-                spread.append(
-                    f"left out of the fit {text.percent(accuracy.outside['summary']['median_ape'])}"
-                )
-            if accuracy.result["baseline"].get("median_ape") is not None:
-                spread.append(f"one constant {text.percent(accuracy.result['baseline']['median_ape'])}")
+    for result, outside in [
+        *((step.result, step.outside) for step in accuracy.steps),
+        *((result, None) for result in accuracy.convergence),
+    ]:
+        summary = result["summary"]
+        if summary["median_ape"] is None:
+            continue
+        spread = [f"p90 {text.percent(summary['p90_ape'])}"]
+        if result["kind"] == "step_time":
+            spread = [f"{spread[0]}, {summary['n']} runs"]
+            if outside is not None:
+                spread.append(f"left out of the fit {text.percent(outside['summary']['median_ape'])}")
+            if result["baseline"].get("median_ape") is not None:
+                spread.append(f"one constant {text.percent(result['baseline']['median_ape'])}")
             if summary["band_coverage"] is not None:
                 spread.append(f"{text.percent(summary['band_coverage'])} in their 90 % bands")
-            name = f"median, {_name(accuracy.result)}"
-            cards.append(Card(text.percent(summary["median_ape"]), "; ".join(spread), name))
-    for result in page.convergence:
-        summary = result["summary"]
-        if summary["median_ape"] is not None:
-            spread = [f"p90 {text.percent(summary['p90_ape'])}"]
-            cards.append(Card(text.percent(summary["median_ape"]), spread[0], f"median, {_name(result)}"))
-    return Head(
+        cards.append(Card(text.percent(summary["median_ape"]), "; ".join(spread), f"median, {_name(result)}"))
+    page = Page(
+        TITLE,
+        list(_sections(accuracy)),
         "How accurate are predictions of published runs?",
         cards=cards,
-        cards_note="Absolute relative errors. Constants belong to a device, a link or the framework, never "
+        note="Absolute relative errors. Constants belong to a device, a link or the framework, never "
         "to a run; only a wafer's efficiency depends on the release of its software.",
-        footer=f"Made by `{COMMAND}`." if page.leaves_out else "Made by `perfsim validate --page`.",
+        footer=f"Made by `{COMMAND}`." if accuracy.leaves_out else "Made by `perfsim validate --page`.",
     )
+    return page.write(folder), write_file(folder / "validation.md", page.markdown())
 
 
 def _name(result: Mapping[str, Any]) -> str:
@@ -550,15 +531,16 @@ def _step_sections(accuracy: StepAccuracy, leaves_out: bool) -> Iterator[Section
             ),
             f"{len(result['sweeps'])} sweeps",
         )
+    worst = _worst_table(result, accuracy.causes, scored=True)
     yield section(
         "worst",
         f"the worst {WORST}",
         "The scored runs with the largest errors. Rules find the likely cause from the parts of the "
         "predicted step: 'right at 0.80 times' means that this part alone would have to take 0.80 times as "
         "long.",
-        _worst_table([case for case in result["cases"] if case["evidence"] != "C"], accuracy.causes, WORST),
+        replace(worst, rows=worst.rows[:WORST]),
     )
-    weak = _worst_table([case for case in result["cases"] if case["evidence"] == "C"], accuracy.causes, None)
+    weak = _worst_table(result, accuracy.causes, scored=False)
     if weak.rows:
         folded = f"{len(weak.rows)} runs"
         yield section("weak", "shown, not scored", "Runs with weak evidence.", weak, folded)
@@ -610,16 +592,18 @@ def validation_lines(result: Mapping[str, Any], worst: int) -> list[str]:
     """The score of one file: all, by family, the baseline, what failed, and the worst cases."""
     outside = result.get("left_out") or {}
     scaling = [table for *_, table in _scaling_tables(result["scaling"])] if result.get("scaling") else []
-    wrong = _worst_table(result["cases"], {}, worst)
-    wrong = wrong.only("run", "measured", "predicted", "error", "evidence")
-    first = replace(wrong.columns[0], name=f"worst {len(wrong.rows)}")
-    wrong = replace(wrong, columns=[first, *wrong.columns[1:]], caption="Evidence C is not scored.")
+    wrong = _worst_table(result, {}, scored=True).only("run", "measured", "predicted", "error", "evidence")
+    rows = wrong.rows[:worst]
+    columns = [replace(wrong.columns[0], name=f"worst {len(rows)}"), *wrong.columns[1:]]
+    weak = len(_worst_table(result, {}, scored=False).rows)
+    caption = f"{text.counted(weak, 'run')} with evidence C: not scored, not listed." if weak else ""
+    wrong = replace(wrong, columns=columns, rows=rows, caption=caption)
     return [
         f"{result['file']}: {text.counted(result['count'], 'case')}, {len(result['failed'])} failed",
-        *table_lines(_summary_table(result, outside)),
-        *paragraphs(_summary_notes(result, outside)),
-        *(["", *table_lines(wrong)] if wrong.rows else []),
-        *(line for table in scaling if table.rows for line in ("", *table_lines(table))),
+        *_summary_table(result, outside).lines(),
+        *text.paragraphs(*_summary_notes(result, outside)),
+        *(["", *wrong.lines()] if wrong.rows else []),
+        *(line for table in scaling if table.rows for line in ("", *table.lines())),
     ]
 
 
@@ -666,10 +650,10 @@ def _summary_notes(result: Mapping[str, Any], outside: Mapping[str, Any]) -> Ite
         )
     memory = result.get("memory", {})
     if memory.get("n"):
+        middle, high, mean = (_written(memory[key], text.SHARE) for key in ("median", "p90", "mean"))
         yield (
-            f"Peak memory, {text.counted(memory['n'], 'case')} that print theirs: median "
-            f"{_percent(memory['median'])}, p90 {_percent(memory['p90'])}, mean {_percent(memory['mean'])}, "
-            f"bias {_written(memory['bias'], text.CHANGE)}."
+            f"Peak memory, {text.counted(memory['n'], 'case')} that print theirs: median {middle}, "
+            f"p90 {high}, mean {mean}, bias {_written(memory['bias'], text.CHANGE)}."
         )
     reasons: dict[str, list[str]] = {}
     for case in result["failed"]:
@@ -720,14 +704,12 @@ def comparison_table(result: Comparison) -> Table:
 
 def comparison_lines(result: Comparison) -> list[str]:
     """The title, the table, and the answer in words."""
-    table = table_lines(comparison_table(result))
-    return [*paragraph(result.title), "", *table, "", *paragraph(result.verdict)]
+    table = comparison_table(result).lines()
+    return [*text.paragraphs(result.title), "", *table, "", *text.paragraphs(result.verdict)]
 
 
 def write_comparison(result: Comparison, folder: Path) -> Path:
     """Write `index.html` and `summary.json`; returns the page."""
     section = Section("Side by side", "", table=comparison_table(result), slug="comparison")
-    head = Head(result.question, result.verdict)
-    page = write_page(result.title, [section], folder / "index.html", head=head)
-    write_document(result, folder / "summary.json")
-    return page
+    page = Page(result.title, [section], result.question, verdict=result.verdict)
+    return page.write(folder, document_text(result))

@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from perfsim.base.errors import CatalogError, PlugInError, made_by
 from perfsim.base.sizes import MOST_DEVICES, MOST_LAYERS, MOST_MESH, MOST_PARTS
-from perfsim.base.spec import CatalogSpec, CountedSpec, Spec
+from perfsim.base.spec import CatalogSpec, Name, Spec
 from perfsim.base.units import Bytes, BytesPerSecond, FlopPerSecond, Watts, number, quantity
 from perfsim.specs.calibration import CollectiveCalibration, GpuCalibration, Latency, WaferCalibration
 from perfsim.specs.precisions import PRECISIONS, Precision
@@ -323,16 +323,43 @@ class SwarmXSpec(Spec):
     """Whether weights down and gradients up have the bandwidth of a link each; else they share it."""
 
 
-class SystemSpec(CountedSpec):
+class NounSpec(Spec):
+    """What people call a device of a system, and a node of several."""
+
+    device: Name
+    node: str = ""
+    """Empty where nobody counts nodes."""
+
+
+class SystemSpec(CatalogSpec):
     """A machine of some kind; the question, not the system, gives the number of devices.
 
     A field of this type accepts a system of any kind in `system_classes`, chosen by its key `kind`.
     """
 
+    noun: NounSpec | None = None
+    """Not inherited, since a file that extends another may name another device."""
     kind: str
     device: DeviceSpec
     power: PowerSpec | None = None
     """Before cooling; None: not known, and an answer says so."""
+
+    def with_(self, **changes: Any) -> Self:
+        """A copy with some values changed; under another name it has no noun, unless one is given."""
+        changed = super().with_(**changes)
+        keeps = changed.name == self.name or "noun" in changes
+        return changed if keeps else changed.model_copy(update={"noun": None})
+
+    @property
+    def devices_noun(self) -> str:
+        """Several of its devices: `A100-80GB`; without a noun `devices of NAME`."""
+        return self.noun.device if self.noun else f"devices of {self.name}"
+
+    def machine(self, devices: int) -> str:
+        """So many of its devices in words: `128 A100-80GB (16 DGX)`, `16 CS-2`."""
+        if self.noun is None:
+            return f"{devices:,} device{'' if devices == 1 else 's'} of {self.name}"
+        return f"{devices:,} {self.noun.device}"
 
     @model_validator(mode="wrap")
     @classmethod

@@ -46,10 +46,6 @@ class Layout(Protocol):
     @property
     def num_devices(self) -> int: ...
 
-    @property
-    def short(self) -> str:
-        """One line of text: `tp8 pp4 dp4 mbs1 recompute full`."""
-
     def as_dict(self, num_microbatches: int) -> dict[str, Any]:
         """Its fields under the names of the JSON interface."""
 
@@ -237,24 +233,6 @@ class ParallelLayout:
             "offload_activations": self.offload_activations,
         }
         return {name: place for name, place in given.items() if place != "none"}
-
-    @property
-    def short(self) -> str:
-        """`tp8 pp4 dp4 mbs1`, with the schedule if it is not 1F1B."""
-        exchange = "" if self.context_exchange == "ring" else " all-to-all"
-        context = f"cp{self.context}{exchange} " if self.context > 1 else ""
-        shared = f" etp{self.expert_tensor}" if self.expert_tensor > 1 else ""
-        experts = f"ep{self.expert}{shared} " if self.expert > 1 or shared else ""
-        degrees = (
-            f"tp{self.tensor} {context}{experts}pp{self.pipeline} dp{self.data} mbs{self.micro_batch_size}"
-        )
-        schedule = "" if self.schedule == "1f1b" else f" {self.schedule}"
-        chunks = f" vpp{self.virtual_pipeline}" if self.schedule == "interleaved" else ""
-        groups = "" if self.shard_group is None else f" in groups of {self.shard_group}"
-        sharded = f" zero{self.zero_stage}{groups}" if self.zero_stage > 1 or groups else ""
-        every = f" every {self.recompute_every} layers" if self.recompute_every > 1 else ""
-        moved = "".join(f" {name} {place}" for name, place in self.offloads.items())
-        return f"{degrees}{schedule}{chunks}{sharded} recompute {self.recompute}{every}{moved}"
 
     def as_dict(self, num_microbatches: int) -> dict[str, Any]:
         """Its fields under the names of the JSON interface."""

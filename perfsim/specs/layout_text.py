@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from perfsim.base.errors import LayoutError, Problem
 from perfsim.base.text import did_you_mean
-from perfsim.specs.layout import AXES, layers_of_stages
+from perfsim.specs.layout import AXES, Layout, layers_of_stages
 
 SHORT_NAMES = {axis.short: name for name, axis in AXES.items() if axis.short}
 OTHER_NAMES = {"pipeline_layout": "layers_per_stage"}
@@ -59,8 +59,8 @@ def parsed_settings(text: str, layout_type: type) -> dict[str, Any]:
     return given
 
 
-def text_of(layout: Any) -> str:
-    """The text that `parsed_settings` reads as this layout: every field that is not at its default."""
+def text_of(layout: Layout) -> str:
+    """The text that `parsed_settings` reads as this layout: replicas, and every field not at its default."""
     short = {long: name for name, long in SHORT_NAMES.items()}
     return ",".join(
         f"{short.get(field.name, field.name)}={written(value)}"
@@ -97,19 +97,13 @@ def _parsed(name: str, value: str, layout_type: type) -> Any:
     if kind in (int, int | None):
         default = defaults[name]
         return _whole_number(value, least=1 if default is None else min(1, default))
-    if re.search("[a-zA-Z|]", value):
-        return _stages(value)
-    return tuple(_whole_number(part, least=0) for part in value.split("-"))
-
-
-def _stages(value: str) -> tuple[int, ...]:
-    """Layers of each virtual stage in Megatron-Core's notation."""
+    if not re.search("[a-zA-Z|]", value):
+        return tuple(_whole_number(part, least=0) for part in value.split("-"))
     try:
         return layers_of_stages(value)
     except ValueError as error:
-        raise LayoutError(
-            [Problem(str(error), help="write layers such as 3-4-3, or stages such as Et*3|t*4|t*3L")]
-        ) from None
+        advice = "write layers such as 3-4-3, or stages such as Et*3|t*4|t*3L"
+        raise LayoutError([Problem(str(error), help=advice)]) from None
 
 
 def _whole_number(value: str, least: int) -> int:

@@ -66,10 +66,6 @@ class Experts(Spec):
             )
         return self
 
-    def __hash__(self) -> int:
-        """By value, because kernels are cached by model."""
-        return hash((self.num_experts, self.top_k, self.ffn_hidden_size, self.shared_ffn_hidden_size))
-
     def in_layer(self, layer: int) -> bool:
         """Whether a layer, counted from 0, has experts instead of an MLP."""
         return layer >= self.first_dense_layers and (layer + 1) % self.interval == 0
@@ -88,10 +84,6 @@ class LatentAttention(Spec):
     qk_nope_head_dim: Width
     qk_rope_head_dim: Width
     v_head_dim: Width
-
-    def __hash__(self) -> int:
-        """By value, because kernels are cached by model."""
-        return hash((self.q_lora_rank, self.kv_lora_rank, self.head_size, self.v_head_dim))
 
     @property
     def head_size(self) -> int:

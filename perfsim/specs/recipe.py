@@ -32,10 +32,6 @@ class KernelPrecisions(Spec):
     head: Precision = "bf16"
     """The three products of the LM head."""
 
-    def __hash__(self) -> int:
-        """By value, because kernels are cached by it."""
-        return hash((self.forward, self.input_gradient, self.weight_gradient, self.attention, self.head))
-
 
 RUNTIME_FIELDS = tuple(name for name in Runtime.model_fields if name not in CatalogSpec.model_fields)
 """Settings that recipes had before there were runtimes."""

@@ -43,11 +43,6 @@ class StreamingLayout:
     def num_devices(self) -> int:
         return self.data
 
-    @property
-    def short(self) -> str:
-        """`dp4 mbs90 recompute full`."""
-        return f"dp{self.data} mbs{self.micro_batch_size} recompute {self.recompute}"
-
     def as_dict(self, num_microbatches: int) -> dict[str, Any]:
         """Its fields under the names of the JSON interface."""
         chunks = {"stream_chunks": self.stream_chunks} if self.stream_chunks > 1 else {}

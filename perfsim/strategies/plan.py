@@ -17,6 +17,7 @@ from perfsim.costs.price import Costs
 from perfsim.network import Topology
 from perfsim.specs.hardware import SystemSpec
 from perfsim.specs.layout import Layout
+from perfsim.specs.layout_text import text_of
 from perfsim.specs.recipe import Job
 from perfsim.work import GraphBuilder, Work
 
@@ -50,7 +51,7 @@ class Screening:
             if wrong.any():
                 layout = self.layout(int(wrong.argmax()))
                 raise PerfsimError(
-                    f"a strategy estimates a {name} of {values[wrong][0]:g} for {layout.short}: "
+                    f"a strategy estimates a {name} of {values[wrong][0]:g} for {text_of(layout)}: "
                     "a defect of the strategy, or of the numbers that describe the machine"
                 )
 

@@ -21,7 +21,7 @@ from perfsim.convergence.wall_clock import RunPart
 from perfsim.network.export import NetworkMap
 from perfsim.prediction.bands import Accuracy
 from perfsim.prediction.disturbed import Resilience
-from perfsim.prediction.prediction import Document, Prediction, document_of
+from perfsim.prediction.prediction import Document, Prediction
 from perfsim.prediction.verification import SamplingSummary
 from perfsim.prediction.why import Roofline
 from perfsim.specs.wall_clock import ProductionRange
@@ -192,7 +192,7 @@ class Answer(Prediction):
     def document(self) -> Document:
         """The row under the names of the JSON interface; a store of finished points keeps the same."""
         return {
-            **document_of(self),
+            **self.step_document(),
             "batch_tokens": self.time.batch_tokens,
             "steps": self.time.steps,
             "step_time_error": self.time.step_time_error,

@@ -21,7 +21,7 @@ from perfsim.prediction.bands import Accuracy
 from perfsim.prediction.caveats import default_settings
 from perfsim.prediction.disturbed import perturbed, resilience, text_of
 from perfsim.prediction.planner import best_plan, refusal
-from perfsim.prediction.prediction import prediction_from, prediction_of
+from perfsim.prediction.prediction import Prediction, prediction_of
 from perfsim.prediction.question import PriceTables
 from perfsim.prediction.run import Evaluation
 from perfsim.prediction.verification import sample_step
@@ -541,7 +541,7 @@ class _Reader:
         if key not in self.targets:
             self.targets[key] = target_of(study)
         known = ("batch_tokens", "step_time_s", "step_time_error", "unshared_error")
-        prediction = prediction_from(document, study.model.name)
+        prediction = Prediction.stored(document, study.model.name)
         caveats = self.known.setdefault(prediction.caveats, prediction.caveats)
         row = Answer(
             **{**values_of(prediction), "caveats": caveats},

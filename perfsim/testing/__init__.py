@@ -10,8 +10,7 @@ from perfsim.testing.conformance import (
     BrokenPromise,
     Case,
     cases_for,
-    check_promise,
     check_strategy,
 )
 
-__all__ = ["PROMISES", "BrokenPromise", "Case", "cases_for", "check_promise", "check_strategy"]
+__all__ = ["PROMISES", "BrokenPromise", "Case", "cases_for", "check_strategy"]

@@ -25,6 +25,7 @@ from perfsim.prediction.planner import Search
 from perfsim.prediction.verification import SamplingSpec, verify
 from perfsim.proof.promises import held_unlike_promised
 from perfsim.specs.layout import Layout, ParallelLayout
+from perfsim.specs.layout_text import text_of
 from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, Strategy
 from perfsim.strategies.plan import runs_on
@@ -146,6 +147,15 @@ class Case:
             links = shared_links(graph, network_of(self.topology))
             durations = price(graph, self.costs)
             yield plan, graph, simulate(graph, durations, links.flows, links.capacities)
+
+    def check(self, promise: Promise) -> None:
+        """Raise BrokenPromise, naming strategy, case and promise, if the strategy breaks the promise."""
+        try:
+            promise(self)
+        except (BrokenPromise, LayoutError, MemoryCapacityError) as error:
+            stated = " ".join((promise.__doc__ or promise.__name__).split())
+            where = f"strategy {self.strategy.name!r}, case {self.name!r}"
+            raise BrokenPromise(f"{where}: {error}\n    promised: {stated}") from error
 
 
 def cases_for(strategy: Strategy) -> list[Case]:
@@ -303,7 +313,7 @@ def _ranks_hold_what_their_schedule_promises(case: Case) -> None:
     for _, layout in deepest.values():
         plan = case.plan(layout, check_memory=False)
         for fault in held_unlike_promised(case.graph(plan), plan):
-            raise BrokenPromise(f"{layout.short}: {fault}")
+            raise BrokenPromise(f"{text_of(layout)}: {fault}")
 
 
 # ----------------------------------------------------------------------------------------- runs
@@ -371,16 +381,6 @@ PROMISES: Mapping[str, Promise] = {
 """By name; each raises BrokenPromise for a case that breaks it; its docstring states the promise."""
 
 
-def check_promise(promise: Promise, case: Case) -> None:
-    """Raise BrokenPromise, naming strategy, case and promise, if the case breaks the promise."""
-    try:
-        promise(case)
-    except (BrokenPromise, LayoutError, MemoryCapacityError) as error:
-        stated = " ".join((promise.__doc__ or promise.__name__).split())
-        where = f"strategy {case.strategy.name!r}, case {case.name!r}"
-        raise BrokenPromise(f"{where}: {error}\n    promised: {stated}") from error
-
-
 def check_strategy(strategy: Strategy, cases: list[Case] | None = None) -> None:
     """Raise BrokenPromise for the first promise that the strategy breaks.
 
@@ -390,5 +390,5 @@ def check_strategy(strategy: Strategy, cases: list[Case] | None = None) -> None:
     cases = cases_for(strategy) if cases is None else cases
     for case in cases:
         for promise in PROMISES.values():
-            check_promise(promise, case)
+            case.check(promise)
     _require(any(case.plans for case in cases), f"strategy {strategy.name!r} has no plan that fits any case")

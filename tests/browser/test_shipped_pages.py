@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from perfsim.report import text
-from perfsim.report.study_page import write_study
+from perfsim.report.study import write_study
 from perfsim.report.sweep import write_sweep
 from perfsim.report.sweep_figures import named_points
 from perfsim.studies.axes import load_sweep

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perfsim.strategies import strategy, strategy_names
-from perfsim.testing import PROMISES, Case, cases_for, check_promise
+from perfsim.testing import PROMISES, Case, cases_for
 from perfsim.testing.conformance import Promise
 
 CASES = {
@@ -22,7 +22,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 @pytest.mark.parametrize("promise", PROMISES.values(), ids=PROMISES.keys())
 def test_the_promise_is_kept(promise: Promise, case: Case) -> None:
-    check_promise(promise, case)
+    case.check(promise)
 
 
 def test_there_is_a_plan(case: Case) -> None:

@@ -54,8 +54,6 @@ def imported_from() -> str:
 
 def step_answer(question: Step) -> Any:
     """The document of one step, with its memory by stage and part."""
-    from perfsim.prediction.prediction import run_document
-
     given: dict[str, Any] = {
         "layout": question.layout or None,
         "batch": question.batch,
@@ -69,7 +67,7 @@ def step_answer(question: Step) -> Any:
     given = {name: value for name, value in given.items() if value is not None}
     prediction = ps.predict(model=question.model, system=question.system, devices=question.devices, **given)
     memory = [{"parts_bytes": bar.parts_bytes, "total_bytes": bar.total_bytes} for bar in prediction.memory]
-    return run_document(prediction) | {"memory": memory}
+    return prediction.document() | {"memory": memory}
 
 
 def plan_answer(question: Shortlist) -> Any:

@@ -13,9 +13,10 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -76,6 +77,7 @@ VALUES = (
         "12:30:00",
     ),
 )
+KEYS = ("x", "kind", "extends", "name", "<<", "1", "null", r'"\e"', "a" * 3000)
 _SCALAR = re.compile(r"(?<=[:\[,-] )[^\[\]{},\n#]+|(?<=\[)[^\[\]{},\n#]+")
 _NUMBER = re.compile(r"(?<=[ \[])-?\d[\d.e+-]*(?![\w-])")
 _KEY = re.compile(r"[A-Za-z_][A-Za-z_.0-9]*(?=:)")
@@ -95,25 +97,19 @@ def _mutated(text: str, rng: random.Random) -> bytes:
     return data
 
 
-def _value(text: str, rng: random.Random) -> str:
-    return _replaced(text, _SCALAR, rng.choice(VALUES), rng)
-
-
-def _number(text: str, rng: random.Random) -> str:
-    return _replaced(text, _NUMBER, rng.choice(NUMBERS), rng)
-
-
-def _key(text: str, rng: random.Random) -> str:
-    new = rng.choice(("x", "kind", "extends", "name", "<<", "1", "null", r'"\e"', "a" * 3000))
-    return _replaced(text, _KEY, new, rng)
-
-
-def _replaced(text: str, pattern: re.Pattern[str], new: str, rng: random.Random) -> str:
+def _replaced(pattern: re.Pattern[str], others: Sequence[str], text: str, rng: random.Random) -> str:
+    """The text with one match of the pattern replaced by one of the others."""
+    new = rng.choice(others)
     places = [match.span() for match in pattern.finditer(text)]
     if not places:
         return text
     start, end = rng.choice(places)
     return text[:start] + new + text[end:]
+
+
+_value = partial(_replaced, _SCALAR, VALUES)
+_number = partial(_replaced, _NUMBER, NUMBERS)
+_key = partial(_replaced, _KEY, KEYS)
 
 
 def _line(text: str, rng: random.Random) -> str:
@@ -132,9 +128,8 @@ def _line(text: str, rng: random.Random) -> str:
         case 4:
             lines[place] = lines[place].strip() + "\n"
         case _:
-            lines[place] = (
-                lines[place].rstrip("\n") + rng.choice((" {", " [", " ]", ": x", " '", ' "', " |")) + "\n"
-            )
+            end = rng.choice((" {", " [", " ]", ": x", " '", ' "', " |"))
+            lines[place] = lines[place].rstrip("\n") + end + "\n"
     return "".join(lines)
 
 
@@ -148,9 +143,8 @@ def _cut(text: str, rng: random.Random) -> str:
         case 2:
             return text[:place] + text[place + rng.randrange(1, 12) :]
         case _:
-            return rng.choice(
-                (text.replace("\n", "\r\n"), "\ufeff" + text, text + text, text + "---\n" + text)
-            )
+            crossed = text.replace("\n", "\r\n")
+            return rng.choice((crossed, "\ufeff" + text, text + text, text + "---\n" + text))
 
 
 _MUTATIONS = (_value, _value, _value, _number, _number, _key, _line, _line, _cut)
@@ -198,120 +192,74 @@ class Outcome:
     """The refusal of a file as a whole, which has no line."""
 
 
-Command = Callable[[Path], Sequence[str]]
-
 STEP = ("--batch", "16", "--json", "--max-seconds", "15")
 WAFER = ("run", "--devices", "1", *STEP)
 GPUS = ("run", "--devices", "8", "--layout", "tp=2,pp=2,dp=2,mbs=1", *STEP)
+XL = ("--model", "gpt3_xl")
+A100 = ("--system", "dgx-a100-80gb")
 
 
 def targets() -> list[tuple[tuple[Target, str], str]]:
     """Every YAML file of a checkout that a verb reads, with its text."""
     root = data_root()
-    folders = [kind for kind in COMMANDS if kind == "studies" or "/" in kind]
-    paths = [(kind, path) for kind in folders for path in sorted((root / kind).glob("*.*"))]
+    paths = [(kind, path) for kind in FOLDERS for path in sorted((root / kind).glob("*.*"))]
     texts = {Target(f"{kind}/{path.name}", path.suffix): path.read_text("utf-8") for kind, path in paths}
     for path in sorted((root / "workloads/models").glob("*.yaml"))[::4]:
         text = path.read_text("utf-8")
         texts |= {Target(f"{verb}/{path.name}"): text for verb in ("plan", "prove")}
     for verb, (pattern, _) in VERBS.items():
-        for path in sorted(HERE.glob(pattern)):
+        for path in sorted(HERE.glob(pattern)) if pattern else []:
             texts[Target(f"{verb}/{path.name}", path.suffix)] = path.read_text("utf-8")
     return [((target, text), text) for target, text in texts.items()]
 
 
-def _beside(path: Path, text: str) -> str:
-    other = path.with_name("other.yaml")
-    other.write_text(text.replace("INPUT", str(path)), encoding="utf-8")
-    return str(other)
+FOLDERS = (
+    *("hardware/calibrations", "hardware/devices", "hardware/links", "hardware/systems"),
+    *("hardware/wall_clocks", "studies", "workloads/models", "workloads/recipes"),
+)
 
 
-def _model(_name: str, _text: str) -> Command:
-    return lambda path: (*WAFER, "--model", str(path), "--system", "cs-2")
-
-
-def _recipe(_name: str, _text: str) -> Command:
-    return lambda path: (*WAFER, "--model", "gpt3_xl", "--system", "cs-2", "--recipe", str(path))
-
-
-def _system(_name: str, text: str) -> Command:
-    step = GPUS if "kind: gpu-cluster" in text or "extends: dgx" in text else WAFER
-    return lambda path: (*step, "--model", "gpt3_xl", "--system", str(path))
-
-
-def _part(base: str, key: str, step: Sequence[str]) -> Command:
-    def command(path: Path) -> Sequence[str]:
-        return (*step, "--model", "gpt3_xl", "--system", _beside(path, f"extends: {base}\n{key}\n"))
-
-    return command
-
-
-def _device(name: str, _text: str) -> Command:
-    if name.startswith("wse"):
-        return _part("cs-2", "device: INPUT", WAFER)
-    return _part("dgx-h100" if "h100" in name else "dgx-a100-80gb", "device: INPUT", GPUS)
-
-
-def _link(name: str, _text: str) -> Command:
-    place = "scale_up" if name.startswith("nvlink") else "nic"
-    return _part("dgx-a100-80gb", f"node: {{{place}: INPUT}}", GPUS)
-
-
-def _calibration(_name: str, text: str) -> Command:
-    if "kind: gpu" in text:
-        return _part("dgx-a100-80gb", "device: {extends: a100-sxm4-80gb, calibration: INPUT}", GPUS)
-    if "kind: wafer" in text:
-        return _part("cs-2", "device: {extends: wse-2, calibration: INPUT}", WAFER)
-    if "kind: framework" in text:
-        return lambda path: (
-            *(*GPUS, "--model", "gpt3_xl", "--system", "dgx-a100-80gb"),
-            *("--recipe", _beside(path, "extends: gpt3_pretraining\nframework: INPUT\n")),
-        )
-    return _part("dgx-a100-80gb", "node: {scale_up: {extends: nvlink3, calibration: INPUT}}", GPUS)
-
-
-def _wall_clock(name: str, _text: str) -> Command:
-    machine = (
-        "3d, system: dgx-a100-80gb, devices: [8]"
-        if "gpu" in name
-        else "weight-streaming, system: cs-2, devices: [1]"
-    )
-    study = (
-        "title: t\nquestion: q\nmodel: gpt3_xl\nrecipe: gpt3_20b_chinchilla\nbatch_sizes: [16]\n"
-        f"sampling: {{tasks: 0}}\ncandidates: [{{strategy: {machine}, wall_clock: INPUT}}]\n"
-    )
-    return lambda path: (
-        "study",
-        _beside(path, study),
-        "--out",
-        str(path.parent / "out"),
-        "--max-seconds",
-        "15",
-    )
-
-
-def _study(name: str, text: str) -> Command:
-    if "grid:" in text or "variants:" in text:
-        return lambda path: ("sweep", str(path), "--dry-run", *_out(path), "--max-seconds", "15")
-    return lambda path: ("study", str(path), *_out(path), *SHORT)
-
-
-def _out(path: Path) -> Sequence[str]:
-    return ("--out", str(path.parent / "out"))
-
-
-def _plan(_name: str, _text: str) -> Command:
-    machine = ("--system", "dgx-a100-80gb", "--devices", "8", *STEP)
-    return lambda path: ("plan", "--model", str(path), *machine)
-
-
-def _prove(_name: str, _text: str) -> Command:
-    layout = ("--layout", "tp=2,sp=true", "--devices", "2", "--batch", "2", "--orders", "0", "--json")
-    return lambda path: ("prove", str(path), *layout, "--max-seconds", "15")
-
-
-def _verb(arguments: Sequence[str]) -> Callable[[str, str], Command]:
-    return lambda _name, _text: lambda path: [part.replace("INPUT", str(path)) for part in arguments]
+def asked(target: Target, text: str) -> tuple[Sequence[str], str]:
+    """The arguments of the verb for a file, INPUT, and the text of another file, OTHER, that names it."""
+    folder, _, file = target.name.rpartition("/")
+    name = file.partition(".")[0]
+    other = (*XL, "--system", "OTHER")
+    match folder:
+        case "hardware/devices":
+            if name.startswith("wse"):
+                return (*WAFER, *other), "extends: cs-2\ndevice: INPUT\n"
+            base = "dgx-h100" if "h100" in name else "dgx-a100-80gb"
+            return (*GPUS, *other), f"extends: {base}\ndevice: INPUT\n"
+        case "hardware/links":
+            place = "scale_up" if name.startswith("nvlink") else "nic"
+            return (*GPUS, *other), f"extends: dgx-a100-80gb\nnode: {{{place}: INPUT}}\n"
+        case "hardware/calibrations" if "kind: framework" in text:
+            recipe = ("--recipe", "OTHER")
+            return (*GPUS, *XL, *A100, *recipe), "extends: gpt3_pretraining\nframework: INPUT\n"
+        case "hardware/calibrations" if "kind: wafer" in text:
+            return (*WAFER, *other), "extends: cs-2\ndevice: {extends: wse-2, calibration: INPUT}\n"
+        case "hardware/calibrations":
+            named = "node: {scale_up: {extends: nvlink3, calibration: INPUT}}"
+            if "kind: gpu" in text:
+                named = "device: {extends: a100-sxm4-80gb, calibration: INPUT}"
+            return (*GPUS, *other), f"extends: dgx-a100-80gb\n{named}\n"
+        case "hardware/systems":
+            step = GPUS if "kind: gpu-cluster" in text or "extends: dgx" in text else WAFER
+            return (*step, *XL, "--system", "INPUT"), ""
+        case "hardware/wall_clocks":
+            machine = "weight-streaming, system: cs-2, devices: [1]"
+            if "gpu" in name:
+                machine = "3d, system: dgx-a100-80gb, devices: [8]"
+            study = (
+                "title: t\nquestion: q\nmodel: gpt3_xl\nrecipe: gpt3_20b_chinchilla\nbatch_sizes: [16]\n"
+                f"sampling: {{tasks: 0}}\ncandidates: [{{strategy: {machine}, wall_clock: INPUT}}]\n"
+            )
+            return ("study", "OTHER", *OUT, "--max-seconds", "15"), study
+        case "studies" if "grid:" in text or "variants:" in text:
+            return ("sweep", "INPUT", "--dry-run", *OUT, "--max-seconds", "15"), ""
+        case "studies":
+            return ("study", "INPUT", *OUT, *SHORT), ""
+    return VERBS[folder][1], ""
 
 
 HERE = Path(__file__).parent
@@ -319,8 +267,13 @@ SAMPLES = "../samples/foreign/"
 LLAMA = str(HERE / SAMPLES / "llama31_8b_config.json")
 SUMMARY = str(HERE / "files/answer_summary.json")
 SHORT = ("--max-events", "1", "--max-seconds", "1")
-A100 = ("--system", "dgx-a100-80gb")
+OUT = ("--out", "INPUT.out")
+PROOF = ("--layout", "tp=2,sp=true", "--devices", "2", "--batch", "2", "--orders", "0", "--json")
 VERBS: dict[str, tuple[str, Sequence[str]]] = {
+    "plan": ("", ("plan", "--model", "INPUT", *A100, "--devices", "8", *STEP)),
+    "prove": ("", ("prove", "INPUT", *PROOF, "--max-seconds", "15")),
+    "workloads/models": ("", (*WAFER, "--model", "INPUT", "--system", "cs-2")),
+    "workloads/recipes": ("", (*WAFER, *XL, "--system", "cs-2", "--recipe", "INPUT")),
     "validate": ("files/*_cases.yaml", ("validate", "INPUT", "--json", "--max-seconds", "15")),
     "calibrate-framework": ("files/step_cases.yaml", ("calibrate", "framework", "INPUT")),
     "calibrate-wafer": ("files/step_cases.yaml", ("calibrate", "wafer", "INPUT")),
@@ -340,40 +293,25 @@ VERBS: dict[str, tuple[str, Sequence[str]]] = {
     "import": (SAMPLES + "*.*", ("import", "INPUT", "--json")),
     "import-beside": (SAMPLES + "zero*.json", ("import", "INPUT", "--model", LLAMA, "--json")),
     "import-measured": (SAMPLES + "megatron_*.log", ("import", "INPUT", *A100)),
-    "run-foreign": (
-        SAMPLES + "*[blB].[ys]*",
-        (*WAFER, "--model", "INPUT", "--system", "cs-2"),
-    ),
-    "study": ("files/*_study.yaml", ("study", "INPUT", "--out", "INPUT.out", *SHORT)),
-    "sweep": (
-        "files/*_sweep.yaml",
-        ("sweep", "INPUT", "--dry-run", "--out", "INPUT.out", "--max-seconds", "15"),
-    ),
+    "run-foreign": (SAMPLES + "*[blB].[ys]*", (*WAFER, "--model", "INPUT", "--system", "cs-2")),
+    "study": ("files/*_study.yaml", ("study", "INPUT", *OUT, *SHORT)),
+    "sweep": ("files/*_sweep.yaml", ("sweep", "INPUT", "--dry-run", *OUT, "--max-seconds", "15")),
 }
-COMMANDS: dict[str, Callable[[str, str], Command]] = {
-    **{verb: _verb(arguments) for verb, (_, arguments) in VERBS.items()},
-    "hardware/calibrations": _calibration,
-    "hardware/devices": _device,
-    "hardware/links": _link,
-    "hardware/systems": _system,
-    "hardware/wall_clocks": _wall_clock,
-    "studies": _study,
-    "plan": _plan,
-    "prove": _prove,
-    "workloads/models": _model,
-    "workloads/recipes": _recipe,
-}
+"""By verb: the files, and its arguments; without a pattern `targets` has the files."""
 
 
 def judged(job: tuple[Target, str, bytes]) -> Outcome:
     """Run the verb on the input in a folder of its own, and say what is wrong with what it did."""
     target, text, data = job
-    command = COMMANDS[str(Path(target.name).parent)](Path(target.name).stem, text)
-    with TemporaryDirectory() as own:  # the catalogue reads a path only once
-        path = Path(own) / f"input{target.suffix}"
+    arguments, text_of_other = asked(target, text)
+    with TemporaryDirectory() as folder:  # the catalogue reads a path only once
+        path = Path(folder) / f"input{target.suffix}"
+        other = Path(folder) / "other.yaml"
         path.write_bytes(data)
+        other.write_text(text_of_other.replace("INPUT", str(path)), encoding="utf-8")
         began_s = time.monotonic()
-        result = CliRunner().invoke(main, list(command(path)))
+        command = [part.replace("INPUT", str(path)).replace("OTHER", str(other)) for part in arguments]
+        result = CliRunner().invoke(main, command)
         seconds = time.monotonic() - began_s
     error = result.exception
     if error is not None and not isinstance(error, SystemExit):

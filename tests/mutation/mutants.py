@@ -153,15 +153,22 @@ class Mutant(NamedTuple):
 # -------------------------------------------------------------------------------------- mutants
 def mutants_of(path: str, source: str) -> list[Mutant]:
     """Every mutant of a module, in the order of its lines."""
-    count = sum(1 for _ in _changes(ast.parse(source)))
-    return [_mutant(path, source, number) for number in range(count)]
+    return [_mutant(path, source, number) for number in range(_count(source))]
+
+
+def _count(source: str) -> int:
+    return sum(1 for _ in _changes(ast.parse(source)))
 
 
 def _mutant(path: str, source: str, number: int) -> Mutant:
     tree = ast.parse(source)
     node, field, new = next(change for index, change in enumerate(_changes(tree)) if index == number)
     before = _short(node)
-    _put(node, field, new)
+    name, _, index = field.partition(" ")
+    if index:
+        getattr(node, name)[int(index)] = new
+    else:
+        setattr(node, name, new)
     line = min(inner.lineno for inner in ast.walk(node) if hasattr(inner, "lineno"))
     return Mutant(path, line, f"`{before}` becomes `{_short(node)}`", ast.fix_missing_locations(tree))
 
@@ -171,51 +178,24 @@ def _short(node: ast.AST) -> str:
     return " ".join(ast.unparse(node).split("\n")[0].split())
 
 
-def _put(node: ast.AST, field: str, new: Any) -> None:
-    name, _, index = field.partition(" ")
-    if index:
-        getattr(node, name)[int(index)] = new
-    else:
-        setattr(node, name, new)
-
-
-def _changes(tree: ast.AST) -> Iterator[tuple[ast.AST, str, Any]]:
-    """(statement or expression, field, new value) of every mutant."""
-    for node in _touched(tree):
-        yield from _of_node(node)
-
-
-def _touched(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes that may be changed, parents first."""
-    yield node
+def _changes(node: ast.AST) -> Iterator[tuple[ast.AST, str, Any]]:
+    """(statement or expression, field, new value) of every mutant below a node, parents first."""
+    children: list[tuple[str, Any]] = []
     for field, value in ast.iter_fields(node):
-        if field in ANNOTATIONS:
-            continue
-        for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST) and not isinstance(child, UNTOUCHED) and not _is_text(child):
-                yield from _touched(child)
-
-
-def _is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-
-
-def _of_node(node: ast.AST) -> Iterator[tuple[ast.AST, str, Any]]:
+        if field not in ANNOTATIONS:
+            listed = isinstance(value, list)
+            named = [(f"{field} {index}", child) for index, child in enumerate(value)] if listed else []
+            children += named or [(field, value)]
     if isinstance(node, ast.BinOp | ast.AugAssign) and type(node.op) in OPERATORS:
         yield node, "op", OPERATORS[type(node.op)]()
-    for field, child in _expressions(node):
-        for new in _replacements(child):
-            yield node, field, new
-
-
-def _expressions(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """The expressions directly below a node, by field."""
-    for field, value in ast.iter_fields(node):
-        if field in ANNOTATIONS:
-            continue
-        for index, child in enumerate(value if isinstance(value, list) else [value]):
-            if isinstance(child, ast.expr):
-                yield (f"{field} {index}" if isinstance(value, list) else field), child
+    for field, child in children:
+        if isinstance(child, ast.expr):
+            for new in _replacements(child):
+                yield node, field, new
+    for _, child in children:
+        is_text = isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)
+        if isinstance(child, ast.AST) and not isinstance(child, UNTOUCHED) and not is_text:
+            yield from _changes(child)
 
 
 def _replacements(node: ast.expr) -> Iterator[ast.expr]:
@@ -234,29 +214,21 @@ def _replacements(node: ast.expr) -> Iterator[ast.expr]:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub):
         yield node.operand
     if isinstance(node, ast.Constant) and type(node.value) in (int, float, bool):
-        yield ast.Constant(_other_number(node.value))
+        value = node.value
+        other = value + 1 if isinstance(value, int) or not value else 2 * value
+        yield ast.Constant(not value if isinstance(value, bool) else other)
     if isinstance(node, ast.Call):
-        yield from _calls(node)
-
-
-def _calls(node: ast.Call) -> Iterator[ast.expr]:
-    changed = copy.deepcopy(node)
-    function = changed.func
-    if isinstance(function, ast.Name) and function.id in SWAPPED:
-        function.id = SWAPPED[function.id]
-        yield changed
-    elif isinstance(function, ast.Attribute) and function.attr in SWAPPED:
-        function.attr = SWAPPED[function.attr]
-        yield changed
-    elif isinstance(function, ast.Name) and function.id == "range":
-        changed.args[-1] = ast.BinOp(changed.args[-1], ast.Sub(), ast.Constant(1))
-        yield changed
-
-
-def _other_number(value: float) -> float:
-    if isinstance(value, bool):
-        return not value
-    return value + 1 if isinstance(value, int) or not value else 2 * value
+        called = copy.deepcopy(node)
+        function = called.func
+        if isinstance(function, ast.Name) and function.id in SWAPPED:
+            function.id = SWAPPED[function.id]
+            yield called
+        elif isinstance(function, ast.Attribute) and function.attr in SWAPPED:
+            function.attr = SWAPPED[function.attr]
+            yield called
+        elif isinstance(function, ast.Name) and function.id == "range":
+            called.args[-1] = ast.BinOp(called.args[-1], ast.Sub(), ast.Constant(1))
+            yield called
 
 
 def sample(seed: int, count: int, rooms: Sequence[str] = ROOMS) -> list[Mutant]:
@@ -267,8 +239,7 @@ def sample(seed: int, count: int, rooms: Sequence[str] = ROOMS) -> list[Mutant]:
         place = ROOT / "perfsim" / room
         for path in [place] if place.is_file() else sorted(place.rglob("*.py")):
             source = path.read_text(encoding="utf-8")
-            changes = sum(1 for _ in _changes(ast.parse(source)))
-            places += [(path, source, number) for number in range(changes)]
+            places += [(path, source, number) for number in range(_count(source))]
         wanted = max(1, round(count / len(rooms)))
         generator = random.Random(f"{seed} {room}")
         for path, source, number in generator.sample(places, min(wanted, len(places))):

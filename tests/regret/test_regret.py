@@ -28,6 +28,7 @@ from perfsim.machines.placement import place
 from perfsim.prediction.planner import Search, best_plan, confirmed
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Step, evaluate, graph_of
+from perfsim.specs.layout_text import text_of
 
 pytestmark = pytest.mark.slow
 
@@ -111,7 +112,7 @@ class WideSearch:
         if path_s < self.best_s:
             step_s = evaluate(plan, question.costs, graph=graph).step_time_s
             if step_s < self.best_s:
-                self.best = plan.layout.short
+                self.best = text_of(plan.layout)
                 self.best_s = step_s
         return True
 
@@ -120,7 +121,7 @@ def regret_of(question: Question, budget_s: float, seed: int = 0) -> Regret:
     """The planner's answer beside that of the wide search. PlanError where no layout fits."""
     searched = Search(question)
     runs = confirmed(searched)
-    pick = runs[0].plan.layout.short
+    pick = text_of(runs[0].plan.layout)
     pick_s = runs[0].step_time_s
     wide = WideSearch(searched, pick, pick_s)
     wide.run(budget_s, seed)

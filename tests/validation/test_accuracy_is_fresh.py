@@ -1,6 +1,6 @@
 """What the repository says of its own accuracy is what it reaches now; minutes of work.
 
-If a test here fails, run the command that `perfsim.report.validation.page.COMMAND` holds, look at what
+If a test here fails, run the command that `perfsim.report.validation.COMMAND` holds, look at what
 changed, and commit it.
 """
 

@@ -92,12 +92,6 @@ def test_noise_and_a_tiny_range_give_no_number(cases: dict[str, dict[str, Any]],
         fit_of(cases[id_])
 
 
-def test_runs_of_table_1_fit_into_their_devices(cases: dict[str, dict[str, Any]]) -> None:
-    layout = [(8 * 1, 56), (8 * 8, 48), (8 * 128, 3), (8 * 540, 3)]
-    batches = [gpus * per_gpu for gpus, per_gpu in layout]
-    assert batches == [point[0] for point in cases["seed_bert_mlperf_1.1"]["points"]]
-
-
 @pytest.mark.parametrize(
     ("batch", "samples_per_s", "predicted_min", "measured_min", "error"),
     [
@@ -118,14 +112,6 @@ def test_bert_time_to_train_from_reference_fit_and_measured_throughput(
     minutes = fit_of(cases["bert_training_1.1.0"]).examples(batch) / samples_per_s / 60
     assert minutes == pytest.approx(predicted_min, rel=5e-3)
     assert minutes / measured_min - 1 == pytest.approx(error, abs=6e-3)
-
-
-@pytest.mark.parametrize(("base", "expected"), [(448.0, 1.43), (528.0, 1.50)])
-def test_fifteen_times_the_bert_batch_takes_half_as_many_samples_again(
-    cases: dict[str, dict[str, Any]], base: float, expected: float
-) -> None:
-    fit = fit_of(cases["bert_training_1.1.0"])
-    assert fit.examples(15 * base) / fit.examples(base) == pytest.approx(expected, rel=5e-3)
 
 
 def test_bert_recipe_steps_defeat_extrapolation_and_the_band_says_so(

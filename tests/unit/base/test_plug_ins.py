@@ -119,4 +119,4 @@ def test_an_estimate_that_is_no_time_is_refused(install: Install, perfsim: Run, 
     install("strategies", code.format(body=f"return {estimate}"))
     asked = perfsim(*STEP, "--strategy", "mine")
     assert asked.exit_code == 1
-    assert re.search(r"estimates a step time of (nan|-1|inf) for dp1", asked.stderr)
+    assert re.search(r"estimates a step time of (nan|-1|inf) for dp=1", asked.stderr)

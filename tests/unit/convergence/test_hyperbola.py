@@ -13,7 +13,6 @@ from perfsim.convergence.critical_batch import (
     examples,
     fit_hyperbola,
     relative_error,
-    steps,
 )
 
 BATCHES = [100.0, 400.0, 1600.0, 6400.0]
@@ -21,22 +20,6 @@ BATCHES = [100.0, 400.0, 1600.0, 6400.0]
 
 def on_hyperbola(batches: list[float], e_min: float = 1e6, b_crit: float = 2000.0) -> list[float]:
     return [e_min * (1 + batch / b_crit) for batch in batches]
-
-
-def test_at_the_critical_batch_steps_and_examples_double() -> None:
-    assert steps(500.0, 1e6, 500.0) == 2 * 1e6 / 500
-    assert examples(500.0, 1e6, 500.0) == 2e6
-
-
-def test_at_a_ninth_of_the_critical_batch_examples_are_a_ninth_more_and_steps_tenfold() -> None:
-    assert examples(100.0, 1e6, 900.0) == pytest.approx(1.1111e6, rel=1e-4)
-    assert steps(100.0, 1e6, 900.0) == pytest.approx(10 * 1e6 / 900)
-
-
-def test_a_whole_column_of_batches_is_answered_at_once() -> None:
-    column = np.array(BATCHES)
-    assert examples(column, 1e6, 2000.0).tolist() == pytest.approx(on_hyperbola(BATCHES))
-    assert (steps(column, 1e6, 2000.0) * column).tolist() == pytest.approx(on_hyperbola(BATCHES))
 
 
 @pytest.mark.parametrize("batch", [0.0, -1.0, float("nan"), float("inf")])

@@ -1,13 +1,16 @@
-"""Plans for what is written for other tools and read back."""
+"""Plans for what is written for other tools, and imports of texts."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perfsim.catalog import Catalog
+from perfsim.interop.formats import Imported, import_file
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question
 from perfsim.specs.recipe import RUNTIME_FIELDS
@@ -42,3 +45,15 @@ def planned() -> Callable[..., Plan]:
         return plan_of(question)
 
     return plan
+
+
+@pytest.fixture
+def imported(tmp_path: Path) -> Callable[..., Imported]:
+    """Imports a text, or keys written as JSON, which YAML contains, from a file of that name."""
+
+    def read_back(content: Any, name: str = "file.yaml", **options: Any) -> Imported:
+        path = tmp_path / name
+        path.write_text(content if isinstance(content, str) else json.dumps(content, indent=1), "utf-8")
+        return import_file(path, **options)
+
+    return read_back

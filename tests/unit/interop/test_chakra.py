@@ -10,7 +10,7 @@ import pytest
 import perfsim as ps
 from perfsim.base.errors import InputError, PerfsimError
 from perfsim.interop import chakra
-from perfsim.interop.chakra import is_chakra, read_chakra
+from perfsim.interop.chakra import ExecutionTrace, is_chakra
 from perfsim.interop.formats import import_file
 from perfsim.prediction.prediction import Prediction
 
@@ -31,7 +31,7 @@ def files(step: Prediction, tmp_path_factory: pytest.TempPathFactory) -> list[Pa
 
 def test_each_class_of_ranks_has_a_file(files: list[Path]) -> None:
     assert [path.name for path in files] == ["step.0.et", "step.12.et", "step.4.et", "step.8.et"]
-    assert [read_chakra(path).attributes["ranks"] for path in files] == [4, 4, 4, 4]
+    assert [ExecutionTrace.read(path).attributes["ranks"] for path in files] == [4, 4, 4, 4]
     assert all(is_chakra(path) for path in files)
 
 
@@ -39,7 +39,7 @@ def test_every_task_stands_in_the_file_of_its_rank_with_its_times(
     step: Prediction, files: list[Path]
 ) -> None:
     trace = step.run.trace
-    nodes = {node.id: node for path in files for node in read_chakra(path).nodes}
+    nodes = {node.id: node for path in files for node in ExecutionTrace.read(path).nodes}
     for task in range(len(trace.graph)):
         span = trace.span(task)
         node = nodes[task]
@@ -52,13 +52,13 @@ def test_every_task_stands_in_the_file_of_its_rank_with_its_times(
 def test_nodes_wait_only_for_earlier_nodes_of_their_file(files: list[Path]) -> None:
     for path in files:
         seen: set[int] = set()
-        for node in read_chakra(path).nodes:
+        for node in ExecutionTrace.read(path).nodes:
             assert {*node.after, *node.reads} <= seen
             seen.add(node.id)
 
 
 def test_what_one_rank_sends_another_receives(files: list[Path]) -> None:
-    traces = {int(path.name.split(".")[1]): read_chakra(path) for path in files}
+    traces = {int(path.name.split(".")[1]): ExecutionTrace.read(path) for path in files}
     ends: dict[str, set[tuple[int, int]]] = {"COMM_SEND_NODE": set(), "COMM_RECV_NODE": set()}
     for rank, trace in traces.items():
         for node in trace.nodes:
@@ -73,7 +73,7 @@ def test_a_collective_of_two_stages_is_a_node_of_both(files: list[Path]) -> None
     tied = [
         path.name
         for path in files
-        for node in read_chakra(path).nodes
+        for node in ExecutionTrace.read(path).nodes
         if node.name == "pipeline.tied_embedding"
     ]
     assert tied == ["step.0.et", "step.12.et"]
@@ -82,7 +82,7 @@ def test_a_collective_of_two_stages_is_a_node_of_both(files: list[Path]) -> None
 def test_a_wafer_has_one_file_with_its_memory(tmp_path: Path) -> None:
     step = ps.predict(model="gpt3_xl", system="cs-2", devices=2, batch=64)
     (path,) = chakra.write_chakra(step.run.trace, tmp_path / "wafer.et")
-    summary = read_chakra(path).summary()
+    summary = ExecutionTrace.read(path).summary()
     assert {"MEM_LOAD_NODE", "MEM_STORE_NODE", "COMP_NODE", "COMM_COLL_NODE"} == set(summary["by_type"])
     assert summary["critical_path_s"] == pytest.approx(step.run.trace.makespan_s)
 
@@ -101,7 +101,7 @@ def test_a_file_of_another_tool_is_read(tmp_path: Path) -> None:
     node = b"\x12\xac\x02" + name.encode() + b"\x18\x07\x38\x0c" + attributes
     path = tmp_path / "all_gather.0.et"
     path.write_bytes(b"\x07\x0a\x050.0.4" + bytes([len(node) & 0x7F | 0x80, len(node) >> 7]) + node)
-    (read,) = read_chakra(path).nodes
+    (read,) = ExecutionTrace.read(path).nodes
     assert (read.name, read.kind, read.duration_s) == (name, "COMM_COLL_NODE", 12e-6)
     assert read.attributes["comm_size"] == 1 << 20
     result = import_file(path)
@@ -124,13 +124,13 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, data: bytes, message: str) 
     path.write_bytes(data)
     assert not is_chakra(path)
     with pytest.raises(InputError, match=message):
-        read_chakra(path)
+        ExecutionTrace.read(path)
     with pytest.raises(InputError, match="there is no such file"):
-        read_chakra(tmp_path / "absent.et")
+        ExecutionTrace.read(tmp_path / "absent.et")
 
 
 def test_without_protobuf_the_extra_is_named(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "google.protobuf", None)
     monkeypatch.setattr(chakra, "_messages", chakra._messages.__wrapped__)
     with pytest.raises(PerfsimError, match=r"perfsim\[chakra\]"):
-        read_chakra(files[0])
+        ExecutionTrace.read(files[0])

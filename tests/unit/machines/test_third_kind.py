@@ -21,6 +21,7 @@ from perfsim.costs.price import Costs
 from perfsim.machines import MACHINES, Machine, machine, machine_of, register
 from perfsim.network import Cable, Topology
 from perfsim.specs.hardware import SYSTEM_CLASSES, LinkSpec, SystemSpec, _plugin_classes, system_classes
+from perfsim.specs.layout_text import text_of
 from perfsim.specs.model import Recompute
 from perfsim.specs.recipe import Job, Recipe
 from perfsim.strategies import STRATEGIES, Plan, Strategy
@@ -89,10 +90,6 @@ class RingLayout:
     def num_devices(self) -> int:
         return self.data
 
-    @property
-    def short(self) -> str:
-        return f"dp{self.data} mbs{self.micro_batch_size}"
-
     def as_dict(self, num_microbatches: int) -> dict[str, Any]:
         sizes = {"data": self.data, "micro_batch_size": self.micro_batch_size}
         return {**sizes, "num_microbatches": num_microbatches}
@@ -116,7 +113,7 @@ class RingData(Strategy[RingLayout, Ring]):
     def plan(self, job: Job, topology: Ring, layout: RingLayout, *, check_memory: bool = True) -> RingPlan:
         microbatches, rest = divmod(job.global_batch_size, layout.data * layout.micro_batch_size)
         if rest or layout.data != topology.num_devices:
-            raise LayoutError([Problem(f"{layout.short} does not divide the batch over the ring")])
+            raise LayoutError([Problem(f"{text_of(layout)} does not divide the batch over the ring")])
         states = sharded_state_bytes(self._parameters(job), state_bytes(job.recipe), 0, 1)
         kept = layer_activation_bytes(self._part(job, layout), "none") * job.model.num_layers
         use = MemoryUse("device", {**states, "activations": kept}, topology.system.device.memory.capacity)

@@ -15,9 +15,8 @@ import pytest
 import perfsim as ps
 from perfsim.prediction.bands import hidden_of
 from perfsim.prediction.caveats import CODES, Caveat
-from perfsim.prediction.prediction import prediction_from, prediction_of, run_document
-from perfsim.report.study import study_lines
-from perfsim.report.study_page import study_document, study_page, write_study_page
+from perfsim.prediction.prediction import prediction_of
+from perfsim.report.study import study_document, study_lines, study_page
 from perfsim.report.terminal import run_lines
 from perfsim.report.text import ALWAYS
 from perfsim.specs.calibration import ClusterCalibration, MeasuredStep
@@ -166,9 +165,9 @@ def test_a_caveat_reaches_run_and_study_in_terminal_json_page_and_python(
     written = {"code": code, "severity": caveat.severity, "text": caveat.text}
     # One step: terminal and JSON, which reads back.
     assert f"{caveat.severity} {caveat.text}" in flat(run_lines(prediction))
-    document = run_document(prediction)
+    document = prediction.document()
     assert written in document["caveats"]
-    assert prediction_from(document, prediction.model).caveats == prediction.caveats
+    assert ps.Prediction.stored(document, prediction.model).caveats == prediction.caveats
     # A study: terminal, JSON and page.
     result = factory.study_result()
     known = replace(result.candidates[0], caveats=(caveat,))
@@ -180,11 +179,11 @@ def test_a_caveat_reaches_run_and_study_in_terminal_json_page_and_python(
     said = flat(study_lines(result))
     assert (caveat.headline in said) == (caveat.severity != "info" or code in ALWAYS)
     assert caveat.headline in said or "1 more caveat in the report" in said
-    _, sections, head = study_page(result)
-    places = [remark.text for remark in head.caveats]
+    page = study_page(result)
+    places = [remark.text for remark in page.caveats]
     places += [
         row[2]
-        for section in sections
+        for section in page.sections
         if section.slug == "caveats" and section.table
         for row in section.table.shown()
     ]
@@ -333,7 +332,7 @@ def test_a_study_quotes_its_worst_caveat_in_the_verdict_and_lists_the_others(tmp
     lines = study_lines(answer)
     assert flat(lines).count("5 published runs") == 1
     assert "serious: 16 CS-2: 8 times as many systems" in flat(lines)
-    page = write_study_page(answer, tmp_path).read_text("utf-8")
+    page = study_page(answer).write(tmp_path).read_text("utf-8")
     head = page[page.index("<header>") : page.index("</header>")]
     assert "8 times as many systems" in head
     for caveat in answer.caveats:
@@ -348,8 +347,8 @@ def test_every_serious_caveat_is_on_a_terminal_and_at_the_head_of_a_page(factory
     known = replace(result.candidates[0], caveats=(*many, *mild))
     result = replace(result, candidates=(known,), caveats=shared_caveats([known]))
     text = flat(study_lines(result))
-    _, _, head = study_page(result)
-    assert [remark.text for remark in head.caveats] == [caveat.text for caveat in many]
+    page = study_page(result)
+    assert [remark.text for remark in page.caveats] == [caveat.text for caveat in many]
     assert all(caveat.text in text for caveat in many)
     assert "... 3 more caveats in the report" in text
 

@@ -7,7 +7,6 @@ import pytest
 import perfsim as ps
 from perfsim.base.errors import InputError
 from perfsim.prediction.disturbed import perturbed, resilience
-from perfsim.prediction.prediction import run_document
 from perfsim.prediction.run import Evaluation
 from perfsim.specs.perturbations import ResilienceSpec, parse_perturbations
 
@@ -112,7 +111,7 @@ def test_failures_leave_the_step_and_take_their_share_of_the_run(gpus: Evaluatio
 
 
 def test_a_point_says_what_disturbed_it(gpus: Evaluation) -> None:
-    answer = run_document(ps.predict(**{**GPUS, "perturb": "straggler=1.3@5,jitter=0.01"}))
+    answer = ps.predict(**{**GPUS, "perturb": "straggler=1.3@5,jitter=0.01"}).document()
     assert answer["perturbed"]["unperturbed_step_time_s"] == gpus.step_time_s
     assert len(answer["perturbed"]["draws_s"]) == 3
     assert answer["step_time_s"] == sorted(answer["perturbed"]["draws_s"])[1]

@@ -15,6 +15,7 @@ from perfsim.prediction.planner import Search, best_plan, confirmed, plan_of
 from perfsim.prediction.question import Question, question_of
 from perfsim.prediction.run import evaluate
 from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.layout_text import text_of
 from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
 from perfsim.strategies.three_d.space import Columns
@@ -172,7 +173,7 @@ def test_a_layout_above_the_memory_limit_is_no_answer_and_its_gain_is_said(toys:
     assert chosen.layout != fastest
     assert chosen.memory_share <= 0.94
     (note,) = (note for note in chosen.notes if note.startswith("above the memory limit of 94%"))
-    assert fastest.short in note
+    assert text_of(fastest) in note
 
 
 def test_where_nothing_is_within_the_limit_what_fits_is_answered(toys: ModuleType) -> None:

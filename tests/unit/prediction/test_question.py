@@ -11,7 +11,6 @@ import pytest
 import perfsim as ps
 from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
-from perfsim.prediction.prediction import run_document
 from perfsim.prediction.question import question_of
 
 WAFERS = {"model": "gpt3_xl", "system": "cs-2", "devices": 2, "strategy": "weight-streaming", "batch": 64}
@@ -19,7 +18,7 @@ WAFERS = {"model": "gpt3_xl", "system": "cs-2", "devices": 2, "strategy": "weigh
 
 def test_a_point_answers_with_the_metrics_of_the_interface(point_keys: frozenset[str]) -> None:
     prediction = ps.predict(**WAFERS)
-    metrics = run_document(prediction)
+    metrics = prediction.document()
     evaluation = prediction.run
     assert set(metrics) >= point_keys
     assert metrics["num_devices"] == 2
@@ -30,7 +29,7 @@ def test_a_point_answers_with_the_metrics_of_the_interface(point_keys: frozenset
 
 
 def test_a_given_layout_is_taken_as_it_is() -> None:
-    metrics = run_document(ps.predict(**{**WAFERS, "layout": "dp=2,mbs=16,recompute_layers=1"}))
+    metrics = ps.predict(**{**WAFERS, "layout": "dp=2,mbs=16,recompute_layers=1"}).document()
     layout: Mapping[str, object] = metrics["layout"]
     assert (layout["micro_batch_size"], layout["num_microbatches"], layout["recompute_layers"]) == (16, 2, 1)
 
@@ -80,7 +79,7 @@ def test_oversubscription_in_a_systems_file_slows_a_step_by_what_crosses_leaves(
             "batch": 1,
         }
         prediction = ps.predict(**point)
-        answer = run_document(prediction)
+        answer = prediction.document()
         evaluation = prediction.run
         steps[ratio] = answer["step_time_s"]
     across = [

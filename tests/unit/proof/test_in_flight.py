@@ -12,7 +12,7 @@ from perfsim.proof.prove import Request, prove_all
 from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import strategy
 from perfsim.strategies.schedules import SCHEDULES, Pass, Slot, StageOrder, least_chunks
-from perfsim.testing import PROMISES, BrokenPromise, cases_for, check_promise
+from perfsim.testing import PROMISES, BrokenPromise, cases_for
 
 SPLIT = {"zb1p": 1, "zb2p": 2}
 
@@ -72,7 +72,7 @@ def test_check_strategy_finds_it_too(monkeypatch: pytest.MonkeyPatch, name: str,
     change_warm_up(monkeypatch, name, more)
     one_node = next(case for case in cases_for(strategy("3d")) if case.name == "one node")
     with pytest.raises(BrokenPromise, match=f"schedule {name} promises"):
-        check_promise(PROMISES["ranks_hold_what_their_schedule_promises"], one_node)
+        one_node.check(PROMISES["ranks_hold_what_their_schedule_promises"])
 
 
 def test_a_schedule_of_another_name_is_held_to_its_own_promise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from perfsim.proof.faults import (
 from perfsim.proof.program import FaultError
 from perfsim.proof.prove import Case, Request, Subject, plan_of_case, plans_of, subject_of
 from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.layout_text import text_of
 from perfsim.specs.streaming_layout import StreamingLayout
 
 KINDS = {
@@ -81,7 +82,7 @@ def test_a_missing_wait_is_named_with_both_tasks_and_the_buffer() -> None:
 @pytest.mark.parametrize(
     "layout",
     [ParallelLayout(tensor=2), ParallelLayout(data=2, zero_stage=1), ParallelLayout(pipeline=2, tensor=2)],
-    ids=lambda layout: layout.short,
+    ids=text_of,
 )
 def test_an_update_that_does_not_wait_for_the_norm_of_all_gradients_is_named(layout: ParallelLayout) -> None:
     early = [
@@ -129,7 +130,7 @@ def test_the_page_says_what_was_put_in_and_found(tmp_path: Path) -> None:
     text = page.read_text()
     assert "one fault in 3 was tried" in text
     assert "| gradient skipped |" in text
-    assert "| 3d | tp1 pp1 dp2" in text
+    assert "| 3d | dp=2,zero=1" in text
 
 
 def test_a_survivor_is_explained_or_ends_with_exit_code_one(

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from perfsim.report.page import Section
-from perfsim.report.study import study_lines
-from perfsim.report.study_page import study_document, study_page
+from perfsim.report.study import study_document, study_lines, study_page
 from perfsim.studies.answers import BreakEven, Decision, Lever, Outcome, Spread, StudyResult
 
 DAY_S = 86_400.0
@@ -47,7 +46,7 @@ def decided(result: StudyResult) -> StudyResult:
 
 
 def sections_of(result: StudyResult) -> dict[str, Section]:
-    return {section.slug: section for section in study_page(result)[1]}
+    return {section.slug: section for section in study_page(result).sections}
 
 
 def test_every_quantity_has_a_row_and_what_is_missing_says_so(result: StudyResult) -> None:
@@ -91,7 +90,7 @@ def test_days_on_the_wall_stand_beside_days_of_steps_everywhere(result: StudyRes
     lines = study_lines(shown)
     assert next(line for line in lines if line.startswith("*128 A100")).endswith(wall)
     assert "It is 32 days." in lines
-    _, _, head = study_page(shown)
+    head = study_page(shown)
     assert head.verdict.endswith("It is 32 days.")
     assert head.scale is not None
     assert head.scale.rows[0][1].note.startswith(f"{wall} days on the wall")

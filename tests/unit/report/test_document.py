@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from perfsim.report.document import document_text, plain
-from perfsim.report.study_page import study_document
+from perfsim.report.study import study_document
 from perfsim.studies.answers import StudyResult
 
 

@@ -12,8 +12,8 @@ from perfsim.network.export import Cables, NetworkMap, Place, network_map
 from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.why import LinkUse
 from perfsim.report.network import network, topology
-from perfsim.report.page import Drawing, render_page
-from perfsim.report.study_page import study_page
+from perfsim.report.page import Drawing, Page
+from perfsim.report.study import study_page
 from perfsim.report.text import percent
 from perfsim.studies.answers import StudyResult
 
@@ -79,12 +79,12 @@ def test_a_page_draws_the_first_two_and_keeps_the_table_of_all(
 ) -> None:
     maps = [network_map(own.run.placed.topology) for own in (gpus, wafers, wafers, wafers)]
     candidates = [replace(own, network=known) for own, known in zip(result.candidates, maps, strict=True)]
-    _, sections, _ = study_page(replace(result, candidates=tuple(candidates)))
+    sections = study_page(replace(result, candidates=tuple(candidates))).sections
     (section,) = (own for own in sections if own.slug == "network")
     assert [drawing.name for drawing in section.drawings] == ["128 A100-80GB (16 DGX)", "16 CS-2"]
     assert section.figure is None
     assert section.table is not None
-    page = render_page("Networks", [section])
+    page = Page("Networks", [section]).html()
     assert page.count("<svg") == 2
     assert "<details><summary>The figures as a table" in page
 
@@ -108,18 +108,18 @@ def test_every_candidate_and_kind_of_link_has_its_mean_and_its_peak(result: Stud
 
 
 def test_a_study_whose_network_is_unknown_has_no_such_section(sparse: StudyResult) -> None:
-    _, sections, _ = study_page(sparse)
+    sections = study_page(sparse).sections
     (section,) = (section for section in sections if section.slug == "network")
     assert "128 A100-80GB (16 DGX), NVLink port: mean 21.0 %, peak 78.0 %" in section.alt
     bare = sparse.candidates[1]
-    _, sections, _ = study_page(replace(sparse, candidates=(bare,)))
+    sections = study_page(replace(sparse, candidates=(bare,))).sections
     assert "network" not in [section.slug for section in sections]
 
 
 def test_a_peak_above_the_capacity_is_explained_and_only_there(result: StudyResult) -> None:
     assert network(result).note == ""
     busy = replace(result.candidates[1], utilisation={"dram": LinkUse(0.1, 1.083)})
-    _, sections, _ = study_page(replace(result, candidates=(result.candidates[0], busy)))
+    sections = study_page(replace(result, candidates=(result.candidates[0], busy))).sections
     note = next(section.note for section in sections if section.slug == "network")
     assert note.startswith("A peak of 108 % is more than a link carries: ")
     assert note.endswith("up to 8 % longer.")

@@ -8,8 +8,8 @@ import pytest
 
 from perfsim.prediction.why import ELEMENTWISE, PRODUCT, KernelUse, Roofline
 from perfsim.report.page import Section
+from perfsim.report.study import study_page
 from perfsim.report.study_figures import rooflines
-from perfsim.report.study_page import study_page
 from perfsim.studies.answers import StudyResult
 
 OWN = Roofline(
@@ -69,6 +69,6 @@ def test_the_table_has_every_kernel_also_those_too_short_to_draw(section: Sectio
 def test_a_page_has_a_roofline_for_each_machine_with_one(result: StudyResult) -> None:
     first, *others = result.candidates
     known = replace(result, candidates=(replace(first, roofline=OWN), *others))
-    slugs = [section.slug for section in study_page(known)[1]]
+    slugs = [section.slug for section in study_page(known).sections]
     assert [slug for slug in slugs if slug.startswith("roofline")] == ["roofline", "roofline-0"]
-    assert not [section for section in study_page(result)[1] if section.slug.startswith("roofline")]
+    assert not [section for section in study_page(result).sections if section.slug.startswith("roofline")]

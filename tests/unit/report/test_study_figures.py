@@ -10,8 +10,8 @@ import pytest
 
 from perfsim.prediction.disturbed import Resilience, ResiliencePoint
 from perfsim.report.draw import Canvas, Spot
+from perfsim.report.study import study_page
 from perfsim.report.study_figures import batch, drawn_bars, memory, step, timeline, timelines
-from perfsim.report.study_page import study_page
 from perfsim.report.text import NONE, duration
 from perfsim.studies.answers import StudyResult
 
@@ -133,7 +133,7 @@ def test_one_slow_device_is_a_sentence_and_a_table_over_each_candidates_own_step
         Resilience("wafers", 0, (ResiliencePoint(1.0, 9.0), ResiliencePoint(1.5, 13.5))),
     )
     asked = replace(result, resilience=curves)
-    own = next(section for section in study_page(asked)[1] if section.slug == "resilience")
+    own = next(section for section in study_page(asked).sections if section.slug == "resilience")
     table = own.table
     assert table is not None
     assert [row[-1] for row in table.shown()] == ["6.00 s (1.500)", NONE]
@@ -143,7 +143,7 @@ def test_one_slow_device_is_a_sentence_and_a_table_over_each_candidates_own_step
         "anyway hide the rest); a step of wafers takes 1.50 times as long with one device 1.5 times as slow."
     )
     assert own.figure is None
-    _, sections, _ = study_page(result)
+    sections = study_page(result).sections
     assert "resilience" not in [section.slug for section in sections], "only where a study asks for it"
 
 

@@ -15,7 +15,6 @@ from markupsafe import escape
 from perfsim.report.page import Section
 from perfsim.report.sweep import (
     MAX_ON_TERMINAL,
-    scale_of,
     sweep_document,
     sweep_lines,
     sweep_page,
@@ -47,11 +46,11 @@ def answer(folder: Path, grid: str) -> SweepResult:
 
 
 def sections_of(result: SweepResult) -> list[Section]:
-    return sweep_page(result)[1]
+    return sweep_page(result).sections
 
 
 def headline(result: SweepResult, points: list[PointResult]) -> str:
-    return sweep_page(replace(result, points=tuple(points)))[2].headline
+    return sweep_page(replace(result, points=tuple(points))).headline
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +198,8 @@ def test_variants_of_one_work_are_drawn_as_changes_and_listed_with_what_they_cha
 
 
 def test_the_fastest_is_marked_and_a_subset_says_so(result: SweepResult) -> None:
-    scale, note = scale_of(result)
+    page = sweep_page(result)
+    scale, note = page.scale, page.note
     assert scale is not None
     times = {row[0].value: row[1].number for row in scale.rows}
     assert [row[0].value for row in scale.rows if row[1].mark] == [min(times, key=times.__getitem__)]
@@ -209,7 +209,8 @@ def test_the_fastest_is_marked_and_a_subset_says_so(result: SweepResult) -> None
         for number in range(6)
         for point in result.points
     )
-    scale, note = scale_of(replace(result, points=many))
+    page = sweep_page(replace(result, points=many))
+    scale, note = page.scale, page.note
     assert scale is not None
     assert len(scale.rows) == 8
     assert "the fastest 8 of 12" in note
@@ -221,7 +222,8 @@ def test_no_machine_wins_across_models_and_the_page_tells_what_the_planner_chang
     path = tmp_path / "tiny.yaml"
     path.write_text(SWEEP.replace("[1, 4]", "[1]").replace(", 4]", "]") + text, encoding="utf-8")
     swept = run_sweep(load_sweep(str(path)), tmp_path / "points.sqlite", jobs=1)
-    scale, note = scale_of(swept)
+    page = sweep_page(swept)
+    scale, note = page.scale, page.note
     assert scale is not None
     assert [row[1].mark for row in scale.rows] == [True, False, True, False]
     assert "Targets differ" in note
@@ -230,12 +232,10 @@ def test_no_machine_wins_across_models_and_the_page_tells_what_the_planner_chang
     mixed = [own for own in swept.points if own not in ones or own.variant == "small" or own.system == "slow"]
     mixed = [own for own in mixed if (own.variant, own.num_devices) != ("small", 2)]
     assert headline(swept, mixed) == "1 to 2 CS-2 are first to all 2 targets."
-    alone, note = scale_of(
-        replace(swept, points=tuple(point for point in swept.points if point.system == "cs-2"))
-    )
-    assert alone is not None
-    assert not any(row[1].mark for row in alone.rows)
-    assert "Marked" not in note
+    page = sweep_page(replace(swept, points=tuple(own for own in swept.points if own.system == "cs-2")))
+    assert page.scale is not None
+    assert not any(row[1].mark for row in page.scale.rows)
+    assert "Marked" not in page.note
     same_size = replace(swept, points=tuple(ones))
     sections = {section.anchor: section for section in sections_of(same_size)}
     assert sections["policies"].table is not None
@@ -269,7 +269,7 @@ def test_time_against_cost_is_money_only_where_every_machine_has_a_price(tmp_pat
 
 
 def test_the_head_says_the_answer_in_one_sentence_and_nothing_twice(result: SweepResult) -> None:
-    head = sweep_page(result)[2]
+    head = sweep_page(result)
     assert head.headline.startswith("4 CS-2 reach the target first, in ")
     assert "the target first" not in head.verdict
     assert head.trust

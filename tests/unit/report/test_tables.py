@@ -12,8 +12,8 @@ import pytest
 
 from perfsim.api.questions import Rows
 from perfsim.base.errors import InputError, PerfsimError
-from perfsim.report.page import Head, Section, markdown
-from perfsim.report.table import Cell, Table, markdown_table, write_table
+from perfsim.report.page import Page, Section
+from perfsim.report.table import Cell, Table, write_table
 from perfsim.report.text import COUNT, SHARE, TIME, Unit
 
 DAYS = Unit("days", 86400.0)
@@ -60,11 +60,11 @@ def test_in_words_marked_rows_are_told_else_the_first() -> None:
 def test_markdown_has_headings_leads_and_aligned_tables() -> None:
     table = Table.of({"what": None, "much": COUNT}, [["a\nb", 1]], "A caption.")
     sections = [Section("One", "A lead.", table=table, level=3)]
-    assert markdown("Title", sections, Head("Question?", footer="End.")) == (
+    assert Page("Title", sections, "Question?", footer="End.").markdown() == (
         "# Title\n\nQuestion?\n\n### One\n\nA lead.\n\n"
         "| what | much |\n| --- | ---: |\n| a b | 1 |\n\nA caption.\n\nEnd.\n"
     )
-    assert markdown_table(Table.of(("x",), [["a|b"]])).endswith("| a\\|b |")
+    assert Table.of(("x",), [["a|b"]]).markdown().endswith("| a\\|b |")
 
 
 def test_a_csv_file_has_every_digit_and_no_formula(tmp_path: Path) -> None:

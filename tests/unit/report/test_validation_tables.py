@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from perfsim.catalog import Catalog
-from perfsim.evidence.step_fit import fitted_constants
+from perfsim.evidence.step_fit import FittedConstant
 from perfsim.report.validation import constants_table, quantity
 
 
@@ -25,7 +25,7 @@ def test_a_constant_is_shown_in_the_unit_of_its_name(name: str, value: float, sh
 
 
 def test_every_constant_of_whole_steps_stands_with_its_value_and_its_standard_error() -> None:
-    constants = fitted_constants(Catalog())
+    constants = FittedConstant.recorded(Catalog())
     rows = {row[0]: row[1:] for row in constants_table(constants).shown()}
     exposed = next(each for each in constants if each.name == "exchange_slowdown of megatron-core-te")
     assert rows["exchange slowdown, megatron-core-te"][0] == f"{exposed.value:.2f}"

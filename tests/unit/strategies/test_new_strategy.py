@@ -12,6 +12,7 @@ from perfsim.costs.memory import MemoryUse, sharded_state_bytes, state_bytes
 from perfsim.costs.price import Costs
 from perfsim.network import FatTree
 from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.layout_text import text_of
 from perfsim.specs.recipe import Job
 from perfsim.strategies import STRATEGIES
 from perfsim.strategies.plan import Plan, Strategy, check_runs_on
@@ -45,7 +46,7 @@ class PlainData(Strategy[ParallelLayout, FatTree]):
         check_runs_on(self, topology.system)
         microbatches, rest = divmod(job.global_batch_size, layout.data * layout.micro_batch_size)
         if rest or layout.data != topology.num_devices:
-            raise LayoutError([Problem(f"{layout.short} does not divide the batch over the devices")])
+            raise LayoutError([Problem(f"{text_of(layout)} does not divide the batch over the devices")])
         count = float(parameters(job.model).total)
         states = sharded_state_bytes(count, state_bytes(job.recipe), 0, 1)
         kept = job.model.num_layers * layer_activation_bytes(self._part(job, layout), "none")

@@ -17,8 +17,7 @@ from perfsim.catalog import default_catalog
 from perfsim.cli import main
 from perfsim.evidence.production import production_runs
 from perfsim.report import text
-from perfsim.report.study import study_lines
-from perfsim.report.study_page import study_document, study_page, write_study_page
+from perfsim.report.study import study_document, study_lines, study_page
 from perfsim.specs.layout import ParallelLayout
 from perfsim.studies import runner as runner_module
 from perfsim.studies.answers import COVERED_ONCE, Answer, Production, StudyResult, recorded
@@ -450,9 +449,9 @@ def test_it_stands_beside_the_healthy_days_at_every_outlet(tmp_path: Path) -> No
     text = recorded().text
     said = " ".join(study_lines(answer))
     assert f"on the wall: at {text} of the rate of healthy steps, as in published production runs" in said
-    _, sections, head = study_page(answer)
-    verdict = next(section for section in sections if section.slug == "verdict")
-    assert text in head.cards_note
+    page = study_page(answer)
+    verdict = next(section for section in page.sections if section.slug == "verdict")
+    assert text in page.note
     assert verdict.table is not None
     assert [row[0].value for row in verdict.table.rows[:2]] == ["time", "time in production"]
     assert [item.kind for item in answer.assumptions if item.topic == "production"] == ["fit", "assumption"]
@@ -537,7 +536,7 @@ def test_minicpm_speaks_only_where_the_loss_is_one_of_c4(spec: StudySpec) -> Non
 def test_summary_and_report_name_them(result: StudyResult, tmp_path: Path) -> None:
     (law,) = result.suggested_batch_tokens
     assert study_document(result)["suggested_batch_tokens"][law] == pytest.approx(7.66e6, rel=0.01)
-    page = write_study_page(result, tmp_path).read_text("utf-8")
+    page = study_page(result).write(tmp_path).read_text("utf-8")
     tokens = text.large(result.suggested_batch_tokens[law])
     assert f"Starting points from published laws: {tokens} tokens by DeepSeek LLM (arXiv 2401.02954)" in page
 
@@ -576,9 +575,9 @@ def test_a_named_wall_clock_stands_beside_the_time_to_the_target_and_not_in_it()
     for outcome, candidate in zip(result.decision.outcomes, result.candidates, strict=True):
         assert outcome.wall_s.typical == pytest.approx(candidate.whole_run[-1].typical_s)
     assert any(item.topic == "wall_clock cs-2" for item in result.assumptions)
-    headings = [section.heading for section in study_page(result)[1]]
+    headings = [section.heading for section in study_page(result).sections]
     assert "The whole run" in headings
-    assert "The whole run" not in [section.heading for section in study_page(plain)[1]]
+    assert "The whole run" not in [section.heading for section in study_page(plain).sections]
 
 
 def test_gpus_and_wafers_fail_equally_often_node_for_system() -> None:

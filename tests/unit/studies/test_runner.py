@@ -15,7 +15,7 @@ from perfsim.catalog import default_catalog
 from perfsim.convergence.laws import BESIROGLU
 from perfsim.engine.limits import Limits, limited
 from perfsim.report.document import document_text
-from perfsim.report.study_page import study_document, study_page
+from perfsim.report.study import study_document, study_page
 from perfsim.studies import runner as runner_module
 from perfsim.studies.answers import Answer, StudyResult
 from perfsim.studies.batches import target_of
@@ -366,7 +366,7 @@ def test_every_law_has_each_candidates_best_batch_and_says_where_they_disagree(a
     for row, candidate in zip(result.laws[0].rows, result.candidates, strict=True):
         assert row.global_batch_size == candidate.global_batch_size
         assert row.time_s == pytest.approx(candidate.time_to_accuracy_s)
-    (section,) = (own for own in study_page(result)[1] if own.slug == "laws")
+    (section,) = (own for own in study_page(result).sections if own.slug == "laws")
     assert section.table is not None
     assert len(section.table.rows) == 3
     assert "recalled" in section.table.shown()[1][-1]

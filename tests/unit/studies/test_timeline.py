@@ -8,7 +8,7 @@ import pytest
 
 import perfsim as ps
 from perfsim.base.errors import InputError
-from perfsim.prediction.prediction import document_of, prediction_of, run_document
+from perfsim.prediction.prediction import prediction_of
 from perfsim.prediction.run import Evaluation
 from perfsim.studies.timeline import TimelineBar, devices_of, grouped, timeline
 
@@ -107,7 +107,7 @@ def either(request: pytest.FixtureRequest) -> Evaluation:
 
 def test_mfu_is_model_flops_over_what_the_peak_could_do(either: Evaluation) -> None:
     could = either.step_time_s * either.peak_flop_per_s
-    assert document_of(prediction_of(either))["mfu"] * could == pytest.approx(either.model_flop)
+    assert prediction_of(either).document()["mfu"] * could == pytest.approx(either.model_flop)
 
 
 def test_recompute_counts_in_hfu_only(gpus: Evaluation) -> None:
@@ -149,7 +149,7 @@ def test_bars_keep_the_busy_time_of_a_lane(gpus: Evaluation) -> None:
 @pytest.mark.parametrize("system", ["cs-2-peak", "cs-2"])
 def test_a_system_at_peak_is_called_an_upper_bound_wherever_its_name_stands(system: str) -> None:
     prediction = ps.predict(**{**WAFERS, "system": system})
-    answer = run_document(prediction)
+    answer = prediction.document()
     bound = system == "cs-2-peak"
     assert answer["system"] == (f"{system} at peak (upper bound, never observed)" if bound else system)
     assert any(caveat["code"] == "release-peak" for caveat in answer["caveats"]) == bound
@@ -157,7 +157,7 @@ def test_a_system_at_peak_is_called_an_upper_bound_wherever_its_name_stands(syst
 
 # ---------------------------------------------------------------------------------------- detail
 def test_a_point_in_chunks_is_no_longer_and_nearly_as_long(wafers: Evaluation) -> None:
-    answer = run_document(ps.predict(**{**WAFERS, "detail": "chunk"}))
+    answer = ps.predict(**{**WAFERS, "detail": "chunk"}).document()
     assert answer["layout"]["stream_chunks"] == 16
     assert "stream_chunks" not in wafers.plan.layout.as_dict(wafers.plan.num_microbatches)
     assert 0.98 * wafers.step_time_s < answer["step_time_s"] <= wafers.step_time_s
@@ -166,7 +166,7 @@ def test_a_point_in_chunks_is_no_longer_and_nearly_as_long(wafers: Evaluation) -
 def test_a_layout_may_spill() -> None:
     point = {**WAFERS, "layout": "mbs=8,spill=true,recompute_layers=2"}
     prediction = ps.predict(**point)
-    answer = run_document(prediction)
+    answer = prediction.document()
     evaluation = prediction.run
     assert answer["layout"]["spill"]
     assert "inputs spilled" in evaluation.plan.notes[0]

@@ -15,7 +15,7 @@ from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.plan import Screening
 from perfsim.strategies.three_d.strategy import ThreeD
-from perfsim.testing import PROMISES, BrokenPromise, cases_for, check_promise, check_strategy, toys
+from perfsim.testing import PROMISES, BrokenPromise, cases_for, check_strategy, toys
 from perfsim.testing.conformance import Promise
 from perfsim.work import GraphBuilder, Kind, Work
 
@@ -131,9 +131,9 @@ class EstimatesTwice(Data):
 )
 def test_a_broken_promise_is_named_with_strategy_and_case(broken: type[Data], promise: Promise) -> None:
     case = next(case for case in cases_for(broken()) if case.name == "one node")
-    check_promise(promise, replace(case, strategy=Data()))
+    replace(case, strategy=Data()).check(promise)
     with pytest.raises(BrokenPromise, match=r"strategy 'plug-in', case 'one node'") as caught:
-        check_promise(promise, case)
+        case.check(promise)
     assert " ".join((promise.__doc__ or "").split()) in str(caught.value)
 
 

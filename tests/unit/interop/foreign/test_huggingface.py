@@ -157,8 +157,8 @@ def test_an_unknown_family_is_read_as_llama_and_says_so(write: Write) -> None:
         ({"model_type": "mamba"}, "a model without attention"),
     ],
 )
-def test_wrong_values_are_refused_at_their_line(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(LLAMA | change, indent=1), encoding="utf-8")
+def test_wrong_values_are_refused_at_their_line(
+    imported: Callable[..., Any], change: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InputError, match=message):
-        import_file(path)
+        imported(LLAMA | change, "config.json")

@@ -2,43 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perfsim.base.errors import InputError
-from perfsim.interop.formats import import_file
+from perfsim.interop.formats import Imported, import_file
 
 SAMPLES = Path(__file__).parents[3] / "samples/foreign"
 SCRIPT = (SAMPLES / "megatron_175b.sh").read_text("utf-8")
 DUMP = (SAMPLES / "megatron_70b.log").read_text("utf-8")
 
 
-def imported(tmp_path: Path, text: str, **options: Any) -> Any:
-    path = tmp_path / "train.sh"
-    path.write_text(text, encoding="utf-8")
-    return import_file(path, **options)
+@pytest.fixture
+def script(imported: Callable[..., Imported]) -> Callable[..., Any]:
+    return lambda text, **options: imported(text, "train.sh", **options)
 
 
-def test_stages_count_embedding_and_loss_as_megatron_does(tmp_path: Path) -> None:
+def test_stages_count_embedding_and_loss_as_megatron_does(script: Callable[..., Any]) -> None:
     """46 layers over 4 stages: 12 each with the two ends counted."""
     text = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 46 --hidden-size 64 --seq-length 32 "
     text += "--num-attention-heads 4 --vocab-size 128 --pipeline-model-parallel-size 4 --micro-batch-size 1 "
     text += "--max-position-embeddings 32 --global-batch-size 8 "
     ends = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
-    assert "layers_per_stage=11-12-12-11" in imported(tmp_path, text + ends).layout
+    assert "layers_per_stage=11-12-12-11" in script(text + ends).layout
     first = "--decoder-first-pipeline-num-layers 10"
-    assert "layers_per_stage=10-12-12-12" in imported(tmp_path, text + first).layout
-
-
-def test_a_script_is_followed_through_arrays_defaults_and_conditions(tmp_path: Path) -> None:
-    result = imported(tmp_path, SCRIPT)
-    assert result.parameters == 174_604_259_328
-    assert (result.layout, result.devices) == ("tp=8,pp=16,dp=1", 128)
-    assert result.recipe["global_batch_size"] == 1536
-    assert (result.recipe["precision"], result.recipe["runtime"]["attention"]) == ("fp16", "flash")
-    assert result.unused_keys == ("lr",)
+    assert "layers_per_stage=10-12-12-12" in script(text + first).layout
 
 
 @pytest.mark.parametrize(
@@ -49,24 +40,10 @@ def test_a_script_is_followed_through_arrays_defaults_and_conditions(tmp_path: P
         "#SBATCH --nodes=16 --gres=gpu:8\npython",
     ],
 )
-def test_ranks_are_told_by_whatever_starts_them(tmp_path: Path, start: str) -> None:
-    text = SCRIPT.replace("GPUS_PER_NODE=${GPUS_PER_NODE:-8}", "").replace(
-        "torchrun ${DISTRIBUTED_ARGS[@]}", start
-    )
-    assert (
-        imported(
-            tmp_path,
-            text.replace("WORLD_SIZE=", "W=").replace("NUM_NODES=16\n", "PP=16\n").replace("if [", "#"),
-        ).devices
-        == 128
-    )
-
-
-def test_a_dump_of_arguments_is_read_with_the_vocabulary_of_the_log(tmp_path: Path) -> None:
-    result = imported(tmp_path, DUMP)
-    assert result.parameters == 68_976_648_192
-    assert result.layout == "tp=8,pp=4,dp=2,sp=true,zero=1,mbs=2,recompute=selective"
-    assert (result.recipe["precision"], result.recipe["seq_length"]) == ("bf16", 4096)
+def test_ranks_are_told_by_whatever_starts_them(script: Callable[..., Any], start: str) -> None:
+    text = SCRIPT.replace("GPUS_PER_NODE=${GPUS_PER_NODE:-8}", "").replace("WORLD_SIZE=", "W=")
+    text = text.replace("NUM_NODES=16\n", "PP=16\n").replace("if [", "#")
+    assert script(text.replace("torchrun ${DISTRIBUTED_ARGS[@]}", start)).devices == 128
 
 
 def test_the_imported_layout_and_recipe_can_be_asked_for(tmp_path: Path) -> None:
@@ -82,7 +59,7 @@ def test_the_imported_layout_and_recipe_can_be_asked_for(tmp_path: Path) -> None
     assert (step.global_batch_size, step.layout["tensor"]) == (512, 8)
 
 
-def test_experts_and_latent_attention_of_megatron_are_counted(tmp_path: Path) -> None:
+def test_experts_and_latent_attention_of_megatron_are_counted(script: Callable[..., Any]) -> None:
     text = (
         "pretrain_gpt.py --num-layers 61 --hidden-size 7168 --num-attention-heads 128 "
         "--ffn-hidden-size 18432 "
@@ -93,10 +70,10 @@ def test_experts_and_latent_attention_of_megatron_are_counted(tmp_path: Path) ->
         "--multi-latent-attention --q-lora-rank 1536 --kv-lora-rank 512 --qk-head-dim 128 "
         "--qk-pos-emb-head-dim 64 --v-head-dim 128 --expert-model-parallel-size 64 --qk-layernorm\n"
     ).replace("([0]*3+[1]*58)", "'([0]*3+[1]*58)'")
-    result = imported(tmp_path, text)
+    result = script(text)
     assert result.parameters == 671_026_419_200 - 58 * 256
     assert not result.unsupported
-    overlapped = imported(tmp_path, text.replace("--swiglu", "--swiglu --overlap-moe-expert-parallel-comm"))
+    overlapped = script(text.replace("--swiglu", "--swiglu --overlap-moe-expert-parallel-comm"))
     assert "overlap_moe_expert_parallel_comm: all-to-alls beside" in overlapped.unsupported[0]
     assert result.layout is not None
     assert "ep=64" in result.layout
@@ -123,15 +100,17 @@ def test_experts_and_latent_attention_of_megatron_are_counted(tmp_path: Path) ->
     ],
 )
 def test_wrong_arguments_are_refused_at_their_line(
-    tmp_path: Path, change: tuple[str, str], message: str
+    script: Callable[..., Any], change: tuple[str, str], message: str
 ) -> None:
     assert change[0] in SCRIPT
     with pytest.raises(InputError, match=message):
-        imported(tmp_path, SCRIPT.replace(*change))
+        script(SCRIPT.replace(*change))
 
 
-def test_what_a_script_computes_can_be_given(tmp_path: Path) -> None:
+def test_what_a_script_computes_can_be_given(script: Callable[..., Any]) -> None:
     text = SCRIPT.replace("--num-layers 96", "--num-layers $(cat layers)")
-    assert imported(tmp_path, text, given={"num_layers": 96}).parameters == 174_604_259_328
+    told = script(text, given={"num_layers": 96})
+    assert (told.parameters, told.unused_keys) == (174_604_259_328, ("lr",))
+    assert told.recipe["runtime"]["attention"] == "flash"
     with pytest.raises(InputError, match="--set num_leyers: this format has no use"):
-        imported(tmp_path, SCRIPT, given={"num_leyers": 96})
+        script(SCRIPT, given={"num_leyers": 96})

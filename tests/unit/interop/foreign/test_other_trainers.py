@@ -10,18 +10,11 @@ from typing import Any
 import pytest
 
 from perfsim.base.errors import InputError
-from perfsim.interop.formats import import_file
 
 SAMPLES = Path(__file__).parents[3] / "samples/foreign"
-NEOX, NEMO, BRIDGE, TITAN, OLD_TITAN = (
+NEOX, NEMO, BRIDGE, TITAN = (
     (SAMPLES / name).read_text("utf-8")
-    for name in (
-        "neox_20b.yml",
-        "nemo_xl.yaml",
-        "bridge_deepseek_v3.yaml",
-        "titan_llama3_8b.toml",
-        "titan_old_llama3_8b.toml",
-    )
+    for name in ("neox_20b.yml", "nemo_xl.yaml", "bridge_deepseek_v3.yaml", "titan_llama3_8b.toml")
 )
 LLAMA_8B = 8_030_261_248
 ZERO3 = {
@@ -34,26 +27,11 @@ ZERO3 = {
 }
 
 
-@pytest.fixture
-def imported(tmp_path: Path) -> Callable[..., Any]:
-    def read_back(text: str, name: str = "file.yaml", **options: Any) -> Any:
-        path = tmp_path / name
-        path.write_text(text, encoding="utf-8")
-        return import_file(path, **options)
-
-    return read_back
-
-
 # --------------------------------------------------------------------------------------- GPT-NeoX
-def test_neox_has_the_published_count_with_its_padded_vocabulary(imported: Callable[..., Any]) -> None:
-    result = imported(NEOX)
-    assert (result.format, result.parameters) == ("neox", 20_554_567_680)
-    assert result.layout == "tp=2,pp=4,zero=1,mbs=4,recompute=full"
-    assert (result.recipe["precision"], result.recipe["dropout"]) == ("fp16", False)
-    assert (result.devices, "global_batch_size" in result.recipe) == (None, False)
+def test_the_batch_of_neox_tells_its_devices(imported: Callable[..., Any]) -> None:
     whole = imported(NEOX.replace('"fp16": {', '"train_batch_size": 1536, "fp16": {'))
     assert (whole.devices, whole.layout.split(",")[:3]) == (96, ["tp=2", "pp=4", "dp=12"])
-    assert whole.recipe["global_batch_size"] == 1536
+    assert (whole.recipe["global_batch_size"], whole.recipe["dropout"]) == (1536, False)
 
 
 def test_neox_names_with_underscores_and_a_llama_mlp_are_read(imported: Callable[..., Any]) -> None:
@@ -67,13 +45,6 @@ def test_neox_names_with_underscores_and_a_llama_mlp_are_read(imported: Callable
 
 
 # ------------------------------------------------------------------------- NeMo and Megatron-Bridge
-def test_nemo_is_read_with_its_references_written_out(imported: Callable[..., Any]) -> None:
-    result = imported(NEMO)
-    assert (result.format, result.parameters) == ("nemo", 1_315_723_264)
-    assert (result.layout, result.devices) == ("tp=2,pp=2,dp=4,sp=true,zero=1,mbs=4,recompute=selective", 16)
-    assert (result.recipe["precision"], result.recipe["global_batch_size"]) == ("bf16", 64)
-
-
 def test_a_reference_that_is_not_plain_is_named_where_it_is_needed(imported: Callable[..., Any]) -> None:
     text = NEMO.replace("num_layers: 24", "num_layers: ${oc.env:LAYERS}")
     with pytest.raises(
@@ -84,37 +55,34 @@ def test_a_reference_that_is_not_plain_is_named_where_it_is_needed(imported: Cal
     assert imported(NEMO.replace("name: megatron_gpt", "name: ${oc.env:NAME}")).parameters == 1_315_723_264
 
 
-def test_megatron_bridge_is_read_with_experts_and_a_pattern_of_stages(imported: Callable[..., Any]) -> None:
+def test_megatron_bridge_is_read_with_experts_and_without_its_targets(imported: Callable[..., Any]) -> None:
     result = imported(BRIDGE)
-    assert (result.format, result.parameters) == ("nemo", 671_026_404_352)
-    assert "tp=2,pp=8" in result.layout
-    assert f"layers_per_stage=1-{'-'.join(['2'] * 30)}-0" in result.layout
-    assert (result.recipe["precision"], result.recipe["reduce_precision"]) == ("bf16", "bf16")
+    assert result.recipe["reduce_precision"] == "bf16"
     assert result.document["experts"]["num_experts"] == 256
     assert not [key for key in result.unused_keys if "_target_" in key]
 
 
 # ------------------------------------------------------------------------------------- DeepSpeed
 def test_deepspeed_takes_the_model_beside_it(imported: Callable[..., Any], tmp_path: Path) -> None:
-    alone = imported(json.dumps(ZERO3), "ds_config.json")
+    alone = imported(ZERO3, "ds_config.json")
     assert (alone.kind, alone.parameters, alone.devices) == ("recipe", None, 32)
     assert alone.layout == "dp=32,zero=3,mbs=2,offload_optimizer=cpu"
     (tmp_path / "config.json").write_bytes((SAMPLES / "llama31_8b_config.json").read_bytes())
-    beside = imported(json.dumps(ZERO3), "ds_config.json")
+    beside = imported(ZERO3, "ds_config.json")
     assert (beside.kind, beside.parameters) == ("model", LLAMA_8B)
 
 
 def test_deepspeed_takes_a_named_model(imported: Callable[..., Any]) -> None:
-    result = imported(json.dumps(ZERO3), "ds_config.json", model="llama_7b")
+    result = imported(ZERO3, "ds_config.json", model="llama_7b")
     assert result.parameters == 6_738_415_616
     with pytest.raises(InputError, match="unknown model `lama_7b`"):
-        imported(json.dumps(ZERO3), "ds_config.json", model="lama_7b")
+        imported(ZERO3, "ds_config.json", model="lama_7b")
 
 
 def test_deepspeed_batches_must_agree_and_auto_is_absent(imported: Callable[..., Any]) -> None:
     with pytest.raises(InputError, match="train_batch_size: 255 is not a multiple of micro-batch 2"):
-        imported(json.dumps(ZERO3 | {"train_batch_size": 255}), "ds.json")
-    result = imported(json.dumps(ZERO3 | {"train_batch_size": "auto"}), "ds.json")
+        imported(ZERO3 | {"train_batch_size": 255}, "ds.json")
+    result = imported(ZERO3 | {"train_batch_size": "auto"}, "ds.json")
     assert (result.devices, result.layout) == (None, "zero=3,mbs=2,offload_optimizer=cpu")
     assert any("2 × 4 × the number of replicas" in text for text in result.unsupported)
 
@@ -122,18 +90,10 @@ def test_deepspeed_batches_must_agree_and_auto_is_absent(imported: Callable[...,
 # ------------------------------------------------------------------------------------ torchtitan
 @pytest.mark.parametrize("name", ["Lion", "Muon", "OneBitAdam"])
 def test_an_optimizer_that_is_none_of_ours_is_a_gap(imported: Callable[..., Any], name: str) -> None:
-    result = imported(json.dumps(ZERO3 | {"optimizer": {"type": name}}), "ds.json")
+    result = imported(ZERO3 | {"optimizer": {"type": name}}, "ds.json")
     ours = {"Muon": "muon"}.get(name, "adam")
     assert result.recipe["optimizer"] == ours
     assert any(f"the optimizer {name}" in text for text in result.unsupported) == (ours == "adam")
-
-
-@pytest.mark.parametrize("text", [TITAN, OLD_TITAN], ids=["2025", "2024"])
-def test_torchtitan_is_read_from_toml(imported: Callable[..., Any], text: str) -> None:
-    result = imported(text, "job.toml")
-    assert (result.format, result.parameters) == ("torchtitan", LLAMA_8B)
-    assert (result.layout, result.devices) == ("tp=2,dp=8,sp=true,zero=3,mbs=2,recompute=full", 16)
-    assert (result.recipe["global_batch_size"], result.recipe["seq_length"]) == (16, 8192)
 
 
 def test_torchtitans_expert_degrees_are_the_layouts(imported: Callable[..., Any]) -> None:

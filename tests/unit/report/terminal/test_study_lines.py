@@ -9,8 +9,7 @@ from types import ModuleType
 import pytest
 
 from perfsim.prediction.run import Perturbed, Training
-from perfsim.report.study import MOST_CANDIDATES, study_lines
-from perfsim.report.study_page import study_page
+from perfsim.report.study import MOST_CANDIDATES, study_lines, study_page
 from perfsim.studies.answers import Infeasible, StudyResult
 
 GOLDEN = """\
@@ -84,7 +83,7 @@ def test_a_perturbed_study_says_so_with_what_perturbs_it(result: StudyResult) ->
     sentence = "perturbed steps, 1.25 times as long: jitter with sigma 0.02, seed 3"
     assert sentence in study_lines(perturbed)
     assert "perturbed" not in "\n".join(study_lines(result))
-    _, sections, _ = study_page(perturbed)
+    sections = study_page(perturbed).sections
     verdict = next(section for section in sections if section.slug == "verdict")
     assert f"P{sentence[1:]}." in verdict.lead
 

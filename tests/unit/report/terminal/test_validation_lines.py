@@ -81,13 +81,14 @@ def test_failures_are_counted_by_their_reason(result: dict[str, Any]) -> None:
     assert failed == ["failed: 2 cases (first d): no such device", "failed: 1 case (first f): no plan"]
 
 
-@pytest.mark.parametrize(("worst", "shown"), [(0, []), (2, ["b", "c"]), (99, ["b", "c", "a"])])
-def test_the_worst_cases_are_listed_whichever_way_they_err(
+@pytest.mark.parametrize(("worst", "shown"), [(0, []), (1, ["b"]), (99, ["b", "a"])])
+def test_the_worst_scored_cases_are_listed_whichever_way_they_err(
     result: dict[str, Any], worst: int, shown: list[str]
 ) -> None:
     lines = validation_lines(result, worst)
     listed = [line.split()[0] for line in lines if line[:2] in ("a ", "b ", "c ", "d ")]
     assert listed == shown
+    assert ("1 run with evidence C: not scored, not listed." in lines) == bool(shown)
     assert any(line.startswith(f"worst {len(shown)} ") for line in lines) == bool(shown)
 
 
