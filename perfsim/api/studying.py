@@ -75,12 +75,12 @@ def study(
         spec = load_study(str(study), catalog)
     if verify is not None and verify not in get_args(Verify):
         raise InputError(f"verify: {verify!r} is none of {', '.join(get_args(Verify))}")
-    asked = changed_study(spec, changes or {}, catalog).with_verify(verify)
+    spec = changed_study(spec, changes or {}, catalog).with_verify(verify)
     executor = executor_for(
-        jobs, scheduler, most=sum(len(candidate.devices) for candidate in asked.candidates)
+        jobs, scheduler, most=sum(len(candidate.devices) for candidate in spec.candidates)
     )
     names = names_of(compare, "compare")
-    result = run_study(asked, names, progress, executor)
+    result = run_study(spec, names, progress, executor)
     words = ["perfsim", "study", str(study), *(["--compare", ",".join(names)] if names else [])]
     for path, value in (changes or {}).items():
         words += ["--set", f"{path}={value}"]
@@ -286,11 +286,11 @@ def sweep(
     With `scheduler`, the address of a Dask scheduler, its workers compute instead.
     Raises InputError for what is wrong in the file and PerfsimError where points fail.
     """
-    asked = sweep if isinstance(sweep, Sweep) else load_sweep(str(sweep), catalog, changes)
-    asked = only_strategies(asked, names_of(compare, "compare"))
+    chosen = sweep if isinstance(sweep, Sweep) else load_sweep(str(sweep), catalog, changes)
+    chosen = only_strategies(chosen, names_of(compare, "compare"))
     with ExitStack() as stack:
         kept = Path(stack.enter_context(TemporaryDirectory()) if folder is None else folder)
-        result = run_sweep(asked, kept / STORE, jobs=jobs, scheduler=scheduler, tell=progress)
+        result = run_sweep(chosen, kept / STORE, jobs=jobs, scheduler=scheduler, tell=progress)
     return SweepAnswer(**values_of(result))
 
 

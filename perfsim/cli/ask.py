@@ -150,13 +150,13 @@ def _study(study: str, compare: list[str], verify: Any, how: How) -> None:
     A study with a grid or variants is answered as a sweep, as `perfsim sweep` does. A comparison of published
     figures with a law or with equations is answered as a table.
     """
-    from perfsim.studies.axes import is_sweep
-    from perfsim.studies.comparisons import is_comparison
-
     check_folder(how.out or Path("reports"), "--out" if how.out else "the default of --out,")
-    if is_comparison(study):
+    from perfsim.studies.loading import kind_of_study  # refuses a folder before anything heavy
+
+    kind = kind_of_study(study)
+    if kind == "comparison":
         _answer_comparison(study, how)
-    elif is_sweep(study):
+    elif kind == "sweep":
         if verify is not None:
             raise click.UsageError(f"--verify is for a study of candidates; {study} is a sweep")
         _answer_sweep(study, compare, how)

@@ -32,8 +32,8 @@ from perfsim.specs.recipe import Job
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import STRATEGIES, Plan, strategy, strategy_names
 from perfsim.strategies.schedules import SCHEDULES, least_chunks
-from perfsim.studies.axes import changed_study, is_sweep
-from perfsim.studies.loading import load_study
+from perfsim.studies.axes import changed_study
+from perfsim.studies.loading import kind_of_study, load_study
 from perfsim.studies.runner import run_study
 from perfsim.work import TaskGraph
 from perfsim.work.unfold import Unfolded, unfold
@@ -541,7 +541,7 @@ def _is_sweep(target: str, catalog: Catalog) -> bool:
     if target.endswith((".yaml", ".yml")):
         return _has_key(target, "study")
     is_model = target in catalog.names("model")
-    return not is_model and target in catalog.names("study") and is_sweep(target, catalog)
+    return not is_model and target in catalog.names("study") and kind_of_study(target, catalog) == "sweep"
 
 
 def _has_key(path: str, key: str) -> bool:

@@ -22,7 +22,7 @@ from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan, Strategy
 from perfsim.strategies.schedules import schedule_called
 from perfsim.strategies.streaming.passes import StreamingPlan
-from perfsim.strategies.three_d.emission import ThreeDPlan, placement_of
+from perfsim.strategies.three_d.emission import ThreeDPlan
 from perfsim.work import TaskGraph
 
 MOST_SEQUENCES = 2
@@ -114,7 +114,8 @@ class _GpuProver:
         """Graphs have no communication for tables of words that are on other ranks than a module."""
         if layout.tensor > 1:
             return "over tensor peers"
-        return "" if placement_of(layout).last_rank == 0 else "over pipeline stages"
+        places = schedule_called(layout.schedule).placement(layout.pipeline, layout.virtual_pipeline)
+        return "" if places.last_rank == 0 else "over pipeline stages"
 
     def parts(self, layout: ParallelLayout) -> Parts:
         """Heads of each tensor peer, with an all-to-all also of each context rank; positions of each rank."""

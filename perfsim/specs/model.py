@@ -187,8 +187,8 @@ class TransformerConfig(CatalogSpec):
     @property
     def has_expert_bias(self) -> bool:
         """Whether experts and router have biases."""
-        own = None if self.experts is None else self.experts.bias
-        return self.bias if own is None else own
+        bias = None if self.experts is None else self.experts.bias
+        return self.bias if bias is None else bias
 
     @property
     def head_size(self) -> int:

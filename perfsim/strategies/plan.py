@@ -166,14 +166,9 @@ class Strategy(Protocol[OwnLayout, OwnTopology]):
         """A closed form of the step time, on the same classes of work, for screening."""
 
 
-def runs_on(strategy: Strategy, system: SystemSpec) -> bool:
-    """Whether a strategy runs on this kind of system."""
-    return strategy.system_kind == system.kind
-
-
 def check_runs_on(strategy: Strategy, system: SystemSpec) -> None:
     """Raises InputError where a strategy runs on another kind of system."""
-    if not runs_on(strategy, system):
+    if strategy.system_kind != system.kind:
         raise InputError(
             f"strategy {strategy.name} runs on a {strategy.system_kind}; {system.name} is a {system.kind}"
         )

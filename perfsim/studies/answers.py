@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from importlib.resources import files
@@ -294,6 +294,21 @@ class PointResult(Point):
 def values_of(row: Any) -> dict[str, Any]:
     """The fields of a row or a result, of which one that knows more is made."""
     return {known.name: getattr(row, known.name) for known in fields(row)}
+
+
+def leaves(value: Any, path: str = "", left_out: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
+    """Every value inside a description with its dotted path; a list is one value.
+
+    What has a record of its fit is represented by its name.
+    """
+    if not isinstance(value, Mapping):
+        yield path, value
+    elif "fit" in value:
+        yield path, value["name"]
+    else:
+        for key, item in value.items():
+            if key not in left_out:
+                yield from leaves(item, f"{path}.{key}" if path else str(key), left_out)
 
 
 def setting_text(value: Any) -> str:

@@ -11,7 +11,7 @@ from perfsim.catalog import Catalog, default_catalog
 from perfsim.machines import machine_of
 from perfsim.specs.calibration import Calibration, FitRecord
 from perfsim.specs.prices import NOT_GIVEN, amount_text
-from perfsim.studies.answers import Assumption, production_of
+from perfsim.studies.answers import Assumption, leaves, production_of
 from perfsim.studies.batches import Target
 from perfsim.studies.spec import StudySpec
 
@@ -26,7 +26,9 @@ def _constants_of(calibration: Calibration, catalog: Catalog) -> list[Assumption
     topic = f"calibration {calibration.name}"
     fitted: dict[str, list[str]] = {group: [] for group in calibration.fit}
     from_sources = []
-    for path, value in _leaves(calibration.model_dump(exclude=set(_NOT_CONSTANTS))):
+    for path, value in leaves(calibration.model_dump(exclude=set(_NOT_CONSTANTS))):
+        if value is None or value == ():
+            continue
         group = _covering(path, calibration.fit)
         source = _covering(path, calibration.sources)
         assumed = _covering(path, calibration.assumed)
@@ -48,15 +50,6 @@ def _constants_of(calibration: Calibration, catalog: Catalog) -> list[Assumption
         basis = f"{_citation(record.table, catalog)}; {record.command}"
         fits.append(Assumption(topic, group, _fit_text(fitted[group], record), basis, "fit"))
     return [*fits, *from_sources]
-
-
-def _leaves(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every constant of a calibration with its dotted path; a list counts as one constant."""
-    if isinstance(data, Mapping):
-        for key, value in data.items():
-            yield from _leaves(value, f"{path}.{key}" if path else str(key))
-    elif data is not None and data != ():
-        yield path, data
 
 
 def _covering(path: str, groups: Mapping[str, Any]) -> str:

@@ -15,10 +15,9 @@ from typing import Any
 from perfsim.base.errors import InputError, LimitError, PerfsimError, PlanError, Problem, within_floats
 from perfsim.convergence.wall_clock import RunPart
 from perfsim.engine.limits import present_limits
-from perfsim.network import Topology
 from perfsim.network.export import network_map
 from perfsim.prediction.bands import Accuracy
-from perfsim.prediction.caveats import default_settings
+from perfsim.prediction.caveats import caveat, default_settings
 from perfsim.prediction.disturbed import perturbed, resilience, text_of
 from perfsim.prediction.planner import best_plan, refusal
 from perfsim.prediction.prediction import Prediction, prediction_of
@@ -28,7 +27,6 @@ from perfsim.prediction.verification import sample_step
 from perfsim.prediction.why import roofline
 from perfsim.specs.perturbations import PerturbationSpec, StragglerSpec
 from perfsim.strategies import strategy
-from perfsim.strategies.plan import runs_on
 from perfsim.studies.answers import (
     COVERED_ONCE,
     Answer,
@@ -64,7 +62,7 @@ from perfsim.studies.executors import (
 from perfsim.studies.spec import CandidateSpec, Digests, Point, StudySpec
 from perfsim.studies.store import Store, Stored, StoreError
 from perfsim.studies.timeline import devices_of, timeline
-from perfsim.studies.trust import edge_batch, extrapolated_law, sensitive_target, shared_caveats
+from perfsim.studies.trust import edge_batch, sensitive_target, shared_caveats
 from perfsim.studies.variants import SweepResult
 from perfsim.work.counts import parameters
 
@@ -114,7 +112,7 @@ def answer_point(
         time = target.time_of_run(evaluation)
     caveats = [
         *([] if curve is None else edge_batch(curve.tried, best)),
-        *extrapolated_law(time.critical.notes),
+        *(caveat("critical-batch-extrapolated", f"critical batch {note}") for note in time.critical.notes),
         *([] if target.loss is None else [sensitive_target(target.loss)]),
         *default_settings(question, evaluation.plan),
     ]
@@ -150,28 +148,13 @@ def answer_point(
 
 
 def _disturbed(evaluation: Evaluation, spec: PerturbationSpec, label: str) -> Evaluation:
-    """A candidate under the perturbations that apply to it; remarks are added to the notes of its plan.
+    """A candidate under the perturbations that its system has; remarks are added to the notes of its plan.
 
+    Stragglers beyond the last rank become one straggler at the last rank, with the largest of their factors.
     Raises InputError, naming the candidate, if dead links leave no route.
     """
     plan = evaluation.plan
-    applicable, remarks = _restricted(spec, plan.topology)
-    try:
-        disturbed = perturbed(evaluation, applicable)
-    except InputError as error:
-        said = f"perturbations of {label}: "
-        problems = [replace(problem, message=said + problem.message) for problem in error.problems]
-        raise InputError(problems) from None
-    if disturbed.perturbed is not None and disturbed.perturbed.note:
-        remarks.append(disturbed.perturbed.note)
-    return replace(disturbed, plan=replace(plan, notes=(*plan.notes, *remarks)))
-
-
-def _restricted(spec: PerturbationSpec, topology: Topology) -> tuple[PerturbationSpec, list[str]]:
-    """The perturbations that apply to one system, and remarks on those that do not.
-
-    Stragglers beyond the last rank become one straggler at the last rank, with the largest of their factors.
-    """
+    topology = plan.topology
     last = topology.num_devices - 1
     stragglers = [straggler for straggler in spec.stragglers if straggler.rank <= last]
     beyond = [straggler for straggler in spec.stragglers if straggler.rank > last]
@@ -188,7 +171,16 @@ def _restricted(spec: PerturbationSpec, topology: Topology) -> tuple[Perturbatio
     addressed = [link for link in spec.links if link.system in (None, topology.system.name)]
     links = tuple(link for link in addressed if topology.links_named(link.link))
     remarks += [f"perturbed: this system has no link {link.link}" for link in addressed if link not in links]
-    return spec.model_copy(update={"stragglers": tuple(stragglers), "links": links}), remarks
+    applicable = spec.model_copy(update={"stragglers": tuple(stragglers), "links": links})
+    try:
+        disturbed = perturbed(evaluation, applicable)
+    except InputError as error:
+        said = f"perturbations of {label}: "
+        problems = [replace(problem, message=said + problem.message) for problem in error.problems]
+        raise InputError(problems) from None
+    if disturbed.perturbed is not None and disturbed.perturbed.note:
+        remarks.append(disturbed.perturbed.note)
+    return replace(disturbed, plan=replace(plan, notes=(*plan.notes, *remarks)))
 
 
 # A study: every candidate, and the sentences that compare them.
@@ -271,7 +263,7 @@ def compared(spec: StudySpec, names: Sequence[str]) -> StudySpec:
     for name in dict.fromkeys(names):
         wanted = strategy(name)
         same = [candidate for candidate in spec.candidates if candidate.strategy == wanted.name]
-        like = [candidate for candidate in spec.candidates if runs_on(wanted, candidate.system)]
+        like = [candidate for candidate in spec.candidates if candidate.system.kind == wanted.system_kind]
         if not same and not like:
             known = ", ".join(candidate.strategy for candidate in spec.candidates)
             message = f"study {spec.name} has no system for strategy {name}"
@@ -319,6 +311,12 @@ def _result(
     if refused:
         verb = "Not possible" if stopped is None else "Not possible, or not reached"
         sentence += f" {verb}: {'; '.join(infeasible.label for infeasible in refused)}."
+    # For each strategy and family of published runs, the accuracy of its least similar candidate.
+    families: dict[tuple[str, str], Accuracy] = {}
+    for run in (row.run for row in candidates):
+        accuracy = replace(run.accuracy, strategy=run.plan.strategy)
+        key = (accuracy.strategy, accuracy.family)
+        families[key] = max(families.get(key, accuracy), accuracy, key=lambda known: known.unlikeness)
     critical = target.critical
     return StudyResult(
         study=spec.name,
@@ -340,7 +338,7 @@ def _result(
         suggested_batch_tokens=suggested_batches(spec, target.d_min_tokens),
         assumptions=assumptions_of(spec, target),
         sampling={row.label: row.sampling for row in candidates if row.sampling is not None},
-        accuracy=_accuracy([row.run for row in candidates]),
+        accuracy=tuple(families.values()),
         resilience=tuple(row.resilience for row in candidates if row.resilience is not None),
         perturbed=text_of(spec.perturbations) if spec.perturbations is not None else "",
         decision=decision,
@@ -364,16 +362,6 @@ def _told_apart(answered: Sequence[tuple[Point, Answer]]) -> list[Answer]:
             told = replace(told, apart=", ".join(filter(None, words)))
         apart.append(told)
     return apart
-
-
-def _accuracy(runs: Sequence[Evaluation]) -> tuple[Accuracy, ...]:
-    """For each strategy and family of published runs, the accuracy of its least similar candidate."""
-    by_family: dict[tuple[str, str], Accuracy] = {}
-    for run in runs:
-        accuracy = replace(run.accuracy, strategy=run.plan.strategy)
-        key = (accuracy.strategy, accuracy.family)
-        by_family[key] = max(by_family.get(key, accuracy), accuracy, key=lambda known: known.unlikeness)
-    return tuple(by_family.values())
 
 
 # A sweep: every finished point is stored and never computed twice.

@@ -34,11 +34,6 @@ def edge_batch(tried: Sequence[int], best: int) -> list[Caveat]:
     return [caveat("batch-at-edge", words)]
 
 
-def extrapolated_law(notes: Iterable[str]) -> list[Caveat]:
-    """What a law of the critical batch says of its use outside the runs that it was fitted to."""
-    return [caveat("critical-batch-extrapolated", f"critical batch {note}") for note in notes]
-
-
 def sensitive_target(target: LossTarget) -> Caveat:
     """How much the tokens to a loss depend on the loss."""
     law = target.law

@@ -24,7 +24,7 @@ from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.specs.model import layer_kinds
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies.plan import Plan
-from perfsim.strategies.streaming.memory import DEVICES, Store, StreamedDevice
+from perfsim.strategies.streaming.memory import Store, StreamedDevice
 from perfsim.work import EMBEDDING, HEAD, GraphBuilder, Kind, RankGroup, Slots, Template, TensorClass, Work
 from perfsim.work.counts import parameters
 from perfsim.work.kernels import LayerSlice
@@ -163,96 +163,6 @@ class BlockWorks:
             reduce=replace(self.reduce, op="reduce_in_tree"),
             reduce_part=replace(self.reduce_part, op="reduce_in_tree_part"),
         )
-
-
-def block_works(
-    plan: StreamingPlan, micro_batch_size: int | None = None, chunks: int = 1
-) -> _Blocks[BlockWorks]:
-    """The work of each kind of block, split into `chunks`."""
-    device = DEVICES[plan.topology.system.device.kind]
-    part = device.layer_slice(plan.job, micro_batch_size or plan.layout.micro_batch_size)
-    positions = plan.job.recipe.lm_head_positions or plan.job.seq_length
-    return _blocks_of(part, positions, device).of(partial(_works_of, plan=plan, chunks=chunks))
-
-
-def samples_work(plan: StreamingPlan, micro_batch_size: int) -> Work:
-    """The transfer of one micro-batch of samples from the activation servers."""
-    job = plan.job
-    n_bytes = micro_batch_size * job.seq_length * plan.topology.system.activation_servers.bytes_per_token
-    samples = TensorClass("samples", n_bytes)
-    return Work("samples.load", Kind.MEM_LOAD, "samples", "input", comm_bytes=n_bytes, writes=(samples,))
-
-
-def _works_of(block: _Block, plan: StreamingPlan, chunks: int) -> BlockWorks:
-    """The classes of work of one block."""
-    job = plan.job
-    layout = plan.layout
-    system = plan.topology.system
-    store = Store(job, system)
-    kept = store.kept(block.num_parameters, block.matrices)
-    whole = store.streamed_bytes(block.num_parameters, block.matrices)
-    updated = store.kept(block.updated, block.matrices)
-    state_bytes = updated * store.state_bytes if store.state_in_flash else 0.0
-    write_bytes = state_bytes
-    if store.weights_in_flash:
-        write_bytes += store.streamed_bytes(block.updated, block.matrices)
-    hidden = TensorClass("hidden", block.part.activation_bytes / chunks)
-    gradients = TensorClass("gradients", kept * system.gradient_bytes / chunks)
-
-    def compute(which: str, kernels: Kernels, *writes: TensorClass) -> Work:
-        name = f"{block.name}.{which}"
-        op = f"{block.op}.{which}"
-        return Work(name, Kind.COMP, op, which, kernels=kernels, writes=writes, share=1.0 / chunks)
-
-    def move(which: str, op: str, category: str, moved: TensorClass, kind: Kind = Kind.MEM_LOAD) -> Work:
-        systems = RankGroup(0, 1, plan.topology.num_devices) if kind is Kind.COMM_COLL else None
-        return Work(f"{block.name}.{which}", kind, op, category, (), moved.n_bytes, systems, (moved,))
-
-    def reduce(op: str) -> Work:
-        return move("reduce", op, "gradient_stream", gradients, Kind.COMM_COLL)
-
-    def update() -> Work:
-        kernel = store.update_kernel(updated)
-        return Work(
-            f"{block.name}.update",
-            Kind.MEM_STORE,
-            "memoryx_update",
-            "update",
-            kernels=(kernel,),
-            comm_bytes=kernel.bytes_accessed,
-            writes=(TensorClass("weights", kernel.bytes_accessed),),
-        )
-
-    chunk = TensorClass("weights", whole / chunks)
-    spills = layout.spill and block.layer
-    device = DEVICES[system.device.kind]
-    unit = block.part.activation_bytes if layout.recompute_layers else device.kept_bytes(block.part)
-    spilled = TensorClass("hidden", unit)
-    return BlockWorks(
-        load=move("load", "memoryx_read", "weight_stream", chunk),
-        broadcast=move("broadcast", "broadcast", "weight_stream", chunk, Kind.COMM_COLL),
-        forward=compute("forward", block.forward, hidden),
-        recompute=compute("recompute", block.forward, hidden)
-        if layout.recompute_layers and block.layer
-        else None,
-        backward=compute("backward", block.backward, hidden, gradients),
-        reduce=reduce("reduce"),
-        reduce_part=reduce("reduce_part"),
-        update=update(),
-        stage=move("stage", "flash_read", "weight_stream", TensorClass("weights", whole))
-        if store.weights_in_flash
-        else None,
-        state_read=move("state_read", "flash_read", "update", TensorClass("state", state_bytes))
-        if store.state_in_flash
-        else None,
-        state_write=move(
-            "state_write", "flash_write", "update", TensorClass("state", write_bytes), Kind.MEM_STORE
-        )
-        if write_bytes
-        else None,
-        spill=move("spill", "spill", "spill", spilled, Kind.MEM_STORE) if spills else None,
-        fetch=move("fetch", "fetch", "spill", spilled) if spills else None,
-    )
 
 
 # One pass of weight streaming, recorded once: a micro-batch forward and backward over the model.
@@ -500,54 +410,141 @@ LEAST_STEPS = 2
 """The second step shows the steady state: its first weights wait for the first step's updates."""
 
 
-def last_micro_batch(plan: StreamingPlan) -> int:
-    """Sequences in the last micro-batch of a system, which may be smaller than the others."""
-    per_system = -(-plan.job.global_batch_size // plan.layout.data)
-    return per_system - (plan.num_microbatches - 1) * plan.layout.micro_batch_size
+class StreamedSteps:
+    """The works of a plan, and its steps as a graph."""
 
+    def __init__(self, plan: StreamingPlan) -> None:
+        self.plan = plan
+        self.system = plan.topology.system
+        self.store = Store(plan.job, self.system)
 
-def write_steps(plan: StreamingPlan, builder: GraphBuilder) -> None:
-    """Write the steps of a plan, at least two."""
-    system = plan.topology.system
-    passes = plan.num_microbatches
-    steps = max(LEAST_STEPS, plan.least_steps)
-    held = system.activation_servers.prefetch
+    @property
+    def last_micro_batch(self) -> int:
+        """Sequences in the last micro-batch of a system, which may be smaller than the others."""
+        per_system = -(-self.plan.job.global_batch_size // self.plan.layout.data)
+        return per_system - (self.plan.num_microbatches - 1) * self.plan.layout.micro_batch_size
 
-    def recorded(kind: _PassKind) -> Template:
-        size = last_micro_batch(plan) if kind.last else plan.layout.micro_batch_size
-        blocks = block_works(plan, size, plan.layout.stream_chunks)
-        if not kind.last and system.streaming.accumulate_at == "swarmx":
+    def samples(self, micro_batch_size: int) -> Work:
+        """The transfer of one micro-batch of samples from the activation servers."""
+        n_bytes = micro_batch_size * self.plan.job.seq_length * self.system.activation_servers.bytes_per_token
+        samples = TensorClass("samples", n_bytes)
+        return Work("samples.load", Kind.MEM_LOAD, "samples", "input", comm_bytes=n_bytes, writes=(samples,))
+
+    def blocks(self, micro_batch_size: int | None = None, chunks: int = 1) -> _Blocks[BlockWorks]:
+        """The work of each kind of block, split into `chunks`."""
+        job = self.plan.job
+        device = self.store.device
+        part = device.layer_slice(job, micro_batch_size or self.plan.layout.micro_batch_size)
+        positions = job.recipe.lm_head_positions or job.seq_length
+        return _blocks_of(part, positions, device).of(partial(self._works_of, chunks=chunks))
+
+    def _works_of(self, block: _Block, chunks: int) -> BlockWorks:
+        """The classes of work of one block."""
+        layout = self.plan.layout
+        store = self.store
+        whole = store.streamed_bytes(block.num_parameters, block.matrices)
+        updated = store.kept(block.updated, block.matrices)
+        state_bytes = updated * store.state_bytes if store.state_in_flash else 0.0
+        write_bytes = state_bytes
+        if store.weights_in_flash:
+            write_bytes += store.streamed_bytes(block.updated, block.matrices)
+        hidden = TensorClass("hidden", block.part.activation_bytes / chunks)
+        gradient_bytes = store.kept(block.num_parameters, block.matrices) * self.system.gradient_bytes
+        gradients = TensorClass("gradients", gradient_bytes / chunks)
+        chunk = TensorClass("weights", whole / chunks)
+
+        def compute(which: str, kernels: Kernels, *writes: TensorClass) -> Work:
+            name = f"{block.name}.{which}"
+            op = f"{block.op}.{which}"
+            return Work(name, Kind.COMP, op, which, kernels=kernels, writes=writes, share=1.0 / chunks)
+
+        def move(which: str, op: str, category: str, moved: TensorClass, kind: Kind = Kind.MEM_LOAD) -> Work:
+            systems = RankGroup(0, 1, self.plan.topology.num_devices) if kind is Kind.COMM_COLL else None
+            return Work(f"{block.name}.{which}", kind, op, category, (), moved.n_bytes, systems, (moved,))
+
+        kernel = store.update_kernel(updated)
+        update = Work(
+            f"{block.name}.update",
+            Kind.MEM_STORE,
+            "memoryx_update",
+            "update",
+            kernels=(kernel,),
+            comm_bytes=kernel.bytes_accessed,
+            writes=(TensorClass("weights", kernel.bytes_accessed),),
+        )
+        stage = state_read = state_write = recompute = spill = fetch = None
+        if store.weights_in_flash:
+            stage = move("stage", "flash_read", "weight_stream", TensorClass("weights", whole))
+        if store.state_in_flash:
+            state_read = move("state_read", "flash_read", "update", TensorClass("state", state_bytes))
+        if write_bytes:
+            written = TensorClass("state", write_bytes)
+            state_write = move("state_write", "flash_write", "update", written, Kind.MEM_STORE)
+        if layout.recompute_layers and block.layer:
+            recompute = compute("recompute", block.forward, hidden)
+        if layout.spill and block.layer:
+            whole_layer = store.device.kept_bytes(block.part)
+            unit = block.part.activation_bytes if layout.recompute_layers else whole_layer
+            spilled = TensorClass("hidden", unit)
+            spill = move("spill", "spill", "spill", spilled, Kind.MEM_STORE)
+            fetch = move("fetch", "fetch", "spill", spilled)
+        return BlockWorks(
+            load=move("load", "memoryx_read", "weight_stream", chunk),
+            broadcast=move("broadcast", "broadcast", "weight_stream", chunk, Kind.COMM_COLL),
+            forward=compute("forward", block.forward, hidden),
+            recompute=recompute,
+            backward=compute("backward", block.backward, hidden, gradients),
+            reduce=move("reduce", "reduce", "gradient_stream", gradients, Kind.COMM_COLL),
+            reduce_part=move("reduce", "reduce_part", "gradient_stream", gradients, Kind.COMM_COLL),
+            update=update,
+            stage=stage,
+            state_read=state_read,
+            state_write=state_write,
+            spill=spill,
+            fetch=fetch,
+        )
+
+    def _recorded(self, builder: GraphBuilder, kind: _PassKind) -> Template:
+        """A pass as a template."""
+        layout = self.plan.layout
+        size = self.last_micro_batch if kind.last else layout.micro_batch_size
+        blocks = self.blocks(size, layout.stream_chunks)
+        if not kind.last and self.system.streaming.accumulate_at == "swarmx":
             blocks = blocks.of(BlockWorks.in_tree)
-        samples = samples_work(plan, size)
+        samples = self.samples(size)
         return PassRecorder(
-            builder.template(), plan.layout, system, kind, samples, blocks.in_order()
+            builder.template(), layout, self.system, kind, samples, blocks.in_order()
         ).record()
 
-    index = np.arange(steps * passes, dtype=np.int64)
-    kinds = [
-        _PassKind(
-            updated=number >= passes,
-            adds=number % passes > 0,
-            follows=number > 0,
-            refilled=number >= held,
-            last=number % passes == passes - 1,
-        )
-        for number in index.tolist()
-    ]
-    distinct = list(dict.fromkeys(kinds))
-    templates = list(map(recorded, distinct))
-    # The pass that each port of a pass reads: the update, the buffer's user, or the pass before.
-    updated = np.where(index >= passes, index // passes * passes - 1, -1)
-    sources = {}
-    for name in {name for template in templates for name in template.ports}:
-        if name.startswith(("weights", "state")):
+    def write(self, builder: GraphBuilder) -> None:
+        """Write the steps of the plan, at least two."""
+        passes = self.plan.num_microbatches
+        steps = max(LEAST_STEPS, self.plan.least_steps)
+        held = self.system.activation_servers.prefetch
+        index = np.arange(steps * passes, dtype=np.int64)
+        kinds = [
+            _PassKind(
+                updated=number >= passes,
+                adds=number % passes > 0,
+                follows=number > 0,
+                refilled=number >= held,
+                last=number % passes == passes - 1,
+            )
+            for number in index.tolist()
+        ]
+        distinct = list(dict.fromkeys(kinds))
+        templates = [self._recorded(builder, kind) for kind in distinct]
+        # The pass that each port of a pass reads: the update, the buffer's user, or the pass before.
+        updated = np.where(index >= passes, index // passes * passes - 1, -1)
+        sources = {}
+        for name in {name for template in templates for name in template.ports}:
             source = updated
-        else:
-            source = index - (held if name == "sampled" else 1)
-        sources[name] = (np.maximum(source, -1), name)
-    numbers = np.array([distinct.index(kind) for kind in kinds], dtype=np.int64)
-    stamped = builder.stamp(templates, Slots(numbers, index % passes, sources))
-    for step in range(1, steps + 1):
-        slot = step * passes - 1
-        length = len(templates[int(stamped.template[slot])])
-        builder.end_step(int(stamped.first_task[slot]) + length)
+            if not name.startswith(("weights", "state")):
+                source = index - (held if name == "sampled" else 1)
+            sources[name] = (np.maximum(source, -1), name)
+        numbers = np.array([distinct.index(kind) for kind in kinds], dtype=np.int64)
+        stamped = builder.stamp(templates, Slots(numbers, index % passes, sources))
+        for step in range(1, steps + 1):
+            slot = step * passes - 1
+            length = len(templates[int(stamped.template[slot])])
+            builder.end_step(int(stamped.first_task[slot]) + length)

@@ -23,14 +23,7 @@ from perfsim.specs.recipe import Job
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies.plan import Strategy, check_runs_on
 from perfsim.strategies.streaming.memory import Store
-from perfsim.strategies.streaming.passes import (
-    BlockWorks,
-    StreamingPlan,
-    block_works,
-    last_micro_batch,
-    samples_work,
-    write_steps,
-)
+from perfsim.strategies.streaming.passes import BlockWorks, StreamedSteps, StreamingPlan
 from perfsim.work import GraphBuilder, Work
 
 # The step of weight streaming in closed form, with which the planner screens memory policies.
@@ -42,8 +35,12 @@ from perfsim.work import GraphBuilder, Work
 
 @dataclass
 class _Estimate:
-    plan: StreamingPlan
+    steps: StreamedSteps
     duration: Callable[[Work], float]
+
+    @property
+    def plan(self) -> StreamingPlan:
+        return self.steps.plan
 
     def seconds(self, work: Work | None) -> float:
         return 0.0 if work is None else self.duration(work)
@@ -51,12 +48,12 @@ class _Estimate:
     def step_s(self) -> float:
         """All micro-batches, the last at its own size, and the bubble between two steps."""
         full = self.pass_s(self.plan.layout.micro_batch_size, last=False)
-        last = self.pass_s(last_micro_batch(self.plan), last=True)
+        last = self.pass_s(self.steps.last_micro_batch, last=True)
         return (self.plan.num_microbatches - 1) * full + last + self.bubble_s()
 
     def pass_s(self, micro_batch_size: int, *, last: bool) -> float:
         """One micro-batch forward and backward, or the transfer of its samples where that takes longer."""
-        works = block_works(self.plan, micro_batch_size)
+        works = self.steps.blocks(micro_batch_size)
         streaming = self.plan.topology.system.streaming
         if not last and streaming.accumulate_at == "swarmx":
             works = works.of(BlockWorks.in_tree)
@@ -65,7 +62,7 @@ class _Estimate:
         leaving = 0.0
         if not last:
             leaving = sum(works.of(lambda work: self.up_s(work, last=False)).in_order())
-        return max(computing, leaving, self.duration(samples_work(self.plan, micro_batch_size)))
+        return max(computing, leaving, self.duration(self.steps.samples(micro_batch_size)))
 
     def forward_s(self, works: BlockWorks) -> float:
         spill = self.seconds(works.spill) / self.group
@@ -140,7 +137,7 @@ class _Estimate:
         state. Servers with blocks of their own work in parallel. The weights of the first block are sent
         after all updates.
         """
-        works = block_works(self.plan, last_micro_batch(self.plan))
+        works = self.steps.blocks(self.steps.last_micro_batch)
         at_once = self.at_once
         seconds = works.of(
             lambda work: (
@@ -280,11 +277,11 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
     def emit(self, plan: StreamingPlan, builder: GraphBuilder) -> None:
         """Write two steps; the second is the steady state."""
         builder.fold(plan.layout.data)
-        write_steps(plan, builder)
+        StreamedSteps(plan).write(builder)
 
     def estimate_s(self, plan: StreamingPlan, costs: Costs) -> float:
         """The larger of compute and streams, summed over blocks, and the bubble between two steps."""
-        return _Estimate(plan, costs.duration_s).step_s()
+        return _Estimate(StreamedSteps(plan), costs.duration_s).step_s()
 
 
 def _needed_chunks(system: WaferClusterSpec) -> int:

@@ -21,7 +21,6 @@ from perfsim.network import FatTree
 from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import PacedRanks, PassTimes, Trait, schedule_called
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED
-from perfsim.strategies.three_d.memory import recomputed_layers
 from perfsim.strategies.three_d.prices import OverReplicas, Passes
 from perfsim.strategies.three_d.space import Columns, taken
 
@@ -100,7 +99,7 @@ class _Steps:
         self.slower_gather = _lost(gather, forward)
         self.slower_gather_backward = _lost(gather, backward)
         self.slower_reduce = _lost(reduce, backward)
-        self.redone = recomputed_layers(columns, self.ranks) / np.maximum(1, self.ranks.layers)
+        self.redone = columns.recomputed_layers(self.ranks) / np.maximum(1, self.ranks.layers)
         """Share of a rank's layers that are recomputed."""
 
     def _has(self, trait: Trait) -> Bools:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from perfsim.strategies.three_d.layers import Attention, Backward, Forward, Half, HalfPass, Made, half_work
+from perfsim.strategies.three_d.layers import Attention, Backward, Forward, HalfPass, Made, compute_work
 from perfsim.work import Kind, RankGroup, Template, TensorClass, Work
 from perfsim.work.counts import attention_weight_input_bytes
 from perfsim.work.kernels import LayerSlice
@@ -53,10 +53,10 @@ def _attention_works(part: LayerSlice, which: Forward | Backward) -> _AttentionW
     made = (context,) if forward else (queries, pair)
     begun = (queries, pair) if forward else (context,)
     return _AttentionWorks(
-        first=half_work(f"attention.{first}", which, before, *begun),
-        block=half_work("attention.block", which, core[:1], *made),
-        later=half_work("attention.block", which, (*core[:1], merge), *made),
-        last=half_work(f"attention.{last}", which, after, hidden, *([kept] if which == "dgrad" else [])),
+        first=compute_work(f"attention.{first}", which, before, *begun),
+        block=compute_work("attention.block", which, core[:1], *made),
+        later=compute_work("attention.block", which, (*core[:1], merge), *made),
+        last=compute_work(f"attention.{last}", which, after, hidden, *([kept] if which == "dgrad" else [])),
     )
 
 
@@ -169,18 +169,16 @@ class ContextGroup(Attention):
         stream = f"{self.device}/{CONTEXT_STREAM}"
         return template.task(self.exchange_work(*message), stream, reads, block=block).tensor
 
-
-def ring_terms(attention: Half) -> dict[str, Sequence[Work]]:
-    """The works of attention in a ring, by the prices (`LayerPrices`) that they add to; none without one."""
-    if not isinstance(attention, ContextGroup) or not attention.rings:
-        return {}
-    forward, backward = (_attention_works(attention.part, which) for which in ("forward", "backward"))
-    n_bytes = attention.part.pair_bytes
-    return {
-        "block": [forward.block],
-        "later": [forward.later],
-        "block_backward": [backward.block],
-        "later_backward": [backward.later],
-        "exchange": [attention.exchange_work("keys_values", n_bytes)],
-        "exchange_both": [attention.exchange_work("keys_values and gradients", 2 * n_bytes)],
-    }
+    def ring_terms(self) -> dict[str, Sequence[Work]]:
+        if not self.rings:
+            return {}
+        forward, backward = (_attention_works(self.part, which) for which in ("forward", "backward"))
+        n_bytes = self.part.pair_bytes
+        return {
+            "block": [forward.block],
+            "later": [forward.later],
+            "block_backward": [backward.block],
+            "later_backward": [backward.later],
+            "exchange": [self.exchange_work("keys_values", n_bytes)],
+            "exchange_both": [self.exchange_work("keys_values and gradients", 2 * n_bytes)],
+        }

@@ -187,7 +187,7 @@ class Replicas:
             whole = whole + self.apart.num_parameters
             shard = shard + self.apart.updated
         kernel = elementwise(
-            "optimizer", shard * optimizer_bytes(self.recipe, self.model), launches=OPTIMIZER_LAUNCHES
+            "optimizer", shard * _optimizer_bytes(self.recipe, self.model), launches=OPTIMIZER_LAUNCHES
         )
         products = update_products(self.recipe, self.model, shard)
         # The cast of a rank's weights to narrow copies, once a step; those of vectors are counted too.
@@ -228,7 +228,7 @@ def layers_per_bucket(recipe: Recipe, layer_parameters: Floats, zero_stage: Ints
     return np.where(zero_stage == GRADIENTS_SHARDED, 1, np.maximum(1, layers)).astype(np.int64)
 
 
-def optimizer_bytes(recipe: Recipe, model: TransformerConfig | None = None) -> float:
+def _optimizer_bytes(recipe: Recipe, model: TransformerConfig | None = None) -> float:
     """Bytes per parameter that an optimizer step reads and writes.
 
     The update reads gradient and states, and writes states and the weights that kernels read. The gradient is

@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.base.arrays import Bools, Floats, Ints
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import LayerKind, TransformerConfig, layer_kinds
+from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import SCHEDULES, Placement, Schedule, Trait, schedule_called
 
 
@@ -65,6 +67,15 @@ class Division:
     layers: tuple[int, ...]
     kinds: tuple[int, ...] = ()
     """The kind of every layer by its number, those of multi-token prediction last; empty: all are alike."""
+
+    @classmethod
+    def of(cls, job: Job, layout: ParallelLayout) -> Division:
+        """How a layout divides the layers of a job."""
+        kinds = kind_numbers(job.model)
+        degrees = layout.schedule, layout.pipeline, layout.virtual_pipeline
+        if layout.layers_per_stage is None:
+            return divided(*degrees, job.model.num_layers, kinds=kinds)
+        return cls(*degrees, layout.layers_per_stage, kinds)
 
     @property
     def even(self) -> bool:
@@ -154,30 +165,6 @@ def kind_numbers(model: TransformerConfig) -> tuple[int, ...]:
     """The kind of every layer by its index in `kinds_of`; empty where all are alike."""
     kinds = kinds_of(model)
     return tuple(map(kinds.index, layer_kinds(model))) if len(kinds) > 1 else ()
-
-
-@lru_cache(maxsize=4096)
-def chunk_peaks(division: Division, microbatches: int) -> Floats:
-    """Layers in flight at the peak of every rank of an interleaved pipeline over those of equal chunks.
-
-    Equal chunks hold micro-batches in flight times layers over chunks. Of unequal ones, the warm-up leaves
-    more of the first, and the passes after it come and go in groups. From the third group on they repeat.
-    """
-    pipeline = division.pipeline
-    virtual = division.virtual
-    total = min(microbatches, 3 * pipeline) * virtual
-    chunk = np.arange(total) % (pipeline * virtual) // pipeline
-    peaks = np.ones(pipeline)
-    for rank, counts in enumerate(division.chunks):
-        layers = np.array(counts)
-        warm_up = min(total, (pipeline - rank - 1) * 2 + (virtual - 1) * pipeline)
-        if microbatches == pipeline or not layers.any() or warm_up == total:
-            continue
-        begun = np.cumsum(layers[chunk])
-        ended = np.concatenate([[0], np.cumsum(layers[virtual - 1 - chunk])])
-        most = (begun[warm_up:] - ended[: total - warm_up]).max()
-        peaks[rank] = most / ((warm_up + 1) * layers.mean())
-    return peaks
 
 
 class Divisions:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import get_args
 
 import numpy as np
@@ -22,6 +23,7 @@ from perfsim.strategies.plan import Plan
 from perfsim.strategies.schedules import Pass, Placement, Slot, merged_order, schedule, schedule_called
 from perfsim.strategies.three_d.context import ContextGroup
 from perfsim.strategies.three_d.data import IN_FLIGHT, SHARDED, WAIT, Held, Replicas, Shards, norm_work
+from perfsim.strategies.three_d.division import Division
 from perfsim.strategies.three_d.expert import ExpertGroup
 from perfsim.strategies.three_d.layers import (
     Attention,
@@ -30,10 +32,8 @@ from perfsim.strategies.three_d.layers import (
     TensorGroup,
     head_positions,
     slice_of,
-    waits_for_rows,
 )
-from perfsim.strategies.three_d.pipeline import Reduction, StagePass, VirtualStage, tied_embedding_work
-from perfsim.strategies.three_d.space import division_of
+from perfsim.strategies.three_d.pipeline import Reduction, StagePass, VirtualStage
 from perfsim.work import (
     EMBEDDING_AND_HEAD,
     WHOLE_DEVICE,
@@ -49,11 +49,6 @@ ThreeDPlan = Plan[ParallelLayout, FatTree]
 """A plan of a strategy of this package."""
 
 
-def placement_of(layout: ParallelLayout) -> Placement:
-    """The placement of a layout's virtual stages on ranks."""
-    return schedule_called(layout.schedule).placement(layout.pipeline, layout.virtual_pipeline)
-
-
 @dataclass(frozen=True)
 class _Stages:
     """The virtual stages of a plan and the replicas of each pipeline rank."""
@@ -67,9 +62,10 @@ class _Stages:
 
 def stages_of(job: Job, layout: ParallelLayout) -> _Stages:
     """Map a job's layers to the ranks of a layout."""
-    places = placement_of(layout)
+    division = Division.of(job, layout)
+    places = division.placement
     kinds = layer_kinds(job.model)
-    layers = division_of(job, layout).layers
+    layers = division.layers
     framework = job.runtime.stack
     waits = framework is not None and framework.pass_s > 0
     spans = [(sum(layers[:number]), count) for number, count in enumerate(layers)]
@@ -84,7 +80,8 @@ def stages_of(job: Job, layout: ParallelLayout) -> _Stages:
             below = kinds[first + layer - 1] if first + layer else PLAIN
             redone = (earlier + layer) % layout.recompute_every == 0
             mode = layout.recompute if redone else "none"
-            yield layer_of(job, layout, rank, kind, mode, divided_below=kind.experts and below.experts)
+            divided_below = kind.experts and below.experts
+            yield RankShare(job, layout, rank).layer(kind, mode, divided_below=divided_below)
 
     def ranks_to(number: int, next_number: int) -> RankGroup | None:
         if not 0 <= next_number < len(layers) or places.rank(number) == places.rank(next_number):
@@ -99,7 +96,7 @@ def stages_of(job: Job, layout: ParallelLayout) -> _Stages:
             num_stages=len(layers),
             rank=places.rank(number),
             first_layer=first,
-            group=group_of(job, layout, places.rank(number)),
+            group=RankShare(job, layout, places.rank(number)).group(),
             layers=tuple(layers_of(number)),
             next_ranks=ranks_to(number, number + 1),
             previous_ranks=ranks_to(number, number - 1),
@@ -108,7 +105,9 @@ def stages_of(job: Job, layout: ParallelLayout) -> _Stages:
         )
         for number, (first, _) in enumerate(spans)
     ]
-    replicas = [_replicas(job, layout, virtual, rank, places.last_rank) for rank in range(layout.pipeline)]
+    replicas = [
+        RankShare(job, layout, rank).replicas(virtual, places.last_rank) for rank in range(layout.pipeline)
+    ]
     if layout.zero_stage == SHARDED:
         for number, stage in enumerate(virtual):
             of_layers = tuple(stage.held_by(range(index, index + 1)) for index in range(stage.num_layers))
@@ -117,65 +116,73 @@ def stages_of(job: Job, layout: ParallelLayout) -> _Stages:
     return _Stages(tuple(virtual), tuple(replicas))
 
 
-def group_of(job: Job, layout: ParallelLayout, rank: int, kind: LayerKind = PLAIN) -> TensorGroup:
-    """The tensor group of the first rank of a stage."""
-    first = rank * layout.width
-    overlaps = job.runtime.overlap_tensor and layout.sequence_parallel
-    part = slice_of(job, layout, kind)
-    ranks = RankGroup(first, 1, layout.tensor)
-    return TensorGroup(part, ranks, f"gpu{first}", overlaps)
+@dataclass(frozen=True)
+class RankShare:
+    """What the first device of a pipeline rank has of a job."""
 
+    job: Job
+    layout: ParallelLayout
+    rank: int = 0
 
-def layer_of(
-    job: Job,
-    layout: ParallelLayout,
-    rank: int,
-    kind: LayerKind,
-    mode: str = "none",
-    *,
-    divided_below: bool = False,
-) -> Layer:
-    """A layer of one kind under a recompute mode on the first rank of a stage."""
-    group = group_of(job, layout, rank, kind)
-    of_rank = group.part, group.device, mode
-    attention: Attention = Attention(*of_rank)
-    if layout.context > 1:
-        attention = ContextGroup(*of_rank, RankGroup(group.ranks.start, layout.tensor, layout.context))
-    mlp = experts_of(job, layout, group, mode) if kind.experts else Mlp(*of_rank)
-    return Layer(group, attention, mlp, divided_below)
+    @property
+    def first(self) -> int:
+        """Its global rank."""
+        return self.rank * self.layout.width
 
+    def group(self, kind: LayerKind = PLAIN) -> TensorGroup:
+        """Its tensor group, with a layer of one kind."""
+        overlaps = self.job.runtime.overlap_tensor and self.layout.sequence_parallel
+        part = slice_of(self.job, self.layout, kind)
+        return TensorGroup(part, RankGroup(self.first, 1, self.layout.tensor), f"gpu{self.first}", overlaps)
 
-def experts_of(job: Job, layout: ParallelLayout, group: TensorGroup, mode: str = "none") -> ExpertGroup:
-    """The experts of a layer on the first rank of a stage."""
-    first = group.ranks.start
-    recipe = job.recipe
-    ranks = RankGroup(first, layout.expert_tensor, layout.expert)
-    shares = RankGroup(first, 1, layout.expert_tensor)
-    waits = waits_for_rows(recipe)
-    return ExpertGroup(group.part, group.device, mode, ranks, shares, recipe.expert_dispatcher, waits)
+    def layer(self, kind: LayerKind, mode: str = "none", *, divided_below: bool = False) -> Layer:
+        """A layer of one kind under a recompute mode."""
+        group = self.group(kind)
+        of_rank = group.part, group.device, mode
+        attention: Attention = Attention(*of_rank)
+        if self.layout.context > 1:
+            attention = ContextGroup(*of_rank, RankGroup(self.first, self.layout.tensor, self.layout.context))
+        mlp = self.experts(kind, mode) if kind.experts else Mlp(*of_rank)
+        return Layer(group, attention, mlp, divided_below)
 
+    def experts(self, kind: LayerKind, mode: str = "none") -> ExpertGroup:
+        """The experts of a layer. The host waits to learn how many rows go where.
 
-def _replicas(job: Job, layout: ParallelLayout, stages: list[VirtualStage], rank: int, last: int) -> Replicas:
-    """The replicas of a pipeline rank, and those of its experts; rank `last` has the LM head."""
-    # On a rank with both, embedding and LM head may be one tensor.
-    held = Held(stage_parameters(slice_of(job, layout), 0, first=rank == 0, last=rank == last))
-    held = sum((stage.held_by(range(stage.num_layers)) for stage in stages if stage.rank == rank), held)
-    first = rank * layout.width
-    holds = layout.expert * layout.expert_tensor
-    replicas = Replicas(
-        recipe=job.recipe,
-        ranks=RankGroup(first, layout.tensor, layout.replicas),
-        device=f"gpu{first}",
-        num_parameters=held.rest,
-        zero_stage=layout.zero_stage,
-        shard_group=layout.shard_group,
-        model=job.model,
-    )
-    if not held.apart:
-        return replicas
-    ranks = RankGroup(first, holds, layout.expert_replicas)
-    apart = replace(replicas, ranks=ranks, num_parameters=held.apart, shard_group=None, experts=True)
-    return replace(replicas, apart=apart)
+        It need not with a fixed capacity or in a CUDA graph.
+        """
+        recipe = self.job.recipe
+        framework = recipe.runtime.stack
+        knows = framework is None or framework.cuda_graph or recipe.expert_capacity is not None
+        waits = not knows and framework is not None and framework.expert_pass_s > 0
+        part = slice_of(self.job, self.layout, kind)
+        ranks = RankGroup(self.first, self.layout.expert_tensor, self.layout.expert)
+        shares = RankGroup(self.first, 1, self.layout.expert_tensor)
+        device = f"gpu{self.first}"
+        return ExpertGroup(part, device, mode, ranks, shares, recipe.expert_dispatcher, waits)
+
+    def replicas(self, stages: list[VirtualStage], last_rank: int) -> Replicas:
+        """Its replicas, and those of its experts; `last_rank` has the LM head."""
+        layout = self.layout
+        # On a rank with both, embedding and LM head may be one tensor.
+        ends = {"first": self.rank == 0, "last": self.rank == last_rank}
+        held = Held(stage_parameters(slice_of(self.job, layout), 0, **ends))
+        for stage in stages:
+            if stage.rank == self.rank:
+                held += stage.held_by(range(stage.num_layers))
+        replicas = Replicas(
+            recipe=self.job.recipe,
+            ranks=RankGroup(self.first, layout.tensor, layout.replicas),
+            device=f"gpu{self.first}",
+            num_parameters=held.rest,
+            zero_stage=layout.zero_stage,
+            shard_group=layout.shard_group,
+            model=self.job.model,
+        )
+        if not held.apart:
+            return replicas
+        ranks = RankGroup(self.first, layout.expert * layout.expert_tensor, layout.expert_replicas)
+        apart = replace(replicas, ranks=ranks, num_parameters=held.apart, shard_group=None, experts=True)
+        return replace(replicas, apart=apart)
 
 
 # The slots of the schedule.
@@ -191,38 +198,27 @@ FREED = ("freed0", "freed1", "freed2")
 class _Passes:
     """The templates of each pass, one per virtual stage."""
 
-    usual: dict[Pass, list[Template]]
-    special: dict[Pass, list[Template]] = field(default_factory=dict)
-    """Templates of the last micro-batch, or of the first pass of its kind on a rank, where they differ.
+    written: dict[tuple[Pass, bool], list[Template]]
+    """By pass, and whether they are of the last micro-batch (the first forward) where it differs.
 
-    Those of forwards are of the first micro-batch.
+    They are also of the first pass on a rank where `first_is_special`.
     """
     first_is_special: bool = False
 
-    @property
+    @cached_property
     def templates(self) -> list[Template]:
-        """All templates, in the order of `numbers`."""
-        return [
-            template
-            for group in (self.usual, self.special)
-            for of_pass in group.values()
-            for template in of_pass
-        ]
+        return [template for of_pass in self.written.values() for template in of_pass]
 
-    def numbers(self, which: Pass, *, special: bool) -> int:
-        """Index of the first template of a pass in `templates`."""
-        keys = [(False, name) for name in self.usual] + [(True, name) for name in self.special]
-        wanted = (special and which in self.special, which)
-        return keys.index(wanted) * len(self.usual["F"])
+    def first(self, which: Pass, *, special: bool) -> int:
+        """Index of the first template of a pass in `templates`; 0 of a pass that there is not."""
+        keys = list(self.written)
+        wanted = (which, special and (which, True) in keys)
+        return keys.index(wanted) * len(self.written["F", False]) if wanted in keys else 0
 
     def ports(self, which: Pass) -> set[str]:
         """The ports that any template of a pass reads."""
-        return {
-            name
-            for group in (self.usual, self.special)
-            for template in group.get(which, ())
-            for name in template.ports
-        }
+        found = (templates for (name, _), templates in self.written.items() if name == which)
+        return {port for templates in found for template in templates for port in template.ports}
 
 
 def _pipeline_slots(
@@ -260,12 +256,7 @@ def _pipeline_slots(
 
 def _templates(passes: _Passes, passed: Ints, rank: Ints, place: Ints, final: Bools) -> tuple[Ints, Ints]:
     """The template of each slot, and the latest slot before it on its rank that frees gradient buffers."""
-    first = np.array(
-        [
-            [passes.numbers(which, special=kind) if which in passes.usual else 0 for kind in (False, True)]
-            for which in PASSES
-        ]
-    )
+    first = np.array([[passes.first(which, special=kind) for kind in (False, True)] for which in PASSES])
     usual = first[passed, 0] + place
     special = first[passed, 1] + place
     frees = np.array(["freed0" in template.outputs for template in passes.templates])
@@ -293,7 +284,7 @@ class StepWriter:
         self.plan = plan
         self.builder = builder
         self.schedule = schedule_called(plan.layout.schedule)
-        self.placement = placement_of(plan.layout)
+        self.placement = self.schedule.placement(plan.layout.pipeline, plan.layout.virtual_pipeline)
         self.stages = stages_of(plan.job, plan.layout)
         self.sharded = plan.layout.zero_stage == SHARDED
         self.scattered = self.stages.replicas[0].shards_gradients
@@ -336,16 +327,15 @@ class StepWriter:
             written = passes(reduces, follows)
             return [of.wgrad() if self.splits else of.backward() for of in written]
 
-        usual: dict[Pass, list[Template]] = {"F": [of.forward() for of in passes()]}
+        templates: dict[tuple[Pass, bool], list[Template]] = {("F", False): [of.forward() for of in passes()]}
         if self.splits:
-            usual["B"] = [of.dgrad() for of in passes()]
-        usual[self.last_pass] = last(self.scattered, self.scattered)
-        special: dict[Pass, list[Template]] = {}
+            templates["B", False] = [of.dgrad() for of in passes()]
+        templates[self.last_pass, False] = last(self.scattered, self.scattered)
         if self.gathers_ahead:
-            special["F"] = [of.forward(self.stages.replicas[of.stage.rank]) for of in passes()]
+            templates["F", True] = [of.forward(self.stages.replicas[of.stage.rank]) for of in passes()]
         if self.overlap:
-            special[self.last_pass] = last(reduces=True)
-        return _Passes(usual, special, self.scattered and self.overlap)
+            templates[self.last_pass, True] = last(reduces=True)
+        return _Passes(templates, self.scattered and self.overlap)
 
     def _reduction(self, stage: VirtualStage, follows: bool) -> Reduction:
         replicas = self.stages.replicas[stage.rank]
@@ -391,12 +381,12 @@ class StepWriter:
         if last == 0 or not self.plan.job.model.tied_embeddings:
             return
         ends = RankGroup(0, last * layout.width, 2)
-        group = self.stages.virtual[0].group
+        first = self.stages.virtual[0]
         replicas = self.stages.replicas[0]
         grad_bytes = state_bytes(self.plan.job.recipe).reduced / replicas.gradient_shards
         reads = gradients[0] + gradients[last]
-        work = tied_embedding_work(group, ends, grad_bytes)
-        stream = f"{group.device}/send-previous"
+        work = first.tied_embedding(ends, grad_bytes)
+        stream = f"{first.group.device}/send-previous"
         summed = self.builder.task(work, stream, reads, block=EMBEDDING_AND_HEAD).tensor
         gradients[0], gradients[last] = [summed], [summed]
 

@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from perfsim.specs.calibration import Dispatcher
-from perfsim.strategies.three_d.layers import Backward, Forward, Half, HalfPass, Made, half_work
+from perfsim.strategies.three_d.layers import Backward, Forward, Half, HalfPass, Made, compute_work
 from perfsim.work import WAIT_OF_EXPERTS, Kind, RankGroup, Template, TensorClass, Work
 from perfsim.work.counts import layer_activation_bytes, mlp_weight_input_bytes
 from perfsim.work.kernels import LayerSlice
@@ -32,7 +32,7 @@ HOST_STREAM = "host"
 Which = Forward | Backward
 
 
-class _ExpertWorks(NamedTuple):
+class ExpertWorks(NamedTuple):
     """The compute of a block with experts in parts, in the order of a pass."""
 
     begin: Work
@@ -46,14 +46,14 @@ class _ExpertWorks(NamedTuple):
 
 
 @lru_cache(maxsize=512)
-def expert_works(part: LayerSlice, which: Which, recompute: str = "none") -> _ExpertWorks:
+def _expert_works(part: LayerSlice, which: Which, recompute: str = "none") -> ExpertWorks:
     """The compute of a block with experts; `recompute` decides what its forward keeps."""
     alone = replace(part, expert=1, expert_tensor=1, expert_load=1.0)
-    begin, end = router_works(alone, which)
+    begin, end = _router_works(alone, which)
     if which == "forward":
         saved = TensorClass("saved", layer_activation_bytes(part, recompute))
         end = replace(end, writes=(*end.writes, saved))
-    return _ExpertWorks(begin, shared_work(alone, which), experts_work(part, which), end)
+    return ExpertWorks(begin, _shared_work(alone, which), _experts_work(part, which), end)
 
 
 _PASS: dict[Which, Literal["forward", "backward", "dgrad"]] = {
@@ -65,7 +65,7 @@ _PASS: dict[Which, Literal["forward", "backward", "dgrad"]] = {
 
 
 @lru_cache(maxsize=512)
-def router_works(part: LayerSlice, which: Which) -> tuple[Work, Work]:
+def _router_works(part: LayerSlice, which: Which) -> tuple[Work, Work]:
     """The begin and the end of a block, the latter without what a forward saves; `part` has all experts.
 
     A recompute runs no LM head of multi-token prediction again.
@@ -82,31 +82,31 @@ def router_works(part: LayerSlice, which: Which) -> tuple[Work, Work]:
     last = expert_kernels(part, _PASS[which], end)
     if which == "forward":
         last += mlp_residual(part)
-    return half_work(begin, which, first, rows), half_work(end, which, last, hidden)
+    return compute_work(begin, which, first, rows), compute_work(end, which, last, hidden)
 
 
 @lru_cache(maxsize=512)
-def shared_work(part: LayerSlice, which: Which) -> Work | None:
+def _shared_work(part: LayerSlice, which: Which) -> Work | None:
     """Shared experts; None without any. `part` has all experts."""
     hidden = TensorClass("hidden", part.activation_bytes)
     kernels = expert_kernels(part, _PASS[which], "shared")
-    return half_work("shared_experts", which, kernels, hidden) if kernels else None
+    return compute_work("shared_experts", which, kernels, hidden) if kernels else None
 
 
 @lru_cache(maxsize=2048)
-def experts_work(part: LayerSlice, which: Which) -> Work:
+def _experts_work(part: LayerSlice, which: Which) -> Work:
     """The rank's experts on the rows that arrived."""
     writes = [TensorClass("rows", part.row_bytes)]
     if which == "dgrad":
         writes.append(TensorClass("weight_inputs", mlp_weight_input_bytes(part)))
-    return half_work("experts", which, expert_kernels(part, _PASS[which], "experts"), *writes)
+    return compute_work("experts", which, expert_kernels(part, _PASS[which], "experts"), *writes)
 
 
 @lru_cache(maxsize=4096)
-def expert_weights_work(part: LayerSlice) -> Work:
+def _expert_weights_work(part: LayerSlice) -> Work:
     """Weight gradients of a block with experts where they are a pass of their own."""
     done = TensorClass("weight_gradient", 0.0)
-    return half_work("experts", "wgrad", mlp_kernels(part, "wgrad"), done)
+    return compute_work("experts", "wgrad", mlp_kernels(part, "wgrad"), done)
 
 
 @dataclass(frozen=True)
@@ -149,11 +149,15 @@ class ExpertGroup(Half):
             works.append(self._exchange("combine", op))
         return works
 
+    def parts(self, which: Which) -> ExpertWorks:
+        """The compute of a pass in parts."""
+        return _expert_works(self.part, which, self.mode)
+
     def works(self, which: HalfPass) -> Sequence[Work]:
         """The works of a pass that run one after the other, from the first before dispatch to the last."""
         if which == "wgrad":
-            return [expert_weights_work(self.part)]
-        works = expert_works(self.part, which, self.mode)
+            return [_expert_weights_work(self.part)]
+        works = self.parts(which)
         beside = [] if works.shared is None else [works.shared]
         return works.begin, *self.to_experts(), *beside, works.experts, *self.from_experts(), works.end
 
@@ -181,7 +185,7 @@ class ExpertGroup(Half):
         after: Sequence[int] = (),
     ) -> tuple[Made, Made]:
         """Write a pass; returns what its last task makes, and what the experts make."""
-        works = expert_works(self.part, which, self.mode)
+        works = self.parts(which)
         stream = self.compute if works.shared is None else f"{self.device}/{EXPERT_STREAM}"
         first = rows = self._task(template, works.begin, reads, block, after).output
         host = f"{self.device}/{HOST_STREAM}"

@@ -27,7 +27,7 @@ import numpy as np
 from perfsim.costs.memory import state_bytes
 from perfsim.specs.layout import ContextExchange, ParallelLayout
 from perfsim.specs.model import PLAIN, LayerKind
-from perfsim.specs.recipe import Job, Recipe
+from perfsim.specs.recipe import Job
 from perfsim.strategies.three_d.data import SHARDED
 from perfsim.work import WHOLE_DEVICE, Kind, RankGroup, Template, TensorClass, Work
 from perfsim.work.counts import (
@@ -64,39 +64,18 @@ def expert_load(job: Job, ranks: int) -> float:
     experts = job.model.experts
     if experts is None or recipe.routing == "balanced":
         return 1.0
-    load = fullest_rank(experts.num_experts, ranks, recipe.routing_spread)
+    load = _fullest_rank(experts.num_experts, ranks, recipe.routing_spread)
     return load if recipe.expert_capacity is None else min(load, recipe.expert_capacity)
 
 
-def routing_notes(job: Job, ranks: int) -> tuple[str, ...]:
-    """What uneven routing costs, in words; nothing where it is balanced."""
-    load = expert_load(job, ranks)
-    if load == 1.0:
-        return ()
-    more = f"{load - 1:.1%}"
-    saved = f"{1 - 1 / load:.1%}"
-    text = (
-        f"the fullest of {ranks} ranks has {more} more rows of experts than the mean, and all wait for it; "
-    )
-    return (text + f"balanced routing would save {saved} of the time of experts and of their rows",)
-
-
 @lru_cache(maxsize=1024)
-def fullest_rank(experts: int, ranks: int, spread: float) -> float:
+def _fullest_rank(experts: int, ranks: int, spread: float) -> float:
     """Mean over draws of the load of the fullest rank, whose experts' popularity has this deviation."""
     if ranks == 1 or spread == 0.0:
         return 1.0
     drawn = np.exp(spread * np.random.default_rng(SEED).standard_normal((DRAWS, experts)))
     by_rank = drawn.reshape(DRAWS, ranks, -1).mean(axis=2)
     return float((by_rank.max(axis=1) / by_rank.mean(axis=1)).mean())
-
-
-def waits_for_rows(recipe: Recipe) -> bool:
-    """Whether the host must learn how many rows go where: not with a fixed capacity or in a CUDA graph."""
-    framework = recipe.runtime.stack
-    if framework is None or framework.cuda_graph or recipe.expert_capacity is not None:
-        return False
-    return framework.expert_pass_s > 0
 
 
 # The share of one layer that one rank computes under a layout.
@@ -172,15 +151,10 @@ Backward = Literal["backward", "dgrad"]
 HalfPass = Literal["forward", "recompute", "backward", "dgrad", "wgrad"]
 
 
-def compute_work(name: str, category: str, kernels: Kernels, writes: tuple[TensorClass, ...]) -> Work:
-    """A class of compute tasks on one rank."""
-    return Work(name, Kind.COMP, name, category, kernels=kernels, writes=writes)
-
-
-def half_work(name: str, which: HalfPass, kernels: Kernels, *writes: TensorClass) -> Work:
-    """Compute of a half, or of a part of it, in one pass."""
+def compute_work(name: str, which: HalfPass, kernels: Kernels, *writes: TensorClass) -> Work:
+    """A class of compute tasks on one rank, in one pass of a half, or of what is around layers."""
     category = which if which in ("forward", "recompute") else "backward"
-    return compute_work(f"{name}.{which}", category, kernels, writes)
+    return Work(f"{name}.{which}", Kind.COMP, f"{name}.{which}", category, kernels=kernels, writes=writes)
 
 
 @lru_cache(maxsize=4096)
@@ -190,7 +164,7 @@ def _attention_work(part: LayerSlice, which: HalfPass, mode: str = "none") -> Wo
     writes = _written(part, which)
     if which == "dgrad":
         writes.append(TensorClass("weight_inputs", attention_weight_input_bytes(part)))
-    return half_work("attention", which, kernels, *writes)
+    return compute_work("attention", which, kernels, *writes)
 
 
 @lru_cache(maxsize=4096)
@@ -203,7 +177,7 @@ def _mlp_work(part: LayerSlice, which: HalfPass, mode: str = "none") -> Work:
         writes.append(TensorClass("saved", layer_activation_bytes(part, mode)))
     elif which == "dgrad":
         writes.append(TensorClass("weight_inputs", mlp_weight_input_bytes(part)))
-    return half_work("mlp", which, kernels, *writes)
+    return compute_work("mlp", which, kernels, *writes)
 
 
 def _written(part: LayerSlice, which: HalfPass) -> list[TensorClass]:
@@ -242,6 +216,10 @@ class Half(ABC):
     def repeats(self) -> bool:
         """Whether the recompute mode runs it again before its backward."""
         return self.mode != "none"
+
+    def ring_terms(self) -> dict[str, Sequence[Work]]:
+        """The works of attention in a ring by the prices that they add to; none without one."""
+        return {}
 
     @abstractmethod
     def works(self, which: HalfPass) -> Sequence[Work]:
@@ -348,25 +326,21 @@ class TensorGroup:
     def compute(self) -> str:
         return f"{self.device}/{COMPUTE}"
 
-    def all_reduce(
-        self, template: Template, tensor: int, between: Between = NOTHING, n_bytes: float | None = None
-    ) -> int:
-        """Sum a hidden activation over the group; no task in a group of one rank."""
-        return self._emit(template, tensor, self.all_reduce_works(between, n_bytes))
-
-    def all_gather(self, template: Template, tensor: int) -> int:
-        """All-gather a hidden activation that arrived split over the group."""
-        return self._emit(template, tensor, self.all_gather_works())
+    def write(self, template: Template, tensor: int, works: Sequence[Work]) -> int:
+        """Collectives of a tensor one after the other; returns what the last makes."""
+        for work in works:
+            tensor = template.task(work, self.compute, [tensor]).tensor
+        return tensor
 
     def sum_for(self, template: Template, tensor: int, between: Between, *, divided: bool) -> int:
         """Sum a tensor; each rank then has all positions, or if `divided` its own."""
         works = self.all_reduce_works(between)
-        return self._emit(template, tensor, works[:1] if divided else works)
+        return self.write(template, tensor, works[:1] if divided else works)
 
     def sum_of(self, template: Template, tensor: int, between: Between, *, divided: bool) -> int:
         """Give each rank all positions of a tensor, of which it has a summand, or if `divided` its own."""
         works = self.all_gather_works(between.after) if divided else self.all_reduce_works(between)
-        return self._emit(template, tensor, works)
+        return self.write(template, tensor, works)
 
     def all_reduce_works(self, between: Between = NOTHING, n_bytes: float | None = None) -> list[Work]:
         """The collectives that sum an activation over the group; none in a group of one rank."""
@@ -382,11 +356,6 @@ class TensorGroup:
     def all_gather_works(self, product: str = "") -> list[Work]:
         """The collective that gathers a received activation; none in a group of one rank."""
         return [self._work("all_gather", product, None)] if self.ranks.size > 1 else []
-
-    def _emit(self, template: Template, tensor: int, works: list[Work]) -> int:
-        for work in works:
-            tensor = template.task(work, self.compute, [tensor]).tensor
-        return tensor
 
     def _work(self, op: str, product: str, n_bytes: float | None) -> Work:
         n_bytes = self.part.activation_bytes if n_bytes is None else n_bytes

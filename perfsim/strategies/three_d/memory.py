@@ -9,14 +9,14 @@ activations of micro-batches in flight, the temporaries of one pass, and the buf
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from perfsim.base.arrays import Floats, Ints
+from perfsim.base.arrays import Floats
 from perfsim.costs.gpu import HostCosts
 from perfsim.costs.memory import (
     MemoryUse,
@@ -29,13 +29,13 @@ from perfsim.costs.memory import (
 from perfsim.network import FatTree
 from perfsim.specs.hardware import GpuClusterSpec
 from perfsim.specs.layout import ParallelLayout, Place
-from perfsim.specs.model import LayerKind
+from perfsim.specs.model import LayerKind, Recompute
 from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import schedule_called
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED
-from perfsim.strategies.three_d.division import RankColumns, chunk_peaks, kinds_of
+from perfsim.strategies.three_d.division import Division, RankColumns, kinds_of
 from perfsim.strategies.three_d.layers import Degrees, head_positions, slice_of
-from perfsim.strategies.three_d.space import MODES, Columns, columns_of, distinct_rows
+from perfsim.strategies.three_d.space import MODES, Columns, distinct_rows
 from perfsim.work.counts import (
     attention_weight_input_bytes,
     head_weight_input_bytes,
@@ -74,153 +74,140 @@ class SliceBytes(NamedTuple):
     exchanged: Floats
     """Buffers for what context ranks exchange."""
 
+    @classmethod
+    def of(cls, job: Job, columns: Columns) -> SliceBytes:
+        """The bytes of every layout's slice of a layer for one sequence."""
+        tensor, split, _, *others = columns.slice_keys
+        keys = (tensor, split, np.ones_like(tensor), *others, columns.recompute)
+        first, of_row = distinct_rows(keys)
+        sizes = _slice_sizes(Job(job.model, job.recipe, 1))
+        table = np.array([sizes(*key) for key in zip(*(key[first].tolist() for key in keys), strict=True)])
+        by_field = table.T.take(of_row, axis=2).swapaxes(1, 2)  # rows of a kind are contiguous, which is fast
+        named = zip(cls._fields, by_field, strict=True)
+        return cls(*(column if name in OF_LAYERS else column[..., :1] for name, column in named))
+
+    def rank_parameters(self, ranks: RankColumns) -> Floats:
+        """Parameters of every rank without those of experts, shape (rows, ranks)."""
+        ends = np.where(ranks.first, np.where(ranks.last, self.both, self.embedding), 0.0)
+        ends = ends + np.where(ranks.last & ~ranks.first, self.head, 0.0)
+        return np.asarray(ranks.sum_of(self.layer) + ends)
+
 
 OF_LAYERS = ("keeps_all", "keeps", "inputs", "layer", "experts")
 """Fields of `SliceBytes` that belong to a layer."""
 
 
-@lru_cache(maxsize=16384)
-def _slice_bytes(job: Job, kind: LayerKind, mode: str, *degrees: int) -> tuple[float, ...]:
-    given = Degrees(*degrees)
-    part = slice_of(job, given.layout, kind)
-    positions = head_positions(job, given.context)
-    return (
-        layer_activation_bytes(part, "none"),
-        layer_activation_bytes(part, mode),
-        attention_weight_input_bytes(part) + mlp_weight_input_bytes(part),
-        part.activation_bytes,
-        head_weight_input_bytes(part, positions),
-        logit_bytes(part, positions),
-        stage_parameters(part, 1, first=False, last=False) - routed_parameters(part),
-        routed_parameters(part),
-        stage_parameters(part, 0, first=True, last=False),
-        stage_parameters(part, 0, first=False, last=True),
-        stage_parameters(part, 0, first=True, last=True),
-        part.exchange_buffer_bytes,
-    )
-
-
-def slice_bytes(job: Job, columns: Columns) -> SliceBytes:
-    """The bytes of every layout's slice of a layer for one sequence."""
-    tensor, split, _, *others = columns.slice_keys
-    keys = (tensor, split, np.ones_like(tensor), *others, columns.recompute)
-    first, of_row = distinct_rows(keys)
-    base = Job(job.model, job.recipe, 1)
+@lru_cache(maxsize=64)
+def _slice_sizes(job: Job) -> Callable[..., list[tuple[float, ...]]]:
+    """`SliceBytes` of every kind of layer, by `Degrees` and the index of a recompute mode."""
     kinds = kinds_of(job.model)
-    distinct = zip(*(key[first].tolist() for key in keys), strict=True)
-    table = np.array(
-        [[_slice_bytes(base, kind, MODES[mode], *key) for kind in kinds] for *key, mode in distinct]
-    )
-    by_field = np.moveaxis(table, 2, 0).take(of_row, axis=1)
-    return SliceBytes(
-        *(
-            column if name in OF_LAYERS else column[..., :1]
-            for name, column in zip(SliceBytes._fields, by_field, strict=True)
+
+    def of_kind(kind: LayerKind, given: Degrees, mode: Recompute) -> tuple[float, ...]:
+        part = slice_of(job, given.layout, kind)
+        positions = head_positions(job, given.context)
+        return (
+            layer_activation_bytes(part, "none"),
+            layer_activation_bytes(part, mode),
+            attention_weight_input_bytes(part) + mlp_weight_input_bytes(part),
+            part.activation_bytes,
+            head_weight_input_bytes(part, positions),
+            logit_bytes(part, positions),
+            stage_parameters(part, 1, first=False, last=False) - routed_parameters(part),
+            routed_parameters(part),
+            stage_parameters(part, 0, first=True, last=False),
+            stage_parameters(part, 0, first=False, last=True),
+            stage_parameters(part, 0, first=True, last=True),
+            part.exchange_buffer_bytes,
         )
-    )
 
+    @lru_cache(maxsize=16384)
+    def sizes(*key: int) -> list[tuple[float, ...]]:
+        *degrees, mode = key
+        return [of_kind(kind, Degrees(*degrees), MODES[mode]) for kind in kinds]
 
-def rank_parameters(sizes: SliceBytes, ranks: RankColumns) -> Floats:
-    """Parameters of every rank without those of experts, shape (rows, ranks)."""
-    ends = np.where(ranks.first, np.where(ranks.last, sizes.both, sizes.embedding), 0.0)
-    ends = ends + np.where(ranks.last & ~ranks.first, sizes.head, 0.0)
-    return np.asarray(ranks.sum_of(sizes.layer) + ends)
-
-
-def recomputed_layers(columns: Columns, ranks: RankColumns) -> Ints:
-    """Layers of every rank that are recomputed, one in `recompute_every`."""
-    every = columns.recompute_every[:, None]
-    return np.where(columns.recompute[:, None] > 0, -(-ranks.layers // every), 0)
-
-
-def recomputed_share(layout: Columns) -> float:
-    """Share of the layers of a single layout that its recompute mode applies to; 1 without recompute."""
-    ranks = layout.divisions[0].ranks()
-    redone = recomputed_layers(layout, ranks).sum()
-    return float(redone / ranks.layers.sum()) if redone else 1.0
+    return sizes
 
 
 def rank_bytes(job: Job, columns: Columns, ranks: RankColumns, system: GpuClusterSpec) -> dict[str, Floats]:
     """Peak memory of every rank by part, arrays of shape (rows, ranks)."""
-    sizes = slice_bytes(job, columns)
-    states, buffers = _state_bytes(job, columns, ranks, sizes)
-    held = _held_bytes(job, columns, ranks, sizes)
-    reserved = np.full(ranks.layers.shape, system.device.memory.reserved)
-    return {**states, **held, **buffers, "reserved": reserved}
-
-
-def _state_bytes(
-    job: Job, columns: Columns, ranks: RankColumns, sizes: SliceBytes
-) -> tuple[dict[str, Floats], dict[str, Floats]]:
-    """The model states of every rank, and the buffers of those that are sharded."""
+    sizes = SliceBytes.of(job, columns)
     states = state_bytes(job.recipe, job.model)
     zero = columns.zero[:, None]
     data = columns.shards[:, None]
-    parameters = rank_parameters(sizes, ranks)
-    largest = (sizes.layer + sizes.experts).max(axis=-1, keepdims=True)
-    whole = IN_FLIGHT * largest + parameters - ranks.sum_of(sizes.layer)
-    has_buckets = (zero >= GRADIENTS_SHARDED) & (data > 1)
-    buffers = {
-        "gathered parameters": np.where(zero == SHARDED, whole * states.parameters, 0.0),
-        BUCKETS: np.where(has_buckets, whole * states.gradients, 0.0),
-    }
-    held = sharded_state_bytes(parameters, states, zero, data)
+    parameters = sizes.rank_parameters(ranks)
+    parts = sharded_state_bytes(parameters, states, zero, data)
     if sizes.experts.any():
         experts = ranks.sum_of(sizes.experts)
         shards = columns.expert_replicas[:, None]
         for name, n_bytes in sharded_state_bytes(experts, states, zero, shards).items():
-            held[name] = held[name] + n_bytes
-    return held, buffers
+            parts[name] = parts[name] + n_bytes
+    parts |= _held_bytes(job, columns, ranks, sizes)
+    largest = (sizes.layer + sizes.experts).max(axis=-1, keepdims=True)
+    whole = IN_FLIGHT * largest + parameters - ranks.sum_of(sizes.layer)
+    has_buckets = (zero >= GRADIENTS_SHARDED) & (data > 1)
+    parts["gathered parameters"] = np.where(zero == SHARDED, whole * states.parameters, 0.0)
+    parts[BUCKETS] = np.where(has_buckets, whole * states.gradients, 0.0)
+    parts["reserved"] = np.full(ranks.layers.shape, system.device.memory.reserved)
+    return parts
 
 
 def _held_bytes(job: Job, columns: Columns, ranks: RankColumns, sizes: SliceBytes) -> dict[str, Floats]:
     """Peak memory of the micro-batches in flight on every rank, and the temporaries of one pass."""
     sequences = columns.micro_batch[:, None]
-    recomputed = recomputed_layers(columns, ranks)
-    redone = recomputed / np.maximum(1, ranks.layers)
+    redone = columns.recomputed_layers(ranks) / np.maximum(1, ranks.layers)
     kept = ranks.sum_of(sizes.keeps_all) * (1 - redone) + ranks.sum_of(sizes.keeps) * redone
+    kept = sequences * kept * _peaks_of_chunks(job, columns, ranks)
     inputs = ranks.sum_of(sizes.inputs) + np.where(ranks.first, sizes.embedding_inputs, 0.0)
-    inputs = inputs + np.where(ranks.last, sizes.head_inputs, 0.0)
-    whole = sequences * kept * _chunk_peaks(job, columns, ranks), sequences * inputs
-    counts = columns.pipeline[:, None], columns.virtual[:, None], columns.microbatches(job)[:, None]
-    schedules = columns.by_schedule
-    if len(schedules) == 1:
-        parts = _in_flight_bytes(next(iter(schedules)), (ranks.rank, *counts), whole)
-    else:
-        parts = np.empty(kept.shape), np.empty(kept.shape)
-        for name, rows in schedules.items():
-            in_rows = [column[rows] for column in (ranks.rank, *counts)], [part[rows] for part in whole]
-            parts[0][rows], parts[1][rows] = _in_flight_bytes(name, *in_rows)
+    inputs = sequences * (inputs + np.where(ranks.last, sizes.head_inputs, 0.0))
+    degrees = columns.pipeline[:, None], columns.virtual[:, None], columns.microbatches(job)[:, None]
+    activations = np.zeros(kept.shape)
+    weight_inputs = np.zeros(kept.shape)
+    for name, rows in columns.by_schedule.items():
+        # Of the moments that may be the peak the one at which a rank holds most of both.
+        counts = [column[rows] for column in (ranks.rank, *degrees)]
+        for moment in schedule_called(name).in_flight(*counts):
+            more = moment.activations * kept[rows]
+            more_inputs = moment.weight_inputs * inputs[rows]
+            larger = more + more_inputs > activations[rows] + weight_inputs[rows]
+            activations[rows] = np.where(larger, more, activations[rows])
+            weight_inputs[rows] = np.where(larger, more_inputs, weight_inputs[rows])
     # Temporaries of one pass: a recomputed layer, or the logits on the last stage; exchanges.
     layer = (sizes.keeps_all - sizes.keeps).max(axis=-1, keepdims=True)
     passing = np.maximum(
         np.where(columns.recompute[:, None] > 0, layer, 0.0), np.where(ranks.last, sizes.logits, 0.0)
     )
     return {
-        "activations": parts[0],
-        "weight gradient inputs": parts[1],
+        "activations": activations,
+        "weight gradient inputs": weight_inputs,
         "working set": np.asarray(sequences * (passing + sizes.exchanged)),
     }
 
 
-def _in_flight_bytes(schedule: str, counts: Sequence[Ints], whole: Sequence[Floats]) -> tuple[Floats, Floats]:
-    """Activations and inputs of weight gradients at the moment at which a rank holds most of both.
+@lru_cache(maxsize=4096)
+def _chunk_peaks(division: Division, microbatches: int) -> Floats:
+    """Layers in flight at the peak of every rank of an interleaved pipeline over those of equal chunks.
 
-    `counts` are rank, pipeline, virtual pipeline and micro-batches, `whole` what a micro-batch has of each.
+    Equal chunks hold micro-batches in flight times layers over chunks. Of unequal ones, the warm-up leaves
+    more of the first, and the passes after it come and go in groups. From the third group on they repeat.
     """
-    activations, weight_inputs = whole
-    (activated, inputs), *others = (
-        (moment.activations * activations, moment.weight_inputs * weight_inputs)
-        for moment in schedule_called(schedule).in_flight(*counts)
-    )
-    for more, more_inputs in others:
-        larger = more + more_inputs > activated + inputs
-        activated = np.where(larger, more, activated)
-        inputs = np.where(larger, more_inputs, inputs)
-    return np.asarray(activated), np.asarray(inputs)
+    pipeline = division.pipeline
+    virtual = division.virtual
+    total = min(microbatches, 3 * pipeline) * virtual
+    chunk = np.arange(total) % (pipeline * virtual) // pipeline
+    peaks = np.ones(pipeline)
+    for rank, counts in enumerate(division.chunks):
+        layers = np.array(counts)
+        warm_up = min(total, (pipeline - rank - 1) * 2 + (virtual - 1) * pipeline)
+        if microbatches == pipeline or not layers.any() or warm_up == total:
+            continue
+        begun = np.cumsum(layers[chunk])
+        ended = np.concatenate([[0], np.cumsum(layers[virtual - 1 - chunk])])
+        most = (begun[warm_up:] - ended[: total - warm_up]).max()
+        peaks[rank] = most / ((warm_up + 1) * layers.mean())
+    return peaks
 
 
-def _chunk_peaks(job: Job, columns: Columns, ranks: RankColumns) -> Floats:
+def _peaks_of_chunks(job: Job, columns: Columns, ranks: RankColumns) -> Floats:
     """What unequal chunks of an interleaved rank hold in flight over what equal ones would."""
     factors = np.ones(ranks.rank.shape)
     rows = np.flatnonzero(columns.divisions.uneven[columns.division])
@@ -228,11 +215,11 @@ def _chunk_peaks(job: Job, columns: Columns, ranks: RankColumns) -> Floats:
         division = columns.division[rows]
         groups = np.minimum(3, -(-columns.microbatches(job) // columns.pipeline))[rows]
         first, of_row = distinct_rows((division, groups))
-        for number, (row, many) in enumerate(zip(division[first], groups[first], strict=True)):
-            alike = rows[of_row == number]
-            of_division = columns.divisions[row]
-            peaks = chunk_peaks(of_division, int(many) * of_division.pipeline)
-            factors[alike] = peaks[ranks.rank[alike]]
+        table = np.ones((len(first), 1 + int(ranks.rank.max())))
+        for peaks, number, many in zip(table, division[first], groups[first], strict=True):
+            pipeline = columns.divisions[number].pipeline
+            peaks[:pipeline] = _chunk_peaks(columns.divisions[number], int(many) * pipeline)[: len(peaks)]
+        factors[rows] = table[of_row[:, None], ranks.rank[rows]]
     return factors
 
 
@@ -254,7 +241,7 @@ class Places(NamedTuple):
         return replace(layout, offload_optimizer=self.optimizer, offload_param=self.param)
 
 
-class Moved(NamedTuple):
+class _Moved(NamedTuple):
     """Memory of ranks by part, arrays of shape (rows, ranks)."""
 
     device: dict[str, Floats]
@@ -262,7 +249,7 @@ class Moved(NamedTuple):
     drives: dict[str, Floats]
 
     @classmethod
-    def of(cls, job: Job, columns: Columns, ranks: RankColumns, topology: FatTree, places: Places) -> Moved:
+    def of(cls, job: Job, columns: Columns, ranks: RankColumns, topology: FatTree, places: Places) -> _Moved:
         """The memory of layouts whose states are at these places.
 
         Gradients of ZeRO 2 and 3 are in the memory of the host, wherever the optimizer is. Of a single rank
@@ -308,7 +295,7 @@ def memory_shares(job: Job, columns: Columns, topology: FatTree, places: Places)
     on_device = np.empty(len(columns))
     off_device = np.zeros(len(columns))
     for rows, some in columns.blocks():
-        moved = Moved.of(job, some, some.ranks(), topology, places)
+        moved = _Moved.of(job, some, some.ranks(), topology, places)
         on_device[rows] = _fullest(moved.device) / topology.system.device.memory.capacity
         for _, parts, capacity in moved.tiers(topology):
             off_device[rows] = np.maximum(off_device[rows], _fullest(parts) / capacity)
@@ -321,8 +308,8 @@ def _fullest(parts: Mapping[str, Floats]) -> Floats:
 
 def stage_memory(job: Job, layout: ParallelLayout, topology: FatTree) -> tuple[MemoryUse, ...]:
     """Peak memory of one rank of each pipeline stage, and of a host and its drives with offload."""
-    columns = columns_of(job, layout)
-    moved = Moved.of(job, columns, columns.divisions[0].ranks(), topology, Places.of(layout))
+    columns = Columns.of(job, layout)
+    moved = _Moved.of(job, columns, columns.divisions[0].ranks(), topology, Places.of(layout))
     optional = {"gathered parameters", BUCKETS}
     if not schedule_called(layout.schedule).has("splits_backward"):
         optional.add("weight gradient inputs")

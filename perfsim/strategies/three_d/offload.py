@@ -44,7 +44,6 @@ from perfsim.work import (
     Kind,
     RankGroup,
     Task,
-    TaskGraph,
     TensorClass,
     Work,
 )
@@ -97,23 +96,11 @@ def _copy(name: str, kind: Kind, op: str, n_bytes: float, made: str = "copied") 
     return Work(name, kind, op, "offload", comm_bytes=n_bytes, writes=writes)
 
 
-def _saves(task: Task) -> list[int]:
-    """The tensors with activations that a task writes for a backward."""
-    classes = zip(task.writes, task.work.writes, strict=True)
-    return [tensor for tensor, written in classes if written.name == SAVED and written.n_bytes > 0.0]
-
-
-def emit_offloaded(plan: ThreeDPlan, builder: GraphBuilder, write: Callable[[GraphBuilder], None]) -> None:
-    """Write a plan with offload from the graph that `write` makes of it without."""
-    inner = GraphBuilder()
-    write(inner)
-    _Rewriter(plan, inner.build(), builder).rewrite()
-
-
 @dataclass
 class _Device:
     """What was written for a device so far."""
 
+    name: str
     blocks: dict[int, None] = field(default_factory=dict)
     """Blocks that it computed, in order."""
     stores: list[tuple[int, int]] = field(default_factory=list)
@@ -130,192 +117,169 @@ class _Device:
     """Block, direction and micro-batch of the latest copy of parameters that a single rank made."""
 
 
+def emit_offloaded(plan: ThreeDPlan, builder: GraphBuilder, write: Callable[[GraphBuilder], None]) -> None:
+    """Write a plan with offload from the graph that `write` makes of it without."""
+    inner = GraphBuilder()
+    write(inner)
+    graph = inner.build()
+    builder.fold(graph.width)
+    rewriter = _Rewriter(plan, builder)
+    ends = graph.step_ends
+    for task in graph.tasks():
+        rewriter.write(task, final=len(ends) == 1 or task.id >= ends[-2])
+        if task.id + 1 in ends:
+            builder.end_step()
+
+
 class _Rewriter:
     """Copies a graph task by task, with the tasks of offload added."""
 
-    def __init__(self, plan: ThreeDPlan, graph: TaskGraph, builder: GraphBuilder) -> None:
+    def __init__(self, plan: ThreeDPlan, builder: GraphBuilder) -> None:
+        layout = plan.layout
         self.plan = plan
-        self.graph = graph
         self.builder = builder
-        self.layout = plan.layout
-        self.works = _HostWorks(plan.job.recipe, Places.of(plan.layout))
-        self.alone = plan.layout.replicas == 1
-        self.leaves = plan.layout.offload_optimizer != "none" and plan.layout.zero_stage >= GRADIENTS_SHARDED
+        self.layout = layout
+        self.works = _HostWorks(plan.job.recipe, Places.of(layout))
+        self.alone = layout.replicas == 1
+        self.leaves = layout.offload_optimizer != "none" and layout.zero_stage >= GRADIENTS_SHARDED
         """Whether gradients leave the device as they are made."""
-        peers = plan.layout.tensor * (plan.layout.shards if plan.layout.zero_stage else 1)
-        self.lone_norm = peers * plan.layout.pipeline == 1
-        """Whether the update of a device has the norm of its gradients, which pieces need first."""
         self.devices: dict[str, _Device] = {}
         self.kept: dict[int, tuple[int, float]] = {}
         """Activations on the host, by their tensor in the graph without offload: the copy, and its bytes."""
         self.tasks: list[int] = []
         self.tensors: list[int] = []
-        self.step = 0
-        part = slice_of(plan.job, plan.layout)
-        self.layer = stage_parameters(part, 1, first=False, last=False)
-        self.ends = {
-            (first, last): stage_parameters(part, 0, first=first, last=last)
-            for first in (False, True)
-            for last in (False, True)
-        }
+        self.part = slice_of(plan.job, layout)
 
-    def rewrite(self) -> None:
-        self.builder.fold(self.graph.width)
-        ends = set(self.graph.step_ends)
-        for task in self.graph.tasks():
-            self._write(task)
-            if task.id + 1 in ends:
-                self.builder.end_step()
-                self.step += 1
-
-    def _write(self, task: Task) -> None:
-        device = self.devices.setdefault(task.stream.partition("/")[0], _Device())
+    def write(self, task: Task, *, final: bool) -> None:
+        """Write a task of the graph without offload; `final` is the last step."""
+        name = task.stream.partition("/")[0]
+        device = self.devices.setdefault(name, _Device(name))
         reads = [self.tensors[read] for read in task.reads]
         after = [self.tasks[before] for before in task.after]
-        computes = task.stream.endswith("/compute")
         if task.work.op == "optimizer" and self.works.places.optimizer != "none":
-            self._update(task, device, reads, after)
+            self._update(task, device, reads, after, final=final)
             return
+        saved: dict[int, float] = {}
         if self.layout.offload_activations != "none":
             self._return(task, device)
             reads = [self.tensors[read] for read in task.reads]
-            if _saves(task) and len(device.left) >= IN_FLIGHT:
+            written = zip(task.writes, task.work.writes, strict=True)
+            saved = {old: made.n_bytes for old, made in written if made.name == SAVED and made.n_bytes > 0.0}
+            if saved and len(device.left) >= IN_FLIGHT:
                 after.append(device.left[-IN_FLIGHT])
         if self.works.places.param != "none":
             reads += self._loads(task, device, after)
-        made = self.leaves and self._completes(task)
+        made = self.leaves and self._completes(task, device)
         if made and len(device.stores) >= IN_FLIGHT:
             after.append(device.stores[-IN_FLIGHT][0])
         handles = self._task(task.work, task.stream, reads, after, task)
         self.tasks.append(handles[0])
         self.tensors += range(handles[1], handles[1] + len(task.writes))
-        if computes:
+        if task.stream.endswith("/compute"):
             device.computed = handles[0]
             if task.work.op.endswith(".forward"):
                 device.blocks[task.block] = None
-        if self.layout.offload_activations != "none":
-            self._leave(task, device)
+        for old, n_bytes in saved.items():  # what a layer keeps leaves
+            work = _copy(ACTIVATIONS, Kind.MEM_STORE, STORE, n_bytes)
+            copied = self._task(work, f"{name}/d2h", [self.tensors[old]], [], task)
+            device.left.append(copied[0])
+            self.kept[old] = copied[1], n_bytes
         if made:
-            self._store(task, device, handles[1])
+            work = self.works.store(self._made(task, device))
+            device.stores.append(self._task(work, f"{name}/d2h", [handles[1]], [], task))
+            if not self.alone:  # who reads reduced gradients reads the copy
+                self.tasks[-1], self.tensors[-1] = device.stores[-1]
 
     def _task(
         self, work: Work, stream: str, reads: list[int], after: list[int], like: Task
     ) -> tuple[int, int]:
         return self.builder.task(work, stream, reads, after, tag=like.tag, block=like.block)
 
-    def _stream(self, task: Task, name: str) -> str:
-        return f"{task.stream.partition('/')[0]}/{name}"
-
-    # -------------------------------------------------------------------------------- activations
-    def _leave(self, task: Task, device: _Device) -> None:
-        """Copy to the host what a layer keeps."""
-        for old in _saves(task):
-            n_bytes = task.work.writes[old - task.writes[0]].n_bytes
-            work = _copy(ACTIVATIONS, Kind.MEM_STORE, STORE, n_bytes)
-            copied = self._task(work, self._stream(task, "d2h"), [self.tensors[old]], [], task)
-            device.left.append(copied[0])
-            self.kept[old] = copied[1], n_bytes
-
     def _return(self, task: Task, device: _Device) -> None:
-        """Copy back what a task is the first to read."""
+        """Copy activations back that a task is the first to read."""
         for old in task.reads:
-            if old not in self.kept or task.work.category == "offload":
-                continue
-            copied, n_bytes = self.kept.pop(old)
-            work = _copy(ACTIVATIONS, Kind.MEM_LOAD, LOADS[0], n_bytes, SAVED)
-            freed = [device.returned] if device.returned >= 0 else []
-            back = self._task(work, self._stream(task, "h2d"), [copied], freed, task)
-            self.tensors[old] = back[1]
-            device.returned = device.computed
+            if old in self.kept and task.work.category != "offload":
+                copied, n_bytes = self.kept.pop(old)
+                work = _copy(ACTIVATIONS, Kind.MEM_LOAD, LOADS[0], n_bytes, SAVED)
+                freed = [device.returned] if device.returned >= 0 else []
+                self.tensors[old] = self._task(work, f"{device.name}/h2d", [copied], freed, task)[1]
+                device.returned = device.computed
 
-    # ---------------------------------------------------------------------------------- gradients
-    def _completes(self, task: Task) -> bool:
+    def _completes(self, task: Task, device: _Device) -> bool:
         """Whether a task makes gradients that leave: a reduction, or a lone rank's last pass over a block."""
-        if not self.alone:
-            sums = task.work.category == "data_communication" and task.work.op != "all_gather"
-            # Shards of a group of replicas are still to be summed over groups.
-            summed_on = task.work.op == "reduce_scatter" and self.layout.shards < self.layout.replicas
-            return sums and not summed_on
-        return task.work.op in COMPLETES and not (task.block == HEAD and self._has(task, EMBEDDING))
+        if self.alone:
+            tied = task.block == HEAD and EMBEDDING in device.blocks
+            return task.work.op in COMPLETES and not tied
+        sums = task.work.category == "data_communication" and task.work.op != "all_gather"
+        # Shards of a group of replicas are still to be summed over groups.
+        summed_on = task.work.op == "reduce_scatter" and self.layout.shards < self.layout.replicas
+        return sums and not summed_on
 
-    def _has(self, task: Task, block: int) -> bool:
-        return block in self.devices[task.stream.partition("/")[0]].blocks
-
-    def _store(self, task: Task, device: _Device, tensor: int) -> None:
-        """Copy the gradients that a task made to the host; who reads them then reads the copy."""
-        work = self.works.store(self._made(task))
-        handles = self._task(work, self._stream(task, "d2h"), [tensor], [], task)
-        device.stores.append(handles)
-        if not self.alone:
-            self.tasks[-1] = handles[0]
-            self.tensors[-1] = handles[1]
-
-    def _made(self, task: Task) -> float:
+    def _made(self, task: Task, device: _Device) -> float:
         """Parameters of a rank's shard whose gradients a task makes."""
-        if not self.alone:
-            shards = self.layout.shards if task.work.op == "reduce_scatter" else 1
-            return task.work.comm_bytes / state_bytes(self.plan.job.recipe).reduced / shards
-        return self._parameters(task.block, last=self._has(task, HEAD))
+        if self.alone:
+            return self._parameters(task.block, last=HEAD in device.blocks)
+        shards = self.layout.shards if task.work.op == "reduce_scatter" else 1
+        return task.work.comm_bytes / state_bytes(self.plan.job.recipe).reduced / shards
 
     def _parameters(self, block: int, *, last: bool) -> float:
-        return self.layer if block >= 0 else self.ends[block != HEAD, last or block == HEAD]
+        """Parameters of a layer, or of embedding and LM head on a rank."""
+        if block >= 0:
+            return stage_parameters(self.part, 1, first=False, last=False)
+        return stage_parameters(self.part, 0, first=block != HEAD, last=last or block == HEAD)
 
-    # --------------------------------------------------------------------------------- parameters
     def _loads(self, task: Task, device: _Device, after: list[int]) -> list[int]:
         """The copy of parameters that a task needs, if it is the first to need them."""
-        if not self.alone:
+        if self.alone:
+            forward = task.work.op.endswith(".forward")
+            needs = (
+                forward or task.work.category in ("backward", "recompute")
+            ) and task.block != WHOLE_DEVICE
+            key = (task.block, forward, task.tag)
+            if not needs or key == device.loaded or (task.block == EMBEDDING and not forward):
+                return []
+            device.loaded = key
+            parameters = self._parameters(task.block, last=False)
+            before = device.freed[-1:]
+        else:
             if task.work.op != "all_gather" or task.work.category != "data_communication":
                 return []
             parameters = task.work.comm_bytes / self.plan.job.recipe.element_bytes / self.layout.shards
-            freed = device.freed[-IN_FLIGHT] if len(device.freed) >= IN_FLIGHT else -1
-            loaded = self._load(task, parameters, [*after, freed])
-            device.freed.append(loaded[0] + 1)  # the gather that is written next
-            return [loaded[1]]
-        forward = task.work.op.endswith(".forward")
-        needs = (forward or task.work.category in ("backward", "recompute")) and task.block != WHOLE_DEVICE
-        key = (task.block, forward, task.tag)
-        if not needs or key == device.loaded or (task.block == EMBEDDING and not forward):
-            return []
-        freed = device.freed[-1] if device.freed else -1
-        loaded = self._load(task, self._parameters(task.block, last=False), [freed])
-        device.loaded = key
-        device.freed.append(device.computed)  # the end of the block before
+            before = after + ([device.freed[-IN_FLIGHT]] if len(device.freed) >= IN_FLIGHT else [])
+        known = [earlier for earlier in before if earlier >= 0]
+        loaded = self._task(self.works.load(parameters), f"{device.name}/h2d", [], known, task)
+        # The end of the block before frees its buffer, or the gather that is written next.
+        device.freed.append(device.computed if self.alone else loaded[0] + 1)
         return [loaded[1]]
 
-    def _load(self, task: Task, parameters: float, after: list[int]) -> tuple[int, int]:
-        known = [before for before in after if before >= 0]
-        return self._task(self.works.load(parameters), self._stream(task, "h2d"), [], known, task)
-
-    # ------------------------------------------------------------------------------------- update
-    def _update(self, task: Task, device: _Device, reads: list[int], after: list[int]) -> None:
+    def _update(
+        self, task: Task, device: _Device, reads: list[int], after: list[int], *, final: bool
+    ) -> None:
         """Copies of gradients, updates and copies of parameters, piece by piece, in place of an update."""
         layers = [block for block in device.blocks if block >= 0]
         pieces = [*([EMBEDDING_AND_HEAD] if len(layers) < len(device.blocks) else []), *layers]
-        recipe = self.plan.job.recipe
-        share = task.work.writes[0].n_bytes / recipe.element_bytes / len(pieces)
+        share = task.work.writes[0].n_bytes / self.plan.job.recipe.element_bytes / len(pieces)
         if self.leaves and device.stores:
             reads = [*reads, device.stores[-1][1]]
-        if self.lone_norm:
-            norm = self._task(
-                norm_work(RankGroup(rank_of(task.stream) or 0, 1, 1)), task.stream, reads, after, task
-            )
-            reads = [*reads, norm[1]]
+        peers = self.layout.tensor * (self.layout.shards if self.layout.zero_stage else 1)
+        if peers * self.layout.pipeline == 1:  # the update has the norm of its gradients, which pieces need
+            norm = norm_work(RankGroup(rank_of(task.stream) or 0, 1, 1))
+            reads = [*reads, self._task(norm, task.stream, reads, after, task)[1]]
         handles = (-1, -1)
         for block in pieces:
             piece = task._replace(block=block)
             inputs = reads
             if not self.leaves:
-                copied = self._task(self.works.store(share), self._stream(task, "d2h"), reads, after, piece)
-                inputs = [*reads, copied[1]]
-            updated = self._task(self.works.update(share), self._stream(task, "cpu"), inputs, after, piece)
-            handles = updated
+                store = self.works.store(share)
+                inputs = [*reads, self._task(store, f"{device.name}/d2h", reads, after, piece)[1]]
+            handles = self._task(self.works.update(share), f"{device.name}/cpu", inputs, after, piece)
             if self.works.places.param == "none":
                 load = self.works.load(share)
-                handles = self._task(load, self._stream(task, "h2d"), [updated[1]], [], piece)
+                handles = self._task(load, f"{device.name}/h2d", [handles[1]], [], piece)
         self.tasks.append(handles[0])
         self.tensors += [handles[1]] * len(task.writes)
-        if self.step < len(self.graph.step_ends) - 1:  # the next step waits for its parameters
-            for stream in (task.stream, self._stream(task, "h2d")):
+        if not final:  # the next step waits for its parameters
+            for stream in (task.stream, f"{device.name}/h2d"):
                 self._task(WAIT, stream, [handles[1]], [], task)
 
 

@@ -110,7 +110,7 @@ class VirtualStage:
     def embedding(self, which: Literal["forward", "backward"]) -> Work:
         """The embedding lookup of one micro-batch, or the gradient of the word and position tables."""
         made = self.hidden if which == "forward" else TensorClass("table_gradient", 0.0)
-        return compute_work(f"embedding.{which}", which, embedding_kernels(self.group.part, which), (made,))
+        return compute_work("embedding", which, embedding_kernels(self.group.part, which), made)
 
     def head(self, which: LayerPass) -> Work:
         """LM head and loss in one pass; input gradients come with the inputs of the weight gradient."""
@@ -123,8 +123,7 @@ class VirtualStage:
             "dgrad": (self.hidden, kept),
             "wgrad": (TensorClass("weight_gradient", 0.0),),
         }[which]
-        category = "forward" if which == "forward" else "backward"
-        return compute_work(f"head.{which}", category, head_kernels(part, positions, which), made)
+        return compute_work("head", which, head_kernels(part, positions, which), *made)
 
     @property
     def softmax_sum_bytes(self) -> float:
@@ -140,6 +139,21 @@ class VirtualStage:
         """Send of a hidden activation to the next pipeline rank; each tensor peer sends its share."""
         return self._handing_on("pipeline.send", Kind.COMM_SEND, "send_recv", ranks)
 
+    def tied_embedding(self, ranks: RankGroup, grad_bytes: float) -> Work:
+        """Sum of the gradients of a tied embedding over the first and last stage."""
+        part = self.group.part
+        rows = padded_vocab_size(part.model, part.tensor) / part.tensor
+        n_bytes = rows * part.model.hidden_size * grad_bytes
+        return Work(
+            name="pipeline.tied_embedding",
+            kind=Kind.COMM_COLL,
+            op="all_reduce",
+            category="pipeline_communication",
+            comm_bytes=n_bytes,
+            group=ranks,
+            writes=(TensorClass("table_gradient", n_bytes),),
+        )
+
     def _handing_on(self, name: str, kind: Kind, op: str, ranks: RankGroup | None) -> Work:
         return Work(
             name,
@@ -150,21 +164,6 @@ class VirtualStage:
             group=ranks,
             writes=(self.hidden,),
         )
-
-
-def tied_embedding_work(first: TensorGroup, ranks: RankGroup, grad_bytes: float) -> Work:
-    """Sum of the gradients of a tied embedding over the first and last stage."""
-    rows = padded_vocab_size(first.part.model, first.part.tensor) / first.part.tensor
-    n_bytes = rows * first.part.model.hidden_size * grad_bytes
-    return Work(
-        name="pipeline.tied_embedding",
-        kind=Kind.COMM_COLL,
-        op="all_reduce",
-        category="pipeline_communication",
-        comm_bytes=n_bytes,
-        group=ranks,
-        writes=(TensorClass("table_gradient", n_bytes),),
-    )
 
 
 @dataclass(frozen=True)
@@ -218,7 +217,7 @@ class StagePass:
         root += arrived.pop(EMBEDDING_AND_HEAD, [])
         if stage.first:
             hidden = self._compute(stage.embedding("forward"), root, EMBEDDING)
-            hidden = self.group.all_reduce(template, hidden, EMBEDDED)
+            hidden = self.group.write(template, hidden, self.group.all_reduce_works(EMBEDDED))
         else:
             hidden = self._receive("activation")
         hidden = self._begin(hidden)
@@ -235,8 +234,8 @@ class StagePass:
             done.append(hidden)
         if stage.last:
             logits = self._compute(stage.head("forward"), [hidden, *root], HEAD)
-            summed = self.group.all_reduce(template, logits, n_bytes=stage.softmax_sum_bytes)
-            template.output("logits", summed)
+            sums = self.group.all_reduce_works(n_bytes=stage.softmax_sum_bytes)
+            template.output("logits", self.group.write(template, logits, sums))
         else:
             self._send("activation", hidden)
         return template
@@ -272,7 +271,7 @@ class StagePass:
         if stage.last:
             room = self._room_of_embedding_and_head()
             gradient = self._compute(stage.head("backward"), [template.port("logits")], HEAD, room)
-            gradient = self.group.all_reduce(template, gradient, FROM_HEAD)
+            gradient = self.group.write(template, gradient, self.group.all_reduce_works(FROM_HEAD))
         else:
             gradient = self._receive("gradient")
         gradient = self._begin(gradient)
@@ -307,7 +306,7 @@ class StagePass:
         if stage.last:
             head = self._compute(stage.head("dgrad"), [template.port("logits")], HEAD)
             template.output("head_inputs", head + 1)
-            gradient = self.group.all_reduce(template, head, FROM_HEAD)
+            gradient = self.group.write(template, head, self.group.all_reduce_works(FROM_HEAD))
             if self.group.ranks.size > 1:
                 template.output("head_sum", gradient)
         else:
@@ -427,7 +426,7 @@ class StagePass:
         sent_across = self.stage.previous_ranks if name == "activation" else self.stage.next_ranks
         if sent_across is None or self.group.part.sequence_parallel:
             return received
-        return self.group.all_gather(self.template, received)
+        return self.group.write(self.template, received, self.group.all_gather_works())
 
     def _send(self, name: str, tensor: int) -> None:
         """Pass an activation to the next stage or a gradient to the previous one; a send if ranks differ."""
@@ -442,5 +441,6 @@ class StagePass:
         """The tensor, copied if it is a port, since outputs must be written by this template."""
         if not isinstance(tensor, Port):
             return tensor
-        work = compute_work("stage.hand_on", "forward", (), (self.stage.hidden,))  # no compute
+        hand_on = "stage.hand_on"  # no compute
+        work = Work(hand_on, Kind.COMP, hand_on, "forward", writes=(self.stage.hidden,))
         return self.template.task(work, self.group.compute, [tensor]).tensor

@@ -21,21 +21,12 @@ from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.costs.memory import state_bytes
 from perfsim.costs.price import Costs
 from perfsim.network import FatTree
-from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import LayerKind
 from perfsim.specs.recipe import Job
-from perfsim.strategies.three_d.context import ring_terms
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED, Held, Replicas, layers_per_bucket
 from perfsim.strategies.three_d.division import kind_numbers, kinds_of
-from perfsim.strategies.three_d.emission import experts_of, group_of, layer_of
-from perfsim.strategies.three_d.expert import (
-    ExpertGroup,
-    Which,
-    expert_weights_work,
-    experts_work,
-    router_works,
-    shared_work,
-)
+from perfsim.strategies.three_d.emission import RankShare
+from perfsim.strategies.three_d.expert import ExpertGroup, Which
 from perfsim.strategies.three_d.layers import (
     BACKWARD,
     EMBEDDED,
@@ -44,10 +35,9 @@ from perfsim.strategies.three_d.layers import (
     Between,
     Degrees,
     head_positions,
-    slice_of,
 )
-from perfsim.strategies.three_d.memory import OF_LAYERS, SliceBytes, rank_parameters, slice_bytes
-from perfsim.strategies.three_d.pipeline import VirtualStage, tied_embedding_work
+from perfsim.strategies.three_d.memory import OF_LAYERS, SliceBytes
+from perfsim.strategies.three_d.pipeline import VirtualStage
 from perfsim.strategies.three_d.space import MODES, Columns, distinct_rows, taken
 from perfsim.work import RankGroup, Work
 
@@ -170,7 +160,7 @@ def _half_terms(job: Job, half: Literal["attention", "mlp"], run: _Run, number: 
     if run == "early":
         layout = replace(layout, zero_stage=SHARDED)
     mode = {"whole": "none", "split": "none", "early": "full"}.get(run, run)
-    layer = layer_of(job, layout, 0, replace(kind, experts=False), mode)
+    layer = RankShare(job, layout).layer(replace(kind, experts=False), mode)
     part = layer.attention if half == "attention" else layer.mlp
 
     def sums(between: Sequence[Between]) -> list[Work]:
@@ -186,7 +176,7 @@ def _half_terms(job: Job, half: Literal["attention", "mlp"], run: _Run, number: 
         return {
             "forward": (*part.works("forward"), *sums(FORWARD)),
             "backward": (*part.works("backward"), *sums(BACKWARD)),
-            **ring_terms(part),
+            **part.ring_terms(),
         }
     if run == "split":
         return {"inputs": (*part.works("dgrad"), *sums(BACKWARD)), "weights": part.works("wgrad")}
@@ -204,15 +194,16 @@ _HOSTED = ("hosted", "hosted_backward")
 def _router_terms(job: Job, which: Which, roles: Sequence[str], sequences: int, ranks: int) -> Named:
     """The begin and the end of a block with experts, and the wait of the host."""
     group = _experts(job, sequences, ranks)
-    begin, end = router_works(group.part, which)
-    named: dict[str, Sequence[Work]] = {role: (begin, end) for role in roles if role not in _HOSTED}
-    return named | ({"host": group.host_works(begin)} if which == "forward" else {})
+    parts = group.parts(which)
+    both = parts.begin, parts.end
+    named: dict[str, Sequence[Work]] = {role: both for role in roles if role not in _HOSTED}
+    return named | ({"host": group.host_works(parts.begin)} if which == "forward" else {})
 
 
 @lru_cache(maxsize=4096)
 def _shared_terms(job: Job, which: Which, roles: Sequence[str], *degrees: int) -> Named:
     """Shared experts, by `tensor` to `context` of `Degrees`."""
-    work = shared_work(slice_of(job, Degrees(*degrees).layout, _EXPERTS), which)
+    work = RankShare(job, Degrees(*degrees).layout).experts(_EXPERTS).parts(which).shared
     return {} if work is None else dict.fromkeys(roles, (work,))
 
 
@@ -222,21 +213,21 @@ def _routed_terms(
 ) -> Named:
     """Routed experts on the rows that arrive, and the way of rows to them and back."""
     group = _experts(job, sequences, ranks, expert, shared_by)
-    works = (experts_work(group.part, which), *group.to_experts(), *group.from_experts())
+    works = (group.parts(which).experts, *group.to_experts(), *group.from_experts())
     return dict.fromkeys(roles, works)
 
 
 @lru_cache(maxsize=16384)
 def _weights_terms(job: Job, number: int, *degrees: int) -> Named:
     """Weight gradients of a block with experts where they are a pass of their own, by all degrees."""
-    part = slice_of(job, Degrees(*degrees).layout, kinds_of(job.model)[number])
-    return {"weights": (expert_weights_work(part),)}
+    group = RankShare(job, Degrees(*degrees).layout).experts(kinds_of(job.model)[number])
+    return {"weights": group.works("wgrad")}
 
 
 def _experts(job: Job, sequences: int, ranks: int, expert: int = 1, shared_by: int = 1) -> ExpertGroup:
     """The experts of a layer whose rows are those of `ranks` ranks with so many sequences together."""
     degrees = Degrees(ranks, ranks > 1, sequences, expert=expert, expert_tensor=shared_by)
-    return experts_of(job, degrees.layout, group_of(job, degrees.layout, 0, _EXPERTS))
+    return RankShare(job, degrees.layout).experts(_EXPERTS)
 
 
 @lru_cache(maxsize=4096)
@@ -278,7 +269,7 @@ def _send_terms(job: Job, node: int, chunked: int, *degrees: int) -> Named:
 def _stage(job: Job, degrees: Sequence[int]) -> VirtualStage:
     """A stage with embedding and LM head around layers of the last kind."""
     part = Degrees(*degrees)
-    group = group_of(job, part.layout, 0, kinds_of(job.model)[-1])
+    group = RankShare(job, part.layout).group(kinds_of(job.model)[-1])
     return VirtualStage(0, 1, 0, 0, group, (), None, None, head_positions(job, part.context))
 
 
@@ -493,7 +484,7 @@ class OverReplicas:
         first, self.of_row = distinct_rows(columns.state_keys)
         """The way of every layout."""
         states = columns.rows(first)
-        sizes = slice_bytes(job, states)
+        sizes = SliceBytes.of(job, states)
         stage = _straddling_stage(states, topology.devices_per_node)
         self.largest = _largest_ranks(job, states, sizes)
         self.prices = _data_prices(job, states, self.largest, sizes, stage, costs)
@@ -531,7 +522,7 @@ def _largest_ranks(job: Job, columns: Columns, sizes: SliceBytes) -> _Largest:
     columns = columns.rows(of_key)
     sizes = taken(sizes, of_key)
     ranks = columns.ranks()
-    parameters = rank_parameters(sizes, ranks) + ranks.sum_of(sizes.experts)
+    parameters = sizes.rank_parameters(ranks) + ranks.sum_of(sizes.experts)
     largest = parameters.argmax(axis=1)[:, None]
     layers, first, last = (
         np.take_along_axis(column.astype(np.int64), largest, axis=1)[:, 0]
@@ -641,10 +632,9 @@ def _data_terms(job: Job, shapes: _Shapes, key: _ReplicaKey) -> Named:
 
     tie: list[Work] = []
     if key.last_rank and job.model.tied_embeddings:
-        group = group_of(job, ParallelLayout(tensor=key.tensor), 0)
         ends_of_pipeline = RankGroup(0, key.last_rank * key.tensor * data, 2)
         grad_bytes = state_bytes(job.recipe).reduced / replicas.gradient_shards
-        tie = [tied_embedding_work(group, ends_of_pipeline, grad_bytes)]
+        tie = [_stage(job, (key.tensor, False, 1)).tied_embedding(ends_of_pipeline, grad_bytes)]
     scatters = zero >= GRADIENTS_SHARDED
     updates_shard = 0 < zero < SHARDED
     ahead = key.ahead

@@ -39,10 +39,10 @@ from perfsim.work.counts import parameters
 # Layouts in columns: row i of every array is one layout.
 
 Table = TypeVar("Table", bound=tuple[Any, ...])
-_BLOCK = 4096
+_BLOCK = 8192
 """Layouts that are evaluated at once."""
-_LOOKUP = 8
-"""Up to how many codes per row are numbered with a table of all codes instead of by sorting."""
+_LARGEST = 2**62
+"""Codes of combinations of columns are below."""
 MODES: tuple[Recompute, ...] = get_args(Recompute)
 
 
@@ -68,6 +68,20 @@ class Columns:
     expert: Ints
     expert_tensor: Ints
     divisions: Divisions
+
+    @classmethod
+    def of(cls, job: Job, layout: ParallelLayout) -> Columns:
+        """One layout as a single row. Raises LayoutError for an unknown schedule."""
+        schedule_called(layout.schedule)
+        values = {column: getattr(layout, name) for column, name in _NUMBERS.items()} | {
+            "sequence_parallel": layout.sequence_parallel,
+            "recompute": MODES.index(layout.recompute),
+            "division": 0,
+            "exchange": EXCHANGES.index(layout.context_exchange),
+            "shards": layout.shards,
+        }
+        columns = {column: np.array([value], dtype=np.int64) for column, value in values.items()}
+        return cls(**columns, divisions=Divisions((Division.of(job, layout),)))
 
     def __len__(self) -> int:
         return len(self.tensor)
@@ -146,6 +160,11 @@ class Columns:
         width = self.divisions.sizes[self.division].max(initial=1)
         return self.divisions.ranks.rows(self.division, int(width))
 
+    def recomputed_layers(self, ranks: RankColumns) -> Ints:
+        """Layers of every rank that are recomputed, one in `recompute_every`."""
+        redone = -(-ranks.layers // self.recompute_every[:, None])
+        return np.where(self.recompute[:, None] > 0, redone, 0)
+
     def layout(self, row: int) -> ParallelLayout:
         division = self.divisions[int(self.division[row])]
         numbers: dict[str, Any] = {name: int(getattr(self, column)[row]) for column, name in _NUMBERS.items()}
@@ -182,54 +201,18 @@ def distinct_rows(keys: Sequence[Ints]) -> tuple[Ints, Ints]:
     size = 1
     for column in keys:
         values = int(column.max(initial=0)) + 1
-        if size * values > _LOOKUP * len(code):
-            first, code = _numbered(code, size)
-            size = len(first)
+        if size * values > _LARGEST:
+            _, code = np.unique(code, return_inverse=True)
+            size = len(code)
         code = code * values + column
         size *= values
-    return _numbered(code, size)
-
-
-def _numbered(code: Ints, size: int) -> tuple[Ints, Ints]:
-    """The first row of every distinct code below `size`, in their order, and which of these every row has."""
-    if size > _LOOKUP * len(code):
-        _, first, of_row = np.unique(code, return_index=True, return_inverse=True)
-        return first, of_row
-    first = np.full(size, -1)
-    first[code[::-1]] = np.arange(len(code))[::-1]  # of equal codes the first row, which is set last
-    occurs = np.flatnonzero(first >= 0)
-    number = np.empty_like(first)
-    number[occurs] = np.arange(len(occurs))
-    return first[occurs], number[code]
+    _, first, of_row = np.unique(code, return_index=True, return_inverse=True)
+    return first, of_row
 
 
 def taken(table: Table, rows: Ints) -> Table:
     """The rows of a named tuple of columns."""
     return type(table)(*(column[rows] for column in table))
-
-
-def division_of(job: Job, layout: ParallelLayout) -> Division:
-    """How a layout divides the layers of a job."""
-    given = layout.layers_per_stage
-    kinds = kind_numbers(job.model)
-    if given is None:
-        num_layers = job.model.num_layers
-        return divided(layout.schedule, layout.pipeline, layout.virtual_pipeline, num_layers, kinds=kinds)
-    return Division(layout.schedule, layout.pipeline, layout.virtual_pipeline, given, kinds)
-
-
-def columns_of(job: Job, layout: ParallelLayout) -> Columns:
-    """One layout as a single row. Raises LayoutError for an unknown schedule."""
-    schedule_called(layout.schedule)
-    values = {column: getattr(layout, name) for column, name in _NUMBERS.items()} | {
-        "sequence_parallel": layout.sequence_parallel,
-        "recompute": MODES.index(layout.recompute),
-        "division": 0,
-        "exchange": EXCHANGES.index(layout.context_exchange),
-        "shards": layout.shards,
-    }
-    columns = {column: np.array([value], dtype=np.int64) for column, value in values.items()}
-    return Columns(**columns, divisions=Divisions((division_of(job, layout),)))
 
 
 LONG_SEQUENCE = 16_384
@@ -263,7 +246,7 @@ def layout_space(
         (tensor, context, exchange, pipeline)
         for tensor in _tensor_degrees(job, topology, free_degrees)
         for context, exchange in (_context_degrees(job, topology, tensor) if shares else ((1, 0),))
-        for pipeline in _divisors(topology.num_devices // tensor // context, "pipeline" in free_degrees)
+        for pipeline in divisors(topology.num_devices // tensor // context, "pipeline" in free_degrees)
         if is_legal(topology.num_devices // tensor // context // pipeline, pipeline)
     ]
     divisions, first = _table(tuple(dict.fromkeys(pipeline for *_, pipeline in degrees)), shape)
@@ -282,8 +265,8 @@ def indivisible_degrees(space: Columns, topology: FatTree, free_degrees: tuple[s
     devices = topology.num_devices
     combinations = sum(
         "data" in free_degrees or tensor * pipeline == devices
-        for tensor in _divisors(devices, "tensor" in free_degrees)
-        for pipeline in _divisors(devices // tensor, "pipeline" in free_degrees)
+        for tensor in divisors(devices, "tensor" in free_degrees)
+        for pipeline in divisors(devices // tensor, "pipeline" in free_degrees)
     )
     first, _ = distinct_rows((space.tensor, space.pipeline))
     return combinations - len(first)
@@ -312,7 +295,7 @@ def _table(pipelines: tuple[int, ...], shape: _Shape) -> tuple[Divisions, dict[i
 def _tensor_degrees(job: Job, topology: FatTree, free_degrees: tuple[str, ...]) -> Iterator[int]:
     """Tensor degrees that keep the rules, inside a node or over whole nodes."""
     node = topology.devices_per_node
-    for tensor in _divisors(topology.num_devices, "tensor" in free_degrees):
+    for tensor in divisors(topology.num_devices, "tensor" in free_degrees):
         placed = node % tensor == 0 or tensor % node == 0
         inside = placed or free_degrees == ("tensor",)
         if inside and not any(tensor_refusals(job, ParallelLayout(tensor=tensor))):
@@ -334,7 +317,7 @@ def head_layers(job: Job) -> int:
 def _context_degrees(job: Job, topology: FatTree, tensor: int) -> Iterator[tuple[int, int]]:
     """Context degrees that keep the rules, inside a node or over whole nodes; with the index of exchange."""
     node = topology.devices_per_node
-    for ranks in _divisors(topology.num_devices // tensor):
+    for ranks in divisors(topology.num_devices // tensor):
         width = tensor * ranks
         placed = node % width == 0 or width % node == 0
         if ranks > 1 and (not placed or job.seq_length // ranks < LEAST_POSITIONS):
@@ -361,7 +344,7 @@ def _expert_degrees(
     experts_bytes = routed * (states.parameters + states.gradients)
     for shared in dict.fromkeys((1, tensor)):
         most = math.gcd(job.model.experts.num_experts, width // shared)
-        for ranks in _divisors(most):
+        for ranks in divisors(most):
             together = ranks * shared
             placed = node % together == 0 or (together % node == 0 and (shared == 1 or ranks == most))
             legal = replace(layout, expert=ranks, expert_tensor=shared)
@@ -413,7 +396,7 @@ def _combined(
     data = topology.num_devices // tensor // context // pipeline
     share = job.global_batch_size // data
     passes = job.model.num_layers * context
-    sizes = [size for size in _divisors(share) if share // size * passes <= MOST_LAYER_PASSES]
+    sizes = [size for size in divisors(share) if share // size * passes <= MOST_LAYER_PASSES]
     split = Degrees(tensor, sequence_parallel=True, micro_batch=1, context=context, exchange=exchange).layout
     even = job.seq_length % tensor == 0 and not any(context_refusals(job, split))
     splits = [0, 1] if tensor > 1 and even else [0]
@@ -473,7 +456,7 @@ def recompute_intervals(layers: int) -> list[int]:
     return sorted(redone.values())
 
 
-def _divisors(count: int, free: bool = True) -> list[int]:
+def divisors(count: int, free: bool = True) -> list[int]:
     """Divisors in ascending order; only 1 of a degree that is not free."""
     if not free:
         return [1]

@@ -26,11 +26,16 @@ from perfsim.strategies.schedules import SCHEDULES
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED
 from perfsim.strategies.three_d.division import divided
 from perfsim.strategies.three_d.emission import StepWriter, ThreeDPlan
-from perfsim.strategies.three_d.layers import routing_notes
+from perfsim.strategies.three_d.layers import expert_load
 from perfsim.strategies.three_d.legal import RefusedLayoutError, refusals_of
-from perfsim.strategies.three_d.memory import Places, memory_shares, recomputed_share, stage_memory
+from perfsim.strategies.three_d.memory import Places, memory_shares, stage_memory
 from perfsim.strategies.three_d.offload import emit_offloaded, estimate_layouts_s, moved_rows
-from perfsim.strategies.three_d.space import Columns, columns_of, indivisible_degrees, layout_space
+from perfsim.strategies.three_d.space import (
+    Columns,
+    divisors,
+    indivisible_degrees,
+    layout_space,
+)
 from perfsim.work import GraphBuilder
 
 GIB = 2.0**30
@@ -114,8 +119,12 @@ class ThreeD:
         if check_memory:
             self._refuse_overflow(job, topology, layout, memory)
         microbatches = job.global_batch_size // (layout.data * layout.micro_batch_size)
-        share = recomputed_share(columns_of(job, layout))
-        notes = routing_notes(job, layout.expert)
+        columns = Columns.of(job, layout)
+        ranks = columns.divisions[0].ranks()
+        redone = columns.recomputed_layers(ranks).sum()
+        share = float(redone / ranks.layers.sum()) if redone else 1.0
+        load = expert_load(job, layout.expert)
+        notes = () if load == 1.0 else (_routing_note(load, layout.expert),)
         return ThreeDPlan(self.name, job, topology, layout, microbatches, memory, notes, share)
 
     def _refuse_overflow(
@@ -140,9 +149,17 @@ class ThreeD:
             StepWriter(plan, builder).write()
 
     def estimate_s(self, plan: ThreeDPlan, costs: Costs) -> float:
-        columns = columns_of(plan.job, plan.layout)
+        columns = Columns.of(plan.job, plan.layout)
         places = Places.of(plan.layout)
         return float(estimate_layouts_s(plan.job, columns, plan.topology, costs, places)[0])
+
+
+def _routing_note(load: float, ranks: int) -> str:
+    """What uneven routing costs, in words."""
+    return (
+        f"the fullest of {ranks} ranks has {load - 1:.1%} more rows of experts than the mean, and all wait "
+        f"for it; balanced routing would save {1 - 1 / load:.1%} of the time of experts and of their rows"
+    )
 
 
 class _Group(NamedTuple):
@@ -199,19 +216,26 @@ def _nearest_fit(
     job: Job, topology: FatTree, layout: ParallelLayout, part: str, free_degrees: tuple[str, ...], zero: bool
 ) -> str:
     """What to try, in words; `part` is the largest part of the memory, `zero` that ZeRO stages are free."""
-    for changed in _changed(job, layout, part, free_degrees, zero=zero):
-        if _fits(job, topology, changed, free_degrees):
-            return f"try {_difference(layout, changed)}, which fits"
-    return "no change of one setting and one degree makes it fit, not even on more devices"
 
+    def fits(changed: ParallelLayout) -> bool:
+        try:
+            on = topology
+            if changed.num_devices != topology.num_devices:
+                on = FatTree(topology.system, changed.num_devices)
+            if refusals_of(job, on, changed, "", free_degrees):
+                return False
+            return all(use.fits for use in stage_memory(job, changed, on))
+        except PerfsimError:
+            return False
 
-def _difference(layout: ParallelLayout, changed: ParallelLayout) -> str:
-    pairs = [
-        (field.name, getattr(layout, field.name), getattr(changed, field.name)) for field in fields(layout)
-    ]
-    changes = [f"{name} {was} \u2192 {now}" for name, was, now in pairs if was != now]
-    where = f" on {changed.num_devices} devices" if changed.num_devices != layout.num_devices else ""
-    return " and ".join(changes) + where
+    nearest = next(filter(fits, _changed(job, layout, part, free_degrees, zero=zero)), None)
+    if nearest is None:
+        return "no change of one setting and one degree makes it fit, not even on more devices"
+    names = [field.name for field in fields(layout)]
+    pairs = [(name, getattr(layout, name), getattr(nearest, name)) for name in names]
+    changes = " and ".join(f"{name} {was} \u2192 {now}" for name, was, now in pairs if was != now)
+    where = f" on {nearest.num_devices} devices" if nearest.num_devices != layout.num_devices else ""
+    return f"try {changes}{where}, which fits"
 
 
 def _changed(
@@ -221,17 +245,25 @@ def _changed(
     reducing = (*_REDUCES.get(part, ()), "recompute", "micro_batch_size", "schedule", "zero_stage")
     names = [name for name in dict.fromkeys(reducing) if zero or name != "zero_stage"]
     variants = [variant for name in names for variant in _with_less(layout, name)]
+    bases = (layout, *variants)
     offloaded = list(_with_more_offload(layout))
     yield from offloaded if layout.offloads else ()
     yield from variants
-    for base in (layout, *variants):
-        yield from _with_more_experts(job, base, free_degrees)
-    for base in (layout, *variants):
-        yield from _in_place_of_replicas(job, base, free_degrees)
+    if job.model.experts is not None and "expert" in free_degrees:  # over more ranks of the same stage
+        for base in bases:
+            for ranks in divisors(job.model.experts.num_experts):
+                if ranks > base.expert and base.width % (ranks * base.expert_tensor) == 0:
+                    yield replace(base, expert=ranks)
+    for base in bases:
+        for factor in divisors(base.data)[1:]:
+            for name in ("tensor", "pipeline", "context"):
+                if name in free_degrees:
+                    changed = _scaled(job, base, name, getattr(base, name) * factor)
+                    yield replace(changed, data=base.data // factor)
     yield from offloaded
     larger = [
         _scaled(job, base, name, value)
-        for base in (layout, *variants)
+        for base in bases
         for name in ("tensor", "pipeline", "data", "context")
         if name in free_degrees
         for value in _larger(job, base, name)
@@ -274,27 +306,6 @@ def _with(layout: ParallelLayout, name: str, value: str | int) -> ParallelLayout
     return replace(layout, **{name: value})  # type: ignore[arg-type]  # the field's own type, by name
 
 
-def _with_more_experts(
-    job: Job, layout: ParallelLayout, free_degrees: tuple[str, ...]
-) -> Iterator[ParallelLayout]:
-    """Experts over more ranks of the same stage."""
-    if job.model.experts is not None and "expert" in free_degrees:
-        for ranks in _divisors(job.model.experts.num_experts):
-            if ranks > layout.expert and layout.width % (ranks * layout.expert_tensor) == 0:
-                yield replace(layout, expert=ranks)
-
-
-def _in_place_of_replicas(
-    job: Job, layout: ParallelLayout, free_degrees: tuple[str, ...]
-) -> Iterator[ParallelLayout]:
-    """Tensor, pipeline or context times a factor and replicas divided by it, on the same devices."""
-    for factor in _divisors(layout.data)[1:]:
-        for name in ("tensor", "pipeline", "context"):
-            if name in free_degrees:
-                changed = _scaled(job, layout, name, getattr(layout, name) * factor)
-                yield replace(changed, data=layout.data // factor)
-
-
 def _larger(job: Job, layout: ParallelLayout, name: str) -> Iterator[int]:
     """Larger values of a degree that divide what it divides; of a pipeline all that leave it layers."""
     most = MOST_DEVICES * getattr(layout, name) // layout.num_devices
@@ -302,7 +313,7 @@ def _larger(job: Job, layout: ParallelLayout, name: str) -> Iterator[int]:
         legal = list(range(1, job.model.num_layers // layout.virtual_pipeline + 1))
     else:
         count = {"tensor": job.model.num_attention_heads, "context": job.seq_length}
-        legal = _divisors(count.get(name, job.global_batch_size))
+        legal = divisors(count.get(name, job.global_batch_size))
     return (value for value in legal if getattr(layout, name) < value <= most)
 
 
@@ -315,18 +326,3 @@ def _scaled(job: Job, layout: ParallelLayout, name: str, value: int) -> Parallel
         return scaled
     stages = divided(layout.schedule, value, layout.virtual_pipeline, job.model.num_layers).layers
     return replace(scaled, layers_per_stage=stages)
-
-
-def _divisors(count: int) -> list[int]:
-    return [number for number in range(1, count + 1) if count % number == 0]
-
-
-def _fits(job: Job, topology: FatTree, layout: ParallelLayout, free_degrees: tuple[str, ...]) -> bool:
-    try:
-        if layout.num_devices != topology.num_devices:
-            topology = FatTree(topology.system, layout.num_devices)
-        if refusals_of(job, topology, layout, "", free_degrees):
-            return False
-        return all(use.fits for use in stage_memory(job, layout, topology))
-    except PerfsimError:
-        return False

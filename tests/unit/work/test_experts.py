@@ -13,7 +13,8 @@ import pytest
 
 from perfsim.specs.model import LayerKind, layer_kinds
 from perfsim.specs.recipe import Job
-from perfsim.strategies.three_d.expert import expert_works
+from perfsim.strategies.three_d.expert import ExpertGroup
+from perfsim.work import RankGroup
 from perfsim.work.counts import layer_activation_bytes, model_flop_per_step, parameters
 from perfsim.work.kernels import Kernel, LayerSlice
 from perfsim.work.layer import (
@@ -85,9 +86,10 @@ def test_the_parts_between_dispatch_and_combination_are_the_whole_block(
 def test_a_pass_over_a_layer_of_multi_token_prediction_has_its_lm_head_unless_it_runs_again(
     toys: ModuleType,
 ) -> None:
-    part = sliced(toys, LayerKind(experts=True, mtp=True))
+    alone = RankGroup(0, 1, 1)
+    group = ExpertGroup(sliced(toys, LayerKind(experts=True, mtp=True)), "gpu0", "none", alone, alone)
     heads = {
-        which: [kernel.name for kernel in expert_works(part, which).end.kernels if "lm_head" in kernel.name]
+        which: [kernel.name for kernel in group.parts(which).end.kernels if "lm_head" in kernel.name]
         for which in ("forward", "recompute")
     }
     assert heads == {"forward": ["lm_head"], "recompute": []}

@@ -12,10 +12,10 @@ from perfsim.prediction.question import Question
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import layer_kinds
 from perfsim.strategies import strategy
-from perfsim.strategies.three_d.emission import layer_of
+from perfsim.strategies.three_d.emission import RankShare
 from perfsim.strategies.three_d.layers import HalfPass, Layer, WeightInputs
 from perfsim.strategies.three_d.prices import Passes
-from perfsim.strategies.three_d.space import columns_of
+from perfsim.strategies.three_d.space import Columns
 from perfsim.work import WAIT_OF_EXPERTS, GraphBuilder, Work
 
 DRAWN = 24
@@ -115,12 +115,12 @@ def test_every_kind_of_layer_is_priced_as_it_is_written(name: str, layout: str) 
     chosen = LAYOUTS[layout]
     if job.model.experts is None:
         chosen = replace(chosen, expert=1, expert_tensor=1)
-    columns = columns_of(job, chosen)
+    columns = Columns.of(job, chosen)
     prices = Passes(job, columns, asked.topology, asked.costs).of(columns, np.array([0]))
     for number, kind in enumerate(dict.fromkeys(layer_kinds(job.model))):
         if kind.experts and kind.mtp:
             continue
-        layer = layer_of(job, chosen, 0, kind, chosen.recompute, divided_below=kind.experts)
+        layer = RankShare(job, chosen).layer(kind, chosen.recompute, divided_below=kind.experts)
         forward, backward, weights = emitted_s(asked, layer, chosen.schedule == "zb1p")
         assert prices.forward[0, number] == pytest.approx(forward, rel=1e-12)
         repeated = prices.backward[0, number] + prices.recompute[0, number]

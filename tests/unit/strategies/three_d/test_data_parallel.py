@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from perfsim.strategies.three_d.data import Replicas, optimizer_bytes
+from perfsim.strategies.three_d.data import Replicas
 from perfsim.work import RankGroup
 
 
@@ -30,7 +30,8 @@ def replicas(toys: ModuleType, zero_stage: int = 0, **recipe: object) -> Replica
 def test_an_optimizer_step_moves_states_both_ways(
     toys: ModuleType, recipe: dict[str, object], expected: float
 ) -> None:
-    assert optimizer_bytes(toys.recipe(**recipe)) == expected
+    work = replicas(toys, **recipe).optimizer_work()
+    assert work.bytes_accessed == expected * 1000.0
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])

@@ -19,7 +19,7 @@ from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import layer_kinds
 from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, strategy
-from perfsim.strategies.three_d.layers import expert_load, fullest_rank
+from perfsim.strategies.three_d.layers import expert_load
 from perfsim.work import RankGroup, TaskGraph
 from perfsim.work.counts import parameters
 
@@ -186,8 +186,9 @@ def test_the_planner_tries_degrees_that_divide_the_experts(toys: ModuleType) -> 
 
 
 # --------------------------------------------------------------------------------------- imbalance
-def test_the_fullest_rank_has_more_rows_the_fewer_experts_it_averages() -> None:
-    loads = [fullest_rank(64, ranks, 0.1) for ranks in (1, 8, 64)]
+def test_the_fullest_rank_has_more_rows_the_fewer_experts_it_averages(toys: ModuleType) -> None:
+    job = job_of(toys, recipe={"routing": "drawn", "routing_spread": 0.1})
+    loads = [expert_load(job, ranks) for ranks in (1, 2, 8)]
     assert loads[0] == 1.0
     assert 1.0 < loads[1] < loads[2] < 1.4
 

@@ -20,7 +20,7 @@ from perfsim.strategies.schedules import least_chunks, schedule
 from perfsim.strategies.three_d.closed_form import _delayed_weights
 from perfsim.strategies.three_d.emission import stages_of
 from perfsim.strategies.three_d.memory import stage_memory
-from perfsim.strategies.three_d.space import columns_of
+from perfsim.strategies.three_d.space import Columns
 from perfsim.work import TaskGraph
 
 SPLIT = ("zb1p", "zb2p", "zbv", "v-half", "v-min")
@@ -247,6 +247,6 @@ def test_the_closed_form_knows_how_many_weight_gradients_the_last_rank_has_left(
     """After the last backward it computes those of the same micro-batch, and of so many before it."""
     order = schedule(name, 4, 1, microbatches)[-1]
     last_backward = max(place for place, slot in enumerate(order) if slot.which == "B")
-    columns = columns_of(toys.job(microbatches), ParallelLayout(pipeline=4, schedule=name))
+    columns = Columns.of(toys.job(microbatches), ParallelLayout(pipeline=4, schedule=name))
     delayed = _delayed_weights(columns, np.array([microbatches]))
     assert delayed.tolist() == [len(order) - last_backward - 2]
