@@ -101,7 +101,7 @@ class StudyAnswer(StudyResult, Tabular):
         return min(self.candidates, key=lambda candidate: candidate.time_to_accuracy_s)
 
     def ratio(self, candidate: str, over: str = "") -> RatioBand:
-        """The time of one candidate over that of another (the best if absent), with its 90 % band.
+        """The time of one candidate over the time of another (the best if absent), with its 90 % band.
 
         Candidates are named as `16 CS-2`, `128 A100-80GB`, `16 x cs-2` or by their whole label. Raises
         InputError with the labels for a name that fits none or several of them.

@@ -42,7 +42,7 @@ class Step:
 
     @cached_property
     def beside(self) -> Beside:
-        """How communication slows the computation beside it, by class of work."""
+        """How communication slows the computation next to it, by class of work."""
         works = self.placed.graph.works
         costs = self.costs
         return Beside(
@@ -66,7 +66,7 @@ class Step:
     ) -> Trace:
         """Simulate the step, with other task durations if given; `reported` as for `engine.simulate`.
 
-        Without `contention`, of links or inside devices, the times are those of the critical path, which does
+        Without `contention`, of links or inside devices, the times are the critical path's, which does
         not count toward the limit on simulated tasks. Raises DeadlockError and LimitError as
         `engine.simulate` does.
         """
@@ -144,7 +144,7 @@ class Evaluation:
     step: Step = field(repr=False, compare=False)
     """The graph placed and priced, before any perturbation."""
     disturbed: Placed | None = field(default=None, repr=False, compare=False)
-    """The graph of a perturbed trace on its network; None: that of `step`."""
+    """The graph of a perturbed trace on its network; None: the network of `step`."""
     cluster: ClusterCalibration | None = None
     """What every second of the trace was multiplied by, where the user measured steps."""
     perturbed: Perturbed | None = None
@@ -246,7 +246,7 @@ class Evaluation:
     def _kept_share(self, *, needed: bool) -> float:
         """Share of a dense step's FLOPs that a sparse model asks for (`needed`), or that are executed.
 
-        Needed are the FLOPs of weights that are not zero. Executed are also those of zeros that a wafer does
+        Needed are the FLOPs of weights that are not zero. Executed are also the zeros that a wafer does
         not skip.
         """
         sparsity = self.plan.job.recipe.weight_sparsity
