@@ -34,7 +34,7 @@ def plan(
     shown: int = SHOWN,
     scheduler: str | None = None,
     catalog: Catalog | None = None,
-    **asked: Any,
+    **given: Any,
 ) -> PlanAnswer:
     """The layouts that are within the model's error of the fastest, and what would separate them.
 
@@ -49,7 +49,7 @@ def plan(
     count: Any = shown
     if not (isinstance(count, int) and count >= 1):
         raise InputError(f"shown: {shown!r} is not a whole number of layouts, 1 or more")
-    question = question_of(asked, catalog, "plan")
+    question = question_of(given, catalog, "plan")
     if scheduler is None:
         planned = plan_layouts(question, objective, shown)
     else:

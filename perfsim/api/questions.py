@@ -25,23 +25,23 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def asks(asker: Asker) -> Callable[[Function], Function]:
-    """Give a function of `**asked` the signature and the documentation of the question's fields."""
+    """Give a function of `**given` the signature and the documentation of the question's fields."""
 
     def declared(function: Function) -> Function:
-        known = [asked for asked in ASKED.values() if asker in asked.by]
+        known = [entry for entry in ASKED.values() if asker in entry.by]
         arguments = [
             Parameter(
-                asked.name,
+                entry.name,
                 Parameter.KEYWORD_ONLY,
-                default=Parameter.empty if asked.required else None if asked.usual else asked.default,
-                annotation=asked.annotation,
+                default=Parameter.empty if entry.required else None if entry.usual else entry.default,
+                annotation=entry.annotation,
             )
-            for asked in known
+            for entry in known
         ]
         seen = signature(function)
         more = [known for known in seen.parameters.values() if known.kind is not Parameter.VAR_KEYWORD]
         function.__signature__ = seen.replace(parameters=[*arguments, *more])  # type: ignore[attr-defined]
-        lines = [f"- `{asked.name}`: {asked.help}{asked.otherwise}" for asked in known]
+        lines = [f"- `{entry.name}`: {entry.help}{entry.otherwise}" for entry in known]
         function.__doc__ = "\n".join([function.__doc__ or "", *lines])
         return function
 
@@ -50,7 +50,7 @@ def asks(asker: Asker) -> Callable[[Function], Function]:
 
 @asks("run")
 @within_floats
-def predict(*, catalog: Catalog | None = None, **asked: Any) -> Prediction:
+def predict(*, catalog: Catalog | None = None, **given: Any) -> Prediction:
     """Predict one step.
 
     Model, system, recipe and cluster are names of the catalogue, paths of YAML files or objects. A value
@@ -58,7 +58,7 @@ def predict(*, catalog: Catalog | None = None, **asked: Any) -> Prediction:
 
     Raises InputError for what cannot be asked and PlanError where no plan fits, both with all reasons.
     """
-    return predict_question(question_of(asked, catalog))
+    return predict_question(question_of(given, catalog))
 
 
 def names_of(given: Any, argument: str) -> list[str]:

@@ -46,9 +46,9 @@ from perfsim.interop.formats import import_file as read_file
 from perfsim.prediction.question import question_of
 from perfsim.prediction.why import GapExplained, explain_gap
 from perfsim.specs.model import TransformerConfig
-from perfsim.studies.axes import SweepSpec, changed_study, is_sweep, load_sweep
-from perfsim.studies.comparisons import ComparisonSpec, is_comparison
-from perfsim.studies.loading import load_study
+from perfsim.studies.axes import SweepSpec, changed_study, load_sweep
+from perfsim.studies.comparisons import ComparisonSpec
+from perfsim.studies.loading import kind_of_study, load_study
 from perfsim.studies.runner import refusals
 from perfsim.studies.spec import StudySpec
 from perfsim.studies.trials import (
@@ -193,12 +193,12 @@ def why(
     `study` is a name, a YAML file or the summary.json of an answer, `changes` are as of `perfsim.study`.
     Raises InputError for a file of another kind, and what answering the study raises.
     """
-    asked = changed_study(_study_named(study), changes or {}, default_catalog())
-    return explain(asked.with_verify("off"), names_of(compare, "compare"))
+    spec = changed_study(_study_named(study), changes or {}, default_catalog())
+    return explain(spec.with_verify("off"), names_of(compare, "compare"))
 
 
 @within_floats
-def why_measured(measured: str | float, **asked: Any) -> GapExplained:
+def why_measured(measured: str | float, **given: Any) -> GapExplained:
     """The inputs that would explain a measured step, the likeliest first.
 
     `measured` is text with a unit (`5.4 s`) or seconds; the rest are arguments of `predict`. Raises what it
@@ -209,25 +209,25 @@ def why_measured(measured: str | float, **asked: Any) -> GapExplained:
             measured = parse_quantity(measured, "seconds", usual="s")
         except InputError as error:
             raise InputError([replace(p, message=f"measured: {p.message}") for p in error.problems]) from None
-    return explain_gap(question_of(asked), measured)
+    return explain_gap(question_of(given), measured)
 
 
 def _study_named(study: Named) -> StudySpec:
     """A study by name, by its file, or by the document of its answer, without resilience curves."""
     if Path(study).suffix != ".json":
-        kind = "sweep" if is_sweep(str(study)) else "comparison" if is_comparison(str(study)) else ""
-        if kind:
+        kind = kind_of_study(str(study))
+        if kind != "study":
             text = f"{study} is a {kind}, and why and diff take a study of candidates"
             advice = "give the study that it varies, or write one of its points" if kind == "sweep" else ""
             raise InputError([Problem(text, help=advice)])
         return load_study(str(study)).model_copy(update={"resilience": None})
     document = _document(Path(study))
     spec = load_study(document.study)
-    asked = {
+    machines = {
         (point.candidate.strategy, point.candidate.system.name, point.num_devices) for point in spec.points
     }
     answered = {(row.strategy, row.system, row.num_devices) for row in document.candidates}
-    if document.title not in (None, spec.title) or not answered <= asked:
+    if document.title not in (None, spec.title) or not answered <= machines:
         text = f"answers another study than the catalogue's {spec.name}"
         raise InputError([Problem(text, str(study), 1, help="give the study's file")])
     return spec.model_copy(update={"resilience": None})
@@ -271,7 +271,7 @@ def diff(first: Named, second: Named) -> Difference:
 
 
 class Model(TransformerConfig):
-    """A model as an object: its fields, or those of a file of another tool."""
+    """A model as an object: its fields, or a file of another tool."""
 
     @classmethod
     def from_file(cls, path: str | Path, format: str = "") -> Self:  # noqa: A002  # as `--format`
@@ -295,9 +295,9 @@ def import_file(
 ) -> Imported:
     """All that a foreign file says: model, recipe, layout, parameter count, and what was not used.
 
-    `part` chooses the document (model, recipe, measured, convergence). `model` is that of a file without one
-    (DeepSpeed), `system` the machine of measured steps, `given` are values by key that the file lacks, and
-    `more` are logs of further MLPerf runs. Raises InputError with every problem.
+    `part` chooses the document (model, recipe, measured, convergence). `model` is what a file without one
+    (DeepSpeed) trains, `system` the machine of measured steps, `given` are values by key that the file lacks,
+    and `more` are logs of further MLPerf runs. Raises InputError with every problem.
     """
     others = [Path(other) for other in more]
     return read_file(Path(path), format, part=part, model=str(model), system=system, given=given, more=others)

@@ -150,13 +150,13 @@ def _study(study: str, compare: list[str], verify: Any, how: How) -> None:
     A study with a grid or variants is answered as a sweep, as `perfsim sweep` does. A comparison of published
     figures with a law or with equations is answered as a table.
     """
-    from perfsim.studies.axes import is_sweep
-    from perfsim.studies.comparisons import is_comparison
-
     check_folder(how.out or Path("reports"), "--out" if how.out else "the default of --out,")
-    if is_comparison(study):
+    from perfsim.studies.loading import kind_of_study  # refuses a folder before anything heavy
+
+    kind = kind_of_study(study)
+    if kind == "comparison":
         _answer_comparison(study, how)
-    elif is_sweep(study):
+    elif kind == "sweep":
         if verify is not None:
             raise click.UsageError(f"--verify is for a study of candidates; {study} is a sweep")
         _answer_sweep(study, compare, how)
@@ -249,10 +249,10 @@ def _answer_sweep(name: str, strategies: list[str], how: How) -> None:
     """Run a sweep, write its report, print its answer; PlanError where no point has a plan."""
     from perfsim.api.studying import sweep as answer_sweep
     from perfsim.report.sweep import sweep_lines, sweep_text
-    from perfsim.studies.axes import load_sweep, only_strategies
+    from perfsim.studies.axes import load_sweep
     from perfsim.studies.runner import STORE, plan_sweep
 
-    asked = only_strategies(load_sweep(name, changes=how.changes), strategies)
+    asked = load_sweep(name, changes=how.changes).only(strategies)
     folder = how.out or Path("reports") / asked.name
     if how.dry_run:
         planned = plan_sweep(asked, folder / STORE, how.jobs)

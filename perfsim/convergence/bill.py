@@ -6,7 +6,7 @@
     money        = device-hours x price                  (rented: the price includes electricity)
                  = units x purchase x wall / (life x utilisation) + energy x tariff         (bought)
 
-What is not given stays away from the sums and is listed.
+Inputs that are not given are left out of the sums and listed.
 """
 
 from __future__ import annotations

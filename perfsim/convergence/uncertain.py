@@ -79,7 +79,7 @@ def typical(_: str) -> float:
 
 def one_at(name: str, place: FloatArray | float) -> Place:
     """One input at a place, all others typical."""
-    return lambda asked: place if asked == name else 0.0
+    return lambda other: place if other == name else 0.0
 
 
 @dataclass(frozen=True, slots=True)

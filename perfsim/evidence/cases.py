@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, cast
@@ -398,7 +398,7 @@ class StepCase(_CaseSpec):
         machine = machine_of(system)
         training = self.training
         devices = self.system.num_devices
-        settings = getattr(machine.layout_type, "__dataclass_fields__", {})
+        settings = {setting.name for setting in fields(machine.layout_type)}
         missing = []
         group = self.parallel.shard_group
         if "shard_group" not in settings and group not in (None, 1, self.parallel.data):

@@ -380,7 +380,7 @@ def _fit(tangents: Sequence[Tangent], without: Sequence[str] = ()) -> Constants:
 
 
 def fitted_widths(runs: Sequence[Scored], others: BandWidths | None = None) -> BandWidths:
-    """The widths that the errors of some runs give that were left out of a fit; needs scipy.
+    """The widths that follow from the errors of runs that were left out of a fit; needs scipy.
 
     With fewer than three families every run counts as a family of its own, and the widths of `others`
     (another kind of machine) give the growth with unlikeness and the unshared part, both in log time.
@@ -399,7 +399,7 @@ def fitted_widths(runs: Sequence[Scored], others: BandWidths | None = None) -> B
 
 
 def _widths_of_alike(runs: Sequence[Scored], others: BandWidths | None) -> BandWidths:
-    """The widths that the errors of runs give which are all of models with experts, or all without."""
+    """The widths that follow from the errors of runs whose models all have experts, or all have none."""
     errors = np.array([run.log_error for run in runs])
     sizes = Counter(run.family for run in runs)
     if len(sizes) < FEWEST_FAMILIES:
@@ -413,7 +413,7 @@ def _widths_of_alike(runs: Sequence[Scored], others: BandWidths | None) -> BandW
     freedom = len(sizes)
 
     def loss(values: Floats) -> float:
-        """Less the likelihood of the logarithm of the scale, and of its growth per point of unlikeness."""
+        """Less the likelihood of the log of the scale and of its growth with each point of unlikeness."""
         squared = np.exp(2 * values[0]) + (values[1] * points) ** 2
         likelihood = -0.5 * np.log(squared) - (freedom + 1) / 2 * np.log1p(errors**2 / squared / freedom)
         return -float((weights * likelihood).sum())

@@ -361,11 +361,11 @@ def question_of(given: Mapping[str, Any], catalog: Catalog | None = None, asker:
     from perfsim.specs.perturbations import parse_perturbations
 
     catalog = catalog or default_catalog()
-    known = {name: asked for name, asked in ASKED.items() if asker in asked.by}
+    known = {name: entry for name, entry in ASKED.items() if asker in entry.by}
     whole = {name: value for name, value in given.items() if "." not in name and value not in (None, "")}
     _check_roots(given, known)
-    if missing := [asked for asked in known.values() if asked.required and asked.name not in whole]:
-        raise InputError([Problem(f"{asked.name} is missing", help=asked.help) for asked in missing])
+    if missing := [entry for entry in known.values() if entry.required and entry.name not in whole]:
+        raise InputError([Problem(f"{entry.name} is missing", help=entry.help) for entry in missing])
     values = {
         known[name].field: described(value, known[name].kind, catalog) if known[name].kind else value
         for name, value in whole.items()

@@ -6,10 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from pathlib import Path
 from typing import Any
-
-from perfsim.base.files import write_file
 
 _PLAIN = (str, int, bool, type(None))
 
@@ -32,11 +29,6 @@ def text_with_rows(document: Mapping[str, Any], name: str, rows: Iterable[Any]) 
         yield separator + "    " + _text(plain(row)).replace("\n", "\n    ")
         separator = ",\n"
     yield f"{'' if separator == chr(10) else chr(10) + '  '}]{after}\n"
-
-
-def write_document(document: Any, path: Path) -> None:
-    """Write a document as UTF-8 JSON."""
-    write_file(path, document_text(document))
 
 
 def plain(value: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from perfsim.report.table import Cell, Table
-from perfsim.report.text import NONE
+from perfsim.report.text import NONE, time_unit
 
 # The palette is Okabe and Ito's, which stays distinguishable with every common colour vision; black
 # is not used, because pages have a dark form. Backgrounds are transparent and text is grey, so the
@@ -137,22 +137,18 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
     return style | more
 
 
-def log_axis(title: str, values: Iterable[float], **more: Any) -> dict[str, Any]:
-    """A logarithmic axis over these values whose ticks are written out: 20, 50, 100 and not 2, 5, 100."""
-    ticks = log_ticks(values)
-    shown = {"tickmode": "array", "tickvals": ticks, "ticktext": [short(tick) for tick in ticks]}
+def log_axis(title: str, values: Iterable[float], *, at_values: bool = False, **more: Any) -> dict[str, Any]:
+    """A logarithmic axis whose ticks are written out: 20, 50, 100 and not 2, 5, 100.
+
+    They are round numbers that span the values, or with `at_values` some of these themselves.
+    """
+    known = sorted(set(values), reverse=True)
+    ticks = sorted(known[:: math.ceil(len(known) / _MOST_TICKS)]) if at_values else _log_ticks(known)
+    shown = {"tickmode": "array", "tickvals": ticks, "ticktext": [_short(tick) for tick in ticks]}
     return axis(title, type="log", **(shown | more))
 
 
-def devices_axis(counts: Iterable[float], **more: Any) -> dict[str, Any]:
-    """A logarithmic axis of numbers of devices, with ticks at the numbers that were asked for."""
-    known = sorted(set(counts), reverse=True)
-    ticks = sorted(known[:: math.ceil(len(known) / _MOST_TICKS)])
-    ticktext = [short(tick) for tick in ticks]
-    return log_axis("devices", known, tickvals=ticks, ticktext=ticktext, **more)
-
-
-def log_ticks(values: Iterable[float]) -> list[float]:
+def _log_ticks(values: Iterable[float]) -> list[float]:
     """At most 8 round numbers that span the values, the first and last not inside them."""
     known = [value for value in values if value > 0 and math.isfinite(value)]
     if not known:
@@ -169,7 +165,7 @@ def log_ticks(values: Iterable[float]) -> list[float]:
     return ticks[:: math.ceil(len(ticks) / _MOST_TICKS)]
 
 
-def short(value: float) -> str:
+def _short(value: float) -> str:
     """`0.3 M`, `20`, `1.5 k`: a number of a tick."""
     for least, scale, prefix in ((1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e5, 1e6, "M"), (1e4, 1e3, "k")):
         if value >= least:
@@ -279,10 +275,8 @@ def error_bars(cells: Sequence[Cell], scale: float, colour: str) -> dict[str, An
     reach = [
         _drawn(abs(end - cell.number) / scale for end in cell.band or (cell.number,) * 2) for cell in cells
     ]
-    above = [high for _, high in reach]
-    below = [low for low, _ in reach]
-    look = {"type": "data", "symmetric": False, "color": colour}
-    return look | {"array": above, "arrayminus": below}
+    ends = {"array": [high for _, high in reach], "arrayminus": [low for low, _ in reach]}
+    return {"type": "data", "symmetric": False, "color": colour} | ends
 
 
 def rule(at: float, line: dict[str, Any], *, across: bool = False) -> dict[str, Any]:
@@ -400,28 +394,56 @@ def heat_map(table: Table, title: str, x_name: str) -> go.Figure:
     return figure(title, [trace], columns, lines, max(300, 150 + 30 * len(table.rows)))
 
 
+# Times with their bands on one scale, for a page that needs no figure for them.
+
+
+def scale(table: Table) -> dict[str, Any] | None:
+    """The rows on a logarithmic scale, places in per cent of its width; None where none ever arrives."""
+    rows = [(name, time) for name, time in table.rows if math.isfinite(time.number)]
+    if not rows:
+        return None
+    unit = time_unit(time.number for _, time in rows)
+    ends = [end / unit.scale for _, time in rows for end in (*(time.band or ()), time.number) if end > 0]
+    ticks = _log_ticks(ends)
+    low = min([*ends, *ticks])
+    high = max([*ends, *ticks])
+
+    def place(value: float) -> float:
+        return round(100 * math.log(value / low) / math.log(high / low), 2) if high > low else 50.0
+
+    return {
+        "quantity": table.columns[1].name,
+        "unit": unit.name,
+        "ticks": [(place(tick), _short(tick)) for tick in ticks],
+        "rows": [
+            {
+                "name": name.value,
+                "value": unit.text(time.number, time.band),
+                "extra": time.note,
+                "marked": time.mark,
+                "middle": place(time.number / unit.scale),
+                "low": place((time.band or (time.number,))[0] / unit.scale),
+                "high": place((time.band or (time.number,))[-1] / unit.scale),
+            }
+            for name, time in rows
+        ],
+    }
+
+
 # Labels that hide neither each other nor marks.
 
-_WIDE_PX = 300
+WIDE_PX = 300
 _HIGH_PX = 330
 _LETTER_PX = 6.2
-_LABEL_LINE_PX = 16
+LABEL_LINE_PX = 16
 """A plot as labels are placed for it: that of a phone; where there is more room, marks are further apart."""
 
 _ALONG = 6
 """Squares that stand for the line between two points."""
 
 _Rectangle = tuple[float, float, float, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Spot:
-    """A place for a label: the mark that it names, and the pixels from it, to the right and up."""
-
-    x: float
-    y: float
-    right: float
-    up: float
+Spot = tuple[float, float, int, float, float]
+"""A place for a label: the mark that it names, its side (-1: left), the pixels between, and the pixels up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,41 +453,26 @@ class Canvas:
     x_ends: tuple[float, float]
     y_ends: tuple[float, float]
 
-    def at(self, x: float, y: float) -> tuple[float, float]:
-        """Pixels from the lower left corner."""
-        places = (
-            length * math.log(value / low) / math.log(high / low)
-            for value, (low, high), length in ((x, self.x_ends, _WIDE_PX), (y, self.y_ends, _HIGH_PX))
+    def rectangle(
+        self,
+        at: tuple[float, float],
+        half_width: float,
+        half_height: float,
+        right: float = 0.0,
+        up: float = 0.0,
+    ) -> _Rectangle:
+        """Edges in pixels from the lower left corner, about a point or so many pixels from it."""
+        x, y = (
+            length * math.log(value / low) / math.log(high / low) + offset
+            for value, (low, high), length, offset in zip(
+                at, (self.x_ends, self.y_ends), (WIDE_PX, _HIGH_PX), (right, up), strict=True
+            )
         )
-        return next(places), next(places)
-
-    def around(self, x: float, y: float, size_px: float) -> _Rectangle:
-        """The square of a mark."""
-        right, up = self.at(x, y)
-        return right - size_px / 2, up - size_px / 2, right + size_px / 2, up + size_px / 2
-
-    def top(self, y: float) -> _Rectangle:
-        """Room for a line of words over a value, in the right half of the plot."""
-        up = self.at(self.x_ends[0], y)[1]
-        return _WIDE_PX / 2, up, _WIDE_PX, up + 2 * _LABEL_LINE_PX
-
-    def box(self, words: str, spot: Spot) -> _Rectangle:
-        """The rectangle of a label."""
-        right, up = self.at(spot.x, spot.y)
-        half = half_px(words)
-        height = _LABEL_LINE_PX * (1 + words.count("\n")) / 2
-        middle = (right + spot.right, up + spot.up)
-        return middle[0] - half, middle[1] - height, middle[0] + half, middle[1] + height
-
-    def hidden(self, box: _Rectangle, taken: Iterable[_Rectangle]) -> float:
-        """Square pixels of what a box covers of others, and of itself outside the plot."""
-        area = (box[2] - box[0]) * (box[3] - box[1])
-        inside = _common(box, (0.0, 0.0, _WIDE_PX, _HIGH_PX))
-        return area - inside + sum(_common(box, other) for other in taken)
+        return x - half_width, y - half_height, x + half_width, y + half_height
 
     def notes(
         self,
-        labels: Sequence[tuple[str, Sequence[Spot], dict[str, Any]]],
+        labels: Iterable[tuple[str, Sequence[Spot], dict[str, Any]]],
         taken: Iterable[_Rectangle],
         *,
         always: bool = False,
@@ -474,16 +481,28 @@ class Canvas:
 
         A label that has no free spot is left out, or with `always` put where it covers least.
         """
-        covered = list(taken)
+        covered = [*taken]
         annotations = []
         for words, spots, style in labels:
-            costs = [self.hidden(self.box(words, spot), covered) for spot in spots]
-            best = costs.index(min(costs))
-            if costs[best] > 1e-6 and not always:
+            half = max(map(len, words.split("\n"))) * _LETTER_PX / 2
+            height = LABEL_LINE_PX * (1 + words.count("\n")) / 2
+            rights = [side * (half + gap) for _, _, side, gap, _ in spots]
+            boxes = [
+                self.rectangle((x, y), half, height, right, up)
+                for (x, y, _, _, up), right in zip(spots, rights, strict=True)
+            ]
+            hidden = [
+                _common(box, box)
+                - _common(box, (0.0, 0.0, WIDE_PX, _HIGH_PX))
+                + sum(_common(box, other) for other in covered)
+                for box in boxes
+            ]
+            best = hidden.index(min(hidden))
+            if hidden[best] > 1e-6 and not always:
                 continue
-            spot = spots[best]
-            covered.append(self.box(words, spot))
-            place = {"x": math.log10(spot.x), "y": math.log10(spot.y), "ax": spot.right, "ay": -spot.up}
+            covered.append(boxes[best])
+            x, y, _, _, up = spots[best]
+            place = {"x": math.log10(x), "y": math.log10(y), "ax": rights[best], "ay": -up}
             leader = {"arrowhead": 0, "arrowwidth": 1, "arrowcolor": GREY}
             annotations.append({"text": esc(words).replace("\n", BREAK)} | place | leader | style)
         return annotations
@@ -493,29 +512,22 @@ class Canvas:
     ) -> list[dict[str, Any]]:
         """The name of each series of points at its curve, with a leader in the colour of the curve."""
         asked = []
+        taken = []
         for index, (whole, curve) in enumerate(curves.items()):
             words = "\n".join(textwrap.wrap(whole, LABEL_CHARS, break_on_hyphens=False))
-            half = half_px(words)
             spots = [
-                Spot(*point, right, up)
+                (*point, side, 0.0, up)
                 for up in (22.0, -22.0, 40.0, -40.0, 60.0, -60.0, 90.0, -90.0)
                 for point in curve[::-1]
-                for right in (0.0, -half, half)
+                for side in (0, -1, 1)
             ]
             if spots:
                 colour = SERIES[index % len(SERIES)]
                 asked.append((words, spots, {"arrowcolor": colour, "arrowwidth": 1.5, "standoff": 4}))
-        taken = []
-        for own in curves.values():
-            for (x, y), (after, up) in pairwise([*own, *own[-1:]]):
+            for (x, y), (after, up) in pairwise([*curve, *curve[-1:]]):
                 steps = [step / _ALONG for step in range(_ALONG)]
-                taken += [self.around(x * (after / x) ** step, y * (up / y) ** step, 8) for step in steps]
+                taken += [self.rectangle((x * (after / x) ** s, y * (up / y) ** s), 4.0, 4.0) for s in steps]
         return self.notes(asked, taken, always=always)
-
-
-def half_px(words: str) -> float:
-    """Half the width of a label, which may have several lines."""
-    return max(map(len, words.split("\n"))) * _LETTER_PX / 2
 
 
 def _common(a: _Rectangle, b: _Rectangle) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import plotly.graph_objects as go
 from markupsafe import Markup
 
 from perfsim.network.export import Cables, NetworkMap, Place
@@ -55,42 +54,8 @@ _BUSY = (0.1, 0.3, 0.6)
 
 def network(result: StudyResult, *, drawn: bool = True) -> Section:
     """Mean and peak use of every candidate's links; with `drawn`, the networks of the first two are drawn."""
-    table = _use_table(result)
-    drawings = [
-        topology(name, own.devices_noun, own.network, own.utilisation)
-        for name, own in leaders(result)
-        if drawn and own.network is not None and own.utilisation
-    ]
-    how = (
-        " Drawn for the first two: per cent are the mean over the step and the peak of the busiest link; a "
-        "line's colour follows the mean (it changes at 10, 30 and 60 %), its width the peak."
-    )
-    peak = max((cell.number for cell in table.column("peak")), default=0.0)
-    over = (
-        f"A peak of {text.percent(peak, 0)} is more than a link carries: samples, or updates in a weight "
-        "server's memory, run at the same time as streamed weights, and in the simulation neither waits for "
-        f"the other. While both run they would take up to {text.percent(peak - 1, 0)} longer."
-    )
-    return Section(
-        "Use of the network",
-        "Shows which links a faster network would have to improve: one that is busy all the time limits the "
-        "step, one that is full only at its peak makes communication wait for other communication."
-        f"{how if drawings else ''}",
-        None if drawings else _use(table),
-        table,
-        "Bars of the use of the network by kind of link",
-        ("mean", "peak"),
-        drawings=drawings,
-        note=over if peak > 1.0 else "",
-        slug="network",
-        short="Network",
-    )
-
-
-def _use_table(result: StudyResult) -> Table:
-    """A row for each kind of link of a candidate, in the order of `_KINDS`, then others."""
     order = [*_KINDS, *(kind for own in result.candidates for kind in own.utilisation)]
-    return Table.of(
+    table = Table.of(
         {"candidate": None, "kind of link": None, "mean": text.SHARE, "peak": text.SHARE},
         (
             (name, _kind(kind), use.mean, use.peak)
@@ -100,18 +65,19 @@ def _use_table(result: StudyResult) -> Table:
         "Mean: bytes of the step over what all links of the kind could carry in it, in both directions. "
         "Peak: the most that the busiest link carries at once.",
     )
-
-
-def _kind(kind: str) -> str:
-    return _KINDS.get(kind, text.human(kind))
-
-
-def _use(table: Table) -> go.Figure:
-    """A bar of the mean for each row; a stroke marks the peak of the busiest link."""
+    drawings = [
+        topology(name, own.devices_noun, own.network, own.utilisation)
+        for name, own in leaders(result)
+        if drawn and own.network is not None and own.utilisation
+    ]
+    how = (
+        " Drawn for the first two: per cent are the mean over the step and the peak of the busiest link; a "
+        "line's colour follows the mean (it changes at 10, 30 and 60 %), its width the peak."
+    )
     labels = [[draw.in_lines(row[0].value) for row in table.rows], table.texts("kind of link")]
     means, peaks = ([100 * share for share in table.values(name)] for name in ("mean", "peak"))
     hover = draw.hovers(table, "kind of link", "mean", "peak")
-    return draw.figure(
+    bars = draw.figure(
         "Use of the network by kind of link (% of capacity)",
         [
             draw.bars("mean over the step", labels, means, {"color": draw.BLUE}, hover),
@@ -122,6 +88,30 @@ def _use(table: Table) -> go.Figure:
         150 + 26 * len(peaks),
         bargap=0.35,
     )
+    peak = max(table.values("peak"), default=0.0)
+    over = (
+        f"A peak of {text.percent(peak, 0)} is more than a link carries: samples, or updates in a weight "
+        "server's memory, run at the same time as streamed weights, and in the simulation neither waits for "
+        f"the other. While both run they would take up to {text.percent(peak - 1, 0)} longer."
+    )
+    return Section(
+        "Use of the network",
+        "Shows which links a faster network would have to improve: one that is busy all the time limits the "
+        "step, one that is full only at its peak makes communication wait for other communication."
+        f"{how if drawings else ''}",
+        None if drawings else bars,
+        table,
+        "Bars of the use of the network by kind of link",
+        ("mean", "peak"),
+        drawings=drawings,
+        note=over if peak > 1.0 else "",
+        slug="network",
+        short="Network",
+    )
+
+
+def _kind(kind: str) -> str:
+    return _KINDS.get(kind, text.human(kind))
 
 
 # A drawn network, devices at the bottom: what repeats is drawn once, with what the step uses of links.
@@ -186,11 +176,10 @@ def _tree(network: NetworkMap, use: Mapping[str, LinkUse]) -> _Tree:
     tree: _Tree = {}
     for near in reached:
         for cable in network.cables:
-            if near in (cable.a, cable.b):
-                far = cable.b if cable.a == near else cable.a
-                if far not in reached:
-                    reached.append(far)
-                    tree[far] = near, cable
+            far = cable.b if cable.a == near else cable.a
+            if near in (cable.a, cable.b) and far not in reached:
+                reached.append(far)
+                tree[far] = near, cable
     for far, (_, cable) in reversed(list(tree.items())):
         if cable.kind not in use and all(near != far for near, _ in tree.values()):
             del tree[far]
@@ -213,14 +202,9 @@ def _spots(tree: _Tree, root: str) -> dict[str, tuple[float, int]]:
 
 
 def _link_words(cable: Cables, use: LinkUse | None, x: float, y: float) -> list[Markup]:
-    rows = [
-        ("soft", _kind(cable.kind)),
-        (
-            "strong",
-            "not used" if use is None else f"{text.percent(use.mean, 0)}, peak {text.percent(use.peak, 0)}",
-        ),
-        ("soft", f"{text.counted(cable.count, 'link')} of {text.si(cable.bytes_per_s, 'B/s')}"),
-    ]
+    used = "not used" if use is None else f"{text.percent(use.mean, 0)}, peak {text.percent(use.peak, 0)}"
+    links = f"{text.counted(cable.count, 'link')} of {text.si(cable.bytes_per_s, 'B/s')}"
+    rows = (("soft", _kind(cable.kind)), ("strong", used), ("soft", links))
     return [_WORDS.format(look, x, y + 14 * row, "start", words) for row, (look, words) in enumerate(rows)]
 
 

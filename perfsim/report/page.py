@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import math
 import re
 import zlib
 from collections.abc import Iterable, Sequence
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jinja2
 import plotly.graph_objects as go
@@ -21,9 +20,9 @@ from markupsafe import Markup, escape
 from plotly.offline import get_plotlyjs, get_plotlyjs_version
 
 from perfsim.base.files import write_file
-from perfsim.report.draw import log_ticks, short
+from perfsim.report.draw import scale
 from perfsim.report.table import Table, markdown_text
-from perfsim.report.text import capital, split_caveats, time_unit
+from perfsim.report.text import capital, split_caveats
 from perfsim.studies.trust import confidence
 from perfsim.version import __version__
 
@@ -136,10 +135,10 @@ class Page:
         has_plots = any(section.figure is not None for section in self.sections)
         return _template().render(
             page=self,
-            scale=_scale(self.scale) if self.scale is not None else None,
+            scale=scale(self.scale) if self.scale is not None else None,
             version=__version__,
             sections=[(section, _plot(section)) for section in self.sections],
-            plotly_js=Markup(plotly_source()) if has_plots else "",  # noqa: S704  # Plotly's own source
+            plotly_js=Markup(_plotly_source()) if has_plots else "",  # noqa: S704  # Plotly's own source
         )
 
     def markdown(self) -> str:
@@ -187,7 +186,7 @@ _PLOT_CONFIG = {
 
 
 @cache
-def plotly_source() -> str:
+def _plotly_source() -> str:
     """Plotly's own JavaScript: the part with cartesian axes, which every figure here has, a third of all.
 
     The whole of it where another release of plotly.py is installed than the part is of.
@@ -234,36 +233,3 @@ def _plot(section: Section) -> Markup:
         f'</div><script type="text/plain" data-figure="{div_id}">{packed}</script>'
     )
     return Markup(text)  # noqa: S704  # an id of ours and base64
-
-
-def _scale(table: Table) -> dict[str, Any] | None:
-    """The rows on a logarithmic scale, places in per cent of its width; None where none ever arrives."""
-    rows = [(name, time) for name, time in table.rows if math.isfinite(time.number)]
-    if not rows:
-        return None
-    unit = time_unit(time.number for _, time in rows)
-    ends = [end / unit.scale for _, time in rows for end in (*(time.band or ()), time.number) if end > 0]
-    ticks = log_ticks(ends)
-    low = min([*ends, *ticks])
-    high = max([*ends, *ticks])
-
-    def place(value: float) -> float:
-        return round(100 * math.log(value / low) / math.log(high / low), 2) if high > low else 50.0
-
-    return {
-        "quantity": table.columns[1].name,
-        "unit": unit.name,
-        "ticks": [(place(tick), short(tick)) for tick in ticks],
-        "rows": [
-            {
-                "name": name.value,
-                "value": unit.text(time.number, time.band),
-                "extra": time.note,
-                "marked": time.mark,
-                "middle": place(time.number / unit.scale),
-                "low": place((time.band or (time.number,))[0] / unit.scale),
-                "high": place((time.band or (time.number,))[-1] / unit.scale),
-            }
-            for name, time in rows
-        ],
-    }

@@ -414,22 +414,27 @@ def _roofline(table: Table, own: Roofline) -> go.Figure:
     at = {"x": math.log10(low), "y": math.log10(low * own.memory_bytes_per_s), "xanchor": "left"}
     notes.append(plain | at | {"text": f"memory {text.si(own.memory_bytes_per_s, 'B/s')}", "yshift": 26})
     canvas = draw.Canvas((left, right), y_ends)
-    taken = [canvas.around(xs[place], ys[place], sizes[place]) for place in shown]
-    asked = []
-    for place in shown:
-        label = f"{table.rows[place][0].value}: {text.percent(shares[place], 0)}"
-        half = draw.half_px(label)
-        # Nearest first: pixels to the right and up.
-        near = [(0.0, -34.0), (0.0, 34.0), (-half - 28, 0.0), (half + 28, 0.0)]
-        far = [
-            (side * half, sign * up)
-            for up in (52.0, 74.0, 96.0, 118.0)
-            for sign in (-1, 1)
-            for side in (0, -1, 1)
-        ]
-        spots = [draw.Spot(xs[place], ys[place], *offset) for offset in (*near, *far)]
-        asked.append((label, spots, {"standoff": sizes[place] / 2}))
-    notes += canvas.notes(asked, [*taken, canvas.top(peak)])
+    points = [(xs[place], ys[place]) for place in shown]
+    taken = [
+        canvas.rectangle(point, sizes[place] / 2, sizes[place] / 2)
+        for point, place in zip(points, shown, strict=True)
+    ]
+    # Over the highest ceiling stands its name, at the right end.
+    taken.append(canvas.rectangle((right, peak), draw.WIDE_PX / 2, draw.LABEL_LINE_PX, up=draw.LABEL_LINE_PX))
+    # Nearest first: side, pixels from the mark, pixels up.
+    near = [(0, 0.0, -34.0), (0, 0.0, 34.0), (-1, 28.0, 0.0), (1, 28.0, 0.0)]
+    far = [
+        (side, 0.0, sign * up) for up in (52.0, 74.0, 96.0, 118.0) for sign in (-1, 1) for side in (0, -1, 1)
+    ]
+    asked = [
+        (
+            f"{table.rows[place][0].value}: {text.percent(shares[place], 0)}",
+            [(*point, *spot) for spot in (*near, *far)],
+            {"standoff": sizes[place] / 2},
+        )
+        for point, place in zip(points, shown, strict=True)
+    ]
+    notes += canvas.notes(asked, taken)
     return draw.figure(
         "FLOP/s of a device by FLOPs per byte",
         traces,
@@ -477,7 +482,7 @@ def timelines(
         yield Section("Timeline of a step", lead, slug="timeline", short="Timeline")
     shares = _fair_shares([len(own.timeline) for _, own, _ in shown], most_bars)
     for index, ((name, own, file), share) in enumerate(zip(shown, shares, strict=True)):
-        bars, note = drawn_bars(own, share)
+        bars, note = _drawn_bars(own, share)
         lanes = len({bar.lane for bar in own.timeline if computes(bar.lane)})
         notes = [note]
         if lanes < own.timeline_devices:
@@ -488,7 +493,7 @@ def timelines(
         yield Section(
             name,
             "",
-            timeline(own, bars),
+            _timeline(own, bars),
             _timeline_table(own),
             f"Gantt chart of the streams of {name} over a step of {text.duration(own.step_time_s)}",
             ("busy",),
@@ -510,7 +515,7 @@ def _fair_shares(counts: Sequence[int], budget: int) -> list[int]:
     return shares
 
 
-def drawn_bars(candidate: Answer, most: int = _MAX_BARS) -> tuple[Sequence[TimelineBar], str]:
+def _drawn_bars(candidate: Answer, most: int = _MAX_BARS) -> tuple[Sequence[TimelineBar], str]:
     """The bars of two steps at most, short ones joined by kind, and in words what they leave out."""
     known = grouped(candidate.timeline, most)
     end_s = min((bar.start_s for bar in known), default=0.0) + _MAX_STEPS * candidate.step_time_s * (1 + 1e-9)
@@ -528,7 +533,7 @@ def drawn_bars(candidate: Answer, most: int = _MAX_BARS) -> tuple[Sequence[Timel
     )
 
 
-def timeline(candidate: Answer, bars: Sequence[TimelineBar]) -> go.Figure:
+def _timeline(candidate: Answer, bars: Sequence[TimelineBar]) -> go.Figure:
     """One lane per stream in the order given by the candidate, time from left to right."""
     unit = text.time_unit([max((bar.end_s for bar in bars), default=1.0)])
     kept = {bar.lane for bar in bars}

@@ -309,7 +309,7 @@ def write_sweep(result: SweepResult, folder: Path) -> Path:
 
 def sweep_document(result: SweepResult, *, report: str = "index.html") -> dict[str, Any]:
     """The document of `perfsim sweep --json`: all points, which machines match, and the verdict."""
-    document = {**result.as_dict(), **_summary(result, report)}
+    document = {**_summary(result, report), "points": list(result.documents())}
     return {name: plain(value) for name, value in document.items()}
 
 

@@ -157,7 +157,7 @@ def scaling_curve(table: Table) -> go.Figure:
     return draw.figure(
         f"Time to the target ({unit}) by number of devices",
         traces,
-        draw.devices_axis(counts, range=[math.log10(end) for end in x_ends]),
+        draw.log_axis("devices", counts, at_values=True, range=[math.log10(end) for end in x_ends]),
         draw.log_axis(f"time to the target ({unit})", ends, range=[math.log10(end) for end in y_ends]),
         460,
         showlegend=not named,
@@ -219,7 +219,7 @@ def efficiency_curve(table: Table) -> go.Figure:
     return draw.figure(
         "Scaling efficiency by number of devices",
         traces,
-        draw.devices_axis(table.values("devices")),
+        draw.log_axis("devices", table.values("devices"), at_values=True),
         draw.axis("scaling efficiency", range=[0, 1.08 * top], tickformat=".0%"),
         400,
         shapes=[draw.rule(1.0, draw.IDEAL, across=True)],

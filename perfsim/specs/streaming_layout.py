@@ -2,42 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
 
 from perfsim.specs.model import Recompute
 
 
 @dataclass(frozen=True, slots=True)
 class StreamingLayout:
-    """A layout of weight streaming: every system computes whole layers on its share of the batch.
-
-    `data` counts systems. `recompute_layers` is the recompute interval in layers (0: all activations are
-    kept), `spill` stores activations on activation servers instead of the device, and `stream_chunks` is the
-    number of pieces in which a layer is streamed (1: as a whole).
-    """
+    """A layout of weight streaming: every system computes whole layers on its share of the batch."""
 
     data: int = 1
+    """Systems."""
     micro_batch_size: int = 1
     recompute: Recompute = "none"
     recompute_layers: int = 0
-    """Layers that are recomputed together; 0: none."""
+    """Layers that are recomputed together; 0: none, all activations are kept."""
     spill: bool = False
-    """Whether activations are stored on activation servers."""
+    """Whether activations are stored on activation servers instead of the device."""
     stream_chunks: int = 1
-
-    @property
-    def tensor(self) -> int:
-        return 1
-
-    @property
-    def pipeline(self) -> int:
-        return 1
-
-    @property
-    def zero_stage(self) -> int:
-        """0, because the systems hold no state to shard."""
-        return 0
+    """Pieces in which a layer is streamed; 1: as a whole."""
+    tensor: ClassVar[int] = 1
+    pipeline: ClassVar[int] = 1
+    zero_stage: ClassVar[int] = 0
+    """0, because the systems hold no state to shard."""
 
     @property
     def num_devices(self) -> int:
@@ -45,13 +33,7 @@ class StreamingLayout:
 
     def as_dict(self, num_microbatches: int) -> dict[str, Any]:
         """Its fields under the names of the JSON interface."""
-        chunks = {"stream_chunks": self.stream_chunks} if self.stream_chunks > 1 else {}
-        return {
-            "data": self.data,
-            "micro_batch_size": self.micro_batch_size,
-            "num_microbatches": num_microbatches,
-            "recompute": self.recompute,
-            "recompute_layers": self.recompute_layers,
-            "spill": self.spill,
-            **chunks,
-        }
+        values = asdict(self)
+        if self.stream_chunks == 1:
+            del values["stream_chunks"]
+        return {"num_microbatches": num_microbatches, **values}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from importlib.resources import files
@@ -59,6 +59,18 @@ class Production:
     source: str
     """Where the ratio is from."""
 
+    @classmethod
+    def of(cls, point: Point) -> Production | None:
+        """The ratio of a candidate, its own or the study's; None where it is switched off."""
+        given = point.study.production if point.candidate.production is None else point.candidate.production
+        if given == "none":
+            return None
+        if given == "recorded":
+            return recorded()
+        if isinstance(given, ProductionRange):
+            return cls(given.typical, (given.low, given.high), given.source)
+        return cls(float(given), (float(given), float(given)), "given by the study")
+
     def time_s(self, healthy_s: float) -> float:
         """The time of steps at the production rate."""
         return healthy_s / self.ratio
@@ -86,20 +98,6 @@ def recorded() -> Production:
     names = ", ".join(f"{row['name']} {row['ratio']:.2f}" for row in rows)
     source = f"median and range of published production rates over predicted healthy steps: {names}"
     return Production(median(ratios), (min(ratios), max(ratios)), source)
-
-
-def production_of(point: Point) -> Production | None:
-    """The production ratio of a candidate, its own or the study's; None where it is switched off."""
-    given = point.candidate.production
-    if given is None:
-        given = point.study.production
-    if given == "none":
-        return None
-    if isinstance(given, ProductionRange):
-        return Production(given.typical, (given.low, given.high), given.source)
-    if isinstance(given, (int, float)):
-        return Production(float(given), (float(given), float(given)), "given by the study")
-    return recorded()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,6 +292,21 @@ class PointResult(Point):
 def values_of(row: Any) -> dict[str, Any]:
     """The fields of a row or a result, of which one that knows more is made."""
     return {known.name: getattr(row, known.name) for known in fields(row)}
+
+
+def leaves(value: Any, path: str = "", left_out: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
+    """Every value inside a description with its dotted path; a list is one value.
+
+    What has a record of its fit is represented by its name.
+    """
+    if not isinstance(value, Mapping):
+        yield path, value
+    elif "fit" in value:
+        yield path, value["name"]
+    else:
+        for key, item in value.items():
+            if key not in left_out:
+                yield from leaves(item, f"{path}.{key}" if path else str(key), left_out)
 
 
 def setting_text(value: Any) -> str:

@@ -11,7 +11,7 @@ from perfsim.catalog import Catalog, default_catalog
 from perfsim.machines import machine_of
 from perfsim.specs.calibration import Calibration, FitRecord
 from perfsim.specs.prices import NOT_GIVEN, amount_text
-from perfsim.studies.answers import Assumption, production_of
+from perfsim.studies.answers import Assumption, Production, leaves
 from perfsim.studies.batches import Target
 from perfsim.studies.spec import StudySpec
 
@@ -26,7 +26,9 @@ def _constants_of(calibration: Calibration, catalog: Catalog) -> list[Assumption
     topic = f"calibration {calibration.name}"
     fitted: dict[str, list[str]] = {group: [] for group in calibration.fit}
     from_sources = []
-    for path, value in _leaves(calibration.model_dump(exclude=set(_NOT_CONSTANTS))):
+    for path, value in leaves(calibration.model_dump(exclude=set(_NOT_CONSTANTS))):
+        if value is None or value == ():
+            continue
         group = _covering(path, calibration.fit)
         source = _covering(path, calibration.sources)
         assumed = _covering(path, calibration.assumed)
@@ -48,15 +50,6 @@ def _constants_of(calibration: Calibration, catalog: Catalog) -> list[Assumption
         basis = f"{_citation(record.table, catalog)}; {record.command}"
         fits.append(Assumption(topic, group, _fit_text(fitted[group], record), basis, "fit"))
     return [*fits, *from_sources]
-
-
-def _leaves(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every constant of a calibration with its dotted path; a list counts as one constant."""
-    if isinstance(data, Mapping):
-        for key, value in data.items():
-            yield from _leaves(value, f"{path}.{key}" if path else str(key))
-    elif data is not None and data != ():
-        yield path, data
 
 
 def _covering(path: str, groups: Mapping[str, Any]) -> str:
@@ -108,7 +101,7 @@ def assumptions_of(spec: StudySpec, target: Target) -> tuple[Assumption, ...]:
     catalog = default_catalog()
     assumptions = [*_target(target), *_described(catalog, "model", spec.model.name)]
     assumptions += _described(catalog, "recipe", spec.recipe.name)
-    for point in {(own.candidate.system.name, own.runtime.name): own for own in spec.points}.values():
+    for point in {(known.candidate.system.name, known.runtime.name): known for known in spec.points}.values():
         system = point.candidate.system
         job = point.question.job
         assumptions += _described(catalog, "system", system.name)
@@ -178,7 +171,7 @@ def _target(target: Target) -> Iterator[Assumption]:
 
 def _productions(spec: StudySpec) -> Iterator[Assumption]:
     """The production ratios that candidates have, and what they cover."""
-    ratios = dict.fromkeys(map(production_of, spec.points))
+    ratios = dict.fromkeys(map(Production.of, spec.points))
     for production in filter(None, ratios):
         value = f"{production.text} times the rate of healthy steps, on every machine"
         yield Assumption("production", "ratio to healthy steps", value, production.source, "fit")
@@ -197,7 +190,8 @@ def _money(spec: StudySpec) -> Iterator[Assumption]:
     """Prices and energy, with their source, or that they are not given."""
     energy = spec.energy
     for system in dict.fromkeys(candidate.system.name for candidate in spec.candidates):
-        prices = [own.price for own in spec.candidates if own.system.name == system and own.price]
+        machines = [candidate for candidate in spec.candidates if candidate.system.name == system]
+        prices = [candidate.price for candidate in machines if candidate.price]
         for price in dict.fromkeys(prices):
             yield Assumption(
                 "money", f"price of {system}", price.text(spec.currency), price.source, "assumption"

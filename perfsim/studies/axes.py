@@ -8,7 +8,7 @@ from functools import cache
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
@@ -236,11 +236,11 @@ def _refused(owner: type[BaseModel], parts: Sequence[str], node: Node, axis: _Ax
     try:
         model.model_validate(node.plain(), context=YAML_CONTEXT)
     except ValidationError as error:
-        found = complaints(error, model, node)
-        words = (problem.message.partition(": ")[2] or problem.message for problem in found)
+        complained = complaints(error, model, node)
+        words = (problem.message.partition(": ")[2] or problem.message for problem in complained)
         return [
             replace(problem, message=f"{axis.where}: {axis.path}: {said}")
-            for problem, said in zip(found, words, strict=True)
+            for problem, said in zip(complained, words, strict=True)
         ]
     return []
 
@@ -290,11 +290,11 @@ class _Changer:
     ) -> CandidateSpec:
         """The candidate with values of its own replaced, its system and its runtime first as a whole."""
         parts = {root: inner for root, inner in changes_by_root(changes).items() if root in _PARTS}
-        own = {path: value for path, value in changes.items() if path.partition(".")[0] not in parts}
-        own |= {root: changes[root] for root in parts if root in changes}
-        own = {study_path(path): value for path, value in own.items()}
-        key = (id(candidate), repr(own))
-        changed = self.once(lambda: self.catalog.override(candidate, own), *key) if own else candidate
+        values = {path: value for path, value in changes.items() if path.partition(".")[0] not in parts}
+        values |= {root: changes[root] for root in parts if root in changes}
+        values = {study_path(path): value for path, value in values.items()}
+        key = (id(candidate), repr(values))
+        changed = self.once(lambda: self.catalog.override(candidate, values), *key) if values else candidate
         for root, inner in parts.items():
             part = _PARTS[root](study, changed)
             new, _ = self.once(
@@ -306,6 +306,40 @@ class _Changer:
             )
             changed = changed.model_copy(update={root: new})
         return changed
+
+    def point(
+        self, base: StudySpec, candidate: CandidateSpec, devices: int, changes: Mapping[str, Any]
+    ) -> StudySpec:
+        """The study of one candidate at one number of devices with these changes, checked without running.
+
+        Raises InputError for bad input: a target or a device count; the run reports what a point lacks.
+        What depends on the study alone, on the system with its devices, and on the system with what prices
+        depend on is checked once for all points that share it. Equal descriptions are in memory once.
+        """
+        of_study = {path: value for path, value in changes.items() if not _of_candidate(path)}
+        of_candidate = {path: value for path, value in changes.items() if path not in of_study}
+
+        def shared() -> StudySpec:
+            study = self.study(base, of_study)
+            parts: dict[str, Any] = {"candidates": ()}
+            for name in ("model", "recipe", "convergence"):
+                value = getattr(study, name)
+                parts[name] = self.made.setdefault((name, value.model_dump_json()), value)
+            return study.model_copy(update=parts)
+
+        study = self.once(shared, "study", repr(of_study))
+        chosen = self.candidate(study, candidate, of_candidate).model_copy(update={"devices": (devices,)})
+        study = study.model_copy(update={"candidates": (chosen,)})
+        system = chosen.system
+        recipe = study.recipe
+        self.once(lambda: target_of(study), "target", id(study.model), id(recipe), id(study.convergence))
+        point = Point(study)
+        question = point.question
+        priced = self.once(lambda: priced_part(recipe).model_dump_json(), "priced", id(recipe))
+        others = (id(question.runtime), chosen.strategy, id(question.cluster))
+        self.once(point.checked, "prices", id(system), priced, *others)
+        self.once(lambda: question.topology, "devices", id(system), devices)
+        return study
 
 
 _PARTS: Mapping[str, Callable[[StudySpec, CandidateSpec], Any]] = {
@@ -346,18 +380,13 @@ def changed_study(study: StudySpec, changes: Mapping[str, Any], catalog: Catalog
         if _of_candidate(path) and "." in path:
             suits = [_suits(path, candidate) for candidate in candidates]
             candidates = [
-                changer.candidate(changed, own, {path: value}) if suited or not any(suits) else own
-                for own, suited in zip(candidates, suits, strict=True)
+                changer.candidate(changed, known, {path: value}) if suited or not any(suits) else known
+                for known, suited in zip(candidates, suits, strict=True)
             ]
     return changed.model_copy(update={"candidates": tuple(candidates)})
 
 
 # The points of a sweep.
-
-
-def _label(candidate: CandidateSpec, devices: int, settings: Mapping[str, Any]) -> str:
-    machine = f"{candidate.system.machine(devices)}, {candidate.strategy}"
-    return ", ".join([machine, *(f"{path} {value}" for path, value in settings.items())])
 
 
 def _expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple[Point, ...]:
@@ -368,10 +397,11 @@ def _expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple
     """
     groups, unread = _read_axes(mapping, spec)
     grid = groups[""]
+    variants = {"": VariantSpec(), **spec.variants}
     problems: list[Problem] = []
     machines: dict[str, list[CandidateSpec]] = {}
     for name, axes in groups.items():
-        given = _own_candidates(spec, name) or spec.grid.candidates or spec.study.candidates
+        given = variants[name].candidates or spec.grid.candidates or spec.study.candidates
         for axis in axes:
             if axis.of_machine:
                 problems += _wrong_machines(axis, given[0], catalog)
@@ -384,13 +414,17 @@ def _expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple
                 problems += _wrong_field(axis, spec.study, machines[name], catalog)
     if unread or problems:
         raise CatalogError(in_order([*unread, *problems]))
-    builder = _Builder(spec.study, mapping, _Changer(catalog))
+    changer = _Changer(catalog)
+    limits = present_limits()
     points: list[Point] = []
-    for name in spec.variants or [""]:
+    for name in spec.variants or variants:
         # A fixed layout tells a candidate from others; a variant's only one of its kind needs none.
-        kinds = [(own.system.name, own.strategy) for own in _own_candidates(spec, name)]
+        kinds = [(known.system.name, known.strategy) for known in variants[name].candidates]
         runtimes = {spec.study.runtime_of(candidate).name for candidate in machines[name]}
+        fixed = {axis.path: axis.values[0] for axis in groups[name] if name and not axis.of_machine}
         for candidate in machines[name]:
+            if not all(_suits(path, candidate) for path in fixed):
+                continue
             apart = {VARIANT: name} if name else {}
             if candidate.layout is not None and (
                 not kinds or kinds.count((candidate.system.name, candidate.strategy)) > 1
@@ -398,15 +432,32 @@ def _expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple
                 apart[LAYOUT] = candidate.layout_words
             if len(runtimes) > 1:
                 apart[RUNTIME] = spec.study.runtime_of(candidate).name
-            points += builder.points(candidate, grid, groups[name] if name else [], apart)
+            axes = [axis for axis in grid if not axis.of_machine and _suits(axis.path, candidate)]
+            count = len(candidate.devices) * prod(len(axis.nodes) for axis in axes)
+            if count > MOST_POINTS:
+                message = f"grid: {count:,} points for one candidate; at most {MOST_POINTS:,} are answered"
+                raise CatalogError([mapping.problem(("grid",), message)])
+            for devices, values in product(candidate.devices, product(*(axis.values for axis in axes))):
+                limits.in_time(lambda: "the points of the grid were being written out")
+                settings = {axis.path: value for axis, value in zip(axes, values, strict=True)}
+                changes = {**settings, **fixed}
+                try:
+                    study = changer.point(spec.study, candidate, devices, changes)
+                except InputError as error:
+                    said = [f"{path} {value}" for path, value in changes.items()]
+                    label = ", ".join([candidate.system.machine(devices), str(candidate.strategy), *said])
+                    raise CatalogError(
+                        [
+                            problem
+                            if problem.file
+                            else mapping.problem(("grid",), f"{label}: {problem.message}", problem.help)
+                            for problem in error.problems
+                        ]
+                    ) from None
+                points.append(Point(study, {**apart, **settings}))
     if not points:
         raise CatalogError([mapping.problem(("grid",), "no strategy of the grid runs on any of its systems")])
     return tuple(points)
-
-
-def _own_candidates(spec: SweepSpec, variant: str) -> Sequence[CandidateSpec]:
-    """The candidates that a variant has instead of the grid's or the study's."""
-    return spec.variants[variant].candidates if variant else ()
 
 
 def _machines(candidate: CandidateSpec, axes: Sequence[_Axis], catalog: Catalog) -> Iterator[CandidateSpec]:
@@ -424,91 +475,6 @@ def _machines(candidate: CandidateSpec, axes: Sequence[_Axis], catalog: Catalog)
 
 
 @dataclass(frozen=True)
-class _Builder:
-    """Makes points; what many of them share (a changed study, a changed system, a check) is made once."""
-
-    base: StudySpec
-    mapping: LocatedMapping
-    changer: _Changer
-
-    def points(
-        self,
-        candidate: CandidateSpec,
-        grid: Sequence[_Axis],
-        changes: Sequence[_Axis],
-        apart: Mapping[str, str],
-    ) -> Iterator[Point]:
-        """The points of a candidate under a variant's changes; none if it lacks a field.
-
-        `apart` are the settings that tell it from other candidates and variants.
-        """
-        fixed = [axis for axis in changes if not axis.of_machine]
-        if not all(_suits(axis.path, candidate) for axis in fixed):
-            return
-        axes = [axis for axis in grid if not axis.of_machine and _suits(axis.path, candidate)]
-        count = len(candidate.devices) * prod(len(axis.nodes) for axis in axes)
-        if count > MOST_POINTS:
-            message = f"grid: {count:,} points for one candidate; at most {MOST_POINTS:,} are answered"
-            raise CatalogError([self.mapping.problem(("grid",), message)])
-        changed = {axis.path: axis.values[0] for axis in fixed}
-        limits = present_limits()
-        for devices, values in product(candidate.devices, product(*(axis.values for axis in axes))):
-            limits.in_time(lambda: "the points of the grid were being written out")
-            settings = {axis.path: value for axis, value in zip(axes, values, strict=True)}
-            study = self.study(candidate, devices, {**settings, **changed})
-            yield Point(study, {**apart, **settings})
-
-    def study(self, candidate: CandidateSpec, devices: int, changes: dict[str, Any]) -> StudySpec:
-        """The study of one candidate at one number of devices with these changes, checked without running."""
-        once = self.changer.once
-        of_study = {path: value for path, value in changes.items() if not _of_candidate(path)}
-        own = {path: value for path, value in changes.items() if path not in of_study}
-        try:
-            shared = once(lambda: self._shared(of_study), "study", repr(of_study))
-            chosen = self.changer.candidate(shared, candidate, own)
-            chosen = chosen.model_copy(update={"devices": (devices,)})
-            study = shared.model_copy(update={"candidates": (chosen,)})
-            self._check(Point(study))
-        except InputError as error:
-            label = _label(candidate, devices, changes)
-            raise CatalogError(
-                [
-                    problem
-                    if problem.file
-                    else self.mapping.problem(("grid",), f"{label}: {problem.message}", problem.help)
-                    for problem in error.problems
-                ]
-            ) from None
-        return study
-
-    def _shared(self, changes: Mapping[str, Any]) -> StudySpec:
-        """The base study with changes and without candidates; equal descriptions are in memory once."""
-        study = self.changer.study(self.base, changes)
-        parts: dict[str, Any] = {"candidates": ()}
-        for name in ("model", "recipe", "convergence"):
-            value = getattr(study, name)
-            parts[name] = self.changer.once(lambda value=value: value, name, value.model_dump_json())  # type: ignore[misc]
-        return study.model_copy(update=parts)
-
-    def _check(self, point: Point) -> None:
-        """Raise InputError for bad input: a target or a device count; the run reports what a point lacks.
-
-        What depends on the study alone, on the system with its devices, and on the system with what prices
-        depend on is checked once for all points that share it.
-        """
-        once = self.changer.once
-        study = point.study
-        system = point.candidate.system
-        recipe = study.recipe
-        once(lambda: target_of(study), "target", id(study.model), id(recipe), id(study.convergence))
-        question = point.question
-        priced = once(lambda: priced_part(recipe).model_dump_json(), "priced", id(recipe))
-        others = (id(question.runtime), point.candidate.strategy, id(question.cluster))
-        once(point.checked, "prices", id(system), priced, *others)
-        once(lambda: question.topology, "devices", id(system), question.devices)
-
-
-@dataclass(frozen=True)
 class Sweep:
     """A sweep that was read and checked, with its points."""
 
@@ -520,6 +486,15 @@ class Sweep:
     @property
     def name(self) -> str:
         return self.spec.name
+
+    def only(self, strategies: Sequence[str]) -> Self:
+        """The points of these strategies, or all without names; InputError for one without points."""
+        known = list(dict.fromkeys(point.candidate.strategy for point in self.points))
+        for name in strategies:
+            if name not in known:
+                raise InputError(f"{self.name} has no point of strategy {name}; it has {', '.join(known)}")
+        points = (point for point in self.points if not strategies or point.candidate.strategy in strategies)
+        return replace(self, points=tuple(points))
 
 
 def load_sweep(
@@ -555,19 +530,3 @@ def _changed_sweep(spec: SweepSpec, changes: Mapping[str, Any], catalog: Catalog
     variants = {name: changed(variant) for name, variant in spec.variants.items()}
     study = changed_study(spec.study, changes, catalog)
     return spec.model_copy(update={"study": study, "grid": changed(spec.grid), "variants": variants})
-
-
-def is_sweep(name_or_path: str, catalog: Catalog | None = None) -> bool:
-    """Whether a file in studies/ is a sweep rather than a study."""
-    catalog = catalog or default_catalog()
-    return "study" in load_mapping(catalog.study_path(name_or_path), catalog).data
-
-
-def only_strategies(sweep: Sweep, names: Sequence[str]) -> Sweep:
-    """The points of these strategies, or all without names; InputError for a strategy without points."""
-    known = list(dict.fromkeys(point.candidate.strategy for point in sweep.points))
-    for name in names:
-        if name not in known:
-            raise InputError(f"{sweep.name} has no point of strategy {name}; it has {', '.join(known)}")
-    kept = tuple(point for point in sweep.points if not names or point.candidate.strategy in names)
-    return replace(sweep, points=kept)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,25 +14,22 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from perfsim.base.errors import InputError, PlanError
-from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
 from perfsim.base.spec import CatalogSpec, FolderName, Spec
 from perfsim.base.units import Seconds, number
-from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
+from perfsim.catalog import Catalog, default_catalog, parse_file
 from perfsim.convergence.critical_batch import examples, fit_hyperbola
 from perfsim.convergence.laws import LossLaw, loss_law, power_law
 from perfsim.convergence.time_to_accuracy import split_speedup
 from perfsim.prediction.prediction import Prediction, predict
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import graph_of
-from perfsim.specs.hardware import GpuClusterSpec
+from perfsim.specs.hardware import Devices, GpuClusterSpec
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.precisions import PRECISIONS
-from perfsim.specs.recipe import Recipe
+from perfsim.specs.recipe import Recipe, Sequences
 from perfsim.work.counts import parameters
 
-Amount = Annotated[float, *number(1e-9, 1e30)]
-Count = Annotated[int, *number(1, MOST_DEVICES)]
-Sequences = Annotated[int, *number(1, MOST_SEQUENCES)]
+_Amount = Annotated[float, *number(1e-9, 1e30)]
 
 
 class TrainedRun(Spec):
@@ -41,11 +38,11 @@ class TrainedRun(Spec):
     name: str
     family: str = ""
     """Runs of one family are told of together."""
-    params: Amount
-    tokens: Amount
-    flop: Amount | None = None
+    params: _Amount
+    tokens: _Amount
+    flop: _Amount | None = None
     """Of the whole run; None: 6 N D."""
-    loss: Amount | None = None
+    loss: _Amount | None = None
     """Nats per token."""
 
     @property
@@ -77,9 +74,9 @@ class TimedRun(Spec):
     """A published run to a quality target."""
 
     name: str
-    devices: Count
-    batch: Amount
-    examples: Amount
+    devices: Devices
+    batch: _Amount
+    examples: _Amount
     """To the target, in any unit that all runs share (samples, epochs)."""
     time: Seconds
 
@@ -98,7 +95,7 @@ class EquationsSpec(Spec):
     recipe: Recipe
     system: GpuClusterSpec
     batch: Sequences
-    devices: Annotated[tuple[Count, ...], Field(min_length=2)]
+    devices: Annotated[tuple[Devices, ...], Field(min_length=2)]
 
 
 class ComparisonSpec(CatalogSpec):
@@ -118,21 +115,14 @@ class ComparisonSpec(CatalogSpec):
         return self
 
 
-def is_comparison(name_or_path: str, catalog: Catalog | None = None) -> bool:
-    """Whether a file in studies/ is a comparison rather than a study or a sweep."""
-    catalog = catalog or default_catalog()
-    data = load_mapping(catalog.study_path(name_or_path), catalog).data
-    return any(subject in data for subject in ("losses", "speeds", "equations"))
-
-
 def load_comparison(name_or_path: str, catalog: Catalog | None = None) -> ComparisonSpec:
     """A comparison of the catalogue by name, or from a file; CatalogError lists every problem."""
     catalog = catalog or default_catalog()
     return parse_file(Path(catalog.study_path(name_or_path)), ComparisonSpec, catalog)
 
 
-Value = str | float | None
-Row = dict[str, Value]
+_Value = str | float | None
+_Row = dict[str, _Value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,36 +135,27 @@ class Comparison:
     verdict: str
     columns: Mapping[str, str]
     """Key of a row's value to its heading."""
-    rows: tuple[Mapping[str, Value], ...]
+    rows: tuple[Mapping[str, _Value], ...]
     notes: tuple[str, ...] = ()
     """What each column is, and where it is from."""
+
+
+_Answered = tuple[Mapping[str, str], list[_Row], str, str]
+"""Columns, rows, the verdict and the note."""
 
 
 def compare(spec: ComparisonSpec) -> Comparison:
     """The rows and sentences of a comparison; raises what predictions and laws of its subject raise."""
     if spec.losses is not None:
-        if spec.losses.law is None:
-            rows, verdict = _fitted(spec.losses)
-        else:
-            rows, verdict = _by_law(loss_law(spec.losses.law), spec.losses.runs)
-        note = _LOSSES_NOTE
-        unknown = all(row["loss"] is None for row in rows)
-        columns = {key: name for key, name in _LOSSES.items() if not unknown or key not in ("loss", "error")}
+        columns, rows, verdict, note = _losses(spec.losses)
     elif spec.speeds is not None:
-        rows, verdict = _speeds(spec.speeds)
-        note = _SPEEDS_NOTE.format(device=spec.speeds.device)
-        columns = {**_SPEEDS, "devices": spec.speeds.device}
+        columns, rows, verdict, note = _speeds(spec.speeds)
     elif spec.equations is not None:
-        rows, verdict = _equations(spec.equations)
-        note = _EQUATIONS_NOTE
-        columns = _EQUATIONS
+        columns, rows, verdict, note = _equations(spec.equations)
     else:
         raise InputError(f"{spec.name} compares nothing")
     return Comparison(spec.name, spec.title, spec.question, verdict, columns, tuple(rows), (note,))
 
-
-Answered = tuple[list[Row], str]
-"""Rows, and the verdict."""
 
 # Losses of published runs over their FLOP, next to a law.
 #
@@ -194,8 +175,15 @@ _LOSSES_NOTE = (
 )
 
 
-def _losses_row(run: TrainedRun, law_loss: float, least_flop: float) -> Row:
-    """A run's published loss, the law's loss for it, and its FLOP over what the law needs for its loss."""
+def _losses(losses: LossesSpec) -> _Answered:
+    """A row for each run: its published loss, the law's loss for it, and its FLOP over what the law needs."""
+    rows, verdict = _fitted(losses) if losses.law is None else _by_law(loss_law(losses.law), losses.runs)
+    unknown = all(row["loss"] is None for row in rows)
+    columns = {key: name for key, name in _LOSSES.items() if not unknown or key not in ("loss", "error")}
+    return columns, rows, verdict, _LOSSES_NOTE
+
+
+def _losses_row(run: TrainedRun, law_loss: float, least_flop: float) -> _Row:
     return {
         "name": run.name,
         "params": run.params,
@@ -208,7 +196,7 @@ def _losses_row(run: TrainedRun, law_loss: float, least_flop: float) -> Row:
     }
 
 
-def _fitted(losses: LossesSpec) -> Answered:
+def _fitted(losses: LossesSpec) -> tuple[list[_Row], str]:
     """Rows by the line through some runs, what it predicts of their family, and what others pay."""
     fitted = [run for run in losses.runs if run.name in losses.fitted_to]
     c_flop, gamma = power_law([(run.all_flop, run.loss or math.nan) for run in fitted])
@@ -246,7 +234,7 @@ def least_flop(law: LossLaw, loss: float) -> tuple[float, float]:
     return best
 
 
-def _by_law(law: LossLaw, runs: Sequence[TrainedRun]) -> Answered:
+def _by_law(law: LossLaw, runs: Sequence[TrainedRun]) -> tuple[list[_Row], str]:
     """Rows by a named law, the size of least loss at the first run's FLOP, and what it is worth."""
     first = runs[0]
     flop = first.all_flop
@@ -290,11 +278,11 @@ _SPEEDS_NOTE = (
 )
 
 
-def _speeds(speeds: SpeedsSpec) -> Answered:
+def _speeds(speeds: SpeedsSpec) -> _Answered:
     """One row a run: its speedup over the first, and what statistics and hardware have of it."""
     first = speeds.runs[0]
     e_min, b_crit, levels = _hyperbola(speeds.runs)
-    rows: list[Row] = []
+    rows: list[_Row] = []
     for run in speeds.runs:
         speedup = first.time / run.time
         needed = [float(examples(batch, e_min, b_crit)) for batch in (first.batch, run.batch)]
@@ -315,11 +303,13 @@ def _speeds(speeds: SpeedsSpec) -> Answered:
     last = rows[-1]
     times = speeds.runs[-1].devices / first.devices
     checked = " (two batches determine it without a check)." if levels == 2 else "."
-    return rows, (
+    verdict = (
         f"{times:g} times the {speeds.device} are {last['speedup']:.1f} times as fast: {times:g} × "
         f"{last['statistical']:.2f} (statistics, by the law) × {last['hardware']:.2f} (hardware, "
         f"read from published times). The law: E_min {e_min:.3g}, B_crit {b_crit:.3g}{checked}"
     )
+    columns = {**_SPEEDS, "devices": speeds.device}
+    return columns, rows, verdict, _SPEEDS_NOTE.format(device=speeds.device)
 
 
 def _hyperbola(runs: Sequence[TimedRun]) -> tuple[float, float, int]:
@@ -366,30 +356,55 @@ _EQUATIONS_NOTE = (
 )
 
 
-def _equations(equations: EquationsSpec) -> Answered:
+def _equations(equations: EquationsSpec) -> _Answered:
     """One row for each equation and number of GPUs."""
-    found = [known for devices in equations.devices for known in _communication(equations, devices)]
-    found += _memory(equations)
-    names = tuple(_EQUATIONS)
-    rows: list[Row] = [
-        dict(zip(names, (*known, known[-1] / known[-2] - 1.0), strict=True)) for known in found
-    ]
+    model = equations.model
+    recipe = equations.recipe
+    gradients = PRECISIONS[recipe.reduce_precision or "fp32"].bytes * parameters(model).total
+    tensor_bytes = recipe.element_bytes * recipe.seq_length * model.hidden_size * equations.batch
+    by_tensor = 8 * model.num_layers * tensor_bytes
+    # Approach, devices, the equation, its bytes, and the simulated bytes.
+    known: list[tuple[str, int, str, float, float]] = []
+    for devices in equations.devices:
+        wire = (devices - 1) / devices
+        data = 2 * _sent(equations, devices, f"dp={devices},mbs=1,zero=0", "data") * wire
+        tensor = 2 * _sent(equations, devices, f"tp={devices},mbs=1", "tensor") * wire
+        pipeline = _sent(equations, devices, f"pp={devices},mbs=1", "pipeline")
+        known += [
+            ("data", devices, "2 P (N - 1) / N", 2 * gradients * wire, data),
+            ("tensor", devices, "8 L T B (N - 1) / N", by_tensor * wire, tensor),
+            ("pipeline", devices, "2 T B (N - 1)", 2 * tensor_bytes * (devices - 1), pipeline),
+        ]
+    fewest, *others = equations.devices
+    for words, equation, grows in (
+        ("pipeline memory, one model", "a L (N + 1) / 2", False),
+        ("pipeline memory, grown model", "a l N (N + 1) / 2", True),
+    ):
+        base = 0.0
+        for devices in (fewest, *others):
+            layers = model.num_layers * devices // others[-1] if grows else model.num_layers
+            layout = f"pp={devices},mbs=1,recompute=none"
+            held = sum(
+                bar.parts_bytes["activations"] for bar in _step(equations, devices, layout, layers).memory
+            )
+            base = base or held / (layers * (devices + 1))
+            if devices != fewest:
+                known.append((words, devices, equation, base * layers * (devices + 1), held))
+    rows: list[_Row] = [dict(zip(_EQUATIONS, (*row, row[-1] / row[-2] - 1.0), strict=True)) for row in known]
     errors = [abs(float(row["relative_error"] or 0.0)) for row in rows]
     worst = rows[errors.index(max(errors))]
-    return rows, (
-        f"Simulated bytes of {equations.model.name} on {equations.devices[0]} to {equations.devices[-1]} "
+    verdict = (
+        f"Simulated bytes of {model.name} on {fewest} to {others[-1]} "
         f"GPUs are within {100 * max(errors):.1f} % of all {len(rows)} equations (furthest: "
         f"{worst['approach']} on {worst['devices']}). Activations of a pipeline grow as N + 1 for one model, "
         "and as N (N + 1) where the model grows with the stages."
     )
+    return _EQUATIONS, rows, verdict, _EQUATIONS_NOTE
 
 
-Equation = tuple[str, int, str, float, float]
-"""Approach, devices, the equation, its bytes, and the simulated bytes."""
-
-
-def _predicted(equations: EquationsSpec, devices: int, layout: str, layers: int | None = None) -> Prediction:
-    model = equations.model if layers is None else equations.model.with_(num_layers=layers)
+def _step(equations: EquationsSpec, devices: int, layout: str, layers: int = 0) -> Prediction:
+    """The step of a layout, of the model with so many layers."""
+    model = equations.model.with_(num_layers=layers) if layers else equations.model
     return predict(
         Question(
             model=model,
@@ -403,47 +418,12 @@ def _predicted(equations: EquationsSpec, devices: int, layout: str, layers: int 
     )
 
 
-def _communication(equations: EquationsSpec, devices: int) -> Iterator[Equation]:
-    model = equations.model
-    recipe = equations.recipe
-    wire = (devices - 1) / devices
-    tensor_bytes = recipe.element_bytes * recipe.seq_length * model.hidden_size * equations.batch
-    gradients = PRECISIONS[recipe.reduce_precision or "fp32"].bytes * parameters(model).total
-    sent = _sent(equations, devices, f"dp={devices},mbs=1,zero=0", "data")
-    yield "data", devices, "2 P (N - 1) / N", 2 * gradients * wire, 2 * sent * wire
-    sent = _sent(equations, devices, f"tp={devices},mbs=1", "tensor")
-    by_it = 8 * model.num_layers * tensor_bytes * wire
-    yield "tensor", devices, "8 L T B (N - 1) / N", by_it, 2 * sent * wire
-    sent = _sent(equations, devices, f"pp={devices},mbs=1", "pipeline")
-    yield "pipeline", devices, "2 T B (N - 1)", 2 * tensor_bytes * (devices - 1), sent
-
-
 def _sent(equations: EquationsSpec, devices: int, layout: str, kind: str) -> float:
     """Bytes of the messages of one kind in a step's graph, each counted once for its group."""
-    graph = graph_of(_predicted(equations, devices, layout).run.plan)
+    graph = graph_of(_step(equations, devices, layout).run.plan)
     return sum(
         task.work.comm_bytes
         for task in graph.tasks()
         if task.work.category == f"{kind}_communication"
         and (kind != "pipeline" or task.work.op == "send_recv")
     )
-
-
-def _memory(equations: EquationsSpec) -> Iterator[Equation]:
-    fewest = equations.devices[0]
-    most = equations.devices[-1]
-    layers = equations.model.num_layers
-    for words, equation, of in (
-        ("pipeline memory, one model", "a L (N + 1) / 2", lambda _: layers),
-        ("pipeline memory, grown model", "a l N (N + 1) / 2", lambda devices: layers * devices // most),
-    ):
-        base = _held(equations, fewest, of(fewest)) / (of(fewest) * (fewest + 1))
-        for devices in equations.devices[1:]:
-            by_it = base * of(devices) * (devices + 1)
-            yield words, devices, equation, by_it, _held(equations, devices, of(devices))
-
-
-def _held(equations: EquationsSpec, stages: int, layers: int) -> float:
-    """Bytes of activations of all stages."""
-    prediction = _predicted(equations, stages, f"pp={stages},mbs=1,recompute=none", layers)
-    return sum(bar.parts_bytes["activations"] for bar in prediction.memory)

@@ -12,6 +12,7 @@ import re
 import signal
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -42,7 +43,7 @@ POLL_S = 1.0
 def attempt(answer: Callable[[], Result]) -> Result | PerfsimError:
     """An answer, or why a point, a candidate or a change has none: the one place that decides.
 
-    Every refusal concerns one item alone, except that of a limit, which is raised and ends all.
+    A refusal concerns one item alone; only a limit is raised and ends all.
     """
     try:
         return answer()
@@ -104,18 +105,18 @@ class Task(Generic[Item, Result]):
         if self.version and self.version != model_version():
             raise _another_version("a worker", model_version(), self.version)
         asked = self.limits
-        own = Limits(asked.max_events, asked.max_seconds, engine=asked.engine, events=asked.events)
-        own.started_s = time.monotonic() - self.elapsed_s
-        with limited(own):
+        limits = Limits(asked.max_events, asked.max_seconds, engine=asked.engine, events=asked.events)
+        limits.started_s = time.monotonic() - self.elapsed_s
+        with limited(limits):
             result = self.function(item)
-            if own.reached is not None:
-                raise own.reached
-        return result, own.events - asked.events
+            if limits.reached is not None:
+                raise limits.reached
+        return result, limits.events - asked.events
 
 
-def _another_version(worker: str, version: str, own: str) -> InputError:
+def _another_version(worker: str, version: str, here: str) -> InputError:
     """The refusal of a worker that would compute other numbers."""
-    return InputError(f"{worker} has perfsim {version}, and this machine {own}: install it on all")
+    return InputError(f"{worker} has perfsim {version}, and this machine {here}: install it on all")
 
 
 class _Pooled(Executor, ABC):
@@ -149,80 +150,56 @@ class _Pooled(Executor, ABC):
         self, function: Callable[[Item], Result], items: Iterable[tuple[Key, Item]]
     ) -> Iterator[Iterator[tuple[Key, Result | Failed]]]:
         try:
-            yield _Collection(self, function, iter(items)).answers()
+            yield self._answers(function, iter(items))
         except BaseException:
             self.end(at_once=True)
             raise
         self.end(at_once=False)
 
+    def _answers(
+        self, function: Callable[[Item], Result], items: Iterator[tuple[Key, Item]]
+    ) -> Iterator[tuple[Key, Result | Failed]]:
+        limits = present_limits()
+        running: dict[Future[tuple[Result, int]], tuple[Key, Item, int]] = {}
+        # Items whose workers died, and how often; they run alone.
+        suspects = deque[tuple[Key, Item, int]]()
 
-class _Collection(Generic[Key, Item, Result]):
-    """The answers of one call, from workers that may die."""
-
-    def __init__(
-        self, workers: _Pooled, function: Callable[[Item], Result], items: Iterator[tuple[Key, Item]]
-    ) -> None:
-        self._workers = workers
-        self._function = function
-        self._items = items
-        self._limits = present_limits()
-        self._running: dict[Future[tuple[Result, int]], tuple[Key, Item]] = {}
-        self._suspects: list[tuple[Key, Item]] = []
-
-    def answers(self) -> Iterator[tuple[Key, Result | Failed]]:
-        """All answers, in the order in which they are finished."""
-        while True:
-            if not self._suspects:
-                room = self._workers.window() - len(self._running)
-                for key, item in islice(self._items, max(room, 0)):
-                    self._submit(key, item)
-            if self._running:
-                yield from self._finished()
-            elif self._suspects:
-                suspects = self._suspects
-                self._suspects = []
-                for key, item in suspects:
-                    yield key, self._alone(key, item)
-            else:
-                return
-
-    def _submit(self, key: Key, item: Item) -> None:
-        own = self._limits
-        asked = Limits(own.max_events, own.max_seconds, engine=own.engine, events=own.events)
-        task = Task(self._function, asked, time.monotonic() - own.started_s, self._workers.version)
-        try:
-            self._running[self._workers.submit(task, item)] = key, item
-        except self._workers.died:
-            self._suspects.append((key, item))
-
-    def _finished(self) -> Iterator[tuple[Key, Result]]:
-        """The answers that are there now; items whose workers died become suspects."""
-        done, _ = wait(self._running, timeout=POLL_S, return_when=FIRST_COMPLETED)
-        self._workers.window()
-        self._limits.in_time(lambda: f"{len(self._running)} items were being computed")
-        for future in done:
-            key, item = self._running.pop(future)
+        def submit(key: Key, item: Item, deaths: int) -> None:
+            known = Limits(limits.max_events, limits.max_seconds, engine=limits.engine, events=limits.events)
+            task = Task(function, known, time.monotonic() - limits.started_s, self.version)
             try:
-                result, events = future.result()
-            except self._workers.died:
-                self._suspects.append((key, item))
-                continue
-            except CancelledError:
-                raise ExecutorLost("the scheduler went away") from None
-            self._limits.add(events)
-            yield key, result
-        if self._suspects and not self._running and self._workers.die_together:
-            self._workers.end(at_once=True)
+                running[self.submit(task, item)] = key, item, deaths
+            except self.died:
+                suspects.append((key, item, deaths + 1))
 
-    def _alone(self, key: Key, item: Item) -> Result | Failed:
-        """The answer of an item while nothing else is computed."""
-        for _ in range(self._workers.tries_alone):
-            self._submit(key, item)
-            while self._running:
-                for _, result in self._finished():
-                    return result
-            self._suspects.clear()
-        return Failed(self._workers.last_words)
+        while True:
+            if not suspects:
+                for key, item in islice(items, max(self.window() - len(running), 0)):
+                    submit(key, item, 0)
+            elif not running:
+                key, item, deaths = suspects.popleft()
+                if deaths > self.tries_alone:
+                    yield key, Failed(self.last_words)
+                else:
+                    submit(key, item, deaths)
+            if not running and not suspects:
+                return
+            done, _ = wait(running, timeout=POLL_S, return_when=FIRST_COMPLETED)
+            self.window()
+            limits.in_time(lambda: f"{len(running)} items were being computed")
+            for future in done:
+                key, item, deaths = running.pop(future)
+                try:
+                    result, events = future.result()
+                except self.died:
+                    suspects.append((key, item, deaths + 1))
+                    continue
+                except CancelledError:
+                    raise ExecutorLost("the scheduler went away") from None
+                limits.add(events)
+                yield key, result
+            if suspects and not running and self.die_together:
+                self.end(at_once=True)
 
 
 # Several processes of this machine.
@@ -254,8 +231,14 @@ class Processes(_Pooled):
         if self._pool is None:
             self._earlier = set(active_children())
             self._pool = ProcessPoolExecutor(self.size, mp_context=get_context("spawn"))
-        with _interrupts_later():  # a process is started when there is an item for it
+        if not hasattr(signal, "pthread_sigmask"):
             return self._pool.submit(function, item)
+        # A process is started when there is an item for it, and never gets the signals held back here.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return self._pool.submit(function, item)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def end(self, *, at_once: bool) -> None:
         pool = self._pool
@@ -267,19 +250,6 @@ class Processes(_Pooled):
             for process in set(active_children()) - self._earlier:
                 process.terminate()
         pool.shutdown()
-
-
-@contextmanager
-def _interrupts_later() -> Iterator[None]:
-    """Holds Ctrl-C back; processes that are started meanwhile never get it."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 # A Dask cluster that runs already: a scheduler at an address, and its workers.

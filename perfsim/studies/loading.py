@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -16,15 +16,24 @@ from perfsim.catalog.catalog import complaints_of
 from perfsim.catalog.reader import element, is_named, kind_of
 from perfsim.catalog.yaml_tree import Loc
 from perfsim.machines import build_topology
-from perfsim.network import Topology, nearest_link
+from perfsim.network import nearest_link
 from perfsim.prediction.planner import refusal
-from perfsim.prediction.question import Question
-from perfsim.specs.perturbations import LinkSpecLeft
 from perfsim.studies.batches import target_for
 from perfsim.studies.spec import CandidateSpec, StudySpec
 
 DEFAULTS = {"name": "study", "title": "A study", "question": ""}
 """Values of fields that a mapping may leave out."""
+
+
+def kind_of_study(
+    name_or_path: str, catalog: Catalog | None = None
+) -> Literal["study", "sweep", "comparison"]:
+    """What a file in studies/ is, by its name or path."""
+    catalog = catalog or default_catalog()
+    data = load_mapping(catalog.study_path(name_or_path), catalog).data
+    if "study" in data:
+        return "sweep"
+    return "comparison" if data.keys() & {"losses", "speeds", "equations"} else "study"
 
 
 def load_study(name_or_path: str, catalog: Catalog | None = None) -> StudySpec:
@@ -53,14 +62,21 @@ def _check_machines(study: StudySpec, mapping: LocatedMapping) -> None:
             try:
                 question = point.checked()
             except InputError as error:
-                place = (*where, "devices", number)
-                devices += [mapping.problem(place, own.message, own.help) for own in error.problems]
+                at = (*where, "devices", number)
+                devices += [mapping.problem(at, problem.message, problem.help) for problem in error.problems]
                 continue
-            wrong = _layout_problems(question, study)
-            layouts.append([mapping.problem((*where, "layout"), own.message, own.help) for own in wrong])
-    illegal = [problem for problems in layouts for problem in problems] if all(layouts) else []
-    if devices or illegal:
-        raise CatalogError(list(dict.fromkeys([*devices, *illegal])))
+            illegal: Sequence[Problem] = ()
+            if question.given_layout is not None and study.batch_sizes != "auto":
+                refused = [refusal(question.at(batch)) for batch in study.batch_sizes]
+                # A lack of constants for a price is said when the candidate is answered.
+                wrong = [error.problems for error in refused if isinstance(error, LayoutError)]
+                illegal = wrong[0] if len(wrong) == len(refused) else ()
+            at = (*where, "layout")
+            layouts.append([mapping.problem(at, problem.message, problem.help) for problem in illegal])
+    if all(layouts):
+        devices += [problem for problems in layouts for problem in problems]
+    if devices:
+        raise CatalogError(list(dict.fromkeys(devices)))
 
 
 def _located(study: StudySpec, mapping: LocatedMapping) -> Iterator[tuple[Loc, CandidateSpec]]:
@@ -72,43 +88,27 @@ def _located(study: StudySpec, mapping: LocatedMapping) -> Iterator[tuple[Loc, C
             yield ("candidates", number), candidate
 
 
-def _layout_problems(question: Question, study: StudySpec) -> Sequence[Problem]:
-    """Why a fixed layout is illegal at every batch of a study; empty where there is a legal one."""
-    layout = question.given_layout
-    if layout is None or study.batch_sizes == "auto":
-        return ()
-    refused = [refusal(question.at(batch)) for batch in study.batch_sizes]
-    # No constants for a price: said when the candidate is answered.
-    illegal = [error.problems for error in refused if isinstance(error, LayoutError)]
-    return illegal[0] if len(illegal) == len(refused) else ()
-
-
 def _check_links(study: StudySpec, mapping: LocatedMapping) -> None:
     """Raise CatalogError, with file and line, for links that no candidate of a study has."""
     links = study.perturbations.links if study.perturbations is not None else ()
     if not links:
         return
     topologies = [build_topology(point.candidate.system, point.num_devices) for point in study.points]
-    problems = [
-        mapping.problem(("perturbations", "links", number, key), message, help_text)
-        for number, link in enumerate(links)
-        for key, message, help_text in _missing(link, topologies)
-    ]
+    systems = {topology.system.name for topology in topologies}
+    problems = []
+    for number, link in enumerate(links):
+        where = ("perturbations", "links", number)
+        addressed = [topology for topology in topologies if link.system in (None, topology.system.name)]
+        if not addressed:
+            words = f"no candidate is a system {link.system!r}"
+            help_text = did_you_mean(str(link.system), sorted(systems))
+            problems.append(mapping.problem((*where, "system"), words, help_text))
+        elif not any(topology.links_named(link.link) for topology in addressed):
+            whose = "no candidate" if link.system is None else f"no candidate on {link.system}"
+            words = f"{whose} has a link {link.link!r}"
+            problems.append(mapping.problem((*where, "link"), words, nearest_link(link.link, addressed)))
     if problems:
         raise CatalogError(problems)
-
-
-def _missing(link: LinkSpecLeft, topologies: list[Topology]) -> Iterator[tuple[str, str, str]]:
-    """Key, message and help for a link that no candidate has."""
-    systems = {topology.system.name for topology in topologies}
-    if link.system is not None and link.system not in systems:
-        message = f"no candidate is a system {link.system!r}"
-        yield "system", message, did_you_mean(link.system, sorted(systems))
-        return
-    addressed = [topology for topology in topologies if link.system in (None, topology.system.name)]
-    if not any(topology.links_named(link.link) for topology in addressed):
-        where = "no candidate" if link.system is None else f"no candidate on {link.system}"
-        yield "link", f"{where} has a link {link.link!r}", nearest_link(link.link, addressed)
 
 
 def _check_loss(study: StudySpec, mapping: LocatedMapping) -> None:
@@ -119,7 +119,7 @@ def _check_loss(study: StudySpec, mapping: LocatedMapping) -> None:
         target_for(study.model, study.recipe, study.convergence)
     except (InputError, PlanError) as error:
         where = ("recipe", "target_loss")
-        problems = [mapping.problem(where, own.message, own.help) for own in error.problems]
+        problems = [mapping.problem(where, problem.message, problem.help) for problem in error.problems]
         if isinstance(error, PlanError):
             raise PlanError([str(problem) for problem in problems]) from None
         raise CatalogError(problems) from None

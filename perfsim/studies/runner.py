@@ -15,10 +15,9 @@ from typing import Any
 from perfsim.base.errors import InputError, LimitError, PerfsimError, PlanError, Problem, within_floats
 from perfsim.convergence.wall_clock import RunPart
 from perfsim.engine.limits import present_limits
-from perfsim.network import Topology
 from perfsim.network.export import network_map
 from perfsim.prediction.bands import Accuracy
-from perfsim.prediction.caveats import default_settings
+from perfsim.prediction.caveats import caveat, default_settings
 from perfsim.prediction.disturbed import perturbed, resilience, text_of
 from perfsim.prediction.planner import best_plan, refusal
 from perfsim.prediction.prediction import Prediction, prediction_of
@@ -34,8 +33,8 @@ from perfsim.studies.answers import (
     Assumption,
     Infeasible,
     PointResult,
+    Production,
     StudyResult,
-    production_of,
     values_of,
 )
 from perfsim.studies.assumptions import assumptions_of
@@ -43,8 +42,6 @@ from perfsim.studies.axes import Sweep
 from perfsim.studies.batches import (
     BatchPoint,
     Target,
-    batches_of,
-    ramp_of,
     suggested_batches,
     target_of,
     training_of,
@@ -63,7 +60,7 @@ from perfsim.studies.executors import (
 from perfsim.studies.spec import CandidateSpec, Digests, Point, StudySpec
 from perfsim.studies.store import Store, Stored, StoreError
 from perfsim.studies.timeline import devices_of, timeline
-from perfsim.studies.trust import edge_batch, extrapolated_law, sensitive_target, shared_caveats
+from perfsim.studies.trust import edge_batch, sensitive_target, shared_caveats
 from perfsim.studies.variants import SweepResult
 from perfsim.work.counts import parameters
 
@@ -83,7 +80,7 @@ def answer_point(
     question = point.question
     if tables is not None:
         tables.lend(question)
-    batches = batches_of(spec, target, question)
+    batches = target.batches(spec, question)
     best = batches[0]
     curve = None
     remarks = []
@@ -104,7 +101,7 @@ def answer_point(
         sampling = sample_step(evaluation, spec.sampling)
         if spec.resilience is not None:
             slowdowns = resilience(evaluation, point.label, spec.resilience)
-        ramp, remark = ramp_of(question, target, chosen, spec.convergence.ramp)
+        ramp, remark = target.ramped(question, chosen, spec.convergence.ramp)
         remarks += filter(None, [remark])
     if spec.perturbations is not None:
         # Batch and layout stay, and so does the curve of batches.
@@ -113,12 +110,12 @@ def answer_point(
         time = target.time_of_run(evaluation)
     caveats = [
         *([] if curve is None else edge_batch(curve.tried, best)),
-        *extrapolated_law(time.critical.notes),
+        *(caveat("critical-batch-extrapolated", f"critical batch {note}") for note in time.critical.notes),
         *([] if target.loss is None else [sensitive_target(target.loss)]),
         *default_settings(question, evaluation.plan),
     ]
     prediction = prediction_of(evaluation, question.allowed_share, caveats)
-    production = production_of(point)
+    production = Production.of(point)
     parts: tuple[RunPart, ...] = ()
     if question.wall_clock is not None:
         parts = training_of(question, time).parts(question.wall_clock)
@@ -136,7 +133,8 @@ def answer_point(
     points = [] if curve is None else curve.points
     return replace(
         row,
-        batch_curve=tuple(chosen if own.global_batch_size == best else own for own in points) or (chosen,),
+        batch_curve=tuple(chosen if tried.global_batch_size == best else tried for tried in points)
+        or (chosen,),
         timeline=timeline(evaluation),
         timeline_devices=len(devices_of(evaluation.trace.graph)),
         roofline=roofline(evaluation),
@@ -149,28 +147,13 @@ def answer_point(
 
 
 def _disturbed(evaluation: Evaluation, spec: PerturbationSpec, label: str) -> Evaluation:
-    """A candidate under the perturbations that apply to it; remarks are added to the notes of its plan.
+    """A candidate under the perturbations that its system has; remarks are added to the notes of its plan.
 
+    Stragglers beyond the last rank become one straggler at the last rank, with the largest of their factors.
     Raises InputError, naming the candidate, if dead links leave no route.
     """
     plan = evaluation.plan
-    applicable, remarks = _restricted(spec, plan.topology)
-    try:
-        disturbed = perturbed(evaluation, applicable)
-    except InputError as error:
-        said = f"perturbations of {label}: "
-        problems = [replace(problem, message=said + problem.message) for problem in error.problems]
-        raise InputError(problems) from None
-    if disturbed.perturbed is not None and disturbed.perturbed.note:
-        remarks.append(disturbed.perturbed.note)
-    return replace(disturbed, plan=replace(plan, notes=(*plan.notes, *remarks)))
-
-
-def _restricted(spec: PerturbationSpec, topology: Topology) -> tuple[PerturbationSpec, list[str]]:
-    """The perturbations that apply to one system, and remarks on those that do not.
-
-    Stragglers beyond the last rank become one straggler at the last rank, with the largest of their factors.
-    """
+    topology = plan.topology
     last = topology.num_devices - 1
     stragglers = [straggler for straggler in spec.stragglers if straggler.rank <= last]
     beyond = [straggler for straggler in spec.stragglers if straggler.rank > last]
@@ -187,7 +170,16 @@ def _restricted(spec: PerturbationSpec, topology: Topology) -> tuple[Perturbatio
     addressed = [link for link in spec.links if link.system in (None, topology.system.name)]
     links = tuple(link for link in addressed if topology.links_named(link.link))
     remarks += [f"perturbed: this system has no link {link.link}" for link in addressed if link not in links]
-    return spec.model_copy(update={"stragglers": tuple(stragglers), "links": links}), remarks
+    applicable = spec.model_copy(update={"stragglers": tuple(stragglers), "links": links})
+    try:
+        disturbed = perturbed(evaluation, applicable)
+    except InputError as error:
+        said = f"perturbations of {label}: "
+        problems = [replace(problem, message=said + problem.message) for problem in error.problems]
+        raise InputError(problems) from None
+    if disturbed.perturbed is not None and disturbed.perturbed.note:
+        remarks.append(disturbed.perturbed.note)
+    return replace(disturbed, plan=replace(plan, notes=(*plan.notes, *remarks)))
 
 
 # A study: every candidate, and the sentences that compare them.
@@ -237,7 +229,7 @@ def run_study(
             answered.append((point, replace(outcome, number=number)))
     if not answered:
         raise stopped or _all_failed([error for _, error in refused])
-    return _result(spec, target, answered, [_infeasible(*own) for own in refused], stopped)
+    return _result(spec, target, answered, [_infeasible(*pair) for pair in refused], stopped)
 
 
 def refusals(spec: StudySpec) -> list[Infeasible]:
@@ -249,12 +241,12 @@ def refusals(spec: StudySpec) -> list[Infeasible]:
     refused: list[tuple[Point, PerfsimError]] = []
     for point in spec.points:
         question = point.checked()
-        errors = [refusal(question.at(batch)) for batch in batches_of(spec, target, question)]
+        errors = [refusal(question.at(batch)) for batch in target.batches(spec, question)]
         if errors[0] is not None and all(errors):
             refused.append((point, errors[0]))
     if len(refused) == len(spec.points):
         raise _all_failed([error for _, error in refused])
-    return [_infeasible(*own) for own in refused]
+    return [_infeasible(*pair) for pair in refused]
 
 
 def _infeasible(point: Point, error: PerfsimError) -> Infeasible:
@@ -318,6 +310,12 @@ def _result(
     if refused:
         verb = "Not possible" if stopped is None else "Not possible, or not reached"
         sentence += f" {verb}: {'; '.join(infeasible.label for infeasible in refused)}."
+    # For each strategy and family of published runs, the accuracy of its least similar candidate.
+    families: dict[tuple[str, str], Accuracy] = {}
+    for run in (row.run for row in candidates):
+        accuracy = replace(run.accuracy, strategy=run.plan.strategy)
+        key = (accuracy.strategy, accuracy.family)
+        families[key] = max(families.get(key, accuracy), accuracy, key=lambda known: known.unlikeness)
     critical = target.critical
     return StudyResult(
         study=spec.name,
@@ -339,7 +337,7 @@ def _result(
         suggested_batch_tokens=suggested_batches(spec, target.d_min_tokens),
         assumptions=assumptions_of(spec, target),
         sampling={row.label: row.sampling for row in candidates if row.sampling is not None},
-        accuracy=_accuracy([row.run for row in candidates]),
+        accuracy=tuple(families.values()),
         resilience=tuple(row.resilience for row in candidates if row.resilience is not None),
         perturbed=text_of(spec.perturbations) if spec.perturbations is not None else "",
         decision=decision,
@@ -363,16 +361,6 @@ def _told_apart(answered: Sequence[tuple[Point, Answer]]) -> list[Answer]:
             told = replace(told, apart=", ".join(filter(None, words)))
         apart.append(told)
     return apart
-
-
-def _accuracy(runs: Sequence[Evaluation]) -> tuple[Accuracy, ...]:
-    """For each strategy and family of published runs, the accuracy of its least similar candidate."""
-    by_family: dict[tuple[str, str], Accuracy] = {}
-    for run in runs:
-        accuracy = replace(run.accuracy, strategy=run.plan.strategy)
-        key = (accuracy.strategy, accuracy.family)
-        by_family[key] = max(by_family.get(key, accuracy), accuracy, key=lambda known: known.unlikeness)
-    return tuple(by_family.values())
 
 
 # A sweep: every finished point is stored and never computed twice.
@@ -546,7 +534,7 @@ class _Reader:
             **{**values_of(prediction), "caveats": caveats},
             time=self.targets[key].time_of(*(document[name] for name in known)),
             whole_run=tuple(RunPart(**part) for part in document["whole_run"]),
-            production=production_of(point),
+            production=Production.of(point),
         )
         return row, ()
 

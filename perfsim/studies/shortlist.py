@@ -27,7 +27,7 @@ from perfsim.specs.layout import Layout
 from perfsim.specs.layout_text import text_of
 from perfsim.strategies import Plan
 from perfsim.studies.batches import Target, target_for
-from perfsim.studies.executors import Executor, Failed, attempt
+from perfsim.studies.executors import Executor, Failed
 from perfsim.studies.spec import ConvergenceSpec
 
 # The cheapest run on the machine that tells two layouts apart.
@@ -44,20 +44,13 @@ class Trial:
     entry: int
     """Its number in the shortlist, from 1."""
     plan: Plan
-    all_devices: int
-    """Number of devices of the whole layout."""
-    step_time_s: float
-    """Predicted for all replicas, so an upper bound of the trial's."""
+    device_hours: float
+    """Devices times hours of all steps, at the time of a step with all replicas: an upper bound."""
 
     @property
     def devices(self) -> int:
         """Number of devices that the trial takes."""
         return self.plan.layout.num_devices
-
-    @property
-    def device_hours(self) -> float:
-        """Devices times hours of all steps."""
-        return self.devices * STEPS * self.step_time_s / HOUR_S
 
 
 @dataclass(frozen=True)
@@ -69,13 +62,10 @@ class Experiment:
     """Predicted step time of the second over the first."""
     ratio_error: float
     """The model's own error in this ratio, as the half-width of a 90 % band."""
+    fewer_replicas: bool
+    """Whether a trial leaves out replicas, and the communication between them."""
     steps: int = STEPS
     """Steps of each run."""
-
-    @property
-    def fewer_replicas(self) -> bool:
-        """Whether a trial leaves out replicas, and the communication between them."""
-        return any(trial.devices < trial.all_devices for trial in self.trials)
 
     @property
     def device_hours(self) -> float:
@@ -252,17 +242,15 @@ class Planned:
 def plan_on(executor: Executor, question: Question, objective: Objective, shown: int) -> Planned:
     """`plan_layouts` by a worker, as one item. Raises as it does, and PerfsimError where the worker dies."""
     with executor.answers(_planned, [("", (question, objective, shown))]) as finished:
-        ((_, outcome),) = finished
-    if isinstance(outcome, Failed):
-        raise PerfsimError(outcome.reason)
-    if isinstance(outcome, PerfsimError):
-        raise outcome
-    return outcome
+        ((_, planned),) = finished
+    if isinstance(planned, Failed):
+        raise PerfsimError(planned.reason)
+    return planned
 
 
-def _planned(item: tuple[Question, Objective, int]) -> Planned | PerfsimError:
-    """The shortlist, or why there is none; the entry point of a worker."""
-    return attempt(lambda: plan_layouts(*item))
+def _planned(item: tuple[Question, Objective, int]) -> Planned:
+    """The entry point of a worker."""
+    return plan_layouts(*item)
 
 
 def plan_layouts(question: Question, objective: Objective = "step-time", shown: int = SHOWN) -> Planned:
@@ -379,13 +367,11 @@ def _experiment(question: Question, entries: tuple[Entry, ...]) -> Experiment | 
     other = rival([entry.plan for entry in entries])
     if other is None:
         return None
-    first, second = (
-        Trial(
-            entry=index + 1,
-            plan=fewest_replicas(question, entries[index].plan),
-            all_devices=question.devices,
-            step_time_s=entries[index].step_time_s,
-        )
-        for index in (0, other)
-    )
-    return Experiment((first, second), entries[other].ratio, entries[other].ratio_error)
+    trials = []
+    for index in (0, other):
+        plan = fewest_replicas(question, entries[index].plan)
+        hours = plan.layout.num_devices * STEPS * entries[index].step_time_s / HOUR_S
+        trials.append(Trial(index + 1, plan, hours))
+    first, second = trials
+    fewer = min(first.devices, second.devices) < question.devices
+    return Experiment((first, second), entries[other].ratio, entries[other].ratio_error, fewer)

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from perfsim.base.errors import PerfsimError
 
@@ -59,27 +58,23 @@ class Store:
                 self._connection = sqlite3.connect(path, timeout=WAIT_S, isolation_level=None)
         self._connection.text_factory = bytes  # damaged text may be no UTF-8
         try:
-            self._prepare()
+            with _explained(path):
+                (schema,) = self._connection.execute("PRAGMA user_version").fetchone()
+                if schema not in (0, SCHEMA):
+                    raise StoreError(
+                        f"{path} was written by another release of perfsim; delete it, or give another --out"
+                    )
+                if not self.readonly:
+                    self._connection.execute("PRAGMA journal_mode = WAL")
+                    self._connection.execute("PRAGMA synchronous = NORMAL")
+                    self._connection.execute(
+                        "CREATE TABLE IF NOT EXISTS points (digest TEXT PRIMARY KEY, answer TEXT NOT NULL, "
+                        "seconds REAL NOT NULL, checksum TEXT NOT NULL) WITHOUT ROWID"
+                    )
+                    self._connection.execute(f"PRAGMA user_version = {SCHEMA}")
         except BaseException:
             self._connection.close()
             raise
-
-    def _prepare(self) -> None:
-        with _explained(self.path):
-            if not self.readonly:
-                self._connection.execute("PRAGMA journal_mode = WAL")
-                self._connection.execute("PRAGMA synchronous = NORMAL")
-            (schema,) = self._connection.execute("PRAGMA user_version").fetchone()
-            if schema not in (0, SCHEMA):
-                raise StoreError(
-                    f"{self.path} was written by another release of perfsim; delete it, or give another --out"
-                )
-            if not self.readonly:
-                self._connection.execute(
-                    "CREATE TABLE IF NOT EXISTS points (digest TEXT PRIMARY KEY, answer TEXT NOT NULL, "
-                    "seconds REAL NOT NULL, checksum TEXT NOT NULL) WITHOUT ROWID"
-                )
-                self._connection.execute(f"PRAGMA user_version = {SCHEMA}")
 
     def __enter__(self) -> Store:
         return self
@@ -105,9 +100,17 @@ class Store:
                 row = self._connection.execute(
                     "SELECT answer, seconds, checksum FROM points WHERE digest = ?", (digest,)
                 ).fetchone()
-                if row is not None and (answer := _intact(digest, *row)):
+                if row is None:
+                    continue
+                text, seconds, checksum = row
+                try:
+                    answer = Stored(bytes(text).decode("utf-8"), seconds)
+                    intact = _sum(digest, answer.text, seconds).encode() == checksum
+                except (TypeError, UnicodeDecodeError):
+                    intact = False
+                if intact:
                     yield digest, answer
-                elif row is not None:
+                else:
                     self.damaged.add(digest)
 
 
@@ -116,23 +119,13 @@ def _sum(digest: str, text: str, seconds: float) -> str:
     return hashlib.sha256(f"{digest} {seconds!r} {text}".encode()).hexdigest()
 
 
-def _intact(digest: str, text: Any, seconds: Any, checksum: Any) -> Stored | None:
-    """The answer of a row; None where the row does not have its checksum."""
-    try:
-        answer = Stored(bytes(text).decode("utf-8"), seconds)
-        return answer if _sum(digest, answer.text, seconds).encode() == checksum else None
-    except (TypeError, UnicodeDecodeError):
-        return None
-
-
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
     """Turns errors of SQLite and the file system into StoreError."""
     try:
         yield
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be used to keep finished points: {error.strerror}") from None
-    except sqlite3.OperationalError as error:
-        raise StoreError(f"{path}: cannot be used to keep finished points: {error}") from None
+    except (OSError, sqlite3.OperationalError) as error:
+        why = getattr(error, "strerror", error)
+        raise StoreError(f"{path}: cannot be used to keep finished points: {why}") from None
     except sqlite3.DatabaseError as error:
         raise StoreError(f"{path}: is not a store of finished points ({error}); delete it") from None

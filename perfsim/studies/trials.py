@@ -18,7 +18,6 @@ from perfsim.base.units import number
 from perfsim.engine.limits import present_limits
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question
-from perfsim.prediction.run import Evaluation
 from perfsim.specs.layout_text import text_of
 from perfsim.strategies import Plan
 from perfsim.studies.answers import Answer
@@ -80,34 +79,37 @@ def explain(spec: StudySpec, compare: Sequence[str] = ()) -> tuple[Explained, ..
     spec = compared(spec, compare)
     points = spec.points
     target = target_of(spec)
-    return tuple(_explained(row, points[row.number].question, target) for row in run_study(spec).candidates)
+    explained = []
+    for row in run_study(spec).candidates:
+        asked = points[row.number].question.at(row.global_batch_size)
+        tried = [_tried(words, change, row, target) for words, change in _changes(asked, row.run.plan)]
+        explained.append(
+            Explained(
+                row.label,
+                row.why.sentence,
+                dict(sorted(row.why.parts_s.items(), key=lambda part: -part[1])),
+                row.step_time_s,
+                row.time_to_accuracy_s,
+                tuple(sorted(tried, key=lambda known: (known.ratio is None, known.ratio or 0.0))),
+            )
+        )
+    return tuple(explained)
 
 
-def _explained(candidate: Answer, question: Question, target: Target) -> Explained:
-    tried = []
-    for words, change in _changes(question.at(candidate.global_batch_size), candidate.run.plan):
-        present_limits().in_time(lambda words=words: f"changes tried up to: {words}")  # type: ignore[misc]
+def _tried(words: str, change: Callable[[], Question], row: Answer, target: Target) -> Tried:
+    """A change of a candidate, answered again, or the reason why it could not be tried."""
+    present_limits().in_time(lambda: f"changes tried up to: {words}")
 
-        def answer(change: Callable[[], Question] = change) -> tuple[Evaluation, float]:
-            evaluation = best_plan(change().check())
-            return evaluation, target.time_of_run(evaluation).time_s
+    def answer() -> Tried:
+        run = best_plan(change().check())
+        time_s = target.time_of_run(run).time_s
+        ratio = time_s / row.time_to_accuracy_s
+        return Tried(words, run.step_time_s, time_s, ratio, text_of(run.plan.layout))
 
-        outcome = attempt(answer)
-        if isinstance(outcome, PerfsimError):
-            tried.append(Tried(words, None, None, None, "", outcome.problems[0].message))
-        else:
-            evaluation, time_s = outcome
-            ratio = time_s / candidate.time_to_accuracy_s
-            layout = text_of(evaluation.plan.layout)
-            tried.append(Tried(words, evaluation.step_time_s, time_s, ratio, layout))
-    return Explained(
-        candidate.label,
-        candidate.why.sentence,
-        dict(sorted(candidate.why.parts_s.items(), key=lambda part: -part[1])),
-        candidate.step_time_s,
-        candidate.time_to_accuracy_s,
-        tuple(sorted(tried, key=lambda known: (known.ratio is None, known.ratio or 0.0))),
-    )
+    outcome = attempt(answer)
+    if isinstance(outcome, PerfsimError):
+        return Tried(words, None, None, None, "", outcome.problems[0].message)
+    return outcome
 
 
 def _changes(asked: Question, plan: Plan) -> Iterator[tuple[str, Callable[[], Question]]]:
@@ -215,9 +217,9 @@ def compare_studies(first: StudySpec, second: StudySpec) -> Difference:
     changes: list[Change] = []
     for path, was, becomes in changed:
         present_limits().in_time(lambda: f"{len(changes)} of {len(changed)} changes tried")
-        found = _ratios(old, path, becomes, before)
-        ratios = tuple(None if isinstance(found, str) else found.get(place) for place, _, _ in pairs)
-        reason = found if isinstance(found, str) else ""
+        moves = _ratios(old, path, becomes, before)
+        ratios = tuple(None if isinstance(moves, str) else moves[index] for index, _, _ in pairs)
+        reason = moves if isinstance(moves, str) else ""
         changes.append(Change(_words(path), _text(was), _text(becomes), ratios, reason))
     moved = []
     for row, (_, one, other) in enumerate(pairs):
@@ -249,13 +251,12 @@ def _slots(spec: StudySpec) -> list[_Slot]:
 def _pairs(before: Sequence[_Slot], after: Sequence[_Slot]) -> list[tuple[int, Answer, Answer]]:
     """Pairs of candidates to compare, with the index of the first: same label, otherwise same position."""
     pairs: dict[int, int] = {}
-    free = dict.fromkeys(range(len(after)))
     for by_label in (True, False):
         for index, (label, _) in enumerate(before):
+            free = (other for other in range(len(after)) if other not in pairs.values())
             alike = (other for other in free if (label == after[other][0] if by_label else index == other))
             if index not in pairs and (match := next(alike, None)) is not None:
                 pairs[index] = match
-                del free[match]
     both = ((index, before[index][1], after[other][1]) for index, other in sorted(pairs.items()))
     return [(index, one, other) for index, one, other in both if one is not None and other is not None]
 
@@ -264,7 +265,9 @@ def _changed(old: Any, new: Any, path: Path) -> Iterator[tuple[Path, Any, Any]]:
     """The innermost values that differ; a description of another name is one value."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         # The name of a description, without the mark of a changed one.
-        names = [str(own.get("name")).partition(" (changed)")[0].partition(" with ")[0] for own in (old, new)]
+        names = [
+            str(part.get("name")).partition(" (changed)")[0].partition(" with ")[0] for part in (old, new)
+        ]
         if path and names[0] != names[1]:
             yield path, old, new
             return
@@ -280,19 +283,17 @@ def _changed(old: Any, new: Any, path: Path) -> Iterator[tuple[Path, Any, Any]]:
 
 def _ratios(
     data: Mapping[str, Any], path: Path, becomes: Any, before: Sequence[_Slot]
-) -> dict[int, float | None] | str:
+) -> list[float | None] | str:
     """By candidate, its time with one input of the second study over that without; or why there is none."""
-    ratios: dict[int, float | None] = {}
     changed = _put(data, path, becomes)
     first = 0
     last = len(before)
     if path[0] == "candidates" and len(path) > 1:  # no other candidate moves
-        place = int(path[1])
+        number = int(path[1])
         counts = [len(candidate["devices"]) for candidate in data["candidates"]]
-        first = sum(counts[:place])
-        last = sum(counts[: place + 1])
-        changed = {**changed, "candidates": [changed["candidates"][place]]}
-        ratios = {other: 1.0 for other in range(len(before)) if not first <= other < last}
+        first = sum(counts[:number])
+        last = sum(counts[: number + 1])
+        changed = {**changed, "candidates": [changed["candidates"][number]]}
     try:
         after = attempt(lambda: _slots(StudySpec.model_validate(changed)))
     except ValidationError:
@@ -301,11 +302,10 @@ def _ratios(
         return after.problems[0].message
     if len(after) != last - first:
         return "it changes the number of candidates"
-    for other, (_, old), (_, new) in zip(range(first, last), before[first:last], after, strict=True):
-        if old is None or new is None:
-            ratios[other] = None
-        else:
-            ratios[other] = new.time_to_accuracy_s / old.time_to_accuracy_s
+    ratios: list[float | None] = [1.0] * len(before)
+    for number, (_, new) in enumerate(after, start=first):
+        old = before[number][1]
+        ratios[number] = new.time_to_accuracy_s / old.time_to_accuracy_s if old and new else None
     return ratios
 
 
@@ -369,19 +369,16 @@ class AnswerDocument(BaseModel):
             raise InputError(f"the answer of {self.study!r} lacks a candidate's label or time_to_accuracy_s")
         return {row.label: row.time_to_accuracy_s or 0.0 for row in self.candidates}
 
-    @property
-    def inputs(self) -> dict[str, str]:
-        """The value of every assumption, as text."""
-        return {f"{given.topic}: {given.name}": str(given.value) for given in self.assumptions}
-
 
 def compare_answers(first: AnswerDocument, second: AnswerDocument) -> Difference:
     """Two documents of answers: times of candidates of one label, and inputs, batches, layouts that differ.
 
     No input has an effect of its own. Raises InputError for a candidate without a label or a time.
     """
-    old = first.inputs
-    new = second.inputs
+    old, new = (
+        {f"{given.topic}: {given.name}": str(given.value) for given in answer.assumptions}
+        for answer in (first, second)
+    )
     before = first.times_s
     after = second.times_s
     changes = [
@@ -399,7 +396,8 @@ def compare_answers(first: AnswerDocument, second: AnswerDocument) -> Difference
         names = [name for name in known if row.layout.get(name) != other.layout.get(name)]
         if names:
             was, becomes = (
-                ", ".join(f"{name} {own.layout.get(name)}" for name in names) for own in (row, other)
+                ", ".join(f"{name} {answered.layout.get(name)}" for name in names)
+                for answered in (row, other)
             )
             changes.append(Change(f"{row.label}: layout", was, becomes, ()))
     moved = tuple(Moved(label, label, before[label], after[label]) for label in before if label in after)

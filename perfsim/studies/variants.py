@@ -7,12 +7,22 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any, Self
+
+from pydantic import BaseModel
 
 from perfsim.convergence.time_to_accuracy import split_speedup
 from perfsim.specs.layout import AXES
-from perfsim.studies.answers import Assumption, Circumstances, PointResult, setting_text, settings_text
+from perfsim.specs.layout_text import written
+from perfsim.studies.answers import (
+    Assumption,
+    Circumstances,
+    PointResult,
+    leaves,
+    setting_text,
+    settings_text,
+)
 from perfsim.studies.axes import BATCH_PATHS, LAYOUT, VARIANT
 from perfsim.studies.decision import outcome_of, time_unit, verb
 from perfsim.studies.scaling import Match, Series
@@ -68,22 +78,18 @@ class Change:
     @property
     def is_same_work(self) -> bool:
         """Whether both train one model on one batch."""
-        models = [own.study.model.model_dump(mode="json") for own in (self.base, self.point)]
+        models = [_values(side.study.model, "") for side in (self.base, self.point)]
         same_tokens = self.base.target_time.batch_tokens == self.point.target_time.batch_tokens
-        return same_tokens and dict(_leaves(models[0], "")) == dict(_leaves(models[1], ""))
+        return same_tokens and models[0] == models[1]
 
 
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping):
-        if "fit" in value:  # fitted constants are represented by their name
-            yield path, str(value["name"])
-            return
-        for key, item in value.items():
-            if key not in _PROSE:
-                yield from _leaves(item, f"{path}.{key}" if path else str(key))
-    else:
+def _values(spec: BaseModel, root: str) -> dict[str, str]:
+    """Every value of a description as text, by its dotted path; names and prose are left out."""
+    texts = {}
+    for path, value in leaves(spec.model_dump(mode="json"), root, _PROSE):
         text = f"{value:.6g}" if isinstance(value, float) else setting_text(value)
-        yield path, "" if value is None else text
+        texts[path] = "" if value is None else text
+    return texts
 
 
 _DEGREES = {name: AXES[name].short for name in ("tensor", "pipeline", "data")}
@@ -105,7 +111,7 @@ def _value(name: str, layout: Mapping[str, Any]) -> str:
         return f"{value} every {layers} layers" if value == "full" and layers > 1 else str(value)
     if value is None or isinstance(value, bool):
         return "yes" if value else "no"
-    return "-".join(str(part) for part in value) if isinstance(value, (list, tuple)) else str(value)
+    return written(value)
 
 
 @dataclass(frozen=True)
@@ -143,7 +149,7 @@ class TimeMap:
             path,
             counts=tuple(sorted({point.num_devices for point in points})),
             rows=tuple(dict.fromkeys(map(row, points))),
-            times_s={(row(own), own.num_devices): own.target_time.time_s for own in points if own.feasible},
+            times_s={(row(p), p.num_devices): p.target_time.time_s for p in points if p.feasible},
         )
 
 
@@ -281,7 +287,11 @@ class SweepResult:
             name = ", ".join(filter(None, [*shared, settings_text(grid)])) or "all else equal"
             groups.setdefault(name, {}).setdefault(point.variant, point)
         changes = {
-            name: [Change(points[self.variants[0]], points[own]) for own in self.variants if own in points]
+            name: [
+                Change(points[self.variants[0]], points[variant])
+                for variant in self.variants
+                if variant in points
+            ]
             for name, points in groups.items()
             if self.variants and self.variants[0] in points
         }
@@ -294,14 +304,13 @@ class SweepResult:
         columns: list[dict[str, str]] = []
         for name in self.variants:
             first = next(point for point in self.points if point.variant == name)
-            parts = {
-                "model": first.study.model,
-                "recipe": first.study.recipe.model_copy(update={"runtime": None}),
-                "runtime": first.runtime,
-                "system": first.candidate.system,
-            }
-            leaves = (_leaves(part.model_dump(mode="json"), root) for root, part in parts.items())
-            columns.append(dict(chain.from_iterable(leaves)))
+            recipe = first.study.recipe.model_copy(update={"runtime": None})
+            columns.append(
+                _values(first.study.model, "model")
+                | _values(recipe, "recipe")
+                | _values(first.runtime, "runtime")
+                | _values(first.candidate.system, "system")
+            )
         paths = dict.fromkeys(path for values in columns for path in values)
         rows = {path: [values.get(path, "") for values in columns] for path in paths}
         return {path: values for path, values in rows.items() if len(set(values)) > 1}
@@ -399,10 +408,6 @@ class SweepResult:
                 document["bill"] = {name: outcome[name] for name in BILL}
                 document["bill"]["currency"] = point.study.currency
             yield document
-
-    def as_dict(self) -> dict[str, Any]:
-        """The result as one document, independent of which points were already stored."""
-        return {**self.head(), "points": list(self.documents())}
 
 
 def _comparable(a: Series, b: Series) -> bool:

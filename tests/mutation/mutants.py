@@ -89,7 +89,13 @@ BEYOND = {
     ),
     "studies": ("tests/unit/api", "tests/unit/report", "tests/unit/cli"),
     "interop": ("tests/unit/api", "tests/unit/cli", "tests/properties"),
-    "evidence": ("tests/unit/api", "tests/unit/cli", "tests/validation"),
+    "evidence": (
+        "tests/unit/prediction/test_cluster.py",
+        "tests/unit/interop/foreign/test_megatron_log.py",
+        "tests/unit/api",
+        "tests/unit/cli",
+        "tests/validation",
+    ),
     "report": ("tests/unit/cli",),
 }
 """Tests that run after those of the room's own folder."""

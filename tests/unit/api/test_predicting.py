@@ -54,9 +54,6 @@ def test_a_field_that_there_is_not_is_refused_with_the_nearest() -> None:
     with pytest.raises(ps.PerfsimError, match="did you mean `num_layers`") as refused:
         ps.Catalog().models["gpt3_xl"].with_(num_layer=48)
     assert len(refused.value.problems) == 1
-
-
-def test_a_value_that_cannot_be_is_refused() -> None:
     with pytest.raises(ps.PerfsimError, match="num_layers"):
         ps.Catalog().models["gpt3_xl"].with_(num_layers=-1)
 
@@ -111,6 +108,12 @@ def test_without_a_strategy_the_systems_own_is_taken(system: str, strategy: str)
         ({"perturb": 3}, "perturb: int is not PerturbationSpec or None"),
         ({"detail": "atom"}, "detail: 'atom' is none of layer, chunk"),
         ({"expand": 3}, "expand: int is not str"),
+        ({"model": "gpt3_20bb"}, "gpt3_20b"),
+        ({"system": "cs2"}, "cs-2"),
+        ({"system": "cs-2", "strategy": "3d"}, "runs on a gpu-cluster"),
+        ({"strategy": "weight"}, "weight-streaming"),
+        ({"system": "cs-2", "devices": 1000}, "at most 192 systems"),
+        ({"system": "cs-2", "devices": 2, "layout": "dp=3"}, "data 3 must equal the 2 systems"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_with_its_problems(change: dict[str, Any], said: str) -> None:

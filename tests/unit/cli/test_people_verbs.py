@@ -267,10 +267,7 @@ POINT = ("--model", "gpt3_xl", "--system", "dgx-a100-80gb", "--devices", "8")
     ("arguments", "parts"),
     [
         (("study", "broken.yaml"), ["seq_length: must be greater than or equal to 1, not -1"]),
-        (
-            ("check", "broken.yaml"),
-            ["batch_sizes: `16x` stands where a list is expected", "number alone: 16"],
-        ),
+        (("check", "broken.yaml"), ["batch_sizes: `16x` stands where a list is", "number alone: 16"]),
         (("check", "folder"), ["folder: is a directory; a file is expected"]),
         (("check", "table.csv"), ["table.csv: is no YAML file"]),
         (("study", "folder"), ["`folder` is no study: the name of its file ends in .yaml"]),
@@ -303,15 +300,8 @@ def test_what_is_wrong_is_said_in_words_of_perfsim(
     assert result.exit_code == 2, result.output
     for part in parts:
         assert part in result.stderr
-    for foreign in (
-        "Field required",
-        "nput should",
-        "invalid literal",
-        "could not convert",
-        "codec",
-        "Error(",
-    ):
-        assert foreign not in result.stderr
+    foreign = ("Field required", "nput should", "invalid literal", "could not convert", "codec", "Error(")
+    assert not [words for words in foreign if words in result.stderr]
 
 
 def test_an_error_has_only_characters_that_the_terminal_can_show(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,6 +76,12 @@ def test_gemm_fit_predicts_rows_that_it_did_not_see(fitted: GpuCalibration) -> N
     assert (record.points, record.table) == (400, "gemm.csv")
     assert record.median_ape < 0.06
     assert fitted.gemm.memory_fraction == pytest.approx(a100_gpu().gemm.memory_fraction, rel=0.1)
+    determined = {"launch_s", "memory_fraction", "split_latency_s", "tiles.128x128.efficiency"}
+    decisive = {"tiles.128x64.choice_efficiency", "tiles.64x64.choice_efficiency"}
+    assert determined | decisive <= set(record.standard_errors)
+    assert max(record.standard_errors.values()) < 1 / 3
+    loose = {name for name in fitted.assumed if name.startswith("gemm.tiles.32x32.choice")}
+    assert loose, "too few rows choose the smallest tile"
 
 
 def test_a_device_without_calibration_gets_a_whole_one_that_says_what_is_assumed(

@@ -19,7 +19,8 @@ from plotly.offline import get_plotlyjs_version
 import perfsim.report
 from perfsim.report.page import Card, Page, Section
 from perfsim.report.study import study_document, study_page
-from perfsim.report.study_figures import bridge, timeline
+from perfsim.report.study_figures import bridge, timelines
+from perfsim.report.text import Named
 from perfsim.studies.answers import StudyResult
 from perfsim.version import __version__
 
@@ -195,7 +196,8 @@ def test_two_sections_of_one_id_are_refused() -> None:
 def test_a_figure_of_many_bars_is_compressed_and_can_be_read_back(result: StudyResult) -> None:
     wafer = result.candidates[1]
     bars = [bar for bar in wafer.timeline for _ in range(6)]
-    figure = timeline(wafer, bars)
+    _, section = timelines([Named("it", dataclasses.replace(wafer, timeline=tuple(bars)))])
+    figure = section.figure
     page = Page("Many", [Section("Many", figure=figure, shows="Bars")]).html()
     packed = re.search(r'data-figure="figure-many">([^<]*)<', page)
     assert packed is not None

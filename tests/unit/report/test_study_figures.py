@@ -9,11 +9,12 @@ from types import ModuleType
 import pytest
 
 from perfsim.prediction.disturbed import Resilience, ResiliencePoint
-from perfsim.report.draw import Canvas, Spot
+from perfsim.report.draw import LABEL_LINE_PX, Canvas
+from perfsim.report.page import Section
 from perfsim.report.study import study_page
-from perfsim.report.study_figures import batch, drawn_bars, memory, step, timeline, timelines
-from perfsim.report.text import NONE, duration
-from perfsim.studies.answers import StudyResult
+from perfsim.report.study_figures import batch, memory, step, timelines
+from perfsim.report.text import NONE, Named, duration
+from perfsim.studies.answers import Answer, StudyResult
 
 
 def test_each_candidate_has_a_curve_a_band_and_a_star_at_its_best_batch(result: StudyResult) -> None:
@@ -66,23 +67,20 @@ def test_wafers_that_hold_the_same_are_drawn_once(result: StudyResult) -> None:
     assert words in section.alt
 
 
+def drawn(candidate: Answer, most_bars: int = 9000) -> Section:
+    """The timeline of one candidate."""
+    _, section = timelines([Named("it", candidate)], most_bars=most_bars)
+    return section
+
+
 def test_a_timeline_has_a_lane_for_each_stream_and_a_trace_for_each_category(result: StudyResult) -> None:
     wafer = result.candidates[1]
-    figure = timeline(wafer, wafer.timeline)
-    assert list(figure.layout.yaxis.categoryarray) == [
-        "memoryx/out",
-        "cs_0/compute",
-        "swarmx/up",
-        "memoryx/update",
-    ]
+    figure = drawn(wafer).figure
+    lanes = ["memoryx/out", "cs_0/compute", "swarmx/up", "memoryx/update"]
+    assert list(figure.layout.yaxis.categoryarray) == lanes
     assert sum(len(trace.x) for trace in figure.data) == len(wafer.timeline)
-    assert {trace.name for trace in figure.data} == {
-        "weight stream",
-        "forward",
-        "backward",
-        "gradient stream",
-        "update",
-    }
+    categories = {"weight stream", "forward", "backward", "gradient stream", "update"}
+    assert {trace.name for trace in figure.data} == categories
 
 
 def test_a_timeline_shows_two_steps_at_most_and_says_what_it_leaves_out(result: StudyResult) -> None:
@@ -90,23 +88,22 @@ def test_a_timeline_shows_two_steps_at_most_and_says_what_it_leaves_out(result: 
     later = [
         replace(bar, start_s=bar.start_s + 5 * wafer.step_time_s, end_s=math.inf) for bar in wafer.timeline
     ]
-    assert drawn_bars(wafer)[1] == ""
-    bars, note = drawn_bars(replace(wafer, timeline=(*wafer.timeline, *later)))
-    assert len(bars) == len(wafer.timeline)
-    assert note.startswith(f"{len(later)} bars after ")
+    assert "not drawn" not in drawn(wafer).note
+    section = drawn(replace(wafer, timeline=(*wafer.timeline, *later)))
+    assert sum(len(trace.x) for trace in section.figure.data) == len(wafer.timeline)
+    assert section.note.startswith(f"{len(later)} bars after ")
 
 
 def test_a_tooltip_says_how_long_a_bar_takes_and_not_when_it_ends(result: StudyResult) -> None:
     candidate = result.candidates[0]
-    traces = timeline(candidate, candidate.timeline).data
-    drawn = {words for trace in traces for words in trace.customdata}
+    said = {words for trace in drawn(candidate).figure.data for words in trace.customdata}
     for bar in candidate.timeline:
         when = f"<br>from {duration(bar.start_s)}, takes {duration(bar.end_s - bar.start_s)}"
-        assert any(words.startswith(f"<b>{bar.name}") and words.endswith(when) for words in drawn)
+        assert any(words.startswith(f"<b>{bar.name}") and words.endswith(when) for words in said)
 
 
 def test_the_timelines_table_sums_all_bars_also_those_not_drawn(result: StudyResult) -> None:
-    _, section = timelines([("gpus", result.candidates[0])], most_bars=50)
+    section = drawn(result.candidates[0], 50)
     assert section.table is not None
     rows = {(row[0], row[1]): row[2] for row in section.table.shown()}
     assert rows["stage 0/compute", "forward"] == "192"
@@ -119,12 +116,12 @@ def test_names_cannot_become_markup_of_a_figure(hostile: StudyResult) -> None:
         batch(hostile).figure,
         step(hostile).figure,
         memory(hostile).figure,
-        timeline(first, first.timeline),
+        drawn(first).figure,
     ]
     for figure in figures:
-        drawn = figure.to_json()
-        assert "\\u003cscript" not in drawn
-        assert "\\u003cimg" not in drawn
+        written = figure.to_json()
+        assert "\\u003cscript" not in written
+        assert "\\u003cimg" not in written
 
 
 def test_one_slow_device_is_a_sentence_and_a_table_over_each_candidates_own_step(result: StudyResult) -> None:
@@ -153,25 +150,27 @@ def test_every_curve_is_named_in_place_and_names_do_not_cover_one_another(result
     assert names == ["128 A100-80GB (16 DGX)", "1 CS-2", "4 CS-2", "16 CS-2"]
     assert figure.layout.showlegend is False
     canvas = Canvas(*([10**end for end in axis.range] for axis in (figure.layout.xaxis, figure.layout.yaxis)))
-    boxes = [
-        canvas.box(note.text, Spot(10**note.x, 10**note.y, note.ax, -note.ay))
-        for note in figure.layout.annotations[1:]
-    ]
-    for place, box in enumerate(boxes):
-        assert canvas.hidden(box, boxes[:place]) == 0
+    boxes = []
+    for note in figure.layout.annotations[1:]:
+        lines = note.text.split("<br>")
+        half = 3.1 * max(map(len, lines)), LABEL_LINE_PX * len(lines) / 2
+        boxes.append(canvas.rectangle((10**note.x, 10**note.y), *half, note.ax, -note.ay))
+    for place, (left, low, right, high) in enumerate(boxes):
+        for other in boxes[:place]:
+            assert right <= other[0] or other[2] <= left or high <= other[1] or other[3] <= low
 
 
 def test_a_tooltip_has_layers_flops_bytes_and_the_number_of_tasks(result: StudyResult) -> None:
     candidate = result.candidates[1]
     bar = replace(candidate.timeline[0], flop=3.4e12, n_bytes=1.25e9, layers=(3, 7), tasks=5)
-    (trace,) = timeline(candidate, [bar]).data
+    (trace,) = drawn(replace(candidate, timeline=(bar,))).figure.data
     assert "<br>layers 3 to 7, 3.4 TFLOP, 1.25 GB, 5 tasks<br>" in trace.customdata[0]
 
 
 def test_a_lane_of_short_bars_far_apart_is_not_empty(result: StudyResult) -> None:
     wafer = result.candidates[1]
     bars = [replace(wafer.timeline[0], start_s=float(at), end_s=at + 1e-5) for at in range(200)]
-    (trace,) = timeline(replace(wafer, timeline=tuple(bars)), bars).data
+    (trace,) = drawn(replace(wafer, timeline=tuple(bars), step_time_s=200.0)).figure.data
     assert set(trace.marker.line.width) == {1.0}, "an outline makes each visible"
     assert all(length > 0 for length in trace.x)
 
@@ -184,9 +183,10 @@ def test_timelines_together_keep_to_the_budget_without_losing_the_end(
     counts = [sum(len(trace.x) for trace in own.figure.data) for own in (joined, small)]
     assert sum(counts) <= 2000
     assert counts[1] == len(result.candidates[1].timeline)
-    end_s = max(bar.end_s for bar in long.timeline)
-    bars, note = drawn_bars(long, counts[0])
-    assert bars[-1].end_s == pytest.approx(end_s, rel=0.02)
-    assert sum(bar.tasks for bar in bars) == len(long.timeline)
-    assert note.startswith(f"{len(long.timeline):,} tasks are drawn as {len(bars):,} bars")
-    assert joined.note.startswith(f"{len(long.timeline):,} tasks are drawn as ")
+    ends = [
+        start + length
+        for trace in joined.figure.data
+        for start, length in zip(trace.base, trace.x, strict=True)
+    ]
+    assert max(ends) == pytest.approx(max(bar.end_s for bar in long.timeline), rel=0.02)
+    assert joined.note.startswith(f"{len(long.timeline):,} tasks are drawn as {counts[0]:,} bars")

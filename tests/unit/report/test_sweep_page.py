@@ -177,17 +177,8 @@ variants:
 def test_variants_of_one_work_are_drawn_as_changes_and_listed_with_what_they_change(tmp_path: Path) -> None:
     swept = answer(tmp_path, VARIANTS)
     sections = {section.anchor: section for section in sections_of(swept)}
-    assert list(sections) == [
-        "variants",
-        "scaling",
-        "cost",
-        "efficiency",
-        "step-time",
-        "differences",
-        "caveats",
-        "points",
-        "inputs",
-    ]
+    shown = "variants scaling cost efficiency step-time differences caveats points inputs"
+    assert list(sections) == shown.split()
     bars = sections["variants"].figure
     assert {name for trace in bars.data for name in trace.y} == {"half the servers"}
     assert sections["differences"].table is not None

@@ -137,50 +137,26 @@ def test_releases_of_wafer_logs_are_left_out_in_the_text_and_on_the_page(
     assert "each release left out" not in without.output
 
 
+EXPLAINED = {"name": "all sizes", "run": "large", "systems": 16}
+AGAINST = {"base": "small", "measured": 0.5, "predicted": 0.45, "error": -0.1, "band": [0.4, 0.6]}
+EFFICIENCY = {
+    "name": "all sizes",
+    "fewer": 1,
+    "systems": 16,
+    "measured": 0.91,
+    "least": True,
+    "predicted": 1.0,
+}
 SCALING: dict[str, Any] = {
     "source": "a paper",
-    "runs": [
-        {
-            "name": "large",
-            "systems": 16,
-            "batch_per_system": 65,
-            "against": [
-                {"base": "small", "measured": 0.5, "predicted": 0.45, "error": -0.1, "band": [0.4, 0.6]}
-            ],
-        }
-    ],
+    "runs": [{"name": "large", "systems": 16, "batch_per_system": 65, "against": [AGAINST]}],
     "efficiencies": [
-        {
-            "name": "all sizes",
-            "fewer": 1,
-            "systems": 16,
-            "measured": 0.91,
-            "least": True,
-            "predicted": 1.0,
-            "predicted_for": "large",
-            "allowed": 0.9099,
-            "source": "section 5",
-        }
+        EFFICIENCY | {"predicted_for": "large", "allowed": 0.9099, "source": "section 5"},
     ],
     "explanations": [
-        {
-            "name": "all sizes",
-            "run": "large",
-            "systems": 16,
-            "cause": "links are slower",
-            "needed": 18.07e9,
-            "in_model": 150e9,
-            "unit": "bytes_per_s",
-        },
-        {
-            "name": "all sizes",
-            "run": "large",
-            "systems": 16,
-            "cause": "one system is slower",
-            "needed": 0.0989,
-            "in_model": 0.0,
-            "unit": "fraction",
-        },
+        EXPLAINED
+        | {"cause": "links are slower", "needed": 18.07e9, "in_model": 150e9, "unit": "bytes_per_s"},
+        EXPLAINED | {"cause": "one system is slower", "needed": 0.0989, "in_model": 0.0, "unit": "fraction"},
     ],
 }
 

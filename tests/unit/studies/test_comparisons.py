@@ -14,7 +14,8 @@ from perfsim.catalog import default_catalog
 from perfsim.cli import main
 from perfsim.convergence.laws import BESIROGLU
 from perfsim.report.validation import comparison_table
-from perfsim.studies.comparisons import Comparison, is_comparison, least_flop
+from perfsim.studies.comparisons import Comparison, least_flop
+from perfsim.studies.loading import kind_of_study
 
 LOSSES = """\
 name: losses
@@ -107,7 +108,7 @@ def test_equations_and_simulated_bytes_agree_within_five_per_cent() -> None:
 
 @pytest.mark.parametrize("name", ["chinchilla_against_gpt3", "pile_law", "transformer_scaling"])
 def test_the_study_verb_answers_a_comparison_and_writes_its_page(name: str, tmp_path: Path) -> None:
-    assert is_comparison(name)
+    assert kind_of_study(name) == "comparison"
     shown = CliRunner().invoke(main, ["study", name, "--out", str(tmp_path / "a")])
     assert shown.exit_code == 0, shown.output
     result = comparison(name)
@@ -123,7 +124,6 @@ def test_the_study_verb_answers_a_comparison_and_writes_its_page(name: str, tmp_
 
 
 def test_studies_and_sweeps_are_no_comparisons() -> None:
-    assert not is_comparison("gpt3_20b")
-    assert not is_comparison("capacity_20b")
+    assert (kind_of_study("gpt3_20b"), kind_of_study("capacity_20b")) == ("study", "sweep")
     with pytest.raises(CatalogError):
         comparison("gpt3_20b", catalog=default_catalog())

@@ -72,7 +72,7 @@ def test_a_point_without_a_plan_is_a_result_with_its_reason(path: Path, store: P
     assert [(answer.num_devices, answer.reasons) for answer in without] == [
         (4, ("global_batch_size 2 gives some of 4 systems nothing",))
     ]
-    assert result.as_dict()["points"][4]["reasons"] == list(without[0].reasons)
+    assert list(result.documents())[4]["reasons"] == list(without[0].reasons)
 
 
 def test_a_finished_point_is_not_computed_again(
@@ -210,7 +210,7 @@ def test_processes_give_what_one_process_gives_and_a_limit_of_events_counts_over
     assert alone.events > len(sweep.points)
     with limited(Limits(max_events=alone.events)) as exact:
         shared = run_sweep(sweep, tmp_path / "exact.sqlite", jobs=2)
-    assert json.dumps(shared.as_dict()) == json.dumps(whole.as_dict())
+    assert json.dumps(list(shared.documents())) == json.dumps(list(whole.documents()))
     assert exact.events == alone.events
     with limited(Limits(max_events=alone.events - 1)), pytest.raises(LimitError, match="finished and kept"):
         run_sweep(sweep, tmp_path / "less.sqlite", jobs=2)
@@ -256,41 +256,31 @@ def on_system(**changes: object) -> StudySpec:
 
 def test_an_answer_is_found_again_by_a_later_reader(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "points.sqlite"
-    with Store(path) as store:
-        store.put("a", Stored("earlier", 0.0))
-        store.put("a", Stored('{"x": 1}', 0.5))
-    with Store(path) as store:
-        assert dict(store.find(["a", "b", "a"])) == {"a": Stored('{"x": 1}', 0.5)}
+    with Store(path) as writer:
+        writer.put("a", Stored("earlier", 0.0))
+        writer.put("a", Stored('{"x": 1}', 0.5))
+        with Store(path) as reader:  # before the writer is closed
+            assert dict(reader.find(["a", "b", "a"])) == {"a": Stored('{"x": 1}', 0.5)}
 
 
-def test_an_answer_is_seen_by_others_before_the_writer_is_closed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path: path.write_text("somebody's notes, and not a database\n" * 20), "is not a store"),
+        (lambda path: sqlite3.connect(path).execute("PRAGMA user_version = 99").close(), "another release"),
+        (lambda path: path.mkdir(), "cannot be used"),
+    ],
+    ids=["no database", "another layout", "a folder"],
+)
+def test_what_is_no_store_is_refused_and_left_as_it_is(
+    tmp_path: Path, make: Callable[[Path], object], said: str
+) -> None:
     path = tmp_path / "points.sqlite"
-    with Store(path) as writer, Store(path) as reader:
-        writer.put("a", Stored("1", 0.0))
-        assert "a" in dict(reader.find(["a"]))
-
-
-def test_a_file_that_is_no_database_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "points.sqlite"
-    path.write_text("these are somebody's notes, and not a database\n" * 20)
-    before = path.read_bytes()
-    with pytest.raises(StoreError, match=r"points\.sqlite: is not a store"):
+    make(path)
+    before = path.read_bytes() if path.is_file() else None
+    with pytest.raises(StoreError, match=rf"points\.sqlite.*{said}"):
         Store(path)
-    assert path.read_bytes() == before
-
-
-def test_a_store_of_another_layout_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "points.sqlite"
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version = 99")
-    connection.close()
-    with pytest.raises(StoreError, match="another release"):
-        Store(path)
-
-
-def test_a_folder_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="cannot be used"):
-        Store(tmp_path)
+    assert before == (path.read_bytes() if path.is_file() else None)
 
 
 CHANGES: dict[str, Callable[[], StudySpec]] = {
@@ -356,13 +346,11 @@ def test_no_flipped_bit_changes_an_answer_or_ends_in_anything_but_a_store_error(
 
 
 def test_a_damaged_row_is_no_answer_and_is_named(filled: Path) -> None:
-    connection = sqlite3.connect(filled)
     first, second, third = list(ANSWERS)[:3]
-    connection.execute("UPDATE points SET answer = '{}' WHERE digest = ?", (first,))
-    connection.execute("UPDATE points SET seconds = 1e9 WHERE digest = ?", (second,))
-    connection.execute("UPDATE points SET answer = CAST(x'ff' AS TEXT) WHERE digest = ?", (third,))
-    connection.commit()
-    connection.close()
+    with closing(sqlite3.connect(filled, isolation_level=None)) as connection:
+        connection.execute("UPDATE points SET answer = '{}' WHERE digest = ?", (first,))
+        connection.execute("UPDATE points SET seconds = 1e9 WHERE digest = ?", (second,))
+        connection.execute("UPDATE points SET answer = CAST(x'ff' AS TEXT) WHERE digest = ?", (third,))
     with Store(filled) as store:
         assert set(dict(store.find(ANSWERS))) == set(ANSWERS) - {first, second, third}
         assert store.damaged == {first, second, third}

@@ -96,6 +96,15 @@ def test_a_log_becomes_the_scale_of_a_cluster(run: Path) -> None:
     assert "intervals of one run" in record.note
 
 
+def test_steps_of_two_batch_sizes_are_not_intervals_of_one_run(tmp_path: Path) -> None:
+    path = tmp_path / "two.log"
+    lines = [line(n, 50.0) for n in range(5)] + [line(n, 100.0, 32) for n in range(5, 10)]
+    path.write_text(log(*lines), encoding="utf-8")
+    calibration = fit_cluster([path], "dgx-a100-80gb")
+    assert [case.measured_s for case in calibration.cases] == [0.05, 0.1]
+    assert "intervals of one run" not in calibration.fit["scale"].note
+
+
 def test_the_same_steps_as_yaml_have_the_same_scale(run: Path, tmp_path: Path) -> None:
     path = tmp_path / "measured.yaml"
     path.write_text(import_file(run, system="dgx-a100-80gb").text(), encoding="utf-8")
