@@ -98,3 +98,11 @@ def test_the_number_of_durations_must_be_the_number_of_tasks(toys: ModuleType) -
     for engine in (critical_path, simulate):
         with pytest.raises(ValueError, match="3 durations for 5 tasks"):
             engine(two_sends(toys)[0], np.ones(3))
+
+
+def test_a_flow_loads_a_link_as_often_as_it_crosses_it(toys: ModuleType) -> None:
+    """The first crosses link 1, which carries two of three, three times; link 0 has room for both."""
+    graph, _ = two_sends(toys)
+    flows = {1: Flow((0, 1, 1, 1), 1.0), 3: Flow((0,), 1.0)}
+    trace = simulate(graph, np.array([0.0, 6.0, 0.0, 6.0, 0.0]), flows, np.array([10.0, 2.0]))
+    assert trace.end_s[[1, 3]].tolist() == pytest.approx([9.0, 6.0], rel=1e-12)

@@ -101,3 +101,17 @@ def test_one_sick_port_of_a_tensor_group_slows_a_step_as_all_of_them(toys: Modul
     )
     assert one == pytest.approx(every, rel=1e-9)
     assert one > 1.03 * usual
+
+
+def test_a_detour_around_a_dead_port_has_the_latency_of_its_links(toys: ModuleType) -> None:
+    """Over two NICs and the leaf, where each GPU has its own NIC and no host joins them."""
+    changes = {"node.nics": 8, "node.host": None}
+    healthy = build_topology(default_catalog().system("dgx-a100-80gb", **changes), 8)
+    node = healthy.system.node
+    longer_s = node.nic.latency + healthy.system.fabric.switch_latency - node.scale_up.latency
+    work = message(toys, 3, 4, 1e3)
+    around = step_of(toys, degraded(healthy, {A_PORT: 0.0}), (work, "gpu3/send"), healthy=healthy)
+    assert longer_s > 0.0
+    bytes_s = max(around.costs.duration_s(work) - around.costs.latency_s(work), 1e3 / 25e9)
+    expected_s = around.costs.latency_s(work) + bytes_s + longer_s
+    assert around.run().step_time_s == pytest.approx(expected_s, rel=1e-6)
