@@ -480,9 +480,13 @@ def timelines(
             "above or below show what it waits for. Drag to zoom, double-click to return."
         )
         yield Section("Timeline of a step", lead, slug="timeline", short="Timeline")
-    shares = _fair_shares([len(own.timeline) for _, own, _ in shown], most_bars)
-    for index, ((name, own, file), share) in enumerate(zip(shown, shares, strict=True)):
-        bars, note = _drawn_bars(own, share)
+    # Short timelines are drawn in full, and long ones share the rest of the bars.
+    shares: dict[int, int] = {}
+    for index, (_, own, _) in sorted(enumerate(shown), key=lambda item: len(item[1][1].timeline)):
+        left = most_bars - sum(shares.values())
+        shares[index] = min(len(own.timeline), left // (len(shown) - len(shares)))
+    for index, (name, own, file) in enumerate(shown):
+        bars, note = _drawn_bars(own, shares[index])
         lanes = len({bar.lane for bar in own.timeline if computes(bar.lane)})
         notes = [note]
         if lanes < own.timeline_devices:
@@ -503,16 +507,6 @@ def timelines(
             trace=file,
             level=3,
         )
-
-
-def _fair_shares(counts: Sequence[int], budget: int) -> list[int]:
-    """Max-min fair shares: small counts in full, large ones share the rest."""
-    shares = [0] * len(counts)
-    order = sorted(range(len(counts)), key=lambda i: counts[i])
-    for done, i in enumerate(order):
-        shares[i] = min(counts[i], budget // (len(counts) - done))
-        budget -= shares[i]
-    return shares
 
 
 def _drawn_bars(candidate: Answer, most: int = _MAX_BARS) -> tuple[Sequence[TimelineBar], str]:

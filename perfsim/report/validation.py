@@ -156,7 +156,7 @@ def _left_out_table(left_out: Sequence[LeftOut]) -> Table:
     def constant(family: LeftOut, name: str) -> str | None:
         if name not in family.constants:
             return None
-        value = quantity(name, family.constants[name])
+        value = _quantity(name, family.constants[name])
         if name in family.kept:
             return f"({value})"
         borrowed = family.borrowed and name == family.ceiling
@@ -180,13 +180,13 @@ def _left_out_table(left_out: Sequence[LeftOut]) -> Table:
     )
 
 
-def constants_table(constants: Sequence[FittedConstant]) -> Table:
+def _constants_table(constants: Sequence[FittedConstant]) -> Table:
     """The constants that whole steps decide, each with its standard error."""
     return Table.each(
         constants,
         {
             "constant": (None, lambda own: _heading(own.name)),
-            "value": (text.NUMBER, lambda own: quantity(own.name, own.value)),
+            "value": (text.NUMBER, lambda own: _quantity(own.name, own.value)),
             "standard error": (text.SHARE, lambda own: own.standard_error),
             "runs of the fit": (text.COUNT, lambda own: own.runs),
         },
@@ -200,7 +200,7 @@ def _heading(name: str) -> str:
     return _HEADINGS.get(field, text.human(field)) + (f", {owner}" if owner else "")
 
 
-def quantity(constant: str, value: float) -> str:
+def _quantity(constant: str, value: float) -> str:
     """A fitted constant in the unit that the name of its field ends with."""
     name = constant.partition(" of ")[0]
     if name.endswith("_bytes_per_s"):
@@ -456,7 +456,7 @@ def _sections(page: AccuracyPage) -> Iterator[Section]:
         yield Section(
             "Constants that whole steps decide",
             "No micro-benchmark shows them, so they are fitted to all published runs on GPUs at once.",
-            table=constants_table(page.constants),
+            table=_constants_table(page.constants),
             slug="constants",
         )
     for result in page.convergence:
