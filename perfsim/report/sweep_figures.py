@@ -202,7 +202,7 @@ def _efficiency(result: SweepResult) -> Iterator[Section]:
 
 
 def efficiency_curve(table: Table) -> go.Figure:
-    """The efficiency in throughput by devices; dashed that in time to the target, where it differs."""
+    """The efficiency in throughput by devices; dashed the efficiency in time, where it differs."""
     traces = []
     for index, (name, unsorted) in enumerate(table.by("series").items()):
         own = unsorted.sorted("devices")
@@ -233,7 +233,7 @@ def efficiency_curve(table: Table) -> go.Figure:
 def _time_and_cost(result: SweepResult) -> Iterator[Section]:
     """Nothing where targets differ or every series has one number of devices.
 
-    Money compares all machines, device-days those of one machine.
+    Money compares all machines; device-days compare the points of one machine.
     """
     points = [(member, point) for member in result.series for point in member.points]
     if len(result.targets) > 1 or all(len(member.points) == 1 for member in result.series):
@@ -360,7 +360,7 @@ def _count(count: float | None, match: Match, unit: text.Unit = text.COUNT) -> s
 
 
 def equal_time(forward: Sequence[Match], backward: Sequence[Match]) -> go.Figure:
-    """Devices of the first machine over those of the other, from the counts of both, with 90 % bands.
+    """Devices of the first machine over devices of the other, from the counts of both, with 90 % bands.
 
     `forward` matches the other machine's counts by the first, `backward` the first's by the other. The bands
     are vertical for the former and horizontal for the latter.
