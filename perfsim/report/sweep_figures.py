@@ -307,8 +307,8 @@ def _matches(result: SweepResult) -> Iterator[Section]:
             heading,
             f"How many {first} and how many {rival} finish on the same day. The band is that of the ratio of "
             "the two times (90 %), which share one critical batch.",
-            equal_time(forward, backward),
-            matches_table(forward),
+            _equal_time(forward, backward),
+            _matches_table(forward),
             "A curve of equal time",
             (f"as many {first}",),
             slug=slug,
@@ -316,13 +316,13 @@ def _matches(result: SweepResult) -> Iterator[Section]:
         yield Section(
             f"{heading}, the other way",
             f"The other way: how many {rival} replace {first}.",
-            table=matches_table(backward),
+            table=_matches_table(backward),
             slug=f"{slug}-back",
             level=3,
         )
 
 
-def matches_table(matches: Sequence[Match]) -> Table:
+def _matches_table(matches: Sequence[Match]) -> Table:
     """For each machine, how many devices of another one are as fast."""
     noun = matches[0].series.devices_noun
     rows = []
@@ -359,7 +359,7 @@ def _count(count: float | None, match: Match, unit: text.Unit = text.COUNT) -> s
     return f"\u2264 {text.integer(least)}" if count <= least else unit.text(count)
 
 
-def equal_time(forward: Sequence[Match], backward: Sequence[Match]) -> go.Figure:
+def _equal_time(forward: Sequence[Match], backward: Sequence[Match]) -> go.Figure:
     """Devices of the first machine over devices of the other, from the counts of both, with 90 % bands.
 
     `forward` matches the other machine's counts by the first, `backward` the first's by the other. The bands

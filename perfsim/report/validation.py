@@ -684,7 +684,7 @@ _COMPARED = {
 """How the values of a key are written; others have three digits."""
 
 
-def comparison_table(result: Comparison) -> Table:
+def _comparison_table(result: Comparison) -> Table:
     """The rows of a comparison, every column in its unit."""
     units = dict(_COMPARED)
     if "time_s" in result.columns:
@@ -704,12 +704,12 @@ def comparison_table(result: Comparison) -> Table:
 
 def comparison_lines(result: Comparison) -> list[str]:
     """The title, the table, and the answer in words."""
-    table = comparison_table(result).lines()
+    table = _comparison_table(result).lines()
     return [*text.paragraphs(result.title), "", *table, "", *text.paragraphs(result.verdict)]
 
 
 def write_comparison(result: Comparison, folder: Path) -> Path:
     """Write `index.html` and `summary.json`; returns the page."""
-    section = Section("Side by side", "", table=comparison_table(result), slug="comparison")
+    section = Section("Side by side", "", table=_comparison_table(result), slug="comparison")
     page = Page(result.title, [section], result.question, verdict=result.verdict)
     return page.write(folder, document_text(result))
