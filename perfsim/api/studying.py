@@ -26,7 +26,7 @@ from perfsim.studies.answers import (
     quantities,
     values_of,
 )
-from perfsim.studies.axes import Sweep, changed_study, load_sweep, only_strategies
+from perfsim.studies.axes import Sweep, changed_study, load_sweep
 from perfsim.studies.comparisons import Comparison, compare, load_comparison
 from perfsim.studies.decision import outcome_of, ratio_of
 from perfsim.studies.executors import Tell, executor_for
@@ -101,7 +101,7 @@ class StudyAnswer(StudyResult, Tabular):
         return min(self.candidates, key=lambda candidate: candidate.time_to_accuracy_s)
 
     def ratio(self, candidate: str, over: str = "") -> RatioBand:
-        """The time of one candidate over that of another (the best if absent), with its 90 % band.
+        """The time of one candidate over the time of another (the best if absent), with its 90 % band.
 
         Candidates are named as `16 CS-2`, `128 A100-80GB`, `16 x cs-2` or by their whole label. Raises
         InputError with the labels for a name that fits none or several of them.
@@ -287,7 +287,7 @@ def sweep(
     Raises InputError for what is wrong in the file and PerfsimError where points fail.
     """
     chosen = sweep if isinstance(sweep, Sweep) else load_sweep(str(sweep), catalog, changes)
-    chosen = only_strategies(chosen, names_of(compare, "compare"))
+    chosen = chosen.only(names_of(compare, "compare"))
     with ExitStack() as stack:
         kept = Path(stack.enter_context(TemporaryDirectory()) if folder is None else folder)
         result = run_sweep(chosen, kept / STORE, jobs=jobs, scheduler=scheduler, tell=progress)

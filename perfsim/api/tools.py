@@ -271,7 +271,7 @@ def diff(first: Named, second: Named) -> Difference:
 
 
 class Model(TransformerConfig):
-    """A model as an object: its fields, or those of a file of another tool."""
+    """A model as an object: its fields, or a file of another tool."""
 
     @classmethod
     def from_file(cls, path: str | Path, format: str = "") -> Self:  # noqa: A002  # as `--format`
@@ -295,9 +295,9 @@ def import_file(
 ) -> Imported:
     """All that a foreign file says: model, recipe, layout, parameter count, and what was not used.
 
-    `part` chooses the document (model, recipe, measured, convergence). `model` is that of a file without one
-    (DeepSpeed), `system` the machine of measured steps, `given` are values by key that the file lacks, and
-    `more` are logs of further MLPerf runs. Raises InputError with every problem.
+    `part` chooses the document (model, recipe, measured, convergence). `model` is what a file without one
+    (DeepSpeed) trains, `system` the machine of measured steps, `given` are values by key that the file lacks,
+    and `more` are logs of further MLPerf runs. Raises InputError with every problem.
     """
     others = [Path(other) for other in more]
     return read_file(Path(path), format, part=part, model=str(model), system=system, given=given, more=others)

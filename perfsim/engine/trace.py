@@ -53,7 +53,7 @@ class Trace:
     start_s: Floats
     end_s: Floats
     simulated: Simulated | None = None
-    """None: the times are those of the longest path."""
+    """None: the times are the longest path's."""
 
     @cached_property
     def makespan_s(self) -> float:

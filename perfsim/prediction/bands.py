@@ -34,7 +34,7 @@ RUNS_RECORD = "reached.json"
 SHARDED = 3
 """The ZeRO stage that shards parameters."""
 SAME_CHIP = 1.02
-"""Peaks within this factor are those of one chip."""
+"""Peaks within this factor belong to one chip."""
 SIXTEEN_BIT: tuple[Precision, ...] = ("fp16", "bf16")
 
 
@@ -268,7 +268,7 @@ class BandWidths:
     """How many times as wide the band of a model with experts is at no unlikeness."""
 
     def log_width(self, unlikeness: float, unknown: float = 0.0) -> float:
-        """Half-width in log time at so many points of unlikeness, with that of what no run shows."""
+        """Half-width in log time by points of unlikeness; `unknown` is the part that no run shows."""
         return math.hypot(self.base, self.slope * unlikeness, unknown)
 
     def error(self, unlikeness: float, unknown: float = 0.0) -> float:
@@ -358,25 +358,25 @@ def unknowns_of(plan: Plan) -> list[Unknown]:
     return list(machine_of(plan.system).unknowns(plan.system, plan.job, plan.topology.num_devices))
 
 
-# A communication kernel takes multiprocessors and memory bandwidth from the compute beside it, so hiding is
+# A communication kernel takes multiprocessors and memory bandwidth from the compute next to it, so hiding is
 # not free. How much it costs was checked only up to the largest share of the step that a published run hides.
 # Where a plan hides a share h above that largest share m, its step may take up to (h - m) s longer, where s
-# is the largest slowdown of compute beside communication (`Machine.overlap_slowdown`). The band is wider by
+# is the largest slowdown of compute next to communication (`Machine.overlap_slowdown`). The band is wider by
 # that.
 
 
 class Hidden(NamedTuple):
-    """The share of a step in which communication hides behind compute, beside that of published runs."""
+    """The share of a step in which communication hides behind compute, and the largest of published runs."""
 
     share: float
     published: float
     """The largest share of the published runs."""
     slowdown: float
-    """Most extra time of compute beside communication, as a fraction of its time."""
+    """Most extra time of compute next to communication, as a fraction of its time."""
 
     @property
     def cost(self) -> float:
-        """What the share beyond that of published runs costs at most, as a fraction of the step."""
+        """The most that hiding more than any published run slows the step, as a fraction of it."""
         return max(0.0, self.share - self.published) * self.slowdown
 
     def unknown(self) -> list[Unknown]:
@@ -391,7 +391,7 @@ class Hidden(NamedTuple):
 def hidden_of(plan: Plan, share: float, *, without: str = "") -> Hidden:
     """A share of a step that hides communication, next to the largest of runs on devices like the plan's.
 
-    How a device computes beside communication is its own: runs count that have its constants; where none
+    How a device computes next to communication is its own: runs count that have its constants; where none
     has, all on its kind of system.
     """
     families = [family for family, _ in _families(plan.system.kind, without)]
@@ -403,7 +403,7 @@ def hidden_of(plan: Plan, share: float, *, without: str = "") -> Hidden:
 def left_out_of(system_kind: str, group: str) -> Mapping[str, Any] | None:
     """The record of a fit without a group of runs (a family, a wafer's release); None if there is none.
 
-    `constants` are those of the fit, `band` the widths that the other groups give.
+    `constants` are what was fitted, `band` the widths that the other groups give.
     """
     rows = (
         row for entry in recorded_errors() if entry["system_kind"] == system_kind for row in entry["left_out"]

@@ -215,7 +215,7 @@ def _evidence(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
 
 
 def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
-    """Sizes and settings beyond those of the published runs."""
+    """Sizes and settings that no published run has."""
     for unknown in unknowns_of(plan):
         if unknown.code in _OF_THE_JOB:
             yield caveat(unknown.code, unknown.words)
@@ -299,8 +299,8 @@ def _of_run(evaluation: Evaluation) -> Iterator[Caveat]:
     if hidden.cost and factor > MARGIN:
         words = (
             f"{100 * hidden.share:.0f} % of the step hides communication, while published runs hide at most "
-            f"{100 * hidden.published:.0f} %; how much that slows the compute beside it is an extrapolation: "
-            f"the band allows up to {100 * hidden.cost:.2g} % of the step"
+            f"{100 * hidden.published:.0f} %; how much that slows the compute next to it is an "
+            f"extrapolation: the band allows up to {100 * hidden.cost:.2g} % of the step"
         )
         yield caveat("hidden-communication", words, factor)
     mfu = evaluation.mfu

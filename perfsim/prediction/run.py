@@ -15,7 +15,7 @@ from perfsim.base.arrays import Floats
 from perfsim.costs.price import Costs, price
 from perfsim.engine import critical_path, simulate
 from perfsim.engine.failures import FailedRun
-from perfsim.engine.tables import Beside
+from perfsim.engine.tables import Beside, Flow
 from perfsim.engine.trace import Trace
 from perfsim.machines import machine_of
 from perfsim.machines.placement import Placed, place
@@ -42,7 +42,7 @@ class Step:
 
     @cached_property
     def beside(self) -> Beside:
-        """How communication slows the computation beside it, by class of work."""
+        """How communication slows the computation next to it, by class of work."""
         works = self.placed.graph.works
         costs = self.costs
         return Beside(
@@ -50,19 +50,32 @@ class Step:
             bound=np.array([costs.bound(work) for work in works], dtype=np.float64).reshape(-1, 2),
         )
 
+    @cached_property
+    def flows(self) -> dict[int, Flow]:
+        """The load of each class of communication on links that it shares, after its latency."""
+        works = self.placed.graph.works
+        flows: dict[int, Flow] = {}
+        for number, flow in self.placed.links.flows.items():
+            whole_s = self.costs.duration_s(works[number])
+            latency_s = self.costs.latency_s(works[number])
+            flows[number] = flow._replace(latency=latency_s / whole_s if whole_s > 0.0 else 0.0)
+        return flows
+
     def run(
         self, duration_s: Floats | None = None, *, contention: bool = True, reported: bool = False
     ) -> Trace:
         """Simulate the step, with other task durations if given; `reported` as for `engine.simulate`.
 
-        Without `contention`, of links or inside devices, the times are those of the critical path, which does
+        Without `contention`, of links or inside devices, the times are the critical path's, which does
         not count toward the limit on simulated tasks. Raises DeadlockError and LimitError as
         `engine.simulate` does.
         """
         graph = self.placed.graph
         seconds = self.duration_s if duration_s is None else duration_s
         if contention:
-            trace = simulate(graph, seconds, *self.placed.links, self.beside, reported=reported)
+            trace = simulate(
+                graph, seconds, self.flows, self.placed.links.capacities, self.beside, reported=reported
+            )
         else:
             trace = critical_path(graph, seconds)
         return trace.scaled(self.scale)
@@ -131,7 +144,7 @@ class Evaluation:
     step: Step = field(repr=False, compare=False)
     """The graph placed and priced, before any perturbation."""
     disturbed: Placed | None = field(default=None, repr=False, compare=False)
-    """The graph of a perturbed trace on its network; None: that of `step`."""
+    """The graph of a perturbed trace on its network; None: the network of `step`."""
     cluster: ClusterCalibration | None = None
     """What every second of the trace was multiplied by, where the user measured steps."""
     perturbed: Perturbed | None = None
@@ -233,7 +246,7 @@ class Evaluation:
     def _kept_share(self, *, needed: bool) -> float:
         """Share of a dense step's FLOPs that a sparse model asks for (`needed`), or that are executed.
 
-        Needed are the FLOPs of weights that are not zero. Executed are also those of zeros that a wafer does
+        Needed are the FLOPs of weights that are not zero. Executed are also the zeros that a wafer does
         not skip.
         """
         sparsity = self.plan.job.recipe.weight_sparsity

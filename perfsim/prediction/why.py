@@ -216,8 +216,8 @@ def link_use(trace: Trace, placed: Placed) -> dict[str, LinkUse]:
 
 # The kernels of a step on the roofline of their device: FLOP/s reached over FLOPs per byte of memory.
 #
-# Seconds are those of the cost model on an idle device, without the host: what limits a kernel is its own
-# shape, not what runs beside it. Formula: a device reaches at most min(peak, intensity x memory bandwidth)
+# Seconds are the cost model's for an idle device, without the host: what limits a kernel is its own
+# shape, not what runs next to it. Formula: a device reaches at most min(peak, intensity x memory bandwidth)
 # [Williams, Waterman, Patterson 2009, Communications of the ACM 52(4)].
 
 PRODUCT = "matrix product"
@@ -348,7 +348,7 @@ class _Suspect:
 
 @dataclass(frozen=True, slots=True)
 class GapExplained:
-    """A measured step beside the predicted one, and what would explain the difference."""
+    """A measured step next to the predicted one, and what would explain the difference."""
 
     predicted_s: float
     measured_s: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from perfsim.proof.hazards import Edge, Precedence
 from perfsim.proof.program import Fault, task_name
 from perfsim.proof.prove import Subject, described, subject_of
 from perfsim.strategies import Plan
-from perfsim.work import Kind, RankGroup, TaskGraph, Work
+from perfsim.work import Kind, RankGroup, Task, Work
 from perfsim.work.unfold import meeting_of
 
 # Single faults injected into a correct graph, which a proof must detect.
@@ -44,131 +44,130 @@ class Mutation:
         return self.subject.faults()
 
 
-def mutations(subject: Subject) -> Iterator[Mutation]:
-    """Every fault of every kind in a graph."""
-    for make in (missing_dependencies, early_buffers, wrong_groups, skipped_gradients, _early_updates):
-        yield from make(subject)
-    yield from _wrong_notes(subject)
-    yield from wrong_prices(subject)
+_Wrong = Iterator[tuple[str, Subject]]
+"""Descriptions of faults, and the graphs with them."""
 
 
-def missing_dependencies(subject: Subject) -> Iterator[Mutation]:
+def _missing_dependencies(subject: Subject) -> _Wrong:
     """Remove each data dependency that no other one implies."""
     graph = subject.graph
     reads = zip(graph.reads.row_of_value.tolist(), graph.writer[graph.reads.values].tolist(), strict=True)
-    yield from _without(subject, "data dependency removed", dict.fromkeys(reads))
+    return _without(subject, dict.fromkeys(reads))
 
 
-def early_buffers(subject: Subject) -> Iterator[Mutation]:
+def _early_buffers(subject: Subject) -> _Wrong:
     """Remove each control dependency that no other one implies; they tell when a buffer is free."""
     after = subject.graph.after
     edges = zip(after.row_of_value.tolist(), after.values.tolist(), strict=True)
-    yield from _without(subject, "buffer reused too early", dict.fromkeys(edges))
+    return _without(subject, dict.fromkeys(edges))
 
 
-def _without(subject: Subject, kind: str, edges: dict[Edge, None]) -> Iterator[Mutation]:
+def _without(subject: Subject, edges: dict[Edge, None]) -> _Wrong:
     graph = subject.graph
-    precedence = Precedence(graph, graph.dependencies)
     deps = graph.dependencies
+    precedence = Precedence(graph, deps)
     for task, before in edges:
         direct = deps.row(task)
         follows_in_stream = graph.stream[task] == graph.stream[before]
         implied = any(source != before and precedence.before(before, source) for source in direct)
-        if follows_in_stream or implied or before not in direct:
-            continue
-        waits, source = (task_name(graph, graph.task(number)) for number in (task, before))
-        yield Mutation(kind, f"{waits} does not wait for {source}", subject.lacking([(task, before)]))
+        if not (follows_in_stream or implied or before not in direct):
+            waits, source = (task_name(graph, graph.task(number)) for number in (task, before))
+            yield f"{waits} does not wait for {source}", subject.lacking([(task, before)])
 
 
-def wrong_groups(subject: Subject) -> Iterator[Mutation]:
-    """Give each collective a wrong group: half of its peers, or as many peers with another stride."""
-    graph = subject.graph
-    width = subject.graph.width
-    for task in graph.tasks():
-        group = task.work.group
-        if task.work.kind is not Kind.COMM_COLL or group is None or meeting_of(task.work, width).size == 1:
-            continue
-        for stride, size in ((group.stride, group.size // 2), (width // group.size, group.size)):
-            wrong = RankGroup(
-                group.start, stride if group.stride != stride or size != group.size else 0, size
-            )
-            if size < 1 or wrong.stride < 1 or (stride, size) == (group.stride, group.size):
-                continue
-            if width % (stride * size):
-                continue
-            description = f"{task_name(graph, task)} over stride {stride}, {size} ranks"
-            mutated = _with_work(graph, task.id, replace(task.work, group=wrong))
-            yield Mutation("wrong group", description, replace(subject, graph=mutated))
-
-
-def skipped_gradients(subject: Subject) -> Iterator[Mutation]:
-    """Disable each task that reduces or ties weight gradients, computes nothing else, or sums their norm.
-
-    Where nothing is clipped, nothing uses the norm.
-    """
-    clips = math.isfinite(subject.training.max_norm)
-
-    def skips(work: Work) -> bool:
-        reduces = work.name in ("data.all_reduce", "data.reduce_scatter", "pipeline.tied_embedding")
-        computes = work.op.endswith(".wgrad") or work.op == "embedding.backward"
-        return reduces or computes or work.op.startswith("reduce") or (work.op == "norm" and clips)
-
-    graph = subject.graph
-    for task in graph.tasks():
-        if skips(task.work):
-            idle = replace(task.work, op=IDLE, kind=Kind.COMP, group=None)
-            description = f"{task_name(graph, task)} does nothing"
-            mutated = _with_work(graph, task.id, idle)
-            yield Mutation("gradient skipped", description, replace(subject, graph=mutated))
-
-
-def _early_updates(subject: Subject) -> Iterator[Mutation]:
+def _early_updates(subject: Subject) -> _Wrong:
     """Remove all waits of each update for gradients, its own and those of other ranks."""
     graph = subject.graph
     for task in graph.tasks():
         if task.work.op not in ("optimizer", "memoryx_update"):
             continue
-        sources = {int(graph.writer[handle]) for handle in task.reads}
-        edges = [(task.id, source) for source in sorted(sources)]
-        removed = [edge for edge in edges if graph.stream[edge[1]] != graph.stream[task.id]]
+        sources = sorted({int(graph.writer[handle]) for handle in task.reads})
+        removed = [(task.id, source) for source in sources if graph.stream[source] != graph.stream[task.id]]
         if removed:
-            description = f"{task_name(graph, task)} waits for no gradient"
-            yield Mutation("update before reduction", description, subject.lacking(removed))
+            yield f"{task_name(graph, task)} waits for no gradient", subject.lacking(removed)
 
 
-def _wrong_notes(subject: Subject) -> Iterator[Mutation]:
+def _with_work(subject: Subject, task: Task, said: str, **changes: Any) -> tuple[str, Subject]:
+    """The fault that one task has changed work."""
+    graph = subject.graph
+    column = graph.work.copy()
+    column[task.id] = len(graph.works)
+    works = (*graph.works, replace(task.work, **changes))
+    mutated = replace(graph, works=works, work=np.asarray(column))
+    return f"{task_name(graph, task)} {said}", replace(subject, graph=mutated)
+
+
+def _wrong_groups(subject: Subject) -> _Wrong:
+    """Give each collective a wrong group: half of its peers, or as many peers with another stride."""
+    width = subject.graph.width
+    for task in subject.graph.tasks():
+        group = task.work.group
+        if task.work.kind is not Kind.COMM_COLL or group is None or meeting_of(task.work, width).size == 1:
+            continue
+        for stride, size in ((group.stride, group.size // 2), (width // group.size, group.size)):
+            same = (stride, size) == (group.stride, group.size)
+            if not same and size > 0 and stride > 0 and width % (stride * size) == 0:
+                said = f"over stride {stride}, {size} ranks"
+                yield _with_work(subject, task, said, group=RankGroup(group.start, stride, size))
+
+
+def _skipped_gradients(subject: Subject) -> _Wrong:
+    """Disable each task that reduces or ties weight gradients, computes nothing else, or sums their norm.
+
+    Where nothing is clipped, nothing uses the norm.
+    """
+    clips = math.isfinite(subject.training.max_norm)
+    for task in subject.graph.tasks():
+        name = task.work.name
+        op = task.work.op
+        reduces = name in ("data.all_reduce", "data.reduce_scatter", "pipeline.tied_embedding")
+        computes = op.endswith(".wgrad") or op == "embedding.backward"
+        if reduces or computes or op.startswith("reduce") or (op == "norm" and clips):
+            yield _with_work(subject, task, "does nothing", op=IDLE, kind=Kind.COMP, group=None)
+
+
+def _wrong_notes(subject: Subject) -> _Wrong:
     """Let each reduction or gather over replicas say that it is of experts if it is not, and the other way.
 
     Sums over groups of replicas are of what was reduced in a group, whatever they say.
     """
-    graph = subject.graph
-    for task in graph.tasks():
+    for task in subject.graph.tasks():
         work = task.work
         if work.category == "data_communication" and work.writes[0].name != "gradient_shards":
             said = "other weights than those of experts" if work.experts else "experts"
-            mutated = _with_work(graph, task.id, replace(work, experts=not work.experts))
-            description = f"{task_name(graph, task)} is said to be of {said}"
-            yield Mutation("wrong note", description, replace(subject, graph=mutated))
+            yield _with_work(subject, task, f"is said to be of {said}", experts=not work.experts)
 
 
-def wrong_prices(subject: Subject) -> Iterator[Mutation]:
+def _wrong_prices(subject: Subject) -> _Wrong:
     """Price one message of each class of work for half of its elements."""
-    graph, (program, _) = subject.graph, subject.compiled
-    first: dict[Work, int] = {}
+    program, _ = subject.compiled
+    first: dict[Work, Task] = {}
     for action in program.actions:
         if action.message is not None:
-            first.setdefault(graph.task(action.task).work, action.task)
+            task = subject.graph.task(action.task)
+            first.setdefault(task.work, task)
     for work, task in first.items():
-        mutated = _with_work(graph, task, replace(work, comm_bytes=work.comm_bytes / 2))
-        description = f"{task_name(graph, graph.task(task))} is priced for half of its bytes"
-        yield Mutation("bytes priced wrong", description, replace(subject, graph=mutated))
+        said = "is priced for half of its bytes"
+        yield _with_work(subject, task, said, comm_bytes=work.comm_bytes / 2)
 
 
-def _with_work(graph: TaskGraph, task: int, work: Work) -> TaskGraph:
-    """A copy of the graph in which one task has other work."""
-    column = graph.work.copy()
-    column[task] = len(graph.works)
-    return replace(graph, works=(*graph.works, work), work=np.asarray(column))
+KINDS: Mapping[str, Callable[[Subject], _Wrong]] = {
+    "data dependency removed": _missing_dependencies,
+    "buffer reused too early": _early_buffers,
+    "wrong group": _wrong_groups,
+    "gradient skipped": _skipped_gradients,
+    "update before reduction": _early_updates,
+    "wrong note": _wrong_notes,
+    "bytes priced wrong": _wrong_prices,
+}
+"""What makes every fault of a kind."""
+
+
+def mutations(subject: Subject, *kinds: str) -> Iterator[Mutation]:
+    """Every fault of some kinds in a graph, by default of all."""
+    for kind in kinds or KINDS:
+        for description, wrong in KINDS[kind](subject):
+            yield Mutation(kind, description, wrong)
 
 
 EXPLAINED = {
@@ -210,12 +209,6 @@ class MutationTally:
     def share(self) -> float:
         """Fraction of the faults that were detected."""
         return self.detected.total() / max(1, self.injected.total())
-
-    def add(self, tally: MutationTally) -> None:
-        """Add the counts of another graph."""
-        self.injected += tally.injected
-        self.detected += tally.detected
-        self.survivors += tally.survivors
 
     @property
     def unexplained(self) -> list[str]:
@@ -262,7 +255,9 @@ def try_plans(
     for number, plan in enumerate(plans):
         progress(f"faults in {plan.strategy} on {plan.topology.num_devices} ranks")
         tally = try_all(subject_of(plan), every, number)
-        total.add(tally)
+        total.injected += tally.injected
+        total.detected += tally.detected
+        total.survivors += tally.survivors
         layouts.append(
             {
                 "strategy": plan.strategy,

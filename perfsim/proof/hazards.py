@@ -7,14 +7,14 @@ collectives, which wait for all members.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.engine.limits import present_limits
-from perfsim.proof.program import START, Cell, Fault, Program
+from perfsim.proof.program import Cell, Fault, Program
 from perfsim.work import TaskGraph
 from perfsim.work.graph import Ragged
 
@@ -95,13 +95,6 @@ def random_order(deps: Ragged, rng: np.random.Generator) -> list[int]:
     return order
 
 
-def order_in_time(start_s: Sequence[float] | NDArray[np.float64], task: NDArray[np.int32]) -> list[int]:
-    """Instances in the order in which their folded tasks started; ids break ties."""
-    starts = np.asarray(start_s)[task]
-    order: list[int] = np.lexsort((np.arange(len(task)), starts)).tolist()
-    return order
-
-
 CHECK_EVERY = 1_000
 """Tasks between two checks of the limits."""
 
@@ -111,31 +104,29 @@ def hazards(program: Program, precedence: Precedence) -> Iterator[Fault]:
     last_write: dict[Cell, int] = {}
     readers: dict[Cell, list[int]] = {}
     limits = present_limits()
+    count = len(program.actions)
     for number, action in enumerate(program.actions):
         if number % CHECK_EVERY == 0:
-            limits.in_time(
-                partial("{:,} of {:,} tasks checked for hazards".format, number, len(program.actions))
-            )
+            limits.in_time(partial("{:,} of {:,} tasks checked for hazards".format, number, count))
         task = action.task
-        for cell in action.reads:
-            writer = last_write.get(cell, START)
-            if writer != START and not precedence.before(writer, task):
-                yield _fault(program, task, cell, "may read it before {} has written it", writer)
+        conflicts = [
+            (cell, last_write[cell], "may read it before {} has written it")
+            for cell in action.reads
+            if cell in last_write
+        ]
         overwritten = set(action.writes)
         for cell in overwritten:
-            for reader in readers.pop(cell, ()):
-                if not precedence.before(reader, task):
-                    yield _fault(program, task, cell, "may overwrite it before {} has read it", reader)
-            writer = last_write.get(cell, START)
-            if writer != START and not precedence.before(writer, task):
-                yield _fault(program, task, cell, "may write it before {} has", writer)
-            last_write[cell] = (
-                task  # earlier writers precede it, so later tasks need to wait only for this one
-            )
+            conflicts += [
+                (cell, reader, "may overwrite it before {} has read it") for reader in readers.pop(cell, ())
+            ]
+            if cell in last_write:
+                conflicts.append((cell, last_write[cell], "may write it before {} has"))
+            # Earlier writers precede this task, so later ones need to wait only for this one.
+            last_write[cell] = task
+        for cell, earlier, detail in conflicts:
+            if not precedence.before(earlier, task):
+                said = detail.format(program.name(earlier))
+                yield Fault("hazard", program.name(task), program.tensor(cell), said)
         for cell in action.reads:
             if cell not in overwritten:
                 readers.setdefault(cell, []).append(task)
-
-
-def _fault(program: Program, task: int, cell: Cell, detail: str, conflicting: int) -> Fault:
-    return Fault("hazard", program.name(task), program.tensor(cell), detail.format(program.name(conflicting)))

@@ -1,20 +1,19 @@
 """The operations of a model in NumPy, float64: what each makes, and its backward next to it.
 
-An operation adds a `Node` to a `Run`, which remembers them, so that the backward of any part of a model is
-that of its operations in reverse. A rank runs them on its share: column-parallel first linears,
-row-parallel second ones, so that outputs are partial sums until the peers' collective adds them
-[1909.08053]. Terms that must enter this sum only once (residuals, biases of row-parallel linears) are added
-by the first peer. A backward reads the weights that the rank has then, and its weight gradients are
-computed when they are called for.
+An operation adds a `Node` to a `Tape`, so that the backward of any part of a model is that of its operations
+in reverse. A rank runs them on its share: column-parallel first linears, row-parallel second ones, so that
+outputs are partial sums until the peers' collective adds them [1909.08053]. Terms that must enter this sum
+only once (residuals, biases of row-parallel linears) are added by the first peer. A backward reads the
+weights that the rank has then, and its weight gradients are computed when they are called for.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +29,20 @@ NORM_EPSILON = 1e-5
 ROTARY_BASE = 10_000.0
 HEADS = 1
 """The axis of heads in queries, keys and values: (samples, heads, positions, width)."""
+GELU_SCALE = math.sqrt(2.0 / math.pi)
+GELU_CUBIC = 0.044715
+"""GELU by its tanh approximation [1606.08415]."""
 
 
-def evaluated(gradients: Gradients) -> Iterator[tuple[str, Floats]]:
-    """The gradients of weights, computed now."""
-    return ((name, gradient()) for name, gradient in gradients)
+class Routing(NamedTuple):
+    """The experts of every token of a batch, and which of them keep it; shapes (samples, positions, k)."""
+
+    expert: Ints
+    keeps: NDArray[np.bool_]
+
+    def of(self, rows: Ints, places: Ints | slice) -> Routing:
+        """The routing of some samples and positions."""
+        return Routing(self.expert[rows][:, places], self.keeps[rows][:, places])
 
 
 @dataclass(eq=False, slots=True)
@@ -42,145 +50,283 @@ class Node:
     """What an operation made, from which others, and its backward."""
 
     value: Floats
-    parents: tuple[Node, ...] = ()
+    parents: Sequence[Node] = ()
     back: _Back | None = None
 
 
-class Part(NamedTuple):
-    """Operations that were carried out, from their inputs to their outputs."""
-
-    inputs: tuple[Node, ...]
-    outputs: tuple[Node, ...]
-    nodes: list[Node]
-    products: dict[str, Floats]
-    """What every linear made, in their order."""
-
-    @property
-    def values(self) -> tuple[Floats, ...]:
-        """What it made."""
-        return tuple(node.value for node in self.outputs)
-
-    @property
-    def value(self) -> Floats:
-        """What it made, if that is one array."""
-        return self.outputs[0].value
-
-    def backward(self, weights: Weights, *gradients: Floats) -> tuple[list[Floats], Gradients]:
-        """The gradients of inputs and weights, from the gradients of the outputs."""
-        arrived: dict[Node, Floats] = {}
-        for node, gradient in zip(self.outputs, gradients, strict=True):
-            arrived[node] = arrived[node] + gradient if node in arrived else gradient
-        of_weights: Gradients = []
-        for node in reversed(self.nodes):
-            gradient_of_node = arrived.get(node)
-            if gradient_of_node is None or node.back is None:
-                continue
-            inputs, made = node.back(weights, gradient_of_node)
-            of_weights += made
-            for parent, value in zip(node.parents, inputs, strict=True):
-                arrived[parent] = arrived[parent] + value if parent in arrived else value
-        zeros = np.zeros_like
-        return [arrived[node] if node in arrived else zeros(node.value) for node in self.inputs], of_weights
-
-
 @dataclass
-class Run:
-    """Carries out operations on one rank."""
+class Tape:
+    """The operations that one rank carries out, in their order."""
 
     weights: Weights
     share: Share
     kept: Mapping[str, Floats] = field(default_factory=dict)
     """What linears and the core made before; a recompute does not compute it again."""
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """What has no gradient: `tokens`, `targets`, the `routing` of tokens, the `expert` of rows."""
     nodes: list[Node] = field(default_factory=list)
     products: dict[str, Floats] = field(default_factory=dict)
-
-    def part(self, function: Callable[..., Node | tuple[Node, ...]], *values: Floats | Node) -> Part:
-        """Carry out a function of nodes."""
-        inputs = tuple(value if isinstance(value, Node) else Node(value) for value in values)
-        made = function(self, *inputs)
-        return Part(inputs, made if isinstance(made, tuple) else (made,), self.nodes, self.products)
+    """What every linear made, in their order."""
 
     def add(self, value: Floats, parents: Sequence[Node], back: _Back) -> Node:
         """A node that was made from others."""
-        node = Node(value, tuple(parents), back)
+        node = Node(value, parents, back)
         self.nodes.append(node)
         return node
 
+    def moved(self, x: Node, value: Floats, back: Callable[[Floats], Floats]) -> Node:
+        """A linear map without weights, such as another shape."""
+        return self.add(value, [x], lambda _, d: ([back(d)], []))
 
-def run_part(
-    function: Callable[..., Node | tuple[Node, ...]],
-    weights: Weights,
-    share: Share,
-    *values: Floats,
-    kept: Mapping[str, Floats] | None = None,
-) -> Part:
-    """Carry out a function of nodes on a rank."""
-    return Run(weights, share, kept or {}).part(function, *values)
+    # -------------------------------------------------------------------------- sums and shapes
+    def sum(self, *terms: Node) -> Node:
+        """The sum of some terms."""
+        total = terms[0].value
+        for term in terms[1:]:
+            total = total + term.value
+        return self.add(total, terms, lambda _, d: ([d] * len(terms), []))
+
+    def once(self, x: Node) -> Node:
+        """A term that enters the sum over tensor peers once: zero but on the first peer."""
+        return x if self.share.leads else self.moved(x, np.zeros_like(x.value), np.zeros_like)
+
+    def piece(self, x: Node, start: int, stop: int, axis: int = -1) -> Node:
+        """Some entries along an axis."""
+        where: list[slice] = [slice(None)] * x.value.ndim
+        where[axis] = slice(start, stop)
+
+        def back(d: Floats) -> Floats:
+            whole = np.zeros_like(x.value)
+            whole[tuple(where)] = d
+            return whole
+
+        return self.moved(x, x.value[tuple(where)], back)
+
+    def joined(self, *parts: Node) -> Node:
+        """Parts one after the other along the last axis."""
+        ends = np.cumsum([part.value.shape[-1] for part in parts])[:-1]
+        whole = np.concatenate([part.value for part in parts], axis=-1)
+        return self.add(whole, parts, lambda _, d: (np.split(d, ends, axis=-1), []))
+
+    def repeated(self, x: Node, count: int) -> Node:
+        """One head for all."""
+        whole = np.repeat(x.value, count, axis=HEADS)
+        return self.moved(x, whole, lambda d: np.asarray(d.sum(axis=HEADS, keepdims=True)))
+
+    def split_heads(self, x: Node, count: int) -> Node:
+        """(n, s, heads * d) to (n, heads, s, d)."""
+        return self.moved(x, _split(x.value, count), _merged)
+
+    def merge_heads(self, x: Node) -> Node:
+        """(n, heads, s, d) to (n, s, heads * d)."""
+        count = x.value.shape[HEADS]
+        return self.moved(x, _merged(x.value), lambda d: _split(d, count))
+
+    # ------------------------------------------------------------------------ norms and linears
+    def norm(self, x: Node, name: str) -> Node:
+        """Layer norm, or without a shift RMS norm, which does not centre either.
+
+        Its backward is linear in the gradient of its output, so it commutes with the sum over tensor peers.
+        """
+        shift = self.weights.get(f"{name}.shift")
+        centred = x.value if shift is None else x.value - _mean(x.value)
+        inverse = 1.0 / np.sqrt(_mean(centred * centred) + NORM_EPSILON)
+        normal = centred * inverse
+        y = normal * self.weights[f"{name}.scale"]
+
+        def back(w: Weights, d: Floats) -> tuple[Sequence[Floats], Gradients]:
+            d_normal = d * w[f"{name}.scale"]
+            dx = d_normal - normal * _mean(d_normal * normal)
+            tokens = tuple(range(d.ndim - 1))
+            gradients: Gradients = [(f"{name}.scale", lambda: (d * normal).sum(axis=tokens))]
+            if shift is not None:
+                dx = dx - _mean(d_normal)
+                gradients.append((f"{name}.shift", lambda: d.sum(axis=tokens)))
+            return [dx * inverse], gradients
+
+        return self.add(y if shift is None else y + shift, [x], back)
+
+    def linear(self, x: Node, name: str, *, adds: bool = True) -> Node:
+        """A product, to which the rank `adds` its bias; all ranks have the gradient of the bias."""
+        bias = f"{name}_bias"
+        biased = bias in self.weights
+        y = self.kept.get(name)
+        if y is None:
+            y = x.value @ self.weights[name]
+            if biased and adds:
+                y = y + self.weights[bias]
+        self.products[name] = y
+
+        def back(w: Weights, d: Floats) -> tuple[Sequence[Floats], Gradients]:
+            gradients: Gradients = [(name, lambda: _flat(x.value).T @ _flat(d))]
+            if biased:
+                gradients.append((bias, lambda: _flat(d).sum(axis=0)))
+            return [d @ w[name].T], gradients
+
+        return self.add(y, [x], back)
+
+    def activation(self, u: Node, gate: Node | None) -> Node:
+        """What is between both products of an MLP."""
+        gated = None if gate is None else gate.value
+        parents = [u] if gate is None else [u, gate]
+        value = _activated(u.value, gated)
+        return self.add(value, parents, lambda _, d: (_activation_back(d, u.value, gated), []))
+
+    # -------------------------------------------------------------------------------- attention
+    def rotated(self, x: Node) -> Node:
+        """Rotary positions [2104.09864]: pairs of entries rotated by position times frequency."""
+        if self.share.model.position_embedding != "rotary":
+            return x
+        half = x.value.shape[-1] // 2
+        cosine, sine = _angles(self.share.places, half)
+
+        def turned(value: Floats, turns: Floats) -> Floats:
+            a = value[..., :half]
+            b = value[..., half : 2 * half]
+            rest = value[..., 2 * half :]
+            return np.concatenate([a * cosine - b * turns, a * turns + b * cosine, rest], axis=-1)
+
+        return self.moved(x, turned(x.value, sine), lambda d: turned(d, -sine))
+
+    def core(self, q: Node, k: Node, v: Node) -> Node:
+        """Scores, softmax, weighted values: on own positions, or on given ones of heads from `first_head`."""
+        share = self.share
+        places = self.given.get("places", share.places)
+        p = _softmax(scores(q.value, k.value, (places, places), share, self.given.get("first_head", 0)))
+        context = self.kept.get("context")
+        if context is None:
+            context = p @ of_groups(v.value, share)
+
+        def back(_: Weights, d: Floats) -> tuple[Sequence[Floats], Gradients]:
+            delta = (d * context).sum(axis=-1, keepdims=True)
+            return core_gradients(p, d, (q.value, k.value, v.value), share, delta), []
+
+        return self.add(context, [q, k, v], back)
+
+    # ---------------------------------------------------------------------------------- experts
+    def probabilities(self, logits: Node) -> Node:
+        """Softmax over the last axis."""
+        p = _softmax(logits.value)
+        return self.moved(logits, p, lambda d: p * (d - (d * p).sum(axis=-1, keepdims=True)))
+
+    def slots(self, z: Node, k: int) -> Node:
+        """A row for every slot of a token."""
+        n, s, hidden = z.value.shape
+        rows = np.repeat(z.value.reshape(-1, hidden), k, axis=0)
+        return self.moved(z, rows, lambda d: np.asarray(d.reshape(n, s, k, hidden).sum(axis=2)))
+
+    def weighted(self, outputs: Node, p: Node) -> Node:
+        """Rows summed to tokens with the probabilities of their experts; a dropped row has weight zero."""
+        routing: Routing = self.given["routing"]
+        rows = outputs.value.reshape(*routing.expert.shape, -1)
+        weights = np.take_along_axis(p.value, routing.expert, axis=-1) * routing.keeps
+
+        def back(_: Weights, d: Floats) -> tuple[Sequence[Floats], Gradients]:
+            d_p = np.zeros_like(p.value)
+            d_weight = (rows * d[..., None, :]).sum(axis=-1) * routing.keeps
+            np.put_along_axis(d_p, routing.expert, d_weight, axis=-1)
+            return [(d[..., None, :] * weights[..., None]).reshape(outputs.value.shape), d_p], []
+
+        return self.add(np.asarray((rows * weights[..., None]).sum(axis=-2)), [outputs, p], back)
+
+    def experts(self, rows: Node) -> Node:
+        """The rank's experts on rows for them, each like an MLP: its part of the width of every expert."""
+        expert = self.given["expert"]
+        adds = self.share.expert_tensor.number == 0
+        chosen = [np.flatnonzero(expert == number) for number in self.share.own_experts]
+        tapes = []
+        y = np.zeros_like(rows.value)
+        for local, places in enumerate(chosen):
+            own = {name: value[local] for name, value in self.weights.items() if name.startswith("expert_")}
+            tape = Tape(own, self.share)
+            x = Node(rows.value[places])
+            gate = tape.linear(x, "expert_gate") if "expert_gate" in own else None
+            activated = tape.activation(tape.linear(x, "expert_fc1"), gate)
+            made = tape.linear(activated, "expert_fc2", adds=adds)
+            tapes.append((tape, x, made))
+            y[places] = made.value
+
+        def back(w: Weights, d: Floats) -> tuple[Sequence[Floats], Gradients]:
+            dx = np.zeros_like(rows.value)
+            of_experts: dict[str, list[Callable[[], Floats]]] = {}
+            for local, (places, (tape, x, made)) in enumerate(zip(chosen, tapes, strict=True)):
+                own = {name: value[local] for name, value in w.items() if name.startswith("expert_")}
+                arrived, gradients = tape.back(own, {made: d[places]})
+                dx[places] = arrived[x]
+                for name, gradient in gradients:
+                    of_experts.setdefault(name, []).append(gradient)
+            return [dx], [(name, partial(_stacked, made)) for name, made in of_experts.items()]
+
+        return self.add(y, [rows], back)
+
+    # ------------------------------------------------------------------------------------ words
+    def lookup(self) -> Node:
+        """Embeddings of the words that this peer holds, zero for others; the first peer adds positions."""
+        share = self.share
+        table = self.weights["words"]
+        learned = "positions" in self.weights
+        local = self.given["tokens"] - share.first_row
+        held = (local >= 0) & (local < share.rows)
+        x = np.where(held[..., None], table[np.where(held, local, 0)], 0.0)
+        if share.leads and learned:
+            x = x + self.weights["positions"][list(share.places)]
+
+        def back(_: Weights, d: Floats) -> tuple[Sequence[Floats], Gradients]:
+            def of_words() -> Floats:
+                words = np.zeros((share.rows, d.shape[-1]))
+                np.add.at(words, local[held], d[held])
+                return words
+
+            def of_positions() -> Floats:
+                positions = np.zeros((share.seq_length, d.shape[-1]))
+                positions[list(share.places)] = d.sum(axis=0)
+                return positions
+
+            return [], [("words", of_words), *([("positions", of_positions)] if learned else [])]
+
+        return self.add(x, [], back)
+
+    def logits(self, z: Node) -> Node:
+        """Scores of the words of this peer; rows that pad its part take no part in the softmax."""
+        made = z.value @ self.weights["head_words"].T
+        biased = "head_bias" in self.weights
+        if biased:
+            made = made + self.weights["head_bias"]
+        made[..., self.share.real_rows :] = -np.inf
+
+        def back(w: Weights, d: Floats) -> tuple[Sequence[Floats], Gradients]:
+            gradients: Gradients = [("head_words", lambda: _flat(d).T @ _flat(z.value))]
+            if biased:
+                gradients.append(("head_bias", lambda: _flat(d).sum(axis=0)))
+            return [d @ w["head_words"]], gradients
+
+        return self.add(made, [z], back)
+
+    # --------------------------------------------------------------------------------- backward
+    def back(self, weights: Weights, arrived: dict[Node, Floats]) -> tuple[dict[Node, Floats], Gradients]:
+        """From the gradients of some nodes to those of all before them, and of weights."""
+        of_weights: Gradients = []
+        for node in reversed(self.nodes):
+            gradient = arrived.get(node)
+            if gradient is None or node.back is None:
+                continue
+            inputs, made = node.back(weights, gradient)
+            of_weights += made
+            for parent, value in zip(node.parents, inputs, strict=True):
+                arrived[parent] = arrived[parent] + value if parent in arrived else value
+        return arrived, of_weights
 
 
-# ------------------------------------------------------------------------------ sums and shapes
+# What operations compute with.
 
 
-def add(run: Run, *terms: Node) -> Node:
-    """The sum of some terms."""
-    total = terms[0].value
-    for term in terms[1:]:
-        total = total + term.value
-    return run.add(total, terms, lambda _, d: ([d] * len(terms), []))
+def _stacked(gradients: Sequence[Callable[[], Floats]]) -> Floats:
+    return np.stack([gradient() for gradient in gradients])
 
 
-def once(run: Run, x: Node) -> Node:
-    """A term that enters the sum over tensor peers once: zero but on the first peer."""
-    if run.share.leads:
-        return x
-    return run.add(np.zeros_like(x.value), [x], lambda _, d: ([np.zeros_like(d)], []))
-
-
-def _moved(run: Run, x: Node, there: Callable[[Floats], Floats], back: Callable[[Floats], Floats]) -> Node:
-    """A linear map without weights, such as another shape."""
-    return run.add(there(x.value), [x], lambda _, d: ([back(d)], []))
-
-
-def piece(run: Run, x: Node, start: int, stop: int, axis: int = -1) -> Node:
-    """Some entries along an axis."""
-    shape = x.value.shape
-    where: list[slice] = [slice(None)] * len(shape)
-    where[axis] = slice(start, stop)
-
-    def back(d: Floats) -> Floats:
-        whole = np.zeros(shape)
-        whole[tuple(where)] = d
-        return whole
-
-    return _moved(run, x, lambda value: value[tuple(where)], back)
-
-
-def joined(run: Run, *parts: Node) -> Node:
-    """Parts one after the other along the last axis."""
-    ends = np.cumsum([part.value.shape[-1] for part in parts])[:-1]
-    whole = np.concatenate([part.value for part in parts], axis=-1)
-    return run.add(whole, parts, lambda _, d: (np.split(d, ends, axis=-1), []))
-
-
-def repeated(run: Run, x: Node, count: int) -> Node:
-    """One head for all."""
-    return _moved(
-        run,
-        x,
-        lambda value: np.repeat(value, count, axis=HEADS),
-        lambda d: np.asarray(d.sum(axis=HEADS, keepdims=True)),
-    )
-
-
-def split_heads(run: Run, x: Node, count: int) -> Node:
-    """(n, s, heads * d) to (n, heads, s, d)."""
-    return _moved(run, x, lambda value: _split(value, count), _merged)
-
-
-def merge_heads(run: Run, x: Node) -> Node:
-    """(n, heads, s, d) to (n, s, heads * d)."""
-    count = x.value.shape[HEADS]
-    return _moved(run, x, _merged, lambda d: _split(d, count))
+def _flat(x: Floats) -> Floats:
+    """All but the last axis as one."""
+    return x.reshape(-1, x.shape[-1])
 
 
 def _split(x: Floats, count: int) -> Floats:
@@ -191,67 +337,15 @@ def _merged(x: Floats) -> Floats:
     return x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], x.shape[1] * x.shape[3])
 
 
-# ------------------------------------------------------------------------------ norms and linears
-
-
-def norm(run: Run, x: Node, name: str) -> Node:
-    """Layer norm, or without a shift RMS norm, which does not centre either.
-
-    Its backward is linear in the gradient of its output, so it commutes with the sum over tensor peers.
-    """
-    shift = run.weights.get(f"{name}.shift")
-    centred = x.value if shift is None else x.value - _mean(x.value)
-    inverse = 1.0 / np.sqrt(_mean(centred * centred) + NORM_EPSILON)
-    normal = centred * inverse
-    y = normal * run.weights[f"{name}.scale"]
-
-    def back(w: Weights, d: Floats) -> tuple[Sequence[Floats], Gradients]:
-        d_normal = d * w[f"{name}.scale"]
-        dx = d_normal - normal * _mean(d_normal * normal)
-        if shift is not None:
-            dx = dx - _mean(d_normal)
-        tokens = tuple(range(d.ndim - 1))
-        gradients: Gradients = [(f"{name}.scale", lambda: (d * normal).sum(axis=tokens))]
-        if shift is not None:
-            gradients.append((f"{name}.shift", lambda: d.sum(axis=tokens)))
-        return [dx * inverse], gradients
-
-    return run.add(y if shift is None else y + shift, [x], back)
-
-
 def _mean(x: Floats) -> Floats:
     """Mean over the last axis; on small arrays faster than `mean`."""
     return np.asarray(np.add.reduce(x, axis=-1, keepdims=True) / x.shape[-1])
 
 
-def linear(run: Run, x: Node, name: str, *, closes: bool = False) -> Node:
-    """A product with its bias, which the first peer alone adds if it `closes` a row-parallel pair."""
-    bias = f"{name}_bias"
-    biased = bias in run.weights
-    y = run.kept.get(name)
-    if y is None:
-        y = x.value @ run.weights[name]
-        if biased and (run.share.leads or not closes):
-            y = y + run.weights[bias]
-    run.products[name] = y
-
-    def back(w: Weights, d: Floats) -> tuple[Sequence[Floats], Gradients]:
-        gradients: Gradients = [(name, lambda: _outer(x.value, d))]
-        if biased:
-            gradients.append((bias, lambda: d.reshape(-1, d.shape[-1]).sum(axis=0)))
-        return [d @ w[name].T], gradients
-
-    return run.add(y, [x], back)
-
-
-def _outer(x: Floats, dy: Floats) -> Floats:
-    """Sum over tokens of x (k) times dy (n)."""
-    return x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
-
-
-GELU_SCALE = math.sqrt(2.0 / math.pi)
-GELU_CUBIC = 0.044715
-"""GELU by its tanh approximation [1606.08415]."""
+def _softmax(x: Floats) -> Floats:
+    """Softmax over the last axis."""
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return np.asarray(e / e.sum(axis=-1, keepdims=True))
 
 
 def _activated(u: Floats, gate: Floats | None) -> Floats:
@@ -271,95 +365,16 @@ def _activation_back(d: Floats, u: Floats, gate: Floats | None) -> list[Floats]:
     return [d * (0.5 * (1.0 + t) + 0.5 * u * (1.0 - t * t) * slope)]
 
 
-def activation(run: Run, u: Node, gate: Node | None) -> Node:
-    """What is between both products of an MLP."""
-    gated = None if gate is None else gate.value
-    parents = [u] if gate is None else [u, gate]
-    return run.add(
-        _activated(u.value, gated), parents, lambda _, d: (_activation_back(d, u.value, gated), [])
-    )
-
-
-# ------------------------------------------------------------------------------ attention
-
-Places = tuple[tuple[int, ...], tuple[int, ...]]
-"""Positions of queries, and of keys."""
-
-
-def rotated(run: Run, x: Node) -> Node:
-    """Rotary positions [2104.09864]: pairs of entries rotated by position times frequency."""
-    if run.share.model.position_embedding != "rotary":
-        return x
-    half = x.value.shape[-1] // 2
-    cosine, sine = _angles(run.share.places, half)
-
-    def turned(value: Floats, direction: float) -> Floats:
-        a = value[..., :half]
-        b = value[..., half : 2 * half]
-        turns = direction * sine
-        return np.concatenate(
-            [a * cosine - b * turns, a * turns + b * cosine, value[..., 2 * half :]], axis=-1
-        )
-
-    return _moved(run, x, lambda value: turned(value, 1.0), lambda d: turned(d, -1.0))
-
-
 @lru_cache(maxsize=64)
 def _angles(places: tuple[int, ...], half: int) -> tuple[Floats, Floats]:
     angle = np.array(places)[:, None] / ROTARY_BASE ** (np.arange(half) / half)
     return np.cos(angle), np.sin(angle)
 
 
-def core(
-    run: Run, q: Node, k: Node, v: Node, places: tuple[int, ...] | None = None, first_head: int = 0
-) -> Node:
-    """Scores, softmax, weighted values: on own positions, or on others of heads from `first_head` on."""
-    share = run.share
-    own = share.places if places is None else places
-    p = _softmax(scores(q.value, k.value, (own, own), share, first_head))
-    context = run.kept.get("context")
-    if context is None:
-        context = p @ of_groups(v.value, share)
+# Attention's core, also in parts.
 
-    def back(_: Weights, d: Floats) -> tuple[Sequence[Floats], Gradients]:
-        delta = (d * context).sum(axis=-1, keepdims=True)
-        return core_gradients(p, d, (q.value, k.value, v.value), share, delta), []
-
-    return run.add(context, [q, k, v], back)
-
-
-def core_gradients(
-    p: Floats, d: Floats, inputs: tuple[Floats, Floats, Floats], share: Share, delta: Floats
-) -> list[Floats]:
-    """Gradients of queries, keys and values from the probabilities and the gradient of the core's output.
-
-    `delta` is the sum over all keys of probabilities times their gradients.
-    """
-    q, k, v = inputs
-    d_p = d @ np.swapaxes(of_groups(v, share), -1, -2)
-    d_scores = p * (d_p - delta) / math.sqrt(share.model.head_size)
-    d_k = _folded(np.swapaxes(d_scores, -1, -2) @ q, share)
-    return [d_scores @ of_groups(k, share), d_k, _folded(np.swapaxes(p, -1, -2) @ d, share)]
-
-
-def of_groups(x: Floats, share: Share) -> Floats:
-    """Keys or values of each group, repeated for each query head."""
-    times = share.heads // share.groups
-    return x if times == 1 else np.repeat(x, times, axis=HEADS)
-
-
-def _folded(dx: Floats, share: Share) -> Floats:
-    """Gradients of keys or values summed over the query heads of each group."""
-    if share.heads == share.groups:
-        return dx
-    n, _, s, d = dx.shape
-    return np.asarray(dx.reshape(n, -1, share.heads // share.groups, s, d).sum(axis=2))
-
-
-def _softmax(x: Floats) -> Floats:
-    """Softmax over the last axis."""
-    e = np.exp(x - x.max(axis=-1, keepdims=True))
-    return np.asarray(e / e.sum(axis=-1, keepdims=True))
+Places = tuple[tuple[int, ...], tuple[int, ...]]
+"""Positions of queries, and of keys."""
 
 
 def scores(q: Floats, k: Floats, places: Places, share: Share, first_head: int = 0) -> Floats:
@@ -385,153 +400,28 @@ def _hidden(queries: tuple[int, ...], keys: tuple[int, ...], *, causal: bool, wi
     return np.where(((distance < 0) & causal) | before, -np.inf, 0.0)
 
 
-# ------------------------------------------------------------------------------ experts
+def of_groups(x: Floats, share: Share) -> Floats:
+    """Keys or values of each group, repeated for each query head."""
+    times = share.heads // share.groups
+    return x if times == 1 else np.repeat(x, times, axis=HEADS)
 
 
-class Routing(NamedTuple):
-    """The experts of every token of a batch, and which of them keep it; shapes (samples, positions, k)."""
+def core_gradients(
+    p: Floats, d: Floats, inputs: tuple[Floats, Floats, Floats], share: Share, delta: Floats
+) -> list[Floats]:
+    """Gradients of queries, keys and values from the probabilities and the gradient of the core's output.
 
-    expert: Ints
-    keeps: NDArray[np.bool_]
-
-    def of(self, rows: Ints, places: Ints | slice) -> Routing:
-        """The routing of some samples and positions."""
-        return Routing(self.expert[rows][:, places], self.keeps[rows][:, places])
-
-
-def probabilities(run: Run, logits: Node) -> Node:
-    """Softmax over the last axis."""
-    p = _softmax(logits.value)
-    return run.add(p, [logits], lambda _, d: ([p * (d - (d * p).sum(axis=-1, keepdims=True))], []))
-
-
-def slots(run: Run, z: Node, k: int) -> Node:
-    """A row for every slot of a token."""
-    n, s, hidden = z.value.shape
-    return _moved(
-        run,
-        z,
-        lambda value: np.repeat(value.reshape(-1, hidden), k, axis=0),
-        lambda d: np.asarray(d.reshape(n, s, k, hidden).sum(axis=2)),
-    )
-
-
-def weighted(run: Run, outputs: Node, p: Node, routing: Routing) -> Node:
-    """Rows summed to tokens with the probabilities of their experts; a dropped row has weight zero."""
-    rows = outputs.value.reshape(*routing.expert.shape, -1)
-    weights = np.take_along_axis(p.value, routing.expert, axis=-1) * routing.keeps
-
-    def back(_: Weights, d: Floats) -> tuple[Sequence[Floats], Gradients]:
-        d_p = np.zeros_like(p.value)
-        d_weight = (rows * d[..., None, :]).sum(axis=-1) * routing.keeps
-        np.put_along_axis(d_p, routing.expert, d_weight, axis=-1)
-        return [(d[..., None, :] * weights[..., None]).reshape(outputs.value.shape), d_p], []
-
-    return run.add(np.asarray((rows * weights[..., None]).sum(axis=-2)), [outputs, p], back)
-
-
-def experts(run: Run, rows: Node, expert: Ints) -> Node:
-    """The rank's experts on rows for them: its part of the width of every expert."""
-    w, share = run.weights, run.share
-    x = rows.value
-    own = [(local, np.flatnonzero(expert == number)) for local, number in enumerate(share.own_experts)]
-    adds = share.expert_tensor.number == 0
-    kept: list[tuple[Floats, Floats | None, Floats]] = []
-    y = np.zeros_like(x)
-
-    def product(name: str, local: int, values: Floats) -> Floats:
-        made: Floats = values @ w[name][local]
-        return made + w[f"{name}_bias"][local] if f"{name}_bias" in w else made
-
-    for local, chosen in own:
-        gate = product("expert_gate", local, x[chosen]) if "expert_gate" in w else None
-        u = product("expert_fc1", local, x[chosen])
-        activated = _activated(u, gate)
-        kept.append((u, gate, activated))
-        y[chosen] = activated @ w["expert_fc2"][local]
-        if "expert_fc2_bias" in w and adds:
-            y[chosen] += w["expert_fc2_bias"][local]
-
-    def back(w: Weights, d: Floats) -> tuple[Sequence[Floats], Gradients]:
-        dx = np.zeros_like(x)
-        inputs: dict[str, list[tuple[Floats, Floats]]] = {}
-        for (local, chosen), (u, gate, activated) in zip(own, kept, strict=True):
-            inner = _activation_back(d[chosen] @ w["expert_fc2"][local].T, u, gate)
-            for name, du in zip(("expert_fc1", "expert_gate"), inner, strict=False):
-                dx[chosen] += du @ w[name][local].T
-                inputs.setdefault(name, []).append((x[chosen], du))
-            inputs.setdefault("expert_fc2", []).append((activated, d[chosen]))
-        gradients: Gradients = []
-        for name, pairs in inputs.items():
-            gradients.append((name, partial(_of_experts, pairs)))
-            if f"{name}_bias" in w:
-                gradients.append((f"{name}_bias", partial(_of_biases, pairs)))
-        return [dx], gradients
-
-    return run.add(y, [rows], back)
-
-
-def _of_experts(pairs: Sequence[tuple[Floats, Floats]]) -> Floats:
-    return np.stack([x.T @ dy for x, dy in pairs])
-
-
-def _of_biases(pairs: Sequence[tuple[Floats, Floats]]) -> Floats:
-    return np.stack([dy.sum(axis=0) for _, dy in pairs])
-
-
-# ------------------------------------------------------------------------------ words
-
-
-def lookup(run: Run, tokens: Ints) -> Node:
-    """Embeddings of the words that this peer holds, zero for others; the first peer adds positions."""
-    share, table = run.share, run.weights["words"]
-    local = tokens - share.first_row
-    held = (local >= 0) & (local < share.rows)
-    x = np.where(held[..., None], table[np.where(held, local, 0)], 0.0)
-    if share.leads and "positions" in run.weights:
-        x = x + run.weights["positions"][list(share.places)]
-
-    return run.add(x, [], lambda _, d: ([], word_gradients(d, tokens, share)))
-
-
-def word_gradients(d: Floats, tokens: Ints, share: Share) -> Gradients:
-    """The gradients of the tables of words and positions, from that of embeddings."""
-    local = tokens - share.first_row
-    held = (local >= 0) & (local < share.rows)
-
-    def of_words() -> Floats:
-        words = np.zeros((share.rows, d.shape[-1]))
-        np.add.at(words, local[held], d[held])
-        return words
-
-    def of_positions() -> Floats:
-        positions = np.zeros((share.seq_length, d.shape[-1]))
-        positions[list(share.places)] = d.sum(axis=0)
-        return positions
-
-    learned = share.model.position_embedding == "learned"
-    return [("words", of_words), *([("positions", of_positions)] if learned else [])]
-
-
-def logits(run: Run, z: Node) -> Node:
-    """Scores of the words of this peer; rows that pad its part take no part in the softmax."""
-    made = z.value @ run.weights["head_words"].T
-    biased = "head_bias" in run.weights
-    if biased:
-        made = made + run.weights["head_bias"]
-    made[..., _real_rows(run.share) :] = -np.inf
-
-    def back(w: Weights, d: Floats) -> tuple[Sequence[Floats], Gradients]:
-        gradients: Gradients = [("head_words", lambda: _outer(d, z.value))]
-        if biased:
-            gradients.append(("head_bias", lambda: d.reshape(-1, d.shape[-1]).sum(axis=0)))
-        return [d @ w["head_words"]], gradients
-
-    return run.add(made, [z], back)
-
-
-def _real_rows(share: Share) -> int:
-    return max(0, min(share.rows, share.model.vocab_size - share.first_row))
+    `delta` is the sum over all keys of probabilities times their gradients.
+    """
+    q, k, v = inputs
+    d_p = d @ np.swapaxes(of_groups(v, share), -1, -2)
+    d_scores = p * (d_p - delta) / math.sqrt(share.model.head_size)
+    of_heads = (np.swapaxes(d_scores, -1, -2) @ q, np.swapaxes(p, -1, -2) @ d)
+    if share.heads != share.groups:  # summed over the query heads of each group
+        n, _, s, _ = k.shape
+        times = share.heads // share.groups
+        of_heads = tuple(dx.reshape(n, -1, times, s, dx.shape[-1]).sum(axis=2) for dx in of_heads)
+    return [d_scores @ of_groups(k, share), *of_heads]
 
 
 # The cross-entropy of a divided vocabulary, as Megatron's: peers exchange the maximum, the sum of
@@ -544,28 +434,25 @@ def statistics(scored: Floats, targets: Ints, share: Share) -> Floats:
     safe = np.where(np.isfinite(most), most, 0.0)
     total = np.exp(scored - safe[..., None]).sum(axis=-1)
     local = targets - share.first_row
-    held = (local >= 0) & (local < _real_rows(share))
+    held = (local >= 0) & (local < share.real_rows)
     target = np.take_along_axis(scored, np.where(held, local, 0)[..., None], axis=-1)[..., 0]
     return np.stack([safe, total, np.where(held, target, 0.0)])
 
 
-def merged_statistics(parts: list[Floats]) -> Floats:
+def merged_statistics(parts: Sequence[Floats]) -> Floats:
     """The statistics of all words, joined from each peer's words: log-sum-exp in parts."""
     most = np.max([part[0] for part in parts], axis=0)
     total = sum(part[1] * np.exp(part[0] - most) for part in parts)
     return np.stack([most, np.asarray(total), np.sum([part[2] for part in parts], axis=0)])
 
 
-def losses(stats: Floats, num_tokens: float) -> Floats:
-    """The part of each token in the mean loss over `num_tokens`, shape (samples, positions)."""
+def cross_entropy(
+    scored: Floats, stats: Floats, targets: Ints, num_tokens: float, share: Share
+) -> tuple[Floats, Floats]:
+    """The part of each token in the mean loss over `num_tokens`, and its gradient by this peer's scores."""
     most, total, target = stats
-    return np.asarray((most + np.log(total) - target) / num_tokens)
-
-
-def loss_gradient(scored: Floats, stats: Floats, targets: Ints, num_tokens: float, share: Share) -> Floats:
-    """The gradient of this peer's scores by the mean loss."""
-    d = np.exp(scored - stats[0][..., None]) / stats[1][..., None]
+    d = np.exp(scored - most[..., None]) / total[..., None]
     local = targets - share.first_row
     n, s = np.nonzero((local >= 0) & (local < share.rows))
     d[n, s, local[n, s]] -= 1.0
-    return np.asarray(d / num_tokens)
+    return np.asarray((most + np.log(total) - target) / num_tokens), np.asarray(d / num_tokens)

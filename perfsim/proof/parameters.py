@@ -179,8 +179,8 @@ class Share:
     """Positions that a position attends to, in a layer with a window; None: all."""
 
     def of_layer(self, layer: int) -> Share:
-        """The share with the attention window of a layer."""
-        return self if layer_kinds(self.model)[layer].window is None else self._in_window
+        """The share with the attention window of a block, if that is a layer with one."""
+        return self if layer < 0 or layer_kinds(self.model)[layer].window is None else self._in_window
 
     @cached_property
     def _in_window(self) -> Share:
@@ -225,6 +225,11 @@ class Share:
     def first_row(self) -> int:
         """First row of the vocabulary of this peer."""
         return self.tensor.number * self.rows
+
+    @property
+    def real_rows(self) -> int:
+        """Rows of the vocabulary of this peer that do not pad it."""
+        return max(0, min(self.rows, self.model.vocab_size - self.first_row))
 
     @property
     def leads(self) -> bool:
@@ -304,6 +309,10 @@ class _BlockLayout:
             if name in self.parts:
                 result[self.parts[name]] += value.ravel()
         return result
+
+    def gradient(self, gradients: Iterable[tuple[str, Callable[[], Floats]]]) -> Floats:
+        """The flat vector of gradients, computed now; those of other blocks' weights are left out."""
+        return self.flat((name, gradient()) for name, gradient in gradients if name in self.parts)
 
     @lru_cache(maxsize=64)  # noqa: B019 - layouts live as long as the program that made them
     def _shard_index(self, shards: int) -> Ints:

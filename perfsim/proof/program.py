@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
-from perfsim.base.arrays import Floats, Ints
-from perfsim.proof.parameters import Place, Share
-from perfsim.proof.serial import SmallTraining
+from perfsim.base.arrays import Floats
 from perfsim.work import Task, TaskGraph, block_name
 from perfsim.work.graph import rank_of
 
@@ -46,22 +44,13 @@ class FaultError(Exception):
         super().__init__(str(fault))
         self.fault = fault
 
-
-def failure(kind: FaultKind, task: str, tensor: str, detail: str, error: Exception) -> FaultError:
-    """A fault from a Python error, which does not tell the task and the tensor itself."""
-    reason = f"{type(error).__name__}: {error}" if isinstance(error, KeyError | IndexError) else str(error)
-    return FaultError(Fault(kind, task, tensor, f"{detail}: {reason}"))
-
-
-def origin(error: Exception) -> str:
-    """The function that raised an error, in words."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
-        return "somewhere"
-    code = trace.tb_frame
-    return f"in {code.f_globals.get('__name__', '')}.{code.f_code.co_qualname}, line {trace.tb_lineno}"
+    @classmethod
+    def of(cls, kind: FaultKind, task: str, tensor: str, detail: str, error: Exception) -> FaultError:
+        """A fault from a Python error, which does not tell the task and the tensor itself."""
+        reason = (
+            f"{type(error).__name__}: {error}" if isinstance(error, KeyError | IndexError) else str(error)
+        )
+        return cls(Fault(kind, task, tensor, f"{detail}: {reason}"))
 
 
 # A graph as a program: for each task the buffers that it reads and writes, and its computation.
@@ -75,9 +64,15 @@ SHARED = -1
 START = -1
 """The writer of initial values."""
 
+Tensor = dict[str, Any]
+"""A tensor of the graph: its arrays by name."""
+UNPRICED = ("weights", "expert", "places")
+"""What of a tensor its message is not priced for: gradients of weights that are summed with it, the experts
+of rows, and the positions of keys."""
 Values = Sequence[Any]
-Kernel = Callable[[Sequence[int], Sequence[Values]], list[tuple[Any, ...]]]
-"""From the participating ranks (as offsets) and the values each reads to the values each writes."""
+Kernel = Callable[..., Sequence[Sequence[Any]]] | Callable[..., Sequence[Any]]
+"""Of a rank alone from its offset and the values that it reads to those that it writes; of a collective from
+all offsets and the values of each."""
 
 
 class Message(NamedTuple):
@@ -86,10 +81,22 @@ class Message(NamedTuple):
     content: Literal[
         "activations", "statistics", "gradients", "parameters", "table", "exchanged", "shards", "rows"
     ]
-    elements: Callable[[Values, tuple[Any, ...]], int]
-    """From the values that a rank reads and those that it writes."""
+    sent: Literal["read", "made"]
+    """Whether a rank's values are counted as it reads or as it writes them."""
+    values: slice = slice(1)
+    """Which of them."""
     blocks: tuple[int, ...] = ()
     """Blocks to which parameters or gradients belong."""
+    times: int = 1
+    """As often as it is counted."""
+
+    def elements(self, read: Values, made: Values) -> int:
+        """Elements of a rank's message."""
+        total = 0
+        for value in (read if self.sent == "read" else made)[self.values]:
+            arrays = value if isinstance(value, dict) else {"": value}
+            total += sum(int(array.size) for name, array in arrays.items() if name not in UNPRICED)
+        return self.times * total
 
 
 class Cell(NamedTuple):
@@ -149,11 +156,6 @@ class Program:
     labels: dict[Cell, str] = field(default_factory=dict)
     """Names of tensors by their cell."""
 
-    @property
-    def width(self) -> int:
-        """Ranks that each device stands for."""
-        return self.graph.width
-
     def name(self, task: int) -> str:
         """A task as messages print it: `mlp.backward[3] of layer 5 on gpu4/compute in step 2`."""
         if task == START:
@@ -175,9 +177,8 @@ def task_name(graph: TaskGraph, task: Task) -> str:
 class Compiler(ABC):
     """Compiles a graph task by task; subclasses implement the operations."""
 
-    def __init__(self, graph: TaskGraph, training: SmallTraining) -> None:
+    def __init__(self, graph: TaskGraph) -> None:
         self.graph = graph
-        self.training = training
         self.program = Program(graph)
         self.last_writer: dict[Cell, int] = {}
         self.handles: dict[int, tuple[Cell, ...]] = {}
@@ -185,89 +186,50 @@ class Compiler(ABC):
         self.turns: dict[tuple[int, str], int] = {}
         """Buffers with a name that were used so far on each device."""
         self.task: Task
+        self.place = SHARED
+        """The device of the present task."""
         self.step = 0
 
     def compile(self) -> Program:
         """Compile every task in the order of ids."""
+        places = {stream: rank_of(stream) for stream in self.graph.streams}
         for task in self.graph.tasks():
             self.task = task
+            rank = places[task.stream]
+            self.place = SHARED if rank is None else rank
             while self.step < len(self.graph.step_ends) and task.id >= self.graph.step_ends[self.step]:
                 self.step += 1
             try:
                 self.translate(task)
             except BROKEN as error:
+                cells = [cell for handle in task.reads for cell in self.handles.get(handle, ())]
+                names = [self.program.tensor(cell) for cell in cells]
+                names = names or [tensor.name for tensor in task.work.writes] or ["its operands"]
                 name = task_name(self.graph, task)
-                raise failure("refused", name, self._touched(task), "cannot be executed", error) from None
+                detail = "cannot be executed"
+                raise FaultError.of("refused", name, ", ".join(names[:2]), detail, error) from None
         return self.program
-
-    def _touched(self, task: Task) -> str:
-        """Tensors that a task reads, or else writes, in words."""
-        cells = [cell for handle in task.reads for cell in self.handles.get(handle, ())]
-        names = [self.program.tensor(cell) for cell in cells] or [tensor.name for tensor in task.work.writes]
-        return ", ".join(names[:2]) or "its operands"
 
     @abstractmethod
     def translate(self, task: Task) -> None:
         """Add the action of one task."""
 
     @abstractmethod
-    def rows(self, rank: int, microbatch: int) -> Ints:
-        """The samples of the batch that a rank has in a micro-batch."""
-
-    @abstractmethod
-    def share(self, rank: int) -> Share:
-        """The share of the model that a rank has."""
-
-    def tokens(self, rank: int, step: int, microbatch: int, ahead: int = 0) -> tuple[Ints, Ints]:
-        """Inputs and targets of a micro-batch on a rank; a module reads them `ahead` tokens later."""
-        inputs, targets = self.training.words(step, ahead)
-        rows, places = self.rows(rank, microbatch), self.places(rank)
-        return inputs[rows][:, places], targets[rows][:, places]
-
-    def places(self, _rank: int) -> Ints | slice:
-        """The positions of each sample that a rank has: all, unless others share its sequences."""
-        return slice(None)
-
-    def sharding(self, _rank: int, _block: int) -> Place:
-        """Among how many ranks a block's states are sharded, and which shard a rank has: by default one."""
-        return Place()
-
-    @abstractmethod
     def initial(self, cell: Cell, rank: int) -> Any:
         """Initial value of a buffer; KeyError if it has none."""
-
-    @property
-    def place(self) -> int:
-        """The device of the present task."""
-        rank = rank_of(self.task.stream)
-        return SHARED if rank is None else rank
 
     def refuse(self, tensor: str, detail: str) -> FaultError:
         """The error that the present task cannot be executed."""
         return FaultError(Fault("refused", task_name(self.graph, self.task), tensor, detail))
 
-    def unknown(self, operation: str, known: Sequence[str]) -> FaultError:
-        """The error that the present task's operation is not known."""
-        detail = f"the executor knows no operation {operation!r}; known: {', '.join(known)}"
-        return self.refuse("its operation", detail)
-
-    def operand(self, handle: int, *, anywhere: bool = False) -> Cell:
-        """The cell of a tensor that the present task reads; it must be on the task's own device."""
-        cells = self.handles.get(handle, ())
-        for cell in cells:
+    def _operand(self, handle: int, *, anywhere: bool) -> Cell:
+        """The cell of a tensor that the present task reads."""
+        for cell in self.handles.get(handle, ()):
             if cell.place in (self.place, SHARED) or self.place == SHARED or anywhere:
                 return cell
         raise self.refuse(f"tensor {handle}", "it is not on this device: nothing sent it here")
 
-    def operands(self, *, anywhere: bool = False) -> list[Cell]:
-        """The cells of all tensors that the present task reads."""
-        return [self.operand(handle, anywhere=anywhere) for handle in self.task.reads]
-
-    def results(self) -> list[Cell]:
-        """The cells of all tensors that the present task writes, on its own device."""
-        return [cell for position in range(len(self.task.writes)) for cell in self.handle(position)]
-
-    def handle(self, position: int = 0, *places: int) -> list[Cell]:
+    def handle(self, position: int, *places: int) -> list[Cell]:
         """The cells of a tensor that the present task writes, by default on its own device."""
         number = self.task.writes[position]
         cells = [Cell(place, "tensor", number) for place in (places or (self.place,))]
@@ -283,53 +245,42 @@ class Compiler(ABC):
         first = number % slots * parts
         return [Cell(self.place, name, first + part) for part in range(parts)]
 
-    def wait(self, _: Task) -> None:
-        """A task that does nothing."""
-        operands = self.operands()
-        results = self.results()
-        self.add(operands, results, per_rank(lambda *_: (None,) * len(results)))
+    def copy(self, task: Task) -> None:
+        """Hand on the last tensor read; without one it does nothing."""
+        self.add(lambda _, *values: (values[-1] if values else None,) * len(task.writes))
 
     def add(
         self,
-        reads: Sequence[Cell],
-        writes: Sequence[Cell],
         kernel: Kernel,
+        reads: Sequence[Cell] = (),
+        writes: Sequence[Cell] = (),
         *,
+        places: Sequence[int] = (),
+        anywhere: bool = False,
         joined: bool = False,
         claims: Sequence[tuple[int, Claim]] = (),
         message: Message | None = None,
     ) -> None:
-        """Append the action of the present task."""
-        expects = tuple(self.last_writer.get(cell, START) for cell in reads)
-        for cell in writes:
+        """Append the action of the present task: on its tensors, and on other buffers after them.
+
+        It reads tensors of its own device, or of `anywhere`, and writes its first one at `places`.
+        """
+        operands = [self._operand(handle, anywhere=anywhere) for handle in self.task.reads]
+        results = [cell for n in range(len(self.task.writes)) for cell in self.handle(n, *places)]
+        all_reads = (*operands, *reads)
+        all_writes = (*results, *writes)
+        expects = tuple(self.last_writer.get(cell, START) for cell in all_reads)
+        for cell in all_writes:
             self.last_writer[cell] = self.task.id
-        action = Action(
-            self.task.id, tuple(reads), tuple(writes), kernel, joined, expects, tuple(claims), message
+        self.program.actions.append(
+            Action(self.task.id, all_reads, all_writes, kernel, joined, expects, tuple(claims), message)
         )
-        self.program.actions.append(action)
-
-
-def first_read(inputs: Values, _: tuple[Any, ...]) -> int:
-    """Elements of the first value read: the message of a reduction."""
-    return int(inputs[0].size)
-
-
-def first_made(_: Values, made: tuple[Any, ...]) -> int:
-    """Elements of the first value written: the message of a gather or a send."""
-    return int(made[0].size)
-
-
-def per_rank(function: Callable[..., tuple[Any, ...]]) -> Kernel:
-    """A kernel that every rank runs alone: `function(rank, *values)`."""
-    return lambda members, values: [
-        function(rank, *inputs) for rank, inputs in zip(members, values, strict=True)
-    ]
 
 
 # Collectives on arrays: from one array per member to one array per member.
 
 
-def summed(parts: list[Floats]) -> Floats:
+def summed(parts: Sequence[Floats]) -> Floats:
     """The sum of a reduction, in the order of the ranks."""
     total = parts[0].copy()
     for part in parts[1:]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -18,9 +18,10 @@ from perfsim.interop import model_named
 from perfsim.machines import build_topology, costs_for, machine
 from perfsim.prediction.question import changed_part, changes_by_root
 from perfsim.prediction.run import Evaluation, evaluate
+from perfsim.proof.compute import ComputeCompiler
 from perfsim.proof.executor import Executor, Outcome
-from perfsim.proof.hazards import Edge, Precedence, dependencies, hazards, order_in_time, random_order
-from perfsim.proof.program import BROKEN, Compiler, Fault, FaultError, Program, failure, origin
+from perfsim.proof.hazards import Edge, Precedence, dependencies, hazards, random_order
+from perfsim.proof.program import BROKEN, Fault, FaultError, Program
 from perfsim.proof.promises import held_unlike_promised, mispriced
 from perfsim.proof.provers import prover, small_plan, training_of
 from perfsim.proof.serial import STEPS, SmallTraining
@@ -103,7 +104,7 @@ class Subject:
     without: Collection[Edge] = ()
 
     @cached_property
-    def compiled(self) -> tuple[Program, Compiler]:
+    def compiled(self) -> tuple[Program, ComputeCompiler]:
         """The graph as a program; FaultError if it cannot be executed."""
         compiler = prover(self.plan.system.kind).compiler(self.graph, self.training, self.plan)
         return compiler.compile(), compiler
@@ -148,19 +149,14 @@ class Subject:
     def random_orders(self, count: int, seed: int) -> Iterator[list[int]]:
         """Random topological orders of all tasks on all ranks."""
         rng = np.random.default_rng(seed)
-        deps = dependencies(self.unfolded.graph, self._without_on_all_ranks())
+        graph = self.unfolded.graph
+        folded = self.unfolded.task.tolist()
+        edges = zip(graph.dependencies.row_of_value.tolist(), graph.dependencies.values.tolist(), strict=True)
+        unwanted = set(self.without)
+        without = [(a, b) for a, b in edges if (folded[a], folded[b]) in unwanted] if unwanted else []
+        deps = dependencies(graph, without)
         for _ in range(count):
             yield random_order(deps, rng)
-
-    def _without_on_all_ranks(self) -> list[Edge]:
-        if not self.without:
-            return []
-        unfolded = self.unfolded
-        unwanted = set(self.without)
-        deps = unfolded.graph.dependencies
-        pairs = zip(deps.row_of_value.tolist(), deps.values.tolist(), strict=True)
-        folded = unfolded.task.tolist()
-        return [(a, b) for a, b in pairs if (folded[a], folded[b]) in unwanted]
 
     def faults(self) -> list[Fault]:
         """The faults of the graph alone, or if it has none, of one run compared with serial training."""
@@ -177,9 +173,8 @@ class Subject:
 
 def subject_of(plan: Plan, seed: int = 0) -> Subject:
     """The graph of a small plan, with its small training."""
-    return Subject(
-        evaluate(plan, costs_for(plan.topology, plan.job.recipe)).graph, plan, training_of(plan, seed)
-    )
+    graph = evaluate(plan, costs_for(plan.topology, plan.job.recipe)).graph
+    return Subject(graph, plan, training_of(plan, seed))
 
 
 def prove_plan(plan: Plan, orders: int, seed: int) -> Proof:
@@ -201,7 +196,8 @@ def prove_plan(plan: Plan, orders: int, seed: int) -> Proof:
         outcome.faults += held_unlike_promised(subject.graph, plan)
         outcome.faults += islice(subject.hazards(), MOST_FAULTS)
         executor = subject.executor()
-        simulated = order_in_time(evaluation.trace.start_s, subject.unfolded.task)
+        task = subject.unfolded.task
+        simulated = np.lexsort((np.arange(tasks), np.asarray(evaluation.trace.start_s)[task])).tolist()
         for order in (range(tasks), simulated, *subject.random_orders(orders, seed)):
             executor.run(order, outcome, thorough=runs == 0)
             if runs == 0:
@@ -230,13 +226,22 @@ def _evaluated(plan: Plan) -> Evaluation:
     except (GraphError, DeadlockError) as error:
         raise FaultError(Fault("refused", plan.strategy, "the graph", str(error))) from error
     except BROKEN as error:
-        detail = f"it cannot be written or run, {origin(error)}"
-        raise failure("refused", plan.strategy, "the graph", detail, error) from error
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        where = "somewhere"
+        if trace is not None:
+            code = trace.tb_frame.f_code
+            module = trace.tb_frame.f_globals.get("__name__", "")
+            where = f"in {module}.{code.co_qualname}, line {trace.tb_lineno}"
+        detail = f"it cannot be written or run, {where}"
+        raise FaultError.of("refused", plan.strategy, "the graph", detail, error) from error
 
 
 def described(plan: Plan) -> str:
     """A layout in words, with the features that its proof exercises."""
-    return ", ".join([text_of(plan.layout), *prover(plan.system.kind).features(plan)])
+    features = prover(plan.system.kind).features(plan)
+    return ", ".join([text_of(plan.layout), *(feature for feature, holds in features.items() if holds)])
 
 
 MODES: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -494,17 +499,20 @@ def plans_of(request: Request) -> Iterator[Plan]:
     catalog = default_catalog()
     if request.strategy:
         strategy(request.strategy)  # refuses an unknown name before anything slow
-    _refuse_idle_options(request)
-    if _is_sweep(request.target, catalog):
+    given = {"--devices": request.devices, "--batch": request.batch}
+    idle = [name for name, value in given.items() if value is not None and not request.layout]
+    if idle:
+        said = " and ".join(idle)
+        verb = "is" if len(idle) == 1 else "are"
         raise InputError(
-            [
-                Problem(
-                    f"{request.target} is a sweep, and sweeps are not supported",
-                    help="prove a model, or a study with the candidates of one of its points",
-                )
-            ]
+            [Problem(f"{said} {verb} for a --layout", help=f"add --layout, or leave out {said}")]
         )
-    if _is_study(request.target, catalog):
+    kind = _kind_of(request.target, catalog)
+    if kind == "sweep":
+        said = f"{request.target} is a sweep, and sweeps are not supported"
+        what_to_do = "prove a model, or a study with the candidates of one of its points"
+        raise InputError([Problem(said, help=what_to_do)])
+    if kind == "study":
         yield from _of_study(request, catalog)
         return
     changes = changes_by_root(request.changes)
@@ -519,37 +527,19 @@ def plans_of(request: Request) -> Iterator[Plan]:
             yield plan_of_case(case, model, catalog)
 
 
-def _refuse_idle_options(request: Request) -> None:
-    """Refuse --devices and --batch without a layout, where they would be ignored."""
-    given = {"--devices": request.devices, "--batch": request.batch}
-    idle = [name for name, value in given.items() if value is not None and not request.layout]
-    if idle:
-        verb = "is" if len(idle) == 1 else "are"
-        help_ = "add --layout, or leave out " + " and ".join(idle)
-        raise InputError([Problem(f"{' and '.join(idle)} {verb} for a --layout", help=help_)])
-
-
-def _is_study(target: str, catalog: Catalog) -> bool:
-    """Whether the target is a study; a name that a model has too means the model."""
-    if target in catalog.names("study"):
-        return target not in catalog.names("model")
-    return target.endswith((".yaml", ".yml")) and _has_key(target, "candidates")
-
-
-def _is_sweep(target: str, catalog: Catalog) -> bool:
-    """Whether the target is a sweep."""
-    if target.endswith((".yaml", ".yml")):
-        return _has_key(target, "study")
-    is_model = target in catalog.names("model")
-    return not is_model and target in catalog.names("study") and kind_of_study(target, catalog) == "sweep"
-
-
-def _has_key(path: str, key: str) -> bool:
+def _kind_of(target: str, catalog: Catalog) -> Literal["model", "study", "sweep"]:
+    """What a target is; a name that a model has means the model."""
+    if not target.endswith((".yaml", ".yml")):
+        if target in catalog.names("model") or target not in catalog.names("study"):
+            return "model"
+        return "sweep" if kind_of_study(target, catalog) == "sweep" else "study"
     try:
-        with Path(path).open(encoding="utf-8") as file:
-            return any(line.startswith(f"{key}:") for line in file)
+        keys = {line.partition(":")[0] for line in Path(target).read_text(encoding="utf-8").splitlines()}
     except (OSError, UnicodeDecodeError):
-        return False
+        return "model"
+    if "study" in keys:
+        return "sweep"
+    return "study" if "candidates" in keys else "model"
 
 
 def _of_study(request: Request, catalog: Catalog) -> Iterator[Plan]:

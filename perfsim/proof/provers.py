@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from perfsim.base.errors import InputError, Problem
 from perfsim.network import Topology
-from perfsim.proof.gpu_program import GpuCompiler
-from perfsim.proof.program import Compiler
+from perfsim.proof.compute import ComputeCompiler
+from perfsim.proof.gpu import GpuCompiler
 from perfsim.proof.promises import GpuPrices, Prices, StreamingPrices
 from perfsim.proof.serial import MAX_NORM, STEPS, SmallTraining
-from perfsim.proof.wafer_program import WaferCompiler
+from perfsim.proof.wafer import WaferCompiler
 from perfsim.specs.layout import Layout, ParallelLayout
 from perfsim.specs.model import Experts, LatentAttention, TransformerConfig
 from perfsim.specs.optimizers import OPTIMIZERS
-from perfsim.specs.recipe import Job, Recipe
+from perfsim.specs.recipe import Job
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan, Strategy
 from perfsim.strategies.schedules import schedule_called
@@ -46,46 +47,48 @@ class Parts(NamedTuple):
     """Ranks that share every expert."""
 
 
-class _Prover(Protocol):
+class _Prover(ABC):
     """What differs between kinds of machine in a proof."""
 
-    @property
-    def system(self) -> str:
-        """The system of catalogue proofs; it affects the simulated order, not the numbers."""
+    system: str
+    """The system of catalogue proofs; it affects the simulated order, not the numbers."""
+    even_batches: bool
+    """Whether a batch has to be a multiple of the replicas' micro-batches."""
 
-    @property
-    def even_batches(self) -> bool:
-        """Whether a batch has to be a multiple of the replicas' micro-batches."""
-
+    @abstractmethod
     def small_layout(self, layout: Any) -> Layout:
         """The layout with small micro-batches and few layers."""
 
+    @abstractmethod
     def small_layers(self, layout: Any, modules: int) -> int:
         """Layers of the small model, besides those of modules of multi-token prediction."""
 
-    def without_experts(self, layout: Any) -> str:
-        """Why a layout is not executed with experts, in words; empty where it is."""
-
+    @abstractmethod
     def without_modules(self, layout: Any) -> str:
         """Why multi-token prediction is not executed in a layout, in words; empty where it is."""
 
+    @abstractmethod
     def parts(self, layout: Any) -> Parts:
         """What the small model has to divide into."""
 
-    def compiler(self, graph: TaskGraph, training: SmallTraining, plan: Any) -> Compiler:
+    @abstractmethod
+    def compiler(self, graph: TaskGraph, training: SmallTraining, plan: Any) -> ComputeCompiler:
         """The compiler of a graph into a program."""
 
+    @abstractmethod
     def prices(self, plan: Any) -> Prices:
         """How a plan's graph counts bytes and elements."""
 
-    def max_norm(self, plan: Any) -> float:
+    @abstractmethod
+    def features(self, plan: Any) -> Mapping[str, bool]:
+        """Features in words, and whether a proof of a plan exercises them."""
+
+    def max_norm(self, _: Any) -> float:
         """The norm to which gradients are clipped; infinite where updates do not wait for all gradients."""
-
-    def features(self, plan: Any) -> list[str]:
-        """The features that a proof of a plan exercises, in words."""
+        return math.inf
 
 
-class _GpuProver:
+class _GpuProver(_Prover):
     """Proofs of the strategies of GPU clusters."""
 
     system = "dgx-a100-80gb"
@@ -106,10 +109,6 @@ class _GpuProver:
             return FEW_LAYERS - min(1, modules)
         return layout.num_stages * (2 if layout.num_stages <= FEW_STAGES else 1)
 
-    def without_experts(self, layout: ParallelLayout) -> str:
-        """Groups of replicas that shard: their sums are told from those of experts by their ranks."""
-        return "" if layout.shard_group is None else f"shard_group {layout.shard_group}"
-
     def without_modules(self, layout: ParallelLayout) -> str:
         """Graphs have no communication for tables of words that are on other ranks than a module."""
         if layout.tensor > 1:
@@ -125,7 +124,7 @@ class _GpuProver:
         positions = layout.tensor * layout.context * halves
         return Parts(heads, positions, layout.context > 1, layout.expert, layout.expert_tensor)
 
-    def compiler(self, graph: TaskGraph, training: SmallTraining, plan: ThreeDPlan) -> Compiler:
+    def compiler(self, graph: TaskGraph, training: SmallTraining, plan: ThreeDPlan) -> ComputeCompiler:
         return GpuCompiler(graph, training, plan)
 
     def prices(self, plan: ThreeDPlan) -> Prices:
@@ -135,22 +134,22 @@ class _GpuProver:
         """Infinite under a skewed schedule: it checks the norm after the update [2401.10241 section 4]."""
         return math.inf if schedule_called(plan.layout.schedule).has("skewed") else MAX_NORM
 
-    def features(self, plan: ThreeDPlan) -> list[str]:
+    def features(self, plan: ThreeDPlan) -> Mapping[str, bool]:
         layout = plan.layout
-        words = []
-        words += ["sequence parallel"] if layout.sequence_parallel else []
-        words += [] if plan.job.model.experts is None else ["experts"]
-        words += [] if plan.job.recipe.expert_capacity is None else ["tokens dropped"]
-        keeps = layout.recompute == "full" and plan.job.runtime.recompute_keeps == "qkv"
-        words += ["queries, keys and values kept"] if keeps else []
-        words += [f"zero {layout.zero_stage}"] if layout.zero_stage else []
-        overlaps = plan.job.runtime.overlap_grad_reduce and layout.replicas > 1
-        words += ["reduction overlapped"] if overlaps else []
-        gathers = plan.job.runtime.overlap_param_gather and layout.zero_stage in (1, 2)
-        return [*words, "parameters gathered beside forwards"] if gathers else words
+        runtime = plan.job.runtime
+        return {
+            "sequence parallel": layout.sequence_parallel,
+            "experts": plan.job.model.experts is not None,
+            "tokens dropped": plan.job.recipe.expert_capacity is not None,
+            "queries, keys and values kept": layout.recompute == "full" and runtime.recompute_keeps == "qkv",
+            f"zero {layout.zero_stage}": layout.zero_stage > 0,
+            "reduction overlapped": runtime.overlap_grad_reduce and layout.replicas > 1,
+            "parameters gathered beside forwards": runtime.overlap_param_gather
+            and layout.zero_stage in (1, 2),
+        }
 
 
-class _StreamingProver:
+class _StreamingProver(_Prover):
     """Proofs of weight streaming."""
 
     system = "cs-2"
@@ -164,10 +163,6 @@ class _StreamingProver:
         """More than one group of recomputed layers."""
         return max(FEW_LAYERS, layout.recompute_layers + 1)
 
-    def without_experts(self, _: StreamingLayout) -> str:
-        """All experts of a layer stream with it."""
-        return ""
-
     def without_modules(self, _: StreamingLayout) -> str:
         """The tables of words are not on a wafer while the layer of a module is."""
         return "with streamed weights"
@@ -175,7 +170,7 @@ class _StreamingProver:
     def parts(self, layout: StreamingLayout) -> Parts:
         return Parts(layout.tensor, layout.tensor)
 
-    def compiler(self, graph: TaskGraph, training: SmallTraining, plan: StreamingPlan) -> Compiler:
+    def compiler(self, graph: TaskGraph, training: SmallTraining, plan: StreamingPlan) -> ComputeCompiler:
         """The executor of streamed graphs; a device holds as many layers as are prefetched."""
         system = plan.topology.system
         blocks = plan.job.model.num_layers + 2
@@ -185,16 +180,13 @@ class _StreamingProver:
     def prices(self, plan: StreamingPlan) -> Prices:
         return StreamingPrices(plan)
 
-    def max_norm(self, _: StreamingPlan) -> float:
-        """Infinite: MemoryX updates a layer as soon as its own gradient is complete."""
-        return math.inf
-
-    def features(self, plan: StreamingPlan) -> list[str]:
+    def features(self, plan: StreamingPlan) -> Mapping[str, bool]:
         layout = plan.layout
-        words = []
-        words += [] if plan.job.model.experts is None else ["experts"]
-        words += [f"groups of {layout.recompute_layers}"] if layout.recompute_layers else []
-        return [*words, "spilled"] if layout.spill else words
+        return {
+            "experts": plan.job.model.experts is not None,
+            f"groups of {layout.recompute_layers}": layout.recompute_layers > 0,
+            "spilled": layout.spill,
+        }
 
 
 PROVERS: Mapping[str, _Prover] = {"gpu-cluster": _GpuProver(), "wafer-cluster": _StreamingProver()}
@@ -225,12 +217,11 @@ def small_model(
 ) -> TransformerConfig:
     """A model with the same features and few layers, heads and words, divisible into the parts.
 
-    It has so many `modules` of multi-token prediction, and nothing of `_not_executed`.
+    It has so many `modules` of multi-token prediction.
     """
     shared = min(2, model.num_attention_heads // model.query_groups)
     groups = parts.heads if shared > 1 else max(parts.heads, 2)
     hidden = groups * shared * HEAD_SIZE
-    experts = None if model.experts is None else _small_experts(model.experts, parts)
     return model.model_copy(
         update={
             "name": f"{model.name} made small",
@@ -240,7 +231,7 @@ def small_model(
             "hidden_size": hidden,
             "ffn_hidden_size": 2 * hidden,
             "vocab_size": VOCABULARY,
-            "experts": experts,
+            "experts": _small_experts(model.experts, parts),
             "head_dim": None,
             "latent_attention": _small_latents(model.latent_attention),
             "sliding_window": WINDOW if model.sliding_window else None,
@@ -250,19 +241,6 @@ def small_model(
             "max_position_embeddings": small_sequence(parts),
         }
     )
-
-
-def _not_executed(job: Job, without_modules: str) -> tuple[str, ...]:
-    """What of a job the small one does not have, in words."""
-    model = job.model
-    optimizer = job.recipe.optimizer
-    others = () if OPTIMIZERS[optimizer].executed else (f"optimizer {optimizer}, in whose place is adam",)
-    both = model.qk_layernorm and model.latent_attention is not None
-    norms = ("norms of queries and keys beside latents",) if both else ()
-    modules = (
-        (f"multi-token prediction {without_modules}",) if model.mtp_num_layers and without_modules else ()
-    )
-    return (*others, *norms, *modules)
 
 
 def _small_latents(latent: LatentAttention | None) -> LatentAttention | None:
@@ -278,8 +256,10 @@ def _small_latents(latent: LatentAttention | None) -> LatentAttention | None:
     )
 
 
-def _small_experts(experts: Experts, parts: Parts) -> Experts:
+def _small_experts(experts: Experts | None, parts: Parts) -> Experts | None:
     """Two experts a rank, at most two for a token, behind a dense layer if some layers are dense."""
+    if experts is None:
+        return None
     dense = 1 if experts.first_dense_layers else 0
     return experts.model_copy(
         update={
@@ -301,37 +281,42 @@ def small_sequence(parts: Parts) -> int:
     return -(-LEAST_SEQUENCE // period) * period
 
 
-def _small_recipe(recipe: Recipe, parts: Parts) -> Recipe:
-    """The recipe with a short sequence; half of it reaches the LM head if not all of it did."""
-    length = small_sequence(parts)
-    positions = length // 2 if recipe.lm_head_positions else None
-    update = {"seq_length": length, "lm_head_positions": positions, "recompute": "auto"}
-    update["routing"] = "balanced"
-    attention = "flash" if parts.fused else recipe.runtime.attention
-    return recipe.model_copy(update=update).ran_with(dispatcher="all_to_all", attention=attention)
-
-
 def small_plan(strategy: Strategy, job: Job, topology: Topology, layout: Layout, microbatches: int) -> Plan:
-    """A plan of the small model with the same number of micro-batches, for two steps."""
+    """A plan of the small model with the same number of micro-batches, for two steps.
+
+    Its recipe has a short sequence, half of which reaches the LM head if not all of it did. Its notes say
+    what of the job it does not execute.
+    """
     of_kind = prover(topology.system.kind)
+    model = job.model
     layout = of_kind.small_layout(layout)
-    if job.model.experts is not None and (beside := of_kind.without_experts(layout)):
-        raise InputError(
-            [
-                Problem(
-                    f"experts are not executed with {beside}",
-                    help="prove it without",
-                )
-            ]
-        )
-    batch = layout.data * layout.micro_batch_size * microbatches
+    group = layout.shard_group if isinstance(layout, ParallelLayout) else None
+    if model.experts is not None and group is not None:
+        # Sums over groups are told from those of experts by their ranks.
+        problem = Problem(f"experts are not executed with shard_group {group}", help="prove it without")
+        raise InputError([problem])
     parts = of_kind.parts(layout)
     without = of_kind.without_modules(layout)
-    modules = 0 if without else min(MOST_MODULES, job.model.mtp_num_layers)
-    model = small_model(job.model, parts, of_kind.small_layers(layout, modules), modules)
-    small_job = Job(model, _small_recipe(job.recipe, parts), batch)
-    plan: Plan = strategy.plan(small_job, topology, layout, check_memory=False)
-    return replace(plan, least_steps=STEPS, notes=_not_executed(job, without))
+    modules = 0 if without else min(MOST_MODULES, model.mtp_num_layers)
+    small = small_model(model, parts, of_kind.small_layers(layout, modules), modules)
+    length = small_sequence(parts)
+    update = {
+        "seq_length": length,
+        "lm_head_positions": length // 2 if job.recipe.lm_head_positions else None,
+        "recompute": "auto",
+        "routing": "balanced",
+    }
+    attention = "flash" if parts.fused else job.runtime.attention
+    recipe = job.recipe.model_copy(update=update).ran_with(dispatcher="all_to_all", attention=attention)
+    batch = layout.data * layout.micro_batch_size * microbatches
+    plan: Plan = strategy.plan(Job(small, recipe, batch), topology, layout, check_memory=False)
+    optimizer = job.recipe.optimizer
+    notes = {
+        f"optimizer {optimizer}, in whose place is adam": not OPTIMIZERS[optimizer].executed,
+        "norms of queries and keys beside latents": model.qk_layernorm and model.latent_attention is not None,
+        f"multi-token prediction {without}": model.mtp_num_layers > 0 and bool(without),
+    }
+    return replace(plan, least_steps=STEPS, notes=tuple(note for note, holds in notes.items() if holds))
 
 
 def training_of(plan: Plan, seed: int) -> SmallTraining:
@@ -339,12 +324,7 @@ def training_of(plan: Plan, seed: int) -> SmallTraining:
     job = plan.job
     positions = job.recipe.lm_head_positions or job.seq_length
     max_norm = prover(plan.system.kind).max_norm(plan)
+    capacity = job.recipe.expert_capacity
     return SmallTraining(
-        job.model,
-        job.seq_length,
-        positions,
-        job.global_batch_size,
-        seed,
-        max_norm,
-        job.recipe.expert_capacity,
+        job.model, job.seq_length, positions, job.global_batch_size, seed, max_norm, capacity
     )

@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
-from typing import NamedTuple
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
-from perfsim.proof.layers import attention, feed_forward, head, join
-from perfsim.proof.operations import (
-    Gradients,
-    Part,
-    Routing,
-    evaluated,
-    lookup,
-    loss_gradient,
-    losses,
-    run_part,
-    statistics,
-)
+from perfsim.proof.operations import Routing, cross_entropy, statistics
 from perfsim.proof.parameters import EXPERTS, WORDS, Share, Weights, blocks
+from perfsim.proof.parts import ATTENTION, FEED_FORWARD, Block
 from perfsim.specs.model import Experts, TransformerConfig
 from perfsim.work import EMBEDDING, HEAD
 
@@ -213,81 +203,6 @@ def train(training: SmallTraining) -> list[Record]:
     return records
 
 
-class LayerRun(NamedTuple):
-    """A whole layer as it was carried out."""
-
-    attention: Part
-    feed_forward: Part
-
-    @classmethod
-    def run(cls, w: Weights, x: Floats, routing: Routing | None, share: Share) -> LayerRun:
-        """Carry out a layer, with experts if tokens are routed."""
-        first = run_part(attention, w, share, x)
-        return cls(first, run_part(partial(feed_forward, routing=routing), w, share, x, first.value))
-
-    def backward(self, w: Weights, dy: Floats) -> tuple[Floats, Floats, Gradients]:
-        """Gradients of the layer's input, of its MLP's input and of its weights."""
-        (middle, d_attention), gradients = self.feed_forward.backward(w, dy)
-        (dx,), others = self.attention.backward(w, d_attention)
-        return dx + middle, middle, gradients + others
-
-
-@dataclass
-class _Serial:
-    """One step of serial training."""
-
-    training: SmallTraining
-    weights: dict[int, Weights]
-    step: int
-    record: Record
-
-    def __post_init__(self) -> None:
-        self.made: Gradients = []
-
-    def layer(self, layer: int, x: Floats) -> LayerRun:
-        """A layer forward; its output is the last of `hidden`."""
-        routed = EXPERTS + layer in self.weights
-        routing = self.training.routing(self.step, layer) if routed else None
-        run = LayerRun.run(self.of(layer), x, routing, self.training.share.of_layer(layer))
-        self.record.attention.append(run.attention.value)
-        self.record.hidden.append(run.feed_forward.value)
-        return run
-
-    def of(self, layer: int) -> Weights:
-        """The weights that a layer reads, with its experts, and of a module embedding and LM head."""
-        own = self.weights[layer] | self.weights.get(EXPERTS + layer, {})
-        later = layer >= self.training.model.num_layers
-        return own | self.weights[EMBEDDING] | self.weights[HEAD] if later else own
-
-    def back(self, layer: int, run: LayerRun, dy: Floats) -> Floats:
-        """A layer backward, from the gradient of its output to that of its input."""
-        dx, self.record.middle[layer], gradients = run.backward(self.of(layer), dy)
-        self.keep(layer, gradients)
-        return dx
-
-    def keep(self, block: int, gradients: Gradients) -> None:
-        """Add gradients to the blocks that own the weights: a layer, its experts, or an end of the model."""
-        for number in {block, EXPERTS + block, EMBEDDING, HEAD}:
-            of_block = self.record.weight_gradients.setdefault(number, {})
-            for name, value in evaluated(
-                [pair for pair in gradients if pair[0] in self.weights.get(number, {})]
-            ):
-                of_block[name] = of_block[name] + value if name in of_block else value
-
-    def loss(self, y: Floats, ahead: int, norm: str, block: int) -> tuple[Floats, Floats]:
-        """The losses of the model or of a module, and the gradient of what its LM head reads."""
-        targets = self.training.words(self.step, ahead)[1]
-        w = self.of(block) if ahead else self.weights[HEAD]
-        count = self.training.num_later_tokens if ahead else self.training.num_tokens
-        share = self.training.share
-        part = run_part(partial(head, length=targets.shape[1], name=norm), w, share, y)
-        of_tokens = statistics(part.value, targets, share)
-        gradient = loss_gradient(part.value, of_tokens, targets, count, share)
-        (dy,), gradients = part.backward(w, gradient)
-        self.keep(block, gradients)
-        return losses(of_tokens, count), dy
-
-
 def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -> Record:
     """Loss and all gradients of one step.
 
@@ -295,33 +210,78 @@ def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -
     last layer.
     """
     record = Record(np.zeros(training.batch))
-    run = _Serial(training, weights, step, record)
-    share, count = training.share, training.model.num_layers
-    tokens = training.words(step)[0]
-    table = run_part(partial(lookup, tokens=tokens), weights[EMBEDDING], share)
-    record.hidden.append(table.value)
-    layers = [run.layer(layer, record.hidden[layer]) for layer in range(count)]
-    modules = []
-    for layer in range(count, count + training.model.mtp_num_layers):
-        later = training.words(step, layer - count + 1)[0]
-        before = run_part(partial(join, tokens=later), run.of(layer), share, record.hidden[layer])
-        modules.append((layer, before, run.layer(layer, before.value)))
-    d = np.zeros_like(table.value)
-    for layer, before, module in reversed(modules):
-        record.later_losses[layer], dy = run.loss(
-            record.hidden[layer + 1], layer - count + 1, "mtp_norm", layer
-        )
-        (d,), of_weights = before.backward(run.of(layer), run.back(layer, module, d + dy))
-        run.keep(layer, of_weights)
-        record.gradient[layer] = d
-    record.losses, dy = run.loss(record.hidden[count], 0, "head_norm", HEAD)
-    d = d + dy
-    for layer in reversed(range(count)):
-        record.gradient[layer + 1] = d
-        d = run.back(layer, layers[layer], d)
+    share = training.share
+    layouts = share.layouts
+    flats = {block: np.zeros(layouts[block].size) for block in weights}
+    num_layers = training.model.num_layers
+    blocks_run: dict[int, Block] = {}
+
+    def read(block: int) -> Weights:
+        """The weights that a block reads, with its experts, and of a module embedding and LM head."""
+        own = weights[block] | weights.get(EXPERTS + block, {})
+        return own | weights[EMBEDDING] | weights[HEAD] if block >= num_layers else own
+
+    def forward(block: int, parts: tuple[str, ...], x: Floats | None) -> Floats:
+        ahead = max(0, block - num_layers + 1)
+        tokens, targets = training.words(step, ahead)
+        given: dict[str, Any] = {"tokens": tokens, "targets": targets}
+        if EXPERTS + block in weights:
+            routing = training.routing(step, block)
+            given |= {"routing": routing, "expert": routing.expert.ravel()}
+        run = blocks_run[block] = Block({} if x is None else {"hidden": x})
+        run.forward(parts, read(block), share.of_layer(block), given)
+        if "attended" in run.values:
+            record.attention.append(run.values["attended"])
+        hidden: Floats = run.values["hidden"]
+        return hidden
+
+    def backward(block: int, parts: tuple[str, ...], d: Floats | None = None) -> Floats:
+        """From the gradient of a block's output, and the loss behind it, to the gradient of its input."""
+        run = blocks_run[block]
+        run.gradients |= {} if d is None else {"hidden": d}
+        made = run.backward(parts, read(block))
+        for number in {block, EXPERTS + block, EMBEDDING, HEAD} & flats.keys():
+            flats[number] += layouts[number].gradient(made)
+        dx: Floats = run.gradients.get("hidden", np.zeros(0))
+        return dx
+
+    def loss(block: int) -> Floats:
+        """The part of each token in the mean loss; leaves the gradient of the scores."""
+        ahead = max(0, block - num_layers + 1)
+        targets = training.words(step, ahead)[1]
+        count = training.num_later_tokens if ahead else training.num_tokens
+        run = blocks_run[block]
+        scored = run.values["scores"]
+        of_tokens = statistics(scored, targets, share)
+        losses, run.gradients["scores"] = cross_entropy(scored, of_tokens, targets, count, share)
+        return losses
+
+    record.hidden.append(forward(EMBEDDING, ("lookup",), None))
+    layer_parts = (*ATTENTION, *FEED_FORWARD)
+    modules = range(num_layers, num_layers + training.model.mtp_num_layers)
+    for layer in range(num_layers):
+        record.hidden.append(forward(layer, layer_parts, record.hidden[-1]))
+    for layer in modules:
+        record.hidden.append(forward(layer, (*layer_parts, "scores"), record.hidden[-1]))
+    forward(HEAD, ("scores",), record.hidden[num_layers])
+    d = np.zeros_like(record.hidden[0])
+    for layer in (*reversed(modules), HEAD, *reversed(range(num_layers))):
+        if layer == HEAD:
+            record.losses = loss(HEAD)
+            d = d + backward(HEAD, ("scores",))
+            continue
+        if layer in modules:
+            record.later_losses[layer] = loss(layer)
+            d = d + backward(layer, ("scores",))
+        else:
+            record.gradient[layer + 1] = d
+        record.middle[layer] = backward(layer, FEED_FORWARD, d)
+        d = backward(layer, ATTENTION)
+        if layer in modules:
+            record.gradient[layer] = d
     record.gradient[0] = d
-    run.keep(EMBEDDING, table.backward(weights[EMBEDDING], d)[1])
-    record.weight_gradients = {block: record.weight_gradients[block] for block in weights}
+    backward(EMBEDDING, ("lookup",), d)
+    record.weight_gradients = {block: layouts[block].views(flat) for block, flat in flats.items()}
     if training.model.tied_embeddings:
         of_blocks = record.weight_gradients
         both = of_blocks[EMBEDDING][WORDS[EMBEDDING]] + of_blocks[HEAD][WORDS[HEAD]]

@@ -161,9 +161,9 @@ class GemmConstants(Constants):
 
 
 class NarrowGemmConstants(Constants):
-    """Matrix products with operands narrower than 16 bits, beside the 16-bit products of the same library.
+    """Matrix products with operands narrower than 16 bits, next to the 16-bit products of the same library.
 
-    Tiles and waves are those of 16 bits; a few factors turn them into the times of the narrow table.
+    They have the tiles and waves of 16 bits; a few factors turn them into the times of the narrow table.
     """
 
     efficiency: Factor
@@ -190,7 +190,7 @@ class AttentionConstants(Constants):
     half_length: NonNegative
     """Sequence length at which it reaches half of that."""
     backward: Factor
-    """Speed of the backward over that of the forward."""
+    """Speed of the backward over the speed of the forward."""
 
 
 class MemoryConstants(Constants):
@@ -201,12 +201,12 @@ class MemoryConstants(Constants):
 
 
 class CommunicationConstants(Constants):
-    """What a kernel of the collective library takes from the compute that runs beside it."""
+    """What a kernel of the collective library takes from the compute that runs next to it."""
 
     units: NonNegative
     """Compute units that it occupies inside a node: one for each channel."""
     units_per_nic: Annotated[float, *number(0.01, 1e3)]
-    """Compute units per NIC that a group across nodes may use, if they are fewer; also those of a message."""
+    """Compute units per NIC that a group across nodes may use, if they are fewer; the same for a message."""
     memory_passes: dict[CollectiveOp, NonNegative]
     """Bytes read and written in device memory, over those that the device sends, by operation."""
 
@@ -226,7 +226,7 @@ class GpuCalibration(Calibration):
     sustained_spread: Annotated[float, Field(ge=0, lt=0.2)] = 0.0
     """Standard deviation of that ceiling over devices of one model, relative to the mean."""
     wgrad_factor: Factor = 1.0
-    """Time of a weight-gradient GEMM over that of a forward GEMM of the same shape."""
+    """Time of a weight-gradient GEMM over the time of a forward GEMM of the same shape."""
     attention_fraction: Fraction = 0.4
     """Fraction of the rate of its matrix instructions that fused attention reaches in long sequences."""
     attention_instruction_fraction: Fraction = 1.0
@@ -236,9 +236,9 @@ class GpuCalibration(Calibration):
     narrow: dict[str, NarrowGemmConstants] = Field(default_factory=dict)
     """Products in fewer than 16 bits, by precision."""
     narrow_sustained_fraction: Fraction | None = None
-    """Ceiling of the fraction of the narrow peak in training; None: none below that of the table."""
+    """Ceiling of the fraction of the narrow peak in training; None: no lower than the table's."""
     asynchronous_attention: AttentionConstants | None = None
-    """None: the device has no matrix instructions but those of `attention_fraction`."""
+    """None: the device has no other matrix instructions than `attention_fraction` is measured with."""
     one_block_attention: AttentionConstants | None = None
     """Fused attention that holds all keys of a head on the chip, to 512 positions; None: as any other."""
     communication: CommunicationConstants | None = None
@@ -290,7 +290,7 @@ class NetworkConstants(Constants):
     send_recv_latency_s: Latency
     """Latency of a point-to-point message between nodes."""
     all_to_all_slowdown: Annotated[float, *number(1, 100)] = 1.0
-    """Time of an all-to-all across nodes over that of its bytes at the bus bandwidth of the NICs."""
+    """Time of an all-to-all across nodes over the time of its bytes at the bus bandwidth of the NICs."""
     partial_node_rank_bytes_per_s: BytesPerSecond | None = None
     """Where devices share NICs: bound on the bus bandwidth, for each of its ranks on a node, of a group with
     several ranks of each node, but not all."""
@@ -357,7 +357,7 @@ class FrameworkCalibration(Calibration):
     It begins when the counts of rows have come back from the device. A CUDA graph needs neither.
     """
     grouped_rate: Fraction = 1.0
-    """Speed of 16-bit products of several experts in one call, over that of a batch of equal products."""
+    """Speed of 16-bit products of several experts in one call, over a batch of equal products."""
     fused: tuple[Fusion, ...] = ()
     grad_precision: Literal["bf16", "fp16"] | None = None
     """Precision in which it sums and reduces gradients unless a run says otherwise; None: fp32."""
@@ -379,7 +379,7 @@ class FrameworkCalibration(Calibration):
     overlaps_tensor: bool = False
     """Whether tensor-parallel communication overlaps products unless a run says otherwise."""
     exchange_slowdown: Annotated[float, *number(1, 100)] = 1.0
-    """Time of a tensor-parallel exchange in chunks beside a product, over a collective of its bytes."""
+    """Time of a tensor-parallel exchange in chunks next to a product, over a collective of its bytes."""
 
 
 class MeasuredStep(Constants):

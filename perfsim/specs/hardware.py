@@ -78,7 +78,7 @@ class DeviceSpec(CatalogSpec):
     """Streaming multiprocessors of a GPU, cores of a wafer."""
     power: Watts | None = None
     calibration: GpuCalibration | WaferCalibration | None = None
-    """None in the file of a GPU: that of the nearest one."""
+    """None in the file of a GPU: the calibration of the nearest one."""
     chip: str = ""
     """Name of a device with the same chip but another memory or links, whose calibration this one has."""
 
@@ -423,7 +423,7 @@ MACHINE_PLUGINS = "perfsim.machines"
 
 
 def system_classes() -> dict[str, type[SystemSpec]]:
-    """System classes by kind, including those of installed plug-ins."""
+    """System classes by kind, with the classes of installed plug-ins."""
     return _plugin_classes() | SYSTEM_CLASSES
 
 

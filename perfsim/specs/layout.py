@@ -75,7 +75,7 @@ def layers_of_stages(pattern: str) -> tuple[int, ...]:
 
 
 Divided = Literal["parameters", "states", "activations", "positions", "experts", "batch"]
-"""What an axis divides over devices: `states` are those of the optimizer, `experts` their parameters and
+"""What an axis divides over devices: `states` are the optimizer's, `experts` their parameters and
 states."""
 
 
@@ -113,7 +113,7 @@ class ParallelLayout:
     """A layout on GPUs: degrees, schedule, micro-batch and memory mode; one field and its row an axis.
 
     Ranks: tensor innermost, then context, then data, then pipeline; consecutive ranks fill a node. Fields
-    without a group stand before those of a group in JSON.
+    without a group stand first in JSON.
     """
 
     tensor: int = _axis(
@@ -202,7 +202,7 @@ class ParallelLayout:
 
     @property
     def replicas(self) -> int:
-        """Ranks that hold the same parameters: those of a context group, times data."""
+        """Ranks that hold the same parameters: context ranks times data."""
         return self.context * self.data
 
     @property

@@ -161,7 +161,7 @@ class TransformerConfig(CatalogSpec):
                 f"{experts.first_dense_layers} and interval {experts.interval}"
             )
         if experts is not None and self.norms_per_layer == 1:
-            raise ValueError("experts: with norms_per_layer 1 the MLP runs beside the attention; take 2")
+            raise ValueError("experts: with norms_per_layer 1 the MLP runs next to the attention; take 2")
         if self.sliding_window_pattern is not None and self.sliding_window is None:
             raise ValueError("sliding_window_pattern needs sliding_window, the positions of the window")
         if not self.causal and (self.sliding_window or self.mtp_num_layers):
@@ -239,7 +239,7 @@ PLAIN = LayerKind()
 
 @lru_cache(maxsize=256)
 def layer_kinds(model: TransformerConfig) -> tuple[LayerKind, ...]:
-    """The kind of every layer in the order of the forward pass, then of those of multi-token prediction.
+    """The kind of every layer in the order of the forward pass, then of the layers of multi-token prediction.
 
     A model without experts, windows and multi-token prediction has `num_layers` layers of `PLAIN`.
     """

@@ -22,7 +22,7 @@ class _Optimizer:
     matrix_moments: int
     """Moments of a parameter in a matrix of a layer."""
     moment_bytes: float | None
-    """Bytes of a moment; None: those of the recipe's precision of moments."""
+    """Bytes of a moment; None: as many as the recipe's precision of moments has."""
     orthogonalisations: int
     """Newton-Schulz iterations on the momentum of every matrix of a layer: three products each."""
     update_flop: float

@@ -69,7 +69,7 @@ class EnergySpec(Spec):
     """Cooling, tariff and carbon of electricity."""
 
     pue: Annotated[float, *number(1, 10)] | AmountRange | None = None
-    """Energy of the building over that of its machines."""
+    """Energy of the building over the energy of its machines."""
     tariff: Amount | None = None
     """Money a kWh."""
     carbon: Amount | None = None
@@ -79,7 +79,7 @@ class EnergySpec(Spec):
     @model_validator(mode="after")
     def _cooling_takes_energy(self) -> Self:
         if self.pue is not None and min(ends(self.pue)) < 1:
-            raise ValueError("pue: energy of the building over that of its machines, at least 1")
+            raise ValueError("pue: energy of the building over the energy of its machines, at least 1")
         return self
 
 

@@ -47,7 +47,7 @@ class Recipe(CatalogSpec):
     }
     seq_length: Positions
     precision: Precision = "bf16"
-    """Of matrix products; below 16 bits those of the layers, as Transformer Engine's recipes do."""
+    """Of matrix products; below 16 bits only of the layers' products, as in Transformer Engine's recipes."""
     kernels: KernelPrecisions | None = None
     """What runs in what, where it is not as `precision` says."""
     optimizer: OptimizerName = "adam"

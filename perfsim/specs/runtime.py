@@ -43,7 +43,7 @@ class Runtime(CatalogSpec):
     fused_cross_entropy: bool = False
     """Loss and its gradient in one kernel each, on the logits as the LM head writes them.
 
-    It is that of flash-attn (llm-foundry's default) and Megatron-LM's `--cross-entropy-loss-fusion`. False:
+    As in flash-attn (llm-foundry's default) and with Megatron-LM's `--cross-entropy-loss-fusion`. False:
     passes in fp32, as in Megatron-LM of 2021 to 2023.
     """
     host_blocking: bool = False

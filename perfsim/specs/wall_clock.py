@@ -79,7 +79,7 @@ class WallClockSpec(CatalogSpec):
     load: SecondsRange | None = None
     """Loading the program up to the first step, without weights; repeated at each restart."""
     weight_rate: RateRange | None = None
-    """Rate of sending the first weights, and those of a checkpoint at each restart."""
+    """Rate of sending the first weights, and the weights of a checkpoint at each restart."""
     weight_bytes: BytesPerParameter = 4.0
     """Bytes per parameter of the weights that are sent."""
     checkpoint_rate: RateRange | None = None
@@ -97,7 +97,7 @@ class WallClockSpec(CatalogSpec):
     repair: SecondsRange | None = None
     """Until a unit that failed is ready again; with `spares`."""
     evaluation: NumberRange | None = None
-    """Time of the evaluations during a run over that of its steps."""
+    """Time of the evaluations during a run over the time of its steps."""
     stragglers: NumberRange | None = None
     """Ratio of step times with and without stragglers, one factor per run."""
     teardown: SecondsRange | None = None

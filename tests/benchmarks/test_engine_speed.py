@@ -1,6 +1,6 @@
 """GPT-3 175B (tensor 8, pipeline 16, sequence parallel) from its layout to where the time of a step goes.
 
-Everything is measured as verbs run it: `evaluate` plans nothing but writes the graph, places it on the
+Everything is measured as verbs run it: `evaluated` plans nothing but writes the graph, places it on the
 network, prices it, simulates it and breaks the step down.
 """
 
@@ -10,33 +10,27 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 
 from perfsim.catalog import default_catalog
-from perfsim.costs.price import Costs, price
+from perfsim.costs.price import price
 from perfsim.engine import critical_path, simulate
 from perfsim.engine.failures import with_stragglers
 from perfsim.engine.trace import Trace
-from perfsim.machines import build_topology, costs_for, network_of
+from perfsim.machines import network_of
 from perfsim.machines.placement import Placed, place_stragglers, shared_links
-from perfsim.prediction.planner import best_plan
-from perfsim.prediction.run import Evaluation, Step, evaluate, graph_of
+from perfsim.prediction.planner import best_plan, plan_of
+from perfsim.prediction.question import Question
+from perfsim.prediction.run import Evaluation, Step, evaluated, graph_of
 from perfsim.specs.layout import ParallelLayout
-from perfsim.specs.recipe import Job
-from perfsim.strategies import Plan, strategy
-from perfsim.testing import toys
 from perfsim.work import TaskGraph, unfold
 
 pytestmark = pytest.mark.benchmark
 
 RUNS = 5
-EVENTS = (
-    "11,700 instants with 23,000 events take 105 to 160 ms (SimPy alone 2 us an instant), chains, loads and "
-    "the longest path that finds them 110, the graph 40, its placement 20, the trace and its breakdown 30"
-)
 MICROBATCHES = 192
 FEW_MICROBATCHES = 20
 DATA = 8
@@ -48,39 +42,31 @@ PER_WAFER = 50
 SLOWER = 1.2
 
 
-class Case(NamedTuple):
-    """A layout of one job, and the prices of its machine."""
-
-    job: Job
-    layout: ParallelLayout
-    costs: Costs
-
-    @property
-    def plan(self) -> Plan:
-        """The plan of the layout."""
-        return strategy("3d").plan(self.job, self.costs.topology, self.layout, check_memory=False)
-
-
-def case(microbatches: int = MICROBATCHES, data: int = DATA) -> Case:
+def case(microbatches: int = MICROBATCHES, data: int = DATA) -> Question:
+    """175B in the same layout, with as many micro-batches and replicas."""
     catalog = default_catalog()
-    recipe = catalog.recipe("gpt3_pretraining")
-    job = Job(catalog.model("gpt3_175b"), recipe, data * microbatches)
-    topology = build_topology(catalog.system("dgx-a100-80gb"), 128 * data)
-    layout = ParallelLayout(tensor=8, pipeline=16, data=data, sequence_parallel=True)
-    return Case(job, layout, costs_for(topology, recipe))
+    return Question(
+        model=catalog.model("gpt3_175b"),
+        recipe=catalog.recipe("gpt3_pretraining"),
+        system=catalog.system("dgx-a100-80gb"),
+        devices=128 * data,
+        batch=data * microbatches,
+        layout=ParallelLayout(tensor=8, pipeline=16, data=data, sequence_parallel=True),
+        must_fit=False,
+    )
 
 
-def folded_run(asked: Case) -> Evaluation:
+def folded_run(asked: Question) -> Evaluation:
     """From the layout to the breakdown of the simulated step."""
-    return evaluate(asked.plan, asked.costs)
+    return evaluated(asked, plan_of(asked))
 
 
-def straggling_run(asked: Case) -> Trace:
+def straggling_run(asked: Question) -> Trace:
     """The same with one slow rank, and only the ranks written that it makes unlike others.
 
     Its tensor peers act with it, which leaves the time of the step as it is; as every verb does it.
     """
-    plan = asked.plan
+    plan = plan_of(asked)
     placed = place_stragglers(graph_of(plan), plan, {STRAGGLER: SLOWER})
     step = Step(placed, asked.costs)
     trace = step.run(with_stragglers(placed.graph, step.duration_s, placed.rank, placed.factors))
@@ -88,9 +74,9 @@ def straggling_run(asked: Case) -> Trace:
     return trace
 
 
-def unfolded_run(asked: Case) -> Trace:
+def unfolded_run(asked: Question) -> Trace:
     """The same with every rank written."""
-    plan = asked.plan
+    plan = plan_of(asked)
     unfolded = unfold(graph_of(plan))
     links = shared_links(unfolded.graph, network_of(plan.topology))
     placed = Placed(unfolded.graph, unfolded.rank, links, plan.topology, unfolded.classes)
@@ -140,8 +126,8 @@ def test_175b_folded_from_the_layout_to_the_breakdown(figures: Any, request: pyt
     graph = folded_run(asked).graph
     cold_s, mebibytes = cold_run(request, "folded", RUNS)
     name = f"175B folded, {len(graph):,} tasks, layout to breakdown"
-    figures.add(f"{name}, cold", f"{1e3 * cold_s:,.0f} ms", "250 ms", EVENTS)
-    figures.add(f"{name}, warm", f"{1e3 * least_s(lambda: folded_run(asked)):,.0f} ms", "250 ms", EVENTS)
+    figures.add(f"{name}, cold", f"{1e3 * cold_s:,.0f} ms", "250 ms")
+    figures.add(f"{name}, warm", f"{1e3 * least_s(lambda: folded_run(asked)):,.0f} ms", "250 ms")
     name = "175B folded: memory over the bare interpreter"
     figures.add(name, f"{mebibytes:.0f} MiB", "120 MiB", "progress of all tasks in three columns")
     figures.add("columns of that graph", f"{bytes_of(graph) / len(graph):.1f} bytes a task", "40")
@@ -155,7 +141,7 @@ def bytes_of(graph: TaskGraph) -> int:
 
 def test_175b_priced_anew_with_its_longest_path(figures: Any) -> None:
     asked = case()
-    graph = graph_of(asked.plan)
+    graph = graph_of(plan_of(asked))
     critical_path(graph, price(graph, asked.costs))
     taken_s = least_s(lambda: critical_path(graph, price(graph, asked.costs)), 3 * RUNS)
     figures.add("175B folded: new prices and longest path", f"{1e3 * taken_s:.1f} ms", "10 ms")
@@ -197,15 +183,18 @@ def test_one_straggler_among_1024(figures: Any) -> None:
 
 def test_20b_on_192_wafers_folded_and_written(figures: Any) -> None:
     catalog = default_catalog()
-    job = Job(catalog.model("gpt3_20b"), catalog.recipe("gpt3_pretraining"), WAFERS * PER_WAFER)
-    topology = build_topology(catalog.system("cs-2"), WAFERS)
-    costs = costs_for(topology, job.recipe)
-    streaming = strategy("weight-streaming")
+    asked = Question(
+        model=catalog.model("gpt3_20b"),
+        recipe=catalog.recipe("gpt3_pretraining"),
+        system=catalog.system("cs-2"),
+        devices=WAFERS,
+        batch=WAFERS * PER_WAFER,
+    )
 
     def step(*, every_wafer: bool) -> Trace:
-        graph = graph_of(best_plan(toys.question(streaming, job, topology, costs)).plan)
+        graph = graph_of(best_plan(asked).plan)
         graph = unfold(graph).graph if every_wafer else graph
-        return simulate(graph, price(graph, costs))
+        return simulate(graph, price(graph, asked.costs))
 
     assert step(every_wafer=True).step_time_s == step(every_wafer=False).step_time_s
     for every_wafer, words, aim in ((False, "folded", "1 s"), (True, "every wafer written", "5 s")):
@@ -218,7 +207,7 @@ def test_time_against_tasks(figures: Any) -> None:
     times = []
     for microbatches in (96, 192, 384, 768):
         asked = case(microbatches)
-        counts.append(len(graph_of(asked.plan)))
+        counts.append(len(graph_of(plan_of(asked))))
         times.append(least_s(lambda asked=asked: folded_run(asked), 3))
     exponent = np.polyfit(np.log(counts), np.log(times), 1)[0]
     figures.add(f"exponent of time over tasks, up to {counts[-1]:,}", f"{exponent:.2f}", "1.05")

@@ -16,11 +16,9 @@ from perfsim.proof.executor import Outcome
 from perfsim.proof.faults import (
     Mutation,
     MutationTally,
-    early_buffers,
     mutations,
     try_all,
     try_plans,
-    wrong_groups,
 )
 from perfsim.proof.program import FaultError
 from perfsim.proof.prove import Case, Request, Subject, plan_of_case, plans_of, subject_of
@@ -183,7 +181,7 @@ def test_a_last_all_gather_over_other_ranks_is_caught() -> None:
     layout = ParallelLayout(data=4, zero_stage=2, shard_group=2)
     last = [
         mutation
-        for mutation in wrong_groups(subject(Case("3d", layout, 1)))
+        for mutation in mutations(subject(Case("3d", layout, 1)), "wrong group")
         if "data.all_gather" in mutation.description and "in step 2 over stride 2" in mutation.description
     ]
     assert len(last) == 1
@@ -215,7 +213,7 @@ def test_a_missing_wait_for_a_buffer_of_offload_is_caught(name: str) -> None:
     case, delays = OFFLOADS[name]
     waits = set()
     missed = set()
-    for mutation in early_buffers(subject(case)):
+    for mutation in mutations(subject(case), "buffer reused too early"):
         parts = re.match(r"(\S+)\[\d\] of (?:layer (\d))?.* does not wait for (\S+)\[", mutation.description)
         if parts is None or "offload" not in mutation.description:
             continue

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from perfsim.catalog import default_catalog
-from perfsim.proof.faults import skipped_gradients, wrong_prices
+from perfsim.proof.faults import mutations
 from perfsim.proof.prove import Case, Request, Subject, plan_of_case, prove_all, subject_of
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.precisions import Precision
@@ -55,7 +55,7 @@ def test_messages_of_other_precisions_move_what_they_are_priced_for(
 @pytest.mark.parametrize("name", CASES)
 def test_half_of_the_bytes_is_found_with_both_numbers(name: str) -> None:
     """Every class of messages; tied tables, and all that a wafer streams, among them."""
-    made = list(wrong_prices(subject(CASES[name])))
+    made = list(mutations(subject(CASES[name]), "bytes priced wrong"))
     assert made
     for mutation in made:
         assert any("is priced for" in str(fault) for fault in mutation.faults()), mutation.description
@@ -78,7 +78,7 @@ def test_a_reduction_of_embedding_and_head_that_does_nothing_is_not_made_up_for_
     """Under zbv one rank has both, so the next reduction takes the other's gradients as well."""
     idle = [
         mutation
-        for mutation in skipped_gradients(subject(CASES["embedding and LM head on one rank"]))
+        for mutation in mutations(subject(CASES["embedding and LM head on one rank"]), "gradient skipped")
         if "embedding and LM head" in mutation.description
     ]
     assert idle

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -31,7 +30,6 @@ from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import STRATEGIES
 from perfsim.strategies.schedules import SCHEDULES
-from perfsim.work import Kind, Work
 
 CASES = catalogue_cases()
 MODEL = "gpt3_20b"
@@ -112,10 +110,8 @@ def test_too_many_tasks_are_refused_with_their_number() -> None:
 def test_an_operation_that_nobody_knows_is_named_with_those_that_are_known() -> None:
     plan = plan_of_case(CASES[0], default_catalog().model(MODEL), default_catalog())
     subject = subject_of(plan)
-    strange = Work(
-        "strange.forward", Kind.COMP, "strange.forward", "forward", writes=subject.graph.task(0).work.writes
-    )
-    (fault,) = replace(subject, graph=_with_work(subject.graph, 0, strange)).faults()
+    _, strange = _with_work(subject, subject.graph.task(0), "is strange", op="strange.forward")
+    (fault,) = strange.faults()
     assert "knows no operation 'strange.forward'; known: embedding.forward" in str(fault)
 
 

@@ -46,7 +46,7 @@ def test_models_that_differ_in_a_new_field_alone_are_not_taken_for_each_other(to
         ({"experts": EXPERTS | {"groups": 3}}, "num_experts 8 is not a multiple of groups 3"),
         ({"experts": EXPERTS | {"groups": 8}}, "top_groups 1 of 8 groups hold 1 experts; a token needs 2"),
         ({"experts": EXPERTS | {"first_dense_layers": 8}}, "none of 8 layers has any"),
-        ({"experts": EXPERTS, "norms_per_layer": 1}, "the MLP runs beside the attention"),
+        ({"experts": EXPERTS, "norms_per_layer": 1}, "the MLP runs next to the attention"),
         ({"sliding_window_pattern": 2}, "sliding_window_pattern needs sliding_window"),
         ({"sliding_window": 64, "causal": False}, "need causal attention"),
         (

@@ -10,9 +10,11 @@ import pytest
 
 from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
-from perfsim.proof import gpu_compute, gpu_exchange, gpu_program, layers, tasks
-from perfsim.proof.faults import missing_dependencies
-from perfsim.proof.operations import Node, Run
+from perfsim.proof import gpu
+from perfsim.proof.exchange import EXCHANGES
+from perfsim.proof.faults import mutations
+from perfsim.proof.operations import Node, Tape
+from perfsim.proof.parts import PARTS
 from perfsim.proof.program import pieces
 from perfsim.proof.prove import (
     Request,
@@ -24,7 +26,6 @@ from perfsim.proof.prove import (
     subject_of,
 )
 from perfsim.proof.serial import MAX_NORM, drawn_routing
-from perfsim.proof.tasks import Rows
 from perfsim.report.proven import proof_lines
 from perfsim.specs.model import Experts, RecomputeKeeps
 from perfsim.strategies.three_d.data import Replicas
@@ -52,13 +53,12 @@ def test_tokens_beyond_the_capacity_are_dropped_in_every_layout_alike() -> None:
 
 
 def test_rows_that_come_back_to_the_wrong_token_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = gpu_exchange._returned
+    right = EXCHANGES["experts.combine"]
 
-    def wrong(*given: Any) -> Rows:
-        rows = right(*given)
-        return Rows(np.roll(rows.values, 1, axis=0), rows.expert)
+    def wrong(*given: Any) -> list[tuple[Any, ...]]:
+        return [(rows | {"rows": np.roll(rows["rows"], 1, axis=0)},) for (rows,) in right.run(*given)]
 
-    monkeypatch.setattr(gpu_exchange, "_returned", wrong)
+    monkeypatch.setitem(EXCHANGES, "experts.combine", right._replace(run=wrong))  # type: ignore[arg-type]
     result = prove_all(Request("mixtral_8x7b", layout="dp=2,ep=2", orders=1))
     assert not result.passed
 
@@ -95,11 +95,9 @@ def test_what_tensor_peers_make_of_their_own_positions_is_summed_and_joined(
 ) -> None:
     """A fault is named without the sum of the router's gradients, or with one peer's positions on both."""
     if wrong == "parts":
-        monkeypatch.setattr(gpu_program, "summed", lambda parts: parts[0].copy())
+        monkeypatch.setattr(gpu, "summed", lambda parts: parts[0].copy())
     else:
-        monkeypatch.setattr(
-            gpu_compute, "pieces", lambda whole, count, axis: [pieces(whole, count, axis)[0]] * 2
-        )
+        monkeypatch.setattr(gpu, "pieces", lambda whole, count, axis: [pieces(whole, count, axis)[0]] * 2)
     result = prove_all(Request("mixtral_8x7b", layout="tp=2,sp=true,ep=2", batch=1, orders=0))
     assert not result.passed
 
@@ -115,7 +113,7 @@ def test_blocks_whose_end_waits_for_the_host_compute_what_serial_training_does(l
     assert subject.faults() == []
     early = [
         mutation
-        for mutation in missing_dependencies(subject)
+        for mutation in mutations(subject, "data dependency removed")
         if f"does not wait for {WAIT_OF_EXPERTS}" in mutation.description
     ]
     assert early
@@ -150,13 +148,13 @@ def test_a_full_recompute_may_keep_what_the_products_before_the_core_made(
     (plan,) = plans_of(Request("deepseek_v3", layout=f"{layout},recompute=full", batch=1))
     recipe = plan.job.recipe.ran_with(recompute_keeps=keeps)
     again = list[bool]()
-    right = layers.heads
+    right = PARTS["heads"]
 
-    def counted(run: Run, x: Node) -> tuple[Node, ...]:
-        again.append("pair" in run.kept)
-        return right(run, x)
+    def counted(tape: Tape, x: Node) -> Any:
+        again.append("pair" in tape.kept)
+        return right.run(tape, x)
 
-    monkeypatch.setattr(tasks, "heads", counted)
+    monkeypatch.setitem(PARTS, "heads", right._replace(run=counted))  # type: ignore[arg-type]
     assert subject_of(replace(plan, job=replace(plan.job, recipe=recipe))).faults() == []
     assert any(again) == (keeps == "qkv")
 

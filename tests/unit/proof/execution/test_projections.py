@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from perfsim.catalog import default_catalog
-from perfsim.proof import layers
-from perfsim.proof.layers import every_second
-from perfsim.proof.operations import Node, Run, linear
+from perfsim.proof import parts
+from perfsim.proof.operations import Node, Tape
 from perfsim.proof.parameters import Place, Share
+from perfsim.proof.parts import every_second
 from perfsim.proof.prove import Request, Subject, plans_of, subject_of
 from perfsim.work.kernels import LayerSlice
 from perfsim.work.layer import kept_shares
@@ -56,9 +56,9 @@ def test_a_product_that_was_kept_is_not_computed_again() -> None:
     w = {"fc1": rng.standard_normal((3, 4)), "fc1_bias": rng.standard_normal(4)}
     made = np.ones((1, 2, 4))
     share = Share(default_catalog().model("gpt3_20b"), 2)
-    again = linear(Run({}, share, {"fc1": made}), Node(np.ones((1, 2, 3))), "fc1")
+    again = Tape({}, share, {"fc1": made}).linear(Node(np.ones((1, 2, 3))), "fc1")
     assert again.value is made
-    assert linear(Run(w, share), Node(np.ones((1, 2, 3))), "fc1").value[0, 0] == pytest.approx(
+    assert Tape(w, share).linear(Node(np.ones((1, 2, 3))), "fc1").value[0, 0] == pytest.approx(
         w["fc1"].sum(axis=0) + w["fc1_bias"]
     )
 
@@ -89,5 +89,5 @@ def test_wrong_results_that_a_recompute_keeps_are_found(monkeypatch: pytest.Monk
     def wrong(results: dict[str, Any]) -> dict[str, Any]:
         return {name: values + 1.0 for name, values in results.items()}
 
-    monkeypatch.setattr(layers, "every_second", wrong)
+    monkeypatch.setattr(parts, "every_second", wrong)
     assert by_operator("llama2_70b", "dp=1", "flash").faults()

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfsim.proof.layers import attention
-from perfsim.proof.operations import run_part
 from perfsim.proof.parameters import Place, Share
+from perfsim.proof.parts import ATTENTION, Block
 from perfsim.proof.serial import (
     BETA1,
     BETA2,
@@ -123,7 +122,10 @@ def test_in_a_window_a_position_sees_itself_and_those_just_before_it() -> None:
     x = np.random.default_rng(0).standard_normal((1, 5, 8))
     changed = x.copy()
     changed[0, 2, 0] += 1.0
-    outputs = [run_part(attention, asked.initial[0], share, values).value for values in (x, changed)]
+    runs = [Block({"hidden": values}) for values in (x, changed)]
+    for run in runs:
+        run.forward(ATTENTION, asked.initial[0], share)
+    outputs = [run.values["attended"] for run in runs]
     differs = np.abs(outputs[0] - outputs[1]).max(axis=(0, 2)) > 1e-9
     assert differs.tolist() == [False, False, True, True, False]
 

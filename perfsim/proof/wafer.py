@@ -6,29 +6,24 @@ there when it runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
-from perfsim.base.arrays import Floats, Ints
-from perfsim.proof.operations import evaluated
+from perfsim.base.arrays import Ints
+from perfsim.proof.compute import ComputeCompiler, Operation, Target
 from perfsim.proof.parameters import WORDS, Share, with_experts
 from perfsim.proof.program import (
     SHARED,
     Cell,
     Claim,
-    Compiler,
     Message,
+    Tensor,
     Values,
-    first_made,
-    first_read,
-    per_rank,
     summed,
 )
-from perfsim.proof.serial import LayerRun, Moments, SmallTraining, adam
-from perfsim.proof.tasks import FORWARD, OF_ENDS, At, Frame, Operation, Present, Weighed, passes
-from perfsim.specs.model import layer_kinds
+from perfsim.proof.serial import Moments, SmallTraining, adam
 from perfsim.strategies.streaming.passes import StreamingPlan
 from perfsim.work import EMBEDDING, HEAD, Task, TaskGraph
 
@@ -36,20 +31,19 @@ ROOM = 2
 """Buffers of a wafer for tensors that leave it, and for tensors that return."""
 
 
-class WaferCompiler(Compiler):
+class WaferCompiler(ComputeCompiler):
     """Compiles graphs of `weight-streaming`.
 
     A wafer has `slots` buffers for arriving weights.
     """
 
     def __init__(self, graph: TaskGraph, training: SmallTraining, plan: StreamingPlan, slots: int) -> None:
-        super().__init__(graph, training)
+        super().__init__(graph, training, plan.job.runtime)
         self.layout = plan.layout
-        self.runtime = plan.job.runtime
         self.slots = slots
         self.prefetch = plan.topology.system.activation_servers.prefetch
         out = [task.reads[0] for task in graph.tasks() if task.work.op == "spill"]
-        self.leaving = {handle: number % ROOM for number, handle in enumerate(out)}
+        self.leaving = {handle: Cell(0, "slot of leaving inputs", n % ROOM) for n, handle in enumerate(out)}
         """The buffer of each tensor that will be spilled."""
         self.returned: dict[int, Cell] = {}
         self.sample_slot = Cell(0, "slot of samples")
@@ -59,18 +53,8 @@ class WaferCompiler(Compiler):
         """Gradients of embedding and LM head by block, for a word table that both share."""
         self.staged: set[int] = set()
         """Tensors with weights that were read from MemoryX's flash into its DRAM."""
-        self.partial_sums: set[int] = set()
+        self.sums: set[int] = set()
         """Tensors with gradients of earlier micro-batches."""
-
-    def translate(self, task: Task) -> None:
-        """Add the action of one task; an unknown operation is refused by name."""
-        op = task.work.op
-        if op in COMPUTE:
-            self.perform(COMPUTE[op])
-        elif op in OPERATIONS:
-            OPERATIONS[op](self, task)
-        else:
-            raise self.unknown(op, [*COMPUTE, *OPERATIONS])
 
     # ---------------------------------------------------------------------------------- shares
     def rows(self, rank: int, microbatch: int) -> Ints:
@@ -89,90 +73,84 @@ class WaferCompiler(Compiler):
     def read_store(self, task: Task) -> None:
         """MemoryX sends the weights of a block from DRAM, where flash may have staged them."""
         staged = any(handle in self.staged for handle in task.reads)
-        source = [] if staged else [Cell(SHARED, "weights", task.block)]
-        self._copy(source, last=True, message=self._parameters(task))
-
-    def _parameters(self, task: Task) -> Message:
-        return Message("parameters", first_made, (task.block,))
+        self._read([] if staged else [Cell(SHARED, "weights", task.block)], "parameters")
 
     def flash_read(self, task: Task) -> None:
         """Copy weights to be sent, or optimizer states for an update, from flash to DRAM."""
         if task.work.category == "update":
-            self._copy([Cell(SHARED, "moments in flash", task.block)], [Cell(SHARED, "moments", task.block)])
+            self._copy(Cell(SHARED, "moments in flash", task.block), Cell(SHARED, "moments", task.block))
             return
         self.staged.add(task.writes[0])
-        source = [Cell(SHARED, "weights in flash", task.block)]
-        self._copy(source, last=True, message=self._parameters(task))
+        self._read([Cell(SHARED, "weights in flash", task.block)], "parameters")
 
     def flash_write(self, task: Task) -> None:
         """Copy updated states from DRAM to flash; words that embedding and LM head share for both."""
         made = [("moments", task.block), ("weights", task.block)]
         if task.block == EMBEDDING and self.training.model.tied_embeddings:
             made.append(("weights", HEAD))
-        source = [Cell(SHARED, name, block) for name, block in made]
-        self._copy(source, [Cell(SHARED, f"{name} in flash", block) for name, block in made])
+        pairs = [(Cell(SHARED, name, of), Cell(SHARED, f"{name} in flash", of)) for name, of in made]
+        self._copy(*(cell for pair in pairs for cell in pair))
 
     def spill(self, task: Task) -> None:
         """Move a group's kept activations off the wafer: its input, or all activations of a layer."""
         if self.layout.recompute_layers:
-            slot = Cell(self.place, "slot of leaving inputs", self.leaving[task.reads[0]])
-            self._copy([slot], last=True, message=Message("activations", first_made))
+            self._read([self.leaving[task.reads[0]]], "activations")
         else:
-            self._copy([self.kept()], [Cell(self.place, "spilled activations", task.block)])
+            self._copy(self.frame(), Cell(self.place, "spilled activations", task.block))
 
     def fetch(self, task: Task) -> None:
         """Bring a group's spilled activations back."""
         if self.layout.recompute_layers:
-            (slot,) = self.in_turn("slot of returning inputs", ROOM)
-            self.returned[task.writes[0]] = slot
-            self._copy([], [slot], last=True, message=Message("activations", first_made))
+            slots = self.in_turn("slot of returning inputs", ROOM)
+            self.returned[task.writes[0]] = slots[0]
+            self._read([], "activations", slots)
         else:
-            self._copy([Cell(self.place, "spilled activations", task.block)], [self.kept()])
+            self._copy(Cell(self.place, "spilled activations", task.block), self.frame())
 
-    def _copy(
+    def _read(
         self,
-        source: Sequence[Cell] = (),
+        source: Sequence[Cell],
+        content: Literal["parameters", "activations"],
         target: Sequence[Cell] = (),
-        *,
-        last: bool = False,
-        message: Message | None = None,
     ) -> None:
-        """Copy buffers; with `last`, the task's own tensor gets the last value read."""
-        count = len(target)
+        """Give the last value read to the task's own tensor, and to other buffers."""
+        message = Message(content, "made", blocks=(self.task.block,))
+        count = 1 + len(target)
+        self.add(lambda _, *values: (values[-1],) * count, source, target, message=message)
 
-        def run(_: int, *values: Any) -> tuple[Any, ...]:
-            return (values[-1] if last else None, *values[len(values) - count :])
-
-        self.add([*self.operands(), *source], [*self.handle(), *target], per_rank(run), message=message)
+    def _copy(self, *pairs: Cell) -> None:
+        """Copy buffers to others, each of which follows its source."""
+        first = len(self.task.reads)
+        self.add(lambda _, *values: (None, *values[first:]), pairs[::2], pairs[1::2])
 
     def samples(self, task: Task) -> None:
         """Inputs and targets of a micro-batch arrive on the wafer."""
         step = self.step
-        operands = self.operands()
         (self.sample_slot,) = self.in_turn("slot of samples", self.prefetch)
-        writes = [*self.handle(), self.sample_slot]
-        self.add(operands, writes, per_rank(lambda rank, *_: (None, self.tokens(rank, step, task.tag))))
+        self.add(lambda rank, *_: (None, self.tokens(rank, step, task.tag)), (), [self.sample_slot])
 
     def broadcast(self, task: Task) -> None:
         """SwarmX sends the weights to every wafer, where slots are used in turn."""
+        if not task.reads:
+            raise self.refuse("its weights", "it reads no weights that MemoryX sends")
         place = task.work.group.start if task.work.group else 0
-        number = self.in_turn("slot of weights", self.slots)[0].number
-        slot = self.slot_of[task.block] = Cell(place, "slot of weights", number)
+        (slot,) = self.in_turn("slot of weights", self.slots)
+        self.slot_of[task.block] = slot._replace(place=place)
         group = self._group(task)
 
-        def run(rank: int, weights: Floats) -> tuple[Any, ...]:
-            return None, weights.copy() if rank in group else None
+        def kernel(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
+            pairs = zip(members, values, strict=True)
+            return [(None, weights if rank in group else None) for rank, (weights,) in pairs]
 
-        message = Message("parameters", first_read, (task.block,))
-        results = [*self.handle(0, place), slot]
-        self.add([self.operand(task.reads[0])], results, per_rank(run), joined=True, message=message)
+        message = Message("parameters", "read", blocks=(task.block,))
+        self.add(kernel, (), [self.slot_of[task.block]], places=[place], joined=True, message=message)
 
     def reduce(self, task: Task) -> None:
         """SwarmX sums the wafers' gradients; MemoryX or the tree adds those of earlier micro-batches."""
-        operands = self.operands()
         group = self._group(task)
-        arriving = [number for number, cell in enumerate(operands) if cell.place != SHARED]
-        stored = [number for number, cell in enumerate(operands) if cell.place == SHARED]
+        shared = [self.handles[handle][0].place == SHARED for handle in task.reads]
+        arriving = [number for number, stays in enumerate(shared) if not stays]
+        stored = [number for number, stays in enumerate(shared) if stays]
 
         def kernel(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
             in_group = [inputs for rank, inputs in zip(members, values, strict=True) if rank in group]
@@ -182,8 +160,8 @@ class WaferCompiler(Compiler):
 
         if task.block in WORDS:
             self.vocabulary_gradients[task.block] = Cell(SHARED, "tensor", task.writes[0])
-        message = Message("gradients", first_made, (task.block,))
-        self.add(operands, self.handle(), kernel, joined=True, message=message)
+        message = Message("gradients", "made", blocks=(task.block,))
+        self.add(kernel, joined=True, message=message)
 
     def _group(self, task: Task) -> Collection[int]:
         """The wafers in a collective."""
@@ -194,88 +172,78 @@ class WaferCompiler(Compiler):
 
         The embedding is updated with the sum of both gradients, and the LM head copies its words.
         """
-        operands = self.operands()
         tied = self.training.model.tied_embeddings
         both = tied and task.block == EMBEDDING
         blocks = [task.block, *([HEAD] if both else [])]
-        if both:
-            if HEAD not in self.vocabulary_gradients:
-                raise self.refuse("gradient of the head", "no task reduced it for the shared word table")
-            operands.append(self.vocabulary_gradients[HEAD])
-        count = len(operands)
+        of_head = [self.vocabulary_gradients[HEAD]] if both and HEAD in self.vocabulary_gradients else []
+        if both and not of_head:
+            raise self.refuse("gradient of the head", "no task reduced it for the shared word table")
+        first = len(task.reads) + len(of_head)
         words, words_of_head = (self.whole.layouts[block].parts[name] for block, name in WORDS.items())
         states = [Cell(SHARED, name, block) for block in blocks for name in ("weights", "moments")]
 
         def run(_: int, *values: Any) -> tuple[Any, ...]:
             gradient = values[0].copy()
-            flat, moments, *of_head = values[count:]
+            flat, moments, *others = values[first:]
             if both:
-                gradient[words] += values[count - 1][words_of_head]
+                gradient[words] += values[first - 1][words_of_head]
             updated, state = adam(flat, gradient, moments)
             if tied and task.block == HEAD:
                 for new, old in ((updated, flat[words_of_head]), (state.first, 0.0), (state.second, 0.0)):
                     new[words_of_head] = old
             if not both:
                 return None, gradient, updated, state
-            weights_of_head = of_head[0].copy()
+            weights_of_head = others[0].copy()
             weights_of_head[words_of_head] = updated[words]
-            return None, gradient, updated, state, weights_of_head, of_head[1]
+            return None, gradient, updated, state, weights_of_head, others[1]
 
         claims = [
             (2 + 2 * place, Claim("weights", block, self.step, -1)) for place, block in enumerate(blocks)
         ]
         claims.append((1, Claim("weight gradient", task.block, self.step, -1)))
+        if tied and task.block == HEAD:  # its words wait for the embedding's
+            claims = []
         record = Cell(SHARED, f"gradient used in step {self.step + 1}", task.block)
-        writes = [*self.handle(), record, *states]
-        alone = tied and task.block == HEAD
-        self.add([*operands, *states], writes, per_rank(run), claims=[] if alone else claims)
+        self.add(run, [*of_head, *states], [record, *states], claims=claims)
 
     # --------------------------------------------------------------------------------- compute
-    def perform(self, operation: Operation) -> None:
-        """A task that each wafer runs; a backward adds gradients of earlier micro-batches on the wafer."""
+    def compute(self, operation: Operation) -> None:
+        """A task that each wafer runs.
+
+        The embedding takes the samples out of their slot. The input of a group is kept in a slot while it
+        leaves, and read from another once it is back; of layers that run again nothing else is kept.
+        """
         task = self.task
-        slot = self.slot_of.get(task.block)
-        if slot is None:
-            raise self.refuse("its weights", "nothing streamed them to this wafer")
-        now = Present(self, task, self.step, self.runtime, "none", lambda _, values: values)
-        layout = self.whole.layouts[task.block]
-        operands = self.operands()
-        results = self.results()
-        frame = self.kept()
         samples = Cell(self.place, "samples", EMBEDDING)
         begins = task.work.op == "embedding.forward"
-        of_samples = [self.sample_slot if begins else samples] if task.block in WORDS else []
+        reads = [self.sample_slot if begins else samples] if task.block in WORDS else []
+        reads += [self.returned[handle] for handle in task.reads if handle in self.returned]
         leaves = task.work.op.endswith("forward") and task.writes[0] in self.leaving
-        out = [Cell(self.place, "slot of leaving inputs", self.leaving[task.writes[0]])] if leaves else []
-        back = [self.returned[handle] for handle in task.reads if handle in self.returned]
-        loss = [Cell(self.place, f"loss[{task.tag}]", HEAD)] if operation.loss else []
-        earlier = [place for place, handle in enumerate(task.reads) if handle in self.partial_sums]
-        if operation.kind != "forward":
-            self.partial_sums.add(task.writes[1])
-        keeps = task.work.op != "layer.forward" or not self.layout.recompute_layers
-        count = len(operands)
+        out = [self.leaving[task.writes[0]]] if leaves else []
+        forgets = task.work.op == "layer.forward" and self.layout.recompute_layers > 0
+        writes = [*([samples] if begins else []), *out, *([self.frame()] if forgets else [])]
 
-        def kernel(rank: int, *values: Any) -> tuple[Any, ...]:
-            f: Frame = dict(values[count + 1])
-            made = operation.run(At(now, rank, layout.views(values[count]), values[1:count], f))
-            if operation.kind != "forward":
-                dx, gradients = (None, made) if operation.kind == "weights" else made
-                sums = layout.flat(evaluated(gradients))
-                made = dx, sum((values[place] for place in earlier), sums)
-            given = [values[count + 2]] if begins else []
-            losses = [f.pop((now.block, "loss")) for _ in loss]
-            return (*made, f if keeps else {}, *given, *losses, *(made[0] for _ in out))
+        def also(read: Values, made: Sequence[Tensor | None]) -> list[Any]:
+            given = [read[0]] if begins else []
+            return [*given, *(made[0] for _ in out), *([{}] if forgets else [])]
 
-        reads = [*operands, slot, frame, *of_samples, *back]
-        writes = [*results, frame, *([samples] if begins else []), *loss, *out]
-        claim = now.claim(operation)
-        claims = [(0, claim)] if claim else []
-        claims += [(len(results) + 1, now.loss) for _ in loss]
-        self.add(reads, writes, per_rank(kernel), claims=claims)
+        self.perform(operation, reads, writes, also)
 
-    def kept(self) -> Cell:
+    def weights(self, block: int) -> Cell:
+        """The slot in which a block's weights arrived."""
+        if block not in self.slot_of:
+            raise self.refuse("its weights", "nothing streamed them to this wafer")
+        return self.slot_of[block]
+
+    def frame(self) -> Cell:
         """Buffer of the activations that the present block keeps."""
         return Cell(self.place, "activations", self.task.block)
+
+    def target(self, block: int) -> Target:
+        """The tensor of gradients, with those of earlier micro-batches that are on the wafer."""
+        earlier = [Cell(self.place, "tensor", handle) for handle in self.task.reads if handle in self.sums]
+        self.sums.add(self.task.writes[1])
+        return Target(block, earlier[0] if earlier else None, None)
 
     # ----------------------------------------------------------------------------------- start
     def initial(self, cell: Cell, _rank: int) -> Any:
@@ -290,27 +258,8 @@ class WaferCompiler(Compiler):
         raise KeyError(cell)
 
 
-def _layer_forward(at: At) -> tuple[Any, ...]:
-    """One layer forward or recomputed."""
-    routed = layer_kinds(at.share.model)[at.now.block].experts
-    made = LayerRun.run(at.w, at.x[0], at.routing if routed else None, at.share)
-    return (at.keep("layer", made).feed_forward.value,)
-
-
-def _layer_backward(at: At) -> Weighed:
-    """One layer backward: gradients of its input and its weights."""
-    dx, _middle, gradients = at.take("layer").backward(at.w, at.x[0])
-    return dx, gradients
-
-
-COMPUTE = {
-    **OF_ENDS,
-    **passes("layer", Operation(_layer_forward, quantity="hidden"), *FORWARD),
-    "layer.backward": Operation(_layer_backward, "backward", quantity="gradient"),
-}
-"""What compute tasks do, by their operation (`Work.op`); add new ones here."""
-OPERATIONS: dict[str, Callable[[WaferCompiler, Task], None]] = {
-    "wait": WaferCompiler.wait,
+WaferCompiler.operations = {
+    "wait": WaferCompiler.copy,
     "memoryx_read": WaferCompiler.read_store,
     "flash_read": WaferCompiler.flash_read,
     "flash_write": WaferCompiler.flash_write,
