@@ -26,7 +26,7 @@ from perfsim.studies.answers import (
     quantities,
     values_of,
 )
-from perfsim.studies.axes import Sweep, changed_study, load_sweep, only_strategies
+from perfsim.studies.axes import Sweep, changed_study, load_sweep
 from perfsim.studies.comparisons import Comparison, compare, load_comparison
 from perfsim.studies.decision import outcome_of, ratio_of
 from perfsim.studies.executors import Tell, executor_for
@@ -287,7 +287,7 @@ def sweep(
     Raises InputError for what is wrong in the file and PerfsimError where points fail.
     """
     chosen = sweep if isinstance(sweep, Sweep) else load_sweep(str(sweep), catalog, changes)
-    chosen = only_strategies(chosen, names_of(compare, "compare"))
+    chosen = chosen.only(names_of(compare, "compare"))
     with ExitStack() as stack:
         kept = Path(stack.enter_context(TemporaryDirectory()) if folder is None else folder)
         result = run_sweep(chosen, kept / STORE, jobs=jobs, scheduler=scheduler, tell=progress)

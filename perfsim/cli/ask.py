@@ -249,10 +249,10 @@ def _answer_sweep(name: str, strategies: list[str], how: How) -> None:
     """Run a sweep, write its report, print its answer; PlanError where no point has a plan."""
     from perfsim.api.studying import sweep as answer_sweep
     from perfsim.report.sweep import sweep_lines, sweep_text
-    from perfsim.studies.axes import load_sweep, only_strategies
+    from perfsim.studies.axes import load_sweep
     from perfsim.studies.runner import STORE, plan_sweep
 
-    asked = only_strategies(load_sweep(name, changes=how.changes), strategies)
+    asked = load_sweep(name, changes=how.changes).only(strategies)
     folder = how.out or Path("reports") / asked.name
     if how.dry_run:
         planned = plan_sweep(asked, folder / STORE, how.jobs)

@@ -336,30 +336,38 @@ class LawInputs:
     fit: ConvergenceCalibration | None = None
     """For law `fitted`."""
 
-    def need(self, law: str, name: Literal["d_min_tokens", "loss", "tokens"]) -> float:
-        """An input without which a law has no answer; InputError where it is missing or impossible."""
+    law: str = ""
+    """The law that is asked."""
+
+    def need(self, name: Literal["d_min_tokens", "loss", "tokens"]) -> float:
+        """An input without which the law has no answer; InputError where it is missing or impossible."""
         value: float | None = getattr(self, name)
         if value is None:
-            raise InputError(f"critical-batch law '{law}' needs {name}")
+            raise InputError(f"critical-batch law '{self.law}' needs {name}")
         if not (math.isfinite(value) and value > 0):
-            raise InputError(f"critical-batch law '{law}': {name} must be positive and finite, got {value:g}")
+            raise InputError(
+                f"critical-batch law '{self.law}': {name} must be positive and finite, got {value:g}"
+            )
         return value
 
-    def band(self, default: float = DEFAULT_BAND_FACTOR) -> float:
-        """The band factor that is given, else a law's own."""
-        return default if self.band_factor is None else self.band_factor
+    def answer(
+        self, tokens: float, source: str, notes: Sequence[str] = (), band_factor: float = DEFAULT_BAND_FACTOR
+    ) -> CriticalBatch:
+        """The law's answer, with the band factor that is given, else the law's."""
+        factor = band_factor if self.band_factor is None else self.band_factor
+        return CriticalBatch(tokens, factor, self.law, source, tuple(notes))
 
 
 def critical_batch(law: str = DEFAULT_LAW, inputs: LawInputs | None = None) -> CriticalBatch:
     """B_crit by the law of that name in LAWS; InputError on an unknown name or a missing input."""
     if law not in LAWS:
         raise UnknownNameError("critical-batch law", law, LAWS)
-    return LAWS[law](inputs or LawInputs())
+    return LAWS[law](replace(inputs or LawInputs(), law=law))
 
 
 def _data_law(inputs: LawInputs) -> CriticalBatch:
     """Zhang's own critical batch B*, which costs 20 % more steps than linear scaling, converted."""
-    d_min = inputs.need("data_law", "d_min_tokens")
+    d_min = inputs.need("d_min_tokens")
     star = 22.80 * math.pow(d_min / 1e6, 0.47) * _ZHANG_SEQUENCE_TOKENS
     tokens = 5 * star - 6 * _ZHANG_B_OPT_TOKENS
     low, high = _ZHANG_FITTED_TOKENS
@@ -368,17 +376,15 @@ def _data_law(inputs: LawInputs) -> CriticalBatch:
         notes.append(f"raised to the floor of {FLOOR_TOKENS:g} tokens: the law does not reach down here")
     if not low <= d_min <= high:
         notes.append(f"extrapolated: the law was fitted on {low / 1e9:g} to {high / 1e9:g} billion tokens")
-    return CriticalBatch(
+    return inputs.answer(
         max(tokens, FLOOR_TOKENS),
-        inputs.band(),
-        "data_law",
         "Zhang et al. 2024, arXiv 2410.21676, B* = 93.20 (N/1e6)^0.47 sequences of 512, D = 20 N; converted",
-        tuple(notes),
+        notes,
     )
 
 
 def _kaplan_loss(inputs: LawInputs) -> CriticalBatch:
-    loss = inputs.need("kaplan_loss", "loss")
+    loss = inputs.need("loss")
     if not inputs.loss_scale:
         raise InputError(
             "critical-batch law 'kaplan_loss' needs loss_scale: on which corpus is the loss measured?"
@@ -388,21 +394,14 @@ def _kaplan_loss(inputs: LawInputs) -> CriticalBatch:
     if inputs.loss_scale.casefold() != _KAPLAN_LOSS_SCALE.casefold():
         note += f", but the law was fitted on {_KAPLAN_LOSS_SCALE}: other corpora move it by 3 to 8 times"
         band = 8.0
-    return CriticalBatch(
-        2.1e8 / math.pow(loss, 1 / 0.21),  # the paper's text rounds the coefficient to 2e8
-        inputs.band(band),
-        "kaplan_loss",
-        "Kaplan et al. 2020, arXiv 2001.08361, eq. 5.3: B_crit = 2.1e8 / L^(1/0.21) tokens",
-        (note,),
-    )
+    tokens = 2.1e8 / math.pow(loss, 1 / 0.21)  # the paper's text rounds the coefficient to 2e8
+    source = "Kaplan et al. 2020, arXiv 2001.08361, eq. 5.3: B_crit = 2.1e8 / L^(1/0.21) tokens"
+    return inputs.answer(tokens, source, (note,), band)
 
 
 def _bergsma_2025(inputs: LawInputs) -> CriticalBatch:
-    d_min = inputs.need("bergsma_2025", "d_min_tokens")
-    return CriticalBatch(
-        0.0471 * math.pow(d_min, 0.462) * _BERGSMA_SEQUENCE_TOKENS,
-        inputs.band(),
-        "bergsma_2025",
+    return inputs.answer(
+        0.0471 * math.pow(inputs.need("d_min_tokens"), 0.462) * _BERGSMA_SEQUENCE_TOKENS,
         "Bergsma et al. 2025, arXiv 2505.13738: exponent read, coefficient recalled",
         ("the coefficient 0.0471 was recalled, not read in the paper: unverified",),
     )
@@ -414,20 +413,17 @@ def _fitted(inputs: LawInputs) -> CriticalBatch:
         raise InputError(
             "critical-batch law 'fitted' needs fit: a table of batches and examples to the target"
         )
-    source = f"{fit.name}: {fit.description}"
-    return CriticalBatch(fit.b_crit_tokens, inputs.band(fit.band_factor), "fitted", source, fit.notes)
+    return inputs.answer(fit.b_crit_tokens, f"{fit.name}: {fit.description}", fit.notes, fit.band_factor)
 
 
 LAWS: Mapping[str, Callable[[LawInputs], CriticalBatch]] = {
     "data_law": _data_law,
     "kaplan_loss": _kaplan_loss,
     "bergsma_2025": _bergsma_2025,
-    "constant": lambda inputs: CriticalBatch(
-        inputs.need("constant", "tokens"), inputs.band(), "constant", "given by the user"
-    ),
+    "constant": lambda inputs: inputs.answer(inputs.need("tokens"), "given by the user"),
     "fitted": _fitted,
-    "given_length": lambda _: CriticalBatch(
-        GIVEN_LENGTH_TOKENS, 1.0, "given_length", "the run has a given number of tokens at every batch"
+    "given_length": lambda inputs: CriticalBatch(
+        GIVEN_LENGTH_TOKENS, 1.0, inputs.law, "the run has a given number of tokens at every batch"
     ),
 }
 """Name in a study's YAML to the law. A new law is one function and one line here."""

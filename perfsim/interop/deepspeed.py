@@ -234,7 +234,6 @@ def _text(comments: list[str], values: Mapping[str, Any]) -> str:
 
 
 TOOL = Tool(
-    name="deepspeed",
     title="DeepSpeed",
     sign="`zero_optimization` or `train_micro_batch_size_per_gpu`",
     syntaxes=("json",),

@@ -318,12 +318,12 @@ SHAPE: tuple[Row, ...] = (
 )
 BLOCKS: tuple[Row, ...] = (
     *tool.when(
-        lambda settings: settings.has("kv_lora_rank"),
         Row.same("model.latent_attention.q_lora_rank", "q_lora_rank"),
         Row.same("model.latent_attention.kv_lora_rank", "kv_lora_rank", needed=True),
         Row.same("model.latent_attention.qk_nope_head_dim", "qk_nope_head_dim", needed=True),
         Row.same("model.latent_attention.qk_rope_head_dim", "qk_rope_head_dim", needed=True),
         Row.same("model.latent_attention.v_head_dim", "v_head_dim", needed=True),
+        has=lambda settings: settings.has("kv_lora_rank"),
     ),
     *tool.experts(
         EXPERTS,
@@ -456,7 +456,6 @@ def _model_of(path: Path) -> Nearest | None:
 
 
 TOOL = Tool(
-    name="huggingface",
     title="Hugging Face config.json",
     sign="`model_type` with `hidden_size` or `n_embd`",
     syntaxes=("json",),

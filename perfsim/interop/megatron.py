@@ -170,11 +170,6 @@ def _write_expert_layers(chosen: Chosen) -> str | None:
     return "[" + ",".join(str(int(kind.experts)) for kind in kinds) + "]"
 
 
-def _in_groups(chosen: Chosen) -> bool:
-    experts = chosen.job.model.experts
-    return experts is not None and experts.groups > 1
-
-
 def _if(test: Callable[[Chosen], Any]) -> Write:
     """A flag, which is there where the test holds."""
     return lambda chosen: True if test(chosen) else None
@@ -192,12 +187,12 @@ MODEL: tuple[Row, ...] = (
     Row("model.qk_norm", "qk_layernorm", _if(lambda c: c.job.model.qk_layernorm), _qk_norm),
     Row("model.latent_attention", "multi_latent_attention", _if(lambda c: c.job.model.latent_attention)),
     *tool.when(
-        lambda settings: settings.flag("multi_latent_attention"),
         Row.same("model.latent_attention.q_lora_rank", "q_lora_rank"),
         Row.same("model.latent_attention.kv_lora_rank", "kv_lora_rank", default=32),
         Row.same("model.latent_attention.qk_nope_head_dim", "qk_head_dim", default=128),
         Row.same("model.latent_attention.qk_rope_head_dim", "qk_pos_emb_head_dim", default=64),
         Row.same("model.latent_attention.v_head_dim", "v_head_dim", default=128),
+        has=lambda settings: settings.flag("multi_latent_attention"),
     ),
     Row(
         "model.sliding_window",
@@ -206,8 +201,8 @@ MODEL: tuple[Row, ...] = (
         _window,
     ),
     *tool.when(
-        lambda s: "model.sliding_window" in s.ours,
         Row.same("model.sliding_window_pattern", "window_attn_skip_freq"),
+        has=lambda s: "model.sliding_window" in s.ours,
     ),
     Row.same("model.mtp_num_layers", "mtp_num_layers", usual=0, read=_further_tokens),
     *tool.experts(
@@ -221,29 +216,26 @@ MODEL: tuple[Row, ...] = (
         Row.same("model.experts.shared_ffn_hidden_size", "moe_shared_expert_intermediate_size", usual=0),
         Row("model.expert_layers", "moe_layer_freq", _write_expert_layers, _expert_layers),
         Row("model.shared_gate", "moe_shared_expert_gate", read=lambda s: s.flag("moe_shared_expert_gate")),
-    ),
-    *tool.when(
-        tool.as_in("model.experts.num_experts"),
-        Row.same("model.experts.groups", "moe_router_num_groups"),
-        Row.same("model.experts.top_groups", "moe_router_group_topk"),
-        of=_in_groups,
-    ),
-    *tool.when(
-        tool.as_in("model.experts.num_experts"),
-        Row.same("layout.expert_tensor", "expert_tensor_parallel_size", default=TENSOR.read),
-        Row(
-            "runtime.dispatcher",
-            "moe_token_dispatcher_type",
-            lambda c: DISPATCHERS[c.job.recipe.expert_dispatcher],
-            Row.word("runtime.dispatcher", "moe_token_dispatcher_type", DISPATCHERS).read,
+        *tool.when(
+            Row.same("model.experts.groups", "moe_router_num_groups"),
+            Row.same("model.experts.top_groups", "moe_router_group_topk"),
+            of=lambda c: c.job.model.experts and c.job.model.experts.groups > 1,
         ),
-        Row.same("recipe.expert_capacity", "moe_expert_capacity_factor"),
-        Row.word("recipe.routing", "moe_router_force_load_balancing", {"balanced": True}),
-        Row.same("runtime.grouped_products", "moe_grouped_gemm", usual=False),
-        of=lambda c: c.job.model.experts,
+        *tool.when(
+            Row.same("layout.expert_tensor", "expert_tensor_parallel_size", default=TENSOR.read),
+            Row(
+                "runtime.dispatcher",
+                "moe_token_dispatcher_type",
+                lambda c: DISPATCHERS[c.job.recipe.expert_dispatcher],
+                Row.word("runtime.dispatcher", "moe_token_dispatcher_type", DISPATCHERS).read,
+            ),
+            Row.same("recipe.expert_capacity", "moe_expert_capacity_factor"),
+            Row.word("recipe.routing", "moe_router_force_load_balancing", {"balanced": True}),
+            Row.same("runtime.grouped_products", "moe_grouped_gemm", usual=False),
+            of=lambda c: c.job.model.experts,
+        ),
     ),
     *tool.when(
-        None,
         Row.same("layout.expert", "expert_model_parallel_size", default=1),
         of=lambda c: c.job.model.experts,
     ),
@@ -319,17 +311,8 @@ def _stage_layers(chosen: Chosen) -> tuple[int, ...]:
     return layout.layers_per_stage or (chosen.job.model.num_layers // layout.num_stages,)
 
 
-def _recompute_method(chosen: Chosen) -> str | None:
-    """`block` recomputes the first layers of each virtual stage, `uniform` all of them."""
-    if chosen.layout.recompute != "full":
-        return None
-    return "uniform" if chosen.layout.recompute_every == 1 else "block"
-
-
-def _recompute_layers(chosen: Chosen) -> int | None:
+def _recomputed_layers(chosen: Chosen) -> int:
     every: int = chosen.layout.recompute_every
-    if chosen.layout.recompute != "full":
-        return None
     return 1 if every == 1 else max(math.ceil(count / every) for count in _stage_layers(chosen))
 
 
@@ -404,7 +387,6 @@ LAYOUT: tuple[Row, ...] = (
     TENSOR,
     Row.same("layout.context", "context_parallel_size", usual=1, default=1),
     *tool.when(
-        None,
         Row.spelled("layout.context_exchange", "cp_comm_type", EXCHANGES, _context_exchange),
         of=lambda c: c.layout.context > 1,
     ),
@@ -435,8 +417,16 @@ LAYOUT: tuple[Row, ...] = (
         {mode: mode for mode in ("full", "selective")},
         _recompute,
     ),
-    Row("layout.recompute_every", "recompute_method", _recompute_method),
-    Row("layout.recompute_every", "recompute_num_layers", _recompute_layers),
+    *tool.when(
+        # `block` recomputes the first layers of each virtual stage, `uniform` all of them.
+        Row(
+            "layout.recompute_every",
+            "recompute_method",
+            lambda c: "uniform" if c.layout.recompute_every == 1 else "block",
+        ),
+        Row("layout.recompute_every", "recompute_num_layers", _recomputed_layers),
+        of=lambda c: c.layout.recompute == "full",
+    ),
     Row.known("checkpoint_num_layers distribute_checkpointed_activations"),
     Row.lacks(
         "layout.schedule",
@@ -568,7 +558,17 @@ def _divided(settings: Settings, layout: ParallelLayout, layers: int) -> Paralle
     pipeline = layout.pipeline
     if pipeline > layers:
         raise settings.error("pipeline_model_parallel_size", f"{pipeline} stages for {layers} layers")
-    counts = _given_stages(settings, layers)
+    counts: tuple[int, ...] = ()
+    pattern = settings.text("pipeline_model_parallel_layout")
+    if pattern not in ("", "None"):  # such as `E,t*3|t*4|t*3,L`
+        try:
+            counts = layers_of_stages(pattern.replace("m", ""))  # layers of multi-token prediction
+        except ValueError as error:
+            raise settings.error("pipeline_model_parallel_layout", str(error)) from None
+        if sum(counts) != layers:
+            message = f"{sum(counts)} decoder layers, the model has {layers}"
+            raise settings.error("pipeline_model_parallel_layout", message)
+        counts = () if len(set(counts)) == 1 else counts
     chunk = settings.integer("num_layers_per_virtual_pipeline_stage", most=MOST_LAYERS)
     virtual = settings.integer(
         *("num_virtual_stages_per_pipeline_rank", "virtual_pipeline_model_parallel_size"), most=MOST_LAYERS
@@ -589,21 +589,6 @@ def _divided(settings: Settings, layout: ParallelLayout, layers: int) -> Paralle
         of_stage = max(counts) if counts else layers // layout.num_stages
         every = max(1, math.ceil(of_stage / recomputed))
     return replace(layout, layers_per_stage=counts or None, recompute_every=every)
-
-
-def _given_stages(settings: Settings, layers: int) -> tuple[int, ...]:
-    """Layers of each virtual stage of `E,t*3|t*4|t*3,L`; empty where the stages are even."""
-    pattern = settings.text("pipeline_model_parallel_layout")
-    if not pattern or pattern == "None":
-        return ()
-    try:
-        counts = layers_of_stages(pattern.replace("m", ""))  # layers of multi-token prediction
-    except ValueError as error:
-        raise settings.error("pipeline_model_parallel_layout", str(error)) from None
-    if sum(counts) != layers:
-        message = f"{sum(counts)} decoder layers, the model has {layers}"
-        raise settings.error("pipeline_model_parallel_layout", message)
-    return () if len(set(counts)) == 1 else counts
 
 
 def _end_stages(settings: Settings, layers: int, layout: ParallelLayout) -> tuple[int, ...]:
@@ -746,7 +731,6 @@ def read_settings(settings: Settings, world: int | None) -> Reading:
 
 
 TOOL = Tool(
-    name="megatron",
     title="Megatron-LM",
     sign="`--num-layers` with `--hidden-size`, or the dump `num_layers ...... 24`",
     syntaxes=("text",),

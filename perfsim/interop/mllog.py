@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import mean, stdev
 from typing import Any
 
-from perfsim.base.errors import InputError
 from perfsim.interop.source import Settings, Source
 from perfsim.interop.tool import Reading, Step, Tool
 
@@ -60,15 +60,32 @@ def _read(source: Source, _text: Any) -> Reading:
             else "no run: there is no line with run_start",
             "a run ends with run_stop and the status success",
         )
-    batches: dict[int, list[_Run]] = {}
+    batches: dict[int, list[_Run]] = defaultdict(list)
     for run in done:
-        batches.setdefault(_batch(source, run), []).append(run)
-    points = [point for batch, group in sorted(batches.items()) if (point := _point(batch, group))]
-    steps = [step for batch, group in sorted(batches.items()) if (step := _step(batch, group))]
-    benchmark = str(done[0].settings.get("submission_benchmark") or source.path.stem)[:64]
-    case = {"id": benchmark, "family": "mlperf", "unit": "samples", "points": points}
+        batch = _number(run.settings.get("global_batch_size"))
+        if batch is None or batch < 1:
+            source.refuse("a run without global_batch_size", line=source.line_of("run_start"))
+        batches[int(batch)].append(run)
+    points = []
+    steps = []
+    for size, group in sorted(batches.items()):
+        samples = [trained for run in group if (trained := run.trained)]
+        if samples:
+            spread = [stdev(samples), float(len(samples))] if len(samples) > 1 else []
+            points.append([float(size), mean(samples), *spread])
+        # A step is the mean over whole runs, evaluation included.
+        timed = [
+            ((run.stop_ms - run.start_ms) * 1e-3, run.trained / size)
+            for run in group
+            if run.stop_ms is not None and run.trained and run.stop_ms > run.start_ms
+        ]
+        if timed:
+            count = sum(steps_of_run for _, steps_of_run in timed)
+            steps.append(Step(size, sum(time_s for time_s, _ in timed) / count, max(1, round(count))))
     if not points:
         source.refuse("no run tells its samples", f"one of {', '.join(SAMPLES)} or epochs is needed")
+    benchmark = str(done[0].settings.get("submission_benchmark") or source.path.stem)[:64]
+    case = {"id": benchmark, "family": "mlperf", "unit": "samples", "points": points}
     return Reading(settings, points={"schema": 1, "cases": [case]}, steps=tuple(steps), name=benchmark)
 
 
@@ -77,7 +94,13 @@ def _runs(source: Source) -> Iterator[_Run]:
     set_before: dict[str, Any] = {}
     run: _Run | None = None
     for match in LINE.finditer(source.text):
-        event = _event(source, match)
+        line = source.text.count("\n", 0, match.start()) + 1
+        try:
+            event = json.loads(match[1])
+        except (ValueError, RecursionError) as error:
+            source.refuse(f"malformed line of MLLOG: {error}", line=line)
+        if not isinstance(event, dict):
+            source.refuse("a line of MLLOG holds a mapping", line=line)
         key = str(event.get("key"))
         value = event.get("value")
         metadata = event.get("metadata")
@@ -102,53 +125,12 @@ def _runs(source: Source) -> Iterator[_Run]:
         yield run
 
 
-def _event(source: Source, match: re.Match[str]) -> Mapping[str, Any]:
-    line = source.text.count("\n", 0, match.start()) + 1
-    try:
-        event = json.loads(match[1])
-    except (ValueError, RecursionError) as error:
-        raise InputError([source.problem(f"malformed line of MLLOG: {error}", line=line)]) from None
-    if not isinstance(event, dict):
-        source.refuse("a line of MLLOG holds a mapping", line=line)
-    return event
-
-
 def _number(value: Any) -> float | None:
     ordinary = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if ordinary and 0 <= value < 1e18 else None
 
 
-def _batch(source: Source, run: _Run) -> int:
-    batch = _number(run.settings.get("global_batch_size"))
-    if batch is None or batch < 1:
-        source.refuse("a run without global_batch_size", line=source.line_of("run_start"))
-    return int(batch)
-
-
-def _point(batch: int, runs: list[_Run]) -> list[float] | None:
-    """Batch, mean samples to the target, and with several runs their standard deviation and number."""
-    samples = [trained for run in runs if (trained := run.trained)]
-    if not samples:
-        return None
-    spread = [stdev(samples), float(len(samples))] if len(samples) > 1 else []
-    return [float(batch), mean(samples), *spread]
-
-
-def _step(batch: int, runs: list[_Run]) -> Step | None:
-    """The mean seconds of a step over whole runs, evaluation included."""
-    seconds = [
-        ((run.stop_ms - run.start_ms) * 1e-3, run.trained / batch)
-        for run in runs
-        if run.stop_ms is not None and run.trained and run.stop_ms > run.start_ms
-    ]
-    if not seconds:
-        return None
-    steps = sum(count for _, count in seconds)
-    return Step(batch, sum(time for time, _ in seconds) / steps, max(1, round(steps)))
-
-
 TOOL = Tool(
-    name="mllog",
     title="MLPerf Training log",
     sign="lines that begin with `:::MLLOG`",
     syntaxes=("text",),

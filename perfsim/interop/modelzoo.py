@@ -279,7 +279,6 @@ def _start(chosen: Chosen) -> str:
 
 
 TOOL = Tool(
-    name="modelzoo",
     title="the Cerebras Model Zoo",
     sign="`model` with `num_heads`, at the top or under `trainer.init`",
     syntaxes=("yaml",),

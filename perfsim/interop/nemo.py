@@ -88,7 +88,6 @@ def _resolved(values: Mapping[str, Any], name: str, value: Any, depth: int = 0) 
 
 
 TOOL = Tool(
-    name="nemo",
     title="NeMo or Megatron-Bridge",
     sign="`model` with `num_layers` and Megatron's names",
     syntaxes=("yaml",),

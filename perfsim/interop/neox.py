@@ -187,7 +187,6 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
 
 
 TOOL = Tool(
-    name="neox",
     title="GPT-NeoX",
     sign="`num_layers` and `hidden_size` with `pipe_parallel_size` or `model_parallel_size`",
     syntaxes=("yaml",),

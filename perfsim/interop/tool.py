@@ -274,7 +274,7 @@ class Row:
         return cls("runtime.grad_bucket", keys, write, read)
 
 
-def when(has: Read | None, *rows: Row, of: Callable[[Chosen], Any] | None = None) -> tuple[Row, ...]:
+def when(*rows: Row, has: Read | None = None, of: Callable[[Chosen], Any] | None = None) -> tuple[Row, ...]:
     """Rows of files for which `has` holds, and of plans for which `of` does; None holds for all."""
 
     def limited(row: Row) -> Row:
@@ -298,7 +298,7 @@ def experts(keys: str, *rows: Row) -> tuple[Row, ...]:
 
     return (
         Row.same("model.experts.num_experts", keys, read=read),
-        *when(as_in("model.experts.num_experts"), *rows),
+        *when(*rows, has=as_in("model.experts.num_experts")),
     )
 
 
@@ -346,7 +346,6 @@ def _nothing(*_: object) -> str:
 class Tool:
     """A tool: how its files are recognised and read, its settings, and how a plan is written for it."""
 
-    name: str
     title: str
     """What its files are, as comments of an imported description say."""
     sign: str

@@ -185,7 +185,6 @@ ROWS: tuple[Row, ...] = (
     _degree("layout.expert_tensor", "expert_tensor_parallel", usual=1),
     _degree("layout.pipeline", "pipeline_parallel"),
     *tool.when(
-        None,
         Row.spelled("layout.schedule", f"{PIPELINE}schedule", SCHEDULES, _schedule),
         Row.same("layout.micro_batch_size", f"{PIPELINE}microbatch_size", read=_micro),
         of=_staged,
@@ -380,7 +379,6 @@ def _text(comments: list[str], values: Mapping[str, Any]) -> str:
 
 
 TOOL = Tool(
-    name="torchtitan",
     title="torchtitan",
     sign="`[training]` with `seq_len`, or `Running with configs:` in a log",
     syntaxes=("toml", "json", "text"),

@@ -229,7 +229,7 @@ class _FatTreeNetwork(Network):
     def _hops(self, source: Ints, target: Ints) -> tuple[Ints, float]:
         """The links of all hops, and how much later than priced the latest hop is.
 
-        A hop over a dead link takes a detour, whose latency does not count.
+        A hop over a dead link takes a detour, which may be longer.
         """
         tree = self.tree
         edges = tree.edges
@@ -241,6 +241,8 @@ class _FatTreeNetwork(Network):
         links = [rows[~broken][rows[~broken] >= 0]]
         for hop in np.flatnonzero(broken).tolist():
             detour = route_around(tree, int(source[hop]), int(target[hop]), edges.dead)
+            usual = rows[hop][rows[hop] >= 0]
+            late_s[hop] = max(0.0, float(edges.seconds[detour].sum() - edges.rated_s[usual].sum()))
             links.append(tree.counted[detour])
         return np.concatenate(links), float(late_s.max(initial=0.0))
 

@@ -135,11 +135,10 @@ def _demand(
     bytes_per_s = times * rate[crossed.row_of_value]
     entry = crossed._replace(values=np.arange(len(times), dtype=np.int32)).rows(row)
     keys = stream[entry.row_of_value] * num_links + crossed.values[entry.values]
-    order = np.argsort(keys, kind="stable")
-    keys = keys[order]
-    first = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
-    peaks = np.maximum.reduceat(bytes_per_s[entry.values[order]], first)
-    return np.asarray(np.bincount(keys[first] % num_links, peaks, minlength=num_links), dtype=np.float64)
+    keys, cell = np.unique(keys, return_inverse=True)
+    peaks = np.zeros(len(keys))
+    np.maximum.at(peaks, cell, bytes_per_s[entry.values])
+    return np.asarray(np.bincount(keys % num_links, peaks, minlength=num_links), dtype=np.float64)
 
 
 def _routes(

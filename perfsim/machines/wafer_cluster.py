@@ -106,10 +106,6 @@ CAUSES = {
 """The cause of each limiting lane; a limiting link is named by the longest of `LINK_WAITS`."""
 
 
-def _named(graph: TaskGraph, name: str) -> Work | None:
-    return next((work for work in graph.works if work.name == name), None)
-
-
 def _more_tokens(plan: StreamingPlan, roof: StreamingRoof) -> str:
     """More sequences per micro-batch, or a larger batch where these are enough."""
     size = plan.layout.micro_batch_size
@@ -259,9 +255,9 @@ class WaferCluster(Machine):
 
     def costs(self, topology: WaferTree, recipe: Recipe) -> Costs:
         """The cost model by the device that computes, a wafer or a GPU."""
-        costs: type[WaferCosts | StreamedGpuCosts]
-        costs = StreamedGpuCosts if topology.system.device.kind == "gpu" else WaferCosts
-        return costs(topology, recipe)
+        if topology.system.device.kind == "gpu":
+            return StreamedGpuCosts(topology, recipe)
+        return WaferCosts(topology, recipe)
 
     def network(self, topology: WaferTree, /) -> _WaferNetwork:
         return _WaferNetwork(topology)
@@ -323,16 +319,23 @@ class WaferCluster(Machine):
         self, plan: StreamingPlan, graph: TaskGraph, costs: Costs, duration_s: Floats, /
     ) -> StreamingRoof | None:
         """Tokens of a micro-batch on one system, and the tokens that hide its streams."""
-        load = _named(graph, "layer.load")
-        use = _named(graph, "layer.forward")
-        if load is None or use is None:
+        works = {work.name: work for work in reversed(graph.works)}  # of one name the first
+        if not works.keys() >= {"layer.load", "layer.forward"}:
             return None
+        load = works["layer.load"]
+        use = works["layer.forward"]
         tokens = float(plan.layout.micro_batch_size * plan.job.seq_length)
         load_s = costs.duration_s(load)
         matrices = sum(kernel.flop for kernel in use.kernels if kernel.partition == "streamed")
         weights = use.share * matrices / (2.0 * tokens)
         hidden = {"link": hidden_from_tokens(tokens, costs.duration_s(use), costs.fixed_s(use), load_s)}
-        hidden |= self._step_wide(plan, graph, costs, duration_s)
+        # The compute of a whole step hides flash and updates, whose times do not depend on tokens.
+        computing = np.array([work.kind is Kind.COMP for work in graph.works])[graph.work]
+        compute_s = float(duration_s[computing].sum()) / len(graph.step_ends)
+        fixed_s = mean_s(graph, costs.fixed_s)
+        for lane in ("flash", "update"):
+            busy_s = self.busy_s(plan.topology, graph, duration_s, lane)
+            hidden[lane] = hidden_from_tokens(tokens, compute_s, fixed_s, busy_s)
         lane = max(hidden, key=lambda name: hidden[name])
         flop_per_s = costs.arithmetic_flop_per_s(use)
         return StreamingRoof(
@@ -341,22 +344,6 @@ class WaferCluster(Machine):
             formula_tokens=roof_tokens(flop_per_s, load.comm_bytes / weights, load.comm_bytes / load_s),
             lane=lane,
         )
-
-    def _step_wide(
-        self, plan: StreamingPlan, graph: TaskGraph, costs: Costs, duration_s: Floats
-    ) -> dict[str, float]:
-        """Tokens whose compute hides flash and updates, whose times do not depend on tokens."""
-        steps = len(graph.step_ends)
-        computing = np.array([work.kind is Kind.COMP for work in graph.works])[graph.work]
-        compute_s = float(duration_s[computing].sum()) / steps
-        fixed_s = mean_s(graph, costs.fixed_s)
-        tokens = float(plan.layout.micro_batch_size * plan.job.seq_length)
-        return {
-            lane: hidden_from_tokens(
-                tokens, compute_s, fixed_s, self.busy_s(plan.topology, graph, duration_s, lane)
-            )
-            for lane in ("flash", "update")
-        }
 
     def cause(self, lane: Lane, wait: str, /) -> str:
         """The cause of a lane; a link is named by the wait that it causes."""

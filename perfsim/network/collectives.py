@@ -208,10 +208,10 @@ class CollectiveModel:
         return self._send(n_bytes * to_nodes).slowest(busy)
 
     def port_bytes_per_s(self, op: CollectiveOp, n_bytes: float, size: int) -> float:
-        """What a rank sends and receives a second in an operation inside one node: its bus bandwidth."""
-        seconds = self.time_s(op, n_bytes, Group.inside_node(size))
+        """What a rank sends and receives a second in an operation inside one node, after its latency."""
+        bytes_s = float(self.seconds(op, np.asarray(n_bytes, dtype=float), Group.inside_node(size)).bytes_s)
         sent_bytes = n_bytes * wire_factor(op, size)
-        return min(sent_bytes / seconds, self._port_bytes_per_s(op, size)) if seconds > 0.0 else 0.0
+        return min(sent_bytes / bytes_s, self._port_bytes_per_s(op, size)) if bytes_s > 0.0 else 0.0
 
     @property
     def _network(self) -> NetworkConstants:

@@ -15,7 +15,7 @@ from perfsim.base.arrays import Floats
 from perfsim.costs.price import Costs, price
 from perfsim.engine import critical_path, simulate
 from perfsim.engine.failures import FailedRun
-from perfsim.engine.tables import Beside
+from perfsim.engine.tables import Beside, Flow
 from perfsim.engine.trace import Trace
 from perfsim.machines import machine_of
 from perfsim.machines.placement import Placed, place
@@ -50,6 +50,17 @@ class Step:
             bound=np.array([costs.bound(work) for work in works], dtype=np.float64).reshape(-1, 2),
         )
 
+    @cached_property
+    def flows(self) -> dict[int, Flow]:
+        """The load of each class of communication on links that it shares, after its latency."""
+        works = self.placed.graph.works
+        flows: dict[int, Flow] = {}
+        for number, flow in self.placed.links.flows.items():
+            whole_s = self.costs.duration_s(works[number])
+            latency_s = self.costs.latency_s(works[number])
+            flows[number] = flow._replace(latency=latency_s / whole_s if whole_s > 0.0 else 0.0)
+        return flows
+
     def run(
         self, duration_s: Floats | None = None, *, contention: bool = True, reported: bool = False
     ) -> Trace:
@@ -62,7 +73,9 @@ class Step:
         graph = self.placed.graph
         seconds = self.duration_s if duration_s is None else duration_s
         if contention:
-            trace = simulate(graph, seconds, *self.placed.links, self.beside, reported=reported)
+            trace = simulate(
+                graph, seconds, self.flows, self.placed.links.capacities, self.beside, reported=reported
+            )
         else:
             trace = critical_path(graph, seconds)
         return trace.scaled(self.scale)

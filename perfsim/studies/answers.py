@@ -59,6 +59,18 @@ class Production:
     source: str
     """Where the ratio is from."""
 
+    @classmethod
+    def of(cls, point: Point) -> Production | None:
+        """The ratio of a candidate, its own or the study's; None where it is switched off."""
+        given = point.study.production if point.candidate.production is None else point.candidate.production
+        if given == "none":
+            return None
+        if given == "recorded":
+            return recorded()
+        if isinstance(given, ProductionRange):
+            return cls(given.typical, (given.low, given.high), given.source)
+        return cls(float(given), (float(given), float(given)), "given by the study")
+
     def time_s(self, healthy_s: float) -> float:
         """The time of steps at the production rate."""
         return healthy_s / self.ratio
@@ -86,20 +98,6 @@ def recorded() -> Production:
     names = ", ".join(f"{row['name']} {row['ratio']:.2f}" for row in rows)
     source = f"median and range of published production rates over predicted healthy steps: {names}"
     return Production(median(ratios), (min(ratios), max(ratios)), source)
-
-
-def production_of(point: Point) -> Production | None:
-    """The production ratio of a candidate, its own or the study's; None where it is switched off."""
-    given = point.candidate.production
-    if given is None:
-        given = point.study.production
-    if given == "none":
-        return None
-    if isinstance(given, ProductionRange):
-        return Production(given.typical, (given.low, given.high), given.source)
-    if isinstance(given, (int, float)):
-        return Production(float(given), (float(given), float(given)), "given by the study")
-    return recorded()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from perfsim.catalog import Catalog, default_catalog
 from perfsim.machines import machine_of
 from perfsim.specs.calibration import Calibration, FitRecord
 from perfsim.specs.prices import NOT_GIVEN, amount_text
-from perfsim.studies.answers import Assumption, leaves, production_of
+from perfsim.studies.answers import Assumption, Production, leaves
 from perfsim.studies.batches import Target
 from perfsim.studies.spec import StudySpec
 
@@ -101,7 +101,7 @@ def assumptions_of(spec: StudySpec, target: Target) -> tuple[Assumption, ...]:
     catalog = default_catalog()
     assumptions = [*_target(target), *_described(catalog, "model", spec.model.name)]
     assumptions += _described(catalog, "recipe", spec.recipe.name)
-    for point in {(own.candidate.system.name, own.runtime.name): own for own in spec.points}.values():
+    for point in {(known.candidate.system.name, known.runtime.name): known for known in spec.points}.values():
         system = point.candidate.system
         job = point.question.job
         assumptions += _described(catalog, "system", system.name)
@@ -171,7 +171,7 @@ def _target(target: Target) -> Iterator[Assumption]:
 
 def _productions(spec: StudySpec) -> Iterator[Assumption]:
     """The production ratios that candidates have, and what they cover."""
-    ratios = dict.fromkeys(map(production_of, spec.points))
+    ratios = dict.fromkeys(map(Production.of, spec.points))
     for production in filter(None, ratios):
         value = f"{production.text} times the rate of healthy steps, on every machine"
         yield Assumption("production", "ratio to healthy steps", value, production.source, "fit")
@@ -190,7 +190,8 @@ def _money(spec: StudySpec) -> Iterator[Assumption]:
     """Prices and energy, with their source, or that they are not given."""
     energy = spec.energy
     for system in dict.fromkeys(candidate.system.name for candidate in spec.candidates):
-        prices = [own.price for own in spec.candidates if own.system.name == system and own.price]
+        machines = [candidate for candidate in spec.candidates if candidate.system.name == system]
+        prices = [candidate.price for candidate in machines if candidate.price]
         for price in dict.fromkeys(prices):
             yield Assumption(
                 "money", f"price of {system}", price.text(spec.currency), price.source, "assumption"

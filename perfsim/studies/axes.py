@@ -8,7 +8,7 @@ from functools import cache
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
@@ -236,11 +236,11 @@ def _refused(owner: type[BaseModel], parts: Sequence[str], node: Node, axis: _Ax
     try:
         model.model_validate(node.plain(), context=YAML_CONTEXT)
     except ValidationError as error:
-        found = complaints(error, model, node)
-        words = (problem.message.partition(": ")[2] or problem.message for problem in found)
+        complained = complaints(error, model, node)
+        words = (problem.message.partition(": ")[2] or problem.message for problem in complained)
         return [
             replace(problem, message=f"{axis.where}: {axis.path}: {said}")
-            for problem, said in zip(found, words, strict=True)
+            for problem, said in zip(complained, words, strict=True)
         ]
     return []
 
@@ -290,11 +290,11 @@ class _Changer:
     ) -> CandidateSpec:
         """The candidate with values of its own replaced, its system and its runtime first as a whole."""
         parts = {root: inner for root, inner in changes_by_root(changes).items() if root in _PARTS}
-        own = {path: value for path, value in changes.items() if path.partition(".")[0] not in parts}
-        own |= {root: changes[root] for root in parts if root in changes}
-        own = {study_path(path): value for path, value in own.items()}
-        key = (id(candidate), repr(own))
-        changed = self.once(lambda: self.catalog.override(candidate, own), *key) if own else candidate
+        values = {path: value for path, value in changes.items() if path.partition(".")[0] not in parts}
+        values |= {root: changes[root] for root in parts if root in changes}
+        values = {study_path(path): value for path, value in values.items()}
+        key = (id(candidate), repr(values))
+        changed = self.once(lambda: self.catalog.override(candidate, values), *key) if values else candidate
         for root, inner in parts.items():
             part = _PARTS[root](study, changed)
             new, _ = self.once(
@@ -317,7 +317,7 @@ class _Changer:
         depend on is checked once for all points that share it. Equal descriptions are in memory once.
         """
         of_study = {path: value for path, value in changes.items() if not _of_candidate(path)}
-        own = {path: value for path, value in changes.items() if path not in of_study}
+        of_candidate = {path: value for path, value in changes.items() if path not in of_study}
 
         def shared() -> StudySpec:
             study = self.study(base, of_study)
@@ -328,7 +328,7 @@ class _Changer:
             return study.model_copy(update=parts)
 
         study = self.once(shared, "study", repr(of_study))
-        chosen = self.candidate(study, candidate, own).model_copy(update={"devices": (devices,)})
+        chosen = self.candidate(study, candidate, of_candidate).model_copy(update={"devices": (devices,)})
         study = study.model_copy(update={"candidates": (chosen,)})
         system = chosen.system
         recipe = study.recipe
@@ -380,8 +380,8 @@ def changed_study(study: StudySpec, changes: Mapping[str, Any], catalog: Catalog
         if _of_candidate(path) and "." in path:
             suits = [_suits(path, candidate) for candidate in candidates]
             candidates = [
-                changer.candidate(changed, own, {path: value}) if suited or not any(suits) else own
-                for own, suited in zip(candidates, suits, strict=True)
+                changer.candidate(changed, known, {path: value}) if suited or not any(suits) else known
+                for known, suited in zip(candidates, suits, strict=True)
             ]
     return changed.model_copy(update={"candidates": tuple(candidates)})
 
@@ -419,7 +419,7 @@ def _expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple
     points: list[Point] = []
     for name in spec.variants or variants:
         # A fixed layout tells a candidate from others; a variant's only one of its kind needs none.
-        kinds = [(own.system.name, own.strategy) for own in variants[name].candidates]
+        kinds = [(known.system.name, known.strategy) for known in variants[name].candidates]
         runtimes = {spec.study.runtime_of(candidate).name for candidate in machines[name]}
         fixed = {axis.path: axis.values[0] for axis in groups[name] if name and not axis.of_machine}
         for candidate in machines[name]:
@@ -448,10 +448,10 @@ def _expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple
                     label = ", ".join([candidate.system.machine(devices), str(candidate.strategy), *said])
                     raise CatalogError(
                         [
-                            own
-                            if own.file
-                            else mapping.problem(("grid",), f"{label}: {own.message}", own.help)
-                            for own in error.problems
+                            problem
+                            if problem.file
+                            else mapping.problem(("grid",), f"{label}: {problem.message}", problem.help)
+                            for problem in error.problems
                         ]
                     ) from None
                 points.append(Point(study, {**apart, **settings}))
@@ -487,6 +487,15 @@ class Sweep:
     def name(self) -> str:
         return self.spec.name
 
+    def only(self, strategies: Sequence[str]) -> Self:
+        """The points of these strategies, or all without names; InputError for one without points."""
+        known = list(dict.fromkeys(point.candidate.strategy for point in self.points))
+        for name in strategies:
+            if name not in known:
+                raise InputError(f"{self.name} has no point of strategy {name}; it has {', '.join(known)}")
+        points = (point for point in self.points if not strategies or point.candidate.strategy in strategies)
+        return replace(self, points=tuple(points))
+
 
 def load_sweep(
     name_or_path: str, catalog: Catalog | None = None, changes: Mapping[str, Any] | None = None
@@ -521,13 +530,3 @@ def _changed_sweep(spec: SweepSpec, changes: Mapping[str, Any], catalog: Catalog
     variants = {name: changed(variant) for name, variant in spec.variants.items()}
     study = changed_study(spec.study, changes, catalog)
     return spec.model_copy(update={"study": study, "grid": changed(spec.grid), "variants": variants})
-
-
-def only_strategies(sweep: Sweep, names: Sequence[str]) -> Sweep:
-    """The points of these strategies, or all without names; InputError for a strategy without points."""
-    known = list(dict.fromkeys(point.candidate.strategy for point in sweep.points))
-    for name in names:
-        if name not in known:
-            raise InputError(f"{sweep.name} has no point of strategy {name}; it has {', '.join(known)}")
-    kept = tuple(point for point in sweep.points if not names or point.candidate.strategy in names)
-    return replace(sweep, points=kept)

@@ -142,6 +142,25 @@ class Target:
         grid = sorted({unit * factor * 2**power for factor in (2, 3) for power in range(24)})
         return [batch for batch in grid if smallest <= batch <= largest] or [unit * max(1, num_devices)]
 
+    def batches(self, spec: StudySpec, question: Question) -> Sequence[int]:
+        """The global batches to try: the recipe's own, else the study's.
+
+        Raises InputError for a grid around the critical batch where a law gives none.
+        """
+        given = spec.recipe.batch_over(question.devices)
+        if given is not None:
+            return [given]
+        if spec.batch_sizes != "auto":
+            return spec.batch_sizes
+        if self.critical.given_length:
+            raise InputError(
+                f"study {spec.name}: law {self.critical.law} gives no batch to look around; write "
+                "recipe.global_batch_size or batch_sizes"
+            )
+        layout = question.given_layout
+        unit = question.devices if layout is None else layout.data * layout.micro_batch_size
+        return self.grid(spec.recipe.seq_length, unit)
+
     def at(self, question: Question, global_batch_size: int) -> BatchPoint:
         """The plan of best estimate at one batch, simulated. Raises PlanError where no plan fits.
 
@@ -180,6 +199,36 @@ class Target:
         if not points:
             raise next(iter(refused.values()), PlanError(f"{question.label}: no batch to try"))
         return BatchCurve(sorted(points, key=lambda point: point.batch_tokens), refused)
+
+    def ramped(
+        self, question: Question, chosen: BatchPoint, ramp: Sequence[RampSpec]
+    ) -> tuple[RampedRun | None, str]:
+        """The run that begins with a ramp and ends at the chosen batch, and a remark on it; None without one.
+
+        Each segment runs the layout that is best at its own batch. The remark names a batch without a plan.
+        """
+        if not ramp:
+            return None, ""
+        critical = self.critical.tokens
+        segments = []
+        for part in ramp:
+            batch = max(1, round(part.batch * chosen.global_batch_size))
+            try:
+                known = chosen if batch == chosen.global_batch_size else self.at(question, batch)
+            except PerfsimError as error:
+                return None, f"no run with the batch ramp: {error.problems[0].message}"
+            critical_tokens = critical * part.critical_batch
+            segments.append(Segment(part.share, known.batch_tokens, known.step_time_s, critical_tokens))
+        rest = 1.0 - sum(segment.share for segment in segments)
+        last = Segment(rest, chosen.batch_tokens, chosen.step_time_s, critical)
+        run = RampedRun.of([*segments, last], self.d_min_tokens)
+        examples = chosen.steps * chosen.batch_tokens
+        remark = (
+            f"with the batch ramp the steps take {run.time_s / chosen.time_to_accuracy_s:.3f} times as long: "
+            f"{run.steps / chosen.steps:.3f} times the steps, "
+            f"{run.examples_tokens / examples:.3f} times the tokens"
+        )
+        return run, remark
 
 
 def target_for(model: TransformerConfig, recipe: Recipe, law: ConvergenceSpec, asked_by: str = "") -> Target:
@@ -223,31 +272,11 @@ def target_of(spec: StudySpec) -> Target:
 def counted(model: TransformerConfig, law: LossLaw) -> float:
     """The parameters of a model as a loss law counts them, of experts those that compute a token.
 
-    The laws are fitted to dense models; that of a model with experts is lower than a dense one's of its
+    The laws are fitted to dense models; the loss of a model with experts is below a dense one's of its
     active parameters [2202.01169], so this is its upper bound.
     """
     counts = parameters(model)
     return float(counts.active if law.counts_embeddings else counts.active_body_matrices)
-
-
-def batches_of(spec: StudySpec, target: Target, question: Question) -> list[int]:
-    """The global batches to try: the recipe's own, else the study's.
-
-    Raises InputError for a grid around the critical batch where a law gives none.
-    """
-    given = spec.recipe.batch_over(question.devices)
-    if given is not None:
-        return [given]
-    if spec.batch_sizes == "auto":
-        if target.critical.given_length:
-            raise InputError(
-                f"study {spec.name}: law {target.critical.law} gives no batch to look around; write "
-                "recipe.global_batch_size or batch_sizes"
-            )
-        layout = question.given_layout
-        unit = question.devices if layout is None else layout.data * layout.micro_batch_size
-        return target.grid(spec.recipe.seq_length, unit)
-    return list(spec.batch_sizes)
 
 
 MINICPM_SCALE = "C4"
@@ -276,34 +305,3 @@ def training_of(question: Question, time: TimeToAccuracy) -> Training:
         num_parameters=float(parameters(question.model).total),
         num_nodes=-(-question.devices // question.topology.devices_per_node),
     )
-
-
-def ramp_of(
-    question: Question, target: Target, chosen: BatchPoint, ramp: Sequence[RampSpec]
-) -> tuple[RampedRun | None, str]:
-    """The run that begins with a ramp and ends at the chosen batch, and a remark on it; None without one.
-
-    Each segment runs the layout that is best at its own batch. Where a batch has no plan the remark says so.
-    """
-    if not ramp:
-        return None, ""
-    critical = target.critical.tokens
-    segments = []
-    for part in ramp:
-        batch = max(1, round(part.batch * chosen.global_batch_size))
-        try:
-            known = chosen if batch == chosen.global_batch_size else target.at(question, batch)
-        except PerfsimError as error:
-            return None, f"no run with the batch ramp: {error.problems[0].message}"
-        critical_tokens = critical * part.critical_batch
-        segments.append(Segment(part.share, known.batch_tokens, known.step_time_s, critical_tokens))
-    rest = 1.0 - sum(segment.share for segment in segments)
-    last = Segment(rest, chosen.batch_tokens, chosen.step_time_s, critical)
-    run = RampedRun.of([*segments, last], target.d_min_tokens)
-    examples = chosen.steps * chosen.batch_tokens
-    remark = (
-        f"with the batch ramp the steps take {run.time_s / chosen.time_to_accuracy_s:.3f} times as long: "
-        f"{run.steps / chosen.steps:.3f} times the steps, "
-        f"{run.examples_tokens / examples:.3f} times the tokens"
-    )
-    return run, remark

@@ -158,11 +158,11 @@ class Option:
         time = self.time
         critical = self.time.critical
         total = math.log1p(time.step_time_error)
-        own = math.log1p(time.unshared_error)
-        shared = math.exp(math.sqrt(max(total**2 - own**2, 0.0)))
+        unshared = math.log1p(time.unshared_error)
+        shared = math.exp(math.sqrt(max(total**2 - unshared**2, 0.0)))
         inputs = [
             _factor(f"step time of {self.system}, shared", shared),
-            _factor(f"step time of {self.plan}", math.exp(min(own, total))),
+            _factor(f"step time of {self.plan}", math.exp(min(unshared, total))),
             _factor("tokens to the target", 1.0 + time.d_min_error, time.d_min_tokens, "tokens"),
             Uncertain(SEEDS + self.label, math.exp(-self._luck(1)), 1.0, math.exp(self._luck(0)), "times"),
         ]
@@ -434,7 +434,7 @@ def _sentence(
         said += f" for {amount(best.money, currency)}"
     if rival is not None:
         said += f", before {rival.label} with a probability of {chance(sure)}"
-    priced = [(own.money.typical, place) for place, own in enumerate(outcomes) if own.money is not None]
+    priced = [(outcome.money.typical, number) for number, outcome in enumerate(outcomes) if outcome.money]
     cheapest = outcomes[min(priced)[1]] if priced else best
     if cheapest is not best:
         all_priced = cheapest.cheapest is not None
@@ -494,7 +494,7 @@ GENERAL = ("data_law", "bergsma_2025", "kaplan_loss")
 def laws_side_by_side(spec: StudySpec, target: Target, candidates: Sequence[Answer]) -> tuple[LawAnswer, ...]:
     """The answers by the study's own law and by every general law; empty where the tokens are given.
 
-    Steps of the batches that were tried are those of the study; only the number of steps differs by law.
+    The batches that the study tried keep their step times; only the number of steps differs by law.
     """
     if target.critical.given_length or not candidates:
         return ()

@@ -43,7 +43,7 @@ POLL_S = 1.0
 def attempt(answer: Callable[[], Result]) -> Result | PerfsimError:
     """An answer, or why a point, a candidate or a change has none: the one place that decides.
 
-    Every refusal concerns one item alone, except that of a limit, which is raised and ends all.
+    A refusal concerns one item alone; only a limit is raised and ends all.
     """
     try:
         return answer()
@@ -105,18 +105,18 @@ class Task(Generic[Item, Result]):
         if self.version and self.version != model_version():
             raise _another_version("a worker", model_version(), self.version)
         asked = self.limits
-        own = Limits(asked.max_events, asked.max_seconds, engine=asked.engine, events=asked.events)
-        own.started_s = time.monotonic() - self.elapsed_s
-        with limited(own):
+        limits = Limits(asked.max_events, asked.max_seconds, engine=asked.engine, events=asked.events)
+        limits.started_s = time.monotonic() - self.elapsed_s
+        with limited(limits):
             result = self.function(item)
-            if own.reached is not None:
-                raise own.reached
-        return result, own.events - asked.events
+            if limits.reached is not None:
+                raise limits.reached
+        return result, limits.events - asked.events
 
 
-def _another_version(worker: str, version: str, own: str) -> InputError:
+def _another_version(worker: str, version: str, here: str) -> InputError:
     """The refusal of a worker that would compute other numbers."""
-    return InputError(f"{worker} has perfsim {version}, and this machine {own}: install it on all")
+    return InputError(f"{worker} has perfsim {version}, and this machine {here}: install it on all")
 
 
 class _Pooled(Executor, ABC):

@@ -62,8 +62,8 @@ def _check_machines(study: StudySpec, mapping: LocatedMapping) -> None:
             try:
                 question = point.checked()
             except InputError as error:
-                place = (*where, "devices", number)
-                devices += [mapping.problem(place, own.message, own.help) for own in error.problems]
+                at = (*where, "devices", number)
+                devices += [mapping.problem(at, problem.message, problem.help) for problem in error.problems]
                 continue
             illegal: Sequence[Problem] = ()
             if question.given_layout is not None and study.batch_sizes != "auto":
@@ -71,7 +71,8 @@ def _check_machines(study: StudySpec, mapping: LocatedMapping) -> None:
                 # A lack of constants for a price is said when the candidate is answered.
                 wrong = [error.problems for error in refused if isinstance(error, LayoutError)]
                 illegal = wrong[0] if len(wrong) == len(refused) else ()
-            layouts.append([mapping.problem((*where, "layout"), own.message, own.help) for own in illegal])
+            at = (*where, "layout")
+            layouts.append([mapping.problem(at, problem.message, problem.help) for problem in illegal])
     if all(layouts):
         devices += [problem for problems in layouts for problem in problems]
     if devices:
@@ -97,7 +98,7 @@ def _check_links(study: StudySpec, mapping: LocatedMapping) -> None:
     problems = []
     for number, link in enumerate(links):
         where = ("perturbations", "links", number)
-        addressed = [own for own in topologies if link.system in (None, own.system.name)]
+        addressed = [topology for topology in topologies if link.system in (None, topology.system.name)]
         if not addressed:
             words = f"no candidate is a system {link.system!r}"
             help_text = did_you_mean(str(link.system), sorted(systems))
@@ -118,7 +119,7 @@ def _check_loss(study: StudySpec, mapping: LocatedMapping) -> None:
         target_for(study.model, study.recipe, study.convergence)
     except (InputError, PlanError) as error:
         where = ("recipe", "target_loss")
-        problems = [mapping.problem(where, own.message, own.help) for own in error.problems]
+        problems = [mapping.problem(where, problem.message, problem.help) for problem in error.problems]
         if isinstance(error, PlanError):
             raise PlanError([str(problem) for problem in problems]) from None
         raise CatalogError(problems) from None

@@ -33,8 +33,8 @@ from perfsim.studies.answers import (
     Assumption,
     Infeasible,
     PointResult,
+    Production,
     StudyResult,
-    production_of,
     values_of,
 )
 from perfsim.studies.assumptions import assumptions_of
@@ -42,8 +42,6 @@ from perfsim.studies.axes import Sweep
 from perfsim.studies.batches import (
     BatchPoint,
     Target,
-    batches_of,
-    ramp_of,
     suggested_batches,
     target_of,
     training_of,
@@ -82,7 +80,7 @@ def answer_point(
     question = point.question
     if tables is not None:
         tables.lend(question)
-    batches = batches_of(spec, target, question)
+    batches = target.batches(spec, question)
     best = batches[0]
     curve = None
     remarks = []
@@ -103,7 +101,7 @@ def answer_point(
         sampling = sample_step(evaluation, spec.sampling)
         if spec.resilience is not None:
             slowdowns = resilience(evaluation, point.label, spec.resilience)
-        ramp, remark = ramp_of(question, target, chosen, spec.convergence.ramp)
+        ramp, remark = target.ramped(question, chosen, spec.convergence.ramp)
         remarks += filter(None, [remark])
     if spec.perturbations is not None:
         # Batch and layout stay, and so does the curve of batches.
@@ -117,7 +115,7 @@ def answer_point(
         *default_settings(question, evaluation.plan),
     ]
     prediction = prediction_of(evaluation, question.allowed_share, caveats)
-    production = production_of(point)
+    production = Production.of(point)
     parts: tuple[RunPart, ...] = ()
     if question.wall_clock is not None:
         parts = training_of(question, time).parts(question.wall_clock)
@@ -135,7 +133,8 @@ def answer_point(
     points = [] if curve is None else curve.points
     return replace(
         row,
-        batch_curve=tuple(chosen if own.global_batch_size == best else own for own in points) or (chosen,),
+        batch_curve=tuple(chosen if tried.global_batch_size == best else tried for tried in points)
+        or (chosen,),
         timeline=timeline(evaluation),
         timeline_devices=len(devices_of(evaluation.trace.graph)),
         roofline=roofline(evaluation),
@@ -230,7 +229,7 @@ def run_study(
             answered.append((point, replace(outcome, number=number)))
     if not answered:
         raise stopped or _all_failed([error for _, error in refused])
-    return _result(spec, target, answered, [_infeasible(*own) for own in refused], stopped)
+    return _result(spec, target, answered, [_infeasible(*pair) for pair in refused], stopped)
 
 
 def refusals(spec: StudySpec) -> list[Infeasible]:
@@ -242,12 +241,12 @@ def refusals(spec: StudySpec) -> list[Infeasible]:
     refused: list[tuple[Point, PerfsimError]] = []
     for point in spec.points:
         question = point.checked()
-        errors = [refusal(question.at(batch)) for batch in batches_of(spec, target, question)]
+        errors = [refusal(question.at(batch)) for batch in target.batches(spec, question)]
         if errors[0] is not None and all(errors):
             refused.append((point, errors[0]))
     if len(refused) == len(spec.points):
         raise _all_failed([error for _, error in refused])
-    return [_infeasible(*own) for own in refused]
+    return [_infeasible(*pair) for pair in refused]
 
 
 def _infeasible(point: Point, error: PerfsimError) -> Infeasible:
@@ -535,7 +534,7 @@ class _Reader:
             **{**values_of(prediction), "caveats": caveats},
             time=self.targets[key].time_of(*(document[name] for name in known)),
             whole_run=tuple(RunPart(**part) for part in document["whole_run"]),
-            production=production_of(point),
+            production=Production.of(point),
         )
         return row, ()
 

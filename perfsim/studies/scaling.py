@@ -30,7 +30,7 @@ KNEE = 0.9
 class EqualDevices:
     """A number of devices with its 90 % band; an end is None where no tried number reaches it.
 
-    Between tried numbers the logarithm of the ratio of times is taken to be linear in that of the devices.
+    Between tried numbers the log of the ratio of times is taken to be linear in the log of the devices.
     """
 
     low: float | None
@@ -68,7 +68,7 @@ class MatchPoint:
     global_batch_size: int
     time: TimeToAccuracy
     ratio: RatioBand
-    """Its time over that of the machine that is matched."""
+    """Its time over the time of the machine that is matched."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Matched:
 def match_system(system: SystemSpec, question: Question, time: TimeToAccuracy, target: Target) -> Matched:
     """Times of a system on more and more devices, until all of the band of the ratio to `time` is below 1.
 
-    `question` is that of the machine that is matched. Numbers with one replica that does not fit are passed
+    `question` asks about the machine that is matched. Numbers with one replica that does not fit are passed
     over. Raises the reason of the last one, a PerfsimError, where no number of devices has a plan.
     """
     first = replace(question, system=system, devices=1, strategy="", batch=None, layout=None, cluster=None)

@@ -27,7 +27,7 @@ from perfsim.specs.layout import Layout
 from perfsim.specs.layout_text import text_of
 from perfsim.strategies import Plan
 from perfsim.studies.batches import Target, target_for
-from perfsim.studies.executors import Executor, Failed, attempt
+from perfsim.studies.executors import Executor, Failed
 from perfsim.studies.spec import ConvergenceSpec
 
 # The cheapest run on the machine that tells two layouts apart.
@@ -242,17 +242,15 @@ class Planned:
 def plan_on(executor: Executor, question: Question, objective: Objective, shown: int) -> Planned:
     """`plan_layouts` by a worker, as one item. Raises as it does, and PerfsimError where the worker dies."""
     with executor.answers(_planned, [("", (question, objective, shown))]) as finished:
-        ((_, outcome),) = finished
-    if isinstance(outcome, Failed):
-        raise PerfsimError(outcome.reason)
-    if isinstance(outcome, PerfsimError):
-        raise outcome
-    return outcome
+        ((_, planned),) = finished
+    if isinstance(planned, Failed):
+        raise PerfsimError(planned.reason)
+    return planned
 
 
-def _planned(item: tuple[Question, Objective, int]) -> Planned | PerfsimError:
-    """The shortlist, or why there is none; the entry point of a worker."""
-    return attempt(lambda: plan_layouts(*item))
+def _planned(item: tuple[Question, Objective, int]) -> Planned:
+    """The entry point of a worker."""
+    return plan_layouts(*item)
 
 
 def plan_layouts(question: Question, objective: Objective = "step-time", shown: int = SHOWN) -> Planned:

@@ -123,7 +123,7 @@ class CandidateSpec(Spec):
     @field_validator("strategy")
     @classmethod
     def _strategies_exist(cls, names: Any) -> Any:
-        """Every name is that of a strategy; a plug-in that fails is reported when it is asked."""
+        """Every name belongs to a strategy; a plug-in that fails is reported when it is asked."""
         for name in _names(names):
             if name not in STRATEGIES and name not in (known := strategy_names()):
                 raise _refusal(f"unknown strategy {name!r}", did_you_mean(name, known))
@@ -132,7 +132,7 @@ class CandidateSpec(Spec):
     @field_validator("layout")
     @classmethod
     def _layout_is_legible(cls, layout: str | None, info: ValidationInfo) -> str | None:
-        """Names and values are those of the layouts of the candidate's system."""
+        """Layouts of the candidate's system have these names and values."""
         system = info.data.get("system")
         devices = info.data.get("devices")
         if layout is None or system is None or not devices:
@@ -342,7 +342,7 @@ class Point:
         said: dict[str, Any] = {}
         for asked in ASKED.values():
             name = CALLED.get(asked.name, asked.field)
-            owners = [own for own in (self.candidate, self.study) if name in type(own).model_fields]
+            owners = [part for part in (self.candidate, self.study) if name in type(part).model_fields]
             if "study" in asked.by and owners:
                 given = (getattr(owner, name) for owner in owners)
                 said[asked.field] = next((value for value in given if value is not None), None)

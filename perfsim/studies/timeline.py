@@ -134,7 +134,7 @@ def grouped(bars: Sequence[TimelineBar], most: int) -> tuple[TimelineBar, ...]:
 
 
 def _joined(bars: Sequence[TimelineBar], interval_s: float) -> list[TimelineBar]:
-    """Bars shorter than an interval, those of one lane that begin in the same interval joined by kind."""
+    """The bars; short ones that begin in the same interval of one lane are joined by kind."""
     cells: dict[tuple[str, int], dict[str, list[TimelineBar]]] = {}
     kept = []
     for bar in bars:

@@ -265,7 +265,9 @@ def _changed(old: Any, new: Any, path: Path) -> Iterator[tuple[Path, Any, Any]]:
     """The innermost values that differ; a description of another name is one value."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         # The name of a description, without the mark of a changed one.
-        names = [str(own.get("name")).partition(" (changed)")[0].partition(" with ")[0] for own in (old, new)]
+        names = [
+            str(part.get("name")).partition(" (changed)")[0].partition(" with ")[0] for part in (old, new)
+        ]
         if path and names[0] != names[1]:
             yield path, old, new
             return
@@ -394,7 +396,8 @@ def compare_answers(first: AnswerDocument, second: AnswerDocument) -> Difference
         names = [name for name in known if row.layout.get(name) != other.layout.get(name)]
         if names:
             was, becomes = (
-                ", ".join(f"{name} {own.layout.get(name)}" for name in names) for own in (row, other)
+                ", ".join(f"{name} {answered.layout.get(name)}" for name in names)
+                for answered in (row, other)
             )
             changes.append(Change(f"{row.label}: layout", was, becomes, ()))
     moved = tuple(Moved(label, label, before[label], after[label]) for label in before if label in after)

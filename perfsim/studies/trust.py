@@ -23,7 +23,7 @@ class SharedCaveat(Caveat):
 
 
 def edge_batch(tried: Sequence[int], best: int) -> list[Caveat]:
-    """A caveat where the best batch is the smallest or largest of those tried."""
+    """A caveat where the best batch is the smallest or the largest that was tried."""
     if len(tried) < 2 or min(tried) < best < max(tried):
         return []
     side, direction = ("smallest", "smaller") if best <= min(tried) else ("largest", "larger")
@@ -55,22 +55,22 @@ def shared_caveats(predictions: Sequence[Prediction]) -> tuple[SharedCaveat, ...
     """
     groups: dict[tuple[str, str], list[tuple[Caveat, Prediction]]] = {}
     for step in predictions:
-        for each in step.caveats:
-            groups.setdefault((each.code, step.system), []).append((each, step))
+        for warning in step.caveats:
+            groups.setdefault((warning.code, step.system), []).append((warning, step))
     merged: dict[tuple[str, str], SharedCaveat] = {}
     for (code, system), said in groups.items():
         worst, _ = min(said, key=lambda pair: (rank(pair[0]), -pair[1].num_devices))
         machine = _machine(worst, said, [step for step in predictions if step.system == system])
         noun = said[0][1].devices_noun
-        own = SharedCaveat(worst.code, worst.severity, worst.text, (system,), (machine,), (noun,))
+        shared = SharedCaveat(worst.code, worst.severity, worst.text, (system,), (machine,), (noun,))
         if known := merged.get((code, worst.text)):
-            own = replace(
-                min(known, own, key=rank),
-                systems=known.systems + own.systems,
-                machines=known.machines + own.machines,
-                nouns=known.nouns + own.nouns,
+            shared = replace(
+                min(known, shared, key=rank),
+                systems=known.systems + shared.systems,
+                machines=known.machines + shared.machines,
+                nouns=known.nouns + shared.nouns,
             )
-        merged[code, worst.text] = own
+        merged[code, worst.text] = shared
     return tuple(sorted(merged.values(), key=rank))
 
 
@@ -83,7 +83,7 @@ def _machine(
         # A label is the machine and the strategy, and a layout that is named.
         return {step.label.removeprefix(f"{step.machine}, ") for step in steps}
 
-    as_worst = [step for each, step in said if each.text == worst.text]
+    as_worst = [step for caveat, step in said if caveat.text == worst.text]
     named = names(as_worst)
     left_out = f", {' and '.join(sorted(named))}" if named != names(of_system) else ""
     counts = {step.num_devices for step in as_worst}

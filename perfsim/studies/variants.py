@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from perfsim.convergence.time_to_accuracy import split_speedup
 from perfsim.specs.layout import AXES
+from perfsim.specs.layout_text import written
 from perfsim.studies.answers import (
     Assumption,
     Circumstances,
@@ -77,7 +78,7 @@ class Change:
     @property
     def is_same_work(self) -> bool:
         """Whether both train one model on one batch."""
-        models = [_values(own.study.model, "") for own in (self.base, self.point)]
+        models = [_values(side.study.model, "") for side in (self.base, self.point)]
         same_tokens = self.base.target_time.batch_tokens == self.point.target_time.batch_tokens
         return same_tokens and models[0] == models[1]
 
@@ -110,7 +111,7 @@ def _value(name: str, layout: Mapping[str, Any]) -> str:
         return f"{value} every {layers} layers" if value == "full" and layers > 1 else str(value)
     if value is None or isinstance(value, bool):
         return "yes" if value else "no"
-    return "-".join(str(part) for part in value) if isinstance(value, (list, tuple)) else str(value)
+    return written(value)
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ class TimeMap:
             path,
             counts=tuple(sorted({point.num_devices for point in points})),
             rows=tuple(dict.fromkeys(map(row, points))),
-            times_s={(row(own), own.num_devices): own.target_time.time_s for own in points if own.feasible},
+            times_s={(row(p), p.num_devices): p.target_time.time_s for p in points if p.feasible},
         )
 
 
@@ -286,7 +287,11 @@ class SweepResult:
             name = ", ".join(filter(None, [*shared, settings_text(grid)])) or "all else equal"
             groups.setdefault(name, {}).setdefault(point.variant, point)
         changes = {
-            name: [Change(points[self.variants[0]], points[own]) for own in self.variants if own in points]
+            name: [
+                Change(points[self.variants[0]], points[variant])
+                for variant in self.variants
+                if variant in points
+            ]
             for name, points in groups.items()
             if self.variants and self.variants[0] in points
         }

@@ -53,6 +53,27 @@ class Kernel(NamedTuple):
     """Whether its `batch` products are those of experts with `m` rows each in the mean (`k` rows for a weight
     gradient), rounded up; FLOPs and bytes are those of the exact number of rows."""
 
+    def input_gradient(self) -> Kernel:
+        """Input gradient of a linear layer with this forward: the same FLOPs and bytes."""
+        return self._replace(name=f"{self.name}.dgrad", n=self.k, k=self.n)
+
+    def weight_gradients(self, main_grad_bytes: float, *, bias: bool) -> tuple[Kernel, ...]:
+        """Weight and bias gradients of a linear layer with this forward, added to the main gradients."""
+        m = self.m
+        n = self.n
+        k = self.k
+        size = self.element_bytes
+        return (
+            self._replace(name=f"{self.name}.wgrad", m=k, n=n, k=m, weight_gradient=True),
+            *((elementwise(f"{self.name}.bias_gradient", size * m * n * self.batch),) if bias else ()),
+            elementwise(
+                # Reads the new gradient, reads and writes the accumulated one.
+                f"{self.name}.accumulate",
+                n * k * self.batch * (size + 2 * main_grad_bytes),
+                launches=(2 if bias else 1) * self.batch,
+            ),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class LayerSlice:
@@ -280,27 +301,3 @@ def grouped_gemm(
 def elementwise(name: str, n_bytes: float, launches: int = 1) -> Kernel:
     """A memory-bound kernel that reads and writes `n_bytes` in all."""
     return Kernel(name=name, op="elementwise", bytes_accessed=n_bytes, launches=launches)
-
-
-def linear_dgrad(forward: Kernel) -> Kernel:
-    """Input gradient of a linear layer: the FLOPs and bytes of its forward."""
-    return forward._replace(name=f"{forward.name}.dgrad", n=forward.k, k=forward.n)
-
-
-def linear_wgrad(forward: Kernel, main_grad_bytes: float, bias: bool) -> tuple[Kernel, ...]:
-    """Weight and bias gradients, and their addition to the accumulated main gradients."""
-    m = forward.m
-    n = forward.n
-    k = forward.k
-    count = forward.batch
-    size = forward.element_bytes
-    return (
-        forward._replace(name=f"{forward.name}.wgrad", m=k, n=n, k=m, weight_gradient=True),
-        *((elementwise(f"{forward.name}.bias_gradient", size * m * n * count),) if bias else ()),
-        elementwise(
-            # Reads the new gradient, reads and writes the accumulated one.
-            f"{forward.name}.accumulate",
-            n * k * count * (size + 2 * main_grad_bytes),
-            launches=2 * count if bias else count,
-        ),
-    )

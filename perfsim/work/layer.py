@@ -33,8 +33,6 @@ from perfsim.work.kernels import (
     gemm,
     grouped_gemm,
     linear,
-    linear_dgrad,
-    linear_wgrad,
 )
 
 LayerPass = Literal["forward", "backward", "dgrad", "wgrad"]
@@ -50,9 +48,9 @@ def _products(part: LayerSlice, which: LayerPass, bias: bool, *forward: Kernel) 
         if which == "forward":
             yield product
         if which in ("backward", "dgrad"):
-            yield linear_dgrad(product)
+            yield product.input_gradient()
         if which in ("backward", "wgrad"):
-            yield from linear_wgrad(product, part.main_grad_bytes, bias)
+            yield from product.weight_gradients(part.main_grad_bytes, bias=bias)
 
 
 class _NormPass(NamedTuple):

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from perfsim.base.errors import CatalogError, Problem
 from perfsim.catalog import Catalog, data_root, default_catalog, load_mapping, parse_file, yaml_tree
 from perfsim.catalog.yaml_tree import parse_yaml
-from perfsim.specs.hardware import DeviceSpec, GpuClusterSpec, WaferClusterSpec
+from perfsim.specs.hardware import GpuClusterSpec, WaferClusterSpec
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.recipe import Recipe
@@ -212,17 +212,28 @@ def test_malformed_yaml_is_refused_with_its_line(text: str, line: int) -> None:
     assert problem.line == line
 
 
-@pytest.mark.usefixtures("either_loader")
-@pytest.mark.parametrize("text", ["", "# only a comment\n"])
-def test_empty_file_is_refused(text: str) -> None:
-    with pytest.raises(CatalogError, match="is empty"):
-        parse_yaml(text)
+@pytest.mark.parametrize(
+    ("text", "proposed"),
+    [("a: b: c\n", "stand in one column"), ("a:\n\t- b\n", "with spaces"), ("a: @x\n", "a sign such as @")],
+)
+def test_malformed_yaml_is_refused_with_what_to_write(text: str, proposed: str) -> None:
+    (problem,) = problems(lambda: parse_yaml(text))
+    assert proposed in problem.help
 
 
 @pytest.mark.usefixtures("either_loader")
-@pytest.mark.parametrize("text", ["a: " + "[" * 50_000, "- " * 50_000 + "x", "{a: " * 50_000])
-def test_absurd_nesting_is_refused_and_ends_no_process(text: str) -> None:
-    with pytest.raises(CatalogError, match="levels deep"):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty"),
+        ("# only a comment\n", "is empty"),
+        pytest.param("a: " + "[" * 50_000, "levels deep", id="lists"),
+        pytest.param("- " * 50_000 + "x", "levels deep", id="entries"),
+        pytest.param("{a: " * 50_000, "levels deep", id="mappings"),
+    ],
+)
+def test_emptiness_and_absurd_nesting_are_refused_and_end_no_process(text: str, said: str) -> None:
+    with pytest.raises(CatalogError, match=said):
         parse_yaml(text)
 
 
@@ -289,13 +300,6 @@ def test_path_inside_a_file_is_taken_from_beside_it(root: Path, catalog: Catalog
     assert isinstance(system, GpuClusterSpec)
     assert system.node.scale_up.bandwidth == 900e9
     assert system.node.nic.bandwidth == 50e9
-
-
-def test_name_inside_must_be_that_of_the_file(root: Path, catalog: Catalog) -> None:
-    write(root / "hardware/links/cable.yaml", "name: wire\nbandwidth: 1 GB/s\nlatency: 1 us\n")
-    (problem,) = problems(lambda: catalog.link("cable"))
-    assert (problem.line, problem.column) == (1, 7)
-    assert "name: cable" in problem.help
 
 
 def test_earlier_root_hides_the_later(root: Path, tmp_path: Path) -> None:
@@ -367,23 +371,29 @@ def test_error_reads_as_file_line_column(
     assert str(problem).splitlines()[:2] == ["bad.yaml:2:1: unknown key `num_layrs`", "    num_layrs: 3"]
 
 
-def test_missing_key_is_reported_once(root: Path, catalog: Catalog) -> None:
-    write(root / "hardware/links/slow.yaml", "name: slow\nlatency: 1 us\n")
-    (problem,) = problems(lambda: catalog.link("slow"))
-    assert problem.message == "`bandwidth` is missing"
+@pytest.mark.parametrize(
+    ("file", "text", "place", "said"),
+    [
+        ("links/cable", "name: wire\nbandwidth: 1 GB/s\nlatency: 1 us\n", (1, 7), "write name: cable"),
+        ("links/slow", "name: slow\nlatency: 1 us\n", (1, 1), "`bandwidth` is missing"),
+        ("systems/odd", "name: odd\nkind: gpu-clutser\n", (2, 7), "did you mean `gpu-cluster`?"),
+        ("systems/even", "name: even\n", (1, 1), "`kind` is missing"),
+        ("links/loop", "extends: nobody\n", (1, 10), "unknown link `nobody`"),
+        ("links/loop", "extends: loop\n", (1, 10), "extends this file in turn"),
+        ("links/loop", "extends: [wire]\n", (1, 10), "the name of one other description"),
+    ],
+)
+def test_a_wrong_file_is_refused_at_its_place(
+    root: Path, catalog: Catalog, file: str, text: str, place: tuple[int, int], said: str
+) -> None:
+    write(root / f"hardware/{file}.yaml", text)
+    kind, name = file.split("/")
+    (problem,) = problems(lambda: catalog.load(kind.removesuffix("s"), name))
+    assert places((problem,)) == [place]
+    assert said in problem.message + problem.help
 
 
-def test_wrong_and_missing_kind_name_the_allowed_ones(root: Path, catalog: Catalog) -> None:
-    write(root / "hardware/systems/odd.yaml", "name: odd\nkind: gpu-clutser\n")
-    (problem,) = problems(lambda: catalog.system("odd"))
-    assert places((problem,)) == [(2, 7)]
-    assert "did you mean `gpu-cluster`?" in problem.help
-    write(root / "hardware/systems/even.yaml", "name: even\n")
-    (problem,) = problems(lambda: catalog.system("even"))
-    assert problem.message == "`kind` is missing"
-
-
-def test_rule_between_fields_is_reported(root: Path, catalog: Catalog) -> None:
+def test_a_rule_between_fields_is_reported(root: Path, catalog: Catalog) -> None:
     write(root / "workloads/models/odd.yaml", "extends: tiny\nnum_attention_heads: 5\n")
     (problem,) = problems(lambda: catalog.model("odd"))
     assert problem.message.startswith("hidden_size 64 is not a multiple of num_attention_heads 5")
@@ -438,21 +448,6 @@ def test_parents_source_does_not_cover_a_changed_value(root: Path, catalog: Cata
     assert catalog.model("deep").sources == {}
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("extends: nobody\n", "unknown model `nobody`"),
-        ("extends: loop\n", "extends this file in turn"),
-        ("extends: [tiny]\n", "the name of one other description"),
-    ],
-)
-def test_impossible_base_is_refused_at_its_place(root: Path, catalog: Catalog, text: str, said: str) -> None:
-    write(root / "workloads/models/loop.yaml", text + "num_layers: 2\n")
-    listed = problems(lambda: catalog.model("loop"))
-    assert said in listed[0].message
-    assert places(listed[:1]) == [(1, 10)]
-
-
 def test_error_in_the_base_is_reported_in_the_base(root: Path, catalog: Catalog) -> None:
     tiny = FILES["workloads/models/tiny.yaml"].replace("vocab_size: 1000", "vocab_size: many")
     write(root / "workloads/models/tiny.yaml", tiny)
@@ -467,16 +462,13 @@ def test_error_in_the_base_is_reported_in_the_base(root: Path, catalog: Catalog)
 # ------------------------------------------------------------------------------ files of other layers
 
 
-def test_study_file_uses_the_same_machinery(catalog: Catalog) -> None:
+def test_study_file_uses_the_same_machinery(root: Path, catalog: Catalog) -> None:
     question = parse_file(catalog.study_path("which"), Question, catalog)
     assert question.name == "which"
     assert question.model is catalog.model("tiny")
     assert question.recipe.tokens == 3e8
     assert question.recipe.seq_length == 128
     assert [system.name for system in question.systems] == ["box"]
-
-
-def test_study_may_extend_another(root: Path, catalog: Catalog) -> None:
     path = write(root / "studies/later.yaml", "extends: which\nseed: 7\n")
     assert parse_file(path, Question, catalog).seed == 7
 
@@ -520,9 +512,6 @@ def test_override_changes_values_and_says_so(catalog: Catalog) -> None:
     assert system.device == catalog.device("gpu-b")
     assert system.assumed["node.nics"] == "set by the question"
     assert catalog.system("box").assumed == {}
-
-
-def test_system_takes_changes_by_keyword(catalog: Catalog) -> None:
     assert catalog.system("box", **{"device.memory.bandwidth": 1e12}).device.memory.bandwidth == 1e12
 
 
@@ -561,8 +550,3 @@ def test_source_is_found_by_its_id(root: Path, catalog: Catalog) -> None:
     write(root / "hardware/sources.yaml", "paper: {titel: A paper}\nother: 3\n")
     listed = problems(lambda: Catalog([root]).source("paper"))
     assert len(listed) == 3
-
-
-def test_description_is_read_once(catalog: Catalog) -> None:
-    assert catalog.load("device", "gpu-a") is catalog.device("gpu-a")
-    assert isinstance(catalog.device("gpu-a"), DeviceSpec)

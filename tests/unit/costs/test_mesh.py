@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from perfsim.costs.wafer import WaferCosts
 from perfsim.testing import toys
 from perfsim.work import Kind, Work
-from perfsim.work.kernels import Kernel, elementwise, gemm, linear_dgrad, linear_wgrad
+from perfsim.work.kernels import Kernel, elementwise, gemm
 
 SIDE = 100
 RATE = 1e15
@@ -38,7 +38,7 @@ def run(*kernels: Kernel) -> Work:
 
 
 def gradients(forward: Kernel) -> tuple[Kernel, Kernel]:
-    return linear_dgrad(forward), linear_wgrad(forward, 2.0, bias=False)[0]
+    return forward.input_gradient(), forward.weight_gradients(2.0, bias=False)[0]
 
 
 def utilisation(width: int, tokens: int = TOKENS) -> float:

@@ -74,8 +74,8 @@ def test_inside_a_node_every_rank_sends_and_receives_once_at_the_bus_rate(
     crossed = traffic(tree, summed(toys, RankGroup(0, 2, 4), n_bytes))
     assert kinds(tree, crossed) == {"scale_up": [1] * 8}
     assert set(crossed.links.tolist()) == set(tree.ports[[0, 2, 4, 6]].ravel().tolist())
-    seconds = CollectiveModel.of_tree(tree).time_s("all_reduce", n_bytes, Group.inside_node(4))
-    assert crossed.bytes_per_s == pytest.approx(2 * 3 / 4 * n_bytes / seconds)
+    seconds = CollectiveModel.of_tree(tree).seconds("all_reduce", np.array(n_bytes), Group.inside_node(4))
+    assert crossed.bytes_per_s == pytest.approx(2 * 3 / 4 * n_bytes / float(seconds.bytes_s))
 
 
 def test_rings_across_nodes_pass_the_ports_of_all_ranks_but_their_own(

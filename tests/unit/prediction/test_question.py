@@ -52,7 +52,7 @@ assumed:
 
 
 def test_oversubscription_in_a_systems_file_slows_a_step_by_what_crosses_leaves(tmp_path: Path) -> None:
-    """Eight messages on two uplinks: both sends, and the sum of the tied embedding, take 4 times as long."""
+    """Eight messages on two uplinks: the bytes of two sends and of a sum take 4 times as long."""
     steps = {}
     for ratio in (1.0, 4.0):
         path = tmp_path / f"thin{ratio:g}.yaml"
@@ -73,9 +73,9 @@ def test_oversubscription_in_a_systems_file_slows_a_step_by_what_crosses_leaves(
         work for work in evaluation.graph.works if work.group is not None and work.group.stride in (8, -8)
     ]
     assert len(across) == 3
-    assert steps[4.0] - steps[1.0] == pytest.approx(
-        3 * sum(map(evaluation.step.costs.duration_s, across)), rel=1e-6
-    )
+    costs = evaluation.step.costs
+    bytes_s = sum(costs.duration_s(work) - costs.latency_s(work) for work in across)
+    assert steps[4.0] - steps[1.0] == pytest.approx(3 * bytes_s, rel=1e-6)
 
 
 def test_the_default_runtime_is_the_recipes_and_names_the_tool_that_takes_its_plans() -> None:

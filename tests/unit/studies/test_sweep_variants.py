@@ -10,7 +10,7 @@ import pytest
 from perfsim.base.errors import CatalogError, InputError
 from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.studies.answers import PointResult
-from perfsim.studies.axes import load_sweep, only_strategies
+from perfsim.studies.axes import load_sweep
 from perfsim.studies.runner import run_sweep
 from perfsim.studies.variants import Change, SweepResult
 
@@ -138,9 +138,9 @@ variants:
 
 def test_a_sweep_can_be_narrowed_to_strategies(tmp_path: Path) -> None:
     sweep = load_sweep(written(tmp_path, STEPS))
-    assert only_strategies(sweep, ["weight-streaming"]).points == sweep.points
+    assert sweep.only(["weight-streaming"]).points == sweep.points
     with pytest.raises(InputError, match="no point of strategy 3d"):
-        only_strategies(sweep, ["3d"])
+        sweep.only(["3d"])
 
 
 ABLATED = """\

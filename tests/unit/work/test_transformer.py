@@ -18,7 +18,7 @@ from perfsim.work.counts import (
     parameters,
     recompute_flop_per_step,
 )
-from perfsim.work.kernels import Kernel, LayerSlice, gemm, linear, linear_dgrad, linear_wgrad
+from perfsim.work.kernels import Kernel, LayerSlice, gemm, linear
 from perfsim.work.layer import (
     attention_core,
     attention_kernels,
@@ -83,7 +83,7 @@ def test_cutting_by_columns_or_rows_shrinks_one_side_of_the_weight() -> None:
 
 def test_backward_of_a_linear_is_two_gemms_of_the_forwards_flop_and_an_addition() -> None:
     forward = linear("l", 10, 64, 32)
-    dgrad, wgrad, *rest = (linear_dgrad(forward), *linear_wgrad(forward, 4.0, bias=False))
+    dgrad, wgrad, *rest = (forward.input_gradient(), *forward.weight_gradients(4.0, bias=False))
     assert dgrad.flop == wgrad.flop == forward.flop
     assert (dgrad.m, dgrad.n, dgrad.k) == (10, 64, 32)
     assert (wgrad.m, wgrad.n, wgrad.k) == (64, 32, 10)
@@ -93,7 +93,9 @@ def test_backward_of_a_linear_is_two_gemms_of_the_forwards_flop_and_an_addition(
 
 def test_a_bias_has_its_gradient_summed_over_the_tokens() -> None:
     forward = linear("l", 10, 64, 32)
-    plain, biased = ((linear_dgrad(forward), *linear_wgrad(forward, 4.0, bias=on)) for on in (False, True))
+    plain, biased = (
+        (forward.input_gradient(), *forward.weight_gradients(4.0, bias=on)) for on in (False, True)
+    )
     assert elementwise_bytes(biased) - elementwise_bytes(plain) == 2 * 10 * 32
     assert sum(map(launches, biased)) > sum(map(launches, plain))
 
@@ -103,7 +105,7 @@ def test_the_gradients_of_a_weight_and_of_its_bias_are_accumulated_by_a_kernel_e
     bias: bool, expected: int
 ) -> None:
     """Megatron adds the gradient of every parameter to that parameter's own main gradient."""
-    kernels = (linear_dgrad(linear("l", 10, 64, 32)), *linear_wgrad(linear("l", 10, 64, 32), 4.0, bias=bias))
+    kernels = linear("l", 10, 64, 32).weight_gradients(4.0, bias=bias)
     assert [launches(kernel) for kernel in kernels if kernel.name == "l.accumulate"] == [expected]
 
 
