@@ -212,6 +212,15 @@ def test_malformed_yaml_is_refused_with_its_line(text: str, line: int) -> None:
     assert problem.line == line
 
 
+@pytest.mark.parametrize(
+    ("text", "proposed"),
+    [("a: b: c\n", "stand in one column"), ("a:\n\t- b\n", "with spaces"), ("a: @x\n", "a sign such as @")],
+)
+def test_malformed_yaml_is_refused_with_what_to_write(text: str, proposed: str) -> None:
+    (problem,) = problems(lambda: parse_yaml(text))
+    assert proposed in problem.help
+
+
 @pytest.mark.usefixtures("either_loader")
 @pytest.mark.parametrize(
     ("text", "said"),

@@ -45,6 +45,10 @@ from perfsim.interop.shell import UNKNOWN, flags_of
         ("N=\n[ -z $N ] || N=4\ncd . && run --n ${N:-3}", "3"),
         ('N=${1:-"3"}\nrun --n $N', "3"),
         ("for x in 1 2; do N=$x; done\nrun --n 3", "3"),
+        ("N=a\nN+=b\nrun --n $N", "ab"),
+        ('run --n "a\\"b"', 'a"b'),
+        ("if [ 1 = 1 ]; then [ 1 = 2 ] || N=3; fi\nrun --n $N", "3"),
+        ("N=1\nif [ 1 = 1 ]; then N=3; elif [ 1 = 2 ] && [ 1 = 1 ]; then N=4; else N=5; fi\nrun --n $N", "3"),
     ],
 )
 def test_a_flag_has_the_value_that_the_shell_would_give_it(script: str, value: str) -> None:
