@@ -12,7 +12,7 @@ reads the output of the last layer before the modules.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -23,10 +23,26 @@ from perfsim.base.arrays import Floats, Ints
 from perfsim.proof.operations import Gradients, Routing, cross_entropy, statistics
 from perfsim.proof.parameters import EXPERTS, Place, Share, Weights
 from perfsim.proof.parts import ATTENTION, FEED_FORWARD, Block
-from perfsim.proof.program import Cell, Claim, Compiler, Tensor, Values
+from perfsim.proof.program import (
+    BROKEN,
+    SHARED,
+    START,
+    Action,
+    Cell,
+    Claim,
+    Fault,
+    FaultError,
+    Kernel,
+    Message,
+    Program,
+    Tensor,
+    Values,
+    task_name,
+)
 from perfsim.proof.serial import SmallTraining
 from perfsim.specs.runtime import Runtime
 from perfsim.work import EMBEDDING, HEAD, Task, TaskGraph
+from perfsim.work.graph import rank_of
 
 Made = tuple[Sequence[Tensor | None], Gradients]
 """The tensors that a task writes, and gradients of weights to add."""
@@ -41,7 +57,7 @@ OF_ROUTER = "gradients of weights around experts"
 class _Present(NamedTuple):
     """A compute task: when it runs, on which micro-batch and block."""
 
-    compiler: ComputeCompiler
+    compiler: Compiler
     task: Task
     step: int
     block: int
@@ -327,11 +343,11 @@ class Partial(NamedTuple):
     """The axis along which it is split, if it is."""
 
 
-class ComputeCompiler(Compiler):
-    """Compiles compute tasks; subclasses say where weights, gradients and frames are."""
+class Compiler(ABC):
+    """Compiles a graph task by task; subclasses say what tasks do, and where weights and gradients are."""
 
     operations: Mapping[str, Callable[[Any, Task], None]]
-    """What other tasks do."""
+    """What tasks do that compute nothing."""
     computes: Mapping[str, Operation] = COMPUTE
     peers = 1
     """Ranks that share every product."""
@@ -339,12 +355,42 @@ class ComputeCompiler(Compiler):
     """Whether keys and values of shared sequences go around a ring."""
 
     def __init__(self, graph: TaskGraph, training: SmallTraining, runtime: Runtime) -> None:
-        super().__init__(graph)
+        self.graph = graph
         self.training = training
         self.runtime = runtime
+        self.program = Program(graph)
+        self.task: Task
+        self.place = SHARED
+        """The device of the present task."""
+        self.step = 0
+        self.last_writer: dict[Cell, int] = {}
+        self.handles: dict[int, tuple[Cell, ...]] = {}
+        """The cells of a tensor handle: one, or one per device for a send."""
+        self.turns: dict[tuple[int, str], int] = {}
+        """Buffers with a name that were used so far on each device."""
         self.partial: dict[int, Partial] = {}
         self._words: dict[tuple[int, ...], tuple[Ints, Ints]] = {}
         self._routing: dict[tuple[int, ...], Routing] = {}
+
+    def compile(self) -> Program:
+        """Compile every task in the order of ids."""
+        places = {stream: rank_of(stream) for stream in self.graph.streams}
+        for task in self.graph.tasks():
+            self.task = task
+            rank = places[task.stream]
+            self.place = SHARED if rank is None else rank
+            while self.step < len(self.graph.step_ends) and task.id >= self.graph.step_ends[self.step]:
+                self.step += 1
+            try:
+                self.translate(task)
+            except BROKEN as error:
+                cells = [cell for handle in task.reads for cell in self.handles.get(handle, ())]
+                names = [self.program.tensor(cell) for cell in cells]
+                names = names or [tensor.name for tensor in task.work.writes] or ["its operands"]
+                name = task_name(self.graph, task)
+                detail = "cannot be executed"
+                raise FaultError.of("refused", name, ", ".join(names[:2]), detail, error) from None
+        return self.program
 
     def translate(self, task: Task) -> None:
         """Add the action of one task; an unknown operation is refused by name."""
@@ -365,6 +411,68 @@ class ComputeCompiler(Compiler):
     def compute(self, operation: Operation) -> None:
         """Add the action of a compute task."""
         self.perform(operation)
+
+    @abstractmethod
+    def initial(self, cell: Cell, rank: int) -> Any:
+        """Initial value of a buffer; KeyError if it has none."""
+
+    def refuse(self, tensor: str, detail: str) -> FaultError:
+        """The error that the present task cannot be executed."""
+        return FaultError(Fault("refused", task_name(self.graph, self.task), tensor, detail))
+
+    def _operand(self, handle: int, *, anywhere: bool) -> Cell:
+        """The cell of a tensor that the present task reads."""
+        for cell in self.handles.get(handle, ()):
+            if cell.place in (self.place, SHARED) or self.place == SHARED or anywhere:
+                return cell
+        raise self.refuse(f"tensor {handle}", "it is not on this device: nothing sent it here")
+
+    def handle(self, position: int, *places: int) -> list[Cell]:
+        """The cells of a tensor that the present task writes, by default on its own device."""
+        number = self.task.writes[position]
+        cells = [Cell(place, "tensor", number) for place in (places or (self.place,))]
+        self.handles[number] = tuple(cells)
+        for cell in cells:
+            self.program.labels[cell] = self.task.work.writes[position].name
+        return cells
+
+    def in_turn(self, name: str, slots: int = 2, parts: int = 1) -> list[Cell]:
+        """The next of a device's buffers that are used in turn; each has so many parts."""
+        number = self.turns.get((self.place, name), 0)
+        self.turns[self.place, name] = number + 1
+        first = number % slots * parts
+        return [Cell(self.place, name, first + part) for part in range(parts)]
+
+    def copy(self, task: Task) -> None:
+        """Hand on the last tensor read; without one it does nothing."""
+        self.add(lambda _, *values: (values[-1] if values else None,) * len(task.writes))
+
+    def add(
+        self,
+        kernel: Kernel,
+        reads: Sequence[Cell] = (),
+        writes: Sequence[Cell] = (),
+        *,
+        places: Sequence[int] = (),
+        anywhere: bool = False,
+        joined: bool = False,
+        claims: Sequence[tuple[int, Claim]] = (),
+        message: Message | None = None,
+    ) -> None:
+        """Append the action of the present task: on its tensors, and on other buffers after them.
+
+        It reads tensors of its own device, or of `anywhere`, and writes its first one at `places`.
+        """
+        operands = [self._operand(handle, anywhere=anywhere) for handle in self.task.reads]
+        results = [cell for n in range(len(self.task.writes)) for cell in self.handle(n, *places)]
+        all_reads = (*operands, *reads)
+        all_writes = (*results, *writes)
+        expects = tuple(self.last_writer.get(cell, START) for cell in all_reads)
+        for cell in all_writes:
+            self.last_writer[cell] = self.task.id
+        self.program.actions.append(
+            Action(self.task.id, all_reads, all_writes, kernel, joined, expects, tuple(claims), message)
+        )
 
     def sharding(self, _rank: int, _block: int) -> Place:
         """Among how many ranks a block's states are sharded, and which shard a rank has: by default one."""

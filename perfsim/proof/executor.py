@@ -11,7 +11,7 @@ import numpy as np
 
 from perfsim.base.arrays import Floats
 from perfsim.engine.limits import present_limits
-from perfsim.proof.compute import ComputeCompiler
+from perfsim.proof.compute import Compiler
 from perfsim.proof.parameters import with_experts
 from perfsim.proof.program import (
     BROKEN,
@@ -54,7 +54,7 @@ class Outcome:
 class Executor:
     """Runs all ranks of an unfolded graph with their buffers."""
 
-    def __init__(self, program: Program, unfolded: Unfolded, compiler: ComputeCompiler) -> None:
+    def __init__(self, program: Program, unfolded: Unfolded, compiler: Compiler) -> None:
         self.program = program
         self.compiler = compiler
         self.task = unfolded.task.tolist()

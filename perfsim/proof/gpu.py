@@ -17,7 +17,7 @@ import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
 from perfsim.costs.gpu import UPDATES
-from perfsim.proof.compute import COMPUTE, ComputeCompiler, Operation, Partial, Target
+from perfsim.proof.compute import COMPUTE, Compiler, Operation, Partial, Target
 from perfsim.proof.exchange import EXCHANGES, IN_PARTS
 from perfsim.proof.operations import merged_statistics
 from perfsim.proof.parameters import EXPERTS, WORDS, Place, Share
@@ -81,7 +81,7 @@ class _Update(NamedTuple):
     """Buffers of gradients that are zero afterwards."""
 
 
-class GpuCompiler(ComputeCompiler):
+class GpuCompiler(Compiler):
     """Compiles graphs of `3d`, of its special cases and of ZeRO."""
 
     def __init__(self, graph: TaskGraph, training: SmallTraining, plan: ThreeDPlan) -> None:
@@ -476,10 +476,10 @@ class GpuCompiler(ComputeCompiler):
         self.add(kernel, masters, whole, joined=True, claims=claims, message=message)
 
     # ------------------------------------------------------------------------------------ host
-    def _blocks_of(self, task: Task) -> tuple[int, ...]:
-        """The blocks on this device that a copy or an update is about."""
+    def _blocks_of(self, task: Task, *, anywhere: bool = False) -> list[int]:
+        """The blocks on this device, or `anywhere`, that a copy or an update is about."""
         blocks = ENDS if task.block in (EMBEDDING_AND_HEAD, EMBEDDING) else (task.block,)
-        return tuple(block for block in blocks if block in self.homes.get(self.place, []))
+        return [block for block in blocks if anywhere or block in self.homes.get(self.place, [])]
 
     def host_store(self, task: Task) -> None:
         """Add gradients to those on the host, and clear them on the device; or copy activations."""
@@ -511,11 +511,10 @@ class GpuCompiler(ComputeCompiler):
         if task.work.name == ACTIVATIONS:
             self.copy(task)
             return
-        blocks = self._blocks_of(task)
+        blocks = self._blocks_of(task, anywhere=self.layout.offload_param != "none")
         targets = [self.master(block) for block in blocks]
         if self.layout.offload_param != "none":
             # Copies of shards that are gathered next use two buffers in turn.
-            blocks = ENDS if task.block in (EMBEDDING_AND_HEAD, EMBEDDING) else (task.block,)
             targets = self.in_turn("slot of copied weights", parts=len(ENDS))[: len(blocks)]
             self.copied |= {(self.place, block): cell for block, cell in zip(blocks, targets, strict=True)}
         sources = [self.cell(HOST_WEIGHTS, block) for block in blocks]

@@ -180,11 +180,13 @@ class Share:
 
     def of_layer(self, layer: int) -> Share:
         """The share with the attention window of a block, if that is a layer with one."""
-        return self if layer < 0 or layer_kinds(self.model)[layer].window is None else self._in_window
+        return self._windowed[layer] if layer >= 0 else self
 
     @cached_property
-    def _in_window(self) -> Share:
-        return replace(self, window=self.model.sliding_window)
+    def _windowed(self) -> list[Share]:
+        """The share in each layer."""
+        inside = replace(self, window=self.model.sliding_window)
+        return [self if kind.window is None else inside for kind in layer_kinds(self.model)]
 
     def divider(self, axis: str) -> Place:
         """The place of the rank among those that divide an axis; the only one if nobody does."""
@@ -257,9 +259,9 @@ class Share:
             place, length = self.divider(axis), self.length(axis)
             if place.of == 1:
                 continue
-            missing = length * place.of - value.shape[number]
-            padded = np.pad(value, [(0, missing if other == number else 0) for other in range(len(axes))])
-            value = np.split(padded, place.of, axis=number)[place.number]
+            if missing := length * place.of - value.shape[number]:
+                value = np.pad(value, [(0, missing if other == number else 0) for other in range(len(axes))])
+            value = np.split(value, place.of, axis=number)[place.number]
         return value
 
     def counts(self, name: str, axes: str) -> bool:

@@ -136,7 +136,7 @@ PARTS: Mapping[str, _Row] = {
 """All parts; a layer runs those of `ATTENTION` and `FEED_FORWARD` that its weights have, in their order."""
 
 
-class Part(NamedTuple):
+class _Part(NamedTuple):
     """A part that was carried out."""
 
     takes: dict[str, Node]
@@ -187,7 +187,7 @@ class Block:
             made = row.run(tape, *takes.values())
             nodes = made if isinstance(made, tuple) else (made,)
             makes = dict(zip(row.makes, nodes, strict=True))
-            self.parts[name] = Part(takes, makes, tape)
+            self.parts[name] = _Part(takes, makes, tape)
             for array, node in makes.items():
                 self.values[array] = node.value
 
@@ -226,7 +226,7 @@ class Block:
         results = every_second(
             {name: made for of_part in products for name, made in of_part.items() if name != "fc2"}
         )
-        if runtime.attention == "flash" and isinstance(parts["core"], Part):
+        if runtime.attention == "flash" and isinstance(parts["core"], _Part):
             results["context"] = self.values["context"]
         of_experts = {name: parts[name] for name in FEED_FORWARD if name in parts and name != "mlp"}
         return Block(before, of_experts, results)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -10,7 +9,6 @@ from typing import Any, Literal, NamedTuple
 
 from perfsim.base.arrays import Floats
 from perfsim.work import Task, TaskGraph, block_name
-from perfsim.work.graph import rank_of
 
 # Faults of an executed schedule: the task, the tensor and the reason.
 
@@ -172,109 +170,6 @@ def task_name(graph: TaskGraph, task: Task) -> str:
     """A task with its micro-batch, block, stream and step."""
     step = 1 + sum(task.id >= end for end in graph.step_ends)
     return f"{task.name} of {block_name(task.block)} on {task.stream} in step {step}"
-
-
-class Compiler(ABC):
-    """Compiles a graph task by task; subclasses implement the operations."""
-
-    def __init__(self, graph: TaskGraph) -> None:
-        self.graph = graph
-        self.program = Program(graph)
-        self.last_writer: dict[Cell, int] = {}
-        self.handles: dict[int, tuple[Cell, ...]] = {}
-        """The cells of a tensor handle: one, or one per device for a send."""
-        self.turns: dict[tuple[int, str], int] = {}
-        """Buffers with a name that were used so far on each device."""
-        self.task: Task
-        self.place = SHARED
-        """The device of the present task."""
-        self.step = 0
-
-    def compile(self) -> Program:
-        """Compile every task in the order of ids."""
-        places = {stream: rank_of(stream) for stream in self.graph.streams}
-        for task in self.graph.tasks():
-            self.task = task
-            rank = places[task.stream]
-            self.place = SHARED if rank is None else rank
-            while self.step < len(self.graph.step_ends) and task.id >= self.graph.step_ends[self.step]:
-                self.step += 1
-            try:
-                self.translate(task)
-            except BROKEN as error:
-                cells = [cell for handle in task.reads for cell in self.handles.get(handle, ())]
-                names = [self.program.tensor(cell) for cell in cells]
-                names = names or [tensor.name for tensor in task.work.writes] or ["its operands"]
-                name = task_name(self.graph, task)
-                detail = "cannot be executed"
-                raise FaultError.of("refused", name, ", ".join(names[:2]), detail, error) from None
-        return self.program
-
-    @abstractmethod
-    def translate(self, task: Task) -> None:
-        """Add the action of one task."""
-
-    @abstractmethod
-    def initial(self, cell: Cell, rank: int) -> Any:
-        """Initial value of a buffer; KeyError if it has none."""
-
-    def refuse(self, tensor: str, detail: str) -> FaultError:
-        """The error that the present task cannot be executed."""
-        return FaultError(Fault("refused", task_name(self.graph, self.task), tensor, detail))
-
-    def _operand(self, handle: int, *, anywhere: bool) -> Cell:
-        """The cell of a tensor that the present task reads."""
-        for cell in self.handles.get(handle, ()):
-            if cell.place in (self.place, SHARED) or self.place == SHARED or anywhere:
-                return cell
-        raise self.refuse(f"tensor {handle}", "it is not on this device: nothing sent it here")
-
-    def handle(self, position: int, *places: int) -> list[Cell]:
-        """The cells of a tensor that the present task writes, by default on its own device."""
-        number = self.task.writes[position]
-        cells = [Cell(place, "tensor", number) for place in (places or (self.place,))]
-        self.handles[number] = tuple(cells)
-        for cell in cells:
-            self.program.labels[cell] = self.task.work.writes[position].name
-        return cells
-
-    def in_turn(self, name: str, slots: int = 2, parts: int = 1) -> list[Cell]:
-        """The next of a device's buffers that are used in turn; each has so many parts."""
-        number = self.turns.get((self.place, name), 0)
-        self.turns[self.place, name] = number + 1
-        first = number % slots * parts
-        return [Cell(self.place, name, first + part) for part in range(parts)]
-
-    def copy(self, task: Task) -> None:
-        """Hand on the last tensor read; without one it does nothing."""
-        self.add(lambda _, *values: (values[-1] if values else None,) * len(task.writes))
-
-    def add(
-        self,
-        kernel: Kernel,
-        reads: Sequence[Cell] = (),
-        writes: Sequence[Cell] = (),
-        *,
-        places: Sequence[int] = (),
-        anywhere: bool = False,
-        joined: bool = False,
-        claims: Sequence[tuple[int, Claim]] = (),
-        message: Message | None = None,
-    ) -> None:
-        """Append the action of the present task: on its tensors, and on other buffers after them.
-
-        It reads tensors of its own device, or of `anywhere`, and writes its first one at `places`.
-        """
-        operands = [self._operand(handle, anywhere=anywhere) for handle in self.task.reads]
-        results = [cell for n in range(len(self.task.writes)) for cell in self.handle(n, *places)]
-        all_reads = (*operands, *reads)
-        all_writes = (*results, *writes)
-        expects = tuple(self.last_writer.get(cell, START) for cell in all_reads)
-        for cell in all_writes:
-            self.last_writer[cell] = self.task.id
-        self.program.actions.append(
-            Action(self.task.id, all_reads, all_writes, kernel, joined, expects, tuple(claims), message)
-        )
 
 
 # Collectives on arrays: from one array per member to one array per member.

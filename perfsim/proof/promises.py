@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -56,98 +55,87 @@ class Prices(ABC):
         """Elements by which they may differ, because tensors do not divide evenly into shards."""
         return ROUNDING
 
+    def mispriced(self, program: Program, moved: Mapping[int, int]) -> Iterator[Fault]:
+        """Each message that moves other elements than it is priced for."""
+        for task, elements in moved.items():
+            message = program.actions[task].message
+            if message is None:
+                continue
+            work = program.graph.task(task).work
+            executed = self.counted(message, elements, work)
+            priced = work.comm_bytes / self.bytes_per_element(message)
+            if abs(executed - priced) > self.rounding(message):
+                detail = f"moves {executed:,.0f} elements, is priced for {priced:,.0f}"
+                yield Fault("value", program.name(task), f"its message ({message.content})", detail)
 
-def mispriced(prices: Prices, program: Program, moved: Mapping[int, int]) -> Iterator[Fault]:
-    """Each message that moves other elements than it is priced for."""
-    for task, elements in moved.items():
-        message = program.actions[task].message
-        work = program.graph.task(task).work
-        if message is None:
-            continue
-        executed = prices.counted(message, elements, work)
-        priced = work.comm_bytes / prices.bytes_per_element(message)
-        if abs(executed - priced) > prices.rounding(message):
-            detail = f"moves {executed:,.0f} elements, is priced for {priced:,.0f}"
-            yield Fault("value", program.name(task), f"its message ({message.content})", detail)
 
-
-@dataclass(frozen=True)
 class StreamingPrices(Prices):
     """Rules for graphs of weight streaming."""
 
-    plan: StreamingPlan
+    def __init__(self, plan: StreamingPlan) -> None:
+        system = plan.topology.system
+        self.head = Share(plan.job.model, plan.job.seq_length).layouts[HEAD]
+        self.element_bytes = plan.job.recipe.element_bytes
+        self.other_bytes = {"parameters": system.weight_bytes, "gradients": system.gradient_bytes}
 
     def bytes_per_element(self, message: Message) -> float:
-        system = self.plan.topology.system
-        of_content = {"parameters": system.weight_bytes, "gradients": system.gradient_bytes}
-        return of_content.get(message.content, self.plan.job.recipe.element_bytes)
+        return self.other_bytes.get(message.content, self.element_bytes)
 
     def counted(self, message: Message, elements: int, _: Work) -> float:
-        head = Share(self.plan.job.model, self.plan.job.seq_length).layouts[HEAD]
-        return elements - (head.sizes.get("head_bias", 0) if HEAD in message.blocks else 0)
+        return elements - (self.head.sizes.get("head_bias", 0) if HEAD in message.blocks else 0)
 
 
-@dataclass(frozen=True)
 class GpuPrices(Prices):
     """Rules for graphs of GPU strategies."""
 
-    plan: ThreeDPlan
+    def __init__(self, plan: ThreeDPlan) -> None:
+        layout = self.layout = plan.layout
+        model = self.model = plan.job.model
+        self.recipe = plan.job.recipe
+        self.held = Share(model, plan.job.seq_length, Place(layout.tensor))
+        self.whole = Share(model, plan.job.seq_length)
+        rows = padded_vocab_size(model, layout.tensor) / layout.tensor
+        self.padding = (rows - self.held.rows) * model.hidden_size
+        """Elements of the rows that pad a word table to whole tiles."""
 
     def bytes_per_element(self, message: Message) -> float:
         if message.content == "statistics":
             return STATISTIC_BYTES
         if message.content in ("gradients", "table", "shards"):
-            return state_bytes(self.plan.job.recipe).reduced
-        return self.plan.job.recipe.element_bytes
+            return state_bytes(self.recipe).reduced
+        return self.recipe.element_bytes
 
     def counted(self, message: Message, elements: int, work: Work) -> float:
-        layout = self.plan.layout
+        layout = self.layout
         if work.kind is Kind.COMM_SEND:
             return elements / (layout.tensor if layout.sequence_parallel else 1)
         if message.content == "table":
             shards = layout.shards if layout.zero_stage == GRADIENTS_SHARDED else 1
             complete = layout.shards if layout.zero_stage else 1
-            return elements * complete / shards + self._padding() / shards
+            return elements * complete / shards + self.padding / shards
         shards = layout.shards if message.content == "shards" else 1
         return elements + sum(self._difference(block, message) for block in message.blocks) / shards
 
     def rounding(self, message: Message) -> float:
         """Elements by which they may differ; every tensor of a block is divided alone."""
         if message.content == "shards":
-            layouts = Share(
-                self.plan.job.model, self.plan.job.seq_length, Place(self.plan.layout.tensor)
-            ).layouts
-            return ROUNDING * sum(len(layouts[block].shapes) for block in message.blocks)
-        return ROUNDING * (self.plan.layout.shards if message.content == "table" else 1)
+            return ROUNDING * sum(len(self.held.layouts[block].shapes) for block in message.blocks)
+        return ROUNDING * (self.layout.shards if message.content == "table" else 1)
 
     def _difference(self, block: int, message: Message) -> float:
         """Priced elements of a block, less those that a rank holds."""
-        plan = self.plan
-        model = self.plan.job.model
+        layout = self.layout
         if block >= EXPERTS:
             return 0.0
-        held = Share(model, plan.job.seq_length, Place(plan.layout.tensor)).layouts[block]
+        held = self.held.layouts[block]
         if block >= 0:
-            whole = Share(model, plan.job.seq_length).layouts[block]
-            return whole.size / plan.layout.tensor - held.size
-        if block == HEAD and EMBEDDING in message.blocks and self._shares_table(message):
-            return -held.size
-        return self._padding() - (held.size - held.sizes[WORDS[HEAD]] if block == HEAD else 0)
-
-    def _shares_table(self, message: Message) -> bool:
-        """Whether embedding and LM head, both in a message, share one word table in it."""
-        layout = self.plan.layout
+            return self.whole.layouts[block].size / layout.tensor - held.size
+        # Embedding and LM head in one message share one word table in it, unless each pass reduces its own.
         apart = layout.zero_stage == GRADIENTS_SHARDED and layout.replicas > 1 and layout.num_stages > 1
-        return self.plan.job.model.tied_embeddings and not (
-            apart and message.content in ("gradients", "shards")
-        )
-
-    def _padding(self) -> float:
-        """Elements of the rows that pad a word table to whole tiles."""
-        model = self.plan.job.model
-        peers = self.plan.layout.tensor
-        rows = padded_vocab_size(model, peers) / peers
-        return (rows - Share(model, self.plan.job.seq_length, Place(peers)).rows) * model.hidden_size
+        shares = self.model.tied_embeddings and not (apart and message.content in ("gradients", "shards"))
+        if block == HEAD and EMBEDDING in message.blocks and shares:
+            return -held.size
+        return self.padding - (held.size - held.sizes[WORDS[HEAD]] if block == HEAD else 0)
 
 
 PASSES: dict[str, Pass] = {"forward": "F", "backward": "B", "dgrad": "B", "wgrad": "W"}

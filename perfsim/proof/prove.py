@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -18,11 +18,11 @@ from perfsim.interop import model_named
 from perfsim.machines import build_topology, costs_for, machine
 from perfsim.prediction.question import changed_part, changes_by_root
 from perfsim.prediction.run import Evaluation, evaluate
-from perfsim.proof.compute import ComputeCompiler
+from perfsim.proof.compute import Compiler
 from perfsim.proof.executor import Executor, Outcome
 from perfsim.proof.hazards import Edge, Precedence, dependencies, hazards, random_order
 from perfsim.proof.program import BROKEN, Fault, FaultError, Program
-from perfsim.proof.promises import held_unlike_promised, mispriced
+from perfsim.proof.promises import held_unlike_promised
 from perfsim.proof.provers import prover, small_plan, training_of
 from perfsim.proof.serial import STEPS, SmallTraining
 from perfsim.specs.hardware import SystemSpec
@@ -104,7 +104,7 @@ class Subject:
     without: Collection[Edge] = ()
 
     @cached_property
-    def compiled(self) -> tuple[Program, ComputeCompiler]:
+    def compiled(self) -> tuple[Program, Compiler]:
         """The graph as a program; FaultError if it cannot be executed."""
         compiler = prover(self.plan.system.kind).compiler(self.graph, self.training, self.plan)
         return compiler.compile(), compiler
@@ -138,8 +138,7 @@ class Subject:
 
     def mispriced(self, outcome: Outcome) -> Iterator[Fault]:
         """Every message that moved other elements than it is priced for."""
-        prices = prover(self.plan.system.kind).prices(self.plan)
-        return mispriced(prices, self.compiled[0], outcome.moved)
+        return prover(self.plan.system.kind).prices(self.plan).mispriced(self.compiled[0], outcome.moved)
 
     def executor(self) -> Executor:
         """All ranks with their buffers, ready to run."""
@@ -283,17 +282,15 @@ def catalogue_cases(*, experts: bool = False) -> list[Case]:
 
 def _data_or_tensor() -> Iterator[Case]:
     """Replicas with every ZeRO stage, and tensor peers, in every recompute mode."""
-    for stage in (0, 1, 2):
-        for overlap in (False, True):
-            yield Case("data", ParallelLayout(data=3 if stage else 2, zero_stage=stage), 3, overlap)
+    for stage, overlap in product((0, 1, 2), (False, True)):
+        yield Case("data", ParallelLayout(data=3 if stage else 2, zero_stage=stage), 3, overlap)
     for mode in MODES:
         yield Case("zero3", ParallelLayout(data=2, zero_stage=3, recompute=mode))
     yield Case("zero3", ParallelLayout(data=4, zero_stage=3, shard_group=2))
     peers = ParallelLayout(tensor=2, sequence_parallel=True)
     yield Case("zero3", replace(peers, data=2, zero_stage=3, recompute="full"))
-    for sequence_parallel in (False, True):
-        for mode in MODES:
-            yield Case("tensor", replace(peers, recompute=mode, sequence_parallel=sequence_parallel))
+    for shares, mode in product((False, True), MODES):
+        yield Case("tensor", replace(peers, recompute=mode, sequence_parallel=shares))
     yield Case("tensor", replace(peers, tensor=4))
 
 
@@ -316,21 +313,19 @@ def _three_d() -> Iterator[Case]:
     overlaps = cycle((False, True))
     sequence_parallel = cycle((True, False, True))
     base = ParallelLayout(tensor=2, pipeline=2, data=2)
-    for name in SCHEDULES:
-        for stage in (0, 1, 2):
-            layout = replace(
-                base,
-                schedule=name,
-                virtual_pipeline=_chunks(name),
-                zero_stage=stage,
-                recompute=next(modes),
-                sequence_parallel=next(sequence_parallel),
-            )
-            yield Case("3d", layout, 2 if name == "interleaved" else 3, next(overlaps))
+    for name, stage in product(SCHEDULES, (0, 1, 2)):
+        layout = replace(
+            base,
+            schedule=name,
+            virtual_pipeline=_chunks(name),
+            zero_stage=stage,
+            recompute=next(modes),
+            sequence_parallel=next(sequence_parallel),
+        )
+        yield Case("3d", layout, 2 if name == "interleaved" else 3, next(overlaps))
     in_groups = ParallelLayout(tensor=2, data=4, zero_stage=1, shard_group=2)
-    for stage in (1, 2):
-        for overlap in (False, True):
-            yield Case("3d", replace(in_groups, zero_stage=stage), 2, overlap=overlap)
+    for stage, overlap in product((1, 2), (False, True)):
+        yield Case("3d", replace(in_groups, zero_stage=stage), 2, overlap)
     yield Case("3d", replace(in_groups, tensor=1, pipeline=2, zero_stage=2), 3, overlap=True)
     for stage in (1, 2):
         data = ParallelLayout(data=2, zero_stage=stage)
@@ -356,10 +351,9 @@ def _context() -> Iterator[Case]:
 
 def _experts() -> Iterator[Case]:
     """Expert degrees, schedules, recompute, context ranks, dropped tokens, tensor peers and ZeRO stages."""
-    for ranks, peers in ((1, 1), (2, 1), (4, 1), (2, 2)):
-        for stage in (0, 1):
-            layout = ParallelLayout(data=4, expert=ranks, expert_tensor=peers, zero_stage=stage)
-            yield Case("3d", layout, 2, overlap=stage == 0)
+    for (ranks, peers), stage in product(((1, 1), (2, 1), (4, 1), (2, 2)), (0, 1)):
+        layout = ParallelLayout(data=4, expert=ranks, expert_tensor=peers, zero_stage=stage)
+        yield Case("3d", layout, 2, overlap=stage == 0)
     base = ParallelLayout(data=2, expert=2)
     for mode in ("full", "selective"):
         yield Case("3d", replace(base, recompute=mode))
@@ -392,9 +386,8 @@ def _offload() -> Iterator[Case]:
     off = ParallelLayout(offload_optimizer="cpu")
     yield Case("3d", off, 2)
     yield Case("3d", replace(off, tensor=2, pipeline=2, recompute="full"), 3)
-    for stage in (0, 1, 2, 3):
-        for overlap in (False, True):
-            yield Case("3d", replace(off, data=2, zero_stage=stage), 3, overlap=overlap)
+    for stage, overlap in product((0, 1, 2, 3), (False, True)):
+        yield Case("3d", replace(off, data=2, zero_stage=stage), 3, overlap)
     yield Case("3d", replace(off, tensor=2, pipeline=2, data=2, zero_stage=1), 3, overlap=True)
     yield Case("3d", replace(off, tensor=2, data=2, zero_stage=2), 3, overlap=True)
     for mode in MODES:

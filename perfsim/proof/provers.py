@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from perfsim.base.errors import InputError, Problem
 from perfsim.network import Topology
-from perfsim.proof.compute import ComputeCompiler
+from perfsim.proof.compute import Compiler
 from perfsim.proof.gpu import GpuCompiler
 from perfsim.proof.promises import GpuPrices, Prices, StreamingPrices
 from perfsim.proof.serial import MAX_NORM, STEPS, SmallTraining
@@ -72,7 +72,7 @@ class _Prover(ABC):
         """What the small model has to divide into."""
 
     @abstractmethod
-    def compiler(self, graph: TaskGraph, training: SmallTraining, plan: Any) -> ComputeCompiler:
+    def compiler(self, graph: TaskGraph, training: SmallTraining, plan: Any) -> Compiler:
         """The compiler of a graph into a program."""
 
     @abstractmethod
@@ -124,7 +124,7 @@ class _GpuProver(_Prover):
         positions = layout.tensor * layout.context * halves
         return Parts(heads, positions, layout.context > 1, layout.expert, layout.expert_tensor)
 
-    def compiler(self, graph: TaskGraph, training: SmallTraining, plan: ThreeDPlan) -> ComputeCompiler:
+    def compiler(self, graph: TaskGraph, training: SmallTraining, plan: ThreeDPlan) -> Compiler:
         return GpuCompiler(graph, training, plan)
 
     def prices(self, plan: ThreeDPlan) -> Prices:
@@ -170,7 +170,7 @@ class _StreamingProver(_Prover):
     def parts(self, layout: StreamingLayout) -> Parts:
         return Parts(layout.tensor, layout.tensor)
 
-    def compiler(self, graph: TaskGraph, training: SmallTraining, plan: StreamingPlan) -> ComputeCompiler:
+    def compiler(self, graph: TaskGraph, training: SmallTraining, plan: StreamingPlan) -> Compiler:
         """The executor of streamed graphs; a device holds as many layers as are prefetched."""
         system = plan.topology.system
         blocks = plan.job.model.num_layers + 2

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from perfsim.base.arrays import Ints
-from perfsim.proof.compute import ComputeCompiler, Operation, Target
+from perfsim.proof.compute import Compiler, Operation, Target
 from perfsim.proof.parameters import WORDS, Share, with_experts
 from perfsim.proof.program import (
     SHARED,
@@ -31,7 +31,7 @@ ROOM = 2
 """Buffers of a wafer for tensors that leave it, and for tensors that return."""
 
 
-class WaferCompiler(ComputeCompiler):
+class WaferCompiler(Compiler):
     """Compiles graphs of `weight-streaming`.
 
     A wafer has `slots` buffers for arriving weights.

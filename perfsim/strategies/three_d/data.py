@@ -99,11 +99,6 @@ class Replicas:
         return own if self.apart is None else math.lcm(own, self.apart.holders)
 
     @property
-    def updated(self) -> float:
-        """Parameters, without those apart, that this rank updates."""
-        return self.num_parameters / (self.shards if self.zero_stage else 1)
-
-    @property
     def shard_ranks(self) -> RankGroup:
         """The ranks of one group that shards."""
         return self.ranks._replace(size=self.shards)
@@ -181,11 +176,9 @@ class Replicas:
 
     def optimizer_work(self) -> Work:
         """The optimizer step of the parameters that this rank updates, as memory traffic only."""
-        whole = self.num_parameters
-        shard = self.updated
-        if self.apart is not None:
-            whole = whole + self.apart.num_parameters
-            shard = shard + self.apart.updated
+        held = (self,) if self.apart is None else (self, self.apart)
+        whole = sum(part.num_parameters for part in held)
+        shard = sum(part.num_parameters / (part.shards if part.zero_stage else 1) for part in held)
         kernel = elementwise(
             "optimizer", shard * _optimizer_bytes(self.recipe, self.model), launches=OPTIMIZER_LAUNCHES
         )

@@ -119,11 +119,7 @@ class _PassPrices(NamedTuple):
     """Gathering a received tensor over the tensor group."""
     begin: Floats
     """The wait with which a pass of a pipeline begins."""
-
-
-class _Parts(NamedTuple):
-    """Seconds of parts of a layer that are not simply added to its passes."""
-
+    # Parts of a layer that are not simply added to its passes.
     inputs: Floats
     """The backward without weight gradients."""
     block: Floats
@@ -293,15 +289,15 @@ class Passes:
         splits, mode, sends, chunked = (key[first] for key in keys[-4:])
         self._kinds = len(kinds_of(job.model))
         self._ranks = shares.context
-        self._terms = _Terms((*_PassPrices._fields, *_Parts._fields), self._kinds * len(first))
+        self._terms = _Terms(_PassPrices._fields, self._kinds * len(first))
         self._write(job, shares, splits, mode, sends, chunked)
-        prices, parts = self._sums(costs.durations_s(self._terms.works))
-        ring, ring_backward = _rings_s(self._ranks, parts)
-        forward = ring + np.maximum(0.0, parts.host - parts.hosted)
+        prices = self._sums(costs.durations_s(self._terms.works))
+        ring, ring_backward = _rings_s(self._ranks, prices)
+        forward = ring + np.maximum(0.0, prices.host - prices.hosted)
         prices = prices._replace(
             forward=prices.forward + forward,
-            backward=np.where(splits, parts.inputs, prices.backward)
-            + (ring_backward + np.maximum(0.0, parts.host - parts.hosted_backward)),
+            backward=np.where(splits, prices.inputs, prices.backward)
+            + (ring_backward + np.maximum(0.0, prices.host - prices.hosted_backward)),
             recompute=prices.recompute + np.where(mode >= full, forward, 0.0),
         )
         of_layers = [column.T for column in prices[:4]]
@@ -363,12 +359,10 @@ class Passes:
             self._terms.add((*routed, *divided), partial(_routed_terms, job, which, roles), where)
         self._terms.add((number, *degrees), partial(_weights_terms, job), has_experts & split)
 
-    def _sums(self, values: Floats) -> tuple[_PassPrices, _Parts]:
+    def _sums(self, values: Floats) -> _PassPrices:
         """What works add up to, given a value of each, in arrays of shape (kinds, shares)."""
         total = self._terms.sums(values)
-        total = total.reshape(len(total), self._kinds, -1)
-        passes = len(_PassPrices._fields)
-        return _PassPrices(*total[:passes]), _Parts(*total[passes:])
+        return _PassPrices(*total.reshape(len(total), self._kinds, -1))
 
     def _limited_s(self, costs: Costs) -> tuple[Floats, Floats]:
         """Seconds of a layer of the last kind that units, and memory bandwidth, limit.
@@ -379,8 +373,8 @@ class Passes:
         for number, work in self._terms.adds_to("forward", "backward", "later", "later_backward"):
             seconds[:, number] = np.multiply(costs.bound(work), costs.duration_s(work))
         limits = [self._sums(limited) for limited in seconds]
-        forward = [(passes.forward + self._ranks * parts.later)[-1] for passes, parts in limits]
-        backward = [(passes.backward + self._ranks * parts.later_backward)[-1] for passes, parts in limits]
+        forward = [(limit.forward + self._ranks * limit.later)[-1] for limit in limits]
+        backward = [(limit.backward + self._ranks * limit.later_backward)[-1] for limit in limits]
         return np.stack(forward, axis=1), np.stack(backward, axis=1)
 
     def _taken_by_sends(self, costs: Costs) -> Floats:
@@ -390,7 +384,7 @@ class Passes:
         shares = np.zeros((2, len(self._terms.works)))
         for number, work in self._terms.adds_to(role):
             shares[:, number] = costs.taken(work)
-        return np.stack([getattr(self._sums(share)[0], role)[-1] for share in shares], axis=1)
+        return np.stack([getattr(self._sums(share), role)[-1] for share in shares], axis=1)
 
     def of(self, columns: Columns, rows: Ints) -> _PassPrices:
         """The prices of some layouts; `rows` are their places among all."""
@@ -412,7 +406,7 @@ class Passes:
         return forward / passes.forward[:, -1:], backward / backward_s
 
 
-def _rings_s(ranks: Ints, part: _Parts) -> tuple[Floats, Floats]:
+def _rings_s(ranks: Ints, part: _PassPrices) -> tuple[Floats, Floats]:
     """Seconds of attention of a layer in a ring of so many ranks, forward and backward; 0 without one.
 
     A forward's messages wait only for one another, so compute waits for the first or for all of them. In a
