@@ -363,8 +363,8 @@ def heat_map(table: Table, title: str, x_name: str) -> go.Figure:
     if logarithmic:
         first = math.log10(min(known))
         last = math.log10(max(known))
-        places = [first + (last - first) * i / 4 for i in range(5)]
-        scale |= {"tickvals": places, "ticktext": [f"{10**place:.2g}" for place in places]}
+        ticks = [first + (last - first) * i / 4 for i in range(5)]
+        scale |= {"tickvals": ticks, "ticktext": [f"{10**tick:.2g}" for tick in ticks]}
     words = table.shown()
     y_name = table.columns[0].name
     trace = go.Heatmap(
@@ -436,7 +436,7 @@ WIDE_PX = 300
 _HIGH_PX = 330
 _LETTER_PX = 6.2
 LABEL_LINE_PX = 16
-"""A plot as labels are placed for it: that of a phone; where there is more room, marks are further apart."""
+"""Labels are placed for a plot on a phone; where there is more room, marks are further apart."""
 
 _ALONG = 6
 """Squares that stand for the line between two points."""

@@ -1,4 +1,4 @@
-"""What `perfsim prove` found: layouts on a terminal, and which inserted faults are detected as Markdown."""
+"""The answer of `perfsim prove`: layouts on a terminal; as Markdown, which inserted faults are detected."""
 
 from __future__ import annotations
 

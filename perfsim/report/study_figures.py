@@ -187,7 +187,7 @@ _SMALL = 0.02
 
 
 def bridge(result: StudyResult) -> Iterator[Section]:
-    """From the step of the second machine, for as many tokens, to that of the first; not for a single one."""
+    """From the step of the second machine, for as many tokens, to the step of the first, part by part."""
     if len(named := leaders(result)) < 2:
         return
     (name, after), (old_name, before) = named
@@ -258,20 +258,20 @@ def memory(result: StudyResult) -> Section:
             else:
                 runs.append([bar])
         for first, *others in runs:
-            place = f"{first.place} to {others[-1].place.split(' ')[-1]}" if others else first.place
-            rows.append((name, place, first))
+            holder = f"{first.place} to {others[-1].place.split(' ')[-1]}" if others else first.place
+            rows.append((name, holder, first))
     parts = _parts(bar.parts_bytes for *_, bar in rows)
     unit = text.memory_unit(*(bar.capacity_bytes for *_, bar in rows))
     cells = []
-    for name, place, bar in rows:
+    for name, holder, bar in rows:
         total = sum(bar.parts_bytes.values())
         share = f"({text.percent(total / bar.capacity_bytes)} of the capacity)"
         held = [bar.parts_bytes.get(part) or None for part in parts]
-        cells.append([name, place, *held, Cell(total, note=share), bar.capacity_bytes])
+        cells.append([name, holder, *held, Cell(total, note=share), bar.capacity_bytes])
     names = [text.human(part) for part in parts]
     columns = {"candidate": None, "place": None} | dict.fromkeys((*names, "total", "capacity"), unit)
     table = Table.of(columns, cells, "Peak memory of one device.")
-    labels = [f"{draw.in_lines(name)}<br>{draw.esc(place)}" for name, place, _ in rows]
+    labels = [f"{draw.in_lines(name)}<br>{draw.esc(holder)}" for name, holder, _ in rows]
     styles = draw.part_styles(names)
     capacities = table.values("capacity")
     sizes = [*table.values("total"), *(size for size in capacities if math.isfinite(size))]
@@ -480,9 +480,13 @@ def timelines(
             "above or below show what it waits for. Drag to zoom, double-click to return."
         )
         yield Section("Timeline of a step", lead, slug="timeline", short="Timeline")
-    shares = _fair_shares([len(own.timeline) for _, own, _ in shown], most_bars)
-    for index, ((name, own, file), share) in enumerate(zip(shown, shares, strict=True)):
-        bars, note = _drawn_bars(own, share)
+    # Short timelines are drawn in full, and long ones share the rest of the bars.
+    shares: dict[int, int] = {}
+    for index, (_, own, _) in sorted(enumerate(shown), key=lambda item: len(item[1][1].timeline)):
+        left = most_bars - sum(shares.values())
+        shares[index] = min(len(own.timeline), left // (len(shown) - len(shares)))
+    for index, (name, own, file) in enumerate(shown):
+        bars, note = _drawn_bars(own, shares[index])
         lanes = len({bar.lane for bar in own.timeline if computes(bar.lane)})
         notes = [note]
         if lanes < own.timeline_devices:
@@ -503,16 +507,6 @@ def timelines(
             trace=file,
             level=3,
         )
-
-
-def _fair_shares(counts: Sequence[int], budget: int) -> list[int]:
-    """Max-min fair shares: small counts in full, large ones share the rest."""
-    shares = [0] * len(counts)
-    order = sorted(range(len(counts)), key=lambda i: counts[i])
-    for done, i in enumerate(order):
-        shares[i] = min(counts[i], budget // (len(counts) - done))
-        budget -= shares[i]
-    return shares
 
 
 def _drawn_bars(candidate: Answer, most: int = _MAX_BARS) -> tuple[Sequence[TimelineBar], str]:
@@ -677,7 +671,7 @@ def tornados(decision: Decision | None) -> Iterator[Section]:
 
 
 def _tornado(
-    section: Section, decision: Decision, what: str, levers: Sequence[Lever], ratio: Spread | None
+    section: Section, decision: Decision, quantity: str, levers: Sequence[Lever], ratio: Spread | None
 ) -> Section:
     """The section with a bar for each input, from the ratio at its low end to that at its high end."""
     middle = ratio.typical if ratio else 1.0
@@ -691,7 +685,7 @@ def _tornado(
     table = Table.of(
         {"input": None} | dict.fromkeys(names, text.NUMBER),
         lines,
-        f"Ratio: {what} of {decision.rival} over that of {decision.first}. One input is moved at a "
+        f"Ratio: {quantity} of {decision.rival} over that of {decision.first}. One input is moved at a "
         "time; never: not within three standard deviations.",
     )
     labels = [draw.in_lines(lever.name) for lever in levers]
@@ -712,7 +706,7 @@ def _tornado(
     said = {middle: f"{middle:.2f}"} | ({} if near else {1.0: "order flips"})
     above = {"y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False}
     drawn = draw.rows(
-        f"{text.capital(what)} over that of the first (times)",
+        f"{text.capital(quantity)} over that of the first (times)",
         labels,
         traces,
         draw.axis("ratio"),
@@ -723,5 +717,5 @@ def _tornado(
         ],
         annotations=[above | {"x": at, "text": words} for at, words in said.items()],
     )
-    shows = f"Bars of the ratio of {what} over the range of each input"
+    shows = f"Bars of the ratio of {quantity} over the range of each input"
     return replace(section, figure=drawn, table=table, shows=shows, told=names[1:3])

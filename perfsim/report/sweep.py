@@ -39,9 +39,9 @@ def _points_table(result: SweepResult, *, feasible: bool = True) -> Table:
 
     With `feasible` false only the points without a plan, and no columns of answers.
     """
-    asked = [point for point in result.points if feasible or not point.feasible]
-    points = text.thinned(asked, MAX_ROWS)
-    paths = list(dict.fromkeys(path for point in asked for path, _ in point.circumstances))
+    listed = [point for point in result.points if feasible or not point.feasible]
+    points = text.thinned(listed, MAX_ROWS)
+    paths = list(dict.fromkeys(path for point in listed for path, _ in point.circumstances))
     names = ["time to the target", "on the wall", "step", "MFU", "layout"] if feasible else []
     units = dict.fromkeys(names[:3], text.TIME) | {"MFU": text.SHARE, "devices": text.COUNT}
     rows = []
@@ -55,9 +55,9 @@ def _points_table(result: SweepResult, *, feasible: bool = True) -> Table:
     columns |= {"batch": ("batch", text.COUNT), **{text.human(path): (f"set {path}", None) for path in paths}}
     columns |= {name: (name, units.get(name)) for name in (*names, "reason")}
     caption = "In the order of the grid."
-    if len(points) < len(asked):
+    if len(points) < len(listed):
         caption = (
-            f"{len(points):,} of {len(asked):,} points, evenly spread in the order of the grid; "
+            f"{len(points):,} of {len(listed):,} points, evenly spread in the order of the grid; "
             "summary.json has all, and so has the file of --table."
         )
     return Table.read(columns, rows, caption)
@@ -277,12 +277,12 @@ def _differences(result: SweepResult) -> Iterator[Section]:
     if not differing:
         return
 
-    def changed(place: int) -> str:
+    def changed(number: int) -> str:
         """The values of a variant next to those of the first."""
         own = [
-            f"{path}: {values[0] or text.NONE} \u2192 {values[place] or text.NONE}"
+            f"{path}: {values[0] or text.NONE} \u2192 {values[number] or text.NONE}"
             for path, values in differing.items()
-            if values[place] != values[0]
+            if values[number] != values[0]
         ]
         left = len(own) - _MAX_DIFFERENCES
         return "; ".join([*own[:_MAX_DIFFERENCES], *([f"{left} more"] if left > 0 else [])])
@@ -293,7 +293,7 @@ def _differences(result: SweepResult) -> Iterator[Section]:
     if len(names) > _MAX_COLUMNS:
         table = Table.of(
             ("variant", f"relative to \u201c{names[0]}\u201d"),
-            ((name, changed(place)) for place, name in enumerate(names[1:], start=1)),
+            ((name, changed(number)) for number, name in enumerate(names[1:], start=1)),
         )
     lead = "All values that differ between the variants, in SI units."
     yield Section("What the variants change", lead, table=table, slug="differences")

@@ -202,7 +202,7 @@ def _efficiency(result: SweepResult) -> Iterator[Section]:
 
 
 def efficiency_curve(table: Table) -> go.Figure:
-    """The efficiency in throughput by devices; dashed that in time to the target, where it differs."""
+    """The efficiency in throughput by devices; dashed the efficiency in time, where it differs."""
     traces = []
     for index, (name, unsorted) in enumerate(table.by("series").items()):
         own = unsorted.sorted("devices")
@@ -233,7 +233,7 @@ def efficiency_curve(table: Table) -> go.Figure:
 def _time_and_cost(result: SweepResult) -> Iterator[Section]:
     """Nothing where targets differ or every series has one number of devices.
 
-    Money compares all machines, device-days those of one machine.
+    Money compares all machines; device-days compare the points of one machine.
     """
     points = [(member, point) for member in result.series for point in member.points]
     if len(result.targets) > 1 or all(len(member.points) == 1 for member in result.series):
@@ -307,8 +307,8 @@ def _matches(result: SweepResult) -> Iterator[Section]:
             heading,
             f"How many {first} and how many {rival} finish on the same day. The band is that of the ratio of "
             "the two times (90 %), which share one critical batch.",
-            equal_time(forward, backward),
-            matches_table(forward),
+            _equal_time(forward, backward),
+            _matches_table(forward),
             "A curve of equal time",
             (f"as many {first}",),
             slug=slug,
@@ -316,13 +316,13 @@ def _matches(result: SweepResult) -> Iterator[Section]:
         yield Section(
             f"{heading}, the other way",
             f"The other way: how many {rival} replace {first}.",
-            table=matches_table(backward),
+            table=_matches_table(backward),
             slug=f"{slug}-back",
             level=3,
         )
 
 
-def matches_table(matches: Sequence[Match]) -> Table:
+def _matches_table(matches: Sequence[Match]) -> Table:
     """For each machine, how many devices of another one are as fast."""
     noun = matches[0].series.devices_noun
     rows = []
@@ -359,8 +359,8 @@ def _count(count: float | None, match: Match, unit: text.Unit = text.COUNT) -> s
     return f"\u2264 {text.integer(least)}" if count <= least else unit.text(count)
 
 
-def equal_time(forward: Sequence[Match], backward: Sequence[Match]) -> go.Figure:
-    """Devices of the first machine over those of the other, from the counts of both, with 90 % bands.
+def _equal_time(forward: Sequence[Match], backward: Sequence[Match]) -> go.Figure:
+    """Devices of the first machine over devices of the other, from the counts of both, with 90 % bands.
 
     `forward` matches the other machine's counts by the first, `backward` the first's by the other. The bands
     are vertical for the former and horizontal for the latter.

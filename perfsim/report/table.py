@@ -39,7 +39,7 @@ class Cell:
     mark: bool = False
     """Whether it is the best of those that it is compared with."""
     unit: Unit | None = None
-    """Where it is not that of the column."""
+    """Where it differs from the unit of the column."""
 
     @property
     def number(self) -> float:
@@ -100,9 +100,9 @@ class Table:
 
     def only(self, *names: str) -> Table:
         """The columns of these names, in this order."""
-        places = [self._place(name) for name in names]
-        rows = [[row[place] for place in places] for row in self.rows]
-        return replace(self, columns=[self.columns[place] for place in places], rows=rows)
+        indices = [self._index(name) for name in names]
+        rows = [[row[index] for index in indices] for row in self.rows]
+        return replace(self, columns=[self.columns[index] for index in indices], rows=rows)
 
     def grouped(self) -> Table:
         """Each value of the first column as a heading above its rows, which the second column names."""
@@ -117,17 +117,17 @@ class Table:
 
     def column(self, name: str) -> list[Cell]:
         """The cells of the column of this name."""
-        place = self._place(name)
-        return [row[place] for row in self.rows]
+        index = self._index(name)
+        return [row[index] for row in self.rows]
 
     def texts(self, name: str) -> list[str]:
         """The same as text, with their units."""
-        column = self.columns[self._place(name)]
+        column = self.columns[self._index(name)]
         return [self.text(cell, column) for cell in self.column(name)]
 
     def unit(self, name: str) -> Unit:
-        """The unit of the column of this name; that of bare numbers where it has none."""
-        return self.columns[self._place(name)].unit or NUMBER
+        """The unit of the column of this name; `NUMBER` where it has none."""
+        return self.columns[self._index(name)].unit or NUMBER
 
     def values(self, name: str) -> list[float]:
         """The numbers of the column of this name in its unit, 0 where there is none."""
@@ -144,15 +144,15 @@ class Table:
         """A table for each value of the column of this name, in the order of first sight."""
         groups: dict[str, list[Sequence[Cell]]] = {}
         for row in self.rows:
-            groups.setdefault(str(row[self._place(name)].value), []).append(row)
+            groups.setdefault(str(row[self._index(name)].value), []).append(row)
         return {value: replace(self, rows=rows) for value, rows in groups.items()}
 
     def sorted(self, name: str) -> Table:
         """The rows by the numbers of the column of this name."""
-        place = self._place(name)
-        return replace(self, rows=sorted(self.rows, key=lambda row: row[place].number))
+        index = self._index(name)
+        return replace(self, rows=sorted(self.rows, key=lambda row: row[index].number))
 
-    def _place(self, name: str) -> int:
+    def _index(self, name: str) -> int:
         return [column.name for column in self.columns].index(name)
 
     def turned(self) -> Table:
@@ -161,10 +161,10 @@ class Table:
         rows = [
             [
                 Cell(column.name),
-                *(replace(row[place], unit=row[place].unit or column.unit) for row in self.rows),
+                *(replace(row[index], unit=row[index].unit or column.unit) for row in self.rows),
             ]
-            for place, column in enumerate(self.columns)
-            if place
+            for index, column in enumerate(self.columns)
+            if index
         ]
         return replace(self, columns=[Column(""), *(Column(name, Unit()) for name in names)], rows=rows)
 
@@ -202,18 +202,18 @@ class Table:
         A row is named by the words that it begins with; of it the columns of these names are told. Where
         some are marked, only those rows are told, else the first ones.
         """
-        lead = next((place for place, column in enumerate(self.columns) if column.unit), 1)
-        told = [(self._place(name), name if len(names) > 1 else "") for name in names]
-        marked = [row for row in self.rows if any(row[place].mark for place, _ in told)]
+        lead = next((index for index, column in enumerate(self.columns) if column.unit), 1)
+        told = [(self._index(name), name if len(names) > 1 else "") for name in names]
+        marked = [row for row in self.rows if any(row[index].mark for index, _ in told)]
         rows = []
         for row in (marked or self.rows)[:most]:
             named = ", ".join(
                 self.text(cell, column) for cell, column in zip(row[:lead], self.columns, strict=False)
             )
             values = [
-                f"{name} {self.text(row[place], self.columns[place])}".strip()
-                for place, name in told
-                if row[place].value is not None
+                f"{name} {self.text(row[index], self.columns[index])}".strip()
+                for index, name in told
+                if row[index].value is not None
             ]
             rows.append(f"{named}: {', '.join(values)}")
         left = len(marked or self.rows) - most
@@ -238,7 +238,7 @@ class Table:
         each row becomes a few lines of names and values. A row with nothing but its first cell is a heading.
         """
         width = width or terminal_width()
-        marked = [any(row[place].mark for row in self.rows) for place in range(len(self.columns))]
+        marked = [any(row[index].mark for row in self.rows) for index in range(len(self.columns))]
         rows = [
             [
                 (MARK if cell.mark else " ") * has_marks + self._narrow(cell, column)
@@ -252,13 +252,13 @@ class Table:
         flush = [column.unit is not None for column in self.columns]
         widths = [max(map(len, cells)) for cells in columns]
         least = [
-            size if right or (whole_names and not place) else max(map(_longest_word, cells))
-            for place, (size, right, cells) in enumerate(zip(widths, flush, columns, strict=False))
+            size if right or (whole_names and not index) else max(map(_longest_word, cells))
+            for index, (size, right, cells) in enumerate(zip(widths, flush, columns, strict=False))
         ]
         gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= width else 1
         room = width - gap * (len(widths) - 1)
         while sum(widths) > room and any(map(int.__lt__, least, widths)):
-            _, widest = max((size, place) for place, size in enumerate(widths) if size > least[place])
+            _, widest = max((size, index) for index, size in enumerate(widths) if size > least[index])
             widths[widest] -= 1
         if head and sum(widths) > room:
             return [*self._records(rows, width), *paragraphs(self.caption, width=width)]
@@ -291,13 +291,13 @@ class Table:
         if not any(column.name.strip() for column in self.columns):
             return []
         names = []
-        for place, column in enumerate(self.columns):
-            banded = any(row[place].band for row in self.rows)
+        for index, column in enumerate(self.columns):
+            banded = any(row[index].band for row in self.rows)
             unit = " ".join(filter(None, [column.unit.name if column.unit else "", "(band)" * banded]))
-            room = max([len(unit), *(len(row[place]) for row in rows), *map(len, column.name.split())])
+            room = max([len(unit), *(len(row[index]) for row in rows), *map(len, column.name.split())])
             lines = [column.name] if column.unit is None else textwrap.wrap(column.name, room)
             lines += [unit] if unit else []
-            names.append([" " * marked[place] + line for line in lines])
+            names.append([" " * marked[index] + line for line in lines])
         return list(zip_longest(*(lines[::-1] for lines in names), fillvalue=""))[::-1]
 
     def _records(self, rows: Sequence[Sequence[str]], width: int) -> list[str]:

@@ -114,7 +114,7 @@ class Unit:
 
 
 def time_unit(values_s: Iterable[float]) -> Unit:
-    """The unit that suits these durations together: that of their geometric mean."""
+    """The unit that suits these durations together, by their geometric mean."""
     logs = [math.log(value) for value in values_s if math.isfinite(value) and value > 0]
     middle = math.exp(sum(logs) / len(logs)) if logs else 1.0
     return next(Unit(name, scale) for name, scale, least in _TIME_UNITS if middle >= least)

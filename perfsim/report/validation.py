@@ -156,7 +156,7 @@ def _left_out_table(left_out: Sequence[LeftOut]) -> Table:
     def constant(family: LeftOut, name: str) -> str | None:
         if name not in family.constants:
             return None
-        value = quantity(name, family.constants[name])
+        value = _quantity(name, family.constants[name])
         if name in family.kept:
             return f"({value})"
         borrowed = family.borrowed and name == family.ceiling
@@ -180,13 +180,13 @@ def _left_out_table(left_out: Sequence[LeftOut]) -> Table:
     )
 
 
-def constants_table(constants: Sequence[FittedConstant]) -> Table:
+def _constants_table(constants: Sequence[FittedConstant]) -> Table:
     """The constants that whole steps decide, each with its standard error."""
     return Table.each(
         constants,
         {
             "constant": (None, lambda own: _heading(own.name)),
-            "value": (text.NUMBER, lambda own: quantity(own.name, own.value)),
+            "value": (text.NUMBER, lambda own: _quantity(own.name, own.value)),
             "standard error": (text.SHARE, lambda own: own.standard_error),
             "runs of the fit": (text.COUNT, lambda own: own.runs),
         },
@@ -200,7 +200,7 @@ def _heading(name: str) -> str:
     return _HEADINGS.get(field, text.human(field)) + (f", {owner}" if owner else "")
 
 
-def quantity(constant: str, value: float) -> str:
+def _quantity(constant: str, value: float) -> str:
     """A fitted constant in the unit that the name of its field ends with."""
     name = constant.partition(" of ")[0]
     if name.endswith("_bytes_per_s"):
@@ -456,7 +456,7 @@ def _sections(page: AccuracyPage) -> Iterator[Section]:
         yield Section(
             "Constants that whole steps decide",
             "No micro-benchmark shows them, so they are fitted to all published runs on GPUs at once.",
-            table=constants_table(page.constants),
+            table=_constants_table(page.constants),
             slug="constants",
         )
     for result in page.convergence:
@@ -684,7 +684,7 @@ _COMPARED = {
 """How the values of a key are written; others have three digits."""
 
 
-def comparison_table(result: Comparison) -> Table:
+def _comparison_table(result: Comparison) -> Table:
     """The rows of a comparison, every column in its unit."""
     units = dict(_COMPARED)
     if "time_s" in result.columns:
@@ -704,12 +704,12 @@ def comparison_table(result: Comparison) -> Table:
 
 def comparison_lines(result: Comparison) -> list[str]:
     """The title, the table, and the answer in words."""
-    table = comparison_table(result).lines()
+    table = _comparison_table(result).lines()
     return [*text.paragraphs(result.title), "", *table, "", *text.paragraphs(result.verdict)]
 
 
 def write_comparison(result: Comparison, folder: Path) -> Path:
     """Write `index.html` and `summary.json`; returns the page."""
-    section = Section("Side by side", "", table=comparison_table(result), slug="comparison")
+    section = Section("Side by side", "", table=_comparison_table(result), slug="comparison")
     page = Page(result.title, [section], result.question, verdict=result.verdict)
     return page.write(folder, document_text(result))

@@ -105,6 +105,7 @@ def test_every_accepted_unit_is_accepted(dimension: Dimension) -> None:
         (80 * 2**30, "bytes", "80 GiB"),
         (256 * 2**10, "bytes", "256 KiB"),
         (40e9, "bytes", "40 GB"),
+        (1.024e6, "bytes", "1.024 MB"),
         (7.48e15, "flop_per_s", "7.48 PFLOP/s"),
         (1.3e-7, "seconds", "130 ns"),
         (9000.0, "seconds", "2.5 h"),

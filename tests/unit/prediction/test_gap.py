@@ -38,6 +38,13 @@ def test_a_setting_that_was_not_as_described_is_found_first(asked: Question) -> 
     assert not gap.inside
 
 
+def test_a_setting_that_changes_nothing_is_no_suspect() -> None:
+    wafers = question_of({"model": "gpt3_xl", "system": "cs-2", "devices": 1, "batch": 64})
+    changes = {suspect.change for suspect in explain_gap(wafers, 5.0).suspects}
+    assert "arithmetic of the devices" in changes
+    assert not any(change.startswith("overlap") for change in changes)
+
+
 def test_what_a_run_with_experts_may_have_wrong_is_among_the_suspects() -> None:
     layout = "tp=2,dp=8,ep=8,mbs=1,zero=1,sp=true,recompute=full"
     asked = question_of(

@@ -114,6 +114,7 @@ def test_a_point_says_what_disturbed_it(gpus: Evaluation) -> None:
     answer = ps.predict(**{**GPUS, "perturb": "straggler=1.3@5,jitter=0.01"}).document()
     assert answer["perturbed"]["unperturbed_step_time_s"] == gpus.step_time_s
     assert len(answer["perturbed"]["draws_s"]) == 3
+    assert answer["perturbed"]["note"] == "", "so few tasks have a jitter each"
     assert answer["step_time_s"] == sorted(answer["perturbed"]["draws_s"])[1]
 
 

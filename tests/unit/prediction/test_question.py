@@ -31,6 +31,11 @@ def test_a_given_layout_is_taken_as_it_is() -> None:
     metrics = ps.predict(**{**WAFERS, "layout": "dp=2,mbs=16,recompute_layers=1"}).document()
     layout: Mapping[str, object] = metrics["layout"]
     assert (layout["micro_batch_size"], layout["num_microbatches"], layout["recompute_layers"]) == (16, 2, 1)
+    assert "stream_chunks" not in layout
+    chunked = ps.predict(**{**WAFERS, "layout": "dp=2,mbs=16,recompute_layers=1,stream_chunks=4"}).document()[
+        "layout"
+    ]
+    assert chunked["stream_chunks"] == 4
 
 
 THIN = """\

@@ -20,7 +20,6 @@ from perfsim.report.sweep import (
     sweep_page,
     write_sweep,
 )
-from perfsim.report.sweep_figures import matches_table
 from perfsim.studies.answers import PointResult
 from perfsim.studies.axes import load_sweep
 from perfsim.studies.runner import run_sweep
@@ -152,7 +151,8 @@ def test_a_point_without_a_plan_stands_in_the_table_with_its_reason(result: Swee
 
 
 def test_the_table_of_equals_bounds_what_the_grid_cannot_tell(result: SweepResult) -> None:
-    table = matches_table(result.matches)
+    (table,) = (section.table for section in sections_of(result) if section.anchor == "equals")
+    assert table is not None
     assert table.columns[2].name == "as many CS-2"
     assert table.shown()[0][2] == "\u2264 1 (\u2264 1 to 1.34)"
     assert table.shown()[-1][0] == "4 devices of slow"

@@ -45,6 +45,7 @@ from perfsim.interop.shell import UNKNOWN, flags_of
         ("N=\n[ -z $N ] || N=4\ncd . && run --n ${N:-3}", "3"),
         ('N=${1:-"3"}\nrun --n $N', "3"),
         ("for x in 1 2; do N=$x; done\nrun --n 3", "3"),
+        ("A=(--m)\nA+=(4 --n 3)\nrun ${A[@]}", "3"),
         ("N=a\nN+=b\nrun --n $N", "ab"),
         ('run --n "a\\"b"', 'a"b'),
         ("if [ 1 = 1 ]; then [ 1 = 2 ] || N=3; fi\nrun --n $N", "3"),
