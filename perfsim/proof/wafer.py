@@ -192,7 +192,7 @@ class WaferCompiler(Compiler):
         self.add(run, [*of_head, *states], [record, *states], claims=claims)
 
     # --------------------------------------------------------------------------------- compute
-    def compute(self, operation: Operation) -> None:
+    def compute(self, operation: Operation, *_: Any) -> None:
         """A task that each wafer runs.
 
         The embedding takes the samples out of their slot. The input of a group is kept in a slot while it
@@ -211,7 +211,7 @@ class WaferCompiler(Compiler):
         def also(read: Values, made: Sequence[Tensor | None]) -> list[Any]:
             return [*(read[0] for _ in begins), *(made[0] for _ in out), *({} for _ in forgets)]
 
-        self.perform(operation, reads, [*begins, *out, *forgets], also)
+        super().compute(operation, reads, [*begins, *out, *forgets], also)
 
     def weights(self, block: int) -> Cell:
         """The slot in which a block's weights arrived."""
