@@ -34,7 +34,7 @@ from perfsim.convergence.critical_batch import fit_hyperbola
 from perfsim.evidence.cases import ConvergenceCase, RefusedRow, StepCase, mapped, read_cases
 from perfsim.evidence.production import scaling_comparison
 from perfsim.evidence.step_fit import GpuRun
-from perfsim.prediction.bands import Traits, accuracy_of, left_out_of, recorded_errors
+from perfsim.prediction.bands import Accuracy, Traits, left_out_of, recorded_errors
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.run import Evaluation, evaluate
 from perfsim.specs.calibration import WaferCalibration
@@ -75,7 +75,7 @@ class CaseBand:
         except PerfsimError:
             return None
         without = group if left_out_s else ""
-        accuracy = accuracy_of(run.plan, run.hidden_communication_fraction, without=without)
+        accuracy = Accuracy.of(run.plan, run.hidden_communication_fraction, without=without)
         centre_s = run.step_time_s if left_out_s is None else left_out_s
         factor = 1.0 + accuracy.step_time_error
         return cls(centre_s / factor, centre_s * factor, left_out_s, accuracy.unlikeness)
