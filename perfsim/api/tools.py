@@ -32,12 +32,12 @@ from perfsim.catalog.schema import yaml_schema
 from perfsim.catalog.yaml_tree import read_yaml
 from perfsim.evidence.cases import (
     CaseFile,
+    CaseRows,
     CaseT,
     ConvergenceCase,
     ConvergenceFile,
     StepCase,
     public_cases,
-    read_cases,
 )
 from perfsim.evidence.own_runs import MeasuredFile
 from perfsim.evidence.score import validate_file
@@ -158,7 +158,7 @@ def _study(path: Path, catalog: Catalog) -> str:
 
 
 def _cases(kind: type[CaseT], path: Path, catalog: Catalog) -> str:
-    read = read_cases(path, kind, catalog)
+    read = CaseRows.read(path, kind, catalog)
     if read.refused:
         raise InputError(
             [Problem(f"case {row.id}: {row.reason}", file=str(path), line=row.line) for row in read.refused]
