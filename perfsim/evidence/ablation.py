@@ -45,7 +45,7 @@ class _Removal:
     """A mechanism and the change of prices that removes it."""
 
     key: str
-    instead: str
+    instead: str = "free"
     """The assumption that replaces it."""
     work: Callable[[Work], bool] = lambda _: False
     """Classes of work that take no time."""
@@ -175,11 +175,9 @@ def _recomputed_collectives(graph: TaskGraph) -> Bools:
 
 
 REMOVALS = (
-    _Removal(NOTHING, ""),
-    _Removal(
-        "tensor-parallel collectives", "free", work=lambda work: work.category == "tensor_communication"
-    ),
-    _Removal("collectives of recompute", "free", tasks=_recomputed_collectives),
+    _Removal(NOTHING, instead=""),
+    _Removal("tensor-parallel collectives", work=lambda work: work.category == "tensor_communication"),
+    _Removal("collectives of recompute", tasks=_recomputed_collectives),
     _Removal(
         "hierarchical collectives",
         "every group inside one node",
@@ -187,7 +185,6 @@ REMOVALS = (
     ),
     _Removal(
         "data-parallel and FSDP traffic",
-        "free",
         work=lambda work: work.category == "data_communication",
         constants=("partial_node_rank_bytes_per_s",),
     ),
@@ -198,7 +195,7 @@ REMOVALS = (
         constants=("partial_node_rank_bytes_per_s",),
     ),
     _Removal("compute beside communication", "no slower", alone=True),
-    _Removal("stage-to-stage transfers", "free", work=lambda work: work.name == "pipeline.send"),
+    _Removal("stage-to-stage transfers", work=lambda work: work.name == "pipeline.send"),
     _Removal(
         "host-launch floor",
         "the host takes no time",
@@ -206,11 +203,10 @@ REMOVALS = (
         constants=("host_s_per_kernel", "host_blocking_s_per_kernel"),
     ),
     _Removal("memory-bound kernels", "free on the device", kernel=lambda kernel: kernel.op == "elementwise"),
-    _Removal("gradient accumulation", "free", kernel=lambda kernel: kernel.name.endswith(".accumulate")),
+    _Removal("gradient accumulation", kernel=lambda kernel: kernel.name.endswith(".accumulate")),
     _Removal("last-level cache", "none", parts={"cache_bytes": lambda _: 0.0}),
     _Removal(
         "attention core",
-        "free",
         kernel=lambda kernel: kernel.name.startswith(_ATTENTION_CORE),
         constants=("attention_fraction", "attention_half_length"),
     ),
@@ -225,9 +221,9 @@ REMOVALS = (
         "all at peak",
         parts=_set("gpu", attention_instruction_fraction=1.0),
     ),
-    _Removal("embedding, head and loss", "free", work=lambda work: work.name.startswith(_HEAD_AND_EMBEDDING)),
+    _Removal("embedding, head and loss", work=lambda work: work.name.startswith(_HEAD_AND_EMBEDDING)),
     _Removal("fused cross-entropy", "passes in fp32", factor=_passes_in_fp32),
-    _Removal("optimizer", "free", work=lambda work: work.category == "optimizer"),
+    _Removal("optimizer", work=lambda work: work.category == "optimizer"),
     _Removal("waves of tiles", "no idle units in the last wave", parts={"gemm": _no_waves}),
     _Removal(
         "matrix cores want rows of 16 bytes", "they take any", parts={"vector_flop_per_s": lambda _: None}
@@ -250,7 +246,7 @@ REMOVALS = (
     _Removal(
         "asynchronous attention", "the A100's instructions", parts=_set("framework", attention="synchronous")
     ),
-    _Removal("casts to fewer bits", "free", kernel=lambda kernel: kernel.name.endswith(".cast")),
+    _Removal("casts to fewer bits", kernel=lambda kernel: kernel.name.endswith(".cast")),
     _Removal(
         "tables of narrow products", "16 bits' fractions of peak", parts={"narrow": _fractions_of_16_bits}
     ),

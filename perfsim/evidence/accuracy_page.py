@@ -22,7 +22,7 @@ from perfsim.base.errors import PerfsimError
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.costs.wafer import WaferCosts
 from perfsim.evidence.ablation import NOTHING, REMOVALS, Ablation
-from perfsim.evidence.cases import CaseRows, PlacedCase, StepCase, mapped
+from perfsim.evidence.cases import CaseRows, StepCase, mapped
 from perfsim.evidence.left_out import LeavingOut, LeftOut, Tangent
 from perfsim.evidence.score import Scored, families, summary
 from perfsim.evidence.step_fit import FittedConstant
@@ -183,10 +183,19 @@ class StepAccuracy:
         """Explain the score of some step-time cases."""
         parts = mapped(partial(_examine, catalog=catalog, leaves_out=leaves_out), cases)
         examined = [part for part in parts if part is not None]
+        errors = {row["id"]: row["error"] for row in result["cases"] if row["error"] is not None}
+        scored = [case for case in cases if case.id in errors and case.scored]
+        causes = {}
+        for facts in examined:
+            case = facts.case
+            if case.id in errors:
+                family = [other for other in scored if other.family == case.family and other.id != case.id]
+                bias = float(np.mean([errors[other.id] for other in family])) if family else 0.0
+                causes[case.id] = replace(facts, error=errors[case.id], family_bias=bias).likely_cause
         tangents = [part.tangent for part in examined if part.tangent is not None]
         return cls(
             result=result,
-            causes=_causes(cases, result, examined),
+            causes=causes,
             removed=_removed([part for part in examined if part.steps_s], tangents),
             leaving=LeavingOut.by_kind(cases, catalog, tangents) if leaves_out else [],
         )
@@ -226,13 +235,11 @@ class AccuracyPage:
         Raises CatalogError for a malformed file, and InputError for `leaves_out` without SciPy.
         """
         catalog = default_catalog()
-        steps = [
-            StepAccuracy.of(
-                CaseRows.read(path, StepCase, catalog).cases, result, catalog, leaves_out=leaves_out
-            )
-            for path, result in zip(paths, results, strict=True)
-            if result["kind"] == "step_time"
-        ]
+        steps = []
+        for path, result in zip(paths, results, strict=True):
+            if result["kind"] == "step_time":
+                cases = CaseRows.read(path, StepCase, catalog).cases
+                steps.append(StepAccuracy.of(cases, result, catalog, leaves_out=leaves_out))
         convergence = [result for result in results if result["kind"] == "convergence"]
         return cls(steps, convergence, leaves_out, FittedConstant.recorded(catalog))
 
@@ -242,7 +249,12 @@ def _examine(case: StepCase, catalog: Catalog, *, leaves_out: bool) -> Facts | N
     try:
         placed = case.placed(catalog)
         if case.on_wafers:
-            return Facts(case, _shares_on_wafers(placed))
+            costs = WaferCosts(wafer_plan(placed.plan).topology, placed.plan.job.recipe)
+            trace = placed.step(costs).run(contention=False)
+            parts = {name: seconds / trace.step_time_s for name, seconds in trace.mean_breakdown().items()}
+            costs.link_s_per_element = 0.0
+            without_s = placed.step(costs).run(contention=False).step_time_s
+            return Facts(case, {**parts, "movement over the mesh": 1.0 - without_s / trace.step_time_s})
         plan = gpu_plan(placed.plan)
         ablation = Ablation.of(placed)
         idle = ablation.trace.mean_breakdown()["bubble"] / ablation.trace.step_time_s
@@ -255,33 +267,6 @@ def _examine(case: StepCase, catalog: Catalog, *, leaves_out: bool) -> Facts | N
         )
     except PerfsimError:
         return None
-
-
-def _shares_on_wafers(placed: PlacedCase) -> dict[str, float]:
-    """Fraction of the step by category, and of movement over the mesh."""
-    costs = WaferCosts(wafer_plan(placed.plan).topology, placed.plan.job.recipe)
-    trace = placed.step(costs).run(contention=False)
-    parts = {name: seconds / trace.step_time_s for name, seconds in trace.mean_breakdown().items()}
-    costs.link_s_per_element = 0.0
-    without_s = placed.step(costs).run(contention=False).step_time_s
-    return {**parts, "movement over the mesh": 1.0 - without_s / trace.step_time_s}
-
-
-def _causes(
-    cases: Sequence[StepCase], result: Mapping[str, Any], examined: Sequence[Facts]
-) -> dict[str, str]:
-    errors = {row["id"]: row["error"] for row in result["cases"] if row["error"] is not None}
-    scored = [case for case in cases if case.id in errors and case.scored]
-    causes = {}
-    for facts in examined:
-        case = facts.case
-        if case.id in errors:
-            others = [
-                errors[other.id] for other in scored if other.id != case.id and other.family == case.family
-            ]
-            bias = float(np.mean(others)) if others else 0.0
-            causes[case.id] = replace(facts, error=errors[case.id], family_bias=bias).likely_cause
-    return causes
 
 
 def _removed(on_gpus: Sequence[Facts], tangents: Sequence[Tangent]) -> list[Removed]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from perfsim.base.files import write_file
-from perfsim.catalog import Catalog, default_catalog
+from perfsim.catalog import default_catalog
 from perfsim.evidence.cases import CaseRows, StepCase, public_cases
 from perfsim.evidence.left_out import ALL, FEWEST_FAMILIES, LeavingOut
 from perfsim.evidence.production import production_record
@@ -107,38 +107,39 @@ def _figures(summary: _Figures, baseline: _Figures, outside: _Figures | None) ->
     return figures | {"baseline_median_ape": round(baseline["median_ape"], _DIGITS)}
 
 
-def _reached(case: StepCase, catalog: Catalog) -> Reached:
-    question = case.question(catalog)
-    job = question.job
-    device = question.system.device
-    count = question.devices
-    layout = case.parallel
-    peak = count * device.peak_flop_per_s(job.recipe.precision)
-    return Reached(
-        id=case.id,
-        device=device.name,
-        attention=case.training.attention,
-        num_devices=count,
-        mfu=round(model_flop_per_step(job) / (case.measured.step_time_s * peak), _DIGITS),
-        sequences=round(job.global_batch_size / count, 2),
-        kind=question.system.kind,
-        constants=device.constants,
-        precision=job.recipe.precision,
-        parameters=float(parameters(job.model).total),
-        sharded=case.strategy == "zero3" or layout.zero_stage == SHARDED,
-        tensor=layout.tensor,
-        data=count // (layout.tensor * layout.pipeline * layout.context_parallel),
-        micro_batch_tokens=(case.training.micro_batch_size or 0) * job.seq_length,
-    )
-
-
 def reached_record(paths: Iterable[Path]) -> str:
     """The text of the record of what the scored runs of files reached, the best of each file first."""
     catalog = default_catalog()
     rows = []
     for path in paths:
-        cases = CaseRows.read(path, StepCase, catalog).cases
-        reached = [_reached(case, catalog) for case in cases if case.scored]
+        reached = []
+        for case in CaseRows.read(path, StepCase, catalog).cases:
+            if not case.scored:
+                continue
+            question = case.question(catalog)
+            job = question.job
+            device = question.system.device
+            count = question.devices
+            layout = case.parallel
+            peak = count * device.peak_flop_per_s(job.recipe.precision)
+            reached.append(
+                Reached(
+                    id=case.id,
+                    device=device.name,
+                    attention=case.training.attention,
+                    num_devices=count,
+                    mfu=round(model_flop_per_step(job) / (case.measured.step_time_s * peak), _DIGITS),
+                    sequences=round(job.global_batch_size / count, 2),
+                    kind=question.system.kind,
+                    constants=device.constants,
+                    precision=job.recipe.precision,
+                    parameters=float(parameters(job.model).total),
+                    sharded=case.strategy == "zero3" or layout.zero_stage == SHARDED,
+                    tensor=layout.tensor,
+                    data=count // (layout.tensor * layout.pipeline * layout.context_parallel),
+                    micro_batch_tokens=(case.training.micro_batch_size or 0) * job.seq_length,
+                )
+            )
         rows += sorted(reached, key=lambda row: (-row.mfu, row.id))
     return "[\n" + ",\n".join(json.dumps(list(row)) for row in rows) + "\n]\n"
 

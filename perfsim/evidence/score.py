@@ -284,10 +284,6 @@ def validate_cases(rows: CaseRows[StepCase], catalog: Catalog) -> dict[str, Any]
     efficiency = one_constant(known)
     baseline = [replace(run, predicted_s=(run.ideal_s or 0.0) / efficiency) for run in known]
     by_family = _by_family(runs)
-    traits = {
-        family: [run.traits for run in members if run.counts and run.traits is not None]
-        for family, members in by_family.items()
-    }
     # Errors of the predicted peak memory of the fullest device, over runs that print theirs.
     peaks = summary(
         replace(run, measured_s=measured_gib, predicted_s=run.peak_gib)
@@ -317,7 +313,11 @@ def validate_cases(rows: CaseRows[StepCase], catalog: Catalog) -> dict[str, Any]
             for family, figures in families(runs).items()
         },
         "families_baseline": families(baseline),
-        "families_traits": {family: Traits.together(alike) for family, alike in traits.items() if alike},
+        "families_traits": {
+            family: Traits.together(alike)
+            for family, members in by_family.items()
+            if (alike := [run.traits for run in members if run.counts and run.traits is not None])
+        },
         "sweeps": _rankings(runs),
         "without_release": _without_release(cases, read, catalog),
         "cases": [*map(_row, read, cases), *map(_row, unread)],
