@@ -29,15 +29,15 @@ from perfsim.base.units import parse_quantity
 from perfsim.catalog import Catalog, default_catalog, parse_file
 from perfsim.catalog.reader import KINDS as CATALOGUED
 from perfsim.catalog.schema import yaml_schema
-from perfsim.catalog.yaml_tree import read_yaml
+from perfsim.catalog.yaml_tree import Node
 from perfsim.evidence.cases import (
     CaseFile,
+    CaseRows,
     CaseT,
     ConvergenceCase,
     ConvergenceFile,
     StepCase,
     public_cases,
-    read_cases,
 )
 from perfsim.evidence.own_runs import MeasuredFile
 from perfsim.evidence.score import validate_file
@@ -158,7 +158,7 @@ def _study(path: Path, catalog: Catalog) -> str:
 
 
 def _cases(kind: type[CaseT], path: Path, catalog: Catalog) -> str:
-    read = read_cases(path, kind, catalog)
+    read = CaseRows.read(path, kind, catalog)
     if read.refused:
         raise InputError(
             [Problem(f"case {row.id}: {row.reason}", file=str(path), line=row.line) for row in read.refused]
@@ -248,7 +248,7 @@ def _document(path: Path) -> AnswerDocument:
         problem = Problem(text, str(path), int(said[1]), int(said[2]), help=advice)
     else:
         with suppress(CatalogError):
-            problem = read_yaml(path)[0].mark_at(first["loc"]).problem(text, advice)
+            problem = Node.read(path)[0].mark_at(first["loc"]).problem(text, advice)
     raise InputError([problem])
 
 
