@@ -209,18 +209,18 @@ class MutationTally:
 
 def try_all(subject: Subject, every: int = 1, first: int = 0) -> MutationTally:
     """Inject every `every`-th fault from `first` on; a fault is detected if task and tensor are named."""
-    result = MutationTally()
+    tally = MutationTally()
     limits = present_limits()
     for number, mutation in enumerate(mutations(subject)):
         if number % every != first % every:
             continue
         limits.in_time(partial("{:,} faults of the present schedule tried".format, number))
-        result.injected[mutation.kind] += 1
+        tally.injected[mutation.kind] += 1
         if any(fault.task and fault.tensor for fault in mutation.faults()):
-            result.detected[mutation.kind] += 1
+            tally.detected[mutation.kind] += 1
         else:
-            result.survivors.append(f"{mutation.kind}: {mutation.description}")
-    return result
+            tally.survivors.append(f"{mutation.kind}: {mutation.description}")
+    return tally
 
 
 def try_plans(

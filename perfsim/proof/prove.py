@@ -135,12 +135,20 @@ class Subject:
 
     def mispriced(self, outcome: Outcome) -> Iterator[Fault]:
         """Every message that moved other elements than it is priced for."""
-        return prover(self.plan.system.kind).prices(self.plan).mispriced(self.compiled[0], outcome.moved)
+        program, _ = self.compiled
+        prices = prover(self.plan.system.kind).prices(self.plan)
+        for task, elements in outcome.moved.items():
+            if message := program.actions[task].message:
+                work = self.graph.task(task).work
+                executed = prices.counted(message, elements, work)
+                priced = work.comm_bytes / prices.bytes_per_element(message)
+                if abs(executed - priced) > prices.rounding(message):
+                    detail = f"moves {executed:,.0f} elements, is priced for {priced:,.0f}"
+                    yield Fault("value", program.name(task), f"its message ({message.content})", detail)
 
     def executor(self) -> Executor:
         """All ranks with their buffers, ready to run."""
-        program, compiler = self.compiled
-        return Executor(program, self.unfolded, compiler)
+        return Executor(*self.compiled, self.unfolded)
 
     def random_orders(self, count: int, seed: int) -> Iterator[list[int]]:
         """Random topological orders of all tasks on all ranks."""
