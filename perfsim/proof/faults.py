@@ -18,12 +18,8 @@ from perfsim.strategies import Plan
 from perfsim.work import Kind, RankGroup, Task, Work
 from perfsim.work.unfold import meeting_of
 
-# Single faults injected into a correct graph, which a proof must detect.
-#
-# A data dependency is removed although the tensor is still read; a buffer is reused before it is free; a
-# collective has a wrong group; a task that computes or reduces gradients does nothing; the update precedes
-# the reduction; a message is priced for other bytes than it moves, or said to be of other weights.
-# Dependencies that others imply are left in place, because their removal changes nothing.
+# Single faults injected into a correct graph, which a proof must detect. Dependencies that others imply are
+# left in place, because their removal changes nothing.
 
 IDLE = "wait"
 """The operation that does nothing."""

@@ -132,8 +132,8 @@ class GpuCompiler(Compiler):
         made = self.task.work.writes[position]
         if self.layout.offload_activations == "none" or made.name != SAVED or not made.n_bytes:
             return super().handle(position, *places)
-        returns = self.task.work.name == ACTIVATIONS
-        cells = self.in_turn(f"slot of {'returned' if returns else 'leaving'} activations")
+        which = "returned" if self.task.work.name == ACTIVATIONS else "leaving"
+        cells = self.in_turn(f"slot of {which} activations")
         self.handles[self.task.writes[position]] = tuple(cells)
         return cells
 
@@ -420,15 +420,14 @@ class GpuCompiler(Compiler):
 
     def data_gather(self, task: Task) -> None:
         """Gather the parameter shards of the other replicas; after an update those of the whole device."""
-        layers: Sequence[int] = range(task.block, task.block + len(task.writes))
+        blocks = list(range(task.block, task.block + len(task.writes)))
         if task.block == WHOLE_DEVICE:
-            layers = [block for block in self.homes[self.place] if block < EXPERTS]
+            blocks = [block for block in self.homes[self.place] if block < EXPERTS]
         elif task.block == EMBEDDING_AND_HEAD:
-            layers = ENDS
-        blocks = list(layers)
+            blocks = list(ENDS)
         if task.work.experts:
             kinds = layer_kinds(self.training.model)
-            blocks = [EXPERTS + block for block in layers if block >= 0 and kinds[block].experts]
+            blocks = [EXPERTS + block for block in blocks if block >= 0 and kinds[block].experts]
         if self.layout.zero_stage == SHARDED and task.block >= 0:
             # Two layers are gathered at once (`limit_all_gathers`).
             name = f"slot of gathered {'experts' if task.work.experts else 'weights'}"
@@ -465,13 +464,11 @@ class GpuCompiler(Compiler):
         left = self.reductions[task.reads[0]] if self.scattered else {}
         blocks = [block for block in left or self._blocks_of(task) if block in self.homes[self.place]]
         pairs: list[Cell] = []
-        cleared: list[Cell] = []
         for block in blocks:
             self.on_host.discard((self.place, block))
             pairs += [self.cell(HOST_GRADIENT, block), left[block] if left else self.reduced(block)]
-            if self.sharded(block) and not self.scattered:
-                cleared.append(self.gradient(block))
-        self.on_host |= {(self.place, block) for block in blocks}
+            self.on_host.add((self.place, block))
+        cleared = [self.gradient(block) for block in blocks if self.sharded(block) and not self.scattered]
         first = len(task.reads)
 
         def run(rank: int, *values: Any) -> tuple[Any, ...]:
@@ -524,12 +521,9 @@ class GpuCompiler(Compiler):
         layout = self.layout
         norm = 0.0
         for block, shard, *_ in own:
-            once = layouts[block].counted
-            others = layout.tensor if block < EXPERTS else layout.expert * layout.expert_tensor
-            if shard:
-                place = self.sharding(rank, block)
-                once = layouts[block].shard(once, place)
-                others *= place.of
+            place = self.sharding(rank, block) if shard else Place()
+            once = layouts[block].shard(layouts[block].counted, place)
+            others = place.of * (layout.tensor if block < EXPERTS else layout.expert * layout.expert_tensor)
             norm += float(np.sum(once * total[block] ** 2)) * others / ranks
         return norm
 
@@ -571,8 +565,7 @@ class GpuCompiler(Compiler):
             place = len(task.writes) + len(writes)
             claims.append((place, Claim(f"weight gradient {CLIPPED}{kind}", block, self.step, -1)))
             claims.append((place + 1, Claim(f"weights{kind}", block, self.step, -1)))
-            record = self.cell(f"gradient used in step {self.step + 1}", block)
-            writes += [record, *states, *clears]
+            writes += [self.cell(f"gradient used in step {self.step + 1}", block), *states, *clears]
             self.on_host.discard((self.place, block))
 
         def run(rank: int, *values: Any) -> tuple[Any, ...]:

@@ -276,9 +276,9 @@ class Case(NamedTuple):
 
 
 def catalogue_cases(*, experts: bool = False) -> list[Case]:
-    """Every case; strategies of other packages take the first layout that they list.
+    """Every case; a model with experts has cases of its own, for what the executor knows of them.
 
-    A model with experts has cases of its own, for what the executor knows of them.
+    Strategies of other packages take the first layout that they list.
     """
     if experts:
         return [*_experts(), *_weight_streaming()]
@@ -419,10 +419,9 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Request:
-    """A request of the command line."""
+    """A request of the command line; its target is a model or a study."""
 
     target: str
-    """A model or a study."""
     strategy: str = ""
     layout: str = ""
     devices: int | None = None
@@ -501,8 +500,8 @@ def plans_of(request: Request) -> Iterator[Plan]:
     kind = _kind_of(request.target, catalog)
     if kind == "sweep":
         said = f"{request.target} is a sweep, and sweeps are not supported"
-        what_to_do = "prove a model, or a study with the candidates of one of its points"
-        raise InputError([Problem(said, help=what_to_do)])
+        instead = "prove a model, or a study with the candidates of one of its points"
+        raise InputError([Problem(said, help=instead)])
     if kind == "study":
         yield from _of_study(request, catalog)
         return
