@@ -24,14 +24,7 @@ from perfsim.cli.options import (
     scheduler_option,
     verb,
 )
-from perfsim.cli.output import (
-    Answer,
-    print_lines,
-    prints,
-    progress,
-    prose,
-    write_error,
-)
+from perfsim.cli.output import Answer, print_lines, prints, progress, prose, write_error
 
 
 @verb(

@@ -15,15 +15,13 @@ from perfsim.base.files import check_file, check_folder, must_exist, write_file
 from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
 from perfsim.cli.options import (
     LateChoice,
-    VerbGroup,
     asks,
     compare_option,
     complete,
-    complete_layout,
     count,
     flag,
+    given_option,
     limits,
-    pairs_option,
     path_option,
     set_option,
     verb,
@@ -62,7 +60,7 @@ def _files(name: str, **known: Any) -> Callable[[Callable[..., Any]], Callable[.
     "perfsim calibrate gemm gemms.csv --device h100-sxm5-80gb --out mine.yaml",
     "perfsim calibrate collective all_reduce.txt all_gather.txt --link nvlink4 --out links.yaml",
     "perfsim calibrate steps measured.yaml --out cluster.yaml",
-    cls=VerbGroup,
+    parts=True,
 )
 def _calibrate() -> None:
     """Fit constants of a device, a link, a cluster or a training run to your own measurements."""
@@ -103,7 +101,7 @@ def _part(short_help: str, *, folder: bool = False) -> Callable[[Callable[..., S
     return made
 
 
-@_calibrate.command("script", short_help="Print a PyTorch script that writes a table for gemm.")  # type: ignore[untyped-decorator]  # VerbGroup
+@_calibrate.command("script", short_help="Print a PyTorch script that writes a table for gemm.")  # type: ignore[untyped-decorator]  # a group
 def _script() -> None:
     """Print a script that times matrix products on your GPU with PyTorch, as a table for `calibrate gemm`."""
     from perfsim.catalog import data_root
@@ -326,9 +324,7 @@ _PARTS = ("model", "recipe", "measured", "convergence")
 @click.option("--part", type=click.Choice(_PARTS), help="What to write. [default: the model]")
 @click.option("--model", default="", help="Model of a FILE without one: of the catalogue, or a config.json.")
 @click.option("--system", default="", help="Machine on which the steps of a log were measured.")
-@pairs_option(
-    "given", "KEY=VALUE", "A value that FILE lacks or computes, by its name in FILE. May be repeated."
-)
+@given_option
 @path_option("--out", "YAML file to write. [default: standard output]")
 @prints
 def _import(
@@ -440,7 +436,7 @@ def _init(file: Path, model: str, recipe: str, system: str, devices: int) -> Non
     "--layout",
     default="",
     metavar="tp=8,pp=4,mbs=1",
-    shell_complete=complete_layout,
+    shell_complete=complete("layout"),
     help="Only this layout. [default: all strategies and schedules of the catalogue]",
 )
 @count("--devices", "Number of devices. [default: what --layout needs]", most=MOST_DEVICES)

@@ -30,7 +30,7 @@ WIDER = 1.2
 
 def _plan_table(planned: Planned) -> Table:
     """The shortlist, the settings of each layout that differ from the first."""
-    memory = text.memory_unit(*(entry.prediction.memory_capacity_bytes for entry in planned.shortlist))
+    memory = text.MEMORY.of(entry.prediction.memory_capacity_bytes for entry in planned.shortlist)
 
     def layout(number: int, entry: Entry) -> str:
         if number == 1:

@@ -16,7 +16,7 @@ from perfsim.prediction.verification import SamplingSummary
 from perfsim.report import study_figures, text
 from perfsim.report.document import document_text, plain
 from perfsim.report.network import network
-from perfsim.report.page import Card, Page, Section, caveats_section, slugify, trust_of
+from perfsim.report.page import Card, Page, Section, caveats_section, slugify
 from perfsim.report.study_figures import leaders
 from perfsim.report.table import Cell, Table, Value
 from perfsim.specs.prices import NOT_GIVEN
@@ -27,12 +27,11 @@ from perfsim.studies.answers import (
     Decision,
     LawRow,
     Outcome,
-    Production,
     Spread,
     StudyResult,
-    recorded,
 )
 from perfsim.studies.decision import amount, chance, verb
+from perfsim.studies.trust import confidence
 from perfsim.version import __version__
 
 _SAME = 0.02
@@ -57,9 +56,9 @@ _ON_A_TERMINAL = ("machine", "layout", "batch", "step", "MFU", "memory", "steps"
 def _candidates_table(named: Sequence[text.Named], decision: Decision | None = None) -> Table:
     """A row for each candidate, every column in one unit; the best time, rate and MFU marked."""
     shown = [candidate for _, candidate in named]
-    unit = text.time_unit(candidate.time_to_accuracy_s for candidate in shown)
-    step = text.time_unit([max((own.step_time_s for own in shown), default=1.0)])
-    memory = text.memory_unit(*(own.memory_capacity_bytes for own in shown))
+    unit = text.TIME.of(candidate.time_to_accuracy_s for candidate in shown)
+    step = text.TIME.of([max((own.step_time_s for own in shown), default=1.0)])
+    memory = text.MEMORY.of(own.memory_capacity_bytes for own in shown)
     walls_s = {own.label: own.wall_s.typical for own in decision.outcomes} if decision else {}
     first_s = min((own.time_to_accuracy_s for own in shown), default=math.inf)
     rate = max((own.tokens_per_s for own in shown), default=math.inf)
@@ -129,7 +128,7 @@ def _headline(result: StudyResult) -> str:
     if not (named := leaders(result)):
         return ""
     (name, first), *others = named
-    unit = text.time_unit(candidate.time_to_accuracy_s for candidate in result.candidates)
+    unit = text.TIME.of(candidate.time_to_accuracy_s for candidate in result.candidates)
     time = unit.text(first.time_to_accuracy_s, first.time_to_accuracy_band_s)
     if not others:
         return f"{name} {verb(first.num_devices, 'reach', 'reaches')} the target in {time}."
@@ -151,15 +150,9 @@ def _wall_sentence(candidates: Sequence[Answer]) -> str:
         words.append("the whole run where a wall clock is named")
     rates = list(dict.fromkeys(own.production for own in candidates if own.production and not own.whole_run))
     if rates:
-        rate = production_rate(rates[0]) if len(rates) == 1 else "the rates in production that are named"
+        rate = rates[0].of_healthy if len(rates) == 1 else "the rates in production that are named"
         words.append(f"at {rate}")
     return f"on the wall: {'; '.join(words)}" if words else ""
-
-
-def production_rate(production: Production) -> str:
-    """`0.81 (0.76 to 0.88) of the rate of healthy steps, as in published production runs`."""
-    of_runs = ", as in published production runs" if production == recorded() else ""
-    return f"{production.text} of the rate of healthy steps{of_runs}"
 
 
 def _perturbed_line(result: StudyResult) -> str:
@@ -244,7 +237,7 @@ def study_page(result: StudyResult, *, trace_names: Sequence[str] = ()) -> Page:
     named = text.named(result.candidates)
     headline = _headline(result)
     decided = result.decision.sentence if result.decision else ""
-    trust = trust_of(result.caveats)
+    trust = text.capital(confidence(result.caveats))
     # Headline, trust and decision say together what the verdict says.
     verdict = "" if headline and decided else result.verdict
     sections = [
@@ -403,10 +396,10 @@ def _decision(result: StudyResult) -> Iterator[Section]:
     names = dict(
         zip((own.label for own in outcomes), (c.name for c in text.named(result.candidates)), strict=True)
     )
-    unit = text.time_unit([min(own.wall_s.typical for own in outcomes)])
+    unit = text.TIME.of([min(own.wall_s.typical for own in outcomes)])
 
     def money(values: Iterable[float]) -> text.Unit:
-        large = text.large_unit(values)  # `1.23 million USD`
+        large = text.LARGE.of(values)  # `1.23 million USD`
         return replace(large, name=" ".join(filter(None, [large.name, decision.currency])))
 
     likely = text.Unit(digits=chance)
@@ -470,7 +463,7 @@ def _laws(result: StudyResult) -> Iterator[Section]:
         "law; Kaplan's takes the loss of its own corpus. A star marks who is first; only batches that were "
         "tried count."
     )
-    unit = text.time_unit(row.time_s for answer in result.laws for row in answer.rows)
+    unit = text.TIME.of(row.time_s for answer in result.laws for row in answer.rows)
     times = dict.fromkeys(names.values(), unit)
 
     def time(row: LawRow, *, marked: bool) -> Cell:

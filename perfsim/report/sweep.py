@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from perfsim.report import text
-from perfsim.report.document import plain, text_with_rows
-from perfsim.report.page import Page, Section, caveats_section, trust_of
-from perfsim.report.study import assumptions_tables, production_rate
+from perfsim.report.document import document_text, plain
+from perfsim.report.page import Page, Section, caveats_section
+from perfsim.report.study import assumptions_tables
 from perfsim.report.sweep_figures import MAX_ROWS, answer_cells, change_table, drawn, series_table
 from perfsim.report.table import Cell, Table
 from perfsim.studies.answers import PointResult
 from perfsim.studies.decision import verb
 from perfsim.studies.scaling import Match, Series
+from perfsim.studies.trust import confidence
 from perfsim.studies.variants import SweepResult
 from perfsim.version import __version__
 
@@ -90,24 +91,18 @@ def _on_terminal(result: SweepResult) -> Table:
     return replace(table, rows=rows, caption=caption).only(*names).grouped()
 
 
-def _time_s(point: PointResult) -> float:
-    return point.target_time.time_s
-
-
 # The answer on a terminal.
 
 
 def sweep_lines(result: SweepResult) -> list[str]:
     """Each machine at its best batch by number of devices, or variants by effect; the verdict last."""
-    infeasible = len(result.points) - len(result.feasible)
     count = f"{len(result.points):,} points"
-    if infeasible:
+    if infeasible := len(result.points) - len(result.feasible):
         count += f", {infeasible:,} without a feasible plan"
-    table = _on_terminal(result) if result.feasible else None
     return [
         *text.paragraphs(f"{result.title} ({count})"),
         "",
-        *(table.lines() if table is not None else []),
+        *(_on_terminal(result).lines() if result.feasible else []),
         *text.caveat_lines(result.caveats, result.verdict),
         "",
         *text.paragraphs(" ".join([result.verdict, *_production_notes(result.feasible)])),
@@ -118,7 +113,7 @@ def _production_notes(feasible: Sequence[PointResult]) -> list[str]:
     """A sentence for each production ratio of the points."""
     ratios = dict.fromkeys(point.prediction.production for point in feasible)
     return [
-        f"Times are of healthy steps; runs take longer, at {production_rate(production)}."
+        f"Times are of healthy steps; runs take longer, at {production.of_healthy}."
         for production in filter(None, ratios)
     ]
 
@@ -153,7 +148,7 @@ def sweep_page(result: SweepResult) -> Page:
         result.question,
         _headline(result),
         " ".join(words for words in result.sentences if words != first),
-        trust_of(result.caveats),
+        text.capital(confidence(result.caveats)),
         scale if scale is not None and len(scale.rows) > 1 else None,
         note=" ".join(filter(None, [note, *_production_notes(result.feasible)])),
         caveats=text.split_caveats(result.caveats, result.verdict)[0],
@@ -191,10 +186,12 @@ def _headline(result: SweepResult) -> str:
 
 def _of_targets(result: SweepResult) -> str:
     """Which machine is the fastest to how many targets; of one machine, its shortest and longest time."""
-    fastest = sorted((own.fastest for own in result.series), key=_time_s)
+    fastest = [series.fastest for series in sorted(result.series, key=_fastest_s)]
     machines = {member.machine for member in result.series}
     if len(machines) == 1 or len(fastest) == 1:
-        ends = [f"{text.duration(_time_s(own))} ({own.variant})" for own in (fastest[0], fastest[-1])]
+        ends = [
+            f"{text.duration(own.target_time.time_s)} ({own.variant})" for own in (fastest[0], fastest[-1])
+        ]
         return f"{fastest[0].devices_noun}: from {ends[0]} to {ends[1]}."
     wins: dict[tuple[str, str], list[PointResult]] = {}
     for group in result.targets:
@@ -215,7 +212,7 @@ def _winners(points: Sequence[PointResult]) -> str:
 
 
 def _fastest_s(series: Series) -> float:
-    return _time_s(series.fastest)
+    return series.fastest.target_time.time_s
 
 
 def _scale(result: SweepResult) -> tuple[Table | None, str]:
@@ -315,7 +312,14 @@ def sweep_document(result: SweepResult, *, report: str = "index.html") -> dict[s
 
 def sweep_text(result: SweepResult, *, report: str = "index.html") -> Iterator[str]:
     """The same document as text in parts, of which none holds more than a point."""
-    return text_with_rows(_summary(result, report), "points", result.documents())
+    document = document_text({**_summary(result, report), "points": []})
+    before, after = document.split('\n  "points": []', 1)
+    yield f'{before}\n  "points": ['
+    end = ""
+    for number, point in enumerate(result.documents()):
+        yield (",\n    " if number else "\n    ") + document_text(point).rstrip().replace("\n", "\n    ")
+        end = "\n  "
+    yield f"{end}]{after}"
 
 
 def _summary(result: SweepResult, report: str) -> dict[str, Any]:
