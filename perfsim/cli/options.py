@@ -128,8 +128,6 @@ def _complete_layout(
     return [CompletionItem(f"{before}{comma}{text}") for text in items if text.startswith(item)]
 
 
-# Options.
-
 emit_option = click.option(
     "--emit",
     type=LateChoice("perfsim.interop:WRITTEN"),

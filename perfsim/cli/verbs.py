@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from perfsim.specs.calibration import Calibration
 
 
-# `perfsim calibrate`: constants from your own measurements.
-
 _source_option = click.option(
     "--source", default="", metavar="ID", help="Source id of the measurements. [default: the file's name]"
 )
@@ -209,9 +207,6 @@ def _convergence(files: tuple[Path, ...], tokens_per_example: float, run_kind: s
     return [fit_convergence(files, tokens_per_example, run_kind)]
 
 
-# `perfsim check`: all mistakes of a file, and nothing computed.
-
-
 @verb(
     "List all mistakes of a file; nothing is run.",
     "perfsim check my_study.yaml",
@@ -242,9 +237,6 @@ def _check(files: tuple[Path, ...], kind: str) -> Answer:
     )
 
 
-# `perfsim diff`: two studies or two answers side by side.
-
-
 @verb(
     "What differs between two studies, and its effect.",
     "perfsim diff gpt3_20b my_study.yaml",
@@ -266,9 +258,6 @@ def _diff(first: str, second: str) -> Answer:
 
     difference = compare(first, second)
     return Answer(lambda: plain(difference), lambda: difference_lines(difference))
-
-
-# `perfsim explain`: terms of reports and messages, from the glossary.
 
 
 @verb(
@@ -302,8 +291,6 @@ def _explain(term: tuple[str, ...]) -> None:
         prose(*(f"{name}{'' if meaning.startswith('(') else ':'} {meaning}" for name, meaning in found))
     )
 
-
-# `perfsim import`: files of other tools as YAML of perfsim.
 
 _PARTS = ("model", "recipe", "measured", "convergence")
 
@@ -349,7 +336,6 @@ def _import(
     return Answer(result.as_dict, lambda: [f"{result.kind} from {result.format}: {out}", *result.remarks()])
 
 
-# `perfsim init`: a commented study to begin with.
 _TEMPLATE = """\
 # A study for perfsim. Check it:   perfsim check {file}
 #                      Answer it:  perfsim study {file} --open
@@ -423,9 +409,6 @@ def _init(file: Path, model: str, recipe: str, system: str, devices: int) -> Non
     print_lines(prose(f"{file}: edit it, then `perfsim check {file}` and `perfsim study {file} --open`"))
 
 
-# `perfsim prove`: execute schedules and compare them with serial training.
-
-
 @verb(
     "Compare schedules with serial training, in NumPy.",
     "perfsim prove gpt3_xl --strategy 3d --layout tp=2,pp=4,schedule=zb1p",
@@ -497,9 +480,6 @@ def _passed(found: Mapping[str, Any], wrong: str) -> Callable[[], None]:
     return check
 
 
-# `perfsim schema`: JSON Schemas of the YAML files.
-
-
 @verb(
     "Print or write JSON Schemas of the YAML files.",
     "perfsim schema study",
@@ -517,9 +497,6 @@ def _schema(kind: str | None, out: Path | None) -> None:
         return
     document = schema_of(kind) if kind else {name: schema_of(name) for name in KINDS}
     click.echo(schema_text(document), nl=False)
-
-
-# `perfsim show`: what the catalogue holds.
 
 
 @verb(
@@ -552,9 +529,6 @@ def _show(kind: str, name: str | None, graph: Path | None, devices: int | None) 
         f"{written['num_devices']:,} devices, {written['vertices']:,} vertices, {written['edges']:,} edges"
     )
     return Answer(lambda: written, lambda: prose(f"{graph}: {name} with {counts}"))
-
-
-# `perfsim validate`: predictions against published runs.
 
 
 @verb(

@@ -57,9 +57,6 @@ def translucent(colour: str, alpha: float = 0.16) -> str:
     return f"rgba({red},{green},{blue},{alpha})"
 
 
-# Axes.
-
-
 def axis(title: str, **more: Any) -> dict[str, Any]:
     """An axis with the house's grid; markup in its title is escaped."""
     style: dict[str, Any] = {
@@ -112,12 +109,9 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-# Marks.
-
-
-def _drawn(values: Iterable[float]) -> list[float]:
+def _drawn(value: float) -> float:
     """Six digits, which are enough to draw and keep every length above zero."""
-    return [float(f"{value:.6g}") for value in values]
+    return float(f"{value:.6g}")
 
 
 def bars(
@@ -133,14 +127,14 @@ def bars(
 ) -> go.Bar:
     """Horizontal bars under labels, from zero or from `starts`, with words `written` at their ends."""
     if starts is not None:
-        more["base"] = _drawn(starts)
+        more["base"] = list(map(_drawn, starts))
     if written is not None:
         more |= {"text": written, "textposition": "outside", "cliponaxis": False}
     return go.Bar(
         orientation="h",
         name=text.esc(name),
         y=labels,
-        x=_drawn(lengths),
+        x=list(map(_drawn, lengths)),
         marker=marker,
         customdata=hover,
         hovertemplate="%{customdata}<extra></extra>",
@@ -170,7 +164,7 @@ def line(
 def limits(name: str, x: Sequence[float], labels: Sequence[Any], hover: Sequence[str]) -> go.Scatter:
     """Upright strokes across the rows of a figure of bars."""
     stroke = {"symbol": "line-ns", "size": 20, "line": {"width": 3, "color": VERMILLION}}
-    return marks(name, _drawn(x), labels, stroke, hover)
+    return marks(name, list(map(_drawn, x)), labels, stroke, hover)
 
 
 def curve(
@@ -194,7 +188,7 @@ def curve(
     marked = marks(
         name,
         devices,
-        _drawn(table.values(y)),
+        list(map(_drawn, table.values(y))),
         looks | marker,
         hover,
         mode="lines+markers",
@@ -206,16 +200,17 @@ def curve(
         return [marked]
     ends = [*(high for _, high in bands), *(low for low, _ in reversed(bands))]
     filled = {"fill": "toself", "fillcolor": translucent(colour), "legendgroup": text.esc(group or name)}
-    return [line([*devices, *reversed(devices)], _drawn(ends), {"width": 0}, **filled), marked]
+    return [line([*devices, *reversed(devices)], list(map(_drawn, ends)), {"width": 0}, **filled), marked]
 
 
 def error_bars(cells: Sequence[Cell], scale: float, colour: str) -> dict[str, Any]:
     """From each cell to the low and the high end of its band, in units of `scale`."""
-    reach = [
-        _drawn(abs(end - cell.number) / scale for end in cell.band or (cell.number,) * 2) for cell in cells
-    ]
-    ends = {"array": [high for _, high in reach], "arrayminus": [low for low, _ in reach]}
-    return {"type": "data", "symmetric": False, "color": colour} | ends
+    bands = [(cell, cell.band or (cell.number, cell.number)) for cell in cells]
+    reach = {
+        side: [_drawn(abs(band[end] - cell.number) / scale) for cell, band in bands]
+        for side, end in (("array", 1), ("arrayminus", 0))
+    }
+    return {"type": "data", "symmetric": False, "color": colour} | reach
 
 
 def rule(at: float, line: dict[str, Any], *, across: bool = False) -> dict[str, Any]:
@@ -223,9 +218,6 @@ def rule(at: float, line: dict[str, Any], *, across: bool = False) -> dict[str, 
     along, other = ("y", "x") if across else ("x", "y")
     ends = {f"{along}0": at, f"{along}1": at, f"{other}0": 0, f"{other}1": 1}
     return ends | {"type": "line", f"{other}ref": "paper", "line": line}
-
-
-# Whole figures.
 
 
 def figure(
@@ -293,10 +285,9 @@ def heat_map(table: Table, title: str, x_name: str) -> go.Figure:
     """
     unit = table.unit(table.columns[1].name)
     cells = [
-        [math.nan if cell.value is None else cell.number / unit.scale for cell in row[1:]]
-        for row in table.rows
+        [None if cell.value is None else cell.number / unit.scale for cell in row[1:]] for row in table.rows
     ]
-    known = [value for row in cells for value in row if not math.isnan(value)]
+    known = [value for row in cells for value in row if value is not None]
     logarithmic = bool(known) and min(known) > 0 and max(known) / min(known) > _LOG_SPAN
     scale: dict[str, Any] = {"thickness": 12, "outlinewidth": 0, "xpad": 4}
     if logarithmic:
@@ -310,10 +301,7 @@ def heat_map(table: Table, title: str, x_name: str) -> go.Figure:
         x=[text.esc(column.name) for column in table.columns[1:]],
         y=[text.esc(row[0]) for row in words],
         z=[
-            [
-                None if math.isnan(value) else _drawn([math.log10(value) if logarithmic else value])[0]
-                for value in row
-            ]
+            [None if value is None else _drawn(math.log10(value) if logarithmic else value) for value in row]
             for row in cells
         ],
         text=[

@@ -124,9 +124,6 @@ def write_plan(planned: Planned, folder: Path) -> Path:
     return page.write(folder, document_text(plan_document(planned)))
 
 
-# In words.
-
-
 def _heading(planned: Planned) -> str:
     """What was asked, and how many layouts there are."""
     best = planned.best.prediction
@@ -224,8 +221,6 @@ def _caveats(planned: Planned) -> Iterator[str]:
         numbers = ", ".join(str(number) for number, _ in worst[caveat])
         yield f"{caveat.severity}, {numbers}: {caveat.text}."
 
-
-# A shortlist as one JSON document.
 
 _OF_ENTRY = (
     "layout_text",

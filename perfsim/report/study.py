@@ -168,9 +168,6 @@ def _perturbed_line(result: StudyResult) -> str:
     return f"perturbed steps, {spread} times as long: {result.perturbed}"
 
 
-# The answer on a terminal.
-
-
 def study_lines(result: StudyResult) -> list[str]:
     """A row for each candidate, what to know of it, the worst caveats, and the comparison last."""
     heading = (
@@ -620,8 +617,6 @@ def _basis(result: StudyResult) -> Iterator[Section]:
     )
     yield Section("Accuracy", lead, table=accuracy, slug="accuracy")
 
-
-# The summary of a study as one JSON document.
 
 _OF_CANDIDATE = (
     "steps",

@@ -577,7 +577,16 @@ def _timeline(candidate: Answer, bars: Sequence[TimelineBar]) -> go.Figure:
     """One lane per stream in the order given by the candidate, time from left to right."""
     unit = text.TIME.of([max((bar.end_s for bar in bars), default=1.0)])
     kept = {bar.lane for bar in bars}
-    lanes = [text.esc(lane) for lane in _lanes(candidate.timeline) if lane in kept]
+    known = list(dict.fromkeys(bar.lane for bar in candidate.timeline))
+
+    def home(lane: str) -> str:
+        owner = lane.split("/", 1)[0]
+        return owner if f"{owner}/compute" in known else lane
+
+    # Lanes are in the order of their first bars; a device's other lanes follow its computation.
+    homes = list(dict.fromkeys(map(home, known)))
+    in_order = sorted(known, key=lambda lane: (homes.index(home(lane)), not computes(lane)))
+    lanes = [text.esc(lane) for lane in in_order if lane in kept]
     categories = list(dict.fromkeys(bar.category for bar in bars))
     styles = _part_styles(categories)
     alone = _alone(bars)
@@ -601,31 +610,16 @@ def _timeline(candidate: Answer, bars: Sequence[TimelineBar]) -> go.Figure:
                 starts=[bar.start_s / unit.scale for bar in own],
             )
         )
-    title = f"Tasks of each stream over time ({unit.name})"
-    since = f"time since the start of the step ({unit.name})"
-    order = {"categoryorder": "array", "categoryarray": lanes, "autorange": "reversed"}
     return draw.figure(
-        title,
+        f"Tasks of each stream over time ({unit.name})",
         traces,
-        draw.axis(since, fixedrange=False, rangemode="tozero"),
-        draw.axis("", **order),
+        draw.axis(f"time since the start of the step ({unit.name})", fixedrange=False, rangemode="tozero"),
+        draw.axis("", categoryorder="array", categoryarray=lanes, autorange="reversed"),
         150 + 24 * len(lanes),
         barmode="overlay",
         bargap=0.2,
         dragmode="zoom",
     )
-
-
-def _lanes(bars: Sequence[TimelineBar]) -> list[str]:
-    """The lanes in the order of their first bars; a device's other lanes follow its computation."""
-    lanes = list(dict.fromkeys(bar.lane for bar in bars))
-
-    def home(lane: str) -> str:
-        owner = lane.split("/", 1)[0]
-        return owner if f"{owner}/compute" in lanes else lane
-
-    homes = list(dict.fromkeys(map(home, lanes)))
-    return sorted(lanes, key=lambda lane: (homes.index(home(lane)), not computes(lane)))
 
 
 def _alone(bars: Sequence[TimelineBar]) -> set[TimelineBar]:
@@ -647,14 +641,14 @@ def _alone(bars: Sequence[TimelineBar]) -> set[TimelineBar]:
 
 def _told(bar: TimelineBar) -> str:
     """A task's name; its layers, FLOPs and bytes, and of how many tasks it is; when, and how long."""
-    layers = ""
-    if bar.layers:
-        low, high = bar.layers
-        layers = f"layer {low}" if low == high else f"layers {low} to {high}"
+    low, high = bar.layers or (0, 0)
+    layers = f"layer {low}" if low == high else f"layers {low} to {high}"
     name = bar.name if bar.microbatch < 0 else f"{bar.name}, micro-batch {bar.microbatch}"
     flop = text.si(bar.flop, "FLOP") if bar.flop else ""
     moved = text.si(bar.n_bytes, "B") if bar.n_bytes else ""
-    work = ", ".join(filter(None, [layers, flop, moved, text.counted(bar.tasks, "task")]))
+    work = ", ".join(
+        filter(None, [layers if bar.layers else "", flop, moved, text.counted(bar.tasks, "task")])
+    )
     when = f"from {text.duration(bar.start_s)}, takes {text.duration(bar.end_s - bar.start_s)}"
     return f"<b>{text.esc(name)}</b><br>{work}<br>{when}"
 
@@ -694,9 +688,7 @@ _LEVER_UNITS = {
 
 def tornados(decision: Decision | None) -> Iterator[Section]:
     """What would change the order, in time and in money."""
-    if decision is None:
-        return
-    if decision.levers:
+    if decision is not None and decision.levers:
         section = Section(
             "What would change the order?",
             "Helps to choose what to measure next: the widest bar is the input worth knowing better. A "
@@ -705,7 +697,7 @@ def tornados(decision: Decision | None) -> Iterator[Section]:
             short="Sensitivity",
         )
         yield _tornado(section, decision, "time on the wall", decision.levers, decision.ratio)
-    if decision.money_levers:
+    if decision is not None and decision.money_levers:
         section = Section(
             "What would change which costs less?",
             "The same for money, where both have a price: the inputs that move the ratio of what the two "

@@ -32,9 +32,6 @@ _MAX_DIFFERENCES = 12
 """Values that differ, in a row of many variants."""
 
 
-# Tables.
-
-
 def _points_table(result: SweepResult, *, feasible: bool = True) -> Table:
     """The points, at most `MAX_ROWS`, with their answers or the reasons why they have none.
 
@@ -89,9 +86,6 @@ def _on_terminal(result: SweepResult) -> Table:
     more = len(table.rows) - len(rows)
     caption = " ".join([table.caption, *([f"{more} {left_out}"] if more else [])])
     return replace(table, rows=rows, caption=caption).only(*names).grouped()
-
-
-# The answer on a terminal.
 
 
 def sweep_lines(result: SweepResult) -> list[str]:
@@ -179,13 +173,9 @@ def _headline(result: SweepResult) -> str:
         )
         first = result.scalings[0]
         return f"From {first.first.num_devices:,} to {first.last.machine}, throughput grows {grown}."
-    if result.variants or len(result.targets) > 1:
-        return _of_targets(result)
-    return result.first_sentence
-
-
-def _of_targets(result: SweepResult) -> str:
-    """Which machine is the fastest to how many targets; of one machine, its shortest and longest time."""
+    if not result.variants and len(result.targets) == 1:
+        return result.first_sentence
+    # Which machine is the fastest to how many targets; of one machine, its shortest and longest time.
     fastest = [series.fastest for series in sorted(result.series, key=_fastest_s)]
     machines = {member.machine for member in result.series}
     if len(machines) == 1 or len(fastest) == 1:
@@ -294,9 +284,6 @@ def _differences(result: SweepResult) -> Iterator[Section]:
         )
     lead = "All values that differ between the variants, in SI units."
     yield Section("What the variants change", lead, table=table, slug="differences")
-
-
-# Files.
 
 
 def write_sweep(result: SweepResult, folder: Path) -> Path:

@@ -361,10 +361,9 @@ def write_table(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
     """
     if path.suffix not in SUFFIXES:
         raise InputError(f"{path}: a table is written as {' or '.join(SUFFIXES)}")
-    return write_file(path, _csv(rows) if path.suffix == ".csv" else _parquet(rows))
+    if path.suffix == ".parquet":
+        return write_file(path, _parquet(rows))
 
-
-def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
     def field(value: Any) -> Any:
         if isinstance(value, str) and value.startswith(FORMULA):
             return f"'{value}"
@@ -374,7 +373,7 @@ def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
     writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
     writer.writerows({name: field(value) for name, value in row.items()} for row in rows)
-    return text.getvalue().encode()
+    return write_file(path, text.getvalue().encode())
 
 
 def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:

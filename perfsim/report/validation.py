@@ -388,9 +388,6 @@ def residuals(cases: Iterable[Mapping[str, Any]]) -> tuple[Table, go.Figure | No
     )
 
 
-# The accuracy page.
-
-
 def write_validation(accuracy: AccuracyPage, folder: Path) -> tuple[Path, Path]:
     """Write `index.html` and `validation.md` with the same tables; the same input gives the same bytes."""
     cards = []
