@@ -74,10 +74,7 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
 
 
 def log_axis(title: str, values: Iterable[float], *, at_values: bool = False, **more: Any) -> dict[str, Any]:
-    """A logarithmic axis whose ticks are written out: 20, 50, 100 and not 2, 5, 100.
-
-    They are round numbers that span the values, or with `at_values` some of these themselves.
-    """
+    """A logarithmic axis with round ticks that span the values, or with `at_values` some of these."""
     known = sorted(set(values), reverse=True)
     ticks = sorted(known[:: math.ceil(len(known) / _MOST_TICKS)]) if at_values else _log_ticks(known)
     shown = {"tickmode": "array", "tickvals": ticks, "ticktext": [_short(tick) for tick in ticks]}

@@ -136,11 +136,7 @@ class Drawing:
 
     @classmethod
     def of(cls, name: str, noun: str, network: NetworkMap, use: Mapping[str, LinkUse]) -> Drawing:
-        """The network of a candidate with devices `noun`.
-
-        Colours of links follow the mean use, widths the peak. Places at the end of a link that the step does
-        not use are left out.
-        """
+        """A candidate's network with devices `noun`; colours of links follow mean use, widths the peak."""
         tree = _tree(network, use)
         spots = _spots(tree, network.places[0].kind)
         width = _COLUMN_PX * (1 + max(column for column, _ in spots.values())) + _LABEL_PX

@@ -12,7 +12,6 @@ from typing import Any
 from perfsim.base.units import DAY_S
 from perfsim.costs.wafer import StreamingRoof
 from perfsim.interop.chrome import write_chrome_trace
-from perfsim.prediction.verification import SamplingSummary
 from perfsim.report import study_figures, text
 from perfsim.report.document import document_text, plain
 from perfsim.report.network import network
@@ -227,10 +226,7 @@ def _notes(result: StudyResult) -> Iterator[str]:
 
 
 def study_page(result: StudyResult, *, trace_names: Sequence[str] = ()) -> Page:
-    """The report of a study; sections without anything to say are left out.
-
-    `trace_names` are the files of the candidates' traces next to the page.
-    """
+    """The report of a study, with the candidates' traces in files of these names next to it."""
     named = text.named(result.candidates)
     headline = _headline(result)
     decided = result.decision.sentence if result.decision else ""
@@ -486,15 +482,11 @@ def _whole_run(result: StudyResult) -> Section:
     named = [(name, own) for name, own in text.named(result.candidates) if own.whole_run]
     parts = list(dict.fromkeys(part.name for _, own in named for part in own.whole_run))
     parts.sort(key=lambda part: part == "whole run")
-    cells = {
-        (name, part.name): Cell(
-            part.typical_s,
-            (part.low_s, part.high_s) if part.low_s < part.high_s else None,
-            f"\u00b7 {part.how}" if part.how else "",
-        )
-        for name, own in named
-        for part in own.whole_run
-    }
+    cells: dict[tuple[str, str], Cell] = {}
+    for name, own in named:
+        for part in own.whole_run:
+            band = (part.low_s, part.high_s) if part.low_s < part.high_s else None
+            cells[name, part.name] = Cell(part.typical_s, band, f"\u00b7 {part.how}" if part.how else "")
     table = Table.of(
         {"": None, **{name: text.TIME for name, _ in named}},
         ([part, *(cells.get((name, part)) for name, _ in named)] for part in parts),
@@ -563,30 +555,17 @@ def _basis(result: StudyResult) -> Iterator[Section]:
         short="Assumptions",
     )
     error = text.Unit(digits="{:.1e}".format)
-
-    def executed(summary: SamplingSummary) -> Cell:
-        return Cell(summary.tasks_sampled, note=f"of {text.integer(summary.tasks_total)}")
-
-    def partitions(summary: SamplingSummary) -> str | None:
-        return (
-            ", ".join(f"{text.human(part)} {count}" for part, count in summary.by_partition.items()) or None
-        )
-
-    sampled = Table.each(
-        result.sampling.items(),
-        {
-            "candidate": (None, lambda item: item[0]),
-            "products": (text.COUNT, lambda item: executed(item[1])),
-            "share of FLOPs": (text.SHARE, lambda item: item[1].flop_share),
-            "largest error": (error, lambda item: item[1].worst_relative_error),
-            "bound": (error, lambda item: item[1].bound),
-            "where": (None, lambda item: item[1].worst or None),
-            "result": (
-                None,
-                lambda item: "passed" if item[1].passed else f"FAILED: {'; '.join(item[1].failed)}",
-            ),
-            "partitions": (None, lambda item: partitions(item[1])),
-        },
+    rows = []
+    for name, own in result.sampling.items():
+        products = Cell(own.tasks_sampled, note=f"of {text.integer(own.tasks_total)}")
+        passed = "passed" if own.passed else f"FAILED: {'; '.join(own.failed)}"
+        partitions = ", ".join(f"{text.human(part)} {count}" for part, count in own.by_partition.items())
+        errors = (own.worst_relative_error, own.bound)
+        rows.append((name, products, own.flop_share, *errors, own.worst or None, passed, partitions or None))
+    sampled = Table.of(
+        {"candidate": None, "products": text.COUNT, "share of FLOPs": text.SHARE}
+        | {"largest error": error, "bound": error, "where": None, "result": None, "partitions": None},
+        rows,
         "Products executed out of all in the step, and the share of its matrix FLOPs that their classes "
         "represent. Errors are relative to the product of absolute values; the bound holds for any order of "
         "summation. Every product is also executed on integers, which must be exact.",
@@ -638,11 +617,7 @@ _OF_CANDIDATE = (
 
 
 def study_document(result: StudyResult, *, report: str = "index.html") -> dict[str, Any]:
-    """The document of `perfsim study --json`.
-
-    Every quantity is SI and its key names the unit. `report` is where the page stands, as the
-    caller wants it written.
-    """
+    """The document of `perfsim study --json`, in SI, keys with units; `report` is where the page stands."""
     document: dict[str, Any] = plain(replace(result, candidates=(), stopped=None))
     del document["stopped"]
     candidates = []

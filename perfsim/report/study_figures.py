@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import plotly.graph_objects as go
@@ -296,14 +297,8 @@ def memory(result: StudyResult) -> Section:
     """Every place with its parts, total and capacity; neighbours that hold exactly the same share a row."""
     rows: list[tuple[str, str, MemoryUse]] = []
     for name, candidate in text.named(result.candidates):
-        runs: list[list[MemoryUse]] = []
-        for bar in candidate.memory:
-            known = runs[-1][0] if runs else None
-            if known and (known.parts_bytes, known.capacity_bytes) == (bar.parts_bytes, bar.capacity_bytes):
-                runs[-1].append(bar)
-            else:
-                runs.append([bar])
-        for first, *others in runs:
+        for _, alike in groupby(candidate.memory, lambda bar: (bar.parts_bytes, bar.capacity_bytes)):
+            first, *others = alike
             holder = f"{first.place} to {others[-1].place.split(' ')[-1]}" if others else first.place
             rows.append((name, holder, first))
     parts = _parts(bar.parts_bytes for *_, bar in rows)
@@ -594,10 +589,11 @@ def _timeline(candidate: Answer, bars: Sequence[TimelineBar]) -> go.Figure:
     for category in categories:
         own = [bar for bar in bars if bar.category == category]
         style = styles[category]
-        width = 0.5 if len(own) <= _OUTLINED else 0.0
-        edge: dict[str, Any] = {"width": width, "color": "rgba(60,60,60,0.45)"}
-        if not width and any(bar in alone for bar in own):
-            edge = {"width": [float(bar in alone) for bar in own], "color": style["color"]}
+        edge: dict[str, Any] = {"width": 0.5, "color": "rgba(60,60,60,0.45)"}
+        if len(own) > _OUTLINED:
+            edge["width"] = 0.0
+            if alone.intersection(own):
+                edge = {"width": [float(bar in alone) for bar in own], "color": style["color"]}
         # Plotly widens an opaque bar without outline to a whole pixel, which would hide its neighbours.
         style = style | {"color": draw.translucent(style["color"], _NOT_QUITE_OPAQUE), "line": edge}
         traces.append(

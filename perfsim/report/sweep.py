@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,10 +32,7 @@ _MAX_DIFFERENCES = 12
 
 
 def _points_table(result: SweepResult, *, feasible: bool = True) -> Table:
-    """The points, at most `MAX_ROWS`, with their answers or the reasons why they have none.
-
-    With `feasible` false only the points without a plan, and no columns of answers.
-    """
+    """At most `MAX_ROWS` points with answers or reasons; if not `feasible` only those without a plan."""
     listed = [point for point in result.points if feasible or not point.feasible]
     points = text.thinned(listed, MAX_ROWS)
     paths = list(dict.fromkeys(path for point in listed for path, _ in point.circumstances))
@@ -67,21 +63,13 @@ def _on_terminal(result: SweepResult) -> Table:
         table = change_table(result.changes)
         most = max(2, MAX_ON_TERMINAL // len(result.changes))
         names = ("in common", "variant", "batch", "step", "MFU", "change", "time", "wall")
-        seen = Counter[object]()
-        rows = []
-        for row in table.rows:
-            seen[row[0].value] += 1
-            rows += [row] if seen[row[0].value] <= most else []
+        rows = [row for group in table.by("in common").values() for row in group.rows[:most]]
         left_out = "more variants, of less effect, are in the report."
     else:
         table = series_table(result.series)
         names = ("series", "machine", "batch", "step", "MFU", "efficiency", "time", "wall")
-        times = sorted(cell.number for cell in table.column("time"))[:MAX_ON_TERMINAL]
-        rows = [
-            row
-            for row, cell in zip(table.rows, table.column("time"), strict=True)
-            if cell.number <= times[-1]
-        ][:MAX_ON_TERMINAL]
+        fastest = table.sorted("time").rows[:MAX_ON_TERMINAL]
+        rows = [row for row in table.rows if row in fastest][:MAX_ON_TERMINAL]
         left_out = "more points are in the report, all slower."
     more = len(table.rows) - len(rows)
     caption = " ".join([table.caption, *([f"{more} {left_out}"] if more else [])])

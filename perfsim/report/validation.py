@@ -61,10 +61,7 @@ _TIMES: _Columns = {
 
 
 def _score_table(result: Mapping[str, Any], outside: Mapping[str, Any] | None) -> Table:
-    """All runs and each family, next to the baseline of one constant efficiency.
-
-    With `outside`, also the errors of each family under constants that were fitted without it.
-    """
+    """All runs and each family, next to one constant efficiency, and `outside` the fit of the constants."""
     outside = outside or {}
     left_out = outside.get("families", {})
     rows = [("all runs", result["summary"], outside.get("summary", {}), result["baseline"])]
