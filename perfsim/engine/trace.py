@@ -240,13 +240,16 @@ class Trace:
         """Every second of the window of each device of a block, by category."""
         names = self._categories
         width = len(names)
-        category = self._category_of_work[self.graph.work[block.task]]
+        of_work = np.array([names.index(work.category) for work in self.graph.works])
+        category = of_work[self.graph.work[block.task]]
         start_s, end_s = self._clipped(block)
         key = block.device * width + category
         cells = len(block.devices) * width
         computed_s = np.bincount(key, (end_s - start_s) * block.computes, minlength=cells)
-        waited_for = np.unique(category[~block.computes])
-        line = np.where(block.computes, 0, 1 + waited_for.searchsorted(category))
+        present = np.bincount(key + cells * block.computes, minlength=2 * cells).reshape(2, -1, width) > 0
+        waited_for = np.flatnonzero(present[0].any(axis=0))
+        line_of_category = 1 + waited_for.searchsorted(np.arange(width))
+        line = np.where(block.computes, 0, line_of_category[category])
         device, under_way, lasts_s = _sweep(block.device, start_s, end_s, line)
         first = under_way.argmax(axis=0)
         waits = first > 0
@@ -258,8 +261,7 @@ class Trace:
             idle_s -= part_s.reshape(-1, width).sum(axis=1)
         idle_s[idle_s < ROUNDING * (block.high_s - block.low_s)] = 0.0
         seconds: list[dict[str, float]] = [{} for _ in block.devices]
-        for counted, listed in ((block.computes, sorted(names)), (~block.computes, names)):
-            has = np.bincount(key[counted], minlength=cells).reshape(-1, width) > 0
+        for has, listed in ((present[1], sorted(names)), (present[0], names)):
             for name in listed:
                 number = names.index(name)
                 for index in np.flatnonzero(has[:, number]).tolist():
@@ -274,10 +276,6 @@ class Trace:
         present = {work.category for work in self.graph.works}
         ranked = [category for category in EXPOSED if category in present]
         return ranked + sorted(present - set(ranked))
-
-    @cached_property
-    def _category_of_work(self) -> Ints:
-        return np.array([self._categories.index(work.category) for work in self.graph.works])
 
 
 EXPOSED = (
@@ -321,10 +319,17 @@ def _sweep(device: Ints, start_s: Floats, end_s: Floats, line: Ints) -> tuple[In
     is under way on each line, shape (lines, times), and how long that lasts.
     """
     lasting = np.flatnonzero(end_s > start_s)
-    row = np.concatenate([lasting, lasting])
-    when_s = np.concatenate([start_s[lasting], end_s[lasting]])
+    # Intervals that follow one another without a gap are one: most tasks of a compute stream.
+    apart = np.ones(len(lasting) + 1, dtype=bool)
+    apart[1:-1] = end_s[lasting[:-1]] != start_s[lasting[1:]]
+    for column in (device, line):
+        apart[1:-1] |= np.diff(column[lasting]) != 0
+    first = lasting[apart[:-1]]
+    last = lasting[apart[1:]]
+    row = np.concatenate([first, last])
+    when_s = np.concatenate([start_s[first], end_s[last]])
     order = np.lexsort((when_s, device[row]))
     row = row[order]
     change = np.zeros((1 + line.max(initial=0), len(order)), dtype=np.int32)
-    change[line[row], np.arange(len(order))] = np.where(order < len(lasting), 1, -1)
+    change[line[row], np.arange(len(order))] = np.where(order < len(first), 1, -1)
     return device[row], change.cumsum(axis=1) > 0, np.diff(when_s[order], append=0.0)
