@@ -144,12 +144,31 @@ class GemmModel:
         self, geometry: Geometry, *, sustained: bool = False, chosen: NDArray[np.intp] | None = None
     ) -> Array:
         """Seconds of shapes from their geometry, which a fit computes once; `chosen` is from `choice`."""
-        compute = self._compute_s(geometry, self.choice(geometry) if chosen is None else chosen)
+        candidate = self.choice(geometry) if chosen is None else chosen
+
+        def pick(values: Array) -> Array:
+            return np.asarray(np.take_along_axis(values, candidate, axis=0)[0])
+
+        latency = geometry.is_split[candidate[0], 0] * self.constants.split_latency_s
+        summing = pick(geometry.partial_sum_bytes) / self.memory_bytes_per_s
+        columns = pick(geometry.k_per_slice) + self._by_candidate("overhead_k")[candidate[0], 0]
+        ideal = pick(geometry.tile_wave_flop) * columns / self._unit_peak
+        actual = ideal / self._by_candidate("efficiency")[candidate[0], 0]
+        compute = actual + (self.constants.split_traffic * summing + latency)
         memory = geometry.n_bytes / (self.constants.memory_fraction * self.memory_bytes_per_s)
         p = self.constants.overlap_sharpness
         longest = np.maximum(compute, memory)
         busy = longest * (1 + (np.minimum(compute, memory) / longest) ** p) ** (1 / p)
-        return self._under_power_limit(self.constants.launch_s + busy, geometry.flop, sustained)
+        seconds = self.constants.launch_s + busy
+        # The power limit keeps the achieved fraction of peak under a ceiling.
+        fraction = geometry.flop / (seconds * self.peak_flop_per_s)
+        age = seconds / self.constants.burst_s
+        ceiling = 1 - (1 - self.constants.burst_fraction) * age / (1 + age)
+        if sustained:
+            ceiling = np.minimum(ceiling, self.sustained_fraction)
+        q = self.constants.power_sharpness
+        limited = seconds * (1 + (fraction / ceiling) ** q) ** (1 / q)
+        return np.asarray(np.maximum(limited, geometry.flop / self.peak_flop_per_s))
 
     @cached_property
     def _candidates(self) -> Candidates:
@@ -173,19 +192,6 @@ class GemmModel:
         estimate += self.constants.choice_split_traffic * summing + latency
         return np.asarray(np.argmin(estimate, axis=0)[None, :])
 
-    def _compute_s(self, geometry: Geometry, chosen: NDArray[np.intp]) -> Array:
-        """Compute time of the chosen candidate of each shape."""
-
-        def pick(values: Array) -> Array:
-            return np.asarray(np.take_along_axis(values, chosen, axis=0)[0])
-
-        latency = geometry.is_split[chosen[0], 0] * self.constants.split_latency_s
-        summing = pick(geometry.partial_sum_bytes) / self.memory_bytes_per_s
-        columns = pick(geometry.k_per_slice) + self._by_candidate("overhead_k")[chosen[0], 0]
-        ideal = pick(geometry.tile_wave_flop) * columns / self._unit_peak
-        actual = ideal / self._by_candidate("efficiency")[chosen[0], 0]
-        return np.asarray(actual + (self.constants.split_traffic * summing + latency))
-
     @property
     def _unit_peak(self) -> float:
         return self.peak_flop_per_s / self.compute_units
@@ -193,13 +199,3 @@ class GemmModel:
     def _by_candidate(self, name: str) -> Array:
         values = [float(getattr(tile, name)) for tile in self.constants.tiles]
         return np.array(values)[self._candidates.tile_index]
-
-    def _under_power_limit(self, seconds: Array, flop: Array, sustained: bool) -> Array:
-        """Seconds with the achieved fraction of peak kept under the power ceiling."""
-        fraction = flop / (seconds * self.peak_flop_per_s)
-        age = seconds / self.constants.burst_s
-        ceiling = 1 - (1 - self.constants.burst_fraction) * age / (1 + age)
-        if sustained:
-            ceiling = np.minimum(ceiling, self.sustained_fraction)
-        q = self.constants.power_sharpness
-        return np.maximum(seconds * (1 + (fraction / ceiling) ** q) ** (1 / q), flop / self.peak_flop_per_s)

@@ -33,7 +33,6 @@ from perfsim.network import FatTree, Group
 from perfsim.network.collectives import CollectiveModel, wire_factor
 from perfsim.specs.calibration import (
     CollectiveOp,
-    CommunicationConstants,
     GemmConstants,
     GpuCalibration,
     NarrowGemmConstants,
@@ -368,23 +367,19 @@ class GpuCosts(GpuKernels, Costs):
             return NONE
         sent_bytes = work.comm_bytes * wire_factor(op, group.size)
         passes = constants.memory_passes.get(op, 0.0)
+        # A kernel has a unit for each of its channels: across nodes no more than the NICs can feed, and those
+        # of one NIC for a message between two ranks, also inside a node.
+        units = constants.units
+        if op == "send_recv":
+            units = min(units, constants.units_per_nic)
+        elif group.nodes > 1:
+            node = self.topology.system.node
+            nics = max(1.0, node.nics * group.fewest_per_node / node.devices)
+            units = min(units, constants.units_per_nic * nics)
         return Shares(
-            self._kernel_units(constants, op, group) / self.topology.system.device.compute_units,
+            units / self.topology.system.device.compute_units,
             passes * sent_bytes / seconds / self.memory_bytes_per_s,
         )
-
-    def _kernel_units(self, constants: CommunicationConstants, op: CollectiveOp, group: Group) -> float:
-        """Compute units of a kernel: its channels, across nodes no more than the NICs can feed.
-
-        A message between two ranks has the channels of one NIC, also inside a node.
-        """
-        if op == "send_recv":
-            return min(constants.units, constants.units_per_nic)
-        if group.nodes == 1:
-            return constants.units
-        node = self.topology.system.node
-        nics = max(1.0, node.nics * group.fewest_per_node / node.devices)
-        return min(constants.units, constants.units_per_nic * nics)
 
     def bound(self, work: Work, /) -> Shares:
         """Shares of the time of a compute task that units and memory limit."""

@@ -122,7 +122,7 @@ def state_bytes(recipe: Recipe, model: TransformerConfig | None = None) -> State
     size = row.moment_bytes
     if size is None:
         size = PRECISIONS[recipe.moment_precision or recipe.optimizer_precision].bytes
-    of_matrices = 1.0 if model is None else _share_of_matrices(model)
+    of_matrices = 1.0 if model is None else parameters(model).body_matrices / parameters(model).total
     moments = size * (row.moments - (row.moments - row.matrix_moments) * of_matrices)
     states = PRECISIONS[recipe.optimizer_precision].bytes
     reduced = PRECISIONS[recipe.reduce_precision or "fp32"].bytes
@@ -130,12 +130,6 @@ def state_bytes(recipe: Recipe, model: TransformerConfig | None = None) -> State
     updated = moments + (states if recipe.element_bytes < states else 0.0)
     copied = states if gradients < states else 0.0
     return StateBytes(recipe.element_bytes, gradients, updated + copied, moments, updated, reduced)
-
-
-def _share_of_matrices(model: TransformerConfig) -> float:
-    """Share of a model's parameters in the matrices of layers."""
-    counts = parameters(model)
-    return counts.body_matrices / counts.total
 
 
 Numbers = float | NDArray[Any]

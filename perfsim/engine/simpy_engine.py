@@ -125,18 +125,15 @@ class _Links:
             tables, self.live, self.hot, np.array(list(self.changed)), *self._seen, self._touched, self._limit
         )
         self.changed.clear()
-        self._count_contention(more_hot)
-        joined = self._touched[:found]
-        scratch = (self._left, self._load, self._taken, self._tightest)
-        rules.fill(tables, joined, self.live, self.hot, *scratch, self.fraction)
-        return sum(_proceed(self.under_way[flow], self.fraction[flow]) for flow in joined.tolist())
-
-    def _count_contention(self, more_hot: int) -> None:
         if not self.num_hot and more_hot:
             self.hot_since_s = self.env.now
         if self.num_hot and not self.num_hot + more_hot:
             self.contended_s += self.env.now - self.hot_since_s
         self.num_hot += more_hot
+        joined = self._touched[:found]
+        scratch = (self._left, self._load, self._taken, self._tightest)
+        rules.fill(tables, joined, self.live, self.hot, *scratch, self.fraction)
+        return sum(_proceed(self.under_way[flow], self.fraction[flow]) for flow in joined.tolist())
 
 
 def _proceed(activities: Iterable[_Activity], rate: float) -> int:
@@ -169,10 +166,6 @@ class _Devices:
         """A computation starts; it has no rate before the end of the instant."""
         self.under_way[device][activity] = None
         self.begun.append((device, activity))
-
-    def end(self, device: int, activity: _Activity) -> None:
-        """A computation ends."""
-        del self.under_way[device][activity]
 
     def set_rates(self) -> int:
         """Give computations the rates that communication leaves them; the number of rates that changed."""
@@ -290,7 +283,7 @@ class _Simulation:
         self.devices.begin(self._device[kind], computation)
         self._close_instant()
         yield computation.done
-        self.devices.end(self._device[kind], computation)
+        del self.devices.under_way[self._device[kind]][computation]
 
     def _close_instant(self) -> None:
         """Have rates set once all else that happens now is done."""
@@ -302,12 +295,12 @@ class _Simulation:
         self._is_closing = False
         self._instants += 1
         if not self._instants % RATES_CHECKED_EVERY:
-            self.limits.in_time(self._so_far)
+            total = len(self.end_s)
+            self.limits.in_time(
+                lambda: f"{self.ended:,} of {total:,} tasks of the present simulation had ended"
+            )
         self.changed_rates += self.devices.set_rates()
         self.changed_rates += self.links.set_rates()
-
-    def _so_far(self) -> str:
-        return f"{self.ended:,} of {len(self.end_s):,} tasks of the present simulation had ended"
 
 
 def run(tables: Tables, start_s: Floats, end_s: Floats, limits: Limits) -> tuple[int, float]:

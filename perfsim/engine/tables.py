@@ -168,7 +168,14 @@ def _slowed(graph: TaskGraph, streams: list[int], works: list[int], beside: Besi
     bound = np.zeros((kinds, 2))
     if beside is not None and beside.taken.any():
         blocking = [computes(name) for name in graph.streams]
-        of_message = _ends_of_messages(graph)
+        ends = zip(graph.stream_ranks.tolist(), of_stream, strict=True)
+        device_of_rank = {rank: numbers[0] for rank, numbers in ends if rank >= 0 and numbers}
+        # A message takes something from the devices that send and receive it.
+        of_message = {
+            number: [device_of_rank[rank] for rank in work.group.ranks if rank in device_of_rank]
+            for number, work in enumerate(graph.works)
+            if work.kind is Kind.COMM_SEND and work.group is not None
+        }
         shares = np.rint(beside.taken * UNIT).astype(np.int64)
         for kind, (stream, work) in enumerate(zip(streams, works, strict=True)):
             # A communication on a compute stream blocks the computation there instead of slowing it.
@@ -186,20 +193,6 @@ def _slowed(graph: TaskGraph, streams: list[int], works: list[int], beside: Besi
         "occupied": Ragged.of(occupied),
         "taken": taken,
         "num_devices": num_devices,
-    }
-
-
-def _ends_of_messages(graph: TaskGraph) -> dict[int, tuple[int, ...]]:
-    """The devices that send and receive the messages of each class of work."""
-    device = {
-        rank: numbers[0]
-        for rank, numbers in zip(graph.stream_ranks.tolist(), graph.stream_devices, strict=True)
-        if rank >= 0 and numbers
-    }
-    return {
-        number: tuple(device[rank] for rank in work.group.ranks if rank in device)
-        for number, work in enumerate(graph.works)
-        if work.kind is Kind.COMM_SEND and work.group is not None
     }
 
 

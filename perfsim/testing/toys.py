@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -293,17 +293,6 @@ def transfer(name: str, ranks: RankGroup, category: str = "pipeline_communicatio
 def collective(name: str, ranks: RankGroup) -> Work:
     """A class of all-reduces over a group."""
     return replace(transfer(name, ranks, "data_communication", op="all_reduce"), kind=Kind.COMM_COLL)
-
-
-def chain(lengths: Mapping[str, int], join: Callable[[GraphBuilder, dict[str, int]], None]) -> TaskGraph:
-    """Streams of tasks in order; `join` gets each stream's last tensor and may add tasks."""
-    builder = GraphBuilder()
-    last: dict[str, int] = {}
-    for stream, length in lengths.items():
-        for number in range(length):
-            last[stream] = builder.task(compute(f"{stream}.{number}"), stream).tensor
-    join(builder, last)
-    return builder.build()
 
 
 def at_once(*works: tuple[Work, str]) -> TaskGraph:

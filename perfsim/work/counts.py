@@ -166,19 +166,15 @@ def parameters(model: TransformerConfig) -> Parameters:
     return Parameters(model)
 
 
-def _attended(kind: LayerKind, seq_length: int) -> float:
-    """Positions that a position counts as attending to: all, or twice the mean of a causal window.
+def _core_flop_per_token(model: TransformerConfig, kind: LayerKind, seq_length: int) -> float:
+    """FLOPs of a forward of the attention core: scores and context.
 
     Papers count attention without halving it under the causal mask. In a window of w a position sees
     w - w^2 / 2 s positions in the mean, doubled here, so that a window of the whole sequence counts s.
     """
     window = min(kind.window or seq_length, seq_length)
-    return 2.0 * window - window**2 / seq_length if window < seq_length else float(seq_length)
-
-
-def _core_flop_per_token(model: TransformerConfig, kind: LayerKind, seq_length: int) -> float:
-    """FLOPs of a forward of the attention core: scores and context."""
-    return 2.0 * _attended(kind, seq_length) * (model.query_width + model.attention_width)
+    attended = 2.0 * window - window**2 / seq_length if window < seq_length else float(seq_length)
+    return 2.0 * attended * (model.query_width + model.attention_width)
 
 
 def attention_flop_per_step(job: Job) -> float:
@@ -321,10 +317,9 @@ def attention_weight_input_bytes(part: LayerSlice) -> float:
     t = 1, sbh (8 of QKV + 4 of the projection + 4 of the norm).
     """
     model = part.model
-    latent = part.model.latent_attention
-    split = (
-        model.query_width + part.pair_width + model.attention_width
-    )  # output gradients, projection's input
+    latent = model.latent_attention
+    # Output gradients and the projection's input.
+    split = model.query_width + part.pair_width + model.attention_width
     shared = (1 + 1 + 2) * model.hidden_size  # QKV's input, the projection's output gradient, the norm's pair
     if latent is not None:  # latents and their gradients
         shared += 2 * ((latent.q_lora_rank or 0) + latent.kv_lora_rank + latent.qk_rope_head_dim)

@@ -181,7 +181,9 @@ def attention_kernels(part: LayerSlice, which: LayerPass) -> Kernels:
     bias = part.model.has_attention_bias
     *inputs, output = attention_products(part)
     norm = _norm("attention_norm", part, which)
-    inner_norms = _inner_norms(part, which)
+    suffix, passes, _ = _NORM[which]
+    n_bytes = inner_norm_bytes(part)
+    inner_norms = [elementwise(f"inner_norms{suffix}", passes * n_bytes, launches=2)] if n_bytes else []
     joint = _joined_embedding(part, which) if part.kind.mtp else ()
     run: Iterable[Kernel]
     if which == "forward":
@@ -189,12 +191,15 @@ def attention_kernels(part: LayerSlice, which: LayerPass) -> Kernels:
     elif which == "wgrad":
         run = (*_products(part, which, bias, output, *reversed(inputs)), *inner_norms, norm, *joint)
     else:
+        # The QKV linear reads the gradients of queries, keys and values side by side.
+        width = part.model.query_width + part.pair_width
+        joined_bytes = 2 * part.element_bytes * part.tokens * width / part.tensor
         run = (
             _residual_backward("attention_residual.backward", part),
             *_products(part, which, bias, output),
             *attention_core(part, backward=True),
             *_rotary(part),
-            _join_gradients(part),
+            elementwise("qkv.join_gradients", joined_bytes),
             *inner_norms,
             *_products(part, which, bias, *reversed(inputs)),
             norm,
@@ -241,18 +246,6 @@ def inner_norm_bytes(part: LayerSlice) -> float:
     if model.qk_layernorm:
         width += (model.query_width + part.kv_size) / part.tensor
     return part.element_bytes * part.tokens * width
-
-
-def _inner_norms(part: LayerSlice, which: LayerPass) -> Kernels:
-    suffix, passes, _ = _NORM[which]
-    n_bytes = inner_norm_bytes(part)
-    return (elementwise(f"inner_norms{suffix}", passes * n_bytes, launches=2),) if n_bytes else ()
-
-
-def _join_gradients(part: LayerSlice) -> Kernel:
-    """Concatenation of the gradients of queries, keys and values, which the QKV linear reads."""
-    width = part.model.query_width + part.pair_width
-    return elementwise("qkv.join_gradients", 2 * part.element_bytes * part.tokens * width / part.tensor)
 
 
 def _rotary(part: LayerSlice) -> Kernels:
@@ -318,10 +311,15 @@ def _flash(part: LayerSlice, *, backward: bool) -> Kernel:
     queries_keys, values = (3, 2) if backward else (1, 1)
     width = queries_keys * model.head_size + values * model.value_size
     keys = s if part.attention_length is None else part.attention_length
+    seen = 1.0
+    if model.causal:
+        # In a window of w of s positions a position sees min(w, its number): (w s - w^2 / 2) / s^2 of all.
+        share = min(1.0, (part.kind.window or part.seq_length) / part.seq_length)
+        seen = share - 0.5 * share**2
     return Kernel(
         name=f"{FLASH}.backward" if backward else FLASH,
         op="attention",
-        flop=2.0 * heads * s * keys * width * _seen_share(part),
+        flop=2.0 * heads * s * keys * width * seen,
         bytes_accessed=2 * part.element_bytes * heads * s * width,  # scores stay on chip
         m=s,
         n=keys,
@@ -329,17 +327,6 @@ def _flash(part: LayerSlice, *, backward: bool) -> Kernel:
         batch=heads,
         element_bytes=part.element_bytes,
     )
-
-
-def _seen_share(part: LayerSlice) -> float:
-    """Share of all pairs of positions that attention scores: 1/2 under a causal mask, less with a window.
-
-    In a window of w of s positions a position sees min(w, its number): (w s - w^2 / 2) / s^2.
-    """
-    if not part.model.causal:
-        return 1.0
-    share = min(1.0, (part.kind.window or part.seq_length) / part.seq_length)
-    return share - 0.5 * share**2
 
 
 def merge_kernel(part: LayerSlice, *, backward: bool = False) -> Kernel:
