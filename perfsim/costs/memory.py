@@ -95,6 +95,9 @@ class MemoryUse:
         return max(self.parts_bytes, key=lambda part: self.parts_bytes[part])
 
 
+Numbers = float | NDArray[Any]
+
+
 class StateBytes(NamedTuple):
     """Bytes per parameter of the model states, before sharding, and of what training makes of them."""
 
@@ -114,6 +117,16 @@ class StateBytes(NamedTuple):
     fp16 without `--accumulate-allreduce-grads-in-fp32`) in 16 bits.
     """
 
+    def sharded(
+        self, num_parameters: Numbers, zero_stage: Numbers, data: Numbers
+    ) -> dict[str, NDArray[np.float64]]:
+        """Bytes of each model state on ranks; arguments are numbers or arrays that broadcast."""
+        first_stage = {"parameters": 3, "gradients": 2, "optimizer": 1}
+        return {
+            name: np.multiply(num_parameters, n_bytes * np.where(zero_stage >= stage, 1.0 / data, 1.0))
+            for (name, stage), n_bytes in zip(first_stage.items(), self, strict=False)
+        }
+
 
 @lru_cache(maxsize=256)
 def state_bytes(recipe: Recipe, model: TransformerConfig | None = None) -> StateBytes:
@@ -130,20 +143,6 @@ def state_bytes(recipe: Recipe, model: TransformerConfig | None = None) -> State
     updated = moments + (states if recipe.element_bytes < states else 0.0)
     copied = states if gradients < states else 0.0
     return StateBytes(recipe.element_bytes, gradients, updated + copied, moments, updated, reduced)
-
-
-Numbers = float | NDArray[Any]
-
-
-def sharded_state_bytes(
-    num_parameters: Numbers, states: StateBytes, zero_stage: Numbers, data: Numbers
-) -> dict[str, NDArray[np.float64]]:
-    """Bytes of each model state on ranks; arguments are numbers or arrays that broadcast."""
-    first_stage = {"parameters": 3, "gradients": 2, "optimizer": 1}
-    return {
-        name: np.multiply(num_parameters, n_bytes * np.where(zero_stage >= stage, 1.0 / data, 1.0))
-        for (name, stage), n_bytes in zip(first_stage.items(), states, strict=False)
-    }
 
 
 def stage_parameters(part: LayerSlice, num_layers: int, first: bool, last: bool) -> float:

@@ -17,7 +17,7 @@ from perfsim.base.arrays import Floats
 from perfsim.base.errors import DeadlockError
 from perfsim.engine import rules, simpy_engine
 from perfsim.engine.limits import Engine, present_limits
-from perfsim.engine.tables import Beside, Flow, tables_of
+from perfsim.engine.tables import Beside, Flow, Tables
 from perfsim.engine.trace import Simulated, Trace
 from perfsim.work import TaskGraph
 
@@ -52,7 +52,7 @@ def simulate(
     asked = {} if flows is None or capacities is None else flows
     limits = present_limits()
     limits.begin(len(graph))
-    tables = tables_of(graph, duration_s, asked, carried, beside)
+    tables = Tables.of(graph, duration_s, asked, carried, beside)
     chosen: Engine
     if not _is_compiled():
         chosen = "simpy"

@@ -28,7 +28,6 @@ from perfsim.machines.machine import (
 )
 from perfsim.network import FatTree
 from perfsim.network.collectives import CollectiveModel, num_steps, tree_rounds, wire_factor
-from perfsim.network.topology import route_around
 from perfsim.specs.calibration import Calibration, CollectiveOp
 from perfsim.specs.hardware import GpuClusterSpec, LinkSpec
 from perfsim.specs.layout import ParallelLayout, layers_of_stages
@@ -240,7 +239,7 @@ class _FatTreeNetwork(Network):
         broken = ((rows >= 0) & (self.capacities[rows] <= 0.0)).any(axis=1)
         links = [rows[~broken][rows[~broken] >= 0]]
         for hop in np.flatnonzero(broken).tolist():
-            detour = route_around(tree, int(source[hop]), int(target[hop]), edges.dead)
+            detour = tree.route_around(int(source[hop]), int(target[hop]), edges.dead)
             usual = rows[hop][rows[hop] >= 0]
             late_s[hop] = max(0.0, float(edges.seconds[detour].sum() - edges.rated_s[usual].sum()))
             links.append(tree.counted[detour])

@@ -24,7 +24,7 @@ from perfsim.network import Topology
 from perfsim.strategies import Plan
 from perfsim.work import TaskGraph, peer_classes, unfold
 from perfsim.work.graph import Ragged, offsets
-from perfsim.work.unfold import as_slowest_peers, bases_of
+from perfsim.work.unfold import as_slowest_peers
 
 # Which peers of a folded graph differ, because their groups lie differently over the nodes.
 #
@@ -50,9 +50,7 @@ def rank_classes(
         return peer_classes(graph, marks) if marks else np.zeros(width, dtype=np.int32)
     numbers = np.unique(places, axis=0, return_inverse=True)[1].reshape(-1).tolist()
     keys = {
-        base + peer: (numbers[peer], marks.get(base + peer))
-        for base in bases_of(graph)
-        for peer in range(width)
+        base + peer: (numbers[peer], marks.get(base + peer)) for base in graph.bases for peer in range(width)
     }
     return peer_classes(graph, keys)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
 from perfsim.base.errors import InputError
-from perfsim.costs.price import Costs, mean_s
+from perfsim.costs.price import Costs
 from perfsim.costs.wafer import (
     AT_SYSTEMS,
     PEAK,
@@ -332,7 +332,7 @@ class WaferCluster(Machine):
         # The compute of a whole step hides flash and updates, whose times do not depend on tokens.
         computing = np.array([work.kind is Kind.COMP for work in graph.works])[graph.work]
         compute_s = float(duration_s[computing].sum()) / len(graph.step_ends)
-        fixed_s = mean_s(graph, costs.fixed_s)
+        fixed_s = graph.mean_over_steps(costs.fixed_s)
         for lane in ("flash", "update"):
             busy_s = self.busy_s(plan.topology, graph, duration_s, lane)
             hidden[lane] = hidden_from_tokens(tokens, compute_s, fixed_s, busy_s)

@@ -88,26 +88,26 @@ class NetworkMap:
     places: tuple[Place, ...]
     cables: tuple[Cables, ...]
 
-
-def network_map(topology: Topology) -> NetworkMap:
-    """The kinds of vertices of a topology's graph, and the kinds of edges between them."""
-    kinds = list(dict.fromkeys(kind for _, kind in topology.vertices))
-    number = {kind: index for index, kind in enumerate(kinds)}
-    of_vertex = np.array([number[kind] for _, kind in topology.vertices])
-    homes: list[set[str]] = [set() for _ in kinds]
-    for name, kind in topology.vertices:
-        homes[number[kind]].add(name.split("/", 1)[0])
-    counts = np.bincount(of_vertex, minlength=len(kinds)).tolist()
-    places = tuple(
-        Place(kind, count, len(names) if count % len(names) == 0 else 1, min(names).rstrip("0123456789"))
-        for kind, count, names in zip(kinds, counts, homes, strict=True)
-    )
-    edges = topology.edges
-    there = slice(0, len(edges), 2)
-    ends = np.sort(np.stack([of_vertex[edges.source[there]], of_vertex[edges.target[there]]]), axis=0)
-    rows, number_of = np.unique(np.vstack([ends, edges.kind[there]]), axis=1, return_counts=True)
-    cables = tuple(
-        Cables(edges.kinds[kind], kinds[a], kinds[b], count, edges.rated[edges.kinds[kind]])
-        for (a, b, kind), count in zip(rows.T.tolist(), number_of.tolist(), strict=True)
-    )
-    return NetworkMap(places, cables)
+    @classmethod
+    def of(cls, topology: Topology) -> NetworkMap:
+        """The kinds of vertices of a topology's graph, and the kinds of edges between them."""
+        kinds = list(dict.fromkeys(kind for _, kind in topology.vertices))
+        number = {kind: index for index, kind in enumerate(kinds)}
+        of_vertex = np.array([number[kind] for _, kind in topology.vertices])
+        homes: list[set[str]] = [set() for _ in kinds]
+        for name, kind in topology.vertices:
+            homes[number[kind]].add(name.split("/", 1)[0])
+        counts = np.bincount(of_vertex, minlength=len(kinds)).tolist()
+        places = tuple(
+            Place(kind, count, len(names) if count % len(names) == 0 else 1, min(names).rstrip("0123456789"))
+            for kind, count, names in zip(kinds, counts, homes, strict=True)
+        )
+        edges = topology.edges
+        there = slice(0, len(edges), 2)
+        ends = np.sort(np.stack([of_vertex[edges.source[there]], of_vertex[edges.target[there]]]), axis=0)
+        rows, number_of = np.unique(np.vstack([ends, edges.kind[there]]), axis=1, return_counts=True)
+        cables = tuple(
+            Cables(edges.kinds[kind], kinds[a], kinds[b], count, edges.rated[edges.kinds[kind]])
+            for (a, b, kind), count in zip(rows.T.tolist(), number_of.tolist(), strict=True)
+        )
+        return cls(places, cables)

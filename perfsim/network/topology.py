@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -424,33 +424,48 @@ class Topology(ABC):
         if not 0 <= rank < self.num_devices:
             raise InputError(f"{self.system.name} has ranks 0 to {self.num_devices - 1}, not {rank}")
 
+    # -------------------------------------------------------------------- degraded and dead links
+    def degraded(self, left: Mapping[str, float]) -> Self:
+        """The network with a share left of the capacity of some links, named by their ends; 0 is dead.
 
-# Degraded and dead links, and routes around dead ones.
+        `leaf0-spine3` names both directions. Prices stay those of healthy links. Raises InputError for a link
+        that does not exist, with the nearest name, and for a share that is not between 0 and 1.
+        """
+        if not left:
+            return self
+        capacities: dict[int, float] = {}
+        for name, share in left.items():
+            if not 0.0 <= share <= 1.0:
+                raise InputError(f"link {name}: {share:g} of its capacity is not between 0 and 1")
+            links = self.links_named(name)
+            if not links:
+                problem = f"{self.system.name} has no link {name!r}"
+                raise InputError([Problem(problem, help=nearest_link(name, [self]))])
+            for link in links:
+                capacities[link] = share * float(self.edges.bytes_per_s[link])
+        return self.with_capacities(capacities, rate=False)
+
+    def route_around(self, source: int, target: int, dead: frozenset[int]) -> list[int]:
+        """Links of the route of lowest latency without dead ones; it may pass other devices of a node.
+
+        The destination chooses among routes of equal latency, so that traffic spreads. Raises InputError
+        where there is no route.
+        """
+        import networkx as nx
+
+        ends = self.device(source), self.device(target)
+        left = nx.restricted_view(self.graph, [], [(*self.ends(link), link) for link in dead])
+        try:
+            paths = sorted({tuple(path) for path in nx.all_shortest_paths(left, *ends, weight="seconds")})
+        except nx.NetworkXNoPath:
+            names = ", ".join(sorted({"-".join(self.ends(link)) for link in dead if link % 2 == 0}))
+            raise InputError(f"no route is left from {ends[0]} to {ends[1]} without {names}") from None
+        keys = [[int(key) for key in left[a][b]] for a, b in pairwise(paths[target % len(paths)])]
+        return [min(links) for links in keys]
+
 
 MOST_NAMES = 6
 PORT = "/port"
-AnyTopology = TypeVar("AnyTopology", bound=Topology)
-
-
-def degraded(topology: AnyTopology, left: Mapping[str, float]) -> AnyTopology:
-    """The network with a share left of the capacity of some links, named by their ends; 0 is dead.
-
-    `leaf0-spine3` names both directions. Prices stay those of healthy links. Raises InputError for a link
-    that does not exist, with the nearest name, and for a share that is not between 0 and 1.
-    """
-    if not left:
-        return topology
-    capacities: dict[int, float] = {}
-    for name, share in left.items():
-        if not 0.0 <= share <= 1.0:
-            raise InputError(f"link {name}: {share:g} of its capacity is not between 0 and 1")
-        links = topology.links_named(name)
-        if not links:
-            problem = f"{topology.system.name} has no link {name!r}"
-            raise InputError([Problem(problem, help=nearest_link(name, [topology]))])
-        for link in links:
-            capacities[link] = share * float(topology.edges.bytes_per_s[link])
-    return topology.with_capacities(capacities, rate=False)
 
 
 def nearest_link(name: str, topologies: Iterable[Topology]) -> str:
@@ -470,22 +485,3 @@ def nearest_link(name: str, topologies: Iterable[Topology]) -> str:
 
 def _without_port(pair: frozenset[str]) -> frozenset[str]:
     return frozenset(name.removesuffix(PORT) for name in pair)
-
-
-def route_around(topology: Topology, source: int, target: int, dead: frozenset[int]) -> list[int]:
-    """Links of the route of lowest latency without dead ones; it may pass other devices of a node.
-
-    The destination chooses among routes of equal latency, so that traffic spreads. Raises InputError where
-    there is no route.
-    """
-    import networkx as nx
-
-    ends = topology.device(source), topology.device(target)
-    left = nx.restricted_view(topology.graph, [], [(*topology.ends(link), link) for link in dead])
-    try:
-        paths = sorted({tuple(path) for path in nx.all_shortest_paths(left, *ends, weight="seconds")})
-    except nx.NetworkXNoPath:
-        names = ", ".join(sorted({"-".join(topology.ends(link)) for link in dead if link % 2 == 0}))
-        raise InputError(f"no route is left from {ends[0]} to {ends[1]} without {names}") from None
-    keys = [[int(key) for key in left[a][b]] for a, b in pairwise(paths[target % len(paths)])]
-    return [min(links) for links in keys]

@@ -15,7 +15,7 @@ from typing import Any
 from perfsim.base.errors import InputError, LimitError, PerfsimError, PlanError, Problem, within_floats
 from perfsim.convergence.wall_clock import RunPart
 from perfsim.engine.limits import present_limits
-from perfsim.network.export import network_map
+from perfsim.network.export import NetworkMap
 from perfsim.prediction.bands import Accuracy
 from perfsim.prediction.caveats import caveat, default_settings
 from perfsim.prediction.disturbed import perturbed, resilience, text_of
@@ -138,7 +138,7 @@ def answer_point(
         timeline=timeline(evaluation),
         timeline_devices=len(devices_of(evaluation.trace.graph)),
         roofline=roofline(evaluation),
-        network=network_map(evaluation.placed.topology),
+        network=NetworkMap.of(evaluation.placed.topology),
         ramp=ramp,
         sampling=sampling,
         resilience=slowdowns,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
@@ -291,6 +291,11 @@ class TaskGraph:
         ranks = (rank_of(name) for name in self.streams)
         return np.array([-1 if rank is None else rank for rank in ranks], dtype=np.int32)
 
+    @property
+    def bases(self) -> list[int]:
+        """The rank of every device that has a stream, ascending."""
+        return sorted({rank for rank in self.stream_ranks.tolist() if rank >= 0})
+
     @cached_property
     def stream_devices(self) -> tuple[tuple[int, ...], ...]:
         """The computing devices of each stream, numbered from 0; none for a store or a network."""
@@ -393,6 +398,11 @@ class TaskGraph:
         per_work = np.array([work.flop for work in self.works])
         ranks = np.array(self.stands_for, dtype=np.float64)[self.stream]
         return float(per_work @ np.bincount(self.work, ranks, minlength=len(self.works)))
+
+    def mean_over_steps(self, amount: Callable[[Work], float]) -> float:
+        """Sum over the tasks of a step, given an amount of each class of work; the mean over steps."""
+        per_work = np.array([amount(work) for work in self.works])
+        return float(per_work[self.work].sum()) / len(self.step_ends)
 
     def digest(self) -> str:
         """A hash of the graph without its stream names; equal graphs have equal digests."""

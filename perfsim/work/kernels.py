@@ -6,7 +6,6 @@ Symbols: b micro-batch, s sequence length, h hidden size, a heads, t tensor degr
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -268,33 +267,6 @@ def gemm(
         parts=parts,
         weight_gradient=weight_gradient,
         element_bytes=element_bytes,
-    )
-
-
-def grouped_gemm(
-    name: str,
-    rows: float,
-    n: int,
-    k: int,
-    experts: int,
-    partition: Partition = "none",
-    parts: int = 1,
-    element_bytes: float = HALF,
-) -> Kernel:
-    """Forward products of `experts` experts, (rows, k) x (k, n) in all, as one kernel."""
-    return Kernel(
-        name=name,
-        op="gemm",
-        flop=2.0 * rows * n * k,
-        bytes_accessed=element_bytes * (rows * (n + k) + experts * float(n) * k),
-        m=max(1, math.ceil(rows / experts)),
-        n=n,
-        k=k,
-        batch=experts,
-        partition=partition,
-        parts=parts,
-        element_bytes=element_bytes,
-        grouped=True,
     )
 
 

@@ -25,15 +25,7 @@ from typing import Literal, NamedTuple
 
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.precisions import PRECISIONS, Precision
-from perfsim.work.kernels import (
-    FULL,
-    Kernel,
-    LayerSlice,
-    elementwise,
-    gemm,
-    grouped_gemm,
-    linear,
-)
+from perfsim.work.kernels import FULL, Kernel, LayerSlice, Partition, elementwise, gemm, linear
 
 LayerPass = Literal["forward", "backward", "dgrad", "wgrad"]
 Kernels = tuple[Kernel, ...]
@@ -437,6 +429,33 @@ def _router(part: LayerSlice) -> Kernel:
     )
 
 
+def _grouped_gemm(
+    name: str,
+    rows: float,
+    n: int,
+    k: int,
+    experts: int,
+    partition: Partition,
+    parts: int,
+    element_bytes: float,
+) -> Kernel:
+    """Forward products of `experts` experts, (rows, k) x (k, n) in all, as one kernel."""
+    return Kernel(
+        name=name,
+        op="gemm",
+        flop=2.0 * rows * n * k,
+        bytes_accessed=element_bytes * (rows * (n + k) + experts * float(n) * k),
+        m=max(1, math.ceil(rows / experts)),
+        n=n,
+        k=k,
+        batch=experts,
+        partition=partition,
+        parts=parts,
+        element_bytes=element_bytes,
+        grouped=True,
+    )
+
+
 def _expert_linears(part: LayerSlice) -> tuple[Kernel, Kernel]:
     """The products of a rank's experts with the rows that they compute."""
     model = part.model
@@ -447,8 +466,8 @@ def _expert_linears(part: LayerSlice) -> tuple[Kernel, Kernel]:
     count = part.local_experts
     width = (2 if model.gated_mlp else 1) * ffn
     return (
-        grouped_gemm("expert_fc1", rows, width, model.hidden_size, count, "column", split, size),
-        grouped_gemm("expert_fc2", rows, model.hidden_size, ffn, count, "row", split, size),
+        _grouped_gemm("expert_fc1", rows, width, model.hidden_size, count, "column", split, size),
+        _grouped_gemm("expert_fc2", rows, model.hidden_size, ffn, count, "row", split, size),
     )
 
 

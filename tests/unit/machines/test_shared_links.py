@@ -11,7 +11,7 @@ from perfsim.costs.price import price
 from perfsim.engine import critical_path, simulate
 from perfsim.machines import network_of
 from perfsim.machines.placement import shared_links
-from perfsim.network import Topology, degraded
+from perfsim.network import Topology
 from perfsim.specs.hardware import FatTreeSpec
 from perfsim.specs.layout import ParallelLayout
 from perfsim.testing.toys import at_once
@@ -166,7 +166,7 @@ def test_two_messages_share_the_only_nic_that_dead_ones_leave_them(
 
     GPU 0 alone has it to itself, and so has each of two nodes its own.
     """
-    dead = degraded(topology, {f"node0/nic{nic}-leaf0": 0.0 for nic in (0, 2, 3, 4, 5, 6, 7)})
+    dead = topology.degraded({f"node0/nic{nic}-leaf0": 0.0 for nic in (0, 2, 3, 4, 5, 6, 7)})
 
     def took(*ends: tuple[int, int]) -> list[float]:
         sends = ((send(toys, f"m{source}", source, target), f"gpu{source}/send") for source, target in ends)
@@ -196,7 +196,7 @@ def test_one_slow_port_slows_the_broadcast_to_all(toys: ModuleType) -> None:
     topology = toys.topology(16, toys.wafer_cluster())
     load = Work("load", Kind.MEM_LOAD, "memoryx_read", "weight_stream", comm_bytes=1e6)
     alone = at_once((load, "memoryx/out"))
-    links = shared_links(alone, network_of(degraded(topology, {"swarmx/1/1-cs5": 0.25})))
+    links = shared_links(alone, network_of(topology.degraded({"swarmx/1/1-cs5": 0.25})))
     assert len(links.capacities) == 1
     assert simulate(alone, np.array([SECONDS]), links.flows, links.capacities).makespan_s == 4 * SECONDS
 
