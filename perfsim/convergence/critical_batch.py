@@ -306,16 +306,6 @@ class CriticalBatch:
         return self.tokens >= GIVEN_LENGTH_TOKENS
 
     @property
-    def shown_tokens(self) -> float:
-        """The critical batch for reports; NaN if there is none."""
-        return math.nan if self.given_length else self.tokens
-
-    @property
-    def shown_band_tokens(self) -> tuple[float, float]:
-        """The band for reports; NaN if there is none."""
-        return (math.nan, math.nan) if self.given_length else self.band_tokens
-
-    @property
     def band_tokens(self) -> tuple[float, float]:
         """Low and high end of the 90 % band."""
         return self.tokens / self.band_factor, self.tokens * self.band_factor

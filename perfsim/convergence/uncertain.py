@@ -101,8 +101,7 @@ class Draws:
 
 @cache
 def _quantiles(count: int) -> FloatArray:
-    normal = NormalDist()
-    return np.array([normal.inv_cdf((number + 0.5) / count) for number in range(count)])
+    return np.array([NormalDist().inv_cdf((number + 0.5) / count) for number in range(count)])
 
 
 def interval(values: FloatArray) -> tuple[float, float]:

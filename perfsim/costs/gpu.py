@@ -81,8 +81,7 @@ class HostCosts:
 
     def rate_bytes_per_s(self, op: str) -> float:
         """Bytes/s of a copy while all devices of the host make one."""
-        sharing = self.sharing
-        rate = min(self.edges.rated["pcie"], self.edges.rated["dram"] / sharing)
+        rate = min(self.edges.rated["pcie"], self.edges.rated["dram"] / self.sharing)
         return min(rate, self.drives_bytes_per_s) if op.startswith("nvme") else rate
 
     @property
@@ -167,12 +166,7 @@ class GpuKernels:
 
     def compute_s(self, work: Work) -> float:
         """Seconds of the kernels of one task, at least the time of the host to launch them."""
-        device_s = 0.0
-        launches = 0
-        for kernel in work.kernels:
-            device_s += self.kernel_s(kernel)
-            launches += kernel.launches
-        return self._with_host(device_s, launches)
+        return self._with_host(sum(self.kernel_s(kernel) for kernel in work.kernels), work.launches)
 
     def price_gemms(self, works: Iterable[Work]) -> None:
         """Price all matrix products of some works at once, as arrays; later prices find them in the cache."""
@@ -232,8 +226,21 @@ class GpuKernels:
             moved_bytes = launches * (bytes_per_launch - min(bytes_per_launch, self.cache_bytes) / 2)
             seconds = kernel.launches * self.gpu.kernel_latency_s + moved_bytes / self.memory_bytes_per_s
         elif kernel.op == "attention":
+            # At length s it reaches s / (s + half length) of its speed on long sequences.
+            known = {
+                "asynchronous": self.gpu.asynchronous_attention,
+                "one_block": self.gpu.one_block_attention,
+            }
+            if (kernels := known.get(self.framework.attention)) is not None:
+                slower = 1.0 + kernels.half_length / kernel.n
+                speed = kernels.backward if kernel.name.endswith(".backward") else 1.0
+                fraction = speed * kernels.fraction
+            else:
+                slower = 1.0 + self.gpu.attention_half_length / kernel.m
+                fraction = self.gpu.attention_fraction * self.gpu.attention_instruction_fraction
+            computing_s = kernel.flop * slower / (fraction * self.peak_flop_per_s)
             moving_s = kernel.bytes_accessed / self.memory_bytes_per_s
-            seconds = self.gpu.kernel_latency_s + max(moving_s, self._attention_s(kernel))
+            seconds = self.gpu.kernel_latency_s + max(moving_s, computing_s)
         else:
             shape = (kernel.m, kernel.n, kernel.k, kernel.batch)
             gemm_s = self.gemm_of(kernel.precision).time_s(*shape, sustained=True)
@@ -254,20 +261,6 @@ class GpuKernels:
         if aligned or kernel.grouped or self.vector_flop_per_s is None:
             return seconds
         return max(seconds, kernel.flop / self.vector_flop_per_s)
-
-    def _attention_s(self, kernel: Kernel) -> float:
-        """Fused attention; at length s it reaches s / (s + half length) of its speed on long sequences."""
-        known = {
-            "asynchronous": self.gpu.asynchronous_attention,
-            "one_block": self.gpu.one_block_attention,
-        }
-        if (kernels := known.get(self.framework.attention)) is not None:
-            speed = kernels.backward if kernel.name.endswith(".backward") else 1.0
-            slower = 1.0 + kernels.half_length / kernel.n
-            return kernel.flop * slower / (speed * kernels.fraction * self.peak_flop_per_s)
-        slower = 1.0 + self.gpu.attention_half_length / kernel.m
-        fraction = self.gpu.attention_fraction * self.gpu.attention_instruction_fraction
-        return kernel.flop * slower / (fraction * self.peak_flop_per_s)
 
 
 class GpuCosts(GpuKernels, Costs):

@@ -89,11 +89,6 @@ class MemoryUse:
         """Whether the parts fit in the capacity."""
         return self.total_bytes <= self.capacity_bytes
 
-    @property
-    def largest_part(self) -> str:
-        """Name of the largest part."""
-        return max(self.parts_bytes, key=lambda part: self.parts_bytes[part])
-
 
 Numbers = float | NDArray[Any]
 

@@ -56,11 +56,6 @@ class Trace:
     """None: the times are the longest path's."""
 
     @cached_property
-    def makespan_s(self) -> float:
-        """When the last task ends."""
-        return float(self.end_s.max())
-
-    @cached_property
     def step_end_s(self) -> tuple[float, ...]:
         """When the last task of each optimizer step ended."""
         bounds = (0, *self.graph.step_ends)

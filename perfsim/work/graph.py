@@ -388,9 +388,8 @@ class TaskGraph:
         """Tasks that wait for each task, ascending."""
         deps = self.dependencies
         order = np.argsort(deps.values, kind="stable")
-        start = np.zeros(len(self) + 1, dtype=np.int32)
-        np.cumsum(np.bincount(deps.values, minlength=len(self)), out=start[1:])
-        return Ragged(start, deps.row_of_value[order])
+        start = offsets(np.bincount(deps.values, minlength=len(self)))
+        return Ragged(start.astype(np.int32), deps.row_of_value[order])
 
     @property
     def flop(self) -> float:

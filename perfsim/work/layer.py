@@ -341,7 +341,14 @@ def mlp_kernels(part: LayerSlice, which: LayerPass) -> Kernels:
     A forward begins with the residual of the attention block, a backward with the block's own residual.
     """
     if not part.kind.experts:
-        block = _dense(part, which)
+        elements = part.tokens * part.model.ffn_hidden_size / part.tensor
+        block = _two_products(part, which, "activation", mlp_products(part), elements, bias=part.model.bias)
+        if which == "forward":
+            block = (*_mlp_begin(part), *block)
+        else:
+            residual = () if which == "wgrad" else (_residual_backward("mlp_residual.backward", part),)
+            norms = (_norm("mlp_norm", part, which),) if part.model.norms_per_layer > 1 else ()
+            block = (*residual, *block, *norms)
     elif which == "wgrad":
         products = (*reversed(_shared_linears(part)), *reversed(_expert_linears(part)), _router(part))
         bias = part.model.has_expert_bias
@@ -395,16 +402,6 @@ def _mlp_begin(part: LayerSlice) -> Kernels:
     """Residual of the attention block, and the MLP's norm unless it shares the norm of attention."""
     norms = (_norm("mlp_norm", part, "forward"),) if part.model.norms_per_layer > 1 else ()
     return (_residual("attention_residual", part), *norms)
-
-
-def _dense(part: LayerSlice, which: LayerPass) -> Kernels:
-    elements = part.tokens * part.model.ffn_hidden_size / part.tensor
-    run = _two_products(part, which, "activation", mlp_products(part), elements, bias=part.model.bias)
-    if which == "forward":
-        return (*_mlp_begin(part), *run)
-    norms = (_norm("mlp_norm", part, which),) if part.model.norms_per_layer > 1 else ()
-    residual = () if which == "wgrad" else (_residual_backward("mlp_residual.backward", part),)
-    return (*residual, *run, *norms)
 
 
 ExpertStage = Literal["router", "experts", "shared", "combine"]
@@ -573,21 +570,19 @@ def _head(part: LayerSlice, positions: int, which: LayerPass) -> Kernels:
     products = tuple(_products(part, which, False, head))
     if which == "wgrad":
         return (*products, norm)
-    loss = _cross_entropy(part, float(head.m) * head.n, which)
-    return (norm, *products, loss) if which == "forward" else (loss, *products, norm)
-
-
-def _cross_entropy(part: LayerSlice, logits: float, which: LayerPass) -> Kernel:
-    """The loss, or its gradient by the logits; fused, the gradient replaces the logits in place."""
-    size = part.element_bytes
+    logits = float(head.m) * head.n
     cast = size + FULL if size < FULL else 0.0
     if which == "forward":
+        loss = elementwise("cross_entropy", (cast + CROSS_ENTROPY_FORWARD_BYTES) * logits, launches=12)
         if part.fused_cross_entropy:
-            return elementwise("cross_entropy", size * logits)
-        return elementwise("cross_entropy", (cast + CROSS_ENTROPY_FORWARD_BYTES) * logits, launches=12)
+            loss = elementwise("cross_entropy", size * logits)
+        return (norm, *products, loss)
+    name = "cross_entropy.backward"
+    loss = elementwise(name, (CROSS_ENTROPY_BACKWARD_BYTES + cast) * logits, launches=6)
     if part.fused_cross_entropy:
-        return elementwise("cross_entropy.backward", 2 * size * logits)
-    return elementwise("cross_entropy.backward", (CROSS_ENTROPY_BACKWARD_BYTES + cast) * logits, launches=6)
+        # The gradient replaces the logits in place.
+        loss = elementwise(name, 2 * size * logits)
+    return (loss, *products, norm)
 
 
 def _with_further_head(run: Kernels, part: LayerSlice, which: LayerPass) -> Kernels:
