@@ -151,15 +151,11 @@ class Trace:
             start_s, end_s = self._clipped(block._replace(low_s=low_s, high_s=high_s))
             sends = communicates[block.task]
             counts = np.where(block.computes, ~sends, sends & owned[block.task])
-            line = np.where(block.computes, 0, 1)
-            device, under_way, lasts_s = _sweep(
-                block.device[counts], start_s[counts], end_s[counts], line[counts]
-            )
+            line = (~block.computes[counts]).astype(np.int64)
+            device, under_way, lasts_s = _sweep(block.device[counts], start_s[counts], end_s[counts], line)
             both = under_way.all(axis=0) & (len(under_way) > 1)
             seconds = np.bincount(device[both], lasts_s[both], minlength=len(block.devices)).tolist()
-            hidden_s |= {
-                name: {"": of_device} for name, of_device in zip(block.devices, seconds, strict=True)
-            }
+            hidden_s |= {name: {"": share_s} for name, share_s in zip(block.devices, seconds, strict=True)}
         return self._mean(hidden_s).get("", 0.0) / self.step_time_s
 
     def _mean(self, devices: dict[str, dict[str, float]]) -> dict[str, float]:
@@ -173,13 +169,11 @@ class Trace:
         common = math.gcd(*ranks.values()) if ranks else 1
         total = sum(ranks[device] // common for device in devices)
         categories = dict.fromkeys(category for seconds in devices.values() for category in seconds)
-        return {
-            category: sum(
-                ranks[device] // common * seconds.get(category, 0.0) for device, seconds in devices.items()
-            )
-            / total
-            for category in categories
-        }
+        sums = dict.fromkeys(categories, 0.0)
+        for device, seconds in devices.items():
+            for category, of_device_s in seconds.items():
+                sums[category] += ranks[device] // common * of_device_s
+        return {category: sum_s / total for category, sum_s in sums.items()}
 
     def _blocks(self) -> Iterator[_Block]:
         """The tasks of all computing devices, as many devices at a time as have `ROWS_AT_ONCE` tasks."""

@@ -125,10 +125,9 @@ class _FatTreeNetwork(Network):
 
     def of_graph(self, graph: TaskGraph, /) -> _FatTreeNetwork:
         """The network with its NVLink ports where communications that may overlap can fill one."""
-        tree = self.tree
-        lanes = tree.system.node.lanes(tree.devices_per_node)
-        port_bytes_per_s = lanes * tree.edges.rated.get("scale_up", 0.0)
-        return _FatTreeNetwork(tree, ports=self._port_demand(graph) > port_bytes_per_s)
+        lanes = self.tree.system.node.lanes(self.tree.devices_per_node)
+        port_bytes_per_s = lanes * self.tree.edges.rated.get("scale_up", 0.0)
+        return _FatTreeNetwork(self.tree, ports=self._port_demand(graph) > port_bytes_per_s)
 
     def traffic(self, work: Work, peers: Ints, /) -> Traffic | None:
         """The load of a class of work on the links that may slow it; None where there are none."""
@@ -283,7 +282,7 @@ class _FatTreeNetwork(Network):
     def _alike(self, work: Work, /) -> Hashable:
         """Inside a node the rate depends on the size of a message."""
         inside = self.counts_ports and work.group is not None and self._may_be_inside(work.group)
-        return (super()._alike(work), work.comm_bytes if inside else None)
+        return super()._alike(work), work.comm_bytes if inside else None
 
     def places(self) -> dict[int, Hashable]:
         """The leaf of each rank where uplinks are thin, and the rank where a link of its node is slow."""

@@ -209,19 +209,11 @@ def _columns(part: Part, kinds: dict[str, int]) -> tuple[NDArray[Any], ...]:
         (key, place[a], place[b], kinds.setdefault(data["kind"], len(kinds)), data)
         for a, b, key, data in part.graph.edges(keys=True, data=True)
     )
-    ends = np.array([row[1:4] for row in rows], dtype=np.int64).reshape(-1, 3)
-    values = [(row[4]["bytes_per_s"], row[4]["seconds"]) for row in rows]
-    numbers = np.array(values, dtype=np.float64).reshape(-1, 2)
+    source, target, kind = np.array([row[1:4] for row in rows], dtype=np.int64).reshape(-1, 3).T
+    numbers = [np.array([row[4][name] for row in rows], dtype=float) for name in ("bytes_per_s", "seconds")]
     duplex = np.array([row[4]["duplex"] for row in rows], dtype=bool)
-    copies = len(part.vertices)
-    return (
-        part.vertices[:, ends[:, 0]].ravel(),
-        part.vertices[:, ends[:, 1]].ravel(),
-        np.tile(ends[:, 2], copies),
-        np.tile(numbers[:, 0], copies),
-        np.tile(numbers[:, 1], copies),
-        np.tile(duplex, copies),
-    )
+    per_copy = (np.tile(column, len(part.vertices)) for column in (kind, *numbers, duplex))
+    return part.vertices[:, source].ravel(), part.vertices[:, target].ravel(), *per_copy
 
 
 def _most_common(values: Floats) -> float:

@@ -235,15 +235,8 @@ class _Unfolding:
             step_ends=tuple(int(self.first[end]) for end in graph.step_ends),
             stands_for=stands_for,
         )
-        return Unfolded(
-            unfolded,
-            task.astype(np.int32),
-            self.rank,
-            self.first[:-1],
-            self.row,
-            self.instance,
-            self.classes,
-        )
+        columns = (task.astype(np.int32), self.rank, self.first[:-1], self.row, self.instance, self.classes)
+        return Unfolded(unfolded, *columns)
 
     def _works(self) -> tuple[tuple[Work, ...], Ids]:
         """The works of all instances, and the work of each instance.
