@@ -19,7 +19,7 @@ Background User's Guide"; the constants are fitted, see `perfsim.fitting.calibra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, overload
 
@@ -27,7 +27,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from perfsim.base.errors import InputError
-from perfsim.specs.calibration import GemmConstants, GpuCalibration
+from perfsim.specs.calibration import GemmConstants, GpuCalibration, NarrowGemmConstants
+from perfsim.specs.hardware import DeviceSpec
+from perfsim.specs.precisions import PRECISIONS, Precision
 
 Array = NDArray[np.float64]
 
@@ -78,26 +80,6 @@ class GemmModel:
     element_bytes: float = ELEMENT_BYTES
     result_bytes: float | None = None
     """None: as an operand."""
-
-    @classmethod
-    def from_calibration(
-        cls,
-        calibration: GpuCalibration,
-        peak_flop_per_s: float,
-        memory_bytes_per_s: float,
-        compute_units: int,
-        element_bytes: float = ELEMENT_BYTES,
-        sustained_fraction: float | None = None,
-    ) -> GemmModel:
-        """The model with a GPU's constants; its mean sustained ceiling if no other is given."""
-        return cls(
-            calibration.gemm,
-            peak_flop_per_s,
-            memory_bytes_per_s,
-            compute_units,
-            calibration.sustained_fraction if sustained_fraction is None else sustained_fraction,
-            element_bytes,
-        )
 
     @overload
     def time_s(self, m: float, n: float, k: float, batch: float = 1, *, sustained: bool = False) -> float: ...
@@ -199,3 +181,36 @@ class GemmModel:
     def _by_candidate(self, name: str) -> Array:
         values = [float(getattr(tile, name)) for tile in self.constants.tiles]
         return np.array(values)[self._candidates.tile_index]
+
+    def narrow(self, gpu: GpuCalibration, device: DeviceSpec, precision: Precision) -> GemmModel:
+        """The model of products in a narrow precision, from this 16-bit one.
+
+        A device without any table of narrow products has the fractions of peak of its 16-bit products.
+        """
+        tables = (gpu.narrow.get(name) for name in (precision, *PRECISIONS[precision].stand_ins))
+        table = next((table for table in tables if table is not None), None)
+        slowest = self.sustained_fraction / gpu.sustained_fraction
+        ceiling = (gpu.narrow_sustained_fraction or 1.0) * slowest
+        return replace(
+            self,
+            constants=self.constants if table is None else narrow_constants(self.constants, table),
+            peak_flop_per_s=device.peak_flop_per_s(precision),
+            sustained_fraction=min(1.0, ceiling),
+            element_bytes=PRECISIONS[precision].bytes,
+            result_bytes=self.element_bytes,
+        )
+
+
+def narrow_constants(gemm: GemmConstants, narrow: NarrowGemmConstants) -> GemmConstants:
+    """The library's constants for narrow operands."""
+    tiles = tuple(
+        tile.model_copy(
+            update={
+                "efficiency": min(1.0, tile.efficiency * narrow.efficiency),
+                "overhead_k": tile.overhead_k * narrow.overhead,
+            }
+        )
+        for tile in gemm.tiles
+    )
+    shared = {"memory_fraction": narrow.memory_fraction, "burst_fraction": narrow.burst_fraction}
+    return gemm.model_copy(update={"tiles": tiles, **shared})

@@ -19,7 +19,6 @@ and e the seconds of a chunk of the product and of the exchange, which takes a s
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from statistics import NormalDist
 from typing import cast, get_args
 
@@ -33,11 +32,9 @@ from perfsim.network import FatTree, Group
 from perfsim.network.collectives import CollectiveModel, wire_factor
 from perfsim.specs.calibration import (
     CollectiveOp,
-    GemmConstants,
     GpuCalibration,
-    NarrowGemmConstants,
 )
-from perfsim.specs.hardware import DeviceSpec, HostSpec, SystemSpec
+from perfsim.specs.hardware import HostSpec, SystemSpec
 from perfsim.specs.precisions import PRECISIONS, Precision
 from perfsim.specs.recipe import Recipe
 from perfsim.work import WAIT_OF_EXPERTS, WAIT_OF_HOST, RankGroup, Work
@@ -142,20 +139,20 @@ class GpuKernels:
         # deviations (Blom 1958).
         deviations = NormalDist().inv_cdf((devices - 0.375) / (devices + 0.25)) if devices > 1 else 0.0
         slowest = self.gpu.sustained_fraction * max(0.0, 1.0 - self.gpu.sustained_spread * deviations)
-        self.gemm = GemmModel.from_calibration(
-            self.gpu,
+        self.gemm = GemmModel(
+            self.gpu.gemm,
             self.peak_flop_per_s,
             system.device.memory.bandwidth,
             system.device.compute_units,
-            recipe.element_bytes,
             ceiling_share * slowest,
+            recipe.element_bytes,
         )
         table = recipe.narrow_kernels
         kernels = (
             () if table is None else (table.forward, table.input_gradient, table.weight_gradient, table.head)
         )
         self.narrow = {
-            precision: narrow_gemm(self.gemm, self.gpu, system.device, precision)
+            precision: self.gemm.narrow(self.gpu, system.device, precision)
             for precision in set(kernels)
             if PRECISIONS[precision].is_narrow
         }
@@ -189,23 +186,6 @@ class GpuKernels:
     def gemm_of(self, precision: Precision | None) -> GemmModel:
         """The model of products at a precision; None: that of the recipe's 16 bits, or more."""
         return self.gemm if precision is None else self.narrow[precision]
-
-    def bound_of(self, work: Work) -> Shares:
-        """Shares of the time of a compute task that units and memory limit.
-
-        Where the host takes part of the time, the device counts by the slope of the smooth maximum.
-        """
-        seconds = self.compute_s(work)
-        if seconds <= 0.0:
-            return NONE
-        units_s = sum(self.kernel_s(kernel) for kernel in work.kernels if kernel.op != "elementwise")
-        moving = [kernel for kernel in work.kernels if kernel.op == "elementwise"]
-        latency_s = self.gpu.kernel_latency_s * sum(kernel.launches for kernel in moving)
-        moving_s = sum(self.kernel_s(kernel) for kernel in moving)
-        slope = 1.0
-        if not self.recipe.runtime.host_blocking:
-            slope = ((units_s + moving_s) / seconds) ** (self.framework.overlap_sharpness - 1)
-        return Shares(slope * units_s / seconds, slope * (moving_s - latency_s) / seconds)
 
     def _with_host(self, device_s: float, launches: int) -> float:
         """Device and host time combined: the longer of the two, or their sum where the host blocks."""
@@ -375,11 +355,24 @@ class GpuCosts(GpuKernels, Costs):
         )
 
     def bound(self, work: Work, /) -> Shares:
-        """Shares of the time of a compute task that units and memory limit."""
-        shares = self._bounds.get(work)
-        if shares is None:
-            moves = work.kind.is_communication or work.op in HOST_OPERATIONS
-            shares = self._bounds[work] = NONE if moves else self.bound_of(work)
+        """Shares of the time of a compute task that units and memory limit.
+
+        Where the host takes part of the time, the device counts by the slope of the smooth maximum.
+        """
+        if work in self._bounds:
+            return self._bounds[work]
+        moves = work.kind.is_communication or work.op in HOST_OPERATIONS
+        shares = NONE
+        if not moves and (seconds := self.compute_s(work)) > 0.0:
+            units_s = sum(self.kernel_s(kernel) for kernel in work.kernels if kernel.op != "elementwise")
+            moving = [kernel for kernel in work.kernels if kernel.op == "elementwise"]
+            latency_s = self.gpu.kernel_latency_s * sum(kernel.launches for kernel in moving)
+            moving_s = sum(self.kernel_s(kernel) for kernel in moving)
+            slope = 1.0
+            if not self.recipe.runtime.host_blocking:
+                slope = ((units_s + moving_s) / seconds) ** (self.framework.overlap_sharpness - 1)
+            shares = Shares(slope * units_s / seconds, slope * (moving_s - latency_s) / seconds)
+        self._bounds[work] = shares
         return shares
 
     def _collective(self, work: Work) -> tuple[CollectiveOp, Group]:
@@ -418,42 +411,6 @@ def peak_flop_per_s(system: SystemSpec, recipe: Recipe) -> float:
     """Datasheet peak of a device for products that are not narrow: at a recipe's precision, or in bf16."""
     narrow = PRECISIONS[recipe.precision].is_narrow
     return system.device.peak_flop_per_s("bf16" if narrow else recipe.precision)
-
-
-def narrow_gemm(gemm: GemmModel, gpu: GpuCalibration, device: DeviceSpec, precision: Precision) -> GemmModel:
-    """The model of products in a narrow precision, from the 16-bit one.
-
-    A device without any table of narrow products has the fractions of peak of its 16-bit products.
-    """
-    peak = device.peak_flop_per_s(precision)
-    tables = (gpu.narrow.get(name) for name in (precision, *PRECISIONS[precision].stand_ins))
-    narrow = next((table for table in tables if table is not None), None)
-    constants = gemm.constants if narrow is None else narrow_constants(gemm.constants, narrow)
-    slowest = gemm.sustained_fraction / gpu.sustained_fraction
-    ceiling = (gpu.narrow_sustained_fraction or 1.0) * slowest
-    return replace(
-        gemm,
-        constants=constants,
-        peak_flop_per_s=peak,
-        sustained_fraction=min(1.0, ceiling),
-        element_bytes=PRECISIONS[precision].bytes,
-        result_bytes=gemm.element_bytes,
-    )
-
-
-def narrow_constants(gemm: GemmConstants, narrow: NarrowGemmConstants) -> GemmConstants:
-    """The library's constants for narrow operands."""
-    tiles = tuple(
-        tile.model_copy(
-            update={
-                "efficiency": min(1.0, tile.efficiency * narrow.efficiency),
-                "overhead_k": tile.overhead_k * narrow.overhead,
-            }
-        )
-        for tile in gemm.tiles
-    )
-    shared = {"memory_fraction": narrow.memory_fraction, "burst_fraction": narrow.burst_fraction}
-    return gemm.model_copy(update={"tiles": tiles, **shared})
 
 
 def smooth_maximum(a: float, b: float, sharpness: float) -> float:

@@ -249,8 +249,13 @@ class _Simulation:
                 self._close_instant()
             if self._flow[kind] != NONE:
                 yield from self._communicate(task, kind)
-            elif self._device[kind] != NONE:
-                yield from self._compute(task, kind)
+            elif (device := self._device[kind]) != NONE:
+                # Communication may take something from the device.
+                computation = _Activity(env, kind, self._duration_s[task])
+                self.devices.begin(device, computation)
+                self._close_instant()
+                yield computation.done
+                del self.devices.under_way[device][computation]
             else:
                 yield env.timeout(self._duration_s[task])
             if self._occupies[kind]:
@@ -276,14 +281,6 @@ class _Simulation:
         yield flow.done
         self.links.change(self._flow[kind], flow, -1)
         self._close_instant()
-
-    def _compute(self, task: int, kind: int) -> Waits:
-        """Compute on a device from which communication may take something."""
-        computation = _Activity(self.env, kind, self._duration_s[task])
-        self.devices.begin(self._device[kind], computation)
-        self._close_instant()
-        yield computation.done
-        del self.devices.under_way[self._device[kind]][computation]
 
     def _close_instant(self) -> None:
         """Have rates set once all else that happens now is done."""

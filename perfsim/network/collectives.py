@@ -319,7 +319,8 @@ class CollectiveModel:
         # protocol with flags among its data carries a fraction on every link.
         bus_bytes_per_s = group.fewest_per_node * self._nic_bytes_per_s
         bridge_bytes_per_s = self._network.partial_node_rank_bytes_per_s
-        whole = group.is_even and group.most_per_node in (1, self.node.devices)
+        is_even = group.most_per_node == group.fewest_per_node
+        whole = is_even and group.most_per_node in (1, self.node.devices)
         if bridge_bytes_per_s is not None and self.node.has_shared_nics and not whole:
             bus_bytes_per_s = min(bus_bytes_per_s, bridge_bytes_per_s * group.fewest_per_node)
         s_per_byte = sent / bus_bytes_per_s

@@ -62,11 +62,6 @@ class Group:
         """A group on one node."""
         return cls.even(size, 1)
 
-    @property
-    def is_even(self) -> bool:
-        """Whether all nodes hold as many ranks."""
-        return self.most_per_node == self.fewest_per_node
-
 
 # The graphs of a network, and their edges as columns.
 

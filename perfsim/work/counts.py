@@ -12,7 +12,6 @@ from perfsim.specs.recipe import Job
 from perfsim.work.kernels import FULL, LayerSlice
 from perfsim.work.layer import (
     attention_products,
-    by_operator,
     inner_norm_bytes,
     kept_bytes,
     mlp_products,
@@ -229,9 +228,9 @@ def recompute_flop_per_step(
     flop_per_token = 0.0
     for kind in layer_kinds(model) if recompute != "none" else ():
         part = _whole_layer(job, kind)
-        if not by_operator(part, recompute) or part.attention == "standard":
+        if not part.by_operator(recompute) or part.attention == "standard":
             flop_per_token += _core_flop_per_token(model, kind, job.seq_length)
-        if by_operator(part, recompute):
+        if part.by_operator(recompute):
             flop_per_token += product_flop(part, recompute).again / part.tokens
         elif recompute == "full":
             flop_per_token += 2.0 * counts.matrices_of(kind, active=True)
@@ -254,7 +253,7 @@ def hardware_flop_per_step(job: Job, recompute: str, share: float = 1.0) -> floa
     utilisations of its Table 5 follow.
     """
     recomputed = recompute_flop_per_step(job, recompute, share=share)
-    core_alone = recompute == "selective" and not by_operator(_whole_layer(job, PLAIN), recompute)
+    core_alone = recompute == "selective" and not _whole_layer(job, PLAIN).by_operator(recompute)
     factor = SELECTIVE_AS_PRINTED if core_alone else 1.0
     return model_flop_per_step(job) + recomputed * factor
 
@@ -273,7 +272,7 @@ def layer_activation_bytes(part: LayerSlice, recompute: str) -> float:
     """
     model = part.model
     size = part.element_bytes
-    if recompute == "full" or by_operator(part, recompute):
+    if recompute == "full" or part.by_operator(recompute):
         experts_bytes = _experts_kept_bytes(part) if part.kind.experts and recompute != "full" else 0.0
         return part.activation_bytes / part.norm_share + kept_bytes(part, recompute) + experts_bytes
     t = part.tensor

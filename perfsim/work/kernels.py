@@ -221,6 +221,10 @@ class LayerSlice:
         """
         return self.tokens * self.experts.top_k * self.expert_split / self.tensor * self.expert_load
 
+    def by_operator(self, recompute: str) -> bool:
+        """Whether a mode of recompute keeps the results of some operators and runs all others again."""
+        return recompute == "selective" and self.selective == "every_second_product"
+
     @property
     def norm_share(self) -> int:
         """Ranks that share layer norms and dropouts: t with sequence parallelism, else 1."""
@@ -250,7 +254,6 @@ def gemm(
     batch: int = 1,
     partition: Partition = "none",
     parts: int = 1,
-    weight_gradient: bool = False,
     element_bytes: float = HALF,
 ) -> Kernel:
     """A GEMM: 2 m n k FLOPs per batch entry, each operand moved once."""
@@ -265,7 +268,6 @@ def gemm(
         batch=batch,
         partition=partition,
         parts=parts,
-        weight_gradient=weight_gradient,
         element_bytes=element_bytes,
     )
 

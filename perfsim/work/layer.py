@@ -619,17 +619,12 @@ def _joined_embedding(part: LayerSlice, which: LayerPass) -> Kernels:
 #             halves of a gated MLP.
 
 
-def by_operator(part: LayerSlice, recompute: str) -> bool:
-    """Whether a mode keeps the results of some operators and runs all others again."""
-    return recompute == "selective" and part.selective == "every_second_product"
-
-
 def kept_shares(part: LayerSlice, recompute: str) -> Mapping[str, float]:
     """Shares of the results of products and fused attention that a mode keeps, by kernel."""
     projections = attention_products(part)[:-1]
     if recompute == "full":
         return {product.name: 1.0 for product in projections} if part.keeps == "qkv" else {}
-    if not by_operator(part, recompute):
+    if not part.by_operator(recompute):
         return {}
     model = part.model
     widths = [(product.name, product.n * product.parts) for product in projections]
@@ -681,7 +676,7 @@ def attention_recompute(part: LayerSlice, recompute: str) -> Kernels:
     """Kernels of the attention block that a mode runs again."""
     if recompute == "none":
         return ()
-    if recompute == "selective" and not by_operator(part, recompute):
+    if recompute == "selective" and not part.by_operator(recompute):
         return attention_core(part)
     return tuple(_without_kept(attention_kernels(part, "forward"), kept_shares(part, recompute)))
 
@@ -689,7 +684,7 @@ def attention_recompute(part: LayerSlice, recompute: str) -> Kernels:
 def mlp_recompute(part: LayerSlice, recompute: str) -> Kernels:
     """Kernels of the MLP block that a mode runs again, without a further LM head behind it."""
     experts = part.kind.experts
-    if recompute != "full" and (experts or not by_operator(part, recompute)):
+    if recompute != "full" and (experts or not part.by_operator(recompute)):
         return ()
     run = mlp_kernels(replace(part, kind=replace(part.kind, mtp=False)), "forward")
     if not experts and (part.recompute_stops_early or recompute == "selective"):

@@ -290,6 +290,6 @@ def test_a_group_that_contradicts_itself_is_refused(numbers: tuple[int, int, int
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=12))
 def test_any_number_of_ranks_on_each_node_is_a_group(on_node: list[int]) -> None:
     group = Group(sum(on_node), max(on_node), len(on_node), min(on_node))
-    assert group.is_even == (len(set(on_node)) == 1)
-    if group.is_even:
+    assert (group.most_per_node == group.fewest_per_node) == (len(set(on_node)) == 1)
+    if len(set(on_node)) == 1:
         assert group == Group.even(on_node[0], len(on_node))
