@@ -55,11 +55,6 @@ class Uncertain:
                 "this order, and not negative"
             )
 
-    @property
-    def certain(self) -> bool:
-        """Whether the range is a single value."""
-        return self.low == self.high
-
     def at(self, place: FloatArray | float) -> FloatArray:
         """The values so many standard deviations from the typical one."""
         z = np.asarray(place, dtype=np.float64) / Z_90

@@ -260,7 +260,11 @@ class GpuCosts(GpuKernels, Costs):
         seconds = self._works.get(work)
         if seconds is None:
             if work.name == WAIT_OF_HOST:
-                seconds = self.wait_s(work.comm_bytes)
+                # What a pipeline rank loses as a pass begins grows with the message of the pass.
+                model = self.collectives
+                several = self.topology.num_devices > model.node.devices
+                rate = model.nic_share_bytes_per_s if several else model.node.scale_up.bandwidth
+                seconds = self.framework.pass_s + work.comm_bytes / rate
             elif work.name == WAIT_OF_EXPERTS:
                 seconds = self.framework.expert_pass_s
             elif work.op in HOST_OPERATIONS:
@@ -315,13 +319,6 @@ class GpuCosts(GpuKernels, Costs):
             return self.duration_s(work)
         bytes_s = float(alone.bytes_s[0]) / alone_s * self._exposed_s(work, alone_s)
         return max(0.0, self.duration_s(work) - bytes_s)
-
-    def wait_s(self, message_bytes: float) -> float:
-        """Seconds that a pipeline rank loses as a pass begins, whose message has so many bytes."""
-        model = self.collectives
-        several = self.topology.num_devices > model.node.devices
-        rate = model.nic_share_bytes_per_s if several else model.node.scale_up.bandwidth
-        return self.framework.pass_s + message_bytes / rate
 
     def taken(self, work: Work, /) -> Shares:
         """Compute units of a collective kernel, and its reads and writes over the achieved bandwidth.

@@ -33,23 +33,22 @@ from perfsim.work.kernels import FULL, Kernel, LayerSlice, gemm
 from perfsim.work.layer import padded_vocab_size
 
 
+@lru_cache(maxsize=256)
 def orthogonalisation_flop(recipe: Recipe, model: TransformerConfig) -> float:
     """FLOPs of the orthogonalisations of a step, per parameter of the model; 0 for most optimizers.
 
     With a the shorter and b the longer side of a matrix, a Newton-Schulz iteration does 4 a^2 b + 2 a^3 FLOPs
     in three products. For Muon's five this is as much as the training of some thousand tokens.
     """
-    return OPTIMIZERS[recipe.optimizer].orthogonalisations * _newton_schulz_flop(model)
-
-
-@lru_cache(maxsize=256)
-def _newton_schulz_flop(model: TransformerConfig) -> float:
+    iterations = OPTIMIZERS[recipe.optimizer].orthogonalisations
+    if not iterations:
+        return 0.0
     total = 0.0
     for kind in layer_kinds(model):
         for rows, columns, count in weight_matrices(LayerSlice(model, 1, 1, kind=kind)):
             a, b = sorted((rows, columns))
             total += count * (4.0 * a * a * b + 2.0 * a**3)
-    return total / parameters(model).total
+    return iterations * (total / parameters(model).total)
 
 
 def update_products(

@@ -211,19 +211,15 @@ class _Simulation:
         self._flow = tables.flow.tolist()
         self._device = tables.device.tolist()
         self._occupies = np.diff(tables.occupied.start).astype(bool).tolist()
-        self._waits_for, self._ended = self._meetings()
         self._is_closing = False
-
-    def _meetings(self) -> tuple[dict[int, list[int]], dict[int, Event]]:
-        """The tasks of other streams that tasks wait for, and the event of the end of each of them."""
-        stream = self.tables.stream
-        first, followers = self.tables.waiting
-        task = np.repeat(np.arange(len(first) - 1), np.diff(first))
-        apart = stream[task] != stream[followers]
-        waits_for: dict[int, list[int]] = {}
+        followers = tables.waiting.values
+        task = tables.waiting.row_of_value
+        apart = tables.stream[task] != tables.stream[followers]
+        self._ended = {before: self.env.event() for before in np.unique(task[apart]).tolist()}
+        """The event of the end of each task that tasks of other streams wait for."""
+        self._waits_for: dict[int, list[int]] = {}
         for before, follower in zip(task[apart].tolist(), followers[apart].tolist(), strict=True):
-            waits_for.setdefault(follower, []).append(before)
-        return waits_for, {before: self.env.event() for before in np.unique(task[apart]).tolist()}
+            self._waits_for.setdefault(follower, []).append(before)
 
     def run(self) -> None:
         """Run until nothing is left that can happen."""

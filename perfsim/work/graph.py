@@ -166,18 +166,8 @@ class Work:
     _hash: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
-        values = (
-            self.name,
-            self.category,
-            self.kernels,
-            self.comm_bytes,
-            self.group,
-            self.writes,
-            self.share,
-            self.fan_out,
-            self.beside,
-            self.experts,
-        )
+        # Works that are alike in these are hardly ever unlike in another field.
+        values = (self.name, self.category, self.kernels, self.comm_bytes, self.group, self.writes)
         object.__setattr__(self, "_hash", hash(values))
 
     def __hash__(self) -> int:

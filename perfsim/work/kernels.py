@@ -58,20 +58,14 @@ class Kernel(NamedTuple):
 
     def weight_gradients(self, main_grad_bytes: float, *, bias: bool) -> tuple[Kernel, ...]:
         """Weight and bias gradients of a linear layer with this forward, added to the main gradients."""
-        m = self.m
-        n = self.n
-        k = self.k
-        size = self.element_bytes
-        return (
-            self._replace(name=f"{self.name}.wgrad", m=k, n=n, k=m, weight_gradient=True),
-            *((elementwise(f"{self.name}.bias_gradient", size * m * n * self.batch),) if bias else ()),
-            elementwise(
-                # Reads the new gradient, reads and writes the accumulated one.
-                f"{self.name}.accumulate",
-                n * k * self.batch * (size + 2 * main_grad_bytes),
-                launches=(2 if bias else 1) * self.batch,
-            ),
-        )
+        run = [self._replace(name=f"{self.name}.wgrad", m=self.k, k=self.m, weight_gradient=True)]
+        if bias:
+            n_bytes = self.element_bytes * self.m * self.n * self.batch
+            run.append(elementwise(f"{self.name}.bias_gradient", n_bytes))
+        # Reads the new gradient, reads and writes the accumulated one.
+        n_bytes = self.n * self.k * self.batch * (self.element_bytes + 2 * main_grad_bytes)
+        launches = (2 if bias else 1) * self.batch
+        return (*run, elementwise(f"{self.name}.accumulate", n_bytes, launches))
 
 
 @dataclass(frozen=True, slots=True)

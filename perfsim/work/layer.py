@@ -77,10 +77,8 @@ def _residual_backward(name: str, part: LayerSlice) -> Kernel:
     """Backward of dropout (read, mask, write); sum of both branches' gradients (two reads, a write)."""
     size = part.element_bytes
     bytes_per_element = 3 * size + (2 * size + 1.0 if part.dropout else 0.0)
-    launches = 2 if part.dropout else 1
-    return elementwise(
-        name, bytes_per_element * part.activation_elements / part.norm_share, launches=launches
-    )
+    n_bytes = bytes_per_element * part.activation_elements / part.norm_share
+    return elementwise(name, n_bytes, launches=2 if part.dropout else 1)
 
 
 # What a framework makes of a block.
