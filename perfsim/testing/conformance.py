@@ -20,7 +20,7 @@ from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path, simulate
 from perfsim.engine.trace import Trace
 from perfsim.machines import network_of
-from perfsim.machines.placement import shared_links
+from perfsim.machines.placement import SharedLinks
 from perfsim.network import Topology, WaferTree
 from perfsim.prediction.planner import Search
 from perfsim.prediction.verification import SamplingSpec, verify
@@ -142,7 +142,7 @@ class Case:
         """Each plan, its graph, and the simulation of the graph with contention for links."""
         for plan in self.plans:
             graph = self.graph(plan)
-            links = shared_links(graph, network_of(self.topology))
+            links = SharedLinks.of(graph, network_of(self.topology))
             durations = price(graph, self.costs)
             yield plan, graph, simulate(graph, durations, links.flows, links.capacities)
 

@@ -18,7 +18,7 @@ from perfsim.costs.wafer import WaferCosts, roof_tokens
 from perfsim.engine import critical_path, simulate
 from perfsim.engine.trace import Trace
 from perfsim.machines import network_of
-from perfsim.machines.placement import shared_links
+from perfsim.machines.placement import SharedLinks
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan, strategy
 
@@ -56,7 +56,7 @@ def planned(
 def run(plan: Plan, costs: WaferCosts, toys: ModuleType) -> Trace:
     """The step as the engine runs it."""
     graph = toys.graph_of(plan)
-    links = shared_links(graph, network_of(plan.topology))
+    links = SharedLinks.of(graph, network_of(plan.topology))
     return simulate(graph, price(graph, costs), links.flows, links.capacities)
 
 

@@ -12,7 +12,7 @@ from perfsim.catalog import default_catalog
 from perfsim.engine import simulate
 from perfsim.machines import build_topology, network_of
 from perfsim.machines.machine import Traffic
-from perfsim.machines.placement import shared_links
+from perfsim.machines.placement import SharedLinks
 from perfsim.network import FatTree, Group, Topology
 from perfsim.network.collectives import CollectiveModel
 from perfsim.testing.toys import at_once
@@ -39,7 +39,7 @@ def summed(toys: ModuleType, ranks: RankGroup, n_bytes: float = LONG) -> Work:
 
 
 def run(written: TaskGraph, topology: Topology) -> list[float]:
-    links = shared_links(written, network_of(topology))
+    links = SharedLinks.of(written, network_of(topology))
     durations = np.full(len(written), SECONDS)
     return simulate(written, durations, links.flows, links.capacities).end_s.tolist()
 
