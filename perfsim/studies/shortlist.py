@@ -20,7 +20,7 @@ from perfsim.interop import emit
 from perfsim.prediction.bands import SHARDED
 from perfsim.prediction.caveats import batch_caveats
 from perfsim.prediction.planner import Search, confirmed
-from perfsim.prediction.prediction import Prediction, prediction_of
+from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, evaluated
 from perfsim.specs.layout import Layout
@@ -346,7 +346,7 @@ def ratio_error(run: Evaluation, other: Evaluation) -> float:
 
 
 def _entry(question: Question, run: Evaluation, first: Evaluation, target: Target | None) -> Entry:
-    prediction = prediction_of(run, question.allowed_share, batch_caveats(question))
+    prediction = Prediction.of(run, question.allowed_share, batch_caveats(question))
     of_first = first.plan.layout.as_dict(first.plan.num_microbatches)
     return Entry(
         prediction=prediction,
