@@ -288,7 +288,9 @@ class _FatTreeNetwork(Network):
         """The leaf of each rank where uplinks are thin, and the rank where a link of its node is slow."""
         tree = self.tree
         thin = tree.has_thin_uplinks()
-        slow_nodes = tree.slow_nodes
+        links = np.concatenate([tree.ports, tree.hosts, tree.nics], axis=1)
+        slow = (np.isin(links, tree.edges.slow) | (tree.edges.late_s[links] > 0.0)).any(axis=1)
+        slow_nodes = set(tree.node_of[slow].tolist())
         places: dict[int, Hashable] = {}
         for rank, node in enumerate(tree.node_of.tolist()):
             if thin or node in slow_nodes:

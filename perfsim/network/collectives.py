@@ -188,7 +188,24 @@ class CollectiveModel:
         """The parts of `time_s`."""
         if group.size == 1:
             return Seconds(np.zeros(n_bytes.shape), np.zeros(n_bytes.shape))
-        busy = self._of_messages(op, n_bytes, group) if fan_out < 2 else self._copied(n_bytes, group, fan_out)
+        if fan_out > 1:
+            busy = self._copied(n_bytes, group, fan_out)
+        elif group.nodes == 1:
+            busy = self._inside(op, n_bytes, group.size)
+        elif op == "send_recv":
+            busy = self._send(n_bytes)
+        elif op == "all_to_all":
+            # Every rank sends 1/size to every other rank; transfers inside and across nodes overlap.
+            kept = n_bytes * (group.most_per_node / group.size)
+            sent = n_bytes * (1 - group.fewest_per_node / group.size)
+            across = self._send(sent, self._network.all_to_all_slowdown)
+            busy = across.slowest(self._inside(op, kept, group.most_per_node))
+        else:
+            # NCCL runs trees across nodes for all-reduces only.
+            protocols = [p for p in self._network.protocols if p.algorithm == "ring" or op == "all_reduce"]
+            busy = reduce(Seconds.fastest, (self._protocol(p, op, n_bytes, group) for p in protocols))
+        if op == "all_reduce":
+            busy = busy.fastest(self._in_network(n_bytes, group))
         return Seconds(*(np.where(n_bytes > 0, part, 0.0) for part in busy))
 
     def _copied(self, n_bytes: Floats, group: Group, fan_out: int) -> Seconds:
@@ -250,23 +267,6 @@ class CollectiveModel:
             s_per_byte = wire / min(faster * segment.bandwidth_bytes_per_s, rate) + local
             lines.append(Seconds(np.asarray(latency_s), np.asarray(s_per_byte)))
         return lines
-
-    def _of_messages(self, op: CollectiveOp, n_bytes: Floats, group: Group) -> Seconds:
-        if group.nodes == 1:
-            busy = self._inside(op, n_bytes, group.size)
-        elif op == "send_recv":
-            busy = self._send(n_bytes)
-        elif op == "all_to_all":
-            # Every rank sends 1/size to every other rank; transfers inside and across nodes overlap.
-            kept = n_bytes * (group.most_per_node / group.size)
-            sent = n_bytes * (1 - group.fewest_per_node / group.size)
-            across = self._send(sent, self._network.all_to_all_slowdown)
-            busy = across.slowest(self._inside(op, kept, group.most_per_node))
-        else:
-            # NCCL runs trees across nodes for all-reduces only.
-            protocols = [p for p in self._network.protocols if p.algorithm == "ring" or op == "all_reduce"]
-            busy = reduce(Seconds.fastest, (self._protocol(p, op, n_bytes, group) for p in protocols))
-        return busy.fastest(self._in_network(n_bytes, group)) if op == "all_reduce" else busy
 
     def _inside(self, op: CollectiveOp, n_bytes: Floats, size: int) -> Seconds:
         """Inside a node; nothing for one rank."""

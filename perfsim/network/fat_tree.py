@@ -239,13 +239,6 @@ class FatTree(Topology):
         binding[self.edges.slow] = True
         return binding
 
-    @cached_property
-    def slow_nodes(self) -> frozenset[int]:
-        """Nodes with a link that has less than its rated capacity, or more than its rated latency."""
-        own = np.concatenate([self.ports, self.hosts, self.nics], axis=1)
-        slow = (np.isin(own, self.edges.slow) | (self.edges.late_s[own] > 0.0)).any(axis=1)
-        return frozenset(self.node_of[slow].tolist())
-
     def has_thin_uplinks(self, *, rated: bool = False) -> bool:
         """Whether a leaf carries less up or down than its nodes can send; `rated`: at rated capacities."""
         if self.leaves < 2:

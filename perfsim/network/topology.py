@@ -307,13 +307,26 @@ class Topology(ABC):
             graph.add_edge(*self.ends(link), key=link, link=link, kind=edges.kinds[kind], **data)
         return graph
 
-    def with_capacities(self, bytes_per_s: Mapping[int, float], *, rate: bool = True) -> Self:
+    def with_capacities(
+        self, bytes_per_s: Mapping[int, float], seconds: Floats | None = None, *, rate: bool = True
+    ) -> Self:
         """The same network with other capacities of links, by id; both directions change that share one.
 
-        A kind of link is rated at the most common capacity of its edges, which prices assume; an edge below
-        it slows what crosses it. Without `rate` prices stay, so that all changed edges act like that.
+        `seconds` are the latencies of all links; None: as they are. A kind of link is rated at the most
+        common capacity of its edges, which prices assume; an edge below it slows what crosses it. Without
+        `rate` prices stay, so that all changed edges act like that.
         """
-        return self._changed(bytes_per_s, self.edges.seconds, rate=rate)
+        edges = self.edges
+        carried = edges.bytes_per_s.copy()
+        for link, capacity in bytes_per_s.items():
+            carried[link] = capacity
+            if not edges.duplex[link]:
+                carried[link ^ 1] = capacity
+        seconds = edges.seconds if seconds is None else seconds
+        usual = Rated.of(edges.kinds, edges.kind, carried, seconds) if rate else edges.usual
+        twin = type(self)(self.system, self.num_devices)
+        vars(twin)["edges"] = replace(edges, bytes_per_s=carried, seconds=seconds, usual=usual)
+        return twin
 
     def with_graph(self, graph: nx.MultiDiGraph[str], *, rate: bool = True) -> Self:
         """The network that a changed copy of `graph` describes; `rate` as in `with_capacities`.
@@ -336,20 +349,9 @@ class Topology(ABC):
             seconds[first] = min(seconds[first], float(data["seconds"]))
         changed = np.flatnonzero(carried != edges.bytes_per_s)
         capacities = dict(zip(changed.tolist(), carried[changed].tolist(), strict=True))
-        return self._changed(capacities, np.where(np.isinf(seconds), edges.seconds, seconds), rate=rate)
-
-    def _changed(self, bytes_per_s: Mapping[int, float], seconds: Floats, *, rate: bool) -> Self:
-        """The network with other capacities of some links, and with these latencies of all."""
-        edges = self.edges
-        carried = edges.bytes_per_s.copy()
-        for link, capacity in bytes_per_s.items():
-            carried[link] = capacity
-            if not edges.duplex[link]:
-                carried[link ^ 1] = capacity
-        usual = Rated.of(edges.kinds, edges.kind, carried, seconds) if rate else edges.usual
-        twin = type(self)(self.system, self.num_devices)
-        vars(twin)["edges"] = replace(edges, bytes_per_s=carried, seconds=seconds, usual=usual)
-        return twin
+        return self.with_capacities(
+            capacities, np.where(np.isinf(seconds), edges.seconds, seconds), rate=rate
+        )
 
     # ------------------------------------------------------------------------------ named links
     @cached_property

@@ -251,19 +251,9 @@ def gemm(
     element_bytes: float = HALF,
 ) -> Kernel:
     """A GEMM: 2 m n k FLOPs per batch entry, each operand moved once."""
-    return Kernel(
-        name=name,
-        op="gemm",
-        flop=2.0 * m * n * k * batch,
-        bytes_accessed=element_bytes * batch * (m * k + k * n + m * n),
-        m=m,
-        n=n,
-        k=k,
-        batch=batch,
-        partition=partition,
-        parts=parts,
-        element_bytes=element_bytes,
-    )
+    flop = 2.0 * m * n * k * batch
+    n_bytes = element_bytes * batch * (m * k + k * n + m * n)
+    return Kernel(name, "gemm", flop, n_bytes, m, n, k, batch, partition, parts, element_bytes=element_bytes)
 
 
 def elementwise(name: str, n_bytes: float, launches: int = 1) -> Kernel:

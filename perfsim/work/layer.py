@@ -435,20 +435,9 @@ def _grouped_gemm(
     element_bytes: float,
 ) -> Kernel:
     """Forward products of `experts` experts, (rows, k) x (k, n) in all, as one kernel."""
-    return Kernel(
-        name=name,
-        op="gemm",
-        flop=2.0 * rows * n * k,
-        bytes_accessed=element_bytes * (rows * (n + k) + experts * float(n) * k),
-        m=max(1, math.ceil(rows / experts)),
-        n=n,
-        k=k,
-        batch=experts,
-        partition=partition,
-        parts=parts,
-        element_bytes=element_bytes,
-        grouped=True,
-    )
+    product = gemm(name, max(1, math.ceil(rows / experts)), n, k, experts, partition, parts, element_bytes)
+    n_bytes = element_bytes * (rows * (n + k) + experts * float(n) * k)
+    return product._replace(flop=2.0 * rows * n * k, bytes_accessed=n_bytes, grouped=True)
 
 
 def _expert_linears(part: LayerSlice) -> tuple[Kernel, Kernel]:
