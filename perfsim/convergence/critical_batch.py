@@ -248,7 +248,7 @@ class _Points:
             )
 
     def interval(self, least: float, run_kind: str) -> tuple[float, float]:
-        """The B_crit at which the squared error exceeds its minimum by one variance, on either side.
+        """The B_crit on either side at which the squared error exceeds its minimum by one variance.
 
         Raises NotIdentifiableError if it never does on one side.
         """

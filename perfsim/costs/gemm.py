@@ -41,7 +41,7 @@ _CHUNK = 4096
 """Shapes priced at once, so that an array of candidates times shapes stays in cache."""
 
 
-class Candidates(NamedTuple):
+class _Candidates(NamedTuple):
     """All candidates (tile orientation, split); arrays of shape (candidates, 1)."""
 
     tile_index: NDArray[np.intp]
@@ -153,7 +153,7 @@ class GemmModel:
         return np.asarray(np.maximum(limited, geometry.flop / self.peak_flop_per_s))
 
     @cached_property
-    def _candidates(self) -> Candidates:
+    def _candidates(self) -> _Candidates:
         """Both orientations of each tile with each split."""
         table = [
             (index, a, b, s)
@@ -162,7 +162,7 @@ class GemmModel:
             for s in self.constants.split_k
         ]
         columns = np.array(table, dtype=float).T[:, :, None]
-        return Candidates(columns[0].astype(np.intp), columns[1], columns[2], columns[3])
+        return _Candidates(columns[0].astype(np.intp), columns[1], columns[2], columns[3])
 
     def choice(self, geometry: Geometry) -> NDArray[np.intp]:
         """Index of the candidate that the library picks for each shape; shape (1, shapes)."""

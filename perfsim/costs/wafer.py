@@ -274,10 +274,7 @@ def nearest_release(wanted: str, calibration: WaferCalibration) -> str:
 
 
 def place_of(release: str) -> int:
-    """The place of a release in their order, in which r2.0 comes next to r1.9.
-
-    Raises CatalogError for a name that is not of the form r2.0.
-    """
+    """The place of a release in their order, r2.0 after r1.9; CatalogError for a name of another form."""
     major, minor = (*_number(release), 0)[:2]
     return minor + sum(LAST_MINOR.get(earlier, 0) + 1 for earlier in range(1, major))
 

@@ -75,8 +75,7 @@ class SharedLinks(NamedTuple):
     def of(cls, graph: TaskGraph, network: Network, *, peers: ArrayLike | None = None) -> SharedLinks:
         """The communications of `graph` that contention, or a link below their own rate, can slow.
 
-        `peers` is the class of each peer that `unfold` got; a folded graph needs none. Raises InputError
-        where dead links leave no route.
+        `peers` are the classes that `unfold` got, if any. Raises InputError where dead links leave no route.
         """
         classes = np.zeros(graph.width, dtype=np.int64) if peers is None else np.asarray(peers)
         network = network.of_graph(graph)

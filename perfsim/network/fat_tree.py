@@ -228,8 +228,7 @@ class FatTree(Topology):
     def may_bind(self) -> Bools:
         """Links that can slow what crosses them; NVLink ports only below rated capacity.
 
-        A link between a GPU and its NIC carries no more than the NIC, so it does not count unless it is
-        slower.
+        A link between a GPU and its NIC carries no more than the NIC: it counts only where it is slower.
         """
         binding = np.ones(len(self.edges), dtype=bool)
         hosts = self.hosts.ravel()

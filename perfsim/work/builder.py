@@ -101,10 +101,9 @@ class Template:
         *,
         block: int = WHOLE_DEVICE,
     ) -> _Handles:
-        """Record one task; `reads` are ports or tensors of this template.
+        """Record one task; `reads` are ports or tensors of this template, `block` as in `TaskGraph`.
 
         `after` holds task ids of this template, or ports, which stand for the writers of their tensors.
-        `block` is the part of the model whose weights the task uses.
         """
         return self.columns.append(
             self.builder.work_id(work),

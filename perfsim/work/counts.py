@@ -14,9 +14,9 @@ from perfsim.work.layer import (
     attention_products,
     inner_norm_bytes,
     kept_bytes,
+    kept_shares,
     mlp_products,
     padded_vocab_size,
-    product_flop,
 )
 
 
@@ -228,13 +228,17 @@ def recompute_flop_per_step(
     flop_per_token = 0.0
     for kind in layer_kinds(model) if recompute != "none" else ():
         part = _whole_layer(job, kind)
+        # Experts are kept whole, and nothing reads the result of the MLP's last product.
+        products = (*attention_products(part), *(() if kind.experts else mlp_products(part)[:1]))
+        shares = kept_shares(part, recompute)
+        kept_flop = sum(shares.get(product.name, 0.0) * product.flop for product in products)
         if not part.by_operator(recompute) or part.attention == "standard":
             flop_per_token += _core_flop_per_token(model, kind, job.seq_length)
         if part.by_operator(recompute):
-            flop_per_token += product_flop(part, recompute).again / part.tokens
+            flop_per_token += (sum(product.flop for product in products) - kept_flop) / part.tokens
         elif recompute == "full":
             flop_per_token += 2.0 * counts.matrices_of(kind, active=True)
-            flop_per_token -= product_flop(part, recompute).kept / part.tokens
+            flop_per_token -= kept_flop / part.tokens
             if stops_early and not kind.experts:
                 flop_per_token -= 2.0 * model.hidden_size * model.ffn_hidden_size
     return share * flop_per_token * job.tokens_per_step

@@ -80,8 +80,6 @@ EMBEDDING_AND_HEAD = -4
 All weights of the device that no other task covers; the embedding; the LM head; whichever of these two
 the pipeline stage holds.
 """
-
-
 _MARKERS = {
     WHOLE_DEVICE: "the device's weights",
     EMBEDDING: "embedding",

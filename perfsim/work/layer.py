@@ -644,21 +644,6 @@ def kept_bytes(part: LayerSlice, recompute: str) -> float:
     return part.element_bytes * elements
 
 
-class _ProductFlop(NamedTuple):
-    """FLOPs of a layer's products for one micro-batch: those whose results are kept, and those run again."""
-
-    kept: float
-    again: float
-
-
-def product_flop(part: LayerSlice, recompute: str) -> _ProductFlop:
-    """FLOPs of the products of a layer but experts and the MLP's last."""
-    products = (*attention_products(part), *(() if part.kind.experts else mlp_products(part)[:1]))
-    shares = kept_shares(part, recompute)
-    kept = sum(shares.get(product.name, 0.0) * product.flop for product in products)
-    return _ProductFlop(kept, sum(product.flop for product in products) - kept)
-
-
 def attention_recompute(part: LayerSlice, recompute: str) -> Kernels:
     """Kernels of the attention block that a mode runs again."""
     if recompute == "none":
