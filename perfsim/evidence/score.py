@@ -30,7 +30,7 @@ import numpy as np
 
 from perfsim.base.errors import LimitError, PerfsimError
 from perfsim.catalog import Catalog, default_catalog, load_mapping
-from perfsim.convergence.critical_batch import fit_hyperbola
+from perfsim.convergence.critical_batch import HyperbolaFit
 from perfsim.evidence.cases import CaseRows, ConvergenceCase, StepCase, mapped
 from perfsim.evidence.production import ScalingFile
 from perfsim.evidence.step_fit import GpuRun
@@ -534,7 +534,7 @@ def _batch_predictions(case: ConvergenceCase) -> Iterator[_BatchPrediction]:
         adjacent = protocol == _LARGER_BATCH and len(fitted) == len(points) - 1
         unknown = _BatchPrediction(case, protocol, *target, baseline, adjacent)
         try:
-            fit = fit_hyperbola(batches, measured, case.run_kind, prior=True)
+            fit = HyperbolaFit.of(batches, measured, case.run_kind, prior=True)
             yield replace(unknown, predicted=fit.examples(target[0]))
         except PerfsimError as error:
             yield replace(unknown, refused=str(error))
