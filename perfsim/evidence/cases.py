@@ -73,10 +73,7 @@ class _CaseSystem(_CaseSpec):
         return self.device.endswith((".yaml", ".yml"))
 
     def named(self, catalog: Catalog) -> SystemSpec:
-        """The system of that name or file, or the first one with a device of that name.
-
-        Raises InputError for an unknown one.
-        """
+        """The system of that name or file, or the first with that device. Raises InputError for neither."""
         names = catalog.names("system")
         if self.is_file or self.device in names:
             return catalog.system(self.device)

@@ -59,10 +59,7 @@ class _ProductionFile(Spec):
 
 
 def production_record(catalog: Catalog) -> list[dict[str, Any]]:
-    """By production run, its published rate, the predicted rate of its healthy steps, and their ratio.
-
-    Rates are in tokens/s per device. Raises as plans and simulations do.
-    """
+    """By production run, its published rate, the predicted rate of its healthy steps, and their ratio."""
     rows = []
     for run in parse_file(
         data_root() / "studies" / "production" / "runs.yaml", _ProductionFile, catalog
@@ -164,10 +161,7 @@ class ScalingFile(Spec):
         system: SystemSpec | None = None,
         layout: Layout | None = None,
     ) -> Evaluation:
-        """A run's predicted step: on other systems, with the batch of each, or with a given layout.
-
-        Raises as plans and simulations do.
-        """
+        """A run's predicted step: on other systems, with the batch of each, or with a given layout."""
         count = systems or run.systems
         question = Question(
             model=run.model,
