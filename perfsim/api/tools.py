@@ -44,7 +44,7 @@ from perfsim.evidence.score import validate_file
 from perfsim.interop.formats import Imported, read_model
 from perfsim.interop.formats import import_file as read_file
 from perfsim.prediction.question import question_of
-from perfsim.prediction.why import GapExplained, explain_gap
+from perfsim.prediction.why import GapExplained
 from perfsim.specs.model import TransformerConfig
 from perfsim.studies.axes import SweepSpec, changed_study, load_sweep
 from perfsim.studies.comparisons import ComparisonSpec
@@ -209,7 +209,7 @@ def why_measured(measured: str | float, **given: Any) -> GapExplained:
             measured = parse_quantity(measured, "seconds", usual="s")
         except InputError as error:
             raise InputError([replace(p, message=f"measured: {p.message}") for p in error.problems]) from None
-    return explain_gap(question_of(given), measured)
+    return GapExplained.of(question_of(given), measured)
 
 
 def _study_named(study: Named) -> StudySpec:

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from perfsim.base.arrays import Floats
 from perfsim.base.errors import InputError
-from perfsim.costs.gemm import GemmModel, Geometry
-from perfsim.costs.gpu import narrow_constants
+from perfsim.costs.gemm import GemmModel, Geometry, narrow_constants
 from perfsim.evidence.fitting import (
     Account,
     SoftL1,

@@ -30,11 +30,11 @@ import numpy as np
 
 from perfsim.base.errors import LimitError, PerfsimError
 from perfsim.catalog import Catalog, default_catalog, load_mapping
-from perfsim.convergence.critical_batch import fit_hyperbola
+from perfsim.convergence.critical_batch import HyperbolaFit
 from perfsim.evidence.cases import CaseRows, ConvergenceCase, StepCase, mapped
 from perfsim.evidence.production import ScalingFile
 from perfsim.evidence.step_fit import GpuRun
-from perfsim.prediction.bands import Traits, accuracy_of, left_out_of, recorded_errors
+from perfsim.prediction.bands import Accuracy, Traits, left_out_of, recorded_errors
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.run import Evaluation, evaluate
 from perfsim.specs.calibration import WaferCalibration
@@ -75,7 +75,7 @@ class CaseBand:
         except PerfsimError:
             return None
         without = group if left_out_s else ""
-        accuracy = accuracy_of(run.plan, run.hidden_communication_fraction, without=without)
+        accuracy = Accuracy.of(run.plan, run.hidden_communication_fraction, without=without)
         centre_s = run.step_time_s if left_out_s is None else left_out_s
         factor = 1.0 + accuracy.step_time_error
         return cls(centre_s / factor, centre_s * factor, left_out_s, accuracy.unlikeness)
@@ -531,7 +531,7 @@ def _batch_predictions(case: ConvergenceCase) -> Iterator[_BatchPrediction]:
         adjacent = protocol == _LARGER_BATCH and len(fitted) == len(points) - 1
         unknown = _BatchPrediction(case, protocol, *target, baseline, adjacent)
         try:
-            fit = fit_hyperbola(batches, measured, case.run_kind, prior=True)
+            fit = HyperbolaFit.of(batches, measured, case.run_kind, prior=True)
             yield replace(unknown, predicted=fit.examples(target[0]))
         except PerfsimError as error:
             yield replace(unknown, refused=str(error))

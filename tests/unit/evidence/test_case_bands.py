@@ -10,7 +10,7 @@ import pytest
 from perfsim.catalog import Catalog
 from perfsim.evidence.cases import CaseRows, StepCase
 from perfsim.evidence.score import CaseBand, validate_cases
-from perfsim.prediction.bands import BandWidths, Traits, left_out_of, nearest, recorded_errors
+from perfsim.prediction.bands import Accuracy, BandWidths, Traits, left_out_of, recorded_errors
 from perfsim.prediction.planner import plan_of
 from perfsim.testing.toys import SMALLEST, published_run
 
@@ -37,7 +37,7 @@ def band_of(asked: StepCase) -> CaseBand:
 def test_a_run_of_a_users_own_family_has_its_prediction_and_the_widths_of_all_runs() -> None:
     asked = case()
     band = band_of(asked)
-    accuracy = nearest("gpu-cluster", Traits.of(plan_of(asked.question(Catalog()))))
+    accuracy = Accuracy.nearest("gpu-cluster", Traits.of(plan_of(asked.question(Catalog()))))
     assert band.left_out_s is None
     assert band.unlikeness == accuracy.unlikeness > 0.0
     assert math.sqrt(band.low_s * band.high_s) == pytest.approx(asked.evaluated(Catalog()).step_time_s)
