@@ -30,7 +30,7 @@ WIDER = 1.2
 
 def _plan_table(planned: Planned) -> Table:
     """The shortlist, the settings of each layout that differ from the first."""
-    memory = text.memory_unit(*(entry.prediction.memory_capacity_bytes for entry in planned.shortlist))
+    memory = text.MEMORY.of(entry.prediction.memory_capacity_bytes for entry in planned.shortlist)
 
     def layout(number: int, entry: Entry) -> str:
         if number == 1:
@@ -124,9 +124,6 @@ def write_plan(planned: Planned, folder: Path) -> Path:
     return page.write(folder, document_text(plan_document(planned)))
 
 
-# In words.
-
-
 def _heading(planned: Planned) -> str:
     """What was asked, and how many layouts there are."""
     best = planned.best.prediction
@@ -134,9 +131,8 @@ def _heading(planned: Planned) -> str:
     return (
         f"{best.model} on {best.label}: batch {text.integer(best.global_batch_size)} sequences; "
         f"{text.integer(search.screening.screened)} layouts in {text.duration(search.screening_s)}, "
-        f"{text.integer(search.screening.feasible)} fit, "
-        f"{text.integer(planned.within)} within the model's error of "
-        "the fastest"
+        f"{text.integer(search.screening.feasible)} fit, {text.integer(planned.within)} within the model's "
+        "error of the fastest"
     )
 
 
@@ -164,7 +160,16 @@ def _notes(planned: Planned) -> Iterator[str]:
             f"{text.integer(second.devices)}, {text.number(experiment.device_hours)} device-hours in all."
             f"{fewer if experiment.fewer_replicas else ''}"
         )
-    yield from _caveats(planned)
+    # Caveats that are more than information, once by code in the words of the worst, with their entries.
+    about: dict[str, list[tuple[int, Caveat]]] = {}
+    for number, entry in enumerate(entries, start=1):
+        for caveat in entry.prediction.caveats:
+            if caveat.severity != "info":
+                about.setdefault(caveat.code, []).append((number, caveat))
+    worst = {min((caveat for _, caveat in rows), key=Caveat.rank): rows for rows in about.values()}
+    for caveat in sorted(worst, key=Caveat.rank):
+        numbers = ", ".join(str(number) for number, _ in worst[caveat])
+        yield f"{caveat.severity}, {numbers}: {caveat.text}."
     limit = planned.question.allowed_share
     above = planned.above_limit
     if planned.best.plan.memory_share > limit:
@@ -211,21 +216,6 @@ def _wider_bands(planned: Planned) -> Iterator[str]:
         bands = "band is" if len(numbers) == 1 else "bands are"
         yield f"Row {', '.join(numbers)}: the {bands} wider, for unlike the published runs: {why}."
 
-
-def _caveats(planned: Planned) -> Iterator[str]:
-    """Caveats that are more than information, once by code in the words of the worst, with their entries."""
-    about: dict[str, list[tuple[int, Caveat]]] = {}
-    for number, entry in enumerate(planned.shortlist, start=1):
-        for caveat in entry.prediction.caveats:
-            if caveat.severity != "info":
-                about.setdefault(caveat.code, []).append((number, caveat))
-    worst = {min((caveat for _, caveat in rows), key=Caveat.rank): rows for rows in about.values()}
-    for caveat in sorted(worst, key=Caveat.rank):
-        numbers = ", ".join(str(number) for number, _ in worst[caveat])
-        yield f"{caveat.severity}, {numbers}: {caveat.text}."
-
-
-# A shortlist as one JSON document.
 
 _OF_ENTRY = (
     "layout_text",
