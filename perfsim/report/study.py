@@ -30,7 +30,6 @@ from perfsim.studies.answers import (
     Production,
     Spread,
     StudyResult,
-    recorded,
 )
 from perfsim.studies.decision import amount, chance, verb
 from perfsim.version import __version__
@@ -158,7 +157,7 @@ def _wall_sentence(candidates: Sequence[Answer]) -> str:
 
 def production_rate(production: Production) -> str:
     """`0.81 (0.76 to 0.88) of the rate of healthy steps, as in published production runs`."""
-    of_runs = ", as in published production runs" if production == recorded() else ""
+    of_runs = ", as in published production runs" if production == Production.recorded() else ""
     return f"{production.text} of the rate of healthy steps{of_runs}"
 
 

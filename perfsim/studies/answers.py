@@ -66,10 +66,20 @@ class Production:
         if given == "none":
             return None
         if given == "recorded":
-            return recorded()
+            return cls.recorded()
         if isinstance(given, ProductionRange):
             return cls(given.typical, (given.low, given.high), given.source)
         return cls(float(given), (float(given), float(given)), "given by the study")
+
+    @classmethod
+    @cache
+    def recorded(cls) -> Production:
+        """Median and range over the recorded production runs."""
+        rows = json.loads(files("perfsim.studies").joinpath(RECORD).read_text(encoding="utf-8"))
+        ratios = [float(row["ratio"]) for row in rows]
+        names = ", ".join(f"{row['name']} {row['ratio']:.2f}" for row in rows)
+        source = f"median and range of published production rates over predicted healthy steps: {names}"
+        return cls(median(ratios), (min(ratios), max(ratios)), source)
 
     def time_s(self, healthy_s: float) -> float:
         """The time of steps at the production rate."""
@@ -88,16 +98,6 @@ class Production:
         """`0.81 (0.76 to 0.88)`."""
         low, high = self.range
         return f"{self.ratio:.2f} ({low:.2f} to {high:.2f})" if low < high else f"{self.ratio:.2f}"
-
-
-@cache
-def recorded() -> Production:
-    """Median and range over the recorded production runs."""
-    rows = json.loads(files("perfsim.studies").joinpath(RECORD).read_text(encoding="utf-8"))
-    ratios = [float(row["ratio"]) for row in rows]
-    names = ", ".join(f"{row['name']} {row['ratio']:.2f}" for row in rows)
-    source = f"median and range of published production rates over predicted healthy steps: {names}"
-    return Production(median(ratios), (min(ratios), max(ratios)), source)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from perfsim.engine.limits import present_limits
 from perfsim.prediction.question import changed_part, changes_by_root, misplaced, priced_part
 from perfsim.specs.hardware import SystemSpec
 from perfsim.strategies import strategy
-from perfsim.studies.batches import target_of
+from perfsim.studies.batches import Target
 from perfsim.studies.spec import CALLED, Candidates, CandidateSpec, Point, StudySpec
 
 # The YAML form of a sweep: a study, and the fields of it that vary.
@@ -332,7 +332,9 @@ class _Changer:
         study = study.model_copy(update={"candidates": (chosen,)})
         system = chosen.system
         recipe = study.recipe
-        self.once(lambda: target_of(study), "target", id(study.model), id(recipe), id(study.convergence))
+        self.once(
+            lambda: Target.of_study(study), "target", id(study.model), id(recipe), id(study.convergence)
+        )
         point = Point(study)
         question = point.question
         priced = self.once(lambda: priced_part(recipe).model_dump_json(), "priced", id(recipe))

@@ -36,7 +36,7 @@ from perfsim.studies.answers import (
     Production,
     Spread,
 )
-from perfsim.studies.batches import Target, counted, training_of
+from perfsim.studies.batches import Target, counted
 from perfsim.studies.spec import Point, StudySpec
 from perfsim.studies.trust import confidence, shared_caveats
 
@@ -248,7 +248,7 @@ def decision_of(points: Sequence[Point], rows: Sequence[Answer], draws: int = 0)
     options = []
     for point, row in zip(points, rows, strict=True):
         question = point.question
-        training = training_of(question, row.time)
+        training = point.training(row.time)
         waiting = row.bubble_fraction + row.exposed_communication_fraction
         options.append(
             Option(

@@ -388,11 +388,6 @@ def _connected(address: str) -> Client:
         ) from None
 
 
-def available_processes() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def executor_for(
     jobs: int | None,
     scheduler: str | None = None,
@@ -410,6 +405,7 @@ def executor_for(
         raise InputError(f"jobs: {jobs!r} is not a whole number of processes, 1 or more")
     if scheduler:
         return _DaskCluster(scheduler, tell)
-    size = jobs or available_processes()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    size = jobs or cores
     size = max(1, size if most is None else min(size, most))
     return IN_PROCESS if size == 1 else Processes(size)

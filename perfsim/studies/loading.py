@@ -18,7 +18,7 @@ from perfsim.catalog.yaml_tree import Loc
 from perfsim.machines import build_topology
 from perfsim.network import nearest_link
 from perfsim.prediction.planner import refusal
-from perfsim.studies.batches import target_for
+from perfsim.studies.batches import Target
 from perfsim.studies.spec import CandidateSpec, StudySpec
 
 DEFAULTS = {"name": "study", "title": "A study", "question": ""}
@@ -116,7 +116,7 @@ def _check_loss(study: StudySpec, mapping: LocatedMapping) -> None:
     if study.recipe.target_loss is None:
         return
     try:
-        target_for(study.model, study.recipe, study.convergence)
+        Target.of(study.model, study.recipe, study.convergence)
     except (InputError, PlanError) as error:
         where = ("recipe", "target_loss")
         problems = [mapping.problem(where, problem.message, problem.help) for problem in error.problems]

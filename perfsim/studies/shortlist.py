@@ -26,7 +26,7 @@ from perfsim.prediction.run import Evaluation, evaluated
 from perfsim.specs.layout import Layout
 from perfsim.specs.layout_text import text_of
 from perfsim.strategies import Plan
-from perfsim.studies.batches import Target, target_for
+from perfsim.studies.batches import Target
 from perfsim.studies.executors import Executor, Failed
 from perfsim.studies.spec import ConvergenceSpec
 
@@ -262,7 +262,7 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
     """
     target = None
     try:
-        target = target_for(question.model, question.recipe, ConvergenceSpec(), f"objective {objective}: ")
+        target = Target.of(question.model, question.recipe, ConvergenceSpec(), f"objective {objective}: ")
     except InputError:
         if objective == "time-to-accuracy":
             raise

@@ -24,10 +24,6 @@ WAIT_S = 30.0
 """How long to wait while another process writes."""
 
 
-class StoreError(PerfsimError):
-    """The file of finished points cannot be used."""
-
-
 @dataclass(frozen=True, slots=True)
 class Stored:
     """An answer as JSON text, and the seconds it took to compute."""
@@ -40,7 +36,7 @@ class Store:
     """The table of finished points in one file; a context manager that closes it.
 
     Several processes may use one file at the same time. A store on read-only media can be read. Raises
-    StoreError for a file that is not a store or that another process locks for too long, and where none can
+    PerfsimError for a file that is not a store or that another process locks for too long, and where none can
     be made.
     """
 
@@ -61,7 +57,7 @@ class Store:
             with _explained(path):
                 (schema,) = self._connection.execute("PRAGMA user_version").fetchone()
                 if schema not in (0, SCHEMA):
-                    raise StoreError(
+                    raise PerfsimError(
                         f"{path} was written by another release of perfsim; delete it, or give another --out"
                     )
                 if not self.readonly:
@@ -121,11 +117,11 @@ def _sum(digest: str, text: str, seconds: float) -> str:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Turns errors of SQLite and the file system into StoreError."""
+    """Turns errors of SQLite and the file system into PerfsimError."""
     try:
         yield
     except (OSError, sqlite3.OperationalError) as error:
         why = getattr(error, "strerror", error)
-        raise StoreError(f"{path}: cannot be used to keep finished points: {why}") from None
+        raise PerfsimError(f"{path}: cannot be used to keep finished points: {why}") from None
     except sqlite3.DatabaseError as error:
-        raise StoreError(f"{path}: is not a store of finished points ({error}); delete it") from None
+        raise PerfsimError(f"{path}: is not a store of finished points ({error}); delete it") from None

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfsim.prediction.run import Evaluation
-from perfsim.work import TaskGraph
 from perfsim.work.graph import computes, owners_of
 
 MOST_BARS = 4000
@@ -58,7 +57,7 @@ def timeline(evaluation: Evaluation, most_devices: int = MOST_DEVICES) -> tuple[
     graph = trace.graph
     low, high = trace.step_window_s
     # Streams of devices that others stand for are left out.
-    devices = devices_of(graph)
+    devices = list(dict.fromkeys(owners_of(name)[0] for name in graph.streams if computes(name)))
     kept = np.unique(np.linspace(0, len(devices) - 1, min(most_devices, len(devices))).round().astype(int))
     left_out = set(devices) - {devices[number] for number in kept}
     shown = np.array([not left_out.issuperset(owners_of(name)) for name in graph.streams])
@@ -108,11 +107,6 @@ def timeline(evaluation: Evaluation, most_devices: int = MOST_DEVICES) -> tuple[
             )
         )
     return grouped(sorted(bars, key=lambda bar: bar.start_s), MOST_BARS)
-
-
-def devices_of(graph: TaskGraph) -> list[str]:
-    """The devices that compute, in the order of their streams."""
-    return list(dict.fromkeys(owners_of(name)[0] for name in graph.streams if computes(name)))
 
 
 def grouped(bars: Sequence[TimelineBar], most: int) -> tuple[TimelineBar, ...]:

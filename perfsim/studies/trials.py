@@ -21,9 +21,9 @@ from perfsim.prediction.question import Question
 from perfsim.specs.layout_text import text_of
 from perfsim.strategies import Plan
 from perfsim.studies.answers import Answer
-from perfsim.studies.batches import Target, target_of
+from perfsim.studies.batches import Target
 from perfsim.studies.executors import attempt
-from perfsim.studies.runner import compared, run_study
+from perfsim.studies.runner import run_study
 from perfsim.studies.spec import StudySpec
 
 # Changes that might help a candidate, each tried.
@@ -76,9 +76,9 @@ def explain(spec: StudySpec, compare: Sequence[str] = ()) -> tuple[Explained, ..
 
     Raises what `run_study` raises. A change that leaves no plan has its reason.
     """
-    spec = compared(spec, compare)
+    spec = spec.compared(compare)
     points = spec.points
-    target = target_of(spec)
+    target = Target.of_study(spec)
     explained = []
     for row in run_study(spec).candidates:
         asked = points[row.number].question.at(row.global_batch_size)
