@@ -9,7 +9,7 @@ from perfsim.base.errors import CatalogError
 from perfsim.base.units import format_quantity
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.machines import machine_of
-from perfsim.specs.calibration import Calibration, FitRecord
+from perfsim.specs.calibration import Calibration
 from perfsim.specs.prices import NOT_GIVEN, amount_text
 from perfsim.studies.answers import Assumption, Production, leaves
 from perfsim.studies.batches import Target
@@ -47,8 +47,20 @@ def _constants_of(calibration: Calibration, catalog: Catalog) -> list[Assumption
             from_sources.append(Assumption(topic, path, text, basis, "datasheet"))
     fits = []
     for group, record in calibration.fit.items():
+        # The constants of a fit, how well it meets its points, and how well it knows the constants.
+        text = (
+            f"median error {100 * record.median_ape:.1f} %, p90 {100 * record.p90_ape:.1f} %, "
+            f"{record.points} points"
+        )
+        shares = [100 * error for error in record.standard_errors.values()]
+        if fitted[group]:
+            if not shares:
+                text += ", no standard errors"
+            elif len(fitted[group]) > 1:
+                text += f", standard errors {min(shares):.1f} to {max(shares):.1f} %"
+            text = f"{', '.join(fitted[group])}; {text}"
         basis = f"{_citation(record.table, catalog)}; {record.command}"
-        fits.append(Assumption(topic, group, _fit_text(fitted[group], record), basis, "fit"))
+        fits.append(Assumption(topic, group, text, basis, "fit"))
     return [*fits, *from_sources]
 
 
@@ -72,27 +84,20 @@ def _text(path: str, value: Any) -> str:
     return f"{value:.{DIGITS}g}" if isinstance(value, float) else str(value)
 
 
-def _fit_text(values: list[str], record: FitRecord) -> str:
-    """The constants of a fit, how well it meets its points, and how well it knows the constants."""
-    residual = (
-        f"median error {100 * record.median_ape:.1f} %, p90 {100 * record.p90_ape:.1f} %, "
-        f"{record.points} points"
-    )
-    if not values:
-        return residual
-    errors = [100 * error for error in record.standard_errors.values()]
-    if not errors:
-        residual += ", no standard errors"
-    elif len(values) > 1:
-        residual += f", standard errors {min(errors):.1f} to {max(errors):.1f} %"
-    return f"{', '.join(values)}; {residual}"
-
-
 def _citation(source_id: str, catalog: Catalog) -> str:
     """The citation of a registered source; for a user's own file its name."""
     return str(catalog.sources().get(source_id) or source_id)
 
 
+SAME_PRODUCTION = Assumption(
+    "production",
+    "same ratio on every machine",
+    "no comparison moves",
+    "the published production runs are all on GPUs. The ratio covers slow steps, not queue, "
+    "compilation, restarts and lost work. A CS-2's constants come from logs of training runs, a "
+    "GPU's from benchmarks, so for a CS-2 it may be too low",
+    "assumption",
+)
 NO_DEFAULT = "no default, because it would decide the comparison; the study may give it"
 
 
@@ -110,11 +115,16 @@ def assumptions_of(spec: StudySpec, target: Target) -> tuple[Assumption, ...]:
             assumptions += _constants_of(system.device.calibration, catalog)
         for calibration in machine_of(system).calibrations(system, job.recipe):
             assumptions += _constants_of(calibration, catalog)
-    assumptions += _productions(spec)
+    for production in filter(None, dict.fromkeys(map(Production.of, spec.points))):
+        value = f"{production.text} times the rate of healthy steps, on every machine"
+        assumptions += [
+            Assumption("production", "ratio to healthy steps", value, production.source, "fit"),
+            SAME_PRODUCTION,
+        ]
     assumptions += _money(spec)
-    clocks = [candidate.wall_clock for candidate in spec.candidates if candidate.wall_clock is not None]
-    for clock in clocks:
-        assumptions += _described(catalog, "wall_clock", clock.name)
+    for candidate in spec.candidates:
+        if candidate.wall_clock is not None:
+            assumptions += _described(catalog, "wall_clock", candidate.wall_clock.name)
     for candidate in spec.candidates:
         if candidate.cluster_calibration is not None:
             # The scale fitted to the user's measured steps, with its cases.
@@ -167,23 +177,6 @@ def _target(target: Target) -> Iterator[Assumption]:
         "a wall clock, are reported separately",
         "assumption",
     )
-
-
-def _productions(spec: StudySpec) -> Iterator[Assumption]:
-    """The production ratios that candidates have, and what they cover."""
-    ratios = dict.fromkeys(map(Production.of, spec.points))
-    for production in filter(None, ratios):
-        value = f"{production.text} times the rate of healthy steps, on every machine"
-        yield Assumption("production", "ratio to healthy steps", value, production.source, "fit")
-        yield Assumption(
-            "production",
-            "same ratio on every machine",
-            "no comparison moves",
-            "the published production runs are all on GPUs. The ratio covers slow steps, not queue, "
-            "compilation, restarts and lost work. A CS-2's constants come from logs of training runs, a "
-            "GPU's from benchmarks, so for a CS-2 it may be too low",
-            "assumption",
-        )
 
 
 def _money(spec: StudySpec) -> Iterator[Assumption]:

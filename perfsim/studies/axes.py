@@ -514,21 +514,17 @@ def load_sweep(
         raise CatalogError(
             [mapping.problem((), "this is a study without a grid", f"perfsim study {name_or_path}")]
         )
-    spec = _changed_sweep(parse_file(path, SweepSpec, catalog), changes or {}, catalog)
-    return Sweep(spec, _expand(spec, mapping, catalog), name_or_path)
-
-
-def _changed_sweep(spec: SweepSpec, changes: Mapping[str, Any], catalog: Catalog) -> SweepSpec:
-    """A sweep with values of its study replaced, and in the candidates of its grid and of its variants."""
+    spec = parse_file(path, SweepSpec, catalog)
 
     def changed(part: GridSpec) -> Any:
-        if not part.candidates:
-            return part
         study = spec.study.model_copy(update={"candidates": part.candidates})
-        return part.model_copy(update={"candidates": changed_study(study, changes, catalog).candidates})
+        return part.model_copy(update={"candidates": changed_study(study, changes or {}, catalog).candidates})
 
-    if not changes:
-        return spec
-    variants = {name: changed(variant) for name, variant in spec.variants.items()}
-    study = changed_study(spec.study, changes, catalog)
-    return spec.model_copy(update={"study": study, "grid": changed(spec.grid), "variants": variants})
+    if changes:
+        parts: dict[str, Any] = {
+            "study": changed_study(spec.study, changes, catalog),
+            "grid": changed(spec.grid),
+            "variants": {name: changed(variant) for name, variant in spec.variants.items()},
+        }
+        spec = spec.model_copy(update=parts)
+    return Sweep(spec, _expand(spec, mapping, catalog), name_or_path)

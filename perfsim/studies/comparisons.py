@@ -140,18 +140,24 @@ class Comparison:
     """What each column is, and where it is from."""
 
 
-_Answered = tuple[Mapping[str, str], list[_Row], str, str]
-"""Columns, rows, the verdict and the note."""
-
-
 def compare(spec: ComparisonSpec) -> Comparison:
     """The rows and sentences of a comparison; raises what predictions and laws of its subject raise."""
     if spec.losses is not None:
-        columns, rows, verdict, note = _losses(spec.losses)
+        columns = _LOSSES
+        note = _LOSSES_NOTE
+        law = spec.losses.law
+        runs = spec.losses.runs
+        rows, verdict = _fitted(spec.losses) if law is None else _by_law(loss_law(law), runs)
+        if all(row["loss"] is None for row in rows):
+            columns = {key: name for key, name in columns.items() if key not in ("loss", "error")}
     elif spec.speeds is not None:
-        columns, rows, verdict, note = _speeds(spec.speeds)
+        rows, verdict = _speeds(spec.speeds)
+        columns = {**_SPEEDS, "devices": spec.speeds.device}
+        note = _SPEEDS_NOTE.format(device=spec.speeds.device)
     elif spec.equations is not None:
-        columns, rows, verdict, note = _equations(spec.equations)
+        rows, verdict = _equations(spec.equations)
+        columns = _EQUATIONS
+        note = _EQUATIONS_NOTE
     else:
         raise InputError(f"{spec.name} compares nothing")
     return Comparison(spec.name, spec.title, spec.question, verdict, columns, tuple(rows), (note,))
@@ -173,14 +179,6 @@ _LOSSES_NOTE = (
     "FLOP: as published, else 6 N D. Law's FLOP: the least with which the law reaches the run's "
     "published loss, or its loss by law where none is published."
 )
-
-
-def _losses(losses: LossesSpec) -> _Answered:
-    """A row for each run: its published loss, the law's loss for it, and its FLOP over what the law needs."""
-    rows, verdict = _fitted(losses) if losses.law is None else _by_law(loss_law(losses.law), losses.runs)
-    unknown = all(row["loss"] is None for row in rows)
-    columns = {key: name for key, name in _LOSSES.items() if not unknown or key not in ("loss", "error")}
-    return columns, rows, verdict, _LOSSES_NOTE
 
 
 def _losses_row(run: TrainedRun, law_loss: float, least_flop: float) -> _Row:
@@ -278,10 +276,30 @@ _SPEEDS_NOTE = (
 )
 
 
-def _speeds(speeds: SpeedsSpec) -> _Answered:
-    """One row a run: its speedup over the first, and what statistics and hardware have of it."""
+def _speeds(speeds: SpeedsSpec) -> tuple[list[_Row], str]:
+    """One row a run: its speedup over the first, and what statistics and hardware have of it.
+
+    Raises InputError for runs of one batch, and where the examples do not grow with it.
+    """
     first = speeds.runs[0]
-    e_min, b_crit, levels = _hyperbola(speeds.runs)
+    levels: dict[float, list[float]] = {}
+    for run in speeds.runs:
+        levels.setdefault(run.batch, []).append(run.examples)
+    if len(levels) < 2:
+        raise InputError("runs of one batch tell nothing of statistics: give runs of at least two batches")
+    if len(levels) > 2:
+        fit = fit_hyperbola([run.batch for run in speeds.runs], [run.examples for run in speeds.runs])
+        e_min = fit.e_min
+        b_crit = fit.b_crit
+    else:
+        (small, low), (large, high) = sorted((batch, fmean(known)) for batch, known in levels.items())
+        slope = (high - low) / (large - small)
+        e_min = low - slope * small
+        if slope <= 0 or e_min <= 0:
+            raise InputError(
+                "the examples of the two batches are on no hyperbola: they must grow with the batch"
+            )
+        b_crit = e_min / slope
     rows: list[_Row] = []
     for run in speeds.runs:
         speedup = first.time / run.time
@@ -302,35 +320,13 @@ def _speeds(speeds: SpeedsSpec) -> _Answered:
         )
     last = rows[-1]
     times = speeds.runs[-1].devices / first.devices
-    checked = " (two batches determine it without a check)." if levels == 2 else "."
+    checked = " (two batches determine it without a check)." if len(levels) == 2 else "."
     verdict = (
         f"{times:g} times the {speeds.device} are {last['speedup']:.1f} times as fast: {times:g} × "
         f"{last['statistical']:.2f} (statistics, by the law) × {last['hardware']:.2f} (hardware, "
         f"read from published times). The law: E_min {e_min:.3g}, B_crit {b_crit:.3g}{checked}"
     )
-    columns = {**_SPEEDS, "devices": speeds.device}
-    return columns, rows, verdict, _SPEEDS_NOTE.format(device=speeds.device)
-
-
-def _hyperbola(runs: Sequence[TimedRun]) -> tuple[float, float, int]:
-    """E_min and B_crit of the hyperbola through two batches, or fitted to more, and how many these are.
-
-    Raises InputError for runs of one batch, and where the examples do not grow with it.
-    """
-    levels: dict[float, list[float]] = {}
-    for run in runs:
-        levels.setdefault(run.batch, []).append(run.examples)
-    if len(levels) < 2:
-        raise InputError("runs of one batch tell nothing of statistics: give runs of at least two batches")
-    if len(levels) > 2:
-        fit = fit_hyperbola([run.batch for run in runs], [run.examples for run in runs])
-        return fit.e_min, fit.b_crit, len(levels)
-    (small, low), (large, high) = sorted((batch, fmean(found)) for batch, found in levels.items())
-    slope = (high - low) / (large - small)
-    e_min = low - slope * small
-    if slope <= 0 or e_min <= 0:
-        raise InputError("the examples of the two batches are on no hyperbola: they must grow with the batch")
-    return e_min, e_min / slope, 2
+    return rows, verdict
 
 
 # The equations of data, tensor and pipeline parallelism next to the bytes of simulated steps.
@@ -356,7 +352,7 @@ _EQUATIONS_NOTE = (
 )
 
 
-def _equations(equations: EquationsSpec) -> _Answered:
+def _equations(equations: EquationsSpec) -> tuple[list[_Row], str]:
     """One row for each equation and number of GPUs."""
     model = equations.model
     recipe = equations.recipe
@@ -399,7 +395,7 @@ def _equations(equations: EquationsSpec) -> _Answered:
         f"{worst['approach']} on {worst['devices']}). Activations of a pipeline grow as N + 1 for one model, "
         "and as N (N + 1) where the model grows with the stages."
     )
-    return _EQUATIONS, rows, verdict, _EQUATIONS_NOTE
+    return rows, verdict
 
 
 def _step(equations: EquationsSpec, devices: int, layout: str, layers: int = 0) -> Prediction:
@@ -421,9 +417,5 @@ def _step(equations: EquationsSpec, devices: int, layout: str, layers: int = 0) 
 def _sent(equations: EquationsSpec, devices: int, layout: str, kind: str) -> float:
     """Bytes of the messages of one kind in a step's graph, each counted once for its group."""
     graph = graph_of(_step(equations, devices, layout).run.plan)
-    return sum(
-        task.work.comm_bytes
-        for task in graph.tasks()
-        if task.work.category == f"{kind}_communication"
-        and (kind != "pipeline" or task.work.op == "send_recv")
-    )
+    sent = (task.work for task in graph.tasks() if task.work.category == f"{kind}_communication")
+    return sum(work.comm_bytes for work in sent if kind != "pipeline" or work.op == "send_recv")
