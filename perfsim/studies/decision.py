@@ -92,11 +92,13 @@ def verdict(candidates: Sequence[Answer]) -> str:
     reach = verb(first.num_devices, "reach", "reaches")
     alike = [row.label for row in candidates if row is not first and _is_same_plan(row, first)]
     said = f"; the same layout answers {', '.join(alike)}" if alike else ""
+    trust = confidence(shared_caveats([first] if rival is None else [first, rival]))
+    trust = f"; {trust}" if trust else ""
     unit, scale = time_unit(first.time.time_s)
     days = f"{first.time.time_s / scale:.1f} {unit}"
     if rival is None:
         low, high = (bound / scale for bound in first.time.band_s)
-        return f"{first.label} {reach} the target in {days} ({low:.1f} to {high:.1f}){said}{_trust(first)}."
+        return f"{first.label} {reach} the target in {days} ({low:.1f} to {high:.1f}){said}{trust}."
     band = ratio_of(rival, first)
     if not band.decided:
         said += "; the range includes 1, so the order is not certain"
@@ -105,16 +107,11 @@ def verdict(candidates: Sequence[Answer]) -> str:
     return (
         f"{first.label} {reach} the target first, in {days}: {band.ratio:.2f} times ({band.low:.2f} to "
         f"{band.high:.2f}) faster than {rival.label} with {rival.time.time_s / scale:.1f} {unit}{said}"
-        f"{_trust(first, rival)}. Why: {first.tokens_per_s / rival.tokens_per_s:.2f} times its tokens a "
+        f"{trust}. Why: {first.tokens_per_s / rival.tokens_per_s:.2f} times its tokens a "
         f"second (MFU {100 * first.mfu:.0f} % against {100 * rival.mfu:.0f} %) and "
         f"{'as many tokens' if round(tokens, 2) == 1.0 else needed} to the target (batch "
         f"{first.time.batch_tokens / 1e6:.1f} M against {rival.time.batch_tokens / 1e6:.1f} M tokens)."
     )
-
-
-def _trust(*compared: Answer) -> str:
-    clause = confidence(shared_caveats(compared))
-    return f"; {clause}" if clause else ""
 
 
 # A candidate as far as its time and its bill depend on what is not known.
@@ -308,7 +305,25 @@ def decide(options: Sequence[Option], currency: str) -> Decision:
     unlike = [option for option in others if option.system != first.system]
     others = [option for option in others if option.plan != first.plan]
     rival = next(iter([*unlike, *others]), None)
-    outcomes = _outcomes(options)
+    earliest = np.min(np.broadcast_arrays(*(option.expected_s for option in options)), axis=0)
+    priced = [option.bill.money for option in options if option.bill.money is not None]
+    least = np.min(np.broadcast_arrays(*priced), axis=0) if len(priced) == len(options) else None
+    outcomes = tuple(
+        Outcome(
+            label=option.label,
+            steps_s=_spread(option.steps_s(option.draws), float(option.steps_s(typical))),
+            wall_s=_spread(option.drawn_s, option.typical_s),
+            basis=option.basis,
+            device_hours=option.spread("device_hours") or Spread(math.nan, math.nan, math.nan),
+            energy_kwh=option.spread("energy_kwh"),
+            carbon_kg=option.spread("carbon_kg"),
+            money=option.spread("money"),
+            first=float(np.mean(option.expected_s <= earliest)),
+            cheapest=None if least is None else float(np.mean(least == option.bill.money)),
+            not_given=option.rates.not_given,
+        )
+        for option in options
+    )
     best = outcomes[list(options).index(first)]
     ratio = money_ratio = None
     levers: tuple[Lever, ...] = ()
@@ -342,29 +357,6 @@ def decide(options: Sequence[Option], currency: str) -> Decision:
 
 def _spread(values: FloatArray, middle: float) -> Spread:
     return Spread(middle, *interval(np.broadcast_to(values, np.shape(values) or (1,))))
-
-
-def _outcomes(options: Sequence[Option]) -> tuple[Outcome, ...]:
-    """What each option takes, and the chance that none is earlier or cheaper."""
-    earliest = np.min(np.broadcast_arrays(*(option.expected_s for option in options)), axis=0)
-    priced = [option.bill.money for option in options if option.bill.money is not None]
-    least = np.min(np.broadcast_arrays(*priced), axis=0) if len(priced) == len(options) else None
-    return tuple(
-        Outcome(
-            label=option.label,
-            steps_s=_spread(option.steps_s(option.draws), float(option.steps_s(typical))),
-            wall_s=_spread(option.drawn_s, option.typical_s),
-            basis=option.basis,
-            device_hours=option.spread("device_hours") or Spread(math.nan, math.nan, math.nan),
-            energy_kwh=option.spread("energy_kwh"),
-            carbon_kg=option.spread("carbon_kg"),
-            money=option.spread("money"),
-            first=float(np.mean(option.expected_s <= earliest)),
-            cheapest=None if least is None else float(np.mean(least == option.bill.money)),
-            not_given=option.rates.not_given,
-        )
-        for option in options
-    )
 
 
 def _levers(first: Option, rival: Option, amount: Callable[[Option, Place], FloatArray]) -> tuple[Lever, ...]:
@@ -467,15 +459,13 @@ def amount(spread: Spread | None, unit: str = "") -> str:
         return "not given"
     scales = ((1e9, "billion"), (1e6, "million"))
     scale, word = next((known for known in scales if spread.typical >= known[0]), (1.0, ""))
-    middle, low, high = (_three_digits(value / scale) for value in (spread.typical, spread.low, spread.high))
+    texts = []
+    for value in (spread.typical, spread.low, spread.high):
+        rounded = float(f"{value / scale:.3g}")  # 0.9996 is 1.00
+        digits = 2 - math.floor(math.log10(rounded)) if rounded > 0 else 0
+        texts.append(f"{rounded:,.{max(digits, 0)}f}")
+    middle, low, high = texts
     return " ".join(filter(None, [middle, word, unit, f"({low} to {high})"]))
-
-
-def _three_digits(value: float) -> str:
-    """Three digits without an exponent."""
-    value = float(f"{value:.3g}")  # 0.9996 is 1.00
-    digits = 2 - math.floor(math.log10(value)) if value > 0 else 0
-    return f"{value:,.{max(digits, 0)}f}"
 
 
 def chance(probability: float) -> str:

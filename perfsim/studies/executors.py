@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -280,17 +281,35 @@ class _DaskCluster(_Pooled):
     )
 
     def __init__(self, address: str, tell: Tell) -> None:
+        """Raises InputError for what is no address, PerfsimError where nobody answers."""
+        if not ADDRESS.fullmatch(address):
+            raise InputError(
+                [Problem(f"{address!r} is no address of a scheduler", help="such as tcp://host:8786")]
+            )
+        try:
+            from distributed import Client, KilledWorker
+        except ImportError:
+            raise PerfsimError("--scheduler needs Dask: pip install 'perfsim[dask]'") from None
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)
+        try:
+            # Dask's client tries again until its time is over; this raises at once where nobody listens.
+            parts = urlsplit(address)
+            if parts.scheme in ("tcp", "tls") and parts.hostname and parts.port:
+                socket.create_connection((parts.hostname, parts.port), CONNECT_S).close()
+            self._client = Client(address, timeout=CONNECT_S, set_as_default=False)
+        except (OSError, ValueError) as error:
+            first = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+            raise PerfsimError(
+                f"no Dask scheduler answers at {address}: {first or type(error).__name__}"
+            ) from None
         self.address = address
-        self._tell = tell
+        self.died = (KilledWorker,)
+        self.size = 0
         self.version = model_version()
-        self._client = _connected(address)
+        self._tell = tell
         self._counted_s = 0.0
         self._had_workers = True
-        self.size = 0
         try:
-            from distributed import KilledWorker
-
-            self.died = (KilledWorker,)
             # Those that come later are checked by `Task`.
             for worker, version in self._client.run(model_version, on_error="return").items():
                 if isinstance(version, BaseException):
@@ -360,32 +379,6 @@ def asked_of(client: Client, function: Callable[[Any], Any], item: Any) -> Futur
 
     ask(MOST_ASKED)
     return answer
-
-
-def _connected(address: str) -> Client:
-    """A client. Raises InputError for what is no address, PerfsimError where nobody answers."""
-    import socket
-
-    if not ADDRESS.fullmatch(address):
-        raise InputError(
-            [Problem(f"{address!r} is no address of a scheduler", help="such as tcp://host:8786")]
-        )
-    try:
-        from distributed import Client
-    except ImportError:
-        raise PerfsimError("--scheduler needs Dask: pip install 'perfsim[dask]'") from None
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
-    try:
-        # Dask's client tries again until its time is over; this raises at once where nobody listens.
-        parts = urlsplit(address)
-        if parts.scheme in ("tcp", "tls") and parts.hostname and parts.port:
-            socket.create_connection((parts.hostname, parts.port), CONNECT_S).close()
-        return Client(address, timeout=CONNECT_S, set_as_default=False)
-    except (OSError, ValueError) as error:
-        first = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-        raise PerfsimError(
-            f"no Dask scheduler answers at {address}: {first or type(error).__name__}"
-        ) from None
 
 
 def executor_for(

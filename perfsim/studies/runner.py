@@ -274,9 +274,19 @@ def _result(
     refused: Sequence[Infeasible],
     stopped: LimitError | None,
 ) -> StudyResult:
-    points = [point for point, _ in answered]
-    rows = _told_apart(answered)
-    decision = decision_of(points, rows)
+    # A label that several candidates have is followed by the runtime, else by a number.
+    alike = Counter(row.label for _, row in answered)
+    seen = Counter[str]()
+    rows = []
+    for point, row in answered:
+        runtime = point.candidate.runtime
+        words = [row.apart, runtime.name if alike[row.label] > 1 and runtime is not None else ""]
+        told = replace(row, apart=", ".join(filter(None, words)))
+        seen[told.label] += 1
+        if (repeat := seen[told.label]) > 1:
+            told = replace(told, apart=", ".join(filter(None, [*words, f"candidate {repeat} of this name"])))
+        rows.append(told)
+    decision = decision_of([point for point, _ in answered], rows)
     candidates = tuple(
         replace(row, outcome=outcome) for row, outcome in zip(rows, decision.outcomes, strict=True)
     )
@@ -318,23 +328,6 @@ def _result(
         inputs_digest=Digests().of(spec),
         stopped=stopped,
     )
-
-
-def _told_apart(answered: Sequence[tuple[Point, Answer]]) -> list[Answer]:
-    """The candidates with their runtime, else with a number, behind a label that several have."""
-    alike = Counter(row.label for _, row in answered)
-    seen = Counter[str]()
-    apart = []
-    for point, row in answered:
-        runtime = point.candidate.runtime
-        words = [row.apart, runtime.name if alike[row.label] > 1 and runtime is not None else ""]
-        told = replace(row, apart=", ".join(filter(None, words)))
-        seen[told.label] += 1
-        if (repeat := seen[told.label]) > 1:
-            words.append(f"candidate {repeat} of this name")
-            told = replace(told, apart=", ".join(filter(None, words)))
-        apart.append(told)
-    return apart
 
 
 # A sweep: every finished point is stored and never computed twice.

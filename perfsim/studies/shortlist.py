@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any, Literal
 
 from perfsim.base.errors import InputError, LayoutError, PerfsimError
@@ -241,16 +242,12 @@ class Planned:
 
 def plan_on(executor: Executor, question: Question, objective: Objective, shown: int) -> Planned:
     """`plan_layouts` by a worker, as one item. Raises as it does, and PerfsimError where the worker dies."""
-    with executor.answers(_planned, [("", (question, objective, shown))]) as finished:
+    plan = partial(plan_layouts, objective=objective, shown=shown)
+    with executor.answers(plan, [("", question)]) as finished:
         ((_, planned),) = finished
     if isinstance(planned, Failed):
         raise PerfsimError(planned.reason)
     return planned
-
-
-def _planned(item: tuple[Question, Objective, int]) -> Planned:
-    """The entry point of a worker."""
-    return plan_layouts(*item)
 
 
 def plan_layouts(question: Question, objective: Objective = "step-time", shown: int = SHOWN) -> Planned:
@@ -276,11 +273,25 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
     searched = Search(question)
     screening = searched.screening
     runs = _fastest_runs(searched, shown)
-    entries = tuple(
-        entry
-        for entry in (_entry(question, run, runs[0], target) for run in runs)
-        if entry.ratio <= 1.0 + entry.ratio_error
-    )
+    first = runs[0]
+    of_first = first.plan.layout.as_dict(first.plan.num_microbatches)
+    entries = []
+    for run in runs:
+        error = ratio_error(run, first)
+        if run.step_time_s / first.step_time_s > 1.0 + error:
+            continue
+        prediction = prediction_of(run, question.allowed_share, batch_caveats(question))
+        settings = prediction.layout.items()
+        entries.append(
+            Entry(
+                prediction=prediction,
+                step_time_band_s=run.band_s,
+                ratio=run.step_time_s / first.step_time_s,
+                ratio_error=error,
+                differs={k: v for k, v in settings if k not in FOLLOWS and v != of_first.get(k)},
+                time=None if target is None else target.time_of_run(run),
+            )
+        )
     estimates = screening.estimate_s[searched.order]
     alike = int((estimates <= (1.0 + entries[0].ratio_error) * estimates[0]).sum())
     within = max(len(entries), alike)
@@ -295,7 +306,7 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
         question=question,
         search=searched,
         objective=objective,
-        shortlist=entries,
+        shortlist=tuple(entries),
         within=within,
         refused={
             **screening.refused,
@@ -345,24 +356,7 @@ def ratio_error(run: Evaluation, other: Evaluation) -> float:
     return math.expm1(math.hypot(*map(math.log1p, errors)))
 
 
-def _entry(question: Question, run: Evaluation, first: Evaluation, target: Target | None) -> Entry:
-    prediction = prediction_of(run, question.allowed_share, batch_caveats(question))
-    of_first = first.plan.layout.as_dict(first.plan.num_microbatches)
-    return Entry(
-        prediction=prediction,
-        step_time_band_s=run.band_s,
-        ratio=run.step_time_s / first.step_time_s,
-        ratio_error=ratio_error(run, first),
-        differs={
-            name: value
-            for name, value in prediction.layout.items()
-            if name not in FOLLOWS and value != of_first.get(name)
-        },
-        time=None if target is None else target.time_of_run(run),
-    )
-
-
-def _experiment(question: Question, entries: tuple[Entry, ...]) -> Experiment | None:
+def _experiment(question: Question, entries: Sequence[Entry]) -> Experiment | None:
     """The first entry next to the one that it is least surely faster than."""
     other = rival([entry.plan for entry in entries])
     if other is None:

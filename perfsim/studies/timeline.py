@@ -128,7 +128,10 @@ def grouped(bars: Sequence[TimelineBar], most: int) -> tuple[TimelineBar, ...]:
 
 
 def _joined(bars: Sequence[TimelineBar], interval_s: float) -> list[TimelineBar]:
-    """The bars; short ones that begin in the same interval of one lane are joined by kind."""
+    """The bars; short ones that begin in the same interval of one lane are joined by kind.
+
+    There is one bar for each kind, one after the other, with the busy time of its bars.
+    """
     cells: dict[tuple[str, int], dict[str, list[TimelineBar]]] = {}
     kept = []
     for bar in bars:
@@ -139,29 +142,24 @@ def _joined(bars: Sequence[TimelineBar], interval_s: float) -> list[TimelineBar]
             cell.setdefault(bar.category, []).append(bar)
     for cell in cells.values():
         kinds = list(cell.values())
-        kept += _in_a_row(kinds) if any(len(alike) > 1 for alike in kinds) else [bar for (bar,) in kinds]
-    return sorted(kept, key=lambda bar: bar.start_s)
-
-
-def _in_a_row(kinds: Sequence[list[TimelineBar]]) -> list[TimelineBar]:
-    """One bar for each kind, one after the other, with the busy time of its bars."""
-    clock = kinds[0][0].start_s
-    row = []
-    for alike in kinds:
-        end = clock + sum(bar.end_s - bar.start_s for bar in alike)
-        tags = {bar.microbatch for bar in alike}
-        layers = [layer for bar in alike for layer in bar.layers or ()]
-        row.append(
-            replace(
+        if all(len(alike) == 1 for alike in kinds):
+            kept += [bar for (bar,) in kinds]
+            continue
+        clock_s = kinds[0][0].start_s
+        for alike in kinds:
+            end_s = clock_s + sum(bar.end_s - bar.start_s for bar in alike)
+            tags = {bar.microbatch for bar in alike}
+            layers = [layer for bar in alike for layer in bar.layers or ()]
+            joined = replace(
                 alike[0],
-                start_s=clock,
-                end_s=end,
+                start_s=clock_s,
+                end_s=end_s,
                 microbatch=tags.pop() if len(tags) == 1 else -1,
                 flop=sum(bar.flop for bar in alike),
                 n_bytes=sum(bar.n_bytes for bar in alike),
                 layers=(min(layers), max(layers)) if layers else None,
                 tasks=sum(bar.tasks for bar in alike),
             )
-        )
-        clock = end
-    return row
+            kept.append(joined)
+            clock_s = end_s
+    return sorted(kept, key=lambda bar: bar.start_s)

@@ -82,7 +82,16 @@ def explain(spec: StudySpec, compare: Sequence[str] = ()) -> tuple[Explained, ..
     explained = []
     for row in run_study(spec).candidates:
         asked = points[row.number].question.at(row.global_batch_size)
-        tried = [_tried(words, change, row, target) for words, change in _changes(asked, row.run.plan)]
+        tried = []
+        for words, change in _changes(asked, row.run.plan):
+            present_limits().in_time(lambda words=words: f"changes tried up to: {words}")  # type: ignore[misc]
+            run = attempt(lambda change=change: best_plan(change().check()))  # type: ignore[misc]
+            if isinstance(run, PerfsimError):
+                tried.append(Tried(words, None, None, None, "", run.problems[0].message))
+            else:
+                time_s = target.time_of_run(run).time_s
+                ratio = time_s / row.time_to_accuracy_s
+                tried.append(Tried(words, run.step_time_s, time_s, ratio, text_of(run.plan.layout)))
         explained.append(
             Explained(
                 row.label,
@@ -94,22 +103,6 @@ def explain(spec: StudySpec, compare: Sequence[str] = ()) -> tuple[Explained, ..
             )
         )
     return tuple(explained)
-
-
-def _tried(words: str, change: Callable[[], Question], row: Answer, target: Target) -> Tried:
-    """A change of a candidate, answered again, or the reason why it could not be tried."""
-    present_limits().in_time(lambda: f"changes tried up to: {words}")
-
-    def answer() -> Tried:
-        run = best_plan(change().check())
-        time_s = target.time_of_run(run).time_s
-        ratio = time_s / row.time_to_accuracy_s
-        return Tried(words, run.step_time_s, time_s, ratio, text_of(run.plan.layout))
-
-    outcome = attempt(answer)
-    if isinstance(outcome, PerfsimError):
-        return Tried(words, None, None, None, "", outcome.problems[0].message)
-    return outcome
 
 
 def _changes(asked: Question, plan: Plan) -> Iterator[tuple[str, Callable[[], Question]]]:

@@ -355,9 +355,17 @@ class SweepResult:
             effects = [scaling.sentence for scaling in self.scalings]
             effects = effects or [_changed(name, group) for name, group in self.changes.items()]
             effects = effects or [_times(machine, points) for machine, points in machines.items()]
-            steps = self.successions
-            more = [_sparsity(steps), _policies(steps)] if steps else []
-            return [*effects[:MAX_SENTENCES], *filter(None, more)]
+            effects = effects[:MAX_SENTENCES]
+            if not self.successions:
+                return effects
+            first, *_ = self.successions.values()
+            ends = f"{first[0].base.variant} to {first[-1].point.variant}"
+            policies = "; ".join(
+                f"{machine}: {Change(steps[0].base, steps[-1].point).policy or 'nothing'}"
+                for machine, steps in self.successions.items()
+            )
+            replanned = f"What the planner changed from {ends}: {policies}."
+            return [*effects, *filter(None, [_sparsity(self.successions)]), replanned]
         if len(self.targets) > 1:
             return [_scales(member) for member in self.series[:MAX_SENTENCES]]
         second = _matched(self.matches) if self.matches else _scales(self.series[0])
@@ -452,17 +460,6 @@ def _times(machine: str, points: Sequence[PointResult]) -> str:
     if given and len({point.variant for point in points}) == len(points) > 1:
         said += f"; all together {_time(*points)}"
     return f"{machine}: {said}."
-
-
-def _policies(successions: Mapping[str, Sequence[Change]]) -> str:
-    """The layout changes on each machine from the first variant to the last."""
-    first, *_ = successions.values()
-    words = [
-        f"{machine}: {Change(steps[0].base, steps[-1].point).policy or 'nothing'}"
-        for machine, steps in successions.items()
-    ]
-    ends = f"{first[0].base.variant} to {first[-1].point.variant}"
-    return f"What the planner changed from {ends}: {'; '.join(words)}."
 
 
 def _sparsity(successions: Mapping[str, Sequence[Change]]) -> str:
