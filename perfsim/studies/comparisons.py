@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,9 +145,7 @@ def compare(spec: ComparisonSpec) -> Comparison:
     if spec.losses is not None:
         columns = _LOSSES
         note = _LOSSES_NOTE
-        law = spec.losses.law
-        runs = spec.losses.runs
-        rows, verdict = _fitted(spec.losses) if law is None else _by_law(loss_law(law), runs)
+        rows, verdict = _by_law(spec.losses) if spec.losses.law else _fitted(spec.losses)
         if all(row["loss"] is None for row in rows):
             columns = {key: name for key, name in columns.items() if key not in ("loss", "error")}
     elif spec.speeds is not None:
@@ -232,13 +230,15 @@ def least_flop(law: LossLaw, loss: float) -> tuple[float, float]:
     return best
 
 
-def _by_law(law: LossLaw, runs: Sequence[TrainedRun]) -> tuple[list[_Row], str]:
+def _by_law(losses: LossesSpec) -> tuple[list[_Row], str]:
     """Rows by a named law, the size of least loss at the first run's FLOP, and what it is worth."""
+    law = loss_law(losses.law or "")
+    runs = losses.runs
     first = runs[0]
     flop = first.all_flop
     sizes = SIZES[(flop / (6 * SIZES)) > 1]
-    losses = [law.loss(size, flop / (6 * size)) for size in sizes.tolist()]
-    size = float(sizes[int(np.argmin(losses))])
+    by_size = [law.loss(size, flop / (6 * size)) for size in sizes.tolist()]
+    size = float(sizes[int(np.argmin(by_size))])
     best = TrainedRun(name="least loss at the first's FLOP", params=size, tokens=flop / (6 * size))
     rows = []
     for run in (*runs, best):
@@ -250,7 +250,7 @@ def _by_law(law: LossLaw, runs: Sequence[TrainedRun]) -> tuple[list[_Row], str]:
     verdict = (
         f"By law {law.name}, {first.name} reaches a loss of {reached:.3f} with {flop:.3g} FLOP. With as "
         f"many, {size / 1e9:.3g} billion parameters on {best.tokens / 1e9:.3g} billion tokens "
-        f"({best.tokens / size:.1f} a parameter) reach {min(losses):.3f}; {100 * share:.0f} % of the FLOP "
+        f"({best.tokens / size:.1f} a parameter) reach {min(by_size):.3f}; {100 * share:.0f} % of the FLOP "
         f"are enough for {reached:.3f}."
     )
     if outside:

@@ -55,8 +55,7 @@ def first_and_rival(candidates: Sequence[Row]) -> tuple[Row, Row | None] | None:
         return None
     first, *others = sorted(arriving, key=lambda row: row.time.time_s)
     others = [row for row in others if not _is_same_plan(row, first)]
-    kind = (first.strategy, first.system)
-    unlike = [row for row in others if (row.strategy, row.system) != kind]
+    unlike = [row for row in others if (row.strategy, row.system) != (first.strategy, first.system)]
     return first, next(iter([*unlike, *others]), None)
 
 
@@ -118,8 +117,6 @@ def verdict(candidates: Sequence[Answer]) -> str:
 
 SEEDS = "seeds of "
 """Begins the name of the input that is a run's own luck."""
-
-
 POINT_DRAWS = 1000
 """Draws for each point of a sweep, of which there may be many thousands."""
 
@@ -246,7 +243,6 @@ def decision_of(points: Sequence[Point], rows: Sequence[Answer], draws: int = 0)
     for point, row in zip(points, rows, strict=True):
         question = point.question
         training = point.training(row.time)
-        waiting = row.bubble_fraction + row.exposed_communication_fraction
         options.append(
             Option(
                 label=row.label,
@@ -260,7 +256,7 @@ def decision_of(points: Sequence[Point], rows: Sequence[Answer], draws: int = 0)
                     units=training.num_nodes,
                     energy=study.energy,
                     price=point.candidate.price,
-                    busy=max(0.0, 1.0 - waiting),
+                    busy=max(0.0, 1.0 - (row.bubble_fraction + row.exposed_communication_fraction)),
                 ),
                 wall_clock=point.candidate.wall_clock,
                 production=row.production,
@@ -378,18 +374,8 @@ def _levers(first: Option, rival: Option, amount: Callable[[Option, Place], Floa
             right = moved[changes + 1]
             zeros = scan[changes] + (scan[1] - scan[0]) * left / (left - right)
             flips = float(entry.at(float(zeros[np.argmin(np.abs(zeros))])))
-        levers.append(
-            Lever(
-                name,
-                entry.low,
-                entry.typical,
-                entry.high,
-                entry.unit,
-                ratio_at_low=float(low),
-                ratio_at_high=float(high),
-                flips_at=flips,
-            )
-        )
+        values = (entry.low, entry.typical, entry.high, entry.unit)
+        levers.append(Lever(name, *values, float(low), float(high), flips_at=flips))
     levers.sort(key=lambda lever: abs(math.log(lever.ratio_at_high / lever.ratio_at_low)), reverse=True)
     return tuple(levers[:MOST_LEVERS])
 
@@ -505,15 +491,7 @@ def laws_side_by_side(spec: StudySpec, target: Target, candidates: Sequence[Answ
             ]
             time_s, best = min(times, key=lambda pair: pair[0])
             rows.append(LawRow(candidate.label, best.global_batch_size, time_s))
-        first = min(rows, key=lambda row: row.time_s)
-        answers.append(
-            LawAnswer(
-                critical.law,
-                critical.source,
-                critical.tokens,
-                critical.band_tokens,
-                tuple(rows),
-                first.label,
-            )
-        )
+        first = min(rows, key=lambda row: row.time_s).label
+        batches = (critical.tokens, critical.band_tokens)
+        answers.append(LawAnswer(critical.law, critical.source, *batches, tuple(rows), first))
     return tuple(answers)

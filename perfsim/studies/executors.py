@@ -1,7 +1,7 @@
 """Where the items of a study or a sweep are computed: in this process, in several, or on a Dask cluster.
 
 A worker that dies loses its items, which are computed again. Which of them killed it is not known, so they
-run alone, one after the other; one whose worker dies even then is `Failed` and stops no other.
+run alone, one after the other; one whose worker dies even then has an error and stops no other.
 """
 
 from __future__ import annotations
@@ -54,13 +54,6 @@ def attempt(answer: Callable[[], Result]) -> Result | PerfsimError:
         return error
 
 
-@dataclass(frozen=True)
-class Failed:
-    """An item without an answer, because every worker that computed it has died."""
-
-    reason: str
-
-
 class ExecutorLost(PerfsimError):
     """The scheduler went away; what was answered before is kept."""
 
@@ -79,11 +72,12 @@ class Executor:
     @contextmanager
     def answers(
         self, function: Callable[[Item], Result], items: Iterable[tuple[Key, Item]]
-    ) -> Iterator[Iterator[tuple[Key, Result | Failed]]]:
+    ) -> Iterator[Iterator[tuple[Key, Result | PerfsimError]]]:
         """`function` of all items, each with its key, in the order in which they are finished.
 
-        Function, items and results can be pickled. Limits hold over all workers together. An error of the
-        function, and LimitError, end the iteration; nothing is left running when the context ends.
+        An item all of whose workers died has an error instead. Function, items and results can be pickled.
+        Limits hold over all workers together. An error of the function, and LimitError, end the iteration;
+        nothing is left running when the context ends.
         """
         yield ((key, function(item)) for key, item in items)
 
@@ -149,7 +143,7 @@ class _Pooled(Executor, ABC):
     @contextmanager
     def answers(
         self, function: Callable[[Item], Result], items: Iterable[tuple[Key, Item]]
-    ) -> Iterator[Iterator[tuple[Key, Result | Failed]]]:
+    ) -> Iterator[Iterator[tuple[Key, Result | PerfsimError]]]:
         try:
             yield self._answers(function, iter(items))
         except BaseException:
@@ -159,7 +153,7 @@ class _Pooled(Executor, ABC):
 
     def _answers(
         self, function: Callable[[Item], Result], items: Iterator[tuple[Key, Item]]
-    ) -> Iterator[tuple[Key, Result | Failed]]:
+    ) -> Iterator[tuple[Key, Result | PerfsimError]]:
         limits = present_limits()
         running: dict[Future[tuple[Result, int]], tuple[Key, Item, int]] = {}
         # Items whose workers died, and how often; they run alone.
@@ -180,7 +174,7 @@ class _Pooled(Executor, ABC):
             elif not running:
                 key, item, deaths = suspects.popleft()
                 if deaths > self.tries_alone:
-                    yield key, Failed(self.last_words)
+                    yield key, PerfsimError(self.last_words)
                 else:
                     submit(key, item, deaths)
             if not running and not suspects:

@@ -43,7 +43,6 @@ from perfsim.studies.executors import (
     IN_PROCESS,
     Executor,
     ExecutorLost,
-    Failed,
     Tell,
     attempt,
     executor_for,
@@ -83,8 +82,9 @@ def answer_point(
         if curve.refused and question.layout is not None:
             left_out = ", ".join(f"{batch:,}" for batch in curve.refused)
             reason = _reason(next(iter(curve.refused.values())))
-            said = "batches that the layout cannot run are left out"
-            remarks.append(f"{said}: {left_out} sequences ({reason})")
+            remarks.append(
+                f"batches that the layout cannot run are left out: {left_out} sequences ({reason})"
+            )
     evaluation = best_plan(question.at(best))
     time = target.time_of_run(evaluation)
     chosen = BatchPoint.of(evaluation.plan, time)
@@ -114,19 +114,14 @@ def answer_point(
     notes = [*prediction.notes, time.regime_text, *remarks]
     if parts and production:
         notes.append(COVERED_ONCE)
-    row = Answer(
-        **{**values_of(prediction), "notes": tuple(notes)},
-        time=time,
-        whole_run=parts,
-        production=production,
-    )
+    row = {**values_of(prediction), "notes": tuple(notes), "whole_run": parts, "production": production}
     if not deep:
-        return row
-    points = [] if curve is None else curve.points
-    return replace(
-        row,
-        batch_curve=tuple(chosen if tried.global_batch_size == best else tried for tried in points)
-        or (chosen,),
+        return Answer(**row, time=time)
+    points = [chosen] if curve is None else curve.points
+    return Answer(
+        **row,
+        time=time,
+        batch_curve=tuple(chosen if tried.global_batch_size == best else tried for tried in points),
         timeline=timeline(evaluation),
         timeline_devices=len(
             {owners_of(name)[0] for name in evaluation.trace.graph.streams if computes(name)}
@@ -169,8 +164,7 @@ def _disturbed(evaluation: Evaluation, spec: PerturbationSpec, label: str) -> Ev
         disturbed = perturbed(evaluation, applicable)
     except InputError as error:
         said = f"perturbations of {label}: "
-        problems = [replace(problem, message=said + problem.message) for problem in error.problems]
-        raise InputError(problems) from None
+        raise InputError([replace(known, message=said + known.message) for known in error.problems]) from None
     if disturbed.perturbed is not None and disturbed.perturbed.note:
         remarks.append(disturbed.perturbed.note)
     return replace(disturbed, plan=replace(plan, notes=(*plan.notes, *remarks)))
@@ -208,8 +202,7 @@ def run_study(
 
     try:
         with executor.answers(_answer, items()) as finished:
-            for number, outcome in finished:
-                outcomes[number] = PerfsimError(outcome.reason) if isinstance(outcome, Failed) else outcome
+            outcomes.update(finished)
     except LimitError as limit:
         stopped = limit
     missing = stopped or PerfsimError("was not answered")
@@ -431,8 +424,8 @@ def run_sweep(
                 executor = executor or executor_for(jobs, scheduler, most=len(pending), tell=tell)
                 with executor.answers(answer_text, pending.items()) as finished:
                     for key, answer in finished:
-                        if isinstance(answer, Failed):
-                            results[key] = None, (answer.reason,)
+                        if isinstance(answer, PerfsimError):
+                            results[key] = None, (answer.problems[0].message,)
                         else:
                             store.put(key, answer)
                             results[key] = reader.answer(pending[key], answer.text)
@@ -477,8 +470,7 @@ def answer_text(point: Point) -> Stored:
         document: dict[str, Any] = {"reasons": [problem.message for problem in row.problems]}
     else:
         document = row.document()
-    text = json.dumps(document, sort_keys=True, allow_nan=False)
-    return Stored(text, time.perf_counter() - started)
+    return Stored(json.dumps(document, sort_keys=True, allow_nan=False), time.perf_counter() - started)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from perfsim.specs.layout import Layout
 from perfsim.specs.layout_text import text_of
 from perfsim.strategies import Plan
 from perfsim.studies.batches import Target
-from perfsim.studies.executors import Executor, Failed
+from perfsim.studies.executors import Executor
 from perfsim.studies.spec import ConvergenceSpec
 
 # The cheapest run on the machine that tells two layouts apart.
@@ -53,6 +53,24 @@ class Trial:
         """Number of devices that the trial takes."""
         return self.plan.layout.num_devices
 
+    @staticmethod
+    def fewest_replicas(question: Question, plan: Plan) -> Plan:
+        """The plan with as few replicas as fit in memory, each with the same work as before.
+
+        One replica shows all but the communication between replicas. State that ZeRO shards may need more,
+        and under ZeRO 3 all replicas take part in every layer.
+        """
+        layout = plan.layout
+        if layout.zero_stage == SHARDED or "data" not in {field.name for field in fields(layout)}:
+            return plan
+        for replicas in (number for number in range(1, layout.data) if layout.data % number == 0):
+            smaller = replace(layout, data=replicas)
+            batch = plan.job.global_batch_size * replicas // layout.data
+            asked = replace(question, devices=smaller.num_devices, batch=batch, layout=None)
+            with suppress(PerfsimError):
+                return asked.chosen.plan(asked.job, asked.topology, smaller)
+        return plan
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -73,38 +91,20 @@ class Experiment:
         """Of both runs together."""
         return sum(trial.device_hours for trial in self.trials)
 
+    @staticmethod
+    def rival(plans: Sequence[Plan]) -> int | None:
+        """The index of the plan to run next to the first: the fastest unlike it where predictions err.
 
-def rival(plans: Sequence[Plan]) -> int | None:
-    """The index of the plan to run next to the first: the fastest that is unlike it where predictions err.
-
-    Whether parameters are sharded weighs most in the likeness to published runs, then the degrees. Layouts of
-    equal degrees run nearly the same kernels and messages, so that errors of the model cancel between them.
-    """
-    sharded = [plan.layout.zero_stage == SHARDED for plan in plans]
-    degrees = [(plan.layout.tensor, plan.layout.pipeline, plan.layout.data) for plan in plans]
-    for traits in (sharded, degrees):
-        for index, trait in enumerate(traits):
-            if trait != traits[0]:
-                return index
-    return 1 if len(plans) > 1 else None
-
-
-def fewest_replicas(question: Question, plan: Plan) -> Plan:
-    """The plan with as few replicas as fit in memory, each with the same work as before.
-
-    One replica shows everything but the communication between replicas. State that ZeRO shards may need more,
-    and under ZeRO 3 all replicas take part in every layer.
-    """
-    layout = plan.layout
-    if layout.zero_stage == SHARDED or "data" not in {field.name for field in fields(layout)}:
-        return plan
-    for replicas in (number for number in range(1, layout.data) if layout.data % number == 0):
-        smaller = replace(layout, data=replicas)
-        batch = plan.job.global_batch_size * replicas // layout.data
-        asked = replace(question, devices=smaller.num_devices, batch=batch, layout=None)
-        with suppress(PerfsimError):
-            return asked.chosen.plan(asked.job, asked.topology, smaller)
-    return plan
+        Whether parameters are sharded weighs most in the likeness to published runs, then the degrees.
+        Between layouts of equal degrees, with nearly the same kernels and messages, errors cancel.
+        """
+        sharded = [plan.layout.zero_stage == SHARDED for plan in plans]
+        degrees = [(plan.layout.tensor, plan.layout.pipeline, plan.layout.data) for plan in plans]
+        for traits in (sharded, degrees):
+            for index, trait in enumerate(traits):
+                if trait != traits[0]:
+                    return index
+        return 1 if len(plans) > 1 else None
 
 
 Objective = Literal["step-time", "time-to-accuracy", "cost"]
@@ -245,8 +245,8 @@ def plan_on(executor: Executor, question: Question, objective: Objective, shown:
     plan = partial(plan_layouts, objective=objective, shown=shown)
     with executor.answers(plan, [("", question)]) as finished:
         ((_, planned),) = finished
-    if isinstance(planned, Failed):
-        raise PerfsimError(planned.reason)
+    if isinstance(planned, PerfsimError):
+        raise planned
     return planned
 
 
@@ -293,8 +293,7 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
             )
         )
     estimates = screening.estimate_s[searched.order]
-    alike = int((estimates <= (1.0 + entries[0].ratio_error) * estimates[0]).sum())
-    within = max(len(entries), alike)
+    within = max(len(entries), int((estimates <= (1.0 + entries[0].ratio_error) * estimates[0]).sum()))
     closest = screening.closest
     if closest is not None:
         plan = question.chosen.plan(question.job, question.topology, closest, check_memory=False)
@@ -322,10 +321,7 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
 
 
 def _fastest_runs(searched: Search, shown: int) -> list[Evaluation]:
-    """The fastest layout of each choice of degrees and micro-batch, simulated, ascending by step time.
-
-    Layouts are tried in the order of their estimates, until these are outside the model's error of the first.
-    """
+    """The fastest layout of each choice of degrees and micro-batch, simulated, ascending by step time."""
 
     def kind(layout: Layout) -> tuple[int, ...]:
         return layout.tensor, layout.pipeline, layout.data, layout.micro_batch_size
@@ -337,6 +333,7 @@ def _fastest_runs(searched: Search, shown: int) -> list[Evaluation]:
     slowest_s = first.step_time_s * (1.0 + ratio_error(first, first))
     runs = {kind(first.plan.layout): first}
     known = {run.plan.layout: run for run in simulated}
+    # In the order of estimates, until these are outside the model's error of the first.
     for index in searched.order[:MOST_TRIED].tolist():
         if len(runs) >= shown or question.scale * screening.estimate_s[index] > slowest_s:
             break
@@ -344,8 +341,7 @@ def _fastest_runs(searched: Search, shown: int) -> list[Evaluation]:
         if kind(layout) in runs:
             continue
         if layout not in known:
-            plan = question.chosen.plan(question.job, question.topology, layout)
-            known[layout] = evaluated(question, plan)
+            known[layout] = evaluated(question, question.chosen.plan(question.job, question.topology, layout))
         runs[kind(layout)] = known[layout]
     return sorted(runs.values(), key=lambda run: run.step_time_s)
 
@@ -358,12 +354,12 @@ def ratio_error(run: Evaluation, other: Evaluation) -> float:
 
 def _experiment(question: Question, entries: Sequence[Entry]) -> Experiment | None:
     """The first entry next to the one that it is least surely faster than."""
-    other = rival([entry.plan for entry in entries])
+    other = Experiment.rival([entry.plan for entry in entries])
     if other is None:
         return None
     trials = []
     for index in (0, other):
-        plan = fewest_replicas(question, entries[index].plan)
+        plan = Trial.fewest_replicas(question, entries[index].plan)
         hours = plan.layout.num_devices * STEPS * entries[index].step_time_s / HOUR_S
         trials.append(Trial(index + 1, plan, hours))
     first, second = trials

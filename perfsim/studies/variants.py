@@ -199,9 +199,9 @@ class SweepResult:
         """The series grouped by model and target; times are comparable only within a group."""
         groups: list[list[Series]] = []
         for member in self.series:
-            model = member.first.study.model
             for group in groups:
-                if group[0].first.study.model == model and _comparable(group[0], member):
+                known = group[0]
+                if known.first.study.model == member.first.study.model and _comparable(known, member):
                     group.append(member)
                     break
             else:
@@ -295,8 +295,7 @@ class SweepResult:
             for name, points in groups.items()
             if self.variants and self.variants[0] in points
         }
-        alike = all(change.is_same_work for group in changes.values() for change in group)
-        return changes if alike else {}
+        return changes if all(known.is_same_work for group in changes.values() for known in group) else {}
 
     @cached_property
     def differences(self) -> Mapping[str, Sequence[str]]:
@@ -304,10 +303,9 @@ class SweepResult:
         columns: list[dict[str, str]] = []
         for name in self.variants:
             first = next(point for point in self.points if point.variant == name)
-            recipe = first.study.recipe.model_copy(update={"runtime": None})
             columns.append(
                 _values(first.study.model, "model")
-                | _values(recipe, "recipe")
+                | _values(first.study.recipe.model_copy(update={"runtime": None}), "recipe")
                 | _values(first.runtime, "runtime")
                 | _values(first.candidate.system, "system")
             )
@@ -368,8 +366,7 @@ class SweepResult:
             return [*effects, *filter(None, [_sparsity(self.successions)]), replanned]
         if len(self.targets) > 1:
             return [_scales(member) for member in self.series[:MAX_SENTENCES]]
-        second = _matched(self.matches) if self.matches else _scales(self.series[0])
-        return [self.first_sentence, second]
+        return [self.first_sentence, _matched(self.matches) if self.matches else _scales(self.series[0])]
 
     @property
     def command(self) -> str:
@@ -379,8 +376,7 @@ class SweepResult:
     @cached_property
     def inputs_digest(self) -> str:
         """SHA-256 of the digests of all points."""
-        digests = Digests()
-        known = "".join(digests.of(point.study) for point in self.points)
+        known = "".join(map(Digests().of, (point.study for point in self.points)))
         return hashlib.sha256(known.encode()).hexdigest()
 
     @cached_property
