@@ -442,14 +442,10 @@ QUANTITIES: Mapping[str, Callable[[Answer, Outcome], float | None]] = {
     "production_time_s": lambda row, _: row.production_time_s,
     "wall_s": lambda _, taken: taken.wall_s.typical,
     "device_hours": lambda _, taken: taken.device_hours.typical,
-    "energy_kwh": lambda _, taken: _typical(taken.energy_kwh),
-    "money": lambda _, taken: _typical(taken.money),
+    "energy_kwh": lambda _, taken: None if taken.energy_kwh is None else taken.energy_kwh.typical,
+    "money": lambda _, taken: None if taken.money is None else taken.money.typical,
 }
 """Columns of a table of answers: SI units, money in the study's currency, None for what is not given."""
-
-
-def _typical(spread: Spread | None) -> float | None:
-    return None if spread is None else spread.typical
 
 
 def quantities(row: Answer | None, taken: Outcome | None) -> dict[str, float | None]:

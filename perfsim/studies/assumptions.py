@@ -108,12 +108,11 @@ def assumptions_of(spec: StudySpec, target: Target) -> tuple[Assumption, ...]:
     assumptions += _described(catalog, "recipe", spec.recipe.name)
     for point in {(known.candidate.system.name, known.runtime.name): known for known in spec.points}.values():
         system = point.candidate.system
-        job = point.question.job
         assumptions += _described(catalog, "system", system.name)
         assumptions += _described(catalog, "device", system.device.name)
         if system.device.calibration is not None:
             assumptions += _constants_of(system.device.calibration, catalog)
-        for calibration in machine_of(system).calibrations(system, job.recipe):
+        for calibration in machine_of(system).calibrations(system, point.question.job.recipe):
             assumptions += _constants_of(calibration, catalog)
     for production in filter(None, dict.fromkeys(map(Production.of, spec.points))):
         value = f"{production.text} times the rate of healthy steps, on every machine"
@@ -142,24 +141,15 @@ def assumptions_of(spec: StudySpec, target: Target) -> tuple[Assumption, ...]:
 def _target(target: Target) -> Iterator[Assumption]:
     critical = target.critical
     low, high = (tokens / 1e6 for tokens in critical.band_tokens)
-    yield Assumption(
-        "convergence",
-        "critical batch",
-        "none: the number of tokens is given"
-        if critical.given_length
-        else f"{critical.tokens / 1e6:.1f} M tokens ({low:.1f} to {high:.1f} M, 90 %)",
-        critical.source,
-        "fit",
-    )
+    known = f"{critical.tokens / 1e6:.1f} M tokens ({low:.1f} to {high:.1f} M, 90 %)"
+    value = "none: the number of tokens is given" if critical.given_length else known
+    yield Assumption("convergence", "critical batch", value, critical.source, "fit")
     if target.loss is not None:
         law = target.loss.law
-        yield Assumption(
-            "convergence",
-            "loss law",
-            f"{law.name}: {target.loss.tokens:.3g} tokens to {target.loss.loss:g} nats; {target.loss.text}",
-            f"{law.source}; its runs: {law.data}",
-            "fit",
+        value = (
+            f"{law.name}: {target.loss.tokens:.3g} tokens to {target.loss.loss:g} nats; {target.loss.text}"
         )
+        yield Assumption("convergence", "loss law", value, f"{law.source}; its runs: {law.data}", "fit")
     for note in critical.notes:
         yield Assumption("convergence", "critical batch", "remark", note, "assumption")
     yield Assumption(
@@ -186,9 +176,8 @@ def _money(spec: StudySpec) -> Iterator[Assumption]:
         machines = [candidate for candidate in spec.candidates if candidate.system.name == system]
         prices = [candidate.price for candidate in machines if candidate.price]
         for price in dict.fromkeys(prices):
-            yield Assumption(
-                "money", f"price of {system}", price.text(spec.currency), price.source, "assumption"
-            )
+            text = price.text(spec.currency)
+            yield Assumption("money", f"price of {system}", text, price.source, "assumption")
         if not prices:
             yield Assumption("money", f"price of {system}", NOT_GIVEN, NO_DEFAULT, "assumption")
     units = {"pue": "", "tariff": f" {spec.currency} a kWh", "carbon": " kg CO2e a kWh"}
@@ -201,17 +190,11 @@ def _money(spec: StudySpec) -> Iterator[Assumption]:
 
 def _described(catalog: Catalog, kind: str, name: str) -> list[Assumption]:
     try:
-        rows = catalog.describe(name, kind)
+        rows = [row for row in catalog.describe(name, kind) if row.source_or_assumption]
     except CatalogError:
         return [Assumption(kind, name, "defined inside the study", "the study's own file", "assumption")]
+    kinds = {True: "assumption", False: "datasheet"}
     return [
-        Assumption(
-            topic=f"{kind} {name}",
-            name=row.path,
-            value=row.value_text,
-            source=row.source_or_assumption,
-            kind="assumption" if row.assumed else "datasheet",
-        )
+        Assumption(f"{kind} {name}", row.path, row.value_text, row.source_or_assumption, kinds[row.assumed])
         for row in rows
-        if row.source_or_assumption
     ]

@@ -174,10 +174,7 @@ class Target:
         return [caveat("target-loss", words)]
 
     def suggested_batches(self, spec: StudySpec) -> dict[str, float]:
-        """The suggested global batch in tokens by law.
-
-        DeepSeek's law needs the run's FLOPs without embeddings, 6 N D; MiniCPM's needs a target loss on C4.
-        """
+        """The suggested global batch in tokens by law; DeepSeek's needs 6 N D FLOP without embeddings."""
         compute_flop = 6.0 * parameters(spec.model).active_body_matrices * self.d_min_tokens
         suggested = {"DeepSeek LLM (arXiv 2401.02954)": deepseek_tokens(compute_flop)}
         loss = spec.recipe.target_loss

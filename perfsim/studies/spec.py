@@ -419,11 +419,10 @@ class Digests:
         """A description's digest; any other value as it is."""
         if not isinstance(value, BaseModel):
             return value
-        known = self._known.get(id(value))
-        if known is None:
+        if id(value) not in self._known:
             digest = _digest(_without_prose(value.model_dump(mode="json")))
-            known = self._known[id(value)] = value, digest  # which keeps the id from being used again
-        return known[1]
+            self._known[id(value)] = value, digest  # the value keeps its id from being used again
+        return self._known[id(value)][1]
 
 
 def _digest(document: Any) -> str:

@@ -84,10 +84,7 @@ class Store:
             self._connection.execute("INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?)", (*row, _sum(*row)))
 
     def find(self, digests: Iterable[str]) -> Iterator[tuple[str, Stored]]:
-        """The stored answers among these digests, without those that are damaged.
-
-        One answer after the other, since all together may need much memory.
-        """
+        """The intact answers among these digests, one at a time: all together may need much memory."""
         with _explained(self.path):
             for digest in dict.fromkeys(digests):
                 row = self._connection.execute(

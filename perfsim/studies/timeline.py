@@ -50,8 +50,7 @@ class TimelineBar:
 def timeline(evaluation: Evaluation, most_devices: int = MOST_DEVICES) -> tuple[TimelineBar, ...]:
     """The tasks of the measured step as at most `MOST_BARS` bars in the order of their starts.
 
-    Times count from the start of the step. Adjacent tasks of one kind and micro-batch on one stream are one
-    bar.
+    Times count from the start of the step. Like tasks have one kind, micro-batch and stream.
     """
     trace = evaluation.trace
     graph = trace.graph
@@ -112,19 +111,15 @@ def timeline(evaluation: Evaluation, most_devices: int = MOST_DEVICES) -> tuple[
 def grouped(bars: Sequence[TimelineBar], most: int) -> tuple[TimelineBar, ...]:
     """At most so many bars: short ones are joined where there are more, and the last left out if need be.
 
-    The interval in which they are joined is the shortest, of a share of the step between `FINEST` and
-    `COARSEST`, that is enough.
+    The interval in which they are joined is the shortest that is enough, between `FINEST` and `COARSEST`.
     """
-    if len(bars) <= most:
-        return tuple(bars)
-    whole_s = max(bar.end_s for bar in bars)
+    whole_s = max((bar.end_s for bar in bars), default=0.0)
     share = FINEST
-    while share <= COARSEST:
+    joined = list(bars)
+    while len(joined) > most and share <= COARSEST:
         joined = _joined(bars, share * whole_s)
-        if len(joined) <= most:
-            return tuple(joined)
         share *= 2
-    return tuple(bars[:most])
+    return tuple(joined if len(joined) <= most else bars[:most])
 
 
 def _joined(bars: Sequence[TimelineBar], interval_s: float) -> list[TimelineBar]:

@@ -75,13 +75,6 @@ class Change:
                 changes.append(f"{_NAMES.get(name, name.replace('_', ' '))} {was} \u2192 {becomes}")
         return ", ".join(changes)
 
-    @property
-    def is_same_work(self) -> bool:
-        """Whether both train one model on one batch."""
-        models = [_values(side.study.model, "") for side in (self.base, self.point)]
-        same_tokens = self.base.target_time.batch_tokens == self.point.target_time.batch_tokens
-        return same_tokens and models[0] == models[1]
-
 
 def _values(spec: BaseModel, root: str) -> dict[str, str]:
     """Every value of a description as text, by its dotted path; names and prose are left out."""
@@ -295,7 +288,12 @@ class SweepResult:
             for name, points in groups.items()
             if self.variants and self.variants[0] in points
         }
-        return changes if all(known.is_same_work for group in changes.values() for known in group) else {}
+        for change in (change for group in changes.values() for change in group):
+            models = [_values(side.study.model, "") for side in (change.base, change.point)]
+            tokens = {side.target_time.batch_tokens for side in (change.base, change.point)}
+            if models[0] != models[1] or len(tokens) > 1:
+                return {}
+        return changes
 
     @cached_property
     def differences(self) -> Mapping[str, Sequence[str]]:
