@@ -145,10 +145,9 @@ def _target(target: Target) -> Iterator[Assumption]:
     value = "none: the number of tokens is given" if critical.given_length else known
     yield Assumption("convergence", "critical batch", value, critical.source, "fit")
     if target.loss is not None:
-        law = target.loss.law
-        value = (
-            f"{law.name}: {target.loss.tokens:.3g} tokens to {target.loss.loss:g} nats; {target.loss.text}"
-        )
+        loss = target.loss
+        law = loss.law
+        value = f"{law.name}: {loss.tokens:.3g} tokens to {loss.loss:g} nats; {loss.text}"
         yield Assumption("convergence", "loss law", value, f"{law.source}; its runs: {law.data}", "fit")
     for note in critical.notes:
         yield Assumption("convergence", "critical batch", "remark", note, "assumption")

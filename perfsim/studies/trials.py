@@ -77,11 +77,10 @@ def explain(spec: StudySpec, compare: Sequence[str] = ()) -> tuple[Explained, ..
     Raises what `run_study` raises. A change that leaves no plan has its reason.
     """
     spec = spec.compared(compare)
-    points = spec.points
     target = Target.of_study(spec)
     explained = []
     for row in run_study(spec).candidates:
-        asked = points[row.number].question.at(row.global_batch_size)
+        asked = spec.points[row.number].question.at(row.global_batch_size)
         tried = []
         for words, change in _changes(asked, row.run.plan):
             present_limits().in_time(lambda words=words: f"changes tried up to: {words}")  # type: ignore[misc]
@@ -112,8 +111,8 @@ def _changes(asked: Question, plan: Plan) -> Iterator[tuple[str, Callable[[], Qu
         return lambda: replace(asked, system=asked.system.with_(name=asked.system.name, **{path: value}))
 
     def with_layout(micro_batch_size: int) -> Callable[[], Question]:
-        layout = replace(plan.layout, micro_batch_size=micro_batch_size)
-        return lambda: replace(asked, layout=text_of(layout))
+        text = text_of(replace(plan.layout, micro_batch_size=micro_batch_size))
+        return lambda: replace(asked, layout=text)
 
     batch = asked.job.global_batch_size
     yield "twice the devices", lambda: replace(asked, devices=2 * asked.devices, batch=batch)
