@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -20,7 +20,7 @@ from perfsim.catalog import Catalog, default_catalog, parse_file
 from perfsim.convergence.critical_batch import examples, fit_hyperbola
 from perfsim.convergence.laws import LossLaw, loss_law, power_law
 from perfsim.convergence.time_to_accuracy import split_speedup
-from perfsim.prediction.prediction import Prediction, predict
+from perfsim.prediction.prediction import predict
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import graph_of
 from perfsim.specs.hardware import Devices, GpuClusterSpec
@@ -359,19 +359,22 @@ def _equations(equations: _EquationsSpec) -> tuple[list[_Row], str]:
     gradients = PRECISIONS[recipe.reduce_precision or "fp32"].bytes * parameters(model).total
     tensor_bytes = recipe.element_bytes * recipe.seq_length * model.hidden_size * equations.batch
     by_tensor = 8 * model.num_layers * tensor_bytes
+    fewest, *others = equations.devices
+    machine: dict[str, Any] = {"system": equations.system, "devices": fewest, "strategy": "3d"}
+    smallest = Question(model=model, recipe=recipe, batch=equations.batch, **machine)
     # Approach, devices, the equation, its bytes, and the simulated bytes.
     known: list[tuple[str, int, str, float, float]] = []
     for devices in equations.devices:
         wire = (devices - 1) / devices
-        data = 2 * _sent(equations, devices, f"dp={devices},mbs=1,zero=0", "data") * wire
-        tensor = 2 * _sent(equations, devices, f"tp={devices},mbs=1", "tensor") * wire
-        pipeline = _sent(equations, devices, f"pp={devices},mbs=1", "pipeline")
+        question = replace(smallest, devices=devices)
+        data = 2 * _sent(replace(question, layout=f"dp={devices},mbs=1,zero=0"), "data") * wire
+        tensor = 2 * _sent(replace(question, layout=f"tp={devices},mbs=1"), "tensor") * wire
+        pipeline = _sent(replace(question, layout=f"pp={devices},mbs=1"), "pipeline")
         known += [
             ("data", devices, "2 P (N - 1) / N", 2 * gradients * wire, data),
             ("tensor", devices, "8 L T B (N - 1) / N", by_tensor * wire, tensor),
             ("pipeline", devices, "2 T B (N - 1)", 2 * tensor_bytes * (devices - 1), pipeline),
         ]
-    fewest, *others = equations.devices
     for words, equation, grows in (
         ("pipeline memory, one model", "a L (N + 1) / 2", False),
         ("pipeline memory, grown model", "a l N (N + 1) / 2", True),
@@ -379,10 +382,10 @@ def _equations(equations: _EquationsSpec) -> tuple[list[_Row], str]:
         base = 0.0
         for devices in (fewest, *others):
             layers = model.num_layers * devices // others[-1] if grows else model.num_layers
+            grown = model.with_(num_layers=layers) if grows else model
             layout = f"pp={devices},mbs=1,recompute=none"
-            held = sum(
-                bar.parts_bytes["activations"] for bar in _step(equations, devices, layout, layers).memory
-            )
+            step = predict(replace(smallest, model=grown, devices=devices, layout=layout))
+            held = sum(bar.parts_bytes["activations"] for bar in step.memory)
             base = base or held / (layers * (devices + 1))
             if devices != fewest:
                 known.append((words, devices, equation, base * layers * (devices + 1), held))
@@ -398,24 +401,8 @@ def _equations(equations: _EquationsSpec) -> tuple[list[_Row], str]:
     return rows, verdict
 
 
-def _step(equations: _EquationsSpec, devices: int, layout: str, layers: int = 0) -> Prediction:
-    """The step of a layout, of the model with so many layers."""
-    model = equations.model.with_(num_layers=layers) if layers else equations.model
-    return predict(
-        Question(
-            model=model,
-            recipe=equations.recipe,
-            system=equations.system,
-            devices=devices,
-            strategy="3d",
-            batch=equations.batch,
-            layout=layout,
-        )
-    )
-
-
-def _sent(equations: _EquationsSpec, devices: int, layout: str, kind: str) -> float:
+def _sent(question: Question, kind: str) -> float:
     """Bytes of the messages of one kind in a step's graph, each counted once for its group."""
-    graph = graph_of(_step(equations, devices, layout).run.plan)
+    graph = graph_of(predict(question).run.plan)
     sent = (task.work for task in graph.tasks() if task.work.category == f"{kind}_communication")
     return sum(work.comm_bytes for work in sent if kind != "pipeline" or work.op == "send_recv")
