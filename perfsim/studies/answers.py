@@ -210,7 +210,6 @@ class PointResult(Point):
 
     @property
     def feasible(self) -> bool:
-        """Whether it has a plan."""
         return self.answer is not None
 
     @property
@@ -235,7 +234,6 @@ class PointResult(Point):
 
     @property
     def devices_noun(self) -> str:
-        """Several of its devices, such as `A100-80GB`."""
         return self.candidate.system.devices_noun
 
     @property

@@ -98,7 +98,6 @@ class _Axis:
 
     @property
     def values(self) -> list[Any]:
-        """The values as plain data."""
         return [node.plain() for node in self.nodes]
 
     @property
@@ -107,7 +106,6 @@ class _Axis:
         return self.path in MACHINE_ROOTS
 
     def problem(self, message: str, help_text: str) -> Problem:
-        """A problem at its path."""
         return self.key.problem(f"{self.where}: {message}", help_text)
 
 

@@ -297,11 +297,10 @@ class Target:
         rest = 1.0 - sum(segment.share for segment in segments)
         last = Segment(rest, chosen.batch_tokens, chosen.step_time_s, critical)
         run = RampedRun.of([*segments, last], self.d_min_tokens)
-        examples = chosen.steps * chosen.batch_tokens
         remark = (
             f"with the batch ramp the steps take {run.time_s / chosen.time_to_accuracy_s:.3f} times as long: "
             f"{run.steps / chosen.steps:.3f} times the steps, "
-            f"{run.examples_tokens / examples:.3f} times the tokens"
+            f"{run.examples_tokens / (chosen.steps * chosen.batch_tokens):.3f} times the tokens"
         )
         return run, remark
 

@@ -216,9 +216,8 @@ def run_study(
             answered.append((point, replace(outcome, number=number)))
     if not answered:
         raise stopped or _all_failed([error for _, error in refused])
-    return _result(
-        spec, target, answered, [Infeasible(point.label, _reason(error)) for point, error in refused], stopped
-    )
+    infeasible = [Infeasible(point.label, _reason(error)) for point, error in refused]
+    return _result(spec, target, answered, infeasible, stopped)
 
 
 def refusals(spec: StudySpec) -> list[Infeasible]:

@@ -50,7 +50,6 @@ class Trial:
 
     @property
     def devices(self) -> int:
-        """Number of devices that the trial takes."""
         return self.plan.layout.num_devices
 
     @staticmethod
@@ -84,7 +83,6 @@ class Experiment:
     fewer_replicas: bool
     """Whether a trial leaves out replicas, and the communication between them."""
     steps: int = STEPS
-    """Steps of each run."""
 
     @property
     def device_hours(self) -> float:

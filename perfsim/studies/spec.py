@@ -353,7 +353,6 @@ class Point:
 
     @property
     def runtime(self) -> Runtime:
-        """The training stack of the candidate."""
         return self.study.runtime_of(self.candidate)
 
     @property

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Self
 
 from pydantic import BaseModel
@@ -242,9 +242,9 @@ class SweepResult:
         groups: dict[tuple[str, Circumstances, str | None], list[PointResult]] = {}
         for machine, members in machines.items():
             values: dict[str, set[str]] = {path: set() for point in members for path in point.settings}
-            for path, found in values.items():
-                found.update(setting_text(point.settings.get(path)) for point in members)
-            varied = [path for path, found in values.items() if len(found) > 1]
+            for path, texts in values.items():
+                texts.update(setting_text(point.settings.get(path)) for point in members)
+            varied = [path for path, texts in values.items() if len(texts) > 1]
             row = next((path for path in (*BATCH_PATHS, *varied) if path in varied), None)
             for point in members:
                 fixed = tuple(
@@ -267,10 +267,8 @@ class SweepResult:
 
         Empty if the variants train different models or batches, because step times are then not comparable.
         """
-        counts: dict[str, set[int]] = {}
-        for point in self.feasible:
-            counts.setdefault(point.variant, set()).add(point.num_devices)
-        several = any(len(numbers) > 1 for numbers in counts.values())
+        machines = {(point.variant, point.num_devices) for point in self.feasible}
+        several = len(machines) > len({variant for variant, _ in machines})
         groups: dict[str, dict[str, PointResult]] = {}
         for point in self.feasible:
             grid = tuple(
@@ -288,7 +286,7 @@ class SweepResult:
             for name, points in groups.items()
             if self.variants and self.variants[0] in points
         }
-        for change in (change for group in changes.values() for change in group):
+        for change in chain(*changes.values()):
             models = [_values(side.study.model, "") for side in (change.base, change.point)]
             tokens = {side.target_time.batch_tokens for side in (change.base, change.point)}
             if models[0] != models[1] or len(tokens) > 1:
