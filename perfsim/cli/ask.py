@@ -220,15 +220,17 @@ def _planned(study: str, names: list[str], how: How) -> list[str]:
 
 def _answer_comparison(name: str, how: How) -> None:
     """Print a comparison and write its page; it plans no machine, so there is nothing to choose."""
-    from perfsim.api.studying import comparison, save_comparison
+    from perfsim.api.questions import writing
+    from perfsim.api.studying import comparison
     from perfsim.report.document import plain
-    from perfsim.report.validation import comparison_lines
+    from perfsim.report.validation import comparison_lines, write_comparison
 
     if how.dry_run:
         print_lines(prose(f"{name}: a comparison of published figures; nothing was computed"))
         return
     result = comparison(name)
-    page = save_comparison(result, how.out or Path("reports") / result.name)
+    with writing(how.out or Path("reports") / result.name) as folder:
+        page = write_comparison(result, folder)
     printed = Answer(lambda: {**plain(result), "report": str(page)}, lambda: comparison_lines(result))
     _deliver(printed, how, result.verdict, page)
 

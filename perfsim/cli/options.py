@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import click
 from click.shell_completion import CompletionItem
 
+from perfsim.base.errors import InputError
 from perfsim.base.files import check_file
 from perfsim.base.sizes import MOST_SEQUENCES
 from perfsim.cli.output import JSON_HELP, metered
@@ -196,7 +197,7 @@ def asks(asker: Asker, *, required: bool = True) -> Callable[[Callable[..., Any]
 
 def _pairs(_context: click.Context, option: click.Parameter, texts: Sequence[str]) -> dict[str, Any]:
     """`KEY=VALUE` texts as values of YAML."""
-    from perfsim.catalog.yaml_tree import ScalarError, resolve_plain
+    from perfsim.catalog.yaml_tree import resolve_plain
 
     given: dict[str, Any] = {}
     for text in texts:
@@ -205,8 +206,8 @@ def _pairs(_context: click.Context, option: click.Parameter, texts: Sequence[str
             raise click.UsageError(f"{option.opts[0]} {text}: write KEY=VALUE")
         try:
             given[key] = resolve_plain(value)
-        except ScalarError as error:
-            raise click.UsageError(f"{option.opts[0]} {text}: {error}") from None
+        except InputError as error:
+            raise click.UsageError(f"{option.opts[0]} {text}: {error.problems[0].message}") from None
     return given
 
 

@@ -604,11 +604,13 @@ def _validate(
         known = {step.result["file"]: step.leaving for step in accuracy.steps}
     elif leave_out:
         from perfsim.catalog import default_catalog
-        from perfsim.evidence.cases import StepCase, read_cases
-        from perfsim.evidence.left_out import left_out
+        from perfsim.evidence.cases import CaseRows, StepCase
+        from perfsim.evidence.left_out import LeavingOut
 
         catalog = default_catalog()
-        known = {path.name: left_out(read_cases(path, StepCase).cases, catalog) for path, _ in steps}
+        known = {
+            path.name: LeavingOut.by_kind(CaseRows.read(path, StepCase).cases, catalog) for path, _ in steps
+        }
     if leave_out:
         from perfsim.evidence.left_out import LeavingOut
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from perfsim.base.units import DAY_S
-from perfsim.prediction.caveats import Caveat, rank
+from perfsim.prediction.caveats import Caveat
 from perfsim.report import text
 from perfsim.report.document import document_text, plain
 from perfsim.report.table import Cell, Table, Value
@@ -219,8 +219,8 @@ def _caveats(planned: Planned) -> Iterator[str]:
         for caveat in entry.prediction.caveats:
             if caveat.severity != "info":
                 about.setdefault(caveat.code, []).append((number, caveat))
-    worst = {min((caveat for _, caveat in rows), key=rank): rows for rows in about.values()}
-    for caveat in sorted(worst, key=rank):
+    worst = {min((caveat for _, caveat in rows), key=Caveat.rank): rows for rows in about.values()}
+    for caveat in sorted(worst, key=Caveat.rank):
         numbers = ", ".join(str(number) for number, _ in worst[caveat])
         yield f"{caveat.severity}, {numbers}: {caveat.text}."
 

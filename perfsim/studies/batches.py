@@ -25,8 +25,8 @@ from perfsim.convergence.time_to_accuracy import (
     TimeToAccuracy,
 )
 from perfsim.engine.limits import present_limits
-from perfsim.prediction.bands import Accuracy, accuracy_of
-from perfsim.prediction.caveats import Caveat, caveat
+from perfsim.prediction.bands import Accuracy
+from perfsim.prediction.caveats import Caveat
 from perfsim.prediction.planner import estimated
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, evaluated
@@ -108,7 +108,7 @@ class BatchCurve:
             f"best batch {self.best} is the {side} of {len(tried)} tried ({tried[0]} to {tried[-1]} "
             f"sequences); a {direction} batch may be better: widen batch_sizes"
         )
-        return [caveat("batch-at-edge", words)]
+        return [Caveat.of("batch-at-edge", words)]
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class Target:
             f"({loss.law.corpus}); {loss.text}: the band of the time includes "
             f"{100 * loss.d_min_error:.0f} % of the tokens"
         )
-        return [caveat("target-loss", words)]
+        return [Caveat.of("target-loss", words)]
 
     def suggested_batches(self, spec: StudySpec) -> dict[str, float]:
         """The suggested global batch in tokens by law; DeepSeek's needs 6 N D FLOP without embeddings."""
@@ -243,7 +243,7 @@ class Target:
         """
         asked = question.at(global_batch_size)
         run = evaluated(asked, estimated(asked).plan)
-        return BatchPoint.of(run.plan, self.time_of_run(run, accuracy_of(run.plan)))
+        return BatchPoint.of(run.plan, self.time_of_run(run, Accuracy.of(run.plan)))
 
     def curve(self, question: Question, batches: Sequence[int], *, extend: bool = False) -> BatchCurve:
         """Time to the target at every batch.

@@ -21,7 +21,7 @@ from perfsim.interop import emit
 from perfsim.prediction.bands import SHARDED
 from perfsim.prediction.caveats import batch_caveats
 from perfsim.prediction.planner import Search, confirmed
-from perfsim.prediction.prediction import Prediction, prediction_of
+from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, evaluated
 from perfsim.specs.layout import Layout
@@ -278,7 +278,7 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
         error = ratio_error(run, first)
         if run.step_time_s / first.step_time_s > 1.0 + error:
             continue
-        prediction = prediction_of(run, question.allowed_share, batch_caveats(question))
+        prediction = Prediction.of(run, question.allowed_share, batch_caveats(question))
         settings = prediction.layout.items()
         entries.append(
             Entry(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from perfsim.prediction.caveats import Caveat, rank
+from perfsim.prediction.caveats import Caveat
 from perfsim.prediction.prediction import Prediction
 
 
@@ -36,19 +36,19 @@ def shared_caveats(predictions: Sequence[Prediction]) -> tuple[SharedCaveat, ...
             groups.setdefault((warning.code, step.system), []).append((warning, step))
     merged: dict[tuple[str, str], SharedCaveat] = {}
     for (code, system), said in groups.items():
-        worst, _ = min(said, key=lambda pair: (rank(pair[0]), -pair[1].num_devices))
+        worst, _ = min(said, key=lambda pair: (pair[0].rank(), -pair[1].num_devices))
         machine = _machine(worst, said, [step for step in predictions if step.system == system])
         noun = said[0][1].devices_noun
         shared = SharedCaveat(worst.code, worst.severity, worst.text, (system,), (machine,), (noun,))
         if known := merged.get((code, worst.text)):
             shared = replace(
-                min(known, shared, key=rank),
+                min(known, shared, key=Caveat.rank),
                 systems=known.systems + shared.systems,
                 machines=known.machines + shared.machines,
                 nouns=known.nouns + shared.nouns,
             )
         merged[code, worst.text] = shared
-    return tuple(sorted(merged.values(), key=rank))
+    return tuple(sorted(merged.values(), key=Caveat.rank))
 
 
 def _machine(
@@ -78,7 +78,7 @@ def _counts(numbers: Iterable[int]) -> str:
 
 def confidence(caveats: Sequence[SharedCaveat]) -> str:
     """The worst caveat as a clause of a verdict; empty where all are for information only."""
-    worst = min(caveats, key=rank, default=None)
+    worst = min(caveats, key=Caveat.rank, default=None)
     if worst is None or worst.severity == "info":
         return ""
     level = "low" if worst.severity == "serious" else "limited"
