@@ -81,6 +81,12 @@ class Production:
         source = f"median and range of published production rates over predicted healthy steps: {names}"
         return cls(median(ratios), (min(ratios), max(ratios)), source)
 
+    @property
+    def of_healthy(self) -> str:
+        """`0.81 (0.76 to 0.88) of the rate of healthy steps, as in published production runs`."""
+        of_runs = ", as in published production runs" if self == Production.recorded() else ""
+        return f"{self.text} of the rate of healthy steps{of_runs}"
+
     def time_s(self, healthy_s: float) -> float:
         """The time of steps at the production rate."""
         return healthy_s / self.ratio

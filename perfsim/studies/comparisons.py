@@ -17,7 +17,7 @@ from perfsim.base.errors import InputError, PlanError
 from perfsim.base.spec import CatalogSpec, FolderName, Spec
 from perfsim.base.units import Seconds, number
 from perfsim.catalog import Catalog, default_catalog, parse_file
-from perfsim.convergence.critical_batch import examples, fit_hyperbola
+from perfsim.convergence.critical_batch import HyperbolaFit, examples
 from perfsim.convergence.laws import LossLaw, loss_law, power_law
 from perfsim.convergence.time_to_accuracy import split_speedup
 from perfsim.prediction.prediction import predict
@@ -288,7 +288,7 @@ def _speeds(speeds: _SpeedsSpec) -> tuple[list[_Row], str]:
     if len(levels) < 2:
         raise InputError("runs of one batch tell nothing of statistics: give runs of at least two batches")
     if len(levels) > 2:
-        fit = fit_hyperbola([run.batch for run in speeds.runs], [run.examples for run in speeds.runs])
+        fit = HyperbolaFit.of([run.batch for run in speeds.runs], [run.examples for run in speeds.runs])
         e_min = fit.e_min
         b_crit = fit.b_crit
     else:
