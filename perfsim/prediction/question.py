@@ -248,9 +248,8 @@ class Question:
         from perfsim.specs.recipe import Job
 
         batch = self.batch or self.recipe.batch_over(self.devices) or DEFAULT_BATCH_PER_DEVICE * self.devices
-        return Job(
-            self.model, self.recipe.model_copy(update={"runtime": self.runtime or self.recipe.runtime}), batch
-        )
+        recipe = self.recipe.model_copy(update={"runtime": self.runtime or self.recipe.runtime})
+        return Job(self.model, recipe, batch)
 
     @property
     def scale(self) -> float:
