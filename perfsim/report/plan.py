@@ -30,7 +30,7 @@ WIDER = 1.2
 
 def _plan_table(planned: Planned) -> Table:
     """The shortlist, the settings of each layout that differ from the first."""
-    memory = text.memory_unit(*(entry.prediction.memory_capacity_bytes for entry in planned.shortlist))
+    memory = text.MEMORY.of(entry.prediction.memory_capacity_bytes for entry in planned.shortlist)
 
     def layout(number: int, entry: Entry) -> str:
         if number == 1:
@@ -122,9 +122,6 @@ def write_plan(planned: Planned, folder: Path) -> Path:
         note="Point: the step by prediction. Bar: 90 % range.",
     )
     return page.write(folder, document_text(plan_document(planned)))
-
-
-# In words.
 
 
 def _heading(planned: Planned) -> str:
@@ -224,8 +221,6 @@ def _caveats(planned: Planned) -> Iterator[str]:
         numbers = ", ".join(str(number) for number, _ in worst[caveat])
         yield f"{caveat.severity}, {numbers}: {caveat.text}."
 
-
-# A shortlist as one JSON document.
 
 _OF_ENTRY = (
     "layout_text",

@@ -210,6 +210,7 @@ class Planned:
     closest_share: float | None = None
     """Memory over capacity of the layout that misses it by least; None where all fit."""
     above_limit: AboveLimit | None = None
+    """The fastest layout above the limit of memory; None where it gains nothing."""
     experiment: Experiment | None = None
     tried_batches: tuple[int, ...] = ()
     """Global batches that were tried."""
