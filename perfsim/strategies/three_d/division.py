@@ -48,6 +48,10 @@ class RankColumns(NamedTuple):
         parts = [count * of_kinds[..., kind : kind + 1] for kind, count in enumerate(self.kinds)]
         return np.asarray(sum(parts))
 
+    def of_rows(self, rows: Ints) -> RankColumns:
+        """The ranks of some of its rows."""
+        return RankColumns.of(column[rows] for column in (*self[:5], *self.kinds))
+
     def rows(self, rows: Ints, width: int) -> RankColumns:
         """The first `width` ranks of these rows; each rank of all rows is contiguous, which is fast."""
 

@@ -130,24 +130,28 @@ def _slice_sizes(job: Job) -> Callable[..., list[tuple[float, ...]]]:
 
 def rank_bytes(job: Job, columns: Columns, ranks: RankColumns, system: GpuClusterSpec) -> dict[str, Floats]:
     """Peak memory of every rank by part, arrays of shape (rows, ranks)."""
-    sizes = SliceBytes.of(job, columns)
     states = state_bytes(job.recipe, job.model)
     zero = columns.zero[:, None]
     data = columns.shards[:, None]
+    # Layouts that differ only in how ZeRO shards hold the same apart from states: it is computed once.
+    first, of_row = distinct_rows(columns.unsharded_keys)
+    alike = columns.rows(first)
+    ranks = ranks.of_rows(first)
+    sizes = SliceBytes.of(job, alike)
     parameters = sizes.rank_parameters(ranks)
-    parts = sharded_state_bytes(parameters, states, zero, data)
+    largest = (sizes.layer + sizes.experts).max(axis=-1, keepdims=True)
+    whole = (IN_FLIGHT * largest + parameters - ranks.sum_of(sizes.layer))[of_row]
+    parts = sharded_state_bytes(parameters[of_row], states, zero, data)
     if sizes.experts.any():
-        experts = ranks.sum_of(sizes.experts)
+        experts = ranks.sum_of(sizes.experts)[of_row]
         shards = columns.expert_replicas[:, None]
         for name, n_bytes in sharded_state_bytes(experts, states, zero, shards).items():
             parts[name] = parts[name] + n_bytes
-    parts |= _held_bytes(job, columns, ranks, sizes)
-    largest = (sizes.layer + sizes.experts).max(axis=-1, keepdims=True)
-    whole = IN_FLIGHT * largest + parameters - ranks.sum_of(sizes.layer)
+    parts |= {name: held[of_row] for name, held in _held_bytes(job, alike, ranks, sizes).items()}
     has_buckets = (zero >= GRADIENTS_SHARDED) & (data > 1)
     parts["gathered parameters"] = np.where(zero == SHARDED, whole * states.parameters, 0.0)
     parts[BUCKETS] = np.where(has_buckets, whole * states.gradients, 0.0)
-    parts["reserved"] = np.full(ranks.layers.shape, system.device.memory.reserved)
+    parts["reserved"] = np.full(whole.shape, system.device.memory.reserved)
     return parts
 
 
@@ -294,7 +298,7 @@ def memory_shares(job: Job, columns: Columns, topology: FatTree, places: Places)
     """Shares of the fullest device's memory, and of the host's memory or drives, that layouts use."""
     on_device = np.empty(len(columns))
     off_device = np.zeros(len(columns))
-    for rows, some in columns.blocks():
+    for rows, some in columns.blocks(by_zero=False):
         moved = _Moved.of(job, some, some.ranks(), topology, places)
         on_device[rows] = _fullest(moved.device) / topology.system.device.memory.capacity
         for _, parts, capacity in moved.tiers(topology):

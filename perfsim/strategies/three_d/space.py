@@ -109,6 +109,11 @@ class Columns:
         return *on_ranks, self.zero, self.shards
 
     @property
+    def unsharded_keys(self) -> tuple[Ints, ...]:
+        """All but what ZeRO shards."""
+        return tuple(getattr(self, name) for name in _COLUMNS if name not in ("zero", "shards"))
+
+    @property
     def pipeline(self) -> Ints:
         return self.divisions.pipeline[self.division]
 
@@ -130,14 +135,14 @@ class Columns:
             return {names[index]: slice(None) for index in np.flatnonzero(counts)}
         return {names[index]: np.flatnonzero(schedules == index) for index in np.flatnonzero(counts)}
 
-    def blocks(self) -> Iterator[tuple[Ints, Columns]]:
+    def blocks(self, *, by_zero: bool = True) -> Iterator[tuple[Ints, Columns]]:
         """Rows that are evaluated at once, so that their arrays stay in the cache, and these layouts.
 
-        They are in the order of ZeRO stage, schedule and number of ranks, so that few blocks have several: a
-        block has the terms of ZeRO 2 and 3, and as many ranks, as any of its rows.
+        They are in the order of ZeRO stage (`by_zero`), schedule and number of ranks, so that few blocks have
+        several: a block has the terms of ZeRO 2 and 3, and as many ranks, as any of its rows.
         """
         size, schedule = (table[self.division] for table in (self.divisions.sizes, self.divisions.schedule))
-        code = (self.zero * len(SCHEDULES) + schedule) * (int(size.max(initial=0)) + 1) + size
+        code = (by_zero * self.zero * len(SCHEDULES) + schedule) * (int(size.max(initial=0)) + 1) + size
         order = np.argsort(code.astype(np.int16), kind="stable")
         for start in range(0, len(self), _BLOCK):
             rows = order[start : start + _BLOCK]
