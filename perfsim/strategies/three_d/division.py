@@ -50,15 +50,15 @@ class RankColumns(NamedTuple):
 
     def of_rows(self, rows: Ints) -> RankColumns:
         """The ranks of some of its rows."""
-        return RankColumns.of(column[rows] for column in (*self[:5], *self.kinds))
+        columns: tuple[NDArray[Any], ...] = (*self[:5], *self.kinds)
+        return RankColumns.of(column[rows] for column in columns)
 
     def rows(self, rows: Ints, width: int) -> RankColumns:
         """The first `width` ranks of these rows; each rank of all rows is contiguous, which is fast."""
-
-        def some(column: NDArray[Any]) -> NDArray[Any]:
-            return np.moveaxis(column[:, :width].T.take(rows, axis=1), 0, -1)
-
-        return RankColumns.of(map(some, (*self[:5], *self.kinds)))
+        columns: tuple[NDArray[Any], ...] = (*self[:5], *self.kinds)
+        return RankColumns.of(
+            np.moveaxis(column[:, :width].T.take(rows, axis=1), 0, -1) for column in columns
+        )
 
 
 @dataclass(frozen=True)

@@ -20,19 +20,12 @@ from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import PLAIN, LayerKind, layer_kinds
 from perfsim.specs.recipe import Job
 from perfsim.strategies.plan import Plan
-from perfsim.strategies.schedules import Pass, Placement, Slot, merged_order, schedule, schedule_called
+from perfsim.strategies.schedules import Pass, Placement, Slot, schedule_called
 from perfsim.strategies.three_d.context import ContextGroup
 from perfsim.strategies.three_d.data import IN_FLIGHT, SHARDED, WAIT, Held, Replicas, Shards, norm_work
 from perfsim.strategies.three_d.division import Division
 from perfsim.strategies.three_d.expert import ExpertGroup
-from perfsim.strategies.three_d.layers import (
-    Attention,
-    Layer,
-    Mlp,
-    TensorGroup,
-    head_positions,
-    slice_of,
-)
+from perfsim.strategies.three_d.layers import Attention, Layer, Mlp, TensorGroup, head_positions, slice_of
 from perfsim.strategies.three_d.pipeline import Reduction, StagePass, VirtualStage
 from perfsim.work import (
     EMBEDDING_AND_HEAD,
@@ -87,8 +80,7 @@ def stages_of(job: Job, layout: ParallelLayout) -> _Stages:
         if not 0 <= next_number < len(layers) or places.rank(number) == places.rank(next_number):
             return None
         rank = places.rank(number)
-        neighbour = places.rank(next_number)
-        return RankGroup(rank * layout.width, (neighbour - rank) * layout.width, 2)
+        return RankGroup(rank * layout.width, (places.rank(next_number) - rank) * layout.width, 2)
 
     virtual = [
         VirtualStage(
@@ -297,8 +289,8 @@ class StepWriter:
     def write(self) -> None:
         layout = self.plan.layout
         microbatches = self.plan.num_microbatches
-        orders = schedule(layout.schedule, layout.pipeline, layout.virtual_pipeline, microbatches)
-        merged = merged_order(orders, self.placement)
+        orders = self.schedule.orders(layout.pipeline, layout.virtual_pipeline, microbatches)
+        merged = self.placement.merged(orders)
         passes = self._passes()
         slots, number = _pipeline_slots(merged, self.placement, passes, microbatches)
         self.builder.fold(layout.width)
@@ -313,18 +305,15 @@ class StepWriter:
     def _passes(self) -> _Passes:
         """The templates of all passes; the last pass reduces gradients where reductions overlap."""
 
-        def passes(reduces: bool = False, follows: bool = False) -> list[StagePass]:
+        def passes() -> list[StagePass]:
             """The writers of a pass of all virtual stages."""
-            return [
-                StagePass(
-                    self.builder, stage, self._reduction(stage, follows and self.overlap) if reduces else None
-                )
-                for stage in self.stages.virtual
-            ]
+            return [StagePass(self.builder, stage) for stage in self.stages.virtual]
 
         def last(reduces: bool, follows: bool = False) -> list[Template]:
             """The pass that completes the weight gradients."""
-            written = passes(reduces, follows)
+            written = passes()
+            for of in written if reduces else ():
+                of.reduction = self._reduction(of.stage, follows and self.overlap)
             return [of.wgrad() if self.splits else of.backward() for of in written]
 
         templates: dict[tuple[Pass, bool], list[Template]] = {("F", False): [of.forward() for of in passes()]}
@@ -382,11 +371,10 @@ class StepWriter:
             return
         ends = RankGroup(0, last * layout.width, 2)
         first = self.stages.virtual[0]
-        replicas = self.stages.replicas[0]
-        grad_bytes = state_bytes(self.plan.job.recipe).reduced / replicas.gradient_shards
-        reads = gradients[0] + gradients[last]
-        work = first.tied_embedding(ends, grad_bytes)
+        shards = self.stages.replicas[0].gradient_shards
+        work = first.tied_embedding(ends, state_bytes(self.plan.job.recipe).reduced / shards)
         stream = f"{first.group.device}/send-previous"
+        reads = gradients[0] + gradients[last]
         summed = self.builder.task(work, stream, reads, block=EMBEDDING_AND_HEAD).tensor
         gradients[0], gradients[last] = [summed], [summed]
 
@@ -418,12 +406,11 @@ class StepWriter:
             if self.gathers_ahead:
                 if not final:  # the next step's gathers wait for the update
                     self.builder.task(WAIT, replicas.stream, [updated])
-            elif (
-                replicas.zero_stage and not self.sharded and (gathers := replicas.gather_works(replicas.held))
-            ):
+            elif replicas.zero_stage and not self.sharded:
+                gathers = replicas.gather_works(replicas.held)
                 for gather in gathers:
                     updated = self.builder.task(gather, replicas.stream, [updated]).tensor
-                if not final:  # the next step's kernels wait for the parameters
+                if gathers and not final:  # the next step's kernels wait for the parameters
                     self.builder.task(WAIT, compute, [updated])
             if self.sharded and not final:  # the next step's gathers wait too
                 self.builder.task(WAIT, replicas.stream, [updated])

@@ -30,11 +30,7 @@ from perfsim.specs.model import PLAIN, LayerKind
 from perfsim.specs.recipe import Job
 from perfsim.strategies.three_d.data import SHARDED
 from perfsim.work import WHOLE_DEVICE, Kind, RankGroup, Template, TensorClass, Work
-from perfsim.work.counts import (
-    attention_weight_input_bytes,
-    layer_activation_bytes,
-    mlp_weight_input_bytes,
-)
+from perfsim.work.counts import attention_weight_input_bytes, layer_activation_bytes, mlp_weight_input_bytes
 from perfsim.work.kernels import Kernel, LayerSlice
 from perfsim.work.layer import (
     Kernels,

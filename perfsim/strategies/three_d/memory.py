@@ -244,6 +244,21 @@ class Places(NamedTuple):
     def on(self, layout: ParallelLayout) -> ParallelLayout:
         return replace(layout, offload_optimizer=self.optimizer, offload_param=self.param)
 
+    def shares(self, job: Job, columns: Columns, topology: FatTree) -> tuple[Floats, Floats]:
+        """Shares of the fullest device's memory, and of the host's memory or drives, that layouts use."""
+        on_device = np.empty(len(columns))
+        off_device = np.zeros(len(columns))
+        for rows, some in columns.blocks(by_zero=False):
+            moved = _Moved.of(job, some, some.ranks(), topology, self)
+            on_device[rows] = _fullest(moved.device) / topology.system.device.memory.capacity
+            for _, parts, capacity in moved.tiers(topology):
+                off_device[rows] = np.maximum(off_device[rows], _fullest(parts) / capacity)
+        return on_device, off_device
+
+
+def _fullest(parts: Mapping[str, Floats]) -> Floats:
+    return np.asarray(np.asarray(sum(parts.values())).max(axis=1))
+
 
 class _Moved(NamedTuple):
     """Memory of ranks by part, arrays of shape (rows, ranks)."""
@@ -292,22 +307,6 @@ class _Moved(NamedTuple):
             if parts and tier is not None:
                 shared = {part: sharing * column for part, column in parts.items()}
                 yield f"{name} of {sharing} devices", shared, tier.capacity
-
-
-def memory_shares(job: Job, columns: Columns, topology: FatTree, places: Places) -> tuple[Floats, Floats]:
-    """Shares of the fullest device's memory, and of the host's memory or drives, that layouts use."""
-    on_device = np.empty(len(columns))
-    off_device = np.zeros(len(columns))
-    for rows, some in columns.blocks(by_zero=False):
-        moved = _Moved.of(job, some, some.ranks(), topology, places)
-        on_device[rows] = _fullest(moved.device) / topology.system.device.memory.capacity
-        for _, parts, capacity in moved.tiers(topology):
-            off_device[rows] = np.maximum(off_device[rows], _fullest(parts) / capacity)
-    return on_device, off_device
-
-
-def _fullest(parts: Mapping[str, Floats]) -> Floats:
-    return np.asarray(np.asarray(sum(parts.values())).max(axis=1))
 
 
 def stage_memory(job: Job, layout: ParallelLayout, topology: FatTree) -> tuple[MemoryUse, ...]:

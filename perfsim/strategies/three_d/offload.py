@@ -185,8 +185,13 @@ class _Rewriter:
             device.left.append(copied[0])
             self.kept[old] = copied[1], n_bytes
         if made:
-            work = self.works.store(self._made(task, device))
-            device.stores.append(self._task(work, f"{name}/d2h", [handles[1]], [], task))
+            if self.alone:
+                parameters = self._parameters(task.block, last=HEAD in device.blocks)
+            else:
+                shards = self.layout.shards if task.work.op == "reduce_scatter" else 1
+                parameters = task.work.comm_bytes / state_bytes(self.plan.job.recipe).reduced / shards
+            store = self.works.store(parameters)
+            device.stores.append(self._task(store, f"{name}/d2h", [handles[1]], [], task))
             if not self.alone:  # who reads reduced gradients reads the copy
                 self.tasks[-1], self.tensors[-1] = device.stores[-1]
 
@@ -215,13 +220,6 @@ class _Rewriter:
         summed_on = task.work.op == "reduce_scatter" and self.layout.shards < self.layout.replicas
         return sums and not summed_on
 
-    def _made(self, task: Task, device: _Device) -> float:
-        """Parameters of a rank's shard whose gradients a task makes."""
-        if self.alone:
-            return self._parameters(task.block, last=HEAD in device.blocks)
-        shards = self.layout.shards if task.work.op == "reduce_scatter" else 1
-        return task.work.comm_bytes / state_bytes(self.plan.job.recipe).reduced / shards
-
     def _parameters(self, block: int, *, last: bool) -> float:
         """Parameters of a layer, or of embedding and LM head on a rank."""
         if block >= 0:
@@ -232,9 +230,8 @@ class _Rewriter:
         """The copy of parameters that a task needs, if it is the first to need them."""
         if self.alone:
             forward = task.work.op.endswith(".forward")
-            needs = (
-                forward or task.work.category in ("backward", "recompute")
-            ) and task.block != WHOLE_DEVICE
+            needs = forward or task.work.category in ("backward", "recompute")
+            needs = needs and task.block != WHOLE_DEVICE
             key = (task.block, forward, task.tag)
             if not needs or key == device.loaded or (task.block == EMBEDDING and not forward):
                 return []
@@ -339,11 +336,7 @@ def estimate_layouts_s(job: Job, columns: Columns, topology: FatTree, costs: Cos
     leaves = (columns.zero >= GRADIENTS_SHARDED) & on_host
     loads = (columns.zero == SHARDED) & (places.param != "none")
     piece = shard / pieces
-    stages = [
-        np.where(leaves, 0.0, store * piece),
-        update * piece,
-        np.where(loads, 0.0, load * piece),
-    ]
+    stages = [np.where(leaves, 0.0, store * piece), update * piece, np.where(loads, 0.0, load * piece)]
     updated = sum(stages) + (pieces - 1) * np.maximum.reduce(stages)
     updated = updated if on_host else np.zeros(len(columns))
     stored = leaves * store * shard

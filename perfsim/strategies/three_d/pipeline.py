@@ -380,38 +380,34 @@ class StagePass:
 
     def _room_of_embedding_and_head(self) -> list[int]:
         """The last reduction of the earlier pass, which frees the buffers of embedding and LM head."""
-        reduction = self.reduction
-        follows = reduction is not None and reduction.follows and reduction.embedding_and_head
+        follows = self.reduction and self.reduction.follows and self.reduction.embedding_and_head
         return [self.template.port("freed0")] if follows else []
 
     def _complete(self, gradient: int, inputs: Sequence[int]) -> int:
-        """End the pass with all weight gradients, the embedding's from its `inputs`, and with reductions."""
+        """End the pass with all weight gradients, the embedding's from its `inputs`, and with reductions.
+
+        It outputs the reductions that free buffers for the next pass: `freed0` is the last of all, `freed{i}`
+        the last of the i-th layer from the end, or the last of all in a pass with fewer layers.
+        """
         stage = self.stage
         if stage.first:
             room = self._room_of_embedding_and_head()
             gradient = self._compute(stage.embedding("backward"), inputs, EMBEDDING, room)
+        reduction = self.reduction
         if not stage.empty:
             self.template.output("weight_gradients", gradient)
-            if self.reduction is not None:
-                self._leave(self.reduction, gradient)
-        return gradient
-
-    def _leave(self, reduction: Reduction, gradient: int) -> None:
-        """Reduce embedding and LM head, and output the reductions that free buffers for the next pass.
-
-        `freed0` is the last of all. `freed{i}` is the last of the i-th layer from the end, or the last of
-        all in a pass with fewer layers.
-        """
+        if stage.empty or reduction is None:
+            return gradient
         last = list(self.reduced)
         if works := reduction.embedding_and_head:
             last.append(self._emit(works, [gradient], EMBEDDING_AND_HEAD))
             self.template.output("reduced_embedding_and_head", last[-1])
-        if reduction.in_flight is None or not last:
-            return
-        self.template.output("freed0", last[-1])
-        for earlier in range(1, reduction.in_flight + 1):
-            tensor = self.reduced[-earlier] if earlier <= len(self.reduced) else last[-1]
-            self.template.output(f"freed{earlier}", tensor)
+        if reduction.in_flight is not None and last:
+            self.template.output("freed0", last[-1])
+            for earlier in range(1, reduction.in_flight + 1):
+                tensor = self.reduced[-earlier] if earlier <= len(self.reduced) else last[-1]
+                self.template.output(f"freed{earlier}", tensor)
+        return gradient
 
     # ------------------------------------------------------------------------------ neighbours
     def _begin(self, tensor: int) -> int:

@@ -479,12 +479,16 @@ class OverReplicas:
         """The way of every layout."""
         states = columns.rows(first)
         sizes = SliceBytes.of(job, states)
-        stage = _straddling_stage(states, topology.devices_per_node)
+        # A pipeline rank whose replicas are on more nodes than the first rank's, else 0.
+        node = topology.devices_per_node
+        width = states.tensor * states.replicas
+        stage = np.maximum(1, node // width)
+        nodes_of_first, nodes = (-(-(start % node + width) // node) for start in (0, stage * width))
+        stage = np.where((nodes > nodes_of_first) & (stage < states.pipeline), stage, 0)
         self.largest = _largest_ranks(job, states, sizes)
         self.prices = _data_prices(job, states, self.largest, sizes, stage, costs)
-        of_group, of_state = distinct_rows(
-            (states.tensor, states.replicas, states.shards, stage, states.zero)
-        )
+        group_keys = states.tensor, states.replicas, states.shards, stage, states.zero
+        of_group, of_state = distinct_rows(group_keys)
         taken = np.zeros((2, len(of_group), 2))
         for number, row in enumerate(of_group.tolist()):
             tensor = int(states.tensor[row])
@@ -499,14 +503,6 @@ class OverReplicas:
                 taken[1, number] = costs.taken(replicas.reduce_work(bucket))
         self.taken = taken[:, of_state]
         """What gathering a layer, and reducing a bucket, take of a device: shape (2, ways, 2)."""
-
-
-def _straddling_stage(columns: Columns, node: int) -> Ints:
-    """A pipeline rank whose replicas are on more nodes than the first rank's, else 0; shape (rows,)."""
-    width = columns.tensor * columns.replicas
-    stage = np.maximum(1, node // width)
-    nodes_of_first, nodes = (-(-(start % node + width) // node) for start in (0, stage * width))
-    return np.where((nodes > nodes_of_first) & (stage < columns.pipeline), stage, 0)
 
 
 def _largest_ranks(job: Job, columns: Columns, sizes: SliceBytes) -> _Largest:

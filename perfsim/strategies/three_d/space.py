@@ -33,7 +33,7 @@ from perfsim.strategies.schedules import SCHEDULES, Trait, schedule_called
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED
 from perfsim.strategies.three_d.division import Division, Divisions, RankColumns, divided, kind_numbers
 from perfsim.strategies.three_d.layers import EXCHANGES, Degrees
-from perfsim.strategies.three_d.legal import context_refusals, expert_refusals, tensor_refusals
+from perfsim.strategies.three_d.legal import DEGREE_RULES
 from perfsim.work.counts import parameters
 
 # Layouts in columns: row i of every array is one layout.
@@ -170,6 +170,16 @@ class Columns:
         redone = -(-ranks.layers // self.recompute_every[:, None])
         return np.where(self.recompute[:, None] > 0, redone, 0)
 
+    def indivisible(self, devices: int, free_degrees: tuple[str, ...]) -> int:
+        """Combinations of degrees over all devices without a layout: model, batch or nodes do not divide."""
+        combinations = sum(
+            "data" in free_degrees or tensor * pipeline == devices
+            for tensor in divisors(devices, "tensor" in free_degrees)
+            for pipeline in divisors(devices // tensor, "pipeline" in free_degrees)
+        )
+        first, _ = distinct_rows((self.tensor, self.pipeline))
+        return combinations - len(first)
+
     def layout(self, row: int) -> ParallelLayout:
         division = self.divisions[int(self.division[row])]
         numbers: dict[str, Any] = {name: int(getattr(self, column)[row]) for column, name in _NUMBERS.items()}
@@ -265,18 +275,6 @@ def layout_space(
     return Columns(**dict(zip(_COLUMNS, table, strict=True)), divisions=divisions)
 
 
-def indivisible_degrees(space: Columns, topology: FatTree, free_degrees: tuple[str, ...]) -> int:
-    """Combinations of degrees over all devices without a layout: model, batch or nodes do not divide."""
-    devices = topology.num_devices
-    combinations = sum(
-        "data" in free_degrees or tensor * pipeline == devices
-        for tensor in divisors(devices, "tensor" in free_degrees)
-        for pipeline in divisors(devices // tensor, "pipeline" in free_degrees)
-    )
-    first, _ = distinct_rows((space.tensor, space.pipeline))
-    return combinations - len(first)
-
-
 class _Shape(NamedTuple):
     """What of a model decides how its layers divide."""
 
@@ -303,7 +301,7 @@ def _tensor_degrees(job: Job, topology: FatTree, free_degrees: tuple[str, ...]) 
     for tensor in divisors(topology.num_devices, "tensor" in free_degrees):
         placed = node % tensor == 0 or tensor % node == 0
         inside = placed or free_degrees == ("tensor",)
-        if inside and not any(tensor_refusals(job, ParallelLayout(tensor=tensor))):
+        if inside and not any(DEGREE_RULES["tensor"](job, ParallelLayout(tensor=tensor))):
             yield tensor
 
 
@@ -329,7 +327,7 @@ def _context_degrees(job: Job, topology: FatTree, tensor: int) -> Iterator[tuple
             continue
         for number, exchange in enumerate(EXCHANGES if ranks > 1 else EXCHANGES[:1]):
             layout = ParallelLayout(tensor=tensor, context=ranks, context_exchange=exchange)
-            if not any(context_refusals(job, layout)):
+            if not any(DEGREE_RULES["context"](job, layout)):
                 yield ranks, number
 
 
@@ -356,7 +354,7 @@ def _expert_degrees(
             held_bytes = experts_bytes / (pipeline * together)
             if not placed or (ranks < most and held_bytes > topology.system.device.memory.capacity):
                 continue
-            if not any(expert_refusals(job, legal)):
+            if not any(DEGREE_RULES["expert"](job, legal)):
                 yield ranks, shared
 
 
@@ -369,17 +367,13 @@ def _divisions(pipeline: int, shape: _Shape) -> tuple[Division, ...]:
     divisions = []
     for name, schedule in SCHEDULES.items():
         most = num_layers // pipeline
-        chunks = (
-            range(2, most + 1) if schedule.chunks is None else range(schedule.chunks, schedule.chunks + 1)
-        )
-        divisions += [
-            divided(name, pipeline, count, num_layers, kinds=kinds) for count in chunks if count <= most
-        ]
-        if schedule.has("counts_head") and head > 1:
-            counted = (
-                divided(name, pipeline, count, num_layers, head, kinds) for count in chunks if count <= most
-            )
-            divisions += [division for division in counted if min(division.layers) >= 0]
+        chunks = range(2, most + 1) if schedule.chunks is None else (schedule.chunks,)
+        heads = (0, head) if schedule.has("counts_head") and head > 1 else (0,)
+        for counted in heads:
+            listed = (divided(name, pipeline, count, num_layers, counted, kinds) for count in chunks)
+            divisions += [
+                division for division in listed if min(division.layers) >= 0 and division.virtual <= most
+            ]
     return tuple(divisions)
 
 
@@ -403,7 +397,7 @@ def _combined(
     passes = job.model.num_layers * context
     sizes = [size for size in divisors(share) if share // size * passes <= MOST_LAYER_PASSES]
     split = Degrees(tensor, sequence_parallel=True, micro_batch=1, context=context, exchange=exchange).layout
-    even = job.seq_length % tensor == 0 and not any(context_refusals(job, split))
+    even = job.seq_length % tensor == 0 and not any(DEGREE_RULES["context"](job, split))
     splits = [0, 1] if tensor > 1 and even else [0]
     splits = splits[-1:] if job.model.experts is not None else splits
     replicas = data * context

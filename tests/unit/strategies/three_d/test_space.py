@@ -17,7 +17,6 @@ from perfsim.strategies.three_d.space import (
     RECOMPUTE_EVERY,
     Columns,
     head_layers,
-    indivisible_degrees,
     layout_space,
     recompute_intervals,
 )
@@ -98,7 +97,7 @@ def test_combinations_of_degrees_without_a_layout_are_counted(
     """On 16 devices three degrees have 15 combinations, pipeline and data alone 5."""
     legal = layout_space(toys.job(batch), toys.topology(16), free)
     pairs = {(layout.tensor, layout.pipeline) for layout in layouts(legal)}
-    assert indivisible_degrees(legal, toys.topology(16), free) == combinations - len(pairs)
+    assert legal.indivisible(16, free) == combinations - len(pairs)
 
 
 def test_layers_that_do_not_divide_are_spread_with_fewer_on_the_last_stage() -> None:
