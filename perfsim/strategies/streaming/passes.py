@@ -444,15 +444,8 @@ class StreamedSteps:
             return Work(f"{block.name}.{which}", kind, op, category, (), moved.n_bytes, systems, (moved,))
 
         kernel = store.update_kernel(updated)
-        update = Work(
-            f"{block.name}.update",
-            Kind.MEM_STORE,
-            "memoryx_update",
-            "update",
-            kernels=(kernel,),
-            comm_bytes=kernel.bytes_accessed,
-            writes=(TensorClass("weights", kernel.bytes_accessed),),
-        )
+        accessed = TensorClass("weights", kernel.bytes_accessed)
+        update = move("update", "memoryx_update", "update", accessed, Kind.MEM_STORE)
         stage = state_read = state_write = recompute = spill = fetch = None
         if store.weights_in_flash:
             stage = move("stage", "flash_read", "weight_stream", TensorClass("weights", whole))
@@ -464,8 +457,8 @@ class StreamedSteps:
         if layout.recompute_layers and block.layer:
             recompute = compute("recompute", block.forward, hidden)
         if layout.spill and block.layer:
-            whole_layer = store.device.kept_bytes(block.part)
-            unit = block.part.activation_bytes if layout.recompute_layers else whole_layer
+            part = block.part
+            unit = part.activation_bytes if layout.recompute_layers else store.device.kept_bytes(part)
             spilled = TensorClass("hidden", unit)
             spill = move("spill", "spill", "spill", spilled, Kind.MEM_STORE)
             fetch = move("fetch", "fetch", "spill", spilled)
@@ -477,7 +470,7 @@ class StreamedSteps:
             backward=compute("backward", block.backward, hidden, gradients),
             reduce=move("reduce", "reduce", "gradient_stream", gradients, Kind.COMM_COLL),
             reduce_part=move("reduce", "reduce_part", "gradient_stream", gradients, Kind.COMM_COLL),
-            update=update,
+            update=replace(update, kernels=(kernel,)),
             stage=stage,
             state_read=state_read,
             state_write=state_write,

@@ -22,11 +22,11 @@ from perfsim.specs.recipe import Job
 from perfsim.strategies.plan import Plan
 from perfsim.strategies.schedules import Pass, Placement, Slot, schedule_called
 from perfsim.strategies.three_d.context import ContextGroup
-from perfsim.strategies.three_d.data import IN_FLIGHT, SHARDED, WAIT, Held, Replicas, Shards, norm_work
+from perfsim.strategies.three_d.data import SHARDED, WAIT, Held, Replicas, norm_work
 from perfsim.strategies.three_d.division import Division
 from perfsim.strategies.three_d.expert import ExpertGroup
 from perfsim.strategies.three_d.layers import Attention, Layer, Mlp, TensorGroup, head_positions, slice_of
-from perfsim.strategies.three_d.pipeline import Reduction, StagePass, VirtualStage
+from perfsim.strategies.three_d.pipeline import StagePass, VirtualStage
 from perfsim.work import (
     EMBEDDING_AND_HEAD,
     WHOLE_DEVICE,
@@ -34,7 +34,6 @@ from perfsim.work import (
     RankGroup,
     Slots,
     Template,
-    Work,
 )
 from perfsim.work.builder import Stamped
 
@@ -100,11 +99,6 @@ def stages_of(job: Job, layout: ParallelLayout) -> _Stages:
     replicas = [
         RankShare(job, layout, rank).replicas(virtual, places.last_rank) for rank in range(layout.pipeline)
     ]
-    if layout.zero_stage == SHARDED:
-        for number, stage in enumerate(virtual):
-            of_layers = tuple(stage.held_by(range(index, index + 1)) for index in range(stage.num_layers))
-            shards = Shards(replicas[0], of_layers, stage.embedding_and_head)
-            virtual[number] = replace(stage, shards=shards)
     return _Stages(tuple(virtual), tuple(replicas))
 
 
@@ -305,39 +299,29 @@ class StepWriter:
     def _passes(self) -> _Passes:
         """The templates of all passes; the last pass reduces gradients where reductions overlap."""
 
-        def passes() -> list[StagePass]:
+        def passes(**reductions: bool) -> list[StagePass]:
             """The writers of a pass of all virtual stages."""
-            return [StagePass(self.builder, stage) for stage in self.stages.virtual]
+            replicas = self.stages.replicas
+            return [
+                StagePass(self.builder, stage, replicas[stage.rank], overlaps=self.overlap, **reductions)
+                for stage in self.stages.virtual
+            ]
 
-        def last(reduces: bool, follows: bool = False) -> list[Template]:
+        def last(**reductions: bool) -> list[Template]:
             """The pass that completes the weight gradients."""
-            written = passes()
-            for of in written if reduces else ():
-                of.reduction = self._reduction(of.stage, follows and self.overlap)
-            return [of.wgrad() if self.splits else of.backward() for of in written]
+            return [of.wgrad() if self.splits else of.backward() for of in passes(**reductions)]
 
         templates: dict[tuple[Pass, bool], list[Template]] = {("F", False): [of.forward() for of in passes()]}
         if self.splits:
             templates["B", False] = [of.dgrad() for of in passes()]
-        templates[self.last_pass, False] = last(self.scattered, self.scattered)
+        templates[self.last_pass, False] = last(
+            reduces=self.scattered, follows=self.scattered and self.overlap
+        )
         if self.gathers_ahead:
-            templates["F", True] = [of.forward(self.stages.replicas[of.stage.rank]) for of in passes()]
+            templates["F", True] = [of.forward(gathers=True) for of in passes()]
         if self.overlap:
             templates[self.last_pass, True] = last(reduces=True)
         return _Passes(templates, self.scattered and self.overlap)
-
-    def _reduction(self, stage: VirtualStage, follows: bool) -> Reduction:
-        replicas = self.stages.replicas[stage.rank]
-
-        def of_layers(layers: range) -> list[Work]:
-            return replicas.reduce_works(stage.held_by(layers))
-
-        if not self.scattered:
-            per_bucket = replicas.layers_per_bucket(stage.largest_layer)
-            return Reduction(of_layers, replicas.stream, per_bucket=per_bucket)
-        stream = replicas.stream if self.overlap else stage.group.compute
-        of_embedding_and_head = replicas.reduce_works(stage.embedding_and_head)
-        return Reduction(of_layers, stream, of_embedding_and_head, IN_FLIGHT, follows)
 
     def _reduce(self, rank: int, stamped: Stamped, slots: Ints) -> list[int]:
         """Reduce the remaining gradients of a rank after its last micro-batch."""

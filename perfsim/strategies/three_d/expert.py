@@ -38,7 +38,6 @@ class _ExpertWorks(NamedTuple):
     begin: Work
     """Up to the rows that leave: norm, router and permutation, or in a backward the gradients of rows."""
     shared: Work | None
-    """Shared experts; None without any."""
     experts: Work
     """The rank's experts on the rows that arrived."""
     end: Work

@@ -26,7 +26,6 @@ class Refusal(NamedTuple):
     rule: str
     """The field of the layout that the rule is about."""
     value: Any
-    """The field's value, which is refused."""
     words: str
     nearest: tuple[ParallelLayout, ...] = ()
     """Layouts nearest to this one that keep the rule; empty where no change of fields alone mends it."""

@@ -108,7 +108,6 @@ class _Device:
     freed: list[int] = field(default_factory=list)
     """For each copy of parameters the task that frees a buffer for a later one; -1: none."""
     computed: int = -1
-    """The latest task that computed."""
     left: list[int] = field(default_factory=list)
     """Tasks that copied activations to the host."""
     returned: int = -1

@@ -104,7 +104,6 @@ class _PassPrices(NamedTuple):
     weights: Floats
     """Weight gradients of one layer where they are a pass of their own."""
     recompute: Floats
-    """One layer recomputed."""
     embedding_forward: Floats
     embedding_backward: Floats
     embedding_weights: Floats

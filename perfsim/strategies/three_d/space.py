@@ -264,11 +264,11 @@ def layout_space(
         for pipeline in divisors(topology.num_devices // tensor // context, "pipeline" in free_degrees)
         if is_legal(topology.num_devices // tensor // context // pipeline, pipeline)
     ]
-    divisions, first = _table(tuple(dict.fromkeys(pipeline for *_, pipeline in degrees)), shape)
+    divisions = _table(tuple(dict.fromkeys(pipeline for *_, pipeline in degrees)), shape)
     parts = [np.zeros((len(_COLUMNS), 0), dtype=np.int64)]
     for tensor, context, exchange, pipeline in degrees:
         if experts := list(_expert_degrees(job, topology, tensor, pipeline, free="expert" in free_degrees)):
-            numbers = first[pipeline] + np.arange(len(_divisions(pipeline, shape)))
+            numbers = np.flatnonzero(divisions.pipeline == pipeline)
             of_degrees = (tensor, context, exchange, pipeline)
             parts.append(_combined(job, topology, of_degrees, experts, divisions, numbers, zero_stage))
     table = np.concatenate(parts, axis=1)
@@ -285,14 +285,9 @@ class _Shape(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _table(pipelines: tuple[int, ...], shape: _Shape) -> tuple[Divisions, dict[int, int]]:
-    """The divisions of all pipeline degrees, and where those of each degree begin."""
-    divisions: list[Division] = []
-    first: dict[int, int] = {}
-    for pipeline in pipelines:
-        first[pipeline] = len(divisions)
-        divisions += _divisions(pipeline, shape)
-    return Divisions(divisions), first
+def _table(pipelines: tuple[int, ...], shape: _Shape) -> Divisions:
+    """The divisions of all pipeline degrees."""
+    return Divisions([division for pipeline in pipelines for division in _divisions(pipeline, shape)])
 
 
 def _tensor_degrees(job: Job, topology: FatTree, free_degrees: tuple[str, ...]) -> Iterator[int]:
@@ -445,14 +440,10 @@ def _recompute_modes(job: Job, pipeline: int) -> list[tuple[int, int]]:
     modes = [(MODES.index("none"), 1)]
     if job.runtime.attention == "standard":
         modes.append((MODES.index("selective"), 1))
-    return modes + [(full, every) for every in recompute_intervals(job.model.num_layers // pipeline)]
-
-
-def recompute_intervals(layers: int) -> list[int]:
-    """The intervals of `RECOMPUTE_EVERY` that recompute different numbers of a rank's layers."""
-    layers = max(1, layers)
+    # Intervals that recompute different numbers of a rank's layers.
+    layers = max(1, job.model.num_layers // pipeline)
     redone = {-(-layers // every): every for every in reversed(RECOMPUTE_EVERY) if every <= layers}
-    return sorted(redone.values())
+    return modes + [(full, every) for every in sorted(redone.values())]
 
 
 def divisors(count: int, free: bool = True) -> list[int]:
