@@ -216,11 +216,6 @@ class PassRecorder:
     def gradients_on_wafer(self) -> bool:
         return self.system.streaming.accumulate_at == "wafer"
 
-    @property
-    def group(self) -> int:
-        """Recompute interval: layers whose activations are recomputed from the input of the first."""
-        return max(1, self.layout.recompute_layers)
-
     def _task(
         self, number: int, work: Work, stream: str, reads: Sequence[int] = (), after: Sequence[int] = ()
     ) -> int:
@@ -263,7 +258,8 @@ class PassRecorder:
     def _groups(self) -> list[range]:
         """Groups of blocks that are recomputed together; embedding and LM head have groups of their own."""
         head = len(self.blocks) - 1
-        layers = [range(first, min(first + self.group, head)) for first in range(1, head, self.group)]
+        group = max(1, self.layout.recompute_layers)
+        layers = [range(first, min(first + group, head)) for first in range(1, head, group)]
         return [range(1), *layers, range(head, head + 1)]
 
     def _recompute_group(self, group: range, hidden: list[int]) -> dict[int, int]:

@@ -33,6 +33,15 @@ OPTIMIZER_LAUNCHES = 24
 """Fused multi-tensor kernels of an optimizer step: unscale, norm, clip, update, copy, zero."""
 
 
+def collective(
+    axis: str, op: str, n_bytes: float, ranks: RankGroup, made: TensorClass, *, name: str = ""
+) -> Work:
+    """A collective of the ranks of an axis, called by axis and operation unless it has another `name`."""
+    category = f"{axis}_communication"
+    name = name or f"{axis}.{op}"
+    return Work(name, Kind.COMM_COLL, op, category, comm_bytes=n_bytes, group=ranks, writes=(made,))
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """Parameters on one rank: most of them, and those of which `Replicas.apart` are the replicas."""
@@ -156,16 +165,8 @@ class Replicas:
         return replace(work, writes=(TensorClass("parameters", n_bytes / tensors),) * tensors)
 
     def _collective(self, op: str, n_bytes: float, tensor: str, ranks: RankGroup) -> Work:
-        return Work(
-            name=f"data.{op}",
-            kind=Kind.COMM_COLL,
-            op=op,
-            category="data_communication",
-            comm_bytes=n_bytes,
-            group=ranks,
-            writes=(TensorClass(tensor, n_bytes),),
-            experts=self.experts,
-        )
+        work = collective("data", op, n_bytes, ranks, TensorClass(tensor, n_bytes))
+        return replace(work, experts=self.experts)
 
     def optimizer_work(self) -> Work:
         """The optimizer step of the parameters that this rank updates, as memory traffic only."""

@@ -21,8 +21,9 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from perfsim.specs.calibration import Dispatcher
+from perfsim.strategies.three_d.data import collective
 from perfsim.strategies.three_d.layers import Backward, Forward, Half, HalfPass, Made, compute_work
-from perfsim.work import WAIT_OF_EXPERTS, Kind, RankGroup, Template, TensorClass, Work
+from perfsim.work import WAIT_OF_EXPERTS, RankGroup, Template, TensorClass, Work
 from perfsim.work.counts import layer_activation_bytes, mlp_weight_input_bytes
 from perfsim.work.kernels import LayerSlice
 from perfsim.work.layer import ExpertStage, expert_kernels, mlp_kernels, mlp_residual
@@ -210,13 +211,6 @@ class ExpertGroup(Half):
         return self._communication(f"experts.{op}", op, self.part.row_bytes * self.shares.size, self.shares)
 
     def _communication(self, name: str, op: str, n_bytes: float, ranks: RankGroup, fan_out: int = 1) -> Work:
-        return Work(
-            name=name,
-            kind=Kind.COMM_COLL,
-            op=op,
-            category="expert_communication",
-            comm_bytes=n_bytes * self.part.expert_load,
-            group=ranks,
-            writes=(TensorClass("rows", n_bytes),),
-            fan_out=fan_out,
-        )
+        sent_bytes = n_bytes * self.part.expert_load
+        work = collective("expert", op, sent_bytes, ranks, TensorClass("rows", n_bytes), name=name)
+        return replace(work, fan_out=fan_out)

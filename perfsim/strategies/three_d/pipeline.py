@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Literal
 
 from perfsim.costs.memory import routed_parameters, stage_parameters
-from perfsim.strategies.three_d.data import GROUPS_STREAM, IN_FLIGHT, SHARDED, Held, Replicas
+from perfsim.strategies.three_d.data import GROUPS_STREAM, IN_FLIGHT, SHARDED, Held, Replicas, collective
 from perfsim.strategies.three_d.layers import (
     EMBEDDED,
     FROM_HEAD,
@@ -140,16 +140,8 @@ class VirtualStage:
         """Sum of the gradients of a tied embedding over the first and last stage."""
         part = self.group.part
         rows = padded_vocab_size(part.model, part.tensor) / part.tensor
-        n_bytes = rows * part.model.hidden_size * grad_bytes
-        return Work(
-            name="pipeline.tied_embedding",
-            kind=Kind.COMM_COLL,
-            op="all_reduce",
-            category="pipeline_communication",
-            comm_bytes=n_bytes,
-            group=ranks,
-            writes=(TensorClass("table_gradient", n_bytes),),
-        )
+        made = TensorClass("table_gradient", rows * part.model.hidden_size * grad_bytes)
+        return collective("pipeline", "all_reduce", made.n_bytes, ranks, made, name="pipeline.tied_embedding")
 
     def _handing_on(self, name: str, kind: Kind, op: str, ranks: RankGroup | None) -> Work:
         return Work(
@@ -402,9 +394,9 @@ class StagePass:
 
     # ------------------------------------------------------- sharded layers: ZeRO 3, or FSDP
     # Every rank holds a shard of each layer [1910.02054, 2304.11277]. A layer is all-gathered before its
-    # forward and again before its backward, its gradients are reduce-scattered after it, and at most two layers
-    # are unsharded at once. One communication stream runs both, in the order in which the host issues them:
-    # the next layer's gather before this layer's reduction (backward prefetch).
+    # forward and again before its backward, its gradients are reduce-scattered after it, and at most two
+    # layers are unsharded at once. One communication stream runs both, in the order in which the host issues
+    # them: the next layer's gather before this layer's reduction (backward prefetch).
     def _gather_backward(self, layer: int) -> list[int]:
         """All-gather one layer while the layer after it runs backward.
 

@@ -302,7 +302,12 @@ class Passes:
         of_layers = [column.T for column in prices[:4]]
         self._prices = _PassPrices(*of_layers, *(column[-1][:, None] for column in prices[4:]))
         self._limited = self._limited_s(costs)
-        self.sent = self._taken_by_sends(costs)
+        role = "farthest_send" if topology.num_devices > topology.devices_per_node else "send"
+        taken_by_sends = np.zeros((2, len(self._terms.works)))
+        for number, work in self._terms.adds_to(role):
+            taken_by_sends[:, number] = costs.taken(work)
+        sent = [getattr(self._sums(share), role)[-1] for share in taken_by_sends]
+        self.sent = np.stack(sent, axis=1)
         """What a message between pipeline ranks takes of a device, shape (shares, 2)."""
 
     def _write(self, job: Job, shares: Columns, splits: Ints, mode: Ints, sends: Ints, chunked: Ints) -> None:
@@ -375,15 +380,6 @@ class Passes:
         forward = [(limit.forward + self._ranks * limit.later)[-1] for limit in limits]
         backward = [(limit.backward + self._ranks * limit.later_backward)[-1] for limit in limits]
         return np.stack(forward, axis=1), np.stack(backward, axis=1)
-
-    def _taken_by_sends(self, costs: Costs) -> Floats:
-        """What messages take of a device, across nodes if there are several."""
-        several = self._topology.num_devices > self._topology.devices_per_node
-        role = "farthest_send" if several else "send"
-        shares = np.zeros((2, len(self._terms.works)))
-        for number, work in self._terms.adds_to(role):
-            shares[:, number] = costs.taken(work)
-        return np.stack([getattr(self._sums(share), role)[-1] for share in shares], axis=1)
 
     def of(self, columns: Columns, rows: Ints) -> _PassPrices:
         """The prices of some layouts; `rows` are their places among all."""

@@ -229,7 +229,12 @@ def _changed(
     names = [name for name in dict.fromkeys(reducing) if zero or name != "zero_stage"]
     variants = [variant for name in names for variant in _with_less(layout, name)]
     bases = (layout, *variants)
-    offloaded = list(_with_more_offload(layout))
+    offloads = ("offload_optimizer", "offload_param", "offload_activations")
+    offloaded = [variant for name in offloads for variant in _with_less(layout, name)]
+    if layout.offload_optimizer != "none" and layout.zero_stage < GRADIENTS_SHARDED:
+        offloaded.append(replace(layout, zero_stage=GRADIENTS_SHARDED))  # gradients leave the device too
+    if layout.offload_param == "none" and layout.zero_stage < SHARDED:
+        offloaded.append(replace(layout, zero_stage=SHARDED, offload_param="cpu"))
     yield from offloaded if layout.offloads else ()
     yield from variants
     if job.model.experts is not None and "expert" in free_degrees:  # over more ranks of the same stage
@@ -258,16 +263,6 @@ def _changed(
         return rest > 0 or factor & (factor - 1) > 0, changed.num_devices
 
     yield from sorted(larger, key=order)
-
-
-def _with_more_offload(layout: ParallelLayout) -> Iterator[ParallelLayout]:
-    """Layouts with more of the states, or of the activations, off the device."""
-    for name in ("offload_optimizer", "offload_param", "offload_activations"):
-        yield from _with_less(layout, name)
-    if layout.offload_optimizer != "none" and layout.zero_stage < GRADIENTS_SHARDED:
-        yield replace(layout, zero_stage=GRADIENTS_SHARDED)  # gradients leave the device too
-    if layout.offload_param == "none" and layout.zero_stage < SHARDED:
-        yield replace(layout, zero_stage=SHARDED, offload_param="cpu")
 
 
 def _with_less(layout: ParallelLayout, name: str) -> Iterator[ParallelLayout]:
