@@ -16,17 +16,15 @@ from perfsim.base.spec import replaced
 from perfsim.base.text import did_you_mean
 from perfsim.catalog.reader import (
     KINDS,
+    PROVENANCE,
     LocatedMapping,
-    Resolver,
     complaints,
-    covering,
     dotted,
     kind_of,
-    members,
     value_at,
     values,
 )
-from perfsim.catalog.yaml_tree import Mark, Node, read_yaml, shown_path
+from perfsim.catalog.yaml_tree import Mark, Node, shown_path
 from perfsim.specs.calibration import Calibration, FrameworkCalibration
 from perfsim.specs.hardware import DeviceSpec, LinkSpec, SystemSpec
 from perfsim.specs.model import TransformerConfig
@@ -35,6 +33,8 @@ from perfsim.specs.recipe import Recipe
 SpecT = TypeVar("SpecT", bound=BaseModel)
 PATH_VARIABLE = "PERFSIM_PATH"
 """Directories searched before perfsim's own, each laid out like the project: hardware/, ..."""
+_SECTIONS = ("hardware", "workloads", "studies")
+"""The folders of a root, each with its own register of sources."""
 
 
 class _DescriptionsByName(Mapping[str, SpecT]):
@@ -68,7 +68,8 @@ class Catalog:
     """
 
     def __init__(self, roots: Sequence[Path] | None = None) -> None:
-        self.roots = tuple(roots) if roots is not None else (*_extra_roots(), data_root())
+        folders = filter(None, os.environ.get(PATH_VARIABLE, "").split(os.pathsep))
+        self.roots = tuple(roots) if roots is not None else (*map(Path, folders), data_root())
         self._specs: dict[tuple[str, Path], Any] = {}
         self._sources: dict[str, Source] | None = None
 
@@ -195,10 +196,8 @@ class Catalog:
         mapping = LocatedMapping.read(self.find(kind, name_or_path, near), kind, self)
         named: dict[str, str] = {}
         if deep and (classes := KINDS[kind].classes):
-            resolver = Resolver(self, mapping.path)
-            resolver.data(mapping.node, members(mapping.chosen(classes)))
-            inner = ((path, spec) for path, spec in resolver.references if not isinstance(spec, Calibration))
-            named = {dotted(path): kind_of(type(spec)) for path, spec in inner}
+            inner = mapping.references(classes, self)
+            named = {dotted(p): kind_of(type(spec)) for p, spec in inner if not isinstance(spec, Calibration)}
         listed: list[Row] = []
         for path, leaf in values(mapping.node).leaves():
             if path:
@@ -210,14 +209,13 @@ class Catalog:
 
     def _row(self, path: str, leaf: Node, root: Node) -> Row:
         text = leaf.text if not isinstance(leaf.value, list) else ", ".join(str(v) for v in leaf.plain())
-        sources = root.mapping.get("sources")
-        assumed = root.mapping.get("assumed")
-        source_key = covering(path, sources)
-        assumed_key = covering(path, assumed)
+        sources, assumed = (root.mapping.get(name, Node(Mark(""), {})) for name in PROVENANCE)
+        source_key = sources.covering(path)
+        assumed_key = assumed.covering(path)
         # The longer key is the more specific one; at equal length the assumption is the safer claim.
-        if assumed and assumed_key and len(assumed_key) >= len(source_key):
+        if assumed_key and len(assumed_key) >= len(source_key):
             return Row(path, text, f"assumed: {assumed.mapping[assumed_key].text}", assumed=True)
-        if sources and source_key:
+        if source_key:
             source_id = sources.mapping[source_key].text
             return Row(path, text, str(self.sources().get(source_id, source_id)), source_id)
         return Row(path, text)
@@ -231,10 +229,30 @@ class Catalog:
         return sources[source_id]
 
     def sources(self) -> dict[str, Source]:
-        """Every registered source by its id."""
-        if self._sources is None:
-            self._sources = _read_sources(self.roots)
-        return self._sources
+        """Every registered source by its id; of a repeated id that of the earlier root.
+
+        Raises CatalogError with the problems of all registers.
+        """
+        if self._sources is not None:
+            return self._sources
+        sources: dict[str, Source] = {}
+        problems: list[Problem] = []
+        registers = (root / section / "sources.yaml" for root in self.roots for section in _SECTIONS)
+        for path in filter(Path.is_file, registers):
+            node, wrong = Node.read(path)
+            problems += wrong
+            for key, entry in node.mapping.items():
+                if not entry.is_mapping:
+                    problems.append(entry.mark.problem(f"{key}: a mapping with title and url is expected"))
+                    continue
+                try:
+                    sources.setdefault(str(key), Source.model_validate(entry.plain()))
+                except ValidationError as error:
+                    problems += complaints(error, Source, entry)
+        if problems:
+            raise CatalogError(problems)
+        self._sources = sources
+        return sources
 
 
 def data_root() -> Path:
@@ -267,10 +285,6 @@ def parse_file(path: Path, model: type[SpecT], catalog: Catalog | None = None) -
 @lru_cache(maxsize=4)
 def _catalog_for(_path_variable: str) -> Catalog:
     return Catalog()  # reads the variable itself; the argument only keys the cache
-
-
-def _extra_roots() -> list[Path]:
-    return [Path(part) for part in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if part]
 
 
 def _is_path(name_or_path: str) -> bool:
@@ -338,34 +352,3 @@ class Row:
     source_or_assumption: str = ""
     source_id: str = ""
     assumed: bool = False
-
-
-_SECTIONS = ("hardware", "workloads", "studies")
-"""The folders of a root, each with its own register."""
-
-
-def _read_sources(roots: Sequence[Path]) -> dict[str, Source]:
-    """All registers merged; for a repeated id the earlier root wins.
-
-    Raises CatalogError with the problems of all registers.
-    """
-    sources: dict[str, Source] = {}
-    problems: list[Problem] = []
-    for path in (root / section / "sources.yaml" for root in roots for section in _SECTIONS):
-        if not path.is_file():
-            continue
-        node, wrong = read_yaml(path)
-        problems += wrong
-        for key, entry in node.mapping.items():
-            if not entry.is_mapping:
-                problems.append(entry.mark.problem(f"{key}: a mapping with title and url is expected"))
-                continue
-            try:
-                source = Source.model_validate(entry.plain())
-            except ValidationError as error:
-                problems += complaints(error, Source, entry)
-            else:
-                sources.setdefault(str(key), source)
-    if problems:
-        raise CatalogError(problems)
-    return sources

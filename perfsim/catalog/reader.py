@@ -30,7 +30,7 @@ from perfsim.base.errors import MOST_SHOWN, CatalogError, Problem, refused_value
 from perfsim.base.spec import CatalogSpec
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import YAML_CONTEXT
-from perfsim.catalog.yaml_tree import Loc, Mark, Node, Scalar, read_yaml
+from perfsim.catalog.yaml_tree import Loc, Mark, Node, Scalar
 from perfsim.specs.calibration import Calibration, CollectiveCalibration, FrameworkCalibration
 from perfsim.specs.hardware import DeviceSpec, GpuClusterSpec, LinkSpec, SystemSpec, system_classes
 from perfsim.specs.model import TransformerConfig
@@ -178,7 +178,7 @@ class _Shelves(Protocol):
 
 
 @dataclass(slots=True)
-class Resolver:
+class _Resolver:
     """Walks the tree of a file along the types of its values and collects its problems."""
 
     catalog: _Shelves
@@ -410,7 +410,7 @@ def _extend(child: Node, parent: Node) -> Node:
             kept.append(name)
             continue
         table = parent.mapping.get(name, Node(Mark(""), {}))
-        keys = {path: key for path in inherited if (key := covering(path, table))}
+        keys = {path: key for path in inherited if (key := table.covering(path))}
         entries: dict[Scalar, Node] = {path: table.mapping[key] for path, key in keys.items()}
         marks: dict[Scalar, Mark] = {path: table.keys[key] for path, key in keys.items()}
         if own is not None:
@@ -423,11 +423,6 @@ def _extend(child: Node, parent: Node) -> Node:
         merged.mapping[name] = child.mapping[name]
         merged.keys[name] = child.keys[name]
     return merged
-
-
-def covering(path: str, table: Node | None) -> str:
-    """The longest key of a provenance table that covers a dotted path; "" if none does."""
-    return next((prefix for prefix in _prefixes(path) if prefix in table.mapping), "") if table else ""
 
 
 def _prefixes(path: str) -> Iterator[str]:
@@ -476,7 +471,7 @@ class LocatedMapping:
     @classmethod
     def read(cls, path: Path, kind: str, catalog: _Shelves, children: Sequence[Path] = ()) -> LocatedMapping:
         """A file merged over what it extends; raises CatalogError if it cannot be read."""
-        return cls(path, *read_yaml(path)).extended(kind, catalog, children)
+        return cls(path, *Node.read(path)).extended(kind, catalog, children)
 
     def extended(self, kind: str, catalog: _Shelves, children: Sequence[Path] = ()) -> LocatedMapping:
         """Merged over what it extends; `children` are the files that extend it, against a cycle."""
@@ -517,6 +512,12 @@ class LocatedMapping:
             problem = node.mark.problem(message, did_you_mean(node.text, kinds))
         raise CatalogError(in_order([*self.problems, problem]))
 
+    def references(self, classes: Sequence[type[BaseModel]], catalog: _Shelves) -> list[tuple[Loc, Any]]:
+        """Every description that the file names, with the path of the field that names it."""
+        resolver = _Resolver(catalog, self.path)
+        resolver.data(self.node, members(self.chosen(classes)))
+        return resolver.references
+
     def build(self, classes: Sequence[type[SpecT]], catalog: _Shelves, default_name: str) -> SpecT:
         """The description; its `kind` chooses among `classes`.
 
@@ -524,7 +525,7 @@ class LocatedMapping:
         the nearest one. Raises CatalogError with every problem.
         """
         model = self.chosen(classes)
-        resolver = Resolver(catalog, self.path)
+        resolver = _Resolver(catalog, self.path)
         data = resolver.data(self.node, members(model))
         if "name" in model.model_fields:
             data.setdefault("name", default_name)
@@ -583,9 +584,8 @@ def _calibrated(spec: SpecT, catalog: _Shelves) -> SpecT:
         return spec
     node = spec.node
     if None in (node.scale_up.calibration, node.nic.calibration):
-        links = [
-            (link, link.calibration) for link in _measured(catalog, "link", LinkSpec) if link.calibration
-        ]
+        measured = _measured(catalog, "link", LinkSpec)
+        links = [(link, link.calibration) for link in measured if link.calibration]
         port = node.scale_up.bandwidth * node.lanes(node.devices)
         inside = [(link, known) for link, known in links if known.collectives]
         across = [(link, known) for link, known in links if known.network]
@@ -627,19 +627,14 @@ def _of_link(
         known, key=lambda pair: (abs(math.log(bytes_per_s / pair[0].bandwidth)), pair[0].name)
     )
     factor = bytes_per_s / near.bandwidth
-    collectives = {
-        op: tuple(
-            segment.model_copy(
-                update={
-                    name: rate * factor
-                    for name in ("bandwidth_bytes_per_s", "local_bytes_per_s")
-                    if (rate := getattr(segment, name)) is not None
-                }
-            )
-            for segment in segments
-        )
-        for op, segments in calibration.collectives.items()
-    }
+    collectives = {}
+    for op, segments in calibration.collectives.items():
+        scaled_segments = []
+        for segment in segments:
+            rates = {name: getattr(segment, name) for name in ("bandwidth_bytes_per_s", "local_bytes_per_s")}
+            update = {name: rate * factor for name, rate in rates.items() if rate is not None}
+            scaled_segments.append(segment.model_copy(update=update))
+        collectives[op] = tuple(scaled_segments)
     scaled = calibration.model_copy(update={"collectives": collectives})
     words = f"that of the link of nearest bandwidth with one ({near.name}), scaled by it"
     return _borrowing(link, scaled, words)

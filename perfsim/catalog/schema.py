@@ -114,10 +114,12 @@ class _Writer:
         cls = self.records[name]
         notes = _field_notes(cls)
         record = {key: value for key, value in body.items() if key not in ("properties", "required", "title")}
-        record["properties"] = {
-            key: _described(self._value(value, partial=partial), notes.get(key, ""))
-            for key, value in body.get("properties", {}).items()
-        }
+        record["properties"] = {}
+        for key, schema in body.get("properties", {}).items():
+            value = self._value(schema, partial=partial)
+            # What an editor shows next to a key: the field's note, then the form of the value.
+            note = " ".join(filter(None, [notes.get(key, ""), value.get("description", "")]))
+            record["properties"][key] = {**value, "description": note} if note else value
         if is_named(cls):
             record["properties"]["extends"] = EXTENDS
         required = [key for key in body.get("required", []) if key != "name"]
@@ -130,7 +132,10 @@ class _Writer:
         if "$ref" in schema:
             return self._reference(schema["$ref"].removeprefix(_REF), partial=partial)
         if schema.get("pattern") in _QUANTITIES:
-            return self._quantity(schema)
+            name = _QUANTITIES[schema["pattern"]]
+            shown = ("type", "description", "examples", "pattern")
+            self.quantities[name] = {key: schema[key] for key in shown}
+            return {"$ref": _REF + name}
         value = {key: item for key, item in schema.items() if key not in ("title", "default")}
         for key, inner in (("items", False), ("additionalProperties", partial)):
             if isinstance(value.get(key), dict):
@@ -139,12 +144,6 @@ class _Writer:
             if key in value:
                 value[key] = [self._value(item, partial=inner) for item in value[key]]
         return value
-
-    def _quantity(self, schema: Schema) -> Schema:
-        name = _QUANTITIES[schema["pattern"]]
-        shown = ("type", "description", "examples", "pattern")
-        self.quantities[name] = {key: schema[key] for key in shown}
-        return {"$ref": _REF + name}
 
     def _reference(self, name: str, *, partial: bool) -> Schema:
         """Another record; a description may be a name, a path, or written inline."""
@@ -169,13 +168,6 @@ def _references(schema: Any) -> set[str]:
     if isinstance(schema, list):
         return set().union(*(_references(value) for value in schema))
     return set()
-
-
-def _described(value: Schema, note: str) -> Schema:
-    """What an editor shows beside a key: the field's note, then the form of the value."""
-    if not note:
-        return value
-    return {**value, "description": " ".join(filter(None, [note, value.get("description", "")]))}
 
 
 @cache

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from perfsim.base.errors import CatalogError, Problem, not_text
+from perfsim.base.errors import CatalogError, InputError, Problem, not_text
 
 # Unquoted YAML scalars, read by the core schema of YAML 1.2 without its traps.
 #
@@ -33,44 +33,32 @@ _NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 _MAX_DIGITS = 400
 
 
-class ScalarError(ValueError):
-    """A scalar that YAML versions read differently, or an unusable number; `help` says what to write."""
-
-    def __init__(self, message: str, help_text: str = "") -> None:
-        super().__init__(message)
-        self.help = help_text
-
-
 def resolve_plain(text: str) -> Scalar:
     """Turn an unquoted scalar into None, bool, int, float or str.
 
-    Raises ScalarError for a number with a leading zero (8 in YAML 1.1, 10 in YAML 1.2), for a
-    number that is not finite, and for one of absurd length.
+    Raises InputError with one problem for a number with a leading zero (8 in YAML 1.1, 10 in YAML 1.2), for
+    one that is not finite, and for one of absurd length.
     """
     if text in _NULLS:
         return None
     if text in _BOOLEANS:
         return _BOOLEANS[text]
     if len(text) > _MAX_DIGITS and _LONG_NUMBER.match(text):
-        raise ScalarError(f"a number of {len(text)} characters")
+        raise InputError(f"a number of {len(text)} characters")
     if _OTHER_BASE.fullmatch(text):
         return int(text, 0)
-    if _NOT_FINITE.fullmatch(text):
-        raise ScalarError(f"{text} is not a finite number")
-    if not _FLOAT.fullmatch(text):
+    if not _FLOAT.fullmatch(text) and not _NOT_FINITE.fullmatch(text):
         return text
     if _LEADING_ZERO.match(text):
         meant = re.sub(r"^([-+]?)0+(?=[0-9])", r"\1", text)
-        raise ScalarError(
-            f"{text} begins with a zero: some readers take it for an octal number",
-            f'write {meant} for the number, "{text}" in quotes for the text',
-        )
+        message = f"{text} begins with a zero: some readers take it for an octal number"
+        help_text = f'write {meant} for the number, "{text}" in quotes for the text'
+        raise InputError([Problem(message, help=help_text)])
     if _INTEGER.fullmatch(text):
         return int(text)
-    number = float(text)
-    if not math.isfinite(number):
-        raise ScalarError(f"{text} is not a finite number")
-    return number
+    if _NOT_FINITE.fullmatch(text) or not math.isfinite(float(text)):
+        raise InputError(f"{text} is not a finite number")
+    return float(text)
 
 
 try:
@@ -110,6 +98,57 @@ class Node:
     broken: bool = False
     """A problem was already reported: for a scalar, or for a mapping whose base could not be read."""
 
+    @classmethod
+    def read(cls, path: Path) -> tuple[Node, list[Problem]]:
+        """Read a file whose top level is a mapping; also returns the problems that did not stop the reading.
+
+        Raises CatalogError where nothing can be read: no such file, not UTF-8, malformed YAML.
+        """
+        file = shown_path(path)
+        try:
+            text = path.read_bytes().decode("utf-8-sig")
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise CatalogError([Problem(f"cannot be read: {reason}", file)]) from None
+        except UnicodeDecodeError as error:
+            raise CatalogError([not_text(error, file)]) from None
+        return cls.parsed(text, file)
+
+    @classmethod
+    def parsed(cls, text: str, file: str = "<text>") -> tuple[Node, list[Problem]]:
+        """Read YAML text whose top level is a mapping; messages name it `file`.
+
+        Raises CatalogError for malformed YAML and for any other top level.
+        """
+        builder = _Builder(file, text.splitlines(), yaml.parse(text, Loader=_Loader))
+        try:
+            root = builder.document()
+        except yaml.MarkedYAMLError as error:
+            place = error.problem_mark or error.context_mark
+            mark = builder.mark(place) if place else Mark(file)
+            words = error.problem or error.context or "cannot be understood"
+            help_text = ""
+            if "mapping values are not allowed" in words:
+                help_text = (
+                    "a value that contains ': ' must stand in quotes; keys of one mapping stand in one column"
+                )
+            elif "\t" in mark.excerpt[: mark.column]:
+                help_text = "indent with spaces, YAML allows no tabs there"
+            elif "found character" in words:
+                help_text = "a value that begins with a sign such as @ % ` must stand in quotes"
+            context = f" ({error.context})" if error.context and error.problem else ""
+            problem = mark.problem(f"malformed YAML: {words}{context}", help_text)
+            raise CatalogError([*builder.problems, problem]) from None
+        except yaml.reader.ReaderError as error:
+            before = text[: error.position]
+            mark = Mark(file, before.count("\n") + 1, error.position - before.rfind("\n"))
+            problem = mark.problem(f"the character U+{ord(text[error.position]):04X} is not allowed in YAML")
+            raise CatalogError([*builder.problems, problem]) from None
+        if not root.is_mapping:
+            problem = root.mark.problem("a mapping (key: value) is expected here")
+            raise CatalogError([*builder.problems, problem])
+        return root, builder.problems
+
     @property
     def is_mapping(self) -> bool:
         return isinstance(self.value, dict)
@@ -143,6 +182,12 @@ class Node:
             node = child
         return mark
 
+    def covering(self, path: str) -> str:
+        """The longest key of a table of sources or assumptions that covers a dotted path; "" if none does."""
+        while path and path not in self.mapping:
+            path = path.rpartition(".")[0]
+        return path
+
     def plain(self) -> Any:
         """The tree as dicts, lists and scalars."""
         if isinstance(self.value, dict):
@@ -165,56 +210,6 @@ def shown_path(path: Path) -> str:
         return str(path.resolve().relative_to(Path.cwd()))
     except (ValueError, OSError):
         return str(path)
-
-
-def read_yaml(path: Path) -> tuple[Node, list[Problem]]:
-    """Read a file whose top level is a mapping; also returns the problems that did not stop the reading.
-
-    Raises CatalogError where nothing can be read: no such file, not UTF-8, malformed YAML.
-    """
-    file = shown_path(path)
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise CatalogError([Problem(f"cannot be read: {reason}", file)]) from None
-    except UnicodeDecodeError as error:
-        raise CatalogError([not_text(error, file)]) from None
-    return parse_yaml(text, file)
-
-
-def parse_yaml(text: str, file: str = "<text>") -> tuple[Node, list[Problem]]:
-    """Read YAML text whose top level is a mapping; messages name it `file`.
-
-    Raises CatalogError for malformed YAML and for any other top level.
-    """
-    builder = _Builder(file, text.splitlines(), yaml.parse(text, Loader=_Loader))
-    try:
-        root = builder.document()
-    except yaml.MarkedYAMLError as error:
-        place = error.problem_mark or error.context_mark
-        mark = builder.mark(place) if place else Mark(file)
-        words = error.problem or error.context or "cannot be understood"
-        help_text = ""
-        if "mapping values are not allowed" in words:
-            help_text = (
-                "a value that contains ': ' must stand in quotes; keys of one mapping stand in one column"
-            )
-        elif "\t" in mark.excerpt[: mark.column]:
-            help_text = "indent with spaces, YAML allows no tabs there"
-        elif "found character" in words:
-            help_text = "a value that begins with a sign such as @ % ` must stand in quotes"
-        context = f" ({error.context})" if error.context and error.problem else ""
-        problem = mark.problem(f"malformed YAML: {words}{context}", help_text)
-        raise CatalogError([*builder.problems, problem]) from None
-    except yaml.reader.ReaderError as error:
-        before = text[: error.position]
-        mark = Mark(file, before.count("\n") + 1, error.position - before.rfind("\n"))
-        problem = mark.problem(f"the character U+{ord(text[error.position]):04X} is not allowed in YAML")
-        raise CatalogError([*builder.problems, problem]) from None
-    if not root.is_mapping:
-        raise CatalogError([*builder.problems, root.mark.problem("a mapping (key: value) is expected here")])
-    return root, builder.problems
 
 
 @dataclass(slots=True)
@@ -261,8 +256,8 @@ class _Builder:
             if event.style not in _QUOTED:
                 try:
                     node.value = resolve_plain(text)
-                except ScalarError as error:
-                    node = self.reject(mark, str(error), error.help)
+                except InputError as error:
+                    node = self.reject(mark, error.problems[0].message, error.problems[0].help)
         else:
             help_text = "write the value again, or use extends"
             return self.reject(mark, "aliases (*name) are not supported", help_text)

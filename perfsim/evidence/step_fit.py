@@ -33,7 +33,7 @@ from perfsim.base.sizes import MOST_DEVICES
 from perfsim.catalog import Catalog, data_root, default_catalog
 from perfsim.costs.gpu import GpuCosts
 from perfsim.costs.wafer import growth_per_release, nearest_release, place_of
-from perfsim.evidence.cases import PlacedCase, StepCase, read_cases
+from perfsim.evidence.cases import CaseRows, PlacedCase, StepCase
 from perfsim.evidence.fitting import SoftL1, family_weight, need_more_than, rounded, scipy
 from perfsim.machines.gpu_cluster import gpu_plan
 from perfsim.network import FatTree
@@ -260,7 +260,7 @@ def _gpu_runs(
             raise InputError(f"{device} has no GPU calibration")
         wanted = calibration.name
     placed = []
-    for case in read_cases(path, StepCase, catalog).cases:
+    for case in CaseRows.read(path, StepCase, catalog).cases:
         small = case.system.num_devices <= most_devices
         if not (case.scored and small and (case.model.experts or not sparse)):
             continue
@@ -447,7 +447,7 @@ class WaferFit:
 def fit_wafer(path: Path, device: str, *, source: str = "") -> WaferCalibration:
     """Efficiencies of the wafer called `device` from the scored cases of a file; needs scipy."""
     catalog = default_catalog()
-    logs = [case for case in read_cases(path, StepCase, catalog).cases if case.scored and case.on_wafers]
+    logs = [case for case in CaseRows.read(path, StepCase, catalog).cases if case.scored and case.on_wafers]
     fit = WaferFit.of(logs, device, catalog)
     if not fit.cases:
         raise InputError([Problem("there is no scored case of a wafer to fit to", str(path), 1)])

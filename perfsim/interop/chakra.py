@@ -22,7 +22,7 @@ from perfsim.base.errors import InputError, PerfsimError, Problem
 from perfsim.base.files import write_file
 from perfsim.engine.trace import Trace
 from perfsim.version import __version__
-from perfsim.work import Kind, TaskGraph
+from perfsim.work import Kind
 from perfsim.work.graph import owners_of, rank_of
 
 # Source of the messages: mlcommons/chakra, `schema/protobuf/et_def.proto` (Apache-2.0): their field numbers,
@@ -160,6 +160,70 @@ class ExecutionTrace:
             raise InputError([Problem(f"is no Chakra trace: {error}", str(path))]) from None
         return cls(metadata.version, _values(metadata.attr), nodes)
 
+    @staticmethod
+    def recognise(path: Path) -> bool:
+        """Whether a file begins as a trace: a short message whose first field is the text of a version."""
+        try:
+            with path.open("rb") as file:
+                head = file.read(64)
+        except OSError:
+            return False
+        return (
+            len(head) > 3
+            and head[0] < 0x80
+            and head[1] == VERSION_FIELD
+            and 0 < head[2] <= head[0] - 2
+            and head[3 : 3 + head[2]].replace(b".", b"").isalnum()
+        )
+
+    @classmethod
+    def write(cls, trace: Trace, path: Path) -> list[Path]:
+        """Write `<path without .et>.<rank>.et` for the first rank of each class; returns the files.
+
+        The attribute `ranks` of the metadata is how many ranks a file stands for. A collective is a node of
+        every rank of its group, and devices that all ranks share (MemoryX) are part of each trace. Where a
+        task reads what another rank computes, a send there and a receive here stand between. Raises
+        PerfsimError without protobuf.
+        """
+        graph = trace.graph
+        owners = [_ranks(stream) for stream in graph.streams]
+        groups = [
+            work.group.ranks if work.kind is Kind.COMM_COLL and work.group else () for work in graph.works
+        ]
+        inside: dict[int, NDArray[np.bool_]] = {}
+        for rank in sorted({rank for of_stream in owners for rank in of_stream}):
+            on_stream = np.array([not mine or rank in mine for mine in owners])
+            joint = np.array([rank in group for group in groups])
+            inside[rank] = on_stream[graph.stream] | joint[graph.work]
+        written = []
+        for rank in inside:
+            number = min(count for count, mine in zip(graph.stands_for, owners, strict=True) if rank in mine)
+            attributes = {"tool": f"perfsim {__version__}", "rank": rank, "ranks": number}
+            execution = cls(SCHEMA_VERSION, attributes, tuple(_nodes(trace, rank, inside)))
+            file = path.parent / f"{path.name.removesuffix(SUFFIX)}.{rank}{SUFFIX}"
+            written.append(write_file(file, execution._encoded()))
+        return written
+
+    def _encoded(self) -> bytes:
+        types = _messages()
+        metadata = types["GlobalMetadata"](version=self.version)
+        metadata.attr.extend(_attributes(self.attributes))
+        parts = [_delimited(metadata)]
+        for node in self.nodes:
+            message = types["Node"](
+                id=node.id,
+                name=node.name,
+                type=NODE_TYPES.index(node.kind),
+                ctrl_deps=node.after,
+                data_deps=node.reads,
+                start_time_micros=round(node.start_s * MICROSECONDS),
+                duration_micros=round(node.duration_s * MICROSECONDS),
+            )
+            exact = {"start_s": node.start_s, "duration_s": node.duration_s}
+            message.attr.extend(_attributes({**node.attributes, **exact}))
+            parts.append(_delimited(message))
+        return b"".join(parts)
+
     def summary(self) -> dict[str, Any]:
         """Counts by type, and sums of FLOPs, bytes and seconds.
 
@@ -189,40 +253,10 @@ COLLECTIVE_OF = {name.casefold(): name for name in COLLECTIVES} | {"send_recv": 
 """Chakra has no shift by one rank, in which every rank sends one message; the nearest is an all-to-all."""
 
 
-def write_chakra(trace: Trace, path: Path) -> list[Path]:
-    """Write `<path without .et>.<rank>.et` for the first rank of each class; returns the files.
-
-    The attribute `ranks` of the metadata is how many ranks a file stands for. A collective is a node of every
-    rank of its group, and devices that all ranks share (MemoryX) are part of each trace. Where a task reads
-    what another rank computes, a send there and a receive here stand between. Raises PerfsimError without
-    protobuf.
-    """
-    graph = trace.graph
-    owners = [_ranks(stream) for stream in graph.streams]
-    ranks = sorted({rank for of_stream in owners for rank in of_stream})
-    inside = {rank: _tasks_of(graph, rank, owners) for rank in ranks}
-    written = []
-    for rank in ranks:
-        number = min(count for count, mine in zip(graph.stands_for, owners, strict=True) if rank in mine)
-        attributes = {"tool": f"perfsim {__version__}", "rank": rank, "ranks": number}
-        execution = ExecutionTrace(SCHEMA_VERSION, attributes, tuple(_nodes(trace, rank, inside)))
-        file = path.parent / f"{path.name.removesuffix(SUFFIX)}.{rank}{SUFFIX}"
-        written.append(write_file(file, _encoded(execution)))
-    return written
-
-
 def _ranks(stream: str) -> tuple[int, ...]:
     """The ranks of a stream; none for one that all ranks share."""
     owners = (rank_of(f"{device}/") for device in owners_of(stream))
     return tuple(rank for rank in owners if rank is not None)
-
-
-def _tasks_of(graph: TaskGraph, rank: int, owners: Sequence[tuple[int, ...]]) -> NDArray[np.bool_]:
-    """Whether each task is part of a rank's trace."""
-    streams = np.array([not mine or rank in mine for mine in owners])
-    groups = [work.group.ranks if work.kind is Kind.COMM_COLL and work.group else () for work in graph.works]
-    joint = np.array([rank in group for group in groups])
-    return np.asarray(streams[graph.stream] | joint[graph.work])
 
 
 def _nodes(trace: Trace, rank: int, inside: Mapping[int, NDArray[np.bool_]]) -> Iterator[Node]:
@@ -260,7 +294,6 @@ def _nodes(trace: Trace, rank: int, inside: Mapping[int, NDArray[np.bool_]]) -> 
 
 
 def _node(trace: Trace, task: int, after: tuple[int, ...] = (), reads: tuple[int, ...] = ()) -> Node:
-    """The node of a task."""
     row = trace.graph.task(task)
     work = row.work
     start_s = float(trace.start_s[task])
@@ -315,28 +348,6 @@ def _message(
 
 
 # ----------------------------------------------------------------------------------------- bytes
-def _encoded(execution: ExecutionTrace) -> bytes:
-    """A trace as the bytes of its file."""
-    types = _messages()
-    metadata = types["GlobalMetadata"](version=execution.version)
-    metadata.attr.extend(_attributes(execution.attributes))
-    parts = [_delimited(metadata)]
-    for node in execution.nodes:
-        message = types["Node"](
-            id=node.id,
-            name=node.name,
-            type=NODE_TYPES.index(node.kind),
-            ctrl_deps=node.after,
-            data_deps=node.reads,
-            start_time_micros=round(node.start_s * MICROSECONDS),
-            duration_micros=round(node.duration_s * MICROSECONDS),
-        )
-        exact = {"start_s": node.start_s, "duration_s": node.duration_s}
-        message.attr.extend(_attributes({**node.attributes, **exact}))
-        parts.append(_delimited(message))
-    return b"".join(parts)
-
-
 def _attributes(values: Mapping[str, Any]) -> list[Any]:
     attribute = _messages()["AttributeProto"]
     kinds = {bool: "bool_val", int: "int64_val", float: "double_val", str: "string_val"}
@@ -354,22 +365,6 @@ def _delimited(message: Any) -> bytes:
     return bytes([*prefix, length]) + data
 
 
-def is_chakra(path: Path) -> bool:
-    """Whether a file begins as a trace does: a short message whose first field is the text of a version."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(64)
-    except OSError:
-        return False
-    return (
-        len(head) > 3
-        and head[0] < 0x80
-        and head[1] == VERSION_FIELD
-        and 0 < head[2] <= head[0] - 2
-        and head[3 : 3 + head[2]].replace(b".", b"").isalnum()
-    )
-
-
 def _split(data: bytes) -> list[bytes]:
     """The messages of a file. Raises ValueError for a file that is empty or ends inside of one."""
     parts: list[bytes] = []
@@ -377,11 +372,10 @@ def _split(data: bytes) -> list[bytes]:
     while place < len(data):
         length = shift = 0
         while place < len(data) and shift < 35:
-            byte = data[place]
-            length |= (byte & 0x7F) << shift
-            place = place + 1
-            shift = shift + 7
-            if byte < 0x80:
+            length |= (data[place] & 0x7F) << shift
+            place += 1
+            shift += 7
+            if data[place - 1] < 0x80:
                 break
         if length > MOST_MESSAGE or place + length > len(data):
             raise ValueError(f"a message of {length} bytes at byte {place} goes beyond the end")
@@ -410,8 +404,7 @@ def _read_node(message: Any) -> Node:
 def _values(attributes: Any) -> dict[str, Any]:
     values = {}
     for attribute in attributes:
-        name = attribute.WhichOneof("value")
-        if name is not None:
+        if (name := attribute.WhichOneof("value")) is not None:
             value = getattr(attribute, name)
             values[attribute.name] = list(value.values) if name.endswith("_list") else value
     return values

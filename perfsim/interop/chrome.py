@@ -75,18 +75,15 @@ class _Events:
         def pass_of(task: int) -> tuple[int, str, int]:
             return step_of(task), graph.works[graph.work[task]].category, int(graph.tag[task])
 
-        def outer(name: str, category: str, run: list[int]) -> Event:
-            return self._slice(name, category, run[0], run[-1], place)
-
         for step, of_step in groupby(tasks, step_of):
             run = list(of_step)
             if len(graph.step_ends) > 1:
-                yield outer(f"step {step + 1}", "step", run)
+                yield self._slice(f"step {step + 1}", "step", run[0], run[-1], place)
             for (_, category, microbatch), of_pass in groupby(run, pass_of):
                 inner = list(of_pass)
                 if len(inner) > 1:
                     suffix = f"[{microbatch}]" if microbatch >= 0 else ""
-                    yield outer(f"{category}{suffix}", category, inner)
+                    yield self._slice(f"{category}{suffix}", category, inner[0], inner[-1], place)
                 for task in inner:
                     work = graph.works[graph.work[task]]
                     details: Event = {"microbatch": microbatch} if microbatch >= 0 else {}
@@ -112,12 +109,10 @@ class _Events:
         for number, (writer, reader) in enumerate(pairs, 1):
             common = {"name": graph.works[graph.work[writer]].name, "cat": "tensor", "id": number}
             begin_ns = max(int(self.start_ns[writer]), int(self.end_ns[writer]) - 1)
-            ends = (
-                ({"ph": "s"}, writer, begin_ns),
-                ({"ph": "f", "bp": "e"}, reader, int(self.start_ns[reader])),
-            )
-            for kind, task, time_ns in ends:
-                yield {**kind, **common, **self._place(int(graph.stream[task])), "ts": time_ns / 1e3}
+            start = {"ph": "s", **common, **self._place(int(graph.stream[writer]))}
+            yield {**start, "ts": begin_ns / 1e3}
+            end = {"ph": "f", "bp": "e", **common, **self._place(int(graph.stream[reader]))}
+            yield {**end, "ts": int(self.start_ns[reader]) / 1e3}
 
     # ---------------------------------------------------------------------------------- counters
     def _memory(self) -> Iterator[Event]:
@@ -128,10 +123,7 @@ class _Events:
         graph = self.graph
         writer = graph.writer.astype(np.int64)
         position = np.arange(graph.num_tensors) - graph.first_write[:-1][writer]
-        sizes = [
-            [0.0 if tensor.name in PLACED else tensor.n_bytes for tensor in work.writes]
-            for work in graph.works
-        ]
+        sizes = [[(t.name not in PLACED) * t.n_bytes for t in work.writes] for work in graph.works]
         written = zip(graph.work[writer].tolist(), position.tolist(), strict=True)
         n_bytes = np.array([sizes[work][place] for work, place in written])
         reads = graph.reads.values.astype(np.int64)
@@ -157,11 +149,10 @@ class _Events:
         for number, stream in enumerate(self.graph.streams):
             tasks = np.flatnonzero((self.graph.stream == number) & (carried > 0) & lasting)
             if len(tasks):
-                start_ns = self.start_ns[tasks]
-                end_ns = self.end_ns[tasks]
+                times = self.start_ns[tasks], self.end_ns[tasks]
                 name = f"link load, {stream.split('/', 1)[1]}" if "/" in stream else "link load"
-                rates = carried[tasks] / (end_ns - start_ns)
-                yield from _counter(int(self.pids[number]), name, "GB/s", start_ns, end_ns, rates)
+                rates = carried[tasks] / (times[1] - times[0])
+                yield from _counter(int(self.pids[number]), name, "GB/s", *times, rates)
 
     def _busy(self) -> Iterator[Event]:
         """Streams of each device that run a task."""
@@ -218,9 +209,9 @@ class StepTrace:
         """
         try:
             if Path(path).suffix == ".et":
-                from perfsim.interop.chakra import write_chakra
+                from perfsim.interop.chakra import ExecutionTrace
 
-                return write_chakra(self.run, Path(path))[0]
+                return ExecutionTrace.write(self.run, Path(path))[0]
             return write_chrome_trace(self.run, Path(path))
         except OSError as error:
             raise PerfsimError(f"{path}: {error.strerror or error}") from None

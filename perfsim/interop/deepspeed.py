@@ -18,12 +18,12 @@ from perfsim.interop.source import Settings, Source, names_in
 from perfsim.interop.tool import Chosen, Reading, Row, Tool
 from perfsim.specs.layout import ParallelLayout
 
-WIRES = ("fp32", "fp16", "bf16")
+WIRES = {name: name for name in ("fp32", "fp16", "bf16")}
 PARAMETERS_SHARDED = MICS_STAGE = 3
 """The ZeRO stage of MiCS, which shards in groups."""
 MOST_STAGE_OF_AUTOTP = 2
 """AutoTP trains with ZeRO stages up to this one."""
-PLACES = ("cpu", "nvme")
+PLACES = {"cpu": "cpu", "nvme": "nvme"}
 BUFFERS = (
     *("pin_memory", "nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "fast_init", "pipeline_read"),
 )
@@ -46,10 +46,10 @@ def _place(states: str, earlier: str, least_stage: int) -> Row:
 
     def read(settings: Settings) -> str | None:
         usual = "cpu" if settings.flag(f"zero_optimization.{earlier}") else "none"
-        place = settings.choice((key,), {place: place for place in ("none", *PLACES)}, usual)
+        place = settings.choice((key,), {"none": "none", **PLACES}, usual)
         return place if settings.ours["layout.zero_stage"] >= least_stage else None
 
-    return Row.spelled(f"layout.offload_{states}", key, {place: place for place in PLACES}, read)
+    return Row.spelled(f"layout.offload_{states}", key, PLACES, read)
 
 
 def _offload(chosen: Chosen) -> str:
@@ -69,17 +69,13 @@ def _ratio(settings: Settings) -> None:
 
 
 def _precision(settings: Settings) -> str:
-    halves = {
-        "fp16": settings.flag("fp16.enabled"),
-        "bf16": settings.flag("bf16.enabled", "bfloat16.enabled"),
-    }
-    return next((name for name in ("bf16", "fp16") if halves[name]), "fp32")
+    half = "fp16" if settings.flag("fp16.enabled") else "fp32"
+    return "bf16" if settings.flag("bf16.enabled", "bfloat16.enabled") else half
 
 
 def _wire(settings: Settings) -> str | None:
-    words = {**{name: name for name in WIRES}, "bfp16": "bf16"}
     keys = ("communication_data_type", "data_types.grad_accum_dtype")
-    wire = settings.choice(keys, words, settings.ours["recipe.precision"])
+    wire = settings.choice(keys, {**WIRES, "bfp16": "bf16"}, settings.ours["recipe.precision"])
     return None if wire == "fp32" else wire
 
 
@@ -88,12 +84,11 @@ def _staged(chosen: Chosen) -> bool:
 
 
 def _pipeline(chosen: Chosen) -> str:
-    layout = chosen.layout
-    if layout.pipeline == 1:
-        return ""
-    uneven = layout.layers_per_stage
+    stages = chosen.layout.pipeline
+    uneven = chosen.layout.layers_per_stage
     split = f" with {'-'.join(map(str, uneven))} layers" if uneven else ""
-    return f"{layout.pipeline} pipeline stages{split}; PipelineModule(num_stages={layout.pipeline}) has them"
+    words = f"{stages} pipeline stages{split}; PipelineModule(num_stages={stages}) has them"
+    return words if stages > 1 else ""
 
 
 def _recompute(chosen: Chosen) -> str:
@@ -135,12 +130,7 @@ ROWS: tuple[Row, ...] = (
         _precision,
     ),
     Row("recipe.precision", "fp16.enabled", lambda c: c.job.recipe.precision == "fp16"),
-    Row.spelled(
-        "recipe.reduce_precision",
-        "communication_data_type",
-        {None: "fp32", **{wire: wire for wire in WIRES}},
-        _wire,
-    ),
+    Row.spelled("recipe.reduce_precision", "communication_data_type", {None: "fp32", **WIRES}, _wire),
     Row.grad_bucket("zero_optimization.reduce_bucket_size"),
     Row.optimizer("deepspeed", "optimizer.type"),
     Row.known("_comments steps_per_print wall_clock_breakdown"),
@@ -220,17 +210,8 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
         # The file does not say it; a recipe has to.
         recipe["seq_length"] = min(model.fields["max_position_embeddings"], LONGEST)
     layout = settings.layout(data=data or 1)
-    return Reading(
-        settings,
-        model,
-        recipe,
-        layout if micro is not None else None,
-        None if data is None else data * layout.tensor,
-    )
-
-
-def _text(comments: list[str], values: Mapping[str, Any]) -> str:
-    return json.dumps({"_comments": comments, **values}, indent=2) + "\n"
+    devices = None if data is None else data * layout.tensor
+    return Reading(settings, model, recipe, None if micro is None else layout, devices)
 
 
 TOOL = Tool(
@@ -241,7 +222,7 @@ TOOL = Tool(
     read=_read,
     rows=ROWS,
     runs=ParallelLayout,
-    render=_text,
+    render=lambda comments, values: json.dumps({"_comments": comments, **values}, indent=2) + "\n",
     start=lambda c: f"start on {c.layout.num_devices} ranks with --deepspeed_config and this file",
     comment="",
 )

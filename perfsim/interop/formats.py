@@ -93,10 +93,9 @@ class Imported:
     def remarks(self) -> list[str]:
         """The count, the unused keys and the gaps, one line each."""
         lines = [] if self.parameters is None else [f"{self.parameters:,} parameters"]
-        if self.unused_keys:
-            plural = "s" if len(self.unused_keys) > 1 else ""
-            names = [*self.unused_keys[:SHOWN_KEYS], *(["..."] if len(self.unused_keys) > SHOWN_KEYS else [])]
-            lines.append(f"{len(self.unused_keys)} key{plural} not used: {', '.join(names)}")
+        if number := len(self.unused_keys):
+            names = ", ".join([*self.unused_keys[:SHOWN_KEYS], *(["..."] if number > SHOWN_KEYS else [])])
+            lines.append(f"{number} key{'s' if number > 1 else ''} not used: {names}")
         lines += [f"not expressible: {text}" for text in self.unsupported]
         if self.kind == "model" and self.layout:
             devices = f", {self.devices} devices" if self.devices else ""
@@ -133,9 +132,9 @@ def import_file(
     format, a file of none or of several, and for wrong values, at their lines.
     """
     if format_name in ("", CHAKRA):
-        from perfsim.interop.chakra import ExecutionTrace, is_chakra
+        from perfsim.interop.chakra import ExecutionTrace
 
-        if format_name or is_chakra(path):
+        if format_name or ExecutionTrace.recognise(path):
             return Imported(CHAKRA, "trace", ExecutionTrace.read(path).summary())
     source = replace(Source.read(path, given), model=model)
     for other in more:
@@ -206,11 +205,8 @@ def read(source: Source, format_name: str = "") -> tuple[str, Reading]:
         source.refuse(f"this may be a file of {names}", "choose with --format " + " or ".join(matches))
     signs = [f"    {CHAKRA}: a Chakra execution trace, by its metadata"]
     signs += [f"    {name}: {tool_named(name).title}, by {tool_named(name).sign}" for name in READ]
-    problems = [
-        source.problem(
-            "no known format was recognised", "\n".join(["formats and what they are recognised by:", *signs])
-        )
-    ]
+    known = "\n".join(["formats and what they are recognised by:", *signs])
+    problems = [source.problem("no known format was recognised", known)]
     # It may be a file with a mistake in the syntax that its name or first character promises.
     begins_as: Syntax = "json" if source.text.lstrip().startswith("{") else "text"
     by_name: dict[str, Syntax] = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml"}
@@ -235,10 +231,9 @@ def _matches(source: Source) -> dict[str, Any]:
     matches: dict[str, Any] = {}
     for name in READ:
         known = tool_named(name)
-        documents = [parsed[syntax] for syntax in known.syntaxes if syntax in parsed]
-        recognised = [document for document in documents if known.recognise(document)]
-        if recognised:
-            matches[name] = recognised[0]
+        documents = (parsed[syntax] for syntax in known.syntaxes if syntax in parsed)
+        for document in filter(known.recognise, documents):
+            matches.setdefault(name, document)
     return matches
 
 
@@ -264,10 +259,8 @@ def _name(reading: Reading) -> str:
     stem = re.sub(r"[-_.]?config$", "", path.name.split(".json")[0].removesuffix(path.suffix))
     if not stem or stem.casefold() in USUAL_NAMES:
         stem = path.resolve().parent.name
-    safe = (
-        re.sub(r"[^A-Za-z0-9._-]+", "_", name)[:LONGEST_NAME].strip("._-") for name in (reading.name, stem)
-    )
-    return next(filter(None, safe), "imported")
+    words = (re.sub(r"[^A-Za-z0-9._-]+", "_", name) for name in (reading.name, stem))
+    return next(filter(None, (word[:LONGEST_NAME].strip("._-") for word in words)), "imported")
 
 
 def _model_document(reading: Reading, title: str) -> dict[str, Any] | None:
@@ -314,9 +307,8 @@ def measured_document(reading: Reading, device: str, *, alone: bool = True) -> d
     if not reading.steps:
         source.refuse("no measured step: there is no line with `elapsed time per iteration`")
     if reading.model is None or not isinstance(layout, ParallelLayout) or reading.devices is None:
-        source.refuse(
-            "the number of ranks is unknown", "the dump of arguments has world_size; or --set world_size=N"
-        )
+        help_text = "the dump of arguments has world_size; or --set world_size=N"
+        source.refuse("the number of ranks is unknown", help_text)
     _model_document(reading, "")  # refuses numbers that no model can have
     if lacking := [gap.text for gap in _gaps(reading) if gap.changes_model]:
         raise InputError([source.problem(f"cannot be expressed: {text}") for text in lacking])
@@ -326,8 +318,8 @@ def measured_document(reading: Reading, device: str, *, alone: bool = True) -> d
         source.refuse("the global batch size is unknown", "give it with --set global_batch_size=N")
     training = {key: reading.recipe[key] for key in TRAINING_FIELDS if reading.recipe.get(key) is not None}
     split = {field: getattr(layout, field) for field in LAYOUT_FIELDS if getattr(layout, field) is not None}
-    if "layers_per_stage" in split:
-        split["layers_per_stage"] = list(split["layers_per_stage"])
+    if layout.layers_per_stage is not None:
+        split["layers_per_stage"] = list(layout.layers_per_stage)
     fields = reading.model.fields
     model = {field: fields[field] for field in MODEL_FIELDS if field in fields}
     cases = [

@@ -271,9 +271,8 @@ def _shared_width(settings: Settings) -> int:
     width: int = settings.ours["model.experts.ffn_hidden_size"]
     counts = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
     count = settings.integer(*counts, default=0, least=0)
-    together = settings.integer(
-        "shared_expert_intermediate_size", "shared_intermediate_size", least=0, most=MOST_WIDTH
-    )
+    keys = ("shared_expert_intermediate_size", "shared_intermediate_size")
+    together = settings.integer(*keys, least=0, most=MOST_WIDTH)
     if settings.text("model_type") == "llama4_text":
         return width
     return count * width if together is None else together
@@ -372,7 +371,6 @@ def _recognise(document: Any) -> bool:
 
 
 def _read(source: Source, document: Mapping[str, Any]) -> Reading:
-    """The shape of a config.json. Raises InputError for what is missing or out of range."""
     section = next((name for name in TEXT if isinstance(document.get(name), Mapping)), "")
     settings = Settings.of(source, document, {"": (f"{section}.",)} if section else None)
     settings.used.update(METADATA)
@@ -388,8 +386,7 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
         known = f"model_type {family!r} is unknown: it" if family else "without a model_type the file"
         settings.gap(f"{known} is read with the names and defaults of Llama; check the count")
     of_family = FAMILIES.get(family, LLAMA)
-    fixed = {f"model.{name}": value for name, value in of_family.items() if not callable(value)}
-    settings.ours.update(fixed)
+    settings.ours |= {f"model.{name}": value for name, value in of_family.items() if not callable(value)}
     settings.read(SHAPE)
     if family not in FAMILIES:
         activation = settings.text("hidden_act", default="silu")

@@ -82,11 +82,6 @@ def _bias(settings: Settings) -> bool:
     return settings.flag("add_bias_linear", "bias", default=not settings.flag("disable_bias_linear"))
 
 
-def _tied(settings: Settings) -> bool:
-    untied = settings.flag("untie_embeddings_and_output_weights")
-    return settings.flag("share_embeddings_and_output_weights", default=True) and not untied
-
-
 def _embedding(settings: Settings) -> str:
     if settings.flag("use_rotary_position_embeddings"):
         return "rotary"
@@ -102,10 +97,10 @@ def _embedding(settings: Settings) -> str:
 
 def _vocabulary(settings: Settings) -> int:
     """As given, else as the log says, else as the tokenizer's name tells."""
-    given = settings.integer("vocab_size", most=MOST_VOCABULARY)
-    logged = re.search(r"padded vocab \(size: (\d{1,8})\)", settings.source.text)
-    if given is not None or logged:
-        return given or int(logged[1] if logged else 0)
+    if (given := settings.integer("vocab_size", most=MOST_VOCABULARY)) is not None:
+        return given
+    if logged := re.search(r"padded vocab \(size: (\d{1,8})\)", settings.source.text):
+        return int(logged[1])
     keys = ("tokenizer_model", "tokenizer_name_or_path", "vocab_file", "tokenizer_type")
     words = " ".join(map(settings.text, keys)).casefold()
     for name, size in VOCABULARIES.items():
@@ -155,10 +150,8 @@ def _expert_layers(settings: Settings) -> tuple[bool, ...]:
         digits = "".join(block.replace(",", "") * int(times or 1) for block, times in blocks)
         pattern = tuple(digit == "1" for digit in digits)
     if len(pattern) != layers or not any(pattern):
-        words = (
-            f"a pattern of {len(pattern)} layers, {sum(pattern)} of them with experts, for {layers} layers"
-        )
-        raise settings.error("moe_layer_freq", words)
+        words = f"a pattern of {len(pattern)} layers, {sum(pattern)} of them with experts"
+        raise settings.error("moe_layer_freq", f"{words}, for {layers} layers")
     return pattern
 
 
@@ -261,7 +254,10 @@ MODEL: tuple[Row, ...] = (
         "model.tied_embeddings",
         "untie_embeddings_and_output_weights share_embeddings_and_output_weights",
         {False: True},
-        _tied,
+        lambda s: (
+            not s.flag("untie_embeddings_and_output_weights")
+            and s.flag("share_embeddings_and_output_weights", default=True)
+        ),
     ),
     Row.lacks(
         "model.attention_bias",
@@ -282,12 +278,6 @@ MODEL: tuple[Row, ...] = (
 
 
 # ------------------------------------------------------------------------------------------ layout
-def _instances(chosen: Chosen) -> int | None:
-    """Groups of replicas that shard; its instances of the distributed optimizer."""
-    layout = chosen.layout
-    return layout.replicas // layout.shards if layout.shards < layout.replicas else None
-
-
 def _layers_per_virtual_stage(chosen: Chosen) -> int | None:
     layout = chosen.layout
     even = layout.schedule == "interleaved" and layout.layers_per_stage is None
@@ -367,13 +357,10 @@ def _offload_fraction(settings: Settings) -> None:
 
 def _offload(chosen: Chosen) -> str:
     layout = chosen.layout
-    if set(layout.offloads.items()) <= {("offload_optimizer", "cpu")}:
-        return (
-            "its optimizer on the CPU goes with ZeRO 1 at most"
-            if layout.offloads and layout.zero_stage in SHARDING
-            else ""
-        )
-    return "it offloads the optimizer to the CPU, nothing else and nowhere else"
+    if not set(layout.offloads.items()) <= {("offload_optimizer", "cpu")}:
+        return "it offloads the optimizer to the CPU, nothing else and nowhere else"
+    sharded = layout.offloads and layout.zero_stage in SHARDING
+    return "its optimizer on the CPU goes with ZeRO 1 at most" if sharded else ""
 
 
 LAYOUT: tuple[Row, ...] = (
@@ -401,7 +388,11 @@ LAYOUT: tuple[Row, ...] = (
         lambda settings: settings.flag("sequence_parallel") and settings.ours["layout.tensor"] > 1,
     ),
     Row("layout.zero_stage", "use_distributed_optimizer", _if(lambda c: c.layout.zero_stage), _zero_stage),
-    Row("layout.shard_group", "num_distributed_optimizer_instances", _instances),
+    Row(
+        "layout.shard_group",
+        "num_distributed_optimizer_instances",
+        lambda c: c.layout.replicas // c.layout.shards if c.layout.shards < c.layout.replicas else None,
+    ),
     Row.word("layout.offload_optimizer", "optimizer_cpu_offload", {"cpu": True}, default="none"),
     Row.spelled("layout.offload_optimizer", "overlap_cpu_optimizer_d2h_h2d", {"cpu": True}),
     Row.spelled("layout.offload_optimizer", "use_precision_aware_optimizer", {"cpu": True}),
@@ -528,8 +519,7 @@ ROWS = (*MODEL, *LAYOUT, *RECIPE)
 # ------------------------------------------------------------------------- ranks, stages and writing
 def _world_size(settings: Settings, variables: Mapping[str, str], text: str) -> int | None:
     """Number of ranks: of the dump, of torchrun's flags, of Slurm's, or of the usual variables."""
-    world = settings.integer("world_size", most=MOST_DEVICES)
-    if world is not None:
+    if (world := settings.integer("world_size", most=MOST_DEVICES)) is not None:
         return world
     if in_all := RANKS_IN_ALL.search(text):
         return int(in_all[1])
@@ -547,8 +537,7 @@ def _world_size(settings: Settings, variables: Mapping[str, str], text: str) -> 
         ("GPUS_PER_NODE", "NPROC_PER_NODE", "NUM_GPUS_PER_NODE"),
         r"--(?:ntasks-per-node|gpus-per-node|gres)[= ](?:gpu:)?(?:\w+:)?",
     )
-    started = count(("ranks",), (), "$")
-    if started is not None:
+    if (started := count(("ranks",), (), "$")) is not None:
         return started
     return count((), ("WORLD_SIZE",), "$") if ranks is None else ranks * (nodes or 1)
 
@@ -622,16 +611,6 @@ def _end_stages(settings: Settings, layers: int, layout: ParallelLayout) -> tupl
     return tuple(counts)
 
 
-def _start(chosen: Chosen) -> str:
-    layout = chosen.layout
-    context = f" x {layout.context}" if layout.context > 1 else ""
-    return (
-        f"torchrun with {layout.num_devices} ranks in all, pretrain_gpt.py and these flags; "
-        f"data parallel {layout.data} follows from {layout.num_devices} / "
-        f"({layout.tensor} x {layout.pipeline}{context})"
-    )
-
-
 def _text(comments: list[str], values: Mapping[str, Any]) -> str:
     flags = [
         f"--{key.replace('_', '-')}" + ("" if value is True else f" {shlex.quote(str(value))}")
@@ -683,7 +662,6 @@ def _steps(text: str, parts: int = 1) -> tuple[Step, ...]:
 
 # ----------------------------------------------------------------------------------------- reading
 def _recognise(text: Any) -> bool:
-    """Whether a text is a script, a line of flags or a log of Megatron-LM."""
     if not isinstance(text, str):
         return False
     dump = bool(DUMPED.search(text)) and re.search(r"\bnum_layers \.{2,}", text) is not None
@@ -692,7 +670,6 @@ def _recognise(text: Any) -> bool:
 
 
 def _read(source: Source, _text: Any) -> Reading:
-    """Model, recipe, layout and measured steps of a script or log."""
     values: dict[str, Any] = {match[1]: match[2].strip() for match in DUMPED.finditer(source.text)}
     steps = _steps(source.text)
     if not values and steps and "--num-layers" not in source.text:
@@ -701,10 +678,10 @@ def _read(source: Source, _text: Any) -> Reading:
             "keep the lines from `arguments` to `end of arguments`, which Megatron prints at the start",
         )
     variables: dict[str, str] = {}
-    if values:
-        values = {name: None if value in ("None", "") else value for name, value in values.items()}
-    else:
+    if not values:
         values, variables = flags_of(source.text, "--num-layers")
+    else:
+        values = {name: None if value in ("None", "") else value for name, value in values.items()}
     settings = Settings(source, values, textual=True)
     # Values that only running the script would tell count as absent, and are named where they are needed.
     unknown = {name for name, value in settings.values.items() if isinstance(value, str) and UNKNOWN in value}
@@ -739,5 +716,9 @@ TOOL = Tool(
     rows=ROWS,
     runs=ParallelLayout,
     render=_text,
-    start=_start,
+    start=lambda c: (
+        f"torchrun with {c.layout.num_devices} ranks in all, pretrain_gpt.py and these flags; "
+        f"data parallel {c.layout.data} follows from {c.layout.num_devices} / ({c.layout.tensor} x "
+        f"{c.layout.pipeline}{f' x {c.layout.context}' if c.layout.context > 1 else ''})"
+    ),
 )

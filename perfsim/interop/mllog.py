@@ -35,16 +35,10 @@ class _Run:
     @property
     def trained(self) -> float | None:
         """Samples until the target; None where the log does not tell."""
-        for name in SAMPLES:
-            if name in self.samples:
-                return self.samples[name]
+        if self.samples:
+            return self.samples[min(self.samples, key=SAMPLES.index)]
         dataset = _number(self.settings.get("train_samples"))
         return self.epochs * dataset if self.epochs is not None and dataset is not None else None
-
-
-def _recognise(text: Any) -> bool:
-    """Whether a text has lines of MLLOG."""
-    return isinstance(text, str) and LINE.search(text) is not None
 
 
 def _read(source: Source, _text: Any) -> Reading:
@@ -54,12 +48,9 @@ def _read(source: Source, _text: Any) -> Reading:
     settings.ignore("global_batch_size", "submission_benchmark", "train_samples")
     done = [run for run in runs if run.stop_ms is not None and run.status in ("success", "")]
     if not done:
-        source.refuse(
-            f"none of {len(runs)} runs reached its target"
-            if runs
-            else "no run: there is no line with run_start",
-            "a run ends with run_stop and the status success",
-        )
+        words = f"none of {len(runs)} runs reached its target"
+        nothing = "no run: there is no line with run_start"
+        source.refuse(words if runs else nothing, "a run ends with run_stop and the status success")
     batches: dict[int, list[_Run]] = defaultdict(list)
     for run in done:
         batch = _number(run.settings.get("global_batch_size"))
@@ -134,6 +125,6 @@ TOOL = Tool(
     title="MLPerf Training log",
     sign="lines that begin with `:::MLLOG`",
     syntaxes=("text",),
-    recognise=_recognise,
+    recognise=lambda text: isinstance(text, str) and LINE.search(text) is not None,
     read=_read,
 )

@@ -28,7 +28,7 @@ SECTIONS = {
     "(micro-batch).": (*INPUT, *MODEL),
 }
 """Where a section stands, by release."""
-POSITIONS = {"learned": "learned", "rotary": "rotary", "alibi": "alibi"}
+POSITIONS = {name: name for name in ("learned", "rotary", "alibi")}
 HALF = {"bf16": "bfloat16", "fp16": "float16"}
 PRECISIONS = (*HALF, "fp32")
 DROPOUT = 0.1
@@ -42,9 +42,8 @@ SHIFTLESS = ("rmsnorm", "biasless-layernorm")
 
 # -------------------------------------------------------------------------------------- to its values
 def _other_device(chosen: Chosen) -> str:
-    system = chosen.system
-    wafers = system.device.kind == "wafer"
-    return "" if wafers else f"{system.name} streams to {system.device.name}, not to wafers"
+    device = chosen.system.device
+    return "" if device.kind == "wafer" else f"{chosen.system.name} streams to {device.name}, not to wafers"
 
 
 def _uneven(chosen: Chosen) -> str:
@@ -127,11 +126,11 @@ def _shared(settings: Settings) -> int:
 def _precision(settings: Settings) -> str:
     """cbfloat16 is Cerebras' own 16-bit format; its products take the time of bf16."""
     words = {name: ours for ours, name in HALF.items()} | {"cbfloat16": "bf16", "float32": "fp32"}
-    word = settings.choice(("(precision).fp16_type",), words, "")
-    bf16 = settings.flag("(precision).use_bfloat16")
+    usual = "bf16" if settings.flag("(precision).use_bfloat16") else "fp16"
+    word = settings.choice(("(precision).fp16_type",), words, usual)
     if not settings.flag("(precision).enabled", "(precision).mixed_precision", default=True):
         return "fp32"
-    return word or ("bf16" if bf16 else "fp16")
+    return word
 
 
 def _optimizer_word(settings: Settings) -> str:
@@ -150,14 +149,6 @@ def _micro(settings: Settings) -> int | None:
 def _sparsity(settings: Settings) -> float | None:
     sparsity = settings.number("sparsity.sparsity", "trainer.init.sparsity.sparsity")
     return sparsity if sparsity is not None and 0 <= sparsity < 1 else None
-
-
-def _not_encoder(settings: Settings) -> bool:
-    return not _is_encoder(settings)
-
-
-def _write_bias(chosen: Chosen) -> bool:
-    return chosen.job.model.has_attention_bias
 
 
 ROWS: tuple[Row, ...] = (
@@ -184,13 +175,17 @@ ROWS: tuple[Row, ...] = (
         "model.attention_bias",
         "model.use_projection_bias_in_attention",
         default=_has_biases,
-        write=_write_bias,
+        write=lambda c: c.job.model.has_attention_bias,
     ),
-    Row.same("model.output_bias", "model.use_ffn_bias_in_attention", write=_write_bias),
+    Row.same(
+        "model.output_bias",
+        "model.use_ffn_bias_in_attention",
+        write=lambda c: c.job.model.has_attention_bias,
+    ),
     Row.same("model.bias", "model.use_ffn_bias", default=_has_biases),
     Row.same("model.head_bias", "model.use_bias_in_output", default=_is_encoder),
-    Row("model.causal", read=_not_encoder),
-    Row("model.final_norm", read=_not_encoder),
+    Row("model.causal", read=lambda s: not _is_encoder(s)),
+    Row("model.final_norm", read=lambda s: not _is_encoder(s)),
     Row("model.norm_vectors", "model.norm_type", read=_norm_vectors),
     Row("model.norms", "model.norm_first_sandwich", read=_norms),
     Row("model.parts", "model.embedding_layer_norm", read=_parts),
@@ -250,7 +245,6 @@ def _first_phase(document: Any) -> Any:
 
 
 def _read(source: Source, document: Any) -> Reading:
-    """Model, recipe, number of systems and micro-batch."""
     document = document if isinstance(document, Mapping) else {}
     settings = Settings.of(source, _first_phase(document), SECTIONS).read(ROWS)
     phases = document.get("trainer")
@@ -267,11 +261,6 @@ def _read(source: Source, document: Any) -> Reading:
     return Reading(settings, settings.model, recipe, layout, systems)
 
 
-def _text(comments: list[str], values: Mapping[str, Any]) -> str:
-    body = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
-    return "\n".join([*comments, body])
-
-
 def _start(chosen: Chosen) -> str:
     release = chosen.job.runtime.software_release or getattr(chosen.system, "software_release", "")
     predicted = f"; predicted for software release {release}" if release else ""
@@ -286,6 +275,8 @@ TOOL = Tool(
     read=_read,
     rows=ROWS,
     runs=StreamingLayout,
-    render=_text,
+    render=lambda comments, values: "\n".join(
+        [*comments, yaml.safe_dump(values, sort_keys=False, allow_unicode=True)]
+    ),
     start=_start,
 )

@@ -114,15 +114,17 @@ class Nearest:
             routed = sum(beyond.expert_layers)
             first, interval = _regular(beyond.expert_layers)
             if _in_layers(layers, first, interval) != beyond.expert_layers:
-                remarks.append(_irregular(beyond.expert_layers, first, interval))
+                numbers = ", ".join(str(layer) for layer, has in enumerate(beyond.expert_layers, 1) if has)
+                shown = f"{numbers[:60]}{'...' * (len(numbers) > 60)}"
+                words = f"described in every {interval}. layer after the first {first}"
+                remarks.append(Gap(f"experts in layers {shown}; {words}"))
             expert_bias = {"bias": True} if mlp_bias and not shifts else {}
             has_bias = bool(expert_bias) or bias
             layers_with = {"first_dense_layers": first, "interval": interval, **expert_bias}
             experts = _without_usual({**experts, **_groups(experts), **layers_with}, _USUAL_EXPERTS)
             lacking["a gate of the shared experts"] = routed * hidden * beyond.shared_gate
-            lacking["biases of the router"] = (
-                routed * experts["num_experts"] * (beyond.router_bias - has_bias)
-            )
+            differing = beyond.router_bias - has_bias
+            lacking["biases of the router"] = routed * experts["num_experts"] * differing
         divisor = next(count for count in range(min(heads, groups), 0, -1) if heads % count == 0)
         qk_layernorm = latent is None and beyond.qk_norm == 2 * width
         if latent is None:
@@ -160,9 +162,8 @@ class Nearest:
             "attention_bias": None if qkv_bias == bias else qkv_bias,
             "norms_per_layer": 1 if shared_norm else 2,
         }
-        usual = {
-            name: info.default for name, info in TransformerConfig.model_fields.items() if name not in _ALWAYS
-        }
+        known = TransformerConfig.model_fields.items()
+        usual = {name: info.default for name, info in known if name not in _ALWAYS}
         missing = {name: count for name, count in lacking.items() if count}
         return cls(_without_usual(mapped, usual), missing, remarks)
 
@@ -186,12 +187,6 @@ def _norm_words(beyond: Beyond, *, mlp_bias: bool) -> Iterator[str]:
         yield ("norms without parameters", "norms without shifts", "norms with shifts")[beyond.norm_vectors]
     if not beyond.final_norm:
         yield "no final norm"
-
-
-def _irregular(pattern: tuple[bool, ...], first: int, interval: int) -> Gap:
-    numbers = ", ".join(str(layer) for layer, has in enumerate(pattern, 1) if has)
-    shown = f"{numbers[:60]}{'...' * (len(numbers) > 60)}"
-    return Gap(f"experts in layers {shown}; described in every {interval}. layer after the first {first}")
 
 
 def _in_layers(layers: int, first: int, interval: int) -> tuple[bool, ...]:

@@ -31,13 +31,11 @@ SIGNS = {"tensor_model_parallel_size", "_target_", "encoder_seq_length", "kv_cha
 
 
 def _recognise(document: Any) -> bool:
-    """Whether this is a dump of NeMo or Megatron-Bridge."""
     names = names_in(document, "model.config", "model")
     return "num_layers" in names and not names.isdisjoint(SIGNS)
 
 
 def _read(source: Source, document: Mapping[str, Any]) -> Reading:
-    """Model, recipe and layout."""
     plain = Settings.of(source, document)
     values = {
         name: value
@@ -52,8 +50,8 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
     settings.unknown |= untold | {name.rsplit(".", 1)[-1] for name in untold}
     world = settings.integer("world_size", most=MOST_DEVICES)
     nodes = settings.integer("num_nodes", default=1, most=MOST_DEVICES)
-    ranks = settings.integer("devices", "gpus_per_node", least=-1, most=MOST_DEVICES)
-    if world is None and ranks is not None and ranks > 0:
+    ranks = settings.integer("devices", "gpus_per_node", default=-1, least=-1, most=MOST_DEVICES)
+    if world is None and ranks > 0:
         world = ranks * nodes
     reading = read_settings(settings, world)
     name = str(values.get("name") or values.get("run.name") or "")

@@ -61,8 +61,7 @@ def _vocabulary(settings: Settings) -> Any:
     size = settings.integer("vocab_size", most=MOST_VOCABULARY)
     tokenizer = settings.text("tokenizer_type", default="GPT2BPETokenizer")
     if size is None:
-        size = VOCABULARIES.get(tokenizer.casefold())
-        if size is None:
+        if (size := VOCABULARIES.get(tokenizer.casefold())) is None:
             raise settings.missing("vocab_size", "padded_vocab_size")
         settings.gap(f"a vocabulary of {size} from the type of its tokenizer, padded")
     return -(-size // multiple) * multiple
@@ -103,15 +102,6 @@ def _precision(settings: Settings) -> str:
     return half or "fp32"
 
 
-def _attention(settings: Settings) -> str | None:
-    return "flash" if "flash" in str(settings.raw("attention_config"))[:2000] else None
-
-
-def _stages(settings: Settings) -> int:
-    """A pipeline of no stages is one without pipeline parallelism."""
-    return max(1, settings.integer("pipe_parallel_size", default=1, least=0, most=MOST_DEVICES))
-
-
 ROWS: tuple[Row, ...] = (
     Row.same("layout.tensor", "model_parallel_size", default=1),
     Row.same("model.hidden_size", "hidden_size", needed=True),
@@ -143,7 +133,12 @@ ROWS: tuple[Row, ...] = (
         Row("model.experts.ffn_hidden_size", read=tool.as_in("model.ffn_hidden_size")),
         Row("model.expert_layers", "moe_expert_interval expert_interval", read=_expert_layers),
     ),
-    Row("layout.pipeline", "pipe_parallel_size", read=_stages),
+    # A pipeline of no stages is one without pipeline parallelism.
+    Row(
+        "layout.pipeline",
+        "pipe_parallel_size",
+        read=lambda s: max(1, s.integer("pipe_parallel_size", default=1, least=0, most=MOST_DEVICES)),
+    ),
     Row.same("layout.micro_batch_size", "train_micro_batch_size_per_gpu batch_size", default=1),
     Row.same("layout.zero_stage", "zero_optimization.stage zero_stage", default=0, least=0, most=3),
     Row.word("layout.recompute", "checkpoint_activations", {"full": True}, default="none"),
@@ -151,7 +146,11 @@ ROWS: tuple[Row, ...] = (
     Row.same("recipe.seq_length", "seq_length", default=tool.as_in("model.max_position_embeddings")),
     Row("recipe.precision", "precision bf16.enabled fp16.enabled", read=_precision),
     Row.optimizer("neox", "optimizer.type optimizer_type"),
-    Row("runtime.attention", "attention_config", read=_attention),
+    Row(
+        "runtime.attention",
+        "attention_config",
+        read=lambda s: "flash" if "flash" in str(s.raw("attention_config"))[:2000] else None,
+    ),
     Row(
         "recipe.dropout",
         "hidden_dropout attention_dropout",
@@ -168,7 +167,6 @@ def _recognise(document: Any) -> bool:
 
 
 def _read(source: Source, document: Mapping[str, Any]) -> Reading:
-    """Model, recipe and layout, and the number of GPUs as far as the file tells it."""
     if isinstance(document, Mapping):
         document = {str(key).replace("-", "_"): value for key, value in document.items()}
     settings = Settings.of(source, document).read(ROWS)

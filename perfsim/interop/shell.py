@@ -104,7 +104,11 @@ class _Script:
                 self.tests[-1].append(True)
             elif head in ("fi", "esac", "done"):
                 del self.tests[-1:]  # there may be none
-        branches = self._branches()
+        # An open branch is taken where its test holds and none before it did.
+        branches = [
+            None if None in before else False if True in before else present
+            for *before, present in self.tests
+        ]
         if not words or False in branches:
             return
         while words and (match := _ASSIGNMENT.fullmatch(words[0].text)) and not words[0].literal:
@@ -113,13 +117,6 @@ class _Script:
             self.last = self._test(words)
         elif words:
             self.commands.append([part for word in words for part in self.expand(word)])
-
-    def _branches(self) -> list[bool | None]:
-        """Whether each open branch is taken: where its test holds and none before it did."""
-        return [
-            None if None in before else False if True in before else present
-            for *before, present in self.tests
-        ]
 
     def _test(self, words: list[_Word]) -> bool | None:
         """The truth of `[ a = b ]`, `[[ -z $a ]]` and the like; None where it cannot be known."""
@@ -286,7 +283,10 @@ def flags_of(text: str, needed: str) -> tuple[dict[str, str | bool], dict[str, s
     bare = [word for command in commands if command[0].startswith("--") for word in command]
     all_variables = " ".join(part for value in script.variables.values() for part in value).split()
     candidates = [*(command for command in commands if not command[0].startswith("--")), bare]
-    words = next(filter(lambda command: _has(command, needed), candidates), all_variables)
+    named = ([word.split("=")[0].replace("_", "-") for word in command] for command in candidates)
+    words = next(
+        (words for words, names in zip(candidates, named, strict=True) if needed in names), all_variables
+    )
     flags: dict[str, str | bool] = {}
     for index, word in enumerate(words):
         following = words[index + 1] if index + 1 < len(words) else "--"
@@ -298,7 +298,3 @@ def flags_of(text: str, needed: str) -> tuple[dict[str, str | bool], dict[str, s
         is_value = not following.startswith("--") and not re.fullmatch(r"-[a-z]", following)
         flags[name.replace("-", "_")] = value if equals else following if is_value else True
     return flags, {name: " ".join(value) for name, value in script.variables.items()}
-
-
-def _has(words: list[str], flag: str) -> bool:
-    return any(word.startswith("--") and word.split("=")[0].replace("_", "-") == flag for word in words)

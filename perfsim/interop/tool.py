@@ -338,10 +338,6 @@ TF32_PRODUCTS = Row.lacks(
 
 
 # -------------------------------------------------------------------------------------- the tool
-def _nothing(*_: object) -> str:
-    return ""
-
-
 @dataclass(frozen=True)
 class Tool:
     """A tool: how its files are recognised and read, its settings, and how a plan is written for it."""
@@ -357,9 +353,9 @@ class Tool:
     rows: tuple[Row, ...] = ()
     runs: type[Layout] | None = None
     """The layouts of plans that it is told; None where it is only read."""
-    render: Callable[[list[str], Mapping[str, Any]], str] = _nothing
+    render: Callable[[list[str], Mapping[str, Any]], str] = lambda *_: ""
     """The text of comments and of the tree of settings, in the order of the table."""
-    start: Callable[[Chosen], str] = _nothing
+    start: Callable[[Chosen], str] = lambda _: ""
     """The comment that says how the settings are used."""
     comment: str = "# "
     """Begins a line of comment."""
@@ -370,16 +366,14 @@ class Tool:
         LayoutError is for a layout of the right kind, so that another one may do.
         """
         if self.runs is None or not isinstance(chosen.layout, self.runs):
-            machines = "GPUs" if self.runs is ParallelLayout else "wafers"
+            machines = f"on {'GPUs' if self.runs is ParallelLayout else 'wafers'}"
             raise InputError(
-                f"{self.title} trains on {machines}; {chosen.system.name} is a {chosen.system.kind}"
+                f"{self.title} trains {machines}; {chosen.system.name} is a {chosen.system.kind}"
             )
         layout = text_of(chosen.layout)
         refusals = [row.refusal(chosen) for row in self.rows if row.refusal is not None]
-        if any(refusals):
-            raise LayoutError(
-                [Problem(f"{self.title} cannot run {layout}: {text}") for text in refusals if text]
-            )
+        if problems := [Problem(f"{self.title} cannot run {layout}: {text}") for text in refusals if text]:
+            raise LayoutError(problems)
         job = chosen.job
         machine = chosen.system.machine(chosen.layout.num_devices)
         gaps = [row.gap(chosen) for row in self.rows if row.gap is not None]

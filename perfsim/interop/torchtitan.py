@@ -53,20 +53,6 @@ def _staged(chosen: Chosen) -> bool:
     return bool(chosen.layout.pipeline > 1)
 
 
-def _groups_of_shards(chosen: Chosen) -> Any:
-    layout = chosen.layout
-    return layout.replicas // layout.shards if layout.zero_stage else layout.data
-
-
-def _shards(chosen: Chosen) -> int:
-    return chosen.layout.shards // chosen.layout.context if chosen.layout.zero_stage else 1
-
-
-def _local_batch(chosen: Chosen) -> int:
-    """Sequences of a replica at once: all micro-batches of a pipeline, else one."""
-    return int(chosen.layout.micro_batch_size * (chosen.num_microbatches if _staged(chosen) else 1))
-
-
 def _layers_per_stage(chosen: Chosen) -> int | None:
     layout = chosen.layout
     even = _staged(chosen) and layout.layers_per_stage is None
@@ -136,7 +122,6 @@ def _precision(settings: Settings) -> str:
 
 
 def _flavor(settings: Settings) -> Nearest | None:
-    """The model of a known flavor."""
     name = settings.text("model.name", "model_spec.name").casefold()
     flavor = settings.text("model.flavor", "model_spec.flavor").casefold()
     shape = FLAVORS.get((name, flavor))
@@ -152,22 +137,36 @@ def _flavor(settings: Settings) -> Nearest | None:
 
 
 def _degree(field: str, name: str, *, usual: int | None = None, write: Write | None = None) -> Row:
-    """A degree of parallelism."""
     return Row.same(field, f"parallelism.{name}_degree", usual=usual, default=1, write=write)
 
 
 PIPELINE = "parallelism.pipeline_parallel_"
 ROWS: tuple[Row, ...] = (
-    Row("(micro-batches)", "training.local_batch_size training.batch_size", _local_batch),
+    # Sequences of a replica at once: all micro-batches of a pipeline, else one.
+    Row(
+        "(micro-batches)",
+        "training.local_batch_size training.batch_size",
+        lambda c: c.layout.micro_batch_size * (c.num_microbatches if _staged(c) else 1),
+    ),
     Row.same("recipe.global_batch_size", "training.global_batch_size", least=-1),
     Row.same("recipe.seq_length", "training.seq_len"),
     Row.spelled(
         "recipe.precision", "training.mixed_precision_param model.converters", PRECISIONS, _precision
     ),
     Row("recipe.reduce_precision", "training.mixed_precision_reduce", lambda _: "float32"),
-    _degree("(groups of shards)", "data_parallel_replicate", write=_groups_of_shards),
+    _degree(
+        "(groups of shards)",
+        "data_parallel_replicate",
+        write=lambda c: c.layout.replicas // c.layout.shards if c.layout.zero_stage else c.layout.data,
+    ),
     # -1 is what the other degrees leave.
-    Row.same("(shards)", "parallelism.data_parallel_shard_degree", default=-1, least=-1, write=_shards),
+    Row.same(
+        "(shards)",
+        "parallelism.data_parallel_shard_degree",
+        default=-1,
+        least=-1,
+        write=lambda c: c.layout.shards // c.layout.context if c.layout.zero_stage else 1,
+    ),
     Row(
         "layout.zero_stage",
         "parallelism.fsdp_reshard_after_forward",
@@ -279,7 +278,6 @@ ROWS: tuple[Row, ...] = (
 
 # ----------------------------------------------------------------------------------------- reading
 def _recognise(document: Any) -> bool:
-    """Whether this is a job's TOML or JSON, or a log with a printed configuration."""
     if isinstance(document, str):
         return PRINTED.search(document) is not None
     others = {"parallelism", "activation_checkpoint", "experimental", "job"}
@@ -352,7 +350,6 @@ def _read_layout(
 
 
 def _read_stages(settings: Settings, layout: ParallelLayout, layers: int | None) -> ParallelLayout:
-    """The layout with the layers of its stages."""
     modules = settings.raw("parallelism.module_fqns_per_model_part")
     per_stage = settings.integer("parallelism.pipeline_parallel_layers_per_stage")
     counts: tuple[int, ...] = ()

@@ -8,7 +8,7 @@ import pytest
 
 from perfsim.base.errors import CatalogError
 from perfsim.catalog import Catalog, data_root, reader
-from perfsim.catalog.yaml_tree import parse_yaml
+from perfsim.catalog.yaml_tree import Node
 from perfsim.studies.loading import load_study
 
 MANY = 2_000
@@ -48,8 +48,8 @@ def test_a_refused_entry_of_a_list_is_one_complaint(tmp_path: Path) -> None:
 
 
 def test_a_description_extends_another_key_by_key() -> None:
-    parent, _ = parse_yaml("a: {b: 1, c: {d: 2}}\ne: 3\n7: 4\nsources: {a: x, a.c: y, e: z, 7: w}")
-    child, _ = parse_yaml("a: {c: 5}\nsources: {a.c: own}")
+    parent, _ = Node.parsed("a: {b: 1, c: {d: 2}}\ne: 3\n7: 4\nsources: {a: x, a.c: y, e: z, 7: w}")
+    child, _ = Node.parsed("a: {c: 5}\nsources: {a.c: own}")
     merged = reader._extend(child, parent)
     assert merged.plain() == {
         "a": {"b": 1, "c": 5},

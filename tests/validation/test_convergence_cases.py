@@ -15,7 +15,7 @@ from perfsim.convergence.critical_batch import (
     fit_hyperbola,
     relative_error,
 )
-from perfsim.evidence.cases import ConvergenceCase, read_cases
+from perfsim.evidence.cases import CaseRows, ConvergenceCase
 from perfsim.evidence.score import validate_convergence
 
 CASES_FILE = Path(__file__).parents[2] / "studies" / "validation" / "convergence.yaml"
@@ -126,7 +126,7 @@ def test_bert_recipe_steps_defeat_extrapolation_and_the_band_says_so(
 
 def test_score_of_the_public_cases() -> None:
     """Without the expectation of B_crit: 4.3 and 16.1 %, and 7.4 and 20.9 % for the larger batch."""
-    result = validate_convergence(read_cases(CASES_FILE, ConvergenceCase).cases)
+    result = validate_convergence(CaseRows.read(CASES_FILE, ConvergenceCase))
     single = result["summary"]
     larger = result["larger_batch"]
     baseline = result["baseline"]
@@ -147,7 +147,7 @@ def test_the_score_does_not_hang_on_the_expected_critical_batch(
 ) -> None:
     monkeypatch.setattr(critical_batch, "PRIOR_LOG", expected)
     monkeypatch.setattr(critical_batch, "PRIOR_ERROR_LOG", error)
-    result = validate_convergence(read_cases(CASES_FILE, ConvergenceCase).cases)
+    result = validate_convergence(CaseRows.read(CASES_FILE, ConvergenceCase))
     assert result["summary"]["median_ape"] < 0.045
     assert result["larger_batch"]["p90_ape"] < 0.18
 
@@ -159,7 +159,7 @@ def test_measured_critical_batches_lie_where_they_are_expected(cases: dict[str, 
 
 
 def test_only_fine_tuning_is_refused() -> None:
-    result = validate_convergence(read_cases(CASES_FILE, ConvergenceCase).cases)
+    result = validate_convergence(CaseRows.read(CASES_FILE, ConvergenceCase))
     assert {line["id"]: line["error"].partition(" refused")[0] for line in result["failed"]} == {
         "llama2_70b_lora_training_5.1.0": "5 of 5"
     }

@@ -8,7 +8,6 @@ from typing import Any, Literal, NamedTuple
 
 from perfsim.base.errors import LayoutError, Problem
 from perfsim.base.sizes import passes_problem
-from perfsim.base.text import nearest_divisors
 from perfsim.network import FatTree
 from perfsim.specs.layout import AXES, ParallelLayout
 from perfsim.specs.model import layer_kinds
@@ -63,12 +62,19 @@ def _indivisible(
     layout: ParallelLayout, rule: str, words: str, count: int, wanted: int, least: int = 1
 ) -> Refusal:
     """A refusal of a field that must divide a number, with the nearest divisors in words and in layouts."""
-    near = nearest_divisors(count, wanted, least)
+    near = _nearest_divisors(count, wanted, least)
     return _refused(layout, rule, f"{words}; nearest: {_either(near)}", *({rule: number} for number in near))
 
 
 def _either(numbers: Sequence[int]) -> str:
     return " or ".join(map(str, numbers))
+
+
+def _nearest_divisors(count: int, wanted: int, least: int = 1) -> list[int]:
+    """The divisor of `count` nearest to `wanted`, of those from `least` on; two that are equally near."""
+    divisors = [number for number in range(least, count + 1) if count % number == 0]
+    least_apart = min(abs(number - wanted) for number in divisors)
+    return [number for number in divisors if abs(number - wanted) == least_apart]
 
 
 def _of_devices(
@@ -206,7 +212,9 @@ def _of_experts(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
         yield _refused(layout, "sequence_parallel", words, {"sequence_parallel": True})
 
 
-DEGREE_RULES: Mapping[Literal["tensor", "context", "expert"], Callable[..., Iterator[Refusal]]] = {
+DEGREE_RULES: Mapping[
+    Literal["tensor", "context", "expert"], Callable[[Job, ParallelLayout], Iterator[Refusal]]
+] = {
     "tensor": _of_tensor,
     "context": _of_context,
     "expert": _of_experts,
@@ -231,7 +239,7 @@ def _of_stages(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
     most_even = divided(layout.schedule, layout.pipeline, chunks, layers).layers
     if given is None:
         if layers % stages:
-            near = nearest_divisors(layers, stages)
+            near = _nearest_divisors(layers, stages)
             words = f"{layers} layers do not divide over {stages} stages; nearest: {_either(near)}"
             mends: list[dict[str, Any]] = [
                 {"pipeline": count // chunks} for count in near if count % chunks == 0
@@ -260,7 +268,7 @@ def _of_batch(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
             f"{max(1, round(job.global_batch_size / per_pass)) * per_pass}"
         )
         share, rest = divmod(job.global_batch_size, layout.data)
-        near = [] if rest or not share else nearest_divisors(share, layout.micro_batch_size)
+        near = [] if rest or not share else _nearest_divisors(share, layout.micro_batch_size)
         yield _refused(layout, "micro_batch_size", words, *({"micro_batch_size": size} for size in near))
         return
     microbatches = job.global_batch_size // per_pass

@@ -18,7 +18,7 @@ from perfsim.base.errors import CatalogError, InputError
 from perfsim.catalog import KINDS as CATALOGUED
 from perfsim.catalog import data_root, default_catalog, parse_file
 from perfsim.catalog.schema import yaml_schema
-from perfsim.catalog.yaml_tree import read_yaml
+from perfsim.catalog.yaml_tree import Node
 from perfsim.cli import main
 from perfsim.evidence.cases import ConvergenceFile
 from perfsim.specs.hardware import LinkSpec
@@ -32,7 +32,7 @@ def validator(kind: str) -> Draft202012Validator:
 
 def written(path: Path) -> Any:
     """A file as it stands, before `extends` and names are followed."""
-    return read_yaml(path)[0].plain()
+    return Node.read(path)[0].plain()
 
 
 def kind_of_file(folder: str, data: Any) -> str:

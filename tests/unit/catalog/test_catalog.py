@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from perfsim.base.errors import CatalogError, Problem
 from perfsim.catalog import Catalog, data_root, default_catalog, load_mapping, parse_file, yaml_tree
-from perfsim.catalog.yaml_tree import parse_yaml
+from perfsim.catalog.yaml_tree import Node
 from perfsim.specs.hardware import GpuClusterSpec, WaferClusterSpec
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import TransformerConfig
@@ -155,7 +155,7 @@ def either_loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_scalar_means_what_people_read(text: str, value: object) -> None:
-    root, listed = parse_yaml(f"key: {text}\n")
+    root, listed = Node.parsed(f"key: {text}\n")
     assert not listed
     read = root.plain()["key"]
     assert read == value
@@ -184,7 +184,7 @@ def test_scalar_means_what_people_read(text: str, value: object) -> None:
     ],
 )
 def test_trap_is_reported_where_it_stands(text: str, place: tuple[int, int], said: str) -> None:
-    _, listed = parse_yaml(text)
+    _, listed = Node.parsed(text)
     (problem,) = listed
     assert said in problem.message
     assert (problem.line, problem.column) == place
@@ -207,7 +207,7 @@ def test_trap_is_reported_where_it_stands(text: str, place: tuple[int, int], sai
     ],
 )
 def test_malformed_yaml_is_refused_with_its_line(text: str, line: int) -> None:
-    (problem,) = problems(lambda: parse_yaml(text, "some.yaml"))
+    (problem,) = problems(lambda: Node.parsed(text, "some.yaml"))
     assert problem.file == "some.yaml"
     assert problem.line == line
 
@@ -217,7 +217,7 @@ def test_malformed_yaml_is_refused_with_its_line(text: str, line: int) -> None:
     [("a: b: c\n", "stand in one column"), ("a:\n\t- b\n", "with spaces"), ("a: @x\n", "a sign such as @")],
 )
 def test_malformed_yaml_is_refused_with_what_to_write(text: str, proposed: str) -> None:
-    (problem,) = problems(lambda: parse_yaml(text))
+    (problem,) = problems(lambda: Node.parsed(text))
     assert proposed in problem.help
 
 
@@ -234,7 +234,7 @@ def test_malformed_yaml_is_refused_with_what_to_write(text: str, proposed: str) 
 )
 def test_emptiness_and_absurd_nesting_are_refused_and_end_no_process(text: str, said: str) -> None:
     with pytest.raises(CatalogError, match=said):
-        parse_yaml(text)
+        Node.parsed(text)
 
 
 def test_file_that_is_no_text_is_refused(tmp_path: Path) -> None:

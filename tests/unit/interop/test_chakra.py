@@ -10,7 +10,7 @@ import pytest
 import perfsim as ps
 from perfsim.base.errors import InputError, PerfsimError
 from perfsim.interop import chakra
-from perfsim.interop.chakra import ExecutionTrace, is_chakra
+from perfsim.interop.chakra import ExecutionTrace
 from perfsim.interop.formats import import_file
 from perfsim.prediction.prediction import Prediction
 
@@ -32,7 +32,7 @@ def files(step: Prediction, tmp_path_factory: pytest.TempPathFactory) -> list[Pa
 def test_each_class_of_ranks_has_a_file(files: list[Path]) -> None:
     assert [path.name for path in files] == ["step.0.et", "step.12.et", "step.4.et", "step.8.et"]
     assert [ExecutionTrace.read(path).attributes["ranks"] for path in files] == [4, 4, 4, 4]
-    assert all(is_chakra(path) for path in files)
+    assert all(ExecutionTrace.recognise(path) for path in files)
 
 
 def test_every_task_stands_in_the_file_of_its_rank_with_its_times(
@@ -81,7 +81,7 @@ def test_a_collective_of_two_stages_is_a_node_of_both(files: list[Path]) -> None
 
 def test_a_wafer_has_one_file_with_its_memory(tmp_path: Path) -> None:
     step = ps.predict(model="gpt3_xl", system="cs-2", devices=2, batch=64)
-    (path,) = chakra.write_chakra(step.run.trace, tmp_path / "wafer.et")
+    (path,) = chakra.ExecutionTrace.write(step.run.trace, tmp_path / "wafer.et")
     summary = ExecutionTrace.read(path).summary()
     assert {"MEM_LOAD_NODE", "MEM_STORE_NODE", "COMP_NODE", "COMM_COLL_NODE"} == set(summary["by_type"])
     assert summary["critical_path_s"] == pytest.approx(step.run.trace.makespan_s)
@@ -122,7 +122,7 @@ def test_a_file_of_another_tool_is_read(tmp_path: Path) -> None:
 def test_what_is_no_trace_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
     path = tmp_path / "x.et"
     path.write_bytes(data)
-    assert not is_chakra(path)
+    assert not ExecutionTrace.recognise(path)
     with pytest.raises(InputError, match=message):
         ExecutionTrace.read(path)
     with pytest.raises(InputError, match="there is no such file"):
