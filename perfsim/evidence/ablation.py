@@ -16,7 +16,7 @@ import numpy as np
 from perfsim.base.arrays import Bools, Floats
 from perfsim.catalog import default_catalog
 from perfsim.costs.gemm import GemmModel, Geometry
-from perfsim.costs.gpu import GpuCosts, narrow_gemm
+from perfsim.costs.gpu import GpuCosts
 from perfsim.engine.trace import Trace
 from perfsim.evidence.cases import PlacedCase
 from perfsim.machines.gpu_cluster import gpu_plan
@@ -117,7 +117,7 @@ def _no_waves(costs: GpuCosts) -> GemmModel:
 def _fractions_of_16_bits(costs: GpuCosts) -> dict[Precision, GemmModel]:
     gpu = costs.gpu.model_copy(update={"narrow": {}})
     device = costs.topology.system.device
-    return {name: narrow_gemm(costs.gemm, gpu, device, name) for name in costs.narrow}
+    return {name: costs.gemm.narrow(gpu, device, name) for name in costs.narrow}
 
 
 def _no_bridge(costs: GpuCosts) -> CollectiveModel:

@@ -20,7 +20,7 @@ from perfsim.engine.failures import (
 )
 from perfsim.engine.trace import Trace
 from perfsim.machines.placement import MOST_TASKS, Placed, place, place_stragglers
-from perfsim.network import Topology, degraded
+from perfsim.network import Topology
 from perfsim.network.collectives import num_steps, tree_rounds
 from perfsim.prediction.run import Evaluation, Perturbed
 from perfsim.specs.calibration import CollectiveOp
@@ -41,7 +41,7 @@ def perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
             raise InputError(f"straggler {straggler.rank}: the ranks are 0 to {last}")
     if evaluation.perturbed is not None:
         raise InputError("this step is perturbed already")
-    topology = degraded(plan.topology, {link.link: link.left for link in spec.links})
+    topology = plan.topology.degraded({link.link: link.left for link in spec.links})
     replicas = evaluation.graph.width // plan.layout.tensor
     apart = bool(spec.jitter) and replicas * len(evaluation.graph) <= MOST_TASKS
     numbers = range(spec.draws if spec.is_random else 1)

@@ -13,7 +13,6 @@ from typing import Any, get_args
 import numpy as np
 
 from perfsim.base.errors import InputError, LimitError, PerfsimError
-from perfsim.costs.price import mean_s
 from perfsim.costs.wafer import StreamingRoof
 from perfsim.engine.limits import present_limits
 from perfsim.engine.trace import Trace
@@ -69,13 +68,13 @@ class Why:
         else:
             cause = "compute"
             recompute = run.breakdown_s.get("recompute", 0.0) / step_s
-            remedy = machine.compute_remedy(plan, mean_s(graph, costs.movement_s) / step_s, recompute)
+            remedy = machine.compute_remedy(plan, graph.mean_over_steps(costs.movement_s) / step_s, recompute)
         mentioned = ["compute", *(wait for wait in waits if parts[wait] >= MENTIONED * step_s)]
         shares = ", ".join(f"{name} {100 * parts[name] / step_s:.1f} %" for name in mentioned)
         verb = "Bound by compute" if cause == "compute" else f"Slowed by {cause}"
         about = "" if roof is None else roof.about("" if lane is None else lane.name)
         sentence = f"{verb}: {shares} of the step. {about}Nearest remedy: {remedy}."
-        return cls(cause, parts, remedy, sentence, mean_s(graph, costs.fixed_s), roof)
+        return cls(cause, parts, remedy, sentence, graph.mean_over_steps(costs.fixed_s), roof)
 
 
 DECIDES = 0.1

@@ -15,7 +15,7 @@ from typing import Any
 from perfsim.base.errors import InputError, LimitError, PerfsimError, PlanError, Problem, within_floats
 from perfsim.convergence.wall_clock import RunPart
 from perfsim.engine.limits import present_limits
-from perfsim.network.export import network_map
+from perfsim.network.export import NetworkMap
 from perfsim.prediction.bands import Accuracy
 from perfsim.prediction.caveats import Caveat, default_settings
 from perfsim.prediction.disturbed import Resilience, perturbed
@@ -138,7 +138,7 @@ def answer_point(
         timeline=timeline(evaluation),
         timeline_devices=len(devices_of(evaluation.trace.graph)),
         roofline=Roofline.of(evaluation),
-        network=network_map(evaluation.placed.topology),
+        network=NetworkMap.of(evaluation.placed.topology),
         ramp=ramp,
         sampling=sampling,
         resilience=slowdowns,
@@ -326,8 +326,8 @@ def _result(
         seq_length=spec.recipe.seq_length,
         target_tokens=target.d_min_tokens,
         law=f"{critical.law}: {critical.source}",
-        critical_batch_tokens=critical.shown_tokens,
-        critical_batch_band_tokens=critical.shown_band_tokens,
+        critical_batch_tokens=math.nan if critical.given_length else critical.tokens,
+        critical_batch_band_tokens=(math.nan, math.nan) if critical.given_length else critical.band_tokens,
         candidates=candidates,
         verdict=sentence,
         caveats=shared_caveats(candidates),

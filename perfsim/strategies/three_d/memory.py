@@ -22,7 +22,6 @@ from perfsim.costs.memory import (
     MemoryUse,
     logit_bytes,
     routed_parameters,
-    sharded_state_bytes,
     stage_parameters,
     state_bytes,
 )
@@ -141,11 +140,11 @@ def rank_bytes(job: Job, columns: Columns, ranks: RankColumns, system: GpuCluste
     parameters = sizes.rank_parameters(ranks)
     largest = (sizes.layer + sizes.experts).max(axis=-1, keepdims=True)
     whole = (IN_FLIGHT * largest + parameters - ranks.sum_of(sizes.layer))[of_row]
-    parts = sharded_state_bytes(parameters[of_row], states, zero, data)
+    parts = states.sharded(parameters[of_row], zero, data)
     if sizes.experts.any():
         experts = ranks.sum_of(sizes.experts)[of_row]
         shards = columns.expert_replicas[:, None]
-        for name, n_bytes in sharded_state_bytes(experts, states, zero, shards).items():
+        for name, n_bytes in states.sharded(experts, zero, shards).items():
             parts[name] = parts[name] + n_bytes
     parts |= {name: held[of_row] for name, held in _held_bytes(job, alike, ranks, sizes).items()}
     has_buckets = (zero >= GRADIENTS_SHARDED) & (data > 1)
