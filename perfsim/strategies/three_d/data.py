@@ -106,12 +106,6 @@ class Replicas:
         return self.ranks._replace(size=self.shards)
 
     @property
-    def copies(self) -> RankGroup:
-        """The ranks with the same shard, one in each group."""
-        start, stride, size = self.ranks
-        return RankGroup(start, stride * self.shards, size // self.shards)
-
-    @property
     def shards_gradients(self) -> bool:
         """Whether gradients are reduce-scattered in every micro-batch (ZeRO 2)."""
         return self.zero_stage == GRADIENTS_SHARDED and self.size > 1
@@ -141,10 +135,12 @@ class Replicas:
 
     def across_works(self, num_parameters: float) -> list[Work]:
         """Sum of the shards of some gradients over groups; none where one group has all replicas."""
-        if self.zero_stage == 0 or self.copies.size == 1:
+        if self.zero_stage == 0 or self.size == self.shards:
             return []
+        start, stride, size = self.ranks
+        copies = RankGroup(start, stride * self.shards, size // self.shards)
         n_bytes = num_parameters * state_bytes(self.recipe).reduced / self.shards
-        return [self._collective("all_reduce", n_bytes, "gradient_shards", self.copies)]
+        return [self._collective("all_reduce", n_bytes, "gradient_shards", copies)]
 
     def reduce_works(self, held: Held) -> list[Work]:
         """The whole reduction of the gradients of some parameters; none where no other rank has them."""

@@ -174,8 +174,6 @@ class RankShare:
 # The slots of the schedule.
 
 PASSES: tuple[Pass, ...] = get_args(Pass)
-
-
 FREED = ("freed0", "freed1", "freed2")
 """Outputs whose tasks free gradient buffers: see `StagePass`."""
 

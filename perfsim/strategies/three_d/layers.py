@@ -360,10 +360,7 @@ class TensorGroup:
 
 
 class WeightInputs(NamedTuple):
-    """Handles of the inputs of a layer's weight gradients.
-
-    Scale and shift of norms need the gradient that is summed over tensor peers.
-    """
+    """Handles of the inputs of a layer's weight gradients; norms need those summed over tensor peers."""
 
     mlp: int
     attention: int

@@ -143,7 +143,7 @@ def rank_bytes(job: Job, columns: Columns, ranks: RankColumns, system: GpuCluste
     parts = states.sharded(parameters[of_row], zero, data)
     if sizes.experts.any():
         experts = ranks.sum_of(sizes.experts)[of_row]
-        shards = columns.expert_replicas[:, None]
+        shards = (columns.tensor * columns.replicas // (columns.expert * columns.expert_tensor))[:, None]
         for name, n_bytes in states.sharded(experts, zero, shards).items():
             parts[name] = parts[name] + n_bytes
     parts |= {name: held[of_row] for name, held in _held_bytes(job, alike, ranks, sizes).items()}
@@ -242,6 +242,24 @@ class Places(NamedTuple):
 
     def on(self, layout: ParallelLayout) -> ParallelLayout:
         return replace(layout, offload_optimizer=self.optimizer, offload_param=self.param)
+
+    @classmethod
+    def tried(cls, job: Job, topology: FatTree, space: Columns) -> Iterator[tuple[Places, Columns]]:
+        """The layouts of a space with each kind of offload that is tried; none where it is not modelled.
+
+        A device without replicas, which has nothing to shard, also has the stages at which states may leave.
+        """
+        host = topology.system.node.host
+        if host is None or job.model.experts is not None:
+            return
+        drives = [] if host.nvme is None else [cls("nvme", "cpu"), cls("nvme", "nvme")]
+        alone = space.rows((space.replicas == 1) & (space.pipeline == 1) & (space.zero == 0))
+        for places in (cls("cpu"), cls("cpu", "cpu"), *drives):
+            # Rules of `legal`: a pipeline shards no gradients that move, and only ZeRO 3 moves parameters.
+            stays = (space.pipeline == 1) | (space.zero < GRADIENTS_SHARDED)
+            yield places, space.rows(stays & ((space.zero == SHARDED) | (places.param == "none")))
+            stage = GRADIENTS_SHARDED if places.param == "none" else SHARDED
+            yield places, replace(alone, zero=np.full_like(alone.zero, stage))
 
     def shares(self, job: Job, columns: Columns, topology: FatTree) -> tuple[Floats, Floats]:
         """Shares of the fullest device's memory, and of the host's memory or drives, that layouts use."""

@@ -8,7 +8,6 @@ It rewrites the graph of a plan without offload:
   of gradients, updates and copies of parameters follow one another piece by piece.
 - Parameters of ZeRO 3 are copied to the device before they are gathered (or used, by a single rank), with two
   copies ahead. Updated parameters then stay where they are.
-
 - What a layer keeps for its backward leaves after its forward, and comes back beside the backward of the
   layer after the next. No layer begins before the second before it has left.
 
@@ -17,8 +16,8 @@ Copies have a stream for each direction, and the CPU has one for the rank's upda
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -277,24 +276,6 @@ class _Rewriter:
         if not final:  # the next step waits for its parameters
             for stream in (task.stream, f"{device.name}/h2d"):
                 self._task(WAIT, stream, [handles[1]], [], task)
-
-
-def moved_rows(job: Job, topology: FatTree, space: Columns) -> Iterator[tuple[Places, Columns]]:
-    """The layouts of a space with each kind of offload that is tried; none where it is not modelled.
-
-    A device without replicas, which has nothing to shard, also has the stages at which states may leave it.
-    """
-    host = topology.system.node.host
-    if host is None or job.model.experts is not None:
-        return
-    drives = [] if host.nvme is None else [Places("nvme", "cpu"), Places("nvme", "nvme")]
-    alone = space.rows((space.replicas == 1) & (space.pipeline == 1) & (space.zero == 0))
-    for places in (Places("cpu"), Places("cpu", "cpu"), *drives):
-        # The rules of `legal`: a pipeline shards no gradients that move, and only ZeRO 3 moves parameters.
-        stays = (space.pipeline == 1) | (space.zero < GRADIENTS_SHARDED)
-        yield places, space.rows(stays & ((space.zero == SHARDED) | (places.param == "none")))
-        stage = GRADIENTS_SHARDED if places.param == "none" else SHARDED
-        yield places, replace(alone, zero=np.full_like(alone.zero, stage))
 
 
 MANY = 1e9

@@ -92,11 +92,6 @@ class Columns:
         return self.data * self.context
 
     @property
-    def expert_replicas(self) -> Ints:
-        """Ranks with the same experts."""
-        return self.tensor * self.replicas // (self.expert * self.expert_tensor)
-
-    @property
     def slice_keys(self) -> tuple[Ints, ...]:
         """What determines the share of a layer that a rank computes for a micro-batch."""
         in_context = self.tensor, self.sequence_parallel, self.micro_batch, self.context, self.exchange

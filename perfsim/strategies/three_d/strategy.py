@@ -28,7 +28,7 @@ from perfsim.strategies.three_d.emission import StepWriter, ThreeDPlan
 from perfsim.strategies.three_d.layers import expert_load
 from perfsim.strategies.three_d.legal import RefusedLayoutError, refusals_of
 from perfsim.strategies.three_d.memory import Places, stage_memory
-from perfsim.strategies.three_d.offload import emit_offloaded, estimate_layouts_s, moved_rows
+from perfsim.strategies.three_d.offload import emit_offloaded, estimate_layouts_s
 from perfsim.strategies.three_d.space import Columns, divisors, layout_space
 from perfsim.work import GraphBuilder
 
@@ -64,7 +64,7 @@ class ThreeD:
             space = self.space(job, topology, shares_sequences=True)
             groups = [_Group.of(job, topology, space, Places())]
         if not groups[0].fits.any():
-            moved = moved_rows(job, topology, groups[0].columns)
+            moved = Places.tried(job, topology, groups[0].columns)
             groups += [_Group.of(job, topology, columns, places) for places, columns in moved]
         return groups
 
