@@ -330,7 +330,7 @@ BLOCKS: tuple[Row, ...] = (
         Row.same(
             "model.experts.ffn_hidden_size",
             "moe_intermediate_size expert_ffn_hidden_size",
-            default=tool.as_in("model.ffn_hidden_size"),
+            default=lambda s: s.ours.get("model.ffn_hidden_size"),
         ),
         Row("model.experts.shared_ffn_hidden_size", "n_shared_experts", read=_shared_width),
         Row("model.ffn_hidden_size", "intermediate_size_mlp", read=_dense_width),
