@@ -372,7 +372,6 @@ META = ("extends", *NOT_INHERITED, *PROVENANCE)
 
 
 def _without(node: Node, *names: str) -> Node:
-    """The mapping without some of its keys."""
     return replace(node, value={key: child for key, child in node.mapping.items() if key not in names})
 
 

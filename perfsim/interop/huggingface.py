@@ -110,12 +110,7 @@ PARALLEL: Fields = {"position_embedding": "rotary", "tied_embeddings": False, "n
 """Attention and MLP on one norm."""
 GPTJ: Fields = {**PARALLEL, "attention_bias": False, "head_bias": True}
 QWEN2: Fields = {**LLAMA, "attention_bias": True, "output_bias": False}
-COHERE: Fields = {
-    **LLAMA,
-    "tied_embeddings": True,
-    "norms": 1,
-    "qk_norm": _if("use_qk_norm", _of_all_heads),
-}
+COHERE: Fields = {**LLAMA, "tied_embeddings": True, "norms": 1, "qk_norm": _if("use_qk_norm", _of_all_heads)}
 BERT: Fields = {"causal": False, "final_norm": False, "parts": _bert_parts}
 OLMO2: Fields = {**LLAMA, "qk_norm": _of_all_heads}
 QWEN3: Fields = {**LLAMA, "qk_norm": _of_each_head}

@@ -65,10 +65,8 @@ def _qk_norm(settings: Settings) -> Any:
     """Parameters of the norms of queries and keys, which latent attention has in its latents."""
     if not settings.flag("qk_layernorm") or settings.flag("multi_latent_attention"):
         return 0
-    width = (
-        settings.ours.get("model.head_dim")
-        or settings.ours["model.hidden_size"] // settings.ours["model.num_attention_heads"]
-    )
+    ours = settings.ours
+    width = ours.get("model.head_dim") or ours["model.hidden_size"] // ours["model.num_attention_heads"]
     return _norm_vectors(settings) * 2 * max(1, width)
 
 

@@ -419,7 +419,6 @@ def _kind(value: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    """A value as messages show it."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > MOST_NUMBER:
         return "a very large number"
     if isinstance(value, (list, dict)):
