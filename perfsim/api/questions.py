@@ -106,8 +106,12 @@ class Rows(list[Row]):
         """The rows as a table of a notebook; all text is escaped."""
         if not self:
             return "<p>no rows</p>"
+
+        def cell(value: Any) -> str:
+            return f"{value:,.4g}" if isinstance(value, float) else str(value)
+
         head = "".join(f"<th>{escape(str(name))}</th>" for name in self[0])
-        lines = ["".join(f"<td>{escape(_cell(value))}</td>" for value in row.values()) for row in self]
+        lines = ["".join(f"<td>{escape(cell(value))}</td>" for value in row.values()) for row in self]
         body = "".join(f"<tr>{line}</tr>" for line in lines)
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
@@ -129,7 +133,3 @@ class Tabular(ABC):
 
     def _repr_html_(self) -> str:
         return self.rows()._repr_html_()
-
-
-def _cell(value: Any) -> str:
-    return f"{value:,.4g}" if isinstance(value, float) else str(value)

@@ -132,9 +132,9 @@ class StudyAnswer(StudyResult, Tabular):
         )
 
     @property
-    def figures(self) -> StudyFigures:
+    def figures(self) -> _StudyFigures:
         """The figures of the report."""
-        return StudyFigures(self)
+        return _StudyFigures(self)
 
     def rows(self) -> Rows:
         """One row a candidate: what it is, its step, and its time to the target; SI units."""
@@ -190,7 +190,7 @@ class StudyAnswer(StudyResult, Tabular):
 
 
 @dataclass(frozen=True)
-class StudyFigures:
+class _StudyFigures:
     """The figures of a study's report, as Plotly figures."""
 
     result: StudyResult
@@ -340,11 +340,3 @@ def comparison(name: Named, *, catalog: Catalog | None = None) -> Comparison:
     Raises InputError for what is wrong in the file, and what the predictions and laws of its subject raise.
     """
     return compare(load_comparison(str(name), catalog))
-
-
-def save_comparison(result: Comparison, folder: str | Path) -> Path:
-    """Write the page and `summary.json`; returns the page."""
-    from perfsim.report.validation import write_comparison
-
-    with writing(folder) as path:
-        return write_comparison(result, path)

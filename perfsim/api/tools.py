@@ -32,19 +32,19 @@ from perfsim.catalog.schema import yaml_schema
 from perfsim.catalog.yaml_tree import Node
 from perfsim.evidence.cases import (
     CaseFile,
+    CaseRows,
     CaseT,
     ConvergenceCase,
     ConvergenceFile,
     StepCase,
     public_cases,
-    read_cases,
 )
 from perfsim.evidence.own_runs import MeasuredFile
 from perfsim.evidence.score import validate_file
 from perfsim.interop.formats import Imported, read_model
 from perfsim.interop.formats import import_file as read_file
 from perfsim.prediction.question import question_of
-from perfsim.prediction.why import GapExplained, explain_gap
+from perfsim.prediction.why import GapExplained
 from perfsim.specs.model import TransformerConfig
 from perfsim.studies.axes import SweepSpec, changed_study, load_sweep
 from perfsim.studies.comparisons import ComparisonSpec
@@ -158,7 +158,7 @@ def _study(path: Path, catalog: Catalog) -> str:
 
 
 def _cases(kind: type[CaseT], path: Path, catalog: Catalog) -> str:
-    read = read_cases(path, kind, catalog)
+    read = CaseRows.read(path, kind, catalog)
     if read.refused:
         raise InputError(
             [Problem(f"case {row.id}: {row.reason}", file=str(path), line=row.line) for row in read.refused]
@@ -209,7 +209,7 @@ def why_measured(measured: str | float, **given: Any) -> GapExplained:
             measured = parse_quantity(measured, "seconds", usual="s")
         except InputError as error:
             raise InputError([replace(p, message=f"measured: {p.message}") for p in error.problems]) from None
-    return explain_gap(question_of(given), measured)
+    return GapExplained.of(question_of(given), measured)
 
 
 def _study_named(study: Named) -> StudySpec:

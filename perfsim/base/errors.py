@@ -132,10 +132,6 @@ class UnknownNameError(InputError):
         super().__init__([Problem(f"unknown {kind} {name!r}", help=did_you_mean(name, names))])
 
 
-class UnitError(InputError):
-    """A quantity without a unit, with an unknown one, or of the wrong dimension."""
-
-
 class CatalogError(InputError):
     """A YAML description that is malformed, incomplete or names something unknown."""
 
@@ -234,16 +230,12 @@ GROUPS = ("perfsim.strategies", "perfsim.machines")
 Made = TypeVar("Made")
 
 
-class PlugInError(PerfsimError):
-    """A plug-in that cannot be loaded or used; a defect of its package."""
-
-
 def made_by(point: EntryPoint, use: Callable[[Any], Made]) -> Made:
-    """What `use` makes of the object that an entry point names; PlugInError for whatever it raises."""
+    """What `use` makes of the object that an entry point names; PerfsimError for whatever it raises."""
     try:
         return use(point.load())
     except (Exception, SystemExit) as error:
-        raise PlugInError(f"{described(point)} cannot be used: {_in_one_line(error)}") from error
+        raise PerfsimError(f"{described(point)} cannot be used: {_in_one_line(error)}") from error
 
 
 def described(point: EntryPoint) -> str:

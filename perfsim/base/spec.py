@@ -75,7 +75,7 @@ class Spec(BaseModel):
         """
         if not changes:
             return self
-        words = ", ".join(f"{key}={_text(value)}" for key, value in changes.items())
+        words = ", ".join(f"{key}={getattr(value, 'name', value)}" for key, value in changes.items())
         named = (
             {"name": f"{getattr(self, 'name', '')} with {words}"} if "name" in type(self).model_fields else {}
         )
@@ -134,8 +134,3 @@ def _put(data: dict[str, Any], path: str, value: Any) -> None:
         if part is not last:
             data = data[part]
     data[last] = value
-
-
-def _text(value: Any) -> str:
-    name = getattr(value, "name", None)
-    return str(name if isinstance(name, str) else value)

@@ -1,4 +1,4 @@
-"""The nearest name that exists, and the nearest number that divides."""
+"""The nearest name that exists."""
 
 from __future__ import annotations
 
@@ -57,10 +57,3 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     if not guess and (close := [f"`{name}`" for name in _alike(word, choices)]):
         guess = f"did you mean {' or '.join(filter(None, [', '.join(close[:-1]), close[-1]]))}? "
     return f"{guess}known: {', '.join(choices)}" if choices else guess.strip()
-
-
-def nearest_divisors(count: int, wanted: int, least: int = 1) -> list[int]:
-    """The divisor of `count` nearest to `wanted`, of those from `least` on; two that are equally near."""
-    divisors = [number for number in range(least, count + 1) if count % number == 0]
-    least_apart = min(abs(number - wanted) for number in divisors)
-    return [number for number in divisors if abs(number - wanted) == least_apart]

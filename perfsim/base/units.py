@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from perfsim.base.errors import Problem, UnitError
+from perfsim.base.errors import InputError, Problem
 from perfsim.base.text import nearest
 
 DAY_S = 86_400.0
@@ -116,22 +116,17 @@ def quantity_pattern(dimension: Dimension) -> str:
     units = _UNITS[dimension]
     plain = r"(?:\d+\.?\d*|\.\d+)"
     exponent = r"[eE][-+]?\d+"
-    units_with_prefix = "|".join(_spellings(name) for name in accepted_units(dimension))
+    # A prefix may have several spellings.
+    prefixed = (re.sub("^k", "[kK]", re.sub("^u", "[uµμ]", name)) for name in accepted_units(dimension))
+    units_with_prefix = "|".join(prefixed)
     without_prefix = "|".join(re.escape(name) for name in (*units.symbols, *units.unprefixed))
     return rf"^\s*\+?{plain}(?:\s*(?:{units_with_prefix})|{exponent}\s*(?:{without_prefix}))\s*$"
-
-
-def _spellings(unit: str) -> str:
-    """A unit with every spelling of its prefix."""
-    if unit == "us":
-        return "[uµμ]s"
-    return f"[kK]{unit[1:]}" if unit[0] == "k" else unit
 
 
 def parse_quantity(text: str, dimension: Dimension, usual: str = "") -> float:
     """Turn "1.2 Tb/s" into 1.5e11: the value in SI (bytes, bytes/s, FLOP/s, s, W).
 
-    Raises UnitError where the unit is missing, unknown or of another dimension, and where the
+    Raises InputError where the unit is missing, unknown or of another dimension, and where the
     value is negative, not finite, or zero for a rate; the error suggests the nearest valid text,
     which has the `usual` unit where a unit is missing.
     """
@@ -147,7 +142,7 @@ def parse_quantity(text: str, dimension: Dimension, usual: str = "") -> float:
     return _checked(value, text, dimension)
 
 
-def _bare_number(number: float, dimension: Dimension, usual: str = "") -> UnitError:
+def _bare_number(number: float, dimension: Dimension, usual: str = "") -> InputError:
     """The error for a number without a unit; it suggests the most likely quantity."""
     meant = f"{number:g} {usual or _UNITS[dimension].usual}"
     if (
@@ -228,7 +223,7 @@ def _in_range(
     raise _refusal(f"{text!r} is too {size}: {smallest} to {largest} is possible", dimension, nearest_text)
 
 
-def _wrong_unit(text: str, number: str, unit: str, dimension: Dimension, usual: str) -> UnitError:
+def _wrong_unit(text: str, number: str, unit: str, dimension: Dimension, usual: str) -> InputError:
     """The error for a unit of another dimension or none, with the accepted unit that is most like it."""
     measured = (
         units.meaning
@@ -247,7 +242,7 @@ def _wrong_unit(text: str, number: str, unit: str, dimension: Dimension, usual: 
     return _refusal(message, dimension, f"{number} {meant}")
 
 
-def _refusal(message: str, dimension: Dimension, meant: str = "") -> UnitError:
+def _refusal(message: str, dimension: Dimension, meant: str = "") -> InputError:
     """An error with the accepted units; where there are many, with the usual prefixes only."""
     units = _UNITS[dimension]
     if units.binary:
@@ -259,7 +254,7 @@ def _refusal(message: str, dimension: Dimension, meant: str = "") -> UnitError:
             name for name in accepted_units(dimension) if name.endswith((units.symbol, *units.unprefixed))
         ]
     help_text = f"did you mean {meant!r}? " if meant else ""
-    return UnitError([Problem(message, help=f"{help_text}units: {', '.join(shown)}")])
+    return InputError([Problem(message, help=f"{help_text}units: {', '.join(shown)}")])
 
 
 def _digits(number: Decimal, precision: int | None) -> str:
@@ -309,7 +304,7 @@ def quantity(
                 raise _bare_number(plain, dimension)
             text = f"{plain:g}"
             return _in_range(_checked(plain, text, dimension), text, dimension, least, most)
-        except UnitError as error:
+        except InputError as error:
             problem = error.problems[0]
             context = {"message": problem.message, "help": problem.help}
             raise PydanticCustomError("quantity", "{message}", context) from None

@@ -29,8 +29,6 @@ Start here:
   perfsim study gpt3_20b --compare 3d,weight-streaming
   perfsim init my_study.yaml
 """
-
-
 _OTHER_VERBS = {"compare": "diff", "list": "show", "predict": "run", "simulate": "run"}
 """Verbs of other tools, and what they are here."""
 

@@ -24,14 +24,7 @@ from perfsim.cli.options import (
     scheduler_option,
     verb,
 )
-from perfsim.cli.output import (
-    Answer,
-    print_lines,
-    prints,
-    progress,
-    prose,
-    write_error,
-)
+from perfsim.cli.output import Answer, print_lines, prints, progress, prose, write_error
 
 
 @verb(
@@ -156,14 +149,32 @@ def _study(study: str, compare: list[str], verify: Any, how: How) -> None:
     kind = kind_of_study(study)
     if kind == "comparison":
         _answer_comparison(study, how)
-    elif kind == "sweep":
+        return
+    if kind == "sweep":
         if verify is not None:
             raise click.UsageError(f"--verify is for a study of candidates; {study} is a sweep")
         _answer_sweep(study, compare, how)
-    elif how.dry_run:
+        return
+    if how.dry_run:
         print_lines(_planned(study, compare, how))
-    else:
-        _answer_study(study, compare, verify, how)
+        return
+    from perfsim.api.studying import study as answer_study
+    from perfsim.report.study import study_lines
+
+    answer = answer_study(
+        study,
+        compare,
+        verify=verify,
+        changes=how.changes,
+        progress=progress(quiet=how.as_json or how.quiet),
+        jobs=how.jobs or 1,
+        scheduler=how.scheduler,
+    )
+    page = answer.save(how.out or Path("reports") / answer.study)
+    if how.table is not None:
+        answer.batch_curve.save(how.table)
+    printed = Answer(lambda: answer.document(report=str(page)), lambda: study_lines(answer), answer.check)
+    _deliver(printed, how, answer.verdict, page)
 
 
 def _deliver(answer: Answer, how: How, verdict: str, page: str | Path) -> None:
@@ -179,26 +190,6 @@ def _deliver(answer: Answer, how: How, verdict: str, page: str | Path) -> None:
     answer.check()
 
 
-def _answer_study(study: str, names: list[str], verify: Any, how: How) -> None:
-    from perfsim.api.studying import study as answer_study
-    from perfsim.report.study import study_lines
-
-    answer = answer_study(
-        study,
-        names,
-        verify=verify,
-        changes=how.changes,
-        progress=progress(quiet=how.as_json or how.quiet),
-        jobs=how.jobs or 1,
-        scheduler=how.scheduler,
-    )
-    page = answer.save(how.out or Path("reports") / answer.study)
-    if how.table is not None:
-        answer.batch_curve.save(how.table)
-    printed = Answer(lambda: answer.document(report=str(page)), lambda: study_lines(answer), answer.check)
-    _deliver(printed, how, answer.verdict, page)
-
-
 def _planned(study: str, names: list[str], how: How) -> list[str]:
     """What a study would compute: its candidates and batches."""
     from perfsim.catalog import default_catalog
@@ -208,11 +199,12 @@ def _planned(study: str, names: list[str], how: How) -> list[str]:
 
     spec = changed_study(load_study(study), how.changes, default_catalog())
     machines = [f"  {point.label}" for point in spec.points if not names or point.candidate.strategy in names]
-    count = 0 if spec.batch_sizes == "auto" else len(spec.batch_sizes)
-    batches = counted(count, "batch", "batches") if count else "batches around the critical one"
-    asked = f"{spec.model.name} by {spec.recipe.name} on {counted(len(machines), 'candidate')}"
+    batches = "batches around the critical one"
+    if spec.batch_sizes != "auto":
+        batches = counted(len(spec.batch_sizes), "batch", "batches")
+    candidates = counted(len(machines), "candidate")
     return prose(
-        f"{spec.name}: {asked}, each with {batches}",
+        f"{spec.name}: {spec.model.name} by {spec.recipe.name} on {candidates}, each with {batches}",
         *machines,
         "Nothing was computed; without --dry-run a candidate takes a few seconds.",
     )
@@ -220,15 +212,17 @@ def _planned(study: str, names: list[str], how: How) -> list[str]:
 
 def _answer_comparison(name: str, how: How) -> None:
     """Print a comparison and write its page; it plans no machine, so there is nothing to choose."""
-    from perfsim.api.studying import comparison, save_comparison
+    from perfsim.api.questions import writing
+    from perfsim.api.studying import comparison
     from perfsim.report.document import plain
-    from perfsim.report.validation import comparison_lines
+    from perfsim.report.validation import comparison_lines, write_comparison
 
     if how.dry_run:
         print_lines(prose(f"{name}: a comparison of published figures; nothing was computed"))
         return
     result = comparison(name)
-    page = save_comparison(result, how.out or Path("reports") / result.name)
+    with writing(how.out or Path("reports") / result.name) as folder:
+        page = write_comparison(result, folder)
     printed = Answer(lambda: {**plain(result), "report": str(page)}, lambda: comparison_lines(result))
     _deliver(printed, how, result.verdict, page)
 

@@ -28,7 +28,7 @@ _WORD = re.compile(r"'[^']*'|\S+")
 
 
 class _Verb(click.Command):
-    """A verb whose examples are broken like shell commands where the terminal is narrow."""
+    """A verb whose examples are broken where the terminal is narrow, so that a shell reads one command."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 (click's)
         """Write the examples below the options."""
@@ -36,32 +36,28 @@ class _Verb(click.Command):
         heading, *commands = (self.epilog or "").replace("\b", "").strip().splitlines() or [""]
         formatter.write(f"\n  {heading}\n" if heading else "")
         for command in commands:
-            formatter.write(f"{_shell_lines(command, width)}\n")
+            lines = ["   "]
+            for word in _WORD.findall(command):
+                if len(lines[-1]) + 1 + len(word) + 2 > width and lines[-1].strip():
+                    lines[-1] += " \\"
+                    lines.append("     ")
+                lines[-1] += f" {word}"
+            formatter.write("\n".join(lines) + "\n")
 
 
-class VerbGroup(_Verb, click.Group):
+class _Parts(_Verb, click.Group):
     """The same for a verb of several parts."""
 
 
-def _shell_lines(command: str, width: int) -> str:
-    """A command in lines no wider than `width`, which a shell reads as one."""
-    lines = ["   "]
-    for word in _WORD.findall(command):
-        if len(lines[-1]) + 1 + len(word) + 2 > width and lines[-1].strip():
-            lines[-1] += " \\"
-            lines.append("     ")
-        lines[-1] += f" {word}"
-    return "\n".join(lines)
-
-
 def verb(
-    short_help: str, *examples: str, heading: str = "Examples:", cls: type[click.Command] = _Verb
+    short_help: str, *examples: str, heading: str = "Examples:", parts: bool = False
 ) -> Callable[[Callable[..., None]], Any]:
-    """Make a function a verb of its name, with one line of help and with examples below their heading."""
+    """Make a function a verb of its name, of `parts` or not, with one line of help and with examples."""
     epilog = "".join(f"{line}\n" for line in ("\b", heading, *(f"  {example}" for example in examples)))
 
     def made(function: Callable[..., None]) -> click.Command:
         name = function.__name__.strip("_")
+        cls = _Parts if parts else _Verb
         VERBS.append(click.command(name, cls=cls, short_help=short_help, epilog=epilog)(function))
         return VERBS[-1]
 
@@ -99,7 +95,9 @@ class LateChoice(click.Choice):  # type: ignore[type-arg]  # generic in later re
 
 
 def complete(kind: str) -> Completed:
-    """A completion by the catalogue's names of a kind, and by files."""
+    """A completion by the catalogue's names of a kind, and by files; by settings for `layout`."""
+    if kind == "layout":
+        return _complete_layout
 
     def names(_context: click.Context, _parameter: click.Parameter, start: str) -> list[CompletionItem]:
         from perfsim.catalog import default_catalog
@@ -111,7 +109,9 @@ def complete(kind: str) -> Completed:
     return names
 
 
-def complete_layout(_context: click.Context, _parameter: click.Parameter, start: str) -> list[CompletionItem]:
+def _complete_layout(
+    _context: click.Context, _parameter: click.Parameter, start: str
+) -> list[CompletionItem]:
     """The next setting of a layout that is not given yet, or its value where that is a word."""
     from perfsim.specs.layout import AXES, ParallelLayout
     from perfsim.strategies.schedules import SCHEDULES
@@ -128,8 +128,6 @@ def complete_layout(_context: click.Context, _parameter: click.Parameter, start:
             items += ([f"{short}={word}" for word in words] * (short == setting)) if equals else [f"{short}="]
     return [CompletionItem(f"{before}{comma}{text}") for text in items if text.startswith(item)]
 
-
-# Options.
 
 emit_option = click.option(
     "--emit",
@@ -161,7 +159,7 @@ def asks(asker: Asker, *, required: bool = True) -> Callable[[Callable[..., Any]
         kind: Any = click.Choice(entry.choices) if entry.choices else str
         if entry.number:
             kind = ranges[entry.number](entry.least, entry.most)
-        completed = complete(entry.kind) if entry.kind else None
+        completed = "layout" if entry.name == "layout" else entry.kind
         options.append(
             click.option(
                 *(f"--{name.replace('_', '-')}" for name in (entry.name, entry.synonym) if name),
@@ -170,7 +168,7 @@ def asks(asker: Asker, *, required: bool = True) -> Callable[[Callable[..., Any]
                 required=required and entry.required,
                 metavar=entry.example or None,
                 help=f"{entry.help}{entry.otherwise}",
-                shell_complete=complete_layout if entry.name == "layout" else completed,
+                shell_complete=complete(completed) if completed else None,
             )
         )
         if entry.name == "batch":
@@ -211,15 +209,21 @@ def _pairs(_context: click.Context, option: click.Parameter, texts: Sequence[str
     return given
 
 
-def pairs_option(argument: str, metavar: str, help_text: str) -> Callable[[Function], Function]:
-    """`--set KEY=VALUE`, which may be repeated."""
-    return click.option("--set", argument, multiple=True, metavar=metavar, help=help_text, callback=_pairs)
-
-
-set_option = pairs_option(
+set_option = click.option(
+    "--set",
     "changes",
-    "PATH=VALUE",
-    "Change a value, such as recipe.precision=fp8 or system.node.nics=4. May be repeated.",
+    multiple=True,
+    metavar="PATH=VALUE",
+    help="Change a value, such as recipe.precision=fp8 or system.node.nics=4. May be repeated.",
+    callback=_pairs,
+)
+given_option = click.option(
+    "--set",
+    "given",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A value that FILE lacks or computes, by its name in FILE. May be repeated.",
+    callback=_pairs,
 )
 
 
@@ -234,12 +238,6 @@ def path_option(
         return path
 
     return click.option(name, type=click.Path(path_type=Path), help=help_text, callback=check)
-
-
-def _check_table(path: Path, option: str) -> None:
-    if path.suffix not in (".csv", ".parquet"):
-        raise click.BadParameter(f"{path}: a table is written as .csv or .parquet", param_hint=option)
-    check_file(path, option)
 
 
 def _with(verb: Callable[..., Any], *options: Callable[[Any], Any]) -> Any:
@@ -304,9 +302,15 @@ class How:
 
 def answers(out: str, rows: str, processes: str) -> Callable[[Callable[..., Any]], Any]:
     """The options of a verb that answers a file; the verb gets them as `how`."""
+
+    def check_table(path: Path, option: str) -> None:
+        if path.suffix not in (".csv", ".parquet"):
+            raise click.BadParameter(f"{path}: a table is written as .csv or .parquet", param_hint=option)
+        check_file(path, option)
+
     options = (
         path_option("--out", out, None),
-        path_option("--table", f"Also write {rows} as a .csv or .parquet FILE.", _check_table),
+        path_option("--table", f"Also write {rows} as a .csv or .parquet FILE.", check_table),
         set_option,
         count("--jobs", f"Processes. [default: {processes}]"),
         scheduler_option,

@@ -29,9 +29,16 @@ SECONDS_IN_A_LOG = 30.0
 JSON_HELP = "One JSON document on standard output, nothing else."
 _COUNTED = re.compile(r"([\d,]+) of ([\d,]+) ([^:,]*)")
 """`12 of 26 points, about 10 s left`; `0 of 4 candidates: 3d on 8 A100-80GB`."""
+_ASCII = str.maketrans(
+    {
+        "\u00d7": "x", "\u2013": "-", "\u2014": "-", "\u2212": "-", "\u00b5": "u", "\u03bc": "u",
+        "\u2264": "<=", "\u2265": ">=", "\u2248": "~", "\u2026": "...", "\u2018": "'", "\u2019": "'",
+        "\u201c": '"', "\u201d": '"', "\u00a0": " ", "\u00b1": "+/-", "\u00b7": "*", "\u2192": "->",
+    }
+)  # fmt: skip
 
 
-class Meter:
+class _Meter:
     """Shows how far a verb is, with rate and remaining time.
 
     It draws only when it is told something, so that no thread runs while processes are forked; a
@@ -74,7 +81,10 @@ class Meter:
             self.total = total
         self.ended = ended
         if not sys.stderr.isatty():
-            self._log(f"{ended:,} of {total:,} tasks simulated")
+            now_s = time.monotonic()
+            if not self.quiet and now_s - self.shown_s >= SECONDS_IN_A_LOG and os.getpid() == self.owner:
+                self.shown_s = now_s
+                click.echo(f"{ended:,} of {total:,} tasks simulated", err=True)
         elif not self.counts_items:
             long = time.monotonic() - self.step_began_s >= SECONDS_BEFORE_A_BAR
             words = ("tasks of a step", ended, total) if long else ("tasks", self.before + ended, None)
@@ -85,12 +95,6 @@ class Meter:
         if self.bar is not None and os.getpid() == self.owner:
             self.bar.stop()
             self.bar = self.row = None
-
-    def _log(self, line: str) -> None:
-        now_s = time.monotonic()
-        if not self.quiet and now_s - self.shown_s >= SECONDS_IN_A_LOG and os.getpid() == self.owner:
-            self.shown_s = now_s
-            click.echo(line, err=True)
 
     def _draw(self, words: str, done: int | None, total: int | None) -> None:
         now_s = time.monotonic()
@@ -143,24 +147,19 @@ def _new_bar() -> Progress:
     return Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True)
 
 
-_RUNNING: list[Meter] = []
+_RUNNING: list[_Meter] = []
 
 
 @contextmanager
-def metered() -> Iterator[Meter]:
+def metered() -> Iterator[_Meter]:
     """The meter of a verb, while it runs."""
-    meter = Meter()
+    meter = _Meter()
     _RUNNING.append(meter)
     try:
         yield meter
     finally:
         _RUNNING.pop()
         meter.stop()
-
-
-def _present_meter() -> Meter:
-    """The meter of the verb that runs."""
-    return _RUNNING[-1] if _RUNNING else Meter()
 
 
 # How every verb prints: JSON for programs, lines for people, progress on standard error.
@@ -173,9 +172,7 @@ def write_error(text: str) -> None:
         for char in text.expandtabs(1)
     )
     if not shown.isascii() and sys.stderr is not None:
-        from perfsim.report.text import encodable
-
-        shown = encodable(shown, sys.stderr.encoding or "ascii")
+        shown = _encodable(shown, sys.stderr.encoding or "ascii")
     if sys.stderr is not None and sys.stderr.isatty():
         # Lines that are too wide for the terminal are broken at spaces, under their own indent.
         lines = []
@@ -192,12 +189,22 @@ def write_error(text: str) -> None:
     click.echo(shown, err=True, nl=False)
 
 
+def _encodable(text: str, encoding: str) -> str:
+    """The text as a terminal of that encoding can show it; control characters are removed."""
+    text = "".join(char for char in text if char == "\n" or unicodedata.category(char)[0] != "C")
+    try:
+        text.encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        folded = unicodedata.normalize("NFKD", text.translate(_ASCII))
+        kept = "".join(char for char in folded if not unicodedata.combining(char))
+        return kept.encode("ascii", "replace").decode("ascii")
+    return text
+
+
 def print_lines(lines: Sequence[str]) -> None:
     """Lines for a person, in characters that the terminal can show, and in colour on one that has it."""
-    from perfsim.report.text import encodable
-
     _needs_output()
-    text = encodable("\n".join(lines), sys.stdout.encoding or "ascii")
+    text = _encodable("\n".join(lines), sys.stdout.encoding or "ascii")
     # https://no-color.org
     forced = bool(os.environ.get("FORCE_COLOR"))
     on_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
@@ -268,14 +275,15 @@ _STYLES = (
 
 def _needs_output() -> None:
     """Remove the bar, whose line the answer would share; PerfsimError where standard output is closed."""
-    _present_meter().stop()
+    if _RUNNING:
+        _RUNNING[-1].stop()
     if sys.stdout is None:
         raise PerfsimError("standard output is closed: the answer cannot be printed")
 
 
 def progress(*, quiet: bool = False, in_a_log: bool = False) -> Callable[[str], None]:
     """A function that tells what is being computed: by a bar on a terminal, elsewhere by lines `in_a_log`."""
-    meter = _present_meter()
+    meter = _RUNNING[-1] if _RUNNING else _Meter()
     meter.quiet = quiet
     if quiet or sys.stderr.isatty() or not in_a_log:
         return meter.tell

@@ -15,15 +15,13 @@ from perfsim.base.files import check_file, check_folder, must_exist, write_file
 from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
 from perfsim.cli.options import (
     LateChoice,
-    VerbGroup,
     asks,
     compare_option,
     complete,
-    complete_layout,
     count,
     flag,
+    given_option,
     limits,
-    pairs_option,
     path_option,
     set_option,
     verb,
@@ -35,8 +33,6 @@ if TYPE_CHECKING:
     from perfsim.evidence.left_out import LeavingOut
     from perfsim.specs.calibration import Calibration
 
-
-# `perfsim calibrate`: constants from your own measurements.
 
 _source_option = click.option(
     "--source", default="", metavar="ID", help="Source id of the measurements. [default: the file's name]"
@@ -62,7 +58,7 @@ def _files(name: str, **known: Any) -> Callable[[Callable[..., Any]], Callable[.
     "perfsim calibrate gemm gemms.csv --device h100-sxm5-80gb --out mine.yaml",
     "perfsim calibrate collective all_reduce.txt all_gather.txt --link nvlink4 --out links.yaml",
     "perfsim calibrate steps measured.yaml --out cluster.yaml",
-    cls=VerbGroup,
+    parts=True,
 )
 def _calibrate() -> None:
     """Fit constants of a device, a link, a cluster or a training run to your own measurements."""
@@ -103,7 +99,7 @@ def _part(short_help: str, *, folder: bool = False) -> Callable[[Callable[..., S
     return made
 
 
-@_calibrate.command("script", short_help="Print a PyTorch script that writes a table for gemm.")  # type: ignore[untyped-decorator]  # VerbGroup
+@_calibrate.command("script", short_help="Print a PyTorch script that writes a table for gemm.")  # type: ignore[untyped-decorator]  # a group
 def _script() -> None:
     """Print a script that times matrix products on your GPU with PyTorch, as a table for `calibrate gemm`."""
     from perfsim.catalog import data_root
@@ -211,9 +207,6 @@ def _convergence(files: tuple[Path, ...], tokens_per_example: float, run_kind: s
     return [fit_convergence(files, tokens_per_example, run_kind)]
 
 
-# `perfsim check`: all mistakes of a file, and nothing computed.
-
-
 @verb(
     "List all mistakes of a file; nothing is run.",
     "perfsim check my_study.yaml",
@@ -244,9 +237,6 @@ def _check(files: tuple[Path, ...], kind: str) -> Answer:
     )
 
 
-# `perfsim diff`: two studies or two answers side by side.
-
-
 @verb(
     "What differs between two studies, and its effect.",
     "perfsim diff gpt3_20b my_study.yaml",
@@ -268,9 +258,6 @@ def _diff(first: str, second: str) -> Answer:
 
     difference = compare(first, second)
     return Answer(lambda: plain(difference), lambda: difference_lines(difference))
-
-
-# `perfsim explain`: terms of reports and messages, from the glossary.
 
 
 @verb(
@@ -305,8 +292,6 @@ def _explain(term: tuple[str, ...]) -> None:
     )
 
 
-# `perfsim import`: files of other tools as YAML of perfsim.
-
 _PARTS = ("model", "recipe", "measured", "convergence")
 
 
@@ -326,9 +311,7 @@ _PARTS = ("model", "recipe", "measured", "convergence")
 @click.option("--part", type=click.Choice(_PARTS), help="What to write. [default: the model]")
 @click.option("--model", default="", help="Model of a FILE without one: of the catalogue, or a config.json.")
 @click.option("--system", default="", help="Machine on which the steps of a log were measured.")
-@pairs_option(
-    "given", "KEY=VALUE", "A value that FILE lacks or computes, by its name in FILE. May be repeated."
-)
+@given_option
 @path_option("--out", "YAML file to write. [default: standard output]")
 @prints
 def _import(
@@ -353,7 +336,6 @@ def _import(
     return Answer(result.as_dict, lambda: [f"{result.kind} from {result.format}: {out}", *result.remarks()])
 
 
-# `perfsim init`: a commented study to begin with.
 _TEMPLATE = """\
 # A study for perfsim. Check it:   perfsim check {file}
 #                      Answer it:  perfsim study {file} --open
@@ -427,9 +409,6 @@ def _init(file: Path, model: str, recipe: str, system: str, devices: int) -> Non
     print_lines(prose(f"{file}: edit it, then `perfsim check {file}` and `perfsim study {file} --open`"))
 
 
-# `perfsim prove`: execute schedules and compare them with serial training.
-
-
 @verb(
     "Compare schedules with serial training, in NumPy.",
     "perfsim prove gpt3_xl --strategy 3d --layout tp=2,pp=4,schedule=zb1p",
@@ -440,7 +419,7 @@ def _init(file: Path, model: str, recipe: str, system: str, devices: int) -> Non
     "--layout",
     default="",
     metavar="tp=8,pp=4,mbs=1",
-    shell_complete=complete_layout,
+    shell_complete=complete("layout"),
     help="Only this layout. [default: all strategies and schedules of the catalogue]",
 )
 @count("--devices", "Number of devices. [default: what --layout needs]", most=MOST_DEVICES)
@@ -501,9 +480,6 @@ def _passed(found: Mapping[str, Any], wrong: str) -> Callable[[], None]:
     return check
 
 
-# `perfsim schema`: JSON Schemas of the YAML files.
-
-
 @verb(
     "Print or write JSON Schemas of the YAML files.",
     "perfsim schema study",
@@ -521,9 +497,6 @@ def _schema(kind: str | None, out: Path | None) -> None:
         return
     document = schema_of(kind) if kind else {name: schema_of(name) for name in KINDS}
     click.echo(schema_text(document), nl=False)
-
-
-# `perfsim show`: what the catalogue holds.
 
 
 @verb(
@@ -556,9 +529,6 @@ def _show(kind: str, name: str | None, graph: Path | None, devices: int | None) 
         f"{written['num_devices']:,} devices, {written['vertices']:,} vertices, {written['edges']:,} edges"
     )
     return Answer(lambda: written, lambda: prose(f"{graph}: {name} with {counts}"))
-
-
-# `perfsim validate`: predictions against published runs.
 
 
 @verb(
@@ -604,11 +574,13 @@ def _validate(
         known = {step.result["file"]: step.leaving for step in accuracy.steps}
     elif leave_out:
         from perfsim.catalog import default_catalog
-        from perfsim.evidence.cases import StepCase, read_cases
-        from perfsim.evidence.left_out import left_out
+        from perfsim.evidence.cases import CaseRows, StepCase
+        from perfsim.evidence.left_out import LeavingOut
 
         catalog = default_catalog()
-        known = {path.name: left_out(read_cases(path, StepCase).cases, catalog) for path, _ in steps}
+        known = {
+            path.name: LeavingOut.by_kind(CaseRows.read(path, StepCase).cases, catalog) for path, _ in steps
+        }
     if leave_out:
         from perfsim.evidence.left_out import LeavingOut
 

@@ -99,6 +99,55 @@ class HyperbolaFit:
         """Examples to the target at `batch`."""
         return examples(batch, self.e_min, self.b_crit)
 
+    @classmethod
+    def of(
+        cls,
+        batches: Sequence[float],
+        measured: Sequence[float],
+        run_kind: str = "pre-training",
+        *,
+        prior: bool = False,
+    ) -> HyperbolaFit:
+        """The fit to measured examples-to-target: least squares in log E, one weight per batch size.
+
+        With `prior` the expectation of `PRIOR_LOG` counts as one more point: it steadies predictions of other
+        batches where the runs say little, and gives a B_crit where they alone leave it unbounded.
+
+        Repeats of one batch size are averaged first; `run_kind` is a `RunKind`. Raises InputError for a
+        point three times off the fit to the others, NotIdentifiableError for fine-tuning, fewer than three
+        batch sizes, too small a range, or a standard error that leaves B_crit unbounded.
+        """
+        if run_kind not in get_args(RunKind):
+            raise InputError(f"unknown kind of run '{run_kind}'; known: {', '.join(get_args(RunKind))}")
+        if run_kind == "fine-tuning":
+            raise NotIdentifiableError(_FINE_TUNING)
+        points = _Points.of(batches, measured, prior=prior)
+        batch = points.batch
+        if batch.size < MIN_BATCH_SIZES:
+            raise NotIdentifiableError(
+                f"not identifiable: {batch.size} batch sizes, at least {MIN_BATCH_SIZES} are needed"
+            )
+        spread = batch[-1] / batch[0]
+        if spread < MIN_RANGE:
+            raise NotIdentifiableError(
+                f"not identifiable: batches span {spread:.2f}x, at least {MIN_RANGE}x are needed"
+            )
+        log_b_crit, sse = points.best()
+        b_crit = math.exp(log_b_crit)
+        points.refuse_outlier(b_crit)
+        low, high = points.interval(sse, run_kind)
+        squares = replace(points, prior=False).sse(np.array([log_b_crit]))
+        return cls(
+            e_min=points.e_min(b_crit),
+            b_crit=b_crit,
+            rms_log=math.sqrt(squares[0] / batch.size),
+            b_crit_interval=(low, high),
+            batches=tuple(float(b) for b in batch),
+            run_kind=run_kind,
+            notes=(_WARM_START,) if run_kind == "warm-start" else (),
+            e_min_interval=(points.e_min(low), points.e_min(high)),
+        )
+
 
 def relative_error(batch: float, fitted: Sequence[float]) -> float:
     """Half-width of the 90 % band on the examples at a batch, as a fraction, by distance from fitted batches.
@@ -116,54 +165,6 @@ def relative_error(batch: float, fitted: Sequence[float]) -> float:
     if beyond > 2:
         return 0.31
     return 0.18 if beyond > 1 or batch < min(fitted) else Z_90 * 0.06
-
-
-def fit_hyperbola(
-    batches: Sequence[float],
-    measured: Sequence[float],
-    run_kind: str = "pre-training",
-    *,
-    prior: bool = False,
-) -> HyperbolaFit:
-    """Fit the hyperbola to measured examples-to-target: least squares in log E, one weight per batch size.
-
-    With `prior` the expectation of `PRIOR_LOG` counts as one more point: it steadies predictions of other
-    batches where the runs say little, and gives a B_crit where they alone leave it unbounded.
-
-    Repeats of one batch size are averaged first; `run_kind` is a `RunKind`. Raises InputError for a
-    point three times off the fit to the others, NotIdentifiableError for fine-tuning, fewer than three
-    batch sizes, too small a range, or a standard error that leaves B_crit unbounded.
-    """
-    if run_kind not in get_args(RunKind):
-        raise InputError(f"unknown kind of run '{run_kind}'; known: {', '.join(get_args(RunKind))}")
-    if run_kind == "fine-tuning":
-        raise NotIdentifiableError(_FINE_TUNING)
-    points = _Points.of(batches, measured, prior=prior)
-    batch = points.batch
-    if batch.size < MIN_BATCH_SIZES:
-        raise NotIdentifiableError(
-            f"not identifiable: {batch.size} batch sizes, at least {MIN_BATCH_SIZES} are needed"
-        )
-    spread = batch[-1] / batch[0]
-    if spread < MIN_RANGE:
-        raise NotIdentifiableError(
-            f"not identifiable: batches span {spread:.2f}x, at least {MIN_RANGE}x are needed"
-        )
-    log_b_crit, sse = points.best()
-    b_crit = math.exp(log_b_crit)
-    points.refuse_outlier(b_crit)
-    low, high = points.interval(sse, run_kind)
-    squares = replace(points, prior=False).sse(np.array([log_b_crit]))
-    return HyperbolaFit(
-        e_min=points.e_min(b_crit),
-        b_crit=b_crit,
-        rms_log=math.sqrt(squares[0] / batch.size),
-        b_crit_interval=(low, high),
-        batches=tuple(float(b) for b in batch),
-        run_kind=run_kind,
-        notes=(_WARM_START,) if run_kind == "warm-start" else (),
-        e_min_interval=(points.e_min(low), points.e_min(high)),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +248,7 @@ class _Points:
             )
 
     def interval(self, least: float, run_kind: str) -> tuple[float, float]:
-        """The B_crit at which the squared error exceeds its minimum by one variance, on either side.
+        """The B_crit on either side at which the squared error exceeds its minimum by one variance.
 
         Raises NotIdentifiableError if it never does on one side.
         """
@@ -303,16 +304,6 @@ class CriticalBatch:
     def given_length(self) -> bool:
         """Whether the run has the same number of tokens at every batch."""
         return self.tokens >= GIVEN_LENGTH_TOKENS
-
-    @property
-    def shown_tokens(self) -> float:
-        """The critical batch for reports; NaN if there is none."""
-        return math.nan if self.given_length else self.tokens
-
-    @property
-    def shown_band_tokens(self) -> tuple[float, float]:
-        """The band for reports; NaN if there is none."""
-        return (math.nan, math.nan) if self.given_length else self.band_tokens
 
     @property
     def band_tokens(self) -> tuple[float, float]:

@@ -107,10 +107,8 @@ class LossLaw(ABC):
 
     def outside(self, params: float, tokens: float) -> str:
         """Why a point is outside its runs; empty inside."""
-        for name, value, (low, high) in (
-            ("parameters", params, self.params),
-            ("tokens", tokens, self.tokens),
-        ):
+        spans = (("parameters", params, self.params), ("tokens", tokens, self.tokens))
+        for name, value, (low, high) in spans:
             if not low / REACH <= value <= high * REACH:
                 return f"{value:.3g} {name}, while its runs have {low:.3g} to {high:.3g}"
         return ""

@@ -55,11 +55,6 @@ class Uncertain:
                 "this order, and not negative"
             )
 
-    @property
-    def certain(self) -> bool:
-        """Whether the range is a single value."""
-        return self.low == self.high
-
     def at(self, place: FloatArray | float) -> FloatArray:
         """The values so many standard deviations from the typical one."""
         z = np.asarray(place, dtype=np.float64) / Z_90
@@ -101,8 +96,7 @@ class Draws:
 
 @cache
 def _quantiles(count: int) -> FloatArray:
-    normal = NormalDist()
-    return np.array([normal.inv_cdf((number + 0.5) / count) for number in range(count)])
+    return np.array([NormalDist().inv_cdf((number + 0.5) / count) for number in range(count)])
 
 
 def interval(values: FloatArray) -> tuple[float, float]:

@@ -19,7 +19,7 @@ Background User's Guide"; the constants are fitted, see `perfsim.fitting.calibra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, overload
 
@@ -27,7 +27,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from perfsim.base.errors import InputError
-from perfsim.specs.calibration import GemmConstants, GpuCalibration
+from perfsim.specs.calibration import GemmConstants, GpuCalibration, NarrowGemmConstants
+from perfsim.specs.hardware import DeviceSpec
+from perfsim.specs.precisions import PRECISIONS, Precision
 
 Array = NDArray[np.float64]
 
@@ -39,7 +41,7 @@ _CHUNK = 4096
 """Shapes priced at once, so that an array of candidates times shapes stays in cache."""
 
 
-class Candidates(NamedTuple):
+class _Candidates(NamedTuple):
     """All candidates (tile orientation, split); arrays of shape (candidates, 1)."""
 
     tile_index: NDArray[np.intp]
@@ -78,26 +80,6 @@ class GemmModel:
     element_bytes: float = ELEMENT_BYTES
     result_bytes: float | None = None
     """None: as an operand."""
-
-    @classmethod
-    def from_calibration(
-        cls,
-        calibration: GpuCalibration,
-        peak_flop_per_s: float,
-        memory_bytes_per_s: float,
-        compute_units: int,
-        element_bytes: float = ELEMENT_BYTES,
-        sustained_fraction: float | None = None,
-    ) -> GemmModel:
-        """The model with a GPU's constants; its mean sustained ceiling if no other is given."""
-        return cls(
-            calibration.gemm,
-            peak_flop_per_s,
-            memory_bytes_per_s,
-            compute_units,
-            calibration.sustained_fraction if sustained_fraction is None else sustained_fraction,
-            element_bytes,
-        )
 
     @overload
     def time_s(self, m: float, n: float, k: float, batch: float = 1, *, sustained: bool = False) -> float: ...
@@ -144,15 +126,34 @@ class GemmModel:
         self, geometry: Geometry, *, sustained: bool = False, chosen: NDArray[np.intp] | None = None
     ) -> Array:
         """Seconds of shapes from their geometry, which a fit computes once; `chosen` is from `choice`."""
-        compute = self._compute_s(geometry, self.choice(geometry) if chosen is None else chosen)
+        candidate = self.choice(geometry) if chosen is None else chosen
+
+        def pick(values: Array) -> Array:
+            return np.asarray(np.take_along_axis(values, candidate, axis=0)[0])
+
+        latency = geometry.is_split[candidate[0], 0] * self.constants.split_latency_s
+        summing = pick(geometry.partial_sum_bytes) / self.memory_bytes_per_s
+        columns = pick(geometry.k_per_slice) + self._by_candidate("overhead_k")[candidate[0], 0]
+        ideal = pick(geometry.tile_wave_flop) * columns / self._unit_peak
+        actual = ideal / self._by_candidate("efficiency")[candidate[0], 0]
+        compute = actual + (self.constants.split_traffic * summing + latency)
         memory = geometry.n_bytes / (self.constants.memory_fraction * self.memory_bytes_per_s)
         p = self.constants.overlap_sharpness
         longest = np.maximum(compute, memory)
         busy = longest * (1 + (np.minimum(compute, memory) / longest) ** p) ** (1 / p)
-        return self._under_power_limit(self.constants.launch_s + busy, geometry.flop, sustained)
+        seconds = self.constants.launch_s + busy
+        # The power limit keeps the achieved fraction of peak under a ceiling.
+        fraction = geometry.flop / (seconds * self.peak_flop_per_s)
+        age = seconds / self.constants.burst_s
+        ceiling = 1 - (1 - self.constants.burst_fraction) * age / (1 + age)
+        if sustained:
+            ceiling = np.minimum(ceiling, self.sustained_fraction)
+        q = self.constants.power_sharpness
+        limited = seconds * (1 + (fraction / ceiling) ** q) ** (1 / q)
+        return np.asarray(np.maximum(limited, geometry.flop / self.peak_flop_per_s))
 
     @cached_property
-    def _candidates(self) -> Candidates:
+    def _candidates(self) -> _Candidates:
         """Both orientations of each tile with each split."""
         table = [
             (index, a, b, s)
@@ -161,7 +162,7 @@ class GemmModel:
             for s in self.constants.split_k
         ]
         columns = np.array(table, dtype=float).T[:, :, None]
-        return Candidates(columns[0].astype(np.intp), columns[1], columns[2], columns[3])
+        return _Candidates(columns[0].astype(np.intp), columns[1], columns[2], columns[3])
 
     def choice(self, geometry: Geometry) -> NDArray[np.intp]:
         """Index of the candidate that the library picks for each shape; shape (1, shapes)."""
@@ -173,19 +174,6 @@ class GemmModel:
         estimate += self.constants.choice_split_traffic * summing + latency
         return np.asarray(np.argmin(estimate, axis=0)[None, :])
 
-    def _compute_s(self, geometry: Geometry, chosen: NDArray[np.intp]) -> Array:
-        """Compute time of the chosen candidate of each shape."""
-
-        def pick(values: Array) -> Array:
-            return np.asarray(np.take_along_axis(values, chosen, axis=0)[0])
-
-        latency = geometry.is_split[chosen[0], 0] * self.constants.split_latency_s
-        summing = pick(geometry.partial_sum_bytes) / self.memory_bytes_per_s
-        columns = pick(geometry.k_per_slice) + self._by_candidate("overhead_k")[chosen[0], 0]
-        ideal = pick(geometry.tile_wave_flop) * columns / self._unit_peak
-        actual = ideal / self._by_candidate("efficiency")[chosen[0], 0]
-        return np.asarray(actual + (self.constants.split_traffic * summing + latency))
-
     @property
     def _unit_peak(self) -> float:
         return self.peak_flop_per_s / self.compute_units
@@ -194,12 +182,35 @@ class GemmModel:
         values = [float(getattr(tile, name)) for tile in self.constants.tiles]
         return np.array(values)[self._candidates.tile_index]
 
-    def _under_power_limit(self, seconds: Array, flop: Array, sustained: bool) -> Array:
-        """Seconds with the achieved fraction of peak kept under the power ceiling."""
-        fraction = flop / (seconds * self.peak_flop_per_s)
-        age = seconds / self.constants.burst_s
-        ceiling = 1 - (1 - self.constants.burst_fraction) * age / (1 + age)
-        if sustained:
-            ceiling = np.minimum(ceiling, self.sustained_fraction)
-        q = self.constants.power_sharpness
-        return np.maximum(seconds * (1 + (fraction / ceiling) ** q) ** (1 / q), flop / self.peak_flop_per_s)
+    def narrow(self, gpu: GpuCalibration, device: DeviceSpec, precision: Precision) -> GemmModel:
+        """The model of products in a narrow precision, from this 16-bit one.
+
+        A device without any table of narrow products has the fractions of peak of its 16-bit products.
+        """
+        tables = (gpu.narrow.get(name) for name in (precision, *PRECISIONS[precision].stand_ins))
+        table = next((table for table in tables if table is not None), None)
+        slowest = self.sustained_fraction / gpu.sustained_fraction
+        ceiling = (gpu.narrow_sustained_fraction or 1.0) * slowest
+        return replace(
+            self,
+            constants=self.constants if table is None else narrow_constants(self.constants, table),
+            peak_flop_per_s=device.peak_flop_per_s(precision),
+            sustained_fraction=min(1.0, ceiling),
+            element_bytes=PRECISIONS[precision].bytes,
+            result_bytes=self.element_bytes,
+        )
+
+
+def narrow_constants(gemm: GemmConstants, narrow: NarrowGemmConstants) -> GemmConstants:
+    """The library's constants for narrow operands."""
+    tiles = tuple(
+        tile.model_copy(
+            update={
+                "efficiency": min(1.0, tile.efficiency * narrow.efficiency),
+                "overhead_k": tile.overhead_k * narrow.overhead,
+            }
+        )
+        for tile in gemm.tiles
+    )
+    shared = {"memory_fraction": narrow.memory_fraction, "burst_fraction": narrow.burst_fraction}
+    return gemm.model_copy(update={"tiles": tiles, **shared})

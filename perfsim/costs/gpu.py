@@ -19,7 +19,6 @@ and e the seconds of a chunk of the product and of the exchange, which takes a s
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from statistics import NormalDist
 from typing import cast, get_args
 
@@ -33,12 +32,9 @@ from perfsim.network import FatTree, Group
 from perfsim.network.collectives import CollectiveModel, wire_factor
 from perfsim.specs.calibration import (
     CollectiveOp,
-    CommunicationConstants,
-    GemmConstants,
     GpuCalibration,
-    NarrowGemmConstants,
 )
-from perfsim.specs.hardware import DeviceSpec, HostSpec, SystemSpec
+from perfsim.specs.hardware import HostSpec, SystemSpec
 from perfsim.specs.precisions import PRECISIONS, Precision
 from perfsim.specs.recipe import Recipe
 from perfsim.work import WAIT_OF_EXPERTS, WAIT_OF_HOST, RankGroup, Work
@@ -82,8 +78,7 @@ class HostCosts:
 
     def rate_bytes_per_s(self, op: str) -> float:
         """Bytes/s of a copy while all devices of the host make one."""
-        sharing = self.sharing
-        rate = min(self.edges.rated["pcie"], self.edges.rated["dram"] / sharing)
+        rate = min(self.edges.rated["pcie"], self.edges.rated["dram"] / self.sharing)
         return min(rate, self.drives_bytes_per_s) if op.startswith("nvme") else rate
 
     @property
@@ -144,20 +139,20 @@ class GpuKernels:
         # deviations (Blom 1958).
         deviations = NormalDist().inv_cdf((devices - 0.375) / (devices + 0.25)) if devices > 1 else 0.0
         slowest = self.gpu.sustained_fraction * max(0.0, 1.0 - self.gpu.sustained_spread * deviations)
-        self.gemm = GemmModel.from_calibration(
-            self.gpu,
+        self.gemm = GemmModel(
+            self.gpu.gemm,
             self.peak_flop_per_s,
             system.device.memory.bandwidth,
             system.device.compute_units,
-            recipe.element_bytes,
             ceiling_share * slowest,
+            recipe.element_bytes,
         )
         table = recipe.narrow_kernels
         kernels = (
             () if table is None else (table.forward, table.input_gradient, table.weight_gradient, table.head)
         )
         self.narrow = {
-            precision: narrow_gemm(self.gemm, self.gpu, system.device, precision)
+            precision: self.gemm.narrow(self.gpu, system.device, precision)
             for precision in set(kernels)
             if PRECISIONS[precision].is_narrow
         }
@@ -168,12 +163,7 @@ class GpuKernels:
 
     def compute_s(self, work: Work) -> float:
         """Seconds of the kernels of one task, at least the time of the host to launch them."""
-        device_s = 0.0
-        launches = 0
-        for kernel in work.kernels:
-            device_s += self.kernel_s(kernel)
-            launches += kernel.launches
-        return self._with_host(device_s, launches)
+        return self._with_host(sum(self.kernel_s(kernel) for kernel in work.kernels), work.launches)
 
     def price_gemms(self, works: Iterable[Work]) -> None:
         """Price all matrix products of some works at once, as arrays; later prices find them in the cache."""
@@ -197,23 +187,6 @@ class GpuKernels:
         """The model of products at a precision; None: that of the recipe's 16 bits, or more."""
         return self.gemm if precision is None else self.narrow[precision]
 
-    def bound_of(self, work: Work) -> Shares:
-        """Shares of the time of a compute task that units and memory limit.
-
-        Where the host takes part of the time, the device counts by the slope of the smooth maximum.
-        """
-        seconds = self.compute_s(work)
-        if seconds <= 0.0:
-            return NONE
-        units_s = sum(self.kernel_s(kernel) for kernel in work.kernels if kernel.op != "elementwise")
-        moving = [kernel for kernel in work.kernels if kernel.op == "elementwise"]
-        latency_s = self.gpu.kernel_latency_s * sum(kernel.launches for kernel in moving)
-        moving_s = sum(self.kernel_s(kernel) for kernel in moving)
-        slope = 1.0
-        if not self.recipe.runtime.host_blocking:
-            slope = ((units_s + moving_s) / seconds) ** (self.framework.overlap_sharpness - 1)
-        return Shares(slope * units_s / seconds, slope * (moving_s - latency_s) / seconds)
-
     def _with_host(self, device_s: float, launches: int) -> float:
         """Device and host time combined: the longer of the two, or their sum where the host blocks."""
         host_s = 0.0 if self.framework.cuda_graph else launches * self.framework.host_s_per_kernel
@@ -233,8 +206,21 @@ class GpuKernels:
             moved_bytes = launches * (bytes_per_launch - min(bytes_per_launch, self.cache_bytes) / 2)
             seconds = kernel.launches * self.gpu.kernel_latency_s + moved_bytes / self.memory_bytes_per_s
         elif kernel.op == "attention":
+            # At length s it reaches s / (s + half length) of its speed on long sequences.
+            known = {
+                "asynchronous": self.gpu.asynchronous_attention,
+                "one_block": self.gpu.one_block_attention,
+            }
+            if (kernels := known.get(self.framework.attention)) is not None:
+                slower = 1.0 + kernels.half_length / kernel.n
+                speed = kernels.backward if kernel.name.endswith(".backward") else 1.0
+                fraction = speed * kernels.fraction
+            else:
+                slower = 1.0 + self.gpu.attention_half_length / kernel.m
+                fraction = self.gpu.attention_fraction * self.gpu.attention_instruction_fraction
+            computing_s = kernel.flop * slower / (fraction * self.peak_flop_per_s)
             moving_s = kernel.bytes_accessed / self.memory_bytes_per_s
-            seconds = self.gpu.kernel_latency_s + max(moving_s, self._attention_s(kernel))
+            seconds = self.gpu.kernel_latency_s + max(moving_s, computing_s)
         else:
             shape = (kernel.m, kernel.n, kernel.k, kernel.batch)
             gemm_s = self.gemm_of(kernel.precision).time_s(*shape, sustained=True)
@@ -256,20 +242,6 @@ class GpuKernels:
             return seconds
         return max(seconds, kernel.flop / self.vector_flop_per_s)
 
-    def _attention_s(self, kernel: Kernel) -> float:
-        """Fused attention; at length s it reaches s / (s + half length) of its speed on long sequences."""
-        known = {
-            "asynchronous": self.gpu.asynchronous_attention,
-            "one_block": self.gpu.one_block_attention,
-        }
-        if (kernels := known.get(self.framework.attention)) is not None:
-            speed = kernels.backward if kernel.name.endswith(".backward") else 1.0
-            slower = 1.0 + kernels.half_length / kernel.n
-            return kernel.flop * slower / (speed * kernels.fraction * self.peak_flop_per_s)
-        slower = 1.0 + self.gpu.attention_half_length / kernel.m
-        fraction = self.gpu.attention_fraction * self.gpu.attention_instruction_fraction
-        return kernel.flop * slower / (fraction * self.peak_flop_per_s)
-
 
 class GpuCosts(GpuKernels, Costs):
     """Prices classes of work for one recipe on one GPU cluster; prices are cached."""
@@ -288,7 +260,11 @@ class GpuCosts(GpuKernels, Costs):
         seconds = self._works.get(work)
         if seconds is None:
             if work.name == WAIT_OF_HOST:
-                seconds = self.wait_s(work.comm_bytes)
+                # What a pipeline rank loses as a pass begins grows with the message of the pass.
+                model = self.collectives
+                several = self.topology.num_devices > model.node.devices
+                rate = model.nic_share_bytes_per_s if several else model.node.scale_up.bandwidth
+                seconds = self.framework.pass_s + work.comm_bytes / rate
             elif work.name == WAIT_OF_EXPERTS:
                 seconds = self.framework.expert_pass_s
             elif work.op in HOST_OPERATIONS:
@@ -344,13 +320,6 @@ class GpuCosts(GpuKernels, Costs):
         bytes_s = float(alone.bytes_s[0]) / alone_s * self._exposed_s(work, alone_s)
         return max(0.0, self.duration_s(work) - bytes_s)
 
-    def wait_s(self, message_bytes: float) -> float:
-        """Seconds that a pipeline rank loses as a pass begins, whose message has so many bytes."""
-        model = self.collectives
-        several = self.topology.num_devices > model.node.devices
-        rate = model.nic_share_bytes_per_s if several else model.node.scale_up.bandwidth
-        return self.framework.pass_s + message_bytes / rate
-
     def taken(self, work: Work, /) -> Shares:
         """Compute units of a collective kernel, and its reads and writes over the achieved bandwidth.
 
@@ -368,30 +337,39 @@ class GpuCosts(GpuKernels, Costs):
             return NONE
         sent_bytes = work.comm_bytes * wire_factor(op, group.size)
         passes = constants.memory_passes.get(op, 0.0)
+        # A kernel has a unit for each of its channels: across nodes no more than the NICs can feed, and those
+        # of one NIC for a message between two ranks, also inside a node.
+        units = constants.units
+        if op == "send_recv":
+            units = min(units, constants.units_per_nic)
+        elif group.nodes > 1:
+            node = self.topology.system.node
+            nics = max(1.0, node.nics * group.fewest_per_node / node.devices)
+            units = min(units, constants.units_per_nic * nics)
         return Shares(
-            self._kernel_units(constants, op, group) / self.topology.system.device.compute_units,
+            units / self.topology.system.device.compute_units,
             passes * sent_bytes / seconds / self.memory_bytes_per_s,
         )
 
-    def _kernel_units(self, constants: CommunicationConstants, op: CollectiveOp, group: Group) -> float:
-        """Compute units of a kernel: its channels, across nodes no more than the NICs can feed.
-
-        A message between two ranks has the channels of one NIC, also inside a node.
-        """
-        if op == "send_recv":
-            return min(constants.units, constants.units_per_nic)
-        if group.nodes == 1:
-            return constants.units
-        node = self.topology.system.node
-        nics = max(1.0, node.nics * group.fewest_per_node / node.devices)
-        return min(constants.units, constants.units_per_nic * nics)
-
     def bound(self, work: Work, /) -> Shares:
-        """Shares of the time of a compute task that units and memory limit."""
-        shares = self._bounds.get(work)
-        if shares is None:
-            moves = work.kind.is_communication or work.op in HOST_OPERATIONS
-            shares = self._bounds[work] = NONE if moves else self.bound_of(work)
+        """Shares of the time of a compute task that units and memory limit.
+
+        Where the host takes part of the time, the device counts by the slope of the smooth maximum.
+        """
+        if work in self._bounds:
+            return self._bounds[work]
+        moves = work.kind.is_communication or work.op in HOST_OPERATIONS
+        shares = NONE
+        if not moves and (seconds := self.compute_s(work)) > 0.0:
+            units_s = sum(self.kernel_s(kernel) for kernel in work.kernels if kernel.op != "elementwise")
+            moving = [kernel for kernel in work.kernels if kernel.op == "elementwise"]
+            latency_s = self.gpu.kernel_latency_s * sum(kernel.launches for kernel in moving)
+            moving_s = sum(self.kernel_s(kernel) for kernel in moving)
+            slope = 1.0
+            if not self.recipe.runtime.host_blocking:
+                slope = ((units_s + moving_s) / seconds) ** (self.framework.overlap_sharpness - 1)
+            shares = Shares(slope * units_s / seconds, slope * (moving_s - latency_s) / seconds)
+        self._bounds[work] = shares
         return shares
 
     def _collective(self, work: Work) -> tuple[CollectiveOp, Group]:
@@ -430,42 +408,6 @@ def peak_flop_per_s(system: SystemSpec, recipe: Recipe) -> float:
     """Datasheet peak of a device for products that are not narrow: at a recipe's precision, or in bf16."""
     narrow = PRECISIONS[recipe.precision].is_narrow
     return system.device.peak_flop_per_s("bf16" if narrow else recipe.precision)
-
-
-def narrow_gemm(gemm: GemmModel, gpu: GpuCalibration, device: DeviceSpec, precision: Precision) -> GemmModel:
-    """The model of products in a narrow precision, from the 16-bit one.
-
-    A device without any table of narrow products has the fractions of peak of its 16-bit products.
-    """
-    peak = device.peak_flop_per_s(precision)
-    tables = (gpu.narrow.get(name) for name in (precision, *PRECISIONS[precision].stand_ins))
-    narrow = next((table for table in tables if table is not None), None)
-    constants = gemm.constants if narrow is None else narrow_constants(gemm.constants, narrow)
-    slowest = gemm.sustained_fraction / gpu.sustained_fraction
-    ceiling = (gpu.narrow_sustained_fraction or 1.0) * slowest
-    return replace(
-        gemm,
-        constants=constants,
-        peak_flop_per_s=peak,
-        sustained_fraction=min(1.0, ceiling),
-        element_bytes=PRECISIONS[precision].bytes,
-        result_bytes=gemm.element_bytes,
-    )
-
-
-def narrow_constants(gemm: GemmConstants, narrow: NarrowGemmConstants) -> GemmConstants:
-    """The library's constants for narrow operands."""
-    tiles = tuple(
-        tile.model_copy(
-            update={
-                "efficiency": min(1.0, tile.efficiency * narrow.efficiency),
-                "overhead_k": tile.overhead_k * narrow.overhead,
-            }
-        )
-        for tile in gemm.tiles
-    )
-    shared = {"memory_fraction": narrow.memory_fraction, "burst_fraction": narrow.burst_fraction}
-    return gemm.model_copy(update={"tiles": tiles, **shared})
 
 
 def smooth_maximum(a: float, b: float, sharpness: float) -> float:

@@ -33,23 +33,22 @@ from perfsim.work.kernels import FULL, Kernel, LayerSlice, gemm
 from perfsim.work.layer import padded_vocab_size
 
 
+@lru_cache(maxsize=256)
 def orthogonalisation_flop(recipe: Recipe, model: TransformerConfig) -> float:
     """FLOPs of the orthogonalisations of a step, per parameter of the model; 0 for most optimizers.
 
     With a the shorter and b the longer side of a matrix, a Newton-Schulz iteration does 4 a^2 b + 2 a^3 FLOPs
     in three products. For Muon's five this is as much as the training of some thousand tokens.
     """
-    return OPTIMIZERS[recipe.optimizer].orthogonalisations * _newton_schulz_flop(model)
-
-
-@lru_cache(maxsize=256)
-def _newton_schulz_flop(model: TransformerConfig) -> float:
+    iterations = OPTIMIZERS[recipe.optimizer].orthogonalisations
+    if not iterations:
+        return 0.0
     total = 0.0
     for kind in layer_kinds(model):
         for rows, columns, count in weight_matrices(LayerSlice(model, 1, 1, kind=kind)):
             a, b = sorted((rows, columns))
             total += count * (4.0 * a * a * b + 2.0 * a**3)
-    return total / parameters(model).total
+    return iterations * (total / parameters(model).total)
 
 
 def update_products(
@@ -89,10 +88,8 @@ class MemoryUse:
         """Whether the parts fit in the capacity."""
         return self.total_bytes <= self.capacity_bytes
 
-    @property
-    def largest_part(self) -> str:
-        """Name of the largest part."""
-        return max(self.parts_bytes, key=lambda part: self.parts_bytes[part])
+
+Numbers = float | NDArray[Any]
 
 
 class StateBytes(NamedTuple):
@@ -114,6 +111,16 @@ class StateBytes(NamedTuple):
     fp16 without `--accumulate-allreduce-grads-in-fp32`) in 16 bits.
     """
 
+    def sharded(
+        self, num_parameters: Numbers, zero_stage: Numbers, data: Numbers
+    ) -> dict[str, NDArray[np.float64]]:
+        """Bytes of each model state on ranks; arguments are numbers or arrays that broadcast."""
+        first_stage = {"parameters": 3, "gradients": 2, "optimizer": 1}
+        return {
+            name: np.multiply(num_parameters, n_bytes * np.where(zero_stage >= stage, 1.0 / data, 1.0))
+            for (name, stage), n_bytes in zip(first_stage.items(), self, strict=False)
+        }
+
 
 @lru_cache(maxsize=256)
 def state_bytes(recipe: Recipe, model: TransformerConfig | None = None) -> StateBytes:
@@ -122,7 +129,7 @@ def state_bytes(recipe: Recipe, model: TransformerConfig | None = None) -> State
     size = row.moment_bytes
     if size is None:
         size = PRECISIONS[recipe.moment_precision or recipe.optimizer_precision].bytes
-    of_matrices = 1.0 if model is None else _share_of_matrices(model)
+    of_matrices = 1.0 if model is None else parameters(model).body_matrices / parameters(model).total
     moments = size * (row.moments - (row.moments - row.matrix_moments) * of_matrices)
     states = PRECISIONS[recipe.optimizer_precision].bytes
     reduced = PRECISIONS[recipe.reduce_precision or "fp32"].bytes
@@ -130,26 +137,6 @@ def state_bytes(recipe: Recipe, model: TransformerConfig | None = None) -> State
     updated = moments + (states if recipe.element_bytes < states else 0.0)
     copied = states if gradients < states else 0.0
     return StateBytes(recipe.element_bytes, gradients, updated + copied, moments, updated, reduced)
-
-
-def _share_of_matrices(model: TransformerConfig) -> float:
-    """Share of a model's parameters in the matrices of layers."""
-    counts = parameters(model)
-    return counts.body_matrices / counts.total
-
-
-Numbers = float | NDArray[Any]
-
-
-def sharded_state_bytes(
-    num_parameters: Numbers, states: StateBytes, zero_stage: Numbers, data: Numbers
-) -> dict[str, NDArray[np.float64]]:
-    """Bytes of each model state on ranks; arguments are numbers or arrays that broadcast."""
-    first_stage = {"parameters": 3, "gradients": 2, "optimizer": 1}
-    return {
-        name: np.multiply(num_parameters, n_bytes * np.where(zero_stage >= stage, 1.0 / data, 1.0))
-        for (name, stage), n_bytes in zip(first_stage.items(), states, strict=False)
-    }
 
 
 def stage_parameters(part: LayerSlice, num_layers: int, first: bool, last: bool) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -75,12 +75,6 @@ class Costs(ABC):
     def send_s(self, _ends: RankGroup, _n_bytes: float, /) -> float:
         """Seconds of one message between two ranks; InputError where messages have no price."""
         raise InputError("no message between two ranks has a price on this machine")
-
-
-def mean_s(graph: TaskGraph, seconds: Callable[[Work], float]) -> float:
-    """Sum over the tasks of a step, given the seconds of each class of work; the mean over steps."""
-    per_work = np.array([seconds(work) for work in graph.works])
-    return float(per_work[graph.work].sum()) / len(graph.step_ends)
 
 
 def price(graph: TaskGraph, costs: Costs) -> NDArray[np.float64]:

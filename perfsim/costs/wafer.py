@@ -104,8 +104,8 @@ class StreamCosts(Costs):
     def tree_latency_s(self, n_bytes: float, way: Way = "down") -> float:
         """First byte between MemoryX and the farthest system: the hops of its path and a chunk per level."""
         forwarded = min(self.system.swarmx.chunk, n_bytes)
-        levels = len(self._topology.tree_levels)
-        return self._topology.latency_s(way) + levels * forwarded / self.bytes_per_s["swarmx"]
+        chunks_s = len(self._topology.tree_levels) * forwarded / self.bytes_per_s["swarmx"]
+        return self._topology.latency_s(way) + chunks_s
 
     def update_s(self, n_bytes: float, flop: float) -> float:
         """The optimizer on the servers that hold the layer: the longer of traffic and arithmetic."""
@@ -195,9 +195,8 @@ class WaferCosts(StreamCosts):
         calibration = system.device.calibration
         if not isinstance(calibration, WaferCalibration):
             raise CatalogError(f"device {system.device.name} names no wafer calibration")
-        self.release = nearest_release(
-            recipe.runtime.software_release or system.software_release, calibration
-        )
+        wanted = recipe.runtime.software_release or system.software_release
+        self.release = nearest_release(wanted, calibration)
         peak = self.release == PEAK
         efficiency = 1.0 if peak else calibration.efficiency[self.release]
         self.flop_per_s = efficiency * peak_flop_per_s(system, recipe)
@@ -275,10 +274,7 @@ def nearest_release(wanted: str, calibration: WaferCalibration) -> str:
 
 
 def place_of(release: str) -> int:
-    """The place of a release in their order, in which r2.0 comes next to r1.9.
-
-    Raises CatalogError for a name that is not of the form r2.0.
-    """
+    """The place of a release in their order, r2.0 after r1.9; CatalogError for a name of another form."""
     major, minor = (*_number(release), 0)[:2]
     return minor + sum(LAST_MINOR.get(earlier, 0) + 1 for earlier in range(1, major))
 

@@ -54,10 +54,7 @@ class Limits:
             )
 
     def check(self, ended: int, before: int, total: int) -> None:
-        """Record that `ended` of a simulation's `total` tasks have ended, `before` at the last call.
-
-        Raises LimitError if that exceeds a limit.
-        """
+        """`ended` of `total` tasks ended (`before`: at the last call); LimitError beyond a limit."""
         self.events += ended - before
         if self.tell is not None:
             self.tell(ended, total)

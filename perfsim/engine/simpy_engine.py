@@ -125,18 +125,15 @@ class _Links:
             tables, self.live, self.hot, np.array(list(self.changed)), *self._seen, self._touched, self._limit
         )
         self.changed.clear()
-        self._count_contention(more_hot)
-        joined = self._touched[:found]
-        scratch = (self._left, self._load, self._taken, self._tightest)
-        rules.fill(tables, joined, self.live, self.hot, *scratch, self.fraction)
-        return sum(_proceed(self.under_way[flow], self.fraction[flow]) for flow in joined.tolist())
-
-    def _count_contention(self, more_hot: int) -> None:
         if not self.num_hot and more_hot:
             self.hot_since_s = self.env.now
         if self.num_hot and not self.num_hot + more_hot:
             self.contended_s += self.env.now - self.hot_since_s
         self.num_hot += more_hot
+        joined = self._touched[:found]
+        scratch = (self._left, self._load, self._taken, self._tightest)
+        rules.fill(tables, joined, self.live, self.hot, *scratch, self.fraction)
+        return sum(_proceed(self.under_way[flow], self.fraction[flow]) for flow in joined.tolist())
 
 
 def _proceed(activities: Iterable[_Activity], rate: float) -> int:
@@ -169,10 +166,6 @@ class _Devices:
         """A computation starts; it has no rate before the end of the instant."""
         self.under_way[device][activity] = None
         self.begun.append((device, activity))
-
-    def end(self, device: int, activity: _Activity) -> None:
-        """A computation ends."""
-        del self.under_way[device][activity]
 
     def set_rates(self) -> int:
         """Give computations the rates that communication leaves them; the number of rates that changed."""
@@ -218,19 +211,15 @@ class _Simulation:
         self._flow = tables.flow.tolist()
         self._device = tables.device.tolist()
         self._occupies = np.diff(tables.occupied.start).astype(bool).tolist()
-        self._waits_for, self._ended = self._meetings()
         self._is_closing = False
-
-    def _meetings(self) -> tuple[dict[int, list[int]], dict[int, Event]]:
-        """The tasks of other streams that tasks wait for, and the event of the end of each of them."""
-        stream = self.tables.stream
-        first, followers = self.tables.waiting
-        task = np.repeat(np.arange(len(first) - 1), np.diff(first))
-        apart = stream[task] != stream[followers]
-        waits_for: dict[int, list[int]] = {}
+        followers = tables.waiting.values
+        task = tables.waiting.row_of_value
+        apart = tables.stream[task] != tables.stream[followers]
+        self._ended = {before: self.env.event() for before in np.unique(task[apart]).tolist()}
+        """The event of the end of each task that tasks of other streams wait for."""
+        self._waits_for: dict[int, list[int]] = {}
         for before, follower in zip(task[apart].tolist(), followers[apart].tolist(), strict=True):
-            waits_for.setdefault(follower, []).append(before)
-        return waits_for, {before: self.env.event() for before in np.unique(task[apart]).tolist()}
+            self._waits_for.setdefault(follower, []).append(before)
 
     def run(self) -> None:
         """Run until nothing is left that can happen."""
@@ -256,8 +245,13 @@ class _Simulation:
                 self._close_instant()
             if self._flow[kind] != NONE:
                 yield from self._communicate(task, kind)
-            elif self._device[kind] != NONE:
-                yield from self._compute(task, kind)
+            elif (device := self._device[kind]) != NONE:
+                # Communication may take something from the device.
+                computation = _Activity(env, kind, self._duration_s[task])
+                self.devices.begin(device, computation)
+                self._close_instant()
+                yield computation.done
+                del self.devices.under_way[device][computation]
             else:
                 yield env.timeout(self._duration_s[task])
             if self._occupies[kind]:
@@ -284,14 +278,6 @@ class _Simulation:
         self.links.change(self._flow[kind], flow, -1)
         self._close_instant()
 
-    def _compute(self, task: int, kind: int) -> Waits:
-        """Compute on a device from which communication may take something."""
-        computation = _Activity(self.env, kind, self._duration_s[task])
-        self.devices.begin(self._device[kind], computation)
-        self._close_instant()
-        yield computation.done
-        self.devices.end(self._device[kind], computation)
-
     def _close_instant(self) -> None:
         """Have rates set once all else that happens now is done."""
         if not self._is_closing:
@@ -302,12 +288,12 @@ class _Simulation:
         self._is_closing = False
         self._instants += 1
         if not self._instants % RATES_CHECKED_EVERY:
-            self.limits.in_time(self._so_far)
+            total = len(self.end_s)
+            self.limits.in_time(
+                lambda: f"{self.ended:,} of {total:,} tasks of the present simulation had ended"
+            )
         self.changed_rates += self.devices.set_rates()
         self.changed_rates += self.links.set_rates()
-
-    def _so_far(self) -> str:
-        return f"{self.ended:,} of {len(self.end_s):,} tasks of the present simulation had ended"
 
 
 def run(tables: Tables, start_s: Floats, end_s: Floats, limits: Limits) -> tuple[int, float]:

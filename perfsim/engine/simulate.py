@@ -17,7 +17,7 @@ from perfsim.base.arrays import Floats
 from perfsim.base.errors import DeadlockError
 from perfsim.engine import rules, simpy_engine
 from perfsim.engine.limits import Engine, present_limits
-from perfsim.engine.tables import Beside, Flow, tables_of
+from perfsim.engine.tables import Beside, Flow, Tables
 from perfsim.engine.trace import Simulated, Trace
 from perfsim.work import TaskGraph
 
@@ -52,8 +52,16 @@ def simulate(
     asked = {} if flows is None or capacities is None else flows
     limits = present_limits()
     limits.begin(len(graph))
-    tables = tables_of(graph, duration_s, asked, carried, beside)
-    chosen = _engine_for(graph, reported)
+    tables = Tables.of(graph, duration_s, asked, carried, beside)
+    chosen: Engine
+    if not _is_compiled():
+        chosen = "simpy"
+    elif limits.engine is not None:
+        chosen = limits.engine
+    elif reported:
+        chosen = "simpy" if len(graph) <= MOST_WITH_SIMPY else "fast"
+    else:
+        chosen = "fast" if _pays_to_load(graph) else "simpy"
     start_s = np.empty(len(graph))
     end_s = np.empty(len(graph))
     if chosen == "simpy":
@@ -75,18 +83,6 @@ def simulate(
         tasks=len(graph),
     )
     return Trace(graph, start_s, end_s, simulated)
-
-
-def _engine_for(graph: TaskGraph, reported: bool) -> Engine:
-    """SimPy for what is reported unless it is large; the core for searches once it pays to load it."""
-    asked = present_limits().engine
-    if not _is_compiled():
-        return "simpy"
-    if asked is not None:
-        return asked
-    if reported:
-        return "simpy" if len(graph) <= MOST_WITH_SIMPY else "fast"
-    return "fast" if _pays_to_load(graph) else "simpy"
 
 
 def _pays_to_load(graph: TaskGraph) -> bool:
@@ -148,8 +144,7 @@ def _deadlock_report(graph: TaskGraph, end_s: Floats) -> str:
         waiting = [source for source in graph.dependencies.row(task) if end_s[source] < 0]
         names = ", ".join(f"{graph.task(source).name} on {graph.task(source).stream}" for source in waiting)
         lines.append(f"  {graph.task(task).stream}: {graph.task(task).name} waits for {names or NO_CAPACITY}")
-    left_out = len(streams) - len(lines)
-    if left_out > 0:
-        lines.append(f"  and {left_out} more streams")
+    if len(streams) > len(lines):
+        lines.append(f"  and {len(streams) - len(lines)} more streams")
     head = f"the run cannot proceed: {len(stuck)} of {len(graph)} tasks never ended"
     return "\n".join([head, *lines])

@@ -96,65 +96,68 @@ class Tables(NamedTuple):
     """Of every link, in bytes/s."""
     num_devices: int
 
+    @classmethod
+    def of(
+        cls,
+        graph: TaskGraph,
+        duration_s: Floats,
+        flows: Mapping[int, Flow],
+        capacity: Floats,
+        beside: Beside | None,
+    ) -> Tables:
+        """The columns of a graph with these durations; arguments as in `engine.simulate`.
 
-def tables_of(
-    graph: TaskGraph,
-    duration_s: Floats,
-    flows: Mapping[int, Flow],
-    capacity: Floats,
-    beside: Beside | None,
-) -> Tables:
-    """The columns of a graph with these durations; arguments as in `engine.simulate`.
-
-    Raises GraphError for a flow that no network could carry.
-    """
-    works = len(graph.works)
-    code = graph.stream.astype(np.int64) * works + graph.work
-    codes, kind = np.unique(code, return_inverse=True)
-    stream_of_kind, work_of_kind = np.divmod(codes, works)
-    flow_of_work = np.full(works, NONE)
-    carried: list[Flow] = []
-    # A share and seconds by class of work: `late[work]` are (latency, late_s) of its flow.
-    late = np.zeros((works, 2))
-    for work in sorted(flows):
-        if work < works:
-            flow_of_work[work] = len(carried)
-            carried.append(flows[work])
-            late[work] = flows[work].latency, flows[work].late_s
-    for flow in carried:
-        unknown = [link for link in flow.route if not 0 <= link < len(capacity)]
-        if unknown:
-            raise GraphError(f"a flow crosses link {unknown[0]}; there are {len(capacity)} links")
-        if not 0 < flow.bytes_per_s < np.inf:
-            raise GraphError(f"a flow cannot run at {flow.bytes_per_s} bytes/s")
-        if flow.weight < 1:
-            raise GraphError(f"a flow cannot stand for {flow.weight} flows")
-        if not 0.0 <= flow.latency <= 1.0 or flow.late_s < 0.0:
-            raise GraphError(f"a flow has no latency of {flow.latency} of its time and {flow.late_s} s")
-    counts = [Counter(flow.route) for flow in carried]
-    links = Ragged.of([sorted(crossed) for crossed in counts])
-    crossings = np.array([crossed[link] for crossed in counts for link in sorted(crossed)], dtype=np.int64)
-    by_link = np.argsort(links.values, kind="stable")
-    num_on = np.bincount(links.values, minlength=len(capacity))
-    share, late_s = late[graph.work].T
-    whole_s = np.asarray(duration_s, dtype=np.float64)
-    return Tables(
-        duration_s=whole_s + late_s,
-        latency_s=share * whole_s + late_s,
-        stream=graph.stream.astype(np.int64),
-        missing=np.diff(graph.dependencies.start).astype(np.int64),
-        waiting=graph.successors,
-        kind=kind.reshape(-1).astype(np.int64),
-        flow=flow_of_work[work_of_kind],
-        **_slowed(graph, stream_of_kind.tolist(), work_of_kind.tolist(), beside),
-        links=links,
-        crossings=crossings,
-        flows_on=Ragged(offsets(num_on).astype(np.int32), links.row_of_value[by_link]),
-        crossings_on=crossings[by_link],
-        weight=np.array([flow.weight for flow in carried], dtype=np.int64),
-        bytes_per_s=np.array([flow.bytes_per_s for flow in carried], dtype=np.float64),
-        capacity=np.asarray(capacity, dtype=np.float64),
-    )
+        Raises GraphError for a flow that no network could carry.
+        """
+        works = len(graph.works)
+        code = graph.stream.astype(np.int64) * works + graph.work
+        codes, kind = np.unique(code, return_inverse=True)
+        stream_of_kind, work_of_kind = np.divmod(codes, works)
+        flow_of_work = np.full(works, NONE)
+        carried: list[Flow] = []
+        # A share and seconds by class of work: `late[work]` are (latency, late_s) of its flow.
+        late = np.zeros((works, 2))
+        for work in sorted(flows):
+            if work < works:
+                flow_of_work[work] = len(carried)
+                carried.append(flows[work])
+                late[work] = flows[work].latency, flows[work].late_s
+        for flow in carried:
+            unknown = [link for link in flow.route if not 0 <= link < len(capacity)]
+            if unknown:
+                raise GraphError(f"a flow crosses link {unknown[0]}; there are {len(capacity)} links")
+            if not 0 < flow.bytes_per_s < np.inf:
+                raise GraphError(f"a flow cannot run at {flow.bytes_per_s} bytes/s")
+            if flow.weight < 1:
+                raise GraphError(f"a flow cannot stand for {flow.weight} flows")
+            if not 0.0 <= flow.latency <= 1.0 or flow.late_s < 0.0:
+                raise GraphError(f"a flow has no latency of {flow.latency} of its time and {flow.late_s} s")
+        counts = [Counter(flow.route) for flow in carried]
+        links = Ragged.of([sorted(crossed) for crossed in counts])
+        crossings = np.array(
+            [crossed[link] for crossed in counts for link in sorted(crossed)], dtype=np.int64
+        )
+        by_link = np.argsort(links.values, kind="stable")
+        num_on = np.bincount(links.values, minlength=len(capacity))
+        share, late_s = late[graph.work].T
+        whole_s = np.asarray(duration_s, dtype=np.float64)
+        return cls(
+            duration_s=whole_s + late_s,
+            latency_s=share * whole_s + late_s,
+            stream=graph.stream.astype(np.int64),
+            missing=np.diff(graph.dependencies.start).astype(np.int64),
+            waiting=graph.successors,
+            kind=kind.reshape(-1).astype(np.int64),
+            flow=flow_of_work[work_of_kind],
+            **_slowed(graph, stream_of_kind.tolist(), work_of_kind.tolist(), beside),
+            links=links,
+            crossings=crossings,
+            flows_on=Ragged(offsets(num_on).astype(np.int32), links.row_of_value[by_link]),
+            crossings_on=crossings[by_link],
+            weight=np.array([flow.weight for flow in carried], dtype=np.int64),
+            bytes_per_s=np.array([flow.bytes_per_s for flow in carried], dtype=np.float64),
+            capacity=np.asarray(capacity, dtype=np.float64),
+        )
 
 
 def _slowed(graph: TaskGraph, streams: list[int], works: list[int], beside: Beside | None) -> dict[str, Any]:
@@ -168,7 +171,14 @@ def _slowed(graph: TaskGraph, streams: list[int], works: list[int], beside: Besi
     bound = np.zeros((kinds, 2))
     if beside is not None and beside.taken.any():
         blocking = [computes(name) for name in graph.streams]
-        of_message = _ends_of_messages(graph)
+        ends = zip(graph.stream_ranks.tolist(), of_stream, strict=True)
+        device_of_rank = {rank: numbers[0] for rank, numbers in ends if rank >= 0 and numbers}
+        # A message takes something from the devices that send and receive it.
+        of_message = {
+            number: [device_of_rank[rank] for rank in work.group.ranks if rank in device_of_rank]
+            for number, work in enumerate(graph.works)
+            if work.kind is Kind.COMM_SEND and work.group is not None
+        }
         shares = np.rint(beside.taken * UNIT).astype(np.int64)
         for kind, (stream, work) in enumerate(zip(streams, works, strict=True)):
             # A communication on a compute stream blocks the computation there instead of slowing it.
@@ -186,20 +196,6 @@ def _slowed(graph: TaskGraph, streams: list[int], works: list[int], beside: Besi
         "occupied": Ragged.of(occupied),
         "taken": taken,
         "num_devices": num_devices,
-    }
-
-
-def _ends_of_messages(graph: TaskGraph) -> dict[int, tuple[int, ...]]:
-    """The devices that send and receive the messages of each class of work."""
-    device = {
-        rank: numbers[0]
-        for rank, numbers in zip(graph.stream_ranks.tolist(), graph.stream_devices, strict=True)
-        if rank >= 0 and numbers
-    }
-    return {
-        number: tuple(device[rank] for rank in work.group.ranks if rank in device)
-        for number, work in enumerate(graph.works)
-        if work.kind is Kind.COMM_SEND and work.group is not None
     }
 
 

@@ -56,11 +56,6 @@ class Trace:
     """None: the times are the longest path's."""
 
     @cached_property
-    def makespan_s(self) -> float:
-        """When the last task ends."""
-        return float(self.end_s.max())
-
-    @cached_property
     def step_end_s(self) -> tuple[float, ...]:
         """When the last task of each optimizer step ended."""
         bounds = (0, *self.graph.step_ends)
@@ -156,15 +151,11 @@ class Trace:
             start_s, end_s = self._clipped(block._replace(low_s=low_s, high_s=high_s))
             sends = communicates[block.task]
             counts = np.where(block.computes, ~sends, sends & owned[block.task])
-            line = np.where(block.computes, 0, 1)
-            device, under_way, lasts_s = _sweep(
-                block.device[counts], start_s[counts], end_s[counts], line[counts]
-            )
+            line = (~block.computes[counts]).astype(np.int64)
+            device, under_way, lasts_s = _sweep(block.device[counts], start_s[counts], end_s[counts], line)
             both = under_way.all(axis=0) & (len(under_way) > 1)
             seconds = np.bincount(device[both], lasts_s[both], minlength=len(block.devices)).tolist()
-            hidden_s |= {
-                name: {"": of_device} for name, of_device in zip(block.devices, seconds, strict=True)
-            }
+            hidden_s |= {name: {"": share_s} for name, share_s in zip(block.devices, seconds, strict=True)}
         return self._mean(hidden_s).get("", 0.0) / self.step_time_s
 
     def _mean(self, devices: dict[str, dict[str, float]]) -> dict[str, float]:
@@ -178,13 +169,11 @@ class Trace:
         common = math.gcd(*ranks.values()) if ranks else 1
         total = sum(ranks[device] // common for device in devices)
         categories = dict.fromkeys(category for seconds in devices.values() for category in seconds)
-        return {
-            category: sum(
-                ranks[device] // common * seconds.get(category, 0.0) for device, seconds in devices.items()
-            )
-            / total
-            for category in categories
-        }
+        sums = dict.fromkeys(categories, 0.0)
+        for device, seconds in devices.items():
+            for category, of_device_s in seconds.items():
+                sums[category] += ranks[device] // common * of_device_s
+        return {category: sum_s / total for category, sum_s in sums.items()}
 
     def _blocks(self) -> Iterator[_Block]:
         """The tasks of all computing devices, as many devices at a time as have `ROWS_AT_ONCE` tasks."""
@@ -240,13 +229,16 @@ class Trace:
         """Every second of the window of each device of a block, by category."""
         names = self._categories
         width = len(names)
-        category = self._category_of_work[self.graph.work[block.task]]
+        of_work = np.array([names.index(work.category) for work in self.graph.works])
+        category = of_work[self.graph.work[block.task]]
         start_s, end_s = self._clipped(block)
         key = block.device * width + category
         cells = len(block.devices) * width
         computed_s = np.bincount(key, (end_s - start_s) * block.computes, minlength=cells)
-        waited_for = np.unique(category[~block.computes])
-        line = np.where(block.computes, 0, 1 + waited_for.searchsorted(category))
+        present = np.bincount(key + cells * block.computes, minlength=2 * cells).reshape(2, -1, width) > 0
+        waited_for = np.flatnonzero(present[0].any(axis=0))
+        line_of_category = 1 + waited_for.searchsorted(np.arange(width))
+        line = np.where(block.computes, 0, line_of_category[category])
         device, under_way, lasts_s = _sweep(block.device, start_s, end_s, line)
         first = under_way.argmax(axis=0)
         waits = first > 0
@@ -258,8 +250,7 @@ class Trace:
             idle_s -= part_s.reshape(-1, width).sum(axis=1)
         idle_s[idle_s < ROUNDING * (block.high_s - block.low_s)] = 0.0
         seconds: list[dict[str, float]] = [{} for _ in block.devices]
-        for counted, listed in ((block.computes, sorted(names)), (~block.computes, names)):
-            has = np.bincount(key[counted], minlength=cells).reshape(-1, width) > 0
+        for has, listed in ((present[1], sorted(names)), (present[0], names)):
             for name in listed:
                 number = names.index(name)
                 for index in np.flatnonzero(has[:, number]).tolist():
@@ -274,10 +265,6 @@ class Trace:
         present = {work.category for work in self.graph.works}
         ranked = [category for category in EXPOSED if category in present]
         return ranked + sorted(present - set(ranked))
-
-    @cached_property
-    def _category_of_work(self) -> Ints:
-        return np.array([self._categories.index(work.category) for work in self.graph.works])
 
 
 EXPOSED = (
@@ -321,10 +308,17 @@ def _sweep(device: Ints, start_s: Floats, end_s: Floats, line: Ints) -> tuple[In
     is under way on each line, shape (lines, times), and how long that lasts.
     """
     lasting = np.flatnonzero(end_s > start_s)
-    row = np.concatenate([lasting, lasting])
-    when_s = np.concatenate([start_s[lasting], end_s[lasting]])
+    # Intervals that follow one another without a gap are one: most tasks of a compute stream.
+    apart = np.ones(len(lasting) + 1, dtype=bool)
+    apart[1:-1] = end_s[lasting[:-1]] != start_s[lasting[1:]]
+    for column in (device, line):
+        apart[1:-1] |= np.diff(column[lasting]) != 0
+    first = lasting[apart[:-1]]
+    last = lasting[apart[1:]]
+    row = np.concatenate([first, last])
+    when_s = np.concatenate([start_s[first], end_s[last]])
     order = np.lexsort((when_s, device[row]))
     row = row[order]
     change = np.zeros((1 + line.max(initial=0), len(order)), dtype=np.int32)
-    change[line[row], np.arange(len(order))] = np.where(order < len(lasting), 1, -1)
+    change[line[row], np.arange(len(order))] = np.where(order < len(first), 1, -1)
     return device[row], change.cumsum(axis=1) > 0, np.diff(when_s[order], append=0.0)

@@ -1,28 +1,29 @@
 """Ablation of the GPU model: each mechanism is removed and published runs are predicted again.
 
 A removal is a wrapper around the prices; graphs do not change. Mechanisms that were tried and dropped are
-put in the same way. Fitted constants do not change either; `left_out.refitted` gives the scores after a new
+put in the same way. Fitted constants do not change either; `Tangent.refitted` gives the scores after a new
 fit, of all runs and of each family left out. A step time is the length of the critical path, which leaves out
 only the contention for links, times the slowdown of compute during communication.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
-from pydantic import BaseModel
 
 from perfsim.base.arrays import Bools, Floats
 from perfsim.catalog import default_catalog
 from perfsim.costs.gemm import GemmModel, Geometry
-from perfsim.costs.gpu import GpuCosts, narrow_gemm
+from perfsim.costs.gpu import GpuCosts
 from perfsim.engine.trace import Trace
 from perfsim.evidence.cases import PlacedCase
 from perfsim.machines.gpu_cluster import gpu_plan
+from perfsim.network.collectives import CollectiveModel
 from perfsim.network.topology import Group
 from perfsim.specs.calibration import GpuCalibration
+from perfsim.specs.precisions import Precision
 from perfsim.strategies import Plan
 from perfsim.work import WAIT_OF_HOST, TaskGraph, Work
 from perfsim.work.kernels import Kernel
@@ -35,8 +36,8 @@ NOTHING = "nothing"
 _ATTENTION_CORE = ("scores", "softmax", "attention_dropout", "context", "flash_attention")
 _HEAD_AND_EMBEDDING = ("embedding.", "head.")
 
-Change = Callable[[GpuCosts, Plan], None]
-"""A change of the prices of a plan."""
+Parts = Mapping[str, Callable[["_WithoutMechanism"], object]]
+"""Other parts of the prices, by attribute, each made from the prices as they are."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class _Removal:
     """A mechanism and the change of prices that removes it."""
 
     key: str
-    instead: str
+    instead: str = "free"
     """The assumption that replaces it."""
     work: Callable[[Work], bool] = lambda _: False
     """Classes of work that take no time."""
@@ -54,7 +55,8 @@ class _Removal:
     """Factor on the time of a kernel."""
     tasks: Callable[[TaskGraph], Bools] | None = None
     """Tasks that take no time, if other tasks of their class do."""
-    change: Change = lambda _, __: None
+    parts: Parts = field(default_factory=dict)
+    """Parts of the prices that change."""
     alone: bool = False
     """Communication takes nothing from the compute that runs at the same time."""
     constants: tuple[str, ...] = ()
@@ -68,8 +70,10 @@ class _WithoutMechanism(GpuCosts):
 
     def __init__(self, plan: Plan, removal: _Removal) -> None:
         super().__init__(gpu_plan(plan).topology, plan.job.recipe)
+        self.plan = plan
         self.removal = removal
-        removal.change(self, plan)
+        for part, made in removal.parts.items():
+            setattr(self, part, made(self))
 
     def duration_s(self, work: Work) -> float:
         return 0.0 if self.removal.work(work) else super().duration_s(work)
@@ -86,33 +90,14 @@ class _WithoutMechanism(GpuCosts):
         return super().kernel_s(kernel) * self.removal.factor(kernel, self)
 
 
-def _put(**parts: Callable[[GpuCosts], object]) -> Change:
-    """Other parts of the prices, each made from the prices as they are."""
-
-    def change(costs: GpuCosts, _plan: Plan) -> None:
-        for part, made in parts.items():
-            setattr(costs, part, made(costs))
-
-    return change
-
-
-def _set(part: str, **values: object) -> Change:
+def _set(part: str, **values: object) -> Parts:
     """Other values in one part of the prices: its framework, its calibration of the GPU."""
-
-    def changed(costs: GpuCosts) -> BaseModel:
-        known: BaseModel = getattr(costs, part)
-        return known.model_copy(update=values)
-
-    return _put(**{part: changed})
+    return {part: lambda costs: getattr(costs, part).model_copy(update=values)}
 
 
-def _ceiling(value: Callable[[GpuCosts, Plan], float]) -> Change:
+def _ceiling(value: Callable[[_WithoutMechanism], float]) -> Parts:
     """Another ceiling of the fraction of peak in matrix products, at most 1."""
-
-    def change(costs: GpuCosts, plan: Plan) -> None:
-        costs.gemm = replace(costs.gemm, sustained_fraction=min(1.0, value(costs, plan)))
-
-    return change
+    return {"gemm": lambda costs: replace(costs.gemm, sustained_fraction=min(1.0, value(costs)))}
 
 
 class _GemmWithoutWaves(GemmModel):
@@ -129,38 +114,38 @@ def _no_waves(costs: GpuCosts) -> GemmModel:
     return _GemmWithoutWaves(**{field.name: getattr(costs.gemm, field.name) for field in fields(GemmModel)})
 
 
-def _fractions_of_16_bits(costs: GpuCosts, _plan: Plan) -> None:
+def _fractions_of_16_bits(costs: GpuCosts) -> dict[Precision, GemmModel]:
     gpu = costs.gpu.model_copy(update={"narrow": {}})
     device = costs.topology.system.device
-    costs.narrow = {name: narrow_gemm(costs.gemm, gpu, device, name) for name in costs.narrow}
+    return {name: costs.gemm.narrow(gpu, device, name) for name in costs.narrow}
 
 
-def _no_bridge(costs: GpuCosts, _plan: Plan) -> None:
-    calibration = costs.collectives.node.nic.calibration
-    if calibration is None or calibration.network is None:
-        return
-    network = calibration.network.model_copy(update={"partial_node_rank_bytes_per_s": None})
+def _no_bridge(costs: GpuCosts) -> CollectiveModel:
     node = costs.collectives.node
+    calibration = node.nic.calibration
+    if calibration is None or calibration.network is None:
+        return costs.collectives
+    network = calibration.network.model_copy(update={"partial_node_rank_bytes_per_s": None})
     nic = node.nic.model_copy(update={"calibration": calibration.model_copy(update={"network": network})})
-    costs.collectives = replace(costs.collectives, node=node.model_copy(update={"nic": nic}))
+    return replace(costs.collectives, node=node.model_copy(update={"nic": nic}))
 
 
-def _of_newer_libraries(costs: GpuCosts, _plan: Plan) -> float:
+def _of_newer_libraries(costs: GpuCosts) -> float:
     share = 1.0 if costs.gpu.asynchronous_attention is None else costs.framework.ceiling_share
     return costs.gemm.sustained_fraction / share
 
 
-def _of_larger_memory(costs: GpuCosts, _plan: Plan) -> float:
+def _of_larger_memory(costs: GpuCosts) -> float:
     larger = default_catalog().calibration(_LARGER_MEMORY)
     if not isinstance(larger, GpuCalibration) or costs.gpu.name != _SMALLER_MEMORY:
         return costs.gemm.sustained_fraction
     return larger.sustained_fraction / costs.gpu.sustained_fraction * costs.gemm.sustained_fraction
 
 
-def _of_idle_time(costs: GpuCosts, plan: Plan) -> float:
+def _of_idle_time(costs: _WithoutMechanism) -> float:
     """The ceiling rises by the cube root of busy time, since power grows with the cube of the clock."""
-    layout = gpu_plan(plan).layout
-    waves = layout.virtual_pipeline * plan.num_microbatches
+    layout = gpu_plan(costs.plan).layout
+    waves = layout.virtual_pipeline * costs.plan.num_microbatches
     busy = waves / (waves + layout.pipeline - 1)
     return costs.gemm.sustained_fraction * float(busy ** (-1 / 3))
 
@@ -190,108 +175,106 @@ def _recomputed_collectives(graph: TaskGraph) -> Bools:
 
 
 REMOVALS = (
-    _Removal(NOTHING, ""),
-    _Removal(
-        "tensor-parallel collectives", "free", work=lambda work: work.category == "tensor_communication"
-    ),
-    _Removal("collectives of recompute", "free", tasks=_recomputed_collectives),
+    _Removal(NOTHING, instead=""),
+    _Removal("tensor-parallel collectives", work=lambda work: work.category == "tensor_communication"),
+    _Removal("collectives of recompute", tasks=_recomputed_collectives),
     _Removal(
         "hierarchical collectives",
         "every group inside one node",
-        change=_put(group=lambda _: lambda ranks: Group.inside_node(ranks.size)),
+        parts={"group": lambda _: lambda ranks: Group.inside_node(ranks.size)},
     ),
     _Removal(
         "data-parallel and FSDP traffic",
-        "free",
         work=lambda work: work.category == "data_communication",
         constants=("partial_node_rank_bytes_per_s",),
     ),
     _Removal(
         "bridge of partial nodes",
         "every rank beside its NIC",
-        change=_no_bridge,
+        parts={"collectives": _no_bridge},
         constants=("partial_node_rank_bytes_per_s",),
     ),
     _Removal("compute beside communication", "no slower", alone=True),
-    _Removal("stage-to-stage transfers", "free", work=lambda work: work.name == "pipeline.send"),
+    _Removal("stage-to-stage transfers", work=lambda work: work.name == "pipeline.send"),
     _Removal(
         "host-launch floor",
         "the host takes no time",
-        change=_set("framework", host_s_per_kernel=0.0, host_blocking_s_per_kernel=0.0),
+        parts=_set("framework", host_s_per_kernel=0.0, host_blocking_s_per_kernel=0.0),
         constants=("host_s_per_kernel", "host_blocking_s_per_kernel"),
     ),
     _Removal("memory-bound kernels", "free on the device", kernel=lambda kernel: kernel.op == "elementwise"),
-    _Removal("gradient accumulation", "free", kernel=lambda kernel: kernel.name.endswith(".accumulate")),
-    _Removal("last-level cache", "none", change=_put(cache_bytes=lambda _: 0.0)),
+    _Removal("gradient accumulation", kernel=lambda kernel: kernel.name.endswith(".accumulate")),
+    _Removal("last-level cache", "none", parts={"cache_bytes": lambda _: 0.0}),
     _Removal(
         "attention core",
-        "free",
         kernel=lambda kernel: kernel.name.startswith(_ATTENTION_CORE),
         constants=("attention_fraction", "attention_half_length"),
     ),
     _Removal(
         "fused attention by length",
         "as in long sequences",
-        change=_set("gpu", attention_half_length=0.0),
+        parts=_set("gpu", attention_half_length=0.0),
         constants=("attention_half_length",),
     ),
     _Removal(
         "instructions of fused attention",
         "all at peak",
-        change=_set("gpu", attention_instruction_fraction=1.0),
+        parts=_set("gpu", attention_instruction_fraction=1.0),
     ),
-    _Removal("embedding, head and loss", "free", work=lambda work: work.name.startswith(_HEAD_AND_EMBEDDING)),
+    _Removal("embedding, head and loss", work=lambda work: work.name.startswith(_HEAD_AND_EMBEDDING)),
     _Removal("fused cross-entropy", "passes in fp32", factor=_passes_in_fp32),
-    _Removal("optimizer", "free", work=lambda work: work.category == "optimizer"),
-    _Removal("waves of tiles", "no idle units in the last wave", change=_put(gemm=_no_waves)),
+    _Removal("optimizer", work=lambda work: work.category == "optimizer"),
+    _Removal("waves of tiles", "no idle units in the last wave", parts={"gemm": _no_waves}),
     _Removal(
-        "matrix cores want rows of 16 bytes", "they take any", change=_put(vector_flop_per_s=lambda _: None)
+        "matrix cores want rows of 16 bytes", "they take any", parts={"vector_flop_per_s": lambda _: None}
     ),
     _Removal(
         "sustained power ceiling",
         "1.0 of peak",
-        change=_ceiling(lambda *_: 1.0),
+        parts=_ceiling(lambda _: 1.0),
         constants=("sustained_fraction",),
     ),
     _Removal(
         "tensor communication that products hide",
         "all exposed",
-        change=_put(recipe=lambda costs: costs.recipe.ran_with(overlap_tensor=False)),
+        parts={"recipe": lambda costs: costs.recipe.ran_with(overlap_tensor=False)},
         constants=("exchange_slowdown",),
     ),
     _Removal(
         "waits between passes", "none", work=lambda work: work.name == WAIT_OF_HOST, constants=("pass_s",)
     ),
     _Removal(
-        "asynchronous attention", "the A100's instructions", change=_set("framework", attention="synchronous")
+        "asynchronous attention", "the A100's instructions", parts=_set("framework", attention="synchronous")
     ),
-    _Removal("casts to fewer bits", "free", kernel=lambda kernel: kernel.name.endswith(".cast")),
-    _Removal("tables of narrow products", "16 bits' fractions of peak", change=_fractions_of_16_bits),
+    _Removal("casts to fewer bits", kernel=lambda kernel: kernel.name.endswith(".cast")),
+    _Removal(
+        "tables of narrow products", "16 bits' fractions of peak", parts={"narrow": _fractions_of_16_bits}
+    ),
     _Removal(
         "narrow power ceiling",
         "1.0 of peak",
-        change=_put(
-            narrow=lambda costs: {
+        parts={
+            "narrow": lambda costs: {
                 name: replace(gemm, sustained_fraction=1.0) for name, gemm in costs.narrow.items()
             }
-        ),
+        },
         constants=("narrow_sustained_fraction",),
     ),
     _Removal(
         "libraries older than the device",
         "all of its ceiling",
-        change=_ceiling(_of_newer_libraries),
+        parts=_ceiling(_of_newer_libraries),
         constants=("ceiling_share",),
     ),
     _Removal(
         "slowest of many GPUs",
         "all at the mean ceiling",
-        change=_ceiling(lambda costs, _: costs.gpu.sustained_fraction),
+        parts=_ceiling(lambda costs: costs.gpu.sustained_fraction),
     ),
-    _Removal("ceiling of the A100 with 40 GB", "that with 80 GB", change=_ceiling(_of_larger_memory)),
-    _Removal("power saved in idle time", "a ceiling that rises", change=_ceiling(_of_idle_time), tried=True),
+    _Removal("ceiling of the A100 with 40 GB", "that with 80 GB", parts=_ceiling(_of_larger_memory)),
+    _Removal("power saved in idle time", "a ceiling that rises", parts=_ceiling(_of_idle_time), tried=True),
     _Removal("causal softmax", "reads up to the diagonal", factor=_half_of_the_scores, tried=True),
-    _Removal("slower weight gradients", "1.1 times", change=_set("gpu", wgrad_factor=1.1), tried=True),
+    _Removal("slower weight gradients", "1.1 times", parts=_set("gpu", wgrad_factor=1.1), tried=True),
 )
 """Nothing, then communication, host, memory, parts of the model, matrix products, and what was tried."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -22,8 +22,8 @@ from perfsim.base.errors import PerfsimError
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.costs.wafer import WaferCosts
 from perfsim.evidence.ablation import NOTHING, REMOVALS, Ablation
-from perfsim.evidence.cases import PlacedCase, StepCase, mapped, read_cases
-from perfsim.evidence.left_out import LeavingOut, LeftOut, Tangent, left_out, refitted
+from perfsim.evidence.cases import CaseRows, StepCase, mapped
+from perfsim.evidence.left_out import LeavingOut, LeftOut, Tangent
 from perfsim.evidence.score import Scored, families, summary
 from perfsim.evidence.step_fit import FittedConstant
 from perfsim.machines.gpu_cluster import gpu_plan
@@ -67,13 +67,16 @@ class Facts:
     """A case, its error, and the parts of its predicted step."""
 
     case: StepCase
-    error: float
-    """Predicted over measured, minus 1."""
     shares: Mapping[str, float]
-    """Fraction of the predicted step by mechanism."""
+    """Fraction of the predicted step by mechanism and by category of the breakdown."""
+    steps_s: Mapping[str, float] = field(default_factory=dict)
+    """Step time by removed mechanism; empty for a wafer."""
+    tensor_across_nodes: bool = False
+    tangent: Tangent | None = None
+    error: float = 0.0
+    """Predicted over measured, minus 1."""
     family_bias: float = 0.0
     """Mean error of the other scored runs of its family; 0 if there are none."""
-    tensor_across_nodes: bool = False
 
     @property
     def likely_cause(self) -> str:
@@ -180,12 +183,21 @@ class StepAccuracy:
         """Explain the score of some step-time cases."""
         parts = mapped(partial(_examine, catalog=catalog, leaves_out=leaves_out), cases)
         examined = [part for part in parts if part is not None]
+        errors = {row["id"]: row["error"] for row in result["cases"] if row["error"] is not None}
+        scored = [case for case in cases if case.id in errors and case.scored]
+        causes = {}
+        for facts in examined:
+            case = facts.case
+            if case.id in errors:
+                family = [other for other in scored if other.family == case.family and other.id != case.id]
+                bias = float(np.mean([errors[other.id] for other in family])) if family else 0.0
+                causes[case.id] = replace(facts, error=errors[case.id], family_bias=bias).likely_cause
         tangents = [part.tangent for part in examined if part.tangent is not None]
         return cls(
             result=result,
-            causes=_causes(cases, result, examined),
+            causes=causes,
             removed=_removed([part for part in examined if part.steps_s], tangents),
-            leaving=left_out(cases, catalog, tangents) if leaves_out else [],
+            leaving=LeavingOut.by_kind(cases, catalog, tangents) if leaves_out else [],
         )
 
     @property
@@ -223,41 +235,33 @@ class AccuracyPage:
         Raises CatalogError for a malformed file, and InputError for `leaves_out` without SciPy.
         """
         catalog = default_catalog()
-        steps = [
-            StepAccuracy.of(read_cases(path, StepCase, catalog).cases, result, catalog, leaves_out=leaves_out)
-            for path, result in zip(paths, results, strict=True)
-            if result["kind"] == "step_time"
-        ]
+        steps = []
+        for path, result in zip(paths, results, strict=True):
+            if result["kind"] == "step_time":
+                cases = CaseRows.read(path, StepCase, catalog).cases
+                steps.append(StepAccuracy.of(cases, result, catalog, leaves_out=leaves_out))
         convergence = [result for result in results if result["kind"] == "convergence"]
         return cls(steps, convergence, leaves_out, FittedConstant.recorded(catalog))
 
 
-@dataclass(frozen=True)
-class _Examined:
-    """The parts of one case's predicted step."""
-
-    case: StepCase
-    steps_s: Mapping[str, float]
-    """Step time by removed mechanism; empty for a wafer."""
-    shares: Mapping[str, float]
-    """Fraction of the step by mechanism and by category of the breakdown."""
-    tensor_across_nodes: bool = False
-    tangent: Tangent | None = None
-
-
-def _examine(case: StepCase, catalog: Catalog, *, leaves_out: bool) -> _Examined | None:
+def _examine(case: StepCase, catalog: Catalog, *, leaves_out: bool) -> Facts | None:
     """The parts of one case; None if it cannot be predicted."""
     try:
         placed = case.placed(catalog)
         if case.on_wafers:
-            return _Examined(case, {}, _shares_on_wafers(placed))
+            costs = WaferCosts(wafer_plan(placed.plan).topology, placed.plan.job.recipe)
+            trace = placed.step(costs).run(contention=False)
+            parts = {name: seconds / trace.step_time_s for name, seconds in trace.mean_breakdown().items()}
+            costs.link_s_per_element = 0.0
+            without_s = placed.step(costs).run(contention=False).step_time_s
+            return Facts(case, {**parts, "movement over the mesh": 1.0 - without_s / trace.step_time_s})
         plan = gpu_plan(placed.plan)
         ablation = Ablation.of(placed)
         idle = ablation.trace.mean_breakdown()["bubble"] / ablation.trace.step_time_s
-        return _Examined(
+        return Facts(
             case,
-            ablation.steps_s,
             {**ablation.shares, "bubble": idle},
+            ablation.steps_s,
             plan.layout.tensor > plan.topology.devices_per_node,
             Tangent.of(placed) if leaves_out and case.scored else None,
         )
@@ -265,37 +269,8 @@ def _examine(case: StepCase, catalog: Catalog, *, leaves_out: bool) -> _Examined
         return None
 
 
-def _shares_on_wafers(placed: PlacedCase) -> dict[str, float]:
-    """Fraction of the step by category, and of movement over the mesh."""
-    costs = WaferCosts(wafer_plan(placed.plan).topology, placed.plan.job.recipe)
-    trace = placed.step(costs).run(contention=False)
-    parts = {name: seconds / trace.step_time_s for name, seconds in trace.mean_breakdown().items()}
-    costs.link_s_per_element = 0.0
-    without_s = placed.step(costs).run(contention=False).step_time_s
-    return {**parts, "movement over the mesh": 1.0 - without_s / trace.step_time_s}
-
-
-def _causes(
-    cases: Sequence[StepCase], result: Mapping[str, Any], examined: Sequence[_Examined]
-) -> dict[str, str]:
-    errors = {row["id"]: row["error"] for row in result["cases"] if row["error"] is not None}
-    scored = [case for case in cases if case.id in errors and case.scored]
-    causes = {}
-    for parts in examined:
-        case = parts.case
-        if case.id in errors:
-            others = [other for other in scored if other.id != case.id and other.family == case.family]
-            bias = float(np.mean([errors[other.id] for other in others])) if others else 0.0
-            facts = Facts(case, errors[case.id], parts.shares, bias, parts.tensor_across_nodes)
-            causes[case.id] = facts.likely_cause
-    return causes
-
-
-def _removed(on_gpus: Sequence[_Examined], tangents: Sequence[Tangent]) -> list[Removed]:
-    """The score with every mechanism in place and without each one, over the GPU cases.
-
-    With `tangents` also after a new fit of the constants.
-    """
+def _removed(on_gpus: Sequence[Facts], tangents: Sequence[Tangent]) -> list[Removed]:
+    """The score of the GPU cases with and without each mechanism; with `tangents` also after a new fit."""
     rows: list[Removed] = []
     before: dict[str, float] = {}
     for removal in REMOVALS if on_gpus else ():
@@ -307,14 +282,12 @@ def _removed(on_gpus: Sequence[_Examined], tangents: Sequence[Tangent]) -> list[
         if hurt and after[hurt] <= before[hurt]:
             hurt = ""
         steps_s = {part.case.id: part.steps_s[removal.key] for part in on_gpus}
-        fits = [
-            refitted(tangents, steps_s, removal.constants, leave_out=leave_out)
-            for leave_out in ((False, True) if tangents else ())
-        ]
-        scores = [
-            summary(replace(run, predicted_s=fitted_s.get(run.id, run.predicted_s)) for run in runs)
-            for fitted_s in fits
-        ]
+        scores: list[dict[str, Any]] = []
+        for leave_out in (False, True) if tangents else ():
+            fitted_s = Tangent.refitted(tangents, steps_s, removal.constants, leave_out=leave_out)
+            scores.append(
+                summary(replace(run, predicted_s=fitted_s.get(run.id, run.predicted_s)) for run in runs)
+            )
         after_fit, without_family = scores or (None, None)
         rows.append(
             Removed(

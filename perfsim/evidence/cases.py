@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, cast
@@ -73,10 +73,7 @@ class _CaseSystem(_CaseSpec):
         return self.device.endswith((".yaml", ".yml"))
 
     def named(self, catalog: Catalog) -> SystemSpec:
-        """The system of that name or file, or the first one with a device of that name.
-
-        Raises InputError for an unknown one.
-        """
+        """The system of that name or file, or the first with that device. Raises InputError for neither."""
         names = catalog.names("system")
         if self.is_file or self.device in names:
             return catalog.system(self.device)
@@ -222,7 +219,7 @@ class _CaseTraining(_CaseSpec):
     moe_grouped_gemm: bool | None = None
 
 
-class Measured(_CaseSpec):
+class _Measured(_CaseSpec):
     """The measurement of a case."""
 
     step_time_s: Annotated[float, *number(1e-9, 1e9)]
@@ -274,7 +271,7 @@ class StepCase(_CaseSpec):
     """Release of NVIDIA's container that it ran in, as `26.06`."""
     parallel: _CaseParallel
     training: _CaseTraining
-    measured: Measured
+    measured: _Measured
     sweep: str | None = None
     assumed: tuple[str, ...] = ()
     notes: str = ""
@@ -448,6 +445,11 @@ class StepCase(_CaseSpec):
         said = [value for value in (training.tp_comm_overlap, training.async_tp) if value is not None]
         reduced = training.reduce_precision
         halves = sharded and reduced is not None and PRECISIONS[reduced].is_16_bit
+        graphed = training.cuda_graph
+        if graphed is None and training.precision == "mxfp8" and self.container is not None:
+            domain = self.system.nvlink_domain or self.system.devices_per_node
+            one_domain = domain is None or self.system.num_devices <= domain
+            graphed = self.container >= _GRAPHED and one_domain
         runtime = Runtime(
             name=framework.name,
             attention=training.attention,
@@ -460,7 +462,7 @@ class StepCase(_CaseSpec):
             fused_cross_entropy="cross_entropy" in fused,
             framework=framework,
             attention_kernel=training.attention_kernel,
-            cuda_graph=self._replays,
+            cuda_graph=graphed,
             host_blocking=training.host_blocking,
             software_release=self.system.software_release,
         )
@@ -478,16 +480,6 @@ class StepCase(_CaseSpec):
             lm_head_positions=training.lm_head_positions,
             runtime=runtime,
         )
-
-    @property
-    def _replays(self) -> bool | None:
-        """Whether the run replays whole steps from a CUDA graph, as it says or as its container does."""
-        training = self.training
-        if training.cuda_graph is not None or training.precision != "mxfp8" or self.container is None:
-            return training.cuda_graph
-        domain = self.system.nvlink_domain or self.system.devices_per_node
-        one_domain = domain is None or self.system.num_devices <= domain
-        return self.container >= _GRAPHED and one_domain
 
     def evaluated(self, catalog: Catalog, calibration: Calibration | None = None) -> Evaluation:
         """The run simulated from its description alone."""
@@ -583,68 +575,69 @@ CaseT = TypeVar("CaseT", StepCase, ConvergenceCase)
 
 
 @dataclass(frozen=True)
-class RefusedRow:
-    """A row that is no case, with what is wrong in it; its values are as written."""
+class _RefusedRow:
+    """A row that is no case; its values are as written."""
 
     id: str
     line: int
-    problems: tuple[Problem, ...]
+    reason: str
+    """Everything that is wrong with the row, in one line."""
     values: Mapping[str, Any]
-
-    @property
-    def reason(self) -> str:
-        """Everything that is wrong with the row, in one line."""
-        return "; ".join(
-            f"{problem.message} ({problem.help})" if problem.help else problem.message
-            for problem in self.problems
-        )
 
 
 @dataclass(frozen=True)
 class CaseRows(Generic[CaseT]):
     """The rows of a file, read and refused."""
 
-    cases: tuple[CaseT, ...]
-    lines: Mapping[str, int]
+    cases: Sequence[CaseT]
+    lines: Mapping[str, int] = field(default_factory=dict)
     """Line in which each case begins, by its id."""
-    refused: tuple[RefusedRow, ...]
+    refused: Sequence[_RefusedRow] = ()
+
+    @property
+    def failed(self) -> list[dict[str, Any]]:
+        """The refused rows as JSON lists them."""
+        return [{"id": row.id, "line": row.line, "error": row.reason} for row in self.refused]
+
+    @classmethod
+    def read(cls, path: Path, kind: type[CaseT], catalog: Catalog | None = None) -> CaseRows[CaseT]:
+        """The rows of a file. Raises CatalogError only for what belongs to no row."""
+        catalog = catalog or default_catalog()
+        mapping = load_mapping(path, catalog)
+        listed = mapping.node.mapping.get("cases")
+        nodes = [] if listed is None else listed.sequence
+        starts = [(node.mark.line, node.mark.column) for node in nodes]
+        # What is wrong before the first row is wrong with the file.
+        problems: list[list[Problem]] = [[] for _ in range(len(nodes) + 1)]
+        for problem in mapping.problems:
+            problems[sum(start <= (problem.line, problem.column) for start in starts)].append(problem)
+        LocatedMapping(path, mapping.node, problems[0]).build((_Envelope,), catalog, path.stem)
+        cases: list[CaseT] = []
+        lines: dict[str, int] = {}
+        refused = []
+        for position, node in enumerate(nodes, 1):
+            try:
+                case = _case(LocatedMapping(path, node, problems[position]), kind, catalog)
+                if case.id in lines:
+                    message = f"the case in line {lines[case.id]} has the same id"
+                    raise CatalogError([node.mapping["id"].mark.problem(message)])
+            except CatalogError as error:
+                values = node.plain() if node.is_mapping else {}
+                line = next((problem.line for problem in error.problems if problem.line), node.mark.line)
+                name = str(values.get("id") or f"row {position}")
+                reasons = [
+                    f"{told.message} ({told.help})" if told.help else told.message for told in error.problems
+                ]
+                refused.append(_RefusedRow(name, line, "; ".join(reasons), values))
+            else:
+                cases.append(case)
+                lines[case.id] = node.mark.line
+        return cls(cases, lines, refused)
 
 
 def public_cases() -> list[Path]:
     """The case files that come with perfsim."""
     return sorted((data_root() / "studies" / "validation").glob("*.yaml"))
-
-
-def read_cases(path: Path, kind: type[CaseT], catalog: Catalog | None = None) -> CaseRows[CaseT]:
-    """The rows of a file. Raises CatalogError only for what belongs to no row."""
-    catalog = catalog or default_catalog()
-    mapping = load_mapping(path, catalog)
-    listed = mapping.node.mapping.get("cases")
-    nodes = [] if listed is None else listed.sequence
-    starts = [(node.mark.line, node.mark.column) for node in nodes]
-    # What is wrong before the first row is wrong with the file.
-    problems: list[list[Problem]] = [[] for _ in range(len(nodes) + 1)]
-    for problem in mapping.problems:
-        problems[sum(start <= (problem.line, problem.column) for start in starts)].append(problem)
-    LocatedMapping(path, mapping.node, problems[0]).build((_Envelope,), catalog, path.stem)
-    cases: list[CaseT] = []
-    lines: dict[str, int] = {}
-    refused = []
-    for position, node in enumerate(nodes, 1):
-        try:
-            case = _case(LocatedMapping(path, node, problems[position]), kind, catalog)
-            if case.id in lines:
-                message = f"the case in line {lines[case.id]} has the same id"
-                raise CatalogError([node.mapping["id"].mark.problem(message)])
-        except CatalogError as error:
-            values = node.plain() if node.is_mapping else {}
-            line = next((problem.line for problem in error.problems if problem.line), node.mark.line)
-            name = str(values.get("id") or f"row {position}")
-            refused.append(RefusedRow(name, line, tuple(error.problems), values))
-        else:
-            cases.append(case)
-            lines[case.id] = node.mark.line
-    return CaseRows(tuple(cases), lines, tuple(refused))
 
 
 def _case(row: LocatedMapping, kind: type[CaseT], catalog: Catalog) -> CaseT:

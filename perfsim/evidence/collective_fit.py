@@ -49,7 +49,6 @@ _STARTS = 6
 _OUTLIER = 0.05
 """Weighted log errors above this have decreasing influence (soft L1)."""
 _CONSTANTS = ("latency_base_s", "latency_per_step_s", "bandwidth_bytes_per_s", "local_bytes_per_s")
-_NUM_CONSTANTS = len(_CONSTANTS) * len(_NAMES)
 _AT_LINE_RATE = "the line rate of {link}, above which no line may go, and where the fit ended"
 _AT_FLOOR = "the least that the fit allows, where it ended"
 _DERIVED: dict[CollectiveOp, str] = {
@@ -75,16 +74,9 @@ class _Table:
         """Rounded binary logarithm of the message size."""
         return np.round(np.log2(self.n_bytes)).astype(np.intp)
 
-    def rows(self, keep: NDArray[np.bool_]) -> _Table:
-        """The rows to keep."""
-        return _Table(self.size[keep], self.n_bytes[keep], self.time_s[keep], self.table[keep])
 
-
-def read_collective_tables(paths: Sequence[Path]) -> dict[CollectiveOp, _Table]:
-    """Rows by operation of CSV files `collective,num_gpus,bytes,time_us` or of outputs of nccl-tests.
-
-    Raises InputError for a file that is neither, and for an unknown operation.
-    """
+def _read_tables(paths: Sequence[Path]) -> dict[CollectiveOp, _Table]:
+    """Rows by operation of CSV files or outputs of nccl-tests. Raises InputError for an unknown operation."""
     rows: defaultdict[CollectiveOp, list[tuple[float, ...]]] = defaultdict(list)
     for index, path in enumerate(paths):
         for line, row in enumerate(read_collectives(path, tuple(_OPS)), 2):
@@ -121,11 +113,15 @@ def link_calibration(tables: Sequence[Path], link: LinkSpec, *, source: str = ""
     segments: dict[CollectiveOp, tuple[ProtocolSegment, ...]] = {}
     records: dict[str, FitRecord] = {}
     assumed: dict[str, str] = {}
-    for op, rows in read_collective_tables(tables).items():
+    for op, rows in _read_tables(tables).items():
         kept = _agreeing_rows(rows)
         cells = np.unique(np.stack([kept.size, kept.n_bytes]), axis=1).shape[1]
-        need_more_than(_NUM_CONSTANTS, cells, tables[0], f"sizes of {op}")
-        weight = _octave_weight(kept)
+        need_more_than(len(_CONSTANTS) * len(_NAMES), cells, tables[0], f"sizes of {op}")
+        # Every octave of every table and group size has the total weight 1.
+        _, octave, counts = np.unique(
+            np.stack(_cells(kept), axis=1), axis=0, return_inverse=True, return_counts=True
+        )
+        weight: Floats = 1.0 / counts[octave.ravel()]
         segments[op] = _fit_lines(op, kept, weight, link.bandwidth)
         errors = np.abs(_predict(_values(segments[op]), op, kept) / kept.time_s - 1)
         estimates = _lines_account(segments[op], op, kept, weight, link)
@@ -265,16 +261,7 @@ def _agreeing_rows(rows: _Table) -> _Table:
             if first.any() and later.any():
                 ratio = np.median(per_byte[later]) / np.median(per_byte[first])
                 keep[later] = abs(ratio - 1) <= _DISAGREEMENT
-    return rows.rows(keep)
-
-
-def _octave_weight(rows: _Table) -> Floats:
-    """Weights that give every octave of every table and group size the total 1."""
-    _, index, counts = np.unique(
-        np.stack(_cells(rows), axis=1), axis=0, return_inverse=True, return_counts=True
-    )
-    weight: Floats = 1.0 / counts[index.ravel()]
-    return weight
+    return _Table(rows.size[keep], rows.n_bytes[keep], rows.time_s[keep], rows.table[keep])
 
 
 def _cells(rows: _Table) -> tuple[Floats, Floats, Floats]:

@@ -43,7 +43,7 @@ from perfsim.base.errors import PerfsimError
 from perfsim.catalog import Catalog
 from perfsim.evidence.cases import PlacedCase, StepCase, mapped
 from perfsim.evidence.fitting import family_weight, rounded, scipy
-from perfsim.evidence.score import Scored, dense_and_experts, summary
+from perfsim.evidence.score import Scored, summary
 from perfsim.evidence.step_fit import CEILING, OUTLIER, Constants, GpuRun, WaferFit
 from perfsim.prediction.bands import BandWidths, Traits
 
@@ -124,6 +124,25 @@ class LeavingOut:
             figures["p90_ape"] = max(figures["p90_ape"], _students_width(errors, len(errors)))
         return figures
 
+    def widths(self, others: BandWidths | None = None, *, without: str = "") -> BandWidths:
+        """The widths of bands that follow from the errors of the runs, but for those of a group.
+
+        With fewer than three families every run counts as a family of its own, and the widths of `others`
+        (another kind of machine) give the growth with unlikeness and the unshared part, both in log time.
+        assumed: nothing else is known of them; without `others` the unshared part is the whole.
+        """
+        used = [run for run in self.runs if not without or run.left_out != without]
+        runs = [run for run in used if run.counts and run.predicted_s is not None and run.traits is not None]
+        dense = [run for run in runs if not run.experts]
+        if not dense or len(dense) == len(runs):
+            return _widths_of_alike(runs, others)
+        widths = _widths_of_alike(dense, others)
+        points = np.array(_points(runs))
+        sparse = np.array([run.experts for run in runs])
+        errors = np.array([run.log_error for run in runs])
+        normalised = np.sqrt(np.maximum(errors**2 - (widths.slope * points) ** 2, 0.0)) / widths.base
+        return replace(widths, experts=max(1.0, _conformal_quantile(normalised[sparse])))
+
     def as_dict(self) -> dict[str, Any]:
         """What `perfsim validate --json` prints: `by`, `summary`, `families` and `cases`.
 
@@ -138,9 +157,24 @@ class LeavingOut:
             "summary": self.summary,
             "families": families,
             **({"groups": parts} if parts and self.by == "family" else {}),
-            **dense_and_experts(self.runs),
+            **Scored.dense_and_experts(self.runs),
             "cases": [{name: getattr(run, name) for name in names} for run in self.runs],
         }
+
+    @classmethod
+    def by_kind(
+        cls, cases: Sequence[StepCase], catalog: Catalog, tangents: Sequence[Tangent] | None = None
+    ) -> list[LeavingOut]:
+        """The scored runs on GPUs and the logs of wafers, each if there are some.
+
+        Without the `tangents` of the runs on GPUs it takes minutes. It needs scipy.
+        """
+        logs = [case for case in cases if case.scored and case.on_wafers]
+        if tangents is None:
+            on_gpus = [case for case in cases if case.scored and not case.on_wafers]
+            tangents = [run for run in mapped(partial(_tangent, catalog=catalog), on_gpus) if run is not None]
+        wafers = [_releases_left_out(logs, catalog)] if logs else []
+        return wafers if wafers and not tangents else [_families_left_out(tangents, cases, catalog), *wafers]
 
     @classmethod
     def document(cls, parts: Sequence[LeavingOut]) -> dict[str, Any] | None:
@@ -187,20 +221,34 @@ class Tangent:
         ceiling = run.device.gemm.burst_fraction
         return cls(scored, run.device.name, at, slopes, ceiling, placed.case.setting)
 
+    @staticmethod
+    def refitted(
+        tangents: Sequence[Tangent],
+        steps_s: Mapping[str, float],
+        without: Sequence[str] = (),
+        *,
+        leave_out: bool = False,
+    ) -> dict[str, float]:
+        """Step times by case after a new fit, given those with the recorded constants in `steps_s`.
 
-def left_out(
-    cases: Sequence[StepCase], catalog: Catalog, tangents: Sequence[Tangent] | None = None
-) -> list[LeavingOut]:
-    """The scored runs on GPUs and the logs of wafers, each if there are some.
-
-    Without the `tangents` of the runs on GPUs it takes minutes. It needs scipy.
-    """
-    logs = [case for case in cases if case.scored and case.on_wafers]
-    if tangents is None:
-        on_gpus = [case for case in cases if case.scored and not case.on_wafers]
-        tangents = [run for run in mapped(partial(_tangent, catalog=catalog), on_gpus) if run is not None]
-    wafers = [_releases_left_out(logs, catalog)] if logs else []
-    return wafers if wafers and not tangents else [_families_left_out(tangents, cases, catalog), *wafers]
+        `without` names fields that the model no longer has; with `leave_out` each group is predicted by a fit
+        to the others. Slopes are of the unchanged model.
+        """
+        moved = [
+            replace(run, scored=replace(run.scored, predicted_s=steps_s[run.scored.id]))
+            for run in tangents
+            if run.scored.counts
+        ]
+        groups = _groups_of(moved) if leave_out else [""] * len(moved)
+        fitted_s = {}
+        for _, left, others in _each_group(moved, groups):
+            known = others if leave_out else moved
+            fit = _fit(known, without)
+            for run in left:
+                change = _change(run, known, fit)
+                moves = sum(run.slopes.get(name, 0.0) * value for name, value in change.items())
+                fitted_s[run.scored.id] = steps_s[run.scored.id] * float(np.exp(moves))
+        return fitted_s
 
 
 def _tangent(case: StepCase, catalog: Catalog) -> Tangent | None:
@@ -222,10 +270,7 @@ def _each_group(items: Sequence[Item], groups: Sequence[str]) -> Iterator[tuple[
 
 
 def _releases_left_out(logs: Sequence[StepCase], catalog: Catalog) -> LeavingOut:
-    """Each wafer log predicted without the logs of its release.
-
-    All logs of a release are left out together, since the others would still contain its efficiency.
-    """
+    """Each wafer log predicted without all logs of its release, which would still contain its efficiency."""
     fit = WaferFit.of(logs, _WAFER, catalog)
     rows = []
     for release, left, others in _each_group(fit.cases, [case.release(catalog) for case in fit.cases]):
@@ -293,35 +338,6 @@ def _step_s(question: tuple[StepCase, Constants], catalog: Catalog) -> float:
     return GpuRun.of(case.placed(catalog)).step_s(constants)
 
 
-def refitted(
-    tangents: Sequence[Tangent],
-    steps_s: Mapping[str, float],
-    without: Sequence[str] = (),
-    *,
-    leave_out: bool = False,
-) -> dict[str, float]:
-    """Step times by case after a new fit, given those with the recorded constants in `steps_s`.
-
-    `without` names fields that the model no longer has; with `leave_out` each group is predicted by a fit
-    to the others. Slopes are of the unchanged model.
-    """
-    moved = [
-        replace(run, scored=replace(run.scored, predicted_s=steps_s[run.scored.id]))
-        for run in tangents
-        if run.scored.counts
-    ]
-    groups = _groups_of(moved) if leave_out else [""] * len(moved)
-    fitted_s = {}
-    for _, left, others in _each_group(moved, groups):
-        known = others if leave_out else moved
-        fit = _fit(known, without)
-        for run in left:
-            change = _change(run, known, fit)
-            moves = sum(run.slopes.get(name, 0.0) * value for name, value in change.items())
-            fitted_s[run.scored.id] = steps_s[run.scored.id] * float(np.exp(moves))
-    return fitted_s
-
-
 def _ceilings(fit: Constants) -> list[str]:
     """Calibrations with a fitted sustained ceiling."""
     return [name.removeprefix(CEILING) for name in fit if name.startswith(CEILING)]
@@ -350,10 +366,7 @@ def _change(run: Tangent, known: Sequence[Tangent], fit: Constants) -> dict[str,
 
 
 def _fit(tangents: Sequence[Tangent], without: Sequence[str] = ()) -> Constants:
-    """Change of the log constants that some runs determine, by robust least squares.
-
-    Families have equal weight.
-    """
+    """Change of the log constants that some runs determine, by robust least squares; families weigh alike."""
     weight = family_weight([run.scored.family for run in tangents])
     names = [
         name
@@ -377,25 +390,6 @@ def _fit(tangents: Sequence[Tangent], without: Sequence[str] = ()) -> Constants:
 
 
 # Bands: their widths, from the errors of runs that were left out.
-
-
-def fitted_widths(runs: Sequence[Scored], others: BandWidths | None = None) -> BandWidths:
-    """The widths that follow from the errors of runs that were left out of a fit; needs scipy.
-
-    With fewer than three families every run counts as a family of its own, and the widths of `others`
-    (another kind of machine) give the growth with unlikeness and the unshared part, both in log time.
-    assumed: nothing else is known of them; without `others` the unshared part is the whole.
-    """
-    runs = [run for run in runs if run.counts and run.predicted_s is not None and run.traits is not None]
-    dense = [run for run in runs if not run.experts]
-    if not dense or len(dense) == len(runs):
-        return _widths_of_alike(runs, others)
-    widths = _widths_of_alike(dense, others)
-    points = np.array(_points(runs))
-    sparse = np.array([run.experts for run in runs])
-    errors = np.array([run.log_error for run in runs])
-    normalised = np.sqrt(np.maximum(errors**2 - (widths.slope * points) ** 2, 0.0)) / widths.base
-    return replace(widths, experts=max(1.0, _conformal_quantile(normalised[sparse])))
 
 
 def _widths_of_alike(runs: Sequence[Scored], others: BandWidths | None) -> BandWidths:

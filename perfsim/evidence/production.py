@@ -50,24 +50,6 @@ class _ProductionRun(Spec):
     assumed: dict[str, str] = Field(default_factory=dict)
     """By field, the reason for a value that is not published."""
 
-    @property
-    def healthy_tokens_per_s(self) -> float:
-        """Predicted tokens/s per device of its healthy steps. Raises as plans and simulations do.
-
-        The run is known to fit in memory, so the memory model cannot refuse it.
-        """
-        question = Question(
-            model=self.model,
-            recipe=self.recipe,
-            system=self.system,
-            devices=self.devices,
-            strategy="3d",
-            batch=self.global_batch_size,
-            layout=self.layout,
-            must_fit=False,
-        )
-        return best_plan(question.check()).tokens_per_s / self.devices
-
 
 class _ProductionFile(Spec):
     """A file of production runs."""
@@ -76,11 +58,39 @@ class _ProductionFile(Spec):
     runs: Annotated[tuple[_ProductionRun, ...], Field(min_length=1, max_length=MOST_CASES)]
 
 
-def production_runs(catalog: Catalog) -> tuple[_ProductionRun, ...]:
-    """The production runs that come with perfsim."""
-    return parse_file(data_root() / "studies" / "production" / "runs.yaml", _ProductionFile, catalog).runs
+def production_record(catalog: Catalog) -> list[dict[str, Any]]:
+    """By production run, its published rate, the predicted rate of its healthy steps, and their ratio."""
+    rows = []
+    for run in parse_file(
+        data_root() / "studies" / "production" / "runs.yaml", _ProductionFile, catalog
+    ).runs:
+        # The run is known to fit in memory, so the memory model cannot refuse it.
+        question = Question(
+            model=run.model,
+            recipe=run.recipe,
+            system=run.system,
+            devices=run.devices,
+            strategy="3d",
+            batch=run.global_batch_size,
+            layout=run.layout,
+            must_fit=False,
+        )
+        healthy = best_plan(question.check()).tokens_per_s / run.devices
+        rows.append(
+            {
+                "name": run.name,
+                "published_tokens_per_s_per_device": run.tokens_per_s_per_device,
+                "healthy_tokens_per_s_per_device": round(healthy, 1),
+                "ratio": round(run.tokens_per_s_per_device / healthy, 4),
+            }
+        )
+    return rows
 
 
+_LARGEST = 1e6
+"""The largest factor on a cost that is tried."""
+_HALVINGS = 12
+"""Halvings of its logarithm, after which it is known within 0.2 %."""
 _Ratio = Annotated[float, *number(1e-6, 1e6)]
 
 
@@ -124,6 +134,25 @@ class ScalingFile(Spec):
         """The published ratios that come with perfsim."""
         return parse_file(data_root() / "studies" / "production" / "cerebras_gpt.yaml", cls, catalog)
 
+    @classmethod
+    @lru_cache(maxsize=1)
+    def compared(cls, catalog: Catalog) -> dict[str, Any]:
+        """Published ratios next to predicted ones: `runs`, `efficiencies`, and what may explain the worst.
+
+        Ratios of tokens a second and system are compared with every run on one system.
+        """
+        published = cls.published(catalog)
+        largest = max(published.runs, key=lambda run: run.systems)
+        claims = published.efficiencies
+        return {
+            "source": published.source,
+            "runs": published.against(),
+            "efficiencies": [published.efficiency(claim, largest) for claim in claims],
+            "explanations": [
+                row for claim in claims if claim.least for row in published.explanations(claim, largest)
+            ],
+        }
+
     def step(
         self,
         run: _RatioRun,
@@ -132,10 +161,7 @@ class ScalingFile(Spec):
         system: SystemSpec | None = None,
         layout: Layout | None = None,
     ) -> Evaluation:
-        """A run's predicted step: on other systems, with the batch of each, or with a given layout.
-
-        Raises as plans and simulations do.
-        """
+        """A run's predicted step: on other systems, with the batch of each, or with a given layout."""
         count = systems or run.systems
         question = Question(
             model=run.model,
@@ -173,9 +199,10 @@ class ScalingFile(Spec):
                 )
             if run.systems == 1:
                 bases.append((run, rate, width))
-            batch = run.global_batch_size // run.systems
-            row = {"name": run.name, "systems": run.systems, "batch_per_system": batch, "against": against}
-            rows += [row] if against else []
+            if against:
+                batch = run.global_batch_size // run.systems
+                row = {"name": run.name, "systems": run.systems, "batch_per_system": batch}
+                rows.append({**row, "against": against})
         return rows
 
     def efficiency(self, claim: _Efficiency, run: _RatioRun) -> dict[str, Any]:
@@ -243,26 +270,3 @@ class ScalingFile(Spec):
             {**shared, "cause": cause, "needed": needed, "in_model": in_model, "unit": unit}
             for cause, (needed, in_model, unit) in rows.items()
         ]
-
-
-_LARGEST = 1e6
-"""The largest factor on a cost that is tried."""
-_HALVINGS = 12
-"""Halvings of its logarithm, after which it is known within 0.2 %."""
-
-
-@lru_cache(maxsize=1)
-def scaling_comparison(catalog: Catalog) -> dict[str, Any]:
-    """Published ratios next to predicted ones: `runs`, `efficiencies`, and what would `explain` the worst.
-
-    Ratios of tokens a second and system are compared with every run on one system.
-    """
-    published = ScalingFile.published(catalog)
-    largest = max(published.runs, key=lambda run: run.systems)
-    bounds = [claim for claim in published.efficiencies if claim.least]
-    return {
-        "source": published.source,
-        "runs": published.against(),
-        "efficiencies": [published.efficiency(claim, largest) for claim in published.efficiencies],
-        "explanations": [row for claim in bounds for row in published.explanations(claim, largest)],
-    }

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from perfsim.base.files import write_file
-from perfsim.catalog import Catalog, default_catalog
-from perfsim.evidence.cases import StepCase, public_cases, read_cases
-from perfsim.evidence.left_out import ALL, FEWEST_FAMILIES, LeavingOut, fitted_widths, left_out
-from perfsim.evidence.production import production_runs
+from perfsim.catalog import default_catalog
+from perfsim.evidence.cases import CaseRows, StepCase, public_cases
+from perfsim.evidence.left_out import ALL, FEWEST_FAMILIES, LeavingOut
+from perfsim.evidence.production import production_record
 from perfsim.prediction import bands
 from perfsim.prediction.bands import SHARDED, BandWidths, Reached, alone, recorded_errors
 from perfsim.studies import answers as study_answers
@@ -74,82 +74,30 @@ def record_of(
             "families": families,
         }
         if leaving is not None:
-            enough = [
-                BandWidths(**known["band"])
-                for known in (*entries, *recorded_errors())
-                if "band" in known and len(known["families"]) >= FEWEST_FAMILIES
+            known = (past for past in (*entries, *recorded_errors()) if "band" in past)
+            enough = (past for past in known if len(past["families"]) >= FEWEST_FAMILIES)
+            others = next((BandWidths(**past["band"]) for past in enough), None)
+            entry["band"] = leaving.widths(others).as_dict()
+            # For each group left out its constants, and the widths that the others give.
+            entry["left_out"] = [
+                {
+                    "group": row.family,
+                    "calibration": row.calibration,
+                    "constants": row.constants,
+                    "band": leaving.widths(others, without=row.family).as_dict(),
+                }
+                for row in leaving.groups
             ]
-            entry |= _bands(leaving, enough[0] if enough else None)
         entries.append(entry)
     return entries
 
 
-def _bands(leaving: LeavingOut, others: BandWidths | None) -> dict[str, Any]:
-    """The widths of bands, and for each group left out its constants and the widths that the others give."""
-    runs = leaving.runs
-    left_out = [
-        {
-            "group": row.family,
-            "calibration": row.calibration,
-            "constants": row.constants,
-            "band": fitted_widths([run for run in runs if run.left_out != row.family], others).as_dict(),
-        }
-        for row in leaving.groups
-    ]
-    return {"band": fitted_widths(runs, others).as_dict(), "left_out": left_out}
-
-
 def _figures(summary: _Figures, baseline: _Figures, outside: _Figures | None) -> dict[str, Any]:
-    figures = {
-        "n": summary["n"],
-        "median_ape": round(summary["median_ape"], _DIGITS),
-        "p90_ape": round(summary["p90_ape"], _DIGITS),
-    }
+    figures = {"n": summary["n"]}
+    figures |= {name: round(summary[name], _DIGITS) for name in ("median_ape", "p90_ape")}
     if outside is not None:
-        figures["held_out_median_ape"] = round(outside["median_ape"], _DIGITS)
-        figures["held_out_p90_ape"] = round(outside["p90_ape"], _DIGITS)
+        figures |= {f"held_out_{name}": round(outside[name], _DIGITS) for name in ("median_ape", "p90_ape")}
     return figures | {"baseline_median_ape": round(baseline["median_ape"], _DIGITS)}
-
-
-def production_record(catalog: Catalog) -> list[dict[str, Any]]:
-    """By production run, its published rate, its predicted rate in tokens/s per device, and their ratio."""
-    rows = []
-    for run in production_runs(catalog):
-        healthy = run.healthy_tokens_per_s
-        rows.append(
-            {
-                "name": run.name,
-                "published_tokens_per_s_per_device": run.tokens_per_s_per_device,
-                "healthy_tokens_per_s_per_device": round(healthy, 1),
-                "ratio": round(run.tokens_per_s_per_device / healthy, _DIGITS),
-            }
-        )
-    return rows
-
-
-def _reached(case: StepCase, catalog: Catalog) -> Reached:
-    question = case.question(catalog)
-    job = question.job
-    device = question.system.device
-    count = question.devices
-    layout = case.parallel
-    peak = count * device.peak_flop_per_s(job.recipe.precision)
-    return Reached(
-        id=case.id,
-        device=device.name,
-        attention=case.training.attention,
-        num_devices=count,
-        mfu=round(model_flop_per_step(job) / (case.measured.step_time_s * peak), _DIGITS),
-        sequences=round(job.global_batch_size / count, 2),
-        kind=question.system.kind,
-        constants=device.constants,
-        precision=job.recipe.precision,
-        parameters=float(parameters(job.model).total),
-        sharded=case.strategy == "zero3" or layout.zero_stage == SHARDED,
-        tensor=layout.tensor,
-        data=count // (layout.tensor * layout.pipeline * layout.context_parallel),
-        micro_batch_tokens=(case.training.micro_batch_size or 0) * job.seq_length,
-    )
 
 
 def reached_record(paths: Iterable[Path]) -> str:
@@ -157,8 +105,34 @@ def reached_record(paths: Iterable[Path]) -> str:
     catalog = default_catalog()
     rows = []
     for path in paths:
-        cases = read_cases(path, StepCase, catalog).cases
-        reached = [_reached(case, catalog) for case in cases if case.scored]
+        reached = []
+        for case in CaseRows.read(path, StepCase, catalog).cases:
+            if not case.scored:
+                continue
+            question = case.question(catalog)
+            job = question.job
+            device = question.system.device
+            count = question.devices
+            layout = case.parallel
+            peak = count * device.peak_flop_per_s(job.recipe.precision)
+            reached.append(
+                Reached(
+                    id=case.id,
+                    device=device.name,
+                    attention=case.training.attention,
+                    num_devices=count,
+                    mfu=round(model_flop_per_step(job) / (case.measured.step_time_s * peak), _DIGITS),
+                    sequences=round(job.global_batch_size / count, 2),
+                    kind=question.system.kind,
+                    constants=device.constants,
+                    precision=job.recipe.precision,
+                    parameters=float(parameters(job.model).total),
+                    sharded=case.strategy == "zero3" or layout.zero_stage == SHARDED,
+                    tensor=layout.tensor,
+                    data=count // (layout.tensor * layout.pipeline * layout.context_parallel),
+                    micro_batch_tokens=(case.training.micro_batch_size or 0) * job.seq_length,
+                )
+            )
         rows += sorted(reached, key=lambda row: (-row.mfu, row.id))
     return "[\n" + ",\n".join(json.dumps(list(row)) for row in rows) + "\n]\n"
 
@@ -168,22 +142,22 @@ def write_records(
 ) -> None:
     """Record the errors of `results`, with and without each group in the fit, and the utilisation reached.
 
-    `known` has, by file, what `left_out` gives for it, where that is known already. The bands of a file with
-    wafers come from its logs. Entries for other files are kept.
+    `known` has, by file, what `LeavingOut.by_kind` gives for it, where that is known already. The bands of a
+    file with wafers come from its logs. Entries for other files are kept.
     """
     catalog = default_catalog()
     outside = {}
     for path, result in zip(paths, results, strict=True):
         if result["kind"] == "step_time":
-            leaving = known.get(path.name) or left_out(read_cases(path, StepCase, catalog).cases, catalog)
+            leaving = known.get(path.name) or LeavingOut.by_kind(
+                CaseRows.read(path, StepCase, catalog).cases, catalog
+            )
             outside[path.name] = leaving[-1]
     entries = {entry["family"]: entry for entry in (*recorded_errors(), *record_of(results, outside))}
     step_files = [path for path in public_cases() if path.name in KINDS]
     by_prediction = Path(bands.__file__)
-    by_studies = Path(study_answers.__file__)
-    for path, rows in (
-        (by_prediction.with_name(bands.ERRORS_RECORD), [entries[name] for name in sorted(entries)]),
-        (by_studies.with_name(study_answers.RECORD), production_record(catalog)),
-    ):
-        write_file(path, json.dumps(rows, indent=2) + "\n")
+    errors = json.dumps([entries[name] for name in sorted(entries)], indent=2)
+    write_file(by_prediction.with_name(bands.ERRORS_RECORD), errors + "\n")
+    production = json.dumps(production_record(catalog), indent=2)
+    write_file(Path(study_answers.__file__).with_name(study_answers.RECORD), production + "\n")
     write_file(by_prediction.with_name(bands.RUNS_RECORD), reached_record(step_files))

@@ -30,11 +30,11 @@ import numpy as np
 
 from perfsim.base.errors import LimitError, PerfsimError
 from perfsim.catalog import Catalog, default_catalog, load_mapping
-from perfsim.convergence.critical_batch import fit_hyperbola
-from perfsim.evidence.cases import ConvergenceCase, RefusedRow, StepCase, mapped, read_cases
-from perfsim.evidence.production import scaling_comparison
+from perfsim.convergence.critical_batch import HyperbolaFit
+from perfsim.evidence.cases import CaseRows, ConvergenceCase, StepCase, mapped
+from perfsim.evidence.production import ScalingFile
 from perfsim.evidence.step_fit import GpuRun
-from perfsim.prediction.bands import Traits, accuracy_of, left_out_of, recorded_errors
+from perfsim.prediction.bands import Accuracy, Traits, left_out_of, recorded_errors
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.run import Evaluation, evaluate
 from perfsim.specs.calibration import WaferCalibration
@@ -75,14 +75,10 @@ class CaseBand:
         except PerfsimError:
             return None
         without = group if left_out_s else ""
-        accuracy = accuracy_of(run.plan, run.hidden_communication_fraction, without=without)
+        accuracy = Accuracy.of(run.plan, run.hidden_communication_fraction, without=without)
         centre_s = run.step_time_s if left_out_s is None else left_out_s
         factor = 1.0 + accuracy.step_time_error
         return cls(centre_s / factor, centre_s * factor, left_out_s, accuracy.unlikeness)
-
-    def holds(self, measured_s: float) -> bool:
-        """Whether a measured time lies in the band."""
-        return self.low_s <= measured_s <= self.high_s
 
 
 def _left_out_s(case: StepCase, group: str, record: Mapping[str, Any], catalog: Catalog) -> float | None:
@@ -159,6 +155,29 @@ class Scored:
         """Whether it is scored; evidence C is only predicted and shown."""
         return self.evidence in ("A", "B")
 
+    @staticmethod
+    def dense_and_experts(cases: Sequence[Scored]) -> dict[str, dict[str, Any]]:
+        """The summaries of runs without experts and with them; empty unless some scored run has them."""
+        kinds = {
+            "dense": summary(case for case in cases if not case.experts),
+            "experts": summary(case for case in cases if case.experts),
+        }
+        return {name: figures for name, figures in kinds.items() if kinds["experts"]["n"] and figures["n"]}
+
+    @staticmethod
+    def one_constant(runs: Sequence[Scored]) -> float:
+        """The efficiency e that minimises the mean of |ideal / e / measured - 1| over runs with ideal times.
+
+        In 1/e this is a weighted median: the objective is piecewise linear with kinks at measured / ideal
+        and weights ideal / measured.
+        """
+        if not runs:
+            return 1.0
+        ratios = np.sort([run.measured_s / (run.ideal_s or math.nan) for run in runs])
+        weights = 1.0 / ratios
+        half = np.searchsorted(np.cumsum(weights), weights.sum() / 2)
+        return float(1.0 / ratios[min(int(half), len(ratios) - 1)])
+
 
 def summary(runs: Iterable[Scored | _BatchPrediction]) -> dict[str, Any]:
     """The figures of the runs that count.
@@ -178,15 +197,6 @@ def summary(runs: Iterable[Scored | _BatchPrediction]) -> dict[str, Any]:
         "mape": float(apes.mean()),
         "bias": float(np.mean(signed)) if signed else None,
     }
-
-
-def dense_and_experts(cases: Sequence[Scored]) -> dict[str, dict[str, Any]]:
-    """The summaries of runs without experts and with them; empty unless some scored run has them."""
-    kinds = {
-        "dense": summary(case for case in cases if not case.experts),
-        "experts": summary(case for case in cases if case.experts),
-    }
-    return {name: figures for name, figures in kinds.items() if kinds["experts"]["n"] and figures["n"]}
 
 
 def families(cases: Sequence[Scored]) -> dict[str, dict[str, Any]]:
@@ -253,38 +263,37 @@ def validate_file(path: Path, catalog: Catalog | None = None) -> dict[str, Any]:
     catalog = catalog or default_catalog()
     rows = load_mapping(path, catalog).data.get("cases") or []
     if isinstance(rows, list) and rows and all(isinstance(row, dict) and "points" in row for row in rows):
-        benchmarks = read_cases(path, ConvergenceCase, catalog)
-        return {"file": path.name, **validate_convergence(benchmarks.cases, benchmarks.refused)}
-    read = read_cases(path, StepCase, catalog)
-    result = {"file": path.name, **validate_cases(read.cases, catalog, read.refused)}
+        benchmarks = CaseRows.read(path, ConvergenceCase, catalog)
+        return {"file": path.name, **validate_convergence(benchmarks)}
+    read = CaseRows.read(path, StepCase, catalog)
+    result = {"file": path.name, **validate_cases(read, catalog)}
     result["failed"] = [{"line": read.lines.get(row["id"]), **row} for row in result["failed"]]
     if any(case.on_wafers for case in read.cases):
-        result["scaling"] = scaling_comparison(catalog)
+        result["scaling"] = ScalingFile.compared(catalog)
     return result
 
 
-def _failed_rows(refused: Sequence[RefusedRow]) -> list[dict[str, Any]]:
-    return [{"id": row.id, "line": row.line, "error": row.reason} for row in refused]
-
-
-def validate_cases(
-    cases: Sequence[StepCase], catalog: Catalog, refused: Sequence[RefusedRow] = ()
-) -> dict[str, Any]:
-    """Predict every case with its band; failed ones are listed with the reason, after the `refused` rows.
+def validate_cases(rows: CaseRows[StepCase], catalog: Catalog) -> dict[str, Any]:
+    """Predict every case with its band; failed ones are listed with the reason, after the refused rows.
 
     A refused row counts as a failed case of the family and evidence that it states.
     """
+    cases = rows.cases
     read = mapped(partial(_predicted, catalog=catalog), cases)
-    unread = [_unread(row) for row in refused]
+    unread = []
+    for row in rows.refused:
+        measured = row.values.get("measured")
+        step_s = measured.get("step_time_s") if isinstance(measured, dict) else None
+        seconds = float(step_s) if isinstance(step_s, int | float) else math.nan
+        family = str(row.values.get("family") or "")
+        # Without evidence it does not count.
+        evidence = str(row.values.get("evidence") or "")
+        unread.append(Scored(row.id, family, evidence, None, "", seconds, None))
     runs = [*read, *unread]
     known = [run for run in runs if run.counts and run.ideal_s is not None]
-    efficiency = one_constant(known)
+    efficiency = Scored.one_constant(known)
     baseline = [replace(run, predicted_s=(run.ideal_s or 0.0) / efficiency) for run in known]
     by_family = _by_family(runs)
-    traits = {
-        family: [run.traits for run in members if run.counts and run.traits is not None]
-        for family, members in by_family.items()
-    }
     # Errors of the predicted peak memory of the fullest device, over runs that print theirs.
     peaks = summary(
         replace(run, measured_s=measured_gib, predicted_s=run.peak_gib)
@@ -295,12 +304,12 @@ def validate_cases(
         "kind": "step_time",
         "count": len(runs),
         "failed": [
-            *_failed_rows(refused),
+            *rows.failed,
             *({"id": run.id, "error": run.failure} for run in read if run.predicted_s is None),
         ],
         "summary": {**summary(runs), "band_coverage": _coverage(runs)},
         "summary_predicted": summary(run for run in runs if run.predicted_s is not None),
-        **dense_and_experts(runs),
+        **Scored.dense_and_experts(runs),
         "baseline": summary(baseline) | ({"efficiency": efficiency} if known else {}),
         "memory": {_OF_MEMORY.get(name, name): value for name, value in peaks.items()},
         "families": {
@@ -314,7 +323,11 @@ def validate_cases(
             for family, figures in families(runs).items()
         },
         "families_baseline": families(baseline),
-        "families_traits": {family: Traits.together(alike) for family, alike in traits.items() if alike},
+        "families_traits": {
+            family: Traits.together(alike)
+            for family, members in by_family.items()
+            if (alike := [run.traits for run in members if run.counts and run.traits is not None])
+        },
         "sweeps": _rankings(runs),
         "without_release": _without_release(cases, read, catalog),
         "cases": [*map(_row, read, cases), *map(_row, unread)],
@@ -344,16 +357,6 @@ def _predicted(case: StepCase, catalog: Catalog) -> Scored:
         hidden_communication=evaluation.hidden_communication_fraction,
         peak_gib=evaluation.plan.peak_memory_bytes / _GIB if case.measured.peak_memory_gib else None,
     )
-
-
-def _unread(row: RefusedRow) -> Scored:
-    """A row that could not be read, with what can be told from it; without evidence it does not count."""
-    measured = row.values.get("measured")
-    step_s = measured.get("step_time_s") if isinstance(measured, dict) else None
-    seconds = float(step_s) if isinstance(step_s, int | float) else math.nan
-    family = str(row.values.get("family") or "")
-    evidence = str(row.values.get("evidence") or "")
-    return Scored(row.id, family, evidence, None, "", seconds, None)
 
 
 def _row(run: Scored, case: StepCase | None = None) -> dict[str, Any]:
@@ -388,22 +391,9 @@ def _row(run: Scored, case: StepCase | None = None) -> dict[str, Any]:
 
 def _coverage(runs: Sequence[Scored]) -> float | None:
     """The share of scored runs whose measured time lies in their band; None where none has a band."""
-    held = [run.band.holds(run.measured_s) for run in runs if run.counts and run.band is not None]
+    bands = [(run.measured_s, run.band) for run in runs if run.counts and run.band is not None]
+    held = [band.low_s <= measured_s <= band.high_s for measured_s, band in bands]
     return sum(held) / len(held) if held else None
-
-
-def one_constant(runs: Sequence[Scored]) -> float:
-    """The efficiency e that minimises the mean of |ideal / e / measured - 1| over runs with ideal times.
-
-    In 1/e this is a weighted median: the objective is piecewise linear with kinks at measured / ideal
-    and weights ideal / measured.
-    """
-    if not runs:
-        return 1.0
-    ratios = np.sort([run.measured_s / (run.ideal_s or math.nan) for run in runs])
-    weights = 1.0 / ratios
-    half = np.searchsorted(np.cumsum(weights), weights.sum() / 2)
-    return float(1.0 / ratios[min(int(half), len(ratios) - 1)])
 
 
 def _without_release(
@@ -456,15 +446,13 @@ class _BatchPrediction:
         return None if self.predicted is None else self.predicted / self.measured - 1
 
 
-def validate_convergence(
-    cases: Sequence[ConvergenceCase], refused: Sequence[RefusedRow] = ()
-) -> dict[str, Any]:
-    """Predict every scored batch size of `cases` and summarise the errors (fractions; keys as in `--json`).
+def validate_convergence(benchmarks: CaseRows[ConvergenceCase]) -> dict[str, Any]:
+    """Predict every scored batch size of the cases and summarise the errors (fractions; keys as in `--json`).
 
     `larger_batch_adjacent` has the larger-batch predictions whose batch is at least twice the next one, so
     that all smaller ones were fitted. `bias` leaves out refused predictions, which have no sign.
     """
-    by_case = {case.id: list(_batch_predictions(case)) for case in cases}
+    by_case = {case.id: list(_batch_predictions(case)) for case in benchmarks.cases}
     predictions = [row for rows in by_case.values() for row in rows]
     single = [row for row in predictions if row.protocol == _LEAVE_ONE_OUT]
     larger = [row for row in predictions if row.protocol == _LARGER_BATCH]
@@ -477,9 +465,9 @@ def validate_convergence(
 
     return {
         "kind": "convergence",
-        "count": len(cases) + len(refused),
+        "count": len(benchmarks.cases) + len(benchmarks.refused),
         "failed": [
-            *_failed_rows(refused),
+            *benchmarks.failed,
             *(
                 {"id": name, "error": f"{len(said)} of {len(by_case[name])} refused: {said[0]}"}
                 for name, said in reasons.items()
@@ -543,7 +531,7 @@ def _batch_predictions(case: ConvergenceCase) -> Iterator[_BatchPrediction]:
         adjacent = protocol == _LARGER_BATCH and len(fitted) == len(points) - 1
         unknown = _BatchPrediction(case, protocol, *target, baseline, adjacent)
         try:
-            fit = fit_hyperbola(batches, measured, case.run_kind, prior=True)
+            fit = HyperbolaFit.of(batches, measured, case.run_kind, prior=True)
             yield replace(unknown, predicted=fit.examples(target[0]))
         except PerfsimError as error:
             yield replace(unknown, refused=str(error))

@@ -33,7 +33,7 @@ from perfsim.base.sizes import MOST_DEVICES
 from perfsim.catalog import Catalog, data_root, default_catalog
 from perfsim.costs.gpu import GpuCosts
 from perfsim.costs.wafer import growth_per_release, nearest_release, place_of
-from perfsim.evidence.cases import PlacedCase, StepCase, read_cases
+from perfsim.evidence.cases import CaseRows, PlacedCase, StepCase
 from perfsim.evidence.fitting import SoftL1, family_weight, need_more_than, rounded, scipy
 from perfsim.machines.gpu_cluster import gpu_plan
 from perfsim.network import FatTree
@@ -147,11 +147,11 @@ class GpuRun:
         between = self.network.network
         if between is not None:
             between = between.model_copy(update=new["network"])
-        return GpuRun(
-            self.placed,
-            self.framework.model_copy(update=new["framework"]),
-            self.network.model_copy(update={"network": between}),
-            self.device.model_copy(update=new["device"]),
+        return replace(
+            self,
+            framework=self.framework.model_copy(update=new["framework"]),
+            network=self.network.model_copy(update={"network": between}),
+            device=self.device.model_copy(update=new["device"]),
         )
 
     def step(self, constants: Constants) -> Step:
@@ -160,12 +160,9 @@ class GpuRun:
         topology = gpu_plan(self.placed.plan).topology
         system = topology.system
         nic = system.node.nic.model_copy(update={"calibration": run.network})
-        system = system.model_copy(
-            update={
-                "device": system.device.model_copy(update={"calibration": run.device}),
-                "node": system.node.model_copy(update={"nic": nic}),
-            }
-        )
+        node = system.node.model_copy(update={"nic": nic})
+        device = system.device.model_copy(update={"calibration": run.device})
+        system = system.model_copy(update={"device": device, "node": node})
         recipe = self.placed.plan.job.recipe.ran_with(framework=run.framework)
         return self.placed.step(GpuCosts(FatTree(system, topology.num_devices), recipe))
 
@@ -249,10 +246,7 @@ def fit_steps(
 def _gpu_runs(
     path: Path, device: str | None, catalog: Catalog, most_devices: int, sparse: bool
 ) -> list[GpuRun]:
-    """The scored runs of a file on GPUs: all, or those whose device has the calibration of `device`.
-
-    `sparse` leaves only runs of models with experts.
-    """
+    """Scored runs of a file on GPUs, with the calibration of `device` if given; `sparse`: with experts."""
     wanted = None
     if device is not None:
         calibration = catalog.device(device).calibration
@@ -260,9 +254,8 @@ def _gpu_runs(
             raise InputError(f"{device} has no GPU calibration")
         wanted = calibration.name
     placed = []
-    for case in read_cases(path, StepCase, catalog).cases:
-        small = case.system.num_devices <= most_devices
-        if not (case.scored and small and (case.model.experts or not sparse)):
+    for case in CaseRows.read(path, StepCase, catalog).cases:
+        if not case.scored or case.system.num_devices > most_devices or (sparse and not case.model.experts):
             continue
         try:
             constants = case.system.spec(catalog).device.calibration
@@ -447,7 +440,7 @@ class WaferFit:
 def fit_wafer(path: Path, device: str, *, source: str = "") -> WaferCalibration:
     """Efficiencies of the wafer called `device` from the scored cases of a file; needs scipy."""
     catalog = default_catalog()
-    logs = [case for case in read_cases(path, StepCase, catalog).cases if case.scored and case.on_wafers]
+    logs = [case for case in CaseRows.read(path, StepCase, catalog).cases if case.scored and case.on_wafers]
     fit = WaferFit.of(logs, device, catalog)
     if not fit.cases:
         raise InputError([Problem("there is no scored case of a wafer to fit to", str(path), 1)])

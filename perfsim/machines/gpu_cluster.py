@@ -28,7 +28,6 @@ from perfsim.machines.machine import (
 )
 from perfsim.network import FatTree
 from perfsim.network.collectives import CollectiveModel, num_steps, tree_rounds, wire_factor
-from perfsim.network.topology import route_around
 from perfsim.specs.calibration import Calibration, CollectiveOp
 from perfsim.specs.hardware import GpuClusterSpec, LinkSpec
 from perfsim.specs.layout import ParallelLayout, layers_of_stages
@@ -126,10 +125,9 @@ class _FatTreeNetwork(Network):
 
     def of_graph(self, graph: TaskGraph, /) -> _FatTreeNetwork:
         """The network with its NVLink ports where communications that may overlap can fill one."""
-        tree = self.tree
-        lanes = tree.system.node.lanes(tree.devices_per_node)
-        port_bytes_per_s = lanes * tree.edges.rated.get("scale_up", 0.0)
-        return _FatTreeNetwork(tree, ports=self._port_demand(graph) > port_bytes_per_s)
+        lanes = self.tree.system.node.lanes(self.tree.devices_per_node)
+        port_bytes_per_s = lanes * self.tree.edges.rated.get("scale_up", 0.0)
+        return _FatTreeNetwork(self.tree, ports=self._port_demand(graph) > port_bytes_per_s)
 
     def traffic(self, work: Work, peers: Ints, /) -> Traffic | None:
         """The load of a class of work on the links that may slow it; None where there are none."""
@@ -240,7 +238,7 @@ class _FatTreeNetwork(Network):
         broken = ((rows >= 0) & (self.capacities[rows] <= 0.0)).any(axis=1)
         links = [rows[~broken][rows[~broken] >= 0]]
         for hop in np.flatnonzero(broken).tolist():
-            detour = route_around(tree, int(source[hop]), int(target[hop]), edges.dead)
+            detour = tree.route_around(int(source[hop]), int(target[hop]), edges.dead)
             usual = rows[hop][rows[hop] >= 0]
             late_s[hop] = max(0.0, float(edges.seconds[detour].sum() - edges.rated_s[usual].sum()))
             links.append(tree.counted[detour])
@@ -284,13 +282,15 @@ class _FatTreeNetwork(Network):
     def _alike(self, work: Work, /) -> Hashable:
         """Inside a node the rate depends on the size of a message."""
         inside = self.counts_ports and work.group is not None and self._may_be_inside(work.group)
-        return (super()._alike(work), work.comm_bytes if inside else None)
+        return super()._alike(work), work.comm_bytes if inside else None
 
     def places(self) -> dict[int, Hashable]:
         """The leaf of each rank where uplinks are thin, and the rank where a link of its node is slow."""
         tree = self.tree
         thin = tree.has_thin_uplinks()
-        slow_nodes = tree.slow_nodes
+        links = np.concatenate([tree.ports, tree.hosts, tree.nics], axis=1)
+        slow = (np.isin(links, tree.edges.slow) | (tree.edges.late_s[links] > 0.0)).any(axis=1)
+        slow_nodes = set(tree.node_of[slow].tolist())
         places: dict[int, Hashable] = {}
         for rank, node in enumerate(tree.node_of.tolist()):
             if thin or node in slow_nodes:

@@ -59,10 +59,7 @@ class Traffic:
 
 
 class Network:
-    """A topology as communication uses it.
-
-    By default no links are shared, and all ranks have like positions. Kinds of machine override it.
-    """
+    """A topology as communication uses it; by default no links are shared and all ranks lie alike."""
 
     def __init__(self, topology: Topology) -> None:
         self.capacities = topology.capacities
@@ -176,8 +173,7 @@ class Unknown(NamedTuple):
 class Machine(ABC):
     """One kind of system: everything that differs between kinds is behind this interface.
 
-    A kind overrides the defaults that do not fit it. It is only given systems, topologies and layouts of its
-    own types.
+    A kind is only given systems, topologies and layouts of its own types.
     """
 
     kind: ClassVar[str]

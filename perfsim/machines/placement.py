@@ -24,7 +24,7 @@ from perfsim.network import Topology
 from perfsim.strategies import Plan
 from perfsim.work import TaskGraph, peer_classes, unfold
 from perfsim.work.graph import Ragged, offsets
-from perfsim.work.unfold import as_slowest_peers, bases_of
+from perfsim.work.unfold import as_slowest_peers
 
 # Which peers of a folded graph differ, because their groups lie differently over the nodes.
 #
@@ -50,9 +50,7 @@ def rank_classes(
         return peer_classes(graph, marks) if marks else np.zeros(width, dtype=np.int32)
     numbers = np.unique(places, axis=0, return_inverse=True)[1].reshape(-1).tolist()
     keys = {
-        base + peer: (numbers[peer], marks.get(base + peer))
-        for base in bases_of(graph)
-        for peer in range(width)
+        base + peer: (numbers[peer], marks.get(base + peer)) for base in graph.bases for peer in range(width)
     }
     return peer_classes(graph, keys)
 
@@ -73,47 +71,46 @@ class SharedLinks(NamedTuple):
     flows: Mapping[int, Flow]
     capacities: Floats
 
+    @classmethod
+    def of(cls, graph: TaskGraph, network: Network, *, peers: ArrayLike | None = None) -> SharedLinks:
+        """The communications of `graph` that contention, or a link below their own rate, can slow.
+
+        `peers` are the classes that `unfold` got, if any. Raises InputError where dead links leave no route.
+        """
+        classes = np.zeros(graph.width, dtype=np.int64) if peers is None else np.asarray(peers)
+        network = network.of_graph(graph)
+        traffic = network.by_work(graph.works, classes, limiting=True)
+        if not traffic:
+            return NOTHING_SHARED
+        # Works of one traffic are one row of the table of crossings.
+        distinct = list({id(flow): flow for flow in traffic.values()}.values())
+        row_of_flow = {id(flow): row for row, flow in enumerate(distinct)}
+        row_of_work = {work: row_of_flow[id(flow)] for work, flow in traffic.items()}
+        links, index = np.unique(np.concatenate([flow.links for flow in distinct]), return_inverse=True)
+        starts = offsets(np.array([len(flow.links) for flow in distinct]))
+        crossed = Ragged(starts.astype(np.int32), index.reshape(-1).astype(np.int32))
+        times = np.concatenate([flow.times for flow in distinct])
+        capacities = network.capacities[links]
+        demand = _demand(graph, row_of_work, distinct, crossed, times, len(links))
+        hot = np.flatnonzero((demand > capacities * (1 + TOLERANCE))[crossed.values])
+        loads: dict[int, dict[int, int]] = {}
+        for row, link, count in zip(
+            crossed.row_of_value[hot].tolist(), crossed.values[hot].tolist(), times[hot].tolist(), strict=True
+        ):
+            loads.setdefault(row, {})[link] = count
+        for row, flow in enumerate(distinct):
+            if flow.late_s:
+                loads.setdefault(row, {})
+        routes, kept = _routes(list(loads.values()), capacities.tolist())
+        flow_of_row = {
+            row: Flow(route, distinct[row].bytes_per_s, late_s=distinct[row].late_s)
+            for row, route in zip(loads, routes, strict=True)
+        }
+        flows = {work: flow_of_row[row] for work, row in row_of_work.items() if row in flow_of_row}
+        return cls(flows, kept) if flows else NOTHING_SHARED
+
 
 NOTHING_SHARED = SharedLinks({}, np.zeros(0))
-
-
-def shared_links(graph: TaskGraph, network: Network, *, peers: ArrayLike | None = None) -> SharedLinks:
-    """The communications of `graph` that contention, or a link below their own rate, can slow.
-
-    `peers` is the class of each peer that `unfold` got; a folded graph needs none. Raises InputError where
-    dead links leave no route.
-    """
-    classes = np.zeros(graph.width, dtype=np.int64) if peers is None else np.asarray(peers)
-    network = network.of_graph(graph)
-    traffic = network.by_work(graph.works, classes, limiting=True)
-    if not traffic:
-        return NOTHING_SHARED
-    # Works of one traffic are one row of the table of crossings.
-    distinct = list({id(flow): flow for flow in traffic.values()}.values())
-    row_of_flow = {id(flow): row for row, flow in enumerate(distinct)}
-    row_of_work = {work: row_of_flow[id(flow)] for work, flow in traffic.items()}
-    links, index = np.unique(np.concatenate([flow.links for flow in distinct]), return_inverse=True)
-    starts = offsets(np.array([len(flow.links) for flow in distinct]))
-    crossed = Ragged(starts.astype(np.int32), index.reshape(-1).astype(np.int32))
-    times = np.concatenate([flow.times for flow in distinct])
-    capacities = network.capacities[links]
-    demand = _demand(graph, row_of_work, distinct, crossed, times, len(links))
-    hot = np.flatnonzero((demand > capacities * (1 + TOLERANCE))[crossed.values])
-    loads: dict[int, dict[int, int]] = {}
-    for row, link, count in zip(
-        crossed.row_of_value[hot].tolist(), crossed.values[hot].tolist(), times[hot].tolist(), strict=True
-    ):
-        loads.setdefault(row, {})[link] = count
-    for row, flow in enumerate(distinct):
-        if flow.late_s:
-            loads.setdefault(row, {})
-    routes, kept = _routes(list(loads.values()), capacities.tolist())
-    flow_of_row = {
-        row: Flow(route, distinct[row].bytes_per_s, late_s=distinct[row].late_s)
-        for row, route in zip(loads, routes, strict=True)
-    }
-    flows = {work: flow_of_row[row] for work, row in row_of_work.items() if row in flow_of_row}
-    return SharedLinks(flows, kept) if flows else NOTHING_SHARED
 
 
 def _demand(
@@ -219,7 +216,7 @@ def place(
     Without `contention` no links are shared, and positions matter only where they change prices.
     """
     network = network_of(topology)
-    links = shared_links(folded, network) if contention else NOTHING_SHARED
+    links = SharedLinks.of(folded, network) if contention else NOTHING_SHARED
     marked = dict(marks or {})
     places = network.places() if links.flows else {}
     keys: dict[int, Hashable] = {
@@ -238,13 +235,13 @@ def place(
         groups = (network.worst_group(work, folded.width) for work in folded.works)
         works = (replace(work, group=group) for work, group in zip(folded.works, groups, strict=True))
         folded = replace(folded, works=tuple(works))
-        links = shared_links(folded, network) if contention else links
+        links = SharedLinks.of(folded, network) if contention else links
     if count == 1 or too_many:
         rank = folded.stream_ranks[folded.stream]
         return Placed(folded, rank, links, topology, np.zeros_like(classes), note)
     unfolded = unfold(folded, classes)
     if contention:
-        links = shared_links(unfolded.graph, network, peers=classes)
+        links = SharedLinks.of(unfolded.graph, network, peers=classes)
     return Placed(unfolded.graph, unfolded.rank, links, topology, classes, note)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
 from perfsim.base.errors import InputError
-from perfsim.costs.price import Costs, mean_s
+from perfsim.costs.price import Costs
 from perfsim.costs.wafer import (
     AT_SYSTEMS,
     PEAK,
@@ -298,18 +298,16 @@ class WaferCluster(Machine):
             return
         excess = max(0.0, attention_flop_per_step(job) / model_flop_per_step(job) - ATTENTION_SHARE)
         width = math.log1p(excess * (ATTENTION_FACTOR - 1.0))
-        most = f"published logs of wafers have at most {SEQUENCE:,}"
-        words = f"sequences of {job.seq_length:,} tokens, while {most}; "
+        words = f"sequences of {job.seq_length:,} tokens, while published logs of wafers have at most "
+        core = "the core of attention has no larger share of the work than in them"
         if width:
-            words += f"the band allows {_percent(width)} for the core of attention"
-        else:
-            words += "the core of attention has no larger share of the work than in them"
-        yield Unknown("sequence-outside", width, words)
+            core = f"the band allows {_percent(width)} for the core of attention"
+        yield Unknown("sequence-outside", width, f"{words}{SEQUENCE:,}; {core}")
 
     def _together_s(self, tree: WaferTree, lane: str, streams_s: Floats, /) -> float:
         """Streams that share a bandwidth take turns; servers with blocks of their own work in parallel."""
         memoryx = tree.system.memoryx
-        flash = tree.system.memoryx.server.flash
+        flash = memoryx.server.flash
         half_duplex = {"link": not tree.system.swarmx.duplex, "flash": flash is not None and not flash.duplex}
         if not half_duplex.get(lane, False):
             return float(streams_s.max(initial=0.0))
@@ -332,18 +330,14 @@ class WaferCluster(Machine):
         # The compute of a whole step hides flash and updates, whose times do not depend on tokens.
         computing = np.array([work.kind is Kind.COMP for work in graph.works])[graph.work]
         compute_s = float(duration_s[computing].sum()) / len(graph.step_ends)
-        fixed_s = mean_s(graph, costs.fixed_s)
+        fixed_s = graph.mean_over_steps(costs.fixed_s)
         for lane in ("flash", "update"):
             busy_s = self.busy_s(plan.topology, graph, duration_s, lane)
             hidden[lane] = hidden_from_tokens(tokens, compute_s, fixed_s, busy_s)
         lane = max(hidden, key=lambda name: hidden[name])
-        flop_per_s = costs.arithmetic_flop_per_s(use)
-        return StreamingRoof(
-            tokens=tokens,
-            hidden_from_tokens=hidden[lane],
-            formula_tokens=roof_tokens(flop_per_s, load.comm_bytes / weights, load.comm_bytes / load_s),
-            lane=lane,
-        )
+        weight_bytes = load.comm_bytes / weights
+        formula = roof_tokens(costs.arithmetic_flop_per_s(use), weight_bytes, load.comm_bytes / load_s)
+        return StreamingRoof(tokens, hidden[lane], formula, lane)
 
     def cause(self, lane: Lane, wait: str, /) -> str:
         """The cause of a lane; a link is named by the wait that it causes."""

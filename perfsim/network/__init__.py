@@ -11,7 +11,7 @@ system has the same ids. Graphs and columns are built at first use.
 from __future__ import annotations
 
 from perfsim.network.fat_tree import FatTree
-from perfsim.network.topology import Cable, Group, Topology, degraded, nearest_link
+from perfsim.network.topology import Cable, Group, Topology, nearest_link
 from perfsim.network.wafer_tree import WaferTree
 
-__all__ = ["Cable", "FatTree", "Group", "Topology", "WaferTree", "degraded", "nearest_link"]
+__all__ = ["Cable", "FatTree", "Group", "Topology", "WaferTree", "nearest_link"]

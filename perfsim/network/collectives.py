@@ -104,14 +104,6 @@ def _tree_depth(size: int) -> int:
     return (size - 1).bit_length()
 
 
-def _levels(leaves: int, fan_out: int) -> int:
-    """Levels of switches above so many leaves: ceil(log_fan_out leaves)."""
-    levels = 0
-    while fan_out**levels < leaves:
-        levels += 1
-    return levels
-
-
 def _reached(places: int, chosen: int) -> float:
     """Mean number of places reached by so many that are chosen at random: n (1 - (1 - 1/n)^k)."""
     return places * (1.0 - (1.0 - 1.0 / places) ** chosen)
@@ -196,7 +188,24 @@ class CollectiveModel:
         """The parts of `time_s`."""
         if group.size == 1:
             return Seconds(np.zeros(n_bytes.shape), np.zeros(n_bytes.shape))
-        busy = self._of_messages(op, n_bytes, group) if fan_out < 2 else self._copied(n_bytes, group, fan_out)
+        if fan_out > 1:
+            busy = self._copied(n_bytes, group, fan_out)
+        elif group.nodes == 1:
+            busy = self._inside(op, n_bytes, group.size)
+        elif op == "send_recv":
+            busy = self._send(n_bytes)
+        elif op == "all_to_all":
+            # Every rank sends 1/size to every other rank; transfers inside and across nodes overlap.
+            kept = n_bytes * (group.most_per_node / group.size)
+            sent = n_bytes * (1 - group.fewest_per_node / group.size)
+            across = self._send(sent, self._network.all_to_all_slowdown)
+            busy = across.slowest(self._inside(op, kept, group.most_per_node))
+        else:
+            # NCCL runs trees across nodes for all-reduces only.
+            protocols = [p for p in self._network.protocols if p.algorithm == "ring" or op == "all_reduce"]
+            busy = reduce(Seconds.fastest, (self._protocol(p, op, n_bytes, group) for p in protocols))
+        if op == "all_reduce":
+            busy = busy.fastest(self._in_network(n_bytes, group))
         return Seconds(*(np.where(n_bytes > 0, part, 0.0) for part in busy))
 
     def _copied(self, n_bytes: Floats, group: Group, fan_out: int) -> Seconds:
@@ -259,19 +268,6 @@ class CollectiveModel:
             lines.append(Seconds(np.asarray(latency_s), np.asarray(s_per_byte)))
         return lines
 
-    def _of_messages(self, op: CollectiveOp, n_bytes: Floats, group: Group) -> Seconds:
-        if group.nodes == 1:
-            busy = self._inside(op, n_bytes, group.size)
-        elif op == "send_recv":
-            busy = self._send(n_bytes)
-        elif op == "all_to_all":
-            busy = self._all_to_all_across(n_bytes, group)
-        else:
-            # NCCL runs trees across nodes for all-reduces only.
-            protocols = [p for p in self._network.protocols if p.algorithm == "ring" or op == "all_reduce"]
-            busy = reduce(Seconds.fastest, (self._protocol(p, op, n_bytes, group) for p in protocols))
-        return busy.fastest(self._in_network(n_bytes, group)) if op == "all_reduce" else busy
-
     def _inside(self, op: CollectiveOp, n_bytes: Floats, size: int) -> Seconds:
         """Inside a node; nothing for one rank."""
         if size == 1:
@@ -297,7 +293,10 @@ class CollectiveModel:
         if spec is None or not spec.enabled:
             return Seconds(np.asarray(np.inf), n_bytes)
         if group.nodes > 1 and fabric is not None:
-            hops = 2 * _levels(group.nodes, max(2, fabric.nodes_per_leaf))
+            levels = 0
+            while max(2, fabric.nodes_per_leaf) ** levels < group.nodes:
+                levels += 1
+            hops = 2 * levels
             hop_s = self.node.nic.latency + fabric.switch_latency + self.late_s[1]
         latency_s = np.asarray(spec.latency + hops * hop_s)
         return Seconds(latency_s, n_bytes / min(spec.bandwidth, link_bytes_per_s))
@@ -318,24 +317,14 @@ class CollectiveModel:
         latency_s += inter_steps * (protocol.inter_step_s + self.late_s[1])
         # A ring is a pipeline: its slowest link, between or inside nodes, sets the bandwidth, of which a
         # protocol with flags among its data carries a fraction on every link.
-        s_per_byte = sent / self._bus_bytes_per_s(group)
+        bus_bytes_per_s = group.fewest_per_node * self._nic_bytes_per_s
+        bridge_bytes_per_s = self._network.partial_node_rank_bytes_per_s
+        is_even = group.most_per_node == group.fewest_per_node
+        whole = is_even and group.most_per_node in (1, self.node.devices)
+        if bridge_bytes_per_s is not None and self.node.has_shared_nics and not whole:
+            bus_bytes_per_s = min(bus_bytes_per_s, bridge_bytes_per_s * group.fewest_per_node)
+        s_per_byte = sent / bus_bytes_per_s
         if group.most_per_node > 1:
             inside = min(float(line.bytes_s) for line in self._lines(op, group.most_per_node, group.size))
             s_per_byte = max(s_per_byte, inside)
         return Seconds(np.asarray(latency_s), n_bytes * s_per_byte / protocol.bandwidth_fraction)
-
-    def _bus_bytes_per_s(self, group: Group) -> float:
-        """Bus bandwidth between nodes: that of the emptiest, less if data crosses the host bridge."""
-        share = group.fewest_per_node * self._nic_bytes_per_s
-        limit = self._network.partial_node_rank_bytes_per_s
-        whole = group.is_even and group.most_per_node in (1, self.node.devices)
-        if limit is None or whole or not self.node.has_shared_nics:
-            return share
-        return min(share, limit * group.fewest_per_node)
-
-    def _all_to_all_across(self, n_bytes: Floats, group: Group) -> Seconds:
-        """Every rank sends 1/size to every other rank; transfers inside and across nodes overlap."""
-        kept = n_bytes * (group.most_per_node / group.size)
-        sent = n_bytes * (1 - group.fewest_per_node / group.size)
-        across = self._send(sent, self._network.all_to_all_slowdown)
-        return across.slowest(self._inside("all_to_all", kept, group.most_per_node))

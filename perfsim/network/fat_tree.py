@@ -98,11 +98,15 @@ class FatTree(Topology):
             first_spine + self.spines + node * len(hosts) + np.arange(len(hosts)),
         )
         of_leaf = leaf, first_spine + np.arange(self.spines) + 0 * leaf
+        fabric = self.system.fabric
+        up = fabric.nodes_per_leaf * self.system.node.inter_node_bytes_per_s / fabric.oversubscription
+        seconds = self._latencies_s["uplink"]
+        uplinks = [Cable("leaf", spine, "uplink", up / self.spines, seconds) for spine, _ in spines]
         own = [*gpus, *inside, ("leaf", "leaf"), *hosts]
         above = [("leaf", "leaf"), *spines]
         return [
             Part.of(own, self._node_cables(), np.concatenate(of_node, axis=1)),
-            Part.of(above, self._leaf_cables(), np.concatenate(of_leaf, axis=1)),
+            Part.of(above, uplinks, np.concatenate(of_leaf, axis=1)),
         ]
 
     @cached_property
@@ -125,10 +129,8 @@ class FatTree(Topology):
         up = node.scale_up
         seconds = self._latencies_s
         for gpu in range(self._gpus):
-            others = (
-                [f"gpu{other}" for other in range(gpu + 1, self._gpus)] if self.full_mesh else ["nvswitch"]
-            )
-            for other in others:
+            later = [f"gpu{other}" for other in range(gpu + 1, self._gpus)]
+            for other in later if self.full_mesh else ["nvswitch"]:
                 yield Cable(f"gpu{gpu}", other, "scale_up", up.bandwidth, seconds["scale_up"])
             own = gpu * self.nics_per_node // self.devices_per_node
             yield Cable(f"gpu{gpu}", f"nic{own}", "host", nic_bytes_per_s)
@@ -142,12 +144,6 @@ class FatTree(Topology):
             for kind, tier in (("dram", node.host.memory), ("nvme", node.host.nvme)):
                 if tier is not None:
                     yield Cable(f"cpu{number}", f"{kind}{number}", kind, tier.bandwidth, duplex=False)
-
-    def _leaf_cables(self) -> Iterator[Cable]:
-        fabric = self.system.fabric
-        up = fabric.nodes_per_leaf * self.system.node.inter_node_bytes_per_s / fabric.oversubscription
-        for spine in range(self.spines):
-            yield Cable("leaf", f"spine{spine}", "uplink", up / self.spines, self._latencies_s["uplink"])
 
     def bundles(self) -> Iterator[tuple[Ints, bool]]:
         """The uplinks of a leaf: adaptive routing spreads its messages over all of them."""
@@ -232,8 +228,7 @@ class FatTree(Topology):
     def may_bind(self) -> Bools:
         """Links that can slow what crosses them; NVLink ports only below rated capacity.
 
-        A link between a GPU and its NIC carries no more than the NIC, so it does not count unless it is
-        slower.
+        A link between a GPU and its NIC carries no more than the NIC: it counts only where it is slower.
         """
         binding = np.ones(len(self.edges), dtype=bool)
         hosts = self.hosts.ravel()
@@ -242,13 +237,6 @@ class FatTree(Topology):
         binding[self.ports.ravel()] = False
         binding[self.edges.slow] = True
         return binding
-
-    @cached_property
-    def slow_nodes(self) -> frozenset[int]:
-        """Nodes with a link that has less than its rated capacity, or more than its rated latency."""
-        own = np.concatenate([self.ports, self.hosts, self.nics], axis=1)
-        slow = (np.isin(own, self.edges.slow) | (self.edges.late_s[own] > 0.0)).any(axis=1)
-        return frozenset(self.node_of[slow].tolist())
 
     def has_thin_uplinks(self, *, rated: bool = False) -> bool:
         """Whether a leaf carries less up or down than its nodes can send; `rated`: at rated capacities."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,11 +61,6 @@ class Group:
     def inside_node(cls, size: int) -> Group:
         """A group on one node."""
         return cls.even(size, 1)
-
-    @property
-    def is_even(self) -> bool:
-        """Whether all nodes hold as many ranks."""
-        return self.most_per_node == self.fewest_per_node
 
 
 # The graphs of a network, and their edges as columns.
@@ -209,19 +204,11 @@ def _columns(part: Part, kinds: dict[str, int]) -> tuple[NDArray[Any], ...]:
         (key, place[a], place[b], kinds.setdefault(data["kind"], len(kinds)), data)
         for a, b, key, data in part.graph.edges(keys=True, data=True)
     )
-    ends = np.array([row[1:4] for row in rows], dtype=np.int64).reshape(-1, 3)
-    values = [(row[4]["bytes_per_s"], row[4]["seconds"]) for row in rows]
-    numbers = np.array(values, dtype=np.float64).reshape(-1, 2)
+    source, target, kind = np.array([row[1:4] for row in rows], dtype=np.int64).reshape(-1, 3).T
+    numbers = [np.array([row[4][name] for row in rows], dtype=float) for name in ("bytes_per_s", "seconds")]
     duplex = np.array([row[4]["duplex"] for row in rows], dtype=bool)
-    copies = len(part.vertices)
-    return (
-        part.vertices[:, ends[:, 0]].ravel(),
-        part.vertices[:, ends[:, 1]].ravel(),
-        np.tile(ends[:, 2], copies),
-        np.tile(numbers[:, 0], copies),
-        np.tile(numbers[:, 1], copies),
-        np.tile(duplex, copies),
-    )
+    per_copy = (np.tile(column, len(part.vertices)) for column in (kind, *numbers, duplex))
+    return part.vertices[:, source].ravel(), part.vertices[:, target].ravel(), *per_copy
 
 
 def _most_common(values: Floats) -> float:
@@ -320,13 +307,26 @@ class Topology(ABC):
             graph.add_edge(*self.ends(link), key=link, link=link, kind=edges.kinds[kind], **data)
         return graph
 
-    def with_capacities(self, bytes_per_s: Mapping[int, float], *, rate: bool = True) -> Self:
+    def with_capacities(
+        self, bytes_per_s: Mapping[int, float], seconds: Floats | None = None, *, rate: bool = True
+    ) -> Self:
         """The same network with other capacities of links, by id; both directions change that share one.
 
-        A kind of link is rated at the most common capacity of its edges, which prices assume; an edge below
-        it slows what crosses it. Without `rate` prices stay, so that all changed edges act like that.
+        `seconds` are the latencies of all links; None: as they are. A kind of link is rated at the most
+        common capacity of its edges, which prices assume; an edge below it slows what crosses it. Without
+        `rate` prices stay, so that all changed edges act like that.
         """
-        return self._changed(bytes_per_s, self.edges.seconds, rate=rate)
+        edges = self.edges
+        carried = edges.bytes_per_s.copy()
+        for link, capacity in bytes_per_s.items():
+            carried[link] = capacity
+            if not edges.duplex[link]:
+                carried[link ^ 1] = capacity
+        seconds = edges.seconds if seconds is None else seconds
+        usual = Rated.of(edges.kinds, edges.kind, carried, seconds) if rate else edges.usual
+        twin = type(self)(self.system, self.num_devices)
+        vars(twin)["edges"] = replace(edges, bytes_per_s=carried, seconds=seconds, usual=usual)
+        return twin
 
     def with_graph(self, graph: nx.MultiDiGraph[str], *, rate: bool = True) -> Self:
         """The network that a changed copy of `graph` describes; `rate` as in `with_capacities`.
@@ -349,20 +349,9 @@ class Topology(ABC):
             seconds[first] = min(seconds[first], float(data["seconds"]))
         changed = np.flatnonzero(carried != edges.bytes_per_s)
         capacities = dict(zip(changed.tolist(), carried[changed].tolist(), strict=True))
-        return self._changed(capacities, np.where(np.isinf(seconds), edges.seconds, seconds), rate=rate)
-
-    def _changed(self, bytes_per_s: Mapping[int, float], seconds: Floats, *, rate: bool) -> Self:
-        """The network with other capacities of some links, and with these latencies of all."""
-        edges = self.edges
-        carried = edges.bytes_per_s.copy()
-        for link, capacity in bytes_per_s.items():
-            carried[link] = capacity
-            if not edges.duplex[link]:
-                carried[link ^ 1] = capacity
-        usual = Rated.of(edges.kinds, edges.kind, carried, seconds) if rate else edges.usual
-        twin = type(self)(self.system, self.num_devices)
-        vars(twin)["edges"] = replace(edges, bytes_per_s=carried, seconds=seconds, usual=usual)
-        return twin
+        return self.with_capacities(
+            capacities, np.where(np.isinf(seconds), edges.seconds, seconds), rate=rate
+        )
 
     # ------------------------------------------------------------------------------ named links
     @cached_property
@@ -424,33 +413,48 @@ class Topology(ABC):
         if not 0 <= rank < self.num_devices:
             raise InputError(f"{self.system.name} has ranks 0 to {self.num_devices - 1}, not {rank}")
 
+    # -------------------------------------------------------------------- degraded and dead links
+    def degraded(self, left: Mapping[str, float]) -> Self:
+        """The network with a share left of the capacity of some links, named by their ends; 0 is dead.
 
-# Degraded and dead links, and routes around dead ones.
+        `leaf0-spine3` names both directions. Prices stay those of healthy links. Raises InputError for a link
+        that does not exist, with the nearest name, and for a share that is not between 0 and 1.
+        """
+        if not left:
+            return self
+        capacities: dict[int, float] = {}
+        for name, share in left.items():
+            if not 0.0 <= share <= 1.0:
+                raise InputError(f"link {name}: {share:g} of its capacity is not between 0 and 1")
+            links = self.links_named(name)
+            if not links:
+                problem = f"{self.system.name} has no link {name!r}"
+                raise InputError([Problem(problem, help=nearest_link(name, [self]))])
+            for link in links:
+                capacities[link] = share * float(self.edges.bytes_per_s[link])
+        return self.with_capacities(capacities, rate=False)
+
+    def route_around(self, source: int, target: int, dead: frozenset[int]) -> list[int]:
+        """Links of the route of lowest latency without dead ones; it may pass other devices of a node.
+
+        The destination chooses among routes of equal latency, so that traffic spreads. Raises InputError
+        where there is no route.
+        """
+        import networkx as nx
+
+        ends = self.device(source), self.device(target)
+        left = nx.restricted_view(self.graph, [], [(*self.ends(link), link) for link in dead])
+        try:
+            paths = sorted({tuple(path) for path in nx.all_shortest_paths(left, *ends, weight="seconds")})
+        except nx.NetworkXNoPath:
+            names = ", ".join(sorted({"-".join(self.ends(link)) for link in dead if link % 2 == 0}))
+            raise InputError(f"no route is left from {ends[0]} to {ends[1]} without {names}") from None
+        keys = [[int(key) for key in left[a][b]] for a, b in pairwise(paths[target % len(paths)])]
+        return [min(links) for links in keys]
+
 
 MOST_NAMES = 6
 PORT = "/port"
-AnyTopology = TypeVar("AnyTopology", bound=Topology)
-
-
-def degraded(topology: AnyTopology, left: Mapping[str, float]) -> AnyTopology:
-    """The network with a share left of the capacity of some links, named by their ends; 0 is dead.
-
-    `leaf0-spine3` names both directions. Prices stay those of healthy links. Raises InputError for a link
-    that does not exist, with the nearest name, and for a share that is not between 0 and 1.
-    """
-    if not left:
-        return topology
-    capacities: dict[int, float] = {}
-    for name, share in left.items():
-        if not 0.0 <= share <= 1.0:
-            raise InputError(f"link {name}: {share:g} of its capacity is not between 0 and 1")
-        links = topology.links_named(name)
-        if not links:
-            problem = f"{topology.system.name} has no link {name!r}"
-            raise InputError([Problem(problem, help=nearest_link(name, [topology]))])
-        for link in links:
-            capacities[link] = share * float(topology.edges.bytes_per_s[link])
-    return topology.with_capacities(capacities, rate=False)
 
 
 def nearest_link(name: str, topologies: Iterable[Topology]) -> str:
@@ -470,22 +474,3 @@ def nearest_link(name: str, topologies: Iterable[Topology]) -> str:
 
 def _without_port(pair: frozenset[str]) -> frozenset[str]:
     return frozenset(name.removesuffix(PORT) for name in pair)
-
-
-def route_around(topology: Topology, source: int, target: int, dead: frozenset[int]) -> list[int]:
-    """Links of the route of lowest latency without dead ones; it may pass other devices of a node.
-
-    The destination chooses among routes of equal latency, so that traffic spreads. Raises InputError where
-    there is no route.
-    """
-    import networkx as nx
-
-    ends = topology.device(source), topology.device(target)
-    left = nx.restricted_view(topology.graph, [], [(*topology.ends(link), link) for link in dead])
-    try:
-        paths = sorted({tuple(path) for path in nx.all_shortest_paths(left, *ends, weight="seconds")})
-    except nx.NetworkXNoPath:
-        names = ", ".join(sorted({"-".join(topology.ends(link)) for link in dead if link % 2 == 0}))
-        raise InputError(f"no route is left from {ends[0]} to {ends[1]} without {names}") from None
-    keys = [[int(key) for key in left[a][b]] for a, b in pairwise(paths[target % len(paths)])]
-    return [min(links) for links in keys]

@@ -78,7 +78,7 @@ class Traits:
             constants=device.constants,
             peak_flop_per_s=max(peaks),
             memory_bytes_per_s=device.memory.bandwidth,
-            precision=class_of(plan.job.recipe.precision),
+            precision=_class_of(plan.job.recipe.precision),
             sharded=sharded,
             tensor=layout.tensor > 1,
             pipeline=layout.pipeline > 1,
@@ -124,7 +124,7 @@ class Traits:
         return points, tuple(words)
 
 
-def class_of(precision: str) -> str:
+def _class_of(precision: str) -> str:
     """The class of a precision: fp16 and bf16 have one peak on every device."""
     return "16-bit" if PRECISIONS[precision].is_16_bit else precision
 
@@ -197,43 +197,46 @@ class Reached(NamedTuple):
     micro_batch_tokens: int = 0
     """Tokens of a replica's micro-batch; 0: not published."""
 
+    @property
+    def precision_class(self) -> str:
+        """As `Traits.precision`."""
+        return _class_of(self.precision)
 
-@cache
-def recorded_runs() -> tuple[Reached, ...]:
-    """The recorded runs."""
-    return tuple(Reached(*row) for row in json.loads(_record(RUNS_RECORD)))
+    @staticmethod
+    @cache
+    def recorded() -> tuple[Reached, ...]:
+        """All recorded runs."""
+        return tuple(Reached(*row) for row in json.loads(_record(RUNS_RECORD)))
 
+    @classmethod
+    def like(cls, plan: Plan) -> list[Reached]:
+        """The recorded runs on the kind of system of a plan whose devices have the same constants."""
+        wanted = plan.system.kind, plan.system.device.constants
+        return [row for row in cls.recorded() if (row.kind, row.constants) == wanted]
 
-def runs_like(plan: Plan) -> list[Reached]:
-    """The recorded runs on the kind of system of a plan whose devices have the same constants."""
-    device = plan.system.device
-    wanted = plan.system.kind, device.constants
-    return [row for row in recorded_runs() if (row.kind, row.constants) == wanted]
+    @classmethod
+    def best_below(cls, plan: Plan, mfu: float) -> tuple[Reached, str] | None:
+        """The best comparable run where a plan's MFU is above all of them, and how the runs are alike.
 
-
-def best_below(plan: Plan, mfu: float) -> tuple[Reached, str] | None:
-    """The best comparable run where a plan's MFU is above all of them, and how the runs are alike.
-
-    Comparable runs use the same device in the same class of precision, whose peak counts, and the same
-    attention on at least a quarter of the devices; if there are none, on any number of devices; if there are
-    still none, with any attention.
-    """
-    device = plan.system.device.name
-    attention = plan.job.runtime.attention
-    alike = class_of(plan.job.recipe.precision)
-    every = [row for row in recorded_runs() if (row.device, class_of(row.precision)) == (device, alike)]
-    like = [row for row in every if row.attention == attention]
-    large = [row for row in like if row.num_devices * LIKE_SCALE >= plan.topology.num_devices]
-    kinds = (
-        (large, f"with {attention} attention on a quarter of its devices or more"),
-        (like, f"with {attention} attention"),
-        (every, "with any attention"),
-    )
-    for rows, words in kinds:
-        if rows:
-            best = max(rows, key=lambda row: row.mfu)
-            return None if mfu <= best.mfu * MARGIN else (best, words)
-    return None
+        Comparable runs use the same device in the same class of precision, whose peak counts, and the same
+        attention on at least a quarter of the devices; if there are none, on any number of devices; if there
+        are still none, with any attention.
+        """
+        attention = plan.job.runtime.attention
+        alike = plan.system.device.name, _class_of(plan.job.recipe.precision)
+        every = [row for row in cls.recorded() if (row.device, row.precision_class) == alike]
+        like = [row for row in every if row.attention == attention]
+        large = [row for row in like if row.num_devices * LIKE_SCALE >= plan.topology.num_devices]
+        kinds = (
+            (large, f"with {attention} attention on a quarter of its devices or more"),
+            (like, f"with {attention} attention"),
+            (every, "with any attention"),
+        )
+        for rows, words in kinds:
+            if rows:
+                best = max(rows, key=lambda row: row.mfu)
+                return None if mfu <= best.mfu * MARGIN else (best, words)
+        return None
 
 
 # Bands of a step time: how wide they are by unlikeness, from errors on runs left out of the fit.
@@ -338,19 +341,62 @@ class Accuracy:
     unshared_error: float = 0.0
     """The part of it that remains in the ratio of two runs of one machine."""
 
+    @classmethod
+    def of(cls, plan: Plan, share: float = 0.0, *, without: str = "") -> Accuracy:
+        """The errors of the family of published runs most like a plan, and the plan's band.
+
+        `share` of its step hides communication (`Trace.hidden_share`; 0 where the plan was not simulated).
+        `without` names a group of runs of which the answer knows nothing.
+        """
+        unknowns = [*unknowns_of(plan), *Hidden.of(plan, share, without=without).unknown()]
+        return cls.nearest(plan.system.kind, Traits.of(plan), without, unknowns)
+
+    @classmethod
+    def nearest(
+        cls, system_kind: str, traits: Traits, without: str = "", unknowns: Sequence[Unknown] = ()
+    ) -> Accuracy:
+        """The errors of the recorded family most like `traits`, and the band of a run with these `unknowns`.
+
+        `without` is as for `of`. A kind of system without published runs has `UNKNOWN_ERROR`.
+        """
+        families = _families(system_kind, without)
+        if not families:
+            return cls(
+                strategy="",
+                family="no published run",
+                n=0,
+                **dict.fromkeys(_ERRORS, UNKNOWN_ERROR),
+                likeness=f"no published run on a {system_kind} is recorded: an error of a factor of two is "
+                "assumed",
+                step_time_error=UNKNOWN.error(0.0),
+                unshared_error=UNKNOWN.unshared_error(0.0),
+            )
+        family, whole = min(
+            families,
+            key=lambda pair: (round(traits.unlikeness(pair[0])[0], 9), -pair[0]["n"], pair[0]["family"]),
+        )
+        left_out = left_out_of(system_kind, without)
+        widths = BandWidths(**(whole["band"] if left_out is None else left_out["band"]))
+        if traits.experts:
+            widest = max(entry["band"].get("experts", 1.0) for _, entry in families)
+            widths = replace(widths, base=widths.base * (widths.experts if left_out else widest))
+        points, differences = traits.unlikeness(family)
+        differences += tuple(unknown.words for unknown in unknowns)
+        beyond = math.hypot(*(unknown.log_width for unknown in unknowns))
+        unshared = math.hypot(*(unknown.log_width for unknown in unknowns if not unknown.shared))
+        return cls(
+            strategy=whole["strategy"],
+            family=family["family"],
+            **{name: family[name] for name in ("n", *_ERRORS)},
+            likeness="; ".join(differences) or "the same device, parallelism and range of sizes",
+            unlikeness=points,
+            step_time_error=widths.error(points, beyond),
+            unshared_error=widths.unshared_error(points, unshared),
+        )
+
 
 _ERRORS = ("median_ape", "p90_ape", "held_out_p90_ape", "baseline_median_ape")
 """Figures of a family that `Accuracy` has as they are."""
-
-
-def accuracy_of(plan: Plan, share: float = 0.0, *, without: str = "") -> Accuracy:
-    """The errors of the family of published runs most like a plan, and the plan's band.
-
-    `share` of its step hides communication (`Trace.hidden_share`; 0 where the plan was not simulated).
-    `without` names a group of runs of which the answer knows nothing.
-    """
-    unknowns = [*unknowns_of(plan), *hidden_of(plan, share, without=without).unknown()]
-    return nearest(plan.system.kind, Traits.of(plan), without, unknowns)
 
 
 def unknowns_of(plan: Plan) -> list[Unknown]:
@@ -374,6 +420,18 @@ class Hidden(NamedTuple):
     slowdown: float
     """Most extra time of compute next to communication, as a fraction of its time."""
 
+    @classmethod
+    def of(cls, plan: Plan, share: float, *, without: str = "") -> Hidden:
+        """A share of a step that hides communication, next to the largest of runs on devices like the plan's.
+
+        How a device computes next to communication is its own: runs count that have its constants; where none
+        has, all on its kind of system.
+        """
+        families = [family for family, _ in _families(plan.system.kind, without)]
+        alike = [family for family in families if plan.system.device.constants in family["constants"]]
+        published = max((family["hidden_communication"] for family in alike or families), default=0.0)
+        return cls(share, published, machine_of(plan.system).overlap_slowdown(plan.system))
+
     @property
     def cost(self) -> float:
         """The most that hiding more than any published run slows the step, as a fraction of it."""
@@ -388,18 +446,6 @@ class Hidden(NamedTuple):
         return [Unknown("hidden-communication", float(math.log1p(self.cost)), words)]
 
 
-def hidden_of(plan: Plan, share: float, *, without: str = "") -> Hidden:
-    """A share of a step that hides communication, next to the largest of runs on devices like the plan's.
-
-    How a device computes next to communication is its own: runs count that have its constants; where none
-    has, all on its kind of system.
-    """
-    families = [family for family, _ in _families(plan.system.kind, without)]
-    alike = [family for family in families if plan.system.device.constants in family["constants"]]
-    published = max((family["hidden_communication"] for family in alike or families), default=0.0)
-    return Hidden(share, published, machine_of(plan.system).overlap_slowdown(plan.system))
-
-
 def left_out_of(system_kind: str, group: str) -> Mapping[str, Any] | None:
     """The record of a fit without a group of runs (a family, a wafer's release); None if there is none.
 
@@ -409,47 +455,3 @@ def left_out_of(system_kind: str, group: str) -> Mapping[str, Any] | None:
         row for entry in recorded_errors() if entry["system_kind"] == system_kind for row in entry["left_out"]
     )
     return next((row for row in rows if row["group"] == group), None)
-
-
-def nearest(
-    system_kind: str, traits: Traits, without: str = "", unknowns: Sequence[Unknown] = ()
-) -> Accuracy:
-    """The errors of the recorded family most like `traits`, and the band of a run with them and `unknowns`.
-
-    `without` names a group of runs of which the answer knows nothing. A kind of system without published runs
-    has `UNKNOWN_ERROR`.
-    """
-    families = _families(system_kind, without)
-    if not families:
-        return Accuracy(
-            strategy="",
-            family="no published run",
-            n=0,
-            **dict.fromkeys(_ERRORS, UNKNOWN_ERROR),
-            likeness=f"no published run on a {system_kind} is recorded: an error of a factor of two is "
-            "assumed",
-            step_time_error=UNKNOWN.error(0.0),
-            unshared_error=UNKNOWN.unshared_error(0.0),
-        )
-    family, whole = min(
-        families,
-        key=lambda pair: (round(traits.unlikeness(pair[0])[0], 9), -pair[0]["n"], pair[0]["family"]),
-    )
-    left_out = left_out_of(system_kind, without)
-    widths = BandWidths(**(whole["band"] if left_out is None else left_out["band"]))
-    if traits.experts:
-        widest = max(entry["band"].get("experts", 1.0) for _, entry in families)
-        widths = replace(widths, base=widths.base * (widths.experts if left_out else widest))
-    points, differences = traits.unlikeness(family)
-    differences += tuple(unknown.words for unknown in unknowns)
-    beyond = math.hypot(*(unknown.log_width for unknown in unknowns))
-    unshared = math.hypot(*(unknown.log_width for unknown in unknowns if not unknown.shared))
-    return Accuracy(
-        strategy=whole["strategy"],
-        family=family["family"],
-        **{name: family[name] for name in ("n", *_ERRORS)},
-        likeness="; ".join(differences) or "the same device, parallelism and range of sizes",
-        unlikeness=points,
-        step_time_error=widths.error(points, beyond),
-        unshared_error=widths.unshared_error(points, unshared),
-    )

@@ -1,7 +1,7 @@
 """Reasons to trust a prediction less, from its question, its plan, its run and the published runs on record.
 
 docs/caveats.md lists the codes. Published runs that count are those on the same kind of system with the same
-constants of the device (`bands.runs_like`).
+constants of the device (`bands.Reached.like`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,9 @@ from perfsim.machines.machine import is_borrowed
 from perfsim.prediction.bands import (
     MARGIN,
     SHARDED,
+    Hidden,
     Reached,
-    best_below,
-    class_of,
-    hidden_of,
-    recorded_runs,
-    runs_like,
+    Traits,
     unknowns_of,
 )
 from perfsim.prediction.question import DEFAULT_BATCH_PER_DEVICE, Question
@@ -53,6 +50,18 @@ class Caveat:
     def headline(self) -> str:
         """The part of the text that a verdict quotes: all before the first semicolon."""
         return self.text.partition(";")[0]
+
+    def rank(self) -> tuple[int, int]:
+        """By severity, then by the order of `CODES`: the lower, the worse."""
+        return SEVERITIES.index(self.severity), [*CODES].index(self.code)
+
+    @classmethod
+    def of(cls, code: str, words: str, factor: float = 1.0) -> Caveat:
+        """A caveat with the severity of its code; `factor` tells how far outside the published runs it is."""
+        severity = CODES[code]
+        if isinstance(severity, float):
+            severity = "serious" if factor > severity else "warning"
+        return cls(code, severity or "warning", words)
 
 
 CODES: Mapping[str, Severity | float | None] = {
@@ -118,33 +127,18 @@ def caveats_of(
     `allowed_share` is the share of a device's memory that a plan may use.
     """
     plan = evaluation.plan
-    runs = runs_like(plan)
+    runs = Reached.like(plan)
     caveats = [
         *_measured(plan),
         *_evidence(plan, runs),
         *_outside(plan, runs),
-        *_of_run(evaluation),
-        *_few_sequences(plan, runs, why.fixed_s),
+        *_of_run(evaluation, runs, why.fixed_s),
         *_inputs(plan, why.cause, allowed_share),
         *more,
     ]
-    return tuple(sorted(caveats, key=rank))
+    return tuple(sorted(caveats, key=Caveat.rank))
 
 
-def rank(caveat: Caveat) -> tuple[int, int]:
-    """The rank of a caveat among others, by severity, then by the order of `CODES`: the lower, the worse."""
-    return SEVERITIES.index(caveat.severity), [*CODES].index(caveat.code)
-
-
-def caveat(code: str, words: str, factor: float = 1.0) -> Caveat:
-    """A caveat with the severity of its code; `factor` tells how far outside the published runs it is."""
-    severity = CODES[code]
-    if isinstance(severity, float):
-        severity = "serious" if factor > severity else "warning"
-    return Caveat(code, severity or "warning", words)
-
-
-# ------------------------------------------------------------------------------------ constants
 def _measured(plan: Plan) -> Iterator[Caveat]:
     """Constants that were measured on another device, link or release, or not at all."""
     system = plan.system
@@ -153,19 +147,19 @@ def _measured(plan: Plan) -> Iterator[Caveat]:
     borrowed = is_borrowed(device.name, device.assumed, device.calibration, "device")
     if borrowed and device.calibration is not None:
         words = f"no measurement of {device.name}: the constants of {device.calibration.name} are used"
-        yield caveat("calibration-borrowed", words + _allowed(plan, "calibration-borrowed"))
+        yield Caveat.of("calibration-borrowed", words + _allowed(plan, "calibration-borrowed"))
     yield from _unread(device, _DEVICE_FIGURES)
     releases = machine.releases(system, plan.job.recipe)
     if releases is not None and device.calibration is not None:
         wanted, used = releases
         if used == PEAK:
-            yield caveat("release-peak", "peak efficiency, which no software release reaches")
+            yield Caveat.of("release-peak", "peak efficiency, which no software release reaches")
         elif wanted != used:
             words = f"no measurement of software release {wanted}: the efficiency of {used} is used"
-            yield caveat("release-borrowed", words + _allowed(plan, "release-borrowed"))
+            yield Caveat.of("release-borrowed", words + _allowed(plan, "release-borrowed"))
         elif borrowed:
             measured = f"was measured on {device.calibration.name} only, as a fraction of its peak"
-            yield caveat("release-borrowed", f"software release {used} {measured}")
+            yield Caveat.of("release-borrowed", f"software release {used} {measured}")
     # A device alone uses no link, and a node alone none between nodes.
     devices = plan.topology.num_devices
     joined = (1, machine.devices_per_node(system) or 1)
@@ -175,10 +169,10 @@ def _measured(plan: Plan) -> Iterator[Caveat]:
         yield from _unread(link, ("bandwidth",))
         if link.calibration is None:
             words = f"no measurement of collectives on {link.name}: its data sheet sets their speed"
-            yield caveat("link-uncalibrated", words)
+            yield Caveat.of("link-uncalibrated", words)
         elif is_borrowed(link.name, link.assumed, link.calibration, "link"):
             words = f"collectives on {link.name} have the constants of {link.calibration.name}"
-            yield caveat("link-borrowed", words)
+            yield Caveat.of("link-borrowed", words)
 
 
 def _unread(spec: DeviceSpec | LinkSpec, figures: Iterable[str]) -> Iterator[Caveat]:
@@ -186,18 +180,19 @@ def _unread(spec: DeviceSpec | LinkSpec, figures: Iterable[str]) -> Iterator[Cav
     for name in figures:
         if name in spec.assumed and spec.assumed[name] != CHANGED:
             words = f"{name} of {spec.name} has no source: {spec.assumed[name]}"
-            yield caveat("data-sheet-unread", words)
+            yield Caveat.of("data-sheet-unread", words)
 
 
-# -------------------------------------------------------------------------------- published runs
 def _evidence(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
     """How many published runs there are, and whether they trained in this precision."""
     device = plan.system.device
     if not runs:
         kind = plan.system.kind
-        known = {row.kind for row in recorded_runs()}
+        known = {row.kind for row in Reached.recorded()}
         where = f"{device.name} in a {kind}" if kind in known else f"a {kind}"
-        yield caveat("device-outside", f"no published run on {where}; no prediction of it was ever checked")
+        yield Caveat.of(
+            "device-outside", f"no published run on {where}; no prediction of it was ever checked"
+        )
         return
     most = max(row.num_devices for row in runs)
     if len(runs) < FEW_RUNS:
@@ -206,24 +201,24 @@ def _evidence(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
         where = "" if measured_here else f" with the constants of {device.constants}"
         words = f"{len(runs)} published runs{where}, at most {most:,} {machine_of(plan.system).unit}"
         yield Caveat("few-runs", severity, words)
-    precision = class_of(plan.job.recipe.precision)
-    published = {class_of(row.precision) for row in runs}
+    precision = Traits.of(plan).precision
+    published = {row.precision_class for row in runs}
     if precision not in published:
         others = ", ".join(sorted(published))
         words = f"no published run in {precision}; the constants were fitted to runs in {others}"
-        yield caveat("precision-outside", words)
+        yield Caveat.of("precision-outside", words)
 
 
 def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
     """Sizes and settings that no published run has."""
     for unknown in unknowns_of(plan):
         if unknown.code in _OF_THE_JOB:
-            yield caveat(unknown.code, unknown.words)
+            yield Caveat.of(unknown.code, unknown.words)
     positions = plan.job.model.max_position_embeddings
     tokens = plan.job.seq_length
     if tokens > positions:
         words = f"sequences of {tokens:,} tokens, while {plan.job.model.name} has {positions:,} positions"
-        yield caveat("positions-outside", f"{words}: set the recipe's seq_length")
+        yield Caveat.of("positions-outside", f"{words}: set the recipe's seq_length")
     if not runs:
         return
     layout = plan.layout
@@ -241,11 +236,11 @@ def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
         words = (
             f"{_rounded(size / most)} times the parameters of any published run ({most / 1e9:.3g} billion)"
         )
-        yield caveat("parameters-outside", words, size / most)
+        yield Caveat.of("parameters-outside", words, size / most)
     elif size * LIKE_SIZE < least:
         smallest = f"the smallest published run ({least / 1e9:.2g} billion)"
         words = f"{_rounded(size / least)} times the parameters of {smallest}"
-        yield caveat("parameters-outside", words, least / size)
+        yield Caveat.of("parameters-outside", words, least / size)
     sharded = layout.zero_stage == SHARDED
     tensor = layout.tensor > 1
     if sharded:
@@ -258,13 +253,13 @@ def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
         )
     if sharded and tensor and not any(row.sharded and row.tensor > 1 for row in runs):
         words = "ZeRO 3 together with tensor parallelism: no published run has both"
-        yield caveat("zero3-with-tensor", words)
+        yield Caveat.of("zero3-with-tensor", words)
     if getattr(layout, "offloads", None):
         words = (
             "states are offloaded, which no published run on record does; measured updates on CPUs of A100s "
             "differ by more than twice"
         )
-        yield caveat("offload-outside", words)
+        yield Caveat.of("offload-outside", words)
     like = [row for row in runs if (row.sharded, row.tensor > 1) == (sharded, tensor)]
     yield from _above(
         "micro-batch-outside",
@@ -288,13 +283,13 @@ def _above(code: str, value: float, published: Sequence[float], words: str) -> I
     """A caveat where a value is above the published ones; its words take the factor and the largest."""
     most = max(published, default=inf)
     if value > most:
-        yield caveat(code, words.format(factor=_rounded(value / most), most=most), value / most)
+        yield Caveat.of(code, words.format(factor=_rounded(value / most), most=most), value / most)
 
 
-def _of_run(evaluation: Evaluation) -> Iterator[Caveat]:
-    """A step that hides more, uses its devices better, or is scaled more than the published runs show."""
+def _of_run(evaluation: Evaluation, runs: Sequence[Reached], fixed_s: float) -> Iterator[Caveat]:
+    """A step that hides more, uses devices better, is scaled more or smaller than published runs show."""
     plan = evaluation.plan
-    hidden = hidden_of(plan, evaluation.hidden_communication_fraction)
+    hidden = Hidden.of(plan, evaluation.hidden_communication_fraction)
     factor = hidden.share / hidden.published if hidden.published else inf
     if hidden.cost and factor > MARGIN:
         words = (
@@ -302,52 +297,43 @@ def _of_run(evaluation: Evaluation) -> Iterator[Caveat]:
             f"{100 * hidden.published:.0f} %; how much that slows the compute next to it is an "
             f"extrapolation: the band allows up to {100 * hidden.cost:.2g} % of the step"
         )
-        yield caveat("hidden-communication", words, factor)
+        yield Caveat.of("hidden-communication", words, factor)
     mfu = evaluation.mfu
-    if above := best_below(plan, mfu):
+    if above := Reached.best_below(plan, mfu):
         best, words = above
-        yield caveat(
+        yield Caveat.of(
             "mfu-above-published",
             f"MFU {100 * mfu:.0f} % lies above every published run on {best.device} {words}: take it as "
             f"optimistic; the best has {100 * best.mfu:.0f} % ({best.id}, {best.num_devices} devices)",
         )
-    cluster = evaluation.cluster
-    if cluster is not None:
+    if cluster := evaluation.cluster:
         yield Caveat("cluster-scaled", "warning" if cluster.is_wide else "info", cluster.note)
-
-
-def _few_sequences(plan: Plan, runs: Sequence[Reached], fixed_s: float) -> Iterator[Caveat]:
-    """Far fewer sequences on a wafer than in any published log.
-
-    The logs cannot separate a fixed time per layer from a lower efficiency. `fixed_s` is the fixed time of a
-    step in this model; the machine's `layer_fixed_s` is the result of another fit of the same logs.
-    """
+    # Logs of wafers cannot separate a fixed time per layer from a lower efficiency. `fixed_s` is the fixed
+    # time of a step in this model; the machine's `layer_fixed_s` is the result of another fit of the logs.
     per_system = plan.job.global_batch_size / plan.topology.num_devices
     layer_s = machine_of(plan.system).layer_fixed_s
     least = min((row.sequences for row in runs), default=0.0)
-    if not layer_s or per_system * FAR_FEWER >= least:
-        return
-    layers = plan.job.model.num_layers
-    more_s = max(0.0, layer_s * layers - fixed_s)
-    yield caveat(
-        "sequences-below-published",
-        f"{per_system:,.3g} sequences per system, while published logs have {least:,.0f} or more; "
-        f"so the fixed time of a layer is uncertain: {1e3 * fixed_s / layers:.2g} ms per layer and step are "
-        f"counted, and with {1e3 * layer_s:.2g} ms, the result of another fit of the logs, a step takes "
-        f"up to {more_s:.2g} s longer",
-    )
+    if layer_s and per_system * FAR_FEWER < least:
+        layers = plan.job.model.num_layers
+        more_s = max(0.0, layer_s * layers - fixed_s)
+        words = (
+            f"{per_system:,.3g} sequences per system, while published logs have {least:,.0f} or more; so the "
+            f"fixed time of a layer is uncertain: {1e3 * fixed_s / layers:.2g} ms per layer and step are "
+            f"counted, and with {1e3 * layer_s:.2g} ms, the result of another fit of the logs, a step takes "
+            f"up to {more_s:.2g} s longer"
+        )
+        yield Caveat.of("sequences-below-published", words)
 
 
-# ---------------------------------------------------------------------------- memory and inputs
 def _inputs(plan: Plan, cause: str, allowed_share: float) -> Iterator[Caveat]:
     """Memory that fragmentation could make too small, and inputs without a source that decide the answer."""
     share = plan.memory_share
     limit = f"the limit of {100 * allowed_share:.4g} %"
     if share > allowed_share:
         words = f"{100 * share:.1f} % of memory is used, above {limit}; fragmentation could end the run"
-        yield caveat("memory-above-limit", words)
+        yield Caveat.of("memory-above-limit", words)
     elif share > allowed_share - NEAR_LIMIT:
-        yield caveat("memory-tight", f"{100 * share:.1f} % of memory is used, near {limit}")
+        yield Caveat.of("memory-tight", f"{100 * share:.1f} % of memory is used, near {limit}")
     fields = machine_of(plan.system).inputs.get(cause, ())
     unknown = [
         path
@@ -356,13 +342,12 @@ def _inputs(plan: Plan, cause: str, allowed_share: float) -> Iterator[Caveat]:
     ]
     if unknown:
         words = f"{cause} limits the step and rests on assumed values: {', '.join(unknown)}"
-        yield caveat("input-assumed", words)
+        yield Caveat.of("input-assumed", words)
     if plan.job.recipe.weight_sparsity:
         words = "a sparse model is assumed to need as many tokens as the dense one; known for few models"
-        yield caveat("sparsity-assumed", words)
+        yield Caveat.of("sparsity-assumed", words)
 
 
-# ------------------------------------------------------------------------------------- questions
 def batch_caveats(question: Question) -> list[Caveat]:
     """A caveat on the batch where the question gives none: the recipe's, or so many sequences per device."""
     if question.batch is not None:
@@ -375,7 +360,7 @@ def batch_caveats(question: Question) -> list[Caveat]:
             f"no batch was given: {DEFAULT_BATCH_PER_DEVICE} sequences per device are used, {batch:,} in "
             "all; the step time depends on it (--batch, --batch-per-device)"
         )
-    return [caveat("batch-default", words)]
+    return [Caveat.of("batch-default", words)]
 
 
 def default_settings(question: Question, plan: Plan) -> list[Caveat]:
@@ -393,4 +378,4 @@ def default_settings(question: Question, plan: Plan) -> list[Caveat]:
     known = usual and plan.job.runtime.takes_plans == "megatron"
     tail = f"; Megatron users usually set {', '.join(usual)}" if known else ""
     words = f"left at defaults by the layout: {', '.join(f'{name} {value}' for name, value, _ in left)}"
-    return [caveat("layout-defaults", words + tail)]
+    return [Caveat.of("layout-defaults", words + tail)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 
@@ -20,15 +20,13 @@ from perfsim.engine.failures import (
 )
 from perfsim.engine.trace import Trace
 from perfsim.machines.placement import MOST_TASKS, Placed, place, place_stragglers
-from perfsim.network import Topology, degraded
+from perfsim.network import Topology
 from perfsim.network.collectives import num_steps, tree_rounds
 from perfsim.prediction.run import Evaluation, Perturbed
 from perfsim.specs.calibration import CollectiveOp
 from perfsim.specs.perturbations import PerturbationSpec, ResilienceSpec
 from perfsim.work import Kind, RankGroup, TaskGraph, Work
 from perfsim.work.unfold import expand
-
-# Steps and runs under perturbations; the graph is unfolded where ranks differ.
 
 
 def perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
@@ -43,18 +41,18 @@ def perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
             raise InputError(f"straggler {straggler.rank}: the ranks are 0 to {last}")
     if evaluation.perturbed is not None:
         raise InputError("this step is perturbed already")
-    topology = degraded(plan.topology, {link.link: link.left for link in spec.links})
+    topology = plan.topology.degraded({link.link: link.left for link in spec.links})
     replicas = evaluation.graph.width // plan.layout.tensor
     apart = bool(spec.jitter) and replicas * len(evaluation.graph) <= MOST_TASKS
     numbers = range(spec.draws if spec.is_random else 1)
-    drawn = [_draw(evaluation, spec, topology, number, apart=apart) for number in numbers]
-    notes = [draw.note for draw in drawn]
+    draws = [_draw(evaluation, spec, topology, number, apart=apart) for number in numbers]
+    notes = [placed.note for _, placed in draws if placed.factors]
     if spec.jitter and not apart:
         notes.insert(
             0, "all replicas have the same jitter, as separate ones are too many tasks: a lower bound"
         )
-    draws = sorted(drawn, key=lambda draw: draw.trace.step_time_s)
-    trace, placed, _ = draws[(len(draws) - 1) // 2]
+    draws.sort(key=lambda draw: draw[0].step_time_s)
+    trace, placed = draws[(len(draws) - 1) // 2]
     run = None
     failure = spec.failure
     if failure is not None:
@@ -64,9 +62,9 @@ def perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
             times = exponential_failures(failure.mttf or 0.0, spec.seed)
         run = run_with_failures(failure.steps * trace.step_time_s, checkpoints, times)
     summary = Perturbed(
-        text=text_of(spec),
+        text=spec.text,
         unperturbed_step_time_s=evaluation.step_time_s,
-        draws_s=tuple(draw.trace.step_time_s for draw in draws),
+        draws_s=tuple(drawn.step_time_s for drawn, _ in draws),
         tasks=len(trace.graph),
         note="; ".join(dict.fromkeys(filter(None, notes))),
         run=run,
@@ -74,18 +72,13 @@ def perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
     return replace(evaluation, trace=trace, disturbed=placed, perturbed=summary)
 
 
-class _Draw(NamedTuple):
-    """One draw of the step, its graph on its network, and a note on how it is simulated."""
-
-    trace: Trace
-    placed: Placed
-    note: str
-
-
 def _draw(
     evaluation: Evaluation, spec: PerturbationSpec, topology: Topology, number: int, *, apart: bool
-) -> _Draw:
-    """The step with the slow ranks and the jitter of one draw; `apart`: every replica has its own jitter."""
+) -> tuple[Trace, Placed]:
+    """One draw of slow ranks and jitter: the step, and its graph on its network.
+
+    `apart`: every replica has its own jitter.
+    """
     plan = evaluation.plan
     folded = evaluation.graph
     devices = plan.topology.num_devices
@@ -111,25 +104,7 @@ def _draw(
     duration_s = with_stragglers(graph, step.duration_s, placed.rank, factors)
     peers = np.minimum(np.array(graph.stands_for, dtype=np.int32)[graph.stream], plan.layout.tensor)
     duration_s = with_jitter(graph, duration_s, spec.jitter, peers, rng)
-    return _Draw(step.run(duration_s), placed, placed.note if placed.factors else "")
-
-
-def text_of(spec: PerturbationSpec) -> str:
-    """The perturbations in one line."""
-    parts = [f"rank {slow.rank} computes {slow.factor:g} times as long" for slow in spec.stragglers]
-    if spec.step_stragglers is not None:
-        share = spec.step_stragglers.share
-        factor = spec.step_stragglers.factor
-        parts.append(f"{100 * share:g} % of the ranks of a step compute {factor:g} times as long")
-    if spec.jitter:
-        parts.append(f"jitter with sigma {spec.jitter:g}")
-    for link in spec.links:
-        name = link.link if link.system is None else f"{link.link} of {link.system}"
-        parts.append(f"{name} {f'at {100 * link.left:g} %' if link.left else 'dead'}")
-    if spec.failure is not None:
-        when = "one failure" if spec.failure.at is not None else "failures"
-        parts.append(f"{when} with restart from checkpoints")
-    return ", ".join([*parts, f"seed {spec.seed}"])
+    return step.run(duration_s), placed
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,23 +127,23 @@ class Resilience:
     """The slow rank."""
     points: tuple[ResiliencePoint, ...]
 
+    @classmethod
+    def of(cls, evaluation: Evaluation, label: str, spec: ResilienceSpec) -> Resilience:
+        """Step times of an unperturbed evaluation's plan with one straggler, for each severity.
 
-def resilience(evaluation: Evaluation, label: str, spec: ResilienceSpec) -> Resilience:
-    """Step times of an unperturbed evaluation's plan with one straggler, for each severity.
-
-    The graph is unfolded once, into the classes of ranks that the straggler separates.
-    """
-    plan = evaluation.plan
-    rank = min(spec.rank, plan.topology.num_devices - 1)
-    severities = sorted({1.0, *spec.severities})
-    placed = place_stragglers(evaluation.graph, plan, {rank: severities[-1]}, step_only=True)
-    step = replace(evaluation.step, placed=placed)
-    points = []
-    for severity in severities:
-        factors = dict.fromkeys(placed.factors, severity)
-        slow_s = with_stragglers(placed.graph, step.duration_s, placed.rank, factors)
-        points.append(ResiliencePoint(severity, step.run(slow_s).step_time_s))
-    return Resilience(label, rank, tuple(points))
+        The graph is unfolded once, into the classes of ranks that the straggler separates.
+        """
+        plan = evaluation.plan
+        rank = min(spec.rank, plan.topology.num_devices - 1)
+        severities = sorted({1.0, *spec.severities})
+        placed = place_stragglers(evaluation.graph, plan, {rank: severities[-1]}, step_only=True)
+        step = replace(evaluation.step, placed=placed)
+        points = []
+        for severity in severities:
+            factors = dict.fromkeys(placed.factors, severity)
+            slow_s = with_stragglers(placed.graph, step.duration_s, placed.rank, factors)
+            points.append(ResiliencePoint(severity, step.run(slow_s).step_time_s))
+        return cls(label, rank, tuple(points))
 
 
 # Collectives expanded into the steps of their algorithm, each a flow on its own routes.

@@ -39,7 +39,7 @@ MOST_LISTED = 400
 
 
 @dataclass(frozen=True)
-class Screened:
+class _Screened:
     """A feasible plan with its estimated step time."""
 
     estimate_s: float
@@ -70,11 +70,11 @@ class Search:
         within = self.ranked[self.screening.memory_share[self.ranked] <= self.question.allowed_share]
         return within if len(within) else self.ranked
 
-    def best(self, count: int) -> list[Screened]:
+    def best(self, count: int) -> list[_Screened]:
         """The plans of best estimate in `order`."""
         return [self.plan(index) for index in self.order[:count].tolist()]
 
-    def plan(self, index: int) -> Screened:
+    def plan(self, index: int) -> _Screened:
         """The plan of the layout with this index."""
         question = self.question
         layout = self.screening.layout(index)
@@ -82,7 +82,7 @@ class Search:
             plan = question.chosen.plan(question.job, question.topology, layout)
         except (LayoutError, MemoryCapacityError) as error:
             raise PlanError([f"strategy {question.chosen.name} screens {text_of(layout)}: {error}"]) from None
-        return Screened(float(self.screening.estimate_s[index]), plan)
+        return _Screened(float(self.screening.estimate_s[index]), plan)
 
     def _reasons(self) -> list[str]:
         """Why there is no plan, and what the layout closest to one lacks."""
@@ -193,13 +193,13 @@ def refusal(question: Question) -> PerfsimError | None:
     return None
 
 
-def estimated(question: Question) -> Screened:
+def estimated(question: Question) -> _Screened:
     """The given layout, or the one of best estimate. Raises as `plan_of` does."""
     if question.layout is None:
         (best,) = Search(question).best(1)
         return best
     plan = plan_of(question)
-    return Screened(question.chosen.estimate_s(plan, question.costs), plan)
+    return _Screened(question.chosen.estimate_s(plan, question.costs), plan)
 
 
 def best_plan(question: Question) -> Evaluation:

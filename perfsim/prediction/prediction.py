@@ -28,7 +28,7 @@ from perfsim.prediction.disturbed import expanded, perturbed
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import MEMORY_LIMIT, Question
 from perfsim.prediction.run import Evaluation, Perturbed, Training, evaluated
-from perfsim.prediction.why import LinkUse, Why, link_use, why
+from perfsim.prediction.why import LinkUse, Why
 from perfsim.strategies import Plan
 from perfsim.version import __version__
 
@@ -196,6 +196,47 @@ class Prediction:
             perturbed=Perturbed(**perturbed) if perturbed else None,
         )
 
+    @classmethod
+    def of(
+        cls, evaluation: Evaluation, allowed_share: float = MEMORY_LIMIT, more: Iterable[Caveat] = ()
+    ) -> Prediction:
+        """An evaluation with the causes of its step time, its caveats and its plan's notes.
+
+        A plan above `allowed_share` of a device's memory has a caveat; `more` are caveats of the question.
+        """
+        plan = evaluation.plan
+        causes = Why.of(evaluation)
+        cluster = evaluation.cluster
+        scaling = None if cluster is None else _Scaling(cluster.name, cluster.scale, cluster.note)
+        return cls(
+            model=plan.job.model.name,
+            strategy=plan.strategy,
+            system=_marked(plan, plan.system.name),
+            num_devices=plan.topology.num_devices,
+            layout=plan.layout.as_dict(plan.num_microbatches),
+            global_batch_size=plan.job.global_batch_size,
+            step_time_s=evaluation.step_time_s,
+            tokens_per_s=evaluation.tokens_per_s,
+            mfu=evaluation.mfu,
+            hfu=evaluation.hfu,
+            bubble_fraction=evaluation.bubble_fraction,
+            exposed_communication_fraction=evaluation.exposed_communication_fraction,
+            peak_memory_bytes=plan.peak_memory_bytes,
+            breakdown_s=dict(evaluation.breakdown_s),
+            why=causes,
+            simulated=evaluation.trace.simulated,
+            utilisation=LinkUse.by_kind(evaluation.trace, evaluation.placed),
+            cluster_calibration=scaling,
+            perturbed=evaluation.perturbed,
+            memory=tuple(use for use in plan.memory if use.on_device),
+            caveats=caveats_of(evaluation, causes, allowed_share, more),
+            notes=(*plan.notes, *gaps_of(plan.job.model)),
+            machine=_marked(plan, plan.system.machine(plan.topology.num_devices)),
+            devices_noun=_marked(plan, plan.system.devices_noun),
+            training=evaluation.training,
+            evaluation=evaluation,
+        )
+
 
 def predict(question: Question) -> Prediction:
     """Predict one step. Raises InputError, LayoutError or PlanError where the question has no answer."""
@@ -211,48 +252,7 @@ def predict(question: Question) -> Prediction:
         evaluation = expanded(evaluation, question.expand)
     if question.perturbations is not None:
         evaluation = perturbed(evaluation, question.perturbations)
-    return prediction_of(evaluation, question.allowed_share, caveats)
-
-
-def prediction_of(
-    evaluation: Evaluation, allowed_share: float = MEMORY_LIMIT, more: Iterable[Caveat] = ()
-) -> Prediction:
-    """The prediction of an evaluation, with the causes of its step time, its caveats and its plan's notes.
-
-    A plan above `allowed_share` of a device's memory has a caveat; `more` are caveats of the question.
-    """
-    plan = evaluation.plan
-    causes = why(evaluation)
-    cluster = evaluation.cluster
-    scaling = None if cluster is None else _Scaling(cluster.name, cluster.scale, cluster.note)
-    return Prediction(
-        model=plan.job.model.name,
-        strategy=plan.strategy,
-        system=_marked(plan, plan.system.name),
-        num_devices=plan.topology.num_devices,
-        layout=plan.layout.as_dict(plan.num_microbatches),
-        global_batch_size=plan.job.global_batch_size,
-        step_time_s=evaluation.step_time_s,
-        tokens_per_s=evaluation.tokens_per_s,
-        mfu=evaluation.mfu,
-        hfu=evaluation.hfu,
-        bubble_fraction=evaluation.bubble_fraction,
-        exposed_communication_fraction=evaluation.exposed_communication_fraction,
-        peak_memory_bytes=plan.peak_memory_bytes,
-        breakdown_s=dict(evaluation.breakdown_s),
-        why=causes,
-        simulated=evaluation.trace.simulated,
-        utilisation=link_use(evaluation.trace, evaluation.placed),
-        cluster_calibration=scaling,
-        perturbed=evaluation.perturbed,
-        memory=tuple(use for use in plan.memory if use.on_device),
-        caveats=caveats_of(evaluation, causes, allowed_share, more),
-        notes=(*plan.notes, *gaps_of(plan.job.model)),
-        machine=_marked(plan, plan.system.machine(plan.topology.num_devices)),
-        devices_noun=_marked(plan, plan.system.devices_noun),
-        training=evaluation.training,
-        evaluation=evaluation,
-    )
+    return Prediction.of(evaluation, question.allowed_share, caveats)
 
 
 def _marked(plan: Plan, name: str) -> str:

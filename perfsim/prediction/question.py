@@ -293,9 +293,9 @@ class Question:
         number of devices that the system cannot have, a cluster calibration of another device, and a device
         without the constants that prices need.
         """
-        known = ASKED.values()
-        problems = [problem for entry in known for problem in entry.wrong(getattr(self, entry.field))]
-        problems += self._wrong_objects()
+        problems = list(self._wrong_objects())
+        for entry in ASKED.values():
+            problems += entry.wrong(getattr(self, entry.field))
         if problems:
             raise InputError(problems)
         _ = self.chosen, self.topology, self.costs
@@ -335,16 +335,13 @@ class Question:
             )
 
 
-def _declared() -> Iterator[Asked]:
-    for known in fields(Question):
-        if "asked" in known.metadata:
-            default = ... if known.default is MISSING else known.default
-            entry: Asked = known.metadata["asked"]
-            yield replace(entry, field=known.name, annotated=str(known.type), default=default)
-
-
-ASKED: Mapping[str, Asked] = {entry.name: entry for entry in _declared()}
+ASKED: dict[str, Asked] = {}
 """What people may give, by its name for them."""
+for _field in fields(Question):
+    if _entry := _field.metadata.get("asked"):
+        _default = ... if _field.default is MISSING else _field.default
+        _entry = replace(_entry, field=_field.name, annotated=str(_field.type), default=_default)
+        ASKED[_entry.name] = _entry
 
 
 # From names, files and texts to a question.

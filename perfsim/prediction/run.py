@@ -19,7 +19,7 @@ from perfsim.engine.tables import Beside, Flow
 from perfsim.engine.trace import Trace
 from perfsim.machines import machine_of
 from perfsim.machines.placement import Placed, place
-from perfsim.prediction.bands import Accuracy, accuracy_of
+from perfsim.prediction.bands import Accuracy
 from perfsim.prediction.question import Question
 from perfsim.specs.calibration import ClusterCalibration
 from perfsim.strategies import Plan, Strategy, strategy
@@ -218,7 +218,7 @@ class Evaluation:
     @cached_property
     def accuracy(self) -> Accuracy:
         """The errors on the published runs most like the plan, and the 90 % band of the step time."""
-        return accuracy_of(self.plan, self.hidden_communication_fraction)
+        return Accuracy.of(self.plan, self.hidden_communication_fraction)
 
     @property
     def band_s(self) -> tuple[float, float]:

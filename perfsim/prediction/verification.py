@@ -109,18 +109,15 @@ def must_be_right(summaries: Iterable[SamplingSummary]) -> None:
 Pass = Literal["forward", "dgrad", "wgrad", "recompute"]
 """y = x w forward, dy wT, xT dy, and the forward once more."""
 PASSES: tuple[Pass, ...] = ("forward", "dgrad", "wgrad")
-RESULT = {
-    "forward": ("m", "n", "k"),
+RESULT: Mapping[Pass, tuple[str, str, str]] = {
+    **dict.fromkeys(("forward", "recompute"), ("m", "n", "k")),
     "dgrad": ("m", "k", "n"),
     "wgrad": ("k", "n", "m"),
-    "recompute": ("m", "n", "k"),
 }
 """Rows and columns of a pass of the layer y (m, n) = x (m, k) w (k, n), and what it sums over."""
 PARTNERS = {
     **dict.fromkeys(("qkv", "query", "pair"), "projection"),
-    "fc1": "fc2",
-    "shared_fc1": "shared_fc2",
-    "expert_fc1": "expert_fc2",
+    **{f"{prefix}fc1": f"{prefix}fc2" for prefix in ("", "shared_", "expert_")},
 }
 """Products divided by columns and the product that reads these columns, divided by rows."""
 NOT_SUMMED = ("shared_fc1", "shared_fc2", "mtp_joint", "mtp_lm_head")
@@ -141,32 +138,29 @@ def _products(model: TransformerConfig, kind: LayerKind) -> dict[str, _Product]:
     """The products with weights of a layer, by name."""
     hidden = model.hidden_size
     heads = model.num_attention_heads
-    latent = model.latent_attention
-    gate = 2 if model.gated_mlp else 1
+    queries = heads * model.head_size
     found = {"projection": _Product(model.attention_width, hidden)}
-    if latent is None:
-        width = heads * model.head_size + model.query_groups * (model.head_size + model.value_size)
-        found["qkv"] = _Product(hidden, width)
+    if (latent := model.latent_attention) is None:
+        keys_values = model.query_groups * (model.head_size + model.value_size)
+        found["qkv"] = _Product(hidden, queries + keys_values)
     else:
-        down = latent.kv_lora_rank + latent.qk_rope_head_dim
         up = heads * (latent.qk_nope_head_dim + latent.v_head_dim)
-        found["query"] = _Product(latent.q_lora_rank or hidden, heads * model.head_size)
-        found["pair_down"] = _Product(hidden, down, everywhere=True)
+        found["query"] = _Product(latent.q_lora_rank or hidden, queries)
+        found["pair_down"] = _Product(hidden, latent.kv_lora_rank + latent.qk_rope_head_dim, everywhere=True)
         found["pair"] = _Product(latent.kv_lora_rank, up)
         if latent.q_lora_rank is not None:
             found["query_down"] = _Product(hidden, latent.q_lora_rank, everywhere=True)
-    widths = {"": model.ffn_hidden_size}
-    rows = 1.0
-    if kind.experts and model.experts is not None:
-        experts = model.experts
+    widths = {"": (model.ffn_hidden_size, 1.0)}
+    if kind.experts and (experts := model.experts) is not None:
         found["router"] = _Product(hidden, experts.num_experts, everywhere=True)
-        rows = float(experts.top_k)
-        widths = {"expert_": experts.ffn_hidden_size, "shared_": experts.shared_ffn_hidden_size}
-    for prefix, ffn in widths.items():
+        widths = {
+            "expert_": (experts.ffn_hidden_size, float(experts.top_k)),
+            "shared_": (experts.shared_ffn_hidden_size, 1.0),
+        }
+    for prefix, (ffn, rows) in widths.items():
         if ffn:
-            of_token = 1.0 if prefix == "shared_" else rows
-            found[f"{prefix}fc1"] = _Product(hidden, gate * ffn, of_token)
-            found[f"{prefix}fc2"] = _Product(ffn, hidden, of_token)
+            found[f"{prefix}fc1"] = _Product(hidden, ffn * (2 if model.gated_mlp else 1), rows)
+            found[f"{prefix}fc2"] = _Product(ffn, hidden, rows)
     if kind.mtp:
         found["mtp_joint"] = _Product(2 * hidden, hidden)
     return found
@@ -185,17 +179,20 @@ Key = tuple[int, str, Pass]
 """Layer, or HEAD; name of the product; pass."""
 
 
-def _expected(job: Job, tensor: int, *, spread: bool, load: float, fused: bool) -> dict[Key, _Whole]:
-    """The products of a step of the model.
+def _expected(job: Job, layout: Layout, *, fused: bool) -> dict[Key, _Whole]:
+    """The products of a step of the model; `fused`: attention is one kernel.
 
-    `spread`: tensor ranks share the sequences; `load`: rows of the fullest rank of experts over the mean;
-    `fused`: attention is one kernel. Raises VerificationError where the sum of all products is not the closed
-    form of the model's FLOPs.
+    Raises VerificationError where the sum of all products is not the closed form of the model's FLOPs.
     """
     model = job.model
     tokens = float(job.tokens_per_step)
-    copies = 1 if spread else tensor
-    vocab = padded_vocab_size(model, tensor)
+    copies = 1
+    load = 1.0
+    if isinstance(layout, ParallelLayout):
+        # Tensor ranks that do not share the sequences each compute what no axis divides.
+        copies = 1 if layout.sequence_parallel else layout.tensor
+        load = expert_load(job, layout.expert)  # rows of the fullest rank of experts over the mean
+    vocab = padded_vocab_size(model, layout.tensor)
     found: dict[Key, _Whole] = {}
     counted = attention_flop_per_step(job)
 
@@ -209,8 +206,8 @@ def _expected(job: Job, tensor: int, *, spread: bool, load: float, fused: bool) 
             counted += 6.0 * tokens * product.rows * product.k * product.n
             routed = load if name.startswith("expert_") else 1.0
             add(block, name, product, copies if product.everywhere else routed)
-        for name, whole in _core(job, kind, fused=fused).items():
-            found[block, name, "forward"] = whole
+        core = _core(job, kind, fused=fused)
+        found |= {(block, name, "forward"): whole for name, whole in core.items()}
         if kind.mtp:
             counted += 6.0 * tokens * model.hidden_size * model.vocab_size
             add(block, "mtp_lm_head", _Product(model.hidden_size, vocab))
@@ -260,20 +257,19 @@ class _Shard(NamedTuple):
     n: int
     kernel: Kernel
 
-    @property
-    def rows(self) -> int:
-        """Parts of k, whose products are summed."""
-        return self.kernel.parts if self.kernel.partition == "row" else 1
+    def parts(self, divided: str) -> int:
+        """Parts of k if it is `divided` by "row", or of n by "column"."""
+        return self.kernel.parts if self.kernel.partition == divided else 1
 
     @property
-    def columns(self) -> int:
-        """Parts of n."""
-        return self.kernel.parts if self.kernel.partition == "column" else 1
+    def whole(self) -> tuple[int, int]:
+        """K and n of all parts."""
+        return self.k * self.parts("row"), self.n * self.parts("column")
 
     @property
     def summed_over(self) -> int:
         """Ranks with a part of the sum of the result: over k forward, over n for the input's gradient."""
-        return {"dgrad": self.columns, "wgrad": 1}.get(self.which, self.rows)
+        return 1 if self.which == "wgrad" else self.parts("column" if self.which == "dgrad" else "row")
 
     @property
     def fits(self) -> bool:
@@ -334,20 +330,20 @@ def _found(graph: TaskGraph) -> _Found:
     shards = [tuple(_shards(work)) for work in graph.works]
     lowest = int(graph.block.min(initial=0))
     width = int(graph.block.max(initial=0)) - lowest + 1
-    places, place_of_task = np.unique(
-        graph.work.astype(np.int64) * width + graph.block - lowest, return_inverse=True
-    )
+    classes = graph.work.astype(np.int64) * width + graph.block - lowest
     ranks = np.array(graph.stands_for, dtype=np.float64)[graph.stream] / len(graph.step_ends)
-    times = np.bincount(place_of_task, ranks, minlength=len(places))
-    for place, count in zip(places.tolist(), times.tolist(), strict=True):
-        number, block = divmod(place, width)
+    times = np.bincount(classes, ranks)
+    for number_and_block in np.unique(classes).tolist():
+        count = float(times[number_and_block])
+        number, block = divmod(number_and_block, width)
         block = block + lowest if block + lowest >= 0 else HEAD
+        computed = count * graph.works[number].share
         for shard in shards[number]:
             key = (block, shard.name, shard.which)
-            found.flop[key] += count * graph.works[number].share * shard.kernel.flop
-            found.shapes[key].add((shard.k * shard.rows, shard.n * shard.columns))
-            found.parts[block, shard.name].add(shard.rows * shard.columns)
-            found.classes[shard] += count * graph.works[number].share
+            found.flop[key] += computed * shard.kernel.flop
+            found.shapes[key].add(shard.whole)
+            found.parts[block, shard.name].add(shard.parts("row") * shard.parts("column"))
+            found.classes[shard] += computed
     return found
 
 
@@ -368,10 +364,10 @@ def _differences(expected: Mapping[Key, _Whole], found: _Found) -> Iterator[tupl
                 yield f"{label} is {k} x {n} in all parts, the model's is {whole.k} x {whole.n}", block
     for key, flop in found.flop.items():
         block, name, which = key
-        if which == "recompute" and (block, name, "forward") in expected:
-            whole = expected[block, name, "forward"]
-            shapes = found.shapes[key] - found.shapes[block, name, "forward"]
-            if abs(flop / whole.flop - 1.0) > SAME or shapes:
+        forward: Key = (block, name, "forward")
+        if which == "recompute" and forward in expected:
+            other_shapes = found.shapes[key] - found.shapes[forward]
+            if abs(flop / expected[forward].flop - 1.0) > SAME or other_shapes:
                 yield f"{name} is not computed again as it was", block
         elif key not in expected:
             yield f"{name} ({which}) is no product of the model", block
@@ -384,19 +380,14 @@ def _differences(expected: Mapping[Key, _Whole], found: _Found) -> Iterator[tupl
 def _unsummed(graph: TaskGraph) -> Iterator[tuple[str, int]]:
     """Tasks with a part of a sum that no collective of as many ranks adds up."""
     works = graph.works
-    needs = np.array(
-        [
-            max((shard.summed_over for shard in _shards(work) if shard.name not in NOT_SUMMED), default=1)
-            for work in works
-        ]
-    )
-    needs[[work.category.startswith("recompute") for work in works]] = 1
-    sums = np.array(
-        [
-            work.group.size if work.group and work.op in ("all_reduce", "reduce_scatter") else 0
-            for work in works
-        ]
-    )
+    needs = np.ones(len(works), dtype=np.int64)
+    sums = np.zeros(len(works), dtype=np.int64)
+    for index, work in enumerate(works):
+        if not work.category.startswith("recompute"):
+            parts = [shard.summed_over for shard in _shards(work) if shard.name not in NOT_SUMMED]
+            needs[index] = max(parts, default=1)
+        if work.group and work.op in ("all_reduce", "reduce_scatter"):
+            sums[index] = work.group.size
     group = np.array([work.group or (0, 1, 0) for work in works], dtype=np.int64)
     writer = graph.writer[graph.reads.values]
     reader = graph.reads.row_of_value
@@ -408,24 +399,14 @@ def _unsummed(graph: TaskGraph) -> Iterator[tuple[str, int]]:
     # What a task adds or joins on the way to the collective is summed with it.
     computes = np.array([work.kind is Kind.COMP for work in works])[graph.work]
     same = (graph.block[writer] == graph.block[reader]) & computes[reader] & (needs[graph.work[reader]] == 1)
-    for parts in set(needs[needs > 1].tolist()):
+    for ranks in set(needs[needs > 1].tolist()):
         reached: Bools = np.zeros(len(graph), dtype=bool)
-        reached[writer[added == parts]] = True
+        reached[writer[added == ranks]] = True
         while (more := writer[same & reached[reader] & ~reached[writer]]).size:
             reached[more] = True
-        lost = (needs[graph.work] == parts) & ~reached
+        lost = (needs[graph.work] == ranks) & ~reached
         for task in np.flatnonzero(lost).tolist():
-            yield f"{works[graph.work[task]].name} is not summed over {parts} ranks", int(graph.block[task])
-
-
-def _in_words(differences: Iterable[tuple[str, int]]) -> Iterator[str]:
-    """Each difference once, with its layer or the number of layers."""
-    blocks: dict[str, Counter[int]] = defaultdict(Counter)
-    for words, block in differences:
-        blocks[words][block] += 1
-    for words, places in blocks.items():
-        where = f"{len(places)} layers" if len(places) > 1 else block_name(next(iter(places)))
-        yield f"{words} in {where}"
+            yield f"{works[graph.work[task]].name} is not summed over {ranks} ranks", int(graph.block[task])
 
 
 # -------------------------------------------------------------------------------------- execution
@@ -450,9 +431,9 @@ def _executed(shard: _Shard, whole: tuple[int, int], bits: int, rng: np.random.G
     """
     k, n = whole
     axes = {"m": shard.m, "k": k, "n": n}
-    own = {"m": shard.m, "k": shard.k, "n": shard.n}
     row, column, depth = RESULT[shard.which]
     cut = {"column": "n", "row": "k", "streamed": "k"}.get(shard.divided, "")
+    size_of_part = {"n": shard.n, "k": shard.k}.get(cut, 0)
     parts = shard.kernel.parts
     rows = _drawn(axes[row], ROWS, parts if cut == row else 1, rng)
     columns = _drawn(axes[column], COLUMNS, parts if cut == column else 1, rng)
@@ -466,15 +447,15 @@ def _executed(shard: _Shard, whole: tuple[int, int], bits: int, rng: np.random.G
             return np.add.accumulate(x[:, :, None] * w[None], axis=1)[:, -1].astype(np.float64)
         result = np.full((len(rows), len(columns)), np.nan if cut in (row, column) else 0.0, dtype=np.float32)
         for part in range(parts):
-            held = slice(part * own.get(cut, 0), (part + 1) * own.get(cut, 0))
+            held = slice(part * size_of_part, (part + 1) * size_of_part)
             if cut == depth:
                 result += x[:, held] @ w[held]
             elif cut == row:
-                mine = (rows >= held.start) & (rows < held.stop)
-                result[mine] = x[mine] @ w
+                inside = (rows >= held.start) & (rows < held.stop)
+                result[inside] = x[inside] @ w
             elif cut == column:
-                mine = (columns >= held.start) & (columns < held.stop)
-                result[:, mine] = x @ w[:, mine]
+                inside = (columns >= held.start) & (columns < held.stop)
+                result[:, inside] = x @ w[:, inside]
             else:
                 result = x @ w
         return result.astype(np.float64)
@@ -511,17 +492,18 @@ def _gamma(n: int, unit_roundoff: float) -> float:
 
 def verify(graph: TaskGraph, job: Job, layout: Layout, spec: SamplingSpec) -> SamplingSummary | None:
     """Compare all products of a graph with a job's model, and execute some; None for a graph without any."""
-    tensor = layout.tensor
     found = _found(graph)
     if not found.classes:
         return None
     fused = any(shard.kernel.op == "attention" for shard in found.classes)
-    if isinstance(layout, ParallelLayout):
-        load = expert_load(job, layout.expert)
-        expected = _expected(job, tensor, spread=layout.sequence_parallel, load=load, fused=fused)
-    else:
-        expected = _expected(job, tensor, spread=True, load=1.0, fused=fused)
-    failed = [*_in_words([*_differences(expected, found), *_unsummed(graph)])]
+    expected = _expected(job, layout, fused=fused)
+    blocks: dict[str, set[int]] = defaultdict(set)
+    for words, block in [*_differences(expected, found), *_unsummed(graph)]:
+        blocks[words].add(block)
+    failed = [
+        f"{words} in {f'{len(of)} layers' if len(of) > 1 else block_name(min(of))}"
+        for words, of in blocks.items()
+    ]
     failed += [f"{shard.words} has FLOPs unlike its shape" for shard in found.classes if not shard.fits]
     # Fused kernels of attention hold several products; their FLOPs and sums are compared, not executed.
     flop = {shard: count * shard.kernel.flop for shard, count in found.classes.items()}
@@ -535,11 +517,14 @@ def verify(graph: TaskGraph, job: Job, layout: Layout, spec: SamplingSpec) -> Sa
     for index in sorted(picked.tolist()):
         shard = drawable[index]
         first: Pass = "forward" if shard.which == "recompute" else shard.which
-        whole = shapes.get((shard.name, first), (shard.k * shard.rows, shard.n * shard.columns))
-        precision = shard.kernel.precision or _wide(job, shard.kernel)
-        results.append(_executed(shard, whole, BITS[precision], rng))
+        # Under a narrow precision some operands have 16 bits or more.
+        wide = "fp32" if shard.kernel.element_bytes > 2.0 else "bf16"
+        usual = wide if PRECISIONS[job.recipe.precision].is_narrow else job.recipe.precision
+        bits = BITS[shard.kernel.precision or usual]
+        results.append(_executed(shard, shapes.get((shard.name, first), shard.whole), bits, rng))
     worst = max(results, key=lambda result: result.closeness)
     failed += [f"{each.shard.words} came out wrong" for each in results if not each.closeness <= 1.0]
+    unsummed = {shard.name for shard in found.classes} & set(NOT_SUMMED)
     return SamplingSummary(
         tasks_sampled=len(results),
         tasks_total=round(sum(times * shard.kernel.batch for shard, times in found.classes.items())),
@@ -551,14 +536,5 @@ def verify(graph: TaskGraph, job: Job, layout: Layout, spec: SamplingSpec) -> Sa
         mode=spec.mode,
         worst=worst.shard.words,
         failed=tuple(failed),
-        not_summed=tuple(
-            sorted({each.name for each in found.classes} & set(NOT_SUMMED)) if tensor > 1 else ()
-        ),
+        not_summed=tuple(sorted(unsummed)) if layout.tensor > 1 else (),
     )
-
-
-def _wide(job: Job, kernel: Kernel) -> str:
-    """The precision of operands of 16 bits or more."""
-    if not PRECISIONS[job.recipe.precision].is_narrow:
-        return job.recipe.precision
-    return "fp32" if kernel.element_bytes > 2.0 else "bf16"

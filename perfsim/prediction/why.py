@@ -13,7 +13,6 @@ from typing import Any, get_args
 import numpy as np
 
 from perfsim.base.errors import InputError, LimitError, PerfsimError
-from perfsim.costs.price import mean_s
 from perfsim.costs.wafer import StreamingRoof
 from perfsim.engine.limits import present_limits
 from perfsim.engine.trace import Trace
@@ -49,6 +48,34 @@ class Why:
     streaming_roof: StreamingRoof | None = None
     """Tokens that hide the weight stream; None on GPUs."""
 
+    @classmethod
+    def of(cls, run: Evaluation) -> Why:
+        """The causes of a step time, which add up to it; the sentence names the limiting cause."""
+        plan = run.plan
+        step = run.step
+        graph = step.placed.graph
+        costs = step.costs
+        step_s = run.trace.step_time_s
+        parts = _causes_s(run.trace)
+        machine = machine_of(plan.system)
+        roof = machine.roof(plan, graph, costs, step.duration_s)
+        waits = sorted((cause for cause in parts if cause != "compute"), key=lambda cause: -parts[cause])
+        lane = None
+        if waits and parts[waits[0]] >= DECIDES * step_s:
+            lane = _limiting_lane(plan, step)
+            cause = waits[0] if lane is None else machine.cause(lane, waits[0])
+            remedy = machine.wait_remedy(cause, plan, lane, roof)
+        else:
+            cause = "compute"
+            recompute = run.breakdown_s.get("recompute", 0.0) / step_s
+            remedy = machine.compute_remedy(plan, graph.mean_over_steps(costs.movement_s) / step_s, recompute)
+        mentioned = ["compute", *(wait for wait in waits if parts[wait] >= MENTIONED * step_s)]
+        shares = ", ".join(f"{name} {100 * parts[name] / step_s:.1f} %" for name in mentioned)
+        verb = "Bound by compute" if cause == "compute" else f"Slowed by {cause}"
+        about = "" if roof is None else roof.about("" if lane is None else lane.name)
+        sentence = f"{verb}: {shares} of the step. {about}Nearest remedy: {remedy}."
+        return cls(cause, parts, remedy, sentence, graph.mean_over_steps(costs.fixed_s), roof)
+
 
 DECIDES = 0.1
 """Share of the step from which the longest wait is the cause; below it, compute is."""
@@ -65,34 +92,6 @@ STREAMS = {
     "optimizer": "optimizer",
 }
 """The cause for each category of tasks, or `bubble`; other waits keep their name."""
-
-
-def why(run: Evaluation) -> Why:
-    """The causes of a step time, which add up to it; the sentence names the limiting cause."""
-    plan = run.plan
-    step = run.step
-    graph = step.placed.graph
-    costs = step.costs
-    step_s = run.trace.step_time_s
-    parts = _causes_s(run.trace)
-    machine = machine_of(plan.system)
-    roof = machine.roof(plan, graph, costs, step.duration_s)
-    waits = sorted((cause for cause in parts if cause != "compute"), key=lambda cause: -parts[cause])
-    lane = None
-    if waits and parts[waits[0]] >= DECIDES * step_s:
-        lane = _limiting_lane(plan, step)
-        cause = waits[0] if lane is None else machine.cause(lane, waits[0])
-        remedy = machine.wait_remedy(cause, plan, lane, roof)
-    else:
-        cause = "compute"
-        recompute = run.breakdown_s.get("recompute", 0.0) / step_s
-        remedy = machine.compute_remedy(plan, mean_s(graph, costs.movement_s) / step_s, recompute)
-    mentioned = ["compute", *(wait for wait in waits if parts[wait] >= MENTIONED * step_s)]
-    shares = ", ".join(f"{name} {100 * parts[name] / step_s:.1f} %" for name in mentioned)
-    verb = "Bound by compute" if cause == "compute" else f"Slowed by {cause}"
-    about = "" if roof is None else roof.about("" if lane is None else lane.name)
-    sentence = f"{verb}: {shares} of the step. {about}Nearest remedy: {remedy}."
-    return Why(cause, parts, remedy, sentence, mean_s(graph, costs.fixed_s), roof)
 
 
 def _causes_s(trace: Trace) -> dict[str, float]:
@@ -159,59 +158,61 @@ class LinkUse:
     peak: float
     """The most that the busiest link carries at any instant."""
 
+    @classmethod
+    def by_kind(cls, trace: Trace, placed: Placed) -> dict[str, LinkUse]:
+        """Use of each kind of link that a step's communication crosses, from the trace of a placed graph.
+
+        A communication is spread evenly over its duration, contention included. Bytes are those on the wire:
+        what a ring sends, not the message. Communications priced apart, such as updates and streams in the
+        memory of one weight server, may together exceed a capacity: a peak above 1 says so.
+        """
+        graph = trace.graph
+        network = network_of(placed.topology)
+        loads = network.by_work(graph.works, placed.peers.astype(np.int64), limiting=False)
+        if not loads:
+            return {}
+        low_s, high_s = trace.step_window_s
+        lasting_s = trace.end_s - trace.start_s
+        inside_s = np.minimum(trace.end_s, high_s) - np.maximum(trace.start_s, low_s)
+        part = np.divide(inside_s.clip(0.0), lasting_s, where=lasting_s > 0, out=np.zeros_like(lasting_s))
+        runs = np.bincount(graph.work, part, minlength=len(graph.works))
+        # Bytes of one run of a class of work (row) on a link (column), for the links that are crossed.
+        crossed, column = np.unique(
+            np.concatenate([load.links for load in loads.values()]), return_inverse=True
+        )
+        row = np.repeat(list(loads), [len(load.links) for load in loads.values()])
+        sent = np.array([network.sent_bytes(work) for work in graph.works])
+        n_bytes = np.concatenate([load.times for load in loads.values()]) * sent[row]
+        on_link = np.bincount(column, n_bytes * runs[row], minlength=len(crossed))
+        rate = network.capacities[crossed]
+
+        def peak(link: int) -> float:
+            """The most that a link carries at any instant, as a share of its capacity."""
+            of_work = np.zeros(len(graph.works))
+            of_work[row[column == link]] = n_bytes[column == link]
+            tasks = np.flatnonzero((of_work[graph.work] > 0) & (lasting_s > 0))
+            carried = of_work[graph.work[tasks]] / lasting_s[tasks]
+            when = np.concatenate([trace.end_s[tasks], trace.start_s[tasks]])
+            order = np.argsort(when, kind="stable")  # at one instant communications end before others start
+            total = np.cumsum(np.concatenate([-carried, carried])[order])
+            within = (when[order] >= low_s) & (when[order] < high_s)
+            share = float(total[within].max(initial=0.0)) / float(rate[link])
+            return share if share > ROUNDED else min(1.0, share)
+
+        edges = placed.topology.edges
+        shared = edges.bytes_per_s * (edges.medium == np.arange(len(edges)))
+        capacity = np.bincount(edges.kind, shared, minlength=len(edges.kinds)) * (high_s - low_s)
+        use = {}
+        for number, kind in enumerate(edges.kinds):
+            links = np.flatnonzero((edges.kind[crossed] == number) & (on_link > 0.0))
+            if len(links):
+                busiest = int(links[np.argmax(on_link[links] / rate[links])])
+                use[kind] = cls(float(on_link[links].sum() / capacity[number]), peak(busiest))
+        return use
+
 
 ROUNDED = 1.0 + 1e-6
 """A peak up to this is a full link; a higher one is more than the link carries, and is shown as it is."""
-
-
-def link_use(trace: Trace, placed: Placed) -> dict[str, LinkUse]:
-    """Use of each kind of link that a step's communication crosses, from the trace of a placed graph.
-
-    A communication is spread evenly over its duration, contention included. Bytes are those on the wire:
-    what a ring sends, not the message. Communications priced apart, such as updates and streams in the
-    memory of one weight server, may together exceed a capacity: a peak above 1 says so.
-    """
-    graph = trace.graph
-    network = network_of(placed.topology)
-    loads = network.by_work(graph.works, placed.peers.astype(np.int64), limiting=False)
-    if not loads:
-        return {}
-    low_s, high_s = trace.step_window_s
-    lasting_s = trace.end_s - trace.start_s
-    inside_s = np.minimum(trace.end_s, high_s) - np.maximum(trace.start_s, low_s)
-    part = np.divide(inside_s.clip(0.0), lasting_s, where=lasting_s > 0, out=np.zeros_like(lasting_s))
-    runs = np.bincount(graph.work, part, minlength=len(graph.works))
-    # Bytes of one run of a class of work (row) on a link (column), for the links that are crossed.
-    crossed, column = np.unique(np.concatenate([load.links for load in loads.values()]), return_inverse=True)
-    row = np.repeat(list(loads), [len(load.links) for load in loads.values()])
-    sent = np.array([network.sent_bytes(work) for work in graph.works])
-    n_bytes = np.concatenate([load.times for load in loads.values()]) * sent[row]
-    on_link = np.bincount(column, n_bytes * runs[row], minlength=len(crossed))
-    rate = network.capacities[crossed]
-
-    def peak(link: int) -> float:
-        """The most that a link carries at any instant, as a share of its capacity."""
-        of_work = np.zeros(len(graph.works))
-        of_work[row[column == link]] = n_bytes[column == link]
-        tasks = np.flatnonzero((of_work[graph.work] > 0) & (lasting_s > 0))
-        carried = of_work[graph.work[tasks]] / lasting_s[tasks]
-        when = np.concatenate([trace.end_s[tasks], trace.start_s[tasks]])
-        order = np.argsort(when, kind="stable")  # at one instant communications end before others start
-        total = np.cumsum(np.concatenate([-carried, carried])[order])
-        within = (when[order] >= low_s) & (when[order] < high_s)
-        share = float(total[within].max(initial=0.0)) / float(rate[link])
-        return share if share > ROUNDED else min(1.0, share)
-
-    edges = placed.topology.edges
-    shared = edges.bytes_per_s * (edges.medium == np.arange(len(edges)))
-    capacity = np.bincount(edges.kind, shared, minlength=len(edges.kinds)) * (high_s - low_s)
-    use = {}
-    for number, kind in enumerate(edges.kinds):
-        links = np.flatnonzero((edges.kind[crossed] == number) & (on_link > 0.0))
-        if len(links):
-            busiest = int(links[np.argmax(on_link[links] / rate[links])])
-            use[kind] = LinkUse(float(on_link[links].sum() / capacity[number]), peak(busiest))
-    return use
 
 
 # The kernels of a step on the roofline of their device: FLOP/s reached over FLOPs per byte of memory.
@@ -264,33 +265,33 @@ class Roofline:
     kernels: tuple[KernelUse, ...]
     """The longest first."""
 
-
-def roofline(evaluation: Evaluation) -> Roofline | None:
-    """The kernels of a step, the mean over computing devices; None where kernels have no prices."""
-    graph = evaluation.trace.graph
-    costs = evaluation.step.costs
-    ranks = np.array(graph.stands_for) * np.array([computes(name) for name in graph.streams])
-    runs = np.bincount(graph.work, ranks[graph.stream], minlength=len(graph.works))
-    per_device = runs / (ranks.sum() * len(graph.step_ends))
-    precision = evaluation.plan.job.recipe.precision
-    wide = "bf16" if PRECISIONS[precision].is_narrow else precision
-    sums: dict[tuple[str, str, Precision | None], list[float]] = {}
-    for work, times in zip(graph.works, per_device.tolist(), strict=True):
-        for kernel in work.kernels if times else ():
-            seconds = costs.kernel_s(kernel)
-            if seconds is None:
-                return None
-            total = sums.setdefault(_use(work, kernel, wide), [0.0, 0.0, 0.0])
-            for column, value in enumerate((kernel.flop, kernel.bytes_accessed, seconds)):
-                total[column] += times * work.share * value
-    device = evaluation.plan.system.device
-    used = dict.fromkeys(precision for _, _, precision in sums if precision)
-    kernels = [KernelUse(*names, *total) for names, total in sums.items() if total[1] and total[2]]
-    return Roofline(
-        device.memory.bandwidth,
-        {name: device.peak_flop_per_s(name) for name in used},
-        tuple(sorted(kernels, key=lambda kernel: -kernel.time_s)),
-    )
+    @classmethod
+    def of(cls, evaluation: Evaluation) -> Roofline | None:
+        """The kernels of a step, the mean over computing devices; None where kernels have no prices."""
+        graph = evaluation.trace.graph
+        costs = evaluation.step.costs
+        ranks = np.array(graph.stands_for) * np.array([computes(name) for name in graph.streams])
+        runs = np.bincount(graph.work, ranks[graph.stream], minlength=len(graph.works))
+        per_device = runs / (ranks.sum() * len(graph.step_ends))
+        precision = evaluation.plan.job.recipe.precision
+        wide = "bf16" if PRECISIONS[precision].is_narrow else precision
+        sums: dict[tuple[str, str, Precision | None], list[float]] = {}
+        for work, times in zip(graph.works, per_device.tolist(), strict=True):
+            for kernel in work.kernels if times else ():
+                seconds = costs.kernel_s(kernel)
+                if seconds is None:
+                    return None
+                total = sums.setdefault(_use(work, kernel, wide), [0.0, 0.0, 0.0])
+                for column, value in enumerate((kernel.flop, kernel.bytes_accessed, seconds)):
+                    total[column] += times * work.share * value
+        device = evaluation.plan.system.device
+        used = dict.fromkeys(precision for _, _, precision in sums if precision)
+        kernels = [KernelUse(*names, *total) for names, total in sums.items() if total[1] and total[2]]
+        return cls(
+            device.memory.bandwidth,
+            {name: device.peak_flop_per_s(name) for name in used},
+            tuple(sorted(kernels, key=lambda kernel: -kernel.time_s)),
+        )
 
 
 def _use(work: Work, kernel: Kernel, wide: Precision) -> tuple[str, str, Precision | None]:
@@ -369,55 +370,55 @@ class GapExplained:
         """Whether the measured step is inside the band."""
         return self.band_s[0] <= self.measured_s <= self.band_s[1]
 
+    @classmethod
+    def of(cls, question: Question, measured_s: float) -> GapExplained:
+        """Explain a measured step. Raises InputError for one that is no time, and what planning raises."""
+        if not 0.0 < measured_s < math.inf:
+            raise InputError(f"a measured step takes more than 0 s, not {measured_s}")
+        run = best_plan(question)
+        question = replace(question, layout=run.plan.layout, must_fit=False)
+        predicted_s = run.step_time_s
+        spread = math.log1p(run.accuracy.step_time_error) / BAND_DEVIATIONS
+        gap = math.log(measured_s / predicted_s)
+        suspects: list[_Suspect] = []
 
-def explain_gap(question: Question, measured_s: float) -> GapExplained:
-    """Explain a measured step. Raises InputError for one that is no time, and what planning raises."""
-    if not 0.0 < measured_s < math.inf:
-        raise InputError(f"a measured step takes more than 0 s, not {measured_s}")
-    run = best_plan(question)
-    question = replace(question, layout=run.plan.layout, must_fit=False)
-    predicted_s = run.step_time_s
-    spread = math.log1p(run.accuracy.step_time_error) / BAND_DEVIATIONS
-    gap = math.log(measured_s / predicted_s)
-    suspects: list[_Suspect] = []
+        def suspect(change: str, factor: float | None, step_s: float, prior: float) -> None:
+            """Note a change; `prior` is how far it is from what is described, in standard deviations."""
+            left = math.log(measured_s / step_s)
+            explains = 1.0 - left / gap if gap else 0.0
+            deviations = math.hypot(prior, left / spread)
+            suffices = abs(left) <= BAND_DEVIATIONS * spread
+            suspects.append(_Suspect(change, factor, step_s, explains, deviations, suffices))
 
-    def suspect(change: str, factor: float | None, step_s: float, prior: float) -> None:
-        """Note a change; `prior` is how far it is from what is described, in standard deviations."""
-        left = math.log(measured_s / step_s)
-        explains = 1.0 - left / gap if gap else 0.0
-        deviations = math.hypot(prior, left / spread)
-        suffices = abs(left) <= BAND_DEVIATIONS * spread
-        suspects.append(_Suspect(change, factor, step_s, explains, deviations, suffices))
-
-    for words, changed, deviation in _rates(question):
-        factor = 0.5 if gap > 0 else 2.0
-        step_s = _step_s(changed(factor))
-        if step_s is None or abs(step_s / predicted_s - 1.0) < NOTHING:
-            continue
-        # The factor that comes nearest to the measured step, by secants through the predicted one.
-        for attempt in range(2):
-            between = LEAST_FACTOR < factor < MOST_FACTOR
-            if attempt and not (between and abs(step_s / measured_s - 1.0) > CLOSE):
-                break
-            slope = (step_s - predicted_s) / (1.0 / factor - 1.0)
-            inverse = (measured_s - predicted_s) / slope + 1.0
-            factor = min(MOST_FACTOR, max(LEAST_FACTOR, 1.0 / inverse if inverse > 0 else MOST_FACTOR))
-            step_s = _step_s(changed(factor)) or step_s
-        suspect(words, factor, step_s, abs(math.log(factor)) / deviation)
-    for words, instead in _settings(question):
-        step_s = _step_s(instead)
-        if step_s is not None and abs(step_s / predicted_s - 1.0) >= NOTHING:
-            suspect(words, None, step_s, SETTING_DEVIATIONS)
-    return GapExplained(
-        predicted_s,
-        measured_s,
-        run.band_s,
-        abs(gap) / spread,
-        text_of(run.plan.layout),
-        run.mfu * predicted_s / measured_s,
-        run.training.words,
-        tuple(sorted(suspects, key=lambda suspect: suspect.deviations)),
-    )
+        for words, changed, deviation in _rates(question):
+            factor = 0.5 if gap > 0 else 2.0
+            step_s = _step_s(changed(factor))
+            if step_s is None or abs(step_s / predicted_s - 1.0) < NOTHING:
+                continue
+            # The factor that comes nearest to the measured step, by secants through the predicted one.
+            for attempt in range(2):
+                between = LEAST_FACTOR < factor < MOST_FACTOR
+                if attempt and not (between and abs(step_s / measured_s - 1.0) > CLOSE):
+                    break
+                slope = (step_s - predicted_s) / (1.0 / factor - 1.0)
+                inverse = (measured_s - predicted_s) / slope + 1.0
+                factor = min(MOST_FACTOR, max(LEAST_FACTOR, 1.0 / inverse if inverse > 0 else MOST_FACTOR))
+                step_s = _step_s(changed(factor)) or step_s
+            suspect(words, factor, step_s, abs(math.log(factor)) / deviation)
+        for words, instead in _settings(question):
+            step_s = _step_s(instead)
+            if step_s is not None and abs(step_s / predicted_s - 1.0) >= NOTHING:
+                suspect(words, None, step_s, SETTING_DEVIATIONS)
+        return cls(
+            predicted_s,
+            measured_s,
+            run.band_s,
+            abs(gap) / spread,
+            text_of(run.plan.layout),
+            run.mfu * predicted_s / measured_s,
+            run.training.words,
+            tuple(sorted(suspects, key=lambda suspect: suspect.deviations)),
+        )
 
 
 def _step_s(question: Question) -> float | None:

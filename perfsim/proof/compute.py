@@ -15,6 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -54,24 +55,15 @@ LATER_WORDS = "gradients of words by modules"
 OF_ROUTER = "gradients of weights around experts"
 
 
-class _Present(NamedTuple):
-    """A compute task: when it runs, on which micro-batch and block."""
-
-    compiler: Compiler
-    task: Task
-    step: int
-    block: int
-    ahead: int
-    """By how many tokens the inputs of its module are later; 0 if it is of none."""
-    again: bool
-    """Whether it repeats a forward."""
-
-
 @dataclass
 class At:
     """A compute task on a rank: its weights, its operands in the graph, and its frame."""
 
-    now: _Present
+    compiler: Compiler
+    task: Task
+    step: int
+    ahead: int
+    """By how many tokens the inputs of its module are later; 0 if it is of none."""
     rank: int
     share: Share
     w: Weights
@@ -93,7 +85,7 @@ class At:
     @property
     def block(self) -> Block:
         """Its block as far as it was carried out, with what the forward kept."""
-        block: Block = self.frame.setdefault(self.now.block, Block())
+        block: Block = self.frame.setdefault(self.task.block, Block())
         if saved := self.saved:
             block.parts = saved.parts | block.parts
         return block
@@ -101,14 +93,18 @@ class At:
     @property
     def words(self) -> tuple[Any, Any]:
         """Inputs and targets of the micro-batch; a module has later words."""
-        now = self.now
-        return now.compiler.tokens(self.rank, now.step, now.task.tag, now.ahead)
+        return self.compiler.tokens(self.rank, self.step, self.task.tag, self.ahead)
 
     @property
     def routing(self) -> Routing:
         """The routing of the tokens at the rank's own positions."""
-        now = self.now
-        return now.compiler.routing(self.rank, now.step, now.block, now.task.tag)
+        compiler = self.compiler
+        key = self.rank, self.step, self.task.block, self.task.tag
+        if key not in compiler.routings:
+            places = compiler.own(self.rank, np.array(self.share.places)[None])[0]
+            whole = compiler.training.routing(self.step, self.task.block)
+            compiler.routings[key] = whole.of(compiler.rows(self.rank, self.task.tag), places)
+        return compiler.routings[key]
 
 
 class Operation(NamedTuple):
@@ -136,24 +132,25 @@ class Operation(NamedTuple):
 
 def forward(at: At, operation: Operation) -> Made:
     """Carry out parts on what arrived; the last task of a layer saves what its backward needs."""
-    now = at.now
-    compiler = now.compiler
-    block = at.frame[now.block]
+    compiler = at.compiler
+    number = at.task.block
+    block = at.frame[number]
     for name in operation.takes:
         block.values[name] = at.arrived(name)
     if "router" in operation.parts and "router" in at.w:
         block.values["hidden"] = compiler.own(at.rank, block.values["hidden"])
         block.values |= {"routing": at.routing, "expert": at.routing.expert.ravel()}
     given = {name: block.values[name] for name in ("routing", "expert") if name in block.values}
-    if now.block < 0 or now.ahead:
+    if number < 0 or at.ahead:
         given["tokens"], given["targets"] = at.words
     block.forward(operation.parts, at.w, at.share, given)
     if "scores" in operation.parts and "scores" in block.values:
         block.values["statistics"] = statistics(block.values["scores"], given["targets"], at.share)
     tensors: list[Tensor | None] = [{name: block.values[name] for name in operation.gives}]
-    if operation.quantity == "hidden" and not now.again and len(now.task.writes) > 1:
-        tensors.append({"saved": block.saved(compiler.mode_of(now.block), compiler.runtime)})
-        at.frame[now.block] = block.module_head
+    again = at.task.work.op.endswith("recompute")
+    if operation.quantity == "hidden" and not again and len(at.task.writes) > 1:
+        tensors.append({"saved": block.saved(compiler.mode_of(number), compiler.runtime)})
+        at.frame[number] = block.module_head
     return tensors, []
 
 
@@ -162,19 +159,18 @@ def enter(at: At, operation: Operation) -> Made:
 
     The first module also keeps the output of the model's own last layer for the model's LM head.
     """
-    now = at.now
     block = Block()
     if saved := at.saved:
-        module = at.frame.get(now.block, block)  # its scores are not repeated
+        module = at.frame.get(at.task.block, block)  # its scores are not repeated
         block = Block(saved.values | module.values, saved.parts | module.parts, saved.results)
     elif "hidden" in operation.takes:
         hidden = at.arrived("hidden")
-        if now.ahead == 1:
+        if at.ahead == 1:
             at.frame[MODEL_OUTPUT] = hidden
-        elif now.block == HEAD:
+        elif at.task.block == HEAD:
             hidden = at.frame.pop(MODEL_OUTPUT, hidden)
         block.values = {"hidden": hidden, "before": hidden}
-    at.frame[now.block] = block
+    at.frame[at.task.block] = block
     return forward(at, operation._replace(takes=()))
 
 
@@ -200,11 +196,11 @@ def backward(at: At, operation: Operation) -> Made:
 
 def _by_loss(at: At, block: Block) -> None:
     """The loss, and its gradient by the scores."""
-    training = at.now.compiler.training
-    count = training.num_later_tokens if at.now.ahead else training.num_tokens
-    of_tokens = block.values["statistics"] if at.now.ahead else block.gradients.pop("statistics")
-    losses, d = cross_entropy(block.values["scores"], of_tokens, at.words[1], count, at.share)
-    block.gradients["scores"] = d
+    training = at.compiler.training
+    count = training.num_later_tokens if at.ahead else training.num_tokens
+    of_tokens = block.values["statistics"] if at.ahead else block.gradients.pop("statistics")
+    scored = block.values["scores"]
+    losses, block.gradients["scores"] = cross_entropy(scored, of_tokens, at.words[1], count, at.share)
     at.frame["loss"] = losses.sum()
 
 
@@ -213,10 +209,9 @@ def _from_output(at: At, block: Block) -> None:
 
     What arrives at the last module is the gradient of the model's own last layer by the model's own loss.
     """
-    now = at.now
-    if now.ahead:
+    if at.ahead:
         _by_loss(at, block)
-        if now.ahead == now.compiler.training.model.mtp_num_layers:
+        if at.ahead == at.compiler.training.model.mtp_num_layers:
             at.frame[MODEL_GRADIENT] = block.gradients.pop("hidden")
         block.of_weights += block.backward(("scores",), at.w)
     if "mlp" in block.parts and at.share.model.norms_per_layer == 1:
@@ -226,7 +221,7 @@ def _from_output(at: At, block: Block) -> None:
 def _from_tokens(at: At, block: Block) -> None:
     """The gradient of the output of experts, at a rank's own positions."""
     _from_output(at, block)
-    block.gradients["hidden"] = at.now.compiler.own(at.rank, block.gradients["hidden"])
+    block.gradients["hidden"] = at.compiler.own(at.rank, block.gradients["hidden"])
     block.gradients |= {"expert": at.routing.expert.ravel()}
 
 
@@ -244,7 +239,7 @@ def residual(at: At, block: Block) -> None:
 
 def leave(at: At, block: Block) -> None:
     """End the backward of a layer; the first module hands on what the model's own loss says of its input."""
-    if at.now.ahead == 1:
+    if at.ahead == 1:
         block.gradients["hidden"] = block.gradients["hidden"] + at.frame.pop(MODEL_GRADIENT)
     block.parts = {}
     block.values = {}
@@ -252,12 +247,7 @@ def leave(at: At, block: Block) -> None:
 
 def _weight_pass(at: At, _: Operation) -> Made:
     """Weight gradients from what input gradients left."""
-    return [None], at.arrived("of weights") + at.frame.pop((OF_ROUTER, at.now.block), [])
-
-
-def _hand_on(at: At, _: Operation) -> Made:
-    """Pass the tensor to the next stage of the same device."""
-    return [at.operands[0]], []
+    return [None], at.arrived("of weights") + at.frame.pop((OF_ROUTER, at.task.block), [])
 
 
 def both(name: str, there: Operation, back: Operation) -> dict[str, Operation]:
@@ -314,7 +304,8 @@ COMPUTE: Mapping[str, Operation] = {
         ("attention.wgrad", "mlp.wgrad", "head.wgrad"), Operation(_weight_pass, reads="", adds="own")
     ),
     "experts.wgrad": Operation(_weight_pass, reads="", adds="both"),
-    "stage.hand_on": Operation(_hand_on, reads=""),
+    # Pass the tensor to the next stage of the same device.
+    "stage.hand_on": Operation(lambda at, _: ([at.operands[0]], []), reads=""),
 }
 """What compute tasks do, by their operation (`Work.op`); add new ones here."""
 
@@ -370,10 +361,11 @@ class Compiler(ABC):
         """Buffers with a name that were used so far on each device."""
         self.partial: dict[int, Partial] = {}
         self._words: dict[tuple[int, ...], tuple[Ints, Ints]] = {}
-        self._routing: dict[tuple[int, ...], Routing] = {}
+        self.routings: dict[tuple[int, ...], Routing] = {}
+        """By rank, step, block and micro-batch."""
 
     def compile(self) -> Program:
-        """Compile every task in the order of ids."""
+        """Compile every task in the order of ids; an unknown operation is refused by name."""
         places = {stream: rank_of(stream) for stream in self.graph.streams}
         for task in self.graph.tasks():
             self.task = task
@@ -381,36 +373,28 @@ class Compiler(ABC):
             self.place = SHARED if rank is None else rank
             while self.step < len(self.graph.step_ends) and task.id >= self.graph.step_ends[self.step]:
                 self.step += 1
+            key = self.key(task)
             try:
-                self.translate(task)
+                if key in self.computes:
+                    self.compute(self.computes[key])
+                elif key in self.operations:
+                    self.operations[key](self, task)
+                else:
+                    known = ", ".join([*self.computes, *self.operations])
+                    detail = f"the executor knows no operation {key!r}; known: {known}"
+                    raise self.refuse("its operation", detail)
             except BROKEN as error:
                 cells = [cell for handle in task.reads for cell in self.handles.get(handle, ())]
                 names = [self.program.tensor(cell) for cell in cells]
                 names = names or [tensor.name for tensor in task.work.writes] or ["its operands"]
+                tensors = ", ".join(names[:2])
                 name = task_name(self.graph, task)
-                detail = "cannot be executed"
-                raise FaultError.of("refused", name, ", ".join(names[:2]), detail, error) from None
+                raise FaultError.of("refused", name, tensors, "cannot be executed", error) from None
         return self.program
-
-    def translate(self, task: Task) -> None:
-        """Add the action of one task; an unknown operation is refused by name."""
-        key = self.key(task)
-        if key in self.computes:
-            self.compute(self.computes[key])
-        elif key in self.operations:
-            self.operations[key](self, task)
-        else:
-            known = ", ".join([*self.computes, *self.operations])
-            detail = f"the executor knows no operation {key!r}; known: {known}"
-            raise self.refuse("its operation", detail)
 
     def key(self, task: Task) -> str:
         """The name of a task in the tables of operations."""
         return task.work.op
-
-    def compute(self, operation: Operation) -> None:
-        """Add the action of a compute task."""
-        self.perform(operation)
 
     @abstractmethod
     def initial(self, cell: Cell, rank: int) -> Any:
@@ -419,13 +403,6 @@ class Compiler(ABC):
     def refuse(self, tensor: str, detail: str) -> FaultError:
         """The error that the present task cannot be executed."""
         return FaultError(Fault("refused", task_name(self.graph, self.task), tensor, detail))
-
-    def _operand(self, handle: int, *, anywhere: bool) -> Cell:
-        """The cell of a tensor that the present task reads."""
-        for cell in self.handles.get(handle, ()):
-            if cell.place in (self.place, SHARED) or self.place == SHARED or anywhere:
-                return cell
-        raise self.refuse(f"tensor {handle}", "it is not on this device: nothing sent it here")
 
     def handle(self, position: int, *places: int) -> list[Cell]:
         """The cells of a tensor that the present task writes, by default on its own device."""
@@ -463,7 +440,14 @@ class Compiler(ABC):
 
         It reads tensors of its own device, or of `anywhere`, and writes its first one at `places`.
         """
-        operands = [self._operand(handle, anywhere=anywhere) for handle in self.task.reads]
+        operands = []
+        for handle in self.task.reads:
+            cells = self.handles.get(handle, ())
+            if not anywhere and self.place != SHARED:
+                cells = tuple(cell for cell in cells if cell.place in (self.place, SHARED))
+            if not cells:
+                raise self.refuse(f"tensor {handle}", "it is not on this device: nothing sent it here")
+            operands.append(cells[0])
         results = [cell for n in range(len(self.task.writes)) for cell in self.handle(n, *places)]
         all_reads = (*operands, *reads)
         all_writes = (*results, *writes)
@@ -520,27 +504,19 @@ class Compiler(ABC):
             self._words[key] = inputs[rows][:, places], targets[rows][:, places]
         return self._words[key]
 
-    def routing(self, rank: int, step: int, block: int, microbatch: int) -> Routing:
-        """The routing of the tokens of a micro-batch at a rank's own positions."""
-        key = rank, step, block, microbatch
-        if key not in self._routing:
-            places = self.own(rank, np.array(self.share(rank).places)[None])[0]
-            whole = self.training.routing(step, block)
-            self._routing[key] = whole.of(self.rows(rank, microbatch), places)
-        return self._routing[key]
-
-    def _claim(self, now: _Present, quantity: str) -> Claim | None:
-        """What serial training says of the first tensor that a task makes; None: nothing."""
+    def _claim(self, quantity: str) -> Claim | None:
+        """What serial training says of the first tensor that the present task makes; None: nothing."""
         model = self.training.model
+        block = self.task.block
         # That of the last layer has gradients by modules too; a core alone is not repeated up to its sum.
-        partly = now.again and self.mode_of(now.block) == "selective"
-        if not quantity or partly or (now.block == HEAD and model.mtp_num_layers > 0):
+        partly = self.task.work.op.endswith("recompute") and self.mode_of(block) == "selective"
+        if not quantity or partly or (block == HEAD and model.mtp_num_layers > 0):
             return None
         of_ends = {("hidden", EMBEDDING): 0, ("gradient", HEAD): model.num_layers}
-        number = of_ends.get((quantity, now.block), now.block + (quantity == "hidden"))
-        return Claim(quantity, number, now.step, now.task.tag)
+        number = of_ends.get((quantity, block), block + (quantity == "hidden"))
+        return Claim(quantity, number, self.step, self.task.tag)
 
-    def perform(
+    def compute(
         self,
         operation: Operation,
         also_reads: Sequence[Cell] = (),
@@ -549,17 +525,18 @@ class Compiler(ABC):
     ) -> None:
         """A task that each rank runs alone; `also` makes what it writes besides from what it also reads."""
         task = self.task
-        ahead = max(0, task.block - self.training.model.num_layers + 1) if task.block >= 0 else 0
-        now = _Present(self, task, self.step, task.block, ahead, task.work.op.endswith("recompute"))
+        number = task.block
+        ahead = max(0, number - self.training.model.num_layers + 1) if number >= 0 else 0
+        present = partial(At, self, task, self.step, ahead)
         # Only modules use the model's ends.
         also_ends = [EMBEDDING, HEAD] if ahead else []
-        own = {"own": [now.block], "experts": [EXPERTS + now.block], "both": [now.block, EXPERTS + now.block]}
+        own = {"own": [number], "experts": [EXPERTS + number], "both": [number, EXPERTS + number]}
         blocks = [*own[operation.reads], *also_ends] if operation.reads else []
         splits = bool(operation.adds) and task.work.op.endswith("dgrad")
         added = [*own[operation.adds], *also_ends[1:]] if operation.adds and not splits else []
         targets = [self.target(block) for block in added]
-        loss = [Cell(self.place, f"loss[{task.tag}]", now.block)]
-        loss = loss if operation.loss and (now.ahead or now.block == HEAD) else []
+        loss = [Cell(self.place, f"loss[{task.tag}]", number)]
+        loss = loss if operation.loss and (ahead or number == HEAD) else []
         count = len(task.reads)
         first = count + len(blocks)
         frame = self.frame()
@@ -575,19 +552,19 @@ class Compiler(ABC):
             for block, flat in zip(blocks, values[count:first], strict=True):
                 w |= layouts[block].views(flat)
             f: Frame = dict(values[first])
-            at = At(now, rank, share.of_layer(now.block), w, values[:count], f)
+            at = present(rank, share.of_layer(number), w, values[:count], f)
             tensors, gradients = operation.run(at, operation)
             made: list[Any] = [*tensors, *([None] * (len(task.writes) - len(tensors)))]
             if sums:
-                summed = layouts[now.block].summed
+                summed = layouts[number].summed
                 together = [pair for pair in gradients if pair[0] in summed]
                 gradients = [pair for pair in gradients if pair[0] not in summed]
-                made[0] = {**made[0], "weights": layouts[now.block].gradient(together)}
+                made[0] = {**made[0], "weights": layouts[number].gradient(together)}
             if splits and len(made) > 1:
                 made[1] = {"of weights": gradients}
             elif splits:
-                f[OF_ROUTER, now.block] = gradients
-            if now.ahead and targets and targets[0].block == now.block:
+                f[OF_ROUTER, number] = gradients
+            if ahead and targets and targets[0].block == number:
                 f[LATER_WORDS] = f.get(LATER_WORDS, 0.0) + layouts[EMBEDDING].gradient(gradients)
             totals = []
             before = iter(values[first + 1 : last])
@@ -609,9 +586,9 @@ class Compiler(ABC):
 
         reads = [*map(self.weights, blocks), frame, *befores, *also_reads]
         writes = [frame, *loss, *(target.after for target in targets if target.after), *also_writes]
-        claim = self._claim(now, operation.quantity)
+        claim = self._claim(operation.quantity)
         claims = [(0, claim)] if claim and self.peers == 1 else []
-        claims += [(1 + len(task.writes), Claim("loss", now.block, self.step, task.tag)) for _ in loss]
+        claims += [(1 + len(task.writes), Claim("loss", number, self.step, task.tag)) for _ in loss]
         of_words = operation.gives == ("statistics",)
-        self.partial[task.writes[0]] = Partial(claim, task.block if sums else None, splits, of_words)
+        self.partial[task.writes[0]] = Partial(claim, number if sums else None, splits, of_words)
         self.add(kernel, reads, writes, claims=claims)

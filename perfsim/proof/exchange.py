@@ -57,11 +57,9 @@ def _qkv(at: At, operation: Operation) -> Made:
 def _block(at: At, operation: Operation) -> Made:
     """The core on one block of keys and values, or on all positions of some heads."""
     share = at.share
-    block = at.frame[at.now.block]
-    if at.now.compiler.rings:
-        q = block.values["q"]
-        _, pair, *before = at.operands
-        return [_running_softmax(q, pair, at, before[0] if before else None)], []
+    block = at.frame[at.task.block]
+    if at.compiler.rings:
+        return [_running_softmax(block.values["q"], at, *at.operands[1:])], []
     # After the all-to-all a rank has some of the heads of its tensor peer.
     for name in operation.takes:
         block.values[name] = at.arrived(name)
@@ -78,16 +76,16 @@ def _own_pair(block: Block, share: Share) -> Tensor:
     return {"k": made["k"].value, "v": made["v"].value, "places": share.places}
 
 
-def _running_softmax(q: Floats, pair: Tensor, at: At, before: Tensor | None) -> Tensor:
+def _running_softmax(q: Floats, at: At, pair: Tensor, before: Tensor | None = None) -> Tensor:
     """Attend to one more block: largest score, sum of exponentials, and sum of weighted values so far."""
     made = scores(q, pair["k"], (at.share.places, pair["places"]), at.share)
     most = made.max(axis=-1, keepdims=True)
-    if before is not None:
+    if before:
         most = np.maximum(most, before["most"])
     e = np.exp(made - most)
     total = e.sum(axis=-1, keepdims=True)
     weighted = e @ of_groups(pair["v"], at.share)
-    if before is not None:
+    if before:
         scale = np.exp(before["most"] - most)
         total = before["total"] * scale + total
         weighted = before["weighted"] * scale + weighted
@@ -96,8 +94,8 @@ def _running_softmax(q: Floats, pair: Tensor, at: At, before: Tensor | None) -> 
 
 def _output(at: At, operation: Operation) -> Made:
     """The output projection of what the core made, from the running softmax or from other ranks."""
-    block = at.frame[at.now.block]
-    if at.now.compiler.rings:
+    block = at.frame[at.task.block]
+    if at.compiler.rings:
         done = at.operands[0]
         context = done["weighted"] / done["total"]
         block.parts["core"] = _Ring(context, done["most"] + np.log(done["total"]))
@@ -109,7 +107,7 @@ def _output(at: At, operation: Operation) -> Made:
 
 def _block_backward(at: At, operation: Operation) -> Made:
     """Gradients of queries, keys and values by one block, or of all positions of some heads."""
-    if not at.now.compiler.rings:
+    if not at.compiler.rings:
         return backward(at, operation)
     block = at.block
     inner = block.parts["core"]
@@ -130,7 +128,7 @@ def _qkv_backward(at: At, operation: Operation) -> Made:
     """The rest of the attention's backward, from the gradients of queries, keys and values."""
     gradients = at.block.gradients
     for name in "qkv":
-        travelled = at.now.compiler.rings and name != "q"
+        travelled = at.compiler.rings and name != "q"
         gradients[name] = at.arrived(f"of {name}" if travelled else name)
     return backward(at, operation)
 
@@ -204,11 +202,7 @@ def _rows_there(_: Work, shares: Sequence[Share], values: Sequence[Values]) -> l
     sent: list[Tensor] = [inputs[0] for inputs in values]
     arrived: list[tuple[Any, ...]] = []
     for share in shares:
-        experts = share.own_experts
-        chosen = [
-            np.flatnonzero((rows["expert"] >= experts.start) & (rows["expert"] < experts.stop))
-            for rows in sent
-        ]
+        chosen = [np.flatnonzero(np.isin(rows["expert"], share.own_experts)) for rows in sent]
         made = {
             name: np.concatenate([rows[name][places] for rows, places in zip(sent, chosen, strict=True)])
             for name in sent[0]
@@ -224,8 +218,8 @@ def _rows_back(_: Work, shares: Sequence[Share], values: Sequence[Values]) -> li
     returned: list[tuple[Any, ...]] = []
     for member in range(len(shares)):
         own = [route.source == member for route in routes]
-        place = np.concatenate([route.place[mine] for route, mine in zip(routes, own, strict=True)])
-        order = np.argsort(place)
+        places = [route.place[mine] for route, mine in zip(routes, own, strict=True)]
+        order = np.argsort(np.concatenate(places))
         rows = {
             name: np.concatenate([rows[name][mine] for rows, mine in zip(made, own, strict=True)])[order]
             for name in made[0]

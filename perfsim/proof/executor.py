@@ -105,8 +105,13 @@ class Executor:
                     place = rank if per_rank else 0
                     values[cell][place] = value
                     writers[cell][place] = task
-            if thorough and action.message is not None:
-                outcome.moved[task] = max(outcome.moved.get(task, 0), self._moved(action, operands, results))
+            if thorough and (message := action.message):
+                try:
+                    most = max(map(message.elements, operands, results))
+                except BROKEN as error:
+                    detail = "its message cannot be counted"
+                    raise self._failure(action, action.reads[:1], detail, error) from None
+                outcome.moved[task] = max(outcome.moved.get(task, 0), most)
             for position, claim in action.claims:
                 if thorough or claim.quantity.startswith(RESULTS):
                     for rank, result in zip(members, results, strict=True):
@@ -116,19 +121,19 @@ class Executor:
         """Put the initial value into an empty buffer; any other mismatch of its writer is a fault."""
         name = self.program.name
         cell = action.reads[index]
+        tensor = self.program.tensor(cell)
         intended = action.expects[index]
         writer = writers[place]
         if writer != NOBODY or intended != START:
             wrote = "nothing is there yet" if writer == NOBODY else f"{name(writer)} wrote what is there"
             detail = f"must read what {name(intended)} writes, but {wrote}"
-            raise FaultError(Fault("order", name(action.task), self.program.tensor(cell), detail))
+            raise FaultError(Fault("order", name(action.task), tensor, detail))
         if (cell, place) not in self.first:
             try:
                 self.first[cell, place] = self.compiler.initial(cell, place)
             except BROKEN:
                 detail = "nothing writes it before it is read"
-                fault = Fault("refused", name(action.task), self.program.tensor(cell), detail)
-                raise FaultError(fault) from None
+                raise FaultError(Fault("refused", name(action.task), tensor, detail)) from None
         values[place] = self.first[cell, place]
         writers[place] = START
 
@@ -145,15 +150,6 @@ class Executor:
             return results
         except BROKEN as error:
             raise self._failure(action, action.reads[:2], "cannot be computed", error) from None
-
-    def _moved(self, action: Action, operands: list[list[Any]], results: Sequence[Sequence[Any]]) -> int:
-        """Elements of a message, the most of any rank."""
-        message = action.message
-        try:
-            pairs = zip(operands, results, strict=True)
-            return 0 if message is None else max(message.elements(*pair) for pair in pairs)
-        except BROKEN as error:
-            raise self._failure(action, action.reads[:1], "its message cannot be counted", error) from None
 
     def _failure(self, action: Action, cells: Sequence[Cell], detail: str, error: Exception) -> FaultError:
         tensor = ", ".join(self.program.tensor(cell) for cell in cells) or "its operands"
@@ -172,26 +168,23 @@ class Executor:
         if (claim, rank) not in self.expected:
             try:
                 expected = self._of_serial_training(claim, rank)
-            except BROKEN as broken:
-                detail = (
-                    f"serial training has no {claim.quantity} with the number {claim.number} to compare with"
-                )
-                raise self._failure(action, [action.writes[position]], detail, broken) from None
-            scale = float(np.abs(expected).max()) if expected.size else 0.0
-            self.expected[claim, rank] = expected, scale or 1.0
+            except BROKEN as error:
+                number = f"{claim.quantity} with the number {claim.number}"
+                detail = f"serial training has no {number} to compare with"
+                raise self._failure(action, [action.writes[position]], detail, error) from None
+            self.expected[claim, rank] = expected, float(np.abs(expected).max(initial=0.0)) or 1.0
         expected, scale = self.expected[claim, rank]
         actual = np.asarray(next(iter(value.values())) if isinstance(value, dict) else value)
-        error = 0.0
-        if actual.shape != expected.shape:
-            error = float("inf")
-        elif expected.size:
-            error = float(np.abs(actual - expected).max()) / scale
-            error = error if np.isfinite(error) else float("inf")
+        difference = float("inf")
+        if actual.shape == expected.shape:
+            difference = float(np.abs(actual - expected).max(initial=0.0)) / scale
+        if not np.isfinite(difference):
+            difference = float("inf")
         outcome.compared += 1
-        outcome.max_relative_error = max(outcome.max_relative_error, error)
-        if error > TOLERANCE:
+        outcome.max_relative_error = max(outcome.max_relative_error, difference)
+        if difference > TOLERANCE:
             tensor = self.program.tensor(action.writes[position])
-            detail = f"{claim.quantity} on rank {rank} differs from serial training by {error:.1e}"
+            detail = f"{claim.quantity} on rank {rank} differs from serial training by {difference:.1e}"
             outcome.faults.append(Fault("value", self.program.name(action.task), tensor, detail))
 
     def _of_serial_training(self, claim: Claim, rank: int) -> Floats:
@@ -203,18 +196,14 @@ class Executor:
         if quantity == NORM:
             return np.array(record.squared_norm)
         if quantity.startswith("weight"):
-            gradients = quantity.startswith("weight gradient")
-            blocks = record.weight_gradients if gradients else record.weights
+            blocks = record.weight_gradients if "gradient" in quantity else record.weights
             share = compiler.share(rank)
             layout = share.layouts[number]
             flat = layout.flat(share.cut(with_experts(blocks, number, share), number).items())
             if quantity.endswith("shard"):
                 flat = layout.shard(flat, compiler.sharding(rank, number))
             return record.clipping * flat if CLIPPED in quantity else flat
-        whole: Floats = (
-            record.later_losses.get(number, record.losses)
-            if quantity == "loss"
-            else getattr(record, quantity)[number]
-        )
+        losses = record.later_losses.get(number, record.losses)
+        whole: Floats = losses if quantity == "loss" else getattr(record, quantity)[number]
         own = whole[compiler.rows(rank, claim.microbatch)][:, compiler.places(rank)]
         return np.array(own.sum()) if quantity == "loss" else own

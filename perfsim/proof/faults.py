@@ -10,12 +10,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from perfsim.engine.limits import present_limits
-from perfsim.proof.hazards import Edge, Precedence
+from perfsim.proof.hazards import Precedence
 from perfsim.proof.program import Fault, task_name
-from perfsim.proof.prove import Subject, described, subject_of
+from perfsim.proof.prove import Subject, described
 from perfsim.strategies import Plan
 from perfsim.work import Kind, RankGroup, Task, Work
 from perfsim.work.unfold import meeting_of
@@ -48,25 +46,14 @@ _Wrong = Iterator[tuple[str, Subject]]
 """Descriptions of faults, and the graphs with them."""
 
 
-def _missing_dependencies(subject: Subject) -> _Wrong:
-    """Remove each data dependency that no other one implies."""
-    graph = subject.graph
-    reads = zip(graph.reads.row_of_value.tolist(), graph.writer[graph.reads.values].tolist(), strict=True)
-    return _without(subject, dict.fromkeys(reads))
-
-
-def _early_buffers(subject: Subject) -> _Wrong:
-    """Remove each control dependency that no other one implies; they tell when a buffer is free."""
-    after = subject.graph.after
-    edges = zip(after.row_of_value.tolist(), after.values.tolist(), strict=True)
-    return _without(subject, dict.fromkeys(edges))
-
-
-def _without(subject: Subject, edges: dict[Edge, None]) -> _Wrong:
+def _missing_dependencies(subject: Subject, *, of_data: bool) -> _Wrong:
+    """Remove each dependency that no other one implies: of data, or one that tells when a buffer is free."""
     graph = subject.graph
     deps = graph.dependencies
     precedence = Precedence(graph, deps)
-    for task, before in edges:
+    edges = graph.reads if of_data else graph.after
+    sources = graph.writer[edges.values] if of_data else edges.values
+    for task, before in dict.fromkeys(zip(edges.row_of_value.tolist(), sources.tolist(), strict=True)):
         direct = deps.row(task)
         follows_in_stream = graph.stream[task] == graph.stream[before]
         implied = any(source != before and precedence.before(before, source) for source in direct)
@@ -90,10 +77,9 @@ def _early_updates(subject: Subject) -> _Wrong:
 def _with_work(subject: Subject, task: Task, said: str, **changes: Any) -> tuple[str, Subject]:
     """The fault that one task has changed work."""
     graph = subject.graph
-    column = graph.work.copy()
-    column[task.id] = len(graph.works)
-    works = (*graph.works, replace(task.work, **changes))
-    mutated = replace(graph, works=works, work=np.asarray(column))
+    work = graph.work.copy()
+    work[task.id] = len(graph.works)
+    mutated = replace(graph, works=(*graph.works, replace(task.work, **changes)), work=work)
     return f"{task_name(graph, task)} {said}", replace(subject, graph=mutated)
 
 
@@ -105,10 +91,9 @@ def _wrong_groups(subject: Subject) -> _Wrong:
         if task.work.kind is not Kind.COMM_COLL or group is None or meeting_of(task.work, width).size == 1:
             continue
         for stride, size in ((group.stride, group.size // 2), (width // group.size, group.size)):
-            same = (stride, size) == (group.stride, group.size)
-            if not same and size > 0 and stride > 0 and width % (stride * size) == 0:
-                said = f"over stride {stride}, {size} ranks"
-                yield _with_work(subject, task, said, group=RankGroup(group.start, stride, size))
+            wrong = RankGroup(group.start, stride, size)
+            if wrong != group and size > 0 and stride > 0 and width % (stride * size) == 0:
+                yield _with_work(subject, task, f"over stride {stride}, {size} ranks", group=wrong)
 
 
 def _skipped_gradients(subject: Subject) -> _Wrong:
@@ -118,9 +103,8 @@ def _skipped_gradients(subject: Subject) -> _Wrong:
     """
     clips = math.isfinite(subject.training.max_norm)
     for task in subject.graph.tasks():
-        name = task.work.name
         op = task.work.op
-        reduces = name in ("data.all_reduce", "data.reduce_scatter", "pipeline.tied_embedding")
+        reduces = task.work.name in ("data.all_reduce", "data.reduce_scatter", "pipeline.tied_embedding")
         computes = op.endswith(".wgrad") or op == "embedding.backward"
         if reduces or computes or op.startswith("reduce") or (op == "norm" and clips):
             yield _with_work(subject, task, "does nothing", op=IDLE, kind=Kind.COMP, group=None)
@@ -147,13 +131,12 @@ def _wrong_prices(subject: Subject) -> _Wrong:
             task = subject.graph.task(action.task)
             first.setdefault(task.work, task)
     for work, task in first.items():
-        said = "is priced for half of its bytes"
-        yield _with_work(subject, task, said, comm_bytes=work.comm_bytes / 2)
+        yield _with_work(subject, task, "is priced for half of its bytes", comm_bytes=work.comm_bytes / 2)
 
 
 KINDS: Mapping[str, Callable[[Subject], _Wrong]] = {
-    "data dependency removed": _missing_dependencies,
-    "buffer reused too early": _early_buffers,
+    "data dependency removed": partial(_missing_dependencies, of_data=True),
+    "buffer reused too early": partial(_missing_dependencies, of_data=False),
     "wrong group": _wrong_groups,
     "gradient skipped": _skipped_gradients,
     "update before reduction": _early_updates,
@@ -217,13 +200,11 @@ class MutationTally:
 
     def classes(self) -> list[dict[str, Any]]:
         """Explained faults by reason."""
-        by_reason = [
-            (reason, [name for name in self.survivors if re.match(pattern, name)])
+        by_reason = {
+            reason: [name for name in self.survivors if re.match(pattern, name)]
             for pattern, reason in EXPLAINED.items()
-        ]
-        return [
-            {"why": reason, "count": len(names), "example": names[0]} for reason, names in by_reason if names
-        ]
+        }
+        return [{"why": why, "count": len(of), "example": of[0]} for why, of in by_reason.items() if of]
 
 
 def try_all(subject: Subject, every: int = 1, first: int = 0) -> MutationTally:
@@ -254,7 +235,7 @@ def try_plans(
     layouts = []
     for number, plan in enumerate(plans):
         progress(f"faults in {plan.strategy} on {plan.topology.num_devices} ranks")
-        tally = try_all(subject_of(plan), every, number)
+        tally = try_all(Subject.of(plan), every, number)
         total.injected += tally.injected
         total.detected += tally.detected
         total.survivors += tally.survivors

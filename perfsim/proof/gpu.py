@@ -22,17 +22,7 @@ from perfsim.proof.exchange import EXCHANGES, IN_PARTS
 from perfsim.proof.operations import merged_statistics
 from perfsim.proof.parameters import EXPERTS, WORDS, Place, Share
 from perfsim.proof.parts import OPERATORS
-from perfsim.proof.program import (
-    CLIPPED,
-    NORM,
-    Cell,
-    Claim,
-    Message,
-    Tensor,
-    Values,
-    pieces,
-    summed,
-)
+from perfsim.proof.program import CLIPPED, NORM, Cell, Claim, Message, Tensor, Values, pieces, summed
 from perfsim.proof.serial import Moments, SmallTraining, adam, clipping
 from perfsim.specs.layout import ContextExchange
 from perfsim.specs.model import layer_kinds
@@ -127,7 +117,7 @@ class GpuCompiler(Compiler):
             return "wait"
         return task.work.op if task.work.kind is Kind.COMP else f"{task.work.category}: {task.work.op}"
 
-    def compute(self, operation: Operation) -> None:
+    def compute(self, operation: Operation, *_: Any) -> None:
         """Add the action of a compute task; a forward tells where its block is."""
         op = self.task.work.op
         if op.endswith(".forward"):
@@ -135,7 +125,7 @@ class GpuCompiler(Compiler):
             home = self.homes.setdefault(self.place, [])
             if block not in home:
                 home.append(block)
-        self.perform(operation)
+        super().compute(operation, *_)
 
     def handle(self, position: int = 0, *places: int) -> list[Cell]:
         """Activations that leave for the host use two buffers in turn, those that return two more."""

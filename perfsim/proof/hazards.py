@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfsim.engine.limits import present_limits
 from perfsim.proof.program import Cell, Fault, Program
@@ -46,14 +45,18 @@ class Precedence:
 
     def __init__(self, graph: TaskGraph, deps: Ragged) -> None:
         self.stream = graph.stream.tolist()
-        self.position = _positions(graph).tolist()
+        order = np.argsort(graph.stream, kind="stable")
+        position = np.empty(len(graph), dtype=np.int64)
+        first = np.searchsorted(graph.stream[order], np.arange(len(graph.streams)))
+        position[order] = np.arange(len(graph)) - first[graph.stream[order]]
+        self.position = position.tolist()
+        """Of each task on its stream."""
         clock = np.full((len(graph), len(graph.streams)), -1, dtype=np.int32)
         start = deps.start.tolist()
         values = deps.values.tolist()
         for task, stream in enumerate(self.stream):
             row = clock[task]
-            before = values[start[task] : start[task + 1]]
-            for source in before:
+            for source in values[start[task] : start[task + 1]]:
                 np.maximum(row, clock[source], out=row)
             row[stream] = self.position[task]
         self.clock = clock
@@ -61,15 +64,6 @@ class Precedence:
     def before(self, first: int, second: int) -> bool:
         """Whether `first` ends before `second` begins, in every order that the graph allows."""
         return bool(self.clock[second, self.stream[first]] >= self.position[first]) and first != second
-
-
-def _positions(graph: TaskGraph) -> NDArray[np.int64]:
-    """The position of each task on its stream."""
-    order = np.argsort(graph.stream, kind="stable")
-    position = np.empty(len(graph), dtype=np.int64)
-    first = np.searchsorted(graph.stream[order], np.arange(len(graph.streams)))
-    position[order] = np.arange(len(graph)) - first[graph.stream[order]]
-    return position
 
 
 def random_order(deps: Ragged, rng: np.random.Generator) -> list[int]:
@@ -80,9 +74,8 @@ def random_order(deps: Ragged, rng: np.random.Generator) -> list[int]:
     successors = deps.row_of_value[by_source].tolist()
     start = np.searchsorted(deps.values[by_source], np.arange(count + 1)).tolist()
     ready = [task for task, waits in enumerate(missing) if not waits]
-    draws = rng.random(count).tolist()
     order = []
-    for draw in draws:
+    for draw in rng.random(count).tolist():
         index = int(draw * len(ready))
         # Swap with the last one: removal in constant time.
         ready[index], ready[-1] = ready[-1], ready[index]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,15 +75,13 @@ class Tape:
         return node
 
     def moved(self, x: Node, value: Floats, back: Callable[[Floats], Floats]) -> Node:
-        """A linear map without weights, such as another shape."""
+        """What one node becomes without weights, such as another shape."""
         return self.add(value, [x], lambda _, d: ([back(d)], []))
 
     # -------------------------------------------------------------------------- sums and shapes
     def sum(self, *terms: Node) -> Node:
         """The sum of some terms."""
-        total = terms[0].value
-        for term in terms[1:]:
-            total = total + term.value
+        total = reduce(np.add, [term.value for term in terms])
         return self.add(total, terms, lambda _, d: ([d] * len(terms), []))
 
     def once(self, x: Node) -> Node:
@@ -166,11 +164,23 @@ class Tape:
         return self.add(y, [x], back)
 
     def activation(self, u: Node, gate: Node | None) -> Node:
-        """What is between both products of an MLP."""
-        gated = None if gate is None else gate.value
-        parents = [u] if gate is None else [u, gate]
-        value = _activated(u.value, gated)
-        return self.add(value, parents, lambda _, d: (_activation_back(d, u.value, gated), []))
+        """Between both products of an MLP: GELU, or SiLU of a gate times the other half [2002.05202]."""
+        x = u.value
+        if gate is None:
+            t = np.tanh(GELU_SCALE * (x + GELU_CUBIC * x * x * x))
+
+            def through_gelu(d: Floats) -> Floats:
+                slope = GELU_SCALE * (1.0 + 3.0 * GELU_CUBIC * x * x)
+                return d * (0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * slope)
+
+            return self.moved(u, 0.5 * x * (1.0 + t), through_gelu)
+        g = gate.value
+        sigmoid = 1.0 / (1.0 + np.exp(-g))
+
+        def back(_: Weights, d: Floats) -> tuple[Sequence[Floats], Gradients]:
+            return [d * g * sigmoid, d * x * sigmoid * (1.0 + g * (1.0 - sigmoid))], []
+
+        return self.add(g / (1.0 + np.exp(-g)) * x, [u, gate], back)
 
     # -------------------------------------------------------------------------------- attention
     def rotated(self, x: Node) -> Node:
@@ -263,11 +273,10 @@ class Tape:
     def lookup(self) -> Node:
         """Embeddings of the words that this peer holds, zero for others; the first peer adds positions."""
         share = self.share
-        table = self.weights["words"]
         learned = "positions" in self.weights
         local = self.given["tokens"] - share.first_row
         held = (local >= 0) & (local < share.rows)
-        x = np.where(held[..., None], table[np.where(held, local, 0)], 0.0)
+        x = np.where(held[..., None], self.weights["words"][np.where(held, local, 0)], 0.0)
         if share.leads and learned:
             x = x + self.weights["positions"][list(share.places)]
 
@@ -346,23 +355,6 @@ def _softmax(x: Floats) -> Floats:
     """Softmax over the last axis."""
     e = np.exp(x - x.max(axis=-1, keepdims=True))
     return np.asarray(e / e.sum(axis=-1, keepdims=True))
-
-
-def _activated(u: Floats, gate: Floats | None) -> Floats:
-    """GELU, or SiLU of a gate times the other half [2002.05202]."""
-    if gate is not None:
-        return gate / (1.0 + np.exp(-gate)) * u
-    return 0.5 * u * (1.0 + np.tanh(GELU_SCALE * (u + GELU_CUBIC * u * u * u)))
-
-
-def _activation_back(d: Floats, u: Floats, gate: Floats | None) -> list[Floats]:
-    """Gradients of u, and of the gate if there is one."""
-    if gate is not None:
-        sigmoid = 1.0 / (1.0 + np.exp(-gate))
-        return [d * gate * sigmoid, d * u * sigmoid * (1.0 + gate * (1.0 - sigmoid))]
-    t = np.tanh(GELU_SCALE * (u + GELU_CUBIC * u * u * u))
-    slope = GELU_SCALE * (1.0 + 3.0 * GELU_CUBIC * u * u)
-    return [d * (0.5 * (1.0 + t) + 0.5 * u * (1.0 - t * t) * slope)]
 
 
 @lru_cache(maxsize=64)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from perfsim.base.arrays import Floats
@@ -44,7 +45,6 @@ def _latent_heads(tape: Tape, z: Node) -> tuple[Node, ...]:
     share = tape.share
     latent = latent_of(share.model)
     plain = latent.qk_nope_head_dim
-    turning = latent.qk_rope_head_dim
     narrow = z
     if latent.q_lora_rank is not None:
         narrow = tape.norm(tape.linear(z, "query_down"), "query_norm")
@@ -53,8 +53,8 @@ def _latent_heads(tape: Tape, z: Node) -> tuple[Node, ...]:
     width = latent.kv_lora_rank
     of_pairs = tape.norm(tape.piece(down, 0, width), "pair_norm")
     pairs = tape.split_heads(tape.linear(of_pairs, "pair"), share.heads)
-    common = tape.rotated(tape.split_heads(tape.piece(down, width, width + turning), 1))
-    turned = tape.rotated(tape.piece(queries, plain, plain + turning))
+    common = tape.rotated(tape.split_heads(tape.piece(down, width, width + latent.qk_rope_head_dim), 1))
+    turned = tape.rotated(tape.piece(queries, plain, plain + latent.qk_rope_head_dim))
     q = tape.joined(tape.piece(queries, 0, plain), turned)
     k = tape.joined(tape.piece(pairs, 0, plain), tape.repeated(common, share.heads))
     return q, k, tape.piece(pairs, plain, plain + latent.v_head_dim)
@@ -70,10 +70,10 @@ def _mlp(tape: Tape, x: Node, attended: Node) -> Node:
     total = tape.sum(x, attended)
     parallel = tape.share.model.norms_per_layer == 1
     z = tape.norm(x, "norm1") if parallel else tape.norm(total, "norm2")
-    return tape.sum(_linears(tape, z, ""), tape.once(total))
+    return tape.sum(_linears(tape, z), tape.once(total))
 
 
-def _linears(tape: Tape, z: Node, prefix: str) -> Node:
+def _linears(tape: Tape, z: Node, prefix: str = "") -> Node:
     """Both products of an MLP, or of shared experts, and what is between them."""
     gate = tape.linear(z, f"{prefix}gate") if tape.share.model.gated_mlp else None
     u = tape.linear(z, f"{prefix}fc1")
@@ -91,11 +91,6 @@ def _router(tape: Tape, x: Node, attended: Node) -> tuple[Node, ...]:
     p = tape.probabilities(tape.linear(z, "router"))
     k = tape.share.model.experts.top_k if tape.share.model.experts else 0
     return total, z, tape.slots(z, k), p
-
-
-def _shared(tape: Tape, z: Node) -> Node:
-    """Shared experts, which compute every token; each rank has them whole."""
-    return _linears(tape, z, "shared_")
 
 
 def _combine(tape: Tape, total: Node, rows: Node, p: Node, *shared: Node) -> Node:
@@ -128,7 +123,8 @@ PARTS: Mapping[str, _Row] = {
     "output": _Row(_output, ("context",), ("attended",)),
     "mlp": _Row(_mlp, ("hidden", "attended"), ("hidden",), "fc1"),
     "router": _Row(_router, ("hidden", "attended"), ("total", "z", "rows", "p"), "router"),
-    "shared": _Row(_shared, ("z",), ("shared",), "shared_fc1"),
+    # Shared experts compute every token; each rank has them whole.
+    "shared": _Row(partial(_linears, prefix="shared_"), ("z",), ("shared",), "shared_fc1"),
     "experts": _Row(Tape.experts, ("rows",), ("rows",), "expert_fc1"),
     "combine": _Row(_combine, ("total", "rows", "p", "shared"), ("hidden",), "router"),
     "scores": _Row(_scores, ("hidden",), ("scores",), "head_words"),
@@ -188,8 +184,7 @@ class Block:
             nodes = made if isinstance(made, tuple) else (made,)
             makes = dict(zip(row.makes, nodes, strict=True))
             self.parts[name] = _Part(takes, makes, tape)
-            for array, node in makes.items():
-                self.values[array] = node.value
+            self.values |= {array: node.value for array, node in makes.items()}
 
     def backward(self, names: tuple[str, ...], weights: Weights) -> Gradients:
         """Go back through parts, from the gradients of what they made; returns those of weights."""

@@ -45,10 +45,8 @@ class FaultError(Exception):
     @classmethod
     def of(cls, kind: FaultKind, task: str, tensor: str, detail: str, error: Exception) -> FaultError:
         """A fault from a Python error, which does not tell the task and the tensor itself."""
-        reason = (
-            f"{type(error).__name__}: {error}" if isinstance(error, KeyError | IndexError) else str(error)
-        )
-        return cls(Fault(kind, task, tensor, f"{detail}: {reason}"))
+        name = f"{type(error).__name__}: " if isinstance(error, KeyError | IndexError) else ""
+        return cls(Fault(kind, task, tensor, f"{detail}: {name}{error}"))
 
 
 # A graph as a program: for each task the buffers that it reads and writes, and its computation.
@@ -73,12 +71,15 @@ Kernel = Callable[..., Sequence[Sequence[Any]]] | Callable[..., Sequence[Any]]
 all offsets and the values of each."""
 
 
+Content = Literal[
+    "activations", "statistics", "gradients", "parameters", "table", "exchanged", "shards", "rows"
+]
+
+
 class Message(NamedTuple):
     """The message of a communication, with its elements as nccl-tests count them."""
 
-    content: Literal[
-        "activations", "statistics", "gradients", "parameters", "table", "exchanged", "shards", "rows"
-    ]
+    content: Content
     sent: Literal["read", "made"]
     """Whether a rank's values are counted as it reads or as it writes them."""
     values: slice = slice(1)

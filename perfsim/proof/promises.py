@@ -165,12 +165,13 @@ def held_unlike_promised(graph: TaskGraph, plan: Plan) -> Iterator[Fault]:
             continue
         held = [Held(*map(np.array, moment)) for moment in held_at_peak(passes, layers)]
         for weight in WEIGHTS if split else WEIGHTS[:1]:
-            actual, planned = (_peak(moments, weight) for moments in (held, promised))
+            actual, planned = (
+                max(float(at.activations + weight * at.weight_inputs) for at in moments)
+                for moments in (held, promised)
+            )
             if abs(actual - planned) > 1e-9:
-                detail = (
-                    f"at its peak it holds {actual:.4g} micro-batches, "
-                    f"schedule {layout.schedule} promises {planned:.4g}"
-                )
+                promise = f"schedule {layout.schedule} promises {planned:.4g}"
+                detail = f"at its peak it holds {actual:.4g} micro-batches, {promise}"
                 yield Fault("memory", f"stage {stage} (gpu{rank})", "activations in flight", detail)
                 break
 
@@ -189,8 +190,3 @@ def _passes_of_layers(graph: TaskGraph) -> dict[int, list[Slot]]:
         if rank is not None and passed is not None:
             passes.setdefault(rank, []).append(Slot(passed, rank, block, tag))
     return passes
-
-
-def _peak(moments: tuple[Held, ...] | list[Held], weight: float) -> float:
-    """The most that is held, in activations; weight inputs count `weight` each."""
-    return max(float(held.activations + weight * held.weight_inputs) for held in moments)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import cycle, islice, product
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -25,7 +26,6 @@ from perfsim.proof.program import BROKEN, Fault, FaultError, Program
 from perfsim.proof.promises import held_unlike_promised
 from perfsim.proof.provers import prover, small_plan, training_of
 from perfsim.proof.serial import STEPS, SmallTraining
-from perfsim.specs.hardware import SystemSpec
 from perfsim.specs.layout import ContextExchange, Layout, ParallelLayout
 from perfsim.specs.layout_text import text_of
 from perfsim.specs.model import Recompute, RecomputeKeeps, TransformerConfig
@@ -93,15 +93,19 @@ def finite(error: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class Subject:
-    """A graph to prove, as its strategy wrote it or with a fault.
-
-    `without` are removed dependencies; the tensors that tasks read stay the same.
-    """
+    """A graph to prove, as its strategy wrote it or with a fault."""
 
     graph: TaskGraph
     plan: Plan
     training: SmallTraining
     without: Collection[Edge] = ()
+    """Removed dependencies; the tensors that tasks read stay the same."""
+
+    @classmethod
+    def of(cls, plan: Plan, seed: int = 0) -> Subject:
+        """The graph of a small plan, with its small training."""
+        graph = evaluate(plan, costs_for(plan.topology, plan.job.recipe)).graph
+        return cls(graph, plan, training_of(plan, seed))
 
     @cached_property
     def compiled(self) -> tuple[Program, Compiler]:
@@ -110,12 +114,10 @@ class Subject:
         return compiler.compile(), compiler
 
     def lacking(self, edges: Collection[Edge]) -> Subject:
-        """The same graph without some dependencies; the tensors that tasks read stay the same."""
+        """The same graph without some dependencies."""
         subject = replace(self, without=tuple(edges))
-        # Neither cache depends on `without`.
-        subject.__dict__.update(
-            {name: self.__dict__[name] for name in ("compiled", "unfolded") if name in self.__dict__}
-        )
+        for name in {"compiled", "unfolded"} & self.__dict__.keys():  # neither depends on `without`
+            subject.__dict__[name] = self.__dict__[name]
         return subject
 
     @cached_property
@@ -125,11 +127,6 @@ class Subject:
             return unfold(self.graph)
         except GraphError as error:
             raise FaultError(Fault("refused", "the graph", "its groups", str(error))) from None
-
-    @property
-    def num_instances(self) -> int:
-        """Tasks on all ranks."""
-        return len(self.unfolded.task)
 
     def hazards(self) -> Iterator[Fault]:
         """Every missing dependency."""
@@ -150,30 +147,23 @@ class Subject:
         rng = np.random.default_rng(seed)
         graph = self.unfolded.graph
         folded = self.unfolded.task.tolist()
-        edges = zip(graph.dependencies.row_of_value.tolist(), graph.dependencies.values.tolist(), strict=True)
-        unwanted = set(self.without)
-        without = [(a, b) for a, b in edges if (folded[a], folded[b]) in unwanted] if unwanted else []
-        deps = dependencies(graph, without)
+        deps = graph.dependencies
+        if unwanted := set(self.without):
+            edges = zip(deps.row_of_value.tolist(), deps.values.tolist(), strict=True)
+            deps = dependencies(graph, [(a, b) for a, b in edges if (folded[a], folded[b]) in unwanted])
         for _ in range(count):
             yield random_order(deps, rng)
 
     def faults(self) -> list[Fault]:
         """The faults of the graph alone, or if it has none, of one run compared with serial training."""
         try:
-            hazards = list(islice(self.hazards(), MOST_FAULTS))
-            if hazards:
+            if hazards := list(islice(self.hazards(), MOST_FAULTS)):
                 return hazards
             outcome = Outcome()
-            self.executor().run(range(self.num_instances), outcome, thorough=True)
+            self.executor().run(range(len(self.unfolded.task)), outcome, thorough=True)
             return outcome.faults + list(islice(self.mispriced(outcome), MOST_FAULTS))
         except FaultError as error:
             return [error.fault]
-
-
-def subject_of(plan: Plan, seed: int = 0) -> Subject:
-    """The graph of a small plan, with its small training."""
-    graph = evaluate(plan, costs_for(plan.topology, plan.job.recipe)).graph
-    return Subject(graph, plan, training_of(plan, seed))
 
 
 def prove_plan(plan: Plan, orders: int, seed: int) -> Proof:
@@ -186,7 +176,7 @@ def prove_plan(plan: Plan, orders: int, seed: int) -> Proof:
     try:
         evaluation = _evaluated(plan)
         subject = Subject(evaluation.graph, plan, training_of(plan, seed))
-        tasks = subject.num_instances
+        tasks = len(subject.unfolded.task)
         if tasks > MOST_TASKS:
             raise InputError(
                 f"{plan.strategy} {text_of(plan.layout)}: {tasks:,} tasks on all ranks are too many to "
@@ -225,26 +215,21 @@ def _evaluated(plan: Plan) -> Evaluation:
     except (GraphError, DeadlockError) as error:
         raise FaultError(Fault("refused", plan.strategy, "the graph", str(error))) from error
     except BROKEN as error:
-        trace = error.__traceback__
-        while trace is not None and trace.tb_next is not None:
-            trace = trace.tb_next
-        where = "somewhere"
-        if trace is not None:
-            code = trace.tb_frame.f_code
-            module = trace.tb_frame.f_globals.get("__name__", "")
-            where = f"in {module}.{code.co_qualname}, line {trace.tb_lineno}"
-        detail = f"it cannot be written or run, {where}"
+        *_, (frame, line) = walk_tb(error.__traceback__)
+        where = f"{frame.f_globals.get('__name__', '')}.{frame.f_code.co_qualname}, line {line}"
+        detail = f"it cannot be written or run, in {where}"
         raise FaultError.of("refused", plan.strategy, "the graph", detail, error) from error
 
 
 def described(plan: Plan) -> str:
     """A layout in words, with the features that its proof exercises."""
-    features = prover(plan.system.kind).features(plan)
-    return ", ".join([text_of(plan.layout), *(feature for feature, holds in features.items() if holds)])
+    features = prover(plan.system.kind).features(plan).items()
+    return ", ".join([text_of(plan.layout), *(feature for feature, holds in features if holds)])
 
 
 MODES: tuple[Recompute, ...] = ("none", "selective", "full")
 INTERLEAVED = 2
+RECIPE = "gpt3_pretraining"
 
 
 class Case(NamedTuple):
@@ -267,6 +252,20 @@ class Case(NamedTuple):
         """Number of devices."""
         return self.layout.num_devices if self.layout else 2
 
+    def plan(self, model: TransformerConfig, catalog: Catalog) -> Plan:
+        """The small plan of a case of the catalogue."""
+        chosen = strategy(self.strategy)
+        recipe = catalog.recipe(RECIPE).ran_with(
+            overlap_grad_reduce=self.overlap,
+            overlap_param_gather=self.ahead,
+            recompute_keeps=self.keeps,
+        )
+        recipe = recipe.model_copy(update={"expert_capacity": self.capacity})
+        topology = build_topology(catalog.system(prover(chosen.system_kind).system), self.devices)
+        job = Job(model, recipe, 8 * self.devices)
+        layout: Layout = self.layout or next(iter(chosen.layouts(job, topology)))
+        return small_plan(chosen, job, topology, layout, self.microbatches)
+
 
 def catalogue_cases(*, experts: bool = False) -> list[Case]:
     """Every case; strategies of other packages take the first layout that they list.
@@ -275,9 +274,8 @@ def catalogue_cases(*, experts: bool = False) -> list[Case]:
     """
     if experts:
         return [*_experts(), *_weight_streaming()]
-    of_other_packages = [Case(name, None) for name in strategy_names() if name not in STRATEGIES]
-    built_in = (_data_or_tensor, _pipeline, _three_d, _context, _offload, _weight_streaming)
-    return [*(case for cases in built_in for case in cases()), *of_other_packages]
+    cases = [*_data_or_tensor(), *_pipeline(), *_three_d(), *_context(), *_offload(), *_weight_streaming()]
+    return cases + [Case(name, None) for name in strategy_names() if name not in STRATEGIES]
 
 
 def _data_or_tensor() -> Iterator[Case]:
@@ -306,8 +304,7 @@ def _pipeline() -> Iterator[Case]:
 def _three_d() -> Iterator[Case]:
     """Every schedule with every ZeRO stage, states sharded in groups, and parameters gathered ahead.
 
-    Recompute modes and overlap alternate. Parameters are gathered beside the first forward of a step, also
-    with stages in a V and chunks.
+    Recompute modes and overlap alternate.
     """
     modes = cycle(MODES)
     overlaps = cycle((False, True))
@@ -342,9 +339,8 @@ def _context() -> Iterator[Case]:
         base = ParallelLayout(context=2, context_exchange=exchange)
         yield Case("3d", base)
         yield Case("3d", replace(base, context=4, recompute="full"))
-        yield Case(
-            "3d", replace(base, tensor=2, data=2, sequence_parallel=True, zero_stage=2), 2, overlap=True
-        )
+        sharded = replace(base, tensor=2, data=2, sequence_parallel=True, zero_stage=2)
+        yield Case("3d", sharded, 2, overlap=True)
         yield Case("3d", replace(base, pipeline=2, schedule="zb1p", zero_stage=1), 3)
         yield Case("zero3", replace(base, data=2, zero_stage=3, recompute="full"))
 
@@ -353,7 +349,7 @@ def _experts() -> Iterator[Case]:
     """Expert degrees, schedules, recompute, context ranks, dropped tokens, tensor peers and ZeRO stages."""
     for (ranks, peers), stage in product(((1, 1), (2, 1), (4, 1), (2, 2)), (0, 1)):
         layout = ParallelLayout(data=4, expert=ranks, expert_tensor=peers, zero_stage=stage)
-        yield Case("3d", layout, 2, overlap=stage == 0)
+        yield Case("3d", layout, overlap=stage == 0)
     base = ParallelLayout(data=2, expert=2)
     for mode in ("full", "selective"):
         yield Case("3d", replace(base, recompute=mode))
@@ -375,25 +371,22 @@ def _experts() -> Iterator[Case]:
     for layout in (base, replace(base, data=2), replace(base, expert=1)):
         yield Case("3d", replace(layout, zero_stage=2), 3, overlap=True, ahead=layout.data > base.expert)
         yield Case("zero3", replace(layout, zero_stage=3, recompute="full"))
-    zbv = ParallelLayout(pipeline=2, data=2, virtual_pipeline=2, schedule="zbv", zero_stage=2)
-    yield Case("3d", zbv, 4)
-    with_tensor = ParallelLayout(tensor=2, data=4, sequence_parallel=True, zero_stage=3, expert=2)
-    yield Case("zero3", with_tensor)
+    yield Case("3d", ParallelLayout(pipeline=2, data=2, virtual_pipeline=2, schedule="zbv", zero_stage=2), 4)
+    yield Case("zero3", replace(base, tensor=2, sequence_parallel=True, zero_stage=3))
 
 
 def _offload() -> Iterator[Case]:
     """Optimizer and parameters on the host, with every ZeRO stage, pipelines, tensor peers and recompute."""
     off = ParallelLayout(offload_optimizer="cpu")
-    yield Case("3d", off, 2)
+    yield Case("3d", off)
     yield Case("3d", replace(off, tensor=2, pipeline=2, recompute="full"), 3)
     for stage, overlap in product((0, 1, 2, 3), (False, True)):
         yield Case("3d", replace(off, data=2, zero_stage=stage), 3, overlap)
     yield Case("3d", replace(off, tensor=2, pipeline=2, data=2, zero_stage=1), 3, overlap=True)
     yield Case("3d", replace(off, tensor=2, data=2, zero_stage=2), 3, overlap=True)
     for mode in MODES:
-        yield Case("3d", ParallelLayout(tensor=2, recompute=mode, offload_activations="cpu"), 2)
-        layout = replace(off, data=2, zero_stage=3, offload_param="cpu", recompute=mode)
-        yield Case("zero3", layout, 2)
+        yield Case("3d", ParallelLayout(tensor=2, recompute=mode, offload_activations="cpu"))
+        yield Case("zero3", replace(off, data=2, zero_stage=3, offload_param="cpu", recompute=mode))
 
 
 def _chunks(schedule: str) -> int:
@@ -411,7 +404,6 @@ def _weight_streaming() -> Iterator[Case]:
 
 # `perfsim prove`: the plans of a request, their proofs and the overall result.
 
-RECIPE = "gpt3_pretraining"
 DEFAULT_ORDERS = 10
 
 Progress = Callable[[str], None]
@@ -496,10 +488,8 @@ def plans_of(request: Request) -> Iterator[Plan]:
     idle = [name for name, value in given.items() if value is not None and not request.layout]
     if idle:
         said = " and ".join(idle)
-        verb = "is" if len(idle) == 1 else "are"
-        raise InputError(
-            [Problem(f"{said} {verb} for a --layout", help=f"add --layout, or leave out {said}")]
-        )
+        problem = f"{said} {'is' if len(idle) == 1 else 'are'} for a --layout"
+        raise InputError([Problem(problem, help=f"add --layout, or leave out {said}")])
     kind = _kind_of(request.target, catalog)
     if kind == "sweep":
         said = f"{request.target} is a sweep, and sweeps are not supported"
@@ -517,7 +507,7 @@ def plans_of(request: Request) -> Iterator[Plan]:
         return
     for case in catalogue_cases(experts=model.experts is not None):
         if request.strategy in ("", case.strategy):
-            yield plan_of_case(case, model, catalog)
+            yield case.plan(model, catalog)
 
 
 def _kind_of(target: str, catalog: Catalog) -> Literal["model", "study", "sweep"]:
@@ -540,39 +530,21 @@ def _of_study(request: Request, catalog: Catalog) -> Iterator[Plan]:
     if request.layout:
         raise InputError([Problem("--layout is for a model", help="a study chooses its layouts itself")])
     spec = changed_study(load_study(request.target, catalog), request.changes, catalog)
-    result = run_study(spec, [request.strategy] if request.strategy else [])
-    for candidate in result.candidates:
+    for candidate in run_study(spec, [request.strategy] if request.strategy else []).candidates:
         plan = candidate.run.plan
         chosen = strategy(plan.strategy)
         yield small_plan(chosen, plan.job, plan.topology, plan.layout, plan.num_microbatches)
 
 
 def _of_layout(request: Request, model: TransformerConfig, catalog: Catalog) -> Plan:
-    name = request.strategy or "3d"
-    chosen = strategy(name)
+    """The small plan of a layout that the request names."""
+    chosen = strategy(request.strategy or "3d")
     of_kind = prover(chosen.system_kind)
-    system = catalog.system(of_kind.system)
     layout = machine(chosen.system_kind).parse_layout(request.layout, request.devices or 1)
-    recipe = catalog.recipe(RECIPE)
     sequences = layout.data * layout.micro_batch_size
     batch = request.batch or sequences * 2 * layout.pipeline
     if batch % sequences and of_kind.even_batches:
         raise InputError(f"--batch {batch} is not a multiple of data x micro_batch_size, {sequences}")
-    topology = build_topology(system, request.devices or layout.num_devices)
-    return small_plan(chosen, Job(model, recipe, batch), topology, layout, max(1, -(-batch // sequences)))
-
-
-def plan_of_case(case: Case, model: TransformerConfig, catalog: Catalog) -> Plan:
-    """The small plan of a case of the catalogue."""
-    system: SystemSpec = catalog.system(prover(strategy(case.strategy).system_kind).system)
-    recipe = catalog.recipe(RECIPE).ran_with(
-        overlap_grad_reduce=case.overlap,
-        overlap_param_gather=case.ahead,
-        recompute_keeps=case.keeps,
-    )
-    recipe = recipe.model_copy(update={"expert_capacity": case.capacity})
-    chosen = strategy(case.strategy)
-    topology = build_topology(system, case.devices)
-    job = Job(model, recipe, 8 * case.devices)
-    layout: Layout = case.layout or next(iter(chosen.layouts(job, topology)))
-    return small_plan(chosen, job, topology, layout, case.microbatches)
+    topology = build_topology(catalog.system(of_kind.system), request.devices or layout.num_devices)
+    job = Job(model, catalog.recipe(RECIPE), batch)
+    return small_plan(chosen, job, topology, layout, max(1, -(-batch // sequences)))

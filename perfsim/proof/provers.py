@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from perfsim.proof.promises import GpuPrices, Prices, StreamingPrices
 from perfsim.proof.serial import MAX_NORM, STEPS, SmallTraining
 from perfsim.proof.wafer import WaferCompiler
 from perfsim.specs.layout import Layout, ParallelLayout
-from perfsim.specs.model import Experts, LatentAttention, TransformerConfig
+from perfsim.specs.model import LatentAttention, TransformerConfig
 from perfsim.specs.optimizers import OPTIMIZERS
 from perfsim.specs.recipe import Job
 from perfsim.specs.streaming_layout import StreamingLayout
@@ -34,6 +34,14 @@ FEW_STAGES = 4
 """Up to this many stages, each has two layers."""
 
 
+HEAD_SIZE = 4
+LEAST_SEQUENCE = 4
+VOCABULARY = 13
+EXPERTS_OF_RANK = 2
+WINDOW = 3
+"""Positions of a window: fewer than a sequence has."""
+
+
 class Parts(NamedTuple):
     """What a small model has to divide into."""
 
@@ -46,6 +54,60 @@ class Parts(NamedTuple):
     expert_peers: int = 1
     """Ranks that share every expert."""
 
+    @property
+    def sequence(self) -> int:
+        """A few tokens, equally many in each part, and as many for every expert."""
+        period = self.positions * (EXPERTS_OF_RANK * self.experts if self.experts > 1 else 1)
+        return -(-LEAST_SEQUENCE // period) * period
+
+    def model(self, model: TransformerConfig, num_layers: int, modules: int = 0) -> TransformerConfig:
+        """A model with the same features and few layers, heads and words, divisible into the parts.
+
+        It has so many `modules` of multi-token prediction. Latents are narrower than their heads, which are
+        as wide as plain ones; values are narrower. Routed experts are two a rank, at most two for a token,
+        behind a dense layer if some layers are dense.
+        """
+        shared = min(2, model.num_attention_heads // model.query_groups)
+        groups = self.heads if shared > 1 else max(self.heads, 2)
+        hidden = groups * shared * HEAD_SIZE
+        latent = model.latent_attention and LatentAttention(
+            q_lora_rank=model.latent_attention.q_lora_rank and HEAD_SIZE + 1,
+            kv_lora_rank=HEAD_SIZE - 1,
+            qk_nope_head_dim=HEAD_SIZE // 2,
+            qk_rope_head_dim=HEAD_SIZE // 2,
+            v_head_dim=HEAD_SIZE - 1,
+        )
+        update = {
+            "name": f"{model.name} made small",
+            "num_layers": num_layers,
+            "num_attention_heads": groups * shared,
+            "num_query_groups": groups if shared > 1 else None,
+            "hidden_size": hidden,
+            "ffn_hidden_size": 2 * hidden,
+            "vocab_size": VOCABULARY,
+            "head_dim": None,
+            "latent_attention": latent,
+            "sliding_window": WINDOW if model.sliding_window else None,
+            "sliding_window_pattern": 2 if model.sliding_window_pattern else None,
+            "qk_layernorm": model.qk_layernorm and latent is None,
+            "mtp_num_layers": modules,
+            "max_position_embeddings": self.sequence,
+        }
+        if experts := model.experts:
+            dense = 1 if experts.first_dense_layers else 0
+            of_experts = {
+                "num_experts": EXPERTS_OF_RANK * self.experts,
+                "top_k": min(2, experts.top_k),
+                "ffn_hidden_size": 2 * self.expert_peers,
+                "shared_ffn_hidden_size": 3 * self.heads if experts.shared_ffn_hidden_size else 0,
+                "first_dense_layers": dense,
+                "interval": 1 if dense else min(2, experts.interval),
+                "groups": 1,
+                "top_groups": 1,
+            }
+            update["experts"] = experts.model_copy(update=of_experts)
+        return model.model_copy(update=update)
+
 
 class _Prover(ABC):
     """What differs between kinds of machine in a proof."""
@@ -54,6 +116,10 @@ class _Prover(ABC):
     """The system of catalogue proofs; it affects the simulated order, not the numbers."""
     even_batches: bool
     """Whether a batch has to be a multiple of the replicas' micro-batches."""
+    compiler: Callable[[TaskGraph, SmallTraining, Any], Compiler]
+    """The compiler of a plan's graph into a program."""
+    prices: Callable[[Any], Prices]
+    """How a plan's graph counts bytes and elements."""
 
     @abstractmethod
     def small_layout(self, layout: Any) -> Layout:
@@ -72,14 +138,6 @@ class _Prover(ABC):
         """What the small model has to divide into."""
 
     @abstractmethod
-    def compiler(self, graph: TaskGraph, training: SmallTraining, plan: Any) -> Compiler:
-        """The compiler of a graph into a program."""
-
-    @abstractmethod
-    def prices(self, plan: Any) -> Prices:
-        """How a plan's graph counts bytes and elements."""
-
-    @abstractmethod
     def features(self, plan: Any) -> Mapping[str, bool]:
         """Features in words, and whether a proof of a plan exercises them."""
 
@@ -93,6 +151,8 @@ class _GpuProver(_Prover):
 
     system = "dgx-a100-80gb"
     even_batches = True
+    compiler = GpuCompiler
+    prices = GpuPrices
 
     def small_layout(self, layout: ParallelLayout) -> ParallelLayout:
         """Uneven stages stay uneven: none, one or two layers where there were none, one or more."""
@@ -118,17 +178,10 @@ class _GpuProver(_Prover):
 
     def parts(self, layout: ParallelLayout) -> Parts:
         """Heads of each tensor peer, with an all-to-all also of each context rank; positions of each rank."""
-        exchanges = layout.context_exchange == "all_to_all"
-        heads = layout.tensor * (layout.context if exchanges else 1)
-        halves = 2 if layout.context > 1 else 1
-        positions = layout.tensor * layout.context * halves
-        return Parts(heads, positions, layout.context > 1, layout.expert, layout.expert_tensor)
-
-    def compiler(self, graph: TaskGraph, training: SmallTraining, plan: ThreeDPlan) -> Compiler:
-        return GpuCompiler(graph, training, plan)
-
-    def prices(self, plan: ThreeDPlan) -> Prices:
-        return GpuPrices(plan)
+        heads = layout.tensor * (layout.context if layout.context_exchange == "all_to_all" else 1)
+        divided = layout.context > 1
+        positions = layout.tensor * layout.context * (2 if divided else 1)
+        return Parts(heads, positions, divided, layout.expert, layout.expert_tensor)
 
     def max_norm(self, plan: ThreeDPlan) -> float:
         """Infinite under a skewed schedule: it checks the norm after the update [2401.10241 section 4]."""
@@ -154,6 +207,8 @@ class _StreamingProver(_Prover):
 
     system = "cs-2"
     even_batches = False
+    compiler = WaferCompiler
+    prices = StreamingPrices
 
     def small_layout(self, layout: StreamingLayout) -> StreamingLayout:
         """The layout without stream chunks, which the executor does not support."""
@@ -169,16 +224,6 @@ class _StreamingProver(_Prover):
 
     def parts(self, layout: StreamingLayout) -> Parts:
         return Parts(layout.tensor, layout.tensor)
-
-    def compiler(self, graph: TaskGraph, training: SmallTraining, plan: StreamingPlan) -> Compiler:
-        """The executor of streamed graphs; a device holds as many layers as are prefetched."""
-        system = plan.topology.system
-        blocks = plan.job.model.num_layers + 2
-        slots = 1 + min(system.streaming.prefetch_depth, 2 * blocks - 1)
-        return WaferCompiler(graph, training, plan, slots)
-
-    def prices(self, plan: StreamingPlan) -> Prices:
-        return StreamingPrices(plan)
 
     def features(self, plan: StreamingPlan) -> Mapping[str, bool]:
         layout = plan.layout
@@ -200,85 +245,8 @@ def prover(kind: str) -> _Prover:
     return PROVERS[kind]
 
 
-# Small plans: the stages, ranks and micro-batches of a plan, on a model small enough to execute.
-
-HEAD_SIZE = 4
-LEAST_SEQUENCE = 4
-VOCABULARY = 13
-EXPERTS_OF_RANK = 2
 MOST_MODULES = 2
 """Of multi-token prediction."""
-WINDOW = 3
-"""Positions of a window: fewer than a sequence has."""
-
-
-def small_model(
-    model: TransformerConfig, parts: Parts, num_layers: int, modules: int = 0
-) -> TransformerConfig:
-    """A model with the same features and few layers, heads and words, divisible into the parts.
-
-    It has so many `modules` of multi-token prediction.
-    """
-    shared = min(2, model.num_attention_heads // model.query_groups)
-    groups = parts.heads if shared > 1 else max(parts.heads, 2)
-    hidden = groups * shared * HEAD_SIZE
-    return model.model_copy(
-        update={
-            "name": f"{model.name} made small",
-            "num_layers": num_layers,
-            "num_attention_heads": groups * shared,
-            "num_query_groups": groups if shared > 1 else None,
-            "hidden_size": hidden,
-            "ffn_hidden_size": 2 * hidden,
-            "vocab_size": VOCABULARY,
-            "experts": _small_experts(model.experts, parts),
-            "head_dim": None,
-            "latent_attention": _small_latents(model.latent_attention),
-            "sliding_window": WINDOW if model.sliding_window else None,
-            "sliding_window_pattern": 2 if model.sliding_window_pattern else None,
-            "qk_layernorm": model.qk_layernorm and model.latent_attention is None,
-            "mtp_num_layers": modules,
-            "max_position_embeddings": small_sequence(parts),
-        }
-    )
-
-
-def _small_latents(latent: LatentAttention | None) -> LatentAttention | None:
-    """Latents narrower than their heads, which are as wide as plain ones; values are narrower."""
-    if latent is None:
-        return None
-    return LatentAttention(
-        q_lora_rank=latent.q_lora_rank and HEAD_SIZE + 1,
-        kv_lora_rank=HEAD_SIZE - 1,
-        qk_nope_head_dim=HEAD_SIZE // 2,
-        qk_rope_head_dim=HEAD_SIZE // 2,
-        v_head_dim=HEAD_SIZE - 1,
-    )
-
-
-def _small_experts(experts: Experts | None, parts: Parts) -> Experts | None:
-    """Two experts a rank, at most two for a token, behind a dense layer if some layers are dense."""
-    if experts is None:
-        return None
-    dense = 1 if experts.first_dense_layers else 0
-    return experts.model_copy(
-        update={
-            "num_experts": EXPERTS_OF_RANK * parts.experts,
-            "top_k": min(2, experts.top_k),
-            "ffn_hidden_size": 2 * parts.expert_peers,
-            "shared_ffn_hidden_size": 3 * parts.heads if experts.shared_ffn_hidden_size else 0,
-            "first_dense_layers": dense,
-            "interval": 1 if dense else min(2, experts.interval),
-            "groups": 1,
-            "top_groups": 1,
-        }
-    )
-
-
-def small_sequence(parts: Parts) -> int:
-    """A few tokens, equally many in each part, and as many for every expert."""
-    period = parts.positions * (EXPERTS_OF_RANK * parts.experts if parts.experts > 1 else 1)
-    return -(-LEAST_SEQUENCE // period) * period
 
 
 def small_plan(strategy: Strategy, job: Job, topology: Topology, layout: Layout, microbatches: int) -> Plan:
@@ -293,13 +261,13 @@ def small_plan(strategy: Strategy, job: Job, topology: Topology, layout: Layout,
     group = layout.shard_group if isinstance(layout, ParallelLayout) else None
     if model.experts is not None and group is not None:
         # Sums over groups are told from those of experts by their ranks.
-        problem = Problem(f"experts are not executed with shard_group {group}", help="prove it without")
-        raise InputError([problem])
+        said = f"experts are not executed with shard_group {group}"
+        raise InputError([Problem(said, help="prove it without")])
     parts = of_kind.parts(layout)
     without = of_kind.without_modules(layout)
     modules = 0 if without else min(MOST_MODULES, model.mtp_num_layers)
-    small = small_model(model, parts, of_kind.small_layers(layout, modules), modules)
-    length = small_sequence(parts)
+    small = parts.model(model, of_kind.small_layers(layout, modules), modules)
+    length = parts.sequence
     update = {
         "seq_length": length,
         "lm_head_positions": length // 2 if job.recipe.lm_head_positions else None,
@@ -322,9 +290,12 @@ def small_plan(strategy: Strategy, job: Job, topology: Topology, layout: Layout,
 def training_of(plan: Plan, seed: int) -> SmallTraining:
     """The small training of a plan."""
     job = plan.job
-    positions = job.recipe.lm_head_positions or job.seq_length
-    max_norm = prover(plan.system.kind).max_norm(plan)
-    capacity = job.recipe.expert_capacity
     return SmallTraining(
-        job.model, job.seq_length, positions, job.global_batch_size, seed, max_norm, capacity
+        job.model,
+        job.seq_length,
+        job.recipe.lm_head_positions or job.seq_length,
+        job.global_batch_size,
+        seed,
+        prover(plan.system.kind).max_norm(plan),
+        job.recipe.expert_capacity,
     )

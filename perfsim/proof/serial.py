@@ -116,18 +116,15 @@ class SmallTraining:
         rng = np.random.default_rng([self.seed, 0])
         weights: dict[int, Weights] = {}
         for block in blocks(self.model):
-            layout = self.share.layouts[block]
-            weights[block] = {name: _drawn(rng, name, shape) for name, shape in layout.shapes.items()}
+            weights[block] = {}
+            for name, shape in self.share.layouts[block].shapes.items():
+                around = 1.0 if name.endswith(".scale") else 0.0
+                wide = len(shape) > 1 and not name.endswith("_bias")
+                deviation = 0.5 / np.sqrt(shape[-1] if name in WORDS.values() else shape[-2]) if wide else 0.1
+                weights[block][name] = around + deviation * rng.standard_normal(shape)
         if self.model.tied_embeddings:
             weights[HEAD][WORDS[HEAD]] = weights[EMBEDDING][WORDS[EMBEDDING]].copy()
         return weights
-
-
-def _drawn(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Floats:
-    around = 1.0 if name.endswith(".scale") else 0.0
-    wide = len(shape) > 1 and not name.endswith("_bias")
-    deviation = 0.5 / np.sqrt(shape[-1] if name in WORDS.values() else shape[-2]) if wide else 0.1
-    return around + deviation * rng.standard_normal(shape)
 
 
 @lru_cache(maxsize=64)
@@ -190,13 +187,12 @@ def train(training: SmallTraining) -> list[Record]:
         flats = {
             block: layouts[block].flat(parts.items()) for block, parts in record.weight_gradients.items()
         }
-        record.squared_norm = sum(
-            float(np.sum(layouts[block].counted * gradient**2)) for block, gradient in flats.items()
-        )
+        squares = [float(np.sum(layouts[block].counted * flat**2)) for block, flat in flats.items()]
+        record.squared_norm = sum(squares)
         record.clipping = clipping(record.squared_norm, training.max_norm)
-        for block, before in list(weights.items()):
-            gradient = record.clipping * flats[block]
-            flat, moments[block] = adam(layouts[block].flat(before.items()), gradient, moments[block])
+        for block, parts in weights.items():
+            before = layouts[block].flat(parts.items())
+            flat, moments[block] = adam(before, record.clipping * flats[block], moments[block])
             weights[block] = layouts[block].views(flat)
         record.weights = dict(weights)
         records.append(record)
@@ -252,17 +248,15 @@ def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -
         count = training.num_later_tokens if ahead else training.num_tokens
         run = blocks_run[block]
         scored = run.values["scores"]
-        of_tokens = statistics(scored, targets, share)
-        losses, run.gradients["scores"] = cross_entropy(scored, of_tokens, targets, count, share)
+        of_words = statistics(scored, targets, share)
+        losses, run.gradients["scores"] = cross_entropy(scored, of_words, targets, count, share)
         return losses
 
     record.hidden.append(forward(EMBEDDING, ("lookup",), None))
-    layer_parts = (*ATTENTION, *FEED_FORWARD)
     modules = range(num_layers, num_layers + training.model.mtp_num_layers)
-    for layer in range(num_layers):
-        record.hidden.append(forward(layer, layer_parts, record.hidden[-1]))
-    for layer in modules:
-        record.hidden.append(forward(layer, (*layer_parts, "scores"), record.hidden[-1]))
+    for layer in (*range(num_layers), *modules):
+        scored = ("scores",) if layer in modules else ()
+        record.hidden.append(forward(layer, (*ATTENTION, *FEED_FORWARD, *scored), record.hidden[-1]))
     forward(HEAD, ("scores",), record.hidden[num_layers])
     d = np.zeros_like(record.hidden[0])
     for layer in (*reversed(modules), HEAD, *reversed(range(num_layers))):
@@ -283,7 +277,7 @@ def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -
     backward(EMBEDDING, ("lookup",), d)
     record.weight_gradients = {block: layouts[block].views(flat) for block, flat in flats.items()}
     if training.model.tied_embeddings:
-        of_blocks = record.weight_gradients
-        both = of_blocks[EMBEDDING][WORDS[EMBEDDING]] + of_blocks[HEAD][WORDS[HEAD]]
-        of_blocks[EMBEDDING][WORDS[EMBEDDING]] = of_blocks[HEAD][WORDS[HEAD]] = both
+        both = sum(record.weight_gradients[block][words] for block, words in WORDS.items())
+        for block, words in WORDS.items():
+            record.weight_gradients[block][words] = np.asarray(both)
     return record

@@ -7,22 +7,16 @@ there when it runs.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Literal
+from itertools import compress
+from operator import not_
+from typing import Any
 
 import numpy as np
 
 from perfsim.base.arrays import Ints
 from perfsim.proof.compute import Compiler, Operation, Target
 from perfsim.proof.parameters import WORDS, Share, with_experts
-from perfsim.proof.program import (
-    SHARED,
-    Cell,
-    Claim,
-    Message,
-    Tensor,
-    Values,
-    summed,
-)
+from perfsim.proof.program import SHARED, Cell, Claim, Content, Message, Tensor, Values, summed
 from perfsim.proof.serial import Moments, SmallTraining, adam
 from perfsim.strategies.streaming.passes import StreamingPlan
 from perfsim.work import EMBEDDING, HEAD, Task, TaskGraph
@@ -32,16 +26,15 @@ ROOM = 2
 
 
 class WaferCompiler(Compiler):
-    """Compiles graphs of `weight-streaming`.
+    """Compiles graphs of `weight-streaming`."""
 
-    A wafer has `slots` buffers for arriving weights.
-    """
-
-    def __init__(self, graph: TaskGraph, training: SmallTraining, plan: StreamingPlan, slots: int) -> None:
+    def __init__(self, graph: TaskGraph, training: SmallTraining, plan: StreamingPlan) -> None:
         super().__init__(graph, training, plan.job.runtime)
         self.layout = plan.layout
-        self.slots = slots
-        self.prefetch = plan.topology.system.activation_servers.prefetch
+        system = plan.topology.system
+        self.slots = 1 + min(system.streaming.prefetch_depth, 2 * (plan.job.model.num_layers + 2) - 1)
+        """Buffers of a wafer for arriving weights: of as many blocks as are prefetched, and of one more."""
+        self.prefetch = system.activation_servers.prefetch
         out = [task.reads[0] for task in graph.tasks() if task.work.op == "spill"]
         self.leaving = {handle: Cell(0, "slot of leaving inputs", n % ROOM) for n, handle in enumerate(out)}
         """The buffer of each tensor that will be spilled."""
@@ -73,55 +66,50 @@ class WaferCompiler(Compiler):
     def read_store(self, task: Task) -> None:
         """MemoryX sends the weights of a block from DRAM, where flash may have staged them."""
         staged = any(handle in self.staged for handle in task.reads)
-        self._read([] if staged else [Cell(SHARED, "weights", task.block)], "parameters")
+        self._read("parameters", [] if staged else [Cell(SHARED, "weights", task.block)])
 
     def flash_read(self, task: Task) -> None:
         """Copy weights to be sent, or optimizer states for an update, from flash to DRAM."""
         if task.work.category == "update":
-            self._copy(Cell(SHARED, "moments in flash", task.block), Cell(SHARED, "moments", task.block))
+            self._copy([Cell(SHARED, "moments in flash", task.block)], [Cell(SHARED, "moments", task.block)])
             return
         self.staged.add(task.writes[0])
-        self._read([Cell(SHARED, "weights in flash", task.block)], "parameters")
+        self._read("parameters", [Cell(SHARED, "weights in flash", task.block)])
 
     def flash_write(self, task: Task) -> None:
         """Copy updated states from DRAM to flash; words that embedding and LM head share for both."""
         made = [("moments", task.block), ("weights", task.block)]
         if task.block == EMBEDDING and self.training.model.tied_embeddings:
             made.append(("weights", HEAD))
-        pairs = [(Cell(SHARED, name, of), Cell(SHARED, f"{name} in flash", of)) for name, of in made]
-        self._copy(*(cell for pair in pairs for cell in pair))
+        for_flash = [Cell(SHARED, f"{name} in flash", of) for name, of in made]
+        self._copy([Cell(SHARED, name, of) for name, of in made], for_flash)
 
     def spill(self, task: Task) -> None:
         """Move a group's kept activations off the wafer: its input, or all activations of a layer."""
         if self.layout.recompute_layers:
-            self._read([self.leaving[task.reads[0]]], "activations")
+            self._read("activations", [self.leaving[task.reads[0]]])
         else:
-            self._copy(self.frame(), Cell(self.place, "spilled activations", task.block))
+            self._copy([self.frame()], [Cell(self.place, "spilled activations", task.block)])
 
     def fetch(self, task: Task) -> None:
         """Bring a group's spilled activations back."""
         if self.layout.recompute_layers:
             slots = self.in_turn("slot of returning inputs", ROOM)
             self.returned[task.writes[0]] = slots[0]
-            self._read([], "activations", slots)
+            self._read("activations", [], slots)
         else:
-            self._copy(Cell(self.place, "spilled activations", task.block), self.frame())
+            self._copy([Cell(self.place, "spilled activations", task.block)], [self.frame()])
 
-    def _read(
-        self,
-        source: Sequence[Cell],
-        content: Literal["parameters", "activations"],
-        target: Sequence[Cell] = (),
-    ) -> None:
+    def _read(self, content: Content, sources: Sequence[Cell], targets: Sequence[Cell] = ()) -> None:
         """Give the last value read to the task's own tensor, and to other buffers."""
         message = Message(content, "made", blocks=(self.task.block,))
-        count = 1 + len(target)
-        self.add(lambda _, *values: (values[-1],) * count, source, target, message=message)
+        count = 1 + len(targets)
+        self.add(lambda _, *values: (values[-1],) * count, sources, targets, message=message)
 
-    def _copy(self, *pairs: Cell) -> None:
-        """Copy buffers to others, each of which follows its source."""
+    def _copy(self, sources: Sequence[Cell], targets: Sequence[Cell]) -> None:
+        """Copy buffers to others."""
         first = len(self.task.reads)
-        self.add(lambda _, *values: (None, *values[first:]), pairs[::2], pairs[1::2])
+        self.add(lambda _, *values: (None, *values[first:]), sources, targets)
 
     def samples(self, task: Task) -> None:
         """Inputs and targets of a micro-batch arrive on the wafer."""
@@ -148,15 +136,14 @@ class WaferCompiler(Compiler):
     def reduce(self, task: Task) -> None:
         """SwarmX sums the wafers' gradients; MemoryX or the tree adds those of earlier micro-batches."""
         group = self._group(task)
-        shared = [self.handles[handle][0].place == SHARED for handle in task.reads]
-        arriving = [number for number, stays in enumerate(shared) if not stays]
-        stored = [number for number, stays in enumerate(shared) if stays]
+        stored = [self.handles[handle][0].place == SHARED for handle in task.reads]
 
         def kernel(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
             in_group = [inputs for rank, inputs in zip(members, values, strict=True) if rank in group]
-            parts = [inputs[number] for inputs in in_group for number in arriving]
-            total = summed([*(values[0][number] for number in stored), *parts])
-            return [(total,) for _ in members]
+            parts = list(compress(values[0], stored))
+            for inputs in in_group:
+                parts += compress(inputs, map(not_, stored))
+            return [(summed(parts),)] * len(members)
 
         if task.block in WORDS:
             self.vocabulary_gradients[task.block] = Cell(SHARED, "tensor", task.writes[0])
@@ -197,17 +184,15 @@ class WaferCompiler(Compiler):
             weights_of_head[words_of_head] = updated[words]
             return None, gradient, updated, state, weights_of_head, others[1]
 
-        claims = [
-            (2 + 2 * place, Claim("weights", block, self.step, -1)) for place, block in enumerate(blocks)
-        ]
-        claims.append((1, Claim("weight gradient", task.block, self.step, -1)))
-        if tied and task.block == HEAD:  # its words wait for the embedding's
-            claims = []
+        claims = []
+        if not (tied and task.block == HEAD):  # its words wait for the embedding's
+            claims.append((1, Claim("weight gradient", task.block, self.step, -1)))
+            claims += [(2 + 2 * n, Claim("weights", block, self.step, -1)) for n, block in enumerate(blocks)]
         record = Cell(SHARED, f"gradient used in step {self.step + 1}", task.block)
         self.add(run, [*of_head, *states], [record, *states], claims=claims)
 
     # --------------------------------------------------------------------------------- compute
-    def compute(self, operation: Operation) -> None:
+    def compute(self, operation: Operation, *_: Any) -> None:
         """A task that each wafer runs.
 
         The embedding takes the samples out of their slot. The input of a group is kept in a slot while it
@@ -215,19 +200,18 @@ class WaferCompiler(Compiler):
         """
         task = self.task
         samples = Cell(self.place, "samples", EMBEDDING)
-        begins = task.work.op == "embedding.forward"
+        op = task.work.op
+        begins = [samples] if op == "embedding.forward" else []
         reads = [self.sample_slot if begins else samples] if task.block in WORDS else []
         reads += [self.returned[handle] for handle in task.reads if handle in self.returned]
-        leaves = task.work.op.endswith("forward") and task.writes[0] in self.leaving
+        leaves = op.endswith("forward") and task.writes[0] in self.leaving
         out = [self.leaving[task.writes[0]]] if leaves else []
-        forgets = task.work.op == "layer.forward" and self.layout.recompute_layers > 0
-        writes = [*([samples] if begins else []), *out, *([self.frame()] if forgets else [])]
+        forgets = [self.frame()] if op == "layer.forward" and self.layout.recompute_layers else []
 
         def also(read: Values, made: Sequence[Tensor | None]) -> list[Any]:
-            given = [read[0]] if begins else []
-            return [*given, *(made[0] for _ in out), *([{}] if forgets else [])]
+            return [*(read[0] for _ in begins), *(made[0] for _ in out), *({} for _ in forgets)]
 
-        self.perform(operation, reads, writes, also)
+        super().compute(operation, reads, [*begins, *out, *forgets], also)
 
     def weights(self, block: int) -> Cell:
         """The slot in which a block's weights arrived."""

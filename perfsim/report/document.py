@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -13,22 +13,8 @@ _PLAIN = (str, int, bool, type(None))
 
 def document_text(document: Any) -> str:
     """A document as JSON text with sorted keys and a final newline; what is not finite is null."""
-    return f"{_text(plain(document))}\n"
-
-
-def _text(document: Any) -> str:
-    return json.dumps(document, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False)
-
-
-def text_with_rows(document: Mapping[str, Any], name: str, rows: Iterable[Any]) -> Iterator[str]:
-    """`document_text` of a document with `rows` under `name`, row by row, since there may be very many."""
-    before, after = _text(plain({**document, name: []})).split(f'\n  "{name}": []', 1)
-    yield f'{before}\n  "{name}": ['
-    separator = "\n"
-    for row in rows:
-        yield separator + "    " + _text(plain(row)).replace("\n", "\n    ")
-        separator = ",\n"
-    yield f"{'' if separator == chr(10) else chr(10) + '  '}]{after}\n"
+    text = json.dumps(plain(document), sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False)
+    return f"{text}\n"
 
 
 def plain(value: Any) -> Any:
@@ -48,6 +34,4 @@ def plain(value: Any) -> Any:
         return plain(value.tolist())
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    return str(value)
+    return value if isinstance(value, (int, str)) else str(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,8 +11,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from perfsim.report import text
 from perfsim.report.table import Cell, Table
-from perfsim.report.text import NONE, time_unit
 
 # The palette is Okabe and Ito's, which stays distinguishable with every common colour vision; black
 # is not used, because pages have a dark form. Backgrounds are transparent and text is grey, so the
@@ -33,12 +32,10 @@ SERIES = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, GREY)
 """Colours of series; no two series differ in colour only."""
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down")
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-_PATTERNS = ("", "/", "x", ".", "-", "|")
 _GRID = "rgba(128,128,128,0.28)"
 IDEAL = {"color": GREY, "width": 1.5, "dash": "dot"}
 """A line of what would be best."""
 
-BREAK = "<br>"
 LABEL_CHARS = 24
 """Most characters in a line of a label that is wrapped, unless a word is longer."""
 _MOST_TICKS = 8
@@ -46,53 +43,12 @@ _MOST_TICKS = 8
 _LINE_PX = 15
 """Height of a line of a label, with the space between two rows."""
 
-_PART_COLOURS: tuple[tuple[str, str], ...] = (
-    ("mesh", SKY),
-    ("tensor_comm", ORANGE),
-    ("pipeline_comm", GREY),
-    ("data_comm", VERMILLION),
-    ("weight_stream", PURPLE),
-    ("gradient", VERMILLION),
-    ("spill", ORANGE),
-    ("offload", ORANGE),
-    ("input", YELLOW),
-    ("recompute", YELLOW),
-    ("optimizer", GREEN),
-    ("update", GREEN),
-    ("bubble", PALE),
-    ("forward", BLUE),
-    ("backward", SKY),
-    ("compute", BLUE),
-    ("parameter", BLUE),
-    ("weight", PURPLE),
-    ("activation", ORANGE),
-    ("logit", YELLOW),
-    ("workspace", GREY),
-)
-"""The first of these words that a part's name contains decides its colour, in all figures."""
-
-_SPARE = (SKY, GREY, PURPLE, YELLOW)
-
-
-def esc(text: object) -> str:
-    """Text for a Plotly label, which reads a subset of HTML."""
-    return html.escape(str(text), quote=False)
-
 
 def in_lines(label: object) -> str:
     """A label `128 A100, strategy, layout` broken after its machine and in short lines, escaped."""
     parts = str(label).split(", ", 1)
     lines = [line for part in parts for line in textwrap.wrap(part, LABEL_CHARS, break_on_hyphens=False)]
-    return BREAK.join(map(esc, lines))
-
-
-def hovers(table: Table, *names: str) -> list[str]:
-    """What each row says at the pointer: its first cell, and the columns of these names with their units."""
-    lines = [[f"<b>{esc(row[0].value)}</b>"] for row in table.rows]
-    for name in names:
-        for line, words in zip(lines, table.texts(name), strict=True):
-            line += [esc(f"{name}: {words}")] if words not in ("", NONE) else []
-    return [BREAK.join(line) for line in lines]
+    return text.BREAK.join(map(text.esc, lines))
 
 
 def translucent(colour: str, alpha: float = 0.16) -> str:
@@ -101,30 +57,10 @@ def translucent(colour: str, alpha: float = 0.16) -> str:
     return f"rgba({red},{green},{blue},{alpha})"
 
 
-def part_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """A bar marker for each part: its colour by meaning, a hatch where a colour repeats."""
-    used: dict[str, int] = {}
-    styles: dict[str, dict[str, Any]] = {}
-    for index, name in enumerate(names):
-        key = name.replace(" ", "_").replace("_communication", "_comm")
-        colour = next((colour for word, colour in _PART_COLOURS if word in key), _SPARE[index % len(_SPARE)])
-        times = used.get(colour, 0)
-        used[colour] = times + 1
-        styles[name] = {"color": colour, "line": {"width": 0.5, "color": "rgba(60,60,60,0.55)"}}
-        if times:
-            hatch = {"fgcolor": "#222222", "fgopacity": 0.75, "size": 7, "solidity": 0.2}
-            shape = _PATTERNS[times % len(_PATTERNS)]
-            styles[name]["pattern"] = {"shape": shape, "fillmode": "overlay"} | hatch
-    return styles
-
-
-# Axes.
-
-
 def axis(title: str, **more: Any) -> dict[str, Any]:
     """An axis with the house's grid; markup in its title is escaped."""
     style: dict[str, Any] = {
-        "title": {"text": esc(title), "standoff": 8},
+        "title": {"text": text.esc(title), "standoff": 8},
         "gridcolor": _GRID,
         "linecolor": _GRID,
         "zeroline": False,
@@ -138,10 +74,7 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
 
 
 def log_axis(title: str, values: Iterable[float], *, at_values: bool = False, **more: Any) -> dict[str, Any]:
-    """A logarithmic axis whose ticks are written out: 20, 50, 100 and not 2, 5, 100.
-
-    They are round numbers that span the values, or with `at_values` some of these themselves.
-    """
+    """A logarithmic axis with round ticks that span the values, or with `at_values` some of these."""
     known = sorted(set(values), reverse=True)
     ticks = sorted(known[:: math.ceil(len(known) / _MOST_TICKS)]) if at_values else _log_ticks(known)
     shown = {"tickmode": "array", "tickvals": ticks, "ticktext": [_short(tick) for tick in ticks]}
@@ -173,12 +106,9 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-# Marks.
-
-
-def _drawn(values: Iterable[float]) -> list[float]:
+def _drawn(value: float) -> float:
     """Six digits, which are enough to draw and keep every length above zero."""
-    return [float(f"{value:.6g}") for value in values]
+    return float(f"{value:.6g}")
 
 
 def bars(
@@ -194,14 +124,14 @@ def bars(
 ) -> go.Bar:
     """Horizontal bars under labels, from zero or from `starts`, with words `written` at their ends."""
     if starts is not None:
-        more["base"] = _drawn(starts)
+        more["base"] = list(map(_drawn, starts))
     if written is not None:
         more |= {"text": written, "textposition": "outside", "cliponaxis": False}
     return go.Bar(
         orientation="h",
-        name=esc(name),
+        name=text.esc(name),
         y=labels,
-        x=_drawn(lengths),
+        x=list(map(_drawn, lengths)),
         marker=marker,
         customdata=hover,
         hovertemplate="%{customdata}<extra></extra>",
@@ -215,7 +145,7 @@ def marks(
     """Marks at points; `hover` is what each says."""
     template = "%{customdata}<extra></extra>"
     look = {"mode": "markers", "marker": marker, "customdata": hover, "hovertemplate": template}
-    return go.Scatter(name=esc(name), x=x, y=y, **(look | more))
+    return go.Scatter(name=text.esc(name), x=x, y=y, **(look | more))
 
 
 def line(
@@ -224,14 +154,14 @@ def line(
     """A line without marks that says nothing at the pointer; without a name it is not in the legend."""
     named = bool(name)
     return go.Scatter(
-        x=x, y=y, mode="lines", line=look, name=esc(name), showlegend=named, hoverinfo="skip", **more
+        x=x, y=y, mode="lines", line=look, name=text.esc(name), showlegend=named, hoverinfo="skip", **more
     )
 
 
 def limits(name: str, x: Sequence[float], labels: Sequence[Any], hover: Sequence[str]) -> go.Scatter:
     """Upright strokes across the rows of a figure of bars."""
     stroke = {"symbol": "line-ns", "size": 20, "line": {"width": 3, "color": VERMILLION}}
-    return marks(name, _drawn(x), labels, stroke, hover)
+    return marks(name, list(map(_drawn, x)), labels, stroke, hover)
 
 
 def curve(
@@ -255,28 +185,29 @@ def curve(
     marked = marks(
         name,
         devices,
-        _drawn(table.values(y)),
+        list(map(_drawn, table.values(y))),
         looks | marker,
         hover,
         mode="lines+markers",
-        legendgroup=esc(group or name),
+        legendgroup=text.esc(group or name),
         line={"color": colour, "dash": dash or _DASHES[index % len(_DASHES)], "width": 2},
     )
     bands = table.bands(y)
     if all(low == high for low, high in bands):
         return [marked]
     ends = [*(high for _, high in bands), *(low for low, _ in reversed(bands))]
-    filled = {"fill": "toself", "fillcolor": translucent(colour), "legendgroup": esc(group or name)}
-    return [line([*devices, *reversed(devices)], _drawn(ends), {"width": 0}, **filled), marked]
+    filled = {"fill": "toself", "fillcolor": translucent(colour), "legendgroup": text.esc(group or name)}
+    return [line([*devices, *reversed(devices)], list(map(_drawn, ends)), {"width": 0}, **filled), marked]
 
 
 def error_bars(cells: Sequence[Cell], scale: float, colour: str) -> dict[str, Any]:
     """From each cell to the low and the high end of its band, in units of `scale`."""
-    reach = [
-        _drawn(abs(end - cell.number) / scale for end in cell.band or (cell.number,) * 2) for cell in cells
-    ]
-    ends = {"array": [high for _, high in reach], "arrayminus": [low for low, _ in reach]}
-    return {"type": "data", "symmetric": False, "color": colour} | ends
+    bands = [(cell, cell.band or (cell.number, cell.number)) for cell in cells]
+    reach = {
+        side: [_drawn(abs(band[end] - cell.number) / scale) for cell, band in bands]
+        for side, end in (("array", 1), ("arrayminus", 0))
+    }
+    return {"type": "data", "symmetric": False, "color": colour} | reach
 
 
 def rule(at: float, line: dict[str, Any], *, across: bool = False) -> dict[str, Any]:
@@ -286,9 +217,6 @@ def rule(at: float, line: dict[str, Any], *, across: bool = False) -> dict[str, 
     return ends | {"type": "line", f"{other}ref": "paper", "line": line}
 
 
-# Whole figures.
-
-
 def figure(
     title: str, traces: Sequence[Any], x: dict[str, Any], y: dict[str, Any], height: int = 440, **more: Any
 ) -> go.Figure:
@@ -296,7 +224,7 @@ def figure(
     style: dict[str, Any] = {
         "template": "none",
         "title": {
-            "text": esc(title),
+            "text": text.esc(title),
             "x": 0,
             "xref": "container",
             "xanchor": "left",
@@ -336,7 +264,7 @@ def rows(
     **more: Any,
 ) -> go.Figure:
     """Bars or marks in rows with these labels, the first on top, each as high as the tallest label."""
-    lines = 1 + max((label.count(BREAK) for label in labels), default=0)
+    lines = 1 + max((label.count(text.BREAK) for label in labels), default=0)
     height = 150 + max(row_px, _LINE_PX * lines) * len(labels)
     y = axis("", autorange="reversed", categoryorder="array", categoryarray=list(labels))
     return figure(title, traces, x, y, height, **({"bargap": 0.3} | more))
@@ -354,10 +282,9 @@ def heat_map(table: Table, title: str, x_name: str) -> go.Figure:
     """
     unit = table.unit(table.columns[1].name)
     cells = [
-        [math.nan if cell.value is None else cell.number / unit.scale for cell in row[1:]]
-        for row in table.rows
+        [None if cell.value is None else cell.number / unit.scale for cell in row[1:]] for row in table.rows
     ]
-    known = [value for row in cells for value in row if not math.isnan(value)]
+    known = [value for row in cells for value in row if value is not None]
     logarithmic = bool(known) and min(known) > 0 and max(known) / min(known) > _LOG_SPAN
     scale: dict[str, Any] = {"thickness": 12, "outlinewidth": 0, "xpad": 4}
     if logarithmic:
@@ -368,13 +295,10 @@ def heat_map(table: Table, title: str, x_name: str) -> go.Figure:
     words = table.shown()
     y_name = table.columns[0].name
     trace = go.Heatmap(
-        x=[esc(column.name) for column in table.columns[1:]],
-        y=[esc(row[0]) for row in words],
+        x=[text.esc(column.name) for column in table.columns[1:]],
+        y=[text.esc(row[0]) for row in words],
         z=[
-            [
-                None if math.isnan(value) else _drawn([math.log10(value) if logarithmic else value])[0]
-                for value in row
-            ]
+            [None if value is None else _drawn(math.log10(value) if logarithmic else value) for value in row]
             for row in cells
         ],
         text=[
@@ -382,8 +306,8 @@ def heat_map(table: Table, title: str, x_name: str) -> go.Figure:
             for row, said in zip(table.rows, words, strict=True)
         ],
         texttemplate="%{text}" if len(known) <= _MAX_WRITTEN_CELLS else None,
-        hovertemplate=f"{esc(x_name)} %{{x}}<br>{esc(y_name)} %{{y}}<br>{esc(title)}: <b>%{{text}}</b>"
-        "<extra></extra>",
+        hovertemplate=f"{text.esc(x_name)} %{{x}}<br>{text.esc(y_name)} %{{y}}<br>{text.esc(title)}: "
+        "<b>%{text}</b><extra></extra>",
         hoverongaps=False,
         colorscale="Cividis",
         xgap=1,
@@ -402,7 +326,7 @@ def scale(table: Table) -> dict[str, Any] | None:
     rows = [(name, time) for name, time in table.rows if math.isfinite(time.number)]
     if not rows:
         return None
-    unit = time_unit(time.number for _, time in rows)
+    unit = text.TIME.of(time.number for _, time in rows)
     ends = [end / unit.scale for _, time in rows for end in (*(time.band or ()), time.number) if end > 0]
     ticks = _log_ticks(ends)
     low = min([*ends, *ticks])
@@ -504,7 +428,7 @@ class Canvas:
             x, y, _, _, up = spots[best]
             place = {"x": math.log10(x), "y": math.log10(y), "ax": rights[best], "ay": -up}
             leader = {"arrowhead": 0, "arrowwidth": 1, "arrowcolor": GREY}
-            annotations.append({"text": esc(words).replace("\n", BREAK)} | place | leader | style)
+            annotations.append({"text": text.esc(words).replace("\n", text.BREAK)} | place | leader | style)
         return annotations
 
     def names(

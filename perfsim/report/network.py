@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from markupsafe import Markup
 
 from perfsim.network.export import Cables, NetworkMap, Place
 from perfsim.prediction.why import LinkUse
 from perfsim.report import draw, text
-from perfsim.report.page import Drawing, Section
+from perfsim.report.page import Section
 from perfsim.report.study_figures import leaders
 from perfsim.report.table import Table
 from perfsim.studies.answers import StudyResult
@@ -66,7 +67,7 @@ def network(result: StudyResult, *, drawn: bool = True) -> Section:
         "Peak: the most that the busiest link carries at once.",
     )
     drawings = [
-        topology(name, own.devices_noun, own.network, own.utilisation)
+        Drawing.of(name, own.devices_noun, own.network, own.utilisation)
         for name, own in leaders(result)
         if drawn and own.network is not None and own.utilisation
     ]
@@ -76,7 +77,7 @@ def network(result: StudyResult, *, drawn: bool = True) -> Section:
     )
     labels = [[draw.in_lines(row[0].value) for row in table.rows], table.texts("kind of link")]
     means, peaks = ([100 * share for share in table.values(name)] for name in ("mean", "peak"))
-    hover = draw.hovers(table, "kind of link", "mean", "peak")
+    hover = table.hovers("kind of link", "mean", "peak")
     bars = draw.figure(
         "Use of the network by kind of link (% of capacity)",
         [
@@ -122,49 +123,58 @@ _WORDS = Markup('<text class="{}" x="{}" y="{}" text-anchor="{}">{}</text>')
 _Tree = dict[str, tuple[str, Cables]]
 
 
-def topology(name: str, noun: str, network: NetworkMap, use: Mapping[str, LinkUse]) -> Drawing:
-    """The network of a candidate with devices `noun`; colours of links follow the mean use, widths the peak.
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A small drawing with its name and a description; places and sizes are in pixels."""
 
-    Places at the end of a link that the step does not use are left out.
-    """
-    tree = _tree(network, use)
-    spots = _spots(tree, network.places[0].kind)
-    width = _COLUMN_PX * (1 + max(column for column, _ in spots.values())) + _LABEL_PX
-    height = _ROW_PX * max(row for _, row in spots.values()) + _BOX_PX[1] + 2
-    at = {
-        kind: (_COLUMN_PX * (column + 0.5), height - _ROW_PX * row - _BOX_PX[1] / 2 - 1)
-        for kind, (column, row) in spots.items()
-    }
-    drawn: list[Markup] = []
-    words: list[Markup] = []
-    for kind, (parent, cable) in tree.items():
-        (x, y), (end, below) = at[kind], at[parent]
-        top = y + _BOX_PX[1] / 2
-        bottom = below - _BOX_PX[1] / 2
-        turn = bottom - 9 if end != x else bottom
-        points = " ".join(f"{x},{y}" for x, y in ((x, top), (x, turn), (end, turn), (end, bottom)))
-        used = use.get(cable.kind)
-        busy = 0 if used is None else sum(used.mean >= least for least in _BUSY)
-        look = ("unused", 1.5) if used is None else (f"use{busy}", 2.0 + 5.0 * min(used.peak, 1.0))
-        drawn.append(_LINE.format(*look, points))
-        words += _link_words(cable, used, x + 9, top + 15)
-    for place in network.places:
-        if place.kind in at:
-            x, y = at[place.kind]
-            drawn.append(_BOX.format(x - _BOX_PX[0] / 2, y - _BOX_PX[1] / 2, *_BOX_PX))
-            words += _place_words(place, noun, x, y)
-    led = {cable.kind for _, cable in tree.values()}
-    for cable in network.cables:
-        if cable.a == cable.b and cable.kind in use and cable.kind not in led:  # a mesh of equals
-            x, y = at[cable.a]
-            words += _link_words(cable, use[cable.kind], x - _BOX_PX[0] / 2, y + _BOX_PX[1] / 2 + 16)
-            height += 52
-    told = [
-        f"{_kind(kind)} {text.percent(own.mean, 0)}, peak {text.percent(own.peak, 0)}"
-        for kind, own in use.items()
-    ]
-    alt = f"Network of {name} with the use of its links: {'; '.join(told)}."
-    return Drawing(name, alt, width, height, Markup("\n").join([*drawn, *words]))
+    name: str
+    alt: str
+    width: float
+    height: float
+    shapes: Markup
+    """Elements of SVG."""
+
+    @classmethod
+    def of(cls, name: str, noun: str, network: NetworkMap, use: Mapping[str, LinkUse]) -> Drawing:
+        """A candidate's network with devices `noun`; colours of links follow mean use, widths the peak."""
+        tree = _tree(network, use)
+        spots = _spots(tree, network.places[0].kind)
+        width = _COLUMN_PX * (1 + max(column for column, _ in spots.values())) + _LABEL_PX
+        height = _ROW_PX * max(row for _, row in spots.values()) + _BOX_PX[1] + 2
+        at = {
+            kind: (_COLUMN_PX * (column + 0.5), height - _ROW_PX * row - _BOX_PX[1] / 2 - 1)
+            for kind, (column, row) in spots.items()
+        }
+        drawn: list[Markup] = []
+        words: list[Markup] = []
+        for kind, (parent, cable) in tree.items():
+            (x, y), (end, below) = at[kind], at[parent]
+            top = y + _BOX_PX[1] / 2
+            bottom = below - _BOX_PX[1] / 2
+            turn = bottom - 9 if end != x else bottom
+            points = " ".join(f"{x},{y}" for x, y in ((x, top), (x, turn), (end, turn), (end, bottom)))
+            used = use.get(cable.kind)
+            busy = 0 if used is None else sum(used.mean >= least for least in _BUSY)
+            look = ("unused", 1.5) if used is None else (f"use{busy}", 2.0 + 5.0 * min(used.peak, 1.0))
+            drawn.append(_LINE.format(*look, points))
+            words += _link_words(cable, used, x + 9, top + 15)
+        for place in network.places:
+            if place.kind in at:
+                x, y = at[place.kind]
+                drawn.append(_BOX.format(x - _BOX_PX[0] / 2, y - _BOX_PX[1] / 2, *_BOX_PX))
+                words += _place_words(place, noun, x, y)
+        led = {cable.kind for _, cable in tree.values()}
+        for cable in network.cables:
+            if cable.a == cable.b and cable.kind in use and cable.kind not in led:  # a mesh of equals
+                x, y = at[cable.a]
+                words += _link_words(cable, use[cable.kind], x - _BOX_PX[0] / 2, y + _BOX_PX[1] / 2 + 16)
+                height += 52
+        told = [
+            f"{_kind(kind)} {text.percent(own.mean, 0)}, peak {text.percent(own.peak, 0)}"
+            for kind, own in use.items()
+        ]
+        alt = f"Network of {name} with the use of its links: {'; '.join(told)}."
+        return cls(name, alt, width, height, Markup("\n").join([*drawn, *words]))
 
 
 def _tree(network: NetworkMap, use: Mapping[str, LinkUse]) -> _Tree:

@@ -22,11 +22,11 @@ from plotly.offline import get_plotlyjs, get_plotlyjs_version
 from perfsim.base.files import write_file
 from perfsim.report.draw import scale
 from perfsim.report.table import Table, markdown_text
-from perfsim.report.text import capital, split_caveats
-from perfsim.studies.trust import confidence
+from perfsim.report.text import split_caveats
 from perfsim.version import __version__
 
 if TYPE_CHECKING:
+    from perfsim.report.network import Drawing
     from perfsim.studies.trust import SharedCaveat
 
 
@@ -37,18 +37,6 @@ class Card:
     figure: str
     range: str
     name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """A small drawing with its name and a description; places and sizes are in pixels."""
-
-    name: str
-    alt: str
-    width: float
-    height: float
-    shapes: Markup
-    """Elements of SVG."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +142,6 @@ class Page:
         return "\n\n".join(blocks) + "\n"
 
 
-def trust_of(caveats: Sequence[SharedCaveat]) -> str:
-    """How much to trust an answer, with the worst reason; empty where all caveats are information."""
-    return capital(confidence(caveats))
-
-
 def caveats_section(caveats: Sequence[SharedCaveat], quoted: str, told: str = "") -> list[Section]:
     """The caveats that are not at the head of the page; nothing without any.
 
@@ -203,21 +186,22 @@ def _template() -> jinja2.Template:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
     )
-    environment.filters["linked"] = _linked
+
+    def linked(text: str) -> Markup:
+        """Escaped text whose addresses can be clicked; angle brackets around them are dropped."""
+
+        def link(match: re.Match[str]) -> str:
+            address = match[1] or match[2]
+            return f'<a href="{address}" rel="noreferrer">{address}</a>'
+
+        # The text is escaped, and an address has no quote.
+        return Markup(_ADDRESS.sub(link, str(escape(text))))  # noqa: S704
+
+    environment.filters["linked"] = linked
     return environment.get_template("page.html.j2")
 
 
 _ADDRESS = re.compile(r"&lt;(https?://(?:&amp;|[^\s&])+)&gt;|(https?://(?:&amp;|[^\s&])*[^\s&.,;:)])")
-
-
-def _linked(text: str) -> Markup:
-    """Escaped text whose addresses can be clicked; angle brackets around them are dropped."""
-
-    def link(match: re.Match[str]) -> str:
-        address = match[1] or match[2]
-        return f'<a href="{address}" rel="noreferrer">{address}</a>'
-
-    return Markup(_ADDRESS.sub(link, str(escape(text))))  # noqa: S704  # escaped, and an address has no quote
 
 
 def _plot(section: Section) -> Markup:

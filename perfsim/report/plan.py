@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from perfsim.base.units import DAY_S
-from perfsim.prediction.caveats import Caveat, rank
+from perfsim.prediction.caveats import Caveat
 from perfsim.report import text
 from perfsim.report.document import document_text, plain
 from perfsim.report.table import Cell, Table, Value
@@ -30,7 +30,7 @@ WIDER = 1.2
 
 def _plan_table(planned: Planned) -> Table:
     """The shortlist, the settings of each layout that differ from the first."""
-    memory = text.memory_unit(*(entry.prediction.memory_capacity_bytes for entry in planned.shortlist))
+    memory = text.MEMORY.of(entry.prediction.memory_capacity_bytes for entry in planned.shortlist)
 
     def layout(number: int, entry: Entry) -> str:
         if number == 1:
@@ -122,9 +122,6 @@ def write_plan(planned: Planned, folder: Path) -> Path:
         note="Point: the step by prediction. Bar: 90 % range.",
     )
     return page.write(folder, document_text(plan_document(planned)))
-
-
-# In words.
 
 
 def _heading(planned: Planned) -> str:
@@ -219,13 +216,11 @@ def _caveats(planned: Planned) -> Iterator[str]:
         for caveat in entry.prediction.caveats:
             if caveat.severity != "info":
                 about.setdefault(caveat.code, []).append((number, caveat))
-    worst = {min((caveat for _, caveat in rows), key=rank): rows for rows in about.values()}
-    for caveat in sorted(worst, key=rank):
+    worst = {min((caveat for _, caveat in rows), key=Caveat.rank): rows for rows in about.values()}
+    for caveat in sorted(worst, key=Caveat.rank):
         numbers = ", ".join(str(number) for number, _ in worst[caveat])
         yield f"{caveat.severity}, {numbers}: {caveat.text}."
 
-
-# A shortlist as one JSON document.
 
 _OF_ENTRY = (
     "layout_text",

@@ -29,22 +29,20 @@ def proof_lines(answer: Mapping[str, Any]) -> list[str]:
         f"* {name}, {layout['layout']}: {fault}" for name, layout in proofs for fault in layout["faults"]
     ]
     left_out = dict.fromkeys(part for _, layout in proofs for part in layout["not_executed"])
-    said = [_conclusion(answer, proofs), *([f"Not executed: {', '.join(left_out)}."] if left_out else [])]
-    return [*table.lines(), *paragraphs(*faults), "", *paragraphs(*said)]
-
-
-def _conclusion(answer: Mapping[str, Any], proofs: list[tuple[str, Mapping[str, Any]]]) -> str:
     wrong = sum(not layout["passed"] for _, layout in proofs)
     done = f"{integer(answer['tasks'])} tasks on all ranks, {answer['steps']} optimizer steps"
-    if wrong:
-        return f"{answer['target']}: {wrong} of {counted(len(proofs), 'layout')} WRONG ({done})."
-    error = answer["max_relative_error"]
-    return (
-        f"{answer['target']}: {counted(len(proofs), 'layout')} proven ({done}): no dependency is missing, "
+    worst = answer["max_relative_error"]
+    conclusion = (
+        f"{counted(len(proofs), 'layout')} proven ({done}): no dependency is missing, "
         f"and {integer(sum(layout['compared'] for _, layout in proofs))} arrays (loss, gradients, weights) "
         f"equal those of serial training in {counted(answer['orders'], 'random order')} and in the simulated "
-        f"one; largest relative error {NONE if error is None else f'{error:.1e}'}."
+        f"one; largest relative error {NONE if worst is None else f'{worst:.1e}'}."
     )
+    if wrong:
+        conclusion = f"{wrong} of {counted(len(proofs), 'layout')} WRONG ({done})."
+    said = [f"{answer['target']}: {conclusion}"]
+    said += [f"Not executed: {', '.join(left_out)}."] if left_out else []
+    return [*table.lines(), *paragraphs(*faults), "", *paragraphs(*said)]
 
 
 def mutations_page(answer: Mapping[str, Any]) -> str:

@@ -12,11 +12,10 @@ from typing import Any
 from perfsim.base.units import DAY_S
 from perfsim.costs.wafer import StreamingRoof
 from perfsim.interop.chrome import StepTrace
-from perfsim.prediction.verification import SamplingSummary
 from perfsim.report import study_figures, text
 from perfsim.report.document import document_text, plain
 from perfsim.report.network import network
-from perfsim.report.page import Card, Page, Section, caveats_section, slugify, trust_of
+from perfsim.report.page import Card, Page, Section, caveats_section, slugify
 from perfsim.report.study_figures import leaders
 from perfsim.report.table import Cell, Table, Value
 from perfsim.specs.prices import NOT_GIVEN
@@ -27,12 +26,11 @@ from perfsim.studies.answers import (
     Decision,
     LawRow,
     Outcome,
-    Production,
     Spread,
     StudyResult,
-    recorded,
 )
 from perfsim.studies.decision import amount, chance, verb
+from perfsim.studies.trust import confidence
 from perfsim.version import __version__
 
 _SAME = 0.02
@@ -57,9 +55,9 @@ _ON_A_TERMINAL = ("machine", "layout", "batch", "step", "MFU", "memory", "steps"
 def _candidates_table(named: Sequence[text.Named], decision: Decision | None = None) -> Table:
     """A row for each candidate, every column in one unit; the best time, rate and MFU marked."""
     shown = [candidate for _, candidate in named]
-    unit = text.time_unit(candidate.time_to_accuracy_s for candidate in shown)
-    step = text.time_unit([max((own.step_time_s for own in shown), default=1.0)])
-    memory = text.memory_unit(*(own.memory_capacity_bytes for own in shown))
+    unit = text.TIME.of(candidate.time_to_accuracy_s for candidate in shown)
+    step = text.TIME.of([max((own.step_time_s for own in shown), default=1.0)])
+    memory = text.MEMORY.of(own.memory_capacity_bytes for own in shown)
     walls_s = {own.label: own.wall_s.typical for own in decision.outcomes} if decision else {}
     first_s = min((own.time_to_accuracy_s for own in shown), default=math.inf)
     rate = max((own.tokens_per_s for own in shown), default=math.inf)
@@ -129,7 +127,7 @@ def _headline(result: StudyResult) -> str:
     if not (named := leaders(result)):
         return ""
     (name, first), *others = named
-    unit = text.time_unit(candidate.time_to_accuracy_s for candidate in result.candidates)
+    unit = text.TIME.of(candidate.time_to_accuracy_s for candidate in result.candidates)
     time = unit.text(first.time_to_accuracy_s, first.time_to_accuracy_band_s)
     if not others:
         return f"{name} {verb(first.num_devices, 'reach', 'reaches')} the target in {time}."
@@ -151,15 +149,9 @@ def _wall_sentence(candidates: Sequence[Answer]) -> str:
         words.append("the whole run where a wall clock is named")
     rates = list(dict.fromkeys(own.production for own in candidates if own.production and not own.whole_run))
     if rates:
-        rate = production_rate(rates[0]) if len(rates) == 1 else "the rates in production that are named"
+        rate = rates[0].of_healthy if len(rates) == 1 else "the rates in production that are named"
         words.append(f"at {rate}")
     return f"on the wall: {'; '.join(words)}" if words else ""
-
-
-def production_rate(production: Production) -> str:
-    """`0.81 (0.76 to 0.88) of the rate of healthy steps, as in published production runs`."""
-    of_runs = ", as in published production runs" if production == recorded() else ""
-    return f"{production.text} of the rate of healthy steps{of_runs}"
 
 
 def _perturbed_line(result: StudyResult) -> str:
@@ -173,9 +165,6 @@ def _perturbed_line(result: StudyResult) -> str:
         return ""
     spread = " to ".join(dict.fromkeys(f"{ratio:.2f}" for ratio in (min(ratios), max(ratios))))
     return f"perturbed steps, {spread} times as long: {result.perturbed}"
-
-
-# The answer on a terminal.
 
 
 def study_lines(result: StudyResult) -> list[str]:
@@ -237,14 +226,11 @@ def _notes(result: StudyResult) -> Iterator[str]:
 
 
 def study_page(result: StudyResult, *, trace_names: Sequence[str] = ()) -> Page:
-    """The report of a study; sections without anything to say are left out.
-
-    `trace_names` are the files of the candidates' traces next to the page.
-    """
+    """The report of a study, with the candidates' traces in files of these names next to it."""
     named = text.named(result.candidates)
     headline = _headline(result)
     decided = result.decision.sentence if result.decision else ""
-    trust = trust_of(result.caveats)
+    trust = text.capital(confidence(result.caveats))
     # Headline, trust and decision say together what the verdict says.
     verdict = "" if headline and decided else result.verdict
     sections = [
@@ -403,10 +389,10 @@ def _decision(result: StudyResult) -> Iterator[Section]:
     names = dict(
         zip((own.label for own in outcomes), (c.name for c in text.named(result.candidates)), strict=True)
     )
-    unit = text.time_unit([min(own.wall_s.typical for own in outcomes)])
+    unit = text.TIME.of([min(own.wall_s.typical for own in outcomes)])
 
     def money(values: Iterable[float]) -> text.Unit:
-        large = text.large_unit(values)  # `1.23 million USD`
+        large = text.LARGE.of(values)  # `1.23 million USD`
         return replace(large, name=" ".join(filter(None, [large.name, decision.currency])))
 
     likely = text.Unit(digits=chance)
@@ -470,7 +456,7 @@ def _laws(result: StudyResult) -> Iterator[Section]:
         "law; Kaplan's takes the loss of its own corpus. A star marks who is first; only batches that were "
         "tried count."
     )
-    unit = text.time_unit(row.time_s for answer in result.laws for row in answer.rows)
+    unit = text.TIME.of(row.time_s for answer in result.laws for row in answer.rows)
     times = dict.fromkeys(names.values(), unit)
 
     def time(row: LawRow, *, marked: bool) -> Cell:
@@ -496,15 +482,11 @@ def _whole_run(result: StudyResult) -> Section:
     named = [(name, own) for name, own in text.named(result.candidates) if own.whole_run]
     parts = list(dict.fromkeys(part.name for _, own in named for part in own.whole_run))
     parts.sort(key=lambda part: part == "whole run")
-    cells = {
-        (name, part.name): Cell(
-            part.typical_s,
-            (part.low_s, part.high_s) if part.low_s < part.high_s else None,
-            f"\u00b7 {part.how}" if part.how else "",
-        )
-        for name, own in named
-        for part in own.whole_run
-    }
+    cells: dict[tuple[str, str], Cell] = {}
+    for name, own in named:
+        for part in own.whole_run:
+            band = (part.low_s, part.high_s) if part.low_s < part.high_s else None
+            cells[name, part.name] = Cell(part.typical_s, band, f"\u00b7 {part.how}" if part.how else "")
     table = Table.of(
         {"": None, **{name: text.TIME for name, _ in named}},
         ([part, *(cells.get((name, part)) for name, _ in named)] for part in parts),
@@ -573,30 +555,17 @@ def _basis(result: StudyResult) -> Iterator[Section]:
         short="Assumptions",
     )
     error = text.Unit(digits="{:.1e}".format)
-
-    def executed(summary: SamplingSummary) -> Cell:
-        return Cell(summary.tasks_sampled, note=f"of {text.integer(summary.tasks_total)}")
-
-    def partitions(summary: SamplingSummary) -> str | None:
-        return (
-            ", ".join(f"{text.human(part)} {count}" for part, count in summary.by_partition.items()) or None
-        )
-
-    sampled = Table.each(
-        result.sampling.items(),
-        {
-            "candidate": (None, lambda item: item[0]),
-            "products": (text.COUNT, lambda item: executed(item[1])),
-            "share of FLOPs": (text.SHARE, lambda item: item[1].flop_share),
-            "largest error": (error, lambda item: item[1].worst_relative_error),
-            "bound": (error, lambda item: item[1].bound),
-            "where": (None, lambda item: item[1].worst or None),
-            "result": (
-                None,
-                lambda item: "passed" if item[1].passed else f"FAILED: {'; '.join(item[1].failed)}",
-            ),
-            "partitions": (None, lambda item: partitions(item[1])),
-        },
+    rows = []
+    for name, own in result.sampling.items():
+        products = Cell(own.tasks_sampled, note=f"of {text.integer(own.tasks_total)}")
+        passed = "passed" if own.passed else f"FAILED: {'; '.join(own.failed)}"
+        partitions = ", ".join(f"{text.human(part)} {count}" for part, count in own.by_partition.items())
+        errors = (own.worst_relative_error, own.bound)
+        rows.append((name, products, own.flop_share, *errors, own.worst or None, passed, partitions or None))
+    sampled = Table.of(
+        {"candidate": None, "products": text.COUNT, "share of FLOPs": text.SHARE}
+        | {"largest error": error, "bound": error, "where": None, "result": None, "partitions": None},
+        rows,
         "Products executed out of all in the step, and the share of its matrix FLOPs that their classes "
         "represent. Errors are relative to the product of absolute values; the bound holds for any order of "
         "summation. Every product is also executed on integers, which must be exact.",
@@ -628,8 +597,6 @@ def _basis(result: StudyResult) -> Iterator[Section]:
     yield Section("Accuracy", lead, table=accuracy, slug="accuracy")
 
 
-# The summary of a study as one JSON document.
-
 _OF_CANDIDATE = (
     "steps",
     "time_to_accuracy_s",
@@ -650,11 +617,7 @@ _OF_CANDIDATE = (
 
 
 def study_document(result: StudyResult, *, report: str = "index.html") -> dict[str, Any]:
-    """The document of `perfsim study --json`.
-
-    Every quantity is SI and its key names the unit. `report` is where the page stands, as the
-    caller wants it written.
-    """
+    """The document of `perfsim study --json`, in SI, keys with units; `report` is where the page stands."""
     document: dict[str, Any] = plain(replace(result, candidates=(), stopped=None))
     del document["stopped"]
     candidates = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import plotly.graph_objects as go
@@ -44,7 +45,7 @@ def batch(result: StudyResult) -> Section:
     laws = [f"{text.large(tokens)} tokens by {law}" for law, tokens in result.suggested_batch_tokens.items()]
     if laws:
         lead += f" Starting points from published laws: {', '.join(laws)}."
-    unit = text.time_unit(candidate.time_to_accuracy_s for candidate in result.candidates)
+    unit = text.TIME.of(candidate.time_to_accuracy_s for candidate in result.candidates)
 
     def time(candidate: Answer, point: BatchPoint) -> Cell:
         best = point.global_batch_size == candidate.global_batch_size
@@ -82,7 +83,7 @@ def _batch_curves(table: Table, result: StudyResult) -> go.Figure:
     points = {}
     for index, (name, unsorted) in enumerate(table.by("candidate").items()):
         own = unsorted.sorted("batch (tokens)")
-        hover = draw.hovers(own, *(column.name for column in own.columns[1:]))
+        hover = own.hovers(*(column.name for column in own.columns[1:]))
         traces += draw.curve(own, "batch (tokens)", "time", name=name, index=index, hover=hover, size=6)
         points[name] = list(zip(own.values("batch (tokens)"), own.values("time"), strict=True))
         best = [place for place, cell in enumerate(own.column("time")) if cell.mark]
@@ -94,7 +95,7 @@ def _batch_curves(table: Table, result: StudyResult) -> go.Figure:
                 [points[name][place][1] for place in best],
                 {"symbol": "star", "size": 17, "color": colour, "line": {"width": 1, "color": "#FFFFFF"}},
                 [f"{hover[place]}<br>the best batch" for place in best],
-                legendgroup=draw.esc(name),
+                legendgroup=text.esc(name),
             )
         )
         points[name] = [point for point in points[name] if math.isfinite(point[1])]
@@ -154,7 +155,7 @@ def where_steps_go(steps: Sequence[tuple[str, float, Mapping[str, float], str]],
     # An invisible suffix keeps equal names apart.
     labels = [draw.in_lines(name) + "\u200b" * row for row, (name, *_) in enumerate(steps)]
     names = [text.human(part) for part in parts]
-    styles = draw.part_styles(names)
+    styles = _part_styles(names)
     traces = []
     for part in names:
         shares = [100 * s / step_s for s, (_, step_s, *_) in zip(table.values(part), steps, strict=True)]
@@ -175,6 +176,52 @@ def where_steps_go(steps: Sequence[tuple[str, float, Mapping[str, float], str]],
         slug="step-time",
         short="Step",
     )
+
+
+_PART_COLOURS: tuple[tuple[str, str], ...] = (
+    ("mesh", draw.SKY),
+    ("tensor_comm", draw.ORANGE),
+    ("pipeline_comm", draw.GREY),
+    ("data_comm", draw.VERMILLION),
+    ("weight_stream", draw.PURPLE),
+    ("gradient", draw.VERMILLION),
+    ("spill", draw.ORANGE),
+    ("offload", draw.ORANGE),
+    ("input", draw.YELLOW),
+    ("recompute", draw.YELLOW),
+    ("optimizer", draw.GREEN),
+    ("update", draw.GREEN),
+    ("bubble", draw.PALE),
+    ("forward", draw.BLUE),
+    ("backward", draw.SKY),
+    ("compute", draw.BLUE),
+    ("parameter", draw.BLUE),
+    ("weight", draw.PURPLE),
+    ("activation", draw.ORANGE),
+    ("logit", draw.YELLOW),
+    ("workspace", draw.GREY),
+)
+"""The first of these words that a part's name contains decides its colour, in all figures."""
+
+_SPARE = (draw.SKY, draw.GREY, draw.PURPLE, draw.YELLOW)
+_HATCHES = ("", "/", "x", ".", "-", "|")
+
+
+def _part_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """A bar marker for each part: its colour by meaning, a hatch where a colour repeats."""
+    used: dict[str, int] = {}
+    styles: dict[str, dict[str, Any]] = {}
+    for index, name in enumerate(names):
+        key = name.replace(" ", "_").replace("_communication", "_comm")
+        colour = next((colour for word, colour in _PART_COLOURS if word in key), _SPARE[index % len(_SPARE)])
+        times = used.get(colour, 0)
+        used[colour] = times + 1
+        styles[name] = {"color": colour, "line": {"width": 0.5, "color": "rgba(60,60,60,0.55)"}}
+        if times:
+            hatch = {"fgcolor": "#222222", "fgopacity": 0.75, "size": 7, "solidity": 0.2}
+            shape = _HATCHES[times % len(_HATCHES)]
+            styles[name]["pattern"] = {"shape": shape, "fillmode": "overlay"} | hatch
+    return styles
 
 
 def _parts(groups: Iterable[Mapping[str, float]]) -> list[str]:
@@ -203,7 +250,7 @@ def bridge(result: StudyResult) -> Iterator[Section]:
     rest = end_s - start_s - sum(change for change, _ in shown)
     if abs(rest) > 1e-9 * longest_s:
         shown.append((rest, "all others"))
-    unit = text.time_unit([longest_s])
+    unit = text.TIME.of([longest_s])
     digits = max(0, 3 - math.floor(math.log10(longest_s / unit.scale)))
     signed = text.Unit(unit.name, unit.scale, lambda value: f"{value:+,.{digits}f}".replace("-", "\u2212"))
     rows: list[tuple[str, Cell | float]] = [(old_name, start_s)]
@@ -216,14 +263,14 @@ def bridge(result: StudyResult) -> Iterator[Section]:
         at += change
     starts.append(0.0)
     sizes = [abs(value) for value in table.values("step")]
-    labels = [draw.esc(row[0].value) for row in table.rows]
+    labels = [text.esc(row[0].value) for row in table.rows]
     colours = [draw.GREEN if change < 0 else draw.VERMILLION for change in changes]
     drawn = draw.bars(
         "",
         labels,
         sizes,
         {"color": [draw.GREY, *colours, draw.GREY]},
-        draw.hovers(table, "step"),
+        table.hovers("step"),
         starts=starts,
         written=table.texts("step"),
         showlegend=False,
@@ -250,18 +297,12 @@ def memory(result: StudyResult) -> Section:
     """Every place with its parts, total and capacity; neighbours that hold exactly the same share a row."""
     rows: list[tuple[str, str, MemoryUse]] = []
     for name, candidate in text.named(result.candidates):
-        runs: list[list[MemoryUse]] = []
-        for bar in candidate.memory:
-            known = runs[-1][0] if runs else None
-            if known and (known.parts_bytes, known.capacity_bytes) == (bar.parts_bytes, bar.capacity_bytes):
-                runs[-1].append(bar)
-            else:
-                runs.append([bar])
-        for first, *others in runs:
+        for _, alike in groupby(candidate.memory, lambda bar: (bar.parts_bytes, bar.capacity_bytes)):
+            first, *others = alike
             holder = f"{first.place} to {others[-1].place.split(' ')[-1]}" if others else first.place
             rows.append((name, holder, first))
     parts = _parts(bar.parts_bytes for *_, bar in rows)
-    unit = text.memory_unit(*(bar.capacity_bytes for *_, bar in rows))
+    unit = text.MEMORY.of(bar.capacity_bytes for *_, bar in rows)
     cells = []
     for name, holder, bar in rows:
         total = sum(bar.parts_bytes.values())
@@ -271,15 +312,15 @@ def memory(result: StudyResult) -> Section:
     names = [text.human(part) for part in parts]
     columns = {"candidate": None, "place": None} | dict.fromkeys((*names, "total", "capacity"), unit)
     table = Table.of(columns, cells, "Peak memory of one device.")
-    labels = [f"{draw.in_lines(name)}<br>{draw.esc(holder)}" for name, holder, _ in rows]
-    styles = draw.part_styles(names)
+    labels = [f"{draw.in_lines(name)}<br>{text.esc(holder)}" for name, holder, _ in rows]
+    styles = _part_styles(names)
     capacities = table.values("capacity")
     sizes = [*table.values("total"), *(size for size in capacities if math.isfinite(size))]
     traces = [
-        draw.bars(part, labels, table.values(part), styles[part], draw.hovers(table, "place", part))
+        draw.bars(part, labels, table.values(part), styles[part], table.hovers("place", part))
         for part in names
     ]
-    limits = draw.limits("capacity", capacities, labels, draw.hovers(table, "place", "total", "capacity"))
+    limits = draw.limits("capacity", capacities, labels, table.hovers("place", "total", "capacity"))
     x = draw.axis(f"{unit.name} per device", range=[0, 1.1 * max(sizes, default=1.0)])
     title = f"Peak memory by what it holds ({unit.name})"
     return Section(
@@ -385,7 +426,7 @@ def _roofline(table: Table, own: Roofline) -> go.Figure:
     # The area of a point follows the time.
     sizes = [round(max(_SMALLEST_PX, _LARGEST_PX * math.sqrt(share)), 1) for share in shares]
     kinds = table.texts("kind")
-    hover = draw.hovers(table, "time a step", "share", "work", "rate", "memory", "reach")
+    hover = table.hovers("time a step", "share", "work", "rate", "memory", "reach")
     shown = [place for place, share in enumerate(shares) if share >= _LEAST]
     peak = max(own.peaks_flop_per_s.values(), default=max(ys))
     ridge = peak / own.memory_bytes_per_s
@@ -529,57 +570,52 @@ def _drawn_bars(candidate: Answer, most: int = _MAX_BARS) -> tuple[Sequence[Time
 
 def _timeline(candidate: Answer, bars: Sequence[TimelineBar]) -> go.Figure:
     """One lane per stream in the order given by the candidate, time from left to right."""
-    unit = text.time_unit([max((bar.end_s for bar in bars), default=1.0)])
+    unit = text.TIME.of([max((bar.end_s for bar in bars), default=1.0)])
     kept = {bar.lane for bar in bars}
-    lanes = [draw.esc(lane) for lane in _lanes(candidate.timeline) if lane in kept]
+    known = list(dict.fromkeys(bar.lane for bar in candidate.timeline))
+
+    def home(lane: str) -> str:
+        owner = lane.split("/", 1)[0]
+        return owner if f"{owner}/compute" in known else lane
+
+    # Lanes are in the order of their first bars; a device's other lanes follow its computation.
+    homes = list(dict.fromkeys(map(home, known)))
+    in_order = sorted(known, key=lambda lane: (homes.index(home(lane)), not computes(lane)))
+    lanes = [text.esc(lane) for lane in in_order if lane in kept]
     categories = list(dict.fromkeys(bar.category for bar in bars))
-    styles = draw.part_styles(categories)
+    styles = _part_styles(categories)
     alone = _alone(bars)
     traces = []
     for category in categories:
         own = [bar for bar in bars if bar.category == category]
         style = styles[category]
-        width = 0.5 if len(own) <= _OUTLINED else 0.0
-        edge: dict[str, Any] = {"width": width, "color": "rgba(60,60,60,0.45)"}
-        if not width and any(bar in alone for bar in own):
-            edge = {"width": [float(bar in alone) for bar in own], "color": style["color"]}
+        edge: dict[str, Any] = {"width": 0.5, "color": "rgba(60,60,60,0.45)"}
+        if len(own) > _OUTLINED:
+            edge["width"] = 0.0
+            if alone.intersection(own):
+                edge = {"width": [float(bar in alone) for bar in own], "color": style["color"]}
         # Plotly widens an opaque bar without outline to a whole pixel, which would hide its neighbours.
         style = style | {"color": draw.translucent(style["color"], _NOT_QUITE_OPAQUE), "line": edge}
         traces.append(
             draw.bars(
                 text.human(category),
-                [draw.esc(bar.lane) for bar in own],
+                [text.esc(bar.lane) for bar in own],
                 [(bar.end_s - bar.start_s) / unit.scale for bar in own],
                 style,
                 [_told(bar) for bar in own],
                 starts=[bar.start_s / unit.scale for bar in own],
             )
         )
-    title = f"Tasks of each stream over time ({unit.name})"
-    since = f"time since the start of the step ({unit.name})"
-    order = {"categoryorder": "array", "categoryarray": lanes, "autorange": "reversed"}
     return draw.figure(
-        title,
+        f"Tasks of each stream over time ({unit.name})",
         traces,
-        draw.axis(since, fixedrange=False, rangemode="tozero"),
-        draw.axis("", **order),
+        draw.axis(f"time since the start of the step ({unit.name})", fixedrange=False, rangemode="tozero"),
+        draw.axis("", categoryorder="array", categoryarray=lanes, autorange="reversed"),
         150 + 24 * len(lanes),
         barmode="overlay",
         bargap=0.2,
         dragmode="zoom",
     )
-
-
-def _lanes(bars: Sequence[TimelineBar]) -> list[str]:
-    """The lanes in the order of their first bars; a device's other lanes follow its computation."""
-    lanes = list(dict.fromkeys(bar.lane for bar in bars))
-
-    def home(lane: str) -> str:
-        owner = lane.split("/", 1)[0]
-        return owner if f"{owner}/compute" in lanes else lane
-
-    homes = list(dict.fromkeys(map(home, lanes)))
-    return sorted(lanes, key=lambda lane: (homes.index(home(lane)), not computes(lane)))
 
 
 def _alone(bars: Sequence[TimelineBar]) -> set[TimelineBar]:
@@ -601,16 +637,16 @@ def _alone(bars: Sequence[TimelineBar]) -> set[TimelineBar]:
 
 def _told(bar: TimelineBar) -> str:
     """A task's name; its layers, FLOPs and bytes, and of how many tasks it is; when, and how long."""
-    layers = ""
-    if bar.layers:
-        low, high = bar.layers
-        layers = f"layer {low}" if low == high else f"layers {low} to {high}"
+    low, high = bar.layers or (0, 0)
+    layers = f"layer {low}" if low == high else f"layers {low} to {high}"
     name = bar.name if bar.microbatch < 0 else f"{bar.name}, micro-batch {bar.microbatch}"
     flop = text.si(bar.flop, "FLOP") if bar.flop else ""
     moved = text.si(bar.n_bytes, "B") if bar.n_bytes else ""
-    work = ", ".join(filter(None, [layers, flop, moved, text.counted(bar.tasks, "task")]))
+    work = ", ".join(
+        filter(None, [layers if bar.layers else "", flop, moved, text.counted(bar.tasks, "task")])
+    )
     when = f"from {text.duration(bar.start_s)}, takes {text.duration(bar.end_s - bar.start_s)}"
-    return f"<b>{draw.esc(name)}</b><br>{work}<br>{when}"
+    return f"<b>{text.esc(name)}</b><br>{work}<br>{when}"
 
 
 def _timeline_table(candidate: Answer) -> Table:
@@ -648,9 +684,7 @@ _LEVER_UNITS = {
 
 def tornados(decision: Decision | None) -> Iterator[Section]:
     """What would change the order, in time and in money."""
-    if decision is None:
-        return
-    if decision.levers:
+    if decision is not None and decision.levers:
         section = Section(
             "What would change the order?",
             "Helps to choose what to measure next: the widest bar is the input worth knowing better. A "
@@ -659,7 +693,7 @@ def tornados(decision: Decision | None) -> Iterator[Section]:
             short="Sensitivity",
         )
         yield _tornado(section, decision, "time on the wall", decision.levers, decision.ratio)
-    if decision.money_levers:
+    if decision is not None and decision.money_levers:
         section = Section(
             "What would change which costs less?",
             "The same for money, where both have a price: the inputs that move the ratio of what the two "
@@ -689,7 +723,7 @@ def _tornado(
         "time; never: not within three standard deviations.",
     )
     labels = [draw.in_lines(lever.name) for lever in levers]
-    hover = draw.hovers(table, *names)
+    hover = table.hovers(*names)
     traces = [
         draw.bars(
             f"input at its {end} end",

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from perfsim.report import text
-from perfsim.report.document import plain, text_with_rows
-from perfsim.report.page import Page, Section, caveats_section, trust_of
-from perfsim.report.study import assumptions_tables, production_rate
+from perfsim.report.document import document_text, plain
+from perfsim.report.page import Page, Section, caveats_section
+from perfsim.report.study import assumptions_tables
 from perfsim.report.sweep_figures import MAX_ROWS, answer_cells, change_table, drawn, series_table
 from perfsim.report.table import Cell, Table
 from perfsim.studies.answers import PointResult
 from perfsim.studies.decision import verb
 from perfsim.studies.scaling import Match, Series
+from perfsim.studies.trust import confidence
 from perfsim.studies.variants import SweepResult
 from perfsim.version import __version__
 
@@ -31,14 +31,8 @@ _MAX_DIFFERENCES = 12
 """Values that differ, in a row of many variants."""
 
 
-# Tables.
-
-
 def _points_table(result: SweepResult, *, feasible: bool = True) -> Table:
-    """The points, at most `MAX_ROWS`, with their answers or the reasons why they have none.
-
-    With `feasible` false only the points without a plan, and no columns of answers.
-    """
+    """At most `MAX_ROWS` points with answers or reasons; if not `feasible` only those without a plan."""
     listed = [point for point in result.points if feasible or not point.feasible]
     points = text.thinned(listed, MAX_ROWS)
     paths = list(dict.fromkeys(path for point in listed for path, _ in point.circumstances))
@@ -69,45 +63,28 @@ def _on_terminal(result: SweepResult) -> Table:
         table = change_table(result.changes)
         most = max(2, MAX_ON_TERMINAL // len(result.changes))
         names = ("in common", "variant", "batch", "step", "MFU", "change", "time", "wall")
-        seen = Counter[object]()
-        rows = []
-        for row in table.rows:
-            seen[row[0].value] += 1
-            rows += [row] if seen[row[0].value] <= most else []
+        rows = [row for group in table.by("in common").values() for row in group.rows[:most]]
         left_out = "more variants, of less effect, are in the report."
     else:
         table = series_table(result.series)
         names = ("series", "machine", "batch", "step", "MFU", "efficiency", "time", "wall")
-        times = sorted(cell.number for cell in table.column("time"))[:MAX_ON_TERMINAL]
-        rows = [
-            row
-            for row, cell in zip(table.rows, table.column("time"), strict=True)
-            if cell.number <= times[-1]
-        ][:MAX_ON_TERMINAL]
+        fastest = table.sorted("time").rows[:MAX_ON_TERMINAL]
+        rows = [row for row in table.rows if row in fastest][:MAX_ON_TERMINAL]
         left_out = "more points are in the report, all slower."
     more = len(table.rows) - len(rows)
     caption = " ".join([table.caption, *([f"{more} {left_out}"] if more else [])])
     return replace(table, rows=rows, caption=caption).only(*names).grouped()
 
 
-def _time_s(point: PointResult) -> float:
-    return point.target_time.time_s
-
-
-# The answer on a terminal.
-
-
 def sweep_lines(result: SweepResult) -> list[str]:
     """Each machine at its best batch by number of devices, or variants by effect; the verdict last."""
-    infeasible = len(result.points) - len(result.feasible)
     count = f"{len(result.points):,} points"
-    if infeasible:
+    if infeasible := len(result.points) - len(result.feasible):
         count += f", {infeasible:,} without a feasible plan"
-    table = _on_terminal(result) if result.feasible else None
     return [
         *text.paragraphs(f"{result.title} ({count})"),
         "",
-        *(table.lines() if table is not None else []),
+        *(_on_terminal(result).lines() if result.feasible else []),
         *text.caveat_lines(result.caveats, result.verdict),
         "",
         *text.paragraphs(" ".join([result.verdict, *_production_notes(result.feasible)])),
@@ -118,7 +95,7 @@ def _production_notes(feasible: Sequence[PointResult]) -> list[str]:
     """A sentence for each production ratio of the points."""
     ratios = dict.fromkeys(point.prediction.production for point in feasible)
     return [
-        f"Times are of healthy steps; runs take longer, at {production_rate(production)}."
+        f"Times are of healthy steps; runs take longer, at {production.of_healthy}."
         for production in filter(None, ratios)
     ]
 
@@ -153,7 +130,7 @@ def sweep_page(result: SweepResult) -> Page:
         result.question,
         _headline(result),
         " ".join(words for words in result.sentences if words != first),
-        trust_of(result.caveats),
+        text.capital(confidence(result.caveats)),
         scale if scale is not None and len(scale.rows) > 1 else None,
         note=" ".join(filter(None, [note, *_production_notes(result.feasible)])),
         caveats=text.split_caveats(result.caveats, result.verdict)[0],
@@ -184,17 +161,15 @@ def _headline(result: SweepResult) -> str:
         )
         first = result.scalings[0]
         return f"From {first.first.num_devices:,} to {first.last.machine}, throughput grows {grown}."
-    if result.variants or len(result.targets) > 1:
-        return _of_targets(result)
-    return result.first_sentence
-
-
-def _of_targets(result: SweepResult) -> str:
-    """Which machine is the fastest to how many targets; of one machine, its shortest and longest time."""
-    fastest = sorted((own.fastest for own in result.series), key=_time_s)
+    if not result.variants and len(result.targets) == 1:
+        return result.first_sentence
+    # Which machine is the fastest to how many targets; of one machine, its shortest and longest time.
+    fastest = [series.fastest for series in sorted(result.series, key=_fastest_s)]
     machines = {member.machine for member in result.series}
     if len(machines) == 1 or len(fastest) == 1:
-        ends = [f"{text.duration(_time_s(own))} ({own.variant})" for own in (fastest[0], fastest[-1])]
+        ends = [
+            f"{text.duration(own.target_time.time_s)} ({own.variant})" for own in (fastest[0], fastest[-1])
+        ]
         return f"{fastest[0].devices_noun}: from {ends[0]} to {ends[1]}."
     wins: dict[tuple[str, str], list[PointResult]] = {}
     for group in result.targets:
@@ -215,7 +190,7 @@ def _winners(points: Sequence[PointResult]) -> str:
 
 
 def _fastest_s(series: Series) -> float:
-    return _time_s(series.fastest)
+    return series.fastest.target_time.time_s
 
 
 def _scale(result: SweepResult) -> tuple[Table | None, str]:
@@ -299,9 +274,6 @@ def _differences(result: SweepResult) -> Iterator[Section]:
     yield Section("What the variants change", lead, table=table, slug="differences")
 
 
-# Files.
-
-
 def write_sweep(result: SweepResult, folder: Path) -> Path:
     """Write `index.html` and `summary.json`; returns the page. The same result gives the same bytes."""
     return sweep_page(result).write(folder, sweep_text(result))
@@ -315,7 +287,14 @@ def sweep_document(result: SweepResult, *, report: str = "index.html") -> dict[s
 
 def sweep_text(result: SweepResult, *, report: str = "index.html") -> Iterator[str]:
     """The same document as text in parts, of which none holds more than a point."""
-    return text_with_rows(_summary(result, report), "points", result.documents())
+    document = document_text({**_summary(result, report), "points": []})
+    before, after = document.split('\n  "points": []', 1)
+    yield f'{before}\n  "points": ['
+    end = ""
+    for number, point in enumerate(result.documents()):
+        yield (",\n    " if number else "\n    ") + document_text(point).rstrip().replace("\n", "\n    ")
+        end = "\n  "
+    yield f"{end}]{after}"
 
 
 def _summary(result: SweepResult, report: str) -> dict[str, Any]:

@@ -39,13 +39,15 @@ _SAME = 0.02
 def drawn(result: SweepResult) -> Iterator[Section]:
     """The answer, then why, then what the variants are."""
     scaled = [_scaling(result.series), *_time_and_cost(result), *_efficiency(result)]
-    lead = "Shows what to improve: computing, or a wait that nothing hides."
+    # Each series at its best batches; where variants are compared, every point under what it shares.
+    named = [
+        (f"{group}, {change.point.variant}", change.point.prediction)
+        for group, own in result.changes.items()
+        for change in own
+    ] or [(series.at(point), point.prediction) for series in result.series for point in series.points]
     steps = where_steps_go(
-        [
-            (name, point.prediction.step_time_s, point.prediction.parts_s, point.prediction.why.sentence)
-            for name, point in named_points(result)[:_MAX_STEPS]
-        ],
-        lead,
+        [(name, own.step_time_s, own.parts_s, own.why.sentence) for name, own in named[:_MAX_STEPS]],
+        "Shows what to improve: computing, or a wait that nothing hides.",
     )
     if not result.variants:
         yield from (scaled[0], *_matches(result), *scaled[1:], steps)
@@ -58,17 +60,6 @@ def drawn(result: SweepResult) -> Iterator[Section]:
     elif not result.changes:
         yield _times(result.series)
     yield steps
-
-
-def named_points(result: SweepResult) -> list[tuple[str, PointResult]]:
-    """Each series at its best batches; where variants are compared, every point under what it shares."""
-    if result.changes:
-        return [
-            (f"{group}, {change.point.variant}", change.point)
-            for group, own in result.changes.items()
-            for change in own
-        ]
-    return [(series.at(point), point) for series in result.series for point in series.points]
 
 
 def answer_cells(point: PointResult) -> dict[str, Cell | Value]:
@@ -91,8 +82,8 @@ def answer_cells(point: PointResult) -> dict[str, Cell | Value]:
 
 def _units(points: Sequence[PointResult]) -> dict[str, text.Unit]:
     """The units that suit these points together."""
-    unit = text.time_unit(point.target_time.time_s for point in points)
-    step = text.time_unit([max((point.prediction.step_time_s for point in points), default=1.0)])
+    unit = text.TIME.of(point.target_time.time_s for point in points)
+    step = text.TIME.of([max((point.prediction.step_time_s for point in points), default=1.0)])
     counts = dict.fromkeys(("devices", "batch", "steps"), text.COUNT)
     return {**counts, "step": step, "MFU": text.WHOLE_SHARE, "time": unit, "wall": unit}
 
@@ -141,11 +132,11 @@ def scaling_curve(table: Table) -> go.Figure:
         own = unsorted.sorted("devices")
         devices = own.values("devices")
         times = own.values("time")
-        hover = draw.hovers(own, "devices", "time", "efficiency", "layout")
+        hover = own.hovers("devices", "time", "efficiency", "layout")
         traces += draw.curve(own, "devices", "time", name=name, index=index, hover=hover, dash="solid")
         ideal = [time * share for time, share in zip(times, own.values("efficiency"), strict=True)]
         look = draw.IDEAL | {"color": draw.SERIES[index % len(draw.SERIES)]}
-        traces.append(draw.line(devices, ideal, look, f"{name}, ideal", legendgroup=draw.esc(name)))
+        traces.append(draw.line(devices, ideal, look, f"{name}, ideal", legendgroup=text.esc(name)))
         curves[name] = list(zip(devices, times, strict=True))
     unit = table.unit("time").name
     counts = table.values("devices")
@@ -206,7 +197,7 @@ def efficiency_curve(table: Table) -> go.Figure:
     traces = []
     for index, (name, unsorted) in enumerate(table.by("series").items()):
         own = unsorted.sorted("devices")
-        hover = draw.hovers(own, *(column.name for column in own.columns[1:]))
+        hover = own.hovers(*(column.name for column in own.columns[1:]))
         pairs = zip(own.values("in throughput"), own.values("in time to the target"), strict=True)
         kinds = [(name, "in throughput", "solid", 8)]
         if max(abs(a - b) for a, b in pairs) >= _SAME:
@@ -252,7 +243,7 @@ def _time_and_cost(result: SweepResult) -> Iterator[Section]:
         for (_, point), pair in zip(points, pairs, strict=True)
     ]
     cost = text.Unit(points[0][1].study.currency if priced else "device-days")
-    unit = text.time_unit(time_s for time_s, _ in pairs)
+    unit = text.TIME.of(time_s for time_s, _ in pairs)
     table = Table.of(
         {"series": None, "machine": None, "time to the target": unit, "cost": cost},
         (
@@ -287,7 +278,7 @@ def cost_curve(table: Table) -> go.Figure:
     for index, (name, unsorted) in enumerate(table.by("series").items()):
         own = unsorted.sorted(x)
         symbols = ["circle" if cell.mark else "circle-open" for cell in own.column(y)]
-        hover = draw.hovers(own.only("machine", x, y), x, y)
+        hover = own.only("machine", x, y).hovers(x, y)
         traces += draw.curve(own, x, y, name=name, index=index, hover=hover, dash="solid", symbol=symbols)
     across, up = (draw.log_axis(f"{name} ({table.unit(name).name})", table.values(name)) for name in (x, y))
     title = f"Cost ({table.unit(y).name}) by time to the target"
@@ -385,7 +376,7 @@ def _equal_time(forward: Sequence[Match], backward: Sequence[Match]) -> go.Figur
                 cells.append(Cell(middle, (low, high)))
                 took = text.duration(match.rival.target_time.time_s)
                 noun = match.series.devices_noun
-                hover.append(draw.esc(f"{match.rival.machine} ({took}): {text.number(middle)} {noun}"))
+                hover.append(text.esc(f"{match.rival.machine} ({took}): {text.number(middle)} {noun}"))
         if cells:
             numbers = [cell.number for cell in cells]
             x, y = (counts, numbers) if side == "error_y" else (numbers, counts)
@@ -415,7 +406,7 @@ def _map(time_map: TimeMap) -> Section:
         field = "machine"
     else:
         field = "batch, sequences" if time_map.of_batch else text.human(time_map.path.rpartition(".")[2])
-    unit = text.time_unit(time_map.times_s.values())
+    unit = text.TIME.of(time_map.times_s.values())
     counts = text.thinned(time_map.counts, _MAX_SIDE)
     table = Table.of(
         {field: None, **{text.integer(count): replace(unit, name="") for count in counts}},
@@ -523,7 +514,7 @@ def _change_bars(table: Table) -> go.Figure:
                 [draw.in_lines(row[0].value) for row in own.rows],
                 [100.0 * change for change in own.values("change")],
                 {"color": draw.SERIES[index % len(draw.SERIES)]},
-                [words + before for words in draw.hovers(own, "change", "step", "policy changed")],
+                [words + before for words in own.hovers("change", "step", "policy changed")],
                 written=own.texts("change"),
             )
         )
@@ -548,7 +539,7 @@ def _times(series: Sequence[Series]) -> Section:
         table.values("time"),
         labels,
         {"color": draw.BLUE, "size": 9},
-        draw.hovers(table, "time", "steps", "step"),
+        table.hovers("time", "steps", "step"),
         error_x=draw.error_bars(table.column("time"), unit.scale, draw.GREY),
         showlegend=False,
     )

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from perfsim.base.errors import InputError, PerfsimError
 from perfsim.base.files import write_file
-from perfsim.report.text import NONE, NUMBER, Unit, paragraphs, terminal_width
+from perfsim.report.text import BREAK, NONE, NUMBER, Unit, esc, paragraphs, terminal_width
 
 Item = TypeVar("Item")
 Value = str | float | None
@@ -49,8 +49,7 @@ class Cell:
         raise TypeError(f"{self.value!r} is no number")
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class _Column(NamedTuple):
     """A name, and the unit of its values; words have none, and stand flush left."""
 
     name: str
@@ -61,7 +60,7 @@ class Column:
 class Table:
     """Rows of cells under columns."""
 
-    columns: Sequence[Column]
+    columns: Sequence[_Column]
     rows: Sequence[Sequence[Cell]]
     caption: str = ""
 
@@ -70,7 +69,7 @@ class Table:
         """A table of cells or bare values; `columns` maps each name to the unit of its values or None."""
         named = columns if isinstance(columns, Mapping) else dict.fromkeys(columns)
         return cls(
-            [Column(name, unit) for name, unit in named.items()],
+            [_Column(name, unit) for name, unit in named.items()],
             [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows],
             caption,
         )
@@ -125,6 +124,14 @@ class Table:
         column = self.columns[self._index(name)]
         return [self.text(cell, column) for cell in self.column(name)]
 
+    def hovers(self, *names: str) -> list[str]:
+        """What each row says at the pointer: its first cell, and these columns with their units."""
+        lines = [[f"<b>{esc(row[0].value)}</b>"] for row in self.rows]
+        for name in names:
+            for line, words in zip(lines, self.texts(name), strict=True):
+                line += [esc(f"{name}: {words}")] if words not in ("", NONE) else []
+        return [BREAK.join(line) for line in lines]
+
     def unit(self, name: str) -> Unit:
         """The unit of the column of this name; `NUMBER` where it has none."""
         return self.columns[self._index(name)].unit or NUMBER
@@ -166,9 +173,9 @@ class Table:
             for index, column in enumerate(self.columns)
             if index
         ]
-        return replace(self, columns=[Column(""), *(Column(name, Unit()) for name in names)], rows=rows)
+        return replace(self, columns=[_Column(""), *(_Column(name, Unit()) for name in names)], rows=rows)
 
-    def text(self, cell: Cell, column: Column, to: str = " to ", *, bare: bool = False) -> str:
+    def text(self, cell: Cell, column: _Column, to: str = " to ", *, bare: bool = False) -> str:
         """A cell as text; `bare` leaves out the unit, which is then in the heading."""
         unit = cell.unit or column.unit
         if cell.value is None or cell.value == "":
@@ -239,9 +246,15 @@ class Table:
         """
         width = width or terminal_width()
         marked = [any(row[index].mark for row in self.rows) for index in range(len(self.columns))]
+
+        def narrow(cell: Cell, column: _Column) -> str:
+            """A band as narrow as it can be: `1450 (1430-1520)`."""
+            words = self.text(cell, column, "-", bare=True)
+            return words.replace(",", "") if cell.band else words
+
         rows = [
             [
-                (MARK if cell.mark else " ") * has_marks + self._narrow(cell, column)
+                (MARK if cell.mark else " ") * has_marks + narrow(cell, column)
                 for cell, column, has_marks in zip(row, self.columns, marked, strict=True)
             ]
             for row in self.rows
@@ -280,11 +293,6 @@ class Table:
             else:
                 lines += map(line, zip_longest(*map(_cell_lines, row, widths), fillvalue=""))
         return lines + paragraphs(self.caption, width=width)
-
-    def _narrow(self, cell: Cell, column: Column) -> str:
-        """A cell without its unit, a band as narrow as it can be: `1450 (1430-1520)`."""
-        words = self.text(cell, column, "-", bare=True)
-        return words.replace(",", "") if cell.band else words
 
     def _head(self, rows: Sequence[Sequence[str]], marked: Sequence[bool]) -> list[tuple[str, ...]]:
         """The heading line by line: names of figures wrap above their units; words stand on the last."""
@@ -353,10 +361,9 @@ def write_table(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
     """
     if path.suffix not in SUFFIXES:
         raise InputError(f"{path}: a table is written as {' or '.join(SUFFIXES)}")
-    return write_file(path, _csv(rows) if path.suffix == ".csv" else _parquet(rows))
+    if path.suffix == ".parquet":
+        return write_file(path, _parquet(rows))
 
-
-def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
     def field(value: Any) -> Any:
         if isinstance(value, str) and value.startswith(FORMULA):
             return f"'{value}"
@@ -366,7 +373,7 @@ def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
     writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
     writer.writerows({name: field(value) for name, value in row.items()} for row in rows)
-    return text.getvalue().encode()
+    return write_file(path, text.getvalue().encode())
 
 
 def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:

@@ -5,28 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from perfsim.report import text
 from perfsim.report.table import Table
-from perfsim.report.text import (
-    MAX_PROSE,
-    NONE,
-    RATIO,
-    SHARE,
-    TIME,
-    TIMES,
-    WHOLE_SHARE,
-    Unit,
-    duration,
-    human,
-    integer,
-    layout_long,
-    memory_unit,
-    number,
-    paragraphs,
-    percent,
-    simulated,
-    terminal_width,
-    time_unit,
-)
 
 if TYPE_CHECKING:
     from perfsim.prediction.prediction import Prediction
@@ -52,23 +32,22 @@ def difference_lines(difference: Difference) -> list[str]:
                 None,
                 lambda own: own.before if own.before == own.after else f"{own.before} \u2192 {own.after}",
             ),
-            "before": (TIME, lambda own: own.time_before_s),
-            "after": (TIME, lambda own: own.time_after_s),
-            "times": (RATIO, lambda own: own.ratio),
-            "together": (RATIO, lambda own: own.remainder),
+            "before": (text.TIME, lambda own: own.time_before_s),
+            "after": (text.TIME, lambda own: own.time_after_s),
+            "times": (text.RATIO, lambda own: own.ratio),
+            "together": (text.RATIO, lambda own: own.remainder),
         },
     )
-    lines = [*paragraphs(heading), "", *moved.lines(), *paragraphs(*difference.missing)]
+    lines = [*text.paragraphs(heading), "", *moved.lines(), *text.paragraphs(*difference.missing)]
     if not difference.changes:
         return lines
     tried = any(own.ratios or own.reason for own in difference.changes)
     count = len(difference.candidates) if tried else 0
-    alone = {f"alone, {place}": RATIO for place in range(1, count + 1)}
+    alone = {f"alone, {place}": text.RATIO for place in range(1, count + 1)}
     rows = []
     for own in difference.changes:
         ratios = ["n/a" if ratio is None else ratio for ratio in own.ratios[:count]]
-        if own.reason and count:
-            ratios = [own.reason]
+        ratios = [own.reason] if own.reason and count else ratios
         rows.append([own.path, own.before, own.after, *ratios, *[None] * (count - len(ratios))])
     note = (
         "Times: time to the target after over before. Alone: the first with this input of the second, by "
@@ -84,10 +63,10 @@ def why_lines(explained: Sequence[Explained]) -> list[str]:
 
     lines: list[str] = []
     for own in explained:
-        parts = [f"{name} {duration(seconds)}" for name, seconds in own.parts_s.items() if seconds]
-        lines += paragraphs(
-            f"{own.label}: {duration(own.time_s)} to the target, a step of {duration(own.step_time_s)}. "
-            f"{own.sentence} The path of the step: {', '.join(parts)}."
+        parts = [f"{name} {text.duration(seconds)}" for name, seconds in own.parts_s.items() if seconds]
+        lines += text.paragraphs(
+            f"{own.label}: {text.duration(own.time_s)} to the target, a step of "
+            f"{text.duration(own.step_time_s)}. {own.sentence} The path of the step: {', '.join(parts)}."
         )
         rows: list[tuple[str, float | None, float | None, str]] = []
         idle = []
@@ -97,9 +76,9 @@ def why_lines(explained: Sequence[Explained]) -> list[str]:
             elif abs(1 - tried.ratio) < NOTABLE:
                 idle.append(tried.change)
             else:
-                effect = f"{percent(abs(1 - tried.ratio))} {'sooner' if tried.ratio < 1 else 'later'}"
+                effect = f"{text.percent(abs(1 - tried.ratio))} {'sooner' if tried.ratio < 1 else 'later'}"
                 rows.append((tried.change, tried.step_time_s, tried.time_s, effect))
-        columns = {"change, tried": None, "step": TIME, "time to target": TIME, "effect": None}
+        columns = {"change, tried": None, "step": text.TIME, "time to target": text.TIME, "effect": None}
         note = f"Tried without effect: {', '.join(idle)}." if idle else ""
         lines += ["", *Table.of(columns, rows, note).lines(), ""]
     return lines[:-1]
@@ -111,11 +90,11 @@ LEAST_SHOWN = 0.05
 
 def gap_lines(gap: GapExplained) -> list[str]:
     """The gap in words, a table of what would explain it, the likeliest first, and what suffices."""
-    unit = time_unit(gap.band_s)
-    band = f"{unit.number(gap.band_s[0])}{NONE}{unit.text(gap.band_s[1])}"
+    unit = text.TIME.of(gap.band_s)
+    band = f"{unit.number(gap.band_s[0])}{text.NONE}{unit.text(gap.band_s[1])}"
     words = (
-        f"Measured {duration(gap.measured_s)}, predicted {duration(gap.predicted_s)}: "
-        f"{number(gap.measured_s / gap.predicted_s)} {TIMES} as long, "
+        f"Measured {text.duration(gap.measured_s)}, predicted {text.duration(gap.predicted_s)}: "
+        f"{text.number(gap.measured_s / gap.predicted_s)} {text.TIMES} as long, "
         f"{'inside' if gap.inside else 'outside'} the 90 % band of {band}. The gap is "
         f"{gap.deviations:.1f} standard deviations of the errors on published runs. "
         f"Layout {gap.layout}; recipe {gap.trained}."
@@ -126,67 +105,67 @@ def gap_lines(gap: GapExplained) -> list[str]:
         shown,
         {
             "would explain it": (None, lambda own: own.change),
-            "if its rate is multiplied by": (Unit(digits="{:.2f}".format), lambda own: own.factor),
-            "step": (TIME, lambda own: own.step_time_s),
-            "share of the gap": (WHOLE_SHARE, lambda own: own.explains),
-            "deviations": (Unit(digits="{:.1f}".format), lambda own: own.deviations),
+            "if its rate is multiplied by": (text.Unit(digits="{:.2f}".format), lambda own: own.factor),
+            "step": (text.TIME, lambda own: own.step_time_s),
+            "share of the gap": (text.WHOLE_SHARE, lambda own: own.explains),
+            "deviations": (text.Unit(digits="{:.1f}".format), lambda own: own.deviations),
         },
         "Deviations: how unlikely a row is as the only cause, in standard deviations (1 is usual, 3 rare): "
         "how far such an input is usually off, and the rest of the gap over the errors on published runs.",
     )
-    lines = [*paragraphs(words), "", *(table.lines() if shown else [])]
+    lines = [*text.paragraphs(words), "", *(table.lines() if shown else [])]
     if rest:
-        lines += paragraphs(f"Without effect, or the other way: {', '.join(rest)}.")
+        lines += text.paragraphs(f"Without effect, or the other way: {', '.join(rest)}.")
     if gap.mfu > 1.0:
         note = (
-            f"warning: the measured step means an MFU of {percent(gap.mfu, 0)}: it is faster than the "
+            f"warning: the measured step means an MFU of {text.percent(gap.mfu, 0)}: it is faster than the "
             "devices' peak. Check its unit, the batch and the number of devices."
         )
     elif gap.inside:
         note = "The prediction's own error explains the gap: no input has to differ."
     elif not any(suspect.suffices for suspect in gap.suspects):
         most = max(gap.suspects, key=lambda suspect: suspect.explains, default=None)
-        closes = f": {most.change} closes {percent(most.explains, 0)} of it" if most else ""
+        closes = f": {most.change} closes {text.percent(most.explains, 0)} of it" if most else ""
         note = (
             f"warning: no row alone explains the gap{closes}. Several inputs differ, or one that is not "
             "listed does: layout, batch, sequence length, number of devices, or time outside the step."
         )
     else:
         note = ""
-    return lines + paragraphs(note)
+    return lines + text.paragraphs(note)
 
 
 def run_lines(prediction: Prediction, sampled: SamplingSummary | None = None) -> list[str]:
     """The metrics of a step, its conditions, and what its time is spent on."""
     streams = prediction.why.streaming_roof is not None
-    peak = memory_unit(prediction.memory_capacity_bytes).text(prediction.peak_memory_bytes)
-    step = duration(prediction.step_time_s)
+    peak = text.MEMORY.of([prediction.memory_capacity_bytes]).text(prediction.peak_memory_bytes)
+    step = text.duration(prediction.step_time_s)
     if prediction.band_s is not None:
-        step += f" (90 % band: {' to '.join(map(duration, prediction.band_s))})"
+        step += f" (90 % band: {' to '.join(map(text.duration, prediction.band_s))})"
     rows = [
-        ("batch", f"{integer(prediction.global_batch_size)} sequences"),
-        ("layout", layout_long(prediction.layout)),
+        ("batch", f"{text.integer(prediction.global_batch_size)} sequences"),
+        ("layout", text.layout_long(prediction.layout)),
         *([("recipe", prediction.training.words)] if prediction.training else []),
         ("step", step),
-        ("tokens/s", integer(prediction.tokens_per_s)),
-        ("MFU / HFU", f"{percent(prediction.mfu)} / {percent(prediction.hfu)} of peak"),
-        ("idle" if streams else "bubble", f"{percent(prediction.bubble_fraction)} of the step"),
-        ("exposed comm", f"{percent(prediction.exposed_communication_fraction)} of the step"),
+        ("tokens/s", text.integer(prediction.tokens_per_s)),
+        ("MFU / HFU", f"{text.percent(prediction.mfu)} / {text.percent(prediction.hfu)} of peak"),
+        ("idle" if streams else "bubble", f"{text.percent(prediction.bubble_fraction)} of the step"),
+        ("exposed comm", f"{text.percent(prediction.exposed_communication_fraction)} of the step"),
         ("peak memory", f"{peak} per device"),
         *((caveat.severity, caveat.text) for caveat in prediction.caveats),
         *_conditions(prediction, sampled),
         ("why", prediction.why.sentence),
     ]
     parts = sorted(((s, name) for name, s in prediction.breakdown_s.items() if s > 0), reverse=True)
-    unit = time_unit([parts[0][0]] if parts else [])
+    unit = text.TIME.of([parts[0][0]] if parts else [])
     spent = Table.of(
-        {"where the step goes": None, unit.name: Unit(scale=unit.scale), "share": SHARE},
-        ((human(name), seconds, seconds / prediction.step_time_s) for seconds, name in parts),
+        {"where the step goes": None, unit.name: text.Unit(scale=unit.scale), "share": text.SHARE},
+        ((text.human(name), seconds, seconds / prediction.step_time_s) for seconds, name in parts),
         "Waits count as what they end with; 'why' counts the wait between two steps as the update."
         if streams
         else "",
     )
-    width = min(terminal_width(), MAX_PROSE)
+    width = min(text.terminal_width(), text.MAX_PROSE)
     metrics = Table.of(("", " "), rows).lines(width, whole_names=True)
     return [f"{prediction.model} on {prediction.label}", *metrics, "", *spent.lines(width)]
 
@@ -194,26 +173,26 @@ def run_lines(prediction: Prediction, sampled: SamplingSummary | None = None) ->
 def _conditions(prediction: Prediction, sampled: SamplingSummary | None) -> Iterator[tuple[str, str]]:
     """Perturbations, verification and notes, where there are any."""
     if prediction.simulated is not None:
-        yield "simulated", simulated(prediction.simulated)
+        yield "simulated", text.simulated(prediction.simulated)
     if (perturbed := prediction.perturbed) is not None:
         before_s = perturbed.unperturbed_step_time_s
         draws_s = perturbed.draws_s
         times = prediction.step_time_s / before_s
         yield "perturbed", perturbed.text
-        yield "", f"{times:.3f} times the unperturbed step of {duration(before_s)}"
+        yield "", f"{times:.3f} times the unperturbed step of {text.duration(before_s)}"
         if len(draws_s) > 1:
-            yield "", f"{len(draws_s)} draws, {duration(draws_s[0])} to {duration(draws_s[-1])}"
+            yield "", f"{len(draws_s)} draws, {text.duration(draws_s[0])} to {text.duration(draws_s[-1])}"
         if perturbed.note:
             yield "", perturbed.note
         if run := perturbed.run:
-            lost = f"{run.failures} failures, {duration(run.lost_s)} of lost work"
-            yield "goodput", f"{percent(run.goodput)} of {duration(run.wall_s)}: {lost}"
+            lost = f"{run.failures} failures, {text.duration(run.lost_s)} of lost work"
+            yield "goodput", f"{text.percent(run.goodput)} of {text.duration(run.wall_s)}: {lost}"
     if sampled is not None:
         verified = (
-            f"{integer(sampled.tasks_total)} matrix products of all ranks compared with the model's shapes, "
-            f"divisions, {'sums' if not sampled.not_summed else 'most sums'} and FLOPs; "
-            f"{sampled.tasks_sampled} kinds, {percent(sampled.flop_share)} of the FLOPs, executed on samples "
-            f"of their real shapes: {'right' if sampled.passed else 'WRONG'}; largest error "
+            f"{text.integer(sampled.tasks_total)} matrix products of all ranks compared with the model's "
+            f"shapes, divisions, {'sums' if not sampled.not_summed else 'most sums'} and FLOPs; "
+            f"{sampled.tasks_sampled} kinds, {text.percent(sampled.flop_share)} of the FLOPs, executed on "
+            f"samples of their real shapes: {'right' if sampled.passed else 'WRONG'}; largest error "
             f"{sampled.worst_relative_error:.1e} (bound {sampled.bound:.1e}), {sampled.worst}"
         )
         yield "verified", verified

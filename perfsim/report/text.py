@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import math
 import re
 import shutil
 import textwrap
-import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -26,6 +26,7 @@ MISSING = "n/a"
 NONE = "\u2013"
 """An empty cell; also the dash of a range."""
 TIMES = "\u00d7"
+BREAK = "<br>"
 YEAR_S = 365.25 * DAY_S
 
 _TIME_UNITS: tuple[tuple[str, float, float], ...] = (
@@ -43,13 +44,10 @@ _LARGE: tuple[tuple[float, str], ...] = ((1e12, "trillion"), (1e9, "billion"), (
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
-_ASCII = str.maketrans(
-    {
-        "\u00d7": "x", "\u2013": "-", "\u2014": "-", "\u2212": "-", "\u00b5": "u", "\u03bc": "u",
-        "\u2264": "<=", "\u2265": ">=", "\u2248": "~", "\u2026": "...", "\u2018": "'", "\u2019": "'",
-        "\u201c": '"', "\u201d": '"', "\u00a0": " ", "\u00b1": "+/-", "\u00b7": "*", "\u2192": "->",
-    }
-)  # fmt: skip
+
+def esc(words: object) -> str:
+    """Text for a Plotly label, which reads a subset of HTML."""
+    return html.escape(str(words), quote=False)
 
 
 def thinned(items: Sequence[Item], count: int) -> list[Item]:
@@ -99,28 +97,31 @@ class Unit:
     digits: Callable[[float], str] = number
     suits: Callable[[Iterable[float]], Unit] | None = None
 
+    def of(self, values: Iterable[float]) -> Unit:
+        """The unit that suits values which are shown together."""
+        return self if self.suits is None else self.suits(values)
+
     def number(self, value: float) -> str:
         """The value without the name of the unit."""
         return self.digits(value / self.scale) if math.isfinite(value) else MISSING
 
     def text(self, value: float, band: tuple[float, float] | None = None, to: str = " to ") -> str:
         """`32.0 days`, and with a band `32.0 days (31.2 to 37.1)`."""
-        if self.suits is not None:
-            return self.suits([value]).text(value, band, to)
-        words = self.number(value)
-        if self.name and words != MISSING:
-            words += f" {self.name}"
-        return words if band is None else f"{words} ({to.join(map(self.number, band))})"
+        unit = self.of([value])
+        words = unit.number(value)
+        if unit.name and words != MISSING:
+            words += f" {unit.name}"
+        return words if band is None else f"{words} ({to.join(map(unit.number, band))})"
 
 
-def time_unit(values_s: Iterable[float]) -> Unit:
-    """The unit that suits these durations together, by their geometric mean."""
+def _time_unit(values_s: Iterable[float]) -> Unit:
+    """The unit that suits durations, by their geometric mean."""
     logs = [math.log(value) for value in values_s if math.isfinite(value) and value > 0]
     middle = math.exp(sum(logs) / len(logs)) if logs else 1.0
     return next(Unit(name, scale) for name, scale, least in _TIME_UNITS if middle >= least)
 
 
-def memory_unit(*capacities_bytes: float) -> Unit:
+def _memory_unit(capacities_bytes: Iterable[float]) -> Unit:
     """The unit in which capacities are stated: GiB if one is a whole number of it, else GB."""
     gib = [capacity / 2**30 for capacity in capacities_bytes]
     if any(math.isfinite(size) and size >= 1 and abs(size - round(size)) < 1e-6 for size in gib):
@@ -128,8 +129,8 @@ def memory_unit(*capacities_bytes: float) -> Unit:
     return Unit("GB", 1e9)
 
 
-def large_unit(values: Iterable[float]) -> Unit:
-    """The word that suits large counts together, by the first of them."""
+def _large_unit(values: Iterable[float]) -> Unit:
+    """The word that suits large counts, by the first of them."""
     first = abs(next(iter(values), 0.0))
     for scale, word in _LARGE:
         if math.isfinite(first) and first >= scale:
@@ -147,12 +148,13 @@ def si(value: float, unit: str) -> str:
 
 NUMBER = Unit()
 COUNT = Unit(digits=integer)
-LARGE = Unit(suits=large_unit)
+LARGE = Unit(suits=_large_unit)
 """`24.3 million`; below a million all digits."""
 large = LARGE.text
-TIME = Unit(suits=time_unit)
+TIME = Unit(suits=_time_unit)
 """Each duration in the unit that a person would choose."""
 duration = TIME.text
+MEMORY = Unit(suits=_memory_unit)
 RATIO = Unit(digits="{:.3f}".format)
 SHARE = Unit(digits=percent)
 PERCENT = Unit("%", 0.01, "{:.1f}".format)
@@ -188,9 +190,6 @@ _SHORT = {
 }
 
 
-_LONG = {"num_microbatches": "micro-batches"}
-
-
 def layout_short(layout: Mapping[str, Any]) -> str:
     """`tp8 dp16 mbs4`, with a schedule that is not 1F1B and a ZeRO stage above 1: `pp4 dp8 mbs1 zb1p`."""
     words = [_degrees_text(layout)]
@@ -216,7 +215,8 @@ def layout_long(layout: Mapping[str, Any]) -> str:
     for name, value in layout.items():
         usual = value in (None, False, 0, "", "none") or (name, value) == ("recompute_every", 1)
         if name not in _SHORT and not usual:
-            words.append(f"{_LONG.get(name) or human(name)} {_setting(value)}".removesuffix(" yes"))
+            called = "micro-batches" if name == "num_microbatches" else human(name)
+            words.append(f"{called} {_setting(value)}".removesuffix(" yes"))
     return ", ".join(word for word in words if word)
 
 
@@ -316,15 +316,3 @@ def caveat_lines(caveats: Sequence[SharedCaveat], verdict: str) -> list[str]:
     ]
     more = [f"... {counted(len(rest), 'more caveat')} in the report"] if rest else []
     return [*paragraphs(*said), *more]
-
-
-def encodable(text: str, encoding: str) -> str:
-    """The text as a terminal of that encoding can show it; control characters are removed."""
-    text = "".join(char for char in text if char == "\n" or unicodedata.category(char)[0] != "C")
-    try:
-        text.encode(encoding)
-    except (UnicodeEncodeError, LookupError):
-        folded = unicodedata.normalize("NFKD", text.translate(_ASCII))
-        kept = "".join(char for char in folded if not unicodedata.combining(char))
-        return kept.encode("ascii", "replace").decode("ascii")
-    return text

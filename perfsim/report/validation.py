@@ -21,7 +21,6 @@ from perfsim.report.table import Cell, Table
 if TYPE_CHECKING:
     from perfsim.evidence.accuracy_page import AccuracyPage, Removed, StepAccuracy
     from perfsim.evidence.left_out import LeftOut
-    from perfsim.evidence.step_fit import FittedConstant
     from perfsim.studies.comparisons import Comparison
 
 Scores = Mapping[str, Any]
@@ -62,10 +61,7 @@ _TIMES: _Columns = {
 
 
 def _score_table(result: Mapping[str, Any], outside: Mapping[str, Any] | None) -> Table:
-    """All runs and each family, next to the baseline of one constant efficiency.
-
-    With `outside`, also the errors of each family under constants that were fitted without it.
-    """
+    """All runs and each family, next to one constant efficiency, and `outside` the fit of the constants."""
     outside = outside or {}
     left_out = outside.get("families", {})
     rows = [("all runs", result["summary"], outside.get("summary", {}), result["baseline"])]
@@ -180,20 +176,6 @@ def _left_out_table(left_out: Sequence[LeftOut]) -> Table:
     )
 
 
-def _constants_table(constants: Sequence[FittedConstant]) -> Table:
-    """The constants that whole steps decide, each with its standard error."""
-    return Table.each(
-        constants,
-        {
-            "constant": (None, lambda own: _heading(own.name)),
-            "value": (text.NUMBER, lambda own: _quantity(own.name, own.value)),
-            "standard error": (text.SHARE, lambda own: own.standard_error),
-            "runs of the fit": (text.COUNT, lambda own: own.runs),
-        },
-        "Standard errors are relative, by the sandwich, which allows for runs of unequal spread.",
-    )
-
-
 def _heading(name: str) -> str:
     """What a constant is called in a table, with its owner."""
     field, _, owner = name.partition(" of ")
@@ -206,7 +188,7 @@ def _quantity(constant: str, value: float) -> str:
     if name.endswith("_bytes_per_s"):
         return format_quantity(value, "bytes_per_s", 3)
     if "_s_per_" in name or name.endswith("_s"):
-        unit = text.time_unit([value])
+        unit = text.TIME.of([value])
         return f"{text.number(value / unit.scale, 2)} {unit.name}"
     return f"{value:,.0f}" if name.endswith("_length") else f"{value:.2f}"
 
@@ -328,8 +310,13 @@ def _written(value: float | None, unit: text.Unit | None) -> str:
 # Errors of predictions of published runs, family by family.
 
 
-def runs_table(cases: Iterable[Mapping[str, Any]]) -> Table:
-    """Every predicted run, the worst first; its error has the errors that its 90 % band allows as a band."""
+def residuals(cases: Iterable[Mapping[str, Any]]) -> tuple[Table, go.Figure | None]:
+    """Every predicted run, the worst first, and the signed errors of the runs, a row for each family.
+
+    The closest family comes first, with a stroke at its median. A pale bar spans the errors that its 90 %
+    bands allow, at the median of its runs. A run outside its own band has a diamond; runs that are not scored
+    (evidence C) have open marks.
+    """
     known = [case for case in cases if case["predicted_s"] is not None]
     known.sort(key=lambda case: (-abs(math.log1p(max(case["error"], -0.999999))), case["id"]))
     rows = []
@@ -338,22 +325,17 @@ def runs_table(cases: Iterable[Mapping[str, Any]]) -> Table:
         band = (case["predicted_s"] / high - 1.0, case["predicted_s"] / low - 1.0) if low and high else None
         rows.append({**case, "allowed": Cell(case["error"], band)})
     columns: _Columns = {"case": ("id", None), "family": ("family", None), "evidence": ("evidence", None)}
-    return Table.read({**columns, **_TIMES, "allowed": ("allowed", text.CHANGE)}, rows, "Worst first.")
-
-
-def residuals(table: Table) -> go.Figure:
-    """The signed error of every run, a row for each family, the closest family first; a stroke at its median.
-
-    A pale bar spans the errors that the family's 90 % bands allow, at the median of its runs. A run outside
-    its own band has a diamond; runs that are not scored (evidence C) have open marks.
-    """
+    table = Table.read({**columns, **_TIMES, "allowed": ("allowed", text.CHANGE)}, rows, "Worst first.")
+    shown = table.only("case", "family", "evidence", "measured", "predicted", "error")
+    if not rows:
+        return shown, None
     families = table.by("family")
     spreads = {name: median(map(abs, own.values("error"))) for name, own in families.items()}
     ranked = sorted(families, key=spreads.__getitem__)
-    labels = {name: f"{draw.esc(name)} ({len(families[name].rows)})" for name in ranked}
+    labels = {name: f"{text.esc(name)} ({len(families[name].rows)})" for name in ranked}
     errors = table.values("error")
     lanes_of_runs = [labels[family] for family in table.texts("family")]
-    hovers = draw.hovers(table, "measured", "predicted", "error")
+    hovers = table.hovers("measured", "predicted", "error")
     weak = [evidence == "C" for evidence in table.texts("evidence")]
     outside = [
         allowed.band is not None and not allowed.band[0] <= error <= allowed.band[1]
@@ -362,20 +344,14 @@ def residuals(table: Table) -> go.Figure:
 
     def runs(name: str, symbol: str, colour: str, *, out: bool) -> go.Scatter:
         # The legend has the first mark: a scored run comes first.
-        shown = sorted(
-            (row for row, is_out in enumerate(outside) if is_out is out), key=lambda row: weak[row]
-        )
+        of_kind = sorted((row for row, is_out in enumerate(outside) if is_out is out), key=weak.__getitem__)
         return draw.marks(
             name,
-            [100.0 * errors[row] for row in shown],
-            [lanes_of_runs[row] for row in shown],
-            {
-                "symbol": [symbol + ("-open" if weak[row] else "") for row in shown],
-                "color": colour,
-                "size": 9,
-                "opacity": 0.8,
-            },
-            [hovers[row] for row in shown],
+            [100.0 * errors[row] for row in of_kind],
+            [lanes_of_runs[row] for row in of_kind],
+            {"symbol": [symbol + ("-open" if weak[row] else "") for row in of_kind]}
+            | {"color": colour, "size": 9, "opacity": 0.8},
+            [hovers[row] for row in of_kind],
         )
 
     marks = [runs("a run", "circle", draw.BLUE, out=False)]
@@ -397,19 +373,16 @@ def residuals(table: Table) -> go.Figure:
         [f"bands allow {low:+.1f} % to {high:+.1f} %" for low, high in ends],
         starts=[low for low, _ in ends],
     )
-    rows = list(labels.values())
-    return draw.rows(
+    drawn = list(labels.values())
+    return shown, draw.rows(
         "Predicted over measured, minus 1, by family (%)",
-        rows,
-        [*([pale] if lanes else []), *marks, draw.limits("median of the family", middles, rows, told)],
+        drawn,
+        [*([pale] if lanes else []), *marks, draw.limits("median of the family", middles, drawn, told)],
         draw.axis("error of the step time (%)", zeroline=True, zerolinecolor=draw.INK),
         30,
         barmode="overlay",
         bargap=0.45,
     )
-
-
-# The accuracy page.
 
 
 def write_validation(accuracy: AccuracyPage, folder: Path) -> tuple[Path, Path]:
@@ -456,7 +429,16 @@ def _sections(page: AccuracyPage) -> Iterator[Section]:
         yield Section(
             "Constants that whole steps decide",
             "No micro-benchmark shows them, so they are fitted to all published runs on GPUs at once.",
-            table=_constants_table(page.constants),
+            table=Table.each(
+                page.constants,
+                {
+                    "constant": (None, lambda own: _heading(own.name)),
+                    "value": (text.NUMBER, lambda own: _quantity(own.name, own.value)),
+                    "standard error": (text.SHARE, lambda own: own.standard_error),
+                    "runs of the fit": (text.COUNT, lambda own: own.runs),
+                },
+                "Standard errors are relative, by the sandwich, which allows for runs of unequal spread.",
+            ),
             slug="constants",
         )
     for result in page.convergence:
@@ -493,7 +475,7 @@ def _step_sections(accuracy: StepAccuracy, leaves_out: bool) -> Iterator[Section
             f"{name}: {heading}", lead, table=whole, topics=topics, slug=slug, **{"level": 3} | more
         )
 
-    runs = runs_table(result["cases"])
+    runs, drawn = residuals(result["cases"])
     within = sum(abs(cell.number) <= 0.1 for cell in runs.column("error"))
     yield section(
         "scatter",
@@ -502,8 +484,8 @@ def _step_sections(accuracy: StepAccuracy, leaves_out: bool) -> Iterator[Section
         "A: exact configuration, direct measurement. B: one field is inferred. C: weak evidence, not scored, "
         "an open mark. A diamond is a run outside its 90 % band; the pale bar of a family spans what its "
         "bands allow.",
-        runs.only("case", "family", "evidence", "measured", "predicted", "error"),
-        figure=residuals(runs) if runs.rows else None,
+        runs,
+        figure=drawn,
         shows=f"Errors of the step time of {len(runs.rows)} runs by family; {within} are within 10 %",
         told=("error",),
         level=2,
@@ -594,7 +576,7 @@ def validation_lines(result: Mapping[str, Any], worst: int) -> list[str]:
     scaling = [table for *_, table in _scaling_tables(result["scaling"])] if result.get("scaling") else []
     wrong = _worst_table(result, {}, scored=True).only("run", "measured", "predicted", "error", "evidence")
     rows = wrong.rows[:worst]
-    columns = [replace(wrong.columns[0], name=f"worst {len(rows)}"), *wrong.columns[1:]]
+    columns = [wrong.columns[0]._replace(name=f"worst {len(rows)}"), *wrong.columns[1:]]
     weak = len(_worst_table(result, {}, scored=False).rows)
     caption = f"{text.counted(weak, 'run')} with evidence C: not scored, not listed." if weak else ""
     wrong = replace(wrong, columns=columns, rows=rows, caption=caption)
@@ -688,7 +670,7 @@ def _comparison_table(result: Comparison) -> Table:
     """The rows of a comparison, every column in its unit."""
     units = dict(_COMPARED)
     if "time_s" in result.columns:
-        units["time_s"] = text.time_unit([float(row["time_s"] or 0.0) for row in result.rows])
+        units["time_s"] = text.TIME.of([float(row["time_s"] or 0.0) for row in result.rows])
     numeric = {
         key for key in result.columns if any(isinstance(row[key], (int, float)) for row in result.rows)
     }

@@ -105,12 +105,11 @@ def _numbers(value: object, path: str) -> Iterator[tuple[str, float | tuple[floa
     if isinstance(value, dict):
         for key, part in value.items():
             yield from _numbers(part, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, float | int | tuple) and not isinstance(value, bool) and not _is_words(value):
+    elif isinstance(value, tuple):
+        if not all(isinstance(part, str) for part in value):
+            yield path, value
+    elif isinstance(value, float | int) and not isinstance(value, bool):
         yield path, value
-
-
-def _is_words(value: float | tuple[object, ...]) -> bool:
-    return isinstance(value, tuple) and all(isinstance(part, str) for part in value)
 
 
 class TileConstants(Constants):

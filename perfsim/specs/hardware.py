@@ -9,22 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import AfterValidator, Field, create_model, model_validator
 from pydantic.functional_validators import ModelWrapValidatorHandler
 from pydantic_core import PydanticCustomError
 
-from perfsim.base.errors import CatalogError, PlugInError, made_by
+from perfsim.base.errors import CatalogError, PerfsimError, made_by
 from perfsim.base.sizes import MOST_DEVICES, MOST_LAYERS, MOST_MESH, MOST_PARTS
 from perfsim.base.spec import CatalogSpec, Name, Spec
 from perfsim.base.units import Bytes, BytesPerSecond, FlopPerSecond, Watts, number, quantity
 from perfsim.specs.calibration import CollectiveCalibration, GpuCalibration, Latency, WaferCalibration
 from perfsim.specs.precisions import PRECISIONS, Precision
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
 
 # What systems are made of: devices, links, nodes, networks, power and nouns, frozen, in SI units.
 
@@ -429,20 +425,19 @@ def system_classes() -> dict[str, type[SystemSpec]]:
 
 @cache
 def _plugin_classes() -> dict[str, type[SystemSpec]]:
+    """The system classes of plug-ins; for one that cannot be used, a class that refuses its systems."""
     from importlib.metadata import entry_points  # only where a file of a system is read
 
-    return {point.name: _plugin_class(point) for point in entry_points(group=MACHINE_PLUGINS)}
-
-
-def _plugin_class(point: EntryPoint) -> type[SystemSpec]:
-    """The system class of a plug-in; for one that cannot be used, a class that refuses its systems."""
-    try:
-        return made_by(point, _system_type)
-    except PlugInError as error:
-        kind: Any = (Literal[point.name], ...)
-        unusable = create_model(f"Unusable {point.name}", __base__=_Unusable, kind=kind)
-        unusable.reason = str(error)
-        return unusable
+    classes: dict[str, type[SystemSpec]] = {}
+    for point in entry_points(group=MACHINE_PLUGINS):
+        try:
+            classes[point.name] = made_by(point, _system_type)
+        except PerfsimError as error:
+            kind: Any = (Literal[point.name], ...)
+            unusable = create_model(f"Unusable {point.name}", __base__=_Unusable, kind=kind)
+            unusable.reason = str(error)
+            classes[point.name] = unusable
+    return classes
 
 
 class _Unusable(SystemSpec):

@@ -84,28 +84,19 @@ class _Axis:
     """What the package knows about one field of `ParallelLayout`, besides its rules (`three_d/legal.py`)."""
 
     help: str
-    short: str
-    """Its name in texts such as `tp=8`; empty where it has none but its own."""
     default: Any
-    degree: bool
+    short: str = ""
+    """Its name in texts such as `tp=8`; empty where it has none but its own."""
+    degree: bool = False
     """Whether it is a number of ranks among which something is divided."""
-    divides: tuple[Divided, ...]
-    group: str
+    divides: tuple[Divided, ...] = ()
+    group: str = ""
     """Fields of one group are written to JSON together, where one is not at its default; empty: always."""
 
 
-def _axis(
-    default: Any,
-    help_text: str,
-    *,
-    short: str = "",
-    degree: bool = False,
-    divides: tuple[Divided, ...] = (),
-    group: str = "",
-) -> Any:
+def _axis(default: Any, help_text: str, **known: Any) -> Any:
     """A field of the layout with its row of `AXES`."""
-    axis = _Axis(help_text, short, default, degree, divides, group)
-    return field(default=default, metadata={"axis": axis})
+    return field(default=default, metadata={"axis": _Axis(help_text, default, **known)})
 
 
 @dataclass(frozen=True, slots=True)

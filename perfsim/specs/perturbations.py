@@ -99,6 +99,23 @@ class PerturbationSpec(Spec):
         """Whether draws differ."""
         return bool(self.jitter) or self.step_stragglers is not None
 
+    @property
+    def text(self) -> str:
+        """The perturbations in one line."""
+        parts = [f"rank {slow.rank} computes {slow.factor:g} times as long" for slow in self.stragglers]
+        if drawn := self.step_stragglers:
+            ranks = f"{100 * drawn.share:g} % of the ranks of a step"
+            parts.append(f"{ranks} compute {drawn.factor:g} times as long")
+        if self.jitter:
+            parts.append(f"jitter with sigma {self.jitter:g}")
+        for link in self.links:
+            name = link.link if link.system is None else f"{link.link} of {link.system}"
+            parts.append(f"{name} {f'at {100 * link.left:g} %' if link.left else 'dead'}")
+        if self.failure is not None:
+            when = "failures" if self.failure.at is None else "one failure"
+            parts.append(f"{when} with restart from checkpoints")
+        return ", ".join([*parts, f"seed {self.seed}"])
+
 
 EXAMPLE = "straggler=1.3@rank5,jitter=0.02,seed=1"
 _PLAIN = {"jitter": float, "seed": int, "draws": int}

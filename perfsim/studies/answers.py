@@ -71,6 +71,12 @@ class Production:
             return cls(given.typical, (given.low, given.high), given.source)
         return cls(float(given), (float(given), float(given)), "given by the study")
 
+    @property
+    def of_healthy(self) -> str:
+        """`0.81 (0.76 to 0.88) of the rate of healthy steps, as in published production runs`."""
+        of_runs = ", as in published production runs" if self == recorded() else ""
+        return f"{self.text} of the rate of healthy steps{of_runs}"
+
     def time_s(self, healthy_s: float) -> float:
         """The time of steps at the production rate."""
         return healthy_s / self.ratio

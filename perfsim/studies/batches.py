@@ -26,7 +26,7 @@ from perfsim.convergence.time_to_accuracy import (
 )
 from perfsim.convergence.wall_clock import Training
 from perfsim.engine.limits import present_limits
-from perfsim.prediction.bands import Accuracy, accuracy_of
+from perfsim.prediction.bands import Accuracy
 from perfsim.prediction.planner import estimated
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, evaluated
@@ -168,7 +168,7 @@ class Target:
         """
         asked = question.at(global_batch_size)
         run = evaluated(asked, estimated(asked).plan)
-        return BatchPoint.of(run.plan, self.time_of_run(run, accuracy_of(run.plan)))
+        return BatchPoint.of(run.plan, self.time_of_run(run, Accuracy.of(run.plan)))
 
     def curve(self, question: Question, batches: Sequence[int], *, extend: bool = False) -> BatchCurve:
         """Time to the target at every batch.

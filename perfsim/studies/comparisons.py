@@ -17,7 +17,7 @@ from perfsim.base.errors import InputError, PlanError
 from perfsim.base.spec import CatalogSpec, FolderName, Spec
 from perfsim.base.units import Seconds, number
 from perfsim.catalog import Catalog, default_catalog, parse_file
-from perfsim.convergence.critical_batch import examples, fit_hyperbola
+from perfsim.convergence.critical_batch import HyperbolaFit, examples
 from perfsim.convergence.laws import LossLaw, loss_law, power_law
 from perfsim.convergence.time_to_accuracy import split_speedup
 from perfsim.prediction.prediction import Prediction, predict
@@ -323,7 +323,7 @@ def _hyperbola(runs: Sequence[TimedRun]) -> tuple[float, float, int]:
     if len(levels) < 2:
         raise InputError("runs of one batch tell nothing of statistics: give runs of at least two batches")
     if len(levels) > 2:
-        fit = fit_hyperbola([run.batch for run in runs], [run.examples for run in runs])
+        fit = HyperbolaFit.of([run.batch for run in runs], [run.examples for run in runs])
         return fit.e_min, fit.b_crit, len(levels)
     (small, low), (large, high) = sorted((batch, fmean(found)) for batch, found in levels.items())
     slope = (high - low) / (large - small)

@@ -372,7 +372,7 @@ def _levers(first: Option, rival: Option, amount: Callable[[Option, Place], Floa
     scan = np.linspace(-FARTHEST, FARTHEST, PLACES)
     levers = []
     for name, entry in {**first.inputs, **rival.inputs}.items():
-        if entry.certain or name.startswith(SEEDS):
+        if entry.low == entry.high or name.startswith(SEEDS):
             continue
         place = one_at(name, scan)
         moved = np.log(amount(rival, place) / amount(first, place))

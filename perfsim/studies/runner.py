@@ -15,16 +15,16 @@ from typing import Any
 from perfsim.base.errors import InputError, LimitError, PerfsimError, PlanError, Problem, within_floats
 from perfsim.convergence.wall_clock import RunPart
 from perfsim.engine.limits import present_limits
-from perfsim.network.export import network_map
+from perfsim.network.export import NetworkMap
 from perfsim.prediction.bands import Accuracy
-from perfsim.prediction.caveats import caveat, default_settings
-from perfsim.prediction.disturbed import perturbed, resilience, text_of
+from perfsim.prediction.caveats import Caveat, default_settings
+from perfsim.prediction.disturbed import Resilience, perturbed
 from perfsim.prediction.planner import best_plan, refusal
-from perfsim.prediction.prediction import Prediction, prediction_of
+from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.question import PriceTables
 from perfsim.prediction.run import Evaluation
 from perfsim.prediction.verification import sample_step
-from perfsim.prediction.why import roofline
+from perfsim.prediction.why import Roofline
 from perfsim.specs.perturbations import PerturbationSpec, StragglerSpec
 from perfsim.strategies import strategy
 from perfsim.studies.answers import (
@@ -100,7 +100,7 @@ def answer_point(
     if deep:
         sampling = sample_step(evaluation, spec.sampling)
         if spec.resilience is not None:
-            slowdowns = resilience(evaluation, point.label, spec.resilience)
+            slowdowns = Resilience.of(evaluation, point.label, spec.resilience)
         ramp, remark = target.ramped(question, chosen, spec.convergence.ramp)
         remarks += filter(None, [remark])
     if spec.perturbations is not None:
@@ -110,11 +110,11 @@ def answer_point(
         time = target.time_of_run(evaluation)
     caveats = [
         *([] if curve is None else edge_batch(curve.tried, best)),
-        *(caveat("critical-batch-extrapolated", f"critical batch {note}") for note in time.critical.notes),
+        *(Caveat.of("critical-batch-extrapolated", f"critical batch {note}") for note in time.critical.notes),
         *([] if target.loss is None else [sensitive_target(target.loss)]),
         *default_settings(question, evaluation.plan),
     ]
-    prediction = prediction_of(evaluation, question.allowed_share, caveats)
+    prediction = Prediction.of(evaluation, question.allowed_share, caveats)
     production = Production.of(point)
     parts: tuple[RunPart, ...] = ()
     if question.wall_clock is not None:
@@ -137,8 +137,8 @@ def answer_point(
         or (chosen,),
         timeline=timeline(evaluation),
         timeline_devices=len(devices_of(evaluation.trace.graph)),
-        roofline=roofline(evaluation),
-        network=network_map(evaluation.placed.topology),
+        roofline=Roofline.of(evaluation),
+        network=NetworkMap.of(evaluation.placed.topology),
         ramp=ramp,
         sampling=sampling,
         resilience=slowdowns,
@@ -326,8 +326,8 @@ def _result(
         seq_length=spec.recipe.seq_length,
         target_tokens=target.d_min_tokens,
         law=f"{critical.law}: {critical.source}",
-        critical_batch_tokens=critical.shown_tokens,
-        critical_batch_band_tokens=critical.shown_band_tokens,
+        critical_batch_tokens=math.nan if critical.given_length else critical.tokens,
+        critical_batch_band_tokens=(math.nan, math.nan) if critical.given_length else critical.band_tokens,
         candidates=candidates,
         verdict=sentence,
         caveats=shared_caveats(candidates),
@@ -339,7 +339,7 @@ def _result(
         sampling={row.label: row.sampling for row in candidates if row.sampling is not None},
         accuracy=tuple(families.values()),
         resilience=tuple(row.resilience for row in candidates if row.resilience is not None),
-        perturbed=text_of(spec.perturbations) if spec.perturbations is not None else "",
+        perturbed="" if spec.perturbations is None else spec.perturbations.text,
         decision=decision,
         inputs_digest=Digests().of(spec),
         stopped=stopped,

@@ -20,7 +20,7 @@ from perfsim.interop import emit
 from perfsim.prediction.bands import SHARDED
 from perfsim.prediction.caveats import batch_caveats
 from perfsim.prediction.planner import Search, confirmed
-from perfsim.prediction.prediction import Prediction, prediction_of
+from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, evaluated
 from perfsim.specs.layout import Layout
@@ -210,6 +210,7 @@ class Planned:
     closest_share: float | None = None
     """Memory over capacity of the layout that misses it by least; None where all fit."""
     above_limit: AboveLimit | None = None
+    """The fastest layout above the limit of memory; None where it gains nothing."""
     experiment: Experiment | None = None
     tried_batches: tuple[int, ...] = ()
     """Global batches that were tried."""
@@ -346,7 +347,7 @@ def ratio_error(run: Evaluation, other: Evaluation) -> float:
 
 
 def _entry(question: Question, run: Evaluation, first: Evaluation, target: Target | None) -> Entry:
-    prediction = prediction_of(run, question.allowed_share, batch_caveats(question))
+    prediction = Prediction.of(run, question.allowed_share, batch_caveats(question))
     of_first = first.plan.layout.as_dict(first.plan.num_microbatches)
     return Entry(
         prediction=prediction,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from perfsim.convergence.laws import LossTarget
-from perfsim.prediction.caveats import Caveat, caveat, rank
+from perfsim.prediction.caveats import Caveat
 from perfsim.prediction.prediction import Prediction
 
 
@@ -31,7 +31,7 @@ def edge_batch(tried: Sequence[int], best: int) -> list[Caveat]:
         f"best batch {best} is the {side} of {len(tried)} tried ({min(tried)} to {max(tried)} "
         f"sequences); a {direction} batch may be better: widen batch_sizes"
     )
-    return [caveat("batch-at-edge", words)]
+    return [Caveat.of("batch-at-edge", words)]
 
 
 def sensitive_target(target: LossTarget) -> Caveat:
@@ -41,7 +41,7 @@ def sensitive_target(target: LossTarget) -> Caveat:
         f"{target.tokens:.3g} tokens to a loss of {target.loss:g} by law '{law.name}' ({law.corpus}); "
         f"{target.text}: the band of the time includes {100 * target.d_min_error:.0f} % of the tokens"
     )
-    return caveat("target-loss", words)
+    return Caveat.of("target-loss", words)
 
 
 MOST_COUNTS = 4
@@ -59,19 +59,19 @@ def shared_caveats(predictions: Sequence[Prediction]) -> tuple[SharedCaveat, ...
             groups.setdefault((warning.code, step.system), []).append((warning, step))
     merged: dict[tuple[str, str], SharedCaveat] = {}
     for (code, system), said in groups.items():
-        worst, _ = min(said, key=lambda pair: (rank(pair[0]), -pair[1].num_devices))
+        worst, _ = min(said, key=lambda pair: (pair[0].rank(), -pair[1].num_devices))
         machine = _machine(worst, said, [step for step in predictions if step.system == system])
         noun = said[0][1].devices_noun
         shared = SharedCaveat(worst.code, worst.severity, worst.text, (system,), (machine,), (noun,))
         if known := merged.get((code, worst.text)):
             shared = replace(
-                min(known, shared, key=rank),
+                min(known, shared, key=Caveat.rank),
                 systems=known.systems + shared.systems,
                 machines=known.machines + shared.machines,
                 nouns=known.nouns + shared.nouns,
             )
         merged[code, worst.text] = shared
-    return tuple(sorted(merged.values(), key=rank))
+    return tuple(sorted(merged.values(), key=Caveat.rank))
 
 
 def _machine(
@@ -101,7 +101,7 @@ def _counts(numbers: Iterable[int]) -> str:
 
 def confidence(caveats: Sequence[SharedCaveat]) -> str:
     """The worst caveat as a clause of a verdict; empty where all are for information only."""
-    worst = min(caveats, key=rank, default=None)
+    worst = min(caveats, key=Caveat.rank, default=None)
     if worst is None or worst.severity == "info":
         return ""
     level = "low" if worst.severity == "serious" else "limited"

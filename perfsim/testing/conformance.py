@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -19,7 +20,7 @@ from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path, simulate
 from perfsim.engine.trace import Trace
 from perfsim.machines import network_of
-from perfsim.machines.placement import shared_links
+from perfsim.machines.placement import SharedLinks
 from perfsim.network import Topology, WaferTree
 from perfsim.prediction.planner import Search
 from perfsim.prediction.verification import SamplingSpec, verify
@@ -123,10 +124,8 @@ class Case:
         """Plans that fit, spread over all layouts."""
         plans = []
         for layout in self.layouts:
-            try:
+            with suppress(MemoryCapacityError):
                 plans.append(self.plan(layout))
-            except MemoryCapacityError:
-                continue
         return plans[:: max(1, math.ceil(len(plans) / MOST_PLANS))]
 
     def plan(self, layout: Layout, *, check_memory: bool = True) -> Plan:
@@ -143,7 +142,7 @@ class Case:
         """Each plan, its graph, and the simulation of the graph with contention for links."""
         for plan in self.plans:
             graph = self.graph(plan)
-            links = shared_links(graph, network_of(self.topology))
+            links = SharedLinks.of(graph, network_of(self.topology))
             durations = price(graph, self.costs)
             yield plan, graph, simulate(graph, durations, links.flows, links.capacities)
 
@@ -161,20 +160,21 @@ def cases_for(strategy: Strategy) -> list[Case]:
     """Every job of `JOBS` on a toy machine of the kind. Raises InputError for a kind without toys."""
     if strategy.system_kind not in ("gpu-cluster", "wafer-cluster"):
         raise InputError(f"no toy machine of the kind {strategy.system_kind!r}: pass your own `cases`")
-    return [_case(strategy, name, dict(fields)) for name, fields in JOBS.items()]
-
-
-def _case(strategy: Strategy, name: str, fields: dict[str, Any]) -> Case:
-    devices = fields.pop("devices")
-    memory: dict[str, Any] = {"capacity": fields.pop("capacity")} if "capacity" in fields else {}
-    hosted = fields.pop("hosted", False)
-    job = toys.job(**fields)
-    if strategy.system_kind == "wafer-cluster":
-        wafers = WaferTree(toys.wafer_cluster(**({} if hosted else memory)), devices)
-        return Case(name, strategy, job, wafers, WaferCosts(wafers, job.recipe))
-    cluster = toys.gpu_cluster(**memory, host=toys.host(drives=1e13) if hosted else None)
-    costs = toys.ToyCosts(cluster, devices=devices)
-    return Case(name, strategy, job, toys.topology(devices, cluster), costs)
+    cases = []
+    for name, described in JOBS.items():
+        fields = dict(described)
+        devices = fields.pop("devices")
+        memory = {"capacity": fields.pop("capacity")} if "capacity" in fields else {}
+        hosted = fields.pop("hosted", False)
+        job = toys.job(**fields)
+        if strategy.system_kind == "wafer-cluster":
+            wafers = WaferTree(toys.wafer_cluster(**({} if hosted else memory)), devices)
+            cases.append(Case(name, strategy, job, wafers, WaferCosts(wafers, job.recipe)))
+        else:
+            cluster = toys.gpu_cluster(**memory, host=toys.host(drives=1e13) if hosted else None)
+            costs = toys.ToyCosts(cluster, devices=devices)
+            cases.append(Case(name, strategy, job, toys.topology(devices, cluster), costs))
+    return cases
 
 
 def _require(condition: bool, message: str) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from perfsim.base.errors import GraphError
@@ -242,12 +242,16 @@ class ToyCosts(Costs):
     launch_s: float = 5e-6
     devices: int = 8
     """Of the job, which share a host."""
-    topology: Topology = field(init=False)
 
     def duration_s(self, work: Work) -> float:
         """Seconds of a task."""
         if work.kind.is_communication:
-            return self._communication_s(work)
+            if work.group is None:
+                raise GraphError(f"{work.name} is communication without a group")
+            nodes = {rank // self.system.node.devices for rank in work.group.ranks}
+            link = self.system.node.scale_up if len(nodes) == 1 else self.system.node.nic
+            factor = 2.0 if work.op == "all_reduce" else 1.0
+            return 1e-5 + factor * work.comm_bytes / link.bandwidth
         if work.op in HOST_OPERATIONS:
             return HostCosts(FatTree(self.system, self.devices)).duration_s(work)
         seconds = 0.0
@@ -255,15 +259,6 @@ class ToyCosts(Costs):
             moving_s = kernel.bytes_accessed / self.system.device.memory.bandwidth
             seconds += self.launch_s + max(kernel.flop / self.flop_per_s, moving_s)
         return seconds
-
-    def _communication_s(self, work: Work) -> float:
-        if work.group is None:
-            raise GraphError(f"{work.name} is communication without a group")
-        ranks = work.group.ranks
-        one_node = len({rank // self.system.node.devices for rank in ranks}) == 1
-        rate = self.system.node.scale_up.bandwidth if one_node else self.system.node.nic.bandwidth
-        factor = {"all_reduce": 2.0, "send_recv": 1.0}.get(work.op, 1.0)
-        return 1e-5 + factor * work.comm_bytes / rate
 
 
 @dataclass
@@ -293,17 +288,6 @@ def transfer(name: str, ranks: RankGroup, category: str = "pipeline_communicatio
 def collective(name: str, ranks: RankGroup) -> Work:
     """A class of all-reduces over a group."""
     return replace(transfer(name, ranks, "data_communication", op="all_reduce"), kind=Kind.COMM_COLL)
-
-
-def chain(lengths: Mapping[str, int], join: Callable[[GraphBuilder, dict[str, int]], None]) -> TaskGraph:
-    """Streams of tasks in order; `join` gets each stream's last tensor and may add tasks."""
-    builder = GraphBuilder()
-    last: dict[str, int] = {}
-    for stream, length in lengths.items():
-        for number in range(length):
-            last[stream] = builder.task(compute(f"{stream}.{number}"), stream).tensor
-    join(builder, last)
-    return builder.build()
 
 
 def at_once(*works: tuple[Work, str]) -> TaskGraph:

@@ -101,10 +101,9 @@ class Template:
         *,
         block: int = WHOLE_DEVICE,
     ) -> _Handles:
-        """Record one task; `reads` are ports or tensors of this template.
+        """Record one task; `reads` are ports or tensors of this template, `block` as in `TaskGraph`.
 
         `after` holds task ids of this template, or ports, which stand for the writers of their tensors.
-        `block` is the part of the model whose weights the task uses.
         """
         return self.columns.append(
             self.builder.work_id(work),
@@ -284,24 +283,18 @@ def _stamped_columns(slots: Slots, stamped: Stamped, count: int) -> dict[str, In
                 continue
             values = first[rows][:, None] + np.maximum(local, 0)
             names = list(template.ports)
-            for number in sorted(
-                set(local[local < 0].tolist()), reverse=True
-            ):  # port i has the number -1 - i
+            for number in sorted(set(local[local < 0].tolist()), reverse=True):
                 port = names[-1 - number]
                 if port not in behind:
                     behind[port] = _behind_port(port, slots, stamped, is_task=is_task)
-                values[:, local == number] = _read(port, behind[port][rows], slots)[:, None]
+                values[:, local == number] = behind[port][rows][:, None]
+                if np.any(values[:, local == number] == NO_SOURCE):
+                    raise GraphError(f"port {port!r} is read by a slot that has no source for it")
+                if np.any(values[:, local == number] < 0):
+                    output = slots.sources[port][1]
+                    raise GraphError(f"port {port!r} reads output {output!r} of a template without it")
             columns[name][start[begin[rows]][:, None] + np.arange(len(local))] = values
     return columns
-
-
-def _read(port: str, values: Ints, slots: Slots) -> Ints:
-    """What some slots read of a port. Raises GraphError where one has no source, or no such output."""
-    if np.any(values == NO_SOURCE):
-        raise GraphError(f"port {port!r} is read by a slot that has no source for it")
-    if np.any(values < 0):
-        raise GraphError(f"port {port!r} reads output {slots.sources[port][1]!r} of a template without it")
-    return values
 
 
 def _behind_port(port: str, slots: Slots, stamped: Stamped, *, is_task: bool) -> Ints:

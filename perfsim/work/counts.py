@@ -12,12 +12,11 @@ from perfsim.specs.recipe import Job
 from perfsim.work.kernels import FULL, LayerSlice
 from perfsim.work.layer import (
     attention_products,
-    by_operator,
     inner_norm_bytes,
     kept_bytes,
+    kept_shares,
     mlp_products,
     padded_vocab_size,
-    product_flop,
 )
 
 
@@ -166,19 +165,15 @@ def parameters(model: TransformerConfig) -> Parameters:
     return Parameters(model)
 
 
-def _attended(kind: LayerKind, seq_length: int) -> float:
-    """Positions that a position counts as attending to: all, or twice the mean of a causal window.
+def _core_flop_per_token(model: TransformerConfig, kind: LayerKind, seq_length: int) -> float:
+    """FLOPs of a forward of the attention core: scores and context.
 
     Papers count attention without halving it under the causal mask. In a window of w a position sees
     w - w^2 / 2 s positions in the mean, doubled here, so that a window of the whole sequence counts s.
     """
     window = min(kind.window or seq_length, seq_length)
-    return 2.0 * window - window**2 / seq_length if window < seq_length else float(seq_length)
-
-
-def _core_flop_per_token(model: TransformerConfig, kind: LayerKind, seq_length: int) -> float:
-    """FLOPs of a forward of the attention core: scores and context."""
-    return 2.0 * _attended(kind, seq_length) * (model.query_width + model.attention_width)
+    attended = 2.0 * window - window**2 / seq_length if window < seq_length else float(seq_length)
+    return 2.0 * attended * (model.query_width + model.attention_width)
 
 
 def attention_flop_per_step(job: Job) -> float:
@@ -233,13 +228,17 @@ def recompute_flop_per_step(
     flop_per_token = 0.0
     for kind in layer_kinds(model) if recompute != "none" else ():
         part = _whole_layer(job, kind)
-        if not by_operator(part, recompute) or part.attention == "standard":
+        # Experts are kept whole, and nothing reads the result of the MLP's last product.
+        products = (*attention_products(part), *(() if kind.experts else mlp_products(part)[:1]))
+        shares = kept_shares(part, recompute)
+        kept_flop = sum(shares.get(product.name, 0.0) * product.flop for product in products)
+        if not part.by_operator(recompute) or part.attention == "standard":
             flop_per_token += _core_flop_per_token(model, kind, job.seq_length)
-        if by_operator(part, recompute):
-            flop_per_token += product_flop(part, recompute).again / part.tokens
+        if part.by_operator(recompute):
+            flop_per_token += (sum(product.flop for product in products) - kept_flop) / part.tokens
         elif recompute == "full":
             flop_per_token += 2.0 * counts.matrices_of(kind, active=True)
-            flop_per_token -= product_flop(part, recompute).kept / part.tokens
+            flop_per_token -= kept_flop / part.tokens
             if stops_early and not kind.experts:
                 flop_per_token -= 2.0 * model.hidden_size * model.ffn_hidden_size
     return share * flop_per_token * job.tokens_per_step
@@ -258,7 +257,7 @@ def hardware_flop_per_step(job: Job, recompute: str, share: float = 1.0) -> floa
     utilisations of its Table 5 follow.
     """
     recomputed = recompute_flop_per_step(job, recompute, share=share)
-    core_alone = recompute == "selective" and not by_operator(_whole_layer(job, PLAIN), recompute)
+    core_alone = recompute == "selective" and not _whole_layer(job, PLAIN).by_operator(recompute)
     factor = SELECTIVE_AS_PRINTED if core_alone else 1.0
     return model_flop_per_step(job) + recomputed * factor
 
@@ -277,7 +276,7 @@ def layer_activation_bytes(part: LayerSlice, recompute: str) -> float:
     """
     model = part.model
     size = part.element_bytes
-    if recompute == "full" or by_operator(part, recompute):
+    if recompute == "full" or part.by_operator(recompute):
         experts_bytes = _experts_kept_bytes(part) if part.kind.experts and recompute != "full" else 0.0
         return part.activation_bytes / part.norm_share + kept_bytes(part, recompute) + experts_bytes
     t = part.tensor
@@ -321,10 +320,9 @@ def attention_weight_input_bytes(part: LayerSlice) -> float:
     t = 1, sbh (8 of QKV + 4 of the projection + 4 of the norm).
     """
     model = part.model
-    latent = part.model.latent_attention
-    split = (
-        model.query_width + part.pair_width + model.attention_width
-    )  # output gradients, projection's input
+    latent = model.latent_attention
+    # Output gradients and the projection's input.
+    split = model.query_width + part.pair_width + model.attention_width
     shared = (1 + 1 + 2) * model.hidden_size  # QKV's input, the projection's output gradient, the norm's pair
     if latent is not None:  # latents and their gradients
         shared += 2 * ((latent.q_lora_rank or 0) + latent.kv_lora_rank + latent.qk_rope_head_dim)

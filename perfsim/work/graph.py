@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
@@ -80,8 +80,6 @@ EMBEDDING_AND_HEAD = -4
 All weights of the device that no other task covers; the embedding; the LM head; whichever of these two
 the pipeline stage holds.
 """
-
-
 _MARKERS = {
     WHOLE_DEVICE: "the device's weights",
     EMBEDDING: "embedding",
@@ -166,18 +164,8 @@ class Work:
     _hash: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
-        values = (
-            self.name,
-            self.category,
-            self.kernels,
-            self.comm_bytes,
-            self.group,
-            self.writes,
-            self.share,
-            self.fan_out,
-            self.beside,
-            self.experts,
-        )
+        # Works that are alike in these are hardly ever unlike in another field.
+        values = (self.name, self.category, self.kernels, self.comm_bytes, self.group, self.writes)
         object.__setattr__(self, "_hash", hash(values))
 
     def __hash__(self) -> int:
@@ -291,6 +279,11 @@ class TaskGraph:
         ranks = (rank_of(name) for name in self.streams)
         return np.array([-1 if rank is None else rank for rank in ranks], dtype=np.int32)
 
+    @property
+    def bases(self) -> list[int]:
+        """The rank of every device that has a stream, ascending."""
+        return sorted({rank for rank in self.stream_ranks.tolist() if rank >= 0})
+
     @cached_property
     def stream_devices(self) -> tuple[tuple[int, ...], ...]:
         """The computing devices of each stream, numbered from 0; none for a store or a network."""
@@ -383,9 +376,8 @@ class TaskGraph:
         """Tasks that wait for each task, ascending."""
         deps = self.dependencies
         order = np.argsort(deps.values, kind="stable")
-        start = np.zeros(len(self) + 1, dtype=np.int32)
-        np.cumsum(np.bincount(deps.values, minlength=len(self)), out=start[1:])
-        return Ragged(start, deps.row_of_value[order])
+        start = offsets(np.bincount(deps.values, minlength=len(self)))
+        return Ragged(start.astype(np.int32), deps.row_of_value[order])
 
     @property
     def flop(self) -> float:
@@ -393,6 +385,11 @@ class TaskGraph:
         per_work = np.array([work.flop for work in self.works])
         ranks = np.array(self.stands_for, dtype=np.float64)[self.stream]
         return float(per_work @ np.bincount(self.work, ranks, minlength=len(self.works)))
+
+    def mean_over_steps(self, amount: Callable[[Work], float]) -> float:
+        """Sum over the tasks of a step, given an amount of each class of work; the mean over steps."""
+        per_work = np.array([amount(work) for work in self.works])
+        return float(per_work[self.work].sum()) / len(self.step_ends)
 
     def digest(self) -> str:
         """A hash of the graph without its stream names; equal graphs have equal digests."""

@@ -6,7 +6,6 @@ Symbols: b micro-batch, s sequence length, h hidden size, a heads, t tensor degr
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -59,20 +58,14 @@ class Kernel(NamedTuple):
 
     def weight_gradients(self, main_grad_bytes: float, *, bias: bool) -> tuple[Kernel, ...]:
         """Weight and bias gradients of a linear layer with this forward, added to the main gradients."""
-        m = self.m
-        n = self.n
-        k = self.k
-        size = self.element_bytes
-        return (
-            self._replace(name=f"{self.name}.wgrad", m=k, n=n, k=m, weight_gradient=True),
-            *((elementwise(f"{self.name}.bias_gradient", size * m * n * self.batch),) if bias else ()),
-            elementwise(
-                # Reads the new gradient, reads and writes the accumulated one.
-                f"{self.name}.accumulate",
-                n * k * self.batch * (size + 2 * main_grad_bytes),
-                launches=(2 if bias else 1) * self.batch,
-            ),
-        )
+        run = [self._replace(name=f"{self.name}.wgrad", m=self.k, k=self.m, weight_gradient=True)]
+        if bias:
+            n_bytes = self.element_bytes * self.m * self.n * self.batch
+            run.append(elementwise(f"{self.name}.bias_gradient", n_bytes))
+        # Reads the new gradient, reads and writes the accumulated one.
+        n_bytes = self.n * self.k * self.batch * (self.element_bytes + 2 * main_grad_bytes)
+        launches = (2 if bias else 1) * self.batch
+        return (*run, elementwise(f"{self.name}.accumulate", n_bytes, launches))
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +215,10 @@ class LayerSlice:
         """
         return self.tokens * self.experts.top_k * self.expert_split / self.tensor * self.expert_load
 
+    def by_operator(self, recompute: str) -> bool:
+        """Whether a mode of recompute keeps the results of some operators and runs all others again."""
+        return recompute == "selective" and self.selective == "every_second_product"
+
     @property
     def norm_share(self) -> int:
         """Ranks that share layer norms and dropouts: t with sequence parallelism, else 1."""
@@ -251,51 +248,12 @@ def gemm(
     batch: int = 1,
     partition: Partition = "none",
     parts: int = 1,
-    weight_gradient: bool = False,
     element_bytes: float = HALF,
 ) -> Kernel:
     """A GEMM: 2 m n k FLOPs per batch entry, each operand moved once."""
-    return Kernel(
-        name=name,
-        op="gemm",
-        flop=2.0 * m * n * k * batch,
-        bytes_accessed=element_bytes * batch * (m * k + k * n + m * n),
-        m=m,
-        n=n,
-        k=k,
-        batch=batch,
-        partition=partition,
-        parts=parts,
-        weight_gradient=weight_gradient,
-        element_bytes=element_bytes,
-    )
-
-
-def grouped_gemm(
-    name: str,
-    rows: float,
-    n: int,
-    k: int,
-    experts: int,
-    partition: Partition = "none",
-    parts: int = 1,
-    element_bytes: float = HALF,
-) -> Kernel:
-    """Forward products of `experts` experts, (rows, k) x (k, n) in all, as one kernel."""
-    return Kernel(
-        name=name,
-        op="gemm",
-        flop=2.0 * rows * n * k,
-        bytes_accessed=element_bytes * (rows * (n + k) + experts * float(n) * k),
-        m=max(1, math.ceil(rows / experts)),
-        n=n,
-        k=k,
-        batch=experts,
-        partition=partition,
-        parts=parts,
-        element_bytes=element_bytes,
-        grouped=True,
-    )
+    flop = 2.0 * m * n * k * batch
+    n_bytes = element_bytes * batch * (m * k + k * n + m * n)
+    return Kernel(name, "gemm", flop, n_bytes, m, n, k, batch, partition, parts, element_bytes=element_bytes)
 
 
 def elementwise(name: str, n_bytes: float, launches: int = 1) -> Kernel:

@@ -25,15 +25,7 @@ from typing import Literal, NamedTuple
 
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.precisions import PRECISIONS, Precision
-from perfsim.work.kernels import (
-    FULL,
-    Kernel,
-    LayerSlice,
-    elementwise,
-    gemm,
-    grouped_gemm,
-    linear,
-)
+from perfsim.work.kernels import FULL, Kernel, LayerSlice, Partition, elementwise, gemm, linear
 
 LayerPass = Literal["forward", "backward", "dgrad", "wgrad"]
 Kernels = tuple[Kernel, ...]
@@ -85,10 +77,8 @@ def _residual_backward(name: str, part: LayerSlice) -> Kernel:
     """Backward of dropout (read, mask, write); sum of both branches' gradients (two reads, a write)."""
     size = part.element_bytes
     bytes_per_element = 3 * size + (2 * size + 1.0 if part.dropout else 0.0)
-    launches = 2 if part.dropout else 1
-    return elementwise(
-        name, bytes_per_element * part.activation_elements / part.norm_share, launches=launches
-    )
+    n_bytes = bytes_per_element * part.activation_elements / part.norm_share
+    return elementwise(name, n_bytes, launches=2 if part.dropout else 1)
 
 
 # What a framework makes of a block.
@@ -181,7 +171,9 @@ def attention_kernels(part: LayerSlice, which: LayerPass) -> Kernels:
     bias = part.model.has_attention_bias
     *inputs, output = attention_products(part)
     norm = _norm("attention_norm", part, which)
-    inner_norms = _inner_norms(part, which)
+    suffix, passes, _ = _NORM[which]
+    n_bytes = inner_norm_bytes(part)
+    inner_norms = [elementwise(f"inner_norms{suffix}", passes * n_bytes, launches=2)] if n_bytes else []
     joint = _joined_embedding(part, which) if part.kind.mtp else ()
     run: Iterable[Kernel]
     if which == "forward":
@@ -189,12 +181,15 @@ def attention_kernels(part: LayerSlice, which: LayerPass) -> Kernels:
     elif which == "wgrad":
         run = (*_products(part, which, bias, output, *reversed(inputs)), *inner_norms, norm, *joint)
     else:
+        # The QKV linear reads the gradients of queries, keys and values side by side.
+        width = part.model.query_width + part.pair_width
+        joined_bytes = 2 * part.element_bytes * part.tokens * width / part.tensor
         run = (
             _residual_backward("attention_residual.backward", part),
             *_products(part, which, bias, output),
             *attention_core(part, backward=True),
             *_rotary(part),
-            _join_gradients(part),
+            elementwise("qkv.join_gradients", joined_bytes),
             *inner_norms,
             *_products(part, which, bias, *reversed(inputs)),
             norm,
@@ -241,18 +236,6 @@ def inner_norm_bytes(part: LayerSlice) -> float:
     if model.qk_layernorm:
         width += (model.query_width + part.kv_size) / part.tensor
     return part.element_bytes * part.tokens * width
-
-
-def _inner_norms(part: LayerSlice, which: LayerPass) -> Kernels:
-    suffix, passes, _ = _NORM[which]
-    n_bytes = inner_norm_bytes(part)
-    return (elementwise(f"inner_norms{suffix}", passes * n_bytes, launches=2),) if n_bytes else ()
-
-
-def _join_gradients(part: LayerSlice) -> Kernel:
-    """Concatenation of the gradients of queries, keys and values, which the QKV linear reads."""
-    width = part.model.query_width + part.pair_width
-    return elementwise("qkv.join_gradients", 2 * part.element_bytes * part.tokens * width / part.tensor)
 
 
 def _rotary(part: LayerSlice) -> Kernels:
@@ -318,10 +301,15 @@ def _flash(part: LayerSlice, *, backward: bool) -> Kernel:
     queries_keys, values = (3, 2) if backward else (1, 1)
     width = queries_keys * model.head_size + values * model.value_size
     keys = s if part.attention_length is None else part.attention_length
+    seen = 1.0
+    if model.causal:
+        # In a window of w of s positions a position sees min(w, its number): (w s - w^2 / 2) / s^2 of all.
+        share = min(1.0, (part.kind.window or part.seq_length) / part.seq_length)
+        seen = share - 0.5 * share**2
     return Kernel(
         name=f"{FLASH}.backward" if backward else FLASH,
         op="attention",
-        flop=2.0 * heads * s * keys * width * _seen_share(part),
+        flop=2.0 * heads * s * keys * width * seen,
         bytes_accessed=2 * part.element_bytes * heads * s * width,  # scores stay on chip
         m=s,
         n=keys,
@@ -329,17 +317,6 @@ def _flash(part: LayerSlice, *, backward: bool) -> Kernel:
         batch=heads,
         element_bytes=part.element_bytes,
     )
-
-
-def _seen_share(part: LayerSlice) -> float:
-    """Share of all pairs of positions that attention scores: 1/2 under a causal mask, less with a window.
-
-    In a window of w of s positions a position sees min(w, its number): (w s - w^2 / 2) / s^2.
-    """
-    if not part.model.causal:
-        return 1.0
-    share = min(1.0, (part.kind.window or part.seq_length) / part.seq_length)
-    return share - 0.5 * share**2
 
 
 def merge_kernel(part: LayerSlice, *, backward: bool = False) -> Kernel:
@@ -362,7 +339,14 @@ def mlp_kernels(part: LayerSlice, which: LayerPass) -> Kernels:
     A forward begins with the residual of the attention block, a backward with the block's own residual.
     """
     if not part.kind.experts:
-        block = _dense(part, which)
+        elements = part.tokens * part.model.ffn_hidden_size / part.tensor
+        block = _two_products(part, which, "activation", mlp_products(part), elements, bias=part.model.bias)
+        if which == "forward":
+            block = (*_mlp_begin(part), *block)
+        else:
+            residual = () if which == "wgrad" else (_residual_backward("mlp_residual.backward", part),)
+            norms = (_norm("mlp_norm", part, which),) if part.model.norms_per_layer > 1 else ()
+            block = (*residual, *block, *norms)
     elif which == "wgrad":
         products = (*reversed(_shared_linears(part)), *reversed(_expert_linears(part)), _router(part))
         bias = part.model.has_expert_bias
@@ -418,16 +402,6 @@ def _mlp_begin(part: LayerSlice) -> Kernels:
     return (_residual("attention_residual", part), *norms)
 
 
-def _dense(part: LayerSlice, which: LayerPass) -> Kernels:
-    elements = part.tokens * part.model.ffn_hidden_size / part.tensor
-    run = _two_products(part, which, "activation", mlp_products(part), elements, bias=part.model.bias)
-    if which == "forward":
-        return (*_mlp_begin(part), *run)
-    norms = (_norm("mlp_norm", part, which),) if part.model.norms_per_layer > 1 else ()
-    residual = () if which == "wgrad" else (_residual_backward("mlp_residual.backward", part),)
-    return (*residual, *run, *norms)
-
-
 ExpertStage = Literal["router", "experts", "shared", "combine"]
 
 
@@ -450,6 +424,22 @@ def _router(part: LayerSlice) -> Kernel:
     )
 
 
+def _grouped_gemm(
+    name: str,
+    rows: float,
+    n: int,
+    k: int,
+    experts: int,
+    partition: Partition,
+    parts: int,
+    element_bytes: float,
+) -> Kernel:
+    """Forward products of `experts` experts, (rows, k) x (k, n) in all, as one kernel."""
+    product = gemm(name, max(1, math.ceil(rows / experts)), n, k, experts, partition, parts, element_bytes)
+    n_bytes = element_bytes * (rows * (n + k) + experts * float(n) * k)
+    return product._replace(flop=2.0 * rows * n * k, bytes_accessed=n_bytes, grouped=True)
+
+
 def _expert_linears(part: LayerSlice) -> tuple[Kernel, Kernel]:
     """The products of a rank's experts with the rows that they compute."""
     model = part.model
@@ -460,8 +450,8 @@ def _expert_linears(part: LayerSlice) -> tuple[Kernel, Kernel]:
     count = part.local_experts
     width = (2 if model.gated_mlp else 1) * ffn
     return (
-        grouped_gemm("expert_fc1", rows, width, model.hidden_size, count, "column", split, size),
-        grouped_gemm("expert_fc2", rows, model.hidden_size, ffn, count, "row", split, size),
+        _grouped_gemm("expert_fc1", rows, width, model.hidden_size, count, "column", split, size),
+        _grouped_gemm("expert_fc2", rows, model.hidden_size, ffn, count, "row", split, size),
     )
 
 
@@ -567,21 +557,19 @@ def _head(part: LayerSlice, positions: int, which: LayerPass) -> Kernels:
     products = tuple(_products(part, which, False, head))
     if which == "wgrad":
         return (*products, norm)
-    loss = _cross_entropy(part, float(head.m) * head.n, which)
-    return (norm, *products, loss) if which == "forward" else (loss, *products, norm)
-
-
-def _cross_entropy(part: LayerSlice, logits: float, which: LayerPass) -> Kernel:
-    """The loss, or its gradient by the logits; fused, the gradient replaces the logits in place."""
-    size = part.element_bytes
+    logits = float(head.m) * head.n
     cast = size + FULL if size < FULL else 0.0
     if which == "forward":
+        loss = elementwise("cross_entropy", (cast + CROSS_ENTROPY_FORWARD_BYTES) * logits, launches=12)
         if part.fused_cross_entropy:
-            return elementwise("cross_entropy", size * logits)
-        return elementwise("cross_entropy", (cast + CROSS_ENTROPY_FORWARD_BYTES) * logits, launches=12)
+            loss = elementwise("cross_entropy", size * logits)
+        return (norm, *products, loss)
+    name = "cross_entropy.backward"
+    loss = elementwise(name, (CROSS_ENTROPY_BACKWARD_BYTES + cast) * logits, launches=6)
     if part.fused_cross_entropy:
-        return elementwise("cross_entropy.backward", 2 * size * logits)
-    return elementwise("cross_entropy.backward", (CROSS_ENTROPY_BACKWARD_BYTES + cast) * logits, launches=6)
+        # The gradient replaces the logits in place.
+        loss = elementwise(name, 2 * size * logits)
+    return (loss, *products, norm)
 
 
 def _with_further_head(run: Kernels, part: LayerSlice, which: LayerPass) -> Kernels:
@@ -618,17 +606,12 @@ def _joined_embedding(part: LayerSlice, which: LayerPass) -> Kernels:
 #             halves of a gated MLP.
 
 
-def by_operator(part: LayerSlice, recompute: str) -> bool:
-    """Whether a mode keeps the results of some operators and runs all others again."""
-    return recompute == "selective" and part.selective == "every_second_product"
-
-
 def kept_shares(part: LayerSlice, recompute: str) -> Mapping[str, float]:
     """Shares of the results of products and fused attention that a mode keeps, by kernel."""
     projections = attention_products(part)[:-1]
     if recompute == "full":
         return {product.name: 1.0 for product in projections} if part.keeps == "qkv" else {}
-    if not by_operator(part, recompute):
+    if not part.by_operator(recompute):
         return {}
     model = part.model
     widths = [(product.name, product.n * product.parts) for product in projections]
@@ -661,26 +644,11 @@ def kept_bytes(part: LayerSlice, recompute: str) -> float:
     return part.element_bytes * elements
 
 
-class _ProductFlop(NamedTuple):
-    """FLOPs of a layer's products for one micro-batch: those whose results are kept, and those run again."""
-
-    kept: float
-    again: float
-
-
-def product_flop(part: LayerSlice, recompute: str) -> _ProductFlop:
-    """FLOPs of the products of a layer but experts and the MLP's last."""
-    products = (*attention_products(part), *(() if part.kind.experts else mlp_products(part)[:1]))
-    shares = kept_shares(part, recompute)
-    kept = sum(shares.get(product.name, 0.0) * product.flop for product in products)
-    return _ProductFlop(kept, sum(product.flop for product in products) - kept)
-
-
 def attention_recompute(part: LayerSlice, recompute: str) -> Kernels:
     """Kernels of the attention block that a mode runs again."""
     if recompute == "none":
         return ()
-    if recompute == "selective" and not by_operator(part, recompute):
+    if recompute == "selective" and not part.by_operator(recompute):
         return attention_core(part)
     return tuple(_without_kept(attention_kernels(part, "forward"), kept_shares(part, recompute)))
 
@@ -688,7 +656,7 @@ def attention_recompute(part: LayerSlice, recompute: str) -> Kernels:
 def mlp_recompute(part: LayerSlice, recompute: str) -> Kernels:
     """Kernels of the MLP block that a mode runs again, without a further LM head behind it."""
     experts = part.kind.experts
-    if recompute != "full" and (experts or not by_operator(part, recompute)):
+    if recompute != "full" and (experts or not part.by_operator(recompute)):
         return ()
     run = mlp_kernels(replace(part, kind=replace(part.kind, mtp=False)), "forward")
     if not experts and (part.recompute_stops_early or recompute == "selective"):

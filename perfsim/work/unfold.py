@@ -44,11 +44,6 @@ class Meeting(NamedTuple):
 ALONE = Meeting(1, 1)
 
 
-def bases_of(graph: TaskGraph) -> list[int]:
-    """The rank of every device in the graph, ascending."""
-    return sorted({rank for rank in graph.stream_ranks.tolist() if rank >= 0})
-
-
 def meeting_of(work: Work, width: int) -> Meeting:
     """The peers in work of one class. Raises GraphError for a group that does not divide them evenly."""
     group = work.group
@@ -85,7 +80,7 @@ def peer_classes(graph: TaskGraph, marks: Mapping[int, Hashable] | None = None) 
     folded graph is exact.
     """
     width = graph.width
-    bases = bases_of(graph)
+    bases = graph.bases
     meetings = _meetings_of(graph)
     marks = marks or {}
     classes = _numbered([tuple(marks.get(base + offset) for base in bases) for offset in range(width)])
@@ -108,7 +103,7 @@ def as_slowest_peers(graph: TaskGraph, factors: Mapping[int, float]) -> dict[int
     inner = [meeting for meeting in _meetings_of(graph) if meeting.stride == 1 and meeting.size > 1]
     meeting = min(inner, key=lambda candidate: candidate.size, default=ALONE)
     slowdown: dict[int, float] = {}
-    for base in bases_of(graph):
+    for base in graph.bases:
         for first in {meeting.first(offset) for offset in range(graph.width)}:
             group = [base + offset for offset in meeting.offsets(first)]
             slowest = max(factors.get(rank, 1.0) for rank in group)
@@ -240,15 +235,8 @@ class _Unfolding:
             step_ends=tuple(int(self.first[end]) for end in graph.step_ends),
             stands_for=stands_for,
         )
-        return Unfolded(
-            unfolded,
-            task.astype(np.int32),
-            self.rank,
-            self.first[:-1],
-            self.row,
-            self.instance,
-            self.classes,
-        )
+        columns = (task.astype(np.int32), self.rank, self.first[:-1], self.row, self.instance, self.classes)
+        return Unfolded(unfolded, *columns)
 
     def _works(self) -> tuple[tuple[Work, ...], Ids]:
         """The works of all instances, and the work of each instance.

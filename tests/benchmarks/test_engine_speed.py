@@ -21,7 +21,7 @@ from perfsim.engine import critical_path, simulate
 from perfsim.engine.failures import with_stragglers
 from perfsim.engine.trace import Trace
 from perfsim.machines import network_of
-from perfsim.machines.placement import Placed, place_stragglers, shared_links
+from perfsim.machines.placement import Placed, SharedLinks, place_stragglers
 from perfsim.prediction.planner import best_plan, plan_of
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, Step, evaluated, graph_of
@@ -78,7 +78,7 @@ def unfolded_run(asked: Question) -> Trace:
     """The same with every rank written."""
     plan = plan_of(asked)
     unfolded = unfold(graph_of(plan))
-    links = shared_links(unfolded.graph, network_of(plan.topology))
+    links = SharedLinks.of(unfolded.graph, network_of(plan.topology))
     placed = Placed(unfolded.graph, unfolded.rank, links, plan.topology, unfolded.classes)
     trace = Step(placed, asked.costs).run()
     trace.mean_breakdown()

@@ -19,7 +19,6 @@ import yaml
 from perfsim.report import text
 from perfsim.report.study import write_study
 from perfsim.report.sweep import write_sweep
-from perfsim.report.sweep_figures import named_points
 from perfsim.studies.axes import load_sweep
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study, run_sweep
@@ -97,7 +96,8 @@ def thinned_sweep(name: str, folder: Path) -> Page:
         study = {"batch_sizes": (768,)}
         points = [replace(own, study=own.study.model_copy(update=study)) for own in points if ends(own)]
     result = run_sweep(replace(sweep, points=tuple(points)), folder / "points.sqlite", jobs=1)
-    _, first = named_points(result)[0]
+    changes = [change.point for own in result.changes.values() for change in own]
+    first = (changes or result.series[0].points)[0]
     named = {part: text.duration(seconds) for part, seconds in first.prediction.parts_s.items()}
     return Page(write_sweep(result, folder), named)
 

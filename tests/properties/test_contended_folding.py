@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from perfsim.costs.price import price
 from perfsim.engine import critical_path, simulate
 from perfsim.machines import network_of
-from perfsim.machines.placement import place, shared_links
+from perfsim.machines.placement import SharedLinks, place
 from perfsim.network import Topology
 from perfsim.prediction.run import Step, evaluate
 from perfsim.specs.hardware import FatTreeSpec
@@ -61,10 +61,10 @@ def steps(toys: ModuleType, layout: ParallelLayout, topology: Topology) -> Steps
     durations = price(graph, costs)
     every = unfold(graph)
     apart = place(graph, topology)
-    links = shared_links(every.graph, network_of(topology), peers=np.arange(graph.width))
+    links = SharedLinks.of(every.graph, network_of(topology), peers=np.arange(graph.width))
     return Steps(
         critical_path(graph, durations).step_time_s,
-        simulate(graph, durations, *shared_links(graph, network_of(topology))).step_time_s,
+        simulate(graph, durations, *SharedLinks.of(graph, network_of(topology))).step_time_s,
         simulate(apart.graph, price(apart.graph, costs), *apart.links).step_time_s,
         simulate(every.graph, durations[every.task], *links).step_time_s,
     )
@@ -137,7 +137,7 @@ def test_an_evaluation_takes_as_long_as_all_ranks_written_out_and_to_the_bit_whe
     )
     assert path_s == critical_path(every, durations).step_time_s
     found = evaluate(plan, costs)
-    links = shared_links(every, network_of(plan.topology), peers=np.arange(layout.tensor * layout.data))
+    links = SharedLinks.of(every, network_of(plan.topology), peers=np.arange(layout.tensor * layout.data))
     full_s = simulate(every, durations, *links).step_time_s
     assert found.step_time_s == pytest.approx(full_s, rel=1e-9)
     if found.trace.graph is found.graph:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsim.convergence.critical_batch import CriticalBatch, examples, fit_hyperbola, steps
+from perfsim.convergence.critical_batch import CriticalBatch, HyperbolaFit, examples, steps
 from perfsim.convergence.laws import BESIROGLU
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.convergence.wall_clock import failing_time_s
@@ -112,7 +112,7 @@ def test_the_ratio_at_any_critical_batch_in_the_band_lies_in_the_ratio_band(
 def test_fit_finds_the_hyperbola_that_made_the_points(position: float, e_min: float, number: int) -> None:
     batches = [64.0 * 2**i for i in range(number)]
     b_crit = batches[0] * (batches[-1] / batches[0]) ** position
-    fit = fit_hyperbola(batches, [e_min * (1 + batch / b_crit) for batch in batches])
+    fit = HyperbolaFit.of(batches, [e_min * (1 + batch / b_crit) for batch in batches])
     assert fit.b_crit == pytest.approx(b_crit, rel=1e-3)
     assert fit.e_min == pytest.approx(e_min, rel=1e-3)
     assert fit.b_crit_interval[0] < b_crit < fit.b_crit_interval[1]

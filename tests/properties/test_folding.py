@@ -14,7 +14,7 @@ from perfsim.costs.price import price
 from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path, simulate
 from perfsim.machines import network_of
-from perfsim.machines.placement import rank_classes, shared_links
+from perfsim.machines.placement import SharedLinks, rank_classes
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan
@@ -143,9 +143,9 @@ def test_ranks_that_share_links_run_as_the_written_one(
     partly = unfold(graph, classes)
     if classes.any():
         return  # the groups of this layout lie unlike over the nodes: it may not be folded
-    links = shared_links(graph, network_of(plan.topology), peers=classes)
+    links = SharedLinks.of(graph, network_of(plan.topology), peers=classes)
     folded = simulate(graph, duration_s, links.flows, links.capacities)
-    links = shared_links(unfolded.graph, network_of(plan.topology))
+    links = SharedLinks.of(unfolded.graph, network_of(plan.topology))
     run = simulate(unfolded.graph, duration_s[unfolded.task], links.flows, links.capacities)
     assert partly.graph.digest() == graph.digest()
     assert run.end_s.tobytes() == folded.end_s[unfolded.task].tobytes()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfsim.base.errors import UnitError
+from perfsim.base.errors import InputError
 from perfsim.base.units import Dimension, accepted_units, parse_quantity, quantity_pattern
 
 DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
@@ -19,7 +19,7 @@ numbers = st.one_of(st.integers(1, 10**6).map(str), st.floats(0.01, 1e4).map(lam
 def takes(text: str, dimension: Dimension) -> bool:
     try:
         parse_quantity(text, dimension)
-    except UnitError:
+    except InputError:
         return False
     return True
 

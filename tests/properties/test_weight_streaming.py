@@ -18,7 +18,7 @@ from perfsim.costs.wafer import WaferCosts, roof_tokens
 from perfsim.engine import critical_path, simulate
 from perfsim.engine.trace import Trace
 from perfsim.machines import network_of
-from perfsim.machines.placement import shared_links
+from perfsim.machines.placement import SharedLinks
 from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan, strategy
 
@@ -56,7 +56,7 @@ def planned(
 def run(plan: Plan, costs: WaferCosts, toys: ModuleType) -> Trace:
     """The step as the engine runs it."""
     graph = toys.graph_of(plan)
-    links = shared_links(graph, network_of(plan.topology))
+    links = SharedLinks.of(graph, network_of(plan.topology))
     return simulate(graph, price(graph, costs), links.flows, links.capacities)
 
 
@@ -139,7 +139,7 @@ def test_chunks_only_gain_and_gain_no_more_than_what_they_hide(
     options: dict[str, Any] = {"changes": {"streaming.prefetch_depth": depth}, "efficiency": efficiency}
     whole, costs = planned(toys, batch, layout=layout, **options)
     cut, _ = planned(toys, batch, layout=layout | {"stream_chunks": chunks}, **options)
-    layers, pieces = (run(plan, costs, toys).makespan_s for plan in (whole, cut))
+    layers, pieces = (run(plan, costs, toys).end_s.max() for plan in (whole, cut))
     assert pieces <= layers * (1 + 1e-9)
     if depth:  # without prefetch a layer's weights come before its computation, in chunks beside it
         assert layers - pieces <= 2 * most_hidden_s(whole, costs, toys)

@@ -16,7 +16,8 @@ import pytest
 
 from perfsim.catalog import Catalog, data_root
 from perfsim.evidence.accuracy_page import AccuracyPage
-from perfsim.evidence.record import KINDS, production_record, record_of
+from perfsim.evidence.production import production_record
+from perfsim.evidence.record import KINDS, record_of
 from perfsim.prediction.bands import recorded_errors
 from perfsim.report.validation import COMMAND, write_validation
 from perfsim.studies.answers import RECORD

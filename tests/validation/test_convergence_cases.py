@@ -12,10 +12,9 @@ from perfsim.convergence import critical_batch
 from perfsim.convergence.critical_batch import (
     HyperbolaFit,
     NotIdentifiableError,
-    fit_hyperbola,
     relative_error,
 )
-from perfsim.evidence.cases import ConvergenceCase, read_cases
+from perfsim.evidence.cases import CaseRows, ConvergenceCase
 from perfsim.evidence.score import validate_convergence
 
 CASES_FILE = Path(__file__).parents[2] / "studies" / "validation" / "convergence.yaml"
@@ -52,7 +51,7 @@ def cases() -> dict[str, dict[str, Any]]:
 
 def fit_of(case: dict[str, Any], without: float | None = None) -> HyperbolaFit:
     points = [point for point in case["points"] if point[0] != without]
-    return fit_hyperbola([point[0] for point in points], [point[1] for point in points])
+    return HyperbolaFit.of([point[0] for point in points], [point[1] for point in points])
 
 
 @pytest.mark.parametrize(("id_", "e_min", "b_crit", "rms_percent"), PRINTED_FITS)
@@ -70,7 +69,7 @@ def test_fits_of_selected_points_agree_with_the_printed_ones(cases: dict[str, di
     for fit, e_min, b_crit in (
         (fit_of(cases["cosmoflow_hpc_3.0.0"], without=32), 15.75, 778),
         (fit_of(cases["seed_bert_mlperf_1.1"]), 2.413e6, 13721),
-        (fit_hyperbola(*TEN_RUN_MEANS), 2.619e6, 17520),
+        (HyperbolaFit.of(*TEN_RUN_MEANS), 2.619e6, 17520),
     ):
         assert (fit.e_min, fit.b_crit) == pytest.approx((e_min, b_crit), rel=5e-3)
 
@@ -118,7 +117,7 @@ def test_bert_recipe_steps_defeat_extrapolation_and_the_band_says_so(
     cases: dict[str, dict[str, Any]],
 ) -> None:
     points = [point for point in cases["bert_training_4.0.0"]["points"] if point[0] <= 4608]
-    fit = fit_hyperbola([point[0] for point in points], [point[1] for point in points])
+    fit = HyperbolaFit.of([point[0] for point in points], [point[1] for point in points])
     error = fit.examples(16384.0) / 5504310.0 - 1
     assert error == pytest.approx(-0.31, abs=6e-3)
     assert relative_error(16384.0, fit.batches) == pytest.approx(abs(error), abs=6e-3)
@@ -126,7 +125,7 @@ def test_bert_recipe_steps_defeat_extrapolation_and_the_band_says_so(
 
 def test_score_of_the_public_cases() -> None:
     """Without the expectation of B_crit: 4.3 and 16.1 %, and 7.4 and 20.9 % for the larger batch."""
-    result = validate_convergence(read_cases(CASES_FILE, ConvergenceCase).cases)
+    result = validate_convergence(CaseRows.read(CASES_FILE, ConvergenceCase))
     single = result["summary"]
     larger = result["larger_batch"]
     baseline = result["baseline"]
@@ -147,7 +146,7 @@ def test_the_score_does_not_hang_on_the_expected_critical_batch(
 ) -> None:
     monkeypatch.setattr(critical_batch, "PRIOR_LOG", expected)
     monkeypatch.setattr(critical_batch, "PRIOR_ERROR_LOG", error)
-    result = validate_convergence(read_cases(CASES_FILE, ConvergenceCase).cases)
+    result = validate_convergence(CaseRows.read(CASES_FILE, ConvergenceCase))
     assert result["summary"]["median_ape"] < 0.045
     assert result["larger_batch"]["p90_ape"] < 0.18
 
@@ -159,7 +158,7 @@ def test_measured_critical_batches_lie_where_they_are_expected(cases: dict[str, 
 
 
 def test_only_fine_tuning_is_refused() -> None:
-    result = validate_convergence(read_cases(CASES_FILE, ConvergenceCase).cases)
+    result = validate_convergence(CaseRows.read(CASES_FILE, ConvergenceCase))
     assert {line["id"]: line["error"].partition(" refused")[0] for line in result["failed"]} == {
         "llama2_70b_lora_training_5.1.0": "5 of 5"
     }

@@ -9,7 +9,7 @@ import pytest
 
 from perfsim.catalog import default_catalog
 from perfsim.engine.limits import Limits, limited
-from perfsim.evidence.cases import StepCase, public_cases, read_cases
+from perfsim.evidence.cases import CaseRows, StepCase, public_cases
 from perfsim.prediction.run import Evaluation
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
@@ -39,7 +39,7 @@ def test_the_winner_and_its_rivals_take_the_same_bits_with_either_engine(name: s
 @pytest.mark.parametrize("path", STEPS, ids=lambda path: path.stem)
 def test_published_runs_take_the_same_bits_with_either_engine(path: Path) -> None:
     """An eighth of the rows of a file, always the same ones."""
-    cases = read_cases(path, StepCase).cases
+    cases = CaseRows.read(path, StepCase).cases
     drawn = random.Random(path.stem).sample(cases, -(-len(cases) // 8))
     followed = sum(
         is_followed_alike(case.evaluated(default_catalog()), MOST_OF_A_ROW, case.id) for case in drawn

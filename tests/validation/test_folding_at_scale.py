@@ -8,7 +8,7 @@ from perfsim.catalog import default_catalog
 from perfsim.costs.price import price
 from perfsim.engine import simulate
 from perfsim.machines import build_topology, costs_for, network_of
-from perfsim.machines.placement import rank_classes, shared_links
+from perfsim.machines.placement import SharedLinks, rank_classes
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
@@ -31,11 +31,11 @@ def test_175b_on_1024_ranks_with_contention_is_its_folded_run(overlap: bool) -> 
     costs = costs_for(topology, recipe)
     classes = rank_classes(graph, network_of(topology))
     assert not classes.any(), "all ranks of a stage stand alike, so they may be folded"
-    links = shared_links(graph, network_of(topology), peers=classes)
+    links = SharedLinks.of(graph, network_of(topology), peers=classes)
     folded = simulate(graph, price(graph, costs), links.flows, links.capacities)
     unfolded = unfold(graph)
     assert len(unfolded.graph) >= 600_000
-    links = shared_links(unfolded.graph, network_of(topology))
+    links = SharedLinks.of(unfolded.graph, network_of(topology))
     assert links.flows
     run = simulate(unfolded.graph, price(unfolded.graph, costs), links.flows, links.capacities)
     assert run.start_s.tobytes() == folded.start_s[unfolded.task].tobytes()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from perfsim.catalog import Catalog
-from perfsim.costs.memory import sharded_state_bytes, state_bytes
+from perfsim.costs.memory import state_bytes
 from perfsim.costs.price import price
 from perfsim.engine import critical_path
 from perfsim.engine.trace import Trace
@@ -190,7 +190,7 @@ def test_model_states_take_the_bytes_that_megatrons_distributed_optimizer_lists(
 ) -> None:
     """Megatron-LM, docs/source/api-guide/dist_optimizer.md: 4 + 16/d, 6 + 12/d, 8 + 8/d."""
     recipe = Recipe(name="r", seq_length=1, precision=precision, reduce_precision=reduced)
-    held = sharded_state_bytes(1.0, state_bytes(recipe), 1, d)
+    held = state_bytes(recipe).sharded(1.0, 1, d)
     assert sum(held.values()) == kept + sharded / d
 
 

@@ -62,4 +62,4 @@ def test_the_sample_in_the_readme_is_what_its_command_prints(tmp_path: Path) -> 
     # Without an environment of its own a child inherits the COLUMNS that the readline library sets.
     env = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
-    check("sample", f"\n```\n{done.stdout.strip()}\n```\n")
+    check("sample", f"```\n{done.stdout.strip()}\n```\n")

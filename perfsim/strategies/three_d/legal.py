@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from perfsim.base.errors import LayoutError, Problem
 from perfsim.base.sizes import passes_problem
-from perfsim.base.text import nearest_divisors
 from perfsim.network import FatTree
 from perfsim.specs.layout import AXES, ParallelLayout
 from perfsim.specs.model import layer_kinds
@@ -66,9 +65,16 @@ def _indivisible(
     layout: ParallelLayout, rule: str, words: str, count: int, wanted: int, least: int = 1
 ) -> Refusal:
     """A refusal of a field that must divide a number, with the nearest divisors in words and in layouts."""
-    near = nearest_divisors(count, wanted, least)
+    near = _nearest_divisors(count, wanted, least)
     text = f"{words}; nearest: {' or '.join(map(str, near))}"
     return _refused(layout, rule, text, *({rule: number} for number in near))
+
+
+def _nearest_divisors(count: int, wanted: int, least: int = 1) -> list[int]:
+    """The divisor of `count` nearest to `wanted`, of those from `least` on; two that are equally near."""
+    divisors = [number for number in range(least, count + 1) if count % number == 0]
+    least_apart = min(abs(number - wanted) for number in divisors)
+    return [number for number in divisors if abs(number - wanted) == least_apart]
 
 
 def _of_devices(
@@ -238,7 +244,7 @@ def _of_stages(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
 def _uneven(layers: int, layout: ParallelLayout) -> Refusal:
     """The numbers of stages nearest to a layout's that divide, and uneven stages of its own."""
     stages = layout.num_stages
-    near = nearest_divisors(layers, stages)
+    near = _nearest_divisors(layers, stages)
     words = f"{layers} layers do not divide over {stages} stages; nearest: {' or '.join(map(str, near))}"
     chunks = layout.virtual_pipeline
     mends = [{"pipeline": count // chunks} for count in near if count % chunks == 0]
@@ -264,7 +270,7 @@ def _of_batch(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
             f"{max(1, round(job.global_batch_size / per_pass)) * per_pass}"
         )
         share, rest = divmod(job.global_batch_size, layout.data)
-        near = [] if rest or not share else nearest_divisors(share, layout.micro_batch_size)
+        near = [] if rest or not share else _nearest_divisors(share, layout.micro_batch_size)
         yield _refused(layout, "micro_batch_size", words, *({"micro_batch_size": size} for size in near))
         return
     microbatches = job.global_batch_size // per_pass

@@ -22,7 +22,6 @@ from perfsim.costs.memory import (
     MemoryUse,
     logit_bytes,
     routed_parameters,
-    sharded_state_bytes,
     stage_parameters,
     state_bytes,
 )
@@ -135,11 +134,11 @@ def rank_bytes(job: Job, columns: Columns, ranks: RankColumns, system: GpuCluste
     zero = columns.zero[:, None]
     data = columns.shards[:, None]
     parameters = sizes.rank_parameters(ranks)
-    parts = sharded_state_bytes(parameters, states, zero, data)
+    parts = states.sharded(parameters, zero, data)
     if sizes.experts.any():
         experts = ranks.sum_of(sizes.experts)
         shards = columns.expert_replicas[:, None]
-        for name, n_bytes in sharded_state_bytes(experts, states, zero, shards).items():
+        for name, n_bytes in states.sharded(experts, zero, shards).items():
             parts[name] = parts[name] + n_bytes
     parts |= _held_bytes(job, columns, ranks, sizes)
     largest = (sizes.layer + sizes.experts).max(axis=-1, keepdims=True)

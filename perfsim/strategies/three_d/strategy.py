@@ -133,7 +133,7 @@ class ThreeD:
         worst = max(memory, key=lambda use: use.total_bytes / use.capacity_bytes)
         if worst.fits:
             return
-        part = worst.largest_part
+        part = max(worst.parts_bytes, key=lambda name: worst.parts_bytes[name])
         raise MemoryCapacityError(
             worst.total_bytes / worst.capacity_bytes,
             f"does not fit: {worst.place} needs {worst.total_bytes / GIB:.1f} GiB of "

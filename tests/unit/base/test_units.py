@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from perfsim.base.errors import UnitError
+from perfsim.base.errors import InputError
 from perfsim.base.units import (
     YAML_CONTEXT,
     Bytes,
@@ -85,7 +85,7 @@ def test_quantity_is_read_in_si(text: str, dimension: Dimension, value: float) -
 def test_refusal_names_what_is_expected_and_the_nearest_mend(
     text: str, dimension: Dimension, said: str, proposed: str
 ) -> None:
-    with pytest.raises(UnitError) as caught:
+    with pytest.raises(InputError) as caught:
         parse_quantity(text, dimension)
     (problem,) = caught.value.problems
     assert said in problem.message

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from perfsim.cli import VERBS, main, output
-from perfsim.cli.output import Meter, print_lines, write_error
+from perfsim.cli.output import metered, print_lines, write_error
 
 Run = Callable[..., Result]
 
@@ -192,20 +192,40 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.parametrize(
+    ("encoding", "given", "written"),
+    [
+        (
+            "ascii",
+            "3.1 \N{MULTIPLICATION SIGN} (2.9\N{EN DASH}3.4), café ≤ 5 µs",
+            "3.1 x (2.9-3.4), cafe <= 5 us",
+        ),
+        ("utf-8", "3.1 \N{MULTIPLICATION SIGN}", "3.1 \N{MULTIPLICATION SIGN}"),
+        ("utf-8", "a\x1b[31mb\x07", "a[31mb"),
+    ],
+)
+def test_text_for_a_terminal_without_utf8_keeps_its_meaning(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, given: str, written: str
+) -> None:
+    screen = io.TextIOWrapper(io.BytesIO(), encoding)
+    monkeypatch.setattr("sys.stdout", screen)
+    print_lines([given])
+    assert screen.buffer.getvalue().decode(encoding) == f"{written}\n"
+
+
 def test_one_bar_shows_what_takes_long_and_goes_when_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal()
     monkeypatch.setattr("sys.stderr", screen)
     monkeypatch.setattr(output, "SECONDS_BEFORE_A_BAR", 0.0)
     monkeypatch.setattr(output, "SECONDS_BETWEEN_DRAWINGS", 0.0)
-    meter = Meter()
-    meter.tasks(10, 100)
-    meter.tell("3 of 26 points, about 10 s left")
-    meter.tell("4 of 26 candidates: 3d on 8 A100-80GB")
+    with metered() as meter:
+        meter.tasks(10, 100)
+        meter.tell("3 of 26 points, about 10 s left")
+        meter.tell("4 of 26 candidates: 3d on 8 A100-80GB")
     drawn = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
     assert "10/100" in drawn
     assert "3/26" in drawn
     assert "3d on 8 A100-80GB" in drawn
-    meter.stop()
     assert meter.bar is None
 
 
@@ -215,23 +235,22 @@ def test_many_short_simulations_have_one_bar_that_counts_all_their_tasks(
     screen = Terminal()
     monkeypatch.setattr("sys.stderr", screen)
     monkeypatch.setattr(output, "SECONDS_BETWEEN_DRAWINGS", 0.0)
-    meter = Meter()
-    meter.started_s -= 60.0
-    for _ in range(3):
-        meter.tasks(400, 400)
-    meter.tasks(10, 500)
-    assert meter.bar is not None
-    assert len(meter.bar.tasks) == 1
-    assert (meter.bar.tasks[0].completed, meter.bar.tasks[0].total) == (1210, None)
-    meter.step_began_s -= 60.0
-    meter.tasks(250, 500)
-    assert [(task.completed, task.total) for task in meter.bar.tasks] == [(250, 500)]
-    meter.stop()
+    with metered() as meter:
+        meter.started_s -= 60.0
+        for _ in range(3):
+            meter.tasks(400, 400)
+        meter.tasks(10, 500)
+        assert meter.bar is not None
+        assert len(meter.bar.tasks) == 1
+        assert (meter.bar.tasks[0].completed, meter.bar.tasks[0].total) == (1210, None)
+        meter.step_began_s -= 60.0
+        meter.tasks(250, 500)
+        assert [(task.completed, task.total) for task in meter.bar.tasks] == [(250, 500)]
 
 
 def test_the_bar_is_gone_before_an_answer_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr", Terminal())
-    with output.metered() as meter:
+    with metered() as meter:
         meter.started_s -= 60.0
         meter.tell("3 of 26 points")
         assert meter.bar is not None
@@ -242,13 +261,14 @@ def test_the_bar_is_gone_before_an_answer_is_printed(monkeypatch: pytest.MonkeyP
 def test_nothing_is_drawn_early_in_a_pipe_or_when_asked_to_be_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal()
     monkeypatch.setattr("sys.stderr", screen)
-    Meter().tell("1 of 2 points")
-    monkeypatch.setattr(output, "SECONDS_BEFORE_A_BAR", 0.0)
-    quiet = Meter()
-    quiet.quiet = True
-    quiet.tell("1 of 2 points")
-    monkeypatch.setattr("sys.stderr", io.StringIO())
-    Meter().tell("1 of 2 points")
+    with metered() as meter:
+        meter.tell("1 of 2 points")
+        monkeypatch.setattr(output, "SECONDS_BEFORE_A_BAR", 0.0)
+        meter.quiet = True
+        meter.tell("1 of 2 points")
+        meter.quiet = False
+        monkeypatch.setattr("sys.stderr", io.StringIO())
+        meter.tell("1 of 2 points")
     assert screen.getvalue() == ""
 
 

@@ -39,7 +39,9 @@ PUBLISHED = [
 def model_of(name: str) -> GemmModel:
     calibration = default_catalog().calibration(name)
     assert isinstance(calibration, GpuCalibration)
-    return GemmModel.from_calibration(calibration, PEAK[name], BYTES_PER_S[name], UNITS[name])
+    return GemmModel(
+        calibration.gemm, PEAK[name], BYTES_PER_S[name], UNITS[name], calibration.sustained_fraction
+    )
 
 
 @pytest.fixture(scope="module")

@@ -158,7 +158,7 @@ def test_a_product_of_an_fp32_recipe_moves_4_bytes_a_number(toys: ModuleType) ->
 def test_a_weight_gradient_is_slower_by_its_factor(toys: ModuleType) -> None:
     priced = costs(toys)
     plain, gradient = (
-        priced.kernel_s(gemm("g", 2048, 2048, 2048, weight_gradient=flag)) for flag in (False, True)
+        priced.kernel_s(gemm("g", 2048, 2048, 2048)._replace(weight_gradient=flag)) for flag in (False, True)
     )
     assert gradient == pytest.approx(1.25 * plain)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from perfsim.evidence.left_out import _points, fitted_widths
+from perfsim.evidence.left_out import LeavingOut, _points
 from perfsim.evidence.score import Scored
 from perfsim.prediction.bands import BandWidths, Traits
 
@@ -32,6 +32,10 @@ def left_out_run(group: str, family: str, log_error: float, traits: Traits = HER
     predicted_s = float(np.exp(log_error))
     experts = traits.experts
     return Scored("", family, "A", None, "", 1.0, predicted_s, experts, traits=traits, left_out=group)
+
+
+def fitted_widths(runs: list[Scored], others: BandWidths | None = None) -> BandWidths:
+    return LeavingOut("family", (), tuple(runs)).widths(others)
 
 
 def sample(

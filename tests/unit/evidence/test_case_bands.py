@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from perfsim.catalog import Catalog
-from perfsim.evidence.cases import StepCase
+from perfsim.evidence.cases import CaseRows, StepCase
 from perfsim.evidence.score import CaseBand, validate_cases
-from perfsim.prediction.bands import BandWidths, Traits, left_out_of, nearest, recorded_errors
+from perfsim.prediction.bands import Accuracy, BandWidths, Traits, left_out_of, recorded_errors
 from perfsim.prediction.planner import plan_of
 from perfsim.testing.toys import SMALLEST, published_run
 
@@ -37,7 +37,7 @@ def band_of(asked: StepCase) -> CaseBand:
 def test_a_run_of_a_users_own_family_has_its_prediction_and_the_widths_of_all_runs() -> None:
     asked = case()
     band = band_of(asked)
-    accuracy = nearest("gpu-cluster", Traits.of(plan_of(asked.question(Catalog()))))
+    accuracy = Accuracy.nearest("gpu-cluster", Traits.of(plan_of(asked.question(Catalog()))))
     assert band.left_out_s is None
     assert band.unlikeness == accuracy.unlikeness > 0.0
     assert math.sqrt(band.low_s * band.high_s) == pytest.approx(asked.evaluated(Catalog()).step_time_s)
@@ -63,7 +63,7 @@ def test_constants_of_one_device_are_not_used_on_another() -> None:
 
 def test_bands_do_not_depend_on_what_a_file_measures() -> None:
     results = [
-        validate_cases([case("a", measured_s=scale), case("b", measured_s=2 * scale)], Catalog())
+        validate_cases(CaseRows([case("a", measured_s=scale), case("b", measured_s=2 * scale)]), Catalog())
         for scale in (0.01, 10.0)
     ]
     bands = [[row["band_s"] for row in result["cases"]] for result in results]
@@ -72,13 +72,13 @@ def test_bands_do_not_depend_on_what_a_file_measures() -> None:
 
 
 def test_coverage_counts_scored_runs_inside_their_bands() -> None:
-    low, high = validate_cases([case()], Catalog())["cases"][0]["band_s"]
+    low, high = validate_cases(CaseRows([case()]), Catalog())["cases"][0]["band_s"]
     cases = [
         case("inside", measured_s=low * 1.01),
         case("outside", measured_s=high * 1.01),
         case("weak", measured_s=2 * high, evidence="C"),
     ]
-    result = validate_cases(cases, Catalog())
+    result = validate_cases(CaseRows(cases), Catalog())
     assert result["summary"]["band_coverage"] == 0.5
     assert result["families"]["mine"]["band_coverage"] == 0.5
 

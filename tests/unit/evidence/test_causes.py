@@ -20,7 +20,7 @@ def facts(
     **changes: Any,
 ) -> Facts:
     case = StepCase.model_validate(published_run(**changes))
-    return Facts(case, error, shares, family_bias, tensor_across_nodes)
+    return Facts(case, shares, error=error, family_bias=family_bias, tensor_across_nodes=tensor_across_nodes)
 
 
 def test_a_factor_makes_the_prediction_right() -> None:

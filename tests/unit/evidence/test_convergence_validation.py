@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perfsim.evidence.cases import ConvergenceCase, read_cases
+from perfsim.evidence.cases import CaseRows, ConvergenceCase
 from perfsim.evidence.score import validate_convergence
 
 
@@ -29,33 +29,33 @@ CLOSE = 0.02
 
 
 def test_an_exact_hyperbola_is_predicted_without_error_and_beats_the_baseline() -> None:
-    result = validate_convergence([EXACT])
+    result = validate_convergence(CaseRows([EXACT]))
     assert result["summary"]["p90_ape"] == pytest.approx(0, abs=CLOSE)
     assert result["larger_batch"]["mape"] == pytest.approx(0, abs=CLOSE)
     assert result["baseline"]["median_ape"] > 0.2
     assert result["predictions"] == {"leave_one_out": 5, "larger_batch": 1}
     assert (result["kind"], result["count"], result["failed"], result["refused"]) == ("convergence", 1, [], 0)
-    again = json.dumps(validate_convergence([EXACT]), allow_nan=False)
+    again = json.dumps(validate_convergence(CaseRows([EXACT])), allow_nan=False)
     assert json.dumps(result, allow_nan=False) == again
 
 
 def test_repeats_of_a_batch_are_one_point() -> None:
     points = hyperbola([8, 16, 32, 64])
     split = [[8, points[0][1] * 0.5, None, 1], [8, points[0][1] * 1.5, None, 1], *points[1:]]
-    result = validate_convergence([case("repeats", split)])
+    result = validate_convergence(CaseRows([case("repeats", split)]))
     assert [row["batch"] for row in result["cases"] if row["protocol"] == "leave_one_out"] == [8, 16, 32, 64]
     assert result["summary"]["p90_ape"] == pytest.approx(0, abs=CLOSE)
 
 
 def test_fewer_than_four_batch_sizes_are_not_scored() -> None:
-    result = validate_convergence([case("short", hyperbola([8, 16, 32]))])
+    result = validate_convergence(CaseRows([case("short", hyperbola([8, 16, 32]))]))
     assert result["not_scored"] == [{"id": "short", "reason": "fewer than four batch sizes"}]
     assert result["summary"]["median_ape"] is None
     assert result["cases"] == []
 
 
 def test_a_refusal_counts_as_an_error_of_one_in_its_family_and_is_listed() -> None:
-    result = validate_convergence([EXACT, TIGHT.model_copy(update={"family": "other"})])
+    result = validate_convergence(CaseRows([EXACT, TIGHT.model_copy(update={"family": "other"})]))
     assert list(result["families"]) == ["made_up", "other"]
     other = result["families"]["other"]
     assert other == {"n": 4, "median_ape": 1.0, "p90_ape": 1.0, "mape": 1.0, "bias": None}
@@ -69,11 +69,11 @@ def test_a_refusal_counts_as_an_error_of_one_in_its_family_and_is_listed() -> No
 @pytest.mark.parametrize(("notes", "on_a_hyperbola"), [("fine-tuning", 0), ("warm: from a checkpoint", 5)])
 def test_a_refusal_with_an_allowed_reason_stands_aside(notes: str, on_a_hyperbola: int) -> None:
     """Fine-tuning is refused even on a hyperbola, but a warm start is predicted."""
-    result = validate_convergence([EXACT, TIGHT.model_copy(update={"notes": notes})])
+    result = validate_convergence(CaseRows([EXACT, TIGHT.model_copy(update={"notes": notes})]))
     assert result["predictions"]["leave_one_out"] == 5
     assert result["summary"]["p90_ape"] == pytest.approx(0, abs=CLOSE)
     assert result["refused"] == result["refused_allowed"] == 4
-    alone = validate_convergence([EXACT.model_copy(update={"notes": notes})])
+    alone = validate_convergence(CaseRows([EXACT.model_copy(update={"notes": notes})]))
     assert alone["predictions"]["leave_one_out"] == on_a_hyperbola
 
 
@@ -81,7 +81,7 @@ def test_the_larger_batch_is_predicted_from_those_at_most_half_as_large() -> Non
     wide = case("wide", hyperbola([8, 16, 32, 64]))
     crowded = case("crowded", hyperbola([8, 16, 32, 63, 64]))
     none = case("none", hyperbola([40, 48, 56, 64]))
-    result = validate_convergence([wide, crowded, none])
+    result = validate_convergence(CaseRows([wide, crowded, none]))
     larger = [(row["id"], row["batch"]) for row in result["cases"] if row["protocol"] == "larger_batch"]
     assert larger == [("wide", 64.0), ("crowded", 64.0)]
     assert result["larger_batch_adjacent"]["mape"] == pytest.approx(0, abs=CLOSE)
@@ -90,7 +90,7 @@ def test_the_larger_batch_is_predicted_from_those_at_most_half_as_large() -> Non
 def test_errors_are_signed_fractions_of_the_measured_value() -> None:
     points = hyperbola([8, 16, 32, 64])
     points[3][1] *= 1.25
-    rows = validate_convergence([case("bent", points)])["cases"]
+    rows = validate_convergence(CaseRows([case("bent", points)]))["cases"]
     largest = [row for row in rows if row["batch"] == 64]
     assert [row["error"] for row in largest] == pytest.approx([-0.2, -0.2], abs=CLOSE)
     assert all(row["error"] == row["predicted"] / row["measured"] - 1 for row in rows)
@@ -113,8 +113,8 @@ def test_a_malformed_case_is_listed_and_the_others_are_scored(
     exact = json.dumps({**EXACT.model_dump(mode="json")})
     row = ", ".join(filter(None, ["id: x", "family: f", points]))
     path.write_text(f"schema: 1\ncases:\n- {{{row}}}\n- {exact}\n")
-    read = read_cases(path, ConvergenceCase)
-    result = validate_convergence(read.cases, read.refused)
+    read = CaseRows.read(path, ConvergenceCase)
+    result = validate_convergence(read)
     assert result["failed"][0]["id"] == "x"
     assert reason in result["failed"][0]["error"]
     assert result["predictions"]["leave_one_out"] == 5

@@ -11,7 +11,7 @@ from scipy import stats
 
 from perfsim.catalog import Catalog
 from perfsim.evidence.cases import StepCase
-from perfsim.evidence.left_out import ALL, FEWEST, LeavingOut, LeftOut, Tangent, left_out
+from perfsim.evidence.left_out import ALL, FEWEST, LeavingOut, LeftOut, Tangent
 from perfsim.evidence.score import Scored, summary
 from perfsim.evidence.step_fit import GpuRun
 from perfsim.testing.toys import SMALLEST, published_run
@@ -44,7 +44,7 @@ def tangents() -> list[Tangent]:
 
 
 def left_out_of(runs: list[Tangent]) -> LeavingOut:
-    (found,) = left_out([], Catalog(), runs)
+    (found,) = LeavingOut.by_kind([], Catalog(), runs)
     return found
 
 

@@ -10,7 +10,7 @@ import yaml
 
 from perfsim.base.errors import CatalogError, InputError
 from perfsim.catalog import default_catalog
-from perfsim.evidence.cases import CaseRows, StepCase, read_cases
+from perfsim.evidence.cases import CaseRows, StepCase
 from perfsim.evidence.score import validate_file
 from perfsim.testing.toys import published_run
 
@@ -52,7 +52,7 @@ def written(path: Path, *rows: Any) -> Path:
 
 
 def read(path: Path, *rows: Any) -> CaseRows[StepCase]:
-    return read_cases(written(path / "mine.yaml", *rows), StepCase)
+    return CaseRows.read(written(path / "mine.yaml", *rows), StepCase)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_an_unknown_key_or_value_refuses_its_own_row_by_name_and_line(
 def test_what_is_no_mapping_or_is_written_twice_refuses_its_row(tmp_path: Path) -> None:
     path = written(tmp_path / "mine.yaml", ROW, "a word", ROW | {"id": "third"})
     path.write_text(path.read_text().replace("id: third,", "id: third, id: third,"))
-    rows = read_cases(path, StepCase)
+    rows = CaseRows.read(path, StepCase)
     assert [(row.id, row.line) for row in rows.refused] == [("row 2", 4), ("third", 5)]
     assert len(rows.cases) == 1
 
@@ -91,7 +91,7 @@ def test_a_file_that_is_no_case_file_is_refused_as_a_whole(tmp_path: Path) -> No
     path = tmp_path / "mine.yaml"
     path.write_text("cases: []\n")
     with pytest.raises(CatalogError, match="`schema` is missing"):
-        read_cases(path, StepCase)
+        CaseRows.read(path, StepCase)
 
 
 def test_keys_that_end_in_note_are_remarks(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import perfsim as ps
-from perfsim.evidence.production import ScalingFile, scaling_comparison
+from perfsim.evidence.production import ScalingFile
 from perfsim.machines.wafer_cluster import LEAST_EFFICIENCY, SYSTEMS
 
 CATALOG = ps.Catalog()
@@ -15,7 +15,7 @@ CATALOG = ps.Catalog()
 
 @pytest.fixture(scope="module")
 def compared() -> dict[str, Any]:
-    return scaling_comparison(CATALOG)
+    return ScalingFile.compared(CATALOG)
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from perfsim.base.errors import PlanError
 from perfsim.catalog import Catalog
 from perfsim.evidence import score
-from perfsim.evidence.cases import StepCase
-from perfsim.evidence.score import Scored, families, one_constant, summary, validate_cases
+from perfsim.evidence.cases import CaseRows, StepCase
+from perfsim.evidence.score import Scored, families, summary, validate_cases
 from perfsim.strategies import Plan
 from perfsim.testing.toys import published_run
 
@@ -107,7 +107,7 @@ positive = st.floats(0.1, 10.0)
 
 
 def constant(ideal_s: list[float], measured_s: list[float]) -> float:
-    return one_constant(
+    return Scored.one_constant(
         [replace(scored(None, real), ideal_s=best) for best, real in zip(ideal_s, measured_s, strict=True)]
     )
 
@@ -149,7 +149,7 @@ def predictions(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
 def test_predictions_are_scored_beside_the_baseline(predictions: dict[str, float]) -> None:
     predictions |= {"a": 1.1, "b": 0.7}
-    table = validate_cases([case("a"), case("b")], Catalog())
+    table = validate_cases(CaseRows([case("a"), case("b")]), Catalog())
     assert (table["count"], table["failed"]) == (2, [])
     assert table["summary"]["mape"] == pytest.approx(0.2)
     assert table["summary"]["bias"] == pytest.approx(-0.1)
@@ -162,7 +162,7 @@ def test_a_case_without_prediction_stands_under_failed_and_counts_as_1(
     predictions: dict[str, float],
 ) -> None:
     predictions["a"] = 1.1
-    table = validate_cases([case("a"), case("b")], Catalog())
+    table = validate_cases(CaseRows([case("a"), case("b")]), Catalog())
     assert table["failed"] == [{"id": "b", "error": "no plan fits"}]
     assert table["summary"]["mape"] == pytest.approx(0.55)
     assert table["summary_predicted"]["mape"] == pytest.approx(0.1)
@@ -173,7 +173,7 @@ def test_a_case_without_prediction_stands_under_failed_and_counts_as_1(
 
 def test_evidence_c_is_predicted_and_shown_but_not_scored(predictions: dict[str, float]) -> None:
     predictions |= {"a": 1.1, "c": 9.0}
-    table = validate_cases([case("a"), case("c", evidence="C")], Catalog())
+    table = validate_cases(CaseRows([case("a"), case("c", evidence="C")]), Catalog())
     assert table["summary"]["mape"] == pytest.approx(0.1)
     assert table["cases"][1]["error"] == pytest.approx(8.0)
 
@@ -187,8 +187,8 @@ def test_a_sweep_names_the_layout_that_is_chosen_and_the_one_that_is_best(
         case(name, sweep="s", measured={"step_time_s": measured_s}, training={"micro_batch_size": number})
         for number, (name, (measured_s, _)) in enumerate(points.items(), 1)
     ]
-    (found,) = validate_cases(cases, Catalog())["sweeps"]
+    (found,) = validate_cases(CaseRows(cases), Catalog())["sweeps"]
     assert (found["chosen"], found["best"], found["layouts"]) == ("b", "a", 4)
     assert found["regret"] == pytest.approx(0.2)
     assert found["kendall_tau"] == pytest.approx(4 / 6)
-    assert validate_cases(cases[:3], Catalog())["sweeps"] == [], "three layouts are too few"
+    assert validate_cases(CaseRows(cases[:3]), Catalog())["sweeps"] == [], "three layouts are too few"

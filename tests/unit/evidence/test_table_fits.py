@@ -15,13 +15,14 @@ from perfsim.base.errors import InputError
 from perfsim.base.units import YAML_CONTEXT
 from perfsim.catalog import default_catalog
 from perfsim.costs.gemm import GemmModel
-from perfsim.evidence.collective_fit import link_calibration, read_collective_tables
+from perfsim.evidence.collective_fit import link_calibration
 from perfsim.evidence.fitting import (
     SoftL1,
     cluster_of,
     delivered,
     log_jacobian,
     need_more_than,
+    read_collectives,
     read_table,
 )
 from perfsim.evidence.gemm_fit import gpu_calibration
@@ -232,22 +233,27 @@ OLD = """\
 """
 
 
+OPERATIONS = ("all_reduce", "all_gather")
+
+
 def test_the_out_of_place_times_of_a_new_release_are_read(repository: Path) -> None:
     samples = repository / "tests" / "samples" / "nccl"
-    tables = read_collective_tables([samples / "all_reduce.txt", samples / "all_gather.txt"])
-    assert set(tables) == {"all_reduce", "all_gather"}
-    rows = tables["all_reduce"]
-    assert rows.size.tolist() == [8.0] * 19
-    assert (rows.n_bytes[0], rows.n_bytes[-1]) == (8192, 2**31)
-    assert rows.time_s[0] == pytest.approx(18.34e-6)
+    for operation in OPERATIONS:
+        rows = read_collectives(samples / f"{operation}.txt", OPERATIONS)
+        assert {row["collective"] for row in rows} == {operation}
+    rows = read_collectives(samples / "all_reduce.txt", OPERATIONS)
+    assert [row["num_gpus"] for row in rows] == ["8"] * 19
+    assert (rows[0]["bytes"], rows[-1]["bytes"]) == ("8192", str(2**31))
+    assert rows[0]["time_us"] == "18.34"
 
 
 def test_an_old_release_without_columns_of_the_operation_is_read_by_its_header(tmp_path: Path) -> None:
-    ((operation, rows),) = read_collective_tables([written(tmp_path, OLD, "my_all_gather_2.txt")]).items()
-    assert operation == "all_gather"
-    assert rows.size.tolist() == [2.0, 2.0]
-    assert rows.n_bytes.tolist() == [32.0, 64.0]
-    assert rows.time_s.tolist() == pytest.approx([9.27e-6, 1.2])
+    rows = read_collectives(written(tmp_path, OLD, "my_all_gather_2.txt"), OPERATIONS)
+    shared = {"collective": "all_gather", "num_gpus": "2"}
+    assert rows == [
+        {**shared, "bytes": "32", "time_us": "9.27"},
+        {**shared, "bytes": "64", "time_us": "1.2e+06"},
+    ]
 
 
 @pytest.mark.parametrize(
@@ -264,7 +270,7 @@ def test_an_output_that_cannot_be_used_is_refused(
     tmp_path: Path, name: str, before: str, after: str, message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        read_collective_tables([written(tmp_path, OLD.replace(before, after), name)])
+        read_collectives(written(tmp_path, OLD.replace(before, after), name), OPERATIONS)
 
 
 # The script that users run on their GPU writes the table that `perfsim calibrate gemm` reads.

@@ -11,8 +11,8 @@ import yaml
 
 from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
-from perfsim.evidence.cases import StepCase, read_cases
-from perfsim.evidence.left_out import left_out
+from perfsim.evidence.cases import CaseRows, StepCase
+from perfsim.evidence.left_out import LeavingOut
 from perfsim.evidence.step_fit import fit_wafer
 from perfsim.specs.calibration import WaferCalibration
 from perfsim.testing.toys import published_run
@@ -95,7 +95,7 @@ def test_the_record_says_how_well_it_fits_with_a_check_of_the_link_and_how_to_re
 
 @pytest.mark.slow
 def test_a_release_left_out_is_predicted_from_the_growth_of_the_others(logs: Path) -> None:
-    (found,) = left_out(read_cases(logs, StepCase).cases, default_catalog())
+    (found,) = LeavingOut.by_kind(CaseRows.read(logs, StepCase).cases, default_catalog())
     seconds = {
         each["id"]: each["measured"]["step_time_s"] for each in yaml.safe_load(logs.read_text())["cases"]
     }

@@ -12,8 +12,8 @@ from perfsim.catalog import default_catalog
 from perfsim.engine import simulate
 from perfsim.machines import build_topology, network_of
 from perfsim.machines.machine import Traffic
-from perfsim.machines.placement import shared_links
-from perfsim.network import FatTree, Group, Topology, degraded
+from perfsim.machines.placement import SharedLinks
+from perfsim.network import FatTree, Group, Topology
 from perfsim.network.collectives import CollectiveModel
 from perfsim.testing.toys import at_once
 from perfsim.work import RankGroup, TaskGraph, Work
@@ -39,7 +39,7 @@ def summed(toys: ModuleType, ranks: RankGroup, n_bytes: float = LONG) -> Work:
 
 
 def run(written: TaskGraph, topology: Topology) -> list[float]:
-    links = shared_links(written, network_of(topology))
+    links = SharedLinks.of(written, network_of(topology))
     durations = np.full(len(written), SECONDS)
     return simulate(written, durations, links.flows, links.capacities).end_s.tolist()
 
@@ -90,7 +90,7 @@ def test_rings_across_nodes_pass_the_ports_of_all_ranks_but_their_own(
 def test_a_slow_port_slows_what_crosses_it_even_where_ports_are_left_out(
     toys: ModuleType, tree: FatTree
 ) -> None:
-    slow = degraded(tree, {"node0/gpu3-node0/nvswitch": 0.25})
+    slow = tree.degraded({"node0/gpu3-node0/nvswitch": 0.25})
     ring = summed(toys, RankGroup(0, 1, 8))
     assert run(at_once((ring, "gpu0/nccl")), slow) == pytest.approx([4 * SECONDS], rel=1e-3)
     assert run(at_once((summed(toys, RankGroup(8, 1, 8)), "gpu8/nccl")), slow) == [SECONDS]
@@ -99,7 +99,7 @@ def test_a_slow_port_slows_what_crosses_it_even_where_ports_are_left_out(
 
 def test_a_dead_port_sends_traffic_of_its_node_over_nics(toys: ModuleType, tree: FatTree) -> None:
     """NVLink has 300 GB/s, a NIC 25."""
-    dead = degraded(tree, {"node0/gpu3-node0/nvswitch": 0.0})
+    dead = tree.degraded({"node0/gpu3-node0/nvswitch": 0.0})
     crossed = network_of(dead).traffic(send(toys, "s", 3, 4), ALONE)
     assert crossed is not None
     assert kinds(dead, crossed) == {"nic": [1, 1]}
@@ -110,7 +110,7 @@ def test_a_dead_port_sends_traffic_of_its_node_over_nics(toys: ModuleType, tree:
 def test_a_slow_link_between_a_gpu_and_its_nic_slows_what_leaves_the_node(
     toys: ModuleType, tree: FatTree
 ) -> None:
-    slow = degraded(tree, {"node0/gpu3-node0/nic3": 0.5})
+    slow = tree.degraded({"node0/gpu3-node0/nic3": 0.5})
     assert run(at_once((send(toys, "s", 3, 11), "gpu3/send")), slow) == [2 * SECONDS]
     assert run(at_once((send(toys, "s", 3, 4), "gpu3/send")), slow) == [SECONDS]
 

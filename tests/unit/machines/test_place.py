@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from perfsim.machines.placement import place
-from perfsim.network import Topology, degraded
+from perfsim.network import Topology
 from perfsim.specs.hardware import FatTreeSpec
 from perfsim.specs.layout import ParallelLayout
 from perfsim.work import TaskGraph
@@ -46,7 +46,7 @@ def test_peers_under_unlike_leaves_are_written_apart_where_uplinks_are_thin(toys
 
 def test_a_node_with_a_sick_nic_is_written_out_and_the_others_are_not(toys: ModuleType) -> None:
     graph, topology = question(toys, nodes_per_leaf=20, oversubscription=1.0)
-    placed = place(graph, degraded(topology, {"node1/nic3-leaf0": 0.5}))
+    placed = place(graph, topology.degraded({"node1/nic3-leaf0": 0.5}))
     written = {name for name in placed.graph.streams if name.endswith("/compute")}
     assert {f"gpu{rank}/compute" for rank in range(8, 16)} <= written
     assert len(written) < 64

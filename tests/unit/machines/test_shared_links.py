@@ -10,8 +10,8 @@ import pytest
 from perfsim.costs.price import price
 from perfsim.engine import critical_path, simulate
 from perfsim.machines import network_of
-from perfsim.machines.placement import shared_links
-from perfsim.network import Topology, degraded
+from perfsim.machines.placement import SharedLinks
+from perfsim.network import Topology
 from perfsim.specs.hardware import FatTreeSpec
 from perfsim.specs.layout import ParallelLayout
 from perfsim.testing.toys import at_once
@@ -29,7 +29,7 @@ def reduce(name: str, group: RankGroup) -> Work:
 
 
 def run(graph: TaskGraph, topology: Topology) -> list[float]:
-    links = shared_links(graph, network_of(topology))
+    links = SharedLinks.of(graph, network_of(topology))
     durations = np.full(len(graph), SECONDS)
     return simulate(graph, durations, links.flows, links.capacities).end_s.tolist()
 
@@ -53,7 +53,7 @@ def test_tasks_of_one_stream_never_overlap_so_they_do_not_contend(
     builder = GraphBuilder()
     for name in ("a", "b"):
         builder.task(send(toys, name, 0, 8), "gpu0/send-next")
-    assert shared_links(builder.build(), network_of(topology)).flows == {}
+    assert SharedLinks.of(builder.build(), network_of(topology)).flows == {}
 
 
 def test_two_gpus_that_share_a_nic_are_priced_at_half_of_it_and_slow_each_other_no_further(
@@ -108,7 +108,7 @@ def oversubscribed(toys: ModuleType, nodes: int, nodes_per_leaf: int, oversubscr
 
 
 def folded_run(graph: TaskGraph, topology: Topology, width: int) -> list[float]:
-    links = shared_links(graph, network_of(topology), peers=np.zeros(width, dtype=np.int64))
+    links = SharedLinks.of(graph, network_of(topology), peers=np.zeros(width, dtype=np.int64))
     durations = np.full(len(graph), SECONDS)
     return simulate(graph, durations, links.flows, links.capacities).end_s.tolist()
 
@@ -152,7 +152,7 @@ def test_classes_of_peers_together_load_what_all_peers_load(toys: ModuleType) ->
     parted = at_once(
         (send(toys, "next", 0, 32), "gpu0/send-next"), (send(toys, "other", 5, 37), "gpu5/send-next")
     )
-    links = shared_links(parted, network_of(topology), peers=peers)
+    links = SharedLinks.of(parted, network_of(topology), peers=peers)
     durations = np.full(2, SECONDS)
     ends = simulate(parted, durations, links.flows, links.capacities).end_s.tolist()
     assert ends == [4 * SECONDS] * 2
@@ -166,12 +166,12 @@ def test_two_messages_share_the_only_nic_that_dead_ones_leave_them(
 
     GPU 0 alone has it to itself, and so has each of two nodes its own.
     """
-    dead = degraded(topology, {f"node0/nic{nic}-leaf0": 0.0 for nic in (0, 2, 3, 4, 5, 6, 7)})
+    dead = topology.degraded({f"node0/nic{nic}-leaf0": 0.0 for nic in (0, 2, 3, 4, 5, 6, 7)})
 
     def took(*ends: tuple[int, int]) -> list[float]:
         sends = ((send(toys, f"m{source}", source, target), f"gpu{source}/send") for source, target in ends)
         messages = at_once(*sends)
-        links = shared_links(messages, network_of(dead))
+        links = SharedLinks.of(messages, network_of(dead))
         durations = np.full(len(ends), SECONDS)
         return simulate(messages, durations, links.flows, links.capacities).end_s.tolist()
 
@@ -196,9 +196,9 @@ def test_one_slow_port_slows_the_broadcast_to_all(toys: ModuleType) -> None:
     topology = toys.topology(16, toys.wafer_cluster())
     load = Work("load", Kind.MEM_LOAD, "memoryx_read", "weight_stream", comm_bytes=1e6)
     alone = at_once((load, "memoryx/out"))
-    links = shared_links(alone, network_of(degraded(topology, {"swarmx/1/1-cs5": 0.25})))
+    links = SharedLinks.of(alone, network_of(topology.degraded({"swarmx/1/1-cs5": 0.25})))
     assert len(links.capacities) == 1
-    assert simulate(alone, np.array([SECONDS]), links.flows, links.capacities).makespan_s == 4 * SECONDS
+    assert simulate(alone, np.array([SECONDS]), links.flows, links.capacities).end_s.max() == 4 * SECONDS
 
 
 def test_a_step_on_a_fourth_of_the_uplinks_is_longer_by_what_its_sends_wait(toys: ModuleType) -> None:
@@ -215,7 +215,7 @@ def test_a_step_on_a_fourth_of_the_uplinks_is_longer_by_what_its_sends_wait(toys
     steps = []
     for oversubscription in (1.0, 4.0):
         topology = oversubscribed(toys, nodes=2, nodes_per_leaf=1, oversubscription=oversubscription)
-        links = shared_links(written, network_of(topology))
+        links = SharedLinks.of(written, network_of(topology))
         steps.append(simulate(written, durations, links.flows, links.capacities).step_time_s)
     sends = [work for work in written.works if work.kind is Kind.COMM_SEND]
     assert len(sends) == 2

@@ -13,7 +13,6 @@ from perfsim.engine import simulate
 from perfsim.engine.failures import with_stragglers
 from perfsim.machines import placement as module
 from perfsim.machines.placement import Placed, place_stragglers
-from perfsim.network import degraded
 from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import Plan
 from perfsim.work import TaskGraph
@@ -86,6 +85,6 @@ def test_it_stays_alone_where_that_could_be_told(
 
 def test_it_stays_alone_where_a_link_is_sick(toys: ModuleType) -> None:
     plan = planned(toys, tensor=4, pipeline=2, data=4)
-    slow = degraded(plan.topology, {"node1/nic3-leaf0": 0.5})
+    slow = plan.topology.degraded({"node1/nic3-leaf0": 0.5})
     placed = place_stragglers(toys.graph_of(plan), plan, {5: 1.5}, slow, step_only=True)
     assert placed.factors == {5: 1.5}

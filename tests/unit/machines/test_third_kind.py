@@ -16,7 +16,7 @@ import pytest
 import perfsim as ps
 from perfsim.base.errors import CatalogError, InputError, LayoutError, MemoryCapacityError, Problem
 from perfsim.catalog import default_catalog
-from perfsim.costs.memory import MemoryUse, sharded_state_bytes, state_bytes
+from perfsim.costs.memory import MemoryUse, state_bytes
 from perfsim.costs.price import Costs
 from perfsim.machines import MACHINES, Machine, machine, machine_of, register
 from perfsim.network import Cable, Topology
@@ -114,7 +114,7 @@ class RingData(Strategy[RingLayout, Ring]):
         microbatches, rest = divmod(job.global_batch_size, layout.data * layout.micro_batch_size)
         if rest or layout.data != topology.num_devices:
             raise LayoutError([Problem(f"{text_of(layout)} does not divide the batch over the ring")])
-        states = sharded_state_bytes(self._parameters(job), state_bytes(job.recipe), 0, 1)
+        states = state_bytes(job.recipe).sharded(self._parameters(job), 0, 1)
         kept = layer_activation_bytes(self._part(job, layout), "none") * job.model.num_layers
         use = MemoryUse("device", {**states, "activations": kept}, topology.system.device.memory.capacity)
         if check_memory and not use.fits:

@@ -10,7 +10,7 @@ import perfsim as ps
 from perfsim.base.errors import CatalogError
 from perfsim.machines import Unknown, machine_of
 from perfsim.machines.wafer_cluster import LEAST_EFFICIENCY, SYSTEMS, WaferCluster
-from perfsim.prediction.bands import Accuracy, accuracy_of
+from perfsim.prediction.bands import Accuracy
 from perfsim.specs.calibration import WaferCalibration
 from perfsim.specs.recipe import Job
 
@@ -70,7 +70,7 @@ def test_many_systems_may_lose_what_published_scaling_leaves_open() -> None:
 def accuracy(system: str = "cs-2", devices: int = 1, release: str | None = None) -> Accuracy:
     recipe = CATALOG.recipes["gpt3_pretraining"].ran_with(software_release=release)
     question = {"model": "cerebras_gpt_111m", "recipe": recipe, "batch": 120 * devices}
-    return accuracy_of(ps.predict(**question, system=system, devices=devices).run.plan)
+    return Accuracy.of(ps.predict(**question, system=system, devices=devices).run.plan)
 
 
 def test_bands_of_wafers_widen_with_releases_and_systems_that_nobody_measured() -> None:

@@ -11,7 +11,7 @@ from perfsim.base.errors import CatalogError
 from perfsim.catalog import default_catalog
 from perfsim.evidence.cases import StepCase
 from perfsim.machines import network_of
-from perfsim.network import FatTree, Group, degraded
+from perfsim.network import FatTree, Group
 from perfsim.network.collectives import CollectiveModel
 from perfsim.specs.hardware import GpuClusterSpec
 from perfsim.testing.toys import published_run
@@ -106,7 +106,7 @@ def test_a_collective_in_a_mesh_loads_every_link_of_its_group_alike(toys: Module
 
 
 def test_a_dead_link_of_a_mesh_sends_messages_another_way(toys: ModuleType) -> None:
-    dead = degraded(tree_of("mi300x-192gb", 8), {"node0/gpu0-node0/gpu1": 0.0})
+    dead = tree_of("mi300x-192gb", 8).degraded({"node0/gpu0-node0/gpu1": 0.0})
     work = toys.transfer("s", RankGroup(0, 1, 2), comm_bytes=LONG)
     crossed = network_of(dead).load(work, ALONE)
     assert crossed is not None

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from perfsim.base.errors import InputError
 from perfsim.machines import build_topology
-from perfsim.network import FatTree, Group, Topology, WaferTree, degraded
-from perfsim.network.topology import route_around
+from perfsim.network import FatTree, Group, Topology, WaferTree
 from perfsim.specs.hardware import FatTreeSpec, GpuClusterSpec, WaferClusterSpec
 from perfsim.testing import toys as machines
 
@@ -201,7 +200,7 @@ def test_the_graph_of_a_changed_network_has_its_capacities(tree: Topology) -> No
 
 
 def test_a_system_in_the_name_of_a_link_stands_for_its_port() -> None:
-    slow = degraded(wafers(6), {"cs1-swarmx/1/0": 0.5})
+    slow = wafers(6).degraded({"cs1-swarmx/1/0": 0.5})
     ends = [slow.ends(link) for link in slow.edges.slow.tolist()]
     assert set(ends[::2]) == {("swarmx/1/0", "cs1/port"), ("cs1/port", "cs1")}
     assert len(ends) == 4, "both directions of both"
@@ -210,7 +209,7 @@ def test_a_system_in_the_name_of_a_link_stands_for_its_port() -> None:
 def test_an_end_of_a_link_may_leave_out_the_node_that_the_other_end_names() -> None:
     tree = fat_tree(6)
     names = ("node1/gpu0-nvswitch", "node1/nvswitch-node1/gpu0")
-    short, full = (degraded(tree, {name: 0.5}).edges.bytes_per_s.tolist() for name in names)
+    short, full = (tree.degraded({name: 0.5}).edges.bytes_per_s.tolist() for name in names)
     assert short == full != tree.edges.bytes_per_s.tolist()
 
 
@@ -225,12 +224,12 @@ def test_an_end_of_a_link_may_leave_out_the_node_that_the_other_end_names() -> N
 )
 def test_a_link_that_is_not_there_is_refused(name: str, left: float, message: str) -> None:
     with pytest.raises(InputError, match=f"(?s){message}"):
-        degraded(fat_tree(), {name: left})
+        fat_tree().degraded({name: left})
 
 
 def test_a_dead_uplink_takes_its_share_of_the_leaf() -> None:
     network = fat_tree(oversubscription=4.0)
-    left = degraded(network, {"leaf0-spine0": 0.0, "leaf0-spine1": 0.5})
+    left = network.degraded({"leaf0-spine0": 0.0, "leaf0-spine1": 0.5})
     leaf0, leaf1 = network.crossings(np.array([0]), np.array([32]))[0, 2:4]
     assert network.spines == 8
     links = np.array([leaf0, leaf0 + 1, leaf1])
@@ -240,26 +239,26 @@ def test_a_dead_uplink_takes_its_share_of_the_leaf() -> None:
 # ------------------------------------------------------------------------------ around dead links
 def test_a_message_goes_around_a_dead_nic_through_a_neighbour() -> None:
     network = fat_tree()
-    way = route_around(network, 0, 32, degraded(network, {"node0/nic0-leaf0": 0.0}).edges.dead)
+    way = network.route_around(0, 32, network.degraded({"node0/nic0-leaf0": 0.0}).edges.dead)
     assert [kind(network, link) for link in way[:2]] == ["scale_up", "scale_up"]
     assert network.ends(way[-1])[1] == "node4/gpu0"
 
 
 def test_traffic_around_a_dead_link_spreads_over_the_spines_that_are_left() -> None:
     network = fat_tree()
-    dead = degraded(network, {f"leaf0-spine{spine}": 0.0 for spine in range(4)}).edges.dead
+    dead = network.degraded({f"leaf0-spine{spine}": 0.0 for spine in range(4)}).edges.dead
     assert len(dead) == 8, "both directions"
-    ways = [route_around(network, 0, target, dead) for target in range(32, 36)]
+    ways = [network.route_around(0, target, dead) for target in range(32, 36)]
     assert all(dead.isdisjoint(way) for way in ways)
     assert len({network.ends(way[3])[0] for way in ways}) == 4
 
 
 def test_where_no_way_is_left_the_message_says_between_whom_and_without_what() -> None:
     network = fat_tree()
-    dead = degraded(network, {f"leaf0-spine{spine}": 0.0 for spine in range(32)}).edges.dead
+    dead = network.degraded({f"leaf0-spine{spine}": 0.0 for spine in range(32)}).edges.dead
     message = "no route is left from node0/gpu0 to node4/gpu0 without leaf0-spine0"
     with pytest.raises(InputError, match=message):
-        route_around(network, 0, 32, dead)
+        network.route_around(0, 32, dead)
 
 
 # ----------------------------------------------------------------------------------------- groups
@@ -291,6 +290,6 @@ def test_a_group_that_contradicts_itself_is_refused(numbers: tuple[int, int, int
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=12))
 def test_any_number_of_ranks_on_each_node_is_a_group(on_node: list[int]) -> None:
     group = Group(sum(on_node), max(on_node), len(on_node), min(on_node))
-    assert group.is_even == (len(set(on_node)) == 1)
-    if group.is_even:
+    assert (group.most_per_node == group.fewest_per_node) == (len(set(on_node)) == 1)
+    if len(set(on_node)) == 1:
         assert group == Group.even(on_node[0], len(on_node))

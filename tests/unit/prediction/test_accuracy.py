@@ -13,7 +13,7 @@ from perfsim.evidence.left_out import LeavingOut, LeftOut
 from perfsim.evidence.record import record_of
 from perfsim.evidence.score import Scored
 from perfsim.prediction import bands
-from perfsim.prediction.bands import BandWidths, Traits, alone, nearest
+from perfsim.prediction.bands import Accuracy, BandWidths, Traits, alone
 
 HERE = Traits(
     "a100",
@@ -103,50 +103,50 @@ def record(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 def test_the_family_most_alike_speaks_for_a_plan(record: list[dict[str, Any]]) -> None:
     record += [family("fsdp", 20, 0.2, sharded=[True]), family("pipelines", 10, 0.05)]
-    assert nearest("gpu-cluster", HERE).family == "pipelines"
-    assert nearest("gpu-cluster", replace(HERE, sharded=True, pipeline=True)).family == "fsdp"
+    assert Accuracy.nearest("gpu-cluster", HERE).family == "pipelines"
+    assert Accuracy.nearest("gpu-cluster", replace(HERE, sharded=True, pipeline=True)).family == "fsdp"
 
 
 def test_of_families_as_much_alike_the_one_with_more_runs_speaks(record: list[dict[str, Any]]) -> None:
     record += [family("few", 8, 0.2), family("many", 30, 0.05)]
-    assert nearest("gpu-cluster", HERE).family == "many"
+    assert Accuracy.nearest("gpu-cluster", HERE).family == "many"
 
 
 def test_a_family_with_small_errors_does_not_make_a_narrow_band(record: list[dict[str, Any]]) -> None:
     record.append(family("narrow", 30, 0.01))
-    assert nearest("gpu-cluster", HERE).step_time_error == pytest.approx(math.expm1(0.2))
+    assert Accuracy.nearest("gpu-cluster", HERE).step_time_error == pytest.approx(math.expm1(0.2))
 
 
 def test_a_model_with_experts_has_the_band_of_such_runs(record: list[dict[str, Any]]) -> None:
     record += [family("dense", 30, 0.05), family("sparse", 20, 0.1, experts=[True])]
     (entry,) = bands.recorded_errors()
     entry["band"] = {**BAND, "experts": 1.5}
-    sparse = nearest("gpu-cluster", replace(HERE, experts=True))
+    sparse = Accuracy.nearest("gpu-cluster", replace(HERE, experts=True))
     assert sparse.family == "sparse"
     assert sparse.step_time_error == pytest.approx(math.expm1(1.5 * 0.2))
-    assert nearest("gpu-cluster", HERE).step_time_error == pytest.approx(math.expm1(0.2))
+    assert Accuracy.nearest("gpu-cluster", HERE).step_time_error == pytest.approx(math.expm1(0.2))
 
 
 def test_a_band_widens_with_unlikeness_and_so_does_what_two_runs_do_not_share(
     record: list[dict[str, Any]],
 ) -> None:
     record.append(family("only", 30, 0.05))
-    alike = nearest("gpu-cluster", HERE)
-    unlike = nearest("gpu-cluster", replace(HERE, precision="fp8"))
+    alike = Accuracy.nearest("gpu-cluster", HERE)
+    unlike = Accuracy.nearest("gpu-cluster", replace(HERE, precision="fp8"))
     assert unlike.step_time_error > alike.step_time_error
     assert unlike.unshared_error > alike.unshared_error
 
 
 def test_a_band_that_knows_nothing_of_a_family_comes_from_the_others(record: list[dict[str, Any]]) -> None:
     record += [family("pipelines", 10, 0.05), family("others", 10, 0.05, pipeline=[False])]
-    without = nearest("gpu-cluster", HERE, without="pipelines")
+    without = Accuracy.nearest("gpu-cluster", HERE, without="pipelines")
     assert (without.family, without.unlikeness) == ("others", 1.0)
     assert without.step_time_error == pytest.approx(math.expm1(math.hypot(0.3, 0.1)))
 
 
 @pytest.mark.usefixtures("record")
 def test_a_kind_of_system_without_runs_is_known_to_a_factor_of_two() -> None:
-    bands = nearest("abacus", HERE)
+    bands = Accuracy.nearest("abacus", HERE)
     assert (bands.n, bands.p90_ape, bands.held_out_p90_ape) == (0, 1.0, 1.0)
     assert "abacus" in bands.likeness
     assert bands.step_time_error == bands.unshared_error == pytest.approx(1.0)

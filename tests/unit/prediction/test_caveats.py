@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import perfsim as ps
-from perfsim.prediction.bands import hidden_of
+from perfsim.prediction.bands import Hidden
 from perfsim.prediction.caveats import CODES, Caveat
-from perfsim.prediction.prediction import prediction_of
+from perfsim.prediction.prediction import Prediction
 from perfsim.report.study import study_document, study_lines, study_page
 from perfsim.report.terminal import run_lines
 from perfsim.report.text import ALWAYS
@@ -266,10 +266,10 @@ def test_more_hidden_communication_than_in_any_run_is_told_with_both_shares(
     factor: float, severity: str | None
 ) -> None:
     run = gpus("tp=2,dp=4,mbs=1,zero=1").run
-    share = factor * hidden_of(run.plan, 0.0).published
+    share = factor * Hidden.of(run.plan, 0.0).published
     beside = replace(run)
     beside.__dict__["hidden_communication_fraction"] = share
-    caveat = caveat_of(prediction_of(beside), "hidden-communication")
+    caveat = caveat_of(Prediction.of(beside), "hidden-communication")
     assert (None if caveat is None else caveat.severity) == severity
     if caveat is not None:
         assert caveat.text.startswith(f"{100 * share:.0f} % of the step hides communication, while")

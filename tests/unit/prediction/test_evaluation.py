@@ -11,7 +11,7 @@ import pytest
 from perfsim.costs.price import Costs, price
 from perfsim.engine import critical_path, simulate
 from perfsim.machines import network_of
-from perfsim.machines.placement import place, rank_classes, shared_links
+from perfsim.machines.placement import SharedLinks, place, rank_classes
 from perfsim.prediction.run import Step, evaluate
 from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import Plan
@@ -127,6 +127,6 @@ def test_where_links_are_shared_uneven_peers_are_written_for_what_they_enter(toy
     assert len(set(prices.tolist())) < len(set(links.tolist())), "as dear, but not on the same NICs"
     costs = toys.ToyCosts(plan.system)
     every = unfold(graph).graph
-    shared = shared_links(every, network_of(plan.topology), peers=np.arange(graph.width))
+    shared = SharedLinks.of(every, network_of(plan.topology), peers=np.arange(graph.width))
     right = simulate(every, price(every, costs), *shared).step_time_s
     assert evaluate(plan, costs).step_time_s == pytest.approx(right, rel=1e-9)

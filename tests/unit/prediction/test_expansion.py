@@ -12,7 +12,7 @@ from perfsim.base.errors import InputError
 from perfsim.costs.price import price
 from perfsim.engine import simulate
 from perfsim.machines import network_of
-from perfsim.machines.placement import shared_links
+from perfsim.machines.placement import SharedLinks
 from perfsim.network.collectives import num_steps
 from perfsim.prediction.disturbed import expanded, in_steps, perturbed
 from perfsim.prediction.run import Evaluation
@@ -89,10 +89,10 @@ def on_thin_uplinks(toys: ModuleType, evaluation: Evaluation, steps: str) -> tup
     builder.fold(32)
     graph, costs = in_steps(builder.build(), evaluation.step.costs, {"sum": steps} if steps else {})
     durations = price(graph, costs)
-    links = shared_links(graph, network_of(topology))
+    links = SharedLinks.of(graph, network_of(topology))
     assert links.flows
     took = simulate(graph, durations, links.flows, links.capacities)
-    return ((took.end_s - took.start_s) / durations).tolist(), took.makespan_s
+    return ((took.end_s - took.start_s) / durations).tolist(), took.end_s.max()
 
 
 def test_far_rounds_of_a_tree_wait_for_uplinks_and_near_ones_do_not(

@@ -13,7 +13,7 @@ from perfsim.base.errors import InputError
 from perfsim.cli import main
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question, question_of
-from perfsim.prediction.why import GapExplained, explain_gap
+from perfsim.prediction.why import GapExplained
 from perfsim.report.terminal import gap_lines
 
 LAYOUT = "tp=2,dp=8,mbs=2,zero=1"
@@ -27,7 +27,7 @@ def asked() -> Question:
 
 
 def explained(asked: Question, truth: Question) -> GapExplained:
-    return explain_gap(asked, best_plan(truth).step_time_s)
+    return GapExplained.of(asked, best_plan(truth).step_time_s)
 
 
 def test_a_setting_that_was_not_as_described_is_found_first(asked: Question) -> None:
@@ -40,7 +40,7 @@ def test_a_setting_that_was_not_as_described_is_found_first(asked: Question) -> 
 
 def test_a_setting_that_changes_nothing_is_no_suspect() -> None:
     wafers = question_of({"model": "gpt3_xl", "system": "cs-2", "devices": 1, "batch": 64})
-    changes = {suspect.change for suspect in explain_gap(wafers, 5.0).suspects}
+    changes = {suspect.change for suspect in GapExplained.of(wafers, 5.0).suspects}
     assert "arithmetic of the devices" in changes
     assert not any(change.startswith("overlap") for change in changes)
 
@@ -81,14 +81,14 @@ def test_the_factor_on_a_rate_is_the_one_that_it_was_changed_by(
 
 
 def test_a_step_as_predicted_has_no_gap(asked: Question) -> None:
-    gap = explain_gap(asked, best_plan(asked).step_time_s)
+    gap = GapExplained.of(asked, best_plan(asked).step_time_s)
     assert gap.inside
     assert gap.deviations == 0
 
 
 def test_a_gap_that_no_single_input_closes_is_said_and_so_is_an_impossible_step(asked: Question) -> None:
     step_s = best_plan(asked).step_time_s
-    slow, fast, equal = (explain_gap(asked, factor * step_s) for factor in (30.0, 0.1, 1.0))
+    slow, fast, equal = (GapExplained.of(asked, factor * step_s) for factor in (30.0, 0.1, 1.0))
     words = [" ".join(" ".join(gap_lines(gap)).split()) for gap in (slow, fast, equal)]
     assert "no row alone explains the gap: arithmetic of the devices closes" in words[0]
     assert fast.mfu > 1
@@ -106,7 +106,7 @@ def test_a_step_without_a_unit_is_taken_for_seconds_in_the_suggestion(bare: str)
 
 def test_what_is_no_time_is_refused(asked: Question) -> None:
     with pytest.raises(InputError, match="more than 0 s"):
-        explain_gap(asked, -1.0)
+        GapExplained.of(asked, -1.0)
 
 
 def test_the_verb_explains_a_measured_step_and_says_what_it_needs() -> None:

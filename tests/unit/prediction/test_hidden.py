@@ -9,7 +9,7 @@ import pytest
 
 import perfsim as ps
 from perfsim.engine.trace import Trace
-from perfsim.prediction.bands import Hidden, accuracy_of, hidden_of, recorded_errors
+from perfsim.prediction.bands import Accuracy, Hidden, recorded_errors
 from perfsim.prediction.run import Evaluation
 from perfsim.work import GraphBuilder, Kind, Work
 
@@ -75,9 +75,9 @@ def test_what_hides_beyond_published_runs_costs_the_multiprocessors_that_a_colle
 
 def test_a_band_widens_with_communication_beyond_that_of_published_runs_and_not_below() -> None:
     plan = run().plan
-    most = hidden_of(plan, 0.0).published
-    inside, beyond, far = (accuracy_of(plan, share) for share in (most, most + 0.1, most + 0.4))
-    assert inside == accuracy_of(plan)
+    most = Hidden.of(plan, 0.0).published
+    inside, beyond, far = (Accuracy.of(plan, share) for share in (most, most + 0.1, most + 0.4))
+    assert inside == Accuracy.of(plan)
     assert inside.step_time_error < beyond.step_time_error < far.step_time_error
     assert inside.unshared_error < beyond.unshared_error < far.unshared_error
     assert "hides communication" in far.likeness
@@ -95,8 +95,8 @@ def test_the_largest_share_is_that_of_scored_runs_on_such_a_device_without_the_f
         if "a100-sxm4" in family["constants"]
     }
     most = max(shares, key=lambda family: shares[family])
-    assert hidden_of(plan, 0.0).published == shares[most]
-    assert hidden_of(plan, 0.0, without=most).published == max(
+    assert Hidden.of(plan, 0.0).published == shares[most]
+    assert Hidden.of(plan, 0.0, without=most).published == max(
         share for family, share in shares.items() if family != most
     )
 
@@ -110,12 +110,12 @@ def test_of_a_device_without_runs_the_largest_share_is_that_of_all() -> None:
         if entry["system_kind"] == "gpu-cluster"
         for family in entry["families"]
     ]
-    assert hidden_of(plan, 0.0).published == max(shares)
+    assert Hidden.of(plan, 0.0).published == max(shares)
 
 
 def test_a_sharded_run_that_gathers_all_the_time_is_wider_than_a_plain_one() -> None:
     plain = run("tp=2,dp=4,mbs=1,zero=1")
     sharded = run("tp=2,dp=4,zero=3,mbs=1")
     assert plain.hidden_communication_fraction < 0.12 < 0.2 < sharded.hidden_communication_fraction
-    blind = accuracy_of(sharded.plan).step_time_error
-    assert accuracy_of(sharded.plan, sharded.hidden_communication_fraction).step_time_error > blind
+    blind = Accuracy.of(sharded.plan).step_time_error
+    assert Accuracy.of(sharded.plan, sharded.hidden_communication_fraction).step_time_error > blind

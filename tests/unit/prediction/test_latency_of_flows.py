@@ -10,7 +10,7 @@ import pytest
 from perfsim.catalog import default_catalog
 from perfsim.machines import build_topology, costs_for
 from perfsim.machines.placement import place
-from perfsim.network import Topology, degraded
+from perfsim.network import Topology
 from perfsim.network.collectives import num_steps, wire_factor
 from perfsim.prediction.run import Step, evaluate
 from perfsim.specs.layout import ParallelLayout
@@ -66,7 +66,7 @@ def test_a_degraded_port_limits_the_bytes_that_cross_it(toys: ModuleType, n_byte
     """The latency of a collective stays; its bytes pass the port at what is left of it."""
     healthy = a100()
     work = reduction(toys, 8, n_bytes)
-    slow = step_of(toys, degraded(healthy, {A_PORT: 0.1}), (work, "gpu0/nccl"), healthy=healthy)
+    slow = step_of(toys, healthy.degraded({A_PORT: 0.1}), (work, "gpu0/nccl"), healthy=healthy)
     latency_s = slow.costs.latency_s(work)
     bytes_s = wire_factor("all_reduce", 8) * n_bytes / (0.1 * PORT)
     alone_s = slow.costs.duration_s(work)
@@ -96,7 +96,7 @@ def test_one_sick_port_of_a_tensor_group_slows_a_step_as_all_of_them(toys: Modul
     costs = costs_for(healthy, job.recipe)
     ports = [f"node0/gpu{gpu}-node0/nvswitch" for gpu in range(8)]
     usual, one, every = (
-        evaluate(replace(plan, topology=degraded(healthy, dict.fromkeys(sick, 0.5))), costs).step_time_s
+        evaluate(replace(plan, topology=healthy.degraded(dict.fromkeys(sick, 0.5))), costs).step_time_s
         for sick in ([], [A_PORT], ports)
     )
     assert one == pytest.approx(every, rel=1e-9)
@@ -110,7 +110,7 @@ def test_a_detour_around_a_dead_port_has_the_latency_of_its_links(toys: ModuleTy
     node = healthy.system.node
     longer_s = node.nic.latency + healthy.system.fabric.switch_latency - node.scale_up.latency
     work = message(toys, 3, 4, 1e3)
-    around = step_of(toys, degraded(healthy, {A_PORT: 0.0}), (work, "gpu3/send"), healthy=healthy)
+    around = step_of(toys, healthy.degraded({A_PORT: 0.0}), (work, "gpu3/send"), healthy=healthy)
     assert longer_s > 0.0
     bytes_s = max(around.costs.duration_s(work) - around.costs.latency_s(work), 1e3 / 25e9)
     expected_s = around.costs.latency_s(work) + bytes_s + longer_s

@@ -11,7 +11,7 @@ import pytest
 from perfsim.catalog import default_catalog
 from perfsim.machines import build_topology, costs_for
 from perfsim.prediction.planner import best_plan
-from perfsim.prediction.prediction import prediction_of
+from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.run import Evaluation, evaluate
 from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.specs.layout import ParallelLayout
@@ -92,7 +92,7 @@ def run(
 @bounds
 def test_the_part_that_limits_is_the_cause_and_twice_as_fast_saves_what_the_remedy_says(bound: Bound) -> None:
     before = run(bound, {})
-    why = prediction_of(before).why
+    why = Prediction.of(before).why
     assert why.cause == bound.cause
     said = re.match(rf"{bound.named} twice as fast \((\d+) % off the step\)", why.remedy)
     assert said is not None, why.remedy
@@ -106,7 +106,7 @@ def test_the_part_that_limits_is_the_cause_and_twice_as_fast_saves_what_the_reme
 def test_a_remedy_of_more_sequences_names_more_and_makes_each_cheaper(bound: Bound) -> None:
     before = run(bound, {})
     said = re.search(
-        r"([\d,]+) sequences per system and micro-batch instead of ([\d,]+)", prediction_of(before).why.remedy
+        r"([\d,]+) sequences per system and micro-batch instead of ([\d,]+)", Prediction.of(before).why.remedy
     )
     if bound.cause == "input":
         assert said is None, "samples grow with the batch"
@@ -124,19 +124,19 @@ def test_above_the_tokens_that_hide_it_nothing_streamed_decides(bound: Bound) ->
     if bound.cause == "input":
         return
     before = run(bound, {})
-    roof = prediction_of(before).why.streaming_roof
+    roof = Prediction.of(before).why.streaming_roof
     assert roof is not None
     assert roof.tokens < roof.hidden_from_tokens
     if bound.model == "gpt_1t":
         return  # so many tokens are split on a wafer, and every micro-batch reads its weights again
     enough = int(1.5 * roof.hidden_from_tokens / before.plan.job.seq_length) + 1
-    assert prediction_of(run(bound, {}, enough)).why.cause == "compute"
+    assert Prediction.of(run(bound, {}, enough)).why.cause == "compute"
 
 
 def test_more_dram_is_a_remedy_for_flash() -> None:
     bound = BOUND["flash"]
     before = run(bound, {})
-    said = re.search(r"([\d.]+) TB more DRAM", prediction_of(before).why.remedy)
+    said = re.search(r"([\d.]+) TB more DRAM", Prediction.of(before).why.remedy)
     assert said is not None
     each = (float(said[1]) / 12 + 0.128) * 1e12 * 1.01
     after = run(bound, {"memoryx.server.dram.capacity": each}, layout=before.plan.layout)

@@ -6,7 +6,7 @@ import pytest
 
 import perfsim as ps
 from perfsim.base.errors import InputError
-from perfsim.prediction.disturbed import perturbed, resilience
+from perfsim.prediction.disturbed import Resilience, perturbed
 from perfsim.prediction.run import Evaluation
 from perfsim.specs.perturbations import ResilienceSpec, parse_perturbations
 
@@ -122,7 +122,7 @@ def test_a_point_says_what_disturbed_it(gpus: Evaluation) -> None:
 @pytest.mark.parametrize("machine", ["gpus", "wafers"])
 def test_a_curve_begins_at_the_step_and_never_falls(machine: str, request: pytest.FixtureRequest) -> None:
     evaluation = request.getfixturevalue(machine)
-    curve = resilience(evaluation, machine, ResilienceSpec(rank=99, severities=(2.0, 1.2)))
+    curve = Resilience.of(evaluation, machine, ResilienceSpec(rank=99, severities=(2.0, 1.2)))
     assert curve.rank == evaluation.plan.topology.num_devices - 1, "the last one there is"
     assert [point.severity for point in curve.points] == [1.0, 1.2, 2.0]
     times = [point.step_time_s for point in curve.points]
@@ -132,5 +132,5 @@ def test_a_curve_begins_at_the_step_and_never_falls(machine: str, request: pytes
 
 
 def test_a_curve_meets_the_perturbed_step(gpus: Evaluation) -> None:
-    curve = resilience(gpus, "gpus", ResilienceSpec(rank=5, severities=(1.3,)))
+    curve = Resilience.of(gpus, "gpus", ResilienceSpec(rank=5, severities=(1.3,)))
     assert curve.points[1].step_time_s == pytest.approx(step_s(gpus, "straggler=1.3@5"), rel=1e-9)

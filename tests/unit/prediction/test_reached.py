@@ -10,7 +10,7 @@ import perfsim as ps
 from perfsim.evidence.cases import public_cases
 from perfsim.evidence.record import reached_record
 from perfsim.prediction import bands
-from perfsim.prediction.bands import Reached, best_below, recorded_runs, runs_like
+from perfsim.prediction.bands import Reached
 from perfsim.strategies import Plan
 
 
@@ -29,14 +29,14 @@ def test_the_record_is_what_the_cases_give() -> None:
 
 def test_published_figures_of_the_record_are_those_of_the_papers() -> None:
     """Korthikanti et al., Table 5: 530B with selective recompute reaches 56.0 % MFU on 280 GPUs."""
-    (row,) = (row for row in recorded_runs() if row.id == "korthikanti22_t5_530b_selective")
+    (row,) = (row for row in Reached.recorded() if row.id == "korthikanti22_t5_530b_selective")
     assert row.mfu == pytest.approx(0.560, abs=0.002)
     assert (row.num_devices, row.tensor, row.data, row.sharded) == (280, 8, 1, False)
     assert row.parameters == pytest.approx(5.3e11, rel=0.01)
 
 
 def test_runs_count_for_a_plan_by_kind_of_system_and_constants(plan: Plan) -> None:
-    rows = runs_like(plan)
+    rows = Reached.like(plan)
     assert {row.device for row in rows} == {"a100-sxm4-80gb", "a100-sxm4-40gb"}
     assert {row.kind for row in rows} == {"gpu-cluster"}
 
@@ -66,8 +66,8 @@ def test_a_plan_is_compared_with_the_runs_that_are_most_like_it(
         Reached("elsewhere", "x", "standard", 99, 0.99, precision="fp16"),
         Reached("narrow", device, "standard", 99, 0.99, precision="fp8"),
     )
-    monkeypatch.setattr(bands, "recorded_runs", lambda: (*runs, *others))
-    above = best_below(plan, mfu)
+    monkeypatch.setattr(Reached, "recorded", lambda: (*runs, *others))
+    above = Reached.best_below(plan, mfu)
     if not words:
         assert above is None
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import perfsim as ps
-from perfsim.prediction.why import ATTENTION, ELEMENTWISE, PRODUCT, roofline
+from perfsim.prediction.why import ATTENTION, ELEMENTWISE, PRODUCT, Roofline
 
 GPUS = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 2, "strategy": "3d", "batch": 8}
 WAFERS = {"model": "gpt3_xl", "system": "cs-2", "devices": 2, "strategy": "weight-streaming", "batch": 64}
@@ -14,7 +14,7 @@ WAFERS = {"model": "gpt3_xl", "system": "cs-2", "devices": 2, "strategy": "weigh
 @pytest.mark.parametrize("asked", [GPUS, WAFERS])
 def test_the_work_of_all_kernels_is_the_work_of_the_step(asked: dict) -> None:
     run = ps.predict(**asked).run
-    own = roofline(run)
+    own = Roofline.of(run)
     assert own is not None
     device = run.plan.system.device
     graph = run.trace.graph
@@ -37,7 +37,7 @@ def test_the_work_of_all_kernels_is_the_work_of_the_step(asked: dict) -> None:
 
 @pytest.mark.parametrize("asked", [GPUS, WAFERS])
 def test_no_product_is_above_its_ceilings(asked: dict) -> None:
-    own = roofline(ps.predict(**asked).run)
+    own = Roofline.of(ps.predict(**asked).run)
     assert own is not None
     kinds = {kernel.kind for kernel in own.kernels}
     assert {PRODUCT, ELEMENTWISE} <= kinds | {ATTENTION}

@@ -7,7 +7,7 @@ import pytest
 from perfsim.catalog import default_catalog
 from perfsim.machines import build_topology, costs_for
 from perfsim.prediction.planner import best_plan
-from perfsim.prediction.prediction import prediction_of
+from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.run import Evaluation
 from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
@@ -43,5 +43,5 @@ def test_zeros_that_nothing_skips_are_executed_and_not_needed() -> None:
 
 
 def test_the_answer_says_that_equal_tokens_are_assumed() -> None:
-    caveats = {caveat.code: caveat for caveat in prediction_of(run("cs-2", 0.75)).caveats}
+    caveats = {caveat.code: caveat for caveat in Prediction.of(run("cs-2", 0.75)).caveats}
     assert "as many tokens" in caveats["sparsity-assumed"].text

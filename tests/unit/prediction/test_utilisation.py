@@ -11,7 +11,7 @@ import perfsim as ps
 from perfsim.engine import critical_path
 from perfsim.machines.placement import place
 from perfsim.network import FatTree, Topology
-from perfsim.prediction.why import LinkUse, link_use
+from perfsim.prediction.why import LinkUse
 from perfsim.testing.toys import at_once
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 
@@ -19,7 +19,7 @@ SECONDS = 4.0
 
 
 def used(graph: TaskGraph, topology: Topology, seconds: float = SECONDS) -> dict[str, LinkUse]:
-    return link_use(critical_path(graph, np.full(len(graph), seconds)), place(graph, topology))
+    return LinkUse.by_kind(critical_path(graph, np.full(len(graph), seconds)), place(graph, topology))
 
 
 @pytest.fixture

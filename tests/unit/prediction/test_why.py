@@ -10,9 +10,9 @@ import perfsim as ps
 from perfsim.catalog import default_catalog
 from perfsim.costs.wafer import WaferCosts, roof_tokens
 from perfsim.machines import build_topology, costs_for, strategy_for
-from perfsim.prediction.prediction import prediction_of
+from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.run import Evaluation, evaluate
-from perfsim.prediction.why import why
+from perfsim.prediction.why import Why
 from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.specs.recipe import Job
 from perfsim.specs.streaming_layout import StreamingLayout
@@ -40,7 +40,7 @@ GPUS = [
 )
 def test_causes_add_up_to_the_step(point: dict[str, Any]) -> None:
     run = ps.predict(**point).run
-    parts = why(run).parts_s
+    parts = Why.of(run).parts_s
     assert sum(parts.values()) == pytest.approx(run.step_time_s, rel=1e-9)
     assert all(seconds >= 0 for seconds in parts.values())
 
@@ -56,7 +56,7 @@ def test_a_large_batch_is_bound_by_computing_and_a_small_one_by_what_it_waits_fo
 def test_the_wait_between_two_steps_is_the_update_bubble_and_not_streaming() -> None:
     """At 64 sequences a system almost nothing but the first weights of a step is waited for."""
     run = ps.predict(model="gpt3_xl", system="cs-2", devices=1, strategy="weight-streaming", batch=64).run
-    parts = why(run).parts_s
+    parts = Why.of(run).parts_s
     assert parts["exposed streaming"] < 0.002 * run.step_time_s
     assert parts["update bubble"] > 4 * parts["exposed streaming"]
 
@@ -93,7 +93,7 @@ def run_at(system: WaferClusterSpec, sequences: int, length: int) -> Evaluation:
 
 
 def exposed_s(run: Evaluation) -> float:
-    return why(run).parts_s.get("exposed streaming", 0.0)
+    return Why.of(run).parts_s.get("exposed streaming", 0.0)
 
 
 def test_the_roof_of_a_cs_2_at_peak_is_49867_tokens() -> None:
@@ -112,7 +112,7 @@ def test_streaming_shows_in_the_simulation_where_the_formula_says(efficiency: fl
     load_s = parameters(below.plan.job.model).of() * system.weight_bytes / system.io_bytes_per_s
     assert exposed_s(above) <= 1.01 * load_s
     assert exposed_s(below) >= load_s + 0.03 * layers * load_s
-    shown = prediction_of(below).why.streaming_roof
+    shown = Prediction.of(below).why.streaming_roof
     assert shown is not None
     assert shown.formula_tokens == pytest.approx(roof, rel=0.01)
     assert shown.hidden_from_tokens == pytest.approx(roof, rel=0.03)
@@ -124,7 +124,7 @@ def test_twice_the_link_hides_streaming_at_half_the_tokens() -> None:
         slow,
         {"io_ports": 24, "memoryx.server.bandwidth": "25 GB/s", "swarmx.bandwidth": "300 GB/s"},
     )
-    roofs = [prediction_of(run_at(system, 256, 64)).why.streaming_roof for system in (slow, fast)]
+    roofs = [Prediction.of(run_at(system, 256, 64)).why.streaming_roof for system in (slow, fast)]
     assert roofs[0] is not None
     assert roofs[1] is not None
     assert roofs[0].hidden_from_tokens == pytest.approx(2 * roofs[1].hidden_from_tokens, rel=0.01)
@@ -132,7 +132,7 @@ def test_twice_the_link_hides_streaming_at_half_the_tokens() -> None:
 
 def test_what_a_layer_does_besides_lowers_the_tokens_that_hide_weights() -> None:
     run = ps.predict(**WAFERS[1]).run
-    roof = prediction_of(run).why.streaming_roof
+    roof = Prediction.of(run).why.streaming_roof
     assert roof is not None
     assert isinstance(run.step.costs, WaferCosts)
     assert 0 < roof.hidden_from_tokens < roof.formula_tokens

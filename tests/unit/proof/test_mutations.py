@@ -21,7 +21,7 @@ from perfsim.proof.faults import (
     try_plans,
 )
 from perfsim.proof.program import FaultError
-from perfsim.proof.prove import Case, Request, Subject, plan_of_case, plans_of, subject_of
+from perfsim.proof.prove import Case, Request, Subject, plans_of
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.layout_text import text_of
 from perfsim.specs.streaming_layout import StreamingLayout
@@ -52,7 +52,7 @@ def subject(case: Case) -> Subject:
     catalog = default_catalog()
     experts = isinstance(case.layout, ParallelLayout) and case.layout.expert > 1
     model = catalog.model("mixtral_8x7b" if experts else "gpt3_20b")
-    return subject_of(plan_of_case(case, model, catalog))
+    return Subject.of(case.plan(model, catalog))
 
 
 def test_faults_of_every_kind_are_made() -> None:
@@ -112,7 +112,7 @@ def test_the_head_that_reduces_nothing_is_named() -> None:
     """The table that embedding and head share is updated with both gradients: case 59 of the catalogue."""
     catalog = default_catalog()
     case = Case("weight-streaming", StreamingLayout(data=4, recompute="full", recompute_layers=4), 1)
-    tied = subject_of(plan_of_case(case, catalog.model("gpt3_20b"), catalog))
+    tied = Subject.of(case.plan(catalog.model("gpt3_20b"), catalog))
     skipped = [each for each in mutations(tied) if each.description.startswith("head.reduce")]
     assert skipped
     for mutation in skipped:

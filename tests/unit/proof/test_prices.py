@@ -8,7 +8,7 @@ import pytest
 
 from perfsim.catalog import default_catalog
 from perfsim.proof.faults import mutations
-from perfsim.proof.prove import Case, Request, Subject, plan_of_case, prove_all, subject_of
+from perfsim.proof.prove import Case, Request, Subject, prove_all
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.precisions import Precision
 from perfsim.specs.streaming_layout import StreamingLayout
@@ -32,7 +32,7 @@ CASES = {
 
 def subject(case: Case, model: str = "gpt3_20b") -> Subject:
     catalog = default_catalog()
-    return subject_of(plan_of_case(case, catalog.model(model), catalog))
+    return Subject.of(case.plan(catalog.model(model), catalog))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -47,9 +47,9 @@ def test_messages_of_other_precisions_move_what_they_are_priced_for(
     name: str, recipe: dict[str, Precision]
 ) -> None:
     catalog = default_catalog()
-    plan = plan_of_case(CASES[name], catalog.model("gpt3_20b"), catalog)
+    plan = CASES[name].plan(catalog.model("gpt3_20b"), catalog)
     job = replace(plan.job, recipe=plan.job.recipe.model_copy(update=recipe))
-    assert subject_of(replace(plan, job=job)).faults() == []
+    assert Subject.of(replace(plan, job=job)).faults() == []
 
 
 @pytest.mark.parametrize("name", CASES)

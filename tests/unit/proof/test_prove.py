@@ -16,13 +16,12 @@ from perfsim.proof.prove import (
     Proof,
     ProofResult,
     Request,
+    Subject,
     catalogue_cases,
     finite,
-    plan_of_case,
     plans_of,
     prove_all,
     prove_plan,
-    subject_of,
 )
 from perfsim.proof.provers import prover
 from perfsim.report.proven import proof_lines
@@ -53,7 +52,7 @@ def test_the_catalogue_covers_every_strategy_schedule_zero_stage_and_mode() -> N
 
 @pytest.mark.parametrize("number", range(0, len(CASES), 3))
 def test_a_part_of_the_catalogue_computes_what_serial_training_does(number: int) -> None:
-    plan = plan_of_case(CASES[number], default_catalog().model(MODEL), default_catalog())
+    plan = CASES[number].plan(default_catalog().model(MODEL), default_catalog())
     proof = prove_plan(plan, orders=2, seed=number)
     assert proof.faults == ()
     assert proof.max_relative_error <= 1e-10
@@ -108,8 +107,8 @@ def test_too_many_tasks_are_refused_with_their_number() -> None:
 
 
 def test_an_operation_that_nobody_knows_is_named_with_those_that_are_known() -> None:
-    plan = plan_of_case(CASES[0], default_catalog().model(MODEL), default_catalog())
-    subject = subject_of(plan)
+    plan = CASES[0].plan(default_catalog().model(MODEL), default_catalog())
+    subject = Subject.of(plan)
     _, strange = _with_work(subject, subject.graph.task(0), "is strange", op="strange.forward")
     (fault,) = strange.faults()
     assert "knows no operation 'strange.forward'; known: embedding.forward" in str(fault)

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from perfsim.api.questions import predict
-from perfsim.network.export import Cables, NetworkMap, Place, network_map
+from perfsim.network.export import Cables, NetworkMap, Place
 from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.why import LinkUse
-from perfsim.report.network import network, topology
-from perfsim.report.page import Drawing, Page
+from perfsim.report.network import Drawing, network
+from perfsim.report.page import Page
 from perfsim.report.study import study_page
 from perfsim.report.text import percent
 from perfsim.studies.answers import StudyResult
@@ -29,7 +29,7 @@ def wafers() -> Prediction:
 
 
 def _drawn(own: Prediction) -> Drawing:
-    return topology("it", own.devices_noun, network_map(own.run.placed.topology), own.utilisation)
+    return Drawing.of("it", own.devices_noun, NetworkMap.of(own.run.placed.topology), own.utilisation)
 
 
 def _words(drawing: Drawing) -> list[str]:
@@ -65,7 +65,7 @@ def test_nothing_is_drawn_outside_the_drawing_or_on_another_box(wafers: Predicti
 
 def test_a_full_mesh_has_its_links_below_the_devices() -> None:
     own = NetworkMap((Place("device", 8, 1, "node"),), (Cables("scale_up", "device", "device", 28, 64e9),))
-    drawing = topology("mesh", "MI300X", own, {"scale_up": LinkUse(0.2, 0.5)})
+    drawing = Drawing.of("mesh", "MI300X", own, {"scale_up": LinkUse(0.2, 0.5)})
     assert _words(drawing) == [
         "8 MI300X",
         "NVLink port",
@@ -77,7 +77,7 @@ def test_a_full_mesh_has_its_links_below_the_devices() -> None:
 def test_a_page_draws_the_first_two_and_keeps_the_table_of_all(
     result: StudyResult, gpus: Prediction, wafers: Prediction
 ) -> None:
-    maps = [network_map(own.run.placed.topology) for own in (gpus, wafers, wafers, wafers)]
+    maps = [NetworkMap.of(own.run.placed.topology) for own in (gpus, wafers, wafers, wafers)]
     candidates = [replace(own, network=known) for own, known in zip(result.candidates, maps, strict=True)]
     sections = study_page(replace(result, candidates=tuple(candidates))).sections
     (section,) = (own for own in sections if own.slug == "network")

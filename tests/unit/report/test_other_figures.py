@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from perfsim.report.draw import heat_map
 from perfsim.report.sweep_figures import cost_curve, efficiency_curve, scaling_curve
 from perfsim.report.table import Cell, Table
 from perfsim.report.text import COUNT, NONE, SHARE, Unit
-from perfsim.report.validation import residuals, runs_table
+from perfsim.report.validation import residuals
 
 POINTS = [
     ("gpu", 128, 10.0, 0.8, "tp8"),
@@ -31,9 +32,9 @@ def scaling(points: Sequence[Sequence[Cell | str | float]], third: str = "time")
     return Table.of({"series": None, "devices": COUNT, third: unit, fourth: SHARE, "layout": None}, points)
 
 
-def runs(cases: Sequence[tuple[object, ...]]) -> Table:
+def runs(cases: Sequence[tuple[object, ...]]) -> tuple[Table, Any]:
     names = ("id", "family", "evidence", "measured_s", "predicted_s", "error", "band_s")
-    return runs_table(dict(zip(names, case, strict=True)) for case in cases)
+    return residuals(dict(zip(names, case, strict=True)) for case in cases)
 
 
 def cells(*rows: Sequence[float | None]) -> Table:
@@ -62,7 +63,7 @@ def test_colours_are_logarithmic_only_where_values_span_decades() -> None:
 
 
 def test_every_run_is_in_the_row_of_its_family_and_the_closest_family_comes_first() -> None:
-    drawn, middles = residuals(runs(CASES)).data
+    drawn, middles = runs(CASES)[1].data
     assert list(middles.y) == ["megatron (2)", "mlperf (1)"]
     assert sorted(drawn.x) == pytest.approx([-30.0, 1.0, 10.0])
     assert list(middles.x) == pytest.approx([5.5, -30.0])
@@ -75,7 +76,7 @@ def test_a_family_has_the_errors_that_its_bands_allow_and_a_run_outside_its_band
         ("in", "megatron", "A", 10.0, 11.0, 0.1, (8.8, 13.75)),
         ("out", "megatron", "C", 20.0, 14.0, -0.3, (11.2, 17.5)),
     ]
-    bands, inside, outside, _ = residuals(runs(banded)).data
+    bands, inside, outside, _ = runs(banded)[1].data
     assert list(bands.base) == pytest.approx([-20.0])
     assert list(bands.x) == pytest.approx([45.0])
     assert sorted([*inside.marker.symbol, *outside.marker.symbol]) == ["circle", "diamond-open"]
@@ -83,7 +84,7 @@ def test_a_family_has_the_errors_that_its_bands_allow_and_a_run_outside_its_band
 
 
 def test_the_table_of_runs_begins_with_the_worst() -> None:
-    rows = [(row[0], row[5]) for row in runs(CASES).shown()]
+    rows = [(row[0], row[5]) for row in runs(CASES)[0].shown()]
     assert rows == [("b", "-30.0 %"), ("a", "+10.0 %"), ("c", "+1.0 %")]
 
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from perfsim.catalog import Catalog
 from perfsim.cli import main
 from perfsim.evidence.accuracy_page import AccuracyPage, StepAccuracy
-from perfsim.evidence.cases import StepCase
+from perfsim.evidence.cases import CaseRows, StepCase
 from perfsim.evidence.score import validate_cases
 from perfsim.report.validation import validation_lines, write_validation
 from perfsim.testing.toys import SMALLEST, published_run
@@ -39,7 +39,7 @@ def page_of(
     cases: list[StepCase], *, leaves_out: bool = False, catalog: Catalog | None = None
 ) -> AccuracyPage:
     catalog = catalog or Catalog()
-    result = {"file": "toys.yaml", **validate_cases(cases, catalog)}
+    result = {"file": "toys.yaml", **validate_cases(CaseRows(cases), catalog)}
     return AccuracyPage([StepAccuracy.of(cases, result, catalog, leaves_out=leaves_out)], [], leaves_out)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import perfsim as ps
 from perfsim.base.errors import LayoutError, MemoryCapacityError, Problem
-from perfsim.costs.memory import MemoryUse, sharded_state_bytes, state_bytes
+from perfsim.costs.memory import MemoryUse, state_bytes
 from perfsim.costs.price import Costs
 from perfsim.network import FatTree
 from perfsim.specs.layout import ParallelLayout
@@ -48,7 +48,7 @@ class PlainData(Strategy[ParallelLayout, FatTree]):
         if rest or layout.data != topology.num_devices:
             raise LayoutError([Problem(f"{text_of(layout)} does not divide the batch over the devices")])
         count = float(parameters(job.model).total)
-        states = sharded_state_bytes(count, state_bytes(job.recipe), 0, 1)
+        states = state_bytes(job.recipe).sharded(count, 0, 1)
         kept = job.model.num_layers * layer_activation_bytes(self._part(job, layout), "none")
         capacity = topology.system.device.memory.capacity
         use = MemoryUse("device", {**states, "activations": kept}, capacity)

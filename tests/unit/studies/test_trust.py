@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import perfsim as ps
-from perfsim.prediction.caveats import Caveat, rank
+from perfsim.prediction.caveats import Caveat
 from perfsim.studies.trust import SharedCaveat, confidence, shared_caveats
 
 EDGE = Caveat("batch-at-edge", "warning", "the same")
@@ -29,7 +29,7 @@ def test_a_caveat_of_several_answers_is_said_once_in_the_words_of_the_worst() ->
     outside = shared["devices-outside"]
     assert outside.machines == ("16 CS-2 (to a lesser degree 4)",)
     assert outside.text.startswith("8 times as many systems")
-    assert list(shared.values()) == sorted(shared.values(), key=rank)
+    assert list(shared.values()) == sorted(shared.values(), key=Caveat.rank)
 
 
 def test_many_numbers_of_devices_are_a_range(gpus: ps.Prediction) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from perfsim.proof.parameters import Place, Share, blocks
-from perfsim.proof.provers import Parts, small_model, small_sequence
+from perfsim.proof.provers import Parts
 from perfsim.proof.serial import SmallTraining, clipping, train
 from perfsim.specs.model import LatentAttention, TransformerConfig
 from perfsim.work.counts import parameters
@@ -18,7 +18,7 @@ LATENTS = LatentAttention(q_lora_rank=8, kv_lora_rank=8, qk_nope_head_dim=4, qk_
 
 
 def small(toys: ModuleType, tensor: int = 1, **changes: object) -> TransformerConfig:
-    return small_model(toys.job(8, **changes).model, Parts(tensor, tensor), 2)
+    return Parts(tensor, tensor).model(toys.job(8, **changes).model, 2)
 
 
 @pytest.mark.parametrize("peers", [1, 2, 4])
@@ -28,7 +28,7 @@ def test_the_peers_together_count_every_parameter_once(
     toys: ModuleType, peers: int, tied: bool, attention: dict[str, object]
 ) -> None:
     model = small(toys, peers, tied_embeddings=tied, **attention)
-    length = small_sequence(Parts(peers, peers))
+    length = Parts(peers, peers).sequence
     total = sum(
         Share(model, length, Place(peers, peer)).layouts[block].counted.sum()
         for peer in range(peers)

@@ -18,12 +18,11 @@ from perfsim.proof.parts import PARTS
 from perfsim.proof.program import pieces
 from perfsim.proof.prove import (
     Request,
+    Subject,
     catalogue_cases,
-    plan_of_case,
     plans_of,
     prove_all,
     prove_plan,
-    subject_of,
 )
 from perfsim.proof.serial import MAX_NORM, drawn_routing
 from perfsim.report.proven import proof_lines
@@ -39,7 +38,7 @@ EXPERTS = Experts(num_experts=4, top_k=2, ffn_hidden_size=8)
 @pytest.mark.parametrize("model", ["mixtral_8x7b", "deepseek_v3"])
 def test_expert_layouts_compute_what_serial_training_does(model: str, number: int) -> None:
     """DeepSeek-V3 has shared experts and a dense layer before them."""
-    plan = plan_of_case(CASES[number], default_catalog().model(model), default_catalog())
+    plan = CASES[number].plan(default_catalog().model(model), default_catalog())
     proof = prove_plan(plan, orders=1, seed=number)
     assert proof.faults == ()
     assert proof.max_relative_error <= 1e-10
@@ -47,7 +46,7 @@ def test_expert_layouts_compute_what_serial_training_does(model: str, number: in
 
 def test_tokens_beyond_the_capacity_are_dropped_in_every_layout_alike() -> None:
     (case,) = (case for case in CASES if case.capacity)
-    plan = plan_of_case(case, default_catalog().model("qwen3_30b_a3b"), default_catalog())
+    plan = case.plan(default_catalog().model("qwen3_30b_a3b"), default_catalog())
     assert plan.job.recipe.expert_capacity == 0.5
     assert prove_plan(plan, orders=1, seed=0).faults == ()
 
@@ -108,7 +107,7 @@ def test_blocks_whose_end_waits_for_the_host_compute_what_serial_training_does(l
     catalog = default_catalog()
     (plan,) = plans_of(Request("deepseek_v3", layout=layout, batch=4))
     recipe = plan.job.recipe.ran_with(framework=catalog.framework("megatron-core-te"))
-    subject = subject_of(replace(plan, job=replace(plan.job, recipe=recipe)))
+    subject = Subject.of(replace(plan, job=replace(plan.job, recipe=recipe)))
     assert WAIT_OF_EXPERTS in {work.name for work in subject.graph.works}
     assert subject.faults() == []
     early = [
@@ -127,12 +126,12 @@ def test_the_norm_of_all_gradients_reaches_the_ranks_with_other_experts(
     monkeypatch: pytest.MonkeyPatch, layout: str
 ) -> None:
     (plan,) = plans_of(Request("gpt_oss_120b", layout=layout, batch=2))
-    subject = subject_of(plan)
+    subject = Subject.of(plan)
     assert subject.training.max_norm == MAX_NORM
     assert subject.faults() == []
     alone = property(lambda own: own.ranks.stride * (own.shards if own.zero_stage else 1))
     monkeypatch.setattr(Replicas, "holders", alone)
-    found = subject_of(plan).faults()
+    found = Subject.of(plan).faults()
     assert any("differs from serial training" in fault.detail for fault in found) == (
         plan.layout.zero_stage == 0
     )
@@ -155,7 +154,7 @@ def test_a_full_recompute_may_keep_what_the_products_before_the_core_made(
         return right.run(tape, x)
 
     monkeypatch.setitem(PARTS, "heads", right._replace(run=counted))  # type: ignore[arg-type]
-    assert subject_of(replace(plan, job=replace(plan.job, recipe=recipe))).faults() == []
+    assert Subject.of(replace(plan, job=replace(plan.job, recipe=recipe))).faults() == []
     assert any(again) == (keeps == "qkv")
 
 

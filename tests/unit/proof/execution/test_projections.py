@@ -14,7 +14,7 @@ from perfsim.proof import parts
 from perfsim.proof.operations import Node, Tape
 from perfsim.proof.parameters import Place, Share
 from perfsim.proof.parts import every_second
-from perfsim.proof.prove import Request, Subject, plans_of, subject_of
+from perfsim.proof.prove import Request, Subject, plans_of
 from perfsim.work.kernels import LayerSlice
 from perfsim.work.layer import kept_shares
 
@@ -67,7 +67,7 @@ def by_operator(model: str, layout: str, attention: str) -> Subject:
     (plan,) = plans_of(Request(model, layout=f"{layout},recompute=selective", batch=2))
     framework = default_catalog().framework("torchtitan")
     recipe = plan.job.recipe.ran_with(framework=framework, attention=attention)
-    return subject_of(replace(plan, job=replace(plan.job, recipe=recipe)))
+    return Subject.of(replace(plan, job=replace(plan.job, recipe=recipe)))
 
 
 @pytest.mark.parametrize(

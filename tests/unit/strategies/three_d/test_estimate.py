@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from perfsim.catalog import default_catalog
 from perfsim.machines.placement import place
-from perfsim.prediction.planner import Screened, Search, estimated
+from perfsim.prediction.planner import Search, estimated
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Step, graph_of
 
@@ -33,7 +35,7 @@ def asked(
     )
 
 
-def error(question: Question, screened: Screened) -> float:
+def error(question: Question, screened: Any) -> float:
     """Estimate over simulated step less 1."""
     placed = place(graph_of(screened.plan), question.topology, contention=False)
     return screened.estimate_s / Step(placed, question.costs).run().step_time_s - 1

@@ -17,7 +17,7 @@ from perfsim.costs.price import price
 from perfsim.engine import simulate
 from perfsim.engine.trace import Trace
 from perfsim.machines import network_of
-from perfsim.machines.placement import shared_links
+from perfsim.machines.placement import SharedLinks
 from perfsim.prediction.planner import Search
 from perfsim.specs.hardware import GpuClusterSpec
 from perfsim.specs.layout import ParallelLayout
@@ -39,7 +39,7 @@ def run(toys: ModuleType, job: Job, layout: ParallelLayout, on: GpuClusterSpec) 
     plan = toys.plan("3d", job, layout, on)
     costs = toys.ToyCosts(on, devices=layout.num_devices)
     graph = toys.graph_of(plan)
-    links = shared_links(graph, network_of(plan.topology))
+    links = SharedLinks.of(graph, network_of(plan.topology))
     trace = simulate(graph, price(graph, costs), links.flows, links.capacities)
     return trace, strategy("3d").estimate_s(plan, costs)
 
