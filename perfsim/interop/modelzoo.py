@@ -16,7 +16,7 @@ from perfsim.base.sizes import MOST_WIDTH
 from perfsim.interop import tool
 from perfsim.interop.source import Settings, Source, names_in
 from perfsim.interop.tool import Chosen, Reading, Row, Tool
-from perfsim.specs.streaming_layout import StreamingLayout
+from perfsim.specs.layout import StreamingLayout
 
 MODEL = ("model.", "trainer.init.model.", "trainer.init.model.config.")
 INPUT = ("train_input.", "trainer.fit.train_dataloader.")

@@ -633,17 +633,13 @@ def study_document(result: StudyResult, *, report: str = "index.html") -> dict[s
         for run in own.whole_run[-1:]
     ]
     if whole_runs:
-        document["verdict"] += (
-            f" The whole run, with waiting times besides its steps: {'; '.join(whole_runs)}."
-        )
+        words = "The whole run, with waiting times besides its steps"
+        document["verdict"] += f" {words}: {'; '.join(whole_runs)}."
     return document | {"candidates": candidates, "report": report, "version": __version__}
 
 
 def write_study(result: StudyResult, folder: Path) -> Path:
-    """Write `index.html`, `summary.json` and a trace for each candidate; returns the page.
-
-    Traces are named by system, devices and strategy, and numbered where two would be the same.
-    """
+    """Write `index.html`, `summary.json` and a trace for each candidate; returns the page."""
     names: list[str] = []
     seen = Counter[str]()
     for plan, trace in ((own.run.plan, own.run.trace) for own in result.candidates):
