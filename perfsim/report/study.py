@@ -11,7 +11,7 @@ from typing import Any
 
 from perfsim.base.units import DAY_S
 from perfsim.costs.wafer import StreamingRoof
-from perfsim.interop.chrome import write_chrome_trace
+from perfsim.interop.chrome import StepTrace
 from perfsim.report import study_figures, text
 from perfsim.report.document import document_text, plain
 from perfsim.report.network import network
@@ -648,6 +648,6 @@ def write_study(result: StudyResult, folder: Path) -> Path:
         seen[name] += 1
         number = f"_{seen[name]}" if seen[name] > 1 else ""
         names.append(f"{name}{number}.json.gz")
-        write_chrome_trace(trace, folder / names[-1])
+        StepTrace(trace).save(folder / names[-1])
     page = study_page(result, trace_names=names)
     return page.write(folder, document_text(study_document(result)))
