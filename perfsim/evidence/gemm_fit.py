@@ -177,40 +177,19 @@ def gpu_calibration(
 ) -> GpuCalibration:
     """The device's calibration with products fitted to a table; other constants are kept.
 
-    `like` is the calibration whose tiles are scaled; the table then has a column `precision`. Raises
-    InputError for a bad table, another kind of device, or without SciPy.
+    `like` is the calibration whose tiles are scaled; the table then has a column `precision`. Without it a
+    library is fitted, and constants that the device lacks are the A100's. Raises InputError for a bad table,
+    another kind of device, or without SciPy.
     """
     if device.kind != "gpu":
         raise InputError(
             f"{device.name} is a {device.kind}; GEMM tables are of GPUs (wafers: calibrate wafer)"
         )
-    if like is None:
-        return _with_library(table, device, source, evaluations)
-    if not isinstance(like, GpuCalibration):
+    if isinstance(like, GpuCalibration):
+        return _with_factors(table, device, like, source)
+    if like is not None:
         raise InputError(f"{like.name} is no calibration of a GPU")
-    return _with_factors(table, device, like, source)
-
-
-def _model(gemm: GemmConstants, device: DeviceSpec, precision: Precision) -> GemmModel:
-    return GemmModel(gemm, device.peak_flop_per_s(precision), device.memory.bandwidth, device.compute_units)
-
-
-def _without(reasons: Mapping[str, str], prefix: str) -> dict[str, str]:
-    return {name: reason for name, reason in reasons.items() if not name.startswith(prefix)}
-
-
-def _is_own(device: DeviceSpec, calibration: GpuCalibration) -> bool:
-    """Whether a calibration is a device's own, and not one that it borrows."""
-    known = device.calibration
-    return known is not None and known.name == calibration.name and "calibration" not in device.assumed
-
-
-# All constants of a library.
-
-
-def _with_library(path: Path, device: DeviceSpec, source: str, evaluations: int) -> GpuCalibration:
-    """The calibration with a library fitted to a table; constants that a device lacks are the A100's."""
-    constants, record, assumed = _fit_library(path, device, source, evaluations)
+    constants, record, assumed = _fit_library(table, device, source, evaluations)
     present = device.calibration
     if not isinstance(present, GpuCalibration):
         return GpuCalibration(
@@ -233,6 +212,23 @@ def _with_library(path: Path, device: DeviceSpec, source: str, evaluations: int)
             "assumed": _without(present.assumed, "gemm.") | assumed,
         }
     )
+
+
+def _model(gemm: GemmConstants, device: DeviceSpec, precision: Precision) -> GemmModel:
+    return GemmModel(gemm, device.peak_flop_per_s(precision), device.memory.bandwidth, device.compute_units)
+
+
+def _without(reasons: Mapping[str, str], prefix: str) -> dict[str, str]:
+    return {name: reason for name, reason in reasons.items() if not name.startswith(prefix)}
+
+
+def _is_own(device: DeviceSpec, calibration: GpuCalibration) -> bool:
+    """Whether a calibration is a device's own, and not one that it borrows."""
+    known = device.calibration
+    return known is not None and known.name == calibration.name and "calibration" not in device.assumed
+
+
+# All constants of a library.
 
 
 def _fit_library(
@@ -375,36 +371,34 @@ def _estimates(model: GemmModel, table: _Products) -> Account:
         changed = _with(constants, dict(zip(plain, np.exp(logs).tolist(), strict=True)))
         return np.asarray(np.log(replace(model, constants=changed).price(geometry, chosen=chosen)))
 
-    def losses(name: str, step: float) -> Floats:
-        changed = _with(constants, {name: values[name] * float(np.exp(step))})
+    def losses(changed: GemmConstants) -> Floats:
         seconds = replace(model, constants=changed).price(geometry)
         return np.asarray(table.weight * np.hypot(np.log(seconds / table.time_s), _ERROR_FLOOR))
+
+    best = losses(constants)
+
+    def has_grown(name: str, step: float) -> bool:
+        """Whether a step of a constant raises the loss by more than a standard error of that growth."""
+        changed = _with(constants, {name: values[name] * float(np.exp(step))})
+        growth = np.bincount(cluster, losses(changed) - best)
+        return bool(growth.sum() > np.sqrt((growth**2).sum()) > 0)
 
     logs = np.log([values[name] for name in plain])
     error = predict(logs) - np.log(table.time_s)
     loss = SoftL1(error, table.weight, (error / _ERROR_FLOOR) ** 2, cluster)
     known = loss.account(plain, log_jacobian(predict, logs))
-    widths = {name: _width(partial(losses, name), cluster) for name in values if name not in plain}
+    # The wider of both directions counts, inf beyond a third.
+    widths = {
+        name: max(next((by for by in _WIDTHS if has_grown(name, sign * by)), math.inf) for sign in (1, -1))
+        for name in values
+        if name not in plain
+    }
     errors = known.errors | {name: rounded(width, 2) for name, width in widths.items() if width < math.inf}
     assumed = known.assumed | dict.fromkeys(widths, _LOOSE)
     return Account(
         {name: errors[name] for name in values if name in errors},
         {name: assumed[name] for name in values if name not in errors} | _FIXED,
     )
-
-
-def _width(losses: Callable[[float], Floats], cluster: NDArray[np.intp]) -> float:
-    """The log step of a constant at which its loss has grown by one standard error of that growth.
-
-    `losses` gives the rows' losses for a step; the wider of both directions counts, inf beyond a third.
-    """
-    best = losses(0.0)
-
-    def has_grown(step: float) -> bool:
-        growth = np.bincount(cluster, losses(step) - best)
-        return bool(growth.sum() > np.sqrt((growth**2).sum()) > 0)
-
-    return max(next((width for width in _WIDTHS if has_grown(sign * width)), math.inf) for sign in (1, -1))
 
 
 # A few factors on the tiles of another calibration.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -19,8 +19,7 @@ from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, Step, evaluate, evaluated, graph_of
 from perfsim.specs.layout_text import text_of
 from perfsim.strategies import Plan
-from perfsim.strategies.plan import Screening
-from perfsim.strategies.three_d.legal import Refusal, RefusedLayoutError
+from perfsim.strategies.three_d.legal import RefusedLayoutError
 
 ESTIMATE_ERROR = 0.02
 """By how much the closed form may exceed a simulated step; more is rare (`reports/regret.md`)."""
@@ -53,10 +52,26 @@ class Search:
         self.question = question
         present_limits().in_time(lambda: f"no layout screened yet on {question.label}")
         began = time.perf_counter()
-        self.screening: Screening = question.chosen.screen(question.job, question.topology, question.costs)
+        screening = self.screening = question.chosen.screen(question.job, question.topology, question.costs)
         self.screening_s = time.perf_counter() - began
-        if not self.screening.feasible:
-            raise PlanError(self._reasons())
+        if screening.feasible:
+            return
+        job = question.job
+        head = (
+            f"no plan fits: strategy {question.chosen.name}, {question.label}, "
+            f"{job.global_batch_size} sequences a step"
+        )
+        if not screening.screened or screening.closest is None:
+            model = f"{job.model.num_layers} layers, {job.model.num_attention_heads} heads"
+            why = f"batch {job.global_batch_size}, {model}: no degrees divide them"
+            raise PlanError([f"{head}: no layout is legal ({why})"])
+        lacking = ""
+        try:
+            question.chosen.plan(job, question.topology, screening.closest)
+        except MemoryCapacityError as error:
+            lacking = str(error)
+        tried = f"{head}: {screening.screened:,} layouts tried, {screening.screened:,} over memory"
+        raise PlanError([tried, f"closest: {text_of(screening.closest)}: {lacking}"])
 
     @cached_property
     def ranked(self) -> NDArray[np.intp]:
@@ -83,28 +98,6 @@ class Search:
         except (LayoutError, MemoryCapacityError) as error:
             raise PlanError([f"strategy {question.chosen.name} screens {text_of(layout)}: {error}"]) from None
         return _Screened(float(self.screening.estimate_s[index]), plan)
-
-    def _reasons(self) -> list[str]:
-        """Why there is no plan, and what the layout closest to one lacks."""
-        job = self.question.job
-        screening = self.screening
-        head = (
-            f"no plan fits: strategy {self.question.chosen.name}, {self.question.label}, "
-            f"{job.global_batch_size} sequences a step"
-        )
-        if not screening.screened or screening.closest is None:
-            model = f"{job.model.num_layers} layers, {job.model.num_attention_heads} heads"
-            why = f"batch {job.global_batch_size}, {model}: no degrees divide them"
-            return [f"{head}: no layout is legal ({why})"]
-        error = ""
-        try:
-            self.question.chosen.plan(job, self.question.topology, screening.closest)
-        except MemoryCapacityError as refusal:
-            error = str(refusal)
-        return [
-            f"{head}: {screening.screened:,} layouts tried, {screening.screened:,} over memory",
-            f"closest: {text_of(screening.closest)}: {error}",
-        ]
 
 
 def confirmed(searched: Search, most: int = MOST_CONFIRMED) -> list[Evaluation]:
@@ -159,23 +152,16 @@ def plan_of(question: Question) -> Plan:
     try:
         return question.chosen.plan(question.job, question.topology, layout, check_memory=question.must_fit)
     except RefusedLayoutError as error:
-        near = dict.fromkeys(_nearest_legal(question, error.refusals))
-        words = " or ".join(f"--layout {text}" for text in [*near][:MOST_NEAREST])
-        raise RefusedLayoutError(error.refusals, f"nearest that is legal: {words}" if near else "") from None
-
-
-def _nearest_legal(question: Question, refusals: Iterable[Refusal]) -> Iterator[str]:
-    """The layouts nearest to a refused one that break no rule, as text.
-
-    Where another degree leaves devices idle or takes too many, replicas make up for it.
-    """
-    for refusal in refusals:
-        for near in refusal.nearest:
+        legal: dict[str, None] = {}
+        for near in [near for refused in error.refusals for near in refused.nearest]:
+            # Where another degree leaves devices idle or takes too many, replicas make up for it.
             replicas = question.devices * near.data // near.num_devices
-            for layout in dict.fromkeys((near, replace(near, data=max(1, replicas)))):
+            for other in dict.fromkeys((near, replace(near, data=max(1, replicas)))):
                 with suppress(LayoutError):
-                    question.chosen.plan(question.job, question.topology, layout, check_memory=False)
-                    yield text_of(layout)
+                    question.chosen.plan(question.job, question.topology, other, check_memory=False)
+                    legal[text_of(other)] = None
+        words = " or ".join(f"--layout {text}" for text in [*legal][:MOST_NEAREST])
+        raise RefusedLayoutError(error.refusals, f"nearest that is legal: {words}" if legal else "") from None
 
 
 def refusal(question: Question) -> PerfsimError | None:
@@ -213,21 +199,17 @@ def best_plan(question: Question) -> Evaluation:
     best = confirmed(searched)[0]
     # The engine of steps that are reported follows the best one once more.
     trace = best.step.run(reported=True)
-    return replace(best, trace=trace, plan=_with_headroom(best.plan, searched))
-
-
-def _with_headroom(plan: Plan, searched: Search) -> Plan:
-    """The plan, with a note on what the memory above the limit would buy, or that nothing is within it."""
-    limit = searched.question.allowed_share
+    plan = best.plan
+    limit = question.allowed_share
     if plan.memory_share > limit:
-        note = f"no plan leaves more than {1 - limit:.0%} of memory free"
-        return replace(plan, notes=(*plan.notes, note))
-    fuller = searched.plan(int(searched.ranked[0]))
-    faster = 100 * (1 - fuller.estimate_s / float(searched.screening.estimate_s[searched.order[0]]))
-    if fuller.plan.memory_share <= limit or faster < 0.05:
-        return plan
-    note = (
-        f"above the memory limit of {limit:.0%}: {text_of(fuller.plan.layout)} fills "
-        f"{100 * fuller.plan.memory_share:.0f} % and takes about {faster:.1f} % less time"
-    )
-    return replace(plan, notes=(*plan.notes, note))
+        plan = replace(plan, notes=(*plan.notes, f"no plan leaves more than {1 - limit:.0%} of memory free"))
+    else:
+        fuller = searched.plan(int(searched.ranked[0]))
+        faster = 100 * (1 - fuller.estimate_s / float(searched.screening.estimate_s[searched.order[0]]))
+        if fuller.plan.memory_share > limit and faster >= 0.05:
+            note = (
+                f"above the memory limit of {limit:.0%}: {text_of(fuller.plan.layout)} fills "
+                f"{100 * fuller.plan.memory_share:.0f} % and takes about {faster:.1f} % less time"
+            )
+            plan = replace(plan, notes=(*plan.notes, note))
+    return replace(best, trace=trace, plan=plan)

@@ -56,7 +56,19 @@ class Why:
         graph = step.placed.graph
         costs = step.costs
         step_s = run.trace.step_time_s
-        parts = _causes_s(run.trace)
+        seconds = run.trace.mean_breakdown()
+        sums: dict[str, float] = {"compute": 0.0}
+        for category, value in seconds.items():
+            kind = category.removesuffix("_communication")
+            named = f"exposed {kind} communication" if kind != category else "compute"
+            cause = STREAMS.get(category, named)
+            sums[cause] = sums.get(cause, 0.0) + value
+        if "weight_stream" in seconds:
+            # The first weights of a step are sent when their update is done: a stall for them is its bubble.
+            late = run.trace.mean_boundary().get("weight_stream", 0.0)
+            sums["exposed streaming"] -= late
+            sums["update bubble"] = sums.get("update bubble", 0.0) + late
+        parts = {cause: value for cause, value in sums.items() if value > 0 or cause == "compute"}
         machine = machine_of(plan.system)
         roof = machine.roof(plan, graph, costs, step.duration_s)
         waits = sorted((cause for cause in parts if cause != "compute"), key=lambda cause: -parts[cause])
@@ -92,26 +104,6 @@ STREAMS = {
     "optimizer": "optimizer",
 }
 """The cause for each category of tasks, or `bubble`; other waits keep their name."""
-
-
-def _causes_s(trace: Trace) -> dict[str, float]:
-    """Seconds of the step by cause: compute, and exposed waits.
-
-    Where weights are streamed, a weight stall between two steps counts as the update bubble, since the first
-    weights of a step are sent when their update is done.
-    """
-    seconds = trace.mean_breakdown()
-    parts: dict[str, float] = {"compute": 0.0}
-    for category, value in seconds.items():
-        kind = category.removesuffix("_communication")
-        named = f"exposed {kind} communication" if kind != category else "compute"
-        cause = STREAMS.get(category, named)
-        parts[cause] = parts.get(cause, 0.0) + value
-    if "weight_stream" in seconds:
-        late = trace.mean_boundary().get("weight_stream", 0.0)
-        parts["exposed streaming"] -= late
-        parts["update bubble"] = parts.get("update bubble", 0.0) + late
-    return {cause: value for cause, value in parts.items() if value > 0 or cause == "compute"}
 
 
 # Which part of a machine limits a step: the step is simulated again with each part twice as fast.
@@ -453,8 +445,7 @@ def _rates(question: Question) -> Iterator[tuple[str, Callable[[float], Question
         return
 
     def faster_host(factor: float) -> Question:
-        host = ("host_s_per_kernel", "expert_pass_s")
-        update = {name: getattr(framework, name) / factor for name in host}
+        update = {name: getattr(framework, name) / factor for name in ("host_s_per_kernel", "expert_pass_s")}
         slower = framework.model_copy(update=update)
         return replace(question, runtime=runtime.model_copy(update={"framework": slower}))
 

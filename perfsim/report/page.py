@@ -120,13 +120,26 @@ class Page:
         twice = sorted({anchor for anchor in anchors if anchors.count(anchor) > 1})
         if twice:
             raise ValueError(f"sections share an id: {', '.join(twice)}; give every section its own slug")
-        has_plots = any(section.figure is not None for section in self.sections)
+        plots = []
+        for section in self.sections:
+            plot = ""
+            if (figure := section.figure) is not None:
+                # The figure's JSON is compressed for `page.js`, which draws it into the div.
+                div_id = f"figure-{section.anchor}"
+                document = f'{{"figure":{figure.to_json()},"config":{json.dumps(_PLOT_CONFIG)}}}'
+                packed = base64.b64encode(zlib.compress(document.encode(), 9)).decode()
+                height = f"height:{figure.layout.height}px; width:100%;"
+                plot = (
+                    f'<div id="{div_id}" class="plotly-graph-div" style="{height}"></div>'
+                    f'<script type="text/plain" data-figure="{div_id}">{packed}</script>'
+                )
+            plots.append(Markup(plot))  # noqa: S704  # an id of ours and base64
         return _template().render(
             page=self,
             scale=scale(self.scale) if self.scale is not None else None,
             version=__version__,
-            sections=[(section, _plot(section)) for section in self.sections],
-            plotly_js=Markup(_plotly_source()) if has_plots else "",  # noqa: S704  # Plotly's own source
+            sections=list(zip(self.sections, plots, strict=True)),
+            plotly_js=Markup(_plotly_source()) if any(plots) else "",  # noqa: S704  # Plotly's own source
         )
 
     def markdown(self) -> str:
@@ -202,18 +215,3 @@ def _template() -> jinja2.Template:
 
 
 _ADDRESS = re.compile(r"&lt;(https?://(?:&amp;|[^\s&])+)&gt;|(https?://(?:&amp;|[^\s&])*[^\s&.,;:)])")
-
-
-def _plot(section: Section) -> Markup:
-    """The figure's div, and its JSON compressed for `page.js`, which draws it; empty without a figure."""
-    figure = section.figure
-    if figure is None:
-        return Markup()
-    div_id = f"figure-{section.anchor}"
-    document = f'{{"figure":{figure.to_json()},"config":{json.dumps(_PLOT_CONFIG)}}}'
-    packed = base64.b64encode(zlib.compress(document.encode(), 9)).decode()
-    text = (
-        f'<div id="{div_id}" class="plotly-graph-div" style="height:{figure.layout.height}px; width:100%;">'
-        f'</div><script type="text/plain" data-figure="{div_id}">{packed}</script>'
-    )
-    return Markup(text)  # noqa: S704  # an id of ours and base64

@@ -57,8 +57,11 @@ def _points_table(result: SweepResult, *, feasible: bool = True) -> Table:
     return Table.read(columns, rows, caption)
 
 
-def _on_terminal(result: SweepResult) -> Table:
-    """The fastest points of each series, or the variants of most effect in each group."""
+def sweep_lines(result: SweepResult) -> list[str]:
+    """Each machine at its best batch by number of devices, or variants by effect; the verdict last."""
+    count = f"{len(result.points):,} points"
+    if infeasible := len(result.points) - len(result.feasible):
+        count += f", {infeasible:,} without a feasible plan"
     if result.changes:
         table = change_table(result.changes)
         most = max(2, MAX_ON_TERMINAL // len(result.changes))
@@ -73,18 +76,11 @@ def _on_terminal(result: SweepResult) -> Table:
         left_out = "more points are in the report, all slower."
     more = len(table.rows) - len(rows)
     caption = " ".join([table.caption, *([f"{more} {left_out}"] if more else [])])
-    return replace(table, rows=rows, caption=caption).only(*names).grouped()
-
-
-def sweep_lines(result: SweepResult) -> list[str]:
-    """Each machine at its best batch by number of devices, or variants by effect; the verdict last."""
-    count = f"{len(result.points):,} points"
-    if infeasible := len(result.points) - len(result.feasible):
-        count += f", {infeasible:,} without a feasible plan"
+    shown = replace(table, rows=rows, caption=caption).only(*names).grouped()
     return [
         *text.paragraphs(f"{result.title} ({count})"),
         "",
-        *(_on_terminal(result).lines() if result.feasible else []),
+        *(shown.lines() if result.feasible else []),
         *text.caveat_lines(result.caveats, result.verdict),
         "",
         *text.paragraphs(" ".join([result.verdict, *_production_notes(result.feasible)])),

@@ -38,7 +38,21 @@ _SAME = 0.02
 
 def drawn(result: SweepResult) -> Iterator[Section]:
     """The answer, then why, then what the variants are."""
-    scaled = [_scaling(result.series), *_time_and_cost(result), *_efficiency(result)]
+    left_out = len(result.series) - _MAX_SERIES
+    columns = ("series", "devices", "batch", "time", "efficiency", "layout")
+    table = series_table(result.series[:_MAX_SERIES]).only(*columns)
+    scaling = Section(
+        "Scaling",
+        "Helps to choose the number of devices: the further a line leaves its dotted ideal, the less each "
+        "further device saves. Shades are 90 % bands. Each point runs at its best batch of the grid."
+        + (f" {left_out} more lines are among all points below." if left_out > 0 else ""),
+        scaling_curve(table),
+        table,
+        "Time to the target by number of devices, both logarithmic",
+        ("devices", "time"),
+        slug="scaling",
+    )
+    scaled = [scaling, *_time_and_cost(result), *_efficiency(result)]
     # Each series at its best batches; where variants are compared, every point under what it shares.
     named = [
         (f"{group}, {change.point.variant}", change.point.prediction)
@@ -103,24 +117,6 @@ def series_table(series: Sequence[Series]) -> Table:
             for own, point in points
         ),
         "Efficiency is relative to the smallest machine of the series.",
-    )
-
-
-def _scaling(series: Sequence[Series]) -> Section:
-    left_out = len(series) - _MAX_SERIES
-    table = series_table(series[:_MAX_SERIES]).only(
-        "series", "devices", "batch", "time", "efficiency", "layout"
-    )
-    return Section(
-        "Scaling",
-        "Helps to choose the number of devices: the further a line leaves its dotted ideal, the less each "
-        "further device saves. Shades are 90 % bands. Each point runs at its best batch of the grid."
-        + (f" {left_out} more lines are among all points below." if left_out > 0 else ""),
-        scaling_curve(table),
-        table,
-        "Time to the target by number of devices, both logarithmic",
-        ("devices", "time"),
-        slug="scaling",
     )
 
 

@@ -354,12 +354,26 @@ def write_table(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
     """Write rows with the same columns; the suffix of the path chooses CSV or Parquet.
 
     Numbers have every digit, None is an empty field. A text of a CSV file that begins like a formula gets an
-    apostrophe. Raises InputError for another suffix, PerfsimError without pyarrow, OSError.
+    apostrophe, a column of Parquet with values of several types is text. Raises InputError for another
+    suffix, PerfsimError without pyarrow, OSError.
     """
     if path.suffix not in SUFFIXES:
         raise InputError(f"{path}: a table is written as {' or '.join(SUFFIXES)}")
     if path.suffix == ".parquet":
-        return write_file(path, _parquet(rows))
+        try:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+        except ImportError:
+            raise PerfsimError("Parquet files need pyarrow: pip install 'perfsim[parquet]'") from None
+        columns: dict[str, list[Any]] = {}
+        for name in rows[0] if rows else ():
+            values = [row[name] for row in rows]
+            kinds = {type(value) for value in values if value is not None}
+            alike = kinds <= {int, float} or (len(kinds) <= 1 and kinds <= {str, bool})
+            columns[name] = values if alike else [None if value is None else str(value) for value in values]
+        buffer = io.BytesIO()
+        pq.write_table(pa.table(columns), buffer)
+        return write_file(path, buffer.getvalue())
 
     def field(value: Any) -> Any:
         if isinstance(value, str) and value.startswith(FORMULA):
@@ -371,21 +385,3 @@ def write_table(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
     writer.writeheader()
     writer.writerows({name: field(value) for name, value in row.items()} for row in rows)
     return write_file(path, text.getvalue().encode())
-
-
-def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """A column whose values have several types becomes text."""
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise PerfsimError("Parquet files need pyarrow: pip install 'perfsim[parquet]'") from None
-    columns: dict[str, list[Any]] = {}
-    for name in rows[0] if rows else ():
-        values = [row[name] for row in rows]
-        kinds = {type(value) for value in values if value is not None}
-        alike = kinds <= {int, float} or (len(kinds) <= 1 and kinds <= {str, bool})
-        columns[name] = values if alike else [None if value is None else str(value) for value in values]
-    buffer = io.BytesIO()
-    pq.write_table(pa.table(columns), buffer)
-    return buffer.getvalue()
