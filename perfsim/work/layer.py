@@ -86,8 +86,23 @@ def _residual_backward(name: str, part: LayerSlice) -> Kernel:
 
 def _as_run(eager: Iterable[Kernel], part: LayerSlice) -> Kernels:
     """The kernels of a block as the framework runs them: fused, and with narrow matrix products."""
-    fused = (_fused(kernel, part) for kernel in eager)
-    return tuple(cast for kernel in fused if kernel is not None for cast in _cast(kernel, part))
+    run = []
+    for kernel in (_fused(kernel, part) for kernel in eager):
+        if kernel is None:
+            continue
+        narrow = _precision(kernel, part)
+        if narrow is None:
+            run.append(kernel)
+            continue
+        # The cast of the first operand writes the transposed copy too, so the weight gradient reads what
+        # earlier products had cast.
+        if not kernel.weight_gradient:
+            cast = cast_bytes(narrow) * kernel.m * kernel.k * kernel.batch
+            run.append(elementwise(f"{kernel.name}.cast", cast))
+        moved = PRECISIONS[narrow].bytes * (kernel.m * kernel.k + kernel.k * kernel.n) * kernel.batch
+        moved += kernel.element_bytes * kernel.m * kernel.n * kernel.batch
+        run.append(kernel._replace(precision=narrow, bytes_accessed=moved))
+    return tuple(run)
 
 
 _NORM_BACKWARD_SHARE = 3.0 / 5.0
@@ -112,22 +127,6 @@ def _fused(kernel: Kernel, part: LayerSlice) -> Kernel | None:
         share = summed / (part.element_bytes + summed)
         return kernel._replace(bytes_accessed=share * kernel.bytes_accessed, launches=0)
     return kernel
-
-
-def _cast(kernel: Kernel, part: LayerSlice) -> Iterator[Kernel]:
-    """A product in its precision, after the cast of its first operand if that is narrower than 16 bits.
-
-    The cast writes the transposed copy too, so the weight gradient reads what earlier products had cast.
-    """
-    narrow = _precision(kernel, part)
-    if narrow is None:
-        yield kernel
-        return
-    if not kernel.weight_gradient:
-        yield elementwise(f"{kernel.name}.cast", cast_bytes(narrow) * kernel.m * kernel.k * kernel.batch)
-    moved = PRECISIONS[narrow].bytes * (kernel.m * kernel.k + kernel.k * kernel.n) * kernel.batch
-    moved += kernel.element_bytes * kernel.m * kernel.n * kernel.batch
-    yield kernel._replace(precision=narrow, bytes_accessed=moved)
 
 
 def _precision(kernel: Kernel, part: LayerSlice) -> Precision | None:
