@@ -58,8 +58,7 @@ class Trace:
     @cached_property
     def step_end_s(self) -> tuple[float, ...]:
         """When the last task of each optimizer step ended."""
-        bounds = (0, *self.graph.step_ends)
-        return tuple(float(self.end_s[a:b].max()) for a, b in pairwise(bounds))
+        return tuple(float(self.end_s[a:b].max()) for a, b in pairwise((0, *self.graph.step_ends)))
 
     @property
     def step_time_s(self) -> float:

@@ -342,8 +342,8 @@ def mlp_kernels(part: LayerSlice, which: LayerPass) -> Kernels:
             block = (*residual, *block, *norms)
     elif which == "wgrad":
         products = (*reversed(_shared_linears(part)), *reversed(_expert_linears(part)), _router(part))
-        bias = part.model.has_expert_bias
-        block = (*_products(part, which, bias, *products), _norm("mlp_norm", part, which))
+        run = _products(part, which, part.model.has_expert_bias, *products)
+        block = (*run, _norm("mlp_norm", part, which))
     else:
         order: tuple[ExpertStage, ...] = ("router", "experts", "combine", "shared")
         if which != "forward":
@@ -609,8 +609,7 @@ def kept_shares(part: LayerSlice, recompute: str) -> Mapping[str, float]:
     model = part.model
     widths = [(product.name, product.n * product.parts) for product in projections]
     if model.latent_attention is None:
-        values = part.pair_width - part.kv_size
-        widths = [("qkv", model.query_width), ("qkv", part.kv_size), ("qkv", values)]
+        widths = [("qkv", model.query_width), ("qkv", part.kv_size), ("qkv", part.pair_width - part.kv_size)]
     widths.append(("projection", model.hidden_size))
     if not part.kind.experts:
         widths += [("fc1", model.ffn_hidden_size)] * (2 if model.gated_mlp else 1)
