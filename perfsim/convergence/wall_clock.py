@@ -229,12 +229,13 @@ class _Clock:
         run = self.run
         failures_per_s = typical(self.failures_per_s)
         gigabytes = run.num_parameters / 1e9
+        written = gigabytes * spec.checkpoint_bytes
         words = {
             "steps": f"{run.steps:,.0f} steps, without their band",
             "stragglers": f"{typical(self.of('stragglers', without=1.0)):g} times the step",
             "evaluation": f"{100 * typical(self.of('evaluation')):.2g} % of the steps",
             "first weights": f"{gigabytes * spec.weight_bytes:,.0f} GB",
-            "checkpoints": f"{gigabytes * spec.checkpoint_bytes:,.0f} GB every {typical(self.interval_s) / 3600:.2g} h",
+            "checkpoints": f"{written:,.0f} GB every {typical(self.interval_s) / 3600:.2g} h",
         }
         if failures_per_s:
             words["failures"] = f"one every {1 / failures_per_s / DAY_S:.2g} days"

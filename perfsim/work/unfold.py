@@ -66,9 +66,8 @@ def _meetings_of(graph: TaskGraph) -> list[Meeting]:
             continue
         meetings.add(meeting := meeting_of(graph.works[work], width))
         if meeting != ALONE and group is not None and group.start != rank:
-            raise GraphError(
-                f"the group of {graph.works[work].name} on rank {rank} must begin with it: {group}"
-            )
+            name = graph.works[work].name
+            raise GraphError(f"the group of {name} on rank {rank} must begin with it: {group}")
     return sorted(meetings)
 
 
