@@ -270,10 +270,7 @@ def _examine(case: StepCase, catalog: Catalog, *, leaves_out: bool) -> Facts | N
 
 
 def _removed(on_gpus: Sequence[Facts], tangents: Sequence[Tangent]) -> list[Removed]:
-    """The score with every mechanism in place and without each one, over the GPU cases.
-
-    With `tangents` also after a new fit of the constants.
-    """
+    """The score of the GPU cases with and without each mechanism; with `tangents` also after a new fit."""
     rows: list[Removed] = []
     before: dict[str, float] = {}
     for removal in REMOVALS if on_gpus else ():

@@ -73,10 +73,7 @@ class _CaseSystem(_CaseSpec):
         return self.device.endswith((".yaml", ".yml"))
 
     def named(self, catalog: Catalog) -> SystemSpec:
-        """The system of that name or file, or the first one with a device of that name.
-
-        Raises InputError for an unknown one.
-        """
+        """The system of that name or file, or the first with that device. Raises InputError for neither."""
         names = catalog.names("system")
         if self.is_file or self.device in names:
             return catalog.system(self.device)
@@ -579,20 +576,13 @@ CaseT = TypeVar("CaseT", StepCase, ConvergenceCase)
 
 @dataclass(frozen=True)
 class _RefusedRow:
-    """A row that is no case, with what is wrong in it; its values are as written."""
+    """A row that is no case; its values are as written."""
 
     id: str
     line: int
-    problems: tuple[Problem, ...]
+    reason: str
+    """Everything that is wrong with the row, in one line."""
     values: Mapping[str, Any]
-
-    @property
-    def reason(self) -> str:
-        """Everything that is wrong with the row, in one line."""
-        return "; ".join(
-            f"{problem.message} ({problem.help})" if problem.help else problem.message
-            for problem in self.problems
-        )
 
 
 @dataclass(frozen=True)
@@ -635,7 +625,10 @@ class CaseRows(Generic[CaseT]):
                 values = node.plain() if node.is_mapping else {}
                 line = next((problem.line for problem in error.problems if problem.line), node.mark.line)
                 name = str(values.get("id") or f"row {position}")
-                refused.append(_RefusedRow(name, line, tuple(error.problems), values))
+                reasons = [
+                    f"{told.message} ({told.help})" if told.help else told.message for told in error.problems
+                ]
+                refused.append(_RefusedRow(name, line, "; ".join(reasons), values))
             else:
                 cases.append(case)
                 lines[case.id] = node.mark.line

@@ -76,10 +76,7 @@ class _Table:
 
 
 def _read_tables(paths: Sequence[Path]) -> dict[CollectiveOp, _Table]:
-    """Rows by operation of CSV files `collective,num_gpus,bytes,time_us` or of outputs of nccl-tests.
-
-    Raises InputError for a file that is neither, and for an unknown operation.
-    """
+    """Rows by operation of CSV files or outputs of nccl-tests. Raises InputError for an unknown operation."""
     rows: defaultdict[CollectiveOp, list[tuple[float, ...]]] = defaultdict(list)
     for index, path in enumerate(paths):
         for line, row in enumerate(read_collectives(path, tuple(_OPS)), 2):

@@ -53,11 +53,6 @@ def _table_text(path: Path) -> str:
         raise InputError([replace(problem, message=f"is not a CSV table: {problem.message}")]) from None
 
 
-def table_columns(path: Path) -> list[str]:
-    """The columns that the first line of a CSV table names."""
-    return list(csv.DictReader(io.StringIO(_table_text(path), newline="")).fieldnames or [])
-
-
 def read_table(path: Path, columns: Sequence[str], texts: Sequence[str] = ()) -> list[dict[str, str]]:
     """Rows of a CSV table; `columns` hold measured numbers, `texts` words; other columns are ignored.
 
@@ -289,8 +284,8 @@ def _represent_list(dumper: yaml.SafeDumper, data: list[Any]) -> yaml.SequenceNo
 
 def _represent_dict(dumper: yaml.SafeDumper, data: dict[str, Any]) -> yaml.MappingNode:
     numbers = _is_small(list(data.values())) and not all(isinstance(value, str) for value in data.values())
-    segment = "latency_base_s" in data
-    return dumper.represent_mapping("tag:yaml.org,2002:map", data, flow_style=numbers or segment)
+    flow = numbers or "latency_base_s" in data
+    return dumper.represent_mapping("tag:yaml.org,2002:map", data, flow_style=flow)
 
 
 def _is_small(items: list[Any]) -> bool:

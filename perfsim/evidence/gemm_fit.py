@@ -307,10 +307,8 @@ def _fit_library(
 def _polished(
     loss: Callable[[Floats], float], best: Floats, low: Floats, high: Floats, evaluations: int
 ) -> tuple[Floats, float]:
-    """Random steps along one axis at a time, longer where they help.
-
-    The chosen tiles jump with the constants, so the loss has steps that stop line searches.
-    """
+    """Random steps along one axis at a time, longer where they help."""
+    # The chosen tiles jump with the constants, so the loss has steps that stop line searches.
     generator = np.random.default_rng(0)
     lowest = loss(best)
     length = np.full(best.size, 0.2)

@@ -43,7 +43,7 @@ from perfsim.base.errors import PerfsimError
 from perfsim.catalog import Catalog
 from perfsim.evidence.cases import PlacedCase, StepCase, mapped
 from perfsim.evidence.fitting import family_weight, rounded, scipy
-from perfsim.evidence.score import Scored, dense_and_experts, summary
+from perfsim.evidence.score import Scored, summary
 from perfsim.evidence.step_fit import CEILING, OUTLIER, Constants, GpuRun, WaferFit
 from perfsim.prediction.bands import BandWidths, Traits
 
@@ -157,7 +157,7 @@ class LeavingOut:
             "summary": self.summary,
             "families": families,
             **({"groups": parts} if parts and self.by == "family" else {}),
-            **dense_and_experts(self.runs),
+            **Scored.dense_and_experts(self.runs),
             "cases": [{name: getattr(run, name) for name in names} for run in self.runs],
         }
 
@@ -270,10 +270,7 @@ def _each_group(items: Sequence[Item], groups: Sequence[str]) -> Iterator[tuple[
 
 
 def _releases_left_out(logs: Sequence[StepCase], catalog: Catalog) -> LeavingOut:
-    """Each wafer log predicted without the logs of its release.
-
-    All logs of a release are left out together, since the others would still contain its efficiency.
-    """
+    """Each wafer log predicted without all logs of its release, which would still contain its efficiency."""
     fit = WaferFit.of(logs, _WAFER, catalog)
     rows = []
     for release, left, others in _each_group(fit.cases, [case.release(catalog) for case in fit.cases]):
@@ -369,10 +366,7 @@ def _change(run: Tangent, known: Sequence[Tangent], fit: Constants) -> dict[str,
 
 
 def _fit(tangents: Sequence[Tangent], without: Sequence[str] = ()) -> Constants:
-    """Change of the log constants that some runs determine, by robust least squares.
-
-    Families have equal weight.
-    """
+    """Change of the log constants that some runs determine, by robust least squares; families weigh alike."""
     weight = family_weight([run.scored.family for run in tangents])
     names = [
         name

@@ -35,7 +35,7 @@ from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
 from perfsim.catalog.yaml_tree import Loc
 from perfsim.convergence.critical_batch import Z_90, HyperbolaFit
 from perfsim.evidence.cases import ConvergenceFile, StepCase
-from perfsim.evidence.fitting import read_table, rounded, table_columns
+from perfsim.evidence.fitting import read_table, rounded
 from perfsim.interop import mllog
 from perfsim.interop.formats import format_of, measured_document, read
 from perfsim.interop.source import Source
@@ -195,7 +195,7 @@ def fit_convergence(
     path = paths[0]
     unit = "examples"
     if len(paths) == 1 and path.suffix == ".csv":
-        header = table_columns(path)
+        header = [name for name in read_table(path, ())[0] if name]
         names = next((names for names in _COLUMNS if set(names) <= set(header)), None)
         if names is None:
             raise InputError([Problem(f"the columns are {', '.join(header)}", str(path), line=1, help=_HELP)])

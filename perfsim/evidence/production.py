@@ -50,24 +50,6 @@ class _ProductionRun(Spec):
     assumed: dict[str, str] = Field(default_factory=dict)
     """By field, the reason for a value that is not published."""
 
-    @property
-    def healthy_tokens_per_s(self) -> float:
-        """Predicted tokens/s per device of its healthy steps. Raises as plans and simulations do.
-
-        The run is known to fit in memory, so the memory model cannot refuse it.
-        """
-        question = Question(
-            model=self.model,
-            recipe=self.recipe,
-            system=self.system,
-            devices=self.devices,
-            strategy="3d",
-            batch=self.global_batch_size,
-            layout=self.layout,
-            must_fit=False,
-        )
-        return best_plan(question.check()).tokens_per_s / self.devices
-
 
 class _ProductionFile(Spec):
     """A file of production runs."""
@@ -77,12 +59,23 @@ class _ProductionFile(Spec):
 
 
 def production_record(catalog: Catalog) -> list[dict[str, Any]]:
-    """By production run, its published rate, its predicted rate in tokens/s per device, and their ratio."""
+    """By production run, its published rate, the predicted rate of its healthy steps, and their ratio."""
     rows = []
     for run in parse_file(
         data_root() / "studies" / "production" / "runs.yaml", _ProductionFile, catalog
     ).runs:
-        healthy = run.healthy_tokens_per_s
+        # The run is known to fit in memory, so the memory model cannot refuse it.
+        question = Question(
+            model=run.model,
+            recipe=run.recipe,
+            system=run.system,
+            devices=run.devices,
+            strategy="3d",
+            batch=run.global_batch_size,
+            layout=run.layout,
+            must_fit=False,
+        )
+        healthy = best_plan(question.check()).tokens_per_s / run.devices
         rows.append(
             {
                 "name": run.name,
@@ -168,10 +161,7 @@ class ScalingFile(Spec):
         system: SystemSpec | None = None,
         layout: Layout | None = None,
     ) -> Evaluation:
-        """A run's predicted step: on other systems, with the batch of each, or with a given layout.
-
-        Raises as plans and simulations do.
-        """
+        """A run's predicted step: on other systems, with the batch of each, or with a given layout."""
         count = systems or run.systems
         question = Question(
             model=run.model,

@@ -74,12 +74,9 @@ def record_of(
             "families": families,
         }
         if leaving is not None:
-            enough = [
-                BandWidths(**known["band"])
-                for known in (*entries, *recorded_errors())
-                if "band" in known and len(known["families"]) >= FEWEST_FAMILIES
-            ]
-            others = enough[0] if enough else None
+            known = (past for past in (*entries, *recorded_errors()) if "band" in past)
+            enough = (past for past in known if len(past["families"]) >= FEWEST_FAMILIES)
+            others = next((BandWidths(**past["band"]) for past in enough), None)
             entry["band"] = leaving.widths(others).as_dict()
             # For each group left out its constants, and the widths that the others give.
             entry["left_out"] = [
@@ -96,14 +93,10 @@ def record_of(
 
 
 def _figures(summary: _Figures, baseline: _Figures, outside: _Figures | None) -> dict[str, Any]:
-    figures = {
-        "n": summary["n"],
-        "median_ape": round(summary["median_ape"], _DIGITS),
-        "p90_ape": round(summary["p90_ape"], _DIGITS),
-    }
+    figures = {"n": summary["n"]}
+    figures |= {name: round(summary[name], _DIGITS) for name in ("median_ape", "p90_ape")}
     if outside is not None:
-        figures["held_out_median_ape"] = round(outside["median_ape"], _DIGITS)
-        figures["held_out_p90_ape"] = round(outside["p90_ape"], _DIGITS)
+        figures |= {f"held_out_{name}": round(outside[name], _DIGITS) for name in ("median_ape", "p90_ape")}
     return figures | {"baseline_median_ape": round(baseline["median_ape"], _DIGITS)}
 
 
@@ -163,10 +156,8 @@ def write_records(
     entries = {entry["family"]: entry for entry in (*recorded_errors(), *record_of(results, outside))}
     step_files = [path for path in public_cases() if path.name in KINDS]
     by_prediction = Path(bands.__file__)
-    by_studies = Path(study_answers.__file__)
-    for path, rows in (
-        (by_prediction.with_name(bands.ERRORS_RECORD), [entries[name] for name in sorted(entries)]),
-        (by_studies.with_name(study_answers.RECORD), production_record(catalog)),
-    ):
-        write_file(path, json.dumps(rows, indent=2) + "\n")
+    errors = json.dumps([entries[name] for name in sorted(entries)], indent=2)
+    write_file(by_prediction.with_name(bands.ERRORS_RECORD), errors + "\n")
+    production = json.dumps(production_record(catalog), indent=2)
+    write_file(Path(study_answers.__file__).with_name(study_answers.RECORD), production + "\n")
     write_file(by_prediction.with_name(bands.RUNS_RECORD), reached_record(step_files))

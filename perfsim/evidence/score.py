@@ -80,10 +80,6 @@ class CaseBand:
         factor = 1.0 + accuracy.step_time_error
         return cls(centre_s / factor, centre_s * factor, left_out_s, accuracy.unlikeness)
 
-    def holds(self, measured_s: float) -> bool:
-        """Whether a measured time lies in the band."""
-        return self.low_s <= measured_s <= self.high_s
-
 
 def _left_out_s(case: StepCase, group: str, record: Mapping[str, Any], catalog: Catalog) -> float | None:
     """Step time with the constants fitted without a group; None where another fit made the constants.
@@ -159,6 +155,29 @@ class Scored:
         """Whether it is scored; evidence C is only predicted and shown."""
         return self.evidence in ("A", "B")
 
+    @staticmethod
+    def dense_and_experts(cases: Sequence[Scored]) -> dict[str, dict[str, Any]]:
+        """The summaries of runs without experts and with them; empty unless some scored run has them."""
+        kinds = {
+            "dense": summary(case for case in cases if not case.experts),
+            "experts": summary(case for case in cases if case.experts),
+        }
+        return {name: figures for name, figures in kinds.items() if kinds["experts"]["n"] and figures["n"]}
+
+    @staticmethod
+    def one_constant(runs: Sequence[Scored]) -> float:
+        """The efficiency e that minimises the mean of |ideal / e / measured - 1| over runs with ideal times.
+
+        In 1/e this is a weighted median: the objective is piecewise linear with kinks at measured / ideal
+        and weights ideal / measured.
+        """
+        if not runs:
+            return 1.0
+        ratios = np.sort([run.measured_s / (run.ideal_s or math.nan) for run in runs])
+        weights = 1.0 / ratios
+        half = np.searchsorted(np.cumsum(weights), weights.sum() / 2)
+        return float(1.0 / ratios[min(int(half), len(ratios) - 1)])
+
 
 def summary(runs: Iterable[Scored | _BatchPrediction]) -> dict[str, Any]:
     """The figures of the runs that count.
@@ -178,15 +197,6 @@ def summary(runs: Iterable[Scored | _BatchPrediction]) -> dict[str, Any]:
         "mape": float(apes.mean()),
         "bias": float(np.mean(signed)) if signed else None,
     }
-
-
-def dense_and_experts(cases: Sequence[Scored]) -> dict[str, dict[str, Any]]:
-    """The summaries of runs without experts and with them; empty unless some scored run has them."""
-    kinds = {
-        "dense": summary(case for case in cases if not case.experts),
-        "experts": summary(case for case in cases if case.experts),
-    }
-    return {name: figures for name, figures in kinds.items() if kinds["experts"]["n"] and figures["n"]}
 
 
 def families(cases: Sequence[Scored]) -> dict[str, dict[str, Any]]:
@@ -281,7 +291,7 @@ def validate_cases(rows: CaseRows[StepCase], catalog: Catalog) -> dict[str, Any]
         unread.append(Scored(row.id, family, evidence, None, "", seconds, None))
     runs = [*read, *unread]
     known = [run for run in runs if run.counts and run.ideal_s is not None]
-    efficiency = one_constant(known)
+    efficiency = Scored.one_constant(known)
     baseline = [replace(run, predicted_s=(run.ideal_s or 0.0) / efficiency) for run in known]
     by_family = _by_family(runs)
     # Errors of the predicted peak memory of the fullest device, over runs that print theirs.
@@ -299,7 +309,7 @@ def validate_cases(rows: CaseRows[StepCase], catalog: Catalog) -> dict[str, Any]
         ],
         "summary": {**summary(runs), "band_coverage": _coverage(runs)},
         "summary_predicted": summary(run for run in runs if run.predicted_s is not None),
-        **dense_and_experts(runs),
+        **Scored.dense_and_experts(runs),
         "baseline": summary(baseline) | ({"efficiency": efficiency} if known else {}),
         "memory": {_OF_MEMORY.get(name, name): value for name, value in peaks.items()},
         "families": {
@@ -381,22 +391,9 @@ def _row(run: Scored, case: StepCase | None = None) -> dict[str, Any]:
 
 def _coverage(runs: Sequence[Scored]) -> float | None:
     """The share of scored runs whose measured time lies in their band; None where none has a band."""
-    held = [run.band.holds(run.measured_s) for run in runs if run.counts and run.band is not None]
+    bands = [(run.measured_s, run.band) for run in runs if run.counts and run.band is not None]
+    held = [band.low_s <= measured_s <= band.high_s for measured_s, band in bands]
     return sum(held) / len(held) if held else None
-
-
-def one_constant(runs: Sequence[Scored]) -> float:
-    """The efficiency e that minimises the mean of |ideal / e / measured - 1| over runs with ideal times.
-
-    In 1/e this is a weighted median: the objective is piecewise linear with kinks at measured / ideal
-    and weights ideal / measured.
-    """
-    if not runs:
-        return 1.0
-    ratios = np.sort([run.measured_s / (run.ideal_s or math.nan) for run in runs])
-    weights = 1.0 / ratios
-    half = np.searchsorted(np.cumsum(weights), weights.sum() / 2)
-    return float(1.0 / ratios[min(int(half), len(ratios) - 1)])
 
 
 def _without_release(

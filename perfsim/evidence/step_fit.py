@@ -147,11 +147,11 @@ class GpuRun:
         between = self.network.network
         if between is not None:
             between = between.model_copy(update=new["network"])
-        return GpuRun(
-            self.placed,
-            self.framework.model_copy(update=new["framework"]),
-            self.network.model_copy(update={"network": between}),
-            self.device.model_copy(update=new["device"]),
+        return replace(
+            self,
+            framework=self.framework.model_copy(update=new["framework"]),
+            network=self.network.model_copy(update={"network": between}),
+            device=self.device.model_copy(update=new["device"]),
         )
 
     def step(self, constants: Constants) -> Step:
@@ -160,12 +160,9 @@ class GpuRun:
         topology = gpu_plan(self.placed.plan).topology
         system = topology.system
         nic = system.node.nic.model_copy(update={"calibration": run.network})
-        system = system.model_copy(
-            update={
-                "device": system.device.model_copy(update={"calibration": run.device}),
-                "node": system.node.model_copy(update={"nic": nic}),
-            }
-        )
+        node = system.node.model_copy(update={"nic": nic})
+        device = system.device.model_copy(update={"calibration": run.device})
+        system = system.model_copy(update={"device": device, "node": node})
         recipe = self.placed.plan.job.recipe.ran_with(framework=run.framework)
         return self.placed.step(GpuCosts(FatTree(system, topology.num_devices), recipe))
 
@@ -249,10 +246,7 @@ def fit_steps(
 def _gpu_runs(
     path: Path, device: str | None, catalog: Catalog, most_devices: int, sparse: bool
 ) -> list[GpuRun]:
-    """The scored runs of a file on GPUs: all, or those whose device has the calibration of `device`.
-
-    `sparse` leaves only runs of models with experts.
-    """
+    """Scored runs of a file on GPUs, with the calibration of `device` if given; `sparse`: with experts."""
     wanted = None
     if device is not None:
         calibration = catalog.device(device).calibration
@@ -261,8 +255,7 @@ def _gpu_runs(
         wanted = calibration.name
     placed = []
     for case in CaseRows.read(path, StepCase, catalog).cases:
-        small = case.system.num_devices <= most_devices
-        if not (case.scored and small and (case.model.experts or not sparse)):
+        if not case.scored or case.system.num_devices > most_devices or (sparse and not case.model.experts):
             continue
         try:
             constants = case.system.spec(catalog).device.calibration

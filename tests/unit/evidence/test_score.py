@@ -15,7 +15,7 @@ from perfsim.base.errors import PlanError
 from perfsim.catalog import Catalog
 from perfsim.evidence import score
 from perfsim.evidence.cases import CaseRows, StepCase
-from perfsim.evidence.score import Scored, families, one_constant, summary, validate_cases
+from perfsim.evidence.score import Scored, families, summary, validate_cases
 from perfsim.strategies import Plan
 from perfsim.testing.toys import published_run
 
@@ -107,7 +107,7 @@ positive = st.floats(0.1, 10.0)
 
 
 def constant(ideal_s: list[float], measured_s: list[float]) -> float:
-    return one_constant(
+    return Scored.one_constant(
         [replace(scored(None, real), ideal_s=best) for best, real in zip(ideal_s, measured_s, strict=True)]
     )
 
