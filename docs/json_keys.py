@@ -18,8 +18,7 @@ from perfsim.evidence.score import CaseBand, Scored
 from perfsim.prediction.bands import Accuracy, Traits
 from perfsim.prediction.planner import Search
 from perfsim.prediction.prediction import Prediction
-from perfsim.specs.layout import AXES, ParallelLayout
-from perfsim.specs.streaming_layout import StreamingLayout
+from perfsim.specs.layout import AXES, ParallelLayout, StreamingLayout
 from perfsim.strategies.plan import Plan
 from perfsim.studies.answers import Answer, Outcome, PointResult, StudyResult
 from perfsim.studies.shortlist import Entry, Planned

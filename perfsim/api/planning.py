@@ -16,13 +16,7 @@ from perfsim.studies.answers import values_of
 from perfsim.studies.batches import target_for
 from perfsim.studies.executors import executor_for
 from perfsim.studies.scaling import Matched, match_system
-from perfsim.studies.shortlist import (
-    SHOWN,
-    Objective,
-    Planned,
-    plan_layouts,
-    plan_on,
-)
+from perfsim.studies.shortlist import SHOWN, Objective, Planned, plan_layouts, plan_on
 from perfsim.studies.spec import ConvergenceSpec
 
 

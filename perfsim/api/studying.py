@@ -20,12 +20,7 @@ from perfsim.catalog import Catalog, default_catalog
 from perfsim.convergence.time_to_accuracy import RatioBand
 from perfsim.prediction.verification import Verify, must_be_right
 from perfsim.report.text import layout_short, named
-from perfsim.studies.answers import (
-    Answer,
-    StudyResult,
-    quantities,
-    values_of,
-)
+from perfsim.studies.answers import Answer, StudyResult, quantities, values_of
 from perfsim.studies.axes import Sweep, changed_study, load_sweep
 from perfsim.studies.comparisons import Comparison, compare, load_comparison
 from perfsim.studies.decision import outcome_of, ratio_of
@@ -110,7 +105,16 @@ class StudyAnswer(StudyResult, Tabular):
 
     def _candidate(self, name: str) -> Answer:
         wanted = _plain(name)
-        fitting = [known for known in self.candidates if wanted in _names(known)]
+        fitting = []
+        for known in self.candidates:
+            machines = (
+                f"{known.num_devices} {known.system}",
+                f"{known.num_devices} {known.devices_noun}",
+                known.machine,
+            )
+            names = [known.label, *machines, *(f"{name} {known.strategy}" for name in machines)]
+            if wanted in map(_plain, names):
+                fitting.append(known)
         if len(fitting) != 1:
             labels = [known.label for known in self.candidates]
             wrong = "no candidate is called" if not fitting else "several candidates are called"
@@ -243,16 +247,6 @@ class _StudyFigures:
         if not 0 <= number < count:
             raise InputError(f"candidate {number}: the candidates are 0 to {count - 1}")
         return self.result.candidates[number]
-
-
-def _names(candidate: Answer) -> Iterable[str]:
-    """What a person could call a candidate, as `_plain` writes it."""
-    machines = (
-        f"{candidate.num_devices} {candidate.system}",
-        f"{candidate.num_devices} {candidate.devices_noun}",
-        candidate.machine,
-    )
-    return map(_plain, [candidate.label, *machines, *(f"{name} {candidate.strategy}" for name in machines)])
 
 
 def _plain(name: str) -> str:

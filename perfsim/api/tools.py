@@ -336,14 +336,12 @@ class Validation(Tabular):
     @property
     def summary(self) -> Mapping[str, Any]:
         """Number of scored cases, median, mean and 90th percentile of the error, and bias."""
-        summary: Mapping[str, Any] = self.document["summary"]
-        return summary
+        return dict(self.document["summary"])
 
     @property
     def baseline(self) -> Mapping[str, Any]:
         """The same for one constant efficiency in place of the model."""
-        baseline: Mapping[str, Any] = self.document["baseline"]
-        return baseline
+        return dict(self.document["baseline"])
 
     @property
     def cases(self) -> Rows:

@@ -24,7 +24,7 @@ from perfsim.catalog.reader import (
     value_at,
     values,
 )
-from perfsim.catalog.yaml_tree import Mark, Node, shown_path
+from perfsim.catalog.yaml_tree import Mark, Node
 from perfsim.specs.calibration import Calibration, FrameworkCalibration
 from perfsim.specs.hardware import DeviceSpec, LinkSpec, SystemSpec
 from perfsim.specs.model import TransformerConfig
@@ -127,8 +127,7 @@ class Catalog:
 
     def names(self, kind: str) -> list[str]:
         """Every name of a kind (device, link, system, calibration, model, recipe, study)."""
-        folders = self._folders(kind)
-        return sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
+        return sorted({path.stem for folder in self._folders(kind) for path in folder.glob("*.yaml")})
 
     def _folders(self, kind: str) -> list[Path]:
         """The folders of a kind; CatalogError for an unknown kind."""
@@ -307,7 +306,7 @@ def _existing(text: str, near: Path | None) -> Path:
     for path in candidates:
         if _is_file(path, Path.is_dir):
             raise CatalogError([Problem(f"{path} is a directory; a file is expected")])
-    raise CatalogError([Problem(f"there is no file {shown_path(candidates[0])}")])
+    raise CatalogError([Problem(f"there is no file {Mark.of(candidates[0]).file}")])
 
 
 def complaints_of(error: ValidationError, model: type[BaseModel], data: Any) -> list[Problem]:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import (
+    TYPE_CHECKING,
     Annotated,
     Any,
     Literal,
     NamedTuple,
-    Protocol,
     TypeVar,
     Union,
     get_args,
@@ -38,6 +38,9 @@ from perfsim.specs.precisions import PRECISIONS
 from perfsim.specs.recipe import Recipe
 from perfsim.specs.runtime import Runtime
 from perfsim.specs.wall_clock import WallClockSpec
+
+if TYPE_CHECKING:
+    from perfsim.catalog.catalog import Catalog
 
 # The kinds of document, and what the annotations of a class accept.
 
@@ -167,21 +170,11 @@ MOST_PROBLEMS = 1000
 """Of one file; then no more names are looked up."""
 
 
-class _Shelves(Protocol):
-    """What reading asks of the catalogue: files and descriptions by kind and name."""
-
-    def names(self, kind: str) -> list[str]: ...
-
-    def find(self, kind: str, name_or_path: str, near: Path | None = None) -> Path: ...
-
-    def load(self, kind: str, name_or_path: str, near: Path | None = None) -> Any: ...
-
-
 @dataclass(slots=True)
 class _Resolver:
     """Walks the tree of a file along the types of its values and collects its problems."""
 
-    catalog: _Shelves
+    catalog: Catalog
     file: Path
     """Paths in it are relative to its folder."""
     problems: list[Problem] = field(default_factory=list)
@@ -206,14 +199,11 @@ class _Resolver:
             children = node.mapping.items()
             return {key: self.data(child, element(accepted, key), (*path, key)) for key, child in children}
         if isinstance(node.value, list):
-            return [
-                self.data(child, element(accepted, index), (*path, index))
-                for index, child in enumerate(node.value)
-            ]
+            items = enumerate(node.value)
+            return [self.data(child, element(accepted, index), (*path, index)) for index, child in items]
         # A field for numbers would take true and false as 1 and 0.
-        takes_booleans = any(cls in (bool, Any, object) for cls in accepted) or any(
-            isinstance(value, bool) for value in _literals(accepted)
-        )
+        booleans = [value for value in _literals(accepted) if isinstance(value, bool)]
+        takes_booleans = booleans or any(cls in (bool, Any, object) for cls in accepted)
         if isinstance(node.value, bool) and accepted and not takes_booleans:
             self._fail(node, path, f"{node.text} is not a number or a text", "quotes make it text")
             return None
@@ -281,7 +271,6 @@ def _best(node: Node, records: Sequence[type]) -> type:
 _MISSING = {"missing", "missing_argument", "missing_keyword_only_argument"}
 _UNKNOWN = {"extra_forbidden", "unexpected_keyword_argument"}
 _NOT_A_MAPPING = {"model_type", "dataclass_type", "dict_type", "model_attributes_type", "mapping_type"}
-
 _NOT_A_LIST = {"list_type", "tuple_type"}
 
 
@@ -383,9 +372,7 @@ META = ("extends", *NOT_INHERITED, *PROVENANCE)
 
 
 def _without(node: Node, *names: str) -> Node:
-    """The mapping without some of its keys."""
-    value = {key: child for key, child in node.mapping.items() if key not in names}
-    return replace(node, value=value)
+    return replace(node, value={key: child for key, child in node.mapping.items() if key not in names})
 
 
 def values(node: Node) -> Node:
@@ -469,11 +456,11 @@ class LocatedMapping:
         return CatalogError([*self.problems, *complaints(error, model, self.node)])
 
     @classmethod
-    def read(cls, path: Path, kind: str, catalog: _Shelves, children: Sequence[Path] = ()) -> LocatedMapping:
+    def read(cls, path: Path, kind: str, catalog: Catalog, children: Sequence[Path] = ()) -> LocatedMapping:
         """A file merged over what it extends; raises CatalogError if it cannot be read."""
         return cls(path, *Node.read(path)).extended(kind, catalog, children)
 
-    def extended(self, kind: str, catalog: _Shelves, children: Sequence[Path] = ()) -> LocatedMapping:
+    def extended(self, kind: str, catalog: Catalog, children: Sequence[Path] = ()) -> LocatedMapping:
         """Merged over what it extends; `children` are the files that extend it, against a cycle."""
         base = self.node.mapping.get("extends")
         if base is None:
@@ -512,13 +499,13 @@ class LocatedMapping:
             problem = node.mark.problem(message, did_you_mean(node.text, kinds))
         raise CatalogError(in_order([*self.problems, problem]))
 
-    def references(self, classes: Sequence[type[BaseModel]], catalog: _Shelves) -> list[tuple[Loc, Any]]:
+    def references(self, classes: Sequence[type[BaseModel]], catalog: Catalog) -> list[tuple[Loc, Any]]:
         """Every description that the file names, with the path of the field that names it."""
         resolver = _Resolver(catalog, self.path)
         resolver.data(self.node, members(self.chosen(classes)))
         return resolver.references
 
-    def build(self, classes: Sequence[type[SpecT]], catalog: _Shelves, default_name: str) -> SpecT:
+    def build(self, classes: Sequence[type[SpecT]], catalog: Catalog, default_name: str) -> SpecT:
         """The description; its `kind` chooses among `classes`.
 
         A description without a name takes `default_name`, a GPU or a link of a node without a calibration
@@ -547,7 +534,7 @@ def in_order(problems: list[Problem]) -> list[Problem]:
     return sorted(unique, key=lambda problem: (files.index(problem.file), problem.line, problem.column))
 
 
-def value_at(model: type[BaseModel], path: str, value: Any, catalog: _Shelves) -> Any:
+def value_at(model: type[BaseModel], path: str, value: Any, catalog: Catalog) -> Any:
     """What a value at a dotted path stands for: a description, where it is the name of one.
 
     Raises CatalogError where the path leads nowhere. It goes along the types, which know every field; the
@@ -571,7 +558,7 @@ def value_at(model: type[BaseModel], path: str, value: Any, catalog: _Shelves) -
 # Rates of collectives inside a node are scaled by the bandwidths of the two links.
 
 
-def _calibrated(spec: SpecT, catalog: _Shelves) -> SpecT:
+def _calibrated(spec: SpecT, catalog: Catalog) -> SpecT:
     """A device, or the links of a node of GPUs, with the nearest calibration where they name none."""
     if isinstance(spec, DeviceSpec) and spec.calibration is None:
         known = [other for other in _measured(catalog, "device", DeviceSpec) if other.kind == spec.kind]
@@ -640,7 +627,7 @@ def _of_link(
     return _borrowing(link, scaled, words)
 
 
-def _measured(catalog: _Shelves, kind: str, cls: type[SpecT]) -> Iterator[SpecT]:
+def _measured(catalog: Catalog, kind: str, cls: type[SpecT]) -> Iterator[SpecT]:
     """Every description of the catalogue whose file names a calibration that is not marked as borrowed."""
     for name in catalog.names(kind):
         try:

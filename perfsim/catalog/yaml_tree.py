@@ -80,6 +80,14 @@ class Mark:
     column: int = 0
     excerpt: str = ""
 
+    @classmethod
+    def of(cls, path: Path) -> Mark:
+        """A file as a whole, named relative to the working directory where possible."""
+        try:
+            return cls(str(path.resolve().relative_to(Path.cwd())))
+        except (ValueError, OSError):
+            return cls(str(path))
+
     def problem(self, message: str, help_text: str = "") -> Problem:
         """Say that something is wrong at this place."""
         return Problem(message, self.file, self.line, self.column, self.excerpt, help_text)
@@ -104,7 +112,7 @@ class Node:
 
         Raises CatalogError where nothing can be read: no such file, not UTF-8, malformed YAML.
         """
-        file = shown_path(path)
+        file = Mark.of(path).file
         try:
             text = path.read_bytes().decode("utf-8-sig")
         except OSError as error:
@@ -202,14 +210,6 @@ class Node:
             yield ".".join(path), self
         for key, child in self.mapping.items():
             yield from child.leaves((*path, str(key)))
-
-
-def shown_path(path: Path) -> str:
-    """The path as messages print it: relative to the working directory where possible."""
-    try:
-        return str(path.resolve().relative_to(Path.cwd()))
-    except (ValueError, OSError):
-        return str(path)
 
 
 @dataclass(slots=True)

@@ -178,15 +178,6 @@ def _counter(pid: int, name: str, unit: str, low_ns: Ints, high_ns: Ints, height
 
 
 # ----------------------------------------------------------------------------------------- files
-def write_chrome_trace(trace: Trace, path: Path) -> Path:
-    """Write a trace; gzipped where the name ends in .gz. The same trace gives the same bytes."""
-    encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-    body = ",\n".join(map(encode, _Events(trace)))
-    about = encode({"simulated": None if trace.simulated is None else trace.simulated._asdict()})
-    data = f'{{"displayTimeUnit":"ms","otherData":{about},"traceEvents":[\n{body}\n]}}\n'.encode()
-    return write_file(path, gzip.compress(data, compresslevel=5, mtime=0) if path.suffix == ".gz" else data)
-
-
 @dataclass(frozen=True)
 class StepTrace:
     """A run of a step to look into or to save."""
@@ -205,13 +196,21 @@ class StepTrace:
     def save(self, path: str | Path) -> Path:
         """Write it for Perfetto and chrome://tracing; gzipped where the name ends in .gz.
 
-        A name that ends in .et gives Chakra execution traces, one file for each class of ranks.
+        The same trace gives the same bytes. A name that ends in .et gives Chakra execution traces, one file
+        for each class of ranks.
         """
         try:
             if Path(path).suffix == ".et":
                 from perfsim.interop.chakra import ExecutionTrace
 
                 return ExecutionTrace.write(self.run, Path(path))[0]
-            return write_chrome_trace(self.run, Path(path))
+            encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+            body = ",\n".join(map(encode, _Events(self.run)))
+            simulated = self.run.simulated
+            about = encode({"simulated": None if simulated is None else simulated._asdict()})
+            data = f'{{"displayTimeUnit":"ms","otherData":{about},"traceEvents":[\n{body}\n]}}\n'.encode()
+            if Path(path).suffix == ".gz":
+                data = gzip.compress(data, compresslevel=5, mtime=0)
+            return write_file(Path(path), data)
         except OSError as error:
             raise PerfsimError(f"{path}: {error.strerror or error}") from None

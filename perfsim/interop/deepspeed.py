@@ -189,7 +189,6 @@ def _recognise(document: Any) -> bool:
 
 
 def _read(source: Source, document: Mapping[str, Any]) -> Reading:
-    """Recipe and layout, with the model of the file next to it."""
     model = model_beside(source)
     settings = Settings.of(source, document)
     settings.values = {name: value for name, value in settings.values.items() if value != "auto"}

@@ -110,12 +110,7 @@ PARALLEL: Fields = {"position_embedding": "rotary", "tied_embeddings": False, "n
 """Attention and MLP on one norm."""
 GPTJ: Fields = {**PARALLEL, "attention_bias": False, "head_bias": True}
 QWEN2: Fields = {**LLAMA, "attention_bias": True, "output_bias": False}
-COHERE: Fields = {
-    **LLAMA,
-    "tied_embeddings": True,
-    "norms": 1,
-    "qk_norm": _if("use_qk_norm", _of_all_heads),
-}
+COHERE: Fields = {**LLAMA, "tied_embeddings": True, "norms": 1, "qk_norm": _if("use_qk_norm", _of_all_heads)}
 BERT: Fields = {"causal": False, "final_norm": False, "parts": _bert_parts}
 OLMO2: Fields = {**LLAMA, "qk_norm": _of_all_heads}
 QWEN3: Fields = {**LLAMA, "qk_norm": _of_each_head}
@@ -330,7 +325,7 @@ BLOCKS: tuple[Row, ...] = (
         Row.same(
             "model.experts.ffn_hidden_size",
             "moe_intermediate_size expert_ffn_hidden_size",
-            default=tool.as_in("model.ffn_hidden_size"),
+            default=lambda s: s.ours.get("model.ffn_hidden_size"),
         ),
         Row("model.experts.shared_ffn_hidden_size", "n_shared_experts", read=_shared_width),
         Row("model.ffn_hidden_size", "intermediate_size_mlp", read=_dense_width),

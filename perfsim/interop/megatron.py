@@ -38,8 +38,6 @@ VOCABULARIES = {
     **dict.fromkeys(("llama-3", "llama3"), 128256),
 }
 """Vocabularies by the name of the tokenizer or of its file."""
-RATES = tool.any_rate("attention_dropout", "hidden_dropout", default=0.1)
-"""Megatron has both dropouts where a file does not tell."""
 RANKS_IN_ALL = re.compile(r"torchrun with (\d{1,6}) ranks in all")
 """The comment of the emitted flags that says how many ranks they are for."""
 EXCHANGES = {"ring": "p2p", "all_to_all": "a2a"}
@@ -67,19 +65,13 @@ def _qk_norm(settings: Settings) -> Any:
     """Parameters of the norms of queries and keys, which latent attention has in its latents."""
     if not settings.flag("qk_layernorm") or settings.flag("multi_latent_attention"):
         return 0
-    width = (
-        settings.ours.get("model.head_dim")
-        or settings.ours["model.hidden_size"] // settings.ours["model.num_attention_heads"]
-    )
+    ours = settings.ours
+    width = ours.get("model.head_dim") or ours["model.hidden_size"] // ours["model.num_attention_heads"]
     return _norm_vectors(settings) * 2 * max(1, width)
 
 
 def _norm_vectors(settings: Settings) -> int:
     return 1 if settings.text("normalization").casefold() == "rmsnorm" else 2
-
-
-def _bias(settings: Settings) -> bool:
-    return settings.flag("add_bias_linear", "bias", default=not settings.flag("disable_bias_linear"))
 
 
 def _embedding(settings: Settings) -> str:
@@ -204,7 +196,7 @@ MODEL: tuple[Row, ...] = (
         Row.same(
             "model.experts.ffn_hidden_size",
             "moe_ffn_hidden_size",
-            default=tool.as_in("model.ffn_hidden_size"),
+            default=lambda s: s.ours.get("model.ffn_hidden_size"),
         ),
         Row.same("model.experts.shared_ffn_hidden_size", "moe_shared_expert_intermediate_size", usual=0),
         Row("model.expert_layers", "moe_layer_freq", _write_expert_layers, _expert_layers),
@@ -245,11 +237,16 @@ MODEL: tuple[Row, ...] = (
         lambda c: None if c.job.model.bias else "RMSNorm",
         _norm_vectors,
     ),
-    Row.spelled("model.bias", "disable_bias_linear", {False: True}, _bias),
+    Row.spelled(
+        "model.bias",
+        "disable_bias_linear",
+        {False: True},
+        lambda s: s.flag("add_bias_linear", "bias", default=not s.flag("disable_bias_linear")),
+    ),
     Row(
         "model.attention_bias", "add_qkv_bias", read=lambda s: s.ours["model.bias"] or s.flag("add_qkv_bias")
     ),
-    Row("model.output_bias", read=tool.as_in("model.bias")),
+    Row("model.output_bias", read=lambda s: s.ours.get("model.bias")),
     Row.spelled(
         "model.tied_embeddings",
         "untie_embeddings_and_output_weights share_embeddings_and_output_weights",
@@ -308,11 +305,10 @@ def _recomputed_layers(chosen: Chosen) -> int:
 
 def _recompute_between(chosen: Chosen) -> str:
     """Virtual stages of which an equal number of layers is not recomputed."""
-    layout = chosen.layout
     counts = set(_stage_layers(chosen))
-    every = layout.recompute_every
-    one_stage = layout.virtual_pipeline == 1 and len(counts) == 1
-    if every == 1 or one_stage or (len(counts) == 1 and not min(counts) % every):
+    every = chosen.layout.recompute_every
+    whole = chosen.layout.virtual_pipeline == 1 or min(counts) % every == 0
+    if every == 1 or (len(counts) == 1 and whole):
         return ""
     return f"recompute of one layer in {every} over all virtual stages; more of each stage is recomputed"
 
@@ -367,7 +363,7 @@ LAYOUT: tuple[Row, ...] = (
     Row.same(
         "recipe.seq_length",
         "seq_length encoder_seq_length",
-        default=tool.as_in("model.max_position_embeddings"),
+        default=lambda s: s.ours.get("model.max_position_embeddings"),
     ),
     Row.same("layout.micro_batch_size", "micro_batch_size batch_size", default=1),
     Row.same("recipe.global_batch_size", "global_batch_size"),
@@ -493,7 +489,13 @@ RECIPE: tuple[Row, ...] = (
         lambda c: "flash" if c.job.runtime.attention == "flash" else "unfused",
         _attention,
     ),
-    Row.spelled("recipe.dropout", "attention_dropout", {False: 0.0}, RATES),
+    # Megatron has both dropouts where a file does not tell.
+    Row.spelled(
+        "recipe.dropout",
+        "attention_dropout",
+        {False: 0.0},
+        lambda s: any(s.number(f"{part}_dropout", default=0.1) for part in ("attention", "hidden")),
+    ),
     Row.spelled("recipe.dropout", "hidden_dropout", {False: 0.0}),
     Row.word("runtime.fused_cross_entropy", "cross_entropy_loss_fusion", {True: True}),
     Row.optimizer("megatron", "optimizer optim.name", word=_optimizer_word),

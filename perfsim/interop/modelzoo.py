@@ -16,7 +16,7 @@ from perfsim.base.sizes import MOST_WIDTH
 from perfsim.interop import tool
 from perfsim.interop.source import Settings, Source, names_in
 from perfsim.interop.tool import Chosen, Reading, Row, Tool
-from perfsim.specs.streaming_layout import StreamingLayout
+from perfsim.specs.layout import StreamingLayout
 
 MODEL = ("model.", "trainer.init.model.", "trainer.init.model.config.")
 INPUT = ("train_input.", "trainer.fit.train_dataloader.")
@@ -34,7 +34,7 @@ PRECISIONS = (*HALF, "fp32")
 DROPOUT = 0.1
 """Of a recipe with dropout, which does not give the rate: Megatron's default."""
 RATES = {True: DROPOUT, False: 0.0}
-ANY_RATE = tool.any_rate(*(f"model.{part}dropout_rate" for part in ("", "attention_", "residual_")))
+RATE_KEYS = [f"model.{part}dropout_rate" for part in ("", "attention_", "residual_")]
 WINDOW = "model.attention_sliding_window_length"
 ACTIVATIONS = {True: "swiglu", False: "gelu"}
 SHIFTLESS = ("rmsnorm", "biasless-layernorm")
@@ -192,12 +192,12 @@ ROWS: tuple[Row, ...] = (
     *tool.experts(
         "model.moe_params.num_experts model.num_experts model.moe.num_experts",
         Row.same("model.experts.top_k", "model.moe_params.top_k model.top_k model.moe.top_k", default=1),
-        Row("model.experts.ffn_hidden_size", read=tool.as_in("model.ffn_hidden_size")),
+        Row("model.experts.ffn_hidden_size", read=lambda s: s.ours.get("model.ffn_hidden_size")),
         Row("model.experts.shared_ffn_hidden_size", "model.moe_params.num_shared_experts", read=_shared),
         Row("model.expert_layers", read=lambda s: (True,) * s.ours["model.num_layers"]),
     ),
     Row.noted("attention in a sliding window of {}; taken as full attention", WINDOW),
-    Row.spelled("recipe.dropout", "model.dropout_rate", RATES, ANY_RATE),
+    Row.spelled("recipe.dropout", "model.dropout_rate", RATES, lambda s: any(map(s.number, RATE_KEYS))),
     Row.spelled("recipe.dropout", "model.attention_dropout_rate", RATES),
     Row("recipe.precision", "model.mixed_precision", lambda c: c.job.recipe.precision in HALF),
     Row.spelled("recipe.precision", "model.fp16_type", HALF, _precision),

@@ -36,10 +36,9 @@ def _recognise(document: Any) -> bool:
 
 
 def _read(source: Source, document: Mapping[str, Any]) -> Reading:
-    plain = Settings.of(source, document)
     values = {
         name: value
-        for name, value in plain.values.items()
+        for name, value in Settings.of(source, document).values.items()
         if name.rsplit(".", 1)[-1] not in ("_target_", "_call_", "_partial_", "_name_", "_args_")
     }
     written = {

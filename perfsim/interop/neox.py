@@ -31,11 +31,6 @@ LLAMA_MULTIPLE = 256
 """The width of a Llama MLP is rounded up to a multiple of it."""
 
 
-def _gated(settings: Settings) -> bool:
-    activation = settings.text("activation", default="gelu").casefold()
-    return activation in tool.GATED or settings.text("mlp_type") == "llama"
-
-
 def _ffn(settings: Settings) -> int:
     """Width of the MLP; two thirds of the plain one where it is gated."""
     given = settings.integer("intermediate_size", most=3 * MOST_WIDTH)
@@ -108,7 +103,11 @@ ROWS: tuple[Row, ...] = (
     Row.same("model.num_attention_heads", "num_attention_heads", needed=True),
     Row.same("model.max_position_embeddings", "max_position_embeddings seq_length", needed=True),
     Row.same("model.num_layers", "num_layers", needed=True),
-    Row("model.gated_mlp", "activation mlp_type", read=_gated),
+    Row(
+        "model.gated_mlp",
+        "activation mlp_type",
+        read=lambda s: s.text("activation").casefold() in tool.GATED or s.text("mlp_type") == "llama",
+    ),
     Row("model.ffn_hidden_size", "intermediate_size mlp_multiple_of", read=_ffn),
     Row.same("model.num_query_groups", "num_kv_heads"),
     Row("model.vocab_size", "padded_vocab_size vocab_size", read=_vocabulary),
@@ -130,7 +129,7 @@ ROWS: tuple[Row, ...] = (
     *tool.experts(
         "moe_num_experts num_experts",
         Row.same("model.experts.top_k", "moe_top_k", default=1),
-        Row("model.experts.ffn_hidden_size", read=tool.as_in("model.ffn_hidden_size")),
+        Row("model.experts.ffn_hidden_size", read=lambda s: s.ours.get("model.ffn_hidden_size")),
         Row("model.expert_layers", "moe_expert_interval expert_interval", read=_expert_layers),
     ),
     # A pipeline of no stages is one without pipeline parallelism.
@@ -143,7 +142,9 @@ ROWS: tuple[Row, ...] = (
     Row.same("layout.zero_stage", "zero_optimization.stage zero_stage", default=0, least=0, most=3),
     Row.word("layout.recompute", "checkpoint_activations", {"full": True}, default="none"),
     Row.known("checkpoint_num_layers partition_activations synchronize_each_layer fp16.fp16"),
-    Row.same("recipe.seq_length", "seq_length", default=tool.as_in("model.max_position_embeddings")),
+    Row.same(
+        "recipe.seq_length", "seq_length", default=lambda s: s.ours.get("model.max_position_embeddings")
+    ),
     Row("recipe.precision", "precision bf16.enabled fp16.enabled", read=_precision),
     Row.optimizer("neox", "optimizer.type optimizer_type"),
     Row(
@@ -154,7 +155,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         "recipe.dropout",
         "hidden_dropout attention_dropout",
-        read=tool.any_rate("hidden_dropout", "attention_dropout"),
+        read=lambda s: any(s.number(f"{part}_dropout") for part in ("hidden", "attention")),
     ),
     Row.same("runtime.overlap_grad_reduce", "zero_optimization.overlap_comm", default=False),
     Row.grad_bucket("zero_optimization.reduce_bucket_size", size=2),
@@ -171,8 +172,7 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
         document = {str(key).replace("-", "_"): value for key, value in document.items()}
     settings = Settings.of(source, document).read(ROWS)
     layout = settings.layout()
-    accumulation = settings.integer("gradient_accumulation_steps", "gas", default=1)
-    at_once = layout.micro_batch_size * accumulation
+    at_once = layout.micro_batch_size * settings.integer("gradient_accumulation_steps", "gas", default=1)
     batch = settings.integer("train_batch_size")
     devices = settings.integer("global_num_gpus", "world_size", most=MOST_DEVICES)
     if devices is None and batch is not None and batch % at_once == 0:

@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, overload
 
@@ -52,9 +53,8 @@ class Source:
     def read(cls, path: Path, given: Mapping[str, Any] | None = None) -> Source:
         """Read a file. Raises InputError for one that is not there or that is no UTF-8 text."""
         must_exist(path)
-        data = path.read_bytes()
         try:
-            text = data.decode("utf-8-sig")
+            text = path.read_bytes().decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise InputError([not_text(error, str(path))]) from None
         return cls(path, text.replace("\r\n", "\n"), given or {})
@@ -99,21 +99,19 @@ class Source:
                 return json.loads(self.text, parse_constant=self._not_finite)
             if syntax == "toml":
                 return tomllib.loads(self.text)
-            self._check_depth(yaml.parse(self.text, Loader=_Loader))
+            depth = 0
+            for event in yaml.parse(self.text, Loader=_Loader):
+                begins = isinstance(event, yaml.CollectionStartEvent)
+                depth += begins - isinstance(event, yaml.CollectionEndEvent)
+                if depth > MOST_DEPTH:
+                    line = event.start_mark.line + 1 if event.start_mark else 0
+                    self.refuse(f"nested more than {MOST_DEPTH} levels deep", line=line)
             return yaml.load(self.text, Loader=_Loader)  # noqa: S506  # a SafeLoader without objects
         except RecursionError:
             self.refuse(f"nested more than {MOST_DEPTH} levels deep")
         except (ValueError, TypeError, OverflowError, yaml.YAMLError) as error:
             words, line = _fault(error)
             self.refuse(f"malformed {syntax.upper()}: {words}", line=line)
-
-    def _check_depth(self, events: Iterator[yaml.Event]) -> None:
-        depth = 0
-        for event in events:
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > MOST_DEPTH:
-                mark = event.start_mark
-                self.refuse(f"nested more than {MOST_DEPTH} levels deep", line=mark.line + 1 if mark else 0)
 
     def _not_finite(self, name: str) -> NoReturn:
         self.refuse(f"{name} is not a finite number", line=self.line_of(name))
@@ -192,11 +190,9 @@ class Settings:
         """The leaves of a parsed document. Raises InputError if it is no mapping."""
         if not isinstance(document, Mapping):
             source.refuse(f"a mapping (key: value) is expected, not {_kind(document)}")
-        values: dict[str, Any] = {}
-        for path, leaf in _leaves(document):
-            values[path] = leaf
-            if len(values) > MOST_KEYS:
-                source.refuse(f"more than {MOST_KEYS} keys")
+        values = dict(islice(_leaves(document), MOST_KEYS + 1))
+        if len(values) > MOST_KEYS:
+            source.refuse(f"more than {MOST_KEYS} keys")
         return cls(source, values, sections=sections or {})
 
     def has(self, *names: str) -> bool:
@@ -254,10 +250,8 @@ class Settings:
         ways = math.prod(degrees.values())
         if ranks < ways or ranks % ways:
             product = " × ".join(f"{name} {degree}" for name, degree in degrees.items())
-            self.source.refuse(
-                f"{ranks} ranks are not a multiple of {product}",
-                "check the number of nodes and of ranks of a node",
-            )
+            help_text = "check the number of nodes and of ranks of a node"
+            self.source.refuse(f"{ranks} ranks are not a multiple of {product}", help_text)
         return ranks // ways
 
     # ------------------------------------------------------------------------------- values
@@ -368,11 +362,7 @@ class Settings:
         return self.sections.get("", ("",)), name
 
     def _paths(self, names: tuple[str, ...]) -> list[str]:
-        paths = []
-        for name in names:
-            roots, rest = self._roots(name)
-            paths += [root + rest for root in roots]
-        return paths
+        return [root + rest for roots, rest in map(self._roots, names) for root in roots]
 
     def _number(self, name: str, value: Any, wanted: str) -> float:
         if self.textual and isinstance(value, str):
@@ -429,7 +419,6 @@ def _kind(value: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    """A value as messages show it."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > MOST_NUMBER:
         return "a very large number"
     if isinstance(value, (list, dict)):

@@ -278,11 +278,9 @@ def when(*rows: Row, has: Read | None = None, of: Callable[[Chosen], Any] | None
     """Rows of files for which `has` holds, and of plans for which `of` does; None holds for all."""
 
     def limited(row: Row) -> Row:
-        read = row.read
-        write = row.write
-        if read and has:
+        if has and (read := row.read):
             row = replace(row, read=lambda settings: read(settings) if has(settings) else None)
-        if write and of:
+        if of and (write := row.write):
             row = replace(row, write=lambda chosen: write(chosen) if of(chosen) else None)
         return row
 
@@ -298,27 +296,17 @@ def experts(keys: str, *rows: Row) -> tuple[Row, ...]:
 
     return (
         Row.same("model.experts.num_experts", keys, read=read),
-        *when(*rows, has=as_in("model.experts.num_experts")),
+        *when(*rows, has=lambda s: s.ours.get("model.experts.num_experts")),
     )
-
-
-def as_in(field: str) -> Read:
-    """The value of another field that was read before; None without one."""
-    return lambda settings: settings.ours.get(field)
-
-
-def any_rate(*keys: str, default: float = 0.0) -> Read:
-    """Whether a rate of dropout is not zero."""
-    return lambda settings: any(settings.number(key, default=default) for key in keys)
 
 
 def _unequal_layers(chosen: Chosen) -> str:
     model = chosen.job.model
+    usual_widths = (None, model.hidden_size // model.num_attention_heads)
     parts = {
         "experts": model.experts,
         "latent attention": model.latent_attention,
-        "heads of a width of their own": model.head_dim
-        not in (None, model.hidden_size // model.num_attention_heads),
+        "heads of a width of their own": model.head_dim not in usual_widths,
         "attention in a window": model.sliding_window is not None,
         "multi-token prediction": model.mtp_num_layers,
         "norms of queries and keys": model.qk_layernorm,

@@ -64,11 +64,8 @@ def _modules(chosen: Chosen) -> list[list[str]] | None:
     given = chosen.layout.layers_per_stage
     if given is None or not _staged(chosen):
         return None
-    ends = list(accumulate(given))
-    stages = [
-        [f"layers.{layer}" for layer in range(end - count, end)]
-        for end, count in zip(ends, given, strict=True)
-    ]
+    ends = zip(accumulate(given), given, strict=True)
+    stages = [[f"layers.{layer}" for layer in range(end - count, end)] for end, count in ends]
     return [["tok_embeddings", *stages[0]], *stages[1:-1], [*stages[-1], "norm", "output"]]
 
 
@@ -290,8 +287,7 @@ def _read(source: Source, document: Any) -> Reading:
     text = document if isinstance(document, str) else ""
     printed = _printed(source, text) if text else document
     settings = Settings.of(source, printed, SECTIONS).read(ROWS)
-    beside = model_beside(source) if source.model else None
-    model = beside or _flavor(settings)
+    model = (model_beside(source) if source.model else None) or _flavor(settings)
     mesh = MESH.search(text)
     world = math.prod(map(int, mesh[1].split(", "))) if mesh else None
     layout, devices = _read_layout(settings, world, model)

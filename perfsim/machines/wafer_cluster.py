@@ -30,9 +30,9 @@ from perfsim.network import WaferTree
 from perfsim.network.wafer_tree import STREAMS
 from perfsim.specs.calibration import WaferCalibration
 from perfsim.specs.hardware import WaferClusterSpec
+from perfsim.specs.layout import StreamingLayout
 from perfsim.specs.model import layer_kinds
 from perfsim.specs.recipe import Job, Recipe
-from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan
 from perfsim.strategies.streaming.passes import StreamingPlan
 from perfsim.strategies.streaming.strategy import STREAM_CHUNKS

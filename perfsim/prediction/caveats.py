@@ -15,18 +15,12 @@ from perfsim.base.spec import CHANGED
 from perfsim.costs.wafer import PEAK
 from perfsim.machines import machine_of
 from perfsim.machines.machine import is_borrowed
-from perfsim.prediction.bands import (
-    MARGIN,
-    SHARDED,
-    Hidden,
-    Reached,
-    Traits,
-    unknowns_of,
-)
+from perfsim.prediction.bands import MARGIN, SHARDED, Hidden, Reached, Traits, unknowns_of
 from perfsim.prediction.question import DEFAULT_BATCH_PER_DEVICE, Question
 from perfsim.prediction.run import Evaluation
 from perfsim.prediction.why import Why
 from perfsim.specs.hardware import DeviceSpec, LinkSpec
+from perfsim.specs.layout_text import settings
 from perfsim.strategies import Plan
 from perfsim.work.counts import parameters
 
@@ -368,14 +362,15 @@ def default_settings(question: Question, plan: Plan) -> list[Caveat]:
 
     Only settings that matter for the layout's degrees are listed.
     """
-    if question.named_settings is None:
+    if not isinstance(question.layout, str):
         return []
-    settings = machine_of(plan.system).usual_settings(plan.layout, plan.job.recipe)
-    left = [setting for setting in settings if setting.name not in question.named_settings]
+    named = {name for _, name, _ in settings(question.layout)}
+    known = machine_of(plan.system).usual_settings(plan.layout, plan.job.recipe)
+    left = [setting for setting in known if setting.name not in named]
     if not left:
         return []
     usual = [setting.usual for setting in left if setting.usual]
-    known = usual and plan.job.runtime.takes_plans == "megatron"
-    tail = f"; Megatron users usually set {', '.join(usual)}" if known else ""
+    megatron = usual and plan.job.runtime.takes_plans == "megatron"
+    tail = f"; Megatron users usually set {', '.join(usual)}" if megatron else ""
     words = f"left at defaults by the layout: {', '.join(f'{name} {value}' for name, value, _ in left)}"
     return [Caveat.of("layout-defaults", words + tail)]

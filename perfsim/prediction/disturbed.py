@@ -54,12 +54,10 @@ def perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
     draws.sort(key=lambda draw: draw[0].step_time_s)
     trace, placed = draws[(len(draws) - 1) // 2]
     run = None
-    failure = spec.failure
-    if failure is not None:
+    if failure := spec.failure:
         checkpoints = Checkpoints(failure.checkpoint, failure.restart, failure.write)
-        times = iter([failure.at] if failure.at is not None else [])
-        if failure.at is None:
-            times = exponential_failures(failure.mttf or 0.0, spec.seed)
+        random = exponential_failures(failure.mttf or 0.0, spec.seed)
+        times = random if failure.at is None else iter([failure.at])
         run = run_with_failures(failure.steps * trace.step_time_s, checkpoints, times)
     summary = Perturbed(
         text=spec.text,

@@ -243,21 +243,13 @@ class Question:
         return costs_for(self.topology, self.job.recipe) if self.prices is None else self.prices
 
     @property
-    def ran_by(self) -> Runtime:
-        """What runs the recipe: the given runtime, else the default of this machine's generation and model.
-
-        The default of every machine is the runtime of the recipe, which follows the month in which the model
-        was published where no recipe is given.
-        """
-        return self.recipe.runtime if self.runtime is None else self.runtime
-
-    @property
     def job(self) -> Job:
-        """Model, recipe and batch together."""
+        """Model, recipe and batch together; the given runtime runs the recipe, else the recipe's own."""
         from perfsim.specs.recipe import Job
 
         batch = self.batch or self.recipe.batch_over(self.devices) or DEFAULT_BATCH_PER_DEVICE * self.devices
-        return Job(self.model, self.recipe.model_copy(update={"runtime": self.ran_by}), batch)
+        recipe = self.recipe.model_copy(update={"runtime": self.runtime or self.recipe.runtime})
+        return Job(self.model, recipe, batch)
 
     @property
     def scale(self) -> float:
@@ -272,13 +264,6 @@ class Question:
         if isinstance(self.layout, str):
             return machine_of(self.system).parse_layout(self.layout, self.devices)
         return self.layout
-
-    @property
-    def named_settings(self) -> list[str] | None:
-        """The settings that the text of a layout names; None where the layout is not text."""
-        from perfsim.specs.layout_text import settings
-
-        return [name for _, name, _ in settings(self.layout)] if isinstance(self.layout, str) else None
 
     def at(self, batch: int) -> Question:
         """The same question at another global batch, on the same topology and prices."""
@@ -367,9 +352,15 @@ def question_of(given: Mapping[str, Any], catalog: Catalog | None = None, asker:
         known[name].field: described(value, known[name].kind, catalog) if known[name].kind else value
         for name, value in whole.items()
     }
-    values["recipe"] = _recipe_for(values.get("recipe"), values["model"], catalog)
+    model: TransformerConfig = values["model"]
+    era = next(name for since, name in ERAS if (model.released or "") >= since)
+    recipe: Recipe = values.get("recipe") or catalog.recipe(era)
+    if recipe.name in dict(ERAS).values():
+        length = min(recipe.seq_length, model.max_position_embeddings)
+        recipe = recipe.model_copy(update={"seq_length": length})
+    values["recipe"] = recipe
     if any(path.startswith("runtime.") for path in given):
-        values.setdefault("runtime", values["recipe"].runtime)
+        values.setdefault("runtime", recipe.runtime)
     if isinstance(perturbed := values.get("perturbations"), str):
         values["perturbations"] = parse_perturbations(perturbed)
     question = Question(**values)
@@ -445,16 +436,6 @@ def described(given: Any, kind: str, catalog: Catalog) -> Any:
         return catalog.load(kind, str(given))
     expected = f"give a name of the catalogue, the path of a YAML file, or an object (Catalog().{kind}s[...])"
     raise InputError([Problem(f"{kind}: {type(given).__name__} is not {base.__name__}", help=expected)])
-
-
-def _recipe_for(given: Recipe | None, model: TransformerConfig, catalog: Catalog) -> Recipe:
-    """The recipe that is given, else the one of the model's age with sequences that the model can have."""
-    released = model.released or ""
-    recipe = given or catalog.recipe(next(name for since, name in ERAS if released >= since))
-    if recipe.name not in {name for _, name in ERAS}:
-        return recipe
-    length = min(recipe.seq_length, model.max_position_embeddings)
-    return recipe.model_copy(update={"seq_length": length})
 
 
 # Networks and prices that consecutive questions share, so that they are not built for each.

@@ -15,11 +15,10 @@ from perfsim.proof.gpu import GpuCompiler
 from perfsim.proof.promises import GpuPrices, Prices, StreamingPrices
 from perfsim.proof.serial import MAX_NORM, STEPS, SmallTraining
 from perfsim.proof.wafer import WaferCompiler
-from perfsim.specs.layout import Layout, ParallelLayout
+from perfsim.specs.layout import Layout, ParallelLayout, StreamingLayout
 from perfsim.specs.model import LatentAttention, TransformerConfig
 from perfsim.specs.optimizers import OPTIMIZERS
 from perfsim.specs.recipe import Job
-from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan, Strategy
 from perfsim.strategies.schedules import schedule_called
 from perfsim.strategies.streaming.passes import StreamingPlan

@@ -178,10 +178,7 @@ class Drawing:
 
 
 def _tree(network: NetworkMap, use: Mapping[str, LinkUse]) -> _Tree:
-    """Every kind of place but the devices, nearest first, with the place and the link that lead to it.
-
-    What only unused links lead to is left out.
-    """
+    """Every kind of place that used links lead to, nearest first, with the place and the link before it."""
     reached = [network.places[0].kind]
     tree: _Tree = {}
     for near in reached:

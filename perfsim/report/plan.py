@@ -131,9 +131,8 @@ def _heading(planned: Planned) -> str:
     return (
         f"{best.model} on {best.label}: batch {text.integer(best.global_batch_size)} sequences; "
         f"{text.integer(search.screening.screened)} layouts in {text.duration(search.screening_s)}, "
-        f"{text.integer(search.screening.feasible)} fit, "
-        f"{text.integer(planned.within)} within the model's error of "
-        "the fastest"
+        f"{text.integer(search.screening.feasible)} fit, {text.integer(planned.within)} within the model's "
+        "error of the fastest"
     )
 
 
@@ -161,7 +160,16 @@ def _notes(planned: Planned) -> Iterator[str]:
             f"{text.integer(second.devices)}, {text.number(experiment.device_hours)} device-hours in all."
             f"{fewer if experiment.fewer_replicas else ''}"
         )
-    yield from _caveats(planned)
+    # Caveats that are more than information, once by code in the words of the worst, with their entries.
+    about: dict[str, list[tuple[int, Caveat]]] = {}
+    for number, entry in enumerate(entries, start=1):
+        for caveat in entry.prediction.caveats:
+            if caveat.severity != "info":
+                about.setdefault(caveat.code, []).append((number, caveat))
+    worst = {min((caveat for _, caveat in rows), key=Caveat.rank): rows for rows in about.values()}
+    for caveat in sorted(worst, key=Caveat.rank):
+        numbers = ", ".join(str(number) for number, _ in worst[caveat])
+        yield f"{caveat.severity}, {numbers}: {caveat.text}."
     limit = planned.question.allowed_share
     above = planned.above_limit
     if planned.best.plan.memory_share > limit:
@@ -207,19 +215,6 @@ def _wider_bands(planned: Planned) -> Iterator[str]:
     for why, numbers in reasons.items():
         bands = "band is" if len(numbers) == 1 else "bands are"
         yield f"Row {', '.join(numbers)}: the {bands} wider, for unlike the published runs: {why}."
-
-
-def _caveats(planned: Planned) -> Iterator[str]:
-    """Caveats that are more than information, once by code in the words of the worst, with their entries."""
-    about: dict[str, list[tuple[int, Caveat]]] = {}
-    for number, entry in enumerate(planned.shortlist, start=1):
-        for caveat in entry.prediction.caveats:
-            if caveat.severity != "info":
-                about.setdefault(caveat.code, []).append((number, caveat))
-    worst = {min((caveat for _, caveat in rows), key=Caveat.rank): rows for rows in about.values()}
-    for caveat in sorted(worst, key=Caveat.rank):
-        numbers = ", ".join(str(number) for number, _ in worst[caveat])
-        yield f"{caveat.severity}, {numbers}: {caveat.text}."
 
 
 _OF_ENTRY = (

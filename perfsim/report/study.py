@@ -11,7 +11,7 @@ from typing import Any
 
 from perfsim.base.units import DAY_S
 from perfsim.costs.wafer import StreamingRoof
-from perfsim.interop.chrome import write_chrome_trace
+from perfsim.interop.chrome import StepTrace
 from perfsim.report import study_figures, text
 from perfsim.report.document import document_text, plain
 from perfsim.report.network import network
@@ -633,17 +633,13 @@ def study_document(result: StudyResult, *, report: str = "index.html") -> dict[s
         for run in own.whole_run[-1:]
     ]
     if whole_runs:
-        document["verdict"] += (
-            f" The whole run, with waiting times besides its steps: {'; '.join(whole_runs)}."
-        )
+        words = "The whole run, with waiting times besides its steps"
+        document["verdict"] += f" {words}: {'; '.join(whole_runs)}."
     return document | {"candidates": candidates, "report": report, "version": __version__}
 
 
 def write_study(result: StudyResult, folder: Path) -> Path:
-    """Write `index.html`, `summary.json` and a trace for each candidate; returns the page.
-
-    Traces are named by system, devices and strategy, and numbered where two would be the same.
-    """
+    """Write `index.html`, `summary.json` and a trace for each candidate; returns the page."""
     names: list[str] = []
     seen = Counter[str]()
     for plan, trace in ((own.run.plan, own.run.trace) for own in result.candidates):
@@ -652,6 +648,6 @@ def write_study(result: StudyResult, folder: Path) -> Path:
         seen[name] += 1
         number = f"_{seen[name]}" if seen[name] > 1 else ""
         names.append(f"{name}{number}.json.gz")
-        write_chrome_trace(trace, folder / names[-1])
+        StepTrace(trace).save(folder / names[-1])
     page = study_page(result, trace_names=names)
     return page.write(folder, document_text(study_document(result)))

@@ -222,10 +222,7 @@ def efficiency_curve(table: Table) -> go.Figure:
 
 
 def _time_and_cost(result: SweepResult) -> Iterator[Section]:
-    """Nothing where targets differ or every series has one number of devices.
-
-    Money compares all machines; device-days compare the points of one machine.
-    """
+    """By money for all machines, else device-days; nothing if targets differ or no series has two points."""
     points = [(member, point) for member in result.series for point in member.points]
     if len(result.targets) > 1 or all(len(member.points) == 1 for member in result.series):
         return
@@ -464,23 +461,14 @@ def change_table(changes: Mapping[str, Sequence[Change]]) -> Table:
 
 def _changed_steps(result: SweepResult) -> Section:
     """How much longer or shorter a step is under each variant, where variants do the same work."""
-    table = change_table(result.changes).only(
-        "in common",
-        "variant",
-        "machine",
-        "step",
-        "change",
-        "policy changed",
-        "limited by",
-        "nearest remedy",
-    )
-    replanned = any(change.policy for own in result.changes.values() for change in own)
-    equal = (
-        "all else equal. At a bar with a star the planner also chose another policy (see the table): the "
-        "change is that of both together."
-        if replanned
-        else "all else equal."
-    )
+    names = ("in common", "variant", "machine", "step", "change", "policy changed", "limited by")
+    table = change_table(result.changes).only(*names, "nearest remedy")
+    equal = "all else equal."
+    if any(change.policy for own in result.changes.values() for change in own):
+        equal += (
+            " At a bar with a star the planner also chose another policy (see the table): the change is that "
+            "of both together."
+        )
     return Section(
         "Step time by variant",
         "Shows which part of the machine a step depends on. Each bar is the change relative to "
@@ -523,10 +511,15 @@ def _change_bars(table: Table) -> go.Figure:
     high = max(values)
     room = 0.32 * max(high - low, 1.0)  # for what is written next to the bars
     ends = [low - (room if low < 0 else 0.0), high + 1.7 * room]
-    x = draw.axis("change of the step time (%)", range=ends)
-    labels = list(map(draw.in_lines, names))
-    row_px = 14 + 22 * max(1, len(groups))
-    return draw.rows("Change of the step time (%)", labels, traces, x, row_px, barmode="group", bargap=0.25)
+    return draw.rows(
+        "Change of the step time (%)",
+        list(map(draw.in_lines, names)),
+        traces,
+        draw.axis("change of the step time (%)", range=ends),
+        14 + 22 * max(1, len(groups)),
+        barmode="group",
+        bargap=0.25,
+    )
 
 
 def _times(series: Sequence[Series]) -> Section:

@@ -278,11 +278,8 @@ class Table:
 
         def line(cells: Sequence[str]) -> str:
             sized = zip(cells, widths, flush, strict=True)
-            return (
-                (" " * gap)
-                .join(c.rjust(size) if right else c.ljust(size) for c, size, right in sized)
-                .rstrip()
-            )
+            padded = [cell.rjust(size) if right else cell.ljust(size) for cell, size, right in sized]
+            return (" " * gap).join(padded).rstrip()
 
         lines = [line(row) for row in head]
         if head:

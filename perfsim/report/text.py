@@ -40,8 +40,6 @@ _TIME_UNITS: tuple[tuple[str, float, float], ...] = (
 )
 """Unit, its seconds, and the smallest value that is written in it."""
 
-_LARGE: tuple[tuple[float, str], ...] = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"))
-
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
@@ -132,7 +130,7 @@ def _memory_unit(capacities_bytes: Iterable[float]) -> Unit:
 def _large_unit(values: Iterable[float]) -> Unit:
     """The word that suits large counts, by the first of them."""
     first = abs(next(iter(values), 0.0))
-    for scale, word in _LARGE:
+    for scale, word in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
         if math.isfinite(first) and first >= scale:
             return Unit(word, scale, lambda value: _trim(number(value)))
     return COUNT
@@ -193,10 +191,8 @@ _SHORT = {
 def layout_short(layout: Mapping[str, Any]) -> str:
     """`tp8 dp16 mbs4`, with a schedule that is not 1F1B and a ZeRO stage above 1: `pp4 dp8 mbs1 zb1p`."""
     words = [_degrees_text(layout)]
-    if layout.get("schedule") not in (None, "1f1b"):
-        words.append(str(layout["schedule"]))
-    if (layout.get("zero_stage") or 0) > 1:
-        words.append(f"zero{layout['zero_stage']}")
+    words += [str(layout["schedule"])] if layout.get("schedule") not in (None, "1f1b") else []
+    words += [f"zero{layout['zero_stage']}"] if (layout.get("zero_stage") or 0) > 1 else []
     return " ".join(words)
 
 

@@ -252,11 +252,8 @@ def _scaling_tables(scaling: Mapping[str, Any]) -> Iterator[tuple[str, str, str,
             | {"published": ("measured", four), "predicted": ("predicted", four)}
             | {"error": ("error", text.CHANGE), "in band": ("inside", None)},
             (
-                {
-                    **run,
-                    **base,
-                    "inside": "yes" if base["band"][0] <= base["measured"] <= base["band"][1] else "no",
-                }
+                {**run, **base}
+                | {"inside": "yes" if base["band"][0] <= base["measured"] <= base["band"][1] else "no"}
                 for run in scaling["runs"]
                 for base in run["against"]
             ),
@@ -671,14 +668,12 @@ def _comparison_table(result: Comparison) -> Table:
     units = dict(_COMPARED)
     if "time_s" in result.columns:
         units["time_s"] = text.TIME.of([float(row["time_s"] or 0.0) for row in result.rows])
-    numeric = {
-        key for key in result.columns if any(isinstance(row[key], (int, float)) for row in result.rows)
-    }
+    columns: dict[str, text.Unit | None] = {}
+    for key, name in result.columns.items():
+        numeric = any(isinstance(row[key], (int, float)) for row in result.rows)
+        columns[name] = units.get(key, text.NUMBER) if numeric else None
     return Table.of(
-        {
-            name: units.get(key, text.NUMBER) if key in numeric else None
-            for key, name in result.columns.items()
-        },
+        columns,
         ([row[key] for key in result.columns] for row in result.rows),
         " ".join(result.notes),
     )

@@ -21,6 +21,7 @@ from perfsim.base.spec import CatalogSpec, Name, Spec
 from perfsim.base.units import Bytes, BytesPerSecond, FlopPerSecond, Watts, number, quantity
 from perfsim.specs.calibration import CollectiveCalibration, GpuCalibration, Latency, WaferCalibration
 from perfsim.specs.precisions import PRECISIONS, Precision
+from perfsim.specs.wall_clock import NumberRange
 
 # What systems are made of: devices, links, nodes, networks, power and nouns, frozen, in SI units.
 
@@ -207,7 +208,7 @@ class FatTreeSpec(Spec):
     """InfiniBand SHARP for all-reduces across nodes; None: only devices reduce."""
 
 
-class PowerSpec(Spec):
+class PowerSpec(NumberRange):
     """Power in training of a node, or of a wafer-scale system with its share of the servers."""
 
     low: Watts
@@ -217,9 +218,7 @@ class PowerSpec(Spec):
     """While its devices wait; None: not known, and waiting counts as computing."""
 
     @model_validator(mode="after")
-    def _in_order(self) -> Self:
-        if not self.low <= self.typical <= self.high:
-            raise ValueError("low, typical and high must be in this order")
+    def _idle_is_least(self) -> Self:
         if self.idle is not None and self.idle > self.low:
             raise ValueError("idle must not be above low, the least power in training")
         return self

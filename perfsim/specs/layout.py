@@ -1,10 +1,10 @@
-"""How a job is divided over devices: the layout of GPUs, and what layouts of all machines have in common."""
+"""How a job is divided over devices: layouts of GPUs and of wafers, and what all layouts have in common."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, asdict, dataclass, field, fields
 from typing import Any, ClassVar, Literal, Protocol
 
 from perfsim.base.sizes import MOST_LAYERS
@@ -237,3 +237,34 @@ class ParallelLayout:
 
 AXES: Mapping[str, _Axis] = {known.name: known.metadata["axis"] for known in fields(ParallelLayout)}
 """Every field of a layout on GPUs, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamingLayout:
+    """A layout of weight streaming: every system computes whole layers on its share of the batch."""
+
+    data: int = 1
+    """Systems."""
+    micro_batch_size: int = 1
+    recompute: Recompute = "none"
+    recompute_layers: int = 0
+    """Layers that are recomputed together; 0: none, all activations are kept."""
+    spill: bool = False
+    """Whether activations are stored on activation servers instead of the device."""
+    stream_chunks: int = 1
+    """Pieces in which a layer is streamed; 1: as a whole."""
+    tensor: ClassVar[int] = 1
+    pipeline: ClassVar[int] = 1
+    zero_stage: ClassVar[int] = 0
+    """0, because the systems hold no state to shard."""
+
+    @property
+    def num_devices(self) -> int:
+        return self.data
+
+    def as_dict(self, num_microbatches: int) -> dict[str, Any]:
+        """Its fields under the names of the JSON interface."""
+        values = asdict(self)
+        if self.stream_chunks == 1:
+            del values["stream_chunks"]
+        return {"num_microbatches": num_microbatches, **values}

@@ -146,7 +146,13 @@ def parse_perturbations(text: str) -> PerturbationSpec:
         except InputError as error:
             problems += [replace(p, message=f"--perturb {item!r}: {p.message}") for p in error.problems]
         except ValueError as error:
-            problems.append(Problem(f"--perturb {item!r}: {error}", help=_help(key)))
+            known = [*_AT, *_PLAIN, *_FAILURE]
+            help_text = f"write for example {EXAMPLE}" if key in known else did_you_mean(key, known)
+            if key in _AT:
+                help_text = f"write for example {key}={_AT[key]}"
+            elif key in _FAILURE:
+                help_text = "write for example mttf=8h,checkpoint=1h,restart=10min"
+            problems.append(Problem(f"--perturb {item!r}: {error}", help=help_text))
     if problems:
         raise InputError(problems)
     try:
@@ -184,12 +190,3 @@ def _number(text: str, kind: type[int] | type[float] = float) -> float:
         return kind(text)
     except ValueError:
         raise ValueError(f"{text!r} is not {words}" if text else f"{words} is missing") from None
-
-
-def _help(key: str) -> str:
-    if key in _AT:
-        return f"write for example {key}={_AT[key]}"
-    if key in _FAILURE:
-        return "write for example mttf=8h,checkpoint=1h,restart=10min"
-    known = [*_AT, *_PLAIN, *_FAILURE]
-    return f"write for example {EXAMPLE}" if key in known else did_you_mean(key, known)

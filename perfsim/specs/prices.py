@@ -8,7 +8,6 @@ from pydantic import Field, model_validator
 
 from perfsim.base.spec import Spec
 from perfsim.base.units import number
-from perfsim.specs.hardware import PowerSpec
 from perfsim.specs.wall_clock import NumberRange
 
 Number = Annotated[float, *number(0, 1e12)]
@@ -83,9 +82,9 @@ class EnergySpec(Spec):
         return self
 
 
-def ends(amount: Amount | PowerSpec | None) -> tuple[float, float, float]:
+def ends(amount: Number | NumberRange | None) -> tuple[float, float, float]:
     """Low, typical and high; 0 where nothing is given."""
-    if isinstance(amount, AmountRange | PowerSpec):
+    if isinstance(amount, NumberRange):
         return amount.low, amount.typical, amount.high
     return (float(amount or 0.0),) * 3
 

@@ -22,9 +22,8 @@ from perfsim.machines.machine import Network
 from perfsim.network import Topology
 from perfsim.prediction.run import evaluate, graph_of
 from perfsim.specs.hardware import FatTreeSpec, GpuClusterSpec, SystemSpec, WaferClusterSpec
-from perfsim.specs.layout import Layout, ParallelLayout
+from perfsim.specs.layout import Layout, ParallelLayout, StreamingLayout
 from perfsim.specs.recipe import Job
-from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan, strategy
 from perfsim.work import Kind, TaskGraph
 

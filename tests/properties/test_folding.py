@@ -15,8 +15,7 @@ from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path, simulate
 from perfsim.machines import network_of
 from perfsim.machines.placement import SharedLinks, rank_classes
-from perfsim.specs.layout import ParallelLayout
-from perfsim.specs.streaming_layout import StreamingLayout
+from perfsim.specs.layout import ParallelLayout, StreamingLayout
 from perfsim.strategies import Plan
 from perfsim.work import TaskGraph, peer_classes, unfold
 from perfsim.work.graph import rank_of

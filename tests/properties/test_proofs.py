@@ -14,9 +14,8 @@ from perfsim.base.errors import LayoutError
 from perfsim.proof.hazards import Precedence, dependencies, random_order
 from perfsim.proof.prove import Subject
 from perfsim.proof.provers import small_plan, training_of
-from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.layout import ParallelLayout, StreamingLayout
 from perfsim.specs.recipe import Job
-from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.schedules import SCHEDULES, least_chunks
 

@@ -19,7 +19,7 @@ from perfsim.engine import critical_path, simulate
 from perfsim.engine.trace import Trace
 from perfsim.machines import network_of
 from perfsim.machines.placement import SharedLinks
-from perfsim.specs.streaming_layout import StreamingLayout
+from perfsim.specs.layout import StreamingLayout
 from perfsim.strategies import Plan, strategy
 
 STREAMING = strategy("weight-streaming")

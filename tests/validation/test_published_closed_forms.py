@@ -16,11 +16,10 @@ from perfsim.costs.memory import state_bytes
 from perfsim.costs.price import price
 from perfsim.engine import critical_path
 from perfsim.engine.trace import Trace
-from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.layout import ParallelLayout, StreamingLayout
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.precisions import Precision
 from perfsim.specs.recipe import Job, Recipe
-from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies.three_d.memory import stage_memory
 from perfsim.work.counts import (
     hardware_flop_per_step,

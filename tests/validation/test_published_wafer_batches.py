@@ -15,8 +15,8 @@ from perfsim.machines import build_topology, costs_for
 from perfsim.prediction.planner import Search, best_plan
 from perfsim.prediction.run import Evaluation
 from perfsim.specs.hardware import WaferClusterSpec
+from perfsim.specs.layout import StreamingLayout
 from perfsim.specs.recipe import Job
-from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.streaming.memory import Store
 from perfsim.testing import toys

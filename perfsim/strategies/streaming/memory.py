@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from perfsim.costs.memory import MemoryUse, orthogonalisation_flop, state_bytes
 from perfsim.specs.hardware import DeviceKind, WaferClusterSpec
+from perfsim.specs.layout import StreamingLayout
 from perfsim.specs.model import layer_kinds
 from perfsim.specs.optimizers import OPTIMIZERS
 from perfsim.specs.recipe import Job
-from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.work.counts import layer_activation_bytes, parameters
 from perfsim.work.kernels import Kernel, LayerSlice
 

@@ -21,8 +21,8 @@ import numpy as np
 from perfsim.base.errors import GraphError
 from perfsim.network import WaferTree
 from perfsim.specs.hardware import WaferClusterSpec
+from perfsim.specs.layout import StreamingLayout
 from perfsim.specs.model import layer_kinds
-from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies.plan import Plan
 from perfsim.strategies.streaming.memory import Store, StreamedDevice
 from perfsim.work import EMBEDDING, HEAD, GraphBuilder, Kind, RankGroup, Slots, Template, TensorClass, Work

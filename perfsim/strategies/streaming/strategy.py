@@ -18,9 +18,9 @@ from perfsim.costs.memory import MemoryUse
 from perfsim.costs.price import Costs
 from perfsim.network import WaferTree
 from perfsim.specs.hardware import WaferClusterSpec
+from perfsim.specs.layout import StreamingLayout
 from perfsim.specs.model import layer_kinds
 from perfsim.specs.recipe import Job
-from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies.plan import Strategy, check_runs_on
 from perfsim.strategies.streaming.memory import Store
 from perfsim.strategies.streaming.passes import BlockWorks, StreamedSteps, StreamingPlan

@@ -11,10 +11,9 @@ from click.testing import CliRunner
 import perfsim as ps
 from perfsim.cli import main
 from perfsim.prediction.question import question_of
-from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.layout import ParallelLayout, StreamingLayout
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.recipe import Recipe
-from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies.three_d.strategy import ThreeD
 
 LAYOUT = "tp=2,pp=2,dp=2,mbs=1"

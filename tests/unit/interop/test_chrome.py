@@ -16,7 +16,7 @@ import pytest
 import perfsim as ps
 from perfsim.engine.trace import Trace
 from perfsim.interop import chrome
-from perfsim.interop.chrome import write_chrome_trace
+from perfsim.interop.chrome import StepTrace
 from perfsim.work import GraphBuilder, Kind
 from perfsim.work.graph import TensorClass
 
@@ -39,7 +39,7 @@ def loaded(path: Path) -> list[dict[str, Any]]:
 
 def events(trace: Trace) -> list[dict[str, Any]]:
     with TemporaryDirectory() as folder:
-        return loaded(write_chrome_trace(trace, Path(folder) / "trace.json"))
+        return loaded(StepTrace(trace).save(Path(folder) / "trace.json"))
 
 
 def test_devices_are_processes_and_streams_are_threads(trace: Trace) -> None:
@@ -157,7 +157,7 @@ def test_a_very_long_trace_has_slices_only(trace: Trace, monkeypatch: pytest.Mon
 def test_a_written_trace_reads_back_and_is_the_same_bytes_again(
     trace: Trace, tmp_path: Path, name: str
 ) -> None:
-    path = write_chrome_trace(trace, tmp_path / name)
+    path = StepTrace(trace).save(tmp_path / name)
     assert loaded(path) == events(trace)
-    again = write_chrome_trace(trace, tmp_path / f"again-{path.name}")
+    again = StepTrace(trace).save(tmp_path / f"again-{path.name}")
     assert again.read_bytes() == path.read_bytes()

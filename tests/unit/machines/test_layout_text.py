@@ -6,9 +6,8 @@ import pytest
 
 from perfsim.base.errors import InputError, LayoutError
 from perfsim.machines import machine
-from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.layout import ParallelLayout, StreamingLayout
 from perfsim.specs.layout_text import text_of
-from perfsim.specs.streaming_layout import StreamingLayout
 
 
 @pytest.mark.parametrize(

@@ -80,8 +80,8 @@ def test_oversubscription_in_a_systems_file_slows_a_step_by_what_crosses_leaves(
 
 def test_the_default_runtime_is_the_recipes_and_names_the_tool_that_takes_its_plans() -> None:
     asked = question_of({"model": "gpt3_xl", "system": "dgx-h100", "devices": 8, "recipe": "llm_2024"})
-    assert asked.ran_by == asked.recipe.runtime == asked.job.runtime
-    assert asked.ran_by.takes_plans == "megatron"
+    assert asked.job.runtime == asked.recipe.runtime
+    assert asked.job.runtime.takes_plans == "megatron"
     other = replace(asked, runtime=default_catalog().load("runtime", "csoft_1p7"))
-    assert other.ran_by.name == other.job.runtime.name == "csoft_1p7"
-    assert other.ran_by.takes_plans == "modelzoo"
+    assert other.job.runtime.name == "csoft_1p7"
+    assert other.job.runtime.takes_plans == "modelzoo"

@@ -14,8 +14,8 @@ from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.run import Evaluation, evaluate
 from perfsim.prediction.why import Why
 from perfsim.specs.hardware import WaferClusterSpec
+from perfsim.specs.layout import StreamingLayout
 from perfsim.specs.recipe import Job
-from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.work.counts import parameters
 
 WAFERS = [

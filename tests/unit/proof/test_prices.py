@@ -9,9 +9,8 @@ import pytest
 from perfsim.catalog import default_catalog
 from perfsim.proof.faults import mutations
 from perfsim.proof.prove import Case, Request, Subject, prove_all
-from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.layout import ParallelLayout, StreamingLayout
 from perfsim.specs.precisions import Precision
-from perfsim.specs.streaming_layout import StreamingLayout
 from perfsim.strategies.three_d.data import Replicas
 from perfsim.work import Work
 

@@ -25,8 +25,7 @@ from perfsim.proof.prove import (
 )
 from perfsim.proof.provers import prover
 from perfsim.report.proven import proof_lines
-from perfsim.specs.layout import ParallelLayout
-from perfsim.specs.streaming_layout import StreamingLayout
+from perfsim.specs.layout import ParallelLayout, StreamingLayout
 from perfsim.strategies import STRATEGIES
 from perfsim.strategies.schedules import SCHEDULES
 

@@ -21,7 +21,7 @@ def optimizer_plan(toys: ModuleType, name: str, strategy: str, layout: Layout) -
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_has_states_and_an_update_on_every_machine(toys: ModuleType, name: str) -> None:
-    from perfsim.specs.streaming_layout import StreamingLayout
+    from perfsim.specs.layout import StreamingLayout
 
     for strategy, layout in (("data", ParallelLayout()), ("weight-streaming", StreamingLayout())):
         graph = toys.graph_of(optimizer_plan(toys, name, strategy, layout))

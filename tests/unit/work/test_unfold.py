@@ -6,8 +6,7 @@ from types import ModuleType
 
 import numpy as np
 
-from perfsim.specs.layout import ParallelLayout
-from perfsim.specs.streaming_layout import StreamingLayout
+from perfsim.specs.layout import ParallelLayout, StreamingLayout
 from perfsim.work import GraphBuilder, Kind, RankGroup, TaskGraph, peer_classes, unfold
 
 

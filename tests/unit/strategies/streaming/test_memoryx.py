@@ -9,7 +9,7 @@ import pytest
 
 from perfsim.catalog import default_catalog
 from perfsim.specs.hardware import WaferClusterSpec
-from perfsim.specs.streaming_layout import StreamingLayout
+from perfsim.specs.layout import StreamingLayout
 from perfsim.strategies.streaming.memory import Store
 from perfsim.work.counts import parameters
 

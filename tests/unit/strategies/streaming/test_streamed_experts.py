@@ -54,7 +54,7 @@ def test_the_closed_form_of_layers_of_three_kinds_meets_their_simulation(run: ps
 
 
 def test_layers_keep_what_their_kinds_keep(toys: ModuleType) -> None:
-    from perfsim.specs.streaming_layout import StreamingLayout
+    from perfsim.specs.layout import StreamingLayout
     from perfsim.strategies.streaming.memory import Store
 
     def kept(model: TransformerConfig) -> float:

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from perfsim.specs.streaming_layout import StreamingLayout
+from perfsim.specs.layout import StreamingLayout
 from perfsim.strategies.streaming.memory import Store
 from perfsim.work.counts import parameters
 

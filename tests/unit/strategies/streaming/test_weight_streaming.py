@@ -13,7 +13,7 @@ from perfsim.costs.price import Costs, price
 from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path
 from perfsim.engine.trace import Trace
-from perfsim.specs.streaming_layout import StreamingLayout
+from perfsim.specs.layout import StreamingLayout
 from perfsim.strategies import Plan, strategy
 from perfsim.work import TaskGraph, Work
 
