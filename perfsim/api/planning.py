@@ -13,9 +13,9 @@ from perfsim.prediction.question import described, question_of
 from perfsim.report.text import layout_short
 from perfsim.specs.hardware import SystemSpec
 from perfsim.studies.answers import values_of
-from perfsim.studies.batches import target_for
+from perfsim.studies.batches import Target
 from perfsim.studies.executors import executor_for
-from perfsim.studies.scaling import Matched, match_system
+from perfsim.studies.scaling import Matched
 from perfsim.studies.shortlist import SHOWN, Objective, Planned, plan_layouts, plan_on
 from perfsim.studies.spec import ConvergenceSpec
 
@@ -62,10 +62,10 @@ class PlanAnswer(Planned, Tabular):
         """
         question = self.question
         time = self.best.time
-        target = target_for(question.model, question.recipe, ConvergenceSpec(), "match: ")
+        target = Target.of(question.model, question.recipe, ConvergenceSpec(), "match: ")
         if time is None:
             raise InputError(f"match: recipe {question.recipe.name} has no target")
-        return match_system(described(system, "system", catalog or default_catalog()), question, time, target)
+        return Matched.of(described(system, "system", catalog or default_catalog()), question, time, target)
 
     def rows(self) -> Rows:
         """One row a layout: step time with its band, ratio to the first, memory; SI units."""

@@ -517,11 +517,14 @@ def _schema(kind: str | None, out: Path | None) -> None:
 def _show(kind: str, name: str | None, graph: Path | None, devices: int | None) -> Answer:
     """List what the catalogue holds, or print one entry with the source of each value."""
     from perfsim.api.inventory import entry, names, write_network
-    from perfsim.report.terminal import row_lines
+    from perfsim.report.table import Table
 
     if graph is None:
         rows = entry(kind, name) if name else names(kind)
-        return Answer(lambda: rows, lambda: row_lines(rows, title=name or kind))
+        if not rows:
+            return Answer(lambda: rows, lambda: [f"{name or kind}: nothing"])
+        table = Table.of(list(rows[0]), (row.values() for row in rows))
+        return Answer(lambda: rows, lambda: table.lines(whole_names=True))
     if kind != "systems" or name is None:
         raise InputError("--graph writes the network of one system: perfsim show systems NAME --graph FILE")
     written = write_network(name, graph, devices)

@@ -196,8 +196,7 @@ def backward(at: At, operation: Operation) -> Made:
 
 def _by_loss(at: At, block: Block) -> None:
     """The loss, and its gradient by the scores."""
-    training = at.compiler.training
-    count = training.num_later_tokens if at.ahead else training.num_tokens
+    count = at.compiler.training.num_tokens(at.ahead)
     of_tokens = block.values["statistics"] if at.ahead else block.gradients.pop("statistics")
     scored = block.values["scores"]
     losses, block.gradients["scores"] = cross_entropy(scored, of_tokens, at.words[1], count, at.share)

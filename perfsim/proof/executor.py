@@ -54,7 +54,7 @@ class Outcome:
 class Executor:
     """Runs all ranks of an unfolded graph with their buffers."""
 
-    def __init__(self, program: Program, unfolded: Unfolded, compiler: Compiler) -> None:
+    def __init__(self, program: Program, compiler: Compiler, unfolded: Unfolded) -> None:
         self.program = program
         self.compiler = compiler
         self.task = unfolded.task.tolist()
@@ -82,11 +82,10 @@ class Executor:
         values: list[list[Any]] = [[None] * width for _ in range(self.num_cells)]
         writers: list[list[int]] = [[NOBODY] * width for _ in range(self.num_cells)]
         limits = present_limits()
+        progress = "{:,} of {:,} tasks of one order executed".format
         for number, instance in enumerate(order):
             if number % CHECK_EVERY == 0:
-                limits.in_time(
-                    partial("{:,} of {:,} tasks of one order executed".format, number, len(self.task))
-                )
+                limits.in_time(partial(progress, number, len(self.task)))
             task = self.task[instance]
             action = self.program.actions[task]
             members = self.members[instance]

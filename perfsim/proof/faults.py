@@ -18,12 +18,8 @@ from perfsim.strategies import Plan
 from perfsim.work import Kind, RankGroup, Task, Work
 from perfsim.work.unfold import meeting_of
 
-# Single faults injected into a correct graph, which a proof must detect.
-#
-# A data dependency is removed although the tensor is still read; a buffer is reused before it is free; a
-# collective has a wrong group; a task that computes or reduces gradients does nothing; the update precedes
-# the reduction; a message is priced for other bytes than it moves, or said to be of other weights.
-# Dependencies that others imply are left in place, because their removal changes nothing.
+# Single faults injected into a correct graph, which a proof must detect. Dependencies that others imply are
+# left in place, because their removal changes nothing.
 
 IDLE = "wait"
 """The operation that does nothing."""
@@ -209,18 +205,18 @@ class MutationTally:
 
 def try_all(subject: Subject, every: int = 1, first: int = 0) -> MutationTally:
     """Inject every `every`-th fault from `first` on; a fault is detected if task and tensor are named."""
-    result = MutationTally()
+    tally = MutationTally()
     limits = present_limits()
     for number, mutation in enumerate(mutations(subject)):
         if number % every != first % every:
             continue
         limits.in_time(partial("{:,} faults of the present schedule tried".format, number))
-        result.injected[mutation.kind] += 1
+        tally.injected[mutation.kind] += 1
         if any(fault.task and fault.tensor for fault in mutation.faults()):
-            result.detected[mutation.kind] += 1
+            tally.detected[mutation.kind] += 1
         else:
-            result.survivors.append(f"{mutation.kind}: {mutation.description}")
-    return result
+            tally.survivors.append(f"{mutation.kind}: {mutation.description}")
+    return tally
 
 
 def try_plans(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from perfsim.proof.exchange import EXCHANGES, IN_PARTS
 from perfsim.proof.operations import merged_statistics
 from perfsim.proof.parameters import EXPERTS, WORDS, Place, Share
 from perfsim.proof.parts import OPERATORS
-from perfsim.proof.program import CLIPPED, NORM, Cell, Claim, Message, Tensor, Values, pieces, summed
+from perfsim.proof.program import CLIPPED, NORM, Cell, Claim, Content, Message, Tensor, Values, pieces, summed
 from perfsim.proof.serial import Moments, SmallTraining, adam, clipping
 from perfsim.specs.layout import ContextExchange
 from perfsim.specs.model import layer_kinds
@@ -132,8 +132,8 @@ class GpuCompiler(Compiler):
         made = self.task.work.writes[position]
         if self.layout.offload_activations == "none" or made.name != SAVED or not made.n_bytes:
             return super().handle(position, *places)
-        returns = self.task.work.name == ACTIVATIONS
-        cells = self.in_turn(f"slot of {'returned' if returns else 'leaving'} activations")
+        which = "returned" if self.task.work.name == ACTIVATIONS else "leaving"
+        cells = self.in_turn(f"slot of {which} activations")
         self.handles[self.task.writes[position]] = tuple(cells)
         return cells
 
@@ -145,10 +145,9 @@ class GpuCompiler(Compiler):
     def _share(self, rank: int) -> Share:
         layout = self.layout
         length = self.training.seq_length
-        places = None
-        if layout.context > 1:
-            number = rank // layout.tensor % layout.context
-            places = places_of(length, layout.context, number, layout.context_exchange)
+        number = rank // layout.tensor % layout.context
+        shared = layout.context > 1
+        places = places_of(length, layout.context, number, layout.context_exchange) if shared else None
         return Share(
             self.training.model,
             length,
@@ -290,17 +289,13 @@ class GpuCompiler(Compiler):
                     tensor[name] = part
             if not buffer:
                 return [(tensor,) for tensor in made]
-            return [
-                (tensor, inputs[1] + tensor.pop("weights"))
-                for tensor, inputs in zip(made, values, strict=True)
-            ]
+            pairs = zip(made, values, strict=True)
+            return [(tensor, inputs[1] + tensor.pop("weights")) for tensor, inputs in pairs]
 
-        whole = op != "reduce_scatter"
-        self.partial[task.writes[0]] = Partial(
-            info.claim, of_words=info.of_words, axis=None if whole else SEQUENCE
-        )
-        claims = [(0, info.claim)] if info.claim and whole else []
-        content: Literal["statistics", "activations"] = "statistics" if info.of_words else "activations"
+        axis = SEQUENCE if op == "reduce_scatter" else None
+        self.partial[task.writes[0]] = Partial(info.claim, of_words=info.of_words, axis=axis)
+        claims = [(0, info.claim)] if info.claim and axis is None else []
+        content: Content = "statistics" if info.of_words else "activations"
         message = Message(content, "made" if op == "all_gather" else "read")
         self.add(kernel, buffer, buffer, joined=True, claims=claims, message=message)
 
@@ -343,14 +338,11 @@ class GpuCompiler(Compiler):
 
     def _sum_words(self, rank: int, gradients: list[Floats], *, shard: bool) -> Floats:
         """Set the words in the gradients, or shards, of embedding and LM head to their sum; returns it."""
-        layouts = [self.share(rank).layouts[block] for block in ENDS]
-        if shard:
-            count = self.layout.shards
-            parts = [layout.part_of_shard(WORDS[b], count) for layout, b in zip(layouts, ENDS, strict=True)]
-        else:
-            parts = [layout.parts[WORDS[block]] for layout, block in zip(layouts, ENDS, strict=True)]
-        total = gradients[0][parts[0]] + gradients[1][parts[1]]
-        gradients[0][parts[0]] = gradients[1][parts[1]] = total
+        layouts = self.share(rank).layouts
+        shards = self.layout.shards if shard else 1
+        first, last = (layouts[block].part_of_shard(WORDS[block], shards) for block in ENDS)
+        total = gradients[0][first] + gradients[1][last]
+        gradients[0][first] = gradients[1][last] = total
         return total
 
     # --------------------------------------------------------------------- sums over replicas
@@ -383,11 +375,11 @@ class GpuCompiler(Compiler):
         scatters = task.work.op == "reduce_scatter"
         in_groups = scatters and self.layout.shards < self.layout.replicas
         if across:
-            blocks = list(self.reductions[task.reads[0]])
-            sources = list(self.reductions[task.reads[0]].values())
+            gradients = self.reductions[task.reads[0]]
         else:
-            blocks = self._blocks_to_sum(task)
-            sources = [self.gradient(block) for block in blocks]
+            gradients = {block: self.gradient(block) for block in self._blocks_to_sum(task)}
+        blocks = list(gradients)
+        sources = list(gradients.values())
         kept: list[Cell] = []
         if in_groups:
             written = [self.cell(f"gradient part[{task.tag}]", block) for block in blocks]
@@ -411,10 +403,8 @@ class GpuCompiler(Compiler):
                 if scatters:
                     layouts = self.share(rank).layouts
                     place = Place(len(members), index)
-                    made = [
-                        layouts[block].shard(total, place)
-                        for block, total in zip(blocks, totals, strict=True)
-                    ]
+                    pairs = zip(blocks, totals, strict=True)
+                    made = [layouts[block].shard(total, place) for block, total in pairs]
                 results.append((None, *(map(np.add, made, inputs[first + count :]) if kept else made)))
             return results
 
@@ -424,22 +414,20 @@ class GpuCompiler(Compiler):
             for number, block in enumerate(blocks)
             if block >= 0 and written is sources
         ]
-        message = Message(
-            "shards" if across else "gradients", "read", slice(first, first + count), tuple(blocks)
-        )
+        content: Content = "shards" if across else "gradients"
+        message = Message(content, "read", slice(first, first + count), tuple(blocks))
         self.add(kernel, [*sources, *kept], written, joined=True, claims=claims, message=message)
 
     def data_gather(self, task: Task) -> None:
         """Gather the parameter shards of the other replicas; after an update those of the whole device."""
-        layers: Sequence[int] = range(task.block, task.block + len(task.writes))
+        blocks = list(range(task.block, task.block + len(task.writes)))
         if task.block == WHOLE_DEVICE:
-            layers = [block for block in self.homes[self.place] if block < EXPERTS]
+            blocks = [block for block in self.homes[self.place] if block < EXPERTS]
         elif task.block == EMBEDDING_AND_HEAD:
-            layers = ENDS
-        blocks = list(layers)
+            blocks = list(ENDS)
         if task.work.experts:
             kinds = layer_kinds(self.training.model)
-            blocks = [EXPERTS + block for block in layers if block >= 0 and kinds[block].experts]
+            blocks = [EXPERTS + block for block in blocks if block >= 0 and kinds[block].experts]
         if self.layout.zero_stage == SHARDED and task.block >= 0:
             # Two layers are gathered at once (`limit_all_gathers`).
             name = f"slot of gathered {'experts' if task.work.experts else 'weights'}"
@@ -456,11 +444,8 @@ class GpuCompiler(Compiler):
             ]
             return [(*tensors, *gathered)] * len(members)
 
-        updated = blocks if task.block == WHOLE_DEVICE else []
-        claims = [
-            (len(tensors) + place, Claim("weights", block, self.step, -1))
-            for place, block in enumerate(updated)
-        ]
+        updated = enumerate(blocks if task.block == WHOLE_DEVICE else [], start=len(tensors))
+        claims = [(place, Claim("weights", block, self.step, -1)) for place, block in updated]
         message = Message("parameters", "made", slice(len(tensors), None), tuple(blocks))
         whole = [self.weights(block) for block in blocks]
         self.add(kernel, masters, whole, joined=True, claims=claims, message=message)
@@ -479,13 +464,11 @@ class GpuCompiler(Compiler):
         left = self.reductions[task.reads[0]] if self.scattered else {}
         blocks = [block for block in left or self._blocks_of(task) if block in self.homes[self.place]]
         pairs: list[Cell] = []
-        cleared: list[Cell] = []
         for block in blocks:
             self.on_host.discard((self.place, block))
             pairs += [self.cell(HOST_GRADIENT, block), left[block] if left else self.reduced(block)]
-            if self.sharded(block) and not self.scattered:
-                cleared.append(self.gradient(block))
-        self.on_host |= {(self.place, block) for block in blocks}
+            self.on_host.add((self.place, block))
+        cleared = [self.gradient(block) for block in blocks if self.sharded(block) and not self.scattered]
         first = len(task.reads)
 
         def run(rank: int, *values: Any) -> tuple[Any, ...]:
@@ -538,36 +521,30 @@ class GpuCompiler(Compiler):
         layout = self.layout
         norm = 0.0
         for block, shard, *_ in own:
-            once = layouts[block].counted
-            others = layout.tensor if block < EXPERTS else layout.expert * layout.expert_tensor
-            if shard:
-                place = self.sharding(rank, block)
-                once = layouts[block].shard(once, place)
-                others *= place.of
+            place = self.sharding(rank, block) if shard else Place()
+            once = layouts[block].shard(layouts[block].counted, place)
+            others = place.of * (layout.tensor if block < EXPERTS else layout.expert * layout.expert_tensor)
             norm += float(np.sum(once * total[block] ** 2)) * others / ranks
         return norm
 
     def norm(self, task: Task) -> None:
         """The norm of this device's gradients summed over peers, or that of other norms over devices."""
-        across = any(handle in self.norms for handle in task.reads)
+        across = not self.norms.isdisjoint(task.reads)
         own = [] if across else self._updates(hosted=False)
         count = len(task.reads)
-
-        def over_devices(_: int, *values: Any) -> tuple[Any, ...]:
-            return (sum(values),)
 
         def over_peers(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
             totals = [
                 self._squared(rank, own, self._summed(rank, own, inputs[count:]), len(members))
                 for rank, inputs in zip(members, values, strict=True)
             ]
-            return [(sum(totals),) for _ in members]
+            return [(sum(totals),)] * len(members)
 
         self.norms.add(task.writes[0])
         whole = (across or self.layout.pipeline == 1) and math.isfinite(self.training.max_norm)
         claims = [(0, Claim(NORM, WHOLE_DEVICE, self.step, -1))] if whole else []
         gradients = [update.gradient for update in own]
-        run = over_devices if across else over_peers
+        run = (lambda _, *values: (sum(values),)) if across else over_peers
         self.add(run, gradients, anywhere=True, joined=not across, claims=claims)
 
     def optimizer(self, task: Task) -> None:
@@ -588,8 +565,7 @@ class GpuCompiler(Compiler):
             place = len(task.writes) + len(writes)
             claims.append((place, Claim(f"weight gradient {CLIPPED}{kind}", block, self.step, -1)))
             claims.append((place + 1, Claim(f"weights{kind}", block, self.step, -1)))
-            record = self.cell(f"gradient used in step {self.step + 1}", block)
-            writes += [record, *states, *clears]
+            writes += [self.cell(f"gradient used in step {self.step + 1}", block), *states, *clears]
             self.on_host.discard((self.place, block))
 
         def run(rank: int, *values: Any) -> tuple[Any, ...]:

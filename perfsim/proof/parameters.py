@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
-from perfsim.specs.model import Experts, LatentAttention, LayerKind, TransformerConfig, layer_kinds
+from perfsim.specs.model import Experts, LatentAttention, TransformerConfig, layer_kinds
 from perfsim.work import EMBEDDING, HEAD
 
 Weights = dict[str, Floats]
@@ -52,11 +52,6 @@ def _experts_of(model: TransformerConfig) -> Experts:
     return model.experts
 
 
-def _of_pairs(model: TransformerConfig) -> int:
-    latent = latent_of(model)
-    return model.num_attention_heads * (latent.qk_nope_head_dim + latent.v_head_dim)
-
-
 AXES: Mapping[str, _Axis] = {
     "h": _Axis(lambda model: model.hidden_size),
     "j": _Axis(lambda model: 2 * model.hidden_size),  # hidden states joined with words
@@ -69,7 +64,10 @@ AXES: Mapping[str, _Axis] = {
     "a": _Axis(lambda model: latent_of(model).q_lora_rank or 0),
     "b": _Axis(lambda model: latent_of(model).kv_lora_rank),
     "c": _Axis(lambda model: latent_of(model).kv_lora_rank + latent_of(model).qk_rope_head_dim),
-    "p": _Axis(_of_pairs, "tensor"),
+    "p": _Axis(
+        lambda model: model.num_attention_heads * (latent_of(model).qk_nope_head_dim + model.value_size),
+        "tensor",
+    ),
     "f": _Axis(lambda model: model.ffn_hidden_size, "tensor"),
     "e": _Axis(lambda model: _experts_of(model).num_experts, "expert"),
     "r": _Axis(lambda model: _experts_of(model).num_experts),  # what the router chooses from
@@ -114,8 +112,16 @@ def _of_attention(model: TransformerConfig) -> dict[str, str]:
     return {**_norm("norm1", "h", model), **_products(products, bias=model.has_attention_bias), **norms}
 
 
-def _of_layer(model: TransformerConfig, kind: LayerKind) -> dict[str, str]:
-    """Tensors of a layer without routed experts."""
+def _axes_of(model: TransformerConfig, block: int) -> dict[str, str]:
+    """The tensors of a block by name, each with its axes; of a layer without its routed experts."""
+    if block >= EXPERTS:
+        return _products(_halves("expert_", "ehu", model), bias=model.has_expert_bias)
+    if block == EMBEDDING:
+        return {"words": "vh", **({"positions": "sh"} if model.position_embedding == "learned" else {})}
+    if block == HEAD:
+        bias = {"head_bias": "v"} if model.head_bias else {}
+        return {**_norm("head_norm", "h", model), "head_words": "vh", **bias}
+    kind = layer_kinds(model)[block]
     axes = _of_attention(model)
     if model.norms_per_layer > 1:
         axes |= _norm("norm2", "h", model)
@@ -129,21 +135,6 @@ def _of_layer(model: TransformerConfig, kind: LayerKind) -> dict[str, str]:
     if _experts_of(model).shared_ffn_hidden_size:
         products |= _halves("shared_", "hw", model)
     return axes | _products(products, bias=model.has_expert_bias)
-
-
-def _axes_of(model: TransformerConfig, block: int) -> dict[str, str]:
-    """The tensors of a block by name, each with its axes."""
-    if block >= EXPERTS:
-        return _products(_halves("expert_", "ehu", model), bias=model.has_expert_bias)
-    if block == EMBEDDING:
-        return {"words": "vh", **({"positions": "sh"} if model.position_embedding == "learned" else {})}
-    if block == HEAD:
-        return {
-            **_norm("head_norm", "h", model),
-            "head_words": "vh",
-            **({"head_bias": "v"} if model.head_bias else {}),
-        }
-    return _of_layer(model, layer_kinds(model)[block])
 
 
 _ADDED_ONCE = ("projection_bias", "fc2_bias", "positions")
@@ -339,10 +330,9 @@ class _BlockLayout:
 
     def part_of_shard(self, name: str, shards: int) -> slice:
         """Position of a named tensor in a shard."""
-        names = list(self.parts)
         lengths = [-(-size // shards) for size in self.sizes.values()]
-        start = sum(lengths[: names.index(name)])
-        return slice(start, start + lengths[names.index(name)])
+        number = list(self.sizes).index(name)
+        return slice(sum(lengths[:number]), sum(lengths[: number + 1]))
 
 
 class _Layouts(dict[int, _BlockLayout]):
@@ -359,15 +349,14 @@ class _Layouts(dict[int, _BlockLayout]):
         if key not in self._made:
             self._made[key] = _BlockLayout(self._share, block)
         self[block] = self._made[key]
-        return self._made[key]
+        return self[block]
 
 
 def blocks(model: TransformerConfig) -> list[int]:
     """All blocks of a model in the order of the forward."""
     kinds = layer_kinds(model)
-    layers = range(len(kinds))
-    experts = [EXPERTS + layer for layer in layers if kinds[layer].experts]
-    return [EMBEDDING, *layers, *experts, HEAD]
+    experts = [EXPERTS + layer for layer, kind in enumerate(kinds) if kind.experts]
+    return [EMBEDDING, *range(len(kinds)), *experts, HEAD]
 
 
 def with_experts(blocks: Mapping[int, Weights], block: int, share: Share) -> Weights:

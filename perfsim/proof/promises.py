@@ -7,13 +7,13 @@ less, where a warm-up that is too short makes neighbours wait.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
 from perfsim.costs.memory import state_bytes
 from perfsim.proof.parameters import EXPERTS, WORDS, Place, Share
-from perfsim.proof.program import Fault, Message, Program
+from perfsim.proof.program import Fault, Message
 from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import Plan
 from perfsim.strategies.schedules import Held, Pass, Slot, held_at_peak, schedule_called
@@ -54,19 +54,6 @@ class Prices(ABC):
     def rounding(self, _: Message) -> float:
         """Elements by which they may differ, because tensors do not divide evenly into shards."""
         return ROUNDING
-
-    def mispriced(self, program: Program, moved: Mapping[int, int]) -> Iterator[Fault]:
-        """Each message that moves other elements than it is priced for."""
-        for task, elements in moved.items():
-            message = program.actions[task].message
-            if message is None:
-                continue
-            work = program.graph.task(task).work
-            executed = self.counted(message, elements, work)
-            priced = work.comm_bytes / self.bytes_per_element(message)
-            if abs(executed - priced) > self.rounding(message):
-                detail = f"moves {executed:,.0f} elements, is priced for {priced:,.0f}"
-                yield Fault("value", program.name(task), f"its message ({message.content})", detail)
 
 
 class StreamingPrices(Prices):

@@ -134,12 +134,20 @@ class Subject:
 
     def mispriced(self, outcome: Outcome) -> Iterator[Fault]:
         """Every message that moved other elements than it is priced for."""
-        return prover(self.plan.system.kind).prices(self.plan).mispriced(self.compiled[0], outcome.moved)
+        program, _ = self.compiled
+        prices = prover(self.plan.system.kind).prices(self.plan)
+        for task, elements in outcome.moved.items():
+            if message := program.actions[task].message:
+                work = self.graph.task(task).work
+                executed = prices.counted(message, elements, work)
+                priced = work.comm_bytes / prices.bytes_per_element(message)
+                if abs(executed - priced) > prices.rounding(message):
+                    detail = f"moves {executed:,.0f} elements, is priced for {priced:,.0f}"
+                    yield Fault("value", program.name(task), f"its message ({message.content})", detail)
 
     def executor(self) -> Executor:
         """All ranks with their buffers, ready to run."""
-        program, compiler = self.compiled
-        return Executor(program, self.unfolded, compiler)
+        return Executor(*self.compiled, self.unfolded)
 
     def random_orders(self, count: int, seed: int) -> Iterator[list[int]]:
         """Random topological orders of all tasks on all ranks."""
@@ -267,9 +275,9 @@ class Case(NamedTuple):
 
 
 def catalogue_cases(*, experts: bool = False) -> list[Case]:
-    """Every case; strategies of other packages take the first layout that they list.
+    """Every case; a model with experts has cases of its own, for what the executor knows of them.
 
-    A model with experts has cases of its own, for what the executor knows of them.
+    Strategies of other packages take the first layout that they list.
     """
     if experts:
         return [*_experts(), *_weight_streaming()]
@@ -410,10 +418,9 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Request:
-    """A request of the command line."""
+    """A request of the command line; its target is a model or a study."""
 
     target: str
-    """A model or a study."""
     strategy: str = ""
     layout: str = ""
     devices: int | None = None
@@ -492,8 +499,8 @@ def plans_of(request: Request) -> Iterator[Plan]:
     kind = _kind_of(request.target, catalog)
     if kind == "sweep":
         said = f"{request.target} is a sweep, and sweeps are not supported"
-        what_to_do = "prove a model, or a study with the candidates of one of its points"
-        raise InputError([Problem(said, help=what_to_do)])
+        instead = "prove a model, or a study with the candidates of one of its points"
+        raise InputError([Problem(said, help=instead)])
     if kind == "study":
         yield from _of_study(request, catalog)
         return

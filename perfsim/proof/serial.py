@@ -88,15 +88,11 @@ class SmallTraining:
         """The whole model as one share."""
         return Share(self.model, self.seq_length)
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of a step that reach the LM head."""
+    def num_tokens(self, ahead: int) -> float:
+        """Tokens over which the loss of the words `ahead` is averaged, over the weight of its mean."""
+        if ahead:
+            return self.batch * self.seq_length * self.model.mtp_num_layers / LOSS_WEIGHT
         return self.batch * self.head_positions
-
-    @property
-    def num_later_tokens(self) -> float:
-        """Tokens over which a module's loss is averaged, over the weight of its mean."""
-        return self.batch * self.seq_length * self.model.mtp_num_layers / LOSS_WEIGHT
 
     def words(self, step: int, ahead: int = 0) -> tuple[Ints, Ints]:
         """Inputs and targets of one step; those of the `ahead`-th module are later by as many tokens."""
@@ -245,7 +241,7 @@ def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -
         """The part of each token in the mean loss; leaves the gradient of the scores."""
         ahead = max(0, block - num_layers + 1)
         targets = training.words(step, ahead)[1]
-        count = training.num_later_tokens if ahead else training.num_tokens
+        count = training.num_tokens(ahead)
         run = blocks_run[block]
         scored = run.values["scores"]
         of_words = statistics(scored, targets, share)

@@ -1,8 +1,8 @@
-"""What the verbs `show`, `diff`, `why` and `run` print."""
+"""What the verbs `diff`, `why` and `run` print."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from perfsim.report import text
@@ -13,13 +13,6 @@ if TYPE_CHECKING:
     from perfsim.prediction.verification import SamplingSummary
     from perfsim.prediction.why import GapExplained
     from perfsim.studies.trials import Difference, Explained
-
-
-def row_lines(rows: Sequence[Mapping[str, str]], title: str) -> list[str]:
-    """Rows of the catalogue."""
-    if not rows:
-        return [f"{title}: nothing"]
-    return Table.of(list(rows[0]), (row.values() for row in rows)).lines(whole_names=True)
 
 
 def difference_lines(difference: Difference) -> list[str]:

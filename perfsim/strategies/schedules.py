@@ -111,6 +111,11 @@ def held_at_peak(order: StageOrder, virtual: int) -> tuple[tuple[float, float], 
 # The placement of virtual stages on pipeline ranks.
 
 
+_MOST_STAGES = 8
+"""Stages that a deadlock message lists."""
+_IN_WORDS: dict[Pass, str] = {"F": "forward", "B": "backward", "W": "weight gradients"}
+
+
 @dataclass(frozen=True)
 class Placement:
     """Virtual stages, numbered in the order of the forward pass, on the ranks of a pipeline.
@@ -148,74 +153,73 @@ class Placement:
     def _turned(self, rank: int, chunk: int) -> int:
         return self.pipeline - 1 - rank if self.v_shaped and chunk % 2 else rank
 
+    def merged(self, orders: list[StageOrder]) -> list[Slot]:
+        """All slots in one topological order, where each slot follows the slot whose output it reads.
 
-_MOST_STAGES = 8
-"""Stages that a deadlock message lists."""
-_IN_WORDS: dict[Pass, str] = {"F": "forward", "B": "backward", "W": "weight gradients"}
-
-
-def merged_order(orders: list[StageOrder], placement: Placement) -> list[Slot]:
-    """All slots in one topological order, where each slot follows the slot whose output it reads.
-
-    A forward follows the forward of the previous virtual stage. A backward follows the backward of the next
-    stage, or on the last stage its own forward. Weight gradients follow their own backward. Raises
-    DeadlockError where no stage can proceed, with the slot that each stage waits for.
-    """
-    places = placement.places
-    last = placement.num_stages - 1
-    count = 1 + max((slot.microbatch for order in orders for slot in order), default=0)
-    # Whether micro-batches have passed each place; forwards have passed the one before the first.
-    forwards = bytearray(b"\x01" * count + bytes(count * (last + 1)))
-    backwards = bytearray(count * (last + 1))
-    position = [0] * len(orders)
-    merged: list[Slot] = []
-    total = sum(len(order) for order in orders)
-    while len(merged) < total:
-        before = len(merged)
-        for stage, order in enumerate(orders):
-            for index in range(position[stage], len(order)):  # a slice or `islice` would read what is done
-                which, _, chunk, microbatch = slot = order[index]
-                at = places[stage][chunk] * count + microbatch
-                if which == "F":
-                    if not forwards[at]:
+        A forward follows the forward of the previous virtual stage. A backward follows the backward of the
+        next stage, or on the last stage its own forward. Weight gradients follow their own backward. Raises
+        DeadlockError where no stage can proceed, with the slot that each stage waits for.
+        """
+        places = self.places
+        last = self.num_stages - 1
+        count = 1 + max((slot.microbatch for order in orders for slot in order), default=0)
+        # Whether micro-batches have passed each place; forwards have passed the one before the first.
+        forwards = bytearray(b"\x01" * count + bytes(count * (last + 1)))
+        backwards = bytearray(count * (last + 1))
+        position = [0] * len(orders)
+        merged: list[Slot] = []
+        total = sum(len(order) for order in orders)
+        while len(merged) < total:
+            before = len(merged)
+            for stage, order in enumerate(orders):
+                for index in range(
+                    position[stage], len(order)
+                ):  # a slice or `islice` would read what is done
+                    which, _, chunk, microbatch = slot = order[index]
+                    at = places[stage][chunk] * count + microbatch
+                    if which == "F":
+                        if not forwards[at]:
+                            break
+                        forwards[at + count] = 1
+                    elif which == "B":
+                        above = at + count
+                        if not (backwards[above] if above < len(backwards) else forwards[above]):
+                            break
+                        backwards[at] = 1
+                    elif not backwards[at]:
                         break
-                    forwards[at + count] = 1
-                elif which == "B":
-                    above = at + count
-                    if not (backwards[above] if above < len(backwards) else forwards[above]):
-                        break
-                    backwards[at] = 1
-                elif not backwards[at]:
-                    break
-                merged.append(slot)
-                position[stage] += 1
-        if len(merged) == before:
-            raise DeadlockError(_deadlock(orders, placement, position))
-    return merged
+                    merged.append(slot)
+                    position[stage] += 1
+            if len(merged) == before:
+                raise DeadlockError(self._deadlock(orders, position))
+        return merged
 
+    def _deadlock(self, orders: Sequence[StageOrder], position: Sequence[int]) -> str:
+        """The message: the stuck slot of each stage and the slot that it waits for."""
+        left = [
+            order[reached] for order, reached in zip(orders, position, strict=True) if reached < len(order)
+        ]
+        total = sum(len(order) for order in orders)
+        last = self.num_stages - 1
 
-def _deadlock(orders: Sequence[StageOrder], placement: Placement, position: Sequence[int]) -> str:
-    """The message: the stuck slot of each stage and the slot that it waits for."""
-    left = [order[reached] for order, reached in zip(orders, position, strict=True) if reached < len(order)]
-    total = sum(len(order) for order in orders)
-    last = placement.num_stages - 1
+        def named(which: Pass, chunk: int, microbatch: int) -> str:
+            of_chunk = f", chunk {chunk}" if self.virtual > 1 else ""
+            return f"{_IN_WORDS[which]} of micro-batch {microbatch}{of_chunk}"
 
-    def named(which: Pass, chunk: int, microbatch: int) -> str:
-        of_chunk = f", chunk {chunk}" if placement.virtual > 1 else ""
-        return f"{_IN_WORDS[which]} of micro-batch {microbatch}{of_chunk}"
-
-    lines = [f"the schedule deadlocks: {total - sum(position)} of {total} slots can never run"]
-    for which, stage, chunk, microbatch in left[:_MOST_STAGES]:
-        place = placement.places[stage][chunk]
-        read: Pass = "F" if which == "F" or (which == "B" and place == last) else "B"
-        place += {"F": -1, "W": 0}.get(which, 1 if place < last else 0)
-        rank = placement.rank(place)
-        waits_for = named(read, placement.places[rank].index(place), microbatch)
-        where = "itself" if rank == stage else f"stage {rank}"
-        lines.append(f"  stage {stage}: {named(which, chunk, microbatch)} waits for {waits_for} of {where}")
-    if len(left) > _MOST_STAGES:
-        lines.append(f"  and {len(left) - _MOST_STAGES} more stages")
-    return "\n".join(lines)
+        lines = [f"the schedule deadlocks: {total - sum(position)} of {total} slots can never run"]
+        for which, stage, chunk, microbatch in left[:_MOST_STAGES]:
+            place = self.places[stage][chunk]
+            read: Pass = "F" if which == "F" or (which == "B" and place == last) else "B"
+            place += {"F": -1, "W": 0}.get(which, 1 if place < last else 0)
+            rank = self.rank(place)
+            waits_for = named(read, self.places[rank].index(place), microbatch)
+            where = "itself" if rank == stage else f"stage {rank}"
+            lines.append(
+                f"  stage {stage}: {named(which, chunk, microbatch)} waits for {waits_for} of {where}"
+            )
+        if len(left) > _MOST_STAGES:
+            lines.append(f"  and {len(left) - _MOST_STAGES} more stages")
+        return "\n".join(lines)
 
 
 # One row of the table.
@@ -277,6 +281,12 @@ class Schedule:
             return f"virtual_pipeline {virtual} needs schedule interleaved, not {self.name}"
         return f"schedule {self.name} needs virtual_pipeline {self.chunks}, not {virtual}"
 
+    def orders(self, pipeline: int, virtual: int, microbatches: int) -> list[StageOrder]:
+        """The order of every stage. LayoutError for a number of chunks that it cannot have."""
+        if problem := self.chunks_problem(virtual):
+            raise LayoutError(problem)
+        return self.order(pipeline, virtual, microbatches)
+
     def placement(self, pipeline: int, virtual: int) -> Placement:
         """The placement of virtual stages on ranks."""
         return Placement(pipeline, virtual, self.has("v_shaped"))
@@ -286,7 +296,7 @@ class Schedule:
 
 
 def _gpipe(pipeline: int, _: int, microbatches: int) -> list[StageOrder]:
-    """All forwards, then all backwards (Huang et al. 2019)."""
+    """All forwards, then all backwards (Huang et al. 2019); a stage holds every micro-batch."""
     passes: tuple[Pass, Pass] = ("F", "B")
     return [
         [Slot(which, stage, 0, number) for which in passes for number in range(microbatches)]
@@ -294,15 +304,8 @@ def _gpipe(pipeline: int, _: int, microbatches: int) -> list[StageOrder]:
     ]
 
 
-def _gpipe_in_flight(
-    stage: Numbers, _pipeline: Numbers, _virtual: Numbers, microbatches: Numbers
-) -> tuple[Held, ...]:
-    """Every micro-batch."""
-    return (Held(microbatches + np.zeros_like(stage)),)
-
-
 def _one_f_one_b(pipeline: int, _: int, microbatches: int) -> list[StageOrder]:
-    """Stage i runs p - i - 1 warm-up forwards, then alternates [1806.03377, 2104.04473]."""
+    """Stage i runs p - i - 1 warm-up forwards, then alternates [1806.03377, 2104.04473]; it holds p - i."""
     return [_alternating(stage, microbatches, pipeline - stage - 1) for stage in range(pipeline)]
 
 
@@ -319,13 +322,6 @@ def _alternating(stage: int, microbatches: int, warm_up: int, delay: int | None 
     return slots
 
 
-def _one_f_one_b_in_flight(
-    stage: Numbers, pipeline: Numbers, _: Numbers, microbatches: Numbers
-) -> tuple[Held, ...]:
-    """Stage i holds p - i micro-batches."""
-    return (Held(np.minimum(pipeline - stage, microbatches)),)
-
-
 def _bubble_s(ranks: PacedRanks, virtual: Numbers, _microbatches: Numbers, _together: Numbers) -> Numbers:
     """(p - 1) (F + B) / v: one micro-batch fills and drains the other ranks [2104.04473 2.2]."""
     return ranks.others.total_s / virtual
@@ -337,26 +333,24 @@ def _interleaved(pipeline: int, virtual: int, microbatches: int) -> list[StageOr
         raise LayoutError(
             f"interleaved needs micro-batches ({microbatches}) in multiples of pipeline ({pipeline})"
         )
-    return [_interleaved_stage(stage, pipeline, virtual, microbatches) for stage in range(pipeline)]
-
-
-def _interleaved_stage(stage: int, pipeline: int, virtual: int, microbatches: int) -> StageOrder:
     total = microbatches * virtual
     group = pipeline * virtual
 
-    def slot(which: Pass, index: int) -> Slot:
+    def slot(which: Pass, stage: int, index: int) -> Slot:
         chunk = index % group // pipeline
         if which == "B":
             chunk = virtual - 1 - chunk
         return Slot(which, stage, chunk, index // group * pipeline + index % pipeline)
 
-    warm_up = total if microbatches == pipeline else (pipeline - stage - 1) * 2 + (virtual - 1) * pipeline
-    warm_up = min(warm_up, total)
-    slots = [slot("F", index) for index in range(warm_up)]
-    for index in range(total - warm_up):
-        slots += [slot("F", index + warm_up), slot("B", index)]
-    slots += [slot("B", index) for index in range(total - warm_up, total)]
-    return slots
+    orders: list[StageOrder] = []
+    for stage in range(pipeline):
+        warm_up = total if microbatches == pipeline else (pipeline - stage - 1) * 2 + (virtual - 1) * pipeline
+        warm_up = min(warm_up, total)
+        orders.append([slot("F", stage, index) for index in range(warm_up)])
+        for index in range(total - warm_up):
+            orders[-1] += [slot("F", stage, index + warm_up), slot("B", stage, index)]
+        orders[-1] += [slot("B", stage, index) for index in range(total - warm_up, total)]
+    return orders
 
 
 def _interleaved_in_flight(
@@ -379,13 +373,6 @@ def _interleaved_in_flight(
 # between its first and last slot. At the end, the delayed W passes fill the drain phase of 1F1B. A stage
 # starts and ends later than the previous stage, which costs nothing where the optimizer does not wait for
 # other stages (section 4: validation after the update).
-
-
-def _zero_bubble(ahead: int, pipeline: int, _: int, microbatches: int) -> list[StageOrder]:
-    return [
-        _alternating(stage, microbatches, ahead * (pipeline - stage - 1), ahead * stage)
-        for stage in range(pipeline)
-    ]
 
 
 def _zero_bubble_in_flight(
@@ -675,16 +662,32 @@ def _in_controlled_memory(name: str, share: int) -> Schedule:
 
 def _zero_bubble_row(name: str, ahead: int, trait: Trait) -> Schedule:
     """`zb1p` or `zb2p`."""
-    order = partial(_zero_bubble, ahead)
+
+    def order(pipeline: int, _: int, microbatches: int) -> list[StageOrder]:
+        warm_ups = [(stage, ahead * (pipeline - stage - 1)) for stage in range(pipeline)]
+        return [_alternating(stage, microbatches, warm_up, ahead * stage) for stage, warm_up in warm_ups]
+
     in_flight = partial(_zero_bubble_in_flight, ahead)
     return Schedule(name, order, in_flight, partial(_zero_bubble_s, ahead), 1, ("splits_backward", trait))
 
 
 _ROWS = (
     Schedule(
-        "1f1b", _one_f_one_b, _one_f_one_b_in_flight, _bubble_s, 1, ("tight", "whole_passes", "counts_head")
+        "1f1b",
+        _one_f_one_b,
+        lambda stage, pipeline, _, microbatches: (Held(np.minimum(pipeline - stage, microbatches)),),
+        _bubble_s,
+        1,
+        ("tight", "whole_passes", "counts_head"),
     ),
-    Schedule("gpipe", _gpipe, _gpipe_in_flight, _bubble_s, 1, ("forwards_first",)),
+    Schedule(
+        "gpipe",
+        _gpipe,
+        lambda stage, _pipeline, _virtual, microbatches: (Held(microbatches + np.zeros_like(stage)),),
+        _bubble_s,
+        1,
+        ("forwards_first",),
+    ),
     Schedule(
         "interleaved", _interleaved, _interleaved_in_flight, _bubble_s, None, ("in_groups", "counts_head")
     ),
@@ -712,15 +715,6 @@ def schedule_called(name: str) -> Schedule:
     return SCHEDULES[name]
 
 
-def schedule(name: str, pipeline: int, virtual: int, microbatches: int) -> list[StageOrder]:
-    """The order of every stage. LayoutError for a number of chunks that the schedule cannot have."""
-    chosen = schedule_called(name)
-    if problem := chosen.chunks_problem(virtual):
-        raise LayoutError(problem)
-    return chosen.order(pipeline, virtual, microbatches)
-
-
 def least_chunks(name: str) -> int:
     """The default number of chunks per rank of a schedule; 1 of an unknown one, which is refused later."""
-    chosen = SCHEDULES.get(name)
-    return (chosen.chunks if chosen else None) or 1
+    return (SCHEDULES[name].chunks or 1) if name in SCHEDULES else 1

@@ -66,15 +66,25 @@ class Production:
         if given == "none":
             return None
         if given == "recorded":
-            return recorded()
+            return cls.recorded()
         if isinstance(given, ProductionRange):
             return cls(given.typical, (given.low, given.high), given.source)
         return cls(float(given), (float(given), float(given)), "given by the study")
 
+    @classmethod
+    @cache
+    def recorded(cls) -> Production:
+        """Median and range over the recorded production runs."""
+        rows = json.loads(files("perfsim.studies").joinpath(RECORD).read_text(encoding="utf-8"))
+        ratios = [float(row["ratio"]) for row in rows]
+        names = ", ".join(f"{row['name']} {row['ratio']:.2f}" for row in rows)
+        source = f"median and range of published production rates over predicted healthy steps: {names}"
+        return cls(median(ratios), (min(ratios), max(ratios)), source)
+
     @property
     def of_healthy(self) -> str:
         """`0.81 (0.76 to 0.88) of the rate of healthy steps, as in published production runs`."""
-        of_runs = ", as in published production runs" if self == recorded() else ""
+        of_runs = ", as in published production runs" if self == Production.recorded() else ""
         return f"{self.text} of the rate of healthy steps{of_runs}"
 
     def time_s(self, healthy_s: float) -> float:
@@ -94,16 +104,6 @@ class Production:
         """`0.81 (0.76 to 0.88)`."""
         low, high = self.range
         return f"{self.ratio:.2f} ({low:.2f} to {high:.2f})" if low < high else f"{self.ratio:.2f}"
-
-
-@cache
-def recorded() -> Production:
-    """Median and range over the recorded production runs."""
-    rows = json.loads(files("perfsim.studies").joinpath(RECORD).read_text(encoding="utf-8"))
-    ratios = [float(row["ratio"]) for row in rows]
-    names = ", ".join(f"{row['name']} {row['ratio']:.2f}" for row in rows)
-    source = f"median and range of published production rates over predicted healthy steps: {names}"
-    return Production(median(ratios), (min(ratios), max(ratios)), source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +216,6 @@ class PointResult(Point):
 
     @property
     def feasible(self) -> bool:
-        """Whether it has a plan."""
         return self.answer is not None
 
     @property
@@ -241,7 +240,6 @@ class PointResult(Point):
 
     @property
     def devices_noun(self) -> str:
-        """Several of its devices, such as `A100-80GB`."""
         return self.candidate.system.devices_noun
 
     @property
@@ -448,14 +446,10 @@ QUANTITIES: Mapping[str, Callable[[Answer, Outcome], float | None]] = {
     "production_time_s": lambda row, _: row.production_time_s,
     "wall_s": lambda _, taken: taken.wall_s.typical,
     "device_hours": lambda _, taken: taken.device_hours.typical,
-    "energy_kwh": lambda _, taken: _typical(taken.energy_kwh),
-    "money": lambda _, taken: _typical(taken.money),
+    "energy_kwh": lambda _, taken: None if taken.energy_kwh is None else taken.energy_kwh.typical,
+    "money": lambda _, taken: None if taken.money is None else taken.money.typical,
 }
 """Columns of a table of answers: SI units, money in the study's currency, None for what is not given."""
-
-
-def _typical(spread: Spread | None) -> float | None:
-    return None if spread is None else spread.typical
 
 
 def quantities(row: Answer | None, taken: Outcome | None) -> dict[str, float | None]:

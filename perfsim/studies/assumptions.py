@@ -9,7 +9,7 @@ from perfsim.base.errors import CatalogError
 from perfsim.base.units import format_quantity
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.machines import machine_of
-from perfsim.specs.calibration import Calibration, FitRecord
+from perfsim.specs.calibration import Calibration
 from perfsim.specs.prices import NOT_GIVEN, amount_text
 from perfsim.studies.answers import Assumption, Production, leaves
 from perfsim.studies.batches import Target
@@ -47,8 +47,20 @@ def _constants_of(calibration: Calibration, catalog: Catalog) -> list[Assumption
             from_sources.append(Assumption(topic, path, text, basis, "datasheet"))
     fits = []
     for group, record in calibration.fit.items():
+        # The constants of a fit, how well it meets its points, and how well it knows the constants.
+        text = (
+            f"median error {100 * record.median_ape:.1f} %, p90 {100 * record.p90_ape:.1f} %, "
+            f"{record.points} points"
+        )
+        shares = [100 * error for error in record.standard_errors.values()]
+        if fitted[group]:
+            if not shares:
+                text += ", no standard errors"
+            elif len(fitted[group]) > 1:
+                text += f", standard errors {min(shares):.1f} to {max(shares):.1f} %"
+            text = f"{', '.join(fitted[group])}; {text}"
         basis = f"{_citation(record.table, catalog)}; {record.command}"
-        fits.append(Assumption(topic, group, _fit_text(fitted[group], record), basis, "fit"))
+        fits.append(Assumption(topic, group, text, basis, "fit"))
     return [*fits, *from_sources]
 
 
@@ -72,27 +84,20 @@ def _text(path: str, value: Any) -> str:
     return f"{value:.{DIGITS}g}" if isinstance(value, float) else str(value)
 
 
-def _fit_text(values: list[str], record: FitRecord) -> str:
-    """The constants of a fit, how well it meets its points, and how well it knows the constants."""
-    residual = (
-        f"median error {100 * record.median_ape:.1f} %, p90 {100 * record.p90_ape:.1f} %, "
-        f"{record.points} points"
-    )
-    if not values:
-        return residual
-    errors = [100 * error for error in record.standard_errors.values()]
-    if not errors:
-        residual += ", no standard errors"
-    elif len(values) > 1:
-        residual += f", standard errors {min(errors):.1f} to {max(errors):.1f} %"
-    return f"{', '.join(values)}; {residual}"
-
-
 def _citation(source_id: str, catalog: Catalog) -> str:
     """The citation of a registered source; for a user's own file its name."""
     return str(catalog.sources().get(source_id) or source_id)
 
 
+SAME_PRODUCTION = Assumption(
+    "production",
+    "same ratio on every machine",
+    "no comparison moves",
+    "the published production runs are all on GPUs. The ratio covers slow steps, not queue, "
+    "compilation, restarts and lost work. A CS-2's constants come from logs of training runs, a "
+    "GPU's from benchmarks, so for a CS-2 it may be too low",
+    "assumption",
+)
 NO_DEFAULT = "no default, because it would decide the comparison; the study may give it"
 
 
@@ -103,18 +108,22 @@ def assumptions_of(spec: StudySpec, target: Target) -> tuple[Assumption, ...]:
     assumptions += _described(catalog, "recipe", spec.recipe.name)
     for point in {(known.candidate.system.name, known.runtime.name): known for known in spec.points}.values():
         system = point.candidate.system
-        job = point.question.job
         assumptions += _described(catalog, "system", system.name)
         assumptions += _described(catalog, "device", system.device.name)
         if system.device.calibration is not None:
             assumptions += _constants_of(system.device.calibration, catalog)
-        for calibration in machine_of(system).calibrations(system, job.recipe):
+        for calibration in machine_of(system).calibrations(system, point.question.job.recipe):
             assumptions += _constants_of(calibration, catalog)
-    assumptions += _productions(spec)
+    for production in filter(None, dict.fromkeys(map(Production.of, spec.points))):
+        value = f"{production.text} times the rate of healthy steps, on every machine"
+        assumptions += [
+            Assumption("production", "ratio to healthy steps", value, production.source, "fit"),
+            SAME_PRODUCTION,
+        ]
     assumptions += _money(spec)
-    clocks = [candidate.wall_clock for candidate in spec.candidates if candidate.wall_clock is not None]
-    for clock in clocks:
-        assumptions += _described(catalog, "wall_clock", clock.name)
+    for candidate in spec.candidates:
+        if candidate.wall_clock is not None:
+            assumptions += _described(catalog, "wall_clock", candidate.wall_clock.name)
     for candidate in spec.candidates:
         if candidate.cluster_calibration is not None:
             # The scale fitted to the user's measured steps, with its cases.
@@ -132,24 +141,14 @@ def assumptions_of(spec: StudySpec, target: Target) -> tuple[Assumption, ...]:
 def _target(target: Target) -> Iterator[Assumption]:
     critical = target.critical
     low, high = (tokens / 1e6 for tokens in critical.band_tokens)
-    yield Assumption(
-        "convergence",
-        "critical batch",
-        "none: the number of tokens is given"
-        if critical.given_length
-        else f"{critical.tokens / 1e6:.1f} M tokens ({low:.1f} to {high:.1f} M, 90 %)",
-        critical.source,
-        "fit",
-    )
+    known = f"{critical.tokens / 1e6:.1f} M tokens ({low:.1f} to {high:.1f} M, 90 %)"
+    value = "none: the number of tokens is given" if critical.given_length else known
+    yield Assumption("convergence", "critical batch", value, critical.source, "fit")
     if target.loss is not None:
-        law = target.loss.law
-        yield Assumption(
-            "convergence",
-            "loss law",
-            f"{law.name}: {target.loss.tokens:.3g} tokens to {target.loss.loss:g} nats; {target.loss.text}",
-            f"{law.source}; its runs: {law.data}",
-            "fit",
-        )
+        loss = target.loss
+        law = loss.law
+        value = f"{law.name}: {loss.tokens:.3g} tokens to {loss.loss:g} nats; {loss.text}"
+        yield Assumption("convergence", "loss law", value, f"{law.source}; its runs: {law.data}", "fit")
     for note in critical.notes:
         yield Assumption("convergence", "critical batch", "remark", note, "assumption")
     yield Assumption(
@@ -169,23 +168,6 @@ def _target(target: Target) -> Iterator[Assumption]:
     )
 
 
-def _productions(spec: StudySpec) -> Iterator[Assumption]:
-    """The production ratios that candidates have, and what they cover."""
-    ratios = dict.fromkeys(map(Production.of, spec.points))
-    for production in filter(None, ratios):
-        value = f"{production.text} times the rate of healthy steps, on every machine"
-        yield Assumption("production", "ratio to healthy steps", value, production.source, "fit")
-        yield Assumption(
-            "production",
-            "same ratio on every machine",
-            "no comparison moves",
-            "the published production runs are all on GPUs. The ratio covers slow steps, not queue, "
-            "compilation, restarts and lost work. A CS-2's constants come from logs of training runs, a "
-            "GPU's from benchmarks, so for a CS-2 it may be too low",
-            "assumption",
-        )
-
-
 def _money(spec: StudySpec) -> Iterator[Assumption]:
     """Prices and energy, with their source, or that they are not given."""
     energy = spec.energy
@@ -193,9 +175,8 @@ def _money(spec: StudySpec) -> Iterator[Assumption]:
         machines = [candidate for candidate in spec.candidates if candidate.system.name == system]
         prices = [candidate.price for candidate in machines if candidate.price]
         for price in dict.fromkeys(prices):
-            yield Assumption(
-                "money", f"price of {system}", price.text(spec.currency), price.source, "assumption"
-            )
+            text = price.text(spec.currency)
+            yield Assumption("money", f"price of {system}", text, price.source, "assumption")
         if not prices:
             yield Assumption("money", f"price of {system}", NOT_GIVEN, NO_DEFAULT, "assumption")
     units = {"pue": "", "tariff": f" {spec.currency} a kWh", "carbon": " kg CO2e a kWh"}
@@ -208,17 +189,11 @@ def _money(spec: StudySpec) -> Iterator[Assumption]:
 
 def _described(catalog: Catalog, kind: str, name: str) -> list[Assumption]:
     try:
-        rows = catalog.describe(name, kind)
+        rows = [row for row in catalog.describe(name, kind) if row.source_or_assumption]
     except CatalogError:
         return [Assumption(kind, name, "defined inside the study", "the study's own file", "assumption")]
+    kinds = {True: "assumption", False: "datasheet"}
     return [
-        Assumption(
-            topic=f"{kind} {name}",
-            name=row.path,
-            value=row.value_text,
-            source=row.source_or_assumption,
-            kind="assumption" if row.assumed else "datasheet",
-        )
+        Assumption(f"{kind} {name}", row.path, row.value_text, row.source_or_assumption, kinds[row.assumed])
         for row in rows
-        if row.source_or_assumption
     ]

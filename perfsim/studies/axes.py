@@ -23,7 +23,7 @@ from perfsim.engine.limits import present_limits
 from perfsim.prediction.question import changed_part, changes_by_root, misplaced, priced_part
 from perfsim.specs.hardware import SystemSpec
 from perfsim.strategies import strategy
-from perfsim.studies.batches import target_of
+from perfsim.studies.batches import Target
 from perfsim.studies.spec import CALLED, Candidates, CandidateSpec, Point, StudySpec
 
 # The YAML form of a sweep: a study, and the fields of it that vary.
@@ -98,7 +98,6 @@ class _Axis:
 
     @property
     def values(self) -> list[Any]:
-        """The values as plain data."""
         return [node.plain() for node in self.nodes]
 
     @property
@@ -107,15 +106,15 @@ class _Axis:
         return self.path in MACHINE_ROOTS
 
     def problem(self, message: str, help_text: str) -> Problem:
-        """A problem at its path."""
         return self.key.problem(f"{self.where}: {message}", help_text)
 
-    def placed(self, mark: Mark, prefix: str, error: InputError) -> list[Problem]:
-        """The problems of an error, at this mark unless they have a place."""
-        return [
-            problem if problem.file else mark.problem(f"{prefix}: {problem.message}", problem.help)
-            for problem in error.problems
-        ]
+
+def _placed(mark: Mark, prefix: str, error: InputError) -> list[Problem]:
+    """The problems of an error, at this mark unless they have a place."""
+    return [
+        problem if problem.file else mark.problem(f"{prefix}: {problem.message}", problem.help)
+        for problem in error.problems
+    ]
 
 
 def _read_axes(mapping: LocatedMapping, spec: SweepSpec) -> tuple[dict[str, list[_Axis]], list[Problem]]:
@@ -157,7 +156,7 @@ def _wrong_machines(axis: _Axis, candidate: CandidateSpec, catalog: Catalog) -> 
                 counts = node if node.sequence else Node(node.mark, [node])
                 problems += _refused(type(candidate), ["devices"], counts, axis)
         except InputError as error:
-            problems += axis.placed(node.mark, axis.path, error)
+            problems += _placed(node.mark, axis.path, error)
     return problems
 
 
@@ -185,7 +184,7 @@ def _wrong_field(
         try:
             catalog.override(owner, {path: axis.values[0]})
         except CatalogError as error:
-            return axis.placed(axis.key, axis.where, error)
+            return _placed(axis.key, axis.where, error)
         return [axis.problem(f"`{axis.path}` is not a field", "")]
     problems = []
     annotation = record.model_fields[parts[index]].annotation
@@ -195,7 +194,7 @@ def _wrong_field(
             try:
                 catalog.override(owner, {path: node.value})
             except CatalogError as error:
-                problems += axis.placed(node.mark, axis.where, error)
+                problems += _placed(node.mark, axis.where, error)
         else:
             problems += _refused(record, parts[index:], node, axis)
     return problems
@@ -297,14 +296,10 @@ class _Changer:
         changed = self.once(lambda: self.catalog.override(candidate, values), *key) if values else candidate
         for root, inner in parts.items():
             part = _PARTS[root](study, changed)
-            new, _ = self.once(
-                lambda part=part, root=root, inner=inner: (  # type: ignore[misc]
-                    changed_part(root, part, inner, self.catalog),
-                    part,
-                ),
-                *(id(part), repr(inner)),
-            )
-            changed = changed.model_copy(update={root: new})
+            at = (id(part), repr(inner))
+            if at not in self.made:
+                self.made[at] = changed_part(root, part, inner, self.catalog), part
+            changed = changed.model_copy(update={root: self.made[at][0]})
         return changed
 
     def point(
@@ -332,7 +327,9 @@ class _Changer:
         study = study.model_copy(update={"candidates": (chosen,)})
         system = chosen.system
         recipe = study.recipe
-        self.once(lambda: target_of(study), "target", id(study.model), id(recipe), id(study.convergence))
+        self.once(
+            lambda: Target.of_study(study), "target", id(study.model), id(recipe), id(study.convergence)
+        )
         point = Point(study)
         question = point.question
         priced = self.once(lambda: priced_part(recipe).model_dump_json(), "priced", id(recipe))
@@ -415,12 +412,10 @@ def _expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple
     if unread or problems:
         raise CatalogError(in_order([*unread, *problems]))
     changer = _Changer(catalog)
-    limits = present_limits()
     points: list[Point] = []
     for name in spec.variants or variants:
         # A fixed layout tells a candidate from others; a variant's only one of its kind needs none.
         kinds = [(known.system.name, known.strategy) for known in variants[name].candidates]
-        runtimes = {spec.study.runtime_of(candidate).name for candidate in machines[name]}
         fixed = {axis.path: axis.values[0] for axis in groups[name] if name and not axis.of_machine}
         for candidate in machines[name]:
             if not all(_suits(path, candidate) for path in fixed):
@@ -430,7 +425,7 @@ def _expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple
                 not kinds or kinds.count((candidate.system.name, candidate.strategy)) > 1
             ):
                 apart[LAYOUT] = candidate.layout_words
-            if len(runtimes) > 1:
+            if len({spec.study.runtime_of(machine).name for machine in machines[name]}) > 1:
                 apart[RUNTIME] = spec.study.runtime_of(candidate).name
             axes = [axis for axis in grid if not axis.of_machine and _suits(axis.path, candidate)]
             count = len(candidate.devices) * prod(len(axis.nodes) for axis in axes)
@@ -438,7 +433,7 @@ def _expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple
                 message = f"grid: {count:,} points for one candidate; at most {MOST_POINTS:,} are answered"
                 raise CatalogError([mapping.problem(("grid",), message)])
             for devices, values in product(candidate.devices, product(*(axis.values for axis in axes))):
-                limits.in_time(lambda: "the points of the grid were being written out")
+                present_limits().in_time(lambda: "the points of the grid were being written out")
                 settings = {axis.path: value for axis, value in zip(axes, values, strict=True)}
                 changes = {**settings, **fixed}
                 try:
@@ -446,14 +441,7 @@ def _expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple
                 except InputError as error:
                     said = [f"{path} {value}" for path, value in changes.items()]
                     label = ", ".join([candidate.system.machine(devices), str(candidate.strategy), *said])
-                    raise CatalogError(
-                        [
-                            problem
-                            if problem.file
-                            else mapping.problem(("grid",), f"{label}: {problem.message}", problem.help)
-                            for problem in error.problems
-                        ]
-                    ) from None
+                    raise CatalogError(_placed(mapping.node.mark_at(("grid",)), label, error)) from None
                 points.append(Point(study, {**apart, **settings}))
     if not points:
         raise CatalogError([mapping.problem(("grid",), "no strategy of the grid runs on any of its systems")])
@@ -512,21 +500,17 @@ def load_sweep(
         raise CatalogError(
             [mapping.problem((), "this is a study without a grid", f"perfsim study {name_or_path}")]
         )
-    spec = _changed_sweep(parse_file(path, SweepSpec, catalog), changes or {}, catalog)
-    return Sweep(spec, _expand(spec, mapping, catalog), name_or_path)
-
-
-def _changed_sweep(spec: SweepSpec, changes: Mapping[str, Any], catalog: Catalog) -> SweepSpec:
-    """A sweep with values of its study replaced, and in the candidates of its grid and of its variants."""
+    spec = parse_file(path, SweepSpec, catalog)
 
     def changed(part: GridSpec) -> Any:
-        if not part.candidates:
-            return part
         study = spec.study.model_copy(update={"candidates": part.candidates})
-        return part.model_copy(update={"candidates": changed_study(study, changes, catalog).candidates})
+        return part.model_copy(update={"candidates": changed_study(study, changes or {}, catalog).candidates})
 
-    if not changes:
-        return spec
-    variants = {name: changed(variant) for name, variant in spec.variants.items()}
-    study = changed_study(spec.study, changes, catalog)
-    return spec.model_copy(update={"study": study, "grid": changed(spec.grid), "variants": variants})
+    if changes:
+        parts: dict[str, Any] = {
+            "study": changed_study(spec.study, changes, catalog),
+            "grid": changed(spec.grid),
+            "variants": {name: changed(variant) for name, variant in spec.variants.items()},
+        }
+        spec = spec.model_copy(update=parts)
+    return Sweep(spec, _expand(spec, mapping, catalog), name_or_path)

@@ -24,9 +24,9 @@ from perfsim.convergence.time_to_accuracy import (
     Segment,
     TimeToAccuracy,
 )
-from perfsim.convergence.wall_clock import Training
 from perfsim.engine.limits import present_limits
 from perfsim.prediction.bands import Accuracy
+from perfsim.prediction.caveats import Caveat
 from perfsim.prediction.planner import estimated
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, evaluated
@@ -39,6 +39,8 @@ from perfsim.work.counts import parameters
 SMALLEST_SHARE = 1 / 256
 LARGEST_SHARE = 2.0
 """The grid of batches, as shares of the critical batch."""
+MINICPM_SCALE = "C4"
+"""The corpus on which MiniCPM's law measures its loss; the law holds for no other."""
 MOST_TRIED = 60
 """Batches of one curve, with those past its ends."""
 
@@ -95,6 +97,19 @@ class BatchCurve:
         fastest = min(self.points, key=lambda point: (point.time_to_accuracy_s, point.batch_tokens))
         return fastest.global_batch_size
 
+    @property
+    def caveats(self) -> list[Caveat]:
+        """A caveat where the best batch is the smallest or the largest that was tried."""
+        tried = self.tried
+        if len(tried) < 2 or tried[0] < self.best < tried[-1]:
+            return []
+        side, direction = ("smallest", "smaller") if self.best == tried[0] else ("largest", "larger")
+        words = (
+            f"best batch {self.best} is the {side} of {len(tried)} tried ({tried[0]} to {tried[-1]} "
+            f"sequences); a {direction} batch may be better: widen batch_sizes"
+        )
+        return [Caveat.of("batch-at-edge", words)]
+
 
 @dataclass(frozen=True)
 class Target:
@@ -106,6 +121,66 @@ class Target:
     """The loss that the tokens reach, where the recipe names one."""
     measured: tuple[float, ...] | None = None
     """Batches in tokens of the user's own runs, where the critical batch was fitted to them."""
+
+    @classmethod
+    def of(cls, model: TransformerConfig, recipe: Recipe, law: ConvergenceSpec, asked_by: str = "") -> Self:
+        """What ends a run of a model under a recipe.
+
+        Raises InputError where the recipe says nothing of it or a loss is outside its law's runs, and
+        PlanError where the model is too small for the loss.
+        """
+        tokens = recipe.tokens
+        loss = None
+        by_law = loss_law(law.loss_law) if isinstance(law.loss_law, str) else law.loss_law.law
+        if recipe.tokens_per_parameter is not None:
+            tokens = recipe.tokens_per_parameter * parameters(model).total
+        if tokens is None and recipe.target_loss is not None:
+            loss = by_law.target(recipe.target_loss, counted(model, by_law), law.loss_scale)
+            tokens = loss.tokens
+        fit = law.fit
+        if fit is not None and tokens is None:
+            tokens = fit.e_min_tokens
+        if tokens is None:
+            raise InputError(
+                f"{asked_by}recipe {recipe.name} has neither tokens nor target_loss nor tokens_per_parameter"
+            )
+        inputs = LawInputs(
+            d_min_tokens=tokens,
+            loss=recipe.target_loss,
+            loss_scale=law.loss_scale or ("" if loss is None else by_law.corpus),
+            tokens=law.critical_batch_tokens,
+            band_factor=law.band_factor,
+            fit=fit,
+        )
+        measured = fit.batches_tokens or None if law.law == "fitted" and fit is not None else None
+        return cls(tokens, critical_batch(law.law, inputs), loss, measured)
+
+    @classmethod
+    def of_study(cls, spec: StudySpec) -> Self:
+        """What ends the study's run. Raises InputError where the recipe says nothing of it."""
+        return cls.of(spec.model, spec.recipe, spec.convergence, f"study {spec.name}: ")
+
+    @property
+    def caveats(self) -> list[Caveat]:
+        """How much the tokens to a loss depend on the loss, where there is one."""
+        if self.loss is None:
+            return []
+        loss = self.loss
+        words = (
+            f"{loss.tokens:.3g} tokens to a loss of {loss.loss:g} by law '{loss.law.name}' "
+            f"({loss.law.corpus}); {loss.text}: the band of the time includes "
+            f"{100 * loss.d_min_error:.0f} % of the tokens"
+        )
+        return [Caveat.of("target-loss", words)]
+
+    def suggested_batches(self, spec: StudySpec) -> dict[str, float]:
+        """The suggested global batch in tokens by law; DeepSeek's needs 6 N D FLOP without embeddings."""
+        compute_flop = 6.0 * parameters(spec.model).active_body_matrices * self.d_min_tokens
+        suggested = {"DeepSeek LLM (arXiv 2401.02954)": deepseek_tokens(compute_flop)}
+        loss = spec.recipe.target_loss
+        if loss is not None and spec.convergence.loss_scale.casefold() == MINICPM_SCALE.casefold():
+            suggested["MiniCPM (arXiv 2404.06395)"] = minicpm_tokens(loss)
+        return suggested
 
     def time_of(
         self, batch_tokens: float, step_time_s: float, step_time_error: float, unshared_error: float
@@ -222,51 +297,12 @@ class Target:
         rest = 1.0 - sum(segment.share for segment in segments)
         last = Segment(rest, chosen.batch_tokens, chosen.step_time_s, critical)
         run = RampedRun.of([*segments, last], self.d_min_tokens)
-        examples = chosen.steps * chosen.batch_tokens
         remark = (
             f"with the batch ramp the steps take {run.time_s / chosen.time_to_accuracy_s:.3f} times as long: "
             f"{run.steps / chosen.steps:.3f} times the steps, "
-            f"{run.examples_tokens / examples:.3f} times the tokens"
+            f"{run.examples_tokens / (chosen.steps * chosen.batch_tokens):.3f} times the tokens"
         )
         return run, remark
-
-
-def target_for(model: TransformerConfig, recipe: Recipe, law: ConvergenceSpec, asked_by: str = "") -> Target:
-    """What ends a run of a model under a recipe.
-
-    Raises InputError where the recipe says nothing of it or a loss is outside its law's runs, and PlanError
-    where the model is too small for the loss.
-    """
-    tokens = recipe.tokens
-    loss = None
-    by_law = loss_law(law.loss_law) if isinstance(law.loss_law, str) else law.loss_law.law
-    if recipe.tokens_per_parameter is not None:
-        tokens = recipe.tokens_per_parameter * parameters(model).total
-    if tokens is None and recipe.target_loss is not None:
-        loss = by_law.target(recipe.target_loss, counted(model, by_law), law.loss_scale)
-        tokens = loss.tokens
-    fit = law.fit
-    if fit is not None and tokens is None:
-        tokens = fit.e_min_tokens
-    if tokens is None:
-        raise InputError(
-            f"{asked_by}recipe {recipe.name} has neither tokens nor target_loss nor tokens_per_parameter"
-        )
-    inputs = LawInputs(
-        d_min_tokens=tokens,
-        loss=recipe.target_loss,
-        loss_scale=law.loss_scale or ("" if loss is None else by_law.corpus),
-        tokens=law.critical_batch_tokens,
-        band_factor=law.band_factor,
-        fit=fit,
-    )
-    measured = fit.batches_tokens or None if law.law == "fitted" and fit is not None else None
-    return Target(tokens, critical_batch(law.law, inputs), loss, measured)
-
-
-def target_of(spec: StudySpec) -> Target:
-    """What ends the study's run. Raises InputError where the recipe says nothing of it."""
-    return target_for(spec.model, spec.recipe, spec.convergence, f"study {spec.name}: ")
 
 
 def counted(model: TransformerConfig, law: LossLaw) -> float:
@@ -277,31 +313,3 @@ def counted(model: TransformerConfig, law: LossLaw) -> float:
     """
     counts = parameters(model)
     return float(counts.active if law.counts_embeddings else counts.active_body_matrices)
-
-
-MINICPM_SCALE = "C4"
-"""The corpus on which MiniCPM's law measures its loss; the law holds for no other."""
-
-
-def suggested_batches(spec: StudySpec, d_min_tokens: float) -> dict[str, float]:
-    """The suggested global batch in tokens by law.
-
-    DeepSeek's law needs the run's FLOPs without embeddings, 6 N D; MiniCPM's needs a target loss on C4.
-    """
-    counts = parameters(spec.model)
-    compute_flop = 6.0 * counts.active_body_matrices * d_min_tokens
-    suggested = {"DeepSeek LLM (arXiv 2401.02954)": deepseek_tokens(compute_flop)}
-    loss = spec.recipe.target_loss
-    if loss is not None and spec.convergence.loss_scale.casefold() == MINICPM_SCALE.casefold():
-        suggested["MiniCPM (arXiv 2404.06395)"] = minicpm_tokens(loss)
-    return suggested
-
-
-def training_of(question: Question, time: TimeToAccuracy) -> Training:
-    """The steps of a candidate and the units that run them."""
-    return Training(
-        steps=time.steps,
-        step_time_s=time.step_time_s,
-        num_parameters=float(parameters(question.model).total),
-        num_nodes=-(-question.devices // question.topology.devices_per_node),
-    )

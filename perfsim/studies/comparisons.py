@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -20,7 +20,7 @@ from perfsim.catalog import Catalog, default_catalog, parse_file
 from perfsim.convergence.critical_batch import HyperbolaFit, examples
 from perfsim.convergence.laws import LossLaw, loss_law, power_law
 from perfsim.convergence.time_to_accuracy import split_speedup
-from perfsim.prediction.prediction import Prediction, predict
+from perfsim.prediction.prediction import predict
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import graph_of
 from perfsim.specs.hardware import Devices, GpuClusterSpec
@@ -32,7 +32,7 @@ from perfsim.work.counts import parameters
 _Amount = Annotated[float, *number(1e-9, 1e30)]
 
 
-class TrainedRun(Spec):
+class _TrainedRun(Spec):
     """A trained model: its size, its tokens or FLOP, and its loss where one is published."""
 
     name: str
@@ -51,13 +51,13 @@ class TrainedRun(Spec):
         return 6.0 * self.params * self.tokens if self.flop is None else self.flop
 
 
-class LossesSpec(Spec):
+class _LossesSpec(Spec):
     """Losses of runs over their FLOP, next to a law: a named one, or the line through some of the runs."""
 
     law: str | None = None
     fitted_to: tuple[str, ...] = ()
     """Names of the runs that the line is fitted to; the others are predicted."""
-    runs: Annotated[tuple[TrainedRun, ...], Field(min_length=2)]
+    runs: Annotated[tuple[_TrainedRun, ...], Field(min_length=2)]
 
     @model_validator(mode="after")
     def _has_one_law(self) -> Self:
@@ -70,7 +70,7 @@ class LossesSpec(Spec):
         return self
 
 
-class TimedRun(Spec):
+class _TimedRun(Spec):
     """A published run to a quality target."""
 
     name: str
@@ -81,14 +81,14 @@ class TimedRun(Spec):
     time: Seconds
 
 
-class SpeedsSpec(Spec):
+class _SpeedsSpec(Spec):
     """Times of runs on more and more devices; the first is what the others are compared with."""
 
     device: str
-    runs: Annotated[tuple[TimedRun, ...], Field(min_length=2)]
+    runs: Annotated[tuple[_TimedRun, ...], Field(min_length=2)]
 
 
-class EquationsSpec(Spec):
+class _EquationsSpec(Spec):
     """Equations of communication and memory in L, T, B, P and N, for a model on a few GPUs."""
 
     model: TransformerConfig
@@ -104,9 +104,9 @@ class ComparisonSpec(CatalogSpec):
     name: FolderName
     title: str
     question: str = ""
-    losses: LossesSpec | None = None
-    speeds: SpeedsSpec | None = None
-    equations: EquationsSpec | None = None
+    losses: _LossesSpec | None = None
+    speeds: _SpeedsSpec | None = None
+    equations: _EquationsSpec | None = None
 
     @model_validator(mode="after")
     def _has_one_subject(self) -> Self:
@@ -140,18 +140,22 @@ class Comparison:
     """What each column is, and where it is from."""
 
 
-_Answered = tuple[Mapping[str, str], list[_Row], str, str]
-"""Columns, rows, the verdict and the note."""
-
-
 def compare(spec: ComparisonSpec) -> Comparison:
     """The rows and sentences of a comparison; raises what predictions and laws of its subject raise."""
     if spec.losses is not None:
-        columns, rows, verdict, note = _losses(spec.losses)
+        columns = _LOSSES
+        note = _LOSSES_NOTE
+        rows, verdict = _by_law(spec.losses) if spec.losses.law else _fitted(spec.losses)
+        if all(row["loss"] is None for row in rows):
+            columns = {key: name for key, name in columns.items() if key not in ("loss", "error")}
     elif spec.speeds is not None:
-        columns, rows, verdict, note = _speeds(spec.speeds)
+        rows, verdict = _speeds(spec.speeds)
+        columns = {**_SPEEDS, "devices": spec.speeds.device}
+        note = _SPEEDS_NOTE.format(device=spec.speeds.device)
     elif spec.equations is not None:
-        columns, rows, verdict, note = _equations(spec.equations)
+        rows, verdict = _equations(spec.equations)
+        columns = _EQUATIONS
+        note = _EQUATIONS_NOTE
     else:
         raise InputError(f"{spec.name} compares nothing")
     return Comparison(spec.name, spec.title, spec.question, verdict, columns, tuple(rows), (note,))
@@ -175,15 +179,7 @@ _LOSSES_NOTE = (
 )
 
 
-def _losses(losses: LossesSpec) -> _Answered:
-    """A row for each run: its published loss, the law's loss for it, and its FLOP over what the law needs."""
-    rows, verdict = _fitted(losses) if losses.law is None else _by_law(loss_law(losses.law), losses.runs)
-    unknown = all(row["loss"] is None for row in rows)
-    columns = {key: name for key, name in _LOSSES.items() if not unknown or key not in ("loss", "error")}
-    return columns, rows, verdict, _LOSSES_NOTE
-
-
-def _losses_row(run: TrainedRun, law_loss: float, least_flop: float) -> _Row:
+def _losses_row(run: _TrainedRun, law_loss: float, least_flop: float) -> _Row:
     return {
         "name": run.name,
         "params": run.params,
@@ -196,7 +192,7 @@ def _losses_row(run: TrainedRun, law_loss: float, least_flop: float) -> _Row:
     }
 
 
-def _fitted(losses: LossesSpec) -> tuple[list[_Row], str]:
+def _fitted(losses: _LossesSpec) -> tuple[list[_Row], str]:
     """Rows by the line through some runs, what it predicts of their family, and what others pay."""
     fitted = [run for run in losses.runs if run.name in losses.fitted_to]
     c_flop, gamma = power_law([(run.all_flop, run.loss or math.nan) for run in fitted])
@@ -234,14 +230,16 @@ def least_flop(law: LossLaw, loss: float) -> tuple[float, float]:
     return best
 
 
-def _by_law(law: LossLaw, runs: Sequence[TrainedRun]) -> tuple[list[_Row], str]:
+def _by_law(losses: _LossesSpec) -> tuple[list[_Row], str]:
     """Rows by a named law, the size of least loss at the first run's FLOP, and what it is worth."""
+    law = loss_law(losses.law or "")
+    runs = losses.runs
     first = runs[0]
     flop = first.all_flop
     sizes = SIZES[(flop / (6 * SIZES)) > 1]
-    losses = [law.loss(size, flop / (6 * size)) for size in sizes.tolist()]
-    size = float(sizes[int(np.argmin(losses))])
-    best = TrainedRun(name="least loss at the first's FLOP", params=size, tokens=flop / (6 * size))
+    by_size = [law.loss(size, flop / (6 * size)) for size in sizes.tolist()]
+    size = float(sizes[int(np.argmin(by_size))])
+    best = _TrainedRun(name="least loss at the first's FLOP", params=size, tokens=flop / (6 * size))
     rows = []
     for run in (*runs, best):
         law_loss = law.loss(run.params, run.tokens)
@@ -252,7 +250,7 @@ def _by_law(law: LossLaw, runs: Sequence[TrainedRun]) -> tuple[list[_Row], str]:
     verdict = (
         f"By law {law.name}, {first.name} reaches a loss of {reached:.3f} with {flop:.3g} FLOP. With as "
         f"many, {size / 1e9:.3g} billion parameters on {best.tokens / 1e9:.3g} billion tokens "
-        f"({best.tokens / size:.1f} a parameter) reach {min(losses):.3f}; {100 * share:.0f} % of the FLOP "
+        f"({best.tokens / size:.1f} a parameter) reach {min(by_size):.3f}; {100 * share:.0f} % of the FLOP "
         f"are enough for {reached:.3f}."
     )
     if outside:
@@ -278,10 +276,30 @@ _SPEEDS_NOTE = (
 )
 
 
-def _speeds(speeds: SpeedsSpec) -> _Answered:
-    """One row a run: its speedup over the first, and what statistics and hardware have of it."""
+def _speeds(speeds: _SpeedsSpec) -> tuple[list[_Row], str]:
+    """One row a run: its speedup over the first, and what statistics and hardware have of it.
+
+    Raises InputError for runs of one batch, and where the examples do not grow with it.
+    """
     first = speeds.runs[0]
-    e_min, b_crit, levels = _hyperbola(speeds.runs)
+    levels: dict[float, list[float]] = {}
+    for run in speeds.runs:
+        levels.setdefault(run.batch, []).append(run.examples)
+    if len(levels) < 2:
+        raise InputError("runs of one batch tell nothing of statistics: give runs of at least two batches")
+    if len(levels) > 2:
+        fit = HyperbolaFit.of([run.batch for run in speeds.runs], [run.examples for run in speeds.runs])
+        e_min = fit.e_min
+        b_crit = fit.b_crit
+    else:
+        (small, low), (large, high) = sorted((batch, fmean(known)) for batch, known in levels.items())
+        slope = (high - low) / (large - small)
+        e_min = low - slope * small
+        if slope <= 0 or e_min <= 0:
+            raise InputError(
+                "the examples of the two batches are on no hyperbola: they must grow with the batch"
+            )
+        b_crit = e_min / slope
     rows: list[_Row] = []
     for run in speeds.runs:
         speedup = first.time / run.time
@@ -302,35 +320,13 @@ def _speeds(speeds: SpeedsSpec) -> _Answered:
         )
     last = rows[-1]
     times = speeds.runs[-1].devices / first.devices
-    checked = " (two batches determine it without a check)." if levels == 2 else "."
+    checked = " (two batches determine it without a check)." if len(levels) == 2 else "."
     verdict = (
         f"{times:g} times the {speeds.device} are {last['speedup']:.1f} times as fast: {times:g} × "
         f"{last['statistical']:.2f} (statistics, by the law) × {last['hardware']:.2f} (hardware, "
         f"read from published times). The law: E_min {e_min:.3g}, B_crit {b_crit:.3g}{checked}"
     )
-    columns = {**_SPEEDS, "devices": speeds.device}
-    return columns, rows, verdict, _SPEEDS_NOTE.format(device=speeds.device)
-
-
-def _hyperbola(runs: Sequence[TimedRun]) -> tuple[float, float, int]:
-    """E_min and B_crit of the hyperbola through two batches, or fitted to more, and how many these are.
-
-    Raises InputError for runs of one batch, and where the examples do not grow with it.
-    """
-    levels: dict[float, list[float]] = {}
-    for run in runs:
-        levels.setdefault(run.batch, []).append(run.examples)
-    if len(levels) < 2:
-        raise InputError("runs of one batch tell nothing of statistics: give runs of at least two batches")
-    if len(levels) > 2:
-        fit = HyperbolaFit.of([run.batch for run in runs], [run.examples for run in runs])
-        return fit.e_min, fit.b_crit, len(levels)
-    (small, low), (large, high) = sorted((batch, fmean(found)) for batch, found in levels.items())
-    slope = (high - low) / (large - small)
-    e_min = low - slope * small
-    if slope <= 0 or e_min <= 0:
-        raise InputError("the examples of the two batches are on no hyperbola: they must grow with the batch")
-    return e_min, e_min / slope, 2
+    return rows, verdict
 
 
 # The equations of data, tensor and pipeline parallelism next to the bytes of simulated steps.
@@ -356,26 +352,29 @@ _EQUATIONS_NOTE = (
 )
 
 
-def _equations(equations: EquationsSpec) -> _Answered:
+def _equations(equations: _EquationsSpec) -> tuple[list[_Row], str]:
     """One row for each equation and number of GPUs."""
     model = equations.model
     recipe = equations.recipe
     gradients = PRECISIONS[recipe.reduce_precision or "fp32"].bytes * parameters(model).total
     tensor_bytes = recipe.element_bytes * recipe.seq_length * model.hidden_size * equations.batch
     by_tensor = 8 * model.num_layers * tensor_bytes
+    fewest, *others = equations.devices
+    machine: dict[str, Any] = {"system": equations.system, "devices": fewest, "strategy": "3d"}
+    smallest = Question(model=model, recipe=recipe, batch=equations.batch, **machine)
     # Approach, devices, the equation, its bytes, and the simulated bytes.
     known: list[tuple[str, int, str, float, float]] = []
     for devices in equations.devices:
         wire = (devices - 1) / devices
-        data = 2 * _sent(equations, devices, f"dp={devices},mbs=1,zero=0", "data") * wire
-        tensor = 2 * _sent(equations, devices, f"tp={devices},mbs=1", "tensor") * wire
-        pipeline = _sent(equations, devices, f"pp={devices},mbs=1", "pipeline")
+        question = replace(smallest, devices=devices)
+        data = 2 * _sent(replace(question, layout=f"dp={devices},mbs=1,zero=0"), "data") * wire
+        tensor = 2 * _sent(replace(question, layout=f"tp={devices},mbs=1"), "tensor") * wire
+        pipeline = _sent(replace(question, layout=f"pp={devices},mbs=1"), "pipeline")
         known += [
             ("data", devices, "2 P (N - 1) / N", 2 * gradients * wire, data),
             ("tensor", devices, "8 L T B (N - 1) / N", by_tensor * wire, tensor),
             ("pipeline", devices, "2 T B (N - 1)", 2 * tensor_bytes * (devices - 1), pipeline),
         ]
-    fewest, *others = equations.devices
     for words, equation, grows in (
         ("pipeline memory, one model", "a L (N + 1) / 2", False),
         ("pipeline memory, grown model", "a l N (N + 1) / 2", True),
@@ -383,10 +382,10 @@ def _equations(equations: EquationsSpec) -> _Answered:
         base = 0.0
         for devices in (fewest, *others):
             layers = model.num_layers * devices // others[-1] if grows else model.num_layers
+            grown = model.with_(num_layers=layers) if grows else model
             layout = f"pp={devices},mbs=1,recompute=none"
-            held = sum(
-                bar.parts_bytes["activations"] for bar in _step(equations, devices, layout, layers).memory
-            )
+            step = predict(replace(smallest, model=grown, devices=devices, layout=layout))
+            held = sum(bar.parts_bytes["activations"] for bar in step.memory)
             base = base or held / (layers * (devices + 1))
             if devices != fewest:
                 known.append((words, devices, equation, base * layers * (devices + 1), held))
@@ -399,31 +398,11 @@ def _equations(equations: EquationsSpec) -> _Answered:
         f"{worst['approach']} on {worst['devices']}). Activations of a pipeline grow as N + 1 for one model, "
         "and as N (N + 1) where the model grows with the stages."
     )
-    return _EQUATIONS, rows, verdict, _EQUATIONS_NOTE
+    return rows, verdict
 
 
-def _step(equations: EquationsSpec, devices: int, layout: str, layers: int = 0) -> Prediction:
-    """The step of a layout, of the model with so many layers."""
-    model = equations.model.with_(num_layers=layers) if layers else equations.model
-    return predict(
-        Question(
-            model=model,
-            recipe=equations.recipe,
-            system=equations.system,
-            devices=devices,
-            strategy="3d",
-            batch=equations.batch,
-            layout=layout,
-        )
-    )
-
-
-def _sent(equations: EquationsSpec, devices: int, layout: str, kind: str) -> float:
+def _sent(question: Question, kind: str) -> float:
     """Bytes of the messages of one kind in a step's graph, each counted once for its group."""
-    graph = graph_of(_step(equations, devices, layout).run.plan)
-    return sum(
-        task.work.comm_bytes
-        for task in graph.tasks()
-        if task.work.category == f"{kind}_communication"
-        and (kind != "pipeline" or task.work.op == "send_recv")
-    )
+    graph = graph_of(predict(question).run.plan)
+    sent = (task.work for task in graph.tasks() if task.work.category == f"{kind}_communication")
+    return sum(work.comm_bytes for work in sent if kind != "pipeline" or work.op == "send_recv")

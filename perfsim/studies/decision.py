@@ -36,7 +36,7 @@ from perfsim.studies.answers import (
     Production,
     Spread,
 )
-from perfsim.studies.batches import Target, counted, training_of
+from perfsim.studies.batches import Target, counted
 from perfsim.studies.spec import Point, StudySpec
 from perfsim.studies.trust import confidence, shared_caveats
 
@@ -55,8 +55,7 @@ def first_and_rival(candidates: Sequence[Row]) -> tuple[Row, Row | None] | None:
         return None
     first, *others = sorted(arriving, key=lambda row: row.time.time_s)
     others = [row for row in others if not _is_same_plan(row, first)]
-    kind = (first.strategy, first.system)
-    unlike = [row for row in others if (row.strategy, row.system) != kind]
+    unlike = [row for row in others if (row.strategy, row.system) != (first.strategy, first.system)]
     return first, next(iter([*unlike, *others]), None)
 
 
@@ -92,11 +91,13 @@ def verdict(candidates: Sequence[Answer]) -> str:
     reach = verb(first.num_devices, "reach", "reaches")
     alike = [row.label for row in candidates if row is not first and _is_same_plan(row, first)]
     said = f"; the same layout answers {', '.join(alike)}" if alike else ""
+    trust = confidence(shared_caveats([first] if rival is None else [first, rival]))
+    trust = f"; {trust}" if trust else ""
     unit, scale = time_unit(first.time.time_s)
     days = f"{first.time.time_s / scale:.1f} {unit}"
     if rival is None:
         low, high = (bound / scale for bound in first.time.band_s)
-        return f"{first.label} {reach} the target in {days} ({low:.1f} to {high:.1f}){said}{_trust(first)}."
+        return f"{first.label} {reach} the target in {days} ({low:.1f} to {high:.1f}){said}{trust}."
     band = ratio_of(rival, first)
     if not band.decided:
         said += "; the range includes 1, so the order is not certain"
@@ -105,24 +106,17 @@ def verdict(candidates: Sequence[Answer]) -> str:
     return (
         f"{first.label} {reach} the target first, in {days}: {band.ratio:.2f} times ({band.low:.2f} to "
         f"{band.high:.2f}) faster than {rival.label} with {rival.time.time_s / scale:.1f} {unit}{said}"
-        f"{_trust(first, rival)}. Why: {first.tokens_per_s / rival.tokens_per_s:.2f} times its tokens a "
+        f"{trust}. Why: {first.tokens_per_s / rival.tokens_per_s:.2f} times its tokens a "
         f"second (MFU {100 * first.mfu:.0f} % against {100 * rival.mfu:.0f} %) and "
         f"{'as many tokens' if round(tokens, 2) == 1.0 else needed} to the target (batch "
         f"{first.time.batch_tokens / 1e6:.1f} M against {rival.time.batch_tokens / 1e6:.1f} M tokens)."
     )
 
 
-def _trust(*compared: Answer) -> str:
-    clause = confidence(shared_caveats(compared))
-    return f"; {clause}" if clause else ""
-
-
 # A candidate as far as its time and its bill depend on what is not known.
 
 SEEDS = "seeds of "
 """Begins the name of the input that is a run's own luck."""
-
-
 POINT_DRAWS = 1000
 """Draws for each point of a sweep, of which there may be many thousands."""
 
@@ -248,8 +242,7 @@ def decision_of(points: Sequence[Point], rows: Sequence[Answer], draws: int = 0)
     options = []
     for point, row in zip(points, rows, strict=True):
         question = point.question
-        training = training_of(question, row.time)
-        waiting = row.bubble_fraction + row.exposed_communication_fraction
+        training = point.training(row.time)
         options.append(
             Option(
                 label=row.label,
@@ -263,7 +256,7 @@ def decision_of(points: Sequence[Point], rows: Sequence[Answer], draws: int = 0)
                     units=training.num_nodes,
                     energy=study.energy,
                     price=point.candidate.price,
-                    busy=max(0.0, 1.0 - waiting),
+                    busy=max(0.0, 1.0 - (row.bubble_fraction + row.exposed_communication_fraction)),
                 ),
                 wall_clock=point.candidate.wall_clock,
                 production=row.production,
@@ -308,7 +301,25 @@ def decide(options: Sequence[Option], currency: str) -> Decision:
     unlike = [option for option in others if option.system != first.system]
     others = [option for option in others if option.plan != first.plan]
     rival = next(iter([*unlike, *others]), None)
-    outcomes = _outcomes(options)
+    earliest = np.min(np.broadcast_arrays(*(option.expected_s for option in options)), axis=0)
+    priced = [option.bill.money for option in options if option.bill.money is not None]
+    least = np.min(np.broadcast_arrays(*priced), axis=0) if len(priced) == len(options) else None
+    outcomes = tuple(
+        Outcome(
+            label=option.label,
+            steps_s=_spread(option.steps_s(option.draws), float(option.steps_s(typical))),
+            wall_s=_spread(option.drawn_s, option.typical_s),
+            basis=option.basis,
+            device_hours=option.spread("device_hours") or Spread(math.nan, math.nan, math.nan),
+            energy_kwh=option.spread("energy_kwh"),
+            carbon_kg=option.spread("carbon_kg"),
+            money=option.spread("money"),
+            first=float(np.mean(option.expected_s <= earliest)),
+            cheapest=None if least is None else float(np.mean(least == option.bill.money)),
+            not_given=option.rates.not_given,
+        )
+        for option in options
+    )
     best = outcomes[list(options).index(first)]
     ratio = money_ratio = None
     levers: tuple[Lever, ...] = ()
@@ -344,29 +355,6 @@ def _spread(values: FloatArray, middle: float) -> Spread:
     return Spread(middle, *interval(np.broadcast_to(values, np.shape(values) or (1,))))
 
 
-def _outcomes(options: Sequence[Option]) -> tuple[Outcome, ...]:
-    """What each option takes, and the chance that none is earlier or cheaper."""
-    earliest = np.min(np.broadcast_arrays(*(option.expected_s for option in options)), axis=0)
-    priced = [option.bill.money for option in options if option.bill.money is not None]
-    least = np.min(np.broadcast_arrays(*priced), axis=0) if len(priced) == len(options) else None
-    return tuple(
-        Outcome(
-            label=option.label,
-            steps_s=_spread(option.steps_s(option.draws), float(option.steps_s(typical))),
-            wall_s=_spread(option.drawn_s, option.typical_s),
-            basis=option.basis,
-            device_hours=option.spread("device_hours") or Spread(math.nan, math.nan, math.nan),
-            energy_kwh=option.spread("energy_kwh"),
-            carbon_kg=option.spread("carbon_kg"),
-            money=option.spread("money"),
-            first=float(np.mean(option.expected_s <= earliest)),
-            cheapest=None if least is None else float(np.mean(least == option.bill.money)),
-            not_given=option.rates.not_given,
-        )
-        for option in options
-    )
-
-
 def _levers(first: Option, rival: Option, amount: Callable[[Option, Place], FloatArray]) -> tuple[Lever, ...]:
     """The inputs of two options by how far they move the ratio of the rival's amount to the first's."""
     scan = np.linspace(-FARTHEST, FARTHEST, PLACES)
@@ -386,18 +374,8 @@ def _levers(first: Option, rival: Option, amount: Callable[[Option, Place], Floa
             right = moved[changes + 1]
             zeros = scan[changes] + (scan[1] - scan[0]) * left / (left - right)
             flips = float(entry.at(float(zeros[np.argmin(np.abs(zeros))])))
-        levers.append(
-            Lever(
-                name,
-                entry.low,
-                entry.typical,
-                entry.high,
-                entry.unit,
-                ratio_at_low=float(low),
-                ratio_at_high=float(high),
-                flips_at=flips,
-            )
-        )
+        values = (entry.low, entry.typical, entry.high, entry.unit)
+        levers.append(Lever(name, *values, float(low), float(high), flips_at=flips))
     levers.sort(key=lambda lever: abs(math.log(lever.ratio_at_high / lever.ratio_at_low)), reverse=True)
     return tuple(levers[:MOST_LEVERS])
 
@@ -467,15 +445,13 @@ def amount(spread: Spread | None, unit: str = "") -> str:
         return "not given"
     scales = ((1e9, "billion"), (1e6, "million"))
     scale, word = next((known for known in scales if spread.typical >= known[0]), (1.0, ""))
-    middle, low, high = (_three_digits(value / scale) for value in (spread.typical, spread.low, spread.high))
+    texts = []
+    for value in (spread.typical, spread.low, spread.high):
+        rounded = float(f"{value / scale:.3g}")  # 0.9996 is 1.00
+        digits = 2 - math.floor(math.log10(rounded)) if rounded > 0 else 0
+        texts.append(f"{rounded:,.{max(digits, 0)}f}")
+    middle, low, high = texts
     return " ".join(filter(None, [middle, word, unit, f"({low} to {high})"]))
-
-
-def _three_digits(value: float) -> str:
-    """Three digits without an exponent."""
-    value = float(f"{value:.3g}")  # 0.9996 is 1.00
-    digits = 2 - math.floor(math.log10(value)) if value > 0 else 0
-    return f"{value:,.{max(digits, 0)}f}"
 
 
 def chance(probability: float) -> str:
@@ -515,15 +491,7 @@ def laws_side_by_side(spec: StudySpec, target: Target, candidates: Sequence[Answ
             ]
             time_s, best = min(times, key=lambda pair: pair[0])
             rows.append(LawRow(candidate.label, best.global_batch_size, time_s))
-        first = min(rows, key=lambda row: row.time_s)
-        answers.append(
-            LawAnswer(
-                critical.law,
-                critical.source,
-                critical.tokens,
-                critical.band_tokens,
-                tuple(rows),
-                first.label,
-            )
-        )
+        first = min(rows, key=lambda row: row.time_s).label
+        batches = (critical.tokens, critical.band_tokens)
+        answers.append(LawAnswer(critical.law, critical.source, *batches, tuple(rows), first))
     return tuple(answers)

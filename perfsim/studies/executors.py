@@ -1,7 +1,7 @@
 """Where the items of a study or a sweep are computed: in this process, in several, or on a Dask cluster.
 
 A worker that dies loses its items, which are computed again. Which of them killed it is not known, so they
-run alone, one after the other; one whose worker dies even then is `Failed` and stops no other.
+run alone, one after the other; one whose worker dies even then has an error and stops no other.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -53,13 +54,6 @@ def attempt(answer: Callable[[], Result]) -> Result | PerfsimError:
         return error
 
 
-@dataclass(frozen=True)
-class Failed:
-    """An item without an answer, because every worker that computed it has died."""
-
-    reason: str
-
-
 class ExecutorLost(PerfsimError):
     """The scheduler went away; what was answered before is kept."""
 
@@ -78,11 +72,12 @@ class Executor:
     @contextmanager
     def answers(
         self, function: Callable[[Item], Result], items: Iterable[tuple[Key, Item]]
-    ) -> Iterator[Iterator[tuple[Key, Result | Failed]]]:
+    ) -> Iterator[Iterator[tuple[Key, Result | PerfsimError]]]:
         """`function` of all items, each with its key, in the order in which they are finished.
 
-        Function, items and results can be pickled. Limits hold over all workers together. An error of the
-        function, and LimitError, end the iteration; nothing is left running when the context ends.
+        An item all of whose workers died has an error instead. Function, items and results can be pickled.
+        Limits hold over all workers together. An error of the function, and LimitError, end the iteration;
+        nothing is left running when the context ends.
         """
         yield ((key, function(item)) for key, item in items)
 
@@ -148,7 +143,7 @@ class _Pooled(Executor, ABC):
     @contextmanager
     def answers(
         self, function: Callable[[Item], Result], items: Iterable[tuple[Key, Item]]
-    ) -> Iterator[Iterator[tuple[Key, Result | Failed]]]:
+    ) -> Iterator[Iterator[tuple[Key, Result | PerfsimError]]]:
         try:
             yield self._answers(function, iter(items))
         except BaseException:
@@ -158,7 +153,7 @@ class _Pooled(Executor, ABC):
 
     def _answers(
         self, function: Callable[[Item], Result], items: Iterator[tuple[Key, Item]]
-    ) -> Iterator[tuple[Key, Result | Failed]]:
+    ) -> Iterator[tuple[Key, Result | PerfsimError]]:
         limits = present_limits()
         running: dict[Future[tuple[Result, int]], tuple[Key, Item, int]] = {}
         # Items whose workers died, and how often; they run alone.
@@ -179,7 +174,7 @@ class _Pooled(Executor, ABC):
             elif not running:
                 key, item, deaths = suspects.popleft()
                 if deaths > self.tries_alone:
-                    yield key, Failed(self.last_words)
+                    yield key, PerfsimError(self.last_words)
                 else:
                     submit(key, item, deaths)
             if not running and not suspects:
@@ -280,17 +275,35 @@ class _DaskCluster(_Pooled):
     )
 
     def __init__(self, address: str, tell: Tell) -> None:
+        """Raises InputError for what is no address, PerfsimError where nobody answers."""
+        if not ADDRESS.fullmatch(address):
+            raise InputError(
+                [Problem(f"{address!r} is no address of a scheduler", help="such as tcp://host:8786")]
+            )
+        try:
+            from distributed import Client, KilledWorker
+        except ImportError:
+            raise PerfsimError("--scheduler needs Dask: pip install 'perfsim[dask]'") from None
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)
+        try:
+            # Dask's client tries again until its time is over; this raises at once where nobody listens.
+            parts = urlsplit(address)
+            if parts.scheme in ("tcp", "tls") and parts.hostname and parts.port:
+                socket.create_connection((parts.hostname, parts.port), CONNECT_S).close()
+            self._client = Client(address, timeout=CONNECT_S, set_as_default=False)
+        except (OSError, ValueError) as error:
+            first = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+            raise PerfsimError(
+                f"no Dask scheduler answers at {address}: {first or type(error).__name__}"
+            ) from None
         self.address = address
-        self._tell = tell
+        self.died = (KilledWorker,)
+        self.size = 0
         self.version = model_version()
-        self._client = _connected(address)
+        self._tell = tell
         self._counted_s = 0.0
         self._had_workers = True
-        self.size = 0
         try:
-            from distributed import KilledWorker
-
-            self.died = (KilledWorker,)
             # Those that come later are checked by `Task`.
             for worker, version in self._client.run(model_version, on_error="return").items():
                 if isinstance(version, BaseException):
@@ -362,37 +375,6 @@ def asked_of(client: Client, function: Callable[[Any], Any], item: Any) -> Futur
     return answer
 
 
-def _connected(address: str) -> Client:
-    """A client. Raises InputError for what is no address, PerfsimError where nobody answers."""
-    import socket
-
-    if not ADDRESS.fullmatch(address):
-        raise InputError(
-            [Problem(f"{address!r} is no address of a scheduler", help="such as tcp://host:8786")]
-        )
-    try:
-        from distributed import Client
-    except ImportError:
-        raise PerfsimError("--scheduler needs Dask: pip install 'perfsim[dask]'") from None
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
-    try:
-        # Dask's client tries again until its time is over; this raises at once where nobody listens.
-        parts = urlsplit(address)
-        if parts.scheme in ("tcp", "tls") and parts.hostname and parts.port:
-            socket.create_connection((parts.hostname, parts.port), CONNECT_S).close()
-        return Client(address, timeout=CONNECT_S, set_as_default=False)
-    except (OSError, ValueError) as error:
-        first = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-        raise PerfsimError(
-            f"no Dask scheduler answers at {address}: {first or type(error).__name__}"
-        ) from None
-
-
-def available_processes() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def executor_for(
     jobs: int | None,
     scheduler: str | None = None,
@@ -410,6 +392,7 @@ def executor_for(
         raise InputError(f"jobs: {jobs!r} is not a whole number of processes, 1 or more")
     if scheduler:
         return _DaskCluster(scheduler, tell)
-    size = jobs or available_processes()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    size = jobs or cores
     size = max(1, size if most is None else min(size, most))
     return IN_PROCESS if size == 1 else Processes(size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -18,8 +18,8 @@ from perfsim.catalog.yaml_tree import Loc
 from perfsim.machines import build_topology
 from perfsim.network import nearest_link
 from perfsim.prediction.planner import refusal
-from perfsim.studies.batches import target_for
-from perfsim.studies.spec import CandidateSpec, StudySpec
+from perfsim.studies.batches import Target
+from perfsim.studies.spec import StudySpec
 
 DEFAULTS = {"name": "study", "title": "A study", "question": ""}
 """Values of fields that a mapping may leave out."""
@@ -56,13 +56,18 @@ def _check_machines(study: StudySpec, mapping: LocatedMapping) -> None:
     """
     devices: list[Problem] = []
     layouts: list[list[Problem]] = []
+    # A list of strategies in the file is several candidates.
+    lines: list[int] = []
+    for line, written in enumerate(mapping.data["candidates"]):
+        names = written.get("strategy")
+        lines += [line] * (len(names) if isinstance(names, list) else 1)
     points = iter(study.points)
-    for where, candidate in _located(study, mapping):
+    for line, candidate in zip(lines, study.candidates, strict=True):
         for number, point in enumerate(islice(points, len(candidate.devices))):
             try:
                 question = point.checked()
             except InputError as error:
-                at = (*where, "devices", number)
+                at: Loc = ("candidates", line, "devices", number)
                 devices += [mapping.problem(at, problem.message, problem.help) for problem in error.problems]
                 continue
             illegal: Sequence[Problem] = ()
@@ -71,21 +76,12 @@ def _check_machines(study: StudySpec, mapping: LocatedMapping) -> None:
                 # A lack of constants for a price is said when the candidate is answered.
                 wrong = [error.problems for error in refused if isinstance(error, LayoutError)]
                 illegal = wrong[0] if len(wrong) == len(refused) else ()
-            at = (*where, "layout")
+            at = ("candidates", line, "layout")
             layouts.append([mapping.problem(at, problem.message, problem.help) for problem in illegal])
     if all(layouts):
         devices += [problem for problems in layouts for problem in problems]
     if devices:
         raise CatalogError(list(dict.fromkeys(devices)))
-
-
-def _located(study: StudySpec, mapping: LocatedMapping) -> Iterator[tuple[Loc, CandidateSpec]]:
-    """Every candidate with its place; a list of strategies in the file is several of them."""
-    candidates = iter(study.candidates)
-    for number, written in enumerate(mapping.data["candidates"]):
-        names = written.get("strategy")
-        for candidate in islice(candidates, len(names) if isinstance(names, list) else 1):
-            yield ("candidates", number), candidate
 
 
 def _check_links(study: StudySpec, mapping: LocatedMapping) -> None:
@@ -116,7 +112,7 @@ def _check_loss(study: StudySpec, mapping: LocatedMapping) -> None:
     if study.recipe.target_loss is None:
         return
     try:
-        target_for(study.model, study.recipe, study.convergence)
+        Target.of(study.model, study.recipe, study.convergence)
     except (InputError, PlanError) as error:
         where = ("recipe", "target_loss")
         problems = [mapping.problem(where, problem.message, problem.help) for problem in error.problems]

@@ -12,7 +12,7 @@ from pathlib import Path
 from sys import intern
 from typing import Any
 
-from perfsim.base.errors import InputError, LimitError, PerfsimError, PlanError, Problem, within_floats
+from perfsim.base.errors import InputError, LimitError, PerfsimError, PlanError, within_floats
 from perfsim.convergence.wall_clock import RunPart
 from perfsim.engine.limits import present_limits
 from perfsim.network.export import NetworkMap
@@ -26,11 +26,9 @@ from perfsim.prediction.run import Evaluation
 from perfsim.prediction.verification import sample_step
 from perfsim.prediction.why import Roofline
 from perfsim.specs.perturbations import PerturbationSpec, StragglerSpec
-from perfsim.strategies import strategy
 from perfsim.studies.answers import (
     COVERED_ONCE,
     Answer,
-    Assumption,
     Infeasible,
     PointResult,
     Production,
@@ -39,30 +37,23 @@ from perfsim.studies.answers import (
 )
 from perfsim.studies.assumptions import assumptions_of
 from perfsim.studies.axes import Sweep
-from perfsim.studies.batches import (
-    BatchPoint,
-    Target,
-    suggested_batches,
-    target_of,
-    training_of,
-)
+from perfsim.studies.batches import BatchPoint, Target
 from perfsim.studies.decision import decision_of, laws_side_by_side, ratio_bands, verdict
 from perfsim.studies.executors import (
     IN_PROCESS,
     Executor,
     ExecutorLost,
-    Failed,
     Tell,
     attempt,
-    available_processes,
     executor_for,
 )
-from perfsim.studies.spec import CandidateSpec, Digests, Point, StudySpec
-from perfsim.studies.store import Store, Stored, StoreError
-from perfsim.studies.timeline import devices_of, timeline
-from perfsim.studies.trust import edge_batch, sensitive_target, shared_caveats
+from perfsim.studies.spec import Digests, Point, StudySpec
+from perfsim.studies.store import Store, Stored
+from perfsim.studies.timeline import timeline
+from perfsim.studies.trust import shared_caveats
 from perfsim.studies.variants import SweepResult
 from perfsim.work.counts import parameters
+from perfsim.work.graph import computes, owners_of
 
 # One candidate at one number of devices.
 
@@ -91,8 +82,9 @@ def answer_point(
         if curve.refused and question.layout is not None:
             left_out = ", ".join(f"{batch:,}" for batch in curve.refused)
             reason = _reason(next(iter(curve.refused.values())))
-            said = "batches that the layout cannot run are left out"
-            remarks.append(f"{said}: {left_out} sequences ({reason})")
+            remarks.append(
+                f"batches that the layout cannot run are left out: {left_out} sequences ({reason})"
+            )
     evaluation = best_plan(question.at(best))
     time = target.time_of_run(evaluation)
     chosen = BatchPoint.of(evaluation.plan, time)
@@ -109,34 +101,31 @@ def answer_point(
         evaluation = _disturbed(evaluation, spec.perturbations, label)
         time = target.time_of_run(evaluation)
     caveats = [
-        *([] if curve is None else edge_batch(curve.tried, best)),
+        *([] if curve is None else curve.caveats),
         *(Caveat.of("critical-batch-extrapolated", f"critical batch {note}") for note in time.critical.notes),
-        *([] if target.loss is None else [sensitive_target(target.loss)]),
+        *target.caveats,
         *default_settings(question, evaluation.plan),
     ]
     prediction = Prediction.of(evaluation, question.allowed_share, caveats)
     production = Production.of(point)
     parts: tuple[RunPart, ...] = ()
     if question.wall_clock is not None:
-        parts = training_of(question, time).parts(question.wall_clock)
+        parts = point.training(time).parts(question.wall_clock)
     notes = [*prediction.notes, time.regime_text, *remarks]
     if parts and production:
         notes.append(COVERED_ONCE)
-    row = Answer(
-        **{**values_of(prediction), "notes": tuple(notes)},
-        time=time,
-        whole_run=parts,
-        production=production,
-    )
+    row = {**values_of(prediction), "notes": tuple(notes), "whole_run": parts, "production": production}
     if not deep:
-        return row
-    points = [] if curve is None else curve.points
-    return replace(
-        row,
-        batch_curve=tuple(chosen if tried.global_batch_size == best else tried for tried in points)
-        or (chosen,),
+        return Answer(**row, time=time)
+    points = [chosen] if curve is None else curve.points
+    return Answer(
+        **row,
+        time=time,
+        batch_curve=tuple(chosen if tried.global_batch_size == best else tried for tried in points),
         timeline=timeline(evaluation),
-        timeline_devices=len(devices_of(evaluation.trace.graph)),
+        timeline_devices=len(
+            {owners_of(name)[0] for name in evaluation.trace.graph.streams if computes(name)}
+        ),
         roofline=Roofline.of(evaluation),
         network=NetworkMap.of(evaluation.placed.topology),
         ramp=ramp,
@@ -175,8 +164,7 @@ def _disturbed(evaluation: Evaluation, spec: PerturbationSpec, label: str) -> Ev
         disturbed = perturbed(evaluation, applicable)
     except InputError as error:
         said = f"perturbations of {label}: "
-        problems = [replace(problem, message=said + problem.message) for problem in error.problems]
-        raise InputError(problems) from None
+        raise InputError([replace(known, message=said + known.message) for known in error.problems]) from None
     if disturbed.perturbed is not None and disturbed.perturbed.note:
         remarks.append(disturbed.perturbed.note)
     return replace(disturbed, plan=replace(plan, notes=(*plan.notes, *remarks)))
@@ -198,8 +186,8 @@ def run_study(
     where no candidate is answered, and LimitError where none was answered before a limit; one that is
     reached later leaves the answers that are there.
     """
-    spec = compared(spec, compare)
-    target = target_of(spec)
+    spec = spec.compared(compare)
+    target = Target.of_study(spec)
     points = spec.points
     for point in points:
         point.checked()
@@ -214,8 +202,7 @@ def run_study(
 
     try:
         with executor.answers(_answer, items()) as finished:
-            for number, outcome in finished:
-                outcomes[number] = PerfsimError(outcome.reason) if isinstance(outcome, Failed) else outcome
+            outcomes.update(finished)
     except LimitError as limit:
         stopped = limit
     missing = stopped or PerfsimError("was not answered")
@@ -229,7 +216,8 @@ def run_study(
             answered.append((point, replace(outcome, number=number)))
     if not answered:
         raise stopped or _all_failed([error for _, error in refused])
-    return _result(spec, target, answered, [_infeasible(*pair) for pair in refused], stopped)
+    infeasible = [Infeasible(point.label, _reason(error)) for point, error in refused]
+    return _result(spec, target, answered, infeasible, stopped)
 
 
 def refusals(spec: StudySpec) -> list[Infeasible]:
@@ -237,7 +225,7 @@ def refusals(spec: StudySpec) -> list[Infeasible]:
 
     Raises what the run would raise: bad input, and what all candidates lack where none can be answered.
     """
-    target = target_of(spec)
+    target = Target.of_study(spec)
     refused: list[tuple[Point, PerfsimError]] = []
     for point in spec.points:
         question = point.checked()
@@ -246,29 +234,7 @@ def refusals(spec: StudySpec) -> list[Infeasible]:
             refused.append((point, errors[0]))
     if len(refused) == len(spec.points):
         raise _all_failed([error for _, error in refused])
-    return [_infeasible(*pair) for pair in refused]
-
-
-def _infeasible(point: Point, error: PerfsimError) -> Infeasible:
-    return Infeasible(point.label, _reason(error))
-
-
-def compared(spec: StudySpec, names: Sequence[str]) -> StudySpec:
-    """The study with its candidates of these strategies; another strategy borrows a system that suits it.
-
-    Raises InputError for a strategy without a system; without names the study stays as it is.
-    """
-    chosen: list[CandidateSpec] = []
-    for name in dict.fromkeys(names):
-        wanted = strategy(name)
-        same = [candidate for candidate in spec.candidates if candidate.strategy == wanted.name]
-        like = [candidate for candidate in spec.candidates if candidate.system.kind == wanted.system_kind]
-        if not same and not like:
-            known = ", ".join(candidate.strategy for candidate in spec.candidates)
-            message = f"study {spec.name} has no system for strategy {name}"
-            raise InputError([Problem(message, help=f"it compares {known}")])
-        chosen += same or [like[0].model_copy(update={"strategy": wanted.name, "layout": None})]
-    return spec.model_copy(update={"candidates": tuple(chosen)}) if names else spec
+    return [Infeasible(point.label, _reason(error)) for point, error in refused]
 
 
 def _answer(item: tuple[str, Point, Target]) -> Answer | PerfsimError:
@@ -300,9 +266,19 @@ def _result(
     refused: Sequence[Infeasible],
     stopped: LimitError | None,
 ) -> StudyResult:
-    points = [point for point, _ in answered]
-    rows = _told_apart(answered)
-    decision = decision_of(points, rows)
+    # A label that several candidates have is followed by the runtime, else by a number.
+    alike = Counter(row.label for _, row in answered)
+    seen = Counter[str]()
+    rows = []
+    for point, row in answered:
+        runtime = point.candidate.runtime
+        words = [row.apart, runtime.name if alike[row.label] > 1 and runtime is not None else ""]
+        told = replace(row, apart=", ".join(filter(None, words)))
+        seen[told.label] += 1
+        if (repeat := seen[told.label]) > 1:
+            told = replace(told, apart=", ".join(filter(None, [*words, f"candidate {repeat} of this name"])))
+        rows.append(told)
+    decision = decision_of([point for point, _ in answered], rows)
     candidates = tuple(
         replace(row, outcome=outcome) for row, outcome in zip(rows, decision.outcomes, strict=True)
     )
@@ -334,7 +310,7 @@ def _result(
         infeasible=tuple(refused),
         ratio_bands=ratio_bands(candidates),
         laws=laws_side_by_side(spec, target, candidates),
-        suggested_batch_tokens=suggested_batches(spec, target.d_min_tokens),
+        suggested_batch_tokens=target.suggested_batches(spec),
         assumptions=assumptions_of(spec, target),
         sampling={row.label: row.sampling for row in candidates if row.sampling is not None},
         accuracy=tuple(families.values()),
@@ -344,23 +320,6 @@ def _result(
         inputs_digest=Digests().of(spec),
         stopped=stopped,
     )
-
-
-def _told_apart(answered: Sequence[tuple[Point, Answer]]) -> list[Answer]:
-    """The candidates with their runtime, else with a number, behind a label that several have."""
-    alike = Counter(row.label for _, row in answered)
-    seen = Counter[str]()
-    apart = []
-    for point, row in answered:
-        runtime = point.candidate.runtime
-        words = [row.apart, runtime.name if alike[row.label] > 1 and runtime is not None else ""]
-        told = replace(row, apart=", ".join(filter(None, words)))
-        seen[told.label] += 1
-        if (repeat := seen[told.label]) > 1:
-            words.append(f"candidate {repeat} of this name")
-            told = replace(told, apart=", ".join(filter(None, words)))
-        apart.append(told)
-    return apart
 
 
 # A sweep: every finished point is stored and never computed twice.
@@ -416,7 +375,7 @@ def plan_sweep(sweep: Sweep, store_path: Path, jobs: int | None = None) -> Sweep
     for digest, answer in stored.items():
         times_s.setdefault(points[digest].candidate.strategy, []).append(answer.seconds)
     pending = [point for digest, point in points.items() if digest not in stored]
-    jobs = max(1, min(jobs or available_processes(), len(pending)))
+    jobs = executor_for(jobs, most=len(pending)).size
     known_s = (times_s.get(point.candidate.strategy, [POINT_S]) for point in pending)
     seconds = sum(sum(alike) / len(alike) for alike in known_s)
     return SweepPlan(
@@ -456,18 +415,16 @@ def run_sweep(
         if store.damaged:
             tell(f"{store.path}: {len(store.damaged)} stored points are damaged and are computed again")
         if store.readonly and pending:
-            raise StoreError(
-                f"{store.path} cannot be written to, and {len(pending)} points are not in it: give another "
-                "--out"
-            )
+            missing = f"{len(pending)} points are not in it"
+            raise PerfsimError(f"{store.path} cannot be written to, and {missing}: give another --out")
         progress = _Progress(len(points), len(results), tell)
         try:
             if pending:
                 executor = executor or executor_for(jobs, scheduler, most=len(pending), tell=tell)
                 with executor.answers(answer_text, pending.items()) as finished:
                     for key, answer in finished:
-                        if isinstance(answer, Failed):
-                            results[key] = None, (answer.reason,)
+                        if isinstance(answer, PerfsimError):
+                            results[key] = None, (answer.problems[0].message,)
                         else:
                             store.put(key, answer)
                             results[key] = reader.answer(pending[key], answer.text)
@@ -478,6 +435,12 @@ def run_sweep(
             raise SweepInterrupted(progress.kept("interrupted")) from None
         except ExecutorLost as lost:
             raise PerfsimError(progress.kept(str(lost))) from None
+    studies = {}
+    for point in sweep.points:
+        cluster = point.candidate.cluster_calibration
+        machine = (point.candidate.system.name, point.runtime.name, cluster.name if cluster else "")
+        studies[point.study.model.name, point.study.recipe.name, machine] = point.study
+    given = (row for study in studies.values() for row in assumptions_of(study, Target.of_study(study)))
     spec = sweep.spec
     return SweepResult(
         spec.name,
@@ -488,7 +451,7 @@ def run_sweep(
             PointResult(point.study, point.settings, *results[key])
             for key, point in zip(keys, sweep.points, strict=True)
         ),
-        _assumptions(sweep.points),
+        tuple(dict.fromkeys(given)),
         sweep.asked,
     )
 
@@ -499,15 +462,14 @@ def answer_text(point: Point) -> Stored:
 
     @within_floats
     def answer() -> Answer:
-        return answer_point(point, target_of(point.study), tables=TABLES)
+        return answer_point(point, Target.of_study(point.study), tables=TABLES)
 
     row = attempt(answer)
     if isinstance(row, PerfsimError):  # concerns this point alone
         document: dict[str, Any] = {"reasons": [problem.message for problem in row.problems]}
     else:
         document = row.document()
-    text = json.dumps(document, sort_keys=True, allow_nan=False)
-    return Stored(text, time.perf_counter() - started)
+    return Stored(json.dumps(document, sort_keys=True, allow_nan=False), time.perf_counter() - started)
 
 
 @dataclass(frozen=True)
@@ -526,7 +488,7 @@ class _Reader:
             return None, self.known.setdefault(reasons, reasons)
         key = id(study.model), id(study.recipe), id(study.convergence)  # which the points keep alive
         if key not in self.targets:
-            self.targets[key] = target_of(study)
+            self.targets[key] = Target.of_study(study)
         known = ("batch_tokens", "step_time_s", "step_time_error", "unshared_error")
         prediction = Prediction.stored(document, study.model.name)
         caveats = self.known.setdefault(prediction.caveats, prediction.caveats)
@@ -542,17 +504,6 @@ class _Reader:
 def _interned(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON; equal texts of all documents are in memory once."""
     return {intern(name): intern(value) if type(value) is str else value for name, value in pairs}
-
-
-def _assumptions(points: Sequence[Point]) -> tuple[Assumption, ...]:
-    """The assumptions of all points, each once."""
-    studies = {}
-    for point in points:
-        cluster = point.candidate.cluster_calibration
-        machine = (point.candidate.system.name, point.runtime.name, cluster.name if cluster else "")
-        studies[point.study.model.name, point.study.recipe.name, machine] = point.study
-    given = (row for study in studies.values() for row in assumptions_of(study, target_of(study)))
-    return tuple(dict.fromkeys(given))
 
 
 class _Progress:

@@ -79,47 +79,49 @@ class Matched:
     devices_noun: str
     points: tuple[MatchPoint, ...]
 
+    @classmethod
+    def of(cls, system: SystemSpec, question: Question, time: TimeToAccuracy, target: Target) -> Self:
+        """Times of a system on more and more devices, until the ratio to `time` is surely below 1.
+
+        `question` asks about the machine that is matched. Numbers with one replica that does not fit are
+        passed over. Raises the reason of the last one, a PerfsimError, where no number has a plan.
+        """
+        first = replace(
+            question, system=system, devices=1, strategy="", batch=None, layout=None, cluster=None
+        )
+        devices = first.topology.devices_per_node
+        same = system.name == question.system.name
+        points: list[MatchPoint] = []
+        refused: PerfsimError | None = None
+        while devices <= MOST_DEVICES and len(points) < MOST_POINTS:
+            present_limits().in_time(lambda: f"{len(points)} numbers of {system.name} tried")
+            asked = replace(first, devices=devices)
+            try:
+                asked.check()
+                grid = target.grid(asked.recipe.seq_length, devices)
+                best = target.curve(asked, grid, extend=True).best
+                taken = target.time_of_run(best_plan(asked.at(best)))
+                point = MatchPoint(devices, best, taken, taken.ratio_to(time, same_machine=same))
+            except (PlanError, LayoutError, InputError) as error:
+                refused = error
+                if points:
+                    break
+                devices *= 2
+                continue
+            points.append(point)
+            if point.ratio.high <= 1:
+                break
+            # Twice as many; after the first number the largest that even ideal scaling keeps too slow.
+            slower = point.ratio.low if len(points) == 1 else 1.0
+            devices <<= max(int(math.log2(max(slower, 1.0))), 1)
+        if not points:
+            raise refused or PlanError(f"{system.name}: no number of devices to try")
+        return cls(system.name, system.devices_noun, tuple(points))
+
     @property
     def equal(self) -> EqualDevices:
         """How many of them finish on the same day."""
         return EqualDevices.of([(point.devices, point.ratio) for point in self.points])
-
-
-def match_system(system: SystemSpec, question: Question, time: TimeToAccuracy, target: Target) -> Matched:
-    """Times of a system on more and more devices, until all of the band of the ratio to `time` is below 1.
-
-    `question` asks about the machine that is matched. Numbers with one replica that does not fit are passed
-    over. Raises the reason of the last one, a PerfsimError, where no number of devices has a plan.
-    """
-    first = replace(question, system=system, devices=1, strategy="", batch=None, layout=None, cluster=None)
-    devices = first.topology.devices_per_node
-    same = system.name == question.system.name
-    points: list[MatchPoint] = []
-    refused: PerfsimError | None = None
-    while devices <= MOST_DEVICES and len(points) < MOST_POINTS:
-        present_limits().in_time(lambda: f"{len(points)} numbers of {system.name} tried")
-        asked = replace(first, devices=devices)
-        try:
-            asked.check()
-            grid = target.grid(asked.recipe.seq_length, devices)
-            best = target.curve(asked, grid, extend=True).best
-            taken = target.time_of_run(best_plan(asked.at(best)))
-            point = MatchPoint(devices, best, taken, taken.ratio_to(time, same_machine=same))
-        except (PlanError, LayoutError, InputError) as error:
-            refused = error
-            if points:
-                break
-            devices *= 2
-            continue
-        points.append(point)
-        if point.ratio.high <= 1:
-            break
-        # Twice as many; after the first number the largest that even ideal scaling keeps too slow.
-        slower = point.ratio.low if len(points) == 1 else 1.0
-        devices <<= max(int(math.log2(max(slower, 1.0))), 1)
-    if not points:
-        raise refused or PlanError(f"{system.name}: no number of devices to try")
-    return Matched(system.name, system.devices_noun, tuple(points))
 
 
 # Series of one machine over numbers of devices at its best batch, and how many of one match another.

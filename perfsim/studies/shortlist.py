@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any, Literal
 
 from perfsim.base.errors import InputError, LayoutError, PerfsimError
@@ -26,8 +27,8 @@ from perfsim.prediction.run import Evaluation, evaluated
 from perfsim.specs.layout import Layout
 from perfsim.specs.layout_text import text_of
 from perfsim.strategies import Plan
-from perfsim.studies.batches import Target, target_for
-from perfsim.studies.executors import Executor, Failed
+from perfsim.studies.batches import Target
+from perfsim.studies.executors import Executor
 from perfsim.studies.spec import ConvergenceSpec
 
 # The cheapest run on the machine that tells two layouts apart.
@@ -49,8 +50,25 @@ class Trial:
 
     @property
     def devices(self) -> int:
-        """Number of devices that the trial takes."""
         return self.plan.layout.num_devices
+
+    @staticmethod
+    def fewest_replicas(question: Question, plan: Plan) -> Plan:
+        """The plan with as few replicas as fit in memory, each with the same work as before.
+
+        One replica shows all but the communication between replicas. State that ZeRO shards may need more,
+        and under ZeRO 3 all replicas take part in every layer.
+        """
+        layout = plan.layout
+        if layout.zero_stage == SHARDED or "data" not in {field.name for field in fields(layout)}:
+            return plan
+        for replicas in (number for number in range(1, layout.data) if layout.data % number == 0):
+            smaller = replace(layout, data=replicas)
+            batch = plan.job.global_batch_size * replicas // layout.data
+            asked = replace(question, devices=smaller.num_devices, batch=batch, layout=None)
+            with suppress(PerfsimError):
+                return asked.chosen.plan(asked.job, asked.topology, smaller)
+        return plan
 
 
 @dataclass(frozen=True)
@@ -65,45 +83,26 @@ class Experiment:
     fewer_replicas: bool
     """Whether a trial leaves out replicas, and the communication between them."""
     steps: int = STEPS
-    """Steps of each run."""
 
     @property
     def device_hours(self) -> float:
         """Of both runs together."""
         return sum(trial.device_hours for trial in self.trials)
 
+    @staticmethod
+    def rival(plans: Sequence[Plan]) -> int | None:
+        """The index of the plan to run next to the first: the fastest unlike it where predictions err.
 
-def rival(plans: Sequence[Plan]) -> int | None:
-    """The index of the plan to run next to the first: the fastest that is unlike it where predictions err.
-
-    Whether parameters are sharded weighs most in the likeness to published runs, then the degrees. Layouts of
-    equal degrees run nearly the same kernels and messages, so that errors of the model cancel between them.
-    """
-    sharded = [plan.layout.zero_stage == SHARDED for plan in plans]
-    degrees = [(plan.layout.tensor, plan.layout.pipeline, plan.layout.data) for plan in plans]
-    for traits in (sharded, degrees):
-        for index, trait in enumerate(traits):
-            if trait != traits[0]:
-                return index
-    return 1 if len(plans) > 1 else None
-
-
-def fewest_replicas(question: Question, plan: Plan) -> Plan:
-    """The plan with as few replicas as fit in memory, each with the same work as before.
-
-    One replica shows everything but the communication between replicas. State that ZeRO shards may need more,
-    and under ZeRO 3 all replicas take part in every layer.
-    """
-    layout = plan.layout
-    if layout.zero_stage == SHARDED or "data" not in {field.name for field in fields(layout)}:
-        return plan
-    for replicas in (number for number in range(1, layout.data) if layout.data % number == 0):
-        smaller = replace(layout, data=replicas)
-        batch = plan.job.global_batch_size * replicas // layout.data
-        asked = replace(question, devices=smaller.num_devices, batch=batch, layout=None)
-        with suppress(PerfsimError):
-            return asked.chosen.plan(asked.job, asked.topology, smaller)
-    return plan
+        Whether parameters are sharded weighs most in the likeness to published runs, then the degrees.
+        Between layouts of equal degrees, with nearly the same kernels and messages, errors cancel.
+        """
+        sharded = [plan.layout.zero_stage == SHARDED for plan in plans]
+        degrees = [(plan.layout.tensor, plan.layout.pipeline, plan.layout.data) for plan in plans]
+        for traits in (sharded, degrees):
+            for index, trait in enumerate(traits):
+                if trait != traits[0]:
+                    return index
+        return 1 if len(plans) > 1 else None
 
 
 Objective = Literal["step-time", "time-to-accuracy", "cost"]
@@ -242,16 +241,12 @@ class Planned:
 
 def plan_on(executor: Executor, question: Question, objective: Objective, shown: int) -> Planned:
     """`plan_layouts` by a worker, as one item. Raises as it does, and PerfsimError where the worker dies."""
-    with executor.answers(_planned, [("", (question, objective, shown))]) as finished:
+    plan = partial(plan_layouts, objective=objective, shown=shown)
+    with executor.answers(plan, [("", question)]) as finished:
         ((_, planned),) = finished
-    if isinstance(planned, Failed):
-        raise PerfsimError(planned.reason)
+    if isinstance(planned, PerfsimError):
+        raise planned
     return planned
-
-
-def _planned(item: tuple[Question, Objective, int]) -> Planned:
-    """The entry point of a worker."""
-    return plan_layouts(*item)
 
 
 def plan_layouts(question: Question, objective: Objective = "step-time", shown: int = SHOWN) -> Planned:
@@ -263,7 +258,7 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
     """
     target = None
     try:
-        target = target_for(question.model, question.recipe, ConvergenceSpec(), f"objective {objective}: ")
+        target = Target.of(question.model, question.recipe, ConvergenceSpec(), f"objective {objective}: ")
     except InputError:
         if objective == "time-to-accuracy":
             raise
@@ -277,14 +272,27 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
     searched = Search(question)
     screening = searched.screening
     runs = _fastest_runs(searched, shown)
-    entries = tuple(
-        entry
-        for entry in (_entry(question, run, runs[0], target) for run in runs)
-        if entry.ratio <= 1.0 + entry.ratio_error
-    )
+    first = runs[0]
+    of_first = first.plan.layout.as_dict(first.plan.num_microbatches)
+    entries = []
+    for run in runs:
+        error = ratio_error(run, first)
+        if run.step_time_s / first.step_time_s > 1.0 + error:
+            continue
+        prediction = Prediction.of(run, question.allowed_share, batch_caveats(question))
+        settings = prediction.layout.items()
+        entries.append(
+            Entry(
+                prediction=prediction,
+                step_time_band_s=run.band_s,
+                ratio=run.step_time_s / first.step_time_s,
+                ratio_error=error,
+                differs={k: v for k, v in settings if k not in FOLLOWS and v != of_first.get(k)},
+                time=None if target is None else target.time_of_run(run),
+            )
+        )
     estimates = screening.estimate_s[searched.order]
-    alike = int((estimates <= (1.0 + entries[0].ratio_error) * estimates[0]).sum())
-    within = max(len(entries), alike)
+    within = max(len(entries), int((estimates <= (1.0 + entries[0].ratio_error) * estimates[0]).sum()))
     closest = screening.closest
     if closest is not None:
         plan = question.chosen.plan(question.job, question.topology, closest, check_memory=False)
@@ -296,7 +304,7 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
         question=question,
         search=searched,
         objective=objective,
-        shortlist=entries,
+        shortlist=tuple(entries),
         within=within,
         refused={
             **screening.refused,
@@ -312,10 +320,7 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
 
 
 def _fastest_runs(searched: Search, shown: int) -> list[Evaluation]:
-    """The fastest layout of each choice of degrees and micro-batch, simulated, ascending by step time.
-
-    Layouts are tried in the order of their estimates, until these are outside the model's error of the first.
-    """
+    """The fastest layout of each choice of degrees and micro-batch, simulated, ascending by step time."""
 
     def kind(layout: Layout) -> tuple[int, ...]:
         return layout.tensor, layout.pipeline, layout.data, layout.micro_batch_size
@@ -327,6 +332,7 @@ def _fastest_runs(searched: Search, shown: int) -> list[Evaluation]:
     slowest_s = first.step_time_s * (1.0 + ratio_error(first, first))
     runs = {kind(first.plan.layout): first}
     known = {run.plan.layout: run for run in simulated}
+    # In the order of estimates, until these are outside the model's error of the first.
     for index in searched.order[:MOST_TRIED].tolist():
         if len(runs) >= shown or question.scale * screening.estimate_s[index] > slowest_s:
             break
@@ -334,8 +340,7 @@ def _fastest_runs(searched: Search, shown: int) -> list[Evaluation]:
         if kind(layout) in runs:
             continue
         if layout not in known:
-            plan = question.chosen.plan(question.job, question.topology, layout)
-            known[layout] = evaluated(question, plan)
+            known[layout] = evaluated(question, question.chosen.plan(question.job, question.topology, layout))
         runs[kind(layout)] = known[layout]
     return sorted(runs.values(), key=lambda run: run.step_time_s)
 
@@ -346,31 +351,14 @@ def ratio_error(run: Evaluation, other: Evaluation) -> float:
     return math.expm1(math.hypot(*map(math.log1p, errors)))
 
 
-def _entry(question: Question, run: Evaluation, first: Evaluation, target: Target | None) -> Entry:
-    prediction = Prediction.of(run, question.allowed_share, batch_caveats(question))
-    of_first = first.plan.layout.as_dict(first.plan.num_microbatches)
-    return Entry(
-        prediction=prediction,
-        step_time_band_s=run.band_s,
-        ratio=run.step_time_s / first.step_time_s,
-        ratio_error=ratio_error(run, first),
-        differs={
-            name: value
-            for name, value in prediction.layout.items()
-            if name not in FOLLOWS and value != of_first.get(name)
-        },
-        time=None if target is None else target.time_of_run(run),
-    )
-
-
-def _experiment(question: Question, entries: tuple[Entry, ...]) -> Experiment | None:
+def _experiment(question: Question, entries: Sequence[Entry]) -> Experiment | None:
     """The first entry next to the one that it is least surely faster than."""
-    other = rival([entry.plan for entry in entries])
+    other = Experiment.rival([entry.plan for entry in entries])
     if other is None:
         return None
     trials = []
     for index in (0, other):
-        plan = fewest_replicas(question, entries[index].plan)
+        plan = Trial.fewest_replicas(question, entries[index].plan)
         hours = plan.layout.num_devices * STEPS * entries[index].step_time_s / HOUR_S
         trials.append(Trial(index + 1, plan, hours))
     first, second = trials

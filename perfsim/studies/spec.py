@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -21,13 +21,15 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from perfsim.base.errors import MOST_SHOWN, CatalogError, LayoutError
+from perfsim.base.errors import MOST_SHOWN, CatalogError, InputError, LayoutError, Problem
 from perfsim.base.sizes import MOST_CHOICES
 from perfsim.base.spec import CatalogSpec, FolderName, Spec
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import number
 from perfsim.convergence.critical_batch import LAWS
 from perfsim.convergence.laws import DEFAULT_LOSS_LAW, SEED_ERROR, ChinchillaLaw
+from perfsim.convergence.time_to_accuracy import TimeToAccuracy
+from perfsim.convergence.wall_clock import Training
 from perfsim.machines import machine_of
 from perfsim.prediction.prediction import model_version
 from perfsim.prediction.question import ASKED, MEMORY_LIMIT, Question
@@ -41,7 +43,8 @@ from perfsim.specs.prices import Currency, EnergySpec, PriceSpec
 from perfsim.specs.recipe import Recipe, Sequences
 from perfsim.specs.runtime import Runtime
 from perfsim.specs.wall_clock import ProductionRange, Ratio, WallClockSpec
-from perfsim.strategies import STRATEGIES, strategy_names
+from perfsim.strategies import STRATEGIES, strategy, strategy_names
+from perfsim.work.counts import parameters
 
 
 def _refusal(message: str, help_text: str) -> PydanticCustomError:
@@ -299,6 +302,23 @@ class StudySpec(CatalogSpec):
         """The training stack of a candidate: its own, the study's, or the recipe's."""
         return candidate.runtime or self.runtime or self.recipe.runtime
 
+    def compared(self, names: Sequence[str]) -> Self:
+        """The study with its candidates of these strategies; another strategy borrows a system that suits it.
+
+        Raises InputError for a strategy without a system; without names the study stays as it is.
+        """
+        chosen: list[CandidateSpec] = []
+        for name in dict.fromkeys(names):
+            wanted = strategy(name)
+            same = [candidate for candidate in self.candidates if candidate.strategy == wanted.name]
+            like = [candidate for candidate in self.candidates if candidate.system.kind == wanted.system_kind]
+            if not same and not like:
+                known = ", ".join(candidate.strategy for candidate in self.candidates)
+                message = f"study {self.name} has no system for strategy {name}"
+                raise InputError([Problem(message, help=f"it compares {known}")])
+            chosen += same or [like[0].model_copy(update={"strategy": wanted.name, "layout": None})]
+        return self.model_copy(update={"candidates": tuple(chosen)}) if names else self
+
     def with_verify(self, mode: str | None) -> Self:
         """The study with this mode of sampling; None keeps its own."""
         if mode is None:
@@ -333,7 +353,6 @@ class Point:
 
     @property
     def runtime(self) -> Runtime:
-        """The training stack of the candidate."""
         return self.study.runtime_of(self.candidate)
 
     @property
@@ -348,6 +367,16 @@ class Point:
                 said[asked.field] = next((value for value in given if value is not None), None)
         # A study tries several batches, and disturbs the best one afterwards.
         return Question(**said | {"devices": self.num_devices, "batch": None, "perturbations": None})
+
+    def training(self, time: TimeToAccuracy) -> Training:
+        """The steps of the candidate and the units that run them."""
+        question = self.question
+        return Training(
+            steps=time.steps,
+            step_time_s=time.step_time_s,
+            num_parameters=float(parameters(question.model).total),
+            num_nodes=-(-question.devices // question.topology.devices_per_node),
+        )
 
     def checked(self) -> Question:
         """The question; InputError for bad input. A lack of prices is reported when the point is answered."""
@@ -389,11 +418,10 @@ class Digests:
         """A description's digest; any other value as it is."""
         if not isinstance(value, BaseModel):
             return value
-        known = self._known.get(id(value))
-        if known is None:
+        if id(value) not in self._known:
             digest = _digest(_without_prose(value.model_dump(mode="json")))
-            known = self._known[id(value)] = value, digest  # which keeps the id from being used again
-        return known[1]
+            self._known[id(value)] = value, digest  # the value keeps its id from being used again
+        return self._known[id(value)][1]
 
 
 def _digest(document: Any) -> str:

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from perfsim.base.errors import PerfsimError
 
@@ -22,10 +21,6 @@ SCHEMA = 2
 """Version of the table's columns, kept in the file's `user_version`."""
 WAIT_S = 30.0
 """How long to wait while another process writes."""
-
-
-class StoreError(PerfsimError):
-    """The file of finished points cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +35,7 @@ class Store:
     """The table of finished points in one file; a context manager that closes it.
 
     Several processes may use one file at the same time. A store on read-only media can be read. Raises
-    StoreError for a file that is not a store or that another process locks for too long, and where none can
+    PerfsimError for a file that is not a store or that another process locks for too long, and where none can
     be made.
     """
 
@@ -61,7 +56,7 @@ class Store:
             with _explained(path):
                 (schema,) = self._connection.execute("PRAGMA user_version").fetchone()
                 if schema not in (0, SCHEMA):
-                    raise StoreError(
+                    raise PerfsimError(
                         f"{path} was written by another release of perfsim; delete it, or give another --out"
                     )
                 if not self.readonly:
@@ -79,9 +74,7 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._connection.close()
 
     def put(self, digest: str, answer: Stored) -> None:
@@ -91,10 +84,7 @@ class Store:
             self._connection.execute("INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?)", (*row, _sum(*row)))
 
     def find(self, digests: Iterable[str]) -> Iterator[tuple[str, Stored]]:
-        """The stored answers among these digests, without those that are damaged.
-
-        One answer after the other, since all together may need much memory.
-        """
+        """The intact answers among these digests, one at a time: all together may need much memory."""
         with _explained(self.path):
             for digest in dict.fromkeys(digests):
                 row = self._connection.execute(
@@ -121,11 +111,11 @@ def _sum(digest: str, text: str, seconds: float) -> str:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Turns errors of SQLite and the file system into StoreError."""
+    """Turns errors of SQLite and the file system into PerfsimError."""
     try:
         yield
     except (OSError, sqlite3.OperationalError) as error:
         why = getattr(error, "strerror", error)
-        raise StoreError(f"{path}: cannot be used to keep finished points: {why}") from None
+        raise PerfsimError(f"{path}: cannot be used to keep finished points: {why}") from None
     except sqlite3.DatabaseError as error:
-        raise StoreError(f"{path}: is not a store of finished points ({error}); delete it") from None
+        raise PerfsimError(f"{path}: is not a store of finished points ({error}); delete it") from None

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfsim.prediction.run import Evaluation
-from perfsim.work import TaskGraph
 from perfsim.work.graph import computes, owners_of
 
 MOST_BARS = 4000
@@ -51,14 +50,13 @@ class TimelineBar:
 def timeline(evaluation: Evaluation, most_devices: int = MOST_DEVICES) -> tuple[TimelineBar, ...]:
     """The tasks of the measured step as at most `MOST_BARS` bars in the order of their starts.
 
-    Times count from the start of the step. Adjacent tasks of one kind and micro-batch on one stream are one
-    bar.
+    Times count from the start of the step. Like tasks have one kind, micro-batch and stream.
     """
     trace = evaluation.trace
     graph = trace.graph
     low, high = trace.step_window_s
     # Streams of devices that others stand for are left out.
-    devices = devices_of(graph)
+    devices = list(dict.fromkeys(owners_of(name)[0] for name in graph.streams if computes(name)))
     kept = np.unique(np.linspace(0, len(devices) - 1, min(most_devices, len(devices))).round().astype(int))
     left_out = set(devices) - {devices[number] for number in kept}
     shown = np.array([not left_out.issuperset(owners_of(name)) for name in graph.streams])
@@ -110,31 +108,25 @@ def timeline(evaluation: Evaluation, most_devices: int = MOST_DEVICES) -> tuple[
     return grouped(sorted(bars, key=lambda bar: bar.start_s), MOST_BARS)
 
 
-def devices_of(graph: TaskGraph) -> list[str]:
-    """The devices that compute, in the order of their streams."""
-    return list(dict.fromkeys(owners_of(name)[0] for name in graph.streams if computes(name)))
-
-
 def grouped(bars: Sequence[TimelineBar], most: int) -> tuple[TimelineBar, ...]:
     """At most so many bars: short ones are joined where there are more, and the last left out if need be.
 
-    The interval in which they are joined is the shortest, of a share of the step between `FINEST` and
-    `COARSEST`, that is enough.
+    The interval in which they are joined is the shortest that is enough, between `FINEST` and `COARSEST`.
     """
-    if len(bars) <= most:
-        return tuple(bars)
-    whole_s = max(bar.end_s for bar in bars)
+    whole_s = max((bar.end_s for bar in bars), default=0.0)
     share = FINEST
-    while share <= COARSEST:
+    joined = list(bars)
+    while len(joined) > most and share <= COARSEST:
         joined = _joined(bars, share * whole_s)
-        if len(joined) <= most:
-            return tuple(joined)
         share *= 2
-    return tuple(bars[:most])
+    return tuple(joined if len(joined) <= most else bars[:most])
 
 
 def _joined(bars: Sequence[TimelineBar], interval_s: float) -> list[TimelineBar]:
-    """The bars; short ones that begin in the same interval of one lane are joined by kind."""
+    """The bars; short ones that begin in the same interval of one lane are joined by kind.
+
+    There is one bar for each kind, one after the other, with the busy time of its bars.
+    """
     cells: dict[tuple[str, int], dict[str, list[TimelineBar]]] = {}
     kept = []
     for bar in bars:
@@ -145,29 +137,24 @@ def _joined(bars: Sequence[TimelineBar], interval_s: float) -> list[TimelineBar]
             cell.setdefault(bar.category, []).append(bar)
     for cell in cells.values():
         kinds = list(cell.values())
-        kept += _in_a_row(kinds) if any(len(alike) > 1 for alike in kinds) else [bar for (bar,) in kinds]
-    return sorted(kept, key=lambda bar: bar.start_s)
-
-
-def _in_a_row(kinds: Sequence[list[TimelineBar]]) -> list[TimelineBar]:
-    """One bar for each kind, one after the other, with the busy time of its bars."""
-    clock = kinds[0][0].start_s
-    row = []
-    for alike in kinds:
-        end = clock + sum(bar.end_s - bar.start_s for bar in alike)
-        tags = {bar.microbatch for bar in alike}
-        layers = [layer for bar in alike for layer in bar.layers or ()]
-        row.append(
-            replace(
+        if all(len(alike) == 1 for alike in kinds):
+            kept += [bar for (bar,) in kinds]
+            continue
+        clock_s = kinds[0][0].start_s
+        for alike in kinds:
+            end_s = clock_s + sum(bar.end_s - bar.start_s for bar in alike)
+            tags = {bar.microbatch for bar in alike}
+            layers = [layer for bar in alike for layer in bar.layers or ()]
+            joined = replace(
                 alike[0],
-                start_s=clock,
-                end_s=end,
+                start_s=clock_s,
+                end_s=end_s,
                 microbatch=tags.pop() if len(tags) == 1 else -1,
                 flop=sum(bar.flop for bar in alike),
                 n_bytes=sum(bar.n_bytes for bar in alike),
                 layers=(min(layers), max(layers)) if layers else None,
                 tasks=sum(bar.tasks for bar in alike),
             )
-        )
-        clock = end
-    return row
+            kept.append(joined)
+            clock_s = end_s
+    return sorted(kept, key=lambda bar: bar.start_s)

@@ -21,9 +21,9 @@ from perfsim.prediction.question import Question
 from perfsim.specs.layout_text import text_of
 from perfsim.strategies import Plan
 from perfsim.studies.answers import Answer
-from perfsim.studies.batches import Target, target_of
+from perfsim.studies.batches import Target
 from perfsim.studies.executors import attempt
-from perfsim.studies.runner import compared, run_study
+from perfsim.studies.runner import run_study
 from perfsim.studies.spec import StudySpec
 
 # Changes that might help a candidate, each tried.
@@ -76,13 +76,21 @@ def explain(spec: StudySpec, compare: Sequence[str] = ()) -> tuple[Explained, ..
 
     Raises what `run_study` raises. A change that leaves no plan has its reason.
     """
-    spec = compared(spec, compare)
-    points = spec.points
-    target = target_of(spec)
+    spec = spec.compared(compare)
+    target = Target.of_study(spec)
     explained = []
     for row in run_study(spec).candidates:
-        asked = points[row.number].question.at(row.global_batch_size)
-        tried = [_tried(words, change, row, target) for words, change in _changes(asked, row.run.plan)]
+        asked = spec.points[row.number].question.at(row.global_batch_size)
+        tried = []
+        for words, change in _changes(asked, row.run.plan):
+            present_limits().in_time(lambda words=words: f"changes tried up to: {words}")  # type: ignore[misc]
+            run = attempt(lambda change=change: best_plan(change().check()))  # type: ignore[misc]
+            if isinstance(run, PerfsimError):
+                tried.append(Tried(words, None, None, None, "", run.problems[0].message))
+            else:
+                time_s = target.time_of_run(run).time_s
+                ratio = time_s / row.time_to_accuracy_s
+                tried.append(Tried(words, run.step_time_s, time_s, ratio, text_of(run.plan.layout)))
         explained.append(
             Explained(
                 row.label,
@@ -96,22 +104,6 @@ def explain(spec: StudySpec, compare: Sequence[str] = ()) -> tuple[Explained, ..
     return tuple(explained)
 
 
-def _tried(words: str, change: Callable[[], Question], row: Answer, target: Target) -> Tried:
-    """A change of a candidate, answered again, or the reason why it could not be tried."""
-    present_limits().in_time(lambda: f"changes tried up to: {words}")
-
-    def answer() -> Tried:
-        run = best_plan(change().check())
-        time_s = target.time_of_run(run).time_s
-        ratio = time_s / row.time_to_accuracy_s
-        return Tried(words, run.step_time_s, time_s, ratio, text_of(run.plan.layout))
-
-    outcome = attempt(answer)
-    if isinstance(outcome, PerfsimError):
-        return Tried(words, None, None, None, "", outcome.problems[0].message)
-    return outcome
-
-
 def _changes(asked: Question, plan: Plan) -> Iterator[tuple[str, Callable[[], Question]]]:
     """The changes that a question has room for, each as the question that it makes."""
 
@@ -119,8 +111,8 @@ def _changes(asked: Question, plan: Plan) -> Iterator[tuple[str, Callable[[], Qu
         return lambda: replace(asked, system=asked.system.with_(name=asked.system.name, **{path: value}))
 
     def with_layout(micro_batch_size: int) -> Callable[[], Question]:
-        layout = replace(plan.layout, micro_batch_size=micro_batch_size)
-        return lambda: replace(asked, layout=text_of(layout))
+        text = text_of(replace(plan.layout, micro_batch_size=micro_batch_size))
+        return lambda: replace(asked, layout=text)
 
     batch = asked.job.global_batch_size
     yield "twice the devices", lambda: replace(asked, devices=2 * asked.devices, batch=batch)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from perfsim.convergence.laws import LossTarget
 from perfsim.prediction.caveats import Caveat
 from perfsim.prediction.prediction import Prediction
 
@@ -20,28 +19,6 @@ class SharedCaveat(Caveat):
     """The answers by system: `1, 4 and 16 CS-2`."""
     nouns: tuple[str, ...]
     """Several devices of each system, such as `CS-2`."""
-
-
-def edge_batch(tried: Sequence[int], best: int) -> list[Caveat]:
-    """A caveat where the best batch is the smallest or the largest that was tried."""
-    if len(tried) < 2 or min(tried) < best < max(tried):
-        return []
-    side, direction = ("smallest", "smaller") if best <= min(tried) else ("largest", "larger")
-    words = (
-        f"best batch {best} is the {side} of {len(tried)} tried ({min(tried)} to {max(tried)} "
-        f"sequences); a {direction} batch may be better: widen batch_sizes"
-    )
-    return [Caveat.of("batch-at-edge", words)]
-
-
-def sensitive_target(target: LossTarget) -> Caveat:
-    """How much the tokens to a loss depend on the loss."""
-    law = target.law
-    words = (
-        f"{target.tokens:.3g} tokens to a loss of {target.loss:g} by law '{law.name}' ({law.corpus}); "
-        f"{target.text}: the band of the time includes {100 * target.d_min_error:.0f} % of the tokens"
-    )
-    return Caveat.of("target-loss", words)
 
 
 MOST_COUNTS = 4

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Self
 
 from pydantic import BaseModel
@@ -74,13 +74,6 @@ class Change:
             if name not in _DERIVED and was != becomes:
                 changes.append(f"{_NAMES.get(name, name.replace('_', ' '))} {was} \u2192 {becomes}")
         return ", ".join(changes)
-
-    @property
-    def is_same_work(self) -> bool:
-        """Whether both train one model on one batch."""
-        models = [_values(side.study.model, "") for side in (self.base, self.point)]
-        same_tokens = self.base.target_time.batch_tokens == self.point.target_time.batch_tokens
-        return same_tokens and models[0] == models[1]
 
 
 def _values(spec: BaseModel, root: str) -> dict[str, str]:
@@ -199,9 +192,9 @@ class SweepResult:
         """The series grouped by model and target; times are comparable only within a group."""
         groups: list[list[Series]] = []
         for member in self.series:
-            model = member.first.study.model
             for group in groups:
-                if group[0].first.study.model == model and _comparable(group[0], member):
+                known = group[0]
+                if known.first.study.model == member.first.study.model and _comparable(known, member):
                     group.append(member)
                     break
             else:
@@ -249,9 +242,9 @@ class SweepResult:
         groups: dict[tuple[str, Circumstances, str | None], list[PointResult]] = {}
         for machine, members in machines.items():
             values: dict[str, set[str]] = {path: set() for point in members for path in point.settings}
-            for path, found in values.items():
-                found.update(setting_text(point.settings.get(path)) for point in members)
-            varied = [path for path, found in values.items() if len(found) > 1]
+            for path, texts in values.items():
+                texts.update(setting_text(point.settings.get(path)) for point in members)
+            varied = [path for path, texts in values.items() if len(texts) > 1]
             row = next((path for path in (*BATCH_PATHS, *varied) if path in varied), None)
             for point in members:
                 fixed = tuple(
@@ -274,10 +267,8 @@ class SweepResult:
 
         Empty if the variants train different models or batches, because step times are then not comparable.
         """
-        counts: dict[str, set[int]] = {}
-        for point in self.feasible:
-            counts.setdefault(point.variant, set()).add(point.num_devices)
-        several = any(len(numbers) > 1 for numbers in counts.values())
+        machines = {(point.variant, point.num_devices) for point in self.feasible}
+        several = len(machines) > len({variant for variant, _ in machines})
         groups: dict[str, dict[str, PointResult]] = {}
         for point in self.feasible:
             grid = tuple(
@@ -295,8 +286,12 @@ class SweepResult:
             for name, points in groups.items()
             if self.variants and self.variants[0] in points
         }
-        alike = all(change.is_same_work for group in changes.values() for change in group)
-        return changes if alike else {}
+        for change in chain(*changes.values()):
+            models = [_values(side.study.model, "") for side in (change.base, change.point)]
+            tokens = {side.target_time.batch_tokens for side in (change.base, change.point)}
+            if models[0] != models[1] or len(tokens) > 1:
+                return {}
+        return changes
 
     @cached_property
     def differences(self) -> Mapping[str, Sequence[str]]:
@@ -304,10 +299,9 @@ class SweepResult:
         columns: list[dict[str, str]] = []
         for name in self.variants:
             first = next(point for point in self.points if point.variant == name)
-            recipe = first.study.recipe.model_copy(update={"runtime": None})
             columns.append(
                 _values(first.study.model, "model")
-                | _values(recipe, "recipe")
+                | _values(first.study.recipe.model_copy(update={"runtime": None}), "recipe")
                 | _values(first.runtime, "runtime")
                 | _values(first.candidate.system, "system")
             )
@@ -355,13 +349,20 @@ class SweepResult:
             effects = [scaling.sentence for scaling in self.scalings]
             effects = effects or [_changed(name, group) for name, group in self.changes.items()]
             effects = effects or [_times(machine, points) for machine, points in machines.items()]
-            steps = self.successions
-            more = [_sparsity(steps), _policies(steps)] if steps else []
-            return [*effects[:MAX_SENTENCES], *filter(None, more)]
+            effects = effects[:MAX_SENTENCES]
+            if not self.successions:
+                return effects
+            first, *_ = self.successions.values()
+            ends = f"{first[0].base.variant} to {first[-1].point.variant}"
+            policies = "; ".join(
+                f"{machine}: {Change(steps[0].base, steps[-1].point).policy or 'nothing'}"
+                for machine, steps in self.successions.items()
+            )
+            replanned = f"What the planner changed from {ends}: {policies}."
+            return [*effects, *filter(None, [_sparsity(self.successions)]), replanned]
         if len(self.targets) > 1:
             return [_scales(member) for member in self.series[:MAX_SENTENCES]]
-        second = _matched(self.matches) if self.matches else _scales(self.series[0])
-        return [self.first_sentence, second]
+        return [self.first_sentence, _matched(self.matches) if self.matches else _scales(self.series[0])]
 
     @property
     def command(self) -> str:
@@ -371,8 +372,7 @@ class SweepResult:
     @cached_property
     def inputs_digest(self) -> str:
         """SHA-256 of the digests of all points."""
-        digests = Digests()
-        known = "".join(digests.of(point.study) for point in self.points)
+        known = "".join(map(Digests().of, (point.study for point in self.points)))
         return hashlib.sha256(known.encode()).hexdigest()
 
     @cached_property
@@ -452,17 +452,6 @@ def _times(machine: str, points: Sequence[PointResult]) -> str:
     if given and len({point.variant for point in points}) == len(points) > 1:
         said += f"; all together {_time(*points)}"
     return f"{machine}: {said}."
-
-
-def _policies(successions: Mapping[str, Sequence[Change]]) -> str:
-    """The layout changes on each machine from the first variant to the last."""
-    first, *_ = successions.values()
-    words = [
-        f"{machine}: {Change(steps[0].base, steps[-1].point).policy or 'nothing'}"
-        for machine, steps in successions.items()
-    ]
-    ends = f"{first[0].base.variant} to {first[-1].point.variant}"
-    return f"What the planner changed from {ends}: {'; '.join(words)}."
 
 
 def _sparsity(successions: Mapping[str, Sequence[Change]]) -> str:

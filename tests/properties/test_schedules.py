@@ -18,8 +18,7 @@ from perfsim.strategies.schedules import (
     Placement,
     Slot,
     StageOrder,
-    merged_order,
-    schedule,
+    schedule_called,
 )
 
 Shape = tuple[str, int, int, int]
@@ -28,6 +27,10 @@ Shape = tuple[str, int, int, int]
 SPLIT = sorted(name for name, each in SCHEDULES.items() if each.has("splits_backward"))
 ZERO_BUBBLE = ("zb1p", "zb2p", "zbv")
 V_SHAPED = ("v-half", "v-min")
+
+
+def orders_of(name: str, *shape: int) -> list[StageOrder]:
+    return schedule_called(name).orders(*shape)
 
 
 @st.composite
@@ -47,7 +50,7 @@ def passes(name: str) -> tuple[str, ...]:
 @given(shapes())
 def test_every_stage_runs_each_pass_of_each_micro_batch_and_chunk_once(shape: Shape) -> None:
     name, pipeline, virtual, microbatches = shape
-    orders = schedule(*shape)
+    orders = orders_of(*shape)
     assert len(orders) == pipeline
     for stage, order in enumerate(orders):
         expected = {
@@ -61,7 +64,7 @@ def test_every_stage_runs_each_pass_of_each_micro_batch_and_chunk_once(shape: Sh
 
 @given(shapes())
 def test_a_backward_follows_its_own_forward_and_weight_gradients_their_own_backward(shape: Shape) -> None:
-    for order in schedule(*shape):
+    for order in orders_of(*shape):
         place = {slot: number for number, slot in enumerate(order)}
         for earlier, later in pairwise(passes(shape[0])):
             slots = [slot for slot in order if slot.which == later]
@@ -71,7 +74,7 @@ def test_a_backward_follows_its_own_forward_and_weight_gradients_their_own_backw
 @given(shapes())
 def test_the_last_pass_of_every_chunk_is_that_of_the_last_micro_batch(shape: Shape) -> None:
     name, _, virtual, microbatches = shape
-    for order in schedule(*shape):
+    for order in orders_of(*shape):
         last = {slot.chunk: slot.microbatch for slot in order if slot.which == passes(name)[-1]}
         assert last == dict.fromkeys(range(virtual), microbatches - 1)
 
@@ -79,9 +82,9 @@ def test_the_last_pass_of_every_chunk_is_that_of_the_last_micro_batch(shape: Sha
 @given(shapes())
 def test_merging_keeps_every_stages_order_and_respects_what_each_slot_reads(shape: Shape) -> None:
     name, pipeline, virtual, _ = shape
-    orders = schedule(*shape)
+    orders = orders_of(*shape)
     places = SCHEDULES[name].placement(pipeline, virtual)
-    merged = merged_order(orders, places)
+    merged = places.merged(orders)
     assert [[slot for slot in merged if slot.stage == stage] for stage in range(pipeline)] == orders
     done = set()
     last = pipeline * virtual - 1
@@ -104,7 +107,7 @@ def test_a_schedule_in_which_nobody_can_go_on_is_refused(pipeline: int, microbat
         for stage in range(pipeline)
     ]
     with pytest.raises(DeadlockError, match="deadlocks") as caught:
-        merged_order(backward_first, Placement(pipeline))
+        Placement(pipeline).merged(backward_first)
     head, *stages = str(caught.value).split("\n")
     assert f"{2 * pipeline * microbatches} of {2 * pipeline * microbatches} slots" in head
     assert stages[0] == "  stage 0: backward of micro-batch 0 waits for backward of micro-batch 0 of stage 1"
@@ -118,7 +121,7 @@ def test_a_deadlock_names_chunks_and_only_the_stages_that_are_stuck() -> None:
     rank_0 = [Slot("F", 0, 0, 0), Slot("F", 0, 1, 0)]
     rank_1 = [Slot("F", 1, 1, 0), Slot("F", 1, 0, 0)]
     with pytest.raises(DeadlockError) as caught:
-        merged_order([rank_0, rank_1], Placement(2, 2, v_shaped=True))
+        Placement(2, 2, v_shaped=True).merged([rank_0, rank_1])
     assert str(caught.value).split("\n") == [
         "the schedule deadlocks: 3 of 4 slots can never run",
         "  stage 0: forward of micro-batch 0, chunk 1 waits for forward of micro-batch 0, chunk 1 of stage 1",
@@ -158,7 +161,7 @@ def test_what_memory_is_planned_for_is_what_the_schedule_holds(
 ) -> None:
     name, pipeline, virtual, microbatches = shape
     split = SCHEDULES[name].has("splits_backward")
-    for stage, order in enumerate(schedule(*shape)):
+    for stage, order in enumerate(orders_of(*shape)):
         moments = SCHEDULES[name].in_flight(*map(np.array, (stage, pipeline, virtual, microbatches)))
         planned = max(each.activations * activations + each.weight_inputs * weight_inputs for each in moments)
         assert planned * virtual == pytest.approx(peak(order, activations, weight_inputs, split=split))
@@ -177,7 +180,7 @@ def test_where_weight_inputs_are_as_large_as_activations_zero_bubble_holds_what_
         "v-min": (pipeline + 4) // 3,
     }[name]
     promised = min(promised, pipeline) if name in V_SHAPED else promised
-    held = [peak(order, 1, 1, split=True) / virtual for order in schedule(*shape)]
+    held = [peak(order, 1, 1, split=True) / virtual for order in orders_of(*shape)]
     assert max(held) == min(promised, microbatches)
     if microbatches >= 2 * pipeline - 1 and name not in V_SHAPED:
         assert set(held) == {promised}, "the same on every stage"
@@ -185,7 +188,7 @@ def test_where_weight_inputs_are_as_large_as_activations_zero_bubble_holds_what_
 
 @given(st.integers(2, 6), st.integers(1, 12))
 def test_1f1b_never_holds_more_than_gpipe(pipeline: int, microbatches: int) -> None:
-    lean, full = (schedule(name, pipeline, 1, microbatches) for name in ("1f1b", "gpipe"))
+    lean, full = (orders_of(name, pipeline, 1, microbatches) for name in ("1f1b", "gpipe"))
     assert all(
         peak(a, 1, 0, split=False) <= peak(b, 1, 0, split=False) for a, b in zip(lean, full, strict=True)
     )
@@ -199,7 +202,7 @@ def step_s(shape: Shape, times: PassTimes, steps: int = 3) -> tuple[float, float
     """
     name, pipeline, virtual, _ = shape
     places = SCHEDULES[name].placement(pipeline, virtual)
-    merged = merged_order(schedule(*shape), places)
+    merged = places.merged(orders_of(*shape))
     takes = dict(zip("FBW", (each / virtual for each in times), strict=True))
     free = [0.0] * pipeline
     ends = []

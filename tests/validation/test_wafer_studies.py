@@ -8,7 +8,7 @@ import perfsim as ps
 from perfsim.catalog import default_catalog
 from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.studies.axes import VARIANT, load_sweep
-from perfsim.studies.batches import target_of
+from perfsim.studies.batches import Target
 from perfsim.studies.runner import answer_point
 from perfsim.studies.spec import Point
 
@@ -102,7 +102,7 @@ def test_doubling_the_link_changes_nothing_where_wafers_are_full_and_much_where_
     for each in points("ablations_ws"):
         if each.settings[VARIANT] in ("as it is", "twice the I/O", "half the MemoryX bandwidth"):
             batch = each.study.recipe.global_batch_size
-            steps[each.settings[VARIANT], batch] = answer_point(each, target_of(each.study)).step_time_s
+            steps[each.settings[VARIANT], batch] = answer_point(each, Target.of_study(each.study)).step_time_s
     assert steps["twice the I/O", 768] == pytest.approx(steps["as it is", 768], rel=0.01)
     assert steps["half the MemoryX bandwidth", 768] == pytest.approx(steps["as it is", 768], rel=0.01)
     assert steps["twice the I/O", 64] < 0.95 * steps["as it is", 64]

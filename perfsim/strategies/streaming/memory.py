@@ -113,9 +113,8 @@ class Store:
         self.state_in_flash = self._in_flash(system.memoryx.optimizer_state_in, self.state, free)
 
     def _in_flash(self, wanted: str, parts: dict[str, float], free: float) -> bool:
-        if wanted != "auto":
-            return wanted == "flash"
-        return sum(parts.values()) > free and self.system.memoryx.flash_bytes > 0
+        too_large = sum(parts.values()) > free and self.system.memoryx.flash_bytes > 0
+        return too_large if wanted == "auto" else wanted == "flash"
 
     def kept(self, num_parameters: float, matrices: float = 0.0) -> float:
         """Nonzero parameters of a block, of which the `matrices` of a layer can be sparse."""

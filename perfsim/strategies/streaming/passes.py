@@ -56,11 +56,6 @@ class _Blocks(Generic[T]):
     def embedding(self) -> T:
         return self.values[0]
 
-    @property
-    def layers(self) -> tuple[T, ...]:
-        """The values of the kinds of layers, the most frequent one first."""
-        return self.values[1:-1]
-
     def in_order(self) -> list[T]:
         """One entry per block, in the order of the forward pass."""
         return [self.values[index] for index in self.order]
@@ -221,11 +216,6 @@ class PassRecorder:
     def gradients_on_wafer(self) -> bool:
         return self.system.streaming.accumulate_at == "wafer"
 
-    @property
-    def group(self) -> int:
-        """Recompute interval: layers whose activations are recomputed from the input of the first."""
-        return max(1, self.layout.recompute_layers)
-
     def _task(
         self, number: int, work: Work, stream: str, reads: Sequence[int] = (), after: Sequence[int] = ()
     ) -> int:
@@ -256,7 +246,9 @@ class PassRecorder:
             if works.spill is not None and number in firsts and self.layout.recompute_layers:
                 self._spill(number, hidden[-1])
             weights = self._stream(number)
-            hidden.append(self._tasks(number, works.forward, weights, hidden[-1:], self._room())[-1])
+            # The end of the spill before the last makes room for one more tensor.
+            room = [self.template.writer(out) for out in list(self.spilled.values())[-2:-1]]
+            hidden.append(self._tasks(number, works.forward, weights, hidden[-1:], room)[-1])
             self.computed.append(hidden[-1])
             if works.spill is not None and not self.layout.recompute_layers:
                 self._spill(number, hidden[-1])
@@ -266,7 +258,8 @@ class PassRecorder:
     def _groups(self) -> list[range]:
         """Groups of blocks that are recomputed together; embedding and LM head have groups of their own."""
         head = len(self.blocks) - 1
-        layers = [range(first, min(first + self.group, head)) for first in range(1, head, self.group)]
+        group = max(1, self.layout.recompute_layers)
+        layers = [range(first, min(first + group, head)) for first in range(1, head, group)]
         return [range(1), *layers, range(head, head + 1)]
 
     def _recompute_group(self, group: range, hidden: list[int]) -> dict[int, int]:
@@ -275,7 +268,12 @@ class PassRecorder:
         Recomputation streams the weights of the group once more. A group of a single block recomputes its
         activations with the weights that its backward gets anyway.
         """
-        inputs = {group[0]: self._fetched(group[0], hidden)}
+        first = group[0]
+        inputs = {first: hidden[max(first - 1, 0)]}
+        fetch = self.blocks[first].fetch
+        if fetch is not None and first in self.spilled:  # while the previous group runs
+            begun = self.template.writer(self.started[-2])
+            inputs[first] = self._task(first, fetch, f"{DEVICE}/fetch", [self.spilled[first]], [begun])
         for number, following in pairwise(group):
             inputs[following] = self._recompute_block(number, inputs[number])
         if len(group) > 1:
@@ -310,7 +308,12 @@ class PassRecorder:
         if works.stage is not None:
             stream = self._server("memoryx/flash-read", number)
             reads = [self._task(number, works.stage, stream, reads, self._room_in_dram(self.sent))]
-        freed = self._freed()
+        # The end of an earlier block's compute frees the buffer for these weights.
+        index = len(self.computed) - 1 - self.depth
+        freed: list[int] = (
+            [self.template.port(f"computed-{-index}")] if index < 0 and self.kind.follows else []
+        )
+        freed += [self.template.writer(self.computed[index])] if index >= 0 else []
         arrived = []
         for chunk in range(self.layout.stream_chunks):
             load = self._task(number, works.load, self._server("memoryx/out", number), reads, freed)
@@ -318,13 +321,6 @@ class PassRecorder:
             arrived.append(self._task(number, works.broadcast, lane, [load]))
         self.sent.append(load)
         return arrived
-
-    def _freed(self) -> list[int]:
-        """The compute task whose end frees the buffer for the next weights."""
-        index = len(self.computed) - 1 - self.depth
-        if index >= 0:
-            return [self.template.writer(self.computed[index])]
-        return [self.template.port(f"computed-{-index}")] if self.kind.follows else []
 
     def _room_in_dram(self, done: Sequence[int]) -> list[int]:
         """The task that must end before one more layer is read from flash."""
@@ -378,28 +374,9 @@ class PassRecorder:
         if work is not None:
             self.spilled[first] = self._task(first, work, f"{DEVICE}/spill", [tensor])
 
-    def _room(self) -> list[int]:
-        """The spill before the last, whose end makes room for one more tensor."""
-        out = list(self.spilled.values())
-        return [self.template.writer(out[-2])] if len(out) > 1 else []
-
-    def _fetched(self, first: int, hidden: list[int]) -> int:
-        """The input of a group, on the wafer or fetched while the previous group runs."""
-        work = self.blocks[first].fetch
-        kept = hidden[max(first - 1, 0)]
-        if work is None or first not in self.spilled:
-            return kept
-        begun = self.template.writer(self.started[-2])
-        return self._task(first, work, f"{DEVICE}/fetch", [self.spilled[first]], [begun])
-
     # ------------------------------------------------------------------------------------ compute
     def _tasks(
-        self,
-        number: int,
-        work: Work,
-        weights: Sequence[int],
-        reads: Sequence[int],
-        after: Sequence[int] = (),
+        self, number: int, work: Work, weights: Sequence[int], reads: Sequence[int], after: Sequence[int] = ()
     ) -> list[int]:
         """One task per chunk of the weights; returns the first tensor of each task."""
         stream = f"{DEVICE}/compute"
@@ -463,15 +440,8 @@ class StreamedSteps:
             return Work(f"{block.name}.{which}", kind, op, category, (), moved.n_bytes, systems, (moved,))
 
         kernel = store.update_kernel(updated)
-        update = Work(
-            f"{block.name}.update",
-            Kind.MEM_STORE,
-            "memoryx_update",
-            "update",
-            kernels=(kernel,),
-            comm_bytes=kernel.bytes_accessed,
-            writes=(TensorClass("weights", kernel.bytes_accessed),),
-        )
+        accessed = TensorClass("weights", kernel.bytes_accessed)
+        update = move("update", "memoryx_update", "update", accessed, Kind.MEM_STORE)
         stage = state_read = state_write = recompute = spill = fetch = None
         if store.weights_in_flash:
             stage = move("stage", "flash_read", "weight_stream", TensorClass("weights", whole))
@@ -483,8 +453,8 @@ class StreamedSteps:
         if layout.recompute_layers and block.layer:
             recompute = compute("recompute", block.forward, hidden)
         if layout.spill and block.layer:
-            whole_layer = store.device.kept_bytes(block.part)
-            unit = block.part.activation_bytes if layout.recompute_layers else whole_layer
+            part = block.part
+            unit = part.activation_bytes if layout.recompute_layers else store.device.kept_bytes(part)
             spilled = TensorClass("hidden", unit)
             spill = move("spill", "spill", "spill", spilled, Kind.MEM_STORE)
             fetch = move("fetch", "fetch", "spill", spilled)
@@ -496,7 +466,7 @@ class StreamedSteps:
             backward=compute("backward", block.backward, hidden, gradients),
             reduce=move("reduce", "reduce", "gradient_stream", gradients, Kind.COMM_COLL),
             reduce_part=move("reduce", "reduce_part", "gradient_stream", gradients, Kind.COMM_COLL),
-            update=update,
+            update=replace(update, kernels=(kernel,)),
             stage=stage,
             state_read=state_read,
             state_write=state_write,
@@ -504,20 +474,9 @@ class StreamedSteps:
             fetch=fetch,
         )
 
-    def _recorded(self, builder: GraphBuilder, kind: _PassKind) -> Template:
-        """A pass as a template."""
-        layout = self.plan.layout
-        size = self.last_micro_batch if kind.last else layout.micro_batch_size
-        blocks = self.blocks(size, layout.stream_chunks)
-        if not kind.last and self.system.streaming.accumulate_at == "swarmx":
-            blocks = blocks.of(BlockWorks.in_tree)
-        samples = self.samples(size)
-        return PassRecorder(
-            builder.template(), layout, self.system, kind, samples, blocks.in_order()
-        ).record()
-
     def write(self, builder: GraphBuilder) -> None:
         """Write the steps of the plan, at least two."""
+        layout = self.plan.layout
         passes = self.plan.num_microbatches
         steps = max(LEAST_STEPS, self.plan.least_steps)
         held = self.system.activation_servers.prefetch
@@ -533,7 +492,14 @@ class StreamedSteps:
             for number in index.tolist()
         ]
         distinct = list(dict.fromkeys(kinds))
-        templates = [self._recorded(builder, kind) for kind in distinct]
+        templates: list[Template] = []
+        for kind in distinct:
+            size = self.last_micro_batch if kind.last else layout.micro_batch_size
+            blocks = self.blocks(size, layout.stream_chunks)
+            if not kind.last and self.system.streaming.accumulate_at == "swarmx":
+                blocks = blocks.of(BlockWorks.in_tree)
+            of_pass = layout, self.system, kind, self.samples(size), blocks.in_order()
+            templates.append(PassRecorder(builder.template(), *of_pass).record())
         # The pass that each port of a pass reads: the update, the buffer's user, or the pass before.
         updated = np.where(index >= passes, index // passes * passes - 1, -1)
         sources = {}

@@ -10,7 +10,7 @@ folded to one system.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from perfsim.base.errors import LayoutError, MemoryCapacityError, Problem
 from perfsim.base.sizes import passes_problem
@@ -33,35 +33,36 @@ from perfsim.work import GraphBuilder, Work
 # the previous update is done. The first block is updated last; then its weights are sent for the next step.
 
 
-@dataclass
 class _Estimate:
-    steps: StreamedSteps
-    duration: Callable[[Work], float]
+    """The seconds of a step of a plan, given those of a work."""
 
-    @property
-    def plan(self) -> StreamingPlan:
-        return self.steps.plan
+    def __init__(self, steps: StreamedSteps, duration: Callable[[Work], float]) -> None:
+        self.steps = steps
+        self.duration = duration
+        self.layout = steps.plan.layout
+        self.system = steps.plan.topology.system
+        self.group = max(1, self.layout.recompute_layers)
+        memoryx = self.system.memoryx
+        self.at_once = memoryx.servers if memoryx.placement == "by_layer" else 1
+        """Number of blocks that weight servers process in parallel."""
 
     def seconds(self, work: Work | None) -> float:
         return 0.0 if work is None else self.duration(work)
 
     def step_s(self) -> float:
         """All micro-batches, the last at its own size, and the bubble between two steps."""
-        full = self.pass_s(self.plan.layout.micro_batch_size, last=False)
+        full = self.pass_s(self.layout.micro_batch_size, last=False)
         last = self.pass_s(self.steps.last_micro_batch, last=True)
-        return (self.plan.num_microbatches - 1) * full + last + self.bubble_s()
+        return (self.steps.plan.num_microbatches - 1) * full + last + self.bubble_s()
 
     def pass_s(self, micro_batch_size: int, *, last: bool) -> float:
         """One micro-batch forward and backward, or the transfer of its samples where that takes longer."""
         works = self.steps.blocks(micro_batch_size)
-        streaming = self.plan.topology.system.streaming
-        if not last and streaming.accumulate_at == "swarmx":
+        if not last and self.system.streaming.accumulate_at == "swarmx":
             works = works.of(BlockWorks.in_tree)
         passed = works.of(lambda work: self.forward_s(work) + self.backward_s(work, last=last))
         computing = sum(passed.in_order())
-        leaving = 0.0
-        if not last:
-            leaving = sum(works.of(lambda work: self.up_s(work, last=False)).in_order())
+        leaving = 0.0 if last else sum(works.of(lambda work: self.up_s(work, last=False)).in_order())
         return max(computing, leaving, self.duration(self.steps.samples(micro_batch_size)))
 
     def forward_s(self, works: BlockWorks) -> float:
@@ -70,17 +71,16 @@ class _Estimate:
 
     def backward_s(self, works: BlockWorks, *, last: bool) -> float:
         """Backward and recomputation; groups of several layers stream their weights once more for it."""
-        layout = self.plan.layout
         recompute = self.seconds(works.recompute)
         first = 0.0
         behind = 0.0
-        if recompute and layout.recompute_layers > 1:
+        if recompute and self.layout.recompute_layers > 1:
             first = self.joined_s(works, recompute)
             recompute = 0.0
         up = self.up_s(works, last=last)
         if last and works.stage is not None:
             behind = self.seconds(works.state_read) + self.turns_s(works)
-        if not self.plan.topology.system.swarmx.duplex:
+        if not self.system.swarmx.duplex:
             behind = behind + up
             up = 0.0
         elif not last:
@@ -96,24 +96,14 @@ class _Estimate:
 
     def turns_s(self, works: BlockWorks) -> float:
         """Seconds to write a block's state to half-duplex flash, which blocks reads."""
-        flash = self.plan.topology.system.memoryx.server.flash
+        flash = self.system.memoryx.server.flash
         return self.seconds(works.state_write) if flash is not None and not flash.duplex else 0.0
 
     def up_s(self, works: BlockWorks, *, last: bool) -> float:
         """Seconds to send a block's gradient to MemoryX; 0 where it stays on the wafer."""
-        if not last and self.plan.topology.system.streaming.accumulate_at == "wafer":
+        if not last and self.system.streaming.accumulate_at == "wafer":
             return 0.0
         return self.duration(works.reduce) / self.at_once
-
-    @property
-    def at_once(self) -> int:
-        """Number of blocks that weight servers process in parallel."""
-        memoryx = self.plan.topology.system.memoryx
-        return memoryx.servers if memoryx.placement == "by_layer" else 1
-
-    @property
-    def group(self) -> int:
-        return max(1, self.plan.layout.recompute_layers)
 
     def joined_s(self, works: BlockWorks, compute_s: float, *beside_s: float, behind: float = 0.0) -> float:
         """Seconds of a block whose compute, weights and other streams (`beside_s`) run in parallel.
@@ -124,10 +114,10 @@ class _Estimate:
         """
         load = self.duration(works.load)
         pace = max(load, self.seconds(works.stage)) / self.at_once + behind
-        buffers = 1 + self.plan.topology.system.streaming.prefetch_depth
+        buffers = 1 + self.system.streaming.prefetch_depth
         taken = (load + self.duration(works.broadcast) + compute_s) / buffers
         if buffers == 1:  # each chunk after the first is sent during compute
-            taken -= min(load, compute_s) * (1 - 1 / self.plan.layout.stream_chunks)
+            taken -= min(load, compute_s) * (1 - 1 / self.layout.stream_chunks)
         return max(compute_s, pace, taken, *beside_s, 0.0)
 
     def bubble_s(self) -> float:
@@ -138,7 +128,6 @@ class _Estimate:
         after all updates.
         """
         works = self.steps.blocks(self.steps.last_micro_batch)
-        at_once = self.at_once
         seconds = works.of(
             lambda work: (
                 self.backward_s(work, last=True),
@@ -149,7 +138,7 @@ class _Estimate:
         computed = updated = 0.0
         for backward, reduce, pace in reversed(seconds.in_order()):
             computed += backward
-            updated = max(updated + pace / at_once, computed + reduce + pace)
+            updated = max(updated + pace / self.at_once, computed + reduce + pace)
         first = works.embedding
         both = min(self.duration(first.update), self.seconds(first.state_write)) if first.stage else 0.0
         way = both + sum(self.seconds(work) for work in (first.load, first.broadcast, first.stage))
@@ -211,18 +200,14 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
         """Check one layout; `micro_batch_size` is per system."""
         check_runs_on(self, topology.system)
         system = topology.system
-        problems = self._problems(job, topology, layout)
-        if problems:
+        if problems := self._problems(job, topology, layout):
             raise LayoutError([Problem(text) for text in problems])
         per_system = -(-job.global_batch_size // layout.data)
         microbatches = -(-per_system // layout.micro_batch_size)
         memory = Store(job, system).memory(layout, per_system)
-        if check_memory:
-            for use in memory:
-                if not use.fits:
-                    raise MemoryCapacityError(
-                        use.total_bytes / use.capacity_bytes, _overflow(use, job, layout)
-                    )
+        for use in memory:
+            if check_memory and not use.fits:
+                raise MemoryCapacityError(use.total_bytes / use.capacity_bytes, _overflow(use, job, layout))
         notes = tuple(self._notes(job, system, layout, microbatches))
         return StreamingPlan(self.name, job, topology, layout, microbatches, memory, notes)
 

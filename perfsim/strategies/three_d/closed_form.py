@@ -205,10 +205,7 @@ class _Steps:
         )
 
     def _lost_beside_reductions(self, times: PassTimes, wait_s: Floats) -> Floats:
-        """Seconds of one micro-batch that backwards lose next to the reductions of ZeRO 2.
-
-        A backward that waits for buffers waits less when it computes more slowly.
-        """
+        """Seconds that backwards lose next to ZeRO 2's reductions; slower ones wait less for buffers."""
         sharded = (self.columns.zero[:, None] == GRADIENTS_SHARDED) & self.overlaps
         if not sharded.any():
             return np.zeros(wait_s.shape)
@@ -318,10 +315,7 @@ class _Steps:
 
     # ------------------------------------------------------------------------------ replicas
     def _gathered_ahead_s(self) -> Floats:
-        """Exposed gathers of parameters at the start of a step, shape (rows,): embedding and first bucket.
-
-        Later buckets are exposed only where gathering one takes longer than the forward of the one before it.
-        """
+        """Exposed gathers at the start of a step, shape (rows,): embedding, first bucket, and slower ones."""
         largest = self.largest
         bucket = self.replicas.ahead_bucket[:, 0]
         buckets = np.maximum(1, -(-largest.chunk // np.maximum(1, largest.bucket)))

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from perfsim.strategies.three_d.data import collective
 from perfsim.strategies.three_d.layers import Attention, Backward, Forward, HalfPass, Made, compute_work
-from perfsim.work import Kind, RankGroup, Template, TensorClass, Work
+from perfsim.work import RankGroup, Template, TensorClass, Work
 from perfsim.work.counts import attention_weight_input_bytes
 from perfsim.work.kernels import LayerSlice
 from perfsim.work.layer import attention_core, attention_kernels, attention_recompute, merge_kernel
@@ -96,15 +97,7 @@ class ContextGroup(Attention):
         positions, or some `positions` of all heads.
         """
         op = "send_recv" if self.rings else "all_to_all"
-        return Work(
-            name=f"context.{op}",
-            kind=Kind.COMM_COLL,
-            op=op,
-            category="context_communication",
-            comm_bytes=n_bytes,
-            group=self.ranks,
-            writes=(TensorClass(contents, n_bytes),),
-        )
+        return collective("context", op, n_bytes, self.ranks, TensorClass(contents, n_bytes))
 
     def forward(self, template: Template, which: Forward, reads: Sequence[int], block: int) -> Made:
         """Write the forward or its repetition; it keeps the keys and values of the rank itself."""

@@ -1,9 +1,11 @@
-"""ZeRO 3, or FSDP: parameters are gathered layer by layer and not kept.
+"""Data parallelism: gradient reduction over replicas, and the optimizer.
 
-[1910.02054, 2304.11277] Every rank holds a shard of each layer. A layer is all-gathered before its
-forward and again before its backward, its gradients are reduce-scattered after it, and at most two
-layers are unsharded at once. One communication stream runs both, in the order in which the host
-issues them: the next layer's gather before this layer's reduction (backward prefetch).
+ZeRO 1 [1910.02054] reduce-scatters gradients, updates its shard and all-gathers parameters. Without ZeRO,
+gradients are all-reduced and every replica updates all parameters. ZeRO 2 keeps only a shard of the
+gradients, so the gradients of each micro-batch are reduce-scattered as they are computed. Where states are
+sharded in several groups of replicas (hybrid sharding [2304.11277 section 3.2.2]), each group scatters and
+gathers, and shards are summed over the groups. Some parameters may be held by other ranks than the rest, as
+those of experts are; they have replicas of their own, which do the same one after the other.
 """
 
 from __future__ import annotations
@@ -18,18 +20,9 @@ from perfsim.costs.memory import state_bytes, update_products
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.precisions import PRECISIONS
 from perfsim.specs.recipe import Recipe
-from perfsim.work import Kind, RankGroup, Template, TensorClass, Work
+from perfsim.work import Kind, RankGroup, TensorClass, Work
 from perfsim.work.kernels import Kernel, elementwise
 from perfsim.work.layer import cast_bytes
-
-# Data parallelism: gradient reduction over replicas, and the optimizer.
-#
-# ZeRO 1 [1910.02054] reduce-scatters gradients, updates its shard and all-gathers parameters. Without ZeRO,
-# gradients are all-reduced and every replica updates all parameters. ZeRO 2 keeps only a shard of the
-# gradients, so the gradients of each micro-batch are reduce-scattered as they are computed. Where states are
-# sharded in several groups of replicas (hybrid sharding [2304.11277 section 3.2.2]), each group scatters and
-# gathers, and shards are summed over the groups. Some parameters may be held by other ranks than the rest, as
-# those of experts are; they have replicas of their own, which do the same one after the other.
 
 DATA_STREAM = "nccl-data"
 GRADIENTS_SHARDED = 2
@@ -38,6 +31,15 @@ LEAST = 1.0
 """Fewer parameters than one are a rounding error."""
 OPTIMIZER_LAUNCHES = 24
 """Fused multi-tensor kernels of an optimizer step: unscale, norm, clip, update, copy, zero."""
+
+
+def collective(
+    axis: str, op: str, n_bytes: float, ranks: RankGroup, made: TensorClass, *, name: str = ""
+) -> Work:
+    """A collective of the ranks of an axis, called by axis and operation unless it has another `name`."""
+    category = f"{axis}_communication"
+    name = name or f"{axis}.{op}"
+    return Work(name, Kind.COMM_COLL, op, category, comm_bytes=n_bytes, group=ranks, writes=(made,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +106,6 @@ class Replicas:
         return self.ranks._replace(size=self.shards)
 
     @property
-    def copies(self) -> RankGroup:
-        """The ranks with the same shard, one in each group."""
-        start, stride, size = self.ranks
-        return RankGroup(start, stride * self.shards, size // self.shards)
-
-    @property
     def shards_gradients(self) -> bool:
         """Whether gradients are reduce-scattered in every micro-batch (ZeRO 2)."""
         return self.zero_stage == GRADIENTS_SHARDED and self.size > 1
@@ -139,10 +135,12 @@ class Replicas:
 
     def across_works(self, num_parameters: float) -> list[Work]:
         """Sum of the shards of some gradients over groups; none where one group has all replicas."""
-        if self.zero_stage == 0 or self.copies.size == 1:
+        if self.zero_stage == 0 or self.size == self.shards:
             return []
+        start, stride, size = self.ranks
+        copies = RankGroup(start, stride * self.shards, size // self.shards)
         n_bytes = num_parameters * state_bytes(self.recipe).reduced / self.shards
-        return [self._collective("all_reduce", n_bytes, "gradient_shards", self.copies)]
+        return [self._collective("all_reduce", n_bytes, "gradient_shards", copies)]
 
     def reduce_works(self, held: Held) -> list[Work]:
         """The whole reduction of the gradients of some parameters; none where no other rank has them."""
@@ -163,16 +161,8 @@ class Replicas:
         return replace(work, writes=(TensorClass("parameters", n_bytes / tensors),) * tensors)
 
     def _collective(self, op: str, n_bytes: float, tensor: str, ranks: RankGroup) -> Work:
-        return Work(
-            name=f"data.{op}",
-            kind=Kind.COMM_COLL,
-            op=op,
-            category="data_communication",
-            comm_bytes=n_bytes,
-            group=ranks,
-            writes=(TensorClass(tensor, n_bytes),),
-            experts=self.experts,
-        )
+        work = collective("data", op, n_bytes, ranks, TensorClass(tensor, n_bytes))
+        return replace(work, experts=self.experts)
 
     def optimizer_work(self) -> Work:
         """The optimizer step of the parameters that this rank updates, as memory traffic only."""
@@ -241,50 +231,3 @@ GROUPS_STREAM = "nccl-groups"
 """Sums over groups that shard."""
 IN_FLIGHT = 2
 """Layers that are unsharded at once (`limit_all_gathers`)."""
-
-
-@dataclass(frozen=True)
-class Shards:
-    """The sharded layers of one stage, and the root unit of embedding and LM head."""
-
-    replicas: Replicas
-    layers: tuple[Held, ...]
-    """Parameters of every layer."""
-    root: Held
-    """Embedding, LM head and final norm: gathered once and kept from forward to backward."""
-
-    def gather_forward(self, template: Template, done: list[int], block: int) -> list[int]:
-        """All-gather the next layer, after the forward of the layer `IN_FLIGHT` before it."""
-        after = [template.writer(done[-IN_FLIGHT])] if len(done) >= IN_FLIGHT else []
-        return self.gather(template, self.layers[len(done)], after, block)
-
-    def gather_backward(self, template: Template, layer: int, num_layers: int, block: int) -> list[int]:
-        """All-gather one layer while the layer after it runs backward.
-
-        The first `IN_FLIGHT` gathers wait for the forward of the layers that were unsharded last. Later
-        gathers follow, on the same stream, the reduce-scatter of the layer whose memory they take.
-        """
-        freed = 2 * num_layers - IN_FLIGHT - 1 - layer
-        after: list[int] = [template.port(f"saved{freed}")] if 0 <= freed < num_layers else []
-        return self.gather(template, self.layers[layer], after, block)
-
-    def gather(self, template: Template, held: Held, after: list[int], block: int) -> list[int]:
-        """All-gather some parameters, of the rest even where there are next to none."""
-        replicas = self.replicas
-        apart = [] if replicas.apart is None else replicas.apart.gather_works(Held(held.apart))
-        works = [replicas.gather_work(held.rest), *apart]
-        return [template.task(work, replicas.stream, (), after, block=block).tensor for work in works]
-
-    def scatter(self, template: Template, held: Held, gradient: int, block: int) -> int:
-        """Reduce-scatter the gradient of some parameters.
-
-        Sums over groups have a stream of their own, beside the gathers of the next layers.
-        """
-        replicas = self.replicas
-        apart = [] if replicas.apart is None else replicas.apart.reduce_works(Held(held.apart))
-        for work in (replicas.reduce_work(held.rest), *apart):
-            gradient = template.task(work, replicas.stream, [gradient], block=block).tensor
-        for across in replicas.across_works(held.rest):
-            stream = f"{replicas.device}/{GROUPS_STREAM}"
-            gradient = template.task(across, stream, [gradient], block=block).tensor
-        return gradient

@@ -15,7 +15,7 @@ from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import LayerKind, TransformerConfig, layer_kinds
 from perfsim.specs.recipe import Job
-from perfsim.strategies.schedules import SCHEDULES, Placement, Schedule, Trait, schedule_called
+from perfsim.strategies.schedules import SCHEDULES, Placement, Trait, schedule_called
 
 
 class RankColumns(NamedTuple):
@@ -48,13 +48,17 @@ class RankColumns(NamedTuple):
         parts = [count * of_kinds[..., kind : kind + 1] for kind, count in enumerate(self.kinds)]
         return np.asarray(sum(parts))
 
+    def of_rows(self, rows: Ints) -> RankColumns:
+        """The ranks of some of its rows."""
+        columns: tuple[NDArray[Any], ...] = (*self[:5], *self.kinds)
+        return RankColumns.of(column[rows] for column in columns)
+
     def rows(self, rows: Ints, width: int) -> RankColumns:
         """The first `width` ranks of these rows; each rank of all rows is contiguous, which is fast."""
-
-        def some(column: NDArray[Any]) -> NDArray[Any]:
-            return np.moveaxis(column[:, :width].T.take(rows, axis=1), 0, -1)
-
-        return RankColumns.of(map(some, (*self[:5], *self.kinds)))
+        columns: tuple[NDArray[Any], ...] = (*self[:5], *self.kinds)
+        return RankColumns.of(
+            np.moveaxis(column[:, :width].T.take(rows, axis=1), 0, -1) for column in columns
+        )
 
 
 @dataclass(frozen=True)
@@ -81,14 +85,9 @@ class Division:
     def even(self) -> bool:
         return len(set(self.layers)) == 1
 
-    @property
-    def row(self) -> Schedule:
-        """What is known of its schedule."""
-        return schedule_called(self.schedule)
-
     @cached_property
     def placement(self) -> Placement:
-        return self.row.placement(self.pipeline, self.virtual)
+        return schedule_called(self.schedule).placement(self.pipeline, self.virtual)
 
     @cached_property
     def chunks(self) -> list[tuple[int, ...]]:
@@ -124,9 +123,10 @@ class Division:
         is at one of its ends; it is the first where activations are all that is held.
         """
         shares = self._shares
-        alike = list(zip(shares, self.chunks, strict=True)) if self.row.has("in_groups") else shares
+        schedule = schedule_called(self.schedule)
+        alike = list(zip(shares, self.chunks, strict=True)) if schedule.has("in_groups") else shares
         starts = [rank for rank in range(self.pipeline) if rank == 0 or alike[rank] != alike[rank - 1]]
-        both_ends = self.row.has("splits_backward")
+        both_ends = schedule.has("splits_backward")
         rows: list[tuple[int, ...]] = []
         for start, end in zip(starts, [*starts[1:], self.pipeline], strict=True):
             two = both_ends and end - start > 1

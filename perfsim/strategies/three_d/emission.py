@@ -20,20 +20,13 @@ from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import PLAIN, LayerKind, layer_kinds
 from perfsim.specs.recipe import Job
 from perfsim.strategies.plan import Plan
-from perfsim.strategies.schedules import Pass, Placement, Slot, merged_order, schedule, schedule_called
+from perfsim.strategies.schedules import Pass, Placement, Slot, schedule_called
 from perfsim.strategies.three_d.context import ContextGroup
-from perfsim.strategies.three_d.data import IN_FLIGHT, SHARDED, WAIT, Held, Replicas, Shards, norm_work
+from perfsim.strategies.three_d.data import SHARDED, WAIT, Held, Replicas, norm_work
 from perfsim.strategies.three_d.division import Division
 from perfsim.strategies.three_d.expert import ExpertGroup
-from perfsim.strategies.three_d.layers import (
-    Attention,
-    Layer,
-    Mlp,
-    TensorGroup,
-    head_positions,
-    slice_of,
-)
-from perfsim.strategies.three_d.pipeline import Reduction, StagePass, VirtualStage
+from perfsim.strategies.three_d.layers import Attention, Layer, Mlp, TensorGroup, head_positions, slice_of
+from perfsim.strategies.three_d.pipeline import StagePass, VirtualStage
 from perfsim.work import (
     EMBEDDING_AND_HEAD,
     WHOLE_DEVICE,
@@ -41,7 +34,6 @@ from perfsim.work import (
     RankGroup,
     Slots,
     Template,
-    Work,
 )
 from perfsim.work.builder import Stamped
 
@@ -87,8 +79,7 @@ def stages_of(job: Job, layout: ParallelLayout) -> _Stages:
         if not 0 <= next_number < len(layers) or places.rank(number) == places.rank(next_number):
             return None
         rank = places.rank(number)
-        neighbour = places.rank(next_number)
-        return RankGroup(rank * layout.width, (neighbour - rank) * layout.width, 2)
+        return RankGroup(rank * layout.width, (places.rank(next_number) - rank) * layout.width, 2)
 
     virtual = [
         VirtualStage(
@@ -108,11 +99,6 @@ def stages_of(job: Job, layout: ParallelLayout) -> _Stages:
     replicas = [
         RankShare(job, layout, rank).replicas(virtual, places.last_rank) for rank in range(layout.pipeline)
     ]
-    if layout.zero_stage == SHARDED:
-        for number, stage in enumerate(virtual):
-            of_layers = tuple(stage.held_by(range(index, index + 1)) for index in range(stage.num_layers))
-            shards = Shards(replicas[0], of_layers, stage.embedding_and_head)
-            virtual[number] = replace(stage, shards=shards)
     return _Stages(tuple(virtual), tuple(replicas))
 
 
@@ -188,8 +174,6 @@ class RankShare:
 # The slots of the schedule.
 
 PASSES: tuple[Pass, ...] = get_args(Pass)
-
-
 FREED = ("freed0", "freed1", "freed2")
 """Outputs whose tasks free gradient buffers: see `StagePass`."""
 
@@ -297,8 +281,8 @@ class StepWriter:
     def write(self) -> None:
         layout = self.plan.layout
         microbatches = self.plan.num_microbatches
-        orders = schedule(layout.schedule, layout.pipeline, layout.virtual_pipeline, microbatches)
-        merged = merged_order(orders, self.placement)
+        orders = self.schedule.orders(layout.pipeline, layout.virtual_pipeline, microbatches)
+        merged = self.placement.merged(orders)
         passes = self._passes()
         slots, number = _pipeline_slots(merged, self.placement, passes, microbatches)
         self.builder.fold(layout.width)
@@ -313,42 +297,29 @@ class StepWriter:
     def _passes(self) -> _Passes:
         """The templates of all passes; the last pass reduces gradients where reductions overlap."""
 
-        def passes(reduces: bool = False, follows: bool = False) -> list[StagePass]:
+        def passes(**reductions: bool) -> list[StagePass]:
             """The writers of a pass of all virtual stages."""
+            replicas = self.stages.replicas
             return [
-                StagePass(
-                    self.builder, stage, self._reduction(stage, follows and self.overlap) if reduces else None
-                )
+                StagePass(self.builder, stage, replicas[stage.rank], overlaps=self.overlap, **reductions)
                 for stage in self.stages.virtual
             ]
 
-        def last(reduces: bool, follows: bool = False) -> list[Template]:
+        def last(**reductions: bool) -> list[Template]:
             """The pass that completes the weight gradients."""
-            written = passes(reduces, follows)
-            return [of.wgrad() if self.splits else of.backward() for of in written]
+            return [of.wgrad() if self.splits else of.backward() for of in passes(**reductions)]
 
         templates: dict[tuple[Pass, bool], list[Template]] = {("F", False): [of.forward() for of in passes()]}
         if self.splits:
             templates["B", False] = [of.dgrad() for of in passes()]
-        templates[self.last_pass, False] = last(self.scattered, self.scattered)
+        templates[self.last_pass, False] = last(
+            reduces=self.scattered, follows=self.scattered and self.overlap
+        )
         if self.gathers_ahead:
-            templates["F", True] = [of.forward(self.stages.replicas[of.stage.rank]) for of in passes()]
+            templates["F", True] = [of.forward(gathers=True) for of in passes()]
         if self.overlap:
             templates[self.last_pass, True] = last(reduces=True)
         return _Passes(templates, self.scattered and self.overlap)
-
-    def _reduction(self, stage: VirtualStage, follows: bool) -> Reduction:
-        replicas = self.stages.replicas[stage.rank]
-
-        def of_layers(layers: range) -> list[Work]:
-            return replicas.reduce_works(stage.held_by(layers))
-
-        if not self.scattered:
-            per_bucket = replicas.layers_per_bucket(stage.largest_layer)
-            return Reduction(of_layers, replicas.stream, per_bucket=per_bucket)
-        stream = replicas.stream if self.overlap else stage.group.compute
-        of_embedding_and_head = replicas.reduce_works(stage.embedding_and_head)
-        return Reduction(of_layers, stream, of_embedding_and_head, IN_FLIGHT, follows)
 
     def _reduce(self, rank: int, stamped: Stamped, slots: Ints) -> list[int]:
         """Reduce the remaining gradients of a rank after its last micro-batch."""
@@ -382,11 +353,10 @@ class StepWriter:
             return
         ends = RankGroup(0, last * layout.width, 2)
         first = self.stages.virtual[0]
-        replicas = self.stages.replicas[0]
-        grad_bytes = state_bytes(self.plan.job.recipe).reduced / replicas.gradient_shards
-        reads = gradients[0] + gradients[last]
-        work = first.tied_embedding(ends, grad_bytes)
+        shards = self.stages.replicas[0].gradient_shards
+        work = first.tied_embedding(ends, state_bytes(self.plan.job.recipe).reduced / shards)
         stream = f"{first.group.device}/send-previous"
+        reads = gradients[0] + gradients[last]
         summed = self.builder.task(work, stream, reads, block=EMBEDDING_AND_HEAD).tensor
         gradients[0], gradients[last] = [summed], [summed]
 
@@ -418,12 +388,11 @@ class StepWriter:
             if self.gathers_ahead:
                 if not final:  # the next step's gathers wait for the update
                     self.builder.task(WAIT, replicas.stream, [updated])
-            elif (
-                replicas.zero_stage and not self.sharded and (gathers := replicas.gather_works(replicas.held))
-            ):
+            elif replicas.zero_stage and not self.sharded:
+                gathers = replicas.gather_works(replicas.held)
                 for gather in gathers:
                     updated = self.builder.task(gather, replicas.stream, [updated]).tensor
-                if not final:  # the next step's kernels wait for the parameters
+                if gathers and not final:  # the next step's kernels wait for the parameters
                     self.builder.task(WAIT, compute, [updated])
             if self.sharded and not final:  # the next step's gathers wait too
                 self.builder.task(WAIT, replicas.stream, [updated])

@@ -21,8 +21,9 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from perfsim.specs.calibration import Dispatcher
+from perfsim.strategies.three_d.data import collective
 from perfsim.strategies.three_d.layers import Backward, Forward, Half, HalfPass, Made, compute_work
-from perfsim.work import WAIT_OF_EXPERTS, Kind, RankGroup, Template, TensorClass, Work
+from perfsim.work import WAIT_OF_EXPERTS, RankGroup, Template, TensorClass, Work
 from perfsim.work.counts import layer_activation_bytes, mlp_weight_input_bytes
 from perfsim.work.kernels import LayerSlice
 from perfsim.work.layer import ExpertStage, expert_kernels, mlp_kernels, mlp_residual
@@ -32,13 +33,12 @@ HOST_STREAM = "host"
 Which = Forward | Backward
 
 
-class ExpertWorks(NamedTuple):
+class _ExpertWorks(NamedTuple):
     """The compute of a block with experts in parts, in the order of a pass."""
 
     begin: Work
     """Up to the rows that leave: norm, router and permutation, or in a backward the gradients of rows."""
     shared: Work | None
-    """Shared experts; None without any."""
     experts: Work
     """The rank's experts on the rows that arrived."""
     end: Work
@@ -46,14 +46,14 @@ class ExpertWorks(NamedTuple):
 
 
 @lru_cache(maxsize=512)
-def _expert_works(part: LayerSlice, which: Which, recompute: str = "none") -> ExpertWorks:
+def _expert_works(part: LayerSlice, which: Which, recompute: str = "none") -> _ExpertWorks:
     """The compute of a block with experts; `recompute` decides what its forward keeps."""
     alone = replace(part, expert=1, expert_tensor=1, expert_load=1.0)
     begin, end = _router_works(alone, which)
     if which == "forward":
         saved = TensorClass("saved", layer_activation_bytes(part, recompute))
         end = replace(end, writes=(*end.writes, saved))
-    return ExpertWorks(begin, _shared_work(alone, which), _experts_work(part, which), end)
+    return _ExpertWorks(begin, _shared_work(alone, which), _experts_work(part, which), end)
 
 
 _PASS: dict[Which, Literal["forward", "backward", "dgrad"]] = {
@@ -102,13 +102,6 @@ def _experts_work(part: LayerSlice, which: Which) -> Work:
     return compute_work("experts", which, expert_kernels(part, _PASS[which], "experts"), *writes)
 
 
-@lru_cache(maxsize=4096)
-def _expert_weights_work(part: LayerSlice) -> Work:
-    """Weight gradients of a block with experts where they are a pass of their own."""
-    done = TensorClass("weight_gradient", 0.0)
-    return compute_work("experts", "wgrad", mlp_kernels(part, "wgrad"), done)
-
-
 @dataclass(frozen=True)
 class ExpertGroup(Half):
     """The experts of a layer, divided over ranks, seen from one of them."""
@@ -149,14 +142,15 @@ class ExpertGroup(Half):
             works.append(self._exchange("combine", op))
         return works
 
-    def parts(self, which: Which) -> ExpertWorks:
+    def parts(self, which: Which) -> _ExpertWorks:
         """The compute of a pass in parts."""
         return _expert_works(self.part, which, self.mode)
 
     def works(self, which: HalfPass) -> Sequence[Work]:
         """The works of a pass that run one after the other, from the first before dispatch to the last."""
         if which == "wgrad":
-            return [_expert_weights_work(self.part)]
+            done = TensorClass("weight_gradient", 0.0)
+            return [compute_work("experts", which, mlp_kernels(self.part, which), done)]
         works = self.parts(which)
         beside = [] if works.shared is None else [works.shared]
         return works.begin, *self.to_experts(), *beside, works.experts, *self.from_experts(), works.end
@@ -214,17 +208,9 @@ class ExpertGroup(Half):
         return self._communication(f"experts.{name}", op, n_bytes, self.ranks, fan_out)
 
     def _shared(self, op: str) -> Work:
-        rows = self.part.row_bytes * self.shares.size
-        return self._communication(f"experts.{op}", op, rows, self.shares)
+        return self._communication(f"experts.{op}", op, self.part.row_bytes * self.shares.size, self.shares)
 
     def _communication(self, name: str, op: str, n_bytes: float, ranks: RankGroup, fan_out: int = 1) -> Work:
-        return Work(
-            name=name,
-            kind=Kind.COMM_COLL,
-            op=op,
-            category="expert_communication",
-            comm_bytes=n_bytes * self.part.expert_load,
-            group=ranks,
-            writes=(TensorClass("rows", n_bytes),),
-            fan_out=fan_out,
-        )
+        sent_bytes = n_bytes * self.part.expert_load
+        work = collective("expert", op, sent_bytes, ranks, TensorClass("rows", n_bytes), name=name)
+        return replace(work, fan_out=fan_out)

@@ -28,13 +28,9 @@ from perfsim.costs.memory import state_bytes
 from perfsim.specs.layout import ContextExchange, ParallelLayout
 from perfsim.specs.model import PLAIN, LayerKind
 from perfsim.specs.recipe import Job
-from perfsim.strategies.three_d.data import SHARDED
+from perfsim.strategies.three_d.data import SHARDED, collective
 from perfsim.work import WHOLE_DEVICE, Kind, RankGroup, Template, TensorClass, Work
-from perfsim.work.counts import (
-    attention_weight_input_bytes,
-    layer_activation_bytes,
-    mlp_weight_input_bytes,
-)
+from perfsim.work.counts import attention_weight_input_bytes, layer_activation_bytes, mlp_weight_input_bytes
 from perfsim.work.kernels import Kernel, LayerSlice
 from perfsim.work.layer import (
     Kernels,
@@ -358,24 +354,13 @@ class TensorGroup:
         return [self._work("all_gather", product, None)] if self.ranks.size > 1 else []
 
     def _work(self, op: str, product: str, n_bytes: float | None) -> Work:
-        n_bytes = self.part.activation_bytes if n_bytes is None else n_bytes
-        return Work(
-            name=f"tensor.{op}",
-            kind=Kind.COMM_COLL,
-            op=op,
-            category="tensor_communication",
-            comm_bytes=n_bytes,
-            group=self.ranks,
-            writes=(TensorClass("hidden", self.part.activation_bytes),),
-            beside=_products(self.part).get(product) if self.overlaps else None,
-        )
+        made = TensorClass("hidden", self.part.activation_bytes)
+        work = collective("tensor", op, made.n_bytes if n_bytes is None else n_bytes, self.ranks, made)
+        return replace(work, beside=_products(self.part).get(product)) if self.overlaps else work
 
 
 class WeightInputs(NamedTuple):
-    """Handles of the inputs of a layer's weight gradients.
-
-    Scale and shift of norms need the gradient that is summed over tensor peers.
-    """
+    """Handles of the inputs of a layer's weight gradients; norms need those summed over tensor peers."""
 
     mlp: int
     attention: int

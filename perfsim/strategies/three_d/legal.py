@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from perfsim.base.errors import LayoutError, Problem
 from perfsim.base.sizes import passes_problem
@@ -25,7 +25,6 @@ class Refusal(NamedTuple):
     rule: str
     """The field of the layout that the rule is about."""
     value: Any
-    """The field's value, which is refused."""
     words: str
     nearest: tuple[ParallelLayout, ...] = ()
     """Layouts nearest to this one that keep the rule; empty where no change of fields alone mends it."""
@@ -47,9 +46,7 @@ def refusals_of(
     return [
         *_of_devices(topology, layout, strategy, free_degrees),
         *_of_zero(layout),
-        *tensor_refusals(job, layout),
-        *context_refusals(job, layout),
-        *expert_refusals(job, layout),
+        *(refusal for rule in DEGREE_RULES.values() for refusal in rule(job, layout)),
         *_of_stages(job, layout),
         *_of_batch(job, layout),
         *_of_offload(job, topology, layout),
@@ -66,8 +63,11 @@ def _indivisible(
 ) -> Refusal:
     """A refusal of a field that must divide a number, with the nearest divisors in words and in layouts."""
     near = _nearest_divisors(count, wanted, least)
-    text = f"{words}; nearest: {' or '.join(map(str, near))}"
-    return _refused(layout, rule, text, *({rule: number} for number in near))
+    return _refused(layout, rule, f"{words}; nearest: {_either(near)}", *({rule: number} for number in near))
+
+
+def _either(numbers: Sequence[int]) -> str:
+    return " or ".join(map(str, numbers))
 
 
 def _nearest_divisors(count: int, wanted: int, least: int = 1) -> list[int]:
@@ -98,8 +98,7 @@ def _of_devices(
 def _of_zero(layout: ParallelLayout) -> Iterator[Refusal]:
     stage = layout.zero_stage
     if stage not in ZERO_STAGES:
-        allowed = ", ".join(map(str, ZERO_STAGES))
-        words = f"zero_stage {stage} is not available; allowed: {allowed}"
+        words = f"zero_stage {stage} is not available; allowed: {', '.join(map(str, ZERO_STAGES))}"
         yield _refused(layout, "zero_stage", words, {"zero_stage": SHARDED})
     if stage == SHARDED and layout.pipeline > 1:
         words = (
@@ -131,7 +130,7 @@ def _of_zero(layout: ParallelLayout) -> Iterator[Refusal]:
         yield _refused(layout, "schedule", words, whole)
 
 
-def tensor_refusals(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
+def _of_tensor(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
     """Rules of the tensor degree and of sequence parallelism."""
     model = job.model
     tensor = layout.tensor
@@ -149,7 +148,7 @@ def tensor_refusals(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
         yield _refused(layout, "sequence_parallel", words, {"sequence_parallel": False})
 
 
-def context_refusals(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
+def _of_context(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
     """Rules of the context degree: what it divides, and that attention is fused."""
     model = job.model
     context = layout.context
@@ -185,7 +184,7 @@ def context_refusals(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
         yield _refused(layout, "recompute", words, {"recompute": "none"}, {"recompute": "full"})
 
 
-def expert_refusals(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
+def _of_experts(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
     """Rules of the expert degrees: what they divide, and that ranks route tokens of their own."""
     experts = job.model.experts
     ranks = layout.expert
@@ -213,9 +212,20 @@ def expert_refusals(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
         yield _refused(layout, "sequence_parallel", words, {"sequence_parallel": True})
 
 
+DEGREE_RULES: Mapping[
+    Literal["tensor", "context", "expert"], Callable[[Job, ParallelLayout], Iterator[Refusal]]
+] = {
+    "tensor": _of_tensor,
+    "context": _of_context,
+    "expert": _of_experts,
+}
+"""The rules of the degrees that a space tries one by one, given a job and a layout."""
+
+
 def _of_stages(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
     layers = job.model.num_layers
     stages = layout.num_stages
+    chunks = layout.virtual_pipeline
     schedule = SCHEDULES.get(layout.schedule)
     if layout.recompute_every < 1:
         words = f"recompute_every {layout.recompute_every} must be at least 1"
@@ -223,42 +233,30 @@ def _of_stages(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
     if schedule is None:
         words = f"schedule {layout.schedule!r} is not available; allowed: {', '.join(sorted(SCHEDULES))}"
         yield _refused(layout, "schedule", words)
-    elif problem := schedule.chunks_problem(layout.virtual_pipeline):
+    elif problem := schedule.chunks_problem(chunks):
         yield _refused(layout, "virtual_pipeline", problem, {"virtual_pipeline": schedule.chunks or 2})
     given = layout.layers_per_stage
+    most_even = divided(layout.schedule, layout.pipeline, chunks, layers).layers
     if given is None:
         if layers % stages:
-            yield _uneven(layers, layout)
+            near = _nearest_divisors(layers, stages)
+            words = f"{layers} layers do not divide over {stages} stages; nearest: {_either(near)}"
+            mends: list[dict[str, Any]] = [
+                {"pipeline": count // chunks} for count in near if count % chunks == 0
+            ]
+            if stages <= layers:
+                words += f", or give layers_per_stage={'-'.join(map(str, most_even))}"
+                mends.insert(0, {"layers_per_stage": most_even})
+            yield _refused(layout, "pipeline", words, *mends)
         return
-    if len(given) != stages:
-        words = f"layers_per_stage has {len(given)} entries for {stages} stages"
-        yield _refused(layout, "layers_per_stage", words, _stages_of(layers, layout))
-    if sum(given) != layers:
-        words = f"layers_per_stage adds up to {sum(given)}, the model has {layers} layers"
-        yield _refused(layout, "layers_per_stage", words, _stages_of(layers, layout))
-    if any(count < 0 for count in given):
-        words = "layers_per_stage has a negative entry"
-        yield _refused(layout, "layers_per_stage", words, _stages_of(layers, layout))
-
-
-def _uneven(layers: int, layout: ParallelLayout) -> Refusal:
-    """The numbers of stages nearest to a layout's that divide, and uneven stages of its own."""
-    stages = layout.num_stages
-    near = _nearest_divisors(layers, stages)
-    words = f"{layers} layers do not divide over {stages} stages; nearest: {' or '.join(map(str, near))}"
-    chunks = layout.virtual_pipeline
-    mends = [{"pipeline": count // chunks} for count in near if count % chunks == 0]
-    if stages > layers:
-        return _refused(layout, "pipeline", words, *mends)
-    given = _stages_of(layers, layout)
-    words += f", or give layers_per_stage={'-'.join(map(str, given['layers_per_stage']))}"
-    return _refused(layout, "pipeline", words, given, *mends)
-
-
-def _stages_of(layers: int, layout: ParallelLayout) -> dict[str, tuple[int, ...]]:
-    """Layers that divide as evenly as they can over the stages of a layout."""
-    division = divided(layout.schedule, layout.pipeline, layout.virtual_pipeline, layers)
-    return {"layers_per_stage": division.layers}
+    broken = {
+        f"layers_per_stage has {len(given)} entries for {stages} stages": len(given) != stages,
+        f"layers_per_stage adds up to {sum(given)}, the model has {layers} layers": sum(given) != layers,
+        "layers_per_stage has a negative entry": any(count < 0 for count in given),
+    }
+    for words, is_broken in broken.items():
+        if is_broken:
+            yield _refused(layout, "layers_per_stage", words, {"layers_per_stage": most_even})
 
 
 def _of_batch(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:

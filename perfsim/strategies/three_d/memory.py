@@ -129,24 +129,28 @@ def _slice_sizes(job: Job) -> Callable[..., list[tuple[float, ...]]]:
 
 def rank_bytes(job: Job, columns: Columns, ranks: RankColumns, system: GpuClusterSpec) -> dict[str, Floats]:
     """Peak memory of every rank by part, arrays of shape (rows, ranks)."""
-    sizes = SliceBytes.of(job, columns)
     states = state_bytes(job.recipe, job.model)
     zero = columns.zero[:, None]
     data = columns.shards[:, None]
+    # Layouts that differ only in how ZeRO shards hold the same apart from states: it is computed once.
+    first, of_row = distinct_rows(columns.unsharded_keys)
+    alike = columns.rows(first)
+    ranks = ranks.of_rows(first)
+    sizes = SliceBytes.of(job, alike)
     parameters = sizes.rank_parameters(ranks)
-    parts = states.sharded(parameters, zero, data)
+    largest = (sizes.layer + sizes.experts).max(axis=-1, keepdims=True)
+    whole = (IN_FLIGHT * largest + parameters - ranks.sum_of(sizes.layer))[of_row]
+    parts = states.sharded(parameters[of_row], zero, data)
     if sizes.experts.any():
-        experts = ranks.sum_of(sizes.experts)
-        shards = columns.expert_replicas[:, None]
+        experts = ranks.sum_of(sizes.experts)[of_row]
+        shards = (columns.tensor * columns.replicas // (columns.expert * columns.expert_tensor))[:, None]
         for name, n_bytes in states.sharded(experts, zero, shards).items():
             parts[name] = parts[name] + n_bytes
-    parts |= _held_bytes(job, columns, ranks, sizes)
-    largest = (sizes.layer + sizes.experts).max(axis=-1, keepdims=True)
-    whole = IN_FLIGHT * largest + parameters - ranks.sum_of(sizes.layer)
+    parts |= {name: held[of_row] for name, held in _held_bytes(job, alike, ranks, sizes).items()}
     has_buckets = (zero >= GRADIENTS_SHARDED) & (data > 1)
     parts["gathered parameters"] = np.where(zero == SHARDED, whole * states.parameters, 0.0)
     parts[BUCKETS] = np.where(has_buckets, whole * states.gradients, 0.0)
-    parts["reserved"] = np.full(ranks.layers.shape, system.device.memory.reserved)
+    parts["reserved"] = np.full(whole.shape, system.device.memory.reserved)
     return parts
 
 
@@ -239,6 +243,39 @@ class Places(NamedTuple):
     def on(self, layout: ParallelLayout) -> ParallelLayout:
         return replace(layout, offload_optimizer=self.optimizer, offload_param=self.param)
 
+    @classmethod
+    def tried(cls, job: Job, topology: FatTree, space: Columns) -> Iterator[tuple[Places, Columns]]:
+        """The layouts of a space with each kind of offload that is tried; none where it is not modelled.
+
+        A device without replicas, which has nothing to shard, also has the stages at which states may leave.
+        """
+        host = topology.system.node.host
+        if host is None or job.model.experts is not None:
+            return
+        drives = [] if host.nvme is None else [cls("nvme", "cpu"), cls("nvme", "nvme")]
+        alone = space.rows((space.replicas == 1) & (space.pipeline == 1) & (space.zero == 0))
+        for places in (cls("cpu"), cls("cpu", "cpu"), *drives):
+            # Rules of `legal`: a pipeline shards no gradients that move, and only ZeRO 3 moves parameters.
+            stays = (space.pipeline == 1) | (space.zero < GRADIENTS_SHARDED)
+            yield places, space.rows(stays & ((space.zero == SHARDED) | (places.param == "none")))
+            stage = GRADIENTS_SHARDED if places.param == "none" else SHARDED
+            yield places, replace(alone, zero=np.full_like(alone.zero, stage))
+
+    def shares(self, job: Job, columns: Columns, topology: FatTree) -> tuple[Floats, Floats]:
+        """Shares of the fullest device's memory, and of the host's memory or drives, that layouts use."""
+        on_device = np.empty(len(columns))
+        off_device = np.zeros(len(columns))
+        for rows, some in columns.blocks(by_zero=False):
+            moved = _Moved.of(job, some, some.ranks(), topology, self)
+            on_device[rows] = _fullest(moved.device) / topology.system.device.memory.capacity
+            for _, parts, capacity in moved.tiers(topology):
+                off_device[rows] = np.maximum(off_device[rows], _fullest(parts) / capacity)
+        return on_device, off_device
+
+
+def _fullest(parts: Mapping[str, Floats]) -> Floats:
+    return np.asarray(np.asarray(sum(parts.values())).max(axis=1))
+
 
 class _Moved(NamedTuple):
     """Memory of ranks by part, arrays of shape (rows, ranks)."""
@@ -287,22 +324,6 @@ class _Moved(NamedTuple):
             if parts and tier is not None:
                 shared = {part: sharing * column for part, column in parts.items()}
                 yield f"{name} of {sharing} devices", shared, tier.capacity
-
-
-def memory_shares(job: Job, columns: Columns, topology: FatTree, places: Places) -> tuple[Floats, Floats]:
-    """Shares of the fullest device's memory, and of the host's memory or drives, that layouts use."""
-    on_device = np.empty(len(columns))
-    off_device = np.zeros(len(columns))
-    for rows, some in columns.blocks():
-        moved = _Moved.of(job, some, some.ranks(), topology, places)
-        on_device[rows] = _fullest(moved.device) / topology.system.device.memory.capacity
-        for _, parts, capacity in moved.tiers(topology):
-            off_device[rows] = np.maximum(off_device[rows], _fullest(parts) / capacity)
-    return on_device, off_device
-
-
-def _fullest(parts: Mapping[str, Floats]) -> Floats:
-    return np.asarray(np.asarray(sum(parts.values())).max(axis=1))
 
 
 def stage_memory(job: Job, layout: ParallelLayout, topology: FatTree) -> tuple[MemoryUse, ...]:

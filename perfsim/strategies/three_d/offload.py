@@ -8,7 +8,6 @@ It rewrites the graph of a plan without offload:
   of gradients, updates and copies of parameters follow one another piece by piece.
 - Parameters of ZeRO 3 are copied to the device before they are gathered (or used, by a single rank), with two
   copies ahead. Updated parameters then stay where they are.
-
 - What a layer keeps for its backward leaves after its forward, and comes back beside the backward of the
   layer after the next. No layer begins before the second before it has left.
 
@@ -17,8 +16,8 @@ Copies have a stream for each direction, and the CPU has one for the rank's upda
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -108,7 +107,6 @@ class _Device:
     freed: list[int] = field(default_factory=list)
     """For each copy of parameters the task that frees a buffer for a later one; -1: none."""
     computed: int = -1
-    """The latest task that computed."""
     left: list[int] = field(default_factory=list)
     """Tasks that copied activations to the host."""
     returned: int = -1
@@ -185,8 +183,13 @@ class _Rewriter:
             device.left.append(copied[0])
             self.kept[old] = copied[1], n_bytes
         if made:
-            work = self.works.store(self._made(task, device))
-            device.stores.append(self._task(work, f"{name}/d2h", [handles[1]], [], task))
+            if self.alone:
+                parameters = self._parameters(task.block, last=HEAD in device.blocks)
+            else:
+                shards = self.layout.shards if task.work.op == "reduce_scatter" else 1
+                parameters = task.work.comm_bytes / state_bytes(self.plan.job.recipe).reduced / shards
+            store = self.works.store(parameters)
+            device.stores.append(self._task(store, f"{name}/d2h", [handles[1]], [], task))
             if not self.alone:  # who reads reduced gradients reads the copy
                 self.tasks[-1], self.tensors[-1] = device.stores[-1]
 
@@ -215,13 +218,6 @@ class _Rewriter:
         summed_on = task.work.op == "reduce_scatter" and self.layout.shards < self.layout.replicas
         return sums and not summed_on
 
-    def _made(self, task: Task, device: _Device) -> float:
-        """Parameters of a rank's shard whose gradients a task makes."""
-        if self.alone:
-            return self._parameters(task.block, last=HEAD in device.blocks)
-        shards = self.layout.shards if task.work.op == "reduce_scatter" else 1
-        return task.work.comm_bytes / state_bytes(self.plan.job.recipe).reduced / shards
-
     def _parameters(self, block: int, *, last: bool) -> float:
         """Parameters of a layer, or of embedding and LM head on a rank."""
         if block >= 0:
@@ -232,9 +228,8 @@ class _Rewriter:
         """The copy of parameters that a task needs, if it is the first to need them."""
         if self.alone:
             forward = task.work.op.endswith(".forward")
-            needs = (
-                forward or task.work.category in ("backward", "recompute")
-            ) and task.block != WHOLE_DEVICE
+            needs = forward or task.work.category in ("backward", "recompute")
+            needs = needs and task.block != WHOLE_DEVICE
             key = (task.block, forward, task.tag)
             if not needs or key == device.loaded or (task.block == EMBEDDING and not forward):
                 return []
@@ -283,24 +278,6 @@ class _Rewriter:
                 self._task(WAIT, stream, [handles[1]], [], task)
 
 
-def moved_rows(job: Job, topology: FatTree, space: Columns) -> Iterator[tuple[Places, Columns]]:
-    """The layouts of a space with each kind of offload that is tried; none where it is not modelled.
-
-    A device without replicas, which has nothing to shard, also has the stages at which states may leave it.
-    """
-    host = topology.system.node.host
-    if host is None or job.model.experts is not None:
-        return
-    drives = [] if host.nvme is None else [Places("nvme", "cpu"), Places("nvme", "nvme")]
-    alone = space.rows((space.replicas == 1) & (space.pipeline == 1) & (space.zero == 0))
-    for places in (Places("cpu"), Places("cpu", "cpu"), *drives):
-        # The rules of `legal`: a pipeline shards no gradients that move, and only ZeRO 3 moves parameters.
-        stays = (space.pipeline == 1) | (space.zero < GRADIENTS_SHARDED)
-        yield places, space.rows(stays & ((space.zero == SHARDED) | (places.param == "none")))
-        stage = GRADIENTS_SHARDED if places.param == "none" else SHARDED
-        yield places, replace(alone, zero=np.full_like(alone.zero, stage))
-
-
 MANY = 1e9
 """Parameters of the works from which the seconds of one parameter are taken."""
 
@@ -339,11 +316,7 @@ def estimate_layouts_s(job: Job, columns: Columns, topology: FatTree, costs: Cos
     leaves = (columns.zero >= GRADIENTS_SHARDED) & on_host
     loads = (columns.zero == SHARDED) & (places.param != "none")
     piece = shard / pieces
-    stages = [
-        np.where(leaves, 0.0, store * piece),
-        update * piece,
-        np.where(loads, 0.0, load * piece),
-    ]
+    stages = [np.where(leaves, 0.0, store * piece), update * piece, np.where(loads, 0.0, load * piece)]
     updated = sum(stages) + (pieces - 1) * np.maximum.reduce(stages)
     updated = updated if on_host else np.zeros(len(columns))
     stored = leaves * store * shard

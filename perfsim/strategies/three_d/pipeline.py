@@ -7,13 +7,13 @@ schedule splits the backward, weight gradients are a third pass that uses tensor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
 from perfsim.costs.memory import routed_parameters, stage_parameters
-from perfsim.strategies.three_d.data import Held, Replicas, Shards
+from perfsim.strategies.three_d.data import GROUPS_STREAM, IN_FLIGHT, SHARDED, Held, Replicas, collective
 from perfsim.strategies.three_d.layers import (
     EMBEDDED,
     FROM_HEAD,
@@ -56,7 +56,6 @@ class VirtualStage:
     number: int
     num_stages: int
     rank: int
-    """Its pipeline rank."""
     first_layer: int
     """Index of its first layer in the model."""
     group: TensorGroup
@@ -66,8 +65,6 @@ class VirtualStage:
     head_positions: int
     waits: bool = False
     """Whether its passes begin with a wait of the host."""
-    shards: Shards | None = None
-    """The shards if parameters are sharded over replicas (ZeRO 3)."""
 
     @property
     def first(self) -> bool:
@@ -143,16 +140,8 @@ class VirtualStage:
         """Sum of the gradients of a tied embedding over the first and last stage."""
         part = self.group.part
         rows = padded_vocab_size(part.model, part.tensor) / part.tensor
-        n_bytes = rows * part.model.hidden_size * grad_bytes
-        return Work(
-            name="pipeline.tied_embedding",
-            kind=Kind.COMM_COLL,
-            op="all_reduce",
-            category="pipeline_communication",
-            comm_bytes=n_bytes,
-            group=ranks,
-            writes=(TensorClass("table_gradient", n_bytes),),
-        )
+        made = TensorClass("table_gradient", rows * part.model.hidden_size * grad_bytes)
+        return collective("pipeline", "all_reduce", made.n_bytes, ranks, made, name="pipeline.tied_embedding")
 
     def _handing_on(self, name: str, kind: Kind, op: str, ranks: RankGroup | None) -> Work:
         return Work(
@@ -166,39 +155,38 @@ class VirtualStage:
         )
 
 
-@dataclass(frozen=True)
-class Reduction:
-    """How the gradients of a virtual stage are reduced over replicas, as soon as a bucket is complete.
-
-    Reductions therefore overlap with the backward of earlier layers.
-    """
-
-    of_layers: Callable[[range], Sequence[Work]]
-    """The reduction of some layers of the stage at once."""
-    stream: str
-    embedding_and_head: Sequence[Work] = ()
-    """The reduction of embedding and LM head, if it is in every micro-batch (ZeRO 2)."""
-    in_flight: int | None = None
-    """Layers whose unsharded gradients fit in the buffers; None: all."""
-    follows: bool = False
-    """An earlier pass on this rank may still be reducing from the same buffers."""
-    per_bucket: int = 1
-    """Layers that fill a bucket."""
-
-
 class StagePass:
     """Writes one pass of one micro-batch through one virtual stage, as a template.
 
-    With a `reduction` the pass completes the weight gradients and reduces them.
+    A pass that `reduces` completes the weight gradients and reduces them over replicas, as soon as a bucket
+    is complete; where that overlaps, with the backward of earlier layers. It `follows` where an earlier pass
+    on its rank may still be reducing from the same buffers.
     """
 
     def __init__(
-        self, builder: GraphBuilder, stage: VirtualStage, reduction: Reduction | None = None
+        self,
+        builder: GraphBuilder,
+        stage: VirtualStage,
+        replicas: Replicas,
+        *,
+        reduces: bool = False,
+        overlaps: bool = False,
+        follows: bool = False,
     ) -> None:
         self.template = builder.template()
         self.stage = stage
         self.group = stage.group
-        self.reduction = reduction
+        self.replicas = replicas
+        self.sharded = replicas.zero_stage == SHARDED
+        self.reduces = reduces
+        self.stream = replicas.stream if overlaps else self.group.compute
+        """The stream of reductions."""
+        self.follows = follows
+        self.per_bucket = replicas.layers_per_bucket(stage.largest_layer)
+        self.in_flight = IN_FLIGHT if reduces and replicas.shards_gradients else None
+        """Layers whose unsharded gradients fit in the buffers; None: all."""
+        self.ends = [] if self.in_flight is None else replicas.reduce_works(stage.embedding_and_head)
+        """The reduction of embedding and LM head, if it is in every micro-batch (ZeRO 2)."""
         self.gradients: list[int] = []
         """Those of the stage's layers so far, from the last layer on."""
         self.reduced: list[int] = []
@@ -207,13 +195,12 @@ class StagePass:
         return self.template.task(work, self.group.compute, reads, after, block=block).tensor
 
     # --------------------------------------------------------------------------------- passes
-    def forward(self, gathered: Replicas | None = None) -> Template:
-        """The forward; it begins with the gathers of parameters that given replicas updated before it."""
+    def forward(self, *, gathers: bool = False) -> Template:
+        """The forward; it begins with the gathers of parameters that replicas updated, if it `gathers`."""
         template = self.template
         stage = self.stage
-        shards = stage.shards
-        root = shards.gather(template, shards.root, [], EMBEDDING_AND_HEAD) if shards else []
-        arrived = self._gathers(gathered) if gathered else {}
+        root = self._gather(stage.embedding_and_head, [], EMBEDDING_AND_HEAD) if self.sharded else []
+        arrived = self._gathers() if gathers else {}
         root += arrived.pop(EMBEDDING_AND_HEAD, [])
         if stage.first:
             hidden = self._compute(stage.embedding("forward"), root, EMBEDDING)
@@ -225,8 +212,9 @@ class StagePass:
         for number, layer in enumerate(stage.layers):
             block = stage.first_layer + number
             weights = arrived.get(block, [])
-            if shards:
-                weights = shards.gather_forward(template, done, block)
+            if self.sharded:  # after the forward of the layer `IN_FLIGHT` before it
+                after = [template.writer(done[-IN_FLIGHT])] if len(done) >= IN_FLIGHT else []
+                weights = self._gather(stage.held_by(range(number, number + 1)), after, block)
             if layer.attention.part.kind.mtp and not stage.first:
                 weights = [*weights, *root]  # its own loss is behind the LM head
             hidden, saved = layer.forward(template, hidden, weights, block=block)
@@ -240,11 +228,12 @@ class StagePass:
             self._send("activation", hidden)
         return template
 
-    def _gathers(self, replicas: Replicas) -> dict[int, list[int]]:
+    def _gathers(self) -> dict[int, list[int]]:
         """Gathers the stage's parameters in the order of their use; tensors of each layer by its block."""
         stage = self.stage
+        replicas = self.replicas
+        per_bucket = self.per_bucket
         arrived = dict[int, list[int]]()
-        per_bucket = replicas.layers_per_bucket(stage.largest_layer)
 
         def tensors_of(held: Held, block: int, count: int = 1) -> list[int]:
             works = replicas.gather_works(held, count)
@@ -266,7 +255,6 @@ class StagePass:
         """The backward, including weight gradients."""
         template = self.template
         stage = self.stage
-        shards = stage.shards
         count = stage.num_layers
         if stage.last:
             room = self._room_of_embedding_and_head()
@@ -275,25 +263,24 @@ class StagePass:
         else:
             gradient = self._receive("gradient")
         gradient = self._begin(gradient)
-        block = stage.first_layer + count - 1
-        ahead = shards.gather_backward(template, count - 1, count, block) if shards and count else []
+        ahead = self._gather_backward(count - 1) if self.sharded and count else []
         for layer in reversed(range(count)):
             block = stage.first_layer + layer
             weights = ahead
             ahead = []
-            if shards and layer:
-                ahead = shards.gather_backward(template, layer - 1, count, block - 1)
+            if self.sharded and layer:
+                ahead = self._gather_backward(layer - 1)
             saved = template.port(f"saved{layer}")
             gradient, _ = stage.layers[layer].backward(
                 template, "backward", gradient, saved, weights, self._room(), block=block
             )
             self._reduce(gradient)
-            if shards:
-                scattered = shards.scatter(template, shards.layers[layer], gradient, block)
+            if self.sharded:
+                scattered = self._scatter(stage.held_by(range(layer, layer + 1)), gradient, block)
                 template.output(f"reduced{layer}", scattered)
         gradient = self._complete(gradient, [gradient])
-        if shards:
-            scattered = shards.scatter(template, shards.root, gradient, EMBEDDING_AND_HEAD)
+        if self.sharded:
+            scattered = self._scatter(stage.embedding_and_head, gradient, EMBEDDING_AND_HEAD)
             template.output("weight_gradients", scattered)
         if not stage.first:
             self._send("gradient", gradient)
@@ -348,15 +335,15 @@ class StagePass:
     # ----------------------------------------------------------------------------- reductions
     def _reduce(self, gradient: int) -> None:
         """Reduce a bucket if the gradient of a layer completes it."""
-        if self.reduction is None:
+        if not self.reduces:
             return
         stage = self.stage
         self.gradients.append(gradient)
         layer = stage.num_layers - len(self.gradients)
-        count = (len(self.gradients) - 1) % self.reduction.per_bucket + 1
-        if layer and count < self.reduction.per_bucket:
+        count = (len(self.gradients) - 1) % self.per_bucket + 1
+        if layer and count < self.per_bucket:
             return
-        works = self.reduction.of_layers(range(layer, layer + count))
+        works = self.replicas.reduce_works(stage.held_by(range(layer, layer + count)))
         reduced = self._emit(works, self.gradients[-count:], stage.first_layer + layer)
         for number in range(layer, layer + count):
             self.template.output(f"reduced{number}", reduced)
@@ -364,54 +351,83 @@ class StagePass:
 
     def _emit(self, works: Sequence[Work], reads: Sequence[int], block: int) -> int:
         """Reduce gradients by works that follow one another; the last tensor."""
-        stream = self.reduction.stream if self.reduction else self.group.compute
         for work in works:
-            reads = [self.template.task(work, stream, reads, block=block).tensor]
+            reads = [self.template.task(work, self.stream, reads, block=block).tensor]
         return reads[-1]
 
     def _room(self) -> list[int]:
         """The reduction, here or in the earlier pass, that frees the buffer of the next layer's gradient."""
-        if self.reduction is None or self.reduction.in_flight is None:
+        if self.in_flight is None:
             return []
-        earlier = self.reduction.in_flight - len(self.reduced)
+        earlier = self.in_flight - len(self.reduced)
         if earlier > 0:
-            return [self.template.port(f"freed{earlier}")] if self.reduction.follows else []
-        return [self.template.writer(self.reduced[-self.reduction.in_flight])]
+            return [self.template.port(f"freed{earlier}")] if self.follows else []
+        return [self.template.writer(self.reduced[-self.in_flight])]
 
     def _room_of_embedding_and_head(self) -> list[int]:
         """The last reduction of the earlier pass, which frees the buffers of embedding and LM head."""
-        reduction = self.reduction
-        follows = reduction is not None and reduction.follows and reduction.embedding_and_head
-        return [self.template.port("freed0")] if follows else []
+        return [self.template.port("freed0")] if self.follows and self.ends else []
 
     def _complete(self, gradient: int, inputs: Sequence[int]) -> int:
-        """End the pass with all weight gradients, the embedding's from its `inputs`, and with reductions."""
+        """End the pass with all weight gradients, the embedding's from its `inputs`, and with reductions.
+
+        It outputs the reductions that free buffers for the next pass: `freed0` is the last of all, `freed{i}`
+        the last of the i-th layer from the end, or the last of all in a pass with fewer layers.
+        """
         stage = self.stage
         if stage.first:
             room = self._room_of_embedding_and_head()
             gradient = self._compute(stage.embedding("backward"), inputs, EMBEDDING, room)
-        if not stage.empty:
-            self.template.output("weight_gradients", gradient)
-            if self.reduction is not None:
-                self._leave(self.reduction, gradient)
+        if stage.empty:
+            return gradient
+        self.template.output("weight_gradients", gradient)
+        last = list(self.reduced)
+        if self.ends:
+            last.append(self._emit(self.ends, [gradient], EMBEDDING_AND_HEAD))
+            self.template.output("reduced_embedding_and_head", last[-1])
+        if self.in_flight is not None and last:
+            self.template.output("freed0", last[-1])
+            for earlier in range(1, self.in_flight + 1):
+                tensor = self.reduced[-earlier] if earlier <= len(self.reduced) else last[-1]
+                self.template.output(f"freed{earlier}", tensor)
         return gradient
 
-    def _leave(self, reduction: Reduction, gradient: int) -> None:
-        """Reduce embedding and LM head, and output the reductions that free buffers for the next pass.
+    # ------------------------------------------------------- sharded layers: ZeRO 3, or FSDP
+    # Every rank holds a shard of each layer [1910.02054, 2304.11277]. A layer is all-gathered before its
+    # forward and again before its backward, its gradients are reduce-scattered after it, and at most two
+    # layers are unsharded at once. One communication stream runs both, in the order in which the host issues
+    # them: the next layer's gather before this layer's reduction (backward prefetch).
+    def _gather_backward(self, layer: int) -> list[int]:
+        """All-gather one layer while the layer after it runs backward.
 
-        `freed0` is the last of all. `freed{i}` is the last of the i-th layer from the end, or the last of
-        all in a pass with fewer layers.
+        The first `IN_FLIGHT` gathers wait for the forward of the layers that were unsharded last. Later
+        gathers follow, on the same stream, the reduce-scatter of the layer whose memory they take.
         """
-        last = list(self.reduced)
-        if works := reduction.embedding_and_head:
-            last.append(self._emit(works, [gradient], EMBEDDING_AND_HEAD))
-            self.template.output("reduced_embedding_and_head", last[-1])
-        if reduction.in_flight is None or not last:
-            return
-        self.template.output("freed0", last[-1])
-        for earlier in range(1, reduction.in_flight + 1):
-            tensor = self.reduced[-earlier] if earlier <= len(self.reduced) else last[-1]
-            self.template.output(f"freed{earlier}", tensor)
+        stage = self.stage
+        freed = 2 * stage.num_layers - IN_FLIGHT - 1 - layer
+        after: list[int] = [self.template.port(f"saved{freed}")] if 0 <= freed < stage.num_layers else []
+        return self._gather(stage.held_by(range(layer, layer + 1)), after, stage.first_layer + layer)
+
+    def _gather(self, held: Held, after: list[int], block: int) -> list[int]:
+        """All-gather some parameters, of the rest even where there are next to none."""
+        replicas = self.replicas
+        apart = [] if replicas.apart is None else replicas.apart.gather_works(Held(held.apart))
+        works = [replicas.gather_work(held.rest), *apart]
+        return [self.template.task(work, replicas.stream, (), after, block=block).tensor for work in works]
+
+    def _scatter(self, held: Held, gradient: int, block: int) -> int:
+        """Reduce-scatter the gradient of some parameters.
+
+        Sums over groups have a stream of their own, next to the gathers of the next layers.
+        """
+        replicas = self.replicas
+        apart = [] if replicas.apart is None else replicas.apart.reduce_works(Held(held.apart))
+        for work in (replicas.reduce_work(held.rest), *apart):
+            gradient = self.template.task(work, replicas.stream, [gradient], block=block).tensor
+        for across in replicas.across_works(held.rest):
+            stream = f"{replicas.device}/{GROUPS_STREAM}"
+            gradient = self.template.task(across, stream, [gradient], block=block).tensor
+        return gradient
 
     # ------------------------------------------------------------------------------ neighbours
     def _begin(self, tensor: int) -> int:

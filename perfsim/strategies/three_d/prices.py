@@ -104,7 +104,6 @@ class _PassPrices(NamedTuple):
     weights: Floats
     """Weight gradients of one layer where they are a pass of their own."""
     recompute: Floats
-    """One layer recomputed."""
     embedding_forward: Floats
     embedding_backward: Floats
     embedding_weights: Floats
@@ -303,7 +302,12 @@ class Passes:
         of_layers = [column.T for column in prices[:4]]
         self._prices = _PassPrices(*of_layers, *(column[-1][:, None] for column in prices[4:]))
         self._limited = self._limited_s(costs)
-        self.sent = self._taken_by_sends(costs)
+        role = "farthest_send" if topology.num_devices > topology.devices_per_node else "send"
+        taken_by_sends = np.zeros((2, len(self._terms.works)))
+        for number, work in self._terms.adds_to(role):
+            taken_by_sends[:, number] = costs.taken(work)
+        sent = [getattr(self._sums(share), role)[-1] for share in taken_by_sends]
+        self.sent = np.stack(sent, axis=1)
         """What a message between pipeline ranks takes of a device, shape (shares, 2)."""
 
     def _write(self, job: Job, shares: Columns, splits: Ints, mode: Ints, sends: Ints, chunked: Ints) -> None:
@@ -376,15 +380,6 @@ class Passes:
         forward = [(limit.forward + self._ranks * limit.later)[-1] for limit in limits]
         backward = [(limit.backward + self._ranks * limit.later_backward)[-1] for limit in limits]
         return np.stack(forward, axis=1), np.stack(backward, axis=1)
-
-    def _taken_by_sends(self, costs: Costs) -> Floats:
-        """What messages take of a device, across nodes if there are several."""
-        several = self._topology.num_devices > self._topology.devices_per_node
-        role = "farthest_send" if several else "send"
-        shares = np.zeros((2, len(self._terms.works)))
-        for number, work in self._terms.adds_to(role):
-            shares[:, number] = costs.taken(work)
-        return np.stack([getattr(self._sums(share), role)[-1] for share in shares], axis=1)
 
     def of(self, columns: Columns, rows: Ints) -> _PassPrices:
         """The prices of some layouts; `rows` are their places among all."""
@@ -479,12 +474,16 @@ class OverReplicas:
         """The way of every layout."""
         states = columns.rows(first)
         sizes = SliceBytes.of(job, states)
-        stage = _straddling_stage(states, topology.devices_per_node)
+        # A pipeline rank whose replicas are on more nodes than the first rank's, else 0.
+        node = topology.devices_per_node
+        width = states.tensor * states.replicas
+        stage = np.maximum(1, node // width)
+        nodes_of_first, nodes = (-(-(start % node + width) // node) for start in (0, stage * width))
+        stage = np.where((nodes > nodes_of_first) & (stage < states.pipeline), stage, 0)
         self.largest = _largest_ranks(job, states, sizes)
         self.prices = _data_prices(job, states, self.largest, sizes, stage, costs)
-        of_group, of_state = distinct_rows(
-            (states.tensor, states.replicas, states.shards, stage, states.zero)
-        )
+        group_keys = states.tensor, states.replicas, states.shards, stage, states.zero
+        of_group, of_state = distinct_rows(group_keys)
         taken = np.zeros((2, len(of_group), 2))
         for number, row in enumerate(of_group.tolist()):
             tensor = int(states.tensor[row])
@@ -499,14 +498,6 @@ class OverReplicas:
                 taken[1, number] = costs.taken(replicas.reduce_work(bucket))
         self.taken = taken[:, of_state]
         """What gathering a layer, and reducing a bucket, take of a device: shape (2, ways, 2)."""
-
-
-def _straddling_stage(columns: Columns, node: int) -> Ints:
-    """A pipeline rank whose replicas are on more nodes than the first rank's, else 0; shape (rows,)."""
-    width = columns.tensor * columns.replicas
-    stage = np.maximum(1, node // width)
-    nodes_of_first, nodes = (-(-(start % node + width) // node) for start in (0, stage * width))
-    return np.where((nodes > nodes_of_first) & (stage < columns.pipeline), stage, 0)
 
 
 def _largest_ranks(job: Job, columns: Columns, sizes: SliceBytes) -> _Largest:

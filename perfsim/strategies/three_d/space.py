@@ -33,7 +33,7 @@ from perfsim.strategies.schedules import SCHEDULES, Trait, schedule_called
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED
 from perfsim.strategies.three_d.division import Division, Divisions, RankColumns, divided, kind_numbers
 from perfsim.strategies.three_d.layers import EXCHANGES, Degrees
-from perfsim.strategies.three_d.legal import context_refusals, expert_refusals, tensor_refusals
+from perfsim.strategies.three_d.legal import DEGREE_RULES
 from perfsim.work.counts import parameters
 
 # Layouts in columns: row i of every array is one layout.
@@ -92,11 +92,6 @@ class Columns:
         return self.data * self.context
 
     @property
-    def expert_replicas(self) -> Ints:
-        """Ranks with the same experts."""
-        return self.tensor * self.replicas // (self.expert * self.expert_tensor)
-
-    @property
     def slice_keys(self) -> tuple[Ints, ...]:
         """What determines the share of a layer that a rank computes for a micro-batch."""
         in_context = self.tensor, self.sequence_parallel, self.micro_batch, self.context, self.exchange
@@ -107,6 +102,11 @@ class Columns:
         """What determines the model states of a rank, and their communication over replicas."""
         on_ranks = self.tensor, self.data, self.division, self.context, self.expert, self.expert_tensor
         return *on_ranks, self.zero, self.shards
+
+    @property
+    def unsharded_keys(self) -> tuple[Ints, ...]:
+        """All but what ZeRO shards."""
+        return tuple(getattr(self, name) for name in _COLUMNS if name not in ("zero", "shards"))
 
     @property
     def pipeline(self) -> Ints:
@@ -130,14 +130,14 @@ class Columns:
             return {names[index]: slice(None) for index in np.flatnonzero(counts)}
         return {names[index]: np.flatnonzero(schedules == index) for index in np.flatnonzero(counts)}
 
-    def blocks(self) -> Iterator[tuple[Ints, Columns]]:
+    def blocks(self, *, by_zero: bool = True) -> Iterator[tuple[Ints, Columns]]:
         """Rows that are evaluated at once, so that their arrays stay in the cache, and these layouts.
 
-        They are in the order of ZeRO stage, schedule and number of ranks, so that few blocks have several: a
-        block has the terms of ZeRO 2 and 3, and as many ranks, as any of its rows.
+        They are in the order of ZeRO stage (`by_zero`), schedule and number of ranks, so that few blocks have
+        several: a block has the terms of ZeRO 2 and 3, and as many ranks, as any of its rows.
         """
         size, schedule = (table[self.division] for table in (self.divisions.sizes, self.divisions.schedule))
-        code = (self.zero * len(SCHEDULES) + schedule) * (int(size.max(initial=0)) + 1) + size
+        code = (by_zero * self.zero * len(SCHEDULES) + schedule) * (int(size.max(initial=0)) + 1) + size
         order = np.argsort(code.astype(np.int16), kind="stable")
         for start in range(0, len(self), _BLOCK):
             rows = order[start : start + _BLOCK]
@@ -164,6 +164,16 @@ class Columns:
         """Layers of every rank that are recomputed, one in `recompute_every`."""
         redone = -(-ranks.layers // self.recompute_every[:, None])
         return np.where(self.recompute[:, None] > 0, redone, 0)
+
+    def indivisible(self, devices: int, free_degrees: tuple[str, ...]) -> int:
+        """Combinations of degrees over all devices without a layout: model, batch or nodes do not divide."""
+        combinations = sum(
+            "data" in free_degrees or tensor * pipeline == devices
+            for tensor in divisors(devices, "tensor" in free_degrees)
+            for pipeline in divisors(devices // tensor, "pipeline" in free_degrees)
+        )
+        first, _ = distinct_rows((self.tensor, self.pipeline))
+        return combinations - len(first)
 
     def layout(self, row: int) -> ParallelLayout:
         division = self.divisions[int(self.division[row])]
@@ -249,27 +259,15 @@ def layout_space(
         for pipeline in divisors(topology.num_devices // tensor // context, "pipeline" in free_degrees)
         if is_legal(topology.num_devices // tensor // context // pipeline, pipeline)
     ]
-    divisions, first = _table(tuple(dict.fromkeys(pipeline for *_, pipeline in degrees)), shape)
+    divisions = _table(tuple(dict.fromkeys(pipeline for *_, pipeline in degrees)), shape)
     parts = [np.zeros((len(_COLUMNS), 0), dtype=np.int64)]
     for tensor, context, exchange, pipeline in degrees:
         if experts := list(_expert_degrees(job, topology, tensor, pipeline, free="expert" in free_degrees)):
-            numbers = first[pipeline] + np.arange(len(_divisions(pipeline, shape)))
+            numbers = np.flatnonzero(divisions.pipeline == pipeline)
             of_degrees = (tensor, context, exchange, pipeline)
             parts.append(_combined(job, topology, of_degrees, experts, divisions, numbers, zero_stage))
     table = np.concatenate(parts, axis=1)
     return Columns(**dict(zip(_COLUMNS, table, strict=True)), divisions=divisions)
-
-
-def indivisible_degrees(space: Columns, topology: FatTree, free_degrees: tuple[str, ...]) -> int:
-    """Combinations of degrees over all devices without a layout: model, batch or nodes do not divide."""
-    devices = topology.num_devices
-    combinations = sum(
-        "data" in free_degrees or tensor * pipeline == devices
-        for tensor in divisors(devices, "tensor" in free_degrees)
-        for pipeline in divisors(devices // tensor, "pipeline" in free_degrees)
-    )
-    first, _ = distinct_rows((space.tensor, space.pipeline))
-    return combinations - len(first)
 
 
 class _Shape(NamedTuple):
@@ -282,14 +280,9 @@ class _Shape(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _table(pipelines: tuple[int, ...], shape: _Shape) -> tuple[Divisions, dict[int, int]]:
-    """The divisions of all pipeline degrees, and where those of each degree begin."""
-    divisions: list[Division] = []
-    first: dict[int, int] = {}
-    for pipeline in pipelines:
-        first[pipeline] = len(divisions)
-        divisions += _divisions(pipeline, shape)
-    return Divisions(divisions), first
+def _table(pipelines: tuple[int, ...], shape: _Shape) -> Divisions:
+    """The divisions of all pipeline degrees."""
+    return Divisions([division for pipeline in pipelines for division in _divisions(pipeline, shape)])
 
 
 def _tensor_degrees(job: Job, topology: FatTree, free_degrees: tuple[str, ...]) -> Iterator[int]:
@@ -298,7 +291,7 @@ def _tensor_degrees(job: Job, topology: FatTree, free_degrees: tuple[str, ...]) 
     for tensor in divisors(topology.num_devices, "tensor" in free_degrees):
         placed = node % tensor == 0 or tensor % node == 0
         inside = placed or free_degrees == ("tensor",)
-        if inside and not any(tensor_refusals(job, ParallelLayout(tensor=tensor))):
+        if inside and not any(DEGREE_RULES["tensor"](job, ParallelLayout(tensor=tensor))):
             yield tensor
 
 
@@ -324,7 +317,7 @@ def _context_degrees(job: Job, topology: FatTree, tensor: int) -> Iterator[tuple
             continue
         for number, exchange in enumerate(EXCHANGES if ranks > 1 else EXCHANGES[:1]):
             layout = ParallelLayout(tensor=tensor, context=ranks, context_exchange=exchange)
-            if not any(context_refusals(job, layout)):
+            if not any(DEGREE_RULES["context"](job, layout)):
                 yield ranks, number
 
 
@@ -351,7 +344,7 @@ def _expert_degrees(
             held_bytes = experts_bytes / (pipeline * together)
             if not placed or (ranks < most and held_bytes > topology.system.device.memory.capacity):
                 continue
-            if not any(expert_refusals(job, legal)):
+            if not any(DEGREE_RULES["expert"](job, legal)):
                 yield ranks, shared
 
 
@@ -364,17 +357,13 @@ def _divisions(pipeline: int, shape: _Shape) -> tuple[Division, ...]:
     divisions = []
     for name, schedule in SCHEDULES.items():
         most = num_layers // pipeline
-        chunks = (
-            range(2, most + 1) if schedule.chunks is None else range(schedule.chunks, schedule.chunks + 1)
-        )
-        divisions += [
-            divided(name, pipeline, count, num_layers, kinds=kinds) for count in chunks if count <= most
-        ]
-        if schedule.has("counts_head") and head > 1:
-            counted = (
-                divided(name, pipeline, count, num_layers, head, kinds) for count in chunks if count <= most
-            )
-            divisions += [division for division in counted if min(division.layers) >= 0]
+        chunks = range(2, most + 1) if schedule.chunks is None else (schedule.chunks,)
+        heads = (0, head) if schedule.has("counts_head") and head > 1 else (0,)
+        for counted in heads:
+            listed = (divided(name, pipeline, count, num_layers, counted, kinds) for count in chunks)
+            divisions += [
+                division for division in listed if min(division.layers) >= 0 and division.virtual <= most
+            ]
     return tuple(divisions)
 
 
@@ -398,7 +387,7 @@ def _combined(
     passes = job.model.num_layers * context
     sizes = [size for size in divisors(share) if share // size * passes <= MOST_LAYER_PASSES]
     split = Degrees(tensor, sequence_parallel=True, micro_batch=1, context=context, exchange=exchange).layout
-    even = job.seq_length % tensor == 0 and not any(context_refusals(job, split))
+    even = job.seq_length % tensor == 0 and not any(DEGREE_RULES["context"](job, split))
     splits = [0, 1] if tensor > 1 and even else [0]
     splits = splits[-1:] if job.model.experts is not None else splits
     replicas = data * context
@@ -446,14 +435,10 @@ def _recompute_modes(job: Job, pipeline: int) -> list[tuple[int, int]]:
     modes = [(MODES.index("none"), 1)]
     if job.runtime.attention == "standard":
         modes.append((MODES.index("selective"), 1))
-    return modes + [(full, every) for every in recompute_intervals(job.model.num_layers // pipeline)]
-
-
-def recompute_intervals(layers: int) -> list[int]:
-    """The intervals of `RECOMPUTE_EVERY` that recompute different numbers of a rank's layers."""
-    layers = max(1, layers)
+    # Intervals that recompute different numbers of a rank's layers.
+    layers = max(1, job.model.num_layers // pipeline)
     redone = {-(-layers // every): every for every in reversed(RECOMPUTE_EVERY) if every <= layers}
-    return sorted(redone.values())
+    return modes + [(full, every) for every in sorted(redone.values())]
 
 
 def divisors(count: int, free: bool = True) -> list[int]:

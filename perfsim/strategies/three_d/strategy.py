@@ -16,7 +16,6 @@ import numpy as np
 from perfsim.base.arrays import Bools, Floats
 from perfsim.base.errors import LayoutError, MemoryCapacityError, PerfsimError, Problem
 from perfsim.base.sizes import MOST_DEVICES
-from perfsim.costs.memory import MemoryUse
 from perfsim.costs.price import Costs
 from perfsim.network import FatTree
 from perfsim.specs.layout import AXES, ParallelLayout
@@ -28,14 +27,9 @@ from perfsim.strategies.three_d.division import divided
 from perfsim.strategies.three_d.emission import StepWriter, ThreeDPlan
 from perfsim.strategies.three_d.layers import expert_load
 from perfsim.strategies.three_d.legal import RefusedLayoutError, refusals_of
-from perfsim.strategies.three_d.memory import Places, memory_shares, stage_memory
-from perfsim.strategies.three_d.offload import emit_offloaded, estimate_layouts_s, moved_rows
-from perfsim.strategies.three_d.space import (
-    Columns,
-    divisors,
-    indivisible_degrees,
-    layout_space,
-)
+from perfsim.strategies.three_d.memory import Places, stage_memory
+from perfsim.strategies.three_d.offload import emit_offloaded, estimate_layouts_s
+from perfsim.strategies.three_d.space import Columns, divisors, layout_space
 from perfsim.work import GraphBuilder
 
 GIB = 2.0**30
@@ -54,9 +48,8 @@ class ThreeD:
 
     def space(self, job: Job, topology: FatTree, *, shares_sequences: bool = False) -> Columns:
         """All legal layouts of this strategy on all devices of the topology."""
-        return layout_space(
-            job, topology, self.free_degrees, self.zero_stage, shares_sequences=shares_sequences
-        )
+        degrees = self.free_degrees
+        return layout_space(job, topology, degrees, self.zero_stage, shares_sequences=shares_sequences)
 
     def layouts(self, job: Job, topology: FatTree) -> Iterator[ParallelLayout]:
         """All legal layouts of this strategy on all devices of the topology; offloaded if none fits else."""
@@ -71,7 +64,7 @@ class ThreeD:
             space = self.space(job, topology, shares_sequences=True)
             groups = [_Group.of(job, topology, space, Places())]
         if not groups[0].fits.any():
-            moved = moved_rows(job, topology, groups[0].columns)
+            moved = Places.tried(job, topology, groups[0].columns)
             groups += [_Group.of(job, topology, columns, places) for places, columns in moved]
         return groups
 
@@ -99,7 +92,7 @@ class ThreeD:
             screened,
             {MEMORY: too_large} if too_large else {},
             closest[1],
-            indivisible_degrees(groups[0].columns, topology, self.free_degrees) if screened else 0,
+            groups[0].columns.indivisible(topology.num_devices, self.free_degrees) if screened else 0,
         )
 
     def plan(
@@ -116,30 +109,28 @@ class ThreeD:
         if refusals:
             raise RefusedLayoutError(refusals)
         memory = stage_memory(job, layout, topology)
-        if check_memory:
-            self._refuse_overflow(job, topology, layout, memory)
+        worst = max(memory, key=lambda use: use.total_bytes / use.capacity_bytes)
+        if check_memory and not worst.fits:
+            part = max(worst.parts_bytes, key=lambda name: worst.parts_bytes[name])
+            raise MemoryCapacityError(
+                worst.total_bytes / worst.capacity_bytes,
+                f"does not fit: {worst.place} needs {worst.total_bytes / GIB:.1f} GiB of "
+                f"{worst.capacity_bytes / GIB:.0f} GiB ({part} {worst.parts_bytes[part] / GIB:.1f} GiB)",
+                lambda: _nearest_fit(job, topology, layout, part, self.free_degrees, self.zero_stage is None),
+            )
         microbatches = job.global_batch_size // (layout.data * layout.micro_batch_size)
         columns = Columns.of(job, layout)
         ranks = columns.divisions[0].ranks()
         redone = columns.recomputed_layers(ranks).sum()
         share = float(redone / ranks.layers.sum()) if redone else 1.0
         load = expert_load(job, layout.expert)
-        notes = () if load == 1.0 else (_routing_note(load, layout.expert),)
-        return ThreeDPlan(self.name, job, topology, layout, microbatches, memory, notes, share)
-
-    def _refuse_overflow(
-        self, job: Job, topology: FatTree, layout: ParallelLayout, memory: tuple[MemoryUse, ...]
-    ) -> None:
-        worst = max(memory, key=lambda use: use.total_bytes / use.capacity_bytes)
-        if worst.fits:
-            return
-        part = max(worst.parts_bytes, key=lambda name: worst.parts_bytes[name])
-        raise MemoryCapacityError(
-            worst.total_bytes / worst.capacity_bytes,
-            f"does not fit: {worst.place} needs {worst.total_bytes / GIB:.1f} GiB of "
-            f"{worst.capacity_bytes / GIB:.0f} GiB ({part} {worst.parts_bytes[part] / GIB:.1f} GiB)",
-            lambda: _nearest_fit(job, topology, layout, part, self.free_degrees, self.zero_stage is None),
+        note = (
+            f"the fullest of {layout.expert} ranks has {load - 1:.1%} more rows of experts than the mean, "
+            f"and all wait for it; balanced routing would save {1 - 1 / load:.1%} of the time of experts and "
+            "of their rows"
         )
+        notes = () if load == 1.0 else (note,)
+        return ThreeDPlan(self.name, job, topology, layout, microbatches, memory, notes, share)
 
     def emit(self, plan: ThreeDPlan, builder: GraphBuilder) -> None:
         """Write one optimizer step, or two under a skewed schedule."""
@@ -154,14 +145,6 @@ class ThreeD:
         return float(estimate_layouts_s(plan.job, columns, plan.topology, costs, places)[0])
 
 
-def _routing_note(load: float, ranks: int) -> str:
-    """What uneven routing costs, in words."""
-    return (
-        f"the fullest of {ranks} ranks has {load - 1:.1%} more rows of experts than the mean, and all wait "
-        f"for it; balanced routing would save {1 - 1 / load:.1%} of the time of experts and of their rows"
-    )
-
-
 class _Group(NamedTuple):
     """Layouts whose states are at the same places, with the share of its memory that a device uses."""
 
@@ -172,7 +155,7 @@ class _Group(NamedTuple):
 
     @classmethod
     def of(cls, job: Job, topology: FatTree, columns: Columns, places: Places) -> _Group:
-        on_device, off_device = memory_shares(job, columns, topology, places)
+        on_device, off_device = places.shares(job, columns, topology)
         return cls(columns, places, on_device, np.maximum(on_device, off_device) <= 1.0)
 
     def layout(self, row: int) -> ParallelLayout:
@@ -246,7 +229,12 @@ def _changed(
     names = [name for name in dict.fromkeys(reducing) if zero or name != "zero_stage"]
     variants = [variant for name in names for variant in _with_less(layout, name)]
     bases = (layout, *variants)
-    offloaded = list(_with_more_offload(layout))
+    offloads = ("offload_optimizer", "offload_param", "offload_activations")
+    offloaded = [variant for name in offloads for variant in _with_less(layout, name)]
+    if layout.offload_optimizer != "none" and layout.zero_stage < GRADIENTS_SHARDED:
+        offloaded.append(replace(layout, zero_stage=GRADIENTS_SHARDED))  # gradients leave the device too
+    if layout.offload_param == "none" and layout.zero_stage < SHARDED:
+        offloaded.append(replace(layout, zero_stage=SHARDED, offload_param="cpu"))
     yield from offloaded if layout.offloads else ()
     yield from variants
     if job.model.experts is not None and "expert" in free_degrees:  # over more ranks of the same stage
@@ -275,16 +263,6 @@ def _changed(
         return rest > 0 or factor & (factor - 1) > 0, changed.num_devices
 
     yield from sorted(larger, key=order)
-
-
-def _with_more_offload(layout: ParallelLayout) -> Iterator[ParallelLayout]:
-    """Layouts with more of the states, or of the activations, off the device."""
-    for name in ("offload_optimizer", "offload_param", "offload_activations"):
-        yield from _with_less(layout, name)
-    if layout.offload_optimizer != "none" and layout.zero_stage < GRADIENTS_SHARDED:
-        yield replace(layout, zero_stage=GRADIENTS_SHARDED)  # gradients leave the device too
-    if layout.offload_param == "none" and layout.zero_stage < SHARDED:
-        yield replace(layout, zero_stage=SHARDED, offload_param="cpu")
 
 
 def _with_less(layout: ParallelLayout, name: str) -> Iterator[ParallelLayout]:

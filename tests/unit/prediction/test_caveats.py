@@ -21,7 +21,8 @@ from perfsim.report.terminal import run_lines
 from perfsim.report.text import ALWAYS
 from perfsim.specs.calibration import ClusterCalibration, MeasuredStep
 from perfsim.studies.answers import Answer
-from perfsim.studies.trust import edge_batch, shared_caveats
+from perfsim.studies.batches import BatchCurve, BatchPoint
+from perfsim.studies.trust import shared_caveats
 
 SMALL = "cerebras_gpt_111m"
 catalog = ps.Catalog()
@@ -392,6 +393,9 @@ def test_settings_that_nobody_named_and_that_matter_are_listed_with_what_is_usua
     ],
 )
 def test_a_batch_at_the_edge_of_the_grid_says_so(best: int, words: str) -> None:
-    texts = [caveat.text for caveat in edge_batch([8, 16, 32], best)]
+    points = [
+        BatchPoint(batch, 1.0, 1.0, 1.0, 1.0 if batch == best else 2.0, (0.5, 3.0)) for batch in (8, 16, 32)
+    ]
+    texts = [caveat.text for caveat in BatchCurve(points, {}).caveats]
     assert len(texts) == bool(words)
     assert all(text.startswith(words) for text in texts)

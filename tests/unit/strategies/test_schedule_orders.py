@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from perfsim.base.errors import LayoutError
-from perfsim.strategies.schedules import SCHEDULES, schedule
+from perfsim.strategies.schedules import SCHEDULES, schedule_called
 
 
 def text(name: str, pipeline: int, virtual: int, microbatches: int) -> list[str]:
     """Each stage as `F0 F1 B0 ...`, chunks as letters where there are several."""
     return [
         " ".join(f"{slot.which}{'ab'[slot.chunk] if virtual > 1 else ''}{slot.microbatch}" for slot in order)
-        for order in schedule(name, pipeline, virtual, microbatches)
+        for order in schedule_called(name).orders(pipeline, virtual, microbatches)
     ]
 
 
@@ -72,4 +72,4 @@ def test_an_unknown_schedule_lists_the_known_ones() -> None:
     with pytest.raises(
         LayoutError, match=f"unknown schedule 'dual'\n.*known: {', '.join(sorted(SCHEDULES))}"
     ):
-        schedule("dual", 2, 1, 4)
+        schedule_called("dual")

@@ -9,7 +9,7 @@ import pytest
 from perfsim.specs.calibration import GpuCalibration
 from perfsim.studies.answers import Assumption
 from perfsim.studies.assumptions import assumptions_of
-from perfsim.studies.batches import target_of
+from perfsim.studies.batches import Target
 from perfsim.studies.loading import load_study
 from perfsim.studies.spec import StudySpec
 
@@ -21,7 +21,7 @@ def spec() -> StudySpec:
 
 @pytest.fixture(scope="module")
 def assumptions(spec: StudySpec) -> tuple[Assumption, ...]:
-    return assumptions_of(spec, target_of(spec))
+    return assumptions_of(spec, Target.of_study(spec))
 
 
 def test_every_input_has_a_value_a_source_and_a_known_kind(assumptions: tuple[Assumption, ...]) -> None:
@@ -102,7 +102,7 @@ def test_a_constant_that_no_fit_gave_names_its_source_or_why_it_is_assumed(
 def test_the_critical_batch_stands_with_its_band(
     spec: StudySpec, assumptions: tuple[Assumption, ...]
 ) -> None:
-    critical = target_of(spec).critical
+    critical = Target.of_study(spec).critical
     (entry,) = (row for row in assumptions if row.name == "critical batch" and row.kind == "fit")
     assert entry.value.startswith(f"{critical.tokens / 1e6:.1f} M tokens (")
     assert entry.source == critical.source
@@ -110,14 +110,14 @@ def test_the_critical_batch_stands_with_its_band(
 
 def test_a_study_of_gpus_alone_says_nothing_of_wafers(spec: StudySpec) -> None:
     gpus = spec.model_copy(update={"candidates": spec.candidates[:1]})
-    topics = {row.topic for row in assumptions_of(gpus, target_of(gpus))}
+    topics = {row.topic for row in assumptions_of(gpus, Target.of_study(gpus))}
     assert "device a100-sxm4-80gb" in topics
     assert not topics & {"system cs-2", "device wse-2", "calibration wse-2"}
 
 
 def test_a_model_written_inside_the_study_is_the_studys_own_assumption(spec: StudySpec) -> None:
     own = spec.model_copy(update={"model": spec.model.model_copy(update={"name": "mine"})})
-    assumptions = assumptions_of(own, target_of(own))
+    assumptions = assumptions_of(own, Target.of_study(own))
     assert (
         Assumption("model", "mine", "defined inside the study", "the study's own file", "assumption")
         in assumptions

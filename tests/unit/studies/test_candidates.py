@@ -20,9 +20,9 @@ from perfsim.report import text
 from perfsim.report.study import study_document, study_lines, study_page
 from perfsim.specs.layout import ParallelLayout
 from perfsim.studies import runner as runner_module
-from perfsim.studies.answers import COVERED_ONCE, Answer, Production, StudyResult, recorded
+from perfsim.studies.answers import COVERED_ONCE, Answer, Production, StudyResult
 from perfsim.studies.axes import load_sweep
-from perfsim.studies.batches import suggested_batches, target_of
+from perfsim.studies.batches import Target
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
 from perfsim.studies.spec import CandidateSpec, Point, StudySpec
@@ -413,7 +413,7 @@ def test_the_record_is_of_the_three_published_runs_and_no_others() -> None:
     runs = yaml.safe_load(path.read_text(encoding="utf-8"))["runs"]
     assert [run["name"] for run in runs] == ["GPT-NeoX-20B", "OPT-175B", "LLaMA-65B"]
     assert all(run["source"] for run in runs)
-    production = recorded()
+    production = Production.recorded()
     low, high = production.range
     assert 0.5 < low <= production.ratio <= high < 1.1
     assert all(run["name"] in production.source for run in runs)
@@ -424,9 +424,9 @@ def test_the_recorded_ratio_is_the_default_of_every_machine_and_moves_no_compari
     without = study(loaded(tmp_path, GPUS, WAFER, more="production: none"))
     assert answer.ratio_bands == without.ratio_bands
     for candidate, plain in zip(answer.candidates, without.candidates, strict=True):
-        assert candidate.production == recorded()
+        assert candidate.production == Production.recorded()
         assert candidate.time_to_accuracy_s == plain.time_to_accuracy_s
-        time_s = candidate.time_to_accuracy_s / recorded().ratio
+        time_s = candidate.time_to_accuracy_s / Production.recorded().ratio
         assert candidate.production_time_s == pytest.approx(time_s, rel=1e-12)
         assert plain.production is plain.production_time_s is plain.production_band_s is None
         assert candidate.production_band_s is not None
@@ -447,7 +447,7 @@ def test_it_stands_beside_the_healthy_days_at_every_outlet(tmp_path: Path) -> No
     for row, outcome in zip(document["candidates"], document["decision"]["outcomes"], strict=True):
         assert row["production_band_s"] == [outcome["wall_s"]["low"], outcome["wall_s"]["high"]]
     assert answer.rows()[0]["production_time_s"] == answer.candidates[0].production_time_s
-    text = recorded().text
+    text = Production.recorded().text
     said = " ".join(study_lines(answer))
     assert f"on the wall: at {text} of the rate of healthy steps, as in published production runs" in said
     page = study_page(answer)
@@ -478,7 +478,7 @@ def test_a_candidate_may_state_its_own_ratio(
     first, second = run_study(spec).candidates
     assert first.production == Production(ratio, ends, "given by the study")
     assert first.production_time_s == pytest.approx(first.time_to_accuracy_s / ratio, rel=1e-12)
-    assert second.production == recorded()
+    assert second.production == Production.recorded()
 
 
 @pytest.mark.parametrize("given", ["0", "-1", "fast", "{low: 0.9, typical: 0.7, high: 1}"])
@@ -521,7 +521,7 @@ def result(spec: StudySpec) -> StudyResult:
 
 def test_a_20b_run_of_20_tokens_a_parameter_is_suggested_what_the_law_gives(spec: StudySpec) -> None:
     """0.2920 C^0.3271 with C = 6 x 19.9e9 x 4e11, without embeddings."""
-    (tokens,) = suggested_batches(spec, target_of(spec).d_min_tokens).values()
+    (tokens,) = Target.of_study(spec).suggested_batches(spec).values()
     assert tokens == pytest.approx(0.2920 * (6 * 19.93e9 * 4e11) ** 0.3271, rel=0.01)
     assert tokens == pytest.approx(7.66e6, rel=0.01)
 
@@ -531,7 +531,7 @@ def test_minicpm_speaks_only_where_the_loss_is_one_of_c4(spec: StudySpec) -> Non
     for scale, laws in (("", 1), ("WebText2", 1), ("C4", 2)):
         convergence = spec.convergence.model_copy(update={"loss_scale": scale})
         asked = spec.model_copy(update={"recipe": recipe, "convergence": convergence})
-        assert len(suggested_batches(asked, 4e11)) == laws
+        assert len(Target.of_study(asked).suggested_batches(asked)) == laws
 
 
 def test_summary_and_report_name_them(result: StudyResult, tmp_path: Path) -> None:

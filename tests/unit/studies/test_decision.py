@@ -23,7 +23,7 @@ from perfsim.prediction.why import Why
 from perfsim.report.document import document_text
 from perfsim.specs.hardware import SystemSpec
 from perfsim.specs.prices import EnergySpec, PriceSpec
-from perfsim.studies.answers import Answer, Decision, recorded
+from perfsim.studies.answers import Answer, Decision, Production
 from perfsim.studies.decision import Option, decide, ratio_bands, verdict
 
 DATA_LAW = critical_batch("data_law", LawInputs(d_min_tokens=4e11))
@@ -105,15 +105,18 @@ def test_one_plan_under_two_names_is_no_duel() -> None:
 
 
 def test_production_is_shared_and_lengthens_both() -> None:
-    options = [option("a", production=recorded()), option("b", "wafer", production=recorded())]
+    options = [
+        option("a", production=Production.recorded()),
+        option("b", "wafer", production=Production.recorded()),
+    ]
     decision = decide(options, "USD")
     plain = decide([option("a"), option("b", "wafer")], "USD")
     assert decision.ratio == plain.ratio
     wall = decision.outcomes[0].wall_s
     steps = decision.outcomes[0].steps_s
-    assert wall.typical == pytest.approx(steps.typical / recorded().ratio)
+    assert wall.typical == pytest.approx(steps.typical / Production.recorded().ratio)
     assert (wall.low, wall.high) == pytest.approx(
-        recorded().band_s(steps.typical, (steps.low, steps.high)), rel=0.01
+        Production.recorded().band_s(steps.typical, (steps.low, steps.high)), rel=0.01
     )
 
 
@@ -186,7 +189,7 @@ def test_the_cheapest_is_named_where_it_is_not_the_first() -> None:
 def decided(seed: int) -> Decision:
     draws = Draws(seed, 20_000)
     options = [
-        option("a", production=recorded(), draws=draws),
+        option("a", production=Production.recorded(), draws=draws),
         option("b", "wafer", batch=3e5, step_s=1.8, draws=draws),
     ]
     return decide(options, "USD")

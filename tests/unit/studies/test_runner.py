@@ -18,7 +18,7 @@ from perfsim.report.document import document_text
 from perfsim.report.study import study_document, study_page
 from perfsim.studies import runner as runner_module
 from perfsim.studies.answers import Answer, StudyResult
-from perfsim.studies.batches import target_of
+from perfsim.studies.batches import Target
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
 from perfsim.studies.spec import CandidateSpec, ConvergenceSpec, Point, StudySpec
@@ -247,7 +247,7 @@ def test_automatic_batches_reach_from_small_ones_past_the_critical_batch(quick: 
 def test_a_target_loss_becomes_tokens_and_a_lower_one_needs_more(spec: StudySpec) -> None:
     def tokens(loss: float) -> float:
         recipe = spec.recipe.model_copy(update={"tokens": None, "target_loss": loss})
-        return target_of(spec.model_copy(update={"recipe": recipe})).d_min_tokens
+        return Target.of_study(spec.model_copy(update={"recipe": recipe})).d_min_tokens
 
     assert 1e9 < tokens(2.5) < tokens(2.4) < 1e13
 
@@ -256,11 +256,11 @@ def test_a_named_law_gives_the_tokens_of_its_corpus_with_their_band(spec: StudyS
     recipe = spec.recipe.model_copy(update={"tokens": None, "target_loss": 1.575})
     model = default_catalog().model("cerebras_gpt_13b")
     law = spec.convergence.model_copy(update={"loss_law": "cerebras_gpt"})
-    target = target_of(spec.model_copy(update={"recipe": recipe, "model": model, "convergence": law}))
+    target = Target.of_study(spec.model_copy(update={"recipe": recipe, "model": model, "convergence": law}))
     assert target.loss is not None
     assert target.d_min_tokens / (1 + target.loss.d_min_error) < 2.57e11 < target.d_min_tokens
     with pytest.raises(PlanError, match="name the loss law of its corpus"):
-        target_of(spec.model_copy(update={"recipe": recipe, "model": model}))
+        Target.of_study(spec.model_copy(update={"recipe": recipe, "model": model}))
 
 
 def test_coefficients_of_the_users_own_stand_in_place_of_a_name(spec: StudySpec) -> None:
@@ -268,7 +268,7 @@ def test_coefficients_of_the_users_own_stand_in_place_of_a_name(spec: StudySpec)
     runs = {"params": [1e9, 30e9], "tokens": [1e10, 1e12], "error": 0.05}
     law = ConvergenceSpec.model_validate({"loss_law": {**own, **runs}})
     recipe = spec.recipe.model_copy(update={"tokens": None, "target_loss": 2.3})
-    target = target_of(spec.model_copy(update={"recipe": recipe, "convergence": law}))
+    target = Target.of_study(spec.model_copy(update={"recipe": recipe, "convergence": law}))
     assert target.loss is not None
     assert (target.loss.law.name, target.loss.law.corpus, target.loss.law.error) == ("own", "mine", 0.05)
     assert target.loss.law.loss(target.loss.params, target.d_min_tokens) == pytest.approx(2.3)
@@ -316,7 +316,7 @@ def test_the_critical_batch_can_be_stated(spec: StudySpec) -> None:
     law = spec.convergence.model_copy(
         update={"law": "constant", "critical_batch_tokens": 3e6, "band_factor": 1.5}
     )
-    critical = target_of(spec.model_copy(update={"convergence": law})).critical
+    critical = Target.of_study(spec.model_copy(update={"convergence": law})).critical
     assert (critical.tokens, critical.band_tokens) == (3e6, (2e6, 4.5e6))
 
 

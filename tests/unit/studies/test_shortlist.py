@@ -17,11 +17,11 @@ from perfsim.studies.shortlist import (
     DIVISIBILITY,
     DOMINATED,
     MEMORY_LIMIT,
+    Experiment,
     Planned,
-    fewest_replicas,
+    Trial,
     plan_layouts,
     ratio_error,
-    rival,
 )
 
 Ask = Callable[..., Question]
@@ -174,7 +174,7 @@ def with_settings(*settings: tuple[int, int, int, int]) -> list[Any]:
 def test_the_rival_is_sharded_otherwise_else_of_other_degrees_else_the_second(
     settings: list[tuple[int, int, int, int]], place: int | None
 ) -> None:
-    assert rival(with_settings(*settings)) == place
+    assert Experiment.rival(with_settings(*settings)) == place
 
 
 def test_a_trial_has_as_few_replicas_as_fit_each_with_the_same_work(
@@ -182,7 +182,7 @@ def test_a_trial_has_as_few_replicas_as_fit_each_with_the_same_work(
 ) -> None:
     question = asked(**PAIR, layout="tp=4,dp=4,mbs=2,zero=1,sp=true")
     plan = plan_of(question)
-    smaller = fewest_replicas(question, plan)
+    smaller = Trial.fewest_replicas(question, plan)
     assert (smaller.layout.data, smaller.layout.num_devices) == (1, 4)
     assert smaller.job.global_batch_size == 8
     assert smaller.num_microbatches == plan.num_microbatches
@@ -192,22 +192,22 @@ def test_replicas_that_share_the_optimizer_stay_where_one_alone_does_not_fit(
     asked: Ask,
 ) -> None:
     question = asked(**PAIR | {"model": "gpt3_13b"}, layout="tp=4,pp=1,dp=4,mbs=1,zero=1,sp=true")
-    smaller = fewest_replicas(question, plan_of(question))
+    smaller = Trial.fewest_replicas(question, plan_of(question))
     assert 1 <= smaller.layout.data <= 4
     assert smaller.memory_share <= 1
     tight = asked(**PAIR | {"model": "gpt3_13b"}, layout="tp=2,dp=8,mbs=1,zero=1,sp=true")
-    assert fewest_replicas(tight, plan_of(tight)).layout.data > 1
+    assert Trial.fewest_replicas(tight, plan_of(tight)).layout.data > 1
 
 
 def test_under_zero_3_all_replicas_take_part(asked: Ask) -> None:
     question = asked(**PAIR, layout="dp=16,mbs=2,zero=3")
     plan = plan_of(question)
-    assert fewest_replicas(question, plan) is plan
+    assert Trial.fewest_replicas(question, plan) is plan
 
 
 def test_wafers_are_tried_on_one_of_them(asked: Ask) -> None:
     question = asked(**PAIR | {"devices": 4}, layout="mbs=1", system="cs-2", strategy="")
-    assert fewest_replicas(question, plan_of(question)).layout.num_devices == 1
+    assert Trial.fewest_replicas(question, plan_of(question)).layout.num_devices == 1
 
 
 def test_a_shortlist_of_several_names_its_experiment(asked: Ask) -> None:

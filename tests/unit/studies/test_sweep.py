@@ -25,7 +25,7 @@ from perfsim.studies.axes import load_sweep
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import SweepInterrupted, answer_text, plan_sweep, run_study, run_sweep
 from perfsim.studies.spec import CandidateSpec, ConvergenceSpec, Digests, Point, StudySpec
-from perfsim.studies.store import Store, Stored, StoreError
+from perfsim.studies.store import Store, Stored
 
 Write = Callable[[str], Path]
 
@@ -278,7 +278,7 @@ def test_what_is_no_store_is_refused_and_left_as_it_is(
     path = tmp_path / "points.sqlite"
     make(path)
     before = path.read_bytes() if path.is_file() else None
-    with pytest.raises(StoreError, match=rf"points\.sqlite.*{said}"):
+    with pytest.raises(PerfsimError, match=rf"points\.sqlite.*{said}"):
         Store(path)
     assert before == (path.read_bytes() if path.is_file() else None)
 
@@ -337,7 +337,7 @@ def test_no_flipped_bit_changes_an_answer_or_ends_in_anything_but_a_store_error(
             with Store(filled) as store:
                 kept = dict(store.find(ANSWERS))
                 damaged += len(store.damaged)
-        except StoreError:
+        except PerfsimError:
             refused += 1
             continue
         assert all(ANSWERS[digest] == answer for digest, answer in kept.items())
@@ -362,6 +362,6 @@ def test_a_store_that_cannot_be_written_can_be_read(filled: Path, monkeypatch: p
     with Store(filled) as store:
         assert store.readonly
         assert dict(store.find(ANSWERS)) == ANSWERS
-        with pytest.raises(StoreError, match="readonly"):
+        with pytest.raises(PerfsimError, match="readonly"):
             store.put("a", Stored("1", 0.0))
     assert (sorted(filled.parent.iterdir()), filled.read_bytes()) == before

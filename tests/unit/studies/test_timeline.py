@@ -9,7 +9,7 @@ import pytest
 import perfsim as ps
 from perfsim.base.errors import InputError
 from perfsim.prediction.run import Evaluation
-from perfsim.studies.timeline import TimelineBar, devices_of, grouped, timeline
+from perfsim.studies.timeline import TimelineBar, grouped, timeline
 
 GPUS = {
     "model": "gpt3_xl",
@@ -80,7 +80,8 @@ def test_bars_that_cannot_be_few_enough_are_cut_at_the_end(gpus: Evaluation) -> 
 
 
 def test_some_devices_stand_for_all_the_first_and_the_last_among_them(gpus: Evaluation) -> None:
-    devices = devices_of(gpus.trace.graph)
+    lanes = dict.fromkeys(bar.lane for bar in timeline(gpus))
+    devices = [lane.removesuffix("/compute") for lane in lanes if lane.endswith("/compute")]
     assert len(devices) == 2
     lanes = {bar.lane for bar in timeline(gpus, most_devices=1)}
     assert f"{devices[0]}/compute" in lanes

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from perfsim.report.table import Cell, Table
-from perfsim.report.terminal import row_lines
 from perfsim.report.text import COUNT, Unit, terminal_width
 
 
@@ -68,8 +67,3 @@ def test_tables_are_as_wide_as_the_terminal_and_at_least_40(
     monkeypatch.setenv("COLUMNS", columns)
     monkeypatch.setattr("sys.__stdout__", None)  # a pipe
     assert terminal_width() == width
-
-
-def test_no_rows_are_said_to_be_none() -> None:
-    assert row_lines([], "models") == ["models: nothing"]
-    assert row_lines([{"name": "a", "source": "b"}], "models")[-1] == "a     b"

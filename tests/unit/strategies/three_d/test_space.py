@@ -17,9 +17,7 @@ from perfsim.strategies.three_d.space import (
     RECOMPUTE_EVERY,
     Columns,
     head_layers,
-    indivisible_degrees,
     layout_space,
-    recompute_intervals,
 )
 
 ALL = ("tensor", "pipeline", "data")
@@ -37,6 +35,14 @@ def divisors(count: int) -> list[int]:
     return [number for number in range(1, count + 1) if count % number == 0]
 
 
+def intervals(layers: int) -> set[int]:
+    """Of how many layers one is recomputed, with another number of recomputed layers than any fewer have."""
+    redone = [-(-layers // every) for every in range(1, layers + 1)]
+    return {
+        every for every in RECOMPUTE_EVERY if every <= layers and redone.index(redone[every - 1]) == every - 1
+    }
+
+
 @pytest.mark.parametrize("num_layers", [4, 6])
 def test_the_space_is_every_combination_that_keeps_the_rules(toys: ModuleType, num_layers: int) -> None:
     """Tried one by one on 4 devices, with layers that divide and layers that do not."""
@@ -52,11 +58,7 @@ def test_the_space_is_every_combination_that_keeps_the_rules(toys: ModuleType, n
         (False, True),
         [*((mode, 1) for mode in MODES), *(("full", every) for every in RECOMPUTE_EVERY[1:])],
     ):
-        if (
-            tensor * pipeline > 4
-            or every not in recompute_intervals(num_layers // pipeline)
-            or (split and tensor == 1)
-        ):
+        if tensor * pipeline > 4 or every not in intervals(num_layers // pipeline) or (split and tensor == 1):
             continue
         data = 4 // tensor // pipeline
         schedule = SCHEDULES[name]
@@ -98,7 +100,7 @@ def test_combinations_of_degrees_without_a_layout_are_counted(
     """On 16 devices three degrees have 15 combinations, pipeline and data alone 5."""
     legal = layout_space(toys.job(batch), toys.topology(16), free)
     pairs = {(layout.tensor, layout.pipeline) for layout in layouts(legal)}
-    assert indivisible_degrees(legal, toys.topology(16), free) == combinations - len(pairs)
+    assert legal.indivisible(16, free) == combinations - len(pairs)
 
 
 def test_layers_that_do_not_divide_are_spread_with_fewer_on_the_last_stage() -> None:
@@ -107,10 +109,14 @@ def test_layers_that_do_not_divide_are_spread_with_fewer_on_the_last_stage() -> 
     assert divided("interleaved", 2, 3, 8).layers == (1, 1, 1, 2, 2, 1)
 
 
-def test_intervals_of_recompute_each_leave_another_number_of_layers() -> None:
-    assert recompute_intervals(1) == [1]
-    assert recompute_intervals(12) == [1, 2, 3, 4, 6, 12]
-    assert recompute_intervals(32) == [1, 2, 3, 4, 6, 8, 12, 16, 32]
+@pytest.mark.parametrize(
+    ("num_layers", "every"), [(1, [1]), (12, [1, 2, 3, 4, 6, 12]), (32, [1, 2, 3, 4, 6, 8, 12, 16, 32])]
+)
+def test_intervals_of_recompute_each_leave_another_number_of_layers(
+    toys: ModuleType, num_layers: int, every: list[int]
+) -> None:
+    space = layout_space(toys.job(8, num_layers=num_layers), toys.topology(2), ("data",))
+    assert sorted(set(space.recompute_every.tolist())) == every
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from perfsim.engine.trace import Trace
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
-from perfsim.strategies.schedules import least_chunks, schedule
+from perfsim.strategies.schedules import least_chunks, schedule_called
 from perfsim.strategies.three_d.closed_form import _delayed_weights
 from perfsim.strategies.three_d.emission import stages_of
 from perfsim.strategies.three_d.memory import stage_memory
@@ -245,7 +245,7 @@ def test_the_closed_form_knows_how_many_weight_gradients_the_last_rank_has_left(
     toys: ModuleType, name: str, microbatches: int
 ) -> None:
     """After the last backward it computes those of the same micro-batch, and of so many before it."""
-    order = schedule(name, 4, 1, microbatches)[-1]
+    order = schedule_called(name).orders(4, 1, microbatches)[-1]
     last_backward = max(place for place, slot in enumerate(order) if slot.which == "B")
     columns = Columns.of(toys.job(microbatches), ParallelLayout(pipeline=4, schedule=name))
     delayed = _delayed_weights(columns, np.array([microbatches]))
