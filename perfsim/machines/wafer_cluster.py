@@ -339,16 +339,15 @@ class WaferCluster(Machine):
             in_flash = sum(use.total_bytes for use in plan.memory if use.place == "MemoryX flash")
             remedies.append(f"{in_flash / 1e12:,.3g} TB more DRAM in MemoryX, so that flash is not needed")
         if lane is None or lane.name not in AT_SYSTEMS:
-            size = plan.layout.micro_batch_size
             sequences = int(-(-roof.hidden_from_tokens // plan.job.seq_length))
-            how = "a larger batch" if plan.num_microbatches == 1 else "room for more activations"
-            more_tokens = "a larger batch, so that fewer steps wait for their first weights"
-            if sequences > size:
-                more_tokens = (
-                    f"{sequences:,} sequences per system and micro-batch instead of {size:,} ({how}), whose "
-                    "compute hides the streams"
+            if sequences <= plan.layout.micro_batch_size:
+                remedies.append("a larger batch, so that fewer steps wait for their first weights")
+            else:
+                how = "a larger batch" if plan.num_microbatches == 1 else "room for more activations"
+                remedies.append(
+                    f"{sequences:,} sequences per system and micro-batch instead of "
+                    f"{plan.layout.micro_batch_size:,} ({how}), whose compute hides the streams"
                 )
-            remedies.append(more_tokens)
         if lane is not None and lane.name == "spilling":
             remedies.append("a smaller batch, whose activations fit on the wafer")
         return ", or ".join(remedies)

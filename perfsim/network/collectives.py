@@ -92,16 +92,11 @@ def tree_rounds(op: CollectiveOp, size: int) -> list[list[tuple[int, int]]]:
     if op not in ("all_reduce", "broadcast"):
         raise InputError(f"{op} does not run as a tree")
     down = []
-    for level in reversed(range(_tree_depth(size))):
+    for level in reversed(range((size - 1).bit_length())):
         distance = 1 << level
         down.append([(lower, lower + distance) for lower in range(0, size - distance, 2 * distance)])
     up = [[(upper, lower) for lower, upper in pairs] for pairs in reversed(down)]
     return up + down if op == "all_reduce" else down
-
-
-def _tree_depth(size: int) -> int:
-    """Rounds of one reduction or broadcast: ceil(log2 size)."""
-    return (size - 1).bit_length()
 
 
 def _reached(places: int, chosen: int) -> float:
@@ -303,7 +298,7 @@ class CollectiveModel:
         if protocol.algorithm == "tree":
             sent = DOUBLE_TREE_WIRE_FACTOR
             intra_steps = 2 * (group.most_per_node - 1)
-            inter_steps = 2 * _tree_depth(group.nodes)
+            inter_steps = 2 * (group.nodes - 1).bit_length()
         else:
             sent = wire_factor(op, group.size)
             inter_steps = num_steps(op, group.nodes)

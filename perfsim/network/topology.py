@@ -425,8 +425,7 @@ class Topology(ABC):
         for name, share in left.items():
             if not 0.0 <= share <= 1.0:
                 raise InputError(f"link {name}: {share:g} of its capacity is not between 0 and 1")
-            links = self.links_named(name)
-            if not links:
+            if not (links := self.links_named(name)):
                 problem = f"{self.system.name} has no link {name!r}"
                 raise InputError([Problem(problem, help=nearest_link(name, [self]))])
             for link in links:
