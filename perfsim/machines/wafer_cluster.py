@@ -172,22 +172,6 @@ def _of_release(wanted: str, calibration: WaferCalibration) -> Iterator[Unknown]
         yield Unknown("release-borrowed", width, words, shared=True)
 
 
-def _of_systems(count: int) -> Iterator[Unknown]:
-    """The loss of many systems, of which this model predicts next to none.
-
-    assumed: it grows with the logarithm of their number, as the levels of the tree do, up to the least
-    efficiency that is published: log(count) / log(16) log(1 / 0.91). A spread of speeds of single systems
-    that explains 0.91 at 16 grows more slowly.
-    """
-    if count > 1:
-        width = -math.log(LEAST_EFFICIENCY) * math.log(count) / math.log(SYSTEMS)
-        words = (
-            f"published scaling is linear within {100 * (1 - LEAST_EFFICIENCY):.0f} % up to {SYSTEMS} "
-            f"systems, so the band allows {_percent(width)} on {count:,}"
-        )
-        yield Unknown("devices-outside", width, words)
-
-
 def _of_experts(job: Job) -> Iterator[Unknown]:
     """Experts, which no log of a wafer has: their share of the model's FLOPs may be wrong by a factor."""
     experts = job.model.experts
@@ -268,7 +252,16 @@ class WaferCluster(Machine):
         if isinstance(calibration, WaferCalibration):
             wanted = job.runtime.software_release or system.software_release
             yield from _of_release(wanted, calibration)
-        yield from _of_systems(num_devices)
+        if num_devices > 1:
+            # assumed: the loss grows with the logarithm of their number, as the levels of the tree do, up to
+            # the least efficiency that is published: log(count) / log(16) log(1 / 0.91). A spread of speeds
+            # of single systems that explains 0.91 at 16 grows more slowly.
+            width = -math.log(LEAST_EFFICIENCY) * math.log(num_devices) / math.log(SYSTEMS)
+            words = (
+                f"published scaling is linear within {100 * (1 - LEAST_EFFICIENCY):.0f} % up to {SYSTEMS} "
+                f"systems, so the band allows {_percent(width)} on {num_devices:,}"
+            )
+            yield Unknown("devices-outside", width, words)
         model = job.model
         unlike = ["grouped queries"] * (model.query_groups < model.num_attention_heads)
         unlike += ["a gated MLP"] * model.gated_mlp
