@@ -137,9 +137,23 @@ def parse_quantity(text: str, dimension: Dimension, usual: str = "") -> float:
     if not unit:
         raise _bare_number(float(number), dimension, usual)
     value = _value_in(number, unit, dimension)
-    if value is None:
-        raise _wrong_unit(text, number, unit, dimension, usual)
-    return _checked(value, text, dimension)
+    if value is not None:
+        return _checked(value, text, dimension)
+    measured = (
+        units.meaning
+        for candidate, units in _UNITS.items()
+        if candidate != dimension and _value_in(number, unit, candidate) is not None
+    )
+    said = f"is {meaning}" if (meaning := next(measured, "")) else f"has an unknown unit {unit!r}"
+    accepted = accepted_units(dimension)
+    base, _, _ = unit.partition("/")
+    # Case first; GB for a rate most likely means GB/s; then any unit with the same beginning.
+    alike = [name for name in accepted if name.casefold() == unit.casefold()]
+    alike += [name for name in accepted if name.partition("/")[0] == base]
+    alike += [name for name in accepted if name.startswith(base)]
+    meant = [*alike, nearest(unit, accepted) or usual or _UNITS[dimension].usual][0]
+    message = f"{text!r} {said}; {_UNITS[dimension].meaning} is expected"
+    raise _refusal(message, dimension, f"{number} {meant}")
 
 
 def _bare_number(number: float, dimension: Dimension, usual: str = "") -> InputError:
@@ -221,25 +235,6 @@ def _in_range(
     largest = format_quantity(high, dimension, None)
     size, nearest_text = ("small", smallest) if value < low else ("large", largest)
     raise _refusal(f"{text!r} is too {size}: {smallest} to {largest} is possible", dimension, nearest_text)
-
-
-def _wrong_unit(text: str, number: str, unit: str, dimension: Dimension, usual: str) -> InputError:
-    """The error for a unit of another dimension or none, with the accepted unit that is most like it."""
-    measured = (
-        units.meaning
-        for candidate, units in _UNITS.items()
-        if candidate != dimension and _value_in(number, unit, candidate) is not None
-    )
-    said = f"is {meaning}" if (meaning := next(measured, "")) else f"has an unknown unit {unit!r}"
-    accepted = accepted_units(dimension)
-    base, _, _ = unit.partition("/")
-    # Case first; GB for a rate most likely means GB/s; then any unit with the same beginning.
-    alike = [name for name in accepted if name.casefold() == unit.casefold()]
-    alike += [name for name in accepted if name.partition("/")[0] == base]
-    alike += [name for name in accepted if name.startswith(base)]
-    meant = [*alike, nearest(unit, accepted) or usual or _UNITS[dimension].usual][0]
-    message = f"{text!r} {said}; {_UNITS[dimension].meaning} is expected"
-    return _refusal(message, dimension, f"{number} {meant}")
 
 
 def _refusal(message: str, dimension: Dimension, meant: str = "") -> InputError:

@@ -143,7 +143,14 @@ class Catalog:
         """
         folders = self._folders(kind)
         if _is_path(name_or_path):
-            return _existing(name_or_path, near)
+            candidates = [*([near / name_or_path] if near else []), Path(name_or_path)]
+            for path in candidates:
+                if _is_file(path):
+                    return path
+            for path in candidates:
+                if _is_file(path, Path.is_dir):
+                    raise CatalogError([Problem(f"{path} is a directory; a file is expected")])
+            raise CatalogError([Problem(f"there is no file {Mark.of(candidates[0]).file}")])
         for folder in folders:
             path = folder / f"{name_or_path}.yaml"
             if _is_file(path):
@@ -197,27 +204,25 @@ class Catalog:
         if deep and (classes := KINDS[kind].classes):
             inner = mapping.references(classes, self)
             named = {dotted(p): kind_of(type(spec)) for p, spec in inner if not isinstance(spec, Calibration)}
+        sources, assumed = (mapping.node.mapping.get(name, Node(Mark(""), {})) for name in PROVENANCE)
         listed: list[Row] = []
         for path, leaf in values(mapping.node).leaves():
             if path:
-                listed.append(self._row(path, leaf, mapping.node))
+                text = leaf.text if not isinstance(leaf.value, list) else ", ".join(map(str, leaf.plain()))
+                row = Row(path, text)
+                source_key = sources.covering(path)
+                assumed_key = assumed.covering(path)
+                # The longer key is the more specific one; at equal length the assumption is the safer claim.
+                if assumed_key and len(assumed_key) >= len(source_key):
+                    row = Row(path, text, f"assumed: {assumed.mapping[assumed_key].text}", assumed=True)
+                elif source_key:
+                    source_id = sources.mapping[source_key].text
+                    row = Row(path, text, str(self.sources().get(source_id, source_id)), source_id)
+                listed.append(row)
             if path in named:
                 rows = self.describe(leaf.text, named[path], deep=True, near=mapping.path.parent)
                 listed += [replace(row, path=f"{path}.{row.path}") for row in rows]
         return listed
-
-    def _row(self, path: str, leaf: Node, root: Node) -> Row:
-        text = leaf.text if not isinstance(leaf.value, list) else ", ".join(str(v) for v in leaf.plain())
-        sources, assumed = (root.mapping.get(name, Node(Mark(""), {})) for name in PROVENANCE)
-        source_key = sources.covering(path)
-        assumed_key = assumed.covering(path)
-        # The longer key is the more specific one; at equal length the assumption is the safer claim.
-        if assumed_key and len(assumed_key) >= len(source_key):
-            return Row(path, text, f"assumed: {assumed.mapping[assumed_key].text}", assumed=True)
-        if source_key:
-            source_id = sources.mapping[source_key].text
-            return Row(path, text, str(self.sources().get(source_id, source_id)), source_id)
-        return Row(path, text)
 
     def source(self, source_id: str) -> Source:
         """A registered source; CatalogError with the nearest id for an unknown one."""
@@ -296,17 +301,6 @@ def _is_file(path: Path, asked: Callable[[Path], bool] = Path.is_file) -> bool:
         return asked(path)
     except (OSError, ValueError):
         return False
-
-
-def _existing(text: str, near: Path | None) -> Path:
-    candidates = [*([near / text] if near else []), Path(text)]
-    for path in candidates:
-        if _is_file(path):
-            return path
-    for path in candidates:
-        if _is_file(path, Path.is_dir):
-            raise CatalogError([Problem(f"{path} is a directory; a file is expected")])
-    raise CatalogError([Problem(f"there is no file {Mark.of(candidates[0]).file}")])
 
 
 def complaints_of(error: ValidationError, model: type[BaseModel], data: Any) -> list[Problem]:

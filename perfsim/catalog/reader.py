@@ -195,7 +195,12 @@ class _Resolver:
         if node.is_mapping:
             records = [cls for cls in accepted if is_record(cls)]
             if len(records) > 1:
-                accepted = [*(cls for cls in accepted if cls not in records), _best(node, records)]
+                # The record that fits: by its `kind`, else by the most shared keys.
+                kind = node.mapping.get("kind")
+                of_kind = [record for record in records if kind and kind.value in kinds_of(record)]
+                shared = [len(known_fields(record).keys() & node.mapping.keys()) for record in records]
+                best = of_kind[0] if of_kind else records[shared.index(max(shared))]
+                accepted = [*(cls for cls in accepted if cls not in records), best]
             children = node.mapping.items()
             return {key: self.data(child, element(accepted, key), (*path, key)) for key, child in children}
         if isinstance(node.value, list):
@@ -256,14 +261,6 @@ def dotted(path: Loc) -> str:
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}"
     return text.removeprefix(".")
-
-
-def _best(node: Node, records: Sequence[type]) -> type:
-    """The record that fits a mapping: by its `kind`, else by the most shared keys."""
-    kind = node.mapping.get("kind")
-    of_kind = [record for record in records if kind and kind.value in kinds_of(record)]
-    shared = [len(known_fields(record).keys() & node.mapping.keys()) for record in records]
-    return of_kind[0] if of_kind else records[shared.index(max(shared))]
 
 
 # Pydantic's validation errors as problems, with the file's own keys and places.

@@ -39,30 +39,35 @@ _QUANTITIES = {quantity_pattern(dimension): f"quantity.{dimension}" for dimensio
 
 def yaml_schema(kind: str, classes: Sequence[type[BaseModel]]) -> Schema:
     """The schema of files of one kind; the key `kind` chooses among `classes`."""
-    records = _reachable(classes)
+    records: list[type[BaseModel]] = []  # the classes and all that are nested in them
+    waiting = list(classes)
+    while waiting:
+        cls = waiting.pop()
+        if cls not in records:
+            records.append(cls)
+            waiting += [record for field in known_fields(cls).values() for record in _records_in(field)]
     _, raw = models_json_schema([(cls, "validation") for cls in records], ref_template=f"{_REF}{{model}}")
     writer = _Writer({cls.__name__: cls for cls in records})
+    chosen: Schema = {"$ref": _REF + classes[0].__name__}
+    if len(classes) > 1:  # with one condition per class, messages concern that class only
+        by_kind = {str(kind): cls.__name__ for cls in classes for kind in kinds_of(cls)}
+        chosen = {
+            "required": ["kind"],
+            "properties": {"kind": {"enum": list(by_kind)}},
+            "allOf": [
+                {"if": {"properties": {"kind": {"const": kind}}}, "then": {"$ref": _REF + name}}
+                for kind, name in by_kind.items()
+            ],
+        }
     top = {
         "$schema": DRAFT,
         "title": f"perfsim {kind}",
         "type": "object",
         "if": {"required": ["extends"]},
         "then": {"anyOf": [{"$ref": _REF + cls.__name__ + _CHANGES} for cls in classes]},
-        "else": _chosen_by_kind(classes),
+        "else": chosen,
     }
     return {**top, "$defs": writer.definitions(top, raw["$defs"])}
-
-
-def _reachable(classes: Sequence[type[BaseModel]]) -> list[type[BaseModel]]:
-    """The classes and all records nested in them."""
-    reached: list[type[BaseModel]] = []
-    waiting = list(classes)
-    while waiting:
-        cls = waiting.pop()
-        if cls not in reached:
-            reached.append(cls)
-            waiting += [record for field in known_fields(cls).values() for record in _records_in(field)]
-    return reached
 
 
 def _records_in(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -72,21 +77,6 @@ def _records_in(annotation: Any) -> Iterator[type[BaseModel]]:
         else:
             for argument in get_args(member):
                 yield from _records_in(argument)
-
-
-def _chosen_by_kind(classes: Sequence[type[BaseModel]]) -> Schema:
-    """A complete description; with one condition per class, messages concern that class only."""
-    if len(classes) == 1:
-        return {"$ref": _REF + classes[0].__name__}
-    by_kind = {str(kind): cls.__name__ for cls in classes for kind in kinds_of(cls)}
-    return {
-        "required": ["kind"],
-        "properties": {"kind": {"enum": list(by_kind)}},
-        "allOf": [
-            {"if": {"properties": {"kind": {"const": kind}}}, "then": {"$ref": _REF + name}}
-            for kind, name in by_kind.items()
-        ],
-    }
 
 
 @dataclass

@@ -98,7 +98,7 @@ class RunPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class HealthyRun:
     """The steps of a run, and what its checkpoints and failures depend on."""
 
     steps: float
@@ -156,7 +156,7 @@ class _Clock:
     """A wall clock with values for all its inputs, and the time of all steps."""
 
     spec: WallClockSpec
-    run: Training
+    run: HealthyRun
     time_s: FloatArray
     place: Place
 

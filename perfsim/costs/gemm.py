@@ -26,12 +26,11 @@ from typing import NamedTuple, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from perfsim.base.arrays import Floats
 from perfsim.base.errors import InputError
 from perfsim.specs.calibration import GemmConstants, GpuCalibration, NarrowGemmConstants
 from perfsim.specs.hardware import DeviceSpec
 from perfsim.specs.precisions import PRECISIONS, Precision
-
-Array = NDArray[np.float64]
 
 ELEMENT_BYTES = 2.0
 """Bytes of a number of operands and results in bf16 and fp16, to which constants are fitted."""
@@ -45,22 +44,22 @@ class _Candidates(NamedTuple):
     """All candidates (tile orientation, split); arrays of shape (candidates, 1)."""
 
     tile_index: NDArray[np.intp]
-    rows: Array
-    columns: Array
-    split: Array
+    rows: Floats
+    columns: Floats
+    split: Floats
 
 
 class Geometry(NamedTuple):
     """Quantities of shapes that do not depend on fitted constants; (candidates, shapes) arrays."""
 
-    tile_wave_flop: Array
+    tile_wave_flop: Floats
     """FLOP of one compute unit per unit of k over all waves: waves 2ab."""
-    k_per_slice: Array
-    partial_sum_bytes: Array
+    k_per_slice: Floats
+    partial_sum_bytes: Floats
     """0 where k is not split."""
-    is_split: Array
-    flop: Array
-    n_bytes: Array
+    is_split: Floats
+    flop: Floats
+    n_bytes: Floats
 
 
 @dataclass(frozen=True)
@@ -86,10 +85,10 @@ class GemmModel:
     @overload
     def time_s(
         self, m: ArrayLike, n: ArrayLike, k: ArrayLike, batch: ArrayLike = 1, *, sustained: bool = False
-    ) -> Array: ...
+    ) -> Floats: ...
     def time_s(
         self, m: ArrayLike, n: ArrayLike, k: ArrayLike, batch: ArrayLike = 1, *, sustained: bool = False
-    ) -> float | Array:
+    ) -> float | Floats:
         """Seconds, broadcast over the arguments; a float for four scalars.
 
         Never less than launch, FLOP over peak, or bytes over achieved bandwidth. Raises InputError
@@ -105,7 +104,7 @@ class GemmModel:
             seconds[part] = self.price(self.geometry(*(size[part] for size in flat)), sustained=sustained)
         return float(seconds[0]) if sizes[0].ndim == 0 else seconds.reshape(sizes[0].shape)
 
-    def geometry(self, m: Array, n: Array, k: Array, batch: Array) -> Geometry:
+    def geometry(self, m: Floats, n: Floats, k: Floats, batch: Floats) -> Geometry:
         """Tiles and waves of flat arrays of shapes."""
         candidates = self._candidates
         k_step = self.constants.k_step
@@ -124,11 +123,11 @@ class GemmModel:
 
     def price(
         self, geometry: Geometry, *, sustained: bool = False, chosen: NDArray[np.intp] | None = None
-    ) -> Array:
+    ) -> Floats:
         """Seconds of shapes from their geometry, which a fit computes once; `chosen` is from `choice`."""
         candidate = self.choice(geometry) if chosen is None else chosen
 
-        def pick(values: Array) -> Array:
+        def pick(values: Floats) -> Floats:
             return np.asarray(np.take_along_axis(values, candidate, axis=0)[0])
 
         latency = geometry.is_split[candidate[0], 0] * self.constants.split_latency_s
@@ -178,7 +177,7 @@ class GemmModel:
     def _unit_peak(self) -> float:
         return self.peak_flop_per_s / self.compute_units
 
-    def _by_candidate(self, name: str) -> Array:
+    def _by_candidate(self, name: str) -> Floats:
         values = [float(getattr(tile, name)) for tile in self.constants.tiles]
         return np.array(values)[self._candidates.tile_index]
 

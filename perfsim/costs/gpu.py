@@ -167,12 +167,12 @@ class GpuKernels:
 
     def price_gemms(self, works: Iterable[Work]) -> None:
         """Price all matrix products of some works at once, as arrays; later prices find them in the cache."""
-        kernels = {
-            kernel: None
-            for work in works
-            for kernel in (*work.kernels, *_beside(work))
-            if kernel.op == "gemm" and kernel not in self._kernels
-        }
+        used: dict[Kernel, None] = {}
+        for work in works:
+            used.update(dict.fromkeys(work.kernels))
+            if work.beside is not None and work.group is not None:  # exchanged beside a product, in chunks
+                used.update(dict.fromkeys((work.beside, _chunk(work.beside, work.group.size))))
+        kernels = [kernel for kernel in used if kernel.op == "gemm" and kernel not in self._kernels]
         if not kernels:
             return
         for precision in {kernel.precision: None for kernel in kernels}:
@@ -390,13 +390,6 @@ class GpuCosts(GpuKernels, Costs):
         if group is None:
             group = self._groups[ranks] = self.topology.group_shape(ranks.ranks)
         return group
-
-
-def _beside(work: Work) -> tuple[Kernel, ...]:
-    """The product beside which a collective is exchanged, and one of its chunks."""
-    if work.beside is None or work.group is None:
-        return ()
-    return work.beside, _chunk(work.beside, work.group.size)
 
 
 def _chunk(product: Kernel, chunks: int) -> Kernel:

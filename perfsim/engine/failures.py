@@ -35,8 +35,7 @@ def with_stragglers(graph: TaskGraph, duration_s: Floats, ranks: Ids, factors: M
     slow_ranks = np.array(list(factors))
     factor = np.ones(int(max(ranks.max(initial=0), slow_ranks.max())) + 1)
     factor[slow_ranks] = list(factors.values())
-    slow = _computes(graph) & (ranks >= 0)
-    return np.where(slow, duration_s * factor[np.maximum(ranks, 0)], duration_s)
+    return np.where(_computes(graph) & (ranks >= 0), duration_s * factor[np.maximum(ranks, 0)], duration_s)
 
 
 def with_jitter(

@@ -244,7 +244,18 @@ class _Simulation:
                 self.devices.take(kind, 1)
                 self._close_instant()
             if self._flow[kind] != NONE:
-                yield from self._communicate(task, kind)
+                # It is sent over links that others may use, after the latency.
+                latency_s = self._latency_s[task]
+                alone = None
+                if latency_s > 0.0:
+                    alone = env.timeout(self._duration_s[task])
+                    yield env.timeout(latency_s)
+                flow = _Activity(env, kind, self._duration_s[task] - latency_s, alone)
+                self.links.change(self._flow[kind], flow, 1)
+                self._close_instant()
+                yield flow.done
+                self.links.change(self._flow[kind], flow, -1)
+                self._close_instant()
             elif (device := self._device[kind]) != NONE:
                 # Communication may take something from the device.
                 computation = _Activity(env, kind, self._duration_s[task])
@@ -263,20 +274,6 @@ class _Simulation:
                 self.limits.check(self.ended, self.ended - CHECKED_EVERY, len(self.end_s))
             if task in self._ended:
                 self._ended[task].succeed()
-
-    def _communicate(self, task: int, kind: int) -> Waits:
-        """Send over links that others may use, after the latency."""
-        latency_s = self._latency_s[task]
-        alone = None
-        if latency_s > 0.0:
-            alone = self.env.timeout(self._duration_s[task])
-            yield self.env.timeout(latency_s)
-        flow = _Activity(self.env, kind, self._duration_s[task] - latency_s, alone)
-        self.links.change(self._flow[kind], flow, 1)
-        self._close_instant()
-        yield flow.done
-        self.links.change(self._flow[kind], flow, -1)
-        self._close_instant()
 
     def _close_instant(self) -> None:
         """Have rates set once all else that happens now is done."""

@@ -58,8 +58,7 @@ class Trace:
     @cached_property
     def step_end_s(self) -> tuple[float, ...]:
         """When the last task of each optimizer step ended."""
-        bounds = (0, *self.graph.step_ends)
-        return tuple(float(self.end_s[a:b].max()) for a, b in pairwise(bounds))
+        return tuple(float(self.end_s[a:b].max()) for a, b in pairwise((0, *self.graph.step_ends)))
 
     @property
     def step_time_s(self) -> float:
@@ -168,11 +167,10 @@ class Trace:
         # Without the common factor, so that rounding does not depend on the number of replicas.
         common = math.gcd(*ranks.values()) if ranks else 1
         total = sum(ranks[device] // common for device in devices)
-        categories = dict.fromkeys(category for seconds in devices.values() for category in seconds)
-        sums = dict.fromkeys(categories, 0.0)
+        sums: dict[str, float] = {}
         for device, seconds in devices.items():
             for category, of_device_s in seconds.items():
-                sums[category] += ranks[device] // common * of_device_s
+                sums[category] = sums.get(category, 0.0) + ranks[device] // common * of_device_s
         return {category: sum_s / total for category, sum_s in sums.items()}
 
     def _blocks(self) -> Iterator[_Block]:

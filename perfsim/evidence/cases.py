@@ -55,7 +55,7 @@ class _CaseSpec(Spec):
         return {key: part for key, part in value.items() if not str(key).endswith("_note")}
 
 
-class _CaseSystem(_CaseSpec):
+class CaseSystem(_CaseSpec):
     """The machine of a case."""
 
     device: str
@@ -94,7 +94,7 @@ class _CaseSystem(_CaseSpec):
         )
 
 
-class _ModelRow(_CaseSpec):
+class ModelRow(_CaseSpec):
     """The model of a row, on one level and with Megatron's names; a case has the model described."""
 
     num_layers: Layers
@@ -165,11 +165,11 @@ class _ModelRow(_CaseSpec):
 if TYPE_CHECKING:
     Model = TransformerConfig
 else:
-    Model = Annotated[_ModelRow, AfterValidator(_ModelRow.described)]
-"""What a row calls its model is read as a `_ModelRow`, and kept as the model."""
+    Model = Annotated[ModelRow, AfterValidator(ModelRow.described)]
+"""What a row calls its model is read as a `ModelRow`, and kept as the model."""
 
 
-class _CaseParallel(_CaseSpec):
+class CaseParallel(_CaseSpec):
     """The layout of a case."""
 
     tensor: Devices = 1
@@ -192,7 +192,7 @@ class _CaseParallel(_CaseSpec):
     """Layers of each virtual stage, in Megatron-Core's notation."""
 
 
-class _CaseTraining(_CaseSpec):
+class CaseTraining(_CaseSpec):
     """How a case was trained."""
 
     global_batch_size: Sequences
@@ -219,7 +219,7 @@ class _CaseTraining(_CaseSpec):
     moe_grouped_gemm: bool | None = None
 
 
-class _Measured(_CaseSpec):
+class Measured(_CaseSpec):
     """The measurement of a case."""
 
     step_time_s: Annotated[float, *number(1e-9, 1e9)]
@@ -261,7 +261,7 @@ class StepCase(_CaseSpec):
     family: str
     evidence: Literal["A", "B", "C"]
     source: dict[str, Any] = Field(default_factory=dict)
-    system: _CaseSystem
+    system: CaseSystem
     model: Model
     strategy: str
     framework: str | None = None
@@ -269,9 +269,9 @@ class StepCase(_CaseSpec):
     settings suggest one."""
     container: str | None = None
     """Release of NVIDIA's container that it ran in, as `26.06`."""
-    parallel: _CaseParallel
-    training: _CaseTraining
-    measured: _Measured
+    parallel: CaseParallel
+    training: CaseTraining
+    measured: Measured
     sweep: str | None = None
     assumed: tuple[str, ...] = ()
     notes: str = ""

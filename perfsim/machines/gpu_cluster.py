@@ -131,7 +131,7 @@ class _FatTreeNetwork(Network):
 
     def traffic(self, work: Work, peers: Ints, /) -> Traffic | None:
         """The load of a class of work on the links that may slow it; None where there are none."""
-        load = self._loaded(work, peers, ports=self.counts_ports)
+        load = self.load(work, peers, ports=self.counts_ports)
         if load is None:
             return None
         may_bind = self.may_bind[load.links]
@@ -143,11 +143,8 @@ class _FatTreeNetwork(Network):
             return None
         return replace(load, links=load.links[may_bind], times=load.times[may_bind])
 
-    def load(self, work: Work, peers: Ints, /) -> Traffic | None:
-        return self._loaded(work, peers, ports=True)
-
-    def _loaded(self, work: Work, peers: Ints, *, ports: bool) -> Traffic | None:
-        """The load of a class of work; without `ports` none of what stays inside nodes."""
+    def load(self, work: Work, peers: Ints, /, *, ports: bool = True) -> Traffic | None:
+        """The load of a class of work on all links; without `ports` none of what stays inside nodes."""
         if work.op in COPIES:
             return self._copies(work, len(peers))
         if work.group is None or work.group.size < 2:

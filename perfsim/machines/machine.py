@@ -6,7 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 
@@ -304,8 +304,7 @@ class Machine(ABC):
         `inter_node` is the bandwidth of all NICs of a node, one direction, in bytes/s. `domain` is the number
         of devices that one network joins, where they are more than those of a node.
         """
-        described: SystemSpec = system
-        return described
+        return cast(SystemSpec, system)
 
     def published_layout(self, _settings: Mapping[str, Any], /) -> Layout | None:
         """The layout of a published run from its settings; None leaves it to the planner."""
@@ -325,8 +324,7 @@ class Machine(ABC):
 
     def _completed(self, given: dict[str, Any], devices: int) -> Layout:
         """A layout from the fields that are given."""
-        layout: Layout = self.layout_type(**({"data": devices} | given))
-        return layout
+        return cast(Layout, self.layout_type(**({"data": devices} | given)))
 
     def in_chunks(self, _layout: Any, /) -> Layout:
         """The layout with layers streamed in chunks; InputError where nothing streams."""

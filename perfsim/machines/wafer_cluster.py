@@ -106,19 +106,6 @@ CAUSES = {
 """The cause of each limiting lane; a limiting link is named by the longest of `LINK_WAITS`."""
 
 
-def _more_tokens(plan: StreamingPlan, roof: StreamingRoof) -> str:
-    """More sequences per micro-batch, or a larger batch where these are enough."""
-    size = plan.layout.micro_batch_size
-    sequences = int(-(-roof.hidden_from_tokens // plan.job.seq_length))
-    if sequences <= size:
-        return "a larger batch, so that fewer steps wait for their first weights"
-    how = "a larger batch" if plan.num_microbatches == 1 else "room for more activations"
-    return (
-        f"{sequences:,} sequences per system and micro-batch instead of {size:,} ({how}), whose compute "
-        "hides the streams"
-    )
-
-
 PARTS = {
     "the I/O ports": "io",
     "SwarmX": "swarmx",
@@ -183,22 +170,6 @@ def _of_release(wanted: str, calibration: WaferCalibration) -> Iterator[Unknown]
             f"{_percent(width)} for {between} of them"
         )
         yield Unknown("release-borrowed", width, words, shared=True)
-
-
-def _of_systems(count: int) -> Iterator[Unknown]:
-    """The loss of many systems, of which this model predicts next to none.
-
-    assumed: it grows with the logarithm of their number, as the levels of the tree do, up to the least
-    efficiency that is published: log(count) / log(16) log(1 / 0.91). A spread of speeds of single systems
-    that explains 0.91 at 16 grows more slowly.
-    """
-    if count > 1:
-        width = -math.log(LEAST_EFFICIENCY) * math.log(count) / math.log(SYSTEMS)
-        words = (
-            f"published scaling is linear within {100 * (1 - LEAST_EFFICIENCY):.0f} % up to {SYSTEMS} "
-            f"systems, so the band allows {_percent(width)} on {count:,}"
-        )
-        yield Unknown("devices-outside", width, words)
 
 
 def _of_experts(job: Job) -> Iterator[Unknown]:
@@ -281,7 +252,16 @@ class WaferCluster(Machine):
         if isinstance(calibration, WaferCalibration):
             wanted = job.runtime.software_release or system.software_release
             yield from _of_release(wanted, calibration)
-        yield from _of_systems(num_devices)
+        if num_devices > 1:
+            # assumed: the loss grows with the logarithm of their number, as the levels of the tree do, up to
+            # the least efficiency that is published: log(count) / log(16) log(1 / 0.91). A spread of speeds
+            # of single systems that explains 0.91 at 16 grows more slowly.
+            width = -math.log(LEAST_EFFICIENCY) * math.log(num_devices) / math.log(SYSTEMS)
+            words = (
+                f"published scaling is linear within {100 * (1 - LEAST_EFFICIENCY):.0f} % up to {SYSTEMS} "
+                f"systems, so the band allows {_percent(width)} on {num_devices:,}"
+            )
+            yield Unknown("devices-outside", width, words)
         model = job.model
         unlike = ["grouped queries"] * (model.query_groups < model.num_attention_heads)
         unlike += ["a gated MLP"] * model.gated_mlp
@@ -359,7 +339,15 @@ class WaferCluster(Machine):
             in_flash = sum(use.total_bytes for use in plan.memory if use.place == "MemoryX flash")
             remedies.append(f"{in_flash / 1e12:,.3g} TB more DRAM in MemoryX, so that flash is not needed")
         if lane is None or lane.name not in AT_SYSTEMS:
-            remedies.append(_more_tokens(plan, roof))
+            sequences = int(-(-roof.hidden_from_tokens // plan.job.seq_length))
+            if sequences <= plan.layout.micro_batch_size:
+                remedies.append("a larger batch, so that fewer steps wait for their first weights")
+            else:
+                how = "a larger batch" if plan.num_microbatches == 1 else "room for more activations"
+                remedies.append(
+                    f"{sequences:,} sequences per system and micro-batch instead of "
+                    f"{plan.layout.micro_batch_size:,} ({how}), whose compute hides the streams"
+                )
         if lane is not None and lane.name == "spilling":
             remedies.append("a smaller batch, whose activations fit on the wafer")
         return ", or ".join(remedies)

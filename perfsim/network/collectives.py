@@ -92,16 +92,11 @@ def tree_rounds(op: CollectiveOp, size: int) -> list[list[tuple[int, int]]]:
     if op not in ("all_reduce", "broadcast"):
         raise InputError(f"{op} does not run as a tree")
     down = []
-    for level in reversed(range(_tree_depth(size))):
+    for level in reversed(range((size - 1).bit_length())):
         distance = 1 << level
         down.append([(lower, lower + distance) for lower in range(0, size - distance, 2 * distance)])
     up = [[(upper, lower) for lower, upper in pairs] for pairs in reversed(down)]
     return up + down if op == "all_reduce" else down
-
-
-def _tree_depth(size: int) -> int:
-    """Rounds of one reduction or broadcast: ceil(log2 size)."""
-    return (size - 1).bit_length()
 
 
 def _reached(places: int, chosen: int) -> float:
@@ -189,7 +184,11 @@ class CollectiveModel:
         if group.size == 1:
             return Seconds(np.zeros(n_bytes.shape), np.zeros(n_bytes.shape))
         if fan_out > 1:
-            busy = self._copied(n_bytes, group, fan_out)
+            to_ranks = _reached(group.size, fan_out) / fan_out
+            busy = self._inside("all_to_all", n_bytes * to_ranks, group.most_per_node)
+            if group.nodes > 1:
+                to_nodes = _reached(group.nodes, fan_out) * (group.nodes - 1) / group.nodes / fan_out
+                busy = self._send(n_bytes * to_nodes).slowest(busy)
         elif group.nodes == 1:
             busy = self._inside(op, n_bytes, group.size)
         elif op == "send_recv":
@@ -207,14 +206,6 @@ class CollectiveModel:
         if op == "all_reduce":
             busy = busy.fastest(self._in_network(n_bytes, group))
         return Seconds(*(np.where(n_bytes > 0, part, 0.0) for part in busy))
-
-    def _copied(self, n_bytes: Floats, group: Group, fan_out: int) -> Seconds:
-        to_ranks = _reached(group.size, fan_out) / fan_out
-        busy = self._inside("all_to_all", n_bytes * to_ranks, group.most_per_node)
-        if group.nodes == 1:
-            return busy
-        to_nodes = _reached(group.nodes, fan_out) * (group.nodes - 1) / group.nodes / fan_out
-        return self._send(n_bytes * to_nodes).slowest(busy)
 
     def port_bytes_per_s(self, op: CollectiveOp, n_bytes: float, size: int) -> float:
         """What a rank sends and receives a second in an operation inside one node, after its latency."""
@@ -307,7 +298,7 @@ class CollectiveModel:
         if protocol.algorithm == "tree":
             sent = DOUBLE_TREE_WIRE_FACTOR
             intra_steps = 2 * (group.most_per_node - 1)
-            inter_steps = 2 * _tree_depth(group.nodes)
+            inter_steps = 2 * (group.nodes - 1).bit_length()
         else:
             sent = wire_factor(op, group.size)
             inter_steps = num_steps(op, group.nodes)

@@ -61,7 +61,9 @@ class Place:
     """All vertices of a kind, such as the NICs."""
 
     kind: str
+    """Kind of place."""
     count: int
+    """Vertices of this kind."""
     homes: int
     """Nodes, systems or stores over which they are spread evenly; 1 where they are not."""
     home: str
@@ -73,10 +75,13 @@ class Cables:
     """All links of a kind between two kinds of places."""
 
     kind: str
+    """Kind of link."""
     a: str
-    """Kind of place at one end; `b` is the kind at the other."""
+    """Kind of place at one end."""
     b: str
+    """Kind of place at the other end."""
     count: int
+    """Links of this kind."""
     bytes_per_s: float
     """Of one link in one direction, the rated capacity."""
 

@@ -232,8 +232,7 @@ class FatTree(Topology):
         """
         binding = np.ones(len(self.edges), dtype=bool)
         hosts = self.hosts.ravel()
-        nics = self.nics.ravel()
-        binding[hosts] = self.edges.bytes_per_s[hosts] < self.edges.bytes_per_s[nics]
+        binding[hosts] = self.edges.bytes_per_s[hosts] < self.edges.bytes_per_s[self.nics.ravel()]
         binding[self.ports.ravel()] = False
         binding[self.edges.slow] = True
         return binding

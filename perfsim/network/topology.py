@@ -147,7 +147,20 @@ class Edges:
     def of(cls, parts: Iterable[Part]) -> Edges:
         """The edges of all parts, copy by copy."""
         kinds: dict[str, int] = {}
-        columns = [_columns(part, kinds) for part in parts]
+        columns: list[tuple[NDArray[Any], ...]] = []
+        for part in parts:
+            place = {name: index for index, name in enumerate(part.graph)}
+            rows = sorted(
+                (key, place[a], place[b], kinds.setdefault(data["kind"], len(kinds)), data)
+                for a, b, key, data in part.graph.edges(keys=True, data=True)
+            )
+            ends = np.array([row[1:4] for row in rows], dtype=np.int64).reshape(-1, 3).T
+            names = ("bytes_per_s", "seconds")
+            numbers = [np.array([row[4][name] for row in rows], dtype=float) for name in names]
+            duplex = np.array([row[4]["duplex"] for row in rows], dtype=bool)
+            per_copy = (np.tile(column, len(part.vertices)) for column in (ends[2], *numbers, duplex))
+            sources, targets = (part.vertices[:, end].ravel() for end in ends[:2])
+            columns.append((sources, targets, *per_copy))
         source, target, kind, bytes_per_s, seconds, duplex = (
             np.concatenate(column) for column in zip(*columns, strict=True)
         )
@@ -195,20 +208,6 @@ class Edges:
     def dead(self) -> frozenset[int]:
         """Ids of the links without capacity."""
         return frozenset(np.flatnonzero(self.bytes_per_s == 0.0).tolist())
-
-
-def _columns(part: Part, kinds: dict[str, int]) -> tuple[NDArray[Any], ...]:
-    """The columns of `Edges` of all copies of a part; new kinds are added to `kinds`."""
-    place = {name: index for index, name in enumerate(part.graph)}
-    rows = sorted(
-        (key, place[a], place[b], kinds.setdefault(data["kind"], len(kinds)), data)
-        for a, b, key, data in part.graph.edges(keys=True, data=True)
-    )
-    source, target, kind = np.array([row[1:4] for row in rows], dtype=np.int64).reshape(-1, 3).T
-    numbers = [np.array([row[4][name] for row in rows], dtype=float) for name in ("bytes_per_s", "seconds")]
-    duplex = np.array([row[4]["duplex"] for row in rows], dtype=bool)
-    per_copy = (np.tile(column, len(part.vertices)) for column in (kind, *numbers, duplex))
-    return part.vertices[:, source].ravel(), part.vertices[:, target].ravel(), *per_copy
 
 
 def _most_common(values: Floats) -> float:
@@ -426,8 +425,7 @@ class Topology(ABC):
         for name, share in left.items():
             if not 0.0 <= share <= 1.0:
                 raise InputError(f"link {name}: {share:g} of its capacity is not between 0 and 1")
-            links = self.links_named(name)
-            if not links:
+            if not (links := self.links_named(name)):
                 problem = f"{self.system.name} has no link {name!r}"
                 raise InputError([Problem(problem, help=nearest_link(name, [self]))])
             for link in links:

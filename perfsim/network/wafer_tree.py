@@ -105,8 +105,7 @@ class WaferTree(Topology):
         for level, nodes in enumerate(self.tree_levels[1:], start=1):
             for node in range(nodes):
                 parent = f"swarmx/{level - 1}/{node // swarmx.fan_out}"
-                child = f"swarmx/{level}/{node}"
-                yield Cable(parent, child, "swarmx", swarmx.bandwidth, (hop, hop), duplex)
+                yield Cable(parent, f"swarmx/{level}/{node}", "swarmx", swarmx.bandwidth, (hop, hop), duplex)
         for rank in range(self.num_devices):
             parent = f"swarmx/{len(self.tree_levels) - 1}/{rank // swarmx.fan_out}"
             yield Cable(parent, f"cs{rank}/port", "swarmx", swarmx.bandwidth, (0.0, hop), duplex)

@@ -44,7 +44,7 @@ def perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
     topology = plan.topology.degraded({link.link: link.left for link in spec.links})
     replicas = evaluation.graph.width // plan.layout.tensor
     apart = bool(spec.jitter) and replicas * len(evaluation.graph) <= MOST_TASKS
-    numbers = range(spec.draws if spec.is_random else 1)
+    numbers = range(spec.draws if spec.jitter or spec.step_stragglers is not None else 1)
     draws = [_draw(evaluation, spec, topology, number, apart=apart) for number in numbers]
     notes = [placed.note for _, placed in draws if placed.factors]
     if spec.jitter and not apart:

@@ -59,7 +59,21 @@ def _block(at: At, operation: Operation) -> Made:
     share = at.share
     block = at.frame[at.task.block]
     if at.compiler.rings:
-        return [_running_softmax(block.values["q"], at, *at.operands[1:])], []
+        # Attend to one more block: largest score, sum of exponentials, and sum of weighted values so far.
+        pair, *earlier = at.operands[1:]
+        before = earlier[0] if earlier else None
+        made = scores(block.values["q"], pair["k"], (share.places, pair["places"]), share)
+        most = made.max(axis=-1, keepdims=True)
+        if before:
+            most = np.maximum(most, before["most"])
+        e = np.exp(made - most)
+        total = e.sum(axis=-1, keepdims=True)
+        weighted = e @ of_groups(pair["v"], share)
+        if before:
+            scale = np.exp(before["most"] - most)
+            total = before["total"] * scale + total
+            weighted = before["weighted"] * scale + weighted
+        return [{"weighted": weighted, "total": total, "most": most}], []
     # After the all-to-all a rank has some of the heads of its tensor peer.
     for name in operation.takes:
         block.values[name] = at.arrived(name)
@@ -74,22 +88,6 @@ def _own_pair(block: Block, share: Share) -> Tensor:
     """The keys and values of a rank itself, and their positions."""
     made = block.parts["heads"].makes
     return {"k": made["k"].value, "v": made["v"].value, "places": share.places}
-
-
-def _running_softmax(q: Floats, at: At, pair: Tensor, before: Tensor | None = None) -> Tensor:
-    """Attend to one more block: largest score, sum of exponentials, and sum of weighted values so far."""
-    made = scores(q, pair["k"], (at.share.places, pair["places"]), at.share)
-    most = made.max(axis=-1, keepdims=True)
-    if before:
-        most = np.maximum(most, before["most"])
-    e = np.exp(made - most)
-    total = e.sum(axis=-1, keepdims=True)
-    weighted = e @ of_groups(pair["v"], at.share)
-    if before:
-        scale = np.exp(before["most"] - most)
-        total = before["total"] * scale + total
-        weighted = before["weighted"] * scale + weighted
-    return {"weighted": weighted, "total": total, "most": most}
 
 
 def _output(at: At, operation: Operation) -> Made:

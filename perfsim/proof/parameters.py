@@ -95,8 +95,16 @@ def _halves(prefix: str, axes: str, model: TransformerConfig) -> dict[str, str]:
     return {**gate, f"{prefix}fc1": axes, f"{prefix}fc2": f"{lead}{width}{first}"}
 
 
-def _of_attention(model: TransformerConfig) -> dict[str, str]:
-    """Products of an attention block in their order, and norms between them."""
+def _axes_of(model: TransformerConfig, block: int) -> dict[str, str]:
+    """The tensors of a block by name, each with its axes; of a layer without its routed experts."""
+    if block >= EXPERTS:
+        return _products(_halves("expert_", "ehu", model), bias=model.has_expert_bias)
+    if block == EMBEDDING:
+        return {"words": "vh", **({"positions": "sh"} if model.position_embedding == "learned" else {})}
+    if block == HEAD:
+        bias = {"head_bias": "v"} if model.head_bias else {}
+        return {**_norm("head_norm", "h", model), "head_words": "vh", **bias}
+    kind = layer_kinds(model)[block]
     latent = model.latent_attention
     norms: dict[str, str] = {}
     if latent is None:
@@ -109,20 +117,7 @@ def _of_attention(model: TransformerConfig) -> dict[str, str]:
         products |= {"pair_down": "hc", "pair": "bp"}
         norms = {**({"query_norm.scale": "a"} if narrow else {}), "pair_norm.scale": "b"}
     products["projection"] = "oh"
-    return {**_norm("norm1", "h", model), **_products(products, bias=model.has_attention_bias), **norms}
-
-
-def _axes_of(model: TransformerConfig, block: int) -> dict[str, str]:
-    """The tensors of a block by name, each with its axes; of a layer without its routed experts."""
-    if block >= EXPERTS:
-        return _products(_halves("expert_", "ehu", model), bias=model.has_expert_bias)
-    if block == EMBEDDING:
-        return {"words": "vh", **({"positions": "sh"} if model.position_embedding == "learned" else {})}
-    if block == HEAD:
-        bias = {"head_bias": "v"} if model.head_bias else {}
-        return {**_norm("head_norm", "h", model), "head_words": "vh", **bias}
-    kind = layer_kinds(model)[block]
-    axes = _of_attention(model)
+    axes = {**_norm("norm1", "h", model), **_products(products, bias=model.has_attention_bias), **norms}
     if model.norms_per_layer > 1:
         axes |= _norm("norm2", "h", model)
     if kind.mtp:

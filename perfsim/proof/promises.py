@@ -101,28 +101,27 @@ class GpuPrices(Prices):
             complete = layout.shards if layout.zero_stage else 1
             return elements * complete / shards + self.padding / shards
         shards = layout.shards if message.content == "shards" else 1
-        return elements + sum(self._difference(block, message) for block in message.blocks) / shards
+        # Embedding and LM head in one message share one word table in it, unless each pass reduces its own.
+        apart = layout.zero_stage == GRADIENTS_SHARDED and layout.replicas > 1 and layout.num_stages > 1
+        shared = self.model.tied_embeddings and not (apart and message.content in ("gradients", "shards"))
+        unheld: list[float] = []  # priced elements of each block, less those that a rank holds
+        for block in message.blocks:
+            if block >= EXPERTS:
+                continue
+            held = self.held.layouts[block]
+            if block >= 0:
+                unheld.append(self.whole.layouts[block].size / layout.tensor - held.size)
+            elif block == HEAD and EMBEDDING in message.blocks and shared:
+                unheld.append(-held.size)
+            else:
+                unheld.append(self.padding - (held.size - held.sizes[WORDS[HEAD]] if block == HEAD else 0))
+        return elements + sum(unheld) / shards
 
     def rounding(self, message: Message) -> float:
         """Elements by which they may differ; every tensor of a block is divided alone."""
         if message.content == "shards":
             return ROUNDING * sum(len(self.held.layouts[block].shapes) for block in message.blocks)
         return ROUNDING * (self.layout.shards if message.content == "table" else 1)
-
-    def _difference(self, block: int, message: Message) -> float:
-        """Priced elements of a block, less those that a rank holds."""
-        layout = self.layout
-        if block >= EXPERTS:
-            return 0.0
-        held = self.held.layouts[block]
-        if block >= 0:
-            return self.whole.layouts[block].size / layout.tensor - held.size
-        # Embedding and LM head in one message share one word table in it, unless each pass reduces its own.
-        apart = layout.zero_stage == GRADIENTS_SHARDED and layout.replicas > 1 and layout.num_stages > 1
-        shares = self.model.tied_embeddings and not (apart and message.content in ("gradients", "shards"))
-        if block == HEAD and EMBEDDING in message.blocks and shares:
-            return -held.size
-        return self.padding - (held.size - held.sizes[WORDS[HEAD]] if block == HEAD else 0)
 
 
 PASSES: dict[str, Pass] = {"forward": "F", "backward": "B", "dgrad": "B", "wgrad": "W"}
@@ -143,7 +142,19 @@ def held_unlike_promised(graph: TaskGraph, plan: Plan) -> Iterator[Fault]:
     if not isinstance(layout, ParallelLayout) or layout.layers_per_stage is not None:
         return
     split = any(work.op.endswith(".wgrad") for work in graph.works)
-    for rank, passes in _passes_of_layers(graph).items():
+    # By rank: the passes of every layer in the order of its tasks, with the layer as the chunk.
+    parts = [work.op.rpartition(".") for work in graph.works]
+    which = [PASSES.get(end) if name in COUNTED else None for name, _, end in parts]
+    wanted = np.flatnonzero(np.array([passed is not None for passed in which])[graph.work])
+    passes_of: dict[int, list[Slot]] = {}
+    ranks = [rank_of(stream) for stream in graph.streams]
+    columns = (column[wanted].tolist() for column in (graph.work, graph.stream, graph.block, graph.tag))
+    for work, stream, block, tag in zip(*columns, strict=True):
+        rank = ranks[stream]
+        passed = which[work]
+        if rank is not None and passed is not None:
+            passes_of.setdefault(rank, []).append(Slot(passed, rank, block, tag))
+    for rank, passes in passes_of.items():
         stage = rank // layout.width
         sizes = (stage, layout.pipeline, layout.virtual_pipeline, plan.num_microbatches)
         promised = schedule_called(layout.schedule).in_flight(*map(np.array, sizes))
@@ -161,19 +172,3 @@ def held_unlike_promised(graph: TaskGraph, plan: Plan) -> Iterator[Fault]:
                 detail = f"at its peak it holds {actual:.4g} micro-batches, {promise}"
                 yield Fault("memory", f"stage {stage} (gpu{rank})", "activations in flight", detail)
                 break
-
-
-def _passes_of_layers(graph: TaskGraph) -> dict[int, list[Slot]]:
-    """By rank: the passes of every layer in the order of its tasks, with the layer as the chunk."""
-    parts = [work.op.rpartition(".") for work in graph.works]
-    which = [PASSES.get(end) if name in COUNTED else None for name, _, end in parts]
-    wanted = np.flatnonzero(np.array([passed is not None for passed in which])[graph.work])
-    passes: dict[int, list[Slot]] = {}
-    ranks = [rank_of(stream) for stream in graph.streams]
-    columns = (column[wanted].tolist() for column in (graph.work, graph.stream, graph.block, graph.tag))
-    for work, stream, block, tag in zip(*columns, strict=True):
-        rank = ranks[stream]
-        passed = which[work]
-        if rank is not None and passed is not None:
-            passes.setdefault(rank, []).append(Slot(passed, rank, block, tag))
-    return passes

@@ -281,12 +281,12 @@ def catalogue_cases(*, experts: bool = False) -> list[Case]:
     """
     if experts:
         return [*_experts(), *_weight_streaming()]
-    cases = [*_data_or_tensor(), *_pipeline(), *_three_d(), *_context(), *_offload(), *_weight_streaming()]
+    cases = [*_single_degrees(), *_three_d(), *_context(), *_offload(), *_weight_streaming()]
     return cases + [Case(name, None) for name in strategy_names() if name not in STRATEGIES]
 
 
-def _data_or_tensor() -> Iterator[Case]:
-    """Replicas with every ZeRO stage, and tensor peers, in every recompute mode."""
+def _single_degrees() -> Iterator[Case]:
+    """Replicas with every ZeRO stage, tensor peers, and pipelines of every schedule; every recompute mode."""
     for stage, overlap in product((0, 1, 2), (False, True)):
         yield Case("data", ParallelLayout(data=3 if stage else 2, zero_stage=stage), 3, overlap)
     for mode in MODES:
@@ -297,10 +297,7 @@ def _data_or_tensor() -> Iterator[Case]:
     for shares, mode in product((False, True), MODES):
         yield Case("tensor", replace(peers, recompute=mode, sequence_parallel=shares))
     yield Case("tensor", replace(peers, tensor=4))
-
-
-def _pipeline() -> Iterator[Case]:
-    """Every schedule in every mode, also with every second layer recomputed, with enough micro-batches."""
+    # Pipelines have enough micro-batches, and also recompute every second layer.
     for name in SCHEDULES:
         base = ParallelLayout(pipeline=3, schedule=name, virtual_pipeline=_chunks(name))
         for mode in MODES:
@@ -446,7 +443,15 @@ class ProofResult:
 
     def as_dict(self) -> dict[str, Any]:
         """The document that `--json` prints."""
-        names = dict.fromkeys(proof.strategy for proof in self.proofs)
+        strategies = {}
+        for name in dict.fromkeys(proof.strategy for proof in self.proofs):
+            proofs = [proof for proof in self.proofs if proof.strategy == name]
+            strategies[name] = {
+                "passed": all(proof.passed for proof in proofs),
+                "max_relative_error": _worst(proofs),
+                "tasks": sum(proof.tasks for proof in proofs),
+                "layouts": [proof.as_dict() for proof in proofs],
+            }
         return {
             "target": self.target,
             "passed": self.passed,
@@ -454,16 +459,7 @@ class ProofResult:
             "orders": self.orders,
             "steps": STEPS,
             "tasks": sum(proof.tasks for proof in self.proofs),
-            "strategies": {name: self._of(name) for name in names},
-        }
-
-    def _of(self, name: str) -> dict[str, Any]:
-        proofs = [proof for proof in self.proofs if proof.strategy == name]
-        return {
-            "passed": all(proof.passed for proof in proofs),
-            "max_relative_error": _worst(proofs),
-            "tasks": sum(proof.tasks for proof in proofs),
-            "layouts": [proof.as_dict() for proof in proofs],
+            "strategies": strategies,
         }
 
 
@@ -502,7 +498,13 @@ def plans_of(request: Request) -> Iterator[Plan]:
         instead = "prove a model, or a study with the candidates of one of its points"
         raise InputError([Problem(said, help=instead)])
     if kind == "study":
-        yield from _of_study(request, catalog)
+        if request.layout:
+            raise InputError([Problem("--layout is for a model", help="a study chooses its layouts itself")])
+        spec = changed_study(load_study(request.target, catalog), request.changes, catalog)
+        for candidate in run_study(spec, [request.strategy] if request.strategy else []).candidates:
+            plan = candidate.run.plan
+            chosen = strategy(plan.strategy)
+            yield small_plan(chosen, plan.job, plan.topology, plan.layout, plan.num_microbatches)
         return
     changes = changes_by_root(request.changes)
     if other := [path for path in request.changes if not path.startswith("model.")]:
@@ -529,17 +531,6 @@ def _kind_of(target: str, catalog: Catalog) -> Literal["model", "study", "sweep"
     if "study" in keys:
         return "sweep"
     return "study" if "candidates" in keys else "model"
-
-
-def _of_study(request: Request, catalog: Catalog) -> Iterator[Plan]:
-    """The plan that a study finds for each candidate, on a small model."""
-    if request.layout:
-        raise InputError([Problem("--layout is for a model", help="a study chooses its layouts itself")])
-    spec = changed_study(load_study(request.target, catalog), request.changes, catalog)
-    for candidate in run_study(spec, [request.strategy] if request.strategy else []).candidates:
-        plan = candidate.run.plan
-        chosen = strategy(plan.strategy)
-        yield small_plan(chosen, plan.job, plan.topology, plan.layout, plan.num_microbatches)
 
 
 def _of_layout(request: Request, model: TransformerConfig, catalog: Catalog) -> Plan:

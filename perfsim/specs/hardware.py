@@ -57,11 +57,6 @@ class MemorySpec(Spec):
     cache: Bytes = 0.0
     """Size of its last-level cache."""
 
-    @property
-    def usable_bytes(self) -> float:
-        """Capacity for a training step."""
-        return self.capacity - self.reserved
-
 
 class DeviceSpec(CatalogSpec):
     """A GPU or a wafer."""

@@ -95,11 +95,6 @@ class PerturbationSpec(Spec):
         return self
 
     @property
-    def is_random(self) -> bool:
-        """Whether draws differ."""
-        return bool(self.jitter) or self.step_stragglers is not None
-
-    @property
     def text(self) -> str:
         """The perturbations in one line."""
         parts = [f"rank {slow.rank} computes {slow.factor:g} times as long" for slow in self.stragglers]

@@ -216,6 +216,7 @@ class PointResult(Point):
 
     @property
     def feasible(self) -> bool:
+        """Whether it has a plan."""
         return self.answer is not None
 
     @property

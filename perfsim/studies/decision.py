@@ -22,7 +22,7 @@ from perfsim.convergence.critical_batch import LawInputs, critical_batch, steps
 from perfsim.convergence.laws import KAPLAN
 from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy
 from perfsim.convergence.uncertain import Z_90, Draws, FloatArray, Place, Uncertain, interval, one_at, typical
-from perfsim.convergence.wall_clock import Training, inputs_of
+from perfsim.convergence.wall_clock import HealthyRun, inputs_of
 from perfsim.specs.wall_clock import WallClockSpec
 from perfsim.studies.answers import (
     Answer,
@@ -130,7 +130,7 @@ class Option:
     plan: str
     """Label of the first option with its machine, layout and batch: options of one plan share its error."""
     time: TimeToAccuracy
-    training: Training
+    training: HealthyRun
     rates: Rates
     draws: Draws
     """Seeded places of all inputs, the same for all options of a study."""
@@ -242,7 +242,7 @@ def decision_of(points: Sequence[Point], rows: Sequence[Answer], draws: int = 0)
     options = []
     for point, row in zip(points, rows, strict=True):
         question = point.question
-        training = point.training(row.time)
+        training = point.healthy_run(row.time)
         options.append(
             Option(
                 label=row.label,

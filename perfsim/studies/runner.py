@@ -110,7 +110,7 @@ def answer_point(
     production = Production.of(point)
     parts: tuple[RunPart, ...] = ()
     if question.wall_clock is not None:
-        parts = point.training(time).parts(question.wall_clock)
+        parts = point.healthy_run(time).parts(question.wall_clock)
     notes = [*prediction.notes, time.regime_text, *remarks]
     if parts and production:
         notes.append(COVERED_ONCE)

@@ -83,6 +83,7 @@ class Experiment:
     fewer_replicas: bool
     """Whether a trial leaves out replicas, and the communication between them."""
     steps: int = STEPS
+    """Steps of each run."""
 
     @property
     def device_hours(self) -> float:

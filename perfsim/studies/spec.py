@@ -29,7 +29,7 @@ from perfsim.base.units import number
 from perfsim.convergence.critical_batch import LAWS
 from perfsim.convergence.laws import DEFAULT_LOSS_LAW, SEED_ERROR, ChinchillaLaw
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
-from perfsim.convergence.wall_clock import Training
+from perfsim.convergence.wall_clock import HealthyRun
 from perfsim.machines import machine_of
 from perfsim.prediction.prediction import model_version
 from perfsim.prediction.question import ASKED, MEMORY_LIMIT, Question
@@ -102,7 +102,7 @@ class CandidateSpec(Spec):
     layout: Annotated[LayoutText, BeforeValidator(_layout_text)] | None = None
     """A fixed layout: `tp=8,pp=4,dp=4,mbs=1`, or its fields as a mapping; None: the fastest that fits."""
     runtime: Runtime | None = None
-    """Training stack of this candidate; None: the study's."""
+    """HealthyRun stack of this candidate; None: the study's."""
     cluster_calibration: ClusterCalibration | None = None
     """The result of `perfsim calibrate steps` for this machine; scales its step times."""
     wall_clock: WallClockSpec | None = None
@@ -265,7 +265,7 @@ class StudySpec(CatalogSpec):
     model: TransformerConfig
     recipe: Recipe
     runtime: Runtime | None = None
-    """Training stack of all candidates that name none; None: the recipe's."""
+    """HealthyRun stack of all candidates that name none; None: the recipe's."""
     candidates: Annotated[Candidates, Field(min_length=1, max_length=MOST_CHOICES)]
     batch_sizes: Annotated[
         BatchSizes, BeforeValidator(_in_a_list, json_schema_input_type=Sequences | BatchSizes)
@@ -368,10 +368,10 @@ class Point:
         # A study tries several batches, and disturbs the best one afterwards.
         return Question(**said | {"devices": self.num_devices, "batch": None, "perturbations": None})
 
-    def training(self, time: TimeToAccuracy) -> Training:
+    def healthy_run(self, time: TimeToAccuracy) -> HealthyRun:
         """The steps of the candidate and the units that run them."""
         question = self.question
-        return Training(
+        return HealthyRun(
             steps=time.steps,
             step_time_s=time.step_time_s,
             num_parameters=float(parameters(question.model).total),

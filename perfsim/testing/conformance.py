@@ -143,8 +143,7 @@ class Case:
         for plan in self.plans:
             graph = self.graph(plan)
             links = SharedLinks.of(graph, network_of(self.topology))
-            durations = price(graph, self.costs)
-            yield plan, graph, simulate(graph, durations, links.flows, links.capacities)
+            yield plan, graph, simulate(graph, price(graph, self.costs), links.flows, links.capacities)
 
     def check(self, promise: Promise) -> None:
         """Raise BrokenPromise, naming strategy, case and promise, if the strategy breaks the promise."""

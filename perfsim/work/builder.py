@@ -282,6 +282,7 @@ def _stamped_columns(slots: Slots, stamped: Stamped, count: int) -> dict[str, In
             if not len(local) or not len(rows):
                 continue
             values = first[rows][:, None] + np.maximum(local, 0)
+            # The ports of a template have the numbers -1, -2, ... in their order.
             names = list(template.ports)
             for number in sorted(set(local[local < 0].tolist()), reverse=True):
                 port = names[-1 - number]

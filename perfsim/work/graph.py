@@ -188,9 +188,6 @@ class Work:
         return sum(kernel.launches for kernel in self.kernels)
 
 
-Shorts = NDArray[np.int16]
-
-
 _DEVICE = re.compile(r"([a-z]+)(\d+)")
 
 
@@ -244,7 +241,7 @@ class TaskGraph:
     work: Ids
     stream: Ids
     tag: Ids
-    block: Shorts
+    block: NDArray[np.int16]
     reads: Ragged
     after: Ragged
     first_write: Ids

@@ -117,36 +117,29 @@ def _fused(kernel: Kernel, part: LayerSlice) -> Kernel | None:
 def _cast(kernel: Kernel, part: LayerSlice) -> Iterator[Kernel]:
     """A product in its precision, after the cast of its first operand if that is narrower than 16 bits.
 
-    The cast writes the transposed copy too, so the weight gradient reads what earlier products had cast.
-    """
-    narrow = _precision(kernel, part)
-    if narrow is None:
-        yield kernel
-        return
-    if not kernel.weight_gradient:
-        yield elementwise(f"{kernel.name}.cast", cast_bytes(narrow) * kernel.m * kernel.k * kernel.batch)
-    moved = PRECISIONS[narrow].bytes * (kernel.m * kernel.k + kernel.k * kernel.n) * kernel.batch
-    moved += kernel.element_bytes * kernel.m * kernel.n * kernel.batch
-    yield kernel._replace(precision=narrow, bytes_accessed=moved)
-
-
-def _precision(kernel: Kernel, part: LayerSlice) -> Precision | None:
-    """The precision of a product with weights; None where it has 16 bits, and for other kernels.
-
-    The router has the precision of activations and never a narrower one (Megatron-Core).
+    The cast writes the transposed copy too, so the weight gradient reads what earlier products had cast. The
+    router has the precision of activations and never a narrower one (Megatron-Core).
     """
     table = part.precisions
-    if table is None or kernel.op != "gemm" or (kernel.batch > 1 and not kernel.grouped):
-        return None
-    if kernel.name.startswith(_ROUTER):
-        return None
+    has_weights = kernel.op == "gemm" and (kernel.batch == 1 or kernel.grouped)
+    if table is None or not has_weights or kernel.name.startswith(_ROUTER):
+        yield kernel
+        return
     if kernel.name.startswith("lm_head"):
         narrow = table.head
     elif kernel.weight_gradient:
         narrow = table.weight_gradient
     else:
         narrow = table.input_gradient if kernel.name.endswith(".dgrad") else table.forward
-    return narrow if PRECISIONS[narrow].bytes < part.element_bytes else None
+    size = PRECISIONS[narrow].bytes
+    if size >= part.element_bytes:
+        yield kernel
+        return
+    if not kernel.weight_gradient:
+        yield elementwise(f"{kernel.name}.cast", cast_bytes(narrow) * kernel.m * kernel.k * kernel.batch)
+    moved = size * (kernel.m * kernel.k + kernel.k * kernel.n) * kernel.batch
+    moved += kernel.element_bytes * kernel.m * kernel.n * kernel.batch
+    yield kernel._replace(precision=narrow, bytes_accessed=moved)
 
 
 def cast_bytes(precision: Precision) -> float:
@@ -349,8 +342,8 @@ def mlp_kernels(part: LayerSlice, which: LayerPass) -> Kernels:
             block = (*residual, *block, *norms)
     elif which == "wgrad":
         products = (*reversed(_shared_linears(part)), *reversed(_expert_linears(part)), _router(part))
-        bias = part.model.has_expert_bias
-        block = (*_products(part, which, bias, *products), _norm("mlp_norm", part, which))
+        run = _products(part, which, part.model.has_expert_bias, *products)
+        block = (*run, _norm("mlp_norm", part, which))
     else:
         order: tuple[ExpertStage, ...] = ("router", "experts", "combine", "shared")
         if which != "forward":
@@ -616,8 +609,7 @@ def kept_shares(part: LayerSlice, recompute: str) -> Mapping[str, float]:
     model = part.model
     widths = [(product.name, product.n * product.parts) for product in projections]
     if model.latent_attention is None:
-        values = part.pair_width - part.kv_size
-        widths = [("qkv", model.query_width), ("qkv", part.kv_size), ("qkv", values)]
+        widths = [("qkv", model.query_width), ("qkv", part.kv_size), ("qkv", part.pair_width - part.kv_size)]
     widths.append(("projection", model.hidden_size))
     if not part.kind.experts:
         widths += [("fc1", model.ffn_hidden_size)] * (2 if model.gated_mlp else 1)

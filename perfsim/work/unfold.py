@@ -195,8 +195,7 @@ class _Unfolding:
                 self.num_members[row, local] = len(group)
                 first_offset[row, local] = self.offset[group[0]]
         row_of_meeting = {meeting: row for row, meeting in enumerate(self.meetings)}
-        width = len(classes)
-        of_work = np.array([row_of_meeting.get(meeting_of(work, width), 0) for work in graph.works])
+        of_work = np.array([row_of_meeting.get(meeting_of(work, len(classes)), 0) for work in graph.works])
         self.row = np.where(graph.stream_ranks[graph.stream] < 0, self.shared, of_work[graph.work])
         """Of each folded task."""
         counts = np.array([len(instances) for instances in self.members])[self.row]

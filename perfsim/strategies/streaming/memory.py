@@ -224,7 +224,8 @@ class Store:
 
         Activations are linear in the micro-batch, so this is a division.
         """
-        free = self.system.device.memory.usable_bytes - self.buffer_bytes
+        memory = self.system.device.memory
+        free = memory.capacity - memory.reserved - self.buffer_bytes
         sequence = self.activations(StreamingLayout(micro_batch_size=1, recompute_layers=group, spill=spill))
         sequence_bytes = sequence.kept + sequence.working
         fits = int(free // sequence_bytes)

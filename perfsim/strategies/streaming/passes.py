@@ -225,19 +225,6 @@ class PassRecorder:
 
     # ---------------------------------------------------------------------------------- the pass
     def record(self) -> Template:
-        hidden = self._forward()
-        gradient = hidden[-1]
-        for group in reversed(self._groups()):
-            self.started.append(gradient)
-            inputs = self._recompute_group(group, hidden)
-            for number in reversed(group):
-                gradient = self._backward(number, gradient, inputs[number], recomputed=len(group) > 1)
-                self.computed.append(gradient)
-        for distance in range(1, self.depth + 2):
-            self.template.output(f"computed-{distance}", self.computed[-distance])
-        return self.template
-
-    def _forward(self) -> list[int]:
         used = [self.template.port("sampled")] if self.kind.refilled else []
         samples = self.template.task(self.samples, f"{DEVICE}/samples", (), used)
         hidden: list[int] = [samples.tensor]
@@ -253,7 +240,17 @@ class PassRecorder:
             if works.spill is not None and not self.layout.recompute_layers:
                 self._spill(number, hidden[-1])
         self.template.output("sampled", hidden[1])
-        return hidden[1:]
+        del hidden[0]  # the samples: from here on the output of each block
+        gradient = hidden[-1]
+        for group in reversed(self._groups()):
+            self.started.append(gradient)
+            inputs = self._recompute_group(group, hidden)
+            for number in reversed(group):
+                gradient = self._backward(number, gradient, inputs[number], recomputed=len(group) > 1)
+                self.computed.append(gradient)
+        for distance in range(1, self.depth + 2):
+            self.template.output(f"computed-{distance}", self.computed[-distance])
+        return self.template
 
     def _groups(self) -> list[range]:
         """Groups of blocks that are recomputed together; embedding and LM head have groups of their own."""
@@ -297,7 +294,20 @@ class PassRecorder:
         if self.kind.adds and self.gradients_on_wafer:
             reads.append(self.template.port(f"gradient{number}"))
         parts = self._tasks(number, works.backward, weights, reads)
-        self._egress(number, [part + 1 for part in parts])
+        # Gradients go up the tree, added to those of earlier passes; the last pass updates the block.
+        own = [part + 1 for part in parts]
+        name = f"gradient{number}"
+        if self.gradients_on_wafer and not self.kind.last:
+            self.template.output(name, own[-1])
+            return parts[-1]
+        adds = [self.template.port(name)] if self.kind.adds and not self.gradients_on_wafer else []
+        up = []
+        for part in own:
+            work = works.reduce if part == own[-1] else works.reduce_part
+            up.append(self._task(number, work, self._server("swarmx/up", number), [part, *adds]))
+        self.template.output(name, up[-1])
+        if self.kind.last:
+            self._update(number, up)
         return parts[-1]
 
     # -------------------------------------------------------------------------------- weights in
@@ -333,22 +343,6 @@ class PassRecorder:
         return stream if memoryx.placement == "sharded" else f"{stream}{number % memoryx.servers}"
 
     # ------------------------------------------------------------------------------ gradients out
-    def _egress(self, number: int, parts: list[int]) -> None:
-        """Send gradients up the tree, added to those of earlier passes; the last pass updates the block."""
-        works = self.blocks[number]
-        name = f"gradient{number}"
-        adds = [self.template.port(name)] if self.kind.adds and not self.gradients_on_wafer else []
-        self.template.output(name, parts[-1])
-        if self.gradients_on_wafer and not self.kind.last:
-            return
-        up = []
-        for part in parts:
-            work = works.reduce if part == parts[-1] else works.reduce_part
-            up.append(self._task(number, work, self._server("swarmx/up", number), [part, *adds]))
-        self.template.output(name, up[-1])
-        if self.kind.last:
-            self._update(number, up)
-
     def _update(self, number: int, gradients: list[int]) -> None:
         """Run the optimizer on MemoryX as soon as a block's gradient is complete."""
         works = self.blocks[number]

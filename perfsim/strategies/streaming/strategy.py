@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from perfsim.base.errors import LayoutError, MemoryCapacityError, Problem
 from perfsim.base.sizes import passes_problem
-from perfsim.costs.memory import MemoryUse
 from perfsim.costs.price import Costs
 from perfsim.network import WaferTree
 from perfsim.specs.hardware import WaferClusterSpec
@@ -206,8 +205,23 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
         microbatches = -(-per_system // layout.micro_batch_size)
         memory = Store(job, system).memory(layout, per_system)
         for use in memory:
-            if check_memory and not use.fits:
-                raise MemoryCapacityError(use.total_bytes / use.capacity_bytes, _overflow(use, job, layout))
+            if use.fits or not check_memory:
+                continue
+            helps = {
+                "wafer": "a smaller micro_batch_size or recompute_layers 1",
+                "GPU": "a smaller micro_batch_size or recompute_layers 1",
+                "activation servers": "a smaller micro_batch_size or spill=false",
+            }
+            advice = helps.get(
+                use.place, "more weight servers (memoryx.servers) or flash in them (memoryx.server.flash)"
+            )
+            if use.on_device and (layout.micro_batch_size, layout.recompute_layers) == (1, 1):
+                least = "one layer of one sequence is the least"
+                advice = f"shorter sequences than {job.seq_length:,} tokens; {least}"
+            unit, name = (1e12, "TB") if use.capacity_bytes >= 1e12 else (1e9, "GB")
+            needs = f"{use.total_bytes / unit:.1f} {name} of {use.capacity_bytes / unit:.1f} {name}"
+            said = f"does not fit: {use.place} needs {needs}; try {advice}"
+            raise MemoryCapacityError(use.total_bytes / use.capacity_bytes, said)
         notes = tuple(self._notes(job, system, layout, microbatches))
         return StreamingPlan(self.name, job, topology, layout, microbatches, memory, notes)
 
@@ -276,21 +290,3 @@ def _needed_chunks(system: WaferClusterSpec) -> int:
     """
     whole = system.streaming.prefetch_depth > 0 or system.streaming.weights_held == "layer"
     return 1 if whole else STREAM_CHUNKS
-
-
-def _overflow(use: MemoryUse, job: Job, layout: StreamingLayout) -> str:
-    """The message for memory that does not fit, with what would help."""
-    helps = {
-        "wafer": "a smaller micro_batch_size or recompute_layers 1",
-        "GPU": "a smaller micro_batch_size or recompute_layers 1",
-        "activation servers": "a smaller micro_batch_size or spill=false",
-    }
-    advice = helps.get(
-        use.place, "more weight servers (memoryx.servers) or flash in them (memoryx.server.flash)"
-    )
-    if use.on_device and (layout.micro_batch_size, layout.recompute_layers) == (1, 1):
-        advice = f"shorter sequences than {job.seq_length:,} tokens; one layer of one sequence is the least"
-    unit, name = (1e12, "TB") if use.capacity_bytes >= 1e12 else (1e9, "GB")
-    needs = use.total_bytes / unit
-    capacity = use.capacity_bytes / unit
-    return f"does not fit: {use.place} needs {needs:.1f} {name} of {capacity:.1f} {name}; try {advice}"

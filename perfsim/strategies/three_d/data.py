@@ -169,9 +169,16 @@ class Replicas:
         held = (self,) if self.apart is None else (self, self.apart)
         whole = sum(part.num_parameters for part in held)
         shard = sum(part.num_parameters / (part.shards if part.zero_stage else 1) for part in held)
-        kernel = elementwise(
-            "optimizer", shard * _optimizer_bytes(self.recipe, self.model), launches=OPTIMIZER_LAUNCHES
-        )
+        # The update reads gradient and states, and writes states and the weights that kernels read. The
+        # gradient is also unscaled (read, write), used for the norm (read), clipped (read, write) and
+        # zeroed (write). An optimizer in fp32 first copies gradients of 16 bits, and does all but zeroing
+        # on the copy.
+        summed = state_bytes(self.recipe).gradients
+        used = max(summed, PRECISIONS[self.recipe.optimizer_precision].bytes)
+        copied = summed + used if used > summed else 0.0
+        update = used + 2 * state_bytes(self.recipe, self.model).updated + self.recipe.element_bytes
+        n_bytes = shard * (copied + update + 5 * used + summed)
+        kernel = elementwise("optimizer", n_bytes, launches=OPTIMIZER_LAUNCHES)
         products = update_products(self.recipe, self.model, shard)
         # The cast of a rank's weights to narrow copies, once a step; those of vectors are counted too.
         casts: tuple[Kernel, ...] = ()
@@ -209,20 +216,6 @@ def layers_per_bucket(recipe: Recipe, layer_parameters: Floats, zero_stage: Ints
     of_a_layer = np.maximum(layer_parameters, 1.0)  # an empty virtual stage has none
     layers = np.ceil(recipe.runtime.grad_bucket / (of_a_layer * state_bytes(recipe).gradients))
     return np.where(zero_stage == GRADIENTS_SHARDED, 1, np.maximum(1, layers)).astype(np.int64)
-
-
-def _optimizer_bytes(recipe: Recipe, model: TransformerConfig | None = None) -> float:
-    """Bytes per parameter that an optimizer step reads and writes.
-
-    The update reads gradient and states, and writes states and the weights that kernels read. The gradient is
-    also unscaled (read, write), used for the norm (read), clipped (read, write) and zeroed (write). An
-    optimizer in fp32 first copies gradients of 16 bits, and does all but zeroing on the copy.
-    """
-    summed = state_bytes(recipe).gradients
-    used = max(summed, PRECISIONS[recipe.optimizer_precision].bytes)
-    copied = summed + used if used > summed else 0.0
-    update = used + 2 * state_bytes(recipe, model).updated + recipe.element_bytes
-    return copied + update + 5 * used + summed
 
 
 SHARDED = 3

@@ -290,7 +290,17 @@ class StepWriter:
         for step in range(steps):
             stamped = self.builder.stamp(passes.templates, slots)
             gradients = [self._reduce(rank, stamped, number) for rank in range(layout.pipeline)]
-            self._tie(gradients)
+            last = self.placement.last_rank
+            if last and self.plan.job.model.tied_embeddings:
+                # The first and last stage both wait for the sum of the gradient of a tied embedding.
+                ends = RankGroup(0, last * layout.width, 2)
+                first = self.stages.virtual[0]
+                shards = self.stages.replicas[0].gradient_shards
+                work = first.tied_embedding(ends, state_bytes(self.plan.job.recipe).reduced / shards)
+                stream = f"{first.group.device}/send-previous"
+                reads = gradients[0] + gradients[last]
+                summed = self.builder.task(work, stream, reads, block=EMBEDDING_AND_HEAD).tensor
+                gradients[0], gradients[last] = [summed], [summed]
             self._update(gradients, final=step == steps - 1)
             self.builder.end_step()
 
@@ -344,21 +354,6 @@ class StepWriter:
         for work in replicas.reduce_works(rest):
             done = [self.builder.task(work, replicas.stream, done, block=block).tensor]
         return done
-
-    def _tie(self, gradients: list[list[int]]) -> None:
-        """Sum the gradient of a tied embedding over the first and last stage, which both wait for it."""
-        layout = self.plan.layout
-        last = self.placement.last_rank
-        if last == 0 or not self.plan.job.model.tied_embeddings:
-            return
-        ends = RankGroup(0, last * layout.width, 2)
-        first = self.stages.virtual[0]
-        shards = self.stages.replicas[0].gradient_shards
-        work = first.tied_embedding(ends, state_bytes(self.plan.job.recipe).reduced / shards)
-        stream = f"{first.group.device}/send-previous"
-        reads = gradients[0] + gradients[last]
-        summed = self.builder.task(work, stream, reads, block=EMBEDDING_AND_HEAD).tensor
-        gradients[0], gradients[last] = [summed], [summed]
 
     def _norm(self, gradients: list[list[int]]) -> list[int]:
         """The norm of all gradients: summed over the ranks that hold others, then over pipeline ranks.

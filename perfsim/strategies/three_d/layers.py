@@ -406,7 +406,15 @@ class Layer:
 
         `after` are tasks that must end first, such as those that free a buffer for its weight gradient.
         """
-        again, kept = self._recomputed(template, [saved, gradient, *weights], block)
+        again: list[int] = []
+        kept = saved
+        if self.attention.repeats:
+            redone = self.attention.forward(template, "recompute", [saved, gradient, *weights], block)
+            again, kept = [redone.output], redone.kept
+            if self.mlp.repeats:
+                attended = self.group.sum_for(template, redone.output, FORWARD[0], divided=self.mlp.divided)
+                made = self.mlp.forward(template, "recompute", [attended], block)
+                again = [self.group.sum_of(template, made.output, FORWARD[1], divided=self.mlp.divided)]
         mlp = self.mlp.backward(template, which, [gradient, saved, *weights, *again], block, after)
         mlp_sum = self.group.sum_of(template, mlp.output, BACKWARD[0], divided=self.mlp.divided)
         attention = self.attention.backward(template, which, [mlp_sum, saved, kept], block)
@@ -426,15 +434,3 @@ class Layer:
         sums = [[] if tensor is None else [tensor] for tensor in (inputs.mlp_sum, inputs.attention_sum)]
         mlp = self.mlp.wgrad(template, [inputs.mlp, *sums[0]], block, after)
         return self.attention.wgrad(template, [inputs.attention, mlp, *sums[1]], block)
-
-    def _recomputed(self, template: Template, reads: Sequence[int], block: int) -> tuple[list[int], int]:
-        """Repeat what the mode does not keep; returns the last result, and what attention keeps."""
-        if not self.attention.repeats:
-            return [], reads[0]
-        attention = self.attention.forward(template, "recompute", reads, block)
-        if not self.mlp.repeats:
-            return [attention.output], attention.kept
-        attended = self.group.sum_for(template, attention.output, FORWARD[0], divided=self.mlp.divided)
-        mlp = self.mlp.forward(template, "recompute", [attended], block)
-        summed = self.group.sum_of(template, mlp.output, FORWARD[1], divided=self.mlp.divided)
-        return [summed], attention.kept

@@ -252,9 +252,17 @@ def layout_space(
         shared = (data == 1 or "data" in free_degrees) and job.global_batch_size % data == 0
         return shared and not (zero_stage == SHARDED and pipeline > 1) and bool(_divisions(pipeline, shape))
 
+    # Tensor degrees that keep the rules, inside a node or over whole nodes.
+    node = topology.devices_per_node
+    tensors = [
+        tensor
+        for tensor in divisors(topology.num_devices, "tensor" in free_degrees)
+        if (node % tensor == 0 or tensor % node == 0 or free_degrees == ("tensor",))
+        and not any(DEGREE_RULES["tensor"](job, ParallelLayout(tensor=tensor)))
+    ]
     degrees = [
         (tensor, context, exchange, pipeline)
-        for tensor in _tensor_degrees(job, topology, free_degrees)
+        for tensor in tensors
         for context, exchange in (_context_degrees(job, topology, tensor) if shares else ((1, 0),))
         for pipeline in divisors(topology.num_devices // tensor // context, "pipeline" in free_degrees)
         if is_legal(topology.num_devices // tensor // context // pipeline, pipeline)
@@ -283,16 +291,6 @@ class _Shape(NamedTuple):
 def _table(pipelines: tuple[int, ...], shape: _Shape) -> Divisions:
     """The divisions of all pipeline degrees."""
     return Divisions([division for pipeline in pipelines for division in _divisions(pipeline, shape)])
-
-
-def _tensor_degrees(job: Job, topology: FatTree, free_degrees: tuple[str, ...]) -> Iterator[int]:
-    """Tensor degrees that keep the rules, inside a node or over whole nodes."""
-    node = topology.devices_per_node
-    for tensor in divisors(topology.num_devices, "tensor" in free_degrees):
-        placed = node % tensor == 0 or tensor % node == 0
-        inside = placed or free_degrees == ("tensor",)
-        if inside and not any(DEGREE_RULES["tensor"](job, ParallelLayout(tensor=tensor))):
-            yield tensor
 
 
 def head_layers(job: Job) -> int:

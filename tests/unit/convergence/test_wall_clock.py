@@ -10,18 +10,18 @@ from perfsim.base.units import DAY_S
 from perfsim.catalog import default_catalog
 from perfsim.convergence.uncertain import Draws, interval, typical
 from perfsim.convergence.wall_clock import (
+    HealthyRun,
     RunPart,
-    Training,
     failing_time_s,
     stopped_share,
     young_interval_s,
 )
 from perfsim.specs.wall_clock import NumberRange, RateRange, SecondsRange, WallClockSpec
 
-RUN = Training(steps=50_000, step_time_s=4.0, num_parameters=6.05e9, num_nodes=2)
+RUN = HealthyRun(steps=50_000, step_time_s=4.0, num_parameters=6.05e9, num_nodes=2)
 
 
-def parts_of(spec: WallClockSpec, run: Training = RUN) -> dict[str, RunPart]:
+def parts_of(spec: WallClockSpec, run: HealthyRun = RUN) -> dict[str, RunPart]:
     return {part.name: part for part in run.parts(spec)}
 
 
@@ -40,7 +40,7 @@ def test_a_run_that_waits_for_nothing_is_its_steps() -> None:
 @pytest.mark.parametrize("name", default_catalog().names("wall_clock"))
 @pytest.mark.parametrize("nodes", [1, 16, 128])
 def test_parts_add_up_and_every_range_is_in_order(name: str, nodes: int) -> None:
-    run = Training(steps=5e5, step_time_s=3.5, num_parameters=2e10, num_nodes=nodes)
+    run = HealthyRun(steps=5e5, step_time_s=3.5, num_parameters=2e10, num_nodes=nodes)
     *parts, total = run.parts(clock(name))
     for end in ("low_s", "typical_s", "high_s"):
         assert getattr(total, end) == pytest.approx(sum(getattr(part, end) for part in parts))

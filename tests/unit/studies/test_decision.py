@@ -18,7 +18,7 @@ from perfsim.convergence.bill import Rates
 from perfsim.convergence.critical_batch import CriticalBatch, LawInputs, critical_batch
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.convergence.uncertain import Draws
-from perfsim.convergence.wall_clock import Training
+from perfsim.convergence.wall_clock import HealthyRun
 from perfsim.prediction.why import Why
 from perfsim.report.document import document_text
 from perfsim.specs.hardware import SystemSpec
@@ -49,7 +49,7 @@ def option(label: str = "a", system: str = "gpu", **changes: Any) -> Option:
         label=label,
         system=system,
         time=time,
-        training=Training(time.steps, step_s, 2e10, 16),
+        training=HealthyRun(time.steps, step_s, 2e10, 16),
         rates=fields.pop("rates", priced(system, None)),
         **fields,
     )
