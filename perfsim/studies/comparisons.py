@@ -32,7 +32,7 @@ from perfsim.work.counts import parameters
 _Amount = Annotated[float, *number(1e-9, 1e30)]
 
 
-class _TrainedRun(Spec):
+class TrainedRun(Spec):
     """A trained model: its size, its tokens or FLOP, and its loss where one is published."""
 
     name: str
@@ -51,13 +51,13 @@ class _TrainedRun(Spec):
         return 6.0 * self.params * self.tokens if self.flop is None else self.flop
 
 
-class _LossesSpec(Spec):
+class LossesSpec(Spec):
     """Losses of runs over their FLOP, next to a law: a named one, or the line through some of the runs."""
 
     law: str | None = None
     fitted_to: tuple[str, ...] = ()
     """Names of the runs that the line is fitted to; the others are predicted."""
-    runs: Annotated[tuple[_TrainedRun, ...], Field(min_length=2)]
+    runs: Annotated[tuple[TrainedRun, ...], Field(min_length=2)]
 
     @model_validator(mode="after")
     def _has_one_law(self) -> Self:
@@ -70,7 +70,7 @@ class _LossesSpec(Spec):
         return self
 
 
-class _TimedRun(Spec):
+class TimedRun(Spec):
     """A published run to a quality target."""
 
     name: str
@@ -81,14 +81,14 @@ class _TimedRun(Spec):
     time: Seconds
 
 
-class _SpeedsSpec(Spec):
+class SpeedsSpec(Spec):
     """Times of runs on more and more devices; the first is what the others are compared with."""
 
     device: str
-    runs: Annotated[tuple[_TimedRun, ...], Field(min_length=2)]
+    runs: Annotated[tuple[TimedRun, ...], Field(min_length=2)]
 
 
-class _EquationsSpec(Spec):
+class EquationsSpec(Spec):
     """Equations of communication and memory in L, T, B, P and N, for a model on a few GPUs."""
 
     model: TransformerConfig
@@ -104,9 +104,9 @@ class ComparisonSpec(CatalogSpec):
     name: FolderName
     title: str
     question: str = ""
-    losses: _LossesSpec | None = None
-    speeds: _SpeedsSpec | None = None
-    equations: _EquationsSpec | None = None
+    losses: LossesSpec | None = None
+    speeds: SpeedsSpec | None = None
+    equations: EquationsSpec | None = None
 
     @model_validator(mode="after")
     def _has_one_subject(self) -> Self:
@@ -179,7 +179,7 @@ _LOSSES_NOTE = (
 )
 
 
-def _losses_row(run: _TrainedRun, law_loss: float, least_flop: float) -> _Row:
+def _losses_row(run: TrainedRun, law_loss: float, least_flop: float) -> _Row:
     return {
         "name": run.name,
         "params": run.params,
@@ -192,7 +192,7 @@ def _losses_row(run: _TrainedRun, law_loss: float, least_flop: float) -> _Row:
     }
 
 
-def _fitted(losses: _LossesSpec) -> tuple[list[_Row], str]:
+def _fitted(losses: LossesSpec) -> tuple[list[_Row], str]:
     """Rows by the line through some runs, what it predicts of their family, and what others pay."""
     fitted = [run for run in losses.runs if run.name in losses.fitted_to]
     c_flop, gamma = power_law([(run.all_flop, run.loss or math.nan) for run in fitted])
@@ -230,7 +230,7 @@ def least_flop(law: LossLaw, loss: float) -> tuple[float, float]:
     return best
 
 
-def _by_law(losses: _LossesSpec) -> tuple[list[_Row], str]:
+def _by_law(losses: LossesSpec) -> tuple[list[_Row], str]:
     """Rows by a named law, the size of least loss at the first run's FLOP, and what it is worth."""
     law = loss_law(losses.law or "")
     runs = losses.runs
@@ -239,7 +239,7 @@ def _by_law(losses: _LossesSpec) -> tuple[list[_Row], str]:
     sizes = SIZES[(flop / (6 * SIZES)) > 1]
     by_size = [law.loss(size, flop / (6 * size)) for size in sizes.tolist()]
     size = float(sizes[int(np.argmin(by_size))])
-    best = _TrainedRun(name="least loss at the first's FLOP", params=size, tokens=flop / (6 * size))
+    best = TrainedRun(name="least loss at the first's FLOP", params=size, tokens=flop / (6 * size))
     rows = []
     for run in (*runs, best):
         law_loss = law.loss(run.params, run.tokens)
@@ -276,7 +276,7 @@ _SPEEDS_NOTE = (
 )
 
 
-def _speeds(speeds: _SpeedsSpec) -> tuple[list[_Row], str]:
+def _speeds(speeds: SpeedsSpec) -> tuple[list[_Row], str]:
     """One row a run: its speedup over the first, and what statistics and hardware have of it.
 
     Raises InputError for runs of one batch, and where the examples do not grow with it.
@@ -352,7 +352,7 @@ _EQUATIONS_NOTE = (
 )
 
 
-def _equations(equations: _EquationsSpec) -> tuple[list[_Row], str]:
+def _equations(equations: EquationsSpec) -> tuple[list[_Row], str]:
     """One row for each equation and number of GPUs."""
     model = equations.model
     recipe = equations.recipe
