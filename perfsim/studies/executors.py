@@ -175,8 +175,8 @@ class _Pooled(Executor, ABC):
                 key, item, deaths = suspects.popleft()
                 if deaths > self.tries_alone:
                     yield key, PerfsimError(self.last_words)
-                else:
-                    submit(key, item, deaths)
+                    continue
+                submit(key, item, deaths)
             if not running and not suspects:
                 return
             done, _ = wait(running, timeout=POLL_S, return_when=FIRST_COMPLETED)
