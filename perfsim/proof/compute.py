@@ -225,7 +225,7 @@ def _from_tokens(at: At, block: Block) -> None:
 
 
 def to_attention(at: At, block: Block) -> None:
-    """The gradient of what attention made; it is that of its residual too, unless the MLP is beside it."""
+    """The gradient of attention's output, and of its residual too unless the MLP is parallel to it."""
     block.gradients["attended"] = block.values.get("output gradient", block.gradients["hidden"])
     residual(at, block)
 

@@ -45,7 +45,7 @@ HOST_WEIGHTS = "host weights"
 HOST_GRADIENT = "host gradient"
 SEQUENCE = 1
 HIDDEN = 2
-"""The axis that sequence parallelism splits, and that of the parts of a pipeline send."""
+"""The axis that sequence parallelism splits; a pipeline send is cut into parts along it too."""
 ENDS = (EMBEDDING, HEAD)
 
 

@@ -549,7 +549,7 @@ class _ReplicaKey(NamedTuple):
     rest: int
     """Layers of the last such bucket."""
     ahead: int
-    """Layers of a bucket whose parameters are gathered beside forwards; 0: none is."""
+    """Layers of a bucket whose parameters are gathered next to forward passes; 0: none."""
 
 
 def _data_prices(
