@@ -44,8 +44,9 @@ FRAME = "activations of micro-batch"
 HOST_WEIGHTS = "host weights"
 HOST_GRADIENT = "host gradient"
 SEQUENCE = 1
+"""The axis that sequence parallelism splits."""
 HIDDEN = 2
-"""The axis that sequence parallelism splits; a pipeline send is cut into parts along it too."""
+"""The axis along which tensor ranks cut what a pipeline sends."""
 ENDS = (EMBEDDING, HEAD)
 
 
