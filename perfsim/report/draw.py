@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
+from numpy.typing import NDArray
 
 from perfsim.report import text
 from perfsim.report.table import Cell, Table
@@ -405,26 +407,25 @@ class Canvas:
 
         A label that has no free spot is left out, or with `always` put where it covers least.
         """
-        covered = [*taken]
+        covered = np.array([(0.0, 0.0, 0.0, 0.0), *taken])
         annotations = []
         for words, spots, style in labels:
             half = max(map(len, words.split("\n"))) * _LETTER_PX / 2
             height = LABEL_LINE_PX * (1 + words.count("\n")) / 2
             rights = [side * (half + gap) for _, _, side, gap, _ in spots]
-            boxes = [
-                self.rectangle((x, y), half, height, right, up)
-                for (x, y, _, _, up), right in zip(spots, rights, strict=True)
-            ]
-            hidden = [
-                _common(box, box)
-                - _common(box, (0.0, 0.0, WIDE_PX, _HIGH_PX))
-                + sum(_common(box, other) for other in covered)
-                for box in boxes
-            ]
-            best = hidden.index(min(hidden))
+            boxes = np.array(
+                [
+                    self.rectangle((x, y), half, height, right, up)
+                    for (x, y, _, _, up), right in zip(spots, rights, strict=True)
+                ]
+            )
+            area = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
+            outside = area - _common(boxes, np.array([(0.0, 0.0, WIDE_PX, _HIGH_PX)]))
+            hidden = outside + _common(boxes, covered)
+            best = int(hidden.argmin())
             if hidden[best] > 1e-6 and not always:
                 continue
-            covered.append(boxes[best])
+            covered = np.vstack([covered, boxes[best]])
             x, y, _, _, up = spots[best]
             place = {"x": math.log10(x), "y": math.log10(y), "ax": rights[best], "ay": -up}
             leader = {"arrowhead": 0, "arrowwidth": 1, "arrowcolor": GREY}
@@ -454,7 +455,9 @@ class Canvas:
         return self.notes(asked, taken, always=always)
 
 
-def _common(a: _Rectangle, b: _Rectangle) -> float:
-    width = min(a[2], b[2]) - max(a[0], b[0])
-    height = min(a[3], b[3]) - max(a[1], b[1])
-    return width * height if width > 0 and height > 0 else 0.0
+def _common(boxes: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The area in square pixels that each box has in common with all others together."""
+    low = np.maximum(boxes[:, None, :2], others[:, :2])
+    high = np.minimum(boxes[:, None, 2:], others[:, 2:])
+    sides: NDArray[np.float64] = np.clip(high - low, 0.0, None)
+    return sides.prod(axis=2).sum(axis=1)
