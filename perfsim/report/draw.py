@@ -459,5 +459,5 @@ def _common(boxes: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[
     """The area in square pixels that each box has in common with all others together."""
     low = np.maximum(boxes[:, None, :2], others[:, :2])
     high = np.minimum(boxes[:, None, 2:], others[:, 2:])
-    sides: NDArray[np.float64] = np.clip(high - low, 0.0, None)
-    return sides.prod(axis=2).sum(axis=1)
+    areas: NDArray[np.float64] = np.clip(high - low, 0.0, None).prod(axis=2).sum(axis=1)
+    return areas
