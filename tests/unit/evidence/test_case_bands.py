@@ -29,7 +29,7 @@ def case(name: str = "a", family: str = "mine", measured_s: float = 0.1, **chang
 
 
 def band_of(asked: StepCase) -> CaseBand:
-    band = CaseBand.of(asked, asked.evaluated(Catalog()), Catalog())
+    band = CaseBand.of(asked.placed(Catalog()), Catalog())
     assert band is not None
     return band
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from perfsim.base.errors import PlanError
 from perfsim.catalog import Catalog
-from perfsim.evidence import score
+from perfsim.evidence import cases, score
 from perfsim.evidence.cases import CaseRows, StepCase
 from perfsim.evidence.score import Scored, families, summary, validate_cases
 from perfsim.strategies import Plan
@@ -136,13 +136,13 @@ def predictions(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """Seconds by case id; a case that is not in it has no plan."""
     known: dict[str, float] = {}
 
-    def run(plan: Plan, _costs: object) -> SimpleNamespace:
+    def run(plan: Plan, *_: object, **__: object) -> SimpleNamespace:
         name = plan.job.model.name
         if name not in known:
             raise PlanError("no plan fits")
         return SimpleNamespace(step_time_s=known[name], hidden_communication_fraction=0.25)
 
-    monkeypatch.setattr(score, "evaluate", run)
+    monkeypatch.setattr(cases, "evaluate", run)
     monkeypatch.setattr(score.CaseBand, "of", lambda *_: None)
     return known
 
