@@ -21,7 +21,7 @@ pytest.importorskip("scipy")
 
 RELEASES = ("r1.7", "r1.8", "r2.0", "r2.0")
 WIDTHS = (1024, 1024, 768, 1024)
-LAYERS = (8, 8, 24, 4)
+LAYERS = (3, 3, 8, 2)
 
 
 def case(number: int, measured_s: float = 1.0, evidence: str = "A") -> dict[str, Any]:
