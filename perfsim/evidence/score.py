@@ -80,9 +80,7 @@ class CaseBand:
         return cls(centre_s / factor, centre_s * factor, left_out_s, accuracy.unlikeness)
 
 
-def _left_out_s(
-    placed: PlacedCase, group: str, record: Mapping[str, Any], catalog: Catalog
-) -> float | None:
+def _left_out_s(placed: PlacedCase, group: str, record: Mapping[str, Any], catalog: Catalog) -> float | None:
     """Step time with the constants fitted without a group; None where another fit made the constants.
 
     On GPUs the critical path without contention, as in the fit.
@@ -455,9 +453,8 @@ def validate_convergence(benchmarks: CaseRows[ConvergenceCase]) -> dict[str, Any
     """
     by_case = {case.id: list(_batch_predictions(case)) for case in benchmarks.cases}
     predictions = [row for rows in by_case.values() for row in rows]
-    single, larger = (
-        [row for row in predictions if row.protocol == protocol] for protocol in (_LEAVE_ONE_OUT, _LARGER_BATCH)
-    )
+    single = [row for row in predictions if row.protocol == _LEAVE_ONE_OUT]
+    larger = [row for row in predictions if row.protocol == _LARGER_BATCH]
     reasons = {name: [row.refused for row in rows if row.refused] for name, rows in by_case.items()}
 
     def score(rows: Iterable[_BatchPrediction]) -> dict[str, Any]:
