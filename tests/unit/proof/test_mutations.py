@@ -141,6 +141,21 @@ def test_a_survivor_is_explained_or_ends_with_exit_code_one(
     assert "- **missed**: " in page.read_text()
 
 
+def test_the_backward_of_an_embedding_holds_the_weights_that_stream_to_it() -> None:
+    """Nothing multiplies by them, but their slot is taken until the backward ends."""
+    catalog = default_catalog()
+    untied = Case("weight-streaming", StreamingLayout(data=3, micro_batch_size=2), 2)
+    faults = [
+        mutation
+        for mutation in mutations(Subject.of(untied.plan(catalog.model("deepseek_v3"), catalog)))
+        if "does not wait for embedding.backward" in mutation.description
+        or "embedding.broadcast" in mutation.description
+    ]
+    assert len(faults) >= 10
+    for mutation in faults:
+        assert any(fault.task and fault.tensor for fault in mutation.faults()), mutation.description
+
+
 def test_explained_survivors_are_told_by_class() -> None:
     name = "buffer reused too early: layer.forward[0] of layer 3 does not wait for layer.spill[0]"
     assert MutationTally(survivors=[name]).unexplained == []
