@@ -260,7 +260,7 @@ LAYER = (*ATTENTION, *FEED_FORWARD)
 LAYER_BEGIN = Operation(backward, ATTENTION, begin=to_attention, end=leave, adds="own", quantity="gradient")
 COMPUTE: Mapping[str, Operation] = {
     "embedding.forward": Operation(enter, ("lookup",), (), quantity="hidden"),
-    "embedding.backward": Operation(backward, ("lookup",), gives=(), reads="", adds="own"),
+    "embedding.backward": Operation(backward, ("lookup",), gives=(), adds="own"),
     **both(
         "head",
         Operation(enter, ("scores",), gives=("statistics",)),
