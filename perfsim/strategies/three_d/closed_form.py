@@ -21,10 +21,9 @@ from perfsim.network import FatTree
 from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import PacedRanks, PassTimes, Trait, schedule_called
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED
-from perfsim.strategies.three_d.prices import OverReplicas, Passes
+from perfsim.strategies.three_d.prices import TINY_S, OverReplicas, Passes
 from perfsim.strategies.three_d.space import Columns, taken
 
-_TINY_S = 1e-30
 _TIE = 1e-12
 
 
@@ -38,7 +37,7 @@ def estimate_steps_s(
     replicas = OverReplicas(job, columns, topology, costs)
     seconds = np.empty(len(columns), dtype=np.float64)
     for rows, some in columns.blocks():
-        steps = _Steps(job, some, rows, passes, replicas)
+        steps = Steps(job, some, rows, passes, replicas)
         seconds[rows] = steps.seconds()
         if not updates:
             seconds[rows] -= steps.replicas.update[:, 0]
@@ -74,7 +73,7 @@ class _BufferWaits(NamedTuple):
     """With nothing between them."""
 
 
-class _Steps:
+class Steps:
     """The steps of layouts that are estimated at once.
 
     Arrays are of shape (rows, ranks), with representative ranks (`RankColumns`), or (rows,).
@@ -96,9 +95,16 @@ class _Steps:
         forward, backward = passes.limits(self.passes, rows)
         self.slower_send = _lost(passes.sent[passes.of_row[rows]], (forward + backward) / 2)
         """Seconds that compute loses for each second of a message, a gather or a reduction next to it."""
-        self.slower_gather = _lost(gather, forward)
-        self.slower_gather_backward = _lost(gather, backward)
-        self.slower_reduce = _lost(reduce, backward)
+        on_nics = passes.on_nics[passes.of_row[rows]].T[:, :, None]
+        forward_on_nics, backward_on_nics, self.dispatched = on_nics
+        # A message that shares NICs with a gather or a reduction takes twice as long next to it. Weight
+        # gradients of their own pass have no messages.
+        on_reduce = np.where(self._has("splits_backward"), 0.0, reduce[:, 2:])
+        self.slower_gather = _lost(gather[:, :2], forward) + gather[:, 2:] * forward_on_nics
+        self.slower_gather_backward = _lost(gather[:, :2], backward) + gather[:, 2:] * backward_on_nics
+        self.slower_reduce = _lost(reduce[:, :2], backward) + on_reduce * backward_on_nics
+        self.slower_dispatch = on_reduce * (1.0 - backward_on_nics)
+        self.hops = passes.hops(rows)
         self.redone = columns.recomputed_layers(self.ranks) / np.maximum(1, self.ranks.layers)
         """Share of a rank's layers that are recomputed."""
 
@@ -113,7 +119,7 @@ class _Steps:
         replicas = self.replicas
         pipeline = columns.pipeline
         microbatches = self.microbatches
-        computed = self._pass_times()
+        computed = self.pass_times()
         waits = self._waits_for_buffers(computed)
         wait_s = waits.steady_s + self._lost_beside_reductions(computed, waits.steady_s)
         split = self._has("splits_backward")
@@ -158,15 +164,15 @@ class _Steps:
             late = np.where(together, paced.others.forward_s / columns.virtual[rows], 0.0)
             seconds[rows] += np.where(delayed[rows] > 0, np.maximum(bubble, late + delayed[rows]), bubble)
         last_wait = np.where(columns.virtual > 1, bare_wait, steady_wait) / columns.virtual
-        reduced = self._reduction_s(pipeline * (slowest_times.backward_s + slowest_times.weights_s))
+        reduced = self.reduction_s(pipeline * (slowest_times.backward_s + slowest_times.weights_s))
         # Under ZeRO 3 a step ends with the last sums over groups that shard.
         across = np.maximum(0.0, replicas.across_layer - replicas.reduce_both) + replicas.across_both
         reduced = np.maximum(0.0, reduced - last_wait) + across[:, 0]
         ends = (replicas.tie + replicas.update + replicas.gather)[:, 0]
-        return np.asarray(seconds + reduced + ends + self._gathered_ahead_s())
+        return np.asarray(seconds + reduced + ends + self.gathered_ahead_s())
 
     # -------------------------------------------------------------------------------- passes
-    def _pass_times(self) -> PassTimes:
+    def pass_times(self) -> PassTimes:
         """Seconds of one micro-batch through all chunks of every rank, shape (rows, ranks) each.
 
         Under ZeRO 3 compute and communication overlap, so the longer of the two counts; compute includes what
@@ -193,7 +199,7 @@ class _Steps:
         sharded_forward = replicas.gather_both + np.maximum(gathered, replicas.gather_layer + slowed_forward)
         across = ranks.layers * replicas.across_layer + replicas.across_both
         last_reduced = replicas.reduce_layer + replicas.reduce_both
-        both = np.maximum(gathered + scattered, _TINY_S)
+        both = np.maximum(gathered + scattered, TINY_S)
         hidden = np.minimum(np.maximum(0.0, both - last_reduced), backward)
         lost_s = (gathered * self.slower_gather_backward + scattered * self.slower_reduce) / both
         sharded_backward = np.maximum(gathered + scattered, backward + hidden * lost_s + last_reduced)
@@ -314,7 +320,7 @@ class _Steps:
         return np.where(self._has("tight")[:, 0], pace, 0.0)
 
     # ------------------------------------------------------------------------------ replicas
-    def _gathered_ahead_s(self) -> Floats:
+    def gathered_ahead_s(self) -> Floats:
         """Exposed gathers at the start of a step, shape (rows,): embedding, first bucket, and slower ones."""
         largest = self.largest
         bucket = self.replicas.ahead_bucket[:, 0]
@@ -323,7 +329,7 @@ class _Steps:
         later = np.where(bucket > 0, (buckets - 1) * np.maximum(0.0, bucket - forward), 0.0)
         return np.asarray(self.replicas.ahead_ends[:, 0] + bucket + later)
 
-    def _reduction_s(self, last_group_s: Floats) -> Floats:
+    def reduction_s(self, last_group_s: Floats) -> Floats:
         """Exposed gradient reduction: all of it, or what remains after the last backward; shape (rows,).
 
         What backwards lose next to the rest of it counts as well.

@@ -40,7 +40,10 @@ from perfsim.strategies.three_d.memory import OF_LAYERS, SliceBytes
 from perfsim.strategies.three_d.pipeline import VirtualStage
 from perfsim.strategies.three_d.space import MODES, Columns, distinct_rows, taken
 from perfsim.work import RankGroup, Work
+from perfsim.work.layer import LayerPass
 
+TINY_S = 1e-30
+"""In place of no time where shares of a time are asked for."""
 Named = Mapping[str, Sequence[Work]]
 """Works by the role that they add to."""
 
@@ -135,6 +138,12 @@ class _PassPrices(NamedTuple):
     hosted: Floats
     """The device's part of that, forward."""
     hosted_backward: Floats
+    dispatched: Floats
+    """The way of rows to experts, next to which shared experts run."""
+    beside: Floats
+    """Shared experts, forward."""
+    beside_backward: Floats
+    beside_inputs: Floats
 
 
 _Run = Literal["whole", "split", "selective", "full", "early"]
@@ -202,6 +211,12 @@ def _shared_terms(job: Job, which: Which, roles: Sequence[str], *degrees: int) -
     return {} if work is None else dict.fromkeys(roles, (work,))
 
 
+@lru_cache(maxsize=4096)
+def _further_head_terms(job: Job, which: LayerPass, roles: Sequence[str], *degrees: int) -> Named:
+    """LM head and loss behind experts of multi-token prediction, by `tensor` to `context` of `Degrees`."""
+    return dict.fromkeys(roles, (_stage(job, degrees).head(which),))
+
+
 @lru_cache(maxsize=16384)
 def _routed_terms(
     job: Job, which: Which, roles: Sequence[str], sequences: int, ranks: int, expert: int, shared_by: int
@@ -209,7 +224,7 @@ def _routed_terms(
     """Routed experts on the rows that arrive, and the way of rows to them and back."""
     group = _experts(job, sequences, ranks, expert, shared_by)
     works = (group.parts(which).experts, *group.to_experts(), *group.from_experts())
-    return dict.fromkeys(roles, works)
+    return dict.fromkeys(roles, works) | ({"dispatched": group.to_experts()} if which == "forward" else {})
 
 
 @lru_cache(maxsize=16384)
@@ -292,11 +307,17 @@ class Passes:
         self._write(job, shares, splits, mode, sends, chunked)
         prices = self._sums(costs.durations_s(self._terms.works))
         ring, ring_backward = _rings_s(self._ranks, prices)
-        forward = ring + np.maximum(0.0, prices.host - prices.hosted)
+        hidden, hidden_backward, hidden_inputs = (
+            np.minimum(shared, prices.dispatched)
+            for shared in (prices.beside, prices.beside_backward, prices.beside_inputs)
+        )
+        waits = np.maximum(0.0, prices.host - (prices.hosted - hidden))
+        waits_backward = np.maximum(0.0, prices.host - (prices.hosted_backward - hidden_backward))
+        forward = ring + waits - hidden
+        backward = np.where(splits, prices.inputs - hidden_inputs, prices.backward - hidden_backward)
         prices = prices._replace(
             forward=prices.forward + forward,
-            backward=np.where(splits, prices.inputs, prices.backward)
-            + (ring_backward + np.maximum(0.0, prices.host - prices.hosted_backward)),
+            backward=backward + ring_backward + waits_backward,
             recompute=prices.recompute + np.where(mode >= full, forward, 0.0),
         )
         of_layers = [column.T for column in prices[:4]]
@@ -309,6 +330,15 @@ class Passes:
         sent = [getattr(self._sums(share), role)[-1] for share in taken_by_sends]
         self.sent = np.stack(sent, axis=1)
         """What a message between pipeline ranks takes of a device, shape (shares, 2)."""
+        on_nics_s = np.zeros(len(self._terms.works))
+        for number, work in self._terms.adds_to("forward", "backward", "inputs", "dispatched"):
+            on_nics_s[number] = _on_nics_s(work, topology, costs)
+        of_nics = self._sums(on_nics_s)
+        backward_s = np.where(splits, of_nics.inputs, of_nics.backward)
+        crossing = of_nics.forward / prices.forward, backward_s / prices.backward, of_nics.dispatched
+        self.on_nics = np.stack([part[-1] for part in crossing], axis=1)
+        """Of a layer of the last kind: shares of forward and backward in which messages cross NICs, and the
+        seconds with which the way of rows to experts does, shape (shares, 3)."""
 
     def _write(self, job: Job, shares: Columns, splits: Ints, mode: Ints, sends: Ints, chunked: Ints) -> None:
         """Write the works of every kind of layer under every share, and of what is around the last kind."""
@@ -357,10 +387,20 @@ class Passes:
             ("dgrad", ("inputs",), has_experts & split),
             ("recompute", ("recompute",), has_experts & full),
         )
+        beside = {"forward": ("beside",), "backward": ("beside_backward",), "dgrad": ("beside_inputs",)}
         for which, roles, where in runs:
             self._terms.add(routed, partial(_router_terms, job, which, roles), where)
-            self._terms.add(degrees[:4], partial(_shared_terms, job, which, roles), where)
+            shared = (*roles, *beside.get(which, ()))
+            self._terms.add(degrees[:4], partial(_shared_terms, job, which, shared), where)
             self._terms.add((*routed, *divided), partial(_routed_terms, job, which, roles), where)
+        predicts = has_experts & np.array([kind.mtp for kind in kinds_of(job.model)])[number]
+        heads: tuple[tuple[LayerPass, Sequence[str], Bools], ...] = (
+            ("forward", ("forward", "hosted"), predicts),
+            ("backward", ("backward", "hosted_backward"), predicts),
+            ("dgrad", ("inputs",), predicts & split),
+        )
+        for pass_of_head, roles, where in heads:
+            self._terms.add(degrees[:4], partial(_further_head_terms, job, pass_of_head, roles), where)
         self._terms.add((number, *degrees), partial(_weights_terms, job), has_experts & split)
 
     def _sums(self, values: Floats) -> _PassPrices:
@@ -393,6 +433,11 @@ class Passes:
         return prices._replace(
             send=far * across + (1 - far) * inside, farthest_send=np.where(far > 0, across, inside)
         )
+
+    def hops(self, rows: Ints) -> Floats:
+        """Seconds of a message inside a node, and of one across nodes, shape (rows, 2)."""
+        both = self._prices.send, self._prices.farthest_send
+        return np.concatenate(both, axis=1)[self.of_row[rows]]
 
     def limits(self, passes: _PassPrices, rows: Ints) -> tuple[Floats, Floats]:
         """Shares of a layer's forward and backward that units and memory limit, shape (rows, 2) each."""
@@ -481,23 +526,33 @@ class OverReplicas:
         nodes_of_first, nodes = (-(-(start % node + width) // node) for start in (0, stage * width))
         stage = np.where((nodes > nodes_of_first) & (stage < states.pipeline), stage, 0)
         self.largest = _largest_ranks(job, states, sizes)
-        self.prices = _data_prices(job, states, self.largest, sizes, stage, costs)
-        group_keys = states.tensor, states.replicas, states.shards, stage, states.zero
-        of_group, of_state = distinct_rows(group_keys)
-        taken = np.zeros((2, len(of_group), 2))
-        for number, row in enumerate(of_group.tolist()):
-            tensor = int(states.tensor[row])
-            data = int(states.replicas[row])
-            if data > 1:
-                group = RankGroup(int(stage[row]) * tensor * data, tensor, data)
-                zero = int(states.zero[row])
-                replicas = Replicas(job.recipe, group, "", 0.0, zero, int(states.shards[row]))
-                layer = float(sizes.layer[row, -1])
-                bucket = layer * int(self.largest.bucket[row])
-                taken[0, number] = costs.taken(replicas.gather_work(layer))
-                taken[1, number] = costs.taken(replicas.reduce_work(bucket))
-        self.taken = taken[:, of_state]
-        """What gathering a layer, and reducing a bucket, take of a device: shape (2, ways, 2)."""
+        terms = _data_terms_of(job, states, self.largest, sizes, stage)
+        seconds = costs.durations_s(terms.works)
+        self.prices = _DataPrices(*terms.sums(seconds)[:, :, None])
+        sharded = states.zero >= GRADIENTS_SHARDED
+        taken_s = np.zeros((3, len(terms.works)))
+        for number, work in terms.adds_to("gather_layer", "reduce_layer", "reduce_bucket", "reduce_rest"):
+            taken_s[:2, number] = np.multiply(costs.taken(work), seconds[number])
+            taken_s[2, number] = _on_nics_s(work, topology, costs)
+        parts = [_DataPrices(*terms.sums(part)) for part in (*taken_s, seconds)]
+        of_gathers = [part.gather_layer for part in parts]
+        of_reductions = [
+            np.where(sharded, part.reduce_layer, part.reduce_bucket + part.reduce_rest) for part in parts
+        ]
+        self.taken = np.stack(
+            [
+                np.stack(shares_s, axis=1) / np.maximum(whole_s, TINY_S)[:, None]
+                for *shares_s, whole_s in (of_gathers, of_reductions)
+            ]
+        )
+        """What gathering a layer, and reducing a bucket, take of units, memory bandwidth and NICs: (2, ways, 3)."""
+
+
+def _on_nics_s(work: Work, topology: FatTree, costs: Costs) -> float:
+    """Seconds in which bytes of a communication cross NICs; 0 inside a node, and for compute."""
+    if work.group is None or topology.group_shape(work.group.ranks).nodes == 1:
+        return 0.0
+    return costs.duration_s(work) - costs.latency_s(work)
 
 
 def _largest_ranks(job: Job, columns: Columns, sizes: SliceBytes) -> _Largest:
@@ -552,10 +607,8 @@ class _ReplicaKey(NamedTuple):
     """Layers of a bucket whose parameters are gathered next to forward passes; 0: none."""
 
 
-def _data_prices(
-    job: Job, columns: Columns, largest: _Largest, sizes: SliceBytes, stage: Ints, costs: Costs
-) -> _DataPrices:
-    """The prices of every layout's replicas; `stage` is the pipeline rank on most nodes."""
+def _data_terms_of(job: Job, columns: Columns, largest: _Largest, sizes: SliceBytes, stage: Ints) -> _Terms:
+    """The works of every layout's replicas; `stage` is the pipeline rank on most nodes."""
     holds = columns.expert * columns.expert_tensor
     full, rest = np.divmod(largest.chunk, largest.bucket)
     overlaps = int(job.runtime.overlap_grad_reduce)
@@ -585,7 +638,7 @@ def _data_prices(
 
     terms = _Terms(_DataPrices._fields, len(columns))
     terms.add((of_row, *keys), terms_of)
-    return _DataPrices(*terms.sums(costs.durations_s(terms.works))[:, :, None])
+    return terms
 
 
 @lru_cache(maxsize=4096)
