@@ -90,7 +90,7 @@ class _Axis:
     degree: bool = False
     """Whether it is a number of ranks among which something is divided."""
     offload: bool = False
-    """Whether it says where a part of the memory is: its values need less of the device from left to right."""
+    """Whether it says where a part of the memory is; each value needs less of the device than the last."""
     divides: tuple[Divided, ...] = ()
     group: str = ""
     """Fields of one group are written to JSON together, where one is not at its default; empty: always."""
