@@ -80,7 +80,7 @@ class EnergySpec(Spec):
 
 def ends(amount: Number | Range[float] | None) -> tuple[float, float, float]:
     """Low, typical and high; 0 where nothing is given."""
-    if isinstance(amount, AmountRange):
+    if isinstance(amount, Range):
         return amount.low, amount.typical, amount.high
     return (float(amount or 0.0),) * 3
 
