@@ -12,6 +12,7 @@ from functools import cached_property, partial
 import numpy as np
 from numpy.typing import NDArray
 
+from perfsim.base.arrays import Floats
 from perfsim.base.errors import InputError, LayoutError, MemoryCapacityError, PerfsimError, PlanError
 from perfsim.engine.limits import present_limits
 from perfsim.machines.placement import place
@@ -22,7 +23,7 @@ from perfsim.strategies import Plan
 from perfsim.strategies.three_d.legal import RefusedLayoutError
 
 ESTIMATE_ERROR = 0.02
-"""By how much the closed form may exceed a simulated step; more is rare (`reports/regret.md`)."""
+"""By how much the longest path may exceed a simulated step; more is rare (`reports/regret.md`)."""
 TIE_DIGITS = 9
 """Steps that agree in so many digits are equally fast; the order of the estimates decides between them."""
 MOST_CONFIRMED = 16
@@ -34,7 +35,7 @@ KIND = ("schedule", "zero_stage", "sequence_parallel", "tensor", "pipeline", "da
 MOST_NEAREST = 3
 """How many legal layouts a refusal names."""
 MOST_LISTED = 400
-"""How many layouts of best estimate may be simulated at all."""
+"""How many layouts, by their closed form, are estimated by the longest path and may be simulated at all."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,28 @@ class Search:
         raise PlanError([tried, f"closest: {text_of(screening.closest)}: {lacking}"])
 
     @cached_property
+    def _listed(self) -> NDArray[np.intp]:
+        """Indices of the layouts that the closed form puts first, of all and of those within the limit."""
+        share = self.screening.memory_share
+        first = np.argsort(self.screening.estimate_s, kind="stable")
+        within = first[share[first] <= self.question.allowed_share]
+        return np.unique(np.concatenate([first[:MOST_LISTED], within[:MOST_LISTED]]))
+
+    @cached_property
+    def estimate_s(self) -> Floats:
+        """Step time of every layout: of those listed by the longest path, of others in closed form."""
+        if self.screening.closer is None:
+            return self.screening.estimate_s
+        estimates = self.screening.estimate_s.copy()
+        estimates[self._listed] = self.screening.closer(self._listed)
+        return estimates
+
+    @cached_property
     def ranked(self) -> NDArray[np.intp]:
-        """Indices of all layouts that fit, best estimate first, of ties least memory."""
-        estimates = np.round(self.screening.estimate_s, 12)
-        return np.lexsort((self.screening.memory_share, estimates))
+        """Indices of all that fit: those listed, then others; best estimate first, of ties least memory."""
+        others = np.ones(len(self.estimate_s), dtype=np.bool_)
+        others[self._listed] = False
+        return np.lexsort((self.screening.memory_share, np.round(self.estimate_s, 12), others))
 
     @cached_property
     def order(self) -> NDArray[np.intp]:
@@ -97,7 +116,7 @@ class Search:
             plan = question.chosen.plan(question.job, question.topology, layout)
         except (LayoutError, MemoryCapacityError) as error:
             raise PlanError([f"strategy {question.chosen.name} screens {text_of(layout)}: {error}"]) from None
-        return _Screened(float(self.screening.estimate_s[index]), plan)
+        return _Screened(float(self.estimate_s[index]), plan)
 
 
 def confirmed(searched: Search, most: int = MOST_CONFIRMED) -> list[Evaluation]:
@@ -117,7 +136,7 @@ def confirmed(searched: Search, most: int = MOST_CONFIRMED) -> list[Evaluation]:
     runs: list[Evaluation] = []
     best_s = np.inf
     for number in range(most):
-        expected_s = np.where(left, searched.screening.estimate_s[indices] * factor, np.inf)
+        expected_s = np.where(left, searched.estimate_s[indices] * factor, np.inf)
         if expected_s.min() * (1 - ESTIMATE_ERROR) > best_s / question.scale:
             break
         nearest = int(expected_s.argmin())
@@ -205,7 +224,7 @@ def best_plan(question: Question) -> Evaluation:
         plan = replace(plan, notes=(*plan.notes, f"no plan leaves more than {1 - limit:.0%} of memory free"))
     else:
         fuller = searched.plan(int(searched.ranked[0]))
-        faster = 100 * (1 - fuller.estimate_s / float(searched.screening.estimate_s[searched.order[0]]))
+        faster = 100 * (1 - fuller.estimate_s / float(searched.estimate_s[searched.order[0]]))
         if fuller.plan.memory_share > limit and faster >= 0.05:
             note = (
                 f"above the memory limit of {limit:.0%}: {text_of(fuller.plan.layout)} fills "

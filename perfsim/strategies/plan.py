@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol
 import numpy as np
 from typing_extensions import TypeVar
 
-from perfsim.base.arrays import Floats
+from perfsim.base.arrays import Floats, Ints
 from perfsim.base.errors import InputError, LayoutError, MemoryCapacityError, PerfsimError, PlanError
 from perfsim.costs.memory import MemoryUse
 from perfsim.costs.price import Costs
@@ -43,6 +43,8 @@ class Screening:
     """Of the layouts that do not fit the one that needs least memory."""
     indivisible: int = 0
     """Combinations of degrees without any layout, because model, batch or nodes do not divide over them."""
+    closer: Callable[[Ints], Floats] | None = None
+    """Estimates of the layouts of some indices that take longer and err less; None: there are none."""
 
     def __post_init__(self) -> None:
         """Refuse what is no time and no share: it would be ranked first, or never."""

@@ -233,7 +233,7 @@ class Planned:
         for other in map(self.search.plan, self.search.order[:MOST_TRIED].tolist()):
             remark = (
                 f"{refused.problems[0].message}; this layout takes {other.estimate_s / fastest_s:.3f} "
-                "times its step time by the closed form"
+                "times its step time, estimated"
             )
             with suppress(LayoutError):
                 return emit(tool, other.plan, remark)
@@ -292,7 +292,7 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
                 time=None if target is None else target.time_of_run(run),
             )
         )
-    estimates = screening.estimate_s[searched.order]
+    estimates = searched.estimate_s[searched.order]
     within = max(len(entries), int((estimates <= (1.0 + entries[0].ratio_error) * estimates[0]).sum()))
     closest = screening.closest
     if closest is not None:
@@ -335,7 +335,7 @@ def _fastest_runs(searched: Search, shown: int) -> list[Evaluation]:
     known = {run.plan.layout: run for run in simulated}
     # In the order of estimates, until these are outside the model's error of the first.
     for index in searched.order[:MOST_TRIED].tolist():
-        if len(runs) >= shown or question.scale * screening.estimate_s[index] > slowest_s:
+        if len(runs) >= shown or question.scale * searched.estimate_s[index] > slowest_s:
             break
         layout = screening.layout(index)
         if kind(layout) in runs:

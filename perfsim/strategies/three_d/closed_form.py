@@ -27,9 +27,7 @@ from perfsim.strategies.three_d.space import Columns, taken
 _TIE = 1e-12
 
 
-def estimate_steps_s(
-    job: Job, columns: Columns, topology: FatTree, costs: Costs, *, updates: bool = True
-) -> Floats:
+def estimate_steps_s(job: Job, columns: Columns, topology: FatTree, costs: Costs, updates: bool) -> Floats:
     """Step time of every layout by the formula above, shape (rows,); `updates`: with its update."""
     if not len(columns):
         return np.zeros(0)

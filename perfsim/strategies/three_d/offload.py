@@ -28,7 +28,6 @@ from perfsim.costs.memory import stage_parameters, state_bytes
 from perfsim.costs.price import Costs
 from perfsim.network import FatTree
 from perfsim.specs.recipe import Job, Recipe
-from perfsim.strategies.three_d.closed_form import estimate_steps_s
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED, WAIT, norm_work
 from perfsim.strategies.three_d.emission import ThreeDPlan
 from perfsim.strategies.three_d.layers import slice_of
@@ -283,7 +282,13 @@ MANY = 1e9
 
 
 # ------------------------------------------------------------------------------------ estimate
-def estimate_layouts_s(job: Job, columns: Columns, topology: FatTree, costs: Costs, places: Places) -> Floats:
+Estimate = Callable[[Job, Columns, FatTree, Costs, bool], Floats]
+"""Step time of every layout with all states on its devices, with its update or without, shape (rows,)."""
+
+
+def estimate_layouts_s(
+    job: Job, columns: Columns, topology: FatTree, costs: Costs, places: Places, estimate: Estimate
+) -> Floats:
     """Step time of every layout with its states at these places, shape (rows,).
 
     With offload:
@@ -296,7 +301,7 @@ def estimate_layouts_s(job: Job, columns: Columns, topology: FatTree, costs: Cos
     s, u and l are the seconds to copy the gradients of a piece, to update it and to copy its parameters.
     """
     on_host = places.optimizer != "none"
-    base = estimate_steps_s(job, columns, topology, costs, updates=not on_host)
+    base = estimate(job, columns, topology, costs, not on_host)
     if places == Places() or not len(columns):
         return base
     ranks = columns.ranks()

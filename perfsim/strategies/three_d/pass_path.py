@@ -1,16 +1,16 @@
-"""The longest path over the passes of a step: the second estimate of layouts, for the best of the first.
+"""The longest path over the passes of a step: a second estimate, of layouts that the closed form puts first.
 
 Every pass of the schedule is one step of a recurrence, in the schedule's own order:
 
     begin of a pass = max(end of the pass before it on its rank, arrival of the tensor that it reads)
     arrival of a tensor = max(end of its pass, end of the message before it) + seconds of its message
 
-Passes that reduce gradients in every micro-batch (ZeRO 2), or gather parameters (ZeRO 3), are followed layer by
-layer, next to a communication stream. Nothing is shared: what compute loses next to a communication, and what
-tensor groups over nodes lose next to a reduction on the same NICs, is added to the layers.
+Passes that reduce gradients in every micro-batch (ZeRO 2), or gather parameters (ZeRO 3), are followed layer
+by layer, next to a communication stream. Nothing is shared: what compute loses next to a communication, and
+what messages over NICs lose next to a reduction on the same NICs, is added to the layers.
 
-Micro-batches repeat with a period of at most two pipelines, so a step of many is extrapolated from two shorter
-ones that differ by one period.
+Micro-batches repeat with a period of at most two pipelines, so a step of many is extrapolated from two
+shorter ones that differ by one period.
 """
 
 from __future__ import annotations
@@ -29,13 +29,197 @@ from perfsim.strategies.schedules import schedule_called
 from perfsim.strategies.three_d.closed_form import Steps
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED
 from perfsim.strategies.three_d.division import Division
-from perfsim.strategies.three_d.prices import OverReplicas, Passes, _PassPrices
+from perfsim.strategies.three_d.prices import OverReplicas, Passes
 from perfsim.strategies.three_d.space import Columns
 
 FORWARD = 0
 BACKWARD = 1
 WEIGHTS = 2
 _PASSES = {"F": FORWARD, "B": BACKWARD, "W": WEIGHTS}
+
+
+def path_steps_s(job: Job, columns: Columns, topology: FatTree, costs: Costs, updates: bool) -> Floats:
+    """Step time of every layout, with its update or without, shape (rows,)."""
+    seconds = np.empty(len(columns))
+    if not len(columns):
+        return seconds
+    passes = Passes(job, columns, topology, costs)
+    replicas = OverReplicas(job, columns, topology, costs)
+    for rows, some in columns.blocks():
+        steps = Steps(job, some, rows, passes, replicas)
+        prices = steps.replicas
+        update_s = (prices.gather + prices.tie + (prices.update if updates else 0.0))[:, 0]
+        # Below ZeRO 2 the closed form has what is exposed of the reduction at the end of a step.
+        times = steps.pass_times()
+        last_group_s = some.pipeline * (times.backward_s + times.weights_s).max(axis=1)
+        update_s += np.where(some.zero < GRADIENTS_SHARDED, steps.reduction_s(last_group_s), 0.0)
+        ahead_s = steps.gathered_ahead_s()
+        for row, place in enumerate(rows.tolist()):
+            stages = _StagePasses.of(steps, row, topology.devices_per_node, float(update_s[row]))
+            path = _Path.of(job, steps, row, stages)
+            seconds[place] = path.step_s(int(steps.microbatches[row])) + ahead_s[row]
+    return seconds
+
+
+class _StagePasses(NamedTuple):
+    """Seconds of one layout's passes; virtual stages and layers are in the order of the forward."""
+
+    begin_s: Floats
+    """Of every pass and stage before its layers, shape (3, stages)."""
+    layer_s: Floats
+    """Of every pass and layer, without what is recomputed, shape (3, layers)."""
+    redone_s: Floats
+    """Recomputed before the backward of every layer."""
+    end_s: Floats
+    """Of every pass and stage after its layers, shape (3, stages)."""
+    hop_s: Floats
+    """The message from every stage to the next; 0 on one rank."""
+    replica_s: Floats
+    """Gathering a layer, and embedding with LM head; reducing both; summing both over groups that shard."""
+    reduce_ends_s: Floats
+    """Reducing the gradients of embedding and LM head of every stage under ZeRO 2."""
+    update_s: float
+    """From the end of a rank's reductions to its next step."""
+
+    @classmethod
+    def of(cls, steps: Steps, row: int, node: int, update_s: float) -> _StagePasses:
+        """The passes of a row of layouts, on nodes of so many devices."""
+        columns = steps.columns
+        division = columns.divisions[int(columns.division[row])]
+        schedule = schedule_called(division.schedule)
+        places = division.placement
+        stages = places.num_stages
+        zero = int(columns.zero[row])
+        replicas = {name: float(column[row, 0]) for name, column in steps.replicas._asdict().items()}
+        prices = {name: float(column[row, 0]) for name, column in steps.passes._asdict().items()}
+        of_kinds = steps.passes
+        kinds = [*division.kinds] or [0] * sum(division.layers)
+        layer_s = np.stack([of_kinds.forward[row], of_kinds.backward[row], of_kinds.weights[row]])[:, kinds]
+        completes = WEIGHTS if schedule.has("splits_backward") else BACKWARD
+        if zero == SHARDED or (zero == GRADIENTS_SHARDED and steps.overlaps):
+            # A reduction begins with the layer below, whose rows are on their way to experts first.
+            hidden_s = np.minimum(replicas["reduce_layer"], layer_s[completes])
+            dispatched_s = np.minimum(hidden_s, steps.dispatched[row])
+            layer_s[completes] += hidden_s * steps.slower_reduce[row]
+            layer_s[completes] += dispatched_s * steps.slower_dispatch[row]
+        if zero == SHARDED:
+            for which, slower in ((FORWARD, steps.slower_gather), (BACKWARD, steps.slower_gather_backward)):
+                layer_s[which] += np.minimum(replicas["gather_layer"], layer_s[which]) * slower[row]
+
+        rank_of = np.array([places.rank(number) for number in range(stages)])
+        crosses = rank_of[1:] != rank_of[:-1]
+        first_device = rank_of * int(columns.tensor[row] * columns.replicas[row])
+        apart = first_device[1:] // node != first_device[:-1] // node
+        begin_s = np.zeros((len(_PASSES), stages))
+        begin_s[:WEIGHTS] = prices["begin"]
+        begin_s[FORWARD, 1:] += crosses * prices["receive"]
+        begin_s[BACKWARD, :-1] += crosses * prices["receive"]
+        begin_s[FORWARD, 0] += prices["embedding_forward"]
+        begin_s[BACKWARD:, -1] += prices["head_backward"], prices["head_weights"]
+        if division.pipeline > 1:
+            # A pass sends and receives a tensor; in a tight pipeline it waits for one of them.
+            messages = 1 if schedule.has("tight") and completes == BACKWARD else 2
+            begin_s[:WEIGHTS] += messages * prices["send"] * steps.slower_send[row]
+        end_s = np.zeros((len(_PASSES), stages))
+        end_s[FORWARD, -1] = prices["head_forward"]
+        end_s[BACKWARD:, 0] = prices["embedding_backward"], prices["embedding_weights"]
+        reduce_ends_s = np.zeros(stages)
+        if zero == GRADIENTS_SHARDED:
+            both = replicas["reduce_both"], replicas["reduce_both"]
+            alone = replicas["reduce_embedding"], replicas["reduce_head"]
+            reduce_ends_s[[0, -1]] = both if stages == 1 else alone
+        names = ("gather_layer", "gather_both", "reduce_layer", "reduce_both", "across_layer", "across_both")
+        return cls(
+            begin_s,
+            layer_s,
+            of_kinds.recompute[row, kinds] * _redone(columns, division, row, len(kinds)),
+            end_s,
+            np.where(crosses, steps.hops[row][apart.astype(int)], 0.0),
+            np.array([replicas[name] for name in names]),
+            reduce_ends_s,
+            update_s,
+        )
+
+
+def _redone(columns: Columns, division: Division, row: int, count: int) -> Bools:
+    """Which layers are recomputed: of every rank one in so many, from its first."""
+    redone = np.zeros(count, dtype=np.bool_)
+    if not columns.recompute[row]:
+        return redone
+    first = _first_layers(division, count)
+    for places in division.placement.places:
+        layers = np.concatenate([np.arange(first[place], first[place + 1]) for place in places])
+        redone[layers[:: int(columns.recompute_every[row])]] = True
+    return redone
+
+
+def _first_layers(division: Division, count: int) -> Ints:
+    """The first layer of every stage, and the count of all; those of multi-token prediction end the last."""
+    return np.array([*np.cumsum([0, *division.layers[:-1]]), count])
+
+
+class _Path(NamedTuple):
+    """What is followed of one layout."""
+
+    division: Division
+    passes: _StagePasses
+    reduces: int
+    """The pass that reduces gradients layer by layer under ZeRO 2; 0: none."""
+    sharded: bool
+    overlaps: bool
+    steps: int
+    """Steps until the last is in the steady state, which a skewed schedule reaches with the second."""
+    ties: bool
+    """Whether the first and the last rank wait for each other's gradient of the embedding."""
+
+    @classmethod
+    def of(cls, job: Job, steps: Steps, row: int, passes: _StagePasses) -> _Path:
+        columns = steps.columns
+        division = columns.divisions[int(columns.division[row])]
+        schedule = schedule_called(division.schedule)
+        zero = int(columns.zero[row])
+        skewed = schedule.has("skewed")
+        completes = WEIGHTS if schedule.has("splits_backward") else BACKWARD
+        return cls(
+            division,
+            passes,
+            completes if zero == GRADIENTS_SHARDED else 0,
+            zero == SHARDED,
+            steps.overlaps,
+            2 if skewed else 1,
+            skewed and job.model.tied_embeddings and division.placement.last_rank > 0,
+        )
+
+    def step_s(self, microbatches: int) -> float:
+        """Seconds of a step with so many micro-batches."""
+        pipeline = self.division.pipeline
+        period = 2 * pipeline
+        fewer = 4 * pipeline + microbatches % period
+        if microbatches <= fewer + period:
+            return self._followed_s(microbatches)
+        short_s = self._followed_s(fewer)
+        more_s = self._followed_s(fewer + period) - short_s
+        return short_s + (microbatches - fewer) / period * more_s
+
+    def _followed_s(self, microbatches: int) -> float:
+        """Seconds of the last of some steps, all passes followed."""
+        division = self.division
+        passes = self.passes
+        order = _order(division.schedule, division.pipeline, division.virtual, microbatches)
+        first = _first_layers(division, passes.layer_s.shape[1])
+        ends = np.zeros(division.pipeline)
+        arrivals = np.zeros(len(order.which))
+        last_rank = division.placement.last_rank
+        before_s = after_s = 0.0
+        for _ in range(self.steps):
+            before_s = after_s
+            how = self.reduces, self.sharded, self.overlaps
+            _compiled()(*order, first, *passes[:-1], *how, ends, arrivals)
+            if self.ties:
+                ends[0] = ends[last_rank] = max(ends[0], ends[last_rank])
+            ends += passes.update_s
+            after_s = float(ends.max())
+        return after_s - before_s
 
 
 class _Order(NamedTuple):
@@ -48,7 +232,7 @@ class _Order(NamedTuple):
     source: Ints
     """The pass whose output it reads; -1: none."""
     sends: Ints
-    """The direction in which its output leaves, 0 to the next virtual stage and 1 to the one before; -1: stays."""
+    """Where its output goes: 0 to the next virtual stage, 1 to the one before, -1 nowhere."""
 
 
 @lru_cache(maxsize=4096)
@@ -62,114 +246,19 @@ def _order(schedule: str, pipeline: int, virtual: int, microbatches: int) -> _Or
     last = placement.num_stages - 1
     number = np.full((len(_PASSES), last + 2, microbatches), -1, dtype=np.int64)  # place -1: none
     number[which, place, microbatch] = np.arange(len(merged))
-    forward, backward = (number[kind, :, microbatch] for kind in (FORWARD, BACKWARD))
-    rows = np.arange(len(merged))
-    before = forward[rows, place - 1]
-    behind = np.where(place == last, forward[rows, place], backward[rows, np.minimum(place + 1, last)])
-    source = np.choose(which, [before, behind, backward[rows, place]])
+    backward = number[BACKWARD, place, microbatch]
+    before = number[FORWARD, place - 1, microbatch]
+    behind = np.where(
+        place == last, number[FORWARD, place, microbatch], number[BACKWARD, place + 1, microbatch]
+    )
+    source = np.choose(which, [before, behind, backward])
     leaves = np.choose(which, [place < last, place > 0, np.zeros_like(place)])
     return _Order(which, rank, place, source, np.where(leaves, which, -1))
 
 
-class StagePasses(NamedTuple):
-    """Seconds of one layout's passes; of virtual stages in the order of the forward, of layers in model order."""
-
-    begin_s: Floats
-    """Of every pass and stage before its layers, shape (3, stages)."""
-    layer_s: Floats
-    """Of every pass and layer, without what is recomputed, shape (3, layers)."""
-    redone_s: Floats
-    """Recomputed before the backward of every layer."""
-    end_s: Floats
-    """Of every pass and stage after its layers, shape (3, stages)."""
-    hop_s: Floats
-    """The message from every stage to the next; 0 on one rank."""
-    gather_s: tuple[float, float]
-    """Gathering a layer, and embedding with LM head (ZeRO 3)."""
-    reduce_s: tuple[float, float]
-    """Reducing the gradients of a layer (ZeRO 2 and 3), and of embedding with LM head on one rank."""
-    reduce_ends_s: Floats
-    """Reducing the gradients of embedding and LM head of every stage (ZeRO 2)."""
-    across_s: tuple[float, float]
-    """Summing them over groups that shard (ZeRO 3)."""
-    update_s: float
-    """From the end of a rank's reductions to its next step."""
-
-
-def step_s(
-    division: Division,
-    passes: StagePasses,
-    microbatches: int,
-    zero: int,
-    *,
-    overlaps: bool,
-    steps: int = 1,
-    ties: bool = False,
-) -> float:
-    """Seconds of a step; of the last of several `steps`, where ranks update without waiting for others.
-
-    A rank that `ties` its embedding to the LM head of another waits for that rank's gradient.
-    """
-    pipeline = division.pipeline
-    period = 2 * pipeline
-    fewer = 4 * pipeline + microbatches % period
-    if microbatches <= fewer + period:
-        return _ends_s(division, passes, microbatches, zero, overlaps=overlaps, steps=steps, ties=ties)
-    short, long = (
-        _ends_s(division, passes, count, zero, overlaps=overlaps, steps=steps, ties=ties)
-        for count in (fewer, fewer + period)
-    )
-    return short + (microbatches - fewer) / period * (long - short)
-
-
-def _ends_s(
-    division: Division,
-    passes: StagePasses,
-    microbatches: int,
-    zero: int,
-    *,
-    overlaps: bool,
-    steps: int,
-    ties: bool,
-) -> float:
-    order = _order(division.schedule, division.pipeline, division.virtual, microbatches)
-    reduces = 0
-    if zero == GRADIENTS_SHARDED:
-        reduces = WEIGHTS if schedule_called(division.schedule).has("splits_backward") else BACKWARD
-    ends = np.zeros(division.pipeline)
-    arrivals = np.zeros(len(order.which))
-    first = np.cumsum([0, *division.layers])
-    first[-1] = passes.layer_s.shape[1]  # layers of multi-token prediction are on the last stage
-    before = after = 0.0
-    for _ in range(steps):
-        before = after
-        _function()(
-            *order,
-            first,
-            passes.begin_s,
-            passes.layer_s,
-            passes.redone_s,
-            passes.end_s,
-            passes.hop_s,
-            np.array([*passes.gather_s, *passes.reduce_s, *passes.across_s]),
-            passes.reduce_ends_s,
-            reduces,
-            zero == SHARDED,
-            overlaps,
-            ends,
-            arrivals,
-        )
-        last = division.placement.last_rank
-        if ties:
-            ends[0] = ends[last] = max(ends[0], ends[last])
-        ends += passes.update_s
-        after = float(ends.max())
-    return after - before
-
-
 @cache
-def _function() -> Any:
-    """The recurrence, compiled where numba is installed."""
+def _compiled() -> Any:
+    """The recurrence, in machine code where numba is installed."""
     if find_spec("numba") is None:
         return _follow
     from numba import njit
@@ -197,10 +286,7 @@ def _follow(
     ends: Floats,
     arrivals: Floats,
 ) -> None:
-    """Follow all passes; `ends` has when each rank begins, and then when it has reduced all gradients.
-
-    `reduces` is the pass that reduces gradients layer by layer under ZeRO 2; 0: none.
-    """
+    """Follow all passes; `ends` has when each rank begins, and then when it has reduced all gradients."""
     gather_s, gather_ends_s, reduce_s, reduce_both_s, across_s, across_both_s = replica_s
     last = len(first) - 2
     free = ends.copy()
@@ -287,140 +373,3 @@ def _follow(
         arrivals[number] = now
     for on in range(len(ends)):
         ends[on] = max(free[on], data[on], groups[on])
-
-
-# From the prices of layouts to the passes of each.
-
-
-def closer_steps_s(
-    job: Job, columns: Columns, topology: FatTree, costs: Costs, *, updates: bool = True
-) -> Floats:
-    """Step time of every layout by the longest path over its passes, shape (rows,)."""
-    seconds = np.empty(len(columns))
-    passes = Passes(job, columns, topology, costs)
-    replicas = OverReplicas(job, columns, topology, costs)
-    for rows, some in columns.blocks():
-        steps = Steps(job, some, rows, passes, replicas)
-        rest = _Rest.of(steps, updates=updates)
-        for number, row in enumerate(rows.tolist()):
-            seconds[row] = _row_s(job, steps, rest, number, topology.devices_per_node)
-    return seconds
-
-
-class _Rest(NamedTuple):
-    """What the recurrence does not follow, shape (rows,) each."""
-
-    reduced_s: Floats
-    """Exposed reduction at the end of a step below ZeRO 2."""
-    ends_s: Floats
-    """From the end of all reductions to the next step."""
-    ahead_s: Floats
-    """Exposed gathers at the start of a step."""
-
-    @classmethod
-    def of(cls, steps: Steps, *, updates: bool) -> _Rest:
-        columns = steps.columns
-        replicas = steps.replicas
-        times = steps.pass_times()
-        completes = (times.backward_s + times.weights_s).max(axis=1)
-        reduced_s = steps.reduction_s(columns.pipeline * completes)
-        ends_s = replicas.gather + replicas.tie + (replicas.update if updates else 0.0)
-        below = columns.zero < GRADIENTS_SHARDED
-        return cls(np.where(below, reduced_s, 0.0), ends_s[:, 0], steps.gathered_ahead_s())
-
-
-def _row_s(job: Job, steps: Steps, rest: _Rest, row: int, node: int) -> float:
-    """The step of one layout."""
-    columns = steps.columns
-    division = columns.divisions[int(columns.division[row])]
-    schedule = schedule_called(division.schedule)
-    placement = division.placement
-    of_kinds = steps.passes
-    prices = _PassPrices(*(float(column[row, 0]) for column in steps.passes))  # of layers, the first kind's
-    replicas = steps.replicas
-    stages = placement.num_stages
-    rank_of = np.array([placement.rank(number) for number in range(stages)])
-    crosses = rank_of[1:] != rank_of[:-1]
-    kinds = [*division.kinds] or [0] * sum(division.layers)
-    layer_s = np.stack([of_kinds.forward[row], of_kinds.backward[row], of_kinds.weights[row]])[:, kinds]
-    redone_s = of_kinds.recompute[row, kinds] * _redone(columns, division, row, len(kinds))
-    begin_s = np.zeros((len(_PASSES), stages))
-    begin_s[:WEIGHTS] = prices.begin
-    begin_s[FORWARD, 1:] += crosses * prices.receive
-    begin_s[BACKWARD, :-1] += crosses * prices.receive
-    begin_s[FORWARD, 0] += prices.embedding_forward
-    begin_s[BACKWARD:, -1] += prices.head_backward, prices.head_weights
-    end_s = np.zeros((len(_PASSES), stages))
-    end_s[FORWARD, -1] = prices.head_forward
-    end_s[BACKWARD:, 0] = prices.embedding_backward, prices.embedding_weights
-    # What compute loses next to messages, gathers and reductions.
-    if division.pipeline > 1:
-        halves = 2 if schedule.has("tight") and not schedule.has("splits_backward") else 1
-        begin_s[:WEIGHTS] += 2 / halves * prices.send * float(steps.slower_send[row, 0])
-    zero = int(columns.zero[row])
-    gathered_s, gathered_ends_s, reduced_s, both_s, across_s, across_both_s = (
-        float(getattr(replicas, name)[row, 0])
-        for name in (
-            "gather_layer",
-            "gather_both",
-            "reduce_layer",
-            "reduce_both",
-            "across_layer",
-            "across_both",
-        )
-    )
-    reduce_ends_s = np.zeros(stages)
-    if zero == GRADIENTS_SHARDED:
-        if stages == 1:
-            reduce_ends_s[0] = both_s
-        else:
-            reduce_ends_s[[0, -1]] = replicas.reduce_embedding[row, 0], replicas.reduce_head[row, 0]
-    if zero >= GRADIENTS_SHARDED and (steps.overlaps or zero == SHARDED):
-        completes = WEIGHTS if schedule.has("splits_backward") else BACKWARD
-        # A reduction begins with the layer below, whose rows are on their way to experts first.
-        hidden_s = np.minimum(reduced_s, layer_s[completes])
-        dispatched_s = np.minimum(hidden_s, steps.dispatched[row])
-        layer_s[completes] += hidden_s * steps.slower_reduce[row]
-        layer_s[completes] += dispatched_s * steps.slower_dispatch[row]
-    if zero == SHARDED:
-        layer_s[FORWARD] += np.minimum(gathered_s, layer_s[FORWARD]) * steps.slower_gather[row]
-        layer_s[BACKWARD] += np.minimum(gathered_s, layer_s[BACKWARD]) * steps.slower_gather_backward[row]
-    width = int(columns.tensor[row] * columns.replicas[row])
-    apart = rank_of[1:] * width // node != rank_of[:-1] * width // node
-    hop_s = np.where(crosses, steps.hops[row][apart.astype(int)], 0.0)
-    stage_passes = StagePasses(
-        begin_s,
-        layer_s,
-        redone_s,
-        end_s,
-        hop_s,
-        (gathered_s, gathered_ends_s),
-        (reduced_s, both_s),
-        reduce_ends_s,
-        (across_s, across_both_s),
-        float(rest.reduced_s[row] + rest.ends_s[row]),
-    )
-    skewed = schedule.has("skewed")
-    seconds = step_s(
-        division,
-        stage_passes,
-        int(steps.microbatches[row]),
-        zero,
-        overlaps=steps.overlaps,
-        steps=2 if skewed else 1,
-        ties=skewed and job.model.tied_embeddings and placement.last_rank > 0,
-    )
-    return seconds + float(rest.ahead_s[row])
-
-
-def _redone(columns: Columns, division: Division, row: int, count: int) -> Bools:
-    """Which layers are recomputed: of every rank one in so many, from its first."""
-    redone = np.zeros(count, dtype=np.bool_)
-    if not columns.recompute[row]:
-        return redone
-    first = np.cumsum([0, *division.layers])
-    first[-1] = count
-    for places in division.placement.places:
-        layers = np.concatenate([np.arange(first[place], first[place + 1]) for place in places])
-        redone[layers[:: int(columns.recompute_every[row])]] = True
-    return redone

@@ -545,7 +545,7 @@ class OverReplicas:
                 for *shares_s, whole_s in (of_gathers, of_reductions)
             ]
         )
-        """What gathering a layer, and reducing a bucket, take of units, memory bandwidth and NICs: (2, ways, 3)."""
+        """Shares of units, memory bandwidth and NICs that gathers and reductions take, shape (2, ways, 3)."""
 
 
 def _on_nics_s(work: Work, topology: FatTree, costs: Costs) -> float:

@@ -7,13 +7,13 @@ replica for each pipeline rank (`work.unfold`). The plain strategies `data`, `te
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple, get_args, get_type_hints
 
 import numpy as np
 
-from perfsim.base.arrays import Bools, Floats
+from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.base.errors import LayoutError, MemoryCapacityError, PerfsimError, Problem
 from perfsim.base.sizes import MOST_DEVICES
 from perfsim.costs.price import Costs
@@ -22,13 +22,15 @@ from perfsim.specs.layout import AXES, OFFLOADS, ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies.plan import MEMORY, Screening, check_runs_on
 from perfsim.strategies.schedules import SCHEDULES
+from perfsim.strategies.three_d.closed_form import estimate_steps_s
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED
 from perfsim.strategies.three_d.division import divided
 from perfsim.strategies.three_d.emission import StepWriter, ThreeDPlan
 from perfsim.strategies.three_d.layers import expert_load
 from perfsim.strategies.three_d.legal import RefusedLayoutError, refusals_of
 from perfsim.strategies.three_d.memory import Places, stage_memory
-from perfsim.strategies.three_d.offload import emit_offloaded, estimate_layouts_s
+from perfsim.strategies.three_d.offload import Estimate, emit_offloaded, estimate_layouts_s
+from perfsim.strategies.three_d.pass_path import path_steps_s
 from perfsim.strategies.three_d.space import Columns, divisors, layout_space
 from perfsim.work import GraphBuilder
 
@@ -78,21 +80,38 @@ class ThreeD:
             columns = kept[number]
             return groups[number].places.on(columns.layout(index - int(ends[number]) + len(columns)))
 
-        estimates = [
-            estimate_layouts_s(job, columns, topology, costs, group.places)
-            for group, columns in zip(groups, kept, strict=True)
-        ]
+        def estimates_s(chosen: Sequence[Columns], base: Estimate) -> Floats:
+            return np.concatenate(
+                [
+                    estimate_layouts_s(job, columns, topology, costs, group.places, base)
+                    for group, columns in zip(groups, chosen, strict=True)
+                ]
+            )
+
+        def closer(indices: Ints) -> Floats:
+            order = np.argsort(indices)
+            starts = [0, *ends[:-1]]
+            of_group = np.split(indices[order], np.searchsorted(indices[order], ends[:-1]))
+            chosen = [
+                columns.rows(rows - start)
+                for columns, rows, start in zip(kept, of_group, starts, strict=True)
+            ]
+            seconds = np.empty(len(indices))
+            seconds[order] = estimates_s(chosen, path_steps_s)
+            return seconds
+
         screened = sum(len(group.columns) for group in groups)
         too_large = screened - int(ends[-1])
         closest = min((group.closest() for group in groups), key=lambda found: found[0])
         return Screening(
-            np.concatenate(estimates),
+            estimates_s(kept, estimate_steps_s),
             np.concatenate([group.share[group.fits] for group in groups]),
             layout,
             screened,
             {MEMORY: too_large} if too_large else {},
             closest[1],
             groups[0].columns.indivisible(topology.num_devices, self.free_degrees) if screened else 0,
+            closer,
         )
 
     def plan(
@@ -142,7 +161,7 @@ class ThreeD:
     def estimate_s(self, plan: ThreeDPlan, costs: Costs) -> float:
         columns = Columns.of(plan.job, plan.layout)
         places = Places.of(plan.layout)
-        return float(estimate_layouts_s(plan.job, columns, plan.topology, costs, places)[0])
+        return float(estimate_layouts_s(plan.job, columns, plan.topology, costs, places, estimate_steps_s)[0])
 
 
 class _Group(NamedTuple):

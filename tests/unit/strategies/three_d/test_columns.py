@@ -13,6 +13,7 @@ from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import layer_kinds
 from perfsim.strategies import strategy
 from perfsim.strategies.three_d.emission import RankShare
+from perfsim.strategies.three_d.expert import ExpertGroup
 from perfsim.strategies.three_d.layers import HalfPass, Layer, WeightInputs
 from perfsim.strategies.three_d.prices import Passes
 from perfsim.strategies.three_d.space import Columns
@@ -72,14 +73,24 @@ def emitted_s(asked: Question, layer: Layer, split: bool) -> tuple[float, float,
         works = [builder.works[number] for number in template.columns.values["work"]]
         host = [work for work in works if work.name == WAIT_OF_EXPERTS]
         device = asked.costs.durations_s([work for work in works if work not in host]).sum()
+        device -= sum(beside_s(asked, layer, work) for work in works if work.op.startswith("shared_experts"))
         seconds.append(device + sum(late_s(asked, layer, work) for work in host))
     return (*seconds, 0.0)[:3]
+
+
+def beside_s(asked: Question, layer: Layer, shared: Work) -> float:
+    """Seconds of shared experts that the way of rows to the others hides."""
+    assert isinstance(layer.mlp, ExpertGroup)
+    dispatched = asked.costs.durations_s(layer.mlp.to_experts()).sum()
+    return min(asked.costs.duration_s(shared), float(dispatched))
 
 
 def late_s(asked: Question, layer: Layer, host: Work) -> float:
     """Seconds by which the host is later than the device after the router."""
     which: HalfPass = "forward" if host.category in ("forward", "recompute") else "backward"
-    hidden = asked.costs.durations_s(layer.mlp.works(which)[1:-1]).sum()
+    works = layer.mlp.works(which)[1:-1]
+    shared = [work for work in works if work.op.startswith("shared_experts")]
+    hidden = asked.costs.durations_s(works).sum() - sum(beside_s(asked, layer, work) for work in shared)
     return max(0.0, asked.costs.duration_s(host) - hidden)
 
 
@@ -108,7 +119,7 @@ LAYOUTS = {
 def test_every_kind_of_layer_is_priced_as_it_is_written(name: str, layout: str) -> None:
     """Prices know the tokens of a rank alone, a stage the tensor and context groups that divide them.
 
-    A layer with experts that predicts a further token is estimated without its LM head.
+    The LM head of a layer with experts that predicts a further token is priced as a task of its own.
     """
     asked = question(name)
     job = asked.job

@@ -1,0 +1,124 @@
+"""The second estimate of a layout, the longest path over its passes, next to the simulated step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from perfsim.base.arrays import Floats
+from perfsim.machines.placement import place
+from perfsim.prediction.planner import Search
+from perfsim.prediction.question import Question, question_of
+from perfsim.prediction.run import Step, graph_of
+from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.layout_text import parsed_settings
+from perfsim.strategies.three_d import pass_path
+from perfsim.strategies.three_d.pass_path import path_steps_s
+from perfsim.strategies.three_d.space import Columns
+
+QUESTIONS = {
+    "dense": {"model": "gpt3_20b", "system": "dgx-a100-80gb", "devices": 128, "batch": 512},
+    "tensor groups over nodes": {
+        "model": "gpt3_175b",
+        "system": "dgx-a100-80gb",
+        "devices": 512,
+        "batch": 1536,
+    },
+    "experts": {"model": "deepseek_v3", "system": "dgx-h100", "devices": 256, "batch": 2048},
+    "NVL72": {"model": "llama31_70b", "system": "gb200-nvl72", "devices": 144, "batch": 576},
+}
+NEAR = 1.5
+"""Layouts that take so many times as long as the best, or less, are compared."""
+MOST_TASKS = 1_500_000
+
+
+@cache
+def searched(name: str) -> Search:
+    return Search(question_of(QUESTIONS[name]))
+
+
+def layout_of(text: str) -> ParallelLayout:
+    return ParallelLayout(**parsed_settings(text, ParallelLayout))
+
+
+def path_s(question: Question, layout: ParallelLayout) -> float:
+    columns = Columns.of(question.job, layout)
+    return float(path_steps_s(question.job, columns, question.topology, question.costs, True)[0])
+
+
+def simulated_s(question: Question, layout: ParallelLayout, *, contention: bool = True) -> float:
+    plan = question.chosen.plan(question.job, question.topology, layout, check_memory=False)
+    graph = graph_of(plan, question.chosen)
+    if len(graph) > MOST_TASKS:
+        return np.nan
+    return Step(place(graph, question.topology), question.costs).run(contention=contention).step_time_s
+
+
+def errors(name: str, count: int) -> Floats:
+    """Of random layouts whose step is within `NEAR` of the best, what the path exceeds the simulation by."""
+    found = searched(name)
+    estimates = found.screening.estimate_s
+    near = np.flatnonzero(estimates <= NEAR * estimates.min())
+    chosen = np.random.default_rng(0).choice(near, count, replace=False)
+    layouts = [found.screening.layout(index) for index in (*found.order[:4].tolist(), *chosen.tolist())]
+    pairs = [(path_s(found.question, layout), simulated_s(found.question, layout)) for layout in layouts]
+    path, simulated = np.array(pairs).T
+    compared = simulated <= NEAR * np.nanmin(simulated)
+    return np.asarray(path / simulated - 1.0)[compared]
+
+
+def test_of_layouts_near_the_best_the_path_is_within_three_percent_of_the_simulation() -> None:
+    assert np.abs(errors("dense", 3)).max() <= 0.03
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_of_many_layouts_near_the_best_the_path_is_close_to_the_simulation(name: str) -> None:
+    wrong = np.abs(errors(name, 30))
+    assert np.median(wrong) <= 0.005
+    assert np.quantile(wrong, 0.95) <= 0.03
+    assert wrong.max() <= 0.05
+
+
+EXACT = {
+    "1f1b": "tp=8,pp=4,dp=4,mbs=1,sp=true",
+    "interleaved, recomputed": "tp=8,pp=4,dp=4,vpp=11,schedule=interleaved,recompute=full,recompute_every=3",
+    "weight gradients apart": "tp=8,pp=4,dp=4,schedule=zb1p",
+    "in a V": "tp=8,pp=2,dp=8,vpp=2,schedule=zbv",
+    "ZeRO 2": "tp=8,pp=4,dp=4,zero=2",
+    "ZeRO 2, chunks of a layer": "tp=4,pp=4,dp=8,vpp=11,schedule=interleaved,zero=2",
+    "ZeRO 3": "dp=128,zero=3,recompute=full",
+}
+
+
+@pytest.mark.parametrize("text", EXACT.values(), ids=EXACT)
+def test_without_contention_the_path_is_the_step(text: str) -> None:
+    """But for what compute is taken to lose next to communications, which the simulation then leaves out."""
+    question = searched("dense").question
+    layout = layout_of(text)
+    alone_s = simulated_s(question, layout, contention=False)
+    assert alone_s * 0.996 <= path_s(question, layout) <= alone_s * 1.1
+
+
+def test_a_step_of_many_microbatches_is_extrapolated_without_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    question = searched("dense").question
+    many = replace(question.job, global_batch_size=2048)
+    columns = [Columns.of(many, layout_of(text)) for text in EXACT.values()]
+
+    def seconds() -> list[float]:
+        return [float(path_steps_s(many, one, question.topology, question.costs, True)[0]) for one in columns]
+
+    extrapolated = seconds()
+    monkeypatch.setattr(pass_path._Path, "step_s", pass_path._Path._followed_s)
+    assert extrapolated == pytest.approx(seconds(), rel=1e-9)
+
+
+def test_without_numba_the_recurrence_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    question = searched("dense").question
+    layouts = [layout_of(text) for text in EXACT.values()]
+    compiled = [path_s(question, layout) for layout in layouts]
+    monkeypatch.setattr(pass_path, "_compiled", lambda: pass_path._follow)
+    assert [path_s(question, layout) for layout in layouts] == compiled
