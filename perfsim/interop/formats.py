@@ -127,7 +127,7 @@ def import_file(
     """Read a foreign file; its format is recognised by its content unless it is given.
 
     `part` is what the document holds: model, recipe, ...; by default the model where there is one.
-    `model` is that of a file without one, `system` the machine of measured steps, `given` are values by key
+    `model` is for a file without one, `system` the machine of measured steps, `given` are values by key
     that the file lacks, and `more` are logs of further runs. Raises InputError for an unknown
     format, a file of none or of several, and for wrong values, at their lines.
     """

@@ -224,7 +224,7 @@ class ParallelLayout:
     @property
     def offloads(self) -> dict[str, Place]:
         """The settings of offload that are in use."""
-        return {name: place for name in OFFLOADS if (place := getattr(self, name)) != "none"}
+        return {name: where for name in OFFLOADS if (where := getattr(self, name)) != "none"}
 
     def as_dict(self, num_microbatches: int) -> dict[str, Any]:
         """Its fields under the names of the JSON interface."""
