@@ -20,8 +20,7 @@ from perfsim.interop import CHAKRA, GAP, READ, tool_named
 from perfsim.interop.nearest_model import Gap
 from perfsim.interop.source import SYNTAXES, Source, Syntax
 from perfsim.interop.tool import Reading, Step
-from perfsim.specs.layout import ParallelLayout
-from perfsim.specs.layout_text import text_of
+from perfsim.specs.layout import ParallelLayout, text_of
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.recipe import RUNTIME_FIELDS, Recipe
 

@@ -23,7 +23,7 @@ from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, Step
 from perfsim.specs.calibration import Dispatcher
-from perfsim.specs.layout_text import text_of
+from perfsim.specs.layout import text_of
 from perfsim.specs.precisions import PRECISIONS, Precision
 from perfsim.strategies import Plan
 from perfsim.work import Work
