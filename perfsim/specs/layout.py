@@ -1,4 +1,4 @@
-"""How a job is divided over devices: layouts of GPUs and of wafers, what is common to them, and their text."""
+"""How a job is divided over devices: layouts of GPUs and of wafers, what they share, and their text."""
 
 from __future__ import annotations
 
