@@ -19,9 +19,8 @@ from perfsim.base.arrays import Floats, Ints
 from perfsim.costs.gpu import UPDATES
 from perfsim.proof.compute import COMPUTE, Compiler, Operation, Partial, Target
 from perfsim.proof.exchange import EXCHANGES, IN_PARTS
-from perfsim.proof.operations import merged_statistics
+from perfsim.proof.operations import OPERATORS, merged_statistics
 from perfsim.proof.parameters import EXPERTS, WORDS, Place, Share
-from perfsim.proof.parts import OPERATORS
 from perfsim.proof.program import CLIPPED, NORM, Cell, Claim, Content, Message, Tensor, Values, pieces, summed
 from perfsim.proof.serial import Moments, SmallTraining, adam, clipping
 from perfsim.specs.layout import ContextExchange
