@@ -294,7 +294,7 @@ class _FatTreeNetwork(Network):
                 places[rank] = (int(tree.leaf_of[rank]) if thin else 0, rank if node in slow_nodes else None)
         return places
 
-    def peer_places(self, works: Sequence[Work], width: int, /, *, shares_links: bool) -> Ints | None:
+    def peer_places(self, works: Sequence[Work], width: int, shares_links: bool, /) -> Ints | None:
         """Where the groups of each peer enter nodes and leaves."""
         if width == 1:
             return None
@@ -519,23 +519,17 @@ class GpuCluster(Machine):
         size = f"micro-batch now {plan.layout.micro_batch_size:,}"
         return f"{self.more}, or larger matrices in each kernel ({size}, tensor {plan.layout.tensor})"
 
-    def published_system(
-        self,
-        system: GpuClusterSpec,
-        devices_per_node: int | None,
-        inter_node: float | None,
-        domain: int | None,
-        /,
-    ) -> GpuClusterSpec:
+    def published_system(self, system: GpuClusterSpec, described: Mapping[str, Any], /) -> GpuClusterSpec:
         """The system with the node size and network of the run, one NIC per device.
 
         A domain of several nodes is a node of that many devices, and what was a node is one of its servers.
         """
-        server = devices_per_node or system.node.server or system.node.devices
-        devices = domain or devices_per_node or system.node.devices
+        per_node = described["devices_per_node"]
+        server = per_node or system.node.server or system.node.devices
+        devices = described["nvlink_domain"] or per_node or system.node.devices
         several = server if devices > server and devices % server == 0 else None
         node = system.node.model_copy(update={"devices": devices, "server": several})
-        if inter_node is not None:
+        if (inter_node := described["inter_node"]) is not None:
             nic = node.nic.model_copy(update={"bandwidth": inter_node / server})
             shared = inter_node < server * system.node.nic.bandwidth
             node = node.model_copy(update={"nics": devices, "nic": nic, "devices_share_nics": shared})

@@ -340,6 +340,10 @@ class Accuracy:
     """Half-width of the 90 % band of the plan's step time, as a fraction."""
     unshared_error: float = 0.0
     """The part of it that remains in the ratio of two runs of one machine."""
+    unknowns: tuple[Unknown, ...] = ()
+    """What no published run shows of the plan, which widens its band."""
+    hidden: Hidden | None = None
+    """The communication that the plan hides, next to published runs; None where no plan is known."""
 
     @classmethod
     def of(cls, plan: Plan, share: float = 0.0, *, without: str = "") -> Accuracy:
@@ -348,8 +352,10 @@ class Accuracy:
         `share` of its step hides communication (`Trace.hidden_share`; 0 where the plan was not simulated).
         `without` names a group of runs of which the answer knows nothing.
         """
-        unknowns = [*unknowns_of(plan), *Hidden.of(plan, share, without=without).unknown()]
-        return cls.nearest(plan.system.kind, Traits.of(plan), without, unknowns)
+        hidden = Hidden.of(plan, share, without=without)
+        unknowns = (*unknowns_of(plan), *hidden.unknown())
+        known = cls.nearest(plan.system.kind, Traits.of(plan), without, unknowns)
+        return replace(known, hidden=hidden, unknowns=unknowns)
 
     @classmethod
     def nearest(

@@ -15,7 +15,7 @@ from perfsim.base.spec import CHANGED
 from perfsim.costs.wafer import PEAK
 from perfsim.machines import machine_of
 from perfsim.machines.machine import is_borrowed
-from perfsim.prediction.bands import MARGIN, SHARDED, Hidden, Reached, Traits, unknowns_of
+from perfsim.prediction.bands import MARGIN, SHARDED, Reached, Traits
 from perfsim.prediction.question import DEFAULT_BATCH_PER_DEVICE, Question
 from perfsim.prediction.run import Evaluation
 from perfsim.prediction.why import Why
@@ -122,10 +122,11 @@ def caveats_of(
     """
     plan = evaluation.plan
     runs = Reached.like(plan)
+    unknown = {unknown.code: unknown.words for unknown in evaluation.accuracy.unknowns}
     caveats = [
-        *_measured(plan),
+        *_measured(plan, unknown),
         *_evidence(plan, runs),
-        *_outside(plan, runs),
+        *_outside(plan, runs, unknown),
         *_of_run(evaluation, runs, why.fixed_s),
         *_inputs(plan, why.cause, allowed_share),
         *more,
@@ -133,7 +134,7 @@ def caveats_of(
     return tuple(sorted(caveats, key=Caveat.rank))
 
 
-def _measured(plan: Plan) -> Iterator[Caveat]:
+def _measured(plan: Plan, unknown: Mapping[str, str]) -> Iterator[Caveat]:
     """Constants that were measured on another device, link or release, or not at all."""
     system = plan.system
     machine = machine_of(system)
@@ -141,7 +142,7 @@ def _measured(plan: Plan) -> Iterator[Caveat]:
     borrowed = is_borrowed(device.name, device.assumed, device.calibration, "device")
     if borrowed and device.calibration is not None:
         words = f"no measurement of {device.name}: the constants of {device.calibration.name} are used"
-        yield Caveat.of("calibration-borrowed", words + _allowed(plan, "calibration-borrowed"))
+        yield Caveat.of("calibration-borrowed", words + _allowed("calibration-borrowed", unknown))
     yield from _unread(device, _DEVICE_FIGURES)
     releases = machine.releases(system, plan.job.recipe)
     if releases is not None and device.calibration is not None:
@@ -150,7 +151,7 @@ def _measured(plan: Plan) -> Iterator[Caveat]:
             yield Caveat.of("release-peak", "peak efficiency, which no software release reaches")
         elif wanted != used:
             words = f"no measurement of software release {wanted}: the efficiency of {used} is used"
-            yield Caveat.of("release-borrowed", words + _allowed(plan, "release-borrowed"))
+            yield Caveat.of("release-borrowed", words + _allowed("release-borrowed", unknown))
         elif borrowed:
             measured = f"was measured on {device.calibration.name} only, as a fraction of its peak"
             yield Caveat.of("release-borrowed", f"software release {used} {measured}")
@@ -203,11 +204,11 @@ def _evidence(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
         yield Caveat.of("precision-outside", words)
 
 
-def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
-    """Sizes and settings that no published run has."""
-    for unknown in unknowns_of(plan):
-        if unknown.code in _OF_THE_JOB:
-            yield Caveat.of(unknown.code, unknown.words)
+def _outside(plan: Plan, runs: Sequence[Reached], unknown: Mapping[str, str]) -> Iterator[Caveat]:
+    """Sizes and settings that no published run has; `unknown` are the machine's words by code."""
+    for code in _OF_THE_JOB:
+        if code in unknown:
+            yield Caveat.of(code, unknown[code])
     positions = plan.job.model.max_position_embeddings
     tokens = plan.job.seq_length
     if tokens > positions:
@@ -221,7 +222,7 @@ def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
         plan.topology.num_devices,
         [row.num_devices for row in runs],
         f"{{factor}} times as many {machine_of(plan.system).unit} as in any published run "
-        f"(at most {{most:,.0f}}){_allowed(plan, 'devices-outside')}",
+        f"(at most {{most:,.0f}}){_allowed('devices-outside', unknown)}",
     )
     size = float(parameters(plan.job.model).total)
     least = min(row.parameters for row in runs)
@@ -263,9 +264,9 @@ def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
     )
 
 
-def _allowed(plan: Plan, code: str) -> str:
+def _allowed(code: str, unknown: Mapping[str, str]) -> str:
     """What a machine says of how its band allows for something that no published run shows."""
-    return "".join(f"; {unknown.words}" for unknown in unknowns_of(plan) if unknown.code == code)
+    return f"; {unknown[code]}" if code in unknown else ""
 
 
 def _rounded(factor: float) -> str:
@@ -283,9 +284,9 @@ def _above(code: str, value: float, published: Sequence[float], words: str) -> I
 def _of_run(evaluation: Evaluation, runs: Sequence[Reached], fixed_s: float) -> Iterator[Caveat]:
     """A step that hides more, uses devices better, is scaled more or smaller than published runs show."""
     plan = evaluation.plan
-    hidden = Hidden.of(plan, evaluation.hidden_communication_fraction)
-    factor = hidden.share / hidden.published if hidden.published else inf
-    if hidden.cost and factor > MARGIN:
+    hidden = evaluation.accuracy.hidden
+    factor = hidden.share / hidden.published if hidden and hidden.published else inf
+    if hidden and hidden.cost and factor > MARGIN:
         words = (
             f"{100 * hidden.share:.0f} % of the step hides communication, while published runs hide at most "
             f"{100 * hidden.published:.0f} %; how much that slows the compute next to it is an "
