@@ -392,8 +392,19 @@ def _inside_bytes_per_s(work: Work, collectives: CollectiveModel) -> float:
 
 
 _BETWEEN_NODES = ("node.nic", "node.nics", "fabric.oversubscription")
-
-
+REMEDIES = {
+    "bubble": "more than {plan.num_microbatches:,} micro-batches for {layout.pipeline} stages (a larger "
+    "batch or fewer stages), or a schedule with a smaller bubble (interleaved, zb1p)",
+    "exposed tensor communication": "a tensor degree below {layout.tensor}, or faster links inside the node",
+    "exposed expert communication": "a smaller expert degree or one inside a node, one copy of a token a "
+    "node (dispatcher: deepep), or faster links",
+    "exposed data communication": "a larger batch, so that gradients are reduced less often, or faster links "
+    "between nodes",
+    "exposed pipeline communication": "fewer than {layout.pipeline} stages, or faster links between them",
+    "exposed offload": "a larger micro-batch than {layout.micro_batch_size:,}, more devices so that less is "
+    "offloaded, or a faster link to the host",
+}
+"""What shortens a step, by the wait that limits it; the optimizer, and a lone replica, have other words."""
 MOST_CHANNELS = 32
 """The most multiprocessors that a collective of NCCL occupies, one for each channel.
 
@@ -478,42 +489,22 @@ class GpuCluster(Machine):
         """Another degree, schedule or stage of ZeRO, or faster links."""
         layout = plan.layout
         alone = isinstance(layout, ParallelLayout) and layout.replicas == 1
-        match cause:
-            case "bubble" if layout.pipeline > 1:
-                return (
-                    f"more than {plan.num_microbatches:,} micro-batches for {layout.pipeline} stages (a "
-                    "larger batch or fewer stages), or a schedule with a smaller bubble (interleaved, zb1p)"
-                )
-            case "exposed tensor communication":
-                return f"a tensor degree below {layout.tensor}, or faster links inside the node"
-            case "exposed expert communication":
-                return (
-                    "a smaller expert degree or one inside a node, one copy of a token a node (dispatcher: "
-                    "deepep), or faster links"
-                )
-            case "exposed data communication":
-                if alone:
-                    words = "nothing is sent: the host launches collectives of one rank; fewer and larger "
-                    return f"{words}gradient buckets"
-                rarer = "so that gradients are reduced less often"
-                return f"a larger batch, {rarer}, or faster links between nodes"
-            case "exposed pipeline communication":
-                return f"fewer than {layout.pipeline} stages, or faster links between them"
-            case "exposed offload":
-                return (
-                    f"a larger micro-batch than {layout.micro_batch_size:,}, more devices so that less is "
-                    "offloaded, or a faster link to the host"
-                )
-            case "optimizer" if isinstance(layout, ParallelLayout):
+        if cause == "exposed data communication" and alone:
+            words = "nothing is sent: the host launches collectives of one rank"
+            return f"{words}; fewer and larger gradient buckets"
+        if cause == "optimizer" and isinstance(layout, ParallelLayout):
+            if layout.offload_optimizer != "none":
+                spread = "" if layout.zero_stage else "its states sharded over replicas (ZeRO 1), "
+                share = f"{spread}more hosts to share the update, its states on the devices"
+            elif layout.zero_stage or alone:
+                rarer = "a larger batch, so that updates are rarer"
+                return f"{rarer}, or more replicas that share the update (ZeRO 1)"
+            else:
                 share = "optimizer states sharded over replicas (ZeRO 1)"
-                if layout.offload_optimizer != "none":
-                    spread = "" if layout.zero_stage else "its states sharded over replicas (ZeRO 1), "
-                    share = f"{spread}more hosts to share the update, its states on the devices"
-                elif layout.zero_stage or alone:
-                    rarer = "a larger batch, so that updates are rarer"
-                    return f"{rarer}, or more replicas that share the update (ZeRO 1)"
-                return f"{share}, or a larger batch"
-        return LOOK
+            return f"{share}, or a larger batch"
+        if cause == "bubble" and layout.pipeline == 1:
+            return LOOK
+        return REMEDIES.get(cause, LOOK).format(plan=plan, layout=layout)
 
     def _more_compute(self, plan: Plan, _moving: float, /) -> str:
         size = f"micro-batch now {plan.layout.micro_batch_size:,}"

@@ -245,7 +245,7 @@ class Machine(ABC):
     def busy_s(self, topology: Topology, graph: TaskGraph, duration_s: Floats, lane: str) -> float:
         """Seconds a step that a lane is busy."""
         seconds = np.where(self.on_lane(graph, lane), duration_s, 0.0)
-        streams_s = np.bincount(graph.stream, seconds, minlength=len(graph.streams))
+        streams_s: Floats = np.bincount(graph.stream, seconds, len(graph.streams)).astype(float)
         return self._together_s(topology, lane, streams_s) / len(graph.step_ends)
 
     def on_lane(self, graph: TaskGraph, lane: str) -> Bools:

@@ -6,7 +6,7 @@ The seconds by cause add up to the step; the sentence names the limiting cause a
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +25,7 @@ from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question, changes_by_root
 from perfsim.prediction.run import Evaluation
 from perfsim.specs.calibration import Dispatcher
+from perfsim.specs.layout import Layout
 from perfsim.specs.layout_text import text_of
 from perfsim.specs.precisions import PRECISIONS, Precision
 from perfsim.work import Work
@@ -56,7 +57,7 @@ class Why:
         step = run.step
         graph = step.placed.graph
         step_s = run.step_time_s
-        sums = Counter({"compute": 0.0})
+        sums: dict[str, float] = defaultdict(float, compute=0.0)
         for category, seconds in run.breakdown_s.items():
             kind = category.removesuffix("_communication")
             named = f"exposed {kind} communication" if kind != category else "compute"
@@ -395,7 +396,7 @@ class GapExplained:
                 factor = min(MOST_FACTOR, max(LEAST_FACTOR, 1.0 / inverse if inverse > 0 else MOST_FACTOR))
                 step_s = _step_s(question, faster(factor)) or step_s
             suspect(words, factor, step_s, abs(math.log(factor)) / deviation)
-        for words, changes in _settings(question):
+        for words, changes in _settings(question, plan.layout):
             step_s = _step_s(question, changes)
             if step_s is not None and abs(step_s / predicted_s - 1.0) >= NOTHING:
                 suspect(words, None, step_s, SETTING_DEVIATIONS)
@@ -429,7 +430,7 @@ def _step_s(question: Question, changes: Changes) -> float | None:
 
 def _rates(question: Question) -> Iterator[tuple[str, Callable[[float], Changes], float]]:
     """Rates of the machine and its host: words, what changes where one is faster, its deviation."""
-    for words, template, deviation in machine_of(question.system).rates:
+    for words, template, deviation in question.machine.rates:
         path = template.format(precision=question.recipe.precision)
         rate: Any = question.system
         for name in path.split("."):
@@ -451,7 +452,7 @@ def _times(path: str, rate: float, factor: float) -> Changes:
     return {path: factor * rate}
 
 
-def _settings(question: Question) -> Iterator[tuple[str, Changes]]:
+def _settings(question: Question, layout: Layout) -> Iterator[tuple[str, Changes]]:
     """Settings as they may have been instead: words, and what changes."""
     recipe = question.recipe
     runtime = question.job.runtime
@@ -472,8 +473,7 @@ def _settings(question: Question) -> Iterator[tuple[str, Changes]]:
     for path, values in instead.items():
         for value in values:
             yield f"{path.partition('.')[2]} {str(value).lower()}", {path: value}
-    layout = question.layout
-    for mode in machine_of(question.system).recompute_modes:
+    for mode in question.machine.recompute_modes:
         if mode != layout.recompute:
             yield f"recompute {mode}", {"layout.recompute": mode, "layout.recompute_every": 1}
     for size in (2 * layout.micro_batch_size, layout.micro_batch_size // 2):
