@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -336,7 +336,7 @@ class Accuracy:
     """The part of it that remains in the ratio of two runs of one machine."""
     unknowns: tuple[Unknown, ...] = ()
     """What no published run shows of the plan, which widens its band."""
-    hidden: Hidden | None = None
+    hidden: Hidden | None = field(default=None, compare=False)
     """The communication that the plan hides, next to published runs; None where no plan is known."""
 
     @classmethod

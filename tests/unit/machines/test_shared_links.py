@@ -7,13 +7,11 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from perfsim.costs.price import price
-from perfsim.engine import critical_path, simulate
+from perfsim.engine import simulate
 from perfsim.machines import network_of
 from perfsim.machines.placement import SharedLinks
 from perfsim.network import Topology
 from perfsim.specs.hardware import FatTreeSpec
-from perfsim.specs.layout import ParallelLayout
 from perfsim.testing.toys import at_once
 from perfsim.work import GraphBuilder, Kind, RankGroup, TaskGraph, Work
 
@@ -199,25 +197,3 @@ def test_one_slow_port_slows_the_broadcast_to_all(toys: ModuleType) -> None:
     links = SharedLinks.of(alone, network_of(topology.degraded({"swarmx/1/1-cs5": 0.25})))
     assert len(links.capacities) == 1
     assert simulate(alone, np.array([SECONDS]), links.flows, links.capacities).end_s.max() == 4 * SECONDS
-
-
-def test_a_step_on_a_fourth_of_the_uplinks_is_longer_by_what_its_sends_wait(toys: ModuleType) -> None:
-    """Two stages of 8 ranks, a leaf each, one micro-batch: all 8 peers send at once, there and back.
-
-    8 messages on 2 uplinks take 4 times as long, and nothing hides a send: the step grows by 3 times
-    the two sends.
-    """
-    job = toys.job(1, num_layers=4, tied_embeddings=False)
-    plan = toys.plan("3d", job, ParallelLayout(tensor=8, pipeline=2))
-    written = toys.graph_of(plan)
-    costs = toys.ToyCosts(plan.system)
-    durations = price(written, costs)
-    steps = []
-    for oversubscription in (1.0, 4.0):
-        topology = oversubscribed(toys, nodes=2, nodes_per_leaf=1, oversubscription=oversubscription)
-        links = SharedLinks.of(written, network_of(topology))
-        steps.append(simulate(written, durations, links.flows, links.capacities).step_time_s)
-    sends = [work for work in written.works if work.kind is Kind.COMM_SEND]
-    assert len(sends) == 2
-    assert steps[0] == critical_path(written, durations).step_time_s
-    assert steps[1] - steps[0] == pytest.approx(3 * sum(map(costs.duration_s, sends)), rel=1e-6)
