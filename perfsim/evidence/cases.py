@@ -37,6 +37,7 @@ from perfsim.specs.precisions import PRECISIONS, Precision, StatePrecision
 from perfsim.specs.recipe import Recipe, Sequences
 from perfsim.specs.runtime import Attention, Runtime
 from perfsim.strategies import Plan
+from perfsim.work import TaskGraph
 
 Count = Annotated[int, *number(0, MOST_WIDTH)]
 """A number of experts, layers or positions; 0: none."""
@@ -78,9 +79,8 @@ class CaseSystem(_CaseSpec):
         if self.is_file or self.device in names:
             return catalog.system(self.device)
         systems = [catalog.system(name) for name in names]
-        for system in systems:
-            if system.device.name == self.device:
-                return system
+        if system := next((system for system in systems if system.device.name == self.device), None):
+            return system
         present = sorted({system.device.name for system in systems} | set(names))
         message = f"no system with device {self.device!r} in the catalogue; it has {', '.join(present)}"
         near = nearest(self.device, present)
@@ -131,8 +131,12 @@ class ModelRow(_CaseSpec):
 
     def described(self) -> TransformerConfig:
         """The model. Raises ValueError for fields that contradict each other."""
-        fields = self.model_dump(include=set(TransformerConfig.model_fields))
-        fields |= {"max_position_embeddings": self.seq_length, "mtp_num_layers": self.mtp_layers}
+        fields = self.model_dump(include=set(TransformerConfig.model_fields)) | {
+            "name": "published",
+            "max_position_embeddings": self.seq_length,
+            "mtp_num_layers": self.mtp_layers,
+            "experts": None,
+        }
         if not 0 < (self.sliding_window or 0) < self.seq_length:
             fields |= {"sliding_window": None, "sliding_window_pattern": None}
         if self.attention_type == "mla":
@@ -144,18 +148,17 @@ class ModelRow(_CaseSpec):
                 "qk_rope_head_dim": self.qk_rope_head_dim,
                 "v_head_dim": self.v_head_dim,
             }
-        fields["experts"] = self.experts and {
-            "num_experts": self.experts,
-            "top_k": self.top_k,
-            "ffn_hidden_size": self.moe_ffn_hidden_size or self.ffn_hidden_size,
-            "shared_ffn_hidden_size": self.shared_expert_ffn,
-            "first_dense_layers": self.dense_layers,
-            "interval": self.moe_layer_interval,
-        }
+        if self.experts:
+            fields["experts"] = {
+                "num_experts": self.experts,
+                "top_k": self.top_k,
+                "ffn_hidden_size": self.moe_ffn_hidden_size or self.ffn_hidden_size,
+                "shared_ffn_hidden_size": self.shared_expert_ffn,
+                "first_dense_layers": self.dense_layers,
+                "interval": self.moe_layer_interval,
+            }
         try:
-            return TransformerConfig.model_validate(
-                fields | {"name": "published", "experts": fields["experts"] or None}
-            )
+            return TransformerConfig.model_validate(fields)
         except ValidationError as error:
             raise ValueError("; ".join(refused_values(error.errors()))) from None
 
@@ -479,27 +482,45 @@ class StepCase(_CaseSpec):
             runtime=runtime,
         )
 
+    def placed(self, catalog: Catalog, calibration: Calibration | None = None) -> PlacedCase:
+        """The run planned. Raises PerfsimError if it cannot be planned."""
+        return PlacedCase.of(self, self.question(catalog, calibration))
+
     def evaluated(self, catalog: Catalog, calibration: Calibration | None = None) -> Evaluation:
         """The run simulated from its description alone."""
-        question = self.question(catalog, calibration)
-        return evaluate(plan_of(question), question.costs)
-
-    def placed(self, catalog: Catalog) -> PlacedCase:
-        """The run planned and its graph placed. Raises PerfsimError if it cannot be planned."""
-        plan = plan_of(self.question(catalog))
-        return PlacedCase(self, plan, place(graph_of(plan), plan.topology, contention=False))
+        return self.placed(catalog, calibration).evaluation
 
 
 @dataclass(frozen=True)
 class PlacedCase:
-    """A case, its plan, and its graph placed without contention, which fits price many times."""
+    """A case and its plan; its graph is written once, and priced as often as a fit needs it."""
 
     case: StepCase
     plan: Plan
-    placed: Placed
+    costs: Costs
+
+    @classmethod
+    def of(cls, case: StepCase, question: Question) -> PlacedCase:
+        """The plan of the question of a case."""
+        return cls(case, plan_of(question), question.costs)
+
+    @cached_property
+    def graph(self) -> TaskGraph:
+        """The graph of its step."""
+        return graph_of(self.plan)
+
+    @cached_property
+    def placed(self) -> Placed:
+        """The graph placed without contention."""
+        return place(self.graph, self.plan.topology, contention=False)
+
+    @cached_property
+    def evaluation(self) -> Evaluation:
+        """The run simulated with contention, at its own prices."""
+        return evaluate(self.plan, self.costs, graph=self.graph)
 
     def step(self, costs: Costs) -> Step:
-        """The step of the case at the prices of `costs`."""
+        """The step of the case at the prices of `costs`, without contention."""
         return Step(self.placed, costs)
 
     @cached_property
@@ -513,11 +534,10 @@ class PlacedCase:
         if not self.plan.job.runtime.overlap_grad_reduce:
             return 1.0
         system = self.plan.system
-        step = self.step(machine_of(system).costs(self.plan.topology, self.plan.job.recipe))
-        whole = step
-        if isinstance(system, GpuClusterSpec) and system.node.server is not None:
-            whole = Step(place(graph_of(self.plan), self.plan.topology), step.costs)
-        return whole.run().step_time_s / step.run(contention=False).step_time_s
+        step = self.step(self.costs)
+        meet = isinstance(system, GpuClusterSpec) and system.node.server is not None
+        whole_s = self.evaluation.step_time_s if meet else step.run().step_time_s
+        return whole_s / step.run(contention=False).step_time_s
 
 
 class _Envelope(_CaseSpec):

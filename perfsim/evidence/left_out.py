@@ -239,9 +239,8 @@ class Tangent:
             for run in tangents
             if run.scored.counts
         ]
-        groups = _groups_of(moved) if leave_out else [""] * len(moved)
         fitted_s = {}
-        for _, left, others in _each_group(moved, groups):
+        for _, left, others in _each_group(moved, _groups_of(moved) if leave_out else [""] * len(moved)):
             known = others if leave_out else moved
             fit = _fit(known, without)
             for run in left:

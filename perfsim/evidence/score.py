@@ -22,7 +22,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +30,10 @@ import numpy as np
 from perfsim.base.errors import LimitError, PerfsimError
 from perfsim.catalog import Catalog, default_catalog, load_mapping
 from perfsim.convergence.critical_batch import HyperbolaFit
-from perfsim.evidence.cases import CaseRows, ConvergenceCase, StepCase, mapped
+from perfsim.evidence.cases import CaseRows, ConvergenceCase, PlacedCase, StepCase, mapped
 from perfsim.evidence.production import ScalingFile
 from perfsim.evidence.step_fit import GpuRun
 from perfsim.prediction.bands import Accuracy, Traits, left_out_of, recorded_errors
-from perfsim.prediction.planner import plan_of
-from perfsim.prediction.run import Evaluation, evaluate
 from perfsim.specs.calibration import WaferCalibration
 from perfsim.work.counts import model_flop_per_step, recompute_flop_per_step
 
@@ -59,8 +56,10 @@ class CaseBand:
     """Points of unlikeness to the most similar of the families that may be used."""
 
     @classmethod
-    def of(cls, case: StepCase, run: Evaluation, catalog: Catalog) -> CaseBand | None:
+    def of(cls, placed: PlacedCase, catalog: Catalog) -> CaseBand | None:
         """The band of a predicted case; None where its group cannot be left out of it."""
+        case = placed.case
+        run = placed.evaluation
         kind = run.plan.system.kind
         families = {family["family"] for entry in recorded_errors() for family in entry["families"]}
         groups: list[str] = []
@@ -68,35 +67,35 @@ class CaseBand:
             # Logs of its release, or its family or a part of it.
             release = case.release(catalog)
             groups = [release] if release else [f"{case.family}, {case.setting}", case.family]
-        group = next((name for name in groups if left_out_of(kind, name) is not None), "")
-        record = left_out_of(kind, group) if group else None
+        records = ((name, left_out_of(kind, name)) for name in groups)
+        group, record = next((pair for pair in records if pair[1] is not None), ("", None))
         try:
-            left_out_s = None if record is None else _left_out_s(case, group, record, catalog)
+            left_out_s = None if record is None else _left_out_s(placed, group, record, catalog)
         except PerfsimError:
             return None
         without = group if left_out_s else ""
         accuracy = Accuracy.of(run.plan, run.hidden_communication_fraction, without=without)
-        centre_s = run.step_time_s if left_out_s is None else left_out_s
+        centre_s = left_out_s or run.step_time_s
         factor = 1.0 + accuracy.step_time_error
         return cls(centre_s / factor, centre_s * factor, left_out_s, accuracy.unlikeness)
 
 
-def _left_out_s(case: StepCase, group: str, record: Mapping[str, Any], catalog: Catalog) -> float | None:
+def _left_out_s(placed: PlacedCase, group: str, record: Mapping[str, Any], catalog: Catalog) -> float | None:
     """Step time with the constants fitted without a group; None where another fit made the constants.
 
     On GPUs the critical path without contention, as in the fit.
     """
-    calibration = case.system.spec(catalog).device.calibration
+    calibration = placed.plan.system.device.calibration
     constants = record["constants"]
     if isinstance(calibration, WaferCalibration):
         if calibration.name != record["calibration"]:
             return None
         efficiency = {**calibration.efficiency, group: constants["efficiency"]}
         changed = calibration.model_copy(update={"efficiency": efficiency})
-        return case.evaluated(catalog, changed).step_time_s
+        return placed.case.evaluated(catalog, changed).step_time_s
     if calibration is None:
         return None
-    run = GpuRun.of(case.placed(catalog))
+    run = GpuRun.of(placed)
     return run.step_s(constants) if run.recorded.keys() <= constants.keys() else None
 
 
@@ -186,10 +185,10 @@ def summary(runs: Iterable[Scored | _BatchPrediction]) -> dict[str, Any]:
     counts as 1; it has no sign, so `bias` leaves it out.
     """
     errors = [run.error for run in runs if run.counts]
+    signed = [error for error in errors if error is not None]
     if not errors:
         return {"n": 0, "median_ape": None, "p90_ape": None, "mape": None, "bias": None}
     apes = np.array([1.0 if error is None else abs(error) for error in errors])
-    signed = [error for error in errors if error is not None]
     return {
         "n": len(errors),
         "median_ape": float(np.median(apes)),
@@ -234,20 +233,19 @@ def _rankings(cases: Sequence[Scored]) -> list[dict[str, Any]]:
     for (family, sweep), by_layout in sweeps.items():
         if len(by_layout) < _FEWEST_LAYOUTS:
             continue
-        measured = [float(np.mean([run.measured_s for run, _ in runs])) for runs in by_layout.values()]
-        predicted = [float(np.mean([seconds for _, seconds in runs])) for runs in by_layout.values()]
         names = [runs[0][0].id for runs in by_layout.values()]
-        pairs = list(combinations(zip(measured, predicted, strict=True), 2))
-        agreement = sum(float(np.sign(a[0] - b[0]) * np.sign(a[1] - b[1])) for a, b in pairs)
-        chosen = predicted.index(min(predicted))
-        best = measured.index(min(measured))
+        measured = np.array([np.mean([run.measured_s for run, _ in runs]) for runs in by_layout.values()])
+        predicted = np.array([np.mean([seconds for _, seconds in runs]) for runs in by_layout.values()])
+        signs = [np.sign(np.subtract.outer(values, values)) for values in (measured, predicted)]
+        chosen = int(predicted.argmin())
+        best = int(measured.argmin())
         ranked.append(
             {
                 "family": family,
                 "sweep": sweep,
                 "layouts": len(names),
-                "kendall_tau": agreement / len(pairs),
-                "regret": measured[chosen] / measured[best] - 1.0,
+                "kendall_tau": float((signs[0] * signs[1]).sum() / (len(names) * (len(names) - 1))),
+                "regret": float(measured[chosen] / measured[best] - 1.0),
                 "chosen": names[chosen],
                 "best": names[best],
             }
@@ -280,15 +278,7 @@ def validate_cases(rows: CaseRows[StepCase], catalog: Catalog) -> dict[str, Any]
     """
     cases = rows.cases
     read = mapped(partial(_predicted, catalog=catalog), cases)
-    unread = []
-    for row in rows.refused:
-        measured = row.values.get("measured")
-        step_s = measured.get("step_time_s") if isinstance(measured, dict) else None
-        seconds = float(step_s) if isinstance(step_s, int | float) else math.nan
-        family = str(row.values.get("family") or "")
-        # Without evidence it does not count.
-        evidence = str(row.values.get("evidence") or "")
-        unread.append(Scored(row.id, family, evidence, None, "", seconds, None))
+    unread = [_unread(row.id, row.values) for row in rows.refused]
     runs = [*read, *unread]
     known = [run for run in runs if run.counts and run.ideal_s is not None]
     efficiency = Scored.one_constant(known)
@@ -313,11 +303,11 @@ def validate_cases(rows: CaseRows[StepCase], catalog: Catalog) -> dict[str, Any]
         "baseline": summary(baseline) | ({"efficiency": efficiency} if known else {}),
         "memory": {_OF_MEMORY.get(name, name): value for name, value in peaks.items()},
         "families": {
-            family: {
-                **figures,
+            family: figures
+            | {
                 "band_coverage": _coverage(by_family[family]),
                 "hidden_communication": max(
-                    (run.hidden_communication or 0.0 for run in by_family[family] if run.counts), default=0.0
+                    run.hidden_communication or 0.0 if run.counts else 0.0 for run in by_family[family]
                 ),
             }
             for family, figures in families(runs).items()
@@ -334,6 +324,15 @@ def validate_cases(rows: CaseRows[StepCase], catalog: Catalog) -> dict[str, Any]
     }
 
 
+def _unread(name: str, values: Mapping[str, Any]) -> Scored:
+    """A refused row as it was written; without evidence it does not count."""
+    measured = values.get("measured")
+    step_s = measured.get("step_time_s") if isinstance(measured, dict) else None
+    seconds = float(step_s) if isinstance(step_s, int | float) else math.nan
+    family, evidence = (str(values.get(key) or "") for key in ("family", "evidence"))
+    return Scored(name, family, evidence, None, "", seconds, None)
+
+
 def _predicted(case: StepCase, catalog: Catalog) -> Scored:
     """A case with all that can be told of it: what fails leaves the rest unknown."""
     run = Scored.of(case, None)
@@ -343,9 +342,9 @@ def _predicted(case: StepCase, catalog: Catalog) -> Scored:
         flop = model_flop_per_step(job) + recompute_flop_per_step(job, case.training.recompute or "none")
         peak = question.devices * question.system.device.peak_flop_per_s(job.recipe.precision)
         run = replace(run, ideal_s=flop / peak)
-        plan = plan_of(question)
-        run = replace(run, traits=Traits.of(plan))
-        evaluation = evaluate(plan, question.costs)
+        placed = PlacedCase.of(case, question)
+        run = replace(run, traits=Traits.of(placed.plan))
+        evaluation = placed.evaluation
     except LimitError:
         raise
     except PerfsimError as error:
@@ -353,7 +352,7 @@ def _predicted(case: StepCase, catalog: Catalog) -> Scored:
     return replace(
         run,
         predicted_s=evaluation.step_time_s,
-        band=CaseBand.of(case, evaluation, catalog),
+        band=CaseBand.of(placed, catalog),
         hidden_communication=evaluation.hidden_communication_fraction,
         peak_gib=evaluation.plan.peak_memory_bytes / _GIB if case.measured.peak_memory_gib else None,
     )
@@ -458,10 +457,13 @@ def validate_convergence(benchmarks: CaseRows[ConvergenceCase]) -> dict[str, Any
     larger = [row for row in predictions if row.protocol == _LARGER_BATCH]
     reasons = {name: [row.refused for row in rows if row.refused] for name, rows in by_case.items()}
 
-    def score(rows: Iterable[_BatchPrediction], *, baseline: bool = False) -> dict[str, Any]:
-        figures = summary(replace(row, predicted=row.baseline) if baseline else row for row in rows)
+    def score(rows: Iterable[_BatchPrediction]) -> dict[str, Any]:
+        figures = summary(rows)
         del figures["n"]
         return figures
+
+    def baseline(rows: Iterable[_BatchPrediction]) -> dict[str, Any]:
+        return score(replace(row, predicted=row.baseline) for row in rows)
 
     return {
         "kind": "convergence",
@@ -479,16 +481,16 @@ def validate_convergence(benchmarks: CaseRows[ConvergenceCase]) -> dict[str, Any
             for name, rows in by_case.items()
             if not rows
         ],
-        "refused": sum(1 for row in predictions if row.refused),
-        "refused_allowed": sum(1 for row in predictions if not row.counts),
+        "refused": sum(bool(row.refused) for row in predictions),
+        "refused_allowed": sum(not row.counts for row in predictions),
         "summary": score(single),
-        "baseline": score(single, baseline=True),
+        "baseline": baseline(single),
         "larger_batch": score(larger),
-        "larger_batch_baseline": score(larger, baseline=True),
+        "larger_batch_baseline": baseline(larger),
         "larger_batch_adjacent": score(row for row in larger if row.adjacent),
         "predictions": {
-            protocol: sum(1 for row in predictions if row.counts and row.protocol == protocol)
-            for protocol in (_LEAVE_ONE_OUT, _LARGER_BATCH)
+            _LEAVE_ONE_OUT: sum(row.counts for row in single),
+            _LARGER_BATCH: sum(row.counts for row in larger),
         },
         "families": {
             family: summary(row for row in single if row.case.family == family)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -37,7 +38,6 @@ from perfsim.evidence.cases import CaseRows, PlacedCase, StepCase
 from perfsim.evidence.fitting import SoftL1, family_weight, need_more_than, rounded, scipy
 from perfsim.machines.gpu_cluster import gpu_plan
 from perfsim.network import FatTree
-from perfsim.prediction.planner import plan_of
 from perfsim.prediction.run import Step
 from perfsim.specs.calibration import (
     Calibration,
@@ -238,7 +238,7 @@ def fit_steps(
     options += f" --most-devices {most_devices}" * (most_devices < MOST_DEVICES)
     command = f"{_COMMAND} {' '.join(path.name for path in paths)}{options}"
     table = source or _source_of(paths[0], "public-gpu-runs")
-    record = _record(result, weight, list(start), command=command, table=table)
+    record = _record(result, weight, list(start), command, table)
     moved = {name: rounded(value) for name, value in constants(result.x).items()}
     return list(_recorded(runs, {name: moved[name] for name in record.standard_errors}, record))
 
@@ -247,26 +247,21 @@ def _gpu_runs(
     path: Path, device: str | None, catalog: Catalog, most_devices: int, sparse: bool
 ) -> list[GpuRun]:
     """Scored runs of a file on GPUs, with the calibration of `device` if given; `sparse`: with experts."""
-    wanted = None
-    if device is not None:
-        calibration = catalog.device(device).calibration
-        if not isinstance(calibration, GpuCalibration):
-            raise InputError(f"{device} has no GPU calibration")
-        wanted = calibration.name
-    placed = []
+    wanted = None if device is None else catalog.device(device).calibration
+    if device is not None and not isinstance(wanted, GpuCalibration):
+        raise InputError(f"{device} has no GPU calibration")
+    runs = []
     for case in CaseRows.read(path, StepCase, catalog).cases:
         if not case.scored or case.system.num_devices > most_devices or (sparse and not case.model.experts):
             continue
-        try:
+        with suppress(PerfsimError):  # a run that cannot be planned or priced determines nothing
             constants = case.system.spec(catalog).device.calibration
-            if isinstance(constants, GpuCalibration) and wanted in (None, constants.name):
-                placed.append(case.placed(catalog))
-        except PerfsimError:  # a run that cannot be planned determines nothing
-            continue
-    if not placed:
-        text = f"no scored case runs on a device with calibration {wanted or 'of a GPU'}"
+            if isinstance(constants, GpuCalibration) and (wanted is None or wanted.name == constants.name):
+                runs.append(GpuRun.of(case.placed(catalog)))
+    if not runs:
+        text = f"no scored case runs on a device with calibration {wanted.name if wanted else 'of a GPU'}"
         raise InputError([Problem(text, str(path), 1)])
-    return [GpuRun.of(run) for run in placed]
+    return runs
 
 
 def _fit_record(apes: Floats, **fields: Any) -> FitRecord:
@@ -283,7 +278,7 @@ def _source_of(path: Path, bundled: str) -> str:
     return bundled if ours else path.name
 
 
-def _record(result: Any, weight: Floats, names: Sequence[str], *, command: str, table: str) -> FitRecord:
+def _record(result: Any, weight: Floats, names: Sequence[str], command: str, table: str) -> FitRecord:
     """The record of a soft L1 fit; a constant on which no run depends has no standard error.
 
     SciPy returns the Jacobian times (1 + z)^(-3/4), z = (residual / scale)^2.
@@ -291,8 +286,7 @@ def _record(result: Any, weight: Floats, names: Sequence[str], *, command: str, 
     z = (result.fun / (OUTLIER * float(weight.mean()))) ** 2
     loss = SoftL1(result.fun, np.ones(len(z)), z, np.arange(len(z)))
     errors = loss.errors(result.jac * (1 + z)[:, None] ** 0.75).tolist()
-    matters = (np.abs(result.jac).max(axis=0) > 0.0).tolist()
-    idle = [name for name, moved in zip(names, matters, strict=True) if not moved]
+    idle = [name for name, slopes in zip(names, result.jac.T, strict=True) if not slopes.any()]
     kept = f"; kept, for no run depends on them: {', '.join(idle)}" if idle else ""
     return _fit_record(
         np.abs(np.expm1(result.fun / weight)),
@@ -379,11 +373,9 @@ class WaferFit:
             raise InputError(f"{device} is no wafer with a calibration to start from")
         cases = []
         for case in logs:
-            try:
-                plan_of(case.question(catalog))
-            except PerfsimError:  # a log that cannot be planned determines nothing
-                continue
-            cases.append(case)
+            with suppress(PerfsimError):  # a log that cannot be planned determines nothing
+                case.placed(catalog)
+                cases.append(case)
         return cls(cases, start, catalog)
 
     @cached_property
@@ -447,10 +439,13 @@ def fit_wafer(path: Path, device: str, *, source: str = "") -> WaferCalibration:
     need_more_than(len(fit.first), len(fit.cases), path, "scored logs")
     result = fit.least_squares()
     covariance = fit.covariance(result)
-    errors = {"growth_per_release": float(np.sqrt(covariance[1, 1]))} if "growth" in fit.first else {}
-    for release, after in fit.after.items():
-        slope = np.array([1.0, float(after)])[: len(result.x)]
-        errors[f"efficiency.{release}"] = float(np.sqrt(slope @ covariance @ slope))
+    slopes = {f"efficiency.{release}": [1.0, float(after)] for release, after in fit.after.items()}
+    if "growth" in fit.first:
+        slopes["growth_per_release"] = [0.0, 1.0]
+    errors = {}
+    for name, slope in sorted(slopes.items()):
+        along = np.array(slope)[: len(result.x)]
+        errors[name] = round(float(np.sqrt(along @ covariance @ along)), 4)
     signed = np.expm1(result.fun)
     by_case = ", ".join(f"{case.id} {error:+.1%}" for case, error in zip(fit.cases, signed, strict=True))
     note = (
@@ -468,7 +463,7 @@ def fit_wafer(path: Path, device: str, *, source: str = "") -> WaferCalibration:
         np.abs(signed),
         command=f"perfsim calibrate wafer {path.name} --device {device}",
         table=source or _source_of(path, "public-wafer-logs"),
-        standard_errors={name: round(error, 4) for name, error in sorted(errors.items())},
+        standard_errors=errors,
         note=note,
     )
     return fit.calibration(result.x, digits=4).model_copy(update={"fit": {"efficiency": record}})

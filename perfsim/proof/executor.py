@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,6 @@ from perfsim.proof.program import (
     FaultError,
     Program,
 )
-from perfsim.proof.serial import Record, train
 from perfsim.work.unfold import Unfolded
 
 TOLERANCE = 1e-10
@@ -47,6 +46,8 @@ class Outcome:
     faults: list[Fault] = field(default_factory=list)
     compared: int = 0
     """Arrays compared with serial training."""
+    first_only: bool = False
+    """Whether the first fault ends the run."""
     moved: dict[int, int] = field(default_factory=dict)
     """Elements of each task's message, the most of any rank; in a thorough run only."""
 
@@ -155,11 +156,6 @@ class Executor:
         return FaultError.of("value", self.program.name(action.task), tensor, detail, error)
 
     # -------------------------------------------------------------------------- serial training
-    @cached_property
-    def _records(self) -> list[Record]:
-        """Serial training, one record per step."""
-        return train(self.compiler.training)
-
     def _compare(
         self, action: Action, position: int, claim: Claim, rank: int, value: Any, outcome: Outcome
     ) -> None:
@@ -184,14 +180,17 @@ class Executor:
         if difference > TOLERANCE:
             tensor = self.program.tensor(action.writes[position])
             detail = f"{claim.quantity} on rank {rank} differs from serial training by {difference:.1e}"
-            outcome.faults.append(Fault("value", self.program.name(action.task), tensor, detail))
+            fault = Fault("value", self.program.name(action.task), tensor, detail)
+            if outcome.first_only:
+                raise FaultError(fault)
+            outcome.faults.append(fault)
 
     def _of_serial_training(self, claim: Claim, rank: int) -> Floats:
         """The value that a claim states for a rank, divided as the compiler of the graph divides it."""
         compiler = self.compiler
         quantity = claim.quantity
         number = claim.number
-        record = self._records[claim.step]
+        record = self.compiler.training.records[claim.step]
         if quantity == NORM:
             return np.array(record.squared_norm)
         if quantity.startswith("weight"):

@@ -12,7 +12,7 @@ from typing import Any
 
 from perfsim.engine.limits import present_limits
 from perfsim.proof.hazards import Precedence
-from perfsim.proof.program import Fault, task_name
+from perfsim.proof.program import task_name
 from perfsim.proof.prove import Subject, described
 from perfsim.strategies import Plan
 from perfsim.work import Kind, RankGroup, Task, Work
@@ -32,10 +32,6 @@ class Mutation:
     kind: str
     description: str
     subject: Subject
-
-    def faults(self) -> list[Fault]:
-        """What a proof detects, by the graph alone or else in one run in the order of ids."""
-        return self.subject.faults()
 
 
 _Wrong = Iterator[tuple[str, Subject]]
@@ -212,7 +208,7 @@ def try_all(subject: Subject, every: int = 1, first: int = 0) -> MutationTally:
             continue
         limits.in_time(partial("{:,} faults of the present schedule tried".format, number))
         tally.injected[mutation.kind] += 1
-        if any(fault.task and fault.tensor for fault in mutation.faults()):
+        if mutation.subject.is_wrong:
             tally.detected[mutation.kind] += 1
         else:
             tally.survivors.append(f"{mutation.kind}: {mutation.description}")

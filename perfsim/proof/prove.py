@@ -115,8 +115,8 @@ class Subject:
     def lacking(self, edges: Collection[Edge]) -> Subject:
         """The same graph without some dependencies."""
         subject = replace(self, without=tuple(edges))
-        for name in {"compiled", "unfolded"} & self.__dict__.keys():  # neither depends on `without`
-            subject.__dict__[name] = self.__dict__[name]
+        # Neither depends on `without`.
+        subject.__dict__.update(compiled=self.compiled, unfolded=self.unfolded)
         return subject
 
     @cached_property
@@ -161,12 +161,17 @@ class Subject:
         for _ in range(count):
             yield random_order(deps, rng)
 
-    def faults(self) -> list[Fault]:
+    @property
+    def is_wrong(self) -> bool:
+        """Whether a proof names a fault with its task and its tensor."""
+        return any(fault.task and fault.tensor for fault in self.faults(first_only=True))
+
+    def faults(self, *, first_only: bool = False) -> list[Fault]:
         """The faults of the graph alone, or if it has none, of one run compared with serial training."""
         try:
-            if hazards := list(islice(self.hazards(), MOST_FAULTS)):
+            if hazards := list(islice(self.hazards(), 1 if first_only else MOST_FAULTS)):
                 return hazards
-            outcome = Outcome()
+            outcome = Outcome(first_only=first_only)
             self.executor().run(range(len(self.unfolded.task)), outcome, thorough=True)
             return outcome.faults + list(islice(self.mispriced(outcome), MOST_FAULTS))
         except FaultError as error:

@@ -101,6 +101,11 @@ class SmallTraining:
         return drawn[:, ahead : ahead + self.seq_length], drawn[:, ahead + 1 : ahead + 1 + length]
 
     @cached_property
+    def records(self) -> list[Record]:
+        """Serial training, one record per step."""
+        return train(self)
+
+    @cached_property
     def _words(self) -> Ints:
         rng = np.random.default_rng([self.seed, 1])
         length = self.seq_length + 1 + self.model.mtp_num_layers

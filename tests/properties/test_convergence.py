@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfsim.convergence.critical_batch import CriticalBatch, HyperbolaFit, examples, steps
-from perfsim.convergence.laws import BESIROGLU
+from perfsim.convergence.laws import LOSS_LAWS, LossLaw
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.convergence.wall_clock import failing_time_s
 
@@ -115,13 +115,18 @@ def test_fit_finds_the_hyperbola_that_made_the_points(position: float, e_min: fl
     fit = HyperbolaFit.of(batches, [e_min * (1 + batch / b_crit) for batch in batches])
     assert fit.b_crit == pytest.approx(b_crit, rel=1e-3)
     assert fit.e_min == pytest.approx(e_min, rel=1e-3)
+    assert fit.examples(b_crit) == pytest.approx(2 * e_min, rel=1e-3)
+    assert fit.rms_log == pytest.approx(0.0, abs=1e-4)
     assert fit.b_crit_interval[0] < b_crit < fit.b_crit_interval[1]
 
 
-@given(st.floats(1e8, 1e12), st.floats(1e9, 1e14))
-def test_tokens_to_loss_inverts_the_loss(params: float, tokens: float) -> None:
-    loss = BESIROGLU.loss(params, tokens)
-    assert BESIROGLU.tokens_to_loss(loss, params) == pytest.approx(tokens, rel=1e-6)
+@given(st.sampled_from(list(LOSS_LAWS.values())), st.floats(0, 1), st.floats(0, 1))
+def test_tokens_invert_the_loss_and_their_slope_is_the_derivative(law: LossLaw, x: float, y: float) -> None:
+    params, tokens = (low * (high / low) ** at for (low, high), at in ((law.params, x), (law.tokens, y)))
+    loss = law.loss(params, tokens)
+    assert law.tokens_to_loss(loss, params) == pytest.approx(tokens, rel=1e-6)
+    fewer = law.tokens_to_loss(loss + 1e-6, params)
+    assert law.slope(params, tokens) == pytest.approx(1e6 * math.log(tokens / fewer), rel=1e-2)
 
 
 @given(st.floats(600, 1e7), st.floats(0, 3600), st.floats(1, 1e6), st.floats(0, 600))

@@ -40,16 +40,11 @@ def test_band_of_the_critical_batch_alone(fraction: float, down: float, up: floa
     assert high / answer.time_s == pytest.approx(1 + up, abs=6e-3)
 
 
-def test_band_is_never_narrower_than_seed_noise() -> None:
-    answer = at(1e5, critical=CERTAIN)
-    assert answer.band_s[1] / answer.time_s == pytest.approx(1.05)
-    assert answer.band_s[0] / answer.time_s == pytest.approx(1 / 1.05)
-
-
-def test_widths_combine_in_quadrature_in_log_time() -> None:
-    answer = TimeToAccuracy(1e5, 1.0, 4e11, CERTAIN, 0.12, d_min_error=0.2)
-    expected = math.sqrt(math.log(1.05) ** 2 + math.log(1.12) ** 2 + math.log(1.2) ** 2)
-    assert math.log(answer.band_s[1] / answer.time_s) == pytest.approx(expected)
+def test_widths_combine_in_quadrature_in_log_time_and_are_never_narrower_than_seed_noise() -> None:
+    for step, tokens in ((0.0, 0.0), (0.12, 0.2)):
+        answer = TimeToAccuracy(1e5, 1.0, 4e11, CERTAIN, step, d_min_error=tokens)
+        width = math.hypot(math.log(1.05), math.log(1 + step), math.log(1 + tokens))
+        assert [math.log(end / answer.time_s) for end in answer.band_s] == pytest.approx([-width, width])
 
 
 @pytest.mark.parametrize(
@@ -76,14 +71,6 @@ def test_ratio_spans_the_ends_of_the_shared_critical_batch() -> None:
     assert band.low < band.ratio < band.high
 
 
-def test_ratio_is_tighter_than_the_two_bands_side_by_side() -> None:
-    a = at(1e7, 1.0, 0.1)
-    b = at(8e6, 1.3, 0.1)
-    band = a.ratio_to(b)
-    assert band.low > a.band_s[0] / b.band_s[1]
-    assert band.high < a.band_s[1] / b.band_s[0]
-
-
 def test_independent_step_time_errors_combine_in_quadrature() -> None:
     band = at(1e7, 1.0, 0.1).ratio_to(at(1e7, 1.0, 0.2))
     width = math.hypot(math.log(1.1), math.log(1.2))
@@ -108,8 +95,9 @@ def test_ratio_of_different_targets_or_laws_is_refused() -> None:
         (46.167 / 3.1254, 51, 14.2, 17.25, 0.823, 0.352),
         (25.788 / 1.3566, 96, 2217.5, 2509.5, 0.884, 0.224),
         (1.7088 / 0.62977, 14, 1.8999, 1.9999, 0.950, 0.204),
+        (10.198 / 0.84764, 64, 2.2, 5.1, 0.431, 27.9 / 64),  # more was lost to samples than to hardware
     ],
-    ids=["bert", "ssd", "rnnt", "maskrcnn", "unet3d", "dlrm"],
+    ids=["bert", "ssd", "rnnt", "maskrcnn", "unet3d", "dlrm", "transformer"],
 )
 def test_split_of_published_speedups(
     speedup: float, devices: float, small: float, large: float, statistical: float, hardware: float
@@ -117,11 +105,6 @@ def test_split_of_published_speedups(
     split = split_speedup(speedup, devices, small, large)
     assert split == pytest.approx((statistical, hardware), abs=6e-4)
     assert devices * math.prod(split) == pytest.approx(speedup)
-
-
-def test_transformer_on_64_times_the_chips_lost_more_to_samples_than_to_hardware() -> None:
-    statistical, hardware = split_speedup(10.198 / 0.84764, 64, 2.2, 5.1)
-    assert (statistical, 64 * hardware) == pytest.approx((0.431, 27.9), rel=5e-3)
 
 
 @pytest.mark.parametrize(

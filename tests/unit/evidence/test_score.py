@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from perfsim.base.errors import PlanError
 from perfsim.catalog import Catalog
-from perfsim.evidence import score
+from perfsim.evidence import cases, score
 from perfsim.evidence.cases import CaseRows, StepCase
 from perfsim.evidence.score import Scored, families, summary, validate_cases
 from perfsim.strategies import Plan
@@ -32,36 +32,30 @@ def scored(
     return Scored("id", family, evidence, sweep, layout, measured_s, predicted_s)
 
 
-def measures(cases: list[Scored]) -> tuple[float, ...]:
-    """Median, ninetieth percentile, mean, bias."""
-    result = summary(cases)
-    return tuple(result[name] for name in ("median_ape", "p90_ape", "mape", "bias"))
-
-
-def test_the_error_is_predicted_over_measured_less_1() -> None:
-    assert scored(1.5, 2.0).error == -0.25
-    assert scored(None).error is None
-
-
-def test_a_summary_has_median_ninetieth_percentile_mean_and_bias() -> None:
-    cases = [scored(1 + error) for error in (-0.1, 0.2, 0.3, -0.4, 0.5)]
-    assert measures(cases) == pytest.approx((0.3, 0.46, 0.3, 0.1))
-
-
-def test_a_failed_case_counts_as_1_and_has_no_part_in_the_bias() -> None:
-    assert measures([scored(1.1), scored(None)]) == pytest.approx((0.55, 0.91, 0.55, 0.1))
-
-
-def test_evidence_c_is_not_scored() -> None:
-    assert summary([scored(1.1), scored(9.0, evidence="C")])["mape"] == pytest.approx(0.1)
-    assert summary([scored(9.0, evidence="C")])["median_ape"] is None
+@pytest.mark.parametrize(
+    ("runs", "measures"),
+    [
+        ([scored(1 + error) for error in (-0.1, 0.2, 0.3, -0.4, 0.5)], (5, 0.3, 0.46, 0.3, 0.1)),
+        ([scored(1.5, 2.0)], (1, 0.25, 0.25, 0.25, -0.25)),
+        # A failed case counts as 1 and has no part in the bias; evidence C does not count.
+        ([scored(1.1), scored(None)], (2, 0.55, 0.91, 0.55, 0.1)),
+        ([scored(1.1), scored(9.0, evidence="C")], (1, 0.1, 0.1, 0.1, 0.1)),
+        ([scored(9.0, evidence="C")], (0, None, None, None, None)),
+    ],
+)
+def test_a_summary_has_number_median_ninetieth_percentile_mean_and_bias(
+    runs: list[Scored], measures: tuple[float | None, ...]
+) -> None:
+    assert list(summary(runs).values()) == pytest.approx(list(measures))
 
 
 def test_families_are_scored_apart() -> None:
     weak = scored(2.0, family="b", evidence="C")
     result = families([scored(1.1, family="a"), scored(1.3, family="b"), weak])
-    assert (result["a"]["n"], result["b"]["n"]) == (1, 1)
-    assert (result["a"]["mape"], result["b"]["mape"]) == pytest.approx((0.1, 0.3))
+    assert [(row["n"], row["mape"]) for row in result.values()] == [
+        (1, pytest.approx(0.1)),
+        (1, pytest.approx(0.3)),
+    ]
 
 
 def sweep(points: list[tuple[float, float | None]], name: str = "s") -> list[Scored]:
@@ -72,18 +66,19 @@ def sweep(points: list[tuple[float, float | None]], name: str = "s") -> list[Sco
     ]
 
 
-def test_tau_is_1_for_the_right_order_and_regret_0_for_the_right_winner() -> None:
-    result = families(sweep([(1, 10), (2, 20), (3, 30), (4, 40)]))["f"]
-    assert (result["kendall_tau"], result["regret"]) == (1.0, 0.0)
-
-
-def test_ties_count_neither_way() -> None:
-    assert families(sweep([(1, 10), (2, 10), (3, 30), (4, 40)]))["f"]["kendall_tau"] == pytest.approx(5 / 6)
-
-
-def test_fewer_than_four_layouts_are_not_ranked() -> None:
-    result = families(sweep([(1, 10), (2, 20), (3, 30), (4, None)]))["f"]
-    assert (result["kendall_tau"], result["regret"]) == (None, None)
+@pytest.mark.parametrize(
+    ("points", "tau", "regret"),
+    [
+        ([(1, 10), (2, 20), (3, 30), (4, 40)], 1.0, 0.0),
+        ([(1, 10), (2, 10), (3, 30), (4, 40)], 5 / 6, 0.0),  # a tie counts neither way
+        ([(1, 10), (2, 20), (3, 30), (4, None)], None, None),  # three layouts are too few
+    ],
+)
+def test_tau_counts_the_right_pairs_and_regret_the_time_lost(
+    points: list[tuple[float, float | None]], tau: float | None, regret: float | None
+) -> None:
+    result = families(sweep(points))["f"]
+    assert (result["kendall_tau"], result["regret"]) == (pytest.approx(tau), regret)
 
 
 def test_repeats_of_a_layout_are_averaged_before_ranking() -> None:
@@ -136,25 +131,26 @@ def predictions(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """Seconds by case id; a case that is not in it has no plan."""
     known: dict[str, float] = {}
 
-    def run(plan: Plan, _costs: object) -> SimpleNamespace:
+    def run(plan: Plan, *_: object, **__: object) -> SimpleNamespace:
         name = plan.job.model.name
         if name not in known:
             raise PlanError("no plan fits")
         return SimpleNamespace(step_time_s=known[name], hidden_communication_fraction=0.25)
 
-    monkeypatch.setattr(score, "evaluate", run)
+    monkeypatch.setattr(cases, "evaluate", run)
     monkeypatch.setattr(score.CaseBand, "of", lambda *_: None)
     return known
 
 
-def test_predictions_are_scored_beside_the_baseline(predictions: dict[str, float]) -> None:
-    predictions |= {"a": 1.1, "b": 0.7}
-    table = validate_cases(CaseRows([case("a"), case("b")]), Catalog())
-    assert (table["count"], table["failed"]) == (2, [])
+def test_predictions_are_scored_next_to_the_baseline(predictions: dict[str, float]) -> None:
+    """Evidence C is shown and not scored."""
+    predictions |= {"a": 1.1, "b": 0.7, "c": 9.0}
+    table = validate_cases(CaseRows([case("a"), case("b"), case("c", evidence="C")]), Catalog())
+    assert (table["count"], table["failed"]) == (3, [])
     assert table["summary"]["mape"] == pytest.approx(0.2)
     assert table["summary"]["bias"] == pytest.approx(-0.1)
     assert table["baseline"]["mape"] == pytest.approx(0.0), "two equal cases, one constant"
-    assert [row["error"] for row in table["cases"]] == pytest.approx([0.1, -0.3])
+    assert [row["error"] for row in table["cases"]] == pytest.approx([0.1, -0.3, 8.0])
     assert table["families"]["toys"]["n"] == 2
 
 
@@ -169,13 +165,6 @@ def test_a_case_without_prediction_stands_under_failed_and_counts_as_1(
     assert table["cases"][1]["predicted_s"] is None
     assert [row["hidden_communication"] for row in table["cases"]] == [0.25, None]
     assert table["families"]["toys"]["hidden_communication"] == 0.25
-
-
-def test_evidence_c_is_predicted_and_shown_but_not_scored(predictions: dict[str, float]) -> None:
-    predictions |= {"a": 1.1, "c": 9.0}
-    table = validate_cases(CaseRows([case("a"), case("c", evidence="C")]), Catalog())
-    assert table["summary"]["mape"] == pytest.approx(0.1)
-    assert table["cases"][1]["error"] == pytest.approx(8.0)
 
 
 def test_a_sweep_names_the_layout_that_is_chosen_and_the_one_that_is_best(

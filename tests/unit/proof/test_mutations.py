@@ -14,7 +14,6 @@ from perfsim.catalog import default_catalog
 from perfsim.cli import main
 from perfsim.proof.executor import Outcome
 from perfsim.proof.faults import (
-    Mutation,
     MutationTally,
     mutations,
     try_all,
@@ -69,7 +68,7 @@ def test_a_sample_of_all_faults_is_caught(name: str) -> None:
 
 def test_a_missing_wait_is_named_with_both_tasks_and_the_buffer() -> None:
     right = subject(FEW["zero 3"])
-    found = next(each for each in mutations(right) if each.kind == "buffer reused too early").faults()
+    found = next(each for each in mutations(right) if each.kind == "buffer reused too early").subject.faults()
     text = str(found[0])
     assert "data.all_gather" in text
     assert "slot of gathered weights" in text
@@ -90,7 +89,9 @@ def test_an_update_that_does_not_wait_for_the_norm_of_all_gradients_is_named(lay
     ]
     assert len(early) >= 2 * layout.pipeline - 1
     for mutation in early:
-        assert any("norm" in fault.tensor and "optimizer" in fault.task for fault in mutation.faults())
+        assert any(
+            "norm" in fault.tensor and "optimizer" in fault.task for fault in mutation.subject.faults()
+        )
 
 
 def test_a_removed_dependency_shows_in_random_orders_too() -> None:
@@ -115,7 +116,7 @@ def test_the_head_that_reduces_nothing_is_named() -> None:
     skipped = [each for each in mutations(tied) if each.description.startswith("head.reduce")]
     assert skipped
     for mutation in skipped:
-        assert any(fault.task and fault.tensor for fault in mutation.faults()), mutation.description
+        assert mutation.subject.is_wrong, mutation.description
 
 
 def test_the_page_says_what_was_put_in_and_found(tmp_path: Path) -> None:
@@ -133,7 +134,7 @@ def test_the_page_says_what_was_put_in_and_found(tmp_path: Path) -> None:
 def test_a_survivor_is_explained_or_ends_with_exit_code_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(Mutation, "faults", lambda self: [])
+    monkeypatch.setattr(Subject, "is_wrong", False)
     page = tmp_path / "mutations.md"
     run = CliRunner().invoke(main, ["prove", "gpt3_20b", "--layout", "dp=2", "--mutations", str(page)])
     assert run.exit_code == 1
@@ -153,7 +154,7 @@ def test_the_backward_of_an_embedding_holds_the_weights_that_stream_to_it() -> N
     ]
     assert len(faults) >= 10
     for mutation in faults:
-        assert any(fault.task and fault.tensor for fault in mutation.faults()), mutation.description
+        assert mutation.subject.is_wrong, mutation.description
 
 
 def test_explained_survivors_are_told_by_class() -> None:
@@ -178,9 +179,7 @@ def test_in_a_v_a_wait_for_the_own_table_is_found_missing_and_one_for_the_other_
         tensor=2, pipeline=2, data=2, virtual_pipeline=2, schedule="zbv", zero_stage=2, recompute="full"
     )
     found = {
-        mutation.description.partition(" of ")[0]: any(
-            fault.task and fault.tensor for fault in mutation.faults()
-        )
+        mutation.description.partition(" of ")[0]: mutation.subject.is_wrong
         for mutation in mutations(subject(Case("3d", layout, 3, overlap=True)))
         if mutation.kind == "buffer reused too early"
         and "of embedding and LM head on gpu0" in mutation.description
@@ -199,7 +198,7 @@ def test_a_last_all_gather_over_other_ranks_is_caught() -> None:
         if "data.all_gather" in mutation.description and "in step 2 over stride 2" in mutation.description
     ]
     assert len(last) == 1
-    assert any("weights" in fault.detail and fault.task for fault in last[0].faults())
+    assert any("weights" in fault.detail and fault.task for fault in last[0].subject.faults())
 
 
 OFFLOADED = ParallelLayout(data=2, zero_stage=3, offload_optimizer="cpu")
@@ -233,7 +232,7 @@ def test_a_missing_wait_for_a_buffer_of_offload_is_caught(name: str) -> None:
             continue
         wait = parts[1], int(parts[2] or -1), parts[3]
         waits.add(wait)
-        if not any(fault.task and fault.tensor for fault in mutation.faults()):
+        if not mutation.subject.is_wrong:
             missed.add(wait)
     assert missed == delays
     assert len(waits - missed) >= 2

@@ -57,7 +57,7 @@ def test_half_of_the_bytes_is_found_with_both_numbers(name: str) -> None:
     made = list(mutations(subject(CASES[name]), "bytes priced wrong"))
     assert made
     for mutation in made:
-        assert any("is priced for" in str(fault) for fault in mutation.faults()), mutation.description
+        assert any("is priced for" in str(fault) for fault in mutation.subject.faults()), mutation.description
 
 
 def test_a_bucket_priced_for_a_thousandth_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,4 +82,4 @@ def test_a_reduction_of_embedding_and_head_that_does_nothing_is_not_made_up_for_
     ]
     assert idle
     for mutation in idle:
-        assert mutation.faults(), mutation.description
+        assert mutation.subject.is_wrong, mutation.description

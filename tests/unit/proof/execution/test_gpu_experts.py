@@ -116,7 +116,7 @@ def test_blocks_whose_end_waits_for_the_host_compute_what_serial_training_does(l
         if f"does not wait for {WAIT_OF_EXPERTS}" in mutation.description
     ]
     assert early
-    assert all(mutation.faults() for mutation in early[:2])
+    assert all(mutation.subject.is_wrong for mutation in early[:2])
 
 
 @pytest.mark.parametrize(
