@@ -104,7 +104,7 @@ def test_the_screening_ranks_every_layout_that_fits_best_first_of_ties_least_mem
     assert len({choice.plan.layout for choice in best}) == 5
     equal = np.diff(np.round(estimates, 12)) == 0
     assert equal.any(), "on one pipeline rank ZeRO 0 and 1 differ, but a schedule's order does not"
-    assert (np.diff(screening.memory_share[found.order])[equal] >= 0).all()
+    assert (np.diff(screening.memory_share[found.order[:MOST_LISTED]])[equal] >= 0).all()
     runs = confirmed(found)
     assert [run.step_time_s for run in runs] == sorted(run.step_time_s for run in runs)
     assert estimates[0] <= runs[0].step_time_s * 1.02

@@ -13,8 +13,7 @@ from perfsim.machines.placement import place
 from perfsim.prediction.planner import Search
 from perfsim.prediction.question import Question, question_of
 from perfsim.prediction.run import Step, graph_of
-from perfsim.specs.layout import ParallelLayout
-from perfsim.specs.layout_text import parsed_settings
+from perfsim.specs.layout import ParallelLayout, parsed_settings
 from perfsim.strategies.three_d import pass_path
 from perfsim.strategies.three_d.pass_path import path_steps_s
 from perfsim.strategies.three_d.space import Columns
