@@ -164,7 +164,7 @@ class Strategy(Protocol[OwnLayout, OwnTopology]):
         """Write the optimizer steps needed to reach the steady state, and at least `plan.least_steps`."""
 
     def estimate_s(self, plan: Plan[OwnLayout, OwnTopology], costs: Costs) -> float:
-        """A closed form of the step time, on the same classes of work, for screening."""
+        """The closest estimate of the step time without a graph, on the same classes of work."""
 
 
 def check_runs_on(strategy: Strategy, system: SystemSpec) -> None:

@@ -2,7 +2,7 @@
 
 A slot is one pass of one micro-batch through one model chunk. Schedules do not depend on devices or models.
 Each is one row of `SCHEDULES`: a function that writes the order of every stage, one that counts what stages
-hold in flight, one for the bubble, the chunks of a rank, and traits that the rest of the package asks about.
+hold in flight, its bubble, the chunks of a rank, and traits that the rest of the package asks about.
 Their properties (each slot once, in order, bounded micro-batches in flight, the bubble for equal times) are
 tested separately.
 """
@@ -18,7 +18,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.base.arrays import Ints
 from perfsim.base.errors import DeadlockError, LayoutError, Problem
 from perfsim.base.text import did_you_mean
 
@@ -51,30 +50,6 @@ class Held(NamedTuple):
     """Held from forward to backward."""
     weight_inputs: Numbers = np.zeros(())
     """Inputs and output gradients of the weights, held from backward to weight gradients."""
-
-
-class PassTimes(NamedTuple):
-    """Seconds of one micro-batch through all chunks of ranks; numbers or arrays."""
-
-    forward_s: Numbers
-    backward_s: Numbers
-    weights_s: Numbers = np.zeros(())
-
-    @property
-    def total_s(self) -> Numbers:
-        return self.forward_s + self.backward_s + self.weights_s
-
-    def of(self, rows: Ints | slice) -> PassTimes:
-        return PassTimes(*(np.asarray(part)[rows] for part in self))
-
-
-class PacedRanks(NamedTuple):
-    """Pass times of the ranks of pipelines; the slowest rank sets the pace."""
-
-    slowest: PassTimes
-    others: PassTimes
-    """Sum over all ranks except the slowest."""
-    num_ranks: Numbers
 
 
 # What a rank holds in flight, counted slot by slot over its order.
@@ -232,11 +207,6 @@ InFlight = Callable[[Numbers, Numbers, Numbers, Numbers], tuple[Held, ...]]
 In micro-batches of the whole stage. There are several candidates where the peak depends on the bytes of
 activations and of the inputs of weight gradients.
 """
-Bubble = Callable[[PacedRanks, Numbers, Numbers, Numbers], Numbers]
-"""(ranks, virtual, micro-batches, whether ranks end together): idle seconds of the slowest rank.
-
-A step takes m times the pass times of that rank plus this bubble.
-"""
 Trait = Literal[
     "splits_backward",  # weight gradients are a separate pass
     "tight",  # a rank's next forward waits for a backward of its neighbour: sends are exposed
@@ -246,7 +216,7 @@ Trait = Literal[
     "in_groups",  # micro-batches are in multiples of the ranks, and chunks may hold different numbers of them
     "whole_passes",  # a rank takes each micro-batch forward and back before the next, as ZeRO 3 needs
     "counts_head",  # stages are also divided with the LM head counted as layers, as Megatron-Core can
-    "fills_only",  # the closed form is of pipelines that micro-batches fill; others are not listed
+    "fills_only",  # pipelines that micro-batches do not fill are not listed
 ]
 """What a schedule needs and allows."""
 
@@ -258,7 +228,11 @@ class Schedule:
     name: str
     order: Order
     in_flight: InFlight
-    bubble_s: Bubble
+    bubble: float
+    """Idle seconds of a rank in a step, with equal passes and enough micro-batches to fill the pipeline.
+
+    As a share of the seconds in which one micro-batch passes all other ranks, over the chunks of a rank.
+    """
     chunks: int | None
     """Chunks per rank; None: any number."""
     traits: tuple[Trait, ...] = ()
@@ -320,11 +294,6 @@ def _alternating(stage: int, microbatches: int, warm_up: int, delay: int | None 
         if delay is not None and number >= delay:
             slots.append(Slot("W", stage, 0, number - delay))
     return slots
-
-
-def _bubble_s(ranks: PacedRanks, virtual: Numbers, _microbatches: Numbers, _together: Numbers) -> Numbers:
-    """(p - 1) (F + B) / v: one micro-batch fills and drains the other ranks [2104.04473 2.2]."""
-    return ranks.others.total_s / virtual
 
 
 def _interleaved(pipeline: int, virtual: int, microbatches: int) -> list[StageOrder]:
@@ -395,22 +364,6 @@ def _zero_bubble_in_flight(
         ),
         Held(np.minimum(before, microbatches - delayed), delayed),
     )
-
-
-def _zero_bubble_s(
-    ahead: int, ranks: PacedRanks, _: Numbers, microbatches: Numbers, together: Numbers
-) -> Numbers:
-    """(p - 1) (F + B - `ahead` W), with fewer W for few micro-batches, and at least 0 [section 2.3].
-
-    A step ends with the W of a rank that is not the slowest. Where stages end together, the late start of the
-    last stage, (p - 1) F, remains.
-    """
-    others = ranks.others
-    weights_s = ranks.slowest.weights_s
-    filled = np.minimum(ahead * (ranks.num_ranks - 1), microbatches - 1) * weights_s
-    filled = filled + np.maximum(0.0, weights_s - others.weights_s / np.maximum(1, ranks.num_ranks - 1))
-    least = np.where(together, others.forward_s, 0.0)
-    return np.asarray(np.maximum(least, others.forward_s + others.backward_s - filled))
 
 
 # Two chunks per rank in a V: data passes the ranks through chunk 0 in ascending order and through chunk 1 in
@@ -491,21 +444,6 @@ def _zbv_rank(rank: int, pipeline: int, microbatches: int) -> StageOrder:
     return slots
 
 
-def _zbv_bubble_s(ranks: PacedRanks, _: Numbers, microbatches: Numbers, together: Numbers) -> Numbers:
-    """(p - 1) (B - W), at least 0; larger where the micro-batches do not fill the pipeline.
-
-    Derived from the phases: there is no bubble where B takes no longer than W. With few micro-batches, the
-    first passes all ranks in both directions while F of the rest run: (p - 1) (F + B) - (m - 1) F.
-    Where ranks end together, the late start of the last rank, (p - 1) F / 2, remains.
-    """
-    slowest = ranks.slowest
-    others = ranks.others
-    least = np.where(together, others.forward_s / CHUNKS, 0.0)
-    steady = others.backward_s - (ranks.num_ranks - 1) * slowest.weights_s
-    unfilled = others.forward_s + others.backward_s - (microbatches - 1) * slowest.forward_s
-    return np.asarray(np.maximum(least, np.maximum(steady, unfilled)))
-
-
 # Half (`v-half`) or a third (`v-min`) of the memory of 1F1B [2405.15362].
 #
 # Every pass of one rank begins a fixed number of units of time after that of its neighbour (the offsets of
@@ -522,8 +460,6 @@ _PERIOD = 6
 """Units of time of a rank's passes of one micro-batch."""
 _BLOCK: tuple[tuple[Pass, int], ...] = (("F", 0), ("F", 1), ("B", 1), ("B", 0))
 """Pass and chunk, in the order in which a micro-batch runs them."""
-_Counts = tuple[Numbers | float, Numbers | float, Numbers | float]
-"""Numbers of F, B and W on a path through a step."""
 
 
 @lru_cache(maxsize=256)
@@ -596,71 +532,17 @@ def _units(share: int, pipeline: int, turn: int) -> list[tuple[int, ...]]:
     ]
 
 
-def _controlled_bubble_s(
-    share: int, ranks: PacedRanks, _: Numbers, microbatches: Numbers, _together: Numbers
-) -> Numbers:
-    """The longest of the paths through a step, less the passes of a rank.
-
-    The paths are counted on orders for 2 to 16 ranks. With equal passes the bubble is 4 p - 5 units (4 p - 3
-    where 3 divides p) of `v-min` and 3 p - 4 (3 p - 3 where p is even) of `v-half`; the paper has about 2/3
-    and 1/2 of p micro-batches, of six units each. Where passes differ, a bubble recurs in every micro-batch:
-    the longest pass sets the pace of all forwards and backwards of `v-min`. `v-half` has none while F <= B
-    and 2 B <= 2 F + W (the paper: 2 F <= 2 B + W and 2 B <= 2 F + W).
-    """
-    p = ranks.num_ranks
-    paced_s = microbatches * ranks.slowest.total_s
-    alike = np.maximum(1, p - 1) * CHUNKS
-    times = [np.asarray(part) / alike for part in ranks.others]
-
-    def path_s(counts: _Counts) -> Numbers:
-        return np.asarray(sum(count * time for count, time in zip(counts, times, strict=True)))
-
-    steady, *recurring = _long_paths(share, p)
-    idle = [path_s(fixed) + microbatches * path_s(more) - paced_s for fixed, more in recurring]
-    filled = np.maximum.reduce(np.broadcast_arrays(path_s(steady[0]), *idle))
-    first = path_s((2 * p, 2 * p, 1)) - paced_s
-    unfilled = first + (microbatches - 1) * path_s((2, 2, 0.5)) + times[2] / 2
-    longest = np.where(microbatches > 1, np.maximum(filled, unfilled), first)
-    return np.where(p > 1, np.maximum(0.0, longest), 0.0)
-
-
-def _long_paths(share: int, p: Numbers) -> tuple[tuple[_Counts, _Counts], ...]:
-    """Possible longest paths of p filled ranks: what does not depend on micro-batches, and what they add.
-
-    Micro-batches add the six passes of a rank to the first.
-    """
-    if share == _HALF:
-        even = 1 - p % 2
-        return (
-            ((p - 1 + 2 * even, 3 * p - 3, -p - even), (2, 2, 2)),
-            ((2 * p + 3 * even, 2 * p - 4 - even, -((p + 2) // 2)), (0, 4, 1)),
-            ((2 * p - 4 - even, 2 * p + 3 * even, -p - even), (4, 0, 2)),
-        )
-    longer = 1 * (p % 3 == 0)
-    two = 1 * (p == 2)
-    even = 2 * p - 3 + longer
-    late = 2 * p + 4 * longer
-    early = 2 * p - 6 - 2 * longer
-    return (
-        ((even, even, 1), (2, 2, 2)),
-        ((1, 1, 1), (3, 3, 0)),
-        ((late, early, 1), (two, 6 - 2 * two, two)),
-        ((early, late, 1), (6 - 2 * two, two, two)),
-    )
-
-
-def _in_controlled_memory(name: str, share: int) -> Schedule:
+def _in_controlled_memory(name: str, share: int, bubble: float) -> Schedule:
     """`v-half` or `v-min`; more than p + 1 micro-batches do not change the peak (tried to 20 ranks)."""
     order = partial(_controlled, share)
     in_flight = _held_in(
         lambda rank, pipeline, microbatches: order(pipeline, CHUNKS, microbatches)[rank],
         lambda pipeline: pipeline + 1,
     )
-    bubble_s = partial(_controlled_bubble_s, share)
-    return Schedule(name, order, in_flight, bubble_s, CHUNKS, ("splits_backward", "v_shaped", "fills_only"))
+    return Schedule(name, order, in_flight, bubble, CHUNKS, ("splits_backward", "v_shaped", "fills_only"))
 
 
-def _zero_bubble_row(name: str, ahead: int, trait: Trait) -> Schedule:
+def _zero_bubble_row(name: str, ahead: int, bubble: float, trait: Trait) -> Schedule:
     """`zb1p` or `zb2p`."""
 
     def order(pipeline: int, _: int, microbatches: int) -> list[StageOrder]:
@@ -668,7 +550,7 @@ def _zero_bubble_row(name: str, ahead: int, trait: Trait) -> Schedule:
         return [_alternating(stage, microbatches, warm_up, ahead * stage) for stage, warm_up in warm_ups]
 
     in_flight = partial(_zero_bubble_in_flight, ahead)
-    return Schedule(name, order, in_flight, partial(_zero_bubble_s, ahead), 1, ("splits_backward", trait))
+    return Schedule(name, order, in_flight, bubble, 1, ("splits_backward", trait))
 
 
 _ROWS = (
@@ -676,7 +558,7 @@ _ROWS = (
         "1f1b",
         _one_f_one_b,
         lambda stage, pipeline, _, microbatches: (Held(np.minimum(pipeline - stage, microbatches)),),
-        _bubble_s,
+        1.0,  # (p - 1) (F + B) / v [2104.04473 2.2]
         1,
         ("tight", "whole_passes", "counts_head"),
     ),
@@ -684,25 +566,23 @@ _ROWS = (
         "gpipe",
         _gpipe,
         lambda stage, _pipeline, _virtual, microbatches: (Held(microbatches + np.zeros_like(stage)),),
-        _bubble_s,
+        1.0,  # (p - 1) (F + B) / v [2104.04473 2.2]
         1,
         ("forwards_first",),
     ),
-    Schedule(
-        "interleaved", _interleaved, _interleaved_in_flight, _bubble_s, None, ("in_groups", "counts_head")
-    ),
-    _zero_bubble_row("zb1p", 1, "tight"),
-    _zero_bubble_row("zb2p", 2, "skewed"),
+    Schedule("interleaved", _interleaved, _interleaved_in_flight, 1.0, None, ("in_groups", "counts_head")),
+    _zero_bubble_row("zb1p", 1, 1 / 3, "tight"),
+    _zero_bubble_row("zb2p", 2, 0.0, "skewed"),
     Schedule(
         "zbv",
         _zbv,
         _held_in(_zbv_rank, lambda pipeline: 2 * pipeline),
-        _zbv_bubble_s,
+        0.0,
         CHUNKS,
         ("splits_backward", "v_shaped", "skewed"),
     ),
-    _in_controlled_memory("v-half", _HALF),
-    _in_controlled_memory("v-min", _THIRD),
+    _in_controlled_memory("v-half", _HALF, 1.0),
+    _in_controlled_memory("v-min", _THIRD, 4 / 3),
 )
 SCHEDULES: dict[str, Schedule] = {row.name: row for row in _ROWS}
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from perfsim.base.errors import InputError, LayoutError, MemoryCapacityError, PlanError
 from perfsim.costs.price import Costs, price
 from perfsim.costs.wafer import WaferCosts
@@ -222,6 +224,8 @@ def _the_screening_agrees_with_the_plans(case: Case) -> None:
         plan = case.plan(screening.layout(index))
         share = screening.memory_share[index]
         estimate = screening.estimate_s[index]
+        if screening.closer is not None:
+            estimate = screening.closer(np.array([index]))[0]
         same = math.isclose(plan.memory_share, share, rel_tol=1e-9)
         _require(same, f"{plan.layout}: {share:.4g} of memory screened, {plan.memory_share:.4g} planned")
         own = case.strategy.estimate_s(plan, case.costs)

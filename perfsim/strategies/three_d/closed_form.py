@@ -1,12 +1,13 @@
-"""A closed form of a pipelined step in columns, to screen layouts; the best are then simulated.
+"""A closed form of a pipelined step in columns: the first estimate, of all layouts.
 
-With m micro-batches and t = f + b + w, the passes of one micro-batch on a rank:
+With m micro-batches, v chunks a rank and t the passes of one micro-batch on a rank:
 
-    step = m pace + bubble of the schedule (`schedules.py`)
-           + exposed gradient reduction + tied embedding + optimizer
+    step = m max(t) + bubble + exposed gradient reduction + tied embedding + optimizer
+    bubble = share of the schedule x (sum(t) - max(t)) / v
 
-The pace is the largest t of a rank, or what neighbours with transfers between them need (`_pace_of_pairs`).
-It omits effects that need simulation: imbalance during warm-up, contention.
+The share is what ranks idle of the time in which one micro-batch passes the others, with equal passes
+(`schedules.py`). Imbalance during warm-up, messages that wait for one another and waits for buffers are left
+to the longest path over passes (`pass_path.py`), which ranks the layouts that this puts first.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.costs.price import MOST_TAKEN, Costs
 from perfsim.network import FatTree
 from perfsim.specs.recipe import Job
-from perfsim.strategies.schedules import PacedRanks, PassTimes, Trait, schedule_called
-from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED
+from perfsim.strategies.schedules import Trait
+from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED
 from perfsim.strategies.three_d.prices import TINY_S, OverReplicas, Passes
 from perfsim.strategies.three_d.space import Columns, taken
 
@@ -55,20 +56,16 @@ def _lost(taken: Floats, bound: Floats) -> Floats:
     return np.asarray(longer / (1.0 + longer))
 
 
-def _delayed_weights(columns: Columns, microbatches: Ints) -> Ints:
-    """Micro-batches whose weight gradients the last rank computes in a row, at the end of a step."""
-    fills = np.where(columns.of_schedules("skewed") & ~columns.of_schedules("v_shaped"), 2, 1)
-    delayed = np.minimum(fills * (columns.pipeline - 1), microbatches - 1)
-    return np.where(columns.of_schedules("splits_backward"), delayed, 0)
+class PassTimes(NamedTuple):
+    """Seconds of one micro-batch through all chunks of ranks, shape (rows, ranks) each."""
 
+    forward_s: Floats
+    backward_s: Floats
+    weights_s: Floats
 
-class _BufferWaits(NamedTuple):
-    """Seconds of one micro-batch that last passes wait for ZeRO 2's reductions, shape (rows, ranks)."""
-
-    steady_s: Floats
-    """With the schedule's other passes between last passes."""
-    bare_s: Floats
-    """With nothing between them."""
+    @property
+    def total_s(self) -> Floats:
+        return self.forward_s + self.backward_s + self.weights_s
 
 
 class Steps:
@@ -115,59 +112,25 @@ class Steps:
         columns = self.columns
         passes = self.passes
         replicas = self.replicas
-        pipeline = columns.pipeline
-        microbatches = self.microbatches
-        computed = self.pass_times()
-        waits = self._waits_for_buffers(computed)
-        wait_s = waits.steady_s + self._lost_beside_reductions(computed, waits.steady_s)
-        split = self._has("splits_backward")
-        # The pass that completes gradients is longer by the wait.
-        times = computed._replace(
-            backward_s=computed.backward_s + np.where(split, 0.0, wait_s),
-            weights_s=computed.weights_s + np.where(split, wait_s, 0.0),
-        )
-        sends = self._send_times()
-        tied = np.logical_and(self.model.tied_embeddings, columns.last_rank > 0)
-        total_s = times.total_s
-        # Of ranks that take as long but for rounding the first, however prices were added up.
-        slowest = np.argmax(total_s >= (1.0 - _TIE) * total_s.max(axis=1, keepdims=True), axis=1)[:, None]
-        slowest_times = PassTimes(*(np.take_along_axis(part, slowest, axis=1)[:, 0] for part in times))
-        steady_wait, bare_wait = (np.take_along_axis(part, slowest, axis=1)[:, 0] for part in waits)
-        others = PassTimes(
-            *(
-                (self.ranks.number * (busy + sent)).sum(axis=1) - part
-                for busy, sent, part in zip(times, sends, slowest_times, strict=True)
-            )
-        )
+        times = self.pass_times()
+        total_s = self._next_to_reductions_s(times)
+        slowest_s = total_s.max(axis=1)
+        others_s = (self.ranks.number * total_s).sum(axis=1) - slowest_s
+        # Of a tight pipeline a message is exposed where no weight gradients fill the wait; a pass outside one
+        # gathers its input over the tensor group first.
         tight = self._has("tight")[:, 0]
-        # A pass outside a tight pipeline gathers its input over the tensor group first.
-        gathered_s = np.where(tight, 0.0, 2 * columns.virtual * passes.receive[:, 0])
-        pace = slowest_times.total_s + gathered_s
-        pace = np.maximum(pace, self._pace_of_pairs(times))
-        # A rank sends and receives a tensor in every pass; in a tight pipeline it waits for half of them.
+        exposed_s = passes.farthest_send + passes.receive - times.weights_s / 2
+        exposed_s = np.maximum(0.0, exposed_s.max(axis=1))
+        gathered_s = 2 * columns.virtual * passes.receive[:, 0]
         beside_s = 4 * columns.virtual * (passes.send * self.slower_send)[:, 0]
-        beside_s = np.where(tight & ~split[:, 0], beside_s / 2, beside_s)
-        pace = pace + np.where(pipeline > 1, beside_s, 0.0)
-        bare = self._bare_microbatches()
-        sent = sum(part.max(axis=1) for part in sends)
-        seconds = (microbatches - bare) * pace
-        seconds += bare * (slowest_times.total_s + sent + bare_wait - steady_wait)
-        # The last rank ends a step with weight gradients that wait for each other's reductions.
-        delayed = _delayed_weights(columns, microbatches) * (bare_wait - steady_wait)
-        for name, rows in columns.by_schedule.items():
-            paced = PacedRanks(slowest_times.of(rows), others.of(rows), pipeline[rows])
-            schedule = schedule_called(name)
-            together = tied[rows] | (not schedule.has("skewed"))
-            bubble = schedule.bubble_s(paced, columns.virtual[rows], microbatches[rows], together)
-            late = np.where(together, paced.others.forward_s / columns.virtual[rows], 0.0)
-            seconds[rows] += np.where(delayed[rows] > 0, np.maximum(bubble, late + delayed[rows]), bubble)
-        last_wait = np.where(columns.virtual > 1, bare_wait, steady_wait) / columns.virtual
-        reduced = self.reduction_s(pipeline * (slowest_times.backward_s + slowest_times.weights_s))
-        # Under ZeRO 3 a step ends with the last sums over groups that shard.
-        across = np.maximum(0.0, replicas.across_layer - replicas.reduce_both) + replicas.across_both
-        reduced = np.maximum(0.0, reduced - last_wait) + across[:, 0]
-        ends = (replicas.tie + replicas.update + replicas.gather)[:, 0]
-        return np.asarray(seconds + reduced + ends + self.gathered_ahead_s())
+        neighbours_s = np.where(tight, exposed_s + beside_s / 2, gathered_s + beside_s)
+        pace_s = slowest_s + np.where(columns.pipeline > 1, neighbours_s, 0.0)
+        # With fewer micro-batches than fill the pipeline twice, all schedules idle.
+        unfilled = 1.0 - self.microbatches / (2 * columns.pipeline)
+        bubble_s = np.maximum(columns.bubble, unfilled) * others_s / columns.virtual
+        last_group_s = columns.pipeline * (times.backward_s + times.weights_s).max(axis=1)
+        ends_s = (replicas.tie + replicas.update + replicas.gather)[:, 0] + self.gathered_ahead_s()
+        return np.asarray(self.microbatches * pace_s + bubble_s + self.reduction_s(last_group_s) + ends_s)
 
     # -------------------------------------------------------------------------------- passes
     def pass_times(self) -> PassTimes:
@@ -208,57 +171,15 @@ class Steps:
             weights,
         )
 
-    def _lost_beside_reductions(self, times: PassTimes, wait_s: Floats) -> Floats:
-        """Seconds that backwards lose next to ZeRO 2's reductions; slower ones wait less for buffers."""
-        sharded = (self.columns.zero[:, None] == GRADIENTS_SHARDED) & self.overlaps
-        if not sharded.any():
-            return np.zeros(wait_s.shape)
-        hidden = np.minimum(np.maximum(0.0, self._scattered_s() - wait_s), times.total_s)
-        return np.where(sharded, np.maximum(0.0, hidden * self.slower_reduce - wait_s), 0.0)
-
-    def _waits_for_buffers(self, times: PassTimes) -> _BufferWaits:
-        """Waits for the buffers of ZeRO 2's gradients.
-
-        A chunk computes the gradients of L layers in w each; a layer is reduced in r while others are
-        computed, and `IN_FLIGHT` layers have buffers. With f of other passes between and c of recompute in a
-        layer, a chunk takes the longest of f + L (c + w), f + c + 2 w + (L - 2) r and L r. A pass of one
-        layer waits for the reduction of the pass before it: w + max(f + c, r).
-        """
-        columns = self.columns
-        ranks = self.ranks
-        passes = self.passes
-        sharded = columns.zero[:, None] == GRADIENTS_SHARDED
-        if not sharded.any():
-            return _BufferWaits(np.zeros(ranks.layers.shape), np.zeros(ranks.layers.shape))
-        virtual = columns.virtual[:, None]
-        reduce = self.replicas.reduce_layer
-        split = self._has("splits_backward")
-        layers = np.maximum(1, ranks.layers)
-        redone = self.redone * ranks.sum_of(passes.recompute)
-        busy = np.where(split, times.weights_s, times.backward_s - redone)
-        redone = np.where(split, 0.0, redone)
-        layer = ranks.sum_of(np.where(split, passes.weights, passes.backward)) / layers
-        ends = busy - ranks.layers * layer
-        ends_reduced = self._ends_scattered_s()
-        scattered = ranks.layers * reduce + ends_reduced
-        layers = ranks.layers / virtual
-        ones = np.clip(2.0 - layers, 0.0, 1.0)
-
-        def wait(other: Floats) -> Floats:
-            if not self.overlaps:
-                return np.where(sharded, scattered, 0.0)
-            first = redone / np.maximum(1.0, layers) + 2 * virtual * layer + ends
-            chained = other + first + (ranks.layers - IN_FLIGHT * virtual) * reduce
-            reduced = scattered + np.where(ranks.last, ends + layer, 0.0)
-            several = np.maximum(0.0, np.maximum(chained, reduced) - other - redone - busy)
-            beside = (other + redone) / virtual
-            single = (virtual - 1) * np.maximum(0.0, reduce - beside)
-            single += np.maximum(0.0, reduce + ends_reduced - beside)
-            return np.where(sharded, ones * single + (1.0 - ones) * several, 0.0)
-
-        alternates = (self.microbatches > columns.pipeline)[:, None] & ~self._has("forwards_first")
-        other = times.forward_s + np.where(split, times.backward_s, 0.0)
-        return _BufferWaits(wait(np.where(alternates, other, 0.0)), wait(np.zeros_like(other)))
+    def _next_to_reductions_s(self, times: PassTimes) -> Floats:
+        """Seconds of all passes of one micro-batch next to ZeRO 2's reductions, shape (rows, ranks)."""
+        total_s = times.total_s
+        scattered_s = self._scattered_s()
+        sharded = self.columns.zero[:, None] == GRADIENTS_SHARDED
+        if not self.overlaps:
+            return np.where(sharded, total_s + scattered_s, total_s)
+        slowed_s = total_s + np.minimum(scattered_s, total_s) * self.slower_reduce
+        return np.where(sharded, np.maximum(slowed_s, scattered_s), total_s)
 
     def _scattered_s(self) -> Floats:
         """Seconds to reduce-scatter all gradients of one micro-batch, layer by layer."""
@@ -271,51 +192,6 @@ class Steps:
         both = np.where(first & last, self.replicas.reduce_both, 0.0)
         embedding = np.where(first & ~last, self.replicas.reduce_embedding, 0.0)
         return both + embedding + np.where(last & ~first, self.replicas.reduce_head, 0.0)
-
-    # ------------------------------------------------------------------------------ pipeline
-    def _bare_microbatches(self) -> Floats:
-        """Micro-batches whose forwards have no backward next to them that could hide their transfers.
-
-        An interleaved rank fills its pipeline with (v - 1) p chunks of forwards; where there is one group of
-        micro-batches all forwards run first. A rank's next chunk then waits for the same micro-batch to come
-        around.
-        """
-        pipeline = self.columns.pipeline
-        virtual = self.columns.virtual
-        filling = np.minimum(self.microbatches, (virtual - 1) * pipeline / virtual)
-        bare = np.where(self.microbatches == pipeline, self.microbatches, filling)
-        return np.where((virtual > 1) & ~self._has("v_shaped")[:, 0], bare, 0.0)
-
-    def _send_times(self) -> PassTimes:
-        """Seconds that the tensors of one micro-batch take to and from the neighbours of every rank."""
-        ranks = self.ranks
-        passes = self.passes
-        virtual = self.columns.virtual[:, None]
-        pipeline = self.columns.pipeline[:, None]
-        # In a V both chunks of the last rank are neighbours.
-        turns = self._has("v_shaped") & (ranks.rank == pipeline - 1)
-        upstream = np.where(pipeline > 1, virtual - ranks.first - turns, 0)
-        downstream = np.where(pipeline > 1, virtual - ranks.last - turns, 0)
-        forward = upstream * passes.receive + downstream * passes.send
-        backward = downstream * passes.receive + upstream * passes.send
-        return PassTimes(forward, backward, np.zeros(forward.shape))
-
-    def _pace_of_pairs(self, times: PassTimes) -> Floats:
-        """Seconds per micro-batch that neighbours in a tight pipeline need, shape (rows,); 0 in others.
-
-        In the steady state of 1F1B a rank's next forward waits for a backward of its neighbour: two
-        micro-batches take the passes of both ranks and a transfer each way, less the weight gradients of one,
-        which fill the wait where they are a pass of their own.
-        """
-        number = self.ranks.number
-        exposed = self.passes.farthest_send + self.passes.receive - times.weights_s / 2
-        exposed = np.maximum(0.0, exposed)
-        busy = times.total_s
-        alike = np.where(number > 1, busy + exposed, 0.0)
-        neighbours = (busy[:, 1:] + busy[:, :-1]) / 2 + exposed[:, 1:]
-        neighbours = np.where(number[:, 1:] > 0, neighbours, 0.0)
-        pace = np.concatenate([alike, neighbours], axis=1).max(axis=1)
-        return np.where(self._has("tight")[:, 0], pace, 0.0)
 
     # ------------------------------------------------------------------------------ replicas
     def gathered_ahead_s(self) -> Floats:

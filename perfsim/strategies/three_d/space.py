@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
-from perfsim.base.arrays import Bools, Ints
+from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.base.sizes import MOST_LAYER_PASSES
 from perfsim.costs.memory import state_bytes
 from perfsim.network import FatTree
@@ -115,6 +115,12 @@ class Columns:
     @property
     def virtual(self) -> Ints:
         return self.divisions.virtual[self.division]
+
+    @property
+    def bubble(self) -> Floats:
+        """The bubble of every layout's schedule, as a share: see `Schedule`."""
+        bubbles = np.array([schedule.bubble for schedule in SCHEDULES.values()])
+        return np.asarray(bubbles[self.divisions.schedule[self.division]])
 
     @property
     def last_rank(self) -> Ints:

@@ -161,7 +161,7 @@ class ThreeD:
     def estimate_s(self, plan: ThreeDPlan, costs: Costs) -> float:
         columns = Columns.of(plan.job, plan.layout)
         places = Places.of(plan.layout)
-        return float(estimate_layouts_s(plan.job, columns, plan.topology, costs, places, estimate_steps_s)[0])
+        return float(estimate_layouts_s(plan.job, columns, plan.topology, costs, places, path_steps_s)[0])
 
 
 class _Group(NamedTuple):

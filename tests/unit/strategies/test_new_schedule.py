@@ -1,4 +1,4 @@
-"""A pipeline schedule as a newcomer adds it: three functions and one entry in `SCHEDULES`."""
+"""A pipeline schedule as a newcomer adds it: two functions and one entry in `SCHEDULES`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def in_flight(stage: Numbers, pipeline: Numbers, _: Numbers, microbatches: Numbe
 
 
 def test_a_new_schedule_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    new = Schedule("eager", order, in_flight, SCHEDULES["1f1b"].bubble_s, chunks=1)
+    new = Schedule("eager", order, in_flight, SCHEDULES["1f1b"].bubble, chunks=1)
     monkeypatch.setitem(SCHEDULES, "eager", new)
     prediction = ps.predict(
         model="gpt3_13b",

@@ -16,11 +16,9 @@ from perfsim.engine.trace import Trace
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
-from perfsim.strategies.schedules import least_chunks, schedule_called
-from perfsim.strategies.three_d.closed_form import _delayed_weights
+from perfsim.strategies.schedules import least_chunks
 from perfsim.strategies.three_d.emission import stages_of
 from perfsim.strategies.three_d.memory import stage_memory
-from perfsim.strategies.three_d.space import Columns
 from perfsim.work import TaskGraph
 
 SPLIT = ("zb1p", "zb2p", "zbv", "v-half", "v-min")
@@ -237,16 +235,3 @@ def test_memory_in_closed_form_is_what_is_alive_in_the_run(
         parts = uses[rank].parts_bytes
         planned = parts["activations"] + parts["weight gradient inputs"]
         assert live_bytes(written, trace, f"gpu{rank}") == pytest.approx(planned, rel=0.05)
-
-
-@pytest.mark.parametrize("microbatches", [1, 2, 5, 16])
-@pytest.mark.parametrize("name", ["zb1p", "zb2p"])
-def test_the_closed_form_knows_how_many_weight_gradients_the_last_rank_has_left(
-    toys: ModuleType, name: str, microbatches: int
-) -> None:
-    """After the last backward it computes those of the same micro-batch, and of so many before it."""
-    order = schedule_called(name).orders(4, 1, microbatches)[-1]
-    last_backward = max(place for place, slot in enumerate(order) if slot.which == "B")
-    columns = Columns.of(toys.job(microbatches), ParallelLayout(pipeline=4, schedule=name))
-    delayed = _delayed_weights(columns, np.array([microbatches]))
-    assert delayed.tolist() == [len(order) - last_backward - 2]
