@@ -13,8 +13,7 @@ from perfsim.network import Topology
 from perfsim.prediction.planner import Search, best_plan, confirmed, plan_of
 from perfsim.prediction.question import Question, question_of
 from perfsim.prediction.run import evaluate
-from perfsim.specs.layout import ParallelLayout
-from perfsim.specs.layout_text import text_of
+from perfsim.specs.layout import ParallelLayout, text_of
 from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
 
