@@ -26,7 +26,7 @@ from simpy.events import NORMAL, Event, EventPriority
 from perfsim.base.arrays import Floats
 from perfsim.engine import rules
 from perfsim.engine.limits import Limits
-from perfsim.engine.tables import NONE, TOLERANCE, UNIT, Tables, excess
+from perfsim.engine.tables import NONE, TOLERANCE, UNIT, Tables, excess, speed_beside
 
 Waits = Generator[Event, None, None]
 CHECKED_EVERY = 4096
@@ -184,11 +184,7 @@ class _Devices:
         return changed
 
     def _rate(self, device: int, kind: int) -> float:
-        units, memory = self.slowing[device]
-        units_bound: float
-        memory_bound: float
-        units_bound, memory_bound = self.tables.bound[kind].tolist()
-        return 1.0 / (1.0 + units_bound * units + memory_bound * memory)
+        return speed_beside(*self.tables.bound[kind].tolist(), *self.slowing[device])
 
 
 class _Simulation:
