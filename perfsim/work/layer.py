@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.precisions import PRECISIONS, Precision
@@ -45,20 +45,13 @@ def _products(part: LayerSlice, which: LayerPass, bias: bool, *forward: Kernel) 
             yield from product.weight_gradients(part.main_grad_bytes, bias=bias)
 
 
-class _NormPass(NamedTuple):
-    suffix: str
-    passes: int
-    """Times that the norm reads or writes an activation."""
-    launches: int
-
-
-# The input gradient is one kernel. Gradients of scale and shift read input and output gradient again, are
-# reduced in two kernels, and accumulated.
-_NORM: dict[LayerPass, _NormPass] = {
-    "forward": _NormPass("", 2, 1),
-    "backward": _NormPass(".backward", 5, 4),
-    "dgrad": _NormPass(".dgrad", 3, 1),
-    "wgrad": _NormPass(".wgrad", 2, 3),
+# Suffix, times that a norm reads or writes an activation, launches. The input gradient is one kernel. Those
+# of scale and shift read input and output gradient again, are reduced in two kernels, and accumulated.
+_NORM: dict[LayerPass, tuple[str, int, int]] = {
+    "forward": ("", 2, 1),
+    "backward": (".backward", 5, 4),
+    "dgrad": (".dgrad", 3, 1),
+    "wgrad": (".wgrad", 2, 3),
 }
 
 
