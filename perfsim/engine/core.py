@@ -222,7 +222,7 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
             num_hot += more_hot
             # Flows on links that are not contended keep their own speed; `_fill` gives it to them again.
             joined = touched[:found]
-            _fill(tables, joined, live, hot, scratch[0], scratch[1], scratch[2], scratch[3], fraction)
+            _fill(tables, joined, live, hot, scratch, fraction)
             for flow in joined:
                 task = head[flow]
                 while task != NONE:
