@@ -523,7 +523,7 @@ def verify(graph: TaskGraph, job: Job, layout: Layout, spec: SamplingSpec) -> Sa
         bits = BITS[shard.kernel.precision or usual]
         results.append(_executed(shard, shapes.get((shard.name, first), shard.whole), bits, rng))
     worst = max(results, key=lambda result: result.closeness)
-    failed += [f"{each.shard.words} came out wrong" for each in results if not each.closeness <= 1.0]
+    failed += [f"{result.shard.words} came out wrong" for result in results if not result.closeness <= 1.0]
     unsummed = {shard.name for shard in found.classes} & set(NOT_SUMMED)
     return SamplingSummary(
         tasks_sampled=len(results),
@@ -532,7 +532,7 @@ def verify(graph: TaskGraph, job: Job, layout: Layout, spec: SamplingSpec) -> Sa
         worst_relative_error=worst.relative_error,
         bound=worst.bound,
         passed=not failed,
-        by_partition=dict(sorted(Counter(each.shard.divided for each in results).items())),
+        by_partition=dict(sorted(Counter(result.shard.divided for result in results).items())),
         mode=spec.mode,
         worst=worst.shard.words,
         failed=tuple(failed),

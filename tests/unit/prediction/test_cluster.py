@@ -85,48 +85,35 @@ def perfsim(*arguments: str | Path) -> Result:
 
 
 # ---------------------------------------------------------------------------------- making a scale
-def test_steps_that_are_all_slower_by_one_factor_give_that_factor(
-    measured: Callable[..., Path], predicted: list[float]
+@pytest.mark.parametrize("slower", [(1.1, 1.1), (1.2, 0.9)])
+def test_the_scale_is_the_geometric_mean_so_that_log_errors_cancel(
+    measured: Callable[..., Path], predicted: list[float], slower: tuple[float, float]
 ) -> None:
-    found = fit_cluster([measured(case("one", 1, 1.1 * predicted[0]), case("eight", 8, 1.1 * predicted[1]))])
-    assert found.scale == pytest.approx(1.1, rel=1e-3)
-    assert (found.name, found.device) == ("ours", "a100-sxm4-80gb")
-    assert found.spread == pytest.approx(0.0, abs=1e-3)
-    assert not found.is_wide
+    one_s, eight_s = (factor * step_s for factor, step_s in zip(slower, predicted, strict=True))
+    found = fit_cluster([measured(case("one", 1, one_s), case("eight", 8, eight_s))])
+    assert found.scale == pytest.approx(math.sqrt(math.prod(slower)), rel=1e-3)
+    assert sum(math.log1p(step.residual) for step in found.cases) == pytest.approx(0.0, abs=1e-3)
+    spread = math.log(slower[0] / slower[1]) / 2
+    assert found.fit["scale"].standard_errors["scale"] == pytest.approx(spread, rel=1e-3, abs=1e-3)
+    assert (found.name, found.device, found.is_wide) == ("ours", "a100-sxm4-80gb", spread > 0.1)
     assert found.fit["scale"].command == "perfsim calibrate steps measured.yaml"
     assert found.fit["scale"].points == 2
 
 
-def test_the_scale_is_the_geometric_mean_so_that_log_errors_cancel(
-    measured: Callable[..., Path], predicted: list[float]
+@pytest.mark.parametrize("slower", [1.2, 1.02])
+def test_what_is_written_is_what_is_read_and_cases_far_apart_are_warned_of(
+    measured: Callable[..., Path], predicted: list[float], tmp_path: Path, slower: float
 ) -> None:
-    path = measured(case("one", 1, 1.2 * predicted[0]), case("eight", 8, 0.9 * predicted[1]))
-    found = fit_cluster([path])
-    assert found.scale == pytest.approx(math.sqrt(1.2 * 0.9), rel=1e-3)
-    assert sum(math.log1p(step.residual) for step in found.cases) == pytest.approx(0.0, abs=1e-3)
-    assert found.fit["scale"].standard_errors["scale"] == pytest.approx(math.log(1.2 / 0.9) / 2, rel=1e-3)
-
-
-def test_cases_far_apart_after_scaling_are_warned_of_in_the_file_and_on_the_terminal(
-    measured: Callable[..., Path], predicted: list[float], tmp_path: Path
-) -> None:
-    path = measured(case("one", 1, 1.2 * predicted[0]), case("eight", 8, predicted[1]))
+    path = measured(case("one", 1, slower * predicted[0]), case("eight", 8, predicted[1]))
     answer = perfsim("calibrate", "steps", path, "--out", tmp_path / "ours.yaml")
     assert answer.exit_code == 0
     found = default_catalog().calibration(str(tmp_path / "ours.yaml"))
-    assert found.spread == pytest.approx(0.2, rel=1e-2)
+    assert found == fit_cluster([path])
     assert isinstance(found, ClusterCalibration)
-    assert f"warning: {found.spread_warning}" in answer.stderr
-    assert "20.0 % apart" in found.fit["scale"].note
-
-
-def test_what_is_written_is_what_is_read(
-    measured: Callable[..., Path], predicted: list[float], tmp_path: Path
-) -> None:
-    path = measured(case("one", 1, predicted[0]), case("eight", 8, 1.02 * predicted[1]))
-    answer = perfsim("calibrate", "steps", path, "--out", tmp_path / "ours.yaml")
-    assert "warning" not in answer.stderr
-    assert default_catalog().calibration(str(tmp_path / "ours.yaml")) == fit_cluster([path])
+    assert found.spread == pytest.approx(slower - 1, rel=1e-2)
+    far = slower > 1.1
+    assert (f"warning: {found.spread_warning}" in answer.stderr) == far == ("warning" in answer.stderr)
+    assert ("20.0 % apart" in found.fit["scale"].note) == far
 
 
 @pytest.mark.parametrize(
