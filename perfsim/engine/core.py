@@ -55,7 +55,7 @@ def _proceed(
     """Let a task run at this rate from now on; whether a rate that it had has changed."""
     if speed == rate[task]:
         return False
-    had_rate = rate[task] > 0.0
+    had_rate: bool = rate[task] > 0.0
     left_s[task] -= (now_s - since_s[task]) * rate[task]
     since_s[task] = now_s
     rate[task] = speed

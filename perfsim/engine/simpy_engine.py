@@ -183,7 +183,8 @@ class _Devices:
         return changed
 
     def _rate(self, device: int, kind: int) -> float:
-        return speed_beside(*self.tables.bound[kind].tolist(), *self.slowing[device])
+        units, memory = self.tables.bound[kind].tolist()
+        return speed_beside(units, memory, *self.slowing[device])
 
 
 class _Simulation:
