@@ -79,7 +79,8 @@ def test_an_update_counts_what_its_rule_computes_and_proofs_execute_adam() -> No
 @pytest.mark.parametrize(("nics", "said", "shared"), [(8, False, False), (8, True, True), (4, False, True)])
 def test_devices_share_nics_where_there_are_fewer_or_it_is_said(nics: int, said: bool, shared: bool) -> None:
     node = default_catalog().system("dgx-a100-80gb").node
-    assert node.model_copy(update={"nics": nics, "devices_share_nics": said}).has_shared_nics == shared
+    changed = node.with_(nics=nics, devices_share_nics=said, server=4)
+    assert changed.has_shared_nics == shared
 
 
 @pytest.mark.parametrize(
