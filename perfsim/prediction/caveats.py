@@ -20,7 +20,7 @@ from perfsim.prediction.question import DEFAULT_BATCH_PER_DEVICE, Question
 from perfsim.prediction.run import Evaluation
 from perfsim.prediction.why import Why
 from perfsim.specs.hardware import DeviceSpec, LinkSpec
-from perfsim.specs.layout_text import settings
+from perfsim.specs.layout import settings
 from perfsim.strategies import Plan
 
 Severity = Literal["serious", "warning", "info"]

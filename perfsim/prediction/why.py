@@ -25,8 +25,7 @@ from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question, changes_by_root
 from perfsim.prediction.run import Evaluation
 from perfsim.specs.calibration import Dispatcher
-from perfsim.specs.layout import Layout
-from perfsim.specs.layout_text import text_of
+from perfsim.specs.layout import Layout, text_of
 from perfsim.specs.precisions import PRECISIONS, Precision
 from perfsim.work import Work
 from perfsim.work.graph import computes

@@ -35,8 +35,7 @@ from perfsim.proof.program import (
 from perfsim.proof.promises import held_unlike_promised
 from perfsim.proof.provers import prover, small_plan, training_of
 from perfsim.proof.serial import STEPS, SmallTraining
-from perfsim.specs.layout import ContextExchange, Layout, ParallelLayout, StreamingLayout
-from perfsim.specs.layout_text import text_of
+from perfsim.specs.layout import ContextExchange, Layout, ParallelLayout, StreamingLayout, text_of
 from perfsim.specs.model import Recompute, RecomputeKeeps, TransformerConfig
 from perfsim.specs.recipe import Job
 from perfsim.strategies import STRATEGIES, Plan, strategy, strategy_names

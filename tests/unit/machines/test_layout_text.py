@@ -8,8 +8,7 @@ import pytest
 
 from perfsim.base.errors import InputError, LayoutError
 from perfsim.machines import machine
-from perfsim.specs.layout import ParallelLayout, StreamingLayout
-from perfsim.specs.layout_text import text_of
+from perfsim.specs.layout import ParallelLayout, StreamingLayout, text_of
 
 GPUS = "gpu-cluster"
 WAFERS = "wafer-cluster"
