@@ -51,16 +51,8 @@ _CONSTANTS = ("latency_base_s", "latency_per_step_s", "bandwidth_bytes_per_s", "
 _AT_LINE_RATE = "the line rate of {link}, above which no line may go, and where the fit ended"
 _AT_FLOOR = "the least that the fit allows, where it ended"
 _DERIVED: dict[CollectiveOp, tuple[CollectiveOp, float, str]] = {
-    "broadcast": (
-        "all_gather",
-        1.0,
-        "a pipelined ring, like the all-gather whose lines it takes; not measured",
-    ),
-    "send_recv": (
-        "all_to_all",
-        2.0,
-        "an all-to-all of two ranks sends half of each message: its lines; not measured",
-    ),
+    "broadcast": ("all_gather", 1.0, "a pipelined ring: the lines of the all-gather; not measured"),
+    "send_recv": ("all_to_all", 2.0, "an all-to-all of two sends half: its lines; not measured"),
 }
 """By operation: the one whose lines it takes, by how much its local bandwidth is divided, and why."""
 _DISAGREEMENT = 0.25
