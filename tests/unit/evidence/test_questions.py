@@ -156,6 +156,20 @@ def test_who_measured_a_run_decides_nothing() -> None:
     assert recipes[0] == recipes[1]
 
 
+@pytest.mark.parametrize(
+    ("changes", "dropout"),
+    [
+        ({"system": ON_A100, "training": STANDARD}, True),
+        ({"system": ON_A100}, False),  # fused attention of the time had none
+        ({"framework": "megatron-core-te", "training": STANDARD}, False),
+    ],
+)
+def test_only_standard_attention_of_a_framework_with_dropout_has_it(
+    changes: dict[str, Any], dropout: bool
+) -> None:
+    assert asked(**changes).recipe.dropout is dropout
+
+
 def test_the_runs_own_settings_change_its_framework() -> None:
     assert framework_of(training={"cuda_graph": True}).cuda_graph
     assert not framework_of(**SHARDED, training={"compiled": False}).fused

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -15,7 +16,7 @@ import yaml
 from perfsim.base.errors import InputError
 from perfsim.base.units import YAML_CONTEXT
 from perfsim.catalog import default_catalog
-from perfsim.costs.gemm import GemmModel
+from perfsim.costs.gemm import GemmModel, narrow_constants
 from perfsim.evidence.collective_fit import link_calibration
 from perfsim.evidence.fitting import (
     Account,
@@ -30,7 +31,12 @@ from perfsim.evidence.fitting import (
 from perfsim.evidence.gemm_fit import gpu_calibration
 from perfsim.network.collectives import CollectiveModel
 from perfsim.network.topology import Group
-from perfsim.specs.calibration import CollectiveCalibration, CollectiveOp, GpuCalibration
+from perfsim.specs.calibration import (
+    CollectiveCalibration,
+    CollectiveOp,
+    GpuCalibration,
+    NarrowGemmConstants,
+)
 from perfsim.specs.hardware import DeviceSpec, LinkSpec, MemorySpec, NodeSpec
 
 DEVICE = DeviceSpec(
@@ -44,6 +50,9 @@ LINK = LinkSpec(name="some-link", bandwidth=300e9, latency=1e-6)
 
 
 A100 = cast(GpuCalibration, default_catalog().calibration("a100-sxm4"))
+NARROW = NarrowGemmConstants(
+    efficiency=0.8, overhead=1.5, memory_fraction=0.7, burst_fraction=0.7, cast_bytes=3.0, cast_s=5e-6
+)
 NVLINK3 = cast(CollectiveCalibration, default_catalog().calibration("nvlink3"))
 
 
@@ -88,8 +97,49 @@ def test_a_device_without_calibration_gets_a_whole_one_that_says_what_is_assumed
     assert fitted.unaccounted() == []
 
 
-def write_collective_table(path: Path, factor: float = 1.0) -> Path:
-    """Times of the fitted NVLink on its own sizes, times `factor`."""
+@pytest.fixture(scope="module")
+def factors(tmp_path_factory: pytest.TempPathFactory) -> GpuCalibration:
+    """The fit to times of a device with the A100's tiles, a tenth less efficient, and in 8 bits a fifth."""
+    m, n, k = 2.0 ** np.random.default_rng(2).integers(7, 14, (3, 300))
+    tiles = tuple(
+        tile.model_copy(update={"efficiency": 0.9 * tile.efficiency, "overhead_k": 1.2 * tile.overhead_k})
+        for tile in A100.gemm.tiles
+    )
+    shared = {"memory_fraction": 0.8, "burst_fraction": 0.8, "launch_s": 3e-6}
+    gemm = A100.gemm.model_copy(update={"tiles": tiles, **shared})
+    model = GemmModel(gemm, 200e12, 1.5e12, 80)
+    narrow = replace(model, constants=narrow_constants(gemm, NARROW), peak_flop_per_s=400e12, element_bytes=1)
+    cast_s = NARROW.cast_s + NARROW.cast_bytes * m * k / 1.5e12
+    seconds = {"bf16": model.time_s(m, n, k), "fp8": narrow.time_s(m, n, k) + cast_s}
+    lines = [
+        f"{precision},{a},{b},{c},{1e6 * t}"
+        for precision, times in seconds.items()
+        for a, b, c, t in zip(m, n, k, times, strict=True)
+    ]
+    table = written(tmp_path_factory.mktemp("t"), "\n".join(["precision,m,n,k,time_us", *lines]), "gemm.csv")
+    return gpu_calibration(table, DEVICE.model_copy(update={"peak": {"bf16": 200e12, "fp8": 400e12}}), A100)
+
+
+def test_factors_on_the_tiles_of_another_device_are_found_again(factors: GpuCalibration) -> None:
+    ratios = [
+        (mine.efficiency / other.efficiency, mine.overhead_k / other.overhead_k)
+        for mine, other in zip(factors.gemm.tiles, A100.gemm.tiles, strict=True)
+    ]
+    assert ratios == [pytest.approx((0.9, 1.2), rel=0.03)] * len(ratios)
+    gemm = factors.gemm
+    found = (gemm.memory_fraction, gemm.burst_fraction, gemm.launch_s)
+    assert found == pytest.approx((0.8, 0.8, 3e-6), rel=0.03)
+    assert factors.narrow["fp8"].model_dump() == pytest.approx(NARROW.model_dump(), rel=0.1)
+    command = "perfsim calibrate gemm gemm.csv --device some-gpu --like a100-sxm4"
+    assert {name: (row.command, row.points) for name, row in factors.fit.items()} == dict.fromkeys(
+        ("gemm", "narrow.fp8"), (command, 300)
+    )
+    assert factors.assumed["gemm.split_traffic"].startswith("as in a100-sxm4, whose tiles")
+    assert not {"gemm.launch_s", "gemm.tiles.128x128.efficiency"} & set(factors.assumed)
+
+
+def write_collective_table(path: Path, factor_of_8: float = 1.0) -> Path:
+    """Times of the fitted NVLink on its own sizes, those of eight ranks times a factor."""
     link = LINK.model_copy(update={"calibration": NVLINK3})
     model = CollectiveModel.of_node(NodeSpec(devices=8, scale_up=link, nics=8, nic=link))
     lines = ["collective,num_gpus,bytes,time_us"]
@@ -97,6 +147,7 @@ def write_collective_table(path: Path, factor: float = 1.0) -> Path:
     for name, op in names.items():
         for size in (2, 4, 8):
             for n_bytes in 2.0 ** np.arange(9, 30):
+                factor = factor_of_8 if size == 8 else 1.0
                 seconds = factor * model.time_s(op, float(n_bytes), Group.inside_node(size))
                 lines.append(f"{name},{size},{n_bytes},{seconds * 1e6}")
     path.write_text("\n".join(lines) + "\n")
@@ -127,10 +178,12 @@ def test_collective_fit_finds_the_lines_again_and_accounts_for_them(lines: Colle
 def test_the_first_table_wins_where_two_contradict(
     nccl: Path, lines: CollectiveCalibration, tmp_path: Path
 ) -> None:
-    second = write_collective_table(tmp_path / "second.csv", factor=3.0)
+    second = write_collective_table(tmp_path / "second.csv", factor_of_8=3.0)
     both = link_calibration([nccl, second], LINK)
-    assert both.collectives == lines.collectives
-    assert both.fit["collectives.all_reduce"].note.startswith("octaves weigh the same; 63 rows contradict")
+    record = both.fit["collectives.all_reduce"]
+    assert record.note.startswith("octaves weigh the same; 21 rows contradict")
+    assert (record.points, lines.fit["collectives.all_reduce"].points) == (126 - 21, 63)
+    assert record.median_ape < 0.02
 
 
 def test_calibrating_a_link_keeps_what_the_tables_do_not_tell(nccl: Path) -> None:
