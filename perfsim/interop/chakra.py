@@ -55,7 +55,6 @@ MESSAGES: Mapping[str, Sequence[tuple[str, int, str]]] = {
             for index, scalar in enumerate(SCALARS)
         ),
     ],
-    "IOInfo": [("values", 1, "string"), ("shapes", 2, "string"), ("types", 3, "string")],
     "GlobalMetadata": [("version", 1, "string"), ("attr", 2, f"repeated {ATTRIBUTE}")],
     "Node": [
         ("id", 1, "uint64"),
@@ -65,8 +64,6 @@ MESSAGES: Mapping[str, Sequence[tuple[str, int, str]]] = {
         ("data_deps", 5, "repeated uint64"),
         ("start_time_micros", 6, "uint64"),
         ("duration_micros", 7, "uint64"),
-        ("inputs", 8, "IOInfo"),
-        ("outputs", 9, "IOInfo"),
         ("attr", 10, f"repeated {ATTRIBUTE}"),
     ],
 }
@@ -206,10 +203,9 @@ class ExecutionTrace:
 
     def _encoded(self) -> bytes:
         types = _messages()
-        metadata = types["GlobalMetadata"](version=self.version)
-        metadata.attr.extend(_attributes(self.attributes))
-        parts = [_delimited(metadata)]
+        messages = [types["GlobalMetadata"](version=self.version, attr=_attributes(self.attributes))]
         for node in self.nodes:
+            exact = {"start_s": node.start_s, "duration_s": node.duration_s}
             message = types["Node"](
                 id=node.id,
                 name=node.name,
@@ -218,11 +214,10 @@ class ExecutionTrace:
                 data_deps=node.reads,
                 start_time_micros=round(node.start_s * MICROSECONDS),
                 duration_micros=round(node.duration_s * MICROSECONDS),
+                attr=_attributes({**node.attributes, **exact}),
             )
-            exact = {"start_s": node.start_s, "duration_s": node.duration_s}
-            message.attr.extend(_attributes({**node.attributes, **exact}))
-            parts.append(_delimited(message))
-        return b"".join(parts)
+            messages.append(message)
+        return b"".join(map(_delimited, messages))
 
     def summary(self) -> dict[str, Any]:
         """Counts by type, and sums of FLOPs, bytes and seconds.

@@ -220,6 +220,7 @@ TOOL = Tool(
     recognise=_recognise,
     read=_read,
     rows=ROWS,
+    told=("data", "virtual_pipeline", "layers_per_stage", "recompute_every", "expert_tensor"),
     runs=ParallelLayout,
     render=lambda comments, values: json.dumps({"_comments": comments, **values}, indent=2) + "\n",
     start=lambda c: f"start on {c.layout.num_devices} ranks with --deepspeed_config and this file",

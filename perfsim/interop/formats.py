@@ -203,10 +203,10 @@ def read(source: Source, format_name: str = "") -> tuple[str, Reading]:
     if matches:
         names = ", ".join(matches)
         source.refuse(f"this may be a file of {names}", "choose with --format " + " or ".join(matches))
-    signs = [f"    {CHAKRA}: a Chakra execution trace, by its metadata"]
-    signs += [f"    {name}: {tool_named(name).title}, by {tool_named(name).sign}" for name in READ]
-    known = "\n".join(["formats and what they are recognised by:", *signs])
-    problems = [source.problem("no known format was recognised", known)]
+    known = ["formats and what they are recognised by:"]
+    known += [f"    {CHAKRA}: a Chakra execution trace, by its metadata"]
+    known += [f"    {name}: {tool_named(name).title}, by {tool_named(name).sign}" for name in READ]
+    problems = [source.problem("no known format was recognised", "\n".join(known))]
     # It may be a file with a mistake in the syntax that its name or first character promises.
     begins_as: Syntax = "json" if source.text.lstrip().startswith("{") else "text"
     by_name: dict[str, Syntax] = {".json": "json", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml"}

@@ -422,7 +422,7 @@ LAYOUT: tuple[Row, ...] = (
         when=lambda c: c.layout.pipeline > 1,
         refused=True,
     ),
-    Row("layout.offload_param", refusal=_offload),
+    Row("layout.offloads", refusal=_offload),
     Row("layout.recompute_every", gap=_recompute_between),
 )
 

@@ -274,6 +274,7 @@ TOOL = Tool(
     recognise=_recognise,
     read=_read,
     rows=ROWS,
+    told=("data", "recompute_layers"),
     runs=StreamingLayout,
     render=lambda comments, values: "\n".join(
         [*comments, yaml.safe_dump(values, sort_keys=False, allow_unicode=True)]

@@ -6,8 +6,8 @@ Each row of a tool's table has the tool's keys and the field of ours that they s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
@@ -15,7 +15,7 @@ from perfsim.base.errors import InputError, LayoutError, Problem
 from perfsim.base.sizes import MOST_DEVICES, MOST_WIDTH
 from perfsim.interop.nearest_model import Beyond, Nearest
 from perfsim.interop.source import Settings, Source, Syntax, nested
-from perfsim.specs.layout import Layout, ParallelLayout
+from perfsim.specs.layout import OFFLOADS, Layout, ParallelLayout
 from perfsim.specs.layout_text import text_of
 from perfsim.specs.model import Experts, LatentAttention, TransformerConfig
 from perfsim.specs.optimizers import OPTIMIZERS
@@ -339,6 +339,8 @@ class Tool:
     """Whether a parsed document (or the text) is of this format."""
     read: Callable[[Source, Any], Reading]
     rows: tuple[Row, ...] = ()
+    told: tuple[str, ...] = ("data",)
+    """Fields of a layout that rows of other fields tell, or that follow from the number of ranks."""
     runs: type[Layout] | None = None
     """The layouts of plans that it is told; None where it is only read."""
     render: Callable[[list[str], Mapping[str, Any]], str] = lambda *_: ""
@@ -360,6 +362,7 @@ class Tool:
             )
         layout = text_of(chosen.layout)
         refusals = [row.refusal(chosen) for row in self.rows if row.refusal is not None]
+        refusals += [f"nothing of it says {name}" for name in self._unsaid(chosen.layout)]
         if problems := [Problem(f"{self.title} cannot run {layout}: {text}") for text in refusals if text]:
             raise LayoutError(problems)
         job = chosen.job
@@ -376,3 +379,11 @@ class Tool:
         values = {row.keys.split()[0]: row.write(chosen) for row in self.rows if row.write is not None}
         stated = {key: value for key, value in values.items() if value is not None}
         return self.render([f"{self.comment}{comment}" for comment in comments], nested(stated))
+
+    def _unsaid(self, layout: Layout) -> Iterator[str]:
+        """Fields in use that no row writes, refuses or names as a gap: another layout would run."""
+        said = {*self.told, *(row.field.removeprefix("layout.") for row in self.rows)}
+        said |= set(OFFLOADS) if "offloads" in said else set()
+        for known in fields(layout):
+            if known.name not in said and getattr(layout, known.name) != known.default:
+                yield known.name

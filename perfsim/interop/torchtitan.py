@@ -378,6 +378,7 @@ TOOL = Tool(
     recognise=_recognise,
     read=_read,
     rows=ROWS,
+    told=("data", "shard_group"),
     runs=ParallelLayout,
     render=_text,
     start=lambda c: (

@@ -21,7 +21,7 @@ from perfsim.base.spec import CatalogSpec, Name, Spec
 from perfsim.base.units import Bytes, BytesPerSecond, FlopPerSecond, Watts, number, quantity
 from perfsim.specs.calibration import CollectiveCalibration, GpuCalibration, Latency, WaferCalibration
 from perfsim.specs.precisions import PRECISIONS, Precision
-from perfsim.specs.wall_clock import NumberRange
+from perfsim.specs.wall_clock import Range
 
 # What systems are made of: devices, links, nodes, networks, power and nouns, frozen, in SI units.
 
@@ -203,12 +203,9 @@ class FatTreeSpec(Spec):
     """InfiniBand SHARP for all-reduces across nodes; None: only devices reduce."""
 
 
-class PowerSpec(NumberRange):
+class PowerSpec(Range[Watts]):
     """Power in training of a node, or of a wafer-scale system with its share of the servers."""
 
-    low: Watts
-    typical: Watts
-    high: Watts
     idle: Watts | None = None
     """While its devices wait; None: not known, and waiting counts as computing."""
 

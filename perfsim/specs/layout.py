@@ -89,6 +89,8 @@ class _Axis:
     """Its name in texts such as `tp=8`; empty where it has none but its own."""
     degree: bool = False
     """Whether it is a number of ranks among which something is divided."""
+    offload: bool = False
+    """Whether it says where a part of the memory is; each value needs less of the device than the last."""
     divides: tuple[Divided, ...] = ()
     group: str = ""
     """Fields of one group are written to JSON together, where one is not at its default; empty: always."""
@@ -163,12 +165,16 @@ class ParallelLayout:
         "none",
         "Where the CPU keeps and updates the optimizer's states; gradients of ZeRO 2 and 3 go there too.",
         group="offload_optimizer",
+        offload=True,
     )
     offload_param: Place = _axis(
-        "none", "Where the parameters are that ZeRO 3 gathers.", group="offload_param"
+        "none", "Where the parameters are that ZeRO 3 gathers.", group="offload_param", offload=True
     )
     offload_activations: Literal["none", "cpu"] = _axis(
-        "none", "Where the activations are that a layer keeps for its backward.", group="offload_activations"
+        "none",
+        "Where the activations are that a layer keeps for its backward.",
+        group="offload_activations",
+        offload=True,
     )
     expert: int = _axis(
         1,
@@ -218,12 +224,7 @@ class ParallelLayout:
     @property
     def offloads(self) -> dict[str, Place]:
         """The settings of offload that are in use."""
-        given: dict[str, Place] = {
-            "offload_optimizer": self.offload_optimizer,
-            "offload_param": self.offload_param,
-            "offload_activations": self.offload_activations,
-        }
-        return {name: place for name, place in given.items() if place != "none"}
+        return {name: place for name in OFFLOADS if (place := getattr(self, name)) != "none"}
 
     def as_dict(self, num_microbatches: int) -> dict[str, Any]:
         """Its fields under the names of the JSON interface."""
@@ -237,6 +238,7 @@ class ParallelLayout:
 
 AXES: Mapping[str, _Axis] = {known.name: known.metadata["axis"] for known in fields(ParallelLayout)}
 """Every field of a layout on GPUs, by name."""
+OFFLOADS = tuple(name for name, axis in AXES.items() if axis.offload)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from perfsim.base.spec import Spec
 from perfsim.base.units import number
-from perfsim.specs.wall_clock import NumberRange
+from perfsim.specs.wall_clock import Range
 
 Number = Annotated[float, *number(0, 1e12)]
 Currency = Annotated[str, Field(min_length=1, max_length=12)]
@@ -16,12 +16,8 @@ GIVEN = "given by the study"
 NOT_GIVEN = "not given"
 
 
-class AmountRange(NumberRange):
+class AmountRange(Range[Number]):
     """An amount with its 90 % range."""
-
-    low: Number
-    typical: Number
-    high: Number
 
 
 Amount = Number | AmountRange
@@ -82,9 +78,9 @@ class EnergySpec(Spec):
         return self
 
 
-def ends(amount: Number | NumberRange | None) -> tuple[float, float, float]:
+def ends(amount: Number | Range[float] | None) -> tuple[float, float, float]:
     """Low, typical and high; 0 where nothing is given."""
-    if isinstance(amount, NumberRange):
+    if isinstance(amount, Range):
         return amount.low, amount.typical, amount.high
     return (float(amount or 0.0),) * 3
 

@@ -7,7 +7,7 @@ description into seconds.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Generic, Literal, Self, TypeVar
 
 from pydantic import model_validator
 
@@ -20,12 +20,15 @@ Factor = Annotated[float, *number(0, 1e6)]
 BytesPerParameter = Annotated[float, *number(1e-3, 1e3)]
 
 
-class _Range(Spec):
+Value = TypeVar("Value", bound=float)
+
+
+class Range(Spec, Generic[Value]):
     """A value that varies between runs."""
 
-    low: Factor
-    typical: Factor
-    high: Factor
+    low: Value
+    typical: Value
+    high: Value
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -36,36 +39,21 @@ class _Range(Spec):
         return self
 
 
-class SecondsRange(_Range):
+class SecondsRange(Range[Seconds]):
     """A duration that varies between runs."""
 
-    low: Seconds
-    typical: Seconds
-    high: Seconds
 
-
-class RateRange(_Range):
+class RateRange(Range[BytesPerSecond]):
     """A rate in bytes per second that varies between runs."""
 
-    low: BytesPerSecond
-    typical: BytesPerSecond
-    high: BytesPerSecond
 
-
-class NumberRange(_Range):
+class NumberRange(Range[Factor]):
     """A plain number that varies between runs."""
 
-    low: Factor
-    typical: Factor
-    high: Factor
 
-
-class ProductionRange(_Range):
+class ProductionRange(Range[Ratio]):
     """The ratio of a production rate to the predicted rate of healthy steps."""
 
-    low: Ratio
-    typical: Ratio
-    high: Ratio
     source: str = "given by the study"
 
 

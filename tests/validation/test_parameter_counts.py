@@ -7,7 +7,6 @@ from typing import NamedTuple
 import pytest
 
 from perfsim.catalog import Catalog, data_root
-from perfsim.specs.model import TransformerConfig
 from perfsim.work.counts import parameters
 from perfsim.work.kernels import LayerSlice
 from perfsim.work.layer import attention_core, attention_kernels, mlp_kernels
@@ -63,6 +62,7 @@ COUNTS = {
 """From model cards, checkpoints and papers, with the digits that these print."""
 
 EXACT = ["gpt_neox_20b", "llama_65b", "llama2_70b", "qwen3_30b_a3b"]
+"""Counts that are met to the last digit that was printed."""
 ACTIVE = {
     "mixtral_8x7b": Published(12.9e9, 1e8),
     "mixtral_8x22b": Published(39_152_031_744),
@@ -81,10 +81,6 @@ WITHOUT_EMBEDDING = ["gpt_oss_120b"]
 """Whose authors leave the embedding out of the active parameters."""
 
 
-def gptj() -> TransformerConfig:
-    return CATALOG.model("gptj_6b")
-
-
 def test_a_count_is_known_for_every_model() -> None:
     assert set(COUNTS) == set(CATALOG.names("model"))
 
@@ -94,7 +90,7 @@ def test_a_model_has_its_published_count_within_a_percent_or_the_printed_digits(
     published = COUNTS[name]
     counts = parameters(CATALOG.model(name))  # published totals leave multi-token prediction out
     off = abs(counts.total - counts.mtp - published.count)
-    assert off <= max(0.01 * published.count, 0.5 * published.last_digit)
+    assert off <= (0 if name in EXACT else max(0.01 * published.count, 0.5 * published.last_digit))
 
 
 @pytest.mark.parametrize("name", ACTIVE)
@@ -112,11 +108,6 @@ def test_multi_token_prediction_of_deepseek_adds_a_layer_a_projection_and_three_
     assert (counts.mtp + copies) / 1e9 == pytest.approx(14, abs=0.6)
 
 
-@pytest.mark.parametrize("name", EXACT)
-def test_a_count_that_was_printed_to_the_last_digit_is_met_to_the_last_digit(name: str) -> None:
-    assert parameters(CATALOG.model(name)).total == COUNTS[name].count
-
-
 def test_llama2_70b_has_an_eighth_of_the_key_and_value_weights() -> None:
     grouped = CATALOG.model("llama2_70b")
     every_head = grouped.model_copy(update={"num_query_groups": None})
@@ -126,12 +117,12 @@ def test_llama2_70b_has_an_eighth_of_the_key_and_value_weights() -> None:
 
 # ------------------------------------------------------------------- what the newer shapes change
 def test_a_shared_norm_and_an_attention_without_biases_are_neither_counted_nor_run() -> None:
-    usual = gptj().model_copy(update={"norms_per_layer": 2, "attention_bias": None})
-    h = gptj().hidden_size
-    assert parameters(usual).of() - parameters(gptj()).of() == 2 * h + 4 * h
-    names = [kernel.name for kernel in mlp_kernels(LayerSlice(gptj(), 2048, 1), "forward")]
+    gptj = CATALOG.model("gptj_6b")
+    usual = gptj.model_copy(update={"norms_per_layer": 2, "attention_bias": None})
+    assert parameters(usual).of() - parameters(gptj).of() == 2 * gptj.hidden_size + 4 * gptj.hidden_size
+    names = [kernel.name for kernel in mlp_kernels(LayerSlice(gptj, 2048, 1), "forward")]
     assert "mlp_norm" not in names
-    kernels = attention_kernels(LayerSlice(gptj(), 2048, 1), "backward")
+    kernels = attention_kernels(LayerSlice(gptj, 2048, 1), "backward")
     assert not [kernel for kernel in kernels if "bias" in kernel.name]
 
 

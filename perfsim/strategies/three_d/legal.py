@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from perfsim.base.errors import LayoutError, Problem
 from perfsim.base.sizes import passes_problem
 from perfsim.network import FatTree
-from perfsim.specs.layout import AXES, ParallelLayout
+from perfsim.specs.layout import AXES, OFFLOADS, ParallelLayout
 from perfsim.specs.model import layer_kinds
 from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import SCHEDULES
@@ -281,7 +281,7 @@ def _of_batch(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
 
 
 def _of_offload(job: Job, topology: FatTree, layout: ParallelLayout) -> Iterator[Refusal]:
-    stays = {"offload_optimizer": "none", "offload_param": "none", "offload_activations": "none"}
+    stays = dict.fromkeys(OFFLOADS, "none")
     if layout.offloads and job.model.experts is not None:
         words = f"offload of models with experts is not modelled; {job.model.name} has some"
         yield _refused(layout, "offload_optimizer", words, stays)

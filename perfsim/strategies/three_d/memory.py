@@ -27,7 +27,7 @@ from perfsim.costs.memory import (
 )
 from perfsim.network import FatTree
 from perfsim.specs.hardware import GpuClusterSpec
-from perfsim.specs.layout import ParallelLayout, Place
+from perfsim.specs.layout import OFFLOADS, ParallelLayout, Place
 from perfsim.specs.model import LayerKind, Recompute
 from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import schedule_called
@@ -230,7 +230,7 @@ def _peaks_of_chunks(job: Job, columns: Columns, ranks: RankColumns) -> Floats:
 
 
 class Places(NamedTuple):
-    """Where offloaded states are."""
+    """Where each part is that layouts offload, in the order of `OFFLOADS`."""
 
     optimizer: Place = "none"
     param: Place = "none"
@@ -238,7 +238,7 @@ class Places(NamedTuple):
 
     @classmethod
     def of(cls, layout: ParallelLayout) -> Places:
-        return cls(layout.offload_optimizer, layout.offload_param, layout.offload_activations)
+        return cls(*(getattr(layout, name) for name in OFFLOADS))
 
     def on(self, layout: ParallelLayout) -> ParallelLayout:
         return replace(layout, offload_optimizer=self.optimizer, offload_param=self.param)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import NamedTuple
+from typing import NamedTuple, get_args, get_type_hints
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from perfsim.base.errors import LayoutError, MemoryCapacityError, PerfsimError, 
 from perfsim.base.sizes import MOST_DEVICES
 from perfsim.costs.price import Costs
 from perfsim.network import FatTree
-from perfsim.specs.layout import AXES, ParallelLayout
+from perfsim.specs.layout import AXES, OFFLOADS, ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies.plan import MEMORY, Screening, check_runs_on
 from perfsim.strategies.schedules import SCHEDULES
@@ -188,9 +188,7 @@ _REDUCES = {
 _SETTINGS: dict[str, tuple[str | int, ...]] = {
     "recompute": ("none", "selective", "full"),
     "zero_stage": (0, 1, GRADIENTS_SHARDED, SHARDED),
-    "offload_optimizer": ("none", "cpu", "nvme"),
-    "offload_param": ("none", "cpu", "nvme"),
-    "offload_activations": ("none", "cpu"),
+    **{name: get_args(get_type_hints(ParallelLayout)[name]) for name in OFFLOADS},
 }
 """Values of settings, each of which needs less memory than the one before."""
 
@@ -229,8 +227,7 @@ def _changed(
     names = [name for name in dict.fromkeys(reducing) if zero or name != "zero_stage"]
     variants = [variant for name in names for variant in _with_less(layout, name)]
     bases = (layout, *variants)
-    offloads = ("offload_optimizer", "offload_param", "offload_activations")
-    offloaded = [variant for name in offloads for variant in _with_less(layout, name)]
+    offloaded = [variant for name in OFFLOADS for variant in _with_less(layout, name)]
     if layout.offload_optimizer != "none" and layout.zero_stage < GRADIENTS_SHARDED:
         offloaded.append(replace(layout, zero_stage=GRADIENTS_SHARDED))  # gradients leave the device too
     if layout.offload_param == "none" and layout.zero_stage < SHARDED:

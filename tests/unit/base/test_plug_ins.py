@@ -14,7 +14,6 @@ from perfsim.cli import main
 from perfsim.specs.hardware import _plugin_classes
 
 Install = Callable[[str, str], None]
-Run = Callable[..., Result]
 
 STEP = ("run", "--model", "gpt3_xl", "--devices", "1", "--system", "cs-2")
 
@@ -37,12 +36,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     _plugin_classes.cache_clear()
 
 
-@pytest.fixture
-def perfsim() -> Run:
-    def run(*arguments: str | Path) -> Result:
-        return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-    return run
+def perfsim(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 UNUSABLE = {
@@ -55,9 +50,7 @@ UNUSABLE = {
 
 
 @pytest.mark.parametrize("code", UNUSABLE)
-def test_a_strategy_that_cannot_be_used_is_one_line_and_only_its_own(
-    install: Install, perfsim: Run, code: str
-) -> None:
+def test_a_strategy_that_cannot_be_used_is_one_line_and_only_its_own(install: Install, code: str) -> None:
     install("strategies", UNUSABLE[code][0])
     asked = perfsim(*STEP, "--strategy", "mine")
     assert asked.exit_code == 1
@@ -74,7 +67,7 @@ def test_a_strategy_that_cannot_be_used_is_one_line_and_only_its_own(
 
 @pytest.mark.parametrize("code", UNUSABLE)
 def test_a_machine_that_cannot_be_used_is_refused_where_a_system_is_of_it(
-    install: Install, perfsim: Run, tmp_path: Path, code: str
+    install: Install, tmp_path: Path, code: str
 ) -> None:
     # The class of systems is all that reading asks of a machine, and a function or a number has none.
     install("machines", UNUSABLE[code][0])
@@ -91,32 +84,29 @@ FAILING = """
 from perfsim.strategies.streaming.strategy import WeightStreaming
 
 class Mine(WeightStreaming):
-    def screen(self, job, topology, costs):
+    def {method}:
         {body}
 """
+SCREEN = "screen(self, job, topology, costs)"
+ESTIMATE = "estimate_s(self, plan, duration)"
+FAILED = "the plug-in 'mine' of .* failed: "
 
 
 @pytest.mark.parametrize(
-    ("body", "message"),
+    ("method", "body", "message"),
     [
-        ("raise KeyError('x')", r"the plug-in 'mine' of .* failed: KeyError: 'x'"),
-        ("raise SystemExit(0)", r"the plug-in 'mine' of .* failed: SystemExit: 0"),
-        ("return 7 .nothing", r"the plug-in 'mine' of .* failed: AttributeError"),
+        (SCREEN, "raise KeyError('x')", f"{FAILED}KeyError: 'x'"),
+        (SCREEN, "raise SystemExit(0)", f"{FAILED}SystemExit: 0"),
+        (SCREEN, "return 7 .nothing", f"{FAILED}AttributeError"),
+        (ESTIMATE, "return float('nan')", ".*estimates a step time of nan for dp=1"),
+        (ESTIMATE, "return -1.0", ".*estimates a step time of -1 for dp=1"),
+        (ESTIMATE, "return float('inf')", ".*estimates a step time of inf for dp=1"),
     ],
 )
-def test_what_a_strategy_raises_while_it_plans_names_its_entry_point(
-    install: Install, perfsim: Run, body: str, message: str
+def test_what_a_strategy_raises_or_estimates_while_it_plans_is_said_in_one_line(
+    install: Install, method: str, body: str, message: str
 ) -> None:
-    install("strategies", FAILING.format(body=body))
+    install("strategies", FAILING.format(method=method, body=body))
     asked = perfsim(*STEP, "--strategy", "mine")
     assert asked.exit_code == 1
-    assert re.fullmatch(f"error: {message}.*\n", asked.stderr)
-
-
-@pytest.mark.parametrize("estimate", ["float('nan')", "-1.0", "float('inf')"])
-def test_an_estimate_that_is_no_time_is_refused(install: Install, perfsim: Run, estimate: str) -> None:
-    code = FAILING.replace("def screen(self, job, topology, costs):", "def estimate_s(self, plan, duration):")
-    install("strategies", code.format(body=f"return {estimate}"))
-    asked = perfsim(*STEP, "--strategy", "mine")
-    assert asked.exit_code == 1
-    assert re.search(r"estimates a step time of (nan|-1|inf) for dp=1", asked.stderr)
+    assert re.fullmatch(f"error: {message}.*\n", asked.stderr, re.DOTALL)

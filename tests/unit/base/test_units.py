@@ -14,7 +14,6 @@ from perfsim.base.units import (
     Bytes,
     BytesPerSecond,
     Dimension,
-    accepted_units,
     format_quantity,
     number,
     parse_quantity,
@@ -92,12 +91,6 @@ def test_refusal_names_what_is_expected_and_the_nearest_mend(
     assert proposed in problem.help
 
 
-@pytest.mark.parametrize("dimension", DIMENSIONS)
-def test_every_accepted_unit_is_accepted(dimension: Dimension) -> None:
-    values = [parse_quantity(f"3 {unit}", dimension) for unit in accepted_units(dimension)]
-    assert all(value > 0 for value in values)
-
-
 @pytest.mark.parametrize(
     ("value", "dimension", "text"),
     [
@@ -119,12 +112,10 @@ def test_quantity_is_written_for_people(value: float, dimension: Dimension, text
 
 
 @given(value=st.floats(1e-9, 1e21), dimension=st.sampled_from(DIMENSIONS))
-def test_what_is_written_is_read_back_to_six_digits(value: float, dimension: Dimension) -> None:
+def test_what_is_written_is_read_back_to_six_digits_or_to_the_last(
+    value: float, dimension: Dimension
+) -> None:
     assert math.isclose(parse_quantity(format_quantity(value, dimension), dimension), value, rel_tol=6e-6)
-
-
-@given(value=st.floats(1e-9, 1e21), dimension=st.sampled_from(DIMENSIONS))
-def test_without_rounding_the_same_float_is_read_back(value: float, dimension: Dimension) -> None:
     assert parse_quantity(format_quantity(value, dimension, None), dimension) == value
 
 
@@ -132,25 +123,17 @@ def test_python_code_may_pass_si_floats_and_strings() -> None:
     assert Memory(capacity=80e9, bandwidth="2 TB/s") == Memory(capacity="80 GB", bandwidth=2e12)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("value", [80e9, 80, True, None, [1]])
-def test_yaml_may_not_pass_bare_numbers(value: object) -> None:
-    data = {"capacity": value, "bandwidth": "2 TB/s"}
+@pytest.mark.parametrize(
+    ("value", "context"),
+    [(value, YAML_CONTEXT) for value in (80e9, 80, True, None, [1])]
+    + [(value, {}) for value in (True, -1.0, math.inf, math.nan, None)],
+)
+def test_yaml_may_not_pass_bare_numbers_and_python_nothing_that_is_no_amount(
+    value: object, context: dict[str, bool]
+) -> None:
     with pytest.raises(ValidationError) as caught:
-        Memory.model_validate(data, context=YAML_CONTEXT)
-    (error,) = caught.value.errors()
-    assert error["loc"] == ("capacity",)
-    assert error["type"] == "quantity"
-
-
-@pytest.mark.parametrize("value", [True, -1.0, math.inf, math.nan, None])
-def test_python_code_may_not_pass_what_is_no_amount(value: object) -> None:
-    with pytest.raises(ValidationError):
-        Memory.model_validate({"capacity": value, "bandwidth": 2e12})
-
-
-def test_schema_for_editors_asks_for_a_string() -> None:
-    schema = Memory.model_json_schema()
-    assert schema["properties"]["capacity"]["type"] == "string"
+        Memory.model_validate({"capacity": value, "bandwidth": "2 TB/s"}, context=context)
+    assert [(error["loc"], error["type"]) for error in caught.value.errors()] == [(("capacity",), "quantity")]
 
 
 class Kernel(BaseModel):

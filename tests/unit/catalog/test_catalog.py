@@ -9,7 +9,16 @@ import yaml
 from pydantic import BaseModel, ConfigDict
 
 from perfsim.base.errors import CatalogError, Problem
-from perfsim.catalog import Catalog, data_root, default_catalog, load_mapping, parse_file, yaml_tree
+from perfsim.catalog import (
+    KINDS,
+    Catalog,
+    Row,
+    data_root,
+    default_catalog,
+    load_mapping,
+    parse_file,
+    yaml_tree,
+)
 from perfsim.catalog.yaml_tree import Node
 from perfsim.specs.hardware import GpuClusterSpec, WaferClusterSpec
 from perfsim.specs.layout import ParallelLayout
@@ -192,32 +201,25 @@ def test_trap_is_reported_where_it_stands(text: str, place: tuple[int, int], sai
 
 @pytest.mark.usefixtures("either_loader")
 @pytest.mark.parametrize(
-    ("text", "line"),
+    ("text", "line", "proposed"),
     [
-        ("a: b: c\n", 1),
-        ("a: 1\n b: 2\n", 2),
-        ("a:\n\t- b\n", 2),
-        ("a: [1, 2\n", 2),
-        ("a: 'x\n", 2),
-        ("a: @x\n", 1),
-        ("a: 1\nb: \x01\n", 2),
-        ("--- {a: 1}\n--- {b: 2}\n", 2),
-        ("- 1\n- 2\n", 1),
-        ("just words\n", 1),
+        ("a: b: c\n", 1, "stand in one column"),
+        ("a: 1\n b: 2\n", 2, ""),
+        ("a:\n\t- b\n", 2, "with spaces"),
+        ("a: [1, 2\n", 2, ""),
+        ("a: 'x\n", 2, ""),
+        ("a: @x\n", 1, "a sign such as @"),
+        ("a: 1\nb: \x01\n", 2, ""),
+        ("--- {a: 1}\n--- {b: 2}\n", 2, ""),
+        ("- 1\n- 2\n", 1, ""),
+        ("just words\n", 1, ""),
     ],
 )
-def test_malformed_yaml_is_refused_with_its_line(text: str, line: int) -> None:
+def test_malformed_yaml_is_refused_with_its_line_and_what_to_write(
+    text: str, line: int, proposed: str
+) -> None:
     (problem,) = problems(lambda: Node.parsed(text, "some.yaml"))
-    assert problem.file == "some.yaml"
-    assert problem.line == line
-
-
-@pytest.mark.parametrize(
-    ("text", "proposed"),
-    [("a: b: c\n", "stand in one column"), ("a:\n\t- b\n", "with spaces"), ("a: @x\n", "a sign such as @")],
-)
-def test_malformed_yaml_is_refused_with_what_to_write(text: str, proposed: str) -> None:
-    (problem,) = problems(lambda: Node.parsed(text))
+    assert (problem.file, problem.line) == ("some.yaml", line)
     assert proposed in problem.help
 
 
@@ -237,15 +239,11 @@ def test_emptiness_and_absurd_nesting_are_refused_and_end_no_process(text: str, 
         Node.parsed(text)
 
 
-def test_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "binary.yaml"
+def test_a_byte_that_is_no_text_is_refused_and_a_byte_order_mark_is_no_part_of_a_key(tmp_path: Path) -> None:
+    path = tmp_path / "bytes.yaml"
     path.write_bytes(b"a: \xff\xfe")
     (problem,) = problems(lambda: load_mapping(path, Catalog([tmp_path])))
     assert (problem.line, problem.message) == (1, "the byte 0xff is not UTF-8 text")
-
-
-def test_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
-    path = tmp_path / "bom.yaml"
     path.write_bytes("\ufeffname: x\n".encode())
     assert load_mapping(path, Catalog([tmp_path])).data == {"name": "x"}
 
@@ -281,25 +279,13 @@ def test_unknown_name_is_refused_with_the_nearest(
     assert proposed in problem.help
 
 
-def test_path_reads_that_file_and_takes_its_name_from_it(root: Path, catalog: Catalog) -> None:
-    path = write(root / "mine" / "my-model.yaml", "extends: tiny\nnum_layers: 3\n")
-    model = catalog.model(str(path))
-    assert (model.name, model.num_layers, model.hidden_size) == ("my-model", 3, 64)
-
-
-def test_path_inside_a_file_is_taken_from_beside_it(root: Path, catalog: Catalog) -> None:
-    write(root / "mine" / "fast.yaml", "name: fast\nbandwidth: 900 GB/s\nlatency: 1 us\n")
-    path = write(
-        root / "mine" / "my-box.yaml",
-        """
-        extends: box
-        node: {scale_up: ./fast.yaml}
-        """,
-    )
+def test_a_path_reads_that_file_from_beside_the_one_that_names_it(root: Path, catalog: Catalog) -> None:
+    write(root / "mine" / "fast.yaml", "bandwidth: 900 GB/s\nlatency: 1 us\n")
+    path = write(root / "mine" / "my-box.yaml", "extends: box\nnode: {scale_up: ./fast.yaml}\n")
     system = catalog.system(str(path))
     assert isinstance(system, GpuClusterSpec)
-    assert system.node.scale_up.bandwidth == 900e9
-    assert system.node.nic.bandwidth == 50e9
+    assert (system.name, system.node.scale_up.name) == ("my-box", "fast")
+    assert (system.node.scale_up.bandwidth, system.node.nic.bandwidth) == (900e9, 50e9)
 
 
 def test_earlier_root_hides_the_later(root: Path, tmp_path: Path) -> None:
@@ -366,8 +352,8 @@ def test_error_reads_as_file_line_column(
     root: Path, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(root)
-    path = write(root / "bad.yaml", "extends: tiny\nnum_layrs: 3\n")
-    (problem,) = problems(lambda: catalog.model(str(path)))
+    write(root / "bad.yaml", "extends: tiny\nnum_layrs: 3\n")
+    (problem,) = problems(lambda: catalog.model("./bad.yaml"))
     assert str(problem).splitlines()[:2] == ["bad.yaml:2:1: unknown key `num_layrs`", "    num_layrs: 3"]
 
 
@@ -381,34 +367,22 @@ def test_error_reads_as_file_line_column(
         ("links/loop", "extends: nobody\n", (1, 10), "unknown link `nobody`"),
         ("links/loop", "extends: loop\n", (1, 10), "extends this file in turn"),
         ("links/loop", "extends: [wire]\n", (1, 10), "the name of one other description"),
+        ("models/odd", "extends: tiny\nnum_attention_heads: 5\n", (1, 1), "hidden_size 64 is not a multiple"),
     ],
 )
 def test_a_wrong_file_is_refused_at_its_place(
     root: Path, catalog: Catalog, file: str, text: str, place: tuple[int, int], said: str
 ) -> None:
-    write(root / f"hardware/{file}.yaml", text)
-    kind, name = file.split("/")
-    (problem,) = problems(lambda: catalog.load(kind.removesuffix("s"), name))
+    kind, name = file.split("s/")
+    write(root / KINDS[kind].folder / f"{name}.yaml", text)
+    (problem,) = problems(lambda: catalog.load(kind, name))
     assert places((problem,)) == [place]
     assert said in problem.message + problem.help
 
 
-def test_a_rule_between_fields_is_reported(root: Path, catalog: Catalog) -> None:
-    write(root / "workloads/models/odd.yaml", "extends: tiny\nnum_attention_heads: 5\n")
-    (problem,) = problems(lambda: catalog.model("odd"))
-    assert problem.message.startswith("hidden_size 64 is not a multiple of num_attention_heads 5")
-
-
 def test_unknown_reference_is_reported_where_it_is_named(root: Path, catalog: Catalog) -> None:
-    path = write(
-        root / "bad-box.yaml",
-        """
-        extends: box
-        device: gpu-z
-        node: {nic: wyre, scale_up: [wire]}
-        """,
-    )
-    listed = problems(lambda: catalog.system(str(path)))
+    text = "extends: box\ndevice: gpu-z\nnode: {nic: wyre, scale_up: [wire]}\n"
+    listed = problems(lambda: catalog.system(str(write(root / "bad-box.yaml", text))))
     assert places(listed) == [(2, 9), (3, 13), (3, 29)]
     assert "unknown device `gpu-z`" in listed[0].message
     assert "did you mean `wire`?" in listed[1].help
@@ -424,28 +398,21 @@ def test_errors_of_a_referenced_file_keep_their_own_file(root: Path, catalog: Ca
 # ------------------------------------------------------------------------------------------ extends
 
 
-def test_child_overrides_deeply_and_keeps_the_rest(catalog: Catalog) -> None:
+def test_child_overrides_deeply_keeps_the_rest_and_provenance_follows_the_value(
+    root: Path, catalog: Catalog
+) -> None:
     device = catalog.device("gpu-b")
-    assert device.name == "gpu-b"
-    assert device.memory.capacity == 40 * 2**30
-    assert device.memory.bandwidth == 2e12
-    assert device.peak == catalog.device("gpu-a").peak
-
-
-def test_provenance_follows_the_value(catalog: Catalog) -> None:
+    assert (device.memory.capacity, device.memory.bandwidth) == (40 * 2**30, 2e12)
+    assert (device.name, device.peak) == ("gpu-b", catalog.device("gpu-a").peak)
     rows = {row.path: row for row in catalog.describe("gpu-b", "device")}
-    assert rows["memory.bandwidth"].source_id == "paper"
-    assert rows["memory.bandwidth"].source_or_assumption == "A paper <https://example.org/paper>"
-    assert rows["memory.capacity"].source_or_assumption == "assumed: half of the other"
-    assert rows["memory.capacity"].value_text == "40 GiB"
+    paper = ("2 TB/s", "A paper <https://example.org/paper>", "paper", False)
+    assert rows["memory.bandwidth"] == Row("memory.bandwidth", *paper)
+    guess = ("40 GiB", "assumed: half of the other", "", True)
+    assert rows["memory.capacity"] == Row("memory.capacity", *guess)
     assert rows["compute_units"].assumed
-
-
-def test_parents_source_does_not_cover_a_changed_value(root: Path, catalog: Catalog) -> None:
     write(root / "workloads/models/deep.yaml", "extends: tiny\nnum_layers: 9\n")
-    rows = {row.path: row for row in catalog.describe("deep", "model")}
-    assert rows["num_layers"].source_or_assumption == ""
-    assert catalog.model("deep").sources == {}
+    changed = {row.path: row for row in catalog.describe("deep", "model")}["num_layers"]
+    assert (changed.source_or_assumption, catalog.model("deep").sources) == ("", {})
 
 
 def test_error_in_the_base_is_reported_in_the_base(root: Path, catalog: Catalog) -> None:
@@ -463,14 +430,12 @@ def test_error_in_the_base_is_reported_in_the_base(root: Path, catalog: Catalog)
 
 
 def test_study_file_uses_the_same_machinery(root: Path, catalog: Catalog) -> None:
-    question = parse_file(catalog.study_path("which"), Question, catalog)
-    assert question.name == "which"
-    assert question.model is catalog.model("tiny")
-    assert question.recipe.tokens == 3e8
-    assert question.recipe.seq_length == 128
-    assert [system.name for system in question.systems] == ["box"]
     path = write(root / "studies/later.yaml", "extends: which\nseed: 7\n")
-    assert parse_file(path, Question, catalog).seed == 7
+    question = parse_file(path, Question, catalog)
+    assert (question.name, question.seed) == ("later", 7)
+    assert question.model is catalog.model("tiny")
+    assert (question.recipe.tokens, question.recipe.seq_length) == (3e8, 128)
+    assert [system.name for system in question.systems] == ["box"]
 
 
 def test_errors_deep_in_a_study_have_their_places(root: Path, catalog: Catalog) -> None:

@@ -23,23 +23,20 @@ def step() -> Prediction:
 
 
 @pytest.fixture(scope="module")
-def files(step: Prediction, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def ranks(step: Prediction, tmp_path_factory: pytest.TempPathFactory) -> dict[int, ExecutionTrace]:
+    """The written traces by their rank."""
     folder = tmp_path_factory.mktemp("chakra")
     step.trace.save(folder / "step.et")
-    return sorted(folder.iterdir())
+    assert all(ExecutionTrace.recognise(path) for path in folder.iterdir())
+    return {int(path.name.split(".")[1]): ExecutionTrace.read(path) for path in folder.iterdir()}
 
 
-def test_each_class_of_ranks_has_a_file(files: list[Path]) -> None:
-    assert [path.name for path in files] == ["step.0.et", "step.12.et", "step.4.et", "step.8.et"]
-    assert [ExecutionTrace.read(path).attributes["ranks"] for path in files] == [4, 4, 4, 4]
-    assert all(ExecutionTrace.recognise(path) for path in files)
-
-
-def test_every_task_stands_in_the_file_of_its_rank_with_its_times(
-    step: Prediction, files: list[Path]
+def test_each_class_of_ranks_has_a_file_and_each_task_stands_in_that_of_its_rank_with_its_times(
+    step: Prediction, ranks: dict[int, ExecutionTrace]
 ) -> None:
+    assert {rank: trace.attributes["ranks"] for rank, trace in ranks.items()} == {0: 4, 4: 4, 8: 4, 12: 4}
     trace = step.run.trace
-    nodes = {node.id: node for path in files for node in ExecutionTrace.read(path).nodes}
+    nodes = {node.id: node for execution in ranks.values() for node in execution.nodes}
     for task in range(len(trace.graph)):
         span = trace.span(task)
         node = nodes[task]
@@ -49,19 +46,15 @@ def test_every_task_stands_in_the_file_of_its_rank_with_its_times(
     assert flop == pytest.approx(trace.graph.flop, rel=1e-9)
 
 
-def test_nodes_wait_only_for_earlier_nodes_of_their_file(files: list[Path]) -> None:
-    for path in files:
+def test_nodes_wait_for_earlier_ones_and_what_one_rank_sends_another_receives(
+    ranks: dict[int, ExecutionTrace],
+) -> None:
+    ends: dict[str, set[tuple[int, int]]] = {"COMM_SEND_NODE": set(), "COMM_RECV_NODE": set()}
+    for rank, trace in ranks.items():
         seen: set[int] = set()
-        for node in ExecutionTrace.read(path).nodes:
+        for node in trace.nodes:
             assert {*node.after, *node.reads} <= seen
             seen.add(node.id)
-
-
-def test_what_one_rank_sends_another_receives(files: list[Path]) -> None:
-    traces = {int(path.name.split(".")[1]): ExecutionTrace.read(path) for path in files}
-    ends: dict[str, set[tuple[int, int]]] = {"COMM_SEND_NODE": set(), "COMM_RECV_NODE": set()}
-    for rank, trace in traces.items():
-        for node in trace.nodes:
             if node.kind in ends:
                 assert rank == node.attributes["comm_dst" if "RECV" in node.kind else "comm_src"]
                 ends[node.kind].add((node.attributes["comm_tag"], node.attributes["comm_dst"]))
@@ -69,14 +62,10 @@ def test_what_one_rank_sends_another_receives(files: list[Path]) -> None:
     assert ends["COMM_RECV_NODE"] == ends["COMM_SEND_NODE"] != set()
 
 
-def test_a_collective_of_two_stages_is_a_node_of_both(files: list[Path]) -> None:
-    tied = [
-        path.name
-        for path in files
-        for node in ExecutionTrace.read(path).nodes
-        if node.name == "pipeline.tied_embedding"
-    ]
-    assert tied == ["step.0.et", "step.12.et"]
+def test_a_collective_of_two_stages_is_a_node_of_both(ranks: dict[int, ExecutionTrace]) -> None:
+    names = {rank: [node.name for node in trace.nodes] for rank, trace in ranks.items()}
+    assert {rank for rank, of_rank in names.items() if "pipeline.tied_embedding" in of_rank} == {0, 12}
+    assert [names[0].count("pipeline.tied_embedding"), names[12].count("pipeline.tied_embedding")] == [1, 1]
 
 
 def test_a_wafer_has_one_file_with_its_memory(tmp_path: Path) -> None:
@@ -129,8 +118,10 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, data: bytes, message: str) 
         ExecutionTrace.read(tmp_path / "absent.et")
 
 
-def test_without_protobuf_the_extra_is_named(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_protobuf_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.et"
+    path.write_bytes(b"\x00")
     monkeypatch.setitem(sys.modules, "google.protobuf", None)
     monkeypatch.setattr(chakra, "_messages", chakra._messages.__wrapped__)
     with pytest.raises(PerfsimError, match=r"perfsim\[chakra\]"):
-        ExecutionTrace.read(files[0])
+        ExecutionTrace.read(path)

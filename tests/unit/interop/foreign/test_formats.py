@@ -38,29 +38,26 @@ def test_what_has_no_format_is_refused_with_the_formats(tmp_path: Path, content:
         import_file(path)
 
 
-def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="there is no such file"):
-        import_file(tmp_path / "absent.json")
-    with pytest.raises(InputError, match="is a directory"):
-        import_file(tmp_path)
-    with pytest.raises(InputError, match="unknown format 'nemoo'"):
-        import_file(Path(__file__), "nemoo")
+LEVELS = "\n".join(f"a{n}: &a{n} {{{', '.join(f'k{i}: *a{n - 1}' for i in range(9))}}}" for n in range(1, 12))
 
 
-def test_a_given_format_is_read_without_recognition(tmp_path: Path) -> None:
-    path = tmp_path / "shape.json"
-    path.write_text('{"a": 1, "hidden_siz": 64}', encoding="utf-8")
-    with pytest.raises(
-        InputError, match=r"json:1: hidden_size is missing .*\n.*\n.*help: the file has `hidden_siz`"
-    ):
-        import_file(path, "huggingface")
-
-
-def test_aliases_that_multiply_are_refused(tmp_path: Path) -> None:
-    levels = "\n".join(
-        f"a{n}: &a{n} {{{', '.join(f'k{i}: *a{n - 1}' for i in range(9))}}}" for n in range(1, 12)
-    )
-    path = tmp_path / "bomb.yaml"
-    path.write_text(f"a0: &a0 {{x: 1}}\n{levels}\nmodel_type: llama\nhidden_size: 64\n", encoding="utf-8")
-    with pytest.raises(InputError, match=r"more than 100000 keys|no known format"):
-        import_file(path)
+@pytest.mark.parametrize(
+    ("name", "format_name", "message"),
+    [
+        ("absent.json", "", "there is no such file"),
+        (".", "", "is a directory"),
+        ("shape.json", "nemoo", "unknown format 'nemoo'"),
+        (
+            *("shape.json", "huggingface"),
+            r"json:1: hidden_size is missing .*\n.*\n.*help: the file has `hidden_siz`",
+        ),
+        ("bomb.yaml", "", "more than 100000 keys|no known format"),
+    ],
+)
+def test_a_file_that_cannot_be_read_in_a_format_is_refused(
+    tmp_path: Path, name: str, format_name: str, message: str
+) -> None:
+    (tmp_path / "shape.json").write_text('{"a": 1, "hidden_siz": 64}', encoding="utf-8")
+    (tmp_path / "bomb.yaml").write_text(f"a0: &a0 {{x: 1}}\n{LEVELS}\nmodel_type: llama\nhidden_size: 64\n")
+    with pytest.raises(InputError, match=message):
+        import_file(tmp_path / name, format_name)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from perfsim.base.errors import InputError
 from perfsim.evidence.own_runs import fit_cluster
-from perfsim.interop.formats import import_file
+from perfsim.interop.formats import Imported, import_file
 from perfsim.interop.tool import Step
 
 ARGUMENTS = {
@@ -51,42 +52,34 @@ def run(tmp_path: Path) -> Path:
     return path
 
 
-def steps_of(tmp_path: Path, lines: str) -> tuple[Step, ...]:
-    path = tmp_path / "run.log"
-    path.write_text(log(lines), encoding="utf-8")
-    return import_file(path).steps
-
-
-def test_a_step_is_the_median_of_its_batch_size_without_the_first_line(tmp_path: Path) -> None:
+def test_a_step_is_the_median_of_its_batch_size_without_the_first_line(
+    imported: Callable[..., Imported],
+) -> None:
     lines = line(10, 5000.0) + line(20, 101.0) + line(30, 103.0) + line(40, 102.0)
-    assert steps_of(tmp_path, lines) == (Step(16, pytest.approx(0.102), 3),)
+    assert imported(log(lines)).steps == (Step(16, pytest.approx(0.102), 3),)
     both = [line(n, 100.0) for n in range(5)] + [line(n, 200.0, 32) for n in range(5, 10)]
     expected = (Step(16, pytest.approx(0.1), 4), Step(32, pytest.approx(0.2), 4))
-    assert steps_of(tmp_path, "".join(both)) == expected
+    assert imported(log(*both)).steps == expected
     seconds = " iteration 10/ 500 | elapsed time per iteration (s): 2.50 | learning rate: 1e-4 |\n"
-    assert steps_of(tmp_path, seconds) == (Step(0, 2.5, 1),)
+    assert imported(log(seconds)).steps == (Step(0, 2.5, 1),)
 
 
-def test_a_run_with_one_batch_size_is_cut_into_intervals(tmp_path: Path) -> None:
-    path = tmp_path / "run.log"
-    path.write_text(log(*(line(n, 100.0 + 10 * (n > 4)) for n in range(9))), encoding="utf-8")
-    cases = import_file(path, system="dgx-a100-80gb").document["cases"]
-    measured = [case["measured"]["step_time_s"] for case in cases]
-    assert measured == [pytest.approx(0.1), pytest.approx(0.11)]
-
-
-def test_a_log_is_imported_with_its_model_and_its_steps(run: Path) -> None:
-    result = import_file(run)
+def test_a_log_is_imported_with_its_model_and_the_steps_of_two_intervals(
+    imported: Callable[..., Imported],
+) -> None:
+    text = log(*(line(n, 100.0 + 10 * (n > 4)) for n in range(9)))
+    result = imported(text, "ours.log")
     assert (result.kind, result.devices) == ("model", 8)
-    assert [step.global_batch_size for step in result.steps] == [16]
-    assert result.steps[0].iterations == 10
-    measured = import_file(run, system="dgx-a100-80gb")
-    assert measured.kind == "measured"
-    assert measured.document["cluster"] == "ours"
-    assert [case["system"]["num_devices"] for case in measured.document["cases"]] == [8, 8]
+    assert [(step.global_batch_size, step.iterations) for step in result.steps] == [(16, 8)]
+    measured = imported(text, "ours.log", system="dgx-a100-80gb")
+    assert (measured.kind, measured.document["cluster"]) == ("measured", "ours")
+    cases = measured.document["cases"]
+    assert [case["system"]["num_devices"] for case in cases] == [8, 8]
+    times_s = [case["measured"]["step_time_s"] for case in cases]
+    assert times_s == [pytest.approx(0.1), pytest.approx(0.11)]
 
 
-def test_a_log_becomes_the_scale_of_a_cluster(run: Path) -> None:
+def test_a_log_or_its_steps_as_yaml_become_the_scale_of_a_cluster(run: Path, tmp_path: Path) -> None:
     calibration = fit_cluster([run], "dgx-a100-80gb")
     first = calibration.cases[0]
     assert calibration.scale == pytest.approx(first.measured_s / first.predicted_s, rel=0.02)
@@ -94,6 +87,9 @@ def test_a_log_becomes_the_scale_of_a_cluster(run: Path) -> None:
     record = calibration.fit["scale"]
     assert record.command == "perfsim calibrate steps ours.log --system dgx-a100-80gb"
     assert "intervals of one run" in record.note
+    path = tmp_path / "measured.yaml"
+    path.write_text(import_file(run, system="dgx-a100-80gb").text(), encoding="utf-8")
+    assert fit_cluster([path]).scale == calibration.scale
 
 
 def test_steps_of_two_batch_sizes_are_not_intervals_of_one_run(tmp_path: Path) -> None:
@@ -103,12 +99,6 @@ def test_steps_of_two_batch_sizes_are_not_intervals_of_one_run(tmp_path: Path) -
     calibration = fit_cluster([path], "dgx-a100-80gb")
     assert [case.measured_s for case in calibration.cases] == [0.05, 0.1]
     assert "intervals of one run" not in calibration.fit["scale"].note
-
-
-def test_the_same_steps_as_yaml_have_the_same_scale(run: Path, tmp_path: Path) -> None:
-    path = tmp_path / "measured.yaml"
-    path.write_text(import_file(run, system="dgx-a100-80gb").text(), encoding="utf-8")
-    assert fit_cluster([path]).scale == fit_cluster([run], "dgx-a100-80gb").scale
 
 
 @pytest.mark.parametrize(

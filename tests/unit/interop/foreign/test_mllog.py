@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from perfsim.base.errors import InputError
 from perfsim.catalog import parse_file
 from perfsim.evidence.cases import ConvergenceFile
-from perfsim.interop.formats import import_file
+from perfsim.interop.formats import Imported, import_file
 from perfsim.interop.tool import Step
 
 
@@ -48,20 +49,23 @@ def test_runs_are_points_with_mean_spread_and_number(tmp_path: Path) -> None:
     assert parse_file(path, ConvergenceFile).cases[0].points[0][:2] == (448.0, 4928.0)
 
 
-def test_batches_are_points_of_their_own_in_one_file(tmp_path: Path) -> None:
-    path = tmp_path / "all.txt"
-    path.write_text(run(3072, 30720, 30) + run(448, 4480, 10), encoding="utf-8")
-    assert import_file(path).document["cases"][0]["points"] == [[448.0, 4480.0], [3072.0, 30720.0]]
+LATE = run(448, 1, 10).replace(', "samples_count": 1', "") + event("trained_samples", 8960)
+EPOCHS = event("train_samples", 1000) + run(100, 3, 10).replace(', "samples_count": 3', "")
 
 
-def test_samples_after_the_end_and_epochs_are_counted(tmp_path: Path) -> None:
-    path = tmp_path / "late.txt"
-    late = run(448, 1, 10).replace(', "samples_count": 1', "") + event("trained_samples", 8960)
-    path.write_text(late, encoding="utf-8")
-    assert import_file(path).document["cases"][0]["points"] == [[448.0, 8960.0]]
-    epochs = event("train_samples", 1000) + run(100, 3, 10).replace(', "samples_count": 3', "")
-    path.write_text(epochs, encoding="utf-8")
-    assert import_file(path).document["cases"][0]["points"] == [[100.0, 3000.0]]
+@pytest.mark.parametrize(
+    ("text", "points"),
+    [
+        (run(3072, 30720, 30) + run(448, 4480, 10), [[448.0, 4480.0], [3072.0, 30720.0]]),
+        (LATE, [[448.0, 8960.0]]),
+        (EPOCHS, [[100.0, 3000.0]]),
+    ],
+    ids=["batches are points", "samples after the end count", "epochs count"],
+)
+def test_samples_of_each_batch_are_counted_in_every_form(
+    imported: Callable[..., Imported], text: str, points: list[list[float]]
+) -> None:
+    assert imported(text, "all.txt").document["cases"][0]["points"] == points
 
 
 @pytest.mark.parametrize(
@@ -74,15 +78,14 @@ def test_samples_after_the_end_and_epochs_are_counted(tmp_path: Path) -> None:
         (run(448, 0, 1), "no run tells its samples"),
     ],
 )
-def test_logs_without_a_result_are_refused(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "r.txt"
-    path.write_text(text, encoding="utf-8")
+def test_logs_without_a_result_are_refused(
+    imported: Callable[..., Imported], text: str, message: str
+) -> None:
     with pytest.raises(InputError, match=message):
-        import_file(path)
+        imported(text, "r.txt")
 
 
-def test_only_logs_of_mlperf_may_be_several(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text(run(448, 1, 1), encoding="utf-8")
+def test_only_logs_of_mlperf_may_be_several(imported: Callable[..., Imported], tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text("{}", encoding="utf-8")
     with pytest.raises(InputError, match=r"b.json: several files can only be logs"):
-        import_file(tmp_path / "a.txt", more=[tmp_path / "b.json"])
+        imported(run(448, 1, 1), "a.txt", more=[tmp_path / "b.json"])
