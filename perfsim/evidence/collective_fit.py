@@ -71,7 +71,7 @@ class _Table(NamedTuple):
     @property
     def cells(self) -> tuple[Floats, Floats, Floats]:
         """Table, group size and octave: the rounded binary logarithm of the message size."""
-        return self.table, self.size, np.round(np.log2(self.n_bytes))
+        return self.table, self.size, np.asarray(np.round(np.log2(self.n_bytes)), dtype=np.float64)
 
 
 def _read_tables(paths: Sequence[Path]) -> dict[CollectiveOp, _Table]:
