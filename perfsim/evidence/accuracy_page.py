@@ -21,7 +21,7 @@ import numpy as np
 from perfsim.base.errors import PerfsimError
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.costs.wafer import WaferCosts
-from perfsim.evidence.ablation import REMOVALS, Ablation, Removal
+from perfsim.evidence.ablation import REMOVALS, Ablation
 from perfsim.evidence.cases import CaseRows, StepCase, mapped
 from perfsim.evidence.left_out import LeavingOut, LeftOut, Tangent
 from perfsim.evidence.score import Scored, families, summary
@@ -150,9 +150,10 @@ class Facts:
 
 @dataclass(frozen=True)
 class Removed:
-    """The score of the public GPU runs without one mechanism, or with one that was tried and dropped."""
+    """The score of the public GPU runs without one mechanism."""
 
-    removal: Removal
+    mechanism: str
+    instead: str
     summary: Mapping[str, Any]
     most_hurt: str
     """The family whose mean error grows most; empty if none does."""
@@ -161,6 +162,8 @@ class Removed:
     """The score after a new fit of the constants without the mechanism."""
     left_out: Mapping[str, Any] | None = None
     """The score of runs predicted by such a fit without their family."""
+    tried: bool = False
+    """Whether the mechanism was dropped; then the scores are those with it."""
 
 
 @dataclass(frozen=True)
@@ -283,5 +286,6 @@ def _removed(on_gpus: Sequence[Facts], tangents: Sequence[Tangent]) -> list[Remo
             scores.append(
                 summary(replace(run, predicted_s=fitted_s.get(run.id, run.predicted_s)) for run in runs)
             )
-        rows.append(Removed(removal, summary(runs), hurt, after.get(hurt), *scores))
+        row = Removed(removal.key, removal.instead, summary(runs), hurt, after.get(hurt), *scores)
+        rows.append(replace(row, tried=removal.tried))
     return rows
