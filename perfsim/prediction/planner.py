@@ -194,7 +194,8 @@ def estimated(question: Question, searched: Search | None = None) -> _Screened:
 def best_plan(question: Question, searched: Search | None = None) -> Evaluation:
     """The given layout, or the fastest plan within the memory limit, simulated.
 
-    `searched` are the layouts of the question where they are screened already. A cluster's scale favours no plan. Raises PlanError where no plan fits, LayoutError for an illegal layout.
+    `searched` are the layouts of the question where they are screened already. A cluster's scale favours no
+    plan. Raises PlanError where no plan fits, LayoutError for an illegal layout.
     """
     if question.layout is not None:
         return evaluated(question, plan_of(question), reported=True)

@@ -241,7 +241,8 @@ class Target:
     def at(self, question: Question, global_batch_size: int) -> tuple[BatchPoint, Search | None]:
         """The plan of best estimate at one batch, simulated. Raises PlanError where no plan fits.
 
-        Behind it the layouts among which it was found, None for a given layout. The share of the step that hides communication is left out of its band.
+        Behind it the layouts among which it was found, None for a given layout. The share of
+        the step that hides communication is left out of its band.
         """
         asked = question.at(global_batch_size)
         searched = Search(asked) if question.layout is None else None
