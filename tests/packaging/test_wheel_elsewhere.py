@@ -39,8 +39,8 @@ def test_the_main_study_prints_one_json_document_with_every_promised_key(
 ) -> None:
     document: dict[str, Any] = json.loads(answer)
     assert document["study"] == "gpt3_20b"
-    asked = {(candidate["strategy"], candidate["num_devices"]) for candidate in document["candidates"]}
-    assert asked == {("3d", 128), *(("weight-streaming", count) for count in (1, 4, 16))}
+    machines = {(candidate["strategy"], candidate["num_devices"]) for candidate in document["candidates"]}
+    assert machines == {("3d", 128), *(("weight-streaming", count) for count in (1, 4, 16))}
     assert document["report"]
     for candidate in document["candidates"]:
         assert set(candidate) >= candidate_keys

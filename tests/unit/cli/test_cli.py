@@ -234,12 +234,12 @@ def test_a_study_as_json_has_the_keys_of_the_interface_and_leaves_page_summary_a
     answer = document(result)
     assert result.stderr == ""
     assert (answer["study"], answer["title"]) == ("small", "Ein größeres Modell")
-    assert [own["strategy"] for own in answer["candidates"]] == ["weight-streaming", "3d"]
-    for own in answer["candidates"]:
-        assert set(own) >= candidate_keys
-        assert isinstance(own["layout"], dict)
-        low, high = own["time_to_accuracy_band_s"]
-        assert low < own["time_to_accuracy_s"] < high
+    assert [candidate["strategy"] for candidate in answer["candidates"]] == ["weight-streaming", "3d"]
+    for candidate in answer["candidates"]:
+        assert set(candidate) >= candidate_keys
+        assert isinstance(candidate["layout"], dict)
+        low, high = candidate["time_to_accuracy_band_s"]
+        assert low < candidate["time_to_accuracy_s"] < high
     assert Path(answer["report"]) == out / "index.html"
     traces = {"trace_dgx-a100-80gb_4_3d.json.gz", "trace_cs-2_1_weight-streaming.json.gz"}
     assert {path.name for path in out.iterdir()} == {"index.html", "summary.json", *traces}
@@ -601,9 +601,9 @@ def test_one_device_of_a_mesh_without_links_is_answered(perfsim: Run, system: st
 
 def test_a_plan_says_how_many_devices_of_another_system_take_equal_time(perfsim: Run) -> None:
     wafers = ("plan", "--model", "cerebras_gpt_111m", "--system", "cs-2", "--devices", "2", "--match", "cs-2")
-    asked = (*wafers, "--recipe", "chinchilla")
-    assert "each at its best batch. Tried: 1 " in " ".join(perfsim(*asked).stdout.split())
-    answer = document(perfsim(*asked, "--json"))
+    matched = (*wafers, "--recipe", "chinchilla")
+    assert "each at its best batch. Tried: 1 " in " ".join(perfsim(*matched).stdout.split())
+    answer = document(perfsim(*matched, "--json"))
     match = answer["match"]
     assert match["system"] == "cs-2"
     assert set(match["num_devices"]) == {"low", "typical", "high"}
@@ -611,6 +611,6 @@ def test_a_plan_says_how_many_devices_of_another_system_take_equal_time(perfsim:
     first, *_, last = match["tried"]
     assert first["num_devices"] == 1
     assert last["ratio"]["high"] <= 1 or match["num_devices"]["high"] is None
-    own_s = answer["shortlist"][0]["time_to_accuracy_s"]
-    assert first["ratio"]["ratio"] * own_s == pytest.approx(first["time_to_accuracy_s"])
+    planned_s = answer["shortlist"][0]["time_to_accuracy_s"]
+    assert first["ratio"]["ratio"] * planned_s == pytest.approx(first["time_to_accuracy_s"])
     refused(perfsim(*wafers, "--recipe", "gpt3_pretraining"), 2, "has neither tokens nor target_loss")
