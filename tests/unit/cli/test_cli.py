@@ -543,7 +543,7 @@ def test_what_stops_a_verb_from_outside_is_told_in_words(
     for verb in (("study", "study.yaml", "--json"), (*WAFERS, "--devices", "1")):
         result = perfsim(*verb)
         refused(result, code)
-        assert result.stderr.startswith(said)
+        assert said in result.stderr
 
 
 def test_a_reader_that_leaves_early_is_no_error_to_tell() -> None:
