@@ -90,8 +90,8 @@ class Problem:
     help: str = ""
 
     def __str__(self) -> str:
-        place = ":".join(str(part) for part in (self.file, self.line, self.column) if part)
-        text = f"{place}: {self.message}" if place else self.message
+        position = ":".join(str(part) for part in (self.file, self.line, self.column) if part)
+        text = f"{position}: {self.message}" if position else self.message
         if self.excerpt:
             text += f"\n    {self.excerpt.rstrip()}"
         if self.help:

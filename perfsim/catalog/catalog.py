@@ -233,7 +233,7 @@ class Catalog:
         return sources[source_id]
 
     def sources(self) -> dict[str, Source]:
-        """Every registered source by its id; of a repeated id that of the earlier root.
+        """Every registered source by its id; of a repeated id the one of the earlier root.
 
         Raises CatalogError with the problems of all registers.
         """
@@ -295,10 +295,10 @@ def _is_path(name_or_path: str) -> bool:
     return "/" in name_or_path or os.sep in name_or_path or name_or_path.endswith((".yaml", ".yml"))
 
 
-def _is_file(path: Path, asked: Callable[[Path], bool] = Path.is_file) -> bool:
+def _is_file(path: Path, test: Callable[[Path], bool] = Path.is_file) -> bool:
     """Whether this is a file; text that no file system takes as a path (too long, with NUL) is none."""
     try:
-        return asked(path)
+        return test(path)
     except (OSError, ValueError):
         return False
 

@@ -76,7 +76,7 @@ KINDS: Mapping[str, Kind] = {
     "runtime": Kind("workloads/runtimes", Runtime),
     "study": Kind("studies", BaseModel),
 }
-"""Every kind of document of the catalogue; the last one is that of any class without a folder."""
+"""Every kind of document of the catalogue; the last one is for any class without a folder."""
 
 
 def kind_of(cls: type) -> str:
@@ -359,7 +359,7 @@ def _shown(value: Any) -> str:
 
 # `extends`: a description written as its differences from another.
 #
-# Nested keys of the child override those of the parent. Provenance follows the value: the child's
+# Nested keys of the child override the same keys of the parent. Provenance follows the value: the child's
 # `sources` and `assumed` cover what it sets, the parent's cover what it inherits.
 
 PROVENANCE = ("sources", "assumed")
@@ -389,19 +389,19 @@ def _extend(child: Node, parent: Node) -> Node:
         if path not in inner and not any(prefix in written for prefix in _prefixes(path))
     ]
     for name in PROVENANCE:
-        own = child.mapping.get(name)
-        if own is not None and not own.is_mapping:
+        stated = child.mapping.get(name)
+        if stated is not None and not stated.is_mapping:
             kept.append(name)
             continue
         table = parent.mapping.get(name, Node(Mark(""), {}))
         keys = {path: key for path in inherited if (key := table.covering(path))}
         entries: dict[Scalar, Node] = {path: table.mapping[key] for path, key in keys.items()}
         marks: dict[Scalar, Mark] = {path: table.keys[key] for path, key in keys.items()}
-        if own is not None:
-            entries |= own.mapping
-            marks |= own.keys
+        if stated is not None:
+            entries |= stated.mapping
+            marks |= stated.keys
         if entries:
-            merged.mapping[name] = Node(own.mark if own else table.mark, entries, keys=marks)
+            merged.mapping[name] = Node(stated.mark if stated else table.mark, entries, keys=marks)
             merged.keys[name] = child.keys.get(name, table.mark)
     for name in kept:
         merged.mapping[name] = child.mapping[name]
@@ -547,7 +547,7 @@ def value_at(model: type[BaseModel], path: str, value: Any, catalog: Catalog) ->
     return catalog.load(kind_of(named[0]), value) if named and isinstance(value, str) else value
 
 
-# Calibrations for devices and links that name none: that of the nearest one with a calibration of its own.
+# Calibrations for devices and links that name none: they have the calibration of the nearest one.
 #
 # The nearest device of its kind is of its generation, which its narrowest precision tells (16, 8 or 4 bits),
 # and has the most similar peak and memory bandwidth. The nearest link has the most similar bandwidth.

@@ -81,7 +81,7 @@ def _records_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 @dataclass
 class _Writer:
-    """Turns pydantic's definitions into those of YAML and collects the quantities they use."""
+    """Turns pydantic's definitions into definitions of YAML and collects the quantities they use."""
 
     records: Mapping[str, type[BaseModel]]
     quantities: Schema = field(default_factory=dict)

@@ -132,8 +132,8 @@ class Node:
         try:
             root = builder.document()
         except yaml.MarkedYAMLError as error:
-            place = error.problem_mark or error.context_mark
-            mark = builder.mark(place) if place else Mark(file)
+            position = error.problem_mark or error.context_mark
+            mark = builder.mark(position) if position else Mark(file)
             words = error.problem or error.context or "cannot be understood"
             help_text = ""
             if "mapping values are not allowed" in words:
@@ -225,9 +225,9 @@ class _Builder:
     events: Iterator[yaml.Event]
     problems: list[Problem] = field(default_factory=list)
 
-    def mark(self, place: Any) -> Mark:
-        excerpt = self.lines[place.line][:_MAX_EXCERPT] if place.line < len(self.lines) else ""
-        return Mark(self.file, place.line + 1, place.column + 1, excerpt)
+    def mark(self, position: Any) -> Mark:
+        excerpt = self.lines[position.line][:_MAX_EXCERPT] if position.line < len(self.lines) else ""
+        return Mark(self.file, position.line + 1, position.column + 1, excerpt)
 
     def document(self) -> Node:
         """The only document of the stream."""

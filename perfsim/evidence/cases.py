@@ -89,9 +89,7 @@ class CaseSystem(_CaseSpec):
     def spec(self, catalog: Catalog) -> SystemSpec:
         """The system with the case's node size and network. Raises InputError for an unknown one."""
         system = self.named(catalog)
-        return machine_of(system).published_system(
-            system, self.devices_per_node, self.inter_node, self.nvlink_domain
-        )
+        return machine_of(system).published_system(system, self.model_dump())
 
 
 class ModelRow(_CaseSpec):

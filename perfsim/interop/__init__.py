@@ -34,8 +34,8 @@ def tool_named(name: str) -> ToolTable:
     """The tool of a name; UnknownNameError for a format that is not read."""
     if name not in READ:
         raise UnknownNameError("format", name, FORMATS)
-    found: ToolTable = import_module(f"perfsim.interop.{name}").TOOL
-    return found
+    table: ToolTable = import_module(f"perfsim.interop.{name}").TOOL
+    return table
 
 
 def emit(name: str, chosen: Chosen, remark: str = "") -> str:

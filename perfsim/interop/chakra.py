@@ -99,8 +99,8 @@ def _messages() -> dict[str, Any]:
             message.oneof_decl.add(name="value")
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    found = {name: pool.FindMessageTypeByName(f"{PACKAGE}.{name}") for name in MESSAGES}
-    return {name: message_factory.GetMessageClass(message) for name, message in found.items()}
+    descriptors = {name: pool.FindMessageTypeByName(f"{PACKAGE}.{name}") for name in MESSAGES}
+    return {name: message_factory.GetMessageClass(message) for name, message in descriptors.items()}
 
 
 SUFFIX = ".et"
@@ -363,19 +363,19 @@ def _delimited(message: Any) -> bytes:
 def _split(data: bytes) -> list[bytes]:
     """The messages of a file. Raises ValueError for a file that is empty or ends inside of one."""
     parts: list[bytes] = []
-    place = 0
-    while place < len(data):
+    offset = 0
+    while offset < len(data):
         length = shift = 0
-        while place < len(data) and shift < 35:
-            length |= (data[place] & 0x7F) << shift
-            place += 1
+        while offset < len(data) and shift < 35:
+            length |= (data[offset] & 0x7F) << shift
+            offset += 1
             shift += 7
-            if data[place - 1] < 0x80:
+            if data[offset - 1] < 0x80:
                 break
-        if length > MOST_MESSAGE or place + length > len(data):
-            raise ValueError(f"a message of {length} bytes at byte {place} goes beyond the end")
-        parts.append(data[place : place + length])
-        place += length
+        if length > MOST_MESSAGE or offset + length > len(data):
+            raise ValueError(f"a message of {length} bytes at byte {offset} goes beyond the end")
+        parts.append(data[offset : offset + length])
+        offset += length
     if not parts:
         raise ValueError("the file is empty")
     return parts

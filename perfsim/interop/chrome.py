@@ -1,7 +1,7 @@
 """A trace for Perfetto and chrome://tracing: one process per device, one thread per stream.
 
 Format: Trace Event Format, times in microseconds. On each thread the slices of tasks ("ph": "X") lie in those
-of their pass and micro-batch, and these in those of the optimizer step. Arrows ("s", "f") lead from the task
+of their pass and micro-batch, and these in slices of the optimizer step. Arrows ("s", "f") lead from the task
 that writes a tensor to those on other streams that read it. Counters ("C") of each device show its
 activations in memory, the load of its links and its busy streams.
 """
@@ -65,7 +65,7 @@ class _Events:
         return {"pid": int(self.pids[stream]), "tid": stream}
 
     # ------------------------------------------------------------------------------------ slices
-    def _slices(self, tasks: list[int], place: Event) -> Iterator[Event]:
+    def _slices(self, tasks: list[int], thread: Event) -> Iterator[Event]:
         """The tasks of a stream inside slices of their pass and of their step."""
         graph = self.graph
 
@@ -78,25 +78,25 @@ class _Events:
         for step, of_step in groupby(tasks, step_of):
             run = list(of_step)
             if len(graph.step_ends) > 1:
-                yield self._slice(f"step {step + 1}", "step", run[0], run[-1], place)
+                yield self._slice(f"step {step + 1}", "step", run[0], run[-1], thread)
             for (_, category, microbatch), of_pass in groupby(run, pass_of):
                 inner = list(of_pass)
                 if len(inner) > 1:
                     suffix = f"[{microbatch}]" if microbatch >= 0 else ""
-                    yield self._slice(f"{category}{suffix}", category, inner[0], inner[-1], place)
+                    yield self._slice(f"{category}{suffix}", category, inner[0], inner[-1], thread)
                 for task in inner:
                     work = graph.works[graph.work[task]]
                     details: Event = {"microbatch": microbatch} if microbatch >= 0 else {}
                     if work.comm_bytes:
                         details["bytes"] = work.comm_bytes
-                    event = self._slice(work.name, work.category, task, task, place)
+                    event = self._slice(work.name, work.category, task, task, thread)
                     yield event | {"args": details} if details else event
 
-    def _slice(self, name: str, category: str, first: int, last: int, place: Event) -> Event:
+    def _slice(self, name: str, category: str, first: int, last: int, thread: Event) -> Event:
         """A slice from the start of one task to the end of another."""
         start_ns = int(self.start_ns[first])
         times = {"ts": start_ns / 1e3, "dur": (int(self.end_ns[last]) - start_ns) / 1e3}
-        return {"ph": "X", "name": name, "cat": category, **place, **times}
+        return {"ph": "X", "name": name, "cat": category, **thread, **times}
 
     # ------------------------------------------------------------------------------------ arrows
     def _arrows(self) -> Iterator[Event]:
@@ -125,7 +125,7 @@ class _Events:
         position = np.arange(graph.num_tensors) - graph.first_write[:-1][writer]
         sizes = [[(t.name not in PLACED) * t.n_bytes for t in work.writes] for work in graph.works]
         written = zip(graph.work[writer].tolist(), position.tolist(), strict=True)
-        n_bytes = np.array([sizes[work][place] for work, place in written])
+        n_bytes = np.array([sizes[work][index] for work, index in written])
         reads = graph.reads.values.astype(np.int64)
         readers = graph.reads.row_of_value.astype(np.int64)
         freed_ns = self.end_ns[writer].copy()

@@ -1,4 +1,4 @@
-"""A configuration of DeepSpeed as JSON: batch, ZeRO and precision; the model stands in a file beside it.
+"""A configuration of DeepSpeed as JSON: batch, ZeRO and precision; the model stands in a file next to it.
 
 Names: deepspeedai/DeepSpeed, `docs/_pages/config-json.md`. `auto` is what Hugging Face's trainer fills in.
 The file holds no model and no pipeline, which are code of the training script. JSON has no comments, so
@@ -46,8 +46,8 @@ def _place(states: str, earlier: str, least_stage: int) -> Row:
 
     def read(settings: Settings) -> str | None:
         usual = "cpu" if settings.flag(f"zero_optimization.{earlier}") else "none"
-        place = settings.choice((key,), {"none": "none", **PLACES}, usual)
-        return place if settings.ours["layout.zero_stage"] >= least_stage else None
+        location = settings.choice((key,), {"none": "none", **PLACES}, usual)
+        return location if settings.ours["layout.zero_stage"] >= least_stage else None
 
     return Row.spelled(f"layout.offload_{states}", key, PLACES, read)
 

@@ -20,8 +20,7 @@ from perfsim.interop import CHAKRA, GAP, READ, tool_named
 from perfsim.interop.nearest_model import Gap
 from perfsim.interop.source import SYNTAXES, Source, Syntax
 from perfsim.interop.tool import Reading, Step
-from perfsim.specs.layout import ParallelLayout
-from perfsim.specs.layout_text import text_of
+from perfsim.specs.layout import ParallelLayout, text_of
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.recipe import RUNTIME_FIELDS, Recipe
 
@@ -127,7 +126,7 @@ def import_file(
     """Read a foreign file; its format is recognised by its content unless it is given.
 
     `part` is what the document holds: model, recipe, ...; by default the model where there is one.
-    `model` is that of a file without one, `system` the machine of measured steps, `given` are values by key
+    `model` is for a file without one, `system` the machine of measured steps, `given` are values by key
     that the file lacks, and `more` are logs of further runs. Raises InputError for an unknown
     format, a file of none or of several, and for wrong values, at their lines.
     """

@@ -432,9 +432,9 @@ def model_beside(source: Source) -> Nearest | None:
     folder = source.path.resolve().parent
     others = sorted(folder.glob("*.json"))[:MOST_FILES]
     for paths in ([folder / name for name in USUAL], others):
-        found = [model for path in paths if path != source.path.resolve() and (model := _model_of(path))]
-        if len(found) == 1:
-            return found[0]
+        models = [model for path in paths if path != source.path.resolve() and (model := _model_of(path))]
+        if len(models) == 1:
+            return models[0]
     return None
 
 

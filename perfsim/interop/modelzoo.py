@@ -67,7 +67,7 @@ def _is_encoder(settings: Settings) -> bool:
 
 
 def _has_biases(settings: Settings) -> bool:
-    """Classes of TensorFlow (their vocabulary is beside the data) and BERT have biases by default."""
+    """Classes of TensorFlow (their vocabulary stands with the data) and BERT have biases by default."""
     return _is_encoder(settings) or not settings.has("model.vocab_size")
 
 

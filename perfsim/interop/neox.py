@@ -24,7 +24,7 @@ VOCABULARIES = {
     "spmtokenizer": 32000,
     "hfllamatokenizer": 32000,
 }
-"""Entries by type of tokenizer; that of `HFTokenizer` is the tokenizer of GPT-NeoX-20B."""
+"""Entries by type of tokenizer; `HFTokenizer` is the tokenizer of GPT-NeoX-20B."""
 DIVISIBLE = 128
 """Vocabularies are padded to a multiple of this times the tensor parallelism."""
 LLAMA_MULTIPLE = 256

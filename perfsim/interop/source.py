@@ -45,9 +45,9 @@ class Source:
     path: Path
     text: str
     given: Mapping[str, Any] = field(default_factory=dict)
-    """Values that the user sets beside the file, by key."""
+    """Values that the user gives with the file, by key."""
     model: str = ""
-    """The model of a file that has none: a name of the catalogue, or a file; "": what lies beside it."""
+    """The model of a file that has none: a name of the catalogue, or a file; "": what lies next to it."""
 
     @classmethod
     def read(cls, path: Path, given: Mapping[str, Any] | None = None) -> Source:
@@ -75,14 +75,14 @@ class Source:
 
     def line_of(self, path: str) -> int:
         """The line of a key by its dotted path; 0 where it is not found."""
-        place = 0
+        start = 0
         for part in path.split("."):
             spelled = re.escape(part).replace("_", "[-_]")
-            match = re.compile(rf"(?<![\w-])(?:--)?[\"']?{spelled}[\"']?(?![\w-])").search(self.text, place)
+            match = re.compile(rf"(?<![\w-])(?:--)?[\"']?{spelled}[\"']?(?![\w-])").search(self.text, start)
             if match is None:
                 return 0
-            place = match.start()
-        return self.text.count("\n", 0, place) + 1
+            start = match.start()
+        return self.text.count("\n", 0, start) + 1
 
     def parsed(self, syntax: Syntax) -> Any:
         """The document of a file in a syntax. Raises InputError for one that is malformed, at its line.
@@ -340,8 +340,8 @@ class Settings:
         help_text = f"{seen}what a file lacks can be given with --set {root}{short[0]}=VALUE"
         # The line of a key like the one that is missing, or of the section where it should stand.
         inside = (key for root in roots for key in self.values if root and key.startswith(root))
-        place = near or next(inside, "").rpartition(".")[0]
-        line = self.source.line_of(place) if place else 0
+        like = near or next(inside, "").rpartition(".")[0]
+        line = self.source.line_of(like) if like else 0
         return InputError([self.source.problem(f"{short[0]} is missing{also}", help_text, line)])
 
     # ----------------------------------------------------------------------------- internals
@@ -405,11 +405,11 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 def names_in(document: Any, *paths: str) -> set[str]:
     """The keys of the mapping at the first of these dotted paths that leads to one; else none."""
     for path in paths:
-        found = document
+        branch = document
         for part in filter(None, path.split(".")):
-            found = found.get(part) if isinstance(found, Mapping) else None
-        if isinstance(found, Mapping):
-            return {str(name) for name in found}
+            branch = branch.get(part) if isinstance(branch, Mapping) else None
+        if isinstance(branch, Mapping):
+            return {str(name) for name in branch}
     return set()
 
 

@@ -15,8 +15,7 @@ from perfsim.base.errors import InputError, LayoutError, Problem
 from perfsim.base.sizes import MOST_DEVICES, MOST_WIDTH
 from perfsim.interop.nearest_model import Beyond, Nearest
 from perfsim.interop.source import Settings, Source, Syntax, nested
-from perfsim.specs.layout import OFFLOADS, Layout, ParallelLayout
-from perfsim.specs.layout_text import text_of
+from perfsim.specs.layout import OFFLOADS, Layout, ParallelLayout, text_of
 from perfsim.specs.model import Experts, LatentAttention, TransformerConfig
 from perfsim.specs.optimizers import OPTIMIZERS
 from perfsim.specs.recipe import Recipe

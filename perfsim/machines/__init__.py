@@ -83,11 +83,11 @@ def network_of(topology: Topology) -> Network:
     return machine_of(topology.system).network(topology)
 
 
-def strategy_for(name: str, system: SystemSpec) -> Strategy:
-    """The strategy of that name; an empty name means the machine's default strategy.
+def strategy_for(named: str | Strategy, system: SystemSpec) -> Strategy:
+    """The strategy, by name or as itself; an empty name means the machine's default strategy.
 
-    Raises InputError where it runs on another kind of machine.
+    Raises InputError where it is unknown or runs on another kind of machine.
     """
-    chosen = strategy(name or machine_of(system).default_strategy)
+    chosen = strategy(named or machine_of(system).default_strategy) if isinstance(named, str) else named
     check_runs_on(chosen, system)
     return chosen

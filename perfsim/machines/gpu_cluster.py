@@ -105,10 +105,9 @@ def _groups_like(group: RankGroup, peers: Ints) -> Ints:
     whole = members[:, -1] < width
     firsts = firsts[whole]
     classes = np.sort(peers[members[whole]], axis=1)
-    own = int(ranks[0] if group.stride > 0 or not together else ranks[-1]) % width
-    own_classes = classes[np.searchsorted(firsts, own)]
-    like = firsts[(classes == own_classes).all(axis=1)]
-    return np.asarray(ranks + (like - own)[:, None])
+    first = int(ranks[0] if group.stride > 0 or not together else ranks[-1]) % width
+    like = firsts[(classes == classes[np.searchsorted(firsts, first)]).all(axis=1)]
+    return np.asarray(ranks + (like - first)[:, None])
 
 
 class _FatTreeNetwork(Network):
@@ -163,11 +162,11 @@ class _FatTreeNetwork(Network):
         count = min(self.host.sharing, width)
         kinds = ("pcie", "dram", "nvme") if work.op.startswith("nvme") else ("pcie", "dram")
         links = [edges.of_kind(kind)[back::2] for kind in kinds]
-        slowest = [own[np.argsort(edges.bytes_per_s[own], kind="stable")] for own in links]
-        shared = [int(own[0]) & ~1 for own in slowest[1:]]
+        slowest = [rows[np.argsort(edges.bytes_per_s[rows], kind="stable")] for rows in links]
+        shared = [int(rows[0]) & ~1 for rows in slowest[1:]]
         crossed = np.concatenate([slowest[0][:count], shared])
         times = np.repeat([1, count], [len(slowest[0][:count]), len(shared)])
-        late_s = sum(float(edges.late_s[own].max()) for own in links)
+        late_s = sum(float(edges.late_s[rows].max()) for rows in links)
         return Traffic(crossed, times, self.host.rate_bytes_per_s(work.op), late_s)
 
     def _is_inside(self, groups: Ints) -> bool:
@@ -294,7 +293,7 @@ class _FatTreeNetwork(Network):
                 places[rank] = (int(tree.leaf_of[rank]) if thin else 0, rank if node in slow_nodes else None)
         return places
 
-    def peer_places(self, works: Sequence[Work], width: int, /, *, shares_links: bool) -> Ints | None:
+    def peer_places(self, works: Sequence[Work], width: int, shares_links: bool, /) -> Ints | None:
         """Where the groups of each peer enter nodes and leaves."""
         if width == 1:
             return None
@@ -392,8 +391,19 @@ def _inside_bytes_per_s(work: Work, collectives: CollectiveModel) -> float:
 
 
 _BETWEEN_NODES = ("node.nic", "node.nics", "fabric.oversubscription")
-
-
+REMEDIES = {
+    "bubble": "more than {plan.num_microbatches:,} micro-batches for {layout.pipeline} stages (a larger "
+    "batch or fewer stages), or a schedule with a smaller bubble (interleaved, zb1p)",
+    "exposed tensor communication": "a tensor degree below {layout.tensor}, or faster links inside the node",
+    "exposed expert communication": "a smaller expert degree or one inside a node, one copy of a token a "
+    "node (dispatcher: deepep), or faster links",
+    "exposed data communication": "a larger batch, so that gradients are reduced less often, or faster links "
+    "between nodes",
+    "exposed pipeline communication": "fewer than {layout.pipeline} stages, or faster links between them",
+    "exposed offload": "a larger micro-batch than {layout.micro_batch_size:,}, more devices so that less is "
+    "offloaded, or a faster link to the host",
+}
+"""What shortens a step, by the wait that limits it; the optimizer, and a lone replica, have other words."""
 MOST_CHANNELS = 32
 """The most multiprocessors that a collective of NCCL occupies, one for each channel.
 
@@ -478,64 +488,38 @@ class GpuCluster(Machine):
         """Another degree, schedule or stage of ZeRO, or faster links."""
         layout = plan.layout
         alone = isinstance(layout, ParallelLayout) and layout.replicas == 1
-        match cause:
-            case "bubble" if layout.pipeline > 1:
-                return (
-                    f"more than {plan.num_microbatches:,} micro-batches for {layout.pipeline} stages (a "
-                    "larger batch or fewer stages), or a schedule with a smaller bubble (interleaved, zb1p)"
-                )
-            case "exposed tensor communication":
-                return f"a tensor degree below {layout.tensor}, or faster links inside the node"
-            case "exposed expert communication":
-                return (
-                    "a smaller expert degree or one inside a node, one copy of a token a node (dispatcher: "
-                    "deepep), or faster links"
-                )
-            case "exposed data communication":
-                if alone:
-                    words = "nothing is sent: the host launches collectives of one rank; fewer and larger "
-                    return f"{words}gradient buckets"
-                rarer = "so that gradients are reduced less often"
-                return f"a larger batch, {rarer}, or faster links between nodes"
-            case "exposed pipeline communication":
-                return f"fewer than {layout.pipeline} stages, or faster links between them"
-            case "exposed offload":
-                return (
-                    f"a larger micro-batch than {layout.micro_batch_size:,}, more devices so that less is "
-                    "offloaded, or a faster link to the host"
-                )
-            case "optimizer" if isinstance(layout, ParallelLayout):
+        if cause == "exposed data communication" and alone:
+            words = "nothing is sent: the host launches collectives of one rank"
+            return f"{words}; fewer and larger gradient buckets"
+        if cause == "optimizer" and isinstance(layout, ParallelLayout):
+            if layout.offload_optimizer != "none":
+                spread = "" if layout.zero_stage else "its states sharded over replicas (ZeRO 1), "
+                share = f"{spread}more hosts to share the update, its states on the devices"
+            elif layout.zero_stage or alone:
+                rarer = "a larger batch, so that updates are rarer"
+                return f"{rarer}, or more replicas that share the update (ZeRO 1)"
+            else:
                 share = "optimizer states sharded over replicas (ZeRO 1)"
-                if layout.offload_optimizer != "none":
-                    spread = "" if layout.zero_stage else "its states sharded over replicas (ZeRO 1), "
-                    share = f"{spread}more hosts to share the update, its states on the devices"
-                elif layout.zero_stage or alone:
-                    rarer = "a larger batch, so that updates are rarer"
-                    return f"{rarer}, or more replicas that share the update (ZeRO 1)"
-                return f"{share}, or a larger batch"
-        return LOOK
+            return f"{share}, or a larger batch"
+        if cause == "bubble" and layout.pipeline == 1:
+            return LOOK
+        return REMEDIES.get(cause, LOOK).format(plan=plan, layout=layout)
 
     def _more_compute(self, plan: Plan, _moving: float, /) -> str:
         size = f"micro-batch now {plan.layout.micro_batch_size:,}"
         return f"{self.more}, or larger matrices in each kernel ({size}, tensor {plan.layout.tensor})"
 
-    def published_system(
-        self,
-        system: GpuClusterSpec,
-        devices_per_node: int | None,
-        inter_node: float | None,
-        domain: int | None,
-        /,
-    ) -> GpuClusterSpec:
+    def published_system(self, system: GpuClusterSpec, described: Mapping[str, Any], /) -> GpuClusterSpec:
         """The system with the node size and network of the run, one NIC per device.
 
         A domain of several nodes is a node of that many devices, and what was a node is one of its servers.
         """
-        server = devices_per_node or system.node.server or system.node.devices
-        devices = domain or devices_per_node or system.node.devices
+        per_node = described["devices_per_node"]
+        server = per_node or system.node.server or system.node.devices
+        devices = described["nvlink_domain"] or per_node or system.node.devices
         several = server if devices > server and devices % server == 0 else None
         node = system.node.model_copy(update={"devices": devices, "server": several})
-        if inter_node is not None:
+        if (inter_node := described["inter_node"]) is not None:
             nic = node.nic.model_copy(update={"bandwidth": inter_node / server})
             shared = inter_node < server * system.node.nic.bandwidth
             node = node.model_copy(update={"nics": devices, "nic": nic, "devices_share_nics": shared})

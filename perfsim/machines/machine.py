@@ -17,8 +17,7 @@ from perfsim.costs.wafer import StreamingRoof
 from perfsim.network import Topology
 from perfsim.specs.calibration import Calibration, GpuCalibration
 from perfsim.specs.hardware import LinkSpec, SystemSpec
-from perfsim.specs.layout import Layout
-from perfsim.specs.layout_text import parsed_settings
+from perfsim.specs.layout import Layout, parsed_settings
 from perfsim.specs.model import Recompute
 from perfsim.specs.recipe import Job, Recipe
 from perfsim.strategies import Plan
@@ -34,7 +33,6 @@ class Lane:
     """A part of the machine that moves data beside compute (a link and its servers, flash), in one step."""
 
     name: str
-    busy_s: float
     saved: float
     """Share of the step saved if it were twice as fast."""
 
@@ -62,6 +60,7 @@ class Network:
     """A topology as communication uses it; by default no links are shared and all ranks lie alike."""
 
     def __init__(self, topology: Topology) -> None:
+        self.topology = topology
         self.capacities = topology.capacities
 
     def of_graph(self, _graph: TaskGraph, /) -> Network:
@@ -96,8 +95,8 @@ class Network:
             key = self._alike(work)
             if key not in known:
                 known[key] = counted(work, peers)
-            if (found := known[key]) is not None:
-                by_work[number] = found
+            if (traffic := known[key]) is not None:
+                by_work[number] = traffic
         return by_work
 
     def sent_bytes(self, work: Work, /) -> float:
@@ -112,17 +111,10 @@ class Network:
         """The position of each rank, where positions make a difference."""
         return {}
 
-    def peer_places(
-        self,
-        _works: Sequence[Work],
-        _width: int,
-        /,
-        *,
-        shares_links: bool,  # noqa: ARG002
-    ) -> Ints | None:
+    def peer_places(self, _works: Sequence[Work], _width: int, _shares_links: bool, /) -> Ints | None:
         """The positions of the groups of `width` peers, one row a peer; None where all are alike.
 
-        Without `shares_links`, positions that cost the same are alike.
+        Unless something `shares_links`, positions that cost the same are alike.
         """
         return None
 
@@ -251,14 +243,13 @@ class Machine(ABC):
     # ------------------------------------------------------------------------- causes and remedies
     def busy_s(self, topology: Topology, graph: TaskGraph, duration_s: Floats, lane: str) -> float:
         """Seconds a step that a lane is busy."""
-        on_lane = self.works_of(graph, lane)[graph.work]
-        streams = np.zeros(len(graph.streams))
-        np.add.at(streams, graph.stream[on_lane], duration_s[on_lane])
-        return self._together_s(topology, lane, streams) / len(graph.step_ends)
+        seconds = np.where(self.on_lane(graph, lane), duration_s, 0.0)
+        streams_s: Floats = np.bincount(graph.stream, seconds, len(graph.streams)).astype(float)
+        return self._together_s(topology, lane, streams_s) / len(graph.step_ends)
 
-    def works_of(self, graph: TaskGraph, lane: str) -> Bools:
-        """Which classes of work run on a lane."""
-        return np.array([self.lanes.get(work.op) == lane for work in graph.works])
+    def on_lane(self, graph: TaskGraph, lane: str) -> Bools:
+        """Which tasks run on a lane."""
+        return np.array([self.lanes.get(work.op) == lane for work in graph.works])[graph.work]
 
     def _together_s(self, _topology: Any, _lane: str, streams_s: Floats, /) -> float:
         """Busy seconds of a lane from those of its streams, which run in parallel by default."""
@@ -291,19 +282,8 @@ class Machine(ABC):
         return self.more
 
     # ------------------------------------------------------------------------------ published runs
-    def published_system(
-        self,
-        system: Any,
-        _devices_per_node: int | None,
-        _inter_node: float | None,
-        _domain: int | None,
-        /,
-    ) -> SystemSpec:
-        """A system of the catalogue, changed as a published run describes it.
-
-        `inter_node` is the bandwidth of all NICs of a node, one direction, in bytes/s. `domain` is the number
-        of devices that one network joins, where they are more than those of a node.
-        """
+    def published_system(self, system: Any, _described: Mapping[str, Any], /) -> SystemSpec:
+        """A system of the catalogue, changed as the fields of a published run's system describe it."""
         return cast(SystemSpec, system)
 
     def published_layout(self, _settings: Mapping[str, Any], /) -> Layout | None:
@@ -350,7 +330,7 @@ def is_borrowed(name: str, assumed: Iterable[str], calibration: Calibration | No
     if calibration is None:
         return False
     measured = measured_on(calibration, option)
+    of_chip = isinstance(calibration, GpuCalibration) and calibration.chip
     measured_here = not measured or name in measured or name.startswith(calibration.name)
-    if isinstance(calibration, GpuCalibration) and calibration.chip:
-        measured_here = measured_here or "sustained_fraction" in calibration.fit
+    measured_here |= bool(of_chip) and "sustained_fraction" in calibration.fit
     return "calibration" in assumed or not measured_here

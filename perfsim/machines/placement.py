@@ -45,7 +45,7 @@ def rank_classes(
     """
     width = graph.width
     marks = marks or {}
-    places = network.peer_places(graph.works, width, shares_links=shares_links)
+    places = network.peer_places(graph.works, width, shares_links)
     if places is None:
         return peer_classes(graph, marks) if marks else np.zeros(width, dtype=np.int32)
     numbers = np.unique(places, axis=0, return_inverse=True)[1].reshape(-1).tolist()
@@ -195,7 +195,7 @@ class Placed(NamedTuple):
     rank: Ids
     """The (first) rank of each task; -1 on a stream that all ranks share."""
     links: SharedLinks
-    topology: Topology
+    network: Network
     peers: Ids
     """The class of each peer; peers of one class are written once."""
     note: str = ""
@@ -238,11 +238,11 @@ def place(
         links = SharedLinks.of(folded, network) if contention else links
     if count == 1 or too_many:
         rank = folded.stream_ranks[folded.stream]
-        return Placed(folded, rank, links, topology, np.zeros_like(classes), note)
+        return Placed(folded, rank, links, network, np.zeros_like(classes), note)
     unfolded = unfold(folded, classes)
     if contention:
         links = SharedLinks.of(unfolded.graph, network, peers=classes)
-    return Placed(unfolded.graph, unfolded.rank, links, topology, classes, note)
+    return Placed(unfolded.graph, unfolded.rank, links, network, classes, note)
 
 
 # Graphs with stragglers: each slow rank apart from its peers, or together with its tensor peers.
@@ -277,9 +277,8 @@ def place_stragglers(
     may_join = len(factors) == 1 and plan.layout.tensor > 1 and not len(topology.edges.slow)
     if may_join and (step_only or len(folded) > MANY_TASKS):
         alike = as_slowest_peers(folded, factors)
-        network = network_of(topology)
-        if network.peer_places(folded.works, folded.width, shares_links=False) is None:
-            placed = place(folded, topology, marks=alike)
-            if not placed.links.flows or network.peers_keep_step(plan.layout):
-                return placed._replace(factors=alike, note=TOGETHER)
+        placed = place(folded, topology, marks=alike)
+        apart = placed.network.peer_places(folded.works, folded.width, False) is not None
+        if not apart and (not placed.links.flows or placed.network.peers_keep_step(plan.layout)):
+            return placed._replace(factors=alike, note=TOGETHER)
     return place(folded, topology, marks=factors)._replace(factors=factors)

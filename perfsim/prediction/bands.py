@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -227,16 +227,14 @@ class Reached(NamedTuple):
         every = [row for row in cls.recorded() if (row.device, row.precision_class) == alike]
         like = [row for row in every if row.attention == attention]
         large = [row for row in like if row.num_devices * LIKE_SCALE >= plan.topology.num_devices]
-        kinds = (
-            (large, f"with {attention} attention on a quarter of its devices or more"),
-            (like, f"with {attention} attention"),
-            (every, "with any attention"),
-        )
-        for rows, words in kinds:
-            if rows:
-                best = max(rows, key=lambda row: row.mfu)
-                return None if mfu <= best.mfu * MARGIN else (best, words)
-        return None
+        kinds = {
+            f"with {attention} attention on a quarter of its devices or more": large,
+            f"with {attention} attention": like,
+            "with any attention": every,
+        }
+        words = next((words for words, rows in kinds.items() if rows), "")
+        best = max(kinds.get(words, ()), key=lambda row: row.mfu, default=None)
+        return None if best is None or mfu <= best.mfu * MARGIN else (best, words)
 
 
 # Bands of a step time: how wide they are by unlikeness, from errors on runs left out of the fit.
@@ -289,10 +287,6 @@ class BandWidths:
         return {name: round(value, 5) for name, value in asdict(self).items()}
 
 
-UNKNOWN = BandWidths(math.log1p(UNKNOWN_ERROR), 0.0, 1.0)
-"""For a kind of system without published runs."""
-
-
 @cache
 def recorded_errors() -> tuple[dict[str, Any], ...]:
     """The recorded errors, one entry per kind of system."""
@@ -340,6 +334,10 @@ class Accuracy:
     """Half-width of the 90 % band of the plan's step time, as a fraction."""
     unshared_error: float = 0.0
     """The part of it that remains in the ratio of two runs of one machine."""
+    unknowns: tuple[Unknown, ...] = ()
+    """What no published run shows of the plan, which widens its band."""
+    hidden: Hidden | None = field(default=None, compare=False)
+    """The communication that the plan hides, next to published runs; None where no plan is known."""
 
     @classmethod
     def of(cls, plan: Plan, share: float = 0.0, *, without: str = "") -> Accuracy:
@@ -348,8 +346,10 @@ class Accuracy:
         `share` of its step hides communication (`Trace.hidden_share`; 0 where the plan was not simulated).
         `without` names a group of runs of which the answer knows nothing.
         """
-        unknowns = [*unknowns_of(plan), *Hidden.of(plan, share, without=without).unknown()]
-        return cls.nearest(plan.system.kind, Traits.of(plan), without, unknowns)
+        hidden = Hidden.of(plan, share, without=without)
+        unknowns = (*unknowns_of(plan), *hidden.unknown())
+        known = cls.nearest(plan.system.kind, Traits.of(plan), without, unknowns)
+        return replace(known, hidden=hidden, unknowns=unknowns)
 
     @classmethod
     def nearest(
@@ -361,16 +361,10 @@ class Accuracy:
         """
         families = _families(system_kind, without)
         if not families:
-            return cls(
-                strategy="",
-                family="no published run",
-                n=0,
-                **dict.fromkeys(_ERRORS, UNKNOWN_ERROR),
-                likeness=f"no published run on a {system_kind} is recorded: an error of a factor of two is "
-                "assumed",
-                step_time_error=UNKNOWN.error(0.0),
-                unshared_error=UNKNOWN.unshared_error(0.0),
-            )
+            names = (*_ERRORS, "step_time_error", "unshared_error")
+            errors: dict[str, Any] = dict.fromkeys(names, UNKNOWN_ERROR)
+            words = f"no published run on a {system_kind} is recorded: an error of a factor of two is assumed"
+            return cls("", "no published run", 0, **errors, likeness=words)
         family, whole = min(
             families,
             key=lambda pair: (round(traits.unlikeness(pair[0])[0], 9), -pair[0]["n"], pair[0]["family"]),
@@ -451,7 +445,5 @@ def left_out_of(system_kind: str, group: str) -> Mapping[str, Any] | None:
 
     `constants` are what was fitted, `band` the widths that the other groups give.
     """
-    rows = (
-        row for entry in recorded_errors() if entry["system_kind"] == system_kind for row in entry["left_out"]
-    )
-    return next((row for row in rows if row["group"] == group), None)
+    entries = (entry for entry in recorded_errors() if entry["system_kind"] == system_kind)
+    return next((row for entry in entries for row in entry["left_out"] if row["group"] == group), None)

@@ -7,7 +7,7 @@ constants of the device (`bands.Reached.like`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Literal, get_args
 
@@ -15,14 +15,13 @@ from perfsim.base.spec import CHANGED
 from perfsim.costs.wafer import PEAK
 from perfsim.machines import machine_of
 from perfsim.machines.machine import is_borrowed
-from perfsim.prediction.bands import MARGIN, SHARDED, Hidden, Reached, Traits, unknowns_of
+from perfsim.prediction.bands import MARGIN, Reached, Traits
 from perfsim.prediction.question import DEFAULT_BATCH_PER_DEVICE, Question
 from perfsim.prediction.run import Evaluation
 from perfsim.prediction.why import Why
 from perfsim.specs.hardware import DeviceSpec, LinkSpec
-from perfsim.specs.layout_text import settings
+from perfsim.specs.layout import settings
 from perfsim.strategies import Plan
-from perfsim.work.counts import parameters
 
 Severity = Literal["serious", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
@@ -110,7 +109,8 @@ LIKE_SIZE = 1.5
 """A model counts as outside the sizes of the published runs beyond this factor."""
 _OF_THE_JOB = ("experts-outside", "sequence-outside", "shape-outside")
 """Codes of what a machine says of a job."""
-_DEVICE_FIGURES = ("peak", "memory.bandwidth")
+_ALLOWED = ("calibration-borrowed", "release-borrowed", "devices-outside")
+"""Codes after whose text the machine says how its band allows for them."""
 
 
 def caveats_of(
@@ -122,14 +122,18 @@ def caveats_of(
     """
     plan = evaluation.plan
     runs = Reached.like(plan)
-    caveats = [
+    said = {unknown.code: unknown.words for unknown in evaluation.accuracy.unknowns}
+    caveats = [Caveat.of(code, words) for code, words in said.items() if code in _OF_THE_JOB]
+    for caveat in (
         *_measured(plan),
         *_evidence(plan, runs),
         *_outside(plan, runs),
         *_of_run(evaluation, runs, why.fixed_s),
         *_inputs(plan, why.cause, allowed_share),
         *more,
-    ]
+    ):
+        allows = caveat.code in _ALLOWED and caveat.code in said
+        caveats.append(replace(caveat, text=f"{caveat.text}; {said[caveat.code]}") if allows else caveat)
     return tuple(sorted(caveats, key=Caveat.rank))
 
 
@@ -138,27 +142,27 @@ def _measured(plan: Plan) -> Iterator[Caveat]:
     system = plan.system
     machine = machine_of(system)
     device = system.device
-    borrowed = is_borrowed(device.name, device.assumed, device.calibration, "device")
-    if borrowed and device.calibration is not None:
-        words = f"no measurement of {device.name}: the constants of {device.calibration.name} are used"
-        yield Caveat.of("calibration-borrowed", words + _allowed(plan, "calibration-borrowed"))
-    yield from _unread(device, _DEVICE_FIGURES)
+    constants = device.calibration
+    borrowed = is_borrowed(device.name, device.assumed, constants, "device")
+    if borrowed and constants is not None:
+        words = f"no measurement of {device.name}: the constants of {constants.name} are used"
+        yield Caveat.of("calibration-borrowed", words)
+    yield from _unread(device, ("peak", "memory.bandwidth"))
     releases = machine.releases(system, plan.job.recipe)
-    if releases is not None and device.calibration is not None:
+    if releases is not None and constants is not None:
         wanted, used = releases
         if used == PEAK:
             yield Caveat.of("release-peak", "peak efficiency, which no software release reaches")
         elif wanted != used:
             words = f"no measurement of software release {wanted}: the efficiency of {used} is used"
-            yield Caveat.of("release-borrowed", words + _allowed(plan, "release-borrowed"))
+            yield Caveat.of("release-borrowed", words)
         elif borrowed:
-            measured = f"was measured on {device.calibration.name} only, as a fraction of its peak"
+            measured = f"was measured on {constants.name} only, as a fraction of its peak"
             yield Caveat.of("release-borrowed", f"software release {used} {measured}")
     # A device alone uses no link, and a node alone none between nodes.
-    devices = plan.topology.num_devices
     joined = (1, machine.devices_per_node(system) or 1)
     for link, size in zip(machine.links(system), joined, strict=False):
-        if devices <= size:
+        if plan.topology.num_devices <= size:
             break
         yield from _unread(link, ("bandwidth",))
         if link.calibration is None:
@@ -172,7 +176,7 @@ def _measured(plan: Plan) -> Iterator[Caveat]:
 def _unread(spec: DeviceSpec | LinkSpec, figures: Iterable[str]) -> Iterator[Caveat]:
     """Rates of a device or a link that its description gives without a source."""
     for name in figures:
-        if name in spec.assumed and spec.assumed[name] != CHANGED:
+        if spec.assumed.get(name, CHANGED) != CHANGED:
             words = f"{name} of {spec.name} has no source: {spec.assumed[name]}"
             yield Caveat.of("data-sheet-unread", words)
 
@@ -180,18 +184,17 @@ def _unread(spec: DeviceSpec | LinkSpec, figures: Iterable[str]) -> Iterator[Cav
 def _evidence(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
     """How many published runs there are, and whether they trained in this precision."""
     device = plan.system.device
+    kind = plan.system.kind
     if not runs:
-        kind = plan.system.kind
-        known = {row.kind for row in Reached.recorded()}
-        where = f"{device.name} in a {kind}" if kind in known else f"a {kind}"
-        yield Caveat.of(
-            "device-outside", f"no published run on {where}; no prediction of it was ever checked"
-        )
+        known = any(row.kind == kind for row in Reached.recorded())
+        where = f"{device.name} in a {kind}" if known else f"a {kind}"
+        words = f"no published run on {where}; no prediction of it was ever checked"
+        yield Caveat.of("device-outside", words)
         return
     most = max(row.num_devices for row in runs)
     if len(runs) < FEW_RUNS:
         severity: Severity = "serious" if plan.topology.num_devices > most else "warning"
-        measured_here = device.name in {row.device for row in runs}
+        measured_here = any(row.device == device.name for row in runs)
         where = "" if measured_here else f" with the constants of {device.constants}"
         words = f"{len(runs)} published runs{where}, at most {most:,} {machine_of(plan.system).unit}"
         yield Caveat("few-runs", severity, words)
@@ -205,39 +208,32 @@ def _evidence(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
 
 def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
     """Sizes and settings that no published run has."""
-    for unknown in unknowns_of(plan):
-        if unknown.code in _OF_THE_JOB:
-            yield Caveat.of(unknown.code, unknown.words)
-    positions = plan.job.model.max_position_embeddings
+    model = plan.job.model
     tokens = plan.job.seq_length
-    if tokens > positions:
-        words = f"sequences of {tokens:,} tokens, while {plan.job.model.name} has {positions:,} positions"
+    if tokens > (positions := model.max_position_embeddings):
+        words = f"sequences of {tokens:,} tokens, while {model.name} has {positions:,} positions"
         yield Caveat.of("positions-outside", f"{words}: set the recipe's seq_length")
     if not runs:
         return
     layout = plan.layout
+    traits = Traits.of(plan)
     yield from _above(
         "devices-outside",
-        plan.topology.num_devices,
+        traits.num_devices,
         [row.num_devices for row in runs],
         f"{{factor}} times as many {machine_of(plan.system).unit} as in any published run "
-        f"(at most {{most:,.0f}}){_allowed(plan, 'devices-outside')}",
+        "(at most {most:,.0f})",
     )
-    size = float(parameters(plan.job.model).total)
+    size = traits.parameters
     least = min(row.parameters for row in runs)
     most = max(row.parameters for row in runs)
     if size > most * LIKE_SIZE:
-        words = (
-            f"{_rounded(size / most)} times the parameters of any published run ({most / 1e9:.3g} billion)"
-        )
-        yield Caveat.of("parameters-outside", words, size / most)
+        words = f"times the parameters of any published run ({most / 1e9:.3g} billion)"
+        yield Caveat.of("parameters-outside", f"{_rounded(size / most)} {words}", size / most)
     elif size * LIKE_SIZE < least:
-        smallest = f"the smallest published run ({least / 1e9:.2g} billion)"
-        words = f"{_rounded(size / least)} times the parameters of {smallest}"
-        yield Caveat.of("parameters-outside", words, least / size)
-    sharded = layout.zero_stage == SHARDED
-    tensor = layout.tensor > 1
-    if sharded:
+        words = f"times the parameters of the smallest published run ({least / 1e9:.2g} billion)"
+        yield Caveat.of("parameters-outside", f"{_rounded(size / least)} {words}", least / size)
+    if traits.sharded:
         yield from _above(
             "zero3-ranks-outside",
             layout.data,
@@ -245,27 +241,19 @@ def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
             "ZeRO 3 over {factor} times as many data ranks as in any published run (at most {most:,.0f}); "
             "its communication may be hidden less well than predicted",
         )
-    if sharded and tensor and not any(row.sharded and row.tensor > 1 for row in runs):
+    if traits.sharded and traits.tensor and not any(row.sharded and row.tensor > 1 for row in runs):
         words = "ZeRO 3 together with tensor parallelism: no published run has both"
         yield Caveat.of("zero3-with-tensor", words)
     if getattr(layout, "offloads", None):
-        words = (
-            "states are offloaded, which no published run on record does; measured updates on CPUs of A100s "
-            "differ by more than twice"
-        )
-        yield Caveat.of("offload-outside", words)
-    like = [row for row in runs if (row.sharded, row.tensor > 1) == (sharded, tensor)]
+        words = "states are offloaded, which no published run on record does; measured updates on CPUs of "
+        yield Caveat.of("offload-outside", f"{words}A100s differ by more than twice")
+    like = [row for row in runs if (row.sharded, row.tensor > 1) == (traits.sharded, traits.tensor)]
     yield from _above(
         "micro-batch-outside",
-        layout.micro_batch_size * plan.job.seq_length,
+        layout.micro_batch_size * tokens,
         [row.micro_batch_tokens for row in like if row.micro_batch_tokens],
         "a micro-batch with {factor} times the tokens of any published run with such a layout ({most:,.0f})",
     )
-
-
-def _allowed(plan: Plan, code: str) -> str:
-    """What a machine says of how its band allows for something that no published run shows."""
-    return "".join(f"; {unknown.words}" for unknown in unknowns_of(plan) if unknown.code == code)
 
 
 def _rounded(factor: float) -> str:
@@ -283,9 +271,9 @@ def _above(code: str, value: float, published: Sequence[float], words: str) -> I
 def _of_run(evaluation: Evaluation, runs: Sequence[Reached], fixed_s: float) -> Iterator[Caveat]:
     """A step that hides more, uses devices better, is scaled more or smaller than published runs show."""
     plan = evaluation.plan
-    hidden = Hidden.of(plan, evaluation.hidden_communication_fraction)
-    factor = hidden.share / hidden.published if hidden.published else inf
-    if hidden.cost and factor > MARGIN:
+    hidden = evaluation.accuracy.hidden
+    factor = hidden.share / hidden.published if hidden and hidden.published else inf
+    if hidden and hidden.cost and factor > MARGIN:
         words = (
             f"{100 * hidden.share:.0f} % of the step hides communication, while published runs hide at most "
             f"{100 * hidden.published:.0f} %; how much that slows the compute next to it is an "
@@ -322,17 +310,17 @@ def _of_run(evaluation: Evaluation, runs: Sequence[Reached], fixed_s: float) -> 
 def _inputs(plan: Plan, cause: str, allowed_share: float) -> Iterator[Caveat]:
     """Memory that fragmentation could make too small, and inputs without a source that decide the answer."""
     share = plan.memory_share
+    used = f"{100 * share:.1f} % of memory is used"
     limit = f"the limit of {100 * allowed_share:.4g} %"
     if share > allowed_share:
-        words = f"{100 * share:.1f} % of memory is used, above {limit}; fragmentation could end the run"
-        yield Caveat.of("memory-above-limit", words)
+        yield Caveat.of("memory-above-limit", f"{used}, above {limit}; fragmentation could end the run")
     elif share > allowed_share - NEAR_LIMIT:
-        yield Caveat.of("memory-tight", f"{100 * share:.1f} % of memory is used, near {limit}")
+        yield Caveat.of("memory-tight", f"{used}, near {limit}")
     fields = machine_of(plan.system).inputs.get(cause, ())
     unknown = [
         path
         for path, reason in plan.system.assumed.items()
-        if reason != CHANGED and any(path == name or path.startswith(f"{name}.") for name in fields)
+        if reason != CHANGED and any(f"{path}.".startswith(f"{name}.") for name in fields)
     ]
     if unknown:
         words = f"{cause} limits the step and rests on assumed values: {', '.join(unknown)}"
@@ -347,13 +335,12 @@ def batch_caveats(question: Question) -> list[Caveat]:
     if question.batch is not None:
         return []
     batch = question.job.global_batch_size
+    words = (
+        f"no batch was given: {DEFAULT_BATCH_PER_DEVICE} sequences per device are used, {batch:,} in all; "
+        "the step time depends on it (--batch, --batch-per-device)"
+    )
     if question.recipe.batch_over(question.devices) is not None:
         words = f"no batch was given: the recipe's {batch:,} sequences are used"
-    else:
-        words = (
-            f"no batch was given: {DEFAULT_BATCH_PER_DEVICE} sequences per device are used, {batch:,} in "
-            "all; the step time depends on it (--batch, --batch-per-device)"
-        )
     return [Caveat.of("batch-default", words)]
 
 

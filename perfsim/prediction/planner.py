@@ -17,7 +17,7 @@ from perfsim.engine.limits import present_limits
 from perfsim.machines.placement import place
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, Step, evaluate, evaluated, graph_of
-from perfsim.specs.layout_text import text_of
+from perfsim.specs.layout import text_of
 from perfsim.strategies import Plan
 from perfsim.strategies.three_d.legal import RefusedLayoutError
 

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter
 
 from perfsim.base.errors import PerfsimError
 from perfsim.costs.memory import MemoryUse
-from perfsim.costs.wafer import PEAK, StreamingRoof
-from perfsim.engine.failures import FailedRun
+from perfsim.costs.wafer import PEAK
 from perfsim.engine.trace import Simulated
 from perfsim.interop import gaps_of
 from perfsim.interop.chrome import StepTrace
@@ -140,24 +141,21 @@ class Prediction:
 
     def step_document(self) -> Document:
         """The part of the document that runs, candidates of studies and points of sweeps have."""
-        scaling = self.cluster_calibration
-        perturbed: Document | None = None
-        if self.perturbed is not None:
-            perturbed = {**asdict(self.perturbed), "draws_s": list(self.perturbed.draws_s)}
-            if self.perturbed.run is not None:
-                perturbed["run"]["goodput"] = self.perturbed.run.goodput
-        return {
+        document = {
             **{name: getattr(self, name) for name in _PLAIN},
             "layout": dict(self.layout),
             "step_breakdown_s": dict(self.breakdown_s),
             "why": asdict(self.why),
             "utilisation": {kind: asdict(use) for kind, use in self.utilisation.items()},
-            "simulated": None if self.simulated is None else self.simulated._asdict(),
-            "training": None if self.training is None else asdict(self.training),
+            "simulated": self.simulated and self.simulated._asdict(),
+            "training": self.training and asdict(self.training),
             "caveats": [asdict(caveat) for caveat in self.caveats],
-            "cluster_calibration": None if scaling is None else asdict(scaling),
-            "perturbed": perturbed,
+            "cluster_calibration": self.cluster_calibration and asdict(self.cluster_calibration),
+            "perturbed": self.perturbed and asdict(self.perturbed),
         }
+        if self.perturbed and self.perturbed.run:
+            document["perturbed"]["run"]["goodput"] = self.perturbed.run.goodput
+        return document
 
     def document(self) -> Document:
         """The answer as `perfsim run --json` prints it."""
@@ -172,29 +170,9 @@ class Prediction:
     @staticmethod
     def stored(document: Mapping[str, Any], model: str) -> Prediction:
         """The prediction that `step_document` wrote, without memory, notes and the run itself."""
-        scaling = document["cluster_calibration"]
-        roof = document["why"]["streaming_roof"]
-        perturbed = document["perturbed"]
-        if perturbed:
-            run = {name: value for name, value in (perturbed["run"] or {}).items() if name != "goodput"}
-            perturbed = {
-                **perturbed,
-                "draws_s": tuple(perturbed["draws_s"]),
-                "run": FailedRun(**run) if run else None,
-            }
-        return Prediction(
-            **{name: document[name] for name in _PLAIN},
-            model=model,
-            layout=document["layout"],
-            breakdown_s=document["step_breakdown_s"],
-            why=Why(**{**document["why"], "streaming_roof": StreamingRoof(**roof) if roof else None}),
-            utilisation={kind: LinkUse(**use) for kind, use in document["utilisation"].items()},
-            simulated=Simulated(**document["simulated"]) if document["simulated"] else None,
-            training=Training(**document["training"]) if document["training"] else None,
-            caveats=tuple(Caveat(**caveat) for caveat in document["caveats"]),
-            cluster_calibration=_Scaling(**scaling) if scaling else None,
-            perturbed=Perturbed(**perturbed) if perturbed else None,
-        )
+        known = {**document, "model": model, "breakdown_s": document["step_breakdown_s"]}
+        names = [field.name for field in fields(Prediction) if field.name not in _NOT_STORED]
+        return Prediction(**{name: _reader(name).validate_python(known[name]) for name in names})
 
     @classmethod
     def of(
@@ -221,19 +199,19 @@ class Prediction:
             hfu=evaluation.hfu,
             bubble_fraction=evaluation.bubble_fraction,
             exposed_communication_fraction=evaluation.exposed_communication_fraction,
+            perturbed=evaluation.perturbed,
+            training=evaluation.training,
             peak_memory_bytes=plan.peak_memory_bytes,
             breakdown_s=dict(evaluation.breakdown_s),
             why=causes,
             simulated=evaluation.trace.simulated,
             utilisation=LinkUse.by_kind(evaluation.trace, evaluation.placed),
             cluster_calibration=scaling,
-            perturbed=evaluation.perturbed,
             memory=tuple(use for use in plan.memory if use.on_device),
             caveats=caveats_of(evaluation, causes, allowed_share, more),
             notes=(*plan.notes, *gaps_of(plan.job.model)),
             machine=_marked(plan, plan.system.machine(plan.topology.num_devices)),
             devices_noun=_marked(plan, plan.system.devices_noun),
-            training=evaluation.training,
             evaluation=evaluation,
         )
 
@@ -243,11 +221,10 @@ def predict(question: Question) -> Prediction:
     evaluation = best_plan(question)
     caveats = [*batch_caveats(question), *default_settings(question, evaluation.plan)]
     if question.detail == "chunk":
-        finer = machine_of(question.system).in_chunks(evaluation.plan.layout)
+        finer = question.machine.in_chunks(evaluation.plan.layout)
         if finer != evaluation.plan.layout:
             plan = question.chosen.plan(question.job, question.topology, finer)
             evaluation = evaluated(question, plan, reported=True)
-            caveats = batch_caveats(question)
     if question.expand:
         evaluation = expanded(evaluation, question.expand)
     if question.perturbations is not None:
@@ -263,6 +240,13 @@ def _marked(plan: Plan, name: str) -> str:
     return f"{name.removesuffix(' at peak')} at peak (upper bound, never observed)"
 
 
+@cache
+def _reader(name: str) -> TypeAdapter[Any]:
+    """The reader of a field of a stored prediction."""
+    return TypeAdapter(get_type_hints(Prediction)[name])
+
+
+_NOT_STORED = ("memory", "notes", "evaluation")
 _PLAIN = tuple(
     known.name
     for known in fields(Prediction)

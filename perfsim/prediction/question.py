@@ -18,6 +18,7 @@ from perfsim.base.text import did_you_mean
 if TYPE_CHECKING:
     from perfsim.catalog import Catalog
     from perfsim.costs.price import Costs
+    from perfsim.machines import Machine
     from perfsim.network import Topology
     from perfsim.specs.calibration import ClusterCalibration
     from perfsim.specs.hardware import SystemSpec
@@ -107,6 +108,8 @@ class Asked:
         elif self.choices and value not in self.choices:
             help_text = did_you_mean(str(value), self.choices)
             yield Problem(f"{self.name}: {value!r} is none of {', '.join(self.choices)}", help=help_text)
+        elif self.annotated == "str" and not isinstance(value, str):
+            yield Problem(f"{self.name}: {type(value).__name__} is not str")
         elif self.number is not None:
             whole = self.number is int
             fits = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
@@ -208,39 +211,36 @@ class Question:
     @property
     def allowed_share(self) -> float:
         """`memory_limit` where devices fragment their memory; all of it where it is laid out in advance."""
-        from perfsim.machines import machine_of
-
-        return self.memory_limit if machine_of(self.system).fragments_memory else 1.0
+        return self.memory_limit if self.machine.fragments_memory else 1.0
 
     @property
     def label(self) -> str:
         """`128 A100-80GB (16 DGX)`."""
         return self.system.machine(self.devices)
 
+    @property
+    def machine(self) -> Machine:
+        """The kind of machine that the system is."""
+        from perfsim.machines import machine_of
+
+        return machine_of(self.system)
+
     @cached_property
     def chosen(self) -> Strategy:
         """The strategy; InputError where it is unknown or runs on another kind of system."""
         from perfsim.machines import strategy_for
-        from perfsim.strategies.plan import check_runs_on
 
-        if isinstance(self.strategy, str):
-            return strategy_for(self.strategy, self.system)
-        check_runs_on(self.strategy, self.system)
-        return self.strategy
+        return strategy_for(self.strategy, self.system)
 
     @cached_property
     def topology(self) -> Topology:
         """The network of the devices; InputError for a number that the system cannot have."""
-        from perfsim.machines import build_topology
-
-        return build_topology(self.system, self.devices)
+        return self.machine.topology(self.system, self.devices)
 
     @cached_property
     def costs(self) -> Costs:
         """The cost model of the step."""
-        from perfsim.machines import costs_for
-
-        return costs_for(self.topology, self.job.recipe) if self.prices is None else self.prices
+        return self.prices or self.machine.costs(self.topology, self.job.recipe)
 
     @property
     def job(self) -> Job:
@@ -259,11 +259,8 @@ class Question:
     @property
     def given_layout(self) -> Layout | None:
         """The given layout; LayoutError lists the problems of its text."""
-        from perfsim.machines import machine_of
-
-        if isinstance(self.layout, str):
-            return machine_of(self.system).parse_layout(self.layout, self.devices)
-        return self.layout
+        text = self.layout
+        return self.machine.parse_layout(text, self.devices) if isinstance(text, str) else text
 
     def at(self, batch: int) -> Question:
         """The same question at another global batch, on the same topology and prices."""
@@ -288,15 +285,12 @@ class Question:
 
     def _wrong_objects(self) -> Iterator[Problem]:
         """Values that may be text or an object and are neither, and a calibration of something else."""
-        from perfsim.machines import machine_of
         from perfsim.specs.calibration import ClusterCalibration
         from perfsim.specs.hardware import SystemSpec
         from perfsim.specs.perturbations import PerturbationSpec
 
         if not isinstance(self.perturbations, PerturbationSpec | None):
             yield Problem(f"perturb: {type(self.perturbations).__name__} is not PerturbationSpec or None")
-        if not isinstance(self.expand, str):
-            yield Problem(f"expand: {type(self.expand).__name__} is not str")
         if not isinstance(self.strategy, str) and not hasattr(self.strategy, "plan"):
             yield Problem(f"strategy: {type(self.strategy).__name__} is neither a name nor a strategy")
         if not isinstance(self.cluster, ClusterCalibration | None):
@@ -312,7 +306,7 @@ class Question:
                 f"{self.system.name} is built of {self.system.device.name}",
                 help="measure steps on this machine, or omit the calibration",
             )
-        layout_type = machine_of(self.system).layout_type
+        layout_type = self.machine.layout_type
         if not isinstance(self.layout, str | None | layout_type):
             yield Problem(
                 f"layout: {type(self.layout).__name__} is no layout of a {self.system.kind}",
@@ -460,30 +454,20 @@ def priced_part(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={**_PROSE, **dict.fromkeys(_UNPRICED)})
 
 
-@dataclass
-class _Priced:
-    """What was priced, and how many questions were given its prices."""
-
-    machine: tuple[SystemSpec, int, Recipe]
-    topology: Topology
-    costs: Costs
-    lent: int = 0
-
-
 class PriceTables:
     """The networks and prices of the last few machines."""
 
     def __init__(self) -> None:
-        self._tables: list[_Priced] = []
+        self._lent: list[tuple[tuple[SystemSpec, int, Recipe], list[Question]]] = []
 
     def lend(self, question: Question) -> None:
         """Give a question the network and prices of an earlier one on the same machine, or keep these."""
         machine = (question.system, question.devices, priced_part(question.job.recipe))
-        table = next((known for known in self._tables if known.machine == machine), None)
-        if table is None:
-            table = _Priced(machine, question.topology, question.costs)
-            self._tables = [*self._tables[1 - KEPT :], table]
-        question.__dict__.update(topology=table.topology, costs=table.costs)
-        table.lent += 1
-        if table.lent == MOST_LENT:
-            self._tables.remove(table)
+        alike = next((alike for known, alike in self._lent if known == machine), None)
+        if alike is None:
+            alike = []
+            self._lent = [*self._lent[1 - KEPT :], (machine, alike)]
+        alike.append(question)
+        question.__dict__.update(topology=alike[0].topology, costs=alike[0].costs)
+        if len(alike) == MOST_LENT:
+            self._lent.remove((machine, alike))

@@ -16,7 +16,7 @@ from perfsim.costs.price import Costs, price
 from perfsim.engine import critical_path, simulate
 from perfsim.engine.failures import FailedRun
 from perfsim.engine.tables import Beside, Flow
-from perfsim.engine.trace import Trace
+from perfsim.engine.trace import EXPOSED, Trace
 from perfsim.machines import machine_of
 from perfsim.machines.placement import Placed, place
 from perfsim.prediction.bands import Accuracy
@@ -130,9 +130,6 @@ class Training:
         return self.settings + (ran if self.framework else "")
 
 
-_EXPOSED_STREAMS = ("weight_stream", "gradient_stream", "update", "input", "spill", "offload")
-
-
 @dataclass(frozen=True)
 class Evaluation:
     """A plan, its graph and its simulated step."""
@@ -203,12 +200,12 @@ class Evaluation:
     @property
     def exposed_communication_fraction(self) -> float:
         """Share of the step in which a device only waits for communication."""
-        exposed = sum(
+        exposed = (
             seconds
             for category, seconds in self.breakdown_s.items()
-            if category.endswith("_communication") or category in _EXPOSED_STREAMS
+            if category in EXPOSED or category.endswith("_communication")
         )
-        return exposed / self.step_time_s
+        return sum(exposed) / self.step_time_s
 
     @cached_property
     def hidden_communication_fraction(self) -> float:

@@ -6,8 +6,10 @@ The seconds by cause add up to the step; the sentence names the limiting cause a
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, get_args
 
 import numpy as np
@@ -16,16 +18,15 @@ from perfsim.base.errors import InputError, LimitError, PerfsimError
 from perfsim.costs.wafer import StreamingRoof
 from perfsim.engine.limits import present_limits
 from perfsim.engine.trace import Trace
-from perfsim.machines import machine_of, network_of
+from perfsim.machines import machine_of
 from perfsim.machines.machine import Lane
 from perfsim.machines.placement import Placed
 from perfsim.prediction.planner import best_plan
-from perfsim.prediction.question import Question
-from perfsim.prediction.run import Evaluation, Step
+from perfsim.prediction.question import Question, changes_by_root
+from perfsim.prediction.run import Evaluation
 from perfsim.specs.calibration import Dispatcher
-from perfsim.specs.layout_text import text_of
+from perfsim.specs.layout import Layout, text_of
 from perfsim.specs.precisions import PRECISIONS, Precision
-from perfsim.strategies import Plan
 from perfsim.work import Work
 from perfsim.work.graph import computes
 from perfsim.work.kernels import Kernel
@@ -54,39 +55,37 @@ class Why:
         plan = run.plan
         step = run.step
         graph = step.placed.graph
-        costs = step.costs
-        step_s = run.trace.step_time_s
-        seconds = run.trace.mean_breakdown()
-        sums: dict[str, float] = {"compute": 0.0}
-        for category, value in seconds.items():
+        step_s = run.step_time_s
+        sums: dict[str, float] = defaultdict(float, compute=0.0)
+        for category, seconds in run.breakdown_s.items():
             kind = category.removesuffix("_communication")
             named = f"exposed {kind} communication" if kind != category else "compute"
-            cause = STREAMS.get(category, named)
-            sums[cause] = sums.get(cause, 0.0) + value
-        if "weight_stream" in seconds:
+            sums[STREAMS.get(category, named)] += seconds
+        if "weight_stream" in run.breakdown_s:
             # The first weights of a step are sent when their update is done: a stall for them is its bubble.
-            late = run.trace.mean_boundary().get("weight_stream", 0.0)
-            sums["exposed streaming"] -= late
-            sums["update bubble"] = sums.get("update bubble", 0.0) + late
-        parts = {cause: value for cause, value in sums.items() if value > 0 or cause == "compute"}
+            late_s = run.trace.mean_boundary().get("weight_stream", 0.0)
+            sums["exposed streaming"] -= late_s
+            sums["update bubble"] += late_s
+        parts = {cause: seconds for cause, seconds in sums.items() if seconds > 0 or cause == "compute"}
         machine = machine_of(plan.system)
-        roof = machine.roof(plan, graph, costs, step.duration_s)
-        waits = sorted((cause for cause in parts if cause != "compute"), key=lambda cause: -parts[cause])
+        roof = machine.roof(plan, graph, step.costs, step.duration_s)
+        waits = sorted((wait for wait in parts if wait != "compute"), key=lambda wait: -parts[wait])
+        cause = "compute"
         lane = None
         if waits and parts[waits[0]] >= DECIDES * step_s:
-            lane = _limiting_lane(plan, step)
+            lane = _limiting_lane(run)
             cause = waits[0] if lane is None else machine.cause(lane, waits[0])
             remedy = machine.wait_remedy(cause, plan, lane, roof)
         else:
-            cause = "compute"
             recompute = run.breakdown_s.get("recompute", 0.0) / step_s
-            remedy = machine.compute_remedy(plan, graph.mean_over_steps(costs.movement_s) / step_s, recompute)
+            moving = graph.mean_over_steps(step.costs.movement_s) / step_s
+            remedy = machine.compute_remedy(plan, moving, recompute)
         mentioned = ["compute", *(wait for wait in waits if parts[wait] >= MENTIONED * step_s)]
         shares = ", ".join(f"{name} {100 * parts[name] / step_s:.1f} %" for name in mentioned)
         verb = "Bound by compute" if cause == "compute" else f"Slowed by {cause}"
         about = "" if roof is None else roof.about("" if lane is None else lane.name)
         sentence = f"{verb}: {shares} of the step. {about}Nearest remedy: {remedy}."
-        return cls(cause, parts, remedy, sentence, graph.mean_over_steps(costs.fixed_s), roof)
+        return cls(cause, parts, remedy, sentence, graph.mean_over_steps(step.costs.fixed_s), roof)
 
 
 DECIDES = 0.1
@@ -118,24 +117,20 @@ LEAST_SAVED = 0.01
 """Share of the step that a faster part must save to be a remedy."""
 
 
-def _limiting_lane(plan: Plan, step: Step) -> Lane | None:
+def _limiting_lane(run: Evaluation) -> Lane | None:
     """The lane that shortens the step most when it is twice as fast; None where no lane does."""
-    machine = machine_of(plan.system)
-    if not machine.lanes:
-        return None
+    machine = machine_of(run.plan.system)
+    step = run.step
     graph = step.placed.graph
-    contention = bool(step.placed.links.flows)
-    before_s = step.run(contention=contention).step_time_s / step.scale
-    tried = []
+    before_s = run.step_time_s if run.perturbed is None else run.perturbed.unperturbed_step_time_s
+    best = Lane("", LEAST_SAVED)
     for name in dict.fromkeys(machine.lanes.values()):
-        busy_s = machine.busy_s(plan.topology, graph, step.duration_s, name)
-        if busy_s >= LEAST_BUSY * before_s:
-            on_lane = machine.works_of(graph, name)[graph.work]
-            faster_s = np.where(on_lane, step.duration_s / SPEED_UP, step.duration_s)
-            after_s = step.run(faster_s, contention=contention).step_time_s / step.scale
-            tried.append(Lane(name, busy_s, 1.0 - after_s / before_s))
-    best = max(tried, key=lambda lane: lane.saved, default=None)
-    return best if best is not None and best.saved >= LEAST_SAVED else None
+        busy_s = machine.busy_s(run.plan.topology, graph, step.duration_s, name)
+        if busy_s * step.scale >= LEAST_BUSY * before_s:
+            faster_s = np.where(machine.on_lane(graph, name), step.duration_s / SPEED_UP, step.duration_s)
+            after_s = step.run(faster_s, contention=bool(step.placed.links.flows)).step_time_s
+            best = max(best, Lane(name, 1.0 - after_s / before_s), key=lambda lane: lane.saved)
+    return best if best.name else None
 
 
 # How much of the network's capacity a step uses, by kind of link.
@@ -159,7 +154,7 @@ class LinkUse:
         memory of one weight server, may together exceed a capacity: a peak above 1 says so.
         """
         graph = trace.graph
-        network = network_of(placed.topology)
+        network = placed.network
         loads = network.by_work(graph.works, placed.peers.astype(np.int64), limiting=False)
         if not loads:
             return {}
@@ -191,7 +186,7 @@ class LinkUse:
             share = float(total[within].max(initial=0.0)) / float(rate[link])
             return share if share > ROUNDED else min(1.0, share)
 
-        edges = placed.topology.edges
+        edges = network.topology.edges
         shared = edges.bytes_per_s * (edges.medium == np.arange(len(edges)))
         capacity = np.bincount(edges.kind, shared, minlength=len(edges.kinds)) * (high_s - low_s)
         use = {}
@@ -321,6 +316,8 @@ SETTING_DEVIATIONS = 1.0
 """assumed: a setting that was not as described is as likely as a standard deviation of a rate."""
 HOST_DEVIATION = 0.4
 """assumed: the time of the host to launch a kernel differs by half between processors and releases."""
+Changes = dict[str, Any]
+"""Values by their paths in a question, such as `recipe.dropout` or `layout.micro_batch_size`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +365,8 @@ class GapExplained:
         if not 0.0 < measured_s < math.inf:
             raise InputError(f"a measured step takes more than 0 s, not {measured_s}")
         run = best_plan(question)
-        question = replace(question, layout=run.plan.layout, must_fit=False)
+        plan = run.plan
+        question = replace(question, layout=plan.layout, runtime=plan.job.runtime, must_fit=False)
         predicted_s = run.step_time_s
         spread = math.log1p(run.accuracy.step_time_error) / BAND_DEVIATIONS
         gap = math.log(measured_s / predicted_s)
@@ -382,9 +380,9 @@ class GapExplained:
             suffices = abs(left) <= BAND_DEVIATIONS * spread
             suspects.append(_Suspect(change, factor, step_s, explains, deviations, suffices))
 
-        for words, changed, deviation in _rates(question):
+        for words, faster, deviation in _rates(question):
             factor = 0.5 if gap > 0 else 2.0
-            step_s = _step_s(changed(factor))
+            step_s = _step_s(question, faster(factor))
             if step_s is None or abs(step_s / predicted_s - 1.0) < NOTHING:
                 continue
             # The factor that comes nearest to the measured step, by secants through the predicted one.
@@ -395,10 +393,10 @@ class GapExplained:
                 slope = (step_s - predicted_s) / (1.0 / factor - 1.0)
                 inverse = (measured_s - predicted_s) / slope + 1.0
                 factor = min(MOST_FACTOR, max(LEAST_FACTOR, 1.0 / inverse if inverse > 0 else MOST_FACTOR))
-                step_s = _step_s(changed(factor)) or step_s
+                step_s = _step_s(question, faster(factor)) or step_s
             suspect(words, factor, step_s, abs(math.log(factor)) / deviation)
-        for words, instead in _settings(question):
-            step_s = _step_s(instead)
+        for words, changes in _settings(question, plan.layout):
+            step_s = _step_s(question, changes)
             if step_s is not None and abs(step_s / predicted_s - 1.0) >= NOTHING:
                 suspect(words, None, step_s, SETTING_DEVIATIONS)
         return cls(
@@ -406,17 +404,22 @@ class GapExplained:
             measured_s,
             run.band_s,
             abs(gap) / spread,
-            text_of(run.plan.layout),
+            text_of(plan.layout),
             run.mfu * predicted_s / measured_s,
             run.training.words,
             tuple(sorted(suspects, key=lambda suspect: suspect.deviations)),
         )
 
 
-def _step_s(question: Question) -> float | None:
-    """The step of a changed question; None where it has no plan."""
+def _step_s(question: Question, changes: Changes) -> float | None:
+    """The step of a question with some of its values changed; None where it has no plan."""
     present_limits().in_time(lambda: "inputs tried that may explain a measured step")
     try:
+        for root, inside in changes_by_root(changes).items():
+            part = getattr(question, root)
+            of_layout = root == "layout"
+            changed = replace(part, **inside) if of_layout else part.with_(name=part.name, **inside)
+            question = replace(question, **{root: changed})
         return best_plan(question).step_time_s
     except LimitError:
         raise
@@ -424,69 +427,54 @@ def _step_s(question: Question) -> float | None:
         return None
 
 
-def _rates(question: Question) -> Iterator[tuple[str, Callable[[float], Question], float]]:
-    """Rates of the machine and its host: words, the question with another rate, deviation of the rate."""
-    system = question.system
-    for words, template, deviation in machine_of(system).rates:
+def _rates(question: Question) -> Iterator[tuple[str, Callable[[float], Changes], float]]:
+    """Rates of the machine and its host: words, what changes where one is faster, its deviation."""
+    for words, template, deviation in question.machine.rates:
         path = template.format(precision=question.recipe.precision)
-        value: Any = system
+        rate: Any = question.system
         for name in path.split("."):
-            value = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
-        if not value:
-            continue
-
-        def faster(factor: float, path: str = path, value: Any = value) -> Question:
-            return replace(question, system=system.with_(name=system.name, **{path: factor * value}))
-
-        yield words, faster, deviation
-    runtime = question.job.runtime
-    framework = runtime.stack
+            rate = rate.get(name) if isinstance(rate, dict) else getattr(rate, name, None)
+        if rate:
+            yield words, partial(_times, f"system.{path}", rate), deviation
+    framework = question.job.runtime.stack
     if framework is None or framework.cuda_graph:
         return
-
-    def faster_host(factor: float) -> Question:
-        update = {name: getattr(framework, name) / factor for name in ("host_s_per_kernel", "expert_pass_s")}
-        slower = framework.model_copy(update=update)
-        return replace(question, runtime=runtime.model_copy(update={"framework": slower}))
-
+    names = ("host_s_per_kernel", "expert_pass_s")
+    times_s = {f"runtime.framework.{name}": getattr(framework, name) for name in names}
     waits = (
         "the host, which waits for counts of experts" if question.model.experts else "launches of the host"
     )
-    yield waits, faster_host, HOST_DEVIATION
+    yield waits, lambda factor: {path: time_s / factor for path, time_s in times_s.items()}, HOST_DEVIATION
 
 
-def _settings(question: Question) -> Iterator[tuple[str, Question]]:
-    """Settings of recipe, runtime and layout as they may have been instead, with the question changed so."""
+def _times(path: str, rate: float, factor: float) -> Changes:
+    return {path: factor * rate}
+
+
+def _settings(question: Question, layout: Layout) -> Iterator[tuple[str, Changes]]:
+    """Settings as they may have been instead: words, and what changes."""
     recipe = question.recipe
     runtime = question.job.runtime
     instead: dict[str, list[Any]] = {
-        "attention": ["flash" if runtime.attention == "standard" else "standard"],
-        "overlap_grad_reduce": [not runtime.overlap_grad_reduce],
-        "overlap_param_gather": [not runtime.overlap_param_gather],
-        "fused_cross_entropy": [not runtime.fused_cross_entropy],
-        "dropout": [not recipe.dropout],
+        "runtime.attention": ["flash" if runtime.attention == "standard" else "standard"],
+        "runtime.overlap_grad_reduce": [not runtime.overlap_grad_reduce],
+        "runtime.overlap_param_gather": [not runtime.overlap_param_gather],
+        "runtime.fused_cross_entropy": [not runtime.fused_cross_entropy],
+        "recipe.dropout": [not recipe.dropout],
     }
     if runtime.stack is not None:
-        instead["cuda_graph"] = [not runtime.stack.cuda_graph]
+        instead["runtime.cuda_graph"] = [not runtime.stack.cuda_graph]
     if question.model.experts is not None:
         used = question.job.recipe.expert_dispatcher
-        instead["dispatcher"] = [name for name in get_args(Dispatcher) if name != used]
-        instead["routing"] = ["balanced" if recipe.routing == "drawn" else "drawn"]
-        instead["grouped_products"] = [not runtime.grouped_products]
-    for name, values in instead.items():
+        instead["runtime.dispatcher"] = [name for name in get_args(Dispatcher) if name != used]
+        instead["recipe.routing"] = ["balanced" if recipe.routing == "drawn" else "drawn"]
+        instead["runtime.grouped_products"] = [not runtime.grouped_products]
+    for path, values in instead.items():
         for value in values:
-            if name in type(recipe).model_fields:
-                changed = replace(question, recipe=recipe.model_copy(update={name: value}))
-            else:
-                changed = replace(question, runtime=runtime.model_copy(update={name: value}))
-            yield f"{name} {str(value).lower()}", changed
-    layout = question.layout
-    if layout is None or isinstance(layout, str):
-        return
-    for mode in machine_of(question.system).recompute_modes:
+            yield f"{path.partition('.')[2]} {str(value).lower()}", {path: value}
+    for mode in question.machine.recompute_modes:
         if mode != layout.recompute:
-            changed_layout = replace(layout, recompute=mode, recompute_every=1)
-            yield f"recompute {mode}", replace(question, layout=changed_layout)
+            yield f"recompute {mode}", {"layout.recompute": mode, "layout.recompute_every": 1}
     for size in (2 * layout.micro_batch_size, layout.micro_batch_size // 2):
         if size:
-            yield f"micro-batches of {size}", replace(question, layout=replace(layout, micro_batch_size=size))
+            yield f"micro-batches of {size}", {"layout.micro_batch_size": size}

@@ -21,9 +21,16 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
-from perfsim.proof.operations import Gradients, Routing, cross_entropy, statistics
+from perfsim.proof.operations import (
+    ATTENTION,
+    FEED_FORWARD,
+    Block,
+    Gradients,
+    Routing,
+    cross_entropy,
+    statistics,
+)
 from perfsim.proof.parameters import EXPERTS, Place, Share, Weights
-from perfsim.proof.parts import ATTENTION, FEED_FORWARD, Block
 from perfsim.proof.program import (
     BROKEN,
     SHARED,

@@ -27,9 +27,8 @@ from perfsim.proof.compute import (
     residual,
     to_attention,
 )
-from perfsim.proof.operations import core_gradients, of_groups, scores
+from perfsim.proof.operations import Block, core_gradients, of_groups, scores
 from perfsim.proof.parameters import Share
-from perfsim.proof.parts import Block
 from perfsim.proof.program import Tensor, Values, summed
 from perfsim.work import Work
 

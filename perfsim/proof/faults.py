@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any
 
 from perfsim.engine.limits import present_limits
-from perfsim.proof.hazards import Precedence
-from perfsim.proof.program import task_name
+from perfsim.proof.program import Precedence, task_name
 from perfsim.proof.prove import Subject, described
 from perfsim.strategies import Plan
 from perfsim.work import Kind, RankGroup, Task, Work

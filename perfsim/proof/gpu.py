@@ -19,9 +19,8 @@ from perfsim.base.arrays import Floats, Ints
 from perfsim.costs.gpu import UPDATES
 from perfsim.proof.compute import COMPUTE, Compiler, Operation, Partial, Target
 from perfsim.proof.exchange import EXCHANGES, IN_PARTS
-from perfsim.proof.operations import merged_statistics
+from perfsim.proof.operations import OPERATORS, merged_statistics
 from perfsim.proof.parameters import EXPERTS, WORDS, Place, Share
-from perfsim.proof.parts import OPERATORS
 from perfsim.proof.program import CLIPPED, NORM, Cell, Claim, Content, Message, Tensor, Values, pieces, summed
 from perfsim.proof.serial import Moments, SmallTraining, adam, clipping
 from perfsim.specs.layout import ContextExchange
@@ -92,9 +91,8 @@ class GpuCompiler(Compiler):
         """Whether the shards of a reduction go to the host, which sums them."""
         period = math.lcm(layout.tensor * layout.context, layout.expert * layout.expert_tensor)
         self.shares = [self._share(rank) for rank in range(period)]
-        self.slot_of: dict[tuple[int, int], Cell] = {}
-        """Slot of the gathered weights of a block."""
-        self.bucket_of: dict[tuple[int, int], Cell] = {}
+        self.slots: dict[Cell, Cell] = {}
+        """Where gathered weights, copied shards and gradients in buckets are now, in slots used in turn."""
         self.begun: dict[tuple[int, int], tuple[int, int]] = {}
         """Step and micro-batch of the latest gradient of a block."""
         self.first_in: dict[Cell, int] = {}
@@ -105,12 +103,10 @@ class GpuCompiler(Compiler):
         """Blocks of each device whose gradients wait for their reduction."""
         self.reductions: dict[int, dict[int, Cell]] = {}
         """Where every reduction leaves the gradients of its blocks, by the tensor that it writes."""
-        self.copied: dict[tuple[int, int], Cell] = {}
-        """Where the latest copy of a block's shard from the host is, if it came from there."""
         self.norms: set[int] = set()
         """Tensors with the norm of gradients."""
-        self.on_host: set[tuple[int, int]] = set()
-        """(device, block) with gradients that left the device."""
+        self.on_host: set[Cell] = set()
+        """Gradients that left their device."""
 
     def key(self, task: Task) -> str:
         """The name of a task in the tables; of a communication it begins with its category."""
@@ -200,8 +196,9 @@ class GpuCompiler(Compiler):
 
     # ----------------------------------------------------------------------------------- cells
     def cell(self, name: str, block: int) -> Cell:
-        """A buffer of the present task's device."""
-        return Cell(self.place, name, block)
+        """A buffer of the present task's device, or the slot that has its content."""
+        cell = Cell(self.place, name, block)
+        return self.slots.get(cell, cell)
 
     def frame(self) -> Cell:
         """What tasks of the present micro-batch leave to one another."""
@@ -209,39 +206,36 @@ class GpuCompiler(Compiler):
 
     def weights(self, block: int) -> Cell:
         """Buffer of a block's weights: its own, or the slot in which they were gathered."""
-        return self.slot_of.get((self.place, block), self.cell("weights", block))
+        return self.cell("weights", block)
 
     def master(self, block: int) -> Cell:
         """The buffer of weights that a rank updates."""
         return self.cell("weight shard" if self.sharded(block) else "weights", block)
 
-    def gradient(self, block: int, *, begins: bool = False) -> Cell:
-        """Buffer in which a block's gradients are computed; under ZeRO 2 two buckets are used in turn."""
-        if not (self.layout.zero_stage == GRADIENTS_SHARDED and self.scatters(block) and block >= 0):
-            return self.cell("gradient", block)
-        if begins:
-            name = "slot of gradients" if block < EXPERTS else "slot of gradients of experts"
-            bucket = self.bucket_of[self.place, block] = self.in_turn(name)[0]
-            self.first_in.setdefault(bucket, block)
-        return self.bucket_of[self.place, block]
-
     def reduced(self, block: int) -> Cell:
         """Where a block's gradient is once it is reduced: on the host, in a shard, or whole."""
-        if (self.place, block) in self.on_host:
-            return self.cell(HOST_GRADIENT, block)
-        return self.cell("gradient shard", block) if self.sharded(block) else self.gradient(block)
+        host = self.cell(HOST_GRADIENT, block)
+        if host in self.on_host:
+            return host
+        return self.cell("gradient shard" if self.sharded(block) else "gradient", block)
 
     def target(self, block: int) -> Target:
         """The gradient of a block to which a task adds; a reduction must follow.
 
-        The first task of a micro-batch begins it where it is reduced after every one.
+        The first task of a micro-batch begins it where it is reduced after every one. Under ZeRO 2 layers
+        use two buckets in turn.
         """
         self.pending.setdefault(self.place, {})[block] = None
         present = self.step, self.task.tag
         begins = self.begun.get((self.place, block)) != present
         self.begun[self.place, block] = present
-        cell = self.gradient(block, begins=begins)
-        return Target(block, cell, cell, not (begins and self.scatters(block)))
+        scatters = self.scatters(block)
+        if begins and scatters and block >= 0 and self.layout.zero_stage == GRADIENTS_SHARDED:
+            name = "slot of gradients" if block < EXPERTS else "slot of gradients of experts"
+            bucket = self.slots[Cell(self.place, "gradient", block)] = self.in_turn(name)[0]
+            self.first_in.setdefault(bucket, block)
+        cell = self.cell("gradient", block)
+        return Target(block, cell, cell, not (begins and scatters))
 
     # -------------------------------------------------------------------- exchanges in a layer
     def exchange(self, task: Task) -> None:
@@ -264,7 +258,7 @@ class GpuCompiler(Compiler):
         op = task.work.op
         info = self.partial.get(task.reads[0], Partial(None))
         carries = info.carries
-        buffer = [] if carries is None or info.later else [self.gradient(carries)]
+        buffer = [] if carries is None or info.later else [self.cell("gradient", carries)]
 
         def joined(arrays: Sequence[Floats]) -> list[Floats]:
             """What every peer gets of an array."""
@@ -378,7 +372,7 @@ class GpuCompiler(Compiler):
         if across:
             gradients = self.reductions[task.reads[0]]
         else:
-            gradients = {block: self.gradient(block) for block in self._blocks_to_sum(task)}
+            gradients = {block: self.cell("gradient", block) for block in self._blocks_to_sum(task)}
         blocks = list(gradients)
         sources = list(gradients.values())
         kept: list[Cell] = []
@@ -432,9 +426,9 @@ class GpuCompiler(Compiler):
         if self.layout.zero_stage == SHARDED and task.block >= 0:
             # Two layers are gathered at once (`limit_all_gathers`).
             name = f"slot of gathered {'experts' if task.work.experts else 'weights'}"
-            self.slot_of[self.place, blocks[0]] = self.in_turn(name)[0]
+            self.slots[Cell(self.place, "weights", blocks[0])] = self.in_turn(name)[0]
         first = len(task.reads)
-        masters = [self.copied.get((self.place, block), self.cell("weight shard", block)) for block in blocks]
+        masters = [self.cell("weight shard", block) for block in blocks]
         tensors = (None,) * len(task.writes)
 
         def kernel(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
@@ -466,10 +460,12 @@ class GpuCompiler(Compiler):
         blocks = [block for block in left or self._blocks_of(task) if block in self.homes[self.place]]
         pairs: list[Cell] = []
         for block in blocks:
-            self.on_host.discard((self.place, block))
-            pairs += [self.cell(HOST_GRADIENT, block), left[block] if left else self.reduced(block)]
-            self.on_host.add((self.place, block))
-        cleared = [self.gradient(block) for block in blocks if self.sharded(block) and not self.scattered]
+            host = self.cell(HOST_GRADIENT, block)
+            self.on_host.discard(host)
+            pairs += [host, left[block] if left else self.reduced(block)]
+            self.on_host.add(host)
+        apart = [block for block in blocks if self.sharded(block) and not self.scattered]
+        cleared = [self.cell("gradient", block) for block in apart]
         first = len(task.reads)
 
         def run(rank: int, *values: Any) -> tuple[Any, ...]:
@@ -490,7 +486,8 @@ class GpuCompiler(Compiler):
         if self.layout.offload_param != "none":
             # Copies of shards that are gathered next use two buffers in turn.
             targets = self.in_turn("slot of copied weights", parts=len(ENDS))[: len(blocks)]
-            self.copied |= {(self.place, block): cell for block, cell in zip(blocks, targets, strict=True)}
+            shards = [Cell(self.place, "weight shard", block) for block in blocks]
+            self.slots |= zip(shards, targets, strict=True)
         sources = [self.cell(HOST_WEIGHTS, block) for block in blocks]
         first = len(task.reads)
         self.add(lambda _, *values: (None, *values[first:]), sources, targets, anywhere=True)
@@ -503,7 +500,7 @@ class GpuCompiler(Compiler):
             shard = self.sharded(block)
             gradient = self.reduced(block)
             apart = shard and not (self.scatters(block) or hosted)
-            clears = (gradient, self.gradient(block)) if apart else (gradient,)
+            clears = (gradient, self.cell("gradient", block)) if apart else (gradient,)
             master = self.cell(HOST_WEIGHTS, block) if hosted else self.master(block)
             updates.append(_Update(block, shard, gradient, (master, self.cell("moments", block)), clears))
         return updates
@@ -567,7 +564,7 @@ class GpuCompiler(Compiler):
             claims.append((place, Claim(f"weight gradient {CLIPPED}{kind}", block, self.step, -1)))
             claims.append((place + 1, Claim(f"weights{kind}", block, self.step, -1)))
             writes += [self.cell(f"gradient used in step {self.step + 1}", block), *states, *clears]
-            self.on_host.discard((self.place, block))
+            self.on_host.discard(self.cell(HOST_GRADIENT, block))
 
         def run(rank: int, *values: Any) -> tuple[Any, ...]:
             total = self._summed(rank, own, values[first : first + count])

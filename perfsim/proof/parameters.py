@@ -225,9 +225,15 @@ class Share:
         return self.tensor.number == 0
 
     @cached_property
-    def layouts(self) -> _Layouts:
-        """Where the parameters of each block are in its flat vector."""
-        return _Layouts(self)
+    def layouts(self) -> Mapping[int, _BlockLayout]:
+        """Where the parameters of each block are in its flat vector; equal layers share one layout."""
+        kinds = layer_kinds(self.model)
+        key_of = {
+            block: kinds[block] if 0 <= block < EXPERTS else min(block, EXPERTS)
+            for block in blocks(self.model)
+        }
+        made = {key: _BlockLayout(self, block) for block, key in key_of.items()}
+        return {block: made[key] for block, key in key_of.items()}
 
     def axes(self, block: int) -> dict[str, str]:
         """The tensors of a block with their axes; of a layer with its experts if they are in its block."""
@@ -328,23 +334,6 @@ class _BlockLayout:
         lengths = [-(-size // shards) for size in self.sizes.values()]
         number = list(self.sizes).index(name)
         return slice(sum(lengths[:number]), sum(lengths[: number + 1]))
-
-
-class _Layouts(dict[int, _BlockLayout]):
-    """The layouts of blocks for one rank, made when first asked for; equal layers share one layout."""
-
-    def __init__(self, share: Share) -> None:
-        super().__init__()
-        self._share = share
-        self._kinds = layer_kinds(share.model)
-        self._made: dict[object, _BlockLayout] = {}
-
-    def __missing__(self, block: int) -> _BlockLayout:
-        key: object = self._kinds[block] if 0 <= block < EXPERTS else min(block, EXPERTS)
-        if key not in self._made:
-            self._made[key] = _BlockLayout(self._share, block)
-        self[block] = self._made[key]
-        return self[block]
 
 
 def blocks(model: TransformerConfig) -> list[int]:

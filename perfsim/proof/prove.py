@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import cycle, islice, product
 from pathlib import Path
@@ -21,13 +21,21 @@ from perfsim.prediction.question import changed_part, changes_by_root
 from perfsim.prediction.run import Evaluation, evaluate
 from perfsim.proof.compute import Compiler
 from perfsim.proof.executor import Executor, Outcome
-from perfsim.proof.hazards import Edge, Precedence, dependencies, hazards, random_order
-from perfsim.proof.program import BROKEN, Fault, FaultError, Program
+from perfsim.proof.program import (
+    BROKEN,
+    Edge,
+    Fault,
+    FaultError,
+    Precedence,
+    Program,
+    dependencies,
+    hazards,
+    random_order,
+)
 from perfsim.proof.promises import held_unlike_promised
 from perfsim.proof.provers import prover, small_plan, training_of
 from perfsim.proof.serial import STEPS, SmallTraining
-from perfsim.specs.layout import ContextExchange, Layout, ParallelLayout, StreamingLayout
-from perfsim.specs.layout_text import text_of
+from perfsim.specs.layout import ContextExchange, Layout, ParallelLayout, StreamingLayout, text_of
 from perfsim.specs.model import Recompute, RecomputeKeeps, TransformerConfig
 from perfsim.specs.recipe import Job
 from perfsim.strategies import STRATEGIES, Plan, strategy, strategy_names
@@ -71,18 +79,14 @@ class Proof:
 
     def as_dict(self) -> dict[str, Any]:
         """One layout of the document that `--json` prints."""
-        return {
-            "layout": self.layout,
+        document = asdict(self) | {
             "passed": self.passed,
             "max_relative_error": finite(self.max_relative_error),
-            "orders": self.orders,
-            "tasks": self.tasks,
-            "ranks": self.ranks,
-            "microbatches": self.microbatches,
-            "compared": self.compared,
             "faults": [str(fault) for fault in self.faults],
             "not_executed": list(self.not_executed),
         }
+        del document["strategy"]
+        return document
 
 
 def finite(error: float | None) -> float | None:

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
-from perfsim.proof.operations import Routing, cross_entropy, statistics
+from perfsim.proof.operations import ATTENTION, FEED_FORWARD, Block, Routing, cross_entropy, statistics
 from perfsim.proof.parameters import EXPERTS, WORDS, Share, Weights, blocks
-from perfsim.proof.parts import ATTENTION, FEED_FORWARD, Block
 from perfsim.specs.model import Experts, TransformerConfig
 from perfsim.work import EMBEDDING, HEAD
 

@@ -16,8 +16,7 @@ from perfsim.costs.memory import MemoryUse
 from perfsim.costs.price import Costs
 from perfsim.network import Topology
 from perfsim.specs.hardware import SystemSpec
-from perfsim.specs.layout import Layout
-from perfsim.specs.layout_text import text_of
+from perfsim.specs.layout import Layout, text_of
 from perfsim.specs.recipe import Job
 from perfsim.work import GraphBuilder, Work
 

@@ -127,7 +127,7 @@ def answer_point(
             {owners_of(name)[0] for name in evaluation.trace.graph.streams if computes(name)}
         ),
         roofline=Roofline.of(evaluation),
-        network=NetworkMap.of(evaluation.placed.topology),
+        network=NetworkMap.of(evaluation.placed.network.topology),
         ramp=ramp,
         sampling=sampling,
         resilience=slowdowns,

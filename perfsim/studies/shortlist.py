@@ -24,8 +24,7 @@ from perfsim.prediction.planner import Search, confirmed
 from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, evaluated
-from perfsim.specs.layout import Layout
-from perfsim.specs.layout_text import text_of
+from perfsim.specs.layout import Layout, text_of
 from perfsim.strategies import Plan
 from perfsim.studies.batches import Target
 from perfsim.studies.executors import Executor

@@ -36,7 +36,7 @@ from perfsim.prediction.question import ASKED, MEMORY_LIMIT, Question
 from perfsim.prediction.verification import SamplingSpec
 from perfsim.specs.calibration import ClusterCalibration, ConvergenceCalibration
 from perfsim.specs.hardware import Devices, SystemSpec
-from perfsim.specs.layout_text import written
+from perfsim.specs.layout import written
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.perturbations import PerturbationSpec, ResilienceSpec
 from perfsim.specs.prices import Currency, EnergySpec, PriceSpec

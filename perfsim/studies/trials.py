@@ -18,7 +18,7 @@ from perfsim.base.units import number
 from perfsim.engine.limits import present_limits
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question
-from perfsim.specs.layout_text import text_of
+from perfsim.specs.layout import text_of
 from perfsim.strategies import Plan
 from perfsim.studies.answers import Answer
 from perfsim.studies.batches import Target

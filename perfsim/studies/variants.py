@@ -13,8 +13,7 @@ from typing import Any, Self
 from pydantic import BaseModel
 
 from perfsim.convergence.time_to_accuracy import split_speedup
-from perfsim.specs.layout import AXES
-from perfsim.specs.layout_text import written
+from perfsim.specs.layout import AXES, written
 from perfsim.studies.answers import (
     Assumption,
     Circumstances,

@@ -25,8 +25,7 @@ from perfsim.network import Topology, WaferTree
 from perfsim.prediction.planner import Search
 from perfsim.prediction.verification import SamplingSpec, verify
 from perfsim.proof.promises import held_unlike_promised
-from perfsim.specs.layout import Layout, ParallelLayout
-from perfsim.specs.layout_text import text_of
+from perfsim.specs.layout import Layout, ParallelLayout, text_of
 from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, Strategy
 from perfsim.testing import toys

@@ -79,7 +79,7 @@ def unfolded_run(asked: Question) -> Trace:
     plan = plan_of(asked)
     unfolded = unfold(graph_of(plan))
     links = SharedLinks.of(unfolded.graph, network_of(plan.topology))
-    placed = Placed(unfolded.graph, unfolded.rank, links, plan.topology, unfolded.classes)
+    placed = Placed(unfolded.graph, unfolded.rank, links, network_of(plan.topology), unfolded.classes)
     trace = Step(placed, asked.costs).run()
     trace.mean_breakdown()
     return trace

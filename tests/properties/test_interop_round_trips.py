@@ -17,8 +17,7 @@ from perfsim.interop.source import Source
 from perfsim.interop.tool import Reading
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question
-from perfsim.specs.layout import ParallelLayout
-from perfsim.specs.layout_text import text_of
+from perfsim.specs.layout import ParallelLayout, text_of
 from perfsim.strategies import Plan
 
 BATCH = 192

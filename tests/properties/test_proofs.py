@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from perfsim.base.errors import LayoutError
-from perfsim.proof.hazards import Precedence, dependencies, random_order
+from perfsim.proof.program import Precedence, dependencies, random_order
 from perfsim.proof.prove import Subject
 from perfsim.proof.provers import small_plan, training_of
 from perfsim.specs.layout import ParallelLayout, StreamingLayout

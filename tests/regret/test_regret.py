@@ -28,7 +28,7 @@ from perfsim.machines.placement import place
 from perfsim.prediction.planner import Search, best_plan, confirmed
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Step, evaluate, graph_of
-from perfsim.specs.layout_text import text_of
+from perfsim.specs.layout import text_of
 
 pytestmark = pytest.mark.slow
 

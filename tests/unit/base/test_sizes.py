@@ -11,7 +11,6 @@ from perfsim.base.errors import CatalogError, LayoutError
 from perfsim.base.sizes import MOST_LAYER_PASSES, passes_problem
 from perfsim.catalog import default_catalog, parse_file
 from perfsim.evidence.cases import CaseFile
-from perfsim.specs.model import TransformerConfig
 from perfsim.studies.spec import StudySpec
 
 CASE = """\
@@ -29,26 +28,14 @@ cases:
   measured: {step_time_s: 1.0}
 """
 STUDY = """\
-name: small
-title: A study
-question: Which is first?
+extends: gpt3_20b
 model: gpt3_xl
-recipe: gpt3_20b_chinchilla
 candidates:
   - {strategy: 3d, system: dgx-a100-80gb, devices: [4]}
 batch_sizes: [16]
 """
-MODEL = """\
-name: wide
-num_layers: 24
-hidden_size: 1024
-ffn_hidden_size: 4096
-num_attention_heads: 16
-vocab_size: 51200
-max_position_embeddings: 2048
-"""
-
-
+MESH = "{extends: mi300x-192gb, node: {devices: 257}}"
+VOCABULARY = "model: {extends: gpt3_xl, vocab_size: 99999999999}"
 MANY = ", ".join(str(number) for number in range(1, 300))
 
 
@@ -61,10 +48,11 @@ MANY = ", ".join(str(number) for number in range(1, 300))
         (CASE, CaseFile, "global_batch_size: 64", "global_batch_size: 1000000", 11, "equal to 131072, not"),
         (CASE, CaseFile, "num_devices: 8", "num_devices: 2000000", 6, "equal to 1048576, not"),
         (CASE, CaseFile, "data: 8", "data: 2000000", 10, "equal to 1048576, not"),
-        (STUDY, StudySpec, "devices: [4]", "devices: [2000000]", 7, "equal to 1048576, not 2000000"),
-        (STUDY, StudySpec, "batch_sizes: [16]", "batch_sizes: [2000000]", 8, "equal to 131072, not 2000000"),
-        (STUDY, StudySpec, "[16]", f"[{MANY}]", 8, "at most 256 items"),
-        (MODEL, TransformerConfig, "vocab_size: 51200", "vocab_size: 99999999999", 6, "equal to 16777216"),
+        (STUDY, StudySpec, "devices: [4]", "devices: [2000000]", 4, "equal to 1048576, not 2000000"),
+        (STUDY, StudySpec, "batch_sizes: [16]", "batch_sizes: [2000000]", 5, "equal to 131072, not 2000000"),
+        (STUDY, StudySpec, "[16]", f"[{MANY}]", 5, "at most 256 items"),
+        (STUDY, StudySpec, "dgx-a100-80gb", MESH, 4, "a full mesh has at most 256 devices, not 257"),
+        (STUDY, StudySpec, "model: gpt3_xl", VOCABULARY, 2, "equal to 16777216"),
     ],
 )
 def test_what_is_out_of_all_bounds_is_refused_at_its_line(

@@ -14,6 +14,7 @@ from perfsim.base.units import (
     Bytes,
     BytesPerSecond,
     Dimension,
+    FlopPerSecond,
     format_quantity,
     number,
     parse_quantity,
@@ -139,12 +140,16 @@ def test_yaml_may_not_pass_bare_numbers_and_python_nothing_that_is_no_amount(
 class Kernel(BaseModel):
     latency: Annotated[float, *quantity("seconds", most=10.0)]
     rounds: Annotated[int, *number(1, 100)] = 1
+    traffic: BytesPerSecond = 1.0
+    rate: FlopPerSecond = 1.0
 
 
 @pytest.mark.parametrize(
     ("given", "message", "help_text"),
     [
         ({"latency": "1e30 s"}, "'1e30 s' is too large: 0 s to 10 s is possible", "did you mean '10 s'?"),
+        ({"latency": "1 s", "traffic": "0.9 B/s"}, "is too small: 1 B/s to 1000 EB/s", "mean '1 B/s'?"),
+        ({"latency": "1 s", "rate": "0.9 FLOP/s"}, "is too small: 1 FLOP/s to 1000000 EFLOP/s", ""),
         ({"latency": 1e30}, "'1e+30' is too large", "did you mean '10 s'?"),
         ({"latency": 10**400}, "'inf' is too large", "units: "),
         ({"latency": "1 s", "rounds": "12"}, "`12` is text, a number is expected", "without quotes: 12"),

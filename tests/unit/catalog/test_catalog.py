@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -146,6 +147,8 @@ def either_loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
         ("0o17", 15),
         ("true", True),
         ("False", False),
+        ("TRUE", True),
+        ("FALSE", False),
         ("~", None),
         ("", None),
         ("null", None),
@@ -254,8 +257,7 @@ def test_a_byte_that_is_no_text_is_refused_and_a_byte_order_mark_is_no_part_of_a
 def test_names_become_descriptions_in_si(catalog: Catalog) -> None:
     system = catalog.system("box")
     assert isinstance(system, GpuClusterSpec)
-    assert system.device.memory.capacity == 80 * 2**30
-    assert system.node.nic.bandwidth == 50e9
+    assert (system.device.memory.capacity, system.node.nic.bandwidth) == (80 * 2**30, 50e9)
     assert system.device is catalog.device("gpu-a")
     assert catalog.names("system") == ["box"]
 
@@ -288,19 +290,15 @@ def test_a_path_reads_that_file_from_beside_the_one_that_names_it(root: Path, ca
     assert (system.node.scale_up.bandwidth, system.node.nic.bandwidth) == (900e9, 50e9)
 
 
-def test_earlier_root_hides_the_later(root: Path, tmp_path: Path) -> None:
-    mine = tmp_path / "mine"
+def test_path_variable_adds_roots_and_an_earlier_root_hides_the_later(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = root / "mine"
     write(mine / "workloads/models/tiny.yaml", FILES["workloads/models/tiny.yaml"].replace(": 2\n", ": 5\n"))
-    catalog = Catalog([mine, root])
-    assert catalog.model("tiny").num_layers == 5
-    assert catalog.device("gpu-a").compute_units == 100
-
-
-def test_path_variable_adds_roots_before_perfsims_own(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PERFSIM_PATH", str(root))
+    monkeypatch.setenv("PERFSIM_PATH", f"{mine}{os.pathsep}{root}")
     catalog = default_catalog()
-    assert catalog.roots == (root, data_root())
-    assert "tiny" in catalog.names("model")
+    assert catalog.roots == (mine, root, data_root())
+    assert (catalog.model("tiny").num_layers, catalog.device("gpu-a").compute_units) == (5, 100)
     assert "gpt3_20b" in catalog.names("model")
     assert default_catalog() is catalog
 
@@ -388,11 +386,14 @@ def test_unknown_reference_is_reported_where_it_is_named(root: Path, catalog: Ca
     assert "did you mean `wire`?" in listed[1].help
 
 
-def test_errors_of_a_referenced_file_keep_their_own_file(root: Path, catalog: Catalog) -> None:
+def test_errors_of_a_file_that_is_named_or_extended_keep_their_own_file(root: Path, catalog: Catalog) -> None:
     write(root / "hardware/links/wire.yaml", "name: wire\nbandwidth: 400\nlatency: 1 us\n")
-    listed = problems(lambda: catalog.system("box"))
-    assert {Path(problem.file).name for problem in listed} == {"wire.yaml"}
-    assert places(listed) == [(2, 12)]
+    tiny = FILES["workloads/models/tiny.yaml"].replace("vocab_size: 1000", "vocab_size: many")
+    write(root / "workloads/models/tiny.yaml", tiny)
+    write(root / "workloads/models/deep.yaml", "extends: tiny\nnum_layers: 0\n")
+    listed = problems(lambda: catalog.system("box")) + problems(lambda: catalog.model("deep"))
+    found = {(Path(problem.file).name, problem.line) for problem in listed}
+    assert found == {("wire.yaml", 2), ("tiny.yaml", 6), ("deep.yaml", 2)}
 
 
 # ------------------------------------------------------------------------------------------ extends
@@ -413,17 +414,6 @@ def test_child_overrides_deeply_keeps_the_rest_and_provenance_follows_the_value(
     write(root / "workloads/models/deep.yaml", "extends: tiny\nnum_layers: 9\n")
     changed = {row.path: row for row in catalog.describe("deep", "model")}["num_layers"]
     assert (changed.source_or_assumption, catalog.model("deep").sources) == ("", {})
-
-
-def test_error_in_the_base_is_reported_in_the_base(root: Path, catalog: Catalog) -> None:
-    tiny = FILES["workloads/models/tiny.yaml"].replace("vocab_size: 1000", "vocab_size: many")
-    write(root / "workloads/models/tiny.yaml", tiny)
-    write(root / "workloads/models/deep.yaml", "extends: tiny\nnum_layers: 0\n")
-    listed = problems(lambda: catalog.model("deep"))
-    assert {(Path(problem.file).name, problem.line) for problem in listed} == {
-        ("tiny.yaml", 6),
-        ("deep.yaml", 2),
-    }
 
 
 # ------------------------------------------------------------------------------ files of other layers

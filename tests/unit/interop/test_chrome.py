@@ -33,8 +33,8 @@ def trace(toys: ModuleType) -> Trace:
 def loaded(path: Path) -> list[dict[str, Any]]:
     data = path.read_bytes()
     text = gzip.decompress(data) if path.suffix == ".gz" else data
-    found: list[dict[str, Any]] = json.loads(text)["traceEvents"]
-    return found
+    listed: list[dict[str, Any]] = json.loads(text)["traceEvents"]
+    return listed
 
 
 def events(trace: Trace) -> list[dict[str, Any]]:
@@ -42,24 +42,17 @@ def events(trace: Trace) -> list[dict[str, Any]]:
         return loaded(StepTrace(trace).save(Path(folder) / "trace.json"))
 
 
-def test_devices_are_processes_and_streams_are_threads(trace: Trace) -> None:
-    names = [
-        (event["name"], event["pid"], event["args"]["name"]) for event in events(trace) if event["ph"] == "M"
-    ]
-    assert names == [
-        ("process_name", 0, "gpu0"),
-        ("process_name", 1, "gpu8"),
-        ("thread_name", 0, "gpu0/compute"),
-        ("thread_name", 0, "gpu0/send-next"),
-        ("thread_name", 1, "gpu8/compute"),
-    ]
-
-
 def slices(trace: Trace) -> list[dict[str, Any]]:
     return [event for event in events(trace) if event["ph"] == "X"]
 
 
-def test_every_task_is_one_event_in_microseconds(trace: Trace) -> None:
+def test_devices_are_processes_streams_threads_and_tasks_events_in_microseconds(trace: Trace) -> None:
+    names = {"gpu0/compute": (0, 0), "gpu0/send-next": (0, 1), "gpu8/compute": (1, 2)}
+    told = [event for event in events(trace) if event["ph"] == "M"]
+    processes = {event["args"]["name"]: event["pid"] for event in told if event["name"] == "process_name"}
+    threads = [event for event in told if event["name"] == "thread_name"]
+    assert processes == {"gpu0": 0, "gpu8": 1}
+    assert {event["args"]["name"]: (event["pid"], event["tid"]) for event in threads} == names
     first, send, second = slices(trace)
     assert (first["name"], first["cat"], first["ts"], first["dur"]) == ("f", "forward", 0.0, 1000.0)
     assert first["args"] == {"microbatch": 3}

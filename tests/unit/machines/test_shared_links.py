@@ -7,13 +7,11 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from perfsim.costs.price import price
-from perfsim.engine import critical_path, simulate
+from perfsim.engine import simulate
 from perfsim.machines import network_of
 from perfsim.machines.placement import SharedLinks
 from perfsim.network import Topology
 from perfsim.specs.hardware import FatTreeSpec
-from perfsim.specs.layout import ParallelLayout
 from perfsim.testing.toys import at_once
 from perfsim.work import GraphBuilder, Kind, RankGroup, TaskGraph, Work
 
@@ -37,14 +35,6 @@ def run(graph: TaskGraph, topology: Topology) -> list[float]:
 @pytest.fixture
 def topology(toys: ModuleType) -> Topology:
     return toys.topology(32)
-
-
-def test_two_overlapping_flows_on_one_nic_take_twice_as_long(toys: ModuleType, topology: Topology) -> None:
-    both = at_once(
-        (send(toys, "next", 0, 8), "gpu0/send-next"),
-        (reduce("gradients", RankGroup(0, 8, 4)), "gpu0/nccl-data"),
-    )
-    assert run(both, topology) == [2 * SECONDS, 2 * SECONDS]
 
 
 def test_tasks_of_one_stream_never_overlap_so_they_do_not_contend(
@@ -107,8 +97,9 @@ def oversubscribed(toys: ModuleType, nodes: int, nodes_per_leaf: int, oversubscr
     return toys.topology(8 * nodes, toys.gpu_cluster().model_copy(update={"fabric": fabric}))
 
 
-def folded_run(graph: TaskGraph, topology: Topology, width: int) -> list[float]:
-    links = SharedLinks.of(graph, network_of(topology), peers=np.zeros(width, dtype=np.int64))
+def folded_run(graph: TaskGraph, topology: Topology, peers: list[int]) -> list[float]:
+    """Ends of a graph that stands for peers of these classes."""
+    links = SharedLinks.of(graph, network_of(topology), peers=np.array(peers))
     durations = np.full(len(graph), SECONDS)
     return simulate(graph, durations, links.flows, links.capacities).end_s.tolist()
 
@@ -120,15 +111,8 @@ def test_sends_of_all_replicas_share_the_uplinks_of_their_leaf(
     """Two stages of 32 ranks, a leaf each: 32 sends at once on 32 / oversubscription uplinks."""
     topology = oversubscribed(toys, nodes=8, nodes_per_leaf=4, oversubscription=oversubscription)
     alone = at_once((send(toys, "next", 0, 32), "gpu0/send-next"))
-    assert folded_run(alone, topology, width=32) == [SECONDS * oversubscription]
+    assert folded_run(alone, topology, [0] * 32) == [SECONDS * oversubscription]
     assert run(alone, topology) == [SECONDS], "a graph that writes one of them sees one of them"
-
-
-def test_a_ring_crosses_between_leaves_once_each_way_for_each_of_its_peers(toys: ModuleType) -> None:
-    """64 ranks in 8 rings over 8 nodes on 2 leaves: 8 messages on 32 / 16 = 2 uplinks a leaf."""
-    topology = oversubscribed(toys, nodes=8, nodes_per_leaf=4, oversubscription=16.0)
-    ring = at_once((reduce("gradients", RankGroup(0, 8, 8)), "gpu0/nccl-data"))
-    assert folded_run(ring, topology, width=64) == [4 * SECONDS]
 
 
 def test_a_reduction_and_a_send_meet_on_uplinks_though_their_nics_differ(toys: ModuleType) -> None:
@@ -140,84 +124,57 @@ def test_a_reduction_and_a_send_meet_on_uplinks_though_their_nics_differ(toys: M
     topology = oversubscribed(toys, nodes=4, nodes_per_leaf=1, oversubscription=2.0)
     next_stage = (send(toys, "next", 0, 16), "gpu0/send-next")
     ring = (reduce("gradients", RankGroup(0, 8, 2)), "gpu0/nccl-data")
-    assert folded_run(at_once(next_stage), topology, width=16) == [2 * SECONDS]
-    assert folded_run(at_once(ring), topology, width=16) == [2 * SECONDS]
-    assert folded_run(at_once(next_stage, ring), topology, width=16) == [4 * SECONDS] * 2
+    assert folded_run(at_once(next_stage), topology, [0] * 16) == [2 * SECONDS]
+    assert folded_run(at_once(ring), topology, [0] * 16) == [2 * SECONDS]
+    assert folded_run(at_once(next_stage, ring), topology, [0] * 16) == [4 * SECONDS] * 2
 
 
 def test_classes_of_peers_together_load_what_all_peers_load(toys: ModuleType) -> None:
     topology = oversubscribed(toys, nodes=8, nodes_per_leaf=4, oversubscription=4.0)
-    peers = np.zeros(32, dtype=np.int64)
-    peers[5] = 1
     parted = at_once(
         (send(toys, "next", 0, 32), "gpu0/send-next"), (send(toys, "other", 5, 37), "gpu5/send-next")
     )
-    links = SharedLinks.of(parted, network_of(topology), peers=peers)
-    durations = np.full(2, SECONDS)
-    ends = simulate(parted, durations, links.flows, links.capacities).end_s.tolist()
-    assert ends == [4 * SECONDS] * 2
+    assert folded_run(parted, topology, [int(peer == 5) for peer in range(32)]) == [4 * SECONDS] * 2
+    # 64 ranks in 8 rings over 8 nodes on 2 leaves: 8 messages on 32 / 16 = 2 uplinks a leaf.
+    topology = oversubscribed(toys, nodes=8, nodes_per_leaf=4, oversubscription=16.0)
+    ring = at_once((reduce("gradients", RankGroup(0, 8, 8)), "gpu0/nccl-data"))
+    assert folded_run(ring, topology, [0] * 64) == [4 * SECONDS]
 
 
 # ------------------------------------------------------------------------- slow and dead links
-def test_two_messages_share_the_only_nic_that_dead_ones_leave_them(
-    toys: ModuleType, topology: Topology
+@pytest.mark.parametrize(
+    ("ends", "longer"),
+    [
+        ([(0, 8), (1, 9)], 2),
+        ([(0, 8), (2, 10), (3, 11)], 3),
+        ([(0, 8)], 1),
+        ([(0, 8), (9, 17)], 1),
+    ],
+)
+def test_messages_share_the_only_nic_that_dead_ones_leave_them(
+    toys: ModuleType, topology: Topology, ends: list[tuple[int, int]], longer: int
 ) -> None:
     """Each asks for one NIC. Of the eight only nic1 lives, so GPU 0 goes through GPU 1: half speed for both.
 
-    GPU 0 alone has it to itself, and so has each of two nodes its own.
+    GPU 0 alone has it to itself, and so has each of two nodes its own. Detours have more hops.
     """
     dead = topology.degraded({f"node0/nic{nic}-leaf0": 0.0 for nic in (0, 2, 3, 4, 5, 6, 7)})
-
-    def took(*ends: tuple[int, int]) -> list[float]:
-        sends = ((send(toys, f"m{source}", source, target), f"gpu{source}/send") for source, target in ends)
-        messages = at_once(*sends)
-        links = SharedLinks.of(messages, network_of(dead))
-        durations = np.full(len(ends), SECONDS)
-        return simulate(messages, durations, links.flows, links.capacities).end_s.tolist()
-
-    assert took((0, 8), (1, 9)) == pytest.approx([2 * SECONDS, 2 * SECONDS], rel=1e-6), "and hops of detours"
-    assert took((0, 8), (2, 10), (3, 11)) == pytest.approx([3 * SECONDS] * 3, rel=1e-6)
-    assert took((0, 8)) == pytest.approx([SECONDS], rel=1e-6)
-    assert took((0, 8), (9, 17)) == pytest.approx([SECONDS, SECONDS], rel=1e-6)
+    sends = [(send(toys, f"m{source}", source, target), f"gpu{source}/send") for source, target in ends]
+    assert run(at_once(*sends), dead) == pytest.approx([longer * SECONDS] * len(ends), rel=1e-6)
 
 
 # ------------------------------------------------------------------------------------- wafers
 def test_weights_down_and_gradients_up_share_links_that_are_not_duplex(toys: ModuleType) -> None:
+    """One slow port slows the broadcast to all."""
     system = toys.wafer_cluster()
     half = system.model_copy(update={"swarmx": system.swarmx.model_copy(update={"duplex": False})})
     load = Work("load", Kind.MEM_LOAD, "memoryx_read", "weight_stream", comm_bytes=1e6)
     up = Work("up", Kind.COMM_COLL, "reduce", "gradient_stream", comm_bytes=1e6, group=RankGroup(0, 1, 16))
     both = at_once((load, "memoryx/out"), (up, "swarmx/up"))
-    assert run(both, toys.topology(16, system)) == [SECONDS, SECONDS]
+    topology = toys.topology(16, system)
+    assert run(both, topology) == [SECONDS, SECONDS]
     assert run(both, toys.topology(16, half)) == [2 * SECONDS, 2 * SECONDS]
-
-
-def test_one_slow_port_slows_the_broadcast_to_all(toys: ModuleType) -> None:
-    topology = toys.topology(16, toys.wafer_cluster())
-    load = Work("load", Kind.MEM_LOAD, "memoryx_read", "weight_stream", comm_bytes=1e6)
     alone = at_once((load, "memoryx/out"))
-    links = SharedLinks.of(alone, network_of(topology.degraded({"swarmx/1/1-cs5": 0.25})))
-    assert len(links.capacities) == 1
-    assert simulate(alone, np.array([SECONDS]), links.flows, links.capacities).end_s.max() == 4 * SECONDS
-
-
-def test_a_step_on_a_fourth_of_the_uplinks_is_longer_by_what_its_sends_wait(toys: ModuleType) -> None:
-    """Two stages of 8 ranks, a leaf each, one micro-batch: all 8 peers send at once, there and back.
-
-    8 messages on 2 uplinks take 4 times as long, and nothing hides a send: the step grows by 3 times
-    the two sends.
-    """
-    job = toys.job(1, num_layers=4, tied_embeddings=False)
-    plan = toys.plan("3d", job, ParallelLayout(tensor=8, pipeline=2))
-    written = toys.graph_of(plan)
-    costs = toys.ToyCosts(plan.system)
-    durations = price(written, costs)
-    steps = []
-    for oversubscription in (1.0, 4.0):
-        topology = oversubscribed(toys, nodes=2, nodes_per_leaf=1, oversubscription=oversubscription)
-        links = SharedLinks.of(written, network_of(topology))
-        steps.append(simulate(written, durations, links.flows, links.capacities).step_time_s)
-    sends = [work for work in written.works if work.kind is Kind.COMM_SEND]
-    assert len(sends) == 2
-    assert steps[0] == critical_path(written, durations).step_time_s
-    assert steps[1] - steps[0] == pytest.approx(3 * sum(map(costs.duration_s, sends)), rel=1e-6)
+    slow = topology.degraded({"swarmx/1/1-cs5": 0.25})
+    assert len(SharedLinks.of(alone, network_of(slow)).capacities) == 1
+    assert run(alone, slow) == [4 * SECONDS]

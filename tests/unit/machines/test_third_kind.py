@@ -21,7 +21,7 @@ from perfsim.costs.price import Costs
 from perfsim.machines import MACHINES, Machine, machine, machine_of, register
 from perfsim.network import Cable, Topology
 from perfsim.specs.hardware import SYSTEM_CLASSES, LinkSpec, SystemSpec, _plugin_classes, system_classes
-from perfsim.specs.layout_text import text_of
+from perfsim.specs.layout import text_of
 from perfsim.specs.model import Recompute
 from perfsim.specs.recipe import Job, Recipe
 from perfsim.strategies import STRATEGIES, Plan, Strategy
@@ -216,13 +216,10 @@ def predict(folder: Path, devices: int = 4, **given: Any) -> ps.Prediction:
     return ps.predict(model="gpt3_xl", system=folder / "ring.yaml", devices=devices, batch=64, **given)
 
 
-def test_it_is_read_from_yaml_as_its_own_kind(folder: Path) -> None:
+def test_it_is_read_from_yaml_planned_simulated_and_explained(folder: Path) -> None:
     system = default_catalog().system(str(folder / "ring.yaml"))
     assert isinstance(system, RingSpec)
     assert isinstance(machine_of(system), RingCluster)
-
-
-def test_it_is_planned_simulated_and_explained(folder: Path) -> None:
     prediction = predict(folder)
     assert prediction.layout["data"] == 4
     assert prediction.step_time_s == pytest.approx(sum(prediction.breakdown_s.values()))
@@ -231,16 +228,17 @@ def test_it_is_planned_simulated_and_explained(folder: Path) -> None:
     assert "compute" in prediction.why.parts_s
 
 
-def test_its_layouts_are_written_as_text(folder: Path) -> None:
+def test_its_layouts_are_written_as_text_and_what_is_of_another_kind_is_refused(folder: Path) -> None:
     prediction = predict(folder, layout="mbs=2")
     assert prediction.layout == {"data": 4, "micro_batch_size": 2, "num_microbatches": 8}
     with pytest.raises(LayoutError, match="'vpp=2': unknown name"):
         predict(folder, layout="vpp=2")
-
-
-def test_a_strategy_of_another_kind_is_refused(folder: Path) -> None:
     with pytest.raises(InputError, match="strategy 3d runs on a gpu-cluster; ring is a ring-cluster"):
         predict(folder, strategy="3d")
+    path = folder / "wrong.yaml"
+    path.write_text(SYSTEM.format(kind="ring-clusters"), encoding="utf-8")
+    with pytest.raises(CatalogError, match="did you mean `ring-cluster`"):
+        default_catalog().system(str(path))
 
 
 def test_a_study_compares_it_with_the_others(folder: Path) -> None:
@@ -266,14 +264,6 @@ def test_a_plug_in_is_found_by_its_entry_point(monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(machine("ring-cluster"), RingCluster)
     assert system_classes()["ring-cluster"] is RingSpec
     _plugin_classes.cache_clear()
-
-
-@pytest.mark.usefixtures("folder")
-def test_an_unknown_kind_in_yaml_names_the_nearest(tmp_path: Path) -> None:
-    path = tmp_path / "wrong.yaml"
-    path.write_text(SYSTEM.format(kind="ring-clusters"), encoding="utf-8")
-    with pytest.raises(CatalogError, match="did you mean `ring-cluster`"):
-        default_catalog().system(str(path))
 
 
 def test_a_kind_whose_layouts_lack_a_member_is_refused_by_name() -> None:

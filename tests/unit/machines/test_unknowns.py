@@ -27,32 +27,24 @@ def width(release: str = "peak", calibration: WaferCalibration = MEASURED, syste
     return sum(unknown.log_width for unknown in unknowns)
 
 
-@pytest.mark.parametrize(
-    ("release", "releases"),
-    [
-        ("r1.8", 0),
-        ("r2.0", 0),
-        ("r1.9", 1),
-        ("r2.1", 1),
-        ("r2.2", 2),
-        ("r2.2.1", 2),
-        ("r1.7", 1),
-        ("r1.4", 4),
-    ],
-)
-def test_every_release_from_a_measured_one_adds_what_one_release_changed_in_the_mean(
-    release: str, releases: int
-) -> None:
-    assert width(release) == pytest.approx(releases * math.log(1.2))
+RELEASES = {
+    "r1.8": 0,
+    "r2.0": 0,
+    "r1.9": 1,
+    "r2.1": 1,
+    "r2.2": 2,
+    "r2.2.1": 2,
+    "r1.7": 1,
+    "r1.4": 4,
+    "peak": 0,
+}
 
 
-def test_a_wafer_at_its_peak_and_one_release_that_says_nothing_of_growth_have_no_such_width() -> None:
-    assert width("peak") == 0.0
+def test_every_release_from_a_measured_one_adds_what_one_release_changed_in_the_mean() -> None:
+    for release, releases in RELEASES.items():
+        assert width(release) == pytest.approx(releases * math.log(1.2)), release
     alone = MEASURED.model_copy(update={"efficiency": {"r2.0": 0.4}})
-    assert width("r2.5", alone) == 0.0
-
-
-def test_a_release_without_a_number_is_refused() -> None:
+    assert width("r2.5", alone) == 0.0, "one release says nothing of growth"
     with pytest.raises(CatalogError, match=r"not of the form r2\.0"):
         width("newest")
 
@@ -74,15 +66,14 @@ def accuracy(system: str = "cs-2", devices: int = 1, release: str | None = None)
 
 
 def test_bands_of_wafers_widen_with_releases_and_systems_that_nobody_measured() -> None:
-    errors = [accuracy(release=name).step_time_error for name in ("r2.0", "r2.1", "r2.2")]
-    assert errors == sorted(set(errors))
-    errors = [accuracy(devices=count).step_time_error for count in (1, 2, 16)]
-    assert errors == sorted(set(errors))
-
-
-def test_the_release_cancels_between_two_runs_of_one_machine_and_the_number_of_systems_does_not() -> None:
-    assert accuracy(release="r2.2").unshared_error == pytest.approx(accuracy(release="r2.0").unshared_error)
-    assert accuracy(devices=2).unshared_error > accuracy().unshared_error
+    """The release cancels between two runs of one machine, and the number of systems does not."""
+    releases = [accuracy(release=name) for name in ("r2.0", "r2.1", "r2.2")]
+    systems = [accuracy(devices=count) for count in (1, 2, 16)]
+    for known in (releases, systems):
+        errors = [accuracy.step_time_error for accuracy in known]
+        assert errors == sorted(set(errors))
+    assert releases[2].unshared_error == pytest.approx(releases[0].unshared_error)
+    assert systems[1].unshared_error > systems[0].unshared_error
 
 
 def test_a_cs_3_runs_software_that_nobody_measured_and_says_so_in_its_band() -> None:

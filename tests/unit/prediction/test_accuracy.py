@@ -42,17 +42,13 @@ LIKE: dict[str, Any] = {
     "shards": [1, 1],
     "micro_batch_size": [1, 8],
 }
-BAND = {"base": 0.2, "slope": 0.1, "unshared": 0.5}
+BAND = {"base": 0.2, "slope": 0.1, "unshared": 0.5, "experts": 1.5}
 
 
 def family(name: str, n: int, p90: float, **changes: Any) -> dict[str, Any]:
     figures = {"family": name, "n": n, "median_ape": p90 / 2, "p90_ape": p90, "baseline_median_ape": 0.2}
     figures["held_out_p90_ape"] = 2 * p90
     return {**figures, **LIKE, **changes}
-
-
-def test_a_family_that_holds_such_runs_is_not_unlike() -> None:
-    assert HERE.unlikeness(LIKE) == (0.0, ())
 
 
 @pytest.mark.parametrize(
@@ -76,6 +72,7 @@ def test_a_family_that_holds_such_runs_is_not_unlike() -> None:
 def test_each_difference_has_its_points_and_its_words(
     changes: dict[str, Any], points: float, words: str
 ) -> None:
+    assert HERE.unlikeness(LIKE) == (0.0, ())
     found, said = replace(HERE, **changes).unlikeness(LIKE)
     assert found == pytest.approx(points)
     assert len(said) == 1
@@ -86,8 +83,7 @@ def test_the_only_family_on_a_device_says_less_than_one_of_several() -> None:
     families = {"first": LIKE, "second": LIKE, "newer": {**LIKE, "constants": ["h100"]}}
     assert [alone(name, families) for name in families] == [False, False, True]
     assert not alone("first", {"first": LIKE}), "one family alone shows no difference"
-    points, words = HERE.unlikeness({**LIKE, "alone": True})
-    assert (points, words) == (2.0, ("the only family of runs on a100",))
+    assert HERE.unlikeness({**LIKE, "alone": True}) == (2.0, ("the only family of runs on a100",))
 
 
 @pytest.fixture
@@ -101,47 +97,37 @@ def record(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return families
 
 
-def test_the_family_most_alike_speaks_for_a_plan(record: list[dict[str, Any]]) -> None:
-    record += [family("fsdp", 20, 0.2, sharded=[True]), family("pipelines", 10, 0.05)]
-    assert Accuracy.nearest("gpu-cluster", HERE).family == "pipelines"
-    assert Accuracy.nearest("gpu-cluster", replace(HERE, sharded=True, pipeline=True)).family == "fsdp"
+PIPELINES = [family("fsdp", 20, 0.2, sharded=[True]), family("pipelines", 10, 0.05)]
+EXPERTS = [family("dense", 30, 0.05), family("sparse", 20, 0.1, experts=[True])]
+OTHERS = [family("pipelines", 10, 0.05), family("others", 10, 0.05, pipeline=[False])]
 
 
-def test_of_families_as_much_alike_the_one_with_more_runs_speaks(record: list[dict[str, Any]]) -> None:
-    record += [family("few", 8, 0.2), family("many", 30, 0.05)]
-    assert Accuracy.nearest("gpu-cluster", HERE).family == "many"
-
-
-def test_a_family_with_small_errors_does_not_make_a_narrow_band(record: list[dict[str, Any]]) -> None:
-    record.append(family("narrow", 30, 0.01))
-    assert Accuracy.nearest("gpu-cluster", HERE).step_time_error == pytest.approx(math.expm1(0.2))
-
-
-def test_a_model_with_experts_has_the_band_of_such_runs(record: list[dict[str, Any]]) -> None:
-    record += [family("dense", 30, 0.05), family("sparse", 20, 0.1, experts=[True])]
-    (entry,) = bands.recorded_errors()
-    entry["band"] = {**BAND, "experts": 1.5}
-    sparse = Accuracy.nearest("gpu-cluster", replace(HERE, experts=True))
-    assert sparse.family == "sparse"
-    assert sparse.step_time_error == pytest.approx(math.expm1(1.5 * 0.2))
-    assert Accuracy.nearest("gpu-cluster", HERE).step_time_error == pytest.approx(math.expm1(0.2))
-
-
-def test_a_band_widens_with_unlikeness_and_so_does_what_two_runs_do_not_share(
+@pytest.mark.parametrize(
+    ("families", "changes", "without", "speaks", "log_width"),
+    [
+        (PIPELINES, {}, "", "pipelines", 0.2),
+        (PIPELINES, {"sharded": True, "pipeline": False}, "", "fsdp", math.hypot(0.2, 0.1)),
+        ([family("few", 8, 0.2), family("many", 30, 0.05)], {}, "", "many", 0.2),
+        ([family("small errors", 30, 0.01)], {}, "", "small errors", 0.2),
+        ([family("only", 30, 0.05)], {"precision": "fp8"}, "", "only", math.hypot(0.2, 0.3)),
+        (EXPERTS, {"experts": True}, "", "sparse", 1.5 * 0.2),
+        (EXPERTS, {}, "", "dense", 0.2),
+        (OTHERS, {}, "pipelines", "others", math.hypot(0.3, 0.1)),
+    ],
+)
+def test_the_family_most_alike_speaks_and_unlikeness_widens_the_band(
     record: list[dict[str, Any]],
+    families: list[dict[str, Any]],
+    changes: dict[str, Any],
+    without: str,
+    speaks: str,
+    log_width: float,
 ) -> None:
-    record.append(family("only", 30, 0.05))
-    alike = Accuracy.nearest("gpu-cluster", HERE)
-    unlike = Accuracy.nearest("gpu-cluster", replace(HERE, precision="fp8"))
-    assert unlike.step_time_error > alike.step_time_error
-    assert unlike.unshared_error > alike.unshared_error
-
-
-def test_a_band_that_knows_nothing_of_a_family_comes_from_the_others(record: list[dict[str, Any]]) -> None:
-    record += [family("pipelines", 10, 0.05), family("others", 10, 0.05, pipeline=[False])]
-    without = Accuracy.nearest("gpu-cluster", HERE, without="pipelines")
-    assert (without.family, without.unlikeness) == ("others", 1.0)
-    assert without.step_time_error == pytest.approx(math.expm1(math.hypot(0.3, 0.1)))
+    record += families
+    found = Accuracy.nearest("gpu-cluster", replace(HERE, **changes), without=without)
+    assert found.family == speaks
+    assert found.step_time_error == pytest.approx(math.expm1(log_width))
+    assert found.unshared_error == pytest.approx(math.expm1(0.5 * log_width))
 
 
 @pytest.mark.usefixtures("record")
@@ -189,24 +175,17 @@ def test_no_recorded_band_is_narrower_than_the_percentile_of_runs_left_out(kind:
         runs, tails = ([family[name] for family in dense] for name in ("n", "held_out_p90_ape"))
         of_families = float(np.average(tails, weights=runs))
         assert all(band.error(0.0) > 0.9 * min(of_families, 0.1) for band in (widths, *without))
-
-
-def test_five_logs_make_a_band_of_about_20_percent() -> None:
-    (wafers,) = (entry for entry in bands.recorded_errors() if entry["system_kind"] == "wafer-cluster")
-    # Four constants from five logs: the error of the fit itself says next to nothing.
-    assert wafers["held_out_p90_ape"] > 2 * wafers["p90_ape"]
-    assert 0.19 < BandWidths(**wafers["band"]).error(0.0) < 0.3
-
-
-def test_every_recorded_family_has_the_constants_of_a_fit_without_it() -> None:
-    for entry in bands.recorded_errors():
-        assert all(row["constants"] for row in entry["left_out"])
-        groups = [row["group"] for row in entry["left_out"]]
-        if entry["system_kind"] == "wafer-cluster":
-            assert groups == ["r1.7", "r1.8", "r2.0"]
-        else:  # a family, or its parts by model and number of devices
-            families = {group.partition(",")[0] for group in groups}
-            assert families == {family["family"] for family in entry["families"]}
+        # Each family, its parts by model and number of devices, or a wafer's release was left out once.
+        assert all(row["constants"] for row in whole["left_out"])
+        groups = [row["group"] for row in whole["left_out"]]
+        if kind == "gpu-cluster":
+            families = {family["family"] for family in whole["families"]}
+            assert {group.partition(",")[0] for group in groups} == families
+            continue
+        assert groups == ["r1.7", "r1.8", "r2.0"]
+        # Four constants from five logs: the error of the fit itself says next to nothing.
+        assert whole["held_out_p90_ape"] > 2 * whole["p90_ape"]
+        assert 0.19 < widths.error(0.0) < 0.3
 
 
 def test_figures_of_runs_left_out_are_recorded_where_they_are_measured() -> None:

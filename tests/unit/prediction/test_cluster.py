@@ -18,7 +18,7 @@ from perfsim.evidence.own_runs import fit_cluster
 from perfsim.specs.calibration import ClusterCalibration
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
-from perfsim.studies.spec import Digests
+from perfsim.studies.spec import Digests, StudySpec
 
 MODEL = {
     "num_layers": 4,
@@ -65,17 +65,12 @@ def predicted(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return [step.predicted_s for step in fit_cluster([path]).cases]
 
 
-def on_wafers(folder: Path, scale: float = 1.25, device: str = "wse-2") -> Path:
+def on_wafers(folder: Path, device: str = "wse-2") -> Path:
     """A finished calibration of wafers, which answer in milliseconds."""
     step = {"measured_s": "1.25 s", "predicted_s": "1 s", "residual": 0.0}
+    cases = [{"id": "a", **step}, {"id": "b", **step}]
     path = folder / "our-wafers.yaml"
-    content = {
-        "name": "our-wafers",
-        "kind": "cluster",
-        "device": device,
-        "scale": scale,
-        "cases": [{"id": "a", **step}, {"id": "b", **step}],
-    }
+    content = {"name": "our-wafers", "kind": "cluster", "device": device, "scale": 1.25, "cases": cases}
     path.write_text(json.dumps(content), "utf-8")
     return path
 
@@ -85,48 +80,35 @@ def perfsim(*arguments: str | Path) -> Result:
 
 
 # ---------------------------------------------------------------------------------- making a scale
-def test_steps_that_are_all_slower_by_one_factor_give_that_factor(
-    measured: Callable[..., Path], predicted: list[float]
+@pytest.mark.parametrize("slower", [(1.1, 1.1), (1.2, 0.9)])
+def test_the_scale_is_the_geometric_mean_so_that_log_errors_cancel(
+    measured: Callable[..., Path], predicted: list[float], slower: tuple[float, float]
 ) -> None:
-    found = fit_cluster([measured(case("one", 1, 1.1 * predicted[0]), case("eight", 8, 1.1 * predicted[1]))])
-    assert found.scale == pytest.approx(1.1, rel=1e-3)
-    assert (found.name, found.device) == ("ours", "a100-sxm4-80gb")
-    assert found.spread == pytest.approx(0.0, abs=1e-3)
-    assert not found.is_wide
+    one_s, eight_s = (factor * step_s for factor, step_s in zip(slower, predicted, strict=True))
+    found = fit_cluster([measured(case("one", 1, one_s), case("eight", 8, eight_s))])
+    assert found.scale == pytest.approx(math.sqrt(math.prod(slower)), rel=1e-3)
+    assert sum(math.log1p(step.residual) for step in found.cases) == pytest.approx(0.0, abs=1e-3)
+    spread = math.log(slower[0] / slower[1]) / 2
+    assert found.fit["scale"].standard_errors["scale"] == pytest.approx(spread, rel=1e-3, abs=1e-3)
+    assert (found.name, found.device, found.is_wide) == ("ours", "a100-sxm4-80gb", spread > 0.1)
     assert found.fit["scale"].command == "perfsim calibrate steps measured.yaml"
     assert found.fit["scale"].points == 2
 
 
-def test_the_scale_is_the_geometric_mean_so_that_log_errors_cancel(
-    measured: Callable[..., Path], predicted: list[float]
+@pytest.mark.parametrize("slower", [1.2, 1.02])
+def test_what_is_written_is_what_is_read_and_cases_far_apart_are_warned_of(
+    measured: Callable[..., Path], predicted: list[float], tmp_path: Path, slower: float
 ) -> None:
-    path = measured(case("one", 1, 1.2 * predicted[0]), case("eight", 8, 0.9 * predicted[1]))
-    found = fit_cluster([path])
-    assert found.scale == pytest.approx(math.sqrt(1.2 * 0.9), rel=1e-3)
-    assert sum(math.log1p(step.residual) for step in found.cases) == pytest.approx(0.0, abs=1e-3)
-    assert found.fit["scale"].standard_errors["scale"] == pytest.approx(math.log(1.2 / 0.9) / 2, rel=1e-3)
-
-
-def test_cases_far_apart_after_scaling_are_warned_of_in_the_file_and_on_the_terminal(
-    measured: Callable[..., Path], predicted: list[float], tmp_path: Path
-) -> None:
-    path = measured(case("one", 1, 1.2 * predicted[0]), case("eight", 8, predicted[1]))
+    path = measured(case("one", 1, slower * predicted[0]), case("eight", 8, predicted[1]))
     answer = perfsim("calibrate", "steps", path, "--out", tmp_path / "ours.yaml")
     assert answer.exit_code == 0
     found = default_catalog().calibration(str(tmp_path / "ours.yaml"))
-    assert found.spread == pytest.approx(0.2, rel=1e-2)
+    assert found == fit_cluster([path])
     assert isinstance(found, ClusterCalibration)
-    assert f"warning: {found.spread_warning}" in answer.stderr
-    assert "20.0 % apart" in found.fit["scale"].note
-
-
-def test_what_is_written_is_what_is_read(
-    measured: Callable[..., Path], predicted: list[float], tmp_path: Path
-) -> None:
-    path = measured(case("one", 1, predicted[0]), case("eight", 8, 1.02 * predicted[1]))
-    answer = perfsim("calibrate", "steps", path, "--out", tmp_path / "ours.yaml")
-    assert "warning" not in answer.stderr
-    assert default_catalog().calibration(str(tmp_path / "ours.yaml")) == fit_cluster([path])
+    assert found.spread == pytest.approx(slower - 1, rel=1e-2)
+    far = slower > 1.1
+    assert (f"warning: {found.spread_warning}" in answer.stderr) == far == ("warning" in answer.stderr)
+    assert ("20.0 % apart" in found.fit["scale"].note) == far
 
 
 @pytest.mark.parametrize(
@@ -173,77 +155,71 @@ def test_steps_on_the_system_of_a_file_have_its_network(
 
 # --------------------------------------------------------------------------------- using a scale
 def test_a_run_is_stretched_as_a_whole_and_says_by_what(tmp_path: Path) -> None:
-    path = on_wafers(tmp_path, 1.25)
+    path = on_wafers(tmp_path)
     plain = json.loads(perfsim(*FEW, "--json").output)
     scaled = json.loads(perfsim(*FEW, "--json", "--cluster", path).output)
     assert plain["cluster_calibration"] is None
-    assert scaled["cluster_calibration"]["name"] == "our-wafers"
-    assert scaled["cluster_calibration"]["scale"] == 1.25
+    assert scaled["cluster_calibration"].items() >= {"name": "our-wafers", "scale": 1.25}.items()
     assert scaled["step_time_s"] == pytest.approx(1.25 * plain["step_time_s"], rel=1e-12)
     assert scaled["mfu"] == pytest.approx(plain["mfu"] / 1.25, rel=1e-12)
     assert scaled["bubble_fraction"] == pytest.approx(plain["bubble_fraction"], abs=1e-9)
-    for part, seconds in plain["step_breakdown_s"].items():
-        assert scaled["step_breakdown_s"][part] == pytest.approx(1.25 * seconds, rel=1e-9, abs=1e-12)
+    parts = {name: 1.25 * seconds for name, seconds in plain["step_breakdown_s"].items()}
+    assert scaled["step_breakdown_s"] == pytest.approx(parts, rel=1e-9, abs=1e-12)
     assert "multiplied by 1.25: cluster calibration our-wafers" in perfsim(*FEW, "--cluster", path).output
 
 
 def test_a_scale_of_another_device_or_of_another_kind_is_refused(tmp_path: Path) -> None:
-    other = perfsim(*FEW, "--cluster", on_wafers(tmp_path, device="a100-sxm4-80gb"))
-    assert other.exit_code == 2
-    assert "was measured on a100-sxm4-80gb; cs-2 is built of wse-2" in other.stderr
-    of_a_device = perfsim(*FEW, "--cluster", "wse-2")
-    assert of_a_device.exit_code == 2
-    assert "calibration wse-2 is not of kind cluster" in of_a_device.stderr
+    for given, said in (
+        (on_wafers(tmp_path, "a100-sxm4-80gb"), "was measured on a100-sxm4-80gb; cs-2 is built of wse-2"),
+        ("wse-2", "calibration wse-2 is not of kind cluster"),
+    ):
+        refused = perfsim(*FEW, "--cluster", given)
+        assert refused.exit_code == 2
+        assert said in refused.stderr
 
 
 @pytest.fixture
 def scaled_study(tmp_path: Path, write_sweep: Callable[[str], Path]) -> Path:
-    """The small study with its candidate's steps scaled; the sweep beside it uses it."""
+    """The small study with its candidate's steps scaled; the sweep next to it uses it."""
     on_wafers(tmp_path)
     write_sweep("  devices: [1, 2]")
     path = tmp_path / "study.yaml"
-    line = "devices: [1]}"
     text = path.read_text("utf-8")
-    assert line in text
-    scaled = "devices: [1], cluster_calibration: ./our-wafers.yaml}"
-    path.write_text(text.replace(line, scaled), "utf-8")
+    scaled = text.replace("devices: [1]}", "devices: [1], cluster_calibration: ./our-wafers.yaml}")
+    assert scaled != text
+    path.write_text(scaled, "utf-8")
     return path
 
 
-def test_a_study_names_the_scale_in_every_form_of_its_answer(scaled_study: Path, tmp_path: Path) -> None:
+def test_a_study_and_its_sweep_name_the_scale_in_every_form_of_their_answers(
+    scaled_study: Path, tmp_path: Path
+) -> None:
     spec = load_study(str(scaled_study))
     candidate = spec.candidates[0]
     assert isinstance(candidate.cluster_calibration, ClusterCalibration)
+
+    def with_scale(scale: ClusterCalibration | None) -> StudySpec:
+        changed = candidate.model_copy(update={"cluster_calibration": scale})
+        return spec.model_copy(update={"candidates": (changed,)})
+
     result = run_study(spec)
-    plain = run_study(
-        spec.model_copy(update={"candidates": (candidate.model_copy(update={"cluster_calibration": None}),)})
-    )
+    plain = run_study(with_scale(None))
     ratio = result.candidates[0].step_time_s / plain.candidates[0].step_time_s
     assert ratio == pytest.approx(1.25, rel=1e-12)
+    other = candidate.cluster_calibration.model_copy(update={"scale": 1.3})
+    assert Digests().of(with_scale(other)) != Digests().of(spec), "another scale is another question"
     assert any("cluster calibration our-wafers" in caveat.text for caveat in result.candidates[0].caveats)
-    assert [each.name for each in result.assumptions if each.topic == "calibration our-wafers"] == ["scale"]
+    assert [row.name for row in result.assumptions if row.topic == "calibration our-wafers"] == ["scale"]
     out = tmp_path / "report"
     answer = perfsim("study", scaled_study, "--out", out)
     assert "cluster calibration our-wafers" in answer.output
     assert "cluster calibration our-wafers" in (out / "index.html").read_text("utf-8")
     summary = json.loads((out / "summary.json").read_text("utf-8"))
     assert summary["candidates"][0]["cluster_calibration"]["name"] == "our-wafers"
-
-
-def test_a_sweep_keeps_the_scale_of_its_candidates_and_names_it(scaled_study: Path, tmp_path: Path) -> None:
-    out = tmp_path / "swept"
-    answer = perfsim("sweep", tmp_path / "tiny.yaml", "--out", out, "--jobs", "1")
+    sweep = ("sweep", tmp_path / "tiny.yaml", "--out", out, "--jobs", "1")
+    answer = perfsim(*sweep)
     assert answer.exit_code == 0, answer.output
     assert "cluster calibration our-wafers" in " ".join(answer.output.split())
     assert "our-wafers" in (out / "index.html").read_text("utf-8")
-    document = json.loads(perfsim("sweep", tmp_path / "tiny.yaml", "--out", out, "--json").stdout)
+    document = json.loads(perfsim(*sweep, "--json").stdout)
     assert [point["cluster_calibration"]["scale"] for point in document["points"]] == [1.25, 1.25]
-
-
-def test_another_scale_is_another_question(scaled_study: Path) -> None:
-    spec = load_study(str(scaled_study))
-    candidate = spec.candidates[0]
-    assert candidate.cluster_calibration is not None
-    other = candidate.cluster_calibration.model_copy(update={"scale": 1.3})
-    candidates = (candidate.model_copy(update={"cluster_calibration": other}),)
-    assert Digests().of(spec.model_copy(update={"candidates": candidates})) != Digests().of(spec)

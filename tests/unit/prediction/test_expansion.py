@@ -25,7 +25,7 @@ POINT = {
     "system": "dgx-a100-80gb",
     "devices": 32,
     "strategy": "3d",
-    "layout": "tp=8,pp=1,dp=4,mbs=1,zero=0",
+    "layout": "tp=8,pp=1,dp=4,mbs=1,zero=0,sp=true",
     "batch": 32,
 }
 
@@ -95,34 +95,21 @@ def on_thin_uplinks(toys: ModuleType, evaluation: Evaluation, steps: str) -> tup
     return ((took.end_s - took.start_s) / durations).tolist(), took.end_s.max()
 
 
-def test_far_rounds_of_a_tree_wait_for_uplinks_and_near_ones_do_not(
-    evaluation: Evaluation, toys: ModuleType
-) -> None:
-    """In the two far rounds of four, 8 messages share 4 uplinks."""
-    longer, _ = on_thin_uplinks(toys, evaluation, "tree")
-    assert longer == pytest.approx([1.0, 2.0, 2.0, 1.0], rel=1e-9)
-
-
-def test_a_ring_in_steps_waits_for_uplinks_as_the_whole_does(
-    evaluation: Evaluation, toys: ModuleType
-) -> None:
-    """In each of 2 x 3 steps 8 messages leave each leaf on its 4 uplinks: twice as long."""
+def test_steps_wait_for_uplinks_where_they_leave_a_leaf(evaluation: Evaluation, toys: ModuleType) -> None:
+    """In the two far rounds of a tree 8 messages share 4 uplinks; in each of 2 x 3 steps of a ring 8 do."""
     whole, whole_s = on_thin_uplinks(toys, evaluation, "")
-    steps, steps_s = on_thin_uplinks(toys, evaluation, "ring")
+    tree, _ = on_thin_uplinks(toys, evaluation, "tree")
+    ring, ring_s = on_thin_uplinks(toys, evaluation, "ring")
+    assert tree == pytest.approx([1.0, 2.0, 2.0, 1.0], rel=1e-9)
     assert whole == pytest.approx([2.0], rel=1e-9)
-    assert steps == pytest.approx([2.0] * 6, rel=1e-9)
-    assert steps_s == pytest.approx(whole_s, rel=1e-9)
+    assert ring == pytest.approx([2.0] * 6, rel=1e-9)
+    assert ring_s == pytest.approx(whole_s, rel=1e-9)
 
 
-def test_steps_can_be_perturbed(evaluation: Evaluation) -> None:
-    steps = expanded(evaluation, "data.all_reduce=tree")
-    slow = perturbed(steps, parse_perturbations("straggler=1.5@9"))
-    assert slow.step_time_s > steps.step_time_s
-
-
-def test_a_point_may_ask_for_steps(evaluation: Evaluation) -> None:
-    found = ps.predict(**{**POINT, "expand": "data.all_reduce=tree"}).run
-    assert found.step_time_s > evaluation.step_time_s, "whole messages, unpipelined"
+def test_a_point_may_ask_for_steps_and_disturb_them(evaluation: Evaluation) -> None:
+    steps = ps.predict(**{**POINT, "expand": "data.all_reduce=tree"}).run
+    assert steps.step_time_s > evaluation.step_time_s, "whole messages, unpipelined"
+    assert perturbed(steps, parse_perturbations("straggler=1.5@9")).step_time_s > steps.step_time_s
 
 
 @pytest.mark.parametrize(
@@ -131,14 +118,9 @@ def test_a_point_may_ask_for_steps(evaluation: Evaluation) -> None:
         ("data.all_reduce=star", "must be one of ring, tree"),
         ("data.all_reduc=ring", "did you mean `data.all_reduce`"),
         ("nothing=ring", "known: data.all_reduce, "),
+        ("tensor.all_gather=tree", "cannot run as a tree; these can: all_reduce, broadcast"),
     ],
 )
 def test_what_does_not_run_so_is_refused(evaluation: Evaluation, text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         expanded(evaluation, text)
-
-
-def test_a_gather_does_not_run_as_a_tree() -> None:
-    gathers = ps.predict(**{**POINT, "layout": "tp=8,pp=1,dp=4,mbs=1,zero=1"}).run
-    with pytest.raises(InputError, match="cannot run as a tree; these can: all_reduce, broadcast"):
-        expanded(gathers, "data.all_gather=tree")

@@ -24,19 +24,19 @@ LATE_S = 1e-3
 A_PORT = "node0/gpu3-node0/nvswitch"
 
 
-def message(toys: ModuleType, source: int, target: int, n_bytes: float) -> Work:
-    return toys.transfer("send", RankGroup(source, target - source, 2), comm_bytes=n_bytes)
-
-
-def reduction(toys: ModuleType, size: int, n_bytes: float) -> Work:
-    return replace(toys.collective("reduce", RankGroup(0, 1, size)), comm_bytes=n_bytes)
-
-
 def a100(devices: int = 8) -> Topology:
     return build_topology(default_catalog().system("dgx-a100-80gb"), devices)
 
 
-def step_of(toys: ModuleType, topology: Topology, *works: tuple[Work, str], healthy: Topology) -> Step:
+def message(toys: ModuleType, source: int, target: int, n_bytes: float) -> Work:
+    return toys.transfer("send", RankGroup(source, target - source, 2), comm_bytes=n_bytes)
+
+
+def reduction(toys: ModuleType, n_bytes: float) -> Work:
+    return replace(toys.collective("reduce", RankGroup(0, 1, 8)), comm_bytes=n_bytes)
+
+
+def step_of(topology: Topology, *works: tuple[Work, str], healthy: Topology) -> Step:
     """The works at once on a network, at the prices of a healthy one."""
     costs = costs_for(healthy, default_catalog().recipe("gpt3_pretraining"))
     return Step(place(at_once(*works), topology), costs)
@@ -51,7 +51,7 @@ def test_messages_that_share_a_nic_wait_for_a_latency_each_and_for_all_bytes(
     nic = dict.fromkeys(healthy.edges.of_kind("nic").tolist(), healthy.edges.rated["nic"] / 8)
     works = [(message(toys, rank, 8 + rank, n_bytes), f"gpu{rank}/send") for rank in (0, 1)]
     usual, thin = (
-        step_of(toys, topology, *works, healthy=healthy)
+        step_of(topology, *works, healthy=healthy)
         for topology in (healthy, healthy.with_capacities(nic, rate=False))
     )
     alone_s = usual.costs.duration_s(works[0][0])
@@ -65,8 +65,8 @@ def test_messages_that_share_a_nic_wait_for_a_latency_each_and_for_all_bytes(
 def test_a_degraded_port_limits_the_bytes_that_cross_it(toys: ModuleType, n_bytes: float) -> None:
     """The latency of a collective stays; its bytes pass the port at what is left of it."""
     healthy = a100()
-    work = reduction(toys, 8, n_bytes)
-    slow = step_of(toys, healthy.degraded({A_PORT: 0.1}), (work, "gpu0/nccl"), healthy=healthy)
+    work = reduction(toys, n_bytes)
+    slow = step_of(healthy.degraded({A_PORT: 0.1}), (work, "gpu0/nccl"), healthy=healthy)
     latency_s = slow.costs.latency_s(work)
     bytes_s = wire_factor("all_reduce", 8) * n_bytes / (0.1 * PORT)
     alone_s = slow.costs.duration_s(work)
@@ -79,9 +79,9 @@ def test_a_late_port_delays_every_step_of_a_ring(toys: ModuleType) -> None:
     healthy = a100()
     graph = healthy.graph.copy()
     graph.edges["node0/gpu3", "node0/nvswitch", int(healthy.ports[3, 0])]["seconds"] += LATE_S
-    work = reduction(toys, 8, 1e9)
+    work = reduction(toys, 1e9)
     late, usual = (
-        step_of(toys, topology, (work, "gpu0/nccl"), healthy=healthy).run().step_time_s
+        step_of(topology, (work, "gpu0/nccl"), healthy=healthy).run().step_time_s
         for topology in (healthy.with_graph(graph), healthy)
     )
     assert late == pytest.approx(usual + num_steps("all_reduce", 8) * LATE_S, rel=1e-9)
@@ -110,7 +110,7 @@ def test_a_detour_around_a_dead_port_has_the_latency_of_its_links(toys: ModuleTy
     node = healthy.system.node
     longer_s = node.nic.latency + healthy.system.fabric.switch_latency - node.scale_up.latency
     work = message(toys, 3, 4, 1e3)
-    around = step_of(toys, healthy.degraded({A_PORT: 0.0}), (work, "gpu3/send"), healthy=healthy)
+    around = step_of(healthy.degraded({A_PORT: 0.0}), (work, "gpu3/send"), healthy=healthy)
     assert longer_s > 0.0
     bytes_s = max(around.costs.duration_s(work) - around.costs.latency_s(work), 1e3 / 25e9)
     expected_s = around.costs.latency_s(work) + bytes_s + longer_s

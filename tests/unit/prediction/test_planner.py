@@ -8,18 +8,14 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-import perfsim as ps
 from perfsim.base.errors import LayoutError, PlanError
-from perfsim.network import FatTree, Topology
+from perfsim.network import Topology
 from perfsim.prediction.planner import Search, best_plan, confirmed, plan_of
 from perfsim.prediction.question import Question, question_of
 from perfsim.prediction.run import evaluate
-from perfsim.specs.layout import ParallelLayout
-from perfsim.specs.layout_text import text_of
+from perfsim.specs.layout import ParallelLayout, text_of
 from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
-from perfsim.strategies.three_d.space import Columns
-from perfsim.strategies.three_d.strategy import ThreeD
 
 
 @pytest.fixture
@@ -35,34 +31,35 @@ def screened(toys: ModuleType, name: str, job: Job, topology: Topology) -> Searc
 def question(
     model: str, devices: int, batch: int, system: str = "dgx-a100-80gb", name: str = "3d"
 ) -> Question:
-    catalog = ps.Catalog()
-    return Question(
-        model=catalog.models[model],
-        recipe=catalog.recipes["gpt3_pretraining"],
-        system=catalog.systems[system],
-        devices=devices,
-        strategy=name,
-        batch=batch,
-    )
+    given = {"model": model, "devices": devices, "batch": batch, "system": system, "strategy": name}
+    return question_of({**given, "recipe": "gpt3_pretraining"})
 
 
 @pytest.mark.parametrize(
-    ("model", "devices", "batch", "layout"),
+    ("model", "devices", "batch", "layout", "slower"),
     [
-        ("llama_7b", 8, 6, "tp=4,dp=2,mbs=3,zero=3,sp=true,recompute=full,recompute_every=11"),
+        ("llama_7b", 8, 6, "tp=4,dp=2,mbs=3,zero=3,sp=true,recompute=full,recompute_every=11", 1.001),
         pytest.param(
-            *("gpt3_175b", 512, 192, "tp=8,pp=8,dp=8,mbs=1,schedule=interleaved,vpp=12,zero=1,sp=true"),
+            *(
+                "gpt3_175b",
+                512,
+                192,
+                "tp=8,pp=8,dp=8,mbs=1,schedule=interleaved,vpp=12,zero=1,sp=true",
+                1.001,
+            ),
             marks=pytest.mark.slow,
         ),
-        ("gpt3_20b", 256, 64, "tp=4,pp=4,dp=16,mbs=1,schedule=interleaved,vpp=11,zero=1,sp=true"),
+        ("gpt3_20b", 256, 64, "tp=4,pp=4,dp=16,mbs=1,schedule=interleaved,vpp=11,zero=1,sp=true", 1.001),
+        ("gpt3_6p7b", 1024, 512, "tp=4,dp=256,mbs=2,zero=1,sp=true", 1.005),
     ],
 )
 def test_the_planner_finds_layouts_as_fast_as_those_found_by_hand(
-    model: str, devices: int, batch: int, layout: str
+    model: str, devices: int, batch: int, layout: str, slower: float
 ) -> None:
+    """Estimates of ZeRO 2 with interleaving are too low for the last, and 60 of them come before the best."""
     asked = question(model, devices, batch, "dgx-a100-40gb" if model == "llama_7b" else "dgx-a100-80gb")
     by_hand = best_plan(replace(asked, layout=layout))
-    assert best_plan(asked).step_time_s <= by_hand.step_time_s * 1.001
+    assert best_plan(asked).step_time_s <= by_hand.step_time_s * slower
 
 
 @pytest.mark.parametrize(
@@ -85,54 +82,34 @@ def test_3d_is_never_slower_than_a_strategy_that_it_contains(
         assert whole <= part * 1.001, name
 
 
-def test_kinds_of_layouts_that_the_closed_form_favours_leave_room_for_others() -> None:
-    """Estimates of ZeRO 2 with interleaving are too low here, and 60 of them come before the best layout."""
-    asked = question("gpt3_6p7b", 1024, 512)
-    best = best_plan(replace(asked, layout="tp=4,dp=256,mbs=2,zero=1,sp=true"))
-    assert best_plan(asked).step_time_s <= best.step_time_s * 1.005
-
-
 # ------------------------------------------------------------------------------------------- screening
-def test_the_screening_ranks_every_layout_that_fits_best_first(toys: ModuleType, topology: Topology) -> None:
+def test_the_screening_ranks_every_layout_that_fits_best_first_of_ties_least_memory(
+    toys: ModuleType, topology: Topology
+) -> None:
     found = screened(toys, "3d", toys.job(64), topology)
-    assert (
-        found.screening.feasible
-        == found.screening.screened
-        == len(list(strategy("3d").layouts(toys.job(64), topology)))
-    )
-    estimates = found.screening.estimate_s[found.order]
+    screening = found.screening
+    every = list(strategy("3d").layouts(toys.job(64), topology))
+    assert screening.feasible == screening.screened == len(every)
+    estimates = screening.estimate_s[found.order]
     assert (np.diff(estimates) >= -1e-11).all()
     best = found.best(5)
     assert [choice.estimate_s for choice in best] == estimates[:5].tolist()
     assert len({choice.plan.layout for choice in best}) == 5
-
-
-def test_layouts_that_do_not_fit_are_counted_and_left_out(toys: ModuleType) -> None:
-    small = toys.topology(16, toys.gpu_cluster(capacity=8 * toys.GIB))
-    found = screened(toys, "3d", toys.job(64), small)
-    assert 0 < found.screening.feasible < found.screening.screened
-    assert found.screening.refused == {"memory": found.screening.screened - found.screening.feasible}
-    assert all(choice.plan.peak_memory_bytes <= 0.94 * 8 * toys.GIB for choice in found.best(20))
-
-
-def test_of_equal_estimates_the_plan_with_less_memory_comes_first(
-    toys: ModuleType, topology: Topology
-) -> None:
-    """On one pipeline rank ZeRO 0 and 1 differ, but a schedule's order does not."""
-    found = screened(toys, "3d", toys.job(64), topology)
-    estimates = found.screening.estimate_s[found.order]
-    share = found.screening.memory_share[found.order]
     equal = np.diff(np.round(estimates, 12)) == 0
-    assert equal.any()
-    assert (np.diff(share)[equal] >= 0).all()
-
-
-class Unsharded(ThreeD):
-    """A strategy whose space has only layouts without ZeRO."""
-
-    def space(self, job: Job, topology: FatTree, *, shares_sequences: bool = False) -> Columns:
-        space = super().space(job, topology, shares_sequences=shares_sequences)
-        return space.rows(space.zero == 0)
+    assert equal.any(), "on one pipeline rank ZeRO 0 and 1 differ, but a schedule's order does not"
+    assert (np.diff(screening.memory_share[found.order])[equal] >= 0).all()
+    runs = confirmed(found)
+    assert [run.step_time_s for run in runs] == sorted(run.step_time_s for run in runs)
+    assert estimates[0] <= runs[0].step_time_s * 1.02
+    assert runs[0].tokens_per_s == pytest.approx(64 * 1024 / runs[0].step_time_s)
+    assert runs[0].peak_flop_per_s == 16 * 312e12
+    # Layouts that do not fit are counted and left out.
+    small = toys.topology(16, toys.gpu_cluster(capacity=8 * toys.GIB))
+    fewer = screened(toys, "3d", toys.job(64), small)
+    refused = fewer.screening.screened - fewer.screening.feasible
+    assert 0 < refused < fewer.screening.screened
+    assert fewer.screening.refused == {"memory": refused}
+    assert all(choice.plan.peak_memory_bytes <= 0.94 * 8 * toys.GIB for choice in fewer.best(20))
 
 
 # ---------------------------------------------------------------------------------------- confirmation
@@ -149,14 +126,6 @@ def test_the_best_plan_is_close_to_the_best_of_all_simulated_ones(toys: ModuleTy
     assert best_plan(asked).step_time_s <= min(every) * 1.005
 
 
-def test_the_run_decides_between_layouts_of_similar_estimates(toys: ModuleType, topology: Topology) -> None:
-    found = screened(toys, "3d", toys.job(64), topology)
-    runs = confirmed(found)
-    assert [run.step_time_s for run in runs] == sorted(run.step_time_s for run in runs)
-    estimates = found.screening.estimate_s[found.order]
-    assert estimates[0] <= runs[0].step_time_s * 1.02
-
-
 # ------------------------------------------------------------------------------------------- headroom
 def tight(toys: ModuleType, share: float) -> tuple[Question, ParallelLayout]:
     """A machine on which the fastest layout of an open search uses this share of the memory."""
@@ -167,17 +136,13 @@ def tight(toys: ModuleType, share: float) -> tuple[Question, ParallelLayout]:
     return toys.question(strategy("tensor"), job, small, toys.ToyCosts(small.system)), best.layout
 
 
-def test_a_layout_above_the_memory_limit_is_no_answer_and_its_gain_is_said(toys: ModuleType) -> None:
+def test_a_layout_above_the_memory_limit_is_an_answer_only_where_nothing_else_is(toys: ModuleType) -> None:
     asked, fastest = tight(toys, 0.97)
     chosen = best_plan(asked).plan
     assert chosen.layout != fastest
     assert chosen.memory_share <= 0.94
     (note,) = (note for note in chosen.notes if note.startswith("above the memory limit of 94%"))
     assert text_of(fastest) in note
-
-
-def test_where_nothing_is_within_the_limit_what_fits_is_answered(toys: ModuleType) -> None:
-    asked, _ = tight(toys, 0.97)
     assert len(Search(asked).order) < len(Search(asked).ranked)
     chosen = best_plan(replace(asked, memory_limit=0.01)).plan
     assert "no plan leaves more than 99% of memory free" in chosen.notes
@@ -194,15 +159,6 @@ def test_memory_that_is_laid_out_in_advance_has_no_limit(toys: ModuleType) -> No
 
 
 # -------------------------------------------------------------------------------------------- refusals
-def test_an_evaluation_carries_consistent_numbers(toys: ModuleType, topology: Topology) -> None:
-    answer = best_plan(toys.question(strategy("3d"), toys.job(64), topology, toys.ToyCosts(topology.system)))
-    assert sum(answer.breakdown_s.values()) == pytest.approx(answer.step_time_s)
-    assert answer.tokens_per_s == pytest.approx(64 * 1024 / answer.step_time_s)
-    assert answer.peak_flop_per_s == 16 * 312e12
-    assert 0 < answer.mfu <= answer.hfu < 1
-    assert 0 <= answer.bubble_fraction + answer.exposed_communication_fraction < 1
-
-
 def test_without_any_legal_layout_the_reason_is_the_division(toys: ModuleType, topology: Topology) -> None:
     with pytest.raises(
         PlanError, match=r"no layout is legal \(batch 7, 8 layers, .* no degrees divide"

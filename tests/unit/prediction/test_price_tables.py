@@ -36,16 +36,16 @@ def question(devices: int = 8, **recipe: object) -> Question:
 
 def test_another_batch_has_the_same_prices_and_another_precision_or_number_of_devices_has_not() -> None:
     tables = PriceTables()
-    first = question()
-    batch = question(global_batch_size=64)
-    fp32 = question(precision="fp32")
-    more = question(16)
+    first, batch, fp32, more = (
+        question(),
+        question(global_batch_size=64),
+        question(precision="fp32"),
+        question(16),
+    )
     for asked in (first, batch, fp32, more):
         tables.lend(asked)
-    assert batch.costs is first.costs
-    assert batch.topology is first.topology
-    assert fp32.costs is not first.costs
-    assert more.costs is not first.costs
+    assert (batch.costs, batch.topology) == (first.costs, first.topology)
+    assert first.costs not in (fp32.costs, more.costs)
 
 
 def test_few_machines_are_kept_and_none_for_ever() -> None:

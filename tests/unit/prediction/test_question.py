@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,13 +27,12 @@ def test_a_point_answers_with_the_metrics_of_the_interface(point_keys: frozenset
 
 
 def test_a_given_layout_is_taken_as_it_is() -> None:
-    metrics = ps.predict(**{**WAFERS, "layout": "dp=2,mbs=16,recompute_layers=1"}).document()
-    layout: Mapping[str, object] = metrics["layout"]
-    assert (layout["micro_batch_size"], layout["num_microbatches"], layout["recompute_layers"]) == (16, 2, 1)
-    assert "stream_chunks" not in layout
-    chunked = ps.predict(**{**WAFERS, "layout": "dp=2,mbs=16,recompute_layers=1,stream_chunks=4"}).document()[
-        "layout"
-    ]
+    plain, chunked = (
+        ps.predict(**{**WAFERS, "layout": f"dp=2,mbs=16,recompute_layers=1{more}"}).layout
+        for more in ("", ",stream_chunks=4")
+    )
+    assert (plain["micro_batch_size"], plain["num_microbatches"], plain["recompute_layers"]) == (16, 2, 1)
+    assert "stream_chunks" not in plain
     assert chunked["stream_chunks"] == 4
 
 
@@ -53,29 +51,18 @@ assumed:
 
 def test_oversubscription_in_a_systems_file_slows_a_step_by_what_crosses_leaves(tmp_path: Path) -> None:
     """Eight messages on two uplinks: the bytes of two sends and of a sum take 4 times as long."""
-    steps = {}
+    runs = []
     for ratio in (1.0, 4.0):
         path = tmp_path / f"thin{ratio:g}.yaml"
         path.write_text(THIN.format(ratio=ratio), encoding="utf-8")
-        point = {
-            "model": "gpt3_xl",
-            "system": str(path),
-            "devices": 16,
-            "strategy": "3d",
-            "layout": "tp=8,pp=2,dp=1,mbs=1",
-            "batch": 1,
-        }
-        prediction = ps.predict(**point)
-        answer = prediction.document()
-        evaluation = prediction.run
-        steps[ratio] = answer["step_time_s"]
-    across = [
-        work for work in evaluation.graph.works if work.group is not None and work.group.stride in (8, -8)
-    ]
+        layout = "tp=8,pp=2,dp=1,mbs=1"
+        runs.append(ps.predict(model="gpt3_xl", system=path, devices=16, layout=layout, batch=1).run)
+    works = runs[1].graph.works
+    across = [work for work in works if work.group is not None and abs(work.group.stride) == 8]
     assert len(across) == 3
-    costs = evaluation.step.costs
+    costs = runs[1].step.costs
     bytes_s = sum(costs.duration_s(work) - costs.latency_s(work) for work in across)
-    assert steps[4.0] - steps[1.0] == pytest.approx(3 * bytes_s, rel=1e-6)
+    assert runs[1].step_time_s - runs[0].step_time_s == pytest.approx(3 * bytes_s, rel=1e-6)
 
 
 def test_the_default_runtime_is_the_recipes_and_names_the_tool_that_takes_its_plans() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,29 +51,39 @@ def test_a_path_changes_a_value_inside_a_description_as_an_object_would() -> Non
     assert getattr(changed.system, "node").nic.bandwidth == 12.5e9  # noqa: B009
 
 
+ASKING: dict[str, Callable[[dict[str, Any]], object]] = {
+    "question": lambda changes: question_of(GIVEN | changes),
+    "study": lambda changes: changed_study(load_study("gpt3_20b"), changes, ps.Catalog()),
+}
+
+
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("asking", "change", "said"),
     [
-        ({"batchh": 3}, "batchh=3: 'batchh' cannot be asked"),
-        ({"batchh": 3}, "did you mean `batch`"),
-        ({"batch.size": 3}, "write batch=..."),
-        ({"recipe.precison": "fp8"}, "recipe.precison: `precison` is not a field"),
-        ({"recipe.precison": "fp8"}, "did you mean `precision`"),
-        ({"recipe.precision": "fp9"}, "recipe.precision: `fp9` is not one of"),
-        ({"system.node.nic.bandwidth": "1 GB"}, "system.node.nic.bandwidth: '1 GB' is a number of bytes"),
-        ({"cluster.scale": 2}, "cluster is not given"),
-        ({"recipe.runtime.attention": "flash"}, "write runtime.attention"),
+        ("question", {"batchh": 3}, "batchh=3: 'batchh' cannot be asked"),
+        ("question", {"batchh": 3}, "did you mean `batch`"),
+        ("question", {"batch.size": 3}, "write batch=..."),
+        ("question", {"recipe.precison": "fp8"}, "recipe.precison: `precison` is not a field"),
+        ("question", {"recipe.precison": "fp8"}, "did you mean `precision`"),
+        ("question", {"recipe.precision": "fp9"}, "recipe.precision: `fp9` is not one of"),
+        ("question", {"system.node.nic.bandwidth": "1 GB"}, "nic.bandwidth: '1 GB' is a number of bytes"),
+        ("question", {"cluster.scale": 2}, "cluster is not given"),
+        ("question", {"recipe.runtime.attention": "flash"}, "write runtime.attention"),
+        ("question", {"devices": None}, "devices is missing"),
+        ("study", {"recip": 1}, "recip=1: `recip` cannot be changed"),
+        ("study", {"recipe.precison": 1}, "did you mean `precision`"),
+        ("study", {"system.nod": 3}, "system.nod: `nod` is not a field"),
+        ("study", {"candidates": ()}, "`candidates` cannot be changed"),
+        ("study", {"recipe.runtime": "megatron_core"}, "write runtime"),
+        ("study", {"layout": "tp=8x"}, "layout 'tp=8x'"),
     ],
 )
-def test_a_wrong_path_names_itself_the_value_and_the_nearest(change: dict[str, object], said: str) -> None:
+def test_a_wrong_path_names_itself_the_value_and_the_nearest(
+    asking: str, change: dict[str, Any], said: str
+) -> None:
     with pytest.raises(InputError) as refused:
-        question_of(GIVEN | change)
+        ASKING[asking](change)
     assert said in str(refused.value)
-
-
-def test_what_a_question_lacks_is_named() -> None:
-    with pytest.raises(InputError, match="devices is missing"):
-        question_of({"model": "gpt3_xl", "system": "dgx-a100-80gb"})
 
 
 # ------------------------------------------------------------------------- studies, sweeps and proofs
@@ -100,30 +112,12 @@ def test_a_study_takes_the_paths_of_a_question() -> None:
     assert wafers == ps.Catalog().systems["cs-2"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"recip": 1}, "recip=1: `recip` cannot be changed"),
-        ({"recipe.precison": 1}, "did you mean `precision`"),
-        ({"system.nod": 3}, "system.nod: `nod` is not a field"),
-        ({"candidates": ()}, "`candidates` cannot be changed"),
-        ({"recipe.runtime": "megatron_core"}, "write runtime"),
-        ({"layout": "tp=8x"}, "layout 'tp=8x'"),
-    ],
-)
-def test_a_wrong_path_of_a_study_is_refused(changes: dict[str, object], said: str) -> None:
-    with pytest.raises(InputError) as refused:
-        changed_study(load_study("gpt3_20b"), changes, ps.Catalog())
-    assert said in str(refused.value)
-
-
-def test_a_sweep_takes_them_for_its_study_and_for_the_candidates_of_its_grid() -> None:
+def test_a_sweep_takes_paths_for_its_study_and_for_the_candidates_and_axes_of_its_grid(
+    tmp_path: Path,
+) -> None:
     sweep = load_sweep("capacity_20b", changes={"recipe.seq_length": 1024, "devices": 4})
     assert {point.study.recipe.seq_length for point in sweep.points} == {1024}
     assert {point.num_devices for point in sweep.points} == {4}
-
-
-def test_the_grid_of_a_sweep_has_the_names_of_a_question(tmp_path: Path) -> None:
     path = tmp_path / "sweep.yaml"
     grid = "{batch: [64, 128], runtime.overlap_grad_reduce: [true, false]}"
     path.write_text(f"name: grid\ntitle: A grid\nstudy: gpt3_20b\ngrid: {grid}\n", encoding="utf-8")

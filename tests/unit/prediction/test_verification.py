@@ -27,9 +27,10 @@ from perfsim.work import GraphBuilder, Kind, TaskGraph, Work
 from perfsim.work.kernels import Kernel
 
 TP2 = {"system": "dgx-h100", "devices": 16, "batch": 16}
+AGAIN = "split backward, recompute"
 STEPS: dict[str, dict[str, Any]] = {
     "dense": {"model": "gpt3_xl", **TP2, "layout": "tp=2,pp=2,dp=4,mbs=1,sp=true,zero=1"},
-    "split backward, recompute": {
+    AGAIN: {
         "model": "gpt3_xl",
         **TP2,
         "layout": "tp=2,pp=2,dp=4,mbs=1,schedule=zb1p,recompute=full",
@@ -100,9 +101,14 @@ def with_works(graph: TaskGraph, change: Callable[[Work], Work]) -> TaskGraph:
     return replace(graph, works=tuple(change(work) for work in graph.works))
 
 
-def with_kernels(graph: TaskGraph, change: Callable[[Kernel], Iterable[Kernel]]) -> TaskGraph:
+def with_kernels(
+    graph: TaskGraph, change: Callable[[Kernel], Iterable[Kernel]], category: str = ""
+) -> TaskGraph:
+    """The graph with other kernels in its works, or in those whose category begins like this."""
+
     def changed(work: Work) -> Work:
-        return replace(work, kernels=tuple(new for kernel in work.kernels for new in change(kernel)))
+        kernels = tuple(new for kernel in work.kernels for new in change(kernel))
+        return replace(work, kernels=kernels) if work.category.startswith(category) else work
 
     return with_works(graph, changed)
 
@@ -133,38 +139,73 @@ def scaled(name: str, *, n: float = 1, k: float = 1, **changes: Any) -> Callable
     return change
 
 
+def each_row(kernel: Kernel) -> Iterable[Kernel]:
+    return (kernel._replace(m=kernel.m + 1) if kernel.m else kernel,)
+
+
+def renamed(kernel: Kernel) -> Iterable[Kernel]:
+    return (kernel._replace(name=kernel.name.replace("fc1", "fc3")),)
+
+
+def dropped_row(kernel: Kernel) -> Iterable[Kernel]:
+    row = 2.0 * kernel.n * kernel.k
+    return (kernel._replace(flop=kernel.flop - row) if kernel.name == "expert_fc2" else kernel,)
+
+
 def without_weight_gradients(kernel: Kernel) -> Iterable[Kernel]:
     return () if kernel.weight_gradient else (kernel,)
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("name", "category", "change", "words"),
     [
-        (scaled("qkv", n=0.5), "qkv (forward) is 2048 x 3072 in all parts, the model's is 2048 x 6144"),
-        (scaled("fc1", k=3), "fc1 (forward) has 3 times the model's FLOPs"),
-        (scaled("fc1", partition="row"), "fc1 (forward) is 4096 x 4096 in all parts"),
-        (scaled("fc2", parts=4), "the columns of fc1 are divided unlike the rows of fc2 in 24 layers"),
-        (scaled("fc1.dgrad", n=0.5), "fc1 (dgrad) is 1024 x 8192"),
-        (without_weight_gradients, "lm_head (wgrad) is missing in LM head"),
+        (
+            "dense",
+            "",
+            scaled("qkv", n=0.5),
+            "qkv (forward) is 2048 x 3072 in all parts, the model's is 2048 x",
+        ),
+        ("dense", "", scaled("fc1", k=3), "fc1 (forward) has 3 times the model's FLOPs"),
+        ("dense", "", scaled("fc1", partition="row"), "fc1 (forward) is 4096 x 4096 in all parts"),
+        (
+            "dense",
+            "",
+            scaled("fc2", parts=4),
+            "the columns of fc1 are divided unlike the rows of fc2 in 24 la",
+        ),
+        ("dense", "", scaled("fc1.dgrad", n=0.5), "fc1 (dgrad) is 1024 x 8192"),
+        ("dense", "", without_weight_gradients, "lm_head (wgrad) is missing in LM head"),
+        ("dense", "", scaled("fc2", k=0.5), "fc2 (forward): row in 2 parts came out wrong"),
+        ("dense", "", scaled("fc1.dgrad", k=0.5), "fc1 (dgrad): column in 2 parts came out wrong"),
+        ("dense", "", each_row, "has FLOPs unlike its shape"),
+        ("dense", "", renamed, "fc3 (forward) is no product of the model"),
+        ("experts", "", dropped_row, "expert_fc2 (forward) has 0.99"),
+        (AGAIN, "recompute", scaled("fc1", n=0.5, k=2), "fc1 is not computed again as it was in 24 layers"),
     ],
 )
 def test_products_unlike_the_models_are_named(
-    dense: Step, change: Callable[[Kernel], Iterable[Kernel]], words: str
+    name: str, category: str, change: Callable[[Kernel], Iterable[Kernel]], words: str
 ) -> None:
-    summary = judged(dense, with_kernels(dense.graph, change))
+    step = step_of(name)
+    summary = judged(step, with_kernels(step.graph, change, category), mode="full")
     assert not summary.passed
     assert any(words in failed for failed in summary.failed), summary.failed
 
 
-def test_products_of_the_mlp_in_attention_are_named(dense: Step) -> None:
+def test_kernels_of_another_work_are_named_and_a_recomputation_that_stops_early_is_right(dense: Step) -> None:
     mlp = next(work for work in dense.graph.works if work.name == "mlp.forward")
-
-    def change(work: Work) -> Work:
-        return replace(work, kernels=mlp.kernels) if work.name == "attention.forward" else work
-
-    failed = judged(dense, with_works(dense.graph, change)).failed
+    failed = judged(dense, changed_work(dense, "attention.forward", kernels=mlp.kernels)).failed
     assert "qkv (forward) is missing in 24 layers" in failed
     assert "fc1 (forward) has 2 times the model's FLOPs in 24 layers" in failed
+    step = step_of(AGAIN)
+    again = next(work for work in step.graph.works if work.name == "mlp.recompute")
+    assert judged(step, changed_work(step, again.name, kernels=again.kernels[:-2])).passed
+    half = judged(step, changed_work(step, again.name, share=0.5)).failed
+    assert any("is not computed again as it was" in words for words in half)
+
+
+def changed_work(step: Step, name: str, **changes: Any) -> TaskGraph:
+    return with_works(step.graph, lambda work: replace(work, **changes) if work.name == name else work)
 
 
 @pytest.mark.parametrize("other", [None, {"size": 4}, {"start": 1}])
@@ -198,69 +239,11 @@ def test_one_missing_sum_is_enough(dense: Step) -> None:
     )
 
 
-def test_a_row_that_an_expert_drops_is_named() -> None:
-    experts = step_of("experts")
-
-    def change(kernel: Kernel) -> Iterable[Kernel]:
-        row = 2.0 * kernel.n * kernel.k
-        return (kernel._replace(flop=kernel.flop - row) if kernel.name == "expert_fc2" else kernel,)
-
-    failed = judged(experts, with_kernels(experts.graph, change)).failed
-    assert any(words.startswith("expert_fc2 (forward) has 0.99") for words in failed)
-
-
-def test_slices_that_leave_something_out_come_out_wrong(dense: Step) -> None:
-    graph = with_kernels(dense.graph, scaled("fc2", k=0.5))
-    assert "fc2 (forward): row in 2 parts came out wrong" in judged(dense, graph, mode="full").failed
-    short = with_kernels(dense.graph, scaled("fc1.dgrad", k=0.5))
-    assert "fc1 (dgrad): column in 2 parts came out wrong" in judged(dense, short, mode="full").failed
-
-
-def test_flops_unlike_the_shape_and_unknown_products_are_named(dense: Step) -> None:
-    more = with_kernels(
-        dense.graph, lambda kernel: (kernel._replace(m=kernel.m + 1),) if kernel.m else (kernel,)
-    )
-    assert any("has FLOPs unlike its shape" in words for words in judged(dense, more).failed)
-    other = with_kernels(
-        dense.graph, lambda kernel: (kernel._replace(name=kernel.name.replace("fc1", "fc3")),)
-    )
-    failed = judged(dense, other).failed
-    assert any(words.startswith("fc3 (forward) is no product of the model") for words in failed)
-
-
-def test_what_is_computed_again_is_computed_whole() -> None:
-    step = step_of("split backward, recompute")
-
-    def change(work: Work) -> Work:
-        return replace(work, kernels=work.kernels[:-2]) if work.name == "mlp.recompute" else work
-
-    graph = with_works(step.graph, change)
-    assert judged(step, graph).passed, "a framework may stop early"
-    other = scaled("fc1", n=0.5, k=2)
-
-    def changed(work: Work) -> Work:
-        again = work.category.startswith("recompute")
-        return (
-            replace(work, kernels=tuple(new for old in work.kernels for new in other(old))) if again else work
-        )
-
-    failed = judged(step, with_works(step.graph, changed)).failed
-    assert "fc1 is not computed again as it was in 24 layers" in failed
-    half = with_works(
-        step.graph,
-        lambda work: replace(work, share=0.5) if work.category.startswith("recompute") else work,
-    )
-    assert any("is not computed again as it was" in words for words in judged(step, half).failed)
-
-
-def test_a_failure_ends_a_verb_with_its_words(dense: Step) -> None:
+def test_a_failure_ends_a_verb_with_its_words_and_the_same_seed_draws_the_same(dense: Step) -> None:
     wrong = judged(dense, with_kernels(dense.graph, without_weight_gradients))
     with pytest.raises(VerificationError, match=r"does not compute the model: .*fc1 \(wgrad\) is missing"):
         must_be_right([wrong])
     must_be_right([replace(wrong, failed=())])
-
-
-def test_the_same_seed_draws_the_same(dense: Step) -> None:
     first, again, other = (judged(dense, tasks=3, seed=seed) for seed in (1, 1, 2))
     assert first == again != other
 

@@ -11,38 +11,23 @@ from perfsim.proof.promises import held_unlike_promised
 from perfsim.proof.prove import Request, prove_all
 from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import strategy
-from perfsim.strategies.schedules import SCHEDULES, Pass, Slot, StageOrder, least_chunks
+from perfsim.strategies.schedules import SCHEDULES, StageOrder, least_chunks
 from perfsim.testing import PROMISES, BrokenPromise, cases_for
 
-SPLIT = {"zb1p": 1, "zb2p": 2}
 
-
-def one_f_one_b(stage: int, warm_up: int, microbatches: int) -> StageOrder:
-    warm_up = min(max(warm_up, 0), microbatches)
-    order = [Slot("F", stage, 0, number) for number in range(warm_up)]
-    for number in range(microbatches):
-        order += [Slot("F", stage, 0, number + warm_up)] if number + warm_up < microbatches else []
-        order.append(Slot("B", stage, 0, number))
-    return order
-
-
-def zero_bubble(stage: int, warm_up: int, delay: int, microbatches: int) -> StageOrder:
-    order = [Slot("F", stage, 0, number) for number in range(min(max(warm_up, 0), microbatches))]
-    warm_up = len(order)
-    for number in range(microbatches + delay):
-        passes: list[tuple[Pass, int]] = [("F", number + warm_up), ("B", number), ("W", number - delay)]
-        order += [Slot(which, stage, 0, index) for which, index in passes if 0 <= index < microbatches]
-    return order
-
-
-def off_by(name: str, more: int, pipeline: int, microbatches: int) -> list[StageOrder]:
-    """The schedule with a warm-up that is longer by `more` micro-batches."""
-    if name not in SPLIT:
-        return [one_f_one_b(i, pipeline - i - 1 + more, microbatches) for i in range(pipeline)]
-    ahead = SPLIT[name]
-    return [
-        zero_bubble(i, ahead * (pipeline - i - 1) + more, ahead * i, microbatches) for i in range(pipeline)
-    ]
+def off_by(order: StageOrder, more: int) -> StageOrder:
+    """The order of a rank in which every forward is earlier by `more` forwards than it was."""
+    forwards = [slot for slot in order if slot.which == "F"]
+    wrong: StageOrder = []
+    begun = before = 0
+    for slot in order:
+        if slot.which == "F":
+            before += 1
+            continue
+        due = min(max(before + more, slot.microbatch + 1), len(forwards))
+        wrong += [*forwards[begun:due], slot]
+        begun = max(begun, due)
+    return wrong
 
 
 @pytest.fixture(params=["1f1b", "zb1p", "zb2p"])
@@ -51,7 +36,8 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 def change_warm_up(monkeypatch: pytest.MonkeyPatch, name: str, more: int) -> None:
-    wrong = replace(SCHEDULES[name], order=lambda p, _, m: off_by(name, more, p, m))
+    right = SCHEDULES[name]
+    wrong = replace(right, order=lambda *sizes: [off_by(order, more) for order in right.orders(*sizes)])
     monkeypatch.setitem(SCHEDULES, name, wrong)
 
 

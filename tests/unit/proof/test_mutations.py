@@ -21,8 +21,7 @@ from perfsim.proof.faults import (
 )
 from perfsim.proof.program import FaultError
 from perfsim.proof.prove import Case, Request, Subject, plans_of
-from perfsim.specs.layout import ParallelLayout, StreamingLayout
-from perfsim.specs.layout_text import text_of
+from perfsim.specs.layout import ParallelLayout, StreamingLayout, text_of
 
 KINDS = {
     "data dependency removed",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 
 import pytest
 from click.testing import CliRunner
@@ -38,7 +39,8 @@ def test_the_catalogue_covers_every_strategy_schedule_zero_stage_and_mode() -> N
     layouts = [case.layout for case in CASES if case.layout]
     assert {case.strategy for case in CASES} >= set(STRATEGIES)
     on_gpus = [layout for layout in layouts if isinstance(layout, ParallelLayout)]
-    assert {layout.schedule for layout in on_gpus} == set(SCHEDULES)
+    of_stages = {(layout.schedule, layout.zero_stage) for layout in on_gpus if layout.data > 1}
+    assert of_stages >= set(product(SCHEDULES, (0, 1, 2)))
     assert {layout.zero_stage for layout in layouts} == {0, 1, 2, 3}
     assert {layout.recompute for layout in layouts} == {"none", "selective", "full"}
     assert {layout.sequence_parallel for layout in on_gpus} == {False, True}
@@ -124,11 +126,6 @@ def test_an_error_is_a_number_only_where_something_was_compared() -> None:
     assert "1 of 1 layout WRONG" in " ".join(proof_lines(answer))
 
 
-def test_counts_of_one_are_singular() -> None:
-    lines = proof_lines(prove_all(Request(MODEL, layout="dp=2", orders=1)).as_dict())
-    assert "in 1 random order and" in " ".join(lines)
-
-
 # ----------------------------------------------------------------------------------------- CLI
 def test_the_document_has_what_was_promised() -> None:
     run = CliRunner().invoke(main, ["prove", MODEL, "--layout", "dp=2,zero=1", "--orders", "1", "--json"])
@@ -147,7 +144,9 @@ def test_the_table_ends_in_a_sentence() -> None:
     assert run.exit_code == 0, run.output
     assert "1 layouts proven" not in run.output
     assert "1 layout proven" in run.output
-    assert "no dependency is missing" in " ".join(run.output.split())
+    said = " ".join(run.output.split())
+    assert "no dependency is missing" in said
+    assert "in 1 random order and" in said
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def wafers() -> Prediction:
 
 
 def _drawn(own: Prediction) -> Drawing:
-    return Drawing.of("it", own.devices_noun, NetworkMap.of(own.run.placed.topology), own.utilisation)
+    return Drawing.of("it", own.devices_noun, NetworkMap.of(own.run.placed.network.topology), own.utilisation)
 
 
 def _words(drawing: Drawing) -> list[str]:
@@ -77,7 +77,7 @@ def test_a_full_mesh_has_its_links_below_the_devices() -> None:
 def test_a_page_draws_the_first_two_and_keeps_the_table_of_all(
     result: StudyResult, gpus: Prediction, wafers: Prediction
 ) -> None:
-    maps = [NetworkMap.of(own.run.placed.topology) for own in (gpus, wafers, wafers, wafers)]
+    maps = [NetworkMap.of(own.run.placed.network.topology) for own in (gpus, wafers, wafers, wafers)]
     candidates = [replace(own, network=known) for own, known in zip(result.candidates, maps, strict=True)]
     sections = study_page(replace(result, candidates=tuple(candidates))).sections
     (section,) = (own for own in sections if own.slug == "network")

@@ -13,8 +13,7 @@ from perfsim.catalog import default_catalog
 from perfsim.proof import gpu
 from perfsim.proof.exchange import EXCHANGES
 from perfsim.proof.faults import mutations
-from perfsim.proof.operations import Node, Tape
-from perfsim.proof.parts import PARTS
+from perfsim.proof.operations import PARTS, Node, Tape
 from perfsim.proof.program import pieces
 from perfsim.proof.prove import (
     Request,

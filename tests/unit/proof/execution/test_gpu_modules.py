@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perfsim.proof.faults import mutations
-from perfsim.proof.parts import Block
+from perfsim.proof.operations import Block
 from perfsim.proof.prove import Request, Subject, plans_of, prove_all
 from perfsim.proof.provers import small_plan, training_of
 from perfsim.specs.layout import ParallelLayout

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from perfsim.catalog import default_catalog
-from perfsim.proof import parts
-from perfsim.proof.operations import Node, Tape
+from perfsim.proof import operations
+from perfsim.proof.operations import Node, Tape, every_second
 from perfsim.proof.parameters import Place, Share
-from perfsim.proof.parts import every_second
 from perfsim.proof.prove import Request, Subject, plans_of
 from perfsim.work.kernels import LayerSlice
 from perfsim.work.layer import kept_shares
@@ -89,5 +88,5 @@ def test_wrong_results_that_a_recompute_keeps_are_found(monkeypatch: pytest.Monk
     def wrong(results: dict[str, Any]) -> dict[str, Any]:
         return {name: values + 1.0 for name, values in results.items()}
 
-    monkeypatch.setattr(parts, "every_second", wrong)
+    monkeypatch.setattr(operations, "every_second", wrong)
     assert by_operator("llama2_70b", "dp=1", "flash").faults()

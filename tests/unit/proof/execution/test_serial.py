@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from perfsim.proof.operations import ATTENTION, Block
 from perfsim.proof.parameters import Place, Share
-from perfsim.proof.parts import ATTENTION, Block
 from perfsim.proof.serial import (
     BETA1,
     BETA2,

@@ -157,6 +157,18 @@ def test_layers_of_several_kinds_add_up_in_memory_and_in_the_closed_form(toys: M
     assert strategy("3d").estimate_s(plan, costs) == pytest.approx(step_s(plan), rel=0.1)
 
 
+def test_buffers_on_a_rank_are_for_the_largest_layer_that_it_holds(toys: ModuleType) -> None:
+    """Wide dense layers are on the first rank, a layer of multi-token prediction is on the last."""
+    layout = ParallelLayout(pipeline=2, data=4, expert=4, recompute="full", zero_stage=2)
+    plain = job_of(toys, 32, first_dense_layers=3)
+    further = replace(plain, model=plain.model.model_copy(update={"mtp_num_layers": 1}))
+    first, last = planned(toys, plain, layout).memory
+    first_of_further, last_of_further = planned(toys, further, layout).memory
+    assert first_of_further == first
+    buckets = [use.parts_bytes["gradient buckets"] for use in (last, last_of_further, first)]
+    assert buckets[0] < buckets[1] < 0.9 * buckets[2]
+
+
 def test_the_host_takes_its_time_in_every_pass_of_a_layer_unless_a_graph_replays_it(toys: ModuleType) -> None:
     job = job_of(toys)
     catalog = default_catalog()

@@ -1,0 +1,344 @@
+"""Megatron-LM, GPT-NeoX, NeMo, Megatron-Bridge, DeepSpeed, torchtitan and the Cerebras Model Zoo."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from perfsim.base.errors import InputError
+from perfsim.interop.formats import Imported
+
+Import = Callable[..., Imported]
+SAMPLES = Path(__file__).parents[3] / "samples/foreign"
+SCRIPT, DUMP, NEOX, NEMO, BRIDGE, TITAN = (
+    (SAMPLES / name).read_text("utf-8")
+    for name in (
+        *("megatron_175b.sh", "megatron_70b.log", "neox_20b.yml", "nemo_xl.yaml"),
+        *("bridge_deepseek_v3.yaml", "titan_llama3_8b.toml"),
+    )
+)
+LLAMA_8B = 8_030_261_248
+ZERO3 = {
+    "train_batch_size": 256,
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 4,
+    "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}},
+    "bf16": {"enabled": True},
+    "optimizer": {"type": "AdamW"},
+}
+SHAPE = {
+    "hidden_size": 2048,
+    "num_hidden_layers": 24,
+    "num_heads": 16,
+    "filter_size": 8192,
+    "max_position_embeddings": 2048,
+    "position_embedding_type": "learned",
+    "share_embedding_weights": True,
+    "nonlinearity": "gelu",
+}
+BIASES = {"use_projection_bias_in_attention": True, "use_ffn_bias_in_attention": True, "use_ffn_bias": True}
+OLDEST, FLAT, TRAINER = (
+    yaml.safe_load((SAMPLES / f"zoo_{release}_xl.yaml").read_text("utf-8"))
+    for release in ("r16", "r22", "trainer")
+)
+XL = 1_315_723_264
+LLAMA = {
+    **SHAPE,
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_heads": 32,
+    "filter_size": 14336,
+    "position_embedding_type": "rotary",
+    "share_embedding_weights": False,
+    "norm_type": "rmsnorm",
+    "nonlinearity": "swiglu",
+    "attention_module": "multiquery_attention",
+    "extra_attention_params": {"num_kv_groups": 8},
+}
+GPTJ = {
+    **SHAPE,
+    "name": "gptj",
+    "vocab_size": 50400,
+    "hidden_size": 4096,
+    "num_hidden_layers": 28,
+    "filter_size": 16384,
+    "position_embedding_type": "rotary",
+    "share_embedding_weights": False,
+    "use_ffn_bias": True,
+    "use_bias_in_output": True,
+}
+GEMMA = {
+    **LLAMA,
+    "vocab_size": 256000,
+    "hidden_size": 3584,
+    "num_hidden_layers": 42,
+    "num_heads": 16,
+    "attention_inner_dim": 4096,
+    "attention_sliding_window_length": 4096,
+    "norm_first_sandwich": True,
+    "nonlinearity": "geglu",
+    "share_embedding_weights": True,
+}
+
+
+# ------------------------------------------------------------------------------------- Megatron-LM
+def test_stages_count_embedding_and_loss_as_megatron_does(imported: Import) -> None:
+    """46 layers over 4 stages: 12 each with the two ends counted."""
+    text = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 46 --hidden-size 64 --seq-length 32 "
+    text += "--num-attention-heads 4 --vocab-size 128 --pipeline-model-parallel-size 4 --micro-batch-size 1 "
+    text += "--max-position-embeddings 32 --global-batch-size 8 "
+    ends = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
+    assert "layers_per_stage=11-12-12-11" in imported(text + ends, "train.sh").layout
+    first = "--decoder-first-pipeline-num-layers 10"
+    assert "layers_per_stage=10-12-12-12" in imported(text + first, "train.sh").layout
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "mpirun -np 128 python",
+        "srun -N 16 --ntasks-per-node=8 python",
+        "#SBATCH --nodes=16 --gres=gpu:8\npython",
+    ],
+)
+def test_ranks_are_told_by_whatever_starts_them(imported: Import, start: str) -> None:
+    text = SCRIPT.replace("GPUS_PER_NODE=${GPUS_PER_NODE:-8}", "").replace("WORLD_SIZE=", "W=")
+    text = text.replace("NUM_NODES=16\n", "PP=16\n").replace("if [", "#")
+    assert imported(text.replace("torchrun ${DISTRIBUTED_ARGS[@]}", start), "train.sh").devices == 128
+
+
+def test_the_imported_layout_and_recipe_can_be_asked_for(imported: Import, tmp_path: Path) -> None:
+    import perfsim as ps
+
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(imported(DUMP, "dump.log", part="recipe").text(), encoding="utf-8")
+    layout = imported(DUMP, "dump.log").layout
+    model = tmp_path / "dump.log"
+    step = ps.predict(model=model, recipe=recipe, system="dgx-h100", devices=64, layout=layout)
+    assert (step.global_batch_size, step.layout["tensor"]) == (512, 8)
+
+
+def test_experts_and_latent_attention_of_megatron_are_counted(imported: Import) -> None:
+    text = (
+        "pretrain_gpt.py --num-layers 61 --hidden-size 7168 --num-attention-heads 128 "
+        "--ffn-hidden-size 18432 "
+        "--vocab-size 129280 --seq-length 4096 --max-position-embeddings 4096 --swiglu --disable-bias-linear "
+        "--normalization RMSNorm --position-embedding-type rope --untie-embeddings-and-output-weights "
+        "--num-experts 256 --moe-router-topk 8 --moe-ffn-hidden-size 2048 "
+        "--moe-shared-expert-intermediate-size 2048 --moe-layer-freq ([0]*3+[1]*58) "
+        "--multi-latent-attention --q-lora-rank 1536 --kv-lora-rank 512 --qk-head-dim 128 "
+        "--qk-pos-emb-head-dim 64 --v-head-dim 128 --expert-model-parallel-size 64 --qk-layernorm\n"
+    ).replace("([0]*3+[1]*58)", "'([0]*3+[1]*58)'")
+    result = imported(text, "train.sh")
+    assert result.parameters == 671_026_419_200 - 58 * 256
+    assert not result.unsupported
+    overlapped = imported(text.replace("--swiglu", "--swiglu --overlap-moe-expert-parallel-comm"), "x.sh")
+    assert "overlap_moe_expert_parallel_comm: all-to-alls beside" in overlapped.unsupported[0]
+    assert result.layout is not None
+    assert "ep=64" in result.layout
+    experts = result.document["experts"]
+    latent = result.document["latent_attention"]
+    assert (experts["num_experts"], experts["top_k"], experts["first_dense_layers"]) == (256, 8, 3)
+    assert (latent["q_lora_rank"], latent["kv_lora_rank"]) == (1536, 512)
+
+
+def test_what_a_script_or_a_reference_computes_can_be_given(imported: Import) -> None:
+    text = SCRIPT.replace("--num-layers 96", "--num-layers $(cat layers)")
+    told = imported(text, "train.sh", given={"num_layers": 96})
+    assert (told.parameters, told.unused_keys) == (174_604_259_328, ("lr",))
+    assert told.recipe is not None
+    assert told.recipe["runtime"]["attention"] == "flash"
+    assert imported(UNTOLD, given={"num_layers": 24}).parameters == XL
+    assert imported(NEMO.replace("name: megatron_gpt", "name: ${oc.env:NAME}")).parameters == XL
+
+
+# --------------------------------------------------------------------------------------- GPT-NeoX
+def test_the_batch_of_neox_tells_its_devices(imported: Import) -> None:
+    whole = imported(NEOX.replace('"fp16": {', '"train_batch_size": 1536, "fp16": {'))
+    assert (whole.devices, whole.layout.split(",")[:3]) == (96, ["tp=2", "pp=4", "dp=12"])
+    assert (whole.recipe["global_batch_size"], whole.recipe["dropout"]) == (1536, False)
+
+
+def test_neox_names_with_underscores_and_a_llama_mlp_are_read(imported: Import) -> None:
+    text = (
+        "{pipe_parallel_size: 1, model_parallel_size: 1, make_vocab_size_divisible_by: 1, num_layers: 32, "
+        "hidden_size: 4096, num_attention_heads: 32, seq_length: 2048, max_position_embeddings: 2048, "
+        "pos_emb: rotary, no_weight_tying: true, norm: rmsnorm, use_bias_in_attn_linear: false, "
+        "mlp_type: llama, activation: silu}"
+    )
+    assert imported(text, given={"vocab_size": 32000}).parameters == 6_738_415_616
+
+
+# ------------------------------------------------------------------- Megatron-Bridge and DeepSpeed
+def test_megatron_bridge_is_read_with_experts_and_without_its_targets(imported: Import) -> None:
+    result = imported(BRIDGE)
+    assert result.recipe["reduce_precision"] == "bf16"
+    assert result.document["experts"]["num_experts"] == 256
+    assert not [key for key in result.unused_keys if "_target_" in key]
+
+
+# ------------------------------------------------------------------------------------- DeepSpeed
+def test_deepspeed_takes_the_model_beside_it(imported: Import, tmp_path: Path) -> None:
+    alone = imported(ZERO3, "ds_config.json")
+    assert (alone.kind, alone.parameters, alone.devices) == ("recipe", None, 32)
+    assert alone.layout == "dp=32,zero=3,mbs=2,offload_optimizer=cpu"
+    (tmp_path / "config.json").write_bytes((SAMPLES / "llama31_8b_config.json").read_bytes())
+    beside = imported(ZERO3, "ds_config.json")
+    assert (beside.kind, beside.parameters) == ("model", LLAMA_8B)
+
+
+def test_deepspeed_takes_a_named_model(imported: Import) -> None:
+    result = imported(ZERO3, "ds_config.json", model="llama_7b")
+    assert result.parameters == 6_738_415_616
+
+
+def test_deepspeed_batches_must_agree_and_auto_is_absent(imported: Import) -> None:
+    result = imported(ZERO3 | {"train_batch_size": "auto"}, "ds.json")
+    assert (result.devices, result.layout) == (None, "zero=3,mbs=2,offload_optimizer=cpu")
+    assert any("2 × 4 × the number of replicas" in text for text in result.unsupported)
+
+
+# ------------------------------------------------------------------------------------ torchtitan
+@pytest.mark.parametrize("name", ["Lion", "Muon", "OneBitAdam"])
+def test_an_optimizer_that_is_none_of_ours_is_a_gap(imported: Import, name: str) -> None:
+    result = imported(ZERO3 | {"optimizer": {"type": name}}, "ds.json")
+    ours = {"Muon": "muon"}.get(name, "adam")
+    assert result.recipe["optimizer"] == ours
+    assert any(f"the optimizer {name}" in text for text in result.unsupported) == (ours == "adam")
+
+
+def test_torchtitans_expert_degrees_are_the_layouts(imported: Import) -> None:
+    text = TITAN.replace('"llama3"', '"llama4"').replace('"8B"', '"17bx16e_irope"')
+    degrees = "expert_parallel_degree = 8\nexpert_tensor_parallel_degree = 2\n"
+    text = text.replace("[parallelism]\n", f"[parallelism]\n{degrees}")
+    result = imported(text, "job.toml", model="llama4_scout")
+    assert "ep=8,etp=2" in result.layout
+    assert not any("expert" in gap for gap in result.unsupported)
+    dense = imported(TITAN.replace("[parallelism]\n", f"[parallelism]\n{degrees}"), "job.toml")
+    assert "its model has none" in dense.unsupported[0]
+
+
+def test_micro_batches_that_overlap_all_to_alls_are_named_on_import(imported: Import) -> None:
+    pipeline = 'pipeline_parallel_degree = 2\npipeline_parallel_schedule = "DualPipeV"\n'
+    result = imported(TITAN.replace("[parallelism]\n", f"[parallelism]\n{pipeline}"), "job.toml")
+    assert any(gap.startswith("DualPipeV: all-to-alls beside") for gap in result.unsupported)
+
+
+@pytest.mark.parametrize("form", ["json", "python"])
+def test_torchtitan_is_read_from_what_it_prints(imported: Import, form: str) -> None:
+    config: dict[str, Any] = {
+        "model": {"name": "llama3", "flavor": "8B", "print_after_conversion": False},
+        "training": {"local_batch_size": 2, "global_batch_size": -1, "seq_len": 8192},
+        "parallelism": {"data_parallel_shard_degree": -1, "tensor_parallel_degree": 2},
+        "activation_checkpoint": {"mode": "none"},
+    }
+    printed = f"configs: {json.dumps(config, indent=2)}" if form == "json" else f"args: {config!r}"
+    mesh = "[titan] Building 2-D device mesh with ['dp_shard', 'tp'], [8, 2]"
+    text = f"[titan] - INFO - Running with {printed}\n{mesh}\n"
+    result = imported(text, "train.log")
+    assert (result.format, result.parameters, result.devices) == ("torchtitan", LLAMA_8B, 16)
+    assert result.layout == "tp=2,dp=8,sp=true,zero=3,mbs=2"
+
+
+def test_an_unknown_flavor_asks_for_the_model(imported: Import) -> None:
+    text = TITAN.replace('"8B"', '"debugmodel"')
+    result = imported(text, "job.toml")
+    assert (result.kind, result.parameters) == ("recipe", None)
+    assert "llama3 debugmodel: the shape stands in torchtitan's code" in result.unsupported[0]
+    assert imported(text, "job.toml", model="llama_7b").parameters == 6_738_415_616
+
+
+# ------------------------------------------------------------------------------------- Model Zoo
+def test_optimizer_sparsity_and_what_is_not_used_are_read(imported: Import) -> None:
+    oldest, flat, trainer = (imported(document) for document in (OLDEST, FLAT, TRAINER))
+    assert [result.unsupported for result in (oldest, flat, trainer)] == [(), (), ()]
+    assert (trainer.recipe["optimizer"], flat.recipe["weight_sparsity"]) == ("adamw", 0.75)
+    assert {"train_input.shuffle", "runconfig.max_steps"} <= set(oldest.unused_keys)
+
+
+@pytest.mark.parametrize(
+    ("model", "count"),
+    [(LLAMA, 8_030_261_248), (GPTJ, 6_050_882_784), (GEMMA, 9_241_705_984)],
+    ids=["llama3", "gptj", "gemma2"],
+)
+def test_other_families_have_their_published_counts(imported: Import, model: Any, count: int) -> None:
+    assert imported({"model": model}).parameters == count
+
+
+def test_a_list_of_phases_is_read_by_its_first(imported: Import) -> None:
+    result = imported({"trainer": [TRAINER, TRAINER]})
+    assert result.parameters == XL
+    assert "2 phases of training, of which the first is described" in result.unsupported
+
+
+def test_anchors_and_repeated_keys_are_read(imported: Import) -> None:
+    text = yaml.safe_dump({"model": {**SHAPE, **BIASES, "vocab_size": 50257}})
+    text += "a: &a {steps: 1, steps: 2}\nb: *a\nc: 1.0e-5\nd: 1e-5\n"
+    assert imported(text).parameters == XL
+
+
+# ---------------------------------------------------------------------------------- wrong values
+UNTOLD = NEMO.replace("num_layers: 24", "num_layers: ${oc.env:LAYERS}")
+SHAPELESS = FLAT | {"model": {key: value for key, value in FLAT["model"].items() if key != "hidden_size"}}
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "message"),
+    [
+        (
+            "--hidden-size 12288",
+            "--hidden-size wide",
+            r"train.sh:13: hidden_size: 'wide' is not a whole number",
+        ),
+        ("--hidden-size 12288", "--hidden-size", "hidden_size: its value is missing"),
+        ("--vocab-size 50257", "", r"vocab_size is missing .*\n.*--set vocab_size=VALUE"),
+        ("--num-layers 96", "--num-layers $LAYERS", "num_layers: the file does not tell this value"),
+        ("PP=16", "PP=5", "128 ranks are not a multiple of tensor 8 × pipeline 5"),
+        ("--fp16", "--fp16 --position-embedding-type rop", r"'rop' is unknown\n.*\n.*did you mean `rope`"),
+        ("--fp16", "--fp16 --recompute-granularity all", "'all' is neither full nor selective"),
+        ("--fp16", "--fp16 --pipeline-model-parallel-layout Et*3|t*4,L", "has 96"),
+    ],
+)
+def test_wrong_arguments_of_a_script_are_refused_at_their_line(
+    imported: Import, was: str, now: str, message: str
+) -> None:
+    assert was in SCRIPT
+    with pytest.raises(InputError, match=message):
+        imported(SCRIPT.replace(was, now), "train.sh")
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "options", "message"),
+    [
+        (SCRIPT, "train.sh", {"given": {"num_leyers": 96}}, "--set num_leyers: this format has no use"),
+        (NEOX.replace("44", "0"), "n.yml", {}, r"n.yml:6: num_layers: 0 is out of range"),
+        (NEOX.replace('"rotary"', '"rotry"'), "n.yml", {}, "'rotry' is unknown"),
+        (UNTOLD, "n.yaml", {}, r"num_layers: the file does not tell this value\n.*\n.*--set num_layers"),
+        (
+            NEMO.replace("devices: 8", "devices: 7"),
+            "n.yaml",
+            {},
+            "14 ranks are not a .* tensor 2 × pipeline 2",
+        ),
+        (ZERO3 | {"train_batch_size": 255}, "ds.json", {}, "train_batch_size: 255 is not .* micro-batch 2"),
+        (ZERO3, "ds.json", {"model": "lama_7b"}, "unknown model `lama_7b`"),
+        (TITAN.replace('"full"', '"ful"'), "j.toml", {}, "'ful' is none of none, selective, full"),
+        ("Running with configs: {broken\n", "t.log", {}, "t.log:1: the printed configuration cannot be read"),
+        (SHAPELESS, "z.yaml", {}, r"yaml:\d+: hidden_size is missing in model or trainer.init.model"),
+        (
+            FLAT | {"model": {**SHAPE, "num_heads": "many"}},
+            *("z.yaml", {}, r"z.yaml:\d+: model.num_heads: 'many' is not a whole number"),
+        ),
+    ],
+)
+def test_wrong_values_are_refused(
+    imported: Import, content: Any, name: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        imported(content, name, **options)
