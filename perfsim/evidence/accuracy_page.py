@@ -286,6 +286,17 @@ def _removed(on_gpus: Sequence[Facts], tangents: Sequence[Tangent]) -> list[Remo
             scores.append(
                 summary(replace(run, predicted_s=fitted_s.get(run.id, run.predicted_s)) for run in runs)
             )
-        row = Removed(removal.key, removal.instead, summary(runs), hurt, after.get(hurt), *scores)
-        rows.append(replace(row, tried=removal.tried))
+        after_fit, without_family = scores or (None, None)
+        rows.append(
+            Removed(
+                removal.key,
+                removal.instead,
+                summary(runs),
+                hurt,
+                after.get(hurt),
+                after_fit,
+                without_family,
+                removal.tried,
+            )
+        )
     return rows

@@ -10,12 +10,13 @@ import pytest
 
 from perfsim.base.errors import LayoutError, PlanError
 from perfsim.network import Topology
-from perfsim.prediction.planner import Search, best_plan, confirmed, plan_of
+from perfsim.prediction import planner
+from perfsim.prediction.planner import MOST_CONFIRMED, Search, best_plan, confirmed, plan_of, refusal
 from perfsim.prediction.question import Question, question_of
-from perfsim.prediction.run import evaluate
+from perfsim.prediction.run import evaluate, graph_of
 from perfsim.specs.layout import ParallelLayout, text_of
 from perfsim.specs.recipe import Job
-from perfsim.strategies import strategy
+from perfsim.strategies import Plan, strategy
 
 
 @pytest.fixture
@@ -126,6 +127,17 @@ def test_the_best_plan_is_close_to_the_best_of_all_simulated_ones(toys: ModuleTy
     assert best_plan(asked).step_time_s <= min(every) * 1.005
 
 
+@pytest.mark.parametrize(("error", "most_tried"), [(planner.ESTIMATE_ERROR, 1), (0.9, MOST_CONFIRMED)])
+def test_layouts_are_tried_until_the_rest_cannot_be_faster_given_the_error_of_the_estimate(
+    toys: ModuleType, topology: Topology, monkeypatch: pytest.MonkeyPatch, error: float, most_tried: int
+) -> None:
+    tried: list[Plan] = []
+    monkeypatch.setattr(planner, "ESTIMATE_ERROR", error)
+    monkeypatch.setattr(planner, "graph_of", lambda plan, _: tried.append(plan) or graph_of(plan))
+    confirmed(screened(toys, "3d", toys.job(64), topology))
+    assert len(tried) == most_tried
+
+
 # ------------------------------------------------------------------------------------------- headroom
 def tight(toys: ModuleType, share: float) -> tuple[Question, ParallelLayout]:
     """A machine on which the fastest layout of an open search uses this share of the memory."""
@@ -191,3 +203,8 @@ def test_a_refused_layout_comes_with_the_nearest_legal_ones_as_text() -> None:
     assert help_text == "nearest that is legal: --layout tp=2,dp=32 or --layout tp=4,dp=16"
     for layout in ("tp=2,dp=32", "tp=4,dp=16"):
         plan_of(replace(question_of({**asked, "layout": layout}), must_fit=False))
+    large = question_of({**asked, "layout": "tp=1,dp=64"})
+    with pytest.raises(PlanError, match="GiB"):
+        plan_of(large)
+    assert plan_of(replace(large, must_fit=False)).layout.data == 64
+    assert refusal(large) is None, "legal, if memory were larger"
