@@ -167,6 +167,15 @@ def relative_error(batch: float, fitted: Sequence[float]) -> float:
     return 0.18 if beyond > 1 or batch < min(fitted) else Z_90 * 0.06
 
 
+def _refuse_far(batch: float, measured: float, expected: float, said: str) -> None:
+    """Raise InputError for examples that are more than OUTLIER_FACTOR off; `said` names what says so."""
+    ratio = max(measured / expected, expected / measured)
+    if ratio > OUTLIER_FACTOR:
+        raise InputError(
+            f"batch {batch:g}: {measured:g} is {ratio:.4g} times off {said}; a digit too many or too few?"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class _Points:
     """The points of a fit: a search over ln B_crit, with E_min in closed form at each."""
@@ -190,13 +199,9 @@ class _Points:
         for size in sizes:
             repeats = e[b == size]
             middle = float(np.median(repeats))
-            for value in repeats if repeats.size > 2 else ():
-                ratio = max(value / middle, middle / value)
-                if ratio > OUTLIER_FACTOR:
-                    raise InputError(
-                        f"batch {size:g}: {value:g} is {ratio:.4g} times off the median of its repeats "
-                        f"({middle:g}); a digit too many or too few?"
-                    )
+            worst = max(repeats, key=lambda value: max(value / middle, middle / value))
+            if repeats.size > 2:
+                _refuse_far(size, worst, middle, f"the median of its repeats ({middle:g})")
             means.append(float(repeats.mean()))
         return cls(sizes, np.log(means), prior)
 
@@ -240,12 +245,8 @@ class _Points:
         worst = int(np.argmin([sse for _, sse in fits]))
         without = math.exp(fits[worst][0])
         expected = others[worst].e_min(without) * (1 + self.batch[worst] / without)
-        ratio = math.exp(abs(self.log_e[worst] - math.log(expected)))
-        if ratio > OUTLIER_FACTOR:
-            raise InputError(
-                f"batch {self.batch[worst]:g}: {math.exp(self.log_e[worst]):g} is {ratio:.4g} times off what "
-                f"the other batches say ({expected:g}); a digit too many or too few?"
-            )
+        said = f"what the other batches say ({expected:g})"
+        _refuse_far(self.batch[worst], math.exp(self.log_e[worst]), expected, said)
 
     def interval(self, least: float, run_kind: str) -> tuple[float, float]:
         """The B_crit on either side at which the squared error exceeds its minimum by one variance.
@@ -293,8 +294,7 @@ class CriticalBatch:
 
     def __post_init__(self) -> None:
         """Raise InputError for an impossible batch or band."""
-        if not (math.isfinite(self.tokens) and self.tokens > 0):
-            raise InputError(f"the critical batch must be positive and finite, got {self.tokens:g} tokens")
+        require_positive(**{"the critical batch in tokens": self.tokens})
         if not (math.isfinite(self.band_factor) and self.band_factor >= 1):
             raise InputError(
                 f"the band factor of a critical batch must be at least 1, got {self.band_factor:g}"
@@ -335,10 +335,7 @@ class LawInputs:
         value: float | None = getattr(self, name)
         if value is None:
             raise InputError(f"critical-batch law '{self.law}' needs {name}")
-        if not (math.isfinite(value) and value > 0):
-            raise InputError(
-                f"critical-batch law '{self.law}': {name} must be positive and finite, got {value:g}"
-            )
+        require_positive(**{f"critical-batch law '{self.law}': {name}": value})
         return value
 
     def answer(

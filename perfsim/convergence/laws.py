@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import linear_regression
 
 from perfsim.base.errors import InputError, PlanError, UnknownNameError
 from perfsim.convergence.uncertain import require_positive
@@ -25,7 +26,7 @@ RAY = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class LossLaw(ABC):
-    """A law L(N, D) with the runs that it was fitted to."""
+    """A law L(N, D) = (rest(N) + gain(N) / D^beta)^power with the runs that it was fitted to."""
 
     name: str
     source: str
@@ -38,11 +39,26 @@ class LossLaw(ABC):
     """Half-width of the 90 % band of a loss inside its runs, in nats."""
     counts_embeddings: bool = True
     """Whether N includes the embedding."""
+    beta: float = 1.0
+    power: float = 1.0
+
+    @abstractmethod
+    def _rest(self, params: float) -> float:
+        """What no number of tokens removes."""
+
+    @abstractmethod
+    def _gain(self, params: float) -> float:
+        """What tokens divide."""
 
     def loss(self, params: float, tokens: float) -> float:
         """Nats per token after `tokens` tokens with `params` parameters."""
         require_positive(params=params, tokens=tokens)
-        return self._loss(params, tokens)
+        divided = self._gain(params) / math.pow(tokens, self.beta)
+        return math.pow(self._rest(params) + divided, self.power)
+
+    def smallest_loss(self, params: float) -> float:
+        """The loss that a model of this size approaches with unlimited data."""
+        return math.pow(self._rest(params), self.power)
 
     def tokens_to_loss(self, loss: float, params: float) -> float:
         """The inverse: D_min, examples at small batch. Raises PlanError for a loss that is not reached."""
@@ -54,17 +70,8 @@ class LossLaw(ABC):
                 f"tokens it approaches {floor:.4f} nats per token (law '{self.name}'); raise the target loss "
                 f"or the model size, or name the loss law of its corpus (this one is of {self.corpus})"
             )
-        return self._tokens(loss, params)
-
-    @abstractmethod
-    def smallest_loss(self, params: float) -> float:
-        """The loss that a model of this size approaches with unlimited data."""
-
-    @abstractmethod
-    def _loss(self, params: float, tokens: float) -> float: ...
-
-    @abstractmethod
-    def _tokens(self, loss: float, params: float) -> float: ...
+        divided = math.pow(loss, 1 / self.power) - self._rest(params)
+        return math.pow(self._gain(params) / divided, 1 / self.beta)
 
     def target(self, loss: float, params: float, corpus: str = "") -> LossTarget:
         """The tokens to a loss on a corpus (the law's own where none is named).
@@ -124,56 +131,43 @@ class ChinchillaLaw(LossLaw):
     b: float
     beta: float
 
-    def smallest_loss(self, params: float) -> float:
+    def _rest(self, params: float) -> float:
         return self.irreducible + self.a / math.pow(params, self.alpha)
 
-    def _loss(self, params: float, tokens: float) -> float:
-        return self.smallest_loss(params) + self.b / math.pow(tokens, self.beta)
-
-    def _tokens(self, loss: float, params: float) -> float:
-        return math.pow(self.b / (loss - self.smallest_loss(params)), 1 / self.beta)
+    def _gain(self, _params: float) -> float:
+        return self.b
 
 
 @dataclass(frozen=True, kw_only=True)
 class _KaplanLaw(LossLaw):
-    """L(N, D) = ((n_c / N)^(alpha_n / alpha_d) + d_c / D)^alpha_d [arXiv 2001.08361 eq. 1.5]."""
+    """L(N, D) = ((n_c / N)^(alpha_n / power) + d_c / D)^power [arXiv 2001.08361 eq. 1.5]."""
 
     n_c: float = 8.8e13
     alpha_n: float = 0.076
     d_c: float = 5.4e13
-    alpha_d: float = 0.095
+    power: float = 0.095
 
-    def smallest_loss(self, params: float) -> float:
-        return math.pow(self._of_params(params), self.alpha_d)
+    def _rest(self, params: float) -> float:
+        return math.pow(self.n_c / params, self.alpha_n / self.power)
 
-    def _of_params(self, params: float) -> float:
-        return math.pow(self.n_c / params, self.alpha_n / self.alpha_d)
-
-    def _loss(self, params: float, tokens: float) -> float:
-        return math.pow(self._of_params(params) + self.d_c / tokens, self.alpha_d)
-
-    def _tokens(self, loss: float, params: float) -> float:
-        return self.d_c / (math.pow(loss, 1 / self.alpha_d) - self._of_params(params))
+    def _gain(self, _params: float) -> float:
+        return self.d_c
 
 
 @dataclass(frozen=True, kw_only=True)
 class _ComputeLaw(LossLaw):
-    """L = (c / C)^gamma with C = 6 N D, for runs that all have about `RAY` tokens a parameter.
+    """L = (c / C)^beta with C = 6 N D, for runs that all have about `RAY` tokens a parameter.
 
     Such runs do not tell what parameters and tokens each do, so other ratios are outside its runs.
     """
 
     c_flop: float
-    gamma: float
 
-    def smallest_loss(self, params: float) -> float:  # noqa: ARG002
+    def _rest(self, _params: float) -> float:
         return 0.0
 
-    def _loss(self, params: float, tokens: float) -> float:
-        return math.pow(self.c_flop / (6.0 * params * tokens), self.gamma)
-
-    def _tokens(self, loss: float, params: float) -> float:
-        return self.c_flop / (6.0 * params * math.pow(loss, 1 / self.gamma))
+    def _gain(self, params: float) -> float:
+        return math.pow(self.c_flop / (6.0 * params), self.beta)
 
     def outside(self, params: float, tokens: float) -> str:
         """Why a point is outside its runs; empty inside."""
@@ -197,11 +191,9 @@ CEREBRAS_GPT = (
 
 def power_law(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Constants c and gamma of L = (c / C)^gamma by least squares in the logarithms of (C, L)."""
-    logs = [(math.log(flop), math.log(loss)) for flop, loss in points]
-    middle_x, middle_y = (sum(values) / len(logs) for values in zip(*logs, strict=True))
-    rise = sum((x - middle_x) * (y - middle_y) for x, y in logs)
-    gamma = -rise / sum((x - middle_x) ** 2 for x, _ in logs)
-    return math.exp(middle_x + middle_y / gamma), gamma
+    flop, losses = (map(math.log, values) for values in zip(*points, strict=True))
+    slope, intercept = linear_regression(list(flop), list(losses))
+    return math.exp(-intercept / slope), -slope
 
 
 def compute_law(runs: Sequence[tuple[float, float, float]] = CEREBRAS_GPT) -> _ComputeLaw:
@@ -217,7 +209,7 @@ def compute_law(runs: Sequence[tuple[float, float, float]] = CEREBRAS_GPT) -> _C
         params=(min(run[0] for run in runs), max(run[0] for run in runs)),
         tokens=(min(run[1] for run in runs), max(run[1] for run in runs)),
         c_flop=c_flop,
-        gamma=gamma,
+        beta=gamma,
     )
     squares = [(law.loss(params, tokens) - loss) ** 2 for params, tokens, loss in runs]
     error = max(SEED_ERROR, 1.645 * math.sqrt(sum(squares) / len(squares)))

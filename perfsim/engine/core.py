@@ -5,15 +5,16 @@ It is compiled by numba when it is first used, and kept compiled on disk.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numpy as np
 from numba import njit
 
-from perfsim.base.arrays import Floats, Ints
+from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.engine import rules
-from perfsim.engine.tables import NONE, TOLERANCE, UNIT, Tables, excess
+from perfsim.engine.tables import NONE, TOLERANCE, UNIT, Tables, excess, speed_beside
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,53 +25,45 @@ def _compiled(function: F) -> F:
 
 
 _excess = _compiled(excess)
+_speed = _compiled(speed_beside)
 _reached = _compiled(rules.reached)
 _fill = _compiled(rules.fill)
 longest_path = _compiled(rules.longest_path)
 
 
 @_compiled
-def _with_end(times: Floats, tasks: Ints, size: int, time: float, task: int) -> tuple[Floats, Ints]:
-    """The heap of `size` ends with one more; its columns grow where they have no room."""
-    if size == len(times):
-        times = np.concatenate((times, np.empty(size)))
-        tasks = np.concatenate((tasks, np.empty(size, dtype=np.int64)))
-    # The new end moves up from the last leaf while the end above it is later.
-    at = size
-    while at > 0:
-        above = (at - 1) >> 1
-        if times[above] <= time:
-            break
-        times[at] = times[above]
-        tasks[at] = tasks[above]
-        at = above
-    times[at] = time
-    tasks[at] = task
-    return times, tasks
+def _with(number: int, members: Ints, is_member: Bools, count: int) -> int:
+    """How many of `members` there are, of `count`, after one that may be among them has joined."""
+    if not is_member[number]:
+        is_member[number] = True
+        members[count] = number
+        count += 1
+    return count
 
 
 @_compiled
-def _pop(times: Floats, tasks: Ints, size: int) -> None:
-    """Remove the earliest end; `size` counts what is left after it.
-
-    The last leaf takes the place at the top and moves down along the earlier of the two ends below.
-    """
-    time = times[size]
-    task = tasks[size]
-    at = 0
-    while True:
-        below = 2 * at + 1
-        if below >= size:
-            break
-        if below + 1 < size and times[below + 1] < times[below]:
-            below += 1
-        if times[below] >= time:
-            break
-        times[at] = times[below]
-        tasks[at] = tasks[below]
-        at = below
-    times[at] = time
-    tasks[at] = task
+def _proceed(
+    task: int,
+    speed: float,
+    now_s: float,
+    left_s: Floats,
+    since_s: Floats,
+    rate: Floats,
+    due_s: Floats,
+    ends: list[tuple[float, int]],
+) -> bool:
+    """Let a task run at this rate from now on; whether a rate that it had has changed."""
+    if speed == rate[task]:
+        return False
+    had_rate: bool = rate[task] > 0.0
+    left_s[task] -= (now_s - since_s[task]) * rate[task]
+    since_s[task] = now_s
+    rate[task] = speed
+    due_s[task] = np.inf
+    if speed > 0.0:
+        due_s[task] = now_s + max(0.0, left_s[task]) / speed
+        heapq.heappush(ends, (due_s[task], task))
+    return had_rate
 
 
 @_compiled
@@ -87,12 +80,11 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
     missing = tables.missing.copy()
     start_s[:] = -1.0
     end_s[:] = -1.0
-    # The heap of ends; an entry counts only while it is the end that its task now has.
-    times = np.empty(64)
-    tasks = np.empty(64, dtype=np.int64)
-    size = 0
+    # An entry of the heap of ends counts only while it is the end that its task now has.
+    ends = [(np.inf, NONE)]
+    ends.pop()
     due_s = np.full(count, np.inf)
-    stack = np.empty(count, dtype=np.int64)
+    ready = np.empty(count, dtype=np.int64)
     # Tasks at a rate that others may change: flows, and computations next to communication.
     left_s = np.zeros(count)
     is_sending = np.zeros(count, dtype=np.bool_)
@@ -127,18 +119,16 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
 
     now_s = 0.0
     events = 0
+    num_ready = 0
     for task in range(count - 1, -1, -1):
         if missing[task] == 0:
-            stack[size] = task
-            size += 1
-    num_ready = size
-    size = 0
-    num_ended = 0
+            ready[num_ready] = task
+            num_ready += 1
     while True:
         # -------------------------------------------------- all starts and ends of the instant
         while num_ready:
             num_ready -= 1
-            task = stack[num_ready]
+            task = ready[num_ready]
             kind = tables.kind[task]
             if start_s[task] < 0.0:
                 # A task that takes part of a device changes the rates there, but only at the end of the
@@ -147,87 +137,64 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
                 events += 1
                 for at in range(tables.occupied.start[kind], tables.occupied.start[kind + 1]):
                     device = tables.occupied.values[at]
-                    taken[device, 0] += tables.taken[kind, 0]
-                    taken[device, 1] += tables.taken[kind, 1]
-                    if not device_is_changed[device]:
-                        device_is_changed[device] = True
-                        changed_device[num_devices] = device
-                        num_devices += 1
+                    taken[device] += tables.taken[kind]
+                    num_devices = _with(device, changed_device, device_is_changed, num_devices)
                 # Its bytes use links once its latency has passed; until then only the heap knows the task.
                 if tables.latency_s[task] > 0.0:
                     due_s[task] = now_s + tables.latency_s[task]
-                    times, tasks = _with_end(times, tasks, size, due_s[task], task)
-                    size += 1
+                    heapq.heappush(ends, (due_s[task], task))
                     continue
             flow = tables.flow[kind]
-            device = tables.device[kind]
             # Its first rate is not known yet, so such a task is in no group before the end of the instant.
-            if flow != NONE or device != NONE:
+            if flow != NONE or tables.device[kind] != NONE:
                 left_s[task] = tables.duration_s[task] - tables.latency_s[task]
                 fresh[num_fresh] = task
                 num_fresh += 1
                 if flow != NONE:
                     live[flow] += 1
-                    if not is_changed[flow]:
-                        is_changed[flow] = True
-                        changed_flow[num_changed] = flow
-                        num_changed += 1
+                    num_changed = _with(flow, changed_flow, is_changed, num_changed)
             else:
                 due_s[task] = now_s + tables.duration_s[task]
-                times, tasks = _with_end(times, tasks, size, due_s[task], task)
-                size += 1
-        if size and times[0] <= now_s:
-            size -= 1
-            task = tasks[0]
-            at_s = times[0]
-            _pop(times, tasks, size)
+                heapq.heappush(ends, (due_s[task], task))
+        if ends and ends[0][0] <= now_s:
+            at_s, task = heapq.heappop(ends)
             # An entry of the heap is stale if its task has got another rate since it was entered.
             if end_s[task] >= 0.0 or due_s[task] != at_s:
                 continue
             if tables.latency_s[task] > 0.0 and not is_sending[task]:
                 is_sending[task] = True
                 due_s[task] = np.inf
-                stack[num_ready] = task
+                ready[num_ready] = task
                 num_ready += 1
                 continue
             end_s[task] = now_s
-            num_ended += 1
             events += 1
             kind = tables.kind[task]
             for at in range(tables.occupied.start[kind], tables.occupied.start[kind + 1]):
                 device = tables.occupied.values[at]
-                taken[device, 0] -= tables.taken[kind, 0]
-                taken[device, 1] -= tables.taken[kind, 1]
-                if not device_is_changed[device]:
-                    device_is_changed[device] = True
-                    changed_device[num_devices] = device
-                    num_devices += 1
+                taken[device] -= tables.taken[kind]
+                num_devices = _with(device, changed_device, device_is_changed, num_devices)
             flow = tables.flow[kind]
-            group = flow if flow != NONE else num_flows + tables.device[kind]
             # Groups are linked lists, so that a task leaves in the same time however many there are.
             if flow != NONE or tables.device[kind] != NONE:
                 if before[task] != NONE:
                     after[before[task]] = after[task]
                 else:
-                    head[group] = after[task]
+                    head[flow if flow != NONE else num_flows + tables.device[kind]] = after[task]
                 if after[task] != NONE:
                     before[after[task]] = before[task]
                 if flow != NONE:
                     live[flow] -= 1
-                    if not is_changed[flow]:
-                        is_changed[flow] = True
-                        changed_flow[num_changed] = flow
-                        num_changed += 1
+                    num_changed = _with(flow, changed_flow, is_changed, num_changed)
             for at in range(tables.waiting.start[task], tables.waiting.start[task + 1]):
                 follower = tables.waiting.values[at]
                 missing[follower] -= 1
                 if missing[follower] == 0:
-                    stack[num_ready] = follower
+                    ready[num_ready] = follower
                     num_ready += 1
             continue
         # -------------------------------------------------- the end of the instant: rates
-        for number in range(num_devices):
-            device = changed_device[number]
+        for device in changed_device[:num_devices]:
             device_is_changed[device] = False
             # Shares are whole numbers, so that a device that is left alone is exactly as fast as before.
             units = _excess(taken[device, 0] / UNIT)
@@ -238,25 +205,15 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
             slowing[device, 1] = memory
             task = head[num_flows + device]
             while task != NONE:
-                kind = tables.kind[task]
-                # The same operations in the same order as `_Devices._rate`, or the last bit would differ.
-                speed = 1.0 / (1.0 + tables.bound[kind, 0] * units + tables.bound[kind, 1] * memory)
-                if speed != rate[task]:
-                    events += 1
-                    left_s[task] -= (now_s - since_s[task]) * rate[task]
-                    since_s[task] = now_s
-                    rate[task] = speed
-                    due_s[task] = now_s + max(0.0, left_s[task]) / speed
-                    times, tasks = _with_end(times, tasks, size, due_s[task], task)
-                    size += 1
+                bound = tables.bound[tables.kind[task]]
+                speed = _speed(bound[0], bound[1], units, memory)
+                events += _proceed(task, speed, now_s, left_s, since_s, rate, due_s, ends)
                 task = after[task]
         num_devices = 0
         if num_changed:
-            for number in range(num_changed):
-                is_changed[changed_flow[number]] = False
-            found, more_hot = _reached(
-                tables, live, hot, changed_flow[:num_changed], seen_link, seen_flow, touched, limit
-            )
+            changed = changed_flow[:num_changed]
+            is_changed[changed] = False
+            found, more_hot = _reached(tables, live, hot, changed, seen_link, seen_flow, touched, limit)
             num_changed = 0
             if num_hot == 0 and more_hot > 0:
                 hot_since_s = now_s
@@ -265,57 +222,45 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
             num_hot += more_hot
             # Flows on links that are not contended keep their own speed; `_fill` gives it to them again.
             joined = touched[:found]
-            _fill(tables, joined, live, hot, scratch[0], scratch[1], scratch[2], scratch[3], fraction)
+            _fill(tables, joined, live, hot, scratch, fraction)
             for flow in joined:
                 task = head[flow]
                 while task != NONE:
-                    if fraction[flow] != rate[task]:
-                        events += rate[task] > 0.0
-                        left_s[task] -= (now_s - since_s[task]) * rate[task]
-                        since_s[task] = now_s
-                        rate[task] = fraction[flow]
-                        due_s[task] = np.inf
-                        if rate[task] > 0.0:
-                            due_s[task] = now_s + max(0.0, left_s[task]) / rate[task]
-                            times, tasks = _with_end(times, tasks, size, due_s[task], task)
-                            size += 1
+                    events += _proceed(task, fraction[flow], now_s, left_s, since_s, rate, due_s, ends)
                     task = after[task]
         # What has begun at this instant gets its first rate, and joins its group.
-        for number in range(num_fresh):
-            task = fresh[number]
+        for task in fresh[:num_fresh]:
             kind = tables.kind[task]
             flow = tables.flow[kind]
+            device = tables.device[kind]
             if flow != NONE:
                 group = flow
-                rate[task] = fraction[flow]
+                speed = fraction[flow]
             else:
-                device = tables.device[kind]
                 group = num_flows + device
-                units = slowing[device, 0]
-                memory = slowing[device, 1]
-                rate[task] = 1.0 / (1.0 + tables.bound[kind, 0] * units + tables.bound[kind, 1] * memory)
-            since_s[task] = now_s
+                bound = tables.bound[kind]
+                speed = _speed(bound[0], bound[1], slowing[device, 0], slowing[device, 1])
             after[task] = head[group]
             before[task] = NONE
             if head[group] != NONE:
                 before[head[group]] = task
             head[group] = task
-            if rate[task] > 0.0:
-                due_s[task] = now_s + max(0.0, left_s[task]) / rate[task]
-                if rate[task] == 1.0 and tables.latency_s[task] > 0.0:
-                    # One sum for what nothing slows: it ends as it does without links, to the bit.
-                    due_s[task] = max(now_s, start_s[task] + tables.duration_s[task])
-                times, tasks = _with_end(times, tasks, size, due_s[task], task)
-                size += 1
+            since_s[task] = now_s
+            if speed == 1.0 and tables.latency_s[task] > 0.0:
+                # One sum for what nothing slows: it ends as it does without links, to the bit.
+                rate[task] = speed
+                due_s[task] = max(now_s, start_s[task] + tables.duration_s[task])
+                heapq.heappush(ends, (due_s[task], task))
+            else:
+                _proceed(task, speed, now_s, left_s, since_s, rate, due_s, ends)
         num_fresh = 0
         # -------------------------------------------------- the next instant
         # Stale entries at the top would end the run at a time at which nothing happens.
-        while size and (end_s[tasks[0]] >= 0.0 or due_s[tasks[0]] != times[0]):
-            size -= 1
-            _pop(times, tasks, size)
-        if size == 0:
+        while ends and (end_s[ends[0][1]] >= 0.0 or due_s[ends[0][1]] != ends[0][0]):
+            heapq.heappop(ends)
+        if not ends:
             break
-        now_s = times[0]
+        now_s = ends[0][0]
     if num_hot > 0:
         contended_s += now_s - hot_since_s
     return events, contended_s

@@ -32,6 +32,7 @@ def reached(
     Only a contended link joins the rates of flows. `hot` is updated for all links of the flows that are
     reached. Returns the number of flows, which stand at the head of `touched`, and the change of hot links.
     """
+    first, crossed = tables.links
     # A breadth-first search over flows and the contended links between them; `touched` is its queue.
     count = 0
     for flow in changed:
@@ -44,8 +45,7 @@ def reached(
     while done < count:
         flow = touched[done]
         done += 1
-        for at in range(tables.links.start[flow], tables.links.start[flow + 1]):
-            link = tables.links.values[at]
+        for link in crossed[first[flow] : first[flow + 1]]:
             if seen_link[link]:
                 continue
             seen_link[link] = True
@@ -72,27 +72,22 @@ def reached(
     for index in range(count):
         flow = touched[index]
         seen_flow[flow] = False
-        for at in range(tables.links.start[flow], tables.links.start[flow + 1]):
-            seen_link[tables.links.values[at]] = False
+        for link in crossed[first[flow] : first[flow + 1]]:
+            seen_link[link] = False
     return count, more_hot
 
 
-def fill(
-    tables: Tables,
-    flows: Ints,
-    live: Ints,
-    hot: Bools,
-    left: Floats,
-    load: Floats,
-    taken: Floats,
-    tightest: Floats,
-    fraction: Floats,
-) -> None:
-    """Set `fraction` of their own speed at which `flows` run; `left`, ... are scratch columns over links.
+def fill(tables: Tables, flows: Ints, live: Ints, hot: Bools, scratch: Floats, fraction: Floats) -> None:
+    """Set `fraction` of their own speed at which `flows` run; `scratch` has four columns over links.
 
     A round fixes a flow at its own speed, if no link allows it less, or at a link's equal share, if that is
     the tightest limit of every flow on the link; so the shares of later rounds never shrink.
     """
+    first, crossed = tables.links
+    left = scratch[0]
+    load = scratch[1]
+    taken = scratch[2]
+    tightest = scratch[3]
     waiting = np.empty(len(flows), dtype=np.int64)
     rate = np.empty(len(flows))
     bounded = np.empty(len(flows))
@@ -100,8 +95,7 @@ def fill(
     for index, flow in enumerate(flows):
         rate[index] = tables.bytes_per_s[flow]
         crosses = False
-        for at in range(tables.links.start[flow], tables.links.start[flow + 1]):
-            link = tables.links.values[at]
+        for link in crossed[first[flow] : first[flow + 1]]:
             if hot[link]:
                 left[link] = tables.capacity[link]
                 crosses = True
@@ -111,27 +105,24 @@ def fill(
     while count:
         for number in range(count):
             flow = flows[waiting[number]]
-            for at in range(tables.links.start[flow], tables.links.start[flow + 1]):
-                link = tables.links.values[at]
+            for link in crossed[first[flow] : first[flow + 1]]:
                 load[link] = 0.0
                 taken[link] = 0.0
                 tightest[link] = np.inf
         for number in range(count):
             flow = flows[waiting[number]]
-            for at in range(tables.links.start[flow], tables.links.start[flow + 1]):
-                link = tables.links.values[at]
+            for at in range(first[flow], first[flow + 1]):
+                link = crossed[at]
                 load[link] += live[flow] * tables.weight[flow] * tables.crossings[at]
         for number in range(count):
             flow = flows[waiting[number]]
             bounded[number] = tables.bytes_per_s[flow]
-            for at in range(tables.links.start[flow], tables.links.start[flow + 1]):
-                link = tables.links.values[at]
+            for link in crossed[first[flow] : first[flow + 1]]:
                 if hot[link]:
                     bounded[number] = min(bounded[number], left[link] / load[link])
         for number in range(count):
             flow = flows[waiting[number]]
-            for at in range(tables.links.start[flow], tables.links.start[flow + 1]):
-                link = tables.links.values[at]
+            for link in crossed[first[flow] : first[flow + 1]]:
                 tightest[link] = min(tightest[link], bounded[number])
         # Flows that nothing fixes in this round wait for the next one, packed at the head of `waiting`.
         later = 0
@@ -139,8 +130,7 @@ def fill(
             index = waiting[number]
             flow = flows[index]
             fixed = bounded[number] == tables.bytes_per_s[flow]
-            for at in range(tables.links.start[flow], tables.links.start[flow + 1]):
-                link = tables.links.values[at]
+            for link in crossed[first[flow] : first[flow + 1]]:
                 if hot[link] and bounded[number] == left[link] / load[link] == tightest[link]:
                     fixed = True
             if not fixed:
@@ -148,14 +138,13 @@ def fill(
                 later += 1
                 continue
             rate[index] = bounded[number]
-            for at in range(tables.links.start[flow], tables.links.start[flow + 1]):
-                link = tables.links.values[at]
+            for at in range(first[flow], first[flow + 1]):
+                link = crossed[at]
                 units = live[flow] * tables.weight[flow] * tables.crossings[at]
                 taken[link] += units * bounded[number]
         # Shares of the links are lowered only after all flows of the round have been compared with them.
         for flow in flows:
-            for at in range(tables.links.start[flow], tables.links.start[flow + 1]):
-                link = tables.links.values[at]
+            for link in crossed[first[flow] : first[flow + 1]]:
                 if taken[link] > 0.0:
                     left[link] = max(0.0, left[link] - taken[link])
                     taken[link] = 0.0

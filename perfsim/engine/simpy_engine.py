@@ -26,7 +26,7 @@ from simpy.events import NORMAL, Event, EventPriority
 from perfsim.base.arrays import Floats
 from perfsim.engine import rules
 from perfsim.engine.limits import Limits
-from perfsim.engine.tables import NONE, TOLERANCE, UNIT, Tables, excess
+from perfsim.engine.tables import NONE, TOLERANCE, UNIT, Tables, excess, speed_beside
 
 Waits = Generator[Event, None, None]
 CHECKED_EVERY = 4096
@@ -105,7 +105,7 @@ class _Links:
         self._limit = tables.capacity * (1.0 + TOLERANCE)
         self._seen = np.zeros(num_links, dtype=bool), np.zeros(num_flows, dtype=bool)
         self._touched = np.empty(num_flows, dtype=np.int64)
-        self._left, self._load, self._taken, self._tightest = np.zeros((4, num_links))
+        self._scratch = np.zeros((4, num_links))
 
     def change(self, flow: int, activity: _Activity, sign: int) -> None:
         """A flow starts (`sign` 1) or ends (-1)."""
@@ -131,8 +131,7 @@ class _Links:
             self.contended_s += self.env.now - self.hot_since_s
         self.num_hot += more_hot
         joined = self._touched[:found]
-        scratch = (self._left, self._load, self._taken, self._tightest)
-        rules.fill(tables, joined, self.live, self.hot, *scratch, self.fraction)
+        rules.fill(tables, joined, self.live, self.hot, self._scratch, self.fraction)
         return sum(_proceed(self.under_way[flow], self.fraction[flow]) for flow in joined.tolist())
 
 
@@ -184,11 +183,8 @@ class _Devices:
         return changed
 
     def _rate(self, device: int, kind: int) -> float:
-        units, memory = self.slowing[device]
-        units_bound: float
-        memory_bound: float
-        units_bound, memory_bound = self.tables.bound[kind].tolist()
-        return 1.0 / (1.0 + units_bound * units + memory_bound * memory)
+        units, memory = self.tables.bound[kind].tolist()
+        return speed_beside(units, memory, *self.slowing[device])
 
 
 class _Simulation:

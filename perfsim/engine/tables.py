@@ -203,3 +203,8 @@ def excess(taken: float) -> float:
     """Additional time of work, relative to its time alone, when a share of what limits it is taken."""
     share = min(taken, MOST_TAKEN)
     return share / (1.0 - share)
+
+
+def speed_beside(units_bound: float, memory_bound: float, units: float, memory: float) -> float:
+    """Rate of a computation, limited so far by units and memory, next to work with this `excess` of each."""
+    return 1.0 / (1.0 + units_bound * units + memory_bound * memory)

@@ -108,10 +108,6 @@ class Trace:
 
     def mean_breakdown(self) -> dict[str, float]:
         """Seconds by category, the mean over computing devices."""
-        return dict(self._mean_breakdown)
-
-    @cached_property
-    def _mean_breakdown(self) -> dict[str, float]:
         return self._mean(self.device_breakdowns())
 
     def mean_boundary(self) -> dict[str, float]:

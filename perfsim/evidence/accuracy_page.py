@@ -21,7 +21,7 @@ import numpy as np
 from perfsim.base.errors import PerfsimError
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.costs.wafer import WaferCosts
-from perfsim.evidence.ablation import NOTHING, REMOVALS, Ablation
+from perfsim.evidence.ablation import REMOVALS, Ablation
 from perfsim.evidence.cases import CaseRows, StepCase, mapped
 from perfsim.evidence.left_out import LeavingOut, LeftOut, Tangent
 from perfsim.evidence.score import Scored, families, summary
@@ -187,11 +187,11 @@ class StepAccuracy:
         scored = [case for case in cases if case.id in errors and case.scored]
         causes = {}
         for facts in examined:
-            case = facts.case
-            if case.id in errors:
-                family = [other for other in scored if other.family == case.family and other.id != case.id]
-                bias = float(np.mean([errors[other.id] for other in family])) if family else 0.0
-                causes[case.id] = replace(facts, error=errors[case.id], family_bias=bias).likely_cause
+            name = facts.case.id
+            if name in errors:
+                alike = [case.id for case in scored if case.family == facts.case.family and case.id != name]
+                bias = float(np.mean([errors[other] for other in alike])) if alike else 0.0
+                causes[name] = replace(facts, error=errors[name], family_bias=bias).likely_cause
         tangents = [part.tangent for part in examined if part.tangent is not None]
         return cls(
             result=result,
@@ -274,14 +274,12 @@ def _removed(on_gpus: Sequence[Facts], tangents: Sequence[Tangent]) -> list[Remo
     rows: list[Removed] = []
     before: dict[str, float] = {}
     for removal in REMOVALS if on_gpus else ():
-        runs = [Scored.of(part.case, part.steps_s[removal.key]) for part in on_gpus]
-        after = {name: figures["mape"] for name, figures in families(runs).items() if figures["n"]}
-        if removal.key == NOTHING:
-            before = after
-        hurt = max(after, key=lambda name: after[name] - before[name], default="")
-        if hurt and after[hurt] <= before[hurt]:
-            hurt = ""
         steps_s = {part.case.id: part.steps_s[removal.key] for part in on_gpus}
+        runs = [Scored.of(part.case, steps_s[part.case.id]) for part in on_gpus]
+        after = {name: figures["mape"] for name, figures in families(runs).items() if figures["n"]}
+        before = before or after
+        worse = {name: mape - before[name] for name, mape in after.items() if mape > before[name]}
+        hurt = max(worse, key=worse.__getitem__, default="")
         scores: list[dict[str, Any]] = []
         for leave_out in (False, True) if tangents else ():
             fitted_s = Tangent.refitted(tangents, steps_s, removal.constants, leave_out=leave_out)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfsim.base.arrays import Floats
 from perfsim.base.errors import InputError, Problem
@@ -51,28 +50,28 @@ _OUTLIER = 0.05
 _CONSTANTS = ("latency_base_s", "latency_per_step_s", "bandwidth_bytes_per_s", "local_bytes_per_s")
 _AT_LINE_RATE = "the line rate of {link}, above which no line may go, and where the fit ended"
 _AT_FLOOR = "the least that the fit allows, where it ended"
-_DERIVED: dict[CollectiveOp, str] = {
-    "broadcast": "a pipelined ring, like the all-gather whose lines it takes; not measured",
-    "send_recv": "an all-to-all of two ranks sends half of each message: its lines; not measured",
+_DERIVED: dict[CollectiveOp, tuple[CollectiveOp, float, str]] = {
+    "broadcast": ("all_gather", 1.0, "a pipelined ring: the lines of the all-gather; not measured"),
+    "send_recv": ("all_to_all", 2.0, "an all-to-all of two sends half: its lines; not measured"),
 }
+"""By operation: the one whose lines it takes, by how much its local bandwidth is divided, and why."""
 _DISAGREEMENT = 0.25
 """If two tables differ by more in an octave, only the first one counts there."""
 
 
-@dataclass(frozen=True)
-class _Table:
+class _Table(NamedTuple):
     """Measured times of one operation; rows of all tables, one array per column."""
 
     size: Floats
     n_bytes: Floats
     time_s: Floats
-    table: NDArray[np.intp]
+    table: Floats
     """Number of the file that a row is from."""
 
     @property
-    def octave(self) -> NDArray[np.intp]:
-        """Rounded binary logarithm of the message size."""
-        return np.round(np.log2(self.n_bytes)).astype(np.intp)
+    def cells(self) -> tuple[Floats, Floats, Floats]:
+        """Table, group size and octave: the rounded binary logarithm of the message size."""
+        return self.table, self.size, np.asarray(np.round(np.log2(self.n_bytes)), dtype=np.float64)
 
 
 def _read_tables(paths: Sequence[Path]) -> dict[CollectiveOp, _Table]:
@@ -87,8 +86,7 @@ def _read_tables(paths: Sequence[Path]) -> dict[CollectiveOp, _Table]:
                 raise InputError([Problem(message, str(path), line, help=help_text)])
             size, n_bytes, time_us = (float(row[name]) for name in ("num_gpus", "bytes", "time_us"))
             rows[op].append((size, n_bytes, time_us * 1e-6, index))
-    arrays = {op: np.array(values).T for op, values in rows.items()}
-    return {op: _Table(a[0], a[1], a[2], a[3].astype(np.intp)) for op, a in arrays.items()}
+    return {op: _Table(*np.array(values).T) for op, values in rows.items()}
 
 
 def link_calibration(tables: Sequence[Path], link: LinkSpec, *, source: str = "") -> CollectiveCalibration:
@@ -102,7 +100,7 @@ def link_calibration(tables: Sequence[Path], link: LinkSpec, *, source: str = ""
     systems = default_catalog().systems.values()
     links = [[used.name for used in machine_of(system).links(system)] for system in systems]
     inside = sorted({name for names in links for name in names[:1]})
-    if link.name in {name for names in links for name in names[1:]} - set(inside):
+    if link.name not in inside and any(link.name in names for names in links):
         raise InputError(
             f"{link.name} joins nodes; tables are of collectives inside one, over {', '.join(inside)}"
         )
@@ -118,10 +116,8 @@ def link_calibration(tables: Sequence[Path], link: LinkSpec, *, source: str = ""
         cells = np.unique(np.stack([kept.size, kept.n_bytes]), axis=1).shape[1]
         need_more_than(len(_CONSTANTS) * len(_NAMES), cells, tables[0], f"sizes of {op}")
         # Every octave of every table and group size has the total weight 1.
-        _, octave, counts = np.unique(
-            np.stack(_cells(kept), axis=1), axis=0, return_inverse=True, return_counts=True
-        )
-        weight: Floats = 1.0 / counts[octave.ravel()]
+        cluster = cluster_of(*kept.cells)
+        weight: Floats = 1.0 / np.bincount(cluster)[cluster]
         segments[op] = _fit_lines(op, kept, weight, link.bandwidth)
         errors = np.abs(_predict(_values(segments[op]), op, kept) / kept.time_s - 1)
         estimates = _lines_account(segments[op], op, kept, weight, link)
@@ -136,14 +132,12 @@ def link_calibration(tables: Sequence[Path], link: LinkSpec, *, source: str = ""
             note=f"octaves weigh the same; {rows.time_s.size - errors.size} rows contradict the first table; "
             "errors by the sandwich, constants that the table does not determine held",
         )
-    derived: dict[CollectiveOp, tuple[ProtocolSegment, ...]] = {}
-    if "all_gather" in segments and "broadcast" not in segments:
-        derived["broadcast"] = segments["all_gather"]
-    if "all_to_all" in segments and "send_recv" not in segments:
-        # An all-to-all of two sends half of each message: the same lines with half the local bandwidth.
-        values = _values(segments["all_to_all"]) / np.array([[1.0], [1.0], [1.0], [2.0]])
-        derived["send_recv"] = _segments(values)
-    assumed |= {f"collectives.{op}": _DERIVED[op] for op in derived}
+    derived = {
+        op: _segments(_values(segments[other]) / np.array([[1.0], [1.0], [1.0], [share]]))
+        for op, (other, share, _) in _DERIVED.items()
+        if other in segments and op not in segments
+    }
+    assumed |= {f"collectives.{op}": _DERIVED[op][2] for op in derived}
     refitted = tuple(f"collectives.{op}" for op in (*segments, *derived))
     return present.model_copy(
         update={
@@ -179,7 +173,7 @@ def _lines_account(
         return np.asarray(np.log(_predict(np.exp(all_logs).reshape(4, -1), op, rows)))
 
     error = predict(logs[free]) - np.log(rows.time_s)
-    loss = SoftL1(error, weight, weight * error**2 / _OUTLIER**2, cluster_of(*_cells(rows)))
+    loss = SoftL1(error, weight, weight * error**2 / _OUTLIER**2, cluster_of(*rows.cells))
     estimates = loss.account(names[free].tolist(), log_jacobian(predict, logs[free]))
     reasons = (
         dict.fromkeys(names[at_most].tolist(), _AT_LINE_RATE.format(link=link.name))
@@ -253,19 +247,15 @@ def _agreeing_rows(rows: _Table) -> _Table:
     """Rows of the first table, and of later ones in octaves whose medians agree with it."""
     per_byte = rows.time_s / rows.n_bytes
     keep = np.ones(rows.time_s.size, dtype=bool)
+    cell = cluster_of(*rows.cells[1:])
     for table in range(1, int(rows.table.max()) + 1):
-        for size, octave in set(zip(rows.size.tolist(), rows.octave.tolist(), strict=True)):
-            here = (rows.size == size) & (rows.octave == octave)
-            first = here & (rows.table < table) & keep
-            later = here & (rows.table == table)
+        for number in range(cell.max() + 1):
+            first = (cell == number) & (rows.table < table) & keep
+            later = (cell == number) & (rows.table == table)
             if first.any() and later.any():
                 ratio = np.median(per_byte[later]) / np.median(per_byte[first])
                 keep[later] = abs(ratio - 1) <= _DISAGREEMENT
-    return _Table(rows.size[keep], rows.n_bytes[keep], rows.time_s[keep], rows.table[keep])
-
-
-def _cells(rows: _Table) -> tuple[Floats, Floats, Floats]:
-    return rows.table.astype(float), rows.size, rows.octave.astype(float)
+    return _Table(*(column[keep] for column in rows))
 
 
 def _weighted_quantile(values: Floats, weight: Floats, fraction: float) -> float:

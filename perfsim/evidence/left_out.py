@@ -198,6 +198,8 @@ class Tangent:
     """Fraction of peak of long kernels in the benchmark of its device."""
     setting: str = ""
     """Model and number of devices."""
+    slowed: float = 1.0
+    """Its step time over the longest path, which no constant changes much."""
 
     @classmethod
     def of(cls, placed: PlacedCase) -> Tangent:
@@ -219,7 +221,7 @@ class Tangent:
             slopes[name] = rise / (2 * float(np.log1p(_STEP)))
         scored = replace(Scored.of(placed.case, placed.slowed * step_s), traits=Traits.of(placed.plan))
         ceiling = run.device.gemm.burst_fraction
-        return cls(scored, run.device.name, at, slopes, ceiling, placed.case.setting)
+        return cls(scored, run.device.name, at, slopes, ceiling, placed.case.setting, placed.slowed)
 
     @staticmethod
     def refitted(
@@ -307,6 +309,8 @@ def _families_left_out(
 ) -> LeavingOut:
     """Every group of runs on GPUs with constants from the others; runs among the cases are priced in full."""
     used = [run for run in tangents if run.scored.counts]
+    by_id = {case.id: case for case in cases}
+    questions: list[tuple[StepCase, float, Constants]] = []
     rows = []
     for group, left, others in _each_group(used, _groups_of(used)):
         fit = _fit(others)
@@ -314,14 +318,13 @@ def _families_left_out(
         for run in left:
             moved = _change(run, others, fit)
             at |= {name: rounded(value * float(np.exp(moved[name]))) for name, value in run.constants.items()}
+        questions += [(by_id[run.scored.id], run.slowed, at) for run in left if run.scored.id in by_id]
         runs = tuple(replace(run.scored, left_out=group) for run in left)
         kept = tuple(name for name in at if name not in fit)
         borrowed = ", ".join(_ceilings(fit)) if any(_borrows(run, fit) for run in left) else ""
         rows.append(LeftOut(group, left[0].calibration, runs, summary(runs), at, kept, borrowed))
-    by_id = {case.id: case for case in cases}
-    questions = [(by_id[run.id], row.constants) for row in rows for run in row.runs if run.id in by_id]
     seconds = mapped(partial(_step_s, catalog=catalog), questions)
-    predicted = {case.id: step_s for (case, _), step_s in zip(questions, seconds, strict=True)}
+    predicted = {case.id: step_s for (case, *_), step_s in zip(questions, seconds, strict=True)}
 
     def priced(run: Scored) -> Scored:
         return replace(run, predicted_s=predicted.get(run.id, run.predicted_s))
@@ -332,9 +335,9 @@ def _families_left_out(
     return LeavingOut("family", groups, tuple(outside[run.id] for run in scored), summary(scored))
 
 
-def _step_s(question: tuple[StepCase, Constants], catalog: Catalog) -> float:
-    case, constants = question
-    return GpuRun.of(case.placed(catalog)).step_s(constants)
+def _step_s(question: tuple[StepCase, float, Constants], catalog: Catalog) -> float:
+    case, slowed, constants = question
+    return slowed * GpuRun.of(case.placed(catalog)).step(constants).run(contention=False).step_time_s
 
 
 def _ceilings(fit: Constants) -> list[str]:

@@ -105,10 +105,9 @@ def _groups_like(group: RankGroup, peers: Ints) -> Ints:
     whole = members[:, -1] < width
     firsts = firsts[whole]
     classes = np.sort(peers[members[whole]], axis=1)
-    own = int(ranks[0] if group.stride > 0 or not together else ranks[-1]) % width
-    own_classes = classes[np.searchsorted(firsts, own)]
-    like = firsts[(classes == own_classes).all(axis=1)]
-    return np.asarray(ranks + (like - own)[:, None])
+    first = int(ranks[0] if group.stride > 0 or not together else ranks[-1]) % width
+    like = firsts[(classes == classes[np.searchsorted(firsts, first)]).all(axis=1)]
+    return np.asarray(ranks + (like - first)[:, None])
 
 
 class _FatTreeNetwork(Network):
@@ -163,11 +162,11 @@ class _FatTreeNetwork(Network):
         count = min(self.host.sharing, width)
         kinds = ("pcie", "dram", "nvme") if work.op.startswith("nvme") else ("pcie", "dram")
         links = [edges.of_kind(kind)[back::2] for kind in kinds]
-        slowest = [own[np.argsort(edges.bytes_per_s[own], kind="stable")] for own in links]
-        shared = [int(own[0]) & ~1 for own in slowest[1:]]
+        slowest = [rows[np.argsort(edges.bytes_per_s[rows], kind="stable")] for rows in links]
+        shared = [int(rows[0]) & ~1 for rows in slowest[1:]]
         crossed = np.concatenate([slowest[0][:count], shared])
         times = np.repeat([1, count], [len(slowest[0][:count]), len(shared)])
-        late_s = sum(float(edges.late_s[own].max()) for own in links)
+        late_s = sum(float(edges.late_s[rows].max()) for rows in links)
         return Traffic(crossed, times, self.host.rate_bytes_per_s(work.op), late_s)
 
     def _is_inside(self, groups: Ints) -> bool:

@@ -198,23 +198,27 @@ def refusal(question: Question) -> PerfsimError | None:
     return None
 
 
-def estimated(question: Question) -> _Screened:
-    """The given layout, or the one of best estimate. Raises as `plan_of` does."""
+def estimated(question: Question, searched: Search | None = None) -> _Screened:
+    """The given layout, or the one of best estimate. Raises as `plan_of` does.
+
+    `searched` are the layouts of the question where they are screened already.
+    """
     if question.layout is None:
-        (best,) = Search(question).best(1)
+        (best,) = (searched or Search(question)).best(1)
         return best
     plan = plan_of(question)
     return _Screened(question.chosen.estimate_s(plan, question.costs), plan)
 
 
-def best_plan(question: Question) -> Evaluation:
+def best_plan(question: Question, searched: Search | None = None) -> Evaluation:
     """The given layout, or the fastest plan within the memory limit, simulated.
 
-    A cluster's scale favours no plan. Raises PlanError where no plan fits, LayoutError for an illegal layout.
+    `searched` are the layouts of the question where they are screened already. A cluster's scale favours no
+    plan. Raises PlanError where no plan fits, LayoutError for an illegal layout.
     """
     if question.layout is not None:
         return evaluated(question, plan_of(question), reported=True)
-    searched = Search(question)
+    searched = searched or Search(question)
     best = confirmed(searched)[0]
     # The engine of steps that are reported follows the best one once more.
     trace = best.step.run(reported=True)

@@ -139,31 +139,33 @@ def _products(model: TransformerConfig, kind: LayerKind) -> dict[str, _Product]:
     hidden = model.hidden_size
     heads = model.num_attention_heads
     queries = heads * model.head_size
-    found = {"projection": _Product(model.attention_width, hidden)}
+    products = {"projection": _Product(model.attention_width, hidden)}
     if (latent := model.latent_attention) is None:
         keys_values = model.query_groups * (model.head_size + model.value_size)
-        found["qkv"] = _Product(hidden, queries + keys_values)
+        products["qkv"] = _Product(hidden, queries + keys_values)
     else:
         up = heads * (latent.qk_nope_head_dim + latent.v_head_dim)
-        found["query"] = _Product(latent.q_lora_rank or hidden, queries)
-        found["pair_down"] = _Product(hidden, latent.kv_lora_rank + latent.qk_rope_head_dim, everywhere=True)
-        found["pair"] = _Product(latent.kv_lora_rank, up)
+        products["query"] = _Product(latent.q_lora_rank or hidden, queries)
+        products["pair_down"] = _Product(
+            hidden, latent.kv_lora_rank + latent.qk_rope_head_dim, everywhere=True
+        )
+        products["pair"] = _Product(latent.kv_lora_rank, up)
         if latent.q_lora_rank is not None:
-            found["query_down"] = _Product(hidden, latent.q_lora_rank, everywhere=True)
+            products["query_down"] = _Product(hidden, latent.q_lora_rank, everywhere=True)
     widths = {"": (model.ffn_hidden_size, 1.0)}
     if kind.experts and (experts := model.experts) is not None:
-        found["router"] = _Product(hidden, experts.num_experts, everywhere=True)
+        products["router"] = _Product(hidden, experts.num_experts, everywhere=True)
         widths = {
             "expert_": (experts.ffn_hidden_size, float(experts.top_k)),
             "shared_": (experts.shared_ffn_hidden_size, 1.0),
         }
     for prefix, (ffn, rows) in widths.items():
         if ffn:
-            found[f"{prefix}fc1"] = _Product(hidden, ffn * (2 if model.gated_mlp else 1), rows)
-            found[f"{prefix}fc2"] = _Product(ffn, hidden, rows)
+            products[f"{prefix}fc1"] = _Product(hidden, ffn * (2 if model.gated_mlp else 1), rows)
+            products[f"{prefix}fc2"] = _Product(ffn, hidden, rows)
     if kind.mtp:
-        found["mtp_joint"] = _Product(2 * hidden, hidden)
-    return found
+        products["mtp_joint"] = _Product(2 * hidden, hidden)
+    return products
 
 
 class _Whole(NamedTuple):
@@ -193,13 +195,13 @@ def _expected(job: Job, layout: Layout, *, fused: bool) -> dict[Key, _Whole]:
         copies = 1 if layout.sequence_parallel else layout.tensor
         load = expert_load(job, layout.expert)  # rows of the fullest rank of experts over the mean
     vocab = padded_vocab_size(model, layout.tensor)
-    found: dict[Key, _Whole] = {}
+    expected: dict[Key, _Whole] = {}
     counted = attention_flop_per_step(job)
 
     def add(block: int, name: str, product: _Product, repeated: float = 1.0) -> None:
         flop = 2.0 * tokens * product.rows * product.k * product.n * repeated
         for which in PASSES:
-            found[block, name, which] = _Whole(flop, product.k, product.n)
+            expected[block, name, which] = _Whole(flop, product.k, product.n)
 
     for block, kind in enumerate(layer_kinds(model)):
         for name, product in _products(model, kind).items():
@@ -207,7 +209,7 @@ def _expected(job: Job, layout: Layout, *, fused: bool) -> dict[Key, _Whole]:
             routed = load if name.startswith("expert_") else 1.0
             add(block, name, product, copies if product.everywhere else routed)
         core = _core(job, kind, fused=fused)
-        found |= {(block, name, "forward"): whole for name, whole in core.items()}
+        expected |= {(block, name, "forward"): whole for name, whole in core.items()}
         if kind.mtp:
             counted += 6.0 * tokens * model.hidden_size * model.vocab_size
             add(block, "mtp_lm_head", _Product(model.hidden_size, vocab))
@@ -218,7 +220,7 @@ def _expected(job: Job, layout: Layout, *, fused: bool) -> dict[Key, _Whole]:
         raise VerificationError(
             f"products of {counted:.6g} FLOPs a step; the closed form has {model_flop_per_step(job):.6g}"
         )
-    return found
+    return expected
 
 
 def _core(job: Job, kind: LayerKind, *, fused: bool) -> dict[str, _Whole]:
@@ -302,15 +304,15 @@ def _shards(work: Work) -> Iterator[_Shard]:
             continue
         name, _, suffix = kernel.name.rpartition(".")
         # The head of multi-token prediction ends its layer.
-        own = "mtp_" if "lm_head" in kernel.name and not work.name.startswith("head") else ""
+        prefix = "mtp_" if "lm_head" in kernel.name and not work.name.startswith("head") else ""
         if suffix == "dgrad":
-            yield _Shard(own + name, "dgrad", kernel.m, kernel.n, kernel.k, kernel)
+            yield _Shard(prefix + name, "dgrad", kernel.m, kernel.n, kernel.k, kernel)
         elif suffix == "wgrad":
-            yield _Shard(own + name, "wgrad", kernel.k, kernel.m, kernel.n, kernel)
+            yield _Shard(prefix + name, "wgrad", kernel.k, kernel.m, kernel.n, kernel)
         else:
             again = work.category != "forward" and "." not in kernel.name
             which: Pass = "recompute" if again else "forward"
-            yield _Shard(own + kernel.name, which, kernel.m, kernel.k, kernel.n, kernel)
+            yield _Shard(prefix + kernel.name, which, kernel.m, kernel.k, kernel.n, kernel)
 
 
 class _Found(NamedTuple):

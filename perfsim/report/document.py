@@ -21,8 +21,8 @@ def plain(value: Any) -> Any:
     """A value as JSON knows it: dataclasses and mappings as objects, floats with every digit, NaN as null."""
     if type(value) in _PLAIN:
         return value
-    if type(value) is float:
-        return value if math.isfinite(value) else None
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
     if is_dataclass(value) and not isinstance(value, type):
         return {entry.name: plain(getattr(value, entry.name)) for entry in fields(value)}
     if isinstance(value, Mapping):
@@ -32,6 +32,4 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in items]
     if hasattr(value, "tolist"):  # NumPy arrays and scalars
         return plain(value.tolist())
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
     return value if isinstance(value, (int, str)) else str(value)

@@ -37,6 +37,9 @@ def _plan_table(planned: Planned) -> Table:
             return text.layout_short(entry.layout)
         return text.layout_settings(entry.differs) or "the same settings"
 
+    def time(entry: Entry) -> Cell | None:
+        return Cell(entry.time.time_s, entry.time.band_s) if entry.time else None
+
     columns: dict[str, tuple[text.Unit | None, Callable[[tuple[int, Entry]], Cell | Value]]] = {
         "": (text.COUNT, lambda row: row[0]),
         "layout": (None, lambda row: layout(*row)),
@@ -45,11 +48,7 @@ def _plan_table(planned: Planned) -> Table:
         "memory left": (memory, lambda row: row[1].memory_left_bytes),
     }
     if planned.best.time is not None:
-        days = text.Unit("days", DAY_S)
-        columns["time"] = (
-            days,
-            lambda row: Cell(row[1].time.time_s, row[1].time.band_s) if row[1].time else None,
-        )
+        columns["time"] = text.Unit("days", DAY_S), lambda row: time(row[1])
     return Table.each(enumerate(planned.shortlist, start=1), columns)
 
 

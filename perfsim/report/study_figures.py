@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 from typing import Any
 
 import plotly.graph_objects as go
@@ -257,11 +257,7 @@ def bridge(result: StudyResult) -> Iterator[Section]:
     rows += [(text.human(part), Cell(change, unit=signed)) for change, part in shown]
     table = Table.of({"": None, "step": unit}, [*rows, (name, end_s)], f"For {text.large(tokens)} tokens.")
     at, *changes, _ = table.values("step")
-    starts = [0.0]
-    for change in changes:
-        starts.append(min(at, at + change))
-        at += change
-    starts.append(0.0)
+    starts = [0.0, *map(min, pairwise(accumulate([at, *changes]))), 0.0]
     sizes = [abs(value) for value in table.values("step")]
     labels = [text.esc(row[0].value) for row in table.rows]
     colours = [draw.GREEN if change < 0 else draw.VERMILLION for change in changes]

@@ -244,11 +244,6 @@ class PointResult(Point):
         return self.candidate.system.devices_noun
 
     @property
-    def machine(self) -> str:
-        """Its devices in words: `128 A100-80GB (16 DGX)`."""
-        return self.candidate.system.machine(self.num_devices)
-
-    @property
     def variant(self) -> str:
         """The name of its variant; empty if the sweep has none."""
         return str(self.settings.get(VARIANT, ""))

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from multiprocessing import active_children, get_context
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -64,11 +64,6 @@ class Executor:
     size = 1
     """How many items are computed at once."""
 
-    @property
-    def words(self) -> str:
-        """`8 processes`."""
-        return "1 process" if self.size == 1 else f"{self.size} processes"
-
     @contextmanager
     def answers(
         self, function: Callable[[Item], Result], items: Iterable[tuple[Key, Item]]
@@ -99,14 +94,12 @@ class Task(Generic[Item, Result]):
         """The function of an item, and the number of events that it simulated."""
         if self.version and self.version != model_version():
             raise _another_version("a worker", model_version(), self.version)
-        asked = self.limits
-        limits = Limits(asked.max_events, asked.max_seconds, engine=asked.engine, events=asked.events)
-        limits.started_s = time.monotonic() - self.elapsed_s
+        limits = replace(self.limits, started_s=time.monotonic() - self.elapsed_s)
         with limited(limits):
             result = self.function(item)
             if limits.reached is not None:
                 raise limits.reached
-        return result, limits.events - asked.events
+        return result, limits.events - self.limits.events
 
 
 def _another_version(worker: str, version: str, here: str) -> InputError:
@@ -144,12 +137,12 @@ class _Pooled(Executor, ABC):
     def answers(
         self, function: Callable[[Item], Result], items: Iterable[tuple[Key, Item]]
     ) -> Iterator[Iterator[tuple[Key, Result | PerfsimError]]]:
+        finished = False
         try:
             yield self._answers(function, iter(items))
-        except BaseException:
-            self.end(at_once=True)
-            raise
-        self.end(at_once=False)
+            finished = True
+        finally:
+            self.end(at_once=not finished)
 
     def _answers(
         self, function: Callable[[Item], Result], items: Iterator[tuple[Key, Item]]
@@ -160,7 +153,7 @@ class _Pooled(Executor, ABC):
         suspects = deque[tuple[Key, Item, int]]()
 
         def submit(key: Key, item: Item, deaths: int) -> None:
-            known = Limits(limits.max_events, limits.max_seconds, engine=limits.engine, events=limits.events)
+            known = replace(limits, tell=None, tell_items=None, reached=None)
             task = Task(function, known, time.monotonic() - limits.started_s, self.version)
             try:
                 running[self.submit(task, item)] = key, item, deaths
@@ -314,10 +307,6 @@ class _DaskCluster(_Pooled):
         except BaseException:
             self.end(at_once=True)
             raise
-
-    @property
-    def words(self) -> str:
-        return f"{self.size} worker{'' if self.size == 1 else 's'} of {self.address}"
 
     def window(self) -> int:
         lost = ExecutorLost(f"the scheduler at {self.address} went away")

@@ -85,7 +85,7 @@ def answer_point(
             remarks.append(
                 f"batches that the layout cannot run are left out: {left_out} sequences ({reason})"
             )
-    evaluation = best_plan(question.at(best))
+    evaluation = best_plan(question.at(best), None if curve is None else curve.searched)
     time = target.time_of_run(evaluation)
     chosen = BatchPoint.of(evaluation.plan, time)
     sampling = slowdowns = ramp = None
@@ -196,8 +196,7 @@ def run_study(
 
     def items() -> Iterator[tuple[int, tuple[str, Point, Target]]]:
         for number, point in enumerate(points):
-            words = f"{point.candidate.strategy} on {point.candidate.system.machine(point.num_devices)}"
-            progress(f"{number} of {len(points)} candidates: {words}")
+            progress(f"{number} of {len(points)} candidates: {point.candidate.strategy} on {point.machine}")
             yield number, (f"{number} of {len(points)} candidates answered", point, target)
 
     try:

@@ -99,9 +99,9 @@ class Matched:
             try:
                 asked.check()
                 grid = target.grid(asked.recipe.seq_length, devices)
-                best = target.curve(asked, grid, extend=True).best
-                taken = target.time_of_run(best_plan(asked.at(best)))
-                point = MatchPoint(devices, best, taken, taken.ratio_to(time, same_machine=same))
+                curve = target.curve(asked, grid, extend=True)
+                taken = target.time_of_run(best_plan(asked.at(curve.best), curve.searched))
+                point = MatchPoint(devices, curve.best, taken, taken.ratio_to(time, same_machine=same))
             except (PlanError, LayoutError, InputError) as error:
                 refused = error
                 if points:

@@ -345,11 +345,15 @@ class Point:
         return self.candidate.devices[0]
 
     @property
+    def machine(self) -> str:
+        """Its devices in words: `128 A100-80GB (16 DGX)`."""
+        return self.candidate.system.machine(self.num_devices)
+
+    @property
     def label(self) -> str:
         """`128 A100-80GB (16 DGX), 3d`, with the settings of a sweep or a fixed layout behind it."""
         said = [f"{path} {value}" for path, value in self.settings.items()] or [self.candidate.layout_words]
-        machine = self.candidate.system.machine(self.num_devices)
-        return ", ".join(filter(None, [machine, self.candidate.strategy, *said]))
+        return ", ".join(filter(None, [self.machine, self.candidate.strategy, *said]))
 
     @property
     def runtime(self) -> Runtime:

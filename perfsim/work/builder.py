@@ -59,13 +59,11 @@ class _Columns:
         writes: int,
     ) -> _Handles:
         handles = _Handles(len(self.tensor_ends), self.num_tensors)
-        columns = self.values
         row = (work, stream, block, len(reads), len(after), writes)
-        for name, value in zip(_SINGLE, row, strict=True):
-            columns[name].append(value)
-        columns["tag"].append(tag)
-        columns["reads"].extend(reads)
-        columns["after"].extend(after)
+        for name, value in zip((*_SINGLE, "tag"), (*row, tag), strict=True):
+            self.values[name].append(value)
+        self.values["reads"].extend(reads)
+        self.values["after"].extend(after)
         self.num_tensors += writes
         self.tensor_ends.append(self.num_tensors)
         return handles
@@ -105,15 +103,8 @@ class Template:
 
         `after` holds task ids of this template, or ports, which stand for the writers of their tensors.
         """
-        return self.columns.append(
-            self.builder.work_id(work),
-            self.builder.stream_id(stream),
-            -1,
-            block,
-            reads,
-            after,
-            len(work.writes),
-        )
+        ids = self.builder.work_id(work), self.builder.stream_id(stream)
+        return self.columns.append(*ids, -1, block, reads, after, len(work.writes))
 
     def writer(self, tensor: int) -> int:
         """The task of this template that writes one of its tensors."""
@@ -193,9 +184,8 @@ class GraphBuilder:
         block: int = WHOLE_DEVICE,
     ) -> _Handles:
         """Append one task; returns its id and the handle of the first tensor it writes."""
-        local = self._columns.append(
-            self.work_id(work), self.stream_id(stream), tag, block, reads, after, len(work.writes)
-        )
+        ids = self.work_id(work), self.stream_id(stream)
+        local = self._columns.append(*ids, tag, block, reads, after, len(work.writes))
         return _Handles(self._num_tasks + local.id, self._num_tensors + local.tensor)
 
     def end_step(self, num_tasks: int | None = None) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.precisions import PRECISIONS, Precision
@@ -45,20 +45,18 @@ def _products(part: LayerSlice, which: LayerPass, bias: bool, *forward: Kernel) 
             yield from product.weight_gradients(part.main_grad_bytes, bias=bias)
 
 
-class _NormPass(NamedTuple):
-    suffix: str
-    passes: int
-    """Times that the norm reads or writes an activation."""
-    launches: int
+def _linear(name: str, part: LayerSlice, n_in: int, n_out: int, partition: Partition) -> Kernel:
+    """A linear layer on all tokens of a rank, its weight divided over the tensor ranks."""
+    return linear(name, part.tokens, n_in, n_out, partition, part.tensor, part.element_bytes)
 
 
-# The input gradient is one kernel. Gradients of scale and shift read input and output gradient again, are
-# reduced in two kernels, and accumulated.
-_NORM: dict[LayerPass, _NormPass] = {
-    "forward": _NormPass("", 2, 1),
-    "backward": _NormPass(".backward", 5, 4),
-    "dgrad": _NormPass(".dgrad", 3, 1),
-    "wgrad": _NormPass(".wgrad", 2, 3),
+# Suffix, times that a norm reads or writes an activation, launches. The input gradient is one kernel. Those
+# of scale and shift read input and output gradient again, are reduced in two kernels, and accumulated.
+_NORM: dict[LayerPass, tuple[str, int, int]] = {
+    "forward": ("", 2, 1),
+    "backward": (".backward", 5, 4),
+    "dgrad": (".dgrad", 3, 1),
+    "wgrad": (".wgrad", 2, 3),
 }
 
 
@@ -196,25 +194,23 @@ def attention_products(part: LayerSlice) -> Kernels:
     model = part.model
     size = part.element_bytes
     width = model.attention_width
-    output = linear("projection", part.tokens, width, model.hidden_size, "row", part.tensor, size)
+    output = _linear("projection", part, width, model.hidden_size, "row")
     latent = model.latent_attention
     if latent is None:
         width = model.query_width + part.pair_width
-        return (linear("qkv", part.tokens, model.hidden_size, width, "column", part.tensor, size), output)
+        return (_linear("qkv", part, model.hidden_size, width, "column"), output)
     tokens = max(1, part.tokens // part.norm_share)
     rank = latent.q_lora_rank
     down = latent.kv_lora_rank + latent.qk_rope_head_dim
     up = model.num_attention_heads * (latent.qk_nope_head_dim + latent.v_head_dim)
     query_inputs = rank or model.hidden_size
-    queries: Kernels = (
-        linear("query", part.tokens, query_inputs, model.query_width, "column", part.tensor, size),
-    )
+    queries: Kernels = (_linear("query", part, query_inputs, model.query_width, "column"),)
     if rank is not None:
         queries = (linear("query_down", tokens, model.hidden_size, rank, element_bytes=size), *queries)
     return (
         *queries,
         linear("pair_down", tokens, model.hidden_size, down, element_bytes=size),
-        linear("pair", part.tokens, latent.kv_lora_rank, up, "column", part.tensor, size),
+        _linear("pair", part, latent.kv_lora_rank, up, "column"),
         output,
     )
 
@@ -365,12 +361,11 @@ def mlp_products(part: LayerSlice) -> Kernels:
 
 
 def _mlp_linears(part: LayerSlice, prefix: str, ffn: int) -> tuple[Kernel, Kernel]:
-    model = part.model
-    size = part.element_bytes
-    width = (2 if model.gated_mlp else 1) * ffn
+    hidden = part.model.hidden_size
+    width = (2 if part.model.gated_mlp else 1) * ffn
     return (
-        linear(f"{prefix}fc1", part.tokens, model.hidden_size, width, "column", part.tensor, size),
-        linear(f"{prefix}fc2", part.tokens, ffn, model.hidden_size, "row", part.tensor, size),
+        _linear(f"{prefix}fc1", part, hidden, width, "column"),
+        _linear(f"{prefix}fc2", part, ffn, hidden, "row"),
     )
 
 
@@ -576,8 +571,7 @@ def _with_further_head(run: Kernels, part: LayerSlice, which: LayerPass) -> Kern
 def _joined_embedding(part: LayerSlice, which: LayerPass) -> Kernels:
     """What a layer of multi-token prediction begins with: embedding, two norms and a projection."""
     hidden = part.model.hidden_size
-    size = part.element_bytes
-    joint = linear("mtp_joint", part.tokens, 2 * hidden, hidden, "column", part.tensor, size)
+    joint = _linear("mtp_joint", part, 2 * hidden, hidden, "column")
     products = tuple(_products(part, which, False, joint))
     norms = (_norm("mtp_norm", part, which),) * 2
     n_bytes = 4 * part.activation_bytes / part.norm_share

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,22 @@ def report(factory: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return study_page(factory.study_result(), trace_names=["trace.json.gz"]).write(
         tmp_path_factory.mktemp("study")
     )
+
+
+@pytest.fixture(scope="module")
+def desktop(opener: Callable, report: Path) -> Iterator[Any]:
+    """The report on a wide screen, opened once for the tests that leave it as it is."""
+    opened = opener(report)
+    yield opened.page
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def phone(opener: Callable, report: Path) -> Iterator[Any]:
+    """The same on a phone."""
+    opened = opener(report, width=400)
+    yield opened.page
+    opened.close()
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (400, "dark")])
@@ -64,21 +81,26 @@ def test_a_click_on_the_legend_hides_a_part_of_the_step(open_page: Callable, rep
     assert page.evaluate(f"{hidden}[0].name") == "compute"
 
 
-@pytest.mark.slow
-def test_hovering_a_curve_names_the_layout(open_page: Callable, report: Path) -> None:
-    page = open_page(report).page
-    plot = page.locator("#figure-time-to-accuracy")
-    plot.scroll_into_view_if_needed()
-    point = plot.locator(".scatterlayer .trace .point").first
-    box = point.bounding_box()
+def hovered(page: Any, plot: str, mark: str, number: int) -> str:
+    """What the figure says at the middle of a mark."""
+    drawn = page.locator(plot)
+    drawn.scroll_into_view_if_needed()
+    box = drawn.locator(mark).nth(number).bounding_box()
     assert box is not None
     x = box["x"] + box["width"] / 2
     y = box["y"] + box["height"] / 2
-    page.mouse.move(x - 3, y - 3)
+    page.mouse.move(x - 1, y - 1)
     page.mouse.move(x, y, steps=4)
-    label = plot.locator(".hoverlayer .hovertext")
-    label.first.wait_for()
-    assert "tp8 pp4 dp4 mbs1" in label.first.text_content()
+    label = drawn.locator(".hoverlayer .hovertext").first
+    label.wait_for()
+    return str(label.text_content())
+
+
+@pytest.mark.slow
+def test_hovering_a_curve_names_the_layout(desktop: Any) -> None:
+    assert "tp8 pp4 dp4 mbs1" in hovered(
+        desktop, "#figure-time-to-accuracy", ".scatterlayer .trace .point", 0
+    )
 
 
 @pytest.mark.slow
@@ -95,9 +117,8 @@ def test_dark_and_light_pages_write_figures_in_their_own_ink(open_page: Callable
 
 
 @pytest.mark.slow
-def test_a_phones_tall_legend_takes_no_room_from_the_bars(open_page: Callable, report: Path) -> None:
-    page = open_page(report, width=400).page
-    bars, legend = page.evaluate(
+def test_a_phones_tall_legend_takes_no_room_from_the_bars(phone: Any) -> None:
+    bars, legend = phone.evaluate(
         """() => {
           const plot = document.getElementById('figure-step-time');
           const height = (what) => plot.querySelector(what).getBoundingClientRect().height;
@@ -109,12 +130,12 @@ def test_a_phones_tall_legend_takes_no_room_from_the_bars(open_page: Callable, r
     bar = (
         "() => [...document.querySelectorAll('.legend .scrollbar')].map((own) => +own.getAttribute('height'))"
     )
-    assert max(page.evaluate(bar)) == 0, "no legend is so short that it scrolls"
+    assert max(phone.evaluate(bar)) == 0, "no legend is so short that it scrolls"
 
 
 @pytest.mark.slow
 def test_a_phone_shows_the_first_rows_of_a_long_table_and_all_on_demand(
-    open_page: Callable, report: Path
+    open_page: Callable, report: Path, desktop: Any
 ) -> None:
     page = open_page(report, width=400).page
     rest = page.locator("#verdict tr.rest")
@@ -127,23 +148,22 @@ def test_a_phone_shows_the_first_rows_of_a_long_table_and_all_on_demand(
     assert button.text_content() == f"Show all {page.locator('#verdict tbody tr').count()} rows"
     button.click()
     assert rest.count() == button.count() == 0
-    assert open_page(report, width=1400).page.locator("#verdict tr.rest").count() == 0
+    assert desktop.locator("#verdict tr.rest").count() == 0
 
 
 @pytest.mark.slow
 def test_print_takes_tall_plots_shorter_and_fits_the_paper_and_the_screen_gets_them_back(
-    open_page: Callable, report: Path
+    desktop: Any,
 ) -> None:
-    page = open_page(report, width=1400).page
     sizes = """() => [...document.querySelectorAll('.js-plotly-plot')].map((own) =>
       [own._fullLayout.height, own.querySelector('.main-svg').getBoundingClientRect().width])"""
-    before = page.evaluate(sizes)
-    page.evaluate("() => window.dispatchEvent(new Event('beforeprint'))")
-    for (height, width), (was, wide) in zip(page.evaluate(sizes), before, strict=True):
+    before = desktop.evaluate(sizes)
+    desktop.evaluate("() => window.dispatchEvent(new Event('beforeprint'))")
+    for (height, width), (was, wide) in zip(desktop.evaluate(sizes), before, strict=True):
         assert height < was if was > 440 else height == was
         assert width <= 690 < 1000 < wide or wide == 0
-    page.evaluate("() => window.dispatchEvent(new Event('afterprint'))")
-    assert page.evaluate(sizes) == before
+    desktop.evaluate("() => window.dispatchEvent(new Event('afterprint'))")
+    assert desktop.evaluate(sizes) == before
 
 
 def test_hostile_names_run_nothing(open_page: Callable, factory: ModuleType, tmp_path: Path) -> None:
@@ -154,29 +174,16 @@ def test_hostile_names_run_nothing(open_page: Callable, factory: ModuleType, tmp
     assert opened.asked_elsewhere() == []
 
 
-def test_the_tooltip_of_a_task_says_how_long_it_takes(
-    open_page: Callable, report: Path, factory: ModuleType
-) -> None:
-    page = open_page(report).page
-    plot = page.locator("#figure-timeline-0")
-    plot.scroll_into_view_if_needed()
-    bar = plot.locator(".barlayer .trace .point").nth(5)
-    box = bar.bounding_box()
-    assert box is not None
-    page.mouse.move(box["x"] + box["width"] / 2 - 1, box["y"] + box["height"] / 2)
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, steps=3)
-    label = plot.locator(".hoverlayer .hovertext")
-    label.first.wait_for()
-    said = label.first.text_content()
+def test_the_tooltip_of_a_task_says_how_long_it_takes(desktop: Any, factory: ModuleType) -> None:
+    said = hovered(desktop, "#figure-timeline-0", ".barlayer .trace .point", 5)
     takes = {duration(bar.end_s - bar.start_s) for bar in factory.study_result().candidates[0].timeline}
     assert said.partition("takes ")[2] in takes
 
 
 @pytest.mark.slow
-def test_a_table_is_saved_as_csv(open_page: Callable, report: Path, tmp_path: Path) -> None:
-    page = open_page(report).page
-    with page.expect_download() as waiting:
-        page.locator("#verdict .csv").click()
+def test_a_table_is_saved_as_csv(desktop: Any, tmp_path: Path) -> None:
+    with desktop.expect_download() as waiting:
+        desktop.locator("#verdict .csv").click()
     waiting.value.save_as(tmp_path / "saved.csv")
     rows = list(csv.reader((tmp_path / "saved.csv").read_text("utf-8").splitlines()))
     assert waiting.value.suggested_filename == "verdict.csv"
@@ -184,11 +191,12 @@ def test_a_table_is_saved_as_csv(open_page: Callable, report: Path, tmp_path: Pa
     assert rows[1][:2] == ["time", "32.0 days (31.2 to 37.1)"]
 
 
-@pytest.mark.parametrize("width", [400, pytest.param(1400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("look", "width"), [("phone", 400), ("desktop", 1400)])
 def test_the_answer_is_not_clipped_and_the_contents_stay_in_sight(
-    open_page: Callable, report: Path, width: int
+    request: pytest.FixtureRequest, look: str, width: int
 ) -> None:
-    page = open_page(report, width=width).page
+    page = request.getfixturevalue(look)
+    page.evaluate("() => window.scrollTo(0, 0)")
     box = page.locator(".answer").bounding_box()
     assert box is not None
     assert box["x"] >= 0

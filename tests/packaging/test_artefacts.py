@@ -36,42 +36,26 @@ def test_the_wheel_holds_the_package_and_the_whole_catalogue_and_no_more(
     for folder in DATA_FOLDERS:
         expected |= {f"perfsim/_data/{folder}/{name}" for name in below(repository / folder)}
     expected.add("perfsim/_data/docs/glossary.md")
-    held = {name for name in contents(wheel) if ".dist-info/" not in name}
+    members = contents(wheel)
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in members)
+    held = {name for name in members if ".dist-info/" not in name}
     assert held == expected
     assert "perfsim/_data/studies/gpt3_20b.yaml" in held
     assert "perfsim/py.typed" in held, "type checkers ignore the annotations of a package without it"
 
 
-def test_the_wheel_holds_the_licence(wheel: Path) -> None:
-    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in contents(wheel))
-
-
-def test_a_wheel_built_from_the_source_distribution_equals_one_built_from_the_checkout(
+def test_the_source_distribution_holds_what_testing_needs_and_makes_the_wheel_of_the_checkout(
     wheel: Path, repository: Path, tmp_path: Path, must_run: Callable
 ) -> None:
     must_run(sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path, repository)
     (from_sdist,) = tmp_path.glob("*.whl")
     assert contents(from_sdist) == contents(wheel)
-
-
-def test_the_source_distribution_holds_what_testing_needs(
-    repository: Path, tmp_path: Path, must_run: Callable
-) -> None:
-    must_run(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", tmp_path, repository)
     (sdist,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         held = {name.split("/", 1)[1] for name in archive.getnames()}
     tests = {f"tests/{name}" for name in below(repository / "tests", "*.py")}
-    assert tests <= held
-    assert {
-        "Makefile",
-        "LICENSE",
-        "README.md",
-        "ARCHITECTURE.md",
-        ".ci/run",
-        "hatch_build.py",
-        "docs/glossary.md",
-    } <= held
+    documents = {"LICENSE", "README.md", "ARCHITECTURE.md", "docs/glossary.md"}
+    assert tests | documents | {"Makefile", ".ci/run", "hatch_build.py"} <= held
 
 
 def test_an_editable_install_reads_the_checkout_and_exposes_only_the_package(

@@ -59,22 +59,16 @@ def test_the_command_line_has_every_verb_and_option_that_the_documents_show(
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_every_make_target_that_a_document_shows_exists(repository: Path, name: str) -> None:
-    targets = set(re.findall(r"^([a-z]+):", (repository / "Makefile").read_text("utf-8"), re.MULTILINE))
-    for command in commands((repository / name).read_text("utf-8"), "make"):
-        wanted = {word for word in command.split()[1:] if word.isalpha()}
-        assert wanted <= targets, command
-
-
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_every_relative_link_of_a_document_leads_somewhere(repository: Path, name: str) -> None:
+def test_every_make_target_link_and_path_of_a_document_is_there(repository: Path, name: str) -> None:
     document = repository / name
-    dead = [
-        target
-        for target in LINK.findall(document.read_text("utf-8"))
-        if not (document.parent / target).exists()
-    ]
-    assert not dead
+    text = document.read_text("utf-8")
+    targets = set(re.findall(r"^([a-z]+):", (repository / "Makefile").read_text("utf-8"), re.MULTILINE))
+    for command in commands(text, "make"):
+        assert {word for word in command.split()[1:] if word.isalpha()} <= targets, command
+    assert [target for target in LINK.findall(text) if not (document.parent / target).exists()] == []
+    folders = (repository, repository / "perfsim", document.parent)
+    named = set(PATH_IN_CODE.findall(text)) - set(WRITTEN.findall(text))
+    assert [path for path in named if not any((folder / path).exists() for folder in folders)] == []
 
 
 def test_every_module_that_the_glossary_names_exists(repository: Path) -> None:
@@ -85,32 +79,17 @@ def test_every_module_that_the_glossary_names_exists(repository: Path) -> None:
         assert path.is_dir() or path.with_suffix(".py").exists(), name
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
-def test_every_path_that_a_document_names_exists(repository: Path, name: str) -> None:
-    document = repository / name
-    places = (repository, repository / "perfsim", document.parent)
-    text = document.read_text("utf-8")
-    named = set(PATH_IN_CODE.findall(text)) - set(WRITTEN.findall(text))
-    absent = [path for path in named if not any((place / path).exists() for place in places)]
-    assert not absent
-
-
-def test_the_architecture_is_short_enough_to_be_read(repository: Path) -> None:
-    words = (repository / "ARCHITECTURE.md").read_text("utf-8").split()
-    assert len(words) <= MOST_WORDS_OF_THE_ARCHITECTURE, "move details to docs/decisions or a docstring"
-
-
-def test_the_architecture_lists_the_rooms_as_the_layers_do(repository: Path) -> None:
+def test_the_architecture_is_short_lists_the_rooms_as_the_layers_do_and_links_to_the_glossary(
+    repository: Path,
+) -> None:
     contracts = tomllib.loads((repository / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]
     (layers,) = (contract["layers"] for contract in contracts["contracts"] if contract["id"] == "layers")
     text = (repository / "ARCHITECTURE.md").read_text("utf-8")
+    assert len(text.split()) <= MOST_WORDS_OF_THE_ARCHITECTURE, "move details to docs/decisions"
+    assert "(docs/glossary.md)" in text
+    assert "(../ARCHITECTURE.md)" in (repository / "docs/glossary.md").read_text("utf-8")
     rows = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
     assert [re.findall(r"\w+", row) for row in rows] == [re.findall(r"\w+", layer) for layer in layers]
-
-
-def test_architecture_and_glossary_link_to_one_another(repository: Path) -> None:
-    assert "(docs/glossary.md)" in (repository / "ARCHITECTURE.md").read_text("utf-8")
-    assert "(../ARCHITECTURE.md)" in (repository / "docs/glossary.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("name", DECISIONS)
@@ -128,18 +107,11 @@ def test_the_index_lists_every_decision_by_its_title(repository: Path) -> None:
 
 
 def test_the_check_runs_the_test_command_of_the_readme(repository: Path) -> None:
-    shown = {
-        command
-        for command in commands((repository / "README.md").read_text("utf-8"), "make")
-        if "test" in command
-    }
-    assert shown == {"make test"}
+    readme = (repository / "README.md").read_text("utf-8")
+    assert len(readme.splitlines()) <= 120, "it fits in one sitting"
+    assert {command for command in commands(readme, "make") if "test" in command} == {"make test"}
     script = (repository / ".ci/run").read_text("utf-8")
     assert re.search(r"^ *tests default .*\bmake test$", script, re.MULTILINE)
-
-
-def test_the_readme_fits_in_one_sitting(repository: Path) -> None:
-    assert len((repository / "README.md").read_text("utf-8").splitlines()) <= 120
 
 
 def test_every_key_of_a_json_document_has_a_meaning(repository: Path) -> None:

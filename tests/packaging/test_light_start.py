@@ -41,21 +41,26 @@ def loaded_by(must_run: Callable, repository: Path, *arguments: str) -> set[str]
     return set(loaded)
 
 
-def test_help_loads_no_heavy_library(must_run: Callable, repository: Path) -> None:
-    loaded = loaded_by(must_run, repository, "--help")
-    assert not HEAVY & loaded, "import these inside the verb that needs them"
+RUN = (
+    *("run", "--model", "gpt3_xl", "--system", "dgx-a100-80gb", "--devices", "8", "--batch", "64"),
+    *("--strategy", "3d", "--layout", "tp=1,pp=1,dp=8,mbs=1"),
+)
+FORMATS_AND_STUDIES = {"perfsim.interop.formats", "perfsim.studies"}
 
 
-def test_show_loads_no_library_that_computes_or_draws(must_run: Callable, repository: Path) -> None:
-    loaded = loaded_by(must_run, repository, "show", "systems", "dgx-a100-80gb")
-    assert not (HEAVY - {"pydantic", "yaml"}) & loaded
-
-
-def test_a_run_loads_no_report_and_no_files_of_other_tools(must_run: Callable, repository: Path) -> None:
-    asked = ("--model", "gpt3_xl", "--system", "dgx-a100-80gb", "--devices", "8", "--batch", "64")
-    loaded = loaded_by(
-        must_run, repository, "run", *asked, "--strategy", "3d", "--layout", "tp=1,pp=1,dp=8,mbs=1"
-    )
-    assert "numpy" in loaded
-    assert not {"jinja2", "pandas", "plotly", "scipy"} & loaded
-    assert not {name for name in loaded if name.startswith(("perfsim.interop.formats", "perfsim.studies"))}
+@pytest.mark.parametrize(
+    ("arguments", "needed", "spared"),
+    [
+        (("--help",), set(), HEAVY),
+        (("show", "systems", "dgx-a100-80gb"), set(), HEAVY - {"pydantic", "yaml"}),
+        (RUN, {"numpy"}, {"jinja2", "pandas", "plotly", "scipy"} | FORMATS_AND_STUDIES),
+    ],
+    ids=["help", "show", "run"],
+)
+def test_a_verb_loads_only_the_libraries_that_it_needs(
+    must_run: Callable, repository: Path, arguments: tuple[str, ...], needed: set[str], spared: set[str]
+) -> None:
+    loaded = loaded_by(must_run, repository, *arguments)
+    assert needed <= loaded
+    assert not {name for name in loaded if name.startswith(tuple(f"{room}." for room in spared))}
+    assert not spared & loaded, "import these inside the verb that needs them"

@@ -56,28 +56,21 @@ def test_the_command_perfsim_is_installed_and_can_be_loaded() -> None:
     assert callable(script.load())
 
 
-def test_every_third_party_import_is_declared(project: dict, sources: dict[Path, ast.Module]) -> None:
-    extras = [name for group in project["optional-dependencies"].values() for name in group]
-    declared = {import_name(requirement) for requirement in [*project["dependencies"], *extras]}
-    known = declared | BROUGHT_ALONG | {"perfsim"} | set(sys.stdlib_module_names)
-    unknown = {f"{path}: {name}" for path, tree in sources.items() for name in set(imported(tree)) - known}
-    assert not unknown, "imported but not in pyproject.toml"
-
-
-def test_what_an_extra_brings_is_imported_only_inside_functions(
+def test_every_import_is_declared_extras_are_imported_late_and_every_dependency_is_used(
     project: dict, sources: dict[Path, ast.Module]
 ) -> None:
     core = {import_name(requirement) for requirement in project["dependencies"]}
-    known = core | BROUGHT_ALONG | {"perfsim"} | set(sys.stdlib_module_names)
+    extras = [name for group in project["optional-dependencies"].values() for name in group]
+    always = core | BROUGHT_ALONG | {"perfsim"} | set(sys.stdlib_module_names)
+    known = always | set(map(import_name, extras))
+    imports = {path: set(imported(tree)) for path, tree in sources.items()}
+    unknown = {f"{path}: {name}" for path, names in imports.items() for name in names - known}
+    assert not unknown, "imported but not in pyproject.toml"
     eager = {
         f"{path}: {name}"
         for path, tree in sources.items()
-        for name in set(imported(at_module_level(tree))) - known
+        for name in set(imported(at_module_level(tree))) - always
     }
     assert not eager, "a plain install lacks these: import them inside the function that needs them"
-
-
-def test_every_core_dependency_is_used(project: dict, sources: dict[Path, ast.Module]) -> None:
-    used = {name for tree in sources.values() for name in imported(tree)}
-    unused = {name for name in map(import_name, project["dependencies"]) if name not in used}
+    unused = core - set().union(*imports.values())
     assert not unused, "declared in pyproject.toml but imported nowhere: remove them"

@@ -6,8 +6,9 @@ less than one communication asks for, and cannot bind where it is at least what 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import ModuleType
 
 import numpy as np
@@ -111,32 +112,20 @@ def _case(toys: ModuleType, name: str, layout: Layout, system: SystemSpec) -> Ca
     return Case(strategy(name).plan(job, topology, layout, check_memory=False))
 
 
-@pytest.fixture(
-    params=[
-        (
-            "tensor in nodes",
-            fat_tree,
-            (ParallelLayout(tensor=2, data=2),),
-            {"gpus": 2, "nics": 2, "thin": 1.0},
-        ),
-        ("shared NICs", fat_tree, (ParallelLayout(data=4),), {"gpus": 2, "nics": 1, "thin": 2.0}),
-        (
-            "a pipeline",
-            fat_tree,
-            (ParallelLayout(tensor=2, pipeline=2),),
-            {"gpus": 2, "nics": 2, "thin": 1.0},
-        ),
-        ("one node", fat_tree, (ParallelLayout(tensor=2, data=2),), {"gpus": 4, "nics": 4, "thin": 1.0}),
-        ("wafers, half duplex", wafers, (), {"duplex": False}),
-        ("wafers with flash", wafers, (), {"flash": True}),
-        ("wafers, a layer a server", wafers, (), {"by_layer": True}),
-    ],
-    ids=lambda param: param[0],
-)
+CASES: dict[str, Callable[[ModuleType], Case]] = {
+    "tensor in nodes": partial(fat_tree, layout=ParallelLayout(tensor=2, data=2), gpus=2, nics=2, thin=1.0),
+    "shared NICs": partial(fat_tree, layout=ParallelLayout(data=4), gpus=2, nics=1, thin=2.0),
+    "a pipeline": partial(fat_tree, layout=ParallelLayout(tensor=2, pipeline=2), gpus=2, nics=2, thin=1.0),
+    "one node": partial(fat_tree, layout=ParallelLayout(tensor=2, data=2), gpus=4, nics=4, thin=1.0),
+    "wafers, half duplex": partial(wafers, duplex=False),
+    "wafers with flash": partial(wafers, flash=True),
+    "wafers, a layer a server": partial(wafers, by_layer=True),
+}
+
+
+@pytest.fixture(params=CASES, scope="module")
 def case(request: pytest.FixtureRequest, toys: ModuleType) -> Case:
-    _, make, positional, named = request.param
-    made: Case = make(toys, *positional, **named)
-    return made
+    return CASES[request.param](toys)
 
 
 def test_a_slower_edge_makes_a_step_longer_where_it_binds_and_only_there(case: Case) -> None:

@@ -150,20 +150,30 @@ def test_ranks_that_share_links_run_as_the_written_one(
     assert run.end_s.tobytes() == folded.end_s[unfolded.task].tobytes()
 
 
+def on_a_grid(toys: ModuleType, plan: Plan, graph: TaskGraph) -> np.ndarray:
+    """Prices that add up without rounding."""
+    return np.ldexp(np.rint(np.ldexp(prices(toys, plan, graph), 36)), -36)
+
+
+def unfolds_only_classes(
+    toys: ModuleType, plan: Plan, slower: list[float], most: int, data: st.DataObject
+) -> None:
+    """Some ranks are slower: every copy ends as it does alone, whether all are written or each class."""
+    graph = toys.graph_of(plan)
+    ranks = st.integers(0, plan.layout.num_devices - 1)
+    factors = data.draw(st.dictionaries(ranks, st.sampled_from(slower), max_size=most))
+    each_s = perturbed(graph, on_a_grid(toys, plan, graph), factors)
+    slow = slow_ends(graph, each_s)
+    for classes in (None, peer_classes(graph, factors)):
+        assert (run_classes(graph, each_s, classes) == slow).all()
+
+
 @given(gpu_layouts(), st.booleans(), st.data())
 @settings(max_examples=40, deadline=None)
 def test_stragglers_unfold_only_their_classes_and_nothing_else_changes(
     toys: ModuleType, layout: dict[str, Any], overlap: bool, data: st.DataObject
 ) -> None:
-    plan = gpu_plan(toys, layout, overlap)
-    graph = toys.graph_of(plan)
-    ranks = st.integers(0, plan.layout.num_devices - 1)
-    factors = data.draw(st.dictionaries(ranks, st.sampled_from([1.25, 2.0, 0.5]), max_size=3))
-    on_grid = np.ldexp(np.rint(np.ldexp(prices(toys, plan, graph), 36)), -36)
-    each_s = perturbed(graph, on_grid, factors)
-    slow = slow_ends(graph, each_s)
-    assert (run_classes(graph, each_s, None) == slow).all()
-    assert (run_classes(graph, each_s, peer_classes(graph, factors)) == slow).all()
+    unfolds_only_classes(toys, gpu_plan(toys, layout, overlap), [1.25, 2.0, 0.5], 3, data)
 
 
 @given(gpu_layouts(), st.booleans(), st.data())
@@ -176,7 +186,7 @@ def test_a_step_with_one_straggler_is_as_long_if_its_tensor_peers_act_with_it(
     ranks = st.integers(0, plan.layout.num_devices - 1)
     factors = data.draw(st.dictionaries(ranks, st.sampled_from([1.25, 2.0]), max_size=2))
     alike = as_slowest_peers(graph, factors)
-    on_grid = np.ldexp(np.rint(np.ldexp(prices(toys, plan, graph), 36)), -36)
+    on_grid = on_a_grid(toys, plan, graph)
     exact = run_classes(graph, perturbed(graph, on_grid, factors), peer_classes(graph, factors))
     quick = run_classes(graph, perturbed(graph, on_grid, alike), peer_classes(graph, alike))
     assert (exact <= quick).all()
@@ -190,10 +200,4 @@ def test_wafers_wait_for_the_slowest_of_them(
 ) -> None:
     layout = StreamingLayout(data=systems, micro_batch_size=2, recompute_layers=recompute)
     plan = toys.plan("weight-streaming", toys.job(4 * systems), layout, toys.wafer_cluster())
-    graph = toys.graph_of(plan)
-    factors = data.draw(st.dictionaries(st.integers(0, systems - 1), st.sampled_from([1.5, 2.0]), max_size=2))
-    on_grid = np.ldexp(np.rint(np.ldexp(prices(toys, plan, graph), 36)), -36)
-    each_s = perturbed(graph, on_grid, factors)
-    slow = slow_ends(graph, each_s)
-    assert (run_classes(graph, each_s, None) == slow).all()
-    assert (run_classes(graph, each_s, peer_classes(graph, factors)) == slow).all()
+    unfolds_only_classes(toys, plan, [1.5, 2.0], 2, data)

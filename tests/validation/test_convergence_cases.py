@@ -123,24 +123,30 @@ def test_bert_recipe_steps_defeat_extrapolation_and_the_band_says_so(
     assert relative_error(16384.0, fit.batches) == pytest.approx(abs(error), abs=6e-3)
 
 
-def test_score_of_the_public_cases() -> None:
+@pytest.fixture(scope="module")
+def scores() -> dict[str, Any]:
+    return validate_convergence(CaseRows.read(CASES_FILE, ConvergenceCase))
+
+
+def test_score_of_the_public_cases(scores: dict[str, Any]) -> None:
     """Without the expectation of B_crit: 4.3 and 16.1 %, and 7.4 and 20.9 % for the larger batch."""
-    result = validate_convergence(CaseRows.read(CASES_FILE, ConvergenceCase))
-    single = result["summary"]
-    larger = result["larger_batch"]
-    baseline = result["baseline"]
+    single = scores["summary"]
+    larger = scores["larger_batch"]
     assert single["median_ape"] < 0.045
     assert single["p90_ape"] < 0.15
     assert abs(single["bias"]) < 0.01
     assert larger["median_ape"] < 0.06
     assert larger["p90_ape"] < 0.18
-    assert single["median_ape"] < baseline["median_ape"] / 4
-    assert larger["median_ape"] < result["larger_batch_baseline"]["median_ape"] / 4
-    assert result["predictions"] == {"leave_one_out": 121, "larger_batch": 16}
+    assert single["median_ape"] < scores["baseline"]["median_ape"] / 4
+    assert larger["median_ape"] < scores["larger_batch_baseline"]["median_ape"] / 4
+    assert scores["predictions"] == {"leave_one_out": 121, "larger_batch": 16}
+    refused = {row["id"]: row["error"].partition(" refused")[0] for row in scores["failed"]}
+    assert refused == {"llama2_70b_lora_training_5.1.0": "5 of 5"}, "only fine-tuning is refused"
+    assert scores["refused"] == scores["refused_allowed"]
 
 
 @pytest.mark.parametrize("expected", [0.0, 0.5])
-@pytest.mark.parametrize("error", [0.7, 1.0, 1.5])
+@pytest.mark.parametrize("error", [0.7, 1.5])
 def test_the_score_does_not_hang_on_the_expected_critical_batch(
     monkeypatch: pytest.MonkeyPatch, expected: float, error: float
 ) -> None:
@@ -151,23 +157,14 @@ def test_the_score_does_not_hang_on_the_expected_critical_batch(
     assert result["larger_batch"]["p90_ape"] < 0.18
 
 
-def test_measured_critical_batches_lie_where_they_are_expected(cases: dict[str, dict[str, Any]]) -> None:
-    ratios = [b_crit / max(point[0] for point in cases[id_]["points"]) for id_, _, b_crit, _ in PRINTED_FITS]
-    assert min(ratios) > 0.3
-    assert max(ratios) < 3.1
-
-
-def test_only_fine_tuning_is_refused() -> None:
-    result = validate_convergence(CaseRows.read(CASES_FILE, ConvergenceCase))
-    assert {line["id"]: line["error"].partition(" refused")[0] for line in result["failed"]} == {
-        "llama2_70b_lora_training_5.1.0": "5 of 5"
-    }
-    assert result["refused"] - result["refused_allowed"] == 0
-
-
-def test_every_case_names_its_source_and_increases_its_batches(cases: dict[str, dict[str, Any]]) -> None:
+def test_cases_name_their_source_and_are_measured_near_the_critical_batch(
+    cases: dict[str, dict[str, Any]],
+) -> None:
     assert len(cases) == 25
     for case in cases.values():
         assert case["source"]["title"]
         batches = [point[0] for point in case["points"]]
         assert batches == sorted(batches)
+    ratios = [b_crit / max(point[0] for point in cases[id_]["points"]) for id_, _, b_crit, _ in PRINTED_FITS]
+    assert min(ratios) > 0.3
+    assert max(ratios) < 3.1

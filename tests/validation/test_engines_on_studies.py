@@ -21,28 +21,28 @@ STUDIES = sorted(
 )
 STEPS = [path for path in public_cases() if path.stem != "convergence"]
 MOST_TASKS = 1_000_000
-"""Of a graph; SimPy follows so many in some seconds."""
-MOST_OF_A_ROW = 200_000
+"""Of a winner's graph; SimPy follows so many in some seconds."""
+MOST_OF_OTHERS = 100_000
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_winner_and_its_rivals_take_the_same_bits_with_either_engine(name: str) -> None:
-    followed = 0
-    for candidate in run_study(load_study(name)).candidates:
-        if candidate.run.disturbed is None:
-            followed += is_followed_alike(candidate.run, MOST_TASKS, candidate.strategy)
-    assert followed
+    undisturbed = [row for row in run_study(load_study(name)).candidates if row.run.disturbed is None]
+    winner, *rivals = sorted(undisturbed, key=lambda row: row.time_to_accuracy_s)
+    assert is_followed_alike(winner.run, MOST_TASKS, winner.strategy)
+    for rival in rivals:
+        is_followed_alike(rival.run, MOST_OF_OTHERS, rival.strategy)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", STEPS, ids=lambda path: path.stem)
 def test_published_runs_take_the_same_bits_with_either_engine(path: Path) -> None:
-    """An eighth of the rows of a file, always the same ones."""
+    """A tenth of the rows of a file, always the same ones."""
     cases = CaseRows.read(path, StepCase).cases
-    drawn = random.Random(path.stem).sample(cases, -(-len(cases) // 8))
+    drawn = random.Random(path.stem).sample(cases, -(-len(cases) // 10))
     followed = sum(
-        is_followed_alike(case.evaluated(default_catalog()), MOST_OF_A_ROW, case.id) for case in drawn
+        is_followed_alike(case.evaluated(default_catalog()), MOST_OF_OTHERS, case.id) for case in drawn
     )
     assert followed > len(drawn) / 2
 

@@ -12,9 +12,10 @@ import pytest
 from perfsim.base.errors import MemoryCapacityError, PlanError
 from perfsim.catalog import Catalog, data_root
 from perfsim.machines import build_topology, costs_for
-from perfsim.prediction.planner import Search, best_plan
+from perfsim.prediction.planner import Search, best_plan, confirmed
+from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation
-from perfsim.specs.hardware import WaferClusterSpec
+from perfsim.specs.hardware import SystemSpec, WaferClusterSpec
 from perfsim.specs.layout import StreamingLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, strategy
@@ -55,16 +56,9 @@ def asked(batch: Batch) -> Job:
     return Job(CATALOG.model(batch.model), recipe, batch.per_system * batch.systems)
 
 
-def answered(batch: Batch) -> Evaluation:
-    job = asked(batch)
-    topology = build_topology(CATALOG.system("cs-2"), batch.systems)
-    return best_plan(toys.question(STREAMING, job, topology, costs_for(topology, job.recipe)))
-
-
-def resident_bytes(batch: Batch) -> float:
-    layout = StreamingLayout(data=batch.systems, micro_batch_size=batch.per_system)
-    held = Store(asked(batch), toys.wafer_cluster()).activations(layout)
-    return held.kept + held.working
+def question(job: Job, system: SystemSpec, systems: int = 1) -> Question:
+    topology = build_topology(system, systems)
+    return toys.question(STREAMING, job, topology, costs_for(topology, job.recipe))
 
 
 def at_once(plan: Plan) -> bool:
@@ -72,27 +66,18 @@ def at_once(plan: Plan) -> bool:
 
 
 @batches
-def test_a_published_batch_is_feasible_under_a_policy_that_is_named(batch: Batch) -> None:
-    plan = answered(batch).plan
+def test_a_published_batch_is_feasible_and_never_resident_where_the_wafer_is_too_small(batch: Batch) -> None:
+    """One fp16 tensor a layer is more than 40 GB for most of them, and a layer keeps sixteen."""
+    searched = Search(question(asked(batch), CATALOG.system("cs-2"), batch.systems))
+    plan = confirmed(searched)[0].plan
     assert all(use.fits for use in plan.memory)
     assert any(note.startswith("wafer memory policy: ") for note in plan.notes)
-
-
-@batches
-def test_no_published_batch_is_resident_where_that_needs_more_than_the_wafer_has(batch: Batch) -> None:
-    """One fp16 tensor a layer is more than 40 GB for most of them, and a layer keeps sixteen."""
-    job = asked(batch)
-    system = CATALOG.system("cs-2")
-    topology = build_topology(system, batch.systems)
-    assert resident_bytes(batch) > system.device.memory.capacity
-    plans = [
-        each.plan
-        for each in Search(toys.question(STREAMING, job, topology, costs_for(topology, job.recipe))).best(100)
-    ]
-    assert not any(at_once(plan) for plan in plans)
     layout = StreamingLayout(data=batch.systems, micro_batch_size=batch.per_system)
+    held = Store(asked(batch), toys.wafer_cluster()).activations(layout)
+    assert held.kept + held.working > plan.system.device.memory.capacity
+    assert not any(at_once(each.plan) for each in searched.best(100))
     with pytest.raises(MemoryCapacityError, match="does not fit: wafer needs"):
-        STREAMING.plan(job, topology, layout)
+        STREAMING.plan(asked(batch), plan.topology, layout)
 
 
 def test_the_policy_is_chosen_by_time() -> None:
@@ -102,8 +87,7 @@ def test_the_policy_is_chosen_by_time() -> None:
     quick = CATALOG.system("cs-2", **{"activation_servers.per_system": 12})
     times = {}
     for name, system in (("as it is", CATALOG.system("cs-2")), ("quick", quick)):
-        topology = build_topology(system, 1)
-        found = Search(toys.question(STREAMING, job, topology, costs_for(topology, job.recipe)))
+        found = Search(question(job, system))
         screened = found.best(found.screening.feasible)
         assert [each.estimate_s for each in screened] == sorted(each.estimate_s for each in screened)
         spilling = [each.estimate_s for each in screened if each.plan.layout.spill]
@@ -115,8 +99,7 @@ def test_the_policy_is_chosen_by_time() -> None:
 def trillion(systems: int = 1, batch: int = 16, **changes: object) -> Evaluation:
     system = CATALOG.system("cs-2", **changes)
     job = Job(CATALOG.model("gpt_1t"), CATALOG.recipe("gpt3_pretraining"), batch * systems)
-    topology = build_topology(system, systems)
-    return best_plan(toys.question(STREAMING, job, topology, costs_for(topology, job.recipe)))
+    return best_plan(question(job, system, systems))
 
 
 def test_a_trillion_parameters_train_on_one_system_slowly_and_the_plan_says_what_they_need() -> None:

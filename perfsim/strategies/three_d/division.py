@@ -48,6 +48,14 @@ class RankColumns(NamedTuple):
         parts = [count * of_kinds[..., kind : kind + 1] for kind, count in enumerate(self.kinds)]
         return np.asarray(sum(parts))
 
+    def largest_of(self, of_kinds: Floats) -> Floats:
+        """The largest of the layers that every rank holds, given a layer of each kind in a column."""
+        counts = self.kinds or (self.layers,)
+        parts = [
+            np.where(count > 0, of_kinds[..., kind : kind + 1], 0.0) for kind, count in enumerate(counts)
+        ]
+        return np.asarray(np.maximum.reduce(parts))
+
     def of_rows(self, rows: Ints) -> RankColumns:
         """The ranks of some of its rows."""
         columns: tuple[NDArray[Any], ...] = (*self[:5], *self.kinds)

@@ -138,7 +138,7 @@ def rank_bytes(job: Job, columns: Columns, ranks: RankColumns, system: GpuCluste
     ranks = ranks.of_rows(first)
     sizes = SliceBytes.of(job, alike)
     parameters = sizes.rank_parameters(ranks)
-    largest = (sizes.layer + sizes.experts).max(axis=-1, keepdims=True)
+    largest = ranks.largest_of(sizes.layer + sizes.experts)
     whole = (IN_FLIGHT * largest + parameters - ranks.sum_of(sizes.layer))[of_row]
     parts = states.sharded(parameters[of_row], zero, data)
     if sizes.experts.any():
@@ -175,7 +175,7 @@ def _held_bytes(job: Job, columns: Columns, ranks: RankColumns, sizes: SliceByte
             activations[rows] = np.where(larger, more, activations[rows])
             weight_inputs[rows] = np.where(larger, more_inputs, weight_inputs[rows])
     # Temporaries of one pass: a recomputed layer, or the logits on the last stage; exchanges.
-    layer = (sizes.keeps_all - sizes.keeps).max(axis=-1, keepdims=True)
+    layer = ranks.largest_of(sizes.keeps_all - sizes.keeps)
     passing = np.maximum(
         np.where(columns.recompute[:, None] > 0, layer, 0.0), np.where(ranks.last, sizes.logits, 0.0)
     )

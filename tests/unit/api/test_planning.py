@@ -15,19 +15,6 @@ def answer() -> ps.PlanAnswer:
     return ps.plan(model="gpt3_6p7b", system="dgx-a100-80gb", devices=16, batch=32, shown=3)
 
 
-def test_objects_are_taken_like_names(answer: ps.PlanAnswer) -> None:
-    catalog = ps.Catalog()
-    same = ps.plan(
-        model=catalog.models["gpt3_6p7b"],
-        system=catalog.systems["dgx-a100-80gb"],
-        recipe=catalog.recipes["gpt3_pretraining"],
-        devices=16,
-        batch=32,
-        shown=3,
-    )
-    assert same.rows() == answer.rows()
-
-
 def test_rows_are_the_shortlist_with_bands_and_memory(answer: ps.PlanAnswer) -> None:
     rows = answer.rows()
     assert [row["step_time_s"] for row in rows] == [entry.step_time_s for entry in answer.shortlist]

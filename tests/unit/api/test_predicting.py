@@ -13,7 +13,6 @@ from perfsim.cli import main
 from perfsim.prediction.question import question_of
 from perfsim.specs.layout import ParallelLayout, StreamingLayout
 from perfsim.specs.model import TransformerConfig
-from perfsim.specs.recipe import Recipe
 from perfsim.strategies.three_d.strategy import ThreeD
 
 LAYOUT = "tp=2,pp=2,dp=2,mbs=1"
@@ -22,10 +21,6 @@ LAYOUT = "tp=2,pp=2,dp=2,mbs=1"
 @pytest.fixture(scope="module")
 def prediction() -> ps.Prediction:
     return ps.predict(model="gpt3_xl", system="dgx-a100-80gb", devices=8, batch=16, layout=LAYOUT)
-
-
-def test_the_breakdown_adds_up_to_the_step(prediction: ps.Prediction) -> None:
-    assert sum(prediction.breakdown_s.values()) == pytest.approx(prediction.step_time_s, rel=1e-9)
 
 
 def test_objects_stand_in_place_of_names(prediction: ps.Prediction) -> None:
@@ -55,11 +50,8 @@ def test_a_field_that_there_is_not_is_refused_with_the_nearest() -> None:
     assert len(refused.value.problems) == 1
     with pytest.raises(ps.PerfsimError, match="num_layers"):
         ps.Catalog().models["gpt3_xl"].with_(num_layers=-1)
-
-
-def test_a_path_with_dots_changes_what_lies_deeper() -> None:
     device = ps.Catalog().devices["a100-sxm4-80gb"].with_(**{"memory.capacity": "96 GiB"})
-    assert device.memory.capacity == 96 * 2**30
+    assert device.memory.capacity == 96 * 2**30, "a path with dots changes what lies deeper"
 
 
 def test_the_trace_is_saved_for_perfetto(prediction: ps.Prediction, tmp_path: Path) -> None:
@@ -152,16 +144,11 @@ assumed: {num_layers: half of the parent}
 }
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def test_a_device_and_a_model_are_files_alone(tmp_path: Path) -> None:
     for name, text in FILES.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    return tmp_path
-
-
-def test_a_device_and_a_model_are_files_alone(folder: Path) -> None:
-    new = ps.predict(model=folder / "model.yaml", system=folder / "node.yaml", devices=8, batch=64)
-    old = ps.predict(model=folder / "model.yaml", system="dgx-h100", devices=8, batch=64)
+    new = ps.predict(model=tmp_path / "model.yaml", system=tmp_path / "node.yaml", devices=8, batch=64)
+    old = ps.predict(model=tmp_path / "model.yaml", system="dgx-h100", devices=8, batch=64)
     assert new.step_time_s < old.step_time_s
     assert new.model == "model"
 
@@ -169,41 +156,30 @@ def test_a_device_and_a_model_are_files_alone(folder: Path) -> None:
 # The recipe of a question that names none: that of the model's age, printed with the answer.
 
 CATALOG = ps.Catalog()
-
-
-def recipe_for(recipe: str | None, model: TransformerConfig) -> Recipe:
-    """The recipe of a question."""
-    return question_of({"model": model, "system": "dgx-h100", "devices": 8, "recipe": recipe}).recipe
+LLAMA = CATALOG.models["llama2_70b"]
 
 
 @pytest.mark.parametrize(
-    ("model", "recipe", "tokens", "attention", "dropout"),
+    ("model", "given", "recipe", "tokens"),
     [
-        ("gpt3_175b", "llm_2021", 2048, "standard", True),
-        ("llama_65b", "llm_2021", 2048, "standard", True),
-        ("llama2_70b", "llm_2024", 4096, "flash", False),
-        ("llama31_70b", "llm_2024", 8192, "flash", False),
-        ("mixtral_8x7b", "llm_2024", 8192, "flash", False),
-        ("bert_large", "llm_2021", 512, "standard", True),
+        *((CATALOG.models[name], None, "llm_2021", 2048) for name in ("gpt3_175b", "llama_65b")),
+        (CATALOG.models["bert_large"], None, "llm_2021", 512),
+        (LLAMA, None, "llm_2024", 4096),
+        *((CATALOG.models[name], None, "llm_2024", 8192) for name in ("llama31_70b", "mixtral_8x7b")),
+        (LLAMA.model_copy(update={"released": None}), None, "llm_2021", 2048),
+        (LLAMA, "llm_2024", "llm_2024", 4096),
+        (LLAMA, "gpt3_pretraining", "gpt3_pretraining", 2048),
     ],
 )
-def test_a_model_is_trained_as_models_of_its_age_were(
-    model: str, recipe: str, tokens: int, attention: str, dropout: bool
+def test_a_model_is_trained_as_models_of_its_age_were_unless_a_recipe_is_named(
+    model: TransformerConfig, given: str | None, recipe: str, tokens: int
 ) -> None:
-    chosen = recipe_for(None, CATALOG.models[model])
+    asked = {"model": model, "system": "dgx-h100", "devices": 8, "recipe": given}
+    chosen = question_of(asked).recipe
     assert (chosen.name, chosen.seq_length) == (recipe, tokens)
-    assert (chosen.runtime.attention, chosen.dropout) == (attention, dropout)
-
-
-def test_a_model_that_does_not_say_when_it_was_published_is_trained_as_before() -> None:
-    unknown = CATALOG.models["llama31_70b"].model_copy(update={"released": None})
-    assert recipe_for(None, unknown).name == "llm_2021"
-
-
-def test_a_recipe_that_is_named_is_taken_and_one_of_an_age_has_the_models_positions() -> None:
-    llama = CATALOG.models["llama2_70b"]
-    assert recipe_for("gpt3_pretraining", llama) == CATALOG.recipes["gpt3_pretraining"]
-    assert recipe_for("llm_2024", llama).seq_length == 4096
+    modern = recipe == "llm_2024"
+    if given is None:
+        assert (chosen.runtime.attention, chosen.dropout) == ("flash" if modern else "standard", not modern)
 
 
 def test_every_model_of_the_catalogue_says_when_it_was_published() -> None:

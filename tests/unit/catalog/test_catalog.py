@@ -147,6 +147,8 @@ def either_loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
         ("0o17", 15),
         ("true", True),
         ("False", False),
+        ("TRUE", True),
+        ("FALSE", False),
         ("~", None),
         ("", None),
         ("null", None),

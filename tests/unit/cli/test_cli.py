@@ -98,15 +98,9 @@ def test_every_verb_that_computes_ends_at_the_limit_of_time(perfsim: Run, verb: 
 
 
 # ------------------------------------------------------------------------------------------ help
-def test_the_first_help_says_where_to_start(perfsim: Run) -> None:
+def test_the_first_words_say_version_usage_and_where_to_start(perfsim: Run) -> None:
     assert "perfsim study gpt3_20b --compare 3d,weight-streaming" in perfsim("--help").stdout
-
-
-def test_the_version_is_told(perfsim: Run) -> None:
     assert perfsim("--version").stdout == f"perfsim, version {__version__}\n"
-
-
-def test_without_arguments_the_usage_is_told_and_nothing_done(perfsim: Run) -> None:
     refused(perfsim(), 2, "Usage: ", "study", "validate")
     refused(perfsim("calibrate"), 2, "Usage: ", "gemm")
 
@@ -137,6 +131,9 @@ REFUSED: dict[int, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {
         (("sweep", "x.yaml", "--jobs", "0"), ("0 is not in the range",)),
         (("sweep", "absent.yaml"), ("absent.yaml",)),
         (("sweep", "torn.yaml"), ("torn.yaml:", "malformed YAML")),
+        (("study", "bytes.yaml"), ("bytes.yaml", "not UTF-8")),
+        (("validate", "bytes.yaml"), ("bytes.yaml", "not UTF-8")),
+        (("prove", "latin.yaml"), ("latin.yaml:2: ", "is not UTF-8 text")),
         (("study", "gpt3_20"), ("unknown study `gpt3_20`", "did you mean `gpt3_20b`")),
         (("study", "absent.yaml"), ("there is no file", "absent.yaml")),
         (("study", "study.yaml", "--compare", "3d,weight"), ("unknown strategy 'weight'",)),
@@ -204,6 +201,8 @@ def test_what_cannot_be_answered_ends_in_words_and_its_exit_code(
     perfsim: Run, elsewhere: Path, code: int, arguments: Sequence[str], parts: Sequence[str]
 ) -> None:
     (elsewhere / "torn.yaml").write_text("title: [\n", encoding="utf-8")
+    (elsewhere / "bytes.yaml").write_bytes(b"\xff\xfe\x00name")
+    (elsewhere / "latin.yaml").write_bytes(STUDY.encode("latin-1"))
     refused(perfsim(*arguments), code, *parts)
 
 
@@ -228,35 +227,26 @@ def test_a_point_executes_its_products_where_that_is_asked(perfsim: Run) -> None
     refused(perfsim(*asked, "--verify", "all"), 2, "'off', 'sample', 'full'")
 
 
-def test_a_study_as_json_has_the_keys_of_the_interface(
+def test_a_study_as_json_has_the_keys_of_the_interface_and_leaves_page_summary_and_traces(
     answered: tuple[Result, Path], candidate_keys: frozenset[str]
 ) -> None:
     result, out = answered
     answer = document(result)
-    assert {"study", "candidates", "report"} <= set(answer)
-    assert (answer["study"], answer["title"]) == ("small", "Ein größeres Modell")
-    assert [each["strategy"] for each in answer["candidates"]] == ["weight-streaming", "3d"]
-    for each in answer["candidates"]:
-        assert set(each) >= candidate_keys
-        assert isinstance(each["layout"], dict)
-        low, high = each["time_to_accuracy_band_s"]
-        assert low < each["time_to_accuracy_s"] < high
-    assert Path(answer["report"]) == out / "index.html"
     assert result.stderr == ""
-
-
-def test_a_study_leaves_page_summary_and_traces(answered: tuple[Result, Path]) -> None:
-    _, out = answered
+    assert (answer["study"], answer["title"]) == ("small", "Ein größeres Modell")
+    assert [candidate["strategy"] for candidate in answer["candidates"]] == ["weight-streaming", "3d"]
+    for candidate in answer["candidates"]:
+        assert set(candidate) >= candidate_keys
+        assert isinstance(candidate["layout"], dict)
+        low, high = candidate["time_to_accuracy_band_s"]
+        assert low < candidate["time_to_accuracy_s"] < high
+    assert Path(answer["report"]) == out / "index.html"
     traces = {"trace_dgx-a100-80gb_4_3d.json.gz", "trace_cs-2_1_weight-streaming.json.gz"}
     assert {path.name for path in out.iterdir()} == {"index.html", "summary.json", *traces}
     for path in out.glob("trace_*.json.gz"):
         assert json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-
-
-def test_the_written_summary_is_what_json_printed_but_for_the_place(answered: tuple[Result, Path]) -> None:
-    result, out = answered
     written = json.loads((out / "summary.json").read_text(encoding="utf-8"))
-    assert written | {"report": document(result)["report"]} == document(result)
+    assert written | {"report": answer["report"]} == answer
 
 
 def test_a_study_prints_a_short_table_that_ends_in_the_verdict(perfsim: Run, elsewhere: Path) -> None:
@@ -289,12 +279,6 @@ def test_a_study_that_makes_no_sense_is_bad_input(
     (elsewhere / "bad.yaml").write_text(text, encoding="utf-8")
     refused(perfsim("study", "bad.yaml", "--json"), 2, *parts)
     assert not (elsewhere / "reports").exists()
-
-
-def test_bytes_that_are_no_text_are_bad_input(perfsim: Run, elsewhere: Path) -> None:
-    (elsewhere / "bad.yaml").write_bytes(b"\xff\xfe\x00name")
-    refused(perfsim("study", "bad.yaml"), 2, "bad.yaml", "not UTF-8")
-    refused(perfsim("validate", "bad.yaml"), 2, "bad.yaml", "not UTF-8")
 
 
 def test_a_study_in_which_nothing_fits_has_no_plan(perfsim: Run, elsewhere: Path) -> None:
@@ -381,11 +365,6 @@ def test_control_characters_of_names_are_written_out(perfsim: Run, elsewhere: Pa
         assert not {*"\x1b\x07\u202e"} & {*result.output}
 
 
-def test_a_file_that_is_not_utf_8_is_no_study_to_prove(perfsim: Run, elsewhere: Path) -> None:
-    (elsewhere / "latin.yaml").write_bytes(STUDY.encode("latin-1"))
-    refused(perfsim("prove", "latin.yaml"), 2, "latin.yaml:2: ", "is not UTF-8 text")
-
-
 def test_measurements_that_no_hardware_makes_are_refused(perfsim: Run, elsewhere: Path) -> None:
     rows = [f"{128 * i},{128 * i},{128 * j},{10.0 * i}\n" for i in range(1, 9) for j in range(1, 9)]
     table = elsewhere / "table.csv"
@@ -403,14 +382,6 @@ def test_an_answer_that_cannot_be_printed_is_no_success(elsewhere: Path, more: S
     closed = subprocess.run(shell, cwd=elsewhere, capture_output=True, text=True, check=False)
     assert closed.returncode == 1
     assert closed.stderr == "error: standard output is closed: the answer cannot be printed\n"
-
-
-def test_too_little_memory_ends_in_words(perfsim: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def too_large(*_: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr("perfsim.api.inventory.names", too_large)
-    refused(perfsim("show", "models"), 1, "too little memory")
 
 
 # --------------------------------------------------------------------------------------- outputs
@@ -552,26 +523,27 @@ def test_a_sweep_without_one_feasible_point_has_no_plan(perfsim: Run, elsewhere:
 
 
 # --------------------------------------------------------------------- interrupts, pipes, defects
-def test_an_interrupted_run_ends_in_words(perfsim: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("perfsim.api.studying.run_study", interrupt)
-    monkeypatch.setattr("perfsim.api.questions.predict", interrupt)
-    refused(perfsim("study", "study.yaml", "--json"), 130, "error: interrupted")
-    refused(perfsim(*WAFERS, "--devices", "1"), 130, "error: interrupted")
-
-
-def test_an_error_of_the_system_is_told_without_its_number(
-    perfsim: Run, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("reason", "code", "said"),
+    [
+        (KeyboardInterrupt(), 130, "error: interrupted"),
+        (MemoryError(), 1, "error: the computer has too little memory"),
+        (OSError(28, "No space left on device"), 1, "error: No space left on device\n"),
+    ],
+    ids=["interrupt", "memory", "disk"],
+)
+def test_what_stops_a_verb_from_outside_is_told_in_words(
+    perfsim: Run, monkeypatch: pytest.MonkeyPatch, reason: BaseException, code: int, said: str
 ) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
+    def stopped(*_: object, **__: object) -> None:
+        raise reason
 
-    monkeypatch.setattr("perfsim.api.questions.predict", full)
-    result = perfsim(*WAFERS, "--devices", "1")
-    refused(result, 1)
-    assert result.stderr == "error: No space left on device\n"
+    monkeypatch.setattr("perfsim.api.studying.run_study", stopped)
+    monkeypatch.setattr("perfsim.api.questions.predict", stopped)
+    for verb in (("study", "study.yaml", "--json"), (*WAFERS, "--devices", "1")):
+        result = perfsim(*verb)
+        refused(result, code)
+        assert said in result.stderr
 
 
 def test_a_reader_that_leaves_early_is_no_error_to_tell() -> None:
@@ -625,3 +597,20 @@ def test_a_machine_without_constants_has_those_of_the_nearest(
 def test_one_device_of_a_mesh_without_links_is_answered(perfsim: Run, system: str) -> None:
     result = perfsim("run", "--model", "gpt3_xl", "--system", system, "--devices", "1", "--json")
     assert document(result)["step_time_s"] > 0
+
+
+def test_a_plan_says_how_many_devices_of_another_system_take_equal_time(perfsim: Run) -> None:
+    wafers = ("plan", "--model", "cerebras_gpt_111m", "--system", "cs-2", "--devices", "2", "--match", "cs-2")
+    matched = (*wafers, "--recipe", "chinchilla")
+    assert "each at its best batch. Tried: 1 " in " ".join(perfsim(*matched).stdout.split())
+    answer = document(perfsim(*matched, "--json"))
+    match = answer["match"]
+    assert match["system"] == "cs-2"
+    assert set(match["num_devices"]) == {"low", "typical", "high"}
+    assert match["num_devices"]["typical"] == pytest.approx(2.0), "a machine matches itself"
+    first, *_, last = match["tried"]
+    assert first["num_devices"] == 1
+    assert last["ratio"]["high"] <= 1 or match["num_devices"]["high"] is None
+    planned_s = answer["shortlist"][0]["time_to_accuracy_s"]
+    assert first["ratio"]["ratio"] * planned_s == pytest.approx(first["time_to_accuracy_s"])
+    refused(perfsim(*wafers, "--recipe", "gpt3_pretraining"), 2, "has neither tokens nor target_loss")

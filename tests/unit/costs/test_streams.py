@@ -26,37 +26,40 @@ def move(op: str, n_bytes: float, flop: float = 0.0) -> Work:
     return Work(op, Kind.MEM_LOAD, op, "weight_stream", comm_bytes=n_bytes, kernels=kernels)
 
 
-def test_a_sharded_layer_comes_from_all_servers_and_a_placed_one_from_its_own(toys: ModuleType) -> None:
-    load = move("memoryx_read", 3e9)
-    assert costs(toys).duration_s(load) == pytest.approx(3e9 / 150e9)
-    assert costs(toys, **{"memoryx.placement": "by_layer"}).duration_s(load) == pytest.approx(3e9 / 15e9)
-    assert costs(toys, **{"memoryx.servers": 5}).duration_s(load) == pytest.approx(3e9 / 75e9)
-    assert costs(toys, **{"memoryx.servers": 40}).duration_s(load) == pytest.approx(3e9 / 150e9)
+READ = ("memoryx_read", 3e9)
+UPDATE = ("memoryx_update", 28e9, 15e9)
+PRICES: dict[str, tuple[dict[str, Any], tuple[Any, ...], float]] = {
+    "a sharded layer comes from all servers": ({}, READ, 3 / 150),
+    "a placed one comes from its own": ({"memoryx.placement": "by_layer"}, READ, 3 / 15),
+    "half of the servers send half as fast": ({"memoryx.servers": 5}, READ, 3 / 75),
+    "more servers send no more than the ports take": ({"memoryx.servers": 40}, READ, 3 / 150),
+    "a store is slower than its port": ({"memoryx.server.dram.bandwidth": 5e9}, READ, 3 / 50),
+    "a server's port is slower than its store": ({"memoryx.server.bandwidth": 5e9}, READ, 3 / 50),
+    "half of the ports of a system": ({"io_ports": 6}, READ, 3 / 75),
+    "all servers read flash": ({}, ("flash_read", 3e9), 3 / 150),
+    "all servers write flash": ({}, ("flash_write", 3e9), 3 / 150),
+    "an update takes its traffic": ({}, UPDATE, 28e9 / 1e12),
+    "an update takes its arithmetic": ({"memoryx.server.arithmetic": 1e10}, UPDATE, 15e9 / 1e11),
+    "a part of a gradient shows no hops": ({}, ("reduce_part", 3e9), 3 / 150),
+    "the last chunk of a gradient does": ({}, ("reduce", 3e9), 3 / 150 + HOPS_S),
+    "a slow server delays what enters it": (
+        {"memoryx.server.bandwidth": 5e9},
+        ("reduce", 3e9),
+        3 / 50 + HOPS_S,
+    ),
+    "a slow server does not delay a sum in the tree": (
+        {"memoryx.server.bandwidth": 5e9},
+        ("reduce_in_tree", 3e9),
+        3 / 150 + HOPS_S,
+    ),
+}
 
 
-def test_a_store_slower_than_its_port_sets_the_rate(toys: ModuleType) -> None:
-    slow = costs(toys, **{"memoryx.server.dram.bandwidth": 5e9})
-    assert slow.duration_s(move("memoryx_read", 3e9)) == pytest.approx(3e9 / 50e9)
-
-
-@pytest.mark.parametrize("op", ["flash_read", "flash_write"])
-def test_flash_moves_at_the_rate_of_all_servers(toys: ModuleType, op: str) -> None:
-    assert costs(toys).duration_s(move(op, 3e9)) == pytest.approx(3e9 / 150e9)
-    with pytest.raises(CatalogError, match="MemoryX has no flash"):
-        costs(toys, **{"memoryx.server.flash": None}).duration_s(move(op, 1.0))
-
-
-def test_an_update_takes_the_longer_of_traffic_and_arithmetic(toys: ModuleType) -> None:
-    assert costs(toys).duration_s(move("memoryx_update", 28e9, 15e9)) == pytest.approx(28e9 / 1e12)
-    slow = costs(toys, **{"memoryx.server.arithmetic": 1e10})
-    assert slow.duration_s(move("memoryx_update", 28e9, 15e9)) == pytest.approx(15e9 / 1e11)
-
-
-def test_only_the_last_chunk_of_a_gradient_shows_the_hops(toys: ModuleType) -> None:
-    priced = costs(toys)
-    whole, part = (priced.duration_s(move(op, 3e9)) for op in ("reduce", "reduce_part"))
-    assert part == pytest.approx(3e9 / 150e9)
-    assert whole == pytest.approx(part + HOPS_S)
+@pytest.mark.parametrize(("changes", "moved", "seconds"), PRICES.values(), ids=PRICES)
+def test_what_moves_takes_its_bytes_over_the_slowest_link(
+    toys: ModuleType, changes: dict[str, Any], moved: tuple[Any, ...], seconds: float
+) -> None:
+    assert costs(toys, **changes).duration_s(move(*moved)) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(("systems", "levels"), [(1, 1), (16, 2)])
@@ -70,12 +73,6 @@ def test_a_message_shorter_than_a_chunk_waits_for_its_own_bytes_a_level(
     assert priced.duration_s(move("reduce", 2**10)) == pytest.approx(2**10 / 150e9 + latency_s, rel=1e-9)
 
 
-def test_what_is_summed_in_the_tree_does_not_wait_for_memoryx(toys: ModuleType) -> None:
-    narrow = costs(toys, **{"memoryx.server.bandwidth": 5e9})
-    assert narrow.duration_s(move("reduce_in_tree", 3e9)) == pytest.approx(3e9 / 150e9 + HOPS_S)
-    assert narrow.duration_s(move("reduce", 3e9)) == pytest.approx(3e9 / 50e9 + HOPS_S)
-
-
 @pytest.mark.parametrize("op", ["samples", "spill", "fetch"])
 def test_activation_servers_move_samples_and_activations_at_most_at_the_ports_rate(
     toys: ModuleType, op: str
@@ -85,6 +82,15 @@ def test_activation_servers_move_samples_and_activations_at_most_at_the_ports_ra
     assert many.duration_s(move(op, 3e9)) == pytest.approx(3e9 / 150e9)
 
 
-def test_what_computes_is_not_priced_here(toys: ModuleType) -> None:
-    with pytest.raises(CatalogError, match="is not priced without a recipe"):
-        costs(toys).duration_s(move("layer.forward", 0.0))
+@pytest.mark.parametrize(
+    ("changes", "op", "message"),
+    [
+        ({}, "layer.forward", "is not priced without a recipe"),
+        ({"memoryx.server.flash": None}, "flash_read", "MemoryX has no flash"),
+    ],
+)
+def test_what_has_no_price_is_refused(
+    toys: ModuleType, changes: dict[str, Any], op: str, message: str
+) -> None:
+    with pytest.raises(CatalogError, match=message):
+        costs(toys, **changes).duration_s(move(op, 1.0))

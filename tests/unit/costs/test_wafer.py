@@ -14,18 +14,9 @@ from perfsim.specs.calibration import WaferCalibration
 from perfsim.work import Kind, Work
 from perfsim.work.kernels import elementwise, gemm
 
-RATE = 150e9
-HOP = 1e-5
-PORT = 1e-6
-CHUNK = 2**18
-
 
 def costs(toys: ModuleType, systems: int = 1, **changes: object) -> WaferCosts:
     return WaferCosts(toys.topology(systems, toys.wafer_cluster(**changes)), toys.recipe())
-
-
-def move(op: str, n_bytes: float) -> Work:
-    return Work(op, Kind.MEM_LOAD, op, "weight_stream", comm_bytes=n_bytes)
 
 
 def compute(op: str) -> Work:
@@ -43,18 +34,6 @@ def test_compute_is_flop_over_efficiency_and_movement_over_the_mesh(toys: Module
 def test_the_embedding_has_work_of_its_own(toys: ModuleType) -> None:
     lookup = Work("embedding.forward", Kind.COMP, "embedding.forward", "forward", (elementwise("e", 4e12),))
     assert costs(toys).duration_s(lookup) == pytest.approx(4e12 / 2e16)
-
-
-def test_the_slowest_of_memoryx_tree_and_ports_sets_the_rate(toys: ModuleType) -> None:
-    system = toys.wafer_cluster()
-    memoryx = system.memoryx.model_copy(
-        update={"server": system.memoryx.server.model_copy(update={"bandwidth": 5e9})}
-    )
-    topology = toys.topology(1, system.model_copy(update={"memoryx": memoryx}))
-    assert WaferCosts(topology, toys.recipe()).rate_bytes_per_s("memoryx_read") == 50e9
-    narrow = system.model_copy(update={"io_ports": 6})
-    streams = WaferCosts(toys.topology(1, narrow), toys.recipe())
-    assert streams.rate_bytes_per_s("memoryx_read") == pytest.approx(75e9)
 
 
 def test_the_recipes_release_wins_over_the_systems(toys: ModuleType) -> None:

@@ -14,6 +14,7 @@ from perfsim.convergence.critical_batch import NotIdentifiableError
 from perfsim.evidence.own_runs import fit_convergence
 
 BATCHES = [32 * 2**number for number in range(8)]
+EXAMPLES = [(batch, 1e6 * (1 + batch / 1000)) for batch in BATCHES]
 
 
 def written(folder: Path, name: str, header: str, rows: list[tuple[float, ...]]) -> Path:
@@ -23,9 +24,8 @@ def written(folder: Path, name: str, header: str, rows: list[tuple[float, ...]])
 
 
 def test_steps_and_examples_are_one_fit_in_tokens(tmp_path: Path) -> None:
-    examples = [(batch, 1e6 * (1 + batch / 1000)) for batch in BATCHES]
-    steps = [(batch, number / batch) for batch, number in examples]
-    of_examples = fit_convergence([written(tmp_path, "runs.csv", "batch,examples", examples)], 2048)
+    steps = [(batch, number / batch) for batch, number in EXAMPLES]
+    of_examples = fit_convergence([written(tmp_path, "runs.csv", "batch,examples", EXAMPLES)], 2048)
     of_steps = fit_convergence([written(tmp_path, "steps.csv", "batch,steps", steps)], 2048)
     assert of_examples.b_crit_tokens == pytest.approx(1000 * 2048, rel=0.05)
     assert of_examples.e_min_tokens == pytest.approx(1e6 * 2048, rel=0.02)
@@ -60,26 +60,24 @@ def test_gradient_noise_gives_a_critical_batch_within_ten_times_and_no_e_min(tmp
     assert fit_convergence([grown], 1.0).b_crit_tokens == pytest.approx(2 / (1e-5 + 1e-6), rel=1e-3)
 
 
-def test_flat_runs_are_not_identifiable_and_nothing_is_written(tmp_path: Path) -> None:
+def shown(*arguments: str) -> tuple[int, str]:
+    """Exit code and output of `perfsim calibrate convergence`."""
+    result = CliRunner().invoke(main, ["calibrate", "convergence", *arguments])
+    return result.exit_code, " ".join(result.output.split())
+
+
+def test_what_is_identifiable_is_written_and_read_back_by_its_path(tmp_path: Path) -> None:
     flat = written(tmp_path, "flat.csv", "batch,steps", [(8, 100), (16, 50), (32, 25)])
+    out = tmp_path / "ours.yaml"
+    code, text = shown(str(flat), "--out", str(out))
+    assert (code, out.exists()) == (1, False)
+    assert "not identifiable" in text
     with pytest.raises(NotIdentifiableError, match="B_crit has no bound"):
         fit_convergence([flat], 1.0)
-    out = tmp_path / "out.yaml"
-    shown = CliRunner().invoke(main, ["calibrate", "convergence", str(flat), "--out", str(out)])
-    assert shown.exit_code == 1
-    assert "not identifiable" in shown.output
-    assert not out.exists()
-
-
-def test_the_written_file_is_read_back_by_its_path(tmp_path: Path) -> None:
-    rows = [(batch, 1e6 * (1 + batch / 1000)) for batch in BATCHES]
-    runs = written(tmp_path, "runs.csv", "batch,examples", rows)
-    out = tmp_path / "ours.yaml"
-    shown = CliRunner().invoke(main, ["calibrate", "convergence", str(runs), "--out", str(out)])
-    assert shown.exit_code == 0, shown.output
-    assert "90 %; 8 batches" in " ".join(shown.output.split())
-    loaded = default_catalog().load("calibration", str(out))
-    assert loaded.b_crit_tokens == pytest.approx(1000, rel=0.05)
+    code, text = shown(str(written(tmp_path, "runs.csv", "batch,examples", EXAMPLES)), "--out", str(out))
+    assert code == 0, text
+    assert "90 %; 8 batches" in text
+    assert default_catalog().load("calibration", str(out)).b_crit_tokens == pytest.approx(1000, rel=0.05)
 
 
 MLLOG = """:::MLLOG {{"key": "global_batch_size", "value": {batch}}}
@@ -90,11 +88,9 @@ MLLOG = """:::MLLOG {{"key": "global_batch_size", "value": {batch}}}
 
 
 def test_logs_of_mlperf_are_runs_of_their_batches(tmp_path: Path) -> None:
-    paths = []
-    for batch in BATCHES:
-        path = tmp_path / f"run{batch}.log"
-        path.write_text(MLLOG.format(batch=batch, samples=1e6 * (1 + batch / 1000)))
-        paths.append(path)
+    paths = [tmp_path / f"run{batch}.log" for batch in BATCHES]
+    for path, (batch, samples) in zip(paths, EXAMPLES, strict=True):
+        path.write_text(MLLOG.format(batch=batch, samples=samples))
     assert fit_convergence(paths, 1.0).b_crit_tokens == pytest.approx(1000, rel=0.05)
 
 

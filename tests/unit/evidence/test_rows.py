@@ -85,25 +85,17 @@ def test_what_is_no_mapping_or_is_written_twice_refuses_its_row(tmp_path: Path) 
     rows = CaseRows.read(path, StepCase)
     assert [(row.id, row.line) for row in rows.refused] == [("row 2", 4), ("third", 5)]
     assert len(rows.cases) == 1
-
-
-def test_a_file_that_is_no_case_file_is_refused_as_a_whole(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
     path.write_text("cases: []\n")
     with pytest.raises(CatalogError, match="`schema` is missing"):
         CaseRows.read(path, StepCase)
 
 
-def test_keys_that_end_in_note_are_remarks(tmp_path: Path) -> None:
+def test_keys_that_end_in_note_are_remarks_and_rope_is_rotary(tmp_path: Path) -> None:
     noted = changed("training.precision_note", "as printed") | {"downgraded_note": {"why": ["a", "b"]}}
-    rows = read(tmp_path, noted)
+    rows = read(tmp_path, noted, changed("model.position_embedding", "rope", "rope"))
     assert not rows.refused
     assert rows.cases[0].training == StepCase.model_validate(ROW).training
-
-
-def test_rope_is_rotary(tmp_path: Path) -> None:
-    rows = read(tmp_path, changed("model.position_embedding", "rope"))
-    assert rows.cases[0].model.position_embedding == "rotary"
+    assert rows.cases[1].model.position_embedding == "rotary"
 
 
 def test_what_no_model_uses_yet_is_refused_where_it_matters(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -14,9 +16,10 @@ import yaml
 from perfsim.base.errors import InputError
 from perfsim.base.units import YAML_CONTEXT
 from perfsim.catalog import default_catalog
-from perfsim.costs.gemm import GemmModel
+from perfsim.costs.gemm import GemmModel, narrow_constants
 from perfsim.evidence.collective_fit import link_calibration
 from perfsim.evidence.fitting import (
+    Account,
     SoftL1,
     cluster_of,
     delivered,
@@ -28,7 +31,12 @@ from perfsim.evidence.fitting import (
 from perfsim.evidence.gemm_fit import gpu_calibration
 from perfsim.network.collectives import CollectiveModel
 from perfsim.network.topology import Group
-from perfsim.specs.calibration import CollectiveCalibration, CollectiveOp, GpuCalibration
+from perfsim.specs.calibration import (
+    CollectiveCalibration,
+    CollectiveOp,
+    GpuCalibration,
+    NarrowGemmConstants,
+)
 from perfsim.specs.hardware import DeviceSpec, LinkSpec, MemorySpec, NodeSpec
 
 DEVICE = DeviceSpec(
@@ -41,16 +49,11 @@ DEVICE = DeviceSpec(
 LINK = LinkSpec(name="some-link", bandwidth=300e9, latency=1e-6)
 
 
-def a100_gpu() -> GpuCalibration:
-    calibration = default_catalog().calibration("a100-sxm4")
-    assert isinstance(calibration, GpuCalibration)
-    return calibration
-
-
-def nvlink3() -> CollectiveCalibration:
-    calibration = default_catalog().calibration("nvlink3")
-    assert isinstance(calibration, CollectiveCalibration)
-    return calibration
+A100 = cast(GpuCalibration, default_catalog().calibration("a100-sxm4"))
+NARROW = NarrowGemmConstants(
+    efficiency=0.8, overhead=1.5, memory_fraction=0.7, burst_fraction=0.7, cast_bytes=3.0, cast_s=5e-6
+)
+NVLINK3 = cast(CollectiveCalibration, default_catalog().calibration("nvlink3"))
 
 
 def written(folder: Path, text: str, name: str = "bad.csv") -> Path:
@@ -64,7 +67,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> GpuCalibration:
     """The fit to times of the A100's library on a made-up device, with 1 % noise."""
     generator = np.random.default_rng(1)
     m, n, k = (2 ** generator.integers(low, 14, 400) for low in (6, 9, 9))
-    model = GemmModel(a100_gpu().gemm, 200e12, 1.5e12, 80)
+    model = GemmModel(A100.gemm, 200e12, 1.5e12, 80)
     time_us = model.time_s(m, n, k) * generator.normal(1, 0.01, 400) * 1e6
     lines = [f"{a},{b},{c},{t}" for a, b, c, t in zip(m, n, k, time_us, strict=True)]
     table = written(tmp_path_factory.mktemp("t"), "\n".join(["m,n,k,time_us", *lines]) + "\n", "gemm.csv")
@@ -76,7 +79,7 @@ def test_gemm_fit_predicts_rows_that_it_did_not_see(fitted: GpuCalibration) -> N
     assert record.command == "perfsim calibrate gemm gemm.csv --device some-gpu"
     assert (record.points, record.table) == (400, "gemm.csv")
     assert record.median_ape < 0.06
-    assert fitted.gemm.memory_fraction == pytest.approx(a100_gpu().gemm.memory_fraction, rel=0.1)
+    assert fitted.gemm.memory_fraction == pytest.approx(A100.gemm.memory_fraction, rel=0.1)
     determined = {"launch_s", "memory_fraction", "split_latency_s", "tiles.128x128.efficiency"}
     decisive = {"tiles.128x64.choice_efficiency", "tiles.64x64.choice_efficiency"}
     assert determined | decisive <= set(record.standard_errors)
@@ -94,15 +97,57 @@ def test_a_device_without_calibration_gets_a_whole_one_that_says_what_is_assumed
     assert fitted.unaccounted() == []
 
 
-def write_collective_table(path: Path, factor: float = 1.0) -> Path:
-    """Times of the fitted NVLink on its own sizes, times `factor`."""
-    link = LINK.model_copy(update={"calibration": nvlink3()})
+@pytest.fixture(scope="module")
+def factors(tmp_path_factory: pytest.TempPathFactory) -> GpuCalibration:
+    """The fit to times of a device with the A100's tiles, a tenth less efficient, and in 8 bits a fifth."""
+    m, n, k = 2.0 ** np.random.default_rng(2).integers(7, 14, (3, 300))
+    tiles = tuple(
+        tile.model_copy(update={"efficiency": 0.9 * tile.efficiency, "overhead_k": 1.2 * tile.overhead_k})
+        for tile in A100.gemm.tiles
+    )
+    shared = {"memory_fraction": 0.8, "burst_fraction": 0.8, "launch_s": 3e-6}
+    gemm = A100.gemm.model_copy(update={"tiles": tiles, **shared})
+    model = GemmModel(gemm, 200e12, 1.5e12, 80)
+    narrow = replace(model, constants=narrow_constants(gemm, NARROW), peak_flop_per_s=400e12, element_bytes=1)
+    cast_s = NARROW.cast_s + NARROW.cast_bytes * m * k / 1.5e12
+    seconds = {"bf16": model.time_s(m, n, k), "fp8": narrow.time_s(m, n, k) + cast_s}
+    lines = [
+        f"{precision},{a},{b},{c},{1e6 * t}"
+        for precision, times in seconds.items()
+        for a, b, c, t in zip(m, n, k, times, strict=True)
+    ]
+    table = written(tmp_path_factory.mktemp("t"), "\n".join(["precision,m,n,k,time_us", *lines]), "gemm.csv")
+    return gpu_calibration(table, DEVICE.model_copy(update={"peak": {"bf16": 200e12, "fp8": 400e12}}), A100)
+
+
+def test_factors_on_the_tiles_of_another_device_are_found_again(factors: GpuCalibration) -> None:
+    ratios = [
+        (mine.efficiency / other.efficiency, mine.overhead_k / other.overhead_k)
+        for mine, other in zip(factors.gemm.tiles, A100.gemm.tiles, strict=True)
+    ]
+    assert ratios == [pytest.approx((0.9, 1.2), rel=0.03)] * len(ratios)
+    gemm = factors.gemm
+    found = (gemm.memory_fraction, gemm.burst_fraction, gemm.launch_s)
+    assert found == pytest.approx((0.8, 0.8, 3e-6), rel=0.03)
+    assert factors.narrow["fp8"].model_dump() == pytest.approx(NARROW.model_dump(), rel=0.1)
+    command = "perfsim calibrate gemm gemm.csv --device some-gpu --like a100-sxm4"
+    assert {name: (row.command, row.points) for name, row in factors.fit.items()} == dict.fromkeys(
+        ("gemm", "narrow.fp8"), (command, 300)
+    )
+    assert factors.assumed["gemm.split_traffic"].startswith("as in a100-sxm4, whose tiles")
+    assert not {"gemm.launch_s", "gemm.tiles.128x128.efficiency"} & set(factors.assumed)
+
+
+def write_collective_table(path: Path, factor_of_8: float = 1.0) -> Path:
+    """Times of the fitted NVLink on its own sizes, those of eight ranks times a factor."""
+    link = LINK.model_copy(update={"calibration": NVLINK3})
     model = CollectiveModel.of_node(NodeSpec(devices=8, scale_up=link, nics=8, nic=link))
     lines = ["collective,num_gpus,bytes,time_us"]
     names: dict[str, CollectiveOp] = {"all_reduce": "all_reduce", "alltoall": "all_to_all"}
     for name, op in names.items():
         for size in (2, 4, 8):
             for n_bytes in 2.0 ** np.arange(9, 30):
+                factor = factor_of_8 if size == 8 else 1.0
                 seconds = factor * model.time_s(op, float(n_bytes), Group.inside_node(size))
                 lines.append(f"{name},{size},{n_bytes},{seconds * 1e6}")
     path.write_text("\n".join(lines) + "\n")
@@ -114,31 +159,38 @@ def nccl(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_collective_table(tmp_path_factory.mktemp("nccl") / "nccl.csv")
 
 
-def test_collective_fit_finds_the_lines_again_and_accounts_for_them(nccl: Path) -> None:
-    found = link_calibration([nccl], LINK, source="here")
-    record = found.fit["collectives.all_reduce"]
+@pytest.fixture(scope="module")
+def lines(nccl: Path) -> CollectiveCalibration:
+    return link_calibration([nccl], LINK, source="here")
+
+
+def test_collective_fit_finds_the_lines_again_and_accounts_for_them(lines: CollectiveCalibration) -> None:
+    record = lines.fit["collectives.all_reduce"]
     assert record.median_ape < 0.02
     assert record.table == "here"
     assert record.standard_errors
-    assert len(found.collectives["all_to_all"]) == 4
-    send = found.collectives["send_recv"][-1]
-    assert send.bandwidth_bytes_per_s == found.collectives["all_to_all"][-1].bandwidth_bytes_per_s
-    assert found.unaccounted() == []
+    assert len(lines.collectives["all_to_all"]) == 4
+    send = lines.collectives["send_recv"][-1]
+    assert send.bandwidth_bytes_per_s == lines.collectives["all_to_all"][-1].bandwidth_bytes_per_s
+    assert lines.unaccounted() == []
 
 
-def test_the_first_table_wins_where_two_contradict(nccl: Path, tmp_path: Path) -> None:
-    second = write_collective_table(tmp_path / "second.csv", factor=3.0)
+def test_the_first_table_wins_where_two_contradict(
+    nccl: Path, lines: CollectiveCalibration, tmp_path: Path
+) -> None:
+    second = write_collective_table(tmp_path / "second.csv", factor_of_8=3.0)
     both = link_calibration([nccl, second], LINK)
-    assert both.collectives == link_calibration([nccl], LINK).collectives
-    assert both.fit["collectives.all_reduce"].note.startswith("octaves weigh the same; 63 rows contradict")
+    record = both.fit["collectives.all_reduce"]
+    assert record.note.startswith("octaves weigh the same; 21 rows contradict")
+    assert (record.points, lines.fit["collectives.all_reduce"].points) == (126 - 21, 63)
+    assert record.median_ape < 0.02
 
 
 def test_calibrating_a_link_keeps_what_the_tables_do_not_tell(nccl: Path) -> None:
-    known = nvlink3()
-    calibration = link_calibration([nccl], LINK.model_copy(update={"calibration": known}))
-    assert calibration.collectives["all_gather"] == known.collectives["all_gather"]
+    calibration = link_calibration([nccl], LINK.model_copy(update={"calibration": NVLINK3}))
+    assert calibration.collectives["all_gather"] == NVLINK3.collectives["all_gather"]
     assert "nccl.csv" in calibration.fit["collectives.all_reduce"].command
-    assert calibration.fit["collectives.all_gather"] == known.fit["collectives.all_gather"]
+    assert calibration.fit["collectives.all_gather"] == NVLINK3.fit["collectives.all_gather"]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +240,7 @@ def test_a_table_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="wse-2 is a wafer; GEMM tables are of GPUs"):
         gpu_calibration(tmp_path / "g.csv", catalog.device("wse-2"))
     with pytest.raises(InputError, match="nvlink3 is no calibration of a GPU"):
-        gpu_calibration(tmp_path / "g.csv", DEVICE, nvlink3())
+        gpu_calibration(tmp_path / "g.csv", DEVICE, NVLINK3)
     with pytest.raises(InputError, match=r"hdr-200 joins nodes; .* nvlink3, nvlink4"):
         link_calibration([tmp_path / "c.csv"], catalog.link("hdr-200"))
     table = written(tmp_path, "collective,num_gpus,bytes,time_us\nall_reduce,2,512,9\nall_scatter,2,512,9\n")
@@ -312,43 +364,35 @@ def test_without_a_gpu_or_pytorch_it_says_what_is_missing(repository: Path, tmp_
 # Standard errors are right where a closed form exists, and honest where nothing was measured.
 
 
-def least_squares(error: np.ndarray, cluster: np.ndarray) -> SoftL1:
-    return SoftL1(error, np.ones_like(error), np.zeros_like(error), cluster)
+def account(errors: np.ndarray, jacobian: np.ndarray, times: int = 1) -> Account:
+    """The account of the constants `first` and `second`; each error stands in so many rows."""
+    error = np.repeat(errors, times)
+    cluster = np.repeat(np.arange(errors.size), times)
+    names = ["first", "second"][: jacobian.shape[1]]
+    return SoftL1(error, np.ones_like(error), np.zeros_like(error), cluster).account(names, jacobian)
 
 
-def test_the_error_of_a_mean_is_the_spread_over_the_root_of_the_rows() -> None:
-    error = np.random.default_rng(0).normal(0, 0.1, 400)
-    error -= error.mean()
-    found = least_squares(error, np.arange(400)).account(["scale"], np.ones((400, 1)))
-    assert found.errors["scale"] == pytest.approx(error.std(ddof=1) / 20, rel=0.01)
-    assert not found.assumed
+@pytest.fixture(scope="module")
+def errors() -> np.ndarray:
+    drawn = np.random.default_rng(0).normal(0, 0.1, 400)
+    return drawn - drawn.mean()
 
 
-def test_rows_that_err_together_count_once() -> None:
-    error = np.random.default_rng(0).normal(0, 0.1, 100)
-    error -= error.mean()
-    alone = least_squares(error, np.arange(100)).account(["scale"], np.ones((100, 1)))
-    cluster = np.repeat(np.arange(100), 9)
-    repeated = least_squares(np.repeat(error, 9), cluster).account(["scale"], np.ones((900, 1)))
-    assert repeated.errors == alone.errors
+def test_the_error_of_a_mean_is_the_spread_over_the_root_of_the_clusters(errors: np.ndarray) -> None:
+    alone = account(errors, np.ones((400, 1)))
+    assert alone.errors["first"] == pytest.approx(errors.std(ddof=1) / 20, rel=0.01)
+    assert not alone.assumed
+    assert account(errors, np.ones((3600, 1)), times=9).errors == alone.errors, "rows that err together"
 
 
-def test_of_two_constants_that_rows_cannot_tell_apart_one_is_held() -> None:
-    error = np.random.default_rng(0).normal(0, 0.1, 400)
-    first = np.ones(400)
-    jacobian = np.stack([first, first + 1e-4 * error[::-1]], axis=1)
-    found = least_squares(error, np.arange(400)).account(["one", "other"], jacobian)
-    assert len(found.errors) == 1
-    assert next(iter(found.errors.values())) < 0.01
-    assert "not determined" in next(iter(found.assumed.values()))
-
-
-def test_a_constant_that_no_row_depends_on_is_an_assumption() -> None:
-    jacobian = np.stack([np.ones(50), np.zeros(50)], axis=1)
-    error = np.random.default_rng(0).normal(0, 0.1, 50)
-    found = least_squares(error, np.arange(50)).account(["used", "idle"], jacobian)
-    assert list(found.errors) == ["used"]
-    assert found.assumed["idle"].startswith("no row of the table depends on it")
+def test_constants_that_rows_cannot_tell_apart_or_do_not_depend_on_are_held(errors: np.ndarray) -> None:
+    alike = account(errors, np.stack([np.ones(400), 1 + 1e-4 * errors[::-1]], axis=1))
+    ((_, error),) = alike.errors.items()
+    assert error < 0.01
+    assert "not determined" in next(iter(alike.assumed.values()))
+    idle = account(errors, np.stack([np.ones(400), np.zeros(400)], axis=1))
+    assert list(idle.errors) == ["first"]
+    assert idle.assumed["second"].startswith("no row of the table depends on it")
 
 
 def test_the_jacobian_of_a_power_law_is_its_exponents() -> None:

@@ -129,71 +129,45 @@ def bridged(nics: int = 4) -> NodeSpec:
     return machine.model_copy(update={"nic": machine.nic.model_copy(update={"calibration": limited})})
 
 
-def bus_bytes_per_s(group: Group, machine: NodeSpec) -> float:
-    """Bus bandwidth of a long all-reduce, 2 (n - 1) / n bytes over the wire for a byte of the message."""
-    wire = 2 * (group.size - 1) / group.size
-    return float(wire * 1e12 / collective_time_s("all_reduce", 1e12, group, machine))
+BUSES = {
+    "two ranks of a node have two parts of its bridge": (Group.even(2, 2), bridged(), 2 * 4.5e9),
+    "four ranks have four parts, since fewer groups cross it": (Group.even(4, 2), bridged(), 4 * 4.5e9),
+    "the emptiest node has two parts": (Group(10, 8, 2, 2), bridged(), 2 * 4.5e9),
+    "a lone rank stands next to its NIC": (Group.even(1, 2), bridged(), 0.8 * 4 * 25e9 / 8),
+    "a whole node has a rank next to every NIC": (Group.even(8, 2), bridged(), 0.8 * 4 * 25e9),
+    "with a NIC a device no group crosses the bridge": (Group.even(2, 2), bridged(nics=8), 0.8 * 2 * 25e9),
+    "a lone rank uses no link inside its node": (Group.even(1, 4), node(nics=128), 0.8 * 16 * 25e9),
+    "a ring passes the emptiest of three nodes": (Group(14, 8, 3, 2), node(nics=4), 0.8 * 2 * 12.5e9),
+    "many NICs leave the links inside the node": (Group.even(8, 2), node(nics=64), 200e9),
+}
 
 
-@pytest.mark.parametrize(
-    ("group", "ranks"), [(Group.even(2, 2), 2), (Group.even(4, 2), 4), (Group(10, 8, 2, 2), 2)]
-)
-def test_a_group_has_a_part_of_the_bridge_for_each_of_its_ranks_on_a_node(group: Group, ranks: int) -> None:
-    """All groups of a node cross one bridge: those with more ranks are fewer."""
-    assert bus_bytes_per_s(group, bridged()) == pytest.approx(ranks * 4.5e9, rel=1e-3)
+@pytest.mark.parametrize(("group", "machine", "bytes_per_s"), BUSES.values(), ids=BUSES)
+def test_the_slowest_link_of_a_ring_bounds_its_bus(
+    group: Group, machine: NodeSpec, bytes_per_s: float
+) -> None:
+    """Of a long all-reduce, with 2 (n - 1) / n bytes over the wire for a byte of the message."""
+    wire_bytes = 2 * (group.size - 1) / group.size * 1e12
+    seconds = collective_time_s("all_reduce", 1e12, group, machine)
+    assert wire_bytes / seconds == pytest.approx(bytes_per_s, rel=1e-3)
 
 
-def test_a_lone_rank_of_a_node_stands_next_to_its_nic_and_crosses_no_bridge() -> None:
-    assert bus_bytes_per_s(Group.even(1, 2), bridged()) == pytest.approx(0.8 * 4 * 25e9 / 8, rel=1e-3)
+ACROSS: dict[str, tuple[CollectiveOp, float, Group, float]] = {
+    "an uneven tree has the depth of its fullest node": (
+        *("all_reduce", 1e-3, Group(63 * 8 + 1, 8, 64, 1)),
+        2e-6 + 2 * 7 * 1e-6 + 2 * 6 * 5e-6,
+    ),
+    "a rank alone on its node sends 8/9 to others": ("all_to_all", 9e9, Group(9, 8, 2, 1), 20e-6 + 8 / 20),
+    "a rank of 16 sends half to the other node": ("all_to_all", 16e9, Group.even(8, 2), 20e-6 + 8 / 20),
+    "a send has the share of one device": ("send_recv", 1e9, Group.even(1, 2), 20e-6 + 1 / 20),
+}
 
 
-def test_a_whole_node_has_a_rank_next_to_every_nic_and_crosses_no_bridge() -> None:
-    assert bus_bytes_per_s(Group.even(8, 2), bridged()) == pytest.approx(0.8 * 4 * 25e9, rel=1e-3)
-
-
-def test_with_a_nic_a_device_no_group_crosses_the_bridge() -> None:
-    assert bus_bytes_per_s(Group.even(2, 2), bridged(nics=8)) == pytest.approx(0.8 * 2 * 25e9, rel=1e-3)
-
-
-def test_a_lone_rank_of_each_node_uses_no_link_inside_it() -> None:
-    """With 16 NICs a device, 320 GB/s: more than the 200 GB/s of its links inside the node."""
-    assert bus_bytes_per_s(Group.even(1, 4), node(nics=128)) == pytest.approx(0.8 * 16 * 25e9, rel=1e-3)
-
-
-def test_the_emptiest_node_bounds_every_ring() -> None:
-    """A ring passes every node, so 2 ranks on one of 3 nodes leave the others 2 rings."""
-    n_bytes = 1e12
-    wire = 2 * 13 / 14
-    seconds = collective_time_s("all_reduce", n_bytes, Group(14, 8, 3, 2), node(nics=4))
-    assert wire * n_bytes / seconds == pytest.approx(0.8 * 2 * 12.5e9, rel=1e-3)
-
-
-def test_the_latency_of_an_uneven_tree_is_that_of_its_fullest_node() -> None:
-    seconds = collective_time_s("all_reduce", 1e-3, Group(63 * 8 + 1, 8, 64, 1), node())
-    assert seconds == pytest.approx(2e-6 + 2 * 7 * 1e-6 + 2 * 6 * 5e-6)
-
-
-def test_an_uneven_all_to_all_waits_for_the_ranks_of_the_emptiest_node() -> None:
-    """A rank that is alone on its node sends 8/9 of its data to other nodes."""
-    seconds = collective_time_s("all_to_all", 9e9, Group(9, 8, 2, 1), node())
-    assert seconds == pytest.approx(20e-6 + 8e9 / (0.8 * 25e9))
-
-
-def test_many_nics_leave_the_links_inside_the_node_as_the_bound() -> None:
-    n_bytes = 1e12
-    wire = 2 * 15 / 16
-    seconds = collective_time_s("all_reduce", n_bytes, Group.even(8, 2), node(nics=64))
-    assert wire * n_bytes / seconds == pytest.approx(200e9, rel=1e-3)
-
-
-def test_a_send_across_nodes_takes_the_share_of_one_device() -> None:
-    seconds = collective_time_s("send_recv", 1e9, Group.even(1, 2), node())
-    assert seconds == pytest.approx(20e-6 + 1e9 / (0.8 * 25e9))
-
-
-def test_an_all_to_all_sends_across_what_is_not_for_its_own_node() -> None:
-    seconds = collective_time_s("all_to_all", 16e9, Group.even(8, 2), node())
-    assert seconds == pytest.approx(20e-6 + 8e9 / (0.8 * 25e9))
+@pytest.mark.parametrize(("op", "n_bytes", "group", "seconds"), ACROSS.values(), ids=ACROSS)
+def test_what_goes_across_nodes_takes_its_latency_and_its_bytes_over_the_nics(
+    op: CollectiveOp, n_bytes: float, group: Group, seconds: float
+) -> None:
+    assert collective_time_s(op, n_bytes, group, node()) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -18,7 +18,7 @@ from perfsim.evidence.own_runs import fit_cluster
 from perfsim.specs.calibration import ClusterCalibration
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
-from perfsim.studies.spec import Digests
+from perfsim.studies.spec import Digests, StudySpec
 
 MODEL = {
     "num_layers": 4,
@@ -65,17 +65,12 @@ def predicted(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return [step.predicted_s for step in fit_cluster([path]).cases]
 
 
-def on_wafers(folder: Path, scale: float = 1.25, device: str = "wse-2") -> Path:
+def on_wafers(folder: Path, device: str = "wse-2") -> Path:
     """A finished calibration of wafers, which answer in milliseconds."""
     step = {"measured_s": "1.25 s", "predicted_s": "1 s", "residual": 0.0}
+    cases = [{"id": "a", **step}, {"id": "b", **step}]
     path = folder / "our-wafers.yaml"
-    content = {
-        "name": "our-wafers",
-        "kind": "cluster",
-        "device": device,
-        "scale": scale,
-        "cases": [{"id": "a", **step}, {"id": "b", **step}],
-    }
+    content = {"name": "our-wafers", "kind": "cluster", "device": device, "scale": 1.25, "cases": cases}
     path.write_text(json.dumps(content), "utf-8")
     return path
 
@@ -160,77 +155,71 @@ def test_steps_on_the_system_of_a_file_have_its_network(
 
 # --------------------------------------------------------------------------------- using a scale
 def test_a_run_is_stretched_as_a_whole_and_says_by_what(tmp_path: Path) -> None:
-    path = on_wafers(tmp_path, 1.25)
+    path = on_wafers(tmp_path)
     plain = json.loads(perfsim(*FEW, "--json").output)
     scaled = json.loads(perfsim(*FEW, "--json", "--cluster", path).output)
     assert plain["cluster_calibration"] is None
-    assert scaled["cluster_calibration"]["name"] == "our-wafers"
-    assert scaled["cluster_calibration"]["scale"] == 1.25
+    assert scaled["cluster_calibration"].items() >= {"name": "our-wafers", "scale": 1.25}.items()
     assert scaled["step_time_s"] == pytest.approx(1.25 * plain["step_time_s"], rel=1e-12)
     assert scaled["mfu"] == pytest.approx(plain["mfu"] / 1.25, rel=1e-12)
     assert scaled["bubble_fraction"] == pytest.approx(plain["bubble_fraction"], abs=1e-9)
-    for part, seconds in plain["step_breakdown_s"].items():
-        assert scaled["step_breakdown_s"][part] == pytest.approx(1.25 * seconds, rel=1e-9, abs=1e-12)
+    parts = {name: 1.25 * seconds for name, seconds in plain["step_breakdown_s"].items()}
+    assert scaled["step_breakdown_s"] == pytest.approx(parts, rel=1e-9, abs=1e-12)
     assert "multiplied by 1.25: cluster calibration our-wafers" in perfsim(*FEW, "--cluster", path).output
 
 
 def test_a_scale_of_another_device_or_of_another_kind_is_refused(tmp_path: Path) -> None:
-    other = perfsim(*FEW, "--cluster", on_wafers(tmp_path, device="a100-sxm4-80gb"))
-    assert other.exit_code == 2
-    assert "was measured on a100-sxm4-80gb; cs-2 is built of wse-2" in other.stderr
-    of_a_device = perfsim(*FEW, "--cluster", "wse-2")
-    assert of_a_device.exit_code == 2
-    assert "calibration wse-2 is not of kind cluster" in of_a_device.stderr
+    for given, said in (
+        (on_wafers(tmp_path, "a100-sxm4-80gb"), "was measured on a100-sxm4-80gb; cs-2 is built of wse-2"),
+        ("wse-2", "calibration wse-2 is not of kind cluster"),
+    ):
+        refused = perfsim(*FEW, "--cluster", given)
+        assert refused.exit_code == 2
+        assert said in refused.stderr
 
 
 @pytest.fixture
 def scaled_study(tmp_path: Path, write_sweep: Callable[[str], Path]) -> Path:
-    """The small study with its candidate's steps scaled; the sweep beside it uses it."""
+    """The small study with its candidate's steps scaled; the sweep next to it uses it."""
     on_wafers(tmp_path)
     write_sweep("  devices: [1, 2]")
     path = tmp_path / "study.yaml"
-    line = "devices: [1]}"
     text = path.read_text("utf-8")
-    assert line in text
-    scaled = "devices: [1], cluster_calibration: ./our-wafers.yaml}"
-    path.write_text(text.replace(line, scaled), "utf-8")
+    scaled = text.replace("devices: [1]}", "devices: [1], cluster_calibration: ./our-wafers.yaml}")
+    assert scaled != text
+    path.write_text(scaled, "utf-8")
     return path
 
 
-def test_a_study_names_the_scale_in_every_form_of_its_answer(scaled_study: Path, tmp_path: Path) -> None:
+def test_a_study_and_its_sweep_name_the_scale_in_every_form_of_their_answers(
+    scaled_study: Path, tmp_path: Path
+) -> None:
     spec = load_study(str(scaled_study))
     candidate = spec.candidates[0]
     assert isinstance(candidate.cluster_calibration, ClusterCalibration)
+
+    def with_scale(scale: ClusterCalibration | None) -> StudySpec:
+        changed = candidate.model_copy(update={"cluster_calibration": scale})
+        return spec.model_copy(update={"candidates": (changed,)})
+
     result = run_study(spec)
-    plain = run_study(
-        spec.model_copy(update={"candidates": (candidate.model_copy(update={"cluster_calibration": None}),)})
-    )
+    plain = run_study(with_scale(None))
     ratio = result.candidates[0].step_time_s / plain.candidates[0].step_time_s
     assert ratio == pytest.approx(1.25, rel=1e-12)
+    other = candidate.cluster_calibration.model_copy(update={"scale": 1.3})
+    assert Digests().of(with_scale(other)) != Digests().of(spec), "another scale is another question"
     assert any("cluster calibration our-wafers" in caveat.text for caveat in result.candidates[0].caveats)
-    assert [each.name for each in result.assumptions if each.topic == "calibration our-wafers"] == ["scale"]
+    assert [row.name for row in result.assumptions if row.topic == "calibration our-wafers"] == ["scale"]
     out = tmp_path / "report"
     answer = perfsim("study", scaled_study, "--out", out)
     assert "cluster calibration our-wafers" in answer.output
     assert "cluster calibration our-wafers" in (out / "index.html").read_text("utf-8")
     summary = json.loads((out / "summary.json").read_text("utf-8"))
     assert summary["candidates"][0]["cluster_calibration"]["name"] == "our-wafers"
-
-
-def test_a_sweep_keeps_the_scale_of_its_candidates_and_names_it(scaled_study: Path, tmp_path: Path) -> None:
-    out = tmp_path / "swept"
-    answer = perfsim("sweep", tmp_path / "tiny.yaml", "--out", out, "--jobs", "1")
+    sweep = ("sweep", tmp_path / "tiny.yaml", "--out", out, "--jobs", "1")
+    answer = perfsim(*sweep)
     assert answer.exit_code == 0, answer.output
     assert "cluster calibration our-wafers" in " ".join(answer.output.split())
     assert "our-wafers" in (out / "index.html").read_text("utf-8")
-    document = json.loads(perfsim("sweep", tmp_path / "tiny.yaml", "--out", out, "--json").stdout)
+    document = json.loads(perfsim(*sweep, "--json").stdout)
     assert [point["cluster_calibration"]["scale"] for point in document["points"]] == [1.25, 1.25]
-
-
-def test_another_scale_is_another_question(scaled_study: Path) -> None:
-    spec = load_study(str(scaled_study))
-    candidate = spec.candidates[0]
-    assert candidate.cluster_calibration is not None
-    other = candidate.cluster_calibration.model_copy(update={"scale": 1.3})
-    candidates = (candidate.model_copy(update={"cluster_calibration": other}),)
-    assert Digests().of(spec.model_copy(update={"candidates": candidates})) != Digests().of(spec)

@@ -10,11 +10,13 @@ import pytest
 
 from perfsim.catalog import default_catalog
 from perfsim.machines import build_topology, costs_for
+from perfsim.prediction.disturbed import perturbed
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.run import Evaluation, evaluate
 from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.perturbations import parse_perturbations
 from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
 from perfsim.testing import toys
@@ -119,3 +121,10 @@ def test_more_dram_is_a_remedy_for_flash_and_a_faster_way_is_none() -> None:
     assert after.step_time_s < 0.6 * before.step_time_s
     after = run(bound, WAY, layout=before.plan.layout)
     assert after.step_time_s == pytest.approx(before.step_time_s, rel=0.01)
+
+
+def test_a_slow_wafer_changes_no_share_that_a_faster_part_saves() -> None:
+    before = run(BOUND["ports"], {})
+    after = perturbed(before, parse_perturbations("straggler=1.5@0"))
+    assert after.step_time_s > 1.02 * before.step_time_s
+    assert Prediction.of(after).why.remedy == Prediction.of(before).why.remedy

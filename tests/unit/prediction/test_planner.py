@@ -8,15 +8,15 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-import perfsim as ps
 from perfsim.base.errors import LayoutError, PlanError
 from perfsim.network import Topology
-from perfsim.prediction.planner import MOST_LISTED, Search, best_plan, confirmed, plan_of
+from perfsim.prediction import planner
+from perfsim.prediction.planner import MOST_CONFIRMED, MOST_LISTED, Search, best_plan, confirmed, plan_of, refusal
 from perfsim.prediction.question import Question, question_of
-from perfsim.prediction.run import evaluate
+from perfsim.prediction.run import evaluate, graph_of
 from perfsim.specs.layout import ParallelLayout, text_of
 from perfsim.specs.recipe import Job
-from perfsim.strategies import strategy
+from perfsim.strategies import Plan, strategy
 
 
 @pytest.fixture
@@ -32,34 +32,35 @@ def screened(toys: ModuleType, name: str, job: Job, topology: Topology) -> Searc
 def question(
     model: str, devices: int, batch: int, system: str = "dgx-a100-80gb", name: str = "3d"
 ) -> Question:
-    catalog = ps.Catalog()
-    return Question(
-        model=catalog.models[model],
-        recipe=catalog.recipes["gpt3_pretraining"],
-        system=catalog.systems[system],
-        devices=devices,
-        strategy=name,
-        batch=batch,
-    )
+    given = {"model": model, "devices": devices, "batch": batch, "system": system, "strategy": name}
+    return question_of({**given, "recipe": "gpt3_pretraining"})
 
 
 @pytest.mark.parametrize(
-    ("model", "devices", "batch", "layout"),
+    ("model", "devices", "batch", "layout", "slower"),
     [
-        ("llama_7b", 8, 6, "tp=4,dp=2,mbs=3,zero=3,sp=true,recompute=full,recompute_every=11"),
+        ("llama_7b", 8, 6, "tp=4,dp=2,mbs=3,zero=3,sp=true,recompute=full,recompute_every=11", 1.001),
         pytest.param(
-            *("gpt3_175b", 512, 192, "tp=8,pp=8,dp=8,mbs=1,schedule=interleaved,vpp=12,zero=1,sp=true"),
+            *(
+                "gpt3_175b",
+                512,
+                192,
+                "tp=8,pp=8,dp=8,mbs=1,schedule=interleaved,vpp=12,zero=1,sp=true",
+                1.001,
+            ),
             marks=pytest.mark.slow,
         ),
-        ("gpt3_20b", 256, 64, "tp=4,pp=4,dp=16,mbs=1,schedule=interleaved,vpp=11,zero=1,sp=true"),
+        ("gpt3_20b", 256, 64, "tp=4,pp=4,dp=16,mbs=1,schedule=interleaved,vpp=11,zero=1,sp=true", 1.001),
+        ("gpt3_6p7b", 1024, 512, "tp=4,dp=256,mbs=2,zero=1,sp=true", 1.005),
     ],
 )
 def test_the_planner_finds_layouts_as_fast_as_those_found_by_hand(
-    model: str, devices: int, batch: int, layout: str
+    model: str, devices: int, batch: int, layout: str, slower: float
 ) -> None:
+    """Estimates of ZeRO 2 with interleaving are too low for the last, and 60 of them come before the best."""
     asked = question(model, devices, batch, "dgx-a100-40gb" if model == "llama_7b" else "dgx-a100-80gb")
     by_hand = best_plan(replace(asked, layout=layout))
-    assert best_plan(asked).step_time_s <= by_hand.step_time_s * 1.001
+    assert best_plan(asked).step_time_s <= by_hand.step_time_s * slower
 
 
 @pytest.mark.parametrize(
@@ -80,13 +81,6 @@ def test_3d_is_never_slower_than_a_strategy_that_it_contains(
         except PlanError:
             continue
         assert whole <= part * 1.001, name
-
-
-def test_kinds_of_layouts_that_the_closed_form_favours_leave_room_for_others() -> None:
-    """Estimates of ZeRO 2 with interleaving are too low here, and 60 of them come before the best layout."""
-    asked = question("gpt3_6p7b", 1024, 512)
-    best = best_plan(replace(asked, layout="tp=4,dp=256,mbs=2,zero=1,sp=true"))
-    assert best_plan(asked).step_time_s <= best.step_time_s * 1.005
 
 
 # ------------------------------------------------------------------------------------------- screening
@@ -131,6 +125,17 @@ def test_the_best_plan_is_close_to_the_best_of_all_simulated_ones(toys: ModuleTy
         evaluate(choice.plan, costs).step_time_s for choice in found.best(found.screening.feasible)[::29]
     ]
     assert best_plan(asked).step_time_s <= min(every) * 1.005
+
+
+@pytest.mark.parametrize(("error", "most_tried"), [(planner.ESTIMATE_ERROR, 1), (0.9, MOST_CONFIRMED)])
+def test_layouts_are_tried_until_the_rest_cannot_be_faster_given_the_error_of_the_estimate(
+    toys: ModuleType, topology: Topology, monkeypatch: pytest.MonkeyPatch, error: float, most_tried: int
+) -> None:
+    tried: list[Plan] = []
+    monkeypatch.setattr(planner, "ESTIMATE_ERROR", error)
+    monkeypatch.setattr(planner, "graph_of", lambda plan, _: tried.append(plan) or graph_of(plan))
+    confirmed(screened(toys, "3d", toys.job(64), topology))
+    assert len(tried) == most_tried
 
 
 # ------------------------------------------------------------------------------------------- headroom
@@ -198,3 +203,8 @@ def test_a_refused_layout_comes_with_the_nearest_legal_ones_as_text() -> None:
     assert help_text == "nearest that is legal: --layout tp=2,dp=32 or --layout tp=4,dp=16"
     for layout in ("tp=2,dp=32", "tp=4,dp=16"):
         plan_of(replace(question_of({**asked, "layout": layout}), must_fit=False))
+    large = question_of({**asked, "layout": "tp=1,dp=64"})
+    with pytest.raises(PlanError, match="GiB"):
+        plan_of(large)
+    assert plan_of(replace(large, must_fit=False)).layout.data == 64
+    assert refusal(large) is None, "legal, if memory were larger"

@@ -59,13 +59,15 @@ class _Tags(HTMLParser):
         self.attributes += [name for name, _ in attrs]
 
 
-@pytest.mark.parametrize("verb", ["study", "sweep"])
-def test_hostile_text_stays_text_everywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
-) -> None:
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("study.yaml").write_text(STUDY, encoding="utf-8")
     Path("sweep.yaml").write_text(SWEEP, encoding="utf-8")
+
+
+@pytest.mark.parametrize("verb", ["study", "sweep"])
+def test_hostile_text_stays_text_everywhere(verb: str) -> None:
     result = CliRunner().invoke(main, [verb, f"{verb}.yaml", "--out", "out"])
     assert result.exit_code == 0, result.stderr
     assert PLAIN in result.stdout
@@ -80,10 +82,7 @@ def test_hostile_text_stays_text_everywhere(
         assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
 
 
-def test_hostile_text_is_text_in_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("study.yaml").write_text(STUDY, encoding="utf-8")
-    Path("sweep.yaml").write_text(SWEEP, encoding="utf-8")
+def test_hostile_text_is_text_in_tables() -> None:
     for name in ("rows.csv", "rows.parquet"):
         result = CliRunner().invoke(
             main, ["sweep", "sweep.yaml", "--out", "out", "--jobs", "1", "--table", name]

@@ -62,8 +62,14 @@ def test_colours_are_logarithmic_only_where_values_span_decades() -> None:
     assert list(heat_map(cells((1.0, 20.0)), "z", "x").data[0].z[0]) == [1.0, 20.0]
 
 
-def test_every_run_is_in_the_row_of_its_family_and_the_closest_family_comes_first() -> None:
-    drawn, middles = runs(CASES)[1].data
+def test_runs_are_listed_the_worst_first_and_drawn_by_family_the_closest_first() -> None:
+    table, figure = runs(CASES)
+    assert [(row[0], row[5]) for row in table.shown()] == [
+        ("b", "-30.0 %"),
+        ("a", "+10.0 %"),
+        ("c", "+1.0 %"),
+    ]
+    drawn, middles = figure.data
     assert list(middles.y) == ["megatron (2)", "mlperf (1)"]
     assert sorted(drawn.x) == pytest.approx([-30.0, 1.0, 10.0])
     assert list(middles.x) == pytest.approx([5.5, -30.0])
@@ -81,11 +87,6 @@ def test_a_family_has_the_errors_that_its_bands_allow_and_a_run_outside_its_band
     assert list(bands.x) == pytest.approx([45.0])
     assert sorted([*inside.marker.symbol, *outside.marker.symbol]) == ["circle", "diamond-open"]
     assert (inside.name, outside.name) == ("a run", "a run outside its band")
-
-
-def test_the_table_of_runs_begins_with_the_worst() -> None:
-    rows = [(row[0], row[5]) for row in runs(CASES)[0].shown()]
-    assert rows == [("b", "-30.0 %"), ("a", "+10.0 %"), ("c", "+1.0 %")]
 
 
 def test_points_that_are_not_worth_taking_have_open_marks_and_no_star() -> None:

@@ -101,6 +101,7 @@ def test_sources_and_traces_are_links_and_text_is_not(page: str) -> None:
 def test_plotly_is_there_once_and_nothing_is_loaded_from_elsewhere(page: str) -> None:
     tags = _Tags(page).tags
     assert page.count("plotly.js (cartesian - minified) v") == 1
+    assert len(page.encode()) < 2_000_000
     loaded = [attributes for tag, attributes in tags if "src" in attributes or tag in {"iframe", "object"}]
     assert not loaded
     assert [attributes["href"] for tag, attributes in tags if tag == "link"] == ["data:,"]
@@ -152,10 +153,6 @@ def test_a_waterfall_leads_from_one_step_to_the_other(result: StudyResult) -> No
         assert ends & {round(following, 4), round(following + length, 4)}, (
             "each bar begins where the one before ends"
         )
-
-
-def test_a_page_is_at_most_two_megabytes(page: str) -> None:
-    assert len(page.encode()) < 2_000_000
 
 
 def test_the_part_of_plotly_is_that_of_the_installed_release_and_has_its_licence() -> None:

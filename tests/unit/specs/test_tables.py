@@ -5,12 +5,17 @@ from __future__ import annotations
 from types import ModuleType
 
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from perfsim.specs.layout import AXES, ParallelLayout
+from perfsim.catalog import default_catalog
+from perfsim.specs.hardware import NodeSpec
+from perfsim.specs.layout import AXES, ParallelLayout, StreamingLayout
 from perfsim.specs.optimizers import OPTIMIZERS
 from perfsim.specs.precisions import PRECISIONS
+from perfsim.specs.prices import EnergySpec, PriceSpec
+from perfsim.specs.wall_clock import NumberRange
 from perfsim.strategies.plan import Layout, Plan
+from perfsim.studies.spec import StudySpec
 
 
 def optimizer_plan(toys: ModuleType, name: str, strategy: str, layout: Layout) -> Plan:
@@ -21,11 +26,14 @@ def optimizer_plan(toys: ModuleType, name: str, strategy: str, layout: Layout) -
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_has_states_and_an_update_on_every_machine(toys: ModuleType, name: str) -> None:
-    from perfsim.specs.layout import StreamingLayout
-
     for strategy, layout in (("data", ParallelLayout()), ("weight-streaming", StreamingLayout())):
         graph = toys.graph_of(optimizer_plan(toys, name, strategy, layout))
         assert {task.work.op for task in graph.tasks()} & {"optimizer", "memoryx_update"}
+
+
+def test_a_layout_of_streaming_shares_no_state_and_no_layer() -> None:
+    layout = StreamingLayout(data=4)
+    assert (layout.tensor, layout.pipeline, layout.zero_stage, layout.num_devices) == (1, 1, 0, 4)
 
 
 def test_an_optimizer_that_is_not_in_the_table_is_refused(toys: ModuleType) -> None:
@@ -59,3 +67,41 @@ def test_a_degree_divides_what_its_row_says(toys: ModuleType, name: str) -> None
     assert (many["parameters"] < 0.8 * few["parameters"]) == ("parameters" in divides or bool(whole))
     assert (many["optimizer"] < 0.8 * few["optimizer"]) == ("states" in divides or bool(whole))
     assert (many["activations"] < 0.8 * few["activations"]) == ("activations" in divides)
+
+
+def test_an_update_counts_what_its_rule_computes_and_proofs_execute_adam() -> None:
+    flop = {name: row.update_flop for name, row in OPTIMIZERS.items()}
+    assert flop["sgd"] == 2  # a product and a difference
+    assert flop["adamw"] == flop["adam"] + 2  # weight decay takes as much again
+    assert {name for name, row in OPTIMIZERS.items() if row.executed} == {"adam"}
+
+
+@pytest.mark.parametrize(("nics", "said", "shared"), [(8, False, False), (8, True, True), (4, False, True)])
+def test_devices_share_nics_where_there_are_fewer_or_it_is_said(nics: int, said: bool, shared: bool) -> None:
+    node = default_catalog().system("dgx-a100-80gb").node
+    changed = node.with_(nics=nics, devices_share_nics=said, server=4)
+    assert changed.has_shared_nics == shared
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "said"),
+    [
+        (StudySpec, {"currency": "x" * 13}, "at most 12 characters"),
+        (NodeSpec, {"devices": 8, "server": 3}, "8 devices cannot be divided into servers of 3"),
+        (PriceSpec, {"device_hour": 1, "purchase": 1}, "one of them"),
+        (PriceSpec, {"purchase": 1, "years": 4}, "write years and utilisation as well"),
+        (PriceSpec, {"purchase": 1, "years": 4, "utilisation": 1.1}, "at most 1"),
+        (PriceSpec, {"purchase": 1, "years": 4, "utilisation": 0}, "must be above 0"),
+        (PriceSpec, {"device_hour": 1, "years": 4}, "belong to purchase"),
+        (EnergySpec, {"pue": {"low": 2, "typical": 1.5, "high": 3}}, "must be in this order"),
+        (EnergySpec, {"pue": {"low": 0.9, "typical": 1.5, "high": 3}}, "at least 1"),
+    ],
+)
+def test_fields_outside_their_range_or_against_each_other_are_refused(
+    kind: type[BaseModel], fields: dict[str, object], said: str
+) -> None:
+    wire = {"bandwidth": 1e9, "latency": 1e-6, "name": "wire"}
+    assert NumberRange(low=0, typical=0, high=1).low == 0  # what may be absent
+    whole = {"scale_up": wire, "nics": 8, "nic": wire, **fields} if kind is NodeSpec else fields
+    with pytest.raises(ValidationError, match=said):
+        kind.model_validate(whole)

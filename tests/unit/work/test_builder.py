@@ -43,24 +43,6 @@ def test_the_last_step_ends_with_the_graph_even_if_nobody_said_so(toys: ModuleTy
 
 
 # ---------------------------------------------------------------------------------- templates
-def entry(builder: GraphBuilder, toys: ModuleType) -> Template:
-    template = builder.template()
-    template.task(toys.compute("first", writes=2), "host", block=7)
-    template.output("entry", template.task(toys.compute("input"), "host").tensor)
-    return template
-
-
-def forward(builder: GraphBuilder, toys: ModuleType) -> Template:
-    """Two tasks of which the second waits for the first by order as well as by data."""
-    template = builder.template()
-    given = template.port("entry")
-    begun = template.task(toys.compute("begin", writes=2), "gpu/compute", [given])
-    moved = template.task(toys.compute("move"), "gpu/link", [begun.tensor + 1, given], [begun.id])
-    template.output("kept", begun.tensor)
-    template.output("moved", moved.tensor)
-    return template
-
-
 def backward(builder: GraphBuilder, toys: ModuleType) -> Template:
     """One task that reads what the forward left, and starts after the input's writer."""
     template = builder.template()
@@ -70,32 +52,23 @@ def backward(builder: GraphBuilder, toys: ModuleType) -> Template:
     return template
 
 
-def one_slot(builder: GraphBuilder, template: Template, sources: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (None, "port 'moved' has no source"),
+        ((np.array([-1]), "moved"), "port 'moved' is read by a slot that has no source"),
+        ((np.array([0]), "activation"), "port 'moved' reads output 'activation'"),
+    ],
+)
+def test_a_port_whose_tensor_is_not_there_is_named(
+    toys: ModuleType, source: tuple[np.ndarray, str] | None, message: str
+) -> None:
+    builder = GraphBuilder()
+    template = backward(builder, toys)
     zero = np.zeros(1, dtype=np.int64)
-    builder.stamp([template], Slots(zero, zero, sources))  # type: ignore[arg-type]
-
-
-def test_a_port_without_a_source_is_named(toys: ModuleType) -> None:
-    builder = GraphBuilder()
-    template = backward(builder, toys)
-    with pytest.raises(GraphError, match="port 'moved' has no source"):
-        one_slot(builder, template, {})
-
-
-def test_a_slot_that_reads_a_port_needs_a_source_slot(toys: ModuleType) -> None:
-    builder = GraphBuilder()
-    template = backward(builder, toys)
-    nowhere = (np.array([-1]), "moved")
-    with pytest.raises(GraphError, match="port 'moved' is read by a slot that has no source"):
-        one_slot(builder, template, dict.fromkeys(("moved", "kept", "entry"), nowhere))
-
-
-def test_an_output_that_the_source_does_not_have_is_named(toys: ModuleType) -> None:
-    builder = GraphBuilder()
-    template = backward(builder, toys)
-    itself = (np.array([0]), "activation")
-    with pytest.raises(GraphError, match="port 'moved' reads output 'activation'"):
-        one_slot(builder, template, dict.fromkeys(("moved", "kept", "entry"), itself))
+    sources = {} if source is None else dict.fromkeys(("moved", "kept", "entry"), source)
+    with pytest.raises(GraphError, match=message):
+        builder.stamp([template], Slots(zero, zero, sources))
 
 
 def test_block_and_tag_are_said_by_name(toys: ModuleType) -> None:

@@ -174,18 +174,14 @@ def test_model_flops_count_active_weights_windows_and_the_heads_of_multi_token_p
     toys: ModuleType,
 ) -> None:
     changes = {"experts": EXPERTS | {"first_dense_layers": 2}, "mtp_num_layers": 1, "bias": False}
-    job = toys.job(4)
     model = toys.model(**changes, sliding_window=S // 2, sliding_window_pattern=2)
     counts = parameters(model)
-    tokens = job.tokens_per_step
     weights = sum(counts.matrices_of(kind, active=True) for kind in layer_kinds(model))
     # The layer of multi-token prediction is like the last one, which attends to all positions.
     core = 12.0 * S * H * (4 * 0.75 + 5)
     heads = 2 * 6.0 * model.vocab_size * H
-    recipe = job.recipe.model_copy(update={"seq_length": S})
-    own = Job(model, recipe, 4)
-    assert model_flop_per_step(own) == pytest.approx((6.0 * weights + core + heads) * own.tokens_per_step)
-    assert tokens > 0
+    job = Job(model, toys.job(4).recipe.model_copy(update={"seq_length": S}), 4)
+    assert model_flop_per_step(job) == pytest.approx((6.0 * weights + core + heads) * job.tokens_per_step)
 
 
 def test_multi_token_prediction_adds_a_projection_and_an_lm_head(toys: ModuleType) -> None:

@@ -79,19 +79,20 @@ def test_shared_streams_have_no_rank() -> None:
     ]
 
 
-def test_a_group_that_parts_peers_unevenly_is_refused(toys: ModuleType) -> None:
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        (RankGroup(0, 1, 3), "sum does not divide 8 peers evenly"),
+        (RankGroup(1, 1, 4), "sum on rank 0 must begin with it"),
+    ],
+)
+def test_a_group_that_does_not_fit_its_peers_is_refused(
+    toys: ModuleType, group: RankGroup, message: str
+) -> None:
     builder = GraphBuilder()
     builder.fold(8)
-    builder.task(toys.collective("odd", RankGroup(0, 1, 3)), "gpu0/nccl")
-    with pytest.raises(GraphError, match="odd does not divide 8 peers evenly"):
-        peer_classes(builder.build())
-
-
-def test_a_group_must_begin_with_the_rank_that_is_written(toys: ModuleType) -> None:
-    builder = GraphBuilder()
-    builder.fold(8)
-    builder.task(toys.collective("shifted", RankGroup(1, 1, 4)), "gpu0/nccl")
-    with pytest.raises(GraphError, match="shifted on rank 0 must begin with it"):
+    builder.task(toys.collective("sum", group), "gpu0/nccl")
+    with pytest.raises(GraphError, match=message):
         peer_classes(builder.build())
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from statistics import NormalDist, fmean
 from types import ModuleType
 from typing import Any
 
@@ -49,11 +51,26 @@ def groups(graph: TaskGraph, name: str) -> set[RankGroup | None]:
     return {work.group for work in graph.works if work.name == name}
 
 
-def test_every_row_travels_there_and_back_in_each_direction(toys: ModuleType) -> None:
-    job = job_of(toys)
+@pytest.mark.parametrize(
+    ("dispatcher", "top_k", "times"),
+    [
+        ("all_to_all", 2, 2),
+        ("all_to_all", 4, 4),
+        ("deepep", 4, 4),
+        ("all_gather", 2, 8),
+        ("all_gather", 4, 8),
+    ],
+)
+@pytest.mark.parametrize("spread", [0.0, 0.3])
+def test_tokens_travel_there_and_back_in_each_direction(
+    toys: ModuleType, dispatcher: str, top_k: int, times: int, spread: float
+) -> None:
+    """A token goes to its k experts, or to all 8 ranks; of drawn routing the fullest rank counts."""
+    recipe = {"dispatcher": dispatcher, "routing": "drawn", "routing_spread": spread}
+    job = job_of(toys, recipe=recipe, top_k=top_k)
     graph = graph_of(planned(toys, job, ON_EIGHT))
-    rows = job.seq_length * EXPERTS["top_k"] * job.model.hidden_size * 2.0  # one sequence a rank, in 16 bits
-    each_way = 2 * job.model.num_layers * rows
+    tokens = job.seq_length * job.model.hidden_size * 2.0  # one sequence a rank, in 16 bits
+    each_way = 2 * job.model.num_layers * times * tokens * expert_load(job, 8)
     assert moved(graph, "experts.dispatch") == moved(graph, "experts.combine") == pytest.approx(each_way)
 
 
@@ -157,6 +174,18 @@ def test_layers_of_several_kinds_add_up_in_memory_and_in_the_closed_form(toys: M
     assert strategy("3d").estimate_s(plan, costs) == pytest.approx(step_s(plan), rel=0.1)
 
 
+def test_buffers_on_a_rank_are_for_the_largest_layer_that_it_holds(toys: ModuleType) -> None:
+    """Wide dense layers are on the first rank, a layer of multi-token prediction is on the last."""
+    layout = ParallelLayout(pipeline=2, data=4, expert=4, recompute="full", zero_stage=2)
+    plain = job_of(toys, 32, first_dense_layers=3)
+    further = replace(plain, model=plain.model.model_copy(update={"mtp_num_layers": 1}))
+    first, last = planned(toys, plain, layout).memory
+    first_of_further, last_of_further = planned(toys, further, layout).memory
+    assert first_of_further == first
+    buckets = [use.parts_bytes["gradient buckets"] for use in (last, last_of_further, first)]
+    assert buckets[0] < buckets[1] < 0.9 * buckets[2]
+
+
 def test_the_host_takes_its_time_in_every_pass_of_a_layer_unless_a_graph_replays_it(toys: ModuleType) -> None:
     job = job_of(toys)
     catalog = default_catalog()
@@ -191,6 +220,16 @@ def test_the_fullest_rank_has_more_rows_the_fewer_experts_it_averages(toys: Modu
     loads = [expert_load(job, ranks) for ranks in (1, 2, 8)]
     assert loads[0] == 1.0
     assert 1.0 < loads[1] < loads[2] < 1.4
+
+
+@pytest.mark.parametrize("spread", [0.03, 0.3])
+def test_the_load_is_that_of_the_fullest_rank_over_the_mean(toys: ModuleType, spread: float) -> None:
+    """Of two experts whose logarithms are d apart, the fuller has 1 + tanh(|d| / 2) times the mean."""
+    recipe = {"routing": "drawn", "routing_spread": spread}
+    apart = NormalDist(sigma=spread * math.sqrt(2))
+    more = [math.tanh(abs(apart.inv_cdf((number + 0.5) / 1000)) / 2) for number in range(1000)]
+    load = expert_load(job_of(toys, recipe=recipe, num_experts=2, top_k=1), 2)
+    assert load - 1.0 == pytest.approx(fmean(more), rel=0.1)
 
 
 def test_forced_balance_and_a_capacity_limit_the_load(toys: ModuleType) -> None:
