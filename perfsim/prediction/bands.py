@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -334,10 +334,6 @@ class Accuracy:
     """Half-width of the 90 % band of the plan's step time, as a fraction."""
     unshared_error: float = 0.0
     """The part of it that remains in the ratio of two runs of one machine."""
-    unknowns: tuple[Unknown, ...] = ()
-    """What no published run shows of the plan, which widens its band."""
-    hidden: Hidden | None = field(default=None, compare=False)
-    """The communication that the plan hides, next to published runs; None where no plan is known."""
 
     @classmethod
     def of(cls, plan: Plan, share: float = 0.0, *, without: str = "") -> Accuracy:
@@ -346,10 +342,8 @@ class Accuracy:
         `share` of its step hides communication (`Trace.hidden_share`; 0 where the plan was not simulated).
         `without` names a group of runs of which the answer knows nothing.
         """
-        hidden = Hidden.of(plan, share, without=without)
-        unknowns = (*unknowns_of(plan), *hidden.unknown())
-        known = cls.nearest(plan.system.kind, Traits.of(plan), without, unknowns)
-        return replace(known, hidden=hidden, unknowns=unknowns)
+        unknowns = [*unknowns_of(plan), *Hidden.of(plan, share, without=without).unknown()]
+        return cls.nearest(plan.system.kind, Traits.of(plan), without, unknowns)
 
     @classmethod
     def nearest(

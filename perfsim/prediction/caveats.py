@@ -15,7 +15,7 @@ from perfsim.base.spec import CHANGED
 from perfsim.costs.wafer import PEAK
 from perfsim.machines import machine_of
 from perfsim.machines.machine import is_borrowed
-from perfsim.prediction.bands import MARGIN, Reached, Traits
+from perfsim.prediction.bands import MARGIN, Hidden, Reached, Traits, unknowns_of
 from perfsim.prediction.question import DEFAULT_BATCH_PER_DEVICE, Question
 from perfsim.prediction.run import Evaluation
 from perfsim.prediction.why import Why
@@ -122,7 +122,7 @@ def caveats_of(
     """
     plan = evaluation.plan
     runs = Reached.like(plan)
-    said = {unknown.code: unknown.words for unknown in evaluation.accuracy.unknowns}
+    said = {unknown.code: unknown.words for unknown in unknowns_of(plan)}
     caveats = [Caveat.of(code, words) for code, words in said.items() if code in _OF_THE_JOB]
     for caveat in (
         *_measured(plan),
@@ -271,9 +271,9 @@ def _above(code: str, value: float, published: Sequence[float], words: str) -> I
 def _of_run(evaluation: Evaluation, runs: Sequence[Reached], fixed_s: float) -> Iterator[Caveat]:
     """A step that hides more, uses devices better, is scaled more or smaller than published runs show."""
     plan = evaluation.plan
-    hidden = evaluation.accuracy.hidden
-    factor = hidden.share / hidden.published if hidden and hidden.published else inf
-    if hidden and hidden.cost and factor > MARGIN:
+    hidden = Hidden.of(plan, evaluation.hidden_communication_fraction)
+    factor = hidden.share / hidden.published if hidden.published else inf
+    if hidden.cost and factor > MARGIN:
         words = (
             f"{100 * hidden.share:.0f} % of the step hides communication, while published runs hide at most "
             f"{100 * hidden.published:.0f} %; how much that slows the compute next to it is an "
