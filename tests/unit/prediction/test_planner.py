@@ -11,7 +11,15 @@ import pytest
 from perfsim.base.errors import LayoutError, PlanError
 from perfsim.network import Topology
 from perfsim.prediction import planner
-from perfsim.prediction.planner import MOST_CONFIRMED, MOST_LISTED, Search, best_plan, confirmed, plan_of, refusal
+from perfsim.prediction.planner import (
+    MOST_CONFIRMED,
+    MOST_LISTED,
+    Search,
+    best_plan,
+    confirmed,
+    plan_of,
+    refusal,
+)
 from perfsim.prediction.question import Question, question_of
 from perfsim.prediction.run import evaluate, graph_of
 from perfsim.specs.layout import ParallelLayout, text_of
