@@ -66,16 +66,15 @@ def test_the_least_compute_of_a_law_is_where_neither_size_does_better() -> None:
     assert flop <= 6 * 1e10 * 2e11
 
 
-def test_a_speedup_is_devices_times_statistics_times_hardware(tmp_path: Path) -> None:
+def test_a_speedup_is_devices_times_statistics_times_hardware_and_one_batch_tells_none(
+    tmp_path: Path,
+) -> None:
     result = answered(tmp_path, SPEEDS)
     first, last = result.rows
     assert (first["statistical"], first["hardware"]) == (1.0, 1.0)
     assert last["statistical"] == pytest.approx(110 / 200)
     assert last["hardware"] == pytest.approx(2 / (8 * 110 / 200))
     assert "E_min 100, B_crit 1e+03" in result.verdict  # 100 (1 + B / 1000)
-
-
-def test_runs_that_tell_nothing_of_statistics_are_refused(tmp_path: Path) -> None:
     assert "one batch" in str(refusal(tmp_path, SPEEDS.replace("batch: 1000", "batch: 100")))
     assert "grow with the batch" in str(refusal(tmp_path, SPEEDS.replace("examples: 200", "examples: 90")))
 

@@ -121,7 +121,7 @@ def test_production_is_shared_and_lengthens_both() -> None:
 
 
 # --------------------------------------------------------------------------------- levers and prices
-def test_an_input_flips_the_order_at_the_value_that_makes_times_equal() -> None:
+def test_an_input_flips_the_order_where_times_are_equal_the_critical_batch_where_batches_differ() -> None:
     fast = option("a", error=0.3)
     slow = option("b", "wafer", error=0.3, step_s=5.0)
     levers = {lever.name: lever for lever in decide([fast, slow], "USD").levers}
@@ -133,9 +133,6 @@ def test_an_input_flips_the_order_at_the_value_that_makes_times_equal() -> None:
     assert "critical batch" not in levers, "equal batches: it moves no ratio"
     far = decide([fast, replace(slow, time=option(step_s=50.0).time)], "USD").levers
     assert [own.flips_at for own in far] == [None] * len(far)
-
-
-def test_the_critical_batch_is_a_lever_where_batches_differ() -> None:
     decision = decide(
         [option("a", batch=2e7, step_s=90.0), option("b", "wafer", batch=4e5, step_s=4.0)], "USD"
     )
@@ -272,22 +269,21 @@ def wafers(days: float, devices: int = 1, **changes: Any) -> Answer:
     return answer(days, strategy="weight-streaming", system="wafers", devices=devices, **changes)
 
 
-def test_one_candidate_is_told_with_its_band() -> None:
+def test_a_lone_candidate_has_its_band_and_a_range_that_includes_1_leaves_the_order_open() -> None:
     alone = answer(10.0)
     low, high = (bound / DAY_S for bound in alone.time.band_s)
     assert verdict([alone]) == f"8 gpus, 3d reach the target in 10.0 days ({low:.1f} to {high:.1f})."
+    assert OPEN in verdict([answer(10.2), wafers(10.0)])
+    assert OPEN not in verdict([answer(10.2, error=0.001), wafers(10.0, error=0.001)])
 
 
-def test_of_two_the_sooner_leads_with_ratio_range_and_reason() -> None:
+def test_of_two_the_sooner_leads_with_ratio_range_and_a_reason_that_multiplies_up() -> None:
     said = verdict([answer(30.0), wafers(10.0)])
     assert said.startswith(
         "1 wafers, weight-streaming reaches the target first, in 10.0 days: 3.00 times (2.80 to 3.21) "
         "faster than 8 gpus, 3d with 30.0 days. Why: 3.00 times its tokens a second"
     )
     assert OPEN not in said
-
-
-def test_the_reason_multiplies_up_to_the_ratio() -> None:
     slow = answer(30.0, batch_tokens=8e6)
     fast = wafers(10.0, batch_tokens=5e5)
     said = verdict([slow, fast])
@@ -296,11 +292,6 @@ def test_the_reason_multiplies_up_to_the_ratio() -> None:
     assert throughput * samples == pytest.approx(3.0)
     assert f"{throughput:.2f} times its tokens a second" in said
     assert f"{samples:.2f} times fewer tokens to the target (batch 0.5 M against 8.0 M tokens)" in said
-
-
-def test_a_range_that_includes_1_leaves_the_order_open() -> None:
-    assert OPEN in verdict([answer(10.2), wafers(10.0)])
-    assert OPEN not in verdict([answer(10.2, error=0.001), wafers(10.0, error=0.001)])
 
 
 def test_one_layout_that_answers_several_strategies_is_no_race() -> None:
@@ -316,10 +307,13 @@ def test_one_layout_that_answers_several_strategies_is_no_race() -> None:
     )
 
 
-def test_the_rival_is_another_machine_where_there_is_one() -> None:
+def test_the_rival_is_another_machine_whatever_the_order_of_candidates() -> None:
     said = verdict([answer(40.0), wafers(10.0, 16), wafers(12.0, 8)])
     assert said.startswith("16 wafers")
     assert "faster than 8 gpus, 3d with 40.0 days" in said
+    answers = [answer(30.0), wafers(10.0), wafers(20.0, 2, batch_tokens=4e6)]
+    assert ratio_bands(answers) == ratio_bands(answers[::-1])
+    assert verdict(answers) == verdict(answers[::-1])
 
 
 def test_two_sizes_of_one_machine_share_a_part_of_the_error_of_their_step_time() -> None:
@@ -331,9 +325,3 @@ def test_two_sizes_of_one_machine_share_a_part_of_the_error_of_their_step_time()
     assert (low, high) == pytest.approx((1.2 / unshared, 1.2 * unshared))
     other_low, other_high = bands["8 gpus, 3d"]
     assert 1 < high / low < other_high / other_low
-
-
-def test_ratio_bands_do_not_depend_on_the_order_asked() -> None:
-    answers = [answer(30.0), wafers(10.0), wafers(20.0, 2, batch_tokens=4e6)]
-    assert ratio_bands(answers) == ratio_bands(answers[::-1])
-    assert verdict(answers) == verdict(answers[::-1])

@@ -70,7 +70,9 @@ def test_gpus_and_wafers_try_what_they_have_and_the_best_comes_first(
         assert all(own.reason for own in candidate.tried if own.ratio is None)
 
 
-def test_an_answer_is_explained_by_its_summary(path: Path, tmp_path: Path) -> None:
+def test_an_answer_is_explained_by_its_summary_unless_it_is_of_another_study(
+    path: Path, tmp_path: Path
+) -> None:
     summary = tmp_path / "summary.json"
     summary.write_text(json.dumps({"study": str(path), "candidates": [], "assumptions": []}))
     shown = CliRunner().invoke(main, ["why", str(summary), "--compare", "weight-streaming"])
@@ -80,9 +82,6 @@ def test_an_answer_is_explained_by_its_summary(path: Path, tmp_path: Path) -> No
     summary.write_text("{}")
     with pytest.raises(InputError, match="is no answer of"):
         why(summary)
-
-
-def test_an_answer_of_another_study_of_the_same_name_is_refused(path: Path, tmp_path: Path) -> None:
     summary = tmp_path / "summary.json"
     row = {"strategy": "weight-streaming", "system": "cs-2", "num_devices": 7}
     summary.write_text(json.dumps({"study": str(path), "candidates": [row], "assumptions": []}))
