@@ -42,9 +42,7 @@ def test_a_layout_of_the_shortlist_is_predicted_alike_when_it_is_given(answer: p
         assert given.layout == entry.layout
 
 
-def test_a_tool_is_given_the_fastest_layout_that_it_can_run_and_told_what_it_lost(
-    answer: ps.PlanAnswer,
-) -> None:
+def test_a_tool_is_given_the_fastest_layout_that_it_can_run(answer: ps.PlanAnswer) -> None:
     emitted = json.loads(answer.emit("deepspeed"))
     assert emitted["train_batch_size"] == 32
     assert "modelzoo" not in answer.emit("megatron")

@@ -51,9 +51,7 @@ def test_a_field_that_there_is_not_is_refused_with_the_nearest() -> None:
     assert device.memory.capacity == 96 * 2**30, "a path with dots changes what lies deeper"
 
 
-def test_the_trace_is_saved_for_perfetto_where_it_can_be_written(
-    prediction: ps.Prediction, tmp_path: Path
-) -> None:
+def test_the_trace_is_saved_where_it_can_be(prediction: ps.Prediction, tmp_path: Path) -> None:
     path = prediction.trace.save(tmp_path / "t.json.gz")
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     names = {work.name for work in prediction.run.trace.graph.works}

@@ -235,9 +235,7 @@ def test_strategies_are_listed_with_what_they_run_on() -> None:
         ("systems", "dgx-a100-80gb", "device.memory.capacity", "80", "assumed"),
     ],
 )
-def test_an_entry_shows_values_as_written_with_their_sources(
-    kind: str, name: str, path: str, value: str, source: str
-) -> None:
+def test_an_entry_has_values_and_sources(kind: str, name: str, path: str, value: str, source: str) -> None:
     (row,) = [row for row in entry(kind, name) if row["value of"] == path]
     assert row["value"].startswith(value)
     assert source in row["source"]

@@ -58,7 +58,7 @@ def test_a_study_may_extend_another_and_be_changed(answer: ps.StudyAnswer) -> No
     assert by_objects.candidates[0].step_time_s == answer.candidates[0].step_time_s
 
 
-def test_frames_have_a_row_a_candidate_and_a_row_a_batch_or_ask_for_pandas(
+def test_frames_have_all_rows_or_ask_for_pandas(
     answer: ps.StudyAnswer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert list(answer.to_pandas()["num_devices"]) == [8, 1, 2]
@@ -70,9 +70,7 @@ def test_frames_have_a_row_a_candidate_and_a_row_a_batch_or_ask_for_pandas(
         answer.to_pandas()
 
 
-def test_figures_have_something_in_them_and_save_writes_what_the_command_line_writes(
-    answer: ps.StudyAnswer, tmp_path: Path
-) -> None:
+def test_figures_are_not_empty_and_save_writes_all_files(answer: ps.StudyAnswer, tmp_path: Path) -> None:
     figures = answer.figures
     for figure in (
         figures.memory(),
@@ -130,7 +128,7 @@ def test_what_makes_no_sense_is_refused_in_words(
 # .
 
 
-def test_a_sweep_has_a_row_a_point_and_computes_none_twice(
+def test_a_sweep_has_a_row_a_point(
     write_sweep: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_sweep("  batch_sizes: [[8], [16]]")

@@ -40,9 +40,7 @@ calibration megatron-2021
 """
 
 
-def test_each_part_of_the_study_is_accounted_for_by_inputs_with_value_source_and_known_kind(
-    assumptions: tuple[Assumption, ...],
-) -> None:
+def test_each_input_of_each_part_is_accounted_for(assumptions: tuple[Assumption, ...]) -> None:
     assert set(TOPICS.split("\n")[1:-1]) <= {row.topic for row in assumptions}
     for row in assumptions:
         assert row.name, row
@@ -65,9 +63,7 @@ def constant(assumptions: tuple[Assumption, ...], topic: str, name: str) -> Assu
     return entry
 
 
-def test_fitted_constants_stand_with_values_errors_and_sources_alone_and_in_groups(
-    spec: StudySpec, assumptions: tuple[Assumption, ...]
-) -> None:
+def test_constants_have_errors_and_sources(spec: StudySpec, assumptions: tuple[Assumption, ...]) -> None:
     calibration = spec.candidates[0].system.device.calibration
     assert isinstance(calibration, GpuCalibration)
     sustained = constant(assumptions, "a100-sxm4", "sustained_fraction")
@@ -90,9 +86,7 @@ def test_fitted_constants_stand_with_values_errors_and_sources_alone_and_in_grou
     assert guessed.source.startswith("assumed: ")
 
 
-def test_the_critical_batch_stands_with_its_band(
-    spec: StudySpec, assumptions: tuple[Assumption, ...]
-) -> None:
+def test_the_critical_batch_has_its_band(spec: StudySpec, assumptions: tuple[Assumption, ...]) -> None:
     critical = Target.of_study(spec).critical
     (entry,) = (row for row in assumptions if row.name == "critical batch" and row.kind == "fit")
     assert entry.value.startswith(f"{critical.tokens / 1e6:.1f} M tokens (")
@@ -123,9 +117,7 @@ streaming.sparse_harvest swarmx.duplex swarmx.hop_latency
 """
 
 
-def test_what_is_not_published_of_weight_streaming_is_listed_with_its_reason(
-    assumptions: tuple[Assumption, ...],
-) -> None:
+def test_what_is_unpublished_of_wafers_is_listed(assumptions: tuple[Assumption, ...]) -> None:
     rows = {row.name: row for row in assumptions if row.topic == "system cs-2"}
     for name in GUESSED.split():
         assert rows[name].kind == "assumption"

@@ -26,7 +26,7 @@ from perfsim.studies.axes import load_sweep
 from perfsim.studies.batches import Target
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
-from perfsim.studies.spec import Point, StudySpec
+from perfsim.studies.spec import CandidateSpec, Point, StudySpec
 
 HEAD = """\
 name: layouts
@@ -136,24 +136,20 @@ def test_automatic_batches_are_multiples_of_what_a_layout_takes_at_once(tmp_path
         ("tp=8,pp=4", ["small.yaml:9:", 'put the layout in quotes: "tp=8,pp=4"']),
     ],
 )
-def test_a_wrong_layout_is_refused_at_its_line_with_the_nearest_fix(
-    tmp_path: Path, layout: str, parts: list[str]
-) -> None:
+def test_a_wrong_layout_is_refused_at_its_line(tmp_path: Path, layout: str, parts: list[str]) -> None:
     with pytest.raises(CatalogError) as caught:
         loaded(tmp_path, f"{GPUS}, layout: {layout}")
     for part in parts:
         assert part in str(caught.value)
 
 
-def test_the_words_of_a_layout_are_of_an_object_too_and_leave_out_the_layers_of_stages(
-    tmp_path: Path,
-) -> None:
+def test_words_of_a_layout_may_be_of_an_object_and_leave_out_layers_of_stages(tmp_path: Path) -> None:
     (written_out,) = loaded(
         tmp_path, f'{GPUS}, layout: "pp=4,dp=2,mbs=1,layers_per_stage=7-6-6-5"'
     ).candidates
     assert written_out.layout_words == "pp=4 dp=2 mbs=1"
     layout = ParallelLayout(tensor=8, micro_batch_size=2, sequence_parallel=True)
-    candidate = written_out.model_copy(update={"layout": layout})
+    candidate = CandidateSpec(strategy="3d", system=written_out.system, devices=(8,), layout=layout)
     assert "tensor=8 pipeline=1 data=1" in candidate.layout_words
     assert "sequence_parallel=true" in candidate.layout_words
 
@@ -267,9 +263,7 @@ convergence: {law: data_law, loss_law: cerebras_gpt}
         ("energy: {pue: [1]}", 2, "a number is expected"),
     ],
 )
-def test_a_wrong_number_is_one_problem_at_its_line(
-    tmp_path: Path, text: str, line: int, message: str
-) -> None:
+def test_a_wrong_number_is_said_at_its_line(tmp_path: Path, text: str, line: int, message: str) -> None:
     path = tmp_path / "study.yaml"
     path.write_text(f"extends: gpt3_20b\n{text}", encoding="utf-8")
     with pytest.raises(CatalogError) as raised:
@@ -289,9 +283,7 @@ def lines_of(problems: list[Problem]) -> list[tuple[int, str]]:
     return [(problem.line, problem.message.split(";")[0]) for problem in problems]
 
 
-def test_numbers_of_devices_that_a_system_cannot_have_are_refused_together_at_their_lines(
-    tmp_path: Path,
-) -> None:
+def test_impossible_numbers_of_devices_are_refused_together_at_their_lines(tmp_path: Path) -> None:
     several = "strategy: [3d, data], system: dgx-a100-80gb, devices: [8, 12]"
     said = lines_of(refusal(tmp_path, several, GPUS, GPUS.replace("[8]", "20")))
     of_node = "dgx-a100-80gb has 8 devices a node, so {} would leave the last node partly empty"
@@ -319,9 +311,9 @@ def test_every_mistake_of_a_file_is_said_at_once_and_once(tmp_path: Path) -> Non
         (4, 8),
         (6, 19),
         (6, 23),
-        (9, 0),
-        (10, 0),
-        (11, 0),
+        (9, 52),
+        (10, 65),
+        (11, 16),
         (12, 20),
     ]
     assert said[3].message == "candidates[0].devices: `8` stands where a list is expected"
@@ -447,7 +439,7 @@ def test_it_stands_beside_the_healthy_days_at_every_outlet(tmp_path: Path) -> No
         ("{low: 0.6, typical: 0.7, high: 0.9}", 0.7, (0.6, 0.9)),
     ],
 )
-def test_a_candidate_may_state_its_own_ratio(
+def test_a_candidate_may_state_its_ratio(
     tmp_path: Path, given: str, ratio: float, ends: tuple[float, float]
 ) -> None:
     spec = loaded(tmp_path, f"{GPUS}, production: {given}", WAFER)

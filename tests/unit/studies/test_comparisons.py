@@ -66,9 +66,7 @@ def test_the_least_compute_of_a_law_is_where_neither_size_does_better() -> None:
     assert flop <= 6 * 1e10 * 2e11
 
 
-def test_a_speedup_is_devices_times_statistics_times_hardware_and_one_batch_tells_none(
-    tmp_path: Path,
-) -> None:
+def test_a_speedup_is_devices_times_statistics_times_hardware(tmp_path: Path) -> None:
     result = answered(tmp_path, SPEEDS)
     first, last = result.rows
     assert (first["statistical"], first["hardware"]) == (1.0, 1.0)

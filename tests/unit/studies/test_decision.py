@@ -27,6 +27,7 @@ from perfsim.studies.answers import Answer, Decision, Production
 from perfsim.studies.decision import Option, decide, ratio_bands, verdict
 
 DATA_LAW = critical_batch("data_law", LawInputs(d_min_tokens=4e11))
+RENT = {"low": 4.0, "typical": 5.0, "high": 6.0}
 DRAWS = Draws(0, 20_000)
 
 
@@ -66,10 +67,10 @@ def option(label: str = "a", system: str = "gpu", **changes: Any) -> Option:
     ],
 )
 def test_intervals_are_those_of_the_closed_form_within_a_hundredth(changes: Mapping[str, Any]) -> None:
-    own = option(**changes)
-    (outcome,) = decide([own], "USD").outcomes
-    assert outcome.steps_s.typical == pytest.approx(own.time.time_s, rel=1e-12)
-    assert (outcome.steps_s.low, outcome.steps_s.high) == pytest.approx(own.time.band_s, rel=0.01)
+    alone = option(**changes)
+    (outcome,) = decide([alone], "USD").outcomes
+    assert outcome.steps_s.typical == pytest.approx(alone.time.time_s, rel=1e-12)
+    assert (outcome.steps_s.low, outcome.steps_s.high) == pytest.approx(alone.time.band_s, rel=0.01)
 
 
 def test_the_ratio_and_its_probability_are_those_of_the_closed_form() -> None:
@@ -132,7 +133,7 @@ def test_an_input_flips_the_order_where_times_are_equal_the_critical_batch_where
     )
     assert "critical batch" not in levers, "equal batches: it moves no ratio"
     far = decide([fast, replace(slow, time=option(step_s=50.0).time)], "USD").levers
-    assert [own.flips_at for own in far] == [None] * len(far)
+    assert [row.flips_at for row in far] == [None] * len(far)
     decision = decide(
         [option("a", batch=2e7, step_s=90.0), option("b", "wafer", batch=4e5, step_s=4.0)], "USD"
     )
@@ -144,8 +145,7 @@ def test_an_input_flips_the_order_where_times_are_equal_the_critical_batch_where
 
 
 def test_a_break_even_price_where_one_price_is_missing() -> None:
-    rent = {"low": 4.0, "typical": 5.0, "high": 6.0}
-    gpus = option("a", rates=priced("gpu", rent))
+    gpus = option("a", rates=priced("gpu", RENT))
     wafers = option("b", "wafer", step_s=2.3, rates=priced("wafer", None, devices=16))
     decision = decide([gpus, wafers], "USD")
     row = next(row for row in decision.break_even if row.label == "b")
@@ -157,8 +157,7 @@ def test_a_break_even_price_where_one_price_is_missing() -> None:
 
 
 def test_the_sentence_says_when_how_much_how_sure_and_what_was_not_given() -> None:
-    rent = {"low": 4.0, "typical": 5.0, "high": 6.0}
-    gpus = option("a", error=0.05, rates=priced("gpu", rent))
+    gpus = option("a", error=0.05, rates=priced("gpu", RENT))
     wafers = option("b", "wafer", error=0.05, step_s=6.0, rates=priced("wafer", None))
     said = decide([gpus, wafers], "EUR").sentence
     assert said.startswith(
@@ -171,10 +170,9 @@ def test_the_sentence_says_when_how_much_how_sure_and_what_was_not_given() -> No
 
 
 def test_the_cheapest_is_named_where_it_is_not_the_first() -> None:
-    rent = {"low": 4.0, "typical": 5.0, "high": 6.0}
     options = [
-        option("a", rates=priced("gpu", rent, devices=512)),
-        option("b", "wafer", step_s=6.0, rates=priced("wafer", rent, devices=16)),
+        option("a", rates=priced("gpu", RENT, devices=512)),
+        option("b", "wafer", step_s=6.0, rates=priced("wafer", RENT, devices=16)),
     ]
     decision = decide(options, "USD")
     assert "; least money: b, " in decision.sentence
@@ -206,18 +204,17 @@ def test_the_same_seed_gives_the_same_bytes_on_one_and_two_processes() -> None:
 
 
 def test_what_moves_the_money_is_moved_by_prices_and_flips_where_both_cost_the_same() -> None:
-    rent = {"low": 4.0, "typical": 5.0, "high": 6.0}
     tenfold = {"low": 30.0, "typical": 40.0, "high": 50.0}
-    rates = [priced("gpu", rent), priced("wafer", tenfold, 16)]
+    rates = [priced("gpu", RENT), priced("wafer", tenfold, 16)]
     name = "price of a device-hour of wafer"
     pair = [option("a", "gpu", rates=rates[0]), option("b", "wafer", step_s=5.0, rates=rates[1])]
     decision = decide(pair, "USD")
     assert decision.money_ratio is not None
     assert decision.money_ratio.typical == pytest.approx(5.0 / 4.6 * 16 * 40 / (128 * 5))
-    lever = next(own for own in decision.money_levers if own.name == name)
+    lever = next(row for row in decision.money_levers if row.name == name)
     assert lever.ratio_at_high / lever.ratio_at_low == pytest.approx(50 / 30)
     assert lever.flips_at == pytest.approx(40 / decision.money_ratio.typical, rel=1e-3)
-    assert name not in {own.name for own in decision.levers}
+    assert name not in {row.name for row in decision.levers}
 
 
 # The sentence that ends a study, and the bands of ratios beside it.

@@ -64,9 +64,7 @@ def named(candidates: Sequence[Answer]) -> list[tuple[str, str, int]]:
 
 
 # ------------------------------------------------------------------------------ the whole answer
-def test_the_same_study_gives_the_same_bytes_and_samples_each_candidate(
-    spec: StudySpec, run: StudyResult
-) -> None:
+def test_a_study_again_gives_the_same_bytes_and_samples(spec: StudySpec, run: StudyResult) -> None:
     assert document_text(study_document(run_study(spec))) == document_text(study_document(run))
     assert list(run.sampling) == [candidate.label for candidate in run.candidates]
     assert all(check.passed and check.tasks_sampled == 1 for check in run.sampling.values())
@@ -79,7 +77,6 @@ def test_each_candidate_stands_at_its_best_batch_with_figures_that_agree(run: St
         assert candidate.global_batch_size == best.global_batch_size
         assert candidate.time_to_accuracy_s == best.time_to_accuracy_s
         assert candidate.step_time_s == best.step_time_s, "the simulated step replaces the screened one"
-    for candidate in run.candidates:
         tokens = candidate.global_batch_size * run.seq_length
         assert candidate.tokens_per_s * candidate.step_time_s == pytest.approx(tokens, rel=1e-12)
         assert candidate.steps * candidate.step_time_s == pytest.approx(
@@ -96,9 +93,7 @@ def test_each_candidate_stands_at_its_best_batch_with_figures_that_agree(run: St
 
 
 # ---------------------------------------------------------------------------------------- limits
-def test_a_limit_that_is_reached_keeps_the_candidates_that_were_answered(
-    quick: StudySpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_limit_keeps_what_was_answered(quick: StudySpec, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = quick.candidates
     answer = runner_module.answer_point
 
@@ -115,12 +110,10 @@ def test_a_limit_that_is_reached_keeps_the_candidates_that_were_answered(
     assert "not reached" in run.verdict
 
 
-def test_time_is_looked_at_before_a_study_plans_and_before_layouts_are_screened(
-    quick: StudySpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_time_is_looked_at_before_planning(quick: StudySpec, monkeypatch: pytest.MonkeyPatch) -> None:
     with limited(Limits(max_seconds=0.0)), pytest.raises(LimitError, match="0 of 2 candidates answered"):
         run_study(quick)
-    clock = iter(range(100))
+    clock = iter(range(100))  # one second passes with each look: batch, screening
     monkeypatch.setattr("perfsim.engine.limits.time.monotonic", lambda: next(clock))
     several = quick.model_copy(update={"batch_sizes": (48, 96)})
     limits = Limits(max_seconds=1.5, started_s=0.0)
@@ -129,9 +122,7 @@ def test_time_is_looked_at_before_a_study_plans_and_before_layouts_are_screened(
 
 
 # ----------------------------------------------------------------------------------- comparisons
-def test_compare_keeps_named_strategies_and_one_that_is_not_listed_borrows_its_system(
-    quick: StudySpec,
-) -> None:
+def test_compare_keeps_named_strategies_and_others_borrow_a_system(quick: StudySpec) -> None:
     result = run_study(quick, ["weight-streaming", "3d"])
     assert [candidate.strategy for candidate in result.candidates] == ["weight-streaming", "3d"]
     alone = run_study(quick, ["weight-streaming"])
@@ -163,7 +154,7 @@ def test_a_strategy_without_a_system_or_of_no_name_is_refused_with_what_there_is
         (1, {"devices": (1, 500)}, "at most 192 systems"),
     ],
 )
-def test_a_machine_that_cannot_be_is_bad_input_before_any_candidate_is_answered(
+def test_bad_input_is_refused_before_any_answer(
     quick: StudySpec, place: int, change: dict[str, object], message: str
 ) -> None:
     candidates = list(quick.candidates)
@@ -282,9 +273,7 @@ def test_the_band_of_a_time_to_a_loss_holds_that_of_its_tokens(quick: StudySpec)
         ("gpt3_20b_chinchilla, tokens: null", ""),
     ],
 )
-def test_tokens_beside_a_loss_are_refused_even_where_they_are_inherited(
-    tmp_path: Path, recipe: str, words: str
-) -> None:
+def test_tokens_beside_a_loss_are_refused_even_inherited(tmp_path: Path, recipe: str, words: str) -> None:
     path = tmp_path / "both.yaml"
     loss = f"{{extends: {recipe}, target_loss: 2.3}}"
     path.write_text(STUDY.replace("gpt3_20b_chinchilla", loss), encoding="utf-8")
@@ -386,9 +375,7 @@ def test_a_fit_of_own_runs_gives_the_target_and_a_wider_band_beyond_its_batches(
         ),
     ],
 )
-def test_a_fit_that_is_missing_and_a_ramp_longer_than_the_run_are_refused(
-    answer: Answering, convergence: str, message: str
-) -> None:
+def test_no_fit_and_too_long_a_ramp_are_refused(answer: Answering, convergence: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         answer(convergence)
 

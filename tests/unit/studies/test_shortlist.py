@@ -50,9 +50,7 @@ def planned(asked: Ask) -> Planned:
     return plan_layouts(asked("gpt3_6p7b"), shown=4)
 
 
-def test_the_first_entry_is_the_planners_pick_and_the_others_follow_by_step_time(
-    planned: Planned, asked: Ask
-) -> None:
+def test_the_planners_pick_is_first_of_a_sorted_shortlist(planned: Planned, asked: Ask) -> None:
     picked = best_plan(asked("gpt3_6p7b"))
     assert planned.best.plan.layout == picked.plan.layout
     assert planned.best.step_time_s == picked.step_time_s
@@ -79,9 +77,7 @@ def test_entries_are_inside_the_models_error_and_say_what_differs(planned: Plann
         assert entry.differs
 
 
-def test_every_screened_layout_is_in_the_error_or_refused_and_degrees_without_one_are_counted(
-    planned: Planned, asked: Ask
-) -> None:
+def test_every_layout_is_within_or_refused_and_counted(planned: Planned, asked: Ask) -> None:
     layouts = sum(count for reason, count in planned.refused.items() if reason != DIVISIBILITY)
     assert planned.within + layouts == planned.search.screening.screened
     assert planned.refused[DOMINATED] > 0

@@ -57,9 +57,7 @@ def test_the_fewest_devices_that_match_are_the_first_as_fast(result: SweepResult
     assert Match.of(series.points[0], series).surely == 2
 
 
-def test_one_machine_alone_is_matched_with_nobody_and_told_what_a_larger_one_loses(
-    result: SweepResult,
-) -> None:
+def test_one_machine_alone_is_told_what_a_larger_one_loses(result: SweepResult) -> None:
     assert result.matches == []
     verdict = result.verdict
     assert verdict.startswith("4 CS-2 reach the target first, in ")

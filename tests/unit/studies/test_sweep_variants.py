@@ -72,9 +72,7 @@ def test_variants_change_together_and_of_one_work_are_compared_with_the_first(st
     assert "What the planner changed" not in steps.verdict
 
 
-def test_variants_of_different_models_are_told_by_time_and_by_what_the_planner_changed(
-    models: SweepResult,
-) -> None:
+def test_variants_of_other_models_are_told_by_time_and_by_policy(models: SweepResult) -> None:
     assert models.changes == {}
     assert {"model.hidden_size", "model.num_layers"} <= set(models.differences)
     single = replace(models, points=tuple(point for point in models.points if point.num_devices == 1))

@@ -32,9 +32,7 @@ def test_a_caveat_of_several_answers_is_said_once_in_the_words_of_the_worst() ->
     assert list(shared.values()) == sorted(shared.values(), key=Caveat.rank)
 
 
-def test_many_numbers_are_a_range_and_a_strategy_is_named_where_another_has_no_caveat(
-    gpus: ps.Prediction,
-) -> None:
+def test_machines_of_one_caveat_are_named_together(gpus: ps.Prediction) -> None:
     answers = [replace(gpus, num_devices=8 * n, caveats=(EDGE,)) for n in range(1, 7)]
     (shared,) = shared_caveats(answers)
     assert shared.machines == ("8 to 48 A100-80GB",)
