@@ -15,7 +15,6 @@ SIDE = 100
 RATE = 1e15
 LINK = 1e-9
 SRAM = 2e16
-TOKENS = 200_000
 
 
 def mesh(rate: float = RATE, link_s: float = LINK, side: int = SIDE) -> WaferCosts:
@@ -35,17 +34,6 @@ sizes = st.integers(1, 10_000)
 
 def run(*kernels: Kernel) -> Work:
     return Work("layer.forward", Kind.COMP, "mlp", "forward", kernels)
-
-
-def gradients(forward: Kernel) -> tuple[Kernel, Kernel]:
-    return forward.input_gradient(), forward.weight_gradients(2.0, bias=False)[0]
-
-
-def utilisation(width: int, tokens: int = TOKENS) -> float:
-    """Share of the reached rate in a square linear layer and its backward."""
-    forward = gemm("linear", tokens, width, width)
-    work = run(forward, *gradients(forward))
-    return work.flop / RATE / MESH.duration_s(work)
 
 
 def test_a_product_takes_its_arithmetic_and_one_passage_of_two_operands_over_the_links() -> None:
@@ -68,24 +56,6 @@ def test_a_batch_divides_the_mesh_in_squares_that_work_side_by_side() -> None:
     assert MESH.kernel_s(together) == pytest.approx(square.kernel_s(one))
 
 
-def test_utilisation_falls_as_layers_shrink() -> None:
-    shares = [utilisation(width) for width in (12288, 4096, 1024, 768, 128)]
-    assert shares == sorted(shares, reverse=True)
-    assert shares[0] > 3 * shares[-1]
-
-
-def test_utilisation_falls_with_the_tokens_of_a_pass() -> None:
-    shares = [utilisation(4096, tokens) for tokens in (200_000, 20_000, 2_000)]
-    assert shares == sorted(shares, reverse=True)
-
-
-def test_with_many_tokens_the_forward_has_the_closed_form_of_its_width() -> None:
-    width = 2048
-    forward = gemm("linear", 10**9, width, width)
-    share = forward.flop / RATE / MESH.kernel_s(forward)
-    assert share == pytest.approx(1.0 / (1.0 + LINK * RATE / (2 * SIDE * width)), rel=1e-4)
-
-
 @given(sizes, sizes, sizes, st.integers(1, 64))
 def test_no_product_beats_its_arithmetic_and_none_is_faster_for_being_larger(
     m: int, n: int, k: int, batch: int
@@ -93,7 +63,7 @@ def test_no_product_beats_its_arithmetic_and_none_is_faster_for_being_larger(
     seconds = MESH.kernel_s(gemm("g", m, n, k, batch=batch))
     assert seconds >= 2.0 * m * n * k * batch / RATE
     larger = (gemm("g", m + 1, n, k, batch), gemm("g", m, n + 1, k, batch), gemm("g", m, n, k + 1, batch))
-    assert all(MESH.kernel_s(each) > seconds for each in larger)
+    assert all(MESH.kernel_s(kernel) > seconds for kernel in larger)
 
 
 def test_what_is_no_product_passes_sram_once() -> None:
@@ -110,5 +80,5 @@ def test_a_streamed_product_is_a_straight_line_in_tokens_that_starts_with_its_we
 
 def test_gradients_of_weights_leave_over_the_mesh_as_the_weights_came() -> None:
     forward = gemm("fc1", 500, 4096, 1024, partition="streamed")
-    gradient = gradients(forward)[1]
+    gradient = forward.weight_gradients(2.0, bias=False)[0]
     assert MESH.fixed_s(run(gradient)) == MESH.fixed_s(run(forward))
