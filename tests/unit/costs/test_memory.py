@@ -33,6 +33,7 @@ from perfsim.work.kernels import LayerSlice
         ({"precision": "bf16", "reduce_precision": "bf16"}, (2, 2, 16), 2, 12),
         ({"reduce_precision": "bf16", "optimizer_precision": "bf16"}, (2, 2, 4), 2, 4),
         ({"precision": "bf16", "optimizer": "sgd"}, (2, 4, 8), 4, 8),
+        ({"precision": "bf16", "moment_precision": "bf16"}, (2, 4, 8), 4, 8),
     ],
 )
 def test_states_a_parameter_follow_from_precision_and_optimizer(

@@ -36,12 +36,6 @@ def test_moments_of_8_bits_have_no_other_precision(toys: ModuleType) -> None:
         toys.recipe(optimizer="adam8bit", moment_precision="bf16")
 
 
-def test_bf16_moments_keep_copies_in_fp32(toys: ModuleType) -> None:
-    recipe = toys.recipe(moment_precision="bf16")
-    assert state_bytes(recipe).updated == 4.0 + 4.0
-    assert state_bytes(recipe).gradients == 4.0
-
-
 def test_muon_keeps_a_second_moment_of_what_adam_updates(toys: ModuleType) -> None:
     model = toys.model()
     recipe = toys.recipe(optimizer="muon")
