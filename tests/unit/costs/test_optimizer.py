@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from perfsim.costs.memory import orthogonalisation_flop, state_bytes, update_products
+from perfsim.specs.layout import ParallelLayout
 from perfsim.work.counts import parameters
 
 H = 2048
@@ -67,8 +68,6 @@ def test_only_muon_multiplies_matrices_and_shards_share_them(toys: ModuleType) -
 
 
 def test_a_leaner_optimizer_frees_memory_and_moves_fewer_bytes(toys: ModuleType) -> None:
-    from perfsim.specs.layout import ParallelLayout
-
     def plan(**recipe: Any) -> Any:
         job = toys.job(32, recipe)
         return toys.plan("data", job, ParallelLayout(data=2, micro_batch_size=1))

@@ -24,16 +24,12 @@ def trace_of(
     return Trace(builder.build(), spans[:, 0], spans[:, 1])
 
 
-def test_one_step_takes_until_its_last_end(toys: ModuleType) -> None:
+def test_one_step_takes_until_its_last_end_and_the_last_of_several_between_two(toys: ModuleType) -> None:
     trace = trace_of(toys, [("g/compute", "forward", 0, 2), ("g/nccl", "x", 1, 5)])
     assert (trace.end_s.max(), trace.step_time_s, trace.step_window_s) == (5.0, 5.0, (0.0, 5.0))
-
-
-def test_the_last_of_several_steps_is_measured_between_two_ends(toys: ModuleType) -> None:
     rows = [("g/compute", "forward", 0, 4), ("g/compute", "forward", 4, 7)]
     trace = trace_of(toys, rows, steps=(1,))
-    assert trace.step_end_s == (4.0, 7.0)
-    assert (trace.step_time_s, trace.step_window_s) == (3.0, (4.0, 7.0))
+    assert (trace.step_end_s, trace.step_time_s, trace.step_window_s) == ((4.0, 7.0), 3.0, (4.0, 7.0))
 
 
 def test_two_exposed_streams_are_charged_once_to_the_first_of_the_order(toys: ModuleType) -> None:

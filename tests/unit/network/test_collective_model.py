@@ -73,6 +73,11 @@ def node(nics: int = 8, *, calibrated: bool = True) -> NodeSpec:
     )
 
 
+def of_link(lines: CollectiveCalibration, bandwidth: float) -> CollectiveModel:
+    link = LinkSpec(name="x", bandwidth=bandwidth, latency=0.0, calibration=lines)
+    return CollectiveModel.of_node(NodeSpec(devices=8, scale_up=link, nics=8, nic=link))
+
+
 def test_the_fastest_protocol_runs_at_each_size() -> None:
     short, long = CollectiveModel.of_node(node()).time_s(
         "all_reduce", np.array([8.0, 8e9]), Group.inside_node(2)
@@ -83,14 +88,9 @@ def test_the_fastest_protocol_runs_at_each_size() -> None:
 
 def test_local_bytes_are_paid_on_top_of_the_bus() -> None:
     line = segment("Simple", 0.0, 200e9).model_copy(update={"local_bytes_per_s": 500e9})
-    link = LinkSpec(
-        name="x",
-        bandwidth=300e9,
-        latency=0.0,
-        calibration=CollectiveCalibration(name="x", collectives={"all_gather": (line,)}),
-    )
-    model = CollectiveModel.of_node(NodeSpec(devices=8, scale_up=link, nics=8, nic=link))
-    assert model.time_s("all_gather", 1e9, Group.inside_node(4)) == pytest.approx(0.75 / 200 + 1 / 500)
+    lines = CollectiveCalibration(name="x", collectives={"all_gather": (line,)})
+    seconds = of_link(lines, 300e9).time_s("all_gather", 1e9, Group.inside_node(4))
+    assert seconds == pytest.approx(0.75 / 200 + 1 / 500)
 
 
 def test_a_protocol_with_flags_carries_its_fraction_of_the_slowest_link_inside_nodes_too() -> None:
@@ -110,11 +110,8 @@ def test_a_protocol_with_flags_carries_its_fraction_of_the_slowest_link_inside_n
 @pytest.mark.parametrize(("rated", "times"), [(300e9, 1.0), (600e9, 2.0), (100e9, 0.5)])
 def test_a_link_rated_higher_than_the_measured_one_carries_more(rated: float, times: float) -> None:
     lines = NVLINK.model_copy(update={"measured_on_bytes_per_s": 300e9})
-    link = LinkSpec(name="x", bandwidth=rated, latency=0.0, calibration=lines)
-    model = CollectiveModel.of_node(NodeSpec(devices=8, scale_up=link, nics=8, nic=link))
-    wire = 2 * 7 / 8
-    seconds = model.time_s("all_reduce", 1e15, Group.inside_node(8))
-    assert wire * 1e15 / seconds == pytest.approx(times * 200e9, rel=1e-3)
+    seconds = of_link(lines, rated).time_s("all_reduce", 1e15, Group.inside_node(8))
+    assert 2 * 7 / 8 * 1e15 / seconds == pytest.approx(times * 200e9, rel=1e-3)
 
 
 def bridged(nics: int = 4) -> NodeSpec:
