@@ -285,7 +285,7 @@ def tests_of(mutant: Mutant) -> list[str]:
     mirrored = sorted(folder.rglob(f"test_{path.stem}.py")) + sorted(folder.rglob(f"test_*{path.stem}*.py"))
     near = ROOT / "tests/unit" / Path(*path.parts[1:-1])
     folders = [near, folder] if near.is_dir() else [folder]
-    tests = [*mirrored, *folders, *(ROOT / name for name in BEYOND[mutant.room])]
+    tests = [*mirrored, *folders, *(ROOT / name for name in BEYOND.get(mutant.room, ()))]
     return [str(test) for test in dict.fromkeys(tests)]
 
 
