@@ -77,6 +77,8 @@ BEYOND = {
         "tests/properties/test_engine.py",
         "tests/properties/test_fairshare.py",
         "tests/properties/test_perturbations.py",
+        "tests/properties/test_breakdowns.py",
+        "tests/properties/test_slowed_compute.py",
         "tests/unit/machines",
     ),
     "work": (
@@ -88,6 +90,7 @@ BEYOND = {
         "tests/unit/engine",
         "tests/unit/machines",
         "tests/validation/test_parameter_counts.py",
+        "tests/validation/test_published_closed_forms.py",
         "tests/validation/test_public_cases.py",
     ),
     "proof": ("tests/properties/test_proofs.py", "tests/unit/strategies/test_new_strategy.py"),
