@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from markupsafe import escape
 
-from perfsim.report.page import Section
+from perfsim.report.page import Section, caveats_section
 from perfsim.report.sweep import (
     MAX_ON_TERMINAL,
     sweep_document,
@@ -78,6 +79,11 @@ def test_the_page_has_every_caveat_once(result: SweepResult, tmp_path: Path) -> 
     assert result.caveats
     for caveat in result.caveats:
         assert page.count(caveat.text) == 1
+    informing = [replace(caveat, severity="info", code="other") for caveat in result.caveats]
+    (section,) = caveats_section(informing, "")
+    assert section.table is not None
+    assert len(section.table.rows) == len(informing), "none of them stands at the head"
+    assert caveats_section([], "") == []
 
 
 def test_the_terminal_counts_the_points_that_it_has_no_row_for(result: SweepResult) -> None:
@@ -257,6 +263,14 @@ def test_time_against_cost_is_money_only_where_every_machine_has_a_price(tmp_pat
     assert first.prediction.wall_s is not None
     money = first.prediction.wall_s / 3600 * first.num_devices * 100
     assert section.figure.data[0].y[-1] == pytest.approx(money)
+    table = section.table
+    assert table is not None
+    points = zip(table.values("time to the target"), table.column("cost"), strict=True)
+    costs = [(cell.number, cell.mark) for _, cell in sorted(points, key=lambda point: point[0])]
+    assert [worth for _, worth in costs] == [
+        cost < min([before for before, _ in costs[:number]], default=math.inf)
+        for number, (cost, _) in enumerate(costs)
+    ], "a slower point is worth taking where it is cheaper than all faster ones"
 
 
 def test_the_head_says_the_answer_in_one_sentence_and_nothing_twice(result: SweepResult) -> None:
