@@ -64,17 +64,17 @@ def test_a_tool_is_given_the_fastest_layout_that_it_can_run(answer: ps.PlanAnswe
     ],
 )
 def test_what_cannot_be_asked_is_refused(wrong: dict[str, Any], message: str) -> None:
-    asked: dict[str, Any] = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 8, "batch": 16}
+    question: dict[str, Any] = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 8, "batch": 16}
     with pytest.raises(ps.PerfsimError, match=message):
-        ps.plan(**(asked | wrong))
+        ps.plan(**(question | wrong))
 
 
 def test_the_memory_limit_moves_plan_predict_and_study_alike() -> None:
-    asked: dict[str, Any] = {"model": "gpt3_6p7b", "system": "dgx-a100-80gb", "devices": 8, "batch": 16}
-    free = ps.plan(**asked, shown=1, memory_limit=1.0).best
+    question: dict[str, Any] = {"model": "gpt3_6p7b", "system": "dgx-a100-80gb", "devices": 8, "batch": 16}
+    free = ps.plan(**question, shown=1, memory_limit=1.0).best
     limit = free.plan.memory_share - 0.01
-    tight = ps.plan(**asked, shown=1, memory_limit=limit).best
-    predicted = ps.predict(**asked, memory_limit=limit)
+    tight = ps.plan(**question, shown=1, memory_limit=limit).best
+    predicted = ps.predict(**question, memory_limit=limit)
     fields = {
         "title": "Limited",
         "question": "Which?",

@@ -108,9 +108,9 @@ def test_without_a_strategy_the_systems_own_is_taken(system: str, strategy: str)
     ],
 )
 def test_what_cannot_be_asked_is_refused_with_its_problems(change: dict[str, Any], said: str) -> None:
-    asked = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 8, "batch": 16, "layout": LAYOUT}
+    fields = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 8, "batch": 16, "layout": LAYOUT}
     with pytest.raises(ps.PerfsimError) as refused:
-        ps.predict(**{**asked, **change})
+        ps.predict(**{**fields, **change})
     assert any(said in str(problem) for problem in refused.value.problems)
 
 
@@ -168,8 +168,8 @@ LLAMA = CATALOG.models["llama2_70b"]
 def test_a_model_is_trained_as_models_of_its_age_were_unless_a_recipe_is_named(
     model: TransformerConfig, given: str | None, recipe: str, tokens: int
 ) -> None:
-    asked = {"model": model, "system": "dgx-h100", "devices": 8, "recipe": given}
-    chosen = question_of(asked).recipe
+    fields = {"model": model, "system": "dgx-h100", "devices": 8, "recipe": given}
+    chosen = question_of(fields).recipe
     assert (chosen.name, chosen.seq_length) == (recipe, tokens)
     modern = recipe == "llm_2024"
     if given is None:
@@ -181,7 +181,7 @@ def test_every_model_of_the_catalogue_says_when_it_was_published() -> None:
 
 
 def test_a_run_says_what_it_trains() -> None:
-    asked = ["run", "--model", "llama2_70b", "--system", "dgx-h100", "--devices", "64", "--batch", "64"]
+    fields = ["run", "--model", "llama2_70b", "--system", "dgx-h100", "--devices", "64", "--batch", "64"]
     layout = "tp=8,pp=4,dp=2,mbs=1,sp=true,recompute=full"
-    said = " ".join(CliRunner().invoke(main, [*asked, "--layout", layout]).output.split())
+    said = " ".join(CliRunner().invoke(main, [*fields, "--layout", layout]).output.split())
     assert "llm_2024: sequences of 4,096 tokens, bf16, flash attention, no dropout" in said

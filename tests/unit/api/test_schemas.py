@@ -41,7 +41,7 @@ def kind_of_file(folder: str, data: Any) -> str:
         return "comparison"
     if folder == "studies/validation":
         return "convergence" if "points" in data["cases"][0] else "cases"
-    return next(kind for kind, each in CATALOGUED.items() if each.folder == folder)
+    return next(kind for kind, listed in CATALOGUED.items() if listed.folder == folder)
 
 
 FILES = [
@@ -218,12 +218,18 @@ def test_a_list_has_every_name_with_its_description(kind: str) -> None:
     assert all(row["description"] for row in rows), rows
 
 
-def test_strategies_are_listed_with_what_they_run_on() -> None:
+def test_strategies_are_listed_with_what_they_run_on_and_the_unknown_is_refused_with_the_nearest() -> None:
     rows = {row["name"]: row for row in names("strategies")}
     assert list(rows) == strategy_names()
     assert rows["3d"]["runs on"] == "gpu-cluster"
     assert rows["weight-streaming"]["runs on"] == "wafer-cluster"
     assert entry("strategies", "3d") == [rows["3d"]]
+    with pytest.raises(CatalogError, match="did you mean `gpt3_20b`"):
+        entry("models", "gpt3_20")
+    with pytest.raises(InputError, match="did you mean `pipeline`"):
+        entry("strategies", "pipelin")
+    with pytest.raises(InputError, match="unknown kind 'links'; known: systems, devices"):
+        entry("links", "nvlink3")
 
 
 @pytest.mark.parametrize(
@@ -247,12 +253,3 @@ def test_every_figure_of_every_entry_has_a_source_or_a_reason(kind: str) -> None
         for row in entry(kind, name):
             if row["value"][:1].isdigit():
                 assert row["source"], (name, row)
-
-
-def test_what_is_unknown_is_refused_with_the_nearest() -> None:
-    with pytest.raises(CatalogError, match="did you mean `gpt3_20b`"):
-        entry("models", "gpt3_20")
-    with pytest.raises(InputError, match="did you mean `pipeline`"):
-        entry("strategies", "pipelin")
-    with pytest.raises(InputError, match="unknown kind 'links'; known: systems, devices"):
-        entry("links", "nvlink3")

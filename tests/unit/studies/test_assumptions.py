@@ -101,10 +101,10 @@ def test_a_study_of_gpus_alone_says_nothing_of_wafers(spec: StudySpec) -> None:
 
 
 def test_a_model_written_inside_the_study_is_the_studys_own_assumption(spec: StudySpec) -> None:
-    own = spec.model_copy(update={"model": spec.model.model_copy(update={"name": "mine"})})
-    assumptions = assumptions_of(own, Target.of_study(own))
+    changed = spec.model_copy(update={"model": spec.model.model_copy(update={"name": "mine"})})
+    assumptions = assumptions_of(changed, Target.of_study(changed))
     assert (
-        Assumption("model", "mine", "defined inside the study", "the study's own file", "assumption")
+        Assumption("model", "mine", "defined inside the study", "the study's changed file", "assumption")
         in assumptions
     )
 

@@ -175,7 +175,7 @@ def test_workers_answer_studies_and_plans_as_here(write_sweep: Write, cluster: C
     study = write_sweep("  devices: [1]").with_name("study.yaml")
     here, there = (ps.study(str(study), scheduler=address) for address in (None, cluster.address))
     assert there.document() == here.document()
-    asked: dict[str, Any] = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 8, "batch": 64}
-    here, there = (ps.plan(**asked, scheduler=address) for address in (None, cluster.address))
+    question: dict[str, Any] = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 8, "batch": 64}
+    here, there = (ps.plan(**question, scheduler=address) for address in (None, cluster.address))
     assert {**there.document(), "screening_s": 0.0} == {**here.document(), "screening_s": 0.0}
     assert there.emit("megatron") == here.emit("megatron")

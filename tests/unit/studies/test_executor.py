@@ -6,6 +6,7 @@ import asyncio
 import copy
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -46,10 +47,17 @@ def test_a_process_of_its_own_is_started_for_no_fewer_than_two_items() -> None:
     assert executor_for(1) is IN_PROCESS
 
 
-@pytest.mark.parametrize("jobs", [0, 1.5, "two"])
-def test_a_number_of_processes_that_is_none_is_refused(jobs: object) -> None:
-    with pytest.raises(InputError, match="whole number of processes"):
-        executor_for(jobs)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("jobs", "address", "message"),
+    [
+        *((jobs, None, "whole number of processes") for jobs in (0, 1.5, "two")),
+        (None, "foo", "is no address of a scheduler"),
+        (None, "http://127.0.0.1:1", "is no address of a scheduler"),
+    ],
+)
+def test_what_is_no_number_and_no_address_is_refused(jobs: Any, address: str | None, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        executor_for(jobs, address)
 
 
 @pytest.mark.slow
@@ -62,20 +70,19 @@ def test_an_item_that_kills_its_process_fails_and_loses_no_other() -> None:
     assert answers == {number: number + 1 for number in range(6)} == answers_of(IN_PROCESS, SUMS)
 
 
-def test_an_error_of_the_function_ends_the_iteration_and_all_processes() -> None:
+def test_an_error_or_a_limit_reached_elsewhere_ends_the_iteration_and_all_processes() -> None:
     with pytest.raises(ZeroDivisionError):
         answers_of(Processes(2), [*SUMS, (7, "1 / 0")])
+    with limited(Limits(max_seconds=0.0)), pytest.raises(LimitError):
+        answers_of(Processes(2), [(1, "__import__('time').sleep(0.5)")])
 
 
-def test_a_worker_of_another_version_is_refused() -> None:
-    with pytest.raises(InputError, match=r"a worker has perfsim 0\.1\.0\+.*, and this machine 0\.0\.0"):
-        Task(str, Limits(), 0.0, "0.0.0+other")(1)
-
-
-def test_a_worker_has_the_limits_of_who_asks() -> None:
+def test_a_worker_has_the_limits_and_the_version_of_who_asks() -> None:
     with pytest.raises(LimitError, match=r"stopped after 5 s \(--max-seconds\): at work"):
         Task(in_time, Limits(max_seconds=5.0), 6.0, "")("at work")
     assert Task(in_time, Limits(max_seconds=5.0, max_events=9, events=4), 1.0, "")("at work") == ("done", 0)
+    with pytest.raises(InputError, match=r"a worker has perfsim 0\.1\.0\+.*, and this machine 0\.0\.0"):
+        Task(str, Limits(), 0.0, "0.0.0+other")(1)
 
 
 def in_time(words: str) -> str:
@@ -83,11 +90,6 @@ def in_time(words: str) -> str:
 
     present_limits().in_time(lambda: words)
     return "done"
-
-
-def test_a_limit_that_was_reached_elsewhere_ends_the_iteration() -> None:
-    with limited(Limits(max_seconds=0.0)), pytest.raises(LimitError):
-        answers_of(Processes(2), [(1, "__import__('time').sleep(0.5)")])
 
 
 @pytest.mark.parametrize(
@@ -107,12 +109,6 @@ def test_an_error_comes_back_from_a_worker_as_it_was(error: PerfsimError) -> Non
     assert getattr(back, "ratio", None) == getattr(error, "ratio", None)
 
 
-@pytest.mark.parametrize("address", ["foo", "http://127.0.0.1:1"])
-def test_what_is_no_address_of_a_scheduler_is_refused_at_once(address: str) -> None:
-    with pytest.raises(InputError, match="is no address of a scheduler"):
-        executor_for(None, address)
-
-
 def test_an_address_at_which_nobody_listens_is_refused_within_seconds() -> None:
     pytest.importorskip("distributed")
     began_s = time.monotonic()
@@ -128,37 +124,36 @@ class _Losing:
 
     def __init__(self, losses: int) -> None:
         self.losses = losses
-        self.asked = 0
+        self.tries = 0
 
     def submit(self, function: Callable[[int], int], item: int, *, pure: bool) -> _Losing:
         assert not pure
-        self.asked, self.answer = self.asked + 1, function(item)
+        self.tries, self.answer = self.tries + 1, function(item)
         return self
 
     def add_done_callback(self, take: Callable[[_Losing], None]) -> None:
         take(self)
 
     def result(self) -> int:
-        if self.asked <= self.losses:
+        if self.tries <= self.losses:
             raise asyncio.CancelledError
         return self.answer
 
 
-@pytest.mark.parametrize("losses", [0, 1, MOST_ASKED - 1])
-def test_an_item_is_asked_for_again_whose_answer_the_cluster_has_lost(losses: int) -> None:
-    client = _Losing(losses)
-    assert asked_of(client, abs, -3).result(timeout=0) == 3  # type: ignore[arg-type]
-    assert client.asked == losses + 1
-
-
 @pytest.mark.parametrize(
-    ("losses", "status", "asked"), [(MOST_ASKED, "running", MOST_ASKED), (1, "closed", 1)]
+    ("losses", "status", "tries", "cancelled"),
+    [
+        *((losses, "running", losses + 1, False) for losses in (0, 1, MOST_ASKED - 1)),
+        (MOST_ASKED, "running", MOST_ASKED, True),
+        (1, "closed", 1, True),
+    ],
 )
-def test_an_item_lost_too_often_or_with_its_scheduler_is_cancelled(
-    losses: int, status: str, asked: int
+def test_a_lost_item_is_asked_for_again_or_cancelled_with_its_scheduler(
+    losses: int, status: str, tries: int, cancelled: bool
 ) -> None:
     client = _Losing(losses)
     client.status = status
     answer = asked_of(client, abs, -3)  # type: ignore[arg-type]
-    assert answer.cancelled()
-    assert client.asked == asked
+    assert answer.cancelled() is cancelled
+    assert cancelled or answer.result(timeout=0) == 3
+    assert client.tries == tries

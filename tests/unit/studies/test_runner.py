@@ -144,7 +144,7 @@ def test_a_strategy_without_a_system_or_of_no_name_is_refused_with_what_there_is
 
 
 @pytest.mark.parametrize(
-    ("place", "change", "message"),
+    ("index", "change", "message"),
     [
         (
             0,
@@ -155,10 +155,10 @@ def test_a_strategy_without_a_system_or_of_no_name_is_refused_with_what_there_is
     ],
 )
 def test_bad_input_is_refused_before_any_answer(
-    quick: StudySpec, place: int, change: dict[str, object], message: str
+    quick: StudySpec, index: int, change: dict[str, object], message: str
 ) -> None:
     candidates = list(quick.candidates)
-    candidates[place] = candidates[place].model_copy(update=change)
+    candidates[index] = candidates[index].model_copy(update=change)
     told: list[str] = []
     with pytest.raises(InputError, match=message):
         run_study(quick.model_copy(update={"candidates": tuple(candidates)}), progress=told.append)
@@ -220,7 +220,7 @@ def test_automatic_batches_reach_from_small_ones_past_the_critical_batch(quick: 
 
 
 def with_loss(spec: StudySpec, loss: float, **changes: object) -> StudySpec:
-    """The study with a target loss in place of its tokens."""
+    """The study with a target loss in index of its tokens."""
     recipe = spec.recipe.model_copy(update={"tokens": None, "target_loss": loss})
     return spec.model_copy(update={"recipe": recipe, **changes})
 

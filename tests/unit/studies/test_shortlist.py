@@ -28,7 +28,7 @@ Ask = Callable[..., Question]
 
 
 @pytest.fixture(scope="module")
-def asked() -> Ask:
+def about() -> Ask:
     """A question about 8 GPUs."""
     catalog = Catalog()
 
@@ -46,12 +46,12 @@ def asked() -> Ask:
 
 
 @pytest.fixture(scope="module")
-def planned(asked: Ask) -> Planned:
-    return plan_layouts(asked("gpt3_6p7b"), shown=4)
+def planned(about: Ask) -> Planned:
+    return plan_layouts(about("gpt3_6p7b"), shown=4)
 
 
-def test_the_planners_pick_is_first_of_a_sorted_shortlist(planned: Planned, asked: Ask) -> None:
-    picked = best_plan(asked("gpt3_6p7b"))
+def test_the_planners_pick_is_first_of_a_sorted_shortlist(planned: Planned, about: Ask) -> None:
+    picked = best_plan(about("gpt3_6p7b"))
     assert planned.best.plan.layout == picked.plan.layout
     assert planned.best.step_time_s == picked.step_time_s
     times = [entry.step_time_s for entry in planned.shortlist]
@@ -77,21 +77,21 @@ def test_entries_are_inside_the_models_error_and_say_what_differs(planned: Plann
         assert entry.differs
 
 
-def test_every_layout_is_within_or_refused_and_counted(planned: Planned, asked: Ask) -> None:
+def test_every_layout_is_within_or_refused_and_counted(planned: Planned, about: Ask) -> None:
     layouts = sum(count for reason, count in planned.refused.items() if reason != DIVISIBILITY)
     assert planned.within + layouts == planned.search.screening.screened
     assert planned.refused[DOMINATED] > 0
     assert planned.within >= len(planned.shortlist)
     # Four sequences have no eight replicas; every other combination of degrees over 8 devices has a layout.
-    assert plan_layouts(asked(), shown=1).refused[DIVISIBILITY] == 0
-    assert plan_layouts(asked(batch=4), shown=1).refused[DIVISIBILITY] == 1
-    assert plan_layouts(replace(asked(), strategy="data"), shown=1).refused[DIVISIBILITY] == 0
+    assert plan_layouts(about(), shown=1).refused[DIVISIBILITY] == 0
+    assert plan_layouts(about(batch=4), shown=1).refused[DIVISIBILITY] == 1
+    assert plan_layouts(replace(about(), strategy="data"), shown=1).refused[DIVISIBILITY] == 0
 
 
-def test_what_is_above_the_memory_limit_is_refused_and_its_gain_told(asked: Ask) -> None:
-    whole = plan_layouts(replace(asked(), memory_limit=1.0), shown=1)
+def test_what_is_above_the_memory_limit_is_refused_and_its_gain_told(about: Ask) -> None:
+    whole = plan_layouts(replace(about(), memory_limit=1.0), shown=1)
     limit = whole.best.plan.memory_share - 0.001
-    planned = plan_layouts(replace(asked(), memory_limit=limit), shown=1)
+    planned = plan_layouts(replace(about(), memory_limit=limit), shown=1)
     assert planned.best.plan.memory_share <= limit
     assert planned.refused[MEMORY_LIMIT] > 0
     assert planned.above_limit is not None
@@ -101,37 +101,37 @@ def test_what_is_above_the_memory_limit_is_refused_and_its_gain_told(asked: Ask)
     assert whole.refused[MEMORY_LIMIT] == 0
 
 
-def test_time_to_accuracy_finds_a_batch_where_none_is_given(asked: Ask) -> None:
-    planned = plan_layouts(asked(batch=None, recipe="chinchilla"), "time-to-accuracy", shown=1)
+def test_time_to_accuracy_finds_a_batch_where_none_is_given(about: Ask) -> None:
+    planned = plan_layouts(about(batch=None, recipe="chinchilla"), "time-to-accuracy", shown=1)
     batch = planned.best.prediction.global_batch_size
     assert batch in planned.tried_batches
     assert planned.best.time is not None
     assert planned.best.time.time_s == pytest.approx(planned.best.time.steps * planned.best.step_time_s)
-    given = plan_layouts(asked(batch=8, recipe="chinchilla"), "time-to-accuracy", shown=1)
+    given = plan_layouts(about(batch=8, recipe="chinchilla"), "time-to-accuracy", shown=1)
     assert given.best.prediction.global_batch_size == 8
     assert given.best.time is not None
     assert given.best.time.time_s > planned.best.time.time_s
 
 
-def test_what_needs_a_target_or_fits_nowhere_has_no_shortlist(asked: Ask) -> None:
+def test_what_needs_a_target_or_fits_nowhere_has_no_shortlist(about: Ask) -> None:
     with pytest.raises(InputError, match="neither tokens nor target_loss"):
-        plan_layouts(asked(), "time-to-accuracy")
+        plan_layouts(about(), "time-to-accuracy")
     with pytest.raises(PlanError, match="no plan fits"):
-        plan_layouts(asked("gpt3_175b", system="mi300x-192gb"))
+        plan_layouts(about("gpt3_175b", system="mi300x-192gb"))
 
 
-def test_cost_is_devices_times_hours_to_the_target_or_for_a_billion_tokens(asked: Ask) -> None:
-    to_target = plan_layouts(asked(recipe="chinchilla"), "cost", shown=1).best
+def test_cost_is_devices_times_hours_to_the_target_or_for_a_billion_tokens(about: Ask) -> None:
+    to_target = plan_layouts(about(recipe="chinchilla"), "cost", shown=1).best
     assert to_target.time is not None
     assert to_target.device_hours == pytest.approx(8 * to_target.time.time_s / 3600)
-    by_tokens = plan_layouts(asked(), "cost", shown=1).best
+    by_tokens = plan_layouts(about(), "cost", shown=1).best
     assert by_tokens.device_hours == pytest.approx(8 * 1e9 / by_tokens.prediction.tokens_per_s / 3600)
 
 
-def test_caveats_stand_on_every_entry_with_the_default_batch_among_them(asked: Ask) -> None:
-    entries = plan_layouts(asked(batch=None), shown=2).shortlist
+def test_caveats_stand_on_every_entry_with_the_default_batch_among_them(about: Ask) -> None:
+    entries = plan_layouts(about(batch=None), shown=2).shortlist
     assert all("batch-default" in [caveat.code for caveat in entry.prediction.caveats] for entry in entries)
-    given = plan_layouts(asked(), shown=1).best
+    given = plan_layouts(about(), shown=1).best
     assert "batch-default" not in [caveat.code for caveat in given.prediction.caveats]
 
 
@@ -143,11 +143,11 @@ PAIR = {"model": "gpt3_6p7b", "devices": 16, "batch": 32}
 
 def with_settings(*settings: tuple[int, int, int, int]) -> list[Any]:
     names = ("tensor", "pipeline", "data", "zero_stage")
-    return [SimpleNamespace(layout=SimpleNamespace(**dict(zip(names, own, strict=True)))) for own in settings]
+    return [SimpleNamespace(layout=SimpleNamespace(**dict(zip(names, row, strict=True)))) for row in settings]
 
 
 @pytest.mark.parametrize(
-    ("settings", "place"),
+    ("settings", "rival"),
     [
         ([(8, 1, 2, 1), (8, 1, 2, 2), (4, 2, 2, 1), (4, 1, 4, 1)], 2),
         ([(8, 1, 2, 3), (4, 1, 4, 3), (8, 1, 2, 1)], 2),
@@ -156,40 +156,40 @@ def with_settings(*settings: tuple[int, int, int, int]) -> list[Any]:
     ],
 )
 def test_the_rival_is_sharded_otherwise_else_of_other_degrees_else_the_second(
-    settings: list[tuple[int, int, int, int]], place: int | None
+    settings: list[tuple[int, int, int, int]], rival: int | None
 ) -> None:
-    assert Experiment.rival(with_settings(*settings)) == place
+    assert Experiment.rival(with_settings(*settings)) == rival
 
 
-def test_a_trial_has_as_few_replicas_as_fit_each_with_the_same_work_and_one_wafer(asked: Ask) -> None:
-    question = asked(**PAIR, layout="tp=4,dp=4,mbs=2,zero=1,sp=true")
+def test_a_trial_has_as_few_replicas_as_fit_each_with_the_same_work_and_one_wafer(about: Ask) -> None:
+    question = about(**PAIR, layout="tp=4,dp=4,mbs=2,zero=1,sp=true")
     plan = plan_of(question)
     smaller = Trial.fewest_replicas(question, plan)
     assert (smaller.layout.data, smaller.layout.num_devices) == (1, 4)
     assert smaller.job.global_batch_size == 8
     assert smaller.num_microbatches == plan.num_microbatches
-    question = asked(**PAIR | {"devices": 4}, layout="mbs=1", system="cs-2", strategy="")
+    question = about(**PAIR | {"devices": 4}, layout="mbs=1", system="cs-2", strategy="")
     assert Trial.fewest_replicas(question, plan_of(question)).layout.num_devices == 1
 
 
-def test_replicas_that_shard_stay_where_one_alone_does_not_fit(asked: Ask) -> None:
-    question = asked(**PAIR | {"model": "gpt3_13b"}, layout="tp=4,pp=1,dp=4,mbs=1,zero=1,sp=true")
+def test_replicas_that_shard_stay_where_one_alone_does_not_fit(about: Ask) -> None:
+    question = about(**PAIR | {"model": "gpt3_13b"}, layout="tp=4,pp=1,dp=4,mbs=1,zero=1,sp=true")
     smaller = Trial.fewest_replicas(question, plan_of(question))
     assert 1 <= smaller.layout.data <= 4
     assert smaller.memory_share <= 1
-    tight = asked(**PAIR | {"model": "gpt3_13b"}, layout="tp=2,dp=8,mbs=1,zero=1,sp=true")
+    tight = about(**PAIR | {"model": "gpt3_13b"}, layout="tp=2,dp=8,mbs=1,zero=1,sp=true")
     assert Trial.fewest_replicas(tight, plan_of(tight)).layout.data > 1
-    question = asked(**PAIR, layout="dp=16,mbs=2,zero=3")
+    question = about(**PAIR, layout="dp=16,mbs=2,zero=3")
     plan = plan_of(question)
     assert Trial.fewest_replicas(question, plan) is plan
 
 
-def test_a_shortlist_of_several_names_its_experiment(asked: Ask) -> None:
-    planned = plan_layouts(asked("gpt3_6p7b"), shown=3)
+def test_a_shortlist_of_several_names_its_experiment(about: Ask) -> None:
+    planned = plan_layouts(about("gpt3_6p7b"), shown=3)
     experiment = planned.experiment
     assert experiment is not None
     first, second = experiment.trials
     assert first.entry == 1 < second.entry <= len(planned.shortlist)
     assert experiment.ratio == planned.shortlist[second.entry - 1].ratio
     assert first.devices <= 8
-    assert plan_layouts(asked(**PAIR), shown=1).experiment is None
+    assert plan_layouts(about(**PAIR), shown=1).experiment is None

@@ -66,15 +66,6 @@ def test_a_point_says_what_a_study_of_it_says(write_sweep: Write, store: Path) -
     assert point.target_time.time_s == candidate.time_to_accuracy_s
 
 
-def test_a_point_without_a_plan_is_a_result_with_its_reason(path: Path, store: Path) -> None:
-    result = run_sweep(load_sweep(str(path)), store, jobs=1)
-    without = [answer for answer in result.points if not answer.feasible]
-    assert [(answer.num_devices, answer.reasons) for answer in without] == [
-        (4, ("global_batch_size 2 gives some of 4 systems nothing",))
-    ]
-    assert list(result.documents())[4]["reasons"] == list(without[0].reasons)
-
-
 def test_only_damaged_points_are_computed_again(
     path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,9 +89,13 @@ def test_a_complete_sweep_on_read_only_media_is_answered_and_an_incomplete_one_i
     first = run_sweep(sweep, store, jobs=1)
     more = load_sweep(str(write_sweep("  devices: [1, 2, 4, 8]\n  recipe.global_batch_size: [8]")))
     monkeypatch.setattr(store_module.os, "access", lambda *_: False)
+    before = (sorted(store.parent.iterdir()), store.read_bytes())
     assert run_sweep(sweep, store, jobs=1) == first
     with pytest.raises(PerfsimError, match="cannot be written to, and 1 points are not in it"):
         run_sweep(more, store, jobs=1)
+    with Store(store) as readonly, pytest.raises(PerfsimError, match="readonly"):
+        readonly.put("a", Stored("1", 0.0))
+    assert (sorted(store.parent.iterdir()), store.read_bytes()) == before
 
 
 def test_a_larger_grid_computes_what_is_new(
@@ -158,7 +153,9 @@ def test_points_of_other_layouts_are_other_series(write_sweep: Write, store: Pat
     assert "given layout tp=4 mbs=1" in result.points[0].label
 
 
-def test_a_plan_writes_nothing_and_expects_less_once_points_are_stored(path: Path, store: Path) -> None:
+def test_a_point_without_a_plan_has_its_reason_and_a_plan_of_a_sweep_writes_nothing(
+    path: Path, store: Path
+) -> None:
     sweep = load_sweep(str(path))
     before = plan_sweep(sweep, store, jobs=2)
     assert not store.exists()
@@ -167,6 +164,12 @@ def test_a_plan_writes_nothing_and_expects_less_once_points_are_stored(path: Pat
     run_sweep(sweep, store, jobs=1)
     after = plan_sweep(sweep, store, jobs=2)
     assert (after.stored, after.estimated_s) == (6, 0.0)
+    result = run_sweep(load_sweep(str(path)), store, jobs=1)
+    without = [answer for answer in result.points if not answer.feasible]
+    assert [(answer.num_devices, answer.reasons) for answer in without] == [
+        (4, ("global_batch_size 2 gives some of 4 systems nothing",))
+    ]
+    assert list(result.documents())[4]["reasons"] == list(without[0].reasons)
 
 
 def test_the_command_prints_the_same_document_again_and_nothing_else(path: Path, tmp_path: Path) -> None:
@@ -336,14 +339,3 @@ def test_a_damaged_row_is_no_answer_and_is_named(filled: Path) -> None:
     with Store(filled) as store:
         assert set(dict(store.find(ANSWERS))) == set(ANSWERS) - {first, second, third}
         assert store.damaged == {first, second, third}
-
-
-def test_a_store_that_cannot_be_written_can_be_read(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module.os, "access", lambda *_: False)
-    before = sorted(filled.parent.iterdir()), filled.read_bytes()
-    with Store(filled) as store:
-        assert store.readonly
-        assert dict(store.find(ANSWERS)) == ANSWERS
-        with pytest.raises(PerfsimError, match="readonly"):
-            store.put("a", Stored("1", 0.0))
-    assert (sorted(filled.parent.iterdir()), filled.read_bytes()) == before

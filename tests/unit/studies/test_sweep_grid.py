@@ -22,16 +22,9 @@ Write = Callable[[str], Path]
 def test_points_are_the_product_in_the_order_of_the_grid(write_sweep: Write) -> None:
     grid = MACHINES + "  model: [gpt3_xl, gpt3_6p7b]\n  recipe.global_batch_size: [16, 32]"
     points = load_sweep(str(write_sweep(grid))).points
-    asked = [
-        (
-            point.candidate.strategy,
-            point.num_devices,
-            point.study.model.name,
-            point.study.recipe.global_batch_size,
-        )
-        for point in points
-    ]
-    assert asked == [
+    machines = [(point.candidate.strategy, point.num_devices) for point in points]
+    studies = [(point.study.model.name, point.study.recipe.global_batch_size) for point in points]
+    assert [machine + of for machine, of in zip(machines, studies, strict=True)] == [
         (strategy, devices, model, batch)
         for strategy, counts in (("3d", (8, 16)), ("weight-streaming", (1, 2)))
         for devices in counts

@@ -35,14 +35,7 @@ def result(write_sweep: Write, tmp_path: Path) -> SweepResult:
 
 def at_speed(point: PointResult, factor: float) -> PointResult:
     """The same point with steps so many times as long."""
-    time = point.target_time
-    slower = TimeToAccuracy(
-        time.batch_tokens,
-        time.step_time_s * factor,
-        time.d_min_tokens,
-        time.critical,
-        time.step_time_error,
-    )
+    slower = replace(point.target_time, step_time_s=point.target_time.step_time_s * factor)
     assert point.answer is not None
     return replace(point, answer=replace(point.answer, time=slower))
 
@@ -133,19 +126,18 @@ def test_equal_time_is_asked_both_ways_and_drawn_with_its_band(result: SweepResu
     rivals = [
         in_days(renamed(point, "rival", 1.0), days) for point, days in zip(own, (140, 70, 35), strict=True)
     ]
-    ((forward, backward),) = replace(result, points=(*own, *rivals)).equal_times
+    both = replace(result, points=(*own, *rivals))
+    ((forward, backward),) = both.equal_times
     assert [match.equal.typical for match in forward] == pytest.approx([1.0, 2**0.5 / 0.99, 2.857], rel=0.02)
     there = forward[2].equal
     assert there.typical is not None
     back = backward[0].equal
     assert back.typical == pytest.approx(1.4, rel=0.01), "100 days are 1.4 rivals, so 140 days are 1 / 1.4"
-    document = sweep_document(replace(result, points=(*own, *rivals)))
+    document = sweep_document(both)
     assert len(document["equal_time"]) == 6
     assert document["equal_time"][2]["num_devices"]["typical"] == pytest.approx(there.typical)
     assert [match["as_fast_as"]["system"] for match in document["equals"]] == ["rival"] * 3
-    sections = {
-        section.slug: section for section in sweep_page(replace(result, points=(*own, *rivals))).sections
-    }
+    sections = {section.slug: section for section in sweep_page(both).sections}
     drawn = sections["equals"].figure.data
     names = ["on the same day", "counts of devices of rival", "counts of CS-2"]
     assert [trace.name for trace in drawn] == names

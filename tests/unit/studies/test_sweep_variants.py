@@ -62,7 +62,7 @@ def test_variants_change_together_and_of_one_work_are_compared_with_the_first(st
     assert steps.differences["system.memoryx.servers"] == ["12", "24", "3"]
     assert all(path.startswith("system.") for path in steps.differences)
     changes = steps.changes
-    assert [len(own) for own in changes.values()] == [3, 3]
+    assert [len(row) for row in changes.values()] == [3, 3]
     single, many = changes.values()
     assert single[0].ratio == many[0].ratio == 1.0
     assert single[1].ratio == pytest.approx(1.0, abs=0.01), "a full wafer does not notice its link"

@@ -44,26 +44,26 @@ def explained(path: Path) -> tuple[Explained, ...]:
 
 def test_a_change_takes_as_long_as_its_study(explained: tuple[Explained, ...], path: Path) -> None:
     gpus = explained[0]
-    tried = {own.change: own for own in gpus.tried}
+    tried = {row.change: row for row in gpus.tried}
     spec = load_study(str(path))
     system = spec.candidates[0].system.with_(**{"node.nic.bandwidth": 50e9})
     candidate = spec.candidates[0].model_copy(update={"system": system})
     changed = run_study(spec.model_copy(update={"candidates": (candidate,), "resilience": None}))
-    own = tried["a network between nodes twice as fast"]
-    assert own.time_s == pytest.approx(changed.candidates[0].time_to_accuracy_s, rel=1e-9)
-    assert own.ratio == pytest.approx(own.time_s / gpus.time_s)
+    row = tried["a network between nodes twice as fast"]
+    assert row.time_s == pytest.approx(changed.candidates[0].time_to_accuracy_s, rel=1e-9)
+    assert row.ratio == pytest.approx(row.time_s / gpus.time_s)
 
 
 def test_machines_try_what_they_have_and_the_best_is_first(explained: tuple[Explained, ...]) -> None:
-    gpus, wafer = ({own.change for own in candidate.tried} for candidate in explained)
+    gpus, wafer = ({row.change for row in candidate.tried} for candidate in explained)
     assert {"links inside a node twice as fast", "flash attention", "twice the devices"} <= gpus
     assert {"a SwarmX twice as fast", "twice the activation servers", "twice the devices"} <= wafer
     assert "a SwarmX twice as fast" not in gpus
     for candidate in explained:
-        ratios = [own.ratio for own in candidate.tried if own.ratio is not None]
+        ratios = [row.ratio for row in candidate.tried if row.ratio is not None]
         assert ratios == sorted(ratios)
         assert sum(candidate.parts_s.values()) == pytest.approx(candidate.step_time_s, rel=1e-6)
-        assert all(own.reason for own in candidate.tried if own.ratio is None)
+        assert all(row.reason for row in candidate.tried if row.ratio is None)
 
 
 def test_a_summary_is_explained_unless_of_another_study(path: Path, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_each_changed_input_moves_what_it_moves_alone_and_the_remainder_is_the_r
 def test_equal_studies_differ_in_nothing(tmp_path: Path) -> None:
     difference = diff(written(tmp_path), written(tmp_path, name="same"))
     assert difference.changes == ()
-    assert [(own.ratio, own.remainder) for own in difference.candidates] == [(1.0, 1.0)] * 2
+    assert [(row.ratio, row.remainder) for row in difference.candidates] == [(1.0, 1.0)] * 2
 
 
 def test_two_answers_are_compared_as_they_stand(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def answers(folder: Path, *documents: dict[str, object]) -> list[Path]:
     return paths
 
 
-def test_two_answers_with_other_batches_and_layouts_differ_in_them(tmp_path: Path) -> None:
+def test_answers_differ_in_batches_and_layouts_and_a_candidate_of_one_alone_is_named(tmp_path: Path) -> None:
     rows = [
         {"label": "1 x cs-2", "time_to_accuracy_s": 1.0, "global_batch_size": batch, "layout": layout}
         for batch, layout in (
@@ -199,17 +199,14 @@ def test_two_answers_with_other_batches_and_layouts_differ_in_them(tmp_path: Pat
         )
     ]
     difference = diff(*answers(tmp_path, *({"candidates": [row]} for row in rows)))
-    assert [(own.path, own.before, own.after) for own in difference.changes] == [
+    assert [(row.path, row.before, row.after) for row in difference.changes] == [
         ("1 x cs-2: batch", "64", "96"),
         ("1 x cs-2: layout", "micro_batch_size 8", "micro_batch_size 12"),
     ]
-
-
-def test_a_candidate_of_one_answer_alone_is_named(tmp_path: Path) -> None:
     both, one = ({"label": label, "time_to_accuracy_s": 2.0} for label in ("a", "b"))
     paths = answers(tmp_path, {"candidates": [one, both]}, {"candidates": [both]})
     difference = diff(*paths)
-    assert [own.before for own in difference.candidates] == ["a"]
+    assert [row.before for row in difference.candidates] == ["a"]
     assert difference.missing == ("b: no answer in s1",)
     assert "b: no answer in s1" in CliRunner().invoke(main, ["diff", *map(str, paths)]).output
 
@@ -223,7 +220,7 @@ def test_candidates_are_paired_though_one_has_no_plan(tmp_path: Path) -> None:
         paths.append(tmp_path / f"{name}.yaml")
         paths[-1].write_text(text)
     difference = diff(*paths)
-    assert [(own.before, own.after) for own in difference.candidates] == [
+    assert [(row.before, row.after) for row in difference.candidates] == [
         ("1 CS-2, weight-streaming", "1 CS-2, weight-streaming")
     ]
     (model,) = difference.changes
