@@ -104,7 +104,7 @@ def test_a_model_written_inside_the_study_is_the_studys_own_assumption(spec: Stu
     changed = spec.model_copy(update={"model": spec.model.model_copy(update={"name": "mine"})})
     assumptions = assumptions_of(changed, Target.of_study(changed))
     assert (
-        Assumption("model", "mine", "defined inside the study", "the study's changed file", "assumption")
+        Assumption("model", "mine", "defined inside the study", "the study's own file", "assumption")
         in assumptions
     )
 

@@ -220,7 +220,7 @@ def test_automatic_batches_reach_from_small_ones_past_the_critical_batch(quick: 
 
 
 def with_loss(spec: StudySpec, loss: float, **changes: object) -> StudySpec:
-    """The study with a target loss in index of its tokens."""
+    """The study with a target loss in place of its tokens."""
     recipe = spec.recipe.model_copy(update={"tokens": None, "target_loss": loss})
     return spec.model_copy(update={"recipe": recipe, **changes})
 

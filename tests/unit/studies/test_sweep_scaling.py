@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,16 +74,22 @@ def renamed(point: PointResult, name: str, factor: float) -> PointResult:
     return replace(at_speed(point, factor), study=study)
 
 
-def in_days(point: PointResult, days: float) -> PointResult:
-    """The same point with a step that makes it take so many days."""
-    return at_speed(point, days * 86400 / point.target_time.time_s)
+def in_days(points: Iterable[PointResult], *days: float) -> list[PointResult]:
+    """The same points with steps that make them take so many days."""
+    return [
+        at_speed(point, number * 86400 / point.target_time.time_s)
+        for point, number in zip(points, days, strict=True)
+    ]
+
+
+def rivals_in_days(points: Iterable[PointResult], *days: float) -> list[PointResult]:
+    return in_days((renamed(point, "rival", 1.0) for point in points), *days)
 
 
 def test_the_verdict_says_how_many_match_and_how_surely_or_that_nothing_does(result: SweepResult) -> None:
     (series,) = result.series
-    own = [in_days(point, days) for point, days in zip(series.points, (100, 50, 25), strict=True)]
-    rival = in_days(renamed(series.points[-1], "rival", 1.0), 50.5)
-    verdict = replace(result, points=(*own, rival)).verdict
+    rival = rivals_in_days(series.points[-1:], 50.5)
+    verdict = replace(result, points=(*in_days(series.points, 100, 50, 25), *rival)).verdict
     assert verdict.startswith("4 CS-2 reach the target first, in 25 days (")
     matched = (
         "About 1.98 CS-2 match 4 devices of rival (50.5 days): 1 takes 100 days, 2 take 50 days "
@@ -105,10 +111,8 @@ def test_a_machine_of_the_verdict_is_named_with_its_setting(write_sweep: Write, 
     verdict = result.verdict
     assert verdict.startswith("2 CS-2 with bandwidth ")
     assert "From 1 to 2 CS-2 with bandwidth 5 GB/s the time falls" in verdict
-    own = [in_days(point, days) for point, days in zip(slow.points, (100, 50), strict=True)]
-    other = [in_days(point, days) for point, days in zip(fast.points, (90, 40), strict=True)]
-    rivals = [in_days(renamed(point, "rival", 1.0), days) for point, days in zip(own, (60, 30), strict=True)]
-    verdict = replace(result, points=(*own, *other, *rivals)).verdict
+    other = [*in_days(fast.points, 90, 40), *rivals_in_days(slow.points, 60, 30)]
+    verdict = replace(result, points=(*in_days(slow.points, 100, 50), *other)).verdict
     assert "2 devices of rival with bandwidth 5 GB/s reach the target first" in verdict
     assert "match 1 device of rival with bandwidth 5 GB/s (60 days): 1 takes 100 days" in verdict
     assert "CS-2 with bandwidth 5 GB/s match" in verdict
@@ -122,11 +126,8 @@ def test_a_machine_at_peak_is_called_a_bound_in_the_verdict(write_sweep: Write, 
 
 def test_equal_time_is_asked_both_ways_and_drawn_with_its_band(result: SweepResult) -> None:
     (series,) = result.series
-    own = [in_days(point, days) for point, days in zip(series.points, (100, 50, 25), strict=True)]
-    rivals = [
-        in_days(renamed(point, "rival", 1.0), days) for point, days in zip(own, (140, 70, 35), strict=True)
-    ]
-    both = replace(result, points=(*own, *rivals))
+    rivals = rivals_in_days(series.points, 140, 70, 35)
+    both = replace(result, points=(*in_days(series.points, 100, 50, 25), *rivals))
     ((forward, backward),) = both.equal_times
     assert [match.equal.typical for match in forward] == pytest.approx([1.0, 2**0.5 / 0.99, 2.857], rel=0.02)
     there = forward[2].equal
