@@ -45,11 +45,10 @@ FEW_OF_ALL = 43
 """And so many in the slow one, of every case; `make mutations` tries more."""
 
 
-def subject(case: Case) -> Subject:
+def subject(case: Case, model: str = "gpt3_20b") -> Subject:
     catalog = default_catalog()
     experts = isinstance(case.layout, ParallelLayout) and case.layout.expert > 1
-    model = catalog.model("mixtral_8x7b" if experts else "gpt3_20b")
-    return Subject.of(case.plan(model, catalog))
+    return Subject.of(case.plan(catalog.model("mixtral_8x7b" if experts else model), catalog))
 
 
 def test_faults_of_every_kind_are_made() -> None:
@@ -107,14 +106,48 @@ def test_a_removed_dependency_shows_in_random_orders_too() -> None:
     assert caught["order"] > 0
 
 
-def test_the_head_that_reduces_nothing_is_named() -> None:
-    """The table that embedding and head share is updated with both gradients: case 59 of the catalogue."""
-    catalog = default_catalog()
-    case = Case("weight-streaming", StreamingLayout(data=4, recompute="full", recompute_layers=4), 1)
-    tied = Subject.of(case.plan(catalog.model("gpt3_20b"), catalog))
-    skipped = [each for each in mutations(tied) if each.description.startswith("head.reduce")]
-    assert skipped
-    for mutation in skipped:
+@pytest.mark.parametrize(
+    ("case", "model", "described", "least"),
+    [
+        # The table that embedding and head share is updated with both gradients: case 59 of the catalogue.
+        (
+            Case("weight-streaming", StreamingLayout(data=4, recompute="full", recompute_layers=4), 1),
+            "gpt3_20b",
+            r": head\.reduce",
+            1,
+        ),
+        # Nothing multiplies by the weights of an embedding's backward, but their slot is taken until it ends.
+        (
+            Case("weight-streaming", StreamingLayout(data=3, micro_batch_size=2), 2),
+            "deepseek_v3",
+            r"does not wait for embedding\.backward|embedding\.broadcast",
+            10,
+        ),
+        # One rank has both, so the next reduction takes the other's gradients as well.
+        (
+            Case(
+                "3d",
+                ParallelLayout(pipeline=2, data=2, virtual_pipeline=2, schedule="zbv", zero_stage=2),
+                3,
+                True,
+            ),
+            "gpt3_20b",
+            "gradient skipped: .*embedding and LM head",
+            1,
+        ),
+    ],
+    ids=["head that reduces nothing", "backward of an embedding", "embedding and LM head on one rank"],
+)
+def test_every_fault_beside_embedding_and_head_is_caught(
+    case: Case, model: str, described: str, least: int
+) -> None:
+    faults = [
+        mutation
+        for mutation in mutations(subject(case, model))
+        if re.search(described, f"{mutation.kind}: {mutation.description}")
+    ]
+    assert len(faults) >= least
+    for mutation in faults:
         assert mutation.subject.is_wrong, mutation.description
 
 
@@ -139,21 +172,6 @@ def test_a_survivor_is_explained_or_ends_with_exit_code_one(
     assert run.exit_code == 1
     assert "a fault was missed" in run.output
     assert "- **missed**: " in page.read_text()
-
-
-def test_the_backward_of_an_embedding_holds_the_weights_that_stream_to_it() -> None:
-    """Nothing multiplies by them, but their slot is taken until the backward ends."""
-    catalog = default_catalog()
-    untied = Case("weight-streaming", StreamingLayout(data=3, micro_batch_size=2), 2)
-    faults = [
-        mutation
-        for mutation in mutations(Subject.of(untied.plan(catalog.model("deepseek_v3"), catalog)))
-        if "does not wait for embedding.backward" in mutation.description
-        or "embedding.broadcast" in mutation.description
-    ]
-    assert len(faults) >= 10
-    for mutation in faults:
-        assert mutation.subject.is_wrong, mutation.description
 
 
 def test_explained_survivors_are_told_by_class() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from perfsim.proof.operations import ATTENTION, Block
-from perfsim.proof.parameters import Place, Share
+from perfsim.proof.parameters import Place
 from perfsim.proof.serial import (
     BETA1,
     BETA2,
@@ -19,7 +19,6 @@ from perfsim.proof.serial import (
     SmallTraining,
     adam,
     gradients,
-    train,
 )
 from perfsim.specs.model import TransformerConfig
 
@@ -143,27 +142,6 @@ def test_adam_is_its_closed_form() -> None:
         second = ((1 - BETA2) * BETA2**powers * drawn[:count] ** 2).sum(axis=0) / (1 - BETA2**count)
         expected = expected - LEARNING_RATE * first / (np.sqrt(second) + EPSILON)
         assert weights == pytest.approx(expected, rel=1e-13)
-
-
-def test_training_lowers_the_loss_on_what_was_taught() -> None:
-    asked = training()
-    records = train(asked)
-    assert gradients(asked, records[0].weights, 0).loss < records[0].loss
-
-
-@pytest.mark.parametrize("peers", [1, 2])
-def test_tensor_shares_cut_every_parameter_once(peers: int) -> None:
-    asked = training(num_query_groups=2, gated_mlp=True)
-    replicated = {"norm1.scale", "norm1.shift", "norm2.scale", "norm2.shift", "projection_bias", "fc2_bias"}
-    whole = asked.initial[0]
-    shares = [Share(asked.model, 5, Place(peers, peer)) for peer in range(peers)]
-    for name, value in whole.items():
-        parts = [share.cut(whole, 0)[name] for share in shares]
-        assert all(
-            part.shape == share.layouts[0].shapes[name] for part, share in zip(parts, shares, strict=True)
-        )
-        expected = value.size * (peers if name in replicated else 1)
-        assert sum(part.size for part in parts) == expected
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 5])
