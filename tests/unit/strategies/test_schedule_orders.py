@@ -16,7 +16,7 @@ from perfsim.strategies.schedules import SCHEDULES, schedule_called
             (3, 1, 4),
             ["F0 F1 F2 B0 F3 B1 B2 B3", "F0 F1 B0 F2 B1 F3 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3"],
         ),
-        ("1f1b", (4, 1, 2), ["F0 F1 B0 B1"] * 3 + ["F0 B0 F1 B1"]),
+        ("1f1b", (4, 1, 2), ["F0 F1 B0 B1", "F0 F1 B0 B1", "F0 F1 B0 B1", "F0 B0 F1 B1"]),
         (
             "interleaved",
             (2, 2, 4),
@@ -54,10 +54,9 @@ def test_schedules_are_in_the_order_that_is_written_here(
 ) -> None:
     """Each stage as `F0 F1 B0 ...`, chunks as letters where there are several."""
     letters = "ab" if sizes[1] > 1 else ["", ""]
-    orders = schedule_called(name).orders(*sizes)
-    assert [
-        " ".join(f"{s.which}{letters[s.chunk]}{s.microbatch}" for s in order) for order in orders
-    ] == written
+    for order, expected in zip(schedule_called(name).orders(*sizes), written, strict=True):
+        slots = [f"{slot.which}{letters[slot.chunk]}{slot.microbatch}" for slot in order]
+        assert " ".join(slots) == expected
 
 
 def test_interleaved_holds_more_on_the_first_stage_by_the_published_factor() -> None:

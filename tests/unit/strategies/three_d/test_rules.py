@@ -57,7 +57,6 @@ def test_everything_wrong_is_listed_at_once_with_the_nearest_mend(toys: ModuleTy
             "virtual_pipeline 2 needs schedule interleaved, not zb1p",
         ),
         ({"virtual_pipeline": 2}, "virtual_pipeline 2 needs schedule interleaved, not 1f1b"),
-        ({"layers_per_stage": ()}, "layers_per_stage has 0 entries for 2 stages"),
         ({"layers_per_stage": (8,)}, "layers_per_stage has 1 entries for 2 stages"),
         ({"layers_per_stage": (4, 5)}, "layers_per_stage adds up to 9, the model has 8 layers"),
         ({"layers_per_stage": (9, -1)}, "layers_per_stage has a negative entry"),
@@ -78,6 +77,14 @@ def test_a_plain_strategy_holds_the_other_degrees_at_1(toys: ModuleType, name: s
     ("layout", "changes", "expected"),
     [
         ({"tensor": 2, "pipeline": 2, "data": 2}, {}, []),
+        (
+            {"pipeline": 2, "data": 4, "layers_per_stage": ()},
+            {},
+            [
+                "layers_per_stage has 0 entries for 2 stages",
+                "layers_per_stage adds up to 0, the model has 8 layers",
+            ],
+        ),
         (
             {
                 "tensor": 2,
