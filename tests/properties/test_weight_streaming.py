@@ -203,7 +203,7 @@ def test_a_lower_efficiency_is_never_faster_and_peak_is_below_all(
     toys: ModuleType, batch: int, efficiency: float, factor: float
 ) -> None:
     better = min(1.0, efficiency * factor)
-    slow, fast = (step_s(toys, batch, efficiency=each) for each in (efficiency, better))
+    slow, fast = (step_s(toys, batch, efficiency=value) for value in (efficiency, better))
     assert fast <= slow
     assert step_s(toys, batch, recipe={"software_release": "peak"}) <= fast
 

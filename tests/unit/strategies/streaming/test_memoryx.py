@@ -15,9 +15,9 @@ from perfsim.work.counts import parameters
 
 
 def system(toys: ModuleType, **changes: Any) -> WaferClusterSpec:
-    found = default_catalog().override(toys.wafer_cluster(), changes)
-    assert isinstance(found, WaferClusterSpec)
-    return found
+    spec = default_catalog().override(toys.wafer_cluster(), changes)
+    assert isinstance(spec, WaferClusterSpec)
+    return spec
 
 
 @pytest.mark.parametrize(("optimizer", "n_bytes"), [("adam", 28), ("adamw", 28), ("sgd", 12)])

@@ -23,9 +23,9 @@ def run() -> Evaluation:
 
 
 def system() -> WaferClusterSpec:
-    found = default_catalog().system("memoryx-a100")
-    assert isinstance(found, WaferClusterSpec)
-    return found
+    spec = default_catalog().system("memoryx-a100")
+    assert isinstance(spec, WaferClusterSpec)
+    return spec
 
 
 def test_kernels_cost_what_they_cost_on_any_a100_and_movement_what_the_tree_takes(run: Evaluation) -> None:

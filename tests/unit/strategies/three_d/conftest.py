@@ -17,8 +17,9 @@ def peak_live_bytes(trace: Trace, names: Collection[str] | None = None) -> dict[
     """Peak of live bytes by device (the first part of a stream's name), apart from `perfsim.costs.memory`.
 
     A tensor is live from the start of the task that writes it to the end of its last reader, or of its writer
-    if nothing reads it. Weights, gradients and optimizer states are not tensors of the graph. On unfolded
-    graphs a collective's stream names several devices; each holds the tensors written for it. `names` restricts the count to tensors of these classes. Devices without any are left out.
+    if nothing reads it; weights, gradients and optimizer states are no tensors of the graph. On unfolded
+    graphs a collective's stream names several devices; each holds the tensors written for it. `names`
+    restricts the count to tensors of these classes. Devices without any are left out.
     """
     graph = trace.graph
     n_bytes = _bytes(graph, names)

@@ -20,8 +20,8 @@ ALL = ("tensor", "pipeline", "data")
 WHOLE = "so schedule must be 1f1b, not gpipe"
 
 
-def words(*asked: Any) -> list[str]:
-    return [refusal.words for refusal in refusals_of(*asked)]
+def words(*question: Any) -> list[str]:
+    return [refusal.words for refusal in refusals_of(*question)]
 
 
 def problems(toys: ModuleType, layout: ParallelLayout, job: Job | None = None, devices: int = 8) -> list[str]:
@@ -68,9 +68,9 @@ def test_a_stage_problem_is_named(toys: ModuleType, layout: dict[str, object], p
 
 @pytest.mark.parametrize("name", ["data", "tensor", "pipeline"])
 def test_a_plain_strategy_holds_the_other_degrees_at_1(toys: ModuleType, name: str) -> None:
-    found = words(toys.job(), toys.topology(8), ParallelLayout(tensor=2, pipeline=2, data=2), name, (name,))
+    refused = words(toys.job(), toys.topology(8), ParallelLayout(tensor=2, pipeline=2, data=2), name, (name,))
     others = [degree for degree in ALL if degree != name]
-    assert found == [f"strategy {name} holds {degree} at 1, the layout has {degree} 2" for degree in others]
+    assert refused == [f"strategy {name} holds {degree} at 1, the layout has {degree} 2" for degree in others]
 
 
 @pytest.mark.parametrize(

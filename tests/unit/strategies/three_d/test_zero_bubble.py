@@ -122,8 +122,8 @@ def test_a_v_turns_on_the_last_rank_and_keeps_embedding_and_head_on_the_first(to
     boundaries = 6
     steps = 2
     assert counts(written)["pipeline.send"] == 2 * microbatches * boundaries * steps
-    whole = sum(each.num_parameters for each in stages_of(toys.job(), ParallelLayout()).replicas)
-    assert sum(each.num_parameters for each in stages.replicas) == pytest.approx(whole)
+    whole = sum(replicas.num_parameters for replicas in stages_of(toys.job(), ParallelLayout()).replicas)
+    assert sum(replicas.num_parameters for replicas in stages.replicas) == pytest.approx(whole)
 
 
 def test_a_v_of_unequal_stages_recomputes_one_layer_in_so_many_of_a_rank(toys: ModuleType) -> None:
