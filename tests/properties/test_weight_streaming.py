@@ -84,11 +84,10 @@ MACHINES: dict[str, dict[str, Any]] = {
     "summed on the wafer": {"streaming.accumulate_at": "wafer"},
     "slow samples": {"activation_servers.bandwidth": 3e5},
 }
-machines = pytest.mark.parametrize("machine", MACHINES)
 
 
 # ------------------------------------------------------------------------------ the two engines
-@machines
+@pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("batch", [2, 24])
 @pytest.mark.parametrize("passes", [1, 2, 3])
 def test_the_closed_form_is_near_the_simulation_on_every_machine(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import ModuleType
 
 import numpy as np
@@ -182,15 +183,9 @@ def test_gradients_that_are_summed_on_the_wafer_leave_it_once_a_step(toys: Modul
 
 
 def test_a_group_of_layers_spills_its_input_once(toys: ModuleType) -> None:
-    spilled = [
-        estimate_s(
-            toys,
-            "spill",
-            StreamingLayout(data=1, micro_batch_size=2, recompute="full", recompute_layers=group, spill=True),
-            2,
-        )
-        for group in (1, 2, 4)
-    ]
+    layout = StreamingLayout(data=1, micro_batch_size=2, recompute="full", spill=True)
+    grouped = (replace(layout, recompute_layers=group) for group in (1, 2, 4))
+    spilled = [estimate_s(toys, "spill", layout, 2) for layout in grouped]
     assert spilled[0] == 2 * spilled[1] == 4 * spilled[2] > 0
 
 

@@ -137,13 +137,6 @@ def test_a_v_of_unequal_stages_recomputes_one_layer_in_so_many_of_a_rank(toys: M
 # ------------------------------------------------------------------------------------ gradients
 
 
-def test_the_next_step_waits_for_the_parameters_that_are_gathered(toys: ModuleType) -> None:
-    job = toys.job(16, tied_embeddings=False)
-    written = graph(toys, layout("zb2p", pipeline=2, data=2, zero_stage=1), job)
-    alone = run(toys, written, EQUAL).step_time_s
-    assert run(toys, written, EQUAL | {"data.all_gather": 5.0}).step_time_s == pytest.approx(alone + 5.0)
-
-
 # --------------------------------------------------------------------------------------- memory
 
 
