@@ -23,6 +23,8 @@ STUDY, SWEEP = ((HERE / f"{name}.yaml").read_text("utf-8") for name in ("study",
 WAFERS = ("run", "--model", "gpt3_xl", "--system", "cs-2", "--strategy", "weight-streaming")
 GPUS = ("run", "--model", "gpt3_xl", "--system", "dgx-a100-80gb", "--strategy", "3d")
 NO_HOST = "mi300x-192gb"
+"""A system without a host to offload to."""
+CASES = data_root() / "studies" / "validation" / "weight_streaming.yaml"
 ERRORS = {"median_ape", "p90_ape", "mape", "bias"}
 
 Run = Callable[..., Result]
@@ -63,17 +65,27 @@ def document(result: Result) -> Any:
     return json.loads(result.stdout)
 
 
-# ---------------------------------------------------------------------------------------- limits
-@pytest.mark.parametrize("limit", [("--max-events", "3"), ("--max-seconds", "0")])
+STOPPED = ((*WAFERS, "--devices", "2"), ("study", "study.yaml"), ("sweep", "sweep.yaml", "--jobs", "1"))
+
+
 @pytest.mark.parametrize(
-    "verb",
-    [(*WAFERS, "--devices", "2"), ("study", "study.yaml"), ("sweep", "sweep.yaml", "--jobs", "1")],
-    ids=["run", "study", "sweep"],
+    "arguments",
+    [
+        *((*verb, "--max-events", "3") for verb in STOPPED),
+        *((*verb, "--max-seconds", "0") for verb in STOPPED),
+        ("prove", "gpt3_xl", "--strategy", "data", "--max-seconds", "0"),
+        ("prove", "gpt3_xl", "--strategy", "data", "--mutations", "page.md", "--max-seconds", "0"),
+        ("validate", CASES, "--max-seconds", "0"),
+        ("sweep", "sweep.yaml", "--dry-run", "--max-seconds", "0"),
+        ("plan", *GPUS[1:5], "--devices", "8", "--batch", "16", "--max-seconds", "0"),
+        (*WAFERS, "--devices", "1", "--perturb", "mttf=8h,checkpoint=100ms,restart=1s", "--max-seconds", "0"),
+    ],
+    ids=lambda arguments: " ".join(map(str, arguments))[-50:],
 )
-def test_a_limit_ends_a_run_with_its_own_exit_code(
-    perfsim: Run, verb: Sequence[str], limit: Sequence[str]
+def test_a_limit_ends_every_verb_that_computes_with_its_own_exit_code(
+    perfsim: Run, arguments: Sequence[str]
 ) -> None:
-    refused(perfsim(*verb, *limit), 4, "stopped after", limit[0])
+    refused(perfsim(*arguments), 4, "stopped after", arguments[-2])
 
 
 def test_a_sweep_goes_on_where_a_limit_ended_it(perfsim: Run) -> None:
@@ -83,21 +95,6 @@ def test_a_sweep_goes_on_where_a_limit_ended_it(perfsim: Run) -> None:
     assert perfsim("sweep", "sweep.yaml", "--jobs", "1").exit_code == 0
 
 
-@pytest.mark.parametrize(
-    "verb",
-    [
-        ("prove", "gpt3_xl", "--strategy", "data"),
-        ("prove", "gpt3_xl", "--strategy", "data", "--mutations", "page.md"),
-        ("validate", data_root() / "studies" / "validation" / "weight_streaming.yaml"),
-        ("sweep", "sweep.yaml", "--dry-run"),
-        (*WAFERS, "--devices", "1", "--perturb", "mttf=8h,checkpoint=100ms,restart=1s"),
-    ],
-)
-def test_every_verb_that_computes_ends_at_the_limit_of_time(perfsim: Run, verb: Sequence[str]) -> None:
-    refused(perfsim(*verb, "--max-seconds", "0"), 4, "--max-seconds")
-
-
-# ------------------------------------------------------------------------------------------ help
 def test_the_first_words_say_version_usage_and_where_to_start(perfsim: Run) -> None:
     assert "perfsim study gpt3_20b --compare 3d,weight-streaming" in perfsim("--help").stdout
     assert perfsim("--version").stdout == f"perfsim, version {__version__}\n"
@@ -187,8 +184,11 @@ REFUSED: dict[int, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {
             ("no plan fits: strategy 3d, 8 MI300X", "closest: ", "stage 0 needs", "try "),
         ),
         ((*PLAN, "--model", "gpt3_175b", "--system", NO_HOST), ("no plan fits",)),
+        (
+            ("study", "big.yaml", "--compare", "3d", "--json"),
+            ("no plan fits: strategy 3d, 4 MI300X", "over memory", "closest: "),
+        ),
     ],
-    4: [((*PLAN, "--max-seconds", "0"), ("--max-seconds",))],
 }
 
 
@@ -203,34 +203,27 @@ def test_what_cannot_be_answered_ends_in_words_and_its_exit_code(
     (elsewhere / "torn.yaml").write_text("title: [\n", encoding="utf-8")
     (elsewhere / "bytes.yaml").write_bytes(b"\xff\xfe\x00name")
     (elsewhere / "latin.yaml").write_bytes(STUDY.encode("latin-1"))
+    big = STUDY.replace("gpt3_xl", "gpt3_175b").replace("dgx-a100-80gb", NO_HOST)
+    (elsewhere / "big.yaml").write_text(big, encoding="utf-8")
     refused(perfsim(*arguments), code, *parts)
 
 
 # ----------------------------------------------------------------------------------------- study
-@pytest.fixture(scope="module")
-def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
-    """The small study answered once with --json, and the folder it wrote."""
-    folder = tmp_path_factory.mktemp("answered")
-    (folder / "study.yaml").write_text(STUDY, encoding="utf-8")
-    out = folder / "new" / "folder"
-    arguments = ["study", str(folder / "study.yaml"), "--compare", "weight-streaming, 3d", "--out", str(out)]
-    return CliRunner().invoke(main, [*arguments, "--json"]), out
-
-
 def test_a_point_executes_its_products_where_that_is_asked(perfsim: Run) -> None:
-    asked = (*WAFERS, "--model", "cerebras_gpt_111m", "--devices", "1", "--batch", "4", "--json")
-    assert "sampling" not in document(perfsim(*asked))
-    full, some = (document(perfsim(*asked, "--verify", mode))["sampling"] for mode in ("full", "sample"))
+    point = (*WAFERS, "--model", "cerebras_gpt_111m", "--devices", "1", "--batch", "4", "--json")
+    assert "sampling" not in document(perfsim(*point))
+    full, some = (document(perfsim(*point, "--verify", mode))["sampling"] for mode in ("full", "sample"))
     assert full["passed"]
     assert full["flop_share"] == pytest.approx(1.0)
     assert full["tasks_sampled"] > some["tasks_sampled"]
-    refused(perfsim(*asked, "--verify", "all"), 2, "'off', 'sample', 'full'")
+    refused(perfsim(*point, "--verify", "all"), 2, "'off', 'sample', 'full'")
 
 
-def test_a_study_as_json_has_the_keys_of_the_interface_and_leaves_page_summary_and_traces(
-    answered: tuple[Result, Path], candidate_keys: frozenset[str]
+def test_a_study_as_json_has_the_keys_of_the_interface_and_the_digits_of_a_run_and_leaves_its_files(
+    perfsim: Run, elsewhere: Path, candidate_keys: frozenset[str]
 ) -> None:
-    result, out = answered
+    out = elsewhere / "new" / "folder"
+    result = perfsim("study", "study.yaml", "--compare", "weight-streaming, 3d", "--out", out, "--json")
     answer = document(result)
     assert result.stderr == ""
     assert (answer["study"], answer["title"]) == ("small", "Ein größeres Modell")
@@ -247,6 +240,10 @@ def test_a_study_as_json_has_the_keys_of_the_interface_and_leaves_page_summary_a
         assert json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     written = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     assert written | {"report": answer["report"]} == answer
+    recipe = ("--recipe", "gpt3_20b_chinchilla", "--batch", "16")
+    step = document(perfsim(*WAFERS, "--devices", "1", *recipe, "--json"))
+    for name in ("step_time_s", "mfu", "tokens_per_s", "peak_memory_bytes", "step_breakdown_s"):
+        assert answer["candidates"][0][name] == step[name]
 
 
 def test_a_study_prints_a_short_table_that_ends_in_the_verdict(perfsim: Run, elsewhere: Path) -> None:
@@ -281,24 +278,10 @@ def test_a_study_that_makes_no_sense_is_bad_input(
     assert not (elsewhere / "reports").exists()
 
 
-def test_a_study_in_which_nothing_fits_has_no_plan(perfsim: Run, elsewhere: Path) -> None:
-    """The MI300X of the catalogue has no host to offload to."""
-    big = STUDY.replace("gpt3_xl", "gpt3_175b").replace("dgx-a100-80gb", NO_HOST)
-    (elsewhere / "big.yaml").write_text(big, encoding="utf-8")
-    result = perfsim("study", "big.yaml", "--compare", "3d", "--json")
-    refused(result, 3, "no plan fits: strategy 3d, 4 MI300X", "over memory", "closest: ")
-
-
-def test_an_unwritable_place_is_a_failed_run(perfsim: Run, elsewhere: Path) -> None:
-    (elsewhere / "taken").write_text("a file", encoding="utf-8")
-    arguments = ("study", "study.yaml", "--compare", "weight-streaming")
-    refused(perfsim(*arguments, "--out", "taken", "--json"), 1, "taken")
-    refused(perfsim(*WAFERS, "--devices", "1", "--trace", elsewhere, "--json"), 1, str(elsewhere))
-
-
 # ------------------------------------------------------------------------------------------- run
 def test_a_point_as_json_has_the_keys_of_the_interface(perfsim: Run, point_keys: frozenset[str]) -> None:
-    result = perfsim(*GPUS, "--devices", "8", "--layout", "tp=2,pp=2,dp=2,mbs=1", "--batch", "16", "--json")
+    given = "tp=2,pp=2,dp=2,mbs=1,layers_per_stage=11-13"
+    result = perfsim(*GPUS, "--devices", "8", "--layout", given, "--batch", "16", "--json")
     answer = document(result)
     further = "hfu memory_capacity_bytes step_breakdown_s cluster_calibration why caveats notes perturbed"
     further += " utilisation simulated band_s machine devices_noun training"
@@ -306,6 +289,7 @@ def test_a_point_as_json_has_the_keys_of_the_interface(perfsim: Run, point_keys:
     assert answer["band_s"][0] < answer["step_time_s"] < answer["band_s"][1]
     layout = answer["layout"]
     assert (layout["tensor"], layout["pipeline"], layout["data"], layout["micro_batch_size"]) == (2, 2, 2, 1)
+    assert layout["layers_per_stage"] == [11, 13], "uneven stages are taken as written"
     assert (answer["num_devices"], answer["global_batch_size"]) == (8, 16)
     assert answer["tokens_per_s"] * answer["step_time_s"] == pytest.approx(16 * 2048)
     assert result.stderr == ""
@@ -345,12 +329,6 @@ def test_a_trace_is_written_as_loadable_json(perfsim: Run, elsewhere: Path, name
     assert max(event["ts"] + event["dur"] for event in spans) >= answer["step_time_s"] * 1e6 * (1 - 1e-6)
     said = perfsim(*WAFERS, "--devices", "1", "--batch", "8", "--trace", name).stdout
     assert said.endswith(f"Trace: {Path(name)}\n")
-
-
-def test_uneven_stages_are_taken_as_written(perfsim: Run) -> None:
-    layout = "pp=5,dp=1,layers_per_stage=4-5-5-5-5"
-    answer = document(perfsim(*GPUS, "--devices", "5", "--layout", layout, "--batch", "4", "--json"))
-    assert answer["layout"]["layers_per_stage"] == [4, 5, 5, 5, 5]
 
 
 # --------------------------------------------------------------------------------- hostile inputs
@@ -393,6 +371,7 @@ def test_an_answer_that_cannot_be_printed_is_no_success(elsewhere: Path, more: S
         ("validate", "--page", "file"),
         ("schema", "--out", "file"),
         ("calibrate", "wafer", "study.yaml", "--out", "."),
+        (*WAFERS, "--devices", "1", "--trace", "."),
     ],
 )
 def test_an_output_that_cannot_be_written_is_refused_before_anything_is_computed(
@@ -402,27 +381,14 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_computed
     for module in ("perfsim.studies.loading", "perfsim.prediction.prediction", "perfsim.evidence.score"):
         monkeypatch.setitem(sys.modules, module, None)
     result = perfsim(*arguments)
-    assert result.exit_code == 1
+    refused(result, 1)
     assert re.search(r"error: --(out|trace|page) .*(is no folder|is a folder)", result.stderr)
     assert (elsewhere / "file").read_text() == "mine"
 
 
-def test_run_and_study_print_the_same_digits(perfsim: Run) -> None:
-    candidate = document(perfsim("study", "study.yaml", "--json"))["candidates"][1]
-    recipe = ("--recipe", "gpt3_20b_chinchilla", "--batch", "16")
-    step = document(perfsim(*WAFERS, "--devices", "1", *recipe, "--json"))
-    figures = ("step_time_s", "mfu", "tokens_per_s", "peak_memory_bytes", "step_breakdown_s")
-    assert {name: candidate[name] for name in figures} == {name: step[name] for name in figures}
-
-
-# -------------------------------------------------------------------------------------- validate
-@pytest.fixture(scope="module")
-def logs() -> Path:
-    return data_root() / "studies" / "validation" / "weight_streaming.yaml"
-
-
-def test_validation_as_json_has_the_keys_of_the_interface(perfsim: Run, logs: Path) -> None:
-    answer = document(perfsim("validate", logs, "--json"))
+def test_validation_of_files_as_json_is_a_list_with_the_keys_of_the_interface(perfsim: Run) -> None:
+    batches, answer = document(perfsim("validate", CASES.with_name("convergence.yaml"), CASES, "--json"))
+    assert (batches["file"], answer["file"]) == ("convergence.yaml", "weight_streaming.yaml")
     assert {"count", "failed", "summary", "baseline", "families", "cases"} <= set(answer)
     assert (answer["count"], len(answer["cases"]), answer["failed"]) == (6, 6, [])
     assert set(answer["summary"]) >= ERRORS | {"band_coverage"}
@@ -444,15 +410,8 @@ def test_validation_as_json_has_the_keys_of_the_interface(perfsim: Run, logs: Pa
         assert case["error"] == pytest.approx(case["predicted_s"] / case["measured_s"] - 1)
 
 
-def test_several_files_give_a_list_in_their_order(perfsim: Run, logs: Path) -> None:
-    answers = document(perfsim("validate", logs.with_name("convergence.yaml"), logs, "--json"))
-    assert [answer["file"] for answer in answers] == ["convergence.yaml", "weight_streaming.yaml"]
-
-
-def test_a_case_that_cannot_be_predicted_is_listed_with_its_reason(
-    perfsim: Run, logs: Path, elsewhere: Path
-) -> None:
-    text = logs.read_text(encoding="utf-8").replace(
+def test_a_case_that_cannot_be_predicted_is_listed_with_its_reason(perfsim: Run, elsewhere: Path) -> None:
+    text = CASES.read_text(encoding="utf-8").replace(
         '"device": "cs-2", "num_devices": 1', '"device": "cs-9", "num_devices": 1'
     )
     (elsewhere / "cases.yaml").write_text(text, encoding="utf-8")
@@ -558,17 +517,15 @@ def test_a_reader_that_leaves_early_is_no_error_to_tell() -> None:
         assert process.stderr.read() == b""
 
 
-# ------------------------------------------------------------------------------------------ emit
 def test_run_prints_what_runs_the_layout(perfsim: Run) -> None:
-    asked = (*GPUS, "--devices", "8", "--batch", "16", "--layout", "tp=2,dp=4,mbs=2", "--emit")
-    result = perfsim(*asked, "megatron")
+    point = (*GPUS, "--devices", "8", "--batch", "16", "--layout", "tp=2,dp=4,mbs=2", "--emit")
+    result = perfsim(*point, "megatron")
     assert "--tensor-model-parallel-size 2" in result.stdout.splitlines()
-    emitted = document(perfsim(*asked, "deepspeed", "--json"))["emitted"]
+    emitted = document(perfsim(*point, "deepspeed", "--json"))["emitted"]
     assert json.loads(emitted)["train_micro_batch_size_per_gpu"] == 2
-    refused(perfsim(*asked, "modelzoo"), 2, "trains on wafers")
+    refused(perfsim(*point, "modelzoo"), 2, "trains on wafers")
 
 
-# ------------------------------------------------------------------------------------------ plan
 def test_plan_prints_a_shortlist_or_one_document_or_what_runs_it(perfsim: Run) -> None:
     lines = perfsim(*PLAN, "--shown", "2").stdout
     assert "layouts in" in lines

@@ -55,19 +55,19 @@ def test_what_is_printed_or_written_is_a_model(config: Path, tmp_path: Path) -> 
 
 
 def test_every_verb_with_a_model_takes_the_file(config: Path) -> None:
-    asked = ("--model", config, "--system", "dgx-a100-80gb", "--devices", "1", "--batch", "2")
-    assert "small on 1 A100-80GB" in perfsim("run", *asked).stdout
-    assert perfsim("plan", *asked).exit_code == 0
+    point = ("--model", config, "--system", "dgx-a100-80gb", "--devices", "1", "--batch", "2")
+    assert "small on 1 A100-80GB" in perfsim("run", *point).stdout
+    assert perfsim("plan", *point).exit_code == 0
     assert perfsim("prove", config, "--layout", "pp=2", "--orders", "0").exit_code == 0
 
 
 def test_what_a_file_says_and_cannot_be_expressed_is_a_note_of_the_answer(config: Path) -> None:
     irregular = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 512}
     config.write_text(json.dumps(CONFIG | {"model_type": "mistral", **irregular}), encoding="utf-8")
-    asked = ("--model", config, "--system", "dgx-a100-80gb", "--devices", "1", "--batch", "2")
+    point = ("--model", config, "--system", "dgx-a100-80gb", "--devices", "1", "--batch", "2")
     note = "not expressible: attention in a sliding window of 512 in some layers; taken as full attention"
-    assert json.loads(perfsim("run", *asked, "--json").stdout)["notes"][-1] == note
-    assert "sliding window of 512" in perfsim("run", *asked).stdout
+    assert json.loads(perfsim("run", *point, "--json").stdout)["notes"][-1] == note
+    assert "sliding window of 512" in perfsim("run", *point).stdout
 
 
 def test_python_takes_the_file_too(config: Path) -> None:

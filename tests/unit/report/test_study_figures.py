@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from types import ModuleType
 
@@ -17,12 +18,17 @@ from perfsim.report.text import NONE, Named, duration
 from perfsim.studies.answers import Answer, StudyResult
 
 
-def test_each_candidate_has_a_curve_a_band_and_a_star_at_its_best_batch(result: StudyResult) -> None:
+def test_each_candidate_has_a_curve_a_band_and_a_star_and_the_critical_batch_a_line_in_its_band(
+    result: StudyResult,
+) -> None:
     figure = batch(result).figure
+    band, line = figure.layout.shapes
+    assert (band.x0, band.x1) == result.critical_batch_band_tokens
+    assert line.x0 == line.x1 == result.critical_batch_tokens
+    assert figure.layout.annotations[0].x == pytest.approx(math.log10(result.critical_batch_tokens))
     assert figure.layout.xaxis.type == figure.layout.yaxis.type == "log"
     for candidate in result.candidates:
-        own = [trace for trace in figure.data if trace.legendgroup == candidate.machine]
-        band, curve, star = own
+        band, curve, star = (trace for trace in figure.data if trace.legendgroup == candidate.machine)
         count = len(candidate.batch_curve)
         assert len(curve.x) == count
         high, low = band.y[:count], band.y[: -count - 1 : -1]
@@ -31,40 +37,33 @@ def test_each_candidate_has_a_curve_a_band_and_a_star_at_its_best_batch(result: 
         assert star.y[0] == pytest.approx(candidate.time_to_accuracy_s / 86400, rel=1e-5)
 
 
-def test_the_critical_batch_is_a_line_inside_its_band(result: StudyResult) -> None:
-    figure = batch(result).figure
-    band, line = figure.layout.shapes
-    assert (band.x0, band.x1) == result.critical_batch_band_tokens
-    assert line.x0 == line.x1 == result.critical_batch_tokens
-    assert figure.layout.annotations[0].x == pytest.approx(math.log10(result.critical_batch_tokens))
-
-
-def test_the_shares_of_a_step_add_up_to_all_of_it(result: StudyResult) -> None:
-    figure = step(result).figure
+def test_the_shares_of_a_step_add_up_to_all_of_it_and_no_two_look_alike(result: StudyResult) -> None:
+    traces = step(result).figure.data
     for index in range(len(result.candidates)):
-        assert sum(trace.x[index] for trace in figure.data) == pytest.approx(100, abs=0.01)
+        assert sum(trace.x[index] for trace in traces) == pytest.approx(100, abs=0.01)
+    assert len({(trace.marker.color, trace.marker.pattern.shape) for trace in traces}) == len(traces)
 
 
-def test_parts_of_one_colour_differ_by_their_hatch(result: StudyResult) -> None:
-    looks = [(trace.marker.color, trace.marker.pattern.shape) for trace in step(result).figure.data]
-    assert len(set(looks)) == len(looks)
-
-
-def test_bars_of_memory_end_before_the_capacity_of_their_row(result: StudyResult) -> None:
-    *parts, capacity = memory(result).figure.data
-    assert list(capacity.x) == pytest.approx([80.0] * 4 + [40e9 / 2**30] * 3, rel=1e-5)
-    for place, limit in enumerate(capacity.x):
-        assert 0 < sum(trace.x[place] for trace in parts) < limit
-    assert "capacity: 80.0 GiB" in capacity.customdata[0]
-
-
-def test_wafers_that_hold_the_same_are_drawn_once(result: StudyResult) -> None:
+def test_bars_of_memory_end_before_the_capacity_and_wafers_that_hold_the_same_are_one(
+    result: StudyResult,
+) -> None:
     section = memory(result)
+    *parts, capacity = section.figure.data
+    assert list(capacity.x) == pytest.approx([80.0] * 4 + [40e9 / 2**30] * 3, rel=1e-5)
+    for index, limit in enumerate(capacity.x):
+        assert 0 < sum(trace.x[index] for trace in parts) < limit
+    assert "capacity: 80.0 GiB" in capacity.customdata[0]
     assert section.table is not None
     places = [row[1] for row in section.table.shown()]
-    assert places == ["stage 0", "stage 1", "stage 2", "stage 3", "wafer 0", "wafer 0 to 3", "wafer 0 to 15"]
+    assert places == [*map("stage {}".format, range(4)), "wafer 0", "wafer 0 to 3", "wafer 0 to 15"]
     words = "16 CS-2, wafer 0 to 15: total 29.5 GiB (79.2 % of the capacity), capacity 37.3 GiB"
     assert words in section.alt
+
+
+def test_names_cannot_become_markup_of_a_figure(hostile: StudyResult) -> None:
+    sections = (batch(hostile), step(hostile), memory(hostile), drawn(hostile.candidates[0]))
+    written = "".join(section.figure.to_json() for section in sections)
+    assert not re.search(r"\\u003c(script|img)", written)
 
 
 def drawn(candidate: Answer, most_bars: int = 9000) -> Section:
@@ -110,27 +109,13 @@ def test_the_timelines_table_sums_all_bars_also_those_not_drawn(result: StudyRes
     assert rows["stage 3/compute", "optimizer"] == "1"
 
 
-def test_names_cannot_become_markup_of_a_figure(hostile: StudyResult) -> None:
-    first = hostile.candidates[0]
-    figures = [
-        batch(hostile).figure,
-        step(hostile).figure,
-        memory(hostile).figure,
-        drawn(first).figure,
-    ]
-    for figure in figures:
-        written = figure.to_json()
-        assert "\\u003cscript" not in written
-        assert "\\u003cimg" not in written
-
-
 def test_one_slow_device_is_a_sentence_and_a_table_over_each_candidates_own_step(result: StudyResult) -> None:
     curves = (
         Resilience("gpus", 0, (ResiliencePoint(1.0, 4.0), ResiliencePoint(2.0, 6.0))),
         Resilience("wafers", 0, (ResiliencePoint(1.0, 9.0), ResiliencePoint(1.5, 13.5))),
     )
-    asked = replace(result, resilience=curves)
-    own = next(section for section in study_page(asked).sections if section.slug == "resilience")
+    shown = study_page(replace(result, resilience=curves))
+    own = next(section for section in shown.sections if section.slug == "resilience")
     table = own.table
     assert table is not None
     assert [row[-1] for row in table.shown()] == ["6.00 s (1.500)", NONE]

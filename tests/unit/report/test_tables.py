@@ -38,14 +38,11 @@ def test_a_unit_stands_in_the_heading_and_a_cell_may_have_its_own() -> None:
     ]
 
 
-def test_turned_columns_are_rows_that_keep_units_and_marks() -> None:
+def test_turned_columns_are_rows_that_keep_units_and_marks_and_some_columns_are_a_table_too() -> None:
     turned = TABLE.turned()
     assert turned.heads() == ["", "one", "two"]
     assert turned.shown()[0] == ["time", "32.0 days (1.00 to 64.0)", "\N{EN DASH}"]
     assert turned.rows[0][1].mark
-
-
-def test_some_columns_in_another_order_are_a_table_too() -> None:
     assert TABLE.only("devices", "machine").shown() == [["1,024", "one"], ["90.0 s", "two"]]
     assert [cell.value for cell in TABLE.column("devices")] == [1024, 90.0]
     with pytest.raises(TypeError, match="no number"):
@@ -75,13 +72,10 @@ def test_a_csv_file_has_every_digit_and_no_formula(tmp_path: Path) -> None:
     assert (second["name"], second["steps"], second["seconds"]) == ("'=cmd()", "1000000000000", "")
 
 
-def test_a_parquet_file_reads_back_as_the_rows(tmp_path: Path) -> None:
+def test_a_parquet_file_reads_back_as_the_rows_and_no_rows_as_none(tmp_path: Path) -> None:
     path = write_table(ROWS, tmp_path / "rows.parquet")
     read = pq.read_table(path).to_pylist()
     assert read == [row | {"mixed": str(row["mixed"])} for row in ROWS]
-
-
-def test_no_rows_are_an_empty_table(tmp_path: Path) -> None:
     assert write_table([], tmp_path / "none.csv").read_text("utf-8").strip() == ""
     assert pq.read_table(write_table([], tmp_path / "none.parquet")).num_rows == 0
 
