@@ -123,6 +123,7 @@ REFUSED: dict[int, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {
         ((*EIGHT, "--layuot", "tp=8"), ("No such option",)),
         (("validate", "--worst", "-1"), ("-1 is not in the range",)),
         (("validate", "absent.yaml"), ("absent.yaml: there is no such file",)),
+        (("validate", str(CASES.with_name("convergence.yaml")), "--leave-out"), ("step times",)),
         (("validate", "."), ("is a directory; a file is expected",)),
         (("validate", "study.yaml", "--json"), ("study.yaml:1:", "`cases` is missing")),
         (("sweep", "x.yaml", "--jobs", "0"), ("0 is not in the range",)),
@@ -230,6 +231,7 @@ def test_a_study_as_json_has_the_keys_of_the_interface_and_the_digits_of_a_run_a
     assert [candidate["strategy"] for candidate in answer["candidates"]] == ["weight-streaming", "3d"]
     for candidate in answer["candidates"]:
         assert set(candidate) >= candidate_keys
+        assert "timeline" not in candidate, "it is left to the trace"
         assert isinstance(candidate["layout"], dict)
         low, high = candidate["time_to_accuracy_band_s"]
         assert low < candidate["time_to_accuracy_s"] < high

@@ -143,6 +143,9 @@ def test_a_dry_run_of_a_study_says_what_would_be_computed(perfsim: Run) -> None:
     assert "on 1 candidate," in result.stdout
     assert "128 A100-80GB (16 DGX), 3d" in result.stdout
     assert not Path("reports").exists()
+    right = BROKEN_STUDY.replace("16x", "16").replace("-1", "2048").replace("many", "1")
+    Path("right.yaml").write_text(right, "utf-8")
+    assert "each with 1 batch" in perfsim("study", "right.yaml", "--dry-run").stdout, "16 without brackets"
 
 
 LINES = ["name  value", "-----------", " a        1", "*b        2", "serious: it is far", "Report: a.html"]
@@ -307,9 +310,3 @@ def test_what_is_wrong_is_said_in_words_of_perfsim(
     assert result.stderr.count("`16x`") <= 1, "neither a number nor a list is one problem"
     foreign = ("Field required", "nput should", "invalid literal", "could not convert", "codec", "Error(")
     assert not [words for words in foreign if words in result.stderr]
-
-
-def test_one_batch_may_be_written_without_brackets(perfsim: Run) -> None:
-    right = BROKEN_STUDY.replace("16x", "16").replace("-1", "2048").replace("many", "1")
-    Path("right.yaml").write_text(right, "utf-8")
-    assert "each with 1 batch" in perfsim("study", "right.yaml", "--dry-run").stdout

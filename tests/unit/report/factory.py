@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
+from html.parser import HTMLParser
 from typing import Any
 
 from perfsim.convergence.critical_batch import CriticalBatch
@@ -283,3 +284,19 @@ def empty_candidate(result: StudyResult) -> StudyResult:
         time=_time_of(never),
     )
     return replace(result, candidates=(result.candidates[0], bare))
+
+
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+
+def tags(page: str) -> list[tuple[str, dict[str, str | None]]]:
+    """Every tag of a page with its attributes, in order."""
+    parser = _Tags()
+    parser.feed(page)
+    return parser.tags

@@ -87,13 +87,6 @@ def test_names_of_runs_are_escaped_and_a_page_says_how_to_leave_families_out(tmp
     assert "add --leave-out" in text
 
 
-def test_leaving_out_needs_a_file_of_step_times(repository: Path) -> None:
-    batches = str(repository / "studies" / "validation" / "convergence.yaml")
-    answer = CliRunner().invoke(main, ["validate", batches, "--leave-out"])
-    assert answer.exit_code == 2
-    assert "step times" in answer.output
-
-
 def test_the_json_document_of_gpu_runs_has_the_score_of_each_family_left_out(
     repository: Path, tmp_path: Path
 ) -> None:
