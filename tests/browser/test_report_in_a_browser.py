@@ -120,7 +120,7 @@ def test_a_phones_tall_legend_takes_no_room_from_the_bars(phone: Any) -> None:
     assert legend > 100, "this test needs a legend of many lines"
     assert bars > 4 * 40
     bar = (
-        "() => [...document.querySelectorAll('.legend .scrollbar')].map((own) => +own.getAttribute('height'))"
+        "() => [...document.querySelectorAll('.legend .scrollbar')].map((bar) => +bar.getAttribute('height'))"
     )
     assert max(phone.evaluate(bar)) == 0, "no legend is so short that it scrolls"
 
@@ -147,8 +147,8 @@ def test_a_phone_shows_the_first_rows_of_a_long_table_and_all_on_demand(
 def test_print_takes_tall_plots_shorter_and_fits_the_paper_and_the_screen_gets_them_back(
     desktop: Any,
 ) -> None:
-    sizes = """() => [...document.querySelectorAll('.js-plotly-plot')].map((own) =>
-      [own._fullLayout.height, own.querySelector('.main-svg').getBoundingClientRect().width])"""
+    sizes = """() => [...document.querySelectorAll('.js-plotly-plot')].map((plot) =>
+      [plot._fullLayout.height, plot.querySelector('.main-svg').getBoundingClientRect().width])"""
     before = desktop.evaluate(sizes)
     desktop.evaluate("() => window.dispatchEvent(new Event('beforeprint'))")
     for (height, width), (was, wide) in zip(desktop.evaluate(sizes), before, strict=True):

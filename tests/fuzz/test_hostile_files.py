@@ -58,7 +58,6 @@ _WHOLE = re.compile(
 )
 
 
-# ------------------------------------------------------------------------------------- mutations
 WRONG_NUMBERS = ("inf", "nan", "1e999", "1e300", "-1", "0")
 NUMBERS = (*WRONG_NUMBERS, ".inf", "1e-300", "1e30", "0x" + "f" * 40)
 VALUES = (
@@ -160,7 +159,6 @@ def numbers_replaced(sources: Sequence[tuple[Source, str]], every: int = 1) -> I
                     yield source, f"{text[: match.start()]}{number}{text[match.end() :]}".encode()
 
 
-# ----------------------------------------------------------------------------------------- verbs
 @dataclass(frozen=True)
 class Target:
     """A file that a verb reads."""

@@ -89,7 +89,7 @@ def times_of_bert(command: str) -> Figures:
     runs = [point["whole_run"][-1] for point in document(command)["points"]]
     minutes = [run["typical_s"] / 60 for run in runs]
     measured = [20.0, 3.04, 0.558, 0.226]
-    errors = [own / said - 1 for own, said in zip(minutes, measured, strict=True)]
+    errors = [minute / said - 1 for minute, said in zip(minutes, measured, strict=True)]
     assert [run["name"] for run in runs] == ["whole run"] * 4
     assert all(abs(error) < 0.2 for error in errors)
     shown = ", ".join(f"{value:.3g}" for value in minutes)
@@ -169,12 +169,12 @@ def pile_law(command: str) -> Figures:
 
 def least_loss_per_flop(command: str) -> Figures:
     rows = document(command)["rows"]
-    own = [row["times_flop"] for row in rows if row["name"].startswith("Cerebras-GPT")]
+    cerebras = [row["times_flop"] for row in rows if row["name"].startswith("Cerebras-GPT")]
     others = [row["times_flop"] for row in rows if row["name"].startswith("Pythia")]
-    assert len(own) + len(others) == len(rows) == 15
-    assert min(others) > 1 > min(own)
+    assert len(cerebras) + len(others) == len(rows) == 15
+    assert min(others) > 1 > min(cerebras)
     shown = f"Pythia takes {min(others):.1f} (6.9B and 12B) to {max(others):.0f} (70M) times the FLOP"
-    ours = f"Cerebras-GPT {min(own):.1f} to {max(own):.1f}"
+    ours = f"Cerebras-GPT {min(cerebras):.1f} to {max(cerebras):.1f}"
     return (
         f"{shown} that the law of Cerebras-GPT takes for its losses, {ours}",
         f"{AGREES}; against the largest models the advantage is a fifth of the compute",
@@ -273,7 +273,8 @@ def figure_6(command: str) -> Figures:
     wafers = [point for point in points if point["system"] == "cs-2"]
     assert len(published) == len(planned) == len(wafers) == 6
     assert all(point["feasible"] for point in points)
-    faster = [own["step_time_s"] / plan["step_time_s"] for own, plan in zip(published, planned, strict=True)]
+    pairs = zip(published, planned, strict=True)
+    faster = [given["step_time_s"] / plan["step_time_s"] for given, plan in pairs]
     assert min(faster) >= 1.0
     degrees = ("tensor", "pipeline")
     split = {
@@ -458,13 +459,10 @@ def test_the_page_has_every_claim() -> None:
         "Written by `make seeds`: what each document says, the command that answers it, the figure, and "
         "whether they agree. Every row is a test in `tests/seeds/`."
     )
-    lines = ["# The four documents, claim by claim", "", about, ""]
+    text = f"# The four documents, claim by claim\n\n{about}\n"
     for seed, title in POSTS.items():
-        lines += [f"## {title}", "", "| it says | command | perfsim says | verdict |", "|---|---|---|---|"]
-        lines += [
-            f"| {claim.says} | `{claim.command}` | {ANSWERED[name][0]} | {ANSWERED[name][1]} |"
-            for name, claim in CLAIMS.items()
-            if claim.seed == seed
-        ]
-        lines.append("")
-    Path(page).write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+        text += f"\n## {title}\n\n| it says | command | perfsim says | verdict |\n|---|---|---|---|\n"
+        for name, claim in CLAIMS.items():
+            if claim.seed == seed:
+                text += f"| {claim.says} | `{claim.command}` | {' | '.join(ANSWERED[name])} |\n"
+    Path(page).write_text(text, encoding="utf-8")

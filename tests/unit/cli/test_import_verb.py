@@ -36,22 +36,21 @@ def perfsim(*arguments: str | Path) -> Result:
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
-def test_the_document_has_the_keys_of_the_interface(config: Path) -> None:
+def test_what_is_printed_or_written_is_a_model_and_the_document_has_the_keys_of_the_interface(
+    config: Path, tmp_path: Path
+) -> None:
     result = perfsim("import", config, "--json")
     document = json.loads(result.stdout)
     assert {"kind", "parameters", "unused_keys", "unsupported", "document"} <= set(document)
     assert (document["kind"], document["parameters"]) == ("model", COUNT)
     assert (document["unused_keys"], document["unsupported"]) == (["rope_theta"], [])
     assert document["document"]["name"] == "small"
-
-
-def test_what_is_printed_or_written_is_a_model(config: Path, tmp_path: Path) -> None:
-    printed = perfsim("import", config).stdout
-    answer = perfsim("import", config, "--out", tmp_path / "ours.yaml")
-    assert f"model from huggingface: {tmp_path / 'ours.yaml'}" in answer.stdout
+    written = tmp_path / "ours.yaml"
+    answer = perfsim("import", config, "--out", written)
+    assert f"model from huggingface: {written}" in answer.stdout
     assert f"{COUNT:,} parameters" in answer.stdout
-    assert (tmp_path / "ours.yaml").read_text("utf-8").strip() == printed.strip()
-    assert ps.Catalog().models[str(tmp_path / "ours.yaml")].hidden_size == 256
+    assert written.read_text("utf-8").strip() == perfsim("import", config).stdout.strip()
+    assert ps.Catalog().models[str(written)].hidden_size == 256
 
 
 def test_every_verb_with_a_model_takes_the_file(config: Path) -> None:

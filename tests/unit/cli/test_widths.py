@@ -25,7 +25,8 @@ WIDTHS = (60, 80, 120, 200)
 COPIED = ("1 in full: --layout", "Report: ", "Trace: ")
 """Lines that are copied as a whole, such as the place of a file."""
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-POINT = ("--model", "gpt3_xl", "--system", "dgx-a100-80gb", "--devices", "8", "--batch", "16")
+SYSTEM = ("--system", "dgx-a100-80gb")
+POINT = ("--model", "gpt3_xl", *SYSTEM, "--devices", "8", "--batch", "16")
 ANSWERS = {
     "calibrate": ("calibrate", "--help"),
     "check": ("check", "study.yaml"),
@@ -34,7 +35,7 @@ ANSWERS = {
     "explain": ("explain",),
     "import": ("import", "--help"),
     "init": ("init", "a_study_with_a_long_name.yaml"),
-    "plan": ("plan", *POINT),
+    "plan": ("plan", *SYSTEM, "--model", "gpt3_20b", "--devices", "64", "--batch", "64", "--shown", "4"),
     "prove": ("prove", "gpt3_xl", "--layout", "dp=2"),
     "run": ("run", *POINT),
     "schema": ("schema", "--help"),

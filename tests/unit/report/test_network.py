@@ -28,8 +28,12 @@ def wafers() -> Prediction:
     return predict(model="gpt3_xl", system="cs-2", devices=4, strategy="weight-streaming", batch=64)
 
 
-def _drawn(own: Prediction) -> Drawing:
-    return Drawing.of("it", own.devices_noun, NetworkMap.of(own.run.placed.network.topology), own.utilisation)
+def _map(prediction: Prediction) -> NetworkMap:
+    return NetworkMap.of(prediction.run.placed.network.topology)
+
+
+def _drawn(prediction: Prediction) -> Drawing:
+    return Drawing.of("it", prediction.devices_noun, _map(prediction), prediction.utilisation)
 
 
 def _words(drawing: Drawing) -> list[str]:
@@ -63,18 +67,18 @@ def test_nothing_is_drawn_outside_the_drawing_or_on_another_box(wafers: Predicti
 
 
 def test_a_full_mesh_has_its_links_below_the_devices() -> None:
-    own = NetworkMap((Place("device", 8, 1, "node"),), (Cables("scale_up", "device", "device", 28, 64e9),))
-    drawing = Drawing.of("mesh", "MI300X", own, {"scale_up": LinkUse(0.2, 0.5)})
+    mesh = NetworkMap((Place("device", 8, 1, "node"),), (Cables("scale_up", "device", "device", 28, 64e9),))
+    drawing = Drawing.of("mesh", "MI300X", mesh, {"scale_up": LinkUse(0.2, 0.5)})
     assert _words(drawing) == ["8 MI300X", "NVLink port", "20 %, peak 50 %", "28 links of 64 GB/s"]
 
 
 def test_a_page_draws_the_first_two_and_keeps_the_table_of_all(
     result: StudyResult, gpus: Prediction, wafers: Prediction
 ) -> None:
-    maps = [NetworkMap.of(own.run.placed.network.topology) for own in (gpus, wafers, wafers, wafers)]
-    candidates = [replace(own, network=known) for own, known in zip(result.candidates, maps, strict=True)]
-    sections = study_page(replace(result, candidates=tuple(candidates))).sections
-    (section,) = (own for own in sections if own.slug == "network")
+    maps = zip(result.candidates, (gpus, wafers, wafers, wafers), strict=True)
+    candidates = tuple(replace(candidate, network=_map(prediction)) for candidate, prediction in maps)
+    sections = study_page(replace(result, candidates=candidates)).sections
+    (section,) = (section for section in sections if section.slug == "network")
     assert [drawing.name for drawing in section.drawings] == ["128 A100-80GB (16 DGX)", "16 CS-2"]
     assert section.figure is None
     assert section.table is not None

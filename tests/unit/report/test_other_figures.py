@@ -38,8 +38,8 @@ def runs(cases: Sequence[tuple[object, ...]]) -> tuple[Table, Any]:
 
 
 def cells(*rows: Sequence[float | None]) -> Table:
-    columns = {"y": None} | {str(place): Unit() for place in range(len(rows[0]))}
-    return Table.of(columns, ([f"row {place}", *row] for place, row in enumerate(rows)))
+    columns = {"y": None} | {str(index): Unit() for index in range(len(rows[0]))}
+    return Table.of(columns, ([f"row {index}", *row] for index, row in enumerate(rows)))
 
 
 def test_a_cell_without_a_plan_stays_empty_and_colours_are_logarithmic_only_over_decades() -> None:

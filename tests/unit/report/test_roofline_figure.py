@@ -27,8 +27,8 @@ OWN = Roofline(
 @pytest.fixture
 def section(result: StudyResult) -> Section:
     """The section of the first candidate with these kernels."""
-    _, own = rooflines([("gpus", replace(result.candidates[0], roofline=OWN))])
-    return own
+    _, first = rooflines([("gpus", replace(result.candidates[0], roofline=OWN))])
+    return first
 
 
 def test_points_lie_at_flops_per_byte_and_second_and_without_flops_below_the_slope(section: Section) -> None:

@@ -99,12 +99,17 @@ def test_a_timeline_shows_two_steps_at_most_and_says_what_it_leaves_out(result: 
     assert rows["stage 3/compute", "optimizer"] == "1"
 
 
-def test_a_tooltip_says_how_long_a_bar_takes_and_not_when_it_ends(result: StudyResult) -> None:
+def test_a_tooltip_says_how_long_a_bar_takes_its_layers_flops_bytes_and_tasks(
+    result: StudyResult,
+) -> None:
     candidate = result.candidates[0]
     said = {words for trace in drawn(candidate).figure.data for words in trace.customdata}
     for bar in candidate.timeline:
         when = f"<br>from {duration(bar.start_s)}, takes {duration(bar.end_s - bar.start_s)}"
         assert any(words.startswith(f"<b>{bar.name}") and words.endswith(when) for words in said)
+    bar = replace(candidate.timeline[0], flop=3.4e12, n_bytes=1.25e9, layers=(3, 7), tasks=5)
+    (trace,) = drawn(replace(candidate, timeline=(bar,))).figure.data
+    assert "<br>layers 3 to 7, 3.4 TFLOP, 1.25 GB, 5 tasks<br>" in trace.customdata[0]
 
 
 def test_one_slow_device_is_a_sentence_and_a_table_over_each_candidates_own_step(result: StudyResult) -> None:
@@ -113,16 +118,16 @@ def test_one_slow_device_is_a_sentence_and_a_table_over_each_candidates_own_step
         Resilience("wafers", 0, (ResiliencePoint(1.0, 9.0), ResiliencePoint(1.5, 13.5))),
     )
     shown = study_page(replace(result, resilience=curves))
-    own = next(section for section in shown.sections if section.slug == "resilience")
-    table = own.table
+    section = next(section for section in shown.sections if section.slug == "resilience")
+    table = section.table
     assert table is not None
     assert [row[-1] for row in table.shown()] == ["6.00 s (1.500)", NONE]
     assert len(table.columns) == 1 + 3
-    assert own.lead.startswith(
+    assert section.lead.startswith(
         "A step of gpus takes 1.50 times as long with one device 2 times as slow (waits that are there "
         "anyway hide the rest); a step of wafers takes 1.50 times as long with one device 1.5 times as slow."
     )
-    assert own.figure is None
+    assert section.figure is None
     sections = study_page(result).sections
     assert "resilience" not in [section.slug for section in sections], "only where a study asks for it"
 
@@ -142,13 +147,6 @@ def test_every_curve_is_named_in_place_and_names_do_not_cover_one_another(result
         assert right <= other[0] or other[2] <= left or high <= other[1] or other[3] <= low
 
 
-def test_a_tooltip_has_layers_flops_bytes_and_the_number_of_tasks(result: StudyResult) -> None:
-    candidate = result.candidates[1]
-    bar = replace(candidate.timeline[0], flop=3.4e12, n_bytes=1.25e9, layers=(3, 7), tasks=5)
-    (trace,) = drawn(replace(candidate, timeline=(bar,))).figure.data
-    assert "<br>layers 3 to 7, 3.4 TFLOP, 1.25 GB, 5 tasks<br>" in trace.customdata[0]
-
-
 def test_a_lane_of_short_bars_far_apart_is_not_empty(result: StudyResult) -> None:
     wafer = result.candidates[1]
     bars = [replace(wafer.timeline[0], start_s=float(at), end_s=at + 1e-5) for at in range(200)]
@@ -162,7 +160,7 @@ def test_timelines_together_keep_to_the_budget_without_losing_the_end(
 ) -> None:
     long = replace(result.candidates[0], timeline=factory.pipeline_timeline(4, 500, 0.004))
     _, joined, small = timelines([("long", long), ("small", result.candidates[1])], most_bars=2000)
-    counts = [sum(len(trace.x) for trace in own.figure.data) for own in (joined, small)]
+    counts = [sum(len(trace.x) for trace in section.figure.data) for section in (joined, small)]
     assert sum(counts) <= 2000
     assert counts[1] == len(result.candidates[1].timeline)
     bars = [bar for trace in joined.figure.data for bar in zip(trace.base, trace.x, strict=True)]

@@ -125,8 +125,8 @@ def test_the_page_has_curves_bounded_equals_maps_every_point_with_its_reason_and
 
 def maps_of(result: SweepResult) -> list[Any]:
     """The cells of every map of a page."""
-    sections = sections_of(result)
-    return [own.figure.data[0] for own in sections if own.figure and own.anchor.startswith("map")]
+    maps = [section for section in sections_of(result) if section.anchor.startswith("map")]
+    return [section.figure.data[0] for section in maps]
 
 
 def test_the_map_leaves_a_cell_without_a_plan_empty(result: SweepResult) -> None:
@@ -154,7 +154,6 @@ def test_a_grid_without_any_plan_has_a_page_of_reasons(result: SweepResult) -> N
     assert "No point of the grid has a feasible plan" in " ".join(sweep_lines(alone))
 
 
-# -------------------------------------------------------------------------------------- variants
 VARIANTS = """\
   recipe.global_batch_size: [64]
 variants:
@@ -207,12 +206,14 @@ def test_no_machine_wins_across_models_and_the_page_tells_what_the_planner_chang
     assert scale is not None
     assert [row[1].mark for row in scale.rows] == [True, False, True, False]
     assert "Targets differ" in note
-    ones = [own for own in swept.points if own.num_devices == 1]
+    ones = [point for point in swept.points if point.num_devices == 1]
     assert headline(swept, ones) == "1 CS-2 is first to all 2 targets."
-    mixed = [own for own in swept.points if own not in ones or own.variant == "small" or own.system == "slow"]
-    mixed = [own for own in mixed if (own.variant, own.num_devices) != ("small", 2)]
+    fast = {"small": 1, "large": 2}
+    mixed = [
+        point for point in swept.points if point.system == "slow" or point.num_devices == fast[point.variant]
+    ]
     assert headline(swept, mixed) == "1 to 2 CS-2 are first to all 2 targets."
-    page = sweep_page(replace(swept, points=tuple(own for own in swept.points if own.system == "cs-2")))
+    page = sweep_page(replace(swept, points=tuple(point for point in swept.points if point.system == "cs-2")))
     assert page.scale is not None
     assert not any(row[1].mark for row in page.scale.rows)
     assert "Marked" not in page.note
@@ -233,13 +234,13 @@ def test_the_page_names_a_command_that_reads_the_same_file(tmp_path: Path) -> No
 
 def test_time_against_cost_is_money_only_where_every_machine_has_a_price(tmp_path: Path) -> None:
     grid = "  batch_sizes: [[8]]\n"
-    (section,) = [own for own in sections_of(answer(tmp_path, grid)) if own.anchor == "cost"]
+    (section,) = [section for section in sections_of(answer(tmp_path, grid)) if section.anchor == "cost"]
     assert section.heading == "Time against device-days"
     priced = SWEEP.replace("system: cs-2, devices", "system: cs-2, price: {device_hour: 100}, devices")
     priced = priced.replace("      devices: [1, 4]", "      price: {device_hour: 50}\n      devices: [1, 4]")
     (tmp_path / "priced.yaml").write_text(priced + grid, encoding="utf-8")
     result = run_sweep(load_sweep(str(tmp_path / "priced.yaml")), tmp_path / "priced.sqlite", jobs=1)
-    (section,) = [own for own in sections_of(result) if own.anchor == "cost"]
+    (section,) = [section for section in sections_of(result) if section.anchor == "cost"]
     assert section.heading == "Time against cost"
     first = result.feasible[0]
     assert first.prediction.wall_s is not None

@@ -178,9 +178,11 @@ def test_a_constant_is_shown_in_the_unit_of_its_name(tmp_path: Path) -> None:
 def test_every_constant_of_whole_steps_stands_with_its_value_and_its_standard_error(tmp_path: Path) -> None:
     constants = FittedConstant.recorded(Catalog())
     rows = {name: cells for name, *cells in rows_of(constants, tmp_path)}
-    exposed = next(own for own in constants if own.name == "exchange_slowdown of megatron-core-te")
+    exposed = next(
+        constant for constant in constants if constant.name == "exchange_slowdown of megatron-core-te"
+    )
     assert rows["exchange slowdown, megatron-core-te"][0] == f"{exposed.value:.2f}"
     assert rows["host, a kernel, megatron-2021"][0].endswith("\N{MICRO SIGN}s")
-    assert all(0.0 < own.standard_error < 0.5 for own in constants)
-    owners = Counter(own.name.partition(" of ")[2] for own in constants)
+    assert all(0.0 < constant.standard_error < 0.5 for constant in constants)
+    owners = Counter(constant.name.partition(" of ")[2] for constant in constants)
     assert max(owners.values()) <= 4
