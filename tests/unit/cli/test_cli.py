@@ -542,7 +542,9 @@ def test_one_device_of_a_mesh_without_links_is_answered(perfsim: Run, system: st
 def test_a_plan_says_how_many_devices_of_another_system_take_equal_time(perfsim: Run) -> None:
     wafers = ("plan", "--model", "cerebras_gpt_111m", "--system", "cs-2", "--devices", "2", "--match", "cs-2")
     matched = (*wafers, "--recipe", "chinchilla")
-    assert "each at its best batch. Tried: 1 " in " ".join(perfsim(*matched).stdout.split())
+    said = " ".join(perfsim(*matched).stdout.split())
+    assert "each at its best batch. Tried: 1 " in said
+    assert said.count("(band)") == 2, "of the step and of the time to the target"
     answer = document(perfsim(*matched, "--json"))
     match = answer["match"]
     assert match["system"] == "cs-2"

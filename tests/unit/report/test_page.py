@@ -18,7 +18,7 @@ import perfsim.report
 from perfsim.report.page import Page, Section
 from perfsim.report.study import study_document, study_page
 from perfsim.report.study_figures import bridge, timelines
-from perfsim.report.text import Named
+from perfsim.report.text import Named, human
 from perfsim.studies.answers import StudyResult
 from perfsim.version import __version__
 
@@ -136,6 +136,13 @@ def test_a_waterfall_leads_from_one_step_to_the_other(result: StudyResult) -> No
     before, *changes, after = [cell.number for cell in table.column("step")]
     assert before + sum(changes) == pytest.approx(after) == first.step_time_s
     assert before / after == pytest.approx(first.tokens_per_s / last.tokens_per_s)
+    changes_s = {
+        human(part): first.breakdown_s.get(part, 0.0)
+        - before / last.step_time_s * last.breakdown_s.get(part, 0.0)
+        for part in first.breakdown_s | last.breakdown_s
+    }
+    large = {part for part, change_s in changes_s.items() if abs(change_s) >= 0.02 * max(before, after)}
+    assert {row[0].value for row in table.rows[1:-1]} == {*large, "all others"}
     (bars,) = section.figure.data
     steps = list(zip(bars.base, bars.x, strict=True))
     for (start, size), (following, length) in pairwise(steps):

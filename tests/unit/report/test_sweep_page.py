@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from markupsafe import escape
 
-from perfsim.report.page import Section
+from perfsim.report.page import Section, caveats_section
 from perfsim.report.sweep import MAX_ON_TERMINAL, sweep_document, sweep_lines, sweep_page, write_sweep
 from perfsim.studies.answers import PointResult
 from perfsim.studies.axes import load_sweep
@@ -102,6 +103,11 @@ def test_the_report_is_the_same_bytes_each_time_and_has_every_caveat_once(
     assert "<b>grid</b>" not in page
     assert result.caveats
     assert {page.count(caveat.text) for caveat in result.caveats} == {1}
+    informing = [replace(caveat, severity="info", code="other") for caveat in result.caveats]
+    (section,) = caveats_section(informing, "")
+    assert section.table is not None
+    assert len(section.table.rows) == len(informing), "none of them stands at the head"
+    assert caveats_section([], "") == []
 
 
 def test_the_page_has_curves_bounded_equals_maps_every_point_with_its_reason_and_the_inputs(
@@ -246,3 +252,11 @@ def test_time_against_cost_is_money_only_where_every_machine_has_a_price(tmp_pat
     assert first.prediction.wall_s is not None
     money = first.prediction.wall_s / 3600 * first.num_devices * 100
     assert section.figure.data[0].y[-1] == pytest.approx(money)
+    table = section.table
+    assert table is not None
+    points = zip(table.values("time to the target"), table.column("cost"), strict=True)
+    costs = [(cell.number, cell.mark) for _, cell in sorted(points, key=lambda point: point[0])]
+    assert [worth for _, worth in costs] == [
+        cost < min([before for before, _ in costs[:number]], default=math.inf)
+        for number, (cost, _) in enumerate(costs)
+    ], "a slower point is worth taking where it is cheaper than all faster ones"

@@ -38,11 +38,28 @@ def test_a_unit_stands_in_the_heading_and_a_cell_may_have_its_own() -> None:
     ]
 
 
-def test_turned_columns_are_rows_that_keep_units_and_marks_and_some_columns_are_a_table_too() -> None:
+def test_turned_columns_are_rows_that_keep_units_and_marks() -> None:
     turned = TABLE.turned()
     assert turned.heads() == ["", "one", "two"]
     assert turned.shown()[0] == ["time", "32.0 days (1.00 to 64.0)", "\N{EN DASH}"]
     assert turned.rows[0][1].mark
+    assert turned.shown()[2] == ["devices", "1,024", "90.0 s"]
+
+
+def test_groups_are_headings_above_rows_that_are_named_by_the_second_column() -> None:
+    rows = [("a", "one", 1), ("a", "two", 2), ("b", "three", 3)]
+    grouped = Table.of({"group": None, "name": None, "x": COUNT}, rows).grouped()
+    assert grouped.shown() == [["a", ""], ["  one", "1"], ["  two", "2"], ["b", ""], ["  three", "3"]]
+
+
+def test_at_the_pointer_only_what_a_row_has_is_told() -> None:
+    assert TABLE.hovers("time", "devices") == [
+        "<b>one</b><br>time: 32.0 days (1.00 to 64.0)<br>devices: 1,024",
+        "<b>two</b><br>devices: 90.0 s",
+    ]
+
+
+def test_some_columns_in_another_order_are_a_table_too() -> None:
     assert TABLE.only("devices", "machine").shown() == [["1,024", "one"], ["90.0 s", "two"]]
     assert [cell.value for cell in TABLE.column("devices")] == [1024, 90.0]
     with pytest.raises(TypeError, match="no number"):
@@ -52,6 +69,7 @@ def test_turned_columns_are_rows_that_keep_units_and_marks_and_some_columns_are_
 def test_in_words_marked_rows_are_told_else_the_first() -> None:
     assert TABLE.words("time", "devices") == "one: time 32.0 days (1.00 to 64.0), devices 1,024"
     assert TABLE.words("devices", most=1) == "one: 1,024; and 1 more"
+    assert TABLE.words("time", most=1) == "one: 32.0 days (1.00 to 64.0)"
 
 
 def test_markdown_has_headings_leads_and_aligned_tables() -> None:

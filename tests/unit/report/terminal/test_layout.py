@@ -66,6 +66,18 @@ def test_figures_never_wrap_however_narrow_the_terminal_is() -> None:
     assert max(map(len, lines)) <= 72
 
 
+def test_a_row_of_two_columns_is_no_heading_and_its_words_wrap_in_their_column() -> None:
+    words = "one two three four five six seven eight"
+    lines = Table.of(("name", "source"), [[words, ""], ["b", "c " * 30]]).lines(40)
+    assert lines[2:4] == ["one two three four", "five six seven eight"]
+
+
+def test_a_name_that_is_set_in_keeps_its_longest_word_whole() -> None:
+    table = Table.of(("name", "source"), [["    abcdefgh", "1" * 30], ["b", "2 " * 30]])
+    assert table.lines(43)[2] == f"    abcdefgh {'1' * 30}"
+    assert table.lines(42)[0] == "abcdefgh", "else each row becomes lines of names and values"
+
+
 @pytest.mark.parametrize(("columns", "width"), [("20", 40), ("60", 60), ("80", 80), ("132", 132), ("", 100)])
 def test_tables_are_as_wide_as_the_terminal_and_at_least_40(
     monkeypatch: pytest.MonkeyPatch, columns: str, width: int
