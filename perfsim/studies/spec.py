@@ -102,7 +102,7 @@ class CandidateSpec(Spec):
     layout: Annotated[LayoutText, BeforeValidator(_layout_text)] | None = None
     """A fixed layout: `tp=8,pp=4,dp=4,mbs=1`, or its fields as a mapping; None: the fastest that fits."""
     runtime: Runtime | None = None
-    """HealthyRun stack of this candidate; None: the study's."""
+    """Training stack of this candidate; None: the study's."""
     cluster_calibration: ClusterCalibration | None = None
     """The result of `perfsim calibrate steps` for this machine; scales its step times."""
     wall_clock: WallClockSpec | None = None
@@ -265,7 +265,7 @@ class StudySpec(CatalogSpec):
     model: TransformerConfig
     recipe: Recipe
     runtime: Runtime | None = None
-    """HealthyRun stack of all candidates that name none; None: the recipe's."""
+    """Training stack of all candidates that name none; None: the recipe's."""
     candidates: Annotated[Candidates, Field(min_length=1, max_length=MOST_CHOICES)]
     batch_sizes: Annotated[
         BatchSizes, BeforeValidator(_in_a_list, json_schema_input_type=Sequences | BatchSizes)

@@ -77,6 +77,8 @@ BEYOND = {
         "tests/properties/test_engine.py",
         "tests/properties/test_fairshare.py",
         "tests/properties/test_perturbations.py",
+        "tests/properties/test_breakdowns.py",
+        "tests/properties/test_slowed_compute.py",
         "tests/unit/machines",
     ),
     "work": (
@@ -88,6 +90,7 @@ BEYOND = {
         "tests/unit/engine",
         "tests/unit/machines",
         "tests/validation/test_parameter_counts.py",
+        "tests/validation/test_published_closed_forms.py",
         "tests/validation/test_public_cases.py",
     ),
     "proof": ("tests/properties/test_proofs.py", "tests/unit/strategies/test_new_strategy.py"),
@@ -285,7 +288,7 @@ def tests_of(mutant: Mutant) -> list[str]:
     mirrored = sorted(folder.rglob(f"test_{path.stem}.py")) + sorted(folder.rglob(f"test_*{path.stem}*.py"))
     near = ROOT / "tests/unit" / Path(*path.parts[1:-1])
     folders = [near, folder] if near.is_dir() else [folder]
-    tests = [*mirrored, *folders, *(ROOT / name for name in BEYOND[mutant.room])]
+    tests = [*mirrored, *folders, *(ROOT / name for name in BEYOND.get(mutant.room, ()))]
     return [str(test) for test in dict.fromkeys(tests)]
 
 

@@ -25,8 +25,6 @@ from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED
 from perfsim.strategies.three_d.prices import TINY_S, OverReplicas, Passes
 from perfsim.strategies.three_d.space import Columns, taken
 
-_TIE = 1e-12
-
 
 def estimate_steps_s(job: Job, columns: Columns, topology: FatTree, costs: Costs, updates: bool) -> Floats:
     """Step time of every layout by the formula above, shape (rows,); `updates`: with its update."""
@@ -79,7 +77,6 @@ class Steps:
     ) -> None:
         state = replicas.of_row[rows]
         self.columns = columns
-        self.model = job.model
         self.overlaps = job.runtime.overlap_grad_reduce
         self.ranks = columns.ranks()
         self.microbatches = columns.microbatches(job)
@@ -99,6 +96,7 @@ class Steps:
         self.slower_gather_backward = _lost(gather[:, :2], backward) + gather[:, 2:] * backward_on_nics
         self.slower_reduce = _lost(reduce[:, :2], backward) + on_reduce * backward_on_nics
         self.slower_dispatch = on_reduce * (1.0 - backward_on_nics)
+        """The same for the way of rows to experts, beyond the mean over a layer."""
         self.hops = passes.hops(rows)
         self.redone = columns.recomputed_layers(self.ranks) / np.maximum(1, self.ranks.layers)
         """Share of a rank's layers that are recomputed."""
@@ -138,7 +136,7 @@ class Steps:
 
         Under ZeRO 3 compute and communication overlap, so the longer of the two counts; compute includes what
         it loses next to communication. The gathers of the embedding, the LM head and the first layer are
-        exposed, and so are the last reductions. Sums over groups that shard have a stream of their own.
+        exposed, and so are the last reductions.
         """
         ranks = self.ranks
         passes = self.passes
@@ -155,16 +153,12 @@ class Steps:
             return PassTimes(forward, backward, weights)
         scattered = self._scattered_s()
         gathered = ranks.layers * replicas.gather_layer
-        hidden = np.minimum(gathered - replicas.gather_layer, forward)
-        slowed_forward = forward + hidden * self.slower_gather
+        slowed_forward = forward + np.minimum(gathered, forward) * self.slower_gather
         sharded_forward = replicas.gather_both + np.maximum(gathered, replicas.gather_layer + slowed_forward)
-        across = ranks.layers * replicas.across_layer + replicas.across_both
+        lost_s = gathered * self.slower_gather_backward + scattered * self.slower_reduce
+        slowed_backward = backward + np.minimum(1.0, backward / (gathered + scattered + TINY_S)) * lost_s
         last_reduced = replicas.reduce_layer + replicas.reduce_both
-        both = np.maximum(gathered + scattered, TINY_S)
-        hidden = np.minimum(np.maximum(0.0, both - last_reduced), backward)
-        lost_s = (gathered * self.slower_gather_backward + scattered * self.slower_reduce) / both
-        sharded_backward = np.maximum(gathered + scattered, backward + hidden * lost_s + last_reduced)
-        sharded_backward = np.maximum(sharded_backward, across - sharded_forward)
+        sharded_backward = np.maximum(gathered + scattered, slowed_backward + last_reduced)
         return PassTimes(
             np.where(sharded, sharded_forward, forward),
             np.where(sharded, sharded_backward, backward),
@@ -183,15 +177,13 @@ class Steps:
 
     def _scattered_s(self) -> Floats:
         """Seconds to reduce-scatter all gradients of one micro-batch, layer by layer."""
-        return np.asarray(self.ranks.layers * self.replicas.reduce_layer + self._ends_scattered_s())
-
-    def _ends_scattered_s(self) -> Floats:
-        """Seconds to reduce-scatter the gradients of embedding and LM head where a rank holds them."""
+        replicas = self.replicas
         first = self.ranks.first
         last = self.ranks.last
-        both = np.where(first & last, self.replicas.reduce_both, 0.0)
-        embedding = np.where(first & ~last, self.replicas.reduce_embedding, 0.0)
-        return both + embedding + np.where(last & ~first, self.replicas.reduce_head, 0.0)
+        ends = np.where(first & last, replicas.reduce_both, 0.0)
+        ends += np.where(first & ~last, replicas.reduce_embedding, 0.0)
+        ends += np.where(last & ~first, replicas.reduce_head, 0.0)
+        return np.asarray(self.ranks.layers * replicas.reduce_layer + ends)
 
     # ------------------------------------------------------------------------------ replicas
     def gathered_ahead_s(self) -> Floats:

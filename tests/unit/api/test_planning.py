@@ -15,7 +15,7 @@ def answer() -> ps.PlanAnswer:
     return ps.plan(model="gpt3_6p7b", system="dgx-a100-80gb", devices=16, batch=32, shown=3)
 
 
-def test_rows_are_the_shortlist_with_bands_and_memory(answer: ps.PlanAnswer) -> None:
+def test_rows_and_document_have_the_shortlist_with_bands_and_memory(answer: ps.PlanAnswer) -> None:
     rows = answer.rows()
     assert [row["step_time_s"] for row in rows] == [entry.step_time_s for entry in answer.shortlist]
     assert all(row["low_s"] < row["step_time_s"] < row["high_s"] for row in rows)
@@ -24,9 +24,6 @@ def test_rows_are_the_shortlist_with_bands_and_memory(answer: ps.PlanAnswer) -> 
     assert list(answer.to_pandas()["step_time_s"]) == [row["step_time_s"] for row in rows]
     assert "<table>" in answer._repr_html_()
     assert repr(answer).startswith("<plan 16 A100-80GB (2 DGX): ")
-
-
-def test_the_document_has_what_the_json_interface_promises(answer: ps.PlanAnswer) -> None:
     document: dict[str, Any] = json.loads(json.dumps(answer.document()))
     assert {"screened", "feasible", "screening_s", "shortlist", "refused"} <= set(document)
     promised = {"layout", "step_time_s", "step_time_band_s", "peak_memory_bytes", "caveats"}
@@ -51,9 +48,6 @@ def test_a_tool_is_given_the_fastest_layout_that_it_can_run(answer: ps.PlanAnswe
     assert "modelzoo" not in answer.emit("megatron")
     with pytest.raises(ps.PerfsimError, match="trains on wafers"):
         answer.emit("modelzoo")
-
-
-def test_a_layout_that_is_not_the_fastest_says_so_in_its_text() -> None:
     answer = ps.plan(model="gpt3_20b", system="dgx-a100-80gb", devices=256, batch=64, shown=1)
     text = json.loads(answer.emit("deepspeed"))["_comments"]
     schedule = answer.best.layout["schedule"]

@@ -143,15 +143,19 @@ def test_a_bare_number_deep_in_a_description_is_refused_where_it_stands() -> Non
 
 
 # ------------------------------------------------------------------------ names, extends, unknown
-def test_a_description_may_be_named_or_stand_in_the_file() -> None:
+def test_a_description_may_be_named_or_stand_in_the_file_with_no_unknown_key() -> None:
     system = written(data_root() / "hardware/systems/dgx-a100-80gb.yaml")
     assert isinstance(system["device"], str)
     for nic in ("hdr-200", "./my-nic.yaml", {k: LINK[k] for k in ("bandwidth", "latency")}):
         assert wrong("system", system | {"node": system["node"] | {"nic": nic}}) == []
     assert wrong("system", system | {"node": system["node"] | {"nic": {"bandwidth": "100 Gb/s"}}})
+    assert wrong("link", LINK | {"bandwith": "1 GB/s"}) == ["$"]
+    assert (
+        wrong("link", LINK | {"sources": {"bandwidth": "x"}, "assumed": {"latency": "measured by us"}}) == []
+    )
 
 
-def test_only_what_extends_another_may_be_incomplete() -> None:
+def test_only_what_extends_another_may_be_incomplete_and_a_list_replaces_it_whole() -> None:
     changes = {"num_layers": 44, "sources": {"num_layers": "a-source"}}
     assert wrong("model", {"extends": "gpt3_xl", **changes}) == []
     assert "'hidden_size' is a required property" in [
@@ -161,18 +165,8 @@ def test_only_what_extends_another_may_be_incomplete() -> None:
     assert wrong("system", nested) == []
     nested["node"]["nic"]["bandwith"] = "400 Gb/s"  # type: ignore[index]
     assert wrong("system", nested)
-
-
-def test_a_list_replaces_another_whole_so_its_items_are_complete() -> None:
     study = {"extends": "gpt3_20b", "candidates": [{"strategy": "3d", "devices": [8]}]}
     assert wrong("study", study) == ["$.candidates[0]"]
-
-
-def test_an_unknown_key_is_refused_and_provenance_allowed() -> None:
-    assert wrong("link", LINK | {"bandwith": "1 GB/s"}) == ["$"]
-    assert (
-        wrong("link", LINK | {"sources": {"bandwidth": "x"}, "assumed": {"latency": "measured by us"}}) == []
-    )
 
 
 def test_the_key_kind_chooses_what_a_system_is() -> None:
@@ -193,19 +187,16 @@ def test_a_sweep_varies_any_field_by_a_list_of_values() -> None:
 
 
 # ------------------------------------------------------------------------------------ the verb
-def test_an_editor_shows_the_words_of_the_class_beside_a_key() -> None:
+def test_a_class_has_its_words_for_editors_and_holds_nothing_that_it_does_not_need() -> None:
     definitions = schema_of("device")["$defs"]
     assert definitions["MemorySpec"]["properties"]["cache"]["description"] == "Size of its last-level cache."
     assert definitions["quantity.bytes"]["examples"] == ["10 GB"]
-
-
-def test_a_schema_of_one_class_holds_nothing_that_it_does_not_need() -> None:
     schema = yaml_schema("link", (LinkSpec,))
     assert "DeviceSpec" not in schema["$defs"]
     assert "quantity.watts" not in schema["$defs"]
 
 
-def test_the_verb_prints_one_or_all_and_writes_files(tmp_path: Path) -> None:
+def test_the_verb_prints_one_or_all_writes_files_and_names_the_nearest_kind(tmp_path: Path) -> None:
     link = schema_of("link")
     one = CliRunner().invoke(main, ["schema", "link"])
     assert json.loads(one.output) == link
@@ -213,9 +204,6 @@ def test_the_verb_prints_one_or_all_and_writes_files(tmp_path: Path) -> None:
     CliRunner().invoke(main, ["schema", "--out", str(tmp_path / "schemas")])
     assert {path.name for path in (tmp_path / "schemas").iterdir()} == {f"{k}.schema.json" for k in KINDS}
     assert json.loads((tmp_path / "schemas" / "link.schema.json").read_text("utf-8")) == link
-
-
-def test_an_unknown_kind_is_answered_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="did you mean `device`"):
         write_schemas(tmp_path / "none", ["devices"])
 
@@ -247,9 +235,7 @@ def test_strategies_are_listed_with_what_they_run_on() -> None:
         ("systems", "dgx-a100-80gb", "device.memory.capacity", "80", "assumed"),
     ],
 )
-def test_an_entry_shows_values_as_written_with_their_sources(
-    kind: str, name: str, path: str, value: str, source: str
-) -> None:
+def test_an_entry_has_values_and_sources(kind: str, name: str, path: str, value: str, source: str) -> None:
     (row,) = [row for row in entry(kind, name) if row["value of"] == path]
     assert row["value"].startswith(value)
     assert source in row["source"]

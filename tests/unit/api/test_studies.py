@@ -58,22 +58,19 @@ def test_a_study_may_extend_another_and_be_changed(answer: ps.StudyAnswer) -> No
     assert by_objects.candidates[0].step_time_s == answer.candidates[0].step_time_s
 
 
-def test_frames_have_a_row_a_candidate_and_a_row_a_batch(answer: ps.StudyAnswer) -> None:
+def test_frames_have_all_rows_or_ask_for_pandas(
+    answer: ps.StudyAnswer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert list(answer.to_pandas()["num_devices"]) == [8, 1, 2]
     curve = answer.batch_curve.to_pandas()
     assert len(curve) == sum(len(candidate.batch_curve) for candidate in answer.candidates)
     assert set(curve["global_batch_size"]) == {64, 128}
-
-
-def test_frames_ask_for_pandas_by_name_where_it_is_missing(
-    answer: ps.StudyAnswer, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pandas", None)
     with pytest.raises(ps.PerfsimError, match=r"pip install 'perfsim\[pandas\]'"):
         answer.to_pandas()
 
 
-def test_every_figure_is_a_plotly_figure_with_something_in_it(answer: ps.StudyAnswer) -> None:
+def test_figures_are_not_empty_and_save_writes_all_files(answer: ps.StudyAnswer, tmp_path: Path) -> None:
     figures = answer.figures
     for figure in (
         figures.memory(),
@@ -84,9 +81,6 @@ def test_every_figure_is_a_plotly_figure_with_something_in_it(answer: ps.StudyAn
     ):
         assert isinstance(figure, go.Figure)
         assert len(figure.data) > 0
-
-
-def test_save_writes_what_the_command_line_writes(answer: ps.StudyAnswer, tmp_path: Path) -> None:
     page = answer.save(tmp_path)
     assert page == tmp_path / "index.html"
     summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
@@ -94,15 +88,12 @@ def test_save_writes_what_the_command_line_writes(answer: ps.StudyAnswer, tmp_pa
     assert len(list(tmp_path.glob("trace_*.json.gz"))) == 3
 
 
-def test_a_notebook_shows_verdict_and_candidates_with_hostile_text_escaped(answer: ps.StudyAnswer) -> None:
+def test_a_notebook_shows_verdict_and_caveats_name_their_machines(answer: ps.StudyAnswer) -> None:
     shown = answer._repr_html_()
     assert answer.verdict in shown
     assert shown.count("<tr>") == 1 + len(answer.candidates)
     hostile = ps.study({**STUDY, "model": ps.Catalog().models["cerebras_gpt_111m"].with_(name="<b>x</b>")})
     assert "<b>" not in hostile._repr_html_()
-
-
-def test_caveats_name_their_machines(answer: ps.StudyAnswer) -> None:
     assert {caveat.code for caveat in answer.caveats} >= {"few-runs", "batch-at-edge"}
     runs = next(caveat for caveat in answer.caveats if caveat.code == "few-runs")
     assert (runs.systems, runs.machines) == (("cs-2",), ("1 and 2 CS-2",))
@@ -137,7 +128,7 @@ def test_what_makes_no_sense_is_refused_in_words(
 # .
 
 
-def test_a_sweep_has_a_row_a_point_and_computes_none_twice(
+def test_a_sweep_has_a_row_a_point(
     write_sweep: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_sweep("  batch_sizes: [[8], [16]]")

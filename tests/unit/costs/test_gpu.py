@@ -143,16 +143,12 @@ def test_a_product_with_odd_rows_runs_without_matrix_cores(toys: ModuleType, pre
     assert priced.kernel_s(even) < even.flop / peak
 
 
-def test_in_fp32_rows_of_4_numbers_are_enough_for_matrix_cores(toys: ModuleType) -> None:
+def test_fp32_moves_4_bytes_a_number_and_rows_of_4_are_enough_for_matrix_cores(toys: ModuleType) -> None:
     priced = costs(toys)
     shape = (2048, 2048, 108, 64)
     half, full = (priced.kernel_s(gemm("scores", *shape, element_bytes=size)) for size in (2.0, 4.0))
     assert full < half
-
-
-def test_a_product_of_an_fp32_recipe_moves_4_bytes_a_number(toys: ModuleType) -> None:
-    half, full = (costs(toys, precision=name).gemm for name in ("bf16", "fp32"))
-    assert (half.element_bytes, full.element_bytes) == (2.0, 4.0)
+    assert [costs(toys, precision=name).gemm.element_bytes for name in ("bf16", "fp32")] == [2.0, 4.0]
 
 
 def test_a_weight_gradient_is_slower_by_its_factor(toys: ModuleType) -> None:
@@ -170,12 +166,10 @@ def test_a_large_gemm_stays_under_the_sustained_ceiling(toys: ModuleType) -> Non
 
 
 # -------------------------------------------------------------------------------------- the host
-def test_many_small_kernels_take_as_long_as_their_launches(toys: ModuleType) -> None:
+def test_small_kernels_take_as_long_as_their_launches_and_a_large_one_hides_its_own(toys: ModuleType) -> None:
     many = work(*[elementwise(f"e{number}", 1.0) for number in range(10)])
     assert costs(toys).duration_s(many) == pytest.approx(10 * HOST_S, rel=1e-3)
-
-
-def test_one_large_kernel_hides_its_launch(toys: ModuleType) -> None:
+    assert sum(beside(toys).bound(many)) < 0.01, "what the host limits is not slowed"
     large = elementwise("e", 16e9)
     assert costs(toys).duration_s(work(large)) == pytest.approx(costs(toys).kernel_s(large), rel=1e-3)
 
@@ -249,14 +243,18 @@ def test_a_device_without_calibration_is_refused_by_name(toys: ModuleType) -> No
         GpuCosts(toys.topology(8), toys.recipe(framework=framework))
 
 
-def test_a_recipe_without_framework_is_refused_by_name(toys: ModuleType) -> None:
-    with pytest.raises(CatalogError, match="runtime default names no framework"):
-        costs(toys, framework=None)
-
-
-def test_a_precision_that_the_device_does_not_have_is_refused(toys: ModuleType) -> None:
-    with pytest.raises(CatalogError, match="toy-gpu has no peak for fp8; it has bf16, fp16, fp32"):
-        costs(toys, precision="fp8")
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ({"framework": None}, "runtime default names no framework"),
+        ({"precision": "fp8"}, "toy-gpu has no peak for fp8; it has bf16, fp16, fp32"),
+    ],
+)
+def test_a_recipe_that_the_device_cannot_run_is_refused_by_name(
+    toys: ModuleType, recipe: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(CatalogError, match=message):
+        costs(toys, **recipe)
 
 
 # ------------------------------------------------------------------ compute beside communication
@@ -281,21 +279,24 @@ def test_a_collective_takes_its_units_and_the_passes_of_what_it_sends(toys: Modu
         assert priced.bound(collective) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize(("stride", "size", "nics"), [(1, 16, 8), (4, 4, 2), (8, 2, 1)])
-def test_across_nodes_a_collective_takes_as_many_units_as_its_nics_can_feed(
-    toys: ModuleType, stride: int, size: int, nics: int
+@pytest.mark.parametrize(
+    ("op", "group", "nics"),
+    [
+        ("all_gather", RankGroup(0, 1, 16), 8),
+        ("all_gather", RankGroup(0, 4, 4), 2),
+        ("all_gather", RankGroup(0, 8, 2), 1),
+        ("send_recv", RankGroup(0, 1, 2), 1),
+    ],
+)
+def test_across_nodes_a_collective_or_message_takes_as_many_units_as_its_nics_can_feed(
+    toys: ModuleType, op: str, group: RankGroup, nics: int
 ) -> None:
     priced = beside(toys)
-    gather = work(kind=Kind.COMM_COLL, op="all_gather", comm_bytes=8e8, group=RankGroup(0, stride, size))
+    kind = Kind.COMM_SEND if op == "send_recv" else Kind.COMM_COLL
     units = priced.topology.system.device.compute_units
     assert priced.topology.system.node.nics == 8
-    assert priced.taken(gather).units == pytest.approx(2 * nics / units)
-
-
-def test_a_message_takes_the_units_of_one_nic(toys: ModuleType) -> None:
-    priced = beside(toys)
-    message = work(kind=Kind.COMM_SEND, op="send_recv", comm_bytes=8e6, group=RankGroup(0, 1, 2))
-    assert priced.taken(message).units == pytest.approx(2 / priced.topology.system.device.compute_units)
+    message = work(kind=kind, op=op, comm_bytes=8e8, group=group)
+    assert priced.taken(message).units == pytest.approx(2 * nics / units)
 
 
 def test_compute_and_a_group_of_one_rank_take_nothing(toys: ModuleType) -> None:
@@ -319,11 +320,6 @@ def test_units_limit_products_and_memory_limits_the_other_kernels(toys: ModuleTy
     bound = priced.bound(work(product, moving))
     assert bound.units == pytest.approx(priced.kernel_s(product) / seconds, rel=1e-3)
     assert bound.memory == pytest.approx((priced.kernel_s(moving) - KERNEL_S) / seconds, rel=1e-3)
-
-
-def test_what_the_host_limits_is_not_slowed(toys: ModuleType) -> None:
-    small = [elementwise(f"e{index}", 1e6) for index in range(100)]
-    assert sum(beside(toys).bound(work(*small))) < 0.01
 
 
 def test_with_a_blocking_host_only_the_device_part_is_slowed(toys: ModuleType) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -18,60 +19,29 @@ from perfsim.work.kernels import LayerSlice
 
 
 @pytest.mark.parametrize(
-    ("recipe", "expected"),
+    ("recipe", "held", "reduced", "updated"),
     [
-        ({"precision": "bf16"}, (2, 4, 12)),
-        ({"precision": "fp16"}, (2, 4, 12)),
-        ({"precision": "fp16", "reduce_precision": "fp16"}, (2, 2, 16)),
-        ({"precision": "fp8"}, (2, 4, 12)),
-        ({"precision": "fp32"}, (4, 4, 8)),
-        ({"precision": "tf32"}, (4, 4, 8)),
-        ({"precision": "fp32", "reduce_precision": "bf16"}, (4, 4, 8)),
-        ({"precision": "bf16", "reduce_precision": "bf16"}, (2, 2, 16)),
-        (
-            {"precision": "bf16", "reduce_precision": "bf16", "optimizer_precision": "bf16"},
-            (2, 2, 4),
-        ),
-        ({"precision": "bf16", "optimizer": "sgd"}, (2, 4, 8)),
-    ],
-    ids=[
-        "bf16",
-        "fp16",
-        "fp16 gradients",
-        "fp8",
-        "fp32",
-        "tf32",
-        "bf16 on the wire only",
-        "bf16 gradients",
-        "pure bf16",
-        "sgd",
+        ({"precision": "bf16"}, (2, 4, 12), 4, 12),
+        ({"precision": "fp16"}, (2, 4, 12), 4, 12),
+        ({"precision": "fp16", "reduce_precision": "fp16"}, (2, 2, 16), 2, 12),
+        ({"precision": "fp8"}, (2, 4, 12), 4, 12),
+        ({"precision": "fp8", "reduce_precision": "fp32"}, (2, 4, 12), 4, 12),
+        ({"precision": "fp8", "reduce_precision": "bf16"}, (2, 2, 16), 2, 12),
+        ({"precision": "fp32"}, (4, 4, 8), 4, 8),
+        ({"precision": "tf32"}, (4, 4, 8), 4, 8),
+        ({"precision": "fp32", "reduce_precision": "bf16"}, (4, 4, 8), 2, 8),
+        ({"precision": "bf16", "reduce_precision": "bf16"}, (2, 2, 16), 2, 12),
+        ({"reduce_precision": "bf16", "optimizer_precision": "bf16"}, (2, 2, 4), 2, 4),
+        ({"precision": "bf16", "optimizer": "sgd"}, (2, 4, 8), 4, 8),
+        ({"precision": "bf16", "moment_precision": "bf16"}, (2, 4, 8), 4, 8),
     ],
 )
 def test_states_a_parameter_follow_from_precision_and_optimizer(
-    toys: ModuleType, recipe: dict[str, str], expected: tuple[float, float, float]
+    toys: ModuleType, recipe: dict[str, str], held: tuple[int, int, int], reduced: int, updated: int
 ) -> None:
-    assert state_bytes(toys.recipe(**recipe))[:3] == expected
-
-
-@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp8"])
-@pytest.mark.parametrize(("reduced", "expected"), [(None, 4.0), ("fp32", 4.0), ("bf16", 2.0), ("fp16", 2.0)])
-def test_gradients_are_held_as_they_are_reduced(
-    toys: ModuleType, precision: str, reduced: str | None, expected: float
-) -> None:
-    recipe = toys.recipe(precision=precision, reduce_precision=reduced)
-    assert state_bytes(recipe).reduced == state_bytes(recipe).gradients == expected
-
-
-def test_a_narrower_wire_does_not_narrow_fp32_gradients(toys: ModuleType) -> None:
-    recipe = toys.recipe(precision="fp32", reduce_precision="bf16")
-    assert (state_bytes(recipe).reduced, state_bytes(recipe).gradients) == (2.0, 4.0)
-
-
-def test_the_precision_of_the_wire_leaves_the_optimizers_states(toys: ModuleType) -> None:
-    wire = {"reduce_precision": "bf16"}
-    pure = {"optimizer_precision": "bf16"}
-    assert state_bytes(toys.recipe(**wire)).updated == state_bytes(toys.recipe()).updated == 12.0
-    assert state_bytes(toys.recipe(**wire, **pure)).updated == 4.0
+    """Gradients are held as they are reduced, but a narrower wire does not narrow those in fp32."""
+    states = state_bytes(toys.recipe(**recipe))
+    assert (states[:3], states.reduced, states.updated) == (held, reduced, updated)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +50,7 @@ def test_the_precision_of_the_wire_leaves_the_optimizers_states(toys: ModuleType
 )
 def test_each_zero_stage_shards_one_more_state(stage: int, expected: tuple[float, ...]) -> None:
     parts = StateBytes(2, 4, 12, 8, 12, 4).sharded(100.0, stage, data=4)
-    assert tuple(parts.values()) == tuple(100 * each for each in expected)
+    assert tuple(parts.values()) == tuple(100 * part for part in expected)
 
 
 # ------------------------------------------------------------------------------------- a stage
@@ -118,10 +88,16 @@ def test_tensor_ranks_share_layers_and_words(toys: ModuleType) -> None:
     assert stage_parameters(cut, 1, first=True, last=False) == body / 4 + TABLE / 4 + POSITIONS
 
 
-def test_logits_are_held_in_half_precision_and_in_fp32(part: LayerSlice) -> None:
+@pytest.mark.parametrize(
+    ("element_bytes", "fused", "held"), [(2.0, False, 6), (2.0, True, 2), (4.0, False, 4), (4.0, True, 4)]
+)
+def test_logits_are_held_in_half_precision_and_in_fp32_unless_they_are_fused_or_in_fp32(
+    part: LayerSlice, element_bytes: float, fused: bool, held: int
+) -> None:
     """Only those of the positions that reach the head."""
-    assert logit_bytes(part, 1024) == 6 * 2 * 1024 * 51200
-    assert logit_bytes(part, 16) == 6 * 2 * 16 * 51200
+    changed = replace(part, element_bytes=element_bytes, fused_cross_entropy=fused)
+    for positions in (16, 1024):
+        assert logit_bytes(changed, positions) == held * 2 * positions * 51200
 
 
 # --------------------------------------------------------------------------------------- a use
@@ -129,18 +105,3 @@ def test_a_use_adds_up_and_names_its_largest_part() -> None:
     use = MemoryUse("stage 0", {"parameters": 3.0, "activations": 5.0}, 8.0)
     assert (use.total_bytes, use.fits) == (8.0, True)
     assert not MemoryUse("stage 0", {"parameters": 8.1}, 8.0).fits
-
-
-def test_a_fused_cross_entropy_keeps_no_fp32_copy_of_the_logits(toys: ModuleType) -> None:
-    fused = (
-        logit_bytes(LayerSlice(toys.model(), 1024, 2, element_bytes=size, fused_cross_entropy=True), 1024)
-        for size in (2.0, 4.0)
-    )
-    assert list(fused) == [2 * 2 * 1024 * 51200, 4 * 2 * 1024 * 51200]
-
-
-def test_logits_in_fp32_need_no_copy(toys: ModuleType) -> None:
-    half, full = (
-        logit_bytes(LayerSlice(toys.model(), 1024, 2, element_bytes=size), 1024) for size in (2.0, 4.0)
-    )
-    assert (half, full) == (6 * 2 * 1024 * 51200, 4 * 2 * 1024 * 51200)

@@ -39,9 +39,8 @@ def prices(
     system = system.model_copy(
         update={"device": system.device.model_copy(update={"calibration": calibration})}
     )
-    framework = FrameworkCalibration(
-        name="stack", host_s_per_kernel=0.0, host_blocking_s_per_kernel=0.0, **(stack or {})
-    )
+    host = {"host_s_per_kernel": 0.0, "host_blocking_s_per_kernel": 0.0}
+    framework = FrameworkCalibration(name="stack", **(host | (stack or {})))
     return GpuCosts(FatTree(system, 16), toys.recipe(framework=framework, **recipe))
 
 
@@ -158,14 +157,11 @@ def test_a_pass_waits_for_its_host_and_for_its_message_between_nodes(toys: Modul
 
 def test_a_replayed_graph_needs_no_launches(toys: ModuleType) -> None:
     small = Work("small", Kind.COMP, "small", "forward", kernels=(Kernel("k", "elementwise", launches=50),))
-    launched, replayed = (_with_host(toys, graph).duration_s(small) for graph in (False, True))
+    launched, replayed = (
+        prices(toys, stack={"cuda_graph": graph, "host_s_per_kernel": 30e-6}).duration_s(small)
+        for graph in (False, True)
+    )
     assert replayed < launched / 2
-
-
-def _with_host(toys: ModuleType, graph: bool) -> GpuCosts:
-    costs = prices(toys, stack={"cuda_graph": graph})
-    costs.framework = costs.framework.model_copy(update={"host_s_per_kernel": 30e-6})
-    return costs
 
 
 def test_older_libraries_reach_a_share_of_a_newer_devices_ceiling(toys: ModuleType) -> None:

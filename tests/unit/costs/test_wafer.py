@@ -71,11 +71,15 @@ def test_efficiency_grows_by_the_same_factor_each_release_as_far_as_it_was_measu
     assert growth_per_release(alone) == 0.0
 
 
-def test_a_release_that_is_no_number_is_refused(toys: ModuleType) -> None:
-    with pytest.raises(ValidationError, match=r"'newest' is not of the form r2\.0"):
-        toys.recipe(software_release="newest")
-
-
-def test_a_precision_that_the_wafer_does_not_have_is_refused(toys: ModuleType) -> None:
-    with pytest.raises(CatalogError, match="toy-wafer has no peak for fp32; it has bf16, fp16"):
-        WaferCosts(toys.topology(1, toys.wafer_cluster()), toys.recipe(precision="fp32"))
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ({"software_release": "newest"}, r"'newest' is not of the form r2\.0"),
+        ({"precision": "fp32"}, "toy-wafer has no peak for fp32; it has bf16, fp16"),
+    ],
+)
+def test_a_release_that_is_no_number_and_a_precision_that_the_wafer_does_not_have_are_refused(
+    toys: ModuleType, recipe: dict[str, str], message: str
+) -> None:
+    with pytest.raises((ValidationError, CatalogError), match=message):
+        WaferCosts(toys.topology(1, toys.wafer_cluster()), toys.recipe(**recipe))

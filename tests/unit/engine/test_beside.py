@@ -31,10 +31,15 @@ def beside(taken: tuple[float, float] = (UNITS, MEMORY), bound: tuple[float, flo
 
 
 def test_a_hidden_second_costs_g_over_one_plus_g(toys: ModuleType) -> None:
+    durations = np.array([1.0, 2.0, 8.0])
     longer = BOUND[0] * UNITS / (1 - UNITS) + BOUND[1] * MEMORY / (1 - MEMORY)
-    run = simulate(pair(toys), np.array([1.0, 2.0, 8.0]), beside=beside())
+    run = simulate(pair(toys), durations, beside=beside())
+    free = simulate(pair(toys), durations)
     assert run.end_s[2] == pytest.approx(9.0 + 2.0 * longer / (1 + longer), rel=1e-9)
     assert run.end_s[1] == 3.0, "the communication itself is not slowed"
+    assert run.simulated is not None
+    assert free.simulated is not None
+    assert run.simulated.events - free.simulated.events == 1, "it begins slowed, and is as fast as before"
 
 
 def test_communication_beside_no_computation_makes_no_events(toys: ModuleType) -> None:
@@ -44,16 +49,6 @@ def test_communication_beside_no_computation_makes_no_events(toys: ModuleType) -
     alone = simulate(graph, durations)
     assert run.end_s.tolist() == critical_path(graph, durations).end_s.tolist()
     assert run.simulated == alone.simulated
-
-
-def test_each_change_of_a_rate_is_an_event(toys: ModuleType) -> None:
-    graph = pair(toys)
-    durations = np.array([1.0, 2.0, 8.0])
-    slowed = simulate(graph, durations, beside=beside())
-    free = simulate(graph, durations)
-    assert slowed.simulated is not None
-    assert free.simulated is not None
-    assert slowed.simulated.events - free.simulated.events == 1, "it begins slowed, and is as fast as before"
 
 
 def test_a_message_slows_the_device_that_receives_it(toys: ModuleType) -> None:

@@ -11,31 +11,34 @@ from perfsim.base.errors import InputError, LimitError
 from perfsim.engine.failures import Checkpoints, exponential_failures, run_with_failures
 from perfsim.engine.limits import Limits, limited
 
+REST = Checkpoints(30.0, 5.0)
+RUNS: dict[str, tuple[float, Checkpoints, list[float], dict[str, float]]] = {
+    "without failures only checkpoints are added": (
+        *(100.0, Checkpoints(30.0, 5.0, 2.0), []),
+        {"wall_s": 106.0, "write_s": 6.0, "lost_s": 0.0, "failures": 0, "goodput": 100.0 / 106.0},
+    ),
+    "0..30 kept, 30..45 lost, restart until 50, then 70 more": (
+        *(100.0, REST, [45.0]),
+        {"wall_s": 120.0, "lost_s": 15.0, "restart_s": 5.0, "failures": 1},
+    ),
+    "a failure while a checkpoint is written loses that checkpoint": (
+        *(60.0, Checkpoints(30.0, 5.0, 4.0), [32.0]),
+        {"lost_s": 32.0, "wall_s": 32.0 + 5.0 + 30.0 + 4.0 + 30.0},
+    ),
+    "a failure during a restart begins it anew": (
+        *(40.0, REST, [10.0, 13.0]),
+        {"lost_s": 10.0, "restart_s": 8.0, "wall_s": 58.0},
+    ),
+    "a failure after the end is none": (40.0, REST, [41.0], {"failures": 0}),
+}
 
-def test_without_failures_only_checkpoints_are_added() -> None:
-    run = run_with_failures(100.0, Checkpoints(30.0, 5.0, 2.0), iter(()))
-    assert (run.wall_s, run.write_s, run.lost_s, run.failures) == (106.0, 6.0, 0.0, 0)
-    assert run.goodput == 100.0 / 106.0
 
-
-def test_a_failure_loses_what_was_done_since_the_last_checkpoint() -> None:
-    """0..30 kept, 30..45 lost, restart until 50, then 70 more."""
-    run = run_with_failures(100.0, Checkpoints(30.0, 5.0), iter([45.0]))
-    assert (run.wall_s, run.lost_s, run.restart_s, run.failures) == (120.0, 15.0, 5.0, 1)
-
-
-def test_a_failure_while_a_checkpoint_is_written_loses_that_checkpoint() -> None:
-    run = run_with_failures(60.0, Checkpoints(30.0, 5.0, 4.0), iter([32.0]))
-    assert (run.lost_s, run.wall_s) == (32.0, 32.0 + 5.0 + 30.0 + 4.0 + 30.0)
-
-
-def test_a_failure_during_a_restart_begins_it_anew() -> None:
-    run = run_with_failures(40.0, Checkpoints(30.0, 5.0), iter([10.0, 13.0]))
-    assert (run.lost_s, run.restart_s, run.wall_s) == (10.0, 8.0, 58.0)
-
-
-def test_a_failure_after_the_end_is_none() -> None:
-    assert run_with_failures(40.0, Checkpoints(30.0, 5.0), iter([41.0])).failures == 0
+@pytest.mark.parametrize(("useful_s", "checkpoints", "failures", "expected"), RUNS.values(), ids=RUNS)
+def test_a_failure_loses_what_was_done_since_the_last_checkpoint(
+    useful_s: float, checkpoints: Checkpoints, failures: list[float], expected: dict[str, float]
+) -> None:
+    run = run_with_failures(useful_s, checkpoints, iter(failures))
+    assert {name: getattr(run, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(("mttf_s", "interval_s"), [(1000.0, 100.0), (300.0, 200.0)])

@@ -33,14 +33,6 @@ def test_what_no_rank_runs_alone_is_not_slowed(toys: ModuleType) -> None:
     assert with_stragglers(three(toys), DURATIONS, shared, {0: 2.0, 1: 2.0}).tolist() == DURATIONS.tolist()
 
 
-def test_no_straggler_and_no_jitter_change_no_bit(toys: ModuleType) -> None:
-    graph = three(toys)
-    rng = np.random.default_rng(0)
-    assert with_stragglers(graph, DURATIONS, RANKS, {}) is DURATIONS
-    assert with_stragglers(graph, DURATIONS, RANKS, {0: 1.0}).tobytes() == DURATIONS.tobytes()
-    assert with_jitter(graph, DURATIONS, 0.0, np.ones(3, dtype=np.int32), rng) is DURATIONS
-
-
 def test_jitter_moves_computation_alone_and_adds_nothing_in_the_mean(toys: ModuleType) -> None:
     builder = GraphBuilder()
     for _ in range(20_000):

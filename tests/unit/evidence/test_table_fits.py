@@ -62,19 +62,17 @@ def written(folder: Path, text: str, name: str = "bad.csv") -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def fitted(tmp_path_factory: pytest.TempPathFactory) -> GpuCalibration:
+def test_a_device_without_calibration_gets_a_whole_one_that_says_what_is_fitted_and_what_assumed(
+    tmp_path: Path,
+) -> None:
     """The fit to times of the A100's library on a made-up device, with 1 % noise."""
     generator = np.random.default_rng(1)
     m, n, k = (2 ** generator.integers(low, 14, 400) for low in (6, 9, 9))
     model = GemmModel(A100.gemm, 200e12, 1.5e12, 80)
     time_us = model.time_s(m, n, k) * generator.normal(1, 0.01, 400) * 1e6
-    lines = [f"{a},{b},{c},{t}" for a, b, c, t in zip(m, n, k, time_us, strict=True)]
-    table = written(tmp_path_factory.mktemp("t"), "\n".join(["m,n,k,time_us", *lines]) + "\n", "gemm.csv")
-    return gpu_calibration(table, DEVICE, evaluations=600)
-
-
-def test_gemm_fit_predicts_rows_that_it_did_not_see(fitted: GpuCalibration) -> None:
+    rows = [f"{a},{b},{c},{t}" for a, b, c, t in zip(m, n, k, time_us, strict=True)]
+    table = written(tmp_path, "\n".join(["m,n,k,time_us", *rows]) + "\n", "gemm.csv")
+    fitted = gpu_calibration(table, DEVICE, evaluations=600)
     record = fitted.fit["gemm"]
     assert record.command == "perfsim calibrate gemm gemm.csv --device some-gpu"
     assert (record.points, record.table) == (400, "gemm.csv")
@@ -86,19 +84,13 @@ def test_gemm_fit_predicts_rows_that_it_did_not_see(fitted: GpuCalibration) -> N
     assert max(record.standard_errors.values()) < 1 / 3
     loose = {name for name in fitted.assumed if name.startswith("gemm.tiles.32x32.choice")}
     assert loose, "too few rows choose the smallest tile"
-
-
-def test_a_device_without_calibration_gets_a_whole_one_that_says_what_is_assumed(
-    fitted: GpuCalibration,
-) -> None:
     assert fitted.name == "some-gpu"
     assert {"memory", "sustained_fraction", "sustained_spread"} <= set(fitted.assumed)
     assert fitted.sustained_fraction == pytest.approx(0.91 * fitted.gemm.burst_fraction, rel=1e-3)
     assert fitted.unaccounted() == []
 
 
-@pytest.fixture(scope="module")
-def factors(tmp_path_factory: pytest.TempPathFactory) -> GpuCalibration:
+def test_factors_on_the_tiles_of_another_device_are_found_again(tmp_path: Path) -> None:
     """The fit to times of a device with the A100's tiles, a tenth less efficient, and in 8 bits a fifth."""
     m, n, k = 2.0 ** np.random.default_rng(2).integers(7, 14, (3, 300))
     tiles = tuple(
@@ -116,19 +108,16 @@ def factors(tmp_path_factory: pytest.TempPathFactory) -> GpuCalibration:
         for precision, times in seconds.items()
         for a, b, c, t in zip(m, n, k, times, strict=True)
     ]
-    table = written(tmp_path_factory.mktemp("t"), "\n".join(["precision,m,n,k,time_us", *lines]), "gemm.csv")
-    return gpu_calibration(table, DEVICE.model_copy(update={"peak": {"bf16": 200e12, "fp8": 400e12}}), A100)
-
-
-def test_factors_on_the_tiles_of_another_device_are_found_again(factors: GpuCalibration) -> None:
+    table = written(tmp_path, "\n".join(["precision,m,n,k,time_us", *lines]), "gemm.csv")
+    device = DEVICE.model_copy(update={"peak": {"bf16": 200e12, "fp8": 400e12}})
+    factors = gpu_calibration(table, device, A100)
     ratios = [
         (mine.efficiency / other.efficiency, mine.overhead_k / other.overhead_k)
         for mine, other in zip(factors.gemm.tiles, A100.gemm.tiles, strict=True)
     ]
     assert ratios == [pytest.approx((0.9, 1.2), rel=0.03)] * len(ratios)
-    gemm = factors.gemm
-    found = (gemm.memory_fraction, gemm.burst_fraction, gemm.launch_s)
-    assert found == pytest.approx((0.8, 0.8, 3e-6), rel=0.03)
+    constants = (factors.gemm.memory_fraction, factors.gemm.burst_fraction, factors.gemm.launch_s)
+    assert constants == pytest.approx((0.8, 0.8, 3e-6), rel=0.03)
     assert factors.narrow["fp8"].model_dump() == pytest.approx(NARROW.model_dump(), rel=0.1)
     command = "perfsim calibrate gemm gemm.csv --device some-gpu --like a100-sxm4"
     assert {name: (row.command, row.points) for name, row in factors.fit.items()} == dict.fromkeys(
@@ -218,11 +207,6 @@ def test_a_bad_table_is_refused_at_its_lines(
     assert all(problem.file == str(path) for problem in refusal.value.problems)
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"none\.csv: cannot be read"):
-        gpu_calibration(tmp_path / "none.csv", DEVICE)
-
-
 def test_fewer_rows_than_constants_are_refused_with_the_number_needed(tmp_path: Path) -> None:
     rows = "".join(f"{m},1024,1024,9\n" for m in range(256, 260))
     with pytest.raises(InputError, match=r"g\.csv(:1)?: holds 4 GEMM shapes(.|\n)*at least 68 are needed"):
@@ -235,8 +219,10 @@ def test_fewer_rows_than_constants_are_refused_with_the_number_needed(tmp_path: 
         need_more_than(6, 6, Path("a.yaml"), "runs")
 
 
-def test_a_table_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_table_of_something_else_are_refused(tmp_path: Path) -> None:
     catalog = default_catalog()
+    with pytest.raises(InputError, match=r"none\.csv: cannot be read"):
+        gpu_calibration(tmp_path / "none.csv", DEVICE)
     with pytest.raises(InputError, match="wse-2 is a wafer; GEMM tables are of GPUs"):
         gpu_calibration(tmp_path / "g.csv", catalog.device("wse-2"))
     with pytest.raises(InputError, match="nvlink3 is no calibration of a GPU"):

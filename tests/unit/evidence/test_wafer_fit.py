@@ -64,14 +64,10 @@ def logs(truth: WaferCalibration, tmp_path_factory: pytest.TempPathFactory) -> P
     return write(tmp_path_factory.mktemp("logs") / "logs.yaml", cases)
 
 
-@pytest.fixture(scope="module")
-def fitted(logs: Path) -> WaferCalibration:
-    return fit_wafer(logs, "wse-2")
-
-
 def test_known_constants_are_found_again_and_the_record_says_how_well_and_how_to_repeat_it(
-    fitted: WaferCalibration, truth: WaferCalibration
+    logs: Path, truth: WaferCalibration
 ) -> None:
+    fitted = fit_wafer(logs, "wse-2")
     assert fitted.efficiency == pytest.approx(truth.efficiency, rel=5e-3)
     assert fitted.link_s_per_element == truth.link_s_per_element
     record = fitted.fit["efficiency"]
@@ -115,12 +111,16 @@ def test_logs_of_one_release_move_the_level_and_keep_the_growth(
     assert set(found.fit["efficiency"].standard_errors) == {f"efficiency.{name}" for name in known.efficiency}
 
 
-def test_a_gpu_cannot_be_fitted_as_a_wafer(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="a100-sxm4-80gb is no wafer"):
-        fit_wafer(write(tmp_path / "logs.yaml", [case(0)]), "a100-sxm4-80gb")
-
-
-@pytest.mark.parametrize("cases", [[], [case(0, evidence="C")]])
-def test_a_file_without_a_scored_case_is_refused(tmp_path: Path, cases: list[dict[str, Any]]) -> None:
-    with pytest.raises(InputError, match=r"logs\.yaml:1: there is no scored case"):
-        fit_wafer(write(tmp_path / "logs.yaml", cases), "wse-2")
+@pytest.mark.parametrize(
+    ("cases", "device", "message"),
+    [
+        ([], "wse-2", r"logs\.yaml:1: there is no scored case"),
+        ([case(0, evidence="C")], "wse-2", r"logs\.yaml:1: there is no scored case"),
+        ([case(0)], "a100-sxm4-80gb", "a100-sxm4-80gb is no wafer"),
+    ],
+)
+def test_a_file_without_a_scored_case_and_a_gpu_are_refused(
+    tmp_path: Path, cases: list[dict[str, Any]], device: str, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        fit_wafer(write(tmp_path / "logs.yaml", cases), device)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
-from numpy.typing import ArrayLike
 
 from perfsim.network.collectives import CollectiveModel
 from perfsim.network.topology import Group
@@ -27,10 +24,6 @@ OPS: list[CollectiveOp] = [
     "send_recv",
     "broadcast",
 ]
-
-
-def collective_time_s(op: CollectiveOp, n_bytes: ArrayLike, group: Group, node: NodeSpec) -> Any:
-    return CollectiveModel.of_node(node).time_s(op, n_bytes, group)
 
 
 def segment(name: str, base_s: float, bytes_per_s: float) -> ProtocolSegment:
@@ -80,22 +73,24 @@ def node(nics: int = 8, *, calibrated: bool = True) -> NodeSpec:
     )
 
 
+def of_link(lines: CollectiveCalibration, bandwidth: float) -> CollectiveModel:
+    link = LinkSpec(name="x", bandwidth=bandwidth, latency=0.0, calibration=lines)
+    return CollectiveModel.of_node(NodeSpec(devices=8, scale_up=link, nics=8, nic=link))
+
+
 def test_the_fastest_protocol_runs_at_each_size() -> None:
-    short, long = collective_time_s("all_reduce", np.array([8.0, 8e9]), Group.inside_node(2), node())
+    short, long = CollectiveModel.of_node(node()).time_s(
+        "all_reduce", np.array([8.0, 8e9]), Group.inside_node(2)
+    )
     assert short == pytest.approx(1e-6 + 8 / 1e9)
     assert long == pytest.approx(11e-6 + 8e9 / 200e9)
 
 
 def test_local_bytes_are_paid_on_top_of_the_bus() -> None:
     line = segment("Simple", 0.0, 200e9).model_copy(update={"local_bytes_per_s": 500e9})
-    link = LinkSpec(
-        name="x",
-        bandwidth=300e9,
-        latency=0.0,
-        calibration=CollectiveCalibration(name="x", collectives={"all_gather": (line,)}),
-    )
-    model = CollectiveModel.of_node(NodeSpec(devices=8, scale_up=link, nics=8, nic=link))
-    assert model.time_s("all_gather", 1e9, Group.inside_node(4)) == pytest.approx(0.75 / 200 + 1 / 500)
+    lines = CollectiveCalibration(name="x", collectives={"all_gather": (line,)})
+    seconds = of_link(lines, 300e9).time_s("all_gather", 1e9, Group.inside_node(4))
+    assert seconds == pytest.approx(0.75 / 200 + 1 / 500)
 
 
 def test_a_protocol_with_flags_carries_its_fraction_of_the_slowest_link_inside_nodes_too() -> None:
@@ -106,18 +101,17 @@ def test_a_protocol_with_flags_carries_its_fraction_of_the_slowest_link_inside_n
     nic = fast.model_copy(update={"calibration": NETWORK.model_copy(update={"network": network})})
     group = Group.even(8, 2)
     n_bytes = 1e12
-    seconds = collective_time_s("all_gather", n_bytes, group, node().model_copy(update={"nic": nic}))
+    seconds = CollectiveModel.of_node(node().model_copy(update={"nic": nic})).time_s(
+        "all_gather", n_bytes, group
+    )
     assert 15 / 16 * n_bytes / seconds == pytest.approx(0.25 * 300e9, rel=1e-3)
 
 
 @pytest.mark.parametrize(("rated", "times"), [(300e9, 1.0), (600e9, 2.0), (100e9, 0.5)])
 def test_a_link_rated_higher_than_the_measured_one_carries_more(rated: float, times: float) -> None:
     lines = NVLINK.model_copy(update={"measured_on_bytes_per_s": 300e9})
-    link = LinkSpec(name="x", bandwidth=rated, latency=0.0, calibration=lines)
-    model = CollectiveModel.of_node(NodeSpec(devices=8, scale_up=link, nics=8, nic=link))
-    wire = 2 * 7 / 8
-    seconds = model.time_s("all_reduce", 1e15, Group.inside_node(8))
-    assert wire * 1e15 / seconds == pytest.approx(times * 200e9, rel=1e-3)
+    seconds = of_link(lines, rated).time_s("all_reduce", 1e15, Group.inside_node(8))
+    assert 2 * 7 / 8 * 1e15 / seconds == pytest.approx(times * 200e9, rel=1e-3)
 
 
 def bridged(nics: int = 4) -> NodeSpec:
@@ -148,7 +142,7 @@ def test_the_slowest_link_of_a_ring_bounds_its_bus(
 ) -> None:
     """Of a long all-reduce, with 2 (n - 1) / n bytes over the wire for a byte of the message."""
     wire_bytes = 2 * (group.size - 1) / group.size * 1e12
-    seconds = collective_time_s("all_reduce", 1e12, group, machine)
+    seconds = CollectiveModel.of_node(machine).time_s("all_reduce", 1e12, group)
     assert wire_bytes / seconds == pytest.approx(bytes_per_s, rel=1e-3)
 
 
@@ -167,24 +161,24 @@ ACROSS: dict[str, tuple[CollectiveOp, float, Group, float]] = {
 def test_what_goes_across_nodes_takes_its_latency_and_its_bytes_over_the_nics(
     op: CollectiveOp, n_bytes: float, group: Group, seconds: float
 ) -> None:
-    assert collective_time_s(op, n_bytes, group, node()) == pytest.approx(seconds)
+    assert CollectiveModel.of_node(node()).time_s(op, n_bytes, group) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_links_without_calibration_use_their_datasheet(op: CollectiveOp) -> None:
-    plain = node(calibrated=False)
+    plain = CollectiveModel.of_node(node(calibrated=False))
     group = Group.inside_node(2)
     wire = {"all_reduce": 1.0, "send_recv": 1.0, "broadcast": 1.0}.get(op, 0.5)
     latency = 2e-6 if op == "all_reduce" else 1e-6
-    assert collective_time_s(op, 3e9, group, plain) == pytest.approx(latency + wire * 3e9 / 300e9)
-    across = collective_time_s(op, 3e9, Group.even(1, 2), plain)
+    assert plain.time_s(op, 3e9, group) == pytest.approx(latency + wire * 3e9 / 300e9)
+    across = plain.time_s(op, 3e9, Group.even(1, 2))
     assert across == pytest.approx(wire * 3e9 / 25e9, rel=1e-3)
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_one_rank_and_no_bytes_cost_nothing(op: CollectiveOp) -> None:
-    assert collective_time_s(op, 1e9, Group.inside_node(1), node()) == 0.0
-    assert collective_time_s(op, 0.0, Group.inside_node(2), node()) == 0.0
+    assert CollectiveModel.of_node(node()).time_s(op, 1e9, Group.inside_node(1)) == 0.0
+    assert CollectiveModel.of_node(node()).time_s(op, 0.0, Group.inside_node(2)) == 0.0
 
 
 @pytest.mark.parametrize("op", OPS)

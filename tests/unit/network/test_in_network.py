@@ -30,6 +30,10 @@ def with_switches(inside: float | None = None, across: float | None = None) -> C
     return CollectiveModel.of_node(node, fabric)
 
 
+PLAIN = with_switches()
+SUMMING = with_switches(274e9, 240e9)
+
+
 def bus_bandwidth(model: CollectiveModel, n_bytes: float, group: Group) -> float:
     return 2 * (group.size - 1) / group.size * n_bytes / model.time_s("all_reduce", n_bytes, group)
 
@@ -49,34 +53,29 @@ def test_no_system_of_the_catalogue_sums_in_its_switches_unless_told() -> None:
 @pytest.mark.parametrize("group", [Group.inside_node(8), Group.even(8, 4)])
 def test_dgx_h100_reaches_the_published_bus_bandwidth_with_sharp_and_without(group: Group) -> None:
     # NVIDIA, GTC 2024, session 62129: 370 inside a node and 380 GB/s across without, 480 GB/s with SHARP.
-    plain = with_switches()
     summing = with_switches(480e9 / 1.75, 480e9 / (2 * 31 / 32))
-    assert bus_bandwidth(plain, 16 * GIB, group) < 450e9
+    assert bus_bandwidth(PLAIN, 16 * GIB, group) < 450e9
     assert bus_bandwidth(summing, 16 * GIB, group) == pytest.approx(480e9, rel=0.01)
 
 
 def test_an_all_reduce_is_never_slower_for_switches_that_sum() -> None:
     sizes = 2.0 ** np.arange(9, 34)
     for group in (Group.inside_node(2), Group.inside_node(8), Group.even(2, 16)):
-        plain = with_switches()
-        summing = with_switches(274e9, 240e9)
-        assert np.all(summing.time_s("all_reduce", sizes, group) <= plain.time_s("all_reduce", sizes, group))
+        assert np.all(SUMMING.time_s("all_reduce", sizes, group) <= PLAIN.time_s("all_reduce", sizes, group))
 
 
 def test_other_collectives_do_not_change() -> None:
-    plain = with_switches()
-    summing = with_switches(274e9, 240e9)
     group = Group.inside_node(8)
     for op in ("all_gather", "reduce_scatter", "all_to_all", "broadcast"):
-        assert summing.time_s(op, GIB, group) == plain.time_s(op, GIB, group)  # type: ignore[call-overload]
+        assert SUMMING.time_s(op, GIB, group) == PLAIN.time_s(op, GIB, group)  # type: ignore[call-overload]
 
 
 def test_one_rank_a_node_passes_its_nic_once_where_a_ring_passes_it_twice() -> None:
     group = Group.even(1, 64)
-    ratio = with_switches().time_s("all_reduce", 16 * GIB, group) / with_switches(across=1e12).time_s(
-        "all_reduce", 16 * GIB, group
+    once, twice = (
+        model.time_s("all_reduce", 16 * GIB, group) for model in (with_switches(across=1e12), PLAIN)
     )
-    assert ratio == pytest.approx(2 * 63 / 64, rel=0.01)
+    assert twice / once == pytest.approx(2 * 63 / 64, rel=0.01)
 
 
 def test_what_a_link_carries_bounds_what_its_switch_may_sum() -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
-from numpy.typing import ArrayLike
 
 from perfsim.catalog import default_catalog
 from perfsim.network.collectives import CollectiveModel, wire_factor
@@ -71,12 +68,8 @@ def node(nics: int, scale_up: str = "nvlink3") -> NodeSpec:
     )
 
 
-def collective_time_s(op: CollectiveOp, n_bytes: ArrayLike, group: Group, node: NodeSpec) -> Any:
-    return CollectiveModel.of_node(node).time_s(op, n_bytes, group)
-
-
 def bus_gb_per_s(group: Group, n_bytes: float, nics: int) -> float:
-    seconds = collective_time_s("all_reduce", n_bytes, group, node(nics))
+    seconds = CollectiveModel.of_node(node(nics)).time_s("all_reduce", n_bytes, group)
     return wire_factor("all_reduce", group.size) * n_bytes / seconds / 1e9
 
 
@@ -95,14 +88,14 @@ def test_all_reduce_inside_a_node_is_within_15_percent_on_a100_and_22_on_h100(na
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_all_reduce_agrees_with_a_second_laboratory_within_15_percent(size: int) -> None:
     for n_bytes, measured_us in SECOND_LAB_US[size].items():
-        seconds = collective_time_s("all_reduce", n_bytes, Group.inside_node(size), node(8))
+        seconds = CollectiveModel.of_node(node(8)).time_s("all_reduce", n_bytes, Group.inside_node(size))
         assert seconds == pytest.approx(measured_us * 1e-6, rel=0.15)
 
 
 @pytest.mark.parametrize(("name", "op"), list(AT_256_MIB_MS))
 def test_other_collectives_are_within_10_percent_at_256_mib(name: str, op: CollectiveOp) -> None:
     for size, measured_ms in zip((2, 4, 8), AT_256_MIB_MS[name, op], strict=True):
-        seconds = collective_time_s(op, 256 * MIB, Group.inside_node(size), node(8, name))
+        seconds = CollectiveModel.of_node(node(8, name)).time_s(op, 256 * MIB, Group.inside_node(size))
         assert seconds == pytest.approx(measured_ms * 1e-3, rel=0.10)
 
 
@@ -127,4 +120,6 @@ def test_long_all_reduces_across_nodes_are_within_15_percent(
 
 def test_a_tiny_all_reduce_of_two_nodes_is_within_25_percent() -> None:
     # NVIDIA/nccl-tests issue 150: 19 to 21 us for 8 to 64 bytes between two A100 over HDR.
-    assert collective_time_s("all_reduce", 64, Group.even(1, 2), node(8)) == pytest.approx(20e-6, rel=0.25)
+    assert CollectiveModel.of_node(node(8)).time_s("all_reduce", 64, Group.even(1, 2)) == pytest.approx(
+        20e-6, rel=0.25
+    )

@@ -143,11 +143,15 @@ def flat(lines: list[str]) -> str:
     return " ".join(" ".join(lines).split())
 
 
-def test_every_code_has_a_question_and_stands_in_the_document_with_its_severities(repository: Path) -> None:
+def documented(repository: Path) -> dict[str, str]:
+    """The severities of each code in the document."""
     text = (repository / "docs/caveats.md").read_text("utf-8")
     rows = dict(re.findall(r"^\| `([a-z0-9-]+)` \| ([^|]*) \|", text, re.MULTILINE))
-    codes = [code for code in rows if code not in ("serious", "warning", "info")]
-    assert codes == list(CODES)
+    return {code: said for code, said in rows.items() if code not in ("serious", "warning", "info")}
+
+
+def test_every_code_has_a_question_and_stands_in_the_document(repository: Path) -> None:
+    assert [*documented(repository)] == [*CODES]
     assert set(QUESTIONS) == set(CODES)
 
 
@@ -158,11 +162,7 @@ def test_a_caveat_reaches_run_and_study_in_terminal_json_page_and_python(
     prediction = QUESTIONS[code]()
     caveat = caveat_of(prediction, code)
     assert caveat is not None
-    documented = re.search(
-        rf"^\| `{code}` \| ([^|]*) \|", (repository / "docs/caveats.md").read_text("utf-8"), re.MULTILINE
-    )
-    assert documented is not None
-    assert caveat.severity in documented[1]
+    assert caveat.severity in documented(repository)[code]
     written = {"code": code, "severity": caveat.severity, "text": caveat.text}
     # One step: terminal and JSON, which reads back.
     assert f"{caveat.severity} {caveat.text}" in flat(run_lines(prediction))
@@ -181,14 +181,9 @@ def test_a_caveat_reaches_run_and_study_in_terminal_json_page_and_python(
     assert (caveat.headline in said) == (caveat.severity != "info" or code in ALWAYS)
     assert caveat.headline in said or "1 more caveat in the report" in said
     page = study_page(result)
-    places = [remark.text for remark in page.caveats]
-    places += [
-        row[2]
-        for section in page.sections
-        if section.slug == "caveats" and section.table
-        for row in section.table.shown()
-    ]
-    assert places == [caveat.text], "once, at the head or in the table"
+    tables = [section.table for section in page.sections if section.slug == "caveats" and section.table]
+    texts = [remark.text for remark in page.caveats] + [row[2] for table in tables for row in table.shown()]
+    assert texts == [caveat.text], "once, at the head or in the table"
 
 
 def alone(system: str) -> ps.Prediction:
@@ -232,8 +227,8 @@ def test_a_caveat_is_given_where_it_is_due_with_its_severity(
     prediction: Callable[[], ps.Prediction], given: dict[str, str]
 ) -> None:
     """An empty severity: it is not given. The first question has none at all."""
-    found = {caveat.code: caveat.severity for caveat in prediction().caveats}
-    assert {code: found.get(code, "") for code in given or found} == given
+    severities = {caveat.code: caveat.severity for caveat in prediction().caveats}
+    assert {code: severities.get(code, "") for code in given or severities} == given
 
 
 def test_texts_of_caveats_have_the_figures_of_their_question() -> None:

@@ -35,10 +35,6 @@ def evaluation() -> Evaluation:
     return ps.predict(**POINT).run
 
 
-def collective(evaluation: Evaluation, name: str) -> Work:
-    return next(work for work in evaluation.graph.works if work.name == name)
-
-
 def test_the_steps_of_a_ring_take_what_the_collective_is_priced_at(evaluation: Evaluation) -> None:
     steps = expanded(evaluation, "data.all_reduce=ring")
     added = len(steps.graph) - len(evaluation.graph)
@@ -61,7 +57,7 @@ def test_steps_are_priced_by_their_own_group_where_those_of_stages_lie_unlike() 
 
 def test_the_rounds_of_a_tree_take_what_its_closed_form_says(evaluation: Evaluation) -> None:
     """Groups of 4 nodes that are alike: 2 x 2 rounds of the whole message, one latency each."""
-    work = collective(evaluation, "data.all_reduce")
+    work = next(work for work in evaluation.graph.works if work.name == "data.all_reduce")
     graph, costs = in_steps(evaluation.graph, evaluation.step.costs, {"data.all_reduce": "tree"})
     rounds = [each for each in graph.works if each.op.startswith("tree.")]
     mine = [each for each in rounds if each.comm_bytes == work.comm_bytes]

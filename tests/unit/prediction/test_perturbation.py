@@ -18,14 +18,6 @@ GPUS = {
     "layout": "tp=2,pp=2,dp=8,mbs=1",
     "batch": 32,
 }
-WAFERS = {
-    "model": "gpt3_xl",
-    "system": "cs-2",
-    "devices": 4,
-    "strategy": "weight-streaming",
-    "layout": "",
-    "batch": 64,
-}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +27,7 @@ def gpus() -> Evaluation:
 
 @pytest.fixture(scope="module")
 def wafers() -> Evaluation:
-    return ps.predict(**WAFERS).run
+    return ps.predict(model="gpt3_xl", system="cs-2", devices=4, strategy="weight-streaming", batch=64).run
 
 
 def step_s(evaluation: Evaluation, text: str) -> float:

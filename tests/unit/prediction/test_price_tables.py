@@ -36,14 +36,10 @@ def question(devices: int = 8, **recipe: object) -> Question:
 
 def test_another_batch_has_the_same_prices_and_another_precision_or_number_of_devices_has_not() -> None:
     tables = PriceTables()
-    first, batch, fp32, more = (
-        question(),
-        question(global_batch_size=64),
-        question(precision="fp32"),
-        question(16),
-    )
-    for asked in (first, batch, fp32, more):
-        tables.lend(asked)
+    questions = question(), question(global_batch_size=64), question(precision="fp32"), question(16)
+    for lent in questions:
+        tables.lend(lent)
+    first, batch, fp32, more = questions
     assert (batch.costs, batch.topology) == (first.costs, first.topology)
     assert first.costs not in (fp32.costs, more.costs)
 

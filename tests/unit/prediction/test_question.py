@@ -22,8 +22,6 @@ def test_a_point_answers_with_the_metrics_of_the_interface(point_keys: frozenset
     assert metrics["num_devices"] == 2
     assert metrics["tokens_per_s"] == pytest.approx(64 * 2048 / metrics["step_time_s"])
     assert metrics["step_time_s"] == evaluation.step_time_s
-    assert sum(metrics["step_breakdown_s"].values()) == pytest.approx(metrics["step_time_s"])
-    assert 0 < metrics["mfu"] <= metrics["hfu"] < 1
 
 
 def test_a_given_layout_is_taken_as_it_is() -> None:

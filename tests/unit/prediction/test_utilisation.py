@@ -66,14 +66,8 @@ def test_the_mean_is_over_the_step_and_the_peak_at_one_instant(toys: ModuleType,
 
 def test_a_folded_step_uses_what_all_its_ranks_use() -> None:
     """The gradients of a data-parallel step: every rank sends 2 x 15/16 of them. A slow link is busier."""
-    asked = {
-        "model": "gpt3_xl",
-        "system": "dgx-a100-80gb",
-        "devices": 16,
-        "layout": "dp=16,mbs=1",
-        "batch": 16,
-    }
-    step = ps.predict(**asked)
+    machine = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 16}
+    step = ps.predict(**machine, layout="dp=16,mbs=1", batch=16)
     graph = step.run.trace.graph
     sums = [graph.works[work] for work in graph.work.tolist() if graph.works[work].op == "all_reduce"]
     reduced = sum(work.comm_bytes * 2 * 15 / 16 for work in sums if work.comm_bytes > 100)
@@ -81,7 +75,7 @@ def test_a_folded_step_uses_what_all_its_ranks_use() -> None:
     assert reduced > 1e9
     assert use["nic"].mean == pytest.approx(reduced / 8 / 25e9 / step.step_time_s, rel=0.3)
     assert 0.0 < use["scale_up"].mean < use["nic"].mean < use["nic"].peak <= 1.0
-    slow = ps.predict(**asked, perturb="slow=0.25@node0/nic0-leaf0")
+    slow = ps.predict(**machine, layout="dp=16,mbs=1", batch=16, perturb="slow=0.25@node0/nic0-leaf0")
     assert slow.utilisation["nic"].peak >= use["nic"].peak
     assert slow.step_time_s > step.step_time_s
 

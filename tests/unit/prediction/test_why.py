@@ -92,18 +92,6 @@ def test_streaming_shows_in_the_simulation_where_the_formula_says(efficiency: fl
     assert shown.hidden_from_tokens == pytest.approx(roof, rel=0.03)
 
 
-def test_twice_the_link_hides_streaming_at_half_the_tokens() -> None:
-    slow = ideal_system()
-    fast = default_catalog().override(
-        slow,
-        {"io_ports": 24, "memoryx.server.bandwidth": "25 GB/s", "swarmx.bandwidth": "300 GB/s"},
-    )
-    roofs = [Prediction.of(run_at(system, 256, 64)).why.streaming_roof for system in (slow, fast)]
-    assert roofs[0] is not None
-    assert roofs[1] is not None
-    assert roofs[0].hidden_from_tokens == pytest.approx(2 * roofs[1].hidden_from_tokens, rel=0.01)
-
-
 def test_narrow_layers_on_a_wafer_are_told_of_the_mesh() -> None:
     """The smaller the layers, the more of a step is movement and not arithmetic."""
     narrow, wide = (

@@ -43,6 +43,20 @@ def test_turned_columns_are_rows_that_keep_units_and_marks() -> None:
     assert turned.heads() == ["", "one", "two"]
     assert turned.shown()[0] == ["time", "32.0 days (1.00 to 64.0)", "\N{EN DASH}"]
     assert turned.rows[0][1].mark
+    assert turned.shown()[2] == ["devices", "1,024", "90.0 s"]
+
+
+def test_groups_are_headings_above_rows_that_are_named_by_the_second_column() -> None:
+    rows = [("a", "one", 1), ("a", "two", 2), ("b", "three", 3)]
+    grouped = Table.of({"group": None, "name": None, "x": COUNT}, rows).grouped()
+    assert grouped.shown() == [["a", ""], ["  one", "1"], ["  two", "2"], ["b", ""], ["  three", "3"]]
+
+
+def test_at_the_pointer_only_what_a_row_has_is_told() -> None:
+    assert TABLE.hovers("time", "devices") == [
+        "<b>one</b><br>time: 32.0 days (1.00 to 64.0)<br>devices: 1,024",
+        "<b>two</b><br>devices: 90.0 s",
+    ]
 
 
 def test_some_columns_in_another_order_are_a_table_too() -> None:
@@ -55,6 +69,7 @@ def test_some_columns_in_another_order_are_a_table_too() -> None:
 def test_in_words_marked_rows_are_told_else_the_first() -> None:
     assert TABLE.words("time", "devices") == "one: time 32.0 days (1.00 to 64.0), devices 1,024"
     assert TABLE.words("devices", most=1) == "one: 1,024; and 1 more"
+    assert TABLE.words("time", most=1) == "one: 32.0 days (1.00 to 64.0)"
 
 
 def test_markdown_has_headings_leads_and_aligned_tables() -> None:
@@ -75,13 +90,10 @@ def test_a_csv_file_has_every_digit_and_no_formula(tmp_path: Path) -> None:
     assert (second["name"], second["steps"], second["seconds"]) == ("'=cmd()", "1000000000000", "")
 
 
-def test_a_parquet_file_reads_back_as_the_rows(tmp_path: Path) -> None:
+def test_a_parquet_file_reads_back_as_the_rows_and_no_rows_as_none(tmp_path: Path) -> None:
     path = write_table(ROWS, tmp_path / "rows.parquet")
     read = pq.read_table(path).to_pylist()
     assert read == [row | {"mixed": str(row["mixed"])} for row in ROWS]
-
-
-def test_no_rows_are_an_empty_table(tmp_path: Path) -> None:
     assert write_table([], tmp_path / "none.csv").read_text("utf-8").strip() == ""
     assert pq.read_table(write_table([], tmp_path / "none.parquet")).num_rows == 0
 

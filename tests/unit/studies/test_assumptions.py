@@ -24,14 +24,6 @@ def assumptions(spec: StudySpec) -> tuple[Assumption, ...]:
     return assumptions_of(spec, Target.of_study(spec))
 
 
-def test_every_input_has_a_value_a_source_and_a_known_kind(assumptions: tuple[Assumption, ...]) -> None:
-    for row in assumptions:
-        assert row.name, row
-        assert row.value, row
-        assert row.source.strip(), row
-        assert row.kind in ("datasheet", "fit", "assumption")
-
-
 TOPICS = """
 convergence
 model gpt3_20b
@@ -48,8 +40,13 @@ calibration megatron-2021
 """
 
 
-def test_each_part_of_the_study_is_accounted_for(assumptions: tuple[Assumption, ...]) -> None:
+def test_each_input_of_each_part_is_accounted_for(assumptions: tuple[Assumption, ...]) -> None:
     assert set(TOPICS.split("\n")[1:-1]) <= {row.topic for row in assumptions}
+    for row in assumptions:
+        assert row.name, row
+        assert row.value, row
+        assert row.source.strip(), row
+        assert row.kind in ("datasheet", "fit", "assumption")
 
 
 def test_a_fit_tells_its_error_its_points_and_how_to_repeat_it(assumptions: tuple[Assumption, ...]) -> None:
@@ -66,9 +63,7 @@ def constant(assumptions: tuple[Assumption, ...], topic: str, name: str) -> Assu
     return entry
 
 
-def test_a_fitted_constant_stands_with_its_value_its_standard_error_and_its_source(
-    spec: StudySpec, assumptions: tuple[Assumption, ...]
-) -> None:
+def test_constants_have_errors_and_sources(spec: StudySpec, assumptions: tuple[Assumption, ...]) -> None:
     calibration = spec.candidates[0].system.device.calibration
     assert isinstance(calibration, GpuCalibration)
     sustained = constant(assumptions, "a100-sxm4", "sustained_fraction")
@@ -79,29 +74,19 @@ def test_a_fitted_constant_stands_with_its_value_its_standard_error_and_its_sour
     assert "studies/validation/gpu.yaml" in sustained.source
     host = constant(assumptions, "megatron-2021", "host_s_per_kernel").value
     assert re.match(r"[\d.]+ us \(standard error [\d.]+ %\)", host), "a time has its unit"
-
-
-def test_a_group_of_constants_names_each_of_them(assumptions: tuple[Assumption, ...]) -> None:
     releases = constant(assumptions, "wse-2", "efficiency").value
     assert re.search(r"r1\.7 0\.\d+ \(standard error [\d.]+ %\), r1\.8 0\.", releases)
     gemm = constant(assumptions, "a100-sxm4", "gemm").value
     assert "[shape 256, 128; efficiency 0." in gemm
     assert re.search(r"split_traffic 0\.\d+ \(standard error [\d.]+ %\)", gemm)
     assert re.search(r"standard errors [\d.]+ to [\d.]+ %$", gemm)
-
-
-def test_a_constant_that_no_fit_gave_names_its_source_or_why_it_is_assumed(
-    assumptions: tuple[Assumption, ...],
-) -> None:
     assert constant(assumptions, "a100-sxm4", "memory.fraction").kind == "datasheet"
     guessed = constant(assumptions, "a100-sxm4", "wgrad_factor")
     assert (guessed.value, guessed.kind) == ("1", "assumption")
     assert guessed.source.startswith("assumed: ")
 
 
-def test_the_critical_batch_stands_with_its_band(
-    spec: StudySpec, assumptions: tuple[Assumption, ...]
-) -> None:
+def test_the_critical_batch_has_its_band(spec: StudySpec, assumptions: tuple[Assumption, ...]) -> None:
     critical = Target.of_study(spec).critical
     (entry,) = (row for row in assumptions if row.name == "critical batch" and row.kind == "fit")
     assert entry.value.startswith(f"{critical.tokens / 1e6:.1f} M tokens (")
@@ -132,9 +117,7 @@ streaming.sparse_harvest swarmx.duplex swarmx.hop_latency
 """
 
 
-def test_what_is_not_published_of_weight_streaming_is_listed_with_its_reason(
-    assumptions: tuple[Assumption, ...],
-) -> None:
+def test_what_is_unpublished_of_wafers_is_listed(assumptions: tuple[Assumption, ...]) -> None:
     rows = {row.name: row for row in assumptions if row.topic == "system cs-2"}
     for name in GUESSED.split():
         assert rows[name].kind == "assumption"

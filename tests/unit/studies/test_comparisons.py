@@ -73,9 +73,6 @@ def test_a_speedup_is_devices_times_statistics_times_hardware(tmp_path: Path) ->
     assert last["statistical"] == pytest.approx(110 / 200)
     assert last["hardware"] == pytest.approx(2 / (8 * 110 / 200))
     assert "E_min 100, B_crit 1e+03" in result.verdict  # 100 (1 + B / 1000)
-
-
-def test_runs_that_tell_nothing_of_statistics_are_refused(tmp_path: Path) -> None:
     assert "one batch" in str(refusal(tmp_path, SPEEDS.replace("batch: 1000", "batch: 100")))
     assert "grow with the batch" in str(refusal(tmp_path, SPEEDS.replace("examples: 200", "examples: 90")))
 

@@ -35,6 +35,7 @@ GRID = (
     f"{LAYOUT}  devices: [1, 2]\n  model.num_layers: [1, 2]\n  recipe.global_batch_size: [8, 16, 24, 32]\n"
     f"  system.swarmx.bandwidth: [{RATES}]"
 )
+Write = Callable[[str], Path]
 DASK = ("-m", "distributed.cli.dask_scheduler"), ("-m", "distributed.cli.dask_worker")
 
 
@@ -93,7 +94,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def test_2000_points_are_the_same_rows_though_a_worker_is_killed_another_leaves_and_the_client_dies(
-    write_sweep: Callable[[str], Path], tmp_path: Path, cluster: Cluster
+    write_sweep: Write, tmp_path: Path, cluster: Cluster
 ) -> None:
     for _ in range(3):
         cluster.add_worker()
@@ -137,8 +138,8 @@ def test_a_point_that_kills_every_worker_fails_and_loses_no_other(cluster: Clust
     assert answers == {number: number + 1 for number in range(5)}
 
 
-def test_a_scheduler_that_goes_away_leaves_a_store_that_is_resumed(
-    write_sweep: Callable[[str], Path], tmp_path: Path, cluster: Cluster
+def test_a_store_is_resumed_though_its_scheduler_went_away(
+    write_sweep: Write, tmp_path: Path, cluster: Cluster
 ) -> None:
     cluster.add_worker()
     store = tmp_path / "points.sqlite"
@@ -157,9 +158,7 @@ def test_a_scheduler_that_goes_away_leaves_a_store_that_is_resumed(
     assert len(run_sweep(sweep, store, jobs=None).feasible) == 125
 
 
-def test_workers_of_another_perfsim_are_refused(
-    write_sweep: Callable[[str], Path], tmp_path: Path, cluster: Cluster
-) -> None:
+def test_workers_of_another_perfsim_are_refused(write_sweep: Write, tmp_path: Path, cluster: Cluster) -> None:
     """The other perfsim has one file more."""
     other = tmp_path / "other"
     shutil.copytree(Path(ps.__file__).parent, other / "perfsim", ignore=shutil.ignore_patterns("__pycache__"))
@@ -171,9 +170,7 @@ def test_workers_of_another_perfsim_are_refused(
         run_sweep(sweep, tmp_path / "points.sqlite", scheduler=cluster.address)
 
 
-def test_a_study_and_a_plan_are_answered_by_workers_as_here(
-    write_sweep: Callable[[str], Path], cluster: Cluster
-) -> None:
+def test_workers_answer_studies_and_plans_as_here(write_sweep: Write, cluster: Cluster) -> None:
     cluster.add_worker()
     study = write_sweep("  devices: [1]").with_name("study.yaml")
     here, there = (ps.study(str(study), scheduler=address) for address in (None, cluster.address))

@@ -27,6 +27,7 @@ from perfsim.studies.answers import Answer, Decision, Production
 from perfsim.studies.decision import Option, decide, ratio_bands, verdict
 
 DATA_LAW = critical_batch("data_law", LawInputs(d_min_tokens=4e11))
+RENT = {"low": 4.0, "typical": 5.0, "high": 6.0}
 DRAWS = Draws(0, 20_000)
 
 
@@ -66,10 +67,10 @@ def option(label: str = "a", system: str = "gpu", **changes: Any) -> Option:
     ],
 )
 def test_intervals_are_those_of_the_closed_form_within_a_hundredth(changes: Mapping[str, Any]) -> None:
-    own = option(**changes)
-    (outcome,) = decide([own], "USD").outcomes
-    assert outcome.steps_s.typical == pytest.approx(own.time.time_s, rel=1e-12)
-    assert (outcome.steps_s.low, outcome.steps_s.high) == pytest.approx(own.time.band_s, rel=0.01)
+    alone = option(**changes)
+    (outcome,) = decide([alone], "USD").outcomes
+    assert outcome.steps_s.typical == pytest.approx(alone.time.time_s, rel=1e-12)
+    assert (outcome.steps_s.low, outcome.steps_s.high) == pytest.approx(alone.time.band_s, rel=0.01)
 
 
 def test_the_ratio_and_its_probability_are_those_of_the_closed_form() -> None:
@@ -121,7 +122,7 @@ def test_production_is_shared_and_lengthens_both() -> None:
 
 
 # --------------------------------------------------------------------------------- levers and prices
-def test_an_input_flips_the_order_at_the_value_that_makes_times_equal() -> None:
+def test_an_input_flips_the_order_where_times_are_equal_the_critical_batch_where_batches_differ() -> None:
     fast = option("a", error=0.3)
     slow = option("b", "wafer", error=0.3, step_s=5.0)
     levers = {lever.name: lever for lever in decide([fast, slow], "USD").levers}
@@ -132,10 +133,7 @@ def test_an_input_flips_the_order_at_the_value_that_makes_times_equal() -> None:
     )
     assert "critical batch" not in levers, "equal batches: it moves no ratio"
     far = decide([fast, replace(slow, time=option(step_s=50.0).time)], "USD").levers
-    assert [own.flips_at for own in far] == [None] * len(far)
-
-
-def test_the_critical_batch_is_a_lever_where_batches_differ() -> None:
+    assert [row.flips_at for row in far] == [None] * len(far)
     decision = decide(
         [option("a", batch=2e7, step_s=90.0), option("b", "wafer", batch=4e5, step_s=4.0)], "USD"
     )
@@ -147,8 +145,7 @@ def test_the_critical_batch_is_a_lever_where_batches_differ() -> None:
 
 
 def test_a_break_even_price_where_one_price_is_missing() -> None:
-    rent = {"low": 4.0, "typical": 5.0, "high": 6.0}
-    gpus = option("a", rates=priced("gpu", rent))
+    gpus = option("a", rates=priced("gpu", RENT))
     wafers = option("b", "wafer", step_s=2.3, rates=priced("wafer", None, devices=16))
     decision = decide([gpus, wafers], "USD")
     row = next(row for row in decision.break_even if row.label == "b")
@@ -160,8 +157,7 @@ def test_a_break_even_price_where_one_price_is_missing() -> None:
 
 
 def test_the_sentence_says_when_how_much_how_sure_and_what_was_not_given() -> None:
-    rent = {"low": 4.0, "typical": 5.0, "high": 6.0}
-    gpus = option("a", error=0.05, rates=priced("gpu", rent))
+    gpus = option("a", error=0.05, rates=priced("gpu", RENT))
     wafers = option("b", "wafer", error=0.05, step_s=6.0, rates=priced("wafer", None))
     said = decide([gpus, wafers], "EUR").sentence
     assert said.startswith(
@@ -174,10 +170,9 @@ def test_the_sentence_says_when_how_much_how_sure_and_what_was_not_given() -> No
 
 
 def test_the_cheapest_is_named_where_it_is_not_the_first() -> None:
-    rent = {"low": 4.0, "typical": 5.0, "high": 6.0}
     options = [
-        option("a", rates=priced("gpu", rent, devices=512)),
-        option("b", "wafer", step_s=6.0, rates=priced("wafer", rent, devices=16)),
+        option("a", rates=priced("gpu", RENT, devices=512)),
+        option("b", "wafer", step_s=6.0, rates=priced("wafer", RENT, devices=16)),
     ]
     decision = decide(options, "USD")
     assert "; least money: b, " in decision.sentence
@@ -209,18 +204,17 @@ def test_the_same_seed_gives_the_same_bytes_on_one_and_two_processes() -> None:
 
 
 def test_what_moves_the_money_is_moved_by_prices_and_flips_where_both_cost_the_same() -> None:
-    rent = {"low": 4.0, "typical": 5.0, "high": 6.0}
     tenfold = {"low": 30.0, "typical": 40.0, "high": 50.0}
-    rates = [priced("gpu", rent), priced("wafer", tenfold, 16)]
+    rates = [priced("gpu", RENT), priced("wafer", tenfold, 16)]
     name = "price of a device-hour of wafer"
     pair = [option("a", "gpu", rates=rates[0]), option("b", "wafer", step_s=5.0, rates=rates[1])]
     decision = decide(pair, "USD")
     assert decision.money_ratio is not None
     assert decision.money_ratio.typical == pytest.approx(5.0 / 4.6 * 16 * 40 / (128 * 5))
-    lever = next(own for own in decision.money_levers if own.name == name)
+    lever = next(row for row in decision.money_levers if row.name == name)
     assert lever.ratio_at_high / lever.ratio_at_low == pytest.approx(50 / 30)
     assert lever.flips_at == pytest.approx(40 / decision.money_ratio.typical, rel=1e-3)
-    assert name not in {own.name for own in decision.levers}
+    assert name not in {row.name for row in decision.levers}
 
 
 # The sentence that ends a study, and the bands of ratios beside it.
@@ -272,22 +266,21 @@ def wafers(days: float, devices: int = 1, **changes: Any) -> Answer:
     return answer(days, strategy="weight-streaming", system="wafers", devices=devices, **changes)
 
 
-def test_one_candidate_is_told_with_its_band() -> None:
+def test_a_lone_candidate_has_its_band_and_a_range_that_includes_1_leaves_the_order_open() -> None:
     alone = answer(10.0)
     low, high = (bound / DAY_S for bound in alone.time.band_s)
     assert verdict([alone]) == f"8 gpus, 3d reach the target in 10.0 days ({low:.1f} to {high:.1f})."
+    assert OPEN in verdict([answer(10.2), wafers(10.0)])
+    assert OPEN not in verdict([answer(10.2, error=0.001), wafers(10.0, error=0.001)])
 
 
-def test_of_two_the_sooner_leads_with_ratio_range_and_reason() -> None:
+def test_of_two_the_sooner_leads_with_ratio_range_and_a_reason_that_multiplies_up() -> None:
     said = verdict([answer(30.0), wafers(10.0)])
     assert said.startswith(
         "1 wafers, weight-streaming reaches the target first, in 10.0 days: 3.00 times (2.80 to 3.21) "
         "faster than 8 gpus, 3d with 30.0 days. Why: 3.00 times its tokens a second"
     )
     assert OPEN not in said
-
-
-def test_the_reason_multiplies_up_to_the_ratio() -> None:
     slow = answer(30.0, batch_tokens=8e6)
     fast = wafers(10.0, batch_tokens=5e5)
     said = verdict([slow, fast])
@@ -296,11 +289,6 @@ def test_the_reason_multiplies_up_to_the_ratio() -> None:
     assert throughput * samples == pytest.approx(3.0)
     assert f"{throughput:.2f} times its tokens a second" in said
     assert f"{samples:.2f} times fewer tokens to the target (batch 0.5 M against 8.0 M tokens)" in said
-
-
-def test_a_range_that_includes_1_leaves_the_order_open() -> None:
-    assert OPEN in verdict([answer(10.2), wafers(10.0)])
-    assert OPEN not in verdict([answer(10.2, error=0.001), wafers(10.0, error=0.001)])
 
 
 def test_one_layout_that_answers_several_strategies_is_no_race() -> None:
@@ -316,10 +304,13 @@ def test_one_layout_that_answers_several_strategies_is_no_race() -> None:
     )
 
 
-def test_the_rival_is_another_machine_where_there_is_one() -> None:
+def test_the_rival_is_another_machine_whatever_the_order_of_candidates() -> None:
     said = verdict([answer(40.0), wafers(10.0, 16), wafers(12.0, 8)])
     assert said.startswith("16 wafers")
     assert "faster than 8 gpus, 3d with 40.0 days" in said
+    answers = [answer(30.0), wafers(10.0), wafers(20.0, 2, batch_tokens=4e6)]
+    assert ratio_bands(answers) == ratio_bands(answers[::-1])
+    assert verdict(answers) == verdict(answers[::-1])
 
 
 def test_two_sizes_of_one_machine_share_a_part_of_the_error_of_their_step_time() -> None:
@@ -331,9 +322,3 @@ def test_two_sizes_of_one_machine_share_a_part_of_the_error_of_their_step_time()
     assert (low, high) == pytest.approx((1.2 / unshared, 1.2 * unshared))
     other_low, other_high = bands["8 gpus, 3d"]
     assert 1 < high / low < other_high / other_low
-
-
-def test_ratio_bands_do_not_depend_on_the_order_asked() -> None:
-    answers = [answer(30.0), wafers(10.0), wafers(20.0, 2, batch_tokens=4e6)]
-    assert ratio_bands(answers) == ratio_bands(answers[::-1])
-    assert verdict(answers) == verdict(answers[::-1])

@@ -154,7 +154,7 @@ def test_an_item_is_asked_for_again_whose_answer_the_cluster_has_lost(losses: in
 @pytest.mark.parametrize(
     ("losses", "status", "asked"), [(MOST_ASKED, "running", MOST_ASKED), (1, "closed", 1)]
 )
-def test_an_item_is_cancelled_that_is_lost_too_often_or_with_its_scheduler(
+def test_an_item_lost_too_often_or_with_its_scheduler_is_cancelled(
     losses: int, status: str, asked: int
 ) -> None:
     client = _Losing(losses)

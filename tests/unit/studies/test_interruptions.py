@@ -19,11 +19,12 @@ pytestmark = pytest.mark.slow
 
 GRID = "  devices: [1, 2, 4, 8]\n  recipe.global_batch_size: [8, 16, 24, 32, 40, 48, 56, 64]"
 ROUNDS = 4
+Write = Callable[[str], Path]
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_sweep_that_is_ended_at_any_time_is_resumed_to_the_same_rows(
-    write_sweep: Callable[[str], Path], tmp_path: Path, sent: signal.Signals
+    write_sweep: Write, tmp_path: Path, sent: signal.Signals
 ) -> None:
     path = write_sweep(GRID)
     whole = run_sweep(load_sweep(str(path)), tmp_path / "whole.sqlite", jobs=1)

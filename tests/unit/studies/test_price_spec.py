@@ -42,7 +42,7 @@ def test_prices_are_written_with_their_unit() -> None:
     assert bought.text("USD") == "199,000 USD a unit, over 4 years at 0.8 of the time"
 
 
-def test_equal_inputs_of_two_machines_have_one_name_and_prices_have_their_own() -> None:
+def test_power_is_of_a_node_or_system_and_equal_inputs_of_two_machines_have_one_name() -> None:
     energy = EnergySpec.model_validate({"pue": 1.2, "tariff": 0.1, "carbon": 0.4})
     price = PriceSpec.model_validate({"device_hour": 5.0})
     names = []
@@ -51,9 +51,6 @@ def test_equal_inputs_of_two_machines_have_one_name_and_prices_have_their_own() 
         rates = Rates(system=machine, devices=devices, units=units, energy=energy, price=price)
         names.append({entry.name for entry in rates.given.values()})
     assert names[0] & names[1] == {"PUE", "tariff of electricity", "carbon intensity"}
-
-
-def test_power_of_the_catalogue_is_that_of_a_node_or_a_system() -> None:
     rates = Rates(system=default_catalog().system("cs-2"), devices=16, units=16, energy=EnergySpec())
     power = rates.given["power"]
     assert (power.low, power.typical, power.high) == (17.5e3, 23e3, 31.2e3)

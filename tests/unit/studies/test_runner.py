@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from perfsim.studies.answers import Answer, StudyResult
 from perfsim.studies.batches import Target
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
-from perfsim.studies.spec import CandidateSpec, ConvergenceSpec, Point, StudySpec
+from perfsim.studies.spec import ConvergenceSpec, Point, StudySpec
 from perfsim.work.counts import parameters
 
 STUDY = """\
@@ -60,30 +59,24 @@ def quick(spec: StudySpec) -> StudySpec:
     )
 
 
-def with_candidates(spec: StudySpec, *candidates: CandidateSpec) -> StudySpec:
-    return spec.model_copy(update={"candidates": candidates})
-
-
 def named(candidates: Sequence[Answer]) -> list[tuple[str, str, int]]:
     return [(candidate.strategy, candidate.system, candidate.num_devices) for candidate in candidates]
 
 
 # ------------------------------------------------------------------------------ the whole answer
-def test_the_same_study_gives_the_same_bytes(spec: StudySpec, run: StudyResult) -> None:
+def test_a_study_again_gives_the_same_bytes_and_samples(spec: StudySpec, run: StudyResult) -> None:
     assert document_text(study_document(run_study(spec))) == document_text(study_document(run))
+    assert list(run.sampling) == [candidate.label for candidate in run.candidates]
+    assert all(check.passed and check.tasks_sampled == 1 for check in run.sampling.values())
 
 
-def test_each_candidate_stands_at_the_batch_of_its_least_time(run: StudyResult) -> None:
+def test_each_candidate_stands_at_its_best_batch_with_figures_that_agree(run: StudyResult) -> None:
     for candidate in run.candidates:
         assert [point.global_batch_size for point in candidate.batch_curve] == [48, 96]
         best = min(candidate.batch_curve, key=lambda point: point.time_to_accuracy_s)
         assert candidate.global_batch_size == best.global_batch_size
         assert candidate.time_to_accuracy_s == best.time_to_accuracy_s
         assert candidate.step_time_s == best.step_time_s, "the simulated step replaces the screened one"
-
-
-def test_the_figures_of_a_candidate_agree_with_one_another(run: StudyResult) -> None:
-    for candidate in run.candidates:
         tokens = candidate.global_batch_size * run.seq_length
         assert candidate.tokens_per_s * candidate.step_time_s == pytest.approx(tokens, rel=1e-12)
         assert candidate.steps * candidate.step_time_s == pytest.approx(
@@ -99,16 +92,8 @@ def test_the_figures_of_a_candidate_agree_with_one_another(run: StudyResult) -> 
         assert low < candidate.time_to_accuracy_s < high
 
 
-def test_sampling_covers_each_candidate_unless_switched_off(run: StudyResult, quick: StudySpec) -> None:
-    assert list(run.sampling) == [candidate.label for candidate in run.candidates]
-    assert all(check.passed and check.tasks_sampled == 1 for check in run.sampling.values())
-    assert not run_study(quick, ["weight-streaming"]).sampling
-
-
 # ---------------------------------------------------------------------------------------- limits
-def test_a_limit_that_is_reached_keeps_the_candidates_that_were_answered(
-    quick: StudySpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_limit_keeps_what_was_answered(quick: StudySpec, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = quick.candidates
     answer = runner_module.answer_point
 
@@ -125,16 +110,10 @@ def test_a_limit_that_is_reached_keeps_the_candidates_that_were_answered(
     assert "not reached" in run.verdict
 
 
-def test_no_time_left_ends_a_study_before_it_plans(quick: StudySpec) -> None:
+def test_time_is_looked_at_before_planning(quick: StudySpec, monkeypatch: pytest.MonkeyPatch) -> None:
     with limited(Limits(max_seconds=0.0)), pytest.raises(LimitError, match="0 of 2 candidates answered"):
         run_study(quick)
-
-
-def test_time_is_looked_at_before_layouts_are_screened(
-    quick: StudySpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One second passes with each look: batch, screening."""
-    clock = iter(range(100))
+    clock = iter(range(100))  # one second passes with each look: batch, screening
     monkeypatch.setattr("perfsim.engine.limits.time.monotonic", lambda: next(clock))
     several = quick.model_copy(update={"batch_sizes": (48, 96)})
     limits = Limits(max_seconds=1.5, started_s=0.0)
@@ -143,45 +122,46 @@ def test_time_is_looked_at_before_layouts_are_screened(
 
 
 # ----------------------------------------------------------------------------------- comparisons
-def test_compare_keeps_the_named_strategies_in_their_order(quick: StudySpec) -> None:
+def test_compare_keeps_named_strategies_and_others_borrow_a_system(quick: StudySpec) -> None:
     result = run_study(quick, ["weight-streaming", "3d"])
     assert [candidate.strategy for candidate in result.candidates] == ["weight-streaming", "3d"]
-    assert named(run_study(quick, ["weight-streaming"]).candidates) == [("weight-streaming", "cs-2", 1)]
-
-
-def test_a_strategy_that_is_not_listed_borrows_the_system_it_runs_on(quick: StudySpec) -> None:
+    alone = run_study(quick, ["weight-streaming"])
+    assert named(alone.candidates) == [("weight-streaming", "cs-2", 1)]
+    assert not alone.sampling, "switched off"
     result = run_study(quick, ["data", "weight-streaming"])
     assert named(result.candidates) == [("data", "dgx-a100-80gb", 8), ("weight-streaming", "cs-2", 1)]
     layout = result.candidates[0].layout
     assert (layout["tensor"], layout["pipeline"], layout["data"]) == (1, 1, 8)
 
 
-def test_a_strategy_without_a_system_in_the_study_is_refused(quick: StudySpec) -> None:
-    gpus = with_candidates(quick, quick.candidates[0])
+def test_a_strategy_without_a_system_or_of_no_name_is_refused_with_what_there_is(quick: StudySpec) -> None:
+    gpus = quick.model_copy(update={"candidates": quick.candidates[:1]})
     with pytest.raises(InputError, match="study small has no system for strategy weight-streaming") as caught:
         run_study(gpus, ["weight-streaming"])
     assert caught.value.problems[0].help == "it compares 3d"
-
-
-def test_an_unknown_strategy_is_refused_with_the_nearest(quick: StudySpec) -> None:
     with pytest.raises(InputError, match="did you mean `weight-streaming`"):
         run_study(quick, ["3d", "weight-steaming"])
 
 
-def test_a_strategy_on_the_wrong_kind_of_system_is_bad_input_not_a_lack_of_plans(quick: StudySpec) -> None:
-    gpus, wafer = quick.candidates
-    crossed = with_candidates(quick, gpus.model_copy(update={"system": wafer.system}))
-    with pytest.raises(InputError, match="strategy 3d runs on a gpu-cluster; cs-2 is a wafer-cluster"):
-        run_study(crossed)
-
-
-def test_bad_input_is_refused_before_any_candidate_is_answered(quick: StudySpec) -> None:
-    gpus, wafer = quick.candidates
+@pytest.mark.parametrize(
+    ("place", "change", "message"),
+    [
+        (
+            0,
+            {"system": default_catalog().system("cs-2")},
+            "strategy 3d runs on a gpu-cluster; cs-2 is a wafer-cluster",
+        ),
+        (1, {"devices": (1, 500)}, "at most 192 systems"),
+    ],
+)
+def test_bad_input_is_refused_before_any_answer(
+    quick: StudySpec, place: int, change: dict[str, object], message: str
+) -> None:
+    candidates = list(quick.candidates)
+    candidates[place] = candidates[place].model_copy(update=change)
     told: list[str] = []
-    with pytest.raises(InputError, match="at most 192 systems"):
-        run_study(
-            with_candidates(quick, gpus, wafer.model_copy(update={"devices": (1, 500)})), progress=told.append
-        )
+    with pytest.raises(InputError, match=message):
+        run_study(quick.model_copy(update={"candidates": tuple(candidates)}), progress=told.append)
     assert told == []
 
 
@@ -195,25 +175,21 @@ def test_progress_tells_of_each_machine(quick: StudySpec) -> None:
 
 
 # -------------------------------------------------------------------------------- what cannot run
-@pytest.fixture(scope="module")
-def starved(quick: StudySpec) -> StudySpec:
+
+
+def test_a_candidate_that_cannot_run_is_reported_and_the_others_answered(quick: StudySpec) -> None:
     """GPUs with too little memory for the model, without hosts to offload to, beside a wafer that runs it."""
     gpus, wafer = quick.candidates
     device = gpus.system.device
     memory = device.memory.model_copy(update={"capacity": 2.5e9})
-    system = gpus.system.model_copy(
-        update={
-            "device": device.model_copy(update={"memory": memory}),
-            "node": gpus.system.node.model_copy(update={"host": None}),
-            "name": "starved",
-            "noun": None,
-        }
-    )
-    return with_candidates(quick, gpus.model_copy(update={"system": system}), wafer)
-
-
-def test_a_candidate_that_cannot_run_is_reported_and_the_others_answered(starved: StudySpec) -> None:
-    result = run_study(starved)
+    changes = {
+        "device": device.model_copy(update={"memory": memory}),
+        "node": gpus.system.node.model_copy(update={"host": None}),
+        "name": "starved",
+        "noun": None,
+    }
+    starved = gpus.model_copy(update={"system": gpus.system.model_copy(update=changes)})
+    result = run_study(quick.model_copy(update={"candidates": (starved, wafer)}))
     assert named(result.candidates) == [("weight-streaming", "cs-2", 1)]
     assert "CS-2, weight-streaming reaches the target in" in result.verdict
     assert result.verdict.endswith("Not possible: 8 devices of starved, 3d.")
@@ -223,18 +199,17 @@ def test_a_candidate_that_cannot_run_is_reported_and_the_others_answered(starved
     assert "closest: " in unfit.reason
 
 
-def test_a_batch_without_a_plan_is_left_out_of_the_curve(quick: StudySpec) -> None:
+def test_a_batch_without_a_plan_is_left_out_and_that_of_the_recipe_is_the_only_one(quick: StudySpec) -> None:
     uneven = quick.model_copy(update={"batch_sizes": (12, 48)})
     (candidate,) = run_study(uneven, ["data"]).candidates
     assert [point.global_batch_size for point in candidate.batch_curve] == [48], "12 do not divide over 8"
-
-
-# --------------------------------------------------------------------------- batches and targets
-def test_the_batch_of_the_recipe_is_the_only_one_tried(quick: StudySpec) -> None:
     recipe = quick.recipe.model_copy(update={"global_batch_size": 24})
     (candidate,) = run_study(quick.model_copy(update={"recipe": recipe}), ["weight-streaming"]).candidates
     assert [point.global_batch_size for point in candidate.batch_curve] == [24]
     assert candidate.global_batch_size == 24
+
+
+# --------------------------------------------------------------------------- batches and targets
 
 
 def test_automatic_batches_reach_from_small_ones_past_the_critical_batch(quick: StudySpec) -> None:
@@ -244,46 +219,41 @@ def test_automatic_batches_reach_from_small_ones_past_the_critical_batch(quick: 
     assert tokens[0] < 0.01 * result.critical_batch_tokens < result.critical_batch_tokens < tokens[-1]
 
 
-def test_a_target_loss_becomes_tokens_and_a_lower_one_needs_more(spec: StudySpec) -> None:
-    def tokens(loss: float) -> float:
-        recipe = spec.recipe.model_copy(update={"tokens": None, "target_loss": loss})
-        return Target.of_study(spec.model_copy(update={"recipe": recipe})).d_min_tokens
-
-    assert 1e9 < tokens(2.5) < tokens(2.4) < 1e13
+def with_loss(spec: StudySpec, loss: float, **changes: object) -> StudySpec:
+    """The study with a target loss in place of its tokens."""
+    recipe = spec.recipe.model_copy(update={"tokens": None, "target_loss": loss})
+    return spec.model_copy(update={"recipe": recipe, **changes})
 
 
-def test_a_named_law_gives_the_tokens_of_its_corpus_with_their_band(spec: StudySpec) -> None:
-    recipe = spec.recipe.model_copy(update={"tokens": None, "target_loss": 1.575})
+def test_a_target_loss_becomes_tokens_by_its_law_with_their_band(spec: StudySpec) -> None:
+    tokens = [Target.of_study(with_loss(spec, loss)).d_min_tokens for loss in (2.5, 2.4)]
+    assert 1e9 < tokens[0] < tokens[1] < 1e13
     model = default_catalog().model("cerebras_gpt_13b")
     law = spec.convergence.model_copy(update={"loss_law": "cerebras_gpt"})
-    target = Target.of_study(spec.model_copy(update={"recipe": recipe, "model": model, "convergence": law}))
+    target = Target.of_study(with_loss(spec, 1.575, model=model, convergence=law))
     assert target.loss is not None
     assert target.d_min_tokens / (1 + target.loss.d_min_error) < 2.57e11 < target.d_min_tokens
     with pytest.raises(PlanError, match="name the loss law of its corpus"):
-        Target.of_study(spec.model_copy(update={"recipe": recipe, "model": model}))
+        Target.of_study(with_loss(spec, 1.575, model=model))
 
 
 def test_coefficients_of_the_users_own_stand_in_place_of_a_name(spec: StudySpec) -> None:
-    own = {"irreducible": 1.7, "a": 400, "alpha": 0.34, "b": 2000, "beta": 0.36, "corpus": "mine"}
+    law = {"irreducible": 1.7, "a": 400, "alpha": 0.34, "b": 2000, "beta": 0.36, "corpus": "mine"}
     runs = {"params": [1e9, 30e9], "tokens": [1e10, 1e12], "error": 0.05}
-    law = ConvergenceSpec.model_validate({"loss_law": {**own, **runs}})
-    recipe = spec.recipe.model_copy(update={"tokens": None, "target_loss": 2.3})
-    target = Target.of_study(spec.model_copy(update={"recipe": recipe, "convergence": law}))
+    convergence = ConvergenceSpec.model_validate({"loss_law": law | runs})
+    target = Target.of_study(with_loss(spec, 2.3, convergence=convergence))
     assert target.loss is not None
     assert (target.loss.law.name, target.loss.law.corpus, target.loss.law.error) == ("own", "mine", 0.05)
     assert target.loss.law.loss(target.loss.params, target.d_min_tokens) == pytest.approx(2.3)
     with pytest.raises(ValidationError, match="tokens"):
-        ConvergenceSpec.model_validate({"loss_law": own | {"params": [1e9, 30e9]}})
+        ConvergenceSpec.model_validate({"loss_law": law | {"params": [1e9, 30e9]}})
 
 
 def test_the_band_of_a_time_to_a_loss_holds_that_of_its_tokens(quick: StudySpec) -> None:
     """The same run by its tokens and by its loss: one answer, the second less sure and saying so."""
     (plain,) = run_study(quick, ["weight-streaming"]).candidates
-    law = BESIROGLU
-    params = parameters(quick.model).total
-    loss = law.loss(params, quick.recipe.tokens or 0.0)
-    recipe = quick.recipe.model_copy(update={"tokens": None, "target_loss": loss})
-    result = run_study(quick.model_copy(update={"recipe": recipe}), ["weight-streaming"])
+    loss = BESIROGLU.loss(parameters(quick.model).total, quick.recipe.tokens or 0.0)
+    result = run_study(with_loss(quick, loss), ["weight-streaming"])
     (by_loss,) = result.candidates
     assert by_loss.time_to_accuracy_s == pytest.approx(plain.time_to_accuracy_s)
     assert by_loss.time_to_accuracy_band_s[1] > 1.05 * plain.time_to_accuracy_band_s[1]
@@ -294,22 +264,24 @@ def test_the_band_of_a_time_to_a_loss_holds_that_of_its_tokens(quick: StudySpec)
     assert "MassiveText" in row.source
 
 
-@pytest.mark.parametrize("tokens", ["tokens: 1e11", "tokens_per_parameter: 20"])
-def test_tokens_beside_a_loss_are_refused_even_where_they_are_inherited(tokens: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        ("gpt3_pretraining, tokens: 1e11", "tokens"),
+        ("gpt3_pretraining, tokens_per_parameter: 20", "tokens_per_parameter"),
+        ("gpt3_20b_chinchilla", "tokens"),
+        ("gpt3_20b_chinchilla, tokens: null", ""),
+    ],
+)
+def test_tokens_beside_a_loss_are_refused_even_inherited(tmp_path: Path, recipe: str, words: str) -> None:
     path = tmp_path / "both.yaml"
-    inherited = "recipe: {extends: gpt3_20b_chinchilla, target_loss: 2.3}"
-    for recipe, words in (
-        (
-            f"recipe: {{extends: gpt3_pretraining, {tokens}, target_loss: 2.3}}",
-            tokens.split(":", maxsplit=1)[0],
-        ),
-        (inherited, "tokens"),
-    ):
-        path.write_text(re.sub(r"recipe: .*", recipe, STUDY), encoding="utf-8")
-        with pytest.raises(CatalogError, match=f"{words} and target_loss exclude each other"):
-            load_study(str(path))
-    path.write_text(re.sub(r"recipe: .*", inherited.replace("}", ", tokens: null}"), STUDY), encoding="utf-8")
-    assert load_study(str(path)).recipe.target_loss == 2.3
+    loss = f"{{extends: {recipe}, target_loss: 2.3}}"
+    path.write_text(STUDY.replace("gpt3_20b_chinchilla", loss), encoding="utf-8")
+    if not words:
+        assert load_study(str(path)).recipe.target_loss == 2.3
+        return
+    with pytest.raises(CatalogError, match=f"{words} and target_loss exclude each other"):
+        load_study(str(path))
 
 
 def test_the_critical_batch_can_be_stated(spec: StudySpec) -> None:
@@ -344,11 +316,11 @@ b_crit_tokens: 2.0e+6
 band_factor: 1.3
 batches_tokens: [1.0e+5, 1.0e+6]
 """
-Asking = Callable[..., StudyResult]
+Answering = Callable[..., StudyResult]
 
 
 @pytest.fixture
-def answer(tmp_path: Path) -> Asking:
+def answer(tmp_path: Path) -> Answering:
     def answered(
         convergence: str, tokens: str = "2.2e+9", batches: str = "[64, 128, 256, 512, 1024, 2048, 4096]"
     ) -> StudyResult:
@@ -360,21 +332,21 @@ def answer(tmp_path: Path) -> Asking:
     return answered
 
 
-def test_every_law_has_each_candidates_best_batch_and_says_where_they_disagree(answer: Asking) -> None:
+def test_every_law_has_each_candidates_best_batch_and_says_where_they_disagree(answer: Answering) -> None:
     result = answer("{law: data_law}")
-    assert [own.law for own in result.laws] == ["data_law", "bergsma_2025", "kaplan_loss"]
+    assert [row.law for row in result.laws] == ["data_law", "bergsma_2025", "kaplan_loss"]
     for row, candidate in zip(result.laws[0].rows, result.candidates, strict=True):
         assert row.global_batch_size == candidate.global_batch_size
         assert row.time_s == pytest.approx(candidate.time_to_accuracy_s)
-    (section,) = (own for own in study_page(result).sections if own.slug == "laws")
+    (section,) = (part for part in study_page(result).sections if part.slug == "laws")
     assert section.table is not None
     assert len(section.table.rows) == 3
     assert "recalled" in section.table.shown()[1][-1]
-    firsts = {own.first for own in result.laws}
+    firsts = {row.first for row in result.laws}
     assert ("All put" if len(firsts) == 1 else "They disagree") in section.lead
 
 
-def test_a_fit_of_own_runs_is_named_by_the_study_and_gives_the_target(answer: Asking) -> None:
+def test_a_fit_of_own_runs_gives_the_target_and_a_wider_band_beyond_its_batches(answer: Answering) -> None:
     result = answer("{law: fitted, fit: ./ours.yaml}", tokens="null")
     assert result.target_tokens == 3e9
     assert result.critical_batch_tokens == 2e6
@@ -384,10 +356,7 @@ def test_a_fit_of_own_runs_is_named_by_the_study_and_gives_the_target(answer: As
     assert high / 2e6 == pytest.approx(2e6 / low) == pytest.approx(1.3)
     for candidate in result.candidates:
         assert candidate.batch_curve[-1].batch_tokens <= 4e6, "at most four times the largest measured batch"
-
-
-def test_batches_beyond_the_measured_ones_have_a_wider_band(answer: Asking) -> None:
-    curve = answer("{law: fitted, fit: ./ours.yaml}").candidates[0].batch_curve
+    curve = result.candidates[0].batch_curve
     width = {
         point.batch_tokens: point.time_to_accuracy_band_s[1] / point.time_to_accuracy_s for point in curve
     }
@@ -396,23 +365,28 @@ def test_batches_beyond_the_measured_ones_have_a_wider_band(answer: Asking) -> N
     assert min(beyond) > max(inside)
 
 
-def test_law_fitted_without_a_fit_is_refused(answer: Asking) -> None:
-    with pytest.raises(InputError, match="'fitted' needs fit"):
-        answer("{law: fitted}")
+@pytest.mark.parametrize(
+    ("convergence", "message"),
+    [
+        ("{law: fitted}", "'fitted' needs fit"),
+        (
+            "{law: data_law, ramp: [{share: 0.7, batch: 0.5}, {share: 0.7, batch: 0.7}]}",
+            "sum to more than 1",
+        ),
+    ],
+)
+def test_no_fit_and_too_long_a_ramp_are_refused(answer: Answering, convergence: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        answer(convergence)
 
 
-def test_a_ramp_stands_beside_the_answer_and_a_flat_one_is_none(answer: Asking) -> None:
+def test_a_ramp_stands_beside_the_answer_and_a_flat_one_is_none(answer: Answering) -> None:
     flat = answer("{law: data_law, ramp: [{share: 0.3, batch: 1.0}]}")
     ramped = answer("{law: data_law, ramp: [{share: 0.3, batch: 0.5}, {share: 0.1, batch: 1.0}]}")
-    for own, other in zip(flat.candidates, ramped.candidates, strict=True):
-        assert own.time_to_accuracy_s == other.time_to_accuracy_s
-        assert own.ramp is not None
+    for plain, other in zip(flat.candidates, ramped.candidates, strict=True):
+        assert plain.time_to_accuracy_s == other.time_to_accuracy_s
+        assert plain.ramp is not None
         assert other.ramp is not None
-        assert own.ramp.time_s == pytest.approx(own.time_to_accuracy_s, rel=1e-12)
-        assert other.ramp.steps > own.ramp.steps
+        assert plain.ramp.time_s == pytest.approx(plain.time_to_accuracy_s, rel=1e-12)
+        assert other.ramp.steps > plain.ramp.steps
         assert any("with the batch ramp the steps take" in note for note in other.notes)
-
-
-def test_a_ramp_longer_than_the_run_is_refused(answer: Asking) -> None:
-    with pytest.raises(CatalogError, match="sum to more than 1"):
-        answer("{law: data_law, ramp: [{share: 0.7, batch: 0.5}, {share: 0.7, batch: 0.7}]}")

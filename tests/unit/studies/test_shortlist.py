@@ -50,9 +50,7 @@ def planned(asked: Ask) -> Planned:
     return plan_layouts(asked("gpt3_6p7b"), shown=4)
 
 
-def test_the_first_entry_is_the_planners_pick_and_the_others_follow_by_step_time(
-    planned: Planned, asked: Ask
-) -> None:
+def test_the_planners_pick_is_first_of_a_sorted_shortlist(planned: Planned, asked: Ask) -> None:
     picked = best_plan(asked("gpt3_6p7b"))
     assert planned.best.plan.layout == picked.plan.layout
     assert planned.best.step_time_s == picked.step_time_s
@@ -61,16 +59,13 @@ def test_the_first_entry_is_the_planners_pick_and_the_others_follow_by_step_time
     assert 1 < len(times) <= 4
 
 
-def test_every_entry_is_inside_the_models_error_of_the_first(planned: Planned) -> None:
+def test_entries_are_inside_the_models_error_and_say_what_differs(planned: Planned) -> None:
     for entry in planned.shortlist:
         assert entry.ratio == pytest.approx(entry.step_time_s / planned.best.step_time_s)
         assert entry.ratio <= 1 + entry.ratio_error
         assert entry.ratio_error == ratio_error(entry.prediction.run, planned.best.prediction.run)
         low, high = entry.step_time_band_s
         assert low < entry.step_time_s < high
-
-
-def test_entries_have_other_degrees_or_micro_batches_and_say_what_differs(planned: Planned) -> None:
     degrees = ("tensor", "pipeline", "data", "micro_batch_size")
     kinds = [tuple(entry.layout[name] for name in degrees) for entry in planned.shortlist]
     assert len(set(kinds)) == len(kinds)
@@ -82,14 +77,11 @@ def test_entries_have_other_degrees_or_micro_batches_and_say_what_differs(planne
         assert entry.differs
 
 
-def test_every_screened_layout_is_in_the_error_or_refused_for_a_reason(planned: Planned) -> None:
+def test_every_layout_is_within_or_refused_and_counted(planned: Planned, asked: Ask) -> None:
     layouts = sum(count for reason, count in planned.refused.items() if reason != DIVISIBILITY)
     assert planned.within + layouts == planned.search.screening.screened
     assert planned.refused[DOMINATED] > 0
     assert planned.within >= len(planned.shortlist)
-
-
-def test_degrees_without_a_layout_are_counted(asked: Ask) -> None:
     # Four sequences have no eight replicas; every other combination of degrees over 8 devices has a layout.
     assert plan_layouts(asked(), shown=1).refused[DIVISIBILITY] == 0
     assert plan_layouts(asked(batch=4), shown=1).refused[DIVISIBILITY] == 1
@@ -121,14 +113,14 @@ def test_time_to_accuracy_finds_a_batch_where_none_is_given(asked: Ask) -> None:
     assert given.best.time.time_s > planned.best.time.time_s
 
 
-def test_time_to_accuracy_needs_a_target(asked: Ask) -> None:
+def test_what_needs_a_target_or_fits_nowhere_has_no_shortlist(asked: Ask) -> None:
     with pytest.raises(InputError, match="neither tokens nor target_loss"):
         plan_layouts(asked(), "time-to-accuracy")
+    with pytest.raises(PlanError, match="no plan fits"):
+        plan_layouts(asked("gpt3_175b", system="mi300x-192gb"))
 
 
-def test_cost_is_devices_times_hours_to_the_target_or_for_a_billion_tokens(
-    asked: Ask,
-) -> None:
+def test_cost_is_devices_times_hours_to_the_target_or_for_a_billion_tokens(asked: Ask) -> None:
     to_target = plan_layouts(asked(recipe="chinchilla"), "cost", shown=1).best
     assert to_target.time is not None
     assert to_target.device_hours == pytest.approx(8 * to_target.time.time_s / 3600)
@@ -136,15 +128,7 @@ def test_cost_is_devices_times_hours_to_the_target_or_for_a_billion_tokens(
     assert by_tokens.device_hours == pytest.approx(8 * 1e9 / by_tokens.prediction.tokens_per_s / 3600)
 
 
-def test_a_model_that_fits_nowhere_has_no_shortlist(asked: Ask) -> None:
-    """MI300X nodes are described without a host, so nothing can be offloaded."""
-    with pytest.raises(PlanError, match="no plan fits"):
-        plan_layouts(asked("gpt3_175b", system="mi300x-192gb"))
-
-
-def test_caveats_stand_on_every_entry_with_the_default_batch_among_them(
-    asked: Ask,
-) -> None:
+def test_caveats_stand_on_every_entry_with_the_default_batch_among_them(asked: Ask) -> None:
     entries = plan_layouts(asked(batch=None), shown=2).shortlist
     assert all("batch-default" in [caveat.code for caveat in entry.prediction.caveats] for entry in entries)
     given = plan_layouts(asked(), shown=1).best
@@ -177,37 +161,27 @@ def test_the_rival_is_sharded_otherwise_else_of_other_degrees_else_the_second(
     assert Experiment.rival(with_settings(*settings)) == place
 
 
-def test_a_trial_has_as_few_replicas_as_fit_each_with_the_same_work(
-    asked: Ask,
-) -> None:
+def test_a_trial_has_as_few_replicas_as_fit_each_with_the_same_work_and_one_wafer(asked: Ask) -> None:
     question = asked(**PAIR, layout="tp=4,dp=4,mbs=2,zero=1,sp=true")
     plan = plan_of(question)
     smaller = Trial.fewest_replicas(question, plan)
     assert (smaller.layout.data, smaller.layout.num_devices) == (1, 4)
     assert smaller.job.global_batch_size == 8
     assert smaller.num_microbatches == plan.num_microbatches
+    question = asked(**PAIR | {"devices": 4}, layout="mbs=1", system="cs-2", strategy="")
+    assert Trial.fewest_replicas(question, plan_of(question)).layout.num_devices == 1
 
 
-def test_replicas_that_share_the_optimizer_stay_where_one_alone_does_not_fit(
-    asked: Ask,
-) -> None:
+def test_replicas_that_shard_stay_where_one_alone_does_not_fit(asked: Ask) -> None:
     question = asked(**PAIR | {"model": "gpt3_13b"}, layout="tp=4,pp=1,dp=4,mbs=1,zero=1,sp=true")
     smaller = Trial.fewest_replicas(question, plan_of(question))
     assert 1 <= smaller.layout.data <= 4
     assert smaller.memory_share <= 1
     tight = asked(**PAIR | {"model": "gpt3_13b"}, layout="tp=2,dp=8,mbs=1,zero=1,sp=true")
     assert Trial.fewest_replicas(tight, plan_of(tight)).layout.data > 1
-
-
-def test_under_zero_3_all_replicas_take_part(asked: Ask) -> None:
     question = asked(**PAIR, layout="dp=16,mbs=2,zero=3")
     plan = plan_of(question)
     assert Trial.fewest_replicas(question, plan) is plan
-
-
-def test_wafers_are_tried_on_one_of_them(asked: Ask) -> None:
-    question = asked(**PAIR | {"devices": 4}, layout="mbs=1", system="cs-2", strategy="")
-    assert Trial.fewest_replicas(question, plan_of(question)).layout.num_devices == 1
 
 
 def test_a_shortlist_of_several_names_its_experiment(asked: Ask) -> None:

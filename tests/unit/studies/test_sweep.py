@@ -75,16 +75,9 @@ def test_a_point_without_a_plan_is_a_result_with_its_reason(path: Path, store: P
     assert list(result.documents())[4]["reasons"] == list(without[0].reasons)
 
 
-def test_a_finished_point_is_not_computed_again(
+def test_only_damaged_points_are_computed_again(
     path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = run_sweep(load_sweep(str(path)), store, jobs=1)
-    monkeypatch.setattr(sweep_module, "answer_text", answers_until(0, AssertionError("computed again")))
-    again = run_sweep(load_sweep(str(path)), store, jobs=1)
-    assert again == first
-
-
-def test_a_damaged_point_is_computed_again_and_said(path: Path, store: Path) -> None:
     sweep = load_sweep(str(path))
     told = list[str]()
     first = run_sweep(sweep, store, jobs=1)
@@ -93,6 +86,7 @@ def test_a_damaged_point_is_computed_again_and_said(path: Path, store: Path) -> 
     assert run_sweep(sweep, store, jobs=1, tell=told.append) == first
     assert told[0] == f"{store}: 5 stored points are damaged and are computed again"
     told.clear()
+    monkeypatch.setattr(sweep_module, "answer_text", answers_until(0, AssertionError("computed again")))
     assert run_sweep(sweep, store, jobs=1, tell=told.append) == first
     assert told == []
 
@@ -109,7 +103,7 @@ def test_a_complete_sweep_on_read_only_media_is_answered_and_an_incomplete_one_i
         run_sweep(more, store, jobs=1)
 
 
-def test_a_larger_grid_computes_only_what_is_new(
+def test_a_larger_grid_computes_what_is_new(
     write_sweep: Write, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_sweep(load_sweep(str(write_sweep(GRID))), store, jobs=1)
@@ -119,15 +113,12 @@ def test_a_larger_grid_computes_only_what_is_new(
     assert len(run_sweep(larger, store, jobs=1).points) == 9
 
 
-def test_an_interrupt_keeps_what_is_finished_and_says_so(
+def test_an_interrupt_keeps_what_is_finished(
     path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(sweep_module, "answer_text", answers_until(2, KeyboardInterrupt()))
-        with pytest.raises(
-            SweepInterrupted, match="interrupted: 2 of 6 points are finished and kept"
-        ) as caught:
-            run_sweep(load_sweep(str(path)), store, jobs=1)
+    monkeypatch.setattr(sweep_module, "answer_text", answers_until(2, KeyboardInterrupt()))
+    with pytest.raises(SweepInterrupted, match="interrupted: 2 of 6 points are finished and kept") as caught:
+        run_sweep(load_sweep(str(path)), store, jobs=1)
     assert caught.value.exit_code == 130
     assert plan_sweep(load_sweep(str(path)), store).stored == 2
 
@@ -152,9 +143,7 @@ def test_a_point_that_fails_keeps_its_reason_and_loses_no_other(
     assert plan_sweep(load_sweep(str(path)), store).stored == 6
 
 
-def test_points_of_one_machine_with_different_layouts_are_different_series(
-    write_sweep: Write, store: Path
-) -> None:
+def test_points_of_other_layouts_are_other_series(write_sweep: Write, store: Path) -> None:
     grid = """  candidates:
     - {strategy: 3d, system: dgx-a100-80gb, devices: [8, 16], layout: "tp=4,mbs=1"}
     - {strategy: 3d, system: dgx-a100-80gb, devices: [8, 16], layout: "tp=8,mbs=1"}
@@ -190,9 +179,7 @@ def test_the_command_prints_the_same_document_again_and_nothing_else(path: Path,
     assert "0 of them stored" in runs[0].stderr
 
 
-def test_a_grid_without_any_plan_writes_its_report_and_ends_with_code_3(
-    write_sweep: Write, tmp_path: Path
-) -> None:
+def test_without_any_plan_the_report_is_written_with_code_3(write_sweep: Write, tmp_path: Path) -> None:
     path = write_sweep("  devices: [4]\n  recipe.global_batch_size: [2]")
     run = CliRunner().invoke(main, ["sweep", str(path), "--out", str(tmp_path / "out"), "--jobs", "1"])
     assert run.exit_code == 3
@@ -201,9 +188,7 @@ def test_a_grid_without_any_plan_writes_its_report_and_ends_with_code_3(
 
 
 @pytest.mark.slow
-def test_processes_give_what_one_process_gives_and_a_limit_of_events_counts_over_all_of_them(
-    path: Path, tmp_path: Path
-) -> None:
+def test_processes_give_what_one_gives_and_share_a_limit_of_events(path: Path, tmp_path: Path) -> None:
     sweep = load_sweep(str(path))
     with limited(Limits()) as alone:
         whole = run_sweep(sweep, tmp_path / "alone.sqlite", jobs=1)
@@ -297,18 +282,15 @@ CHANGES: dict[str, Callable[[], StudySpec]] = {
 }
 
 
-@pytest.mark.parametrize("what", CHANGES)
-def test_what_decides_an_answer_changes_the_digest(what: str) -> None:
-    assert Digests().of(CHANGES[what]()) != Digests().of(a_study())
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_what_decides_an_answer_changes_the_digest(change: Callable[[], StudySpec]) -> None:
+    assert Digests().of(change()) != Digests().of(a_study())
 
 
-def test_what_only_explains_leaves_the_digest_alone() -> None:
+def test_the_digest_has_the_version_but_no_words(monkeypatch: pytest.MonkeyPatch) -> None:
     model = CATALOG.model("gpt3_xl").model_copy(update={"description": "other words", "sources": {}})
     reworded = a_study(title="Another", question="Why?", name="other", model=model)
     assert Digests().of(reworded) == Digests().of(a_study())
-
-
-def test_another_version_of_the_model_is_another_question(monkeypatch: pytest.MonkeyPatch) -> None:
     before = Digests().of(a_study())
     monkeypatch.setattr(spec, "model_version", lambda: "0.0.0+other")
     assert Digests().of(a_study()) != before

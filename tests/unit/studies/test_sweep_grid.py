@@ -59,13 +59,10 @@ def test_a_field_that_a_system_does_not_have_leaves_its_points_alone(write_sweep
     assert points[4].candidate.system.memoryx.server.bandwidth == 1e12
 
 
-def test_a_whole_description_changes_before_what_lies_in_it(write_sweep: Write) -> None:
+def test_whole_descriptions_change_first_and_machines_where_they_suit(write_sweep: Write) -> None:
     grid = "  model.num_layers: [7]\n  model: [gpt3_6p7b]"
     (point,) = load_sweep(str(write_sweep(grid))).points
     assert (point.study.model.hidden_size, point.study.model.num_layers) == (4096, 7)
-
-
-def test_axes_over_machines_replace_where_they_suit(write_sweep: Write) -> None:
     grid = MACHINES + "  strategy: [data, tensor, weight-streaming]\n  devices: [8, 16]"
     points = load_sweep(str(write_sweep(grid))).points
     machines = [(point.candidate.strategy, point.num_devices) for point in points]
@@ -124,19 +121,19 @@ def test_all_that_is_wrong_is_said_at_once(write_sweep: Write) -> None:
         ("  convergence.law: [kaplan_law_of_nobody]", "unknown critical-batch law"),
     ],
 )
-def test_a_combination_that_cannot_be_asked_is_refused_before_anything_runs(
-    write_sweep: Write, grid: str, message: str
-) -> None:
+def test_a_combination_that_cannot_be_is_refused(write_sweep: Write, grid: str, message: str) -> None:
     path = write_sweep(grid)
     with pytest.raises(CatalogError, match=rf"(?s)tiny\.yaml:\d+:\d+: .*{message}"):
         load_sweep(str(path))
 
 
-def test_an_unknown_study_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
+def test_an_unknown_study_is_refused_with_the_nearest_name_and_a_study_is_no_sweep(tmp_path: Path) -> None:
     path = tmp_path / "lost.yaml"
     path.write_text("title: t\nstudy: gpt3_20\ngrid: {}\n")
     with pytest.raises(CatalogError, match=r"(?s)lost\.yaml:2:8: unknown study.*did you mean `gpt3_20b`"):
         load_sweep(str(path))
+    with pytest.raises(CatalogError, match="this is a study without a grid"):
+        load_sweep("gpt3_20b")
 
 
 def test_the_capacity_sweep_covers_the_machines_that_its_title_promises() -> None:
@@ -148,8 +145,3 @@ def test_the_capacity_sweep_covers_the_machines_that_its_title_promises() -> Non
         "dgx-a100-80gb": [2**power for power in range(3, 11)],
         "cs-2": [2**power for power in range(7)],
     }
-
-
-def test_a_study_is_no_sweep_and_is_called_what_it_is() -> None:
-    with pytest.raises(CatalogError, match="this is a study without a grid"):
-        load_sweep("gpt3_20b")

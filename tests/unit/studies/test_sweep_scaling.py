@@ -57,11 +57,19 @@ def test_the_fewest_devices_that_match_are_the_first_as_fast(result: SweepResult
     assert Match.of(series.points[0], series).surely == 2
 
 
-def test_one_machine_alone_is_matched_with_nobody_and_its_scaling_is_told(result: SweepResult) -> None:
+def test_one_machine_alone_is_told_what_a_larger_one_loses(result: SweepResult) -> None:
     assert result.matches == []
     verdict = result.verdict
     assert verdict.startswith("4 CS-2 reach the target first, in ")
     assert "From 1 to 4 CS-2 the time falls" in verdict
+    (series,) = result.series
+    said = re.search(r"efficiency of (\d+) %.*\((\d+) % in throughput, (\d+) % in tokens", result.verdict)
+    assert said is not None
+    whole, hardware, statistical = (int(point) / 100 for point in said.groups())
+    assert whole == pytest.approx(series.efficiency(series.points[-1]), abs=0.005)
+    assert hardware * statistical == pytest.approx(whole, abs=0.011)
+    tokens = [series.points[i].target_time.examples_tokens for i in (0, -1)]
+    assert statistical == pytest.approx(tokens[0] / tokens[1], abs=0.005)
 
 
 def renamed(point: PointResult, name: str, factor: float) -> PointResult:
@@ -78,7 +86,7 @@ def in_days(point: PointResult, days: float) -> PointResult:
     return at_speed(point, days * 86400 / point.target_time.time_s)
 
 
-def test_the_verdict_says_how_many_match_and_how_surely(result: SweepResult) -> None:
+def test_the_verdict_says_how_many_match_and_how_surely_or_that_nothing_does(result: SweepResult) -> None:
     (series,) = result.series
     own = [in_days(point, days) for point, days in zip(series.points, (100, 50, 25), strict=True)]
     rival = in_days(renamed(series.points[-1], "rival", 1.0), 50.5)
@@ -89,9 +97,6 @@ def test_the_verdict_says_how_many_match_and_how_surely(result: SweepResult) -> 
         "(90 % band 2 to 4)."
     )
     assert verdict.endswith(f"{matched} Low confidence in CS-2: 5 published runs, at most 2 systems.")
-
-
-def test_the_verdict_says_where_nothing_matches(result: SweepResult) -> None:
     rival = [renamed(point, "rival", 0.001) for point in result.feasible]
     verdict = replace(result, points=(*result.feasible, *rival)).verdict
     assert "No number of CS-2 up to 4 matches 1 device of rival" in verdict
@@ -114,17 +119,6 @@ def test_a_machine_of_the_verdict_is_named_with_its_setting(write_sweep: Write, 
     assert "2 devices of rival with bandwidth 5 GB/s reach the target first" in verdict
     assert "match 1 device of rival with bandwidth 5 GB/s (60 days): 1 takes 100 days" in verdict
     assert "CS-2 with bandwidth 5 GB/s match" in verdict
-
-
-def test_what_a_larger_machine_loses_is_split_into_throughput_and_tokens(result: SweepResult) -> None:
-    (series,) = result.series
-    said = re.search(r"efficiency of (\d+) %.*\((\d+) % in throughput, (\d+) % in tokens", result.verdict)
-    assert said is not None
-    whole, hardware, statistical = (int(point) / 100 for point in said.groups())
-    assert whole == pytest.approx(series.efficiency(series.points[-1]), abs=0.005)
-    assert hardware * statistical == pytest.approx(whole, abs=0.011)
-    tokens = [series.points[i].target_time.examples_tokens for i in (0, -1)]
-    assert statistical == pytest.approx(tokens[0] / tokens[1], abs=0.005)
 
 
 def test_a_machine_at_peak_is_called_a_bound_in_the_verdict(write_sweep: Write, tmp_path: Path) -> None:
@@ -168,13 +162,10 @@ def band(ratio: float, error: float = 1.25) -> RatioBand:
     return RatioBand(ratio, ratio / error, ratio * error)
 
 
-def test_equal_devices_follow_ideal_scaling_to_the_digit() -> None:
+def test_equal_devices_follow_ideal_scaling_and_an_end_that_is_not_reached_is_none() -> None:
     """A rival as fast as 10 devices: the ratio on n devices is 10 / n."""
     equal = EqualDevices.of([(count, band(10 / count)) for count in (1, 2, 4, 8, 16, 32)])
     assert (equal.low, equal.typical, equal.high) == pytest.approx((8.0, 10.0, 12.5))
-
-
-def test_an_end_that_is_not_reached_is_none_and_one_below_the_smallest_is_the_smallest() -> None:
     beyond = EqualDevices.of([(4, band(3.0)), (8, band(1.1))])
     assert (beyond.typical, beyond.high) == (None, None)
     assert beyond.low is not None
@@ -204,10 +195,10 @@ def test_the_best_batch_is_that_of_the_closed_form_wherever_the_grid_begins(
     a_token_s = 1e-6
     sequence = 2048
 
-    def time_at(target: Target, _: Question, batch: int) -> BatchPoint:
+    def time_at(target: Target, _: Question, batch: int) -> tuple[BatchPoint, None]:
         step_s = fixed_s + a_token_s * batch * sequence / devices
         time = TimeToAccuracy(batch * sequence, step_s, target.d_min_tokens, target.critical, 0.1)
-        return BatchPoint(batch, time.batch_tokens, step_s, time.steps, time.time_s, time.band_s)
+        return BatchPoint(batch, time.batch_tokens, step_s, time.steps, time.time_s, time.band_s), None
 
     monkeypatch.setattr(Target, "at", time_at)
     question = load_study("gpt3_20b").points[0].question
@@ -224,7 +215,7 @@ def test_the_best_batch_is_that_of_the_closed_form_wherever_the_grid_begins(
 
 
 def test_a_batch_that_fits_nowhere_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    def time_at(*_: object) -> BatchPoint:
+    def time_at(*_: object) -> None:
         raise PlanError("does not fit")
 
     monkeypatch.setattr(Target, "at", time_at)

@@ -55,15 +55,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
     return answered(tmp_path_factory.mktemp("models"), MODELS)
 
 
-def test_all_values_of_a_variant_change_together(steps: SweepResult) -> None:
+def test_variants_change_together_and_of_one_work_are_compared_with_the_first(steps: SweepResult) -> None:
     system = steps.points[2].candidate.system
     assert isinstance(system, WaferClusterSpec)
     assert (system.io_ports, system.swarmx.bandwidth, system.memoryx.bandwidth) == (24, 3e11, 3e11)
     assert steps.differences["system.memoryx.servers"] == ["12", "24", "3"]
     assert all(path.startswith("system.") for path in steps.differences)
-
-
-def test_variants_of_one_work_are_compared_with_the_first(steps: SweepResult) -> None:
     changes = steps.changes
     assert [len(own) for own in changes.values()] == [3, 3]
     single, many = changes.values()
@@ -71,14 +68,21 @@ def test_variants_of_one_work_are_compared_with_the_first(steps: SweepResult) ->
     assert single[1].ratio == pytest.approx(1.0, abs=0.01), "a full wafer does not notice its link"
     assert many[1].ratio < 0.99
     assert many[2].ratio > 1.3
+    assert steps.successions == {}
+    assert "What the planner changed" not in steps.verdict
 
 
-def test_variants_of_different_models_are_told_by_their_time(models: SweepResult) -> None:
+def test_variants_of_other_models_are_told_by_time_and_by_policy(models: SweepResult) -> None:
     assert models.changes == {}
     assert {"model.hidden_size", "model.num_layers"} <= set(models.differences)
     single = replace(models, points=tuple(point for point in models.points if point.num_devices == 1))
     assert single.verdict.startswith("1 CS-2: small ")
     assert ", large " in single.verdict
+    steps_of = models.successions
+    assert set(steps_of) == {"1 CS-2", "32 CS-2"}
+    (step,) = steps_of["1 CS-2"]
+    assert (step.base.variant, step.point.variant) == ("small", "large")
+    assert f"What the planner changed from small to large: 1 CS-2: {step.policy}" in models.verdict
 
 
 def test_a_fixed_global_batch_has_a_knee_and_a_fixed_batch_a_system_has_none(tmp_path: Path) -> None:
@@ -168,14 +172,6 @@ def test_a_policy_that_changed_beside_the_mechanism_is_named_with_it(tmp_path: P
     assert f"(policy changed: {policies['a small wafer']})" in result.verdict
 
 
-def test_what_the_planner_changed_from_model_to_model_is_told_machine_by_machine(models: SweepResult) -> None:
-    steps_of = models.successions
-    assert set(steps_of) == {"1 CS-2", "32 CS-2"}
-    (step,) = steps_of["1 CS-2"]
-    assert (step.base.variant, step.point.variant) == ("small", "large")
-    assert f"What the planner changed from small to large: 1 CS-2: {step.policy}" in models.verdict
-
-
 SPARSE = """\
 variants:
   dense: {recipe.global_batch_size: 64, recipe.tokens: 1e9}
@@ -195,11 +191,6 @@ def test_the_tokens_that_experts_must_save_are_one_sentence(tmp_path: Path, mode
         assert share > 0.0
         assert f"{100 * share:.0f} % on {machine}" in result.verdict
     assert said not in models.verdict, "the models take different tokens"
-
-
-def test_variants_of_one_model_have_no_succession(steps: SweepResult) -> None:
-    assert steps.successions == {}
-    assert "What the planner changed" not in steps.verdict
 
 
 def layout_of(result: SweepResult, devices: int = 8, **layout: object) -> PointResult:
@@ -231,13 +222,10 @@ variants:
 """
 
 
-def test_a_variant_may_have_candidates_of_its_own(tmp_path: Path) -> None:
+def test_a_variant_may_have_candidates_of_its_own_and_a_mistake_in_them_has_its_line(tmp_path: Path) -> None:
     first, second = load_sweep(written(tmp_path, OWN_MACHINES)).points
     assert (first.candidate.system.name, first.num_devices) == ("cs-2", 1)
     assert (second.candidate.layout, second.study.model.name) == ("tp=8,mbs=1", "gpt3_6p7b")
-
-
-def test_a_mistake_in_the_candidates_of_a_variant_has_its_line(tmp_path: Path) -> None:
     with pytest.raises(CatalogError, match="unknown strategy '4d'") as raised:
         load_sweep(written(tmp_path, OWN_MACHINES.replace("strategy: 3d", "strategy: 4d")))
     assert raised.value.problems[0].line == HEAD.count("\n") + 5

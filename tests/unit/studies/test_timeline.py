@@ -46,7 +46,7 @@ def _busy_s(bars: list[TimelineBar] | tuple[TimelineBar, ...]) -> dict[tuple[str
     return busy
 
 
-def test_bars_have_the_tasks_flops_and_bytes_of_the_graph(gpus: Evaluation) -> None:
+def test_bars_have_the_layers_tasks_flops_and_bytes_of_the_graph(gpus: Evaluation) -> None:
     bars = timeline(gpus)
     graph = gpus.trace.graph
     works = [graph.works[number] for number in graph.work]
@@ -55,27 +55,19 @@ def test_bars_have_the_tasks_flops_and_bytes_of_the_graph(gpus: Evaluation) -> N
     assert sum(bar.tasks for bar in bars) == lasting.sum()
     sent = sum(work.comm_bytes for work in works if work.kind.is_communication)
     assert sum(bar.n_bytes for bar in bars if "communication" in bar.category) == pytest.approx(sent)
-
-
-def test_a_bar_names_its_layers(gpus: Evaluation) -> None:
-    layers = {bar.layers for bar in timeline(gpus) if bar.layers}
+    layers = {bar.layers for bar in bars if bar.layers}
     assert {low for low, _ in layers} <= set(range(24))
     assert max(high for _, high in layers) == 23
 
 
-def test_joined_bars_keep_the_whole_step_and_the_busy_time_of_every_lane(gpus: Evaluation) -> None:
+def test_joined_bars_keep_the_step_and_busy_times_or_are_cut_at_the_end(gpus: Evaluation) -> None:
     bars = timeline(gpus)
     few = grouped(bars, len(bars) // 3)
     assert len(few) <= len(bars) // 3
     assert max(bar.end_s for bar in few) == pytest.approx(max(bar.end_s for bar in bars), rel=0.01)
-    busy = _busy_s(bars)
-    assert _busy_s(few) == pytest.approx(busy)
+    assert _busy_s(few) == pytest.approx(_busy_s(bars))
     assert sum(bar.tasks for bar in few) == sum(bar.tasks for bar in bars)
     assert sum(bar.flop for bar in few) == pytest.approx(sum(bar.flop for bar in bars))
-
-
-def test_bars_that_cannot_be_few_enough_are_cut_at_the_end(gpus: Evaluation) -> None:
-    bars = timeline(gpus)
     assert grouped(bars, 5) == bars[:5]
 
 
@@ -88,38 +80,26 @@ def test_some_devices_stand_for_all_the_first_and_the_last_among_them(gpus: Eval
     assert not any(lane.startswith(f"{devices[1]}/") for lane in lanes)
 
 
-def test_mfu_is_model_flops_over_what_the_peak_could_do(either: Evaluation) -> None:
-    could = either.step_time_s * either.peak_flop_per_s
-    assert either.mfu * could == pytest.approx(either.model_flop)
-
-
-def test_bars_lie_in_the_step_in_order_of_start(either: Evaluation) -> None:
+def test_bars_lie_in_the_step_in_order_and_mfu_is_of_the_peak(either: Evaluation) -> None:
     bars = timeline(either)
     assert bars
     assert [bar.start_s for bar in bars] == sorted(bar.start_s for bar in bars)
     for bar in bars:
         assert 0 <= bar.start_s < bar.end_s <= either.step_time_s * (1 + 1e-9)
+    could = either.step_time_s * either.peak_flop_per_s
+    assert either.mfu * could == pytest.approx(either.model_flop)
 
 
-def test_bars_of_one_lane_do_not_overlap(gpus: Evaluation) -> None:
+def test_bars_of_one_lane_do_not_overlap_and_keep_its_busy_time(gpus: Evaluation) -> None:
     bars = timeline(gpus)
     for lane in {bar.lane for bar in bars if bar.lane.endswith("/compute")}:
         mine = [bar for bar in bars if bar.lane == lane]
         for before, after in pairwise(mine):
             assert before.end_s <= after.start_s + 1e-9
-
-
-def test_bars_keep_the_busy_time_of_a_lane(gpus: Evaluation) -> None:
-    """Joining neighbours neither loses nor invents work: busy time is what the breakdown has."""
-    bars = timeline(gpus)
-    lanes = {bar.lane for bar in bars if bar.lane.endswith("/compute")}
-    for lane in lanes:
-        busy = sum(bar.end_s - bar.start_s for bar in bars if bar.lane == lane)
         seconds = gpus.trace.device_breakdowns()[lane.split("/", 1)[0]]
-        work = [
-            category for category in seconds if category in {bar.category for bar in bars if bar.lane == lane}
-        ]
-        assert busy == pytest.approx(sum(seconds[category] for category in work), rel=1e-6)
+        busy = sum(bar.end_s - bar.start_s for bar in mine)
+        work = sum(seconds.get(category, 0.0) for category in {bar.category for bar in mine})
+        assert busy == pytest.approx(work, rel=1e-6)
 
 
 # ------------------------------------------------------------------------------------------ peak
@@ -133,12 +113,12 @@ def test_a_system_at_peak_is_called_an_upper_bound_wherever_its_name_stands(syst
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("change", "message"),
     [
         ({"detail": "chunk"}, "no weights are streamed on a gpu-cluster"),
         ({"layout": "tp=8,spill=true,stream_chunks=4"}, "'stream_chunks=4': unknown name"),
     ],
 )
-def test_what_only_wafers_have_is_refused_on_gpus(asked: dict[str, str], message: str) -> None:
+def test_what_only_wafers_have_is_refused_on_gpus(change: dict[str, str], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        ps.predict(**{**GPUS, **asked})  # type: ignore[arg-type]
+        ps.predict(**{**GPUS, **change})  # type: ignore[arg-type]

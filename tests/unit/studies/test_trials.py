@@ -42,9 +42,7 @@ def explained(path: Path) -> tuple[Explained, ...]:
     return why(path)
 
 
-def test_a_change_has_the_time_that_a_study_with_it_predicts(
-    explained: tuple[Explained, ...], path: Path
-) -> None:
+def test_a_change_takes_as_long_as_its_study(explained: tuple[Explained, ...], path: Path) -> None:
     gpus = explained[0]
     tried = {own.change: own for own in gpus.tried}
     spec = load_study(str(path))
@@ -56,9 +54,7 @@ def test_a_change_has_the_time_that_a_study_with_it_predicts(
     assert own.ratio == pytest.approx(own.time_s / gpus.time_s)
 
 
-def test_gpus_and_wafers_try_what_they_have_and_the_best_comes_first(
-    explained: tuple[Explained, ...],
-) -> None:
+def test_machines_try_what_they_have_and_the_best_is_first(explained: tuple[Explained, ...]) -> None:
     gpus, wafer = ({own.change for own in candidate.tried} for candidate in explained)
     assert {"links inside a node twice as fast", "flash attention", "twice the devices"} <= gpus
     assert {"a SwarmX twice as fast", "twice the activation servers", "twice the devices"} <= wafer
@@ -70,7 +66,7 @@ def test_gpus_and_wafers_try_what_they_have_and_the_best_comes_first(
         assert all(own.reason for own in candidate.tried if own.ratio is None)
 
 
-def test_an_answer_is_explained_by_its_summary(path: Path, tmp_path: Path) -> None:
+def test_a_summary_is_explained_unless_of_another_study(path: Path, tmp_path: Path) -> None:
     summary = tmp_path / "summary.json"
     summary.write_text(json.dumps({"study": str(path), "candidates": [], "assumptions": []}))
     shown = CliRunner().invoke(main, ["why", str(summary), "--compare", "weight-streaming"])
@@ -80,9 +76,6 @@ def test_an_answer_is_explained_by_its_summary(path: Path, tmp_path: Path) -> No
     summary.write_text("{}")
     with pytest.raises(InputError, match="is no answer of"):
         why(summary)
-
-
-def test_an_answer_of_another_study_of_the_same_name_is_refused(path: Path, tmp_path: Path) -> None:
     summary = tmp_path / "summary.json"
     row = {"strategy": "weight-streaming", "system": "cs-2", "num_devices": 7}
     summary.write_text(json.dumps({"study": str(path), "candidates": [row], "assumptions": []}))

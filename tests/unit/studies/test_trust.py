@@ -32,22 +32,16 @@ def test_a_caveat_of_several_answers_is_said_once_in_the_words_of_the_worst() ->
     assert list(shared.values()) == sorted(shared.values(), key=Caveat.rank)
 
 
-def test_many_numbers_of_devices_are_a_range(gpus: ps.Prediction) -> None:
+def test_machines_of_one_caveat_are_named_together(gpus: ps.Prediction) -> None:
     answers = [replace(gpus, num_devices=8 * n, caveats=(EDGE,)) for n in range(1, 7)]
     (shared,) = shared_caveats(answers)
     assert shared.machines == ("8 to 48 A100-80GB",)
-
-
-def test_the_same_words_about_two_systems_are_one_caveat(gpus: ps.Prediction) -> None:
-    (shared,) = shared_caveats([replace(answer, caveats=(EDGE,)) for answer in (gpus, wafers(1))])
-    assert shared.systems == ("dgx-a100-80gb", "cs-2")
-    assert shared.machines == ("8 A100-80GB", "1 CS-2")
-
-
-def test_a_strategy_is_named_where_another_of_the_same_machine_has_no_caveat(gpus: ps.Prediction) -> None:
     answers = [replace(gpus, caveats=(EDGE,)), replace(gpus, strategy="data", caveats=())]
     (shared,) = shared_caveats(answers)
     assert shared.machines == ("8 A100-80GB, 3d",)
+    (shared,) = shared_caveats([replace(answer, caveats=(EDGE,)) for answer in (gpus, wafers(1))])
+    assert shared.systems == ("dgx-a100-80gb", "cs-2")
+    assert shared.machines == ("8 A100-80GB", "1 CS-2")
 
 
 @pytest.mark.parametrize(

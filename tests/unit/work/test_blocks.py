@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -18,19 +19,13 @@ def plain(toys: ModuleType) -> LayerSlice:
     return LayerSlice(toys.model(), 128, 2, tensor=2)
 
 
-def with_(part: LayerSlice, **changes: object) -> LayerSlice:
-    from dataclasses import replace
-
-    return replace(part, **changes)  # type: ignore[arg-type]
-
-
 def named(kernels: tuple[Kernel, ...]) -> dict[str, Kernel]:
     return {kernel.name: kernel for kernel in kernels}
 
 
 def test_a_fused_accumulation_reads_and_writes_the_sum_without_a_launch(plain: LayerSlice) -> None:
     eager, fused = (
-        named(mlp_kernels(part, "backward")) for part in (plain, with_(plain, fused=("accumulation",)))
+        named(mlp_kernels(part, "backward")) for part in (plain, replace(plain, fused=("accumulation",)))
     )
     numbers = eager["fc1.wgrad"].m * eager["fc1.wgrad"].n
     assert fused["fc1.accumulate"].bytes_accessed == pytest.approx(numbers * 2 * plain.main_grad_bytes)
@@ -40,7 +35,7 @@ def test_a_fused_accumulation_reads_and_writes_the_sum_without_a_launch(plain: L
 
 def test_fused_norms_take_three_passes_and_joined_gradients_none(plain: LayerSlice) -> None:
     eager, fused = (
-        named(attention_kernels(part, "backward")) for part in (plain, with_(plain, fused=("norm", "qkv")))
+        named(attention_kernels(part, "backward")) for part in (plain, replace(plain, fused=("norm", "qkv")))
     )
     norm = "attention_norm.backward"
     assert 5 * fused[norm].bytes_accessed == pytest.approx(3 * eager[norm].bytes_accessed)
@@ -48,7 +43,7 @@ def test_fused_norms_take_three_passes_and_joined_gradients_none(plain: LayerSli
 
 
 def test_narrow_products_come_with_the_casts_of_their_first_operand(plain: LayerSlice) -> None:
-    narrow = with_(plain, precisions=FP8)
+    narrow = replace(plain, precisions=FP8)
     forward = attention_kernels(narrow, "forward")
     backward = mlp_kernels(narrow, "backward")
     assert {kernel.precision for kernel in forward if kernel.partition != "none"} == {"fp8"}
@@ -67,7 +62,7 @@ def test_narrow_products_come_with_the_casts_of_their_first_operand(plain: Layer
 
 
 def test_the_head_has_sixteen_bits_unless_the_table_says_otherwise(plain: LayerSlice) -> None:
-    usual = head_kernels(with_(plain, precisions=FP8), 128, "forward")
-    narrow = head_kernels(with_(plain, precisions=FP8.model_copy(update={"head": "fp8"})), 128, "forward")
+    usual = head_kernels(replace(plain, precisions=FP8), 128, "forward")
+    narrow = head_kernels(replace(plain, precisions=FP8.model_copy(update={"head": "fp8"})), 128, "forward")
     assert named(usual)["lm_head"].precision is None
     assert named(narrow)["lm_head"].precision == "fp8"

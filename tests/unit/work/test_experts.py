@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from perfsim.specs.model import LayerKind, layer_kinds
-from perfsim.specs.recipe import Job
+from perfsim.specs.recipe import Job, KernelPrecisions
 from perfsim.strategies.three_d.expert import ExpertGroup
 from perfsim.work import RankGroup
 from perfsim.work.counts import layer_activation_bytes, model_flop_per_step, parameters
@@ -126,8 +126,6 @@ def test_a_crowded_rank_computes_its_load(toys: ModuleType) -> None:
 
 
 def test_the_router_is_never_narrow_and_experts_are(toys: ModuleType) -> None:
-    from perfsim.specs.recipe import KernelPrecisions
-
     table = KernelPrecisions(forward="fp8", input_gradient="fp8", weight_gradient="fp8")
     kernels = mlp_kernels(sliced(toys, precisions=table), "forward")
     narrow = {kernel.name: kernel.precision for kernel in kernels if kernel.op == "gemm"}
@@ -149,13 +147,6 @@ def test_latent_attention_goes_down_to_latents_and_up_to_heads(toys: ModuleType)
     counts = parameters(part.model)
     assert counts.matrices_of() == weights + 2 * H * part.model.ffn_hidden_size
     assert counts.of() - counts.matrices_of() == 2 * H + 384 + 128
-
-
-def test_heads_of_their_own_width_need_not_fill_the_hidden_size(toys: ModuleType) -> None:
-    model = toys.model(head_dim=64, num_query_groups=4, bias=False)
-    assert parameters(model).matrices_of() == H * (2 * 16 * 64 + 2 * 4 * 64) + 2 * H * 8192
-    qkv = next(k for k in attention_kernels(LayerSlice(model, S, B), "forward") if k.name == "qkv")
-    assert (qkv.n, qkv.k) == (16 * 64 + 2 * 4 * 64, H)
 
 
 @pytest.mark.parametrize(("window", "share"), [(S, 1.0), (S // 2, 0.75), (S // 8, 0.234375)])

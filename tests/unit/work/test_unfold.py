@@ -28,15 +28,8 @@ def test_a_collective_is_written_once_for_its_group_and_holds_up_every_member(to
         "gpu0+gpu1+gpu2/compute",
         *(f"gpu{rank}/compute" for rank in range(3)),
     ]
-    assert [graph.dependencies.row(task) for task in range(7)] == [
-        (),
-        (),
-        (),
-        (0, 1, 2),
-        (0, 3),
-        (1, 3),
-        (2, 3),
-    ]
+    waits = [graph.dependencies.row(task) for task in range(7)]
+    assert waits == [(), (), (), (0, 1, 2), (0, 3), (1, 3), (2, 3)]
     assert graph.task(3).reads == (0, 1, 2), "the input of each member, in order"
     assert len(graph.task(3).writes) == len(graph.task(3).work.writes) == 3, "the output of each member"
 

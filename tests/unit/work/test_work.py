@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from perfsim.work import Kind, RankGroup, TensorClass, Work
 from perfsim.work.kernels import elementwise, gemm
 
@@ -15,24 +13,19 @@ def work() -> Work:
     return Work("w", Kind.COMP, "op", "forward", kernels=kernels, writes=(TensorClass("t", 1.0),))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"name": "v"},
-        {"kind": Kind.MEM_LOAD},
-        {"op": "other"},
-        {"category": "backward"},
-        {"kernels": ()},
-        {"comm_bytes": 2.0},
-        {"group": RankGroup(0, 1, 2)},
-        {"writes": ()},
-    ],
-    ids=lambda change: next(iter(change)),
-)
-def test_every_field_tells_works_apart(change: dict[str, object]) -> None:
-    other = replace(work(), **change)  # type: ignore[arg-type]
-    assert other != work()
-    assert len({other, work()}) == 2
+def test_every_field_tells_works_apart() -> None:
+    works = {
+        work(),
+        replace(work(), name="v"),
+        replace(work(), kind=Kind.MEM_LOAD),
+        replace(work(), op="other"),
+        replace(work(), category="backward"),
+        replace(work(), kernels=()),
+        replace(work(), comm_bytes=2.0),
+        replace(work(), group=RankGroup(0, 1, 2)),
+        replace(work(), writes=()),
+    }
+    assert len(works) == 9
 
 
 def test_work_sums_over_its_kernels() -> None:
