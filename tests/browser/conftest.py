@@ -77,18 +77,18 @@ def opener(browser: Any) -> Callable[..., Opened]:
         context = browser.new_context(
             viewport={"width": width, "height": height}, color_scheme=scheme, offline=True
         )
-        found = Opened(context.new_page())
-        found.page.on("pageerror", lambda error: found.errors.append(str(error)))
-        found.page.on(
+        visit = Opened(context.new_page())
+        visit.page.on("pageerror", lambda error: visit.errors.append(str(error)))
+        visit.page.on(
             "console",
             lambda message: (
-                found.errors.append(message.text) if message.type in {"error", "warning"} else None
+                visit.errors.append(message.text) if message.type in {"error", "warning"} else None
             ),
         )
-        found.page.on("request", lambda request: found.requests.append(request.url))
-        found.page.goto(path.as_uri())
-        found.page.wait_for_function(DRAWN)
-        return found
+        visit.page.on("request", lambda request: visit.requests.append(request.url))
+        visit.page.goto(path.as_uri())
+        visit.page.wait_for_function(DRAWN)
+        return visit
 
     return opened
 
@@ -103,8 +103,8 @@ def open_page(opener: Callable[..., Opened]) -> Iterator[Callable[..., Opened]]:
         return visits[-1]
 
     yield opened
-    for own in visits:
-        own.close()
+    for visit in visits:
+        visit.close()
 
 
 @pytest.fixture(scope="session")

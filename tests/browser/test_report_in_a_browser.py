@@ -20,9 +20,8 @@ OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElemen
 
 @pytest.fixture(scope="session")
 def report(factory: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return study_page(factory.study_result(), trace_names=["trace.json.gz"]).write(
-        tmp_path_factory.mktemp("study")
-    )
+    page = study_page(factory.study_result(), trace_names=["trace.json.gz"])
+    return page.write(tmp_path_factory.mktemp("study"))
 
 
 @pytest.fixture(scope="module")
@@ -97,13 +96,6 @@ def hovered(page: Any, plot: str, mark: str, number: int) -> str:
 
 
 @pytest.mark.slow
-def test_hovering_a_curve_names_the_layout(desktop: Any) -> None:
-    assert "tp8 pp4 dp4 mbs1" in hovered(
-        desktop, "#figure-time-to-accuracy", ".scatterlayer .trace .point", 0
-    )
-
-
-@pytest.mark.slow
 def test_dark_and_light_pages_write_figures_in_their_own_ink(open_page: Callable, report: Path) -> None:
     def ink(scheme: str) -> list[str]:
         page = open_page(report, scheme=scheme).page
@@ -128,7 +120,7 @@ def test_a_phones_tall_legend_takes_no_room_from_the_bars(phone: Any) -> None:
     assert legend > 100, "this test needs a legend of many lines"
     assert bars > 4 * 40
     bar = (
-        "() => [...document.querySelectorAll('.legend .scrollbar')].map((own) => +own.getAttribute('height'))"
+        "() => [...document.querySelectorAll('.legend .scrollbar')].map((bar) => +bar.getAttribute('height'))"
     )
     assert max(phone.evaluate(bar)) == 0, "no legend is so short that it scrolls"
 
@@ -155,8 +147,8 @@ def test_a_phone_shows_the_first_rows_of_a_long_table_and_all_on_demand(
 def test_print_takes_tall_plots_shorter_and_fits_the_paper_and_the_screen_gets_them_back(
     desktop: Any,
 ) -> None:
-    sizes = """() => [...document.querySelectorAll('.js-plotly-plot')].map((own) =>
-      [own._fullLayout.height, own.querySelector('.main-svg').getBoundingClientRect().width])"""
+    sizes = """() => [...document.querySelectorAll('.js-plotly-plot')].map((plot) =>
+      [plot._fullLayout.height, plot.querySelector('.main-svg').getBoundingClientRect().width])"""
     before = desktop.evaluate(sizes)
     desktop.evaluate("() => window.dispatchEvent(new Event('beforeprint'))")
     for (height, width), (was, wide) in zip(desktop.evaluate(sizes), before, strict=True):
@@ -174,10 +166,14 @@ def test_hostile_names_run_nothing(open_page: Callable, factory: ModuleType, tmp
     assert opened.asked_elsewhere() == []
 
 
-def test_the_tooltip_of_a_task_says_how_long_it_takes(desktop: Any, factory: ModuleType) -> None:
+def test_tooltips_say_how_long_a_task_takes_and_the_layout_of_a_curve(
+    desktop: Any, factory: ModuleType
+) -> None:
     said = hovered(desktop, "#figure-timeline-0", ".barlayer .trace .point", 5)
     takes = {duration(bar.end_s - bar.start_s) for bar in factory.study_result().candidates[0].timeline}
     assert said.partition("takes ")[2] in takes
+    curve = hovered(desktop, "#figure-time-to-accuracy", ".scatterlayer .trace .point", 0)
+    assert "tp8 pp4 dp4 mbs1" in curve
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ class Visit:
 def thinned_study(name: str, folder: Path) -> Page:
     """The page of a study with each candidate at its last number of devices and at a few batches."""
     spec = load_study(name)
-    last = tuple(own.model_copy(update={"devices": own.devices[-1:]}) for own in spec.candidates)
+    last = tuple(row.model_copy(update={"devices": row.devices[-1:]}) for row in spec.candidates)
     batches = BATCHES.get(name, (768,))
     run = run_study(spec.model_copy(update={"candidates": last, "batch_sizes": batches}))
     first = run.candidates[0]
@@ -90,20 +90,16 @@ def thinned_sweep(name: str, folder: Path) -> Page:
     """The page of a sweep with some of its points, and at one batch where it tries many."""
     sweep = load_sweep(name)
     variants = PARTS.get(name)
-    points = [own for own in sweep.points if not variants or own.settings["variant"] in variants]
+    points = [point for point in sweep.points if not variants or point.settings["variant"] in variants]
     if name == "capacity_20b":
         study = {"batch_sizes": (768,)}
-        points = [replace(own, study=own.study.model_copy(update=study)) for own in points if ends(own)]
+        overlapping = [point for point in points if point.num_devices in {1, 4, 16, 32, 128, 512}]
+        points = [replace(point, study=point.study.model_copy(update=study)) for point in overlapping]
     result = run_sweep(replace(sweep, points=tuple(points)), folder / "points.sqlite", jobs=1)
-    changes = [change.point for own in result.changes.values() for change in own]
+    changes = [change.point for changed in result.changes.values() for change in changed]
     first = (changes or result.series[0].points)[0]
     named = {part: text.duration(seconds) for part, seconds in first.prediction.parts_s.items()}
     return Page(write_sweep(result, folder), named)
-
-
-def ends(point: Any) -> bool:
-    """Whether a point of `capacity_20b` is kept: a few numbers of devices that overlap."""
-    return point.num_devices in {1, 4, 16, 32, 128, 512}
 
 
 TYPES = """() => [...document.querySelectorAll('.plotly-graph-div')].map((plot) => ({
@@ -126,15 +122,15 @@ CLIPPED = """() => {
   for (const plot of document.querySelectorAll('.js-plotly-plot')) {
     const box = plot.getBoundingClientRect();
     for (const part of plot.querySelectorAll(written)) {
-      const own = part.getBoundingClientRect();
-      if (own.width > 1 && !inside(own, box)) cut.push(`${plot.id}: ${part.textContent}`);
+      const inner = part.getBoundingClientRect();
+      if (inner.width > 1 && !inside(inner, box)) cut.push(`${plot.id}: ${part.textContent}`);
     }
   }
   return cut;
 }"""
 VIOLATIONS = """async (rules) => (await axe.run({ resultTypes: ['violations'], ...rules })).violations
-  .filter((found) => ['serious', 'critical'].includes(found.impact))
-  .map((found) => `${found.id}: ${found.nodes.map((node) => node.target.join(' ')).join(', ')}`)"""
+  .filter((rule) => ['serious', 'critical'].includes(rule.impact))
+  .map((rule) => `${rule.id}: ${rule.nodes.map((node) => node.target.join(' ')).join(', ')}`)"""
 LARGEST_PART = """() => {
   const plot = document.getElementById('figure-step-time');
   const parts = plot.data.map((trace, index) => [trace.x[0] || 0, index]).sort((a, b) => b[0] - a[0]);
@@ -201,6 +197,6 @@ def test_a_page_is_small_asks_for_nothing_and_shows_everything_in_every_look(
         assert plot["marks"] > 0, plot["id"]
     assert {look: pixels for look, pixels in seen.sideways_px.items() if pixels > 0} == {}
     assert {look: cut for look, cut in seen.clipped.items() if cut} == {}
-    assert {look: found for look, found in seen.violations.items() if found} == {}
+    assert {look: rules for look, rules in seen.violations.items() if rules} == {}
     assert any(f"{part}{seconds}, " in seen.tooltip for part, seconds in page.parts.items()), seen.tooltip
     assert seen.tooltip.endswith(" % of the step")

@@ -62,11 +62,3 @@ def wheel(repository: Path, tmp_path_factory: pytest.TempPathFactory, must_run: 
     must_run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, repository)
     (built,) = out.glob("*.whl")
     return built
-
-
-@pytest.fixture
-def fresh_venv(tmp_path_factory: pytest.TempPathFactory, must_run: Run) -> Path:
-    """A new virtual environment with pip and nothing else."""
-    folder = tmp_path_factory.mktemp("venv")
-    must_run(sys.executable, "-m", "venv", folder)
-    return folder

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.slow
 
 def below(root: Path, pattern: str = "*") -> set[str]:
     """Files under `root`, without caches, as the archive names them."""
-    found = (path for path in root.rglob(pattern) if path.is_file() and "__pycache__" not in path.parts)
-    return {path.relative_to(root).as_posix() for path in found}
+    files = (path for path in root.rglob(pattern) if path.is_file() and "__pycache__" not in path.parts)
+    return {path.relative_to(root).as_posix() for path in files}
 
 
 def contents(wheel: Path) -> dict[str, int]:
@@ -59,9 +59,10 @@ def test_the_source_distribution_holds_what_testing_needs_and_makes_the_wheel_of
 
 
 def test_an_editable_install_reads_the_checkout_and_exposes_only_the_package(
-    repository: Path, fresh_venv: Path, must_run: Callable
+    repository: Path, tmp_path: Path, must_run: Callable
 ) -> None:
-    python = fresh_venv / "bin" / "python"
+    must_run(sys.executable, "-m", "venv", tmp_path)
+    python = tmp_path / "bin" / "python"
     must_run(python, "-m", "pip", "install", "--quiet", "--no-deps", "editables", "--editable", repository)
     probe = (
         "from importlib.util import find_spec\n"

@@ -25,22 +25,6 @@ def test_the_promises_of_a_strategy_are_checked_without_a_test_framework(
     must_run(sys.executable, "-c", probe, cwd=repository)
 
 
-def loaded_by(must_run: Callable, repository: Path, *arguments: str) -> set[str]:
-    """The modules that a command has loaded when it ends."""
-    probe = (
-        "import sys\n"
-        "from perfsim.cli import main\n"
-        f"sys.argv = ['perfsim', *{arguments!r}]\n"
-        "try:\n    main()\nexcept SystemExit as end:\n    print('exit code', end.code or 0)\n"
-        "print('loaded', *sys.modules)\n"
-    )
-    output = must_run(sys.executable, "-c", probe, cwd=repository).stdout
-    (loaded,) = (line.split()[1:] for line in output.splitlines() if line.startswith("loaded "))
-    assert "exit code 0" in output
-    assert "perfsim.cli" in loaded
-    return set(loaded)
-
-
 RUN = (
     *("run", "--model", "gpt3_xl", "--system", "dgx-a100-80gb", "--devices", "8", "--batch", "64"),
     *("--strategy", "3d", "--layout", "tp=1,pp=1,dp=8,mbs=1"),
@@ -57,10 +41,18 @@ FORMATS_AND_STUDIES = {"perfsim.interop.formats", "perfsim.studies"}
     ],
     ids=["help", "show", "run"],
 )
-def test_a_verb_loads_only_the_libraries_that_it_needs(
+def test_the_package_and_a_verb_load_only_the_libraries_that_they_need(
     must_run: Callable, repository: Path, arguments: tuple[str, ...], needed: set[str], spared: set[str]
 ) -> None:
-    loaded = loaded_by(must_run, repository, *arguments)
-    assert needed <= loaded
+    probe = (
+        "import sys\nfrom perfsim.cli import main\n"
+        f"sys.argv = ['perfsim', *{arguments!r}]\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    print('exit code', end.code or 0)\n"
+        "print('loaded', *sys.modules)\n"
+    )
+    *_, code, modules = must_run(sys.executable, "-c", probe, cwd=repository).stdout.splitlines()
+    assert code == "exit code 0"
+    loaded = set(modules.split())
+    assert {"perfsim", "perfsim.cli", *needed} <= loaded
     assert not {name for name in loaded if name.startswith(tuple(f"{room}." for room in spared))}
     assert not spared & loaded, "import these inside the verb that needs them"

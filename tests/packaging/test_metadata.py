@@ -45,12 +45,9 @@ def project(repository: Path) -> dict[str, object]:
     return tomllib.loads((repository / "pyproject.toml").read_text("utf-8"))["project"]
 
 
-def test_the_distribution_has_the_version_of_the_package() -> None:
+def test_the_distribution_has_the_version_of_the_package_and_its_command() -> None:
     assert version("perfsim") == perfsim.__version__
     assert metadata("perfsim")["License-Expression"] == "Apache-2.0"
-
-
-def test_the_command_perfsim_is_installed_and_can_be_loaded() -> None:
     (script,) = entry_points(group="console_scripts", name="perfsim")
     assert script.value == "perfsim.__main__:main"
     assert callable(script.load())

@@ -84,11 +84,10 @@ MACHINES: dict[str, dict[str, Any]] = {
     "summed on the wafer": {"streaming.accumulate_at": "wafer"},
     "slow samples": {"activation_servers.bandwidth": 3e5},
 }
-machines = pytest.mark.parametrize("machine", MACHINES)
 
 
 # ------------------------------------------------------------------------------ the two engines
-@machines
+@pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("batch", [2, 24])
 @pytest.mark.parametrize("passes", [1, 2, 3])
 def test_the_closed_form_is_near_the_simulation_on_every_machine(
@@ -203,7 +202,7 @@ def test_a_lower_efficiency_is_never_faster_and_peak_is_below_all(
     toys: ModuleType, batch: int, efficiency: float, factor: float
 ) -> None:
     better = min(1.0, efficiency * factor)
-    slow, fast = (step_s(toys, batch, efficiency=each) for each in (efficiency, better))
+    slow, fast = (step_s(toys, batch, efficiency=value) for value in (efficiency, better))
     assert fast <= slow
     assert step_s(toys, batch, recipe={"software_release": "peak"}) <= fast
 
@@ -287,29 +286,20 @@ def test_sparsity_never_beats_one_over_what_is_kept(
     assert after["layer.reduce"] <= before["layer.reduce"]
 
 
-def test_three_quarters_of_zeros_are_at_most_four_times_as_fast_on_the_matrices(toys: ModuleType) -> None:
-    recipe = {"software_release": "peak", "seq_length": 8}
-
-    def forward_s(**changes: Any) -> float:
-        all_saved = {"streaming.sparse_harvest": 1.0, "streaming.sparse_index_overhead": 0.0}
-        plan, costs = planned(toys, 2**13, changes=all_saved, recipe=recipe | changes)
-        return seconds_of(costs, plan, toys)["layer.forward"]
-
-    gain = forward_s() / forward_s(weight_sparsity=0.75)
-    assert 3.9 < gain <= 4.0
-
-
-def test_sparsity_cancels_out_of_the_threshold_but_for_the_index(toys: ModuleType) -> None:
+def test_sparsity_divides_matrices_and_their_weights_alike_but_for_the_index(toys: ModuleType) -> None:
     changes = {"streaming.sparse_harvest": 1.0, "streaming.sparse_index_overhead": 0.0}
     recipe = {"software_release": "peak", "seq_length": 8}
     ratio = []
+    forward_s = []
     for sparsity in (0.0, 0.75):
         plan, costs = planned(
             toys, 2**12, changes=changes, recipe=recipe | {"weight_sparsity": sparsity}, weight_bytes=2.0
         )
         seconds = seconds_of(costs, plan, toys)
-        ratio.append(seconds["layer.load"] / seconds["layer.forward"])
+        forward_s.append(seconds["layer.forward"])
+        ratio.append(seconds["layer.load"] / forward_s[-1])
     assert ratio[1] == pytest.approx(ratio[0], rel=0.01)
+    assert 3.9 < forward_s[0] / forward_s[1] <= 4.0
 
 
 # -------------------------------------------------------------------------------------- mechanisms
@@ -340,17 +330,14 @@ def test_half_duplex_shares_the_link_in_full(toys: ModuleType) -> None:
 
 
 def test_samples_that_come_too_slowly_show_as_input(toys: ModuleType) -> None:
-    seconds = {
-        rate: run(
-            *planned(
-                toys, 16, changes={"activation_servers.bandwidth": rate}, layout={"micro_batch_size": 4}
-            ),
-            toys,
+    split = {"micro_batch_size": 4}
+    quick, slow = (
+        run(
+            *planned(toys, changes={"activation_servers.bandwidth": rate}, layout=split), toys
         ).mean_breakdown()
         for rate in (1.25e10, 1e5)
-    }
-    assert seconds[1.25e10]["input"] < 1e-3
-    slow = seconds[1e5]
+    )
+    assert quick["input"] < 1e-3
     assert slow["input"] > 0.5 * sum(slow.values())
     assert sum(slow.values()) == pytest.approx(16 * 1024 * 12 / 1e5, rel=0.02)
 

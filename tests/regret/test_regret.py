@@ -39,6 +39,74 @@ SAMPLED = 40
 MOST_PASSES = 20_000
 """Passes of a micro-batch through a layer in a graph that the wide search writes; larger graphs are left."""
 
+FEW = 8
+SEED = 10
+BUDGET_S = 12.0
+"""Processor seconds of the wide search on one question."""
+QUESTIONS = """
+3d    llama_7b      dgx-a100-40gb  8:32 16:48 64:128
+3d    llama_7b      dgx-h100       8:64 128:384 512:512
+3d    gpt3_6p7b     dgx-a100-80gb  8:24 32:192 256:256
+3d    gptj_6b       dgx-a100-40gb  16:64 48:96 128:192
+3d    gptj_6b       dgx-h100       24:48 96:384
+3d    llama_13b     dgx-a100-80gb  16:32 64:64 256:768
+3d    llama_13b     dgx-a100-40gb  16:96 40:64 128:256
+3d    gpt3_13b      dgx-a100-80gb  16:32 128:96 320:512
+3d    gpt3_13b      dgx-h100       32:128 160:96 512:768
+3d    gpt3_20b      dgx-a100-80gb  32:96 256:64 384:768
+3d    gpt3_20b      dgx-a100-40gb  64:96 192:256 512:384
+3d    gpt_neox_20b  dgx-a100-40gb  96:192 128:128 256:1024
+3d    gpt_neox_20b  dgx-h100       48:96 64:256
+3d    llama_33b     dgx-a100-80gb  48:48 64:96 384:384
+3d    llama_33b     dgx-h100       32:64 256:192
+3d    llama_65b     dgx-a100-80gb  128:96 256:128 512:512
+3d    llama_65b     dgx-h100       64:64 1024:768
+3d    llama2_70b    dgx-h100       64:192 128:64 640:512
+3d    llama2_70b    dgx-a100-80gb  96:96 320:256 1024:1024
+3d    gpt3_175b     dgx-a100-80gb  256:96 512:192 1024:384
+3d    gpt3_175b     dgx-h100       128:64 384:192 1024:768
+3d    opt_175b      dgx-a100-80gb  384:128 768:384
+3d    opt_175b      dgx-a100-40gb  512:128 1024:512
+data  llama_7b      dgx-a100-80gb  8:32 64:192
+zero3 llama_13b     dgx-a100-80gb  16:32 128:384
+zero3 llama2_70b    dgx-h100       64:192
+pipeline gpt3_6p7b  dgx-a100-80gb  8:64 16:96
+tensor llama_7b     dgx-h100       8:32
+"""
+"""Strategy, model, system, and pairs of devices and batch."""
+
+
+class Case(NamedTuple):
+    """One question in words."""
+
+    strategy: str
+    model: str
+    system: str
+    devices: int
+    batch: int
+
+    def __str__(self) -> str:
+        strategy = "" if self.strategy == "3d" else f" {self.strategy}"
+        return f"{self.model}{strategy}, {self.devices:,} x {self.system}, batch {self.batch:,}"
+
+    def question(self) -> Question:
+        catalog = default_catalog()
+        return Question(
+            model=catalog.model(self.model),
+            recipe=catalog.recipe("gpt3_pretraining"),
+            system=catalog.system(self.system),
+            devices=self.devices,
+            strategy=self.strategy,
+            batch=self.batch,
+        )
+
+
+CASES = [
+    Case(strategy, model, system, *map(int, pair.split(":")))
+    for strategy, model, system, *pairs in map(str.split, QUESTIONS.strip().splitlines())
+    for pair in pairs
+]
+
 
 @dataclass(frozen=True)
 class Regret:
@@ -78,20 +146,20 @@ class WideSearch:
         self.errors: list[float] = []
         self.left = 0
 
-    def run(self, budget_s: float, seed: int) -> None:
-        """Try layouts in the order of their estimates, then the sample; `budget_s` in processor seconds."""
+    def run(self) -> None:
+        """Try layouts in the order of their estimates, then the sample."""
         order = self.searched.order
         estimates = self.searched.screening.estimate_s
         began_s = time.process_time()
         position = 0
         while position < len(order) and estimates[order[position]] * (1 - MARGIN) < self.best_s:
-            if time.process_time() - began_s > budget_s:
+            if time.process_time() - began_s > BUDGET_S:
                 self.left += int((estimates[order[position:]] * (1 - MARGIN) < self.best_s).sum())
                 break
             self.left += not self._try(int(order[position]))
             position += 1
         rest = order[position:]
-        drawn = np.random.default_rng(seed).choice(rest, min(SAMPLED, len(rest)), replace=False)
+        drawn = np.random.default_rng(SEED).choice(rest, min(SAMPLED, len(rest)), replace=False)
         for index in drawn.tolist():
             self._try(index)
 
@@ -103,11 +171,8 @@ class WideSearch:
         if plan.num_microbatches * question.model.num_layers > MOST_PASSES:
             return False
         graph = graph_of(plan, question.chosen)
-        path_s = (
-            Step(place(graph, question.topology, contention=False), question.costs)
-            .run(contention=False)
-            .step_time_s
-        )
+        placed = place(graph, question.topology, contention=False)
+        path_s = Step(placed, question.costs).run(contention=False).step_time_s
         self.errors.append(float(screening.estimate_s[index]) / path_s - 1)
         if path_s < self.best_s:
             step_s = evaluate(plan, question.costs, graph=graph).step_time_s
@@ -117,14 +182,14 @@ class WideSearch:
         return True
 
 
-def regret_of(question: Question, budget_s: float, seed: int = 0) -> Regret:
+def regret_of(case: Case) -> Regret:
     """The planner's answer beside that of the wide search. PlanError where no layout fits."""
-    searched = Search(question)
+    searched = Search(case.question())
     runs = confirmed(searched)
     pick = text_of(runs[0].plan.layout)
     pick_s = runs[0].step_time_s
     wide = WideSearch(searched, pick, pick_s)
-    wide.run(budget_s, seed)
+    wide.run()
     return Regret(
         screened=searched.screening.screened,
         feasible=len(searched.order),
@@ -139,90 +204,15 @@ def regret_of(question: Question, budget_s: float, seed: int = 0) -> Regret:
     )
 
 
-FEW = 8
-SEED = 10
-BUDGET_S = 12.0
-"""Processor seconds of the wide search on one question."""
-ASKED = """
-3d    llama_7b      dgx-a100-40gb  8:32 16:48 64:128
-3d    llama_7b      dgx-h100       8:64 128:384 512:512
-3d    gpt3_6p7b     dgx-a100-80gb  8:24 32:192 256:256
-3d    gptj_6b       dgx-a100-40gb  16:64 48:96 128:192
-3d    gptj_6b       dgx-h100       24:48 96:384
-3d    llama_13b     dgx-a100-80gb  16:32 64:64 256:768
-3d    llama_13b     dgx-a100-40gb  16:96 40:64 128:256
-3d    gpt3_13b      dgx-a100-80gb  16:32 128:96 320:512
-3d    gpt3_13b      dgx-h100       32:128 160:96 512:768
-3d    gpt3_20b      dgx-a100-80gb  32:96 256:64 384:768
-3d    gpt3_20b      dgx-a100-40gb  64:96 192:256 512:384
-3d    gpt_neox_20b  dgx-a100-40gb  96:192 128:128 256:1024
-3d    gpt_neox_20b  dgx-h100       48:96 64:256
-3d    llama_33b     dgx-a100-80gb  48:48 64:96 384:384
-3d    llama_33b     dgx-h100       32:64 256:192
-3d    llama_65b     dgx-a100-80gb  128:96 256:128 512:512
-3d    llama_65b     dgx-h100       64:64 1024:768
-3d    llama2_70b    dgx-h100       64:192 128:64 640:512
-3d    llama2_70b    dgx-a100-80gb  96:96 320:256 1024:1024
-3d    gpt3_175b     dgx-a100-80gb  256:96 512:192 1024:384
-3d    gpt3_175b     dgx-h100       128:64 384:192 1024:768
-3d    opt_175b      dgx-a100-80gb  384:128 768:384
-3d    opt_175b      dgx-a100-40gb  512:128 1024:512
-data  llama_7b      dgx-a100-80gb  8:32 64:192
-zero3 llama_13b     dgx-a100-80gb  16:32 128:384
-zero3 llama2_70b    dgx-h100       64:192
-pipeline gpt3_6p7b  dgx-a100-80gb  8:64 16:96
-tensor llama_7b     dgx-h100       8:32
-"""
-"""Strategy, model, system, and pairs of devices and batch."""
+WHOLE = [case for case in CASES if case.strategy == "3d"]
 
 
-class Asked(NamedTuple):
-    """One question in words."""
-
-    strategy: str
-    model: str
-    system: str
-    devices: int
-    batch: int
-
-    def __str__(self) -> str:
-        strategy = "" if self.strategy == "3d" else f" {self.strategy}"
-        return f"{self.model}{strategy}, {self.devices:,} x {self.system}, batch {self.batch:,}"
-
-
-def all_asked() -> list[Asked]:
-    asked = []
-    for strategy, model, system, *pairs in (line.split() for line in ASKED.split("\n") if line):
-        asked += [Asked(strategy, model, system, *map(int, pair.split(":"))) for pair in pairs]
-    return asked
-
-
-def question(asked: Asked) -> Question:
-    catalog = default_catalog()
-    return Question(
-        model=catalog.model(asked.model),
-        recipe=catalog.recipe("gpt3_pretraining"),
-        system=catalog.system(asked.system),
-        devices=asked.devices,
-        strategy=asked.strategy,
-        batch=asked.batch,
-    )
-
-
-def answered(asked: Asked) -> Regret:
-    return regret_of(question(asked), BUDGET_S, SEED)
-
-
-CONTAINED = ("data", "tensor", "pipeline", "zero3")
-WHOLE = [asked for asked in all_asked() if asked.strategy == "3d"]
-
-
-@pytest.mark.parametrize("asked", random.Random(SEED + 1).sample(WHOLE, FEW), ids=str)
-def test_3d_is_never_slower_than_what_it_contains(asked: Asked) -> None:
-    whole_s = best_plan(question(asked)).step_time_s
-    for name in CONTAINED:
+@pytest.mark.parametrize("case", random.Random(SEED + 1).sample(WHOLE, FEW), ids=str)
+def test_3d_is_never_slower_than_what_it_contains(case: Case) -> None:
+    whole_s = best_plan(case.question()).step_time_s
+    for name in ("data", "tensor", "pipeline", "zero3"):
         try:
-            part_s = best_plan(question(asked._replace(strategy=name))).step_time_s
+            part_s = best_plan(case._replace(strategy=name).question()).step_time_s
         except PlanError:
             continue
         assert whole_s <= part_s * (1 + 1e-9), name
@@ -230,18 +220,15 @@ def test_3d_is_never_slower_than_what_it_contains(asked: Asked) -> None:
 
 def test_the_pick_is_the_best_of_a_wide_search_or_nearly() -> None:
     target = os.environ.get("PERFSIM_REGRET")
-    asked = all_asked()
-    if not target:
-        asked = random.Random(SEED).sample(asked, FEW)
-    context = get_context("spawn")
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as workers:
-        answers = list(workers.map(answered, asked))
+    cases = CASES if target else random.Random(SEED).sample(CASES, FEW)
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as workers:
+        answers = list(workers.map(regret_of, cases))
     if target:
-        Path(target).write_text(page(asked, answers), encoding="utf-8")
+        Path(target).write_text(page(cases, answers), encoding="utf-8")
     regrets = np.array([answer.regret for answer in answers])
     assert np.median(regrets) <= 0.005
     worst = int(regrets.argmax())
-    assert regrets[worst] <= 0.02, f"{asked[worst]}: {answers[worst].pick}, not {answers[worst].best}"
+    assert regrets[worst] <= 0.02, f"{cases[worst]}: {answers[worst].pick}, not {answers[worst].best}"
     errors = np.concatenate([answer.errors for answer in answers])
     assert np.median(np.abs(errors)) <= 0.01
 
@@ -265,7 +252,7 @@ counts what these two left out. Regret is how much slower the pick is than the b
 """
 
 
-def page(asked: list[Asked], answers: list[Regret]) -> str:
+def page(cases: list[Case], answers: list[Regret]) -> str:
     """The report, worst regret first."""
     regrets = np.array([answer.regret for answer in answers])
     errors = np.concatenate([answer.errors for answer in answers])
@@ -275,7 +262,7 @@ def page(asked: list[Asked], answers: list[Regret]) -> str:
         sampled=SAMPLED,
         passes=MOST_PASSES,
         budget=BUDGET_S,
-        count=len(asked),
+        count=len(cases),
         median=np.median(regrets),
         worst=regrets.max(),
         zero=int((regrets == 0).sum()),
@@ -287,14 +274,13 @@ def page(asked: list[Asked], answers: list[Regret]) -> str:
         least=errors.min(),
         most=errors.max(),
     )
-    rows = sorted(zip(asked, answers, strict=True), key=lambda row: (-row[1].regret, str(row[0])))
-    return head + "".join(line(question, answer) for question, answer in rows)
-
-
-def line(question: Asked, answer: Regret) -> str:
-    best = f"{answer.best_s:.4g} s: {answer.best}" if answer.regret > 0 else "the pick"
-    counts = f"{answer.confirmed} | {answer.written:,} | {answer.left:,}"
-    return (
-        f"| {question} | {answer.screened:,} | {answer.feasible:,} | {answer.pick_s:.4g} s: {answer.pick} | "
-        f"{best} | {answer.regret:.2%} | {counts} |\n"
-    )
+    rows = sorted(zip(cases, answers, strict=True), key=lambda row: (-row[1].regret, str(row[0])))
+    for case, answer in rows:
+        best = f"{answer.best_s:.4g} s: {answer.best}" if answer.regret > 0 else "the pick"
+        head += (
+            f"| {case} | {answer.screened:,} | {answer.feasible:,} | {answer.pick_s:.4g} s: {answer.pick} | "
+        )
+        head += (
+            f"{best} | {answer.regret:.2%} | {answer.confirmed} | {answer.written:,} | {answer.left:,} |\n"
+        )
+    return head

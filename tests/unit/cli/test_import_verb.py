@@ -36,38 +36,37 @@ def perfsim(*arguments: str | Path) -> Result:
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
-def test_the_document_has_the_keys_of_the_interface(config: Path) -> None:
+def test_what_is_printed_or_written_is_a_model_and_the_document_has_the_keys_of_the_interface(
+    config: Path, tmp_path: Path
+) -> None:
     result = perfsim("import", config, "--json")
     document = json.loads(result.stdout)
     assert {"kind", "parameters", "unused_keys", "unsupported", "document"} <= set(document)
     assert (document["kind"], document["parameters"]) == ("model", COUNT)
     assert (document["unused_keys"], document["unsupported"]) == (["rope_theta"], [])
     assert document["document"]["name"] == "small"
-
-
-def test_what_is_printed_or_written_is_a_model(config: Path, tmp_path: Path) -> None:
-    printed = perfsim("import", config).stdout
-    answer = perfsim("import", config, "--out", tmp_path / "ours.yaml")
-    assert f"model from huggingface: {tmp_path / 'ours.yaml'}" in answer.stdout
+    written = tmp_path / "ours.yaml"
+    answer = perfsim("import", config, "--out", written)
+    assert f"model from huggingface: {written}" in answer.stdout
     assert f"{COUNT:,} parameters" in answer.stdout
-    assert (tmp_path / "ours.yaml").read_text("utf-8").strip() == printed.strip()
-    assert ps.Catalog().models[str(tmp_path / "ours.yaml")].hidden_size == 256
+    assert written.read_text("utf-8").strip() == perfsim("import", config).stdout.strip()
+    assert ps.Catalog().models[str(written)].hidden_size == 256
 
 
 def test_every_verb_with_a_model_takes_the_file(config: Path) -> None:
-    asked = ("--model", config, "--system", "dgx-a100-80gb", "--devices", "1", "--batch", "2")
-    assert "small on 1 A100-80GB" in perfsim("run", *asked).stdout
-    assert perfsim("plan", *asked).exit_code == 0
+    point = ("--model", config, "--system", "dgx-a100-80gb", "--devices", "1", "--batch", "2")
+    assert "small on 1 A100-80GB" in perfsim("run", *point).stdout
+    assert perfsim("plan", *point).exit_code == 0
     assert perfsim("prove", config, "--layout", "pp=2", "--orders", "0").exit_code == 0
 
 
 def test_what_a_file_says_and_cannot_be_expressed_is_a_note_of_the_answer(config: Path) -> None:
     irregular = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 512}
     config.write_text(json.dumps(CONFIG | {"model_type": "mistral", **irregular}), encoding="utf-8")
-    asked = ("--model", config, "--system", "dgx-a100-80gb", "--devices", "1", "--batch", "2")
+    point = ("--model", config, "--system", "dgx-a100-80gb", "--devices", "1", "--batch", "2")
     note = "not expressible: attention in a sliding window of 512 in some layers; taken as full attention"
-    assert json.loads(perfsim("run", *asked, "--json").stdout)["notes"][-1] == note
-    assert "sliding window of 512" in perfsim("run", *asked).stdout
+    assert json.loads(perfsim("run", *point, "--json").stdout)["notes"][-1] == note
+    assert "sliding window of 512" in perfsim("run", *point).stdout
 
 
 def test_python_takes_the_file_too(config: Path) -> None:

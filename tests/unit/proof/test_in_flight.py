@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import ModuleType
 
 import pytest
 
-from perfsim.proof.promises import held_unlike_promised
 from perfsim.proof.prove import Request, prove_all
-from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import strategy
-from perfsim.strategies.schedules import SCHEDULES, StageOrder, least_chunks
+from perfsim.strategies.schedules import SCHEDULES, StageOrder
 from perfsim.testing import PROMISES, BrokenPromise, cases_for
 
 
@@ -30,32 +27,19 @@ def off_by(order: StageOrder, more: int) -> StageOrder:
     return wrong
 
 
-@pytest.fixture(params=["1f1b", "zb1p", "zb2p"])
-def name(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-def change_warm_up(monkeypatch: pytest.MonkeyPatch, name: str, more: int) -> None:
+@pytest.mark.parametrize("name", ["1f1b", "zb1p", "zb2p"])
+@pytest.mark.parametrize("more", [-1, 1])
+def test_a_proof_and_check_strategy_find_a_warm_up_that_is_one_too_short_or_too_long(
+    monkeypatch: pytest.MonkeyPatch, name: str, more: int
+) -> None:
     right = SCHEDULES[name]
     wrong = replace(right, order=lambda *sizes: [off_by(order, more) for order in right.orders(*sizes)])
     monkeypatch.setitem(SCHEDULES, name, wrong)
-
-
-@pytest.mark.parametrize("more", [-1, 1])
-def test_a_proof_finds_a_warm_up_that_is_one_too_short_or_too_long(
-    monkeypatch: pytest.MonkeyPatch, name: str, more: int
-) -> None:
-    change_warm_up(monkeypatch, name, more)
     request = Request("gpt3_20b", layout=f"pp=3,schedule={name}", batch=8, orders=1)
     (proof,) = prove_all(request).proofs
     assert {fault.kind for fault in proof.faults} == {"memory"}
     assert "micro-batches, schedule" in str(proof.faults[0])
     assert "stage 0 (gpu0): activations in flight" in str(proof.faults[0])
-
-
-@pytest.mark.parametrize("more", [-1, 1])
-def test_check_strategy_finds_it_too(monkeypatch: pytest.MonkeyPatch, name: str, more: int) -> None:
-    change_warm_up(monkeypatch, name, more)
     one_node = next(case for case in cases_for(strategy("3d")) if case.name == "one node")
     with pytest.raises(BrokenPromise, match=f"schedule {name} promises"):
         one_node.check(PROMISES["ranks_hold_what_their_schedule_promises"])
@@ -71,17 +55,3 @@ def test_a_schedule_of_another_name_is_held_to_its_own_promise(monkeypatch: pyte
         f"stage 0 (gpu0): {held} 2",
         f"stage 1 (gpu1): {held} 1",
     ]
-
-
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-@pytest.mark.parametrize("name", sorted(SCHEDULES))
-def test_every_schedule_holds_what_it_promises(toys: ModuleType, name: str, recompute: str) -> None:
-    layout = ParallelLayout(
-        tensor=2,
-        pipeline=4,
-        schedule=name,
-        virtual_pipeline=2 if name == "interleaved" else least_chunks(name),
-        recompute=recompute,  # type: ignore[arg-type]
-    )
-    plan = toys.plan("3d", toys.job(12, num_layers=16), layout)
-    assert list(held_unlike_promised(toys.graph_of(plan), plan)) == []

@@ -61,5 +61,5 @@ def test_ranks_that_share_sequences_compute_what_one_does(
 def test_a_ring_gives_every_rank_as_many_earlier_positions(ranks: int) -> None:
     length = 4 * ranks
     places = [places_of(length, ranks, rank, "ring") for rank in range(ranks)]
-    assert sorted(place for own in places for place in own) == list(range(length))
-    assert len({sum(own) for own in places}) == 1
+    assert sorted(position for part in places for position in part) == list(range(length))
+    assert len({sum(part) for part in places}) == 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
+from html.parser import HTMLParser
 from typing import Any
 
 from perfsim.convergence.critical_batch import CriticalBatch
@@ -25,6 +26,13 @@ TARGET_TOKENS = 4e11
 CRITICAL = 2.43e7
 CRITICAL_BAND = (6.69e6, 4.1e7)
 GIB = 2**30
+ASSUMPTIONS = """\
+hardware | A100 peak, bf16 | 312 TFLOP/s | nvidia_a100_datasheet, page 1 | datasheet
+hardware | CS-2 ports | 12 x 100 Gb/s | cerebras_cs2_whitepaper | datasheet
+costs | GEMM efficiency | median error 4.1 % over 312 points | gemm_bf16_a100.csv | fit
+convergence | critical batch | 24.3 million tokens | zhang_2024, equation 6 | fit
+convergence | goodput | 100 % | no failures are modelled | assumption
+"""
 TIME = TimeToAccuracy(1e6, 1.0, TARGET_TOKENS, CriticalBatch(CRITICAL, 2.0, "constant", "a test"), 0.1)
 """The way to the target of some machine; candidates replace its times."""
 
@@ -49,31 +57,25 @@ def _curve(
 
 
 def pipeline_timeline(stages: int, microbatches: int, forward_s: float) -> tuple[TimelineBar, ...]:
-    """1F1B by lanes: compute of each stage, its sends, and the optimizer at the end."""
+    """By lanes: compute of each stage, its sends, and the optimizer at the end."""
     bars: list[TimelineBar] = []
-    backward_s = 2 * forward_s
     for stage in range(stages):
+        lane = f"stage {stage}"
         clock = stage * forward_s
-        lane = f"stage {stage}/compute"
         for microbatch in range(microbatches):
-            bars.append(TimelineBar(lane, "forward", "forward", clock, clock + forward_s, microbatch))
-            clock += forward_s
-            send = TimelineBar(
-                f"stage {stage}/pipeline",
-                "send",
-                "pipeline_communication",
-                clock,
-                clock + 0.1 * forward_s,
-                microbatch,
-            )
-            bars.append(send)
-            bars.append(TimelineBar(lane, "backward", "backward", clock, clock + backward_s, microbatch))
-            clock += backward_s
+            for kind, takes_s in (("forward", forward_s), ("backward", 2 * forward_s)):
+                end = clock + takes_s
+                sent = end + 0.1 * forward_s
+                bars += [
+                    TimelineBar(f"{lane}/compute", kind, kind, clock, end, microbatch),
+                    TimelineBar(f"{lane}/pipeline", "send", "pipeline_communication", end, sent, microbatch),
+                ]
+                clock = end
         reduced = clock + 3 * forward_s
-        bars.append(
-            TimelineBar(f"stage {stage}/data", "reduce gradients", "data_communication", clock, reduced)
-        )
-        bars.append(TimelineBar(lane, "optimizer", "optimizer", reduced, reduced + forward_s))
+        bars += [
+            TimelineBar(f"{lane}/data", "reduce gradients", "data_communication", clock, reduced),
+            TimelineBar(f"{lane}/compute", "optimizer", "optimizer", reduced, reduced + forward_s),
+        ]
     return tuple(bars)
 
 
@@ -82,30 +84,19 @@ def streaming_timeline(layers: int, layer_s: float) -> tuple[TimelineBar, ...]:
     bars: list[TimelineBar] = []
     for position in range(2 * layers):
         clock = (position + 1) * layer_s
-        backward = position >= layers
-        layer = 2 * layers - 1 - position if backward else position
-        stream = TimelineBar(
-            "memoryx/out",
-            f"weights of layer {layer}",
-            "weight_stream",
-            clock - layer_s,
-            clock - 0.2 * layer_s,
-        )
-        kind = "backward" if backward else "forward"
+        end = clock + 1.9 * layer_s
+        kind = "forward" if position < layers else "backward"
+        layer = f"layer {min(position, 2 * layers - 1 - position)}"
+        streamed = clock - 0.2 * layer_s
         bars += [
-            stream,
-            TimelineBar("cs_0/compute", f"{kind} layer {layer}", kind, clock, clock + 0.95 * layer_s),
+            TimelineBar("memoryx/out", f"weights of {layer}", "weight_stream", clock - layer_s, streamed),
+            TimelineBar("cs_0/compute", f"{kind} {layer}", kind, clock, clock + 0.95 * layer_s),
         ]
-        if backward:
-            end = clock + 1.9 * layer_s
-            bars.append(
-                TimelineBar(
-                    "swarmx/up", f"gradients of layer {layer}", "gradient_stream", clock + layer_s, end
-                )
-            )
-            bars.append(
-                TimelineBar("memoryx/update", f"update layer {layer}", "update", end, end + 0.5 * layer_s)
-            )
+        if kind == "backward":
+            bars += [
+                TimelineBar("swarmx/up", f"gradients of {layer}", "gradient_stream", clock + layer_s, end),
+                TimelineBar("memoryx/update", f"update {layer}", "update", end, end + 0.5 * layer_s),
+            ]
     return tuple(bars)
 
 
@@ -170,20 +161,10 @@ def _gpus() -> Answer:
         "schedule": "1f1b",
     }
     curve = _curve(0.6, 0.0125, 96, layout)
-    memory = tuple(
-        MemoryUse(
-            f"stage {stage}",
-            {
-                "parameters": 1.3 * GIB,
-                "gradients": 2.6 * GIB,
-                "optimizer": 7.8 * GIB,
-                "activations": (22 - 5 * stage) * GIB,
-                "logits": (1.7 if stage == 3 else 0.0) * GIB,
-            },
-            80.0 * GIB,
-        )
-        for stage in range(4)
-    )
+    state = {"parameters": 1.3 * GIB, "gradients": 2.6 * GIB, "optimizer": 7.8 * GIB}
+    parts = [state | {"activations": (22 - 5 * stage) * GIB, "logits": 0.0} for stage in range(4)]
+    parts[3]["logits"] = 1.7 * GIB
+    memory = tuple(MemoryUse(f"stage {stage}", part, 80.0 * GIB) for stage, part in enumerate(parts))
     shares = {
         "compute": 0.71,
         "recompute": 0.05,
@@ -242,9 +223,8 @@ def study_result() -> StudyResult:
     """Four candidates with everything a report shows."""
     candidates = (_gpus(), _wafers(1), _wafers(4), _wafers(16))
     names = [candidate.label for candidate in candidates]
-    covered = SamplingSummary(
-        24, 8112, 0.97, 3.1e-7, 2.4e-6, True, {"column_parallel": 10, "row_parallel": 14}
-    )
+    kinds = {"column_parallel": 10, "row_parallel": 14}
+    covered = SamplingSummary(24, 8112, 0.97, 3.1e-7, 2.4e-6, True, kinds)
     times = [candidate.time_to_accuracy_s / 86400 for candidate in candidates]
     return StudyResult(
         study="gpt3_20b",
@@ -262,19 +242,7 @@ def study_result() -> StudyResult:
         candidates=candidates,
         verdict=f"128 A100-80GB (16 DGX) with 3d reaches the target in {times[0]:.1f} days, "
         f"{times[3] / times[0]:.1f} times (3.0 to 3.3) sooner than 16 CS-2 with weight-streaming.",
-        assumptions=(
-            Assumption(
-                "hardware", "A100 peak, bf16", "312 TFLOP/s", "nvidia_a100_datasheet, page 1", "datasheet"
-            ),
-            Assumption("hardware", "CS-2 ports", "12 x 100 Gb/s", "cerebras_cs2_whitepaper", "datasheet"),
-            Assumption(
-                "costs", "GEMM efficiency", "median error 4.1 % over 312 points", "gemm_bf16_a100.csv", "fit"
-            ),
-            Assumption(
-                "convergence", "critical batch", "24.3 million tokens", "zhang_2024, equation 6", "fit"
-            ),
-            Assumption("convergence", "goodput", "100 %", "no failures are modelled", "assumption"),
-        ),
+        assumptions=tuple(Assumption(*row.split(" | ")) for row in ASSUMPTIONS.splitlines()),
         sampling=dict.fromkeys(names, covered),
         accuracy=(
             Accuracy("3d", "megatron_2021", 22, 0.061, 0.143, 0.187, 0.16),
@@ -316,3 +284,19 @@ def empty_candidate(result: StudyResult) -> StudyResult:
         time=_time_of(never),
     )
     return replace(result, candidates=(result.candidates[0], bare))
+
+
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+
+def tags(page: str) -> list[tuple[str, dict[str, str | None]]]:
+    """Every tag of a page with its attributes, in order."""
+    parser = _Tags()
+    parser.feed(page)
+    return parser.tags

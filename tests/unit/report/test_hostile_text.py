@@ -6,8 +6,8 @@ import csv
 import gzip
 import json
 import unicodedata
-from html.parser import HTMLParser
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from click.testing import CliRunner
@@ -15,7 +15,6 @@ from click.testing import CliRunner
 from perfsim.cli import main
 
 HOSTILE = r"</script><script>alert(1)</script><img src=x onerror=alert(2)> {{7*7}} \e[31m\a\u202e\u0085 =1+1"
-PLAIN = "alert"
 STUDY = f"""\
 name: hostile
 title: "{HOSTILE}"
@@ -46,19 +45,6 @@ variants:
 """
 
 
-class _Tags(HTMLParser):
-    """Collects tags and attributes of a page."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += [name for name, _ in attrs]
-
-
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -67,26 +53,24 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("verb", ["study", "sweep"])
-def test_hostile_text_stays_text_everywhere(verb: str) -> None:
+def test_hostile_text_stays_text_everywhere(verb: str, factory: ModuleType) -> None:
     result = CliRunner().invoke(main, [verb, f"{verb}.yaml", "--out", "out"])
     assert result.exit_code == 0, result.stderr
-    assert PLAIN in result.stdout
+    assert "alert" in result.stdout
     strange = {char for char in result.stdout + result.stderr if unicodedata.category(char)[0] == "C"}
     assert strange <= {"\n"}
-    page = _Tags()
-    page.feed(Path("out/index.html").read_text(encoding="utf-8"))
-    assert not {"img", "b", "i"} & set(page.tags)
-    assert not [name for name in page.attributes if name.startswith("on")]
+    tags = factory.tags(Path("out/index.html").read_text(encoding="utf-8"))
+    assert not {"img", "b", "i"} & {tag for tag, _ in tags}
+    assert not [name for _, attributes in tags for name in attributes if name.startswith("on")]
     assert json.loads(Path("out/summary.json").read_text(encoding="utf-8"))["title"].startswith("</script>")
     for trace in Path("out").glob("*.json.gz"):
         assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
 
 
 def test_hostile_text_is_text_in_tables() -> None:
+    sweep = ("sweep", "sweep.yaml", "--out", "out", "--jobs", "1")
     for name in ("rows.csv", "rows.parquet"):
-        result = CliRunner().invoke(
-            main, ["sweep", "sweep.yaml", "--out", "out", "--jobs", "1", "--table", name]
-        )
+        result = CliRunner().invoke(main, [*sweep, "--table", name])
         assert result.exit_code == 0, result.stderr
     with Path("rows.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))

@@ -38,37 +38,25 @@ def runs(cases: Sequence[tuple[object, ...]]) -> tuple[Table, Any]:
 
 
 def cells(*rows: Sequence[float | None]) -> Table:
-    columns = {"y": None} | {str(place): Unit() for place in range(len(rows[0]))}
-    return Table.of(columns, ([f"row {place}", *row] for place, row in enumerate(rows)))
+    columns = {"y": None} | {str(index): Unit() for index in range(len(rows[0]))}
+    return Table.of(columns, ([f"row {index}", *row] for index, row in enumerate(rows)))
 
 
-def test_the_ideal_time_halves_with_twice_the_devices() -> None:
-    real, ideal = scaling_curve(scaling(POINTS)).data[:2]
-    assert list(real.x) == [64, 128]
-    assert list(ideal.y) == [16.0, 8.0]
-
-
-def test_a_cell_without_a_feasible_plan_stays_empty() -> None:
+def test_a_cell_without_a_plan_stays_empty_and_colours_are_logarithmic_only_over_decades() -> None:
     table = cells((1.0, None), (None, 4.0))
     (drawn,) = heat_map(table, "Time (days)", "x").data
     assert [list(row) for row in drawn.z] == [[1.0, None], [None, 4.0]]
     assert [list(row) for row in drawn.text] == [["1.00", ""], ["", "4.00"]]
     assert table.shown()[1] == ["row 1", NONE, "4.00"]
     assert heat_map(cells((None,)), "z", "x").data[0].z[0][0] is None
-
-
-def test_colours_are_logarithmic_only_where_values_span_decades() -> None:
     assert list(heat_map(cells((1.0, 1000.0)), "z", "x").data[0].z[0]) == [0.0, 3.0]
     assert list(heat_map(cells((1.0, 20.0)), "z", "x").data[0].z[0]) == [1.0, 20.0]
 
 
 def test_runs_are_listed_the_worst_first_and_drawn_by_family_the_closest_first() -> None:
     table, figure = runs(CASES)
-    assert [(row[0], row[5]) for row in table.shown()] == [
-        ("b", "-30.0 %"),
-        ("a", "+10.0 %"),
-        ("c", "+1.0 %"),
-    ]
+    errors = [(row[0], row[5]) for row in table.shown()]
+    assert errors == [("b", "-30.0 %"), ("a", "+10.0 %"), ("c", "+1.0 %")]
     drawn, middles = figure.data
     assert list(middles.y) == ["megatron (2)", "mlperf (1)"]
     assert sorted(drawn.x) == pytest.approx([-30.0, 1.0, 10.0])
@@ -105,12 +93,15 @@ def test_names_stand_at_lines_where_they_have_room_and_in_a_legend_elsewhere() -
     assert scaling_curve(scaling(crowd)).layout.showlegend
 
 
-def test_a_band_is_an_area_around_its_line() -> None:
+def test_a_band_is_an_area_around_its_line_and_the_ideal_time_halves_with_twice_the_devices() -> None:
     banded = [
         (name, devices, Cell(value, (0.9 * value, 1.2 * value)), *rest)
         for name, devices, value, *rest in POINTS[:2]
     ]
     area, *_ = scaling_curve(scaling(banded)).data
+    real, ideal = scaling_curve(scaling(POINTS)).data[:2]
+    assert list(real.x) == [64, 128]
+    assert list(ideal.y) == [16.0, 8.0]
     assert list(area.x) == [64, 128, 128, 64]
     assert list(area.y) == pytest.approx([19.2, 12.0, 9.0, 14.4])
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
+from itertools import combinations
 from types import ModuleType
 
 import pytest
@@ -17,12 +19,17 @@ from perfsim.report.text import NONE, Named, duration
 from perfsim.studies.answers import Answer, StudyResult
 
 
-def test_each_candidate_has_a_curve_a_band_and_a_star_at_its_best_batch(result: StudyResult) -> None:
+def test_each_candidate_has_a_curve_a_band_and_a_star_and_the_critical_batch_a_line_in_its_band(
+    result: StudyResult,
+) -> None:
     figure = batch(result).figure
+    band, line = figure.layout.shapes
+    assert (band.x0, band.x1) == result.critical_batch_band_tokens
+    assert line.x0 == line.x1 == result.critical_batch_tokens
+    assert figure.layout.annotations[0].x == pytest.approx(math.log10(result.critical_batch_tokens))
     assert figure.layout.xaxis.type == figure.layout.yaxis.type == "log"
     for candidate in result.candidates:
-        own = [trace for trace in figure.data if trace.legendgroup == candidate.machine]
-        band, curve, star = own
+        band, curve, star = (trace for trace in figure.data if trace.legendgroup == candidate.machine)
         count = len(candidate.batch_curve)
         assert len(curve.x) == count
         high, low = band.y[:count], band.y[: -count - 1 : -1]
@@ -31,40 +38,33 @@ def test_each_candidate_has_a_curve_a_band_and_a_star_at_its_best_batch(result: 
         assert star.y[0] == pytest.approx(candidate.time_to_accuracy_s / 86400, rel=1e-5)
 
 
-def test_the_critical_batch_is_a_line_inside_its_band(result: StudyResult) -> None:
-    figure = batch(result).figure
-    band, line = figure.layout.shapes
-    assert (band.x0, band.x1) == result.critical_batch_band_tokens
-    assert line.x0 == line.x1 == result.critical_batch_tokens
-    assert figure.layout.annotations[0].x == pytest.approx(math.log10(result.critical_batch_tokens))
-
-
-def test_the_shares_of_a_step_add_up_to_all_of_it(result: StudyResult) -> None:
-    figure = step(result).figure
+def test_the_shares_of_a_step_add_up_to_all_of_it_and_no_two_look_alike(result: StudyResult) -> None:
+    traces = step(result).figure.data
     for index in range(len(result.candidates)):
-        assert sum(trace.x[index] for trace in figure.data) == pytest.approx(100, abs=0.01)
+        assert sum(trace.x[index] for trace in traces) == pytest.approx(100, abs=0.01)
+    assert len({(trace.marker.color, trace.marker.pattern.shape) for trace in traces}) == len(traces)
 
 
-def test_parts_of_one_colour_differ_by_their_hatch(result: StudyResult) -> None:
-    looks = [(trace.marker.color, trace.marker.pattern.shape) for trace in step(result).figure.data]
-    assert len(set(looks)) == len(looks)
-
-
-def test_bars_of_memory_end_before_the_capacity_of_their_row(result: StudyResult) -> None:
-    *parts, capacity = memory(result).figure.data
-    assert list(capacity.x) == pytest.approx([80.0] * 4 + [40e9 / 2**30] * 3, rel=1e-5)
-    for place, limit in enumerate(capacity.x):
-        assert 0 < sum(trace.x[place] for trace in parts) < limit
-    assert "capacity: 80.0 GiB" in capacity.customdata[0]
-
-
-def test_wafers_that_hold_the_same_are_drawn_once(result: StudyResult) -> None:
+def test_bars_of_memory_end_before_the_capacity_and_wafers_that_hold_the_same_are_one(
+    result: StudyResult,
+) -> None:
     section = memory(result)
+    *parts, capacity = section.figure.data
+    assert list(capacity.x) == pytest.approx([80.0] * 4 + [40e9 / 2**30] * 3, rel=1e-5)
+    for index, limit in enumerate(capacity.x):
+        assert 0 < sum(trace.x[index] for trace in parts) < limit
+    assert "capacity: 80.0 GiB" in capacity.customdata[0]
     assert section.table is not None
     places = [row[1] for row in section.table.shown()]
-    assert places == ["stage 0", "stage 1", "stage 2", "stage 3", "wafer 0", "wafer 0 to 3", "wafer 0 to 15"]
+    assert places == [*map("stage {}".format, range(4)), "wafer 0", "wafer 0 to 3", "wafer 0 to 15"]
     words = "16 CS-2, wafer 0 to 15: total 29.5 GiB (79.2 % of the capacity), capacity 37.3 GiB"
     assert words in section.alt
+
+
+def test_names_cannot_become_markup_of_a_figure(hostile: StudyResult) -> None:
+    sections = (batch(hostile), step(hostile), memory(hostile), drawn(hostile.candidates[0]))
+    written = "".join(section.figure.to_json() for section in sections)
+    assert not re.search(r"\\u003c(script|img)", written)
 
 
 def drawn(candidate: Answer, most_bars: int = 9000) -> Section:
@@ -92,36 +92,24 @@ def test_a_timeline_shows_two_steps_at_most_and_says_what_it_leaves_out(result: 
     section = drawn(replace(wafer, timeline=(*wafer.timeline, *later)))
     assert sum(len(trace.x) for trace in section.figure.data) == len(wafer.timeline)
     assert section.note.startswith(f"{len(later)} bars after ")
+    table = drawn(result.candidates[0], 50).table
+    assert table is not None
+    rows = {(row[0], row[1]): row[2] for row in table.shown()}
+    assert rows["stage 0/compute", "forward"] == "192", "the table has all bars"
+    assert rows["stage 3/compute", "optimizer"] == "1"
 
 
-def test_a_tooltip_says_how_long_a_bar_takes_and_not_when_it_ends(result: StudyResult) -> None:
+def test_a_tooltip_says_how_long_a_bar_takes_its_layers_flops_bytes_and_tasks(
+    result: StudyResult,
+) -> None:
     candidate = result.candidates[0]
     said = {words for trace in drawn(candidate).figure.data for words in trace.customdata}
     for bar in candidate.timeline:
         when = f"<br>from {duration(bar.start_s)}, takes {duration(bar.end_s - bar.start_s)}"
         assert any(words.startswith(f"<b>{bar.name}") and words.endswith(when) for words in said)
-
-
-def test_the_timelines_table_sums_all_bars_also_those_not_drawn(result: StudyResult) -> None:
-    section = drawn(result.candidates[0], 50)
-    assert section.table is not None
-    rows = {(row[0], row[1]): row[2] for row in section.table.shown()}
-    assert rows["stage 0/compute", "forward"] == "192"
-    assert rows["stage 3/compute", "optimizer"] == "1"
-
-
-def test_names_cannot_become_markup_of_a_figure(hostile: StudyResult) -> None:
-    first = hostile.candidates[0]
-    figures = [
-        batch(hostile).figure,
-        step(hostile).figure,
-        memory(hostile).figure,
-        drawn(first).figure,
-    ]
-    for figure in figures:
-        written = figure.to_json()
-        assert "\\u003cscript" not in written
-        assert "\\u003cimg" not in written
+    bar = replace(candidate.timeline[0], flop=3.4e12, n_bytes=1.25e9, layers=(3, 7), tasks=5)
+    (trace,) = drawn(replace(candidate, timeline=(bar,))).figure.data
+    assert "<br>layers 3 to 7, 3.4 TFLOP, 1.25 GB, 5 tasks<br>" in trace.customdata[0]
 
 
 def test_one_slow_device_is_a_sentence_and_a_table_over_each_candidates_own_step(result: StudyResult) -> None:
@@ -129,17 +117,17 @@ def test_one_slow_device_is_a_sentence_and_a_table_over_each_candidates_own_step
         Resilience("gpus", 0, (ResiliencePoint(1.0, 4.0), ResiliencePoint(2.0, 6.0))),
         Resilience("wafers", 0, (ResiliencePoint(1.0, 9.0), ResiliencePoint(1.5, 13.5))),
     )
-    asked = replace(result, resilience=curves)
-    own = next(section for section in study_page(asked).sections if section.slug == "resilience")
-    table = own.table
+    shown = study_page(replace(result, resilience=curves))
+    section = next(section for section in shown.sections if section.slug == "resilience")
+    table = section.table
     assert table is not None
     assert [row[-1] for row in table.shown()] == ["6.00 s (1.500)", NONE]
     assert len(table.columns) == 1 + 3
-    assert own.lead.startswith(
+    assert section.lead.startswith(
         "A step of gpus takes 1.50 times as long with one device 2 times as slow (waits that are there "
         "anyway hide the rest); a step of wafers takes 1.50 times as long with one device 1.5 times as slow."
     )
-    assert own.figure is None
+    assert section.figure is None
     sections = study_page(result).sections
     assert "resilience" not in [section.slug for section in sections], "only where a study asks for it"
 
@@ -155,16 +143,8 @@ def test_every_curve_is_named_in_place_and_names_do_not_cover_one_another(result
         lines = note.text.split("<br>")
         half = 3.1 * max(map(len, lines)), LABEL_LINE_PX * len(lines) / 2
         boxes.append(canvas.rectangle((10**note.x, 10**note.y), *half, note.ax, -note.ay))
-    for place, (left, low, right, high) in enumerate(boxes):
-        for other in boxes[:place]:
-            assert right <= other[0] or other[2] <= left or high <= other[1] or other[3] <= low
-
-
-def test_a_tooltip_has_layers_flops_bytes_and_the_number_of_tasks(result: StudyResult) -> None:
-    candidate = result.candidates[1]
-    bar = replace(candidate.timeline[0], flop=3.4e12, n_bytes=1.25e9, layers=(3, 7), tasks=5)
-    (trace,) = drawn(replace(candidate, timeline=(bar,))).figure.data
-    assert "<br>layers 3 to 7, 3.4 TFLOP, 1.25 GB, 5 tasks<br>" in trace.customdata[0]
+    for (left, low, right, high), other in combinations(boxes, 2):
+        assert right <= other[0] or other[2] <= left or high <= other[1] or other[3] <= low
 
 
 def test_a_lane_of_short_bars_far_apart_is_not_empty(result: StudyResult) -> None:
@@ -180,13 +160,9 @@ def test_timelines_together_keep_to_the_budget_without_losing_the_end(
 ) -> None:
     long = replace(result.candidates[0], timeline=factory.pipeline_timeline(4, 500, 0.004))
     _, joined, small = timelines([("long", long), ("small", result.candidates[1])], most_bars=2000)
-    counts = [sum(len(trace.x) for trace in own.figure.data) for own in (joined, small)]
+    counts = [sum(len(trace.x) for trace in section.figure.data) for section in (joined, small)]
     assert sum(counts) <= 2000
     assert counts[1] == len(result.candidates[1].timeline)
-    ends = [
-        start + length
-        for trace in joined.figure.data
-        for start, length in zip(trace.base, trace.x, strict=True)
-    ]
-    assert max(ends) == pytest.approx(max(bar.end_s for bar in long.timeline), rel=0.02)
+    bars = [bar for trace in joined.figure.data for bar in zip(trace.base, trace.x, strict=True)]
+    assert max(map(sum, bars)) == pytest.approx(max(bar.end_s for bar in long.timeline), rel=0.02)
     assert joined.note.startswith(f"{len(long.timeline):,} tasks are drawn as {counts[0]:,} bars")

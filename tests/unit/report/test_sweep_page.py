@@ -14,13 +14,7 @@ import pytest
 from markupsafe import escape
 
 from perfsim.report.page import Section, caveats_section
-from perfsim.report.sweep import (
-    MAX_ON_TERMINAL,
-    sweep_document,
-    sweep_lines,
-    sweep_page,
-    write_sweep,
-)
+from perfsim.report.sweep import MAX_ON_TERMINAL, sweep_document, sweep_lines, sweep_page, write_sweep
 from perfsim.studies.answers import PointResult
 from perfsim.studies.axes import load_sweep
 from perfsim.studies.runner import run_sweep
@@ -53,6 +47,16 @@ def headline(result: SweepResult, points: list[PointResult]) -> str:
     return sweep_page(replace(result, points=tuple(points))).headline
 
 
+def repeated(result: SweepResult, times: int) -> SweepResult:
+    """With every point at so many values of one more field."""
+    points = [
+        replace(point, settings={**point.settings, "system.x": number})
+        for number in range(times)
+        for point in result.points
+    ]
+    return replace(result, points=tuple(points))
+
+
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
     return answer(tmp_path_factory.mktemp("sweep"), "  recipe.global_batch_size: [2, 96]\n")
@@ -74,25 +78,8 @@ def test_the_terminal_shows_each_machine_at_its_best_batch_the_verdict_and_the_w
     assert {caveat["code"] for caveat in document["caveats"]} >= {"few-runs", "sequences-below-published"}
 
 
-def test_the_page_has_every_caveat_once(result: SweepResult, tmp_path: Path) -> None:
-    page = write_sweep(result, tmp_path).read_text("utf-8")
-    assert result.caveats
-    for caveat in result.caveats:
-        assert page.count(caveat.text) == 1
-    informing = [replace(caveat, severity="info", code="other") for caveat in result.caveats]
-    (section,) = caveats_section(informing, "")
-    assert section.table is not None
-    assert len(section.table.rows) == len(informing), "none of them stands at the head"
-    assert caveats_section([], "") == []
-
-
 def test_the_terminal_counts_the_points_that_it_has_no_row_for(result: SweepResult) -> None:
-    many = [
-        replace(point, settings={**point.settings, "system.x": number})
-        for number in range(20)
-        for point in result.points
-    ]
-    lines = sweep_lines(replace(result, points=tuple(many), title="T" * 200))
+    lines = sweep_lines(replace(repeated(result, 20), title="T" * 200))
     assert sum("CS-2" in line and "%" in line for line in lines) <= MAX_ON_TERMINAL
     assert max(map(len, lines)) <= 100
     assert any("more points are in the report" in line for line in lines)
@@ -105,27 +92,47 @@ def test_the_document_is_strict_json_and_says_who_matches_whom(result: SweepResu
     assert document["equals"][0]["system"] == "cs-2"
 
 
-def test_the_report_is_the_same_bytes_each_time(result: SweepResult, tmp_path: Path) -> None:
+def test_the_report_is_the_same_bytes_each_time_and_has_every_caveat_once(
+    result: SweepResult, tmp_path: Path
+) -> None:
     pages = [write_sweep(result, tmp_path / name) for name in ("one", "two")]
     for name in ("index.html", "summary.json"):
         first, second = (page.with_name(name).read_bytes() for page in pages)
         assert first == second
-    assert b"<b>grid</b>" not in pages[0].read_bytes()
+    page = pages[0].read_text("utf-8")
+    assert "<b>grid</b>" not in page
+    assert result.caveats
+    assert {page.count(caveat.text) for caveat in result.caveats} == {1}
+    informing = [replace(caveat, severity="info", code="other") for caveat in result.caveats]
+    (section,) = caveats_section(informing, "")
+    assert section.table is not None
+    assert len(section.table.rows) == len(informing), "none of them stands at the head"
+    assert caveats_section([], "") == []
 
 
-def test_the_page_has_a_curve_equals_a_map_for_each_machine_every_point_and_the_inputs(
+def test_the_page_has_curves_bounded_equals_maps_every_point_with_its_reason_and_the_inputs(
     result: SweepResult,
 ) -> None:
-    slugs = [section.anchor for section in sections_of(result)]
+    sections = {section.anchor: section for section in sections_of(result)}
     maps = ["map-cs-2-weight-streaming", "map-slow-weight-streaming"]
     curves = ["scaling", "equals", "equals-back", "cost", "efficiency", "step-time"]
-    assert slugs == [*curves, *maps, "caveats", "without", "points", "inputs"]
+    assert list(sections) == [*curves, *maps, "caveats", "without", "points", "inputs"]
+    equals = sections["equals"].table
+    assert equals is not None
+    assert equals.columns[2].name == "as many CS-2"
+    assert equals.shown()[0][2] == "\u2264 1 (\u2264 1 to 1.34)"
+    assert equals.shown()[-1][0] == "4 devices of slow"
+    ((_, table),) = sections["points"].topics
+    rows = [dict(zip(table.heads(), row, strict=True)) for row in table.shown()]
+    assert len(rows) == 10
+    without = {(row["reason"], row["batch"]) for row in rows if row["reason"]}
+    assert without == {("global_batch_size 2 gives some of 4 systems nothing", "2")}
 
 
 def maps_of(result: SweepResult) -> list[Any]:
     """The cells of every map of a page."""
-    sections = sections_of(result)
-    return [own.figure.data[0] for own in sections if own.figure and own.anchor.startswith("map")]
+    maps = [section for section in sections_of(result) if section.anchor.startswith("map")]
+    return [section.figure.data[0] for section in maps]
 
 
 def test_the_map_leaves_a_cell_without_a_plan_empty(result: SweepResult) -> None:
@@ -135,33 +142,15 @@ def test_the_map_leaves_a_cell_without_a_plan_empty(result: SweepResult) -> None
     assert None not in trace.z[1]
 
 
-def test_another_field_goes_down_where_the_batch_does_not_vary(tmp_path: Path) -> None:
-    result = answer(tmp_path, "  system.memoryx.server.bandwidth: [4 GB/s, 1 TB/s]\n  batch_sizes: [[8]]\n")
-    trace = maps_of(result)[0]
-    assert list(trace.y) == ["4 GB/s", "1 TB/s"]
-
-
-def test_machines_go_down_where_nothing_else_varies(tmp_path: Path) -> None:
+def test_another_field_goes_down_where_the_batch_does_not_vary_and_machines_where_nothing_does(
+    tmp_path: Path,
+) -> None:
+    bandwidths = "  system.memoryx.server.bandwidth: [4 GB/s, 1 TB/s]\n"
     (trace,) = maps_of(answer(tmp_path, "  batch_sizes: [[8]]\n"))
     assert list(trace.y) == ["cs-2", "slow"]
     assert trace.z[1][1] is None
-
-
-def test_a_point_without_a_plan_stands_in_the_table_with_its_reason(result: SweepResult) -> None:
-    ((_, table),) = next(section for section in sections_of(result) if section.anchor == "points").topics
-    rows = [dict(zip(table.heads(), row, strict=True)) for row in table.shown()]
-    assert len(rows) == 10
-    without = [row for row in rows if row["reason"]]
-    assert {row["reason"] for row in without} == {"global_batch_size 2 gives some of 4 systems nothing"}
-    assert {row["batch"] for row in without} == {"2"}
-
-
-def test_the_table_of_equals_bounds_what_the_grid_cannot_tell(result: SweepResult) -> None:
-    (table,) = (section.table for section in sections_of(result) if section.anchor == "equals")
-    assert table is not None
-    assert table.columns[2].name == "as many CS-2"
-    assert table.shown()[0][2] == "\u2264 1 (\u2264 1 to 1.34)"
-    assert table.shown()[-1][0] == "4 devices of slow"
+    trace, *_ = maps_of(answer(tmp_path, bandwidths + "  batch_sizes: [[8]]\n"))
+    assert list(trace.y) == ["4 GB/s", "1 TB/s"]
 
 
 def test_a_grid_without_any_plan_has_a_page_of_reasons(result: SweepResult) -> None:
@@ -171,7 +160,6 @@ def test_a_grid_without_any_plan_has_a_page_of_reasons(result: SweepResult) -> N
     assert "No point of the grid has a feasible plan" in " ".join(sweep_lines(alone))
 
 
-# -------------------------------------------------------------------------------------- variants
 VARIANTS = """\
   recipe.global_batch_size: [64]
 variants:
@@ -194,24 +182,24 @@ def test_variants_of_one_work_are_drawn_as_changes_and_listed_with_what_they_cha
     assert sum("half the servers" in line for line in lines) >= 2, "a row for each variant"
 
 
-def test_the_fastest_is_marked_and_a_subset_says_so(result: SweepResult) -> None:
+def test_the_head_says_the_answer_once_marks_the_fastest_and_says_what_it_leaves_out(
+    result: SweepResult,
+) -> None:
     page = sweep_page(result)
-    scale, note = page.scale, page.note
+    scale = page.scale
     assert scale is not None
     times = {row[0].value: row[1].number for row in scale.rows}
     assert [row[0].value for row in scale.rows if row[1].mark] == [min(times, key=times.__getitem__)]
-    assert "Marked: the fastest." in note
-    many = tuple(
-        replace(point, settings={**point.settings, "x": number})
-        for number in range(6)
-        for point in result.points
-    )
-    page = sweep_page(replace(result, points=many))
-    scale, note = page.scale, page.note
-    assert scale is not None
-    assert len(scale.rows) == 8
-    assert "the fastest 8 of 12" in note
-    assert sum(row[1].mark for row in scale.rows) == 1
+    assert "Marked: the fastest." in page.note
+    many = sweep_page(repeated(result, 6))
+    assert many.scale is not None
+    assert len(many.scale.rows) == 8
+    assert "the fastest 8 of 12" in many.note
+    assert sum(row[1].mark for row in many.scale.rows) == 1
+    assert page.headline.startswith("4 CS-2 reach the target first, in ")
+    assert "the target first" not in page.verdict
+    assert page.trust
+    assert page.trust not in page.verdict, "nothing is said twice"
 
 
 def test_no_machine_wins_across_models_and_the_page_tells_what_the_planner_changed(tmp_path: Path) -> None:
@@ -224,12 +212,14 @@ def test_no_machine_wins_across_models_and_the_page_tells_what_the_planner_chang
     assert scale is not None
     assert [row[1].mark for row in scale.rows] == [True, False, True, False]
     assert "Targets differ" in note
-    ones = [own for own in swept.points if own.num_devices == 1]
+    ones = [point for point in swept.points if point.num_devices == 1]
     assert headline(swept, ones) == "1 CS-2 is first to all 2 targets."
-    mixed = [own for own in swept.points if own not in ones or own.variant == "small" or own.system == "slow"]
-    mixed = [own for own in mixed if (own.variant, own.num_devices) != ("small", 2)]
+    fast = {"small": 1, "large": 2}
+    mixed = [
+        point for point in swept.points if point.system == "slow" or point.num_devices == fast[point.variant]
+    ]
     assert headline(swept, mixed) == "1 to 2 CS-2 are first to all 2 targets."
-    page = sweep_page(replace(swept, points=tuple(own for own in swept.points if own.system == "cs-2")))
+    page = sweep_page(replace(swept, points=tuple(point for point in swept.points if point.system == "cs-2")))
     assert page.scale is not None
     assert not any(row[1].mark for row in page.scale.rows)
     assert "Marked" not in page.note
@@ -242,8 +232,7 @@ def test_no_machine_wins_across_models_and_the_page_tells_what_the_planner_chang
 def test_the_page_names_a_command_that_reads_the_same_file(tmp_path: Path) -> None:
     path = tmp_path / "my grid.yaml"
     path.write_text(SWEEP + "  batch_sizes: [[8]]\n", encoding="utf-8")
-    asked = load_sweep(str(path))
-    result = run_sweep(asked, tmp_path / "points.sqlite", jobs=1)
+    result = run_sweep(load_sweep(str(path)), tmp_path / "points.sqlite", jobs=1)
     assert shlex.split(result.command) == ["perfsim", "sweep", str(path)]
     assert str(escape(result.command)) in write_sweep(result, tmp_path / "out").read_text("utf-8")
     assert sweep_document(result)["command"] == result.command
@@ -251,13 +240,13 @@ def test_the_page_names_a_command_that_reads_the_same_file(tmp_path: Path) -> No
 
 def test_time_against_cost_is_money_only_where_every_machine_has_a_price(tmp_path: Path) -> None:
     grid = "  batch_sizes: [[8]]\n"
-    (section,) = [own for own in sections_of(answer(tmp_path, grid)) if own.anchor == "cost"]
+    (section,) = [section for section in sections_of(answer(tmp_path, grid)) if section.anchor == "cost"]
     assert section.heading == "Time against device-days"
     priced = SWEEP.replace("system: cs-2, devices", "system: cs-2, price: {device_hour: 100}, devices")
     priced = priced.replace("      devices: [1, 4]", "      price: {device_hour: 50}\n      devices: [1, 4]")
     (tmp_path / "priced.yaml").write_text(priced + grid, encoding="utf-8")
     result = run_sweep(load_sweep(str(tmp_path / "priced.yaml")), tmp_path / "priced.sqlite", jobs=1)
-    (section,) = [own for own in sections_of(result) if own.anchor == "cost"]
+    (section,) = [section for section in sections_of(result) if section.anchor == "cost"]
     assert section.heading == "Time against cost"
     first = result.feasible[0]
     assert first.prediction.wall_s is not None
@@ -271,13 +260,3 @@ def test_time_against_cost_is_money_only_where_every_machine_has_a_price(tmp_pat
         cost < min([before for before, _ in costs[:number]], default=math.inf)
         for number, (cost, _) in enumerate(costs)
     ], "a slower point is worth taking where it is cheaper than all faster ones"
-
-
-def test_the_head_says_the_answer_in_one_sentence_and_nothing_twice(result: SweepResult) -> None:
-    head = sweep_page(result)
-    assert head.headline.startswith("4 CS-2 reach the target first, in ")
-    assert "the target first" not in head.verdict
-    assert head.trust
-    assert head.trust not in head.verdict
-    assert head.scale is not None
-    assert sum(row[1].mark for row in head.scale.rows) == 1

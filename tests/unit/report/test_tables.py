@@ -90,13 +90,10 @@ def test_a_csv_file_has_every_digit_and_no_formula(tmp_path: Path) -> None:
     assert (second["name"], second["steps"], second["seconds"]) == ("'=cmd()", "1000000000000", "")
 
 
-def test_a_parquet_file_reads_back_as_the_rows(tmp_path: Path) -> None:
+def test_a_parquet_file_reads_back_as_the_rows_and_no_rows_as_none(tmp_path: Path) -> None:
     path = write_table(ROWS, tmp_path / "rows.parquet")
     read = pq.read_table(path).to_pylist()
     assert read == [row | {"mixed": str(row["mixed"])} for row in ROWS]
-
-
-def test_no_rows_are_an_empty_table(tmp_path: Path) -> None:
     assert write_table([], tmp_path / "none.csv").read_text("utf-8").strip() == ""
     assert pq.read_table(write_table([], tmp_path / "none.parquet")).num_rows == 0
 

@@ -33,10 +33,10 @@ class PlainData(Strategy[ParallelLayout, FatTree]):
     summary = "data parallelism at ZeRO 0 without recompute"
 
     def layouts(self, job: Job, topology: FatTree) -> Iterator[ParallelLayout]:
-        own, rest = divmod(job.global_batch_size, topology.num_devices)
+        per_device, rest = divmod(job.global_batch_size, topology.num_devices)
         if not rest and job.model.experts is None:
             for size in (1, 2, 4, 8):
-                if own % size == 0:
+                if per_device % size == 0:
                     yield ParallelLayout(data=topology.num_devices, micro_batch_size=size, recompute="none")
 
     def plan(

@@ -128,10 +128,10 @@ def test_the_norm_of_all_gradients_reaches_the_ranks_with_other_experts(
     subject = Subject.of(plan)
     assert subject.training.max_norm == MAX_NORM
     assert subject.faults() == []
-    alone = property(lambda own: own.ranks.stride * (own.shards if own.zero_stage else 1))
+    alone = property(lambda part: part.ranks.stride * (part.shards if part.zero_stage else 1))
     monkeypatch.setattr(Replicas, "holders", alone)
-    found = Subject.of(plan).faults()
-    assert any("differs from serial training" in fault.detail for fault in found) == (
+    faults = Subject.of(plan).faults()
+    assert any("differs from serial training" in fault.detail for fault in faults) == (
         plan.layout.zero_stage == 0
     )
 
@@ -174,7 +174,7 @@ def test_what_is_not_executed_with_experts_is_refused() -> None:
 
 def test_every_expert_has_equally_many_tokens_of_a_sequence_in_an_order_of_its_own() -> None:
     routing = drawn_routing(EXPERTS, 3, 4, None, (0,))
-    assert [np.bincount(own.ravel()).tolist() for own in routing.expert] == [[2] * 4] * 3
+    assert [np.bincount(part.ravel()).tolist() for part in routing.expert] == [[2] * 4] * 3
     assert all(len(set(slots)) == 2 for token in routing.expert for slots in token.tolist())
     assert routing.keeps.all()
     assert not np.array_equal(routing.expert[0], routing.expert[1])

@@ -45,19 +45,21 @@ def test_a_rank_with_modules_computes_what_serial_training_does(
     toys: ModuleType, model: str, layout: str
 ) -> None:
     """The second stage in a V waits for the gathered LM head before the first of its modules."""
-    asked = subject(toys, model, layout, overlap_grad_reduce=True, overlap_param_gather=True)
-    assert asked.faults() == []
+    small = subject(toys, model, layout, overlap_grad_reduce=True, overlap_param_gather=True)
+    assert small.faults() == []
 
 
 @pytest.mark.parametrize("name", ["mtp_joint", "mtp_norm.scale", "head_words", "words"])
 def test_a_gradient_that_a_module_leaves_out_is_found(
     toys: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    asked = subject(toys, "two, tied", "none")
-    assert asked.faults() == []
+    small = subject(toys, "two, tied", "none")
+    assert small.faults() == []
     right = Block.take_weights
-    monkeypatch.setattr(Block, "take_weights", lambda own: [pair for pair in right(own) if pair[0] != name])
-    assert any("weight gradient" in fault.detail for fault in asked.faults())
+    monkeypatch.setattr(
+        Block, "take_weights", lambda block: [pair for pair in right(block) if pair[0] != name]
+    )
+    assert any("weight gradient" in fault.detail for fault in small.faults())
 
 
 def test_faults_in_a_layout_with_modules_are_caught(toys: ModuleType) -> None:

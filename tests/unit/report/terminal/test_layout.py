@@ -7,27 +7,47 @@ import pytest
 from perfsim.report.table import Cell, Table
 from perfsim.report.text import COUNT, Unit, terminal_width
 
-
-def test_columns_line_up_under_their_names_and_figures_flush_right() -> None:
-    table = Table.of(
-        {"name": None, "value": Unit("s", digits="{:.0f}".format)}, [["a", 44], ["long name", 6144]]
-    )
-    assert table.lines(80) == [
-        "           value",
-        "name           s",
-        "----------------",
-        "a             44",
-        "long name   6144",
-    ]
+WHOLE = Unit("s", digits="{:.0f}".format)
 
 
-def test_the_best_cells_have_a_star_and_a_caption_stands_below() -> None:
-    table = Table.of(("name", "x"), [["a", "1"], [Cell("b", mark=True), "2"]], "A caption.")
-    assert table.lines(80) == [" name  x", "--------", " a     1", "*b     2", "A caption."]
-
-
-def test_a_table_without_names_has_no_heading() -> None:
-    assert Table.of(("", " "), [["a", "1"]]).lines(80) == ["a  1"]
+@pytest.mark.parametrize(
+    ("table", "width", "body"),
+    [
+        pytest.param(
+            Table.of({"name": None, "value": WHOLE}, [["a", 44], ["long name", 6144]]),
+            80,
+            [
+                "           value",
+                "name           s",
+                "----------------",
+                "a             44",
+                "long name   6144",
+            ],
+            id="figures stand flush right under their names",
+        ),
+        pytest.param(
+            Table.of(("name", "x"), [["a", "1"], [Cell("b", mark=True), "2"]], "A caption."),
+            80,
+            [" name  x", "--------", " a     1", "*b     2", "A caption."],
+            id="the best cells have a star and a caption stands below",
+        ),
+        pytest.param(Table.of(("", " "), [["a", "1"]]), 80, ["a  1"], id="without names there is no heading"),
+        pytest.param(
+            Table.of(("name", "x", "y"), [["one group of rows", "", ""], ["  a", "1", "2"]]),
+            40,
+            ["name  x  y", "----------", "one group of rows", "  a   1  2"],
+            id="a row with nothing but a name is a heading without blanks at its end, wider than its column",
+        ),
+        pytest.param(
+            Table.of({"name": None, "step": Unit("s"), "share": COUNT}, [["a", "1" * 30, "x" * 30]]),
+            50,
+            ["a", f"  step {'1' * 30} s; share", f"  {'x' * 30}"],
+            id="where figures have no room each row becomes lines of names and values",
+        ),
+    ],
+)
+def test_a_table_is_drawn_as_agreed(table: Table, width: int, body: list[str]) -> None:
+    assert table.lines(width) == body
 
 
 def test_names_wrap_under_themselves_and_nothing_is_lost() -> None:
@@ -44,20 +64,6 @@ def test_figures_never_wrap_however_narrow_the_terminal_is() -> None:
     lines = table.lines(72)
     assert "1" * 40 in lines[2]
     assert max(map(len, lines)) <= 72
-
-
-def test_an_empty_cell_leaves_no_blanks_at_the_end_of_a_line() -> None:
-    assert Table.of(("name", "source"), [["a", ""]]).lines(80)[2] == "a"
-
-
-def test_where_figures_have_no_room_each_row_becomes_lines_of_names_and_values() -> None:
-    table = Table.of({"name": None, "step": Unit("s"), "share": COUNT}, [["a", "1" * 30, "x" * 30]])
-    assert table.lines(50) == ["a", f"  step {'1' * 30} s; share", f"  {'x' * 30}"]
-
-
-def test_a_row_with_nothing_but_a_name_is_a_heading_and_may_be_wider_than_the_column() -> None:
-    table = Table.of(("name", "x", "y"), [["one group of rows", "", ""], ["  a", "1", "2"]])
-    assert table.lines(40)[2:] == ["one group of rows", "  a   1  2"]
 
 
 def test_a_row_of_two_columns_is_no_heading_and_its_words_wrap_in_their_column() -> None:

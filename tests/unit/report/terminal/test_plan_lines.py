@@ -1,4 +1,4 @@
-"""A shortlist on a terminal: names whole at any width, and every part of the answer in words."""
+"""A shortlist on a terminal: every part of the answer in words."""
 
 from __future__ import annotations
 
@@ -15,25 +15,10 @@ def answer() -> ps.PlanAnswer:
     return ps.plan(model="gpt3_20b", system="dgx-a100-80gb", devices=64, batch=64, shown=4)
 
 
-@pytest.mark.parametrize("columns", [80, 100, 140])
-def test_lines_fit_and_no_name_is_cut(
-    answer: ps.PlanAnswer, monkeypatch: pytest.MonkeyPatch, columns: int
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    lines = plan_lines(answer)
-    whole = f"1 in full: --layout {answer.best.layout_text}"
-    assert whole in lines
-    assert all(len(line) <= columns for line in lines if line != whole)
-    words = set(re.findall(r"\w+", " ".join(lines)))
-    for entry in answer.shortlist:
-        for name in entry.differs:
-            assert name in ("tensor", "pipeline", "data", "micro_batch_size", "virtual_pipeline") or (
-                words.issuperset(name.split("_"))
-            )
-
-
 def test_the_answer_says_error_experiment_headroom_and_reasons(answer: ps.PlanAnswer) -> None:
-    words = " ".join(" ".join(plan_lines(answer)).split())
+    lines = plan_lines(answer)
+    assert f"1 in full: --layout {answer.best.layout_text}" in lines
+    words = " ".join(" ".join(lines).split())
     assert re.search(r"gpt3_20b on 64 A100-80GB \(8 DGX\), 3d: batch 64 sequences; [\d,]+ layouts in", words)
     assert "between two layouts" in words
     assert "94.0 % of memory" in words or "above 94" in words

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from types import ModuleType
 
 import pytest
 
@@ -48,7 +47,9 @@ def test_every_line_fits_the_terminal_and_no_name_or_reason_is_cut(
     words = " ".join(" ".join(lines).split())
     assert reason.strip() in words
     assert refused.verdict.strip() in words
-    assert all(word in words for own in result.candidates for word in re.split(r"[ -]", own.label))
+    assert all(
+        word in words for candidate in result.candidates for word in re.split(r"[ -]", candidate.label)
+    )
     assert "..." not in words
 
 
@@ -68,11 +69,7 @@ def test_a_candidate_that_never_arrives_has_no_time_and_no_star(sparse: StudyRes
     row = next(line for line in study_lines(sparse) if "1 CS-2" in line)
     assert row.endswith("n/a")
     assert not row.startswith("*")
-
-
-def test_a_study_without_candidates_still_says_its_verdict(factory: ModuleType) -> None:
-    none = replace(factory.study_result(), candidates=(), verdict="no plan fits")
-    assert study_lines(none)[-1] == "no plan fits"
+    assert study_lines(replace(sparse, candidates=(), verdict="no plan fits"))[-1] == "no plan fits"
 
 
 def test_a_perturbed_study_says_so_with_what_perturbs_it(result: StudyResult) -> None:
@@ -92,11 +89,11 @@ def test_candidates_trained_alike_share_a_line_that_names_the_framework_of_a_mac
     result: StudyResult,
 ) -> None:
     alike = Training("llm_2024", 4096, "bf16", "flash", dropout=False)
-    own = [replace(candidate, training=alike) for candidate in result.candidates]
-    own[0] = replace(own[0], training=replace(alike, framework="megatron-core-te"))
-    words = " ".join(" ".join(study_lines(replace(result, candidates=tuple(own)))).split())
+    first, *others = (replace(candidate, training=alike) for candidate in result.candidates)
+    first = replace(first, training=replace(alike, framework="megatron-core-te"))
+    words = " ".join(" ".join(study_lines(replace(result, candidates=(first, *others)))).split())
     assert words.count("trained by") == 1
     assert (
         "trained by llm_2024: sequences of 4,096 tokens, bf16, flash attention, no dropout; "
-        f"framework megatron-core-te on {own[0].system}"
+        f"framework megatron-core-te on {first.system}"
     ) in words

@@ -48,37 +48,23 @@ def row(lines: list[str], name: str) -> list[str]:
     return line[len(name) :].replace(" %", "%").split()
 
 
-def test_errors_stand_beside_the_baselines(result: dict[str, Any]) -> None:
+def test_errors_ranks_failures_and_coverage_stand_beside_the_baselines(result: dict[str, Any]) -> None:
     lines = validation_lines(result, 0)
     assert lines[0] == "gpu.yaml: 4 cases, 3 failed"
     assert row(lines, "all (a failure counts 1)") == ["6", "4.3%", "25.0%", "10.0%", "-5.1%"]
     assert row(lines, "all that were predicted") == ["3", "4.3%", "25.0%", "10.0%", "-5.1%"]
     assert row(lines, "baseline") == ["3", "15.3%", "25.0%", "10.0%", "-5.1%"]
-
-
-def test_a_family_with_a_sweep_tells_how_well_layouts_are_ranked(result: dict[str, Any]) -> None:
-    lines = validation_lines(result, 0)
     assert row(lines, "  ranked")[-2:] == ["0.86", "2.1%"]
     assert row(lines, "  single") == ["0", "\N{EN DASH}", "25.0%", "10.0%", "-5.1%"]
-
-
-def test_the_coverage_of_the_bands_is_told_for_all_runs_and_by_family(result: dict[str, Any]) -> None:
+    failed = [line for line in lines if line.startswith("failed")]
+    assert failed == ["failed: 2 cases (first d): no such device", "failed: 1 case (first f): no plan"]
     result["summary"]["band_coverage"] = 0.9174
     result["families"]["ranked"]["band_coverage"] = 0.875
-    lines = validation_lines(result, 0)
+    lines = validation_lines(result | {"failed": []}, 0)
+    assert not any(line.startswith(("all that", "failed")) for line in lines), "one summary is enough"
     assert row(lines, "all (a failure counts 1)")[-1] == "91.7%"
     assert row(lines, "  ranked")[-1] == "87.5%"
     assert any(line.startswith("91.7 % of the scored runs lie in their 90 % band") for line in lines)
-
-
-def test_without_failures_one_summary_is_enough(result: dict[str, Any]) -> None:
-    lines = validation_lines(result | {"failed": []}, 0)
-    assert not any(line.startswith(("all that", "failed")) for line in lines)
-
-
-def test_failures_are_counted_by_their_reason(result: dict[str, Any]) -> None:
-    failed = [line for line in validation_lines(result, 0) if line.startswith("failed")]
-    assert failed == ["failed: 2 cases (first d): no such device", "failed: 1 case (first f): no plan"]
 
 
 @pytest.mark.parametrize(("worst", "shown"), [(0, []), (1, ["b"]), (99, ["b", "a"])])
@@ -94,18 +80,8 @@ def test_the_worst_scored_cases_are_listed_whichever_way_they_err(
 
 def test_a_file_without_cases_is_a_table_too() -> None:
     empty = dict.fromkeys(("median_ape", "p90_ape", "mape", "bias")) | {"n": 0}
-    lines = validation_lines(
-        {
-            "file": "x",
-            "count": 0,
-            "failed": [],
-            "summary": empty,
-            "baseline": empty,
-            "families": {},
-            "cases": [],
-        },
-        5,
-    )
+    nothing = {"file": "x", "count": 0, "failed": [], "families": {}, "cases": []}
+    lines = validation_lines(nothing | {"summary": empty, "baseline": empty}, 5)
     assert row(lines, "baseline") == ["0", *["\N{EN DASH}"] * 4]
 
 

@@ -38,10 +38,6 @@ def test_the_largest_micro_batch_fits_and_one_more_does_not(toys: ModuleType) ->
             assert store.memory(layout, 4096)[0].fits == fits
 
 
-def test_a_wafer_too_small_for_one_sequence_has_no_micro_batch(toys: ModuleType) -> None:
-    assert Store(toys.job(), toys.wafer_cluster(capacity=6.1e9)).largest_micro_batch(32, 0) == 0
-
-
 def test_parameters_and_states_are_on_memoryx_not_on_the_wafer(toys: ModuleType) -> None:
     wafer, store = Store(toys.job(), toys.wafer_cluster()).memory(StreamingLayout(), 1)
     assert set(wafer.parts_bytes) == {"activations", "working set", "stream buffers", "reserved"}

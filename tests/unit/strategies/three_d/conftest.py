@@ -12,38 +12,30 @@ from perfsim.engine.trace import Trace
 from perfsim.work import Kind, TaskGraph
 from perfsim.work.graph import owners_of, rank_of
 
-# Memory of a simulated run: the tensors that are live at the same time on each device.
-#
-# An independent calculation of the activations that `perfsim.costs.memory` gives in closed form. A tensor is
-# live from the start of the task that writes it to the end of its last reader, or of its writer if nothing
-# reads it. Weights, gradients and optimizer states are not tensors of the graph, and neither calculation
-# contains the workspace of a kernel.
-
 
 def peak_live_bytes(trace: Trace, names: Collection[str] | None = None) -> dict[str, float]:
-    """Peak of live bytes by device (the first part of a stream's name).
+    """Peak of live bytes by device (the first part of a stream's name), apart from `perfsim.costs.memory`.
 
-    On unfolded graphs a collective's stream names several devices; each holds the tensors written for it.
-    `names` restricts the count to tensors of these classes. Devices without any are left out.
+    A tensor is live from the start of the task that writes it to the end of its last reader, or of its writer
+    if nothing reads it; weights, gradients and optimizer states are no tensors of the graph. On unfolded
+    graphs a collective's stream names several devices; each holds the tensors written for it. `names`
+    restricts the count to tensors of these classes. Devices without any are left out.
     """
     graph = trace.graph
     n_bytes = _bytes(graph, names)
-    place = _places(graph)
-    born, dead = _lifetimes(trace)
-    peaks = {}
-    for number, owner in enumerate(_devices(graph)):
-        held = np.flatnonzero((place == number) & (n_bytes > 0))
-        if len(held):
-            peaks[owner] = _peak(born[held], dead[held], n_bytes[held])
-    return peaks
-
-
-def _lifetimes(trace: Trace) -> tuple[Floats, Floats]:
-    """Start and end of each tensor's lifetime in seconds."""
-    graph = trace.graph
+    holder = _holders(graph)
+    born = trace.start_s[graph.writer]
     dead = trace.end_s[graph.writer].copy()
     np.maximum.at(dead, graph.reads.values, trace.end_s[graph.reads.row_of_value])
-    return trace.start_s[graph.writer], dead
+    peaks = {}
+    for number, owner in enumerate(_devices(graph)):
+        held = np.flatnonzero((holder == number) & (n_bytes > 0))
+        if len(held):
+            times = np.concatenate([dead[held], born[held]])
+            ends_first = np.repeat([0, 1], len(held))
+            change = np.concatenate([-n_bytes[held], n_bytes[held]])
+            peaks[owner] = float(np.cumsum(change[np.lexsort((ends_first, times))]).max())
+    return peaks
 
 
 def _bytes(graph: TaskGraph, names: Collection[str] | None) -> Floats:
@@ -58,7 +50,7 @@ def _bytes(graph: TaskGraph, names: Collection[str] | None) -> Floats:
     return np.asarray(table[graph.work[graph.writer], position])
 
 
-def _places(graph: TaskGraph) -> Ints:
+def _holders(graph: TaskGraph) -> Ints:
     """The device that holds each tensor: its writer's, or its reader's for a tensor that was sent.
 
     A task of several devices writes their tensors one device after the other.
@@ -72,10 +64,10 @@ def _places(graph: TaskGraph) -> Ints:
     stream = graph.stream[graph.writer]
     position = np.arange(graph.num_tensors) - graph.first_write[graph.writer]
     per_device = np.diff(graph.first_write)[graph.writer] // joined[stream]
-    place = table[stream, position // np.maximum(per_device, 1)]
+    holder = table[stream, position // np.maximum(per_device, 1)]
     tensors, devices = _arrivals(graph, table)
-    place[tensors] = devices
-    return np.asarray(place)
+    holder[tensors] = devices
+    return np.asarray(holder)
 
 
 def _arrivals(graph: TaskGraph, table: Ints) -> tuple[Ints, Ints]:
@@ -88,15 +80,6 @@ def _arrivals(graph: TaskGraph, table: Ints) -> tuple[Ints, Ints]:
     target = np.array([-2 if work.group is None else work.group.ranks[-1] for work in graph.works])
     meant = (rank[members] == target[graph.work[graph.writer[tensor]]][:, None]) & (members >= 0)
     return tensor, members[np.arange(len(tensor)), meant.argmax(axis=1)]
-
-
-def _peak(born: Floats, dead: Floats, n_bytes: Floats) -> float:
-    """The largest sum of overlapping lifetimes; at one instant, ends come before starts."""
-    times = np.concatenate([dead, born])
-    change = np.concatenate([-n_bytes, n_bytes])
-    ends_first = np.concatenate([np.zeros(len(dead)), np.ones(len(born))])
-    order = np.lexsort((ends_first, times))
-    return float(np.cumsum(change[order]).max())
 
 
 def _devices(graph: TaskGraph) -> list[str]:

@@ -43,22 +43,22 @@ def question(name: str) -> Question:
 
 @pytest.mark.parametrize("name", ASKED)
 def test_drawn_layouts_have_the_estimate_and_the_memory_of_the_layout_alone(name: str) -> None:
-    asked = question(name)
-    job = asked.job
-    topology = asked.topology
-    costs = asked.costs
+    query = question(name)
+    job = query.job
+    topology = query.topology
+    costs = query.costs
     chosen = strategy("3d")
-    found = chosen.screen(job, topology, costs)
-    drawn = np.random.default_rng(0).choice(found.feasible, DRAWN, replace=False).tolist()
-    plans = [chosen.plan(job, topology, found.layout(row)) for row in drawn]
-    assert [plan.memory_share for plan in plans] == pytest.approx(found.memory_share[drawn], rel=1e-12)
+    screening = chosen.screen(job, topology, costs)
+    drawn = np.random.default_rng(0).choice(screening.feasible, DRAWN, replace=False).tolist()
+    plans = [chosen.plan(job, topology, screening.layout(row)) for row in drawn]
+    assert [plan.memory_share for plan in plans] == pytest.approx(screening.memory_share[drawn], rel=1e-12)
     alone = [chosen.estimate_s(plan, costs) for plan in plans]
-    assert found.closer is not None
-    assert alone == pytest.approx(found.closer(np.array(drawn)), rel=1e-9)
+    assert screening.closer is not None
+    assert alone == pytest.approx(screening.closer(np.array(drawn)), rel=1e-9)
     assert len({plan.layout for plan in plans}) == DRAWN
 
 
-def emitted_s(asked: Question, layer: Layer, split: bool) -> tuple[float, float, float]:
+def emitted_s(query: Question, layer: Layer, split: bool) -> tuple[float, float, float]:
     """Seconds of a layer's forward, backward (with recompute) and weight gradients as they are written."""
     seconds = []
     for which in ("forward", "dgrad" if split else "backward", *(["wgrad"] if split else [])):
@@ -73,26 +73,26 @@ def emitted_s(asked: Question, layer: Layer, split: bool) -> tuple[float, float,
             layer.backward(template, which, *ports[:2])
         works = [builder.works[number] for number in template.columns.values["work"]]
         host = [work for work in works if work.name == WAIT_OF_EXPERTS]
-        device = asked.costs.durations_s([work for work in works if work not in host]).sum()
-        device -= sum(beside_s(asked, layer, work) for work in works if work.op.startswith("shared_experts"))
-        seconds.append(device + sum(late_s(asked, layer, work) for work in host))
+        device = query.costs.durations_s([work for work in works if work not in host]).sum()
+        device -= sum(beside_s(query, layer, work) for work in works if work.op.startswith("shared_experts"))
+        seconds.append(device + sum(late_s(query, layer, work) for work in host))
     return (*seconds, 0.0)[:3]
 
 
-def beside_s(asked: Question, layer: Layer, shared: Work) -> float:
+def beside_s(query: Question, layer: Layer, shared: Work) -> float:
     """Seconds of shared experts that the way of rows to the others hides."""
     assert isinstance(layer.mlp, ExpertGroup)
-    dispatched = asked.costs.durations_s(layer.mlp.to_experts()).sum()
-    return min(asked.costs.duration_s(shared), float(dispatched))
+    dispatched = query.costs.durations_s(layer.mlp.to_experts()).sum()
+    return min(query.costs.duration_s(shared), float(dispatched))
 
 
-def late_s(asked: Question, layer: Layer, host: Work) -> float:
+def late_s(query: Question, layer: Layer, host: Work) -> float:
     """Seconds by which the host is later than the device after the router."""
     which: HalfPass = "forward" if host.category in ("forward", "recompute") else "backward"
     works = layer.mlp.works(which)[1:-1]
     shared = [work for work in works if work.op.startswith("shared_experts")]
-    hidden = asked.costs.durations_s(works).sum() - sum(beside_s(asked, layer, work) for work in shared)
-    return max(0.0, asked.costs.duration_s(host) - hidden)
+    hidden = query.costs.durations_s(works).sum() - sum(beside_s(query, layer, work) for work in shared)
+    return max(0.0, query.costs.duration_s(host) - hidden)
 
 
 LAYOUTS = {
@@ -122,18 +122,18 @@ def test_every_kind_of_layer_is_priced_as_it_is_written(name: str, layout: str) 
 
     The LM head of a layer with experts that predicts a further token is priced as a task of its own.
     """
-    asked = question(name)
-    job = asked.job
+    query = question(name)
+    job = query.job
     chosen = LAYOUTS[layout]
     if job.model.experts is None:
         chosen = replace(chosen, expert=1, expert_tensor=1)
     columns = Columns.of(job, chosen)
-    prices = Passes(job, columns, asked.topology, asked.costs).of(columns, np.array([0]))
+    prices = Passes(job, columns, query.topology, query.costs).of(columns, np.array([0]))
     for number, kind in enumerate(dict.fromkeys(layer_kinds(job.model))):
         if kind.experts and kind.mtp:
             continue
         layer = RankShare(job, chosen).layer(kind, chosen.recompute, divided_below=kind.experts)
-        forward, backward, weights = emitted_s(asked, layer, chosen.schedule == "zb1p")
+        forward, backward, weights = emitted_s(query, layer, chosen.schedule == "zb1p")
         assert prices.forward[0, number] == pytest.approx(forward, rel=1e-12)
         repeated = prices.backward[0, number] + prices.recompute[0, number]
         assert repeated == pytest.approx(backward, rel=1e-12)

@@ -43,12 +43,6 @@ def test_gradients_travel_in_their_own_precision(
     assert group.reduce_work(10.0).comm_bytes == 10 * n_bytes
 
 
-@pytest.mark.parametrize(("zero_stage", "op"), [(0, "all_reduce"), (1, "reduce_scatter")])
-def test_sharding_scatters_instead_of_reducing_to_all(toys: ModuleType, zero_stage: int, op: str) -> None:
-    work = replicas(toys, zero_stage).reduce_work(10.0)
-    assert (work.op, work.group) == (op, RankGroup(0, 2, 4))
-
-
 @pytest.mark.parametrize(("precision", "n_bytes"), [("bf16", 2), ("fp8", 2), ("fp32", 4), ("tf32", 4)])
 def test_parameters_are_gathered_in_the_precision_of_the_kernels(
     toys: ModuleType, precision: str, n_bytes: int

@@ -14,7 +14,7 @@ from perfsim.prediction.question import Question
 from perfsim.prediction.run import Step, graph_of
 
 
-def asked(
+def question_of(
     model: str,
     system: str,
     devices: int,
@@ -42,7 +42,7 @@ def error(question: Question, screened: Any) -> float:
 
 
 def error_of(model: str, system: str, devices: int, batch: int, layout: str) -> float:
-    question = asked(model, system, devices, batch, layout)
+    question = question_of(model, system, devices, batch, layout)
     return error(question, estimated(question))
 
 
@@ -75,7 +75,7 @@ def test_reductions_beside_one_micro_batch_or_more_are_within_one_percent(
 @pytest.mark.parametrize("model", ["llama31_70b", "mixtral_8x7b"])
 def test_exchanges_beside_products_are_within_one_percent(model: str, more: str) -> None:
     layout = "tp=4,pp=2,dp=2,mbs=1,zero=0,sp=true" + more + (",ep=2" if model == "mixtral_8x7b" else "")
-    question = asked(model, "dgx-h100", 16, 32, layout, recipe="llm_2024")
+    question = question_of(model, "dgx-h100", 16, 32, layout, recipe="llm_2024")
     assert error(question, estimated(question)) == pytest.approx(0.0, abs=0.01)
 
 
@@ -100,11 +100,11 @@ def test_drawn_layouts_are_within_one_percent_at_the_median_and_all_but_a_few_wi
         ("gpt_neox_20b", "dgx-a100-40gb", 96, 192),
         ("llama_13b", "dgx-h100", 40, 160),
     ):
-        question = asked(model, system, devices, batch)
-        found = Search(question)
-        best = found.order[: len(found.order) // 4]
+        question = question_of(model, system, devices, batch)
+        search = Search(question)
+        best = search.order[: len(search.order) // 4]
         for index in generator.choice(best, ROWS, replace=False).tolist():
-            screened = found.plan(index)
+            screened = search.plan(index)
             if screened.plan.num_microbatches * question.model.num_layers <= MOST_PASSES:
                 errors.append(error(question, screened))
     assert np.median(np.abs(errors)) <= 0.01

@@ -12,7 +12,7 @@ from perfsim.engine import simulate
 from perfsim.engine.trace import Trace
 from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import Plan
-from perfsim.work import GraphBuilder, RankGroup, peer_classes, unfold
+from perfsim.work import peer_classes, unfold
 
 Peaks = Callable[..., dict[str, float]]
 SAVED = "saved"
@@ -103,30 +103,6 @@ def test_all_that_is_alive_is_little_more(
         assert total == pytest.approx(saved[device], rel=0.02)
 
 
-def test_a_tensor_lives_from_its_writers_start_to_its_last_readers_end(
-    toys: ModuleType, peak_live_bytes: Peaks
-) -> None:
-    builder = GraphBuilder()
-    first = builder.task(toys.compute("first", writes=2, flop_like=10.0), "a/compute").tensor
-    second = builder.task(toys.compute("second", flop_like=100.0), "a/compute", [first]).tensor
-    builder.task(toys.compute("third", flop_like=1.0), "a/compute", [second])
-    graph = builder.build()
-    trace = simulate(graph, price(graph, toys.TableCosts({"first": 1.0, "second": 1.0, "third": 1.0})))
-    # first: 10 + 10; second: the read 10 and the written 100, the unread 10 gone; third: 100 + 1.
-    assert peak_live_bytes(trace) == {"a": 110.0}
-    assert peak_live_bytes(trace, {"t1"}) == {"a": 10.0}
-    assert peak_live_bytes(trace, {"unknown"}) == {}
-
-
-def test_what_is_sent_lies_where_it_is_read(toys: ModuleType, peak_live_bytes: Peaks) -> None:
-    builder = GraphBuilder()
-    made = builder.task(toys.compute("made"), "a/compute").tensor
-    sent = builder.task(toys.transfer("sent", RankGroup(0, 1, 2)), "a/send", [made]).tensor
-    builder.task(toys.compute("used"), "b/compute", [sent])
-    graph = builder.build()
-    assert peak_live_bytes(simulate(graph, price(graph, toys.TableCosts({"sent": 1.0})))) == {"b": 1e6}
-
-
 @pytest.mark.parametrize(("sequence_parallel", "zero"), [(False, 0), (True, 1), (True, 2)])
 @pytest.mark.parametrize("marks", [None, {3: "unlike"}])
 def test_every_rank_of_an_unfolded_step_holds_what_its_written_peer_holds(
@@ -151,32 +127,16 @@ def test_every_rank_of_an_unfolded_step_holds_what_its_written_peer_holds(
 
 
 # ------------------------------------------------------- memory of a whole pipeline against its depth
-DEPTHS = (1, 2, 4, 8)
 
 
-def of_all_stages(toys: ModuleType, peak_live_bytes: Peaks, p: int, layers: int) -> tuple[float, float]:
-    """Activations summed over the stages of 1F1B, by the closed form and in the run."""
-    plan = planned(toys, ParallelLayout(pipeline=p), 8, layers)
-    return sum(closed_form(plan)), sum(peak_live_bytes(run(toys, plan), {SAVED}).values())
-
-
-def test_for_a_fixed_model_activations_of_all_stages_grow_linearly_with_their_number(
-    toys: ModuleType, peak_live_bytes: Peaks
+@pytest.mark.parametrize("grows", [False, True])
+def test_activations_of_all_stages_grow_with_their_number_and_with_its_square_where_the_model_grows_too(
+    toys: ModuleType, peak_live_bytes: Peaks, grows: bool
 ) -> None:
-    """L T (p + 1) / 2: the micro-batches in flight grow with p while the layers of a stage shrink."""
-    sums = [of_all_stages(toys, peak_live_bytes, p, layers=24) for p in DEPTHS]
-    first = sums[0][0]
-    for p, (told, alive) in zip(DEPTHS, sums, strict=True):
-        assert told == pytest.approx(first * (p + 1) / 2)
-        assert alive == pytest.approx(told)
-
-
-def test_with_fixed_layers_a_stage_they_grow_with_the_square_of_the_stages(
-    toys: ModuleType, peak_live_bytes: Peaks
-) -> None:
-    """Layers T p (p + 1) / 2: the model grows with the pipeline. Only so is a quoted O(N^2) right."""
-    sums = [of_all_stages(toys, peak_live_bytes, p, layers=3 * p) for p in DEPTHS]
-    first = sums[0][0]
-    for p, (told, alive) in zip(DEPTHS, sums, strict=True):
-        assert told == pytest.approx(first * p * (p + 1) / 2)
-        assert alive == pytest.approx(told)
+    """Layers T (p + 1) / 2 under 1F1B, of 24 layers or of 3 a stage: only so is a quoted O(N^2) right."""
+    sums = []
+    for p in (1, 2, 4, 8):
+        plan = planned(toys, ParallelLayout(pipeline=p), 8, layers=3 * p if grows else 24)
+        sums.append(sum(closed_form(plan)))
+        assert sum(peak_live_bytes(run(toys, plan), {SAVED}).values()) == pytest.approx(sums[-1])
+        assert sums[-1] == pytest.approx(sums[0] * (p if grows else 1) * (p + 1) / 2)

@@ -153,8 +153,8 @@ def test_the_planner_offloads_only_where_nothing_fits_without(toys: ModuleType) 
     for capacity, offloads in ((3 * states, False), (0.75 * states, True)):
         on = toys.gpu_cluster(capacity=capacity, host=toys.host())
         topology = toys.topology(1, on)
-        asked = toys.question("3d", job, topology, toys.ToyCosts(on, devices=1))
-        best = Search(asked).best(1)[0].plan.layout
+        question = toys.question("3d", job, topology, toys.ToyCosts(on, devices=1))
+        best = Search(question).best(1)[0].plan.layout
         assert bool(best.offloads) == offloads
 
 
@@ -162,8 +162,8 @@ def test_a_single_device_may_have_neither_gradients_nor_parameters(toys: ModuleT
     """Of 18 bytes a parameter the device has room for two, with what layers need."""
     job = toys.job(2, num_layers=64)
     on = toys.gpu_cluster(capacity=2.0 * parameters(job.model).total, host=toys.host(capacity=1e14))
-    asked = toys.question("3d", job, toys.topology(1, on), toys.ToyCosts(on, devices=1))
-    best = Search(asked).best(1)[0].plan.layout
+    question = toys.question("3d", job, toys.topology(1, on), toys.ToyCosts(on, devices=1))
+    best = Search(question).best(1)[0].plan.layout
     assert (best.zero_stage, best.offload_param) == (3, "cpu")
 
 

@@ -16,7 +16,7 @@ from perfsim.engine import critical_path
 from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.three_d.data import Held, Replicas
-from perfsim.work import RankGroup, TaskGraph
+from perfsim.work import RankGroup
 
 FSDP = ParallelLayout(data=32, zero_stage=3)
 
@@ -25,10 +25,6 @@ def planned(toys: ModuleType, layout: ParallelLayout, batch: int = 32, **recipe:
     topology = toys.topology(layout.num_devices, toys.gpu_cluster(gpus=8, nics=8))
     plan: Plan = strategy("3d").plan(toys.job(batch, recipe), topology, layout, check_memory=False)
     return plan
-
-
-def replicas(toys: ModuleType, size: int, group: int | None) -> Replicas:
-    return Replicas(toys.recipe(), RankGroup(0, 1, size), "gpu0", 1e9, 3, group)
 
 
 def sent_between_nodes(group: Replicas, num_parameters: float, node: int) -> float:
@@ -51,9 +47,10 @@ def test_a_group_of_a_node_sends_what_the_fsdp_paper_counts(toys: ModuleType, no
     ranks = 8 * nodes
     parameters = 1e9
     recipe = toys.recipe(reduce_precision="bf16")
-    groups, whole = (replace(replicas(toys, ranks, size), recipe=recipe) for size in (node, None))
+    replicas = Replicas(recipe, RankGroup(0, 1, ranks), "gpu0", 1e9, 3)
+    groups = replace(replicas, shard_group=node)
     n_bytes = 2.0 * parameters
-    full = sent_between_nodes(whole, parameters, node)
+    full = sent_between_nodes(replicas, parameters, node)
     assert full == pytest.approx(3 * n_bytes * (ranks - 1) / ranks)
     hybrid = sent_between_nodes(groups, parameters, node)
     # The paper rounds (W - G) / W to (W - 1) / W.
@@ -62,11 +59,9 @@ def test_a_group_of_a_node_sends_what_the_fsdp_paper_counts(toys: ModuleType, no
 
 
 def test_one_group_of_all_replicas_is_plain_sharding(toys: ModuleType) -> None:
-    def graph(layout: ParallelLayout) -> TaskGraph:
-        built: TaskGraph = toys.graph_of(planned(toys, layout))
-        return built
-
-    assert graph(replace(FSDP, shard_group=32)).digest() == graph(FSDP).digest()
+    layouts = (replace(FSDP, shard_group=size) for size in (32, None))
+    grouped, plain = (toys.graph_of(planned(toys, layout)).digest() for layout in layouts)
+    assert grouped == plain
 
 
 def test_a_rank_holds_the_shard_of_its_group(toys: ModuleType) -> None:
