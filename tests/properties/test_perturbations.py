@@ -93,12 +93,14 @@ def test_one_straggler_takes_a_step_as_long_if_its_tensor_peers_are_written_with
     factors = {
         data.draw(st.integers(0, layout.num_devices - 1)): data.draw(st.sampled_from([1.05, 1.5, 3.0]))
     }
-    found = []
-    for written in (
-        place_stragglers(graph, plan, factors, step_only=True),
-        place_stragglers(graph, plan, factors),
-    ):
-        each, ranks, links, *_ = written
-        durations = with_stragglers(each, price(each, costs), ranks, written.factors)
-        found.append(simulate(each, durations, *links).step_end_s)
-    assert found[0] == found[1]
+    together, apart = (
+        place_stragglers(graph, plan, factors, step_only=step_only) for step_only in (True, False)
+    )
+    assert len(together.factors) == (tensor if together.note else 1)
+    assert not apart.note
+    ends_s = []
+    for placed in (together, apart):
+        written, ranks, links, *_ = placed
+        durations = with_stragglers(written, price(written, costs), ranks, placed.factors)
+        ends_s.append(simulate(written, durations, *links).step_end_s)
+    assert ends_s[0] == ends_s[1]
