@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ def test_reductions_beside_one_micro_batch_or_more_are_within_one_percent(
 ) -> None:
     """ZeRO 2 reduces in every micro-batch, and few layers have buffers.
 
-    Under gpipe the passes lose more beside the sums of their tensor group than the closed form counts.
+    Under gpipe the passes lose more beside the sums of their tensor group than the estimate counts.
     """
     layout = f"tp=4,pp={1 if schedule == '1f1b' else 2},dp={64 if schedule == '1f1b' else 32},mbs=1"
     layout += f",zero={zero},schedule={schedule},sp=true"
@@ -91,8 +92,8 @@ MOST_PASSES = 2500
 
 
 @pytest.mark.slow
-def test_drawn_layouts_are_within_one_percent_at_the_median_and_all_but_a_few_within_six() -> None:
-    """From the quarter with the best estimates; a planner can make good what is estimated too low."""
+def test_drawn_layouts_are_within_half_a_percent_at_the_median_and_all_but_a_few_within_four() -> None:
+    """From the quarter with the best estimates; too slow are few micro-batches of tensor groups over nodes."""
     generator = np.random.default_rng(0)
     errors = []
     for model, system, devices, batch in (
@@ -106,8 +107,9 @@ def test_drawn_layouts_are_within_one_percent_at_the_median_and_all_but_a_few_wi
         for index in generator.choice(best, ROWS, replace=False).tolist():
             screened = search.plan(index)
             if screened.plan.num_microbatches * question.model.num_layers <= MOST_PASSES:
-                errors.append(error(question, screened))
-    assert np.median(np.abs(errors)) <= 0.01
-    assert np.quantile(np.abs(errors), 0.95) <= 0.06
-    assert min(errors) >= -0.15
-    assert max(errors) <= 0.09
+                estimate_s = question.chosen.estimate_s(screened.plan, question.costs)
+                errors.append(error(question, replace(screened, estimate_s=estimate_s)))
+    assert np.median(np.abs(errors)) <= 0.005
+    assert np.quantile(np.abs(errors), 0.95) <= 0.04
+    assert min(errors) >= -0.03
+    assert max(errors) <= 0.11

