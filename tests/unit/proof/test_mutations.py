@@ -41,7 +41,7 @@ FEW = {
 }
 EVERY = 9
 """One fault of so many is tried in the default suite."""
-FEW_OF_ALL = 43
+FEW_OF_ALL = 61
 """And so many in the slow one, of every case; `make mutations` tries more."""
 
 

@@ -93,7 +93,7 @@ MOST_PASSES = 2500
 
 @pytest.mark.slow
 def test_drawn_layouts_are_within_half_a_percent_at_the_median_and_all_but_a_few_within_four() -> None:
-    """From the quarter with the best estimates; too slow are few micro-batches of tensor groups over nodes."""
+    """From the best quarter; too slow are few micro-batches of tensor groups over nodes."""
     generator = np.random.default_rng(0)
     errors = []
     for model, system, devices, batch in (
