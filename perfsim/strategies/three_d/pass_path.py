@@ -55,8 +55,7 @@ def path_steps_s(job: Job, columns: Columns, topology: FatTree, costs: Costs, up
         update_s += np.where(some.zero < GRADIENTS_SHARDED, steps.reduction_s(last_group_s), 0.0)
         ahead_s = steps.gathered_ahead_s()
         for row, place in enumerate(rows.tolist()):
-            stages = _StagePasses.of(steps, row, topology.devices_per_node, float(update_s[row]))
-            path = _Path.of(job, steps, row, stages)
+            path = _Path.of(job, steps, row, topology.devices_per_node, float(update_s[row]))
             seconds[place] = path.step_s(int(steps.microbatches[row])) + ahead_s[row]
     return seconds
 
@@ -82,11 +81,11 @@ class _StagePasses(NamedTuple):
     """From the end of a rank's reductions to its next step."""
 
     @classmethod
-    def of(cls, steps: Steps, row: int, node: int, update_s: float) -> _StagePasses:
-        """The passes of a row of layouts, on nodes of so many devices."""
+    def of(
+        cls, steps: Steps, row: int, division: Division, completes: int, node: int, update_s: float
+    ) -> _StagePasses:
+        """The passes of a row of layouts, on nodes of so many devices; one `completes` weight gradients."""
         columns = steps.columns
-        division = columns.divisions[int(columns.division[row])]
-        schedule = schedule_called(division.schedule)
         places = division.placement
         stages = places.num_stages
         zero = int(columns.zero[row])
@@ -95,7 +94,6 @@ class _StagePasses(NamedTuple):
         of_kinds = steps.passes
         kinds = [*division.kinds] or [0] * sum(division.layers)
         layer_s = np.stack([of_kinds.forward[row], of_kinds.backward[row], of_kinds.weights[row]])[:, kinds]
-        completes = WEIGHTS if schedule.has("splits_backward") else BACKWARD
         if zero == SHARDED or (zero == GRADIENTS_SHARDED and steps.overlaps):
             # A reduction begins with the layer below, whose rows are on their way to experts first.
             hidden_s = np.minimum(replicas["reduce_layer"], layer_s[completes])
@@ -118,7 +116,8 @@ class _StagePasses(NamedTuple):
         begin_s[BACKWARD:, -1] += prices["head_backward"], prices["head_weights"]
         if division.pipeline > 1:
             # A pass sends and receives a tensor; in a tight pipeline it waits for one of them.
-            messages = 1 if schedule.has("tight") and completes == BACKWARD else 2
+            tight = schedule_called(division.schedule).has("tight")
+            messages = 1 if tight and completes == BACKWARD else 2
             begin_s[:WEIGHTS] += messages * prices["send"] * steps.slower_send[row]
         end_s = np.zeros((len(_PASSES), stages))
         end_s[FORWARD, -1] = prices["head_forward"]
@@ -173,7 +172,8 @@ class _Path(NamedTuple):
     """Whether the first and the last rank wait for each other's gradient of the embedding."""
 
     @classmethod
-    def of(cls, job: Job, steps: Steps, row: int, passes: _StagePasses) -> _Path:
+    def of(cls, job: Job, steps: Steps, row: int, node: int, update_s: float) -> _Path:
+        """The path of a row of layouts, on nodes of so many devices."""
         columns = steps.columns
         division = columns.divisions[int(columns.division[row])]
         schedule = schedule_called(division.schedule)
@@ -182,7 +182,7 @@ class _Path(NamedTuple):
         completes = WEIGHTS if schedule.has("splits_backward") else BACKWARD
         return cls(
             division,
-            passes,
+            _StagePasses.of(steps, row, division, completes, node, update_s),
             completes if zero == GRADIENTS_SHARDED else 0,
             zero == SHARDED,
             steps.overlaps,
