@@ -67,6 +67,7 @@ except ImportError:  # PyYAML was built without libyaml
     from yaml import SafeLoader as _Loader  # type: ignore[assignment]
 
 _MAX_DEPTH = 60
+_TOO_DEEP = f"nested more than {_MAX_DEPTH} levels deep"
 _MAX_EXCERPT = 160
 _QUOTED = {"'", '"', "|", ">"}
 
@@ -136,6 +137,8 @@ class Node:
             mark = builder.mark(position) if position else Mark(file)
             words = error.problem or error.context or "cannot be understood"
             help_text = ""
+            if "nesting depth" in words:  # libyaml has a limit of its own, and scans ahead of its events
+                raise CatalogError([*builder.problems, mark.problem(_TOO_DEEP)]) from None
             if "mapping values are not allowed" in words:
                 help_text = (
                     "a value that contains ': ' must stand in quotes; keys of one mapping stand in one column"
@@ -245,7 +248,7 @@ class _Builder:
         """The node that begins with this event."""
         mark = self.mark(event.start_mark)
         if depth > _MAX_DEPTH:
-            raise CatalogError([*self.problems, mark.problem(f"nested more than {_MAX_DEPTH} levels deep")])
+            raise CatalogError([*self.problems, mark.problem(_TOO_DEEP)])
         if isinstance(event, yaml.MappingStartEvent):
             node = self.mapping(mark, depth)
         elif isinstance(event, yaml.SequenceStartEvent):
