@@ -44,12 +44,12 @@ class Costs(ABC):
         """Seconds of one kernel alone on the device; None where kernels have no price of their own."""
         return None
 
-    def movement_s(self, _work: Work, /) -> float:
-        """Seconds of a task in which matrix products wait for movement inside the device."""
-        return 0.0
-
     def fixed_s(self, _work: Work, /) -> float:
         """Seconds of a task that do not depend on the number of tokens."""
+        return 0.0
+
+    def attention_s(self, _work: Work, /) -> float:
+        """Seconds of a task in the core of attention; 0 where it has no rate of its own."""
         return 0.0
 
     def arithmetic_flop_per_s(self, work: Work, /) -> float:

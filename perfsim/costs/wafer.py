@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 from perfsim.base.errors import CatalogError
 from perfsim.costs.gpu import GpuKernels, peak_flop_per_s
@@ -19,25 +20,24 @@ from perfsim.specs.recipe import Recipe
 from perfsim.work import Work
 from perfsim.work.kernels import Kernel
 
-# Matrix products on a square mesh of cores, and the movement over the links of the mesh.
+# A layer on a wafer: products, attention, and rows of weights.
 #
-# A product of (m, k) by (k, n) keeps its left operand stationary, spread over the mesh: tokens along one
-# axis, features along the other. The right operand (k n elements) moves along one axis, the partial sums
-# (m n) along the other. With c cores, c^0.5 in a row, each link carries (k + m) n / c^0.5 elements:
+# A layer keeps its activations on the wafer and gets its weights row by row. Three terms describe the 20
+# public logs of a CS-2 from 256M to 13B parameters and from 128 to 16,384 sequences:
 #
-#     seconds = 2 m n k / (e P) + (m + k) n / c^0.5 t
+#     seconds = f(release) [ products / (e P) + attention / (a P) + rows t ]
 #
-# with e P FLOP/s reached and t seconds per element and link.
+# - products: FLOPs with weights, at a fraction e of the peak P;
+# - attention: FLOPs of scores and context, with the full square of the sequence, at the fraction a;
+# - rows: a row of weights (one output of a linear layer) takes t in each product, whatever the tokens. It is
+#   why small layers and small batches are slow: 9 H rows a layer, in the forward, its recomputation, the
+#   input gradient and the weight gradient of each micro-batch;
+# - f: the factor of a software release. Every minor release shortens a step by the same share between the
+#   oldest and the newest release with a log; nothing is extrapolated beyond them.
 #
-# This is the communication of SUMMA [van de Geijn, Watts 1997] with one stationary operand. FLOPs grow with
-# all three sides of a product and movement with two, so utilisation falls for smaller layers: by
-# 1/(1 + t e P/(2 c^0.5 k)) for many tokens. A batch of b products (attention heads) divides the mesh into b
-# squares with c^0.5 / b^0.5 cores in a row, which work in parallel: (m + k) n b^0.5 / c^0.5 t. Experts take
-# the whole mesh one after another, as their weights arrive: b (m + k) n / c^0.5 t with m rows of one
-# expert. Their FLOPs are those of the k experts of a token, the movement that of all, so their intensity is
-# k / E of a dense MLP's.
-#
-# Kernels that are not matrix products read and write SRAM at its full rate.
+# What the logs cannot tell apart: rows counted by inputs (7 H) fit as well as rows counted by outputs; the
+# rows of the LM head fit as well with as without, and are left out; a recomputed forward changes e, a and t
+# by a quarter and no prediction. Kernels that are not matrix products read and write SRAM at its full rate.
 
 # Seconds of movement around a wafer: weights, gradients, samples, spilled activations, updates.
 #
@@ -140,7 +140,7 @@ class StreamingRoof:
     hidden_from_tokens: float
     """With fewer tokens, a layer's weights arrive after the previous layer is done (weight stall)."""
     formula_tokens: float
-    """e P b / (2 B): the same without attention and movement over the mesh."""
+    """e P b / (2 B): the same without attention and rows of weights."""
     lane: str = "link"
     """The lane that needs most tokens to be hidden: link, flash or update."""
 
@@ -153,7 +153,7 @@ class StreamingRoof:
             late = "Samples arrive" if limiting == "input" else "Spilled activations move"
             return f"{late} more slowly than their tokens are computed, whatever the batch. "
         if not self.hidden_from_tokens:
-            return "A layer's weights take longer to pass over the mesh than to arrive, whatever the batch. "
+            return "The rows of a layer's weights take longer to use than to arrive, whatever the batch. "
         than = "above" if self.tokens >= self.hidden_from_tokens else "below"
         arithmetic = f" ({self.formula_tokens:,.0f} by arithmetic alone)" if self.lane == "link" else ""
         return (
@@ -168,7 +168,7 @@ def roof_tokens(flop_per_s: float, weight_bytes: float, link_bytes_per_s: float)
 
 
 def hidden_from_tokens(tokens: float, use_s: float, fixed_s: float, load_s: float) -> float:
-    """The tokens that hide streaming, with attention and movement over the mesh.
+    """The tokens that hide streaming, with attention and rows of weights.
 
     A layer uses its weights for `use_s` on `tokens` tokens, which is linear in tokens and `fixed_s` for none;
     its weights take `load_s` to arrive. 0 where the fixed time alone hides them.
@@ -176,7 +176,7 @@ def hidden_from_tokens(tokens: float, use_s: float, fixed_s: float, load_s: floa
     return max(0.0, load_s - fixed_s) / ((use_s - fixed_s) / tokens)
 
 
-# What devices compute: on a wafer FLOPs at the measured efficiency of a software release, and movement.
+# What devices compute: on a wafer products, attention and rows at the speed of a software release.
 
 PEAK = "peak"
 """The software release of an ideal machine."""
@@ -187,61 +187,67 @@ LAST_MINOR = {1: 9, 2: 10}
 
 
 class WaferCosts(StreamCosts):
-    """Prices classes of work for one recipe on one wafer cluster."""
+    """Prices classes of work for one recipe on one wafer cluster, with its wafer's constants or others."""
 
-    def __init__(self, topology: WaferTree, recipe: Recipe) -> None:
+    def __init__(
+        self, topology: WaferTree, recipe: Recipe, calibration: WaferCalibration | None = None
+    ) -> None:
         super().__init__(topology)
         system = topology.system
-        calibration = system.device.calibration
+        calibration = calibration or cast("WaferCalibration | None", system.device.calibration)
         if not isinstance(calibration, WaferCalibration):
             raise CatalogError(f"device {system.device.name} names no wafer calibration")
-        wanted = recipe.runtime.software_release or system.software_release
-        self.release = nearest_release(wanted, calibration)
-        peak = self.release == PEAK
-        efficiency = 1.0 if peak else calibration.efficiency[self.release]
-        self.flop_per_s = efficiency * peak_flop_per_s(system, recipe)
-        """FLOP/s of the arithmetic of a matrix product without movement: e P."""
-        self.link_s_per_element = 0.0 if peak else calibration.link_s_per_element
-        self.cores = system.device.compute_units
+        self.release = known_release(recipe.runtime.software_release or system.software_release, calibration)
+        peak_rate = peak_flop_per_s(system, recipe)
+        if self.release == PEAK:
+            self.flop_per_s = peak_rate
+            self.attention_flop_per_s = peak_rate
+            self.row_s = 0.0
+        else:
+            slower = slowdown(self.release, calibration)
+            self.flop_per_s = calibration.product_efficiency * peak_rate / slower
+            self.attention_flop_per_s = calibration.attention_efficiency * peak_rate / slower
+            self.row_s = calibration.row_s * slower
         self.sram_bytes_per_s = system.device.memory.bandwidth
         self.zeros_saved = system.streaming.sparse_harvest * recipe.weight_sparsity
 
     def compute_s(self, work: Work) -> float:
-        """Seconds of kernels one after another; zeros in a layer's sparse matrices save arithmetic only."""
+        """Seconds of rows and kernels; zeros in a layer's sparse matrices save arithmetic only."""
         saved_s = 0.0
-        if self.zeros_saved and work.op.startswith("layer."):
+        if self.zeros_saved and _of_layer(work):
             matrices = sum(kernel.flop for kernel in work.kernels if kernel.partition == "streamed")
             saved_s = self.zeros_saved * matrices / self.flop_per_s
-        return sum(self.kernel_s(kernel) for kernel in work.kernels) - saved_s
+        return sum(self.kernel_s(kernel) for kernel in work.kernels) + self._rows_s(work) - saved_s
 
     def kernel_s(self, kernel: Kernel, /) -> float:
-        """Seconds of one kernel on a wafer."""
+        """Seconds of one kernel on a wafer, without the rows of its weights."""
         if kernel.op != "gemm":
             return kernel.bytes_accessed / self.sram_bytes_per_s
-        return kernel.flop / self.flop_per_s + self._moving_s(kernel)
+        return kernel.flop / (self.flop_per_s if kernel.has_weights else self.attention_flop_per_s)
 
-    def _moving_s(self, kernel: Kernel) -> float:
-        """Seconds of a product to move its right operand and partial sums over the mesh."""
-        elements = (kernel.m + kernel.k) * kernel.n
-        share = kernel.batch if kernel.grouped else math.sqrt(kernel.batch)
-        return elements * share / math.sqrt(self.cores) * self.link_s_per_element
-
-    def movement_s(self, work: Work, /) -> float:
-        """Seconds of a task of this class to move operands and partial sums over the mesh."""
-        return work.share * sum(self._moving_s(kernel) for kernel in work.kernels)
+    def _rows_s(self, work: Work) -> float:
+        """Seconds of the rows of a layer's weights, of all chunks."""
+        if not _of_layer(work):
+            return 0.0
+        streamed = (kernel for kernel in work.kernels if kernel.partition == "streamed")
+        return self.row_s * sum(kernel.weight_rows * kernel.batch for kernel in streamed)
 
     def fixed_s(self, work: Work, /) -> float:
-        """Seconds to move weights and their gradients over the mesh."""
-        elements = sum(
-            (kernel.m if kernel.weight_gradient else kernel.k) * kernel.n * kernel.batch
-            for kernel in work.kernels
-            if kernel.partition == "streamed"
-        )
-        return work.share * (elements / math.sqrt(self.cores) * self.link_s_per_element)
+        """Seconds of a task that rows of weights take, whatever its tokens."""
+        return work.share * self._rows_s(work)
+
+    def attention_s(self, work: Work, /) -> float:
+        """Seconds of a task in the core of attention."""
+        core = (kernel for kernel in work.kernels if kernel.op == "gemm" and not kernel.has_weights)
+        return work.share * sum(map(self.kernel_s, core))
 
     def arithmetic_flop_per_s(self, _work: Work, /) -> float:
-        """FLOP/s of matrix products, the same for all."""
+        """FLOP/s of products with weights, the same for all."""
         return self.flop_per_s
+
+
+def _of_layer(work: Work) -> bool:
+    return work.op.startswith("layer.")
 
 
 class StreamedGpuCosts(StreamCosts):
@@ -260,36 +266,31 @@ class StreamedGpuCosts(StreamCosts):
         return self.kernels.compute_s(work)
 
 
-def nearest_release(wanted: str, calibration: WaferCalibration) -> str:
-    """The measured release to use for `wanted`.
+def known_release(wanted: str, calibration: WaferCalibration) -> str:
+    """The release whose speed `wanted` has: itself between the measured ones, else the nearest of them.
 
-    Releases are ordered by number; an unmeasured release uses the nearest earlier release, or the earliest.
-    `peak` is an upper bound for all releases: efficiency 1, a mesh without delay.
+    `peak` is an upper bound for all releases: the peak rate, and rows without a time.
     """
-    measured = sorted(calibration.efficiency, key=_number)
-    if wanted == PEAK or wanted in measured:
-        return wanted
-    earlier = [release for release in measured if _number(release) <= _number(wanted)]
-    return earlier[-1] if earlier else measured[0]
+    if wanted == PEAK:
+        return PEAK
+    oldest, newest = calibration.measured_releases
+    if place_of(wanted) > place_of(newest):
+        return newest
+    return max(wanted, oldest, key=place_of)
+
+
+def slowdown(release: str, calibration: WaferCalibration) -> float:
+    """Time of a step under a release over its time under the newest measured one."""
+    _, newest = calibration.measured_releases
+    older = place_of(newest) - place_of(known_release(release, calibration))
+    return math.exp(calibration.growth_per_release * older)
 
 
 def place_of(release: str) -> int:
     """The place of a release in their order, r2.0 after r1.9; CatalogError for a name of another form."""
-    major, minor = (*_number(release), 0)[:2]
-    return minor + sum(LAST_MINOR.get(earlier, 0) + 1 for earlier in range(1, major))
-
-
-def growth_per_release(calibration: WaferCalibration) -> float:
-    """Mean growth of the log efficiency per release, from the oldest measured one to the newest."""
-    places = {place_of(release): math.log(value) for release, value in calibration.efficiency.items()}
-    oldest = min(places)
-    newest = max(places)
-    return (places[newest] - places[oldest]) / (newest - oldest) if newest > oldest else 0.0
-
-
-def _number(release: str) -> tuple[int, ...]:
     digits = release.lower().lstrip("r").split(".")
     try:
-        return tuple(int(part) for part in digits)
+        major, minor = (*map(int, digits), 0)[:2]
     except ValueError:
         raise CatalogError(f"software release {release!r} is not of the form r2.0") from None
+    return minor + sum(LAST_MINOR.get(earlier, 0) + 1 for earlier in range(1, major))

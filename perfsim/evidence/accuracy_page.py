@@ -56,7 +56,7 @@ _MECHANISMS = (
     "bubble",
     "weight_stream",
     "gradient_stream",
-    "movement over the mesh",
+    "rows of weights",
 )
 """Disjoint removals of the ablation and categories of the breakdown."""
 _COMPUTING = ("forward", "backward", "recompute")
@@ -211,9 +211,9 @@ class StepAccuracy:
         return [row for part in self.leaving if part.by == "family" for row in part.rows]
 
     @property
-    def releases_left_out(self) -> Mapping[str, Any] | None:
-        """Wafer logs predicted without their release."""
-        return next((part.as_dict() for part in self.leaving if part.by == "release"), None)
+    def models_left_out(self) -> Mapping[str, Any] | None:
+        """Wafer logs predicted without their model."""
+        return next((part.as_dict() for part in self.leaving if part.by == "model"), None)
 
 
 @dataclass(frozen=True)
@@ -252,9 +252,9 @@ def _examine(case: StepCase, catalog: Catalog, *, leaves_out: bool) -> Facts | N
             costs = WaferCosts(wafer_plan(placed.plan).topology, placed.plan.job.recipe)
             trace = placed.step(costs).run(contention=False)
             parts = {name: seconds / trace.step_time_s for name, seconds in trace.mean_breakdown().items()}
-            costs.link_s_per_element = 0.0
+            costs.row_s = 0.0
             without_s = placed.step(costs).run(contention=False).step_time_s
-            return Facts(case, {**parts, "movement over the mesh": 1.0 - without_s / trace.step_time_s})
+            return Facts(case, {**parts, "rows of weights": 1.0 - without_s / trace.step_time_s})
         plan = gpu_plan(placed.plan)
         ablation = Ablation.of(placed)
         idle = ablation.trace.mean_breakdown()["bubble"] / ablation.trace.step_time_s

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, cas
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from perfsim.base.errors import CatalogError, InputError, PerfsimError, Problem, refused_values
+from perfsim.base.errors import CatalogError, InputError, Problem, refused_values
 from perfsim.base.sizes import MOST_CASES, MOST_LAYERS, MOST_WIDTH
 from perfsim.base.spec import Spec
 from perfsim.base.text import nearest
@@ -23,14 +23,13 @@ from perfsim.base.units import BytesPerSecond, number
 from perfsim.catalog import Catalog, LocatedMapping, data_root, default_catalog, load_mapping
 from perfsim.catalog.yaml_tree import Loc
 from perfsim.costs.price import Costs
-from perfsim.costs.wafer import nearest_release
 from perfsim.engine.limits import present_limits
 from perfsim.machines import machine_of
 from perfsim.machines.placement import Placed, place
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, Step, evaluate, graph_of
-from perfsim.specs.calibration import Calibration, Dispatcher, RunKind, WaferCalibration
+from perfsim.specs.calibration import Calibration, Dispatcher, RunKind
 from perfsim.specs.hardware import Devices, GpuClusterSpec, Release, SystemSpec
 from perfsim.specs.model import Heads, Layers, Positions, Recompute, TransformerConfig, Vocabulary, Width
 from perfsim.specs.precisions import PRECISIONS, Precision, StatePrecision
@@ -323,16 +322,15 @@ class StepCase(_CaseSpec):
         modules = set(self.training.recompute_modules)
         return bool(modules) and modules <= _ELEMENTWISE
 
-    def release(self, catalog: Catalog) -> str:
-        """The measured release whose efficiency a wafer's log has; empty for any other run."""
-        try:
-            calibration = self.system.spec(catalog).device.calibration
-        except PerfsimError:
-            return ""
-        release = self.system.software_release
-        if not release or not isinstance(calibration, WaferCalibration):
-            return ""
-        return nearest_release(release, calibration)
+    @property
+    def trained(self) -> str:
+        """The shape of a wafer's model, whose logs are left out together; empty for any other run."""
+        model = self.model
+        return (
+            f"{model.num_layers}x{model.hidden_size} at {model.max_position_embeddings}"
+            if self.on_wafers
+            else ""
+        )
 
     @property
     def stack(self) -> tuple[str, str]:

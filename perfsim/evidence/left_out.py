@@ -8,7 +8,7 @@ those of long kernels in the benchmark of the same device, times its own benchma
 time is linearised in the log constants around their recorded values, so a fit needs no new pricing; the group
 left out is then priced in full with the new constants.
 
-A group of wafer logs is a software release, whose efficiency follows from its growth over the other releases.
+A group of wafer logs is a model, whatever its batch and release.
 Five logs are too few for a percentile, so the half-width of their 90 % band is Student's, from their root
 mean square error r: t_95(n) r sqrt(1 + 1/n).
 
@@ -71,7 +71,7 @@ class LeftOut:
     """Scores of a group with all groups in the fit, and with itself left out."""
 
     family: str
-    """The family, with model and number of devices where it is left out in parts; of wafers the release."""
+    """The family, with model and number of devices where it is left out in parts; of wafers the model."""
     calibration: str
     runs: tuple[Scored, ...]
     """The group's runs as predicted without it."""
@@ -98,7 +98,7 @@ class LeftOut:
 class LeavingOut:
     """The runs of a file, each predicted by a fit without its group."""
 
-    by: Literal["family", "release"]
+    by: Literal["family", "model"]
     groups: tuple[LeftOut, ...]
     runs: tuple[Scored, ...]
     inside: Mapping[str, Any] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class LeavingOut:
         """The score of all runs; of few logs with Student's half-width if it is wider than the percentile."""
         figures = summary(self.runs)
         errors = np.array([run.error for run in self.runs if run.counts and run.error is not None])
-        if self.by == "release" and 0 < len(errors) < FEWEST:
+        if self.by == "model" and 0 < len(errors) < FEWEST:
             figures["p90_ape"] = max(figures["p90_ape"], _students_width(errors, len(errors)))
         return figures
 
@@ -169,11 +169,11 @@ class LeavingOut:
 
         Without the `tangents` of the runs on GPUs it takes minutes. It needs scipy.
         """
-        logs = [case for case in cases if case.scored and case.on_wafers]
+        logs = [case for case in cases if case.on_wafers]
         if tangents is None:
             on_gpus = [case for case in cases if case.scored and not case.on_wafers]
             tangents = [run for run in mapped(partial(_tangent, catalog=catalog), on_gpus) if run is not None]
-        wafers = [_releases_left_out(logs, catalog)] if logs else []
+        wafers = [_models_left_out(logs, catalog)] if logs else []
         return wafers if wafers and not tangents else [_families_left_out(tangents, cases, catalog), *wafers]
 
     @classmethod
@@ -270,24 +270,25 @@ def _each_group(items: Sequence[Item], groups: Sequence[str]) -> Iterator[tuple[
         yield group, left, [item for item, its_group in together if its_group != group]
 
 
-def _releases_left_out(logs: Sequence[StepCase], catalog: Catalog) -> LeavingOut:
-    """Each wafer log predicted without all logs of its release, which would still contain its efficiency."""
+def _models_left_out(logs: Sequence[StepCase], catalog: Catalog) -> LeavingOut:
+    """Each wafer log predicted without all logs of its model, whatever their batch and release."""
     fit = WaferFit.of(logs, _WAFER, catalog)
     rows = []
-    for release, left, others in _each_group(fit.cases, [case.release(catalog) for case in fit.cases]):
+    for model, left, others in _each_group(fit.runs, [run.case.trained for run in fit.runs]):
         if not others:
             continue
-        known = replace(fit, cases=others)
+        known = replace(fit, runs=others)
         without = known.calibration(known.least_squares().x)
-        steps = [case.evaluated(catalog, without) for case in left]
-        runs = tuple(
-            replace(Scored.of(case, step.step_time_s), traits=Traits.of(step.plan), left_out=release)
-            for case, step in zip(left, steps, strict=True)
-        )
-        rows.append(LeftOut(release, _WAFER, runs, {}, {"efficiency": without.efficiency[release]}))
+        factors = np.exp(replace(fit, runs=left).log_errors(without))
+        runs = []
+        for run, factor in zip(left, factors.tolist(), strict=True):
+            scored = Scored.of(run.case, factor * run.case.measured.step_time_s)
+            runs.append(replace(scored, traits=Traits.of(run.plan), left_out=model))
+        constants = {name: getattr(without, name) for name in known.free}
+        rows.append(LeftOut(model, _WAFER, tuple(runs), {}, constants))
     predicted = {run.id: run for row in rows for run in row.runs}
-    runs = tuple(predicted.get(case.id) or Scored.of(case, None) for case in logs)
-    return LeavingOut("release", tuple(rows), runs)
+    together = tuple(predicted.get(case.id) or Scored.of(case, None) for case in logs)
+    return LeavingOut("model", tuple(rows), together)
 
 
 def _groups_of(tangents: Sequence[Tangent]) -> list[str]:

@@ -18,7 +18,6 @@ refusal is correct and not counted. The baseline is a constant E, the geometric 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -64,13 +63,12 @@ class CaseBand:
         families = {family["family"] for entry in recorded_errors() for family in entry["families"]}
         groups: list[str] = []
         if case.family in families:
-            # Logs of its release, or its family or a part of it.
-            release = case.release(catalog)
-            groups = [release] if release else [f"{case.family}, {case.setting}", case.family]
+            # Logs of a wafer's model, or its family or a part of it.
+            groups = [case.trained] if case.trained else [f"{case.family}, {case.setting}", case.family]
         records = ((name, left_out_of(kind, name)) for name in groups)
         group, record = next((pair for pair in records if pair[1] is not None), ("", None))
         try:
-            left_out_s = None if record is None else _left_out_s(placed, group, record, catalog)
+            left_out_s = None if record is None else _left_out_s(placed, record, catalog)
         except PerfsimError:
             return None
         without = group if left_out_s else ""
@@ -80,7 +78,7 @@ class CaseBand:
         return cls(centre_s / factor, centre_s * factor, left_out_s, accuracy.unlikeness)
 
 
-def _left_out_s(placed: PlacedCase, group: str, record: Mapping[str, Any], catalog: Catalog) -> float | None:
+def _left_out_s(placed: PlacedCase, record: Mapping[str, Any], catalog: Catalog) -> float | None:
     """Step time with the constants fitted without a group; None where another fit made the constants.
 
     On GPUs the critical path without contention, as in the fit.
@@ -90,8 +88,7 @@ def _left_out_s(placed: PlacedCase, group: str, record: Mapping[str, Any], catal
     if isinstance(calibration, WaferCalibration):
         if calibration.name != record["calibration"]:
             return None
-        efficiency = {**calibration.efficiency, group: constants["efficiency"]}
-        changed = calibration.model_copy(update={"efficiency": efficiency})
+        changed = calibration.model_copy(update=dict(constants))
         return placed.case.evaluated(catalog, changed).step_time_s
     if calibration is None:
         return None
@@ -319,7 +316,6 @@ def validate_cases(rows: CaseRows[StepCase], catalog: Catalog) -> dict[str, Any]
             if (alike := [run.traits for run in members if run.counts and run.traits is not None])
         },
         "sweeps": _rankings(runs),
-        "without_release": _without_release(cases, read, catalog),
         "cases": [*map(_row, read, cases), *map(_row, unread)],
     }
 
@@ -393,23 +389,6 @@ def _coverage(runs: Sequence[Scored]) -> float | None:
     bands = [(run.measured_s, run.band) for run in runs if run.counts and run.band is not None]
     held = [band.low_s <= measured_s <= band.high_s for measured_s, band in bands]
     return sum(held) / len(held) if held else None
-
-
-def _without_release(
-    cases: Sequence[StepCase], runs: Sequence[Scored], catalog: Catalog
-) -> dict[str, dict[str, Any]]:
-    """The summary without each software release that has one scored run, and without all of them.
-
-    A single log largely determines the efficiency of its release, so its error says little.
-    """
-    released = [(case.release(catalog), run) for case, run in zip(cases, runs, strict=True)]
-    counts = Counter(release for release, run in released if run.counts)
-    alone = sorted(name for name, count in counts.items() if name and count == 1)
-    groups = [(name,) for name in alone] + ([tuple(alone)] if len(alone) > 1 else [])
-    return {
-        ", ".join(group): summary(run for release, run in released if release not in group)
-        for group in groups
-    }
 
 
 # Convergence.

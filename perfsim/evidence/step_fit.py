@@ -18,6 +18,7 @@ So a release without a log is interpolated or extrapolated. The time of the mesh
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -33,10 +34,11 @@ from perfsim.base.errors import InputError, PerfsimError, Problem
 from perfsim.base.sizes import MOST_DEVICES
 from perfsim.catalog import Catalog, data_root, default_catalog
 from perfsim.costs.gpu import GpuCosts
-from perfsim.costs.wafer import growth_per_release, nearest_release, place_of
+from perfsim.costs.wafer import WaferCosts, known_release
 from perfsim.evidence.cases import CaseRows, PlacedCase, StepCase
 from perfsim.evidence.fitting import SoftL1, family_weight, need_more_than, rounded, scipy
 from perfsim.machines.gpu_cluster import gpu_plan
+from perfsim.machines.wafer_cluster import wafer_plan
 from perfsim.network import FatTree
 from perfsim.prediction.run import Step
 from perfsim.specs.calibration import (
@@ -353,17 +355,21 @@ class FittedConstant:
         return list(constants.values())
 
 
-# Wafers: one efficiency a software release.
+# Wafers: products, attention, rows of weights, and the growth per software release.
+
+_POSITIVE = ("product_efficiency", "attention_efficiency", "row_s")
+"""Constants of a wafer whose logarithm is fitted."""
+_GROWTH = "growth_per_release"
+_SOFT = 0.05
+"""Logarithm of an error from which it counts less than its square: some logs disagree with one another."""
 
 
 @dataclass(frozen=True)
 class WaferFit:
-    """Predictions of some logs as a function of the logarithms of the fitted constants."""
+    """A fit of a wafer's constants to logs."""
 
-    cases: Sequence[StepCase]
+    runs: Sequence[PlacedCase]
     start: WaferCalibration
-    catalog: Catalog
-    link_is_free: bool = False
 
     @classmethod
     def of(cls, logs: Sequence[StepCase], device: str, catalog: Catalog) -> WaferFit:
@@ -371,99 +377,81 @@ class WaferFit:
         start = catalog.device(device).calibration
         if not isinstance(start, WaferCalibration):
             raise InputError(f"{device} is no wafer with a calibration to start from")
-        cases = []
+        runs = []
         for case in logs:
             with suppress(PerfsimError):  # a log that cannot be planned determines nothing
-                case.placed(catalog)
-                cases.append(case)
-        return cls(cases, start, catalog)
+                runs.append(case.placed(catalog))
+        return cls(runs, start)
 
     @cached_property
-    def after(self) -> dict[str, int]:
-        """Number of each release after the newest measured one: 0 or less."""
-        places = {release: place_of(release) for release in self.start.efficiency}
-        return {release: place - max(places.values()) for release, place in places.items()}
-
-    @cached_property
-    def first(self) -> dict[str, float]:
-        """Start of the level, of the growth if the logs cover several releases, of a link if it is free."""
-        newest = max(self.after, key=self.after.__getitem__)
-        releases = {nearest_release(case.system.software_release or "", self.start) for case in self.cases}
-        first = {"level": float(np.log(self.start.efficiency[newest]))}
-        if len(releases) > 1:
-            first["growth"] = growth_per_release(self.start)
-        if self.link_is_free:
-            first["link"] = float(np.log(self.start.link_s_per_element))
-        return first
-
-    def growth(self, values: Floats) -> float:
-        """Log of the growth per release; the start's if the logs do not show it."""
-        return float(values[1]) if "growth" in self.first else growth_per_release(self.start)
+    def free(self) -> list[str]:
+        """The constants that the logs determine: the growth only where they are of several releases."""
+        named = (run.case.system.software_release or "" for run in self.runs)
+        releases = {known_release(release, self.start) for release in named}
+        return [*_POSITIVE, _GROWTH] if len(releases) > 1 else [*_POSITIVE]
 
     def calibration(self, values: Floats, digits: int = 15) -> WaferCalibration:
-        """The calibration with these constants."""
-        efficiency = {
-            release: rounded(float(np.exp(float(values[0]) + self.growth(values) * after)), digits)
-            for release, after in self.after.items()
+        """The calibration with these values of the free constants."""
+        constants = {
+            name: rounded(float(np.exp(value) if name in _POSITIVE else value), digits)
+            for name, value in zip(self.free, values, strict=True)
         }
-        link_s = float(np.exp(values[-1])) if self.link_is_free else self.start.link_s_per_element
-        return self.start.model_copy(update={"efficiency": efficiency, "link_s_per_element": link_s})
+        return self.start.model_copy(update=constants)
+
+    def log_errors(self, calibration: WaferCalibration) -> Floats:
+        """log(predicted / measured) of every run, with other constants and the layouts of its plan."""
+        errors = []
+        for run in self.runs:
+            plan = wafer_plan(run.plan)
+            costs = WaferCosts(plan.topology, plan.job.recipe, calibration)
+            step_s = run.step(costs).run(contention=False).step_time_s
+            errors.append(math.log(step_s / run.case.measured.step_time_s))
+        return np.array(errors)
 
     def least_squares(self) -> Any:
-        """SciPy's result of the fit; residuals are log(predicted / measured) of every case."""
-        measured_s = np.array([case.measured.step_time_s for case in self.cases])
+        """SciPy's result of the fit."""
+        first = [math.log(getattr(self.start, name)) for name in _POSITIVE]
+        if _GROWTH in self.free:
+            first.append(self.start.growth_per_release)
+        return scipy("optimize").least_squares(
+            lambda values: self.log_errors(self.calibration(values)),
+            np.array(first),
+            x_scale=0.1,
+            loss="soft_l1",
+            f_scale=_SOFT,
+        )
 
-        def residuals(values: Floats) -> Floats:
-            calibration = self.calibration(values)
-            predicted = [case.evaluated(self.catalog, calibration).step_time_s for case in self.cases]
-            return np.asarray(np.log(np.array(predicted) / measured_s))
-
-        # Predictions jump with the number of micro-batches, so derivatives need a larger step than usual.
-        first = np.array(list(self.first.values()))
-        return scipy("optimize").least_squares(residuals, first, diff_step=1e-3, x_scale=0.1)
-
-    def covariance(self, result: Any) -> Floats:
-        """The covariance of the fitted logarithms."""
+    def standard_errors(self, result: Any) -> dict[str, float]:
+        """Standard errors of the fitted logarithms, and of the growth."""
         inverse = np.linalg.pinv(result.jac.T @ result.jac)
-        freedom = max(len(self.cases) - len(self.first), 1)
-        return np.asarray(inverse * (result.fun @ result.fun) / freedom)
+        freedom = max(len(self.runs) - len(self.free), 1)
+        variances = np.diag(inverse) * 2.0 * result.cost / freedom
+        return {name: round(float(np.sqrt(own)), 4) for name, own in zip(self.free, variances, strict=True)}
 
 
 def fit_wafer(path: Path, device: str, *, source: str = "") -> WaferCalibration:
-    """Efficiencies of the wafer called `device` from the scored cases of a file; needs scipy."""
+    """Constants of the wafer called `device` from all of its logs in a file; needs scipy.
+
+    Evidence C counts: only a series over batch sizes shows what a row of weights takes, and it is one.
+    """
     catalog = default_catalog()
-    logs = [case for case in CaseRows.read(path, StepCase, catalog).cases if case.scored and case.on_wafers]
+    logs = [case for case in CaseRows.read(path, StepCase, catalog).cases if case.on_wafers]
     fit = WaferFit.of(logs, device, catalog)
-    if not fit.cases:
-        raise InputError([Problem("there is no scored case of a wafer to fit to", str(path), 1)])
-    need_more_than(len(fit.first), len(fit.cases), path, "scored logs")
+    if not fit.runs:
+        raise InputError([Problem("there is no log of a wafer to fit to", str(path), 1)])
+    need_more_than(len(fit.free), len(fit.runs), path, "logs")
     result = fit.least_squares()
-    covariance = fit.covariance(result)
-    slopes = {f"efficiency.{release}": [1.0, float(after)] for release, after in fit.after.items()}
-    if "growth" in fit.first:
-        slopes["growth_per_release"] = [0.0, 1.0]
-    errors = {}
-    for name, slope in sorted(slopes.items()):
-        along = np.array(slope)[: len(result.x)]
-        errors[name] = round(float(np.sqrt(along @ covariance @ along)), 4)
-    signed = np.expm1(result.fun)
-    by_case = ", ".join(f"{case.id} {error:+.1%}" for case, error in zip(fit.cases, signed, strict=True))
-    note = (
-        f"{len(fit.cases) - len(fit.first)} residual degree(s) of freedom; efficiency grows "
-        f"{np.expm1(fit.growth(result.x)):.1%} a release; errors {by_case}"
-    )
-    # The time of a link is not fitted; what it would be is a check.
-    free = replace(fit, link_is_free=True)
-    if len(fit.cases) > len(free.first):
-        checked = free.least_squares()
-        error = np.sqrt(free.covariance(checked)[-1, -1])
-        link_ns = np.exp(checked.x[-1]) * 1e9
-        note += f"; a link's time, left free, becomes {link_ns:.3g} ns ({error:.0%} standard error)"
+    fitted = fit.calibration(result.x, digits=4)
+    signed = np.expm1(fit.log_errors(fitted))
+    by_case = ", ".join(f"{run.case.id} {error:+.1%}" for run, error in zip(fit.runs, signed, strict=True))
     record = _fit_record(
         np.abs(signed),
         command=f"perfsim calibrate wafer {path.name} --device {device}",
         table=source or _source_of(path, "public-wafer-logs"),
-        standard_errors=errors,
-        note=note,
+        standard_errors=fit.standard_errors(result),
+        note=(
+            f"{len(fit.runs) - len(fit.free)} residual degree(s) of freedom; a release shortens steps by "
+            f"{-np.expm1(-fitted.growth_per_release):.1%}; errors {by_case}"
+        ),
     )
-    return fit.calibration(result.x, digits=4).model_copy(update={"fit": {"efficiency": record}})
+    return fitted.model_copy(update={"fit": {"step": record}})

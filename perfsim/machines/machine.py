@@ -193,8 +193,6 @@ class Machine(ABC):
     """Modes of recomputation that any of its layouts may have."""
     more: ClassVar[str] = "more devices"
     """What shortens a step that is bound by compute."""
-    layer_fixed_s: ClassVar[float] = 0.0
-    """Seconds a layer and step independent of tokens, by another fit of published runs; 0: no such fit."""
 
     # ---------------------------------------------------------------------------------- hardware
     @abstractmethod
@@ -269,16 +267,16 @@ class Machine(ABC):
         """What shortens a step that is bound by a wait."""
         return LOOK
 
-    def compute_remedy(self, plan: Plan, moving: float, recompute: float) -> str:
-        """What shortens a step bound by compute; `moving` and `recompute` are shares of the step."""
-        if recompute > max(HEAVY, moving):
+    def compute_remedy(self, plan: Plan, fixed: float, recompute: float) -> str:
+        """What shortens a step bound by compute; `fixed` and `recompute` are shares of the step."""
+        if recompute > max(HEAVY, fixed):
             return (
                 f"memory for more activations (recomputation takes {100 * recompute:.0f} % of the step), "
                 f"or {self.more}"
             )
-        return self._more_compute(plan, moving)
+        return self._more_compute(plan, fixed)
 
-    def _more_compute(self, _plan: Plan, _moving: float, /) -> str:
+    def _more_compute(self, _plan: Plan, _fixed: float, /) -> str:
         return self.more
 
     # ------------------------------------------------------------------------------ published runs

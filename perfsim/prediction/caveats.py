@@ -73,7 +73,6 @@ CODES: Mapping[str, Severity | float | None] = {
     "zero3-with-tensor": "warning",
     "hidden-communication": 3.0,
     "parameters-outside": 10.0,
-    "sequences-below-published": "warning",
     "positions-outside": "warning",
     "sequence-outside": "warning",
     "shape-outside": "warning",
@@ -103,8 +102,6 @@ NEAR_LIMIT = 0.04
 """Memory is tight where its share is below the limit by at most this."""
 FEW_RUNS = 8
 """assumed: with fewer published runs their errors say little of the next one."""
-FAR_FEWER = 2
-"""A caveat is given where every published log has more than this many times the sequences per wafer."""
 LIKE_SIZE = 1.5
 """A model counts as outside the sizes of the published runs beyond this factor."""
 _OF_THE_JOB = ("experts-outside", "sequence-outside", "shape-outside")
@@ -128,7 +125,7 @@ def caveats_of(
         *_measured(plan),
         *_evidence(plan, runs),
         *_outside(plan, runs),
-        *_of_run(evaluation, runs, why.fixed_s),
+        *_of_run(evaluation),
         *_inputs(plan, why.cause, allowed_share),
         *more,
     ):
@@ -154,7 +151,7 @@ def _measured(plan: Plan) -> Iterator[Caveat]:
         if used == PEAK:
             yield Caveat.of("release-peak", "peak efficiency, which no software release reaches")
         elif wanted != used:
-            words = f"no measurement of software release {wanted}: the efficiency of {used} is used"
+            words = f"no measurement of software release {wanted}: the speed of {used} is used"
             yield Caveat.of("release-borrowed", words)
         elif borrowed:
             measured = f"was measured on {constants.name} only, as a fraction of its peak"
@@ -268,8 +265,8 @@ def _above(code: str, value: float, published: Sequence[float], words: str) -> I
         yield Caveat.of(code, words.format(factor=_rounded(value / most), most=most), value / most)
 
 
-def _of_run(evaluation: Evaluation, runs: Sequence[Reached], fixed_s: float) -> Iterator[Caveat]:
-    """A step that hides more, uses devices better, is scaled more or smaller than published runs show."""
+def _of_run(evaluation: Evaluation) -> Iterator[Caveat]:
+    """A step that hides more, uses devices better or is scaled more than published runs show."""
     plan = evaluation.plan
     hidden = Hidden.of(plan, evaluation.hidden_communication_fraction)
     factor = hidden.share / hidden.published if hidden.published else inf
@@ -290,21 +287,6 @@ def _of_run(evaluation: Evaluation, runs: Sequence[Reached], fixed_s: float) -> 
         )
     if cluster := evaluation.cluster:
         yield Caveat("cluster-scaled", "warning" if cluster.is_wide else "info", cluster.note)
-    # Logs of wafers cannot separate a fixed time per layer from a lower efficiency. `fixed_s` is the fixed
-    # time of a step in this model; the machine's `layer_fixed_s` is the result of another fit of the logs.
-    per_system = plan.job.global_batch_size / plan.topology.num_devices
-    layer_s = machine_of(plan.system).layer_fixed_s
-    least = min((row.sequences for row in runs), default=0.0)
-    if layer_s and per_system * FAR_FEWER < least:
-        layers = plan.job.model.num_layers
-        more_s = max(0.0, layer_s * layers - fixed_s)
-        words = (
-            f"{per_system:,.3g} sequences per system, while published logs have {least:,.0f} or more; so the "
-            f"fixed time of a layer is uncertain: {1e3 * fixed_s / layers:.2g} ms per layer and step are "
-            f"counted, and with {1e3 * layer_s:.2g} ms, the result of another fit of the logs, a step takes "
-            f"up to {more_s:.2g} s longer"
-        )
-        yield Caveat.of("sequences-below-published", words)
 
 
 def _inputs(plan: Plan, cause: str, allowed_share: float) -> Iterator[Caveat]:

@@ -37,15 +37,13 @@ class Why:
     """The causes of a step time."""
 
     cause: str
-    """`compute`, or the wait that limits the step."""
+    """The largest part of compute, or the wait that limits the step."""
     parts_s: Mapping[str, float]
     """Seconds by cause, which add up to the step time."""
     remedy: str
     """The nearest change that would help."""
     sentence: str
     """Cause and remedy in words."""
-    fixed_s: float = 0.0
-    """Compute seconds that do not depend on the number of tokens, where known."""
     streaming_roof: StreamingRoof | None = None
     """Tokens that hide the weight stream; None on GPUs."""
 
@@ -70,7 +68,11 @@ class Why:
         machine = machine_of(plan.system)
         roof = machine.roof(plan, graph, step.costs, step.duration_s)
         waits = sorted((wait for wait in parts if wait != "compute"), key=lambda wait: -parts[wait])
-        cause = "compute"
+        rows_s = graph.mean_over_steps(step.costs.fixed_s)
+        inside = {ROWS: rows_s, ATTENTION: graph.mean_over_steps(step.costs.attention_s)}
+        inside = {part: seconds for part, seconds in inside.items() if seconds > 0}
+        parts["compute"] -= sum(inside.values())
+        cause = max(("compute", *inside), key=lambda part: inside.get(part, parts["compute"]))
         lane = None
         if waits and parts[waits[0]] >= DECIDES * step_s:
             lane = _limiting_lane(run)
@@ -78,16 +80,21 @@ class Why:
             remedy = machine.wait_remedy(cause, plan, lane, roof)
         else:
             recompute = run.breakdown_s.get("recompute", 0.0) / step_s
-            moving = graph.mean_over_steps(step.costs.movement_s) / step_s
-            remedy = machine.compute_remedy(plan, moving, recompute)
-        mentioned = ["compute", *(wait for wait in waits if parts[wait] >= MENTIONED * step_s)]
+            remedy = machine.compute_remedy(plan, rows_s / step_s, recompute)
+        parts = {"compute": parts.pop("compute"), **inside, **parts}
+        others = (part for part in (*inside, *waits) if parts[part] >= MENTIONED * step_s)
+        mentioned = ["compute", *others]
         shares = ", ".join(f"{name} {100 * parts[name] / step_s:.1f} %" for name in mentioned)
-        verb = "Bound by compute" if cause == "compute" else f"Slowed by {cause}"
+        verb = f"Slowed by {cause}" if cause in waits else f"Bound by {cause}"
         about = "" if roof is None else roof.about("" if lane is None else lane.name)
         sentence = f"{verb}: {shares} of the step. {about}Nearest remedy: {remedy}."
-        return cls(cause, parts, remedy, sentence, graph.mean_over_steps(step.costs.fixed_s), roof)
+        return cls(cause, parts, remedy, sentence, roof)
 
 
+ROWS = "rows of weights"
+"""The part of a wafer's compute that does not depend on the number of tokens."""
+ATTENTION = "attention's core"
+"""The part of a wafer's compute that has no weights."""
 DECIDES = 0.1
 """Share of the step from which the longest wait is the cause; below it, compute is."""
 MENTIONED = 0.005

@@ -179,7 +179,8 @@ def where_steps_go(steps: Sequence[tuple[str, float, Mapping[str, float], str]],
 
 
 _PART_COLOURS: tuple[tuple[str, str], ...] = (
-    ("mesh", draw.SKY),
+    ("rows", draw.SKY),
+    ("attention", draw.GREEN),
     ("tensor_comm", draw.ORANGE),
     ("pipeline_comm", draw.GREY),
     ("data_comm", draw.VERMILLION),

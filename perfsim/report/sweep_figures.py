@@ -60,7 +60,7 @@ def drawn(result: SweepResult) -> Iterator[Section]:
         for change in own
     ] or [(series.at(point), point.prediction) for series in result.series for point in series.points]
     steps = where_steps_go(
-        [(name, own.step_time_s, own.parts_s, own.why.sentence) for name, own in named[:_MAX_STEPS]],
+        [(name, own.step_time_s, own.why.parts_s, own.why.sentence) for name, own in named[:_MAX_STEPS]],
         "Shows what to improve: computing, or a wait that nothing hides.",
     )
     if not result.variants:

@@ -72,8 +72,6 @@ def _score_table(result: Mapping[str, Any], outside: Mapping[str, Any] | None) -
         if scores["n"]:
             baseline = result["families_baseline"].get(family, {})
             rows.append((family, scores, left_out.get(family, {}), baseline))
-    for release, scores in result["without_release"].items():
-        rows.append((f"all runs without {release}", scores, {}, {}))
     columns: _Columns = {"family": ("name", None), "runs": ("n", text.COUNT), **_ERRORS, **_MORE}
     others: _Columns = {
         f"{who}{what}": (f"{who}{key}", text.SHARE)
@@ -90,9 +88,9 @@ def _score_table(result: Mapping[str, Any], outside: Mapping[str, Any] | None) -
         ),
         "Absolute errors of the step time; bias is the mean signed error. Tau (mean) and regret (largest) "
         "are over the family's sweeps. In band: the share of runs whose measured time lies in its 90 % band, "
-        "which comes from constants and errors without the run's family (of a wafer: without its release). "
+        "which comes from constants and errors without the run's family (of a wafer: without its model). "
         "Left out: median and mean error with constants that were fitted without the family (of a wafer: "
-        "without the release). Baseline: one efficiency for all runs, with its median and its mean error.",
+        "without the model). Baseline: one efficiency for all runs, with its median and its mean error.",
     )
 
 
@@ -193,8 +191,8 @@ def _quantity(constant: str, value: float) -> str:
     return f"{value:,.0f}" if name.endswith("_length") else f"{value:.2f}"
 
 
-def _releases_table(left_out: Mapping[str, Any], result: Mapping[str, Any]) -> Table:
-    """Each scored log with its release in the fit and left out of it, then all logs together."""
+def _models_table(left_out: Mapping[str, Any], result: Mapping[str, Any]) -> Table:
+    """Each scored log with its model in the fit and left out of it, then all logs together."""
     inside = {case["id"]: case["error"] for case in result["cases"]}
     fitted = result["summary"]
     without = left_out["summary"]
@@ -205,12 +203,11 @@ def _releases_table(left_out: Mapping[str, Any], result: Mapping[str, Any]) -> T
     for name, key in (("median of all", "median_ape"), ("mean of all", "mape")):
         rows.append((name, None, Cell(fitted[key], unit=text.SHARE), Cell(without[key], unit=text.SHARE)))
     rows.append(("half-width of a 90 % band", None, None, Cell(without["p90_ape"], unit=text.SHARE)))
-    errors = dict.fromkeys(("release in the fit", "release left out"), text.CHANGE)
+    errors = dict.fromkeys(("model in the fit", "model left out"), text.CHANGE)
     return Table.of(
         {"log": None, "measured": text.TIME, **errors},
         rows,
-        "Errors of the step time. The efficiency of a release that is left out follows from the growth over "
-        "the other releases. The band of so few logs is Student's, from their root mean square error.",
+        "Errors of the step time.",
     )
 
 
@@ -408,7 +405,7 @@ def write_validation(accuracy: AccuracyPage, folder: Path) -> tuple[Path, Path]:
         "How accurate are predictions of published runs?",
         cards=cards,
         note="Absolute relative errors. Constants belong to a device, a link or the framework, never "
-        "to a run; only a wafer's efficiency depends on the release of its software.",
+        "to a run; only a wafer's speed depends on the release of its software.",
         footer=f"Made by `{COMMAND}`." if accuracy.leaves_out else "Made by `perfsim validate --page`.",
     )
     return page.write(folder), write_file(folder / "validation.md", page.markdown())
@@ -547,17 +544,17 @@ def _step_sections(accuracy: StepAccuracy, leaves_out: bool) -> Iterator[Section
         else:
             lead = "No family could be left out." if leaves_out else "Not computed; add --leave-out."
             yield section("left-out", "leaving one family out", lead)
-    if result["without_release"]:
-        heading = "leaving one release out"
-        if accuracy.releases_left_out is None:
+    if result.get("scaling"):
+        heading = "leaving one model out"
+        if accuracy.models_left_out is None:
             yield section("left-out", heading, "Not computed; add --leave-out.")
         else:
             yield section(
                 "left-out",
                 heading,
-                "Errors on a release that the model was not fitted to: efficiencies are fitted to the logs "
-                "of the other releases, then its logs are predicted.",
-                _releases_table(accuracy.releases_left_out, result),
+                "Errors on a model that the constants were not fitted to: they are fitted to the logs of all "
+                "other models, then its logs are predicted.",
+                _models_table(accuracy.models_left_out, result),
             )
     if result.get("scaling"):
         for slug, heading, lead, table in _scaling_tables(result["scaling"]):
@@ -597,7 +594,6 @@ def _summary_table(result: Mapping[str, Any], outside: Mapping[str, Any]) -> Tab
     if "larger_batch" in result:
         rows.append(("larger batch", result["larger_batch"]))
     rows += [(f"  {family}", scores) for family, scores in result["families"].items()]
-    rows += [(f"all without {release}", own) for release, own in result.get("without_release", {}).items()]
     if outside:
         rows += [(f"each {outside['by']} left out", outside["summary"]), *kinds(outside)]
     unknown = {key: "" for key, _ in (("n", None), *_MORE.values())}
@@ -625,7 +621,7 @@ def _summary_notes(result: Mapping[str, Any], outside: Mapping[str, Any]) -> Ite
     if (share := result["summary"].get("band_coverage")) is not None:
         yield (
             f"{text.percent(share)} of the scored runs lie in their 90 % band. A run's band comes from "
-            "constants and errors without its family (of a wafer: without its release)."
+            "constants and errors without its family (of a wafer: without its model)."
         )
     memory = result.get("memory", {})
     if memory.get("n"):

@@ -308,13 +308,19 @@ class CollectiveCalibration(Calibration):
 
 
 class WaferCalibration(Calibration):
-    """Compute speed of a wafer, by software release."""
+    """Compute speed of a wafer under its newest measured software release, and the growth per release."""
 
     kind: Literal["wafer"] = "wafer"
-    efficiency: dict[str, Fraction]
-    """Fraction of peak reached by the arithmetic of matrix products, by software release."""
-    link_s_per_element: Latency
-    """Time of one element on a link of the mesh; `perfsim.costs.wafer` has the equation."""
+    product_efficiency: Fraction
+    """Fraction of peak reached by the arithmetic of products with weights."""
+    attention_efficiency: Fraction
+    """Fraction of peak reached by the two products of attention's core."""
+    row_s: Latency
+    """Time of one row of a layer's weights in one product; `perfsim.costs.wafer` has the equation."""
+    growth_per_release: Annotated[float, *number(-1, 1)]
+    """Logarithm of the factor by which a minor release shortens a step."""
+    measured_releases: tuple[str, str]
+    """The oldest and the newest release with a published log; steps change between them only."""
     peak_profile: str = ""
     """Which peak the efficiency is a fraction of."""
 

@@ -287,6 +287,8 @@ class StreamingSpec(Spec):
     """Layers whose weights may be sent ahead of the computing layer."""
     weights_held: Literal["chunk", "layer"]
     """How much of an arriving layer a wafer holds: a chunk, used on arrival, or the whole layer."""
+    micro_batch_tokens: Annotated[int, *number(1, 10**12)] = 10**12
+    """Most tokens of a micro-batch of a system that the software makes by itself."""
     accumulate_at: Literal["memoryx", "swarmx", "wafer"]
     """Where the gradients of a step's micro-batches are summed."""
     staged_layers: Annotated[int, *number(1, MOST_LAYERS)]

@@ -39,7 +39,6 @@ COVERED_ONCE = (
     "the stragglers and not the ratio, the time in production counts the ratio alone"
 )
 """The remark on a candidate that has both."""
-_OVER_MESH = "weights over the mesh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,15 +182,6 @@ class Answer(Prediction):
     def wall_s(self) -> float | None:
         """Time on the wall: the whole run, else steps at the rate of production; None for healthy steps."""
         return self.whole_run[-1].typical_s if self.whole_run else self.production_time_s
-
-    @property
-    def parts_s(self) -> dict[str, float]:
-        """Seconds of a step by cause; moving weights over a wafer's mesh is separate from computing."""
-        parts = dict(self.why.parts_s)
-        fixed_s = self.why.fixed_s
-        if not fixed_s:
-            return parts
-        return {"compute": parts.pop("compute") - fixed_s, _OVER_MESH: fixed_s, **parts}
 
     def document(self) -> Document:
         """The row under the names of the JSON interface; a store of finished points keeps the same."""

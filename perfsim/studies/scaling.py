@@ -209,7 +209,7 @@ class Series:
         before, after = (
             {
                 cause: seconds * known.num_devices / known.target_time.batch_tokens
-                for cause, seconds in known.prediction.parts_s.items()
+                for cause, seconds in known.prediction.why.parts_s.items()
             }
             for known in (self.first, point)
         )

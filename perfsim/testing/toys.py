@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -82,7 +83,7 @@ def wafer_cluster(
     *,
     capacity: float = 40e9,
     efficiency: float = 0.233,
-    link_s_per_element: float = 1.176e-9,
+    row_s: float = 100e-9,
     stream_bytes_per_s: float = 150e9,
     weight_bytes: float = 2.0,
     update_bytes_per_s: float = 1e12,
@@ -90,8 +91,11 @@ def wafer_cluster(
     """Systems like a CS-2 under a tree of fan-out 4."""
     calibration = WaferCalibration(
         name="toy-wafer",
-        efficiency={"r1.7": efficiency / 2, "r2.0": efficiency},
-        link_s_per_element=link_s_per_element,
+        product_efficiency=efficiency,
+        attention_efficiency=efficiency / 4,
+        row_s=row_s,
+        growth_per_release=math.log(2.0) / 3,
+        measured_releases=("r1.7", "r2.0"),
     )
     return WaferClusterSpec(
         name="toy-wafers",

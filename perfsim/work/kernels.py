@@ -52,6 +52,16 @@ class Kernel(NamedTuple):
     """Whether its `batch` products are those of experts with `m` rows each in the mean (`k` rows for a weight
     gradient), rounded up; FLOPs and bytes are those of the exact number of rows."""
 
+    @property
+    def has_weights(self) -> bool:
+        """Whether a matrix product has weights; those of attention's core have activations only."""
+        return self.batch == 1 or self.grouped
+
+    @property
+    def weight_rows(self) -> int:
+        """Rows of the weight of a linear layer, one for each of its outputs."""
+        return self.k if self.name.endswith(".dgrad") else self.n
+
     def input_gradient(self) -> Kernel:
         """Input gradient of a linear layer with this forward: the same FLOPs and bytes."""
         return self._replace(name=f"{self.name}.dgrad", n=self.k, k=self.n)

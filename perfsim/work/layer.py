@@ -119,8 +119,7 @@ def _cast(kernel: Kernel, part: LayerSlice) -> Iterator[Kernel]:
     router has the precision of activations and never a narrower one (Megatron-Core).
     """
     table = part.precisions
-    has_weights = kernel.op == "gemm" and (kernel.batch == 1 or kernel.grouped)
-    if table is None or not has_weights or kernel.name.startswith(_ROUTER):
+    if table is None or kernel.op != "gemm" or not kernel.has_weights or kernel.name.startswith(_ROUTER):
         yield kernel
         return
     if kernel.name.startswith("lm_head"):

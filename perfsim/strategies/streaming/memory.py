@@ -28,6 +28,13 @@ class StreamedDevice:
     A wafer does not: its attention scores are computed in tiles and not kept, there are no dropout masks, and
     kernels other than matrix products are hidden behind the movement of weights and activations.
     """
+    recompute_groups: tuple[int, ...]
+    """Layers that are recomputed together in the layouts of a search; 0: all activations are kept.
+
+    Published micro-batches of wafers (13B 90, 20B 77, 180B 30 sequences) have room for the activations of
+    one layer. Whether the software recomputes is not published; the constants of a wafer are fitted with one
+    layer recomputed at a time, also where more would fit.
+    """
 
     def layer_slice(self, job: Job, micro_batch_size: int) -> LayerSlice:
         """The layer that one device computes, without partitioning."""
@@ -57,8 +64,8 @@ class StreamedDevice:
 
 
 DEVICES: Mapping[DeviceKind, StreamedDevice] = {
-    "wafer": StreamedDevice("wafer", as_usual=False),
-    "gpu": StreamedDevice("GPU", as_usual=True),
+    "wafer": StreamedDevice("wafer", as_usual=False, recompute_groups=(1,)),
+    "gpu": StreamedDevice("GPU", as_usual=True, recompute_groups=(0, 1, 2, 4)),
 }
 
 IN_FLIGHT = 2
@@ -220,7 +227,7 @@ class Store:
         return tuple(uses)
 
     def largest_micro_batch(self, per_system: int, group: int, *, spill: bool = False) -> int:
-        """The largest micro-batch of a system that fits under a policy; 0 where none fits.
+        """The largest micro-batch of a system that fits under a policy and the software makes; 0: none fits.
 
         Activations are linear in the micro-batch, so this is a division.
         """
@@ -234,4 +241,5 @@ class Store:
         if spill:
             servers = self.system.activation_servers
             fits = min(fits, int(servers.per_system * servers.capacity // sequence.spilled))
-        return max(0, min(per_system, fits))
+        most = int(self.system.streaming.micro_batch_tokens // self.job.seq_length)
+        return max(0, min(per_system, fits, max(1, most)))

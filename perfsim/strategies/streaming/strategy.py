@@ -144,7 +144,6 @@ class _Estimate:
         return updated - computed + way
 
 
-RECOMPUTE_GROUPS = (0, 1, 2, 4)
 STREAM_CHUNKS = 16
 """Default number of chunks of a layer where layers are streamed in chunks."""
 MOST_CHUNKS = 4096
@@ -159,16 +158,16 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
     summary = "layers stream from MemoryX over wafers that hold only activations (data parallel)"
 
     def layouts(self, job: Job, topology: WaferTree) -> Iterator[StreamingLayout]:
-        """Recompute intervals with the fewest micro-batches, and spilled layouts where these need fewer.
+        """The device's recompute intervals with the fewest micro-batches, and spilled layouts with fewer.
 
-        The real software splits only a batch that exceeds the wafer. Its best published micro-batches have
-        some 90 sequences, while only a few would fit with all activations kept. Where not even one sequence
-        fits, the layout that needs least is refused with what it needs.
+        The software of wafers splits only a batch that exceeds the wafer or `micro_batch_tokens`. Where not
+        even one sequence fits, the layout that needs least is refused with what it needs.
         """
         per_system = -(-job.global_batch_size // topology.num_devices)
         base = StreamingLayout(data=topology.num_devices, stream_chunks=_needed_chunks(topology.system))
         store = Store(job, topology.system)
-        largest = {group: store.largest_micro_batch(per_system, group) for group in RECOMPUTE_GROUPS}
+        groups = store.device.recompute_groups
+        largest = {group: store.largest_micro_batch(per_system, group) for group in groups}
         widest = max(largest.values())
 
         def split(fits: int, group: int, *, spill: bool = False) -> StreamingLayout:
