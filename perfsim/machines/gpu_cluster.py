@@ -505,7 +505,7 @@ class GpuCluster(Machine):
             return LOOK
         return REMEDIES.get(cause, LOOK).format(plan=plan, layout=layout)
 
-    def _more_compute(self, plan: Plan, _fixed: float, /) -> str:
+    def _more_compute(self, plan: Plan, /) -> str:
         size = f"micro-batch now {plan.layout.micro_batch_size:,}"
         return f"{self.more}, or larger matrices in each kernel ({size}, tensor {plan.layout.tensor})"
 

@@ -267,16 +267,16 @@ class Machine(ABC):
         """What shortens a step that is bound by a wait."""
         return LOOK
 
-    def compute_remedy(self, plan: Plan, fixed: float, recompute: float) -> str:
-        """What shortens a step bound by compute; `fixed` and `recompute` are shares of the step."""
-        if recompute > max(HEAVY, fixed):
+    def compute_remedy(self, plan: Plan, _fixed: float, recompute: float, /) -> str:
+        """What shortens a step bound by compute; `_fixed` and `recompute` are shares of the step."""
+        if recompute > HEAVY:
             return (
                 f"memory for more activations (recomputation takes {100 * recompute:.0f} % of the step), "
                 f"or {self.more}"
             )
-        return self._more_compute(plan, fixed)
+        return self._more_compute(plan)
 
-    def _more_compute(self, _plan: Plan, _fixed: float, /) -> str:
+    def _more_compute(self, _plan: Plan, /) -> str:
         return self.more
 
     # ------------------------------------------------------------------------------ published runs

@@ -352,13 +352,17 @@ class WaferCluster(Machine):
             remedies.append("a smaller batch, whose activations fit on the wafer")
         return ", or ".join(remedies)
 
-    def _more_compute(self, plan: Plan, fixed: float, /) -> str:
-        if fixed <= HEAVY:
+    def compute_remedy(self, plan: Plan, fixed: float, recompute: float, /) -> str:
+        """Wider layers where rows of weights take long; a wafer recomputes whatever its memory."""
+        if fixed > HEAVY:
+            return (
+                f"{self.more}, or layers wider than {plan.job.model.hidden_size:,}, or a larger micro-batch: "
+                f"{100 * fixed:.0f} % of the step goes to rows of weights, which take the same time whatever "
+                "the tokens"
+            )
+        if plan.system.device.kind == "wafer":
             return self.more
-        return (
-            f"{self.more}, or layers wider than {plan.job.model.hidden_size:,}: {100 * fixed:.0f} % of the "
-            "step goes to rows of weights, which take the same time whatever the tokens"
-        )
+        return super().compute_remedy(plan, fixed, recompute)
 
     def _completed(self, given: dict[str, Any], devices: int) -> StreamingLayout:
         """The layout; `dp` defaults to all systems, and `recompute_layers` implies full recompute."""

@@ -93,8 +93,6 @@ class Why:
 
 ROWS = "rows of weights"
 """The part of a wafer's compute that does not depend on the number of tokens."""
-ATTENTION = "attention's core"
-"""The part of a wafer's compute that has no weights."""
 DECIDES = 0.1
 """Share of the step from which the longest wait is the cause; below it, compute is."""
 MENTIONED = 0.005

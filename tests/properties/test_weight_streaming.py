@@ -220,7 +220,7 @@ def test_scaling_at_a_fixed_global_batch_degrades_from_the_threshold_on(toys: Mo
     times = {count: step_s(toys, 192, count) for count in (1, 2, 4, 16, 64, 192)}
     efficiency = [times[1] / (count * seconds) for count, seconds in times.items()]
     assert efficiency == sorted(efficiency, reverse=True)
-    assert efficiency[1] > 0.95
+    assert efficiency[1] > 0.92
     assert efficiency[-1] < 0.3
 
 

@@ -1,4 +1,4 @@
-"""Prices on a wafer-scale cluster."""
+"""Prices on a wafer: products, attention and rows of weights, at the speed of a software release."""
 
 from __future__ import annotations
 
@@ -6,69 +6,113 @@ import math
 from types import ModuleType
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from perfsim.base.errors import CatalogError
-from perfsim.costs.wafer import WaferCosts, growth_per_release, nearest_release
+from perfsim.costs.wafer import WaferCosts, known_release, slowdown
 from perfsim.specs.calibration import WaferCalibration
+from perfsim.testing import toys as described
 from perfsim.work import Kind, Work
-from perfsim.work.kernels import elementwise, gemm
+from perfsim.work.kernels import Kernel, elementwise, gemm
+
+RATE = 0.233 * 7.48e15
+ROW_S = 100e-9
+MEASURED = WaferCalibration(
+    name="w",
+    product_efficiency=0.4,
+    attention_efficiency=0.1,
+    row_s=1e-7,
+    growth_per_release=math.log(1.2),
+    measured_releases=("r1.8", "r2.1"),
+)
+sizes = st.integers(1, 10_000)
 
 
 def costs(toys: ModuleType, systems: int = 1, **changes: object) -> WaferCosts:
     return WaferCosts(toys.topology(systems, toys.wafer_cluster(**changes)), toys.recipe())
 
 
-def compute(op: str) -> Work:
-    return Work(op, Kind.COMP, op, "forward", kernels=(gemm("g", 1000, 1000, 1000),))
+WAFER = costs(described)
 
 
-@pytest.mark.parametrize("op", ["layer.forward", "layer.backward", "layer.recompute", "head.forward"])
-def test_compute_is_flop_over_efficiency_and_movement_over_the_mesh(toys: ModuleType, op: str) -> None:
-    flop_s = 2e9 / (0.233 * 7.48e15)
-    moved = 2 * 1000 * 1000 / 850_000**0.5
-    assert costs(toys).duration_s(compute(op)) == pytest.approx(flop_s + moved * 1.176e-9)
-    assert costs(toys, link_s_per_element=0.0).duration_s(compute(op)) == pytest.approx(flop_s)
+def run(*kernels: Kernel, op: str = "layer.forward") -> Work:
+    return Work(op, Kind.COMP, op, "forward", kernels)
 
 
-def test_the_embedding_has_work_of_its_own(toys: ModuleType) -> None:
-    lookup = Work("embedding.forward", Kind.COMP, "embedding.forward", "forward", (elementwise("e", 4e12),))
+@given(tokens=sizes, n_in=sizes, n_out=sizes)
+def test_a_layers_product_takes_its_flops_at_the_products_rate_and_a_time_for_each_row_of_its_weights(
+    tokens: int, n_in: int, n_out: int
+) -> None:
+    """The rows are the outputs of the linear layer, in each of its three products."""
+    forward = gemm("fc1", tokens, n_out, n_in, partition="streamed")
+    gradient, *_ = forward.weight_gradients(2.0, bias=False)
+    for product in (forward, forward.input_gradient(), gradient):
+        work = run(product)
+        assert WAFER.fixed_s(work) == pytest.approx(n_out * ROW_S)
+        assert WAFER.duration_s(work) == pytest.approx(2.0 * tokens * n_in * n_out / RATE + n_out * ROW_S)
+
+
+def test_attentions_core_has_a_rate_of_its_own_and_no_rows() -> None:
+    scores = run(gemm("scores", 500, 500, 64, batch=8))
+    assert WAFER.duration_s(scores) == pytest.approx(4 * scores.flop / RATE)
+    assert WAFER.attention_s(scores) == WAFER.duration_s(scores)
+    assert WAFER.fixed_s(scores) == 0.0
+
+
+def test_experts_stream_the_rows_of_all_of_them() -> None:
+    experts = gemm("fc1", 4, 64, 32, batch=8, partition="streamed")._replace(grouped=True)
+    assert WAFER.fixed_s(run(experts)) == pytest.approx(8 * 64 * ROW_S)
+    assert WAFER.attention_s(run(experts)) == 0.0
+
+
+def test_the_rows_of_the_head_are_not_counted() -> None:
+    head = run(gemm("lm_head", 100, 5000, 64, partition="streamed"), op="head.forward")
+    assert WAFER.duration_s(head) == pytest.approx(head.flop / RATE)
+
+
+def test_what_is_no_product_passes_sram_once(toys: ModuleType) -> None:
+    lookup = run(elementwise("e", 4e12), op="embedding.forward")
     assert costs(toys).duration_s(lookup) == pytest.approx(4e12 / 2e16)
 
 
-def test_the_recipes_release_wins_over_the_systems(toys: ModuleType) -> None:
+def test_an_ideal_wafer_has_its_peak_rate_and_no_rows(toys: ModuleType) -> None:
+    topology = toys.topology(1, toys.wafer_cluster())
+    ideal = WaferCosts(topology, toys.recipe(software_release="peak"))
+    assert (ideal.flop_per_s, ideal.attention_flop_per_s, ideal.row_s) == (7.48e15, 7.48e15, 0.0)
+
+
+def test_the_recipes_release_wins_over_the_systems_and_slows_all_three_parts(toys: ModuleType) -> None:
     topology = toys.topology(1, toys.wafer_cluster())
     default, older = (
         WaferCosts(topology, toys.recipe(software_release=release)) for release in (None, "r1.7")
     )
     assert (default.release, older.release) == ("r2.0", "r1.7")
-    assert default.flop_per_s == 2 * older.flop_per_s
+    assert default.flop_per_s == pytest.approx(2 * older.flop_per_s)
+    assert default.attention_flop_per_s == pytest.approx(2 * older.attention_flop_per_s)
+    assert older.row_s == pytest.approx(2 * default.row_s)
 
 
 @pytest.mark.parametrize(
-    ("wanted", "used"),
+    ("wanted", "used", "slower"),
     [
-        ("r1.7", "r1.7"),
-        ("r1.4", "r1.7"),
-        ("r1.9", "r1.8"),
-        ("r2.1", "r2.0"),
-        ("R2.0.3", "r2.0"),
-        ("r10.0", "r2.0"),
+        ("r1.7", "r1.8", 3),
+        ("r1.8", "r1.8", 3),
+        ("r1.9", "r1.9", 2),
+        ("r2.0", "r2.0", 1),
+        ("R2.0.3", "R2.0.3", 1),
+        ("r2.1", "r2.1", 0),
+        ("r10.0", "r2.1", 0),
+        ("peak", "peak", None),
     ],
 )
-def test_an_unmeasured_release_uses_the_nearest_earlier_one(wanted: str, used: str) -> None:
-    efficiency = {"r2.0": 0.2, "r1.7": 0.1, "r1.8": 0.15}
-    calibration = WaferCalibration(name="w", efficiency=efficiency, link_s_per_element=0.0)
-    assert nearest_release(wanted, calibration) == used
-
-
-def test_efficiency_grows_by_the_same_factor_each_release_as_far_as_it_was_measured() -> None:
-    """From r1.8 over r1.9 to r2.0, which follow one another."""
-    measured = {"r1.8": 0.1, "r1.9": 0.3, "r2.0": 0.4}
-    several = WaferCalibration(name="w", efficiency=measured, link_s_per_element=0.0)
-    assert growth_per_release(several) == pytest.approx(math.log(2.0))
-    alone = WaferCalibration(name="w", efficiency={"r2.0": 0.4}, link_s_per_element=0.0)
-    assert growth_per_release(alone) == 0.0
+def test_releases_between_the_measured_ones_grow_evenly_and_nothing_is_extrapolated(
+    wanted: str, used: str, slower: int | None
+) -> None:
+    assert known_release(wanted, MEASURED) == used
+    if slower is not None:
+        assert slowdown(wanted, MEASURED) == pytest.approx(1.2**slower)
 
 
 @pytest.mark.parametrize(

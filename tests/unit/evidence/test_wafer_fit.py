@@ -19,9 +19,11 @@ from perfsim.testing.toys import published_run
 
 pytest.importorskip("scipy")
 
-RELEASES = ("r1.7", "r1.8", "r2.0", "r2.0")
-WIDTHS = (1024, 1024, 768, 1024)
-LAYERS = (3, 3, 8, 2)
+SEQUENCES = (16, 16, 16, 16, 2, 64)
+RELEASES = ("r1.7", "r1.8", "r2.0", "r2.3", "r2.3", "r2.3")
+WIDTHS = (1024, 1024, 768, 1024, 1024, 512)
+LAYERS = (3, 3, 8, 2, 3, 4)
+LENGTHS = (2048, 2048, 2048, 2048, 128, 512)
 
 
 def case(number: int, measured_s: float = 1.0, evidence: str = "A") -> dict[str, Any]:
@@ -32,8 +34,9 @@ def case(number: int, measured_s: float = 1.0, evidence: str = "A") -> dict[str,
         family="logs",
         evidence=evidence,
         system={"device": "cs-2", "software_release": RELEASES[number]},
-        model={"num_layers": LAYERS[number], **shape},
+        model={"num_layers": LAYERS[number], "seq_length": LENGTHS[number], **shape},
         strategy="weight-streaming",
+        training={"global_batch_size": SEQUENCES[number]},
         measured={"step_time_s": measured_s},
     )
 
@@ -45,11 +48,10 @@ def write(path: Path, cases: Sequence[dict[str, Any]]) -> Path:
 
 @pytest.fixture(scope="module")
 def truth() -> WaferCalibration:
-    """Efficiencies that grow by a quarter a release; r1.9 lies between the last two."""
     known = default_catalog().device("wse-2").calibration
     assert isinstance(known, WaferCalibration)
-    efficiency = {"r1.7": 0.16, "r1.8": 0.2, "r2.0": 0.3125}
-    return known.model_copy(update={"efficiency": efficiency})
+    constants = {"product_efficiency": 0.4, "attention_efficiency": 0.15, "row_s": 2e-7}
+    return known.model_copy(update=constants | {"growth_per_release": 0.2})
 
 
 def measured(truth: WaferCalibration, *numbers: int) -> list[dict[str, Any]]:
@@ -60,7 +62,8 @@ def measured(truth: WaferCalibration, *numbers: int) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def logs(truth: WaferCalibration, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    cases = [*measured(truth, *range(len(RELEASES))), {**case(0, 99.0, evidence="C"), "id": "hearsay"}]
+    cases = measured(truth, *range(len(RELEASES)))
+    cases[-1]["evidence"] = "C"
     return write(tmp_path_factory.mktemp("logs") / "logs.yaml", cases)
 
 
@@ -68,58 +71,45 @@ def test_known_constants_are_found_again_and_the_record_says_how_well_and_how_to
     logs: Path, truth: WaferCalibration
 ) -> None:
     fitted = fit_wafer(logs, "wse-2")
-    assert fitted.efficiency == pytest.approx(truth.efficiency, rel=5e-3)
-    assert fitted.link_s_per_element == truth.link_s_per_element
-    record = fitted.fit["efficiency"]
-    assert record.points == len(RELEASES), "evidence C does not count"
+    for name in (names := ("product_efficiency", "attention_efficiency", "row_s", "growth_per_release")):
+        assert getattr(fitted, name) == pytest.approx(getattr(truth, name), rel=5e-3), name
+    record = fitted.fit["step"]
+    assert record.points == len(RELEASES), "evidence C counts"
     assert record.median_ape < 1e-3
     assert record.command == "perfsim calibrate wafer logs.yaml --device wse-2"
-    assert set(record.standard_errors) == {
-        *(f"efficiency.{release}" for release in RELEASES),
-        "growth_per_release",
-    }
-    note = record.note
-    assert note.startswith("2 residual degree(s) of freedom; efficiency grows 25.0% a release; errors log0 ")
-    assert "a link's time, left free, becomes 1.18 ns" in note
-
-
-@pytest.mark.slow
-def test_a_release_left_out_is_predicted_from_the_growth_of_the_others(logs: Path) -> None:
-    (found,) = LeavingOut.by_kind(CaseRows.read(logs, StepCase).cases, default_catalog())
-    seconds = {
-        each["id"]: each["measured"]["step_time_s"] for each in yaml.safe_load(logs.read_text())["cases"]
-    }
-    assert [run.predicted_s for run in found.runs] == pytest.approx(
-        [seconds[run.id] for run in found.runs], rel=0.01
+    assert set(record.standard_errors) == set(names)
+    assert record.note.startswith(
+        "2 residual degree(s) of freedom; a release shortens steps by 18.1%; errors log0 "
     )
-    assert len(found.runs) == len(RELEASES)
-    assert {row.family for row in found.groups} == set(RELEASES)
 
 
-def test_logs_of_one_release_move_the_level_and_keep_the_growth(
-    truth: WaferCalibration, tmp_path: Path
-) -> None:
+def test_a_model_left_out_is_predicted_by_the_logs_of_the_others(logs: Path) -> None:
+    rows = CaseRows.read(logs, StepCase).cases
+    (found,) = LeavingOut.by_kind(rows, default_catalog())
+    assert [run.predicted_s for run in found.runs] == pytest.approx(
+        [row.measured.step_time_s for row in rows], rel=0.01
+    )
+    assert {row.family for row in found.groups} == {row.trained for row in rows}
+
+
+def test_logs_of_one_release_keep_the_growth(truth: WaferCalibration, tmp_path: Path) -> None:
+    rows = [*measured(truth, 3, 4, 5), {**measured(truth, 3)[0], "id": "again"}]
+    found = fit_wafer(write(tmp_path / "logs.yaml", rows), "wse-2")
     known = default_catalog().device("wse-2").calibration
     assert isinstance(known, WaferCalibration)
-    found = fit_wafer(write(tmp_path / "logs.yaml", measured(truth, 2, 3)), "wse-2")
-    assert found.efficiency["r2.0"] == pytest.approx(0.3125, rel=5e-3)
-    grown = {
-        name: each.efficiency["r2.0"] / each.efficiency["r1.7"]
-        for name, each in {"found": found, "known": known}.items()
-    }
-    assert grown["found"] == pytest.approx(grown["known"], rel=1e-3)
-    assert set(found.fit["efficiency"].standard_errors) == {f"efficiency.{name}" for name in known.efficiency}
+    assert found.row_s == pytest.approx(truth.row_s, rel=0.02)
+    assert found.growth_per_release == known.growth_per_release
 
 
 @pytest.mark.parametrize(
     ("cases", "device", "message"),
     [
-        ([], "wse-2", r"logs\.yaml:1: there is no scored case"),
-        ([case(0, evidence="C")], "wse-2", r"logs\.yaml:1: there is no scored case"),
+        ([], "wse-2", r"logs\.yaml:1: there is no log of a wafer"),
+        ([case(0)], "wse-2", "logs"),
         ([case(0)], "a100-sxm4-80gb", "a100-sxm4-80gb is no wafer"),
     ],
 )
-def test_a_file_without_a_scored_case_and_a_gpu_are_refused(
+def test_a_file_with_too_few_logs_and_a_gpu_are_refused(
     tmp_path: Path, cases: list[dict[str, Any]], device: str, message: str
 ) -> None:
     with pytest.raises(InputError, match=message):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 import perfsim as ps
 from perfsim.catalog import default_catalog
-from perfsim.costs.wafer import WaferCosts, roof_tokens
+from perfsim.costs.wafer import roof_tokens
 from perfsim.machines import build_topology, costs_for, strategy_for
 from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.run import Evaluation, evaluate
@@ -22,16 +24,14 @@ WAFERS = [
 GPUS = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 8, "batch": 16}
 
 
-def test_a_large_batch_is_bound_by_computing_and_a_small_one_by_what_it_waits_for() -> None:
+def test_a_large_batch_is_bound_by_computing_and_a_small_one_by_the_rows_of_its_weights() -> None:
     small, middle, large = (ps.predict(**point) for point in WAFERS)
     assert large.why.cause == "compute"
-    assert small.why.cause in ("update bubble", "exposed streaming")
-    assert small.why.parts_s["exposed streaming"] > 0
+    assert small.why.cause == "rows of weights"
+    assert small.why.parts_s["rows of weights"] == pytest.approx(large.why.parts_s["rows of weights"])
     assert "larger batch" in small.why.remedy
-    assert isinstance(middle.run.step.costs, WaferCosts)
-    roof = middle.why.streaming_roof
-    assert roof is not None
-    assert 0 < roof.hidden_from_tokens < roof.formula_tokens, "what a layer does besides hides weights too"
+    assert 0 < middle.why.parts_s["attention's core"] < middle.why.parts_s["compute"]
+    assert sum(middle.why.parts_s.values()) == pytest.approx(middle.step_time_s)
     # At 64 sequences a system almost nothing but the first weights of a step is waited for.
     run = ps.predict(model="gpt3_xl", system="cs-2", devices=1, strategy="weight-streaming", batch=64)
     parts = run.why.parts_s
@@ -50,10 +50,11 @@ def test_gpus_are_told_their_own_waits() -> None:
 
 
 def ideal_system(efficiency: float = 1.0) -> WaferClusterSpec:
-    """A CS-2 whose wafer has one efficiency and whose mesh moves everything at once; at 1 an upper bound."""
+    """A CS-2 whose wafer has one efficiency and whose rows take no time; at 1 an upper bound."""
     changes = {
-        "device.calibration.efficiency": {"r2.0": efficiency},
-        "device.calibration.link_s_per_element": "0 s",
+        "device.calibration.product_efficiency": efficiency,
+        "device.calibration.attention_efficiency": efficiency,
+        "device.calibration.row_s": "0 s",
     }
     system = default_catalog().system("cs-2", **changes)
     assert isinstance(system, WaferClusterSpec)
@@ -92,11 +93,11 @@ def test_streaming_shows_in_the_simulation_where_the_formula_says(efficiency: fl
     assert shown.hidden_from_tokens == pytest.approx(roof, rel=0.03)
 
 
-def test_narrow_layers_on_a_wafer_are_told_of_the_mesh() -> None:
-    """The smaller the layers, the more of a step is movement and not arithmetic."""
-    narrow, wide = (
-        ps.predict(model=model, system="cs-2", devices=1, strategy="weight-streaming", batch=120).why.remedy
-        for model in ("gpt3_xl", "gpt3_175b")
+def test_small_layers_on_a_wafer_are_told_of_the_rows_of_their_weights() -> None:
+    small, large = (
+        ps.predict(model=model, system="cs-2", devices=1, batch=batch).why.remedy
+        for model, batch in (("cerebras_gpt_111m", 16), ("gpt3_13b", 64))
     )
-    assert "layers wider than 2,048: 38 % of the step is movement" in narrow
-    assert "movement" not in wide
+    assert "layers wider than 768" in small
+    assert re.search(r"\d+ % of the step goes to rows of weights", small)
+    assert large == "more systems, each with the same batch"

@@ -75,7 +75,7 @@ def test_the_terminal_shows_each_machine_at_its_best_batch_the_verdict_and_the_w
     before, after = text.split(document["verdict"][:40])
     assert after.endswith("as in published production runs.")
     assert "4 CS-2 (to a lesser degree 1 and 2); 4 devices of slow (to a lesser degree 1): 24 seq" in before
-    assert {caveat["code"] for caveat in document["caveats"]} >= {"few-runs", "sequences-below-published"}
+    assert {caveat["code"] for caveat in document["caveats"]} >= {"few-runs", "release-peak"}
 
 
 def test_the_terminal_counts_the_points_that_it_has_no_row_for(result: SweepResult) -> None:

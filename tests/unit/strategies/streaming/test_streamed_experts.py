@@ -21,7 +21,8 @@ EXPERTS: dict[str, Any] = {"num_experts": 16, "top_k": 2, "ffn_hidden_size": 409
 @pytest.fixture(scope="module")
 def run(toys: ModuleType) -> ps.Evaluation:
     model = toys.model(experts=EXPERTS, num_layers=6, mtp_num_layers=1)
-    return ps.predict(model=model, recipe="gpt3_pretraining", system="cs-3", devices=1, batch=64).run
+    question = {"model": model, "recipe": "gpt3_pretraining", "system": "cs-3", "devices": 1, "batch": 64}
+    return ps.predict(**question, layout="recompute_layers=2,mbs=64").run
 
 
 def moved_bytes(run: ps.Evaluation, which: str) -> float:
@@ -71,8 +72,9 @@ def test_the_batch_that_hides_weights_grows_by_all_over_active_weights() -> None
     dense = CATALOG.model("llama_13b")
     experts = {"num_experts": 8, "top_k": 2, "ffn_hidden_size": dense.ffn_hidden_size}
     mixture = dense.with_(experts=experts)
+    system = CATALOG.system("cs-3", **{"device.calibration.row_s": "0 s"})
     plain, sparse = (
-        ps.predict(model=model, system="cs-3", devices=1, batch=16).why.streaming_roof
+        ps.predict(model=model, system=system, devices=1, batch=16).why.streaming_roof
         for model in (dense, mixture)
     )
     assert plain is not None
