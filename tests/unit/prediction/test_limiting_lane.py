@@ -127,5 +127,5 @@ def test_more_dram_is_a_remedy_for_flash_and_a_faster_way_is_none() -> None:
 def test_a_slow_wafer_changes_no_share_that_a_faster_part_saves() -> None:
     before = run(BOUND["ports"], {})
     after = perturbed(before, parse_perturbations("straggler=1.5@0"))
-    assert after.step_time_s > 1.02 * before.step_time_s
+    assert after.step_time_s > 1.002 * before.step_time_s
     assert Prediction.of(after).why.remedy == Prediction.of(before).why.remedy

@@ -30,7 +30,7 @@ def test_a_large_batch_is_bound_by_computing_and_a_small_one_by_the_rows_of_its_
     assert small.why.cause == "rows of weights"
     assert small.why.parts_s["rows of weights"] == pytest.approx(large.why.parts_s["rows of weights"])
     assert "larger batch" in small.why.remedy
-    assert 0 < middle.why.parts_s["attention's core"] < middle.why.parts_s["compute"]
+    assert 0 < middle.why.parts_s["attention"] < middle.why.parts_s["compute"]
     assert sum(middle.why.parts_s.values()) == pytest.approx(middle.step_time_s)
     # At 64 sequences a system almost nothing but the first weights of a step is waited for.
     run = ps.predict(model="gpt3_xl", system="cs-2", devices=1, strategy="weight-streaming", batch=64)
@@ -96,7 +96,7 @@ def test_streaming_shows_in_the_simulation_where_the_formula_says(efficiency: fl
 def test_small_layers_on_a_wafer_are_told_of_the_rows_of_their_weights() -> None:
     small, large = (
         ps.predict(model=model, system="cs-2", devices=1, batch=batch).why.remedy
-        for model, batch in (("cerebras_gpt_111m", 16), ("gpt3_13b", 64))
+        for model, batch in (("cerebras_gpt_111m", 16), ("gpt3_13b", 85))
     )
     assert "layers wider than 768" in small
     assert re.search(r"\d+ % of the step goes to rows of weights", small)
