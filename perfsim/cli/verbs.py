@@ -549,7 +549,7 @@ def _show(kind: str, name: str | None, graph: Path | None, devices: int | None) 
 )
 @flag(
     "--leave-out",
-    "Also predict each family of GPU runs and each release of wafer logs by a fit without it; takes minutes.",
+    "Also predict each family of GPU runs and each model of wafer logs by a fit without it; takes minutes.",
 )
 @limits
 @prints

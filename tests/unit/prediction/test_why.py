@@ -29,7 +29,7 @@ def test_a_large_batch_is_bound_by_computing_and_a_small_one_by_the_rows_of_its_
     assert large.why.cause == "compute"
     assert small.why.cause == "rows of weights"
     assert small.why.parts_s["rows of weights"] == pytest.approx(large.why.parts_s["rows of weights"])
-    assert "larger batch" in small.why.remedy
+    assert "larger micro-batch" in small.why.remedy
     assert 0 < middle.why.parts_s["attention"] < middle.why.parts_s["compute"]
     assert sum(middle.why.parts_s.values()) == pytest.approx(middle.step_time_s)
     # At 64 sequences a system almost nothing but the first weights of a step is waited for.
