@@ -32,7 +32,8 @@ from perfsim.work.kernels import Kernel
 # - rows: a row of weights (one output of a linear layer) takes t in each product, whatever the tokens. It is
 #   why small layers and small batches are slow: 9 H rows a layer, in the forward, its recomputation, the
 #   input gradient and the weight gradient of each micro-batch;
-# - f: the factor of a software release. Every minor release shortens a step by the same share between the
+# - f: the factor of a software release, over what is kept of the speed with many systems: (1 - loss) for each
+#   doubling, in which all wait for the slowest. Every minor release shortens a step by the same share between the
 #   oldest and the newest release with a log; nothing is extrapolated beyond them.
 #
 # What the logs cannot tell apart: rows counted by inputs (7 H) fit as well as rows counted by outputs; the
@@ -204,7 +205,8 @@ class WaferCosts(StreamCosts):
             self.attention_flop_per_s = peak_rate
             self.row_s = 0.0
         else:
-            slower = slowdown(self.release, calibration)
+            kept = (1.0 - system.loss_per_doubling) ** math.log2(topology.num_devices)
+            slower = slowdown(self.release, calibration) / kept
             self.flop_per_s = calibration.product_efficiency * peak_rate / slower
             self.attention_flop_per_s = calibration.attention_efficiency * peak_rate / slower
             self.row_s = calibration.row_s * slower

@@ -233,12 +233,13 @@ class ScalingFile(Spec):
         Rows have the `cause`, the value `needed` and the one `in_model`, and their `unit`; none without a
         tree.
         """
-        system = self.system
-        if not isinstance(system, WaferClusterSpec):
+        if not isinstance(self.system, WaferClusterSpec):
             return []
+        system = self.system.with_(loss_per_doubling=0.0)  # each cause is to explain the loss alone
         tree = system.swarmx
-        fewer = self.step(run, systems=claim.fewer)
-        more = self.step(run, systems=claim.systems)
+        fewer = self.step(run, systems=claim.fewer, system=system)
+        more = self.step(run, systems=claim.systems, system=system)
+        loss = 1.0 - claim.efficiency ** (1.0 / math.log2(claim.systems / claim.fewer))
         limit_s = fewer.step_time_s / claim.efficiency
 
         def slowed(path: str, value_at: Callable[[float], float]) -> float:
@@ -259,6 +260,7 @@ class ScalingFile(Spec):
         slower = 1.0 / claim.efficiency - 1.0
         later_s = (limit_s - fewer.step_time_s, more.step_time_s - fewer.step_time_s)
         rows = {
+            "each doubling loses": (loss, self.system.loss_per_doubling, "fraction"),
             "gradients add up later": (*later_s, "seconds"),
             "a hop of the tree takes longer": (hop_s, tree.hop_latency, "seconds"),
             "links of the tree are slower": (link, tree.bandwidth, "bytes_per_s"),

@@ -135,12 +135,14 @@ def _part_of(lane: str, tree: WaferTree) -> str:
 
 # What published logs of wafers do not show: newer software, more systems, other kinds of layers.
 
+SHAPE_OUTSIDE = 0.24
+"""assumed: half-width for a kind of layer without a log, which together with the errors of left-out models
+(0.19) allows a factor of 1.35."""
 OUTSIDE = math.log(1.35)
 """assumed: least half-width for a release without a log; the largest error of a log that is left out with
 all logs of its model, and with the form of the model chosen anew, is 21 %."""
-LEAST_EFFICIENCY = 0.91
-"""Least efficiency of `SYSTEMS` systems [Cerebras-GPT, arXiv 2304.03208: linear within 9 % for all sizes]."""
-SYSTEMS = 16
+LOSS_RANGE = (0.011, 0.023)
+"""Least and most loss a doubling of systems that published ratios leave open (`hardware/systems/cs-2.yaml`)."""
 SEQUENCE = 2048
 """Longest sequence of a published log. Configurations of up to 8,192 tokens (Model Zoo 2.2.0, Jais 30B)
 and a speed-up on more systems at 10,240 (GenSLM) are published without a step time."""
@@ -245,7 +247,7 @@ class WaferCluster(Machine):
         """The efficiency of a release without a log, the loss of many systems, and what no log trains.
 
         No log has grouped queries, gated MLPs, experts, or more than 2,048 tokens. The first two are more
-        matrix products of the kind that logs have, so the band does not widen. What a long sequence adds is
+        matrix products of the kind that logs have. What a long sequence adds is
         attention's core: its share of the model's FLOPs above the largest of a log may be wrong by a factor.
         """
         calibration = system.device.calibration
@@ -253,13 +255,13 @@ class WaferCluster(Machine):
             wanted = job.runtime.software_release or system.software_release
             yield from _of_release(wanted, calibration)
         if num_devices > 1:
-            # assumed: the loss grows with the logarithm of their number, as the levels of the tree do, up to
-            # the least efficiency that is published: log(count) / log(16) log(1 / 0.91). A spread of speeds
-            # of single systems that explains 0.91 at 16 grows more slowly.
-            width = -math.log(LEAST_EFFICIENCY) * math.log(num_devices) / math.log(SYSTEMS)
+            least, most = (math.log1p(-loss) for loss in LOSS_RANGE)
+            assumed = math.log1p(-system.loss_per_doubling)
+            width = math.log2(num_devices) * max(abs(least - assumed), abs(most - assumed))
             words = (
-                f"published scaling is linear within {100 * (1 - LEAST_EFFICIENCY):.0f} % up to {SYSTEMS} "
-                f"systems, so the band allows {_percent(width)} on {num_devices:,}"
+                f"published scaling loses {100 * LOSS_RANGE[0]:.1f} to {100 * LOSS_RANGE[1]:.1f} % a doubling "
+                f"of systems, of which {100 * system.loss_per_doubling:.2g} % are assumed: the band allows "
+                f"{_percent(width)} on {num_devices:,}"
             )
             yield Unknown("devices-outside", width, words)
         model = job.model
@@ -270,9 +272,10 @@ class WaferCluster(Machine):
         if unlike:
             words = (
                 f"no published log of a wafer has {' or '.join(unlike)}: such models are published as "
-                "configurations without a step time, and take the efficiency of other matrix products"
+                "configurations without a step time, and take the efficiency of other matrix products; the "
+                f"band allows {_percent(SHAPE_OUTSIDE)}"
             )
-            yield Unknown("shape-outside", 0.0, words)
+            yield Unknown("shape-outside", SHAPE_OUTSIDE, words)
         yield from _of_experts(job)
         if job.seq_length <= SEQUENCE:
             return

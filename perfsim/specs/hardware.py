@@ -389,6 +389,8 @@ class WaferClusterSpec(SystemSpec):
     activation_servers: ActivationServersSpec
     streaming: StreamingSpec
     max_systems: Devices
+    loss_per_doubling: Annotated[float, *number(0, 0.5)] = 0.0
+    """Share of speed that every doubling of the systems loses beyond what the tree explains."""
     software_release: Release
     """The software release whose efficiency is used unless the recipe names another."""
     weight_bytes: BytesPerNumber

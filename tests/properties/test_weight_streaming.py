@@ -209,11 +209,18 @@ def test_a_lower_efficiency_is_never_faster_and_peak_is_below_all(
 
 # ---------------------------------------------------------------------------------------- scaling
 @pytest.mark.parametrize("systems", [1, 2, 4, 16])
-def test_scaling_at_a_fixed_batch_a_system_loses_less_than_5_percent_up_to_192(
+def test_the_tree_alone_loses_less_than_5_percent_at_a_fixed_batch_a_system_up_to_192(
     toys: ModuleType, systems: int
 ) -> None:
     alone, most = (step_s(toys, 64 * count, count) for count in (1, 192))
     assert alone <= step_s(toys, 64 * systems, systems) <= most < 1.05 * alone
+
+
+def test_192_systems_keep_the_published_share_of_speed_at_a_fixed_batch_a_system(toys: ModuleType) -> None:
+    """1.7 % a doubling, as the shipped description assumes; published ratios leave 0.84 to 0.92 open."""
+    loss = {"loss_per_doubling": 0.017}
+    alone, most = (step_s(toys, 64 * count, count, changes=loss) for count in (1, 192))
+    assert alone / most == pytest.approx(0.88, abs=0.01)
 
 
 def test_scaling_at_a_fixed_global_batch_degrades_from_the_threshold_on(toys: ModuleType) -> None:

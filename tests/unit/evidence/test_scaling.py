@@ -8,9 +8,11 @@ import pytest
 
 import perfsim as ps
 from perfsim.evidence.production import ScalingFile
-from perfsim.machines.wafer_cluster import LEAST_EFFICIENCY, SYSTEMS
+from perfsim.machines.wafer_cluster import LOSS_RANGE
 
 CATALOG = ps.Catalog()
+SYSTEMS = 16
+LEAST_EFFICIENCY = 0.91
 
 
 @pytest.fixture(scope="module")
@@ -32,22 +34,23 @@ def errors_over(compared: dict[str, Any], base: str) -> dict[str, float]:
     }
 
 
-def test_four_to_sixteen_systems_are_met_over_the_590m_model_on_one(compared: dict[str, Any]) -> None:
-    """Over the smallest all are too fast, and so is the 590M model on one system: the model differs there."""
-    errors = errors_over(compared, "590M")
-    assert sorted(errors) == ["1.3B", "13B", "2.7B", "6.7B"]
-    assert all(abs(error) < 0.07 for error in errors.values())
-    over_smallest = errors_over(compared, "111M")
-    assert all(0.12 < error < 0.22 for error in over_smallest.values())
-    assert over_smallest["590M"] > 0.19
+MISSED = "13B"
+"""Its published ratio is 14 to 23 % below the predicted one, which the university's log of a 13B meets."""
 
 
-def test_the_bands_of_ratios_hold_those_over_the_590m_model(compared: dict[str, Any]) -> None:
+def test_one_to_sixteen_systems_are_met_over_the_two_smallest_models(compared: dict[str, Any]) -> None:
+    for base, most in (("590M", 0.09), ("111M", 0.08)):
+        errors = errors_over(compared, base)
+        assert errors.pop(MISSED) < 0.25
+        assert all(abs(error) < most for error in errors.values()), base
+
+
+def test_the_bands_of_ratios_hold_all_but_the_largest_model(compared: dict[str, Any]) -> None:
     for run in compared["runs"]:
         for base in run["against"]:
             low, high = base["band"]
             assert low < base["predicted"] < high
-            assert base["base"] != "590M" or low < base["measured"] < high
+            assert (low < base["measured"] < high) == (run["name"] != MISSED)
 
 
 def test_the_band_of_sixteen_systems_reaches_the_least_efficiency_that_is_published(
@@ -56,9 +59,9 @@ def test_the_band_of_sixteen_systems_reaches_the_least_efficiency_that_is_publis
     (bound,) = (claim for claim in published.efficiencies if claim.least)
     assert (bound.systems, bound.efficiency) == (SYSTEMS, LEAST_EFFICIENCY)
     least, press, _ = compared["efficiencies"]
-    assert least["predicted"] > 0.999
-    assert least["allowed"] == pytest.approx(LEAST_EFFICIENCY * least["predicted"])
-    assert press["allowed"] < press["measured"] < press["predicted"]
+    assert least["predicted"] == pytest.approx(0.983**4, rel=1e-3)
+    assert least["allowed"] == pytest.approx((1 - LOSS_RANGE[1]) ** 4, rel=1e-3)
+    assert press["allowed"] < press["measured"] < press["predicted"] < press["measured"] + 0.01
 
 
 def test_every_cause_alone_makes_the_step_as_slow_as_published(
@@ -68,15 +71,17 @@ def test_every_cause_alone_makes_the_step_as_slow_as_published(
     run = next(run for run in published.runs if run.systems == SYSTEMS)
     alone_s = published.step(run, systems=1).step_time_s
     layout = published.step(run).plan.layout
+    tree = published.system.with_(loss_per_doubling=0.0)
     limit_s = alone_s / LEAST_EFFICIENCY
     for field, cause in (
         ("swarmx.hop_latency", "a hop of the tree takes longer"),
         ("swarmx.bandwidth", "links of the tree are slower"),
     ):
-        system = published.system.with_(**{field: needed[cause]})
+        system = tree.with_(**{field: needed[cause]})
         assert published.step(run, system=system, layout=layout).step_time_s == pytest.approx(
             limit_s, rel=0.01
         )
+    assert (1 - needed["each doubling loses"]) ** 4 == pytest.approx(LEAST_EFFICIENCY)
     assert needed["gradients add up later"] == pytest.approx(limit_s - alone_s)
     assert 1 / (1 + needed["one system is slower"]) == pytest.approx(LEAST_EFFICIENCY)
     rows = {row["cause"]: row for row in compared["explanations"]}

@@ -10,7 +10,7 @@ import pytest
 import perfsim as ps
 from perfsim.base.errors import CatalogError
 from perfsim.machines import Unknown
-from perfsim.machines.wafer_cluster import LEAST_EFFICIENCY, SYSTEMS, WaferCluster
+from perfsim.machines.wafer_cluster import WaferCluster
 from perfsim.prediction.bands import Accuracy
 from perfsim.specs.calibration import WaferCalibration
 from perfsim.specs.recipe import Job
@@ -60,12 +60,14 @@ def test_a_release_beyond_the_measured_ones_may_differ_by_what_releases_changed_
 
 
 def test_many_systems_may_lose_what_published_scaling_leaves_open() -> None:
-    widths = {count: width(systems=count) for count in (1, 4, SYSTEMS, 192)}
+    """1.1 to 2.3 % a doubling around the 1.7 % that the system describes: 0.84 to 0.92 at 192."""
+    widths = {count: width(systems=count) for count in (1, 4, 16, 192)}
     assert widths[1] == 0.0
-    assert math.exp(-widths[SYSTEMS]) == pytest.approx(LEAST_EFFICIENCY)
-    assert widths[4] == pytest.approx(widths[SYSTEMS] / 2), "a level of the tree of two"
-    assert widths[192] > widths[SYSTEMS]
-    assert 0.941 < math.exp(widths[4] - widths[16]) < 0.986, "GenSLM from 4 to 16 systems, as it was rounded"
+    assert widths[4] == pytest.approx(widths[16] / 2), "two doublings of four"
+    kept = 0.983 ** math.log2(192)
+    assert kept * math.exp(-widths[192]) == pytest.approx(0.84, abs=0.005)
+    assert kept * math.exp(widths[192]) == pytest.approx(0.92, abs=0.005)
+    assert 0.983**2 * math.exp(-widths[4]) < 0.963 < 0.983**2 * math.exp(widths[4]), "GenSLM, 4 to 16 systems"
 
 
 # ------------------------------------------------------------------------------------- predictions
@@ -119,11 +121,12 @@ def unknowns_of(asked: Job) -> list[Unknown]:
         ("llama2_70b", {}, ["grouped queries", "a gated MLP"]),
     ],
 )
-def test_layers_that_no_log_has_are_said_and_do_not_widen_the_band(
+def test_layers_that_no_log_has_are_said_and_widen_the_band_to_a_third(
     model: str, changes: dict[str, object], said: list[str]
 ) -> None:
     unknowns = unknowns_of(job(model, 2048, **changes))
-    assert [unknown.log_width for unknown in unknowns] == [0.0] * bool(said)
+    total = [math.hypot(unknown.log_width, 0.19) for unknown in unknowns]
+    assert total == [pytest.approx(math.log(1.35), abs=0.01)] * bool(said)
     assert all(words in unknown.words for unknown in unknowns for words in said)
 
 
