@@ -32,9 +32,9 @@ from perfsim.work.kernels import Kernel
 # - rows: a row of weights (one output of a linear layer) takes t in each product, whatever the tokens. It is
 #   why small layers and small batches are slow: 9 H rows a layer, in the forward, its recomputation, the
 #   input gradient and the weight gradient of each micro-batch;
-# - f: the factor of a software release, over what is kept of the speed with many systems: (1 - loss) for each
-#   doubling, in which all wait for the slowest. Every minor release shortens a step by the same share between the
-#   oldest and the newest release with a log; nothing is extrapolated beyond them.
+# - f: the factor of a software release, over what is kept of the speed with many systems: (1 - loss) for
+#   each doubling, in which all wait for the slowest. Every minor release shortens a step by the same share
+#   between the oldest and the newest release with a log; nothing is extrapolated beyond them.
 #
 # What the logs cannot tell apart: rows counted by inputs (7 H) fit as well as rows counted by outputs; the
 # rows of the LM head fit as well with as without, and are left out; a recomputed forward changes e, a and t

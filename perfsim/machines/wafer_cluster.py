@@ -142,7 +142,7 @@ OUTSIDE = math.log(1.35)
 """assumed: least half-width for a release without a log; the largest error of a log that is left out with
 all logs of its model, and with the form of the model chosen anew, is 21 %."""
 LOSS_RANGE = (0.011, 0.023)
-"""Least and most loss a doubling of systems that published ratios leave open (`hardware/systems/cs-2.yaml`)."""
+"""Least and most loss a doubling of systems that published ratios leave open (`cs-2.yaml` lists them)."""
 SEQUENCE = 2048
 """Longest sequence of a published log. Configurations of up to 8,192 tokens (Model Zoo 2.2.0, Jais 30B)
 and a speed-up on more systems at 10,240 (GenSLM) are published without a step time."""
@@ -247,8 +247,8 @@ class WaferCluster(Machine):
         """The efficiency of a release without a log, the loss of many systems, and what no log trains.
 
         No log has grouped queries, gated MLPs, experts, or more than 2,048 tokens. The first two are more
-        matrix products of the kind that logs have. What a long sequence adds is
-        attention's core: its share of the model's FLOPs above the largest of a log may be wrong by a factor.
+        matrix products of the kind that logs have. What a long sequence adds is attention's core: its share
+        of the model's FLOPs above the largest of a log may be wrong by a factor.
         """
         calibration = system.device.calibration
         if isinstance(calibration, WaferCalibration):
@@ -259,8 +259,8 @@ class WaferCluster(Machine):
             assumed = math.log1p(-system.loss_per_doubling)
             width = math.log2(num_devices) * max(abs(least - assumed), abs(most - assumed))
             words = (
-                f"published scaling loses {100 * LOSS_RANGE[0]:.1f} to {100 * LOSS_RANGE[1]:.1f} % a doubling "
-                f"of systems, of which {100 * system.loss_per_doubling:.2g} % are assumed: the band allows "
+                f"published scaling loses {100 * LOSS_RANGE[0]:.1f} to {100 * LOSS_RANGE[1]:.1f} % of speed a "
+                f"doubling of systems; {100 * system.loss_per_doubling:.2g} % are assumed, and the band allows "
                 f"{_percent(width)} on {num_devices:,}"
             )
             yield Unknown("devices-outside", width, words)
