@@ -248,12 +248,18 @@ class PointResult(Point):
         """The name of its variant; empty if the sweep has none."""
         return str(self.settings.get(VARIANT, ""))
 
+    def setting(self, path: str, otherwise: str | None = None) -> str:
+        """The value of a setting as text."""
+        return setting_text(self.settings.get(path, otherwise))
+
+    def settings_but(self, *paths: str | None) -> Circumstances:
+        """The settings at all other paths."""
+        return tuple((path, self.setting(path)) for path in self.settings if path not in paths)
+
     @property
     def circumstances(self) -> Circumstances:
         """The settings except the batch, which the trainer chooses."""
-        return tuple(
-            (path, setting_text(value)) for path, value in self.settings.items() if path not in BATCH_PATHS
-        )
+        return self.settings_but(*BATCH_PATHS)
 
     @property
     def named(self) -> str:
@@ -265,7 +271,7 @@ class PointResult(Point):
         """The global batch; without a plan the one the grid asked for, empty if it varies none."""
         if self.answer is not None:
             return setting_text(self.answer.global_batch_size)
-        return next((setting_text(self.settings[path]) for path in BATCH_PATHS if path in self.settings), "")
+        return next((self.setting(path) for path in BATCH_PATHS if path in self.settings), "")
 
     def as_dict(self) -> dict[str, Any]:
         """Under the names of the JSON interface; without a feasible plan `reasons` replace metrics."""

@@ -9,6 +9,7 @@ from typing import Self
 
 from perfsim.base.errors import InputError, LayoutError, PerfsimError, PlanError
 from perfsim.base.sizes import MOST_DEVICES
+from perfsim.convergence.critical_batch import CriticalBatch
 from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy
 from perfsim.costs.wafer import HIDES
 from perfsim.engine.limits import present_limits
@@ -146,6 +147,11 @@ class Series:
     def last(self) -> PointResult:
         """The largest machine."""
         return self.points[-1]
+
+    @property
+    def target(self) -> tuple[CriticalBatch, float]:
+        """What ends its runs: the critical batch and the tokens."""
+        return self.first.target_time.critical, self.first.target_time.d_min_tokens
 
     @property
     def machine(self) -> tuple[str, str]:
