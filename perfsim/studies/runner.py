@@ -204,11 +204,10 @@ def run_study(
             outcomes.update(finished)
     except LimitError as limit:
         stopped = limit
-    missing = stopped or PerfsimError("was not answered")
     answered: list[tuple[Point, Answer]] = []
     refused: list[tuple[Point, PerfsimError]] = []
     for number, point in enumerate(points):
-        outcome = outcomes.get(number, missing)
+        outcome = outcomes.get(number, stopped or PerfsimError("was not answered"))
         if isinstance(outcome, PerfsimError):
             refused.append((point, outcome))
         else:

@@ -62,8 +62,7 @@ def test_a_point_says_what_a_study_of_it_says(write_sweep: Write, store: Path) -
     (candidate,) = run_study(load_study(str(path.parent / "study.yaml"))).candidates
     for name in ("step_time_s", "mfu", "steps", "time_to_accuracy_s", "global_batch_size", "layout"):
         assert point.as_dict()[name] == getattr(candidate, name)
-    assert point.target_time.band_s == candidate.time_to_accuracy_band_s
-    assert point.target_time.time_s == candidate.time_to_accuracy_s
+    assert point.target_time == candidate.time
 
 
 def test_only_damaged_points_are_computed_again(
@@ -271,23 +270,20 @@ def test_what_is_no_store_is_refused_and_left_as_it_is(
     assert before == (path.read_bytes() if path.is_file() else None)
 
 
-CHANGES: dict[str, Callable[[], StudySpec]] = {
-    "link": lambda: on_system(**{"memoryx.server.bandwidth": "75 GB/s"}),
-    "fitted constant": lambda: on_system(**{"device.calibration.link_s_per_element": "9 ns"}),
-    "release": lambda: on_system(software_release="r1.7"),
-    "batch": lambda: a_study(batch_sizes=(16,)),
-    "model": lambda: a_study(model=CATALOG.model("gpt3_13b")),
-    "law": lambda: a_study(convergence=ConvergenceSpec(law="constant", critical_batch_tokens=1e6)),
-    "perturbation": lambda: a_study(
-        perturbations=PerturbationSpec.model_validate({"stragglers": [{"rank": 0, "factor": 2.0}]})
-    ),
-    "devices": lambda: a_study(candidates=(a_study().candidates[0].model_copy(update={"devices": (4,)}),)),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_what_decides_an_answer_changes_the_digest(change: Callable[[], StudySpec]) -> None:
-    assert Digests().of(change()) != Digests().of(a_study())
+def test_what_decides_an_answer_changes_the_digest() -> None:
+    slow = PerturbationSpec.model_validate({"stragglers": [{"rank": 0, "factor": 2.0}]})
+    changed = [
+        a_study(),
+        on_system(**{"memoryx.server.bandwidth": "75 GB/s"}),
+        on_system(**{"device.calibration.link_s_per_element": "9 ns"}),
+        on_system(software_release="r1.7"),
+        a_study(batch_sizes=(16,)),
+        a_study(model=CATALOG.model("gpt3_13b")),
+        a_study(convergence=ConvergenceSpec(law="constant", critical_batch_tokens=1e6)),
+        a_study(perturbations=slow),
+        a_study(candidates=(a_study().candidates[0].model_copy(update={"devices": (4,)}),)),
+    ]
+    assert len({Digests().of(study) for study in changed}) == len(changed)
 
 
 def test_the_digest_has_the_version_but_no_words(monkeypatch: pytest.MonkeyPatch) -> None:
