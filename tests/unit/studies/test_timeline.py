@@ -15,19 +15,13 @@ from perfsim.prediction.run import Evaluation
 from perfsim.studies.timeline import TimelineBar, grouped, timeline
 
 GPUS: dict[str, Any] = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 8, "batch": 16}
-    "model": "gpt3_xl",
-    "system": "dgx-a100-80gb",
-    "devices": 8,
-    "batch": 16,
-    "layout": LAYOUT,
-}
+LAYOUT = {"layout": "tp=2,pp=2,dp=2,mbs=1,sp=true,zero=1,recompute=full"}
 WAFERS: dict[str, Any] = {"model": "gpt3_xl", "system": "cs-2", "devices": 2, "batch": 64}
-GPUS["layout"] = "tp=2,pp=2,dp=2,mbs=1,sp=true,zero=1,recompute=full"
 
 
 @pytest.fixture(scope="module")
 def gpus() -> Evaluation:
-    return ps.predict(**GPUS).run
+    return ps.predict(**GPUS, **LAYOUT).run
 
 
 def _busy_s(bars: Iterable[TimelineBar]) -> dict[tuple[str, str], float]:
@@ -71,7 +65,7 @@ def test_some_devices_stand_for_all_the_first_and_the_last_among_them(gpus: Eval
     assert not any(lane.startswith(f"{devices[1]}/") for lane in lanes)
 
 
-@pytest.mark.parametrize("question", [GPUS, WAFERS], ids=["GPUs", "wafers"])
+@pytest.mark.parametrize("question", [GPUS | LAYOUT, WAFERS], ids=["GPUs", "wafers"])
 def test_bars_lie_in_the_step_in_order_and_mfu_is_of_the_peak(question: dict[str, Any]) -> None:
     run = ps.predict(**question).run
     bars = timeline(run)
