@@ -25,7 +25,7 @@ from perfsim.studies.answers import (
 from perfsim.studies.axes import BATCH_PATHS, LAYOUT, VARIANT
 from perfsim.studies.decision import outcome_of, time_unit, verb
 from perfsim.studies.scaling import Match, Series
-from perfsim.studies.spec import Digests
+from perfsim.studies.spec import digests
 from perfsim.studies.trust import SharedCaveat, confidence, shared_caveats
 
 SAME = 0.01
@@ -353,8 +353,7 @@ class SweepResult:
     @cached_property
     def inputs_digest(self) -> str:
         """SHA-256 of the digests of all points."""
-        known = "".join(map(Digests().of, (point.study for point in self.points)))
-        return hashlib.sha256(known.encode()).hexdigest()
+        return hashlib.sha256("".join(digests(point.study for point in self.points)).encode()).hexdigest()
 
     @cached_property
     def caveats(self) -> tuple[SharedCaveat, ...]:

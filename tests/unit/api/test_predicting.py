@@ -116,31 +116,17 @@ def test_what_cannot_be_asked_is_refused_with_its_problems(change: dict[str, Any
 
 # A device, a system and a model as a newcomer adds them: three YAML files and no code.
 
+PEAK = "{bf16: 2000 TFLOP/s, fp16: 2000 TFLOP/s, fp32: 67 TFLOP/s}"
 FILES = {
-    "gpu.yaml": """\
-name: gpu
-extends: h100-sxm5-80gb
-peak: {bf16: 2000 TFLOP/s, fp16: 2000 TFLOP/s, fp32: 67 TFLOP/s}
-assumed: {peak: twice that of the parent}
-""",
-    "node.yaml": """\
-name: node
-extends: dgx-h100
-device: gpu.yaml
-assumed: {device: a node with other devices}
-""",
-    "model.yaml": """\
-name: model
-extends: gpt3_xl
-num_layers: 12
-assumed: {num_layers: half of the parent}
-""",
+    "gpu": f"extends: h100-sxm5-80gb\npeak: {PEAK}\nassumed: {{peak: twice that of the parent}}\n",
+    "node": "extends: dgx-h100\ndevice: gpu.yaml\nassumed: {device: a node with other devices}\n",
+    "model": "extends: gpt3_xl\nnum_layers: 12\nassumed: {num_layers: half of the parent}\n",
 }
 
 
 def test_a_device_and_a_model_are_files_alone(tmp_path: Path) -> None:
     for name, text in FILES.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
+        (tmp_path / f"{name}.yaml").write_text(f"name: {name}\n{text}", encoding="utf-8")
     new = ps.predict(model=tmp_path / "model.yaml", system=tmp_path / "node.yaml", devices=8, batch=64)
     old = ps.predict(model=tmp_path / "model.yaml", system="dgx-h100", devices=8, batch=64)
     assert new.step_time_s < old.step_time_s

@@ -24,7 +24,7 @@ from perfsim.studies.answers import Answer
 from perfsim.studies.axes import load_sweep
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import SweepInterrupted, answer_text, plan_sweep, run_study, run_sweep
-from perfsim.studies.spec import CandidateSpec, ConvergenceSpec, Digests, Point, StudySpec
+from perfsim.studies.spec import CandidateSpec, ConvergenceSpec, Point, StudySpec, digests
 from perfsim.studies.store import Store, Stored
 
 Write = Callable[[str], Path]
@@ -211,7 +211,7 @@ def test_a_scheduler_that_does_not_answer_leaves_what_was_stored_before(path: Pa
     assert not store.exists()
     point = sweep.points[0]
     with Store(store) as before:
-        before.put(Digests().of(point.study), answer_text(point))
+        before.put(digests([point.study])[0], answer_text(point))
     with pytest.raises(PerfsimError, match="no Dask scheduler answers at"):
         run_sweep(sweep, store, scheduler="tcp://127.0.0.1:1")
     assert plan_sweep(sweep, store).stored == 1
@@ -283,16 +283,16 @@ def test_what_decides_an_answer_changes_the_digest() -> None:
         a_study(perturbations=slow),
         a_study(candidates=(a_study().candidates[0].model_copy(update={"devices": (4,)}),)),
     ]
-    assert len({Digests().of(study) for study in changed}) == len(changed)
+    assert len(set(digests(changed))) == len(changed)
 
 
 def test_the_digest_has_the_version_but_no_words(monkeypatch: pytest.MonkeyPatch) -> None:
     model = CATALOG.model("gpt3_xl").model_copy(update={"description": "other words", "sources": {}})
     reworded = a_study(title="Another", question="Why?", name="other", model=model)
-    assert Digests().of(reworded) == Digests().of(a_study())
-    before = Digests().of(a_study())
+    assert digests([reworded])[0] == digests([a_study()])[0]
+    before = digests([a_study()])[0]
     monkeypatch.setattr(spec, "model_version", lambda: "0.0.0+other")
-    assert Digests().of(a_study()) != before
+    assert digests([a_study()])[0] != before
 
 
 ANSWERS = {f"{number:064x}": Stored(f'{{"step_time_s": {number}.25}}', 0.5) for number in range(40)}
