@@ -87,14 +87,10 @@ class Production:
         of_runs = ", as in published production runs" if self == Production.recorded() else ""
         return f"{self.text} of the rate of healthy steps{of_runs}"
 
-    def time_s(self, healthy_s: float) -> float:
-        """The time of steps at the production rate."""
-        return healthy_s / self.ratio
-
     def band_s(self, healthy_s: float, band_s: tuple[float, float]) -> tuple[float, float]:
         """The band of that time: band and range combine in quadrature in log time, as independent errors."""
         low, high = self.range
-        middle_s = self.time_s(healthy_s)
+        middle_s = healthy_s / self.ratio
         down = math.hypot(math.log(healthy_s / band_s[0]), math.log(high / self.ratio))
         up = math.hypot(math.log(band_s[1] / healthy_s), math.log(self.ratio / low))
         return middle_s * math.exp(-down), middle_s * math.exp(up)
@@ -168,7 +164,7 @@ class Answer(Prediction):
     @property
     def production_time_s(self) -> float | None:
         """Time to the target at the production rate."""
-        return None if self.production is None else self.production.time_s(self.time.time_s)
+        return None if self.production is None else self.time.time_s / self.production.ratio
 
     @property
     def production_band_s(self) -> tuple[float, float] | None:

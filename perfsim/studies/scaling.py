@@ -159,11 +159,6 @@ class Series:
         return self.first.strategy, self.first.system
 
     @property
-    def devices_noun(self) -> str:
-        """Several of its devices, such as `CS-2`."""
-        return self.first.devices_noun
-
-    @property
     def circumstance(self) -> str:
         """The name of its variant, and the other settings of the grid."""
         return settings_text(self.first.circumstances)
@@ -171,7 +166,7 @@ class Series:
     @property
     def several(self) -> str:
         """`CS-2 with software release r1.7`."""
-        return " with ".join(filter(None, [self.devices_noun, self.circumstance]))
+        return " with ".join(filter(None, [self.first.devices_noun, self.circumstance]))
 
     @property
     def label(self) -> str:
