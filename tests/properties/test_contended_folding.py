@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ from perfsim.network import Topology
 from perfsim.prediction.run import Step, evaluate
 from perfsim.specs.hardware import FatTreeSpec
 from perfsim.specs.layout import ParallelLayout
+from perfsim.testing import toys
 from perfsim.testing.toys import ToyCosts
 from perfsim.work import Work, unfold
 
@@ -33,9 +33,7 @@ layouts = st.builds(
 gpus_per_node = st.sampled_from([1, 2, 4])
 
 
-def network(
-    toys: ModuleType, layout: ParallelLayout, gpus: int, nics: int, leaf: int, thin: float
-) -> Topology:
+def network(layout: ParallelLayout, gpus: int, nics: int, leaf: int, thin: float) -> Topology:
     fabric = FatTreeSpec(nodes_per_leaf=leaf, oversubscription=thin, switch_latency=1e-7)
     system = toys.gpu_cluster(gpus=gpus, nics=nics, nic_bytes_per_s=2e9)
     found: Topology = toys.topology(layout.num_devices, system.model_copy(update={"fabric": fabric}))
@@ -54,7 +52,7 @@ class Steps(NamedTuple):
     """Of all ranks."""
 
 
-def steps(toys: ModuleType, layout: ParallelLayout, topology: Topology) -> Steps:
+def steps(layout: ParallelLayout, topology: Topology) -> Steps:
     job = toys.job(4 * layout.data, {"overlap_grad_reduce": True}, num_layers=4)
     graph = toys.graph_of(toys.plan("3d", job, layout, topology.system))
     costs = toys.ToyCosts(topology.system)
@@ -71,22 +69,22 @@ def steps(toys: ModuleType, layout: ParallelLayout, topology: Topology) -> Steps
 
 
 @given(layouts, gpus_per_node, st.booleans())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_on_a_non_blocking_fabric_every_rank_takes_as_long_as_the_written_one_to_the_bit(
-    toys: ModuleType, layout: ParallelLayout, gpus: int, shared: bool
+    layout: ParallelLayout, gpus: int, shared: bool
 ) -> None:
-    topology = network(toys, layout, gpus, max(1, gpus // 2) if shared else gpus, leaf=2, thin=1.0)
-    found = steps(toys, layout, topology)
+    topology = network(layout, gpus, max(1, gpus // 2) if shared else gpus, leaf=2, thin=1.0)
+    found = steps(layout, topology)
     assert found.free_s <= found.folded_s == found.full_s == found.written_s
 
 
 @given(layouts, gpus_per_node, st.sampled_from([1, 2, 3]), st.sampled_from([2.0, 4.0]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_on_thin_uplinks_peers_that_leaves_part_are_written_out_and_nothing_else_is_needed(
-    toys: ModuleType, layout: ParallelLayout, gpus: int, leaf: int, thin: float
+    layout: ParallelLayout, gpus: int, leaf: int, thin: float
 ) -> None:
-    topology = network(toys, layout, gpus, gpus, leaf, thin)
-    found = steps(toys, layout, topology)
+    topology = network(layout, gpus, gpus, leaf, thin)
+    found = steps(layout, topology)
     assert found.free_s <= found.folded_s
     assert found.written_s == pytest.approx(found.full_s, rel=1e-9)
     assert found.folded_s == pytest.approx(found.full_s, rel=0.1), "folded is near, not right"
@@ -118,9 +116,9 @@ class CostsOfShapes(ToyCosts):
 
 
 @given(uneven, st.sampled_from([2e9, 25e9]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_an_evaluation_takes_as_long_as_all_ranks_written_out_and_to_the_bit_where_it_is_folded(
-    toys: ModuleType, drawn: tuple[ParallelLayout, int], nic_bytes_per_s: float
+    drawn: tuple[ParallelLayout, int], nic_bytes_per_s: float
 ) -> None:
     layout, gpus = drawn
     system = toys.gpu_cluster(gpus=gpus, nics=gpus, nic_bytes_per_s=nic_bytes_per_s)
@@ -148,12 +146,12 @@ def test_an_evaluation_takes_as_long_as_all_ranks_written_out_and_to_the_bit_whe
 
 
 @given(uneven)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_too_many_kinds_of_peers_take_at_least_as_long_folded_as_written_out(
-    toys: ModuleType, drawn: tuple[ParallelLayout, int]
+    drawn: tuple[ParallelLayout, int],
 ) -> None:
     layout, gpus = drawn
-    topology = network(toys, layout, gpus, gpus, leaf=8, thin=1.0)
+    topology = network(layout, gpus, gpus, leaf=8, thin=1.0)
     model = {"num_attention_heads": 12, "hidden_size": 768, "ffn_hidden_size": 3072, "vocab_size": 49152}
     job = toys.job(2 * layout.data, {"overlap_grad_reduce": True}, num_layers=4, **model)
     graph = toys.graph_of(toys.plan("3d", job, layout, topology.system))

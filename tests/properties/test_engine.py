@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,6 +10,7 @@ from hypothesis import strategies as st
 from perfsim.engine import Beside, Flow, critical_path, simulate
 from perfsim.engine.limits import Limits, limited
 from perfsim.engine.trace import Trace
+from perfsim.testing import toys
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 
 WORKS = 3
@@ -47,7 +46,7 @@ late = st.sampled_from([0.0, 0.5, 1 / 7])
 SCARCE = np.array([1.0, 1.3])
 
 
-def graph_of(toys: ModuleType, table: list[Row]) -> TaskGraph:
+def graph_of(table: list[Row]) -> TaskGraph:
     builder = GraphBuilder()
     works = [toys.transfer(f"w{number}", RankGroup(0, 8, 2)) for number in range(WORKS)]
     for number, (work, stream, reads) in enumerate(table):
@@ -76,9 +75,9 @@ def slow_ends(graph: TaskGraph, took_s: np.ndarray) -> list[float]:
 @given(rows, st.data())
 @settings(max_examples=100)
 def test_without_contention_simulation_is_the_longest_path_to_the_bit(
-    toys: ModuleType, values: st.SearchStrategy[float], table: list[Row], data: st.DataObject
+    values: st.SearchStrategy[float], table: list[Row], data: st.DataObject
 ) -> None:
-    graph = graph_of(toys, table)
+    graph = graph_of(table)
     durations = drawn_durations(data, len(graph), values)
     path = critical_path(graph, durations)
     assert same_bits(simulate(graph, durations), path)
@@ -88,9 +87,9 @@ def test_without_contention_simulation_is_the_longest_path_to_the_bit(
 @given(rows, flows, st.data())
 @settings(max_examples=150)
 def test_contention_only_delays_and_never_breaks_the_order(
-    toys: ModuleType, table: list[Row], taken: dict[int, Flow], data: st.DataObject
+    table: list[Row], taken: dict[int, Flow], data: st.DataObject
 ) -> None:
-    graph = graph_of(toys, table)
+    graph = graph_of(table)
     durations = drawn_durations(data, len(graph), arbitrary)
     run = simulate(graph, durations, taken, SCARCE)
     path = critical_path(graph, durations)
@@ -116,11 +115,7 @@ def beside_of(data: st.DataObject) -> Beside:
 @given(rows, flows, st.sampled_from([whole, arbitrary, close]), st.data())
 @settings(max_examples=300)
 def test_both_engines_give_the_same_bits_with_ties_flows_and_loads(
-    toys: ModuleType,
-    table: list[Row],
-    taken: dict[int, Flow],
-    values: st.SearchStrategy[float],
-    data: st.DataObject,
+    table: list[Row], taken: dict[int, Flow], values: st.SearchStrategy[float], data: st.DataObject
 ) -> None:
     builder = GraphBuilder()
     works = [toys.transfer(f"w{number}", RankGroup(0, 1, 2)) for number in range(WORKS)]
@@ -143,9 +138,9 @@ def test_both_engines_give_the_same_bits_with_ties_flows_and_loads(
 @given(rows, st.integers(1, 12), st.data())
 @settings(max_examples=100)
 def test_durations_times_a_power_of_two_scale_the_makespan_exactly(
-    toys: ModuleType, table: list[Row], power: int, data: st.DataObject
+    table: list[Row], power: int, data: st.DataObject
 ) -> None:
-    graph = graph_of(toys, table)
+    graph = graph_of(table)
     # On the grid of the longer run, so that rounding has nothing to do in either.
     durations = drawn_durations(data, len(graph), st.integers(0, 2**20).map(lambda n: n * 2.0**-20))
     for engine in (simulate, critical_path):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -26,6 +25,7 @@ from perfsim.specs.hardware import FatTreeSpec, GpuClusterSpec, SystemSpec, Wafe
 from perfsim.specs.layout import Layout, ParallelLayout, StreamingLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, strategy
+from perfsim.testing import toys
 from perfsim.work import Kind, TaskGraph
 
 LITTLE = 1e-5
@@ -78,7 +78,7 @@ class Case:
         return each.max(axis=0), each.sum(axis=0)
 
 
-def fat_tree(toys: ModuleType, layout: ParallelLayout, *, gpus: int, nics: int, thin: float) -> Case:
+def fat_tree(layout: ParallelLayout, *, gpus: int, nics: int, thin: float) -> Case:
     """Leaves of one node each."""
     catalog = default_catalog()
     system = catalog.system("dgx-a100-80gb")
@@ -86,10 +86,10 @@ def fat_tree(toys: ModuleType, layout: ParallelLayout, *, gpus: int, nics: int, 
     node = system.node.model_copy(update={"devices": gpus, "nics": nics})
     fabric = FatTreeSpec(nodes_per_leaf=1, oversubscription=thin, switch_latency=1e-7)
     system = system.model_copy(update={"node": node, "fabric": fabric})
-    return _case(toys, "3d", layout, system)
+    return _case("3d", layout, system)
 
 
-def wafers(toys: ModuleType, *, duplex: bool = True, flash: bool = False, by_layer: bool = False) -> Case:
+def wafers(*, duplex: bool = True, flash: bool = False, by_layer: bool = False) -> Case:
     """Three systems under a tree of two levels."""
     system: WaferClusterSpec = toys.wafer_cluster()
     tier = {"weights_in": "flash", "optimizer_state_in": "flash"} if flash else {}
@@ -101,10 +101,10 @@ def wafers(toys: ModuleType, *, duplex: bool = True, flash: bool = False, by_lay
             "swarmx": system.swarmx.model_copy(update={"fan_out": 2, "duplex": duplex}),
         }
     )
-    return _case(toys, "weight-streaming", StreamingLayout(data=3, micro_batch_size=2), system)
+    return _case("weight-streaming", StreamingLayout(data=3, micro_batch_size=2), system)
 
 
-def _case(toys: ModuleType, name: str, layout: Layout, system: SystemSpec) -> Case:
+def _case(name: str, layout: Layout, system: SystemSpec) -> Case:
     catalog = default_catalog()
     recipe = catalog.recipe("gpt3_pretraining").model_copy(update={"seq_length": 1024})
     job = Job(toys.model(num_layers=2), recipe, layout.num_devices * layout.micro_batch_size)
@@ -112,7 +112,7 @@ def _case(toys: ModuleType, name: str, layout: Layout, system: SystemSpec) -> Ca
     return Case(strategy(name).plan(job, topology, layout, check_memory=False))
 
 
-CASES: dict[str, Callable[[ModuleType], Case]] = {
+CASES: dict[str, Callable[[], Case]] = {
     "tensor in nodes": partial(fat_tree, layout=ParallelLayout(tensor=2, data=2), gpus=2, nics=2, thin=1.0),
     "shared NICs": partial(fat_tree, layout=ParallelLayout(data=4), gpus=2, nics=1, thin=2.0),
     "a pipeline": partial(fat_tree, layout=ParallelLayout(tensor=2, pipeline=2), gpus=2, nics=2, thin=1.0),
@@ -124,8 +124,8 @@ CASES: dict[str, Callable[[ModuleType], Case]] = {
 
 
 @pytest.fixture(params=CASES, scope="module")
-def case(request: pytest.FixtureRequest, toys: ModuleType) -> Case:
-    return CASES[request.param](toys)
+def case(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]()
 
 
 def test_a_slower_edge_makes_a_step_longer_where_it_binds_and_only_there(case: Case) -> None:
@@ -183,11 +183,11 @@ LATE_S = 1.0
 SOME = 0.3
 
 
-def of_catalogue(toys: ModuleType, name: str, layout: Layout, **changes: object) -> Case:
+def of_catalogue(name: str, layout: Layout, **changes: object) -> Case:
     """A small machine of this kind, with a switch above each node."""
     system = default_catalog().system(name, **changes)
     strategy_name = "3d" if isinstance(system, GpuClusterSpec) else "weight-streaming"
-    return _case(toys, strategy_name, layout, system)
+    return _case(strategy_name, layout, system)
 
 
 SMALL_NODES = {"node.devices": 2, "node.nics": 2, "node.server": None, "fabric.nodes_per_leaf": 1}
@@ -208,9 +208,9 @@ CATALOGUE = {
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
-def test_an_edge_that_is_changed_removed_or_added_changes_the_answer(toys: ModuleType, name: str) -> None:
+def test_an_edge_that_is_changed_removed_or_added_changes_the_answer(name: str) -> None:
     system, layout, changes = CATALOGUE[name]
-    case = of_catalogue(toys, system, layout, **changes)
+    case = of_catalogue(system, layout, **changes)
     topology = case.topology
     usual = case.step_s(topology)
     largest, _ = case.asked
@@ -244,9 +244,9 @@ def test_an_edge_that_is_changed_removed_or_added_changes_the_answer(toys: Modul
     assert crossed > len(topology.edges) / 2
 
 
-def test_a_thousandfold_latency_of_all_links_of_a_kind_is_priced(toys: ModuleType) -> None:
+def test_a_thousandfold_latency_of_all_links_of_a_kind_is_priced() -> None:
     system, layout, changes = CATALOGUE["A100"]
-    case = of_catalogue(toys, system, layout, **changes)
+    case = of_catalogue(system, layout, **changes)
     for kind in ("scale_up", "nic", "uplink"):
         late = case.topology.graph.copy()
         for a, b, link, data in case.topology.graph.edges(keys=True, data=True):
@@ -257,8 +257,8 @@ def test_a_thousandfold_latency_of_all_links_of_a_kind_is_priced(toys: ModuleTyp
         assert case.step_s(slow) > 1.01 * case.step_s(case.topology), kind
 
 
-def test_a_cable_where_the_machine_has_none_is_refused(toys: ModuleType) -> None:
-    topology = fat_tree(toys, ParallelLayout(data=4), gpus=2, nics=2, thin=1.0).topology
+def test_a_cable_where_the_machine_has_none_is_refused() -> None:
+    topology = fat_tree(ParallelLayout(data=4), gpus=2, nics=2, thin=1.0).topology
     graph = topology.graph.copy()
     graph.add_edge("node0/gpu0", "node1/gpu0", key="new", bytes_per_s=1e9, seconds=0.0)
     with pytest.raises(InputError, match=r"cable from node0/gpu0 to node1/gpu0: .* has none there"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from perfsim.machines import network_of
 from perfsim.machines.placement import SharedLinks, rank_classes
 from perfsim.specs.layout import ParallelLayout, StreamingLayout
 from perfsim.strategies import Plan
+from perfsim.testing import toys
 from perfsim.work import TaskGraph, peer_classes, unfold
 from perfsim.work.graph import rank_of
 from perfsim.work.unfold import as_slowest_peers, meeting_of
@@ -44,14 +44,14 @@ def gpu_layouts(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-def gpu_plan(toys: ModuleType, layout: dict[str, Any], overlap: bool, tied: bool = True) -> Plan:
+def gpu_plan(layout: dict[str, Any], overlap: bool, tied: bool = True) -> Plan:
     chosen = ParallelLayout(**layout)
     batch = 4 * chosen.data
     job = toys.job(batch, {"overlap_grad_reduce": overlap}, num_layers=8, tied_embeddings=tied)
     return toys.plan("3d", job, chosen)
 
 
-def prices(toys: ModuleType, plan: Plan, graph: TaskGraph) -> np.ndarray:
+def prices(plan: Plan, graph: TaskGraph) -> np.ndarray:
     if plan.strategy == "weight-streaming":
         return price(graph, WaferCosts(plan.topology, plan.job.recipe))
     costs = toys.ToyCosts(plan.system)
@@ -107,15 +107,13 @@ def run_classes(graph: TaskGraph, each_s: np.ndarray, classes: np.ndarray | None
 
 
 @given(gpu_layouts(), st.booleans(), st.booleans())
-@settings(max_examples=40, deadline=None)
-def test_every_rank_runs_as_the_written_one(
-    toys: ModuleType, layout: dict[str, Any], overlap: bool, tied: bool
-) -> None:
-    plan = gpu_plan(toys, layout, overlap, tied)
+@settings(max_examples=40)
+def test_every_rank_runs_as_the_written_one(layout: dict[str, Any], overlap: bool, tied: bool) -> None:
+    plan = gpu_plan(layout, overlap, tied)
     graph = toys.graph_of(plan)
-    folded = critical_path(graph, prices(toys, plan, graph))
+    folded = critical_path(graph, prices(plan, graph))
     unfolded = unfold(graph)
-    run = critical_path(unfolded.graph, prices(toys, plan, unfolded.graph))
+    run = critical_path(unfolded.graph, prices(plan, unfolded.graph))
     assert run.start_s.tobytes() == folded.start_s[unfolded.task].tobytes()
     assert run.end_s.tobytes() == folded.end_s[unfolded.task].tobytes()
     assert unfolded.graph.flop == pytest.approx(graph.flop, rel=1e-12)
@@ -128,9 +126,9 @@ def test_every_rank_runs_as_the_written_one(
 
 
 @given(gpu_layouts(), st.sampled_from([1, 2, 4]), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_ranks_that_share_links_run_as_the_written_one(
-    toys: ModuleType, layout: dict[str, Any], gpus: int, data: st.DataObject
+    layout: dict[str, Any], gpus: int, data: st.DataObject
 ) -> None:
     system = toys.gpu_cluster(gpus=gpus, nics=gpus, nic_bytes_per_s=data.draw(st.sampled_from([1e9, 25e9])))
     chosen = ParallelLayout(**layout)
@@ -150,43 +148,41 @@ def test_ranks_that_share_links_run_as_the_written_one(
     assert run.end_s.tobytes() == folded.end_s[unfolded.task].tobytes()
 
 
-def on_a_grid(toys: ModuleType, plan: Plan, graph: TaskGraph) -> np.ndarray:
+def on_a_grid(plan: Plan, graph: TaskGraph) -> np.ndarray:
     """Prices that add up without rounding."""
-    return np.ldexp(np.rint(np.ldexp(prices(toys, plan, graph), 36)), -36)
+    return np.ldexp(np.rint(np.ldexp(prices(plan, graph), 36)), -36)
 
 
-def unfolds_only_classes(
-    toys: ModuleType, plan: Plan, slower: list[float], most: int, data: st.DataObject
-) -> None:
+def unfolds_only_classes(plan: Plan, slower: list[float], most: int, data: st.DataObject) -> None:
     """Some ranks are slower: every copy ends as it does alone, whether all are written or each class."""
     graph = toys.graph_of(plan)
     ranks = st.integers(0, plan.layout.num_devices - 1)
     factors = data.draw(st.dictionaries(ranks, st.sampled_from(slower), max_size=most))
-    each_s = perturbed(graph, on_a_grid(toys, plan, graph), factors)
+    each_s = perturbed(graph, on_a_grid(plan, graph), factors)
     slow = slow_ends(graph, each_s)
     for classes in (None, peer_classes(graph, factors)):
         assert (run_classes(graph, each_s, classes) == slow).all()
 
 
 @given(gpu_layouts(), st.booleans(), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_stragglers_unfold_only_their_classes_and_nothing_else_changes(
-    toys: ModuleType, layout: dict[str, Any], overlap: bool, data: st.DataObject
+    layout: dict[str, Any], overlap: bool, data: st.DataObject
 ) -> None:
-    unfolds_only_classes(toys, gpu_plan(toys, layout, overlap), [1.25, 2.0, 0.5], 3, data)
+    unfolds_only_classes(gpu_plan(layout, overlap), [1.25, 2.0, 0.5], 3, data)
 
 
 @given(gpu_layouts(), st.booleans(), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_step_with_one_straggler_is_as_long_if_its_tensor_peers_act_with_it(
-    toys: ModuleType, layout: dict[str, Any], overlap: bool, data: st.DataObject
+    layout: dict[str, Any], overlap: bool, data: st.DataObject
 ) -> None:
-    plan = gpu_plan(toys, layout, overlap)
+    plan = gpu_plan(layout, overlap)
     graph = toys.graph_of(plan)
     ranks = st.integers(0, plan.layout.num_devices - 1)
     factors = data.draw(st.dictionaries(ranks, st.sampled_from([1.25, 2.0]), max_size=2))
     alike = as_slowest_peers(graph, factors)
-    on_grid = on_a_grid(toys, plan, graph)
+    on_grid = on_a_grid(plan, graph)
     exact = run_classes(graph, perturbed(graph, on_grid, factors), peer_classes(graph, factors))
     quick = run_classes(graph, perturbed(graph, on_grid, alike), peer_classes(graph, alike))
     assert (exact <= quick).all()
@@ -194,10 +190,8 @@ def test_a_step_with_one_straggler_is_as_long_if_its_tensor_peers_act_with_it(
 
 
 @given(st.integers(1, 6), st.integers(0, 2), st.data())
-@settings(max_examples=20, deadline=None)
-def test_wafers_wait_for_the_slowest_of_them(
-    toys: ModuleType, systems: int, recompute: int, data: st.DataObject
-) -> None:
+@settings(max_examples=20)
+def test_wafers_wait_for_the_slowest_of_them(systems: int, recompute: int, data: st.DataObject) -> None:
     layout = StreamingLayout(data=systems, micro_batch_size=2, recompute_layers=recompute)
     plan = toys.plan("weight-streaming", toys.job(4 * systems), layout, toys.wafer_cluster())
-    unfolds_only_classes(toys, plan, [1.5, 2.0], 2, data)
+    unfolds_only_classes(plan, [1.5, 2.0], 2, data)

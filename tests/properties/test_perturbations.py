@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +11,7 @@ from perfsim.engine import critical_path, simulate
 from perfsim.engine.failures import with_jitter, with_stragglers
 from perfsim.machines.placement import place, place_stragglers
 from perfsim.specs.layout import ParallelLayout
+from perfsim.testing import toys
 from perfsim.work import TaskGraph
 
 layouts = st.builds(
@@ -24,7 +23,7 @@ layouts = st.builds(
 )
 
 
-def step(toys: ModuleType, layout: ParallelLayout) -> tuple[TaskGraph, np.ndarray]:
+def step(layout: ParallelLayout) -> tuple[TaskGraph, np.ndarray]:
     plan = toys.plan("3d", toys.job(4 * layout.data, num_layers=4), layout)
     graph = toys.graph_of(plan)
     durations: np.ndarray = price(graph, toys.ToyCosts(plan.system))
@@ -32,12 +31,12 @@ def step(toys: ModuleType, layout: ParallelLayout) -> tuple[TaskGraph, np.ndarra
 
 
 @given(layouts, st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_straggler_never_makes_a_step_faster_and_a_worse_one_never_less_slow(
-    toys: ModuleType, layout: ParallelLayout, data: st.DataObject
+    layout: ParallelLayout, data: st.DataObject
 ) -> None:
     """On a fixed schedule without contention: with it, more work may be less waiting."""
-    graph, durations = step(toys, layout)
+    graph, durations = step(layout)
     rank = data.draw(st.integers(0, layout.num_devices - 1))
     folded_s = critical_path(graph, durations).step_time_s
     found = place(graph, toys.topology(layout.num_devices), marks={rank: "slow"})
@@ -53,11 +52,11 @@ def test_a_straggler_never_makes_a_step_faster_and_a_worse_one_never_less_slow(
 
 
 @given(layouts, st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.01, 0.3]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_jitter_is_the_same_for_the_same_seed_and_none_for_sigma_0(
-    toys: ModuleType, layout: ParallelLayout, seed: int, sigma: float
+    layout: ParallelLayout, seed: int, sigma: float
 ) -> None:
-    graph, durations = step(toys, layout)
+    graph, durations = step(layout)
     together = np.full(len(graph), layout.tensor, dtype=np.int32)
     first, again = (
         with_jitter(graph, durations, sigma, together, np.random.default_rng(seed)) for _ in range(2)
@@ -73,9 +72,8 @@ def test_jitter_is_the_same_for_the_same_seed_and_none_for_sigma_0(
     st.tuples(st.sampled_from([1, 2]), st.sampled_from([1e9, 5e9])),
     st.data(),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_one_straggler_takes_a_step_as_long_if_its_tensor_peers_are_written_with_it(
-    toys: ModuleType,
     inside: tuple[int, int],
     outside: tuple[int, int],
     schedule: str,

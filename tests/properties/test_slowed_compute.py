@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from perfsim.costs.price import MOST_TAKEN
 from perfsim.engine import Beside, critical_path, simulate
 from perfsim.engine.trace import Trace
+from perfsim.testing import toys
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 
 DEVICES = 2
@@ -34,7 +34,7 @@ share = st.floats(0.0, 0.4)
 shares = st.tuples(share, share)
 
 
-def graph_of(toys: ModuleType, table: list[Row]) -> TaskGraph:
+def graph_of(table: list[Row]) -> TaskGraph:
     """Computations on the compute stream of a device, collectives on one of two other streams of it."""
     builder = GraphBuilder()
     works = [toys.compute(f"c{number}") for number in range(COMPUTES)]
@@ -92,15 +92,11 @@ def same(left: Trace, right: Trace) -> bool:
 
 
 @given(rows, st.lists(shares, min_size=2, max_size=2), st.lists(shares, min_size=3, max_size=3), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_task_ends_when_the_plain_simulation_says(
-    toys: ModuleType,
-    table: list[Row],
-    taken: list[tuple[float, float]],
-    bound: list[tuple[float, float]],
-    data: st.DataObject,
+    table: list[Row], taken: list[tuple[float, float]], bound: list[tuple[float, float]], data: st.DataObject
 ) -> None:
-    graph = graph_of(toys, table)
+    graph = graph_of(table)
     times = st.floats(0.01, 10.0)
     durations = np.array(data.draw(st.lists(times, min_size=len(graph), max_size=len(graph))))
     beside = beside_of(graph, taken, bound)
@@ -112,11 +108,11 @@ def test_every_task_ends_when_the_plain_simulation_says(
 
 
 @given(rows, st.lists(shares, min_size=2, max_size=2), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_computation_that_nothing_limits_is_not_slowed(
-    toys: ModuleType, table: list[Row], taken: list[tuple[float, float]], data: st.DataObject
+    table: list[Row], taken: list[tuple[float, float]], data: st.DataObject
 ) -> None:
-    graph = graph_of(toys, table)
+    graph = graph_of(table)
     times = st.floats(0.01, 10.0)
     durations = np.array(data.draw(st.lists(times, min_size=len(graph), max_size=len(graph))))
     beside = beside_of(graph, taken, [(0.0, 0.0)] * 3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import ModuleType
 
 import pytest
 
@@ -14,6 +13,7 @@ from perfsim.costs.memory import (
     stage_parameters,
     state_bytes,
 )
+from perfsim.testing import toys
 from perfsim.work.counts import parameters
 from perfsim.work.kernels import LayerSlice
 
@@ -37,7 +37,7 @@ from perfsim.work.kernels import LayerSlice
     ],
 )
 def test_states_a_parameter_follow_from_precision_and_optimizer(
-    toys: ModuleType, recipe: dict[str, str], held: tuple[int, int, int], reduced: int, updated: int
+    recipe: dict[str, str], held: tuple[int, int, int], reduced: int, updated: int
 ) -> None:
     """Gradients are held as they are reduced, but a narrower wire does not narrow those in fp32."""
     states = state_bytes(toys.recipe(**recipe))
@@ -55,7 +55,7 @@ def test_each_zero_stage_shards_one_more_state(stage: int, expected: tuple[float
 
 # ------------------------------------------------------------------------------------- a stage
 @pytest.fixture
-def part(toys: ModuleType) -> LayerSlice:
+def part() -> LayerSlice:
     return LayerSlice(toys.model(), 1024, 2)
 
 
@@ -77,12 +77,12 @@ def test_the_ends_hold_the_tables(part: LayerSlice, first: bool, last: bool, tab
     assert stage_parameters(part, 3, first, last) == layers + tables
 
 
-def test_an_untied_head_is_a_table_of_its_own(toys: ModuleType) -> None:
+def test_an_untied_head_is_a_table_of_its_own() -> None:
     untied = LayerSlice(toys.model(tied_embeddings=False), 1024, 2)
     assert stage_parameters(untied, 0, first=True, last=True) == 2 * TABLE + POSITIONS
 
 
-def test_tensor_ranks_share_layers_and_words(toys: ModuleType) -> None:
+def test_tensor_ranks_share_layers_and_words() -> None:
     cut = LayerSlice(toys.model(), 1024, 2, tensor=4)
     body = parameters(cut.model).of()
     assert stage_parameters(cut, 1, first=True, last=False) == body / 4 + TABLE / 4 + POSITIONS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from perfsim.engine import Beside, simulate
 from perfsim.network import FatTree
 from perfsim.specs.calibration import AttentionConstants, FrameworkCalibration, NarrowGemmConstants
 from perfsim.specs.hardware import GpuClusterSpec
+from perfsim.testing import toys
 from perfsim.work import WAIT_OF_HOST, GraphBuilder, Kind, RankGroup, TensorClass, Work
 from perfsim.work.kernels import Kernel, LayerSlice
 from perfsim.work.layer import attention_core
@@ -26,7 +26,6 @@ ATTENTION = AttentionConstants(fraction=0.6, half_length=1000.0, backward=0.5)
 
 
 def prices(
-    toys: ModuleType,
     *,
     device: dict[str, Any] | None = None,
     stack: dict[str, Any] | None = None,
@@ -52,37 +51,36 @@ def attention(name: str, length: int) -> Kernel:
     return Kernel(name, "attention", flop=1e13, m=length, n=length, k=128)
 
 
-def test_a_narrow_product_is_faster_and_gains_less_where_it_is_small(toys: ModuleType) -> None:
-    costs = prices(toys, device={"narrow": {"fp8": NARROW}}, precision="fp8")
+def test_a_narrow_product_is_faster_and_gains_less_where_it_is_small() -> None:
+    costs = prices(device={"narrow": {"fp8": NARROW}}, precision="fp8")
     gains = [costs.kernel_s(product(None, m)) / costs.kernel_s(product("fp8", m)) for m in (256, 8192)]
     assert 1.2 < gains[1] < 2.0
     assert gains[0] < gains[1]
 
 
-def test_a_precision_without_a_table_has_that_of_the_nearest(toys: ModuleType) -> None:
+def test_a_precision_without_a_table_has_that_of_the_nearest() -> None:
     fp8, rows = (
-        prices(toys, device={"narrow": {"fp8": NARROW}}, precision=name) for name in ("fp8", "fp8_rowwise")
+        prices(device={"narrow": {"fp8": NARROW}}, precision=name) for name in ("fp8", "fp8_rowwise")
     )
     assert rows.kernel_s(product("fp8_rowwise")) == fp8.kernel_s(product("fp8"))
 
 
-def test_a_narrow_ceiling_bounds_narrow_products_alone(toys: ModuleType) -> None:
+def test_a_narrow_ceiling_bounds_narrow_products_alone() -> None:
     free, bound = (
-        prices(toys, device={"narrow": {"fp8": NARROW}, "narrow_sustained_fraction": most}, precision="fp8")
+        prices(device={"narrow": {"fp8": NARROW}, "narrow_sustained_fraction": most}, precision="fp8")
         for most in (1.0, 0.3)
     )
     assert bound.kernel_s(product("fp8")) > 1.5 * free.kernel_s(product("fp8"))
     assert bound.kernel_s(product(None)) == free.kernel_s(product(None))
 
 
-def test_a_device_without_a_narrow_peak_refuses_it(toys: ModuleType) -> None:
+def test_a_device_without_a_narrow_peak_refuses_it() -> None:
     with pytest.raises(CatalogError, match="has no peak for nvfp4"):
-        prices(toys, precision="nvfp4")
+        prices(precision="nvfp4")
 
 
-def test_asynchronous_attention_has_its_own_rate_length_and_backward(toys: ModuleType) -> None:
+def test_asynchronous_attention_has_its_own_rate_length_and_backward() -> None:
     costs = prices(
-        toys,
         device={"asynchronous_attention": ATTENTION},
         stack={"attention": "asynchronous"},
         precision="bf16",
@@ -93,9 +91,9 @@ def test_asynchronous_attention_has_its_own_rate_length_and_backward(toys: Modul
         assert costs.kernel_s(attention(name, 4000)) == pytest.approx(expected, rel=1e-3)
 
 
-def test_a_framework_with_synchronous_attention_does_not_use_it(toys: ModuleType) -> None:
+def test_a_framework_with_synchronous_attention_does_not_use_it() -> None:
     old, new = (
-        prices(toys, stack={"attention": name}, precision="bf16") for name in ("synchronous", "asynchronous")
+        prices(stack={"attention": name}, precision="bf16") for name in ("synchronous", "asynchronous")
     )
     assert old.kernel_s(attention("flash_attention", 8192)) > 1.5 * new.kernel_s(
         attention("flash_attention", 8192)
@@ -116,11 +114,9 @@ def gather(beside: Kernel | None = None) -> Work:
 
 
 @pytest.mark.parametrize("rows", [2048, 32768], ids=["the exchange is longer", "the product is longer"])
-def test_an_exchange_beside_a_product_takes_what_a_graph_of_its_chunks_takes(
-    toys: ModuleType, rows: int
-) -> None:
+def test_an_exchange_beside_a_product_takes_what_a_graph_of_its_chunks_takes(rows: int) -> None:
     whole = product(None, rows)
-    costs = prices(toys, stack={"exchange_slowdown": 1.5}, overlap_tensor=True, precision="bf16")
+    costs = prices(stack={"exchange_slowdown": 1.5}, overlap_tensor=True, precision="bf16")
     chunk = whole._replace(m=rows // 4, flop=whole.flop / 4)
     chunk_s = costs.kernel_s(chunk)
     exchange_s = 1.5 * costs.duration_s(gather()) / 3
@@ -144,29 +140,29 @@ def test_an_exchange_beside_a_product_takes_what_a_graph_of_its_chunks_takes(
     )
 
 
-def test_a_product_hides_nothing_where_the_recipe_does_not_overlap(toys: ModuleType) -> None:
-    costs = prices(toys, stack={"exchange_slowdown": 1.5}, precision="bf16")
+def test_a_product_hides_nothing_where_the_recipe_does_not_overlap() -> None:
+    costs = prices(stack={"exchange_slowdown": 1.5}, precision="bf16")
     assert costs.duration_s(gather(product(None))) == costs.duration_s(gather())
 
 
-def test_a_pass_waits_for_its_host_and_for_its_message_between_nodes(toys: ModuleType) -> None:
-    costs = prices(toys, stack={"pass_s": 1e-4})
+def test_a_pass_waits_for_its_host_and_for_its_message_between_nodes() -> None:
+    costs = prices(stack={"pass_s": 1e-4})
     wait = Work(WAIT_OF_HOST, Kind.COMP, "stage.hand_on", "pipeline_communication", comm_bytes=50e6)
     assert costs.duration_s(wait) == pytest.approx(1e-4 + 50e6 / 50e9)
 
 
-def test_a_replayed_graph_needs_no_launches(toys: ModuleType) -> None:
+def test_a_replayed_graph_needs_no_launches() -> None:
     small = Work("small", Kind.COMP, "small", "forward", kernels=(Kernel("k", "elementwise", launches=50),))
     launched, replayed = (
-        prices(toys, stack={"cuda_graph": graph, "host_s_per_kernel": 30e-6}).duration_s(small)
+        prices(stack={"cuda_graph": graph, "host_s_per_kernel": 30e-6}).duration_s(small)
         for graph in (False, True)
     )
     assert replayed < launched / 2
 
 
-def test_older_libraries_reach_a_share_of_a_newer_devices_ceiling(toys: ModuleType) -> None:
+def test_older_libraries_reach_a_share_of_a_newer_devices_ceiling() -> None:
     known, new = (
-        prices(toys, device=changes, stack={"ceiling_share": 0.5}, precision="bf16").kernel_s(product(None))
+        prices(device=changes, stack={"ceiling_share": 0.5}, precision="bf16").kernel_s(product(None))
         for changes in ({"asynchronous_attention": None}, {})
     )
     assert new > 1.3 * known

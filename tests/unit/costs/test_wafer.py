@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import ModuleType
 
 import pytest
 from pydantic import ValidationError
@@ -11,11 +10,12 @@ from pydantic import ValidationError
 from perfsim.base.errors import CatalogError
 from perfsim.costs.wafer import WaferCosts, growth_per_release, nearest_release
 from perfsim.specs.calibration import WaferCalibration
+from perfsim.testing import toys
 from perfsim.work import Kind, Work
 from perfsim.work.kernels import elementwise, gemm
 
 
-def costs(toys: ModuleType, systems: int = 1, **changes: object) -> WaferCosts:
+def costs(systems: int = 1, **changes: object) -> WaferCosts:
     return WaferCosts(toys.topology(systems, toys.wafer_cluster(**changes)), toys.recipe())
 
 
@@ -24,19 +24,19 @@ def compute(op: str) -> Work:
 
 
 @pytest.mark.parametrize("op", ["layer.forward", "layer.backward", "layer.recompute", "head.forward"])
-def test_compute_is_flop_over_efficiency_and_movement_over_the_mesh(toys: ModuleType, op: str) -> None:
+def test_compute_is_flop_over_efficiency_and_movement_over_the_mesh(op: str) -> None:
     flop_s = 2e9 / (0.233 * 7.48e15)
     moved = 2 * 1000 * 1000 / 850_000**0.5
-    assert costs(toys).duration_s(compute(op)) == pytest.approx(flop_s + moved * 1.176e-9)
-    assert costs(toys, link_s_per_element=0.0).duration_s(compute(op)) == pytest.approx(flop_s)
+    assert costs().duration_s(compute(op)) == pytest.approx(flop_s + moved * 1.176e-9)
+    assert costs(link_s_per_element=0.0).duration_s(compute(op)) == pytest.approx(flop_s)
 
 
-def test_the_embedding_has_work_of_its_own(toys: ModuleType) -> None:
+def test_the_embedding_has_work_of_its_own() -> None:
     lookup = Work("embedding.forward", Kind.COMP, "embedding.forward", "forward", (elementwise("e", 4e12),))
-    assert costs(toys).duration_s(lookup) == pytest.approx(4e12 / 2e16)
+    assert costs().duration_s(lookup) == pytest.approx(4e12 / 2e16)
 
 
-def test_the_recipes_release_wins_over_the_systems(toys: ModuleType) -> None:
+def test_the_recipes_release_wins_over_the_systems() -> None:
     topology = toys.topology(1, toys.wafer_cluster())
     default, older = (
         WaferCosts(topology, toys.recipe(software_release=release)) for release in (None, "r1.7")
@@ -79,7 +79,7 @@ def test_efficiency_grows_by_the_same_factor_each_release_as_far_as_it_was_measu
     ],
 )
 def test_a_release_that_is_no_number_and_a_precision_that_the_wafer_does_not_have_are_refused(
-    toys: ModuleType, recipe: dict[str, str], message: str
+    recipe: dict[str, str], message: str
 ) -> None:
     with pytest.raises((ValidationError, CatalogError), match=message):
         WaferCosts(toys.topology(1, toys.wafer_cluster()), toys.recipe(**recipe))

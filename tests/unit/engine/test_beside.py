@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import numpy as np
 import pytest
 
 from perfsim.costs.price import MOST_TAKEN
 from perfsim.engine import Beside, critical_path, simulate
 from perfsim.engine.tables import excess
+from perfsim.testing import toys
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 
 UNITS = 0.25
@@ -17,7 +16,7 @@ MEMORY = 0.125
 BOUND = (0.6, 0.3)
 
 
-def pair(toys: ModuleType, *, waits: bool = False) -> TaskGraph:
+def pair(*, waits: bool = False) -> TaskGraph:
     """A computation and a collective on one device, at the same time or one after the other."""
     builder = GraphBuilder()
     first = builder.task(toys.compute("start"), "gpu0/compute").tensor
@@ -30,11 +29,11 @@ def beside(taken: tuple[float, float] = (UNITS, MEMORY), bound: tuple[float, flo
     return Beside(np.array([(0.0, 0.0), taken, (0.0, 0.0)]), np.array([(0.0, 0.0), (0.0, 0.0), bound]))
 
 
-def test_a_hidden_second_costs_g_over_one_plus_g(toys: ModuleType) -> None:
+def test_a_hidden_second_costs_g_over_one_plus_g() -> None:
     durations = np.array([1.0, 2.0, 8.0])
     longer = BOUND[0] * UNITS / (1 - UNITS) + BOUND[1] * MEMORY / (1 - MEMORY)
-    run = simulate(pair(toys), durations, beside=beside())
-    free = simulate(pair(toys), durations)
+    run = simulate(pair(), durations, beside=beside())
+    free = simulate(pair(), durations)
     assert run.end_s[2] == pytest.approx(9.0 + 2.0 * longer / (1 + longer), rel=1e-9)
     assert run.end_s[1] == 3.0, "the communication itself is not slowed"
     assert run.simulated is not None
@@ -42,8 +41,8 @@ def test_a_hidden_second_costs_g_over_one_plus_g(toys: ModuleType) -> None:
     assert run.simulated.events - free.simulated.events == 1, "it begins slowed, and is as fast as before"
 
 
-def test_communication_beside_no_computation_makes_no_events(toys: ModuleType) -> None:
-    graph = pair(toys, waits=True)
+def test_communication_beside_no_computation_makes_no_events() -> None:
+    graph = pair(waits=True)
     durations = np.array([1.0, 2.0, 8.0])
     run = simulate(graph, durations, beside=beside())
     alone = simulate(graph, durations)
@@ -51,7 +50,7 @@ def test_communication_beside_no_computation_makes_no_events(toys: ModuleType) -
     assert run.simulated == alone.simulated
 
 
-def test_a_message_slows_the_device_that_receives_it(toys: ModuleType) -> None:
+def test_a_message_slows_the_device_that_receives_it() -> None:
     builder = GraphBuilder()
     first = builder.task(toys.compute("start"), "gpu0/compute").tensor
     builder.task(toys.transfer("send", RankGroup(0, 1, 2)), "gpu0/send", [first])

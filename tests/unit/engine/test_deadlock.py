@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import numpy as np
 import pytest
 
 from perfsim.base.errors import DeadlockError
 from perfsim.engine import Flow, simulate
+from perfsim.testing import toys
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 
 
-def stalled(toys: ModuleType) -> TaskGraph:
+def stalled() -> TaskGraph:
     """A compute task, a send over a link, and two that wait for the send."""
     builder = GraphBuilder()
     ready = builder.task(toys.compute("forward"), "gpu0/compute").tensor
@@ -22,10 +21,8 @@ def stalled(toys: ModuleType) -> TaskGraph:
     return builder.build()
 
 
-def test_a_flow_over_a_link_without_capacity_never_ends_and_everyone_behind_it_is_named(
-    toys: ModuleType,
-) -> None:
-    graph = stalled(toys)
+def test_a_flow_over_a_link_without_capacity_never_ends_and_everyone_behind_it_is_named() -> None:
+    graph = stalled()
     with pytest.raises(DeadlockError) as caught:
         simulate(graph, np.ones(4), {1: Flow((0,), 1.0)}, np.array([0.0]))
     assert str(caught.value).splitlines() == [
@@ -36,9 +33,7 @@ def test_a_flow_over_a_link_without_capacity_never_ends_and_everyone_behind_it_i
     ]
 
 
-def test_only_the_first_stuck_task_of_a_stream_is_listed_and_many_streams_are_counted(
-    toys: ModuleType,
-) -> None:
+def test_only_the_first_stuck_task_of_a_stream_is_listed_and_many_streams_are_counted() -> None:
     builder = GraphBuilder()
     root = builder.task(toys.transfer("root", RankGroup(0, 8, 2)), "root").tensor
     for number in range(12):

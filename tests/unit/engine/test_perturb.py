@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import numpy as np
 import pytest
 
 from perfsim.engine.failures import with_jitter, with_stragglers
+from perfsim.testing import toys
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 
 DURATIONS = np.array([1.0, 2.0, 4.0])
 RANKS = np.array([0, 0, 1], dtype=np.int32)
 
 
-def three(toys: ModuleType) -> TaskGraph:
+def three() -> TaskGraph:
     """Computation and a send on rank 0, computation on rank 1."""
     builder = GraphBuilder()
     builder.task(toys.compute("a"), "gpu0/compute")
@@ -23,17 +22,17 @@ def three(toys: ModuleType) -> TaskGraph:
     return builder.build()
 
 
-def test_a_straggler_computes_longer_and_sends_as_fast_as_before(toys: ModuleType) -> None:
-    slow = with_stragglers(three(toys), DURATIONS, RANKS, {0: 1.5})
+def test_a_straggler_computes_longer_and_sends_as_fast_as_before() -> None:
+    slow = with_stragglers(three(), DURATIONS, RANKS, {0: 1.5})
     assert slow.tolist() == [1.5, 2.0, 4.0]
 
 
-def test_what_no_rank_runs_alone_is_not_slowed(toys: ModuleType) -> None:
+def test_what_no_rank_runs_alone_is_not_slowed() -> None:
     shared = np.full(3, -1, dtype=np.int32)
-    assert with_stragglers(three(toys), DURATIONS, shared, {0: 2.0, 1: 2.0}).tolist() == DURATIONS.tolist()
+    assert with_stragglers(three(), DURATIONS, shared, {0: 2.0, 1: 2.0}).tolist() == DURATIONS.tolist()
 
 
-def test_jitter_moves_computation_alone_and_adds_nothing_in_the_mean(toys: ModuleType) -> None:
+def test_jitter_moves_computation_alone_and_adds_nothing_in_the_mean() -> None:
     builder = GraphBuilder()
     for _ in range(20_000):
         builder.task(toys.compute("a"), "gpu0/compute")
@@ -47,7 +46,7 @@ def test_jitter_moves_computation_alone_and_adds_nothing_in_the_mean(toys: Modul
     assert np.log(noisy[:-1]).std() == pytest.approx(0.1, rel=0.03)
 
 
-def test_peers_that_wait_for_one_another_wait_for_the_slowest(toys: ModuleType) -> None:
+def test_peers_that_wait_for_one_another_wait_for_the_slowest() -> None:
     """The mean of the largest of 8 standard normals is 1.4236 (David and Nagaraja, Order Statistics)."""
     builder = GraphBuilder()
     for _ in range(20_000):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import gc
-from types import ModuleType
 
 import numpy as np
 import pytest
 
 from perfsim.engine import Flow, critical_path, simulate
+from perfsim.testing import toys
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 
 
-def two_sends(toys: ModuleType) -> TaskGraph:
+def two_sends() -> TaskGraph:
     """Two GPUs that compute, then send over one link, then join."""
     builder = GraphBuilder()
     sent = []
@@ -24,7 +24,7 @@ def two_sends(toys: ModuleType) -> TaskGraph:
     return builder.build()
 
 
-def test_more_bandwidth_can_be_slower(toys: ModuleType) -> None:
+def test_more_bandwidth_can_be_slower() -> None:
     """Fair sharing is not monotone: a faster link may let a task through that then blocks a longer chain.
 
     Work 0 crosses link 0 and then frees a second flow on link 1, which the chain to the end needs.
@@ -41,8 +41,8 @@ def test_more_bandwidth_can_be_slower(toys: ModuleType) -> None:
     assert (slow, fast) == (28.0, 32.0)
 
 
-def test_a_run_leaves_no_cycle_of_references_behind(toys: ModuleType) -> None:
-    graph = two_sends(toys)
+def test_a_run_leaves_no_cycle_of_references_behind() -> None:
+    graph = two_sends()
     flows = {1: Flow((0,), 1.0), 3: Flow((0,), 1.0)}
     gc.collect()
     gc.disable()
@@ -56,7 +56,7 @@ def test_a_run_leaves_no_cycle_of_references_behind(toys: ModuleType) -> None:
     assert not kept
 
 
-def test_the_number_of_durations_must_be_the_number_of_tasks(toys: ModuleType) -> None:
+def test_the_number_of_durations_must_be_the_number_of_tasks() -> None:
     for engine in (critical_path, simulate):
         with pytest.raises(ValueError, match="3 durations for 5 tasks"):
-            engine(two_sends(toys), np.ones(3))
+            engine(two_sends(), np.ones(3))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from perfsim.machines.machine import Traffic
 from perfsim.machines.placement import SharedLinks
 from perfsim.network import FatTree, Group, Topology
 from perfsim.network.collectives import CollectiveModel
+from perfsim.testing import toys
 from perfsim.testing.toys import at_once
 from perfsim.work import RankGroup, TaskGraph, Work
 
@@ -24,17 +24,17 @@ ALONE = np.zeros(1, dtype=np.int64)
 
 
 @pytest.fixture
-def tree(toys: ModuleType) -> FatTree:
+def tree() -> FatTree:
     topology = toys.topology(32)
     assert isinstance(topology, FatTree)
     return topology
 
 
-def send(toys: ModuleType, name: str, source: int, target: int, n_bytes: float = LONG) -> Work:
+def send(name: str, source: int, target: int, n_bytes: float = LONG) -> Work:
     return toys.transfer(name, RankGroup(source, target - source, 2), comm_bytes=n_bytes)
 
 
-def summed(toys: ModuleType, ranks: RankGroup, n_bytes: float = LONG) -> Work:
+def summed(ranks: RankGroup, n_bytes: float = LONG) -> Work:
     return replace(toys.collective("reduce", ranks), comm_bytes=n_bytes)
 
 
@@ -58,59 +58,51 @@ def kinds(tree: FatTree, crossed: Traffic) -> dict[str, list[int]]:
     return by_kind
 
 
-def test_a_reduction_and_a_send_inside_a_node_share_the_ports_of_their_ranks(
-    toys: ModuleType, tree: FatTree
-) -> None:
-    ring = (summed(toys, RankGroup(0, 1, 4)), "gpu0/nccl-tensor")
-    both = run(at_once(ring, (send(toys, "s", 3, 4), "gpu3/send")), tree)
+def test_a_reduction_and_a_send_inside_a_node_share_the_ports_of_their_ranks(tree: FatTree) -> None:
+    ring = (summed(RankGroup(0, 1, 4)), "gpu0/nccl-tensor")
+    both = run(at_once(ring, (send("s", 3, 4), "gpu3/send")), tree)
     assert both == pytest.approx([2 * SECONDS, 2 * SECONDS], rel=1e-3), "the port out of GPU 3"
-    assert run(at_once(ring, (send(toys, "s", 4, 5), "gpu4/send")), tree) == [SECONDS, SECONDS]
+    assert run(at_once(ring, (send("s", 4, 5), "gpu4/send")), tree) == [SECONDS, SECONDS]
 
 
-def test_inside_a_node_every_rank_sends_and_receives_once_at_the_bus_rate(
-    toys: ModuleType, tree: FatTree
-) -> None:
+def test_inside_a_node_every_rank_sends_and_receives_once_at_the_bus_rate(tree: FatTree) -> None:
     n_bytes = 1e8
-    crossed = traffic(tree, summed(toys, RankGroup(0, 2, 4), n_bytes))
+    crossed = traffic(tree, summed(RankGroup(0, 2, 4), n_bytes))
     assert kinds(tree, crossed) == {"scale_up": [1] * 8}
     assert set(crossed.links.tolist()) == set(tree.ports[[0, 2, 4, 6]].ravel().tolist())
     seconds = CollectiveModel.of_tree(tree).seconds("all_reduce", np.array(n_bytes), Group.inside_node(4))
     assert crossed.bytes_per_s == pytest.approx(2 * 3 / 4 * n_bytes / float(seconds.bytes_s))
 
 
-def test_rings_across_nodes_pass_the_ports_of_all_ranks_but_their_own(
-    toys: ModuleType, tree: FatTree
-) -> None:
+def test_rings_across_nodes_pass_the_ports_of_all_ranks_but_their_own(tree: FatTree) -> None:
     """Four ranks on each of two nodes: four rings; each port carries the other three in and out."""
-    crossed = traffic(tree, summed(toys, RankGroup(4, 1, 8)))
+    crossed = traffic(tree, summed(RankGroup(4, 1, 8)))
     assert kinds(tree, crossed) == {"scale_up": [3] * 16, "host": [1] * 16, "nic": [1] * 16}
-    assert kinds(tree, traffic(tree, summed(toys, RankGroup(0, 8, 4)))) == {"host": [1] * 8, "nic": [1] * 8}
+    assert kinds(tree, traffic(tree, summed(RankGroup(0, 8, 4)))) == {"host": [1] * 8, "nic": [1] * 8}
 
 
-def test_a_slow_link_slows_what_crosses_it_even_where_ports_are_left_out(
-    toys: ModuleType, tree: FatTree
-) -> None:
+def test_a_slow_link_slows_what_crosses_it_even_where_ports_are_left_out(tree: FatTree) -> None:
     """A quarter of a port, and half of what joins a GPU and its NIC."""
     port = tree.degraded({"node0/gpu3-node0/nvswitch": 0.25})
     host = tree.degraded({"node0/gpu3-node0/nic3": 0.5})
     for slow, work, longer in (
-        (port, summed(toys, RankGroup(0, 1, 8)), 4),
-        (port, summed(toys, RankGroup(8, 1, 8)), 1),
-        (port, summed(toys, RankGroup(0, 8, 4)), 1),
-        (host, send(toys, "s", 3, 11), 2),
-        (host, send(toys, "s", 3, 4), 1),
+        (port, summed(RankGroup(0, 1, 8)), 4),
+        (port, summed(RankGroup(8, 1, 8)), 1),
+        (port, summed(RankGroup(0, 8, 4)), 1),
+        (host, send("s", 3, 11), 2),
+        (host, send("s", 3, 4), 1),
     ):
         exact = 1e-3 if longer == 4 else 0.0
         assert run(at_once((work, "gpu/stream")), slow) == pytest.approx([longer * SECONDS], rel=exact)
 
 
-def test_a_dead_port_sends_traffic_of_its_node_over_nics(toys: ModuleType, tree: FatTree) -> None:
+def test_a_dead_port_sends_traffic_of_its_node_over_nics(tree: FatTree) -> None:
     """NVLink has 300 GB/s, a NIC 25."""
     dead = tree.degraded({"node0/gpu3-node0/nvswitch": 0.0})
-    crossed = network_of(dead).traffic(send(toys, "s", 3, 4), ALONE)
+    crossed = network_of(dead).traffic(send("s", 3, 4), ALONE)
     assert crossed is not None
     assert kinds(dead, crossed) == {"nic": [1, 1]}
-    taken = run(at_once((send(toys, "s", 3, 4), "gpu3/send")), dead)
+    taken = run(at_once((send("s", 3, 4), "gpu3/send")), dead)
     assert taken == pytest.approx([12 * SECONDS], rel=1e-3)
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 from perfsim.machines.placement import place
 from perfsim.network import Topology
 from perfsim.specs.hardware import FatTreeSpec
 from perfsim.specs.layout import ParallelLayout
+from perfsim.testing import toys
 from perfsim.work import TaskGraph
 
 
-def question(toys: ModuleType, nodes_per_leaf: int, oversubscription: float) -> tuple[TaskGraph, Topology]:
+def question(nodes_per_leaf: int, oversubscription: float) -> tuple[TaskGraph, Topology]:
     """Two stages of 32 ranks on 8 nodes; reductions and sends overlap."""
     fabric = FatTreeSpec(
         nodes_per_leaf=nodes_per_leaf, oversubscription=oversubscription, switch_latency=1e-7
@@ -22,15 +21,15 @@ def question(toys: ModuleType, nodes_per_leaf: int, oversubscription: float) -> 
     return toys.graph_of(plan), toys.topology(64, system)
 
 
-def test_on_a_whole_non_blocking_fabric_a_graph_stays_folded(toys: ModuleType) -> None:
-    graph, topology = question(toys, nodes_per_leaf=2, oversubscription=1.0)
+def test_on_a_whole_non_blocking_fabric_a_graph_stays_folded() -> None:
+    graph, topology = question(nodes_per_leaf=2, oversubscription=1.0)
     placed = place(graph, topology)
     assert placed.graph is graph
     assert set(placed.rank.tolist()) == {0, 32}
 
 
-def test_peers_under_unlike_leaves_are_written_apart_where_uplinks_are_thin(toys: ModuleType) -> None:
-    graph, topology = question(toys, nodes_per_leaf=3, oversubscription=4.0)
+def test_peers_under_unlike_leaves_are_written_apart_where_uplinks_are_thin() -> None:
+    graph, topology = question(nodes_per_leaf=3, oversubscription=4.0)
     written = place(graph, topology).graph
     streams = zip(written.streams, written.stands_for, strict=True)
     ranks = [count for name, count in streams if name.endswith("/compute")]
@@ -38,9 +37,9 @@ def test_peers_under_unlike_leaves_are_written_apart_where_uplinks_are_thin(toys
     assert sum(ranks) == topology.num_devices
 
 
-def test_a_node_with_a_sick_nic_is_written_out_and_the_others_are_not(toys: ModuleType) -> None:
+def test_a_node_with_a_sick_nic_is_written_out_and_the_others_are_not() -> None:
     """So is a rank with a mark."""
-    graph, topology = question(toys, nodes_per_leaf=20, oversubscription=1.0)
+    graph, topology = question(nodes_per_leaf=20, oversubscription=1.0)
     placed = place(graph, topology.degraded({"node1/nic3-leaf0": 0.5}))
     written = {name for name in placed.graph.streams if name.endswith("/compute")}
     assert {f"gpu{rank}/compute" for rank in range(8, 16)} <= written

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,17 +10,18 @@ from perfsim.machines import placement as module
 from perfsim.machines.placement import place_stragglers
 from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import Plan
+from perfsim.testing import toys
 
 
-def planned(toys: ModuleType, overlap: bool = True, nic: float = 25e9, gpus: int = 8, **layout: Any) -> Plan:
+def planned(overlap: bool = True, nic: float = 25e9, gpus: int = 8, **layout: Any) -> Plan:
     chosen = ParallelLayout(**layout)
     job = toys.job(4 * chosen.data, {"overlap_grad_reduce": overlap})
     plan: Plan = toys.plan("3d", job, chosen, toys.gpu_cluster(gpus=gpus, nics=gpus, nic_bytes_per_s=nic))
     return plan
 
 
-def test_large_graphs_are_written_so_and_say_it(toys: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = planned(toys, tensor=4, pipeline=2, data=4)
+def test_large_graphs_are_written_so_and_say_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned(tensor=4, pipeline=2, data=4)
     monkeypatch.setattr(module, "MANY_TASKS", 10)
     placed = place_stragglers(toys.graph_of(plan), plan, {5: 1.5})
     assert "tensor peers" in placed.note
@@ -38,16 +38,16 @@ def test_large_graphs_are_written_so_and_say_it(toys: ModuleType, monkeypatch: p
     ],
 )
 def test_it_stays_alone_where_that_could_be_told(
-    toys: ModuleType, why: str, changes: dict[str, Any], factors: dict[int, float]
+    why: str, changes: dict[str, Any], factors: dict[int, float]
 ) -> None:
-    plan = planned(toys, **{"tensor": 4, "pipeline": 2, "data": 4, **changes})
+    plan = planned(**{"tensor": 4, "pipeline": 2, "data": 4, **changes})
     placed = place_stragglers(toys.graph_of(plan), plan, factors, step_only=True)
     assert placed.factors == factors, why
     assert not placed.note
 
 
-def test_it_stays_alone_where_a_link_is_sick(toys: ModuleType) -> None:
-    plan = planned(toys, tensor=4, pipeline=2, data=4)
+def test_it_stays_alone_where_a_link_is_sick() -> None:
+    plan = planned(tensor=4, pipeline=2, data=4)
     slow = plan.topology.degraded({"node1/nic3-leaf0": 0.5})
     placed = place_stragglers(toys.graph_of(plan), plan, {5: 1.5}, slow, step_only=True)
     assert placed.factors == {5: 1.5}

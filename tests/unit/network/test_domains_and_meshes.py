@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import numpy as np
 import pytest
 
@@ -14,6 +12,7 @@ from perfsim.machines import network_of
 from perfsim.network import FatTree, Group
 from perfsim.network.collectives import CollectiveModel
 from perfsim.specs.hardware import GpuClusterSpec
+from perfsim.testing import toys
 from perfsim.testing.toys import published_run
 from perfsim.work import Kind, RankGroup, Work
 
@@ -93,7 +92,7 @@ def test_in_a_mesh_a_group_has_a_link_to_each_of_its_members() -> None:
     assert n_bytes / model.time_s("send_recv", n_bytes, Group.inside_node(2)) < 64e9
 
 
-def test_a_collective_in_a_mesh_loads_every_link_of_its_group_alike(toys: ModuleType) -> None:
+def test_a_collective_in_a_mesh_loads_every_link_of_its_group_alike() -> None:
     tree = tree_of("mi300x-192gb", 8)
     network = network_of(tree)
     work = toys.collective("reduce", RankGroup(0, 2, 4))
@@ -105,7 +104,7 @@ def test_a_collective_in_a_mesh_loads_every_link_of_its_group_alike(toys: Module
     assert crossed.bytes_per_s == pytest.approx(rate / 3)
 
 
-def test_a_dead_link_of_a_mesh_sends_messages_another_way(toys: ModuleType) -> None:
+def test_a_dead_link_of_a_mesh_sends_messages_another_way() -> None:
     dead = tree_of("mi300x-192gb", 8).degraded({"node0/gpu0-node0/gpu1": 0.0})
     work = toys.transfer("s", RankGroup(0, 1, 2), comm_bytes=LONG)
     crossed = network_of(dead).load(work, ALONE)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import ModuleType
 
 import pytest
 
 from perfsim.specs.recipe import KernelPrecisions
+from perfsim.testing import toys
 from perfsim.work.kernels import Kernel, LayerSlice
 from perfsim.work.layer import attention_kernels, head_kernels, mlp_kernels
 
@@ -15,7 +15,7 @@ FP8 = KernelPrecisions(forward="fp8", input_gradient="fp8", weight_gradient="bf1
 
 
 @pytest.fixture
-def plain(toys: ModuleType) -> LayerSlice:
+def plain() -> LayerSlice:
     return LayerSlice(toys.model(), 128, 2, tensor=2)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,6 +9,7 @@ from hypothesis import strategies as st
 
 from perfsim.base.errors import GraphError
 from perfsim.engine import critical_path
+from perfsim.testing import toys
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph, Work
 from perfsim.work.unfold import expand
 
@@ -22,13 +21,13 @@ rows = st.lists(
 )
 
 
-def works(toys: ModuleType) -> list[Work]:
+def works() -> list[Work]:
     return [toys.transfer(f"w{number}", RankGroup(0, 8, 2)) for number in range(3)]
 
 
-def graph_of(toys: ModuleType, table: list[Row]) -> TaskGraph:
+def graph_of(table: list[Row]) -> TaskGraph:
     builder = GraphBuilder()
-    kinds = works(toys)
+    kinds = works()
     for number, (work, stream, reads) in enumerate(table):
         after = [reads[0] % number] if reads and number and number % 3 == 0 else []
         builder.task(kinds[work], f"s{stream}", [read % number for read in reads] if number else [], after)
@@ -47,10 +46,8 @@ def toy_step(work: Work) -> Work:
 
 
 @given(rows, st.integers(1, 4), st.integers(1, 4))
-def test_chains_end_when_their_task_ended(
-    toys: ModuleType, table: list[Row], first: int, second: int
-) -> None:
-    graph = graph_of(toys, table)
+def test_chains_end_when_their_task_ended(table: list[Row], first: int, second: int) -> None:
+    graph = graph_of(table)
     lengths = {"w0": first, "w1": second}
     chains = {
         number: chain(work, lengths[work.name])
@@ -70,16 +67,16 @@ def test_chains_end_when_their_task_ended(
     assert run.step_end_s == expected.step_end_s
 
 
-def test_only_the_last_of_a_chain_writes_and_only_the_first_waits(toys: ModuleType) -> None:
-    graph = graph_of(toys, [(0, 0, ()), (1, 1, (0,)), (2, 0, (1,))])
+def test_only_the_last_of_a_chain_writes_and_only_the_first_waits() -> None:
+    graph = graph_of([(0, 0, ()), (1, 1, (0,)), (2, 0, (1,))])
     longer = expand(graph, {1: chain(graph.works[1], 3)})
     assert [task.name for task in longer.tasks()] == ["w0", "w1.step", "w1.step", "w1", "w2"]
     assert [len(task.writes) for task in longer.tasks()] == [1, 0, 0, 1, 1]
     assert [task.reads for task in longer.tasks()] == [(), (0,), (), (), (1,)]
 
 
-def test_a_chain_must_write_what_its_task_wrote(toys: ModuleType) -> None:
-    graph = graph_of(toys, [(0, 0, ())])
+def test_a_chain_must_write_what_its_task_wrote() -> None:
+    graph = graph_of([(0, 0, ())])
     for bad in ([], [toy_step(graph.works[0])]):
         with pytest.raises(GraphError, match="must end in work that writes the same"):
             expand(graph, {0: bad})

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import numpy as np
 import pytest
 
 from perfsim.base.errors import GraphError
+from perfsim.testing import toys
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph, peer_classes, unfold
 from perfsim.work.graph import rank_of
 from perfsim.work.unfold import ALONE, Meeting, meeting_of
 
 
-def folded(toys: ModuleType, tensor: int, data: int, pipeline: int = 2) -> TaskGraph:
+def folded(tensor: int, data: int, pipeline: int = 2) -> TaskGraph:
     """Every pipeline rank computes, sums over tensor peers, then over replicas, and sends on."""
     builder = GraphBuilder()
     width = tensor * data
@@ -30,8 +29,8 @@ def folded(toys: ModuleType, tensor: int, data: int, pipeline: int = 2) -> TaskG
     return builder.build()
 
 
-def test_peers_meet_in_tensor_groups_and_in_data_groups(toys: ModuleType) -> None:
-    graph = folded(toys, tensor=4, data=2)
+def test_peers_meet_in_tensor_groups_and_in_data_groups() -> None:
+    graph = folded(tensor=4, data=2)
     assert graph.width == 8
     assert {meeting_of(work, 8) for work in graph.works} == {ALONE, Meeting(1, 4), Meeting(4, 2)}
     assert list(Meeting(1, 4).offsets(6)) == [4, 5, 6, 7]
@@ -40,21 +39,21 @@ def test_peers_meet_in_tensor_groups_and_in_data_groups(toys: ModuleType) -> Non
 
 @pytest.mark.parametrize("straggler", [1, 13])
 def test_a_straggler_anywhere_in_the_pipeline_parts_its_tensor_group_its_replicas_and_the_rest(
-    toys: ModuleType, straggler: int
+    straggler: int,
 ) -> None:
-    classes = peer_classes(folded(toys, 4, 3), {straggler: 2.0})
+    classes = peer_classes(folded(4, 3), {straggler: 2.0})
     assert classes.reshape(3, 4).tolist() == [[0, 1, 0, 0], [2, 3, 2, 2], [2, 3, 2, 2]]
 
 
-def test_two_like_stragglers_in_like_places_share_a_class(toys: ModuleType) -> None:
-    graph = folded(toys, 2, 4)
+def test_two_like_stragglers_in_like_places_share_a_class() -> None:
+    graph = folded(2, 4)
     classes = peer_classes(graph, {0: "slow", 2: "slow"})
     assert classes.reshape(4, 2).tolist() == [[0, 1], [0, 1], [2, 3], [2, 3]]
     assert len(set(peer_classes(graph, {0: "slow", 2: "dead"}).tolist())) == 6
 
 
-def test_one_straggler_among_1024_ranks_needs_64_written_ones(toys: ModuleType) -> None:
-    graph = folded(toys, tensor=8, data=8, pipeline=16)
+def test_one_straggler_among_1024_ranks_needs_64_written_ones() -> None:
+    graph = folded(tensor=8, data=8, pipeline=16)
     classes = peer_classes(graph, {700: 1.5})
     unfolded = unfold(graph, classes)
     assert len(set(unfolded.rank.tolist())) == 64
@@ -72,9 +71,7 @@ def test_shared_streams_have_no_rank() -> None:
         (RankGroup(1, 1, 4), "sum on rank 0 must begin with it"),
     ],
 )
-def test_a_group_that_does_not_fit_its_peers_is_refused(
-    toys: ModuleType, group: RankGroup, message: str
-) -> None:
+def test_a_group_that_does_not_fit_its_peers_is_refused(group: RankGroup, message: str) -> None:
     builder = GraphBuilder()
     builder.fold(8)
     builder.task(toys.collective("sum", group), "gpu0/nccl")
@@ -90,13 +87,13 @@ def test_a_group_that_does_not_fit_its_peers_is_refused(
         ([0, 1, 0, 0], "meet peers of unlike classes"),
     ],
 )
-def test_classes_that_cannot_be_are_refused(toys: ModuleType, classes: list[int], message: str) -> None:
+def test_classes_that_cannot_be_are_refused(classes: list[int], message: str) -> None:
     with pytest.raises(GraphError, match=message):
-        unfold(folded(toys, 2, 2), np.array(classes))
+        unfold(folded(2, 2), np.array(classes))
 
 
-def test_a_partly_unfolded_graph_is_not_unfolded_again(toys: ModuleType) -> None:
-    graph = folded(toys, 2, 3)
+def test_a_partly_unfolded_graph_is_not_unfolded_again() -> None:
+    graph = folded(2, 3)
     partly = unfold(graph, peer_classes(graph, {0: 2.0})).graph
     with pytest.raises(GraphError, match="partly unfolded"):
         unfold(partly)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import pytest
 
 from perfsim.base.errors import GraphError
+from perfsim.testing import toys
 from perfsim.work import GraphBuilder, Kind, TaskGraph, Work
 from perfsim.work.kernels import gemm
 
 
-def test_waiting_for_a_later_task_is_refused_by_name(toys: ModuleType) -> None:
+def test_waiting_for_a_later_task_is_refused_by_name() -> None:
     builder = GraphBuilder()
     builder.task(toys.compute("early"), "s0", [1])
     builder.task(toys.compute("late"), "s1")
@@ -20,7 +19,7 @@ def test_waiting_for_a_later_task_is_refused_by_name(toys: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("handle", [7, -1])
-def test_reading_a_tensor_that_nothing_writes_is_refused_by_name(toys: ModuleType, handle: int) -> None:
+def test_reading_a_tensor_that_nothing_writes_is_refused_by_name(handle: int) -> None:
     builder = GraphBuilder()
     builder.task(toys.compute("a"), "s0")
     builder.task(toys.compute("lost"), "gpu0/compute", [handle])
@@ -28,7 +27,7 @@ def test_reading_a_tensor_that_nothing_writes_is_refused_by_name(toys: ModuleTyp
         _ = builder.build().dependencies
 
 
-def test_the_name_of_a_task_carries_its_micro_batch(toys: ModuleType) -> None:
+def test_the_name_of_a_task_carries_its_micro_batch() -> None:
     builder = GraphBuilder()
     builder.task(toys.compute("forward"), "s", tag=3)
     builder.task(toys.compute("optimizer"), "s")
@@ -46,7 +45,7 @@ def test_flop_counts_every_task_for_all_the_ranks_it_stands_for() -> None:
 
 
 # ------------------------------------------------------------------------------------- digest
-def chain(toys: ModuleType, *, stream: str = "s", extra: str = "b", steps: int = 1) -> TaskGraph:
+def chain(*, stream: str = "s", extra: str = "b", steps: int = 1) -> TaskGraph:
     builder = GraphBuilder()
     tensor = builder.task(toys.compute("a"), stream).tensor
     if steps > 1:
@@ -55,10 +54,10 @@ def chain(toys: ModuleType, *, stream: str = "s", extra: str = "b", steps: int =
     return builder.build()
 
 
-def test_equal_graphs_have_equal_digests_whatever_their_streams_are_called(toys: ModuleType) -> None:
-    assert chain(toys).digest() == chain(toys).digest() == chain(toys, stream="other").digest()
+def test_equal_graphs_have_equal_digests_whatever_their_streams_are_called() -> None:
+    assert chain().digest() == chain().digest() == chain(stream="other").digest()
 
 
-def test_work_and_steps_are_part_of_the_digest(toys: ModuleType) -> None:
-    digests = {chain(toys).digest(), chain(toys, extra="c").digest(), chain(toys, steps=2).digest()}
+def test_work_and_steps_are_part_of_the_digest() -> None:
+    digests = {chain().digest(), chain(extra="c").digest(), chain(steps=2).digest()}
     assert len(digests) == 3

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from perfsim.testing import toys
 from perfsim.work.counts import (
     attention_weight_input_bytes,
     head_weight_input_bytes,
@@ -40,11 +40,11 @@ LAYERS = 8
 
 
 @pytest.fixture
-def part(toys: ModuleType) -> LayerSlice:
+def part() -> LayerSlice:
     return LayerSlice(toys.model(), S, B)
 
 
-def sliced(toys: ModuleType, model: dict[str, Any] | None = None, **changes: Any) -> LayerSlice:
+def sliced(model: dict[str, Any] | None = None, **changes: Any) -> LayerSlice:
     return LayerSlice(toys.model(**(model or {})), S, B, **changes)
 
 
@@ -107,59 +107,57 @@ def test_a_layer_does_24_bsh2_plus_4_bs2h_forward_and_twice_that_backward(part: 
 
 
 @pytest.mark.parametrize("tensor", [2, 4, 8])
-def test_tensor_parallel_ranks_do_an_equal_share_of_the_flop(toys: ModuleType, tensor: int) -> None:
-    whole = layer_flop(sliced(toys))
-    cut = layer_flop(sliced(toys, tensor=tensor))
+def test_tensor_parallel_ranks_do_an_equal_share_of_the_flop(tensor: int) -> None:
+    whole = layer_flop(sliced())
+    cut = layer_flop(sliced(tensor=tensor))
     assert (cut[0] * tensor, cut[1] * tensor) == whole
 
 
-def test_flash_attention_halves_under_the_mask_and_recomputes_scores_backward(toys: ModuleType) -> None:
-    flash = sliced(toys, attention="flash")
+def test_flash_attention_halves_under_the_mask_and_recomputes_scores_backward() -> None:
+    flash = sliced(attention="flash")
     matmul = 2.0 * B * S**2 * H
     assert flop(attention_core(flash)) == 2 * matmul / 2
     assert flop(attention_core(flash, backward=True)) == 5 * matmul / 2
     bytes_moved = sum(kernel.bytes_accessed for kernel in attention_core(flash))
-    standard = sum(kernel.bytes_accessed for kernel in attention_core(sliced(toys)))
+    standard = sum(kernel.bytes_accessed for kernel in attention_core(sliced()))
     assert bytes_moved < standard / 10, "scores never reach memory"
 
 
-def test_a_fused_softmax_reads_scores_and_writes_probabilities_and_backward_reads_two_and_writes_one(
-    toys: ModuleType,
-) -> None:
+def test_a_fused_softmax_reads_scores_and_writes_probabilities_and_backward_reads_two_and_writes_one() -> (
+    None
+):
     """Megatron's scaled masked softmax: one kernel each way over a s^2 b numbers in 16 bits."""
     scores = HEADS * S**2 * B
-    part = sliced(toys)
+    part = sliced()
     kernels = (*attention_core(part), *attention_core(part, backward=True))
     moved = {kernel.name: kernel.bytes_accessed for kernel in kernels if "softmax" in kernel.name}
     assert moved == {"softmax": (2 + 2) * scores, "softmax.backward": (2 + 2 + 2) * scores}
 
 
-def test_sequence_parallelism_shares_norms_and_residuals(toys: ModuleType) -> None:
-    cut = sliced(toys, tensor=4)
-    shared = sliced(toys, tensor=4, sequence_parallel=True)
+def test_sequence_parallelism_shares_norms_and_residuals() -> None:
+    cut = sliced(tensor=4)
+    shared = sliced(tensor=4, sequence_parallel=True)
     norm_and_residual = (2 * 2 + 3 * 2 + 1) * B * S * H  # attention residual with its mask, and a norm
     alone, together = (elementwise_bytes(mlp_kernels(part, "forward")) for part in (cut, shared))
     saved = alone - together
     assert saved == pytest.approx(norm_and_residual * 3 / 4)
 
 
-def test_without_dropout_its_kernel_and_masks_are_gone(toys: ModuleType) -> None:
-    names = [kernel.name for kernel in attention_core(sliced(toys, dropout=False))]
+def test_without_dropout_its_kernel_and_masks_are_gone() -> None:
+    names = [kernel.name for kernel in attention_core(sliced(dropout=False))]
     assert names == ["scores", "softmax", "context", "context_transpose"]
-    with_mask, without = (mlp_residual(sliced(toys, dropout=on)) for on in (True, False))
+    with_mask, without = (mlp_residual(sliced(dropout=on)) for on in (True, False))
     assert elementwise_bytes(with_mask) - elementwise_bytes(without) == B * S * H
 
 
-def test_a_recompute_that_stops_early_leaves_out_the_last_linear(toys: ModuleType) -> None:
-    whole, early = (
-        mlp_recompute(sliced(toys, recompute_stops_early=early), "full") for early in (False, True)
-    )
+def test_a_recompute_that_stops_early_leaves_out_the_last_linear() -> None:
+    whole, early = (mlp_recompute(sliced(recompute_stops_early=early), "full") for early in (False, True))
     assert [kernel.name for kernel in whole] == [*[kernel.name for kernel in early], "fc2", "mlp_residual"]
     assert flop(early) == flop(whole) / 2
 
 
-def test_rotary_positions_add_a_kernel_each_way(toys: ModuleType) -> None:
-    rotary = sliced(toys, {"position_embedding": "rotary"})
+def test_rotary_positions_add_a_kernel_each_way() -> None:
+    rotary = sliced({"position_embedding": "rotary"})
     names = [
         [kernel.name for kernel in passed]
         for passed in (attention_kernels(rotary, "forward"), attention_kernels(rotary, "backward"))
@@ -177,10 +175,8 @@ SLICES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changes", SLICES)
-def test_input_and_weight_gradients_together_are_the_backward(
-    toys: ModuleType, changes: dict[str, Any]
-) -> None:
-    part = sliced(toys, **changes)
+def test_input_and_weight_gradients_together_are_the_backward(changes: dict[str, Any]) -> None:
+    part = sliced(**changes)
     whole = {
         "attention": attention_kernels(part, "backward"),
         "mlp": mlp_kernels(part, "backward"),
@@ -199,14 +195,14 @@ def test_input_and_weight_gradients_together_are_the_backward(
         assert all(kernel.weight_gradient for kernel in weights if kernel.op == "gemm")
 
 
-def test_weight_gradients_need_40_sbh_of_a_layer_and_the_logits_gradient(toys: ModuleType) -> None:
-    part = sliced(toys)
+def test_weight_gradients_need_40_sbh_of_a_layer_and_the_logits_gradient() -> None:
+    part = sliced()
     attention = attention_weight_input_bytes(part)
     mlp = mlp_weight_input_bytes(part)
     sbh = B * S * H
     assert (attention, mlp) == (16 * sbh, 24 * sbh)
     assert head_weight_input_bytes(part, S) == 2 * (B * S * VOCAB + 3 * sbh)
-    shared = sliced(toys, tensor=4, sequence_parallel=True)
+    shared = sliced(tensor=4, sequence_parallel=True)
     assert mlp_weight_input_bytes(shared) == mlp / 4
 
 
@@ -215,9 +211,7 @@ def test_weight_gradients_need_40_sbh_of_a_layer_and_the_logits_gradient(toys: M
     ("vocab", "tensor", "padded"),
     [(50257, 1, 50304), (50257, 8, 51200), (51200, 1, 51200), (51201, 1, 51328)],
 )
-def test_the_vocabulary_is_padded_to_whole_tiles_of_every_rank(
-    toys: ModuleType, vocab: int, tensor: int, padded: int
-) -> None:
+def test_the_vocabulary_is_padded_to_whole_tiles_of_every_rank(vocab: int, tensor: int, padded: int) -> None:
     assert padded_vocab_size(toys.model(vocab_size=vocab), tensor) == padded
 
 
@@ -253,7 +247,7 @@ def test_cross_entropy_moves_the_bytes_of_megatrons_passes_over_the_logits(
 
 
 # ---------------------------------------------------------------------------------- parameters
-def test_a_layer_has_12_h2_weights_and_13_h_vectors(toys: ModuleType) -> None:
+def test_a_layer_has_12_h2_weights_and_13_h_vectors() -> None:
     counts = parameters(toys.model())
     assert counts.matrices_of() == 12 * H**2
     assert counts.of() - counts.matrices_of() == 13 * H
@@ -262,14 +256,14 @@ def test_a_layer_has_12_h2_weights_and_13_h_vectors(toys: ModuleType) -> None:
     assert counts.total == LAYERS * (12 * H**2 + 13 * H) + (VOCAB + 1024) * H + 2 * H
 
 
-def test_biases_untied_tables_and_absent_positions_are_counted(toys: ModuleType) -> None:
+def test_biases_untied_tables_and_absent_positions_are_counted() -> None:
     counts = parameters(toys.model(bias=False, tied_embeddings=False, position_embedding="rotary"))
     assert (counts.of() - counts.matrices_of(), counts.final_norm) == (2 * H, H)
     assert (counts.embedding, counts.head) == (VOCAB * H, VOCAB * H)
 
 
 # ------------------------------------------------------------------------------ FLOP of a step
-def test_a_head_on_few_positions_costs_less(toys: ModuleType) -> None:
+def test_a_head_on_few_positions_costs_less() -> None:
     full = toys.job(4)
     few = toys.job(4, {"lm_head_positions": 16})
     saved = model_flop_per_step(full) - model_flop_per_step(few)
@@ -280,9 +274,7 @@ def test_a_head_on_few_positions_costs_less(toys: ModuleType) -> None:
     ("recompute", "a_layer"),
     [("none", 0.0), ("selective", 4.0 * S * H), ("full", 24.0 * H**2 + 4.0 * S * H)],
 )
-def test_recompute_does_the_forward_of_its_part_again(
-    toys: ModuleType, recompute: str, a_layer: float
-) -> None:
+def test_recompute_does_the_forward_of_its_part_again(recompute: str, a_layer: float) -> None:
     assert recompute_flop_per_step(toys.job(4), recompute) == LAYERS * a_layer * 4 * S
 
 
@@ -301,19 +293,17 @@ RATIO = HEADS * S / H
     ],
 )
 def test_activations_follow_fused_attention_dropout_and_the_width_of_the_mlp(
-    toys: ModuleType, changes: dict[str, Any], recompute: str, expected: float
+    changes: dict[str, Any], recompute: str, expected: float
 ) -> None:
     """Of 34 + 5 a s / h; without dropout a score keeps 2 bytes of softmax instead of 5 [2205.05198]."""
-    assert layer_activation_bytes(sliced(toys, **changes), recompute) == pytest.approx(expected * SBH)
+    assert layer_activation_bytes(sliced(**changes), recompute) == pytest.approx(expected * SBH)
 
 
 @pytest.mark.parametrize(("recompute", "masks"), [("none", 2 + RATIO), ("selective", 2), ("full", 0)])
-def test_in_fp32_all_that_a_layer_keeps_but_masks_takes_twice_the_bytes(
-    toys: ModuleType, recompute: str, masks: float
-) -> None:
+def test_in_fp32_all_that_a_layer_keeps_but_masks_takes_twice_the_bytes(recompute: str, masks: float) -> None:
     for dropout in (False, True):
         half, full = (
-            layer_activation_bytes(sliced(toys, dropout=dropout, element_bytes=size), recompute)
+            layer_activation_bytes(sliced(dropout=dropout, element_bytes=size), recompute)
             - masks * SBH * dropout
             for size in (2.0, 4.0)
         )
@@ -321,12 +311,10 @@ def test_in_fp32_all_that_a_layer_keeps_but_masks_takes_twice_the_bytes(
 
 
 @pytest.mark.parametrize("attention", ["standard", "flash"])
-def test_in_fp32_kernels_move_twice_the_bytes_and_logits_need_no_cast(
-    toys: ModuleType, attention: str
-) -> None:
+def test_in_fp32_kernels_move_twice_the_bytes_and_logits_need_no_cast(attention: str) -> None:
     def moved(size: float) -> list[dict[str, float]]:
         changes: dict[str, Any] = {"main_grad_bytes": size, "dropout": False, "attention": attention}
-        part = sliced(toys, {"position_embedding": "rotary"}, element_bytes=size, **changes)
+        part = sliced({"position_embedding": "rotary"}, element_bytes=size, **changes)
         forward = (*attention_kernels(part, "forward"), *mlp_kernels(part, "forward"))
         backward = (*attention_kernels(part, "backward"), *mlp_kernels(part, "backward"))
         split = (*attention_kernels(part, "dgrad"), *mlp_kernels(part, "wgrad"))
@@ -345,9 +333,9 @@ def test_in_fp32_kernels_move_twice_the_bytes_and_logits_need_no_cast(
                 assert full[name] == 2 * n_bytes, name
 
 
-def test_in_fp32_what_stages_and_weight_gradients_hand_on_takes_twice_the_bytes(toys: ModuleType) -> None:
-    half = sliced(toys)
-    full = sliced(toys, element_bytes=4.0)
+def test_in_fp32_what_stages_and_weight_gradients_hand_on_takes_twice_the_bytes() -> None:
+    half = sliced()
+    full = sliced(element_bytes=4.0)
     assert full.activation_bytes == 2 * half.activation_bytes
     for held in (attention_weight_input_bytes, mlp_weight_input_bytes):
         assert held(full) == 2 * held(half)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import numpy as np
 
 from perfsim.specs.layout import ParallelLayout, StreamingLayout
+from perfsim.testing import toys
 from perfsim.work import GraphBuilder, Kind, RankGroup, TaskGraph, peer_classes, unfold
 
 
-def ring(toys: ModuleType) -> TaskGraph:
+def ring() -> TaskGraph:
     """One compute task, a sum over three replicas on the compute stream, and one more compute task."""
     builder = GraphBuilder()
     builder.fold(3)
@@ -20,8 +19,8 @@ def ring(toys: ModuleType) -> TaskGraph:
     return builder.build()
 
 
-def test_a_collective_is_written_once_for_its_group_and_holds_up_every_member(toys: ModuleType) -> None:
-    graph = unfold(ring(toys)).graph
+def test_a_collective_is_written_once_for_its_group_and_holds_up_every_member() -> None:
+    graph = unfold(ring()).graph
     assert [task.name for task in graph.tasks()] == ["a[7]"] * 3 + ["sum"] + ["b"] * 3
     assert [task.stream for task in graph.tasks()] == [
         *(f"gpu{rank}/compute" for rank in range(3)),
@@ -34,14 +33,14 @@ def test_a_collective_is_written_once_for_its_group_and_holds_up_every_member(to
     assert len(graph.task(3).writes) == len(graph.task(3).work.writes) == 3, "the output of each member"
 
 
-def test_one_class_of_all_peers_is_the_folded_graph(toys: ModuleType) -> None:
+def test_one_class_of_all_peers_is_the_folded_graph() -> None:
     graph = toys.graph_of(toys.plan("3d", toys.job(16), ParallelLayout(tensor=2, data=2, pipeline=2)))
     same = unfold(graph, peer_classes(graph)).graph
     assert same.digest() == graph.digest()
     assert same.streams == graph.streams
 
 
-def test_groups_and_sends_shift_with_the_rank(toys: ModuleType) -> None:
+def test_groups_and_sends_shift_with_the_rank() -> None:
     layout = ParallelLayout(tensor=2, data=2, pipeline=2, zero_stage=1)
     graph = unfold(toys.graph_of(toys.plan("3d", toys.job(16), layout))).graph
     groups = {(work.name, work.group) for work in graph.works if work.group is not None}
@@ -55,7 +54,7 @@ def test_groups_and_sends_shift_with_the_rank(toys: ModuleType) -> None:
     assert tied == {RankGroup(o, 4, 2) for o in range(4)}
 
 
-def test_the_receiver_reads_what_its_own_peer_sent(toys: ModuleType) -> None:
+def test_the_receiver_reads_what_its_own_peer_sent() -> None:
     layout = ParallelLayout(tensor=1, data=2, pipeline=2)
     unfolded = unfold(toys.graph_of(toys.plan("3d", toys.job(8), layout)))
     graph = unfolded.graph
@@ -71,7 +70,7 @@ def test_the_receiver_reads_what_its_own_peer_sent(toys: ModuleType) -> None:
     assert read == set(sends) != set()
 
 
-def test_wafers_share_memoryx_and_swarmx(toys: ModuleType) -> None:
+def test_wafers_share_memoryx_and_swarmx() -> None:
     layout = StreamingLayout(data=3, micro_batch_size=2)
     folded = toys.graph_of(toys.plan("weight-streaming", toys.job(12), layout, toys.wafer_cluster()))
     unfolded = unfold(folded)
@@ -84,7 +83,7 @@ def test_wafers_share_memoryx_and_swarmx(toys: ModuleType) -> None:
     assert writers == ["cs0/compute", "cs1/compute", "cs2/compute"]
 
 
-def test_the_way_back_leads_to_the_folded_task_and_forth_to_each_rank(toys: ModuleType) -> None:
+def test_the_way_back_leads_to_the_folded_task_and_forth_to_each_rank() -> None:
     layout = ParallelLayout(tensor=2, data=2, pipeline=2, zero_stage=2)
     folded = toys.graph_of(toys.plan("3d", toys.job(16), layout))
     unfolded = unfold(folded)
@@ -94,7 +93,7 @@ def test_the_way_back_leads_to_the_folded_task_and_forth_to_each_rank(toys: Modu
     assert set(unfolded.rank.tolist()) == set(range(8))
 
 
-def test_steps_end_where_they_did(toys: ModuleType) -> None:
+def test_steps_end_where_they_did() -> None:
     layout = ParallelLayout(tensor=1, data=2, pipeline=2, schedule="zb2p")
     folded = toys.graph_of(toys.plan("3d", toys.job(16), layout))
     unfolded = unfold(folded)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from perfsim.machines.wafer_cluster import WaferCluster
 from perfsim.specs.model import LayerKind, TransformerConfig, layer_kinds
 from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
+from perfsim.testing import toys
 from perfsim.work.counts import parameters
 
 CATALOG = ps.Catalog()
@@ -19,7 +19,7 @@ EXPERTS: dict[str, Any] = {"num_experts": 16, "top_k": 2, "ffn_hidden_size": 409
 
 
 @pytest.fixture(scope="module")
-def run(toys: ModuleType) -> ps.Evaluation:
+def run() -> ps.Evaluation:
     model = toys.model(experts=EXPERTS, num_layers=6, mtp_num_layers=1)
     return ps.predict(model=model, recipe="gpt3_pretraining", system="cs-3", devices=1, batch=64).run
 
@@ -53,7 +53,7 @@ def test_the_closed_form_of_layers_of_three_kinds_meets_their_simulation(run: ps
     assert estimated == pytest.approx(run.step_time_s, rel=0.05)
 
 
-def test_layers_keep_what_their_kinds_keep(toys: ModuleType) -> None:
+def test_layers_keep_what_their_kinds_keep() -> None:
     from perfsim.specs.layout import StreamingLayout
     from perfsim.strategies.streaming.memory import Store
 

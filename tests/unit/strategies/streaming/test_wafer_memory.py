@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import pytest
 
 from perfsim.specs.layout import StreamingLayout
 from perfsim.strategies.streaming.memory import Store
+from perfsim.testing import toys
 from perfsim.work.counts import parameters
 
 SBH = 1024 * 2048
@@ -15,20 +14,18 @@ KEPT = 32 * SBH
 """Bytes of one layer and sequence: 34 s b h less two mask bytes; scores are never kept."""
 
 
-def test_resident_keeps_every_layer(toys: ModuleType) -> None:
+def test_resident_keeps_every_layer() -> None:
     held = Store(toys.job(), toys.wafer_cluster()).activations(StreamingLayout(micro_batch_size=3))
     assert held.kept == 8 * 3 * KEPT
 
 
 @pytest.mark.parametrize(("group", "inputs"), [(1, 8), (2, 4), (3, 3), (8, 1)])
-def test_recompute_keeps_one_input_a_group_and_runs_one_group_again(
-    toys: ModuleType, group: int, inputs: int
-) -> None:
+def test_recompute_keeps_one_input_a_group_and_runs_one_group_again(group: int, inputs: int) -> None:
     held = Store(toys.job(), toys.wafer_cluster()).activations(StreamingLayout(recompute_layers=group))
     assert held == (inputs * 2 * SBH, group * KEPT, 0.0)
 
 
-def test_the_largest_micro_batch_fits_and_one_more_does_not(toys: ModuleType) -> None:
+def test_the_largest_micro_batch_fits_and_one_more_does_not() -> None:
     store = Store(toys.job(4096), toys.wafer_cluster())
     for group in (0, 1, 4):
         largest = store.largest_micro_batch(4096, group)
@@ -38,7 +35,7 @@ def test_the_largest_micro_batch_fits_and_one_more_does_not(toys: ModuleType) ->
             assert store.memory(layout, 4096)[0].fits == fits
 
 
-def test_parameters_and_states_are_on_memoryx_not_on_the_wafer(toys: ModuleType) -> None:
+def test_parameters_and_states_are_on_memoryx_not_on_the_wafer() -> None:
     wafer, store = Store(toys.job(), toys.wafer_cluster()).memory(StreamingLayout(), 1)
     assert set(wafer.parts_bytes) == {"activations", "working set", "stream buffers", "reserved"}
     assert set(store.parts_bytes) == {"streamed weights", "parameters", "gradients", "optimizer"}
@@ -47,9 +44,7 @@ def test_parameters_and_states_are_on_memoryx_not_on_the_wafer(toys: ModuleType)
 
 # --------------------------------------------------------------------------------- spill, buffers
 @pytest.mark.parametrize(("group", "unit"), [(0, KEPT), (1, 2 * SBH), (4, 2 * SBH)])
-def test_what_spills_leaves_two_on_the_wafer_and_the_rest_beside_it(
-    toys: ModuleType, group: int, unit: int
-) -> None:
+def test_what_spills_leaves_two_on_the_wafer_and_the_rest_beside_it(group: int, unit: int) -> None:
     layout = StreamingLayout(micro_batch_size=3, recompute_layers=group, spill=True)
     store = Store(toys.job(), toys.wafer_cluster())
     held = store.activations(layout)
@@ -58,7 +53,7 @@ def test_what_spills_leaves_two_on_the_wafer_and_the_rest_beside_it(
     assert (beside.place, beside.on_device) == ("activation servers", False)
 
 
-def test_spilling_allows_larger_micro_batches_until_the_servers_are_full(toys: ModuleType) -> None:
+def test_spilling_allows_larger_micro_batches_until_the_servers_are_full() -> None:
     job = toys.job(4096)
     system = toys.wafer_cluster()
     store = Store(job, system)
@@ -69,7 +64,7 @@ def test_spilling_allows_larger_micro_batches_until_the_servers_are_full(toys: M
     assert Store(job, small).largest_micro_batch(4096, 0, spill=True) == 100
 
 
-def test_weights_that_are_stored_on_the_wafer_take_their_room(toys: ModuleType) -> None:
+def test_weights_that_are_stored_on_the_wafer_take_their_room() -> None:
     job = toys.job()
     system = toys.wafer_cluster()
     held = system.streaming.model_copy(update={"weights_held": "layer", "prefetch_depth": 2})
@@ -79,7 +74,7 @@ def test_weights_that_are_stored_on_the_wafer_take_their_room(toys: ModuleType) 
     assert Store(job, storing).buffer_bytes == pytest.approx(3 * 2 * largest, rel=1e-3)
 
 
-def test_gradients_summed_on_the_wafer_take_four_bytes_a_parameter(toys: ModuleType) -> None:
+def test_gradients_summed_on_the_wafer_take_four_bytes_a_parameter() -> None:
     job = toys.job()
     system = toys.wafer_cluster()
     summing = system.streaming.model_copy(update={"accumulate_at": "wafer"})

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfsim.base.errors import LayoutError
@@ -19,18 +18,19 @@ from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.three_d.space import LEAST_POSITIONS, LONG_SEQUENCE
+from perfsim.testing import toys
 from perfsim.work import TaskGraph
 
 FUSED = {"attention": "flash", "dropout": False}
 LAYERS = {"mlp.forward": 1.0, "mlp.backward": 2.0}
 
 
-def job_of(toys: ModuleType, seq_length: int = 4096, batch: int = 8, **model: Any) -> Job:
+def job_of(seq_length: int = 4096, batch: int = 8, **model: Any) -> Job:
     job: Job = toys.job(batch, {**FUSED, "seq_length": seq_length}, **model)
     return job
 
 
-def planned(toys: ModuleType, job: Job, layout: ParallelLayout, nodes_of: int = 8) -> Plan:
+def planned(job: Job, layout: ParallelLayout, nodes_of: int = 8) -> Plan:
     topology = toys.topology(layout.num_devices, toys.gpu_cluster(gpus=nodes_of, nics=nodes_of))
     plan: Plan = strategy("3d").plan(job, topology, layout, check_memory=False)
     return plan
@@ -43,7 +43,7 @@ def context_bytes(graph: TaskGraph) -> float:
 
 
 # ------------------------------------------------------------------------------------------ time
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25)
 @given(
     context=st.integers(2, 6),
     block=st.integers(0, 8),
@@ -53,13 +53,7 @@ def context_bytes(graph: TaskGraph) -> float:
     microbatches=st.integers(1, 3),
 )
 def test_the_closed_form_of_a_ring_is_exact_whatever_limits_it(
-    toys: ModuleType,
-    context: int,
-    block: int,
-    backward: int,
-    message: int,
-    recompute: Any,
-    microbatches: int,
+    context: int, block: int, backward: int, message: int, recompute: Any, microbatches: int
 ) -> None:
     costs = toys.TableCosts(
         {
@@ -72,8 +66,8 @@ def test_the_closed_form_of_a_ring_is_exact_whatever_limits_it(
             "context.send_recv": message,
         }
     )
-    job = job_of(toys, 240 * 2, microbatches, num_layers=2)
-    plan = planned(toys, job, ParallelLayout(context=context, recompute=recompute))
+    job = job_of(240 * 2, microbatches, num_layers=2)
+    plan = planned(job, ParallelLayout(context=context, recompute=recompute))
     graph = toys.graph_of(plan)
     simulated = critical_path(graph, price(graph, costs)).step_time_s
     assert strategy("3d").estimate_s(plan, costs) == pytest.approx(simulated)
@@ -81,35 +75,35 @@ def test_the_closed_form_of_a_ring_is_exact_whatever_limits_it(
 
 # ------------------------------------------------------------------------------ work and messages
 @pytest.mark.parametrize("exchange", ["ring", "all_to_all"])
-def test_all_ranks_together_do_the_flop_of_one(toys: ModuleType, exchange: Any) -> None:
-    job = job_of(toys)
-    alone = toys.graph_of(planned(toys, job, ParallelLayout())).flop
+def test_all_ranks_together_do_the_flop_of_one(exchange: Any) -> None:
+    job = job_of()
+    alone = toys.graph_of(planned(job, ParallelLayout())).flop
     for context in (2, 4, 8):
         layout = ParallelLayout(context=context, context_exchange=exchange)
-        assert toys.graph_of(planned(toys, job, layout)).flop == pytest.approx(alone)
+        assert toys.graph_of(planned(job, layout)).flop == pytest.approx(alone)
 
 
-def test_an_all_to_all_moves_four_hidden_tensors_a_pass_as_ulysses_counts(toys: ModuleType) -> None:
+def test_an_all_to_all_moves_four_hidden_tensors_a_pass_as_ulysses_counts() -> None:
     """[2309.14509 section 3.2]: queries, keys, values and output, 1 / c of s h elements on a rank."""
-    job = job_of(toys, batch=1)
+    job = job_of(batch=1)
     for context in (2, 4, 8):
         layout = ParallelLayout(context=context, context_exchange="all_to_all")
         hidden = 2.0 * job.seq_length * job.model.hidden_size / context
-        sent = context_bytes(toys.graph_of(planned(toys, job, layout)))
+        sent = context_bytes(toys.graph_of(planned(job, layout)))
         assert sent == job.model.num_layers * 2 * 4 * hidden
 
 
-def test_a_ring_moves_keys_and_values_of_the_others_and_back_their_gradients_too(toys: ModuleType) -> None:
+def test_a_ring_moves_keys_and_values_of_the_others_and_back_their_gradients_too() -> None:
     """[2310.01889]: c - 1 messages forward; backward again, and gradients in c messages."""
-    job = job_of(toys, batch=1, num_query_groups=4)
+    job = job_of(batch=1, num_query_groups=4)
     for context in (2, 4, 8):
         pair = 2 * 2.0 * job.seq_length / context * job.model.head_size * 4
-        sent = context_bytes(toys.graph_of(planned(toys, job, ParallelLayout(context=context))))
+        sent = context_bytes(toys.graph_of(planned(job, ParallelLayout(context=context))))
         assert sent == job.model.num_layers * pair * (2 * (context - 1) + context)
 
 
-def test_a_shift_crosses_the_links_between_two_nodes_once_each_way(toys: ModuleType) -> None:
-    plan = planned(toys, job_of(toys), ParallelLayout(context=16))
+def test_a_shift_crosses_the_links_between_two_nodes_once_each_way() -> None:
+    plan = planned(job_of(), ParallelLayout(context=16))
     network = network_of(plan.topology)
     work = next(work for work in toys.graph_of(plan).works if work.op == "send_recv")
     traffic = network.load(work, np.zeros(16, dtype=np.int64))
@@ -120,19 +114,17 @@ def test_a_shift_crosses_the_links_between_two_nodes_once_each_way(toys: ModuleT
 
 
 # ----------------------------------------------------------------------------------------- memory
-def test_a_rank_keeps_its_part_of_the_activations_and_buffers_for_four_pairs(toys: ModuleType) -> None:
-    job = job_of(toys, num_query_groups=4)
-    one, four = (
-        planned(toys, job, ParallelLayout(context=context)).memory[0].parts_bytes for context in (1, 4)
-    )
+def test_a_rank_keeps_its_part_of_the_activations_and_buffers_for_four_pairs() -> None:
+    job = job_of(num_query_groups=4)
+    one, four = (planned(job, ParallelLayout(context=context)).memory[0].parts_bytes for context in (1, 4))
     assert four["activations"] == pytest.approx(one["activations"] / 4)
     pair = 2 * 2.0 * job.seq_length / 4 * job.model.head_size * 4
     assert four["working set"] == pytest.approx(one["working set"] / 4 + 4 * pair)
 
 
-def test_states_are_sharded_over_context_ranks_too(toys: ModuleType) -> None:
+def test_states_are_sharded_over_context_ranks_too() -> None:
     shared, replicated = (
-        planned(toys, job_of(toys), replace(ParallelLayout(zero_stage=1), **degrees)).memory[0].parts_bytes
+        planned(job_of(), replace(ParallelLayout(zero_stage=1), **degrees)).memory[0].parts_bytes
         for degrees in ({"context": 4, "data": 2}, {"data": 8})
     )
     assert shared["optimizer"] == replicated["optimizer"]
@@ -154,26 +146,26 @@ def test_states_are_sharded_over_context_ranks_too(toys: ModuleType) -> None:
     ],
 )
 def test_what_context_ranks_cannot_share_is_refused(
-    toys: ModuleType, layout: dict[str, Any], changes: dict[str, Any], problem: str
+    layout: dict[str, Any], changes: dict[str, Any], problem: str
 ) -> None:
     job = toys.job(8, {**FUSED, "seq_length": 4096, **changes})
     with pytest.raises(LayoutError, match=problem):
-        planned(toys, job, ParallelLayout(**layout))
+        planned(job, ParallelLayout(**layout))
 
 
 # ---------------------------------------------------------------------------------------- planner
-def test_context_degrees_are_tried_for_long_sequences_only(toys: ModuleType) -> None:
+def test_context_degrees_are_tried_for_long_sequences_only() -> None:
     topology = toys.topology(8)
     chosen = strategy("3d")
-    short = chosen.layouts(job_of(toys, LONG_SEQUENCE // 2), topology)
+    short = chosen.layouts(job_of(LONG_SEQUENCE // 2), topology)
     assert {layout.context for layout in short} == {1}  # type: ignore[attr-defined]
-    job = job_of(toys, LONG_SEQUENCE)
+    job = job_of(LONG_SEQUENCE)
     degrees = {layout.context for layout in chosen.layouts(job, topology)}  # type: ignore[attr-defined]
     assert degrees == {size for size in (1, 2, 4, 8) if LONG_SEQUENCE // size >= LEAST_POSITIONS}
 
 
-def test_context_degrees_are_tried_where_nothing_fits_without(toys: ModuleType) -> None:
-    job = job_of(toys, LONG_SEQUENCE // 2, 8, num_layers=1, num_attention_heads=2)
+def test_context_degrees_are_tried_where_nothing_fits_without() -> None:
+    job = job_of(LONG_SEQUENCE // 2, 8, num_layers=1, num_attention_heads=2)
     chosen = strategy("3d")
     costs = toys.ToyCosts(toys.gpu_cluster())
     fits = [

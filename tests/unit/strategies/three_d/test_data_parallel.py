@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import pytest
 
 from perfsim.strategies.three_d.data import Replicas
+from perfsim.testing import toys
 from perfsim.work import RankGroup
 
 
-def replicas(toys: ModuleType, zero_stage: int = 0, **recipe: object) -> Replicas:
+def replicas(zero_stage: int = 0, **recipe: object) -> Replicas:
     return Replicas(toys.recipe(**recipe), RankGroup(0, 2, 4), "gpu0", 1000.0, zero_stage)
 
 
@@ -27,26 +26,20 @@ def replicas(toys: ModuleType, zero_stage: int = 0, **recipe: object) -> Replica
         ({"precision": "fp32"}, 4 + 16 + 4 + 24),
     ],
 )
-def test_an_optimizer_step_moves_states_both_ways(
-    toys: ModuleType, recipe: dict[str, object], expected: float
-) -> None:
-    work = replicas(toys, **recipe).optimizer_work()
+def test_an_optimizer_step_moves_states_both_ways(recipe: dict[str, object], expected: float) -> None:
+    work = replicas(**recipe).optimizer_work()
     assert work.bytes_accessed == expected * 1000.0
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 @pytest.mark.parametrize(("reduced", "n_bytes"), [(None, 4), ("fp32", 4), ("bf16", 2), ("fp16", 2)])
-def test_gradients_travel_in_their_own_precision(
-    toys: ModuleType, precision: str, reduced: str | None, n_bytes: int
-) -> None:
-    group = replicas(toys, precision=precision, reduce_precision=reduced)
+def test_gradients_travel_in_their_own_precision(precision: str, reduced: str | None, n_bytes: int) -> None:
+    group = replicas(precision=precision, reduce_precision=reduced)
     assert group.reduce_work(10.0).comm_bytes == 10 * n_bytes
 
 
 @pytest.mark.parametrize(("precision", "n_bytes"), [("bf16", 2), ("fp8", 2), ("fp32", 4), ("tf32", 4)])
-def test_parameters_are_gathered_in_the_precision_of_the_kernels(
-    toys: ModuleType, precision: str, n_bytes: int
-) -> None:
-    group = replicas(toys, 1, precision=precision)
+def test_parameters_are_gathered_in_the_precision_of_the_kernels(precision: str, n_bytes: int) -> None:
+    group = replicas(1, precision=precision)
     assert group.gather_work(1000.0).comm_bytes == n_bytes * 1000.0
     assert group.optimizer_work().writes[0].n_bytes == n_bytes * 1000.0 / 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
 from perfsim.strategies.schedules import SCHEDULES
 from perfsim.strategies.three_d.legal import refusals_of
+from perfsim.testing import toys
 
 ALL = ("tensor", "pipeline", "data")
 WHOLE = "so schedule must be 1f1b, not gpipe"
@@ -24,11 +24,11 @@ def words(*question: Any) -> list[str]:
     return [refusal.words for refusal in refusals_of(*question)]
 
 
-def problems(toys: ModuleType, layout: ParallelLayout, job: Job | None = None, devices: int = 8) -> list[str]:
+def problems(layout: ParallelLayout, job: Job | None = None, devices: int = 8) -> list[str]:
     return words(job or toys.job(), toys.topology(devices), layout, "3d", ALL)
 
 
-def test_everything_wrong_is_listed_at_once_with_the_nearest_mend(toys: ModuleType) -> None:
+def test_everything_wrong_is_listed_at_once_with_the_nearest_mend() -> None:
     layout = ParallelLayout(tensor=3, pipeline=5, data=3, micro_batch_size=4, zero_stage=4)
     with pytest.raises(LayoutError) as caught:
         strategy("3d").plan(toys.job(32), toys.topology(8), layout)
@@ -62,12 +62,12 @@ def test_everything_wrong_is_listed_at_once_with_the_nearest_mend(toys: ModuleTy
         ({"layers_per_stage": (9, -1)}, "layers_per_stage has a negative entry"),
     ],
 )
-def test_a_stage_problem_is_named(toys: ModuleType, layout: dict[str, object], problem: str) -> None:
-    assert problems(toys, ParallelLayout(pipeline=2, data=4, **layout)) == [problem]  # type: ignore[arg-type]
+def test_a_stage_problem_is_named(layout: dict[str, object], problem: str) -> None:
+    assert problems(ParallelLayout(pipeline=2, data=4, **layout)) == [problem]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["data", "tensor", "pipeline"])
-def test_a_plain_strategy_holds_the_other_degrees_at_1(toys: ModuleType, name: str) -> None:
+def test_a_plain_strategy_holds_the_other_degrees_at_1(name: str) -> None:
     refused = words(toys.job(), toys.topology(8), ParallelLayout(tensor=2, pipeline=2, data=2), name, (name,))
     others = [degree for degree in ALL if degree != name]
     assert refused == [f"strategy {name} holds {degree} at 1, the layout has {degree} 2" for degree in others]
@@ -114,19 +114,19 @@ def test_a_plain_strategy_holds_the_other_degrees_at_1(toys: ModuleType, name: s
     ],
 )
 def test_a_rule_that_is_broken_alone_is_named(
-    toys: ModuleType, layout: dict[str, Any], changes: dict[str, Any], expected: list[str]
+    layout: dict[str, Any], changes: dict[str, Any], expected: list[str]
 ) -> None:
-    assert problems(toys, ParallelLayout(**layout), toys.job(32, changes)) == expected
+    assert problems(ParallelLayout(**layout), toys.job(32, changes)) == expected
 
 
-def test_stages_that_do_not_divide_are_told_the_uneven_ones_that_are_legal(toys: ModuleType) -> None:
+def test_stages_that_do_not_divide_are_told_the_uneven_ones_that_are_legal() -> None:
     job = toys.job(32, num_layers=61)
     layout = ParallelLayout(pipeline=16)
-    (problem,) = problems(toys, layout, job, devices=16)
+    (problem,) = problems(layout, job, devices=16)
     given = re.search(r"layers_per_stage=([\d-]+)$", problem)
     assert given is not None
     uneven = tuple(map(int, given[1].split("-")))
-    assert problems(toys, replace(layout, layers_per_stage=uneven), job, devices=16) == []
+    assert problems(replace(layout, layers_per_stage=uneven), job, devices=16) == []
 
 
 @pytest.mark.parametrize(
@@ -139,9 +139,7 @@ def test_stages_that_do_not_divide_are_told_the_uneven_ones_that_are_legal(toys:
         ParallelLayout(data=4, zero_stage=1, shard_group=3),
     ],
 )
-def test_a_refusal_carries_the_nearest_layouts_that_keep_its_rule(
-    toys: ModuleType, layout: ParallelLayout
-) -> None:
+def test_a_refusal_carries_the_nearest_layouts_that_keep_its_rule(layout: ParallelLayout) -> None:
     topology = toys.topology(layout.num_devices)
     refused = refusals_of(toys.job(48), topology, layout, "3d", ALL)
     assert refused

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import pytest
 
 from perfsim.costs.price import Costs, price
 from perfsim.engine import critical_path
 from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import Plan, strategy
+from perfsim.testing import toys
 from perfsim.work import Work
 
 LAYERS = {"attention.forward": 1.0, "mlp.forward": 1.0, "attention.backward": 2.0, "mlp.backward": 2.0}
 
 
-def both(toys: ModuleType, plan: Plan, seconds: dict[str, float]) -> tuple[float, float]:
+def both(plan: Plan, seconds: dict[str, float]) -> tuple[float, float]:
     """Estimated and simulated."""
     costs = toys.TableCosts(seconds)
     graph = toys.graph_of(plan)
@@ -25,32 +24,30 @@ def both(toys: ModuleType, plan: Plan, seconds: dict[str, float]) -> tuple[float
 
 @pytest.mark.parametrize("microbatches", [1, 2, 7, 16])
 @pytest.mark.parametrize("pipeline", [1, 2, 4])
-def test_equal_stages_are_exact(toys: ModuleType, pipeline: int, microbatches: int) -> None:
+def test_equal_stages_are_exact(pipeline: int, microbatches: int) -> None:
     plan = toys.plan("3d", toys.job(microbatches), ParallelLayout(pipeline=pipeline))
-    estimated, simulated = both(toys, plan, LAYERS)
+    estimated, simulated = both(plan, LAYERS)
     assert estimated == pytest.approx(simulated)
     assert simulated == (microbatches + pipeline - 1) * 6.0 * 8 / pipeline
 
 
-def test_the_slowest_stage_sets_the_pace(toys: ModuleType) -> None:
+def test_the_slowest_stage_sets_the_pace() -> None:
     layout = ParallelLayout(pipeline=2, layers_per_stage=(2, 6))
-    estimated, simulated = both(toys, toys.plan("3d", toys.job(16), layout), LAYERS)
+    estimated, simulated = both(toys.plan("3d", toys.job(16), layout), LAYERS)
     assert estimated == pytest.approx(6.0 * (8 + 15 * 6))
     assert estimated == pytest.approx(simulated, rel=0.01)
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-def test_recompute_and_collectives_are_counted(toys: ModuleType, recompute: str) -> None:
+def test_recompute_and_collectives_are_counted(recompute: str) -> None:
     seconds = LAYERS | {"attention.recompute": 0.5, "mlp.recompute": 0.7, "tensor.all_reduce": 0.1}
     layout = ParallelLayout(tensor=2, recompute=recompute)  # type: ignore[arg-type]
-    estimated, simulated = both(toys, toys.plan("3d", toys.job(4), layout), seconds)
+    estimated, simulated = both(toys.plan("3d", toys.job(4), layout), seconds)
     assert estimated == pytest.approx(simulated)
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1])
-def test_reduction_tie_update_and_gather_come_after_the_last_backward(
-    toys: ModuleType, zero_stage: int
-) -> None:
+def test_reduction_tie_update_and_gather_come_after_the_last_backward(zero_stage: int) -> None:
     tail = {
         "data.all_reduce": 3.0,
         "data.reduce_scatter": 2.0,
@@ -59,28 +56,26 @@ def test_reduction_tie_update_and_gather_come_after_the_last_backward(
         "data.all_gather": 4.0,
     }
     layout = ParallelLayout(pipeline=2, data=2, zero_stage=zero_stage)
-    estimated, simulated = both(toys, toys.plan("3d", toys.job(8), layout), LAYERS | tail)
+    estimated, simulated = both(toys.plan("3d", toys.job(8), layout), LAYERS | tail)
     assert estimated == pytest.approx(simulated)
 
 
-def test_sends_are_counted_whatever_the_number_of_gpus_in_a_node(toys: ModuleType) -> None:
+def test_sends_are_counted_whatever_the_number_of_gpus_in_a_node() -> None:
     """All sends take equally long here, so it makes no difference how many of them leave a node."""
     estimates = []
     for gpus in (1, 2, 4):
         system = toys.gpu_cluster(gpus=gpus, nics=1)
         plan = toys.plan("3d", toys.job(16), ParallelLayout(pipeline=4), system)
-        estimates.append(both(toys, plan, LAYERS | {"pipeline.send": 2.0})[0])
+        estimates.append(both(plan, LAYERS | {"pipeline.send": 2.0})[0])
     assert estimates == [estimates[0]] * 3
 
 
 @pytest.mark.parametrize("microbatches", [1, 3])
-def test_gradients_that_every_micro_batch_scatters_are_not_reduced_again(
-    toys: ModuleType, microbatches: int
-) -> None:
+def test_gradients_that_every_micro_batch_scatters_are_not_reduced_again(microbatches: int) -> None:
     """ZeRO 2 without overlap: a scatter for each of 8 layers and one for the tables."""
     tail = {"data.reduce_scatter": 2.0, "optimizer": 1.0, "data.all_gather": 4.0}
     plan = toys.plan("3d", toys.job(2 * microbatches), ParallelLayout(data=2, zero_stage=2))
-    estimated, simulated = both(toys, plan, LAYERS | tail)
+    estimated, simulated = both(plan, LAYERS | tail)
     assert estimated == pytest.approx(simulated)
     assert simulated == microbatches * (8 * 6.0 + 9 * 2.0) + 5.0
 
@@ -88,7 +83,7 @@ def test_gradients_that_every_micro_batch_scatters_are_not_reduced_again(
 @pytest.mark.parametrize("bucket", [None, 3 * 2e8])
 @pytest.mark.parametrize("bucket_s", [0.5, 4.0, 9.0])
 def test_overlapped_reduction_exposes_what_outlasts_the_backward_and_the_tables(
-    toys: ModuleType, bucket_s: float, bucket: float | None
+    bucket_s: float, bucket: float | None
 ) -> None:
     job = toys.job(8, {"overlap_grad_reduce": True, "grad_bucket": bucket})
     plan = toys.plan("3d", job, ParallelLayout(data=2))
@@ -109,7 +104,7 @@ def test_overlapped_reduction_exposes_what_outlasts_the_backward_and_the_tables(
 LAYER_BYTES = 4.0 * (12 * 2048**2 + 13 * 2048)
 
 
-def test_without_a_layout_nothing_is_screened_and_nothing_refused(toys: ModuleType) -> None:
+def test_without_a_layout_nothing_is_screened_and_nothing_refused() -> None:
     """A batch of 5 sequences divides over no 8 replicas."""
     screening = strategy("data").screen(toys.job(5), toys.topology(8), toys.TableCosts(LAYERS))
     assert (len(screening.estimate_s), len(screening.memory_share), screening.screened) == (0, 0, 0)

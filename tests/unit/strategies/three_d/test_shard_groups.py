@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfsim.base.errors import LayoutError
@@ -16,12 +15,13 @@ from perfsim.engine import critical_path
 from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.three_d.data import Held, Replicas
+from perfsim.testing import toys
 from perfsim.work import RankGroup
 
 FSDP = ParallelLayout(data=32, zero_stage=3)
 
 
-def planned(toys: ModuleType, layout: ParallelLayout, batch: int = 32, **recipe: Any) -> Plan:
+def planned(layout: ParallelLayout, batch: int = 32, **recipe: Any) -> Plan:
     topology = toys.topology(layout.num_devices, toys.gpu_cluster(gpus=8, nics=8))
     plan: Plan = strategy("3d").plan(toys.job(batch, recipe), topology, layout, check_memory=False)
     return plan
@@ -41,7 +41,7 @@ def sent_between_nodes(group: Replicas, num_parameters: float, node: int) -> flo
 
 
 @pytest.mark.parametrize("nodes", [4, 16, 128])
-def test_a_group_of_a_node_sends_what_the_fsdp_paper_counts(toys: ModuleType, nodes: int) -> None:
+def test_a_group_of_a_node_sends_what_the_fsdp_paper_counts(nodes: int) -> None:
     """[2304.11277 section 3.2.2]: 2 M (W - 1) / (G W) across hosts, not 3 M (W - 1) / W; all in 16 bits."""
     node = 8
     ranks = 8 * nodes
@@ -58,22 +58,20 @@ def test_a_group_of_a_node_sends_what_the_fsdp_paper_counts(toys: ModuleType, no
     assert hybrid == pytest.approx(2 * n_bytes * (ranks - 1) / (node * ranks), rel=node / ranks)
 
 
-def test_one_group_of_all_replicas_is_plain_sharding(toys: ModuleType) -> None:
+def test_one_group_of_all_replicas_is_plain_sharding() -> None:
     layouts = (replace(FSDP, shard_group=size) for size in (32, None))
-    grouped, plain = (toys.graph_of(planned(toys, layout)).digest() for layout in layouts)
+    grouped, plain = (toys.graph_of(planned(layout)).digest() for layout in layouts)
     assert grouped == plain
 
 
-def test_a_rank_holds_the_shard_of_its_group(toys: ModuleType) -> None:
-    hybrid, whole = (
-        planned(toys, replace(FSDP, shard_group=size)).memory[0].parts_bytes for size in (8, None)
-    )
+def test_a_rank_holds_the_shard_of_its_group() -> None:
+    hybrid, whole = (planned(replace(FSDP, shard_group=size)).memory[0].parts_bytes for size in (8, None))
     for name in ("parameters", "gradients", "optimizer"):
         assert hybrid[name] == pytest.approx(4 * whole[name])
     assert hybrid["gathered parameters"] == whole["gathered parameters"]
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20)
 @given(
     zero_stage=st.sampled_from([1, 3]),
     gather=st.integers(0, 3),
@@ -82,7 +80,7 @@ def test_a_rank_holds_the_shard_of_its_group(toys: ModuleType) -> None:
     microbatches=st.integers(1, 3),
 )
 def test_the_closed_form_is_close_whatever_limits_it(
-    toys: ModuleType, zero_stage: int, gather: int, scatter: int, across: int, microbatches: int
+    zero_stage: int, gather: int, scatter: int, across: int, microbatches: int
 ) -> None:
     seconds = {
         "attention.forward": 2.0,
@@ -94,17 +92,17 @@ def test_the_closed_form_is_close_whatever_limits_it(
         "data.all_reduce": across,
     }
     layout = replace(FSDP, data=8, zero_stage=zero_stage, shard_group=2)
-    plan = planned(toys, layout, 8 * microbatches)
+    plan = planned(layout, 8 * microbatches)
     costs = toys.TableCosts(seconds)
     graph = toys.graph_of(plan)
     simulated = critical_path(graph, price(graph, costs)).step_time_s
     assert strategy("3d").estimate_s(plan, costs) == pytest.approx(simulated, rel=0.03)
 
 
-def test_sums_over_groups_hide_behind_the_backward(toys: ModuleType) -> None:
+def test_sums_over_groups_hide_behind_the_backward() -> None:
     """Only that of the last layer and of embedding and LM head is exposed."""
     seconds = {"attention.backward": 4.0, "data.all_reduce": 1.0}
-    plan = planned(toys, replace(FSDP, data=8, shard_group=2), 8)
+    plan = planned(replace(FSDP, data=8, shard_group=2), 8)
     graph = toys.graph_of(plan)
     assert critical_path(graph, price(graph, toys.TableCosts(seconds))).step_time_s == 8 * 4.0 + 2.0
 
@@ -117,14 +115,12 @@ def test_sums_over_groups_hide_behind_the_backward(toys: ModuleType) -> None:
         ({"shard_group": 8, "zero_stage": 0}, "zero_stage is 0"),
     ],
 )
-def test_groups_that_do_not_divide_the_replicas_are_refused(
-    toys: ModuleType, changes: dict[str, Any], problem: str
-) -> None:
+def test_groups_that_do_not_divide_the_replicas_are_refused(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(LayoutError, match=problem):
-        planned(toys, replace(FSDP, **changes))
+        planned(replace(FSDP, **changes))
 
 
-def test_the_planner_tries_groups_of_a_node_where_there_are_several_nodes(toys: ModuleType) -> None:
+def test_the_planner_tries_groups_of_a_node_where_there_are_several_nodes() -> None:
     for devices, groups in ((8, {None}), (16, {None, 8, 4, 2})):
         listed = strategy("zero3").layouts(toys.job(devices), toys.topology(devices))
         assert {layout.shard_group for layout in listed} == groups  # type: ignore[attr-defined]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import product
-from types import ModuleType
 
 import pytest
 
@@ -19,11 +18,12 @@ from perfsim.strategies.three_d.space import (
     head_layers,
     layout_space,
 )
+from perfsim.testing import toys
 
 ALL = ("tensor", "pipeline", "data")
 
 
-def space(toys: ModuleType, job: Job, devices: int = 16, free: tuple[str, ...] = ALL) -> Columns:
+def space(job: Job, devices: int = 16, free: tuple[str, ...] = ALL) -> Columns:
     return layout_space(job, toys.topology(devices), free)
 
 
@@ -44,7 +44,7 @@ def intervals(layers: int) -> set[int]:
 
 
 @pytest.mark.parametrize("num_layers", [4, 6])
-def test_the_space_is_every_combination_that_keeps_the_rules(toys: ModuleType, num_layers: int) -> None:
+def test_the_space_is_every_combination_that_keeps_the_rules(num_layers: int) -> None:
     """Tried one by one on 4 devices, with layers that divide and layers that do not."""
     job = toys.job(12, num_layers=num_layers)
     topology = toys.topology(4)
@@ -87,7 +87,7 @@ def test_the_space_is_every_combination_that_keeps_the_rules(toys: ModuleType, n
                 )
                 if not refusals_of(job, topology, layout, "3d", ALL):
                     legal.add(layout)
-    listed = layouts(space(toys, job, 4))
+    listed = layouts(space(job, 4))
     assert len(set(listed)) == len(listed)
     assert set(listed) == legal
 
@@ -95,7 +95,7 @@ def test_the_space_is_every_combination_that_keeps_the_rules(toys: ModuleType, n
 @pytest.mark.parametrize(("free", "combinations"), [(ALL, 15), (("tensor",), 1), (("pipeline", "data"), 5)])
 @pytest.mark.parametrize("batch", [16, 24])
 def test_combinations_of_degrees_without_a_layout_are_counted(
-    toys: ModuleType, batch: int, free: tuple[str, ...], combinations: int
+    batch: int, free: tuple[str, ...], combinations: int
 ) -> None:
     """On 16 devices three degrees have 15 combinations, pipeline and data alone 5."""
     legal = layout_space(toys.job(batch), toys.topology(16), free)
@@ -113,7 +113,7 @@ def test_layers_that_do_not_divide_are_spread_with_fewer_on_the_last_stage() -> 
     ("num_layers", "every"), [(1, [1]), (12, [1, 2, 3, 4, 6, 12]), (32, [1, 2, 3, 4, 6, 8, 12, 16, 32])]
 )
 def test_intervals_of_recompute_each_leave_another_number_of_layers(
-    toys: ModuleType, num_layers: int, every: list[int]
+    num_layers: int, every: list[int]
 ) -> None:
     space = layout_space(toys.job(8, num_layers=num_layers), toys.topology(2), ("data",))
     assert sorted(set(space.recompute_every.tolist())) == every
@@ -128,7 +128,7 @@ def test_intervals_of_recompute_each_leave_another_number_of_layers(
     ],
 )
 def test_recompute_modes_are_the_recipes_or_all_that_make_a_difference(
-    toys: ModuleType, recipe: dict[str, object], modes: set[str]
+    recipe: dict[str, object], modes: set[str]
 ) -> None:
-    listed = layouts(space(toys, toys.job(16, recipe), 8))
+    listed = layouts(space(toys.job(16, recipe), 8))
     assert {layout.recompute for layout in listed} == modes

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import pytest
 
 from perfsim.costs.price import price
 from perfsim.engine import critical_path
 from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies.three_d.memory import stage_memory
+from perfsim.testing import toys
 
 LAYER_PARAMETERS = 12 * 2048**2 + 13 * 2048
 TABLES = (51200 + 1024) * 2048
 
 
-def test_scattering_that_overlaps_hides_behind_the_backward(toys: ModuleType) -> None:
+def test_scattering_that_overlaps_hides_behind_the_backward() -> None:
     job = toys.job(16, {"overlap_grad_reduce": True})
     graph = toys.graph_of(toys.plan("3d", job, ParallelLayout(data=4, zero_stage=2)))
     seconds = {"mlp.forward": 0.25, "mlp.backward": 1.0, "data.reduce_scatter": 0.5}
@@ -23,7 +22,7 @@ def test_scattering_that_overlaps_hides_behind_the_backward(toys: ModuleType) ->
     assert step_s == 4 * 8 * 1.25 + 2 * 0.5, "the last layer's and that of the tables"
 
 
-def test_memory_holds_a_shard_of_the_gradients_and_the_buckets_under_way(toys: ModuleType) -> None:
+def test_memory_holds_a_shard_of_the_gradients_and_the_buckets_under_way() -> None:
     def parts(zero_stage: int, data: int = 8) -> dict[str, float]:
         layout = ParallelLayout(data=data, zero_stage=zero_stage)
         return dict(stage_memory(toys.job(), layout, toys.topology(8))[0].parts_bytes)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import pytest
 
 from perfsim.costs.price import price
 from perfsim.engine import critical_path
 from perfsim.specs.layout import ParallelLayout
+from perfsim.testing import toys
 from perfsim.work import Task
 
 LIMIT = 2
 
 
-def timeline(toys: ModuleType, gather_s: float, layers: int) -> list[tuple[int, float, float, float]]:
+def timeline(gather_s: float, layers: int) -> list[tuple[int, float, float, float]]:
     """Each gather of a layer in one step: the layer, start and end of the gather, end of the compute."""
     names = ("attention.forward", "mlp.forward", "attention.backward", "mlp.backward")
     costs = toys.TableCosts(dict.fromkeys(names, 1.0) | {"data.all_gather": gather_s})
@@ -44,10 +43,10 @@ def timeline(toys: ModuleType, gather_s: float, layers: int) -> list[tuple[int, 
 @pytest.mark.parametrize("gather_s", [0.0, 0.5, 3.0])
 @pytest.mark.parametrize("layers", [1, 2, 3, 8])
 def test_a_gather_of_layers_in_order_and_in_reverse_starts_when_one_of_two_before_it_is_done(
-    toys: ModuleType, layers: int, gather_s: float
+    layers: int, gather_s: float
 ) -> None:
     """FSDP's `limit_all_gathers` [2304.11277]: the host issues a gather when the last but one's is freed."""
-    rows = timeline(toys, gather_s, layers)
+    rows = timeline(gather_s, layers)
     assert [row[0] for row in rows] == [*range(layers), *reversed(range(layers))]
     for number, (_, start_s, _, _) in enumerate(rows[1:], start=1):
         on_stream = rows[number - 1][2]
