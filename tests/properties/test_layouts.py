@@ -70,7 +70,7 @@ def test_every_listed_layout_is_legal_once_and_uses_all_devices(
     assert len(set(listed)) == len(listed)
     for layout in listed:
         assert layout.num_devices == count
-        assert not refusals_of(job, topology, layout, name, STRATEGIES[name].free_degrees)  # type: ignore[attr-defined]
+        assert not refusals_of(job, topology, layout, name, STRATEGIES[name].free_degrees)
 
 
 @given(models, layouts(), batches)

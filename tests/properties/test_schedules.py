@@ -52,7 +52,7 @@ def test_every_stage_runs_each_pass_of_each_micro_batch_and_chunk_once(shape: Sh
     assert len(orders) == pipeline
     for stage, order in enumerate(orders):
         expected = {
-            Slot(which, stage, chunk, number)  # type: ignore[arg-type]
+            Slot(which, stage, chunk, number)
             for which in passes(name)
             for chunk in range(virtual)
             for number in range(microbatches)
@@ -66,7 +66,7 @@ def test_a_backward_follows_its_own_forward_and_weight_gradients_their_own_backw
         place = {slot: number for number, slot in enumerate(order)}
         for earlier, later in pairwise(passes(shape[0])):
             slots = [slot for slot in order if slot.which == later]
-            assert all(place[slot._replace(which=earlier)] < place[slot] for slot in slots)  # type: ignore[arg-type]
+            assert all(place[slot._replace(which=earlier)] < place[slot] for slot in slots)
 
 
 @given(shapes())

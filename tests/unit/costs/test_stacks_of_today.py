@@ -34,7 +34,7 @@ def prices(
     """The prices of an H100 with other constants."""
     system = default_catalog().system("dgx-h100")
     assert isinstance(system, GpuClusterSpec)
-    calibration = system.device.calibration.model_copy(update=device or {})  # type: ignore[union-attr]
+    calibration = system.device.calibration.model_copy(update=device or {})
     system = system.model_copy(
         update={"device": system.device.model_copy(update={"calibration": calibration})}
     )
@@ -44,7 +44,7 @@ def prices(
 
 
 def product(precision: str | None, m: int = 8192) -> Kernel:
-    return Kernel("fc", "gemm", flop=2.0 * m * 8192 * 8192, m=m, n=8192, k=8192, precision=precision)  # type: ignore[arg-type]
+    return Kernel("fc", "gemm", flop=2.0 * m * 8192 * 8192, m=m, n=8192, k=8192, precision=precision)
 
 
 def attention(name: str, length: int) -> Kernel:

@@ -23,7 +23,7 @@ BLOCKS = 8 + 2
 
 def planned(*, systems: int = 1, batch: int = 32, **layout: object) -> Plan:
     fields = {"micro_batch_size": batch // systems, "data": systems} | layout
-    chosen = StreamingLayout(**fields)  # type: ignore[arg-type]
+    chosen = StreamingLayout(**fields)
     return toys.plan("weight-streaming", toys.job(batch), chosen, toys.wafer_cluster())
 
 

@@ -31,14 +31,11 @@ ON_EIGHT = ParallelLayout(data=8, expert=8)
 
 
 def job_of(batch: int = 8, recipe: dict[str, Any] | None = None, **experts: Any) -> Job:
-    job: Job = toys.job(batch, FUSED | (recipe or {}), experts=EXPERTS | experts)
-    return job
+    return toys.job(batch, FUSED | (recipe or {}), experts=EXPERTS | experts)
 
 
-def planned(job: Job, layout: ParallelLayout, nodes_of: int = 8) -> Plan:
-    topology = toys.topology(layout.num_devices, toys.gpu_cluster(gpus=nodes_of, nics=nodes_of))
-    plan: Plan = strategy("3d").plan(job, topology, layout, check_memory=False)
-    return plan
+def planned(job: Job, layout: ParallelLayout) -> Plan:
+    return toys.plan("3d", job, layout)
 
 
 def moved(graph: TaskGraph, name: str) -> float:
@@ -115,14 +112,19 @@ def on_h100(job: Job, layout: ParallelLayout, *, graph: bool = True) -> Plan:
     framework = catalog.framework("megatron-core-te").model_copy(update={"cuda_graph": graph})
     recipe = job.recipe.ran_with(framework=framework)
     topology = FatTree(catalog.system("dgx-h100"), layout.num_devices)
-    plan: Plan = strategy("3d").plan(replace(job, recipe=recipe), topology, layout, check_memory=False)
-    return plan
+    return strategy("3d").plan(replace(job, recipe=recipe), topology, layout, check_memory=False)
+
+
+def both_s(plan: Plan) -> tuple[float, float]:
+    """The closed form, and the simulated step."""
+    graph = graph_of(plan)
+    costs = machine_of(plan.system).costs(plan.topology, plan.job.recipe)
+    simulated_s = critical_path(graph, price(graph, costs)).step_time_s / len(graph.step_ends)
+    return strategy("3d").estimate_s(plan, costs), simulated_s
 
 
 def step_s(plan: Plan) -> float:
-    graph = graph_of(plan)
-    costs = machine_of(plan.system).costs(plan.topology, plan.job.recipe)
-    return critical_path(graph, price(graph, costs)).step_time_s / len(graph.step_ends)
+    return both_s(plan)[1]
 
 
 @pytest.mark.parametrize(
@@ -138,9 +140,8 @@ def step_s(plan: Plan) -> float:
 )
 @pytest.mark.parametrize("graph", [False, True])
 def test_the_closed_form_is_close_to_the_simulation(layout: ParallelLayout, graph: bool) -> None:
-    plan = on_h100(job_of(32), layout, graph=graph)
-    costs = machine_of(plan.system).costs(plan.topology, plan.job.recipe)
-    assert strategy("3d").estimate_s(plan, costs) == pytest.approx(step_s(plan), rel=0.1)
+    estimated_s, simulated_s = both_s(on_h100(job_of(32), layout, graph=graph))
+    assert estimated_s == pytest.approx(simulated_s, rel=0.1)
 
 
 def test_layers_of_several_kinds_add_up_in_memory_and_in_the_closed_form() -> None:
@@ -153,9 +154,8 @@ def test_layers_of_several_kinds_add_up_in_memory_and_in_the_closed_form() -> No
     on_rank = counts.of(kind) - counts.routed_of(kind) * 3 / 4
     assert first - alike[0] == pytest.approx(3 * 2.0 * (counts.of(dense) - on_rank))
     assert last == alike[1]
-    plan = on_h100(mixed, layout)
-    costs = machine_of(plan.system).costs(plan.topology, plan.job.recipe)
-    assert strategy("3d").estimate_s(plan, costs) == pytest.approx(step_s(plan), rel=0.1)
+    estimated_s, simulated_s = both_s(on_h100(mixed, layout))
+    assert estimated_s == pytest.approx(simulated_s, rel=0.1)
 
 
 def test_buffers_on_a_rank_are_for_the_largest_layer_that_it_holds() -> None:
@@ -199,13 +199,6 @@ def test_the_planner_tries_degrees_that_divide_the_experts() -> None:
 
 
 # --------------------------------------------------------------------------------------- imbalance
-def test_the_fullest_rank_has_more_rows_the_fewer_experts_it_averages() -> None:
-    job = job_of(recipe={"routing": "drawn", "routing_spread": 0.1})
-    loads = [expert_load(job, ranks) for ranks in (1, 2, 8)]
-    assert loads[0] == 1.0
-    assert 1.0 < loads[1] < loads[2] < 1.4
-
-
 @pytest.mark.parametrize("spread", [0.03, 0.3])
 def test_the_load_is_that_of_the_fullest_rank_over_the_mean(spread: float) -> None:
     """Of two experts whose logarithms are d apart, the fuller has 1 + tanh(|d| / 2) times the mean."""
@@ -216,11 +209,11 @@ def test_the_load_is_that_of_the_fullest_rank_over_the_mean(spread: float) -> No
     assert load - 1.0 == pytest.approx(fmean(more), rel=0.1)
 
 
-def test_forced_balance_and_a_capacity_limit_the_load() -> None:
-    drawn = job_of(recipe={"routing": "drawn", "routing_spread": 0.3})
-    capped = job_of(recipe={"routing": "drawn", "routing_spread": 0.3, "expert_capacity": 1.0})
-    assert expert_load(drawn, 8) > 1.2
-    assert expert_load(capped, 8) == 1.0
+def test_the_load_grows_with_the_ranks_unless_balance_is_forced_or_a_capacity_limits_it() -> None:
+    drawn = {"routing": "drawn", "routing_spread": 0.1}
+    loads = [expert_load(job_of(recipe=drawn), ranks) for ranks in (1, 2, 8)]
+    assert loads[0] == 1.0 < loads[1] < loads[2] < 1.4
+    assert expert_load(job_of(recipe=drawn | {"expert_capacity": 1.0}), 8) == 1.0
     assert expert_load(job_of(), 8) == 1.0
 
 

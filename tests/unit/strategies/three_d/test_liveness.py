@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ def closed_form(plan: Plan) -> list[float]:
     return [use.parts_bytes["activations"] for use in plan.memory]
 
 
-LAYOUTS = [
+ORDERS = [
     ("1f1b", 1, 1, 4),
     ("1f1b", 2, 1, 8),
     ("1f1b", 4, 1, 8),
@@ -51,21 +52,23 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-@pytest.mark.parametrize(("name", "p", "v", "m"), LAYOUTS)
+@pytest.mark.parametrize(("name", "p", "v", "m"), ORDERS)
 def test_closed_form_and_liveness_agree_stage_by_stage(
-    peak_live_bytes: Peaks, name: str, p: int, v: int, m: int, recompute: str
+    peak_live_bytes: Peaks, name: str, p: int, v: int, m: int, recompute: Any
 ) -> None:
+    """All that is alive is little more: three hidden activations, and what a neighbour sent early."""
     layout = ParallelLayout(
-        tensor=2,
-        pipeline=p,
-        data=2,
-        virtual_pipeline=v,
-        schedule=name,
-        recompute=recompute,  # type: ignore[arg-type]
+        tensor=2, pipeline=p, data=2, virtual_pipeline=v, schedule=name, recompute=recompute
     )
     plan = planned(layout, m)
-    alive = peak_live_bytes(run(plan), {SAVED})
-    assert list(alive.values()) == pytest.approx(closed_form(plan), rel=1e-9)
+    trace = run(plan)
+    saved = peak_live_bytes(trace, {SAVED})
+    assert list(saved.values()) == pytest.approx(closed_form(plan), rel=1e-9)
+    if recompute == "none":
+        hidden = 2.0 * plan.job.seq_length * plan.job.model.hidden_size
+        for device, total in peak_live_bytes(trace).items():
+            assert 0 < total - saved[device] <= (3 if v == 1 else 6) * hidden
+            assert total == pytest.approx(saved[device], rel=0.04)
 
 
 @pytest.mark.parametrize("layers", [(1, 3, 3, 1), (3, 1, 1, 3), (3, 2, 2, 1), (0, 4, 4, 0), (2, 3, 3, 0)])
@@ -78,25 +81,11 @@ def test_uneven_chunks_agree_too(peak_live_bytes: Peaks, layers: tuple[int, ...]
 
 
 @pytest.mark.parametrize("exchange", ["ring", "all_to_all"])
-def test_context_ranks_agree_too(peak_live_bytes: Peaks, exchange: str) -> None:
-    layout = ParallelLayout(pipeline=2, context=4, context_exchange=exchange)  # type: ignore[arg-type]
-    job = toys.job(4, {"attention": "flash"})
-    plan = toys.plan("3d", job, layout)
+def test_context_ranks_agree_too(peak_live_bytes: Peaks, exchange: Any) -> None:
+    layout = ParallelLayout(pipeline=2, context=4, context_exchange=exchange)
+    plan = toys.plan("3d", toys.job(4, {"attention": "flash"}), layout)
     alive = peak_live_bytes(run(plan), {SAVED})
     assert list(alive.values()) == pytest.approx(closed_form(plan), rel=1e-9)
-
-
-@pytest.mark.parametrize(("name", "p", "v", "m"), LAYOUTS)
-def test_all_that_is_alive_is_little_more(peak_live_bytes: Peaks, name: str, p: int, v: int, m: int) -> None:
-    """Three hidden activations of the layer at work, and what an interleaved neighbour sent early."""
-    plan = planned(ParallelLayout(pipeline=p, virtual_pipeline=v, schedule=name), m)
-    trace = run(plan)
-    hidden = 2.0 * plan.job.seq_length * plan.job.model.hidden_size
-    everything = peak_live_bytes(trace)
-    saved = peak_live_bytes(trace, {SAVED})
-    for device, total in everything.items():
-        assert 0 < total - saved[device] <= (3 if v == 1 else 6) * hidden
-        assert total == pytest.approx(saved[device], rel=0.02)
 
 
 @pytest.mark.parametrize(("sequence_parallel", "zero"), [(False, 0), (True, 1), (True, 2)])
@@ -120,9 +109,6 @@ def test_every_rank_of_an_unfolded_step_holds_what_its_written_peer_holds(
         for device, n_bytes in live.items():
             base = int(device.removeprefix("gpu")) // 4 * 4
             assert n_bytes == folded[f"gpu{base}"]
-
-
-# ------------------------------------------------------- memory of a whole pipeline against its depth
 
 
 @pytest.mark.parametrize("grows", [False, True])

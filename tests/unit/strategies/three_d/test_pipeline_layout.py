@@ -86,4 +86,4 @@ def test_a_last_stage_with_fewer_layers_for_its_head_is_faster_and_the_planner_h
     assert head_layers(job) == 4
     assert step_s((6, 2)) == pytest.approx(step_s(None) * 6 / 8, rel=0.02)
     listed = strategy("3d").layouts(job, toys.topology(2))
-    assert (6, 2) in {layout.layers_per_stage for layout in listed}  # type: ignore[attr-defined]
+    assert (6, 2) in {layout.layers_per_stage for layout in listed}

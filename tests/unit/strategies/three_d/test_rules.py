@@ -63,7 +63,7 @@ def test_everything_wrong_is_listed_at_once_with_the_nearest_mend() -> None:
     ],
 )
 def test_a_stage_problem_is_named(layout: dict[str, object], problem: str) -> None:
-    assert problems(ParallelLayout(pipeline=2, data=4, **layout)) == [problem]  # type: ignore[arg-type]
+    assert problems(ParallelLayout(pipeline=2, data=4, **layout)) == [problem]
 
 
 @pytest.mark.parametrize("name", ["data", "tensor", "pipeline"])

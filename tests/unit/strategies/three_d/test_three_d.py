@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -63,21 +64,17 @@ def test_ranks_are_tensor_then_data_then_pipeline() -> None:
 
 
 # ------------------------------------------------------------------------------------ how often
-
-
 @pytest.mark.parametrize(("recompute", "passes"), [("none", 4), ("selective", 4), ("full", 6)])
-def test_tensor_parallelism_sums_twice_a_layer_and_pass(recompute: str, passes: int) -> None:
-    layout = ParallelLayout(tensor=2, recompute=recompute)  # type: ignore[arg-type]
-    tasks = counts(graph(layout, toys.job(3)))
+def test_tensor_parallelism_sums_twice_a_layer_and_pass(recompute: Any, passes: int) -> None:
+    """Under sequence parallelism each sum is a scatter and a gather."""
+    plain, shared = (
+        counts(graph(ParallelLayout(tensor=2, recompute=recompute, sequence_parallel=shares), toys.job(3)))
+        for shares in (False, True)
+    )
     embedding_head_and_softmax = 3
-    assert tasks["tensor.all_reduce"] == 3 * (8 * passes + embedding_head_and_softmax)
-
-
-def test_with_sequence_parallelism_each_sum_is_a_scatter_and_a_gather_of_the_same_bytes() -> None:
-    plain = graph(ParallelLayout(tensor=2), toys.job(3))
-    shared = graph(ParallelLayout(tensor=2, sequence_parallel=True), toys.job(3))
-    sums = counts(plain)["tensor.all_reduce"]
-    assert counts(shared)["tensor.reduce_scatter"] == counts(shared)["tensor.all_gather"] == sums
+    assert plain["tensor.all_reduce"] == 3 * (8 * passes + embedding_head_and_softmax)
+    scattered = shared["tensor.reduce_scatter"]
+    assert recompute != "none" or scattered == shared["tensor.all_gather"] == plain["tensor.all_reduce"]
 
 
 @pytest.mark.parametrize(("recompute", "linears"), [("selective", 0), ("full", 1)])
@@ -87,7 +84,7 @@ def test_selective_recompute_makes_scores_and_context_again_and_no_linear(
     """[2205.05198] Scores and context take 4 b s^2 h FLOP of a layer, QKV and projection 8 b s h^2 more."""
     seq = 1024
     hidden = 2048
-    written = graph(ParallelLayout(recompute=recompute), toys.job(1))  # type: ignore[arg-type]
+    written = graph(ParallelLayout(recompute=recompute), toys.job(1))
     redone = next(work for work in written.works if work.name == "attention.recompute")
     assert redone.flop == 4 * seq**2 * hidden + linears * 8 * seq * hidden**2
 
@@ -111,18 +108,12 @@ def test_what_goes_to_the_next_stage_is_split_among_tensor_peers_and_gathered_th
 
 
 # ----------------------------------------------------------------------------------- gradients
-
-
 def test_overlapped_reductions_start_while_earlier_layers_run_backward() -> None:
-    seconds = dict.fromkeys(["mlp.backward", "attention.backward", "data.all_reduce"], 1.0)
-    times = {}
-    for overlap in (False, True):
-        job = toys.job(2, {"overlap_grad_reduce": overlap})
-        written = graph(ParallelLayout(data=2), job)
-        times[overlap] = critical_path(written, price(written, toys.TableCosts(seconds))).end_s.max()
+    costs = toys.TableCosts(dict.fromkeys(["mlp.backward", "attention.backward", "data.all_reduce"], 1.0))
     layers = 8
-    assert times[False] == 2 * layers + 1
-    assert times[True] == 2 * layers + 2, "the last layer's reduction and that of the tables"
+    for overlap, exposed in ((False, 1), (True, 2)):  # the last layer's reduction and that of the tables
+        written = graph(ParallelLayout(data=2), toys.job(2, {"overlap_grad_reduce": overlap}))
+        assert critical_path(written, price(written, costs)).end_s.max() == 2 * layers + exposed
 
 
 @pytest.mark.parametrize(("bucket", "sizes"), [(1.0, [1] * 8), (5e8, [3, 3, 2]), (1e12, [8])])
@@ -178,12 +169,11 @@ def test_memory_is_itemised_by_stage_and_the_first_holds_most_micro_batches() ->
             ParallelLayout(micro_batch_size=16, recompute="selective"),
             13,
             "activations",
-            "micro_batch_size 16 → 2, which fits",
+            "micro_batch_size 16 → 2",
         ),
         (ParallelLayout(data=8), 10, "optimizer", "zero_stage 0 → 1"),
         (ParallelLayout(), 10, "optimizer", "tensor 1 → 2 on 2 devices, which fits"),
     ],
-    ids=["recompute", "micro-batch", "shard", "cut"],
 )
 def test_a_plan_that_does_not_fit_names_the_part_and_a_change(
     layout: ParallelLayout, capacity_gib: float, part: str, change: str

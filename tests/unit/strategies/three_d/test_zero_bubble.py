@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from perfsim.costs.price import price
 from perfsim.engine import critical_path
-from perfsim.engine.trace import Trace
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Job
-from perfsim.strategies import strategy
+from perfsim.strategies import Plan, strategy
 from perfsim.strategies.schedules import least_chunks
 from perfsim.strategies.three_d.emission import stages_of
 from perfsim.strategies.three_d.memory import stage_memory
@@ -21,13 +19,9 @@ from perfsim.testing import toys
 from perfsim.work import TaskGraph
 
 SPLIT = ("zb1p", "zb2p", "zbv", "v-half", "v-min")
-EQUAL = {
-    "attention.forward": 1.0,
-    "attention.dgrad": 1.0,
-    "attention.wgrad": 1.0,
-    "attention.backward": 2.0,
-}
-"""Seconds by work: every pass of a layer takes the same."""
+EQUAL = toys.TableCosts(
+    {"attention.forward": 1.0, "attention.dgrad": 1.0, "attention.wgrad": 1.0, "attention.backward": 2.0}
+)
 
 
 def layout(schedule: str, **changes: Any) -> ParallelLayout:
@@ -39,8 +33,11 @@ def graph(chosen: ParallelLayout, job: Job | None = None) -> TaskGraph:
     return toys.graph_of(toys.plan("3d", job or toys.job(), chosen))
 
 
-def run(written: TaskGraph, seconds: Mapping[str, float]) -> Trace:
-    return critical_path(written, price(written, toys.TableCosts(seconds)))
+def both_s(plan: Plan) -> tuple[float, float]:
+    """Seconds of a step, simulated and in closed form, where every pass of a layer takes the same."""
+    written = toys.graph_of(plan)
+    simulated_s = critical_path(written, price(written, EQUAL)).step_time_s
+    return simulated_s, strategy("3d").estimate_s(plan, EQUAL)
 
 
 def counts(written: TaskGraph) -> Counter[str]:
@@ -85,25 +82,20 @@ def test_with_equal_passes_the_step_is_its_work_and_the_published_bubble(
     if schedule in ("interleaved", "v-half", "v-min"):
         microbatches *= 4  # whole groups, or micro-batches for every stage
     job = toys.job(microbatches, tied_embeddings=False)
-    plan = toys.plan("3d", job, layout(schedule))
     stage_s = 2.0  # two layers a stage
     if schedule in SPLIT:
         bubble = max(bubble, 2 * 4 - 1 - microbatches)
     expected = stage_s * (3 * microbatches + bubble)
-    assert run(toys.graph_of(plan), EQUAL).step_time_s == pytest.approx(expected)
-    estimate = strategy("3d").estimate_s(plan, toys.TableCosts(EQUAL))
-    assert estimate == pytest.approx(expected)
+    assert both_s(toys.plan("3d", job, layout(schedule))) == pytest.approx((expected, expected))
 
 
 def test_a_tied_embedding_on_two_ranks_makes_them_end_together() -> None:
-    steps = {}
-    for tied in (False, True):
-        plan = toys.plan("3d", toys.job(16, tied_embeddings=tied), layout("zb2p"))
-        steps[tied] = run(toys.graph_of(plan), EQUAL).step_time_s
-        estimate = strategy("3d").estimate_s(plan, toys.TableCosts(EQUAL))
-        assert estimate == pytest.approx(steps[tied])
+    untied, tied = (
+        both_s(toys.plan("3d", toys.job(16, tied_embeddings=tied), layout("zb2p"))) for tied in (False, True)
+    )
     late_start_of_the_last_stage = 3 * 2.0
-    assert steps[True] - steps[False] == pytest.approx(late_start_of_the_last_stage)
+    assert tied == pytest.approx((untied[0] + late_start_of_the_last_stage,) * 2)
+    assert untied[0] == pytest.approx(untied[1])
 
 
 # ------------------------------------------------------------------------------------ placement
@@ -130,12 +122,7 @@ def test_a_v_of_unequal_stages_recomputes_one_layer_in_so_many_of_a_rank() -> No
     assert Counter(recomputed) == {"gpu0/compute": 2 * passes, "gpu1/compute": 3 * passes}
 
 
-# ------------------------------------------------------------------------------------ gradients
-
-
 # --------------------------------------------------------------------------------------- memory
-
-
 @pytest.mark.parametrize("schedule", SPLIT)
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_memory_in_closed_form_is_what_is_alive_in_the_run(
@@ -144,7 +131,7 @@ def test_memory_in_closed_form_is_what_is_alive_in_the_run(
     job = toys.job(16, num_layers=64, tied_embeddings=False)
     chosen = layout(schedule, recompute=recompute)
     written = graph(chosen, job)
-    live = peak_live_bytes(run(written, EQUAL), {"saved", "weight_inputs"})
+    live = peak_live_bytes(critical_path(written, price(written, EQUAL)), {"saved", "weight_inputs"})
     uses = stage_memory(job, chosen, toys.topology(4))
     for rank in (1, 2):  # without the embedding's gradient, which is a hidden tensor
         parts = uses[rank].parts_bytes
