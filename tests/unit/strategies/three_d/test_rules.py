@@ -17,15 +17,13 @@ from perfsim.strategies.three_d.legal import refusals_of
 from perfsim.testing import toys
 
 ALL = ("tensor", "pipeline", "data")
-WHOLE = "so schedule must be 1f1b, not gpipe"
 
 
-def words(*question: Any) -> list[str]:
-    return [refusal.words for refusal in refusals_of(*question)]
-
-
-def problems(layout: ParallelLayout, job: Job | None = None, devices: int = 8) -> list[str]:
-    return words(job or toys.job(), toys.topology(devices), layout, "3d", ALL)
+def problems(
+    layout: ParallelLayout, job: Job | None = None, name: str = "3d", free: tuple[str, ...] = ALL
+) -> list[str]:
+    refusals = refusals_of(job or toys.job(), toys.topology(max(8, layout.num_devices)), layout, name, free)
+    return [refusal.words for refusal in refusals]
 
 
 def test_everything_wrong_is_listed_at_once_with_the_nearest_mend() -> None:
@@ -44,31 +42,34 @@ def test_everything_wrong_is_listed_at_once_with_the_nearest_mend() -> None:
     assert caught.value.exit_code == 2
 
 
+ENTRIES = "layers_per_stage has 0 entries for 2 stages"
+KNOWN = ", ".join(sorted(SCHEDULES))
+
+
 @pytest.mark.parametrize(
-    ("layout", "problem"),
+    ("layout", "expected"),
     [
-        (
-            {"schedule": "dual"},
-            f"schedule 'dual' is not available; allowed: {', '.join(sorted(SCHEDULES))}",
-        ),
-        ({"schedule": "zbv"}, "schedule zbv needs virtual_pipeline 2, not 1"),
+        ({}, []),
+        ({"schedule": "dual"}, [f"schedule 'dual' is not available; allowed: {KNOWN}"]),
+        ({"schedule": "zbv"}, ["schedule zbv needs virtual_pipeline 2, not 1"]),
         (
             {"schedule": "zb1p", "virtual_pipeline": 2},
-            "virtual_pipeline 2 needs schedule interleaved, not zb1p",
+            ["virtual_pipeline 2 needs schedule interleaved, not zb1p"],
         ),
-        ({"virtual_pipeline": 2}, "virtual_pipeline 2 needs schedule interleaved, not 1f1b"),
-        ({"layers_per_stage": (8,)}, "layers_per_stage has 1 entries for 2 stages"),
-        ({"layers_per_stage": (4, 5)}, "layers_per_stage adds up to 9, the model has 8 layers"),
-        ({"layers_per_stage": (9, -1)}, "layers_per_stage has a negative entry"),
+        ({"virtual_pipeline": 2}, ["virtual_pipeline 2 needs schedule interleaved, not 1f1b"]),
+        ({"layers_per_stage": (8,)}, ["layers_per_stage has 1 entries for 2 stages"]),
+        ({"layers_per_stage": (4, 5)}, ["layers_per_stage adds up to 9, the model has 8 layers"]),
+        ({"layers_per_stage": (9, -1)}, ["layers_per_stage has a negative entry"]),
+        ({"layers_per_stage": ()}, [ENTRIES, "layers_per_stage adds up to 0, the model has 8 layers"]),
     ],
 )
-def test_a_stage_problem_is_named(layout: dict[str, object], problem: str) -> None:
-    assert problems(ParallelLayout(pipeline=2, data=4, **layout)) == [problem]
+def test_a_stage_problem_is_named(layout: dict[str, Any], expected: list[str]) -> None:
+    assert problems(ParallelLayout(pipeline=2, data=4, **layout)) == expected
 
 
 @pytest.mark.parametrize("name", ["data", "tensor", "pipeline"])
 def test_a_plain_strategy_holds_the_other_degrees_at_1(name: str) -> None:
-    refused = words(toys.job(), toys.topology(8), ParallelLayout(tensor=2, pipeline=2, data=2), name, (name,))
+    refused = problems(ParallelLayout(tensor=2, pipeline=2, data=2), name=name, free=(name,))
     others = [degree for degree in ALL if degree != name]
     assert refused == [f"strategy {name} holds {degree} at 1, the layout has {degree} 2" for degree in others]
 
@@ -76,15 +77,6 @@ def test_a_plain_strategy_holds_the_other_degrees_at_1(name: str) -> None:
 @pytest.mark.parametrize(
     ("layout", "changes", "expected"),
     [
-        ({"tensor": 2, "pipeline": 2, "data": 2}, {}, []),
-        (
-            {"pipeline": 2, "data": 4, "layers_per_stage": ()},
-            {},
-            [
-                "layers_per_stage has 0 entries for 2 stages",
-                "layers_per_stage adds up to 0, the model has 8 layers",
-            ],
-        ),
         (
             {
                 "tensor": 2,
@@ -94,39 +86,40 @@ def test_a_plain_strategy_holds_the_other_degrees_at_1(name: str) -> None:
                 "micro_batch_size": 16,
             },
             {},
-            ["interleaved needs micro-batches (2) in multiples of pipeline 4"],
+            "interleaved needs micro-batches (2) in multiples of pipeline 4",
         ),
         (
             {"data": 8, "zero_stage": 3, "schedule": "zb1p"},
             {},
-            ["zero_stage 3 runs whole backwards, schedule zb1p splits them; try 1f1b"],
+            "zero_stage 3 runs whole backwards, schedule zb1p splits them; try 1f1b",
         ),
         (
             {"data": 8, "zero_stage": 3, "schedule": "gpipe"},
             {},
-            ["zero_stage 3 takes one micro-batch forward and back before the next, " + WHOLE],
+            "zero_stage 3 takes one micro-batch forward and back before the next, so schedule must be 1f1b, "
+            "not gpipe",
         ),
         (
             {"tensor": 4, "data": 2, "sequence_parallel": True},
             {"seq_length": 1022},
-            ["seq_length 1022 is not a multiple of tensor 4"],
+            "seq_length 1022 is not a multiple of tensor 4",
         ),
     ],
 )
 def test_a_rule_that_is_broken_alone_is_named(
-    layout: dict[str, Any], changes: dict[str, Any], expected: list[str]
+    layout: dict[str, Any], changes: dict[str, Any], expected: str
 ) -> None:
-    assert problems(ParallelLayout(**layout), toys.job(32, changes)) == expected
+    assert problems(ParallelLayout(**layout), toys.job(32, changes)) == [expected]
 
 
 def test_stages_that_do_not_divide_are_told_the_uneven_ones_that_are_legal() -> None:
     job = toys.job(32, num_layers=61)
     layout = ParallelLayout(pipeline=16)
-    (problem,) = problems(layout, job, devices=16)
+    (problem,) = problems(layout, job)
     given = re.search(r"layers_per_stage=([\d-]+)$", problem)
     assert given is not None
     uneven = tuple(map(int, given[1].split("-")))
-    assert problems(replace(layout, layers_per_stage=uneven), job, devices=16) == []
+    assert problems(replace(layout, layers_per_stage=uneven), job) == []
 
 
 @pytest.mark.parametrize(
