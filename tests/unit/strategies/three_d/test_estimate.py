@@ -8,43 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfsim.catalog import default_catalog
 from perfsim.machines.placement import place
 from perfsim.prediction.planner import Search, estimated
-from perfsim.prediction.question import Question
+from perfsim.prediction.question import Question, question_of
 from perfsim.prediction.run import Step, graph_of
 
 
-def question_of(
-    model: str,
-    system: str,
-    devices: int,
-    batch: int,
-    layout: str | None = None,
-    recipe: str = "gpt3_pretraining",
-) -> Question:
-    catalog = default_catalog()
-    return Question(
-        model=catalog.model(model),
-        recipe=catalog.recipe(recipe),
-        system=catalog.system(system),
-        devices=devices,
-        strategy="3d",
-        batch=batch,
-        layout=layout,
-        must_fit=False,
-    )
+def asked(model: str, system: str, devices: int, batch: int, **given: Any) -> Question:
+    fields = {"model": model, "system": system, "devices": devices, "batch": batch, "strategy": "3d"}
+    return replace(question_of({"recipe": "gpt3_pretraining", **fields, **given}), must_fit=False)
 
 
-def error(question: Question, screened: Any) -> float:
+def error(question: Question, screened: Any = None) -> float:
     """Estimate over simulated step less 1."""
+    screened = screened or estimated(question)
     placed = place(graph_of(screened.plan), question.topology, contention=False)
     return screened.estimate_s / Step(placed, question.costs).run().step_time_s - 1
-
-
-def error_of(model: str, system: str, devices: int, batch: int, layout: str) -> float:
-    question = question_of(model, system, devices, batch, layout)
-    return error(question, estimated(question))
 
 
 @pytest.mark.parametrize("sequence_parallel", ["true", "false"])
@@ -54,7 +33,7 @@ def test_chunks_whose_reductions_and_received_tensors_are_exposed_are_within_two
     chunks: int, batch: int, sequence_parallel: str
 ) -> None:
     layout = f"tp=8,pp=2,dp=16,mbs=1,schedule=interleaved,vpp={chunks},zero=0,sp={sequence_parallel}"
-    assert error_of("gpt3_20b", "dgx-a100-80gb", 256, batch, layout) == pytest.approx(0.0, abs=0.02)
+    assert abs(error(asked("gpt3_20b", "dgx-a100-80gb", 256, batch, layout=layout))) <= 0.02
 
 
 @pytest.mark.parametrize(("zero", "schedule"), [(0, "1f1b"), (1, "1f1b"), (2, "1f1b"), (1, "gpipe")])
@@ -69,21 +48,19 @@ def test_reductions_beside_one_micro_batch_or_more_are_within_one_percent(
     layout = f"tp=4,pp={1 if schedule == '1f1b' else 2},dp={64 if schedule == '1f1b' else 32},mbs=1"
     layout += f",zero={zero},schedule={schedule},sp=true"
     allowed = 0.03 if schedule == "gpipe" else 0.01
-    assert error_of("gpt3_20b", "dgx-a100-80gb", 256, batch, layout) == pytest.approx(0.0, abs=allowed)
+    assert abs(error(asked("gpt3_20b", "dgx-a100-80gb", 256, batch, layout=layout))) <= allowed
 
 
 @pytest.mark.parametrize("more", ["", ",recompute=full", ",schedule=zb1p"])
 @pytest.mark.parametrize("model", ["llama31_70b", "mixtral_8x7b"])
 def test_exchanges_beside_products_are_within_one_percent(model: str, more: str) -> None:
     layout = "tp=4,pp=2,dp=2,mbs=1,zero=0,sp=true" + more + (",ep=2" if model == "mixtral_8x7b" else "")
-    question = question_of(model, "dgx-h100", 16, 32, layout, recipe="llm_2024")
-    assert error(question, estimated(question)) == pytest.approx(0.0, abs=0.01)
+    assert abs(error(asked(model, "dgx-h100", 16, 32, layout=layout, recipe="llm_2024"))) <= 0.01
 
 
 def test_a_group_of_replicas_that_straddles_nodes_sets_the_price_of_reductions() -> None:
     """Six ranks a stage: those of the first are in one node, those of the second are not."""
-    layout = "tp=2,pp=4,dp=3,mbs=1,zero=2"
-    assert error_of("gpt3_13b", "dgx-a100-80gb", 24, 48, layout) == pytest.approx(0.0, abs=0.1)
+    assert abs(error(asked("gpt3_13b", "dgx-a100-80gb", 24, 48, layout="tp=2,pp=4,dp=3,mbs=1,zero=2"))) <= 0.1
 
 
 ROWS = 40
@@ -101,7 +78,7 @@ def test_drawn_layouts_are_within_half_a_percent_at_the_median_and_all_but_a_few
         ("gpt_neox_20b", "dgx-a100-40gb", 96, 192),
         ("llama_13b", "dgx-h100", 40, 160),
     ):
-        question = question_of(model, system, devices, batch)
+        question = asked(model, system, devices, batch)
         search = Search(question)
         best = search.order[: len(search.order) // 4]
         for index in generator.choice(best, ROWS, replace=False).tolist():

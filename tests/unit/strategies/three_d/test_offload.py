@@ -23,7 +23,6 @@ from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
 from perfsim.testing import toys
-from perfsim.testing import toys as plain_toys
 from perfsim.work.counts import parameters
 
 CPU = ParallelLayout(offload_optimizer="cpu")

@@ -17,6 +17,7 @@ from perfsim.strategies.three_d.legal import refusals_of
 from perfsim.testing import toys
 
 ALL = ("tensor", "pipeline", "data")
+WHOLE = "so schedule must be 1f1b, not gpipe"
 
 
 def problems(
@@ -96,8 +97,7 @@ def test_a_plain_strategy_holds_the_other_degrees_at_1(name: str) -> None:
         (
             {"data": 8, "zero_stage": 3, "schedule": "gpipe"},
             {},
-            "zero_stage 3 takes one micro-batch forward and back before the next, so schedule must be 1f1b, "
-            "not gpipe",
+            "zero_stage 3 takes one micro-batch forward and back before the next, " + WHOLE,
         ),
         (
             {"tensor": 4, "data": 2, "sequence_parallel": True},
