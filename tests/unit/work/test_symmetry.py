@@ -79,21 +79,20 @@ def test_a_group_that_does_not_fit_its_peers_is_refused(group: RankGroup, messag
         peer_classes(builder.build())
 
 
+PARTLY = unfold(folded(2, 3), peer_classes(folded(2, 3), {0: 2.0})).graph
+
+
 @pytest.mark.parametrize(
-    ("classes", "message"),
+    ("graph", "classes", "message"),
     [
-        ([0, 0, 0], "stands for 4 ranks, but 3 have a class"),
-        ([0, 0, 2, 2], "must be numbered"),
-        ([0, 1, 0, 0], "meet peers of unlike classes"),
+        (folded(2, 2), [0, 0, 0], "stands for 4 ranks, but 3 have a class"),
+        (folded(2, 2), [0, 0, 2, 2], "must be numbered"),
+        (folded(2, 2), [0, 1, 0, 0], "meet peers of unlike classes"),
+        (PARTLY, None, "partly unfolded"),
     ],
 )
-def test_classes_that_cannot_be_are_refused(classes: list[int], message: str) -> None:
+def test_what_cannot_be_unfolded_is_refused(
+    graph: TaskGraph, classes: list[int] | None, message: str
+) -> None:
     with pytest.raises(GraphError, match=message):
-        unfold(folded(2, 2), np.array(classes))
-
-
-def test_a_partly_unfolded_graph_is_not_unfolded_again() -> None:
-    graph = folded(2, 3)
-    partly = unfold(graph, peer_classes(graph, {0: 2.0})).graph
-    with pytest.raises(GraphError, match="partly unfolded"):
-        unfold(partly)
+        unfold(graph, None if classes is None else np.array(classes))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -39,11 +38,6 @@ VOCAB = 51200
 LAYERS = 8
 
 
-@pytest.fixture
-def part() -> LayerSlice:
-    return LayerSlice(toys.model(), S, B)
-
-
 def sliced(model: dict[str, Any] | None = None, **changes: Any) -> LayerSlice:
     return LayerSlice(toys.model(**(model or {})), S, B, **changes)
 
@@ -56,8 +50,8 @@ def elementwise_bytes(kernels: Iterable[Kernel]) -> float:
     return sum(kernel.bytes_accessed for kernel in kernels if kernel.op == "elementwise")
 
 
-def launches(kernel: Kernel) -> int:
-    return kernel.launches
+def launches(kernels: Iterable[Kernel]) -> int:
+    return sum(kernel.launches for kernel in kernels)
 
 
 def layer_flop(part: LayerSlice) -> tuple[float, float]:
@@ -95,22 +89,18 @@ def test_a_bias_has_its_gradient_summed_over_the_tokens_and_accumulated_by_a_ker
     """Megatron adds the gradient of every parameter to that parameter's own main gradient."""
     plain, biased = (linear("l", 10, 64, 32).weight_gradients(4.0, bias=on) for on in (False, True))
     assert elementwise_bytes(biased) - elementwise_bytes(plain) == 2 * 10 * 32
-    assert sum(map(launches, biased)) > sum(map(launches, plain))
+    assert launches(biased) > launches(plain)
     accumulated = [kernel.launches for kernel in (*plain, *biased) if kernel.name == "l.accumulate"]
     assert accumulated == [1, 2]
 
 
-def test_a_layer_does_24_bsh2_plus_4_bs2h_forward_and_twice_that_backward(part: LayerSlice) -> None:
-    forward, backward = layer_flop(part)
-    assert forward == 24 * B * S * H**2 + 4 * B * S**2 * H
+@pytest.mark.parametrize("tensor", [1, 2, 4, 8])
+def test_a_layer_does_24_bsh2_plus_4_bs2h_forward_and_twice_that_backward_over_its_tensor_ranks(
+    tensor: int,
+) -> None:
+    forward, backward = layer_flop(sliced(tensor=tensor))
+    assert forward * tensor == 24 * B * S * H**2 + 4 * B * S**2 * H
     assert backward == 2 * forward
-
-
-@pytest.mark.parametrize("tensor", [2, 4, 8])
-def test_tensor_parallel_ranks_do_an_equal_share_of_the_flop(tensor: int) -> None:
-    whole = layer_flop(sliced())
-    cut = layer_flop(sliced(tensor=tensor))
-    assert (cut[0] * tensor, cut[1] * tensor) == whole
 
 
 def test_flash_attention_halves_under_the_mask_and_recomputes_scores_backward() -> None:
@@ -158,11 +148,8 @@ def test_a_recompute_that_stops_early_leaves_out_the_last_linear() -> None:
 
 def test_rotary_positions_add_a_kernel_each_way() -> None:
     rotary = sliced({"position_embedding": "rotary"})
-    names = [
-        [kernel.name for kernel in passed]
-        for passed in (attention_kernels(rotary, "forward"), attention_kernels(rotary, "backward"))
-    ]
-    assert [passed.count("rotary") for passed in names] == [1, 1]
+    for which in ("forward", "backward"):
+        assert [kernel.name for kernel in attention_kernels(rotary, which)].count("rotary") == 1
 
 
 # ------------------------------------------------------------------------------ split backward
@@ -177,20 +164,11 @@ SLICES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("changes", SLICES)
 def test_input_and_weight_gradients_together_are_the_backward(changes: dict[str, Any]) -> None:
     part = sliced(**changes)
-    whole = {
-        "attention": attention_kernels(part, "backward"),
-        "mlp": mlp_kernels(part, "backward"),
-        "head": head_kernels(part, S, "backward"),
-    }
-    halves = {
-        "attention": (attention_kernels(part, "dgrad"), attention_kernels(part, "wgrad")),
-        "mlp": (mlp_kernels(part, "dgrad"), mlp_kernels(part, "wgrad")),
-        "head": (head_kernels(part, S, "dgrad"), head_kernels(part, S, "wgrad")),
-    }
-    for name, (inputs, weights) in halves.items():
-        assert flop(inputs) + flop(weights) == flop(whole[name]), name
-        assert elementwise_bytes(inputs) + elementwise_bytes(weights) == elementwise_bytes(whole[name])
-        assert sum(map(launches, (*inputs, *weights))) == sum(map(launches, whole[name]))
+    for kernels in (attention_kernels, mlp_kernels, lambda part, which: head_kernels(part, S, which)):
+        whole, inputs, weights = (kernels(part, which) for which in ("backward", "dgrad", "wgrad"))
+        assert flop(inputs) + flop(weights) == flop(whole)
+        assert elementwise_bytes(inputs) + elementwise_bytes(weights) == elementwise_bytes(whole)
+        assert launches(inputs) + launches(weights) == launches(whole)
         assert not any(kernel.weight_gradient for kernel in inputs)
         assert all(kernel.weight_gradient for kernel in weights if kernel.op == "gemm")
 
@@ -215,17 +193,15 @@ def test_the_vocabulary_is_padded_to_whole_tiles_of_every_rank(vocab: int, tenso
     assert padded_vocab_size(toys.model(vocab_size=vocab), tensor) == padded
 
 
-def test_the_head_multiplies_only_the_positions_that_reach_it(part: LayerSlice) -> None:
-    few, all_of_them = (flop(head_kernels(part, count, "forward")) for count in (16, S))
+def test_the_head_multiplies_only_the_positions_that_reach_it() -> None:
+    few, all_of_them = (flop(head_kernels(sliced(), count, "forward")) for count in (16, S))
     assert all_of_them == 2 * B * S * H * VOCAB
     assert few == all_of_them * 16 / S
-    assert flop(head_kernels(part, S, "backward")) == 2 * all_of_them
+    assert flop(head_kernels(sliced(), S, "backward")) == 2 * all_of_them
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_cross_entropy_moves_the_bytes_of_megatrons_passes_over_the_logits(
-    part: LayerSlice, fused: bool
-) -> None:
+def test_cross_entropy_moves_the_bytes_of_megatrons_passes_over_the_logits(fused: bool) -> None:
     """VocabParallelCrossEntropy in tensor_parallel/cross_entropy.py: bytes read and written for a logit.
 
     Fused, it reads the logits once and puts its gradient in their place.
@@ -239,7 +215,7 @@ def test_cross_entropy_moves_the_bytes_of_megatrons_passes_over_the_logits(
         "divide in place": 4 + 4,
     }
     backward = {"scale in place": 4 + 4, "cast to 16 bits": 4 + 2}
-    whole = replace(part, fused_cross_entropy=fused)
+    whole = sliced(fused_cross_entropy=fused)
     kernels = (*head_kernels(whole, 16, "forward"), *head_kernels(whole, 16, "backward"))
     moved = [kernel.bytes_accessed for kernel in kernels if kernel.name.startswith("cross_entropy")]
     passes = [2, 2 + 2] if fused else [sum(forward.values()), sum(backward.values())]
@@ -315,14 +291,15 @@ def test_in_fp32_kernels_move_twice_the_bytes_and_logits_need_no_cast(attention:
     def moved(size: float) -> list[dict[str, float]]:
         changes: dict[str, Any] = {"main_grad_bytes": size, "dropout": False, "attention": attention}
         part = sliced({"position_embedding": "rotary"}, element_bytes=size, **changes)
-        forward = (*attention_kernels(part, "forward"), *mlp_kernels(part, "forward"))
-        backward = (*attention_kernels(part, "backward"), *mlp_kernels(part, "backward"))
-        split = (*attention_kernels(part, "dgrad"), *mlp_kernels(part, "wgrad"))
-        ends = (*embedding_kernels(part, "forward"), *embedding_kernels(part, "backward"))
-        head = (*head_kernels(part, S, "forward"), *head_kernels(part, S, "backward"))
+        layer = [
+            attention_kernels(part, which) + mlp_kernels(part, which) for which in ("forward", "backward")
+        ]
+        split = attention_kernels(part, "dgrad") + mlp_kernels(part, "wgrad")
+        ends = [embedding_kernels(part, which) for which in ("forward", "backward")]
+        head = [head_kernels(part, S, which) for which in ("forward", "backward")]
         return [
             {kernel.name: kernel.bytes_accessed for kernel in kernels}
-            for kernels in (forward, backward, split, ends, head)
+            for kernels in (*layer, split, *ends, *head)
         ]
 
     for half, full in zip(moved(2.0), moved(4.0), strict=True):

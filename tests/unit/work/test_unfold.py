@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 
 from perfsim.specs.layout import ParallelLayout, StreamingLayout
 from perfsim.testing import toys
 from perfsim.work import GraphBuilder, Kind, RankGroup, TaskGraph, peer_classes, unfold
 
 
-def ring() -> TaskGraph:
+def graph_of(batch: int, **layout: Any) -> TaskGraph:
+    return toys.graph_of(toys.plan("3d", toys.job(batch), ParallelLayout(**layout)))
+
+
+def test_a_collective_is_written_once_for_its_group_and_holds_up_every_member() -> None:
     """One compute task, a sum over three replicas on the compute stream, and one more compute task."""
     builder = GraphBuilder()
     builder.fold(3)
     first = builder.task(toys.compute("a"), "gpu0/compute", tag=7).tensor
     builder.task(toys.collective("sum", RankGroup(0, 1, 3)), "gpu0/compute", [first])
     builder.task(toys.compute("b"), "gpu0/compute")
-    return builder.build()
-
-
-def test_a_collective_is_written_once_for_its_group_and_holds_up_every_member() -> None:
-    graph = unfold(ring()).graph
+    graph = unfold(builder.build()).graph
     assert [task.name for task in graph.tasks()] == ["a[7]"] * 3 + ["sum"] + ["b"] * 3
-    assert [task.stream for task in graph.tasks()] == [
-        *(f"gpu{rank}/compute" for rank in range(3)),
-        "gpu0+gpu1+gpu2/compute",
-        *(f"gpu{rank}/compute" for rank in range(3)),
-    ]
+    computing = [f"gpu{rank}/compute" for rank in range(3)]
+    assert [task.stream for task in graph.tasks()] == [*computing, "gpu0+gpu1+gpu2/compute", *computing]
     waits = [graph.dependencies.row(task) for task in range(7)]
     assert waits == [(), (), (), (0, 1, 2), (0, 3), (1, 3), (2, 3)]
     assert graph.task(3).reads == (0, 1, 2), "the input of each member, in order"
@@ -34,15 +34,14 @@ def test_a_collective_is_written_once_for_its_group_and_holds_up_every_member() 
 
 
 def test_one_class_of_all_peers_is_the_folded_graph() -> None:
-    graph = toys.graph_of(toys.plan("3d", toys.job(16), ParallelLayout(tensor=2, data=2, pipeline=2)))
+    graph = graph_of(16, tensor=2, data=2, pipeline=2)
     same = unfold(graph, peer_classes(graph)).graph
     assert same.digest() == graph.digest()
     assert same.streams == graph.streams
 
 
 def test_groups_and_sends_shift_with_the_rank() -> None:
-    layout = ParallelLayout(tensor=2, data=2, pipeline=2, zero_stage=1)
-    graph = unfold(toys.graph_of(toys.plan("3d", toys.job(16), layout))).graph
+    graph = unfold(graph_of(16, tensor=2, data=2, pipeline=2, zero_stage=1)).graph
     groups = {(work.name, work.group) for work in graph.works if work.group is not None}
     tensor = {group for name, group in groups if name.startswith("tensor")}
     assert tensor == {RankGroup(start, 1, 2) for start in (0, 2, 4, 6)}
@@ -55,8 +54,7 @@ def test_groups_and_sends_shift_with_the_rank() -> None:
 
 
 def test_the_receiver_reads_what_its_own_peer_sent() -> None:
-    layout = ParallelLayout(tensor=1, data=2, pipeline=2)
-    unfolded = unfold(toys.graph_of(toys.plan("3d", toys.job(8), layout)))
+    unfolded = unfold(graph_of(8, data=2, pipeline=2))
     graph = unfolded.graph
     sends = {task.writes[0]: task for task in graph.tasks() if task.work.kind is Kind.COMM_SEND}
     read = set()
@@ -83,21 +81,16 @@ def test_wafers_share_memoryx_and_swarmx() -> None:
     assert writers == ["cs0/compute", "cs1/compute", "cs2/compute"]
 
 
-def test_the_way_back_leads_to_the_folded_task_and_forth_to_each_rank() -> None:
-    layout = ParallelLayout(tensor=2, data=2, pipeline=2, zero_stage=2)
-    folded = toys.graph_of(toys.plan("3d", toys.job(16), layout))
+@pytest.mark.parametrize("more", [{"tensor": 2, "zero_stage": 2}, {"schedule": "zb2p"}])
+def test_the_way_back_leads_to_the_folded_task_and_forth_to_each_rank_and_steps_end_where_they_did(
+    more: dict[str, Any],
+) -> None:
+    folded = graph_of(16, data=2, pipeline=2, **more)
     unfolded = unfold(folded)
-    for peer in range(4):
+    for peer in range(folded.width):
         assert (unfolded.task[unfolded.of_peer(peer)] == np.arange(len(folded))).all()
     assert (unfolded.graph.tag == folded.tag[unfolded.task]).all()
-    assert set(unfolded.rank.tolist()) == set(range(8))
-
-
-def test_steps_end_where_they_did() -> None:
-    layout = ParallelLayout(tensor=1, data=2, pipeline=2, schedule="zb2p")
-    folded = toys.graph_of(toys.plan("3d", toys.job(16), layout))
-    unfolded = unfold(folded)
-    assert len(unfolded.graph.step_ends) == 2
+    assert set(unfolded.rank.tolist()) == set(range(2 * folded.width))
     for end, before in zip(unfolded.graph.step_ends, folded.step_ends, strict=True):
         assert int(unfolded.task[end - 1]) == before - 1
         assert end == len(unfolded.graph) or int(unfolded.task[end]) == before
