@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perfsim.base.errors import CatalogError, GraphError
 from perfsim.costs.gpu import GpuCosts, smooth_maximum
@@ -24,6 +26,11 @@ from perfsim.work.kernels import Kernel, elementwise, gemm
 HOST_S = 30e-6
 KERNEL_S = 2e-6
 BLOCKING_S = 10e-6
+
+
+STACK = FrameworkCalibration(
+    name="toy", host_s_per_kernel=HOST_S, host_blocking_s_per_kernel=BLOCKING_S, overlap_sharpness=4.0
+)
 
 
 def gpu_calibration(**changes: Any) -> GpuCalibration:
@@ -68,11 +75,8 @@ def costs(
         "vector_peak": {"bf16": 39e12, "fp16": 78e12},
     }
     device = system.device.model_copy(update=changes)
-    framework = FrameworkCalibration(
-        name="toy", host_s_per_kernel=HOST_S, host_blocking_s_per_kernel=BLOCKING_S, overlap_sharpness=4.0
-    )
     topology = toys.topology(devices, system.model_copy(update={"device": device}))
-    return GpuCosts(topology, toys.recipe(**({"framework": framework} | recipe)))
+    return GpuCosts(topology, toys.recipe(**({"framework": STACK} | recipe)))
 
 
 def work(*kernels: Kernel, kind: Kind = Kind.COMP, **changes: Any) -> Work:
@@ -98,26 +102,26 @@ def test_what_a_kernel_reads_comes_from_half_the_cache_as_far_as_it_fits(
     assert seconds == pytest.approx(2 * KERNEL_S + 2 * (n_bytes - from_cache) / (0.8 * 2e12))
 
 
-def test_fused_attention_takes_its_flop_or_its_bytes() -> None:
-    computing = Kernel("a", "attention", flop=312e9, bytes_accessed=1.0, m=2048)
-    moving = Kernel("a", "attention", flop=1.0, bytes_accessed=1.6e9, m=2048)
-    assert costs().kernel_s(computing) == pytest.approx(KERNEL_S + 312e9 / (0.5 * 312e12))
-    assert costs().kernel_s(moving) == pytest.approx(KERNEL_S + 1e-3)
+HALF = {"attention_half_length": 1000.0}
 
 
-@pytest.mark.parametrize(("length", "share"), [(1000, 0.5), (3000, 0.75), (10**9, 1.0)])
-def test_fused_attention_reaches_half_its_rate_at_its_half_length(length: int, share: float) -> None:
-    kernel = Kernel("a", "attention", flop=312e12, bytes_accessed=1.0, m=length)
-    seconds = costs(constants={"attention_half_length": 1000.0}).kernel_s(kernel)
-    assert seconds == pytest.approx(1.0 / (0.5 * share), rel=1e-4)
-
-
-def test_fused_attention_reaches_a_fraction_of_the_rate_of_its_instructions() -> None:
-    kernel = Kernel("a", "attention", flop=312e12, bytes_accessed=1.0, m=2048)
-    whole, slower = (
-        costs(constants={"attention_instruction_fraction": share}).kernel_s(kernel) for share in (1.0, 0.6)
-    )
-    assert slower == pytest.approx(whole / 0.6, rel=1e-4)
+@pytest.mark.parametrize(
+    ("flop", "n_bytes", "length", "constants", "seconds"),
+    [
+        (312e9, 1.0, 2048, {}, 1e-3 / 0.5),
+        (1.0, 1.6e9, 2048, {}, 1e-3),
+        (312e9, 1.0, 2048, {"attention_instruction_fraction": 0.6}, 1e-3 / 0.5 / 0.6),
+        (312e9, 1.0, 1000, HALF, 1e-3 / (0.5 * 0.5)),
+        (312e9, 1.0, 3000, HALF, 1e-3 / (0.5 * 0.75)),
+        (312e9, 1.0, 10**9, HALF, 1e-3 / 0.5),
+    ],
+    ids=["its FLOP", "its bytes", "slow instructions", "at the half length", "at three of it", "long"],
+)
+def test_fused_attention_takes_its_flop_or_its_bytes_and_reaches_its_rate_with_its_length(
+    flop: float, n_bytes: float, length: int, constants: dict[str, float], seconds: float
+) -> None:
+    kernel = Kernel("a", "attention", flop=flop, bytes_accessed=n_bytes, m=length)
+    assert costs(constants=constants).kernel_s(kernel) == pytest.approx(KERNEL_S + seconds, rel=1e-4)
 
 
 def test_the_slowest_of_many_devices_sets_the_sustained_ceiling() -> None:
@@ -176,21 +180,15 @@ def test_a_host_that_waits_adds_up_instead_of_overlapping() -> None:
     assert blocking >= free + 4 * BLOCKING_S
 
 
-@pytest.mark.parametrize(("a", "b"), [(1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (3.0, 1e-9), (0.2, 0.1)])
-def test_the_smooth_maximum_is_symmetric_and_at_most_a_little_above_the_larger(a: float, b: float) -> None:
-    value = smooth_maximum(a, b, 4.0)
-    assert value == smooth_maximum(b, a, 4.0)
-    assert max(a, b) <= value <= 2 ** (1 / 4) * max(a, b)
+numbers = st.floats(0.0, 1e6)
 
 
-@pytest.mark.parametrize("unit", [1e-6, 1.0, 1e6])
-def test_the_smooth_maximum_is_a_norm_whatever_the_unit(unit: float) -> None:
-    assert smooth_maximum(3 * unit, 4 * unit, 2.0) == pytest.approx(5 * unit)
-
-
-def test_nothing_takes_no_time() -> None:
-    assert smooth_maximum(0.0, 0.0, 4.0) == 0.0
-    assert costs().bound(work()) == (0.0, 0.0)
+@given(numbers, numbers, st.floats(1.0, 16.0))
+def test_the_smooth_maximum_is_a_norm_a_little_above_the_larger(a: float, b: float, sharpness: float) -> None:
+    value = smooth_maximum(a, b, sharpness)
+    assert value == smooth_maximum(b, a, sharpness)
+    assert max(a, b) * (1 - 1e-12) <= value <= 2 ** (1 / sharpness) * max(a, b) * (1 + 1e-12)
+    assert smooth_maximum(3 * a, 4 * a, 2.0) == pytest.approx(5 * a)
 
 
 # -------------------------------------------------------------------------------- communication
@@ -230,9 +228,8 @@ def test_communication_that_nobody_can_price_is_refused(changes: dict[str, Any],
 
 # ------------------------------------------------------------------------------ what is missing
 def test_a_device_without_calibration_is_refused_by_name() -> None:
-    framework = FrameworkCalibration(name="f", host_s_per_kernel=1e-6, host_blocking_s_per_kernel=0.0)
     with pytest.raises(CatalogError, match="toy-gpu names no GPU calibration"):
-        GpuCosts(toys.topology(8), toys.recipe(framework=framework))
+        GpuCosts(toys.topology(8), toys.recipe(framework=STACK))
 
 
 @pytest.mark.parametrize(
@@ -255,18 +252,14 @@ def beside(**recipe: Any) -> GpuCosts:
     return costs(constants={"communication": taken}, **recipe)
 
 
-def test_a_collective_takes_its_units_and_the_passes_of_what_it_sends() -> None:
+@pytest.mark.parametrize(("op", "passes"), [("all_gather", 2.0), ("reduce_scatter", 3.0)])
+def test_a_collective_takes_its_units_and_the_passes_of_what_it_sends(op: str, passes: float) -> None:
     priced = beside()
-    group = RankGroup(0, 1, 8)
-    gather = work(kind=Kind.COMM_COLL, op="all_gather", comm_bytes=8e8, group=group)
-    scatter = work(kind=Kind.COMM_COLL, op="reduce_scatter", comm_bytes=8e8, group=group)
+    collective = work(kind=Kind.COMM_COLL, op=op, comm_bytes=8e8, group=RankGroup(0, 1, 8))
+    sent_bytes_per_s = 7e8 / priced.duration_s(collective)
     units = priced.topology.system.device.compute_units
-    for collective, passes in ((gather, 2.0), (scatter, 3.0)):
-        sent_bytes_per_s = 7e8 / priced.duration_s(collective)
-        assert priced.taken(collective) == pytest.approx(
-            (24 / units, passes * sent_bytes_per_s / (0.8 * 2e12))
-        )
-        assert priced.bound(collective) == (0.0, 0.0)
+    assert priced.taken(collective) == pytest.approx((24 / units, passes * sent_bytes_per_s / (0.8 * 2e12)))
+    assert priced.bound(collective) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -295,9 +288,7 @@ def test_compute_and_a_group_of_one_rank_take_nothing() -> None:
     assert priced.taken(work(gemm("g", 4096, 4096, 4096))) == (0.0, 0.0)
     assert priced.taken(alone) == (0.0, 0.0)
     assert costs().taken(replace(alone, group=RankGroup(0, 1, 8))) == (0.0, 0.0)
-    idle_host = FrameworkCalibration(
-        name="toy", host_s_per_kernel=0.0, host_blocking_s_per_kernel=0.0, overlap_sharpness=4.0
-    )
+    idle_host = STACK.model_copy(update={"host_s_per_kernel": 0.0, "host_blocking_s_per_kernel": 0.0})
     empty = replace(alone, group=RankGroup(0, 1, 8), comm_bytes=0.0)
     assert beside(framework=idle_host).taken(empty) == (0.0, 0.0)
 
