@@ -11,9 +11,7 @@ from perfsim.evidence.cases import StepCase
 from perfsim.machines import network_of
 from perfsim.network import FatTree, Group
 from perfsim.network.collectives import CollectiveModel
-from perfsim.specs.hardware import GpuClusterSpec
 from perfsim.testing import toys
-from perfsim.testing.toys import published_run
 from perfsim.work import Kind, RankGroup, Work
 
 ALONE = np.zeros(1, dtype=np.int64)
@@ -21,9 +19,7 @@ LONG = 1e12
 
 
 def tree_of(name: str, devices: int) -> FatTree:
-    system = default_catalog().system(name)
-    assert isinstance(system, GpuClusterSpec)
-    return FatTree(system, devices)
+    return FatTree(default_catalog().system(name), devices)
 
 
 @pytest.mark.parametrize(
@@ -45,17 +41,10 @@ def test_a_group_in_one_domain_does_not_leave_nvlink() -> None:
 
 
 def test_a_run_names_its_domain_and_its_servers() -> None:
-    described = {
-        "device": "gb200-nvl72",
-        "num_devices": 128,
-        "devices_per_node": 4,
-        "inter_node": "800 Gb/s",
-    }
-    racks = StepCase.model_validate(published_run(system={**described, "nvlink_domain": 72}))
-    trays = StepCase.model_validate(published_run(system=described))
-    for case, devices, server in ((racks, 72, 4), (trays, 4, None)):
+    described = {"device": "gb200-nvl72", "num_devices": 128, "devices_per_node": 4, "inter_node": "800 Gb/s"}
+    for more, devices, server in (({"nvlink_domain": 72}, 72, 4), ({}, 4, None)):
+        case = StepCase.model_validate(toys.published_run(system=described | more))
         system = case.system.spec(default_catalog())
-        assert isinstance(system, GpuClusterSpec)
         assert (system.node.devices, system.node.server) == (devices, server)
         assert system.node.nic.bandwidth == 800e9 / 8 / 4
         assert FatTree(system, 128).nic_share_bytes_per_s == pytest.approx(25e9)
