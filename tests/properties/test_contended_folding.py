@@ -10,17 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsim.costs.price import price
+from perfsim.costs.price import Costs, price
 from perfsim.engine import critical_path, simulate
 from perfsim.machines import network_of
 from perfsim.machines.placement import SharedLinks, place
 from perfsim.network import Topology
 from perfsim.prediction.run import Step, evaluate
-from perfsim.specs.hardware import FatTreeSpec
+from perfsim.specs.hardware import FatTreeSpec, GpuClusterSpec
 from perfsim.specs.layout import ParallelLayout
+from perfsim.strategies import Plan
 from perfsim.testing import toys
 from perfsim.testing.toys import ToyCosts
-from perfsim.work import Work, unfold
+from perfsim.work import TaskGraph, Work, unfold
 
 layouts = st.builds(
     ParallelLayout,
@@ -36,8 +37,7 @@ gpus_per_node = st.sampled_from([1, 2, 4])
 def network(layout: ParallelLayout, gpus: int, nics: int, leaf: int, thin: float) -> Topology:
     fabric = FatTreeSpec(nodes_per_leaf=leaf, oversubscription=thin, switch_latency=1e-7)
     system = toys.gpu_cluster(gpus=gpus, nics=nics, nic_bytes_per_s=2e9)
-    found: Topology = toys.topology(layout.num_devices, system.model_copy(update={"fabric": fabric}))
-    return found
+    return toys.topology(layout.num_devices, system.model_copy(update={"fabric": fabric}))
 
 
 class Steps(NamedTuple):
@@ -74,8 +74,8 @@ def test_on_a_non_blocking_fabric_every_rank_takes_as_long_as_the_written_one_to
     layout: ParallelLayout, gpus: int, shared: bool
 ) -> None:
     topology = network(layout, gpus, max(1, gpus // 2) if shared else gpus, leaf=2, thin=1.0)
-    found = steps(layout, topology)
-    assert found.free_s <= found.folded_s == found.full_s == found.written_s
+    answer = steps(layout, topology)
+    assert answer.free_s <= answer.folded_s == answer.full_s == answer.written_s
 
 
 @given(layouts, gpus_per_node, st.sampled_from([1, 2, 3]), st.sampled_from([2.0, 4.0]))
@@ -84,10 +84,20 @@ def test_on_thin_uplinks_peers_that_leaves_part_are_written_out_and_nothing_else
     layout: ParallelLayout, gpus: int, leaf: int, thin: float
 ) -> None:
     topology = network(layout, gpus, gpus, leaf, thin)
-    found = steps(layout, topology)
-    assert found.free_s <= found.folded_s
-    assert found.written_s == pytest.approx(found.full_s, rel=1e-9)
-    assert found.folded_s == pytest.approx(found.full_s, rel=0.1), "folded is near, not right"
+    answer = steps(layout, topology)
+    assert answer.free_s <= answer.folded_s
+    assert answer.written_s == pytest.approx(answer.full_s, rel=1e-9)
+    assert answer.folded_s == pytest.approx(answer.full_s, rel=0.1), "folded is near, not right"
+
+
+def uncontended_s(graph: TaskGraph, topology: Topology, costs: Costs) -> float:
+    return Step(place(graph, topology, contention=False), costs).run(contention=False).step_time_s
+
+
+def uneven_plan(layout: ParallelLayout, system: GpuClusterSpec) -> Plan:
+    model = {"num_attention_heads": 12, "hidden_size": 768, "ffn_hidden_size": 3072, "vocab_size": 49152}
+    job = toys.job(2 * layout.data, {"overlap_grad_reduce": True}, num_layers=4, **model)
+    return toys.plan("3d", job, layout, system)
 
 
 uneven = st.tuples(
@@ -122,27 +132,21 @@ def test_an_evaluation_takes_as_long_as_all_ranks_written_out_and_to_the_bit_whe
 ) -> None:
     layout, gpus = drawn
     system = toys.gpu_cluster(gpus=gpus, nics=gpus, nic_bytes_per_s=nic_bytes_per_s)
-    model = {"num_attention_heads": 12, "hidden_size": 768, "ffn_hidden_size": 3072, "vocab_size": 49152}
-    job = toys.job(2 * layout.data, {"overlap_grad_reduce": True}, num_layers=4, **model)
-    plan = toys.plan("3d", job, layout, system)
+    plan = uneven_plan(layout, system)
     costs = CostsOfShapes(system)
     every = unfold(toys.graph_of(plan)).graph
     durations = price(every, costs)
-    path_s = (
-        Step(place(toys.graph_of(plan), plan.topology, contention=False), costs)
-        .run(contention=False)
-        .step_time_s
-    )
-    assert path_s == critical_path(every, durations).step_time_s
-    found = evaluate(plan, costs)
+    path_s = critical_path(every, durations).step_time_s
+    assert uncontended_s(toys.graph_of(plan), plan.topology, costs) == path_s
+    answer = evaluate(plan, costs)
     links = SharedLinks.of(every, network_of(plan.topology), peers=np.arange(layout.tensor * layout.data))
     full_s = simulate(every, durations, *links).step_time_s
-    assert found.step_time_s == pytest.approx(full_s, rel=1e-9)
-    if found.trace.graph is found.graph:
-        assert found.step_time_s == full_s
-        assert not any("kinds" in note for note in found.plan.notes)
+    assert answer.step_time_s == pytest.approx(full_s, rel=1e-9)
+    if answer.trace.graph is answer.graph:
+        assert answer.step_time_s == full_s
+        assert not any("kinds" in note for note in answer.plan.notes)
     else:
-        assert "kinds of ranks are simulated" in found.plan.notes[-1]
+        assert "kinds of ranks are simulated" in answer.plan.notes[-1]
 
 
 @given(uneven)
@@ -152,15 +156,13 @@ def test_too_many_kinds_of_peers_take_at_least_as_long_folded_as_written_out(
 ) -> None:
     layout, gpus = drawn
     topology = network(layout, gpus, gpus, leaf=8, thin=1.0)
-    model = {"num_attention_heads": 12, "hidden_size": 768, "ffn_hidden_size": 3072, "vocab_size": 49152}
-    job = toys.job(2 * layout.data, {"overlap_grad_reduce": True}, num_layers=4, **model)
-    graph = toys.graph_of(toys.plan("3d", job, layout, topology.system))
+    graph = toys.graph_of(uneven_plan(layout, topology.system))
     costs = ToyCosts(topology.system)
-    written_s = Step(place(graph, topology, contention=False), costs).run(contention=False).step_time_s
+    written_s = uncontended_s(graph, topology, costs)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("perfsim.machines.placement.MOST_UNEVEN_TASKS", 0)
         folded = place(graph, topology, contention=False)
-        folded_s = Step(place(graph, topology, contention=False), costs).run(contention=False).step_time_s
+        folded_s = uncontended_s(graph, topology, costs)
     assert len(folded.graph) == len(graph)
     assert folded_s >= written_s * (1 - 1e-12)
     if folded.graph is graph:

@@ -46,16 +46,23 @@ def gpu_layouts(draw: st.DrawFn) -> dict[str, Any]:
 
 def gpu_plan(layout: dict[str, Any], overlap: bool, tied: bool = True) -> Plan:
     chosen = ParallelLayout(**layout)
-    batch = 4 * chosen.data
-    job = toys.job(batch, {"overlap_grad_reduce": overlap}, num_layers=8, tied_embeddings=tied)
+    job = toys.job(4 * chosen.data, {"overlap_grad_reduce": overlap}, tied_embeddings=tied)
     return toys.plan("3d", job, chosen)
+
+
+def wafer_plan(systems: int, recompute: int) -> Plan:
+    layout = StreamingLayout(data=systems, micro_batch_size=2, recompute_layers=recompute)
+    return toys.plan("weight-streaming", toys.job(4 * systems), layout, toys.wafer_cluster())
+
+
+gpu_plans = st.builds(gpu_plan, gpu_layouts(), st.booleans(), st.booleans())
+wafer_plans = st.builds(wafer_plan, st.integers(1, 6), st.integers(0, 2))
 
 
 def prices(plan: Plan, graph: TaskGraph) -> np.ndarray:
     if plan.strategy == "weight-streaming":
         return price(graph, WaferCosts(plan.topology, plan.job.recipe))
-    costs = toys.ToyCosts(plan.system)
-    return price(graph, costs)
+    return price(graph, toys.ToyCosts(plan.system))
 
 
 def slow_ends(graph: TaskGraph, duration_s: np.ndarray) -> np.ndarray:
@@ -82,13 +89,13 @@ def slow_ends(graph: TaskGraph, duration_s: np.ndarray) -> np.ndarray:
 
 def perturbed(graph: TaskGraph, duration_s: np.ndarray, factors: dict[int, float]) -> np.ndarray:
     """Durations of every rank's copy: compute of rank r takes factors[r] times as long."""
-    each = np.repeat(duration_s[:, None], graph.width, axis=1)
+    copies_s = np.repeat(duration_s[:, None], graph.width, axis=1)
     ranks = np.array([-1 if (rank := rank_of(name)) is None else rank for name in graph.streams])
     computes = np.array([not work.kind.is_communication for work in graph.works])[graph.work]
     for task in np.flatnonzero(computes & (ranks[graph.stream] >= 0)):
-        for peer in range(each.shape[1]):
-            each[task, peer] *= factors.get(int(ranks[graph.stream[task]]) + peer, 1.0)
-    return each
+        for peer in range(graph.width):
+            copies_s[task, peer] *= factors.get(int(ranks[graph.stream[task]]) + peer, 1.0)
+    return copies_s
 
 
 def run_classes(graph: TaskGraph, each_s: np.ndarray, classes: np.ndarray | None) -> np.ndarray:
@@ -106,10 +113,9 @@ def run_classes(graph: TaskGraph, each_s: np.ndarray, classes: np.ndarray | None
     return ends
 
 
-@given(gpu_layouts(), st.booleans(), st.booleans())
+@given(gpu_plans)
 @settings(max_examples=40)
-def test_every_rank_runs_as_the_written_one(layout: dict[str, Any], overlap: bool, tied: bool) -> None:
-    plan = gpu_plan(layout, overlap, tied)
+def test_every_rank_runs_as_the_written_one(plan: Plan) -> None:
     graph = toys.graph_of(plan)
     folded = critical_path(graph, prices(plan, graph))
     unfolded = unfold(graph)
@@ -117,11 +123,10 @@ def test_every_rank_runs_as_the_written_one(layout: dict[str, Any], overlap: boo
     assert run.start_s.tobytes() == folded.start_s[unfolded.task].tobytes()
     assert run.end_s.tobytes() == folded.end_s[unfolded.task].tobytes()
     assert unfolded.graph.flop == pytest.approx(graph.flop, rel=1e-12)
-    width = graph.width
     spent = run.device_breakdowns()
     for device, seconds in folded.device_breakdowns().items():
         base = int(device.removeprefix("gpu"))
-        for peer in range(width):
+        for peer in range(graph.width):
             assert spent[f"gpu{base + peer}"] == pytest.approx(seconds, rel=1e-9, abs=1e-12)
 
 
@@ -153,45 +158,40 @@ def on_a_grid(plan: Plan, graph: TaskGraph) -> np.ndarray:
     return np.ldexp(np.rint(np.ldexp(prices(plan, graph), 36)), -36)
 
 
-def unfolds_only_classes(plan: Plan, slower: list[float], most: int, data: st.DataObject) -> None:
-    """Some ranks are slower: every copy ends as it does alone, whether all are written or each class."""
-    graph = toys.graph_of(plan)
+def drawn_factors(plan: Plan, factors: list[float], most: int, data: st.DataObject) -> dict[int, float]:
+    """By how many times as long some ranks compute."""
     ranks = st.integers(0, plan.layout.num_devices - 1)
-    factors = data.draw(st.dictionaries(ranks, st.sampled_from(slower), max_size=most))
+    return data.draw(st.dictionaries(ranks, st.sampled_from(factors), max_size=most))
+
+
+@pytest.mark.parametrize("plans", [gpu_plans, wafer_plans], ids=["GPUs", "wafers"])
+@given(st.data())
+@settings(max_examples=40)
+def test_stragglers_unfold_only_their_classes_and_nothing_else_changes(
+    plans: st.SearchStrategy[Plan], data: st.DataObject
+) -> None:
+    """Every copy ends as it does alone, whether all are written or each class."""
+    plan = data.draw(plans)
+    graph = toys.graph_of(plan)
+    factors = drawn_factors(plan, [1.25, 2.0, 0.5], 3, data)
     each_s = perturbed(graph, on_a_grid(plan, graph), factors)
     slow = slow_ends(graph, each_s)
     for classes in (None, peer_classes(graph, factors)):
         assert (run_classes(graph, each_s, classes) == slow).all()
 
 
-@given(gpu_layouts(), st.booleans(), st.data())
-@settings(max_examples=40)
-def test_stragglers_unfold_only_their_classes_and_nothing_else_changes(
-    layout: dict[str, Any], overlap: bool, data: st.DataObject
-) -> None:
-    unfolds_only_classes(gpu_plan(layout, overlap), [1.25, 2.0, 0.5], 3, data)
-
-
-@given(gpu_layouts(), st.booleans(), st.data())
+@given(gpu_plans, st.data())
 @settings(max_examples=40)
 def test_a_step_with_one_straggler_is_as_long_if_its_tensor_peers_act_with_it(
-    layout: dict[str, Any], overlap: bool, data: st.DataObject
+    plan: Plan, data: st.DataObject
 ) -> None:
-    plan = gpu_plan(layout, overlap)
     graph = toys.graph_of(plan)
-    ranks = st.integers(0, plan.layout.num_devices - 1)
-    factors = data.draw(st.dictionaries(ranks, st.sampled_from([1.25, 2.0]), max_size=2))
+    factors = drawn_factors(plan, [1.25, 2.0], 2, data)
     alike = as_slowest_peers(graph, factors)
     on_grid = on_a_grid(plan, graph)
-    exact = run_classes(graph, perturbed(graph, on_grid, factors), peer_classes(graph, factors))
-    quick = run_classes(graph, perturbed(graph, on_grid, alike), peer_classes(graph, alike))
+    exact, quick = (
+        run_classes(graph, perturbed(graph, on_grid, slow), peer_classes(graph, slow))
+        for slow in (factors, alike)
+    )
     assert (exact <= quick).all()
     assert exact.max() == quick.max() or len(factors) > 1
-
-
-@given(st.integers(1, 6), st.integers(0, 2), st.data())
-@settings(max_examples=20)
-def test_wafers_wait_for_the_slowest_of_them(systems: int, recompute: int, data: st.DataObject) -> None:
-    layout = StreamingLayout(data=systems, micro_batch_size=2, recompute_layers=recompute)
-    plan = toys.plan("weight-streaming", toys.job(4 * systems), layout, toys.wafer_cluster())
-    unfolds_only_classes(plan, [1.5, 2.0], 2, data)
