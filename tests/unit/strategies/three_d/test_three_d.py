@@ -217,10 +217,10 @@ def test_a_strategy_of_one_zero_stage_refuses_another() -> None:
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_a_sum_over_the_tensor_group_blocks_the_compute_of_its_device(sequence_parallel: bool) -> None:
     layout = ParallelLayout(tensor=2, pipeline=2, sequence_parallel=sequence_parallel)
-    graph = graph_of(toys.plan("3d", toys.job(8), layout))
-    sums = [task for task in graph.tasks() if task.work.category == "tensor_communication"]
-    assert sums
-    assert all(computes(task.stream) for task in sums)
+    written = graph_of(toys.plan("3d", toys.job(8), layout))
+    streams = [task.stream for task in written.tasks() if task.work.category == "tensor_communication"]
+    assert streams
+    assert all(map(computes, streams))
 
 
 def test_degrees_that_are_no_powers_of_two_are_tried_before_none_is_said_to_fit() -> None:
