@@ -62,11 +62,7 @@ def gpu_calibration(**changes: Any) -> GpuCalibration:
 
 
 def costs(
-    devices: int = 16,
-    *,
-    constants: dict[str, Any] | None = None,
-    cache: float = 0.0,
-    **recipe: Any,
+    devices: int = 16, *, constants: dict[str, Any] | None = None, cache: float = 0.0, **recipe: Any
 ) -> GpuCosts:
     system = toys.gpu_cluster()
     changes = {
@@ -84,21 +80,16 @@ def work(*kernels: Kernel, kind: Kind = Kind.COMP, **changes: Any) -> Work:
 
 
 # ------------------------------------------------------------------------------------- kernels
-def test_a_memory_bound_kernel_takes_its_bytes_and_one_latency_a_launch() -> None:
-    seconds = costs().kernel_s(elementwise("e", 1.6e9, launches=3))
-    assert seconds == pytest.approx(3 * KERNEL_S + 1.6e9 / (0.8 * 2e12))
-
-
 @pytest.mark.parametrize(
-    ("n_bytes", "from_cache"),
-    [(20e6, 10e6), (40e6, 20e6), (400e6, 20e6)],
-    ids=["fits with room", "just fits", "ten times the cache"],
+    ("cache", "n_bytes", "from_cache"),
+    [(0.0, 800e6, 0.0), (40e6, 20e6, 10e6), (40e6, 40e6, 20e6), (40e6, 400e6, 20e6)],
+    ids=["no cache", "fits with room", "just fits", "ten times the cache"],
 )
-def test_what_a_kernel_reads_comes_from_half_the_cache_as_far_as_it_fits(
-    n_bytes: float, from_cache: float
+def test_a_memory_bound_kernel_takes_its_launches_and_what_it_does_not_read_from_half_the_cache(
+    cache: float, n_bytes: float, from_cache: float
 ) -> None:
     """40 MB, the L2 of an A100: half of it holds what this kernel writes, half what it reads."""
-    seconds = costs(cache=40e6).kernel_s(elementwise("e", 2 * n_bytes, launches=2))
+    seconds = costs(cache=cache).kernel_s(elementwise("e", 2 * n_bytes, launches=2))
     assert seconds == pytest.approx(2 * KERNEL_S + 2 * (n_bytes - from_cache) / (0.8 * 2e12))
 
 
@@ -151,18 +142,11 @@ def test_fp32_moves_4_bytes_a_number_and_rows_of_4_are_enough_for_matrix_cores()
     assert [costs(precision=name).gemm.element_bytes for name in ("bf16", "fp32")] == [2.0, 4.0]
 
 
-def test_a_weight_gradient_is_slower_by_its_factor() -> None:
-    priced = costs()
-    plain, gradient = (
-        priced.kernel_s(gemm("g", 2048, 2048, 2048)._replace(weight_gradient=flag)) for flag in (False, True)
-    )
-    assert gradient == pytest.approx(1.25 * plain)
-
-
-def test_a_large_gemm_stays_under_the_sustained_ceiling() -> None:
+def test_a_large_gemm_stays_under_the_sustained_ceiling_and_a_weight_gradient_is_slower() -> None:
     kernel = gemm("g", 8192, 8192, 8192)
-    fraction = kernel.flop / (costs().kernel_s(kernel) * 312e12)
-    assert 0.6 < fraction < 0.8
+    seconds = costs().kernel_s(kernel)
+    assert 0.6 < kernel.flop / (seconds * 312e12) < 0.8
+    assert costs().kernel_s(kernel._replace(weight_gradient=True)) == pytest.approx(1.25 * seconds)
 
 
 # -------------------------------------------------------------------------------------- the host

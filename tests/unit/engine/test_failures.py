@@ -66,23 +66,24 @@ def test_the_same_seed_gives_the_same_failures() -> None:
     assert first == again != other
 
 
-def test_failures_that_come_faster_than_checkpoints_end_in_a_message() -> None:
-    with pytest.raises(InputError, match="failures come faster than checkpoints"):
-        run_with_failures(math.inf, Checkpoints(100.0, 5.0), exponential_failures(1.0, seed=0))
-
-
 def test_a_run_with_failures_ends_at_the_limit_of_time() -> None:
     failures = exponential_failures(1e9, seed=0)
-    with (
-        limited(Limits(max_seconds=0.0)),
-        pytest.raises(LimitError, match="with failures was simulated"),
-    ):
+    with limited(Limits(max_seconds=0.0)), pytest.raises(LimitError, match="with failures was simulated"):
         run_with_failures(1e5, Checkpoints(1.0, 1.0), failures)
 
 
-def test_more_checkpoints_than_can_be_simulated_are_refused() -> None:
-    with pytest.raises(InputError, match=r"every 1e-06 s of 1e\+05 s of training makes 100,000,000,000"):
-        run_with_failures(1e5, Checkpoints(1e-6, 1.0), itertools.repeat(0.0))
+@pytest.mark.parametrize(
+    ("useful_s", "interval_s", "message"),
+    [
+        (math.inf, 100.0, "failures come faster than checkpoints"),
+        (1e5, 1e-6, r"every 1e-06 s of 1e\+05 s of training makes 100,000,000,000"),
+    ],
+)
+def test_a_run_that_does_not_end_or_cannot_be_simulated_is_refused(
+    useful_s: float, interval_s: float, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        run_with_failures(useful_s, Checkpoints(interval_s, 5.0), exponential_failures(1.0, seed=0))
 
 
 DURATIONS = np.array([1.0, 2.0, 4.0])

@@ -100,17 +100,21 @@ def test_a_broadcast_crosses_every_link_down_and_a_reduction_every_link_up() -> 
 
 
 # -------------------------------------------------------------------------------------- refusals
-def test_a_last_node_that_is_partly_empty_is_refused_with_what_would_fit() -> None:
-    with pytest.raises(InputError, match=r"8 devices a node, so 12 would leave .* use 8 or 16"):
-        build_topology(cluster(), 12)
-    part = build_topology(cluster(), 3)
-    assert len([name for name in part.graph if "gpu" in name]) == 3, "part of a single node is a system"
-
-
-def test_more_systems_than_the_cluster_can_have_are_refused() -> None:
-    wafers(192)
-    with pytest.raises(InputError, match="at most 192 systems, not 193"):
-        wafers(193)
+@pytest.mark.parametrize(
+    ("spec", "most", "devices", "message"),
+    [
+        (cluster(), 3, 12, r"8 devices a node, so 12 would leave .* use 8 or 16"),
+        (toys.wafer_cluster(), 192, 193, "at most 192 systems, not 193"),
+    ],
+    ids=["a last node that is partly empty", "more systems than the cluster can have"],
+)
+def test_a_number_of_devices_that_the_machine_cannot_have_is_refused(
+    spec: GpuClusterSpec | WaferClusterSpec, most: int, devices: int, message: str
+) -> None:
+    """Part of a single node is a system."""
+    assert build_topology(spec, most).num_devices == most
+    with pytest.raises(InputError, match=message):
+        build_topology(spec, devices)
 
 
 @pytest.mark.parametrize("spec", [cluster(), toys.wafer_cluster()])
@@ -186,8 +190,8 @@ def test_the_graph_of_a_changed_network_has_its_capacities(tree: Topology) -> No
     links = [int(tree.edges.of_kind(kind)[0]) for kind in tree.edges.kinds]
     changed = tree.with_capacities(dict.fromkeys(links, 7.0))
     for a, b, link, data in changed.graph.edges(keys=True, data=True):
-        asked = link in links or (not tree.edges.duplex[link] and link ^ 1 in links)
-        assert data["bytes_per_s"] == (7.0 if asked else tree.edges.bytes_per_s[link]), (a, b)
+        changes = link in links or (not tree.edges.duplex[link] and link ^ 1 in links)
+        assert data["bytes_per_s"] == (7.0 if changes else tree.edges.bytes_per_s[link]), (a, b)
 
 
 def test_a_link_has_short_names() -> None:

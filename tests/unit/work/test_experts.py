@@ -73,22 +73,16 @@ def test_a_token_is_computed_by_k_experts_the_shared_ones_and_the_router() -> No
 
 @pytest.mark.parametrize("kind", [SPARSE, LayerKind(experts=True, mtp=True)])
 def test_the_parts_between_dispatch_and_combination_are_the_whole_block(kind: LayerKind) -> None:
-    """With the LM head of multi-token prediction behind the layer."""
+    """With the LM head of multi-token prediction behind the layer, which does not run again."""
     part = sliced(kind)
     stages: tuple[ExpertStage, ...] = ("router", "experts", "shared", "combine")
     for which in PASSES[:3]:
         parts = (expert_kernels(part, which, stage) for stage in stages)
         assert Counter(chain.from_iterable(parts)) == Counter(mlp_kernels(part, which))
-
-
-def test_a_pass_over_a_layer_of_multi_token_prediction_has_its_lm_head_unless_it_runs_again() -> None:
     alone = RankGroup(0, 1, 1)
-    group = ExpertGroup(sliced(LayerKind(experts=True, mtp=True)), "gpu0", "none", alone, alone)
-    heads = {
-        which: [kernel.name for kernel in group.parts(which).end.kernels if "lm_head" in kernel.name]
-        for which in ("forward", "recompute")
-    }
-    assert heads == {"forward": ["lm_head"], "recompute": []}
+    group = ExpertGroup(part, "gpu0", "none", alone, alone)
+    for which, heads in (("forward", int(kind.mtp)), ("recompute", 0)):
+        assert [kernel.name for kernel in group.parts(which).end.kernels].count("lm_head") == heads
 
 
 def routed(part: LayerSlice, which: LayerPass = "forward") -> Kernels:
@@ -96,29 +90,21 @@ def routed(part: LayerSlice, which: LayerPass = "forward") -> Kernels:
 
 
 def test_all_ranks_of_expert_parallelism_together_do_the_products_of_a_layer() -> None:
-    """Eight ranks with micro-batches of their own: each has 2 experts, and rows as before."""
-    alone = sliced()
+    """Eight ranks with micro-batches of their own: each has 2 experts, and rows as before, or its load."""
     divided = sliced(expert=8)
-    assert flop(routed(divided)) == flop(routed(alone))
+    assert flop(routed(divided)) == flop(routed(sliced()))
     fc1 = next(kernel for kernel in routed(divided) if kernel.name == "expert_fc1")
     assert (fc1.batch, fc1.m, fc1.n, fc1.k) == (2, B * S * K // 2, 2 * F, H)
+    crowded = replace(divided, expert_load=1.5)
+    assert flop(routed(crowded, "backward")) == pytest.approx(1.5 * flop(routed(divided, "backward")))
 
 
 def test_rows_of_tensor_ranks_follow_how_experts_are_divided() -> None:
     """With t = 4 under sequence parallelism a rank routes T / 4 tokens; experts are whole or shared by 4."""
     whole = sliced(tensor=4, sequence_parallel=True, expert_tensor=1, expert=4)
     shared = sliced(tensor=4, sequence_parallel=True)
-    assert whole.expert_rows == B * S * K / 4
-    assert shared.expert_rows == B * S * K
-    products = [flop(k for k in routed(part)) for part in (whole, shared)]
-    assert products[0] == pytest.approx(products[1])
-
-
-def test_a_crowded_rank_computes_its_load() -> None:
-    part = sliced(expert=8)
-    crowded = replace(part, expert_load=1.5)
-    grown = flop(routed(crowded, "backward")) / flop(routed(part, "backward"))
-    assert grown == pytest.approx(1.5)
+    assert (whole.expert_rows, shared.expert_rows) == (B * S * K / 4, B * S * K)
+    assert flop(routed(whole)) == pytest.approx(flop(routed(shared)))
 
 
 def test_the_router_is_never_narrow_and_experts_are() -> None:
