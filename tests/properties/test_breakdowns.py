@@ -53,9 +53,8 @@ def seconds_of(device: str, rows: list[Row], first_step: int) -> tuple[dict[str,
     """Second by second: the breakdown of a device's step, and the part before and after all computation."""
 
     def is_mine(stream: str) -> bool:
-        return device in (owners := stream.split("/", maxsplit=1)[0].split("+")) or not owners[0].startswith(
-            "gpu"
-        )
+        owners = stream.split("/", maxsplit=1)[0].split("+")
+        return device in owners or not owners[0].startswith("gpu")
 
     def end_of(computing: str) -> int:
         return max(end for stream, _, _, end in rows if stream == f"{computing}/compute")

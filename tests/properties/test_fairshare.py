@@ -105,8 +105,7 @@ def run(engine: Engine, capacities: Sequence[float], started: Sequence[Started])
         seconds += [start_s, duration_s]
     with limited(Limits(engine=engine)):
         trace = simulate(builder.build(), np.array(seconds), flows, np.array(capacities))
-    ends: list[float] = trace.end_s[1::2].tolist()
-    return ends
+    return trace.end_s[1::2].tolist()
 
 
 @pytest.mark.parametrize("engine", ["simpy", "fast"])

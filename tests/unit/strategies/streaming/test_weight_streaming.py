@@ -12,11 +12,10 @@ from perfsim.catalog import default_catalog
 from perfsim.costs.price import Costs, price
 from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path
-from perfsim.engine.trace import Trace
 from perfsim.specs.layout import StreamingLayout
 from perfsim.strategies import Plan, strategy
 from perfsim.testing import toys
-from perfsim.work import TaskGraph, Work
+from perfsim.work import Work
 
 BLOCKS = 8 + 2
 
@@ -27,41 +26,27 @@ def planned(*, systems: int = 1, batch: int = 32, **layout: object) -> Plan:
     return toys.plan("weight-streaming", toys.job(batch), chosen, toys.wafer_cluster())
 
 
-def names(graph: TaskGraph, stream: str, step: int = 0) -> list[str]:
-    """Names of the tasks of a stream in one step, without their micro-batch."""
-    bounds = (0, *graph.step_ends)
-    tasks = [graph.task(number) for number in range(bounds[step], bounds[step + 1])]
-    return [task.work.name for task in tasks if task.stream == stream]
-
-
-def run(plan: Plan, seconds: dict[str, float]) -> Trace:
-    graph = toys.graph_of(plan)
-    return critical_path(graph, price(graph, toys.TableCosts(seconds)))
-
-
 def test_weights_stream_forward_and_backward_and_gradients_leave_last_layer_first() -> None:
     graph = toys.graph_of(planned())
+    streams: dict[str, list[str]] = {}
+    for number in range(graph.step_ends[0]):
+        streams.setdefault(graph.task(number).stream, []).append(graph.task(number).work.name)
     forward = ["embedding.load", *["layer.load"] * 8, "head.load"]
-    assert names(graph, "memoryx/out") == forward + forward[::-1]
-    assert names(graph, "swarmx/down") == [
-        name.replace("load", "broadcast") for name in forward + forward[::-1]
-    ]
-    reduced = ["head.reduce", *["layer.reduce"] * 8, "embedding.reduce"]
-    assert names(graph, "swarmx/up") == reduced
-    assert names(graph, "memoryx/update") == [name.replace("reduce", "update") for name in reduced]
+    loaded = forward + forward[::-1]
+    assert streams["memoryx/out"] == loaded
+    assert streams["swarmx/down"] == [name.replace("load", "broadcast") for name in loaded]
+    assert streams["swarmx/up"] == [name.replace("load", "reduce") for name in forward[::-1]]
+    assert streams["memoryx/update"] == [name.replace("load", "update") for name in forward[::-1]]
 
 
 def test_weights_are_prefetched_one_block_ahead_and_no_further() -> None:
-    seconds = {"layer.forward": 1.0, "embedding.forward": 1.0, "head.forward": 1.0}
-    trace = run(planned(), seconds)
-    graph = trace.graph
-    loads = [task.id for task in graph.tasks() if task.stream == "memoryx/out"]
-    forwards = [task.id for task in graph.tasks() if task.work.name.endswith(".forward")]
-    first_step = slice(2, BLOCKS)
+    graph = toys.graph_of(planned())
+    forward = ("embedding.forward", "layer.forward", "head.forward")
+    trace = critical_path(graph, price(graph, toys.TableCosts(dict.fromkeys(forward, 1.0))))
+    loads = [task.id for task in graph.tasks() if task.stream == "memoryx/out"][:BLOCKS]
+    forwards = [task.id for task in graph.tasks() if task.work.name in forward][:BLOCKS]
     # The load of block n starts when block n - 2 is done: block n - 1 computes meanwhile.
-    freed = trace.end_s[forwards[:BLOCKS]][:-2]
-    assert trace.start_s[loads[first_step]].tolist() == freed.tolist()
-    assert trace.start_s[loads[:2]].tolist() == [0.0, 0.0]
+    assert trace.start_s[loads].tolist() == [0.0, 0.0, *trace.end_s[forwards[:-2]].tolist()]
 
 
 def test_matrices_are_streamed_and_attention_is_not_a_weight() -> None:
@@ -95,10 +80,14 @@ def test_a_batch_is_split_no_further_than_some_policy_needs(batch: int, policies
     assert all(layout.data == 2 for layout in listed)
 
 
+def planned_on(systems: int, batch: int, layout: StreamingLayout, **system: float) -> Plan:
+    topology = toys.topology(systems, toys.wafer_cluster(**system))
+    return strategy("weight-streaming").plan(toys.job(batch), topology, layout)
+
+
 def test_everything_wrong_with_a_layout_is_listed() -> None:
-    topology = toys.topology(4, toys.wafer_cluster())
     with pytest.raises(LayoutError) as caught:
-        strategy("weight-streaming").plan(toys.job(2), topology, StreamingLayout(data=3))
+        planned_on(4, 2, StreamingLayout(data=3))
     assert [problem.message for problem in caught.value.problems] == [
         "data 3 must equal the 4 systems",
         "global_batch_size 2 gives some of 3 systems nothing",
@@ -106,19 +95,16 @@ def test_everything_wrong_with_a_layout_is_listed() -> None:
 
 
 def test_all_resident_is_refused_where_it_does_not_fit_with_a_way_out() -> None:
-    topology = toys.topology(1, toys.wafer_cluster())
-    layout = StreamingLayout(micro_batch_size=512)
     with pytest.raises(MemoryCapacityError, match=r"wafer needs .* GB of 40.0 GB; try a smaller"):
-        strategy("weight-streaming").plan(toys.job(512), topology, layout)
+        planned_on(1, 512, StreamingLayout(micro_batch_size=512))
 
 
 def test_a_sequence_that_no_policy_fits_is_refused_by_its_memory() -> None:
-    job = toys.job(2)
     topology = toys.topology(1, toys.wafer_cluster(capacity=1e8))
-    (least,) = strategy("weight-streaming").layouts(job, topology)
+    (least,) = strategy("weight-streaming").layouts(toys.job(2), topology)
     assert (least.micro_batch_size, least.recompute_layers, least.spill) == (1, 1, True)
     with pytest.raises(MemoryCapacityError, match=r"try shorter sequences than 1,024 tokens"):
-        strategy("weight-streaming").plan(job, topology, least)
+        planned_on(1, 2, least, capacity=1e8)
 
 
 @pytest.mark.parametrize(
@@ -157,9 +143,7 @@ def test_without_prefetch_weights_that_are_used_as_they_arrive_are_planned_in_ch
 
 def estimate_s(slow: str, layout: StreamingLayout, microbatches: int) -> float:
     """The closed form where one kind of transfer takes a second a block and all else nothing."""
-    system = toys.wafer_cluster()
-    streaming = system.streaming.model_copy(update={"accumulate_at": "wafer"})
-    system = system.model_copy(update={"streaming": streaming})
+    system = default_catalog().override(toys.wafer_cluster(), {"streaming.accumulate_at": "wafer"})
     job = toys.job(microbatches * layout.micro_batch_size)
     plan = toys.plan("weight-streaming", job, layout, system)
 
@@ -171,15 +155,13 @@ def estimate_s(slow: str, layout: StreamingLayout, microbatches: int) -> float:
 
 
 def test_gradients_that_are_summed_on_the_wafer_leave_it_once_a_step() -> None:
-    layout = StreamingLayout(data=1, micro_batch_size=2, recompute="none")
-    assert estimate_s("reduce", layout, 1) >= 8.0, "a second for each of 8 layers"
-    assert estimate_s("reduce", layout, 3) == estimate_s("reduce", layout, 1)
+    layout = StreamingLayout(micro_batch_size=2)
+    assert estimate_s("reduce", layout, 3) == estimate_s("reduce", layout, 1) >= 8.0, "8 layers"
 
 
 def test_a_group_of_layers_spills_its_input_once() -> None:
-    layout = StreamingLayout(data=1, micro_batch_size=2, recompute="full", spill=True)
-    grouped = (replace(layout, recompute_layers=group) for group in (1, 2, 4))
-    spilled = [estimate_s("spill", layout, 2) for layout in grouped]
+    layout = StreamingLayout(micro_batch_size=2, recompute="full", spill=True)
+    spilled = [estimate_s("spill", replace(layout, recompute_layers=group), 2) for group in (1, 2, 4)]
     assert spilled[0] == 2 * spilled[1] == 4 * spilled[2] > 0
 
 
