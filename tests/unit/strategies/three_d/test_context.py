@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsim.base.errors import LayoutError
 from perfsim.costs.price import price
 from perfsim.engine import critical_path
 from perfsim.machines import network_of
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, strategy
-from perfsim.strategies.three_d.space import LEAST_POSITIONS, LONG_SEQUENCE
+from perfsim.strategies.three_d.space import LONG_SEQUENCE
 from perfsim.testing import toys
 
 FUSED = {"attention": "flash", "dropout": False}
@@ -106,40 +105,7 @@ def test_a_rank_keeps_its_part_of_activations_and_states_and_buffers_for_four_pa
     assert contexts.memory[0].parts_bytes["optimizer"] == replicas.memory[0].parts_bytes["optimizer"]
 
 
-# ------------------------------------------------------------------------------------------ rules
-@pytest.mark.parametrize(
-    ("layout", "changes", "problem"),
-    [
-        ({"context": 3}, {}, "seq_length 4096 is not a multiple of 6"),
-        ({"context": 4}, {"attention": "standard"}, "needs fused attention"),
-        ({"context": 4, "recompute": "selective"}, {}, "take recompute none or full"),
-        ({"context": 4}, {"lm_head_positions": 8}, "lm_head_positions leaves some out"),
-        (
-            {"context": 8, "context_exchange": "all_to_all", "tensor": 4},
-            {},
-            "num_attention_heads 16 is not a multiple of tensor 4 × context 8",
-        ),
-    ],
-)
-def test_what_context_ranks_cannot_share_is_refused(
-    layout: dict[str, Any], changes: dict[str, Any], problem: str
-) -> None:
-    job = toys.job(8, {**FUSED, "seq_length": 4096, **changes})
-    with pytest.raises(LayoutError, match=problem):
-        planned(job, **layout)
-
-
 # ---------------------------------------------------------------------------------------- planner
-def test_context_degrees_are_tried_for_long_sequences_only() -> None:
-    topology = toys.topology(8)
-    chosen = strategy("3d")
-    short = chosen.layouts(job_of(LONG_SEQUENCE // 2), topology)
-    assert {layout.context for layout in short} == {1}
-    job = job_of(LONG_SEQUENCE)
-    degrees = {layout.context for layout in chosen.layouts(job, topology)}
-    assert degrees == {size for size in (1, 2, 4, 8) if LONG_SEQUENCE // size >= LEAST_POSITIONS}
-
-
 def test_context_degrees_are_tried_where_nothing_fits_without() -> None:
     job = job_of(LONG_SEQUENCE // 2, 8, num_layers=1, num_attention_heads=2)
     chosen = strategy("3d")

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsim.base.errors import LayoutError
 from perfsim.costs.price import price
 from perfsim.engine import critical_path
 from perfsim.engine.trace import Trace
@@ -201,22 +200,3 @@ def test_the_closed_form_is_right_whatever_takes_longer(
 def test_one_group_of_all_replicas_is_plain_sharding() -> None:
     grouped, plain = (toys.graph_of(planned(replace(FSDP, shard_group=size))).digest() for size in (32, None))
     assert grouped == plain
-
-
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"shard_group": 5}, "shard_group 5 must divide the 32 ranks"),
-        ({"shard_group": 1}, "in groups of 2 or more; nearest: 2"),
-        ({"shard_group": 8, "zero_stage": 0}, "zero_stage is 0"),
-    ],
-)
-def test_groups_that_do_not_divide_the_replicas_are_refused(changes: dict[str, Any], problem: str) -> None:
-    with pytest.raises(LayoutError, match=problem):
-        planned(replace(FSDP, **changes))
-
-
-def test_the_planner_tries_groups_of_a_node_where_there_are_several_nodes() -> None:
-    for devices, groups in ((8, {None}), (16, {None, 8, 4, 2})):
-        listed = strategy("zero3").layouts(toys.job(devices), toys.topology(devices))
-        assert {layout.shard_group for layout in listed} == groups

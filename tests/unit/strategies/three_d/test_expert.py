@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from perfsim.base.errors import LayoutError
 from perfsim.catalog import default_catalog
 from perfsim.costs.price import price
 from perfsim.engine import critical_path
@@ -176,26 +175,6 @@ def test_the_host_takes_its_time_in_every_pass_of_a_layer_unless_a_graph_replays
     eager, replayed = (step_s(on_h100(job, ON_EIGHT, graph=graph)) for graph in (False, True))
     least = 2 * job.model.num_layers * catalog.framework("megatron-core-te").expert_pass_s
     assert replayed < least < eager
-
-
-@pytest.mark.parametrize(
-    ("layout", "words"),
-    [
-        (ParallelLayout(data=8, expert=3), "do not divide over expert 3; nearest: 2 or 4"),
-        (ParallelLayout(data=4, expert=8), "must divide the 4 ranks"),
-        (ParallelLayout(tensor=2, data=4, expert=2), "needs sequence_parallel"),
-    ],
-)
-def test_degrees_that_do_not_divide_are_refused(layout: ParallelLayout, words: str) -> None:
-    with pytest.raises(LayoutError, match=words):
-        planned(job_of(), layout)
-
-
-def test_the_planner_tries_degrees_that_divide_the_experts() -> None:
-    job = job_of(16)
-    topology = toys.topology(16, toys.gpu_cluster(gpus=8, nics=8))
-    degrees = {layout.expert for layout in strategy("3d").layouts(job, topology)}
-    assert degrees == {1, 2, 4, 8}
 
 
 # --------------------------------------------------------------------------------------- imbalance

@@ -17,6 +17,8 @@ from perfsim.strategies.schedules import SCHEDULES
 from perfsim.strategies.three_d.division import divided
 from perfsim.strategies.three_d.legal import refusals_of
 from perfsim.strategies.three_d.space import (
+    LEAST_POSITIONS,
+    LONG_SEQUENCE,
     MODES,
     RECOMPUTE_EVERY,
     Columns,
@@ -104,31 +106,46 @@ def test_layers_that_do_not_divide_are_spread_with_fewer_on_the_last_stage() -> 
     assert divided("interleaved", 2, 3, 8).layers == (1, 1, 1, 2, 2, 1)
 
 
-@pytest.mark.parametrize(
-    ("num_layers", "every"), [(1, [1]), (12, [1, 2, 3, 4, 6, 12]), (32, [1, 2, 3, 4, 6, 8, 12, 16, 32])]
-)
-def test_intervals_of_recompute_each_leave_another_number_of_layers(
-    num_layers: int, every: list[int]
+FUSED = {"attention": "flash", "dropout": False}
+EXPERTS = {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 512}
+
+
+def long_job(seq_length: int, **recipe: Any) -> Job:
+    return toys.job(8, FUSED | {"seq_length": seq_length} | recipe)
+
+
+TRIED: dict[str, tuple[str, Job, int, str, set[Any]]] = {
+    "all modes of recompute": ("3d", toys.job(16), 8, "recompute", {"none", "selective", "full"}),
+    "modes that make a difference": ("3d", toys.job(16, FUSED), 8, "recompute", {"none", "full"}),
+    "the recipe's mode": ("3d", toys.job(16, {"recompute": "selective"}), 8, "recompute", {"selective"}),
+    "of one layer": ("data", toys.job(8, num_layers=1), 2, "recompute_every", {1}),
+    "of 12 layers": ("data", toys.job(8, num_layers=12), 2, "recompute_every", {1, 2, 3, 4, 6, 12}),
+    "of 32 layers": (
+        *("data", toys.job(8, num_layers=32), 2, "recompute_every"),
+        {1, 2, 3, 4, 6, 8, 12, 16, 32},
+    ),
+    "no contexts of short sequences": ("3d", long_job(LONG_SEQUENCE // 2), 8, "context", {1}),
+    "contexts of long sequences": (
+        *("3d", long_job(LONG_SEQUENCE), 8, "context"),
+        {size for size in (1, 2, 4, 8) if LONG_SEQUENCE // size >= LEAST_POSITIONS},
+    ),
+    "degrees that divide the experts": ("3d", toys.job(16, experts=EXPERTS), 16, "expert", {1, 2, 4, 8}),
+    "no groups of replicas in one node": ("zero3", toys.job(8), 8, "shard_group", {None}),
+    "groups of replicas in several nodes": ("zero3", toys.job(16), 16, "shard_group", {None, 8, 4, 2}),
+}
+
+
+@pytest.mark.parametrize(("name", "job", "devices", "field", "values"), TRIED.values(), ids=TRIED)
+def test_the_planner_tries_what_makes_a_difference(
+    name: str, job: Job, devices: int, field: str, values: set[Any]
 ) -> None:
-    space = layout_space(toys.job(8, num_layers=num_layers), toys.topology(2), ("data",))
-    assert sorted(set(space.recompute_every.tolist())) == every
+    listed = strategy(name).layouts(job, toys.topology(devices))
+    assert {getattr(layout, field) for layout in listed} == values
 
 
-@pytest.mark.parametrize(
-    ("recipe", "modes"),
-    [
-        ({}, {"none", "selective", "full"}),
-        ({"attention": "flash"}, {"none", "full"}),
-        ({"recompute": "selective"}, {"selective"}),
-    ],
-)
-def test_recompute_modes_are_the_recipes_or_all_that_make_a_difference(
-    recipe: dict[str, object], modes: set[str]
-) -> None:
-    listed = layouts(space(toys.job(16, recipe), 8))
-    assert {layout.recompute for layout in listed} == modes
-
-
+# --------------------------------------------------------------------------------------- refusals
+FSDP = {"data": 32, "zero_stage": 3}
+MIXTURE = toys.job(8, FUSED | {"routing": "balanced"}, experts=EXPERTS)
 WHOLE = "so schedule must be 1f1b, not gpipe"
 
 
@@ -188,7 +205,7 @@ def test_a_plain_strategy_holds_the_other_degrees_at_1(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "changes", "expected"),
+    ("layout", "job", "expected"),
     [
         (
             {
@@ -198,30 +215,47 @@ def test_a_plain_strategy_holds_the_other_degrees_at_1(name: str) -> None:
                 "schedule": "interleaved",
                 "micro_batch_size": 16,
             },
-            {},
+            toys.job(32),
             "interleaved needs micro-batches (2) in multiples of pipeline 4",
         ),
         (
             {"data": 8, "zero_stage": 3, "schedule": "zb1p"},
-            {},
+            toys.job(32),
             "zero_stage 3 runs whole backwards, schedule zb1p splits them; try 1f1b",
         ),
         (
             {"data": 8, "zero_stage": 3, "schedule": "gpipe"},
-            {},
+            toys.job(32),
             "zero_stage 3 takes one micro-batch forward and back before the next, " + WHOLE,
         ),
         (
             {"tensor": 4, "data": 2, "sequence_parallel": True},
-            {"seq_length": 1022},
+            toys.job(32, {"seq_length": 1022}),
             "seq_length 1022 is not a multiple of tensor 4",
         ),
+        ({"context": 3}, long_job(4096), "seq_length 4096 is not a multiple of 6"),
+        ({"context": 4}, long_job(4096, attention="standard"), "needs fused attention"),
+        ({"context": 4, "recompute": "selective"}, long_job(4096), "take recompute none or full"),
+        ({"context": 4}, long_job(4096, lm_head_positions=8), "lm_head_positions leaves some out"),
+        (
+            {"context": 8, "context_exchange": "all_to_all", "tensor": 4},
+            long_job(4096),
+            "num_attention_heads 16 is not a multiple of tensor 4 × context 8",
+        ),
+        ({"data": 8, "expert": 3}, MIXTURE, "do not divide over expert 3; nearest: 2 or 4"),
+        ({"data": 4, "expert": 8}, MIXTURE, "must divide the 4 ranks"),
+        ({"tensor": 2, "data": 4, "expert": 2}, MIXTURE, "needs sequence_parallel"),
+        ({**FSDP, "shard_group": 5}, toys.job(32), "shard_group 5 must divide the 32 ranks"),
+        ({**FSDP, "shard_group": 1}, toys.job(32), "in groups of 2 or more; nearest: 2"),
+        ({"data": 32, "shard_group": 8}, toys.job(32), "zero_stage is 0"),
     ],
 )
-def test_a_rule_that_is_broken_alone_is_named(
-    layout: dict[str, Any], changes: dict[str, Any], expected: str
-) -> None:
-    assert problems(ParallelLayout(**layout), toys.job(32, changes)) == [expected]
+def test_a_rule_that_is_broken_alone_is_named(layout: dict[str, Any], job: Job, expected: str) -> None:
+    with pytest.raises(LayoutError) as caught:
+        toys.plan("3d", job, ParallelLayout(**layout))
+    broken = [f"{problem.message}; {problem.help}" for problem in caught.value.problems]
+    assert expected in broken[0]
+    assert len(broken) == (2 if layout.get("expert") == 3 or layout.get("context") == 8 else 1), "sizes alike"
 
 
 def test_stages_that_do_not_divide_are_told_the_uneven_ones_that_are_legal() -> None:
