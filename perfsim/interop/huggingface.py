@@ -312,21 +312,17 @@ SHAPE: tuple[Row, ...] = (
 )
 BLOCKS: tuple[Row, ...] = (
     *tool.when(
+        lambda settings: settings.has("kv_lora_rank"),
         Row.same("model.latent_attention.q_lora_rank", "q_lora_rank"),
         Row.same("model.latent_attention.kv_lora_rank", "kv_lora_rank", needed=True),
         Row.same("model.latent_attention.qk_nope_head_dim", "qk_nope_head_dim", needed=True),
         Row.same("model.latent_attention.qk_rope_head_dim", "qk_rope_head_dim", needed=True),
         Row.same("model.latent_attention.v_head_dim", "v_head_dim", needed=True),
-        has=lambda settings: settings.has("kv_lora_rank"),
     ),
     *tool.experts(
         EXPERTS,
         Row.same("model.experts.top_k", ACTIVE, needed=True),
-        Row.same(
-            "model.experts.ffn_hidden_size",
-            "moe_intermediate_size expert_ffn_hidden_size",
-            default=lambda s: s.ours.get("model.ffn_hidden_size"),
-        ),
+        Row.same("model.experts.ffn_hidden_size", "moe_intermediate_size expert_ffn_hidden_size"),
         Row("model.experts.shared_ffn_hidden_size", "n_shared_experts", read=_shared_width),
         Row("model.ffn_hidden_size", "intermediate_size_mlp", read=_dense_width),
         Row("model.expert_layers", f"{EXPERT_LAYERS} mlp_only_layers", read=_expert_layers),
@@ -392,8 +388,6 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
     settings.ours |= {"model.sliding_window": window, "model.sliding_window_pattern": every}
     if family == "gpt_neo":
         settings.gap("local attention in every second layer; taken as full attention")
-    if settings.ours["model.mtp_num_layers"]:
-        settings.gap("layers that predict further tokens, which the count leaves out")
     if family == "gpt_neox" and settings.flag("use_parallel_residual", default=True):
         settings.gap("attention and MLP that read the same input, each by its own norm")
     if section:

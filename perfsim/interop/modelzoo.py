@@ -192,7 +192,6 @@ ROWS: tuple[Row, ...] = (
     *tool.experts(
         "model.moe_params.num_experts model.num_experts model.moe.num_experts",
         Row.same("model.experts.top_k", "model.moe_params.top_k model.top_k model.moe.top_k", default=1),
-        Row("model.experts.ffn_hidden_size", read=lambda s: s.ours.get("model.ffn_hidden_size")),
         Row("model.experts.shared_ffn_hidden_size", "model.moe_params.num_shared_experts", read=_shared),
         Row("model.expert_layers", read=lambda s: (True,) * s.ours["model.num_layers"]),
     ),
@@ -206,9 +205,7 @@ ROWS: tuple[Row, ...] = (
     Row.same("layout.data", "runconfig.num_csx"),
     tool.EQUAL_DENSE_LAYERS,
     Row("system", refusal=_other_device),
-    Row.lacks(
-        "recipe.precision", f"it trains in {', '.join(PRECISIONS)}, not {{}}", unless=PRECISIONS, refused=True
-    ),
+    Row.refuses("recipe.precision", f"it trains in {', '.join(PRECISIONS)}, not {{}}", unless=PRECISIONS),
     Row("layout.micro_batch_size", gap=_uneven),
     Row("layout.recompute", gap=_recompute),
     Row.lacks("layout.spill", "activations on activation servers; the compiler decides it"),

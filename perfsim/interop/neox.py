@@ -129,7 +129,6 @@ ROWS: tuple[Row, ...] = (
     *tool.experts(
         "moe_num_experts num_experts",
         Row.same("model.experts.top_k", "moe_top_k", default=1),
-        Row("model.experts.ffn_hidden_size", read=lambda s: s.ours.get("model.ffn_hidden_size")),
         Row("model.expert_layers", "moe_expert_interval expert_interval", read=_expert_layers),
     ),
     # A pipeline of no stages is one without pipeline parallelism.

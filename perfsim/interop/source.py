@@ -11,6 +11,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -35,7 +36,6 @@ MOST_KEYS = 100_000
 """Of a file with its aliases written out."""
 MOST_EXCERPT = 160
 Syntax = Literal["json", "yaml", "toml", "text"]
-SYNTAXES: tuple[Syntax, ...] = get_args(Syntax)
 
 
 @dataclass(frozen=True)
@@ -99,19 +99,21 @@ class Source:
                 return json.loads(self.text, parse_constant=self._not_finite)
             if syntax == "toml":
                 return tomllib.loads(self.text)
-            depth = 0
-            for event in yaml.parse(self.text, Loader=_Loader):
-                begins = isinstance(event, yaml.CollectionStartEvent)
-                depth += begins - isinstance(event, yaml.CollectionEndEvent)
-                if depth > MOST_DEPTH:
-                    line = event.start_mark.line + 1 if event.start_mark else 0
-                    self.refuse(f"nested more than {MOST_DEPTH} levels deep", line=line)
             return yaml.load(self.text, Loader=_Loader)  # noqa: S506  # a SafeLoader without objects
         except RecursionError:
-            self.refuse(f"nested more than {MOST_DEPTH} levels deep")
+            self.refuse("nested too deeply")
         except (ValueError, TypeError, OverflowError, yaml.YAMLError) as error:
             words, line = _fault(error)
             self.refuse(f"malformed {syntax.upper()}: {words}", line=line)
+
+    @cached_property
+    def documents(self) -> Mapping[Syntax, Any]:
+        """The document in each syntax in which the file can be parsed."""
+        documents: dict[Syntax, Any] = {}
+        for syntax in get_args(Syntax):
+            with suppress(InputError):
+                documents[syntax] = self.parsed(syntax)
+        return documents
 
     def _not_finite(self, name: str) -> NoReturn:
         self.refuse(f"{name} is not a finite number", line=self.line_of(name))
@@ -190,7 +192,7 @@ class Settings:
         """The leaves of a parsed document. Raises InputError if it is no mapping."""
         if not isinstance(document, Mapping):
             source.refuse(f"a mapping (key: value) is expected, not {_kind(document)}")
-        values = dict(islice(_leaves(document), MOST_KEYS + 1))
+        values = dict(islice(leaves(document), MOST_KEYS + 1))
         if len(values) > MOST_KEYS:
             source.refuse(f"more than {MOST_KEYS} keys")
         return cls(source, values, sections=sections or {})
@@ -381,11 +383,12 @@ class Settings:
         return value
 
 
-def _leaves(document: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+def leaves(document: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """The values of a tree of mappings by dotted path; an empty mapping is a value."""
     for key, value in document.items():
         path = f"{prefix}{key}"
         if isinstance(value, Mapping) and value and depth < MOST_DEPTH:
-            yield from _leaves(value, f"{path}.", depth + 1)
+            yield from leaves(value, f"{path}.", depth + 1)
         else:
             yield path, value
 
