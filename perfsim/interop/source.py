@@ -121,17 +121,9 @@ class Source:
 
 def _fault(error: Exception) -> tuple[str, int]:
     """What a parser complains of, and at which line; 0 for the file as a whole."""
-    match error:
-        case json.JSONDecodeError():
-            return error.msg, error.lineno
-        case yaml.MarkedYAMLError():
-            mark = error.problem_mark or error.context_mark
-            return str(error.problem or error.context), mark.line + 1 if mark else 0
-        case yaml.reader.ReaderError():
-            code = error.character if isinstance(error.character, int) else ord(error.character[:1])
-            return f"the character U+{code:04X} is not allowed", 0
-    told = re.search(r"at line (\d+)", str(error))
-    return str(error), int(told[1]) if told else 0
+    words = getattr(error, "problem", None) or getattr(error, "msg", None) or str(error)
+    lines = re.findall(r"line (\d+)", str(error))
+    return words.split("\n")[0], int(lines[-1]) if lines else 0
 
 
 class _Loader(yaml.SafeLoader):
@@ -327,24 +319,23 @@ class Settings:
 
     def missing(self, *names: str) -> InputError:
         """The error of a needed key; the help names the present key that is most like it."""
+        if told := next((name for name in names if name in self.unknown), ""):
+            help_text = f"its value is computed when the script runs; give it with --set {told}=VALUE"
+            return self.error(told, "the file does not tell this value", help_text)
+        roots, first = self._roots(names[0])
         short = [self._roots(name)[1] for name in names]
-        also = f" (nor {', '.join(short[1:])})" if names[1:] else ""
-        roots = self._roots(names[0])[0]
         sections = [root.rstrip(".") for root in roots if root]
+        also = f" (nor {', '.join(short[1:])})" if names[1:] else ""
         also += f" in {' or '.join(sections)}" if sections else ""
-        for name in names:
-            if name in self.unknown:
-                help_text = f"its value is computed when the script runs; give it with --set {name}=VALUE"
-                return self.error(name, "the file does not tell this value", help_text)
         near = next(filter(None, (nearest(name, self.values) for name in short)), "")
-        root = "" if "" in roots else roots[0]
         seen = f"the file has `{near}`; " if near else ""
-        help_text = f"{seen}what a file lacks can be given with --set {root}{short[0]}=VALUE"
+        root = "" if "" in roots else roots[0]
+        help_text = f"{seen}what a file lacks can be given with --set {root}{first}=VALUE"
         # The line of a key like the one that is missing, or of the section where it should stand.
         inside = (key for root in roots for key in self.values if root and key.startswith(root))
         like = near or next(inside, "").rpartition(".")[0]
         line = self.source.line_of(like) if like else 0
-        return InputError([self.source.problem(f"{short[0]} is missing{also}", help_text, line)])
+        return InputError([self.source.problem(f"{first} is missing{also}", help_text, line)])
 
     # ----------------------------------------------------------------------------- internals
     def _first(self, names: tuple[str, ...]) -> tuple[str, Any]:

@@ -130,9 +130,8 @@ def _field_of(chosen: Chosen, field: str) -> Any:
         return _DERIVED[field](chosen)
     if field in _SAID_WITH and not _in_use(_field_of(chosen, _SAID_WITH[field])):
         return None
-    first, *names = field.split(".")
-    value: Any = chosen.layout if first == "layout" else getattr(chosen.job, first)
-    for name in names:
+    value: Any = chosen if field.startswith(("layout.", "system.")) else chosen.job
+    for name in field.split("."):
         value = None if value is None else getattr(value, name)
     return value
 
