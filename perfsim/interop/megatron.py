@@ -184,7 +184,7 @@ MODEL: tuple[Row, ...] = (
         lambda settings: "model.sliding_window" in settings.ours,
         Row.same("model.sliding_window_pattern", "window_attn_skip_freq"),
     ),
-    Row.same("model.mtp_num_layers", "mtp_num_layers", usual=0, least=0),
+    Row.same("model.mtp_num_layers", "mtp_num_layers", usual=0),
     *tool.experts(
         "num_experts num_moe_experts",
         Row.same("model.experts.top_k", "moe_router_topk", default=2),
