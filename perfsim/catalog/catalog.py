@@ -121,6 +121,10 @@ class Catalog:
         """A training framework."""
         return cast(FrameworkCalibration, self.load("framework", name_or_path))
 
+    def study_path(self, name_or_path: str) -> Path:
+        """The file of a study; reading it is `parse_file`."""
+        return self.find("study", name_or_path)
+
     def names(self, kind: str) -> list[str]:
         """Every name of a kind (device, link, system, calibration, model, recipe, study)."""
         return sorted({path.stem for folder in self._folders(kind) for path in folder.glob("*.yaml")})

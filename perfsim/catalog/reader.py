@@ -117,7 +117,7 @@ def is_named(annotation: Any) -> bool:
 
 def known_fields(record: type) -> dict[str, Any]:
     """Annotations of a record's fields, by their key in YAML."""
-    if not is_record(record):
+    if not issubclass(record, BaseModel):
         return {}
     return {info.alias or name: info.annotation for name, info in record.model_fields.items()}
 

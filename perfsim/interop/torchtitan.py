@@ -34,7 +34,7 @@ SCHEDULES_READ = {name: schedule for schedule, name in SCHEDULES.items()} | {
     "DualPipeV": "zbv",
     "InterleavedZeroBubble": "interleaved",
 }
-ALL_ON_CPU = {"offload_optimizer": "cpu", "offload_param": "cpu"}
+ALL_ON_CPU: Mapping[str, Any] = {"offload_optimizer": "cpu", "offload_param": "cpu"}
 PRECISIONS = {"bf16": "bfloat16", "fp32": "float32", "tf32": "float32"}
 FLAVORS: Mapping[tuple[str, str], tuple[int, int, int, int, int, int]] = {
     ("llama2", "7b"): (32, 4096, 32, 32, 11008, 32000),

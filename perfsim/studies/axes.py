@@ -494,7 +494,7 @@ def load_sweep(
     Raises CatalogError with every problem of the file.
     """
     catalog = _StudyCatalog((catalog or default_catalog()).roots)
-    path = catalog.find("study", name_or_path)
+    path = catalog.study_path(name_or_path)
     mapping = load_mapping(path, catalog)
     if "study" not in mapping.data and "candidates" in mapping.data:
         raise CatalogError(

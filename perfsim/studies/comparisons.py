@@ -118,7 +118,7 @@ class ComparisonSpec(CatalogSpec):
 def load_comparison(name_or_path: str, catalog: Catalog | None = None) -> ComparisonSpec:
     """A comparison of the catalogue by name, or from a file; CatalogError lists every problem."""
     catalog = catalog or default_catalog()
-    return parse_file(Path(catalog.find("study", name_or_path)), ComparisonSpec, catalog)
+    return parse_file(Path(catalog.study_path(name_or_path)), ComparisonSpec, catalog)
 
 
 _Value = str | float | None

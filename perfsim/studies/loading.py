@@ -30,7 +30,7 @@ def kind_of_study(
 ) -> Literal["study", "sweep", "comparison"]:
     """What a file in studies/ is, by its name or path."""
     catalog = catalog or default_catalog()
-    data = load_mapping(catalog.find("study", name_or_path), catalog).data
+    data = load_mapping(catalog.study_path(name_or_path), catalog).data
     if "study" in data:
         return "sweep"
     return "comparison" if data.keys() & {"losses", "speeds", "equations"} else "study"
@@ -39,7 +39,7 @@ def kind_of_study(
 def load_study(name_or_path: str, catalog: Catalog | None = None) -> StudySpec:
     """A study of the catalogue by name, or from a file; CatalogError lists every problem."""
     catalog = catalog or default_catalog()
-    path = Path(catalog.find("study", name_or_path))
+    path = Path(catalog.study_path(name_or_path))
     study = parse_file(path, StudySpec, catalog)
     mapping = load_mapping(path, catalog)
     _check_machines(study, mapping)
