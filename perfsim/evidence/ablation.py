@@ -17,7 +17,6 @@ from perfsim.base.arrays import Bools, Floats
 from perfsim.catalog import default_catalog
 from perfsim.costs.gemm import GemmModel, Geometry
 from perfsim.costs.gpu import GpuCosts
-from perfsim.engine.trace import Trace
 from perfsim.evidence.cases import PlacedCase
 from perfsim.machines.gpu_cluster import gpu_plan
 from perfsim.network.collectives import CollectiveModel
@@ -276,31 +275,24 @@ REMOVALS = (
 """Nothing, then communication, host, memory, parts of the model, matrix products, and what was tried."""
 
 
-@dataclass(frozen=True)
-class Ablation:
-    """The predicted steps of a run without each mechanism."""
+def without_each(placed: PlacedCase) -> dict[str, float]:
+    """The step time of a placed case without each mechanism, by the key of its removal.
 
-    steps_s: dict[str, float]
-    """Step time by the key of a removal."""
-    trace: Trace
-    """The step with every mechanism in place."""
+    Raises InputError for a case that does not run on GPUs.
+    """
+    step = placed.step(GpuCosts(gpu_plan(placed.plan).topology, placed.plan.job.recipe))
+    complete_s = step.run(contention=False).step_time_s
+    steps_s = {}
+    for removal in REMOVALS:
+        duration_s = placed.step(_WithoutMechanism(placed.plan, removal)).duration_s
+        duration_s = np.where(removal.idle(placed.placed.graph), 0.0, duration_s)
+        # A mechanism that changes no duration needs no new simulation.
+        affects = not np.array_equal(duration_s, step.duration_s)
+        step_s = step.run(duration_s, contention=False).step_time_s if affects else complete_s
+        steps_s[removal.key] = (1.0 if removal.alone else placed.slowed) * step_s
+    return steps_s
 
-    @classmethod
-    def of(cls, placed: PlacedCase) -> Ablation:
-        """The ablation of a placed case. Raises InputError for a case that does not run on GPUs."""
-        step = placed.step(GpuCosts(gpu_plan(placed.plan).topology, placed.plan.job.recipe))
-        trace = step.run(contention=False)
-        steps_s = {}
-        for removal in REMOVALS:
-            duration_s = placed.step(_WithoutMechanism(placed.plan, removal)).duration_s
-            duration_s = np.where(removal.idle(placed.placed.graph), 0.0, duration_s)
-            # A mechanism that changes no duration needs no new simulation.
-            affects = not np.array_equal(duration_s, step.duration_s)
-            changed = step.run(duration_s, contention=False) if affects else trace
-            steps_s[removal.key] = (1.0 if removal.alone else placed.slowed) * changed.step_time_s
-        return cls(steps_s, trace)
 
-    @property
-    def shares(self) -> dict[str, float]:
-        """The fraction of the step that each removal saves; negative if the step gets longer."""
-        return {key: 1.0 - seconds / self.steps_s[NOTHING] for key, seconds in self.steps_s.items()}
+def shares(steps_s: Mapping[str, float]) -> dict[str, float]:
+    """The fraction of the step that each removal saves; negative if the step gets longer."""
+    return {key: 1.0 - seconds / steps_s[NOTHING] for key, seconds in steps_s.items()}

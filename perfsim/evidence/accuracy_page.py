@@ -21,13 +21,12 @@ import numpy as np
 from perfsim.base.errors import PerfsimError
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.costs.wafer import WaferCosts
-from perfsim.evidence.ablation import REMOVALS, Ablation, Removal
+from perfsim.evidence.ablation import REMOVALS, Removal, shares, without_each
 from perfsim.evidence.cases import CaseRows, StepCase, mapped
 from perfsim.evidence.left_out import LeavingOut, LeftOut, Tangent
 from perfsim.evidence.score import Scored, families, summary
 from perfsim.evidence.step_fit import FittedConstant
 from perfsim.machines.gpu_cluster import gpu_plan
-from perfsim.machines.wafer_cluster import wafer_plan
 
 _MOST_CAUSES = 2
 _HEAD_MULTIPLE = 8
@@ -243,20 +242,19 @@ def _examine(case: StepCase, catalog: Catalog, *, leaves_out: bool) -> Facts | N
     """The parts of one case; None if it cannot be predicted."""
     try:
         placed = case.placed(catalog)
-        if case.on_wafers:
-            costs = WaferCosts(wafer_plan(placed.plan).topology, placed.plan.job.recipe)
-            trace = placed.step(costs).run(contention=False)
-            parts = {name: seconds / trace.step_time_s for name, seconds in trace.mean_breakdown().items()}
+        costs = placed.costs
+        trace = placed.step(costs).run(contention=False)
+        parts = {name: seconds / trace.step_time_s for name, seconds in trace.mean_breakdown().items()}
+        if isinstance(costs, WaferCosts):
             costs.link_s_per_element = 0.0
             without_s = placed.step(costs).run(contention=False).step_time_s
             return Facts(case, {**parts, "movement over the mesh": 1.0 - without_s / trace.step_time_s})
         plan = gpu_plan(placed.plan)
-        ablation = Ablation.of(placed)
-        idle = ablation.trace.mean_breakdown()["bubble"] / ablation.trace.step_time_s
+        steps_s = without_each(placed)
         return Facts(
             case,
-            {**ablation.shares, "bubble": idle},
-            ablation.steps_s,
+            {**shares(steps_s), "bubble": parts["bubble"]},
+            steps_s,
             plan.layout.tensor > plan.topology.devices_per_node,
             Tangent.of(placed) if leaves_out and case.scored else None,
         )

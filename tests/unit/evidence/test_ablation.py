@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from perfsim.catalog import Catalog
-from perfsim.evidence.ablation import NOTHING, REMOVALS, Ablation
+from perfsim.evidence.ablation import NOTHING, REMOVALS, shares, without_each
 from perfsim.evidence.cases import PlacedCase, StepCase
 from perfsim.testing.toys import published_run
 
@@ -23,7 +23,7 @@ def written(
 
 
 def lost(case: PlacedCase) -> dict[str, float]:
-    return Ablation.of(case).shares
+    return shares(without_each(case))
 
 
 @pytest.fixture(scope="module")

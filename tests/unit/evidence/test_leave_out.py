@@ -34,22 +34,22 @@ SLOPES = {
 
 def tangents() -> list[Tangent]:
     """Runs whose step times are exact at TRUE."""
-    found = []
-    for family, runs in SLOPES.items():
-        for number, slopes in enumerate(runs):
+    runs = []
+    for family, members in SLOPES.items():
+        for number, slopes in enumerate(members):
             moved = sum(slope * np.log(TRUE[name] / AT[name]) for name, slope in slopes.items())
             scored = Scored(f"{family}{number}", family, "A", None, "", float(np.exp(moved)), 1.0)
-            found.append(Tangent(scored, "gpu", AT, dict.fromkeys(NAMES, 0.0) | slopes))
-    return found
+            runs.append(Tangent(scored, "gpu", AT, dict.fromkeys(NAMES, 0.0) | slopes))
+    return runs
 
 
 def left_out_of(runs: list[Tangent]) -> LeavingOut:
-    (found,) = LeavingOut.by_kind([], Catalog(), runs)
-    return found
+    (leaving,) = LeavingOut.by_kind([], Catalog(), runs)
+    return leaving
 
 
-def by_family(found: LeavingOut) -> dict[str, LeftOut]:
-    return {each.family: each for each in found.rows}
+def by_family(leaving: LeavingOut) -> dict[str, LeftOut]:
+    return {row.family: row for row in leaving.rows}
 
 
 def test_constants_are_found_again_without_each_family_or_kept_and_said_to_be() -> None:

@@ -58,7 +58,7 @@ def read(path: Path, *rows: Any) -> CaseRows[StepCase]:
     [
         ("training.precison", "bf16", "unknown key `precison` in training (did you mean `precision`?"),
         ("speed", 3, "unknown key `speed`"),
-        ("system.device", "h100-sxm5-80g", "no system with device 'h100-sxm5-80g'"),
+        ("system.device", "h100-sxm5-80g", "unknown device or system 'h100-sxm5-80g'"),
         ("training.precision", "fp7", "training.precision: `fp7` is not one of"),
         ("measured.step_time_s", "fast", "`fast` is text, a number is expected"),
         ("framework", "caffe", "unknown framework `caffe`"),
