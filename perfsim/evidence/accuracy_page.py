@@ -151,7 +151,7 @@ class Facts:
 class Removed:
     """The score of the public GPU runs without one mechanism, or with one that was tried and dropped."""
 
-    removal: Removal
+    key: str
     summary: Mapping[str, Any]
     most_hurt: str
     """The family whose mean error grows most; empty if none does."""
@@ -160,6 +160,11 @@ class Removed:
     """The score after a new fit of the constants without the mechanism; empty if not requested."""
     left_out: Mapping[str, Any]
     """The score of runs predicted by such a fit without their family."""
+
+    @property
+    def removal(self) -> Removal:
+        """The mechanism and what replaces it."""
+        return next(removal for removal in REMOVALS if removal.key == self.key)
 
 
 @dataclass(frozen=True)
@@ -278,5 +283,5 @@ def _removed(on_gpus: Sequence[Facts], tangents: Sequence[Tangent]) -> list[Remo
             if tangents
         ]
         refitted, left_out = scores or ({}, {})
-        rows.append(Removed(removal, summary(runs), hurt, after.get(hurt), refitted, left_out))
+        rows.append(Removed(removal.key, summary(runs), hurt, after.get(hurt), refitted, left_out))
     return rows

@@ -275,15 +275,13 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, _data: Any) -> bool:
         return True
 
+    def represent_sequence(self, tag: str, sequence: Any, _flow: bool | None = None) -> yaml.SequenceNode:
+        return super().represent_sequence(tag, sequence, _is_small(sequence))
 
-def _represent_list(dumper: yaml.SafeDumper, data: list[Any]) -> yaml.SequenceNode:
-    return dumper.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=_is_small(data))
-
-
-def _represent_dict(dumper: yaml.SafeDumper, data: dict[str, Any]) -> yaml.MappingNode:
-    numbers = _is_small(list(data.values())) and not all(isinstance(value, str) for value in data.values())
-    flow = numbers or "latency_base_s" in data
-    return dumper.represent_mapping("tag:yaml.org,2002:map", data, flow_style=flow)
+    def represent_mapping(self, tag: str, mapping: Any, _flow: bool | None = None) -> yaml.MappingNode:
+        values = list(mapping.values())
+        numbers = _is_small(values) and not all(isinstance(value, str) for value in values)
+        return super().represent_mapping(tag, mapping, numbers or "latency_base_s" in mapping)
 
 
 def _is_small(items: list[Any]) -> bool:
@@ -292,10 +290,6 @@ def _is_small(items: list[Any]) -> bool:
         _is_small(item) if isinstance(item, list) else not isinstance(item, dict) and len(str(item)) < 30
         for item in items
     )
-
-
-_Dumper.add_representer(list, _represent_list)
-_Dumper.add_representer(dict, _represent_dict)
 
 
 def _with_units(value: Any, name: str = "") -> Any:

@@ -471,7 +471,7 @@ def _seconds_of_narrow(
     )
 
     def seconds(values: dict[str, float], rows: _Products) -> Floats:
-        constants = narrow_constants(gemm, NarrowGemmConstants.model_construct(**values))
+        constants = narrow_constants(gemm, NarrowGemmConstants.model_construct(None, **values))
         product = replace(model, constants=constants).price(rows.geometry(model))
         cast = values["cast_s"] + values["cast_bytes"] * rows.m * rows.k / device.memory.bandwidth
         return np.asarray(product + cast)
