@@ -269,22 +269,19 @@ OPERATIONS = ("all_reduce", "all_gather")
 
 def test_the_out_of_place_times_of_a_new_release_are_read(repository: Path) -> None:
     samples = repository / "tests" / "samples" / "nccl"
-    for operation in OPERATIONS:
-        rows = read_collectives(samples / f"{operation}.txt", OPERATIONS)
-        assert {row["collective"] for row in rows} == {operation}
-    rows = read_collectives(samples / "all_reduce.txt", OPERATIONS)
-    assert [row["num_gpus"] for row in rows] == ["8"] * 19
-    assert (rows[0]["bytes"], rows[-1]["bytes"]) == ("8192", str(2**31))
-    assert rows[0]["time_us"] == "18.34"
+    reduced, gathered = (read_collectives(samples / f"{name}.txt", OPERATIONS) for name in OPERATIONS)
+    assert {row["collective"] for row in gathered} == {"all_gather"}
+    assert {(row["collective"], row["num_gpus"]) for row in reduced} == {("all_reduce", "8")}
+    assert len(reduced) == 19
+    assert (reduced[0]["bytes"], reduced[-1]["bytes"]) == ("8192", str(2**31))
+    assert reduced[0]["time_us"] == "18.34"
 
 
 def test_an_old_release_without_columns_of_the_operation_is_read_by_its_header(tmp_path: Path) -> None:
     rows = read_collectives(written(tmp_path, OLD, "my_all_gather_2.txt"), OPERATIONS)
     shared = {"collective": "all_gather", "num_gpus": "2"}
-    assert rows == [
-        {**shared, "bytes": "32", "time_us": "9.27"},
-        {**shared, "bytes": "64", "time_us": "1.2e+06"},
-    ]
+    times = {"32": "9.27", "64": "1.2e+06"}
+    assert rows == [{**shared, "bytes": n_bytes, "time_us": time_us} for n_bytes, time_us in times.items()]
 
 
 @pytest.mark.parametrize(
@@ -314,22 +311,16 @@ def test_an_output_that_cannot_be_used_is_refused(
 
 def measured(repository: Path, modules: Path) -> subprocess.CompletedProcess[str]:
     """The script, run with the PyTorch that lies in `modules`."""
-    return subprocess.run(
-        [sys.executable, repository / "hardware" / "measure_gemms.py"],
-        env={**os.environ, "PYTHONPATH": str(modules)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, repository / "hardware" / "measure_gemms.py"]
+    environment = {**os.environ, "PYTHONPATH": str(modules)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 def test_it_writes_every_shape_with_microseconds(repository: Path, tmp_path: Path) -> None:
     done = measured(repository, repository / "tests" / "samples" / "no_gpu")
     assert done.returncode == 0, done.stderr
     assert done.stderr.endswith("\n180 of 180\n")
-    table = tmp_path / "gemms.csv"
-    table.write_text(done.stdout)
-    rows = read_table(table, ("m", "n", "k", "time_us"))
+    rows = read_table(written(tmp_path, done.stdout), ("m", "n", "k", "time_us"))
     assert len({(row["m"], row["n"], row["k"]) for row in rows}) == len(rows) == 180
     largest = rows[-1]
     assert (largest["m"], largest["n"], largest["k"]) == ("32768", "16384", "16384")
@@ -337,11 +328,11 @@ def test_it_writes_every_shape_with_microseconds(repository: Path, tmp_path: Pat
 
 
 def test_without_a_gpu_or_pytorch_it_says_what_is_missing(repository: Path, tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("class cuda:\n    is_available = staticmethod(lambda: False)\n")
+    written(tmp_path, "class cuda:\n    is_available = staticmethod(lambda: False)\n", "torch.py")
     done = measured(repository, tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "measure_gemms.py needs a GPU; PyTorch finds none here\n"
-    (tmp_path / "torch.py").write_text("raise ImportError\n")
+    written(tmp_path, "raise ImportError\n", "torch.py")
     assert "needs PyTorch, which is not installed here" in measured(repository, tmp_path).stderr
 
 
