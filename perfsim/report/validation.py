@@ -118,7 +118,7 @@ def _worst_table(result: Mapping[str, Any], causes: Mapping[str, str], *, scored
 def _ablation_table(removed: Sequence[Removed]) -> Table:
     """The score without each mechanism, the largest mean error first; then with each that was dropped."""
     complete, *ablated = removed
-    ablated.sort(key=lambda row: (row.tried, -(row.summary["mape"] or 0.0), row.mechanism))
+    ablated.sort(key=lambda row: (row.removal.tried, -(row.summary["mape"] or 0.0), row.key))
     points = text.Unit("points", 0.01, lambda value: f"{value:+.1f}".replace("-0.0", "+0.0"))
     rows = []
     for own in (complete, *ablated):
@@ -127,9 +127,13 @@ def _ablation_table(removed: Sequence[Removed]) -> Table:
         hurt = own.most_hurt and f"{own.most_hurt}: {_written(own.most_hurt_mape, text.SHARE)}"
         rows.append(
             {**own.summary}
-            | {"without": f"{own.mechanism} (tried, dropped)" if own.tried else own.mechanism}
-            | {"instead": own.instead or None, "change": Cell(moved, unit=points), "hurt": hurt or None}
-            | {"refitted": (own.refitted or {}).get("mape"), "left out": (own.left_out or {}).get("mape")}
+            | {"without": f"{own.key} (tried, dropped)" if own.removal.tried else own.key}
+            | {
+                "instead": own.removal.instead or None,
+                "change": Cell(moved, unit=points),
+                "hurt": hurt or None,
+            }
+            | {"refitted": own.refitted.get("mape"), "left out": own.left_out.get("mape")}
         )
     means = {f"mean, {name}": (name, text.SHARE) for name in ("change", "refitted", "left out")}
     return Table.read(
