@@ -27,7 +27,7 @@ SET_UP = {
     "python3": "test_wheel_elsewhere.py makes an environment and installs into it",
     ".": "as python3",
     "pip": "as python3",
-    "jupyter": "test_notebook.py runs the notebook",
+    "jupyter": "test_site.py runs the notebook",
     "mkdocs": "test_site.py builds the site",
     "git": "needs a repository",
 }
