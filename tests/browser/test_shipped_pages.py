@@ -108,7 +108,6 @@ TYPES = """() => [...document.querySelectorAll('.plotly-graph-div')].map((plot) 
   drawn: plot._fullData.map((trace) => trace.type),
   marks: plot.querySelectorAll('.point path, .points path, .lines path, .heatmaplayer image').length,
 }))"""
-SIDEWAYS = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
 CLIPPED = """() => {
   const cut = [];
   const inside = (part, box) => part.left >= box.left - 1.5 && part.right <= box.right + 1.5;
@@ -156,7 +155,7 @@ def visited(opened: Any, name: str) -> Visit:
         if page.viewport_size["width"] != width:
             page.set_viewport_size({"width": width, "height": 900})
             page.wait_for_function(f"() => document.documentElement.dataset.fitted == {width}")
-        seen.sideways_px[look] = page.evaluate(SIDEWAYS)
+        seen.sideways_px[look] = opened.sideways_px()
         seen.clipped[look] = page.evaluate(CLIPPED)
         seen.violations[look] = page.evaluate(VIOLATIONS, {} if whole else {"runOnly": COLOURS})
     opened.close()
