@@ -37,10 +37,8 @@ def test_recorded_errors_are_those_of_the_public_runs(
 def test_recorded_bands_are_those_of_the_runs_left_out(
     results: list[dict[str, Any]], page: AccuracyPage
 ) -> None:
-    found = {step.result["file"]: step.leaving for step in page.steps}
-    outside = {file: leaving[-1] for file, leaving in found.items() if file in KINDS}
-    fresh = record_of(results, outside)
-    for entry, known in zip(fresh, recorded_errors(), strict=True):
+    leaving = {step.result["file"]: step.leaving[-1] for step in page.steps if step.result["file"] in KINDS}
+    for entry, known in zip(record_of(results, leaving), recorded_errors(), strict=True):
         assert entry["band"] == pytest.approx(known["band"], rel=0.01), f"run {COMMAND}"
         for row, kept in zip(entry["left_out"], known["left_out"], strict=True):
             assert row["constants"] == pytest.approx(kept["constants"], rel=0.01), f"run {COMMAND}"
@@ -48,22 +46,17 @@ def test_recorded_bands_are_those_of_the_runs_left_out(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", ["gpu.yaml", "modern.yaml"])
-def test_the_coverage_of_the_bands_is_near_90_percent(results: list[dict[str, Any]], file: str) -> None:
-    (runs,) = (result for result in results if result["file"] == file)
-    assert 0.88 <= runs["summary"]["band_coverage"] <= 0.93
-
-
-@pytest.mark.slow
-def test_bands_of_dense_models_and_of_models_with_experts_hold_as_many_runs(
+def test_the_coverage_of_the_bands_is_near_90_percent_of_dense_models_and_of_models_with_experts(
     results: list[dict[str, Any]],
 ) -> None:
-    (runs,) = (result["families"] for result in results if result["file"] == "modern.yaml")
+    by_file = {result["file"]: result for result in results}
+    for file in ("gpu.yaml", "modern.yaml"):
+        assert 0.88 <= by_file[file]["summary"]["band_coverage"] <= 0.93, file
     families = {row["family"]: row["experts"] for entry in recorded_errors() for row in entry["families"]}
     for kind in ([False], [True]):
-        mine = [row for name, row in runs.items() if families.get(name) == kind]
-        inside = sum(row["n"] * row["band_coverage"] for row in mine)
-        assert 0.87 <= inside / sum(row["n"] for row in mine) <= 0.95
+        runs = [row for name, row in by_file["modern.yaml"]["families"].items() if families.get(name) == kind]
+        inside = sum(row["n"] * row["band_coverage"] for row in runs)
+        assert 0.87 <= inside / sum(row["n"] for row in runs) <= 0.95, kind
 
 
 @pytest.mark.slow
@@ -74,7 +67,7 @@ def test_the_accuracy_page_is_what_its_command_writes(
     kept = (repository / "reports" / "validation.md").read_text(encoding="utf-8")
     assert written.read_text(encoding="utf-8") == kept, f"run {COMMAND}"
     families = {row["family"]: row for entry in recorded_errors() for row in entry["families"]}
-    for row in (row for each in page.steps for row in each.left_out if row.family in families):
+    for row in (row for step in page.steps for row in step.left_out if row.family in families):
         noted = families[row.family]["held_out_p90_ape"]
         assert noted == pytest.approx(row.outside["p90_ape"], abs=1e-4), f"run {COMMAND}"
 
