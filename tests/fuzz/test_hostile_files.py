@@ -15,12 +15,12 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import pytest
 from click.testing import CliRunner, Result
@@ -151,8 +151,7 @@ def numbers_replaced(texts: Mapping[str, str]) -> Iterator[Job]:
                 yield name, text, f"{text[: match.start()]}{number}{text[match.end() :]}".encode()
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What a verb made of an input."""
 
     target: str
@@ -325,19 +324,19 @@ def table(outcomes: Sequence[Outcome], numbers: Sequence[Outcome]) -> str:
     rows = []
     for name, group in (("mutations of files", outcomes), ("numbers replaced", numbers)):
         codes = Counter(outcome.code for outcome in group)
-        wrong = sum(bool(outcome.wrong) for outcome in group)
-        slowest = max((outcome.seconds for outcome in group), default=0.0)
         counts = " | ".join(f"{codes[code]:,}" for code in CODES)
+        slowest = max((outcome.seconds for outcome in group), default=0.0)
+        wrong = sum(bool(outcome.wrong) for outcome in group)
         rows.append(f"| {name} | {len(group):,} | {counts} | {slowest:.1f} s | {wrong} |")
     both = (*outcomes, *numbers)
-    defects = sorted({f"- `{outcome.target}`: {outcome.wrong}" for outcome in both if outcome.wrong})
+    defects = {f"- `{outcome.target}`: {outcome.wrong}" for outcome in both if outcome.wrong}
     kinds = Counter(outcome.whole for outcome in both if outcome.whole)
     text = PAGE.format(
         numbers=", ".join(WRONG_NUMBERS),
         rows="\n".join(rows),
         whole=f"{kinds.total():,}",
         kinds=",".join(f' "{words}" {count:,}' for words, count in kinds.most_common()),
-        defects="\n".join(defects),
+        defects="\n".join(sorted(defects)),
     )
     return text.rstrip() + "\n"
 

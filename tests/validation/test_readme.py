@@ -32,19 +32,10 @@ def check(part: str, expected: str) -> None:
         assert shown.strip() == expected.strip(), "run this test with PERFSIM_README=1"
 
 
-def percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
-
-
 def row(record: Mapping[str, Any]) -> str:
-    cells = (
-        GROUPS.get(record["family"], record["family"]),
-        str(record["n"]),
-        percent(record["held_out_median_ape"]),
-        percent(record["held_out_p90_ape"]),
-        percent(record["baseline_median_ape"]),
-    )
-    return f"| {' | '.join(cells)} |"
+    shares = (record[name] for name in ("held_out_median_ape", "held_out_p90_ape", "baseline_median_ape"))
+    name = GROUPS.get(record["family"], record["family"])
+    return f"| {name} | {record['n']} | {' | '.join(f'{100 * share:.1f} %' for share in shares)} |"
 
 
 def test_the_accuracy_in_the_readme_is_the_recorded_one() -> None:
@@ -52,8 +43,7 @@ def test_the_accuracy_in_the_readme_is_the_recorded_one() -> None:
         "| published runs | scored | median error | nine in ten within | median error of the baseline |",
         "| --- | ---: | ---: | ---: | ---: |",
     ]
-    table = "\n".join([*head, *(row(record) for record in recorded_errors())]) + "\n"
-    check("accuracy", table)
+    check("accuracy", "\n".join([*head, *map(row, recorded_errors())]) + "\n")
 
 
 @pytest.mark.slow
