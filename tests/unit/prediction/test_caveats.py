@@ -32,8 +32,7 @@ def gpus(layout: str = "dp=8,mbs=1", devices: int = 8, **changes: Any) -> ps.Pre
     return ps.predict(**question, devices=devices, layout=layout)
 
 
-def small(devices: int = 1, batch: int = 120, **changes: Any) -> ps.Prediction:
-    """A small model on wafers, or on another system."""
+def wafers(devices: int = 1, batch: int = 120, **changes: Any) -> ps.Prediction:
     return ps.predict(**{"model": SMALL, "system": "cs-2", **changes}, devices=devices, batch=batch)
 
 
@@ -94,31 +93,31 @@ def studied(tokens: float | None = 4e11, target_loss: float | None = None, **cha
 QUESTIONS: dict[str, Callable[[], ps.Prediction]] = {
     "calibration-borrowed": lambda: gpus(system=own_h200()),
     "device-outside": lambda: gpus(system=own_constants()),
-    "experts-outside": lambda: small(model="mixtral_8x7b", batch=8),
-    "few-runs": small,
-    "release-peak": lambda: small(system="cs-2-peak"),
-    "release-borrowed": lambda: small(recipe=recipe(**{"runtime.software_release": "r1.9"})),
+    "experts-outside": lambda: wafers(model="mixtral_8x7b", batch=8),
+    "few-runs": wafers,
+    "release-peak": lambda: wafers(system="cs-2-peak"),
+    "release-borrowed": lambda: wafers(recipe=recipe(**{"runtime.software_release": "r1.9"})),
     "precision-outside": lambda: gpus(recipe=recipe(precision="tf32")),
     "memory-above-limit": lambda: filled(0.96),
     "zero3-ranks-outside": lambda: gpus("dp=256,mbs=1,zero=3", 256),
-    "devices-outside": lambda: small(8, 960),
-    "mfu-above-published": lambda: small(system="cs-2-peak"),
+    "devices-outside": lambda: wafers(8, 960),
+    "mfu-above-published": lambda: wafers(system="cs-2-peak"),
     "offload-outside": lambda: gpus("dp=8,zero=1,mbs=1,offload_optimizer=cpu"),
     "zero3-with-tensor": lambda: gpus("tp=2,dp=4,zero=3,mbs=1"),
     "hidden-communication": lambda: gpus("tp=2,dp=4,zero=3,mbs=1"),
-    "parameters-outside": lambda: small(model="gpt3_13b"),
-    "sequences-below-published": lambda: small(batch=4),
+    "parameters-outside": lambda: wafers(model="gpt3_13b"),
+    "sequences-below-published": lambda: wafers(batch=4),
     "positions-outside": lambda: gpus(recipe=recipe(seq_length=4096)),
-    "sequence-outside": lambda: small(model="gpt3_xl", recipe=recipe(seq_length=2049), batch=8),
-    "shape-outside": lambda: small(model="llama_7b", batch=8),
+    "sequence-outside": lambda: wafers(model="gpt3_xl", recipe=recipe(seq_length=2049), batch=8),
+    "shape-outside": lambda: wafers(model="llama_7b", batch=8),
     "micro-batch-outside": lambda: gpus("dp=8,mbs=32,recompute=full", model=SMALL, batch=256),
     "data-sheet-unread": lambda: gpus(system="mi300x-192gb"),
     "link-borrowed": lambda: gpus("dp=16,mbs=1", 16, system="dgx-h100"),
     "link-uncalibrated": lambda: gpus(
         system=catalog.systems["dgx-a100-80gb"].with_(**{"node.scale_up.calibration": None})
     ),
-    "input-assumed": lambda: small(batch=1),
-    "sparsity-assumed": lambda: small(recipe=recipe(weight_sparsity=0.75)),
+    "input-assumed": lambda: wafers(batch=1),
+    "sparsity-assumed": lambda: wafers(recipe=recipe(weight_sparsity=0.75)),
     "critical-batch-extrapolated": lambda: studied(1e14),
     "target-loss": lambda: studied(None, 2.566, convergence={"loss_law": "cerebras_gpt"}),
     "batch-at-edge": lambda: studied(batch_sizes=[128, 256]),
@@ -181,6 +180,10 @@ def test_a_caveat_reaches_run_and_study_in_terminal_json_page_and_python(
     assert texts == [caveat.text], "once, at the head or in the table"
 
 
+def alone(system: str) -> ps.Prediction:
+    return ps.predict(model=SMALL, system=system, devices=1, batch=8)
+
+
 def in_precision(system: str, precision: str) -> ps.Prediction:
     return gpus(system=system, recipe=recipe(precision=precision))
 
@@ -190,13 +193,13 @@ def in_precision(system: str, precision: str) -> ps.Prediction:
     [
         (lambda: gpus("tp=2,dp=4,mbs=1,sp=true,zero=1,recompute=selective"), {}),
         (
-            lambda: small(batch=8, system="dgx-a100-40gb"),
+            lambda: alone("dgx-a100-40gb"),
             {"calibration-borrowed": "", "release-borrowed": ""},
         ),
-        (lambda: small(batch=8, system="dgx-h100"), {"calibration-borrowed": "", "release-borrowed": ""}),
-        (lambda: small(batch=8, system="cs-2"), {"calibration-borrowed": "", "release-borrowed": ""}),
+        (lambda: alone("dgx-h100"), {"calibration-borrowed": "", "release-borrowed": ""}),
+        (lambda: alone("cs-2"), {"calibration-borrowed": "", "release-borrowed": ""}),
         (
-            lambda: small(batch=8, system="cs-3"),
+            lambda: alone("cs-3"),
             {"calibration-borrowed": "serious", "release-borrowed": "warning"},
         ),
         (lambda: in_precision("dgx-a100-80gb", "fp16"), {"precision-outside": "", "device-outside": ""}),
@@ -204,9 +207,9 @@ def in_precision(system: str, precision: str) -> ps.Prediction:
         (lambda: in_precision("gb200-nvl72", "tf32"), {"precision-outside": "serious", "device-outside": ""}),
         (lambda: in_precision("gb200-nvl72", "bf16"), {"precision-outside": ""}),
         (lambda: in_precision("dgx-h100", "fp8"), {"precision-outside": ""}),
-        (lambda: small(2, 240), {"devices-outside": ""}),
-        (lambda: small(4, 480), {"devices-outside": "warning"}),
-        (lambda: small(16, 1920), {"devices-outside": "serious"}),
+        (lambda: wafers(2, 240), {"devices-outside": ""}),
+        (lambda: wafers(4, 480), {"devices-outside": "warning"}),
+        (lambda: wafers(16, 1920), {"devices-outside": "serious"}),
         (lambda: gpus("dp=128,mbs=1,zero=3", 128), {"zero3-ranks-outside": ""}),
         (lambda: gpus("dp=256,mbs=1,zero=3", 256), {"zero3-ranks-outside": "warning"}),
         (lambda: gpus("dp=384,mbs=1,zero=3", 384), {"zero3-ranks-outside": "serious"}),
@@ -214,8 +217,8 @@ def in_precision(system: str, precision: str) -> ps.Prediction:
         (lambda: filled(0.91), {"memory-tight": "info", "memory-above-limit": ""}),
         (lambda: filled(0.935), {"memory-tight": "info", "memory-above-limit": ""}),
         (lambda: filled(0.95), {"memory-tight": "", "memory-above-limit": "serious"}),
-        (lambda: small(batch=29), {"sequences-below-published": "warning"}),
-        (lambda: small(batch=30), {"sequences-below-published": ""}),
+        (lambda: wafers(batch=29), {"sequences-below-published": "warning"}),
+        (lambda: wafers(batch=30), {"sequences-below-published": ""}),
         (lambda: scaled(0.01, -0.01), {"cluster-scaled": "info"}),
         (lambda: scaled(0.2, -0.2), {"cluster-scaled": "warning"}),
     ],
@@ -232,7 +235,7 @@ def test_texts_of_caveats_have_the_figures_of_their_question() -> None:
     worst = gpus(system=own_h200()).caveats[0]
     assert (worst.code, worst.severity) == ("calibration-borrowed", "serious")
     assert worst.text.startswith("no measurement of h200: the constants of h100-sxm5 are used; ")
-    few = small(batch=4)
+    few = wafers(batch=4)
     more_s = 0.0055 * few.run.plan.job.model.num_layers - few.why.fixed_s
     tf32 = in_precision("dgx-a100-80gb", "tf32")
     for prediction, code, words in (
@@ -306,7 +309,7 @@ def test_every_serious_caveat_is_on_a_terminal_and_at_the_head_of_a_page(factory
         ),
         (lambda: gpus("dp=8,mbs=2"), "zero_stage 0, recompute none", "zero=1, recompute=selective"),
         (lambda: gpus(""), "", ""),
-        (lambda: small(layout="dp=1"), "", ""),
+        (lambda: wafers(layout="dp=1"), "", ""),
     ],
 )
 def test_settings_that_nobody_named_and_that_matter_are_listed_with_what_is_usual(
