@@ -65,9 +65,9 @@ def document(command: str) -> Any:
     return json.loads(called(f"{command} --json"))
 
 
-def fitted_samples(printed: str) -> Callable[[float], float]:
+def fitted_samples(command: str) -> Callable[[float], float]:
     """The samples at a batch by the E_min and B_crit that `calibrate convergence` prints."""
-    values = {line.split(":")[0]: line.split(":")[1] for line in printed.splitlines() if line.count(":") == 1}
+    values = dict(line.split(":") for line in called(command).splitlines() if line.count(":") == 1)
     e_min = float(values["e_min_tokens"])
     b_crit = float(values["b_crit_tokens"])
     return lambda batch: e_min * (1 + batch / b_crit)
@@ -77,7 +77,7 @@ def fitted_samples(printed: str) -> Callable[[float], float]:
 @claim("000", FIT)
 def table_1(command: str) -> Figures:
     """2.5, 3.1, 2.8, 4.7 million samples to train BERT on 8, 64, 1,024, 4,320 GPUs."""
-    samples = fitted_samples(called(command))
+    samples = fitted_samples(command)
     rows = [(448, 2.5e6), (3072, 3.1e6), (3072, 2.8e6), (12960, 4.7e6)]
     worst = max(abs(samples(batch) / said - 1) for batch, said in rows)
     assert worst < 0.07
@@ -88,7 +88,7 @@ def table_1(command: str) -> Figures:
 @claim("000", FIT)
 def figure_5(command: str) -> Figures:
     """15 times the batch is 1.5 times the samples (BERT)."""
-    samples = fitted_samples(called(command))
+    samples = fitted_samples(command)
     small, base = (samples(15 * batch) / samples(batch) for batch in (448, 528))
     assert small == pytest.approx(1.5, rel=0.1)
     assert base == pytest.approx(1.5, rel=0.01)
@@ -122,11 +122,9 @@ def times_of_bert(command: str) -> Figures:
 def data_parallel_limit(command: str) -> Figures:
     """Above 3 to 4 billion parameters a model does not fit one GPU, even with 80 GB."""
     refused = called(command)
-    smaller = document(command.replace("gpt3_6p7b", "cerebras_gpt_2p7b"))
-    sharded = document(command.replace("mbs=1", "mbs=1,zero=1"))
     assert "does not fit" in refused
-    assert smaller["step_time_s"] > 0
-    assert sharded["step_time_s"] > 0
+    for was, now in (("gpt3_6p7b", "cerebras_gpt_2p7b"), ("mbs=1", "mbs=1,zero=1")):
+        assert document(command.replace(was, now))["step_time_s"] > 0
     return (
         "6.7B does not fit in 80 GB under plain data parallelism and 2.7B does; with ZeRO 1 6.7B fits",
         f"{AGREES_IF} optimizer state is not sharded",
@@ -159,14 +157,13 @@ def rate_of_figure_2(command: str) -> Figures:
 @claim("001", "perfsim run --model gpt3_20b --system cs-2 --devices 192 --batch-per-device 50", slow=True)
 def linear_scaling(command: str) -> Figures:
     """Linear scaling to 192 CS-2."""
-    one = document(command.replace("--devices 192", "--devices 1"))
-    many = document(command)
-    efficiency = many["tokens_per_s"] / one["tokens_per_s"] / 192
-    fixed = [
-        document(f"{command.replace('--batch-per-device 50', '--batch 768').replace('192', count)}")
-        for count in ("1", "192")
-    ]
-    strong = fixed[1]["tokens_per_s"] / fixed[0]["tokens_per_s"] / 192
+
+    def efficiency_of(line: str) -> float:
+        one, many = (document(line.replace("192", count))["tokens_per_s"] for count in ("1", "192"))
+        return float(many / one / 192)
+
+    efficiency = efficiency_of(command)
+    strong = efficiency_of(command.replace("--batch-per-device 50", "--batch 768"))
     assert efficiency > 0.95
     assert strong < 0.8
     weak = f"{100 * efficiency:.0f} % of linear with 50 sequences a system"
@@ -189,9 +186,8 @@ def twenty_tokens(command: str) -> Figures:
 @claim("002", "perfsim study pile_law")
 def pile_law(command: str) -> Figures:
     """The law of the smaller models predicts the larger ones."""
-    names = ("Cerebras-GPT 6.7B", "Cerebras-GPT 13B")
-    larger = [row for row in document(command)["rows"] if row["name"] in names]
-    assert len(larger) == 2
+    rows = {row["name"]: row for row in document(command)["rows"]}
+    larger = [rows["Cerebras-GPT 6.7B"], rows["Cerebras-GPT 13B"]]
     assert all(abs(row["error"]) < 0.03 for row in larger)
     shown = " and ".join(f"{row['law_loss']:.3f} ({row['loss']:.3f})" for row in larger)
     return f"fitted on 111M to 2.7B it predicts {shown} for 6.7B and 13B", f"{AGREES} within 0.03 nat"
@@ -201,8 +197,10 @@ def pile_law(command: str) -> Figures:
 def least_loss_per_flop(command: str) -> Figures:
     """Cerebras-GPT has the lowest loss per unit of compute, below Pythia."""
     rows = document(command)["rows"]
-    cerebras = [row["times_flop"] for row in rows if row["name"].startswith("Cerebras-GPT")]
-    others = [row["times_flop"] for row in rows if row["name"].startswith("Pythia")]
+    cerebras, others = (
+        [row["times_flop"] for row in rows if row["name"].startswith(family)]
+        for family in ("Cerebras-GPT", "Pythia")
+    )
     assert len(cerebras) + len(others) == len(rows) == 15
     assert min(others) > 1 > min(cerebras)
     shown = f"Pythia takes {min(others):.1f} (6.9B and 12B) to {max(others):.0f} (70M) times the FLOP"
@@ -216,8 +214,7 @@ def least_loss_per_flop(command: str) -> Figures:
 @claim("002", "perfsim run --model cerebras_gpt_13b --system cs-2 --devices 1 --batch 24", slow=True)
 def one_device_each(command: str) -> Figures:
     """Data parallelism alone trains all seven models."""
-    models = ("111m", "256m", "590m", "1p3b", "2p7b", "6p7b", "13b")
-    for model in models:
+    for model in ("111m", "256m", "590m", "1p3b", "2p7b", "6p7b", "13b"):
         shares = document(command.replace("13b", model))
         assert shares["peak_memory_bytes"] < shares["memory_capacity_bytes"]
     return "all seven models fit one CS-2 with data parallelism alone", AGREES
