@@ -102,7 +102,6 @@ def network(result: StudyResult, *, drawn: bool = True) -> Section:
         f"{how if drawings else ''}",
         None if drawings else bars,
         table,
-        "Bars of the use of the network by kind of link",
         ("mean", "peak"),
         drawings=drawings,
         note=over if peak > 1.0 else "",
