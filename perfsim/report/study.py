@@ -256,7 +256,7 @@ def study_page(result: StudyResult, *, trace_names: Sequence[str] = ()) -> Page:
     note = "Point: estimate at each machine's best batch and layout. Bar: 90 % range."
     return Page(
         result.title,
-        [own for own in sections if own.table is None or own.table.rows or own.slug in kept],
+        [own for own in sections if own.table is None or own.table.rows or own.anchor in kept],
         result.question,
         headline,
         " ".join(filter(None, [verdict, decided])),

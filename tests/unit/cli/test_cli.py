@@ -494,8 +494,6 @@ def test_a_reader_that_leaves_early_is_no_error_to_tell() -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
 

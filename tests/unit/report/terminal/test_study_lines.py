@@ -81,7 +81,7 @@ def test_a_perturbed_study_says_so_with_what_perturbs_it(result: StudyResult) ->
     assert sentence in study_lines(perturbed)
     assert "perturbed" not in "\n".join(study_lines(result))
     sections = study_page(perturbed).sections
-    verdict = next(section for section in sections if section.slug == "verdict")
+    verdict = next(section for section in sections if section.anchor == "verdict")
     assert f"P{sentence[1:]}." in verdict.lead
 
 
