@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -233,110 +233,71 @@ def _releases_table(left_out: Mapping[str, Any], result: Mapping[str, Any]) -> T
     )
 
 
-def _convergence_table(result: Mapping[str, Any]) -> Table:
-    """Leave-one-out and larger batch, next to the baseline of a constant number of examples."""
-
-    def row(name: str, key: str, score: str, baseline: str) -> dict[str, Any]:
-        predictions = result["predictions"][key]
-        return {"name": name, "n": predictions, "score": result[score], "baseline": result[baseline]}
-
-    return Table.each(
-        [
-            row("leave-one-out", "leave_one_out", "summary", "baseline"),
-            row("larger batch", "larger_batch", "larger_batch", "larger_batch_baseline"),
-        ],
-        {
-            "protocol": (None, "name"),
-            "predictions": (text.COUNT, "n"),
-            **_of("score"),
-            "baseline": (text.SHARE, "baseline.median_ape"),
-            "baseline, mean": (text.SHARE, "baseline.mape"),
-        },
-        f"{result['refused']} predictions were refused, {result['refused_allowed']} of them for runs that "
-        "fine-tune or start from a checkpoint; the others count as an error of 100 %. Baseline: examples do "
-        "not depend on the batch.",
-    )
-
-
 def _refusals_table(subject: str, result: Mapping[str, Any]) -> Table:
     """The runs or benchmarks for which there is no prediction, and why."""
     rows = ((case["id"], case["error"].splitlines()[0]) for case in result["failed"])
     return Table.of((subject, "why there is no prediction"), rows)
 
 
-def _scaling_tables(scaling: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Table]]:
-    """Published ratios of speeds on more systems than any log has: id, heading, lead and table of each."""
+def _scaling_sections(scaling: Mapping[str, Any]) -> list[Section]:
+    """Published ratios of speeds on more systems than any log has."""
     four = text.Unit(digits="{:.4g}".format)
 
     def in_band(ratio: Mapping[str, Any]) -> str:
         low, high = ratio["band"]
         return "yes" if low <= ratio["measured"] <= high else "no"
 
-    yield (
-        "scaling",
-        "more systems",
-        f"Published ratios beside predicted ones. {scaling['source']}.",
-        Table.each(
-            ({**run, **base} for run in scaling["runs"] for base in run["against"]),
-            {
-                "run": (None, "name"),
-                "systems": (text.COUNT, "systems"),
-                "over": (None, "base"),
-                "published": (four, "measured"),
-                "predicted": (four, "predicted"),
-                "error": (text.CHANGE, "error"),
-                "in band": (None, in_band),
-            },
-            "Tokens a second and system of a run over those of one on one system. Not scored: no step time "
-            "is published. The band is that of the ratio of two runs of one machine.",
-        ),
+    def in_unit(key: str, own: Mapping[str, Any]) -> str:
+        whole = own["unit"] == "fraction"
+        return text.percent(own[key]) if whole else format_quantity(own[key], own["unit"], 3)
+
+    ratios = Table.each(
+        ({**run, **base} for run in scaling["runs"] for base in run["against"]),
+        {
+            "run": (None, "name"),
+            "systems": (text.COUNT, "systems"),
+            "over": (None, "base"),
+            "published": (four, "measured"),
+            "predicted": (four, "predicted"),
+            "error": (text.CHANGE, "error"),
+            "in band": (None, in_band),
+        },
+        "Tokens a second and system of a run over those of one on one system. Not scored: no step time "
+        "is published. The band is that of the ratio of two runs of one machine.",
     )
-    yield (
-        "efficiencies",
-        "published scaling",
-        (
-            "Throughput of many systems over as many times that of fewer; 'band from' is the least that the "
-            "band of many systems allows."
-        ),
-        Table.each(
-            scaling["efficiencies"],
-            {
-                "scaling of": (None, "name"),
-                "systems": (None, lambda own: f"{own['fewer']} to {own['systems']}"),
-                "published": (
-                    text.NUMBER,
-                    lambda own: f"{'at least ' if own['least'] else ''}{own['measured']:.3g}",
-                ),
-                "predicted": (text.RATIO, "predicted"),
-                "band from": (text.RATIO, "allowed"),
-                "source": (None, "source"),
-            },
-        ),
+    efficiencies = Table.each(
+        scaling["efficiencies"],
+        {
+            "scaling of": (None, "name"),
+            "systems": (None, lambda own: f"{own['fewer']} to {own['systems']}"),
+            "published": (text.NUMBER, lambda own: f"{'at least ' * own['least']}{own['measured']:.3g}"),
+            "predicted": (text.RATIO, "predicted"),
+            "band from": (text.RATIO, "allowed"),
+            "source": (None, "source"),
+        },
     )
-
-    def in_unit(key: str) -> Callable[[Mapping[str, Any]], str]:
-        def said(own: Mapping[str, Any]) -> str:
-            whole = own["unit"] == "fraction"
-            return text.percent(own[key]) if whole else format_quantity(own[key], own["unit"], 3)
-
-        return said
-
     runs = sorted({f"{own['run']} on {own['systems']} systems" for own in scaling["explanations"]})
-    yield (
-        "explanations",
-        "what would explain the loss",
-        "Each cause is set so that it alone makes the step as slow as the published lower bound.",
-        Table.each(
-            scaling["explanations"],
-            {
-                "a cause that alone explains it": (None, "cause"),
-                "needed": (text.NUMBER, in_unit("needed")),
-                "in the model": (text.NUMBER, in_unit("in_model")),
-            },
-            f"For {', '.join(runs)}. No figure of the network that is near the assumed one explains "
-            "the lower bound; systems whose speeds differ do.",
-        ),
+    causes = Table.each(
+        scaling["explanations"],
+        {
+            "a cause that alone explains it": (None, "cause"),
+            "needed": (text.NUMBER, partial(in_unit, "needed")),
+            "in the model": (text.NUMBER, partial(in_unit, "in_model")),
+        },
+        f"For {', '.join(runs)}. No figure of the network that is near the assumed one explains "
+        "the lower bound; systems whose speeds differ do.",
     )
+    source = f"Published ratios beside predicted ones. {scaling['source']}."
+    many = (
+        "Throughput of many systems over as many times that of fewer; 'band from' is the least that the "
+        "band of many systems allows."
+    )
+    alone = "Each cause is set so that it alone makes the step as slow as the published lower bound."
+    return [
+        Section("more systems", source, table=ratios, slug="scaling"),
+        Section("published scaling", many, table=efficiencies, slug="efficiencies"),
+        Section("what would explain the loss", alone, table=causes, slug="explanations"),
+    ]
 
 
 def _written(value: float | None, unit: text.Unit | None) -> str:
@@ -461,151 +422,138 @@ def _name(result: Mapping[str, Any]) -> str:
 def _sections(page: AccuracyPage) -> Iterator[Section]:
     """Sections for each file of step times, then for each file of convergence."""
     for accuracy in page.steps:
-        yield from _step_sections(accuracy, page.leaves_out)
+        yield from _of_file(accuracy.result, _step_sections(accuracy, page.leaves_out))
     if page.constants:
-        yield Section(
-            "Constants that whole steps decide",
-            "No micro-benchmark shows them, so they are fitted to all published runs on GPUs at once.",
-            table=Table.each(
-                page.constants,
-                {
-                    "constant": (None, lambda own: _heading(own.name)),
-                    "value": (text.NUMBER, lambda own: _quantity(own.name, own.value)),
-                    "standard error": (text.SHARE, lambda own: own.standard_error),
-                    "runs of the fit": (text.COUNT, lambda own: own.runs),
-                },
-                "Standard errors are relative, by the sandwich, which allows for runs of unequal spread.",
-            ),
-            slug="constants",
+        constants = Table.each(
+            page.constants,
+            {
+                "constant": (None, lambda own: _heading(own.name)),
+                "value": (text.NUMBER, lambda own: _quantity(own.name, own.value)),
+                "standard error": (text.SHARE, "standard_error"),
+                "runs of the fit": (text.COUNT, "runs"),
+            },
+            "Standard errors are relative, by the sandwich, which allows for runs of unequal spread.",
         )
+        lead = "No micro-benchmark shows them, so they are fitted to all published runs on GPUs at once."
+        yield Section("Constants that whole steps decide", lead, table=constants, slug="constants")
     for result in page.convergence:
-        name = _name(result)
-        yield Section(
-            f"{name}: examples to the target by batch",
-            "How well the law of the critical batch predicts one batch size from the other sizes of its "
-            "benchmark.",
-            table=_convergence_table(result),
-            slug=f"{slugify(name)}-score",
-        )
-        if result["failed"]:
-            yield Section(
-                f"{name}: refused",
-                "Benchmarks whose points do not determine a fit have no prediction.",
-                table=_refusals_table("benchmark", result),
-                slug=f"{slugify(name)}-refused",
-                level=3,
-            )
+        yield from _of_file(result, _convergence_sections(result))
+
+
+def _of_file(result: Mapping[str, Any], sections: Iterable[Section]) -> Iterator[Section]:
+    """Sections under the name of their file; the first is at its head."""
+    name = _name(result)
+    for number, own in enumerate(sections):
+        slug = f"{slugify(name)}-{own.anchor}"
+        yield replace(own, heading=f"{name}: {own.heading}", slug=slug, level=3 if number else 2)
+
+
+def _convergence_sections(result: Mapping[str, Any]) -> Iterator[Section]:
+    """Leave-one-out and larger batch, next to the baseline of a constant number of examples."""
+
+    def row(name: str, key: str, score: str, baseline: str) -> dict[str, Any]:
+        predictions = result["predictions"][key]
+        return {"name": name, "n": predictions, "score": result[score], "baseline": result[baseline]}
+
+    table = Table.each(
+        [
+            row("leave-one-out", "leave_one_out", "summary", "baseline"),
+            row("larger batch", "larger_batch", "larger_batch", "larger_batch_baseline"),
+        ],
+        {
+            "protocol": (None, "name"),
+            "predictions": (text.COUNT, "n"),
+            **_of("score"),
+            "baseline": (text.SHARE, "baseline.median_ape"),
+            "baseline, mean": (text.SHARE, "baseline.mape"),
+        },
+        f"{result['refused']} predictions were refused, {result['refused_allowed']} of them for runs that "
+        "fine-tune or start from a checkpoint; the others count as an error of 100 %. Baseline: examples do "
+        "not depend on the batch.",
+    )
+    lead = (
+        "How well the law of the critical batch predicts one batch size from the other sizes of its "
+        "benchmark."
+    )
+    yield Section("examples to the target by batch", lead, table=table, slug="score")
+    if result["failed"]:
+        lead = "Benchmarks whose points do not determine a fit have no prediction."
+        yield Section("refused", lead, table=_refusals_table("benchmark", result))
 
 
 def _step_sections(accuracy: StepAccuracy, leaves_out: bool) -> Iterator[Section]:
     result = accuracy.result
-    name = _name(result)
-
-    def section(
-        slug: str, heading: str, lead: str, table: Table | None = None, folded: str = "", **more: Any
-    ) -> Section:
-        """A section of this file; its table is folded under a name, if one is given."""
-        topics = [(folded, table)] if folded and table is not None else []
-        whole = None if folded else table
-        slug = f"{slugify(name)}-{slug}"
-        return Section(
-            f"{name}: {heading}", lead, table=whole, topics=topics, slug=slug, **{"level": 3} | more
-        )
-
     runs, drawn = residuals(result["cases"])
     within = sum(abs(cell.number) <= 0.1 for cell in runs.column("error"))
-    yield section(
-        "scatter",
-        "errors by family",
+    lead = (
         f"{len(runs.rows)} of {result['count']} runs are predicted, {within} of them within 10 %. Evidence "
         "A: exact configuration, direct measurement. B: one field is inferred. C: weak evidence, not scored, "
         "an open mark. A diamond is a run outside its 90 % band; the pale bar of a family spans what its "
-        "bands allow.",
-        runs,
-        figure=drawn,
-        told=("error",),
-        level=2,
+        "bands allow."
     )
-    yield section(
-        "families",
-        "families beside a baseline",
-        "Shows where and by how much the model is better than one efficiency for all runs.",
-        _score_table(result, accuracy.outside),
-    )
+    yield Section("errors by family", lead, drawn, runs, ("error",), slug="scatter")
+    lead = "Shows where and by how much the model is better than one efficiency for all runs."
+    scores = _score_table(result, accuracy.outside)
+    yield Section("families beside a baseline", lead, table=scores, slug="families")
     if result["sweeps"]:
-        yield section(
-            "sweeps",
-            "choosing a layout",
-            "One model on one number of devices in several layouts: does the prediction find the fastest?",
-            Table.each(
-                result["sweeps"],
-                {
-                    "sweep": (None, "sweep"),
-                    "layouts": (text.COUNT, "layouts"),
-                    "Kendall's tau": _OF_SWEEPS["tau"],
-                    "regret": _OF_SWEEPS["regret"],
-                    "predicted fastest": (None, "chosen"),
-                    "measured fastest": (
-                        None,
-                        lambda own: "the same" if own["best"] == own["chosen"] else own["best"],
-                    ),
-                },
-                "Regret: measured time of the layout predicted fastest, relative to the fastest, minus 1.",
-            ),
-            f"{len(result['sweeps'])} sweeps",
+        table = Table.each(
+            result["sweeps"],
+            {
+                "sweep": (None, "sweep"),
+                "layouts": (text.COUNT, "layouts"),
+                "Kendall's tau": _OF_SWEEPS["tau"],
+                "regret": _OF_SWEEPS["regret"],
+                "predicted fastest": (None, "chosen"),
+                "measured fastest": (
+                    None,
+                    lambda own: "the same" if own["best"] == own["chosen"] else own["best"],
+                ),
+            },
+            "Regret: measured time of the layout predicted fastest, relative to the fastest, minus 1.",
         )
+        lead = "One model on one number of devices in several layouts: does the prediction find the fastest?"
+        topics = [(f"{len(table.rows)} sweeps", table)]
+        yield Section("choosing a layout", lead, topics=topics, slug="sweeps")
     worst = _worst_table(result, accuracy.causes, scored=True)
-    yield section(
-        "worst",
-        f"the worst {WORST}",
+    lead = (
         "The scored runs with the largest errors. Rules find the likely cause from the parts of the "
         "predicted step: 'right at 0.80 times' means that this part alone would have to take 0.80 times as "
-        "long.",
-        replace(worst, rows=worst.rows[:WORST]),
+        "long."
     )
+    yield Section(f"the worst {WORST}", lead, table=replace(worst, rows=worst.rows[:WORST]), slug="worst")
     weak = _worst_table(result, accuracy.causes, scored=False)
-    if weak.rows:
-        folded = f"{len(weak.rows)} runs"
-        yield section("weak", "shown, not scored", "Runs with weak evidence.", weak, folded)
-    if result["failed"]:
-        table = _refusals_table("run", result)
-        folded = f"{len(table.rows)} runs"
-        yield section("refused", "not predicted", "Runs that are refused.", table, folded)
+    refused = _refusals_table("run", result)
+    for slug, heading, lead, table in (
+        ("weak", "shown, not scored", "Runs with weak evidence.", weak),
+        ("refused", "not predicted", "Runs that are refused.", refused),
+    ):
+        if table.rows:
+            yield Section(heading, lead, topics=[(f"{len(table.rows)} runs", table)], slug=slug)
     if accuracy.removed:
-        yield section(
-            "ablation",
-            "ablation",
-            "The error of the model without each of its mechanisms.",
-            _ablation_table(accuracy.removed),
-            "without each mechanism",
-        )
+        lead = "The error of the model without each of its mechanisms."
+        topics = [("without each mechanism", _ablation_table(accuracy.removed))]
+        yield Section("ablation", lead, topics=topics)
+        lead = "No family could be left out." if leaves_out else "Not computed; add --leave-out."
+        topics = []
         if accuracy.left_out:
-            yield section(
-                "left-out",
-                "leaving one family out",
+            lead = (
                 "Errors on runs that the model was not fitted to: the constants fitted to whole steps are "
-                "fitted again to all other families, then the family is predicted.",
-                _left_out_table(accuracy.left_out),
-                "each family, and the constants without it",
+                "fitted again to all other families, then the family is predicted."
             )
-        else:
-            lead = "No family could be left out." if leaves_out else "Not computed; add --leave-out."
-            yield section("left-out", "leaving one family out", lead)
+            topics = [("each family, and the constants without it", _left_out_table(accuracy.left_out))]
+        yield Section("leaving one family out", lead, topics=topics, slug="left-out")
     if result["without_release"]:
-        heading = "leaving one release out"
-        if accuracy.releases_left_out is None:
-            yield section("left-out", heading, "Not computed; add --leave-out.")
-        else:
-            yield section(
-                "left-out",
-                heading,
+        lead = "Not computed; add --leave-out."
+        releases = None
+        if accuracy.releases_left_out is not None:
+            lead = (
                 "Errors on a release that the model was not fitted to: efficiencies are fitted to the logs "
-                "of the other releases, then its logs are predicted.",
-                _releases_table(accuracy.releases_left_out, result),
+                "of the other releases, then its logs are predicted."
             )
+            releases = _releases_table(accuracy.releases_left_out, result)
+        yield Section("leaving one release out", lead, table=releases, slug="left-out")
     if result.get("scaling"):
-        for slug, heading, lead, table in _scaling_tables(result["scaling"]):
-            yield section(slug, heading, lead, table)
+        yield from _scaling_sections(result["scaling"])
 
 
 # The errors of one file on a terminal.
@@ -614,7 +562,7 @@ def _step_sections(accuracy: StepAccuracy, leaves_out: bool) -> Iterator[Section
 def validation_lines(result: Mapping[str, Any], worst: int) -> list[str]:
     """The score of one file: all, by family, the baseline, what failed, and the worst cases."""
     outside = result.get("left_out") or {}
-    scaling = [table for *_, table in _scaling_tables(result["scaling"])] if result.get("scaling") else []
+    scaling = _scaling_sections(result["scaling"]) if result.get("scaling") else []
     wrong = _worst_table(result, {}, scored=True).only("run", "measured", "predicted", "error", "evidence")
     rows = wrong.rows[:worst]
     columns = [wrong.columns[0]._replace(name=f"worst {len(rows)}"), *wrong.columns[1:]]
@@ -626,7 +574,7 @@ def validation_lines(result: Mapping[str, Any], worst: int) -> list[str]:
         *_summary_table(result, outside).lines(),
         *text.paragraphs(*_summary_notes(result, outside)),
         *(["", *wrong.lines()] if wrong.rows else []),
-        *(line for table in scaling if table.rows for line in ("", *table.lines())),
+        *(line for own in scaling if own.table and own.table.rows for line in ("", *own.table.lines())),
     ]
 
 
