@@ -408,26 +408,26 @@ class Canvas:
         covered = np.array([(0.0, 0.0, 0.0, 0.0), *taken])
         annotations = []
         for words, spots, style in labels:
-            half = max(map(len, words.split("\n"))) * _LETTER_PX / 2
-            height = LABEL_LINE_PX * (1 + words.count("\n")) / 2
-            rights = [side * (half + gap) for _, _, side, gap, _ in spots]
+            lines = words.split("\n")
+            half = max(map(len, lines)) * _LETTER_PX / 2
+            height = LABEL_LINE_PX * len(lines) / 2
             boxes = np.array(
                 [
-                    self.rectangle((x, y), half, height, right, up)
-                    for (x, y, _, _, up), right in zip(spots, rights, strict=True)
+                    self.rectangle((x, y), half, height, side * (half + gap), up)
+                    for x, y, side, gap, up in spots
                 ]
             )
             area = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
             outside = area - _common(boxes, np.array([(0.0, 0.0, WIDE_PX, _HIGH_PX)]))
             hidden = outside + _common(boxes, covered)
             best = int(hidden.argmin())
-            if hidden[best] > 1e-6 and not always:
-                continue
-            covered = np.vstack([covered, boxes[best]])
-            x, y, _, _, up = spots[best]
-            place = {"x": math.log10(x), "y": math.log10(y), "ax": rights[best], "ay": -up}
-            leader = {"arrowhead": 0, "arrowwidth": 1, "arrowcolor": GREY}
-            annotations.append({"text": text.esc(words).replace("\n", text.BREAK)} | place | leader | style)
+            if always or hidden[best] <= 1e-6:
+                covered = np.vstack([covered, boxes[best]])
+                x, y, side, gap, up = spots[best]
+                place = {"x": math.log10(x), "y": math.log10(y), "ax": side * (half + gap), "ay": -up}
+                leader = {"arrowhead": 0, "arrowwidth": 1, "arrowcolor": GREY}
+                label = {"text": text.esc(words).replace("\n", text.BREAK)}
+                annotations.append(label | place | leader | style)
         return annotations
 
     def names(

@@ -248,19 +248,16 @@ def bridge(result: StudyResult) -> Iterator[Section]:
     look = {"color": [draw.GREY, *colours, draw.GREY]}
     hover = table.hovers("step")
     written = table.texts("step")
-    drawn = draw.bars("", labels, sizes, look, hover, starts=starts, written=written, showlegend=False)
+    bars = draw.bars("", labels, sizes, look, hover, starts=starts, written=written, showlegend=False)
     reach = max(start + size for start, size in zip(starts, sizes, strict=True))
-    x = draw.axis(unit.name, range=[0, 1.4 * reach])
-    yield Section(
-        "From one step to the other",
+    title = f"Step time for the same tokens ({unit.name})"
+    drawn = draw.rows(title, labels, [bars], draw.axis(unit.name, range=[0, 1.4 * reach]))
+    lead = (
         "Shows in seconds what makes one machine faster than the other for the same tokens: a bar to the "
-        f"left saves time, a bar to the right costs it. {table.caption}",
-        draw.rows(f"Step time for the same tokens ({unit.name})", labels, [drawn], x),
-        table,
-        ("step",),
-        slug="bridge",
-        short="Step to step",
+        f"left saves time, a bar to the right costs it. {table.caption}"
     )
+    heading = "From one step to the other"
+    yield Section(heading, lead, drawn, table, ("step",), slug="bridge", short="Step to step")
 
 
 # What each pipeline stage or wafer holds at its peak, against its capacity.
@@ -295,14 +292,12 @@ def memory(result: StudyResult) -> Section:
     traces.append(draw.limits("capacity", capacities, labels, table.hovers("place", "total", "capacity")))
     x = draw.axis(f"{unit.name} per device", range=[0, 1.1 * max(sizes, default=1.0)])
     title = f"Peak memory by what it holds ({unit.name})"
-    return Section(
-        "Memory",
+    drawn = draw.rows(title, labels, traces, x, 44, barmode="stack")
+    lead = (
         "Shows how much memory the layout leaves free: a bar near the line limits the micro-batch and the "
-        "size of the model.",
-        draw.rows(title, labels, traces, x, 44, barmode="stack"),
-        table,
-        ("total", "capacity"),
+        "size of the model."
     )
+    return Section("Memory", lead, drawn, table, ("total", "capacity"))
 
 
 # The roofline of a device, with the kernels of its step as points.
