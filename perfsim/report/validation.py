@@ -340,21 +340,19 @@ def residuals(cases: Iterable[Mapping[str, Any]]) -> tuple[Table, go.Figure | No
         for error, allowed in zip(errors, table.column("allowed"), strict=True)
     ]
 
-    def runs(name: str, symbol: str, colour: str, *, out: bool) -> go.Scatter:
+    marks = []
+    for name, symbol, colour, out in (
+        ("a run", "circle", draw.BLUE, False),
+        ("a run outside its band", "diamond", draw.VERMILLION, True),
+    ):
         # The legend has the first mark: a scored run comes first.
         of_kind = sorted((row for row, is_out in enumerate(outside) if is_out is out), key=weak.__getitem__)
-        return draw.marks(
-            name,
-            [100.0 * errors[row] for row in of_kind],
-            [lanes_of_runs[row] for row in of_kind],
-            {"symbol": [symbol + ("-open" if weak[row] else "") for row in of_kind]}
-            | {"color": colour, "size": 9, "opacity": 0.8},
-            [hovers[row] for row in of_kind],
-        )
-
-    marks = [runs("a run", "circle", draw.BLUE, out=False)]
-    if any(outside):
-        marks.append(runs("a run outside its band", "diamond", draw.VERMILLION, out=True))
+        if of_kind or not out:
+            look: dict[str, Any] = {"symbol": [symbol + ("-open" if weak[row] else "") for row in of_kind]}
+            look |= {"color": colour, "size": 9, "opacity": 0.8}
+            x = [100.0 * errors[row] for row in of_kind]
+            y = [lanes_of_runs[row] for row in of_kind]
+            marks.append(draw.marks(name, x, y, look, [hovers[row] for row in of_kind]))
     middles = [100.0 * median(families[name].values("error")) for name in ranked]
     told = [f"median {middle:+.1f} %" for middle in middles]
     lanes = []
