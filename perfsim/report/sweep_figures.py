@@ -265,8 +265,8 @@ def cost_curve(table: Table) -> go.Figure:
 
 def _matches(result: SweepResult) -> Iterator[Section]:
     for number, (forward, backward) in enumerate(result.equal_times):
-        first = forward[0].series.devices_noun
-        rival = backward[0].series.devices_noun
+        first = forward[0].series.first.devices_noun
+        rival = backward[0].series.first.devices_noun
         slug = f"equals-{number}" if number else "equals"
         heading = f"Equally fast: {first}, {rival}" if number else "Equally fast machines"
         lead = (
@@ -296,7 +296,7 @@ def _matches_table(matches: Sequence[Match]) -> Table:
         {
             "machine": (None, lambda match: match.rival.machine),
             "its time": (text.TIME, lambda match: match.rival.target_time.time_s),
-            f"as many {matches[0].series.devices_noun}": (text.NUMBER, as_many),
+            f"as many {matches[0].series.first.devices_noun}": (text.NUMBER, as_many),
             "fewest of the grid": (text.COUNT, fewest),
             "their time": (text.TIME, "fewest.target_time.time_s"),
             "at least": (text.COUNT, lambda match: _count(match.possibly, match)),
@@ -321,8 +321,8 @@ def _equal_time(forward: Sequence[Match], backward: Sequence[Match]) -> go.Figur
     `forward` matches the other machine's counts by the first, `backward` the first's by the other. The bands
     are vertical for the former and horizontal for the latter.
     """
-    first = forward[0].series.devices_noun
-    rival = backward[0].series.devices_noun
+    first = forward[0].series.first.devices_noun
+    rival = backward[0].series.first.devices_noun
     directions = (
         (forward, draw.BLUE, "circle", "error_y", f"counts of {rival}"),
         (backward, draw.VERMILLION, "square", "error_x", f"counts of {first}"),
@@ -342,7 +342,7 @@ def _equal_time(forward: Sequence[Match], backward: Sequence[Match]) -> go.Figur
         hover = [
             text.esc(
                 f"{own.rival.machine} ({text.duration(own.rival.target_time.time_s)}): "
-                f"{text.number(middle)} {own.series.devices_noun}"
+                f"{text.number(middle)} {own.series.first.devices_noun}"
             )
             for own, middle in zip(inside, equals, strict=True)
         ]
