@@ -133,7 +133,7 @@ def _worst_table(result: Mapping[str, Any], causes: Mapping[str, str], *, scored
 def _ablation_table(removed: Sequence[Removed]) -> Table:
     """The score without each mechanism, the largest mean error first; then with each that was dropped."""
     complete, *ablated = removed
-    ablated.sort(key=lambda row: (row.tried, -(row.summary["mape"] or 0.0), row.mechanism))
+    ablated.sort(key=lambda row: (row.removal.tried, -(row.summary["mape"] or 0.0), row.key))
 
     def change(row: Removed) -> Cell:
         mean, before = row.summary["mape"], complete.summary["mape"]
@@ -148,9 +148,9 @@ def _ablation_table(removed: Sequence[Removed]) -> Table:
         {
             "without": (
                 None,
-                lambda row: f"{row.mechanism} (tried, dropped)" if row.tried else row.mechanism,
+                lambda row: f"{row.key} (tried, dropped)" if row.removal.tried else row.key,
             ),
-            "replaced by": (None, lambda row: row.instead or None),
+            "replaced by": (None, lambda row: row.removal.instead or None),
             **_of("summary"),
             "mean, change": (text.SHARE, change),
             "mean, refitted": (text.SHARE, "refitted.mape"),

@@ -118,7 +118,7 @@ def test_steps_of_two_batch_sizes_are_not_intervals_of_one_run(tmp_path: Path) -
             "dgx-a100-80gb",
             "cannot be expressed: 5 key and value heads",
         ),
-        (log(line(1, 100), line(2, 100)), "dgx-a100", "no system with device 'dgx-a100'"),
+        (log(line(1, 100), line(2, 100)), "dgx-a100", "unknown device or system 'dgx-a100'"),
         (
             log(line(1, 1e6), line(2, 1e6)),
             "dgx-a100-80gb",
