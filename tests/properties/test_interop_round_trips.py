@@ -43,7 +43,10 @@ def layouts(draw: st.DrawFn, name: str, experts: bool) -> ParallelLayout:
     data = draw(st.sampled_from([2, 4, 8]))
     zero = draw(st.integers(0, 3))
     schedule = draw(st.sampled_from(SCHEDULES.get(name, ["1f1b"]))) if pipeline > 1 else "1f1b"
-    offloads = {"offload_optimizer": "cpu"} if zero and name != "torchtitan" and draw(st.booleans()) else {}
+    offloads = {}
+    if draw(st.booleans()):
+        offloads |= {"offload_optimizer": "cpu"} if zero and (name != "torchtitan" or zero == 3) else {}
+        offloads |= {"offload_param": "cpu"} if zero == 3 and name != "megatron" else {}
     tensor = draw(st.sampled_from([1, 2, 4]))
     recompute = draw(st.sampled_from(["none", "selective", "full"]))
     uneven = draw(st.booleans()) and (

@@ -175,7 +175,7 @@ def test_a_caveat_reaches_run_and_study_in_terminal_json_page_and_python(
     assert (caveat.headline in said) == (caveat.severity != "info" or code in ALWAYS)
     assert caveat.headline in said or "1 more caveat in the report" in said
     page = study_page(result)
-    tables = [section.table for section in page.sections if section.slug == "caveats" and section.table]
+    tables = [section.table for section in page.sections if section.anchor == "caveats" and section.table]
     texts = [remark.text for remark in page.caveats] + [row[2] for table in tables for row in table.shown()]
     assert texts == [caveat.text], "once, at the head or in the table"
 
