@@ -30,13 +30,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from perfsim.base.arrays import Floats
-from perfsim.base.errors import InputError, PerfsimError, Problem
+from perfsim.base.errors import InputError, PerfsimError
 from perfsim.base.sizes import MOST_DEVICES
 from perfsim.catalog import Catalog, data_root, default_catalog
 from perfsim.costs.gpu import GpuCosts
 from perfsim.costs.wafer import WaferCosts, known_release
 from perfsim.evidence.cases import CaseRows, PlacedCase, StepCase
-from perfsim.evidence.fitting import SoftL1, family_weight, need_more_than, rounded, scipy
+from perfsim.evidence.fitting import SoftL1, family_weight, need_more_than, refused, rounded, scipy
 from perfsim.machines.gpu_cluster import gpu_plan
 from perfsim.machines.wafer_cluster import wafer_plan
 from perfsim.network import FatTree
@@ -262,7 +262,7 @@ def _gpu_runs(
                 runs.append(GpuRun.of(case.placed(catalog)))
     if not runs:
         text = f"no scored case runs on a device with calibration {wanted.name if wanted else 'of a GPU'}"
-        raise InputError([Problem(text, str(path), 1)])
+        raise refused(path, text)
     return runs
 
 
@@ -438,7 +438,7 @@ def fit_wafer(path: Path, device: str, *, source: str = "") -> WaferCalibration:
     logs = [case for case in CaseRows.read(path, StepCase, catalog).cases if case.on_wafers]
     fit = WaferFit.of(logs, device, catalog)
     if not fit.runs:
-        raise InputError([Problem("there is no log of a wafer to fit to", str(path), 1)])
+        raise refused(path, "there is no log of a wafer to fit to")
     need_more_than(len(fit.free), len(fit.runs), path, "logs")
     result = fit.least_squares()
     fitted = fit.calibration(result.x, digits=4)

@@ -258,10 +258,11 @@ class WaferCluster(Machine):
             least, most = (math.log1p(-loss) for loss in LOSS_RANGE)
             assumed = math.log1p(-system.loss_per_doubling)
             width = math.log2(num_devices) * max(abs(least - assumed), abs(most - assumed))
+            low, high = (f"{100 * loss:.1f}" for loss in LOSS_RANGE)
             words = (
-                f"published scaling loses {100 * LOSS_RANGE[0]:.1f} to {100 * LOSS_RANGE[1]:.1f} % of speed a "
-                f"doubling of systems; {100 * system.loss_per_doubling:.2g} % are assumed, and the band allows "
-                f"{_percent(width)} on {num_devices:,}"
+                f"published scaling loses {low} to {high} % of speed a doubling of systems; "
+                f"{100 * system.loss_per_doubling:.2g} % are assumed, and the band allows {_percent(width)} "
+                f"on {num_devices:,}"
             )
             yield Unknown("devices-outside", width, words)
         model = job.model
