@@ -20,18 +20,15 @@ def wafers(scores: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     return scores(PATHS["weight_streaming.yaml"])
 
 
-def test_every_scored_wafer_run_is_met_within_15_percent_and_better_than_by_one_constant(
+def test_every_wafer_log_is_met_within_18_percent_half_of_them_within_4_and_better_than_by_one_constant(
     wafers: dict[str, Any],
 ) -> None:
-    """Of weaker evidence a run is shown and not scored; published ratios stand next to the logs."""
-    errors = {case["id"]: abs(case["error"]) for case in wafers["cases"] if case["evidence"] == "A"}
-    (shown,) = (case for case in wafers["cases"] if case["evidence"] == "C")
-    assert (wafers["failed"], wafers["count"]) == ([], 6)
-    assert len(errors) == wafers["summary"]["n"] == 5
-    assert {name: error for name, error in errors.items() if error > 0.15} == {}
-    assert shown["predicted_s"] > 0
-    assert wafers["summary"]["mape"] < 0.08
-    assert wafers["without_release"]["r1.8"]["mape"] < 0.08
+    """Logs of weaker evidence are shown and not scored; published ratios stand next to the logs."""
+    errors = {case["id"]: abs(case["error"]) for case in wafers["cases"]}
+    assert (wafers["failed"], wafers["count"]) == ([], 20)
+    assert wafers["summary"]["n"] == 12
+    assert {name: error for name, error in errors.items() if error > 0.18} == {}
+    assert sorted(errors.values())[10] < 0.04
     assert beats_one_constant(wafers)
     assert {"runs", "efficiencies", "explanations", "source"} == set(wafers["scaling"])
 
