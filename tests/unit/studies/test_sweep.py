@@ -164,11 +164,10 @@ def test_a_point_without_a_plan_has_its_reason_and_a_plan_of_a_sweep_writes_noth
     after = plan_sweep(sweep, store, jobs=2)
     assert (after.stored, after.estimated_s) == (6, 0.0)
     result = run_sweep(load_sweep(str(path)), store, jobs=1)
-    without = [answer for answer in result.points if not answer.feasible]
-    assert [(answer.num_devices, answer.reasons) for answer in without] == [
-        (4, ("global_batch_size 2 gives some of 4 systems nothing",))
-    ]
-    assert list(result.documents())[4]["reasons"] == list(without[0].reasons)
+    (without,) = (answer for answer in result.points if not answer.feasible)
+    assert without.num_devices == 4
+    assert without.reasons == ("global_batch_size 2 gives some of 4 systems nothing",)
+    assert list(result.documents())[4]["reasons"] == list(without.reasons)
 
 
 def test_the_command_prints_the_same_document_again_and_nothing_else(path: Path, tmp_path: Path) -> None:
