@@ -289,8 +289,7 @@ def write_sweep(result: SweepResult, folder: Path) -> Path:
 
 def sweep_document(result: SweepResult, *, report: str = "index.html") -> dict[str, Any]:
     """The document of `perfsim sweep --json`: all points, which machines match, and the verdict."""
-    document = {**_summary(result, report), "points": list(result.documents())}
-    return {name: plain(value) for name, value in document.items()}
+    return dict(plain({**_summary(result, report), "points": list(result.documents())}))
 
 
 def sweep_text(result: SweepResult, *, report: str = "index.html") -> Iterator[str]:
