@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -247,12 +246,10 @@ def plan_document(planned: Planned) -> dict[str, Any]:
         "shortlist": shortlist,
         "refused": planned.refused,
         "closest_memory_share": planned.closest_share,
-        "above_limit": None,
+        "above_limit": planned.above_limit,
         "experiment": None,
         "tried_batches": planned.tried_batches,
     }
-    if above := planned.above_limit:
-        document["above_limit"] = _members(above, "layout", "gain", "memory_share")
     if experiment := planned.experiment:
         document["experiment"] = _members(experiment, "steps", "ratio", "ratio_error", "device_hours")
         document["experiment"]["trials"] = [
