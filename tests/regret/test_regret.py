@@ -22,10 +22,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from perfsim.catalog import default_catalog
 from perfsim.machines.placement import place
 from perfsim.prediction.planner import Search, confirmed
-from perfsim.prediction.question import Question
+from perfsim.prediction.question import Question, question_of
 from perfsim.prediction.run import Step, evaluate, graph_of
 from perfsim.specs.layout import text_of
 
@@ -89,15 +88,7 @@ class Case(NamedTuple):
         return f"{self.model}{strategy}, {self.devices:,} x {self.system}, batch {self.batch:,}"
 
     def question(self) -> Question:
-        catalog = default_catalog()
-        return Question(
-            model=catalog.model(self.model),
-            recipe=catalog.recipe("gpt3_pretraining"),
-            system=catalog.system(self.system),
-            devices=self.devices,
-            strategy=self.strategy,
-            batch=self.batch,
-        )
+        return question_of({**self._asdict(), "recipe": "gpt3_pretraining"})
 
 
 CASES = [
