@@ -96,13 +96,6 @@ def test_multi_token_prediction_of_deepseek_adds_a_layer_a_projection_and_three_
     assert (counts.mtp + copies) / 1e9 == pytest.approx(14, abs=0.6)
 
 
-def test_llama2_70b_has_an_eighth_of_the_key_and_value_weights() -> None:
-    grouped = CATALOG.model("llama2_70b")
-    every_head = grouped.model_copy(update={"num_query_groups": None})
-    saved = parameters(every_head).matrices_of() - parameters(grouped).matrices_of()
-    assert saved == 2 * grouped.hidden_size**2 * 7 // 8
-
-
 # ------------------------------------------------------------------- what the newer shapes change
 def test_a_shared_norm_and_an_attention_without_biases_are_neither_counted_nor_run() -> None:
     gptj = CATALOG.model("gptj_6b")

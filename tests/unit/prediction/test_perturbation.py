@@ -211,19 +211,12 @@ def test_what_makes_no_sense_is_refused_at_once(text: str, message: str) -> None
 
 
 # ---------------------------------------------------------- collectives as the steps of their algorithm
-POINT = {
-    "model": "gpt3_xl",
-    "system": "dgx-a100-80gb",
-    "devices": 32,
-    "strategy": "3d",
-    "layout": "tp=8,pp=1,dp=4,mbs=1,zero=0,sp=true",
-    "batch": 32,
-}
+REDUCED = {**GPUS, "layout": "tp=8,pp=1,dp=4,mbs=1,zero=0,sp=true"}
 
 
 @pytest.fixture(scope="module")
 def evaluation() -> Evaluation:
-    return ps.predict(**POINT).run
+    return ps.predict(**REDUCED).run
 
 
 def test_the_steps_of_a_ring_take_what_the_collective_is_priced_at(evaluation: Evaluation) -> None:
@@ -237,7 +230,9 @@ def test_the_steps_of_a_ring_take_what_the_collective_is_priced_at(evaluation: E
 
 def test_steps_are_priced_by_their_own_group_where_those_of_stages_lie_unlike() -> None:
     """Seven replicas lie 7, 1 | 6, 2 | 5, ... ranks to a node, from stage to stage."""
-    uneven = ps.predict(**{**POINT, "devices": 56, "layout": "tp=1,pp=8,dp=7,mbs=1,zero=0", "batch": 56}).run
+    uneven = ps.predict(
+        **{**REDUCED, "devices": 56, "layout": "tp=1,pp=8,dp=7,mbs=1,zero=0", "batch": 56}
+    ).run
     steps = expanded(uneven, "data.all_reduce=ring")
     whole_s, stepwise_s = (run.step.run(contention=False).step_time_s for run in (uneven, steps))
     assert stepwise_s == pytest.approx(whole_s, abs=len(steps.graph) * 1e-12)
@@ -292,7 +287,7 @@ def test_steps_wait_for_uplinks_where_they_leave_a_leaf(evaluation: Evaluation, 
 
 
 def test_a_point_may_ask_for_steps_and_disturb_them(evaluation: Evaluation) -> None:
-    steps = ps.predict(**{**POINT, "expand": "data.all_reduce=tree"}).run
+    steps = ps.predict(**{**REDUCED, "expand": "data.all_reduce=tree"}).run
     assert steps.step_time_s > evaluation.step_time_s, "whole messages, unpipelined"
     assert perturbed(steps, parse_perturbations("straggler=1.5@9")).step_time_s > steps.step_time_s
 
