@@ -145,12 +145,8 @@ def test_a_plan_is_read_back_but_for_its_gaps(name: str, data: st.DataObject) ->
     plan = data.draw(plans(name))
     reading, lacking = read_back(name, plan)
     assert isinstance(reading.layout, ParallelLayout)
-    if "layout.pipeline" in lacking:  # code has the stages, with all that divides them
-        lacking |= {"layout.layers_per_stage"}
     if "layout.context" in lacking:
         lacking |= {"layout.context_exchange"}
-    if "layout.recompute" in lacking:
-        lacking |= {"layout.recompute_every"}
     for field in ParallelLayout.__dataclass_fields__:
         if f"layout.{field}" not in lacking:
             assert getattr(reading.layout, field) == getattr(plan.layout, field), field
