@@ -55,7 +55,7 @@ def test_a_degree_divides_what_its_row_says(toys: ModuleType, name: str) -> None
     parts = []
     for degree in (2, 4):
         layout = ParallelLayout(**{**ranks, "tensor": 2, name: degree})
-        memory = max(toys.plan("3d", job, layout).memory, key=lambda place: place.on_device)
+        memory = max(toys.plan("3d", job, layout).memory, key=lambda use: use.on_device)
         parts.append(memory.parts_bytes)
     few, many = parts
     divides = AXES[name].divides
