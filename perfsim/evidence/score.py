@@ -292,10 +292,10 @@ def validate_cases(rows: CaseRows[StepCase], catalog: Catalog) -> dict[str, Any]
     baseline = [replace(run, predicted_s=(run.ideal_s or 0.0) / efficiency) for run in known]
     by_family = _by_family(runs)
     # Errors of the predicted peak memory of the fullest device, over runs that print theirs.
-    peaks = summary(
-        replace(run, measured_s=measured_gib, predicted_s=run.peak_gib)
+    peaks = _figures(
+        run.peak_gib / measured_gib - 1.0
         for case, run in zip(cases, read, strict=True)
-        if run.peak_gib is not None and (measured_gib := case.measured.peak_memory_gib) is not None
+        if run.counts and run.peak_gib and (measured_gib := case.measured.peak_memory_gib)
     )
     return {
         "kind": "step_time",
