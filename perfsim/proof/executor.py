@@ -11,7 +11,7 @@ import numpy as np
 
 from perfsim.base.arrays import Floats
 from perfsim.engine.limits import present_limits
-from perfsim.proof.compute import Compiler
+from perfsim.proof.interpreter import Interpreter
 from perfsim.proof.parameters import with_experts
 from perfsim.proof.program import (
     BROKEN,
@@ -55,9 +55,9 @@ class Outcome:
 class Executor:
     """Runs all ranks of an unfolded graph with their buffers."""
 
-    def __init__(self, program: Program, compiler: Compiler, unfolded: Unfolded) -> None:
+    def __init__(self, program: Program, interpreter: Interpreter, unfolded: Unfolded) -> None:
         self.program = program
-        self.compiler = compiler
+        self.interpreter = interpreter
         self.task = unfolded.task.tolist()
         self.members: list[list[int]] = [[] for _ in self.task]
         """The peers that take part in each instance, by offset; one that runs alone, the first."""
@@ -130,7 +130,7 @@ class Executor:
             raise FaultError(Fault("order", name(action.task), tensor, detail))
         if (cell, place) not in self.first:
             try:
-                self.first[cell, place] = self.compiler.initial(cell, place)
+                self.first[cell, place] = self.interpreter.initial(cell, place)
             except BROKEN:
                 detail = "nothing writes it before it is read"
                 raise FaultError(Fault("refused", name(action.task), tensor, detail)) from None
@@ -186,22 +186,22 @@ class Executor:
             outcome.faults.append(fault)
 
     def _of_serial_training(self, claim: Claim, rank: int) -> Floats:
-        """The value that a claim states for a rank, divided as the compiler of the graph divides it."""
-        compiler = self.compiler
+        """The value that a claim states for a rank, divided as the layout divides it."""
+        ranks = self.interpreter.ranks
         quantity = claim.quantity
         number = claim.number
-        record = self.compiler.training.records[claim.step]
+        record = ranks.training.records[claim.step]
         if quantity == NORM:
             return np.array(record.squared_norm)
         if quantity.startswith("weight"):
             blocks = record.weight_gradients if "gradient" in quantity else record.weights
-            share = compiler.share(rank)
+            share = ranks.share(rank)
             layout = share.layouts[number]
             flat = layout.flat(share.cut(with_experts(blocks, number, share), number).items())
             if quantity.endswith("shard"):
-                flat = layout.shard(flat, compiler.sharding(rank, number))
+                flat = layout.shard(flat, ranks.sharding(rank, number))
             return record.clipping * flat if CLIPPED in quantity else flat
         losses = record.later_losses.get(number, record.losses)
         whole: Floats = losses if quantity == "loss" else getattr(record, quantity)[number]
-        own = whole[compiler.rows(rank, claim.microbatch)][:, compiler.places(rank)]
+        own = whole[ranks.rows(rank, claim.microbatch)][:, ranks.places(rank)]
         return np.array(own.sum()) if quantity == "loss" else own

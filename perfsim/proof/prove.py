@@ -19,8 +19,8 @@ from perfsim.interop import model_named
 from perfsim.machines import build_topology, costs_for, machine
 from perfsim.prediction.question import changed_part, changes_by_root
 from perfsim.prediction.run import Evaluation, evaluate
-from perfsim.proof.compute import Compiler
 from perfsim.proof.executor import Executor, Outcome
+from perfsim.proof.interpreter import Interpreter
 from perfsim.proof.program import (
     BROKEN,
     Edge,
@@ -111,10 +111,10 @@ class Subject:
         return cls(graph, plan, training_of(plan, seed))
 
     @cached_property
-    def compiled(self) -> tuple[Program, Compiler]:
+    def compiled(self) -> tuple[Program, Interpreter]:
         """The graph as a program; FaultError if it cannot be executed."""
-        compiler = prover(self.plan.system.kind).compiler(self.graph, self.training, self.plan)
-        return compiler.compile(), compiler
+        interpreter = Interpreter(self.graph, self.training, self.plan)
+        return interpreter.interpret(), interpreter
 
     def lacking(self, edges: Collection[Edge]) -> Subject:
         """The same graph without some dependencies."""

@@ -10,11 +10,8 @@ from typing import Any, NamedTuple
 
 from perfsim.base.errors import InputError, Problem
 from perfsim.network import Topology
-from perfsim.proof.compute import Compiler
-from perfsim.proof.gpu import GpuCompiler
 from perfsim.proof.promises import GpuPrices, Prices, StreamingPrices
 from perfsim.proof.serial import MAX_NORM, STEPS, SmallTraining
-from perfsim.proof.wafer import WaferCompiler
 from perfsim.specs.layout import Layout, ParallelLayout, StreamingLayout
 from perfsim.specs.model import LatentAttention, TransformerConfig
 from perfsim.specs.optimizers import OPTIMIZERS
@@ -23,7 +20,6 @@ from perfsim.strategies import Plan, Strategy
 from perfsim.strategies.schedules import schedule_called
 from perfsim.strategies.streaming.passes import StreamingPlan
 from perfsim.strategies.three_d.emission import ThreeDPlan
-from perfsim.work import TaskGraph
 
 MOST_SEQUENCES = 2
 """In a micro-batch."""
@@ -115,8 +111,6 @@ class _Prover(ABC):
     """The system of catalogue proofs; it affects the simulated order, not the numbers."""
     even_batches: bool
     """Whether a batch has to be a multiple of the replicas' micro-batches."""
-    compiler: Callable[[TaskGraph, SmallTraining, Any], Compiler]
-    """The compiler of a plan's graph into a program."""
     prices: Callable[[Any], Prices]
     """How a plan's graph counts bytes and elements."""
 
@@ -150,7 +144,6 @@ class _GpuProver(_Prover):
 
     system = "dgx-a100-80gb"
     even_batches = True
-    compiler = GpuCompiler
     prices = GpuPrices
 
     def small_layout(self, layout: ParallelLayout) -> ParallelLayout:
@@ -206,7 +199,6 @@ class _StreamingProver(_Prover):
 
     system = "cs-2"
     even_batches = False
-    compiler = WaferCompiler
     prices = StreamingPrices
 
     def small_layout(self, layout: StreamingLayout) -> StreamingLayout:
