@@ -12,7 +12,6 @@ import numpy as np
 from perfsim.base.arrays import Floats
 from perfsim.engine.limits import present_limits
 from perfsim.proof.interpreter import Interpreter
-from perfsim.proof.parameters import with_experts
 from perfsim.proof.program import (
     BROKEN,
     CLIPPED,
@@ -196,10 +195,9 @@ class Executor:
         if quantity.startswith("weight"):
             blocks = record.weight_gradients if "gradient" in quantity else record.weights
             share = ranks.share(rank)
-            layout = share.layouts[number]
-            flat = layout.flat(share.cut(with_experts(blocks, number, share), number).items())
+            flat = share.flat(blocks, number)
             if quantity.endswith("shard"):
-                flat = layout.shard(flat, ranks.sharding(rank, number))
+                flat = share.layouts[number].shard(flat, ranks.sharding(rank, number))
             return record.clipping * flat if CLIPPED in quantity else flat
         losses = record.later_losses.get(number, record.losses)
         whole: Floats = losses if quantity == "loss" else getattr(record, quantity)[number]

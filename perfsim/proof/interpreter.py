@@ -12,6 +12,7 @@ buffers, so a copy moves the value that is there when it runs.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -26,7 +27,7 @@ from perfsim.costs.gpu import UPDATES
 from perfsim.proof.compute import COMPUTE, LATER_WORDS, OF_ROUTER, At, Frame, Operation
 from perfsim.proof.exchange import EXCHANGES
 from perfsim.proof.operations import OPERATORS, merged_statistics
-from perfsim.proof.parameters import EXPERTS, WORDS, Place, Weights, with_experts
+from perfsim.proof.parameters import EXPERTS, WORDS, Place, Weights
 from perfsim.proof.program import (
     BROKEN,
     CLIPPED,
@@ -44,7 +45,6 @@ from perfsim.proof.program import (
     Program,
     Tensor,
     Values,
-    pieces,
     summed,
     task_name,
 )
@@ -85,7 +85,6 @@ class _Target(NamedTuple):
     before: Cell | None
     after: Cell | None
     """None: the second tensor that the task writes."""
-    adds: bool = True
 
 
 class _Partial(NamedTuple):
@@ -137,7 +136,7 @@ class Interpreter:
         self.forgets = False
         """Whether wafers keep only inputs of layers, which run again."""
         if isinstance(plan.layout, StreamingLayout):
-            system = plan.topology.system
+            system: Any = plan.topology.system
             self.forgets = plan.layout.recompute_layers > 0
             most = 2 * (training.model.num_layers + 2) - 1
             self.slots_of = {
@@ -166,8 +165,6 @@ class Interpreter:
         self.partial: dict[int, _Partial] = {}
         self.begun: dict[tuple[int, int], tuple[int, int]] = {}
         """Step and micro-batch of the latest gradient of a block."""
-        self.first_in: dict[Cell, int] = {}
-        """The block whose gradients a bucket of ZeRO 2 holds first."""
         self.pending: dict[int, dict[int, None]] = defaultdict(dict)
         """Blocks of each device whose gradients wait for their reduction."""
         self.reductions: dict[int, dict[int, Cell]] = {}
@@ -184,11 +181,11 @@ class Interpreter:
             self.task = task
             rank = places[task.stream]
             self.place = SHARED if rank is None else rank
-            while self.step < len(self.graph.step_ends) and task.id >= self.graph.step_ends[self.step]:
-                self.step += 1
-            communicates = task.work.kind is not Kind.COMP
-            key = f"{task.work.category}: {task.work.op}" if communicates else task.work.op
-            key = "wait" if task.work.name == WAIT_OF_EXPERTS else key
+            self.step = bisect_right(self.graph.step_ends, task.id)
+            computes = task.work.kind is Kind.COMP
+            key = task.work.op if computes else f"{task.work.category}: {task.work.op}"
+            if task.work.name in (WAIT_OF_EXPERTS, ACTIVATIONS):
+                key = "wait"
             try:
                 if key in COMPUTE:
                     self.compute(COMPUTE[key])
@@ -298,24 +295,20 @@ class Interpreter:
         scatters = self.ranks.scatters(block)
         if begins and scatters and block >= 0 and self.layout.zero_stage == GRADIENTS_SHARDED:
             name = "slot of gradients" if block < EXPERTS else "slot of gradients of experts"
-            bucket = self.slots[Cell(self.place, "gradient", block)] = self.in_turn(name)[0]
-            self.first_in.setdefault(bucket, block)
+            self.slots[Cell(self.place, "gradient", block)] = self.in_turn(name)[0]
         cell = self.cell("gradient", block)
-        return _Target(block, cell, cell, not (begins and scatters))
+        return _Target(block, None if begins and scatters else cell, cell)
 
     def initial(self, cell: Cell, rank: int) -> Any:
         """Initial value of a buffer; KeyError if it has none, as weights that streamed to no wafer."""
         share = self.ranks.share(rank)
         if cell.name.startswith(FRAME):
             return {}
-        if cell in self.first_in:
-            return np.zeros(share.layouts[self.first_in[cell]].size)
         layout = share.layouts[cell.number]
         if self.ranks.streams and (cell.place != SHARED or cell.name in GRADIENTS):
             raise KeyError(cell)
         if cell.name in WEIGHTS:
-            parts = with_experts(self.training.initial, cell.number, share)
-            value = layout.flat(share.cut(parts, cell.number).items())
+            value = share.flat(self.training.initial, cell.number)
         elif cell.name in GRADIENTS + MOMENTS:
             value = np.zeros(layout.size)
         else:
@@ -449,8 +442,7 @@ class Interpreter:
                 if travels and not place:
                     total = total + values[count - 1]["weights"]
                 if target.before is not None:
-                    old = next(before)
-                    total = old + total if target.adds else total
+                    total = next(before) + total
                 if target.after is None:
                     made[1] = total
                 else:
@@ -497,7 +489,9 @@ class Interpreter:
                 whole = np.concatenate(arrays, axis=axis)
             else:
                 whole = merged_statistics(arrays) if info.of_words else summed(arrays)
-            return pieces(whole, len(arrays), axis) if op == "reduce_scatter" else [whole] * len(arrays)
+            return (
+                np.array_split(whole, len(arrays), axis) if op == "reduce_scatter" else [whole] * len(arrays)
+            )
 
         def kernel(_: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
             tensors: list[Tensor] = [inputs[0] for inputs in values]
@@ -532,7 +526,7 @@ class Interpreter:
 
         def run(rank: int, tensor: Tensor) -> tuple[Any, ...]:
             hidden = tensor["hidden"]
-            return ({"hidden": pieces(hidden, peers, HIDDEN)[rank % peers] if shares else hidden},)
+            return ({"hidden": np.array_split(hidden, peers, HIDDEN)[rank % peers] if shares else hidden},)
 
         axis = HIDDEN if shares else info.axis
         self.partial[task.writes[0]] = _Partial(info.claim, axis=axis)
@@ -669,10 +663,7 @@ class Interpreter:
 
     # ------------------------------------------------------------------------------------ host
     def host_store(self, task: Task) -> None:
-        """Add gradients to those on the host, and clear them on the device; or copy activations."""
-        if task.work.name == ACTIVATIONS:
-            self.move()
-            return
+        """Add gradients to those on the host, and clear them on the device."""
         left = self.reductions[task.reads[0]] if self.ranks.scattered else {}
         blocks = list(left) or self.blocks_of(task)
         pairs: list[Cell] = []
@@ -695,10 +686,7 @@ class Interpreter:
         self.add(run, pairs, [*pairs, *cleared], anywhere=True)
 
     def host_load(self, task: Task) -> None:
-        """Copy the host's weights to the device, a rank's shard or all; or activations."""
-        if task.work.name == ACTIVATIONS:
-            self.move()
-            return
+        """Copy the host's weights to the device, a rank's shard or all."""
         blocks = self.blocks_of(task)
         targets = [self.master(block) for block in blocks]
         if self.layout.offload_param != "none":
@@ -833,6 +821,8 @@ class Interpreter:
 
     def broadcast(self, task: Task) -> None:
         """SwarmX sends the weights to every wafer, where slots are used in turn."""
+        if not task.reads:
+            raise self.refuse("its weights", "it reads no weights that MemoryX sends")
         group = self._members(task)
         (slot,) = self.in_turn("slot of weights")
         slot = slot._replace(place=group.start)
@@ -846,18 +836,15 @@ class Interpreter:
         self.add(kernel, (), [slot], places=[group.start], joined=True, message=message)
 
     def spill(self, task: Task) -> None:
-        """Move a group's kept activations off the wafer: its input, or all activations of a layer."""
-        if self.spilled_whole:
-            self.move([self.frame()], [self.cell("spilled activations", task.block)])
-        else:
+        """Move a group's kept activations off the wafer or back: its input, or all activations of a layer."""
+        if not self.spilled_whole:
             self.move(message=Message("activations", "made"))
-
-    def fetch(self, task: Task) -> None:
-        """Bring a group's spilled activations back."""
-        if self.spilled_whole:
-            self.move([self.cell("spilled activations", task.block)], [self.frame()])
+            return
+        kept, spilled = [self.frame()], [self.cell("spilled activations", task.block)]
+        if task.work.op == "spill":
+            self.move(kept, spilled)
         else:
-            self.move(message=Message("activations", "made"))
+            self.move(spilled, kept)
 
     def stream_reduce(self, task: Task) -> None:
         """SwarmX sums the wafers' gradients; MemoryX or the tree adds those of earlier micro-batches."""
@@ -943,6 +930,6 @@ OPERATIONS: Mapping[str, Callable[[Interpreter, Task], None]] = {
     "update: flash_read": Interpreter.flash_read,
     "update: flash_write": Interpreter.flash_write,
     "spill: spill": Interpreter.spill,
-    "spill: fetch": Interpreter.fetch,
+    "spill: fetch": Interpreter.spill,
 }
 """What tasks do that compute nothing, by category and operation; of COMP by operation. Add new ones here."""

@@ -241,10 +241,12 @@ class Share:
         together = self.whole_layers and 0 <= block < EXPERTS and layer_kinds(self.model)[block].experts
         return axes | _axes_of(self.model, EXPERTS + block) if together else axes
 
-    def cut(self, whole: Weights, block: int) -> Weights:
-        """The rank's part of each named tensor of a block; what is too short for all ranks is padded."""
+    def flat(self, whole: Mapping[int, Weights], block: int) -> Floats:
+        """The rank's part of each tensor of a block, as a flat vector; what does not divide is padded."""
         axes = self.axes(block)
-        return {name: self._cut(value, axes[name]) for name, value in whole.items()}
+        experts = whole.get(EXPERTS + block, {}) if self.whole_layers and block >= 0 else {}
+        parts = whole[block] | experts
+        return self.layouts[block].flat((name, self._cut(value, axes[name])) for name, value in parts.items())
 
     def _cut(self, value: Floats, axes: str) -> Floats:
         for number, axis in enumerate(axes):
@@ -341,9 +343,3 @@ def blocks(model: TransformerConfig) -> list[int]:
     kinds = layer_kinds(model)
     experts = [EXPERTS + layer for layer, kind in enumerate(kinds) if kind.experts]
     return [EMBEDDING, *range(len(kinds)), *experts, HEAD]
-
-
-def with_experts(blocks: Mapping[int, Weights], block: int, share: Share) -> Weights:
-    """The named tensors of a block, with its experts' tensors if the share keeps whole layers."""
-    experts = blocks.get(EXPERTS + block, {}) if share.whole_layers and block >= 0 else {}
-    return blocks[block] | experts

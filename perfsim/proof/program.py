@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import pairwise
+from functools import partial, reduce
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -178,22 +177,9 @@ def task_name(graph: TaskGraph, task: Task) -> str:
     return f"{task.name} of {block_name(task.block)} on {task.stream} in step {step}"
 
 
-# Collectives on arrays: from one array per member to one array per member.
-
-
 def summed(parts: Sequence[Floats]) -> Floats:
     """The sum of a reduction, in the order of the ranks."""
-    total = parts[0].copy()
-    for part in parts[1:]:
-        total += part
-    return total
-
-
-def pieces(whole: Floats, count: int, axis: int) -> list[Floats]:
-    """An array split among ranks along an axis, as evenly as possible."""
-    bounds = [number * whole.shape[axis] // count for number in range(count + 1)]
-    before = (slice(None),) * axis
-    return [whole[(*before, slice(low, high))].copy() for low, high in pairwise(bounds)]
+    return reduce(np.add, parts)
 
 
 # Happens-before: any two tasks that access one buffer, at least one writing it, must be ordered.

@@ -6,7 +6,6 @@ less, where a warm-up that is too short makes neighbours wait.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 import numpy as np
@@ -40,24 +39,8 @@ ROUNDING = 1.0
 """Elements of rounding for each shard of a tensor that does not divide evenly."""
 
 
-class Prices(ABC):
-    """How a plan's graph counts bytes and elements."""
-
-    @abstractmethod
-    def bytes_per_element(self, message: Message) -> float:
-        """Bytes of an element."""
-
-    @abstractmethod
-    def counted(self, message: Message, elements: int, work: Work) -> float:
-        """Executed elements as the graph counts them."""
-
-    def rounding(self, _: Message) -> float:
-        """Elements by which they may differ, because tensors do not divide evenly into shards."""
-        return ROUNDING
-
-
-class StreamingPrices(Prices):
-    """Rules for graphs of weight streaming."""
+class StreamingPrices:
+    """How graphs of weight streaming count bytes and elements."""
 
     def __init__(self, plan: StreamingPlan) -> None:
         system = plan.topology.system
@@ -66,14 +49,20 @@ class StreamingPrices(Prices):
         self.other_bytes = {"parameters": system.weight_bytes, "gradients": system.gradient_bytes}
 
     def bytes_per_element(self, message: Message) -> float:
+        """Bytes of an element."""
         return self.other_bytes.get(message.content, self.element_bytes)
 
     def counted(self, message: Message, elements: int, _: Work) -> float:
+        """Executed elements as the graph counts them."""
         return elements - (self.head.sizes.get("head_bias", 0) if HEAD in message.blocks else 0)
 
+    def rounding(self, _: Message) -> float:
+        """Elements by which they may differ."""
+        return ROUNDING
 
-class GpuPrices(Prices):
-    """Rules for graphs of GPU strategies."""
+
+class GpuPrices:
+    """How graphs of GPU strategies count bytes and elements."""
 
     def __init__(self, plan: ThreeDPlan) -> None:
         layout = self.layout = plan.layout
@@ -86,6 +75,7 @@ class GpuPrices(Prices):
         """Elements of the rows that pad a word table to whole tiles."""
 
     def bytes_per_element(self, message: Message) -> float:
+        """Bytes of an element."""
         if message.content == "statistics":
             return STATISTIC_BYTES
         if message.content in ("gradients", "table", "shards"):
@@ -93,6 +83,7 @@ class GpuPrices(Prices):
         return self.recipe.element_bytes
 
     def counted(self, message: Message, elements: int, work: Work) -> float:
+        """Executed elements as the graph counts them."""
         layout = self.layout
         if work.kind is Kind.COMM_SEND:
             return elements / (layout.tensor if layout.sequence_parallel else 1)

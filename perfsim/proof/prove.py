@@ -99,7 +99,7 @@ class Subject:
     """A graph to prove, as its strategy wrote it or with a fault."""
 
     graph: TaskGraph
-    plan: Plan
+    plan: Plan[Any, Any]
     training: SmallTraining
     without: Collection[Edge] = ()
     """Removed dependencies; the tensors that tasks read stay the same."""
@@ -237,7 +237,7 @@ def _evaluated(plan: Plan) -> Evaluation:
         raise FaultError.of("refused", plan.strategy, "the graph", detail, error) from error
 
 
-def described(plan: Plan) -> str:
+def described(plan: Plan[Any, Any]) -> str:
     """A layout in words, with the features that its proof exercises."""
     features = prover(plan.system.kind).features(plan).items()
     return ", ".join([text_of(plan.layout), *(feature for feature, holds in features if holds)])

@@ -10,7 +10,6 @@ import numpy as np
 from perfsim.base.arrays import Ints
 from perfsim.proof.operations import Routing
 from perfsim.proof.parameters import EXPERTS, Place, Share
-from perfsim.proof.program import pieces
 from perfsim.proof.serial import SmallTraining
 from perfsim.specs.layout import ContextExchange, ParallelLayout, StreamingLayout
 from perfsim.strategies import Plan
@@ -92,7 +91,7 @@ class Ranks:
         """A rank's own positions of values, if they are of all positions of its tensor peers."""
         if self.peers == 1 or values.shape[SEQUENCE] < len(self.share(rank).places):
             return values
-        return pieces(values, self.peers, SEQUENCE)[rank % self.peers]
+        return np.array_split(values, self.peers, SEQUENCE)[rank % self.peers]
 
     def tokens(self, rank: int, step: int, microbatch: int, ahead: int = 0) -> tuple[Ints, Ints]:
         """Inputs and targets of a micro-batch on a rank; a module reads them `ahead` tokens later."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from perfsim.proof.gpu import places_of
 from perfsim.proof.prove import Subject
 from perfsim.proof.provers import small_plan, training_of
+from perfsim.proof.ranks import places_of
 from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import strategy
 

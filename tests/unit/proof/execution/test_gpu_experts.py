@@ -10,7 +10,7 @@ import pytest
 
 from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
-from perfsim.proof import gpu
+from perfsim.proof import interpreter, ranks
 from perfsim.proof.exchange import EXCHANGES
 from perfsim.proof.faults import mutations
 from perfsim.proof.operations import PARTS, Node, Tape
@@ -93,9 +93,9 @@ def test_what_tensor_peers_make_of_their_own_positions_is_summed_and_joined(
 ) -> None:
     """A fault is named without the sum of the router's gradients, or with one peer's positions on both."""
     if wrong == "parts":
-        monkeypatch.setattr(gpu, "summed", lambda parts: parts[0].copy())
+        monkeypatch.setattr(interpreter, "summed", lambda parts: parts[0].copy())
     else:
-        monkeypatch.setattr(gpu, "pieces", lambda whole, count, axis: [pieces(whole, count, axis)[0]] * 2)
+        monkeypatch.setattr(ranks, "pieces", lambda whole, count, axis: [pieces(whole, count, axis)[0]] * 2)
     result = prove_all(Request("mixtral_8x7b", layout="tp=2,sp=true,ep=2", batch=1, orders=0))
     assert not result.passed
 
