@@ -240,35 +240,27 @@ class Tape:
 
         return self.add(np.asarray((rows * weights[..., None]).sum(axis=-2)), [outputs, p], back)
 
-    def experts(self, rows: Node) -> Node:
-        """The rank's experts on rows for them, each like an MLP: its part of the width of every expert."""
-        expert = self.given["expert"]
-        adds = self.share.expert_tensor.number == 0
-        chosen = [np.flatnonzero(expert == number) for number in self.share.own_experts]
-        tapes = []
-        y = np.zeros_like(rows.value)
-        for local, places in enumerate(chosen):
-            own = {name: value[local] for name, value in self.weights.items() if name.startswith("expert_")}
-            tape = Tape(own, self.share)
-            x = Node(rows.value[places])
-            gate = tape.linear(x, "expert_gate") if "expert_gate" in own else None
-            activated = tape.activation(tape.linear(x, "expert_fc1"), gate)
-            made = tape.linear(activated, "expert_fc2", adds=adds)
-            tapes.append((tape, x, made))
-            y[places] = made.value
+    def routed(self, x: Node, name: str, *, adds: bool = True) -> Node:
+        """A product of every row with the matrix of its expert, to which the rank `adds` its bias."""
+        expert = self.given["expert"] - self.share.own_experts.start
+        bias = f"{name}_bias"
+        biased = bias in self.weights
+        y = np.einsum("rk,rkn->rn", x.value, self.weights[name][expert])
+        if biased and adds:
+            y = y + self.weights[bias][expert]
 
         def back(w: Weights, d: Floats) -> tuple[Sequence[Floats], Gradients]:
-            dx = np.zeros_like(rows.value)
-            of_experts: dict[str, list[Callable[[], Floats]]] = {}
-            for local, (places, (tape, x, made)) in enumerate(zip(chosen, tapes, strict=True)):
-                own = {name: value[local] for name, value in w.items() if name.startswith("expert_")}
-                arrived, gradients = tape.back(own, {made: d[places]})
-                dx[places] = arrived[x]
-                for name, gradient in gradients:
-                    of_experts.setdefault(name, []).append(gradient)
-            return [dx], [(name, partial(_stacked, made)) for name, made in of_experts.items()]
+            def of_experts(name: str, of_rows: Floats) -> Floats:
+                total = np.zeros_like(w[name])
+                np.add.at(total, expert, of_rows)
+                return total
 
-        return self.add(y, [rows], back)
+            gradients: Gradients = [(name, lambda: of_experts(name, x.value[..., None] * d[:, None]))]
+            if biased:
+                gradients.append((bias, lambda: of_experts(bias, d)))
+            return [np.einsum("rn,rkn->rk", d, w[name][expert])], gradients
+
+        return self.add(y, [x], back)
 
     # ------------------------------------------------------------------------------------ words
     def lookup(self) -> Node:
@@ -328,10 +320,6 @@ class Tape:
 
 
 # What operations compute with.
-
-
-def _stacked(gradients: Sequence[Callable[[], Floats]]) -> Floats:
-    return np.stack([gradient() for gradient in gradients])
 
 
 def _flat(x: Floats) -> Floats:
@@ -514,10 +502,12 @@ def _mlp(tape: Tape, x: Node, attended: Node) -> Node:
 
 
 def _linears(tape: Tape, z: Node, prefix: str = "") -> Node:
-    """Both products of an MLP, or of shared experts, and what is between them."""
-    gate = tape.linear(z, f"{prefix}gate") if tape.share.model.gated_mlp else None
-    u = tape.linear(z, f"{prefix}fc1")
-    return tape.linear(tape.activation(u, gate), f"{prefix}fc2", adds=tape.share.leads or bool(prefix))
+    """Both products of an MLP, of shared experts or of routed ones, and what is between them."""
+    share = tape.share
+    adds = {"": share.leads, "shared_": True, "expert_": share.expert_tensor.number == 0}[prefix]
+    linear = tape.routed if prefix == "expert_" else tape.linear
+    gate = linear(z, f"{prefix}gate") if share.model.gated_mlp else None
+    return linear(tape.activation(linear(z, f"{prefix}fc1"), gate), f"{prefix}fc2", adds=adds)
 
 
 def _router(tape: Tape, x: Node, attended: Node) -> tuple[Node, ...]:
@@ -563,9 +553,9 @@ PARTS: Mapping[str, _Row] = {
     "output": _Row(_output, ("context",), ("attended",)),
     "mlp": _Row(_mlp, ("hidden", "attended"), ("hidden",), "fc1"),
     "router": _Row(_router, ("hidden", "attended"), ("total", "z", "rows", "p"), "router"),
-    # Shared experts compute every token; each rank has them whole.
+    # Shared experts compute every token, and each rank has them whole; routed ones compute rows.
     "shared": _Row(partial(_linears, prefix="shared_"), ("z",), ("shared",), "shared_fc1"),
-    "experts": _Row(Tape.experts, ("rows",), ("rows",), "expert_fc1"),
+    "experts": _Row(partial(_linears, prefix="expert_"), ("rows",), ("rows",), "expert_fc1"),
     "combine": _Row(_combine, ("total", "rows", "p", "shared"), ("hidden",), "router"),
     "scores": _Row(_scores, ("hidden",), ("scores",), "head_words"),
 }

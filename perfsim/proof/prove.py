@@ -452,30 +452,25 @@ class ProofResult:
 
     def as_dict(self) -> dict[str, Any]:
         """The document that `--json` prints."""
-        strategies = {}
-        for name in dict.fromkeys(proof.strategy for proof in self.proofs):
-            proofs = [proof for proof in self.proofs if proof.strategy == name]
-            strategies[name] = {
-                "passed": all(proof.passed for proof in proofs),
-                "max_relative_error": _worst(proofs),
-                "tasks": sum(proof.tasks for proof in proofs),
-                "layouts": [proof.as_dict() for proof in proofs],
-            }
-        return {
-            "target": self.target,
-            "passed": self.passed,
-            "max_relative_error": _worst(self.proofs),
-            "orders": self.orders,
-            "steps": STEPS,
-            "tasks": sum(proof.tasks for proof in self.proofs),
-            "strategies": strategies,
+        of_strategy = {proof.strategy: list[Proof]() for proof in self.proofs}
+        for proof in self.proofs:
+            of_strategy[proof.strategy].append(proof)
+        strategies = {
+            name: {**_summary(proofs), "layouts": [proof.as_dict() for proof in proofs]}
+            for name, proofs in of_strategy.items()
         }
+        about = {"target": self.target, "orders": self.orders, "steps": STEPS}
+        return {**about, **_summary(self.proofs), "strategies": strategies}
 
 
-def _worst(proofs: Sequence[Proof]) -> float | None:
-    """The largest error of all comparisons; None if there were none."""
+def _summary(proofs: Sequence[Proof]) -> dict[str, Any]:
+    """Whether all proofs passed, the largest error of all comparisons if there were any, and their tasks."""
     errors = [proof.max_relative_error for proof in proofs if proof.max_relative_error is not None]
-    return finite(max(errors, default=None))
+    return {
+        "passed": all(proof.passed for proof in proofs),
+        "max_relative_error": finite(max(errors, default=None)),
+        "tasks": sum(proof.tasks for proof in proofs),
+    }
 
 
 def prove_all(request: Request, progress: Progress = lambda _: None) -> ProofResult:

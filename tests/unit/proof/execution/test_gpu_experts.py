@@ -10,11 +10,10 @@ import pytest
 
 from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
-from perfsim.proof import interpreter, ranks
+from perfsim.proof import interpreter
 from perfsim.proof.exchange import EXCHANGES
 from perfsim.proof.faults import mutations
 from perfsim.proof.operations import PARTS, Node, Tape
-from perfsim.proof.program import pieces
 from perfsim.proof.prove import (
     Request,
     Subject,
@@ -23,6 +22,7 @@ from perfsim.proof.prove import (
     prove_all,
     prove_plan,
 )
+from perfsim.proof.ranks import Ranks
 from perfsim.proof.serial import MAX_NORM, drawn_routing
 from perfsim.report.proven import proof_lines
 from perfsim.specs.model import Experts, RecomputeKeeps
@@ -95,7 +95,8 @@ def test_what_tensor_peers_make_of_their_own_positions_is_summed_and_joined(
     if wrong == "parts":
         monkeypatch.setattr(interpreter, "summed", lambda parts: parts[0].copy())
     else:
-        monkeypatch.setattr(ranks, "pieces", lambda whole, count, axis: [pieces(whole, count, axis)[0]] * 2)
+        right = Ranks.own
+        monkeypatch.setattr(Ranks, "own", lambda ranks, _, values: right(ranks, 0, values))
     result = prove_all(Request("mixtral_8x7b", layout="tp=2,sp=true,ep=2", batch=1, orders=0))
     assert not result.passed
 
