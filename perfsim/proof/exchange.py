@@ -63,7 +63,7 @@ class _Route(NamedTuple):
 
 
 def _rows_there(_: Work, shares: Sequence[Share], values: Sequence[Values]) -> list[tuple[Any, ...]]:
-    """Rows to the ranks of their experts, in the order of the members."""
+    """Rows to the ranks of their experts, in the order of the members; peers that share experts have all."""
     sent: list[Tensor] = [inputs[0] for inputs in values]
     arrived: list[tuple[Any, ...]] = []
     for share in shares:
@@ -77,34 +77,25 @@ def _rows_there(_: Work, shares: Sequence[Share], values: Sequence[Values]) -> l
     return arrived
 
 
-def _rows_back(_: Work, shares: Sequence[Share], values: Sequence[Values]) -> list[tuple[Any, ...]]:
-    """What became of the rows of each member, in the order in which it sent them."""
-    made, routes = zip(*values, strict=True)
+def _rows_back(work: Work, shares: Sequence[Share], values: Sequence[Values]) -> list[tuple[Any, ...]]:
+    """What became of the rows of each member, in the order in which it sent them.
+
+    Peers that share experts have a summand of every row, others have other rows.
+    """
     returned: list[tuple[Any, ...]] = []
     for member in range(len(shares)):
-        own = [route.source == member for route in routes]
-        places = [route.place[mine] for route, mine in zip(routes, own, strict=True)]
+        own = [route.source == member for _, route in values]
+        parts = [
+            {name: array[mine] for name, array in rows.items()}
+            for (rows, _), mine in zip(values, own, strict=True)
+        ]
+        if work.op == "reduce_scatter":
+            returned.append((parts[0] | {"rows": summed([rows["rows"] for rows in parts])},))
+            continue
+        places = [route.place[mine] for (_, route), mine in zip(values, own, strict=True)]
         order = np.argsort(np.concatenate(places))
-        rows = {
-            name: np.concatenate([rows[name][mine] for rows, mine in zip(made, own, strict=True)])[order]
-            for name in made[0]
-        }
-        returned.append((rows,))
+        returned.append(({name: np.concatenate([rows[name] for rows in parts])[order] for name in parts[0]},))
     return returned
-
-
-def _rows_gathered(_: Work, __: Sequence[Share], values: Sequence[Values]) -> list[tuple[Any, ...]]:
-    """The rows of all peers that share experts, and where those of each peer are."""
-    sent: list[Tensor] = [inputs[0] for inputs in values]
-    bounds = np.cumsum([0, *(len(rows["expert"]) for rows in sent)])
-    whole = {name: np.concatenate([rows[name] for rows in sent]) for name in sent[0]}
-    return [(whole, slice(bounds[n], bounds[n + 1])) for n in range(len(sent))]
-
-
-def _rows_scattered(_: Work, __: Sequence[Share], values: Sequence[Values]) -> list[tuple[Any, ...]]:
-    """The sum of what peers made of the rows, for each its own."""
-    total = summed([rows["rows"] for rows, _ in values])
-    return [({"rows": total[route], "expert": rows["expert"][route]},) for rows, route in values]
 
 
 class _Exchange(NamedTuple):
@@ -127,7 +118,7 @@ EXCHANGES: Mapping[str, _Exchange] = {
     "context.all_to_all": _Exchange(_all_to_all, "exchanged", "made"),
     "experts.dispatch": _Exchange(_rows_there, "rows", "read", keeps=OF_EXPERTS),
     "experts.combine": _Exchange(_rows_back, "rows", "made", follows=OF_EXPERTS),
-    "experts.all_gather": _Exchange(_rows_gathered, "rows", "made", keeps=OF_PEERS),
-    "experts.reduce_scatter": _Exchange(_rows_scattered, "rows", "read", follows=OF_PEERS),
+    "experts.all_gather": _Exchange(_rows_there, "rows", "made", keeps=OF_PEERS),
+    "experts.reduce_scatter": _Exchange(_rows_back, "rows", "read", follows=OF_PEERS),
 }
 """Exchanges by the name of their work."""

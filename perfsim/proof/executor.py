@@ -23,7 +23,6 @@ from perfsim.proof.program import (
     Claim,
     Fault,
     FaultError,
-    Program,
 )
 from perfsim.work.unfold import Unfolded
 
@@ -63,8 +62,8 @@ def _buffer(cell: Cell, rank: int) -> _Buffer:
 class Executor:
     """Runs all ranks of an unfolded graph with their buffers."""
 
-    def __init__(self, program: Program, interpreter: Interpreter, unfolded: Unfolded) -> None:
-        self.program = program
+    def __init__(self, interpreter: Interpreter, unfolded: Unfolded) -> None:
+        program = self.program = interpreter.program
         self.interpreter = interpreter
         self.task = unfolded.task.tolist()
         self.members: list[list[int]] = [[] for _ in self.task]

@@ -115,9 +115,8 @@ def _wrong_notes(subject: Subject) -> _Wrong:
 
 def _wrong_prices(subject: Subject) -> _Wrong:
     """Price one message of each class of work for half of its elements."""
-    program, _ = subject.compiled
     first: dict[Work, Task] = {}
-    for action in program.actions:
+    for action in subject.interpreter.program.actions:
         if action.message is not None:
             task = subject.graph.task(action.task)
             first.setdefault(task.work, task)

@@ -122,9 +122,9 @@ class Interpreter:
         layout = self.layout = ranks.layout
         self.program = Program(graph)
         self.task: Task
-        self.place = SHARED
+        self.place: int
         """The device of the present task."""
-        self.step = 0
+        self.step: int
         self.homes: dict[int, dict[int, None]] = defaultdict(dict)
         """Blocks of each device, in the order of their forwards."""
         self.modes: dict[int, str] = {}
@@ -173,36 +173,37 @@ class Interpreter:
         """Tensors with the norm of gradients."""
         self.on_host: set[Cell] = set()
         """Gradients that left their device."""
-
-    def interpret(self) -> Program:
-        """The program of all tasks; an unknown operation is refused by name."""
-        places = {stream: rank_of(stream) for stream in self.graph.streams}
-        for task in self.graph.tasks():
+        for task in graph.tasks():
             self.task = task
-            rank = places[task.stream]
+            rank = rank_of(task.stream)
             self.place = SHARED if rank is None else rank
-            self.step = bisect_right(self.graph.step_ends, task.id)
-            computes = task.work.kind is Kind.COMP
-            key = task.work.op if computes else f"{task.work.category}: {task.work.op}"
-            if task.work.name in (WAIT_OF_EXPERTS, ACTIVATIONS):
-                key = "wait"
-            try:
-                if key in COMPUTE:
-                    self.compute(COMPUTE[key])
-                elif key in OPERATIONS:
-                    OPERATIONS[key](self, task)
-                else:
-                    known = ", ".join([*COMPUTE, *OPERATIONS])
-                    detail = f"the executor knows no operation {key!r}; known: {known}"
-                    raise self.refuse("its operation", detail)
-            except BROKEN as error:
-                cells = [cell for handle in task.reads for cell in self.handles.get(handle, ())]
-                names = [self.program.tensor(cell) for cell in cells]
-                names = names or [tensor.name for tensor in task.work.writes] or ["its operands"]
-                tensors = ", ".join(names[:2])
-                name = task_name(self.graph, task)
-                raise FaultError.of("refused", name, tensors, "cannot be executed", error) from None
-        return self.program
+            self.step = bisect_right(graph.step_ends, task.id)
+            self._interpret()
+
+    def _interpret(self) -> None:
+        """Add what the present task does; an unknown operation is refused by name."""
+        task = self.task
+        computes = task.work.kind is Kind.COMP
+        key = task.work.op if computes else f"{task.work.category}: {task.work.op}"
+        if task.work.name in (WAIT_OF_EXPERTS, ACTIVATIONS):
+            key = "wait"
+        try:
+            if key in COMPUTE:
+                self.compute(COMPUTE[key])
+            elif key in OPERATIONS:
+                OPERATIONS[key](self, task)
+            else:
+                known = ", ".join([*COMPUTE, *OPERATIONS])
+                detail = f"the executor knows no operation {key!r}; known: {known}"
+                raise self.refuse("its operation", detail)
+        except BROKEN as error:
+            cells = [cell for handle in task.reads for cell in self.handles.get(handle, ())]
+            names = [self.program.tensor(cell) for cell in cells]
+            names = names or [tensor.name for tensor in task.work.writes] or ["its operands"]
+            tensors = ", ".join(names[:2])
+            raise FaultError.of(
+                "refused", task_name(self.graph, task), tensors, "cannot be executed", error
+            ) from None
 
     def refuse(self, tensor: str, detail: str) -> FaultError:
         """The error that the present task cannot be executed."""

@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.base.arrays import Floats, Ints
-from perfsim.proof.parameters import Share, Weights, latent_of
+from perfsim.proof.parameters import WORDS, Share, Weights, latent_of
 from perfsim.specs.runtime import Runtime
+from perfsim.work import HEAD
 
 Gradients = list[tuple[str, Callable[[], Floats]]]
 """Gradients of weights by their names, computed when they are called."""
@@ -145,22 +146,34 @@ class Tape:
 
         return self.add(y if shift is None else y + shift, [x], back)
 
-    def linear(self, x: Node, name: str, *, adds: bool = True) -> Node:
-        """A product, to which the rank `adds` its bias; all ranks have the gradient of the bias."""
-        bias = f"{name}_bias"
+    def product(self, x: Node, name: str, axes: str = "kn", *, adds: bool = True) -> Node:
+        """Rows times a matrix with these axes, to which the rank `adds` its bias.
+
+        Axis r is that of rows, which each have the matrix of their expert. All ranks have the gradient of the
+        bias.
+        """
+        expert = self.given["expert"] - self.share.own_experts.start if "r" in axes else None
+        bias = "head_bias" if name == WORDS[HEAD] else f"{name}_bias"
         biased = bias in self.weights
         y = self.kept.get(name)
         if y is None:
-            y = x.value @ self.weights[name]
+            y = np.einsum(f"rk,{axes}->rn", _flat(x.value), _of_rows(self.weights[name], expert))
             if biased and adds:
-                y = y + self.weights[bias]
+                y = y + _of_rows(self.weights[bias], expert)
+            y = y.reshape(*x.value.shape[:-1], -1)
         self.products[name] = y
 
         def back(w: Weights, d: Floats) -> tuple[Sequence[Floats], Gradients]:
-            gradients: Gradients = [(name, lambda: _flat(x.value).T @ _flat(d))]
-            if biased:
-                gradients.append((bias, lambda: _flat(d).sum(axis=0)))
-            return [d @ w[name].T], gradients
+            rows = _flat(d)
+
+            def of_matrix() -> Floats:
+                return _summed_rows(np.einsum(f"rk,rn->{axes}", _flat(x.value), rows), w[name], expert)
+
+            def of_bias() -> Floats:
+                return rows.sum(axis=0) if expert is None else _summed_rows(rows, w[bias], expert)
+
+            dx = np.einsum(f"rn,{axes}->rk", rows, _of_rows(w[name], expert)).reshape(x.value.shape)
+            return [dx], [(name, of_matrix), *([(bias, of_bias)] if biased else [])]
 
         return self.add(y, [x], back)
 
@@ -240,28 +253,6 @@ class Tape:
 
         return self.add(np.asarray((rows * weights[..., None]).sum(axis=-2)), [outputs, p], back)
 
-    def routed(self, x: Node, name: str, *, adds: bool = True) -> Node:
-        """A product of every row with the matrix of its expert, to which the rank `adds` its bias."""
-        expert = self.given["expert"] - self.share.own_experts.start
-        bias = f"{name}_bias"
-        biased = bias in self.weights
-        y = np.einsum("rk,rkn->rn", x.value, self.weights[name][expert])
-        if biased and adds:
-            y = y + self.weights[bias][expert]
-
-        def back(w: Weights, d: Floats) -> tuple[Sequence[Floats], Gradients]:
-            def of_experts(name: str, of_rows: Floats) -> Floats:
-                total = np.zeros_like(w[name])
-                np.add.at(total, expert, of_rows)
-                return total
-
-            gradients: Gradients = [(name, lambda: of_experts(name, x.value[..., None] * d[:, None]))]
-            if biased:
-                gradients.append((bias, lambda: of_experts(bias, d)))
-            return [np.einsum("rn,rkn->rk", d, w[name][expert])], gradients
-
-        return self.add(y, [x], back)
-
     # ------------------------------------------------------------------------------------ words
     def lookup(self) -> Node:
         """Embeddings of the words that this peer holds, zero for others; the first peer adds positions."""
@@ -288,22 +279,6 @@ class Tape:
 
         return self.add(x, [], back)
 
-    def logits(self, z: Node) -> Node:
-        """Scores of the words of this peer; rows that pad its part take no part in the softmax."""
-        made = z.value @ self.weights["head_words"].T
-        biased = "head_bias" in self.weights
-        if biased:
-            made = made + self.weights["head_bias"]
-        made[..., self.share.real_rows :] = -np.inf
-
-        def back(w: Weights, d: Floats) -> tuple[Sequence[Floats], Gradients]:
-            gradients: Gradients = [("head_words", lambda: _flat(d).T @ _flat(z.value))]
-            if biased:
-                gradients.append(("head_bias", lambda: _flat(d).sum(axis=0)))
-            return [d @ w["head_words"]], gradients
-
-        return self.add(made, [z], back)
-
     # --------------------------------------------------------------------------------- backward
     def back(self, weights: Weights, arrived: dict[Node, Floats]) -> tuple[dict[Node, Floats], Gradients]:
         """From the gradients of some nodes to those of all before them, and of weights."""
@@ -325,6 +300,20 @@ class Tape:
 def _flat(x: Floats) -> Floats:
     """All but the last axis as one."""
     return x.reshape(-1, x.shape[-1])
+
+
+def _of_rows(weights: Floats, expert: Ints | None) -> Floats:
+    """The weights of each row's expert; without experts, those of all rows."""
+    return weights if expert is None else weights[expert]
+
+
+def _summed_rows(of_rows: Floats, weights: Floats, expert: Ints | None) -> Floats:
+    """The gradient of weights from that by each row's; without experts rows are summed already."""
+    if expert is None:
+        return of_rows
+    total = np.zeros_like(weights)
+    np.add.at(total, expert, of_rows)
+    return total
 
 
 def _split(x: Floats, count: int) -> Floats:
@@ -450,7 +439,7 @@ def _join(tape: Tape, x: Node) -> Node:
     """The input of a module of multi-token prediction: hidden states and later words [2412.19437 2.2]."""
     hidden = tape.norm(x, "mtp_hidden")
     words = tape.norm(tape.lookup(), "mtp_words")
-    return tape.linear(tape.joined(hidden, words), "mtp_joint")
+    return tape.product(tape.joined(hidden, words), "mtp_joint")
 
 
 def _heads(tape: Tape, x: Node) -> tuple[Node, ...]:
@@ -459,9 +448,9 @@ def _heads(tape: Tape, x: Node) -> tuple[Node, ...]:
     z = tape.norm(x, "norm1")
     if share.model.latent_attention is not None:
         return _latent_heads(tape, z)
-    q = tape.split_heads(tape.linear(z, "query"), share.heads)
-    k = tape.split_heads(tape.linear(z, "key"), share.groups)
-    v = tape.split_heads(tape.linear(z, "value"), share.groups)
+    q = tape.split_heads(tape.product(z, "query"), share.heads)
+    k = tape.split_heads(tape.product(z, "key"), share.groups)
+    v = tape.split_heads(tape.product(z, "value"), share.groups)
     if share.model.qk_layernorm:
         q = tape.norm(q, "query_norm")
         k = tape.norm(k, "key_norm")
@@ -475,12 +464,12 @@ def _latent_heads(tape: Tape, z: Node) -> tuple[Node, ...]:
     plain = latent.qk_nope_head_dim
     narrow = z
     if latent.q_lora_rank is not None:
-        narrow = tape.norm(tape.linear(z, "query_down"), "query_norm")
-    queries = tape.split_heads(tape.linear(narrow, "query"), share.heads)
-    down = tape.linear(z, "pair_down")
+        narrow = tape.norm(tape.product(z, "query_down"), "query_norm")
+    queries = tape.split_heads(tape.product(narrow, "query"), share.heads)
+    down = tape.product(z, "pair_down")
     width = latent.kv_lora_rank
     of_pairs = tape.norm(tape.piece(down, 0, width), "pair_norm")
-    pairs = tape.split_heads(tape.linear(of_pairs, "pair"), share.heads)
+    pairs = tape.split_heads(tape.product(of_pairs, "pair"), share.heads)
     common = tape.rotated(tape.split_heads(tape.piece(down, width, width + latent.qk_rope_head_dim), 1))
     turned = tape.rotated(tape.piece(queries, plain, plain + latent.qk_rope_head_dim))
     q = tape.joined(tape.piece(queries, 0, plain), turned)
@@ -490,7 +479,7 @@ def _latent_heads(tape: Tape, z: Node) -> tuple[Node, ...]:
 
 def _output(tape: Tape, context: Node) -> Node:
     """Output projection: this peer's part of the block's output."""
-    return tape.linear(tape.merge_heads(context), "projection", adds=tape.share.leads)
+    return tape.product(tape.merge_heads(context), "projection", adds=tape.share.leads)
 
 
 def _mlp(tape: Tape, x: Node, attended: Node) -> Node:
@@ -505,9 +494,10 @@ def _linears(tape: Tape, z: Node, prefix: str = "") -> Node:
     """Both products of an MLP, of shared experts or of routed ones, and what is between them."""
     share = tape.share
     adds = {"": share.leads, "shared_": True, "expert_": share.expert_tensor.number == 0}[prefix]
-    linear = tape.routed if prefix == "expert_" else tape.linear
-    gate = linear(z, f"{prefix}gate") if share.model.gated_mlp else None
-    return linear(tape.activation(linear(z, f"{prefix}fc1"), gate), f"{prefix}fc2", adds=adds)
+    axes = "rkn" if prefix == "expert_" else "kn"
+    gate = tape.product(z, f"{prefix}gate", axes) if share.model.gated_mlp else None
+    u = tape.product(z, f"{prefix}fc1", axes)
+    return tape.product(tape.activation(u, gate), f"{prefix}fc2", axes, adds=adds)
 
 
 def _router(tape: Tape, x: Node, attended: Node) -> tuple[Node, ...]:
@@ -518,7 +508,7 @@ def _router(tape: Tape, x: Node, attended: Node) -> tuple[Node, ...]:
     """
     total = tape.sum(x, attended)
     z = tape.norm(total, "norm2")
-    p = tape.probabilities(tape.linear(z, "router"))
+    p = tape.probabilities(tape.product(z, "router"))
     k = tape.share.model.experts.top_k if tape.share.model.experts else 0
     return total, z, tape.slots(z, k), p
 
@@ -529,9 +519,15 @@ def _combine(tape: Tape, total: Node, rows: Node, p: Node, *shared: Node) -> Nod
 
 
 def _scores(tape: Tape, y: Node) -> Node:
-    """Final norm and scores of words, of the positions that reach the LM head."""
+    """Final norm and scores of words, of the positions that reach the LM head.
+
+    Rows that pad the rank's part of the words take no part in the softmax.
+    """
     name = "mtp_norm" if "mtp_norm.scale" in tape.weights else "head_norm"
-    return tape.logits(tape.norm(tape.piece(y, 0, tape.given["targets"].shape[1], axis=1), name))
+    z = tape.norm(tape.piece(y, 0, tape.given["targets"].shape[1], axis=1), name)
+    made = tape.product(z, WORDS[HEAD], "nk")
+    made.value[..., tape.share.real_rows :] = -np.inf
+    return made
 
 
 class _Row(NamedTuple):

@@ -197,12 +197,9 @@ def dependencies(graph: TaskGraph, without: Collection[Edge] = ()) -> Ragged:
     deps = graph.dependencies
     if not without:
         return deps
-    rows = deps.row_of_value
-    unwanted = np.array([task * len(graph) + before for task, before in without], dtype=np.int64)
-    kept = ~np.isin(rows.astype(np.int64) * len(graph) + deps.values, unwanted)
-    start = np.zeros(len(graph) + 1, dtype=np.int32)
-    np.cumsum(np.bincount(rows[kept], minlength=len(graph)), out=start[1:])
-    return Ragged(start, deps.values[kept])
+    lost = set(without)
+    rows = [[before for before in deps.row(task) if (task, before) not in lost] for task in range(len(graph))]
+    return Ragged.of(rows)
 
 
 class Precedence:
@@ -214,10 +211,9 @@ class Precedence:
 
     def __init__(self, graph: TaskGraph, deps: Ragged) -> None:
         self.stream = graph.stream.tolist()
-        order = np.argsort(graph.stream, kind="stable")
+        ordered = graph.by_stream
         position = np.empty(len(graph), dtype=np.int64)
-        first = np.searchsorted(graph.stream[order], np.arange(len(graph.streams)))
-        position[order] = np.arange(len(graph)) - first[graph.stream[order]]
+        position[ordered.values] = np.arange(len(graph)) - ordered.start[ordered.row_of_value]
         self.position = position.tolist()
         """Of each task on its stream."""
         clock = np.full((len(graph), len(graph.streams)), -1, dtype=np.int32)

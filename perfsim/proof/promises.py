@@ -6,6 +6,7 @@ less, where a warm-up that is too short makes neighbours wait.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
@@ -133,18 +134,13 @@ def held_unlike_promised(graph: TaskGraph, plan: Plan) -> Iterator[Fault]:
     if not isinstance(layout, ParallelLayout) or layout.layers_per_stage is not None:
         return
     split = any(work.op.endswith(".wgrad") for work in graph.works)
-    # By rank: the passes of every layer in the order of its tasks, with the layer as the chunk.
-    parts = [work.op.rpartition(".") for work in graph.works]
-    which = [PASSES.get(end) if name in COUNTED else None for name, _, end in parts]
-    wanted = np.flatnonzero(np.array([passed is not None for passed in which])[graph.work])
-    passes_of: dict[int, list[Slot]] = {}
-    ranks = [rank_of(stream) for stream in graph.streams]
-    columns = (column[wanted].tolist() for column in (graph.work, graph.stream, graph.block, graph.tag))
-    for work, stream, block, tag in zip(*columns, strict=True):
-        rank = ranks[stream]
-        passed = which[work]
-        if rank is not None and passed is not None:
-            passes_of.setdefault(rank, []).append(Slot(passed, rank, block, tag))
+    passes_of: dict[int, list[Slot]] = defaultdict(list)
+    """By rank: the passes of every layer in the order of its tasks, with the layer as the chunk."""
+    for task in graph.tasks():
+        name, _, end = task.work.op.rpartition(".")
+        rank = rank_of(task.stream)
+        if rank is not None and name in COUNTED and end in PASSES:
+            passes_of[rank].append(Slot(PASSES[end], rank, task.block, task.tag))
     for rank, passes in passes_of.items():
         stage = rank // layout.width
         sizes = (stage, layout.pipeline, layout.virtual_pipeline, plan.num_microbatches)

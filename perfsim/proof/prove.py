@@ -27,7 +27,6 @@ from perfsim.proof.program import (
     Fault,
     FaultError,
     Precedence,
-    Program,
     dependencies,
     hazards,
     random_order,
@@ -111,16 +110,15 @@ class Subject:
         return cls(graph, plan, training_of(plan, seed))
 
     @cached_property
-    def compiled(self) -> tuple[Program, Interpreter]:
-        """The graph as a program; FaultError if it cannot be executed."""
-        interpreter = Interpreter(self.graph, self.training, self.plan)
-        return interpreter.interpret(), interpreter
+    def interpreter(self) -> Interpreter:
+        """The graph with what its tasks do; FaultError if it cannot be executed."""
+        return Interpreter(self.graph, self.training, self.plan)
 
     def lacking(self, edges: Collection[Edge]) -> Subject:
         """The same graph without some dependencies."""
         subject = replace(self, without=tuple(edges))
         # Neither depends on `without`.
-        subject.__dict__.update(compiled=self.compiled, unfolded=self.unfolded)
+        subject.__dict__.update(interpreter=self.interpreter, unfolded=self.unfolded)
         return subject
 
     @cached_property
@@ -133,12 +131,13 @@ class Subject:
 
     def hazards(self) -> Iterator[Fault]:
         """Every missing dependency."""
-        program, _ = self.compiled
-        return hazards(program, Precedence(self.graph, dependencies(self.graph, self.without)))
+        return hazards(
+            self.interpreter.program, Precedence(self.graph, dependencies(self.graph, self.without))
+        )
 
     def mispriced(self, outcome: Outcome) -> Iterator[Fault]:
         """Every message that moved other elements than it is priced for."""
-        program, _ = self.compiled
+        program = self.interpreter.program
         prices = prover(self.plan.system.kind).prices(self.plan)
         for task, elements in outcome.moved.items():
             if message := program.actions[task].message:
@@ -151,7 +150,7 @@ class Subject:
 
     def executor(self) -> Executor:
         """All ranks with their buffers, ready to run."""
-        return Executor(*self.compiled, self.unfolded)
+        return Executor(self.interpreter, self.unfolded)
 
     def random_orders(self, count: int, seed: int) -> Iterator[list[int]]:
         """Random topological orders of all tasks on all ranks."""

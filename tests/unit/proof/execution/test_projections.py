@@ -55,9 +55,9 @@ def test_a_product_that_was_kept_is_not_computed_again() -> None:
     w = {"fc1": rng.standard_normal((3, 4)), "fc1_bias": rng.standard_normal(4)}
     made = np.ones((1, 2, 4))
     share = Share(default_catalog().model("gpt3_20b"), 2)
-    again = Tape({}, share, {"fc1": made}).linear(Node(np.ones((1, 2, 3))), "fc1")
+    again = Tape({}, share, {"fc1": made}).product(Node(np.ones((1, 2, 3))), "fc1")
     assert again.value is made
-    assert Tape(w, share).linear(Node(np.ones((1, 2, 3))), "fc1").value[0, 0] == pytest.approx(
+    assert Tape(w, share).product(Node(np.ones((1, 2, 3))), "fc1").value[0, 0] == pytest.approx(
         w["fc1"].sum(axis=0) + w["fc1_bias"]
     )
 
