@@ -276,7 +276,8 @@ class _BlockLayout:
     """The named parts of one block in its flat vector."""
 
     def __init__(self, share: Share, block: int) -> None:
-        axes = share.axes(block)
+        self.share = share
+        axes = self.axes = share.axes(block)
         self.shapes = {name: tuple(map(share.length, of)) for name, of in axes.items()}
         self.sizes = {name: math.prod(shape) for name, shape in self.shapes.items()}
         ends = np.cumsum([0, *self.sizes.values()]).tolist()
@@ -289,10 +290,12 @@ class _BlockLayout:
             and not any(AXES[axis].divided for axis in of)
         ]
         """Tensors that every peer holds whole, of whose gradients each peer makes a summand."""
-        self.counted = self.flat(
-            (name, np.full(self.shapes[name], share.counts(name, axes[name]))) for name in axes
-        )
+
+    @cached_property
+    def counted(self) -> Floats:
         """1 for the entries that this rank counts in the norm of all gradients, 0 for the others."""
+        counts = ((name, self.share.counts(name, axes)) for name, axes in self.axes.items())
+        return self.flat((name, np.full(self.shapes[name], counted)) for name, counted in counts)
 
     def views(self, flat: Floats) -> Weights:
         """The named parts of a flat vector."""
