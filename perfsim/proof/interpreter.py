@@ -108,8 +108,6 @@ class _Update(NamedTuple):
     shard: bool
     gradient: Cell
     states: tuple[Cell, Cell]
-    clears: tuple[Cell, ...]
-    """Buffers of gradients that are zero afterwards."""
 
 
 class Interpreter:
@@ -566,7 +564,7 @@ class Interpreter:
         return total
 
     def data_reduce(self, task: Task) -> None:
-        """Sum gradients over the replicas; each keeps the whole or its shard.
+        """Sum gradients over the replicas; each keeps the whole, or its shard and clears the whole.
 
         Where several groups shard, the sum over a group is a part; shards are then summed over groups. A
         shard that leaves for the host takes turns with another in its buffers.
@@ -593,6 +591,7 @@ class Interpreter:
             if all(map(ranks.scatters, blocks)):  # added to those of earlier micro-batches
                 kept = written
         self.reductions[task.writes[0]] = dict(zip(blocks, written, strict=True))
+        cleared = sources if scatters and not ranks.scattered else []
         first = len(task.reads)
         count = len(blocks)
 
@@ -606,7 +605,8 @@ class Interpreter:
                     place = Place(len(members), index)
                     pairs = zip(blocks, totals, strict=True)
                     made = [layouts[block].shard(total, place) for block, total in pairs]
-                results.append((None, *(map(np.add, made, inputs[first + count :]) if kept else made)))
+                made = [*map(np.add, made, inputs[first + count :])] if kept else made
+                results.append((None, *made, *(np.zeros_like(total) for total in totals if cleared)))
             return results
 
         # Of layers only: the gradient of a tied embedding may still lack the other stage's part.
@@ -617,7 +617,8 @@ class Interpreter:
         ]
         content: Content = "shards" if across else "gradients"
         message = Message(content, "read", slice(first, first + count), tuple(blocks))
-        self.add(kernel, [*sources, *kept], written, joined=True, claims=claims, message=message)
+        outputs = [*written, *cleared]
+        self.add(kernel, [*sources, *kept], outputs, joined=True, claims=claims, message=message)
 
     def _blocks_to_sum(self, task: Task) -> list[int]:
         """The blocks whose gradients a reduction sums, among those that wait for one.
@@ -673,18 +674,15 @@ class Interpreter:
             self.on_host.discard(host)
             pairs += [host, left[block] if left else self.reduced(block)]
             self.on_host.add(host)
-        apart = [block for block in blocks if self.ranks.sharded(block) and not self.ranks.scattered]
-        cleared = [self.cell("gradient", block) for block in apart]
         first = len(task.reads)
 
-        def run(rank: int, *values: Any) -> tuple[Any, ...]:
+        def run(_: int, *values: Any) -> tuple[Any, ...]:
             results: list[Any] = [None]
             for host, part in zip(values[first::2], values[first + 1 :: 2], strict=True):
                 results += [host + part, np.zeros_like(part)]
-            layouts = self.ranks.share(rank).layouts
-            return *results, *(np.zeros(layouts[cell.number].size) for cell in cleared)
+            return tuple(results)
 
-        self.add(run, pairs, [*pairs, *cleared], anywhere=True)
+        self.add(run, pairs, pairs, anywhere=True)
 
     def host_load(self, task: Task) -> None:
         """Copy the host's weights to the device, a rank's shard or all."""
@@ -702,12 +700,9 @@ class Interpreter:
         """The updates of blocks, in the order in which their gradients were made."""
         updates = []
         for block in sorted(blocks, reverse=True):
-            shard = self.ranks.sharded(block)
-            gradient = self.reduced(block)
-            apart = shard and not (self.ranks.scatters(block) or hosted)
-            clears = (gradient, self.cell("gradient", block)) if apart else (gradient,)
             master = self.cell(HOST_WEIGHTS, block) if hosted else self.master(block)
-            updates.append(_Update(block, shard, gradient, (master, self.cell("moments", block)), clears))
+            states = master, self.cell("moments", block)
+            updates.append(_Update(block, self.ranks.sharded(block), self.reduced(block), states))
         return updates
 
     def _summed(self, rank: int, own: Sequence[_Update], values: Values) -> dict[int, Floats]:
@@ -762,12 +757,12 @@ class Interpreter:
         count = len(own)
         writes: list[Cell] = []
         claims = []
-        for block, shard, _, states, clears in own:
+        for block, shard, gradient, states in own:
             kind = " shard" if shard else ""
             place = len(task.writes) + len(writes)
             claims.append((place, Claim(f"weight gradient {CLIPPED}{kind}", block, self.step, -1)))
             claims.append((place + 1, Claim(f"weights{kind}", block, self.step, -1)))
-            writes += [self._record(block), *states, *clears]
+            writes += [self._record(block), *states, gradient]
             self.on_host.discard(self.cell(HOST_GRADIENT, block))
 
         def run(rank: int, *values: Any) -> tuple[Any, ...]:
@@ -777,10 +772,9 @@ class Interpreter:
             states = values[first + count :]
             results: list[Any] = [None]
             for number, update in enumerate(own):
-                gradient = factor * total[update.block]
-                size = self.ranks.share(rank).layouts[update.block].size
-                results += [gradient, *adam(states[2 * number], gradient, states[2 * number + 1])]
-                results += [np.zeros(len(gradient)), np.zeros(size)][: len(update.clears)]
+                used = factor * total[update.block]
+                updated = adam(states[2 * number], used, states[2 * number + 1])
+                results += [used, *updated, np.zeros_like(used)]
             return tuple(results)
 
         reads = [*(of.gradient for of in own), *(cell for of in own for cell in of.states)]
@@ -803,9 +797,9 @@ class Interpreter:
         """Copy weights to be sent, or optimizer states for an update, from flash to DRAM."""
         if task.work.category == "update":
             self.move([self.cell("moments in flash", task.block)], [self.cell("moments", task.block)])
-            return
-        message = Message("parameters", "made", blocks=(task.block,))
-        self.move([self.cell("weights in flash", task.block)], message=message)
+        else:
+            message = Message("parameters", "made", blocks=(task.block,))
+            self.move([self.cell("weights in flash", task.block)], message=message)
 
     def flash_write(self, task: Task) -> None:
         """Copy updated states from DRAM to flash; words that embedding and LM head share for both."""
