@@ -190,11 +190,11 @@ class MutationTally:
 
     def classes(self) -> list[dict[str, Any]]:
         """Explained faults by reason."""
-        by_reason = {
-            reason: [name for name in self.survivors if re.match(pattern, name)]
-            for pattern, reason in EXPLAINED.items()
-        }
-        return [{"why": why, "count": len(of), "example": of[0]} for why, of in by_reason.items() if of]
+        classes = []
+        for pattern, reason in EXPLAINED.items():
+            if names := [name for name in self.survivors if re.match(pattern, name)]:
+                classes.append({"why": reason, "count": len(names), "example": names[0]})
+        return classes
 
 
 def try_all(subject: Subject, every: int = 1, first: int = 0) -> MutationTally:

@@ -161,14 +161,10 @@ class Interpreter:
         self.slots: dict[Cell, Cell] = {}
         """Where gathered weights, copied shards, gradients in buckets or of streamed blocks are now."""
         self.partial: dict[int, _Partial] = {}
-        self.begun: dict[tuple[int, int], tuple[int, int]] = {}
-        """Step and micro-batch of the latest gradient of a block."""
-        self.pending: dict[int, dict[int, None]] = defaultdict(dict)
-        """Blocks of each device whose gradients wait for their reduction."""
+        self.pending: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
+        """Blocks of each device whose gradients wait for a reduction, with step and micro-batch of these."""
         self.reductions: dict[int, dict[int, Cell]] = {}
         """Where every reduction leaves the gradients of its blocks, by the tensor that it writes."""
-        self.norms: set[int] = set()
-        """Tensors with the norm of gradients."""
         self.on_host: set[Cell] = set()
         """Gradients that left their device."""
         for task in graph.tasks():
@@ -244,6 +240,11 @@ class Interpreter:
         """Whether a copy takes a tensor of activations off its device, or back."""
         return task.work.name == ACTIVATIONS or (task.work.category == "spill" and not self.spilled_whole)
 
+    def read_as(self, name: str) -> list[int]:
+        """The places of tensors with a name among those that the present task reads."""
+        cells = [self.handles.get(handle, (None,))[0] for handle in self.task.reads]
+        return [place for place, cell in enumerate(cells) if cell and self.program.labels[cell] == name]
+
     def blocks_of(self, task: Task, count: int = 1) -> list[int]:
         """The blocks of this device that a task is about: so many layers, embedding and LM head, or all.
 
@@ -284,13 +285,12 @@ class Interpreter:
         turn.
         """
         if self.ranks.streams:
-            tensors = [self.handles[handle][0] for handle in self.task.reads if handle in self.handles]
-            earlier = [cell for cell in tensors if self.program.labels[cell] == "gradients"]
-            return _Target(block, earlier[0] if earlier else None, None)
-        self.pending[self.place][block] = None
+            earlier = self.read_as("gradients")
+            return _Target(block, self.handles[self.task.reads[earlier[0]]][0] if earlier else None, None)
+        waiting = self.pending[self.place]
         present = self.step, self.task.tag
-        begins = self.begun.get((self.place, block)) != present
-        self.begun[self.place, block] = present
+        begins = waiting.get(block) != present
+        waiting[block] = present
         scatters = self.ranks.scatters(block)
         if begins and scatters and block >= 0 and self.layout.zero_stage == GRADIENTS_SHARDED:
             name = "slot of gradients" if block < EXPERTS else "slot of gradients of experts"
@@ -726,7 +726,7 @@ class Interpreter:
 
     def norm(self, task: Task) -> None:
         """The norm of this device's gradients summed over peers, or that of other norms over devices."""
-        across = not self.norms.isdisjoint(task.reads)
+        across = bool(self.read_as("norm"))
         own = [] if across else self._updates(self.homes[self.place])
         count = len(task.reads)
 
@@ -737,7 +737,6 @@ class Interpreter:
             ]
             return [(sum(totals),)] * len(members)
 
-        self.norms.add(task.writes[0])
         whole = (across or self.layout.pipeline == 1) and math.isfinite(self.training.max_norm)
         claims = [(0, Claim(NORM, WHOLE_DEVICE, self.step, -1))] if whole else []
         gradients = [update.gradient for update in own]
@@ -751,7 +750,7 @@ class Interpreter:
         of its own gradients.
         """
         hosted = task.work.op in UPDATES
-        norm = next((place for place, handle in enumerate(task.reads) if handle in self.norms), None)
+        norm = next(iter(self.read_as("norm")), None)
         own = self._updates(self.blocks_of(task) if hosted else self.homes[self.place], hosted=hosted)
         first = len(task.reads)
         count = len(own)

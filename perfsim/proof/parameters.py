@@ -10,14 +10,14 @@ an equal part of each of its named tensors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from perfsim.base.arrays import Floats, Ints
+from perfsim.base.arrays import Floats
 from perfsim.specs.model import Experts, LatentAttention, TransformerConfig, layer_kinds
 from perfsim.work import EMBEDDING, HEAD
 
@@ -313,26 +313,19 @@ class _BlockLayout:
         """The flat vector of gradients, computed now; those of other blocks' weights are left out."""
         return self.flat((name, gradient()) for name, gradient in gradients if name in self.parts)
 
-    @lru_cache(maxsize=64)  # noqa: B019 - layouts live as long as the program that made them
-    def _shard_index(self, shards: int) -> Ints:
-        """Row d: positions of shard d's entries in the flat vector; `size` marks padding."""
-        rows = []
-        for name, part in self.parts.items():
-            count = -(-self.sizes[name] // shards) * shards
-            places = np.full(count, self.size, dtype=np.int64)
-            places[: self.sizes[name]] = np.arange(part.start, part.stop)
-            rows.append(places.reshape(shards, -1))
-        return np.concatenate(rows, axis=1)
-
     def shard(self, flat: Floats, place: Place) -> Floats:
-        """One of equal parts of each named tensor."""
-        return np.asarray(np.append(flat, 0.0)[self._shard_index(place.of)[place.number]])
+        """One of equal parts of each named tensor, padded with zeros."""
+        padded = []
+        for name, part in self.parts.items():
+            padded.append(np.zeros((place.of, -(-self.sizes[name] // place.of))))
+            padded[-1].ravel()[: self.sizes[name]] = flat[part]
+        return np.concatenate([parts[place.number] for parts in padded])
 
-    def whole(self, parts: list[Floats]) -> Floats:
+    def whole(self, shards: Sequence[Floats]) -> Floats:
         """The flat vector of all shards."""
-        result = np.empty(self.size + 1)
-        result[self._shard_index(len(parts))] = np.stack(parts)
-        return result[:-1]
+        rows = np.stack(shards)
+        parts = {name: rows[:, self.part_of_shard(name, len(shards))] for name in self.sizes}
+        return np.concatenate([parts[name].ravel()[:size] for name, size in self.sizes.items()])
 
     def part_of_shard(self, name: str, shards: int) -> slice:
         """Position of a named tensor in a shard."""
