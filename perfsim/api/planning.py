@@ -16,7 +16,7 @@ from perfsim.studies.answers import values_of
 from perfsim.studies.batches import Target
 from perfsim.studies.executors import executor_for
 from perfsim.studies.scaling import Matched
-from perfsim.studies.shortlist import SHOWN, Objective, Planned, plan_layouts, plan_on
+from perfsim.studies.shortlist import SHOWN, Objective, Planned, plan_on
 from perfsim.studies.spec import ConvergenceSpec
 
 
@@ -44,10 +44,7 @@ def plan(
     if not (isinstance(count, int) and count >= 1):
         raise InputError(f"shown: {shown!r} is not a whole number of layouts, 1 or more")
     question = question_of(given, catalog, "plan")
-    if scheduler is None:
-        planned = plan_layouts(question, objective, shown)
-    else:
-        planned = plan_on(executor_for(1, scheduler), question, objective, shown)
+    planned = plan_on(executor_for(1, scheduler), question, objective, shown)
     return PlanAnswer(**values_of(planned))
 
 

@@ -252,6 +252,7 @@ class GpuCosts(GpuKernels, Costs):
         self.collectives = CollectiveModel.of_tree(topology)
         self.host = HostCosts(topology)
         self._works: dict[Work, float] = {}
+        self._bytes_s: dict[Work, float] = {}
         self._bounds: dict[Work, Shares] = {}
         self._groups: dict[RankGroup, Group] = {}
 
@@ -285,10 +286,14 @@ class GpuCosts(GpuKernels, Costs):
             if work.kind.is_communication:
                 alike.setdefault((*self._collective(work), work.fan_out), []).append(work)
         for (op, group, fan_out), members in alike.items():
-            sizes = [work.comm_bytes for work in members]
-            seconds = self.collectives.time_s(op, np.array(sizes), group, fan_out)
-            for work, device_s in zip(members, seconds.tolist(), strict=True):
-                self._works[work] = self._with_host(self._exposed_s(work, device_s), COLLECTIVE_LAUNCHES)
+            sizes = np.array([work.comm_bytes for work in members])
+            seconds = self.collectives.seconds(op, sizes, group, fan_out)
+            parts_s = seconds.total_s.tolist(), seconds.bytes_s.tolist()
+            for work, alone_s, bytes_s in zip(members, *parts_s, strict=True):
+                exposed_s = self._exposed_s(work, alone_s)
+                self._works[work] = self._with_host(exposed_s, COLLECTIVE_LAUNCHES)
+                # Of what a product hides, bytes have the same share as of the whole.
+                self._bytes_s[work] = bytes_s / alone_s * exposed_s if alone_s > 0.0 else 0.0
         for work in new:
             self.duration_s(work)
         return np.fromiter(map(self._works.__getitem__, works), np.float64, len(works))
@@ -306,19 +311,10 @@ class GpuCosts(GpuKernels, Costs):
         return max(0.0, chunk_s + (chunks - 1) * beside_s - self.kernel_s(product))
 
     def latency_s(self, work: Work, /) -> float:
-        """Latency of a communication, without the time of its bytes: hops and the host.
-
-        Where a product hides a part of a collective, its bytes have the same share of what stays exposed.
-        """
+        """Latency of a communication, without the time of its bytes: hops and the host."""
         if work.op in HOST_OPERATIONS:
             return self.host.latency_s(work.op)
-        op, group = self._collective(work)
-        alone = self.collectives.seconds(op, np.array([work.comm_bytes]), group, work.fan_out)
-        alone_s = float(alone.total_s[0])
-        if alone_s <= 0.0:
-            return self.duration_s(work)
-        bytes_s = float(alone.bytes_s[0]) / alone_s * self._exposed_s(work, alone_s)
-        return max(0.0, self.duration_s(work) - bytes_s)
+        return max(0.0, self.duration_s(work) - self._bytes_s[work])
 
     def taken(self, work: Work, /) -> Shares:
         """Compute units of a collective kernel, and its reads and writes over the achieved bandwidth.

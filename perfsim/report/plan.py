@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -261,7 +262,7 @@ def plan_document(planned: Planned) -> dict[str, Any]:
         "tried_batches": planned.tried_batches,
     }
     if above := planned.above_limit:
-        document["above_limit"] = {name: getattr(above, name) for name in ("layout", "gain", "memory_share")}
+        document["above_limit"] = asdict(above)
     if experiment := planned.experiment:
         names = ("steps", "ratio", "ratio_error", "device_hours")
         trials = [

@@ -283,8 +283,8 @@ def cost_curve(table: Table) -> go.Figure:
 
 def _matches(result: SweepResult) -> Iterator[Section]:
     for number, (forward, backward) in enumerate(result.equal_times):
-        first = forward[0].series.devices_noun
-        rival = backward[0].series.devices_noun
+        first = forward[0].series.first.devices_noun
+        rival = backward[0].series.first.devices_noun
         slug = f"equals-{number}" if number else "equals"
         heading = f"Equally fast: {first}, {rival}" if number else "Equally fast machines"
         yield Section(
@@ -308,7 +308,7 @@ def _matches(result: SweepResult) -> Iterator[Section]:
 
 def _matches_table(matches: Sequence[Match]) -> Table:
     """For each machine, how many devices of another one are as fast."""
-    noun = matches[0].series.devices_noun
+    noun = matches[0].series.first.devices_noun
     rows = []
     for match in text.thinned(matches, MAX_ROWS):
         ends = (match.equal.low, match.equal.typical, match.equal.high)
@@ -349,8 +349,8 @@ def _equal_time(forward: Sequence[Match], backward: Sequence[Match]) -> go.Figur
     `forward` matches the other machine's counts by the first, `backward` the first's by the other. The bands
     are vertical for the former and horizontal for the latter.
     """
-    first = forward[0].series.devices_noun
-    rival = backward[0].series.devices_noun
+    first = forward[0].series.first.devices_noun
+    rival = backward[0].series.first.devices_noun
     directions = (
         (forward, draw.BLUE, "circle", "error_y", f"counts of {rival}"),
         (backward, draw.VERMILLION, "square", "error_x", f"counts of {first}"),
@@ -368,7 +368,7 @@ def _equal_time(forward: Sequence[Match], backward: Sequence[Match]) -> go.Figur
                 counts.append(match.rival.num_devices)
                 cells.append(Cell(middle, (low, high)))
                 took = text.duration(match.rival.target_time.time_s)
-                noun = match.series.devices_noun
+                noun = match.series.first.devices_noun
                 hover.append(text.esc(f"{match.rival.machine} ({took}): {text.number(middle)} {noun}"))
         if cells:
             numbers = [cell.number for cell in cells]

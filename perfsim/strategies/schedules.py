@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache, partial
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -303,22 +304,16 @@ def _interleaved(pipeline: int, virtual: int, microbatches: int) -> list[StageOr
             f"interleaved needs micro-batches ({microbatches}) in multiples of pipeline ({pipeline})"
         )
     total = microbatches * virtual
-    group = pipeline * virtual
-
-    def slot(which: Pass, stage: int, index: int) -> Slot:
-        chunk = index % group // pipeline
-        if which == "B":
-            chunk = virtual - 1 - chunk
-        return Slot(which, stage, chunk, index // group * pipeline + index % pipeline)
-
+    indices = [divmod(index, pipeline * virtual) for index in range(total)]
+    turns = [(rest // pipeline, group * pipeline + rest % pipeline) for group, rest in indices]
     orders: list[StageOrder] = []
     for stage in range(pipeline):
+        forwards = [Slot("F", stage, chunk, number) for chunk, number in turns]
+        backwards = [Slot("B", stage, virtual - 1 - chunk, number) for chunk, number in turns]
         warm_up = total if microbatches == pipeline else (pipeline - stage - 1) * 2 + (virtual - 1) * pipeline
         warm_up = min(warm_up, total)
-        orders.append([slot("F", stage, index) for index in range(warm_up)])
-        for index in range(total - warm_up):
-            orders[-1] += [slot("F", stage, index + warm_up), slot("B", stage, index)]
-        orders[-1] += [slot("B", stage, index) for index in range(total - warm_up, total)]
+        steady = chain.from_iterable(zip(forwards[warm_up:], backwards, strict=False))
+        orders.append([*forwards[:warm_up], *steady, *backwards[total - warm_up :]])
     return orders
 
 

@@ -87,14 +87,10 @@ class Production:
         of_runs = ", as in published production runs" if self == Production.recorded() else ""
         return f"{self.text} of the rate of healthy steps{of_runs}"
 
-    def time_s(self, healthy_s: float) -> float:
-        """The time of steps at the production rate."""
-        return healthy_s / self.ratio
-
     def band_s(self, healthy_s: float, band_s: tuple[float, float]) -> tuple[float, float]:
         """The band of that time: band and range combine in quadrature in log time, as independent errors."""
         low, high = self.range
-        middle_s = self.time_s(healthy_s)
+        middle_s = healthy_s / self.ratio
         down = math.hypot(math.log(healthy_s / band_s[0]), math.log(high / self.ratio))
         up = math.hypot(math.log(band_s[1] / healthy_s), math.log(self.ratio / low))
         return middle_s * math.exp(-down), middle_s * math.exp(up)
@@ -168,7 +164,7 @@ class Answer(Prediction):
     @property
     def production_time_s(self) -> float | None:
         """Time to the target at the production rate."""
-        return None if self.production is None else self.production.time_s(self.time.time_s)
+        return None if self.production is None else self.time.time_s / self.production.ratio
 
     @property
     def production_band_s(self) -> tuple[float, float] | None:
@@ -248,12 +244,18 @@ class PointResult(Point):
         """The name of its variant; empty if the sweep has none."""
         return str(self.settings.get(VARIANT, ""))
 
+    def setting(self, path: str, otherwise: str | None = None) -> str:
+        """The value of a setting as text."""
+        return setting_text(self.settings.get(path, otherwise))
+
+    def settings_but(self, *paths: str | None) -> Circumstances:
+        """The settings at all other paths."""
+        return tuple((path, self.setting(path)) for path in self.settings if path not in paths)
+
     @property
     def circumstances(self) -> Circumstances:
         """The settings except the batch, which the trainer chooses."""
-        return tuple(
-            (path, setting_text(value)) for path, value in self.settings.items() if path not in BATCH_PATHS
-        )
+        return self.settings_but(*BATCH_PATHS)
 
     @property
     def named(self) -> str:
@@ -265,7 +267,7 @@ class PointResult(Point):
         """The global batch; without a plan the one the grid asked for, empty if it varies none."""
         if self.answer is not None:
             return setting_text(self.answer.global_batch_size)
-        return next((setting_text(self.settings[path]) for path in BATCH_PATHS if path in self.settings), "")
+        return next((self.setting(path) for path in BATCH_PATHS if path in self.settings), "")
 
     def as_dict(self) -> dict[str, Any]:
         """Under the names of the JSON interface; without a feasible plan `reasons` replace metrics."""

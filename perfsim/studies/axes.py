@@ -17,7 +17,7 @@ from perfsim.base.spec import CatalogSpec, FolderName, Spec
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import YAML_CONTEXT
 from perfsim.catalog import Catalog, LocatedMapping, default_catalog, load_mapping, parse_file
-from perfsim.catalog.reader import MOST_PROBLEMS, complaints, in_order, is_named, members
+from perfsim.catalog.reader import MOST_PROBLEMS, complaints, in_order, is_named, members, value_at
 from perfsim.catalog.yaml_tree import Mark, Node
 from perfsim.engine.limits import present_limits
 from perfsim.prediction.question import changed_part, changes_by_root, misplaced, priced_part
@@ -143,39 +143,22 @@ def _read_axes(mapping: LocatedMapping, spec: SweepSpec) -> tuple[dict[str, list
     return groups, problems
 
 
-def _wrong_machines(axis: _Axis, candidate: CandidateSpec, catalog: Catalog) -> list[Problem]:
-    """What is wrong in an axis over strategies, systems or numbers of devices."""
-    problems = []
-    for node in axis.nodes:
-        try:
-            if axis.path == "strategy":
-                strategy(str(node.value))
-            elif axis.path == "system":
-                catalog.system(str(node.value))
-            else:
-                counts = node if node.sequence else Node(node.mark, [node])
-                problems += _refused(type(candidate), ["devices"], counts, axis)
-        except InputError as error:
-            problems += _placed(node.mark, axis.path, error)
-    return problems
-
-
-def _wrong_field(
+def _wrong_values(
     axis: _Axis, study: StudySpec, candidates: Sequence[CandidateSpec], catalog: Catalog
 ) -> list[Problem]:
-    """What is wrong in an axis over fields of the study or of systems, one of which must have the field."""
+    """What is wrong in an axis: its path, which the study or one of the systems must have, or its values."""
     root, _, inner = axis.path.partition(".")
     owner: BaseModel = study
     path = study_path(axis.path)
-    if root == "system":
-        if not candidates:
-            return []
+    if root in MACHINE_ROOTS and inner and root != "system":
+        return [axis.problem(f"`{axis.path}` is not a field", f"did you mean `{root}`?")]
+    if root == "system" and inner and not candidates:
+        return []
+    if root == "system" and inner:
         path = inner
         owner = max((known.system for known in candidates), key=lambda system: _reached(system, inner)[0])
     elif root == "runtime" and inner:
         owner, path = study.runtime_of(study.candidates[0]), inner
-    elif root in MACHINE_ROOTS:
-        return [axis.problem(f"`{axis.path}` is not a field", f"did you mean `{root}`?")]
     elif root in CandidateSpec.model_fields:
         owner = study.candidates[0]
     count, record, index = _reached(owner, path)
@@ -186,17 +169,19 @@ def _wrong_field(
         except CatalogError as error:
             return _placed(axis.key, axis.where, error)
         return [axis.problem(f"`{axis.path}` is not a field", "")]
-    problems = []
     annotation = record.model_fields[parts[index]].annotation
     named = index == len(parts) - 1 and any(is_named(member) for member in members(annotation))
+    problems = []
     for node in axis.nodes:
-        if named and isinstance(node.value, str):
-            try:
-                catalog.override(owner, {path: node.value})
-            except CatalogError as error:
-                problems += _placed(node.mark, axis.where, error)
-        else:
-            problems += _refused(record, parts[index:], node, axis)
+        try:
+            if axis.path == "strategy":
+                strategy(str(node.value))
+            elif named and isinstance(node.value, str):
+                value_at(type(owner), path, node.value, catalog)
+            else:
+                _must_suit(record, parts[index:], node, axis)
+        except InputError as error:
+            problems += _placed(node.mark, axis.where, error)
     return problems
 
 
@@ -227,8 +212,8 @@ def _suits(path: str, candidate: CandidateSpec) -> bool:
     return root != "system" or not inner or _reached(candidate.system, inner)[0] == inner.count(".") + 1
 
 
-def _refused(owner: type[BaseModel], parts: Sequence[str], node: Node, axis: _Axis) -> list[Problem]:
-    """A field's own complaints about a value in YAML form, where quantities need units."""
+def _must_suit(owner: type[BaseModel], parts: Sequence[str], node: Node, axis: _Axis) -> None:
+    """CatalogError with a field's own complaints about a value in YAML form, where quantities need units."""
     model = _model_of(owner, parts[0])
     for part in reversed(parts):
         node = Node(node.mark, {part: node})
@@ -237,11 +222,12 @@ def _refused(owner: type[BaseModel], parts: Sequence[str], node: Node, axis: _Ax
     except ValidationError as error:
         complained = complaints(error, model, node)
         words = (problem.message.partition(": ")[2] or problem.message for problem in complained)
-        return [
-            replace(problem, message=f"{axis.where}: {axis.path}: {said}")
-            for problem, said in zip(complained, words, strict=True)
-        ]
-    return []
+        raise CatalogError(
+            [
+                replace(problem, message=f"{axis.where}: {axis.path}: {said}")
+                for problem, said in zip(complained, words, strict=True)
+            ]
+        ) from None
 
 
 @cache
@@ -401,14 +387,14 @@ def _expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple
         given = variants[name].candidates or spec.grid.candidates or spec.study.candidates
         for axis in axes:
             if axis.of_machine:
-                problems += _wrong_machines(axis, given[0], catalog)
+                problems += _wrong_values(axis, spec.study, given, catalog)
         if problems:
             continue
         varied = [axis for axis in (*grid, *axes) if axis.of_machine]
         machines[name] = [machine for known in given for machine in _machines(known, varied, catalog)]
         for axis in axes:
             if not axis.of_machine and len(problems) < MOST_PROBLEMS:
-                problems += _wrong_field(axis, spec.study, machines[name], catalog)
+                problems += _wrong_values(axis, spec.study, machines[name], catalog)
     if unread or problems:
         raise CatalogError(in_order([*unread, *problems]))
     changer = _Changer(catalog)

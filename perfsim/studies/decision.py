@@ -54,7 +54,7 @@ def first_and_rival(candidates: Sequence[Row]) -> tuple[Row, Row | None] | None:
     if not arriving:
         return None
     first, *others = sorted(arriving, key=lambda row: row.time.time_s)
-    others = [row for row in others if not _is_same_plan(row, first)]
+    others = [row for row in others if _plan_of(row) != _plan_of(first)]
     unlike = [row for row in others if (row.strategy, row.system) != (first.strategy, first.system)]
     return first, next(iter([*unlike, *others]), None)
 
@@ -64,13 +64,9 @@ def _plan_of(row: Answer) -> str:
     return str([row.system, row.num_devices, row.global_batch_size, row.layout, row.step_time_s])
 
 
-def _is_same_plan(row: Answer, first: Answer) -> bool:
-    return _plan_of(row) == _plan_of(first) and row.time.time_s == first.time.time_s
-
-
 def ratio_of(row: Answer, first: Answer) -> RatioBand:
     """The 90 % band of the ratio of two times; on one system a part of the step-time error cancels."""
-    if row.time is first.time or _is_same_plan(row, first):
+    if row.time is first.time or _plan_of(row) == _plan_of(first):
         return RatioBand(1.0, 1.0, 1.0)
     return row.time.ratio_to(first.time, same_machine=row.system == first.system)
 
@@ -89,7 +85,7 @@ def verdict(candidates: Sequence[Answer]) -> str:
         return "No candidate reaches the target."
     first, rival = pair
     reach = verb(first.num_devices, "reach", "reaches")
-    alike = [row.label for row in candidates if row is not first and _is_same_plan(row, first)]
+    alike = [row.label for row in candidates if row is not first and _plan_of(row) == _plan_of(first)]
     said = f"; the same layout answers {', '.join(alike)}" if alike else ""
     trust = confidence(shared_caveats([first] if rival is None else [first, rival]))
     trust = f"; {trust}" if trust else ""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from perfsim.base.errors import CatalogError, InputError, LayoutError, PlanError, Problem
+from perfsim.base.errors import CatalogError, InputError, LayoutError, PerfsimError, PlanError, Problem
 from perfsim.base.text import did_you_mean
 from perfsim.catalog import Catalog, LocatedMapping, default_catalog, load_mapping, parse_file
 from perfsim.catalog.catalog import complaints_of
@@ -48,6 +48,11 @@ def load_study(name_or_path: str, catalog: Catalog | None = None) -> StudySpec:
     return study
 
 
+def _at(mapping: LocatedMapping, path: Loc, error: PerfsimError) -> list[Problem]:
+    """The problems of an error at the value with this path."""
+    return [mapping.problem(path, problem.message, problem.help) for problem in error.problems]
+
+
 def _check_machines(study: StudySpec, mapping: LocatedMapping) -> None:
     """Refuse numbers of devices that a system cannot have, and fixed layouts where none can be run.
 
@@ -67,19 +72,17 @@ def _check_machines(study: StudySpec, mapping: LocatedMapping) -> None:
             try:
                 question = point.checked()
             except InputError as error:
-                at: Loc = ("candidates", line, "devices", number)
-                devices += [mapping.problem(at, problem.message, problem.help) for problem in error.problems]
+                devices += _at(mapping, ("candidates", line, "devices", number), error)
                 continue
-            illegal: Sequence[Problem] = ()
+            layouts.append([])
             if question.given_layout is not None and study.batch_sizes != "auto":
                 refused = [refusal(question.at(batch)) for batch in study.batch_sizes]
                 # A lack of constants for a price is said when the candidate is answered.
-                wrong = [error.problems for error in refused if isinstance(error, LayoutError)]
-                illegal = wrong[0] if len(wrong) == len(refused) else ()
-            at = ("candidates", line, "layout")
-            layouts.append([mapping.problem(at, problem.message, problem.help) for problem in illegal])
+                wrong = [error for error in refused if isinstance(error, LayoutError)]
+                if len(wrong) == len(refused):
+                    layouts[-1] = _at(mapping, ("candidates", line, "layout"), wrong[0])
     if all(layouts):
-        devices += [problem for problems in layouts for problem in problems]
+        devices += chain(*layouts)
     if devices:
         raise CatalogError(list(dict.fromkeys(devices)))
 
@@ -114,8 +117,7 @@ def _check_loss(study: StudySpec, mapping: LocatedMapping) -> None:
     try:
         Target.of(study.model, study.recipe, study.convergence)
     except (InputError, PlanError) as error:
-        where = ("recipe", "target_loss")
-        problems = [mapping.problem(where, problem.message, problem.help) for problem in error.problems]
+        problems = _at(mapping, ("recipe", "target_loss"), error)
         if isinstance(error, PlanError):
             raise PlanError([str(problem) for problem in problems]) from None
         raise CatalogError(problems) from None

@@ -47,7 +47,7 @@ from perfsim.studies.executors import (
     attempt,
     executor_for,
 )
-from perfsim.studies.spec import Digests, Point, StudySpec
+from perfsim.studies.spec import Point, StudySpec, digests
 from perfsim.studies.store import Store, Stored
 from perfsim.studies.timeline import timeline
 from perfsim.studies.trust import shared_caveats
@@ -115,12 +115,12 @@ def answer_point(
     if parts and production:
         notes.append(COVERED_ONCE)
     row = {**values_of(prediction), "notes": tuple(notes), "whole_run": parts, "production": production}
+    answer = Answer(**row, time=time)
     if not deep:
-        return Answer(**row, time=time)
+        return answer
     points = [chosen] if curve is None else curve.points
-    return Answer(
-        **row,
-        time=time,
+    return replace(
+        answer,
         batch_curve=tuple(chosen if tried.global_batch_size == best else tried for tried in points),
         timeline=timeline(evaluation),
         timeline_devices=len(
@@ -144,22 +144,18 @@ def _disturbed(evaluation: Evaluation, spec: PerturbationSpec, label: str) -> Ev
     plan = evaluation.plan
     topology = plan.topology
     last = topology.num_devices - 1
-    stragglers = [straggler for straggler in spec.stragglers if straggler.rank <= last]
+    stragglers = [straggler for straggler in spec.stragglers if straggler.rank < last]
+    at_last = [straggler for straggler in spec.stragglers if straggler.rank == last]
     beyond = [straggler for straggler in spec.stragglers if straggler.rank > last]
-    remarks = [
-        f"perturbed: rank {straggler.rank} does not exist; rank {last} is slow instead"
-        for straggler in beyond
-    ]
+    remarks = [f"perturbed: rank {slow.rank} does not exist; rank {last} is slow instead" for slow in beyond]
     if beyond:
         # Several stragglers at one rank multiply.
-        at_last = math.prod(straggler.factor for straggler in stragglers if straggler.rank == last)
-        slowest = max(at_last, *(straggler.factor for straggler in beyond))
-        stragglers = [straggler for straggler in stragglers if straggler.rank != last]
-        stragglers.append(StragglerSpec(rank=last, factor=slowest))
+        product = math.prod(straggler.factor for straggler in at_last)
+        at_last = [StragglerSpec(rank=last, factor=max(product, *(slow.factor for slow in beyond)))]
     addressed = [link for link in spec.links if link.system in (None, topology.system.name)]
     links = tuple(link for link in addressed if topology.links_named(link.link))
     remarks += [f"perturbed: this system has no link {link.link}" for link in addressed if link not in links]
-    applicable = spec.model_copy(update={"stragglers": tuple(stragglers), "links": links})
+    applicable = spec.model_copy(update={"stragglers": (*stragglers, *at_last), "links": links})
     try:
         disturbed = perturbed(evaluation, applicable)
     except InputError as error:
@@ -204,11 +200,10 @@ def run_study(
             outcomes.update(finished)
     except LimitError as limit:
         stopped = limit
-    missing = stopped or PerfsimError("was not answered")
     answered: list[tuple[Point, Answer]] = []
     refused: list[tuple[Point, PerfsimError]] = []
     for number, point in enumerate(points):
-        outcome = outcomes.get(number, missing)
+        outcome = outcomes.get(number, stopped or PerfsimError("was not answered"))
         if isinstance(outcome, PerfsimError):
             refused.append((point, outcome))
         else:
@@ -316,7 +311,7 @@ def _result(
         resilience=tuple(row.resilience for row in candidates if row.resilience is not None),
         perturbed="" if spec.perturbations is None else spec.perturbations.text,
         decision=decision,
-        inputs_digest=Digests().of(spec),
+        inputs_digest=digests([spec])[0],
         stopped=stopped,
     )
 
@@ -364,8 +359,7 @@ class SweepPlan:
 
 def plan_sweep(sweep: Sweep, store_path: Path, jobs: int | None = None) -> SweepPlan:
     """How many points a sweep has, how many are stored, and an estimate of the time for the others."""
-    digests = Digests()
-    points = {digests.of(point.study): point for point in sweep.points}
+    points = dict(zip(digests(point.study for point in sweep.points), sweep.points, strict=True))
     stored: dict[str, Stored] = {}
     if store_path.exists():
         with Store(store_path) as store:
@@ -401,8 +395,7 @@ def run_sweep(
     SweepInterrupted at Ctrl-C, LimitError at a limit and PerfsimError where the scheduler goes away; all
     finished points are kept.
     """
-    digests = Digests()
-    keys = [digests.of(point.study) for point in sweep.points]
+    keys = digests(point.study for point in sweep.points)
     points = dict(zip(keys, sweep.points, strict=True))
     reader = _Reader()
     executor = None

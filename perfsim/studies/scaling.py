@@ -9,6 +9,7 @@ from typing import Self
 
 from perfsim.base.errors import InputError, LayoutError, PerfsimError, PlanError
 from perfsim.base.sizes import MOST_DEVICES
+from perfsim.convergence.critical_batch import CriticalBatch
 from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy
 from perfsim.costs.wafer import HIDES
 from perfsim.engine.limits import present_limits
@@ -148,14 +149,14 @@ class Series:
         return self.points[-1]
 
     @property
+    def target(self) -> tuple[CriticalBatch, float]:
+        """What ends its runs: the critical batch and the tokens."""
+        return self.first.target_time.critical, self.first.target_time.d_min_tokens
+
+    @property
     def machine(self) -> tuple[str, str]:
         """Strategy and system."""
         return self.first.strategy, self.first.system
-
-    @property
-    def devices_noun(self) -> str:
-        """Several of its devices, such as `CS-2`."""
-        return self.first.devices_noun
 
     @property
     def circumstance(self) -> str:
@@ -165,7 +166,7 @@ class Series:
     @property
     def several(self) -> str:
         """`CS-2 with software release r1.7`."""
-        return " with ".join(filter(None, [self.devices_noun, self.circumstance]))
+        return " with ".join(filter(None, [self.first.devices_noun, self.circumstance]))
 
     @property
     def label(self) -> str:

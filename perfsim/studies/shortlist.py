@@ -177,19 +177,12 @@ class Entry:
 class AboveLimit:
     """The fastest layout of all that fit, where it lies above the memory limit."""
 
-    plan: Plan = field(repr=False)
+    layout: Mapping[str, Any]
+    """Settings by their YAML names."""
     gain: float
     """Share of the step that it would save, by the closed form."""
-
-    @property
-    def layout(self) -> dict[str, Any]:
-        """Settings by their YAML names."""
-        return self.plan.layout.as_dict(self.plan.num_microbatches)
-
-    @property
-    def memory_share(self) -> float:
-        """Share of a device's memory that is used."""
-        return self.plan.memory_share
+    memory_share: float
+    """Share of a device's memory that is used."""
 
 
 @dataclass(frozen=True)
@@ -282,14 +275,17 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
         if run.step_time_s / first.step_time_s > 1.0 + error:
             continue
         prediction = Prediction.of(run, question.allowed_share, batch_caveats(question))
-        settings = prediction.layout.items()
         entries.append(
             Entry(
                 prediction=prediction,
                 step_time_band_s=run.band_s,
                 ratio=run.step_time_s / first.step_time_s,
                 ratio_error=error,
-                differs={k: v for k, v in settings if k not in FOLLOWS and v != of_first.get(k)},
+                differs={
+                    name: value
+                    for name, value in prediction.layout.items()
+                    if name not in FOLLOWS and value != of_first.get(name)
+                },
                 time=None if target is None else target.time_of_run(run),
             )
         )
@@ -302,6 +298,7 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
     best = searched.plan(int(searched.order[0]))
     fastest = searched.plan(int(searched.ranked[0]))
     gain = 1.0 - fastest.estimate_s / best.estimate_s
+    settings = fastest.plan.layout.as_dict(fastest.plan.num_microbatches)
     return Planned(
         question=question,
         search=searched,
@@ -315,7 +312,7 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
             DIVISIBILITY: screening.indivisible,
         },
         closest_share=None if closest is None else plan.memory_share,
-        above_limit=AboveLimit(fastest.plan, gain) if gain > 0 else None,
+        above_limit=AboveLimit(settings, gain, fastest.plan.memory_share) if gain > 0 else None,
         experiment=_experiment(question, entries),
         tried_batches=tried,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -394,38 +394,35 @@ class Point:
 
 _PROSE = frozenset({"title", "question", "description", "sources", "assumed", "fit", "noun"})
 """Keys that explain a value and do not affect an answer."""
-_INPUTS = (
-    *("model", "recipe", "runtime", "convergence", "batch_sizes", "memory_limit", "candidates"),
-    "perturbations",
-)
+_SHARED = ("model", "recipe", "runtime", "convergence", "batch_sizes", "memory_limit", "perturbations")
+"""The inputs of a study besides its candidates."""
 
 
-class Digests:
-    """Digests of studies; descriptions that several of them share are taken apart once."""
+def digests(studies: Iterable[StudySpec]) -> list[str]:
+    """SHA-256 of everything that affects the answer to each study, in 64 hexadecimal digits.
 
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[BaseModel, str]] = {}
+    This covers the resolved descriptions (hardware, calibrations, model, recipe, candidates, batches, law)
+    without file names, titles, sources and reasons, and the version of the model. A description that several
+    studies share is taken apart once.
+    """
+    known: dict[int, tuple[BaseModel, str]] = {}
 
-    def of(self, study: StudySpec) -> str:
-        """SHA-256 of everything that affects the answer to a study, in 64 hexadecimal digits.
+    def part(value: Any) -> Any:
+        if not isinstance(value, BaseModel):
+            return value
+        if id(value) not in known:
+            digest = _digest(_without_prose(value.model_dump(mode="json")))
+            known[id(value)] = value, digest  # the value keeps its id from being used again
+        return known[id(value)][1]
 
-        This covers the resolved descriptions (hardware, calibrations, model, recipe, candidates, batches,
-        law) without file names, titles, sources and reasons, and the version of the model.
-        """
-        inputs = {name: self._part(getattr(study, name)) for name in _INPUTS if name != "candidates"}
+    def digest(study: StudySpec) -> str:
+        inputs = {name: part(getattr(study, name)) for name in _SHARED}
         inputs["candidates"] = [
-            {name: self._part(value) for name, value in candidate} for candidate in study.candidates
+            {name: part(value) for name, value in candidate} for candidate in study.candidates
         ]
         return _digest({"inputs": inputs, "model_version": model_version()})
 
-    def _part(self, value: Any) -> Any:
-        """A description's digest; any other value as it is."""
-        if not isinstance(value, BaseModel):
-            return value
-        if id(value) not in self._known:
-            digest = _digest(_without_prose(value.model_dump(mode="json")))
-            self._known[id(value)] = value, digest  # the value keeps its id from being used again
-        return self._known[id(value)][1]
+    return [digest(study) for study in studies]
 
 
 def _digest(document: Any) -> str:

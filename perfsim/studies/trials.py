@@ -49,11 +49,11 @@ class Tried:
     """One change, and what it makes of the step and of the time to the target."""
 
     change: str
-    step_time_s: float | None
-    time_s: float | None
-    ratio: float | None
+    step_time_s: float | None = None
+    time_s: float | None = None
+    ratio: float | None = None
     """Time to the target over that without the change."""
-    layout: str
+    layout: str = ""
     """The layout that is best with it, as `--layout` takes it."""
     reason: str = ""
     """Why it could not be tried."""
@@ -86,11 +86,11 @@ def explain(spec: StudySpec, compare: Sequence[str] = ()) -> tuple[Explained, ..
             present_limits().in_time(lambda words=words: f"changes tried up to: {words}")  # type: ignore[misc]
             run = attempt(lambda change=change: best_plan(change().check()))  # type: ignore[misc]
             if isinstance(run, PerfsimError):
-                tried.append(Tried(words, None, None, None, "", run.problems[0].message))
-            else:
-                time_s = target.time_of_run(run).time_s
-                ratio = time_s / row.time_to_accuracy_s
-                tried.append(Tried(words, run.step_time_s, time_s, ratio, text_of(run.plan.layout)))
+                tried.append(Tried(words, reason=run.problems[0].message))
+                continue
+            time_s = target.time_of_run(run).time_s
+            ratio = time_s / row.time_to_accuracy_s
+            tried.append(Tried(words, run.step_time_s, time_s, ratio, text_of(run.plan.layout)))
         explained.append(
             Explained(
                 row.label,
@@ -156,7 +156,7 @@ class Change:
     path: str
     before: str
     after: str
-    ratios: tuple[float | None, ...]
+    ratios: tuple[float | None, ...] = ()
     """By candidate: time with this change alone, over the first study's time; None without an answer."""
     reason: str = ""
     """Why it could not be tried alone."""
@@ -278,13 +278,11 @@ def _ratios(
 ) -> list[float | None] | str:
     """By candidate, its time with one input of the second study over that without; or why there is none."""
     changed = _put(data, path, becomes)
-    first = 0
-    last = len(before)
+    moved = range(len(before))
     if path[0] == "candidates" and len(path) > 1:  # no other candidate moves
         number = int(path[1])
         counts = [len(candidate["devices"]) for candidate in data["candidates"]]
-        first = sum(counts[:number])
-        last = sum(counts[: number + 1])
+        moved = moved[sum(counts[:number]) : sum(counts[: number + 1])]
         changed = {**changed, "candidates": [changed["candidates"][number]]}
     try:
         after = attempt(lambda: _slots(StudySpec.model_validate(changed)))
@@ -292,10 +290,10 @@ def _ratios(
         return "it makes no study alone"
     if isinstance(after, PerfsimError):
         return after.problems[0].message
-    if len(after) != last - first:
+    if len(after) != len(moved):
         return "it changes the number of candidates"
     ratios: list[float | None] = [1.0] * len(before)
-    for number, (_, new) in enumerate(after, start=first):
+    for number, (_, new) in zip(moved, after, strict=True):
         old = before[number][1]
         ratios[number] = new.time_to_accuracy_s / old.time_to_accuracy_s if old and new else None
     return ratios
@@ -373,30 +371,24 @@ def compare_answers(first: AnswerDocument, second: AnswerDocument) -> Difference
     )
     before = first.times_s
     after = second.times_s
-    changes = [
-        Change(path, old.get(path, "none"), new.get(path, "none"), ())
-        for path in dict.fromkeys([*old, *new])
-        if old.get(path) != new.get(path)
-    ]
     rows = {row.label: row for row in second.candidates}
     for row in first.candidates:
         other = rows.get(row.label, row)
-        if row.global_batch_size != other.global_batch_size:
-            batches = (_text(row.global_batch_size), _text(other.global_batch_size))
-            changes.append(Change(f"{row.label}: batch", *batches, ()))
-        known = {**row.layout, **other.layout}
-        names = [name for name in known if row.layout.get(name) != other.layout.get(name)]
-        if names:
-            was, becomes = (
-                ", ".join(f"{name} {answered.layout.get(name)}" for name in names)
-                for answered in (row, other)
-            )
-            changes.append(Change(f"{row.label}: layout", was, becomes, ()))
+        settings = {**row.layout, **other.layout}
+        names = [name for name in settings if row.layout.get(name) != other.layout.get(name)]
+        for inputs, side in ((old, row), (new, other)):
+            inputs[f"{row.label}: batch"] = _text(side.global_batch_size)
+            inputs[f"{row.label}: layout"] = ", ".join(f"{name} {side.layout.get(name)}" for name in names)
+    changes = tuple(
+        Change(path, old.get(path, "none"), new.get(path, "none"))
+        for path in dict.fromkeys([*old, *new])
+        if old.get(path) != new.get(path)
+    )
     moved = tuple(Moved(label, label, before[label], after[label]) for label in before if label in after)
     missing = tuple(
         f"{label}: no answer in {other.study}"
-        for own, known, other in ((before, after, second), (after, before, first))
-        for label in own
-        if label not in known
+        for known, others, other in ((before, after, second), (after, before, first))
+        for label in known
+        if label not in others
     )
-    return Difference(first.study, second.study, tuple(changes), moved, missing)
+    return Difference(first.study, second.study, changes, moved, missing)

@@ -25,7 +25,7 @@ from perfsim.studies.answers import (
 from perfsim.studies.axes import BATCH_PATHS, LAYOUT, VARIANT
 from perfsim.studies.decision import outcome_of, time_unit, verb
 from perfsim.studies.scaling import Match, Series
-from perfsim.studies.spec import Digests
+from perfsim.studies.spec import digests
 from perfsim.studies.trust import SharedCaveat, confidence, shared_caveats
 
 SAME = 0.01
@@ -60,17 +60,15 @@ class Change:
         old = self.base.prediction.layout
         new = self.point.prediction.layout
         same_devices = self.base.num_devices == self.point.num_devices
+        degrees = {name: (old.get(name, 1), new.get(name, 1)) for name in _DEGREES}
         changes = []
-        if any(old.get(name, 1) != new.get(name, 1) for name in _DEGREES if name != "data" or same_devices):
-            shown = [name for name in _DEGREES if old.get(name, 1) != 1 or new.get(name, 1) != 1]
-            ends = (
-                " ".join(f"{_DEGREES[name]}{layout.get(name, 1)}" for name in shown) for layout in (old, new)
-            )
+        if any(was != becomes for name, (was, becomes) in degrees.items() if name != "data" or same_devices):
+            shown = [name for name, both in degrees.items() if both != (1, 1)]
+            ends = (" ".join(f"{_DEGREES[name]}{degrees[name][end]}" for name in shown) for end in (0, 1))
             changes.append(" \u2192 ".join(ends))
-        for name in dict.fromkeys([*old, *new]):
-            was = _value(name, old)
-            becomes = _value(name, new)
-            if name not in _DERIVED and was != becomes:
+        for name in (name for name in dict.fromkeys([*old, *new]) if name not in _DERIVED):
+            was, becomes = (_value(name, layout) for layout in (old, new))
+            if was != becomes:
                 changes.append(f"{_NAMES.get(name, name.replace('_', ' '))} {was} \u2192 {becomes}")
         return ", ".join(changes)
 
@@ -131,9 +129,7 @@ class TimeMap:
         """The times of some points."""
 
         def row(point: PointResult) -> str:
-            if path is None:
-                return point.system
-            return setting_text(point.settings.get(path, "chosen" if path == LAYOUT else None))
+            return point.system if path is None else point.setting(path, "chosen" if path == LAYOUT else None)
 
         return cls(
             machine,
@@ -189,16 +185,10 @@ class SweepResult:
     @cached_property
     def targets(self) -> Sequence[Sequence[Series]]:
         """The series grouped by model and target; times are comparable only within a group."""
-        groups: list[list[Series]] = []
+        groups: dict[str, list[Series]] = {}
         for member in self.series:
-            for group in groups:
-                known = group[0]
-                if known.first.study.model == member.first.study.model and _comparable(known, member):
-                    group.append(member)
-                    break
-            else:
-                groups.append([member])
-        return groups
+            groups.setdefault(f"{member.first.study.model!r} {member.target}", []).append(member)
+        return list(groups.values())
 
     @cached_property
     def equal_times(self) -> Sequence[tuple[Sequence[Match], Sequence[Match]]]:
@@ -208,7 +198,7 @@ class SweepResult:
         """
         rivals: dict[tuple[str, str], Series] = {}
         for rival in self.series[1:]:
-            if rival.machine != self.series[0].machine and _comparable(rival, self.series[0]):
+            if rival.machine != self.series[0].machine and rival.target == self.series[0].target:
                 rivals.setdefault(rival.machine, rival)
         return [
             (
@@ -240,16 +230,11 @@ class SweepResult:
             machines.setdefault(f"{point.system}, {point.strategy}", []).append(point)
         groups: dict[tuple[str, Circumstances, str | None], list[PointResult]] = {}
         for machine, members in machines.items():
-            values: dict[str, set[str]] = {path: set() for point in members for path in point.settings}
-            for path, texts in values.items():
-                texts.update(setting_text(point.settings.get(path)) for point in members)
-            varied = [path for path, texts in values.items() if len(texts) > 1]
+            paths = dict.fromkeys(path for point in members for path in point.settings)
+            varied = [path for path in paths if len({point.setting(path) for point in members}) > 1]
             row = next((path for path in (*BATCH_PATHS, *varied) if path in varied), None)
             for point in members:
-                fixed = tuple(
-                    (name, setting_text(value)) for name, value in point.settings.items() if name != row
-                )
-                groups.setdefault((machine, fixed, row), []).append(point)
+                groups.setdefault((machine, point.settings_but(row), row), []).append(point)
         if all(path is None for _, _, path in groups):
             groups = {("", (), None): list(self.points)}
         maps = [TimeMap.of(*key, members) for key, members in groups.items()]
@@ -270,12 +255,9 @@ class SweepResult:
         several = len(machines) > len({variant for variant, _ in machines})
         groups: dict[str, dict[str, PointResult]] = {}
         for point in self.feasible:
-            grid = tuple(
-                (path, setting_text(given)) for path, given in point.settings.items() if path != VARIANT
-            )
             shared = [f"{point.num_devices:,} devices"] if several else []
-            name = ", ".join(filter(None, [*shared, settings_text(grid)])) or "all else equal"
-            groups.setdefault(name, {}).setdefault(point.variant, point)
+            name = ", ".join(filter(None, [*shared, settings_text(point.settings_but(VARIANT))]))
+            groups.setdefault(name or "all else equal", {}).setdefault(point.variant, point)
         changes = {
             name: [
                 Change(points[self.variants[0]], points[variant])
@@ -371,8 +353,7 @@ class SweepResult:
     @cached_property
     def inputs_digest(self) -> str:
         """SHA-256 of the digests of all points."""
-        known = "".join(map(Digests().of, (point.study for point in self.points)))
-        return hashlib.sha256(known.encode()).hexdigest()
+        return hashlib.sha256("".join(digests(point.study for point in self.points)).encode()).hexdigest()
 
     @cached_property
     def caveats(self) -> tuple[SharedCaveat, ...]:
@@ -407,13 +388,6 @@ class SweepResult:
                 document["bill"] = {name: outcome[name] for name in BILL}
                 document["bill"]["currency"] = point.study.currency
             yield document
-
-
-def _comparable(a: Series, b: Series) -> bool:
-    """Whether two series train to the same target."""
-    time_a = a.first.target_time
-    time_b = b.first.target_time
-    return time_a.critical == time_b.critical and time_a.d_min_tokens == time_b.d_min_tokens
 
 
 # The sentences about variants: step times if all do the same work, else times to the target.

@@ -71,12 +71,12 @@ count = plan_sweep(sweep, folder / "points.sqlite").points
 """
 READ = """
 from perfsim.report.sweep import write_sweep
-from perfsim.studies.spec import Digests
+from perfsim.studies.spec import digests
 from perfsim.studies.store import Store
-digests, answer = Digests(), answer_text(sweep.points[-1])
+answer = answer_text(sweep.points[-1])
 with Store(folder / "points.sqlite") as store:
-    for point in sweep.points:
-        store.put(digests.of(point.study), answer)
+    for digest in digests(point.study for point in sweep.points):
+        store.put(digest, answer)
 write_sweep(run_sweep(sweep, folder / "points.sqlite"), folder / "page")
 """
 QUESTIONS = {

@@ -12,6 +12,9 @@ to the longest path over passes (`pass_path.py`), which ranks the layouts that t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -26,18 +29,36 @@ from perfsim.strategies.three_d.prices import TINY_S, OverReplicas, Passes
 from perfsim.strategies.three_d.space import Columns, taken
 
 
-def estimate_steps_s(job: Job, columns: Columns, topology: FatTree, costs: Costs, updates: bool) -> Floats:
-    """Step time of every layout by the formula above, shape (rows,); `updates`: with its update."""
-    if not len(columns):
-        return np.zeros(0)
-    passes = Passes(job, columns, topology, costs)
-    replicas = OverReplicas(job, columns, topology, costs)
-    seconds = np.empty(len(columns), dtype=np.float64)
-    for rows, some in columns.blocks():
-        steps = Steps(job, some, rows, passes, replicas)
-        seconds[rows] = steps.seconds()
+@dataclass(frozen=True)
+class Priced:
+    """Layouts of a job with the prices of their passes, and of what their replicas exchange, on a machine."""
+
+    job: Job
+    columns: Columns
+    topology: FatTree
+    costs: Costs
+
+    @cached_property
+    def _passes(self) -> Passes:
+        return Passes(self.job, self.columns, self.topology, self.costs)
+
+    @cached_property
+    def _replicas(self) -> OverReplicas:
+        return OverReplicas(self.job, self.columns, self.topology, self.costs)
+
+    def steps(self, chosen: Ints) -> Iterator[tuple[Ints, Steps]]:
+        """The steps of chosen layouts that are evaluated at once, with their places among these."""
+        for places, columns in self.columns.rows(chosen).blocks():
+            yield places, Steps(self.job, columns, chosen[places], self._passes, self._replicas)
+
+
+def estimate_steps_s(priced: Priced, chosen: Ints, updates: bool) -> Floats:
+    """Step time of chosen layouts by the formula above, shape (chosen,); `updates`: with its update."""
+    seconds = np.empty(len(chosen), dtype=np.float64)
+    for places, steps in priced.steps(chosen):
+        seconds[places] = steps.seconds()
         if not updates:
-            seconds[rows] -= steps.replicas.update[:, 0]
+            seconds[places] -= steps.replicas.update[:, 0]
     return seconds
 
 

@@ -22,17 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from perfsim.base.arrays import Floats
+from perfsim.base.arrays import Floats, Ints
 from perfsim.costs.gpu import LOADS, STORE
 from perfsim.costs.memory import stage_parameters, state_bytes
-from perfsim.costs.price import Costs
-from perfsim.network import FatTree
-from perfsim.specs.recipe import Job, Recipe
+from perfsim.specs.recipe import Recipe
+from perfsim.strategies.three_d.closed_form import Priced
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED, WAIT, norm_work
 from perfsim.strategies.three_d.emission import ThreeDPlan
 from perfsim.strategies.three_d.layers import slice_of
 from perfsim.strategies.three_d.memory import Places, rank_bytes
-from perfsim.strategies.three_d.space import Columns
 from perfsim.work import (
     EMBEDDING,
     EMBEDDING_AND_HEAD,
@@ -282,14 +280,12 @@ MANY = 1e9
 
 
 # ------------------------------------------------------------------------------------ estimate
-Estimate = Callable[[Job, Columns, FatTree, Costs, bool], Floats]
-"""Step time of every layout with all states on its devices, with its update or without, shape (rows,)."""
+Estimate = Callable[[Priced, Ints, bool], Floats]
+"""Step time of chosen layouts with all states on their devices, with their update or without."""
 
 
-def estimate_layouts_s(
-    job: Job, columns: Columns, topology: FatTree, costs: Costs, places: Places, estimate: Estimate
-) -> Floats:
-    """Step time of every layout with its states at these places, shape (rows,).
+def estimate_layouts_s(priced: Priced, chosen: Ints, places: Places, estimate: Estimate) -> Floats:
+    """Step time of chosen layouts with their states at these places, shape (chosen,).
 
     With offload:
 
@@ -301,11 +297,13 @@ def estimate_layouts_s(
     s, u and l are the seconds to copy the gradients of a piece, to update it and to copy its parameters.
     """
     on_host = places.optimizer != "none"
-    base = estimate(job, columns, topology, costs, not on_host)
-    if places == Places() or not len(columns):
+    base = estimate(priced, chosen, not on_host)
+    if places == Places() or not len(chosen):
         return base
+    job = priced.job
+    columns = priced.columns.rows(chosen)
     ranks = columns.ranks()
-    parts = rank_bytes(job, columns, ranks, topology.system)
+    parts = rank_bytes(job, columns, ranks, priced.topology.system)
     fullest = parts["optimizer"].argmax(axis=1)[:, None]
 
     def of_fullest(column: Any) -> Floats:
@@ -317,7 +315,7 @@ def estimate_layouts_s(
     pieces = of_fullest(ranks.layers) + ends
     works = _HostWorks(job.recipe, places)
     many = [works.store(MANY), works.update(MANY), works.load(MANY)]
-    store, update, load = (float(seconds) / MANY for seconds in costs.durations_s(many))
+    store, update, load = (float(seconds) / MANY for seconds in priced.costs.durations_s(many))
     leaves = (columns.zero >= GRADIENTS_SHARDED) & on_host
     loads = (columns.zero == SHARDED) & (places.param != "none")
     piece = shard / pieces
@@ -328,7 +326,7 @@ def estimate_layouts_s(
     loaded = loads * load * shard
     kept = np.zeros(len(columns))
     if places.activations != "none":
-        per_byte = float(costs.durations_s([works.load(MANY)])[0]) / works.load(MANY).comm_bytes
+        per_byte = float(priced.costs.durations_s([works.load(MANY)])[0]) / works.load(MANY).comm_bytes
         kept = parts["activations"].max(axis=1) * per_byte
     microbatches = columns.microbatches(job)
     pass_s = base / (microbatches + columns.pipeline - 1)

@@ -10,7 +10,7 @@ agree in what it depends on, and summed by their role: forward, backward, recomp
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Literal, NamedTuple
@@ -330,13 +330,11 @@ class Passes:
         sent = [getattr(self._sums(share), role)[-1] for share in taken_by_sends]
         self.sent = np.stack(sent, axis=1)
         """What a message between pipeline ranks takes of a device, shape (shares, 2)."""
-        on_nics_s = np.zeros(len(self._terms.works))
-        for number, work in self._terms.adds_to("forward", "backward", "inputs", "dispatched"):
-            on_nics_s[number] = _on_nics_s(work, topology, costs)
-        of_nics = self._sums(on_nics_s)
+        crossing = self._terms.adds_to("forward", "backward", "inputs", "dispatched")
+        of_nics = self._sums(_on_nics_s(len(self._terms.works), crossing, topology, costs))
         backward_s = np.where(splits, of_nics.inputs, of_nics.backward)
-        crossing = of_nics.forward / prices.forward, backward_s / prices.backward, of_nics.dispatched
-        self.on_nics = np.stack([part[-1] for part in crossing], axis=1)
+        shares_of_nics = of_nics.forward / prices.forward, backward_s / prices.backward, of_nics.dispatched
+        self.on_nics = np.stack([part[-1] for part in shares_of_nics], axis=1)
         """Of a layer of the last kind: shares of forward and backward in which messages cross NICs, and the
         seconds with which the way of rows to experts does, shape (shares, 3)."""
 
@@ -530,11 +528,12 @@ class OverReplicas:
         seconds = costs.durations_s(terms.works)
         self.prices = _DataPrices(*terms.sums(seconds)[:, :, None])
         sharded = states.zero >= GRADIENTS_SHARDED
-        taken_s = np.zeros((3, len(terms.works)))
-        for number, work in terms.adds_to("gather_layer", "reduce_layer", "reduce_bucket", "reduce_rest"):
-            taken_s[:2, number] = np.multiply(costs.taken(work), seconds[number])
-            taken_s[2, number] = _on_nics_s(work, topology, costs)
-        parts = [_DataPrices(*terms.sums(part)) for part in (*taken_s, seconds)]
+        overlapped = [*terms.adds_to("gather_layer", "reduce_layer", "reduce_bucket", "reduce_rest")]
+        taken_s = np.zeros((2, len(seconds)))
+        for number, work in overlapped:
+            taken_s[:, number] = np.multiply(costs.taken(work), seconds[number])
+        on_nics_s = _on_nics_s(len(seconds), overlapped, topology, costs)
+        parts = [_DataPrices(*terms.sums(part)) for part in (*taken_s, on_nics_s, seconds)]
         of_gathers = [part.gather_layer for part in parts]
         of_reductions = [
             np.where(sharded, part.reduce_layer, part.reduce_bucket + part.reduce_rest) for part in parts
@@ -548,11 +547,17 @@ class OverReplicas:
         """Shares of units, memory bandwidth and NICs that gathers and reductions take, shape (2, ways, 3)."""
 
 
-def _on_nics_s(work: Work, topology: FatTree, costs: Costs) -> float:
-    """Seconds in which bytes of a communication cross NICs; 0 inside a node, and for compute."""
-    if work.group is None or topology.group_shape(work.group.ranks).nodes == 1:
-        return 0.0
-    return costs.duration_s(work) - costs.latency_s(work)
+def _on_nics_s(count: int, works: Iterable[tuple[int, Work]], topology: FatTree, costs: Costs) -> Floats:
+    """Seconds in which bytes of some of so many works cross NICs; 0 inside a node, and for compute."""
+    seconds = np.zeros(count)
+    crosses: dict[RankGroup | None, bool] = {None: False}
+    for number, work in works:
+        group = work.group
+        if group is not None and group not in crosses:
+            crosses[group] = topology.group_shape(group.ranks).nodes > 1
+        if crosses[group]:
+            seconds[number] = costs.duration_s(work) - costs.latency_s(work)
+    return seconds
 
 
 def _largest_ranks(job: Job, columns: Columns, sizes: SliceBytes) -> _Largest:

@@ -7,7 +7,7 @@ replica for each pipeline rank (`work.unfold`). The plain strategies `data`, `te
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple, get_args, get_type_hints
 
@@ -22,7 +22,7 @@ from perfsim.specs.layout import AXES, OFFLOADS, ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies.plan import MEMORY, Screening, check_runs_on
 from perfsim.strategies.schedules import SCHEDULES
-from perfsim.strategies.three_d.closed_form import estimate_steps_s
+from perfsim.strategies.three_d.closed_form import Priced, estimate_steps_s
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED
 from perfsim.strategies.three_d.division import divided
 from perfsim.strategies.three_d.emission import StepWriter, ThreeDPlan
@@ -72,46 +72,35 @@ class ThreeD:
 
     def screen(self, job: Job, topology: FatTree, costs: Costs) -> Screening:
         groups = self._groups(job, topology)
-        kept = [group.columns.rows(group.fits) for group in groups]
-        ends = np.cumsum([len(columns) for columns in kept])
+        kept = [Priced(job, group.columns.rows(group.fits), topology, costs) for group in groups]
+        starts = np.cumsum([0, *(len(priced.columns) for priced in kept)])
 
         def layout(index: int) -> ParallelLayout:
-            number = int(np.searchsorted(ends, index, side="right"))
-            columns = kept[number]
-            return groups[number].places.on(columns.layout(index - int(ends[number]) + len(columns)))
+            number = int(np.searchsorted(starts, index, side="right")) - 1
+            return groups[number].places.on(kept[number].columns.layout(index - int(starts[number])))
 
-        def estimates_s(chosen: Sequence[Columns], base: Estimate) -> Floats:
-            return np.concatenate(
-                [
-                    estimate_layouts_s(job, columns, topology, costs, group.places, base)
-                    for group, columns in zip(groups, chosen, strict=True)
-                ]
-            )
-
-        def closer(indices: Ints) -> Floats:
-            order = np.argsort(indices)
-            starts = [0, *ends[:-1]]
-            of_group = np.split(indices[order], np.searchsorted(indices[order], ends[:-1]))
-            chosen = [
-                columns.rows(rows - start)
-                for columns, rows, start in zip(kept, of_group, starts, strict=True)
-            ]
+        def estimates_s(indices: Ints, estimate: Estimate) -> Floats:
             seconds = np.empty(len(indices))
-            seconds[order] = estimates_s(chosen, path_steps_s)
+            number = np.searchsorted(starts, indices, side="right") - 1
+            for of_group, (group, priced) in enumerate(zip(groups, kept, strict=True)):
+                chosen = np.flatnonzero(number == of_group)
+                rows = indices[chosen] - starts[of_group]
+                seconds[chosen] = estimate_layouts_s(priced, rows, group.places, estimate)
             return seconds
 
         screened = sum(len(group.columns) for group in groups)
-        too_large = screened - int(ends[-1])
+        fitting = int(starts[-1])
+        too_large = screened - fitting
         closest = min((group.closest() for group in groups), key=lambda found: found[0])
         return Screening(
-            estimates_s(kept, estimate_steps_s),
+            estimates_s(np.arange(fitting), estimate_steps_s),
             np.concatenate([group.share[group.fits] for group in groups]),
             layout,
             screened,
             {MEMORY: too_large} if too_large else {},
             closest[1],
             groups[0].columns.indivisible(topology.num_devices, self.free_degrees) if screened else 0,
-            closer,
+            lambda indices: estimates_s(indices, path_steps_s),
         )
 
     def plan(
@@ -159,9 +148,9 @@ class ThreeD:
             StepWriter(plan, builder).write()
 
     def estimate_s(self, plan: ThreeDPlan, costs: Costs) -> float:
-        columns = Columns.of(plan.job, plan.layout)
+        priced = Priced(plan.job, Columns.of(plan.job, plan.layout), plan.topology, costs)
         places = Places.of(plan.layout)
-        return float(estimate_layouts_s(plan.job, columns, plan.topology, costs, places, path_steps_s)[0])
+        return float(estimate_layouts_s(priced, np.arange(1), places, path_steps_s)[0])
 
 
 class _Group(NamedTuple):

@@ -27,8 +27,7 @@ def test_rows_and_document_have_the_shortlist_with_bands_and_memory(answer: ps.P
     document: dict[str, Any] = json.loads(json.dumps(answer.document()))
     assert {"screened", "feasible", "screening_s", "shortlist", "refused"} <= set(document)
     promised = {"layout", "step_time_s", "step_time_band_s", "peak_memory_bytes", "caveats"}
-    for entry in document["shortlist"]:
-        assert promised <= set(entry)
+    assert all(promised <= set(entry) for entry in document["shortlist"])
     assert document["feasible"] <= document["screened"]
     assert all(isinstance(count, int) for count in document["refused"].values())
 
@@ -56,25 +55,23 @@ def test_a_tool_is_given_the_fastest_layout_that_it_can_run(answer: ps.PlanAnswe
     assert "times its step time" in remark
 
 
+QUESTION: dict[str, Any] = {"model": "gpt3_6p7b", "system": "dgx-a100-80gb", "devices": 8, "batch": 16}
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [
-        ({"objective": "speed"}, "step-time, time-to-accuracy, cost"),
-        ({"shown": 0}, "1 or more"),
-    ],
+    [({"objective": "speed"}, "step-time, time-to-accuracy, cost"), ({"shown": 0}, "1 or more")],
 )
 def test_what_cannot_be_asked_is_refused(wrong: dict[str, Any], message: str) -> None:
-    question: dict[str, Any] = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 8, "batch": 16}
     with pytest.raises(ps.PerfsimError, match=message):
-        ps.plan(**(question | wrong))
+        ps.plan(**(QUESTION | wrong))
 
 
 def test_the_memory_limit_moves_plan_predict_and_study_alike() -> None:
-    question: dict[str, Any] = {"model": "gpt3_6p7b", "system": "dgx-a100-80gb", "devices": 8, "batch": 16}
-    free = ps.plan(**question, shown=1, memory_limit=1.0).best
+    free = ps.plan(**QUESTION, shown=1, memory_limit=1.0).best
     limit = free.plan.memory_share - 0.01
-    tight = ps.plan(**question, shown=1, memory_limit=limit).best
-    predicted = ps.predict(**question, memory_limit=limit)
+    tight = ps.plan(**QUESTION, shown=1, memory_limit=limit).best
+    predicted = ps.predict(**QUESTION, memory_limit=limit)
     fields = {
         "title": "Limited",
         "question": "Which?",

@@ -15,28 +15,27 @@ from perfsim.specs.layout import ParallelLayout, StreamingLayout
 from perfsim.specs.model import TransformerConfig
 from perfsim.strategies.three_d.strategy import ThreeD
 
-LAYOUT = "tp=2,pp=2,dp=2,mbs=1"
+PLANNED: dict[str, Any] = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 8, "batch": 16}
+ASKED = PLANNED | {"layout": "tp=2,pp=2,dp=2,mbs=1"}
 
 
 @pytest.fixture(scope="module")
 def prediction() -> ps.Prediction:
-    return ps.predict(model="gpt3_xl", system="dgx-a100-80gb", devices=8, batch=16, layout=LAYOUT)
+    return ps.predict(**ASKED)
 
 
 def test_objects_and_changed_models_stand_in_place_of_names(prediction: ps.Prediction) -> None:
     catalog = ps.Catalog()
-    same = ps.predict(
-        model=catalog.models["gpt3_xl"],
-        system=catalog.systems["dgx-a100-80gb"],
-        recipe=catalog.recipes["gpt3_pretraining"],
-        devices=8,
-        batch=16,
-        layout=ParallelLayout(tensor=2, pipeline=2, data=2),
-    )
-    assert same.step_time_s == prediction.step_time_s
-    model = ps.Catalog().models["gpt3_xl"].with_(num_layers=48)
+    objects = {
+        "model": catalog.models["gpt3_xl"],
+        "system": catalog.systems["dgx-a100-80gb"],
+        "recipe": catalog.recipes["gpt3_pretraining"],
+        "layout": ParallelLayout(tensor=2, pipeline=2, data=2),
+    }
+    assert ps.predict(**ASKED | objects).step_time_s == prediction.step_time_s
+    model = catalog.models["gpt3_xl"].with_(num_layers=48)
     assert (model.name, model.assumed["num_layers"]) == ("gpt3_xl with num_layers=48", "set in Python")
-    deeper = ps.predict(model=model, system="dgx-a100-80gb", devices=8, batch=16, layout=LAYOUT)
+    deeper = ps.predict(**ASKED | {"model": model})
     assert 1.7 < deeper.step_time_s / prediction.step_time_s < 2.1
     assert deeper.model == model.name
 
@@ -65,20 +64,16 @@ def test_the_trace_is_saved_where_it_can_be(prediction: ps.Prediction, tmp_path:
 
 def test_a_strategy_that_no_registry_knows_is_taken_as_an_object(prediction: ps.Prediction) -> None:
     own = ThreeD(name="my own")
-    with_layout = ps.predict(
-        model="gpt3_xl", system="dgx-a100-80gb", devices=8, batch=16, layout=LAYOUT, strategy=own
-    )
+    with_layout = ps.predict(**ASKED, strategy=own)
     assert (with_layout.strategy, with_layout.step_time_s) == ("my own", prediction.step_time_s)
-    planned = ps.predict(model="gpt3_xl", system="dgx-a100-80gb", devices=8, batch=16, strategy=own)
-    assert planned.step_time_s <= prediction.step_time_s
+    assert ps.predict(**PLANNED, strategy=own).step_time_s <= prediction.step_time_s
     with pytest.raises(ps.PerfsimError, match="strategy my own runs on a gpu-cluster"):
         ps.predict(model="gpt3_xl", system="cs-2", devices=1, batch=16, strategy=own)
 
 
-@pytest.mark.parametrize(("system", "strategy"), [("dgx-a100-80gb", "3d"), ("cs-2", "weight-streaming")])
-def test_without_a_strategy_the_systems_own_is_taken(system: str, strategy: str) -> None:
-    prediction = ps.predict(model="cerebras_gpt_111m", system=system, devices=2, batch=16)
-    assert prediction.strategy == strategy
+def test_without_a_strategy_the_systems_own_is_taken(prediction: ps.Prediction) -> None:
+    wafers = ps.predict(model="cerebras_gpt_111m", system="cs-2", devices=2, batch=16)
+    assert (prediction.strategy, wafers.strategy) == ("3d", "weight-streaming")
 
 
 @pytest.mark.parametrize(
@@ -108,39 +103,24 @@ def test_without_a_strategy_the_systems_own_is_taken(system: str, strategy: str)
     ],
 )
 def test_what_cannot_be_asked_is_refused_with_its_problems(change: dict[str, Any], said: str) -> None:
-    fields = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 8, "batch": 16, "layout": LAYOUT}
     with pytest.raises(ps.PerfsimError) as refused:
-        ps.predict(**{**fields, **change})
+        ps.predict(**ASKED | change)
     assert any(said in str(problem) for problem in refused.value.problems)
 
 
 # A device, a system and a model as a newcomer adds them: three YAML files and no code.
 
+PEAK = "{bf16: 2000 TFLOP/s, fp16: 2000 TFLOP/s, fp32: 67 TFLOP/s}"
 FILES = {
-    "gpu.yaml": """\
-name: gpu
-extends: h100-sxm5-80gb
-peak: {bf16: 2000 TFLOP/s, fp16: 2000 TFLOP/s, fp32: 67 TFLOP/s}
-assumed: {peak: twice that of the parent}
-""",
-    "node.yaml": """\
-name: node
-extends: dgx-h100
-device: gpu.yaml
-assumed: {device: a node with other devices}
-""",
-    "model.yaml": """\
-name: model
-extends: gpt3_xl
-num_layers: 12
-assumed: {num_layers: half of the parent}
-""",
+    "gpu": f"extends: h100-sxm5-80gb\npeak: {PEAK}\nassumed: {{peak: twice that of the parent}}\n",
+    "node": "extends: dgx-h100\ndevice: gpu.yaml\nassumed: {device: a node with other devices}\n",
+    "model": "extends: gpt3_xl\nnum_layers: 12\nassumed: {num_layers: half of the parent}\n",
 }
 
 
 def test_a_device_and_a_model_are_files_alone(tmp_path: Path) -> None:
     for name, text in FILES.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
+        (tmp_path / f"{name}.yaml").write_text(f"name: {name}\n{text}", encoding="utf-8")
     new = ps.predict(model=tmp_path / "model.yaml", system=tmp_path / "node.yaml", devices=8, batch=64)
     old = ps.predict(model=tmp_path / "model.yaml", system="dgx-h100", devices=8, batch=64)
     assert new.step_time_s < old.step_time_s

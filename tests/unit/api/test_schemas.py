@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from functools import cache
 from pathlib import Path
@@ -49,28 +48,17 @@ FILES = [
     for folder in (*(kind.folder for kind in CATALOGUED.values()), "studies/validation")
     for path in sorted((data_root() / folder).glob("*.yaml"))
 ]
-MEASURED = {
-    "schema": 1,
-    "cluster": "ours",
-    "cases": [
-        {
-            "id": "one",
-            "system": {"device": "a100-sxm4-80gb", "num_devices": 8, "inter_node": "1600 Gb/s"},
-            "model": {
-                "num_layers": 24,
-                "hidden_size": 2048,
-                "ffn_hidden_size": 8192,
-                "num_attention_heads": 16,
-                "vocab_size": 51200,
-                "seq_length": 2048,
-            },
-            "strategy": "3d",
-            "parallel": {"data": 8},
-            "training": {"global_batch_size": 64},
-            "measured": {"step_time_s": 1.0},
-        }
-    ],
+SHAPE = {"num_layers": 24, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 16}
+CASE = {
+    "id": "one",
+    "system": {"device": "a100-sxm4-80gb", "num_devices": 8, "inter_node": "1600 Gb/s"},
+    "model": {**SHAPE, "vocab_size": 51200, "seq_length": 2048},
+    "strategy": "3d",
+    "parallel": {"data": 8},
+    "training": {"global_batch_size": 64},
+    "measured": {"step_time_s": 1.0},
 }
+MEASURED = {"schema": 1, "cluster": "ours", "cases": [CASE]}
 
 
 def wrong(kind: str, data: Any) -> list[str]:
@@ -104,8 +92,8 @@ def test_there_is_a_file_of_every_kind_but_a_users_own_measurements() -> None:
 
 def test_a_file_of_measured_steps_may_leave_out_what_only_published_runs_have() -> None:
     assert wrong("measured", MEASURED) == []
-    assert "$.cases[0]" in wrong("cases", {"schema": 1, "cases": MEASURED["cases"]}), "family and evidence"
-    no_cluster = {name: value for name, value in MEASURED.items() if name != "cluster"}
+    no_cluster = {"schema": 1, "cases": [CASE]}
+    assert "$.cases[0]" in wrong("cases", no_cluster), "family and evidence"
     assert wrong("measured", no_cluster)
 
 
@@ -119,9 +107,8 @@ def test_a_file_of_measured_steps_may_leave_out_what_only_published_runs_have() 
     ],
 )
 def test_an_editor_refuses_a_size_that_a_run_would_be_refused_for(part: str, name: str, value: Any) -> None:
-    file = copy.deepcopy(MEASURED)
-    file["cases"][0][part][name] = value  # type: ignore[index]
-    assert set(wrong("measured", file)) == {f"$.cases[0].{part}.{name}"}
+    case = CASE | {part: CASE[part] | {name: value}}  # type: ignore[operator]
+    assert set(wrong("measured", MEASURED | {"cases": [case]})) == {f"$.cases[0].{part}.{name}"}
 
 
 # ----------------------------------------------------------------------------------- quantities
@@ -150,9 +137,8 @@ def test_a_description_may_be_named_or_stand_in_the_file_with_no_unknown_key() -
         assert wrong("system", system | {"node": system["node"] | {"nic": nic}}) == []
     assert wrong("system", system | {"node": system["node"] | {"nic": {"bandwidth": "100 Gb/s"}}})
     assert wrong("link", LINK | {"bandwith": "1 GB/s"}) == ["$"]
-    assert (
-        wrong("link", LINK | {"sources": {"bandwidth": "x"}, "assumed": {"latency": "measured by us"}}) == []
-    )
+    reasons = {"sources": {"bandwidth": "x"}, "assumed": {"latency": "measured by us"}}
+    assert wrong("link", LINK | reasons) == []
 
 
 def test_only_what_extends_another_may_be_incomplete_and_a_list_replaces_it_whole() -> None:
@@ -171,11 +157,11 @@ def test_only_what_extends_another_may_be_incomplete_and_a_list_replaces_it_whol
 
 def test_the_key_kind_chooses_what_a_system_is() -> None:
     system = written(data_root() / "hardware/systems/cs-2.yaml")
-    other = copy.deepcopy(system) | {"kind": "gpu-cluster"}
     assert wrong("system", system) == []
-    assert any("'node' is a required property" in e.message for e in validator("system").iter_errors(other))
-    del other["kind"]
-    assert any("'kind' is a required property" in e.message for e in validator("system").iter_errors(other))
+    gpus = {**system, "kind": "gpu-cluster"}
+    assert any("'node' is a required property" in e.message for e in validator("system").iter_errors(gpus))
+    del system["kind"]
+    assert any("'kind' is a required property" in e.message for e in validator("system").iter_errors(system))
 
 
 def test_a_sweep_varies_any_field_by_a_list_of_values() -> None:

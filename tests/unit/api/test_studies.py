@@ -46,11 +46,10 @@ def test_a_candidate_is_named_as_people_write_it(answer: ps.StudyAnswer, name: s
 
 def test_a_study_may_extend_another_and_be_changed(answer: ps.StudyAnswer) -> None:
     fields = {**STUDY, "candidates": STUDY["candidates"][:1]}
-    by_fields = ps.study({"extends": "gpt3_20b", **fields})
-    assert by_fields.candidates[0].step_time_s == answer.candidates[0].step_time_s
-    catalog = ps.Catalog()
-    by_objects = ps.study({**fields, "model": catalog.models["cerebras_gpt_111m"]})
-    assert by_objects.candidates[0].step_time_s == answer.candidates[0].step_time_s
+    extending = {"extends": "gpt3_20b", **fields}
+    with_an_object = {**fields, "model": ps.Catalog().models["cerebras_gpt_111m"]}
+    for study in (extending, with_an_object):
+        assert ps.study(study).candidates[0].step_time_s == answer.candidates[0].step_time_s
 
 
 def test_frames_have_all_rows_or_ask_for_pandas(

@@ -18,7 +18,7 @@ from perfsim.evidence.own_runs import fit_cluster
 from perfsim.specs.calibration import ClusterCalibration
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
-from perfsim.studies.spec import Digests, StudySpec
+from perfsim.studies.spec import StudySpec, digests
 
 MODEL = {
     "num_layers": 4,
@@ -207,7 +207,7 @@ def test_a_study_and_its_sweep_name_the_scale_in_every_form_of_their_answers(
     ratio = result.candidates[0].step_time_s / plain.candidates[0].step_time_s
     assert ratio == pytest.approx(1.25, rel=1e-12)
     other = candidate.cluster_calibration.model_copy(update={"scale": 1.3})
-    assert Digests().of(with_scale(other)) != Digests().of(spec), "another scale is another question"
+    assert digests([with_scale(other)])[0] != digests([spec])[0], "another scale is another question"
     assert any("cluster calibration our-wafers" in caveat.text for caveat in result.candidates[0].caveats)
     assert [row.name for row in result.assumptions if row.topic == "calibration our-wafers"] == ["scale"]
     out = tmp_path / "report"

@@ -39,8 +39,6 @@ sampling: {mode: "off"}
 candidates:
 """
 GPUS = "strategy: 3d, system: dgx-a100-80gb, devices: [8]"
-
-
 WAFER = "strategy: weight-streaming, system: cs-2, devices: [1]"
 
 
@@ -124,21 +122,25 @@ def test_batches_are_those_that_a_layout_can_run_and_others_are_left_out_with_th
 
 
 @pytest.mark.parametrize(
-    ("layout", "parts"),
+    ("given", "parts"),
     [
-        ('"tp=8,qp=4"', ["small.yaml:9:", "layout 'qp=4': unknown name", "known: tp, pp, dp"]),
-        ('"tp=x"', ["small.yaml:9:", "layout 'tp=x': 'x' is not a whole number", "tp=8"]),
-        ('"recompute=some"', ["small.yaml:9:", "allowed: none, selective, full"]),
-        ('"schedule=zb2"', ["small.yaml:9:", "unknown schedule 'zb2'", "known: 1f1b"]),
-        ("{tensr: 8}", ["small.yaml:9:", "'tensr=8': unknown name", "did you mean `tensor`"]),
-        ("8", ["small.yaml:9:", "8 is a number, a text is expected"]),
-        ("tp=8,pp=4", ["small.yaml:9:", 'put the layout in quotes: "tp=8,pp=4"']),
+        ('layout: "tp=8,qp=4"', ["layout 'qp=4': unknown name", "known: tp, pp, dp"]),
+        ('layout: "tp=x"', ["layout 'tp=x': 'x' is not a whole number", "tp=8"]),
+        ('layout: "recompute=some"', ["allowed: none, selective, full"]),
+        ('layout: "schedule=zb2"', ["unknown schedule 'zb2'", "known: 1f1b"]),
+        ("layout: {tensr: 8}", ["'tensr=8': unknown name", "did you mean `tensor`"]),
+        ("layout: 8", ["8 is a number, a text is expected"]),
+        ("layout: tp=8,pp=4", ['put the layout in quotes: "tp=8,pp=4"']),
+        *(
+            (f"production: {ratio}", ["candidates[0].production"])
+            for ratio in ("0", "-1", "fast", "{low: 0.9, typical: 0.7, high: 1}")
+        ),
     ],
 )
-def test_a_wrong_layout_is_refused_at_its_line(tmp_path: Path, layout: str, parts: list[str]) -> None:
+def test_a_wrong_layout_or_ratio_is_refused_at_its_line(tmp_path: Path, given: str, parts: list[str]) -> None:
     with pytest.raises(CatalogError) as caught:
-        loaded(tmp_path, f"{GPUS}, layout: {layout}")
-    for part in parts:
+        loaded(tmp_path, f"{GPUS}, {given}")
+    for part in ("small.yaml:9:", *parts):
         assert part in str(caught.value)
 
 
@@ -209,9 +211,8 @@ def test_whatever_fails_in_one_candidate_loses_no_other(
     monkeypatch.setattr(runner_module, "answer_point", broken)
     result = run_study(spec)
     assert [candidate.strategy for candidate in result.candidates] == ["weight-streaming"]
-    assert [(candidate.label, candidate.reason) for candidate in result.infeasible] == [
-        ("8 A100-80GB (1 DGX), 3d", "is at fault")
-    ]
+    (failed,) = result.infeasible
+    assert (failed.label, failed.reason) == ("8 A100-80GB (1 DGX), 3d", "is at fault")
     gpus = spec.model_copy(update={"candidates": spec.candidates[:1]})
     with pytest.raises(PerfsimError, match="is at fault") as caught:
         run_study(gpus)
@@ -252,21 +253,19 @@ convergence: {law: data_law, loss_law: cerebras_gpt}
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "message"),
+    ("text", "message"),
     [
-        (LOSS, 2, "is used outside its runs for a loss of 1.2"),
-        ("energy: {pue: 0.5}", 2, "energy.pue: must be greater than or equal to 1, not 0.5"),
-        ("energy: {pue: [1]}", 2, "a number is expected"),
+        (LOSS, "is used outside its runs for a loss of 1.2"),
+        ("energy: {pue: 0.5}", "energy.pue: must be greater than or equal to 1, not 0.5"),
+        ("energy: {pue: [1]}", "a number is expected"),
     ],
 )
-def test_a_wrong_number_is_said_at_its_line(tmp_path: Path, text: str, line: int, message: str) -> None:
+def test_a_wrong_number_is_said_at_its_line(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "study.yaml"
     path.write_text(f"extends: gpt3_20b\n{text}", encoding="utf-8")
-    with pytest.raises(CatalogError) as raised:
+    with pytest.raises(CatalogError, match=rf"study\.yaml:2:.*{message}") as raised:
         load_study(str(path))
-    (problem,) = raised.value.problems
-    assert problem.line == line
-    assert message in problem.message
+    assert len(raised.value.problems) == 1
 
 
 @pytest.mark.parametrize("verb", [why, lambda name: diff(name, "gpt3_20b")], ids=["why", "diff"])
@@ -303,15 +302,8 @@ def test_every_mistake_of_a_file_is_said_at_once_and_once(tmp_path: Path) -> Non
     ]
     changes = {"[32]": "[16, -4, x]", "gpt3_xl": "gpt3_xx"}
     said = refusal(tmp_path, *wrong, more="convergence: {law: cst}", **changes)
-    assert [(problem.line, problem.column) for problem in said] == [
-        (4, 8),
-        (6, 19),
-        (6, 23),
-        (9, 52),
-        (10, 65),
-        (11, 16),
-        (12, 20),
-    ]
+    places = [f"{problem.line}:{problem.column}" for problem in said]
+    assert places == ["4:8", "6:19", "6:23", "9:52", "10:65", "11:16", "12:20"]
     assert said[3].message == "candidates[0].devices: `8` stands where a list is expected"
     assert said[4].help.startswith("ZB-H1 is called `zb1p` here")
     assert said[5].help.startswith("fsdp is called `zero3` here")
@@ -406,11 +398,10 @@ def test_the_recorded_ratio_is_the_default_at_every_outlet_and_moves_no_comparis
     assert not [item for item in without.assumptions if item.topic == "production"]
     document = json.loads(json.dumps(answer.document()))
     assert len(document["inputs_digest"]) == 64
-    for row, candidate in zip(document["candidates"], answer.candidates, strict=True):
+    outcomes = document["decision"]["outcomes"]
+    for row, outcome, candidate in zip(document["candidates"], outcomes, answer.candidates, strict=True):
         assert set(row["production"]) == {"ratio", "range", "source"}
         assert row["production_time_s"] == pytest.approx(candidate.production_time_s, rel=1e-9)
-        assert len(row["production_band_s"]) == 2
-    for row, outcome in zip(document["candidates"], document["decision"]["outcomes"], strict=True):
         assert row["production_band_s"] == [outcome["wall_s"]["low"], outcome["wall_s"]["high"]]
     assert answer.rows()[0]["production_time_s"] == answer.candidates[0].production_time_s
     text = Production.recorded().text
@@ -424,27 +415,13 @@ def test_the_recorded_ratio_is_the_default_at_every_outlet_and_moves_no_comparis
     assert [item.kind for item in answer.assumptions if item.topic == "production"] == ["fit", "assumption"]
 
 
-@pytest.mark.parametrize(
-    ("given", "ratio", "ends"),
-    [
-        ("0.5", 0.5, (0.5, 0.5)),
-        ("{low: 0.6, typical: 0.7, high: 0.9}", 0.7, (0.6, 0.9)),
-    ],
-)
-def test_a_candidate_may_state_its_ratio(
-    tmp_path: Path, given: str, ratio: float, ends: tuple[float, float]
-) -> None:
-    spec = loaded(tmp_path, f"{GPUS}, production: {given}", WAFER)
-    first, second = run_study(spec).candidates
-    assert first.production == Production(ratio, ends, "given by the study")
-    assert first.production_time_s == pytest.approx(first.time_to_accuracy_s / ratio, rel=1e-12)
-    assert second.production == Production.recorded()
-
-
-@pytest.mark.parametrize("given", ["0", "-1", "fast", "{low: 0.9, typical: 0.7, high: 1}"])
-def test_a_wrong_ratio_is_refused_at_its_line(tmp_path: Path, given: str) -> None:
-    with pytest.raises(CatalogError, match=r"small.yaml:9:.*candidates\[0\].production"):
-        loaded(tmp_path, f"{GPUS}, production: {given}")
+def test_a_candidate_may_state_its_ratio(tmp_path: Path) -> None:
+    stated = [f"{GPUS}, production: {ratio}" for ratio in ("0.5", "{low: 0.6, typical: 0.7, high: 0.9}")]
+    first, second, third = run_study(loaded(tmp_path, *stated, WAFER)).candidates
+    assert first.production == Production(0.5, (0.5, 0.5), "given by the study")
+    assert first.production_time_s == pytest.approx(first.time_to_accuracy_s / 0.5, rel=1e-12)
+    assert second.production == Production(0.7, (0.6, 0.9), "given by the study")
+    assert third.production == Production.recorded()
 
 
 def test_band_and_range_combine_as_independent_errors() -> None:
@@ -474,13 +451,6 @@ def spec() -> StudySpec:
     return spec.model_copy(update={"candidates": (wafer,), "sampling": off, "batch_sizes": (48,)})
 
 
-def test_a_20b_run_of_20_tokens_a_parameter_is_suggested_what_the_law_gives(spec: StudySpec) -> None:
-    """0.2920 C^0.3271 with C = 6 x 19.9e9 x 4e11, without embeddings."""
-    (tokens,) = Target.of_study(spec).suggested_batches(spec).values()
-    assert tokens == pytest.approx(0.2920 * (6 * 19.93e9 * 4e11) ** 0.3271, rel=0.01)
-    assert tokens == pytest.approx(7.66e6, rel=0.01)
-
-
 @pytest.mark.parametrize(("scale", "laws"), [("", 1), ("WebText2", 1), ("C4", 2)])
 def test_minicpm_speaks_only_where_the_loss_is_one_of_c4(spec: StudySpec, scale: str, laws: int) -> None:
     recipe = spec.recipe.model_copy(update={"target_loss": 2.062})
@@ -489,13 +459,17 @@ def test_minicpm_speaks_only_where_the_loss_is_one_of_c4(spec: StudySpec, scale:
     assert len(Target.of_study(scaled).suggested_batches(scaled)) == laws
 
 
-def test_summary_and_report_name_them(spec: StudySpec, tmp_path: Path) -> None:
+def test_a_20b_run_of_20_tokens_a_parameter_is_suggested_what_the_law_gives(
+    spec: StudySpec, tmp_path: Path
+) -> None:
+    """0.2920 C^0.3271 with C = 6 x 19.9e9 x 4e11, without embeddings."""
     result = run_study(spec)
-    (law,) = result.suggested_batch_tokens
+    ((law, tokens),) = result.suggested_batch_tokens.items()
+    assert tokens == pytest.approx(0.2920 * (6 * 19.93e9 * 4e11) ** 0.3271, rel=0.01)
     assert study_document(result)["suggested_batch_tokens"][law] == pytest.approx(7.66e6, rel=0.01)
     page = study_page(result).write(tmp_path).read_text("utf-8")
-    tokens = text.large(result.suggested_batch_tokens[law])
-    assert f"Starting points from published laws: {tokens} tokens by DeepSeek LLM (arXiv 2401.02954)" in page
+    words = f"{text.large(tokens)} tokens by DeepSeek LLM (arXiv 2401.02954)"
+    assert f"Starting points from published laws: {words}" in page
 
 
 def test_a_wall_clock_stands_beside_the_time_to_the_target_and_is_fair_to_all_machines() -> None:
@@ -526,7 +500,6 @@ def test_a_wall_clock_stands_beside_the_time_to_the_target_and_is_fair_to_all_ma
     # Nobody publishes failures of a CS-2, so no kind of machine is favoured.
     gpus, wafers = (candidate.wall_clock for candidate in spec.candidates)
     assert gpus is not None
-    assert wafers is not None
     for name in ("failures_per_node_day", "stragglers", "restart", "checkpoint_every"):
         assert getattr(gpus, name) == getattr(wafers, name)
     assert gpus.checkpoint_every == "young"

@@ -100,9 +100,8 @@ def test_the_study_verb_answers_a_comparison_and_writes_its_page(name: str, tmp_
     assert shown.exit_code == 0, shown.output
     result = comparison(name)
     assert result.title in shown.output.replace("\n", " ")
-    document = json.loads(
-        CliRunner().invoke(main, ["study", name, "--out", str(tmp_path / "b"), "--json"]).stdout
-    )
+    command = ["study", name, "--out", str(tmp_path / "b"), "--json"]
+    document = json.loads(CliRunner().invoke(main, command).stdout)
     assert document["verdict"] == result.verdict
     assert len(document["rows"]) == len(result.rows)
     page = (tmp_path / "a" / "index.html").read_text()

@@ -23,7 +23,7 @@ from perfsim.prediction.why import Why
 from perfsim.report.document import document_text
 from perfsim.specs.hardware import SystemSpec
 from perfsim.specs.prices import EnergySpec, PriceSpec
-from perfsim.studies.answers import Answer, Decision, Production
+from perfsim.studies.answers import Answer, Production
 from perfsim.studies.decision import Option, decide, ratio_bands, verdict
 
 DATA_LAW = critical_batch("data_law", LawInputs(d_min_tokens=4e11))
@@ -106,19 +106,14 @@ def test_one_plan_under_two_names_is_no_duel() -> None:
 
 
 def test_production_is_shared_and_lengthens_both() -> None:
-    options = [
-        option("a", production=Production.recorded()),
-        option("b", "wafer", production=Production.recorded()),
-    ]
-    decision = decide(options, "USD")
-    plain = decide([option("a"), option("b", "wafer")], "USD")
-    assert decision.ratio == plain.ratio
+    ratio = Production.recorded()
+    decision = decide([option("a", production=ratio), option("b", "wafer", production=ratio)], "USD")
+    assert decision.ratio == decide([option("a"), option("b", "wafer")], "USD").ratio
     wall = decision.outcomes[0].wall_s
     steps = decision.outcomes[0].steps_s
-    assert wall.typical == pytest.approx(steps.typical / Production.recorded().ratio)
-    assert (wall.low, wall.high) == pytest.approx(
-        Production.recorded().band_s(steps.typical, (steps.low, steps.high)), rel=0.01
-    )
+    assert wall.typical == pytest.approx(steps.typical / ratio.ratio)
+    band_s = ratio.band_s(steps.typical, (steps.low, steps.high))
+    assert (wall.low, wall.high) == pytest.approx(band_s, rel=0.01)
 
 
 # --------------------------------------------------------------------------------- levers and prices
@@ -127,18 +122,15 @@ def test_an_input_flips_the_order_where_times_are_equal_the_critical_batch_where
     slow = option("b", "wafer", error=0.3, step_s=5.0)
     levers = {lever.name: lever for lever in decide([fast, slow], "USD").levers}
     lever = levers["step time of a"]
-    assert lever.flips_at == pytest.approx(5.0 / 4.6, rel=1e-4)
-    assert (lever.ratio_at_low, lever.ratio_at_high) == pytest.approx(
-        (5.0 / 4.6 * 1.3, 5.0 / 4.6 / 1.3), rel=1e-3
-    )
+    ratio = 5.0 / 4.6
+    assert lever.flips_at == pytest.approx(ratio, rel=1e-4)
+    assert (lever.ratio_at_low, lever.ratio_at_high) == pytest.approx((ratio * 1.3, ratio / 1.3), rel=1e-3)
     assert "critical batch" not in levers, "equal batches: it moves no ratio"
     far = decide([fast, replace(slow, time=option(step_s=50.0).time)], "USD").levers
     assert [row.flips_at for row in far] == [None] * len(far)
-    decision = decide(
-        [option("a", batch=2e7, step_s=90.0), option("b", "wafer", batch=4e5, step_s=4.0)], "USD"
-    )
-    assert decision.levers[0].name == "critical batch"
-    lever = decision.levers[0]
+    unlike = [option("a", batch=2e7, step_s=90.0), option("b", "wafer", batch=4e5, step_s=4.0)]
+    lever = decide(unlike, "USD").levers[0]
+    assert lever.name == "critical batch"
     assert (lever.low, lever.high) == pytest.approx(DATA_LAW.band_tokens)
     assert lever.flips_at is not None
     assert lever.low < lever.flips_at < lever.high
@@ -181,26 +173,19 @@ def test_the_cheapest_is_named_where_it_is_not_the_first() -> None:
 
 
 # ------------------------------------------------------------------------------------ reproducible
-def decided(seed: int) -> Decision:
-    draws = Draws(seed, 20_000)
-    options = [
-        option("a", production=Production.recorded(), draws=draws),
-        option("b", "wafer", batch=3e5, step_s=1.8, draws=draws),
-    ]
-    return decide(options, "USD")
-
-
-def decided_text(_: int = 0) -> str:
+def decided(seed: int) -> str:
     """The decision of two candidates as JSON text; also run in other processes."""
-    return document_text(decided(11))
+    draws = Draws(seed, 20_000)
+    first = option("a", production=Production.recorded(), draws=draws)
+    return document_text(decide([first, option("b", "wafer", batch=3e5, step_s=1.8, draws=draws)], "USD"))
 
 
 def test_the_same_seed_gives_the_same_bytes_on_one_and_two_processes() -> None:
-    expected = decided_text()
+    expected = decided(11)
     with ProcessPoolExecutor(2, mp_context=get_context("fork")) as pool:
-        assert list(pool.map(decided_text, range(2))) == [expected] * 2
+        assert list(pool.map(decided, [11, 11])) == [expected] * 2
     assert json.loads(expected)["seed"] == 11
-    assert decided(12).outcomes != decided(11).outcomes
+    assert json.loads(decided(12))["outcomes"] != json.loads(expected)["outcomes"]
 
 
 def test_what_moves_the_money_is_moved_by_prices_and_flips_where_both_cost_the_same() -> None:
@@ -236,30 +221,24 @@ def answer(
     unit = TimeToAccuracy(batch_tokens, 1.0, 1e11, CRITICAL, error)
     step_s = days * DAY_S / unit.time_s
     time = TimeToAccuracy(batch_tokens, step_s, 1e11, CRITICAL, error, unshared_error=error / 2)
-    fields: dict[str, Any] = {
-        "model": "toy",
-        "why": Why("compute", {}, "", ""),
-        "strategy": strategy,
-        "system": system,
-        "num_devices": devices,
-        "machine": f"{devices} {system}",
-        "devices_noun": system,
-        "layout": {},
-        "global_batch_size": 1,
-        "step_time_s": step_s,
-        "tokens_per_s": batch_tokens / step_s,
-        "mfu": 0.4,
-        "hfu": 0.4,
-        "bubble_fraction": 0.0,
-        "exposed_communication_fraction": 0.0,
-        "peak_memory_bytes": 1.0,
-        "time": time,
-        "breakdown_s": {},
-        "memory": (),
-        "batch_curve": (),
-        "timeline": (),
-    }
-    return Answer(**fields)
+    shares = ("mfu", "hfu", "bubble_fraction", "exposed_communication_fraction", "peak_memory_bytes")
+    return Answer(
+        model="toy",
+        why=Why("compute", {}, "", ""),
+        strategy=strategy,
+        system=system,
+        num_devices=devices,
+        machine=f"{devices} {system}",
+        devices_noun=system,
+        layout={},
+        global_batch_size=1,
+        step_time_s=step_s,
+        tokens_per_s=batch_tokens / step_s,
+        time=time,
+        breakdown_s={},
+        memory=(),
+        **dict.fromkeys(shares, 0.4),
+    )
 
 
 def wafers(days: float, devices: int = 1, **changes: Any) -> Answer:

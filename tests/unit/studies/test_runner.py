@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -143,14 +144,13 @@ def test_a_strategy_without_a_system_or_of_no_name_is_refused_with_what_there_is
         run_study(quick, ["3d", "weight-steaming"])
 
 
+CS_2 = default_catalog().system("cs-2")
+
+
 @pytest.mark.parametrize(
     ("index", "change", "message"),
     [
-        (
-            0,
-            {"system": default_catalog().system("cs-2")},
-            "strategy 3d runs on a gpu-cluster; cs-2 is a wafer-cluster",
-        ),
+        (0, {"system": CS_2}, "strategy 3d runs on a gpu-cluster; cs-2 is a wafer-cluster"),
         (1, {"devices": (1, 500)}, "at most 192 systems"),
     ],
 )
@@ -180,15 +180,9 @@ def test_progress_tells_of_each_machine(quick: StudySpec) -> None:
 def test_a_candidate_that_cannot_run_is_reported_and_the_others_answered(quick: StudySpec) -> None:
     """GPUs with too little memory for the model, without hosts to offload to, beside a wafer that runs it."""
     gpus, wafer = quick.candidates
-    device = gpus.system.device
-    memory = device.memory.model_copy(update={"capacity": 2.5e9})
-    changes = {
-        "device": device.model_copy(update={"memory": memory}),
-        "node": gpus.system.node.model_copy(update={"host": None}),
-        "name": "starved",
-        "noun": None,
-    }
-    starved = gpus.model_copy(update={"system": gpus.system.model_copy(update=changes)})
+    changes = {"device.memory.capacity": 2.5e9, "node.host": None}
+    system = gpus.system.with_(name="starved", noun=None, **changes)
+    starved = gpus.model_copy(update={"system": system})
     result = run_study(quick.model_copy(update={"candidates": (starved, wafer)}))
     assert named(result.candidates) == [("weight-streaming", "cs-2", 1)]
     assert "CS-2, weight-streaming reaches the target in" in result.verdict
@@ -264,24 +258,21 @@ def test_the_band_of_a_time_to_a_loss_holds_that_of_its_tokens(quick: StudySpec)
     assert "MassiveText" in row.source
 
 
-@pytest.mark.parametrize(
-    ("recipe", "words"),
-    [
+def test_tokens_beside_a_loss_are_refused_even_inherited(tmp_path: Path) -> None:
+    def loaded(recipe: str) -> StudySpec:
+        path = tmp_path / "both.yaml"
+        loss = f"{{extends: {recipe}, target_loss: 2.3}}"
+        path.write_text(STUDY.replace("gpt3_20b_chinchilla", loss), encoding="utf-8")
+        return load_study(str(path))
+
+    for recipe, words in (
         ("gpt3_pretraining, tokens: 1e11", "tokens"),
         ("gpt3_pretraining, tokens_per_parameter: 20", "tokens_per_parameter"),
         ("gpt3_20b_chinchilla", "tokens"),
-        ("gpt3_20b_chinchilla, tokens: null", ""),
-    ],
-)
-def test_tokens_beside_a_loss_are_refused_even_inherited(tmp_path: Path, recipe: str, words: str) -> None:
-    path = tmp_path / "both.yaml"
-    loss = f"{{extends: {recipe}, target_loss: 2.3}}"
-    path.write_text(STUDY.replace("gpt3_20b_chinchilla", loss), encoding="utf-8")
-    if not words:
-        assert load_study(str(path)).recipe.target_loss == 2.3
-        return
-    with pytest.raises(CatalogError, match=f"{words} and target_loss exclude each other"):
-        load_study(str(path))
+    ):
+        with pytest.raises(CatalogError, match=f"{words} and target_loss exclude each other"):
+            loaded(recipe)
+    assert loaded("gpt3_20b_chinchilla, tokens: null").recipe.target_loss == 2.3
 
 
 def test_the_critical_batch_can_be_stated(spec: StudySpec) -> None:
@@ -356,28 +347,19 @@ def test_a_fit_of_own_runs_gives_the_target_and_a_wider_band_beyond_its_batches(
     assert high / 2e6 == pytest.approx(2e6 / low) == pytest.approx(1.3)
     for candidate in result.candidates:
         assert candidate.batch_curve[-1].batch_tokens <= 4e6, "at most four times the largest measured batch"
-    curve = result.candidates[0].batch_curve
-    width = {
-        point.batch_tokens: point.time_to_accuracy_band_s[1] / point.time_to_accuracy_s for point in curve
-    }
-    inside = [value for tokens, value in width.items() if 1e5 < tokens < 5e5]
-    beyond = [value for tokens, value in width.items() if tokens > 2e6]
-    assert min(beyond) > max(inside)
+
+    def widths(least: float, most: float) -> list[float]:
+        points = [point for point in result.candidates[0].batch_curve if least < point.batch_tokens < most]
+        return [point.time_to_accuracy_band_s[1] / point.time_to_accuracy_s for point in points]
+
+    assert min(widths(2e6, math.inf)) > max(widths(1e5, 5e5))
 
 
-@pytest.mark.parametrize(
-    ("convergence", "message"),
-    [
-        ("{law: fitted}", "'fitted' needs fit"),
-        (
-            "{law: data_law, ramp: [{share: 0.7, batch: 0.5}, {share: 0.7, batch: 0.7}]}",
-            "sum to more than 1",
-        ),
-    ],
-)
-def test_no_fit_and_too_long_a_ramp_are_refused(answer: Answering, convergence: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        answer(convergence)
+def test_no_fit_and_too_long_a_ramp_are_refused(answer: Answering) -> None:
+    with pytest.raises(InputError, match="'fitted' needs fit"):
+        answer("{law: fitted}")
+    with pytest.raises(InputError, match="sum to more than 1"):
+        answer("{law: data_law, ramp: [{share: 0.7, batch: 0.5}, {share: 0.7, batch: 0.7}]}")
 
 
 def test_a_ramp_stands_beside_the_answer_and_a_flat_one_is_none(answer: Answering) -> None:
@@ -385,8 +367,7 @@ def test_a_ramp_stands_beside_the_answer_and_a_flat_one_is_none(answer: Answerin
     ramped = answer("{law: data_law, ramp: [{share: 0.3, batch: 0.5}, {share: 0.1, batch: 1.0}]}")
     for plain, other in zip(flat.candidates, ramped.candidates, strict=True):
         assert plain.time_to_accuracy_s == other.time_to_accuracy_s
-        assert plain.ramp is not None
-        assert other.ramp is not None
+        assert None not in (plain.ramp, other.ramp)
         assert plain.ramp.time_s == pytest.approx(plain.time_to_accuracy_s, rel=1e-12)
         assert other.ramp.steps > plain.ramp.steps
         assert any("with the batch ramp the steps take" in note for note in other.notes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -22,15 +23,13 @@ Write = Callable[[str], Path]
 def test_points_are_the_product_in_the_order_of_the_grid(write_sweep: Write) -> None:
     grid = MACHINES + "  model: [gpt3_xl, gpt3_6p7b]\n  recipe.global_batch_size: [16, 32]"
     points = load_sweep(str(write_sweep(grid))).points
-    machines = [(point.candidate.strategy, point.num_devices) for point in points]
-    studies = [(point.study.model.name, point.study.recipe.global_batch_size) for point in points]
-    assert [machine + of for machine, of in zip(machines, studies, strict=True)] == [
-        (strategy, devices, model, batch)
-        for strategy, counts in (("3d", (8, 16)), ("weight-streaming", (1, 2)))
-        for devices in counts
-        for model in ("gpt3_xl", "gpt3_6p7b")
-        for batch in (16, 32)
+    asked = [
+        (p.candidate.strategy, p.num_devices, p.study.model.name, p.study.recipe.global_batch_size)
+        for p in points
     ]
+    machines = [("3d", 8), ("3d", 16), ("weight-streaming", 1), ("weight-streaming", 2)]
+    others = product(("gpt3_xl", "gpt3_6p7b"), (16, 32))
+    assert asked == [(*machine, *other) for machine, other in product(machines, others)]
 
 
 def test_a_field_that_a_system_does_not_have_leaves_its_points_alone(write_sweep: Write) -> None:

@@ -197,9 +197,7 @@ def layout_of(result: SweepResult, devices: int = 8, **layout: object) -> PointR
     point = result.points[0]
     candidate = point.candidate.model_copy(update={"devices": (devices,)})
     study = point.study.model_copy(update={"candidates": (candidate,)})
-    assert point.answer is not None
-    answer = replace(point.answer, layout=layout)
-    return replace(point, study=study, answer=answer)
+    return replace(point, study=study, answer=replace(point.prediction, layout=layout))
 
 
 def test_degrees_of_a_layout_are_told_together_and_other_fields_by_name(steps: SweepResult) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -11,38 +14,20 @@ from perfsim.base.errors import InputError
 from perfsim.prediction.run import Evaluation
 from perfsim.studies.timeline import TimelineBar, grouped, timeline
 
-GPUS = {
-    "model": "gpt3_xl",
-    "system": "dgx-a100-80gb",
-    "devices": 8,
-    "strategy": "3d",
-    "layout": "tp=2,pp=2,dp=2,mbs=1,sp=true,zero=1,recompute=full",
-    "batch": 16,
-}
-WAFERS = {"model": "gpt3_xl", "system": "cs-2", "devices": 2, "strategy": "weight-streaming", "batch": 64}
+GPUS: dict[str, Any] = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 8, "batch": 16}
+LAYOUT = {"layout": "tp=2,pp=2,dp=2,mbs=1,sp=true,zero=1,recompute=full"}
+WAFERS: dict[str, Any] = {"model": "gpt3_xl", "system": "cs-2", "devices": 2, "batch": 64}
 
 
 @pytest.fixture(scope="module")
 def gpus() -> Evaluation:
-    return ps.predict(**GPUS).run
+    return ps.predict(**GPUS, **LAYOUT).run
 
 
-@pytest.fixture(scope="module")
-def wafers() -> Evaluation:
-    return ps.predict(**WAFERS).run
-
-
-@pytest.fixture(params=["gpus", "wafers"])
-def either(request: pytest.FixtureRequest) -> Evaluation:
-    evaluation: Evaluation = request.getfixturevalue(request.param)
-    return evaluation
-
-
-def _busy_s(bars: list[TimelineBar] | tuple[TimelineBar, ...]) -> dict[tuple[str, str], float]:
-    busy: dict[tuple[str, str], float] = {}
+def _busy_s(bars: Iterable[TimelineBar]) -> dict[tuple[str, str], float]:
+    busy = defaultdict[tuple[str, str], float](float)
     for bar in bars:
-        key = bar.lane, bar.category
-        busy[key] = busy.get(key, 0.0) + bar.end_s - bar.start_s
+        busy[bar.lane, bar.category] += bar.end_s - bar.start_s
     return busy
 
 
@@ -80,14 +65,14 @@ def test_some_devices_stand_for_all_the_first_and_the_last_among_them(gpus: Eval
     assert not any(lane.startswith(f"{devices[1]}/") for lane in lanes)
 
 
-def test_bars_lie_in_the_step_in_order_and_mfu_is_of_the_peak(either: Evaluation) -> None:
-    bars = timeline(either)
+@pytest.mark.parametrize("question", [GPUS | LAYOUT, WAFERS], ids=["GPUs", "wafers"])
+def test_bars_lie_in_the_step_in_order_and_mfu_is_of_the_peak(question: dict[str, Any]) -> None:
+    run = ps.predict(**question).run
+    bars = timeline(run)
     assert bars
     assert [bar.start_s for bar in bars] == sorted(bar.start_s for bar in bars)
-    for bar in bars:
-        assert 0 <= bar.start_s < bar.end_s <= either.step_time_s * (1 + 1e-9)
-    could = either.step_time_s * either.peak_flop_per_s
-    assert either.mfu * could == pytest.approx(either.model_flop)
+    assert all(0 <= bar.start_s < bar.end_s <= run.step_time_s * (1 + 1e-9) for bar in bars)
+    assert run.mfu * run.step_time_s * run.peak_flop_per_s == pytest.approx(run.model_flop)
 
 
 def test_bars_of_one_lane_do_not_overlap_and_keep_its_busy_time(gpus: Evaluation) -> None:
@@ -121,4 +106,4 @@ def test_a_system_at_peak_is_called_an_upper_bound_wherever_its_name_stands(syst
 )
 def test_what_only_wafers_have_is_refused_on_gpus(change: dict[str, str], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        ps.predict(**{**GPUS, **change})  # type: ignore[arg-type]
+        ps.predict(**{**GPUS, **change})

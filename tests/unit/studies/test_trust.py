@@ -53,9 +53,7 @@ def test_machines_of_one_caveat_are_named_together(gpus: ps.Prediction) -> None:
     ],
 )
 def test_a_verdict_quotes_the_worst_caveat_up_to_its_first_semicolon(severity: str, clause: str) -> None:
-    worst = SharedCaveat(
-        "few-runs", severity, "all before; and after", ("a", "b"), ("1 a", "1 b"), ("a", "b")
-    )
-    assert (
-        confidence([SharedCaveat("memory-tight", "info", "mild", ("c",), ("1 c",), ("c",)), worst]) == clause
-    )
+    mild = SharedCaveat("memory-tight", "info", "mild", ("c",), ("1 c",), ("c",))
+    nouns = ("a", "b")
+    worst = SharedCaveat("few-runs", severity, "all before; and after", nouns, ("1 a", "1 b"), nouns)
+    assert confidence([mild, worst]) == clause

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -15,6 +14,7 @@ from perfsim.prediction.question import Question, question_of
 from perfsim.prediction.run import Step, graph_of
 from perfsim.specs.layout import ParallelLayout, parsed_settings
 from perfsim.strategies.three_d import pass_path
+from perfsim.strategies.three_d.closed_form import Priced
 from perfsim.strategies.three_d.pass_path import path_steps_s
 from perfsim.strategies.three_d.space import Columns
 
@@ -44,8 +44,9 @@ def layout_of(text: str) -> ParallelLayout:
 
 
 def path_s(question: Question, layout: ParallelLayout) -> float:
-    columns = Columns.of(question.job, layout)
-    return float(path_steps_s(question.job, columns, question.topology, question.costs, True)[0])
+    job = question.job
+    priced = Priced(job, Columns.of(job, layout), question.topology, question.costs)
+    return float(path_steps_s(priced, np.arange(1), True)[0])
 
 
 def simulated_s(question: Question, layout: ParallelLayout, *, contention: bool = True) -> float:
@@ -103,16 +104,11 @@ def test_without_contention_the_path_is_the_step(text: str) -> None:
 
 
 def test_a_step_of_many_microbatches_is_extrapolated_without_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    question = searched("dense").question
-    many = replace(question.job, global_batch_size=2048)
-    columns = [Columns.of(many, layout_of(text)) for text in EXACT.values()]
-
-    def seconds() -> list[float]:
-        return [float(path_steps_s(many, one, question.topology, question.costs, True)[0]) for one in columns]
-
-    extrapolated = seconds()
-    monkeypatch.setattr(pass_path._Path, "step_s", pass_path._Path._followed_s)
-    assert extrapolated == pytest.approx(seconds(), rel=1e-9)
+    question = searched("dense").question.at(2048)
+    layouts = [layout_of(text) for text in EXACT.values()]
+    extrapolated = [path_s(question, layout) for layout in layouts]
+    monkeypatch.setattr(pass_path, "REPEATS_AFTER", 2048)
+    assert extrapolated == pytest.approx([path_s(question, layout) for layout in layouts], rel=1e-9)
 
 
 def test_without_numba_the_recurrence_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
