@@ -232,25 +232,14 @@ class Precedence:
 
 
 def random_order(deps: Ragged, rng: np.random.Generator) -> list[int]:
-    """A random topological order: at each step one of the ready tasks, with equal probability."""
-    count = len(deps.start) - 1
-    missing = np.diff(deps.start).tolist()
-    by_source = np.argsort(deps.values, kind="stable")
-    successors = deps.row_of_value[by_source].tolist()
-    start = np.searchsorted(deps.values[by_source], np.arange(count + 1)).tolist()
-    ready = [task for task, waits in enumerate(missing) if not waits]
-    order = []
-    for draw in rng.random(count).tolist():
-        index = int(draw * len(ready))
-        # Swap with the last one: removal in constant time.
-        ready[index], ready[-1] = ready[-1], ready[index]
-        task = ready.pop()
-        order.append(task)
-        for follower in successors[start[task] : start[task + 1]]:
-            missing[follower] -= 1
-            if not missing[follower]:
-                ready.append(follower)
-    return order
+    """A random topological order: of all ready tasks, the one with the least of numbers drawn for them."""
+    import networkx as nx
+
+    drawn = rng.random(len(deps.start) - 1).tolist()
+    waits: nx.DiGraph[int] = nx.DiGraph()
+    waits.add_nodes_from(range(len(drawn)))
+    waits.add_edges_from(zip(deps.values.tolist(), deps.row_of_value.tolist(), strict=True))
+    return list(nx.lexicographical_topological_sort(waits, key=drawn.__getitem__))
 
 
 CHECK_EVERY = 1_000
