@@ -37,27 +37,27 @@ _SECTIONS = ("hardware", "workloads", "studies")
 """The folders of a root, each with its own register of sources."""
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class _DescriptionsByName(Mapping[str, SpecT]):
     """All descriptions of one kind, by name; a path of a YAML file is taken as well."""
 
-    def __init__(self, catalog: Catalog, kind: str) -> None:
-        self._catalog = catalog
-        self._kind = kind
+    catalog: Catalog
+    kind: str
 
     def __getitem__(self, name_or_path: str) -> SpecT:
-        return cast(SpecT, self._catalog.load(self._kind, name_or_path))
+        return cast(SpecT, self.catalog.load(self.kind, name_or_path))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._catalog.names(self._kind))
+        return iter(self.catalog.names(self.kind))
 
     def __len__(self) -> int:
-        return len(self._catalog.names(self._kind))
+        return len(self.catalog.names(self.kind))
 
     def __contains__(self, name: object) -> bool:
-        return name in self._catalog.names(self._kind)
+        return name in self.catalog.names(self.kind)
 
     def __repr__(self) -> str:
-        return f"<{len(self)} {self._kind}s: {', '.join(self)}>"
+        return f"<{len(self)} {self.kind}s: {', '.join(self)}>"
 
 
 class Catalog:
@@ -142,24 +142,23 @@ class Catalog:
         name for an unknown one.
         """
         folders = self._folders(kind)
-        if _is_path(name_or_path):
-            candidates = [*([near / name_or_path] if near else []), Path(name_or_path)]
-            for path in candidates:
-                if _is_file(path):
-                    return path
-            for path in candidates:
-                if _is_file(path, Path.is_dir):
-                    raise CatalogError([Problem(f"{path} is a directory; a file is expected")])
-            raise CatalogError([Problem(f"there is no file {Mark.of(candidates[0]).file}")])
-        for folder in folders:
-            path = folder / f"{name_or_path}.yaml"
+        if not _is_path(name_or_path):
+            files = (folder / f"{name_or_path}.yaml" for folder in folders)
+            if path := next(filter(_is_file, files), None):
+                return path
+            if _is_file(Path(name_or_path), Path.exists):
+                said = f"`{name_or_path}` is no {kind}: the name of its file ends in .yaml"
+                raise CatalogError([Problem(said)])
+            help_text = did_you_mean(name_or_path, self.names(kind))
+            raise CatalogError([Problem(f"unknown {kind} `{name_or_path}`", help=help_text)])
+        candidates = [*([near / name_or_path] if near else []), Path(name_or_path)]
+        for path in candidates:
             if _is_file(path):
                 return path
-        if _is_file(Path(name_or_path), Path.exists):
-            said = f"`{name_or_path}` is no {kind}: the name of its file ends in .yaml"
-            raise CatalogError([Problem(said)])
-        help_text = did_you_mean(name_or_path, self.names(kind))
-        raise CatalogError([Problem(f"unknown {kind} `{name_or_path}`", help=help_text)])
+        for path in candidates:
+            if _is_file(path, Path.is_dir):
+                raise CatalogError([Problem(f"{path} is a directory; a file is expected")])
+        raise CatalogError([Problem(f"there is no file {Mark.of(candidates[0]).file}")])
 
     def load(self, kind: str, name_or_path: str, near: Path | None = None) -> Any:
         """The description of that name or path; CatalogError lists every problem of its file."""

@@ -1,4 +1,4 @@
-"""The report in a real browser that has no network."""
+"""The report of a study, and of a sweep, in a real browser that has no network."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from perfsim.report.study import study_page
+from perfsim.report.sweep import write_sweep
 from perfsim.report.text import duration
+from perfsim.studies.axes import load_sweep
+from perfsim.studies.runner import run_sweep
 
 pytestmark = pytest.mark.browser
-
-OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
 @pytest.fixture(scope="session")
@@ -46,7 +47,7 @@ def test_the_report_opens_without_errors_requests_or_sideways_scrolling(
 ) -> None:
     opened = open_page(report, width=width, scheme=scheme)
     opened.page.evaluate("() => document.querySelectorAll('details').forEach((part) => (part.open = true))")
-    assert opened.page.evaluate(OVERFLOW) <= 0
+    assert opened.sideways_px() <= 0
     assert opened.errors == []
     assert opened.asked_elsewhere() == []
     assert opened.requests == [report.as_uri()]
@@ -119,10 +120,8 @@ def test_a_phones_tall_legend_takes_no_room_from_the_bars(phone: Any) -> None:
     )
     assert legend > 100, "this test needs a legend of many lines"
     assert bars > 4 * 40
-    bar = (
-        "() => [...document.querySelectorAll('.legend .scrollbar')].map((bar) => +bar.getAttribute('height'))"
-    )
-    assert max(phone.evaluate(bar)) == 0, "no legend is so short that it scrolls"
+    scrolls = "[...document.querySelectorAll('.legend .scrollbar')].map((bar) => +bar.getAttribute('height'))"
+    assert max(phone.evaluate(scrolls)) == 0, "no legend is so short that it scrolls"
 
 
 @pytest.mark.slow
@@ -199,3 +198,59 @@ def test_the_answer_is_not_clipped_and_the_contents_stay_in_sight(
     assert box["x"] + box["width"] <= width
     page.evaluate("() => document.querySelector('#memory').scrollIntoView()")
     assert page.locator("nav").bounding_box()["y"] <= 1
+
+
+# ----------------------------------------------------------------------------------------------- sweeps
+STUDY = "study: {extends: gpt3_20b, model: gpt3_xl}"
+GRID = f"""\
+title: A small grid
+question: How many systems?
+{STUDY}
+grid:
+  candidates: [{{strategy: weight-streaming, system: cs-2, devices: [1, 2, 4]}}]
+  recipe.global_batch_size: [2, 96]
+"""
+VARIANTS = f"""\
+title: Variants
+{STUDY}
+grid:
+  candidates: [{{strategy: weight-streaming, system: cs-2, devices: [8]}}]
+  recipe.global_batch_size: [8, 96]
+variants:
+  as it is: {{}}
+  half the servers: {{system.memoryx.servers: 6}}
+  a wafer at its peak: {{runtime.software_release: peak}}
+"""
+
+
+def swept(folder: Path, text: str) -> Path:
+    path = folder / "small.yaml"
+    path.write_text(text, encoding="utf-8")
+    return write_sweep(run_sweep(load_sweep(str(path)), folder / "points.sqlite", jobs=1), folder / "out")
+
+
+@pytest.mark.slow
+def test_a_map_is_a_picture_and_a_point_without_a_plan_has_a_reason(
+    open_page: Callable, tmp_path: Path
+) -> None:
+    page = open_page(swept(tmp_path, GRID)).page
+    cells = page.locator("#figure-map-cs-2-weight-streaming .heatmaplayer image").bounding_box()
+    assert cells["width"] > 300
+    assert page.locator("#figure-scaling .scatterlayer .point").count() == 3
+    reason = page.get_by_text("global_batch_size 2 gives some of 4 systems nothing").first
+    reason.scroll_into_view_if_needed()
+    assert reason.is_visible()
+
+
+def test_variants_are_drawn_as_bars_without_errors_or_sideways_scrolling(
+    open_page: Callable, tmp_path: Path
+) -> None:
+    opened = open_page(swept(tmp_path, VARIANTS), width=400)
+    assert opened.sideways_px() <= 0
+    assert opened.errors == []
+    types = opened.page.evaluate(
+        """() => Object.fromEntries([...document.querySelectorAll('.plotly-graph-div')].map(
+          (plot) => [plot.id, plot._fullData.map((trace) => trace.type)]))"""
+    )
+    assert set(types) == {"figure-variants", "figure-step-time"}
+    assert types["figure-variants"] == ["bar", "bar"]

@@ -1,12 +1,79 @@
-"""Rules of the house that no linter knows; each message says what to do."""
+"""Rules of the house that no linter knows, and what the distribution declares; messages say what to do."""
 
 from __future__ import annotations
 
 import ast
 import re
+import sys
+import tomllib
 from collections.abc import Iterator
+from importlib.metadata import entry_points, metadata, version
 from pathlib import Path
 
+import pytest
+
+import perfsim
+
+IMPORT_NAMES = {"pyyaml": "yaml", "protobuf": "google"}
+"""Distributions whose import name differs from their own."""
+
+BROUGHT_ALONG = {"pydantic_core"}
+"""The second half of a declared distribution, which its documentation tells users to import."""
+
+
+def import_name(requirement: str) -> str:
+    name = re.split(r"[^\w-]", requirement, maxsplit=1)[0].lower()
+    return IMPORT_NAMES.get(name, name.replace("-", "_"))
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module.split(".")[0]
+
+
+def at_module_level(tree: ast.Module) -> ast.Module:
+    """The statements that run on import; what is inside a function or `if TYPE_CHECKING` does not."""
+    kept = [node for node in tree.body if not isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.If))]
+    return ast.Module(body=kept, type_ignores=[])
+
+
+@pytest.fixture(scope="module")
+def project(repository: Path) -> dict[str, object]:
+    return tomllib.loads((repository / "pyproject.toml").read_text("utf-8"))["project"]
+
+
+def test_the_distribution_has_the_version_of_the_package_and_its_command() -> None:
+    assert version("perfsim") == perfsim.__version__
+    assert metadata("perfsim")["License-Expression"] == "Apache-2.0"
+    (script,) = entry_points(group="console_scripts", name="perfsim")
+    assert script.value == "perfsim.__main__:main"
+    assert callable(script.load())
+
+
+def test_every_import_is_declared_extras_are_imported_late_and_every_dependency_is_used(
+    project: dict, sources: dict[Path, ast.Module]
+) -> None:
+    core = {import_name(requirement) for requirement in project["dependencies"]}
+    extras = [name for group in project["optional-dependencies"].values() for name in group]
+    always = core | BROUGHT_ALONG | {"perfsim"} | set(sys.stdlib_module_names)
+    known = always | set(map(import_name, extras))
+    imports = {path: set(imported(tree)) for path, tree in sources.items()}
+    unknown = {f"{path}: {name}" for path, names in imports.items() for name in names - known}
+    assert not unknown, "imported but not in pyproject.toml"
+    eager = {
+        f"{path}: {name}"
+        for path, tree in sources.items()
+        for name in set(imported(at_module_level(tree))) - always
+    }
+    assert not eager, "a plain install lacks these: import them inside the function that needs them"
+    unused = core - set().union(*imports.values())
+    assert not unused, "declared in pyproject.toml but imported nowhere: remove them"
+
+
+# ------------------------------------------------------------------------------------ files and modules
 SKIPPED_FOLDERS = {"__pycache__", "build", "dist", "node_modules"}
 # Top folders of somebody's own machine; as parts, so that this file does not name them itself.
 MACHINE_PATH = re.compile(r"(?<![\w.~$}/-])/(?:" + "|".join(("work", "root", "home")) + r")/[\w.]")

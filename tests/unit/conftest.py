@@ -1,11 +1,9 @@
-"""Small sweeps to run, of a small model on wafers, which answer in milliseconds; results of studies."""
+"""Small sweeps to run, of a small model on wafers, which answer in milliseconds."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -33,16 +31,3 @@ def write_sweep(tmp_path: Path) -> Callable[[str], Path]:
         return path
 
     return write
-
-
-@pytest.fixture(scope="session")
-def factory() -> ModuleType:
-    """The module that makes results of studies; loaded by path, because tests are not a package."""
-    spec = importlib.util.spec_from_file_location(
-        "report_factory", Path(__file__).parent / "report/factory.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

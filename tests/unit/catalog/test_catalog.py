@@ -22,7 +22,6 @@ from perfsim.catalog import (
 )
 from perfsim.catalog.yaml_tree import Node
 from perfsim.specs.hardware import GpuClusterSpec, WaferClusterSpec
-from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.recipe import Recipe
 
@@ -82,6 +81,13 @@ FILES = {
 }
 
 
+class Degrees(BaseModel):
+    """A part of a study that has no file of its own."""
+
+    model_config = ConfigDict(extra="forbid")
+    tensor: int = 1
+
+
 class Question(BaseModel):
     """A study as another layer would define it."""
 
@@ -90,7 +96,7 @@ class Question(BaseModel):
     model: TransformerConfig
     recipe: Recipe
     systems: list[SystemSpec]
-    layouts: dict[str, ParallelLayout] = {}
+    layouts: dict[str, Degrees] = {}
     seed: int = 0
 
 

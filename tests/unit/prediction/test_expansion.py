@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from types import ModuleType
 
-import numpy as np
 import pytest
 
 import perfsim as ps
@@ -38,9 +37,7 @@ def evaluation() -> Evaluation:
 def test_the_steps_of_a_ring_take_what_the_collective_is_priced_at(evaluation: Evaluation) -> None:
     steps = expanded(evaluation, "data.all_reduce=ring")
     added = len(steps.graph) - len(evaluation.graph)
-    reductions = np.sum(
-        [evaluation.graph.works[work].name == "data.all_reduce" for work in evaluation.graph.work]
-    )
+    reductions = sum(task.work.name == "data.all_reduce" for task in evaluation.graph.tasks())
     assert added == reductions * (num_steps("all_reduce", 4) - 1)
     bound_s = len(steps.graph) * 1e-12
     assert steps.step_time_s == pytest.approx(evaluation.step_time_s, abs=bound_s)
@@ -59,15 +56,15 @@ def test_the_rounds_of_a_tree_take_what_its_closed_form_says(evaluation: Evaluat
     """Groups of 4 nodes that are alike: 2 x 2 rounds of the whole message, one latency each."""
     work = next(work for work in evaluation.graph.works if work.name == "data.all_reduce")
     graph, costs = in_steps(evaluation.graph, evaluation.step.costs, {"data.all_reduce": "tree"})
-    rounds = [each for each in graph.works if each.op.startswith("tree.")]
-    mine = [each for each in rounds if each.comm_bytes == work.comm_bytes]
+    rounds = [part for part in graph.works if part.op.startswith("tree.")]
+    rounds = [part for part in rounds if part.comm_bytes == work.comm_bytes]
     pair = evaluation.step.costs.group(RankGroup(0, 8, 2))
     model = evaluation.step.costs.collectives
     latency_s = model.time_s("send_recv", 1e-9, pair)
     rate = 1e9 / (model.time_s("send_recv", 1e9, pair) - latency_s)
     closed_s = 4 * (latency_s + work.comm_bytes / rate)
-    assert len(mine) == 4
-    assert sum(map(costs.duration_s, mine)) == pytest.approx(closed_s, rel=1e-6)
+    assert len(rounds) == 4
+    assert sum(map(costs.duration_s, rounds)) == pytest.approx(closed_s, rel=1e-6)
 
 
 def on_thin_uplinks(toys: ModuleType, evaluation: Evaluation, steps: str) -> tuple[list[float], float]:
@@ -93,9 +90,9 @@ def on_thin_uplinks(toys: ModuleType, evaluation: Evaluation, steps: str) -> tup
 
 def test_steps_wait_for_uplinks_where_they_leave_a_leaf(evaluation: Evaluation, toys: ModuleType) -> None:
     """In the two far rounds of a tree 8 messages share 4 uplinks; in each of 2 x 3 steps of a ring 8 do."""
-    whole, whole_s = on_thin_uplinks(toys, evaluation, "")
-    tree, _ = on_thin_uplinks(toys, evaluation, "tree")
-    ring, ring_s = on_thin_uplinks(toys, evaluation, "ring")
+    (whole, whole_s), (tree, _), (ring, ring_s) = (
+        on_thin_uplinks(toys, evaluation, steps) for steps in ("", "tree", "ring")
+    )
     assert tree == pytest.approx([1.0, 2.0, 2.0, 1.0], rel=1e-9)
     assert whole == pytest.approx([2.0], rel=1e-9)
     assert ring == pytest.approx([2.0] * 6, rel=1e-9)

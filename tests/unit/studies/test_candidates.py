@@ -408,7 +408,7 @@ def test_the_recorded_ratio_is_the_default_at_every_outlet_and_moves_no_comparis
     said = " ".join(study_lines(answer))
     assert f"on the wall: at {text} of the rate of healthy steps, as in published production runs" in said
     page = study_page(answer)
-    verdict = next(section for section in page.sections if section.slug == "verdict")
+    verdict = next(section for section in page.sections if section.anchor == "verdict")
     assert text in page.note
     assert verdict.table is not None
     assert [row[0].value for row in verdict.table.rows[:2]] == ["time", "time in production"]

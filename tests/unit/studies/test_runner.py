@@ -329,7 +329,7 @@ def test_every_law_has_each_candidates_best_batch_and_says_where_they_disagree(a
     for row, candidate in zip(result.laws[0].rows, result.candidates, strict=True):
         assert row.global_batch_size == candidate.global_batch_size
         assert row.time_s == pytest.approx(candidate.time_to_accuracy_s)
-    (section,) = (part for part in study_page(result).sections if part.slug == "laws")
+    (section,) = (part for part in study_page(result).sections if part.anchor == "laws")
     assert section.table is not None
     assert len(section.table.rows) == 3
     assert "recalled" in section.table.shown()[1][-1]

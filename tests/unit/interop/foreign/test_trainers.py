@@ -303,7 +303,7 @@ SHAPELESS = FLAT | {"model": {key: value for key, value in FLAT["model"].items()
         ("--num-layers 96", "--num-layers $LAYERS", "num_layers: the file does not tell this value"),
         ("PP=16", "PP=5", "128 ranks are not a multiple of tensor 8 × pipeline 5"),
         ("--fp16", "--fp16 --position-embedding-type rop", r"'rop' is unknown\n.*\n.*did you mean `rope`"),
-        ("--fp16", "--fp16 --recompute-granularity all", "'all' is neither full nor selective"),
+        ("--fp16", "--fp16 --recompute-granularity all", "recompute_granularity: 'all' is unknown"),
         ("--fp16", "--fp16 --pipeline-model-parallel-layout Et*3|t*4,L", "has 96"),
     ],
 )
