@@ -77,7 +77,7 @@ def emitted_s(query: Question, layer: Layer, split: bool) -> tuple[float, float,
 def beside_s(query: Question, layer: Layer, shared: Work) -> float:
     """Seconds of shared experts that the way of rows to the others hides."""
     assert isinstance(layer.mlp, ExpertGroup)
-    dispatched = query.costs.durations_s(layer.mlp.to_experts()).sum()
+    dispatched = query.costs.durations_s(layer.mlp.to_experts).sum()
     return min(query.costs.duration_s(shared), float(dispatched))
 
 
