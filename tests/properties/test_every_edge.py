@@ -73,8 +73,8 @@ class Case:
                 rates = np.zeros(size)
                 rates[load.links] = load.times * load.bytes_per_s
                 of_stream[stream] = np.maximum(of_stream.get(stream, np.zeros(size)), rates)
-        each = np.array([*of_stream.values(), np.zeros(size)])
-        return each.max(axis=0), each.sum(axis=0)
+        demands = np.array([*of_stream.values(), np.zeros(size)])
+        return demands.max(axis=0), demands.sum(axis=0)
 
 
 def case_of(system: SystemSpec, layout: Layout) -> Case:

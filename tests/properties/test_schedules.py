@@ -22,7 +22,7 @@ from perfsim.strategies.schedules import (
 Shape = tuple[str, int, int, int]
 """Name, pipeline, virtual, micro-batches."""
 
-SPLIT = sorted(name for name, each in SCHEDULES.items() if each.has("splits_backward"))
+SPLIT = sorted(name for name, known in SCHEDULES.items() if known.has("splits_backward"))
 ZERO_BUBBLE = ("zb1p", "zb2p", "zbv")
 V_SHAPED = ("v-half", "v-min")
 
@@ -63,10 +63,10 @@ def test_every_stage_runs_each_pass_of_each_micro_batch_and_chunk_once(shape: Sh
 @given(shapes())
 def test_a_backward_follows_its_own_forward_and_weight_gradients_their_own_backward(shape: Shape) -> None:
     for order in orders_of(*shape):
-        place = {slot: number for number, slot in enumerate(order)}
+        turn = {slot: number for number, slot in enumerate(order)}
         for earlier, later in pairwise(passes(shape[0])):
             slots = [slot for slot in order if slot.which == later]
-            assert all(place[slot._replace(which=earlier)] < place[slot] for slot in slots)
+            assert all(turn[slot._replace(which=earlier)] < turn[slot] for slot in slots)
 
 
 @given(shapes())
@@ -85,17 +85,20 @@ def test_merging_keeps_every_stages_order_and_respects_what_each_slot_reads(shap
     merged = places.merged(orders)
     assert [[slot for slot in merged if slot.stage == stage] for stage in range(pipeline)] == orders
     done = set()
-    last = pipeline * virtual - 1
     for slot in merged:
-        place = places.places[slot.stage][slot.chunk]
-        if slot.which == "F" and place:
-            assert ("F", place - 1, slot.microbatch) in done
-        if slot.which == "B":
-            reads = ("B", place + 1) if place < last else ("F", last)
-            assert (*reads, slot.microbatch) in done
-        if slot.which == "W":
-            assert ("B", place, slot.microbatch) in done
-        done.add((slot.which, place, slot.microbatch))
+        stage = places.places[slot.stage][slot.chunk]
+        assert done.issuperset(reads(slot, stage, pipeline * virtual))
+        done.add((slot.which, stage, slot.microbatch))
+
+
+def reads(slot: Slot, stage: int, stages: int) -> list[tuple[str, int, int]]:
+    """The pass, virtual stage and micro-batch that a pass on a virtual stage waits for, but for the first."""
+    before = {
+        "F": ("F", stage - 1),
+        "B": ("B", stage + 1) if stage + 1 < stages else ("F", stage),
+        "W": ("B", stage),
+    }[slot.which]
+    return [(*before, slot.microbatch)] if before[1] >= 0 else []
 
 
 @given(st.integers(2, 6), st.integers(1, 12))
@@ -161,7 +164,7 @@ def test_what_memory_is_planned_for_is_what_the_schedule_holds(
     split = SCHEDULES[name].has("splits_backward")
     for stage, order in enumerate(orders_of(*shape)):
         moments = SCHEDULES[name].in_flight(*map(np.array, (stage, pipeline, virtual, microbatches)))
-        planned = max(each.activations * activations + each.weight_inputs * weight_inputs for each in moments)
+        planned = max(held.activations * activations + held.weight_inputs * weight_inputs for held in moments)
         assert planned * virtual == pytest.approx(peak(order, activations, weight_inputs, split=split))
 
 
@@ -211,14 +214,10 @@ def step_s(shape: Shape, times: Times, steps: int = 3) -> tuple[float, float]:
     for _step in range(steps):
         done: dict[tuple[str, int, int], float] = {}
         for slot in merged:
-            place = places.places[slot.stage][slot.chunk]
-            reads = {
-                "F": ("F", place - 1),
-                "B": ("B", place + 1) if place + 1 < places.num_stages else ("F", place),
-                "W": ("B", place),
-            }[slot.which]
-            start = max(free[slot.stage], done.get((*reads, slot.microbatch), 0.0))
-            free[slot.stage] = done[slot.which, place, slot.microbatch] = start + takes[slot.which]
+            stage = places.places[slot.stage][slot.chunk]
+            ready = (done[before] for before in reads(slot, stage, places.num_stages))
+            start = max([free[slot.stage], *ready])
+            free[slot.stage] = done[slot.which, stage, slot.microbatch] = start + takes[slot.which]
         ends.append(max(free))
     return ends[0], ends[-1] - ends[-2]
 

@@ -29,7 +29,7 @@ README = Path(__file__).parents[2] / "README.md"
 GROUPS = {
     "studies/validation/gpu.yaml": "A100 and H100, 2021 to 2023",
     "studies/validation/modern.yaml": "H100 to GB300, 2024 to 2026",
-    "studies/validation/weight_streaming.yaml": "CS-2 (a software release left out)",
+    "studies/validation/weight_streaming.yaml": "CS-2 (a model left out)",
 }
 
 

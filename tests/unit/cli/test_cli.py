@@ -357,7 +357,7 @@ def test_validation_of_files_as_json_is_a_list_with_the_keys_of_the_interface(pe
     batches, answer = document(perfsim("validate", CASES.with_name("convergence.yaml"), CASES, "--json"))
     assert (batches["file"], answer["file"]) == ("convergence.yaml", "weight_streaming.yaml")
     assert {"count", "failed", "summary", "baseline", "families", "cases"} <= set(answer)
-    assert (answer["count"], len(answer["cases"]), answer["failed"]) == (6, 6, [])
+    assert (answer["count"], len(answer["cases"]), answer["failed"]) == (20, 20, [])
     assert set(answer["summary"]) >= ERRORS | {"band_coverage"}
     scored = [case for case in answer["cases"] if case["evidence"] != "C"]
     held = [case["band_s"][0] <= case["measured_s"] <= case["band_s"][1] for case in scored]
@@ -385,7 +385,7 @@ def test_a_case_that_cannot_be_predicted_is_listed_with_its_reason(perfsim: Run,
     answer = document(perfsim("validate", "cases.yaml", "--json"))
     assert {case["id"] for case in answer["failed"]} >= {"gpt2small_1xcs2_r2.1", "seed_gpt3xl_1xcs2"}
     assert all("unknown device or system 'cs-9'" in case["error"] for case in answer["failed"])
-    assert answer["count"] == 6
+    assert answer["count"] == 20
     printed = perfsim("validate", "cases.yaml")
     assert printed.exit_code == 0
     assert f"failed: {len(answer['failed'])} cases (first " in printed.stdout

@@ -24,7 +24,7 @@ from perfsim.studies.variants import SweepResult
 SWEEP = """\
 title: A <b>grid</b>
 question: How many?
-study: {extends: gpt3_20b, model: gpt3_xl, sampling: {tasks: 0}}
+study: {extends: gpt3_20b, model: gpt3_xl, sampling: {tasks: 0}, runtime: {software_release: r2.5}}
 grid:
   candidates:
     - {strategy: weight-streaming, system: cs-2, devices: [1, 2, 4]}
@@ -76,8 +76,8 @@ def test_the_terminal_shows_each_machine_at_its_best_batch_the_verdict_and_the_w
     document = sweep_document(result)
     before, after = text.split(document["verdict"][:40])
     assert after.endswith("as in published production runs.")
-    assert "4 CS-2 (to a lesser degree 1 and 2); 4 devices of slow (to a lesser degree 1): 24 seq" in before
-    assert {caveat["code"] for caveat in document["caveats"]} >= {"few-runs", "release-peak"}
+    assert "1, 2 and 4 CS-2; 1 and 4 devices of slow: no measurement of software release r2.5" in before
+    assert "release-borrowed" in {caveat["code"] for caveat in document["caveats"]}
 
 
 def test_the_terminal_counts_the_points_that_it_has_no_row_for(result: SweepResult) -> None:
@@ -233,7 +233,7 @@ def test_time_against_cost_is_money_only_where_every_machine_has_a_price(
     assert section.heading == "Time against cost"
     first = priced.feasible[0]
     money = first.prediction.wall_s / 3600 * first.num_devices * 100
-    assert section.figure.data[0].y[-1] == pytest.approx(money)
+    assert section.figure.data[0].y[-1] == pytest.approx(money, rel=1e-5)
     times = section.table.values("time to the target")
     by_time = sorted(zip(times, section.table.column("cost"), strict=True), key=lambda point: point[0])
     least = math.inf

@@ -63,8 +63,8 @@ def test_constants_have_errors_and_sources(spec: StudySpec, assumptions: tuple[A
     assert "studies/validation/gpu.yaml" in sustained.source
     host = constant(assumptions, "megatron-2021", "host_s_per_kernel").value
     assert re.match(r"[\d.]+ us \(standard error [\d.]+ %\)", host), "a time has its unit"
-    releases = constant(assumptions, "wse-2", "efficiency").value
-    assert re.search(r"r1\.7 0\.\d+ \(standard error [\d.]+ %\), r1\.8 0\.", releases)
+    wafer = constant(assumptions, "wse-2", "product_efficiency").value
+    assert re.match(r"0\.\d+ \(standard error [\d.]+ %\)", wafer)
     gemm = constant(assumptions, "a100-sxm4", "gemm").value
     assert "[shape 256, 128; efficiency 0." in gemm
     assert re.search(r"split_traffic 0\.\d+ \(standard error [\d.]+ %\)", gemm)

@@ -71,7 +71,7 @@ def test_a_summary_is_explained_unless_of_another_study(path: Path, tmp_path: Pa
     summary.write_text(json.dumps({"study": str(path), "candidates": [], "assumptions": []}))
     shown = CliRunner().invoke(main, ["why", str(summary), "--compare", "weight-streaming"])
     assert shown.exit_code == 0, shown.output
-    assert "The path of the step: compute" in " ".join(shown.output.split())
+    assert "The path of the step: attention" in " ".join(shown.output.split())
     assert "Tried without effect:" in shown.output
     row = {"strategy": "weight-streaming", "system": "cs-2", "num_devices": 7}
     summary.write_text(json.dumps({"study": str(path), "candidates": [row], "assumptions": []}))

@@ -15,7 +15,8 @@ from perfsim.engine import critical_path
 from perfsim.prediction.run import graph_of
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Job
-from perfsim.strategies import strategy
+from perfsim.strategies import Plan, strategy
+from perfsim.strategies.schedules import least_chunks
 from perfsim.strategies.three_d.emission import stages_of
 from perfsim.strategies.three_d.memory import stage_memory
 from perfsim.testing import toys
@@ -228,3 +229,117 @@ def test_degrees_that_are_no_powers_of_two_are_tried_before_none_is_said_to_fit(
     topology = toys.topology(1, toys.gpu_cluster(capacity=5 * toys.GIB))
     with pytest.raises(MemoryCapacityError, match=r"try tensor 1 → (3|5|15).* on \1 devices, which fits$"):
         strategy("tensor").plan(job, topology, ParallelLayout())
+
+
+SPLIT = ("zb1p", "zb2p", "zbv", "v-half", "v-min")
+EQUAL = toys.TableCosts(
+    {"attention.forward": 1.0, "attention.dgrad": 1.0, "attention.wgrad": 1.0, "attention.backward": 2.0}
+)
+
+
+def scheduled(schedule: str, **changes: Any) -> ParallelLayout:
+    chunks = 2 if schedule == "interleaved" else least_chunks(schedule)
+    return ParallelLayout(**({"schedule": schedule, "pipeline": 4, "virtual_pipeline": chunks} | changes))
+
+
+def both_s(plan: Plan) -> tuple[float, float]:
+    """Seconds of a step, simulated and in closed form, where every pass of a layer takes the same."""
+    written = toys.graph_of(plan)
+    simulated_s = critical_path(written, price(written, EQUAL)).step_time_s
+    return simulated_s, strategy("3d").estimate_s(plan, EQUAL)
+
+
+# ------------------------------------------------------------------------------------- the work
+@pytest.mark.parametrize("schedule", SPLIT)
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_the_split_leaves_the_flop_of_a_step_as_they_are(schedule: str, recompute: str, tensor: int) -> None:
+    whole = graph(scheduled("1f1b", recompute=recompute, tensor=tensor))
+    split = graph(scheduled(schedule, recompute=recompute, tensor=tensor))
+    assert split.flop / len(split.step_ends) == whole.flop
+
+
+def test_what_is_made_again_is_made_before_the_input_gradients_alone() -> None:
+    whole, split = (counts(graph(scheduled(name, recompute="full", tensor=2))) for name in ("1f1b", "zb1p"))
+    same = ("attention.recompute", "mlp.recompute", "tensor.all_reduce", "pipeline.send")
+    assert [split[name] for name in same] == [whole[name] for name in same]
+    assert split["mlp.wgrad"] == split["mlp.dgrad"] == whole["mlp.backward"]
+    assert split["mlp.backward"] == 0
+
+
+# --------------------------------------------------------------------------------------- bubble
+@pytest.mark.parametrize("microbatches", [2, 4, 8, 16])
+@pytest.mark.parametrize(
+    ("schedule", "bubble"),
+    [
+        ("1f1b", 3 * 3),
+        ("interleaved", 3 * 3 / 2),
+        ("zb1p", 3),
+        ("zb2p", 0),
+        ("zbv", 0),
+        ("v-half", (3 * 4 - 3) / 2),
+        ("v-min", (4 * 4 - 5) / 2),
+    ],
+)
+def test_with_equal_passes_the_step_is_its_work_and_the_published_bubble(
+    schedule: str, bubble: float, microbatches: int
+) -> None:
+    if schedule in ("interleaved", "v-half", "v-min"):
+        microbatches *= 4  # whole groups, or micro-batches for every stage
+    job = toys.job(microbatches, tied_embeddings=False)
+    stage_s = 2.0  # two layers a stage
+    if schedule in SPLIT:
+        bubble = max(bubble, 2 * 4 - 1 - microbatches)
+    expected = stage_s * (3 * microbatches + bubble)
+    assert both_s(toys.plan("3d", job, scheduled(schedule))) == pytest.approx((expected, expected))
+
+
+def test_a_tied_embedding_on_two_ranks_makes_them_end_together() -> None:
+    untied, tied = (
+        both_s(toys.plan("3d", toys.job(16, tied_embeddings=tied), scheduled("zb2p")))
+        for tied in (False, True)
+    )
+    late_start_of_the_last_stage = 3 * 2.0
+    assert tied == pytest.approx((untied[0] + late_start_of_the_last_stage,) * 2)
+    assert untied[0] == pytest.approx(untied[1])
+
+
+# ------------------------------------------------------------------------------------ placement
+def test_a_v_turns_on_the_last_rank_and_keeps_embedding_and_head_on_the_first() -> None:
+    stages = stages_of(toys.job(), scheduled("zbv"))
+    assert [stage.rank for stage in stages.virtual] == [0, 1, 2, 3, 3, 2, 1, 0]
+    assert stages.virtual[3].next_ranks is stages.virtual[4].previous_ranks is None
+    assert stages.virtual[4].next_ranks is not None
+    written = graph(scheduled("zbv"))
+    assert "pipeline.tied_embedding" not in counts(written), "both uses stand on one rank"
+    microbatches = 32
+    boundaries = 6
+    steps = 2
+    assert counts(written)["pipeline.send"] == 2 * microbatches * boundaries * steps
+    whole = sum(replicas.num_parameters for replicas in stages_of(toys.job(), ParallelLayout()).replicas)
+    assert sum(replicas.num_parameters for replicas in stages.replicas) == pytest.approx(whole)
+
+
+def test_a_v_of_unequal_stages_recomputes_one_layer_in_so_many_of_a_rank() -> None:
+    divided = scheduled("zbv", pipeline=2, layers_per_stage=(2, 3, 3, 2), recompute="full", recompute_every=2)
+    written = graph(divided, toys.job(num_layers=10))
+    recomputed = [task.stream for task in written.tasks() if task.work.name == "mlp.recompute"]
+    passes = counts(written)["head.forward"]
+    assert Counter(recomputed) == {"gpu0/compute": 2 * passes, "gpu1/compute": 3 * passes}
+
+
+# --------------------------------------------------------------------------------------- memory
+@pytest.mark.parametrize("schedule", SPLIT)
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_memory_in_closed_form_is_what_is_alive_in_the_run(
+    peak_live_bytes: Any, schedule: str, recompute: str
+) -> None:
+    job = toys.job(16, num_layers=64, tied_embeddings=False)
+    chosen = scheduled(schedule, recompute=recompute)
+    written = graph(chosen, job)
+    live = peak_live_bytes(critical_path(written, price(written, EQUAL)), {"saved", "weight_inputs"})
+    uses = stage_memory(job, chosen, toys.topology(4))
+    for rank in (1, 2):  # without the embedding's gradient, which is a hidden tensor
+        parts = uses[rank].parts_bytes
+        planned = parts["activations"] + parts["weight gradient inputs"]
+        assert live[f"gpu{rank}"] == pytest.approx(planned, rel=0.05)
