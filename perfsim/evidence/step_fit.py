@@ -23,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -444,14 +444,19 @@ def fit_wafer(path: Path, device: str, *, source: str = "") -> WaferCalibration:
     fitted = fit.calibration(result.x, digits=4)
     signed = np.expm1(fit.log_errors(fitted))
     by_case = ", ".join(f"{run.case.id} {error:+.1%}" for run, error in zip(fit.runs, signed, strict=True))
-    record = _fit_record(
+    record = partial(
+        _fit_record,
         np.abs(signed),
         command=f"perfsim calibrate wafer {path.name} --device {device}",
         table=source or _source_of(path, "public-wafer-logs"),
-        standard_errors=fit.standard_errors(result),
-        note=(
-            f"{len(fit.runs) - len(fit.free)} residual degree(s) of freedom; a release shortens steps by "
-            f"{-np.expm1(-fitted.growth_per_release):.1%}; errors {by_case}"
-        ),
     )
-    return fitted.model_copy(update={"fit": {"step": record}})
+    first, *others = fit.free
+    errors = fit.standard_errors(result)
+    note = (
+        f"{len(fit.runs) - len(fit.free)} residual degree(s) of freedom; a release shortens steps by "
+        f"{-np.expm1(-fitted.growth_per_release):.1%}; errors {by_case}"
+    )
+    records = {first: record(standard_errors={first: errors[first]}, note=note)}
+    for name in others:
+        records[name] = record(standard_errors={name: errors[name]}, note=f"the same fit as {first}")
+    return fitted.model_copy(update={"fit": records})

@@ -73,11 +73,12 @@ def test_known_constants_are_found_again_and_the_record_says_how_well_and_how_to
     fitted = fit_wafer(logs, "wse-2")
     for name in (names := ("product_efficiency", "attention_efficiency", "row_s", "growth_per_release")):
         assert getattr(fitted, name) == pytest.approx(getattr(truth, name), rel=5e-3), name
-    record = fitted.fit["step"]
+    record = fitted.fit["product_efficiency"]
     assert record.points == len(RELEASES), "evidence C counts"
     assert record.median_ape < 1e-3
     assert record.command == "perfsim calibrate wafer logs.yaml --device wse-2"
-    assert set(record.standard_errors) == set(names)
+    assert set(fitted.fit) == set(names)
+    assert all(set(fitted.fit[name].standard_errors) == {name} for name in names)
     assert record.note.startswith(
         "2 residual degree(s) of freedom; a release shortens steps by 18.1%; errors log0 "
     )

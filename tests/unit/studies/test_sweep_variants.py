@@ -100,7 +100,7 @@ variants:
     )
     assert strong.knee is strong.last
     losses = strong.losses(strong.last)
-    assert sum(losses.values()) >= 1.0
+    assert sum(losses.values()) == pytest.approx(1.0)
     assert list(losses.values()) == sorted(losses.values(), reverse=True)
     assert "efficiency falls below 90 % at 32" in strong.sentence
     assert weak.sentence.endswith("efficiency stays at 90 % or more.")
