@@ -273,7 +273,7 @@ def test_a_study_quotes_its_worst_caveat_in_the_verdict_and_lists_the_others(tmp
     assert quoted in answer.verdict
     assert [caveat.code for caveat in answer.caveats[:2]] == ["devices-outside", "micro-batch-outside"]
     lines = study_lines(answer)
-    assert flat(lines).count("8 times as many systems") == 1
+    assert flat(lines).count("8 times as many systems") == 2, "in the verdict and among the caveats"
     page = study_page(answer).write(tmp_path).read_text("utf-8")
     head = page[page.index("<header>") : page.index("</header>")]
     assert "8 times as many systems" in head

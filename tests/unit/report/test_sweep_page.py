@@ -126,7 +126,7 @@ def test_the_page_has_curves_bounded_equals_maps_every_point_with_its_reason_and
     assert list(sections) == [*curves, *maps, "without", "points", "inputs"], "the verdict says the only caveat"
     equals = sections["equals"].table
     assert equals.columns[2].name == "as many CS-2"
-    assert equals.shown()[0][2] == "\u2264 1 (\u2264 1 to 1.34)"
+    assert equals.shown()[0][2] == "\u2264 1 (\u2264 1 to 2.01)"
     assert equals.shown()[-1][0] == "4 devices of slow"
     ((_, table),) = sections["points"].topics
     rows = [dict(zip(table.heads(), row, strict=True)) for row in table.shown()]
