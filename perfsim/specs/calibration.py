@@ -317,7 +317,7 @@ class WaferCalibration(Calibration):
     """Fraction of peak reached by the two products of attention's core."""
     row_s: Latency
     """Time of one row of a layer's weights in one product; `perfsim.costs.wafer` has the equation."""
-    growth_per_release: Annotated[float, *number(-1, 1)]
+    growth_per_release: Annotated[float, *number(0, 1)]
     """Logarithm of the factor by which a minor release shortens a step."""
     measured_releases: tuple[str, str]
     """The oldest and the newest release with a published log; steps change between them only."""

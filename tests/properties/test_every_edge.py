@@ -185,7 +185,8 @@ CATALOGUE = {
     "CS-2": (
         "cs-2",
         THREE_WAFERS,
-        {"swarmx.fan_out": 2, "memoryx.servers": 2, "memoryx.weights_in": "flash"},
+        {"swarmx.fan_out": 2, "memoryx.servers": 2, "memoryx.weights_in": "flash"}
+        | {"activation_servers.per_system": 1},
     ),
 }
 

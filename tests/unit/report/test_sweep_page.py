@@ -123,7 +123,9 @@ def test_the_page_has_curves_bounded_equals_maps_every_point_with_its_reason_and
     sections = sections_of(result)
     maps = ["map-cs-2-weight-streaming", "map-slow-weight-streaming"]
     curves = ["scaling", "equals", "equals-back", "cost", "efficiency", "step-time"]
-    assert list(sections) == [*curves, *maps, "without", "points", "inputs"], "the verdict says the only caveat"
+    assert list(sections) == [*curves, *maps, "without", "points", "inputs"], (
+        "the verdict says the only caveat"
+    )
     equals = sections["equals"].table
     assert equals.columns[2].name == "as many CS-2"
     assert equals.shown()[0][2] == "\u2264 1 (\u2264 1 to 2.01)"
