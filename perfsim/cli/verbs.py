@@ -168,12 +168,12 @@ def _steps(measured: tuple[Path, ...], system: str) -> list[Calibration]:
     return [calibration]
 
 
-@_part("Fit a wafer's efficiency by software release to logs.")
+@_part("Fit what products, attention and rows of a wafer take to logs.")
 @_files("cases")
 @click.option("--device", default="wse-2", show_default=True, help="Catalogue name of the wafer.")
 @_source_option
 def _wafer(cases: Path, device: str, source: str) -> list[Calibration]:
-    """Fit a wafer's efficiency for each software release to the logs in CASES."""
+    """Fit the constants of a wafer and the growth per software release to the logs in CASES."""
     from perfsim.evidence.step_fit import fit_wafer
 
     return [fit_wafer(cases, device, source=source)]

@@ -144,7 +144,7 @@ class Facts:
         computing = sum(self.share(category) for category in _COMPUTING)
         if release is not None and computing > 0:
             share = f"{100 * computing:.0f} % of the step"
-            yield f"computing ({share}) at one efficiency for all of release {release}", ""
+            yield f"computing ({share}) at the speed of release {release}", ""
 
 
 @dataclass(frozen=True)

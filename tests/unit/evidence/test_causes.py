@@ -60,7 +60,7 @@ TWO = f"{HOST} (40 % of the step, right at 0.77 times); {ATTENTION}"
         (0.1, {}, {"family_bias": 0.08}, "shared by its family (+8.0 %"),
         (0.1, {ENDS: 0.3}, STAGES, "embedding, or head and loss on the last stage (30 % of the step)"),
         (-0.1, {HOST: 0.2}, BLOCKING, "a host that waits for every kernel (20 %"),
-        (-0.15, COMPUTING, WAFER, "computing (90 % of the step) at one efficiency for all of release r2.1"),
+        (-0.15, COMPUTING, WAFER, "computing (90 % of the step) at the speed of release r2.1"),
         (0.4, {}, {}, "no single mechanism"),
         (0.1, {ENDS: 0.25}, {"assumed": ["vocab"]}, ASSUMED),
     ],
