@@ -44,19 +44,20 @@ from perfsim.work.counts import attention_flop_per_step, model_flop_per_step, pa
 class _WaferNetwork(Network):
     """A tree that streams weights down to all systems and gradients up."""
 
-    def __init__(self, tree: WaferTree) -> None:
+    def __init__(self, tree: WaferTree, wafers: int = 1) -> None:
         super().__init__(tree)
         self.tree = tree
         self.costs = StreamCosts(tree)
+        self.wafers = wafers
+        """Wafers of the graph that stand for all systems."""
 
     def of_graph(self, graph: TaskGraph, /) -> _WaferNetwork:
-        """Raises InputError for several unfolded wafers: spills of all systems are counted together."""
-        wafers = sum(stream.endswith("/spill") for stream in graph.streams)
-        if wafers > 1:
-            raise InputError(
-                f"the graph has {wafers} unfolded wafers; spilled activations are counted for one only"
-            )
-        return self
+        """The network for a graph in which several wafers may be unfolded.
+
+        A class of work has one load for all systems, so each unfolded wafer spills its share of it. Spills of
+        wafers at the same time fill the ports as those of one folded wafer do.
+        """
+        return _WaferNetwork(self.tree, sum(stream.endswith("/spill") for stream in graph.streams) or 1)
 
     def traffic(self, work: Work, peers: Ints, /) -> Traffic | None:
         """The load of a class of work that may share links.
@@ -88,9 +89,11 @@ class _WaferNetwork(Network):
         """
         if work.op not in STREAMS:
             return None
-        _, way, kinds = STREAMS[work.op]
+        lane, way, kinds = STREAMS[work.op]
         links = np.unique(self.tree.counted[self.tree.ways(way, *kinds)])
-        return Traffic(links, np.ones(len(links), dtype=np.int64), self.costs.rate_bytes_per_s(work.op))
+        rate = self.costs.rate_bytes_per_s(work.op)
+        share = rate / self.wafers if lane == "spilling" else rate
+        return Traffic(links, np.ones(len(links), dtype=np.int64), share)
 
 
 # What limits a step of weight streaming, the tokens that hide its streams, and remedies.

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import perfsim as ps
 from perfsim.catalog import default_catalog
 from perfsim.engine import simulate
 from perfsim.machines import build_topology, network_of
@@ -238,3 +239,11 @@ def test_weights_down_and_gradients_up_share_links_that_are_not_duplex() -> None
     slow = topology.degraded({"swarmx/1/1-cs5": 0.25})
     assert len(SharedLinks.of(alone, network_of(slow)).capacities) == 1
     assert run(alone, slow) == [4 * SECONDS]
+
+
+def test_unfolded_wafers_spill_as_one_folded_wafer_does() -> None:
+    question = {"model": "gpt3_20b", "system": "cs-2", "devices": 4, "batch": 256}
+    folded = ps.predict(**question)
+    assert folded.layout["spill"]
+    unfolded = ps.predict(**question, perturb="straggler=1.0001@0")
+    assert unfolded.step_time_s == pytest.approx(folded.step_time_s, rel=1e-3)
