@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -19,8 +19,10 @@ from perfsim.catalog.reader import (
     PROVENANCE,
     LocatedMapping,
     complaints,
-    dotted,
+    element,
+    is_named,
     kind_of,
+    members,
     value_at,
     values,
 )
@@ -199,10 +201,8 @@ class Catalog:
         `deep` adds the values of the descriptions that it names (a system's device and links).
         """
         mapping = LocatedMapping.read(self.find(kind, name_or_path, near), kind, self)
-        named: dict[str, str] = {}
-        if deep and (classes := KINDS[kind].classes):
-            inner = mapping.references(classes, self)
-            named = {dotted(p): kind_of(type(spec)) for p, spec in inner if not isinstance(spec, Calibration)}
+        classes = KINDS[kind].classes
+        known = members(mapping.chosen(classes)) if deep and classes else []
         sources, assumed = (mapping.node.mapping.get(name, Node(Mark(""), {})) for name in PROVENANCE)
         listed: list[Row] = []
         for path, leaf in values(mapping.node).leaves():
@@ -218,8 +218,9 @@ class Catalog:
                     source_id = sources.mapping[source_key].text
                     row = Row(path, text, str(self.sources().get(source_id, source_id)), source_id)
                 listed.append(row)
-            if path in named:
-                rows = self.describe(leaf.text, named[path], deep=True, near=mapping.path.parent)
+            named = [cls for cls in reduce(element, path.split("."), known) if is_named(cls)]
+            if named and isinstance(leaf.value, str) and not issubclass(named[0], Calibration):
+                rows = self.describe(leaf.text, kind_of(named[0]), deep=True, near=mapping.path.parent)
                 listed += [replace(row, path=f"{path}.{row.path}") for row in rows]
         return listed
 

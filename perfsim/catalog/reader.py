@@ -176,8 +176,6 @@ class _Resolver:
     problems: list[Problem] = field(default_factory=list)
     failed: list[Loc] = field(default_factory=list)
     """Paths with a reported problem: pydantic's errors on them are dropped."""
-    references: list[tuple[Loc, Any]] = field(default_factory=list)
-    """Every named description, with the path of the field that names it."""
 
     def data(self, node: Node, accepted: Sequence[Any], path: Loc = ()) -> Any:
         """The data to validate for a node of one of these types; None where a problem was reported."""
@@ -235,7 +233,6 @@ class _Resolver:
             kind = getattr(loaded, "kind", type(loaded).__name__)
             self._fail(node, path, f"`{node.text}` is of kind {kind}; {expected} is expected here")
             return None
-        self.references.append((path, loaded))
         return loaded
 
     def _fail(self, node: Node, path: Loc, message: str, help_text: str = "") -> None:
@@ -486,12 +483,6 @@ class LocatedMapping:
             message = f"kind: `{node.text}` is not one of {', '.join(kinds)}"
             problem = node.mark.problem(message, did_you_mean(node.text, kinds))
         raise CatalogError(in_order([*self.problems, problem]))
-
-    def references(self, classes: Sequence[type[BaseModel]], catalog: Catalog) -> list[tuple[Loc, Any]]:
-        """Every description that the file names, with the path of the field that names it."""
-        resolver = _Resolver(catalog, self.path)
-        resolver.data(self.node, members(self.chosen(classes)))
-        return resolver.references
 
     def build(self, classes: Sequence[type[SpecT]], catalog: Catalog, default_name: str) -> SpecT:
         """The description; its `kind` chooses among `classes`.

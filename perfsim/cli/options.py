@@ -209,21 +209,16 @@ def _pairs(_context: click.Context, option: click.Parameter, texts: Sequence[str
     return given
 
 
-set_option = click.option(
-    "--set",
-    "changes",
-    multiple=True,
-    metavar="PATH=VALUE",
-    help="Change a value, such as recipe.precision=fp8 or system.node.nics=4. May be repeated.",
-    callback=_pairs,
+def _pairs_option(argument: str, metavar: str, words: str) -> Callable[[Any], Any]:
+    words += " May be repeated."
+    return click.option("--set", argument, multiple=True, metavar=metavar, help=words, callback=_pairs)
+
+
+set_option = _pairs_option(
+    "changes", "PATH=VALUE", "Change a value, such as recipe.precision=fp8 or system.node.nics=4."
 )
-given_option = click.option(
-    "--set",
-    "given",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="A value that FILE lacks or computes, by its name in FILE. May be repeated.",
-    callback=_pairs,
+given_option = _pairs_option(
+    "given", "KEY=VALUE", "A value that FILE lacks or computes, by its name in FILE."
 )
 
 

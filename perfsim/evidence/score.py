@@ -177,19 +177,23 @@ class Scored:
         return 1.0 / weighted_quantile(ratios, 1.0 / ratios, 0.5)
 
 
-def summary(runs: Iterable[Scored | _BatchPrediction]) -> dict[str, Any]:
-    """The figures of the runs that count.
+def summary(runs: Iterable[Scored]) -> dict[str, Any]:
+    """The figures of the runs that count."""
+    return _figures(run.error for run in runs if run.counts)
 
-    Their number, median, 90th percentile and mean of |error|, and its mean as `bias`. A failed prediction
-    counts as 1; it has no sign, so `bias` leaves it out.
+
+def _figures(errors: Iterable[float | None]) -> dict[str, Any]:
+    """Number, median, 90th percentile and mean of |error|, and its mean as `bias`.
+
+    A failed prediction, None, counts as 1; it has no sign, so `bias` leaves it out.
     """
-    errors = [run.error for run in runs if run.counts]
-    signed = [error for error in errors if error is not None]
-    if not errors:
+    counted = list(errors)
+    signed = [error for error in counted if error is not None]
+    if not counted:
         return {"n": 0, "median_ape": None, "p90_ape": None, "mape": None, "bias": None}
-    apes = np.array([1.0 if error is None else abs(error) for error in errors])
+    apes = np.array([1.0 if error is None else abs(error) for error in counted])
     return {
-        "n": len(errors),
+        "n": len(counted),
         "median_ape": float(np.median(apes)),
         "p90_ape": float(np.percentile(apes, 90)),
         "mape": float(apes.mean()),
@@ -288,10 +292,10 @@ def validate_cases(rows: CaseRows[StepCase], catalog: Catalog) -> dict[str, Any]
     baseline = [replace(run, predicted_s=(run.ideal_s or 0.0) / efficiency) for run in known]
     by_family = _by_family(runs)
     # Errors of the predicted peak memory of the fullest device, over runs that print theirs.
-    peaks = summary(
-        replace(run, measured_s=measured_gib, predicted_s=run.peak_gib)
+    peaks = _figures(
+        run.peak_gib / measured_gib - 1.0
         for case, run in zip(cases, read, strict=True)
-        if run.peak_gib is not None and (measured_gib := case.measured.peak_memory_gib) is not None
+        if run.counts and run.peak_gib and (measured_gib := case.measured.peak_memory_gib)
     )
     return {
         "kind": "step_time",
@@ -423,31 +427,6 @@ _MIN_BATCH_SIZES = 4
 _MIN_FITTED_BELOW = 3
 
 
-@dataclass(frozen=True, slots=True)
-class _BatchPrediction:
-    case: ConvergenceCase
-    protocol: str
-    batch: float
-    measured: float
-    """Mean of the repeats."""
-    baseline: float
-    """The geometric mean of the points that are fitted."""
-    adjacent: bool
-    """Whether it is the only point left out of the fit."""
-    predicted: float | None = None
-    refused: str = ""
-
-    @property
-    def counts(self) -> bool:
-        """False for a refusal that the kind of run allows."""
-        return not self.refused or self.case.run_kind == "pre-training"
-
-    @property
-    def error(self) -> float | None:
-        """Predicted over measured, minus 1; None for a refusal."""
-        return None if self.predicted is None else self.predicted / self.measured - 1
-
-
 def validate_convergence(benchmarks: CaseRows[ConvergenceCase]) -> dict[str, Any]:
     """Predict every scored batch size of the cases and summarise the errors (fractions; keys as in `--json`).
 
@@ -456,17 +435,16 @@ def validate_convergence(benchmarks: CaseRows[ConvergenceCase]) -> dict[str, Any
     """
     by_case = {case.id: list(_batch_predictions(case)) for case in benchmarks.cases}
     predictions = [row for rows in by_case.values() for row in rows]
-    single = [row for row in predictions if row.protocol == _LEAVE_ONE_OUT]
-    larger = [row for row in predictions if row.protocol == _LARGER_BATCH]
-    reasons = {name: [row.refused for row in rows if row.refused] for name, rows in by_case.items()}
+    single = [row for row in predictions if row["protocol"] == _LEAVE_ONE_OUT]
+    larger = [row for row in predictions if row["protocol"] == _LARGER_BATCH]
+    # The last two rows of such a case are of its largest batch, and the one before of the next one.
+    adjacent = [row for row in larger if by_case[row["id"]][-3]["batch"] <= row["batch"] / 2]
+    reasons = {name: [row["refused"] for row in rows if row["refused"]] for name, rows in by_case.items()}
 
-    def score(rows: Iterable[_BatchPrediction]) -> dict[str, Any]:
-        figures = summary(rows)
+    def score(rows: Iterable[Mapping[str, Any]], key: str = "error") -> dict[str, Any]:
+        figures = _figures(row[key] for row in rows if row["counted"])
         del figures["n"]
         return figures
-
-    def baseline(rows: Iterable[_BatchPrediction]) -> dict[str, Any]:
-        return score(replace(row, predicted=row.baseline) for row in rows)
 
     return {
         "kind": "convergence",
@@ -484,45 +462,33 @@ def validate_convergence(benchmarks: CaseRows[ConvergenceCase]) -> dict[str, Any
             for name, rows in by_case.items()
             if not rows
         ],
-        "refused": sum(bool(row.refused) for row in predictions),
-        "refused_allowed": sum(not row.counts for row in predictions),
+        "refused": sum(bool(row["refused"]) for row in predictions),
+        "refused_allowed": sum(not row["counted"] for row in predictions),
         "summary": score(single),
-        "baseline": baseline(single),
+        "baseline": score(single, "baseline_error"),
         "larger_batch": score(larger),
-        "larger_batch_baseline": baseline(larger),
-        "larger_batch_adjacent": score(row for row in larger if row.adjacent),
+        "larger_batch_baseline": score(larger, "baseline_error"),
+        "larger_batch_adjacent": score(adjacent),
         "predictions": {
-            _LEAVE_ONE_OUT: sum(row.counts for row in single),
-            _LARGER_BATCH: sum(row.counts for row in larger),
+            _LEAVE_ONE_OUT: sum(row["counted"] for row in single),
+            _LARGER_BATCH: sum(row["counted"] for row in larger),
         },
         "families": {
-            family: summary(row for row in single if row.case.family == family)
-            for family in sorted({row.case.family for row in single})
+            family: _figures(row["error"] for row in single if row["family"] == family and row["counted"])
+            for family in sorted({row["family"] for row in single})
         },
-        "cases": [
-            {
-                "id": row.case.id,
-                "family": row.case.family,
-                "protocol": row.protocol,
-                "unit": row.case.unit,
-                "batch": row.batch,
-                "measured": row.measured,
-                "predicted": row.predicted,
-                "error": row.error,
-                "baseline_error": row.baseline / row.measured - 1,
-                "refused": row.refused or None,
-                "counted": row.counts,
-            }
-            for row in predictions
-        ],
+        "cases": predictions,
     }
 
 
-def _batch_predictions(case: ConvergenceCase) -> Iterator[_BatchPrediction]:
-    """Each batch size predicted from all others, and the largest from smaller ones; none of few sizes."""
-    repeats: dict[float, list[float]] = {}
+def _batch_predictions(case: ConvergenceCase) -> Iterator[dict[str, Any]]:
+    """Each batch size predicted from all others, and the largest from smaller ones; none of few sizes.
+
+    A refusal that the kind of run allows is not counted.
+    """
+    repeats: defaultdict[float, list[float]] = defaultdict(list)
     for batch, mean, *_ in case.points:
-        repeats.setdefault(batch or 0.0, []).append(mean or 0.0)
+        repeats[batch or 0.0].append(mean or 0.0)
     points = [(batch, float(np.mean(repeats[batch]))) for batch in sorted(repeats)]
     if len(points) < _MIN_BATCH_SIZES:
         return
@@ -530,13 +496,24 @@ def _batch_predictions(case: ConvergenceCase) -> Iterator[_BatchPrediction]:
     below = [point for point in points if point[0] <= points[-1][0] / 2]
     if len(below) >= _MIN_FITTED_BELOW:
         tried.append((_LARGER_BATCH, below, points[-1]))
-    for protocol, fitted, target in tried:
-        batches, measured = zip(*fitted, strict=True)
-        baseline = float(np.exp(np.mean(np.log(measured))))
-        adjacent = protocol == _LARGER_BATCH and len(fitted) == len(points) - 1
-        unknown = _BatchPrediction(case, protocol, *target, baseline, adjacent)
+    for protocol, fitted, (batch, measured) in tried:
+        batches, examples = zip(*fitted, strict=True)
+        baseline = float(np.exp(np.mean(np.log(examples))))
+        predicted = refused = None
         try:
-            fit = HyperbolaFit.of(batches, measured, case.run_kind, prior=True)
-            yield replace(unknown, predicted=fit.examples(target[0]))
+            predicted = HyperbolaFit.of(batches, examples, case.run_kind, prior=True).examples(batch)
         except PerfsimError as error:
-            yield replace(unknown, refused=str(error))
+            refused = str(error)
+        yield {
+            "id": case.id,
+            "family": case.family,
+            "protocol": protocol,
+            "unit": case.unit,
+            "batch": batch,
+            "measured": measured,
+            "predicted": predicted,
+            "error": None if predicted is None else predicted / measured - 1,
+            "baseline_error": baseline / measured - 1,
+            "refused": refused,
+            "counted": refused is None or case.run_kind == "pre-training",
+        }

@@ -359,7 +359,7 @@ def _split(data: bytes) -> list[bytes]:
             (byte for byte in range(offset, offset + 5) if data[byte : byte + 1] < b"\x80"), offset + 4
         )
         groups = data[offset : last + 1]
-        length = sum((group & 0x7F) << 7 * place for place, group in enumerate(groups))
+        length = sum((group & 0x7F) << 7 * position for position, group in enumerate(groups))
         offset += len(groups)
         if length > MOST_MESSAGE or offset + length > len(data):
             raise ValueError(f"a message of {length} bytes at byte {offset} goes beyond the end")

@@ -72,21 +72,6 @@ def _wire(settings: Settings) -> str | None:
     return None if wire == "fp32" else wire
 
 
-def _pipeline(chosen: Chosen) -> str:
-    stages = chosen.layout.pipeline
-    uneven = chosen.layout.layers_per_stage
-    split = f" with {'-'.join(map(str, uneven))} layers" if uneven else ""
-    words = f"{stages} pipeline stages{split}; PipelineModule(num_stages={stages}) has them"
-    return words if stages > 1 else ""
-
-
-def _recompute(chosen: Chosen) -> str:
-    mode = chosen.layout.recompute
-    every = chosen.layout.recompute_every
-    part = f" of one layer in {every}" if every > 1 else ""
-    return "" if mode == "none" else f"recompute {mode}{part}; the model's code calls the checkpointing"
-
-
 CPU_CHECKPOINTS = "activation_checkpointing.cpu_checkpointing"
 ROWS: tuple[Row, ...] = (
     Row.same("recipe.global_batch_size", "train_batch_size"),
@@ -141,8 +126,10 @@ ROWS: tuple[Row, ...] = (
         "model",
         f"the model, which the training script builds: {tool.SHAPE}, sequences of {{c.job.seq_length}}",
     ),
-    Row("layout.pipeline", gap=_pipeline),
-    Row("layout.recompute", gap=_recompute),
+    Row.lacks("layout.pipeline", "{0} pipeline stages; PipelineModule(num_stages={0}) has them"),
+    Row.lacks("layout.layers_per_stage", "stages of {} layers; PipelineModule divides the layers"),
+    Row.lacks("layout.recompute", "recompute {}; the model's code calls the checkpointing"),
+    Row.lacks("layout.recompute_every", "recompute of one layer in {}; the model's code chooses the layers"),
     Row.lacks(
         "layout.tensor",
         "tensor parallelism {} with ZeRO 3; the script's mpu object has it",
@@ -201,7 +188,7 @@ TOOL = Tool(
     recognise=_recognise,
     read=_read,
     rows=ROWS,
-    told=("data", "virtual_pipeline", "layers_per_stage", "recompute_every", "expert_tensor"),
+    told=("data", "virtual_pipeline", "expert_tensor"),
     runs=ParallelLayout,
     render=lambda comments, values: json.dumps({"_comments": comments, **values}, indent=2) + "\n",
     start=lambda c: f"start on {c.layout.num_devices} ranks with --deepspeed_config and this file",

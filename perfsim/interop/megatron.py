@@ -43,6 +43,7 @@ VOCABULARIES = {
 """Vocabularies by the name of the tokenizer or of its file."""
 RANKS_IN_ALL = re.compile(r"torchrun with (\d{1,6}) ranks in all")
 """The comment of the emitted flags that says how many ranks they are for."""
+BACKENDS = {"flash": "flash", "standard": "unfused"}
 EXCHANGES = {"ring": "p2p", "all_to_all": "a2a"}
 DISPATCHERS = {"all_to_all": "alltoall", "deepep": "flex", "all_gather": "allgather"}
 WIDE_OR_FP16 = ("fp32", "tf32", "fp16")
@@ -419,18 +420,13 @@ def _optimizer_word(settings: Settings) -> str:
 
 
 RECIPE: tuple[Row, ...] = (
-    Row(
-        "runtime.overlap_grad_reduce",
-        "overlap_grad_reduce overlap_grad_sync",
-        _if(lambda c: c.job.runtime.overlap_grad_reduce and c.layout.replicas > 1),
-        lambda settings: settings.flag("overlap_grad_reduce", "overlap_grad_sync"),
+    Row.same(
+        "runtime.overlap_grad_reduce", "overlap_grad_reduce overlap_grad_sync", usual=False, default=False
     ),
-    Row(
+    Row.spelled(
         "runtime.overlap_param_gather",
         "overlap_param_gather",
-        _if(
-            lambda c: c.job.runtime.overlap_param_gather and c.layout.zero_stage > 0 and c.layout.replicas > 1
-        ),
+        {True: True},
         lambda settings: settings.flag("overlap_param_gather") or None,
     ),
     Row.spelled("recipe.precision", "fp16", {"fp16": True}),
@@ -439,12 +435,7 @@ RECIPE: tuple[Row, ...] = (
     Row.spelled("recipe.reduce_precision", "accumulate_allreduce_grads_in_fp32", {None: True, "fp32": True}),
     Row.spelled("recipe.reduce_precision", "grad_reduce_in_bf16", {"bf16": True}, _reduced),
     Row.grad_bucket("ddp_bucket_size bucket_size"),
-    Row(
-        "runtime.attention",
-        "attention_backend",
-        lambda c: "flash" if c.job.runtime.attention == "flash" else "unfused",
-        _attention,
-    ),
+    Row.spelled("runtime.attention", "attention_backend", BACKENDS, _attention),
     # Megatron has both dropouts where a file does not tell.
     Row.spelled(
         "recipe.dropout",

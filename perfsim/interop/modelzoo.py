@@ -47,14 +47,6 @@ def _uneven(chosen: Chosen) -> str:
     return "" if share % micro == 0 else f"micro-batches of {micro} in {share:g} sequences a system"
 
 
-def _recompute(chosen: Chosen) -> str:
-    layout = chosen.layout
-    if layout.recompute == "none":
-        return ""
-    interval = f" every {layout.recompute_layers} layers" if layout.recompute_layers else ""
-    return f"recompute {layout.recompute}{interval}; the compiler decides it"
-
-
 # ------------------------------------------------------------------------------------ from its values
 def _is_encoder(settings: Settings) -> bool:
     words = settings.text("model.name"), settings.text("train_input.data_processor")
@@ -209,7 +201,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row.refuses("recipe.precision", f"it trains in {', '.join(PRECISIONS)}, not {{}}", unless=PRECISIONS),
     Row("layout.micro_batch_size", gap=_uneven),
-    Row("layout.recompute", gap=_recompute),
+    Row.lacks("layout.recompute", "recompute {}; the compiler decides it"),
+    Row.lacks("layout.recompute_layers", "recompute every {} layers; the compiler decides it"),
     Row.lacks("layout.spill", "activations on activation servers; the compiler decides it"),
     Row.lacks("layout.stream_chunks", "weights streamed in {} pieces a layer"),
     Row.lacks(
@@ -273,7 +266,6 @@ TOOL = Tool(
     recognise=_recognise,
     read=_read,
     rows=ROWS,
-    told=("data", "recompute_layers"),
     runs=StreamingLayout,
     render=lambda comments, values: "\n".join(
         [*comments, yaml.safe_dump(values, sort_keys=False, allow_unicode=True)]

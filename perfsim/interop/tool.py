@@ -98,24 +98,25 @@ def _range_of(field: str) -> tuple[type, int, int]:
     return next((kind for kind in (bool, int, float) if kind in kinds), str), least, most
 
 
-_SAID_WITH: Mapping[str, str] = {
-    "layout.schedule": "layout.pipeline",
-    "layout.context_exchange": "layout.context",
-    "layout.sequence_parallel": "layout.tensor",
-    **dict.fromkeys(
-        (
-            *("layout.expert", "layout.expert_tensor", "runtime.grouped_products", "recipe.routing"),
-            "recipe.expert_capacity",
-        ),
-        "model.experts",
-    ),
-    "model.experts.top_groups": "model.experts.groups",
+_SAID_WITH: Mapping[str, tuple[str, ...]] = {
+    "layout.schedule": ("layout.pipeline",),
+    "layout.context_exchange": ("layout.context",),
+    "layout.sequence_parallel": ("layout.tensor",),
+    "layout.expert": ("model.experts",),
+    "layout.expert_tensor": ("model.experts",),
+    "model.experts.top_groups": ("model.experts.groups",),
+    "recipe.expert_capacity": ("model.experts",),
+    "recipe.routing": ("model.experts",),
+    "runtime.dispatcher": ("model.experts",),
+    "runtime.grouped_products": ("model.experts",),
+    "runtime.overlap_grad_reduce": ("layout.replicas",),
+    "runtime.overlap_param_gather": ("layout.replicas", "layout.zero_stage"),
 }
-"""Fields that say something only where another one is in use."""
+"""Fields that say something only where others are in use."""
 _DERIVED: Mapping[str, Write] = {
     # The recipe may leave the batch open, and the runtime the dispatcher of tokens.
     "recipe.global_batch_size": lambda c: c.job.global_batch_size,
-    "runtime.dispatcher": lambda c: c.job.recipe.expert_dispatcher if c.job.model.experts else None,
+    "runtime.dispatcher": lambda c: c.job.recipe.expert_dispatcher,
 }
 
 
@@ -126,10 +127,10 @@ def _in_use(value: Any) -> bool:
 
 def _field_of(chosen: Chosen, field: str) -> Any:
     """The value of a field of a plan; None where a part on the way is None, or where it says nothing."""
+    if not all(_in_use(_field_of(chosen, other)) for other in _SAID_WITH.get(field, ())):
+        return None
     if field in _DERIVED:
         return _DERIVED[field](chosen)
-    if field in _SAID_WITH and not _in_use(_field_of(chosen, _SAID_WITH[field])):
-        return None
     value: Any = chosen if field.startswith(("layout.", "system.")) else chosen.job
     for name in field.split("."):
         value = None if value is None else getattr(value, name)

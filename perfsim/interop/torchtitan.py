@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any, get_args
+from typing import Any
 
 from perfsim.base.errors import InputError
 from perfsim.base.sizes import MOST_POSITIONS
@@ -23,7 +23,7 @@ from perfsim.interop.huggingface import LLAMA, model_beside
 from perfsim.interop.nearest_model import Nearest
 from perfsim.interop.source import Settings, Source, names_in
 from perfsim.interop.tool import Chosen, Reading, Row, Tool
-from perfsim.specs.layout import ContextExchange, ParallelLayout
+from perfsim.specs.layout import ParallelLayout
 
 SECTIONS = {"parallelism.": ("parallelism.", "training.", "experimental.")}
 """Sections in which a degree stands, by release."""
@@ -179,7 +179,7 @@ ROWS: tuple[Row, ...] = (
     Row.spelled(
         "layout.context_exchange",
         "parallelism.context_parallel_rotate_method",
-        dict.fromkeys(get_args(ContextExchange), "alltoall"),
+        {"ring": "alltoall"},
     ),
     _degree("layout.tensor", "tensor_parallel"),
     Row("layout.sequence_parallel", read=lambda s: s.ours["layout.tensor"] > 1),

@@ -1,10 +1,8 @@
 """What ranks of one stage exchange inside a layer: keys and values, heads, and rows for experts.
 
-Ranks that share sequences attend in parts. In a ring each block's scores enter a running softmax
-[1805.02867], and gradients of keys and values travel one message behind them, to which every rank adds its
-own. Rows travel to the ranks of their experts and back; where they went is kept in a buffer, so that they
-come back to their places. Ranks that share an expert all-gather their rows, compute, and reduce-scatter the
-results.
+In a ring, gradients of keys and values travel one message behind them, and every rank adds its own. Rows
+travel to the ranks of their experts and back; where they went is kept in a buffer, so that they come back to
+their places. Ranks that share an expert all-gather their rows, compute, and reduce-scatter the results.
 """
 
 from __future__ import annotations
@@ -14,145 +12,15 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from perfsim.base.arrays import Floats, Ints
-from perfsim.proof.compute import (
-    LAYER_BEGIN,
-    At,
-    Made,
-    Operation,
-    backward,
-    both,
-    enter,
-    forward,
-    residual,
-    to_attention,
-)
-from perfsim.proof.operations import Block, core_gradients, of_groups, scores
+from perfsim.base.arrays import Ints
+from perfsim.proof.compute import own_pair
+from perfsim.proof.operations import HEADS
 from perfsim.proof.parameters import Share
 from perfsim.proof.program import Tensor, Values, summed
 from perfsim.work import Work
 
-HEADS = 1
 POSITIONS = 2
-"""Axes of queries, keys and values."""
-
-
-# ------------------------------------------------------------------------------ attention in parts
-
-
-class _Ring(NamedTuple):
-    """What the backward of a core in a ring reads: its output, and the log of the sum of exponentials."""
-
-    context: Floats
-    log_sum: Floats
-
-
-def _qkv(at: At, operation: Operation) -> Made:
-    """Norm, queries, keys and values; a recompute reads the layer's input from what is saved."""
-    tensors, _ = enter(at, operation)
-    return [*tensors, _own_pair(at.block, at.share)], []
-
-
-def _block(at: At, operation: Operation) -> Made:
-    """The core on one block of keys and values, or on all positions of some heads."""
-    share = at.share
-    block = at.frame[at.task.block]
-    if at.compiler.rings:
-        # Attend to one more block: largest score, sum of exponentials, and sum of weighted values so far.
-        pair, *earlier = at.operands[1:]
-        before = earlier[0] if earlier else None
-        made = scores(block.values["q"], pair["k"], (share.places, pair["places"]), share)
-        most = made.max(axis=-1, keepdims=True)
-        if before:
-            most = np.maximum(most, before["most"])
-        e = np.exp(made - most)
-        total = e.sum(axis=-1, keepdims=True)
-        weighted = e @ of_groups(pair["v"], share)
-        if before:
-            scale = np.exp(before["most"] - most)
-            total = before["total"] * scale + total
-            weighted = before["weighted"] * scale + weighted
-        return [{"weighted": weighted, "total": total, "most": most}], []
-    # After the all-to-all a rank has some of the heads of its tensor peer.
-    for name in operation.takes:
-        block.values[name] = at.arrived(name)
-    count = block.values["q"].shape[HEADS]
-    first = at.rank // share.tensor.of % (share.heads // count) * count
-    given = {"places": tuple(range(share.seq_length)), "first_head": first}
-    block.forward(operation.parts, at.w, share, given)
-    return [{"context": block.values["context"]}], []
-
-
-def _own_pair(block: Block, share: Share) -> Tensor:
-    """The keys and values of a rank itself, and their positions."""
-    made = block.parts["heads"].makes
-    return {"k": made["k"].value, "v": made["v"].value, "places": share.places}
-
-
-def _output(at: At, operation: Operation) -> Made:
-    """The output projection of what the core made, from the running softmax or from other ranks."""
-    block = at.frame[at.task.block]
-    if at.compiler.rings:
-        done = at.operands[0]
-        context = done["weighted"] / done["total"]
-        block.parts["core"] = _Ring(context, done["most"] + np.log(done["total"]))
-    else:
-        context = at.arrived("context")
-    block.values["context"] = context
-    return forward(at, operation)
-
-
-def _block_backward(at: At, operation: Operation) -> Made:
-    """Gradients of queries, keys and values by one block, or of all positions of some heads."""
-    if not at.compiler.rings:
-        return backward(at, operation)
-    block = at.block
-    inner = block.parts["core"]
-    first, _, *later = at.operands
-    q = block.parts["heads"].makes["q"].value
-    pair = later[0] if later else _own_pair(block, at.share)
-    d = first["context"]
-    made = scores(q, pair["k"], (at.share.places, pair["places"]), at.share)
-    delta = (d * inner.context).sum(axis=-1, keepdims=True)
-    p = np.exp(made - inner.log_sum)
-    d_q, d_k, d_v = core_gradients(p, d, (q, pair["k"], pair["v"]), at.share, delta)
-    if later:
-        d_q = d_q + later[1]["q"]
-    return [{"q": d_q}, {"of k": d_k, "of v": d_v}], []
-
-
-def _qkv_backward(at: At, operation: Operation) -> Made:
-    """The rest of the attention's backward, from the gradients of queries, keys and values."""
-    gradients = at.block.gradients
-    for name in "qkv":
-        travelled = at.compiler.rings and name != "q"
-        gradients[name] = at.arrived(f"of {name}" if travelled else name)
-    return backward(at, operation)
-
-
-HEADS_AND_JOIN = ("join", "heads")
-QKV = ("q", "k", "v")
-IN_PARTS = {
-    **both(
-        "attention.qkv",
-        Operation(_qkv, HEADS_AND_JOIN, gives=QKV),
-        LAYER_BEGIN._replace(run=_qkv_backward, parts=HEADS_AND_JOIN, begin=residual),
-    ),
-    **both(
-        "attention.block",
-        Operation(_block, ("core",), QKV, reads=""),
-        Operation(_block_backward, ("core",), ("context",), QKV, reads=""),
-    ),
-    **both(
-        "attention.output",
-        Operation(_output, ("output",), (), ("attended",), quantity="attention"),
-        Operation(backward, ("output",), gives=("context",), begin=to_attention),
-    ),
-}
-"""Operations of attention whose ranks share sequences."""
-
-
-# ------------------------------------------------------------------------------ exchanges
+"""Axis of queries, keys and values."""
 
 
 def _ring_shift(work: Work, shares: Sequence[Share], values: Sequence[Values]) -> list[tuple[Any, ...]]:
@@ -162,7 +30,7 @@ def _ring_shift(work: Work, shares: Sequence[Share], values: Sequence[Values]) -
     def sent(share: Share, source: Tensor, *done: Tensor) -> Tensor:
         message: Tensor = {}
         if "keys_values" in contents:
-            pair = _own_pair(source["saved"], share) if "saved" in source else source
+            pair = own_pair(source["saved"], share) if "saved" in source else source
             message = {name: pair[name] for name in ("k", "v", "places")}
         if "gradients" in contents:
             made = done[0]
@@ -195,7 +63,7 @@ class _Route(NamedTuple):
 
 
 def _rows_there(_: Work, shares: Sequence[Share], values: Sequence[Values]) -> list[tuple[Any, ...]]:
-    """Rows to the ranks of their experts, in the order of the members."""
+    """Rows to the ranks of their experts, in the order of the members; peers that share experts have all."""
     sent: list[Tensor] = [inputs[0] for inputs in values]
     arrived: list[tuple[Any, ...]] = []
     for share in shares:
@@ -209,34 +77,25 @@ def _rows_there(_: Work, shares: Sequence[Share], values: Sequence[Values]) -> l
     return arrived
 
 
-def _rows_back(_: Work, shares: Sequence[Share], values: Sequence[Values]) -> list[tuple[Any, ...]]:
-    """What became of the rows of each member, in the order in which it sent them."""
-    made, routes = zip(*values, strict=True)
+def _rows_back(work: Work, shares: Sequence[Share], values: Sequence[Values]) -> list[tuple[Any, ...]]:
+    """What became of the rows of each member, in the order in which it sent them.
+
+    Peers that share experts have a summand of every row, others have other rows.
+    """
     returned: list[tuple[Any, ...]] = []
     for member in range(len(shares)):
-        own = [route.source == member for route in routes]
-        places = [route.place[mine] for route, mine in zip(routes, own, strict=True)]
+        own = [route.source == member for _, route in values]
+        parts = [
+            {name: array[mine] for name, array in rows.items()}
+            for (rows, _), mine in zip(values, own, strict=True)
+        ]
+        if work.op == "reduce_scatter":
+            returned.append((parts[0] | {"rows": summed([rows["rows"] for rows in parts])},))
+            continue
+        places = [route.place[mine] for (_, route), mine in zip(values, own, strict=True)]
         order = np.argsort(np.concatenate(places))
-        rows = {
-            name: np.concatenate([rows[name][mine] for rows, mine in zip(made, own, strict=True)])[order]
-            for name in made[0]
-        }
-        returned.append((rows,))
+        returned.append(({name: np.concatenate([rows[name] for rows in parts])[order] for name in parts[0]},))
     return returned
-
-
-def _rows_gathered(_: Work, __: Sequence[Share], values: Sequence[Values]) -> list[tuple[Any, ...]]:
-    """The rows of all peers that share experts, and where those of each peer are."""
-    sent: list[Tensor] = [inputs[0] for inputs in values]
-    bounds = np.cumsum([0, *(len(rows["expert"]) for rows in sent)])
-    whole = {name: np.concatenate([rows[name] for rows in sent]) for name in sent[0]}
-    return [(whole, slice(bounds[n], bounds[n + 1])) for n in range(len(sent))]
-
-
-def _rows_scattered(_: Work, __: Sequence[Share], values: Sequence[Values]) -> list[tuple[Any, ...]]:
-    """The sum of what peers made of the rows, for each its own."""
-    total = summed([rows["rows"] for rows, _ in values])
-    return [({"rows": total[route], "expert": rows["expert"][route]},) for rows, route in values]
 
 
 class _Exchange(NamedTuple):
@@ -259,7 +118,7 @@ EXCHANGES: Mapping[str, _Exchange] = {
     "context.all_to_all": _Exchange(_all_to_all, "exchanged", "made"),
     "experts.dispatch": _Exchange(_rows_there, "rows", "read", keeps=OF_EXPERTS),
     "experts.combine": _Exchange(_rows_back, "rows", "made", follows=OF_EXPERTS),
-    "experts.all_gather": _Exchange(_rows_gathered, "rows", "made", keeps=OF_PEERS),
-    "experts.reduce_scatter": _Exchange(_rows_scattered, "rows", "read", follows=OF_PEERS),
+    "experts.all_gather": _Exchange(_rows_there, "rows", "made", keeps=OF_PEERS),
+    "experts.reduce_scatter": _Exchange(_rows_back, "rows", "read", follows=OF_PEERS),
 }
 """Exchanges by the name of their work."""

@@ -11,8 +11,7 @@ import numpy as np
 
 from perfsim.base.arrays import Floats
 from perfsim.engine.limits import present_limits
-from perfsim.proof.compute import Compiler
-from perfsim.proof.parameters import with_experts
+from perfsim.proof.interpreter import Interpreter
 from perfsim.proof.program import (
     BROKEN,
     CLIPPED,
@@ -24,7 +23,6 @@ from perfsim.proof.program import (
     Claim,
     Fault,
     FaultError,
-    Program,
 )
 from perfsim.work.unfold import Unfolded
 
@@ -52,12 +50,21 @@ class Outcome:
     """Elements of each task's message, the most of any rank; in a thorough run only."""
 
 
+_Buffer = tuple[Cell, int]
+"""A cell on one rank."""
+
+
+def _buffer(cell: Cell, rank: int) -> _Buffer:
+    """The buffer of a rank; of what exists once for all, the only one."""
+    return cell, 0 if cell.place == SHARED else rank
+
+
 class Executor:
     """Runs all ranks of an unfolded graph with their buffers."""
 
-    def __init__(self, program: Program, compiler: Compiler, unfolded: Unfolded) -> None:
-        self.program = program
-        self.compiler = compiler
+    def __init__(self, interpreter: Interpreter, unfolded: Unfolded) -> None:
+        program = self.program = interpreter.program
+        self.interpreter = interpreter
         self.task = unfolded.task.tolist()
         self.members: list[list[int]] = [[] for _ in self.task]
         """The peers that take part in each instance, by offset; one that runs alone, the first."""
@@ -65,23 +72,13 @@ class Executor:
             for instance in np.unique(unfolded.of_peer(offset)).tolist():
                 if not self.members[instance] or program.actions[self.task[instance]].joined:
                     self.members[instance].append(offset)
-        numbers: dict[Cell, int] = {}
-
-        def numbered(cells: Sequence[Cell]) -> list[tuple[int, bool]]:
-            """The number of each cell, and whether every rank has its own copy."""
-            return [(numbers.setdefault(cell, len(numbers)), cell.place != SHARED) for cell in cells]
-
-        self.reads = [numbered(action.reads) for action in program.actions]
-        self.writes = [numbered(action.writes) for action in program.actions]
-        self.num_cells = len(numbers)
-        self.first: dict[tuple[Cell, int], Any] = {}
+        self.first: dict[_Buffer, Any] = {}
+        """Initial values."""
         self.expected: dict[tuple[Claim, int], tuple[Floats, float]] = {}
 
     def run(self, order: Sequence[int], outcome: Outcome, *, thorough: bool = False) -> None:
         """Execute every task once and add what is found; FaultError if that is impossible."""
-        width = self.program.graph.width
-        values: list[list[Any]] = [[None] * width for _ in range(self.num_cells)]
-        writers: list[list[int]] = [[NOBODY] * width for _ in range(self.num_cells)]
+        held: dict[_Buffer, tuple[int, Any]] = {}  # the writer of every value, and the value
         limits = present_limits()
         progress = "{:,} of {:,} tasks of one order executed".format
         for number, instance in enumerate(order):
@@ -93,18 +90,18 @@ class Executor:
             operands = []
             for rank in members:
                 read = []
-                for index, (cell, per_rank) in enumerate(self.reads[task]):
-                    place = rank if per_rank else 0
-                    if writers[cell][place] != action.expects[index]:
-                        self._begin(action, index, place, values[cell], writers[cell])
-                    read.append(values[cell][place])
+                for cell, intended in zip(action.reads, action.expects, strict=True):
+                    buffer = _buffer(cell, rank)
+                    writer, value = held.get(buffer, (NOBODY, None))
+                    if writer != intended:
+                        value = self._begin(action, intended, buffer, writer)
+                        held[buffer] = START, value
+                    read.append(value)
                 operands.append(read)
             results = self._execute(action, members, operands)
             for rank, result in zip(members, results, strict=True):
-                for (cell, per_rank), value in zip(self.writes[task], result, strict=True):
-                    place = rank if per_rank else 0
-                    values[cell][place] = value
-                    writers[cell][place] = task
+                for cell, value in zip(action.writes, result, strict=True):
+                    held[_buffer(cell, rank)] = task, value
             if thorough and (message := action.message):
                 try:
                     most = max(map(message.elements, operands, results))
@@ -117,25 +114,22 @@ class Executor:
                     for rank, result in zip(members, results, strict=True):
                         self._compare(action, position, claim, rank, result[position], outcome)
 
-    def _begin(self, action: Action, index: int, place: int, values: list[Any], writers: list[int]) -> None:
-        """Put the initial value into an empty buffer; any other mismatch of its writer is a fault."""
+    def _begin(self, action: Action, intended: int, buffer: _Buffer, writer: int) -> Any:
+        """The initial value of an empty buffer; any other mismatch of its writer is a fault."""
         name = self.program.name
-        cell = action.reads[index]
+        cell, rank = buffer
         tensor = self.program.tensor(cell)
-        intended = action.expects[index]
-        writer = writers[place]
         if writer != NOBODY or intended != START:
             wrote = "nothing is there yet" if writer == NOBODY else f"{name(writer)} wrote what is there"
             detail = f"must read what {name(intended)} writes, but {wrote}"
             raise FaultError(Fault("order", name(action.task), tensor, detail))
-        if (cell, place) not in self.first:
+        if buffer not in self.first:
             try:
-                self.first[cell, place] = self.compiler.initial(cell, place)
+                self.first[buffer] = self.interpreter.initial(cell, rank)
             except BROKEN:
                 detail = "nothing writes it before it is read"
                 raise FaultError(Fault("refused", name(action.task), tensor, detail)) from None
-        values[place] = self.first[cell, place]
-        writers[place] = START
+        return self.first[buffer]
 
     def _execute(
         self, action: Action, members: Sequence[int], operands: list[list[Any]]
@@ -186,22 +180,21 @@ class Executor:
             outcome.faults.append(fault)
 
     def _of_serial_training(self, claim: Claim, rank: int) -> Floats:
-        """The value that a claim states for a rank, divided as the compiler of the graph divides it."""
-        compiler = self.compiler
+        """The value that a claim states for a rank, divided as the layout divides it."""
+        ranks = self.interpreter.ranks
         quantity = claim.quantity
         number = claim.number
-        record = self.compiler.training.records[claim.step]
+        record = ranks.training.records[claim.step]
         if quantity == NORM:
             return np.array(record.squared_norm)
         if quantity.startswith("weight"):
             blocks = record.weight_gradients if "gradient" in quantity else record.weights
-            share = compiler.share(rank)
-            layout = share.layouts[number]
-            flat = layout.flat(share.cut(with_experts(blocks, number, share), number).items())
+            share = ranks.share(rank)
+            flat = share.flat(blocks, number)
             if quantity.endswith("shard"):
-                flat = layout.shard(flat, compiler.sharding(rank, number))
+                flat = share.layouts[number].shard(flat, ranks.sharding(rank, number))
             return record.clipping * flat if CLIPPED in quantity else flat
         losses = record.later_losses.get(number, record.losses)
         whole: Floats = losses if quantity == "loss" else getattr(record, quantity)[number]
-        own = whole[compiler.rows(rank, claim.microbatch)][:, compiler.places(rank)]
+        own = whole[ranks.rows(rank, claim.microbatch)][:, ranks.places(rank)]
         return np.array(own.sum()) if quantity == "loss" else own

@@ -115,9 +115,8 @@ def _wrong_notes(subject: Subject) -> _Wrong:
 
 def _wrong_prices(subject: Subject) -> _Wrong:
     """Price one message of each class of work for half of its elements."""
-    program, _ = subject.compiled
     first: dict[Work, Task] = {}
-    for action in program.actions:
+    for action in subject.interpreter.program.actions:
         if action.message is not None:
             task = subject.graph.task(action.task)
             first.setdefault(task.work, task)
@@ -191,11 +190,11 @@ class MutationTally:
 
     def classes(self) -> list[dict[str, Any]]:
         """Explained faults by reason."""
-        by_reason = {
-            reason: [name for name in self.survivors if re.match(pattern, name)]
-            for pattern, reason in EXPLAINED.items()
-        }
-        return [{"why": why, "count": len(of), "example": of[0]} for why, of in by_reason.items() if of]
+        classes = []
+        for pattern, reason in EXPLAINED.items():
+            if names := [name for name in self.survivors if re.match(pattern, name)]:
+                classes.append({"why": reason, "count": len(names), "example": names[0]})
+        return classes
 
 
 def try_all(subject: Subject, every: int = 1, first: int = 0) -> MutationTally:

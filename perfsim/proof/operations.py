@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.base.arrays import Floats, Ints
-from perfsim.proof.parameters import Share, Weights, latent_of
+from perfsim.proof.parameters import WORDS, Share, Weights, latent_of
 from perfsim.specs.runtime import Runtime
+from perfsim.work import HEAD
 
 Gradients = list[tuple[str, Callable[[], Floats]]]
 """Gradients of weights by their names, computed when they are called."""
@@ -145,22 +146,34 @@ class Tape:
 
         return self.add(y if shift is None else y + shift, [x], back)
 
-    def linear(self, x: Node, name: str, *, adds: bool = True) -> Node:
-        """A product, to which the rank `adds` its bias; all ranks have the gradient of the bias."""
-        bias = f"{name}_bias"
+    def product(self, x: Node, name: str, axes: str = "kn", *, adds: bool = True) -> Node:
+        """Rows times a matrix with these axes, to which the rank `adds` its bias.
+
+        Axis r is that of rows, which each have the matrix of their expert. All ranks have the gradient of the
+        bias.
+        """
+        expert = self.given["expert"] - self.share.own_experts.start if "r" in axes else None
+        bias = "head_bias" if name == WORDS[HEAD] else f"{name}_bias"
         biased = bias in self.weights
         y = self.kept.get(name)
         if y is None:
-            y = x.value @ self.weights[name]
+            y = np.einsum(f"rk,{axes}->rn", _flat(x.value), _of_rows(self.weights[name], expert))
             if biased and adds:
-                y = y + self.weights[bias]
+                y = y + _of_rows(self.weights[bias], expert)
+            y = y.reshape(*x.value.shape[:-1], -1)
         self.products[name] = y
 
         def back(w: Weights, d: Floats) -> tuple[Sequence[Floats], Gradients]:
-            gradients: Gradients = [(name, lambda: _flat(x.value).T @ _flat(d))]
-            if biased:
-                gradients.append((bias, lambda: _flat(d).sum(axis=0)))
-            return [d @ w[name].T], gradients
+            rows = _flat(d)
+
+            def of_matrix() -> Floats:
+                return _summed_rows(np.einsum(f"rk,rn->{axes}", _flat(x.value), rows), w[name], expert)
+
+            def of_bias() -> Floats:
+                return rows.sum(axis=0) if expert is None else _summed_rows(rows, w[bias], expert)
+
+            dx = np.einsum(f"rn,{axes}->rk", rows, _of_rows(w[name], expert)).reshape(x.value.shape)
+            return [dx], [(name, of_matrix), *([(bias, of_bias)] if biased else [])]
 
         return self.add(y, [x], back)
 
@@ -240,36 +253,6 @@ class Tape:
 
         return self.add(np.asarray((rows * weights[..., None]).sum(axis=-2)), [outputs, p], back)
 
-    def experts(self, rows: Node) -> Node:
-        """The rank's experts on rows for them, each like an MLP: its part of the width of every expert."""
-        expert = self.given["expert"]
-        adds = self.share.expert_tensor.number == 0
-        chosen = [np.flatnonzero(expert == number) for number in self.share.own_experts]
-        tapes = []
-        y = np.zeros_like(rows.value)
-        for local, places in enumerate(chosen):
-            own = {name: value[local] for name, value in self.weights.items() if name.startswith("expert_")}
-            tape = Tape(own, self.share)
-            x = Node(rows.value[places])
-            gate = tape.linear(x, "expert_gate") if "expert_gate" in own else None
-            activated = tape.activation(tape.linear(x, "expert_fc1"), gate)
-            made = tape.linear(activated, "expert_fc2", adds=adds)
-            tapes.append((tape, x, made))
-            y[places] = made.value
-
-        def back(w: Weights, d: Floats) -> tuple[Sequence[Floats], Gradients]:
-            dx = np.zeros_like(rows.value)
-            of_experts: dict[str, list[Callable[[], Floats]]] = {}
-            for local, (places, (tape, x, made)) in enumerate(zip(chosen, tapes, strict=True)):
-                own = {name: value[local] for name, value in w.items() if name.startswith("expert_")}
-                arrived, gradients = tape.back(own, {made: d[places]})
-                dx[places] = arrived[x]
-                for name, gradient in gradients:
-                    of_experts.setdefault(name, []).append(gradient)
-            return [dx], [(name, partial(_stacked, made)) for name, made in of_experts.items()]
-
-        return self.add(y, [rows], back)
-
     # ------------------------------------------------------------------------------------ words
     def lookup(self) -> Node:
         """Embeddings of the words that this peer holds, zero for others; the first peer adds positions."""
@@ -296,22 +279,6 @@ class Tape:
 
         return self.add(x, [], back)
 
-    def logits(self, z: Node) -> Node:
-        """Scores of the words of this peer; rows that pad its part take no part in the softmax."""
-        made = z.value @ self.weights["head_words"].T
-        biased = "head_bias" in self.weights
-        if biased:
-            made = made + self.weights["head_bias"]
-        made[..., self.share.real_rows :] = -np.inf
-
-        def back(w: Weights, d: Floats) -> tuple[Sequence[Floats], Gradients]:
-            gradients: Gradients = [("head_words", lambda: _flat(d).T @ _flat(z.value))]
-            if biased:
-                gradients.append(("head_bias", lambda: _flat(d).sum(axis=0)))
-            return [d @ w["head_words"]], gradients
-
-        return self.add(made, [z], back)
-
     # --------------------------------------------------------------------------------- backward
     def back(self, weights: Weights, arrived: dict[Node, Floats]) -> tuple[dict[Node, Floats], Gradients]:
         """From the gradients of some nodes to those of all before them, and of weights."""
@@ -330,13 +297,23 @@ class Tape:
 # What operations compute with.
 
 
-def _stacked(gradients: Sequence[Callable[[], Floats]]) -> Floats:
-    return np.stack([gradient() for gradient in gradients])
-
-
 def _flat(x: Floats) -> Floats:
     """All but the last axis as one."""
     return x.reshape(-1, x.shape[-1])
+
+
+def _of_rows(weights: Floats, expert: Ints | None) -> Floats:
+    """The weights of each row's expert; without experts, those of all rows."""
+    return weights if expert is None else weights[expert]
+
+
+def _summed_rows(of_rows: Floats, weights: Floats, expert: Ints | None) -> Floats:
+    """The gradient of weights from that by each row's; without experts rows are summed already."""
+    if expert is None:
+        return of_rows
+    total = np.zeros_like(weights)
+    np.add.at(total, expert, of_rows)
+    return total
 
 
 def _split(x: Floats, count: int) -> Floats:
@@ -462,7 +439,7 @@ def _join(tape: Tape, x: Node) -> Node:
     """The input of a module of multi-token prediction: hidden states and later words [2412.19437 2.2]."""
     hidden = tape.norm(x, "mtp_hidden")
     words = tape.norm(tape.lookup(), "mtp_words")
-    return tape.linear(tape.joined(hidden, words), "mtp_joint")
+    return tape.product(tape.joined(hidden, words), "mtp_joint")
 
 
 def _heads(tape: Tape, x: Node) -> tuple[Node, ...]:
@@ -471,9 +448,9 @@ def _heads(tape: Tape, x: Node) -> tuple[Node, ...]:
     z = tape.norm(x, "norm1")
     if share.model.latent_attention is not None:
         return _latent_heads(tape, z)
-    q = tape.split_heads(tape.linear(z, "query"), share.heads)
-    k = tape.split_heads(tape.linear(z, "key"), share.groups)
-    v = tape.split_heads(tape.linear(z, "value"), share.groups)
+    q = tape.split_heads(tape.product(z, "query"), share.heads)
+    k = tape.split_heads(tape.product(z, "key"), share.groups)
+    v = tape.split_heads(tape.product(z, "value"), share.groups)
     if share.model.qk_layernorm:
         q = tape.norm(q, "query_norm")
         k = tape.norm(k, "key_norm")
@@ -487,12 +464,12 @@ def _latent_heads(tape: Tape, z: Node) -> tuple[Node, ...]:
     plain = latent.qk_nope_head_dim
     narrow = z
     if latent.q_lora_rank is not None:
-        narrow = tape.norm(tape.linear(z, "query_down"), "query_norm")
-    queries = tape.split_heads(tape.linear(narrow, "query"), share.heads)
-    down = tape.linear(z, "pair_down")
+        narrow = tape.norm(tape.product(z, "query_down"), "query_norm")
+    queries = tape.split_heads(tape.product(narrow, "query"), share.heads)
+    down = tape.product(z, "pair_down")
     width = latent.kv_lora_rank
     of_pairs = tape.norm(tape.piece(down, 0, width), "pair_norm")
-    pairs = tape.split_heads(tape.linear(of_pairs, "pair"), share.heads)
+    pairs = tape.split_heads(tape.product(of_pairs, "pair"), share.heads)
     common = tape.rotated(tape.split_heads(tape.piece(down, width, width + latent.qk_rope_head_dim), 1))
     turned = tape.rotated(tape.piece(queries, plain, plain + latent.qk_rope_head_dim))
     q = tape.joined(tape.piece(queries, 0, plain), turned)
@@ -502,7 +479,7 @@ def _latent_heads(tape: Tape, z: Node) -> tuple[Node, ...]:
 
 def _output(tape: Tape, context: Node) -> Node:
     """Output projection: this peer's part of the block's output."""
-    return tape.linear(tape.merge_heads(context), "projection", adds=tape.share.leads)
+    return tape.product(tape.merge_heads(context), "projection", adds=tape.share.leads)
 
 
 def _mlp(tape: Tape, x: Node, attended: Node) -> Node:
@@ -514,10 +491,13 @@ def _mlp(tape: Tape, x: Node, attended: Node) -> Node:
 
 
 def _linears(tape: Tape, z: Node, prefix: str = "") -> Node:
-    """Both products of an MLP, or of shared experts, and what is between them."""
-    gate = tape.linear(z, f"{prefix}gate") if tape.share.model.gated_mlp else None
-    u = tape.linear(z, f"{prefix}fc1")
-    return tape.linear(tape.activation(u, gate), f"{prefix}fc2", adds=tape.share.leads or bool(prefix))
+    """Both products of an MLP, of shared experts or of routed ones, and what is between them."""
+    share = tape.share
+    adds = {"": share.leads, "shared_": True, "expert_": share.expert_tensor.number == 0}[prefix]
+    axes = "rkn" if prefix == "expert_" else "kn"
+    gate = tape.product(z, f"{prefix}gate", axes) if share.model.gated_mlp else None
+    u = tape.product(z, f"{prefix}fc1", axes)
+    return tape.product(tape.activation(u, gate), f"{prefix}fc2", axes, adds=adds)
 
 
 def _router(tape: Tape, x: Node, attended: Node) -> tuple[Node, ...]:
@@ -528,7 +508,7 @@ def _router(tape: Tape, x: Node, attended: Node) -> tuple[Node, ...]:
     """
     total = tape.sum(x, attended)
     z = tape.norm(total, "norm2")
-    p = tape.probabilities(tape.linear(z, "router"))
+    p = tape.probabilities(tape.product(z, "router"))
     k = tape.share.model.experts.top_k if tape.share.model.experts else 0
     return total, z, tape.slots(z, k), p
 
@@ -539,9 +519,15 @@ def _combine(tape: Tape, total: Node, rows: Node, p: Node, *shared: Node) -> Nod
 
 
 def _scores(tape: Tape, y: Node) -> Node:
-    """Final norm and scores of words, of the positions that reach the LM head."""
+    """Final norm and scores of words, of the positions that reach the LM head.
+
+    Rows that pad the rank's part of the words take no part in the softmax.
+    """
     name = "mtp_norm" if "mtp_norm.scale" in tape.weights else "head_norm"
-    return tape.logits(tape.norm(tape.piece(y, 0, tape.given["targets"].shape[1], axis=1), name))
+    z = tape.norm(tape.piece(y, 0, tape.given["targets"].shape[1], axis=1), name)
+    made = tape.product(z, WORDS[HEAD], "nk")
+    made.value[..., tape.share.real_rows :] = -np.inf
+    return made
 
 
 class _Row(NamedTuple):
@@ -563,9 +549,9 @@ PARTS: Mapping[str, _Row] = {
     "output": _Row(_output, ("context",), ("attended",)),
     "mlp": _Row(_mlp, ("hidden", "attended"), ("hidden",), "fc1"),
     "router": _Row(_router, ("hidden", "attended"), ("total", "z", "rows", "p"), "router"),
-    # Shared experts compute every token; each rank has them whole.
+    # Shared experts compute every token, and each rank has them whole; routed ones compute rows.
     "shared": _Row(partial(_linears, prefix="shared_"), ("z",), ("shared",), "shared_fc1"),
-    "experts": _Row(Tape.experts, ("rows",), ("rows",), "expert_fc1"),
+    "experts": _Row(partial(_linears, prefix="expert_"), ("rows",), ("rows",), "expert_fc1"),
     "combine": _Row(_combine, ("total", "rows", "p", "shared"), ("hidden",), "router"),
     "scores": _Row(_scores, ("hidden",), ("scores",), "head_words"),
 }

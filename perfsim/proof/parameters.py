@@ -10,14 +10,14 @@ an equal part of each of its named tensors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from perfsim.base.arrays import Floats, Ints
+from perfsim.base.arrays import Floats
 from perfsim.specs.model import Experts, LatentAttention, TransformerConfig, layer_kinds
 from perfsim.work import EMBEDDING, HEAD
 
@@ -241,10 +241,12 @@ class Share:
         together = self.whole_layers and 0 <= block < EXPERTS and layer_kinds(self.model)[block].experts
         return axes | _axes_of(self.model, EXPERTS + block) if together else axes
 
-    def cut(self, whole: Weights, block: int) -> Weights:
-        """The rank's part of each named tensor of a block; what is too short for all ranks is padded."""
+    def flat(self, whole: Mapping[int, Weights], block: int) -> Floats:
+        """The rank's part of each tensor of a block, as a flat vector; what does not divide is padded."""
         axes = self.axes(block)
-        return {name: self._cut(value, axes[name]) for name, value in whole.items()}
+        experts = whole.get(EXPERTS + block, {}) if self.whole_layers and block >= 0 else {}
+        parts = whole[block] | experts
+        return self.layouts[block].flat((name, self._cut(value, axes[name])) for name, value in parts.items())
 
     def _cut(self, value: Floats, axes: str) -> Floats:
         for number, axis in enumerate(axes):
@@ -274,7 +276,8 @@ class _BlockLayout:
     """The named parts of one block in its flat vector."""
 
     def __init__(self, share: Share, block: int) -> None:
-        axes = share.axes(block)
+        self.share = share
+        axes = self.axes = share.axes(block)
         self.shapes = {name: tuple(map(share.length, of)) for name, of in axes.items()}
         self.sizes = {name: math.prod(shape) for name, shape in self.shapes.items()}
         ends = np.cumsum([0, *self.sizes.values()]).tolist()
@@ -287,10 +290,12 @@ class _BlockLayout:
             and not any(AXES[axis].divided for axis in of)
         ]
         """Tensors that every peer holds whole, of whose gradients each peer makes a summand."""
-        self.counted = self.flat(
-            (name, np.full(self.shapes[name], share.counts(name, axes[name]))) for name in axes
-        )
+
+    @cached_property
+    def counted(self) -> Floats:
         """1 for the entries that this rank counts in the norm of all gradients, 0 for the others."""
+        counts = ((name, self.share.counts(name, axes)) for name, axes in self.axes.items())
+        return self.flat((name, np.full(self.shapes[name], counted)) for name, counted in counts)
 
     def views(self, flat: Floats) -> Weights:
         """The named parts of a flat vector."""
@@ -308,26 +313,19 @@ class _BlockLayout:
         """The flat vector of gradients, computed now; those of other blocks' weights are left out."""
         return self.flat((name, gradient()) for name, gradient in gradients if name in self.parts)
 
-    @lru_cache(maxsize=64)  # noqa: B019 - layouts live as long as the program that made them
-    def _shard_index(self, shards: int) -> Ints:
-        """Row d: positions of shard d's entries in the flat vector; `size` marks padding."""
-        rows = []
-        for name, part in self.parts.items():
-            count = -(-self.sizes[name] // shards) * shards
-            places = np.full(count, self.size, dtype=np.int64)
-            places[: self.sizes[name]] = np.arange(part.start, part.stop)
-            rows.append(places.reshape(shards, -1))
-        return np.concatenate(rows, axis=1)
-
     def shard(self, flat: Floats, place: Place) -> Floats:
-        """One of equal parts of each named tensor."""
-        return np.asarray(np.append(flat, 0.0)[self._shard_index(place.of)[place.number]])
+        """One of equal parts of each named tensor, padded with zeros."""
+        padded = []
+        for name, part in self.parts.items():
+            padded.append(np.zeros((place.of, -(-self.sizes[name] // place.of))))
+            padded[-1].ravel()[: self.sizes[name]] = flat[part]
+        return np.concatenate([parts[place.number] for parts in padded])
 
-    def whole(self, parts: list[Floats]) -> Floats:
+    def whole(self, shards: Sequence[Floats]) -> Floats:
         """The flat vector of all shards."""
-        result = np.empty(self.size + 1)
-        result[self._shard_index(len(parts))] = np.stack(parts)
-        return result[:-1]
+        rows = np.stack(shards)
+        parts = {name: rows[:, self.part_of_shard(name, len(shards))] for name in self.sizes}
+        return np.concatenate([parts[name].ravel()[:size] for name, size in self.sizes.items()])
 
     def part_of_shard(self, name: str, shards: int) -> slice:
         """Position of a named tensor in a shard."""
@@ -341,9 +339,3 @@ def blocks(model: TransformerConfig) -> list[int]:
     kinds = layer_kinds(model)
     experts = [EXPERTS + layer for layer, kind in enumerate(kinds) if kind.experts]
     return [EMBEDDING, *range(len(kinds)), *experts, HEAD]
-
-
-def with_experts(blocks: Mapping[int, Weights], block: int, share: Share) -> Weights:
-    """The named tensors of a block, with its experts' tensors if the share keeps whole layers."""
-    experts = blocks.get(EXPERTS + block, {}) if share.whole_layers and block >= 0 else {}
-    return blocks[block] | experts

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import pairwise
+from functools import partial, reduce
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -178,22 +177,9 @@ def task_name(graph: TaskGraph, task: Task) -> str:
     return f"{task.name} of {block_name(task.block)} on {task.stream} in step {step}"
 
 
-# Collectives on arrays: from one array per member to one array per member.
-
-
 def summed(parts: Sequence[Floats]) -> Floats:
     """The sum of a reduction, in the order of the ranks."""
-    total = parts[0].copy()
-    for part in parts[1:]:
-        total += part
-    return total
-
-
-def pieces(whole: Floats, count: int, axis: int) -> list[Floats]:
-    """An array split among ranks along an axis, as evenly as possible."""
-    bounds = [number * whole.shape[axis] // count for number in range(count + 1)]
-    before = (slice(None),) * axis
-    return [whole[(*before, slice(low, high))].copy() for low, high in pairwise(bounds)]
+    return reduce(np.add, parts)
 
 
 # Happens-before: any two tasks that access one buffer, at least one writing it, must be ordered.
@@ -211,12 +197,9 @@ def dependencies(graph: TaskGraph, without: Collection[Edge] = ()) -> Ragged:
     deps = graph.dependencies
     if not without:
         return deps
-    rows = deps.row_of_value
-    unwanted = np.array([task * len(graph) + before for task, before in without], dtype=np.int64)
-    kept = ~np.isin(rows.astype(np.int64) * len(graph) + deps.values, unwanted)
-    start = np.zeros(len(graph) + 1, dtype=np.int32)
-    np.cumsum(np.bincount(rows[kept], minlength=len(graph)), out=start[1:])
-    return Ragged(start, deps.values[kept])
+    lost = set(without)
+    rows = [[before for before in deps.row(task) if (task, before) not in lost] for task in range(len(graph))]
+    return Ragged.of(rows)
 
 
 class Precedence:
@@ -228,10 +211,9 @@ class Precedence:
 
     def __init__(self, graph: TaskGraph, deps: Ragged) -> None:
         self.stream = graph.stream.tolist()
-        order = np.argsort(graph.stream, kind="stable")
+        ordered = graph.by_stream
         position = np.empty(len(graph), dtype=np.int64)
-        first = np.searchsorted(graph.stream[order], np.arange(len(graph.streams)))
-        position[order] = np.arange(len(graph)) - first[graph.stream[order]]
+        position[ordered.values] = np.arange(len(graph)) - ordered.start[ordered.row_of_value]
         self.position = position.tolist()
         """Of each task on its stream."""
         clock = np.full((len(graph), len(graph.streams)), -1, dtype=np.int32)
@@ -250,25 +232,14 @@ class Precedence:
 
 
 def random_order(deps: Ragged, rng: np.random.Generator) -> list[int]:
-    """A random topological order: at each step one of the ready tasks, with equal probability."""
-    count = len(deps.start) - 1
-    missing = np.diff(deps.start).tolist()
-    by_source = np.argsort(deps.values, kind="stable")
-    successors = deps.row_of_value[by_source].tolist()
-    start = np.searchsorted(deps.values[by_source], np.arange(count + 1)).tolist()
-    ready = [task for task, waits in enumerate(missing) if not waits]
-    order = []
-    for draw in rng.random(count).tolist():
-        index = int(draw * len(ready))
-        # Swap with the last one: removal in constant time.
-        ready[index], ready[-1] = ready[-1], ready[index]
-        task = ready.pop()
-        order.append(task)
-        for follower in successors[start[task] : start[task + 1]]:
-            missing[follower] -= 1
-            if not missing[follower]:
-                ready.append(follower)
-    return order
+    """A random topological order: of all ready tasks, the one with the least of numbers drawn for them."""
+    import networkx as nx
+
+    drawn = rng.random(len(deps.start) - 1).tolist()
+    waits: nx.DiGraph[int] = nx.DiGraph()
+    waits.add_nodes_from(range(len(drawn)))
+    waits.add_edges_from(zip(deps.values.tolist(), deps.row_of_value.tolist(), strict=True))
+    return list(nx.lexicographical_topological_sort(waits, key=drawn.__getitem__))
 
 
 CHECK_EVERY = 1_000

@@ -6,7 +6,7 @@ less, where a warm-up that is too short makes neighbours wait.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
@@ -40,24 +40,8 @@ ROUNDING = 1.0
 """Elements of rounding for each shard of a tensor that does not divide evenly."""
 
 
-class Prices(ABC):
-    """How a plan's graph counts bytes and elements."""
-
-    @abstractmethod
-    def bytes_per_element(self, message: Message) -> float:
-        """Bytes of an element."""
-
-    @abstractmethod
-    def counted(self, message: Message, elements: int, work: Work) -> float:
-        """Executed elements as the graph counts them."""
-
-    def rounding(self, _: Message) -> float:
-        """Elements by which they may differ, because tensors do not divide evenly into shards."""
-        return ROUNDING
-
-
-class StreamingPrices(Prices):
-    """Rules for graphs of weight streaming."""
+class StreamingPrices:
+    """How graphs of weight streaming count bytes and elements."""
 
     def __init__(self, plan: StreamingPlan) -> None:
         system = plan.topology.system
@@ -66,14 +50,20 @@ class StreamingPrices(Prices):
         self.other_bytes = {"parameters": system.weight_bytes, "gradients": system.gradient_bytes}
 
     def bytes_per_element(self, message: Message) -> float:
+        """Bytes of an element."""
         return self.other_bytes.get(message.content, self.element_bytes)
 
     def counted(self, message: Message, elements: int, _: Work) -> float:
+        """Executed elements as the graph counts them."""
         return elements - (self.head.sizes.get("head_bias", 0) if HEAD in message.blocks else 0)
 
+    def rounding(self, _: Message) -> float:
+        """Elements by which they may differ."""
+        return ROUNDING
 
-class GpuPrices(Prices):
-    """Rules for graphs of GPU strategies."""
+
+class GpuPrices:
+    """How graphs of GPU strategies count bytes and elements."""
 
     def __init__(self, plan: ThreeDPlan) -> None:
         layout = self.layout = plan.layout
@@ -86,6 +76,7 @@ class GpuPrices(Prices):
         """Elements of the rows that pad a word table to whole tiles."""
 
     def bytes_per_element(self, message: Message) -> float:
+        """Bytes of an element."""
         if message.content == "statistics":
             return STATISTIC_BYTES
         if message.content in ("gradients", "table", "shards"):
@@ -93,6 +84,7 @@ class GpuPrices(Prices):
         return self.recipe.element_bytes
 
     def counted(self, message: Message, elements: int, work: Work) -> float:
+        """Executed elements as the graph counts them."""
         layout = self.layout
         if work.kind is Kind.COMM_SEND:
             return elements / (layout.tensor if layout.sequence_parallel else 1)
@@ -142,18 +134,13 @@ def held_unlike_promised(graph: TaskGraph, plan: Plan) -> Iterator[Fault]:
     if not isinstance(layout, ParallelLayout) or layout.layers_per_stage is not None:
         return
     split = any(work.op.endswith(".wgrad") for work in graph.works)
-    # By rank: the passes of every layer in the order of its tasks, with the layer as the chunk.
-    parts = [work.op.rpartition(".") for work in graph.works]
-    which = [PASSES.get(end) if name in COUNTED else None for name, _, end in parts]
-    wanted = np.flatnonzero(np.array([passed is not None for passed in which])[graph.work])
-    passes_of: dict[int, list[Slot]] = {}
-    ranks = [rank_of(stream) for stream in graph.streams]
-    columns = (column[wanted].tolist() for column in (graph.work, graph.stream, graph.block, graph.tag))
-    for work, stream, block, tag in zip(*columns, strict=True):
-        rank = ranks[stream]
-        passed = which[work]
-        if rank is not None and passed is not None:
-            passes_of.setdefault(rank, []).append(Slot(passed, rank, block, tag))
+    passes_of: dict[int, list[Slot]] = defaultdict(list)
+    """By rank: the passes of every layer in the order of its tasks, with the layer as the chunk."""
+    for task in graph.tasks():
+        name, _, end = task.work.op.rpartition(".")
+        rank = rank_of(task.stream)
+        if rank is not None and name in COUNTED and end in PASSES:
+            passes_of[rank].append(Slot(PASSES[end], rank, task.block, task.tag))
     for rank, passes in passes_of.items():
         stage = rank // layout.width
         sizes = (stage, layout.pipeline, layout.virtual_pipeline, plan.num_microbatches)

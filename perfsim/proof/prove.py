@@ -19,15 +19,14 @@ from perfsim.interop import model_named
 from perfsim.machines import build_topology, costs_for, machine
 from perfsim.prediction.question import changed_part, changes_by_root
 from perfsim.prediction.run import Evaluation, evaluate
-from perfsim.proof.compute import Compiler
 from perfsim.proof.executor import Executor, Outcome
+from perfsim.proof.interpreter import Interpreter
 from perfsim.proof.program import (
     BROKEN,
     Edge,
     Fault,
     FaultError,
     Precedence,
-    Program,
     dependencies,
     hazards,
     random_order,
@@ -99,7 +98,7 @@ class Subject:
     """A graph to prove, as its strategy wrote it or with a fault."""
 
     graph: TaskGraph
-    plan: Plan
+    plan: Plan[Any, Any]
     training: SmallTraining
     without: Collection[Edge] = ()
     """Removed dependencies; the tensors that tasks read stay the same."""
@@ -111,16 +110,15 @@ class Subject:
         return cls(graph, plan, training_of(plan, seed))
 
     @cached_property
-    def compiled(self) -> tuple[Program, Compiler]:
-        """The graph as a program; FaultError if it cannot be executed."""
-        compiler = prover(self.plan.system.kind).compiler(self.graph, self.training, self.plan)
-        return compiler.compile(), compiler
+    def interpreter(self) -> Interpreter:
+        """The graph with what its tasks do; FaultError if it cannot be executed."""
+        return Interpreter(self.graph, self.training, self.plan)
 
     def lacking(self, edges: Collection[Edge]) -> Subject:
         """The same graph without some dependencies."""
         subject = replace(self, without=tuple(edges))
         # Neither depends on `without`.
-        subject.__dict__.update(compiled=self.compiled, unfolded=self.unfolded)
+        subject.__dict__.update(interpreter=self.interpreter, unfolded=self.unfolded)
         return subject
 
     @cached_property
@@ -133,12 +131,13 @@ class Subject:
 
     def hazards(self) -> Iterator[Fault]:
         """Every missing dependency."""
-        program, _ = self.compiled
-        return hazards(program, Precedence(self.graph, dependencies(self.graph, self.without)))
+        return hazards(
+            self.interpreter.program, Precedence(self.graph, dependencies(self.graph, self.without))
+        )
 
     def mispriced(self, outcome: Outcome) -> Iterator[Fault]:
         """Every message that moved other elements than it is priced for."""
-        program, _ = self.compiled
+        program = self.interpreter.program
         prices = prover(self.plan.system.kind).prices(self.plan)
         for task, elements in outcome.moved.items():
             if message := program.actions[task].message:
@@ -151,7 +150,7 @@ class Subject:
 
     def executor(self) -> Executor:
         """All ranks with their buffers, ready to run."""
-        return Executor(*self.compiled, self.unfolded)
+        return Executor(self.interpreter, self.unfolded)
 
     def random_orders(self, count: int, seed: int) -> Iterator[list[int]]:
         """Random topological orders of all tasks on all ranks."""
@@ -237,7 +236,7 @@ def _evaluated(plan: Plan) -> Evaluation:
         raise FaultError.of("refused", plan.strategy, "the graph", detail, error) from error
 
 
-def described(plan: Plan) -> str:
+def described(plan: Plan[Any, Any]) -> str:
     """A layout in words, with the features that its proof exercises."""
     features = prover(plan.system.kind).features(plan).items()
     return ", ".join([text_of(plan.layout), *(feature for feature, holds in features if holds)])
@@ -452,30 +451,25 @@ class ProofResult:
 
     def as_dict(self) -> dict[str, Any]:
         """The document that `--json` prints."""
-        strategies = {}
-        for name in dict.fromkeys(proof.strategy for proof in self.proofs):
-            proofs = [proof for proof in self.proofs if proof.strategy == name]
-            strategies[name] = {
-                "passed": all(proof.passed for proof in proofs),
-                "max_relative_error": _worst(proofs),
-                "tasks": sum(proof.tasks for proof in proofs),
-                "layouts": [proof.as_dict() for proof in proofs],
-            }
-        return {
-            "target": self.target,
-            "passed": self.passed,
-            "max_relative_error": _worst(self.proofs),
-            "orders": self.orders,
-            "steps": STEPS,
-            "tasks": sum(proof.tasks for proof in self.proofs),
-            "strategies": strategies,
+        of_strategy = {proof.strategy: list[Proof]() for proof in self.proofs}
+        for proof in self.proofs:
+            of_strategy[proof.strategy].append(proof)
+        strategies = {
+            name: {**_summary(proofs), "layouts": [proof.as_dict() for proof in proofs]}
+            for name, proofs in of_strategy.items()
         }
+        about = {"target": self.target, "orders": self.orders, "steps": STEPS}
+        return {**about, **_summary(self.proofs), "strategies": strategies}
 
 
-def _worst(proofs: Sequence[Proof]) -> float | None:
-    """The largest error of all comparisons; None if there were none."""
+def _summary(proofs: Sequence[Proof]) -> dict[str, Any]:
+    """Whether all proofs passed, the largest error of all comparisons if there were any, and their tasks."""
     errors = [proof.max_relative_error for proof in proofs if proof.max_relative_error is not None]
-    return finite(max(errors, default=None))
+    return {
+        "passed": all(proof.passed for proof in proofs),
+        "max_relative_error": finite(max(errors, default=None)),
+        "tasks": sum(proof.tasks for proof in proofs),
+    }
 
 
 def prove_all(request: Request, progress: Progress = lambda _: None) -> ProofResult:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from perfsim.base.errors import InputError, Problem
 from perfsim.network import Topology
-from perfsim.proof.compute import Compiler
-from perfsim.proof.gpu import GpuCompiler
-from perfsim.proof.promises import GpuPrices, Prices, StreamingPrices
+from perfsim.proof.promises import GpuPrices, StreamingPrices
 from perfsim.proof.serial import MAX_NORM, STEPS, SmallTraining
-from perfsim.proof.wafer import WaferCompiler
-from perfsim.specs.layout import Layout, ParallelLayout, StreamingLayout
+from perfsim.specs.layout import ParallelLayout, StreamingLayout
 from perfsim.specs.model import LatentAttention, TransformerConfig
 from perfsim.specs.optimizers import OPTIMIZERS
 from perfsim.specs.recipe import Job
@@ -23,7 +19,6 @@ from perfsim.strategies import Plan, Strategy
 from perfsim.strategies.schedules import schedule_called
 from perfsim.strategies.streaming.passes import StreamingPlan
 from perfsim.strategies.three_d.emission import ThreeDPlan
-from perfsim.work import TaskGraph
 
 MOST_SEQUENCES = 2
 """In a micro-batch."""
@@ -108,60 +103,31 @@ class Parts(NamedTuple):
         return model.model_copy(update=update)
 
 
-class _Prover(ABC):
-    """What differs between kinds of machine in a proof."""
-
-    system: str
-    """The system of catalogue proofs; it affects the simulated order, not the numbers."""
-    even_batches: bool
-    """Whether a batch has to be a multiple of the replicas' micro-batches."""
-    compiler: Callable[[TaskGraph, SmallTraining, Any], Compiler]
-    """The compiler of a plan's graph into a program."""
-    prices: Callable[[Any], Prices]
-    """How a plan's graph counts bytes and elements."""
-
-    @abstractmethod
-    def small_layout(self, layout: Any) -> Layout:
-        """The layout with small micro-batches and few layers."""
-
-    @abstractmethod
-    def small_layers(self, layout: Any, modules: int) -> int:
-        """Layers of the small model, besides those of modules of multi-token prediction."""
-
-    @abstractmethod
-    def without_modules(self, layout: Any) -> str:
-        """Why multi-token prediction is not executed in a layout, in words; empty where it is."""
-
-    @abstractmethod
-    def parts(self, layout: Any) -> Parts:
-        """What the small model has to divide into."""
-
-    @abstractmethod
-    def features(self, plan: Any) -> Mapping[str, bool]:
-        """Features in words, and whether a proof of a plan exercises them."""
-
-    def max_norm(self, _: Any) -> float:
-        """The norm to which gradients are clipped; infinite where updates do not wait for all gradients."""
-        return math.inf
-
-
-class _GpuProver(_Prover):
+class _GpuProver:
     """Proofs of the strategies of GPU clusters."""
 
     system = "dgx-a100-80gb"
+    """The system of catalogue proofs; it affects the simulated order, not the numbers."""
     even_batches = True
-    compiler = GpuCompiler
+    """Whether a batch has to be a multiple of the replicas' micro-batches."""
     prices = GpuPrices
+    """How a plan's graph counts bytes and elements."""
 
     def small_layout(self, layout: ParallelLayout) -> ParallelLayout:
-        """Uneven stages stay uneven: none, one or two layers where there were none, one or more."""
+        """The layout with small micro-batches and few layers.
+
+        Uneven stages stay uneven: none, one or two layers where there were none, one or more.
+        """
         counts = layout.layers_per_stage
         layers = None if counts is None else tuple(min(2, count) for count in counts)
         size = min(MOST_SEQUENCES, layout.micro_batch_size)
         return replace(layout, micro_batch_size=size, layers_per_stage=layers)
 
     def small_layers(self, layout: ParallelLayout, modules: int) -> int:
-        """Two a stage if there are few stages; a single stage has few layers with its modules."""
+        """Layers of the small model, besides those of modules of multi-token prediction.
+
+        Two a stage if there are few stages; a single stage has few layers with its modules.
+        """
         if layout.layers_per_stage is not None:
             return sum(layout.layers_per_stage)
         if layout.num_stages == 1:
@@ -169,24 +135,34 @@ class _GpuProver(_Prover):
         return layout.num_stages * (2 if layout.num_stages <= FEW_STAGES else 1)
 
     def without_modules(self, layout: ParallelLayout) -> str:
-        """Graphs have no communication for tables of words that are on other ranks than a module."""
+        """Why multi-token prediction is not executed in a layout, in words; empty where it is.
+
+        Graphs have no communication for tables of words that are on other ranks than a module.
+        """
         if layout.tensor > 1:
             return "over tensor peers"
         places = schedule_called(layout.schedule).placement(layout.pipeline, layout.virtual_pipeline)
         return "" if places.last_rank == 0 else "over pipeline stages"
 
     def parts(self, layout: ParallelLayout) -> Parts:
-        """Heads of each tensor peer, with an all-to-all also of each context rank; positions of each rank."""
+        """What the small model has to divide into.
+
+        Heads of each tensor peer, with an all-to-all also of each context rank; positions of each rank.
+        """
         heads = layout.tensor * (layout.context if layout.context_exchange == "all_to_all" else 1)
         divided = layout.context > 1
         positions = layout.tensor * layout.context * (2 if divided else 1)
         return Parts(heads, positions, divided, layout.expert, layout.expert_tensor)
 
     def max_norm(self, plan: ThreeDPlan) -> float:
-        """Infinite under a skewed schedule: it checks the norm after the update [2401.10241 section 4]."""
+        """The norm to which gradients are clipped; infinite where updates do not wait for all gradients.
+
+        A skewed schedule checks the norm after the update [2401.10241 section 4].
+        """
         return math.inf if schedule_called(plan.layout.schedule).has("skewed") else MAX_NORM
 
     def features(self, plan: ThreeDPlan) -> Mapping[str, bool]:
+        """Features in words, and whether a proof of a plan exercises them."""
         layout = plan.layout
         runtime = plan.job.runtime
         return {
@@ -201,12 +177,11 @@ class _GpuProver(_Prover):
         }
 
 
-class _StreamingProver(_Prover):
+class _StreamingProver:
     """Proofs of weight streaming."""
 
     system = "cs-2"
     even_batches = False
-    compiler = WaferCompiler
     prices = StreamingPrices
 
     def small_layout(self, layout: StreamingLayout) -> StreamingLayout:
@@ -221,10 +196,16 @@ class _StreamingProver(_Prover):
         """The tables of words are not on a wafer while the layer of a module is."""
         return "with streamed weights"
 
-    def parts(self, layout: StreamingLayout) -> Parts:
-        return Parts(layout.tensor, layout.tensor)
+    def parts(self, _: StreamingLayout) -> Parts:
+        """Everything is whole."""
+        return Parts(1, 1)
+
+    def max_norm(self, _: StreamingPlan) -> float:
+        """Infinite: an update waits for the gradients of its block alone."""
+        return math.inf
 
     def features(self, plan: StreamingPlan) -> Mapping[str, bool]:
+        """Features in words, and whether a proof of a plan exercises them."""
         layout = plan.layout
         return {
             "experts": plan.job.model.experts is not None,
@@ -233,6 +214,7 @@ class _StreamingProver(_Prover):
         }
 
 
+_Prover = _GpuProver | _StreamingProver
 PROVERS: Mapping[str, _Prover] = {"gpu-cluster": _GpuProver(), "wafer-cluster": _StreamingProver()}
 """By kind of machine."""
 
@@ -248,7 +230,7 @@ MOST_MODULES = 2
 """Of multi-token prediction."""
 
 
-def small_plan(strategy: Strategy, job: Job, topology: Topology, layout: Layout, microbatches: int) -> Plan:
+def small_plan(strategy: Strategy, job: Job, topology: Topology, layout: Any, microbatches: int) -> Plan:
     """A plan of the small model with the same number of micro-batches, for two steps.
 
     Its recipe has a short sequence, half of which reaches the LM head if not all of it did. Its notes say
@@ -286,7 +268,7 @@ def small_plan(strategy: Strategy, job: Job, topology: Topology, layout: Layout,
     return replace(plan, least_steps=STEPS, notes=tuple(note for note, holds in notes.items() if holds))
 
 
-def training_of(plan: Plan, seed: int) -> SmallTraining:
+def training_of(plan: Plan[Any, Any], seed: int) -> SmallTraining:
     """The small training of a plan."""
     job = plan.job
     return SmallTraining(

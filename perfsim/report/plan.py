@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -217,18 +216,6 @@ def _wider_bands(planned: Planned) -> Iterator[str]:
         yield f"Row {', '.join(numbers)}: the {bands} wider, for unlike the published runs: {why}."
 
 
-_OF_ENTRY = (
-    "layout_text",
-    "step_time_band_s",
-    "ratio",
-    "ratio_error",
-    "differs",
-    "memory_left_bytes",
-    "device_hours",
-)
-"""What an entry adds to a prediction."""
-
-
 def plan_document(planned: Planned) -> dict[str, Any]:
     """The document of `perfsim plan --json`; every quantity is SI and its key names the unit."""
     question = planned.question
@@ -236,7 +223,9 @@ def plan_document(planned: Planned) -> dict[str, Any]:
     best = planned.best.prediction
     shortlist = []
     for entry in planned.shortlist:
-        known = entry.prediction.step_document() | {name: getattr(entry, name) for name in _OF_ENTRY}
+        known = entry.prediction.step_document()
+        known |= _members(entry, "layout_text", "step_time_band_s", "ratio", "ratio_error", "differs")
+        known |= _members(entry, "memory_left_bytes", "device_hours")
         known["memory_capacity_bytes"] = entry.prediction.memory_capacity_bytes
         if entry.time is not None:
             known["time_to_accuracy_s"] = entry.time.time_s
@@ -257,15 +246,13 @@ def plan_document(planned: Planned) -> dict[str, Any]:
         "shortlist": shortlist,
         "refused": planned.refused,
         "closest_memory_share": planned.closest_share,
-        "above_limit": None,
+        "above_limit": planned.above_limit,
         "experiment": None,
         "tried_batches": planned.tried_batches,
     }
-    if above := planned.above_limit:
-        document["above_limit"] = asdict(above)
     if experiment := planned.experiment:
-        names = ("steps", "ratio", "ratio_error", "device_hours")
-        trials = [
+        document["experiment"] = _members(experiment, "steps", "ratio", "ratio_error", "device_hours")
+        document["experiment"]["trials"] = [
             {
                 "entry": trial.entry,
                 "num_devices": trial.devices,
@@ -275,8 +262,11 @@ def plan_document(planned: Planned) -> dict[str, Any]:
             }
             for trial in experiment.trials
         ]
-        document["experiment"] = {"trials": trials} | {name: getattr(experiment, name) for name in names}
-    return {name: plain(value) for name, value in document.items()}
+    return dict(plain(document))
+
+
+def _members(item: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(item, name) for name in names}
 
 
 def match_document(matched: Matched) -> dict[str, Any]:
@@ -291,4 +281,4 @@ def match_document(matched: Matched) -> dict[str, Any]:
         }
         for point in matched.points
     ]
-    return {"system": matched.system, "num_devices": plain(matched.equal), "tried": plain(tried)}
+    return dict(plain({"system": matched.system, "num_devices": matched.equal, "tried": tried}))

@@ -71,30 +71,33 @@ def batch(result: StudyResult) -> Section:
     return Section(heading, lead, drawn, table, told, slug="time-to-accuracy", short="Batch")
 
 
+_WHITE = {"width": 1, "color": "#FFFFFF"}
+
+
 def _batch_curves(table: Table, result: StudyResult) -> go.Figure:
     """Each candidate's curve with its band and a star at its best batch, and the critical batch."""
     traces = []
     points = {}
-    for own in draw.Series.of(table, "batch (tokens)"):
-        hover = own.table.hovers()
-        traces += own.curve("batch (tokens)", "time", hover, size=6)
-        points[own.name] = own.points("batch (tokens)", "time")
-        best = [place for place, cell in enumerate(own.table.column("time")) if cell.mark]
+    for series in draw.Series.of(table, "batch (tokens)"):
+        hover = series.table.hovers()
+        traces += series.curve("batch (tokens)", "time", hover, size=6)
+        points[series.name] = series.points("batch (tokens)", "time")
+        best = [place for place, cell in enumerate(series.table.column("time")) if cell.mark]
         traces.append(
             draw.marks(
-                f"{own.name}, best batch",
-                [points[own.name][place][0] for place in best],
-                [points[own.name][place][1] for place in best],
-                {"symbol": "star", "size": 17, "color": own.colour, "line": {"width": 1, "color": "#FFFFFF"}},
+                f"{series.name}, best batch",
+                [points[series.name][place][0] for place in best],
+                [points[series.name][place][1] for place in best],
+                {"symbol": "star", "size": 17, "color": series.colour, "line": _WHITE},
                 [f"{hover[place]}<br>the best batch" for place in best],
-                legendgroup=text.esc(own.name),
+                legendgroup=text.esc(series.name),
             )
         )
     critical = result.critical_batch_tokens
     tokens = table.values("batch (tokens)")
     x_ends = draw.ends([*tokens, critical], 1.4)
     y_ends = draw.ends([end for band in table.bands("time") for end in band], 1.15)
-    known = {name: [point for point in own if math.isfinite(point[1])] for name, own in points.items()}
+    known = {name: [point for point in curve if math.isfinite(point[1])] for name, curve in points.items()}
     notes = draw.Canvas(x_ends, y_ends).names(known, always=True)
     shapes = []
     if critical > 0:
@@ -339,21 +342,21 @@ def rooflines(named: Sequence[text.Named]) -> Iterator[Section]:
         yield Section(name, "", drawn, table, told, slug=f"roofline-{index}", tab="rooflines", level=3)
 
 
-def _roofline_table(own: Roofline) -> Table:
+def _roofline_table(roofline: Roofline) -> Table:
     """Every kind of kernel with its time, work and rates."""
-    total_s = sum(kernel.time_s for kernel in own.kernels)
+    total_s = sum(kernel.time_s for kernel in roofline.kernels)
 
     def reach(kernel: KernelUse) -> str:
-        peak = own.peaks_flop_per_s.get(kernel.precision or "")
-        of_memory = kernel.n_bytes / kernel.time_s / own.memory_bytes_per_s
+        peak = roofline.peaks_flop_per_s.get(kernel.precision or "")
+        of_memory = kernel.n_bytes / kernel.time_s / roofline.memory_bytes_per_s
         of_peak = kernel.flop / kernel.time_s / peak if peak else 0.0
         share, ceiling = max((of_memory, "memory"), (of_peak, f"{kernel.precision} peak"))
         return f"{text.percent(share, 0)} of {ceiling}"
 
     return Table.each(
-        own.kernels,
+        roofline.kernels,
         {
-            "kernels": (None, lambda kernel: _kernels_name(kernel, own)),
+            "kernels": (None, lambda kernel: _kernels_name(kernel, roofline)),
             "kind": (None, "kind"),
             "time a step": (text.TIME, "time_s"),
             "share": (text.SHARE, lambda kernel: kernel.time_s / total_s),
@@ -367,8 +370,8 @@ def _roofline_table(own: Roofline) -> Table:
     )
 
 
-def _kernels_name(kernel: KernelUse, own: Roofline) -> str:
-    precise = kernel.precision and kernel.kind != UPDATE and len(own.peaks_flop_per_s) > 1
+def _kernels_name(kernel: KernelUse, roofline: Roofline) -> str:
+    precise = kernel.precision and kernel.kind != UPDATE and len(roofline.peaks_flop_per_s) > 1
     return f"{kernel.name}, {kernel.precision}" if precise else kernel.name
 
 
@@ -383,26 +386,26 @@ class _Point(NamedTuple):
     hover: str
 
 
-def _roofline(table: Table, own: Roofline) -> go.Figure:
+def _roofline(table: Table, roofline: Roofline) -> go.Figure:
     """The kernels of the table as points sized by time, below the ceilings of their device."""
     hovers = table.hovers("time a step", "share", "work", "rate", "memory", "reach")
     points = []
-    for kernel, share, hover in zip(own.kernels, table.values("share"), hovers, strict=True):
+    for kernel, share, hover in zip(roofline.kernels, table.values("share"), hovers, strict=True):
         if share >= _LEAST:
             flop = kernel.flop or kernel.n_bytes / _NUMBER_BYTES
             size_px = round(max(_SMALLEST_PX, _LARGEST_PX * math.sqrt(share)), 1)
             at = flop / kernel.n_bytes, flop / kernel.time_s
-            label = f"{_kernels_name(kernel, own)}: {text.percent(share, 0)}"
+            label = f"{_kernels_name(kernel, roofline)}: {text.percent(share, 0)}"
             points.append(_Point(kernel.kind, *at, size_px, label, hover))
-    peak = max(own.peaks_flop_per_s.values(), default=max(point.y for point in points))
-    ridge = peak / own.memory_bytes_per_s
+    peak = max(roofline.peaks_flop_per_s.values(), default=max(point.y for point in points))
+    ridge = peak / roofline.memory_bytes_per_s
     left = min(ridge / 8, *(point.x / 2.5 for point in points))
     right = 4 * max(ridge, *(point.x for point in points))
     y_ends = min(peak / 20, *(point.y / 4 for point in points)), _HEADROOM * peak
     # Memory gives a slope up to the ridge, each precision a level line beyond its own ridge.
-    lines = [([left, ridge], [own.memory_bytes_per_s * left, peak], "solid")]
-    for flop_per_s in own.peaks_flop_per_s.values():
-        lines.append(([flop_per_s / own.memory_bytes_per_s, right], [flop_per_s] * 2, "dash"))
+    lines = [([left, ridge], [roofline.memory_bytes_per_s * left, peak], "solid")]
+    for flop_per_s in roofline.peaks_flop_per_s.values():
+        lines.append(([flop_per_s / roofline.memory_bytes_per_s, right], [flop_per_s] * 2, "dash"))
     traces = [draw.line(x, y, {"color": draw.GREY, "width": 2, "dash": dash}) for x, y, dash in lines]
     for kind, (colour, symbol) in _LOOKS.items():
         if alike := [point for point in points if point.kind == kind]:
@@ -416,11 +419,11 @@ def _roofline(table: Table, own: Roofline) -> go.Figure:
         plain
         | {"x": math.log10(right), "y": math.log10(flop_per_s), "xanchor": "right"}
         | {"text": f"{name} peak {text.si(flop_per_s, 'FLOP/s')}"}
-        for name, flop_per_s in own.peaks_flop_per_s.items()
+        for name, flop_per_s in roofline.peaks_flop_per_s.items()
     ]
     low = left * 1.15
-    at_slope = {"x": math.log10(low), "y": math.log10(low * own.memory_bytes_per_s), "xanchor": "left"}
-    of_memory = {"text": f"memory {text.si(own.memory_bytes_per_s, 'B/s')}", "yshift": 26}
+    at_slope = {"x": math.log10(low), "y": math.log10(low * roofline.memory_bytes_per_s), "xanchor": "left"}
+    of_memory = {"text": f"memory {text.si(roofline.memory_bytes_per_s, 'B/s')}", "yshift": 26}
     notes.append(plain | at_slope | of_memory)
     canvas = draw.Canvas((left, right), y_ends)
     taken = [canvas.rectangle((point.x, point.y), *[point.size_px / 2] * 2) for point in points]

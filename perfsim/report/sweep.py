@@ -58,13 +58,10 @@ def _points_table(result: SweepResult, *, feasible: bool = True) -> Table:
         **{text.human(path): (None, partial(at, path)) for path in paths},
     }
     if feasible:
-        columns |= {
-            "time to the target": (text.TIME, partial(answer, "time")),
-            "on the wall": (text.TIME, partial(answer, "wall")),
-            "step": (text.TIME, partial(answer, "step")),
-            "MFU": (text.SHARE, partial(answer, "MFU")),
-            "layout": (None, partial(answer, "layout")),
-        }
+        called = {"time": "time to the target", "wall": "on the wall"}
+        units = dict.fromkeys(("time", "wall", "step"), text.TIME) | {"MFU": text.SHARE}
+        for name in (*units, "layout"):
+            columns[called.get(name, name)] = units.get(name), partial(answer, name)
     columns["reason"] = None, lambda point: "; ".join(point.reasons)
     return Table.each(points, columns, caption)
 
@@ -289,8 +286,7 @@ def write_sweep(result: SweepResult, folder: Path) -> Path:
 
 def sweep_document(result: SweepResult, *, report: str = "index.html") -> dict[str, Any]:
     """The document of `perfsim sweep --json`: all points, which machines match, and the verdict."""
-    document = {**_summary(result, report), "points": list(result.documents())}
-    return {name: plain(value) for name, value in document.items()}
+    return dict(plain({**_summary(result, report), "points": list(result.documents())}))
 
 
 def sweep_text(result: SweepResult, *, report: str = "index.html") -> Iterator[str]:

@@ -122,16 +122,16 @@ def scaling_curve(table: Table) -> go.Figure:
     """A line for each series with its band, and dotted the ideal from its first point."""
     traces = []
     curves = {}
-    for own in draw.Series.of(table, "devices"):
-        hover = own.table.hovers("devices", "time", "efficiency", "layout")
-        traces += own.curve("devices", "time", hover, dash="solid")
-        curves[own.name] = own.points("devices", "time")
-        shares = own.table.values("efficiency")
-        ideal = [time * share for (_, time), share in zip(curves[own.name], shares, strict=True)]
-        look = draw.IDEAL | {"color": own.colour}
-        name = f"{own.name}, ideal"
-        group = text.esc(own.name)
-        traces.append(draw.line(own.table.values("devices"), ideal, look, name, legendgroup=group))
+    for series in draw.Series.of(table, "devices"):
+        hover = series.table.hovers("devices", "time", "efficiency", "layout")
+        traces += series.curve("devices", "time", hover, dash="solid")
+        curves[series.name] = series.points("devices", "time")
+        shares = series.table.values("efficiency")
+        ideal = [time * share for (_, time), share in zip(curves[series.name], shares, strict=True)]
+        look = draw.IDEAL | {"color": series.colour}
+        name = f"{series.name}, ideal"
+        group = text.esc(series.name)
+        traces.append(draw.line(series.table.values("devices"), ideal, look, name, legendgroup=group))
     unit = table.unit("time").name
     counts = table.values("devices")
     times = [end for band in table.bands("time") for end in band]
@@ -182,13 +182,13 @@ def _efficiency(result: SweepResult) -> Iterator[Section]:
 def efficiency_curve(table: Table) -> go.Figure:
     """The efficiency in throughput by devices; dashed the efficiency in time, where it differs."""
     traces = []
-    for own in draw.Series.of(table, "devices"):
-        hover = own.table.hovers()
-        traces += own.curve("devices", "in throughput", hover, dash="solid")
+    for series in draw.Series.of(table, "devices"):
+        hover = series.table.hovers()
+        traces += series.curve("devices", "in throughput", hover, dash="solid")
         in_time = "in time to the target"
-        pairs = own.points("in throughput", in_time)
+        pairs = series.points("in throughput", in_time)
         if max(abs(a - b) for a, b in pairs) >= _SAME:
-            traces += own.curve("devices", in_time, hover, in_time, dash="dash", size=5)
+            traces += series.curve("devices", in_time, hover, in_time, dash="dash", size=5)
     top = max([1.0, *table.values("in throughput"), *table.values("in time to the target")])
     return draw.figure(
         "Scaling efficiency by number of devices",
@@ -251,10 +251,10 @@ def cost_curve(table: Table) -> go.Figure:
     """A line for each series, from cheap and slow to dear and fast; points not worth taking are open."""
     x, y = "time to the target", "cost"
     traces = []
-    for own in draw.Series.of(table, x):
-        symbols = ["circle" if cell.mark else "circle-open" for cell in own.table.column(y)]
-        hover = own.table.only("machine", x, y).hovers()
-        traces += own.curve(x, y, hover, dash="solid", symbol=symbols)
+    for series in draw.Series.of(table, x):
+        symbols = ["circle" if cell.mark else "circle-open" for cell in series.table.column(y)]
+        hover = series.table.only("machine", x, y).hovers()
+        traces += series.curve(x, y, hover, dash="solid", symbol=symbols)
     across, up = (draw.log_axis(f"{name} ({table.unit(name).name})", table.values(name)) for name in (x, y))
     title = f"Cost ({table.unit(y).name}) by time to the target"
     return draw.figure(title, traces, across, up, showlegend=True)

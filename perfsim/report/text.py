@@ -10,6 +10,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from perfsim.base.units import DAY_S
@@ -115,8 +116,8 @@ class Unit:
 
 def _time_unit(values_s: Iterable[float]) -> Unit:
     """The unit that suits durations, by their geometric mean."""
-    logs = [math.log(value) for value in values_s if math.isfinite(value) and value > 0]
-    middle = math.exp(sum(logs) / len(logs)) if logs else 1.0
+    known = [value for value in values_s if math.isfinite(value) and value > 0]
+    middle = geometric_mean(known) if known else 1.0
     return next(Unit(name, scale) for name, scale, least in _TIME_UNITS if middle >= least)
 
 
@@ -199,11 +200,9 @@ def layout_short(layout: Mapping[str, Any]) -> str:
 
 def _degrees_text(layout: Mapping[str, Any]) -> str:
     """`tp8 dp16 mbs4`: degrees of tensor and pipeline are left out where they are 1."""
-    degrees = {name: layout[name] for name in _SHORT if layout.get(name) is not None}
     always = ("data", "micro_batch_size")
-    return " ".join(
-        f"{_SHORT[name]}{value}" for name, value in degrees.items() if name in always or value != 1
-    )
+    given = [(name, layout[name]) for name in _SHORT if layout.get(name) is not None]
+    return " ".join(f"{_SHORT[name]}{value}" for name, value in given if name in always or value != 1)
 
 
 def layout_long(layout: Mapping[str, Any]) -> str:

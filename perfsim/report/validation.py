@@ -441,9 +441,9 @@ def _sections(page: AccuracyPage) -> Iterator[Section]:
 def _of_file(result: Mapping[str, Any], sections: Iterable[Section]) -> Iterator[Section]:
     """Sections under the name of their file; the first is at its head."""
     name = _name(result)
-    for number, own in enumerate(sections):
-        slug = f"{slugify(name)}-{own.anchor}"
-        yield replace(own, heading=f"{name}: {own.heading}", slug=slug, level=3 if number else 2)
+    for number, section in enumerate(sections):
+        slug = f"{slugify(name)}-{section.anchor}"
+        yield replace(section, heading=f"{name}: {section.heading}", slug=slug, level=3 if number else 2)
 
 
 def _convergence_sections(result: Mapping[str, Any]) -> Iterator[Section]:

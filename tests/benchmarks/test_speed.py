@@ -14,13 +14,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from perfsim.catalog import default_catalog
 from perfsim.costs.price import price
 from perfsim.engine import critical_path, simulate
 from perfsim.engine.failures import with_stragglers
@@ -28,9 +28,8 @@ from perfsim.engine.trace import Trace
 from perfsim.machines import network_of
 from perfsim.machines.placement import Placed, SharedLinks, place_stragglers
 from perfsim.prediction.planner import Search, best_plan, plan_of
-from perfsim.prediction.question import Question
+from perfsim.prediction.question import Question, question_of
 from perfsim.prediction.run import Evaluation, Step, evaluated, graph_of
-from perfsim.specs.layout import ParallelLayout
 from perfsim.work import unfold
 
 pytestmark = pytest.mark.benchmark
@@ -43,31 +42,22 @@ WAFERS = 192
 Figure = Callable[..., None]
 
 
-def asked_of(
-    model: str, devices: int, recipe: str = "gpt3_pretraining", system: str = "dgx-a100-80gb", **more: Any
-) -> Question:
-    """A question by names of the catalogue."""
-    catalog = default_catalog()
-    return Question(
-        model=catalog.model(model),
-        recipe=catalog.recipe(recipe),
-        system=catalog.system(system),
-        devices=devices,
-        **more,
-    )
+GPUS = {"recipe": "gpt3_pretraining", "system": "dgx-a100-80gb"}
 
 
 def case(microbatches: int = 192, data: int = 8) -> Question:
     """175B in the same layout, with as many micro-batches and replicas."""
-    layout = ParallelLayout(tensor=8, pipeline=16, data=data, sequence_parallel=True)
-    return asked_of("gpt3_175b", 128 * data, batch=data * microbatches, layout=layout, must_fit=False)
+    layout = f"tp=8,pp=16,dp={data},sp=true"
+    size = {"devices": 128 * data, "batch": data * microbatches}
+    return replace(question_of({**GPUS, **size, "model": "gpt3_175b", "layout": layout}), must_fit=False)
 
 
 def searched(model: str) -> Question:
     """A question of the planner about 1,024 devices."""
-    if model == "gpt3_175b":
-        return asked_of(model, 1024, strategy="3d", batch=1536)
-    return asked_of(model, 1024, "llm_2024", "h200-sxm5-141gb", strategy="3d", batch=15360)
+    machine = {**GPUS, "batch": 1536}
+    if model == "deepseek_v3":
+        machine = {"recipe": "llm_2024", "system": "h200-sxm5-141gb", "batch": 15360}
+    return question_of({"model": model, "devices": 1024, "strategy": "3d", **machine})
 
 
 def folded_run(question: Question) -> Evaluation:
@@ -193,7 +183,8 @@ def test_one_straggler_among_1024(figure: Figure) -> None:
 
 
 def test_20b_on_192_wafers_folded_and_written(figure: Figure) -> None:
-    question = asked_of("gpt3_20b", WAFERS, system="cs-2", batch=WAFERS * 50)
+    wafers = {"system": "cs-2", "devices": WAFERS, "batch": WAFERS * 50}
+    question = question_of({**GPUS, **wafers, "model": "gpt3_20b"})
 
     def step(every_wafer: bool) -> Trace:
         graph = graph_of(best_plan(question).plan)

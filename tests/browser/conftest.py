@@ -54,6 +54,20 @@ class Opened:
     def asked_elsewhere(self) -> list[str]:
         return [url for url in self.requests if not url.startswith(LOCAL_SCHEMES)]
 
+    def tooltip(self, plot: str, mark: Any) -> str:
+        """What the figure says at the middle of a mark."""
+        mark.scroll_into_view_if_needed()
+        box = mark.bounding_box()
+        x = box["x"] + box["width"] / 2
+        y = box["y"] + box["height"] / 2
+        self.page.mouse.move(x - 1, y - 1)
+        self.page.mouse.move(x, y, steps=4)
+        label = self.page.locator(f"{plot} .hoverlayer .hovertext").first
+        label.wait_for()
+        said = str(label.text_content())
+        self.page.mouse.move(0, 0)
+        return said
+
     def sideways_px(self) -> float:
         """How much wider the page is than the window."""
         wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"

@@ -26,11 +26,16 @@ def report(factory: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture(scope="module")
-def desktop(opener: Callable, report: Path) -> Iterator[Any]:
+def opened(opener: Callable, report: Path) -> Iterator[Any]:
     """The report on a wide screen, opened once for the tests that leave it as it is."""
     opened = opener(report)
-    yield opened.page
+    yield opened
     opened.close()
+
+
+@pytest.fixture(scope="module")
+def desktop(opened: Any) -> Any:
+    return opened.page
 
 
 @pytest.fixture(scope="module")
@@ -79,21 +84,6 @@ def test_a_click_on_the_legend_hides_a_part_of_the_step(open_page: Callable, rep
     page.locator("#figure-step-time .legendtoggle").first.click()
     page.wait_for_function(f"() => {hidden}.length === 1")
     assert page.evaluate(f"{hidden}[0].name") == "compute"
-
-
-def hovered(page: Any, plot: str, mark: str, number: int) -> str:
-    """What the figure says at the middle of a mark."""
-    drawn = page.locator(plot)
-    drawn.scroll_into_view_if_needed()
-    box = drawn.locator(mark).nth(number).bounding_box()
-    assert box is not None
-    x = box["x"] + box["width"] / 2
-    y = box["y"] + box["height"] / 2
-    page.mouse.move(x - 1, y - 1)
-    page.mouse.move(x, y, steps=4)
-    label = drawn.locator(".hoverlayer .hovertext").first
-    label.wait_for()
-    return str(label.text_content())
 
 
 @pytest.mark.slow
@@ -166,13 +156,14 @@ def test_hostile_names_run_nothing(open_page: Callable, factory: ModuleType, tmp
 
 
 def test_tooltips_say_how_long_a_task_takes_and_the_layout_of_a_curve(
-    desktop: Any, factory: ModuleType
+    opened: Any, factory: ModuleType
 ) -> None:
-    said = hovered(desktop, "#figure-timeline-0", ".barlayer .trace .point", 5)
+    plots = ("#figure-timeline-0", "#figure-time-to-accuracy")
+    bars, points = (opened.page.locator(f"{plot} .trace .point") for plot in plots)
+    said = opened.tooltip(plots[0], bars.nth(5))
     takes = {duration(bar.end_s - bar.start_s) for bar in factory.study_result().candidates[0].timeline}
     assert said.partition("takes ")[2] in takes
-    curve = hovered(desktop, "#figure-time-to-accuracy", ".scatterlayer .trace .point", 0)
-    assert "tp8 pp4 dp4 mbs1" in curve
+    assert "tp8 pp4 dp4 mbs1" in opened.tooltip(plots[1], points.first)
 
 
 @pytest.mark.slow

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from importlib.metadata import entry_points, metadata, version
 from pathlib import Path
 
-import pytest
-
 import perfsim
 
 IMPORT_NAMES = {"pyyaml": "yaml", "protobuf": "google"}
@@ -40,11 +38,6 @@ def at_module_level(tree: ast.Module) -> ast.Module:
     return ast.Module(body=kept, type_ignores=[])
 
 
-@pytest.fixture(scope="module")
-def project(repository: Path) -> dict[str, object]:
-    return tomllib.loads((repository / "pyproject.toml").read_text("utf-8"))["project"]
-
-
 def test_the_distribution_has_the_version_of_the_package_and_its_command() -> None:
     assert version("perfsim") == perfsim.__version__
     assert metadata("perfsim")["License-Expression"] == "Apache-2.0"
@@ -54,8 +47,9 @@ def test_the_distribution_has_the_version_of_the_package_and_its_command() -> No
 
 
 def test_every_import_is_declared_extras_are_imported_late_and_every_dependency_is_used(
-    project: dict, sources: dict[Path, ast.Module]
+    repository: Path, sources: dict[Path, ast.Module]
 ) -> None:
+    project = tomllib.loads((repository / "pyproject.toml").read_text("utf-8"))["project"]
     core = {import_name(requirement) for requirement in project["dependencies"]}
     extras = [name for group in project["optional-dependencies"].values() for name in group]
     always = core | BROUGHT_ALONG | {"perfsim"} | set(sys.stdlib_module_names)
@@ -63,11 +57,8 @@ def test_every_import_is_declared_extras_are_imported_late_and_every_dependency_
     imports = {path: set(imported(tree)) for path, tree in sources.items()}
     unknown = {f"{path}: {name}" for path, names in imports.items() for name in names - known}
     assert not unknown, "imported but not in pyproject.toml"
-    eager = {
-        f"{path}: {name}"
-        for path, tree in sources.items()
-        for name in set(imported(at_module_level(tree))) - always
-    }
+    at_once = {path: set(imported(at_module_level(tree))) - always for path, tree in sources.items()}
+    eager = {f"{path}: {name}" for path, names in at_once.items() for name in names}
     assert not eager, "a plain install lacks these: import them inside the function that needs them"
     unused = core - set().union(*imports.values())
     assert not unused, "declared in pyproject.toml but imported nowhere: remove them"
@@ -113,10 +104,11 @@ def test_no_file_names_a_path_of_somebodys_machine(repository: Path) -> None:
     )
     spared = "https://example.org/work/x net" + "/work/ ~/work/x $HOME/work/x a /workloads/ folder"
     assert not MACHINE_PATH.search(spared)
-    guilty = []
-    for path in files_of(repository):
-        text = path.read_bytes().decode("utf-8", errors="replace")
-        for number, line in enumerate(text.splitlines(), start=1):
-            if MACHINE_PATH.search(line):
-                guilty.append(f"{path.relative_to(repository)}:{number}: {line.strip()[:100]}")
+    texts = {path: path.read_bytes().decode("utf-8", errors="replace") for path in files_of(repository)}
+    guilty = [
+        f"{path.relative_to(repository)}:{number}: {line.strip()[:100]}"
+        for path, text in texts.items()
+        for number, line in enumerate(text.splitlines(), start=1)
+        if MACHINE_PATH.search(line)
+    ]
     assert not guilty, "the project must work in any folder: use a relative path or a temporary one"

@@ -59,20 +59,6 @@ def test_a_users_file_passes_mypy_strict(must_run: Callable, tmp_path: Path, rep
 HEAVY = {"jinja2", "networkx", "numpy", "pandas", "plotly", "pydantic", "scipy", "simpy", "yaml"}
 
 
-@pytest.mark.slow
-def test_the_promises_of_a_strategy_are_checked_without_a_test_framework(
-    must_run: Callable, repository: Path
-) -> None:
-    probe = (
-        "import sys\n"
-        "sys.modules.update(pytest=None, hypothesis=None)\n"
-        "from perfsim.strategies import strategy\n"
-        "from perfsim.testing import check_strategy\n"
-        "check_strategy(strategy('data'))\n"
-    )
-    must_run(sys.executable, "-c", probe, cwd=repository)
-
-
 RUN = (
     *("run", "--model", "gpt3_xl", "--system", "dgx-a100-80gb", "--devices", "8", "--batch", "64"),
     *("--strategy", "3d", "--layout", "tp=1,pp=1,dp=8,mbs=1"),

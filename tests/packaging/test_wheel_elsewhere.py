@@ -49,7 +49,9 @@ def test_the_main_study_prints_one_json_document_with_every_promised_key(
         assert 0 < candidate["mfu"] < 1
 
 
-def test_a_plug_in_checks_its_strategy_against_the_wheel(installed: Path, must_run: Run) -> None:
+def test_a_plug_in_checks_its_strategy_against_a_wheel_without_a_test_framework(
+    installed: Path, must_run: Run
+) -> None:
     probe = (
         "from perfsim.strategies.three_d.strategy import ThreeD\n"
         "from perfsim.testing import check_strategy\n"

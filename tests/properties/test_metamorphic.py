@@ -59,15 +59,15 @@ def questions(draw: st.DrawFn) -> dict[str, Any]:
     )
     length = draw(st.sampled_from([512, 1024, 2048]))
     recipe = CATALOG.recipe("gpt3_pretraining").with_(name="random", seq_length=length)
-    asked = {"model": model, "recipe": recipe}
+    given = {"model": model, "recipe": recipe}
     if draw(st.booleans()):
         systems = draw(st.integers(1, 4))
         batch = systems * draw(st.integers(1, 64))
-        return {**asked, "system": "cs-2", "devices": systems, "batch": batch}
-    degrees = st.tuples(*[st.sampled_from([1, 2, 4])] * 3).filter(lambda each: math.prod(each) <= 8)
+        return {**given, "system": "cs-2", "devices": systems, "batch": batch}
+    degrees = st.tuples(*[st.sampled_from([1, 2, 4])] * 3).filter(lambda drawn: math.prod(drawn) <= 8)
     tensor, pipeline, data = draw(degrees)
     return {
-        **asked,
+        **given,
         "system": "dgx-a100-80gb",
         "devices": tensor * pipeline * data,
         "batch": 2 * pipeline * data * draw(st.integers(1, 8)),
@@ -145,10 +145,10 @@ def test_run_study_sweep_and_python_give_the_same_digits(drawn: dict[str, Any]) 
             f"batch_sizes: [{batch}]\nsampling: {{tasks: 0}}\n"
         )
         sweep.write_text("name: w\ntitle: t\nstudy: study.yaml\n")
-        asked = f"--model {model} --system {system} --devices {devices} --batch {batch}"
+        options = f"--model {model} --system {system} --devices {devices} --batch {batch}"
         answers = []
         for command, path in (
-            (f"run {asked} --strategy {strategy} --recipe gpt3_20b_chinchilla --json", ()),
+            (f"run {options} --strategy {strategy} --recipe gpt3_20b_chinchilla --json", ()),
             (f"study {study} --json --out {folder}/out", ("candidates", 0)),
             (f"sweep {sweep} --jobs 1 --json --out {folder}/out", ("points", 0)),
         ):

@@ -15,10 +15,17 @@ REFUSED_BEFORE = [
 ]
 
 
-def step_time_s(model: str, devices: int) -> float:
-    """Seconds of the planner's choice with one sequence a GPU."""
-    answer = ps.predict(model=model, system="dgx-a100-80gb", devices=devices, strategy="3d", batch=devices)
+def step_time_s(model: str, devices: int, system: str = "dgx-a100-80gb", layout: str | None = None) -> float:
+    """Seconds of the planner's choice, or of a layout, with one sequence a GPU."""
+    answer = ps.predict(
+        model=model, system=system, devices=devices, strategy="3d", batch=devices, layout=layout
+    )
     return answer.step_time_s
+
+
+@pytest.mark.parametrize(("model", "devices"), REFUSED_BEFORE)
+def test_sizes_over_which_groups_lie_unevenly_are_answered(model: str, devices: int) -> None:
+    assert step_time_s(model, devices) > 0
 
 
 def is_answered(model: str, devices: int) -> bool:
@@ -29,11 +36,6 @@ def is_answered(model: str, devices: int) -> bool:
         if "memory" not in str(error):
             raise
         return False
-
-
-@pytest.mark.parametrize(("model", "devices"), REFUSED_BEFORE)
-def test_sizes_over_which_groups_lie_unevenly_are_answered(model: str, devices: int) -> None:
-    assert step_time_s(model, devices) > 0
 
 
 @pytest.mark.slow
@@ -47,22 +49,13 @@ def test_every_multiple_of_a_node_is_answered_or_too_small(model: str, sizes: ra
 
 
 @pytest.mark.parametrize(
-    "layout",
+    ("devices", "layout"),
     [
-        "tp=3,pp=16,dp=1",
-        pytest.param("tp=6,pp=8,dp=1", marks=pytest.mark.slow),
-        pytest.param("tp=3,pp=8,dp=3", marks=pytest.mark.slow),
-        "tp=12,pp=4,dp=2",
+        (48, "tp=3,pp=16,dp=1"),
+        pytest.param(48, "tp=6,pp=8,dp=1", marks=pytest.mark.slow),
+        pytest.param(72, "tp=3,pp=8,dp=3", marks=pytest.mark.slow),
+        (96, "tp=12,pp=4,dp=2"),
     ],
 )
-def test_tensor_groups_that_straddle_nodes_are_priced_where_they_are_asked_for(layout: str) -> None:
-    devices = 72 if layout.endswith("dp=3") else 96 if layout.endswith("dp=2") else 48
-    answer = ps.predict(
-        model="gpt3_175b",
-        system="dgx-h100",
-        devices=devices,
-        strategy="3d",
-        batch=devices,
-        layout=f"{layout},mbs=1,zero=1,recompute=full",
-    )
-    assert answer.step_time_s > 0
+def test_tensor_groups_that_straddle_nodes_are_priced(devices: int, layout: str) -> None:
+    assert step_time_s("gpt3_175b", devices, "dgx-h100", f"{layout},mbs=1,zero=1,recompute=full") > 0

@@ -1,4 +1,4 @@
-"""What every pipeline schedule promises, whatever its size."""
+"""What every pipeline schedule promises, whatever its size, and some written out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsim.base.errors import DeadlockError
+from perfsim.base.errors import DeadlockError, LayoutError
 from perfsim.strategies.schedules import (
     SCHEDULES,
     Placement,
@@ -22,7 +22,7 @@ from perfsim.strategies.schedules import (
 Shape = tuple[str, int, int, int]
 """Name, pipeline, virtual, micro-batches."""
 
-SPLIT = sorted(name for name, each in SCHEDULES.items() if each.has("splits_backward"))
+SPLIT = sorted(name for name, known in SCHEDULES.items() if known.has("splits_backward"))
 ZERO_BUBBLE = ("zb1p", "zb2p", "zbv")
 V_SHAPED = ("v-half", "v-min")
 
@@ -52,7 +52,7 @@ def test_every_stage_runs_each_pass_of_each_micro_batch_and_chunk_once(shape: Sh
     assert len(orders) == pipeline
     for stage, order in enumerate(orders):
         expected = {
-            Slot(which, stage, chunk, number)  # type: ignore[arg-type]
+            Slot(which, stage, chunk, number)
             for which in passes(name)
             for chunk in range(virtual)
             for number in range(microbatches)
@@ -63,10 +63,10 @@ def test_every_stage_runs_each_pass_of_each_micro_batch_and_chunk_once(shape: Sh
 @given(shapes())
 def test_a_backward_follows_its_own_forward_and_weight_gradients_their_own_backward(shape: Shape) -> None:
     for order in orders_of(*shape):
-        place = {slot: number for number, slot in enumerate(order)}
+        turn = {slot: number for number, slot in enumerate(order)}
         for earlier, later in pairwise(passes(shape[0])):
             slots = [slot for slot in order if slot.which == later]
-            assert all(place[slot._replace(which=earlier)] < place[slot] for slot in slots)  # type: ignore[arg-type]
+            assert all(turn[slot._replace(which=earlier)] < turn[slot] for slot in slots)
 
 
 @given(shapes())
@@ -85,17 +85,20 @@ def test_merging_keeps_every_stages_order_and_respects_what_each_slot_reads(shap
     merged = places.merged(orders)
     assert [[slot for slot in merged if slot.stage == stage] for stage in range(pipeline)] == orders
     done = set()
-    last = pipeline * virtual - 1
     for slot in merged:
-        place = places.places[slot.stage][slot.chunk]
-        if slot.which == "F" and place:
-            assert ("F", place - 1, slot.microbatch) in done
-        if slot.which == "B":
-            reads = ("B", place + 1) if place < last else ("F", last)
-            assert (*reads, slot.microbatch) in done
-        if slot.which == "W":
-            assert ("B", place, slot.microbatch) in done
-        done.add((slot.which, place, slot.microbatch))
+        stage = places.places[slot.stage][slot.chunk]
+        assert done.issuperset(reads(slot, stage, pipeline * virtual))
+        done.add((slot.which, stage, slot.microbatch))
+
+
+def reads(slot: Slot, stage: int, stages: int) -> list[tuple[str, int, int]]:
+    """The pass, virtual stage and micro-batch that a pass on a virtual stage waits for, but for the first."""
+    before = {
+        "F": ("F", stage - 1),
+        "B": ("B", stage + 1) if stage + 1 < stages else ("F", stage),
+        "W": ("B", stage),
+    }[slot.which]
+    return [(*before, slot.microbatch)] if before[1] >= 0 else []
 
 
 @given(st.integers(2, 6), st.integers(1, 12))
@@ -161,7 +164,7 @@ def test_what_memory_is_planned_for_is_what_the_schedule_holds(
     split = SCHEDULES[name].has("splits_backward")
     for stage, order in enumerate(orders_of(*shape)):
         moments = SCHEDULES[name].in_flight(*map(np.array, (stage, pipeline, virtual, microbatches)))
-        planned = max(each.activations * activations + each.weight_inputs * weight_inputs for each in moments)
+        planned = max(held.activations * activations + held.weight_inputs * weight_inputs for held in moments)
         assert planned * virtual == pytest.approx(peak(order, activations, weight_inputs, split=split))
 
 
@@ -211,14 +214,10 @@ def step_s(shape: Shape, times: Times, steps: int = 3) -> tuple[float, float]:
     for _step in range(steps):
         done: dict[tuple[str, int, int], float] = {}
         for slot in merged:
-            place = places.places[slot.stage][slot.chunk]
-            reads = {
-                "F": ("F", place - 1),
-                "B": ("B", place + 1) if place + 1 < places.num_stages else ("F", place),
-                "W": ("B", place),
-            }[slot.which]
-            start = max(free[slot.stage], done.get((*reads, slot.microbatch), 0.0))
-            free[slot.stage] = done[slot.which, place, slot.microbatch] = start + takes[slot.which]
+            stage = places.places[slot.stage][slot.chunk]
+            ready = (done[before] for before in reads(slot, stage, places.num_stages))
+            start = max([free[slot.stage], *ready])
+            free[slot.stage] = done[slot.which, stage, slot.microbatch] = start + takes[slot.which]
         ends.append(max(free))
     return ends[0], ends[-1] - ends[-2]
 
@@ -269,3 +268,70 @@ def test_no_zero_bubble_schedule_idles_longer_than_1f1b(
     _, pipeline, _, microbatches = shape
     usual_s = idle_s(("1f1b", pipeline, 1, microbatches), (1.0, backward_s + weights_s, 0.0))
     assert idle_s(shape, (1.0, backward_s, weights_s)) <= usual_s + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "written"),
+    [
+        (
+            "1f1b",
+            (3, 1, 4),
+            ["F0 F1 F2 B0 F3 B1 B2 B3", "F0 F1 B0 F2 B1 F3 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3"],
+        ),
+        ("1f1b", (4, 1, 2), ["F0 F1 B0 B1", "F0 F1 B0 B1", "F0 F1 B0 B1", "F0 B0 F1 B1"]),
+        (
+            "interleaved",
+            (2, 2, 4),
+            [
+                "Fa0 Fa1 Fb0 Fb1 Fa2 Bb0 Fa3 Bb1 Fb2 Ba0 Fb3 Ba1 Bb2 Bb3 Ba2 Ba3",
+                "Fa0 Fa1 Fb0 Bb0 Fb1 Bb1 Fa2 Ba0 Fa3 Ba1 Fb2 Bb2 Fb3 Bb3 Ba2 Ba3",
+            ],
+        ),
+        (
+            "zb1p",
+            (3, 1, 4),
+            [
+                "F0 F1 F2 B0 W0 F3 B1 W1 B2 W2 B3 W3",
+                "F0 F1 B0 F2 B1 W0 F3 B2 W1 B3 W2 W3",
+                "F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3",
+            ],
+        ),
+        (
+            "zb2p",
+            (2, 1, 5),
+            ["F0 F1 F2 B0 W0 F3 B1 W1 F4 B2 W2 B3 W3 B4 W4", "F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 F4 B4 W2 W3 W4"],
+        ),
+        (
+            "zbv",
+            (2, 2, 3),
+            [
+                "Fa0 Fa1 Fa2 Fb0 Bb0 Wb0 Fb1 Bb1 Wb1 Ba0 Wa0 Fb2 Bb2 Wb2 Ba1 Wa1 Ba2 Wa2",
+                "Fa0 Fb0 Fa1 Fb1 Bb0 Wb0 Fa2 Ba0 Wa0 Fb2 Bb1 Wb1 Ba1 Bb2 Ba2 Wa1 Wb2 Wa2",
+            ],
+        ),
+    ],
+)
+def test_schedules_are_in_the_order_that_is_written_here(
+    name: str, sizes: tuple[int, int, int], written: list[str]
+) -> None:
+    """Each stage as `F0 F1 B0 ...`, chunks as letters where there are several."""
+    letters = "ab" if sizes[1] > 1 else ["", ""]
+    for order, expected in zip(schedule_called(name).orders(*sizes), written, strict=True):
+        slots = [f"{slot.which}{letters[slot.chunk]}{slot.microbatch}" for slot in order]
+        assert " ".join(slots) == expected
+
+
+def test_interleaved_holds_more_on_the_first_stage_by_the_published_factor() -> None:
+    pipeline = 8
+    virtual = 3
+    factor = 1 + (pipeline - 1) / (pipeline * virtual)
+    (held,) = SCHEDULES["interleaved"].in_flight(0, pipeline, virtual, 64)
+    assert held.activations == pytest.approx(pipeline * factor)
+    assert held.weight_inputs == 0
+
+
+def test_an_unknown_schedule_lists_the_known_ones() -> None:
+    with pytest.raises(
+        LayoutError, match=f"unknown schedule 'dual'\n.*known: {', '.join(sorted(SCHEDULES))}"
+    ):
+        schedule_called("dual")

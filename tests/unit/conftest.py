@@ -6,6 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
+
+from perfsim.catalog import default_catalog
+from perfsim.studies.loading import study_from
+from perfsim.studies.spec import StudySpec
 
 STUDY = """\
 name: tiny_study
@@ -31,3 +36,9 @@ def write_sweep(tmp_path: Path) -> Callable[[str], Path]:
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def study_of() -> Callable[..., StudySpec]:
+    """Makes the small study with some of its fields as they are given, written as in YAML."""
+    return lambda **fields: study_from(yaml.safe_load(STUDY) | fields, default_catalog())

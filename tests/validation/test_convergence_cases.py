@@ -99,12 +99,7 @@ def test_noise_and_a_tiny_range_give_no_number(cases: Cases, id_: str) -> None:
     ],
 )
 def test_bert_time_to_train_from_reference_fit_and_measured_throughput(
-    cases: Cases,
-    batch: float,
-    samples_per_s: float,
-    predicted_min: float,
-    measured_min: float,
-    error: float,
+    cases: Cases, batch: float, samples_per_s: float, predicted_min: float, measured_min: float, error: float
 ) -> None:
     minutes = fit_of(cases["bert_training_1.1.0"]).examples(batch) / samples_per_s / 60
     assert minutes == pytest.approx(predicted_min, rel=5e-3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from perfsim.evidence.cases import CaseRows, StepCase, public_cases
 from perfsim.machines import network_of
 from perfsim.machines.placement import SharedLinks, rank_classes
 from perfsim.prediction.planner import plan_of
-from perfsim.prediction.question import Question
+from perfsim.prediction.question import question_of
 from perfsim.prediction.run import Evaluation, graph_of
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
@@ -70,16 +71,9 @@ def is_followed_alike(evaluation: Evaluation, most_tasks: int, name: str) -> boo
 @pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True])
 def test_175b_on_1024_ranks_with_contention_is_its_folded_run(overlap: bool) -> None:
-    catalog = default_catalog()
-    question = Question(
-        model=catalog.model("gpt3_175b"),
-        recipe=catalog.recipe("gpt3_pretraining").ran_with(overlap_grad_reduce=overlap),
-        system=catalog.system("dgx-a100-80gb"),
-        devices=1024,
-        batch=8 * 20,
-        layout="tp=8,pp=16,dp=8,sp=true",
-        must_fit=False,
-    )
+    machine = {"system": "dgx-a100-80gb", "devices": 1024, "layout": "tp=8,pp=16,dp=8,sp=true"}
+    recipe = {"recipe": "gpt3_pretraining", "runtime.overlap_grad_reduce": overlap, "batch": 8 * 20}
+    question = replace(question_of({"model": "gpt3_175b", **recipe, **machine}), must_fit=False)
     graph = graph_of(plan_of(question))
     topology = question.topology
     costs = question.costs

@@ -77,19 +77,16 @@ def test_a_count_is_known_for_every_model() -> None:
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_a_model_has_its_published_count_within_a_percent_or_the_printed_digits(name: str) -> None:
+def test_a_model_has_its_published_counts_within_a_percent_or_the_printed_digits(name: str) -> None:
+    """Published totals leave multi-token prediction out; with experts, also the active parameters."""
     published, last_digit = COUNTS[name]
-    counts = parameters(CATALOG.model(name))  # published totals leave multi-token prediction out
+    counts = parameters(CATALOG.model(name))
     off = abs(counts.total - counts.mtp - published)
     assert off <= (0 if name in EXACT else max(0.01 * published, 0.5 * last_digit))
-
-
-@pytest.mark.parametrize("name", ACTIVE)
-def test_a_model_with_experts_has_its_published_active_parameters(name: str) -> None:
-    published, last_digit = ACTIVE[name]
-    counts = parameters(CATALOG.model(name))
-    computed = counts.active - (counts.embedding if name in WITHOUT_EMBEDDING else 0)
-    assert abs(computed - published) <= max(0.01 * published, last_digit)
+    if name in ACTIVE:
+        published, last_digit = ACTIVE[name]
+        computed = counts.active - (counts.embedding if name in WITHOUT_EMBEDDING else 0)
+        assert abs(computed - published) <= max(0.01 * published, last_digit)
 
 
 def test_multi_token_prediction_of_deepseek_adds_a_layer_a_projection_and_three_norms() -> None:
@@ -97,13 +94,6 @@ def test_multi_token_prediction_of_deepseek_adds_a_layer_a_projection_and_three_
     counts = parameters(CATALOG.model("deepseek_v3"))
     copies = counts.embedding + counts.head
     assert (counts.mtp + copies) / 1e9 == pytest.approx(14, abs=0.6)
-
-
-def test_llama2_70b_has_an_eighth_of_the_key_and_value_weights() -> None:
-    grouped = CATALOG.model("llama2_70b")
-    every_head = grouped.model_copy(update={"num_query_groups": None})
-    saved = parameters(every_head).matrices_of() - parameters(grouped).matrices_of()
-    assert saved == 2 * grouped.hidden_size**2 * 7 // 8
 
 
 # ------------------------------------------------------------------- what the newer shapes change

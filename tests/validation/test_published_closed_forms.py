@@ -7,7 +7,7 @@ Megatron-LM; 2205.05198 Reducing activation recomputation in large transformer m
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pytest
 
@@ -92,16 +92,9 @@ megatron = pytest.mark.parametrize("published", MEGATRON, ids=lambda published: 
 
 
 @megatron
-def test_flop_give_the_utilisations_that_table_5_prints(published: Megatron) -> None:
-    """2205.05198: sequence parallelism with selective recompute; model and hardware FLOPs of Appendix A."""
-    peak = published.step_time_s * published.tensor * published.pipeline * 312e12
-    job = published.job()
-    assert model_flop_per_step(job) / peak == pytest.approx(published.mfu, abs=0.0025)
-    assert hardware_flop_per_step(job, "selective") / peak == pytest.approx(published.hfu, abs=0.0015)
-
-
-@megatron
-def test_flop_are_the_published_equations(published: Megatron) -> None:
+def test_flop_are_the_published_equations_and_give_the_utilisations_that_table_5_prints(
+    published: Megatron,
+) -> None:
     """Appendix A of 2205.05198, and with full recompute equation 3 of 2104.04473."""
     layers = published.layers
     h = published.hidden
@@ -109,8 +102,9 @@ def test_flop_are_the_published_equations(published: Megatron) -> None:
     matrices = 72 * published.batch * layers * s * h**2
     head = 51200 / (12 * layers * h)
     job = published.job()
-    assert model_flop_per_step(job) == pytest.approx(matrices * (1 + s / (6 * h) + head), rel=1e-12)
-    assert hardware_flop_per_step(job, "none") == model_flop_per_step(job)
+    model = model_flop_per_step(job)
+    assert model == pytest.approx(matrices * (1 + s / (6 * h) + head), rel=1e-12)
+    assert hardware_flop_per_step(job, "none") == model
     selective = hardware_flop_per_step(job, "selective")
     assert selective == pytest.approx(matrices * (1 + s / (3 * h) + head), rel=1e-12)
     full = hardware_flop_per_step(job, "full")
@@ -118,23 +112,22 @@ def test_flop_are_the_published_equations(published: Megatron) -> None:
     # Executed is one forward of the attention core, 4 b s^2 h a layer; what HFU counts is three times that.
     core = 4.0 * published.batch * s**2 * h * layers
     assert recompute_flop_per_step(job, "selective") == core
+    peak = published.step_time_s * published.tensor * published.pipeline * 312e12
+    assert model / peak == pytest.approx(published.mfu, abs=0.0025)
+    assert selective / peak == pytest.approx(published.hfu, abs=0.0015)
 
 
 # --------------------------------------------------------------------------------------- memory
 @megatron
-def test_states_of_the_layers_are_those_of_figure_1_of_2205_05198(published: Megatron) -> None:
+@pytest.mark.parametrize("mode", ["none", "selective"])
+def test_states_and_activations_of_the_first_stage_are_those_of_figure_1_of_2205_05198(
+    toys: ModuleType, published: Megatron, mode: Literal["none", "selective"]
+) -> None:
     states = state_bytes(Recipe(name="r", seq_length=2048, precision="bf16"))
     of_weight = states.parameters + states.gradients + states.optimizer
     weights = published.layers * parameters(published.model).matrices_of()
     on_device = of_weight * weights / (published.tensor * published.pipeline)
     assert on_device / GIB == pytest.approx(published.states_gib, abs=0.01)
-
-
-@megatron
-@pytest.mark.parametrize("mode", ["none", "selective"])
-def test_activations_of_the_first_stage_are_those_of_figure_1_of_2205_05198(
-    toys: ModuleType, published: Megatron, mode: str
-) -> None:
     layout = ParallelLayout(
         tensor=published.tensor,
         pipeline=published.pipeline,
@@ -142,7 +135,7 @@ def test_activations_of_the_first_stage_are_those_of_figure_1_of_2205_05198(
         schedule="interleaved" if published.virtual > 1 else "1f1b",
         micro_batch_size=published.micro_batch,
         sequence_parallel=mode == "selective",
-        recompute=mode,  # type: ignore[arg-type]
+        recompute=mode,
     )
     first = stage_memory(published.job(), layout, toys.topology(layout.num_devices))[0]
     expected = published.none_gib if mode == "none" else published.selective_gib

@@ -88,10 +88,12 @@ class _Passes(NamedTuple):
         used, of_row = np.unique(columns.division, return_inverse=True)
         stages = [_stages(columns.divisions[number], len(kinds)) for number in used.tolist()]
         most = max(len(of_division.rank) for of_division in stages)
-        rank, first = (
-            np.stack([np.pad(column, (0, most + more - len(column)), "edge") for column in padded])[of_row]
-            for more, padded in enumerate(zip(*((one.rank, one.first) for one in stages), strict=True))
-        )
+
+        def padded(of_stages: list[Ints], width: int) -> Ints:
+            return np.stack([np.pad(row, (0, width - len(row)), "edge") for row in of_stages])[of_row]
+
+        rank = padded([of_division.rank for of_division in stages], most)
+        first = padded([of_division.first for of_division in stages], most + 1)
         last = columns.pipeline * columns.virtual - 1
         split = columns.of_schedules("splits_backward")
         completes = np.where(split, WEIGHTS, BACKWARD)
@@ -159,12 +161,13 @@ class _Stages(NamedTuple):
 def _stages(division: Division, count: int) -> _Stages:
     """The virtual stages over which so many layers are divided."""
     first = np.array([*np.cumsum([0, *division.layers[:-1]]), count])
-    stages = division.placement
+    rank = np.zeros(len(division.layers), dtype=np.int64)
     in_rank = np.zeros(count, dtype=np.int64)
-    for places in stages.places:
+    for number, places in enumerate(division.placement.places):
         layers = np.concatenate([np.arange(first[place], first[place + 1]) for place in places])
+        rank[places] = number
         in_rank[layers] = np.arange(len(layers))
-    return _Stages(np.array([stages.rank(number) for number in range(stages.num_stages)]), first, in_rank)
+    return _Stages(rank, first, in_rank)
 
 
 def _step_s(job: Job, steps: Steps, passes: _Passes, row: int, update_s: float) -> float:

@@ -15,7 +15,7 @@ from perfsim.specs.hardware import _plugin_classes
 
 Install = Callable[[str, str], None]
 
-STEP = ("run", "--model", "gpt3_xl", "--devices", "1", "--system", "cs-2")
+STEP = "run --model gpt3_xl --devices 1 --system"
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     _plugin_classes.cache_clear()
 
 
-def perfsim(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+def perfsim(line: str) -> Result:
+    return CliRunner().invoke(main, line.split())
 
 
 UNUSABLE = {
@@ -52,14 +52,12 @@ UNUSABLE = {
 @pytest.mark.parametrize("code", UNUSABLE)
 def test_a_strategy_that_cannot_be_used_is_one_line_and_only_its_own(install: Install, code: str) -> None:
     install("strategies", UNUSABLE[code][0])
-    asked = perfsim(*STEP, "--strategy", "mine")
-    assert asked.exit_code == 1
-    reason = re.escape(UNUSABLE[code][1])
-    assert re.fullmatch(
-        rf"error: the plug-in 'mine' .*\(mine:Mine\) cannot be used: {reason}.*\n", asked.stderr
-    )
-    assert perfsim(*STEP).exit_code == 0
-    listed = perfsim("show", "strategies")
+    refused = perfsim(f"{STEP} cs-2 --strategy mine")
+    assert refused.exit_code == 1
+    said = rf"\(mine:Mine\) cannot be used: {re.escape(UNUSABLE[code][1])}"
+    assert re.fullmatch(rf"error: the plug-in 'mine' .*{said}.*\n", refused.stderr)
+    assert perfsim(f"{STEP} cs-2").exit_code == 0
+    listed = perfsim("show strategies")
     assert listed.exit_code == 0
     assert "weight-streaming" in listed.stdout
     assert "cannot be used" in " ".join(listed.stdout.split())
@@ -71,13 +69,13 @@ def test_a_machine_that_cannot_be_used_is_refused_where_a_system_is_of_it(
 ) -> None:
     # The class of systems is all that reading asks of a machine, and a function or a number has none.
     install("machines", UNUSABLE[code][0])
-    assert perfsim(*STEP).exit_code == 0
-    assert perfsim("show", "systems").exit_code == 0
+    assert perfsim(f"{STEP} cs-2").exit_code == 0
+    assert perfsim("show systems").exit_code == 0
     system = tmp_path / "system.yaml"
     system.write_text("kind: mine\ndevice: wse-2\n", encoding="utf-8")
-    asked = perfsim(*STEP[:-1], system)
-    assert asked.exit_code == 2
-    assert re.search(r"system\.yaml:1:1: .*the plug-in 'mine' of perfsim\.machines", asked.stderr)
+    refused = perfsim(f"{STEP} {system}")
+    assert refused.exit_code == 2
+    assert re.search(r"system\.yaml:1:1: .*the plug-in 'mine' of perfsim\.machines", refused.stderr)
 
 
 FAILING = """
@@ -107,6 +105,6 @@ def test_what_a_strategy_raises_or_estimates_while_it_plans_is_said_in_one_line(
     install: Install, method: str, body: str, message: str
 ) -> None:
     install("strategies", FAILING.format(method=method, body=body))
-    asked = perfsim(*STEP, "--strategy", "mine")
-    assert asked.exit_code == 1
-    assert re.fullmatch(f"error: {message}.*\n", asked.stderr, re.DOTALL)
+    refused = perfsim(f"{STEP} cs-2 --strategy mine")
+    assert refused.exit_code == 1
+    assert re.fullmatch(f"error: {message}.*\n", refused.stderr, re.DOTALL)

@@ -27,8 +27,8 @@ def case(name: str = "a", family: str = "mine", measured_s: float = 0.1, **chang
     return StepCase.model_validate(row)
 
 
-def band_of(asked: StepCase) -> CaseBand:
-    band = CaseBand.of(asked.placed(Catalog()), Catalog())
+def band_of(run: StepCase) -> CaseBand:
+    band = CaseBand.of(run.placed(Catalog()), Catalog())
     assert band is not None
     return band
 

@@ -53,43 +53,48 @@ def by_family(leaving: LeavingOut) -> dict[str, LeftOut]:
 
 
 def test_constants_are_found_again_without_each_family_or_kept_and_said_to_be() -> None:
-    found = by_family(left_out_of(tangents()))
-    assert list(found) == ["host", "long", "flash", ALL]
-    assert found[ALL].inside["n"] == sum(len(runs) for runs in SLOPES.values())
-    assert found["long"].constants[CEILING] == pytest.approx(0.7, rel=0.01)
-    assert found["long"].constants[HOST] == pytest.approx(5e-5, rel=0.02)
+    rows = by_family(left_out_of(tangents()))
+    assert list(rows) == ["host", "long", "flash", ALL]
+    assert rows[ALL].inside["n"] == sum(len(runs) for runs in SLOPES.values())
+    assert rows["long"].constants[CEILING] == pytest.approx(0.7, rel=0.01)
+    assert rows["long"].constants[HOST] == pytest.approx(5e-5, rel=0.02)
     unseen = {BLOCKING, BRIDGE, LENGTH}
-    assert set(found["flash"].kept) == {ATTENTION, *unseen}
-    assert found["flash"].constants[ATTENTION] == 0.3
-    assert set(found["host"].kept) == unseen
+    assert set(rows["flash"].kept) == {ATTENTION, *unseen}
+    assert rows["flash"].constants[ATTENTION] == 0.3
+    assert set(rows["host"].kept) == unseen
 
 
 def run_on(device: str, ceiling: float, benchmark: float) -> Tangent:
     """A run whose step time follows the ceiling of its device a little, measured as predicted."""
-    own = f"sustained_fraction of {device}"
+    ceiling_of = f"sustained_fraction of {device}"
     scored = Scored(device, f"on {device}", "A", None, "", 1.0, 1.0)
-    return Tangent(scored, device, {own: ceiling}, {own: -0.09}, benchmark)
+    return Tangent(scored, device, {ceiling_of: ceiling}, {ceiling_of: -0.09}, benchmark)
 
 
 def test_the_ceiling_of_a_device_without_other_runs_follows_its_benchmark_as_those_of_others() -> None:
     others = [run_on("old", 0.8, 0.8), run_on("older", 0.4, 0.5)]
-    found = by_family(left_out_of([*others, run_on("new", 0.3, 0.6)]))["on new"]
-    assert found.constants["sustained_fraction of new"] == pytest.approx(0.6 * np.sqrt(1.0 * 0.8), rel=1e-3)
-    assert found.borrowed == "old, older"
+    new = by_family(left_out_of([*others, run_on("new", 0.3, 0.6)]))["on new"]
+    assert new.constants["sustained_fraction of new"] == pytest.approx(0.6 * np.sqrt(1.0 * 0.8), rel=1e-3)
+    assert new.borrowed == "old, older"
     assert by_family(left_out_of(tangents()))["host"].borrowed == ""
 
 
 def test_a_family_that_alone_determines_a_constant_is_left_out_by_model_and_devices() -> None:
-    own = "exchange_slowdown of some-stack"
+    slowdown = "exchange_slowdown of some-stack"
     alone = [
-        replace(run, constants={**AT, own: 0.5}, slopes={**run.slopes, own: 0.3}, setting=f"2x8 on {number}")
+        replace(
+            run,
+            constants={**AT, slowdown: 0.5},
+            slopes={**run.slopes, slowdown: 0.3},
+            setting=f"2x8 on {number}",
+        )
         if run.scored.family == "long"
         else run
         for number, run in enumerate(tangents())
     ]
     rows = left_out_of(alone)
     assert [row.family for row in rows.rows] == ["host", "long, 2x8 on 3", "long, 2x8 on 4", "flash", ALL]
-    assert all(own in row.constants for row in rows.groups[1:3])
+    assert all(slowdown in row.constants for row in rows.groups[1:3])
     scores = rows.as_dict()
     assert list(scores["families"]) == ["host", "long", "flash"]
     assert list(scores["groups"]) == ["long, 2x8 on 3", "long, 2x8 on 4"]
@@ -118,8 +123,8 @@ def test_constants_that_runs_do_not_tell_apart_stay_near_their_records() -> None
         replace(run, constants={**AT, twin: 0.9}, slopes={**run.slopes, twin: run.slopes[CEILING]})
         for run in tangents()
     ]
-    found = left_out_of(twins).groups[0].constants
-    assert found[CEILING] / AT[CEILING] == pytest.approx(found[twin] / 0.9, rel=1e-3)
+    constants = left_out_of(twins).groups[0].constants
+    assert constants[CEILING] / AT[CEILING] == pytest.approx(constants[twin] / 0.9, rel=1e-3)
 
 
 def test_slopes_are_those_of_the_priced_step() -> None:
@@ -138,8 +143,7 @@ def test_slopes_are_those_of_the_priced_step() -> None:
 @pytest.mark.parametrize("errors", [[0.1, -0.1, 0.1, -0.1, 0.1], [0.01 * number for number in range(FEWEST)]])
 def test_few_errors_give_students_band_and_many_their_percentile(errors: list[float]) -> None:
     logs = tuple(Scored(f"r{i}", "f", "A", None, "", 1.0, 1.0 + error) for i, error in enumerate(errors))
-    found = LeavingOut("release", (), logs).summary
     plain = summary(logs)
     if len(errors) < FEWEST:
         plain["p90_ape"] = pytest.approx(stats.t.ppf(0.95, 5) * 0.1 * np.sqrt(1.2))
-    assert found == plain
+    assert LeavingOut("release", (), logs).summary == plain

@@ -163,5 +163,5 @@ def test_a_run_that_contradicts_itself_is_failed_in_words_and_never_ends_the_tab
 @pytest.mark.parametrize("row", [ROW, {"id": "good", "family": "mine", "points": [[8, 9.0], [16, 10.0]]}])
 def test_of_two_cases_of_one_name_the_second_is_refused(tmp_path: Path, row: dict[str, Any]) -> None:
     table = validate_file(written(tmp_path / "mine.yaml", row, row))
-    (failed,) = [each for each in table["failed"] if "has the same id" in each["error"]]
+    (failed,) = [row for row in table["failed"] if "has the same id" in row["error"]]
     assert (table["count"], failed["line"]) == (2, 4)

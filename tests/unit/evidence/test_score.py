@@ -146,6 +146,6 @@ def test_a_sweep_names_the_layout_that_is_chosen_and_the_one_that_is_best(
         case(name, sweep="s", measured={"step_time_s": measured_s}, training={"micro_batch_size": number})
         for number, (name, (measured_s, _)) in enumerate(points.items(), 1)
     ]
-    (found,) = validate_cases(CaseRows(cases), Catalog())["sweeps"]
-    assert (found["chosen"], found["best"], found["layouts"]) == ("b", "a", 4)
-    assert (found["regret"], found["kendall_tau"]) == pytest.approx((0.2, 4 / 6))
+    (sweep,) = validate_cases(CaseRows(cases), Catalog())["sweeps"]
+    assert (sweep["chosen"], sweep["best"], sweep["layouts"]) == ("b", "a", 4)
+    assert (sweep["regret"], sweep["kendall_tau"]) == pytest.approx((0.2, 4 / 6))

@@ -56,7 +56,7 @@ def truth() -> WaferCalibration:
 def measured(truth: WaferCalibration, *numbers: int) -> list[dict[str, Any]]:
     catalog = default_catalog()
     seconds = [StepCase.model_validate(case(i)).evaluated(catalog, truth).step_time_s for i in numbers]
-    return [case(i, each) for i, each in zip(numbers, seconds, strict=True)]
+    return [case(i, step_s) for i, step_s in zip(numbers, seconds, strict=True)]
 
 
 @pytest.fixture(scope="module")
@@ -86,20 +86,22 @@ def test_known_constants_are_found_again_and_the_record_says_how_well_and_how_to
 
 @pytest.mark.slow
 def test_a_release_left_out_is_predicted_from_the_growth_of_the_others(logs: Path) -> None:
-    (found,) = LeavingOut.by_kind(CaseRows.read(logs, StepCase).cases, default_catalog())
-    errors = [run.error for run in found.runs]
+    (leaving,) = LeavingOut.by_kind(CaseRows.read(logs, StepCase).cases, default_catalog())
+    errors = [run.error for run in leaving.runs]
     assert errors == pytest.approx([0.0] * len(RELEASES), abs=0.01)
-    assert {row.family for row in found.groups} == set(RELEASES)
+    assert {row.family for row in leaving.groups} == set(RELEASES)
 
 
 def test_logs_of_one_release_move_the_level_and_keep_the_growth(
     truth: WaferCalibration, tmp_path: Path
 ) -> None:
-    found = fit_wafer(write(tmp_path, measured(truth, 2, 3)), "wse-2")
-    assert found.efficiency["r2.0"] == pytest.approx(0.3125, rel=5e-3)
-    growth = [wafer.efficiency["r2.0"] / wafer.efficiency["r1.7"] for wafer in (found, KNOWN)]
+    fitted = fit_wafer(write(tmp_path, measured(truth, 2, 3)), "wse-2")
+    assert fitted.efficiency["r2.0"] == pytest.approx(0.3125, rel=5e-3)
+    growth = [wafer.efficiency["r2.0"] / wafer.efficiency["r1.7"] for wafer in (fitted, KNOWN)]
     assert growth[0] == pytest.approx(growth[1], rel=1e-3)
-    assert set(found.fit["efficiency"].standard_errors) == {f"efficiency.{name}" for name in KNOWN.efficiency}
+    assert set(fitted.fit["efficiency"].standard_errors) == {
+        f"efficiency.{name}" for name in KNOWN.efficiency
+    }
 
 
 @pytest.mark.parametrize(

@@ -106,9 +106,11 @@ class RingData(Strategy[RingLayout, Ring]):
     summary = "data parallelism around a ring"
 
     def layouts(self, job: Job, topology: Ring) -> Iterator[RingLayout]:
-        own, rest = divmod(job.global_batch_size, topology.num_devices)
+        per_device, rest = divmod(job.global_batch_size, topology.num_devices)
         if not rest:
-            yield from (RingLayout(topology.num_devices, size) for size in (1, 2, 4) if own % size == 0)
+            yield from (
+                RingLayout(topology.num_devices, size) for size in (1, 2, 4) if per_device % size == 0
+            )
 
     def plan(self, job: Job, topology: Ring, layout: RingLayout, *, check_memory: bool = True) -> RingPlan:
         microbatches, rest = divmod(job.global_batch_size, layout.data * layout.micro_batch_size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -21,9 +22,6 @@ from perfsim.strategies import Plan, strategy
 from perfsim.testing.toys import at_once
 from perfsim.work import Kind, RankGroup, Work, unfold
 
-INSIDE_S = 1.0
-ACROSS_S = 3.0
-
 
 @dataclass
 class CountingNodes(Costs):
@@ -39,7 +37,7 @@ class CountingNodes(Costs):
         if work.category != self.only or work.group is None:
             return 0.0
         nodes = {rank // self.gpus for rank in work.group.ranks}
-        return INSIDE_S if len(nodes) == 1 else ACROSS_S
+        return 1.0 if len(nodes) == 1 else 3.0
 
 
 def planned(toys: ModuleType, **layout: int) -> Plan:
@@ -86,8 +84,8 @@ LATE_S = 1e-3
 A_PORT = "node0/gpu3-node0/nvswitch"
 
 
-def a100(devices: int = 8) -> Topology:
-    return build_topology(default_catalog().system("dgx-a100-80gb"), devices)
+def a100(devices: int = 8, **changes: Any) -> Topology:
+    return build_topology(default_catalog().system("dgx-a100-80gb", **changes), devices)
 
 
 def message(toys: ModuleType, source: int, target: int, n_bytes: float) -> Work:
@@ -109,7 +107,7 @@ def test_messages_that_share_a_nic_wait_for_a_latency_each_and_for_all_bytes(
     toys: ModuleType, n_bytes: float
 ) -> None:
     """Eight GPUs share one NIC that is rated for all of them; it carries the messages of one."""
-    healthy = build_topology(default_catalog().system("dgx-a100-80gb", **{"node.nics": 1}), 16)
+    healthy = a100(16, **{"node.nics": 1})
     nic = dict.fromkeys(healthy.edges.of_kind("nic").tolist(), healthy.edges.rated["nic"] / 8)
     works = [(message(toys, rank, 8 + rank, n_bytes), f"gpu{rank}/send") for rank in (0, 1)]
     usual, thin = (
@@ -167,13 +165,12 @@ def test_one_sick_port_of_a_tensor_group_slows_a_step_as_all_of_them(toys: Modul
 
 def test_a_detour_around_a_dead_port_has_the_latency_of_its_links(toys: ModuleType) -> None:
     """Over two NICs and the leaf, where each GPU has its own NIC and no host joins them."""
-    changes = {"node.nics": 8, "node.host": None}
-    healthy = build_topology(default_catalog().system("dgx-a100-80gb", **changes), 8)
+    healthy = a100(**{"node.nics": 8, "node.host": None})
     node = healthy.system.node
     longer_s = node.nic.latency + healthy.system.fabric.switch_latency - node.scale_up.latency
     work = message(toys, 3, 4, 1e3)
     around = step_of(healthy.degraded({A_PORT: 0.0}), (work, "gpu3/send"), healthy=healthy)
     assert longer_s > 0.0
-    bytes_s = max(around.costs.duration_s(work) - around.costs.latency_s(work), 1e3 / 25e9)
-    expected_s = around.costs.latency_s(work) + bytes_s + longer_s
-    assert around.run().step_time_s == pytest.approx(expected_s, rel=1e-6)
+    latency_s = around.costs.latency_s(work)
+    bytes_s = max(around.costs.duration_s(work) - latency_s, 1e3 / 25e9)
+    assert around.run().step_time_s == pytest.approx(latency_s + bytes_s + longer_s, rel=1e-6)

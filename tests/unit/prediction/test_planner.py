@@ -21,7 +21,7 @@ from perfsim.prediction.planner import (
     refusal,
 )
 from perfsim.prediction.question import Question, question_of
-from perfsim.prediction.run import evaluate, graph_of
+from perfsim.prediction.run import graph_of
 from perfsim.specs.layout import text_of
 from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, strategy
@@ -84,7 +84,7 @@ def test_3d_is_never_slower_than_a_strategy_that_it_contains(
             part = best_plan(question(model, devices, batch, system, name)).step_time_s
         except PlanError:
             continue
-        assert whole <= part * 1.001, name
+        assert whole <= part * (1 + 1e-9), name
 
 
 # ------------------------------------------------------------------------------------------- screening
@@ -118,15 +118,6 @@ def test_the_screening_ranks_every_layout_that_fits_best_first_of_ties_least_mem
 
 
 # ---------------------------------------------------------------------------------------- confirmation
-@pytest.mark.slow
-def test_the_best_plan_is_close_to_the_best_of_all_simulated_ones(toys: ModuleType) -> None:
-    question = on_toys(toys, "3d", toys.job(16), toys.topology(8))
-    searched = Search(question)
-    choices = searched.best(searched.screening.feasible)[::29]
-    best_s = min(evaluate(choice.plan, question.costs).step_time_s for choice in choices)
-    assert best_plan(question).step_time_s <= best_s * 1.005
-
-
 @pytest.mark.parametrize(("error", "most_tried"), [(planner.ESTIMATE_ERROR, 1), (0.9, MOST_CONFIRMED)])
 def test_layouts_are_tried_until_the_rest_cannot_be_faster_given_the_error_of_the_estimate(
     toys: ModuleType, topology: Topology, monkeypatch: pytest.MonkeyPatch, error: float, most_tried: int

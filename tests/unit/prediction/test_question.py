@@ -158,16 +158,6 @@ def test_a_runtime_stands_next_to_the_recipe_in_a_study_and_in_its_candidates(tm
 WAFERS = {"model": "gpt3_xl", "system": "cs-2", "devices": 2, "strategy": "weight-streaming", "batch": 64}
 
 
-def test_a_point_answers_with_the_metrics_of_the_interface(point_keys: frozenset[str]) -> None:
-    prediction = ps.predict(**WAFERS)
-    metrics = prediction.document()
-    evaluation = prediction.run
-    assert set(metrics) >= point_keys
-    assert metrics["num_devices"] == 2
-    assert metrics["tokens_per_s"] == pytest.approx(64 * 2048 / metrics["step_time_s"])
-    assert metrics["step_time_s"] == evaluation.step_time_s
-
-
 def test_a_given_layout_is_taken_as_it_is() -> None:
     plain, chunked = (
         ps.predict(**{**WAFERS, "layout": f"dp=2,mbs=16,recompute_layers=1{more}"}).layout

@@ -15,11 +15,6 @@ def result(factory: ModuleType) -> StudyResult:
 
 
 @pytest.fixture(scope="session")
-def hostile(factory: ModuleType) -> StudyResult:
-    return factory.hostile_result()
-
-
-@pytest.fixture(scope="session")
 def sparse(factory: ModuleType, result: StudyResult) -> StudyResult:
     """One of its two candidates has headline figures only, and never reaches the target."""
     return factory.empty_candidate(result)

@@ -58,45 +58,37 @@ def _curve(
 
 def pipeline_timeline(stages: int, microbatches: int, forward_s: float) -> tuple[TimelineBar, ...]:
     """By lanes: compute of each stage, its sends, and the optimizer at the end."""
-    bars: list[TimelineBar] = []
+    bars = []
     for stage in range(stages):
-        lane = f"stage {stage}"
+        compute, sends, data = (f"stage {stage}/{stream}" for stream in ("compute", "pipeline", "data"))
         clock = stage * forward_s
         for microbatch in range(microbatches):
             for kind, takes_s in (("forward", forward_s), ("backward", 2 * forward_s)):
                 end = clock + takes_s
                 sent = end + 0.1 * forward_s
-                bars += [
-                    TimelineBar(f"{lane}/compute", kind, kind, clock, end, microbatch),
-                    TimelineBar(f"{lane}/pipeline", "send", "pipeline_communication", end, sent, microbatch),
-                ]
+                bars.append(TimelineBar(compute, kind, kind, clock, end, microbatch))
+                bars.append(TimelineBar(sends, "send", "pipeline_communication", end, sent, microbatch))
                 clock = end
         reduced = clock + 3 * forward_s
-        bars += [
-            TimelineBar(f"{lane}/data", "reduce gradients", "data_communication", clock, reduced),
-            TimelineBar(f"{lane}/compute", "optimizer", "optimizer", reduced, reduced + forward_s),
-        ]
+        bars.append(TimelineBar(data, "reduce gradients", "data_communication", clock, reduced))
+        bars.append(TimelineBar(compute, "optimizer", "optimizer", reduced, reduced + forward_s))
     return tuple(bars)
 
 
 def streaming_timeline(layers: int, layer_s: float) -> tuple[TimelineBar, ...]:
     """Weights out of MemoryX, forward and backward on the wafer, gradients back, updates behind."""
-    bars: list[TimelineBar] = []
-    for position in range(2 * layers):
+    bars = []
+    for position, layer in enumerate([*range(layers), *reversed(range(layers))]):
         clock = (position + 1) * layer_s
         end = clock + 1.9 * layer_s
         kind = "forward" if position < layers else "backward"
-        layer = f"layer {min(position, 2 * layers - 1 - position)}"
-        streamed = clock - 0.2 * layer_s
-        bars += [
-            TimelineBar("memoryx/out", f"weights of {layer}", "weight_stream", clock - layer_s, streamed),
-            TimelineBar("cs_0/compute", f"{kind} {layer}", kind, clock, clock + 0.95 * layer_s),
-        ]
+        sent = clock - 0.2 * layer_s
+        bars.append(TimelineBar("memoryx/out", f"weights {layer}", "weight_stream", clock - layer_s, sent))
+        bars.append(TimelineBar("cs_0/compute", f"{kind} {layer}", kind, clock, clock + 0.95 * layer_s))
         if kind == "backward":
-            bars += [
-                TimelineBar("swarmx/up", f"gradients of {layer}", "gradient_stream", clock + layer_s, end),
-                TimelineBar("memoryx/update", f"update {layer}", "update", end, end + 0.5 * layer_s),
-            ]
+            up = (clock + layer_s, end)
+            bars.append(TimelineBar("swarmx/up", f"gradients {layer}", "gradient_stream", *up))
+            bars.append(TimelineBar("memoryx/update", f"update {layer}", "update", end, end + 0.5 * layer_s))
     return tuple(bars)
 
 

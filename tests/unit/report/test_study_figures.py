@@ -63,7 +63,8 @@ def test_bars_of_memory_end_before_the_capacity_and_wafers_that_hold_the_same_ar
     assert words in section.alt
 
 
-def test_names_cannot_become_markup_of_a_figure(hostile: StudyResult) -> None:
+def test_names_cannot_become_markup_of_a_figure(factory: ModuleType) -> None:
+    hostile = factory.hostile_result()
     sections = (batch(hostile), step(hostile), memory(hostile), drawn(hostile.candidates[0]))
     written = "".join(section.figure.to_json() for section in sections)
     assert not re.search(r"\\u003c(script|img)", written)

@@ -1,17 +1,22 @@
-"""One table and its writers: text for terminal and page, Markdown, CSV and Parquet."""
+"""One table and its writers: text for terminal and page, Markdown, CSV and Parquet; and JSON documents."""
 
 from __future__ import annotations
 
 import csv
+import json
+import math
 import sys
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from perfsim.api.questions import Rows
 from perfsim.base.errors import InputError, PerfsimError
+from perfsim.report.document import document_text, plain
 from perfsim.report.page import Page, Section
 from perfsim.report.table import Cell, Table, write_table
 from perfsim.report.text import COUNT, SHARE, TIME, Unit
@@ -106,3 +111,14 @@ def test_another_suffix_is_refused_and_a_missing_library_named(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(PerfsimError, match=r"perfsim\[parquet\]"):
         write_table(ROWS, tmp_path / "rows.parquet")
+
+
+def test_a_document_has_sorted_keys_and_every_digit_and_what_is_not_finite_is_null() -> None:
+    document = {"y": [math.nan, math.inf, -math.inf], "x": 0.1 + 0.2}
+    assert json.loads(document_text(document)) == {"x": 0.1 + 0.2, "y": [None] * 3}
+    assert document_text(document) == document_text(dict(reversed(document.items())))
+
+
+def test_values_of_numpy_and_read_only_mappings_are_plain_json() -> None:
+    value = MappingProxyType({"a": np.float64(0.5), "b": np.arange(3), "c": (np.int64(7), True, None)})
+    assert json.dumps(plain(value)) == '{"a": 0.5, "b": [0, 1, 2], "c": [7, true, null]}'

@@ -15,11 +15,12 @@ from perfsim.specs.layout import ParallelLayout, text_of
 from perfsim.specs.recipe import Job
 from perfsim.strategies import STRATEGIES
 from perfsim.strategies.plan import Plan, Strategy, check_runs_on
+from perfsim.strategies.three_d.layers import slice_of
 from perfsim.testing import check_strategy
 from perfsim.work import GraphBuilder, Kind, RankGroup, TensorClass, Work
 from perfsim.work.counts import layer_activation_bytes, parameters
 from perfsim.work.graph import EMBEDDING, HEAD
-from perfsim.work.kernels import LayerSlice, elementwise
+from perfsim.work.kernels import elementwise
 from perfsim.work.layer import attention_kernels, embedding_kernels, head_kernels, mlp_kernels
 
 PlainPlan = Plan[ParallelLayout, FatTree]
@@ -48,25 +49,15 @@ class PlainData(Strategy[ParallelLayout, FatTree]):
             raise LayoutError([Problem(f"{text_of(layout)} does not divide the batch over the devices")])
         count = float(parameters(job.model).total)
         states = state_bytes(job.recipe).sharded(count, 0, 1)
-        kept = job.model.num_layers * layer_activation_bytes(self._part(job, layout), "none")
+        kept = job.model.num_layers * layer_activation_bytes(slice_of(job, layout), "none")
         capacity = topology.system.device.memory.capacity
         use = MemoryUse("device", {**states, "activations": kept}, capacity)
         if check_memory and not use.fits:
             raise MemoryCapacityError(use.total_bytes / capacity, f"needs {use.total_bytes:.3g} B; try mbs=1")
         return Plan(self.name, job, topology, layout, microbatches, (use,))
 
-    def _part(self, job: Job, layout: ParallelLayout) -> LayerSlice:
-        recipe = job.recipe
-        return LayerSlice(
-            job.model,
-            job.seq_length,
-            layout.micro_batch_size,
-            attention=recipe.runtime.attention,
-            dropout=recipe.dropout,
-        )
-
     def _works(self, plan: PlainPlan) -> tuple[dict[str, Work], Work, Work]:
-        part = self._part(plan.job, plan.layout)
+        part = slice_of(plan.job, plan.layout)
         positions = plan.job.recipe.lm_head_positions or plan.job.seq_length
         hidden = (TensorClass("hidden", part.activation_bytes),)
         kernels = {
@@ -92,10 +83,8 @@ class PlainData(Strategy[ParallelLayout, FatTree]):
             writes=(TensorClass("gradients", n_bytes),),
         )
         moved = (elementwise("adam", 4 * n_bytes),)
-        update = Work(
-            "optimizer", Kind.COMP, "optimizer", "optimizer", moved, writes=(TensorClass("w", 0.0),)
-        )
-        return passes, reduce, update
+        weights = (TensorClass("w", 0.0),)
+        return passes, reduce, Work("optimizer", Kind.COMP, "optimizer", "optimizer", moved, writes=weights)
 
     def emit(self, plan: PlainPlan, builder: GraphBuilder) -> None:
         builder.fold(plan.layout.data)

@@ -186,18 +186,14 @@ def test_megatron_bridge_is_read_with_experts_and_without_its_targets(imported: 
 
 
 # ------------------------------------------------------------------------------------- DeepSpeed
-def test_deepspeed_takes_the_model_beside_it(imported: Import, tmp_path: Path) -> None:
+def test_deepspeed_takes_a_named_model_or_the_one_next_to_it(imported: Import, tmp_path: Path) -> None:
     alone = imported(ZERO3, "ds_config.json")
     assert (alone.kind, alone.parameters, alone.devices) == ("recipe", None, 32)
     assert alone.layout == "dp=32,zero=3,mbs=2,offload_optimizer=cpu"
+    assert imported(ZERO3, "ds_config.json", model="llama_7b").parameters == 6_738_415_616
     (tmp_path / "config.json").write_bytes((SAMPLES / "llama31_8b_config.json").read_bytes())
     beside = imported(ZERO3, "ds_config.json")
     assert (beside.kind, beside.parameters) == ("model", LLAMA_8B)
-
-
-def test_deepspeed_takes_a_named_model(imported: Import) -> None:
-    result = imported(ZERO3, "ds_config.json", model="llama_7b")
-    assert result.parameters == 6_738_415_616
 
 
 def test_deepspeed_batches_must_agree_and_auto_is_absent(imported: Import) -> None:

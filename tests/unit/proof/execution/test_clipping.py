@@ -11,10 +11,8 @@ import pytest
 from perfsim.proof.parameters import Place, Share, blocks
 from perfsim.proof.provers import Parts
 from perfsim.proof.serial import SmallTraining, clipping, train
-from perfsim.specs.model import LatentAttention, TransformerConfig
+from perfsim.specs.model import TransformerConfig
 from perfsim.work.counts import parameters
-
-LATENTS = LatentAttention(q_lora_rank=8, kv_lora_rank=8, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=8)
 
 
 def small(toys: ModuleType, tensor: int = 1, **changes: object) -> TransformerConfig:
@@ -23,11 +21,11 @@ def small(toys: ModuleType, tensor: int = 1, **changes: object) -> TransformerCo
 
 @pytest.mark.parametrize("peers", [1, 2, 4])
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("attention", [{}, {"latent_attention": LATENTS}, {"qk_layernorm": True}])
+@pytest.mark.parametrize("architecture", ["plain", "latents", "norms of queries and keys"], indirect=True)
 def test_the_peers_together_count_every_parameter_once(
-    toys: ModuleType, peers: int, tied: bool, attention: dict[str, object]
+    toys: ModuleType, peers: int, tied: bool, architecture: dict[str, object]
 ) -> None:
-    model = small(toys, peers, tied_embeddings=tied, **attention)
+    model = small(toys, peers, tied_embeddings=tied, **architecture)
     length = Parts(peers, peers).sequence
     total = sum(
         Share(model, length, Place(peers, peer)).layouts[block].counted.sum()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -13,31 +13,19 @@ from perfsim.catalog import default_catalog
 from perfsim.proof import operations
 from perfsim.proof.operations import Node, Tape, every_second
 from perfsim.proof.parameters import Place, Share
-from perfsim.proof.prove import Request, Subject, plans_of
+from perfsim.proof.prove import Subject
 from perfsim.work.kernels import LayerSlice
 from perfsim.work.layer import kept_shares
 
-LATENTS = {
-    "q_lora_rank": 8,
-    "kv_lora_rank": 4,
-    "qk_nope_head_dim": 4,
-    "qk_rope_head_dim": 2,
-    "v_head_dim": 4,
-}
-MODELS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "gated, grouped": {"gated_mlp": True, "num_query_groups": 4, "bias": False},
-    "latents": {"latent_attention": LATENTS},
-    "latents of keys and values": {"latent_attention": LATENTS | {"q_lora_rank": None}},
-}
+KINDS = ["plain", "grouped queries, gated", "latents", "latents of keys and values only"]
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("architecture", KINDS, indirect=True)
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_every_second_product_is_kept_of_those_that_the_memory_counts(
-    toys: ModuleType, model: str, tensor: int
+    toys: ModuleType, architecture: dict[str, Any], tensor: int
 ) -> None:
-    config = toys.model(**MODELS[model])
+    config = toys.model(**architecture)
     shapes = Share(config, 4, Place(tensor)).layouts[0].shapes
     widths = {name: shape[-1] for name, shape in shapes.items() if len(shape) > 1 and name != "fc2"}
     kept = every_second({name: np.ones(width) for name, width in widths.items()})
@@ -55,18 +43,11 @@ def test_a_product_that_was_kept_is_not_computed_again() -> None:
     w = {"fc1": rng.standard_normal((3, 4)), "fc1_bias": rng.standard_normal(4)}
     made = np.ones((1, 2, 4))
     share = Share(default_catalog().model("gpt3_20b"), 2)
-    again = Tape({}, share, {"fc1": made}).linear(Node(np.ones((1, 2, 3))), "fc1")
+    again = Tape({}, share, {"fc1": made}).product(Node(np.ones((1, 2, 3))), "fc1")
     assert again.value is made
-    assert Tape(w, share).linear(Node(np.ones((1, 2, 3))), "fc1").value[0, 0] == pytest.approx(
+    assert Tape(w, share).product(Node(np.ones((1, 2, 3))), "fc1").value[0, 0] == pytest.approx(
         w["fc1"].sum(axis=0) + w["fc1_bias"]
     )
-
-
-def by_operator(model: str, layout: str, attention: str) -> Subject:
-    (plan,) = plans_of(Request(model, layout=f"{layout},recompute=selective", batch=2))
-    framework = default_catalog().framework("torchtitan")
-    recipe = plan.job.recipe.ran_with(framework=framework, attention=attention)
-    return Subject.of(replace(plan, job=replace(plan.job, recipe=recipe)))
 
 
 @pytest.mark.parametrize(
@@ -79,14 +60,20 @@ def by_operator(model: str, layout: str, attention: str) -> Subject:
     ],
 )
 def test_a_selective_recompute_by_operator_computes_what_serial_training_does(
-    model: str, layout: str, attention: str
+    subject_of: Callable[..., Subject], model: str, layout: str, attention: str
 ) -> None:
-    assert by_operator(model, layout, attention).faults() == []
+    layout = f"{layout},recompute=selective"
+    assert subject_of(model, layout, framework="torchtitan", attention=attention).faults() == []
 
 
-def test_wrong_results_that_a_recompute_keeps_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_results_that_a_recompute_keeps_are_found(
+    monkeypatch: pytest.MonkeyPatch, subject_of: Callable[..., Subject]
+) -> None:
     def wrong(results: dict[str, Any]) -> dict[str, Any]:
         return {name: values + 1.0 for name, values in results.items()}
 
     monkeypatch.setattr(operations, "every_second", wrong)
-    assert by_operator("llama2_70b", "dp=1", "flash").faults()
+    wrong_one = subject_of(
+        "llama2_70b", "dp=1,recompute=selective", framework="torchtitan", attention="flash"
+    )
+    assert wrong_one.faults()
