@@ -5,6 +5,11 @@
 A mutant differs from the source in one place: an operator, a comparison, a number, a term that is left out,
 `min` for `max`, a condition negated. A process of its own imports the mutant in place of the module and runs
 tests, those that mirror the module first, until one fails. Messages and annotations are left alone.
+
+With the contexts of a coverage run only tests that reach the changed line are run, of whatever room:
+
+    pytest -n auto --cov=perfsim --cov-context=test --cov-report=
+    python tests/mutation/mutants.py --seed 1 --count 120 --reach .coverage
 """
 
 from __future__ import annotations
@@ -292,6 +297,29 @@ def tests_of(mutant: Mutant) -> list[str]:
     return [str(test) for test in dict.fromkeys(tests)]
 
 
+class Reach:
+    """The tests that run each line, from the contexts of a coverage run (`pytest --cov-context=test`)."""
+
+    def __init__(self, path: Path) -> None:
+        coverage = importlib.import_module("coverage")
+        self.data = coverage.CoverageData(str(path))
+        self.data.read()
+
+    def tests_of(self, mutant: Mutant) -> list[str]:
+        """Files of tests that run the line or the first one recorded above it; those near the module first.
+
+        Empty for a line that runs on import.
+        """
+        name = next((name for name in self.data.measured_files() if name.endswith(mutant.path)), "")
+        lines = self.data.contexts_by_lineno(name) if name else {}
+        line = max((line for line in lines if line <= mutant.line), default=0)
+        tests = {context.partition("::")[0] for context in lines.get(line, ()) if context}
+        stem = Path(mutant.path).stem
+        room = f"tests/unit/{mutant.room}/"
+        near = sorted(tests, key=lambda test: (stem not in test, not test.startswith(room), test))
+        return [test for test in near if (ROOT / test).exists()]
+
+
 class _Changed(importlib.abc.MetaPathFinder):
     """Imports one module from a changed tree."""
 
@@ -390,10 +418,13 @@ def run(mutant: Mutant | None, tests: Sequence[str], limit_s: float) -> tuple[in
         return status, answer.read()
 
 
-def try_mutants(drawn: Sequence[Mutant], log: TextIO, until_s: float | None = None) -> list[Outcome]:
+def try_mutants(
+    drawn: Sequence[Mutant], log: TextIO, until_s: float | None = None, reach: Reach | None = None
+) -> list[Outcome]:
     """Run all of them, one after the other; the tests of each room must pass without a mutant first.
 
-    With `until_s` (of `time.monotonic`) no mutant begins after it, and tests are not run without one.
+    With `until_s` (of `time.monotonic`) no mutant begins after it, and tests are not run without one; nor are
+    those that `reach` selects.
     """
     limits: dict[str, float] = {}
     outcomes = []
@@ -401,7 +432,8 @@ def try_mutants(drawn: Sequence[Mutant], log: TextIO, until_s: float | None = No
         begin = time.monotonic()
         if until_s is not None and begin > until_s:
             break
-        if mutant.room not in limits:
+        selected = reach.tests_of(mutant) if reach is not None else []
+        if mutant.room not in limits and not selected:
             limits[mutant.room] = FEWEST_SECONDS
             if until_s is None:
                 status, name = run(None, tests_of(mutant), MOST_SECONDS)
@@ -409,8 +441,8 @@ def try_mutants(drawn: Sequence[Mutant], log: TextIO, until_s: float | None = No
                     raise SystemExit(f"the tests of {mutant.room} fail without any mutant: {name}")
                 limits[mutant.room] += TIMES * (time.monotonic() - begin)
                 begin = time.monotonic()
-        limit_s = limits[mutant.room] if until_s is None else MOST_SECONDS
-        status, by = run(mutant, tests_of(mutant), limit_s)
+        limit_s = MOST_SECONDS if selected or until_s is not None else limits[mutant.room]
+        status, by = run(mutant, selected or tests_of(mutant), limit_s)
         by = by or ("no answer in time" if status is None else "an error on import")
         outcome = Outcome(mutant, status != 0, by if status != 0 else "", time.monotonic() - begin)
         outcomes.append(outcome)
@@ -459,6 +491,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=180)
     parser.add_argument("--rooms", default=",".join(ROOMS))
     parser.add_argument("--seconds", type=float, help="begin no mutant after so many, in random order")
+    parser.add_argument("--reach", type=Path, help="coverage data with the tests of each line")
     parser.add_argument("--page", type=Path)
     asked = parser.parse_args()
     target = asked.page and asked.page.resolve()
@@ -468,7 +501,8 @@ def main() -> None:
     if asked.seconds:
         random.Random(asked.seed).shuffle(drawn)
         until_s = time.monotonic() + asked.seconds
-    outcomes = try_mutants(drawn, sys.stdout, until_s)
+    reach = Reach(asked.reach.resolve()) if asked.reach else None
+    outcomes = try_mutants(drawn, sys.stdout, until_s, reach)
     text = page(asked.seed, outcomes)
     if target is None:
         sys.stdout.write(text)
