@@ -42,6 +42,7 @@ class Memory(BaseModel):
         ("80GiB", "bytes", 80 * 2**30),
         (" 80 GiB ", "bytes", 80 * 2**30),
         ("8 b", "bytes", 1.0),
+        ("8 bit", "bytes", 1.0),
         ("2.4 PB", "bytes", 2.4e15),
         ("312 TFLOP/s", "flop_per_s", 312e12),
         ("312 TFLOPS", "flop_per_s", 312e12),

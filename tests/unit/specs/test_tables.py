@@ -37,6 +37,11 @@ def test_a_layout_of_streaming_shares_no_state_and_no_layer() -> None:
     assert (layout.tensor, layout.pipeline, layout.zero_stage, layout.num_devices) == (1, 1, 0, 4)
 
 
+def test_a_precision_has_the_bytes_of_its_numbers_in_memory() -> None:
+    bytes_of = {name: row.bytes for name, row in PRECISIONS.items()}
+    assert {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}.items() <= bytes_of.items()
+
+
 def test_precisions_name_precisions() -> None:
     for name, row in PRECISIONS.items():
         assert row.peak_of is None or row.peak_of in PRECISIONS

@@ -101,7 +101,7 @@ def test_what_two_candidates_of_one_machine_share_cancels() -> None:
 
 def test_one_plan_under_two_names_is_no_duel() -> None:
     decision = decide([option("a"), option("b", plan="a")], "USD")
-    assert decision.rival == ""
+    assert (decision.rival, decision.sure) == ("", 1.0)
     assert [outcome.first for outcome in decision.outcomes] == [1.0, 1.0]
 
 
