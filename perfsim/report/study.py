@@ -13,6 +13,7 @@ from perfsim.base.units import DAY_S
 from perfsim.interop.chrome import StepTrace
 from perfsim.prediction.disturbed import Resilience
 from perfsim.prediction.verification import SamplingSummary
+from perfsim.prediction.why import ROWS
 from perfsim.report import study_figures, text
 from perfsim.report.document import document_text, plain
 from perfsim.report.network import network
@@ -43,6 +44,7 @@ _MOST_INFEASIBLE = 6
 _HIDDEN = 0.98
 """A step that is less than this share of the device's slowdown longer hides a part of the delay."""
 _COMPUTING = ("forward", "backward", "compute")
+"""Parts of a step that no remedy is shown for; a wafer recomputes whatever its memory, so its own are shown."""
 _ON_A_PAGE = (
     "machine", "time", "time in production", "steps", "batch", "step", "tokens/s", "tokens/s per device",
     "MFU", "HFU", "bubble", "exposed communication", "memory", "share of the memory", "strategy", "settings",
@@ -290,7 +292,7 @@ def _scale(result: StudyResult) -> Table:
 
 
 def _why(result: StudyResult) -> Section:
-    def waits(c: text.Named) -> str | None:
+    def besides(c: text.Named) -> str | None:
         shares = [(s / c.own.step_time_s, part) for part, s in c.own.why.parts_s.items() if part != "compute"]
         return ", ".join(f"{part} {text.percent(s)}" for s, part in sorted(shares, reverse=True)) or None
 
@@ -304,7 +306,7 @@ def _why(result: StudyResult) -> Section:
             "candidate": (None, "name"),
             "limited by": (None, lambda c: c.own.why.cause),
             "compute": (text.SHARE, lambda c: c.own.why.parts_s.get("compute", 0.0) / c.own.step_time_s),
-            "waits": (None, waits),
+            "besides compute": (None, besides),
             "tokens": (text.COUNT, "own.why.streaming_roof.tokens"),
             "tokens to hide weights": (text.COUNT, hidden),
             "nearest remedy": (None, lambda c: c.own.why.remedy),
@@ -339,7 +341,7 @@ def _differences(result: StudyResult) -> Iterator[Card]:
     waits = [
         (seconds / own.step_time_s, own is rival, part)
         for _, own in named
-        for part, seconds in own.breakdown_s.items()
+        for part, seconds in (own.why.parts_s if ROWS in own.why.parts_s else own.breakdown_s).items()
         if part not in _COMPUTING
     ]
     share, of_rival, part = max(waits, default=(0.0, False, ""))
