@@ -44,7 +44,7 @@ _MOST_INFEASIBLE = 6
 _HIDDEN = 0.98
 """A step that is less than this share of the device's slowdown longer hides a part of the delay."""
 _COMPUTING = ("forward", "backward", "compute")
-"""Parts of a step that no remedy is shown for; a wafer recomputes whatever its memory, so its own are shown."""
+"""Parts of a step that no remedy is shown for."""
 _ON_A_PAGE = (
     "machine", "time", "time in production", "steps", "batch", "step", "tokens/s", "tokens/s per device",
     "MFU", "HFU", "bubble", "exposed communication", "memory", "share of the memory", "strategy", "settings",
