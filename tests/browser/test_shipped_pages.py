@@ -82,7 +82,7 @@ def thinned_sweep(name: str, folder: Path) -> Page:
     result = run_sweep(replace(sweep, points=tuple(points)), folder / "points.sqlite", jobs=1)
     changes = [change.point for changed in result.changes.values() for change in changed]
     first = (changes or result.series[0].points)[0]
-    return write_sweep(result, folder), first.prediction.parts_s
+    return write_sweep(result, folder), first.prediction.why.parts_s
 
 
 TYPES = """() => [...document.querySelectorAll('.plotly-graph-div')].map((plot) => ({

@@ -156,7 +156,7 @@ def rate_of_figure_2(command: str) -> Figures:
 # ------------------------------------------------------------------------------------------- 001
 @claim("001", "perfsim run --model gpt3_20b --system cs-2 --devices 192 --batch-per-device 50", slow=True)
 def linear_scaling(command: str) -> Figures:
-    """Linear scaling to 192 CS-2."""
+    """Linear scaling to 192 CS-2: all but what every doubling is assumed to lose."""
 
     def efficiency_of(line: str) -> float:
         one, many = (document(line.replace("192", count))["tokens_per_s"] for count in ("1", "192"))
@@ -164,7 +164,7 @@ def linear_scaling(command: str) -> Figures:
 
     efficiency = efficiency_of(command)
     strong = efficiency_of(command.replace("--batch-per-device 50", "--batch 768"))
-    assert efficiency > 0.95
+    assert 0.84 < efficiency < 0.92, "published ratios leave this open at 192 systems"
     assert strong < 0.8
     weak = f"{100 * efficiency:.0f} % of linear with 50 sequences a system"
     return (
