@@ -14,7 +14,7 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PACKAGING = pyproject.toml hatch_build.py
 STUDY = gpt3_20b
-OLDEST = $(addprefix tests/unit/,api catalog cli costs engine executors interop report sweeps topology)
+OLDEST = $(addprefix tests/unit/,api catalog cli costs engine interop network report studies)
 
 .DEFAULT_GOAL = help
 .DELETE_ON_ERROR:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import cast, get_args
+from typing import get_args
 
 from perfsim.base.errors import CatalogError
 from perfsim.costs.gpu import GpuKernels, peak_flop_per_s
@@ -201,10 +201,10 @@ class WaferCosts(StreamCosts):
     ) -> None:
         super().__init__(topology)
         system = topology.system
-        calibration = calibration or cast("WaferCalibration | None", system.device.calibration)
-        if not isinstance(calibration, WaferCalibration):
+        constants = calibration or system.device.calibration
+        if not isinstance(constants, WaferCalibration):
             raise CatalogError(f"device {system.device.name} names no wafer calibration")
-        self.release = known_release(recipe.runtime.software_release or system.software_release, calibration)
+        self.release = known_release(recipe.runtime.software_release or system.software_release, constants)
         peak_rate = peak_flop_per_s(system, recipe)
         if self.release == PEAK:
             self.flop_per_s = peak_rate
@@ -212,10 +212,10 @@ class WaferCosts(StreamCosts):
             self.row_s = 0.0
         else:
             kept = (1.0 - system.loss_per_doubling) ** math.log2(topology.num_devices)
-            slower = slowdown(self.release, calibration) / kept
-            self.flop_per_s = calibration.product_efficiency * peak_rate / slower
-            self.attention_flop_per_s = calibration.attention_efficiency * peak_rate / slower
-            self.row_s = calibration.row_s * slower
+            slower = slowdown(self.release, constants) / kept
+            self.flop_per_s = constants.product_efficiency * peak_rate / slower
+            self.attention_flop_per_s = constants.attention_efficiency * peak_rate / slower
+            self.row_s = constants.row_s * slower
         self.sram_bytes_per_s = system.device.memory.bandwidth
         self.zeros_saved = system.streaming.sparse_harvest * recipe.weight_sparsity
 

@@ -331,12 +331,9 @@ class StepCase(_CaseSpec):
     @property
     def trained(self) -> str:
         """The shape of a wafer's model, whose logs are left out together; empty for any other run."""
-        model = self.model
-        return (
-            f"{model.num_layers}x{model.hidden_size} at {model.max_position_embeddings}"
-            if self.on_wafers
-            else ""
-        )
+        if not self.on_wafers:
+            return ""
+        return f"{self.model.num_layers}x{self.model.hidden_size} at {self.model.max_position_embeddings}"
 
     @property
     def stack(self) -> tuple[str, str]:

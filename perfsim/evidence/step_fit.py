@@ -6,14 +6,9 @@ have its owner share it. What stands under `assumed` of its owner is not fitted.
 squares on log time over all scored cases, with equal weight per family. Graphs are written once and priced
 again in each iteration.
 
-Most releases of a wafer's software have one log, which cannot separate the release from the model it trained.
-So all logs are fitted together, by least squares on log time, to an efficiency that grows by one factor per
-release:
-
-    efficiency(release) = level growth^(releases after the newest)
-
-So a release without a log is interpolated or extrapolated. The time of the mesh is a fact of the hardware
-(`perfsim.costs.wafer`) and not fitted; the record says what a fit would give for it.
+The four constants of a wafer (`perfsim.costs.wafer`: products, attention, rows of weights, growth per
+release) are fitted to all of its logs together, by robust least squares on log time, because most releases
+have one log, which cannot separate the release from the model it trained.
 """
 
 from __future__ import annotations
@@ -426,7 +421,7 @@ class WaferFit:
         inverse = np.linalg.pinv(result.jac.T @ result.jac)
         freedom = max(len(self.runs) - len(self.free), 1)
         variances = np.diag(inverse) * 2.0 * result.cost / freedom
-        return {name: round(float(np.sqrt(own)), 4) for name, own in zip(self.free, variances, strict=True)}
+        return {name: round(float(np.sqrt(value)), 4) for name, value in zip(self.free, variances, strict=True)}
 
 
 def fit_wafer(path: Path, device: str, *, source: str = "") -> WaferCalibration:

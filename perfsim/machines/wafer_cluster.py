@@ -140,7 +140,7 @@ def _part_of(lane: str, tree: WaferTree) -> str:
 
 SHAPE_OUTSIDE = 0.24
 """assumed: half-width for a kind of layer without a log, which together with the errors of left-out models
-(0.19) allows a factor of 1.35."""
+(0.2) allows a factor of 1.35."""
 OUTSIDE = math.log(1.35)
 """assumed: least half-width for a release without a log; the largest error of a log that is left out with
 all logs of its model, and with the form of the model chosen anew, is 21 %."""
@@ -171,7 +171,7 @@ def _of_release(wanted: str, calibration: WaferCalibration) -> Iterator[Unknown]
     between = abs(place_of(wanted) - place_of(used))
     if not between:
         return
-    growth = abs(calibration.growth_per_release)
+    growth = calibration.growth_per_release
     width = min(max(between * growth, OUTSIDE), -math.log(calibration.product_efficiency))
     words = (
         f"measured releases differ in speed by {_percent(growth)} each; the band allows {_percent(width)} "

@@ -79,6 +79,19 @@ def gpu_cluster(
     )
 
 
+def wafer_calibration(efficiency: float = 0.233, row_s: float = 100e-9, **changes: Any) -> WaferCalibration:
+    """A wafer twice as fast under r2.0 as under r1.7, and slower in attention than in other products."""
+    constants = WaferCalibration(
+        name="toy-wafer",
+        product_efficiency=efficiency,
+        attention_efficiency=efficiency / 4,
+        row_s=row_s,
+        growth_per_release=math.log(2.0) / 3,
+        measured_releases=("r1.7", "r2.0"),
+    )
+    return constants.with_(**changes)
+
+
 def wafer_cluster(
     *,
     capacity: float = 40e9,
@@ -89,14 +102,6 @@ def wafer_cluster(
     update_bytes_per_s: float = 1e12,
 ) -> WaferClusterSpec:
     """Systems like a CS-2 under a tree of fan-out 4."""
-    calibration = WaferCalibration(
-        name="toy-wafer",
-        product_efficiency=efficiency,
-        attention_efficiency=efficiency / 4,
-        row_s=row_s,
-        growth_per_release=math.log(2.0) / 3,
-        measured_releases=("r1.7", "r2.0"),
-    )
     return WaferClusterSpec(
         name="toy-wafers",
         kind="wafer-cluster",
@@ -106,7 +111,7 @@ def wafer_cluster(
             peak={"bf16": 7.48e15, "fp16": 7.48e15},
             memory=MemorySpec(capacity=capacity, bandwidth=2e16, reserved=6e9),
             compute_units=850_000,
-            calibration=calibration,
+            calibration=wafer_calibration(efficiency, row_s),
         ),
         io_ports=12,
         io_link=_link(stream_bytes_per_s / 12, 1e-6),

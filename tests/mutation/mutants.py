@@ -57,7 +57,6 @@ ROOMS = (
 BEYOND = {
     "strategies": (
         "tests/properties/test_schedules.py",
-        "tests/unit/testing/test_liveness.py",
         "tests/unit/proof/test_in_flight.py",
         "tests/unit/proof/test_prices.py",
         "tests/properties/test_weight_streaming.py",
@@ -83,7 +82,6 @@ BEYOND = {
         "tests/properties/test_fairshare.py",
         "tests/properties/test_perturbations.py",
         "tests/properties/test_breakdowns.py",
-        "tests/properties/test_slowed_compute.py",
         "tests/unit/machines",
     ),
     "work": (

@@ -63,6 +63,12 @@ def test_the_same_seed_draws_the_same_mutants_of_every_room(mutants: ModuleType)
     assert {mutant.room for mutant in drawn} == {room.partition("/")[0] for room in mutants.ROOMS}
 
 
+def test_the_tests_that_mutants_are_tried_with_exist(mutants: ModuleType, repository: Path) -> None:
+    """Pytest refuses to run with a path that is missing, which would count as a mutant found."""
+    named = {name for names in mutants.BEYOND.values() for name in names}
+    assert {name for name in named if not (repository / name).exists()} == set()
+
+
 def test_every_explanation_is_of_a_module_that_exists(mutants: ModuleType, repository: Path) -> None:
     assert {
         name for name in mutants.explained() if not (repository / name.partition(": ")[0]).exists()

@@ -12,21 +12,13 @@ from pydantic import ValidationError
 
 from perfsim.base.errors import CatalogError
 from perfsim.costs.wafer import WaferCosts, known_release, slowdown
-from perfsim.specs.calibration import WaferCalibration
 from perfsim.testing import toys as described
 from perfsim.work import Kind, Work
 from perfsim.work.kernels import Kernel, elementwise, gemm
 
 RATE = 0.233 * 7.48e15
 ROW_S = 100e-9
-MEASURED = WaferCalibration(
-    name="w",
-    product_efficiency=0.4,
-    attention_efficiency=0.1,
-    row_s=1e-7,
-    growth_per_release=math.log(1.2),
-    measured_releases=("r1.8", "r2.1"),
-)
+MEASURED = described.wafer_calibration(growth_per_release=math.log(1.2), measured_releases=("r1.8", "r2.1"))
 sizes = st.integers(1, 10_000)
 
 

@@ -14,15 +14,11 @@ from perfsim.machines.wafer_cluster import WaferCluster
 from perfsim.prediction.bands import Accuracy
 from perfsim.specs.calibration import WaferCalibration
 from perfsim.specs.recipe import Job
+from perfsim.testing import toys
 
 CATALOG = ps.Catalog()
-MEASURED = WaferCalibration(
-    name="w",
-    product_efficiency=0.3,
-    attention_efficiency=0.1,
-    row_s=1e-7,
-    growth_per_release=math.log(1.2),
-    measured_releases=("r1.8", "r2.0"),
+MEASURED = toys.wafer_calibration(
+    product_efficiency=0.3, growth_per_release=math.log(1.2), measured_releases=("r1.8", "r2.0")
 )
 
 
