@@ -420,8 +420,8 @@ class WaferFit:
         """Standard errors of the fitted logarithms, and of the growth."""
         inverse = np.linalg.pinv(result.jac.T @ result.jac)
         freedom = max(len(self.runs) - len(self.free), 1)
-        variances = np.diag(inverse) * 2.0 * result.cost / freedom
-        return {name: round(float(np.sqrt(value)), 4) for name, value in zip(self.free, variances, strict=True)}
+        errors = np.sqrt(np.diag(inverse) * 2.0 * result.cost / freedom).tolist()
+        return {name: round(error, 4) for name, error in zip(self.free, errors, strict=True)}
 
 
 def fit_wafer(path: Path, device: str, *, source: str = "") -> WaferCalibration:
