@@ -307,17 +307,44 @@ class Reach:
     def tests_of(self, mutant: Mutant) -> list[str]:
         """Tests that run the line or the first one recorded above it; those near the module first.
 
-        Empty for a line that runs on import.
+        For a line that runs on import: tests that run a line with the name that it sets, anywhere.
         """
-        name = next((name for name in self.data.measured_files() if name.endswith(mutant.path)), "")
-        lines = self.data.contexts_by_lineno(name) if name else {}
+        lines = self._lines(mutant.path)
         line = max((line for line in lines if line <= mutant.line), default=0)
         # A context is `FILE::TEST[ROW]|PHASE`, with `@GROUP` before the phase under xdist.
-        contexts = {context.rpartition("|")[0] for context in lines.get(line, ())}
-        tests = {re.sub(r"@\w+$", "", context) for context in contexts if context}
+        contexts = set(lines.get(line, ())) - {""} or self._users(mutant)
+        tests = {re.sub(r"@\w+$", "", context.rpartition("|")[0]) for context in contexts}
         stem = Path(mutant.path).stem
         room = f"tests/unit/{mutant.room}/"
         return sorted(tests, key=lambda test: (stem not in test, not test.startswith(room), test))
+
+    def _lines(self, path: str) -> dict[int, list[str]]:
+        name = next((name for name in self.data.measured_files() if name.endswith(path)), "")
+        return self.data.contexts_by_lineno(name) if name else {}
+
+    def _users(self, mutant: Mutant) -> set[str]:
+        """The contexts of all lines with the name of a constant or a field."""
+        name = re.compile(rf"\b{re.escape(_set_on_import(mutant))}\b")
+        contexts = set()
+        for path in sorted((ROOT / "perfsim").rglob("*.py")):
+            text = path.read_text(encoding="utf-8").splitlines()
+            if named := {number for number, line in enumerate(text, 1) if name.search(line)}:
+                lines = self._lines(str(path.relative_to(ROOT)))
+                contexts |= {context for number in named for context in lines.get(number, ()) if context}
+        return contexts
+
+
+def _set_on_import(mutant: Mutant) -> str:
+    """The constant of the module, or the field or method of the class, whose statement a line is in."""
+    body = mutant.tree.body
+    statement = max((node for node in body if node.lineno <= mutant.line), key=lambda node: node.lineno)
+    if isinstance(statement, ast.ClassDef):
+        inner = [node for node in statement.body if node.lineno <= mutant.line]
+        statement = max(inner, key=lambda node: node.lineno, default=statement)
+    if isinstance(statement, ast.Assign | ast.AnnAssign):
+        target = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
+        return ast.unparse(target)
+    return getattr(statement, "name", "")
 
 
 class _Changed(importlib.abc.MetaPathFinder):
