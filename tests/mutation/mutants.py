@@ -39,6 +39,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "perfsim").rglob("*.py"))
 ROOMS = (
     "strategies",
     "costs",
@@ -124,6 +125,8 @@ TIMES = 3.0
 """A mutant that runs so many times as long as the tests do without it is found as well."""
 FEWEST_SECONDS = 30.0
 MOST_SECONDS = 900.0
+MOST_TESTS = 400
+"""Of those that reach a line; the nearest."""
 MOST_BYTES = 6 * 2**30
 HEADING = "# Which changes of the code the tests detect"
 DIFFERENCE = """A mutant differs from the code in one place: an operator, a comparison, a number, a
@@ -285,14 +288,20 @@ class Outcome:
     seconds: float
 
 
+def mirrored(module: str) -> list[Path]:
+    """The files of tests with a module's name in theirs."""
+    path = Path(module)
+    folder = ROOT / "tests/unit" / path.parts[1]
+    return sorted(folder.rglob(f"test_{path.stem}.py")) + sorted(folder.rglob(f"test_*{path.stem}*.py"))
+
+
 def tests_of(mutant: Mutant) -> list[str]:
     """Files and folders of tests, those that mirror the module first."""
     path = Path(mutant.path)
     folder = ROOT / "tests/unit" / mutant.room
-    mirrored = sorted(folder.rglob(f"test_{path.stem}.py")) + sorted(folder.rglob(f"test_*{path.stem}*.py"))
     near = ROOT / "tests/unit" / Path(*path.parts[1:-1])
     folders = [near, folder] if near.is_dir() else [folder]
-    tests = [*mirrored, *folders, *(ROOT / name for name in BEYOND.get(mutant.room, ()))]
+    tests = [*mirrored(mutant.path), *folders, *(ROOT / name for name in BEYOND.get(mutant.room, ()))]
     return [str(test) for test in dict.fromkeys(tests)]
 
 
@@ -307,44 +316,58 @@ class Reach:
     def tests_of(self, mutant: Mutant) -> list[str]:
         """Tests that run the line or the first one recorded above it; those near the module first.
 
-        For a line that runs on import: tests that run a line with the name that it sets, anywhere.
+        For a line that runs on import: the files that mirror the module, and tests that run a line with the
+        name that it sets, anywhere.
         """
         lines = self._lines(mutant.path)
         line = max((line for line in lines if line <= mutant.line), default=0)
         # A context is `FILE::TEST[ROW]|PHASE`, with `@GROUP` before the phase under xdist.
-        contexts = set(lines.get(line, ())) - {""} or self._users(mutant)
+        contexts = set(lines.get(line, ())) - {""}
+        files = [] if contexts else [str(path.relative_to(ROOT)) for path in mirrored(mutant.path)]
+        contexts = contexts or self._users(mutant)
         tests = {re.sub(r"@\w+$", "", context.rpartition("|")[0]) for context in contexts}
         stem = Path(mutant.path).stem
         room = f"tests/unit/{mutant.room}/"
-        return sorted(tests, key=lambda test: (stem not in test, not test.startswith(room), test))
+        near = sorted(tests, key=lambda test: (stem not in test, not test.startswith(room), test))
+        return [*files, *near[:MOST_TESTS]]
 
     def _lines(self, path: str) -> dict[int, list[str]]:
         name = next((name for name in self.data.measured_files() if name.endswith(path)), "")
         return self.data.contexts_by_lineno(name) if name else {}
 
     def _users(self, mutant: Mutant) -> set[str]:
-        """The contexts of all lines with the name of a constant or a field."""
-        name = re.compile(rf"\b{re.escape(_set_on_import(mutant))}\b")
-        contexts = set()
-        for path in sorted((ROOT / "perfsim").rglob("*.py")):
-            text = path.read_text(encoding="utf-8").splitlines()
-            if named := {number for number, line in enumerate(text, 1) if name.search(line)}:
-                lines = self._lines(str(path.relative_to(ROOT)))
-                contexts |= {context for number in named for context in lines.get(number, ()) if context}
+        """The contexts of all lines with the name of a constant or a field, or with a name set from it."""
+        trees = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in SOURCES}
+        names = {_set_on_import(mutant.tree, mutant.line)}
+        contexts: set[str] = set()
+        for _ in range(2):
+            named = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
+            names = set()
+            for path, source in trees.items():
+                if not named.search(source):
+                    continue
+                lines = self._lines(path)
+                tree = ast.parse(source)
+                for number, line in enumerate(source.splitlines(), 1):
+                    if named.search(line):
+                        reached = set(lines.get(number, ())) - {""}
+                        contexts |= reached
+                        names |= set() if reached else {_set_on_import(tree, number)}
+            names.discard("")
+            if not names:
+                break
         return contexts
 
 
-def _set_on_import(mutant: Mutant) -> str:
-    """The constant of the module, or the field or method of the class, whose statement a line is in."""
-    body = mutant.tree.body
-    statement = max((node for node in body if node.lineno <= mutant.line), key=lambda node: node.lineno)
+def _set_on_import(tree: ast.Module, line: int) -> str:
+    """The constant of the module, or the field of the class, whose statement a line is in; empty without."""
+    statement = max((node for node in tree.body if node.lineno <= line), key=lambda node: node.lineno)
     if isinstance(statement, ast.ClassDef):
-        inner = [node for node in statement.body if node.lineno <= mutant.line]
+        inner = [node for node in statement.body if node.lineno <= line]
         statement = max(inner, key=lambda node: node.lineno, default=statement)
-    if isinstance(statement, ast.Assign | ast.AnnAssign):
-        target = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
-        return ast.unparse(target)
-    return getattr(statement, "name", "")
+    if not isinstance(statement, ast.Assign | ast.AnnAssign):
+        return ""
+    return ast.unparse(statement.targets[0] if isinstance(statement, ast.Assign) else statement.target)
 
 
 class _Changed(importlib.abc.MetaPathFinder):
