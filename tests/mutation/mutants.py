@@ -326,6 +326,8 @@ class Reach:
         files = [] if contexts else [str(path.relative_to(ROOT)) for path in mirrored(mutant.path)]
         contexts = contexts or self._users(mutant)
         tests = {re.sub(r"@\w+$", "", context.rpartition("|")[0]) for context in contexts}
+        # Chromium does not start within the limit of memory that a mutant has.
+        tests = {test for test in tests if not test.startswith("tests/browser")}
         stem = Path(mutant.path).stem
         room = f"tests/unit/{mutant.room}/"
         near = sorted(tests, key=lambda test: (stem not in test, not test.startswith(room), test))
