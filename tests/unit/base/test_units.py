@@ -99,6 +99,8 @@ def test_refusal_names_what_is_expected_and_the_nearest_mend(
         (2.039e12, "bytes_per_s", "2.039 TB/s"),
         (80 * 2**30, "bytes", "80 GiB"),
         (256 * 2**10, "bytes", "256 KiB"),
+        (9999 * 2**10, "bytes", "9999 KiB"),
+        (10001 * 2**10, "bytes", "10.241 MB"),
         (40e9, "bytes", "40 GB"),
         (1.024e6, "bytes", "1.024 MB"),
         (7.48e15, "flop_per_s", "7.48 PFLOP/s"),
