@@ -321,11 +321,10 @@ class Reach:
         """
         lines = self._lines(mutant.path)
         line = max((line for line in lines if line <= mutant.line), default=0)
-        # A context is `FILE::TEST[ROW]|PHASE`, with `@GROUP` before the phase under xdist.
         contexts = set(lines.get(line, ())) - {""}
         files = [] if contexts else [str(path.relative_to(ROOT)) for path in mirrored(mutant.path)]
         contexts = contexts or self._users(mutant)
-        tests = {re.sub(r"@\w+$", "", context.rpartition("|")[0]) for context in contexts}
+        tests = {_selected(context) for context in contexts}
         # Chromium does not start within the limit of memory that a mutant has.
         tests = {test for test in tests if not test.startswith("tests/browser")}
         stem = Path(mutant.path).stem
@@ -359,6 +358,15 @@ class Reach:
             if not names:
                 break
         return contexts
+
+
+def _selected(context: str) -> str:
+    """The test of a context `FILE::TEST[ROW]|PHASE`, with `@GROUP` before the phase under xdist.
+
+    What is set up may be shared, so that it stands for all tests of its file.
+    """
+    test, _, phase = context.rpartition("|")
+    return test.partition("::")[0] if phase == "setup" else re.sub(r"@\w+$", "", test)
 
 
 def _set_on_import(tree: ast.Module, line: int) -> str:

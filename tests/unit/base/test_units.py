@@ -105,6 +105,7 @@ def test_refusal_names_what_is_expected_and_the_nearest_mend(
         (1.024e6, "bytes", "1.024 MB"),
         (7.48e15, "flop_per_s", "7.48 PFLOP/s"),
         (1.3e-7, "seconds", "130 ns"),
+        (1e-13, "seconds", "0.1 ps"),
         (9000.0, "seconds", "2.5 h"),
         (4e6, "seconds", "46.2963 d"),
         (0.0, "seconds", "0 s"),
