@@ -107,21 +107,33 @@ class Store:
         moments_bytes = state_bytes(job.recipe, job.model).moments if keeps_moments else 0.0
         self.state_bytes = MASTER_BYTES + moments_bytes
         """Bytes per parameter that are read before its update and written after it."""
-        self.weights = {"streamed weights": self.streamed_bytes(float(self.counts.total), matrices)}
-        self.state = {
-            "parameters": MASTER_BYTES * kept,
+        self.bytes_of = {
+            "streamed weights": self.streamed_bytes(float(self.counts.total), matrices),
             "gradients": GRADIENT_SUM_BYTES * kept,
+            "parameters": MASTER_BYTES * kept,
             "optimizer": moments_bytes * kept,
         }
-        # MemoryX keeps both in DRAM while there is room, weights first, unless the system says where.
-        free = system.memoryx.dram_bytes
-        self.weights_in_flash = self._in_flash(system.memoryx.weights_in, self.weights, free)
-        free -= 0.0 if self.weights_in_flash else sum(self.weights.values())
-        self.state_in_flash = self._in_flash(system.memoryx.optimizer_state_in, self.state, free)
+        """Bytes in MemoryX, what moves most first."""
+        self.in_flash = self._shares_in_flash()
+        """Share of each part that is in flash."""
+        self.flash_bytes = (
+            MASTER_BYTES * self.in_flash["parameters"] + moments_bytes * self.in_flash["optimizer"]
+        )
+        """Bytes per parameter that are read from flash before its update and written after it."""
 
-    def _in_flash(self, wanted: str, parts: dict[str, float], free: float) -> bool:
-        too_large = sum(parts.values()) > free and self.system.memoryx.flash_bytes > 0
-        return too_large if wanted == "auto" else wanted == "flash"
+    def _shares_in_flash(self) -> dict[str, float]:
+        """DRAM is filled with what moves most, unless the system says where weights or states are."""
+        memoryx = self.system.memoryx
+        wanted = dict.fromkeys(self.bytes_of, memoryx.optimizer_state_in)
+        wanted["streamed weights"] = memoryx.weights_in
+        free = memoryx.dram_bytes
+        shares = {}
+        for part, n_bytes in self.bytes_of.items():
+            fits = min(1.0, max(0.0, free) / n_bytes) if n_bytes and memoryx.flash_bytes else 1.0
+            in_dram = {"auto": fits, "dram": 1.0, "flash": 0.0}[wanted[part]]
+            free -= in_dram * n_bytes
+            shares[part] = 1.0 - in_dram
+        return shares
 
     def kept(self, num_parameters: float, matrices: float = 0.0) -> float:
         """Nonzero parameters of a block, of which the `matrices` of a layer can be sparse."""
@@ -147,14 +159,17 @@ class Store:
 
     @property
     def note(self) -> str:
-        """Where weights and state are, in words."""
-        where = {False: "DRAM", True: "flash"}
-        sizes = (sum(parts.values()) for parts in (self.weights, self.state))
-        weights, state = (f"{n / 1e12:.3g} TB" if n >= 1e12 else f"{n / 1e9:.3g} GB" for n in sizes)
-        return (
-            f"MemoryX holds {weights} of weights in {where[self.weights_in_flash]} and "
-            f"{state} of optimizer state in {where[self.state_in_flash]}"
-        )
+        """Where weights and states are, in words."""
+
+        def size(n_bytes: float) -> str:
+            return f"{n_bytes / 1e12:.3g} TB" if n_bytes >= 1e12 else f"{n_bytes / 1e9:.3g} GB"
+
+        said = []
+        for part, n_bytes in self.bytes_of.items():
+            share = self.in_flash[part]
+            where = "in DRAM" if not share else f"{100 * share:.0f} % in flash" if share < 1 else "in flash"
+            said.append(f"{size(n_bytes)} of {part} {where}")
+        return f"MemoryX holds {', '.join(said)}"
 
     def activations(self, layout: StreamingLayout) -> Activations:
         """Bytes of the activations of one micro-batch of one device, and where they are."""
@@ -195,7 +210,7 @@ class Store:
         """Gradients that a wafer accumulates over micro-batches; 0 where it does not."""
         if self.system.streaming.accumulate_at != "wafer" or micro_batch_size >= per_system:
             return 0.0
-        return self.state["gradients"]
+        return self.bytes_of["gradients"]
 
     def memory(self, layout: StreamingLayout, per_system: int) -> tuple[MemoryUse, ...]:
         """Peak memory of a wafer, of MemoryX in DRAM and in flash, and of the activation servers."""
@@ -210,15 +225,14 @@ class Store:
         }
         if sums := self._gradient_sum_bytes(layout.micro_batch_size, per_system):
             parts["gradients"] = sums
-        stored: dict[bool, dict[str, float]] = {False: {}, True: {}}
-        stored[self.weights_in_flash] |= self.weights
-        stored[self.state_in_flash] |= self.state
+        stored = {part: (1.0 - self.in_flash[part]) * n_bytes for part, n_bytes in self.bytes_of.items()}
+        flash = {part: share * self.bytes_of[part] for part, share in self.in_flash.items() if share}
         uses = [
             MemoryUse(self.device.place, parts, memory.capacity),
-            MemoryUse("MemoryX DRAM", stored[False], memoryx.dram_bytes, on_device=False),
+            MemoryUse("MemoryX DRAM", stored, memoryx.dram_bytes, on_device=False),
         ]
-        if stored[True]:
-            uses.append(MemoryUse("MemoryX flash", stored[True], memoryx.flash_bytes, on_device=False))
+        if flash:
+            uses.append(MemoryUse("MemoryX flash", flash, memoryx.flash_bytes, on_device=False))
         if layout.spill:
             servers = self.system.activation_servers
             capacity = servers.per_system * servers.capacity

@@ -415,10 +415,9 @@ class StreamedSteps:
         store = self.store
         whole = store.streamed_bytes(block.num_parameters, block.matrices)
         updated = store.kept(block.updated, block.matrices)
-        state_bytes = updated * store.state_bytes if store.state_in_flash else 0.0
-        write_bytes = state_bytes
-        if store.weights_in_flash:
-            write_bytes += store.streamed_bytes(block.updated, block.matrices)
+        state_bytes = updated * store.flash_bytes
+        weights_in_flash = store.in_flash["streamed weights"]
+        write_bytes = state_bytes + weights_in_flash * store.streamed_bytes(block.updated, block.matrices)
         hidden = TensorClass("hidden", block.part.activation_bytes / chunks)
         gradient_bytes = store.kept(block.num_parameters, block.matrices) * self.system.gradient_bytes
         gradients = TensorClass("gradients", gradient_bytes / chunks)
@@ -437,9 +436,10 @@ class StreamedSteps:
         accessed = TensorClass("weights", kernel.bytes_accessed)
         update = move("update", "memoryx_update", "update", accessed, Kind.MEM_STORE)
         stage = state_read = state_write = recompute = spill = fetch = None
-        if store.weights_in_flash:
-            stage = move("stage", "flash_read", "weight_stream", TensorClass("weights", whole))
-        if store.state_in_flash:
+        if weights_in_flash:
+            staged = TensorClass("weights", weights_in_flash * whole)
+            stage = move("stage", "flash_read", "weight_stream", staged)
+        if state_bytes:
             state_read = move("state_read", "flash_read", "update", TensorClass("state", state_bytes))
         if write_bytes:
             written = TensorClass("state", write_bytes)
