@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -80,6 +81,13 @@ IN_FLIGHT = 2
 
 MASTER_BYTES = 4.0
 GRADIENT_SUM_BYTES = 4.0
+WEIGHTS = "streamed weights"
+SUMS = "gradients"
+MASTER = "parameters"
+MOMENTS = "optimizer"
+"""The parts of what MemoryX holds."""
+WORDS = {WEIGHTS: "weights", SUMS: "summed gradients", MASTER: "master copy", MOMENTS: "moments"}
+"""The parts in words."""
 
 
 class Activations(NamedTuple):
@@ -96,7 +104,7 @@ class Activations(NamedTuple):
 class Store:
     """What a job holds on a system while its weights stream, and what a parameter moves."""
 
-    def __init__(self, job: Job, system: WaferClusterSpec) -> None:
+    def __init__(self, job: Job, system: WaferClusterSpec, micro_batches: int = 1) -> None:
         self.job = job
         self.system = system
         self.device = DEVICES[system.device.kind]
@@ -107,33 +115,46 @@ class Store:
         moments_bytes = state_bytes(job.recipe, job.model).moments if keeps_moments else 0.0
         self.state_bytes = MASTER_BYTES + moments_bytes
         """Bytes per parameter that are read before its update and written after it."""
+        self.sums_bytes = GRADIENT_SUM_BYTES * kept
+        """Bytes of the summed gradients of all parameters, wherever they are summed."""
+        summed = micro_batches > 1 and system.streaming.accumulate_at == "memoryx"
         self.bytes_of = {
-            "streamed weights": self.streamed_bytes(float(self.counts.total), matrices),
-            "gradients": GRADIENT_SUM_BYTES * kept,
-            "parameters": MASTER_BYTES * kept,
-            "optimizer": moments_bytes * kept,
+            WEIGHTS: self.streamed_bytes(float(self.counts.total), matrices),
+            SUMS: self.sums_bytes if summed else 0.0,
+            MASTER: MASTER_BYTES * kept,
+            MOMENTS: moments_bytes * kept,
         }
-        """Bytes in MemoryX, what moves most first."""
-        self.in_flash = self._shares_in_flash()
-        """Share of each part that is in flash."""
-        self.flash_bytes = (
-            MASTER_BYTES * self.in_flash["parameters"] + moments_bytes * self.in_flash["optimizer"]
+        """Bytes in MemoryX, what moves most a byte first."""
+        self.dram_bytes = self._in_dram()
+        """Bytes of each part that are in DRAM; the rest is in flash."""
+        self.in_flash = {
+            part: 1.0 - self.dram_bytes[part] / n_bytes if n_bytes else 0.0
+            for part, n_bytes in self.bytes_of.items()
+        }
+        """Share of each part, and so of each of its blocks, that is in flash."""
+        self.state_in_flash_bytes = (
+            MASTER_BYTES * self.in_flash[MASTER] + moments_bytes * self.in_flash[MOMENTS]
         )
-        """Bytes per parameter that are read from flash before its update and written after it."""
+        """Bytes a parameter of master copy and moments that an update reads from flash and writes back."""
+        self.sums_in_flash_bytes = GRADIENT_SUM_BYTES * self.in_flash[SUMS]
+        """Bytes a parameter of a summed gradient in flash: a micro-batch reads it and writes it back."""
 
-    def _shares_in_flash(self) -> dict[str, float]:
-        """DRAM is filled with what moves most, unless the system says where weights or states are."""
+    def _in_dram(self) -> dict[str, float]:
+        """DRAM is filled with what moves most a byte, unless the system says where a state is.
+
+        In a step weights are read twice a micro-batch and written once, sums of gradients are read and
+        written in each micro-batch except one, and master copy and moments once. Without flash all is in
+        DRAM, whether it fits or not.
+        """
         memoryx = self.system.memoryx
-        wanted = dict.fromkeys(self.bytes_of, memoryx.optimizer_state_in)
-        wanted["streamed weights"] = memoryx.weights_in
-        free = memoryx.dram_bytes
-        shares = {}
+        wanted = dict.fromkeys(self.bytes_of, memoryx.optimizer_state_in) | {WEIGHTS: memoryx.weights_in}
+        free = memoryx.dram_bytes if memoryx.flash_bytes else math.inf
+        held = {}
         for part, n_bytes in self.bytes_of.items():
-            fits = min(1.0, max(0.0, free) / n_bytes) if n_bytes and memoryx.flash_bytes else 1.0
-            in_dram = {"auto": fits, "dram": 1.0, "flash": 0.0}[wanted[part]]
-            free -= in_dram * n_bytes
-            shares[part] = 1.0 - in_dram
-        return shares
+            fits = n_bytes if n_bytes <= free else float(math.floor(max(0.0, free)))
+            held[part] = {"auto": fits, "dram": n_bytes, "flash": 0.0}[wanted[part]]
+            free -= held[part]
+        return held
 
     def kept(self, num_parameters: float, matrices: float = 0.0) -> float:
         """Nonzero parameters of a block, of which the `matrices` of a layer can be sparse."""
@@ -167,8 +188,9 @@ class Store:
         said = []
         for part, n_bytes in self.bytes_of.items():
             share = self.in_flash[part]
-            where = "in DRAM" if not share else f"{100 * share:.0f} % in flash" if share < 1 else "in flash"
-            said.append(f"{size(n_bytes)} of {part} {where}")
+            where = f"{100 * share:.3g} % in flash" if 0.0 < share < 1.0 else "in flash" if share else "in DRAM"
+            if n_bytes:
+                said.append(f"{size(n_bytes)} of {WORDS[part]} {where}")
         return f"MemoryX holds {', '.join(said)}"
 
     def activations(self, layout: StreamingLayout) -> Activations:
@@ -210,7 +232,7 @@ class Store:
         """Gradients that a wafer accumulates over micro-batches; 0 where it does not."""
         if self.system.streaming.accumulate_at != "wafer" or micro_batch_size >= per_system:
             return 0.0
-        return self.bytes_of["gradients"]
+        return self.sums_bytes
 
     def memory(self, layout: StreamingLayout, per_system: int) -> tuple[MemoryUse, ...]:
         """Peak memory of a wafer, of MemoryX in DRAM and in flash, and of the activation servers."""
@@ -225,7 +247,7 @@ class Store:
         }
         if sums := self._gradient_sum_bytes(layout.micro_batch_size, per_system):
             parts["gradients"] = sums
-        stored = {part: (1.0 - self.in_flash[part]) * n_bytes for part, n_bytes in self.bytes_of.items()}
+        stored = {part: n_bytes for part, n_bytes in self.dram_bytes.items() if n_bytes}
         flash = {part: share * self.bytes_of[part] for part, share in self.in_flash.items() if share}
         uses = [
             MemoryUse(self.device.place, parts, memory.capacity),
