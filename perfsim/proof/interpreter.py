@@ -803,13 +803,14 @@ class Interpreter:
             self.move([self.cell("weights in flash", task.block)], message=message)
 
     def flash_write(self, task: Task) -> None:
-        """Copy sums of gradients or updated states to flash; words that embedding and LM head share for both."""
+        """Copy sums of gradients or updated states to flash; words that both ends share for both."""
         if task.work.category == "gradient_stream":
             target = Cell(self.place, "gradient in flash", task.block)
             return self.move([self.cell("gradient", task.block)], [target])
-        made = [("moments", task.block), ("weights", task.block)]
-        if task.block == EMBEDDING and self.training.model.tied_embeddings:
-            made.append(("weights", HEAD))
+        tied = self.training.model.tied_embeddings
+        made = [("moments", task.block)]
+        made += [] if tied and task.block == HEAD else [("weights", task.block)]
+        made += [("weights", HEAD)] if tied and task.block == EMBEDDING else []
         targets = [self.cell(f"{name} in flash", block) for name, block in made]
         return self.move([self.cell(name, block) for name, block in made], targets)
 

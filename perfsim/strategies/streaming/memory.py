@@ -76,8 +76,9 @@ IN_FLIGHT = 2
 # What MemoryX holds and moves for each parameter, in DRAM or flash.
 #
 # MemoryX keeps each parameter in the format that it streams, and the state of the optimizer: the fp32 master
-# copy, moments, and the fp32 sum of gradients. Adam reads 12 B of state and the gradient and writes the state
-# back: 28 B and about 15 FLOP per parameter and step. Zeros of sparse weights are neither stored nor updated.
+# copy, moments, and the fp32 sum of gradients where it sums those of micro-batches. Adam reads 12 B of state
+# and the gradient and writes the state back: 28 B and about 15 FLOP per parameter and step. Zeros of sparse
+# weights are neither stored nor updated.
 
 MASTER_BYTES = 4.0
 GRADIENT_SUM_BYTES = 4.0
@@ -188,7 +189,9 @@ class Store:
         said = []
         for part, n_bytes in self.bytes_of.items():
             share = self.in_flash[part]
-            where = f"{100 * share:.3g} % in flash" if 0.0 < share < 1.0 else "in flash" if share else "in DRAM"
+            where = (
+                f"{100 * share:.3g} % in flash" if 0.0 < share < 1.0 else "in flash" if share else "in DRAM"
+            )
             if n_bytes:
                 said.append(f"{size(n_bytes)} of {WORDS[part]} {where}")
         return f"MemoryX holds {', '.join(said)}"

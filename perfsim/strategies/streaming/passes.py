@@ -132,8 +132,8 @@ def _blocks_of(part: LayerSlice, positions: int, device: StreamedDevice) -> _Blo
 class BlockWorks:
     """The classes of work of one block; streams are of one chunk, the rest of the whole block.
 
-    `stage`, `state_read` and `state_write` exist where weights or optimizer state are in flash, `sum_read` and
-    `sum_write` where sums of gradients are; `spill` and `fetch` where activations of a layer leave the wafer.
+    `stage`, `state_read` and `state_write` exist where weights or optimizer state are in flash, `sum_read`
+    and `sum_write` where sums of gradients are; `spill` and `fetch` where activations leave the wafer.
     """
 
     load: Work

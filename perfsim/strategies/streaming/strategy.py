@@ -63,7 +63,9 @@ class _Estimate:
         computing = sum(passed.in_order())
         leaving = 0.0 if last else sum(works.of(lambda work: self.up_s(work, last=False)).in_order())
         flash = 0.0 if last else sum(works.of(self.flash_s).in_order())
-        return max(computing, leaving, flash / self.at_once, self.duration(self.steps.samples(micro_batch_size)))
+        return max(
+            computing, leaving, flash / self.at_once, self.duration(self.steps.samples(micro_batch_size))
+        )
 
     def forward_s(self, works: BlockWorks) -> float:
         spill = self.seconds(works.spill) / self.group
