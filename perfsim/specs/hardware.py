@@ -258,7 +258,7 @@ class MemoryXSpec(Spec):
     weights_in: StoreTier
     """Location of the streamed copy of the weights; auto: DRAM as far as it goes."""
     optimizer_state_in: StoreTier
-    """Location of summed gradients, master weights and moments; auto: in this order DRAM as far as it goes."""
+    """Location of summed gradients, master weights and moments; auto: DRAM first, in this order."""
 
     @property
     def bandwidth(self) -> float:

@@ -102,7 +102,7 @@ class _Estimate:
         return self.seconds(works.state_write) if flash is not None and not flash.duplex else 0.0
 
     def flash_s(self, works: BlockWorks) -> float:
-        """Seconds of flash for a block in a micro-batch before the last: weights, and the sum of gradients."""
+        """Seconds of flash for a block in a micro-batch before the last: weights and sum of gradients."""
         read = self.seconds(works.sum_read)
         write = self.seconds(works.sum_write)
         flash = self.system.memoryx.server.flash
