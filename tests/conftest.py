@@ -1,7 +1,8 @@
-"""What all tests share: how hypothesis searches, and where the checkout is."""
+"""What all tests share: how hypothesis searches, where the checkout is, and results of studies."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 from types import ModuleType
@@ -29,6 +30,18 @@ def repository() -> Path:
 def toys() -> ModuleType:
     """Small systems, models and prices."""
     return perfsim.testing.toys
+
+
+@pytest.fixture(scope="session")
+def factory() -> ModuleType:
+    """The module that makes results of studies; loaded by path, because tests are not a package."""
+    path = Path(__file__).parent / "unit" / "report" / "factory.py"
+    spec = importlib.util.spec_from_file_location("report_factory", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="session")

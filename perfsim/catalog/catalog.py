@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -19,8 +19,10 @@ from perfsim.catalog.reader import (
     PROVENANCE,
     LocatedMapping,
     complaints,
-    dotted,
+    element,
+    is_named,
     kind_of,
+    members,
     value_at,
     values,
 )
@@ -37,27 +39,27 @@ _SECTIONS = ("hardware", "workloads", "studies")
 """The folders of a root, each with its own register of sources."""
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class _DescriptionsByName(Mapping[str, SpecT]):
     """All descriptions of one kind, by name; a path of a YAML file is taken as well."""
 
-    def __init__(self, catalog: Catalog, kind: str) -> None:
-        self._catalog = catalog
-        self._kind = kind
+    catalog: Catalog
+    kind: str
 
     def __getitem__(self, name_or_path: str) -> SpecT:
-        return cast(SpecT, self._catalog.load(self._kind, name_or_path))
+        return cast(SpecT, self.catalog.load(self.kind, name_or_path))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._catalog.names(self._kind))
+        return iter(self.catalog.names(self.kind))
 
     def __len__(self) -> int:
-        return len(self._catalog.names(self._kind))
+        return len(self.catalog.names(self.kind))
 
     def __contains__(self, name: object) -> bool:
-        return name in self._catalog.names(self._kind)
+        return name in self.catalog.names(self.kind)
 
     def __repr__(self) -> str:
-        return f"<{len(self)} {self._kind}s: {', '.join(self)}>"
+        return f"<{len(self)} {self.kind}s: {', '.join(self)}>"
 
 
 class Catalog:
@@ -142,24 +144,23 @@ class Catalog:
         name for an unknown one.
         """
         folders = self._folders(kind)
-        if _is_path(name_or_path):
-            candidates = [*([near / name_or_path] if near else []), Path(name_or_path)]
-            for path in candidates:
-                if _is_file(path):
-                    return path
-            for path in candidates:
-                if _is_file(path, Path.is_dir):
-                    raise CatalogError([Problem(f"{path} is a directory; a file is expected")])
-            raise CatalogError([Problem(f"there is no file {Mark.of(candidates[0]).file}")])
-        for folder in folders:
-            path = folder / f"{name_or_path}.yaml"
+        if not _is_path(name_or_path):
+            files = (folder / f"{name_or_path}.yaml" for folder in folders)
+            if path := next(filter(_is_file, files), None):
+                return path
+            if _is_file(Path(name_or_path), Path.exists):
+                said = f"`{name_or_path}` is no {kind}: the name of its file ends in .yaml"
+                raise CatalogError([Problem(said)])
+            help_text = did_you_mean(name_or_path, self.names(kind))
+            raise CatalogError([Problem(f"unknown {kind} `{name_or_path}`", help=help_text)])
+        candidates = [*([near / name_or_path] if near else []), Path(name_or_path)]
+        for path in candidates:
             if _is_file(path):
                 return path
-        if _is_file(Path(name_or_path), Path.exists):
-            said = f"`{name_or_path}` is no {kind}: the name of its file ends in .yaml"
-            raise CatalogError([Problem(said)])
-        help_text = did_you_mean(name_or_path, self.names(kind))
-        raise CatalogError([Problem(f"unknown {kind} `{name_or_path}`", help=help_text)])
+        for path in candidates:
+            if _is_file(path, Path.is_dir):
+                raise CatalogError([Problem(f"{path} is a directory; a file is expected")])
+        raise CatalogError([Problem(f"there is no file {Mark.of(candidates[0]).file}")])
 
     def load(self, kind: str, name_or_path: str, near: Path | None = None) -> Any:
         """The description of that name or path; CatalogError lists every problem of its file."""
@@ -200,10 +201,8 @@ class Catalog:
         `deep` adds the values of the descriptions that it names (a system's device and links).
         """
         mapping = LocatedMapping.read(self.find(kind, name_or_path, near), kind, self)
-        named: dict[str, str] = {}
-        if deep and (classes := KINDS[kind].classes):
-            inner = mapping.references(classes, self)
-            named = {dotted(p): kind_of(type(spec)) for p, spec in inner if not isinstance(spec, Calibration)}
+        classes = KINDS[kind].classes
+        known = members(mapping.chosen(classes)) if deep and classes else []
         sources, assumed = (mapping.node.mapping.get(name, Node(Mark(""), {})) for name in PROVENANCE)
         listed: list[Row] = []
         for path, leaf in values(mapping.node).leaves():
@@ -219,8 +218,9 @@ class Catalog:
                     source_id = sources.mapping[source_key].text
                     row = Row(path, text, str(self.sources().get(source_id, source_id)), source_id)
                 listed.append(row)
-            if path in named:
-                rows = self.describe(leaf.text, named[path], deep=True, near=mapping.path.parent)
+            named = [cls for cls in reduce(element, path.split("."), known) if is_named(cls)]
+            if named and isinstance(leaf.value, str) and not issubclass(named[0], Calibration):
+                rows = self.describe(leaf.text, kind_of(named[0]), deep=True, near=mapping.path.parent)
                 listed += [replace(row, path=f"{path}.{row.path}") for row in rows]
         return listed
 

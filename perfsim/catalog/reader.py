@@ -7,7 +7,7 @@ import math
 import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 from typing import (
@@ -20,7 +20,6 @@ from typing import (
     Union,
     get_args,
     get_origin,
-    get_type_hints,
 )
 
 from pydantic import BaseModel, ValidationError
@@ -108,7 +107,7 @@ def members(annotation: Any) -> list[Any]:
 
 def is_record(annotation: Any) -> bool:
     """Whether values of this type are written as a mapping with known keys."""
-    return isinstance(annotation, type) and (issubclass(annotation, BaseModel) or is_dataclass(annotation))
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def is_named(annotation: Any) -> bool:
@@ -118,12 +117,9 @@ def is_named(annotation: Any) -> bool:
 
 def known_fields(record: type) -> dict[str, Any]:
     """Annotations of a record's fields, by their key in YAML."""
-    if issubclass(record, BaseModel):
-        return {info.alias or name: info.annotation for name, info in record.model_fields.items()}
-    if not is_dataclass(record):
+    if not issubclass(record, BaseModel):
         return {}
-    hints = get_type_hints(record, include_extras=True)
-    return {item.name: hints[item.name] for item in fields(record) if item.init}
+    return {info.alias or name: info.annotation for name, info in record.model_fields.items()}
 
 
 def _literals(accepted: Sequence[Any]) -> list[Any]:
@@ -180,8 +176,6 @@ class _Resolver:
     problems: list[Problem] = field(default_factory=list)
     failed: list[Loc] = field(default_factory=list)
     """Paths with a reported problem: pydantic's errors on them are dropped."""
-    references: list[tuple[Loc, Any]] = field(default_factory=list)
-    """Every named description, with the path of the field that names it."""
 
     def data(self, node: Node, accepted: Sequence[Any], path: Loc = ()) -> Any:
         """The data to validate for a node of one of these types; None where a problem was reported."""
@@ -239,7 +233,6 @@ class _Resolver:
             kind = getattr(loaded, "kind", type(loaded).__name__)
             self._fail(node, path, f"`{node.text}` is of kind {kind}; {expected} is expected here")
             return None
-        self.references.append((path, loaded))
         return loaded
 
     def _fail(self, node: Node, path: Loc, message: str, help_text: str = "") -> None:
@@ -265,9 +258,7 @@ def dotted(path: Loc) -> str:
 
 # Pydantic's validation errors as problems, with the file's own keys and places.
 
-_MISSING = {"missing", "missing_argument", "missing_keyword_only_argument"}
-_UNKNOWN = {"extra_forbidden", "unexpected_keyword_argument"}
-_NOT_A_MAPPING = {"model_type", "dataclass_type", "dict_type", "model_attributes_type", "mapping_type"}
+_NOT_A_MAPPING = {"model_type", "dict_type", "model_attributes_type", "mapping_type"}
 _NOT_A_LIST = {"list_type", "tuple_type"}
 
 
@@ -288,11 +279,11 @@ def complaints(
             continue  # a word or a list is accepted; the list or its entries have a complaint of their own
         if any(path[:length] in known for length in range(len(path) + 1)):
             continue
-        if node.broken and details["type"] in _MISSING:
+        if node.broken and details["type"] == "missing":
             continue  # the base that could not be read may set the missing key
         if details["type"] == "too_short" and details["ctx"]["actual_length"] < len(details["input"]):
             continue  # entries that were refused are not counted, and have complaints of their own
-        with_help = details["type"] in _UNKNOWN and len(problems) < MOST_SHOWN
+        with_help = details["type"] == "extra_forbidden" and len(problems) < MOST_SHOWN
         accepted = reduce(element, path[:-1], members(model)) if with_help else []
         records = [cls for cls in accepted if is_record(cls)]
         problems[_problem(details, node, path, records)] = None
@@ -302,15 +293,12 @@ def complaints(
 def _path(details: ErrorDetails, node: Node) -> Loc:
     """The error's location without pydantic's own parts: names of union members, `[key]`."""
     parts: list[object] = []
-    location = details["loc"]
-    for index, part in enumerate(location):
-        child = node.child(part)
-        absent = index == len(location) - 1 and details["type"] in _MISSING
-        if child is not None:
-            node = child
-        if child is not None or absent:
+    for part in details["loc"]:
+        if (child := node.child(part)) is not None:
             parts.append(part)
-    return tuple(parts)
+            node = child
+    absent = details["type"] == "missing" and parts[-1:] != [details["loc"][-1]]
+    return (*parts, details["loc"][-1]) if absent else tuple(parts)
 
 
 def _problem(details: ErrorDetails, node: Node, path: Loc, records: Sequence[type]) -> Problem:
@@ -320,9 +308,9 @@ def _problem(details: ErrorDetails, node: Node, path: Loc, records: Sequence[typ
     context = details.get("ctx", {})
     name = str(path[-1]) if path else ""
     inside = f" in {dotted(path[:-1])}" if path[:-1] else ""
-    if kind in _MISSING:
+    if kind == "missing":
         return node.mark_at(path).problem(f"`{name}` is missing{inside}")
-    if kind in _UNKNOWN:
+    if kind == "extra_forbidden":
         help_text = _help_of_key(name, records) if records else ""
         return node.mark_at(path, of_key=True).problem(f"unknown key {_shown(name)}{inside}", help_text)
     help_text = ""
@@ -495,12 +483,6 @@ class LocatedMapping:
             message = f"kind: `{node.text}` is not one of {', '.join(kinds)}"
             problem = node.mark.problem(message, did_you_mean(node.text, kinds))
         raise CatalogError(in_order([*self.problems, problem]))
-
-    def references(self, classes: Sequence[type[BaseModel]], catalog: Catalog) -> list[tuple[Loc, Any]]:
-        """Every description that the file names, with the path of the field that names it."""
-        resolver = _Resolver(catalog, self.path)
-        resolver.data(self.node, members(self.chosen(classes)))
-        return resolver.references
 
     def build(self, classes: Sequence[type[SpecT]], catalog: Catalog, default_name: str) -> SpecT:
         """The description; its `kind` chooses among `classes`.

@@ -245,25 +245,6 @@ def _with(verb: Callable[..., Any], *options: Callable[[Any], Any]) -> Any:
     return functools.reduce(lambda made, option: option(made), reversed(options), verb)
 
 
-_LIMITS = (
-    count(
-        "--max-events",
-        "Simulate at most this many tasks, over all processes; a step with more is not started.",
-    ),
-    click.option(
-        "--max-seconds",
-        type=click.FloatRange(min=0.0),
-        help="Compute for at most this many seconds, planning included.",
-    ),
-    click.option(
-        "--engine",
-        type=click.Choice(("simpy", "fast")),
-        help="Follow tasks with SimPy, or with the compiled core: the same times to the bit. "
-        "[default: simpy for reported steps of up to 50,000 tasks]",
-    ),
-)
-
-
 def limits(verb: Callable[..., Any]) -> Any:
     """`--max-events`, `--max-seconds` and `--engine`, and progress of a long simulation."""
 
@@ -282,7 +263,18 @@ def limits(verb: Callable[..., Any]) -> Any:
                 raise limits.reached
             return answer
 
-    return _with(limited_verb, *_LIMITS)
+    most = "Simulate at most this many tasks, over all processes; a step with more is not started."
+    engines = (
+        "Follow tasks with SimPy, or with the compiled core: the same times to the bit. "
+        "[default: simpy for reported steps of up to 50,000 tasks]"
+    )
+    seconds = "Compute for at most this many seconds, planning included."
+    return _with(
+        limited_verb,
+        count("--max-events", most),
+        click.option("--max-seconds", type=click.FloatRange(min=0.0), help=seconds),
+        click.option("--engine", type=click.Choice(("simpy", "fast")), help=engines),
+    )
 
 
 @dataclass(frozen=True)

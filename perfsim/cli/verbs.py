@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -282,14 +282,13 @@ def _explain(term: tuple[str, ...]) -> None:
         return
     wanted = " ".join(term).casefold().replace("_", " ")
     pattern = re.compile(rf"\b{re.escape(wanted)}s?\b")
-    known = [(name, meaning) for name, meaning in entries.items() if meaning]
-    named = [entry for entry in known if pattern.search(entry[0].casefold())]
-    found = named or [entry for entry in known if pattern.search(entry[1].casefold())]
-    if not found:
+    known = {name: meaning for name, meaning in entries.items() if meaning}
+    named = [name for name in known if pattern.search(name.casefold())]
+    shown = named or [name for name, meaning in known.items() if pattern.search(meaning.casefold())]
+    if not shown:
         raise UnknownNameError("term", " ".join(term), list(entries))
-    print_lines(
-        prose(*(f"{name}{'' if meaning.startswith('(') else ':'} {meaning}" for name, meaning in found))
-    )
+    for name in shown:
+        print_lines(prose(f"{name}{'' if known[name].startswith('(') else ':'} {known[name]}"))
 
 
 _PARTS = ("model", "recipe", "measured", "convergence")
@@ -460,24 +459,21 @@ def _prove(
     if mutations is None:
         proof = prove_all(request, progress()).as_dict()
         wrong = "at least one layout does not compute what serial training does"
-        check = _passed(proof, f"{request.target}: {wrong}")
+        check = partial(_must_pass, proof, f"{request.target}: {wrong}")
         return Answer(lambda: proof, lambda: proof_lines(proof), check)
     if not mutations.parent.is_dir():
         raise InputError(f"--mutations {mutations}: there is no folder {mutations.parent}")
     found = try_plans(request.target, plans_of(request), every or 1, progress())
     write_file(mutations, mutations_page(found))
-    check = _passed(found, f"{request.target}: a fault was missed: {'; '.join(found['unexplained'][:1])}")
+    missed = f"{request.target}: a fault was missed: {'; '.join(found['unexplained'][:1])}"
+    check = partial(_must_pass, found, missed)
     return Answer(lambda: found, lambda: [mutations_sentence(found), f"wrote {mutations}"], check)
 
 
-def _passed(found: Mapping[str, Any], wrong: str) -> Callable[[], None]:
-    """A check that says what is wrong with what was found."""
-
-    def check() -> None:
-        if not found["passed"]:
-            raise PerfsimError(wrong)
-
-    return check
+def _must_pass(found: Mapping[str, Any], wrong: str) -> None:
+    """Raise what is wrong where a proof does not pass."""
+    if not found["passed"]:
+        raise PerfsimError(wrong)
 
 
 @verb(
@@ -575,19 +571,15 @@ def _validate(
         written = write_validation(accuracy, page)
         write_error(f"Page: {written[0]}, {written[1]}\n")
         known = {step.result["file"]: step.leaving for step in accuracy.steps}
-    elif leave_out:
+    if leave_out:
         from perfsim.catalog import default_catalog
         from perfsim.evidence.cases import CaseRows, StepCase
         from perfsim.evidence.left_out import LeavingOut
 
         catalog = default_catalog()
-        known = {
-            path.name: LeavingOut.by_kind(CaseRows.read(path, StepCase).cases, catalog) for path, _ in steps
-        }
-    if leave_out:
-        from perfsim.evidence.left_out import LeavingOut
-
         for path, result in steps:
+            if path.name not in known:
+                known[path.name] = LeavingOut.by_kind(CaseRows.read(path, StepCase).cases, catalog)
             result["left_out"] = LeavingOut.document(known[path.name])
     if record:
         from perfsim.evidence.record import write_records

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
+from typing import get_args
 
 from perfsim.base.errors import CatalogError
 from perfsim.costs.gpu import GpuKernels, peak_flop_per_s
@@ -105,7 +107,12 @@ class StreamCosts(Costs):
         """First byte between MemoryX and the farthest system: the hops of its path and a chunk per level."""
         forwarded = min(self.system.swarmx.chunk, n_bytes)
         chunks_s = len(self._topology.tree_levels) * forwarded / self.bytes_per_s["swarmx"]
-        return self._topology.latency_s(way) + chunks_s
+        return self._hops_s[way] + chunks_s
+
+    @cached_property
+    def _hops_s(self) -> dict[Way, float]:
+        """Latency of the hops to the farthest system, and back."""
+        return {way: self._topology.latency_s(way) for way in get_args(Way)}
 
     def update_s(self, n_bytes: float, flop: float) -> float:
         """The optimizer on the servers that hold the layer: the longer of traffic and arithmetic."""

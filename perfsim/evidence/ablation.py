@@ -8,7 +8,7 @@ only the contention for links, times the slowdown of compute during communicatio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
@@ -17,7 +17,6 @@ from perfsim.base.arrays import Bools, Floats
 from perfsim.catalog import default_catalog
 from perfsim.costs.gemm import GemmModel, Geometry
 from perfsim.costs.gpu import GpuCosts
-from perfsim.engine.trace import Trace
 from perfsim.evidence.cases import PlacedCase
 from perfsim.machines.gpu_cluster import gpu_plan
 from perfsim.network.collectives import CollectiveModel
@@ -41,7 +40,7 @@ Parts = Mapping[str, Callable[["_WithoutMechanism"], object]]
 
 
 @dataclass(frozen=True)
-class _Removal:
+class Removal:
     """A mechanism and the change of prices that removes it."""
 
     key: str
@@ -54,7 +53,7 @@ class _Removal:
     factor: Callable[[Kernel, GpuCosts], float] = lambda _, __: 1.0
     """Factor on the time of a kernel."""
     tasks: Callable[[TaskGraph], Bools] | None = None
-    """Tasks that take no time, if other tasks of their class do."""
+    """Tasks that take no time; None: all of the classes in `work`."""
     parts: Parts = field(default_factory=dict)
     """Parts of the prices that change."""
     alone: bool = False
@@ -64,25 +63,22 @@ class _Removal:
     tried: bool = False
     """Whether the mechanism was tried and dropped: it is put in, and `instead` says what it does."""
 
+    def idle(self, graph: TaskGraph) -> Bools:
+        """Which tasks take no time."""
+        if self.tasks is not None:
+            return self.tasks(graph)
+        return np.array([self.work(work) for work in graph.works], dtype=np.bool_)[graph.work]
+
 
 class _WithoutMechanism(GpuCosts):
     """The prices of a plan without one mechanism."""
 
-    def __init__(self, plan: Plan, removal: _Removal) -> None:
+    def __init__(self, plan: Plan, removal: Removal) -> None:
         super().__init__(gpu_plan(plan).topology, plan.job.recipe)
         self.plan = plan
         self.removal = removal
         for part, made in removal.parts.items():
             setattr(self, part, made(self))
-
-    def duration_s(self, work: Work) -> float:
-        return 0.0 if self.removal.work(work) else super().duration_s(work)
-
-    def durations_s(self, works: Sequence[Work]) -> Floats:
-        kept = np.array([not self.removal.work(work) for work in works], dtype=bool)
-        seconds = np.zeros(len(works))
-        seconds[kept] = super().durations_s([works[index] for index in np.flatnonzero(kept).tolist()])
-        return seconds
 
     def kernel_s(self, kernel: Kernel) -> float:
         if self.removal.kernel(kernel):
@@ -175,82 +171,82 @@ def _recomputed_collectives(graph: TaskGraph) -> Bools:
 
 
 REMOVALS = (
-    _Removal(NOTHING, instead=""),
-    _Removal("tensor-parallel collectives", work=lambda work: work.category == "tensor_communication"),
-    _Removal("collectives of recompute", tasks=_recomputed_collectives),
-    _Removal(
+    Removal(NOTHING, instead=""),
+    Removal("tensor-parallel collectives", work=lambda work: work.category == "tensor_communication"),
+    Removal("collectives of recompute", tasks=_recomputed_collectives),
+    Removal(
         "hierarchical collectives",
         "every group inside one node",
         parts={"group": lambda _: lambda ranks: Group.inside_node(ranks.size)},
     ),
-    _Removal(
+    Removal(
         "data-parallel and FSDP traffic",
         work=lambda work: work.category == "data_communication",
         constants=("partial_node_rank_bytes_per_s",),
     ),
-    _Removal(
+    Removal(
         "bridge of partial nodes",
         "every rank beside its NIC",
         parts={"collectives": _no_bridge},
         constants=("partial_node_rank_bytes_per_s",),
     ),
-    _Removal("compute beside communication", "no slower", alone=True),
-    _Removal("stage-to-stage transfers", work=lambda work: work.name == "pipeline.send"),
-    _Removal(
+    Removal("compute beside communication", "no slower", alone=True),
+    Removal("stage-to-stage transfers", work=lambda work: work.name == "pipeline.send"),
+    Removal(
         "host-launch floor",
         "the host takes no time",
         parts=_set("framework", host_s_per_kernel=0.0, host_blocking_s_per_kernel=0.0),
         constants=("host_s_per_kernel", "host_blocking_s_per_kernel"),
     ),
-    _Removal("memory-bound kernels", "free on the device", kernel=lambda kernel: kernel.op == "elementwise"),
-    _Removal("gradient accumulation", kernel=lambda kernel: kernel.name.endswith(".accumulate")),
-    _Removal("last-level cache", "none", parts={"cache_bytes": lambda _: 0.0}),
-    _Removal(
+    Removal("memory-bound kernels", "free on the device", kernel=lambda kernel: kernel.op == "elementwise"),
+    Removal("gradient accumulation", kernel=lambda kernel: kernel.name.endswith(".accumulate")),
+    Removal("last-level cache", "none", parts={"cache_bytes": lambda _: 0.0}),
+    Removal(
         "attention core",
         kernel=lambda kernel: kernel.name.startswith(_ATTENTION_CORE),
         constants=("attention_fraction", "attention_half_length"),
     ),
-    _Removal(
+    Removal(
         "fused attention by length",
         "as in long sequences",
         parts=_set("gpu", attention_half_length=0.0),
         constants=("attention_half_length",),
     ),
-    _Removal(
+    Removal(
         "instructions of fused attention",
         "all at peak",
         parts=_set("gpu", attention_instruction_fraction=1.0),
     ),
-    _Removal("embedding, head and loss", work=lambda work: work.name.startswith(_HEAD_AND_EMBEDDING)),
-    _Removal("fused cross-entropy", "passes in fp32", factor=_passes_in_fp32),
-    _Removal("optimizer", work=lambda work: work.category == "optimizer"),
-    _Removal("waves of tiles", "no idle units in the last wave", parts={"gemm": _no_waves}),
-    _Removal(
+    Removal("embedding, head and loss", work=lambda work: work.name.startswith(_HEAD_AND_EMBEDDING)),
+    Removal("fused cross-entropy", "passes in fp32", factor=_passes_in_fp32),
+    Removal("optimizer", work=lambda work: work.category == "optimizer"),
+    Removal("waves of tiles", "no idle units in the last wave", parts={"gemm": _no_waves}),
+    Removal(
         "matrix cores want rows of 16 bytes", "they take any", parts={"vector_flop_per_s": lambda _: None}
     ),
-    _Removal(
+    Removal(
         "sustained power ceiling",
         "1.0 of peak",
         parts=_ceiling(lambda _: 1.0),
         constants=("sustained_fraction",),
     ),
-    _Removal(
+    Removal(
         "tensor communication that products hide",
         "all exposed",
         parts={"recipe": lambda costs: costs.recipe.ran_with(overlap_tensor=False)},
         constants=("exchange_slowdown",),
     ),
-    _Removal(
+    Removal(
         "waits between passes", "none", work=lambda work: work.name == WAIT_OF_HOST, constants=("pass_s",)
     ),
-    _Removal(
+    Removal(
         "asynchronous attention", "the A100's instructions", parts=_set("framework", attention="synchronous")
     ),
-    _Removal("casts to fewer bits", kernel=lambda kernel: kernel.name.endswith(".cast")),
-    _Removal(
+    Removal("casts to fewer bits", kernel=lambda kernel: kernel.name.endswith(".cast")),
+    Removal(
         "tables of narrow products", "16 bits' fractions of peak", parts={"narrow": _fractions_of_16_bits}
     ),
-    _Removal(
+    Removal(
         "narrow power ceiling",
         "1.0 of peak",
         parts={
@@ -260,51 +256,43 @@ REMOVALS = (
         },
         constants=("narrow_sustained_fraction",),
     ),
-    _Removal(
+    Removal(
         "libraries older than the device",
         "all of its ceiling",
         parts=_ceiling(_of_newer_libraries),
         constants=("ceiling_share",),
     ),
-    _Removal(
+    Removal(
         "slowest of many GPUs",
         "all at the mean ceiling",
         parts=_ceiling(lambda costs: costs.gpu.sustained_fraction),
     ),
-    _Removal("ceiling of the A100 with 40 GB", "that with 80 GB", parts=_ceiling(_of_larger_memory)),
-    _Removal("power saved in idle time", "a ceiling that rises", parts=_ceiling(_of_idle_time), tried=True),
-    _Removal("causal softmax", "reads up to the diagonal", factor=_half_of_the_scores, tried=True),
-    _Removal("slower weight gradients", "1.1 times", parts=_set("gpu", wgrad_factor=1.1), tried=True),
+    Removal("ceiling of the A100 with 40 GB", "that with 80 GB", parts=_ceiling(_of_larger_memory)),
+    Removal("power saved in idle time", "a ceiling that rises", parts=_ceiling(_of_idle_time), tried=True),
+    Removal("causal softmax", "reads up to the diagonal", factor=_half_of_the_scores, tried=True),
+    Removal("slower weight gradients", "1.1 times", parts=_set("gpu", wgrad_factor=1.1), tried=True),
 )
 """Nothing, then communication, host, memory, parts of the model, matrix products, and what was tried."""
 
 
-@dataclass(frozen=True)
-class Ablation:
-    """The predicted steps of a run without each mechanism."""
+def without_each(placed: PlacedCase) -> dict[str, float]:
+    """The step time of a placed case without each mechanism, by the key of its removal.
 
-    steps_s: dict[str, float]
-    """Step time by the key of a removal."""
-    trace: Trace
-    """The step with every mechanism in place."""
+    Raises InputError for a case that does not run on GPUs.
+    """
+    step = placed.step(GpuCosts(gpu_plan(placed.plan).topology, placed.plan.job.recipe))
+    complete_s = step.run(contention=False).step_time_s
+    steps_s = {}
+    for removal in REMOVALS:
+        duration_s = placed.step(_WithoutMechanism(placed.plan, removal)).duration_s
+        duration_s = np.where(removal.idle(placed.placed.graph), 0.0, duration_s)
+        # A mechanism that changes no duration needs no new simulation.
+        affects = not np.array_equal(duration_s, step.duration_s)
+        step_s = step.run(duration_s, contention=False).step_time_s if affects else complete_s
+        steps_s[removal.key] = (1.0 if removal.alone else placed.slowed) * step_s
+    return steps_s
 
-    @classmethod
-    def of(cls, placed: PlacedCase) -> Ablation:
-        """The ablation of a placed case. Raises InputError for a case that does not run on GPUs."""
-        step = placed.step(GpuCosts(gpu_plan(placed.plan).topology, placed.plan.job.recipe))
-        trace = step.run(contention=False)
-        steps_s = {}
-        for removal in REMOVALS:
-            duration_s = placed.step(_WithoutMechanism(placed.plan, removal)).duration_s
-            if removal.tasks is not None:
-                duration_s = np.where(removal.tasks(placed.placed.graph), 0.0, duration_s)
-            # A mechanism that changes no duration needs no new simulation.
-            affects = not np.array_equal(duration_s, step.duration_s)
-            changed = step.run(duration_s, contention=False) if affects else trace
-            steps_s[removal.key] = (1.0 if removal.alone else placed.slowed) * changed.step_time_s
-        return cls(steps_s, trace)
 
-    @property
-    def shares(self) -> dict[str, float]:
-        """The fraction of the step that each removal saves; negative if the step gets longer."""
-        return {key: 1.0 - seconds / self.steps_s[NOTHING] for key, seconds in self.steps_s.items()}
+def shares(steps_s: Mapping[str, float]) -> dict[str, float]:
+    """The fraction of the step that each removal saves; negative if the step gets longer."""
+    return {key: 1.0 - seconds / steps_s[NOTHING] for key, seconds in steps_s.items()}

@@ -21,13 +21,12 @@ import numpy as np
 from perfsim.base.errors import PerfsimError
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.costs.wafer import WaferCosts
-from perfsim.evidence.ablation import REMOVALS, Ablation
+from perfsim.evidence.ablation import REMOVALS, Removal, shares, without_each
 from perfsim.evidence.cases import CaseRows, StepCase, mapped
 from perfsim.evidence.left_out import LeavingOut, LeftOut, Tangent
 from perfsim.evidence.score import Scored, families, summary
 from perfsim.evidence.step_fit import FittedConstant
 from perfsim.machines.gpu_cluster import gpu_plan
-from perfsim.machines.wafer_cluster import wafer_plan
 
 _MOST_CAUSES = 2
 _HEAD_MULTIPLE = 8
@@ -150,20 +149,22 @@ class Facts:
 
 @dataclass(frozen=True)
 class Removed:
-    """The score of the public GPU runs without one mechanism."""
+    """The score of the public GPU runs without one mechanism, or with one that was tried and dropped."""
 
-    mechanism: str
-    instead: str
+    key: str
     summary: Mapping[str, Any]
     most_hurt: str
     """The family whose mean error grows most; empty if none does."""
     most_hurt_mape: float | None
-    refitted: Mapping[str, Any] | None = None
-    """The score after a new fit of the constants without the mechanism."""
-    left_out: Mapping[str, Any] | None = None
+    refitted: Mapping[str, Any]
+    """The score after a new fit of the constants without the mechanism; empty if not requested."""
+    left_out: Mapping[str, Any]
     """The score of runs predicted by such a fit without their family."""
-    tried: bool = False
-    """Whether the mechanism was dropped; then the scores are those with it."""
+
+    @property
+    def removal(self) -> Removal:
+        """The mechanism and what replaces it."""
+        return next(removal for removal in REMOVALS if removal.key == self.key)
 
 
 @dataclass(frozen=True)
@@ -187,18 +188,16 @@ class StepAccuracy:
         scored = [case for case in cases if case.id in errors and case.scored]
         causes = {}
         for facts in examined:
-            name = facts.case.id
-            if name in errors:
-                alike = [case.id for case in scored if case.family == facts.case.family and case.id != name]
-                bias = float(np.mean([errors[other] for other in alike])) if alike else 0.0
+            if (name := facts.case.id) in errors:
+                alike = [
+                    errors[case.id] for case in scored if case.family == facts.case.family and case.id != name
+                ]
+                bias = float(np.mean(alike)) if alike else 0.0
                 causes[name] = replace(facts, error=errors[name], family_bias=bias).likely_cause
         tangents = [part.tangent for part in examined if part.tangent is not None]
-        return cls(
-            result=result,
-            causes=causes,
-            removed=_removed([part for part in examined if part.steps_s], tangents),
-            leaving=LeavingOut.by_kind(cases, catalog, tangents) if leaves_out else [],
-        )
+        removed = _removed([part for part in examined if part.steps_s], tangents)
+        leaving = LeavingOut.by_kind(cases, catalog, tangents) if leaves_out else []
+        return cls(result, causes, removed, leaving)
 
     @property
     def outside(self) -> Mapping[str, Any] | None:
@@ -248,20 +247,19 @@ def _examine(case: StepCase, catalog: Catalog, *, leaves_out: bool) -> Facts | N
     """The parts of one case; None if it cannot be predicted."""
     try:
         placed = case.placed(catalog)
-        if case.on_wafers:
-            costs = WaferCosts(wafer_plan(placed.plan).topology, placed.plan.job.recipe)
-            trace = placed.step(costs).run(contention=False)
-            parts = {name: seconds / trace.step_time_s for name, seconds in trace.mean_breakdown().items()}
+        costs = placed.costs
+        trace = placed.step(costs).run(contention=False)
+        parts = {name: seconds / trace.step_time_s for name, seconds in trace.mean_breakdown().items()}
+        if isinstance(costs, WaferCosts):
             costs.link_s_per_element = 0.0
             without_s = placed.step(costs).run(contention=False).step_time_s
             return Facts(case, {**parts, "movement over the mesh": 1.0 - without_s / trace.step_time_s})
         plan = gpu_plan(placed.plan)
-        ablation = Ablation.of(placed)
-        idle = ablation.trace.mean_breakdown()["bubble"] / ablation.trace.step_time_s
+        steps_s = without_each(placed)
         return Facts(
             case,
-            {**ablation.shares, "bubble": idle},
-            ablation.steps_s,
+            {**shares(steps_s), "bubble": parts["bubble"]},
+            steps_s,
             plan.layout.tensor > plan.topology.devices_per_node,
             Tangent.of(placed) if leaves_out and case.scored else None,
         )
@@ -274,29 +272,16 @@ def _removed(on_gpus: Sequence[Facts], tangents: Sequence[Tangent]) -> list[Remo
     rows: list[Removed] = []
     before: dict[str, float] = {}
     for removal in REMOVALS if on_gpus else ():
-        steps_s = {part.case.id: part.steps_s[removal.key] for part in on_gpus}
-        runs = [Scored.of(part.case, steps_s[part.case.id]) for part in on_gpus]
+        runs = [Scored.of(part.case, part.steps_s[removal.key]) for part in on_gpus]
         after = {name: figures["mape"] for name, figures in families(runs).items() if figures["n"]}
         before = before or after
         worse = {name: mape - before[name] for name, mape in after.items() if mape > before[name]}
         hurt = max(worse, key=worse.__getitem__, default="")
-        scores: list[dict[str, Any]] = []
-        for leave_out in (False, True) if tangents else ():
-            fitted_s = Tangent.refitted(tangents, steps_s, removal.constants, leave_out=leave_out)
-            scores.append(
-                summary(replace(run, predicted_s=fitted_s.get(run.id, run.predicted_s)) for run in runs)
-            )
-        after_fit, without_family = scores or (None, None)
-        rows.append(
-            Removed(
-                removal.key,
-                removal.instead,
-                summary(runs),
-                hurt,
-                after.get(hurt),
-                after_fit,
-                without_family,
-                removal.tried,
-            )
-        )
+        scores = [
+            summary(Tangent.refitted(tangents, runs, removal.constants, leave_out=leave_out))
+            for leave_out in (False, True)
+            if tangents
+        ]
+        refitted, left_out = scores or ({}, {})
+        rows.append(Removed(removal.key, summary(runs), hurt, after.get(hurt), refitted, left_out))
     return rows

@@ -7,7 +7,7 @@ import re
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -15,10 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, cas
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from perfsim.base.errors import CatalogError, InputError, PerfsimError, Problem, refused_values
+from perfsim.base.errors import (
+    CatalogError,
+    InputError,
+    PerfsimError,
+    Problem,
+    UnknownNameError,
+    refused_values,
+)
 from perfsim.base.sizes import MOST_CASES, MOST_LAYERS, MOST_WIDTH
 from perfsim.base.spec import Spec
-from perfsim.base.text import nearest
 from perfsim.base.units import BytesPerSecond, number
 from perfsim.catalog import Catalog, LocatedMapping, data_root, default_catalog, load_mapping
 from perfsim.catalog.yaml_tree import Loc
@@ -79,12 +85,11 @@ class CaseSystem(_CaseSpec):
         if self.is_file or self.device in names:
             return catalog.system(self.device)
         systems = [catalog.system(name) for name in names]
-        if system := next((system for system in systems if system.device.name == self.device), None):
-            return system
-        present = sorted({system.device.name for system in systems} | set(names))
-        message = f"no system with device {self.device!r} in the catalogue; it has {', '.join(present)}"
-        near = nearest(self.device, present)
-        raise InputError([Problem(message, help=f"did you mean `{near}`?" if near else "")])
+        for system in systems:
+            if system.device.name == self.device:
+                return system
+        present = {system.device.name for system in systems} | set(names)
+        raise UnknownNameError("device or system", self.device, present)
 
     def spec(self, catalog: Catalog) -> SystemSpec:
         """The system with the case's node size and network. Raises InputError for an unknown one."""
@@ -131,32 +136,34 @@ class ModelRow(_CaseSpec):
 
     def described(self) -> TransformerConfig:
         """The model. Raises ValueError for fields that contradict each other."""
+        window = self.sliding_window if 0 < (self.sliding_window or 0) < self.seq_length else None
+        is_latent = self.attention_type == "mla"
+        latent = {
+            "q_lora_rank": self.q_lora_rank or None,
+            "kv_lora_rank": self.kv_lora_rank,
+            "qk_nope_head_dim": self.qk_head_dim,
+            "qk_rope_head_dim": self.qk_rope_head_dim,
+            "v_head_dim": self.v_head_dim,
+        }
+        experts = {
+            "num_experts": self.experts,
+            "top_k": self.top_k,
+            "ffn_hidden_size": self.moe_ffn_hidden_size or self.ffn_hidden_size,
+            "shared_ffn_hidden_size": self.shared_expert_ffn,
+            "first_dense_layers": self.dense_layers,
+            "interval": self.moe_layer_interval,
+        }
         fields = self.model_dump(include=set(TransformerConfig.model_fields)) | {
             "name": "published",
             "max_position_embeddings": self.seq_length,
+            "num_query_groups": None if is_latent else self.num_query_groups,
+            "head_dim": None if is_latent else self.head_dim,
+            "latent_attention": latent if is_latent else None,
+            "sliding_window": window,
+            "sliding_window_pattern": window and self.sliding_window_pattern,
+            "experts": experts if self.experts else None,
             "mtp_num_layers": self.mtp_layers,
-            "experts": None,
         }
-        if not 0 < (self.sliding_window or 0) < self.seq_length:
-            fields |= {"sliding_window": None, "sliding_window_pattern": None}
-        if self.attention_type == "mla":
-            fields |= {"num_query_groups": None, "head_dim": None}
-            fields["latent_attention"] = {
-                "q_lora_rank": self.q_lora_rank or None,
-                "kv_lora_rank": self.kv_lora_rank,
-                "qk_nope_head_dim": self.qk_head_dim,
-                "qk_rope_head_dim": self.qk_rope_head_dim,
-                "v_head_dim": self.v_head_dim,
-            }
-        if self.experts:
-            fields["experts"] = {
-                "num_experts": self.experts,
-                "top_k": self.top_k,
-                "ffn_hidden_size": self.moe_ffn_hidden_size or self.ffn_hidden_size,
-                "shared_ffn_hidden_size": self.shared_expert_ffn,
-                "first_dense_layers": self.dense_layers,
-                "interval": self.moe_layer_interval,
-            }
         try:
             return TransformerConfig.model_validate(fields)
         except ValidationError as error:
@@ -314,9 +321,9 @@ class StepCase(_CaseSpec):
     def ignored(self) -> list[str]:
         """Settings of the software stack that a prediction leaves out."""
         detail = self.training.recompute_detail
-        known = detail is None or _KEEPS_QKV in detail or _BY_OPERATOR in detail
-        little = ["recompute_modules"] if self._recomputes_little else []
-        return [*(() if known else ("recompute_detail",)), *little]
+        unknown = detail is not None and _KEEPS_QKV not in detail and _BY_OPERATOR not in detail
+        left_out = {"recompute_detail": unknown, "recompute_modules": self._recomputes_little}
+        return [name for name, applies in left_out.items() if applies]
 
     @property
     def _recomputes_little(self) -> bool:
@@ -325,14 +332,12 @@ class StepCase(_CaseSpec):
 
     def release(self, catalog: Catalog) -> str:
         """The measured release whose efficiency a wafer's log has; empty for any other run."""
-        try:
-            calibration = self.system.spec(catalog).device.calibration
-        except PerfsimError:
-            return ""
         release = self.system.software_release
-        if not release or not isinstance(calibration, WaferCalibration):
-            return ""
-        return nearest_release(release, calibration)
+        with suppress(PerfsimError):
+            calibration = self.system.spec(catalog).device.calibration
+            if release and isinstance(calibration, WaferCalibration):
+                return nearest_release(release, calibration)
+        return ""
 
     @property
     def stack(self) -> tuple[str, str]:
@@ -397,22 +402,19 @@ class StepCase(_CaseSpec):
         training = self.training
         devices = self.system.num_devices
         settings = {setting.name for setting in fields(machine.layout_type)}
-        missing = []
         group = self.parallel.shard_group
         if "shard_group" not in settings and group not in (None, 1, self.parallel.data):
-            missing.append(f"shard_group {group}")
+            yield f"not modelled yet: shard_group {group}"
         modules = training.recompute_modules
         core_alone = training.recompute == "selective" and modules == ("core_attn",)
         if modules and not core_alone and not self._recomputes_little:
-            missing.append(f"recompute_modules {', '.join(modules)}")
-        if missing:
-            yield f"not modelled yet: {'; '.join(missing)}"
+            yield f"not modelled yet: recompute_modules {', '.join(modules)}"
         degrees = {name: getattr(self.parallel, name) for name in _DEGREES if "tensor" not in settings}
         if wrong := [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]:
             yield f"{system.name} divides the batch and nothing else, not {', '.join(wrong)}"
         node = machine.devices_per_node(system)
-        is_system = self.system.is_file or self.system.device == system.name != system.device.name
-        if node is not None and devices > node and self.system.inter_node is None and not is_system:
+        has_network = self.system.is_file or self.system.device == system.name != system.device.name
+        if node is not None and devices > node and self.system.inter_node is None and not has_network:
             yield (
                 f"{devices} devices in nodes of {node} without inter_node, which means one node; write what "
                 "all NICs of a node carry one way, e.g. inter_node: 1.6 Tb/s"
@@ -448,9 +450,8 @@ class StepCase(_CaseSpec):
         halves = sharded and reduced is not None and PRECISIONS[reduced].is_16_bit
         graphed = training.cuda_graph
         if graphed is None and training.precision == "mxfp8" and self.container is not None:
-            domain = self.system.nvlink_domain or self.system.devices_per_node
-            one_domain = domain is None or self.system.num_devices <= domain
-            graphed = self.container >= _GRAPHED and one_domain
+            domain = self.system.nvlink_domain or self.system.devices_per_node or self.system.num_devices
+            graphed = self.container >= _GRAPHED and self.system.num_devices <= domain
         runtime = Runtime(
             name=framework.name,
             attention=training.attention,
@@ -643,9 +644,7 @@ class CaseRows(Generic[CaseT]):
                 values = node.plain() if node.is_mapping else {}
                 line = next((problem.line for problem in error.problems if problem.line), node.mark.line)
                 name = str(values.get("id") or f"row {position}")
-                reasons = [
-                    f"{told.message} ({told.help})" if told.help else told.message for told in error.problems
-                ]
+                reasons = [f"{told.message} ({told.help})".removesuffix(" ()") for told in error.problems]
                 refused.append(_RefusedRow(name, line, "; ".join(reasons), values))
             else:
                 cases.append(case)
@@ -672,9 +671,8 @@ def _case(row: LocatedMapping, kind: type[CaseT], catalog: Catalog) -> CaseT:
             if case.framework is not None:
                 catalog.find("framework", case.framework)
         except InputError as error:
-            raise CatalogError(
-                [row.problem(named, problem.message, problem.help) for problem in error.problems]
-            ) from None
+            problems = [row.problem(named, problem.message, problem.help) for problem in error.problems]
+            raise CatalogError(problems) from None
     return case
 
 

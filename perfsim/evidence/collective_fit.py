@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from perfsim.base.arrays import Floats
-from perfsim.base.errors import InputError, Problem
+from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
 from perfsim.evidence.fitting import (
     Account,
@@ -19,8 +19,10 @@ from perfsim.evidence.fitting import (
     log_jacobian,
     need_more_than,
     read_collectives,
+    refused,
     rounded,
     scipy,
+    weighted_quantile,
 )
 from perfsim.machines import machine_of
 from perfsim.network.collectives import num_steps, wire_factor
@@ -79,13 +81,11 @@ def _read_tables(paths: Sequence[Path]) -> dict[CollectiveOp, _Table]:
     rows: defaultdict[CollectiveOp, list[tuple[float, ...]]] = defaultdict(list)
     for index, path in enumerate(paths):
         for line, row in enumerate(read_collectives(path, tuple(_OPS)), 2):
-            op = _OPS.get(row["collective"])
-            if op is None:
-                help_text = f"one of {', '.join(_OPS)}"
-                message = f"unknown collective {row['collective']!r}"
-                raise InputError([Problem(message, str(path), line, help=help_text)])
-            size, n_bytes, time_us = (float(row[name]) for name in ("num_gpus", "bytes", "time_us"))
-            rows[op].append((size, n_bytes, time_us * 1e-6, index))
+            name = row["collective"]
+            if name not in _OPS:
+                raise refused(path, f"unknown collective {name!r}", f"one of {', '.join(_OPS)}", line)
+            measured = (float(row["num_gpus"]), float(row["bytes"]), float(row["time_us"]) * 1e-6, index)
+            rows[_OPS[name]].append(measured)
     return {op: _Table(*np.array(values).T) for op, values in rows.items()}
 
 
@@ -126,8 +126,8 @@ def link_calibration(tables: Sequence[Path], link: LinkSpec, *, source: str = ""
             command=f"perfsim calibrate collective {names} --link {link.name}",
             table=source or names,
             points=errors.size,
-            median_ape=rounded(_weighted_quantile(errors, weight, 0.5), 3),
-            p90_ape=rounded(_weighted_quantile(errors, weight, 0.9), 3),
+            median_ape=rounded(weighted_quantile(errors, weight, 0.5), 3),
+            p90_ape=rounded(weighted_quantile(errors, weight, 0.9), 3),
             standard_errors=estimates.errors,
             note=f"octaves weigh the same; {rows.time_s.size - errors.size} rows contradict the first table; "
             "errors by the sandwich, constants that the table does not determine held",
@@ -256,9 +256,3 @@ def _agreeing_rows(rows: _Table) -> _Table:
                 ratio = np.median(per_byte[later]) / np.median(per_byte[first])
                 keep[later] = abs(ratio - 1) <= _DISAGREEMENT
     return _Table(*(column[keep] for column in rows))
-
-
-def _weighted_quantile(values: Floats, weight: Floats, fraction: float) -> float:
-    order = np.argsort(values)
-    cumulative = np.cumsum(weight[order]) / weight.sum()
-    return float(values[order][np.searchsorted(cumulative, fraction)])

@@ -14,7 +14,7 @@ import io
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -31,8 +31,6 @@ from perfsim.base.sizes import MOST_DEVICES
 from perfsim.base.units import format_quantity
 from perfsim.specs.calibration import MOST_STANDARD_ERROR, Calibration
 
-_MOST_PROBLEMS = 20
-"""Limit, because a file of another kind is wrong in every line."""
 _MEASURABLE = {
     "time_us": (1e-3, 1e12),
     "bytes": (1.0, 1e15),
@@ -40,6 +38,13 @@ _MEASURABLE = {
     **dict.fromkeys(("batch", "steps", "examples", "tokens", "b_simple"), (0.0, math.inf)),
 }
 """Range of a column; of any other (the sides of a matrix) 1 to 1e9."""
+Row = Mapping[str, str]
+"""A measurement as it stands in a table, by column."""
+
+
+def refused(path: Path, message: str, help_text: str = "", line: int = 1) -> InputError:
+    """The refusal of a file of measurements."""
+    return InputError([Problem(message, str(path), line, help=help_text)])
 
 
 def _table_text(path: Path) -> str:
@@ -47,43 +52,40 @@ def _table_text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise InputError([Problem(f"cannot be read: {error.strerror}", file=str(path))]) from None
+        raise refused(path, f"cannot be read: {error.strerror}", line=0) from None
     except UnicodeDecodeError as error:
         problem = not_text(error, str(path))
         raise InputError([replace(problem, message=f"is not a CSV table: {problem.message}")]) from None
 
 
-def read_table(path: Path, columns: Sequence[str], texts: Sequence[str] = ()) -> list[dict[str, str]]:
+def read_table(path: Path, columns: Sequence[str], texts: Sequence[str] = ()) -> list[Row]:
     """Rows of a CSV table; `columns` hold measured numbers, `texts` words; other columns are ignored.
 
     Raises InputError with `file:line` for a missing file or column, and for each value that cannot have been
     measured.
     """
     reader = csv.DictReader(io.StringIO(_table_text(path), newline=""))
-    problems: list[Problem] = []
-    rows = []
+    names = (*texts, *columns)
     try:
-        header = reader.fieldnames or []
-        if missing := [name for name in (*texts, *columns) if name not in header]:
-            help_text = f"the first line must name {', '.join((*texts, *columns))}"
-            problem = Problem(f"has no column {', '.join(missing)}", file=str(path), line=1, help=help_text)
-            raise InputError([problem])
-        for row in reader:
-            rows.append(row)
-            problems += [
-                Problem(f"{name} {wrong}, not {row[name]!r}", str(path), reader.line_num)
-                for name in columns
-                if (wrong := _wrong_number(name, row[name]))
-            ]
-            if len(problems) >= _MOST_PROBLEMS:
-                break
+        if missing := [name for name in names if name not in (reader.fieldnames or [])]:
+            help_text = f"the first line must name {', '.join(names)}"
+            raise refused(path, f"has no column {', '.join(missing)}", help_text)
+        return _measurable(path, [(reader.line_num, row) for row in reader], columns)
     except csv.Error as error:
-        raise InputError([Problem(f"is not a CSV table: {error}", str(path), reader.line_num)]) from None
-    if not rows:
-        problems.append(Problem("holds no measurement", file=str(path), line=1))
-    if problems:
-        raise InputError(problems)
-    return rows
+        raise refused(path, f"is not a CSV table: {error}", line=reader.line_num) from None
+
+
+def _measurable(path: Path, rows: Sequence[tuple[int, Row]], columns: Sequence[str]) -> list[Row]:
+    """Rows, given with their lines. Raises InputError for none, and for what cannot have been measured."""
+    problems = [
+        Problem(f"{name} {wrong}, not {row[name]!r}", str(path), line)
+        for line, row in rows
+        for name in columns
+        if (wrong := _wrong_number(name, row[name]))
+    ]
+    if problems or not rows:
+        raise InputError(problems or [Problem("holds no measurement", str(path), line=1)])
+    return [row for _, row in rows]
 
 
 def _wrong_number(name: str, text: str | None) -> str:
@@ -106,7 +108,7 @@ _MESSAGE = re.compile(r"[1-9][0-9]*")
 """The size of a message; with few bytes and many ranks nccl-tests also times empty ones."""
 
 
-def read_collectives(path: Path, operations: Sequence[str]) -> list[dict[str, str]]:
+def read_collectives(path: Path, operations: Sequence[str]) -> list[Row]:
     """Rows `collective, num_gpus, bytes, time_us` of a CSV table, or the out-of-place times of nccl-tests.
 
     The header of an output of nccl-tests or rccl-tests says in which column the time is, since releases
@@ -118,37 +120,28 @@ def read_collectives(path: Path, operations: Sequence[str]) -> list[dict[str, st
     header = _HEADER.search(text)
     if header is None:
         return read_table(path, ("num_gpus", "bytes", "time_us"), ("collective",))
-
-    def refused(message: str, help_text: str) -> InputError:
-        return InputError([Problem(f"this output of nccl-tests {message}", str(path), help=help_text)])
-
     ranks = _RANK.findall(text)
+    groups = {group for group, _ in ranks}
     hosts = {host for _, host in ranks}
-    if not ranks:
-        raise refused("names no ranks", "keep the lines `# Rank 0 ... on HOST device 0`")
-    if len(hosts) > 1:
-        raise refused(f"was measured over {len(hosts)} nodes", "run it on the GPUs of one node")
-    if len({group for group, _ in ranks}) > 1:
-        raise refused("has several groups of ranks", "run it without NCCL_TESTS_SPLIT")
     program = _PROGRAM.search(text)
     named = [program[1]] if program else [name for name in operations if name in path.stem]
-    if not named:
-        raise refused("does not name its operation", "name the file after it: all_reduce.txt")
+    refusals = {
+        "names no ranks": "" if ranks else "keep the lines `# Rank 0 ... on HOST device 0`",
+        f"was measured over {len(hosts)} nodes": "run it on the GPUs of one node" if len(hosts) > 1 else "",
+        "has several groups of ranks": "run it without NCCL_TESTS_SPLIT" if len(groups) > 1 else "",
+        "does not name its operation": "" if named else "name the file after it: all_reduce.txt",
+    }
+    for message, help_text in refusals.items():
+        if help_text:
+            raise refused(path, f"this output of nccl-tests {message}", help_text, line=0)
     shared = {"collective": max(named, key=len), "num_gpus": str(len(ranks))}
-    columns = header.group().split()[1:]
-    at_time = columns.index("time")
-    rows = []
-    problems = []
-    for line, words in enumerate(map(str.split, text.splitlines()), 1):
-        if not (words and _MESSAGE.fullmatch(words[0])):
-            continue
-        time_us = words[at_time] if at_time < len(words) else ""
-        if wrong := _wrong_number("time_us", time_us):
-            problems.append(Problem(f"time {wrong}, not {time_us!r}", str(path), line))
-        rows.append({**shared, "bytes": words[0], "time_us": time_us})
-    if problems:
-        raise InputError(problems)
-    return rows
+    at_time = header.group().split()[1:].index("time")
+    rows = [
+        (line, {**shared, "bytes": words[0], "time_us": "".join(words[at_time : at_time + 1])})
+        for line, words in enumerate(map(str.split, text.splitlines()), 1)
+        if words and _MESSAGE.fullmatch(words[0])
+    ]
+    return _measurable(path, rows, ("time_us",))
 
 
 def scipy(module: str) -> Any:
@@ -169,15 +162,20 @@ def need_more_than(constants: int, count: int, path: Path, measurements: str) ->
     """Raise InputError unless there are more measurements than constants; `measurements` names them."""
     if count <= constants:
         message = f"holds {count} {measurements}, which cannot determine {constants} constants"
-        raise InputError(
-            [Problem(message, file=str(path), line=1, help=f"at least {constants + 1} are needed")]
-        )
+        raise refused(path, message, f"at least {constants + 1} are needed")
 
 
 def family_weight(families: Sequence[str]) -> Floats:
     """Weights of runs that give every family the same total, as square roots."""
     sizes = Counter(families)
     return np.array([1.0 / np.sqrt(sizes[family]) for family in families])
+
+
+def weighted_quantile(values: Floats, weight: Floats, fraction: float) -> float:
+    """The least value up to which that fraction of the weight lies."""
+    order = np.lexsort((weight, values))
+    sums = np.cumsum(weight[order])
+    return float(values[order][min(int(np.searchsorted(sums, fraction * sums[-1])), order.size - 1)])
 
 
 _STEP = 1e-4
@@ -277,15 +275,13 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, _data: Any) -> bool:
         return True
 
+    def represent_sequence(self, tag: str, sequence: Any, _flow: bool | None = None) -> yaml.SequenceNode:
+        return super().represent_sequence(tag, sequence, _is_small(sequence))
 
-def _represent_list(dumper: yaml.SafeDumper, data: list[Any]) -> yaml.SequenceNode:
-    return dumper.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=_is_small(data))
-
-
-def _represent_dict(dumper: yaml.SafeDumper, data: dict[str, Any]) -> yaml.MappingNode:
-    numbers = _is_small(list(data.values())) and not all(isinstance(value, str) for value in data.values())
-    flow = numbers or "latency_base_s" in data
-    return dumper.represent_mapping("tag:yaml.org,2002:map", data, flow_style=flow)
+    def represent_mapping(self, tag: str, mapping: Any, _flow: bool | None = None) -> yaml.MappingNode:
+        values = list(mapping.values())
+        numbers = _is_small(values) and not all(isinstance(value, str) for value in values)
+        return super().represent_mapping(tag, mapping, numbers or "latency_base_s" in mapping)
 
 
 def _is_small(items: list[Any]) -> bool:
@@ -294,10 +290,6 @@ def _is_small(items: list[Any]) -> bool:
         _is_small(item) if isinstance(item, list) else not isinstance(item, dict) and len(str(item)) < 30
         for item in items
     )
-
-
-_Dumper.add_representer(list, _represent_list)
-_Dumper.add_representer(dict, _represent_dict)
 
 
 def _with_units(value: Any, name: str = "") -> Any:

@@ -192,7 +192,7 @@ def gpu_calibration(
     constants, record, assumed = _fit_library(table, device, source, evaluations)
     present = device.calibration
     if not isinstance(present, GpuCalibration):
-        return GpuCalibration(
+        present = GpuCalibration(
             name=device.name,
             description=f"Kernels on {device.name}",
             gemm=constants,
@@ -200,26 +200,18 @@ def gpu_calibration(
             kernel_latency_s=3e-6,
             sustained_fraction=rounded(_SUSTAINED_OVER_BURST * constants.burst_fraction),
             sustained_spread=0.02,
-            assumed={**dict.fromkeys(_OF_THE_A100, _UNMEASURED), "sustained_fraction": _CEILING, **assumed},
-            fit={"gemm": record},
+            assumed={**dict.fromkeys(_OF_THE_A100, _UNMEASURED), "sustained_fraction": _CEILING},
         )
-    words = f"Kernels on {device.name}: matrix products measured, the rest as in {present.name}"
-    return present.model_copy(
-        update={
-            "description": present.description if _is_own(device, present) else words,
-            "gemm": constants,
-            "fit": {**present.fit, "gemm": record},
-            "assumed": _without(present.assumed, "gemm.") | assumed,
-        }
-    )
+    elif not _is_own(device, present):
+        words = f"Kernels on {device.name}: matrix products measured, the rest as in {present.name}"
+        present = present.model_copy(update={"description": words})
+    kept = {name: reason for name, reason in present.assumed.items() if not name.startswith("gemm.")}
+    fits = {**present.fit, "gemm": record}
+    return present.model_copy(update={"gemm": constants, "fit": fits, "assumed": kept | assumed})
 
 
 def _model(gemm: GemmConstants, device: DeviceSpec, precision: Precision) -> GemmModel:
     return GemmModel(gemm, device.peak_flop_per_s(precision), device.memory.bandwidth, device.compute_units)
-
-
-def _without(reasons: Mapping[str, str], prefix: str) -> dict[str, str]:
-    return {name: reason for name, reason in reasons.items() if not name.startswith(prefix)}
 
 
 def _is_own(device: DeviceSpec, calibration: GpuCalibration) -> bool:
@@ -336,13 +328,16 @@ def _values(constants: GemmConstants) -> dict[str, float]:
 
 def _with(constants: GemmConstants, changes: dict[str, float]) -> GemmConstants:
     """The constants changed by name; without validation, so a step may cross a bound."""
+    tiles = tuple(
+        tile.model_copy(
+            update={
+                name: changes[path] for name in _OF_TILE if (path := f"tiles.{tile.label}.{name}") in changes
+            }
+        )
+        for tile in constants.tiles
+    )
     shared = {name: value for name, value in changes.items() if "." not in name}
-    tiles = []
-    for tile in constants.tiles:
-        paths = {name: f"tiles.{tile.label}.{name}" for name in _OF_TILE}
-        new = {name: changes[path] for name, path in paths.items() if path in changes}
-        tiles.append(tile.model_copy(update=new))
-    return constants.model_copy(update={"tiles": tuple(tiles), **shared})
+    return constants.model_copy(update={"tiles": tiles, **shared})
 
 
 def _constants(logs: Floats) -> GemmConstants:
@@ -433,7 +428,7 @@ def _with_factors(path: Path, device: DeviceSpec, base: GpuCalibration, source: 
     known = device.calibration
     present = known if isinstance(known, GpuCalibration) and _is_own(device, known) else base
     records: dict[str, FitRecord] = {}
-    assumed = _without(present.assumed, "narrow")
+    assumed = {name: reason for name, reason in present.assumed.items() if not name.startswith("narrow")}
     gemm = base.gemm
     if _SIXTEEN in tables and not _is_own(device, base):
 
@@ -444,7 +439,7 @@ def _with_factors(path: Path, device: DeviceSpec, base: GpuCalibration, source: 
         values, records["gemm"] = fitted(tables[_SIXTEEN], _START_OF_SIXTEEN, of_sixteen)
         gemm = _scaled(gemm, values)
         errors = records["gemm"].standard_errors
-        assumed = _without(assumed, "gemm.") | {
+        assumed = {name: why for name, why in assumed.items() if not name.startswith("gemm.")} | {
             name: f"as in {base.name}, whose tiles the table's own factors scale"
             for name in present.model_copy(update={"gemm": gemm}).constants()
             if name.startswith("gemm.") and not any(f".{name}".endswith(f".{known}") for known in errors)
@@ -474,20 +469,14 @@ def _seconds_of_narrow(
         element_bytes=PRECISIONS[precision].bytes,
         result_bytes=PRECISIONS[_SIXTEEN].bytes,
     )
-    start = NarrowGemmConstants(**_START_OF_NARROW)
 
     def seconds(values: dict[str, float], rows: _Products) -> Floats:
-        constants = start.model_copy(update=_bounded(values))
-        product = replace(model, constants=narrow_constants(gemm, constants)).price(rows.geometry(model))
+        constants = narrow_constants(gemm, NarrowGemmConstants.model_construct(None, **values))
+        product = replace(model, constants=constants).price(rows.geometry(model))
         cast = values["cast_s"] + values["cast_bytes"] * rows.m * rows.k / device.memory.bandwidth
         return np.asarray(product + cast)
 
     return seconds
-
-
-def _bounded(values: Mapping[str, float]) -> dict[str, float]:
-    """Factors of which fractions are at most 1."""
-    return {name: min(1.0, value) if name in _FRACTIONS else value for name, value in values.items()}
 
 
 def _scaled(gemm: GemmConstants, values: dict[str, float]) -> GemmConstants:
@@ -501,7 +490,7 @@ def _scaled(gemm: GemmConstants, values: dict[str, float]) -> GemmConstants:
         )
         for tile in gemm.tiles
     )
-    shared = {name: rounded(_bounded(values)[name]) for name in (*_FRACTIONS, "launch_s")}
+    shared = {name: rounded(values[name]) for name in (*_FRACTIONS, "launch_s")}
     return gemm.model_copy(update={"tiles": tiles, **shared})
 
 
@@ -522,9 +511,12 @@ def _factors(
     weight = weight / weight.sum()
     first = np.log(list(start.values()))
 
+    def factors(logs: Floats) -> dict[str, float]:
+        values = zip(start, np.exp(logs).tolist(), strict=True)
+        return {name: min(1.0, value) if name in _FRACTIONS else value for name, value in values}
+
     def errors(logs: Floats) -> Floats:
-        values = dict(zip(start, np.exp(logs).tolist(), strict=True))
-        return np.asarray(np.log(seconds(values, table) / table.time_s))
+        return np.asarray(np.log(seconds(factors(logs), table) / table.time_s))
 
     corners = np.vstack([first, first + 0.2 * np.eye(first.size)])
     options = {"maxfev": _EVALUATIONS, "xatol": 1e-3, "fatol": 1e-5, "initial_simplex": corners}
@@ -535,8 +527,7 @@ def _factors(
     at_best = SoftL1(errors(best), relative, np.zeros(weight.size), np.arange(weight.size))
     standard_errors = at_best.errors(log_jacobian(errors, best, _STEP), few=False).tolist()
     paths = {"overhead": "overhead_k"} if "launch_s" in start else {}
-    values = {name: rounded(float(value)) for name, value in zip(start, np.exp(best), strict=True)}
-    return _bounded(values), FitRecord(
+    return {name: rounded(value) for name, value in factors(best).items()}, FitRecord(
         command=command,
         table=source,
         points=table.m.size,

@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import combinations
 from statistics import geometric_mean
 from typing import Any, Literal, TypeVar
@@ -42,7 +42,7 @@ from perfsim.base.arrays import Floats
 from perfsim.base.errors import PerfsimError
 from perfsim.catalog import Catalog
 from perfsim.evidence.cases import PlacedCase, StepCase, mapped
-from perfsim.evidence.fitting import family_weight, rounded, scipy
+from perfsim.evidence.fitting import family_weight, rounded, scipy, weighted_quantile
 from perfsim.evidence.score import Scored, summary
 from perfsim.evidence.step_fit import CEILING, OUTLIER, Constants, GpuRun, WaferFit
 from perfsim.prediction.bands import BandWidths, Traits
@@ -226,30 +226,26 @@ class Tangent:
     @staticmethod
     def refitted(
         tangents: Sequence[Tangent],
-        steps_s: Mapping[str, float],
+        runs: Sequence[Scored],
         without: Sequence[str] = (),
         *,
         leave_out: bool = False,
-    ) -> dict[str, float]:
-        """Step times by case after a new fit, given those with the recorded constants in `steps_s`.
+    ) -> list[Scored]:
+        """Runs predicted after a new fit, given as predicted with the recorded constants.
 
         `without` names fields that the model no longer has; with `leave_out` each group is predicted by a fit
         to the others. Slopes are of the unchanged model.
         """
-        moved = [
-            replace(run, scored=replace(run.scored, predicted_s=steps_s[run.scored.id]))
-            for run in tangents
-            if run.scored.counts
-        ]
-        fitted_s = {}
+        by_id = {run.id: run for run in runs}
+        moved = [replace(run, scored=by_id[run.scored.id]) for run in tangents if run.scored.counts]
+        factors = {}
         for _, left, others in _each_group(moved, _groups_of(moved) if leave_out else [""] * len(moved)):
-            known = others if leave_out else moved
-            fit = _fit(known, without)
+            fit = _Fit(others if leave_out else moved, without)
             for run in left:
-                change = _change(run, known, fit)
+                change = fit.change(run)
                 moves = sum(run.slopes.get(name, 0.0) * value for name, value in change.items())
-                fitted_s[run.scored.id] = steps_s[run.scored.id] * float(np.exp(moves))
-        return fitted_s
+                factors[run.scored.id] = float(np.exp(moves))
+        return [replace(run, predicted_s=(run.predicted_s or 0.0) * factors.get(run.id, 1.0)) for run in runs]
 
 
 def _tangent(case: StepCase, catalog: Catalog) -> Tangent | None:
@@ -313,15 +309,15 @@ def _families_left_out(
     questions: list[tuple[StepCase, float, Constants]] = []
     rows = []
     for group, left, others in _each_group(used, _groups_of(used)):
-        fit = _fit(others)
+        fit = _Fit(others)
         at: dict[str, float] = {}
         for run in left:
-            moved = _change(run, others, fit)
+            moved = fit.change(run)
             at |= {name: rounded(value * float(np.exp(moved[name]))) for name, value in run.constants.items()}
         questions += [(by_id[run.scored.id], run.slowed, at) for run in left if run.scored.id in by_id]
         runs = tuple(replace(run.scored, left_out=group) for run in left)
-        kept = tuple(name for name in at if name not in fit)
-        borrowed = ", ".join(_ceilings(fit)) if any(_borrows(run, fit) for run in left) else ""
+        kept = tuple(name for name in at if name not in fit.moved)
+        borrowed = ", ".join(fit.ceilings) if any(map(fit.borrows, left)) else ""
         rows.append(LeftOut(group, left[0].calibration, runs, summary(runs), at, kept, borrowed))
     seconds = mapped(partial(_step_s, catalog=catalog), questions)
     predicted = {case.id: step_s for (case, *_), step_s in zip(questions, seconds, strict=True)}
@@ -340,55 +336,61 @@ def _step_s(question: tuple[StepCase, float, Constants], catalog: Catalog) -> fl
     return slowed * GpuRun.of(case.placed(catalog)).step(constants).run(contention=False).step_time_s
 
 
-def _ceilings(fit: Constants) -> list[str]:
-    """Calibrations with a fitted sustained ceiling."""
-    return [name.removeprefix(CEILING) for name in fit if name.startswith(CEILING)]
+@dataclass(frozen=True)
+class _Fit:
+    """A fit of the constants to some runs, but for the fields in `without`."""
 
+    known: Sequence[Tangent]
+    without: Sequence[str] = ()
 
-def _borrows(run: Tangent, fit: Constants) -> bool:
-    """Whether the ceiling of a run's device comes from other devices."""
-    ceiling = CEILING + run.calibration
-    return bool(_ceilings(fit)) and ceiling in run.constants and ceiling not in fit
-
-
-def _change(run: Tangent, known: Sequence[Tangent], fit: Constants) -> dict[str, float]:
-    """Change of a run's log constants by a fit to the `known` runs."""
-    change = {name: fit.get(name, 0.0) for name in run.constants}
-    if _borrows(run, fit):
-        ceiling = CEILING + run.calibration
-        first = {other.calibration: other for other in reversed(known)}
-        ratio = geometric_mean(
-            first[name].constants[CEILING + name]
-            * float(np.exp(fit[CEILING + name]))
-            / first[name].benchmark_ceiling
-            for name in _ceilings(fit)
+    @cached_property
+    def moved(self) -> Constants:
+        """Change of the log constants that the runs determine; robust, families weigh alike."""
+        weight = family_weight([run.scored.family for run in self.known])
+        names = [
+            name
+            for name in dict.fromkeys(name for run in self.known for name in run.slopes)
+            if name.split(" of ")[0] not in self.without
+            and max(abs(run.slopes.get(name, 0.0)) for run in self.known) > _UNSEEN
+        ]
+        if not names:
+            return {}
+        start = np.array([run.scored.log_error for run in self.known]) * weight
+        slopes = np.array([[run.slopes.get(name, 0.0) for name in names] for run in self.known])
+        moving = slopes * weight[:, None]
+        scale = float(weight.mean())
+        result = scipy("optimize").least_squares(
+            lambda moved: np.append(start + moving @ moved, _PULL * scale * moved),
+            np.zeros(len(names)),
+            loss="soft_l1",
+            f_scale=OUTLIER * scale,
         )
-        change[ceiling] = float(np.log(min(1.0, run.benchmark_ceiling * ratio) / run.constants[ceiling]))
-    return change
+        return dict(zip(names, result.x.tolist(), strict=True))
 
+    @property
+    def ceilings(self) -> list[str]:
+        """Calibrations with a fitted sustained ceiling."""
+        return [name.removeprefix(CEILING) for name in self.moved if name.startswith(CEILING)]
 
-def _fit(tangents: Sequence[Tangent], without: Sequence[str] = ()) -> Constants:
-    """Change of the log constants that some runs determine, by robust least squares; families weigh alike."""
-    weight = family_weight([run.scored.family for run in tangents])
-    names = [
-        name
-        for name in dict.fromkeys(name for run in tangents for name in run.slopes)
-        if name.split(" of ")[0] not in without
-        and max(abs(run.slopes.get(name, 0.0)) for run in tangents) > _UNSEEN
-    ]
-    if not names:
-        return {}
-    start = np.array([run.scored.log_error for run in tangents]) * weight
-    slopes = np.array([[run.slopes.get(name, 0.0) for name in names] for run in tangents])
-    moving = slopes * weight[:, None]
-    scale = float(weight.mean())
-    result = scipy("optimize").least_squares(
-        lambda moved: np.append(start + moving @ moved, _PULL * scale * moved),
-        np.zeros(len(names)),
-        loss="soft_l1",
-        f_scale=OUTLIER * scale,
-    )
-    return dict(zip(names, result.x.tolist(), strict=True))
+    def borrows(self, run: Tangent) -> bool:
+        """Whether the ceiling of a run's device comes from other devices."""
+        ceiling = CEILING + run.calibration
+        return bool(self.ceilings) and ceiling in run.constants and ceiling not in self.moved
+
+    def change(self, run: Tangent) -> dict[str, float]:
+        """Change of a run's log constants."""
+        change = {name: self.moved.get(name, 0.0) for name in run.constants}
+        if self.borrows(run):
+            first = {other.calibration: other for other in reversed(self.known)}
+            ratio = geometric_mean(
+                first[name].constants[CEILING + name]
+                * float(np.exp(self.moved[CEILING + name]))
+                / first[name].benchmark_ceiling
+                for name in self.ceilings
+            )
+            ceiling = CEILING + run.calibration
+            change[ceiling] = float(np.log(min(1.0, run.benchmark_ceiling * ratio) / run.constants[ceiling]))
+        return change
 
 
 # Bands: their widths, from the errors of runs that were left out.
@@ -448,7 +450,7 @@ def _points(runs: Sequence[Scored]) -> list[float]:
         for run, its_traits in known:
             if run.left_out != group:
                 traits.setdefault(run.family, []).append(its_traits)
-        families[group] = [Traits.together(alike) for alike in traits.values()]
+        families[group] = list(map(Traits.together, traits.values()))
     return [
         min(its_traits.unlikeness(family)[0] for family in families[run.left_out])
         for run, its_traits in known
@@ -463,16 +465,11 @@ def _unshared(runs: Sequence[Scored], widths: Floats) -> float:
         for run in runs
         if run.traits is not None
     ]
-    rows = [
-        (
-            abs(runs[a].log_error - runs[b].log_error) / float(np.hypot(widths[a], widths[b])),
-            1.0 / (sizes[runs[a].family] - 1),
-        )
-        for a, b in combinations(range(len(runs)), 2)
-        if machines[a] == machines[b]
-    ]
-    if not rows:
+    pairs = [pair for pair in combinations(range(len(runs)), 2) if machines[pair[0]] == machines[pair[1]]]
+    if not pairs:
         return 1.0
-    shares, weights = np.array(sorted(rows)).T
-    last = np.searchsorted(np.cumsum(weights), _COVERAGE * weights.sum())
-    return min(1.0, float(shares[min(int(last), len(shares) - 1)]))
+    shares = [
+        abs(runs[a].log_error - runs[b].log_error) / float(np.hypot(widths[a], widths[b])) for a, b in pairs
+    ]
+    weights = [1.0 / (sizes[runs[a].family] - 1) for a, _ in pairs]
+    return min(1.0, weighted_quantile(np.array(shares), np.array(weights), _COVERAGE))

@@ -31,11 +31,11 @@ from perfsim.base.errors import CatalogError, InputError, PerfsimError, Problem,
 from perfsim.base.sizes import MOST_CASES
 from perfsim.base.spec import Name, Spec
 from perfsim.base.units import YAML_CONTEXT
-from perfsim.catalog import Catalog, default_catalog, load_mapping, parse_file
+from perfsim.catalog import default_catalog, load_mapping, parse_file
 from perfsim.catalog.yaml_tree import Loc
 from perfsim.convergence.critical_batch import Z_90, HyperbolaFit
 from perfsim.evidence.cases import ConvergenceFile, StepCase
-from perfsim.evidence.fitting import read_table, rounded
+from perfsim.evidence.fitting import read_table, refused, rounded
 from perfsim.interop import mllog
 from perfsim.interop.formats import format_of, measured_document, read
 from perfsim.interop.source import Source
@@ -70,45 +70,19 @@ def fit_cluster(measured: Sequence[Path], system: str = "") -> ClusterCalibratio
     and InputError for a file that is no such log.
     """
     catalog = default_catalog()
-    path = measured[0]
-    command = f"perfsim calibrate steps {' '.join(shlex.quote(path.name) for path in measured)}"
-    table = " ".join(path.name for path in measured)
-    if not system:
-        if len(measured) > 1 or format_of(path) == "megatron":
-            message = "a log does not say on what it ran"
-            raise InputError([Problem(message, str(path), help="add --system NAME")])
-        file = parse_file(path, MeasuredFile, catalog)
-        return _scaled(file, command, table, load_mapping(path, catalog).problem, catalog)
-    readings = [read(Source.read(log), "megatron")[1] for log in measured]
-    documents = [measured_document(reading, system, alone=len(readings) == 1) for reading in readings]
-    cluster = documents[0]["cluster"]
-    runs = [case for document in documents for case in document["cases"]]
-    cases = [{**case, "id": f"{cluster}-{number}"} for number, case in enumerate(runs, 1)]
-    source = readings[0].settings.source
-
-    def problem(_path: Loc, message: str, help_text: str = "") -> Problem:
-        return source.problem(message, help_text, source.line_of("elapsed time per iteration"))
-
-    try:
-        document = {"schema": 1, "cluster": cluster, "cases": cases}
-        file = MeasuredFile.model_validate(document, context=YAML_CONTEXT)
-    except ValidationError as error:
-        raise InputError([problem((), words) for words in refused_values(error.errors())]) from None
-    settings = [{**case, "id": "", "measured": {}} for case in cases]
-    one_run = all(given == settings[0] for given in settings)
-    note = "the cases are intervals of one run, so the error is that of its steps alone" if one_run else ""
-    return _scaled(file, f"{command} --system {shlex.quote(system)}", table, problem, catalog, note)
-
-
-def _scaled(
-    file: MeasuredFile,
-    command: str,
-    table: str,
-    problem: Callable[..., Problem],
-    catalog: Catalog,
-    note: str = "",
-) -> ClusterCalibration:
-    """The scale of a validated file; `problem` complains about a value by its path, a message and a help."""
+    names = [path.name for path in measured]
+    command = f"perfsim calibrate steps {shlex.join(names)}"
+    note = ""
+    if system:
+        command += f" --system {shlex.quote(system)}"
+        file, problem, one_run = _of_logs(measured, system)
+        note = "the cases are intervals of one run, so the error is that of its steps alone" * one_run
+    elif len(measured) > 1 or format_of(measured[0]) == "megatron":
+        message = "a log does not say on what it ran"
+        raise refused(measured[0], message, "add --system NAME", line=0)
+    else:
+        file = parse_file(measured[0], MeasuredFile, catalog)
+        problem = load_mapping(measured[0], catalog).problem
     problems = []
     if len(file.cases) < _FEWEST:
         message = f"measured steps: {len(file.cases)}; at least {_FEWEST} are needed"
@@ -132,8 +106,8 @@ def _scaled(
         problems.append(problem(("cases",), message, "make one file for each"))
     if problems:
         raise CatalogError(problems)
-    measured = [case.measured.step_time_s for case in file.cases]
-    ratios = [real_s / predicted_s for real_s, predicted_s in zip(measured, predicted, strict=True)]
+    measured_s = [case.measured.step_time_s for case in file.cases]
+    ratios = [real_s / predicted_s for real_s, predicted_s in zip(measured_s, predicted, strict=True)]
     scale = rounded(geometric_mean(ratios))
     low, high = _PLAUSIBLE
     if not low <= scale <= high:
@@ -160,7 +134,7 @@ def _scaled(
     spread = calibration.spread_warning if calibration.is_wide else ""
     record = FitRecord(
         command=command,
-        table=table,
+        table=" ".join(names),
         points=len(apes),
         median_ape=round(median(apes), 4),
         p90_ape=round(max(apes), 4),
@@ -168,6 +142,27 @@ def _scaled(
         note="; ".join(filter(None, (spread, note))),
     )
     return calibration.model_copy(update={"fit": {"scale": record}})
+
+
+def _of_logs(logs: Sequence[Path], system: str) -> tuple[MeasuredFile, Callable[..., Problem], bool]:
+    """The steps of logs, what complains about them, and whether all are of one run."""
+    readings = [read(Source.read(log), "megatron")[1] for log in logs]
+    documents = [measured_document(reading, system, alone=len(readings) == 1) for reading in readings]
+    cluster = documents[0]["cluster"]
+    runs = [case for document in documents for case in document["cases"]]
+    cases = [{**case, "id": f"{cluster}-{number}"} for number, case in enumerate(runs, 1)]
+    source = readings[0].settings.source
+
+    def problem(_path: Loc, message: str, help_text: str = "") -> Problem:
+        return source.problem(message, help_text, source.line_of("elapsed time per iteration"))
+
+    try:
+        document = {"schema": 1, "cluster": cluster, "cases": cases}
+        file = MeasuredFile.model_validate(document, context=YAML_CONTEXT)
+    except ValidationError as error:
+        raise InputError([problem((), words) for words in refused_values(error.errors())]) from None
+    settings = [{**case, "id": "", "measured": {}} for case in cases]
+    return file, problem, all(given == settings[0] for given in settings)
 
 
 # The critical batch.
@@ -198,7 +193,7 @@ def fit_convergence(
         header = [name for name in read_table(path, ())[0] if name]
         names = next((names for names in _COLUMNS if set(names) <= set(header)), None)
         if names is None:
-            raise InputError([Problem(f"the columns are {', '.join(header)}", str(path), line=1, help=_HELP)])
+            raise refused(path, f"the columns are {', '.join(header)}", _HELP)
         points = [[float(row[name]) for name in names] for row in read_table(path, names)]
         if names == _NOISE:
             return _of_noise(np.array(points), path)
@@ -216,16 +211,11 @@ def fit_convergence(
         raise type(error)(problems) from None
     # An end of the interval is at one standard error in the log; the band has 90 %.
     e_low, e_high = (fit.e_min * math.pow(end / fit.e_min, Z_90) for end in sorted(fit.e_min_interval))
-    low = fit.b_crit / fit.band_factor
-    high = fit.b_crit * fit.band_factor
-    words = (
-        f"E_min {fit.e_min:.4g} {unit} ({e_low:.4g} to {e_high:.4g}), B_crit "
-        f"{fit.b_crit:.4g} {unit} ({low:.4g} to {high:.4g}), 90 %; {len(fit.batches)} batches, residual "
-        f"{100 * fit.rms_log:.1f} %"
-    )
     return ConvergenceCalibration(
         name=path.stem,
-        description=words,
+        description=f"E_min {fit.e_min:.4g} {unit} ({e_low:.4g} to {e_high:.4g}), B_crit {fit.b_crit:.4g} "
+        f"{unit} ({fit.b_crit / fit.band_factor:.4g} to {fit.b_crit * fit.band_factor:.4g}), 90 %; "
+        f"{len(fit.batches)} batches, residual {100 * fit.rms_log:.1f} %",
         e_min_tokens=rounded(fit.e_min * scale),
         b_crit_tokens=rounded(fit.b_crit * scale),
         band_factor=rounded(fit.band_factor),
@@ -244,19 +234,14 @@ def _of_noise(rows: Floats, path: Path) -> ConvergenceCalibration:
     """
     tokens, noise = rows.T
     if tokens.size < 2 or np.any(np.diff(tokens) <= 0) or np.any(noise <= 0):
-        raise InputError(
-            [Problem("tokens must increase over two rows or more, b_simple be positive", str(path), 1)]
-        )
+        raise refused(path, "tokens must increase over two rows or more, b_simple be positive")
     middles = 0.5 * (1.0 / noise[1:] + 1.0 / noise[:-1])
     b_crit = float((tokens[-1] - tokens[0]) / (middles * np.diff(tokens)).sum())
-    words = (
-        f"E_min not identifiable from gradient noise: give tokens in the recipe. B_crit {b_crit:.4g} tokens "
-        f"({b_crit / _NOISE_FACTOR:.4g} to {b_crit * _NOISE_FACTOR:.4g}), 90 %; {tokens.size} values of "
-        f"B_simple, {noise.min():.4g} to {noise.max():.4g}"
-    )
     return ConvergenceCalibration(
         name=path.stem,
-        description=words,
+        description=f"E_min not identifiable from gradient noise: give tokens in the recipe. B_crit "
+        f"{b_crit:.4g} tokens ({b_crit / _NOISE_FACTOR:.4g} to {b_crit * _NOISE_FACTOR:.4g}), 90 %; "
+        f"{tokens.size} values of B_simple, {noise.min():.4g} to {noise.max():.4g}",
         b_crit_tokens=rounded(b_crit),
         band_factor=_NOISE_FACTOR,
         notes=("from gradient noise, which tells the critical batch within a factor of ten",),
@@ -270,11 +255,9 @@ def _points_of(paths: Sequence[Path]) -> tuple[list[Any], str]:
         readings = [mllog.TOOL.read(source, source.text) for source in sources]
         points = [point for reading in readings for point in (reading.points or {})["cases"][0]["points"]]
         return [point[:2] for point in points], "samples"
-    path = str(paths[0])
     if len(paths) > 1 or paths[0].suffix == ".csv":
-        raise InputError([Problem("several files have to be logs of MLPerf Training", path, help=_HELP)])
+        raise refused(paths[0], "several files have to be logs of MLPerf Training", _HELP, line=0)
     cases = parse_file(paths[0], ConvergenceFile).cases
     if len(cases) != 1:
-        message = f"{len(cases)} cases; one benchmark with one recipe is expected"
-        raise InputError([Problem(message, path, 1)])
+        raise refused(paths[0], f"{len(cases)} cases; one benchmark with one recipe is expected")
     return [point[:2] for point in cases[0].points], cases[0].unit or "examples"

@@ -60,10 +60,9 @@ class _ProductionFile(Spec):
 
 def production_record(catalog: Catalog) -> list[dict[str, Any]]:
     """By production run, its published rate, the predicted rate of its healthy steps, and their ratio."""
+    file = data_root() / "studies" / "production" / "runs.yaml"
     rows = []
-    for run in parse_file(
-        data_root() / "studies" / "production" / "runs.yaml", _ProductionFile, catalog
-    ).runs:
+    for run in parse_file(file, _ProductionFile, catalog).runs:
         # The run is known to fit in memory, so the memory model cannot refuse it.
         question = Question(
             model=run.model,
@@ -75,13 +74,14 @@ def production_record(catalog: Catalog) -> list[dict[str, Any]]:
             layout=run.layout,
             must_fit=False,
         )
+        published = run.tokens_per_s_per_device
         healthy = best_plan(question.check()).tokens_per_s / run.devices
         rows.append(
             {
                 "name": run.name,
-                "published_tokens_per_s_per_device": run.tokens_per_s_per_device,
+                "published_tokens_per_s_per_device": published,
                 "healthy_tokens_per_s_per_device": round(healthy, 1),
-                "ratio": round(run.tokens_per_s_per_device / healthy, 4),
+                "ratio": round(published / healthy, 4),
             }
         )
     return rows
@@ -142,15 +142,14 @@ class ScalingFile(Spec):
         Ratios of tokens a second and system are compared with every run on one system.
         """
         published = cls.published(catalog)
-        largest = max(published.runs, key=lambda run: run.systems)
         claims = published.efficiencies
+        run = max(published.runs, key=lambda run: run.systems)
+        explained = [published.explanations(claim, run) for claim in claims if claim.least]
         return {
             "source": published.source,
             "runs": published.against(),
-            "efficiencies": [published.efficiency(claim, largest) for claim in claims],
-            "explanations": [
-                row for claim in claims if claim.least for row in published.explanations(claim, largest)
-            ],
+            "efficiencies": [published.efficiency(claim, run) for claim in claims],
+            "explanations": [row for rows in explained for row in rows],
         }
 
     def step(

@@ -18,6 +18,7 @@ from perfsim.evidence.left_out import ALL, FEWEST_FAMILIES, LeavingOut
 from perfsim.evidence.production import production_record
 from perfsim.prediction import bands
 from perfsim.prediction.bands import SHARDED, BandWidths, Reached, alone, recorded_errors
+from perfsim.prediction.question import Question
 from perfsim.studies import answers as study_answers
 from perfsim.work.counts import model_flop_per_step, parameters
 
@@ -47,12 +48,8 @@ def record_of(
         leaving = (outside or {}).get(result["file"])
         held_out = {} if leaving is None else {**leaving.families, ALL: leaving.summary}
         # The traits of all families on a kind of system: those on record, and in their place the new ones.
-        traits = {
-            family["family"]: family
-            for entry in recorded_errors()
-            if entry["system_kind"] == kind
-            for family in entry["families"]
-        }
+        past = [entry for entry in recorded_errors() if entry["system_kind"] == kind]
+        traits = {family["family"]: family for entry in past for family in entry["families"]}
         for other in results:
             traits |= other["families_traits"] if KINDS[other["file"]][0] == kind else {}
         families = [
@@ -74,9 +71,12 @@ def record_of(
             "families": families,
         }
         if leaving is not None:
-            known = (past for past in (*entries, *recorded_errors()) if "band" in past)
-            enough = (past for past in known if len(past["families"]) >= FEWEST_FAMILIES)
-            others = next((BandWidths(**past["band"]) for past in enough), None)
+            enough = (
+                BandWidths(**known["band"])
+                for known in (*entries, *recorded_errors())
+                if "band" in known and len(known["families"]) >= FEWEST_FAMILIES
+            )
+            others = next(enough, None)
             entry["band"] = leaving.widths(others).as_dict()
             # For each group left out its constants, and the widths that the others give.
             entry["left_out"] = [
@@ -103,38 +103,36 @@ def _figures(summary: _Figures, baseline: _Figures, outside: _Figures | None) ->
 def reached_record(paths: Iterable[Path]) -> str:
     """The text of the record of what the scored runs of files reached, the best of each file first."""
     catalog = default_catalog()
-    rows = []
+    rows: list[Reached] = []
     for path in paths:
-        reached = []
-        for case in CaseRows.read(path, StepCase, catalog).cases:
-            if not case.scored:
-                continue
-            question = case.question(catalog)
-            job = question.job
-            device = question.system.device
-            count = question.devices
-            layout = case.parallel
-            peak = count * device.peak_flop_per_s(job.recipe.precision)
-            reached.append(
-                Reached(
-                    id=case.id,
-                    device=device.name,
-                    attention=case.training.attention,
-                    num_devices=count,
-                    mfu=round(model_flop_per_step(job) / (case.measured.step_time_s * peak), _DIGITS),
-                    sequences=round(job.global_batch_size / count, 2),
-                    kind=question.system.kind,
-                    constants=device.constants,
-                    precision=job.recipe.precision,
-                    parameters=float(parameters(job.model).total),
-                    sharded=case.strategy == "zero3" or layout.zero_stage == SHARDED,
-                    tensor=layout.tensor,
-                    data=count // (layout.tensor * layout.pipeline * layout.context_parallel),
-                    micro_batch_tokens=(case.training.micro_batch_size or 0) * job.seq_length,
-                )
-            )
+        scored = [case for case in CaseRows.read(path, StepCase, catalog).cases if case.scored]
+        reached = [_reached(case, case.question(catalog)) for case in scored]
         rows += sorted(reached, key=lambda row: (-row.mfu, row.id))
     return "[\n" + ",\n".join(json.dumps(list(row)) for row in rows) + "\n]\n"
+
+
+def _reached(case: StepCase, question: Question) -> Reached:
+    job = question.job
+    device = question.system.device
+    count = question.devices
+    layout = case.parallel
+    peak = count * device.peak_flop_per_s(job.recipe.precision)
+    return Reached(
+        id=case.id,
+        device=device.name,
+        attention=case.training.attention,
+        num_devices=count,
+        mfu=round(model_flop_per_step(job) / (case.measured.step_time_s * peak), _DIGITS),
+        sequences=round(job.global_batch_size / count, 2),
+        kind=question.system.kind,
+        constants=device.constants,
+        precision=job.recipe.precision,
+        parameters=float(parameters(job.model).total),
+        sharded=case.strategy == "zero3" or layout.zero_stage == SHARDED,
+        tensor=layout.tensor,
+        data=count // (layout.tensor * layout.pipeline * layout.context_parallel),
+        micro_batch_tokens=(case.training.micro_batch_size or 0) * job.seq_length,
+    )
 
 
 def write_records(

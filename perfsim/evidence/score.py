@@ -18,7 +18,7 @@ refusal is correct and not counted. The baseline is a constant E, the geometric 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,6 +31,7 @@ from perfsim.base.errors import LimitError, PerfsimError
 from perfsim.catalog import Catalog, default_catalog, load_mapping
 from perfsim.convergence.critical_batch import HyperbolaFit
 from perfsim.evidence.cases import CaseRows, ConvergenceCase, PlacedCase, StepCase, mapped
+from perfsim.evidence.fitting import weighted_quantile
 from perfsim.evidence.production import ScalingFile
 from perfsim.evidence.step_fit import GpuRun
 from perfsim.prediction.bands import Accuracy, Traits, left_out_of, recorded_errors
@@ -172,10 +173,8 @@ class Scored:
         """
         if not runs:
             return 1.0
-        ratios = np.sort([run.measured_s / (run.ideal_s or math.nan) for run in runs])
-        weights = 1.0 / ratios
-        half = np.searchsorted(np.cumsum(weights), weights.sum() / 2)
-        return float(1.0 / ratios[min(int(half), len(ratios) - 1)])
+        ratios = np.array([run.measured_s / (run.ideal_s or math.nan) for run in runs])
+        return 1.0 / weighted_quantile(ratios, 1.0 / ratios, 0.5)
 
 
 def summary(runs: Iterable[Scored | _BatchPrediction]) -> dict[str, Any]:
@@ -198,7 +197,7 @@ def summary(runs: Iterable[Scored | _BatchPrediction]) -> dict[str, Any]:
     }
 
 
-def families(cases: Sequence[Scored]) -> dict[str, dict[str, Any]]:
+def families(cases: Iterable[Scored]) -> dict[str, dict[str, Any]]:
     """The summary of each family, with its ranking of layouts."""
     result = {}
     for family, runs in _by_family(cases).items():
@@ -206,36 +205,40 @@ def families(cases: Sequence[Scored]) -> dict[str, dict[str, Any]]:
         result[family] = {
             **summary(runs),
             "kendall_tau": float(np.mean([sweep["kendall_tau"] for sweep in ranked])) if ranked else None,
-            "regret": max(sweep["regret"] for sweep in ranked) if ranked else None,
+            "regret": max((sweep["regret"] for sweep in ranked), default=None),
         }
     return result
 
 
 def _by_family(runs: Iterable[Scored]) -> dict[str, list[Scored]]:
-    by_family: dict[str, list[Scored]] = {}
+    by_family: defaultdict[str, list[Scored]] = defaultdict(list)
     for run in runs:
-        by_family.setdefault(run.family, []).append(run)
+        by_family[run.family].append(run)
     return by_family
 
 
-def _rankings(cases: Sequence[Scored]) -> list[dict[str, Any]]:
+def _rankings(cases: Iterable[Scored]) -> list[dict[str, Any]]:
     """Rankings of sweeps with at least four scored layouts: Kendall's tau-a, regret and the two choices.
 
     `chosen` is the case predicted as fastest, `best` the one measured as fastest; repeats of a layout are
     averaged.
     """
-    sweeps: dict[tuple[str, str], dict[str, list[tuple[Scored, float]]]] = {}
+    sweeps: defaultdict[tuple[str, str], defaultdict[str, list[Scored]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for case in cases:
         if case.counts and case.sweep is not None and case.predicted_s is not None:
-            layouts = sweeps.setdefault((case.family, case.sweep), {})
-            layouts.setdefault(case.layout, []).append((case, case.predicted_s))
+            sweeps[case.family, case.sweep][case.layout].append(case)
     ranked = []
     for (family, sweep), by_layout in sweeps.items():
-        if len(by_layout) < _FEWEST_LAYOUTS:
+        count = len(by_layout)
+        if count < _FEWEST_LAYOUTS:
             continue
-        names = [runs[0][0].id for runs in by_layout.values()]
-        measured = np.array([np.mean([run.measured_s for run, _ in runs]) for runs in by_layout.values()])
-        predicted = np.array([np.mean([seconds for _, seconds in runs]) for runs in by_layout.values()])
+        names = [runs[0].id for runs in by_layout.values()]
+        measured, predicted = (
+            np.array([np.mean([getattr(run, key) for run in runs]) for runs in by_layout.values()])
+            for key in ("measured_s", "predicted_s")
+        )
         signs = [np.sign(np.subtract.outer(values, values)) for values in (measured, predicted)]
         chosen = int(predicted.argmin())
         best = int(measured.argmin())
@@ -243,8 +246,8 @@ def _rankings(cases: Sequence[Scored]) -> list[dict[str, Any]]:
             {
                 "family": family,
                 "sweep": sweep,
-                "layouts": len(names),
-                "kendall_tau": float((signs[0] * signs[1]).sum() / (len(names) * (len(names) - 1))),
+                "layouts": count,
+                "kendall_tau": float((signs[0] * signs[1]).sum() / (count * (count - 1))),
                 "regret": float(measured[chosen] / measured[best] - 1.0),
                 "chosen": names[chosen],
                 "best": names[best],

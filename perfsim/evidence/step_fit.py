@@ -29,13 +29,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from perfsim.base.arrays import Floats
-from perfsim.base.errors import InputError, PerfsimError, Problem
+from perfsim.base.errors import InputError, PerfsimError
 from perfsim.base.sizes import MOST_DEVICES
 from perfsim.catalog import Catalog, data_root, default_catalog
 from perfsim.costs.gpu import GpuCosts
 from perfsim.costs.wafer import growth_per_release, nearest_release, place_of
 from perfsim.evidence.cases import CaseRows, PlacedCase, StepCase
-from perfsim.evidence.fitting import SoftL1, family_weight, need_more_than, rounded, scipy
+from perfsim.evidence.fitting import SoftL1, family_weight, need_more_than, refused, rounded, scipy
 from perfsim.machines.gpu_cluster import gpu_plan
 from perfsim.network import FatTree
 from perfsim.prediction.run import Step
@@ -260,7 +260,7 @@ def _gpu_runs(
                 runs.append(GpuRun.of(case.placed(catalog)))
     if not runs:
         text = f"no scored case runs on a device with calibration {wanted.name if wanted else 'of a GPU'}"
-        raise InputError([Problem(text, str(path), 1)])
+        raise refused(path, text)
     return runs
 
 
@@ -435,7 +435,7 @@ def fit_wafer(path: Path, device: str, *, source: str = "") -> WaferCalibration:
     logs = [case for case in CaseRows.read(path, StepCase, catalog).cases if case.scored and case.on_wafers]
     fit = WaferFit.of(logs, device, catalog)
     if not fit.cases:
-        raise InputError([Problem("there is no scored case of a wafer to fit to", str(path), 1)])
+        raise refused(path, "there is no scored case of a wafer to fit to")
     need_more_than(len(fit.first), len(fit.cases), path, "scored logs")
     result = fit.least_squares()
     covariance = fit.covariance(result)

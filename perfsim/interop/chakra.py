@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.base.errors import InputError, PerfsimError, Problem
-from perfsim.base.files import write_file
+from perfsim.base.files import must_exist, write_file
 from perfsim.engine.trace import Trace
 from perfsim.version import __version__
 from perfsim.work import Kind
@@ -142,8 +142,7 @@ class ExecutionTrace:
 
         Raises InputError for a file that is not there or no trace, and PerfsimError without protobuf.
         """
-        if not path.is_file():
-            raise InputError([Problem("there is no such file", file=str(path))])
+        must_exist(path)
         types = _messages()
         from google.protobuf.message import DecodeError
 
@@ -162,16 +161,11 @@ class ExecutionTrace:
         """Whether a file begins as a trace: a short message whose first field is the text of a version."""
         try:
             with path.open("rb") as file:
-                head = file.read(64)
-        except OSError:
+                length, kind, size, *version = file.read(64)
+        except (OSError, ValueError):
             return False
-        return (
-            len(head) > 3
-            and head[0] < 0x80
-            and head[1] == VERSION_FIELD
-            and 0 < head[2] <= head[0] - 2
-            and head[3 : 3 + head[2]].replace(b".", b"").isalnum()
-        )
+        text = bytes(version[:size]).replace(b".", b"")
+        return length < 0x80 and kind == VERSION_FIELD and size <= length - 2 and text.isalnum()
 
     @classmethod
     def write(cls, trace: Trace, path: Path) -> list[Path]:
@@ -196,28 +190,24 @@ class ExecutionTrace:
         for rank in inside:
             number = min(count for count, mine in zip(graph.stands_for, owners, strict=True) if rank in mine)
             attributes = {"tool": f"perfsim {__version__}", "rank": rank, "ranks": number}
-            execution = cls(SCHEMA_VERSION, attributes, tuple(_nodes(trace, rank, inside)))
+            types = _messages()
+            messages = [types["GlobalMetadata"](version=SCHEMA_VERSION, attr=_attributes(attributes))]
+            for node in _nodes(trace, rank, inside):
+                exact = {"start_s": node.start_s, "duration_s": node.duration_s}
+                message = types["Node"](
+                    id=node.id,
+                    name=node.name,
+                    type=NODE_TYPES.index(node.kind),
+                    ctrl_deps=node.after,
+                    data_deps=node.reads,
+                    start_time_micros=round(node.start_s * MICROSECONDS),
+                    duration_micros=round(node.duration_s * MICROSECONDS),
+                    attr=_attributes({**node.attributes, **exact}),
+                )
+                messages.append(message)
             file = path.parent / f"{path.name.removesuffix(SUFFIX)}.{rank}{SUFFIX}"
-            written.append(write_file(file, execution._encoded()))
+            written.append(write_file(file, b"".join(map(_delimited, messages))))
         return written
-
-    def _encoded(self) -> bytes:
-        types = _messages()
-        messages = [types["GlobalMetadata"](version=self.version, attr=_attributes(self.attributes))]
-        for node in self.nodes:
-            exact = {"start_s": node.start_s, "duration_s": node.duration_s}
-            message = types["Node"](
-                id=node.id,
-                name=node.name,
-                type=NODE_TYPES.index(node.kind),
-                ctrl_deps=node.after,
-                data_deps=node.reads,
-                start_time_micros=round(node.start_s * MICROSECONDS),
-                duration_micros=round(node.duration_s * MICROSECONDS),
-                attr=_attributes({**node.attributes, **exact}),
-            )
-            messages.append(message)
-        return b"".join(map(_delimited, messages))
 
     def summary(self) -> dict[str, Any]:
         """Counts by type, and sums of FLOPs, bytes and seconds.
@@ -349,15 +339,15 @@ def _attributes(values: Mapping[str, Any]) -> list[Any]:
     return [attribute(name=name, **{kinds[type(value)]: value}) for name, value in values.items()]
 
 
+def _varint(number: int) -> bytes:
+    """A number in groups of 7 bits, the lowest first; all bytes but the last have the top bit."""
+    return bytes([number]) if number < 0x80 else bytes([number & 0x7F | 0x80]) + _varint(number >> 7)
+
+
 def _delimited(message: Any) -> bytes:
-    """A message after its length as a varint."""
+    """A message after its length."""
     data: bytes = message.SerializeToString(deterministic=True)
-    length = len(data)
-    prefix = bytearray()
-    while length > 0x7F:
-        prefix.append(length & 0x7F | 0x80)
-        length >>= 7
-    return bytes([*prefix, length]) + data
+    return _varint(len(data)) + data
 
 
 def _split(data: bytes) -> list[bytes]:
@@ -365,13 +355,12 @@ def _split(data: bytes) -> list[bytes]:
     parts: list[bytes] = []
     offset = 0
     while offset < len(data):
-        length = shift = 0
-        while offset < len(data) and shift < 35:
-            length |= (data[offset] & 0x7F) << shift
-            offset += 1
-            shift += 7
-            if data[offset - 1] < 0x80:
-                break
+        last = next(
+            (byte for byte in range(offset, offset + 5) if data[byte : byte + 1] < b"\x80"), offset + 4
+        )
+        groups = data[offset : last + 1]
+        length = sum((group & 0x7F) << 7 * position for position, group in enumerate(groups))
+        offset += len(groups)
         if length > MOST_MESSAGE or offset + length > len(data):
             raise ValueError(f"a message of {length} bytes at byte {offset} goes beyond the end")
         parts.append(data[offset : offset + length])

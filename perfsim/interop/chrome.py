@@ -122,10 +122,8 @@ class _Events:
         """
         graph = self.graph
         writer = graph.writer.astype(np.int64)
-        position = np.arange(graph.num_tensors) - graph.first_write[:-1][writer]
         sizes = [[(t.name not in PLACED) * t.n_bytes for t in work.writes] for work in graph.works]
-        written = zip(graph.work[writer].tolist(), position.tolist(), strict=True)
-        n_bytes = np.array([sizes[work][index] for work, index in written])
+        n_bytes = np.array([size for work in graph.work.tolist() for size in sizes[work]])
         reads = graph.reads.values.astype(np.int64)
         readers = graph.reads.row_of_value.astype(np.int64)
         freed_ns = self.end_ns[writer].copy()

@@ -11,7 +11,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from perfsim.base.sizes import MOST_DEVICES
 from perfsim.interop import tool
 from perfsim.interop.huggingface import model_beside
 from perfsim.interop.source import Settings, Source, names_in
@@ -19,8 +18,8 @@ from perfsim.interop.tool import Chosen, Reading, Row, Tool
 from perfsim.specs.layout import ParallelLayout
 
 WIRES = {name: name for name in ("fp32", "fp16", "bf16")}
-PARAMETERS_SHARDED = MICS_STAGE = 3
-"""The ZeRO stage of MiCS, which shards in groups."""
+MICS_STAGE = 3
+"""The ZeRO stage that shards parameters, and that MiCS has, which shards in groups."""
 MOST_STAGE_OF_AUTOTP = 2
 """AutoTP trains with ZeRO stages up to this one."""
 PLACES = {"cpu": "cpu", "nvme": "nvme"}
@@ -54,18 +53,12 @@ def _place(states: str, earlier: str, least_stage: int) -> Row:
 
 def _offload(chosen: Chosen) -> str:
     layout = chosen.layout
-    if layout.offload_optimizer == "nvme" and layout.zero_stage < PARAMETERS_SHARDED:
-        return f"it offloads to nvme with ZeRO {PARAMETERS_SHARDED}, not {layout.zero_stage}"
+    if layout.offload_optimizer == "nvme" and layout.zero_stage < MICS_STAGE:
+        return f"it offloads to nvme with ZeRO {MICS_STAGE}, not {layout.zero_stage}"
     if layout.offload_activations != "none" and layout.recompute != "full":
         return "activations that it offloads are the checkpoints of full recompute"
     unsharded = layout.offload_optimizer != "none" and not layout.zero_stage
     return "it offloads the optimizer with ZeRO 1 to 3, not without" if unsharded else ""
-
-
-def _ratio(settings: Settings) -> None:
-    ratio = settings.number("zero_optimization.offload_optimizer.ratio")
-    if ratio not in (None, 1.0):
-        settings.gap(f"the optimizer of a share of {ratio:g} on the CPU; all is described")
 
 
 def _precision(settings: Settings) -> str:
@@ -79,41 +72,17 @@ def _wire(settings: Settings) -> str | None:
     return None if wire == "fp32" else wire
 
 
-def _staged(chosen: Chosen) -> bool:
-    return bool(chosen.layout.pipeline > 1)
-
-
-def _pipeline(chosen: Chosen) -> str:
-    stages = chosen.layout.pipeline
-    uneven = chosen.layout.layers_per_stage
-    split = f" with {'-'.join(map(str, uneven))} layers" if uneven else ""
-    words = f"{stages} pipeline stages{split}; PipelineModule(num_stages={stages}) has them"
-    return words if stages > 1 else ""
-
-
-def _recompute(chosen: Chosen) -> str:
-    mode = chosen.layout.recompute
-    every = chosen.layout.recompute_every
-    part = f" of one layer in {every}" if every > 1 else ""
-    return "" if mode == "none" else f"recompute {mode}{part}; the model's code calls the checkpointing"
-
-
 CPU_CHECKPOINTS = "activation_checkpointing.cpu_checkpointing"
 ROWS: tuple[Row, ...] = (
     Row.same("recipe.global_batch_size", "train_batch_size"),
     Row.same("layout.micro_batch_size", "train_micro_batch_size_per_gpu"),
-    Row(
-        "(micro-batches)",
-        ACCUMULATION,
-        lambda c: c.num_microbatches,
-        lambda s: s.integer(ACCUMULATION, most=MOST_DEVICES),
-    ),
+    Row.same("(micro-batches)", ACCUMULATION, write=lambda c: c.num_microbatches),
     Row.same("layout.zero_stage", "zero_optimization.stage", default=0, least=0, most=3),
     Row.same("layout.shard_group", "zero_optimization.mics_shard_size"),
     _place("optimizer", "cpu_offload", 1),
-    _place("param", "cpu_offload_params", PARAMETERS_SHARDED),
+    _place("param", "cpu_offload_params", MICS_STAGE),
     *(Row.known(f"zero_optimization.offload_{states}.{name}") for states in STATES for name in BUFFERS),
-    Row("(a share of the optimizer)", "zero_optimization.offload_optimizer.ratio", read=_ratio),
+    tool.share_on_cpu("zero_optimization.offload_optimizer.ratio"),
     Row.word("layout.offload_activations", CPU_CHECKPOINTS, {"cpu": True}, default="none"),
     Row("layout.recompute", CPU_CHECKPOINTS, read=lambda s: "full" if s.flag(CPU_CHECKPOINTS) else "none"),
     Row.same("runtime.overlap_grad_reduce", "zero_optimization.overlap_comm", default=False),
@@ -134,34 +103,33 @@ ROWS: tuple[Row, ...] = (
     Row.grad_bucket("zero_optimization.reduce_bucket_size"),
     Row.optimizer("deepspeed", "optimizer.type"),
     Row.known("_comments steps_per_print wall_clock_breakdown"),
-    Row.lacks(
-        "layout.schedule", "its pipelines run 1f1b, not {}", unless=("1f1b",), when=_staged, refused=True
+    Row.refuses("layout.schedule", "its pipelines run 1f1b, not {}", unless=("1f1b",)),
+    Row.refuses(
+        "layout.zero_stage",
+        "ZeRO {} does not go with its pipelines",
+        when=lambda c: c.layout.pipeline > 1,
     ),
-    Row.lacks("layout.zero_stage", "ZeRO {} does not go with its pipelines", when=_staged, refused=True),
     Row("layout.offload_optimizer", refusal=_offload),
-    Row.lacks(
+    Row.refuses(
         "layout.shard_group",
         f"groups that shard (MiCS) have ZeRO {MICS_STAGE}, not {{c.layout.zero_stage}}",
-        unless=(None,),
+        unless=(),
         when=lambda c: c.layout.zero_stage < MICS_STAGE,
-        refused=True,
     ),
-    Row.lacks(
+    Row.refuses(
         "layout.context_exchange",
         "its context ranks exchange heads (context_exchange all_to_all), not keys and values",
         unless=("all_to_all",),
-        when=lambda c: c.layout.context > 1,
-        refused=True,
     ),
-    Row.lacks("recipe.precision", "it has no setting for {}", unless=(*WIRES, "tf32"), refused=True),
+    Row.refuses("recipe.precision", "it has no setting for {}", unless=(*WIRES, "tf32")),
     Row.lacks(
         "model",
-        "the model, which the training script builds: {0.num_layers} layers, hidden {0.hidden_size}, "
-        "{0.num_attention_heads} heads, {0.query_groups} key and value heads, MLP {0.ffn_hidden_size}, "
-        "vocabulary {0.vocab_size}, sequences of {c.job.seq_length}",
+        f"the model, which the training script builds: {tool.SHAPE}, sequences of {{c.job.seq_length}}",
     ),
-    Row("layout.pipeline", gap=_pipeline),
-    Row("layout.recompute", gap=_recompute),
+    Row.lacks("layout.pipeline", "{0} pipeline stages; PipelineModule(num_stages={0}) has them"),
+    Row.lacks("layout.layers_per_stage", "stages of {} layers; PipelineModule divides the layers"),
+    Row.lacks("layout.recompute", "recompute {}; the model's code calls the checkpointing"),
+    Row.lacks("layout.recompute_every", "recompute of one layer in {}; the model's code chooses the layers"),
     Row.lacks(
         "layout.tensor",
         "tensor parallelism {} with ZeRO 3; the script's mpu object has it",
@@ -179,7 +147,7 @@ ROWS: tuple[Row, ...] = (
     Row.lacks("layout.sequence_parallel", "sequence parallelism of the norms"),
     Row.lacks("runtime.attention", "{} attention, which the model's code chooses"),
     tool.TF32_PRODUCTS,
-    Row.lacks("recipe.reduce_precision", "gradients reduced in {}", unless=(None, *WIRES)),
+    Row.lacks("recipe.reduce_precision", "gradients reduced in {}", unless=WIRES),
 )
 
 
@@ -220,7 +188,7 @@ TOOL = Tool(
     recognise=_recognise,
     read=_read,
     rows=ROWS,
-    told=("data", "virtual_pipeline", "layers_per_stage", "recompute_every", "expert_tensor"),
+    told=("data", "virtual_pipeline", "expert_tensor"),
     runs=ParallelLayout,
     render=lambda comments, values: json.dumps({"_comments": comments, **values}, indent=2) + "\n",
     start=lambda c: f"start on {c.layout.num_devices} ranks with --deepspeed_config and this file",

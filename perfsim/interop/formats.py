@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,11 +13,12 @@ import yaml
 from pydantic import ValidationError
 
 from perfsim.base.errors import InputError, Problem, refused_values
+from perfsim.base.sizes import MOST_LAYERS
 from perfsim.base.spec import CatalogSpec
 from perfsim.base.units import YAML_CONTEXT
 from perfsim.interop import CHAKRA, GAP, READ, tool_named
 from perfsim.interop.nearest_model import Gap
-from perfsim.interop.source import SYNTAXES, Source, Syntax
+from perfsim.interop.source import Source, Syntax, leaves, nested
 from perfsim.interop.tool import Reading, Step
 from perfsim.specs.layout import ParallelLayout, text_of
 from perfsim.specs.model import TransformerConfig
@@ -33,16 +33,45 @@ SHOWN_KEYS = 24
 """Keys that were not used and stand in the text; JSON has all of them."""
 USUAL_NAMES = ("config", "params", "model", "train", "config.json")
 """Names of files that tell nothing; the folder's name is taken."""
-LAYOUT_FIELDS = (
-    *("tensor", "pipeline", "data", "virtual_pipeline", "sequence_parallel", "zero_stage", "schedule"),
-    "layers_per_stage",
-)
-MODEL_FIELDS = (
-    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "gated_mlp"),
-    *("vocab_size", "tied_embeddings", "bias", "position_embedding"),
-)
-TRAINING_FIELDS = ("precision", "attention", "overlap_grad_reduce", "reduce_precision")
-"""What a case of measured steps says of layout, model and training."""
+SAME_IN_CASE = {
+    ("layout", "parallel"): "tensor pipeline data virtual_pipeline sequence_parallel zero_stage schedule "
+    "layers_per_stage shard_group",
+    ("layout", "training"): "micro_batch_size recompute",
+    ("recipe", "training"): "precision attention reduce_precision overlap_grad_reduce",
+    ("recipe", "model"): "seq_length",
+    (
+        "model",
+        "model",
+    ): "num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups head_dim "
+    "vocab_size gated_mlp bias tied_embeddings position_embedding sliding_window sliding_window_pattern",
+    ("model.latent_attention", "model"): "q_lora_rank kv_lora_rank qk_rope_head_dim v_head_dim",
+    ("model.experts", "model"): "top_k",
+}
+CASE = {
+    **{f"{a}.{name}": f"{b}.{name}" for (a, b), names in SAME_IN_CASE.items() for name in names.split()},
+    "layout.context": "parallel.context_parallel",
+    "layout.context_exchange": "parallel.context_comm",
+    "layout.expert": "parallel.expert_parallel",
+    "layout.expert_tensor": "parallel.expert_tensor_parallel",
+    "recipe.dispatcher": "training.moe_dispatcher",
+    "recipe.expert_capacity": "training.moe_capacity_factor",
+    "recipe.routing": "training.moe_force_balance",
+    "recipe.grouped_products": "training.moe_grouped_gemm",
+    "model.mtp_num_layers": "model.mtp_layers",
+    "model.latent_attention.qk_nope_head_dim": "model.qk_head_dim",
+    "model.experts.num_experts": "model.experts",
+    "model.experts.ffn_hidden_size": "model.moe_ffn_hidden_size",
+    "model.experts.shared_ffn_hidden_size": "model.shared_expert_ffn",
+    "model.experts.first_dense_layers": "model.dense_layers",
+    "model.experts.interval": "model.moe_layer_interval",
+}
+"""What a case of measured steps calls the fields of a layout, a recipe and a model."""
+CASE_WORDS: Mapping[str, Mapping[Any, Any]] = {
+    "layout.context_exchange": {"all_to_all": "a2a"},
+    "recipe.dispatcher": {"all_to_all": "alltoall", "all_gather": "allgather"},
+    "recipe.routing": {"balanced": True},
+}
+"""Their values that have another word there."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +196,7 @@ def import_file(
         document=present[kind],
         parameters=None if reading.model is None else reading.model.parameters,
         unused_keys=reading.settings.unused(),
-        gaps=_gaps(reading),
+        gaps=reading.gaps,
         recipe=present.get("recipe"),
         layout=",".join(layout),
         devices=reading.devices,
@@ -193,8 +222,11 @@ def read(source: Source, format_name: str = "") -> tuple[str, Reading]:
     """The format of a file and all that it says."""
     if format_name:
         chosen = tool_named(format_name)
-        documents = [*_documents(source, chosen.syntaxes).values()] or [source.parsed(chosen.syntaxes[0])]
-        return format_name, chosen.read(source, next(filter(chosen.recognise, documents), documents[0]))
+        document = _recognised(source, format_name)
+        if document is None:
+            parsed = (source.documents[syntax] for syntax in chosen.syntaxes if syntax in source.documents)
+            document = next(parsed, None) or source.parsed(chosen.syntaxes[0])
+        return format_name, chosen.read(source, document)
     matches = _matches(source)
     if len(matches) == 1:
         ((name, document),) = matches.items()
@@ -226,32 +258,18 @@ def format_of(path: Path) -> str:
 
 def _matches(source: Source) -> dict[str, Any]:
     """The formats that recognise a file, with its document in their syntax."""
-    parsed = _documents(source, SYNTAXES)
-    matches: dict[str, Any] = {}
-    for name in READ:
-        known = tool_named(name)
-        documents = (parsed[syntax] for syntax in known.syntaxes if syntax in parsed)
-        for document in filter(known.recognise, documents):
-            matches.setdefault(name, document)
-    return matches
+    documents = {name: _recognised(source, name) for name in READ}
+    return {name: document for name, document in documents.items() if document is not None}
 
 
-def _documents(source: Source, syntaxes: Sequence[Syntax]) -> dict[Syntax, Any]:
-    """The document in each syntax in which the file can be parsed."""
-    documents: dict[Syntax, Any] = {}
-    for syntax in syntaxes:
-        with suppress(InputError):
-            documents[syntax] = source.parsed(syntax)
-    return documents
+def _recognised(source: Source, name: str) -> Any:
+    """The document of a file in a syntax in which a format recognises it; None where there is none."""
+    known = tool_named(name)
+    parsed = (source.documents[syntax] for syntax in known.syntaxes if syntax in source.documents)
+    return next(filter(known.recognise, parsed), None)
 
 
 # ------------------------------------------------------------------------------------ descriptions
-def _gaps(reading: Reading) -> tuple[Gap, ...]:
-    """Gaps of the model and of the rest, those first that change the model."""
-    of_model = [] if reading.model is None else reading.model.gaps()
-    return tuple(sorted([*of_model, *reading.settings.gaps], key=lambda gap: not gap.changes_model))
-
-
 def _name(reading: Reading) -> str:
     """The name of the imported description, from the file: one safe path component."""
     path = reading.settings.source.path
@@ -309,33 +327,29 @@ def measured_document(reading: Reading, device: str, *, alone: bool = True) -> d
         help_text = "the dump of arguments has world_size; or --set world_size=N"
         source.refuse("the number of ranks is unknown", help_text)
     _model_document(reading, "")  # refuses numbers that no model can have
-    if lacking := [gap.text for gap in _gaps(reading) if gap.changes_model]:
+    if lacking := [gap.text for gap in reading.gaps if gap.changes_model]:
         raise InputError([source.problem(f"cannot be expressed: {text}") for text in lacking])
     steps = reading.intervals if alone and len(reading.steps) == 1 else reading.steps
     batches = [step.global_batch_size or reading.recipe.get("global_batch_size") for step in steps]
     if None in batches:
         source.refuse("the global batch size is unknown", "give it with --set global_batch_size=N")
-    training = {key: reading.recipe[key] for key in TRAINING_FIELDS if reading.recipe.get(key) is not None}
-    split = {field: getattr(layout, field) for field in LAYOUT_FIELDS if getattr(layout, field) is not None}
-    if layout.layers_per_stage is not None:
-        split["layers_per_stage"] = list(layout.layers_per_stage)
     fields = reading.model.fields
-    model = {field: fields[field] for field in MODEL_FIELDS if field in fields}
+    shape = {"sliding_window_pattern": MOST_LAYERS, **fields} if "sliding_window" in fields else fields
+    trees = {"model": shape, "layout": asdict(layout), "recipe": reading.recipe}
+    ours = {key: value for key, value in leaves(trees) if key in CASE and value is not None}
+    said = {CASE[key]: CASE_WORDS.get(key, {}).get(value, value) for key, value in ours.items()}
+    if "latent_attention" in fields:
+        said["model.attention_type"] = "mla"
+    name = _name(reading)
     cases = [
         {
-            "id": f"{_name(reading)}-{number}",
+            "id": f"{name}-{number}",
             "system": {"device": device, "num_devices": reading.devices},
-            "model": model | {"seq_length": reading.recipe["seq_length"]},
             "strategy": "zero3" if layout.zero_stage == 3 else "3d",
-            "parallel": deepcopy(split),  # YAML would write one object twice as a reference
-            "training": {
-                "global_batch_size": batch,
-                "micro_batch_size": layout.micro_batch_size,
-                "recompute": layout.recompute,
-                **training,
-            },
+            # YAML would write an object that stands in two cases as a reference.
+            **deepcopy(nested({**said, "training.global_batch_size": batch})),
             "measured": {"step_time_s": step.step_time_s},
         }
         for number, (batch, step) in enumerate(zip(batches, steps, strict=True), 1)
     ]
-    return {"schema": 1, "cluster": _name(reading), "cases": cases}
+    return {"schema": 1, "cluster": name, "cases": cases}

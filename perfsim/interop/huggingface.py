@@ -267,15 +267,8 @@ def _shared_width(settings: Settings) -> int:
     counts = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
     count = settings.integer(*counts, default=0, least=0)
     keys = ("shared_expert_intermediate_size", "shared_intermediate_size")
-    together = settings.integer(*keys, least=0, most=MOST_WIDTH)
-    if settings.text("model_type") == "llama4_text":
-        return width
-    return count * width if together is None else together
-
-
-def _dense_width(settings: Settings) -> int | None:
-    of_family = settings.text("model_type") == "llama4_text"
-    return settings.integer("intermediate_size_mlp", most=MOST_WIDTH) if of_family else None
+    together = settings.integer(*keys, default=count * width, least=0, most=MOST_WIDTH)
+    return width if settings.text("model_type") == "llama4_text" else together
 
 
 def _expert_layers(settings: Settings) -> tuple[bool, ...]:
@@ -312,23 +305,22 @@ SHAPE: tuple[Row, ...] = (
 )
 BLOCKS: tuple[Row, ...] = (
     *tool.when(
+        lambda settings: settings.has("kv_lora_rank"),
         Row.same("model.latent_attention.q_lora_rank", "q_lora_rank"),
         Row.same("model.latent_attention.kv_lora_rank", "kv_lora_rank", needed=True),
         Row.same("model.latent_attention.qk_nope_head_dim", "qk_nope_head_dim", needed=True),
         Row.same("model.latent_attention.qk_rope_head_dim", "qk_rope_head_dim", needed=True),
         Row.same("model.latent_attention.v_head_dim", "v_head_dim", needed=True),
-        has=lambda settings: settings.has("kv_lora_rank"),
     ),
     *tool.experts(
         EXPERTS,
         Row.same("model.experts.top_k", ACTIVE, needed=True),
-        Row.same(
-            "model.experts.ffn_hidden_size",
-            "moe_intermediate_size expert_ffn_hidden_size",
-            default=lambda s: s.ours.get("model.ffn_hidden_size"),
-        ),
+        Row.same("model.experts.ffn_hidden_size", "moe_intermediate_size expert_ffn_hidden_size"),
         Row("model.experts.shared_ffn_hidden_size", "n_shared_experts", read=_shared_width),
-        Row("model.ffn_hidden_size", "intermediate_size_mlp", read=_dense_width),
+        *tool.when(
+            lambda settings: settings.text("model_type") == "llama4_text",
+            Row.same("model.ffn_hidden_size", "intermediate_size_mlp"),
+        ),
         Row("model.expert_layers", f"{EXPERT_LAYERS} mlp_only_layers", read=_expert_layers),
         Row("model.router_bias", "topk_method", read=lambda s: s.text("topk_method") == "noaux_tc" or None),
         Row.same("model.experts.groups", "n_group", default=1),
@@ -337,14 +329,14 @@ BLOCKS: tuple[Row, ...] = (
 )
 
 
-def _window(settings: Settings, family: str) -> tuple[int | None, int | None]:
+def _window(settings: Settings, family: str) -> dict[str, int | None]:
     """The window and how often a layer attends to all positions; a gap where the layers follow no pattern."""
-    listed = isinstance(settings.raw("sliding_window"), (list, str))
-    if listed or not settings.flag("use_sliding_window", default=True):
-        return None, None
+    if isinstance(settings.raw("sliding_window"), (list, str)):
+        return {}
     window = settings.integer("sliding_window", "window_size", least=0)
-    if not window or window >= settings.ours["model.max_position_embeddings"]:
-        return None, None
+    used = settings.flag("use_sliding_window", default=True)
+    if not used or not window or window >= settings.ours["model.max_position_embeddings"]:
+        return {}
     every = settings.integer("sliding_window_pattern", most=MOST_LAYERS)
     types = settings.raw("layer_types")
     if isinstance(types, list):
@@ -352,10 +344,10 @@ def _window(settings: Settings, family: str) -> tuple[int | None, int | None]:
         every = next((layer for layer, has in enumerate(windowed, 1) if not has), None)
         if windowed != [every is None or layer % every != 0 for layer in range(1, len(windowed) + 1)]:
             settings.gap(f"attention in a sliding window of {window} in some layers; taken as full attention")
-            return None, None
+            return {}
     elif every is None and family in ALTERNATING:
         every = 2
-    return (None, None) if every == 1 else (window, every)
+    return {} if every == 1 else {"model.sliding_window": window, "model.sliding_window_pattern": every}
 
 
 # ----------------------------------------------------------------------------------------- reading
@@ -388,12 +380,9 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
         settings.ours["model.gated_mlp"] = activation.startswith(("sil", "swi", "glu", "geglu"))
     settings.read([Row(f"model.{name}", read=read) for name, read in of_family.items() if callable(read)])
     settings.read(BLOCKS)
-    window, every = _window(settings, family)
-    settings.ours |= {"model.sliding_window": window, "model.sliding_window_pattern": every}
+    settings.ours |= _window(settings, family)
     if family == "gpt_neo":
         settings.gap("local attention in every second layer; taken as full attention")
-    if settings.ours["model.mtp_num_layers"]:
-        settings.gap("layers that predict further tokens, which the count leaves out")
     if family == "gpt_neox" and settings.flag("use_parallel_residual", default=True):
         settings.gap("attention and MLP that read the same input, each by its own norm")
     if section:

@@ -13,6 +13,7 @@ import re
 import shlex
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from statistics import median
@@ -29,6 +30,8 @@ from perfsim.specs.model import layer_kinds
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 """Strategies of Megatron-FSDP by ZeRO stage."""
 SCHEDULES = ("1f1b", "interleaved")
+RECOMPUTES = ("full", "selective")
+WITH_OFFLOAD = ("overlap_cpu_optimizer_d2h_h2d", "use_precision_aware_optimizer")
 POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
 VOCABULARIES = {
     **dict.fromkeys(("gpt2bpetokenizer", "megatron-gpt-345m", "gpt2"), 50257),
@@ -40,16 +43,13 @@ VOCABULARIES = {
 """Vocabularies by the name of the tokenizer or of its file."""
 RANKS_IN_ALL = re.compile(r"torchrun with (\d{1,6}) ranks in all")
 """The comment of the emitted flags that says how many ranks they are for."""
+BACKENDS = {"flash": "flash", "standard": "unfused"}
 EXCHANGES = {"ring": "p2p", "all_to_all": "a2a"}
 DISPATCHERS = {"all_to_all": "alltoall", "deepep": "flex", "all_gather": "allgather"}
 WIDE_OR_FP16 = ("fp32", "tf32", "fp16")
 
 
 # ------------------------------------------------------------------------------------------- model
-def _gated(settings: Settings) -> bool:
-    return settings.flag("swiglu", "gated_linear_unit") or settings.text("activation") in tool.GATED
-
-
 def _usual_ffn(settings: Settings) -> int:
     """Two thirds of the plain width for SwiGLU, a multiple of 64."""
     hidden: int = settings.ours["model.hidden_size"]
@@ -67,11 +67,7 @@ def _qk_norm(settings: Settings) -> Any:
         return 0
     ours = settings.ours
     width = ours.get("model.head_dim") or ours["model.hidden_size"] // ours["model.num_attention_heads"]
-    return _norm_vectors(settings) * 2 * max(1, width)
-
-
-def _norm_vectors(settings: Settings) -> int:
-    return 1 if settings.text("normalization").casefold() == "rmsnorm" else 2
+    return ours["model.norm_vectors"] * 2 * max(1, width)
 
 
 def _embedding(settings: Settings) -> str:
@@ -118,13 +114,6 @@ def _window(settings: Settings) -> int | None:
     return int(size[1])
 
 
-def _further_tokens(settings: Settings) -> int | None:
-    count = settings.integer("mtp_num_layers", least=0, most=MOST_LAYERS)
-    if count:
-        settings.gap("layers that predict further tokens, which the count leaves out")
-    return count
-
-
 def _expert_layers(settings: Settings) -> tuple[bool, ...]:
     """Which layers have experts: one in so many, or a pattern such as `([0]*3+[1]*58)`."""
     layers: int = settings.ours["model.num_layers"]
@@ -169,15 +158,22 @@ MODEL: tuple[Row, ...] = (
     Row("model.num_query_groups", "group_query_attention", _if(lambda c: c.job.model.num_query_groups)),
     Row.same("model.num_query_groups", "num_query_groups", read=_groups),
     Row.same("model.head_dim", "kv_channels"),
+    # Without biases norms have no shifts.
+    Row(
+        "model.norm_vectors",
+        "normalization",
+        lambda c: None if c.job.model.bias else "RMSNorm",
+        lambda s: 1 if s.text("normalization").casefold() == "rmsnorm" else 2,
+    ),
     Row("model.qk_norm", "qk_layernorm", _if(lambda c: c.job.model.qk_layernorm), _qk_norm),
     Row("model.latent_attention", "multi_latent_attention", _if(lambda c: c.job.model.latent_attention)),
     *tool.when(
+        lambda settings: settings.flag("multi_latent_attention"),
         Row.same("model.latent_attention.q_lora_rank", "q_lora_rank"),
         Row.same("model.latent_attention.kv_lora_rank", "kv_lora_rank", default=32),
         Row.same("model.latent_attention.qk_nope_head_dim", "qk_head_dim", default=128),
         Row.same("model.latent_attention.qk_rope_head_dim", "qk_pos_emb_head_dim", default=64),
         Row.same("model.latent_attention.v_head_dim", "v_head_dim", default=128),
-        has=lambda settings: settings.flag("multi_latent_attention"),
     ),
     Row(
         "model.sliding_window",
@@ -186,56 +182,36 @@ MODEL: tuple[Row, ...] = (
         _window,
     ),
     *tool.when(
+        lambda settings: "model.sliding_window" in settings.ours,
         Row.same("model.sliding_window_pattern", "window_attn_skip_freq"),
-        has=lambda s: "model.sliding_window" in s.ours,
     ),
-    Row.same("model.mtp_num_layers", "mtp_num_layers", usual=0, read=_further_tokens),
+    Row.same("model.mtp_num_layers", "mtp_num_layers", usual=0),
     *tool.experts(
         "num_experts num_moe_experts",
         Row.same("model.experts.top_k", "moe_router_topk", default=2),
-        Row.same(
-            "model.experts.ffn_hidden_size",
-            "moe_ffn_hidden_size",
-            default=lambda s: s.ours.get("model.ffn_hidden_size"),
-        ),
+        Row.same("model.experts.ffn_hidden_size", "moe_ffn_hidden_size"),
         Row.same("model.experts.shared_ffn_hidden_size", "moe_shared_expert_intermediate_size", usual=0),
         Row("model.expert_layers", "moe_layer_freq", _write_expert_layers, _expert_layers),
         Row("model.shared_gate", "moe_shared_expert_gate", read=lambda s: s.flag("moe_shared_expert_gate")),
-        *tool.when(
-            Row.same("model.experts.groups", "moe_router_num_groups"),
-            Row.same("model.experts.top_groups", "moe_router_group_topk"),
-            of=lambda c: c.job.model.experts and c.job.model.experts.groups > 1,
-        ),
-        *tool.when(
-            Row.same("layout.expert_tensor", "expert_tensor_parallel_size", default=TENSOR.read),
-            Row(
-                "runtime.dispatcher",
-                "moe_token_dispatcher_type",
-                lambda c: DISPATCHERS[c.job.recipe.expert_dispatcher],
-                Row.word("runtime.dispatcher", "moe_token_dispatcher_type", DISPATCHERS).read,
-            ),
-            Row.same("recipe.expert_capacity", "moe_expert_capacity_factor"),
-            Row.word("recipe.routing", "moe_router_force_load_balancing", {"balanced": True}),
-            Row.same("runtime.grouped_products", "moe_grouped_gemm", usual=False),
-            of=lambda c: c.job.model.experts,
-        ),
+        Row.same("model.experts.groups", "moe_router_num_groups", usual=1),
+        Row.same("model.experts.top_groups", "moe_router_group_topk"),
+        Row.same("layout.expert_tensor", "expert_tensor_parallel_size", default=TENSOR.read),
+        Row.word("runtime.dispatcher", "moe_token_dispatcher_type", DISPATCHERS),
+        Row.same("recipe.expert_capacity", "moe_expert_capacity_factor"),
+        Row.word("recipe.routing", "moe_router_force_load_balancing", {"balanced": True}),
+        Row.same("runtime.grouped_products", "moe_grouped_gemm", usual=False),
     ),
-    *tool.when(
-        Row.same("layout.expert", "expert_model_parallel_size", default=1),
-        of=lambda c: c.job.model.experts,
-    ),
+    Row.same("layout.expert", "expert_model_parallel_size", default=1),
     Row.same("model.vocab_size", "vocab_size", read=_vocabulary),
     Row.same(
         "model.max_position_embeddings", "max_position_embeddings seq_length encoder_seq_length", needed=True
     ),
     Row.spelled("model.position_embedding", "position_embedding_type", POSITIONS, _embedding),
-    Row.spelled("model.gated_mlp", "swiglu gated_linear_unit", {True: True}, _gated),
-    # Without biases norms have no shifts.
-    Row(
-        "model.norm_vectors",
-        "normalization",
-        lambda c: None if c.job.model.bias else "RMSNorm",
-        _norm_vectors,
+    Row.spelled(
+        "model.gated_mlp",
+        "swiglu gated_linear_unit",
+        {True: True},
+        lambda s: s.flag("swiglu", "gated_linear_unit") or s.text("activation") in tool.GATED,
     ),
     Row.spelled(
         "model.bias",
@@ -264,7 +240,7 @@ MODEL: tuple[Row, ...] = (
     Row.lacks(
         "model.attention_bias",
         "biases of the linears of the MLP alone",
-        unless=(None, True),
+        unless=(True,),
         when=lambda c: c.job.model.bias,
     ),
     Row.lacks("model.norms_per_layer", "attention and MLP on one norm", unless=(2,)),
@@ -298,9 +274,15 @@ def _stage_layers(chosen: Chosen) -> tuple[int, ...]:
     return layout.layers_per_stage or (chosen.job.model.num_layers // layout.num_stages,)
 
 
-def _recomputed_layers(chosen: Chosen) -> int:
+def _recompute_method(chosen: Chosen) -> str | None:
+    every = "uniform" if chosen.layout.recompute_every == 1 else "block"
+    return every if chosen.layout.recompute == "full" else None
+
+
+def _recomputed_layers(chosen: Chosen) -> int | None:
     every: int = chosen.layout.recompute_every
-    return 1 if every == 1 else max(math.ceil(count / every) for count in _stage_layers(chosen))
+    layers = 1 if every == 1 else max(math.ceil(count / every) for count in _stage_layers(chosen))
+    return layers if chosen.layout.recompute == "full" else None
 
 
 def _recompute_between(chosen: Chosen) -> str:
@@ -316,12 +298,9 @@ def _recompute_between(chosen: Chosen) -> str:
 def _recompute(settings: Settings) -> str:
     if settings.flag("checkpoint_activations"):
         return "full"
-    granularity = settings.text("recompute_granularity", "activations_checkpoint_granularity")
-    if settings.flag("recompute_activations"):
-        granularity = granularity or "selective"
-    if granularity not in ("", "full", "selective", "None"):
-        raise settings.error("recompute_granularity", f"{granularity[:40]!r} is neither full nor selective")
-    return granularity if granularity in ("full", "selective") else "none"
+    keys = ("recompute_granularity", "activations_checkpoint_granularity")
+    usual = "selective" if settings.flag("recompute_activations") else "none"
+    return settings.choice(keys, {**{mode: mode for mode in RECOMPUTES}, "None": "none"}, usual)
 
 
 def _zero_stage(settings: Settings) -> int:
@@ -338,17 +317,10 @@ def _zero_stage(settings: Settings) -> int:
 
 def _context_exchange(settings: Settings) -> str:
     kind = (settings.text("cp_comm_type").split() or ["p2p"])[0]
-    if kind not in EXCHANGES.values():
-        if settings.ours.get("layout.context", 1) > 1:
-            settings.gap(f"context ranks that exchange by {kind}; a ring is taken")
-        return "ring"
-    return next(ours for ours, name in EXCHANGES.items() if name == kind)
-
-
-def _offload_fraction(settings: Settings) -> None:
-    share = settings.number("optimizer_offload_fraction", default=1.0)
-    if settings.flag("optimizer_cpu_offload") and share != 1.0:
-        settings.gap(f"the optimizer of a share of {share:g} on the CPU; all is described")
+    ours = next((ours for ours, name in EXCHANGES.items() if name == kind), "")
+    if not ours and settings.ours["layout.context"] > 1:
+        settings.gap(f"context ranks that exchange by {kind}; a ring is taken")
+    return ours or "ring"
 
 
 def _offload(chosen: Chosen) -> str:
@@ -369,10 +341,7 @@ LAYOUT: tuple[Row, ...] = (
     Row.same("recipe.global_batch_size", "global_batch_size"),
     TENSOR,
     Row.same("layout.context", "context_parallel_size", usual=1, default=1),
-    *tool.when(
-        Row.spelled("layout.context_exchange", "cp_comm_type", EXCHANGES, _context_exchange),
-        of=lambda c: c.layout.context > 1,
-    ),
+    Row.spelled("layout.context_exchange", "cp_comm_type", EXCHANGES, _context_exchange),
     Row.same("layout.pipeline", "pipeline_model_parallel_size", default=1),
     # Reading these and the share of recomputed layers needs ranks or layers, so `_divided` does it.
     Row("layout.virtual_pipeline", "num_layers_per_virtual_pipeline_stage", _layers_per_virtual_stage),
@@ -390,9 +359,8 @@ LAYOUT: tuple[Row, ...] = (
         lambda c: c.layout.replicas // c.layout.shards if c.layout.shards < c.layout.replicas else None,
     ),
     Row.word("layout.offload_optimizer", "optimizer_cpu_offload", {"cpu": True}, default="none"),
-    Row.spelled("layout.offload_optimizer", "overlap_cpu_optimizer_d2h_h2d", {"cpu": True}),
-    Row.spelled("layout.offload_optimizer", "use_precision_aware_optimizer", {"cpu": True}),
-    Row("(a share of the optimizer on the CPU)", "optimizer_offload_fraction", read=_offload_fraction),
+    *(Row.spelled("layout.offload_optimizer", key, {"cpu": True}) for key in WITH_OFFLOAD),
+    tool.share_on_cpu("optimizer_offload_fraction"),
     Row.spelled("layout.zero_stage", "use_megatron_fsdp use_custom_fsdp", dict.fromkeys(SHARDING, True)),
     Row.spelled("layout.zero_stage", "data_parallel_sharding_strategy", SHARDING),
     # Megatron-FSDP demands these two.
@@ -401,26 +369,15 @@ LAYOUT: tuple[Row, ...] = (
     Row.spelled(
         "layout.recompute",
         "recompute_granularity activations_checkpoint_granularity",
-        {mode: mode for mode in ("full", "selective")},
+        {mode: mode for mode in RECOMPUTES},
         _recompute,
     ),
-    *tool.when(
-        # `block` recomputes the first layers of each virtual stage, `uniform` all of them.
-        Row(
-            "layout.recompute_every",
-            "recompute_method",
-            lambda c: "uniform" if c.layout.recompute_every == 1 else "block",
-        ),
-        Row("layout.recompute_every", "recompute_num_layers", _recomputed_layers),
-        of=lambda c: c.layout.recompute == "full",
-    ),
+    # `block` recomputes the first layers of each virtual stage, `uniform` all of them.
+    Row("layout.recompute_every", "recompute_method", _recompute_method),
+    Row("layout.recompute_every", "recompute_num_layers", _recomputed_layers),
     Row.known("checkpoint_num_layers distribute_checkpointed_activations"),
-    Row.lacks(
-        "layout.schedule",
-        f"its schedules are {' and '.join(SCHEDULES)}, not {{}}",
-        unless=SCHEDULES,
-        when=lambda c: c.layout.pipeline > 1,
-        refused=True,
+    Row.refuses(
+        "layout.schedule", f"its schedules are {' and '.join(SCHEDULES)}, not {{}}", unless=SCHEDULES
     ),
     Row("layout.offloads", refusal=_offload),
     Row("layout.recompute_every", gap=_recompute_between),
@@ -463,18 +420,13 @@ def _optimizer_word(settings: Settings) -> str:
 
 
 RECIPE: tuple[Row, ...] = (
-    Row(
-        "runtime.overlap_grad_reduce",
-        "overlap_grad_reduce overlap_grad_sync",
-        _if(lambda c: c.job.runtime.overlap_grad_reduce and c.layout.replicas > 1),
-        lambda settings: settings.flag("overlap_grad_reduce", "overlap_grad_sync"),
+    Row.same(
+        "runtime.overlap_grad_reduce", "overlap_grad_reduce overlap_grad_sync", usual=False, default=False
     ),
-    Row(
+    Row.spelled(
         "runtime.overlap_param_gather",
         "overlap_param_gather",
-        _if(
-            lambda c: c.job.runtime.overlap_param_gather and c.layout.zero_stage > 0 and c.layout.replicas > 1
-        ),
+        {True: True},
         lambda settings: settings.flag("overlap_param_gather") or None,
     ),
     Row.spelled("recipe.precision", "fp16", {"fp16": True}),
@@ -483,12 +435,7 @@ RECIPE: tuple[Row, ...] = (
     Row.spelled("recipe.reduce_precision", "accumulate_allreduce_grads_in_fp32", {None: True, "fp32": True}),
     Row.spelled("recipe.reduce_precision", "grad_reduce_in_bf16", {"bf16": True}, _reduced),
     Row.grad_bucket("ddp_bucket_size bucket_size"),
-    Row(
-        "runtime.attention",
-        "attention_backend",
-        lambda c: "flash" if c.job.runtime.attention == "flash" else "unfused",
-        _attention,
-    ),
+    Row.spelled("runtime.attention", "attention_backend", BACKENDS, _attention),
     # Megatron has both dropouts where a file does not tell.
     Row.spelled(
         "recipe.dropout",
@@ -506,7 +453,7 @@ RECIPE: tuple[Row, ...] = (
         "products in {}; bf16 is written, and --fp8-recipe or --fp4-format has others",
         unless=(*WIDE_OR_FP16, "bf16", "fp8"),
     ),
-    Row.lacks("recipe.reduce_precision", "gradients reduced in {}", unless=(None, "fp32", "bf16")),
+    Row.lacks("recipe.reduce_precision", "gradients reduced in {}", unless=("fp32", "bf16")),
     Row.lacks("runtime.host_blocking", "a host that waits for every kernel; set CUDA_LAUNCH_BLOCKING=1"),
     Row.noted(
         "overlap_moe_expert_parallel_comm: all-to-alls beside the compute of another micro-batch; predicted "
@@ -549,37 +496,34 @@ def _divided(settings: Settings, layout: ParallelLayout, layers: int) -> Paralle
     pipeline = layout.pipeline
     if pipeline > layers:
         raise settings.error("pipeline_model_parallel_size", f"{pipeline} stages for {layers} layers")
+    key = "pipeline_model_parallel_layout"
+    pattern = settings.text(key).replace("None", "")
     counts: tuple[int, ...] = ()
-    pattern = settings.text("pipeline_model_parallel_layout")
-    if pattern not in ("", "None"):  # such as `E,t*3|t*4|t*3,L`
+    if pattern:  # such as `E,t*3|t*4|t*3,L`, where m is a layer of multi-token prediction
         try:
-            counts = layers_of_stages(pattern.replace("m", ""))  # layers of multi-token prediction
+            counts = layers_of_stages(pattern.replace("m", ""))
         except ValueError as error:
-            raise settings.error("pipeline_model_parallel_layout", str(error)) from None
+            raise settings.error(key, str(error)) from None
         if sum(counts) != layers:
-            message = f"{sum(counts)} decoder layers, the model has {layers}"
-            raise settings.error("pipeline_model_parallel_layout", message)
-        counts = () if len(set(counts)) == 1 else counts
+            raise settings.error(key, f"{sum(counts)} decoder layers, the model has {layers}")
     chunk = settings.integer("num_layers_per_virtual_pipeline_stage", most=MOST_LAYERS)
     virtual = settings.integer(
         *("num_virtual_stages_per_pipeline_rank", "virtual_pipeline_model_parallel_size"), most=MOST_LAYERS
     )
-    if counts:
-        virtual = max(1, len(counts) // pipeline)
+    if len(set(counts)) > 1:
+        virtual = len(counts) // pipeline
     elif chunk and not virtual:
-        virtual = max(1, layers // pipeline // chunk)
+        virtual = layers // pipeline // chunk
     if virtual and virtual > 1 and pipeline > 1:
         layout = replace(layout, virtual_pipeline=virtual, schedule="interleaved")
-    counts = counts or _end_stages(settings, layers, layout)
-    recomputed = settings.integer(
-        "recompute_num_layers", "activations_checkpoint_num_layers", most=MOST_LAYERS
-    )
-    every = 1
+    counts = counts if len(set(counts)) > 1 else _end_stages(settings, layers, layout)
+    keys = ("recompute_num_layers", "activations_checkpoint_num_layers")
+    recomputed = settings.integer(*keys, most=MOST_LAYERS)
     method = settings.text("recompute_method", "activations_checkpoint_method")
+    every = 1
     if layout.recompute == "full" and method == "block" and recomputed:
-        of_stage = max(counts) if counts else layers // layout.num_stages
-        every = max(1, math.ceil(of_stage / recomputed))
-    return replace(layout, layers_per_stage=counts or None, recompute_every=every)
+        every = math.ceil(max(counts, default=layers // layout.num_stages) / recomputed)
+    return replace(layout, layers_per_stage=counts or None, recompute_every=max(1, every))
 
 
 def _end_stages(settings: Settings, layers: int, layout: ParallelLayout) -> tuple[int, ...]:
@@ -625,10 +569,10 @@ def _text(comments: list[str], values: Mapping[str, Any]) -> str:
 # Format: `megatron/training/training.py`, with the older spellings; also Megatron-DeepSpeed's.
 DUMPED = re.compile(r"(?<![\w.])([a-zA-Z_]\w*) \.{2,} ?([^\n]*)")
 """A line of the dump: `num_layers ........ 24`; ranks or times may stand before it."""
-ITERATION = re.compile(
-    r"iteration\s+(?P<number>\d{1,12})\s*/\s*\d+\s*\|(?P<rest>[^\n]*?elapsed time per iteration[^\n]*)"
+ELAPSED = re.compile(
+    r"iteration\s+\d{1,12}\s*/\s*\d+\s*\|[^\n]*?elapsed time per iteration \((?P<unit>ms|s)\):"
+    r"\s*(?P<value>[0-9.eE+]+)[^\n]*"
 )
-ELAPSED = re.compile(r"elapsed time per iteration \((?P<unit>ms|s)\):\s*(?P<value>[0-9.eE+]+)")
 BATCH = re.compile(r"global batch size:\s*(\d{1,9})")
 WARM_UP = 1
 """Lines at the start that include compilation, allocation and the first reading of data."""
@@ -644,15 +588,12 @@ def _steps(text: str, parts: int = 1) -> tuple[Step, ...]:
     With `parts` each batch size is divided into so many intervals of equal length, in the order of time.
     """
     by_batch: dict[int, list[float]] = defaultdict(list)
-    for match in ITERATION.finditer(text):
-        batch = BATCH.search(match["rest"])
-        elapsed = ELAPSED.search(match["rest"])
-        try:
-            seconds = float(elapsed["value"]) * (1e-3 if elapsed["unit"] == "ms" else 1.0) if elapsed else 0.0
-        except ValueError:
-            continue
-        if 0.0 < seconds < float("inf"):
-            by_batch[int(batch[1]) if batch else 0].append(seconds)
+    for match in ELAPSED.finditer(text):
+        batch = BATCH.search(match[0])
+        with suppress(ValueError):
+            elapsed_s = float(match["value"]) * (1e-3 if match["unit"] == "ms" else 1.0)
+            if 0.0 < elapsed_s < math.inf:
+                by_batch[int(batch[1]) if batch else 0].append(elapsed_s)
     steps = []
     for size, logged in by_batch.items():
         steady = logged[WARM_UP:] if len(logged) >= FEWEST else logged
@@ -672,18 +613,19 @@ def _recognise(text: Any) -> bool:
 
 
 def _read(source: Source, _text: Any) -> Reading:
-    values: dict[str, Any] = {match[1]: match[2].strip() for match in DUMPED.finditer(source.text)}
+    dumped = {match[1]: match[2].strip() for match in DUMPED.finditer(source.text)}
+    values: Mapping[str, Any] = {
+        name: None if value in ("None", "") else value for name, value in dumped.items()
+    }
+    variables: Mapping[str, str] = {}
     steps = _steps(source.text)
     if not values and steps and "--num-layers" not in source.text:
         source.refuse(
             "a log of iterations without the arguments of the run",
             "keep the lines from `arguments` to `end of arguments`, which Megatron prints at the start",
         )
-    variables: dict[str, str] = {}
     if not values:
         values, variables = flags_of(source.text, "--num-layers")
-    else:
-        values = {name: None if value in ("None", "") else value for name, value in values.items()}
     settings = Settings(source, values, textual=True)
     # Values that only running the script would tell count as absent, and are named where they are needed.
     unknown = {name for name, value in settings.values.items() if isinstance(value, str) and UNKNOWN in value}

@@ -6,6 +6,7 @@ Format: mlcommons/logging, `mlperf_logging/mllog/constants.py`.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -27,7 +28,8 @@ class _Run:
 
     settings: dict[str, Any]
     start_ms: float
-    stop_ms: float | None = None
+    stop_ms: float = math.inf
+    """Infinite for a run that did not end."""
     status: str = ""
     samples: dict[str, float] = field(default_factory=dict)
     epochs: float | None = None
@@ -46,35 +48,31 @@ def _read(source: Source, _text: Any) -> Reading:
     runs = list(_runs(source))
     settings = Settings(source, {name: value for run in runs for name, value in run.settings.items()})
     settings.ignore("global_batch_size", "submission_benchmark", "train_samples")
-    done = [run for run in runs if run.stop_ms is not None and run.status in ("success", "")]
+    done = [run for run in runs if run.stop_ms < math.inf and run.status in ("success", "")]
     if not done:
         words = f"none of {len(runs)} runs reached its target"
         nothing = "no run: there is no line with run_start"
         source.refuse(words if runs else nothing, "a run ends with run_stop and the status success")
-    batches: dict[int, list[_Run]] = defaultdict(list)
+    batches: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for run in done:
-        batch = _number(run.settings.get("global_batch_size"))
-        if batch is None or batch < 1:
+        batch = _number(run.settings.get("global_batch_size")) or 0
+        if batch < 1:
             source.refuse("a run without global_batch_size", line=source.line_of("run_start"))
-        batches[int(batch)].append(run)
+        if run.trained:
+            batches[int(batch)].append((run.trained, (run.stop_ms - run.start_ms) * 1e-3))
+    if not batches:
+        source.refuse("no run tells its samples", f"one of {', '.join(SAMPLES)} or epochs is needed")
     points = []
     steps = []
     for size, group in sorted(batches.items()):
-        samples = [trained for run in group if (trained := run.trained)]
-        if samples:
-            spread = [stdev(samples), float(len(samples))] if len(samples) > 1 else []
-            points.append([float(size), mean(samples), *spread])
+        samples = [trained for trained, _ in group]
+        spread = [stdev(samples), float(len(samples))] if len(samples) > 1 else []
+        points.append([float(size), mean(samples), *spread])
         # A step is the mean over whole runs, evaluation included.
-        timed = [
-            ((run.stop_ms - run.start_ms) * 1e-3, run.trained / size)
-            for run in group
-            if run.stop_ms is not None and run.trained and run.stop_ms > run.start_ms
-        ]
+        timed = [(trained / size, time_s) for trained, time_s in group if time_s > 0]
         if timed:
-            count = sum(steps_of_run for _, steps_of_run in timed)
-            steps.append(Step(size, sum(time_s for time_s, _ in timed) / count, max(1, round(count))))
-    if not points:
-        source.refuse("no run tells its samples", f"one of {', '.join(SAMPLES)} or epochs is needed")
+            count, whole_s = map(sum, zip(*timed, strict=True))
+            steps.append(Step(size, whole_s / count, max(1, round(count))))
     benchmark = str(done[0].settings.get("submission_benchmark") or source.path.stem)[:64]
     case = {"id": benchmark, "family": "mlperf", "unit": "samples", "points": points}
     return Reading(settings, points={"schema": 1, "cases": [case]}, steps=tuple(steps), name=benchmark)
@@ -94,23 +92,25 @@ def _runs(source: Source) -> Iterator[_Run]:
             source.refuse("a line of MLLOG holds a mapping", line=line)
         key = str(event.get("key"))
         value = event.get("value")
+        time_ms = _number(event.get("time_ms")) or 0.0
         metadata = event.get("metadata")
         metadata = metadata if isinstance(metadata, Mapping) else {}
         if key == "run_start":
             if run is not None:
                 yield run
-            run = _Run(dict(set_before), _number(event.get("time_ms")) or 0.0)
-        elif run is None or run.stop_ms is not None:
+            run = _Run(dict(set_before), time_ms)
+        elif run is None or run.stop_ms < math.inf:
             set_before[key] = value
-        if run is None or (run.stop_ms is not None and key != "trained_samples"):
+        if run is None or key == "run_start" or (run.stop_ms < math.inf and key != "trained_samples"):
             continue
-        for name, count in ((key, value), *metadata.items()):
-            if name in SAMPLES and key != "run_start" and (number := _number(count)) is not None:
-                run.samples[name] = number
+        counted = {
+            name: _number(count) for name, count in {key: value, **metadata}.items() if name in SAMPLES
+        }
+        run.samples |= {name: number for name, number in counted.items() if number is not None}
         if "epoch_num" in metadata and key in ("eval_accuracy", "run_stop"):
             run.epochs = _number(metadata["epoch_num"])
         if key == "run_stop":
-            run.stop_ms = _number(event.get("time_ms")) or 0.0
+            run.stop_ms = time_ms
             run.status = str(metadata.get("status", ""))
     if run is not None:
         yield run

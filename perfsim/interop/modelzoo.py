@@ -29,6 +29,7 @@ SECTIONS = {
 }
 """Where a section stands, by release."""
 POSITIONS = {name: name for name in ("learned", "rotary", "alibi")}
+TABLELESS = ("relative", "fixed")
 HALF = {"bf16": "bfloat16", "fp16": "float16"}
 PRECISIONS = (*HALF, "fp32")
 DROPOUT = 0.1
@@ -36,28 +37,14 @@ DROPOUT = 0.1
 RATES = {True: DROPOUT, False: 0.0}
 RATE_KEYS = [f"model.{part}dropout_rate" for part in ("", "attention_", "residual_")]
 WINDOW = "model.attention_sliding_window_length"
-ACTIVATIONS = {True: "swiglu", False: "gelu"}
 SHIFTLESS = ("rmsnorm", "biasless-layernorm")
 
 
 # -------------------------------------------------------------------------------------- to its values
-def _other_device(chosen: Chosen) -> str:
-    device = chosen.system.device
-    return "" if device.kind == "wafer" else f"{chosen.system.name} streams to {device.name}, not to wafers"
-
-
 def _uneven(chosen: Chosen) -> str:
     share = chosen.job.global_batch_size / chosen.layout.data
     micro = chosen.layout.micro_batch_size
     return "" if share % micro == 0 else f"micro-batches of {micro} in {share:g} sequences a system"
-
-
-def _recompute(chosen: Chosen) -> str:
-    layout = chosen.layout
-    if layout.recompute == "none":
-        return ""
-    interval = f" every {layout.recompute_layers} layers" if layout.recompute_layers else ""
-    return f"recompute {layout.recompute}{interval}; the compiler decides it"
 
 
 # ------------------------------------------------------------------------------------ from its values
@@ -71,28 +58,25 @@ def _has_biases(settings: Settings) -> bool:
     return _is_encoder(settings) or not settings.has("model.vocab_size")
 
 
-def _gated(settings: Settings) -> bool:
-    return settings.text("model.nonlinearity", "model.encoder_nonlinearity").casefold() in tool.GATED
-
-
-def _head_dim(settings: Settings) -> Any:
-    inner = settings.integer("model.attention_inner_dim", most=MOST_WIDTH)
-    return max(1, (inner or settings.ours["model.hidden_size"]) // settings.ours["model.num_attention_heads"])
+def _head_dim(settings: Settings) -> int:
+    hidden: int = settings.ours["model.hidden_size"]
+    inner = settings.integer("model.attention_inner_dim", default=hidden, most=MOST_WIDTH)
+    return max(1, inner // int(settings.ours["model.num_attention_heads"]))
 
 
 def _groups(settings: Settings) -> int | None:
     modules = ("model.extra_attention_params", "model.attention_module_params")
-    groups = settings.integer(*(f"{module}.num_kv_groups" for module in modules))
-    multiquery = "multiquery" in settings.text("model.attention_module")
-    return (1 if groups is None else groups) if multiquery else None
+    groups = settings.integer(*(f"{module}.num_kv_groups" for module in modules), default=1)
+    return groups if "multiquery" in settings.text("model.attention_module") else None
 
 
 def _embedding(settings: Settings) -> str:
-    words = POSITIONS | dict.fromkeys(("relative", "fixed", "none"), "none")
-    embedding = settings.choice(("model.position_embedding_type",), words, "learned")
-    given = settings.text("model.position_embedding_type")
-    if given in ("relative", "fixed"):
-        settings.gap(f"{given} positions; described without a table of positions")
+    key = "model.position_embedding_type"
+    embedding = settings.choice(
+        (key,), {**POSITIONS, **dict.fromkeys(TABLELESS, "none"), "none": "none"}, "learned"
+    )
+    if settings.text(key) in TABLELESS:
+        settings.gap(f"{settings.text(key)} positions; described without a table of positions")
     return embedding if settings.flag("model.use_position_embedding", default=True) else "none"
 
 
@@ -118,11 +102,6 @@ def _parts(settings: Settings) -> dict[str, int]:
     return {"a norm of the embedding": 2 * settings.ours["model.hidden_size"]} if has else {}
 
 
-def _shared(settings: Settings) -> int:
-    count = settings.integer("model.moe_params.num_shared_experts", default=0, least=0)
-    return count * int(settings.ours["model.ffn_hidden_size"])
-
-
 def _precision(settings: Settings) -> str:
     """cbfloat16 is Cerebras' own 16-bit format; its products take the time of bf16."""
     words = {name: ours for ours, name in HALF.items()} | {"cbfloat16": "bf16", "float32": "fp32"}
@@ -146,11 +125,6 @@ def _micro(settings: Settings) -> int | None:
     return None if isinstance(given, (str, dict)) else settings.integer("(micro-batch).micro_batch_size")
 
 
-def _sparsity(settings: Settings) -> float | None:
-    sparsity = settings.number("sparsity.sparsity", "trainer.init.sparsity.sparsity")
-    return sparsity if sparsity is not None and 0 <= sparsity < 1 else None
-
-
 ROWS: tuple[Row, ...] = (
     Row.same("recipe.global_batch_size", "train_input.batch_size"),
     Row.same("layout.micro_batch_size", "train_input.micro_batch_size", read=_micro),
@@ -170,7 +144,12 @@ ROWS: tuple[Row, ...] = (
     Row.same("model.ffn_hidden_size", "model.filter_size", default=lambda s: 4 * s.ours["model.hidden_size"]),
     Row.spelled("model.position_embedding", "model.position_embedding_type", POSITIONS, _embedding),
     Row.same("model.tied_embeddings", "model.share_embedding_weights", default=True),
-    Row.spelled("model.gated_mlp", "model.nonlinearity model.encoder_nonlinearity", ACTIVATIONS, _gated),
+    Row.spelled(
+        "model.gated_mlp",
+        "model.nonlinearity model.encoder_nonlinearity",
+        {True: "swiglu", False: "gelu"},
+        lambda s: s.text("model.nonlinearity", "model.encoder_nonlinearity").casefold() in tool.GATED,
+    ),
     Row.same(
         "model.attention_bias",
         "model.use_projection_bias_in_attention",
@@ -192,8 +171,14 @@ ROWS: tuple[Row, ...] = (
     *tool.experts(
         "model.moe_params.num_experts model.num_experts model.moe.num_experts",
         Row.same("model.experts.top_k", "model.moe_params.top_k model.top_k model.moe.top_k", default=1),
-        Row("model.experts.ffn_hidden_size", read=lambda s: s.ours.get("model.ffn_hidden_size")),
-        Row("model.experts.shared_ffn_hidden_size", "model.moe_params.num_shared_experts", read=_shared),
+        Row(
+            "model.experts.shared_ffn_hidden_size",
+            "model.moe_params.num_shared_experts",
+            read=lambda s: (
+                s.integer("model.moe_params.num_shared_experts", default=0, least=0)
+                * s.ours["model.ffn_hidden_size"]
+            ),
+        ),
         Row("model.expert_layers", read=lambda s: (True,) * s.ours["model.num_layers"]),
     ),
     Row.noted("attention in a sliding window of {}; taken as full attention", WINDOW),
@@ -202,15 +187,22 @@ ROWS: tuple[Row, ...] = (
     Row("recipe.precision", "model.mixed_precision", lambda c: c.job.recipe.precision in HALF),
     Row.spelled("recipe.precision", "model.fp16_type", HALF, _precision),
     Row.optimizer("modelzoo", "optimizer.optimizer_type", default="adamw", word=_optimizer_word),
-    Row("recipe.weight_sparsity", "sparsity.sparsity", read=_sparsity),
+    Row(
+        "recipe.weight_sparsity",
+        "sparsity.sparsity",
+        read=lambda s: s.number("sparsity.sparsity", "trainer.init.sparsity.sparsity"),
+    ),
     Row.same("layout.data", "runconfig.num_csx"),
     tool.EQUAL_DENSE_LAYERS,
-    Row("system", refusal=_other_device),
-    Row.lacks(
-        "recipe.precision", f"it trains in {', '.join(PRECISIONS)}, not {{}}", unless=PRECISIONS, refused=True
+    Row.refuses(
+        "system.device.kind",
+        "{c.system.name} streams to {c.system.device.name}, not to wafers",
+        unless=("wafer",),
     ),
+    Row.refuses("recipe.precision", f"it trains in {', '.join(PRECISIONS)}, not {{}}", unless=PRECISIONS),
     Row("layout.micro_batch_size", gap=_uneven),
-    Row("layout.recompute", gap=_recompute),
+    Row.lacks("layout.recompute", "recompute {}; the compiler decides it"),
+    Row.lacks("layout.recompute_layers", "recompute every {} layers; the compiler decides it"),
     Row.lacks("layout.spill", "activations on activation servers; the compiler decides it"),
     Row.lacks("layout.stream_chunks", "weights streamed in {} pieces a layer"),
     Row.lacks(
@@ -274,7 +266,6 @@ TOOL = Tool(
     recognise=_recognise,
     read=_read,
     rows=ROWS,
-    told=("data", "recompute_layers"),
     runs=StreamingLayout,
     render=lambda comments, values: "\n".join(
         [*comments, yaml.safe_dump(values, sort_keys=False, allow_unicode=True)]

@@ -107,6 +107,8 @@ class Nearest:
         shifts = beyond.norm_vectors == 2
         lacking: dict[str, int] = {}
         remarks: list[Gap] = []
+        if model.get("mtp_num_layers"):
+            remarks.append(Gap("layers that predict further tokens, which the count leaves out"))
 
         # Norms have shifts where a model has biases, so a model of experts alone leaves its biases to them.
         bias = mlp_bias and (shifts or experts is None or not all(beyond.expert_layers))

@@ -41,9 +41,7 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
         for name, value in Settings.of(source, document).values.items()
         if name.rsplit(".", 1)[-1] not in ("_target_", "_call_", "_partial_", "_name_", "_args_")
     }
-    written = {
-        name: None if value == MANDATORY else _resolved(values, name, value) for name, value in values.items()
-    }
+    written = {name: _resolved(values, name, value) for name, value in values.items()}
     settings = Settings(source, written, sections={"": ROOTS})
     untold = {name for name, value in values.items() if value is not None and written[name] is None}
     settings.unknown |= untold | {name.rsplit(".", 1)[-1] for name in untold}
@@ -59,29 +57,25 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
 
 def _resolved(values: Mapping[str, Any], name: str, value: Any, depth: int = 0) -> Any:
     """A value with `${path}`, `${.sibling}` and `${multiply: a, b}` written out; None if it is not told."""
-    if value == MANDATORY and depth == 0:
-        return None
-    while isinstance(value, str) and (match := INTERPOLATION.search(value)):
-        if depth > DEEPEST:
-            return None
-        depth += 1
-        content = match[1].strip()
-        function, colon, arguments = content.partition(":")
+    for _ in range(depth, DEEPEST):
+        match = INTERPOLATION.search(value) if isinstance(value, str) else None
+        if match is None:
+            return None if value == MANDATORY else value
+        content, colon, arguments = (part.strip() for part in match[1].partition(":"))
         if colon:
-            numbers = [part.strip() for part in arguments.split(",")]
-            known = function.strip() in ("multiply", "eval")
-            whole = all(re.fullmatch(r"\d{1,9}", part) for part in numbers)
-            part = math.prod(map(int, numbers)) if known and whole else None
+            numbers = re.findall(r"\d{1,9}", arguments)
+            whole = re.fullmatch(r"\d{1,9}(\s*,\s*\d{1,9})*", arguments)
+            part = math.prod(map(int, numbers)) if whole and content in ("multiply", "eval") else None
         else:
-            if content.startswith("."):
-                parents = name.split(".")[: -(len(content) - len(content.lstrip(".")))]
-                content = ".".join([*parents, content.lstrip(".")])
-            part = _resolved(values, content, values.get(content), depth)
+            upward = len(content) - len(content.lstrip("."))
+            parents = name.split(".")[:-upward] if upward else []
+            path = ".".join([*parents, content.lstrip(".")])
+            part = _resolved(values, path, values.get(path), depth + 1)
         if part is None:
             return None
         alone = match[0] == value.strip()
         value = part if alone else value[: match.start()] + str(part) + value[match.end() :]
-    return value
+    return None
 
 
 TOOL = Tool(

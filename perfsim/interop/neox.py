@@ -35,23 +35,20 @@ def _ffn(settings: Settings) -> int:
     """Width of the MLP; two thirds of the plain one where it is gated."""
     given = settings.integer("intermediate_size", most=3 * MOST_WIDTH)
     multiple = settings.integer("mlp_multiple_of", default=1, most=MOST_WIDTH)
-    plain = given or 4 * settings.ours["model.hidden_size"]
+    width = given or 4 * settings.ours["model.hidden_size"]
     if settings.text("mlp_type") == "llama":
         multiple = LLAMA_MULTIPLE
-        width = given or int(plain * 2 / 3)
+        width = given or int(width * 2 / 3)
     elif settings.ours["model.gated_mlp"]:
-        width = int(plain * 2 / 3) // 2 if given else int(plain * 2 / 3)
-    else:
-        width = plain
+        width = int(width * 2 / 3) // (2 if given else 1)
     return min(-(-width // multiple) * multiple, MOST_WIDTH)
 
 
-def _vocabulary(settings: Settings) -> Any:
+def _vocabulary(settings: Settings) -> int:
     """The padded vocabulary, which the weights have."""
-    given = settings.integer("padded_vocab_size", most=MOST_VOCABULARY)
     multiple = settings.integer("make_vocab_size_divisible_by", default=DIVISIBLE, most=MOST_WIDTH)
-    multiple *= settings.ours["layout.tensor"]
-    if given is not None:
+    multiple *= int(settings.ours["layout.tensor"])
+    if (given := settings.integer("padded_vocab_size", most=MOST_VOCABULARY)) is not None:
         return given
     size = settings.integer("vocab_size", most=MOST_VOCABULARY)
     tokenizer = settings.text("tokenizer_type", default="GPT2BPETokenizer")
@@ -88,13 +85,13 @@ def _expert_layers(settings: Settings) -> tuple[bool, ...]:
 
 
 def _precision(settings: Settings) -> str:
-    word = settings.text("precision").casefold()
-    half = {"bfloat16": "bf16", "fp16": "fp16", "fp32": "fp32"}.get(word, "")
     if settings.flag("bf16.enabled"):
-        half = "bf16"
+        return "bf16"
+    told = {"bfloat16": "bf16", "fp16": "fp16", "fp32": "fp32"}.get(settings.text("precision").casefold())
+    usual = "fp32"
     if settings.flag("fp16.enabled"):
-        half = half or ("bf16" if settings.text("fp16.type") == "bfloat16" else "fp16")
-    return half or "fp32"
+        usual = "bf16" if settings.text("fp16.type") == "bfloat16" else "fp16"
+    return told or usual
 
 
 ROWS: tuple[Row, ...] = (
@@ -129,7 +126,6 @@ ROWS: tuple[Row, ...] = (
     *tool.experts(
         "moe_num_experts num_experts",
         Row.same("model.experts.top_k", "moe_top_k", default=1),
-        Row("model.experts.ffn_hidden_size", read=lambda s: s.ours.get("model.ffn_hidden_size")),
         Row("model.expert_layers", "moe_expert_interval expert_interval", read=_expert_layers),
     ),
     # A pipeline of no stages is one without pipeline parallelism.

@@ -11,13 +11,15 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 UNKNOWN = "\ufffd"
 """Stands in a word for what cannot be known without running the script."""
 MOST_WORD = 20_000
 """Characters of a word with its variables written out."""
-_OPERATORS = ("&&", "||", ";;", "\n", ";", "&", "|", "(", ")", "<", ">")
+_OPERATORS = ("&&", "||", "\n", ";", "&", "|", "(", ")", "<", ">")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(
     r"\$(?:\{#?(?P<braced>[A-Za-z_]\w*|[0-9@*])(?:\[[@*]\])?(?::?(?P<sign>[-=])(?P<default>[^{}]*))?\}"
@@ -28,7 +30,7 @@ _SUBSTITUTION = re.compile(r"\$\([^()]*(?:\([^()]*\)[^()]*)*\)|`[^`]*`")
 _TOKEN = re.compile(
     r"""(?P<comment>(?<![^\s;&|()<>])\#[^\n]*)
     | (?P<blank>[ \t]+)
-    | (?P<operator>[\n;&|()<>])
+    | (?P<operator>&&|\|\||[\n;&|()<>])
     | '(?P<single>[^']*)(?:'|\Z)
     | "(?P<double>(?:\\.|[^"\\])*+)(?:"|\Z)
     | (?P<expansion>\$\((?:[^()]++|\((?:[^()]++|\([^()]*+\))*+\))*+\)? | \$\{(?:[^{}]++|\{[^{}]*+\})*+\}?)
@@ -37,26 +39,34 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 """A part of a word, or what ends one; an expansion may hold brackets."""
-_BRANCHES = ("if", "elif", "else", "fi", "then", "case", "esac", "for", "while", "until", "do", "done")
-_PREFIXES = (*_BRANCHES, "{", "}", "!", "time", "export", "local", "readonly", "declare")
+_PREFIXES = (
+    *("if", "elif", "else", "fi", "then", "case", "esac", "for", "while", "until", "do", "done"),
+    *("{", "}", "!", "time", "export", "local", "readonly", "declare"),
+)
 """Words that may stand before a command."""
+_TEST_BEGINS = ("[", "[[", "test")
 _TESTS: Mapping[str, Callable[[float, float], bool]] = {
-    "-eq": operator.eq,
-    "-ne": operator.ne,
-    "-lt": operator.lt,
-    "-le": operator.le,
-    "-gt": operator.gt,
-    "-ge": operator.ge,
+    f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
+}
+_SIGNS: Mapping[type, Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
 }
 
 
-@dataclass(frozen=True)
-class _Word:
-    """A word as written, with the part of it that stood in single quotes marked as literal."""
+class _Word(NamedTuple):
+    """A word as written, or an operator; `literal` where a part with a `$` stood in single quotes."""
 
     text: str
     literal: bool = False
     quoted: bool = False
+
+    def ends(self, *words: str) -> bool:
+        """Whether it is one of these operators."""
+        return self.text in words and not (self.quoted or self.literal)
 
 
 @dataclass
@@ -72,17 +82,16 @@ class _Script:
     in_test: bool = False
     """Whether the tests of an `if` go on, up to its `then`."""
 
-    # ------------------------------------------------------------------------------ statements
     def run(self, text: str) -> _Script:
         """Follow all statements of a script."""
         for separator, words in _statements(_words(text)):
-            if separator not in ("&&", "||"):
+            if separator == "":
                 self.last = True
                 self._statement(words)
             elif self.in_test and self.tests:
                 self.tests[-1][-1] = _either(self.tests[-1][-1], self._test(words), separator)
             else:
-                runs = self.last if separator == "&&" else None if self.last is None else not self.last
+                runs = self.last if separator == "&&" or self.last is None else not self.last
                 self.tests.append([runs])
                 self._statement(words)
                 del self.tests[-1:]  # there may be none
@@ -90,20 +99,20 @@ class _Script:
 
     def _statement(self, words: list[_Word]) -> None:
         while words and words[0].text in _PREFIXES:
-            head = words[0].text
-            words = words[1:]
-            self.in_test = head in ("if", "elif") or (self.in_test and head not in ("then", "else", "fi"))
-            if head in ("if", "case", "for", "while", "until"):
-                self.tests.append([self._test(words) if head == "if" else None])
+            head, *words = words
+            self.in_test = head.text in ("if", "elif") or (
+                self.in_test and head.text not in ("then", "else", "fi")
+            )
+            match head.text:
+                case "if" | "case" | "for" | "while" | "until":
+                    self.tests.append([self._test(words) if head.text == "if" else None])
+                    return
+                case "elif" | "else" if self.tests:
+                    self.tests[-1].append(head.text == "else" or self._test(words))
+                case "fi" | "esac" | "done":
+                    del self.tests[-1:]  # there may be none
+            if head.text == "elif":
                 return
-            if head == "elif":
-                if self.tests:
-                    self.tests[-1].append(self._test(words))
-                return
-            if head == "else" and self.tests:
-                self.tests[-1].append(True)
-            elif head in ("fi", "esac", "done"):
-                del self.tests[-1:]  # there may be none
         # An open branch is taken where its test holds and none before it did.
         branches = [
             None if None in before else False if True in before else present
@@ -113,7 +122,7 @@ class _Script:
             return
         while words and (match := _ASSIGNMENT.fullmatch(words[0].text)) and not words[0].literal:
             words = self._assign(match, words, certain=None not in branches)
-        if words and words[0].text in ("[", "[[", "test"):
+        if words and words[0].text in _TEST_BEGINS:
             self.last = self._test(words)
         elif words:
             self.commands.append([part for word in words for part in self.expand(word)])
@@ -121,12 +130,9 @@ class _Script:
     def _test(self, words: list[_Word]) -> bool | None:
         """The truth of `[ a = b ]`, `[[ -z $a ]]` and the like; None where it cannot be known."""
         parts = [" ".join(self.expand(word)) for word in words]
-        if not parts or parts[0] not in ("[", "[[", "test"):
+        if not parts or parts[0] not in _TEST_BEGINS or any(UNKNOWN in part for part in parts):
             return None
-        parts = [part for part in parts[1:] if part not in ("]", "]]")]
-        if any(UNKNOWN in part for part in parts):
-            return None
-        match parts:
+        match [part for part in parts[1:] if part not in ("]", "]]")]:
             case ["-z", value]:
                 return not value
             case ["-n", value] | [value]:
@@ -136,18 +142,15 @@ class _Script:
             case [left, "!=", right]:
                 return left != right
             case [left, sign, right] if sign in _TESTS:
-                try:
+                with suppress(ValueError):
                     return _TESTS[sign](float(left), float(right))
-                except ValueError:
-                    return None
         return None
 
     def _assign(self, match: re.Match[str], words: list[_Word], *, certain: bool) -> list[_Word]:
         """Set a variable; returns the words after the assignment."""
         name, plus, value = match.groups()
         if value.startswith("(") and not words[0].quoted:
-            ends = (index for index, word in enumerate(words) if word.text == ")" and not word.quoted)
-            end = next(ends, len(words))
+            end = next((index for index, word in enumerate(words) if word.ends(")")), len(words))
             content = [part for word in words[1:end] for part in self.expand(word)]
             rest = words[end + 1 :]
         else:
@@ -164,7 +167,6 @@ class _Script:
         self.variables[name] = content
         return rest
 
-    # ----------------------------------------------------------------------------------- words
     def expand(self, word: _Word) -> list[str]:
         """A word with its variables written out, split at blanks unless it is quoted."""
         if word.literal:
@@ -197,15 +199,6 @@ class _Script:
             return UNKNOWN
 
 
-_SIGNS: Mapping[type, Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-
-
 def _calculated(node: ast.expr) -> int:
     if isinstance(node, ast.Constant) and isinstance(node.value, int) and abs(node.value) < 2**53:
         return int(node.value)
@@ -223,29 +216,26 @@ def _either(first: bool | None, second: bool | None, separator: str) -> bool | N
 
 
 def _statements(words: Iterator[_Word]) -> Iterator[tuple[str, list[_Word]]]:
-    """The words between separators, after the separator; brackets of an array belong to its statement."""
+    """The words between separators, after the `&&` or `||` before them; an array is part of its statement."""
     statement: list[_Word] = []
     separator = ""
     in_array = False
     for word in words:
-        if word.quoted or word.literal or word.text not in _OPERATORS:
+        if not word.ends(*_OPERATORS):
             statement.append(word)
         elif word.text == "(" and statement and statement[-1].text.endswith("=") and not statement[-1].quoted:
-            statement[-1] = _Word(statement[-1].text + "(")
+            statement[-1] = _Word(f"{statement[-1].text}(")
             in_array = True
         elif in_array:
             in_array = word.text != ")"
-            if not in_array:
-                statement.append(word)
+            statement += [] if in_array else [word]
         elif word.text not in ("<", ">"):
             if statement:
                 yield separator, statement
                 statement = []
                 separator = ""
-            if word.text in ("&", "|"):
-                separator = separator + word.text if separator in ("&", "|") else word.text
-            elif word.text != "\n":
-                separator = ""
+            if word.text != "\n":  # a line may end in `&&`
+                separator = word.text if word.text in ("&&", "||") else ""
     if statement:
         yield separator, statement
 
@@ -279,22 +269,22 @@ def flags_of(text: str, needed: str) -> tuple[dict[str, str | bool], dict[str, s
     file of argument arrays can be read. Lines that begin with a flag count as one command.
     """
     script = _Script().run(text)
-    commands = [command for command in script.commands if command]
-    bare = [word for command in commands if command[0].startswith("--") for word in command]
-    all_variables = " ".join(part for value in script.variables.values() for part in value).split()
-    candidates = [*(command for command in commands if not command[0].startswith("--")), bare]
-    named = ([word.split("=")[0].replace("_", "-") for word in command] for command in candidates)
-    words = next(
-        (words for words, names in zip(candidates, named, strict=True) if needed in names), all_variables
+    variables = {name: " ".join(value) for name, value in script.variables.items()}
+    commands = [command for command in script.commands if command and not command[0].startswith("--")]
+    bare = [command for command in script.commands if command and command[0].startswith("--")]
+    commands.append([word for command in bare for word in command])
+    has_it = (
+        words for words in commands if needed in [word.split("=")[0].replace("_", "-") for word in words]
     )
+    words = next(has_it, " ".join(variables.values()).split())
     flags: dict[str, str | bool] = {}
     for index, word in enumerate(words):
         following = words[index + 1] if index + 1 < len(words) else "--"
         if word in ("-np", "-N") and following != "--":
-            flags.setdefault({"-np": "ranks", "-N": "nodes"}[word], following)
+            flags.setdefault("ranks" if word == "-np" else "nodes", following)
         if not word.startswith("--") or len(word) < 3:
             continue
         name, equals, value = word[2:].partition("=")
         is_value = not following.startswith("--") and not re.fullmatch(r"-[a-z]", following)
         flags[name.replace("-", "_")] = value if equals else following if is_value else True
-    return flags, {name: " ".join(value) for name, value in script.variables.items()}
+    return flags, variables

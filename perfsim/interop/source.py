@@ -11,6 +11,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -35,7 +36,6 @@ MOST_KEYS = 100_000
 """Of a file with its aliases written out."""
 MOST_EXCERPT = 160
 Syntax = Literal["json", "yaml", "toml", "text"]
-SYNTAXES: tuple[Syntax, ...] = get_args(Syntax)
 
 
 @dataclass(frozen=True)
@@ -99,19 +99,21 @@ class Source:
                 return json.loads(self.text, parse_constant=self._not_finite)
             if syntax == "toml":
                 return tomllib.loads(self.text)
-            depth = 0
-            for event in yaml.parse(self.text, Loader=_Loader):
-                begins = isinstance(event, yaml.CollectionStartEvent)
-                depth += begins - isinstance(event, yaml.CollectionEndEvent)
-                if depth > MOST_DEPTH:
-                    line = event.start_mark.line + 1 if event.start_mark else 0
-                    self.refuse(f"nested more than {MOST_DEPTH} levels deep", line=line)
             return yaml.load(self.text, Loader=_Loader)  # noqa: S506  # a SafeLoader without objects
         except RecursionError:
-            self.refuse(f"nested more than {MOST_DEPTH} levels deep")
+            self.refuse("nested too deeply")
         except (ValueError, TypeError, OverflowError, yaml.YAMLError) as error:
             words, line = _fault(error)
             self.refuse(f"malformed {syntax.upper()}: {words}", line=line)
+
+    @cached_property
+    def documents(self) -> Mapping[Syntax, Any]:
+        """The document in each syntax in which the file can be parsed."""
+        documents: dict[Syntax, Any] = {}
+        for syntax in get_args(Syntax):
+            with suppress(InputError):
+                documents[syntax] = self.parsed(syntax)
+        return documents
 
     def _not_finite(self, name: str) -> NoReturn:
         self.refuse(f"{name} is not a finite number", line=self.line_of(name))
@@ -119,17 +121,9 @@ class Source:
 
 def _fault(error: Exception) -> tuple[str, int]:
     """What a parser complains of, and at which line; 0 for the file as a whole."""
-    match error:
-        case json.JSONDecodeError():
-            return error.msg, error.lineno
-        case yaml.MarkedYAMLError():
-            mark = error.problem_mark or error.context_mark
-            return str(error.problem or error.context), mark.line + 1 if mark else 0
-        case yaml.reader.ReaderError():
-            code = error.character if isinstance(error.character, int) else ord(error.character[:1])
-            return f"the character U+{code:04X} is not allowed", 0
-    told = re.search(r"at line (\d+)", str(error))
-    return str(error), int(told[1]) if told else 0
+    words = getattr(error, "problem", None) or getattr(error, "msg", None) or str(error)
+    lines = re.findall(r"line (\d+)", str(error))
+    return words.split("\n")[0], int(lines[-1]) if lines else 0
 
 
 class _Loader(yaml.SafeLoader):
@@ -190,7 +184,7 @@ class Settings:
         """The leaves of a parsed document. Raises InputError if it is no mapping."""
         if not isinstance(document, Mapping):
             source.refuse(f"a mapping (key: value) is expected, not {_kind(document)}")
-        values = dict(islice(_leaves(document), MOST_KEYS + 1))
+        values = dict(islice(leaves(document), MOST_KEYS + 1))
         if len(values) > MOST_KEYS:
             source.refuse(f"more than {MOST_KEYS} keys")
         return cls(source, values, sections=sections or {})
@@ -325,24 +319,23 @@ class Settings:
 
     def missing(self, *names: str) -> InputError:
         """The error of a needed key; the help names the present key that is most like it."""
+        if told := next((name for name in names if name in self.unknown), ""):
+            help_text = f"its value is computed when the script runs; give it with --set {told}=VALUE"
+            return self.error(told, "the file does not tell this value", help_text)
+        roots, first = self._roots(names[0])
         short = [self._roots(name)[1] for name in names]
-        also = f" (nor {', '.join(short[1:])})" if names[1:] else ""
-        roots = self._roots(names[0])[0]
         sections = [root.rstrip(".") for root in roots if root]
+        also = f" (nor {', '.join(short[1:])})" if names[1:] else ""
         also += f" in {' or '.join(sections)}" if sections else ""
-        for name in names:
-            if name in self.unknown:
-                help_text = f"its value is computed when the script runs; give it with --set {name}=VALUE"
-                return self.error(name, "the file does not tell this value", help_text)
         near = next(filter(None, (nearest(name, self.values) for name in short)), "")
-        root = "" if "" in roots else roots[0]
         seen = f"the file has `{near}`; " if near else ""
-        help_text = f"{seen}what a file lacks can be given with --set {root}{short[0]}=VALUE"
+        root = "" if "" in roots else roots[0]
+        help_text = f"{seen}what a file lacks can be given with --set {root}{first}=VALUE"
         # The line of a key like the one that is missing, or of the section where it should stand.
         inside = (key for root in roots for key in self.values if root and key.startswith(root))
         like = near or next(inside, "").rpartition(".")[0]
         line = self.source.line_of(like) if like else 0
-        return InputError([self.source.problem(f"{short[0]} is missing{also}", help_text, line)])
+        return InputError([self.source.problem(f"{first} is missing{also}", help_text, line)])
 
     # ----------------------------------------------------------------------------- internals
     def _first(self, names: tuple[str, ...]) -> tuple[str, Any]:
@@ -381,11 +374,12 @@ class Settings:
         return value
 
 
-def _leaves(document: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+def leaves(document: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """The values of a tree of mappings by dotted path; an empty mapping is a value."""
     for key, value in document.items():
         path = f"{prefix}{key}"
         if isinstance(value, Mapping) and value and depth < MOST_DEPTH:
-            yield from _leaves(value, f"{path}.", depth + 1)
+            yield from leaves(value, f"{path}.", depth + 1)
         else:
             yield path, value
 

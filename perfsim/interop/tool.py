@@ -6,18 +6,19 @@ Each row of a tool's table has the tool's keys and the field of ours that they s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from perfsim.base.errors import InputError, LayoutError, Problem
 from perfsim.base.sizes import MOST_DEVICES, MOST_WIDTH
-from perfsim.interop.nearest_model import Beyond, Nearest
+from perfsim.interop.nearest_model import Beyond, Gap, Nearest
 from perfsim.interop.source import Settings, Source, Syntax, nested
 from perfsim.specs.layout import OFFLOADS, Layout, ParallelLayout, text_of
 from perfsim.specs.model import Experts, LatentAttention, TransformerConfig
 from perfsim.specs.optimizers import OPTIMIZERS
+from perfsim.specs.precisions import PRECISIONS
 from perfsim.specs.recipe import Recipe
 from perfsim.specs.runtime import Runtime
 from perfsim.strategies.plan import Plan
@@ -53,6 +54,12 @@ class Reading:
     """A convergence case."""
     name: str = ""
 
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """Gaps of the model and of the rest, those first that change the model."""
+        of_model = [] if self.model is None else self.model.gaps()
+        return tuple(sorted([*of_model, *self.settings.gaps], key=lambda gap: not gap.changes_model))
+
 
 GATED = ("swiglu", "fast-swiglu", "geglu", "reglu", "glu", "bilinear")
 """Activations that multiply two halves of a product."""
@@ -78,7 +85,7 @@ _SPECS: Mapping[str, Any] = {
 def _range_of(field: str) -> tuple[type, int, int]:
     """The type of a field with its least and greatest number."""
     owner, _, name = field.rpartition(".")
-    hints = get_type_hints(_SPECS[owner], include_extras=True) if owner in _SPECS else {}
+    hints = get_type_hints(_SPECS.get(owner, Beyond), include_extras=True)
     hint = hints.get(name) or get_type_hints(Beyond).get(name, int)
     least, most = 1, MOST_DEVICES
     kinds = [hint]
@@ -91,13 +98,41 @@ def _range_of(field: str) -> tuple[type, int, int]:
     return next((kind for kind in (bool, int, float) if kind in kinds), str), least, most
 
 
+_SAID_WITH: Mapping[str, tuple[str, ...]] = {
+    "layout.schedule": ("layout.pipeline",),
+    "layout.context_exchange": ("layout.context",),
+    "layout.sequence_parallel": ("layout.tensor",),
+    "layout.expert": ("model.experts",),
+    "layout.expert_tensor": ("model.experts",),
+    "model.experts.top_groups": ("model.experts.groups",),
+    "recipe.expert_capacity": ("model.experts",),
+    "recipe.routing": ("model.experts",),
+    "runtime.dispatcher": ("model.experts",),
+    "runtime.grouped_products": ("model.experts",),
+    "runtime.overlap_grad_reduce": ("layout.replicas",),
+    "runtime.overlap_param_gather": ("layout.replicas", "layout.zero_stage"),
+}
+"""Fields that say something only where others are in use."""
+_DERIVED: Mapping[str, Write] = {
+    # The recipe may leave the batch open, and the runtime the dispatcher of tokens.
+    "recipe.global_batch_size": lambda c: c.job.global_batch_size,
+    "runtime.dispatcher": lambda c: c.job.recipe.expert_dispatcher,
+}
+
+
+def _in_use(value: Any) -> bool:
+    """Whether a value asks something of a tool: it is not absent, off or a degree of one."""
+    return value is True or value not in (None, 0, 1, "none")
+
+
 def _field_of(chosen: Chosen, field: str) -> Any:
-    """The value of a field of a plan; None where a part on the way is None."""
-    if field == "recipe.global_batch_size":
-        return chosen.job.global_batch_size  # the recipe may leave it open
-    first, *names = field.split(".")
-    value: Any = chosen.layout if first == "layout" else getattr(chosen.job, first)
-    for name in names:
+    """The value of a field of a plan; None where a part on the way is None, or where it says nothing."""
+    if not all(_in_use(_field_of(chosen, other)) for other in _SAID_WITH.get(field, ())):
+        return None
+    if field in _DERIVED:
+        return _DERIVED[field](chosen)
+    value: Any = chosen if field.startswith(("layout.", "system.")) else chosen.job
+    for name in field.split("."):
         value = None if value is None else getattr(value, name)
     return value
 
@@ -152,21 +187,20 @@ class Row:
             return None if value == usual and type(value) is type(usual) else value
 
         def number(settings: Settings) -> Any:
-            kind, of_field, up_to = _range_of(field)
+            kind, from_, to = _range_of(field)
             value: Any
             if kind is bool:
-                value = settings.flag(*names) if settings.has(*names) else None
+                value = None if settings.raw(*names) is None else settings.flag(*names)
             elif kind is float:
                 value = settings.number(*names)
             elif needed:
-                value = settings.needed(*names, most=up_to)
+                value = settings.needed(*names, most=to)
             else:
-                least_of_all = of_field if least is None else least
-                value = settings.integer(*names, least=least_of_all, most=up_to if most is None else most)
-            if value is not None:
-                return value
-            settings.ignore(*names)
-            return default(settings) if callable(default) else default
+                low = from_ if least is None else least
+                value = settings.integer(*names, least=low, most=to if most is None else most)
+            if value is None:
+                return default(settings) if callable(default) else default
+            return value
 
         return cls(field, keys, write or written, read or number)
 
@@ -217,22 +251,24 @@ class Row:
         *,
         unless: Collection[Any] | None = None,
         when: Callable[[Chosen], Any] | None = None,
-        refused: bool = False,
     ) -> Row:
         """What the emitted text cannot say: a field that is in use, or that has none of the values `unless`.
 
-        This is so in plans for which `when` holds, which are `refused` where another step would run. Words
-        may name the value, `{}`, and fields of the plan, `{c.layout.tensor}`.
+        This is so in plans for which `when` holds. Words may name the value, `{}`, and fields of the plan,
+        `{c.layout.tensor}`.
         """
 
         def limit(chosen: Chosen) -> str:
             value = _field_of(chosen, field)
-            # Absent, off or a degree of one asks nothing of a tool.
-            in_use = value is True or value not in (None, 0, 1, "none")
-            needed = in_use if unless is None else value not in unless
+            needed = _in_use(value) if unless is None else value is not None and value not in unless
             return words.format(value, c=chosen) if needed and (when is None or when(chosen)) else ""
 
-        return cls(field, refusal=limit) if refused else cls(field, gap=limit)
+        return cls(field, gap=limit)
+
+    @classmethod
+    def refuses(cls, field: str, words: str, **limits: Any) -> Row:
+        """The same of plans that are refused, because another step would run."""
+        return cls(field, refusal=cls.lacks(field, words, **limits).gap)
 
     @classmethod
     def optimizer(
@@ -250,7 +286,7 @@ class Row:
                 settings.gap(f"the optimizer {text[:40]}; described as {default}")
             return _VARIANTS.get(text.casefold(), default)
 
-        missing = cls.lacks("recipe.optimizer", "it has no optimizer {}", unless=names, refused=True)
+        missing = cls.refuses("recipe.optimizer", "it has no optimizer {}", unless=names)
         return replace(missing, keys=keys, write=lambda c: names.get(c.job.recipe.optimizer), read=read)
 
     @classmethod
@@ -273,30 +309,40 @@ class Row:
         return cls("runtime.grad_bucket", keys, write, read)
 
 
-def when(*rows: Row, has: Read | None = None, of: Callable[[Chosen], Any] | None = None) -> tuple[Row, ...]:
-    """Rows of files for which `has` holds, and of plans for which `of` does; None holds for all."""
+def when(has: Read, *rows: Row) -> tuple[Row, ...]:
+    """Rows that are read from files for which `has` holds."""
 
     def limited(row: Row) -> Row:
-        if has and (read := row.read):
-            row = replace(row, read=lambda settings: read(settings) if has(settings) else None)
-        if of and (write := row.write):
-            row = replace(row, write=lambda chosen: write(chosen) if of(chosen) else None)
-        return row
+        read = row.read
+        return row if read is None else replace(row, read=lambda s: read(s) if has(s) else None)
 
     return tuple(map(limited, rows))
 
 
 def experts(keys: str, *rows: Row) -> tuple[Row, ...]:
-    """The row of the number of experts, of which 0 and 1 are none, and rows of models that have some."""
+    """The row of the number of experts, of which 0 and 1 are none, and rows of models that have some.
+
+    Experts are as wide as the MLP of other layers where no row says otherwise.
+    """
 
     def read(settings: Settings) -> int | None:
         count = settings.integer(*keys.split(), least=0, most=MOST_WIDTH)
         return count if count and count > 1 else None
 
-    return (
-        Row.same("model.experts.num_experts", keys, read=read),
-        *when(*rows, has=lambda s: s.ours.get("model.experts.num_experts")),
-    )
+    usual = Row("model.experts.ffn_hidden_size", read=lambda s: s.ours.get("model.ffn_hidden_size"))
+    number = Row.same("model.experts.num_experts", keys, read=read)
+    return number, *when(lambda s: s.ours.get(number.field), usual, *rows)
+
+
+def share_on_cpu(key: str) -> Row:
+    """The row of a share of the optimizer that the CPU keeps, of which all is described."""
+
+    def read(settings: Settings) -> None:
+        share = settings.number(key)
+        if share not in (None, 1.0) and settings.ours.get("layout.offload_optimizer", "none") != "none":
+            settings.gap(f"the optimizer of a share of {share:g} on the CPU; all is described")
+
+    return Row("(a share of the optimizer on the CPU)", key, read=read)
 
 
 def _unequal_layers(chosen: Chosen) -> str:
@@ -316,10 +362,15 @@ def _unequal_layers(chosen: Chosen) -> str:
 
 EQUAL_DENSE_LAYERS = Row("model", refusal=_unequal_layers)
 """The refusal of a tool whose settings describe dense layers with heads that fill the hidden size."""
+SHAPE = (
+    "{0.num_layers} layers, hidden {0.hidden_size}, {0.num_attention_heads} heads, {0.query_groups} key and "
+    "value heads, MLP {0.ffn_hidden_size}, vocabulary {0.vocab_size}"
+)
+"""What a gap tells of a model that stands in the tool's code."""
 TF32_PRODUCTS = Row.lacks(
     "recipe.precision",
-    "tf32 products; PyTorch's torch.backends.cuda.matmul.allow_tf32 switches them on",
-    when=lambda c: c.job.recipe.precision == "tf32",
+    "{} products; PyTorch's torch.backends.cuda.matmul.allow_tf32 switches them on",
+    unless={*PRECISIONS} - {"tf32"},
 )
 """The gap of tools that leave TF32 to PyTorch."""
 
@@ -361,7 +412,12 @@ class Tool:
             )
         layout = text_of(chosen.layout)
         refusals = [row.refusal(chosen) for row in self.rows if row.refusal is not None]
-        refusals += [f"nothing of it says {name}" for name in self._unsaid(chosen.layout)]
+        # Of fields in use that no row writes, refuses or names as a gap another layout would run.
+        said = {*self.told, *(row.field.removeprefix("layout.") for row in self.rows)}
+        said |= set(OFFLOADS) if "offloads" in said else set()
+        unsaid = (known for known in fields(chosen.layout) if known.name not in said)
+        in_use = (known.name for known in unsaid if getattr(chosen.layout, known.name) != known.default)
+        refusals += [f"nothing of it says {name}" for name in in_use]
         if problems := [Problem(f"{self.title} cannot run {layout}: {text}") for text in refusals if text]:
             raise LayoutError(problems)
         job = chosen.job
@@ -378,11 +434,3 @@ class Tool:
         values = {row.keys.split()[0]: row.write(chosen) for row in self.rows if row.write is not None}
         stated = {key: value for key, value in values.items() if value is not None}
         return self.render([f"{self.comment}{comment}" for comment in comments], nested(stated))
-
-    def _unsaid(self, layout: Layout) -> Iterator[str]:
-        """Fields in use that no row writes, refuses or names as a gap: another layout would run."""
-        said = {*self.told, *(row.field.removeprefix("layout.") for row in self.rows)}
-        said |= set(OFFLOADS) if "offloads" in said else set()
-        for known in fields(layout):
-            if known.name not in said and getattr(layout, known.name) != known.default:
-                yield known.name

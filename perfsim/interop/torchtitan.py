@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -21,18 +22,19 @@ from perfsim.interop import tool
 from perfsim.interop.huggingface import LLAMA, model_beside
 from perfsim.interop.nearest_model import Nearest
 from perfsim.interop.source import Settings, Source, names_in
-from perfsim.interop.tool import Chosen, Reading, Row, Tool, Write
+from perfsim.interop.tool import Chosen, Reading, Row, Tool
 from perfsim.specs.layout import ParallelLayout
 
 SECTIONS = {"parallelism.": ("parallelism.", "training.", "experimental.")}
 """Sections in which a degree stands, by release."""
+PIPELINE = "parallelism.pipeline_parallel_"
 SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "zbv": "ZBVZeroBubble"}
 SCHEDULES_READ = {name: schedule for schedule, name in SCHEDULES.items()} | {
     "LoopedBFS": "interleaved",
     "DualPipeV": "zbv",
     "InterleavedZeroBubble": "interleaved",
 }
-ALL_ON_CPU = {"offload_optimizer": "cpu", "offload_param": "cpu"}
+ALL_ON_CPU: Mapping[str, Any] = {"offload_optimizer": "cpu", "offload_param": "cpu"}
 PRECISIONS = {"bf16": "bfloat16", "fp32": "float32", "tf32": "float32"}
 FLAVORS: Mapping[tuple[str, str], tuple[int, int, int, int, int, int]] = {
     ("llama2", "7b"): (32, 4096, 32, 32, 11008, 32000),
@@ -59,6 +61,11 @@ def _layers_per_stage(chosen: Chosen) -> int | None:
     return chosen.job.model.num_layers // layout.num_stages if even else None
 
 
+def _no_layers_less(chosen: Chosen) -> int | None:
+    """The first and last stages have as many layers as the others, where their number is given."""
+    return None if _layers_per_stage(chosen) is None else 0
+
+
 def _modules(chosen: Chosen) -> list[list[str]] | None:
     """The modules of each virtual stage where these are uneven."""
     given = chosen.layout.layers_per_stage
@@ -82,7 +89,7 @@ def _micro(settings: Settings) -> int:
     local = settings.integer("training.local_batch_size", "training.batch_size", default=1)
     if settings.ours["layout.pipeline"] == 1:
         return local
-    return settings.integer("parallelism.pipeline_parallel_microbatch_size", default=1)
+    return settings.integer(f"{PIPELINE}microbatch_size", default=1)
 
 
 def _recompute(settings: Settings) -> str:
@@ -102,7 +109,7 @@ def _recompute_every(settings: Settings) -> int:
 
 
 def _schedule(settings: Settings) -> str:
-    key = "parallelism.pipeline_parallel_schedule"
+    key = f"{PIPELINE}schedule"
     schedule = settings.choice((key,), SCHEDULES_READ, "1f1b")
     if settings.text(key) == "DualPipeV":
         text = "DualPipeV: all-to-alls beside the compute of another micro-batch; predicted as zbv"
@@ -133,11 +140,10 @@ def _flavor(settings: Settings) -> Nearest | None:
     return Nearest.of({**LLAMA, **sizes, "max_position_embeddings": positions})
 
 
-def _degree(field: str, name: str, *, usual: int | None = None, write: Write | None = None) -> Row:
-    return Row.same(field, f"parallelism.{name}_degree", usual=usual, default=1, write=write)
+def _degree(field: str, name: str, **more: Any) -> Row:
+    return Row.same(field, f"parallelism.{name}_degree", default=1, **more)
 
 
-PIPELINE = "parallelism.pipeline_parallel_"
 ROWS: tuple[Row, ...] = (
     # Sequences of a replica at once: all micro-batches of a pipeline, else one.
     Row(
@@ -170,31 +176,27 @@ ROWS: tuple[Row, ...] = (
         lambda c: "always" if c.layout.zero_stage == 3 else "never",
     ),
     _degree("layout.context", "context_parallel", usual=1),
-    Row(
+    Row.spelled(
         "layout.context_exchange",
         "parallelism.context_parallel_rotate_method",
-        lambda c: "alltoall" if c.layout.context > 1 else None,
+        {"ring": "alltoall"},
     ),
     _degree("layout.tensor", "tensor_parallel"),
     Row("layout.sequence_parallel", read=lambda s: s.ours["layout.tensor"] > 1),
     _degree("layout.expert", "expert_parallel", usual=1),
     _degree("layout.expert_tensor", "expert_tensor_parallel", usual=1),
     _degree("layout.pipeline", "pipeline_parallel"),
-    *tool.when(
-        Row.spelled("layout.schedule", f"{PIPELINE}schedule", SCHEDULES, _schedule),
-        Row.same("layout.micro_batch_size", f"{PIPELINE}microbatch_size", read=_micro),
-        of=_staged,
+    Row.spelled("layout.schedule", f"{PIPELINE}schedule", SCHEDULES, _schedule),
+    Row.same(
+        "layout.micro_batch_size",
+        f"{PIPELINE}microbatch_size",
+        read=_micro,
+        write=lambda c: c.layout.micro_batch_size if _staged(c) else None,
     ),
-    # The layers of stages need the number of layers, so `_read_stages` reads them.
+    # The layers of stages need the number of layers, so `_read_layout` reads them.
     Row("layout.virtual_pipeline", f"{PIPELINE}layers_per_stage", _layers_per_stage),
-    *(
-        Row(
-            "layout.virtual_pipeline",
-            f"{PIPELINE}{end}_stage_less_layers",
-            lambda c: None if _layers_per_stage(c) is None else 0,
-        )
-        for end in ("first", "last")
-    ),
+    Row("layout.virtual_pipeline", f"{PIPELINE}first_stage_less_layers", _no_layers_less),
+    Row("layout.virtual_pipeline", f"{PIPELINE}last_stage_less_layers", _no_layers_less),
     Row("layout.layers_per_stage", "parallelism.module_fqns_per_model_part", _modules),
     Row(
         "layout.recompute",
@@ -211,45 +213,25 @@ ROWS: tuple[Row, ...] = (
     Row.optimizer("torchtitan", "optimizer.name", default="adamw"),
     Row.known("job.config_file job.print_config job.description job.dump_folder"),
     tool.EQUAL_DENSE_LAYERS,
-    Row.lacks(
-        "layout.schedule",
-        f"its schedules are {', '.join(SCHEDULES)}, not {{}}",
-        unless=SCHEDULES,
-        when=_staged,
-        refused=True,
-    ),
-    Row.lacks(
+    Row.refuses("layout.schedule", f"its schedules are {', '.join(SCHEDULES)}, not {{}}", unless=SCHEDULES),
+    Row.refuses(
         "layout.offloads",
         "it offloads parameters and optimizer together, to the CPU",
         unless=({}, ALL_ON_CPU),
-        refused=True,
     ),
-    Row.lacks(
-        "recipe.precision",
-        f"it trains in {' or '.join(PRECISIONS)}, not {{}}",
-        unless=PRECISIONS,
-        refused=True,
-    ),
-    Row.lacks(
+    Row.refuses("recipe.precision", f"it trains in {' or '.join(PRECISIONS)}, not {{}}", unless=PRECISIONS),
+    Row.refuses(
         "layout.context_exchange",
         "its context ranks rotate keys and values, they do not exchange heads",
         unless=("ring",),
-        when=lambda c: c.layout.context > 1,
-        refused=True,
     ),
-    Row.lacks(
+    Row.refuses(
         "layout.zero_stage",
         "context ranks shard together, so shard_group must be a multiple of context",
         unless=(0,),
         when=lambda c: c.layout.shards % c.layout.context,
-        refused=True,
     ),
-    Row.lacks(
-        "model",
-        "the model: register {0.num_layers} layers, hidden {0.hidden_size}, {0.num_attention_heads} heads, "
-        "{0.query_groups} key and value heads, MLP {0.ffn_hidden_size}, vocabulary {0.vocab_size}, and name "
-        "it by model.name and model.flavor",
-    ),
+    Row.lacks("model", f"the model: register {tool.SHAPE}, and name it by model.name and model.flavor"),
     Row.lacks(
         "layout.zero_stage",
         "ZeRO 1; the nearest is FSDP that keeps parameters after the forward pass (ZeRO 2)",
@@ -260,13 +242,8 @@ ROWS: tuple[Row, ...] = (
         "recompute of attention alone; 'op' keeps the results of chosen operations",
         unless=("none", "full"),
     ),
-    Row.lacks(
-        "layout.sequence_parallel",
-        "tensor parallelism without sequence parallelism",
-        unless=(True,),
-        when=lambda c: c.layout.tensor > 1,
-    ),
-    Row.lacks("recipe.reduce_precision", "gradients reduced in {}", unless=(None, "fp32")),
+    Row.lacks("layout.sequence_parallel", "tensor parallelism without sequence parallelism", unless=(True,)),
+    Row.lacks("recipe.reduce_precision", "gradients reduced in {}", unless=("fp32",)),
     tool.TF32_PRODUCTS,
     Row.lacks("runtime.attention", "attention that keeps its scores; SDPA is used", unless=("flash",)),
     Row.lacks("recipe.dropout", "dropout; its models have none"),
@@ -285,82 +262,71 @@ def _recognise(document: Any) -> bool:
 def _read(source: Source, document: Any) -> Reading:
     """Recipe, layout and, by flavor or from `--model`, the model."""
     text = document if isinstance(document, str) else ""
-    printed = _printed(source, text) if text else document
-    settings = Settings.of(source, printed, SECTIONS).read(ROWS)
+    settings = Settings.of(source, _printed(source, text) if text else document, SECTIONS).read(ROWS)
     model = (model_beside(source) if source.model else None) or _flavor(settings)
     mesh = MESH.search(text)
     world = math.prod(map(int, mesh[1].split(", "))) if mesh else None
-    layout, devices = _read_layout(settings, world, model)
-    recipe = settings.recipe
+    layout, devices = _read_layout(settings, world, {} if model is None else model.fields)
+    usual = {"attention": "flash", "dropout": False, "overlap_grad_reduce": True, "framework": "torchtitan"}
+    recipe = settings.recipe | usual
     if recipe.get("global_batch_size", 0) < 1:
         local = settings.integer("training.local_batch_size", "training.batch_size")
-        told = devices is not None and local is not None
-        recipe["global_batch_size"] = local * layout.data if told and local else None
-    usual = {"attention": "flash", "dropout": False, "overlap_grad_reduce": True, "framework": "torchtitan"}
+        recipe["global_batch_size"] = None if devices is None or local is None else local * layout.data
     name = "-".join(filter(None, (settings.text("model.name"), settings.text("model.flavor"))))
-    return Reading(settings, model, recipe | usual, layout, devices, name=name)
+    return Reading(settings, model, recipe, layout, devices, name=name)
 
 
 def _printed(source: Source, text: str) -> Any:
     """The configuration in a log: JSON, or the text of a Python dictionary."""
     match = PRINTED.search(text)
     start = match.end() if match else 0
-    line = source.text.count("\n", 0, start) + 1
-    try:
+    with suppress(ValueError, RecursionError):
         return json.JSONDecoder().raw_decode(text, start)[0]
-    except (ValueError, RecursionError):
-        pass
     try:
         return ast.literal_eval(text[start:].split("\n", 1)[0].strip()[:MOST_PRINTED])
     except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+        line = source.text.count("\n", 0, start) + 1
         raise InputError([source.problem("the printed configuration cannot be read", line=line)]) from None
 
 
 def _read_layout(
-    settings: Settings, world: int | None, model: Nearest | None
+    settings: Settings, world: int | None, model: Mapping[str, Any]
 ) -> tuple[ParallelLayout, int | None]:
-    """The layout, and the number of ranks where the file tells it."""
+    """The layout, and the number of ranks where the file tells it; `model` has the fields that are known."""
     layout = settings.layout()
     replicas: int = settings.ours["(groups of shards)"]
     shards: int = settings.ours["(shards)"]
-    if layout.expert > 1 and model is not None and "experts" not in model.fields:
-        settings.gap(f"expert parallelism over {layout.expert} ranks: its model has none")
-        layout = replace(layout, expert=1)
+    expert = layout.expert
+    if expert > 1 and model and "experts" not in model:
+        settings.gap(f"expert parallelism over {expert} ranks: its model has none")
+        expert = 1
     if shards < 1 and world is not None:
         shards = max(1, settings.replicas(layout, world) // replicas)
     reshard = settings.text("parallelism.fsdp_reshard_after_forward", default="default")
     always = reshard == "always" or (reshard == "default" and layout.pipeline == 1)
     stage = 0 if shards == 1 else 3 if always else 2
+    on_cpu = settings.flag("training.enable_cpu_offload") and stage == 3
     layout = replace(
         layout,
         data=max(1, replicas * shards),
         zero_stage=stage,
         shard_group=shards * layout.context if stage and replicas > 1 else None,
-        expert_tensor=layout.expert_tensor if layout.expert > 1 else 1,
+        expert=expert,
+        expert_tensor=layout.expert_tensor if expert > 1 else 1,
+        **(ALL_ON_CPU if on_cpu else {}),
     )
-    if settings.flag("training.enable_cpu_offload") and stage == 3:
-        layout = replace(layout, offload_optimizer="cpu", offload_param="cpu")
     if layout.pipeline > 1:
-        layout = _read_stages(settings, layout, None if model is None else model.fields["num_layers"])
+        modules = settings.raw("parallelism.module_fqns_per_model_part")
+        counts: tuple[int, ...] = ()
+        if isinstance(modules, list) and modules and all(isinstance(part, list) for part in modules):
+            counts = tuple(sum(str(name).startswith("layers.") for name in part) for part in modules)
+        per_stage = settings.integer(f"{PIPELINE}layers_per_stage")
+        even = -(-model["num_layers"] // per_stage) if per_stage and model else 0
+        usual = 2 if layout.schedule in ("interleaved", "zbv") else 1
+        stages = len(counts) or even or usual * layout.pipeline
+        uneven = counts if len(set(counts)) > 1 else None
+        layout = replace(layout, virtual_pipeline=max(1, stages // layout.pipeline), layers_per_stage=uneven)
     return layout, None if shards < 1 else layout.num_devices
-
-
-def _read_stages(settings: Settings, layout: ParallelLayout, layers: int | None) -> ParallelLayout:
-    modules = settings.raw("parallelism.module_fqns_per_model_part")
-    per_stage = settings.integer("parallelism.pipeline_parallel_layers_per_stage")
-    counts: tuple[int, ...] = ()
-    stages = 0
-    if isinstance(modules, list) and modules and all(isinstance(part, list) for part in modules):
-        counts = tuple(sum(str(name).startswith("layers.") for name in part) for part in modules)
-        stages = len(counts)
-    elif per_stage and layers is not None:
-        stages = -(-layers // per_stage)
-    usual = 2 if layout.schedule in ("interleaved", "zbv") else 1
-    return replace(
-        layout,
-        virtual_pipeline=max(1, stages // layout.pipeline) if stages else usual,
-        layers_per_stage=counts if len(set(counts)) > 1 else None,
-    )
 
 
 def _text(comments: list[str], values: Mapping[str, Any]) -> str:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from perfsim.report import text
-from perfsim.report.table import Cell, Table
+from perfsim.report.table import Table
 
 # The palette is Okabe and Ito's, which stays distinguishable with every common colour vision; black
 # is not used, because pages have a dark form. Backgrounds are transparent and text is grey, so the
@@ -75,12 +75,20 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
     return style | more
 
 
-def log_axis(title: str, values: Iterable[float], *, at_values: bool = False, **more: Any) -> dict[str, Any]:
+def ends(values: Iterable[float], room: float) -> tuple[float, float]:
+    """The ends of a logarithmic axis with room around the values that it can show."""
+    known = [value for value in values if value > 0 and math.isfinite(value)] or [1.0, 10.0]
+    return min(known) / room, max(known) * room
+
+
+def log_axis(
+    title: str, values: Iterable[float], ends: tuple[float, float] | None = None, *, at_values: bool = False
+) -> dict[str, Any]:
     """A logarithmic axis with round ticks that span the values, or with `at_values` some of these."""
     known = sorted(set(values), reverse=True)
     ticks = sorted(known[:: math.ceil(len(known) / _MOST_TICKS)]) if at_values else _log_ticks(known)
     shown = {"tickmode": "array", "tickvals": ticks, "ticktext": [_short(tick) for tick in ticks]}
-    return axis(title, type="log", **(shown | more))
+    return axis(title, type="log", **shown, **({"range": [*map(math.log10, ends)]} if ends else {}))
 
 
 def _log_ticks(values: Iterable[float]) -> list[float]:
@@ -129,24 +137,19 @@ def bars(
         more["base"] = list(map(_drawn, starts))
     if written is not None:
         more |= {"text": written, "textposition": "outside", "cliponaxis": False}
-    return go.Bar(
-        orientation="h",
-        name=text.esc(name),
-        y=labels,
-        x=list(map(_drawn, lengths)),
-        marker=marker,
-        customdata=hover,
-        hovertemplate="%{customdata}<extra></extra>",
-        **more,
-    )
+    x = list(map(_drawn, lengths))
+    return go.Bar(orientation="h", name=text.esc(name), y=labels, x=x, marker=marker, **_hover(hover), **more)
+
+
+def _hover(words: Sequence[str]) -> dict[str, Any]:
+    return {"customdata": words, "hovertemplate": "%{customdata}<extra></extra>"}
 
 
 def marks(
     name: str, x: Sequence[Any], y: Sequence[Any], marker: dict[str, Any], hover: Sequence[str], **more: Any
 ) -> go.Scatter:
     """Marks at points; `hover` is what each says."""
-    template = "%{customdata}<extra></extra>"
-    look = {"mode": "markers", "marker": marker, "customdata": hover, "hovertemplate": template}
+    look = {"mode": "markers", "marker": marker, **_hover(hover)}
     return go.Scatter(name=text.esc(name), x=x, y=y, **(look | more))
 
 
@@ -166,50 +169,58 @@ def limits(name: str, x: Sequence[float], labels: Sequence[Any], hover: Sequence
     return marks(name, list(map(_drawn, x)), labels, stroke, hover)
 
 
-def curve(
-    table: Table,
-    x: str,
-    y: str,
-    *,
-    name: str,
-    index: int,
-    hover: Sequence[str],
-    dash: str = "",
-    size: float = 8,
-    group: str = "",
-    **marker: Any,
-) -> list[go.Scatter]:
-    """The `index`-th series: a line with marks through two columns, in a band where the second has one."""
-    colour = SERIES[index % len(SERIES)]
-    opened = "-open" if index // len(_SYMBOLS) % 2 else ""  # where colours repeat
-    looks = {"symbol": _SYMBOLS[index % len(_SYMBOLS)] + opened, "size": size}
-    devices = table.values(x)
-    marked = marks(
-        name,
-        devices,
-        list(map(_drawn, table.values(y))),
-        looks | marker,
-        hover,
-        mode="lines+markers",
-        legendgroup=text.esc(group or name),
-        line={"color": colour, "dash": dash or _DASHES[index % len(_DASHES)], "width": 2},
-    )
-    bands = table.bands(y)
-    if all(low == high for low, high in bands):
-        return [marked]
-    ends = [*(high for _, high in bands), *(low for low, _ in reversed(bands))]
-    filled = {"fill": "toself", "fillcolor": translucent(colour), "legendgroup": text.esc(group or name)}
-    return [line([*devices, *reversed(devices)], list(map(_drawn, ends)), {"width": 0}, **filled), marked]
+class Series(NamedTuple):
+    """The rows of a table that are one series, and its look."""
+
+    name: str
+    table: Table
+    colour: str
+    symbol: str
+    dash: str
+
+    @classmethod
+    def of(cls, table: Table, x: str) -> Iterator[Series]:
+        """A series for each value of the first column, in the order of the numbers of another column."""
+        for index, (name, rows) in enumerate(table.by(table.columns[0].name).items()):
+            opened = "-open" if index // len(_SYMBOLS) % 2 else ""  # where colours repeat
+            symbol = _SYMBOLS[index % len(_SYMBOLS)] + opened
+            dash = _DASHES[index % len(_DASHES)]
+            yield cls(name, rows.sorted(x), SERIES[index % len(SERIES)], symbol, dash)
+
+    def points(self, x: str, y: str) -> list[tuple[float, float]]:
+        """The numbers of two columns."""
+        return list(zip(self.table.values(x), self.table.values(y), strict=True))
+
+    def curve(
+        self, x: str, y: str, hover: Sequence[str], name: str = "", *, dash: str = "", **marker: Any
+    ) -> list[go.Scatter]:
+        """A line with marks through two columns, in a band where the second has one."""
+        across = self.table.values(x)
+        group = text.esc(self.name)
+        marked = marks(
+            name or self.name,
+            across,
+            list(map(_drawn, self.table.values(y))),
+            {"symbol": self.symbol, "size": 8} | marker,
+            hover,
+            mode="lines+markers",
+            legendgroup=group,
+            line={"color": self.colour, "dash": dash or self.dash, "width": 2},
+        )
+        bands = self.table.bands(y)
+        if all(low == high for low, high in bands):
+            return [marked]
+        around = [*(high for _, high in bands), *(low for low, _ in reversed(bands))]
+        filled = {"fill": "toself", "fillcolor": translucent(self.colour), "legendgroup": group}
+        area = line([*across, *reversed(across)], list(map(_drawn, around)), {"width": 0}, **filled)
+        return [area, marked]
 
 
-def error_bars(cells: Sequence[Cell], scale: float, colour: str) -> dict[str, Any]:
-    """From each cell to the low and the high end of its band, in units of `scale`."""
-    bands = [(cell, cell.band or (cell.number, cell.number)) for cell in cells]
-    reach = {
-        side: [_drawn(abs(band[end] - cell.number) / scale) for cell, band in bands]
-        for side, end in (("array", 1), ("arrayminus", 0))
-    }
-    return {"type": "data", "symmetric": False, "color": colour} | reach
+def error_bars(values: Sequence[float], bands: Sequence[tuple[float, float]], colour: str) -> dict[str, Any]:
+    """From each value to the low and the high end of its band."""
+    up = [_drawn(high - value) for value, (_, high) in zip(values, bands, strict=True)]
+    down = [_drawn(value - low) for value, (low, _) in zip(values, bands, strict=True)]
+    return {"type": "data", "symmetric": False, "color": colour, "array": up, "arrayminus": down}
 
 
 def rule(at: float, line: dict[str, Any], *, across: bool = False) -> dict[str, Any]:
@@ -225,14 +236,8 @@ def figure(
     """Traces on two axes; the legend lies under them, where phones have room."""
     style: dict[str, Any] = {
         "template": "none",
-        "title": {
-            "text": text.esc(title),
-            "x": 0,
-            "xref": "container",
-            "xanchor": "left",
-            "font": {"size": 15},
-            "pad": {"l": 4},
-        },
+        "title": {"text": text.esc(title), "font": {"size": 15}, "pad": {"l": 4}}
+        | {"x": 0, "xref": "container", "xanchor": "left"},
         "font": {"family": "system-ui, sans-serif", "size": 12, "color": INK},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
@@ -242,15 +247,8 @@ def figure(
         "yaxis": y,
         "hovermode": "closest",
         "dragmode": False,
-        "legend": {
-            "orientation": "h",
-            "yref": "container",
-            "y": 0,
-            "yanchor": "bottom",
-            "x": 0,
-            "xref": "container",
-            "traceorder": "normal",
-        },
+        "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom"}
+        | {"x": 0, "xref": "container", "traceorder": "normal"},
         "hoverlabel": {"align": "left", "namelength": -1},
         "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": GREY, "activecolor": BLUE},
     }
@@ -282,39 +280,35 @@ def heat_map(table: Table, title: str, x_name: str) -> go.Figure:
 
     Colours are cividis, which reads alike with every colour vision. Small maps write the figure in each cell.
     """
-    unit = table.unit(table.columns[1].name)
+    names = [column.name for column in table.columns[1:]]
+    scale = table.unit(names[0]).scale
     cells = [
-        [None if cell.value is None else cell.number / unit.scale for cell in row[1:]] for row in table.rows
+        [math.nan if cell.value is None else cell.number / scale for cell in row[1:]] for row in table.rows
     ]
-    known = [value for row in cells for value in row if value is not None]
-    logarithmic = bool(known) and min(known) > 0 and max(known) / min(known) > _LOG_SPAN
-    scale: dict[str, Any] = {"thickness": 12, "outlinewidth": 0, "xpad": 4}
-    if logarithmic:
-        first = math.log10(min(known))
-        last = math.log10(max(known))
-        ticks = [first + (last - first) * i / 4 for i in range(5)]
-        scale |= {"tickvals": ticks, "ticktext": [f"{10**tick:.2g}" for tick in ticks]}
-    words = table.shown()
+    shown = np.array(cells)
+    known = shown[~np.isnan(shown)]
+    bar: dict[str, Any] = {"thickness": 12, "outlinewidth": 0, "xpad": 4}
+    if known.size and known.min() > 0 and known.max() / known.min() > _LOG_SPAN:
+        ticks = np.linspace(math.log10(known.min()), math.log10(known.max()), 5)
+        bar |= {"tickvals": list(ticks), "ticktext": [f"{10**tick:.2g}" for tick in ticks]}
+        shown = np.log10(shown)
     y_name = table.columns[0].name
     trace = go.Heatmap(
-        x=[text.esc(column.name) for column in table.columns[1:]],
-        y=[text.esc(row[0]) for row in words],
-        z=[
-            [None if value is None else _drawn(math.log10(value) if logarithmic else value) for value in row]
-            for row in cells
-        ],
+        x=list(map(text.esc, names)),
+        y=[text.esc(row[0]) for row in table.shown()],
+        z=[[None if math.isnan(value) else _drawn(value) for value in row] for row in shown],
         text=[
-            ["" if cell.value is None else word for cell, word in zip(row[1:], said[1:], strict=True)]
-            for row, said in zip(table.rows, words, strict=True)
+            ["" if math.isnan(value) else word for value, word in zip(row, words[1:], strict=True)]
+            for row, words in zip(shown, table.shown(), strict=True)
         ],
-        texttemplate="%{text}" if len(known) <= _MAX_WRITTEN_CELLS else None,
+        texttemplate="%{text}" if known.size <= _MAX_WRITTEN_CELLS else None,
         hovertemplate=f"{text.esc(x_name)} %{{x}}<br>{text.esc(y_name)} %{{y}}<br>{text.esc(title)}: "
         "<b>%{text}</b><extra></extra>",
         hoverongaps=False,
         colorscale="Cividis",
         xgap=1,
         ygap=1,
-        colorbar=scale,
+        colorbar=bar,
     )
     columns, lines = (axis(name, type="category", showgrid=False) for name in (x_name, y_name))
     return figure(title, [trace], columns, lines, max(300, 150 + 30 * len(table.rows)))
@@ -325,14 +319,18 @@ def heat_map(table: Table, title: str, x_name: str) -> go.Figure:
 
 def scale(table: Table) -> dict[str, Any] | None:
     """The rows on a logarithmic scale, places in per cent of its width; None where none ever arrives."""
-    rows = [(name, time) for name, time in table.rows if math.isfinite(time.number)]
+    rows = [
+        (name, time, time.band or (time.number, time.number))
+        for name, time in table.rows
+        if math.isfinite(time.number)
+    ]
     if not rows:
         return None
-    unit = text.TIME.of(time.number for _, time in rows)
-    ends = [end / unit.scale for _, time in rows for end in (*(time.band or ()), time.number) if end > 0]
-    ticks = _log_ticks(ends)
-    low = min([*ends, *ticks])
-    high = max([*ends, *ticks])
+    unit = text.TIME.of(time.number for _, time, _ in rows)
+    known = [end / unit.scale for _, time, band in rows for end in (*band, time.number) if end > 0]
+    ticks = _log_ticks(known)
+    low = min([*known, *ticks])
+    high = max([*known, *ticks])
 
     def place(value: float) -> float:
         return round(100 * math.log(value / low) / math.log(high / low), 2) if high > low else 50.0
@@ -348,10 +346,10 @@ def scale(table: Table) -> dict[str, Any] | None:
                 "extra": time.note,
                 "marked": time.mark,
                 "middle": place(time.number / unit.scale),
-                "low": place((time.band or (time.number,))[0] / unit.scale),
-                "high": place((time.band or (time.number,))[-1] / unit.scale),
+                "low": place(band[0] / unit.scale),
+                "high": place(band[1] / unit.scale),
             }
-            for name, time in rows
+            for name, time, band in rows
         ],
     }
 
@@ -410,26 +408,26 @@ class Canvas:
         covered = np.array([(0.0, 0.0, 0.0, 0.0), *taken])
         annotations = []
         for words, spots, style in labels:
-            half = max(map(len, words.split("\n"))) * _LETTER_PX / 2
-            height = LABEL_LINE_PX * (1 + words.count("\n")) / 2
-            rights = [side * (half + gap) for _, _, side, gap, _ in spots]
+            lines = words.split("\n")
+            half = max(map(len, lines)) * _LETTER_PX / 2
+            height = LABEL_LINE_PX * len(lines) / 2
             boxes = np.array(
                 [
-                    self.rectangle((x, y), half, height, right, up)
-                    for (x, y, _, _, up), right in zip(spots, rights, strict=True)
+                    self.rectangle((x, y), half, height, side * (half + gap), up)
+                    for x, y, side, gap, up in spots
                 ]
             )
             area = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
             outside = area - _common(boxes, np.array([(0.0, 0.0, WIDE_PX, _HIGH_PX)]))
             hidden = outside + _common(boxes, covered)
             best = int(hidden.argmin())
-            if hidden[best] > 1e-6 and not always:
-                continue
-            covered = np.vstack([covered, boxes[best]])
-            x, y, _, _, up = spots[best]
-            place = {"x": math.log10(x), "y": math.log10(y), "ax": rights[best], "ay": -up}
-            leader = {"arrowhead": 0, "arrowwidth": 1, "arrowcolor": GREY}
-            annotations.append({"text": text.esc(words).replace("\n", text.BREAK)} | place | leader | style)
+            if always or hidden[best] <= 1e-6:
+                covered = np.vstack([covered, boxes[best]])
+                x, y, side, gap, up = spots[best]
+                place = {"x": math.log10(x), "y": math.log10(y), "ax": side * (half + gap), "ay": -up}
+                leader = {"arrowhead": 0, "arrowwidth": 1, "arrowcolor": GREY}
+                label = {"text": text.esc(words).replace("\n", text.BREAK)}
+                annotations.append(label | place | leader | style)
         return annotations
 
     def names(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
@@ -71,10 +71,6 @@ def network(result: StudyResult, *, drawn: bool = True) -> Section:
         for name, own in leaders(result)
         if drawn and own.network is not None and own.utilisation
     ]
-    how = (
-        " Drawn for the first two: per cent are the mean over the step and the peak of the busiest link; a "
-        "line's colour follows the mean (it changes at 10, 30 and 60 %), its width the peak."
-    )
     labels = [[draw.in_lines(row[0].value) for row in table.rows], table.texts("kind of link")]
     means, peaks = ([100 * share for share in table.values(name)] for name in ("mean", "peak"))
     hover = table.hovers("kind of link", "mean", "peak")
@@ -89,26 +85,26 @@ def network(result: StudyResult, *, drawn: bool = True) -> Section:
         150 + 26 * len(peaks),
         bargap=0.35,
     )
-    peak = max(table.values("peak"), default=0.0)
-    over = (
-        f"A peak of {text.percent(peak, 0)} is more than a link carries: samples, or updates in a weight "
-        "server's memory, run at the same time as streamed weights, and in the simulation neither waits for "
-        f"the other. While both run they would take up to {text.percent(peak - 1, 0)} longer."
-    )
-    return Section(
-        "Use of the network",
+    lead = (
         "Shows which links a faster network would have to improve: one that is busy all the time limits the "
         "step, one that is full only at its peak makes communication wait for other communication."
-        f"{how if drawings else ''}",
-        None if drawings else bars,
-        table,
-        "Bars of the use of the network by kind of link",
-        ("mean", "peak"),
-        drawings=drawings,
-        note=over if peak > 1.0 else "",
-        slug="network",
-        short="Network",
     )
+    if drawings:
+        lead += (
+            " Drawn for the first two: per cent are the mean over the step and the peak of the busiest link; "
+            "a line's colour follows the mean (it changes at 10, 30 and 60 %), its width the peak."
+        )
+    note = ""
+    if (peak := max(table.values("peak"), default=0.0)) > 1.0:
+        note = (
+            f"A peak of {text.percent(peak, 0)} is more than a link carries: samples, or updates in a weight "
+            "server's memory, run at the same time as streamed weights, and in the simulation neither waits "
+            f"for the other. While both run they would take up to {text.percent(peak - 1, 0)} longer."
+        )
+    section = Section(
+        "Use of the network", lead, bars, table, ("mean", "peak"), slug="network", short="Network"
+    )
+    return replace(section, figure=None if drawings else bars, drawings=drawings, note=note)
 
 
 def _kind(kind: str) -> str:

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from html import unescape
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,10 +48,8 @@ class Section:
     lead: str = ""
     figure: go.Figure | None = None
     table: Table | None = None
-    shows: str = ""
-    """What kind of figure it is, in a few words, for those who do not see it."""
     told: Sequence[str] = ()
-    """The columns of the table whose values those are told."""
+    """The columns of the table whose values those are told who do not see the figure."""
     slug: str = ""
     """Fixes the ids (`figure-<slug>`); the default is made from the heading."""
     note: str = ""
@@ -75,9 +74,19 @@ class Section:
 
     @property
     def alt(self) -> str:
-        """The figure in words: what it is, and the values of its table."""
+        """The figure in words: its title, and values of its table."""
+        title = "" if self.figure is None else f": {unescape(self.figure.layout.title.text)}"
         told = self.table.words(*self.told) if self.table is not None and self.told else ""
-        return " ".join(f"{words}." for words in (self.shows or self.heading, told) if words)
+        return f"{self.heading}{title}. {told}".strip()
+
+    @property
+    def plot(self) -> Markup:
+        """The place of the figure, and its compressed JSON, from which `page.js` draws it there."""
+        if self.figure is None:
+            return Markup()
+        document = f'{{"figure":{self.figure.to_json()},"config":{json.dumps(_PLOT_CONFIG)}}}'
+        packed = base64.b64encode(zlib.compress(document.encode(), 9)).decode()
+        return _PLOT.format(id=f"figure-{self.anchor}", height=self.figure.layout.height, packed=packed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,26 +129,12 @@ class Page:
         twice = sorted({anchor for anchor in anchors if anchors.count(anchor) > 1})
         if twice:
             raise ValueError(f"sections share an id: {', '.join(twice)}; give every section its own slug")
-        plots = []
-        for section in self.sections:
-            plot = ""
-            if (figure := section.figure) is not None:
-                # The figure's JSON is compressed for `page.js`, which draws it into the div.
-                div_id = f"figure-{section.anchor}"
-                document = f'{{"figure":{figure.to_json()},"config":{json.dumps(_PLOT_CONFIG)}}}'
-                packed = base64.b64encode(zlib.compress(document.encode(), 9)).decode()
-                height = f"height:{figure.layout.height}px; width:100%;"
-                plot = (
-                    f'<div id="{div_id}" class="plotly-graph-div" style="{height}"></div>'
-                    f'<script type="text/plain" data-figure="{div_id}">{packed}</script>'
-                )
-            plots.append(Markup(plot))  # noqa: S704  # an id of ours and base64
+        drawn = any(section.figure is not None for section in self.sections)
         return _template().render(
             page=self,
             scale=scale(self.scale) if self.scale is not None else None,
             version=__version__,
-            sections=list(zip(self.sections, plots, strict=True)),
-            plotly_js=Markup(_plotly_source()) if any(plots) else "",  # noqa: S704  # Plotly's own source
+            plotly_js=Markup(_plotly_source()) if drawn else "",  # noqa: S704  # Plotly's own source
         )
 
     def markdown(self) -> str:
@@ -174,6 +169,10 @@ def slugify(heading: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") or "section"
 
 
+_PLOT = Markup(
+    '<div id="{id}" class="plotly-graph-div" style="height:{height}px; width:100%;"></div>'
+    '<script type="text/plain" data-figure="{id}">{packed}</script>'
+)
 _PLOT_CONFIG = {
     "responsive": True,
     "displaylogo": False,
@@ -199,19 +198,14 @@ def _template() -> jinja2.Template:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
     )
-
-    def linked(text: str) -> Markup:
-        """Escaped text whose addresses can be clicked; angle brackets around them are dropped."""
-
-        def link(match: re.Match[str]) -> str:
-            address = match[1] or match[2]
-            return f'<a href="{address}" rel="noreferrer">{address}</a>'
-
-        # The text is escaped, and an address has no quote.
-        return Markup(_ADDRESS.sub(link, str(escape(text))))  # noqa: S704
-
-    environment.filters["linked"] = linked
+    environment.filters["linked"] = _linked
     return environment.get_template("page.html.j2")
 
 
 _ADDRESS = re.compile(r"&lt;(https?://(?:&amp;|[^\s&])+)&gt;|(https?://(?:&amp;|[^\s&])*[^\s&.,;:)])")
+
+
+def _linked(words: str) -> Markup:
+    """Escaped text whose addresses can be clicked; angle brackets around them are dropped."""
+    linked = _ADDRESS.sub(r'<a href="\1\2" rel="noreferrer">\1\2</a>', str(escape(words)))
+    return Markup(linked)  # noqa: S704  # the text is escaped, and an address has no quote

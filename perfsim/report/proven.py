@@ -8,6 +8,8 @@ from typing import Any
 from perfsim.report.table import Table
 from perfsim.report.text import COUNT, NONE, Unit, counted, integer, paragraphs
 
+_ERROR = Unit(digits="{:.1e}".format)
+
 
 def proof_lines(answer: Mapping[str, Any]) -> list[str]:
     """A row for each layout, the faults of those that are wrong, and the conclusion."""
@@ -16,14 +18,11 @@ def proof_lines(answer: Mapping[str, Any]) -> list[str]:
         for strategy, proven in answer["strategies"].items()
         for layout in proven["layouts"]
     ]
-    counts = {name: (name, COUNT) for name in ("ranks", "tasks", "orders")}
-    error = Unit(digits="{:.1e}".format)
-    table = Table.read(
-        {"strategy": ("strategy", None), "layout": ("layout", None), **counts, "error": ("error", error)},
-        (
-            {**own, "strategy": strategy, "error": own["max_relative_error"] if own["passed"] else "WRONG"}
-            for strategy, own in proofs
-        ),
+    table = Table.each(
+        ({**layout, "strategy": strategy} for strategy, layout in proofs),
+        {"strategy": (None, "strategy"), "layout": (None, "layout")}
+        | {name: (COUNT, name) for name in ("ranks", "tasks", "orders")}
+        | {"error": (_ERROR, lambda own: own["max_relative_error"] if own["passed"] else "WRONG")},
     )
     faults = [
         f"* {name}, {layout['layout']}: {fault}" for name, layout in proofs for fault in layout["faults"]
@@ -49,14 +48,11 @@ def mutations_page(answer: Mapping[str, Any]) -> str:
     """The page of `perfsim prove --mutations`."""
     sample = "every fault" if answer["every"] == 1 else f"one fault in {answer['every']}"
     command = f"perfsim prove {answer['target']} --mutations FILE --every {answer['every']}"
-    counts = {"inserted": ("injected", COUNT), "detected": ("caught", COUNT)}
-    kinds = Table.read(
-        {"fault": ("name", None), **counts},
-        ({"name": name, **count} for name, count in sorted(answer["kinds"].items())),
-    )
-    layouts = Table.read(
-        {"strategy": ("strategy", None), "layout": ("layout", None), **counts}, answer["layouts"]
-    )
+    counts = {"inserted": (COUNT, "injected"), "detected": (COUNT, "caught")}
+    named = [{"name": name, **count} for name, count in sorted(answer["kinds"].items())]
+    kinds = Table.each(named, {"fault": (None, "name"), **counts})
+    columns = {"strategy": (None, "strategy"), "layout": (None, "layout"), **counts}
+    layouts = Table.each(answer["layouts"], columns)
     survivors = [
         *(
             f"- {own['count']} \u00d7 {own['why']} For example: {own['example']}."

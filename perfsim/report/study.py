@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from perfsim.base.units import DAY_S
-from perfsim.costs.wafer import StreamingRoof
 from perfsim.interop.chrome import StepTrace
+from perfsim.prediction.disturbed import Resilience
+from perfsim.prediction.verification import SamplingSummary
 from perfsim.report import study_figures, text
 from perfsim.report.document import document_text, plain
 from perfsim.report.network import network
 from perfsim.report.page import Card, Page, Section, caveats_section, slugify
 from perfsim.report.study_figures import leaders
-from perfsim.report.table import Cell, Table, Value
+from perfsim.report.table import Cell, Field, Table
 from perfsim.specs.prices import NOT_GIVEN
 from perfsim.studies.answers import (
     Answer,
@@ -55,21 +56,27 @@ _ON_A_TERMINAL = ("machine", "layout", "batch", "step", "MFU", "memory", "steps"
 def _candidates_table(named: Sequence[text.Named], decision: Decision | None = None) -> Table:
     """A row for each candidate, every column in one unit; the best time, rate and MFU marked."""
     shown = [candidate for _, candidate in named]
-    unit = text.TIME.of(candidate.time_to_accuracy_s for candidate in shown)
+    unit = text.TIME.of(own.time_to_accuracy_s for own in shown)
     step = text.TIME.of([max((own.step_time_s for own in shown), default=1.0)])
     memory = text.MEMORY.of(own.memory_capacity_bytes for own in shown)
     walls_s = {own.label: own.wall_s.typical for own in decision.outcomes} if decision else {}
     first_s = min((own.time_to_accuracy_s for own in shown), default=math.inf)
-    rate = max((own.tokens_per_s for own in shown), default=math.inf)
-    mfu = max((own.mfu for own in shown), default=math.inf)
+    most = {
+        name: max((getattr(own, name) for own in shown), default=math.inf) for name in ("tokens_per_s", "mfu")
+    }
     compared = len(shown) > 1
 
     def is_first(own: Answer) -> bool:
         return own.time_to_accuracy_s == first_s < math.inf
 
-    def time(own: Answer) -> Cell:
-        band = own.time_to_accuracy_band_s if math.isfinite(own.time_to_accuracy_s) else None
-        return Cell(own.time_to_accuracy_s, band, mark=compared and is_first(own))
+    def time(c: text.Named) -> Cell:
+        time_s = c.own.time_to_accuracy_s
+        band_s = c.own.time_to_accuracy_band_s if math.isfinite(time_s) else None
+        return Cell(time_s, band_s, mark=compared and is_first(c.own))
+
+    def best(name: str, c: text.Named) -> Cell:
+        value = getattr(c.own, name)
+        return Cell(value, mark=compared and value == most[name])
 
     return Table.each(
         named,
@@ -78,16 +85,13 @@ def _candidates_table(named: Sequence[text.Named], decision: Decision | None = N
             "layout": (None, lambda c: text.layout_short(c.own.layout)),
             "batch": (text.COUNT, lambda c: c.own.global_batch_size),
             "step": (step, lambda c: c.own.step_time_s),
-            "MFU": (text.PERCENT, lambda c: Cell(c.own.mfu, mark=compared and c.own.mfu == mfu)),
+            "MFU": (text.PERCENT, partial(best, "mfu")),
             "memory": (memory, lambda c: c.own.peak_memory_bytes),
             "steps": (text.Unit("thousand", 1e3), lambda c: c.own.steps),
-            "time": (unit, lambda c: time(c.own)),
+            "time": (unit, time),
             "wall": (unit, lambda c: walls_s.get(c.own.label)),
             "time in production": (unit, lambda c: Cell(c.own.production_time_s, c.own.production_band_s)),
-            "tokens/s": (
-                text.COUNT,
-                lambda c: Cell(c.own.tokens_per_s, mark=compared and c.own.tokens_per_s == rate),
-            ),
+            "tokens/s": (text.COUNT, partial(best, "tokens_per_s")),
             "tokens/s per device": (text.COUNT, lambda c: c.own.tokens_per_s / max(c.own.num_devices, 1)),
             "HFU": (text.PERCENT, lambda c: c.own.hfu),
             "bubble": (text.PERCENT, lambda c: c.own.bubble_fraction),
@@ -109,17 +113,13 @@ def assumptions_tables(assumptions: Sequence[Assumption]) -> list[tuple[str, Tab
     topics: dict[str, dict[tuple[str, str], list[str]]] = {}
     for item in assumptions:
         rows = topics.setdefault(item.topic, {})
-        rows.setdefault((item.source, item.kind), []).append(f"{item.name}: {item.value}")
-    return [
-        (
-            f"{topic} ({sum(map(len, rows.values()))})",
-            Table.of(
-                ("input", "kind", "source"),
-                (("; ".join(inputs), kind, source) for (source, kind), inputs in rows.items()),
-            ),
-        )
-        for topic, rows in topics.items()
-    ]
+        rows.setdefault((item.kind, item.source), []).append(f"{item.name}: {item.value}")
+    tables = []
+    for topic, rows in topics.items():
+        cells = [("; ".join(inputs), *basis) for basis, inputs in rows.items()]
+        table = Table.of(("input", "kind", "source"), cells)
+        tables.append((f"{topic} ({sum(map(len, rows.values()))})", table))
+    return tables
 
 
 def _headline(result: StudyResult) -> str:
@@ -256,7 +256,7 @@ def study_page(result: StudyResult, *, trace_names: Sequence[str] = ()) -> Page:
     note = "Point: estimate at each machine's best batch and layout. Bar: 90 % range."
     return Page(
         result.title,
-        [own for own in sections if own.table is None or own.table.rows or own.slug in kept],
+        [own for own in sections if own.table is None or own.table.rows or own.anchor in kept],
         result.question,
         headline,
         " ".join(filter(None, [verdict, decided])),
@@ -275,17 +275,17 @@ def _scale(result: StudyResult) -> Table:
     if decision := result.decision:
         for outcome in decision.outcomes:
             money = [amount(outcome.money, decision.currency)] if outcome.money else []
-            wall = f"{text.duration(outcome.wall_s.typical)} on the wall"
-            notes[outcome.label] = "; ".join([wall, *money])
+            notes[outcome.label] = "; ".join([f"{text.duration(outcome.wall_s.typical)} on the wall", *money])
     first = next((own for _, own in leaders(result)), None)
 
-    def time(own: Answer) -> Cell:
-        band = own.time_to_accuracy_band_s
-        return Cell(own.time_to_accuracy_s, band, notes.get(own.label, ""), own is first)
+    def time(c: text.Named) -> Cell:
+        own = c.own
+        band_s = own.time_to_accuracy_band_s
+        return Cell(own.time_to_accuracy_s, band_s, notes.get(own.label, ""), own is first)
 
     return Table.each(
         sorted(text.named(result.candidates), key=lambda c: c.own.time_to_accuracy_s),
-        {"candidate": (None, lambda c: c.name), "Time to the target": (text.TIME, lambda c: time(c.own))},
+        {"candidate": (None, "name"), "Time to the target": (text.TIME, time)},
     )
 
 
@@ -294,31 +294,29 @@ def _why(result: StudyResult) -> Section:
         shares = [(s / c.own.step_time_s, part) for part, s in c.own.why.parts_s.items() if part != "compute"]
         return ", ".join(f"{part} {text.percent(s)}" for s, part in sorted(shares, reverse=True)) or None
 
-    def hidden(roof: StreamingRoof | None) -> Cell | None:
+    def hidden(c: text.Named) -> Cell | None:
+        roof = c.own.why.streaming_roof
         return Cell(roof.hidden_from_tokens, note=f"({text.integer(roof.formula_tokens)})") if roof else None
 
     table = Table.each(
         text.named(result.candidates),
         {
-            "candidate": (None, lambda c: c.name),
+            "candidate": (None, "name"),
             "limited by": (None, lambda c: c.own.why.cause),
             "compute": (text.SHARE, lambda c: c.own.why.parts_s.get("compute", 0.0) / c.own.step_time_s),
             "waits": (None, waits),
-            "tokens": (text.COUNT, lambda c: roof.tokens if (roof := c.own.why.streaming_roof) else None),
-            "tokens to hide weights": (text.COUNT, lambda c: hidden(c.own.why.streaming_roof)),
+            "tokens": (text.COUNT, "own.why.streaming_roof.tokens"),
+            "tokens to hide weights": (text.COUNT, hidden),
             "nearest remedy": (None, lambda c: c.own.why.remedy),
         },
         "Shares of the step; only waits that nothing hides count. Tokens are per micro-batch and system; in "
         "parentheses e P b / (2 B), what arithmetic alone would need to hide the weights.",
     )
-    return Section(
-        "Why",
+    lead = (
         "What explains the ratio of the first two, and what limits each candidate: the largest wait, or "
-        "computing where no wait takes a tenth of the step.",
-        table=table,
-        slug="why",
-        cards=list(_differences(result)),
+        "computing where no wait takes a tenth of the step."
     )
+    return Section("Why", lead, table=table, cards=list(_differences(result)))
 
 
 def _differences(result: StudyResult) -> Iterator[Card]:
@@ -386,9 +384,7 @@ def _decision(result: StudyResult) -> Iterator[Section]:
     if decision is None:
         return
     outcomes = decision.outcomes
-    names = dict(
-        zip((own.label for own in outcomes), (c.name for c in text.named(result.candidates)), strict=True)
-    )
+    names = {own.label: c.name for own, c in zip(outcomes, text.named(result.candidates), strict=True)}
     unit = text.TIME.of([min(own.wall_s.typical for own in outcomes)])
 
     def money(values: Iterable[float]) -> text.Unit:
@@ -397,11 +393,11 @@ def _decision(result: StudyResult) -> Iterator[Section]:
 
     likely = text.Unit(digits=chance)
     most = max(own.first for own in outcomes)
-    columns: dict[str, tuple[text.Unit | None, Callable[[Outcome], Cell | Value]]] = {
+    columns: dict[str, Field[Outcome]] = {
         "": (None, lambda own: names[own.label]),
         "steps": (unit, lambda own: _spread(own.steps_s)),
         "on the wall": (unit, lambda own: _spread(own.wall_s)),
-        "which holds": (None, lambda own: own.basis),
+        "which holds": (None, "basis"),
         "first with a probability of": (likely, lambda own: Cell(own.first, mark=own.first == most)),
         "device-hours": (text.LARGE, lambda own: _spread(own.device_hours)),
         "energy": (text.Unit("MWh", 1e3), lambda own: _spread(own.energy_kwh)),
@@ -409,20 +405,16 @@ def _decision(result: StudyResult) -> Iterator[Section]:
         "money": (text.Unit(suits=money), lambda own: _spread(own.money)),
     }
     if all(own.cheapest is not None for own in outcomes):
-        columns["cheapest with a probability of"] = likely, lambda own: own.cheapest
+        columns["cheapest with a probability of"] = likely, "cheapest"
     gaps = dict.fromkeys(gap for own in outcomes for gap in own.not_given)
+    table = Table.each(outcomes, columns, f"Not given: {', '.join(gaps)}." if gaps else "").turned()
     lead = (
         "Helps to decide when, for how much and how surely. Typical values with 90 % intervals from "
         f"{text.integer(decision.draws)} draws (seed {decision.seed}); candidates share the draws of what "
         "they have in common."
     )
-    table = Table.each(outcomes, columns, f"Not given: {', '.join(gaps)}." if gaps else "").turned()
     yield Section("The decision", lead, table=table, slug="decision", short="Decision")
     if decision.break_even:
-        lead = (
-            "Shows what a machine may cost before the other is cheaper for this run, also where a price is "
-            "not given: a device-hour of the first may cost so many of the second."
-        )
 
         def worth(row: BreakEven) -> Cell:
             return replace(_spread(row.device_hours_ratio), note=f"of {names[row.rival]}", unit=text.NUMBER)
@@ -434,6 +426,10 @@ def _decision(result: StudyResult) -> Iterator[Section]:
                 "may cost as much as": (None, worth),
                 "or": (text.Unit(decision.currency), lambda row: _spread(row.price)),
             },
+        )
+        lead = (
+            "Shows what a machine may cost before the other is cheaper for this run, also where a price is "
+            "not given: a device-hour of the first may cost so many of the second."
         )
         yield Section("Break-even prices", lead, table=table, slug="break-even", level=3)
 
@@ -459,8 +455,9 @@ def _laws(result: StudyResult) -> Iterator[Section]:
     unit = text.TIME.of(row.time_s for answer in result.laws for row in answer.rows)
     times = dict.fromkeys(names.values(), unit)
 
-    def time(row: LawRow, *, marked: bool) -> Cell:
-        return Cell(row.time_s, note=f"at batch {text.integer(row.global_batch_size)}", mark=marked)
+    def time(row: LawRow, first: str) -> Cell:
+        batch = text.integer(row.global_batch_size)
+        return Cell(row.time_s, note=f"at batch {batch}", mark=row.label == first)
 
     table = Table.of(
         {"law": None, "critical batch, tokens": text.LARGE, **times, "source": None},
@@ -468,7 +465,7 @@ def _laws(result: StudyResult) -> Iterator[Section]:
             [
                 answer.law,
                 Cell(answer.critical_batch_tokens, answer.band_tokens),
-                *(time(row, marked=row.label == answer.first) for row in answer.rows),
+                *(time(row, answer.first) for row in answer.rows),
                 answer.source,
             ]
             for answer in result.laws
@@ -479,25 +476,28 @@ def _laws(result: StudyResult) -> Iterator[Section]:
 
 def _whole_run(result: StudyResult) -> Section:
     """The parts of the wall clock of each candidate whose study names one, the whole run last."""
-    named = [(name, own) for name, own in text.named(result.candidates) if own.whole_run]
-    parts = list(dict.fromkeys(part.name for _, own in named for part in own.whole_run))
+    named = [c for c in text.named(result.candidates) if c.own.whole_run]
+    parts = list(dict.fromkeys(part.name for c in named for part in c.own.whole_run))
     parts.sort(key=lambda part: part == "whole run")
-    cells: dict[tuple[str, str], Cell] = {}
-    for name, own in named:
-        for part in own.whole_run:
-            band = (part.low_s, part.high_s) if part.low_s < part.high_s else None
-            cells[name, part.name] = Cell(part.typical_s, band, f"\u00b7 {part.how}" if part.how else "")
-    table = Table.of(
-        {"": None, **{name: text.TIME for name, _ in named}},
-        ([part, *(cells.get((name, part)) for name, _ in named)] for part in parts),
-    )
-    return Section(
-        "The whole run",
+
+    def takes(part: str, c: text.Named) -> Cell | None:
+        own = next((own for own in c.own.whole_run if own.name == part), None)
+        if own is None:
+            return None
+        band_s = (own.low_s, own.high_s) if own.low_s < own.high_s else None
+        return Cell(own.typical_s, band_s, f"\u00b7 {own.how}" if own.how else "")
+
+    columns: dict[str, Field[text.Named]] = {part: (text.TIME, partial(takes, part)) for part in parts}
+    lead = (
         "Helps to plan: queue, compilation, loading, checkpoints, failures and stragglers come on top of the "
         "time to the target above. Each part is a typical value with the observed range in parentheses; the "
         "ends of the sum add the same ends of all parts. The band of the steps is not included. The "
-        "production ratio above describes the same slow steps as the stragglers, so it is not counted here.",
-        table=table,
+        "production ratio above describes the same slow steps as the stragglers, so it is not counted here."
+    )
+    return Section(
+        "The whole run",
+        lead,
+        table=Table.each(named, {"": (None, "name"), **columns}).turned(),
         slug="whole-run",
     )
 
@@ -506,28 +506,26 @@ def _resilience(result: StudyResult) -> Iterator[Section]:
     """Step time of every candidate at every severity of one slow device, and who hides a part of it."""
     if not result.resilience:
         return
-    severities = sorted({point.severity for curve in result.resilience for point in curve.points})
-    rows = []
     alike: dict[str, list[str]] = {}
     for curve in result.resilience:
-        healthy_s = curve.points[0].step_time_s
-        cells = {
-            point.severity: Cell(point.step_time_s, note=f"({point.step_time_s / healthy_s:.3f})")
-            for point in curve.points
-        }
-        rows.append([curve.label, *(cells.get(severity) for severity in severities)])
         worst = curve.points[-1]
-        slow = worst.step_time_s / healthy_s
+        slow = worst.step_time_s / curve.points[0].step_time_s
         hidden = slow - 1 < _HIDDEN * (worst.severity - 1)
         remark = " (waits that are there anyway hide the rest)" if hidden else ""
         words = f"takes {slow:.2f} times as long with one device {worst.severity:g} times as slow{remark}"
         alike.setdefault(words, []).append(curve.label)
     said = "; ".join(f"a step of {' or '.join(names)} {words}" for words, names in alike.items())
-    table = Table.of(
-        {"candidate": None, **{f"{severity:g} {text.TIMES}": text.TIME for severity in severities}},
-        rows,
-        "Step time, in parentheses relative to the step without a straggler.",
-    )
+
+    def step(severity: float, curve: Resilience) -> Cell | None:
+        step_s = {point.severity: point.step_time_s for point in curve.points}.get(severity)
+        return Cell(step_s, note=f"({step_s / curve.points[0].step_time_s:.3f})") if step_s else None
+
+    severities = sorted({point.severity for curve in result.resilience for point in curve.points})
+    columns: dict[str, Field[Resilience]] = {
+        f"{severity:g} {text.TIMES}": (text.TIME, partial(step, severity)) for severity in severities
+    }
+    note = "Step time, in parentheses relative to the step without a straggler."
+    table = Table.each(result.resilience, {"candidate": (None, "label"), **columns}, note)
     lead = (
         f"{text.capital(said)}. That is what one slow GPU or wafer costs until it is "
         f"replaced. Every rank that the slow one ({result.resilience[0].rank}) delays is simulated."
@@ -537,35 +535,40 @@ def _resilience(result: StudyResult) -> Iterator[Section]:
 
 def _basis(result: StudyResult) -> Iterator[Section]:
     """What the answer rests on: plans, inputs, executed products and published runs."""
-    remarks = Table.of(
-        ("plan", "remark"),
-        (
-            ("" if number else name, remark)
-            for name, own in text.named(result.candidates)
-            for number, remark in enumerate(own.notes)
-        ),
-    )
+    named = text.named(result.candidates)
+    # The plan stands next to its first remark only.
+    rows = [("" if number else c.name, note) for c in named for number, note in enumerate(c.own.notes)]
     lead = "What to know before a plan is used: where its state is kept, safer choices."
+    remarks = Table.of(("plan", "remark"), rows)
     yield Section("Remarks on the plans", lead, table=remarks, slug="remarks", short="Remarks")
-    yield Section(
-        "Assumptions and sources",
-        "The inputs of the answer. Change a value that does not fit your machine and run the study again.",
-        topics=assumptions_tables(result.assumptions),
-        slug="assumptions",
-        short="Assumptions",
-    )
+    lead = "The inputs of the answer. Change a value that does not fit your machine and run the study again."
+    topics = assumptions_tables(result.assumptions)
+    heading = "Assumptions and sources"
+    yield Section(heading, lead, topics=topics, slug="assumptions", short="Assumptions")
     error = text.Unit(digits="{:.1e}".format)
-    rows = []
-    for name, own in result.sampling.items():
-        products = Cell(own.tasks_sampled, note=f"of {text.integer(own.tasks_total)}")
-        passed = "passed" if own.passed else f"FAILED: {'; '.join(own.failed)}"
-        partitions = ", ".join(f"{text.human(part)} {count}" for part, count in own.by_partition.items())
-        errors = (own.worst_relative_error, own.bound)
-        rows.append((name, products, own.flop_share, *errors, own.worst or None, passed, partitions or None))
-    sampled = Table.of(
-        {"candidate": None, "products": text.COUNT, "share of FLOPs": text.SHARE}
-        | {"largest error": error, "bound": error, "where": None, "result": None, "partitions": None},
-        rows,
+
+    def partitions(row: tuple[str, SamplingSummary]) -> str | None:
+        counts = row[1].by_partition.items()
+        return ", ".join(f"{text.human(name)} {count}" for name, count in counts) or None
+
+    sampled = Table.each(
+        result.sampling.items(),
+        {
+            "candidate": (None, lambda row: row[0]),
+            "products": (
+                text.COUNT,
+                lambda row: Cell(row[1].tasks_sampled, note=f"of {text.integer(row[1].tasks_total)}"),
+            ),
+            "share of FLOPs": (text.SHARE, lambda row: row[1].flop_share),
+            "largest error": (error, lambda row: row[1].worst_relative_error),
+            "bound": (error, lambda row: row[1].bound),
+            "where": (None, lambda row: row[1].worst or None),
+            "result": (
+                None,
+                lambda row: "passed" if row[1].passed else f"FAILED: {'; '.join(row[1].failed)}",
+            ),
+            "partitions": (None, partitions),
+        },
         "Products executed out of all in the step, and the share of its matrix FLOPs that their classes "
         "represent. Errors are relative to the product of absolute values; the bound holds for any order of "
         "summation. Every product is also executed on integers, which must be exact.",
@@ -578,13 +581,13 @@ def _basis(result: StudyResult) -> Iterator[Section]:
     accuracy = Table.each(
         result.accuracy,
         {
-            "most similar family": (None, lambda own: own.family),
-            "strategy": (None, lambda own: own.strategy),
-            "runs": (text.COUNT, lambda own: own.n),
-            "median error": (text.SHARE, lambda own: own.median_ape),
-            "90th percentile": (text.SHARE, lambda own: own.p90_ape),
-            "90th percentile, left out": (text.SHARE, lambda own: own.held_out_p90_ape),
-            "baseline's median": (text.SHARE, lambda own: own.baseline_median_ape),
+            "most similar family": (None, "family"),
+            "strategy": (None, "strategy"),
+            "runs": (text.COUNT, "n"),
+            "median error": (text.SHARE, "median_ape"),
+            "90th percentile": (text.SHARE, "p90_ape"),
+            "90th percentile, left out": (text.SHARE, "held_out_p90_ape"),
+            "baseline's median": (text.SHARE, "baseline_median_ape"),
         },
         "Absolute errors of the predicted step time on published runs. A few global constants were fitted to "
         "these runs too; 'left out' is for constants fitted without them. A band comes from the errors of "
@@ -594,7 +597,7 @@ def _basis(result: StudyResult) -> Iterator[Section]:
         "Errors of such predictions for published runs, next to a baseline of one constant efficiency. "
         "Shows how much to trust a difference between two candidates."
     )
-    yield Section("Accuracy", lead, table=accuracy, slug="accuracy")
+    yield Section("Accuracy", lead, table=accuracy)
 
 
 _OF_CANDIDATE = (
@@ -640,14 +643,13 @@ def study_document(result: StudyResult, *, report: str = "index.html") -> dict[s
 
 def write_study(result: StudyResult, folder: Path) -> Path:
     """Write `index.html`, `summary.json` and a trace for each candidate; returns the page."""
-    names: list[str] = []
-    seen = Counter[str]()
-    for plan, trace in ((own.run.plan, own.run.trace) for own in result.candidates):
-        parts = (plan.system.name, str(plan.topology.num_devices), plan.strategy)
-        name = "_".join(["trace", *map(slugify, parts)])
-        seen[name] += 1
-        number = f"_{seen[name]}" if seen[name] > 1 else ""
-        names.append(f"{name}{number}.json.gz")
-        StepTrace(trace).save(folder / names[-1])
+    runs = [own.run for own in result.candidates]
+    words = [(run.plan.system.name, str(run.plan.topology.num_devices), run.plan.strategy) for run in runs]
+    names = [
+        f"{name}.json.gz"
+        for name in text.numbered(["_".join(["trace", *map(slugify, own)]) for own in words], "{}_{}")
+    ]
+    for run, name in zip(runs, names, strict=True):
+        StepTrace(run.trace).save(folder / name)
     page = study_page(result, trace_names=names)
     return page.write(folder, document_text(study_document(result)))

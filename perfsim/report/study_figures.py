@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, groupby, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
@@ -45,10 +46,10 @@ def batch(result: StudyResult) -> Section:
     laws = [f"{text.large(tokens)} tokens by {law}" for law, tokens in result.suggested_batch_tokens.items()]
     if laws:
         lead += f" Starting points from published laws: {', '.join(laws)}."
-    unit = text.TIME.of(candidate.time_to_accuracy_s for candidate in result.candidates)
 
-    def time(candidate: Answer, point: BatchPoint) -> Cell:
-        best = point.global_batch_size == candidate.global_batch_size
+    def time(pair: tuple[text.Named, BatchPoint]) -> Cell:
+        (_, own), point = pair
+        best = point.global_batch_size == own.global_batch_size
         return Cell(point.time_to_accuracy_s, point.time_to_accuracy_band_s, mark=best)
 
     table = Table.each(
@@ -59,52 +60,43 @@ def batch(result: StudyResult) -> Section:
             "batch (tokens)": (text.LARGE, lambda pair: pair[1].batch_tokens),
             "step": (text.TIME, lambda pair: pair[1].step_time_s),
             "steps": (text.COUNT, lambda pair: pair[1].steps),
-            "time": (unit, lambda pair: time(pair[0].own, pair[1])),
+            "time": (text.TIME.of(own.time_to_accuracy_s for own in result.candidates), time),
             "layout": (None, lambda pair: text.layout_long(pair[1].layout)),
         },
         "Time to the target at each batch; the best batch of each candidate is marked.",
     )
-    return Section(
-        "Time to the target by batch",
-        lead,
-        _batch_curves(table, result),
-        table,
-        "Line chart of time to the target over global batch, both logarithmic",
-        ("batch (sequences)", "time"),
-        slug="time-to-accuracy",
-        short="Batch",
-    )
+    told = ("batch (sequences)", "time")
+    drawn = _batch_curves(table, result)
+    heading = "Time to the target by batch"
+    return Section(heading, lead, drawn, table, told, slug="time-to-accuracy", short="Batch")
 
 
 def _batch_curves(table: Table, result: StudyResult) -> go.Figure:
     """Each candidate's curve with its band and a star at its best batch, and the critical batch."""
-    unit = table.unit("time").name
     traces = []
     points = {}
-    for index, (name, unsorted) in enumerate(table.by("candidate").items()):
-        own = unsorted.sorted("batch (tokens)")
-        hover = own.hovers(*(column.name for column in own.columns[1:]))
-        traces += draw.curve(own, "batch (tokens)", "time", name=name, index=index, hover=hover, size=6)
-        points[name] = list(zip(own.values("batch (tokens)"), own.values("time"), strict=True))
-        best = [place for place, cell in enumerate(own.column("time")) if cell.mark]
-        colour = draw.SERIES[index % len(draw.SERIES)]
+    for own in draw.Series.of(table, "batch (tokens)"):
+        hover = own.table.hovers()
+        traces += own.curve("batch (tokens)", "time", hover, size=6)
+        points[own.name] = own.points("batch (tokens)", "time")
+        best = [place for place, cell in enumerate(own.table.column("time")) if cell.mark]
         traces.append(
             draw.marks(
-                f"{name}, best batch",
-                [points[name][place][0] for place in best],
-                [points[name][place][1] for place in best],
-                {"symbol": "star", "size": 17, "color": colour, "line": {"width": 1, "color": "#FFFFFF"}},
+                f"{own.name}, best batch",
+                [points[own.name][place][0] for place in best],
+                [points[own.name][place][1] for place in best],
+                {"symbol": "star", "size": 17, "color": own.colour, "line": {"width": 1, "color": "#FFFFFF"}},
                 [f"{hover[place]}<br>the best batch" for place in best],
-                legendgroup=text.esc(name),
+                legendgroup=text.esc(own.name),
             )
         )
-        points[name] = [point for point in points[name] if math.isfinite(point[1])]
     critical = result.critical_batch_tokens
     tokens = table.values("batch (tokens)")
-    x_ends = _ends([*tokens, critical], 1.4)
-    y_ends = _ends([end for band in table.bands("time") for end in band], 1.15)
+    x_ends = draw.ends([*tokens, critical], 1.4)
+    y_ends = draw.ends([end for band in table.bands("time") for end in band], 1.15)
+    known = {name: [point for point in own if math.isfinite(point[1])] for name, own in points.items()}
+    notes = draw.Canvas(x_ends, y_ends).names(known, always=True)
     shapes = []
-    notes = draw.Canvas(x_ends, y_ends).names(points, always=True)
     if critical > 0:
         low, high = result.critical_batch_band_tokens
         shade = {"type": "rect", "x1": high, "fillcolor": "rgba(128,128,128,0.15)", "layer": "below"}
@@ -115,16 +107,17 @@ def _batch_curves(table: Table, result: StudyResult) -> go.Figure:
         place = {"x": math.log10(critical), "y": 1, "yref": "paper", "yanchor": "top", "showarrow": False}
         words = f" critical batch <br> {text.large(critical)} "
         notes.insert(0, place | side | {"text": words})
-    x = draw.log_axis("global batch (tokens)", x_ends, range=[math.log10(end) for end in x_ends])
-    y = draw.log_axis(f"time to the target ({unit})", y_ends, range=[math.log10(end) for end in y_ends])
-    title = f"Time to the target ({unit}) by global batch (tokens)"
-    return draw.figure(title, traces, x, y, 500, shapes=shapes, annotations=notes, showlegend=False)
-
-
-def _ends(values: Sequence[float], room: float) -> tuple[float, float]:
-    """The ends of a logarithmic axis over the values that it can show."""
-    known = [value for value in values if value > 0 and math.isfinite(value)] or [1.0, 10.0]
-    return min(known) / room, max(known) * room
+    unit = table.unit("time").name
+    return draw.figure(
+        f"Time to the target ({unit}) by global batch (tokens)",
+        traces,
+        draw.log_axis("global batch (tokens)", x_ends, x_ends),
+        draw.log_axis(f"time to the target ({unit})", y_ends, y_ends),
+        500,
+        shapes=shapes,
+        annotations=notes,
+        showlegend=False,
+    )
 
 
 # What steps are made of, and what makes one longer than another.
@@ -142,40 +135,32 @@ def step(result: StudyResult) -> Section:
 def where_steps_go(steps: Sequence[tuple[str, float, Mapping[str, float], str]], lead: str) -> Section:
     """The seconds of each part and its share of the step, of steps given as (name, seconds, parts, why)."""
     parts = _parts(own for _, _, own, _ in steps)
+    names = [text.human(part) for part in parts]
     whys = {"why": None} if any(why for *_, why in steps) else {}
-    columns = {"candidate": None, **dict.fromkeys(("step", *map(text.human, parts)), text.TIME), **whys}
     rows = []
     for name, step_s, own, why in steps:
         cells = [
             Cell(own[part], note=f"({text.percent(own[part] / step_s)})") if own.get(part) else None
             for part in parts
         ]
-        rows.append([name, step_s, *cells, why][: len(columns)])
+        rows.append([name, step_s, *cells, *([why] if whys else [])])
+    columns = {"candidate": None, **dict.fromkeys(("step", *names), text.TIME), **whys}
     table = Table.of(columns, rows, "Seconds of each part and its share of the step.")
     # An invisible suffix keeps equal names apart.
     labels = [draw.in_lines(name) + "\u200b" * row for row, (name, *_) in enumerate(steps)]
-    names = [text.human(part) for part in parts]
-    styles = _part_styles(names)
-    traces = []
-    for part in names:
-        shares = [100 * s / step_s for s, (_, step_s, *_) in zip(table.values(part), steps, strict=True)]
-        hover = [
-            f"<b>{part}</b><br>{text.duration(seconds)}, {share:.1f} % of the step"
-            for seconds, share in zip(table.values(part), shares, strict=True)
-        ]
-        traces.append(draw.bars(part, labels, shares, styles[part], hover))
-    title = "Step time by what it is spent on (% of the step)"
+
+    def shares(part: str) -> list[float]:
+        return [100 * s / step_s for s, (_, step_s, *_) in zip(table.values(part), steps, strict=True)]
+
+    traces = [
+        draw.bars(part, labels, shares(part), style, table.hovers(part))
+        for part, style in _part_styles(names).items()
+    ]
     x = draw.axis("share of the step (%)", range=[0, 101])
-    return Section(
-        "Where a step goes",
-        lead,
-        draw.rows(title, labels, traces, x, 44, barmode="stack"),
-        table,
-        "Stacked bars of the step time",
-        ("step", *names),
-        slug="step-time",
-        short="Step",
-    )
+    title = "Step time by what it is spent on (% of the step)"
+    drawn = draw.rows(title, labels, traces, x, 44, barmode="stack")
+    told = ("step", *names)
+    return Section("Where a step goes", lead, drawn, table, told, slug="step-time", short="Step")
 
 
 _PART_COLOURS: tuple[tuple[str, str], ...] = (
@@ -209,18 +194,17 @@ _HATCHES = ("", "/", "x", ".", "-", "|")
 
 def _part_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """A bar marker for each part: its colour by meaning, a hatch where a colour repeats."""
-    used: dict[str, int] = {}
+    used = Counter[str]()
     styles: dict[str, dict[str, Any]] = {}
     for index, name in enumerate(names):
         key = name.replace(" ", "_").replace("_communication", "_comm")
         colour = next((colour for word, colour in _PART_COLOURS if word in key), _SPARE[index % len(_SPARE)])
-        times = used.get(colour, 0)
-        used[colour] = times + 1
         styles[name] = {"color": colour, "line": {"width": 0.5, "color": "rgba(60,60,60,0.55)"}}
-        if times:
-            hatch = {"fgcolor": "#222222", "fgopacity": 0.75, "size": 7, "solidity": 0.2}
+        if times := used[colour]:
             shape = _HATCHES[times % len(_HATCHES)]
+            hatch = {"fgcolor": "#222222", "fgopacity": 0.75, "size": 7, "solidity": 0.2}
             styles[name]["pattern"] = {"shape": shape, "fillmode": "overlay"} | hatch
+        used[colour] += 1
     return styles
 
 
@@ -261,29 +245,19 @@ def bridge(result: StudyResult) -> Iterator[Section]:
     sizes = [abs(value) for value in table.values("step")]
     labels = [text.esc(row[0].value) for row in table.rows]
     colours = [draw.GREEN if change < 0 else draw.VERMILLION for change in changes]
-    drawn = draw.bars(
-        "",
-        labels,
-        sizes,
-        {"color": [draw.GREY, *colours, draw.GREY]},
-        table.hovers("step"),
-        starts=starts,
-        written=table.texts("step"),
-        showlegend=False,
-    )
+    look = {"color": [draw.GREY, *colours, draw.GREY]}
+    hover = table.hovers("step")
+    written = table.texts("step")
+    bars = draw.bars("", labels, sizes, look, hover, starts=starts, written=written, showlegend=False)
     reach = max(start + size for start, size in zip(starts, sizes, strict=True))
-    x = draw.axis(unit.name, range=[0, 1.4 * reach])
-    yield Section(
-        "From one step to the other",
+    title = f"Step time for the same tokens ({unit.name})"
+    drawn = draw.rows(title, labels, [bars], draw.axis(unit.name, range=[0, 1.4 * reach]))
+    lead = (
         "Shows in seconds what makes one machine faster than the other for the same tokens: a bar to the "
-        f"left saves time, a bar to the right costs it. {table.caption}",
-        draw.rows(f"Step time for the same tokens ({unit.name})", labels, [drawn], x),
-        table,
-        "Bars from one step to the other for the same tokens",
-        ("step",),
-        slug="bridge",
-        short="Step to step",
+        f"left saves time, a bar to the right costs it. {table.caption}"
     )
+    heading = "From one step to the other"
+    yield Section(heading, lead, drawn, table, ("step",), slug="bridge", short="Step to step")
 
 
 # What each pipeline stage or wafer holds at its peak, against its capacity.
@@ -298,37 +272,32 @@ def memory(result: StudyResult) -> Section:
             holder = f"{first.place} to {others[-1].place.split(' ')[-1]}" if others else first.place
             rows.append((name, holder, first))
     parts = _parts(bar.parts_bytes for *_, bar in rows)
-    unit = text.MEMORY.of(bar.capacity_bytes for *_, bar in rows)
+    names = [text.human(part) for part in parts]
     cells = []
     for name, holder, bar in rows:
         total = sum(bar.parts_bytes.values())
         share = f"({text.percent(total / bar.capacity_bytes)} of the capacity)"
         held = [bar.parts_bytes.get(part) or None for part in parts]
         cells.append([name, holder, *held, Cell(total, note=share), bar.capacity_bytes])
-    names = [text.human(part) for part in parts]
+    unit = text.MEMORY.of(bar.capacity_bytes for *_, bar in rows)
     columns = {"candidate": None, "place": None} | dict.fromkeys((*names, "total", "capacity"), unit)
     table = Table.of(columns, cells, "Peak memory of one device.")
     labels = [f"{draw.in_lines(name)}<br>{text.esc(holder)}" for name, holder, _ in rows]
-    styles = _part_styles(names)
     capacities = table.values("capacity")
-    sizes = [*table.values("total"), *(size for size in capacities if math.isfinite(size))]
-    traces = [
-        draw.bars(part, labels, table.values(part), styles[part], table.hovers("place", part))
-        for part in names
+    sizes = [*table.values("total"), *filter(math.isfinite, capacities)]
+    traces: list[Any] = [
+        draw.bars(part, labels, table.values(part), style, table.hovers("place", part))
+        for part, style in _part_styles(names).items()
     ]
-    limits = draw.limits("capacity", capacities, labels, table.hovers("place", "total", "capacity"))
+    traces.append(draw.limits("capacity", capacities, labels, table.hovers("place", "total", "capacity")))
     x = draw.axis(f"{unit.name} per device", range=[0, 1.1 * max(sizes, default=1.0)])
     title = f"Peak memory by what it holds ({unit.name})"
-    return Section(
-        "Memory",
+    drawn = draw.rows(title, labels, traces, x, 44, barmode="stack")
+    lead = (
         "Shows how much memory the layout leaves free: a bar near the line limits the micro-batch and the "
-        "size of the model.",
-        draw.rows(title, labels, [*traces, limits], x, 44, barmode="stack"),
-        table,
-        "Stacked bars of peak memory with the capacity as a line",
-        ("total", "capacity"),
-        slug="memory",
+        "size of the model."
     )
+    return Section("Memory", lead, drawn, table, ("total", "capacity"))
 
 
 # The roofline of a device, with the kernels of its step as points.
@@ -365,17 +334,9 @@ def rooflines(named: Sequence[text.Named]) -> Iterator[Section]:
         yield Section("Roofline of the kernels", lead, slug="roofline", short="Roofline")
     for index, (name, roofline) in enumerate(fastest.values()):
         table = _roofline_table(roofline)
-        yield Section(
-            name,
-            "",
-            _roofline(table, roofline),
-            table,
-            "Roofline of a device, with the kernels of a step",
-            ("share", "reach"),
-            slug=f"roofline-{index}",
-            tab="rooflines",
-            level=3,
-        )
+        drawn = _roofline(table, roofline)
+        told = ("share", "reach")
+        yield Section(name, "", drawn, table, told, slug=f"roofline-{index}", tab="rooflines", level=3)
 
 
 def _roofline_table(own: Roofline) -> Table:
@@ -389,19 +350,15 @@ def _roofline_table(own: Roofline) -> Table:
         share, ceiling = max((of_memory, "memory"), (of_peak, f"{kernel.precision} peak"))
         return f"{text.percent(share, 0)} of {ceiling}"
 
-    def name(kernel: KernelUse) -> str:
-        precise = kernel.precision and kernel.kind != UPDATE and len(own.peaks_flop_per_s) > 1
-        return f"{kernel.name}, {kernel.precision}" if precise else kernel.name
-
     return Table.each(
         own.kernels,
         {
-            "kernels": (None, name),
-            "kind": (None, lambda kernel: kernel.kind),
-            "time a step": (text.TIME, lambda kernel: kernel.time_s),
+            "kernels": (None, lambda kernel: _kernels_name(kernel, own)),
+            "kind": (None, "kind"),
+            "time a step": (text.TIME, "time_s"),
             "share": (text.SHARE, lambda kernel: kernel.time_s / total_s),
-            "work": (text.FLOP, lambda kernel: kernel.flop),
-            "memory": (text.BYTES, lambda kernel: kernel.n_bytes),
+            "work": (text.FLOP, "flop"),
+            "memory": (text.BYTES, "n_bytes"),
             "FLOP per byte": (text.NUMBER, lambda kernel: kernel.flop / kernel.n_bytes or None),
             "rate": (text.FLOP_PER_S, lambda kernel: kernel.flop / kernel.time_s),
             "reach": (None, reach),
@@ -410,36 +367,50 @@ def _roofline_table(own: Roofline) -> Table:
     )
 
 
+def _kernels_name(kernel: KernelUse, own: Roofline) -> str:
+    precise = kernel.precision and kernel.kind != UPDATE and len(own.peaks_flop_per_s) > 1
+    return f"{kernel.name}, {kernel.precision}" if precise else kernel.name
+
+
+class _Point(NamedTuple):
+    """A kind of kernel in the figure: FLOPs over bytes and over seconds, the area by its time."""
+
+    kind: str
+    x: float
+    y: float
+    size_px: float
+    label: str
+    hover: str
+
+
 def _roofline(table: Table, own: Roofline) -> go.Figure:
     """The kernels of the table as points sized by time, below the ceilings of their device."""
-    shares = table.values("share")
-    flops = [
-        work or n_bytes / _NUMBER_BYTES
-        for work, n_bytes in zip(table.values("work"), table.values("memory"), strict=True)
-    ]
-    xs = [flop / n_bytes for flop, n_bytes in zip(flops, table.values("memory"), strict=True)]
-    ys = [flop / seconds for flop, seconds in zip(flops, table.values("time a step"), strict=True)]
-    # The area of a point follows the time.
-    sizes = [round(max(_SMALLEST_PX, _LARGEST_PX * math.sqrt(share)), 1) for share in shares]
-    kinds = table.texts("kind")
-    hover = table.hovers("time a step", "share", "work", "rate", "memory", "reach")
-    shown = [place for place, share in enumerate(shares) if share >= _LEAST]
-    peak = max(own.peaks_flop_per_s.values(), default=max(ys))
+    hovers = table.hovers("time a step", "share", "work", "rate", "memory", "reach")
+    points = []
+    for kernel, share, hover in zip(own.kernels, table.values("share"), hovers, strict=True):
+        if share >= _LEAST:
+            flop = kernel.flop or kernel.n_bytes / _NUMBER_BYTES
+            size_px = round(max(_SMALLEST_PX, _LARGEST_PX * math.sqrt(share)), 1)
+            at = flop / kernel.n_bytes, flop / kernel.time_s
+            label = f"{_kernels_name(kernel, own)}: {text.percent(share, 0)}"
+            points.append(_Point(kernel.kind, *at, size_px, label, hover))
+    peak = max(own.peaks_flop_per_s.values(), default=max(point.y for point in points))
     ridge = peak / own.memory_bytes_per_s
-    left = min(ridge / 8, *(xs[place] / 2.5 for place in shown))
-    right = 4 * max(ridge, *(xs[place] for place in shown))
-    y_ends = min(peak / 20, *(ys[place] / 4 for place in shown)), _HEADROOM * peak
+    left = min(ridge / 8, *(point.x / 2.5 for point in points))
+    right = 4 * max(ridge, *(point.x for point in points))
+    y_ends = min(peak / 20, *(point.y / 4 for point in points)), _HEADROOM * peak
     # Memory gives a slope up to the ridge, each precision a level line beyond its own ridge.
     lines = [([left, ridge], [own.memory_bytes_per_s * left, peak], "solid")]
     for flop_per_s in own.peaks_flop_per_s.values():
         lines.append(([flop_per_s / own.memory_bytes_per_s, right], [flop_per_s] * 2, "dash"))
     traces = [draw.line(x, y, {"color": draw.GREY, "width": 2, "dash": dash}) for x, y, dash in lines]
     for kind, (colour, symbol) in _LOOKS.items():
-        if of_kind := [place for place in shown if kinds[place] == kind]:
+        if alike := [point for point in points if point.kind == kind]:
             look: dict[str, Any] = {"color": draw.translucent(colour, 0.75), "symbol": symbol}
-            look |= {"size": [sizes[place] for place in of_kind], "line": {"width": 1, "color": colour}}
-            x, y = ([values[place] for place in of_kind] for values in (xs, ys))
-            traces.append(draw.marks(kind, x, y, look, [hover[place] for place in of_kind]))
+            look |= {"size": [point.size_px for point in alike], "line": {"width": 1, "color": colour}}
+            xs = [point.x for point in alike]
+            ys = [point.y for point in alike]
+            traces.append(draw.marks(kind, xs, ys, look, [point.hover for point in alike]))
     plain: dict[str, Any] = {"showarrow": False, "yanchor": "bottom"}
     notes = [
         plain
@@ -448,14 +419,11 @@ def _roofline(table: Table, own: Roofline) -> go.Figure:
         for name, flop_per_s in own.peaks_flop_per_s.items()
     ]
     low = left * 1.15
-    at = {"x": math.log10(low), "y": math.log10(low * own.memory_bytes_per_s), "xanchor": "left"}
-    notes.append(plain | at | {"text": f"memory {text.si(own.memory_bytes_per_s, 'B/s')}", "yshift": 26})
+    at_slope = {"x": math.log10(low), "y": math.log10(low * own.memory_bytes_per_s), "xanchor": "left"}
+    of_memory = {"text": f"memory {text.si(own.memory_bytes_per_s, 'B/s')}", "yshift": 26}
+    notes.append(plain | at_slope | of_memory)
     canvas = draw.Canvas((left, right), y_ends)
-    points = [(xs[place], ys[place]) for place in shown]
-    taken = [
-        canvas.rectangle(point, sizes[place] / 2, sizes[place] / 2)
-        for point, place in zip(points, shown, strict=True)
-    ]
+    taken = [canvas.rectangle((point.x, point.y), *[point.size_px / 2] * 2) for point in points]
     # Over the highest ceiling stands its name, at the right end.
     taken.append(canvas.rectangle((right, peak), draw.WIDE_PX / 2, draw.LABEL_LINE_PX, up=draw.LABEL_LINE_PX))
     # Nearest first: side, pixels from the mark, pixels up.
@@ -463,15 +431,17 @@ def _roofline(table: Table, own: Roofline) -> go.Figure:
     far = [
         (side, 0.0, sign * up) for up in (52.0, 74.0, 96.0, 118.0) for sign in (-1, 1) for side in (0, -1, 1)
     ]
-    asked = [
-        (
-            f"{table.rows[place][0].value}: {text.percent(shares[place], 0)}",
-            [(*point, *spot) for spot in (*near, *far)],
-            {"standoff": sizes[place] / 2},
-        )
-        for point, place in zip(points, shown, strict=True)
-    ]
-    notes += canvas.notes(asked, taken)
+    notes += canvas.notes(
+        [
+            (
+                point.label,
+                [(point.x, point.y, *spot) for spot in (*near, *far)],
+                {"standoff": point.size_px / 2},
+            )
+            for point in points
+        ],
+        taken,
+    )
     return draw.figure(
         "FLOP/s of a device by FLOPs per byte",
         traces,
@@ -523,9 +493,9 @@ def timelines(
         left = most_bars - sum(shares.values())
         shares[index] = min(len(own.timeline), left // (len(shown) - len(shares)))
     for index, (name, own, file) in enumerate(shown):
-        bars, note = _drawn_bars(own, shares[index])
+        bars, left_out = _drawn_bars(own, shares[index])
+        notes = [left_out]
         lanes = len({bar.lane for bar in own.timeline if computes(bar.lane)})
-        notes = [note]
         if lanes < own.timeline_devices:
             devices = f"{own.timeline_devices} devices that were simulated on their own"
             notes.insert(0, f"Lanes of {lanes} of the {devices}.")
@@ -536,7 +506,6 @@ def timelines(
             "",
             _timeline(own, bars),
             _timeline_table(own),
-            f"Gantt chart of the streams of {name} over a step of {text.duration(own.step_time_s)}",
             ("busy",),
             slug=f"timeline-{index}",
             tab="timelines",
@@ -578,30 +547,23 @@ def _timeline(candidate: Answer, bars: Sequence[TimelineBar]) -> go.Figure:
     homes = list(dict.fromkeys(map(home, known)))
     in_order = sorted(known, key=lambda lane: (homes.index(home(lane)), not computes(lane)))
     lanes = [text.esc(lane) for lane in in_order if lane in kept]
-    categories = list(dict.fromkeys(bar.category for bar in bars))
-    styles = _part_styles(categories)
+    categories = dict.fromkeys(bar.category for bar in bars)
     alone = _alone(bars)
     traces = []
-    for category in categories:
+    for category, style in _part_styles(list(categories)).items():
         own = [bar for bar in bars if bar.category == category]
-        style = styles[category]
         edge: dict[str, Any] = {"width": 0.5, "color": "rgba(60,60,60,0.45)"}
         if len(own) > _OUTLINED:
             edge["width"] = 0.0
             if alone.intersection(own):
                 edge = {"width": [float(bar in alone) for bar in own], "color": style["color"]}
         # Plotly widens an opaque bar without outline to a whole pixel, which would hide its neighbours.
-        style = style | {"color": draw.translucent(style["color"], _NOT_QUITE_OPAQUE), "line": edge}
-        traces.append(
-            draw.bars(
-                text.human(category),
-                [text.esc(bar.lane) for bar in own],
-                [(bar.end_s - bar.start_s) / unit.scale for bar in own],
-                style,
-                [_told(bar) for bar in own],
-                starts=[bar.start_s / unit.scale for bar in own],
-            )
-        )
+        look = {"color": draw.translucent(style["color"], _NOT_QUITE_OPAQUE), "line": edge}
+        lengths = [(bar.end_s - bar.start_s) / unit.scale for bar in own]
+        starts = [bar.start_s / unit.scale for bar in own]
+        on = [text.esc(bar.lane) for bar in own]
+        hover = list(map(_told, own))
+        traces.append(draw.bars(text.human(category), on, lengths, style | look, hover, starts=starts))
     return draw.figure(
         f"Tasks of each stream over time ({unit.name})",
         traces,
@@ -680,58 +642,61 @@ _LEVER_UNITS = {
 
 def tornados(decision: Decision | None) -> Iterator[Section]:
     """What would change the order, in time and in money."""
-    if decision is not None and decision.levers:
-        section = Section(
-            "What would change the order?",
-            "Helps to choose what to measure next: the widest bar is the input worth knowing better. A "
+    if decision is None:
+        return
+    if decision.levers:
+        yield replace(
+            _tornado("time on the wall", decision, decision.levers, decision.ratio),
+            heading="What would change the order?",
+            lead="Helps to choose what to measure next: the widest bar is the input worth knowing better. A "
             "bar that crosses the dotted line flips the order within its range.",
             slug="tornado",
             short="Sensitivity",
         )
-        yield _tornado(section, decision, "time on the wall", decision.levers, decision.ratio)
-    if decision is not None and decision.money_levers:
-        section = Section(
-            "What would change which costs less?",
-            "The same for money, where both have a price: the inputs that move the ratio of what the two "
-            "cost, with the value at which the order flips.",
+    if decision.money_levers:
+        yield replace(
+            _tornado("money", decision, decision.money_levers, decision.money_ratio),
+            heading="What would change which costs less?",
+            lead="The same for money, where both have a price: the inputs that move the ratio of what the "
+            "two cost, with the value at which the order flips.",
             slug="tornado-money",
             short="Sensitivity of cost",
         )
-        yield _tornado(section, decision, "money", decision.money_levers, decision.money_ratio)
 
 
-def _tornado(
-    section: Section, decision: Decision, quantity: str, levers: Sequence[Lever], ratio: Spread | None
-) -> Section:
-    """The section with a bar for each input, from the ratio at its low end to that at its high end."""
-    middle = ratio.typical if ratio else 1.0
-    lines = []
-    for lever in levers:
-        unit = _LEVER_UNITS.get(lever.unit, text.Unit(lever.unit))
-        typical = Cell(lever.typical, (lever.low, lever.high), unit=unit)
-        flips = "never" if lever.flips_at is None else Cell(lever.flips_at, unit=unit)
-        lines.append((lever.name, typical, lever.ratio_at_low, lever.ratio_at_high, flips))
-    names = ("typical (90 % range)", "ratio at low", "ratio at high", "order flips at")
-    table = Table.of(
-        {"input": None} | dict.fromkeys(names, text.NUMBER),
-        lines,
+def _tornado(quantity: str, decision: Decision, levers: Sequence[Lever], ratio: Spread | None) -> Section:
+    """A bar for each input, from the ratio at its low end to the ratio at its high end."""
+
+    def typical(lever: Lever) -> Cell:
+        return Cell(lever.typical, (lever.low, lever.high), unit=_lever_unit(lever))
+
+    def flips(lever: Lever) -> Cell | str:
+        return "never" if lever.flips_at is None else Cell(lever.flips_at, unit=_lever_unit(lever))
+
+    table = Table.each(
+        levers,
+        {
+            "input": (None, "name"),
+            "typical (90 % range)": (text.NUMBER, typical),
+            "ratio at low": (text.NUMBER, "ratio_at_low"),
+            "ratio at high": (text.NUMBER, "ratio_at_high"),
+            "order flips at": (text.NUMBER, flips),
+        },
         f"Ratio: {quantity} of {decision.rival} over that of {decision.first}. One input is moved at a "
         "time; never: not within three standard deviations.",
     )
+    middle = ratio.typical if ratio else 1.0
+    ratios = [1.0]
+    traces = []
     labels = [draw.in_lines(lever.name) for lever in levers]
-    hover = table.hovers(*names)
-    traces = [
-        draw.bars(
-            f"input at its {end} end",
-            labels,
-            [ratio - middle for ratio in table.values(f"ratio at {end}")],
-            {"color": colour, "pattern": {"shape": pattern, "fillmode": "overlay"}},
-            hover,
-            starts=[middle] * len(levers),
-        )
-        for end, colour, pattern in (("low", draw.BLUE, ""), ("high", draw.ORANGE, "/"))
-    ]
-    ratios = [1.0, *table.values("ratio at low"), *table.values("ratio at high")]
+    for end, colour, pattern in (("low", draw.BLUE, ""), ("high", draw.ORANGE, "/")):
+        at_end = table.values(f"ratio at {end}")
+        ratios += at_end
+        look = {"color": colour, "pattern": {"shape": pattern, "fillmode": "overlay"}}
+        lengths = [ratio - middle for ratio in at_end]
+        starts = [middle] * len(levers)
+        name = f"input at its {end} end"
+        traces.append(draw.bars(name, labels, lengths, look, table.hovers(), starts=starts))
     near = abs(1.0 - middle) <= _NEAR * (max(ratios) - min(ratios))
     said = {middle: f"{middle:.2f}"} | ({} if near else {1.0: "order flips"})
     above = {"y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False}
@@ -747,5 +712,8 @@ def _tornado(
         ],
         annotations=[above | {"x": at, "text": words} for at, words in said.items()],
     )
-    shows = f"Bars of the ratio of {quantity} over the range of each input"
-    return replace(section, figure=drawn, table=table, shows=shows, told=names[1:3])
+    return Section("", "", drawn, table, ("ratio at low", "ratio at high"))
+
+
+def _lever_unit(lever: Lever) -> text.Unit:
+    return _LEVER_UNITS.get(lever.unit, text.Unit(lever.unit))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from perfsim.report.document import document_text, plain
 from perfsim.report.page import Page, Section, caveats_section
 from perfsim.report.study import assumptions_tables
 from perfsim.report.sweep_figures import MAX_ROWS, answer_cells, change_table, drawn, series_table
-from perfsim.report.table import Cell, Table
+from perfsim.report.table import Cell, Field, Table
 from perfsim.studies.answers import PointResult
 from perfsim.studies.decision import verb
 from perfsim.studies.scaling import Match, Series
@@ -36,25 +37,36 @@ def _points_table(result: SweepResult, *, feasible: bool = True) -> Table:
     listed = [point for point in result.points if feasible or not point.feasible]
     points = text.thinned(listed, MAX_ROWS)
     paths = list(dict.fromkeys(path for point in listed for path, _ in point.circumstances))
-    names = ["time to the target", "on the wall", "step", "MFU", "layout"] if feasible else []
-    units = dict.fromkeys(names[:3], text.TIME) | {"MFU": text.SHARE, "devices": text.COUNT}
-    rows = []
-    for point in points:
-        answer = answer_cells(point) if point.feasible else {}
-        row = answer | {"time to the target": answer.get("time"), "on the wall": answer.get("wall")}
-        row |= {f"set {path}": value for path, value in point.circumstances}
-        row |= {"system": point.system, "strategy": point.strategy, "devices": point.num_devices}
-        rows.append(row | {"batch": point.batch_text or None, "reason": "; ".join(point.reasons)})
-    columns = {name: (name, units.get(name)) for name in ("system", "strategy", "devices")}
-    columns |= {"batch": ("batch", text.COUNT), **{text.human(path): (f"set {path}", None) for path in paths}}
-    columns |= {name: (name, units.get(name)) for name in (*names, "reason")}
     caption = "In the order of the grid."
     if len(points) < len(listed):
         caption = (
             f"{len(points):,} of {len(listed):,} points, evenly spread in the order of the grid; "
             "summary.json has all, and so has the file of --table."
         )
-    return Table.read(columns, rows, caption)
+
+    def at(path: str, point: PointResult) -> Any:
+        return dict(point.circumstances).get(path)
+
+    def answer(name: str, point: PointResult) -> Any:
+        return answer_cells(point)[name] if point.feasible else None
+
+    columns: dict[str, Field[PointResult]] = {
+        "system": (None, "system"),
+        "strategy": (None, "strategy"),
+        "devices": (text.COUNT, "num_devices"),
+        "batch": (text.COUNT, lambda point: point.batch_text or None),
+        **{text.human(path): (None, partial(at, path)) for path in paths},
+    }
+    if feasible:
+        columns |= {
+            "time to the target": (text.TIME, partial(answer, "time")),
+            "on the wall": (text.TIME, partial(answer, "wall")),
+            "step": (text.TIME, partial(answer, "step")),
+            "MFU": (text.SHARE, partial(answer, "MFU")),
+            "layout": (None, partial(answer, "layout")),
+        }
+    columns["reason"] = None, lambda point: "; ".join(point.reasons)
+    return Table.each(points, columns, caption)
 
 
 def sweep_lines(result: SweepResult) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -38,20 +37,15 @@ _SAME = 0.02
 
 def drawn(result: SweepResult) -> Iterator[Section]:
     """The answer, then why, then what the variants are."""
-    left_out = len(result.series) - _MAX_SERIES
-    columns = ("series", "devices", "batch", "time", "efficiency", "layout")
-    table = series_table(result.series[:_MAX_SERIES]).only(*columns)
-    scaling = Section(
-        "Scaling",
+    lead = (
         "Helps to choose the number of devices: the further a line leaves its dotted ideal, the less each "
         "further device saves. Shades are 90 % bands. Each point runs at its best batch of the grid."
-        + (f" {left_out} more lines are among all points below." if left_out > 0 else ""),
-        scaling_curve(table),
-        table,
-        "Time to the target by number of devices, both logarithmic",
-        ("devices", "time"),
-        slug="scaling",
     )
+    if len(result.series) > _MAX_SERIES:
+        lead += f" {len(result.series) - _MAX_SERIES} more lines are among all points below."
+    columns = ("series", "devices", "batch", "time", "efficiency", "layout")
+    table = series_table(result.series[:_MAX_SERIES]).only(*columns)
+    scaling = Section("Scaling", lead, scaling_curve(table), table, ("devices", "time"))
     scaled = [scaling, *_time_and_cost(result), *_efficiency(result)]
     # Each series at its best batches; where variants are compared, every point under what it shares.
     named = [
@@ -107,45 +101,49 @@ def _units(points: Sequence[PointResult]) -> dict[str, text.Unit]:
 
 def series_table(series: Sequence[Series]) -> Table:
     """Every point of the series at its best batch, every column in one unit."""
-    points = [(own, point) for own in series for point in text.thinned(own.points, _MAX_MARKS)]
+    points = _thinned_points(series)
     units = _units([point for _, point in points]) | {"efficiency": text.WHOLE_SHARE}
     names = ("series", "machine", "devices", "batch", "steps", "step", "MFU", "efficiency", "time", "wall")
-    return Table.read(
-        {name: (name, units.get(name)) for name in (*names, "layout")},
+    return Table.each(
         (
             {"series": own.label, "efficiency": own.efficiency(point), **answer_cells(point)}
             for own, point in points
         ),
+        {name: (units.get(name), name) for name in (*names, "layout")},
         "Efficiency is relative to the smallest machine of the series.",
     )
+
+
+def _thinned_points(series: Sequence[Series]) -> list[tuple[Series, PointResult]]:
+    return [(own, point) for own in series for point in text.thinned(own.points, _MAX_MARKS)]
 
 
 def scaling_curve(table: Table) -> go.Figure:
     """A line for each series with its band, and dotted the ideal from its first point."""
     traces = []
     curves = {}
-    for index, (name, unsorted) in enumerate(table.by("series").items()):
-        own = unsorted.sorted("devices")
-        devices = own.values("devices")
-        times = own.values("time")
-        hover = own.hovers("devices", "time", "efficiency", "layout")
-        traces += draw.curve(own, "devices", "time", name=name, index=index, hover=hover, dash="solid")
-        ideal = [time * share for time, share in zip(times, own.values("efficiency"), strict=True)]
-        look = draw.IDEAL | {"color": draw.SERIES[index % len(draw.SERIES)]}
-        traces.append(draw.line(devices, ideal, look, f"{name}, ideal", legendgroup=text.esc(name)))
-        curves[name] = list(zip(devices, times, strict=True))
+    for own in draw.Series.of(table, "devices"):
+        hover = own.table.hovers("devices", "time", "efficiency", "layout")
+        traces += own.curve("devices", "time", hover, dash="solid")
+        curves[own.name] = own.points("devices", "time")
+        shares = own.table.values("efficiency")
+        ideal = [time * share for (_, time), share in zip(curves[own.name], shares, strict=True)]
+        look = draw.IDEAL | {"color": own.colour}
+        name = f"{own.name}, ideal"
+        group = text.esc(own.name)
+        traces.append(draw.line(own.table.values("devices"), ideal, look, name, legendgroup=group))
     unit = table.unit("time").name
     counts = table.values("devices")
-    ends = [end for band in table.bands("time") for end in band]
-    x_ends = min(counts) / 1.2, max(counts) * 1.2
-    y_ends = min(ends) / 1.3, max(ends) * 1.3
+    times = [end for band in table.bands("time") for end in band]
+    x_ends = draw.ends(counts, 1.2)
+    y_ends = draw.ends(times, 1.3)
     names = draw.Canvas(x_ends, y_ends).names(curves)
     named = len(names) == len(curves) <= _NAMED
     return draw.figure(
         f"Time to the target ({unit}) by number of devices",
         traces,
-        draw.log_axis("devices", counts, at_values=True, range=[math.log10(end) for end in x_ends]),
-        draw.log_axis(f"time to the target ({unit})", ends, range=[math.log10(end) for end in y_ends]),
+        draw.log_axis("devices", counts, x_ends, at_values=True),
+        draw.log_axis(f"time to the target ({unit})", times, y_ends),
         460,
         showlegend=not named,
         annotations=names if named else [],
@@ -157,51 +155,40 @@ def _efficiency(result: SweepResult) -> Iterator[Section]:
     if not result.scalings:
         return
 
-    def note(point: PointResult) -> str:
-        return f"{text.layout_short(point.prediction.layout)}, {point.prediction.why.cause}"
+    def note(pair: tuple[Series, PointResult]) -> str:
+        own = pair[1].prediction
+        return f"{text.layout_short(own.layout)}, {own.why.cause}"
 
     table = Table.each(
-        [
-            (own, point)
-            for own in result.scalings[:_MAX_SERIES]
-            for point in text.thinned(own.points, _MAX_MARKS)
-        ],
+        _thinned_points(result.scalings[:_MAX_SERIES]),
         {
             "series": (None, lambda pair: pair[0].label),
             "devices": (text.COUNT, lambda pair: pair[1].num_devices),
             "in throughput": (text.SHARE, lambda pair: pair[0].throughput_efficiency(pair[1])),
             "in time to the target": (text.SHARE, lambda pair: pair[0].efficiency(pair[1])),
-            "note": (None, lambda pair: note(pair[1])),
+            "note": (None, note),
         },
         "Relative to the smallest machine of the series.",
     )
-    yield Section(
-        "Scaling efficiency",
+    lead = (
         "Shows how much work each further device adds: the throughput, over that of as many devices "
         "which work like those of the smallest machine. Dashed: the same in time to the "
-        "target, where a larger batch needs more tokens.",
-        efficiency_curve(table),
-        table,
-        "Scaling efficiency against devices",
-        ("devices", "in throughput"),
-        slug="efficiency",
+        "target, where a larger batch needs more tokens."
     )
+    told = ("devices", "in throughput")
+    yield Section("Scaling efficiency", lead, efficiency_curve(table), table, told, slug="efficiency")
 
 
 def efficiency_curve(table: Table) -> go.Figure:
     """The efficiency in throughput by devices; dashed the efficiency in time, where it differs."""
     traces = []
-    for index, (name, unsorted) in enumerate(table.by("series").items()):
-        own = unsorted.sorted("devices")
-        hover = own.hovers(*(column.name for column in own.columns[1:]))
-        pairs = zip(own.values("in throughput"), own.values("in time to the target"), strict=True)
-        kinds = [(name, "in throughput", "solid", 8)]
+    for own in draw.Series.of(table, "devices"):
+        hover = own.table.hovers()
+        traces += own.curve("devices", "in throughput", hover, dash="solid")
+        in_time = "in time to the target"
+        pairs = own.points("in throughput", in_time)
         if max(abs(a - b) for a, b in pairs) >= _SAME:
-            kinds.append(("in time to the target", "in time to the target", "dash", 5))
-        for said, column, dash, size in kinds:
-            traces += draw.curve(
-                own, "devices", column, name=said, index=index, hover=hover, dash=dash, size=size, group=name
-            )
+            traces += own.curve("devices", in_time, hover, in_time, dash="dash", size=5)
     top = max([1.0, *table.values("in throughput"), *table.values("in time to the target")])
     return draw.figure(
         "Scaling efficiency by number of devices",
@@ -245,34 +232,29 @@ def _time_and_cost(result: SweepResult) -> Iterator[Section]:
         ),
         "A star marks the points worth taking: no comparable one is both faster and cheaper.",
     )
+    heading = "Time against cost"
     lead = (
         "Shows what a shorter time costs. Filled marks are worth taking: no other point is both faster and "
         "cheaper."
-        if priced
-        else "Shows what a shorter time takes. Filled marks are worth taking: no other point of the same "
-        "machine is faster with fewer device-days. Devices of unlike machines do not compare; with a price "
-        "for each candidate the axis is money."
     )
-    yield Section(
-        "Time against cost" if priced else "Time against device-days",
-        lead,
-        cost_curve(table),
-        table,
-        "Cost over time to the target",
-        ("time to the target", "cost"),
-        slug="cost",
-    )
+    if not priced:
+        heading = "Time against device-days"
+        lead = (
+            "Shows what a shorter time takes. Filled marks are worth taking: no other point of the same "
+            "machine is faster with fewer device-days. Devices of unlike machines do not compare; with a "
+            "price for each candidate the axis is money."
+        )
+    yield Section(heading, lead, cost_curve(table), table, ("time to the target", "cost"), slug="cost")
 
 
 def cost_curve(table: Table) -> go.Figure:
     """A line for each series, from cheap and slow to dear and fast; points not worth taking are open."""
     x, y = "time to the target", "cost"
     traces = []
-    for index, (name, unsorted) in enumerate(table.by("series").items()):
-        own = unsorted.sorted(x)
-        symbols = ["circle" if cell.mark else "circle-open" for cell in own.column(y)]
-        hover = own.only("machine", x, y).hovers(x, y)
-        traces += draw.curve(own, x, y, name=name, index=index, hover=hover, dash="solid", symbol=symbols)
+    for own in draw.Series.of(table, x):
+        symbols = ["circle" if cell.mark else "circle-open" for cell in own.table.column(y)]
+        hover = own.table.only("machine", x, y).hovers()
+        traces += own.curve(x, y, hover, dash="solid", symbol=symbols)
     across, up = (draw.log_axis(f"{name} ({table.unit(name).name})", table.values(name)) for name in (x, y))
     title = f"Cost ({table.unit(y).name}) by time to the target"
     return draw.figure(title, traces, across, up, showlegend=True)
@@ -287,49 +269,39 @@ def _matches(result: SweepResult) -> Iterator[Section]:
         rival = backward[0].series.first.devices_noun
         slug = f"equals-{number}" if number else "equals"
         heading = f"Equally fast: {first}, {rival}" if number else "Equally fast machines"
-        yield Section(
-            heading,
+        lead = (
             f"How many {first} and how many {rival} finish on the same day. The band is that of the ratio of "
-            "the two times (90 %), which share one critical batch.",
-            _equal_time(forward, backward),
-            _matches_table(forward),
-            "A curve of equal time",
-            (f"as many {first}",),
-            slug=slug,
+            "the two times (90 %), which share one critical batch."
         )
-        yield Section(
-            f"{heading}, the other way",
-            f"The other way: how many {rival} replace {first}.",
-            table=_matches_table(backward),
-            slug=f"{slug}-back",
-            level=3,
-        )
+        drawn = _equal_time(forward, backward)
+        yield Section(heading, lead, drawn, _matches_table(forward), (f"as many {first}",), slug=slug)
+        lead = f"The other way: how many {rival} replace {first}."
+        table = _matches_table(backward)
+        yield Section(f"{heading}, the other way", lead, table=table, slug=f"{slug}-back", level=3)
 
 
 def _matches_table(matches: Sequence[Match]) -> Table:
     """For each machine, how many devices of another one are as fast."""
-    noun = matches[0].series.first.devices_noun
-    rows = []
-    for match in text.thinned(matches, MAX_ROWS):
+
+    def as_many(match: Match) -> str:
         ends = (match.equal.low, match.equal.typical, match.equal.high)
         low, middle, high = (_count(end, match, text.NUMBER) for end in ends)
-        fewest = match.fewest
-        rows.append(
-            (
-                match.rival.machine,
-                match.rival.target_time.time_s,
-                middle if low == middle == high else f"{middle} ({low} to {high})",
-                _count(fewest.num_devices if fewest else None, match),
-                fewest.target_time.time_s if fewest else None,
-                _count(match.possibly, match),
-                _count(match.surely, match),
-            )
-        )
-    return Table.of(
-        {"machine": None, "its time": text.TIME, f"as many {noun}": text.NUMBER}
-        | {"fewest of the grid": text.COUNT, "their time": text.TIME}
-        | {"at least": text.COUNT, "at most": text.COUNT},
-        rows,
+        return middle if low == middle == high else f"{middle} ({low} to {high})"
+
+    def fewest(match: Match) -> str:
+        return _count(match.fewest.num_devices if match.fewest else None, match)
+
+    return Table.each(
+        text.thinned(matches, MAX_ROWS),
+        {
+            "machine": (None, lambda match: match.rival.machine),
+            "its time": (text.TIME, lambda match: match.rival.target_time.time_s),
+            f"as many {matches[0].series.first.devices_noun}": (text.NUMBER, as_many),
+            "fewest of the grid": (text.COUNT, fewest),
+            "their time": (text.TIME, "fewest.target_time.time_s"),
+            "at least": (text.COUNT, lambda match: _count(match.possibly, match)),
+            "at most": (text.COUNT, lambda match: _count(match.surely, match)),
+        },
         "As many, with its 90 % band, is interpolated between the counts of the grid; the other columns are "
         "such counts.",
     )
@@ -358,25 +330,27 @@ def _equal_time(forward: Sequence[Match], backward: Sequence[Match]) -> go.Figur
     marked = []
     points: list[tuple[float, float]] = []
     for matches, colour, symbol, side, name in directions:
-        counts: list[float] = []
-        cells = []
-        hover = []
-        for match in matches:
-            equal = match.equal
-            if (middle := equal.typical or 0.0) > match.series.first.num_devices:
-                low, high = (middle if end is None else end for end in (equal.low, equal.high))
-                counts.append(match.rival.num_devices)
-                cells.append(Cell(middle, (low, high)))
-                took = text.duration(match.rival.target_time.time_s)
-                noun = match.series.first.devices_noun
-                hover.append(text.esc(f"{match.rival.machine} ({took}): {text.number(middle)} {noun}"))
-        if cells:
-            numbers = [cell.number for cell in cells]
-            x, y = (counts, numbers) if side == "error_y" else (numbers, counts)
-            points += zip(x, y, strict=True)
-            bands = {side: draw.error_bars(cells, 1.0, colour) | {"thickness": 1}}
-            look = {"color": colour, "symbol": symbol, "size": 8}
-            marked.append(draw.marks(name, x, y, look, hover, **bands))
+        inside = [own for own in matches if (own.equal.typical or 0.0) > own.series.first.num_devices]
+        if not inside:
+            continue
+        counts: list[float] = [own.rival.num_devices for own in inside]
+        equals = [own.equal.typical or 0.0 for own in inside]
+        bands = [
+            (own.equal.low or middle, own.equal.high or middle)
+            for own, middle in zip(inside, equals, strict=True)
+        ]
+        hover = [
+            text.esc(
+                f"{own.rival.machine} ({text.duration(own.rival.target_time.time_s)}): "
+                f"{text.number(middle)} {own.series.first.devices_noun}"
+            )
+            for own, middle in zip(inside, equals, strict=True)
+        ]
+        x, y = (counts, equals) if side == "error_y" else (equals, counts)
+        points += zip(x, y, strict=True)
+        reach = {side: draw.error_bars(equals, bands, colour) | {"thickness": 1}}
+        look = {"color": colour, "symbol": symbol, "size": 8}
+        marked.append(draw.marks(name, x, y, look, hover, **reach))
     points.sort()
     rivals = [x for x, _ in points]
     firsts = [y for _, y in points]
@@ -415,15 +389,10 @@ def _map(time_map: TimeMap) -> Section:
     )
     if max(len(time_map.counts), len(time_map.rows)) > _MAX_SIDE:
         lead += f" Of longer axes {_MAX_SIDE} places are drawn, evenly spread."
-    return Section(
-        f"Devices and {field.partition(',')[0]}" + (f": {name}" if name else ""),
-        lead,
-        draw.heat_map(table, f"Time to the target ({unit.name})", "devices"),
-        table,
-        f"Time to the target ({unit.name}) by {field} and number of devices, {name or 'all machines'}",
-        [column.name for column in table.columns[1:]],
-        slug=f"map-{slugify(name)}" if name else "map",
-    )
+    heading = f"Devices and {field.partition(',')[0]}" + (f": {name}" if name else "")
+    drawn = draw.heat_map(table, f"Time to the target ({unit.name})", "devices")
+    told = [column.name for column in table.columns[1:]]
+    return Section(heading, lead, drawn, table, told, slug=f"map-{slugify(name)}" if name else "map")
 
 
 # How much longer or shorter a step becomes under each variant, and the time to the target of each.
@@ -431,26 +400,21 @@ def _map(time_map: TimeMap) -> Section:
 
 def change_table(changes: Mapping[str, Sequence[Change]]) -> Table:
     """Every variant in every group, the largest effect first: its step, the change, and what limits it."""
-    known = [
-        (group, change)
-        for group, (first, *others) in changes.items()
-        for change in [first, *sorted(others, key=lambda own: -max(own.ratio, 1.0 / own.ratio))]
-    ]
-    units = _units([change.point for _, change in known]) | {"change": text.CHANGE}
-    names = ("in common", "variant", "machine", "batch", "step", "MFU", "change", "time", "wall")
     rows = []
-    for group, change in known:
-        policy = change.policy
-        changed = None if change.point is change.base else change.ratio - 1.0
-        row = answer_cells(change.point) | {"in common": group, "variant": change.point.variant}
-        row |= {"change": Cell(changed, note="*" if policy and changed is not None else "")}
-        rows.append(row | {"policy changed": policy or None})
-    return Table.read(
+    for group, (first, *others) in changes.items():
+        for own in [first, *sorted(others, key=lambda own: -max(own.ratio, 1.0 / own.ratio))]:
+            changed = None if own.point is own.base else own.ratio - 1.0
+            mark = "*" if own.policy and changed is not None else ""
+            row = {"in common": group, "variant": own.point.variant, "change": Cell(changed, note=mark)}
+            rows.append(answer_cells(own.point) | row | {"policy changed": own.policy or None})
+    units = _units([own.point for group in changes.values() for own in group]) | {"change": text.CHANGE}
+    names = ("in common", "variant", "machine", "batch", "step", "MFU", "change", "time", "wall")
+    return Table.each(
+        rows,
         {
-            name: (name, units.get(name))
+            name: (units.get(name), name)
             for name in (*names, "policy changed", "limited by", "nearest remedy")
         },
-        rows,
         "Changes are relative to the first variant of each group. * the planner's policy changed too.",
     )
 
@@ -459,87 +423,64 @@ def _changed_steps(result: SweepResult) -> Section:
     """How much longer or shorter a step is under each variant, where variants do the same work."""
     names = ("in common", "variant", "machine", "step", "change", "policy changed", "limited by")
     table = change_table(result.changes).only(*names, "nearest remedy")
-    equal = "all else equal."
+    lead = (
+        "Shows which part of the machine a step depends on. Each bar is the change relative to "
+        f"\u201c{result.variants[0]}\u201d, all else equal."
+    )
     if any(change.policy for own in result.changes.values() for change in own):
-        equal += (
+        lead += (
             " At a bar with a star the planner also chose another policy (see the table): the change is that "
             "of both together."
         )
-    return Section(
-        "Step time by variant",
-        "Shows which part of the machine a step depends on. Each bar is the change relative to "
-        f"\u201c{result.variants[0]}\u201d, {equal}",
-        _change_bars(table),
-        table,
-        "Bars of the change of the step time",
-        ("change",),
-        slug="variants",
-    )
+    return Section("Step time by variant", lead, _change_bars(table), table, ("change",), slug="variants")
 
 
 def _change_bars(table: Table) -> go.Figure:
     """Bars in per cent, the variant of the largest effect in any group first, one colour a group."""
+    changed = replace(table, rows=[row for row in table.rows if row[4].value is not None])
     effects: dict[str, float] = defaultdict(float)
-    for row, change in zip(table.rows, table.column("change"), strict=True):
-        if change.value is not None:
-            ratio = 1.0 + change.number
-            effects[str(row[1].value)] = max(ratio, 1.0 / ratio, effects[str(row[1].value)])
+    for name, change in zip(changed.texts("variant"), changed.column("change"), strict=True):
+        effects[name] = max(1.0 + change.number, 1.0 / (1.0 + change.number), effects[name])
     names = sorted(effects, key=lambda name: -effects[name])
-    groups = table.by("in common")
+    before = {group: own.texts("step")[0] for group, own in table.by("in common").items()}
     traces = []
-    for index, (group, whole) in enumerate(groups.items()):
-        changed = [row for row in whole.rows if str(row[1].value) in effects and row[4].value is not None]
-        changed.sort(key=lambda row: names.index(str(row[1].value)))
-        own = replace(whole, rows=changed).only("variant", "step", "change", "policy changed")
-        before = f"<br>step before: {whole.texts('step')[0]}"
+    for index, (group, whole) in enumerate(changed.by("in common").items()):
+        rows = sorted(whole.rows, key=lambda row: names.index(str(row[1].value)))
+        own = replace(whole, rows=rows).only("variant", "step", "change", "policy changed")
+        hover = own.hovers("change", "step", "policy changed")
         traces.append(
             draw.bars(
                 group,
-                [draw.in_lines(row[0].value) for row in own.rows],
+                list(map(draw.in_lines, own.texts("variant"))),
                 [100.0 * change for change in own.values("change")],
                 {"color": draw.SERIES[index % len(draw.SERIES)]},
-                [words + before for words in own.hovers("change", "step", "policy changed")],
+                [f"{words}<br>step before: {before[group]}" for words in hover],
                 written=own.texts("change"),
             )
         )
-    values = [0.0, *(100.0 * change for change in table.values("change"))]
+    values = [0.0, *(100.0 * change for change in changed.values("change"))]
     low = min(values)
     high = max(values)
     room = 0.32 * max(high - low, 1.0)  # for what is written next to the bars
     ends = [low - (room if low < 0 else 0.0), high + 1.7 * room]
-    return draw.rows(
-        "Change of the step time (%)",
-        list(map(draw.in_lines, names)),
-        traces,
-        draw.axis("change of the step time (%)", range=ends),
-        14 + 22 * max(1, len(groups)),
-        barmode="group",
-        bargap=0.25,
-    )
+    title = "Change of the step time (%)"
+    labels = list(map(draw.in_lines, names))
+    x = draw.axis("change of the step time (%)", range=ends)
+    return draw.rows(title, labels, traces, x, 14 + 22 * max(1, len(before)), barmode="group", bargap=0.25)
 
 
 def _times(series: Sequence[Series]) -> Section:
     """Time to the target of each variant with its band, where variants differ in what they train."""
     table = series_table(series).only("series", "batch", "steps", "step", "time", "layout")
-    unit = table.unit("time")
+    times = table.values("time")
+    bands = table.bands("time")
     labels = [draw.in_lines(row[0].value) for row in table.rows]
-    dots = draw.marks(
-        "",
-        table.values("time"),
-        labels,
-        {"color": draw.BLUE, "size": 9},
-        table.hovers("time", "steps", "step"),
-        error_x=draw.error_bars(table.column("time"), unit.scale, draw.GREY),
-        showlegend=False,
-    )
-    ends = [end for band in table.bands("time") for end in band]
-    x = draw.log_axis(f"time to the target ({unit.name})", ends)
-    return Section(
-        "Time by variant",
-        "Helps to plan: the time to the target of each variant, with its 90 % band.",
-        draw.rows(f"Time to the target ({unit.name})", labels, [dots], x, 38),
-        table,
-        "Time to the target of each variant",
-        ("time",),
-        slug="times",
-    )
+    reach = draw.error_bars(times, bands, draw.GREY)
+    look = {"color": draw.BLUE, "size": 9}
+    hover = table.hovers("time", "steps", "step")
+    dots = draw.marks("", times, labels, look, hover, error_x=reach, showlegend=False)
+    title = f"time to the target ({table.unit('time').name})"
+    x = draw.log_axis(title, [end for band in bands for end in band])
+    drawn = draw.rows(text.capital(title), labels, [dots], x, 38)
+    lead = "Helps to plan: the time to the target of each variant, with its 90 % band."
+    return Section("Time by variant", lead, drawn, table, ("time",), slug="times")

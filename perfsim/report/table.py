@@ -49,6 +49,10 @@ class Cell:
         raise TypeError(f"{self.value!r} is no number")
 
 
+Field = tuple[Unit | None, str | Callable[[Item], Cell | Value]]
+"""A column of a table of items: its unit, and what a cell holds of an item."""
+
+
 class _Column(NamedTuple):
     """A name, and the unit of its values; words have none, and stand flush left."""
 
@@ -75,27 +79,13 @@ class Table:
         )
 
     @classmethod
-    def each(
-        cls,
-        items: Iterable[Item],
-        columns: Mapping[str, tuple[Unit | None, Callable[[Item], Cell | Value]]],
-        caption: str = "",
-    ) -> Table:
-        """A row for each item; `columns` maps each name to its unit (None: words) and what a cell holds."""
-        named = {name: unit for name, (unit, _) in columns.items()}
-        return cls.of(named, ([value(item) for _, value in columns.values()] for item in items), caption)
+    def each(cls, items: Iterable[Item], columns: Mapping[str, Field[Item]], caption: str = "") -> Table:
+        """A row for each item; `columns` maps each name to its unit (None: words) and what a cell holds.
 
-    @classmethod
-    def read(
-        cls,
-        columns: Mapping[str, tuple[str, Unit | None]],
-        rows: Iterable[Mapping[str, Any]],
-        caption: str = "",
-    ) -> Table:
-        """A table of mappings; `columns` maps each name to a key and the unit of its values or None."""
-        named = {name: unit for name, (_, unit) in columns.items()}
-        keys = [key for key, _ in columns.values()]
-        return cls.of(named, ([row.get(key) for key in keys] for row in rows), caption)
+        That is a function of the item, or the name of an attribute or a key of it, such as `score.mape`.
+        """
+        units = {name: unit for name, (unit, _) in columns.items()}
+        return cls.of(units, ([_held(item, of) for _, of in columns.values()] for item in items), caption)
 
     def only(self, *names: str) -> Table:
         """The columns of these names, in this order."""
@@ -125,9 +115,9 @@ class Table:
         return [self.text(cell, column) for cell in self.column(name)]
 
     def hovers(self, *names: str) -> list[str]:
-        """What each row says at the pointer: its first cell, and these columns with their units."""
+        """What each row says at the pointer: its first cell, and these columns (or all) with their units."""
         lines = [[f"<b>{esc(row[0].value)}</b>"] for row in self.rows]
-        for name in names:
+        for name in names or [column.name for column in self.columns[1:]]:
             for line, words in zip(lines, self.texts(name), strict=True):
                 line += [esc(f"{name}: {words}")] if words not in ("", NONE) else []
         return [BREAK.join(line) for line in lines]
@@ -197,11 +187,8 @@ class Table:
 
     def heads(self) -> list[str]:
         """The names of the columns with their units."""
-        units = [column.unit.name if column.unit else "" for column in self.columns]
-        return [
-            f"{column.name} ({unit})" if unit and column.name else column.name or unit
-            for column, unit in zip(self.columns, units, strict=True)
-        ]
+        named = [(name, unit.name if unit else "") for name, unit in self.columns]
+        return [f"{name} ({unit})" if name and unit else name or unit for name, unit in named]
 
     def words(self, *names: str, most: int = 12) -> str:
         """The rows in words, `128 A100: compute 71.0 %, bubble 7.0 %; ...`: what a figure shows.
@@ -210,31 +197,25 @@ class Table:
         some are marked, only those rows are told, else the first ones.
         """
         lead = next((index for index, column in enumerate(self.columns) if column.unit), 1)
-        told = [(self._index(name), name if len(names) > 1 else "") for name in names]
-        marked = [row for row in self.rows if any(row[index].mark for index, _ in told)]
-        rows = []
-        for row in (marked or self.rows)[:most]:
-            named = ", ".join(
-                self.text(cell, column) for cell, column in zip(row[:lead], self.columns, strict=False)
-            )
-            values = [
-                f"{name} {self.text(row[index], self.columns[index])}".strip()
-                for index, name in told
+        told = {name: self._index(name) for name in names}
+        rows = [row for row in self.rows if any(row[index].mark for index in told.values())] or self.rows
+        words = []
+        for row in rows[:most]:
+            values = ", ".join(
+                f"{name if len(told) > 1 else ''} {self.text(row[index], self.columns[index])}".strip()
+                for name, index in told.items()
                 if row[index].value is not None
-            ]
-            rows.append(f"{named}: {', '.join(values)}")
-        left = len(marked or self.rows) - most
-        return "; ".join([*rows, *([f"and {left} more"] if left > 0 else [])])
+            )
+            words.append(f"{', '.join(map(self.text, row[:lead], self.columns))}: {values}")
+        return "; ".join([*words, *([f"and {len(rows) - most} more"] if len(rows) > most else [])])
 
     def markdown(self) -> str:
         """A pipe table with its caption below."""
         rules = ["---:" if column.unit else "---" for column in self.columns]
-        heads = [markdown_text(head) for head in self.heads()]
-        rows = [[markdown_text(cell) for cell in row] for row in self.shown()]
-        lines = [
-            "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
-            for row in (heads, rules, *rows)
-        ]
+        heads, *rows = (
+            [markdown_text(cell).replace("|", "\\|") for cell in row] for row in (self.heads(), *self.shown())
+        )
+        lines = [f"| {' | '.join(row)} |" for row in (heads, rules, *rows)]
         return "\n".join([*lines, *(["", markdown_text(self.caption)] if self.caption else [])])
 
     def lines(self, width: int = 0, *, whole_names: bool = False) -> list[str]:
@@ -319,6 +300,15 @@ class Table:
         return lines
 
 
+def _held(item: Any, of: Any) -> Any:
+    if callable(of):
+        return of(item)
+    for name in of.split("."):
+        if item is not None:
+            item = item.get(name) if isinstance(item, Mapping) else getattr(item, name)
+    return item
+
+
 def _is_heading(row: Sequence[str]) -> bool:
     return len(row) > 2 and not any(cell.strip() for cell in row[1:])
 
@@ -337,10 +327,7 @@ def _cell_lines(cell: str, size: int) -> list[str]:
 
 def markdown_text(text: str) -> str:
     """One line, with characters of Markdown's markup escaped."""
-    line = " ".join(text.split())
-    for mark in "\\*<[":
-        line = line.replace(mark, f"\\{mark}")
-    return line
+    return re.sub(r"([\\*<\[])", r"\\\1", " ".join(text.split()))
 
 
 # Rows as CSV, or as Parquet with the extra `[parquet]`: bare values with every digit.

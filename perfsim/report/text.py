@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -245,13 +246,18 @@ class Named(NamedTuple):
 def named(candidates: Sequence[Answer]) -> list[Named]:
     """Each candidate behind its machine where no other has the same, else its label, numbered if need be."""
     machines = [candidate.machine for candidate in candidates]
-    seen: dict[str, int] = {}
-    pairs = []
-    for candidate in candidates:
-        name = candidate.machine if machines.count(candidate.machine) == 1 else candidate.label
-        seen[name] = seen.get(name, 0) + 1
-        pairs.append(Named(name if seen[name] == 1 else f"{name} ({seen[name]})", candidate))
-    return pairs
+    names = [own.machine if machines.count(own.machine) == 1 else own.label for own in candidates]
+    return list(map(Named, numbered(names, "{} ({})"), candidates))
+
+
+def numbered(names: Iterable[str], again: str) -> list[str]:
+    """The names, told apart: where one comes again, `again` joins it and how many times it was there."""
+    seen = Counter[str]()
+    told = []
+    for name in names:
+        seen[name] += 1
+        told.append(name if seen[name] == 1 else again.format(name, seen[name]))
+    return told
 
 
 # Prose, in lines that fit a terminal.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from perfsim.base.units import format_quantity
 from perfsim.report import draw, text
 from perfsim.report.document import document_text
 from perfsim.report.page import Card, Page, Section, slugify
-from perfsim.report.table import Cell, Table
+from perfsim.report.table import Cell, Field, Table
 
 if TYPE_CHECKING:
     from perfsim.evidence.accuracy_page import AccuracyPage, Removed, StepAccuracy
@@ -36,25 +37,30 @@ _HEADINGS = {
     "host_blocking_s_per_kernel": "host blocking, a kernel",
     "partial_node_rank_bytes_per_s": "bus of a partial node",
 }
-_TWO_DIGITS = text.Unit(digits="{:.2f}".format)
-_Columns = Mapping[str, tuple[str, text.Unit | None]]
-"""What a table is read from mappings by: the key of each column, and its unit."""
-_ERRORS: _Columns = {
-    "median": ("median_ape", text.SHARE),
-    "p90": ("p90_ape", text.SHARE),
-    "mean": ("mape", text.SHARE),
-    "bias": ("bias", text.CHANGE),
+_POINTS = text.Unit("points", 0.01, lambda value: f"{value:+.1f}".replace("-0.0", "+0.0"))
+_KINDS = ("dense", "experts")
+"""Of models; where a file has both, each has its own errors."""
+_ERRORS = {
+    "median": (text.SHARE, "median_ape"),
+    "p90": (text.SHARE, "p90_ape"),
+    "mean": (text.SHARE, "mape"),
+    "bias": (text.CHANGE, "bias"),
 }
-_MORE: _Columns = {
-    "tau": ("kendall_tau", _TWO_DIGITS),
-    "regret": ("regret", text.SHARE),
-    "in band": ("band_coverage", text.SHARE),
+_OF_SWEEPS = {
+    "tau": (text.Unit(digits="{:.2f}".format), "kendall_tau"),
+    "regret": (text.SHARE, "regret"),
+    "in band": (text.SHARE, "band_coverage"),
 }
-_TIMES: _Columns = {
-    "measured": ("measured_s", text.TIME),
-    "predicted": ("predicted_s", text.TIME),
-    "error": ("error", text.CHANGE),
+_TIMES: dict[str, Field[Mapping[str, Any]]] = {
+    "measured": (text.TIME, "measured_s"),
+    "predicted": (text.TIME, "predicted_s"),
+    "error": (text.CHANGE, "error"),
 }
+
+
+def _of(score: str, columns: Mapping[str, tuple[text.Unit, str]] = _ERRORS) -> dict[str, Field[Any]]:
+    """These columns of the scores that an item holds under a name."""
+    return {name: (unit, f"{score}.{key}") for name, (unit, key) in columns.items()}
 
 
 # Tables that the page and the terminal share.
@@ -62,32 +68,34 @@ _TIMES: _Columns = {
 
 def _score_table(result: Mapping[str, Any], outside: Mapping[str, Any] | None) -> Table:
     """All runs and each family, next to one constant efficiency, and `outside` the fit of the constants."""
-    outside = outside or {}
-    left_out = outside.get("families", {})
-    rows = [("all runs", result["summary"], outside.get("summary", {}), result["baseline"])]
-    for kind in ("dense", "experts"):
-        if kind in result:
-            rows.append((f"all runs, {kind}", result[kind], outside.get(kind, {}), {}))
-    for family, scores in result["families"].items():
-        if scores["n"]:
-            baseline = result["families_baseline"].get(family, {})
-            rows.append((family, scores, left_out.get(family, {}), baseline))
-    for release, scores in result["without_release"].items():
-        rows.append((f"all runs without {release}", scores, {}, {}))
-    columns: _Columns = {"family": ("name", None), "runs": ("n", text.COUNT), **_ERRORS, **_MORE}
-    others: _Columns = {
-        f"{who}{what}": (f"{who}{key}", text.SHARE)
-        for who in ("left out", "baseline")
-        for what, key in (("", "median_ape"), (", mean", "mape"))
-    }
-    return Table.read(
-        {**columns, **others},
-        (
-            {"name": name, **scores}
-            | {f"left out{key}": score for key, score in without.items()}
-            | {f"baseline{key}": score for key, score in baseline.items()}
-            for name, scores, without, baseline in rows
-        ),
+    without = outside or {}
+
+    def row(name: str, scores: Scores, left_out: Scores | None = None, baseline: Scores | None = None) -> Any:
+        return {"name": name, "score": scores, "left out": left_out, "baseline": baseline}
+
+    left_out = without.get("families", {})
+    baselines = result["families_baseline"]
+    return Table.each(
+        [
+            row("all runs", result["summary"], without.get("summary"), result["baseline"]),
+            *(row(f"all runs, {kind}", result[kind], without.get(kind)) for kind in _KINDS if kind in result),
+            *(
+                row(family, scores, left_out.get(family), baselines.get(family))
+                for family, scores in result["families"].items()
+                if scores["n"]
+            ),
+            *(row(f"all runs without {name}", own) for name, own in result["without_release"].items()),
+        ],
+        {
+            "family": (None, "name"),
+            "runs": (text.COUNT, "score.n"),
+            **_of("score"),
+            **_of("score", _OF_SWEEPS),
+            "left out": (text.SHARE, "left out.median_ape"),
+            "left out, mean": (text.SHARE, "left out.mape"),
+            "baseline": (text.SHARE, "baseline.median_ape"),
+            "baseline, mean": (text.SHARE, "baseline.mape"),
+        },
         "Absolute errors of the step time; bias is the mean signed error. Tau (mean) and regret (largest) "
         "are over the family's sweeps. In band: the share of runs whose measured time lies in its 90 % band, "
         "which comes from constants and errors without the run's family (of a wafer: without its release). "
@@ -105,37 +113,50 @@ def _worst_table(result: Mapping[str, Any], causes: Mapping[str, str], *, scored
         if (case.get("evidence") != "C") is scored
         and None not in (case.get("error"), case.get("predicted_s"))
     ]
-    rows = []
-    for case in sorted(cases, key=lambda case: (-abs(case["error"]), case["id"])):
+
+    def evidence(case: Mapping[str, Any]) -> str:
         inferred = case.get("inferred") or []
         names = " and ".join(inferred) if len(inferred) <= MOST_INFERRED else f"{len(inferred)} fields"
-        words = f"{case['evidence']}, {names} inferred" if inferred else case["evidence"]
-        rows.append({**case, "class": words, "cause": causes.get(case["id"])})
-    columns: _Columns = {"run": ("id", None), "evidence": ("class", None), **_TIMES}
-    return Table.read({**columns, "likely cause": ("cause", None)}, rows)
+        return f"{case['evidence']}, {names} inferred" if inferred else str(case["evidence"])
+
+    return Table.each(
+        sorted(cases, key=lambda case: (-abs(case["error"]), case["id"])),
+        {
+            "run": (None, "id"),
+            "evidence": (None, evidence),
+            **_TIMES,
+            "likely cause": (None, lambda case: causes.get(case["id"])),
+        },
+    )
 
 
 def _ablation_table(removed: Sequence[Removed]) -> Table:
     """The score without each mechanism, the largest mean error first; then with each that was dropped."""
     complete, *ablated = removed
-    ablated.sort(key=lambda row: (row.tried, -(row.summary["mape"] or 0.0), row.mechanism))
-    points = text.Unit("points", 0.01, lambda value: f"{value:+.1f}".replace("-0.0", "+0.0"))
-    rows = []
-    for own in (complete, *ablated):
-        mean, before = own.summary["mape"], complete.summary["mape"]
-        moved = None if own is complete or mean is None or before is None else mean - before
-        hurt = own.most_hurt and f"{own.most_hurt}: {_written(own.most_hurt_mape, text.SHARE)}"
-        rows.append(
-            {**own.summary}
-            | {"without": f"{own.mechanism} (tried, dropped)" if own.tried else own.mechanism}
-            | {"instead": own.instead or None, "change": Cell(moved, unit=points), "hurt": hurt or None}
-            | {"refitted": (own.refitted or {}).get("mape"), "left out": (own.left_out or {}).get("mape")}
-        )
-    means = {f"mean, {name}": (name, text.SHARE) for name in ("change", "refitted", "left out")}
-    return Table.read(
-        {"without": ("without", None), "replaced by": ("instead", None), **_ERRORS, **means}
-        | {"most affected family, mean": ("hurt", None)},
-        rows,
+    ablated.sort(key=lambda row: (row.removal.tried, -(row.summary["mape"] or 0.0), row.key))
+
+    def change(row: Removed) -> Cell:
+        mean, before = row.summary["mape"], complete.summary["mape"]
+        known = row is not complete and None not in (mean, before)
+        return Cell(mean - before if known else None, unit=_POINTS)
+
+    def most_hurt(row: Removed) -> str | None:
+        return f"{row.most_hurt}: {_written(row.most_hurt_mape, text.SHARE)}" if row.most_hurt else None
+
+    return Table.each(
+        (complete, *ablated),
+        {
+            "without": (
+                None,
+                lambda row: f"{row.key} (tried, dropped)" if row.removal.tried else row.key,
+            ),
+            "replaced by": (None, lambda row: row.removal.instead or None),
+            **_of("summary"),
+            "mean, change": (text.SHARE, change),
+            "mean, refitted": (text.SHARE, "refitted.mape"),
+            "mean, left out": (text.SHARE, "left_out.mape"),
+            "most affected family, mean": (None, most_hurt),
+        },
         "Fitted constants are kept, except in the columns 'refitted' and 'left out': there they are fitted "
         "again, to all runs or to those of other families, with the slopes of the complete model and without "
         "the constants of the mechanism. Rows 'tried, dropped' are with the mechanism, not without it. Step "
@@ -146,10 +167,12 @@ def _ablation_table(removed: Sequence[Removed]) -> Table:
 
 def _left_out_table(left_out: Sequence[LeftOut]) -> Table:
     """Each family with itself in the fit and left out of it, and the constants fitted without it."""
-    names = list(dict.fromkeys(name for row in left_out for name in row.constants))
-    columns: dict[str, text.Unit | None] = {"left out": None, "runs": text.COUNT}
+    names = dict.fromkeys(name for row in left_out for name in row.constants)
 
-    def constant(family: LeftOut, name: str) -> str | None:
+    def pair(key: str, unit: text.Unit, family: LeftOut) -> str:
+        return f"{_written(family.inside[key], unit)} / {_written(family.outside[key], unit)}"
+
+    def constant(name: str, family: LeftOut) -> str | None:
         if name not in family.constants:
             return None
         value = _quantity(name, family.constants[name])
@@ -158,18 +181,14 @@ def _left_out_table(left_out: Sequence[LeftOut]) -> Table:
         borrowed = family.borrowed and name == family.ceiling
         return f"{value} ({family.borrowed})" if borrowed else value
 
-    rows = [
-        [own.family, own.inside["n"]]
-        + [
-            f"{_written(own.inside[key], unit)} / {_written(own.outside[key], unit)}"
-            for key, unit in _ERRORS.values()
-        ]
-        + [constant(own, name) for name in names]
-        for own in left_out
-    ]
-    return Table.of(
-        columns | dict.fromkeys((*_ERRORS, *map(_heading, names)), text.NUMBER),
-        rows,
+    return Table.each(
+        left_out,
+        {
+            "left out": (None, "family"),
+            "runs": (text.COUNT, "inside.n"),
+            **{name: (text.NUMBER, partial(pair, key, unit)) for name, (unit, key) in _ERRORS.items()},
+            **{_heading(name): (text.NUMBER, partial(constant, name)) for name in names},
+        },
         "Each pair: with the family in the fit / without it. A constant in parentheses is kept, because no "
         "run of another family determines it. A constant with a device's name is that device's, because no "
         "other run used the family's own device.",
@@ -214,90 +233,71 @@ def _releases_table(left_out: Mapping[str, Any], result: Mapping[str, Any]) -> T
     )
 
 
-def _convergence_table(result: Mapping[str, Any]) -> Table:
-    """Leave-one-out and larger batch, next to the baseline of a constant number of examples."""
-    rows = [
-        {"name": name, "predictions": result["predictions"][key], **result[score]}
-        | {"baseline": result[baseline]["median_ape"], "baseline_mean": result[baseline]["mape"]}
-        for name, key, score, baseline in (
-            ("leave-one-out", "leave_one_out", "summary", "baseline"),
-            ("larger batch", "larger_batch", "larger_batch", "larger_batch_baseline"),
-        )
-    ]
-    return Table.read(
-        {"protocol": ("name", None), "predictions": ("predictions", text.COUNT)}
-        | {**_ERRORS, "baseline": ("baseline", text.SHARE), "baseline, mean": ("baseline_mean", text.SHARE)},
-        rows,
-        f"{result['refused']} predictions were refused, {result['refused_allowed']} of them for runs that "
-        "fine-tune or start from a checkpoint; the others count as an error of 100 %. Baseline: examples do "
-        "not depend on the batch.",
-    )
-
-
 def _refusals_table(subject: str, result: Mapping[str, Any]) -> Table:
     """The runs or benchmarks for which there is no prediction, and why."""
     rows = ((case["id"], case["error"].splitlines()[0]) for case in result["failed"])
     return Table.of((subject, "why there is no prediction"), rows)
 
 
-def _scaling_tables(scaling: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Table]]:
-    """Published ratios of speeds on more systems than any log has: id, heading, lead and table of each."""
+def _scaling_sections(scaling: Mapping[str, Any]) -> list[Section]:
+    """Published ratios of speeds on more systems than any log has."""
     four = text.Unit(digits="{:.4g}".format)
-    yield (
-        "scaling",
-        "more systems",
-        f"Published ratios beside predicted ones. {scaling['source']}.",
-        Table.read(
-            {"run": ("name", None), "systems": ("systems", text.COUNT), "over": ("base", None)}
-            | {"published": ("measured", four), "predicted": ("predicted", four)}
-            | {"error": ("error", text.CHANGE), "in band": ("inside", None)},
-            (
-                {**run, **base}
-                | {"inside": "yes" if base["band"][0] <= base["measured"] <= base["band"][1] else "no"}
-                for run in scaling["runs"]
-                for base in run["against"]
-            ),
-            "Tokens a second and system of a run over those of one on one system. Not scored: no step time "
-            "is published. The band is that of the ratio of two runs of one machine.",
-        ),
-    )
-    yield (
-        "efficiencies",
-        "published scaling",
-        (
-            "Throughput of many systems over as many times that of fewer; 'band from' is the least that the "
-            "band of many systems allows."
-        ),
-        Table.read(
-            {"scaling of": ("name", None), "systems": ("counts", None), "published": ("said", text.NUMBER)}
-            | {"predicted": ("predicted", text.RATIO), "band from": ("allowed", text.RATIO)}
-            | {"source": ("source", None)},
-            (
-                {**own, "counts": f"{own['fewer']} to {own['systems']}"}
-                | {"said": f"{'at least ' if own['least'] else ''}{own['measured']:.3g}"}
-                for own in scaling["efficiencies"]
-            ),
-        ),
-    )
-    runs = {f"{own['run']} on {own['systems']} systems" for own in scaling["explanations"]}
 
-    def in_unit(value: float, unit: Any) -> str:
-        return text.percent(value) if unit == "fraction" else format_quantity(value, unit, 3)
+    def in_band(ratio: Mapping[str, Any]) -> str:
+        low, high = ratio["band"]
+        return "yes" if low <= ratio["measured"] <= high else "no"
 
-    yield (
-        "explanations",
-        "what would explain the loss",
-        "Each cause is set so that it alone makes the step as slow as the published lower bound.",
-        Table.of(
-            {"a cause that alone explains it": None, "needed": text.NUMBER, "in the model": text.NUMBER},
-            (
-                (own["cause"], *(in_unit(own[key], own["unit"]) for key in ("needed", "in_model")))
-                for own in scaling["explanations"]
-            ),
-            f"For {', '.join(sorted(runs))}. No figure of the network that is near the assumed one explains "
-            "the lower bound; systems whose speeds differ do.",
-        ),
+    def in_unit(key: str, own: Mapping[str, Any]) -> str:
+        whole = own["unit"] == "fraction"
+        return text.percent(own[key]) if whole else format_quantity(own[key], own["unit"], 3)
+
+    ratios = Table.each(
+        ({**run, **base} for run in scaling["runs"] for base in run["against"]),
+        {
+            "run": (None, "name"),
+            "systems": (text.COUNT, "systems"),
+            "over": (None, "base"),
+            "published": (four, "measured"),
+            "predicted": (four, "predicted"),
+            "error": (text.CHANGE, "error"),
+            "in band": (None, in_band),
+        },
+        "Tokens a second and system of a run over those of one on one system. Not scored: no step time "
+        "is published. The band is that of the ratio of two runs of one machine.",
     )
+    efficiencies = Table.each(
+        scaling["efficiencies"],
+        {
+            "scaling of": (None, "name"),
+            "systems": (None, lambda own: f"{own['fewer']} to {own['systems']}"),
+            "published": (text.NUMBER, lambda own: f"{'at least ' * own['least']}{own['measured']:.3g}"),
+            "predicted": (text.RATIO, "predicted"),
+            "band from": (text.RATIO, "allowed"),
+            "source": (None, "source"),
+        },
+    )
+    runs = sorted({f"{own['run']} on {own['systems']} systems" for own in scaling["explanations"]})
+    causes = Table.each(
+        scaling["explanations"],
+        {
+            "a cause that alone explains it": (None, "cause"),
+            "needed": (text.NUMBER, partial(in_unit, "needed")),
+            "in the model": (text.NUMBER, partial(in_unit, "in_model")),
+        },
+        f"For {', '.join(runs)}. No figure of the network that is near the assumed one explains "
+        "the lower bound; systems whose speeds differ do.",
+    )
+    source = f"Published ratios beside predicted ones. {scaling['source']}."
+    many = (
+        "Throughput of many systems over as many times that of fewer; 'band from' is the least that the "
+        "band of many systems allows."
+    )
+    alone = "Each cause is set so that it alone makes the step as slow as the published lower bound."
+    return [
+        Section("more systems", source, table=ratios, slug="scaling"),
+        Section("published scaling", many, table=efficiencies, slug="efficiencies"),
+        Section("what would explain the loss", alone, table=causes, slug="explanations"),
+    ]
 
 
 def _written(value: float | None, unit: text.Unit | None) -> str:
@@ -316,15 +316,16 @@ def residuals(cases: Iterable[Mapping[str, Any]]) -> tuple[Table, go.Figure | No
     """
     known = [case for case in cases if case["predicted_s"] is not None]
     known.sort(key=lambda case: (-abs(math.log1p(max(case["error"], -0.999999))), case["id"]))
-    rows = []
-    for case in known:
+
+    def allowed(case: Mapping[str, Any]) -> Cell:
         low, high = case.get("band_s") or (None, None)
         band = (case["predicted_s"] / high - 1.0, case["predicted_s"] / low - 1.0) if low and high else None
-        rows.append({**case, "allowed": Cell(case["error"], band)})
-    columns: _Columns = {"case": ("id", None), "family": ("family", None), "evidence": ("evidence", None)}
-    table = Table.read({**columns, **_TIMES, "allowed": ("allowed", text.CHANGE)}, rows, "Worst first.")
-    shown = table.only("case", "family", "evidence", "measured", "predicted", "error")
-    if not rows:
+        return Cell(case["error"], band)
+
+    columns = {"case": (None, "id"), "family": (None, "family"), "evidence": (None, "evidence"), **_TIMES}
+    table = Table.each(known, {**columns, "allowed": (text.CHANGE, allowed)}, "Worst first.")
+    shown = table.only(*columns)
+    if not known:
         return shown, None
     families = table.by("family")
     spreads = {name: median(map(abs, own.values("error"))) for name, own in families.items()}
@@ -339,21 +340,19 @@ def residuals(cases: Iterable[Mapping[str, Any]]) -> tuple[Table, go.Figure | No
         for error, allowed in zip(errors, table.column("allowed"), strict=True)
     ]
 
-    def runs(name: str, symbol: str, colour: str, *, out: bool) -> go.Scatter:
+    marks = []
+    for name, symbol, colour, out in (
+        ("a run", "circle", draw.BLUE, False),
+        ("a run outside its band", "diamond", draw.VERMILLION, True),
+    ):
         # The legend has the first mark: a scored run comes first.
         of_kind = sorted((row for row, is_out in enumerate(outside) if is_out is out), key=weak.__getitem__)
-        return draw.marks(
-            name,
-            [100.0 * errors[row] for row in of_kind],
-            [lanes_of_runs[row] for row in of_kind],
-            {"symbol": [symbol + ("-open" if weak[row] else "") for row in of_kind]}
-            | {"color": colour, "size": 9, "opacity": 0.8},
-            [hovers[row] for row in of_kind],
-        )
-
-    marks = [runs("a run", "circle", draw.BLUE, out=False)]
-    if any(outside):
-        marks.append(runs("a run outside its band", "diamond", draw.VERMILLION, out=True))
+        if of_kind or not out:
+            look: dict[str, Any] = {"symbol": [symbol + ("-open" if weak[row] else "") for row in of_kind]}
+            look |= {"color": colour, "size": 9, "opacity": 0.8}
+            x = [100.0 * errors[row] for row in of_kind]
+            y = [lanes_of_runs[row] for row in of_kind]
+            marks.append(draw.marks(name, x, y, look, [hovers[row] for row in of_kind]))
     middles = [100.0 * median(families[name].values("error")) for name in ranked]
     told = [f"median {middle:+.1f} %" for middle in middles]
     lanes = []
@@ -421,147 +420,138 @@ def _name(result: Mapping[str, Any]) -> str:
 def _sections(page: AccuracyPage) -> Iterator[Section]:
     """Sections for each file of step times, then for each file of convergence."""
     for accuracy in page.steps:
-        yield from _step_sections(accuracy, page.leaves_out)
+        yield from _of_file(accuracy.result, _step_sections(accuracy, page.leaves_out))
     if page.constants:
-        yield Section(
-            "Constants that whole steps decide",
-            "No micro-benchmark shows them, so they are fitted to all published runs on GPUs at once.",
-            table=Table.each(
-                page.constants,
-                {
-                    "constant": (None, lambda own: _heading(own.name)),
-                    "value": (text.NUMBER, lambda own: _quantity(own.name, own.value)),
-                    "standard error": (text.SHARE, lambda own: own.standard_error),
-                    "runs of the fit": (text.COUNT, lambda own: own.runs),
-                },
-                "Standard errors are relative, by the sandwich, which allows for runs of unequal spread.",
-            ),
-            slug="constants",
+        constants = Table.each(
+            page.constants,
+            {
+                "constant": (None, lambda own: _heading(own.name)),
+                "value": (text.NUMBER, lambda own: _quantity(own.name, own.value)),
+                "standard error": (text.SHARE, "standard_error"),
+                "runs of the fit": (text.COUNT, "runs"),
+            },
+            "Standard errors are relative, by the sandwich, which allows for runs of unequal spread.",
         )
+        lead = "No micro-benchmark shows them, so they are fitted to all published runs on GPUs at once."
+        yield Section("Constants that whole steps decide", lead, table=constants, slug="constants")
     for result in page.convergence:
-        name = _name(result)
-        yield Section(
-            f"{name}: examples to the target by batch",
-            "How well the law of the critical batch predicts one batch size from the other sizes of its "
-            "benchmark.",
-            table=_convergence_table(result),
-            slug=f"{slugify(name)}-score",
-        )
-        if result["failed"]:
-            yield Section(
-                f"{name}: refused",
-                "Benchmarks whose points do not determine a fit have no prediction.",
-                table=_refusals_table("benchmark", result),
-                slug=f"{slugify(name)}-refused",
-                level=3,
-            )
+        yield from _of_file(result, _convergence_sections(result))
+
+
+def _of_file(result: Mapping[str, Any], sections: Iterable[Section]) -> Iterator[Section]:
+    """Sections under the name of their file; the first is at its head."""
+    name = _name(result)
+    for number, own in enumerate(sections):
+        slug = f"{slugify(name)}-{own.anchor}"
+        yield replace(own, heading=f"{name}: {own.heading}", slug=slug, level=3 if number else 2)
+
+
+def _convergence_sections(result: Mapping[str, Any]) -> Iterator[Section]:
+    """Leave-one-out and larger batch, next to the baseline of a constant number of examples."""
+
+    def row(name: str, key: str, score: str, baseline: str) -> dict[str, Any]:
+        predictions = result["predictions"][key]
+        return {"name": name, "n": predictions, "score": result[score], "baseline": result[baseline]}
+
+    table = Table.each(
+        [
+            row("leave-one-out", "leave_one_out", "summary", "baseline"),
+            row("larger batch", "larger_batch", "larger_batch", "larger_batch_baseline"),
+        ],
+        {
+            "protocol": (None, "name"),
+            "predictions": (text.COUNT, "n"),
+            **_of("score"),
+            "baseline": (text.SHARE, "baseline.median_ape"),
+            "baseline, mean": (text.SHARE, "baseline.mape"),
+        },
+        f"{result['refused']} predictions were refused, {result['refused_allowed']} of them for runs that "
+        "fine-tune or start from a checkpoint; the others count as an error of 100 %. Baseline: examples do "
+        "not depend on the batch.",
+    )
+    lead = (
+        "How well the law of the critical batch predicts one batch size from the other sizes of its "
+        "benchmark."
+    )
+    yield Section("examples to the target by batch", lead, table=table, slug="score")
+    if result["failed"]:
+        lead = "Benchmarks whose points do not determine a fit have no prediction."
+        yield Section("refused", lead, table=_refusals_table("benchmark", result))
 
 
 def _step_sections(accuracy: StepAccuracy, leaves_out: bool) -> Iterator[Section]:
     result = accuracy.result
-    name = _name(result)
-
-    def section(
-        slug: str, heading: str, lead: str, table: Table | None = None, folded: str = "", **more: Any
-    ) -> Section:
-        """A section of this file; its table is folded under a name, if one is given."""
-        topics = [(folded, table)] if folded and table is not None else []
-        whole = None if folded else table
-        slug = f"{slugify(name)}-{slug}"
-        return Section(
-            f"{name}: {heading}", lead, table=whole, topics=topics, slug=slug, **{"level": 3} | more
-        )
-
     runs, drawn = residuals(result["cases"])
     within = sum(abs(cell.number) <= 0.1 for cell in runs.column("error"))
-    yield section(
-        "scatter",
-        "errors by family",
+    lead = (
         f"{len(runs.rows)} of {result['count']} runs are predicted, {within} of them within 10 %. Evidence "
         "A: exact configuration, direct measurement. B: one field is inferred. C: weak evidence, not scored, "
         "an open mark. A diamond is a run outside its 90 % band; the pale bar of a family spans what its "
-        "bands allow.",
-        runs,
-        figure=drawn,
-        shows=f"Errors of the step time of {len(runs.rows)} runs by family; {within} are within 10 %",
-        told=("error",),
-        level=2,
+        "bands allow."
     )
-    yield section(
-        "families",
-        "families beside a baseline",
-        "Shows where and by how much the model is better than one efficiency for all runs.",
-        _score_table(result, accuracy.outside),
-    )
+    yield Section("errors by family", lead, drawn, runs, ("error",), slug="scatter")
+    lead = "Shows where and by how much the model is better than one efficiency for all runs."
+    scores = _score_table(result, accuracy.outside)
+    yield Section("families beside a baseline", lead, table=scores, slug="families")
     if result["sweeps"]:
-        yield section(
-            "sweeps",
-            "choosing a layout",
-            "One model on one number of devices in several layouts: does the prediction find the fastest?",
-            Table.read(
-                {"sweep": ("sweep", None), "layouts": ("layouts", text.COUNT)}
-                | {"Kendall's tau": ("kendall_tau", _TWO_DIGITS), "regret": ("regret", text.SHARE)}
-                | {"predicted fastest": ("chosen", None), "measured fastest": ("fastest", None)},
-                (
-                    {**own, "fastest": "the same" if own["best"] == own["chosen"] else own["best"]}
-                    for own in result["sweeps"]
+        table = Table.each(
+            result["sweeps"],
+            {
+                "sweep": (None, "sweep"),
+                "layouts": (text.COUNT, "layouts"),
+                "Kendall's tau": _OF_SWEEPS["tau"],
+                "regret": _OF_SWEEPS["regret"],
+                "predicted fastest": (None, "chosen"),
+                "measured fastest": (
+                    None,
+                    lambda own: "the same" if own["best"] == own["chosen"] else own["best"],
                 ),
-                "Regret: measured time of the layout predicted fastest, relative to the fastest, minus 1.",
-            ),
-            f"{len(result['sweeps'])} sweeps",
+            },
+            "Regret: measured time of the layout predicted fastest, relative to the fastest, minus 1.",
         )
+        lead = "One model on one number of devices in several layouts: does the prediction find the fastest?"
+        topics = [(f"{len(table.rows)} sweeps", table)]
+        yield Section("choosing a layout", lead, topics=topics, slug="sweeps")
     worst = _worst_table(result, accuracy.causes, scored=True)
-    yield section(
-        "worst",
-        f"the worst {WORST}",
+    lead = (
         "The scored runs with the largest errors. Rules find the likely cause from the parts of the "
         "predicted step: 'right at 0.80 times' means that this part alone would have to take 0.80 times as "
-        "long.",
-        replace(worst, rows=worst.rows[:WORST]),
+        "long."
     )
+    yield Section(f"the worst {WORST}", lead, table=replace(worst, rows=worst.rows[:WORST]), slug="worst")
     weak = _worst_table(result, accuracy.causes, scored=False)
-    if weak.rows:
-        folded = f"{len(weak.rows)} runs"
-        yield section("weak", "shown, not scored", "Runs with weak evidence.", weak, folded)
-    if result["failed"]:
-        table = _refusals_table("run", result)
-        folded = f"{len(table.rows)} runs"
-        yield section("refused", "not predicted", "Runs that are refused.", table, folded)
+    refused = _refusals_table("run", result)
+    for slug, heading, lead, table in (
+        ("weak", "shown, not scored", "Runs with weak evidence.", weak),
+        ("refused", "not predicted", "Runs that are refused.", refused),
+    ):
+        if table.rows:
+            yield Section(heading, lead, topics=[(f"{len(table.rows)} runs", table)], slug=slug)
     if accuracy.removed:
-        yield section(
-            "ablation",
-            "ablation",
-            "The error of the model without each of its mechanisms.",
-            _ablation_table(accuracy.removed),
-            "without each mechanism",
-        )
+        lead = "The error of the model without each of its mechanisms."
+        topics = [("without each mechanism", _ablation_table(accuracy.removed))]
+        yield Section("ablation", lead, topics=topics)
+        lead = "No family could be left out." if leaves_out else "Not computed; add --leave-out."
+        topics = []
         if accuracy.left_out:
-            yield section(
-                "left-out",
-                "leaving one family out",
+            lead = (
                 "Errors on runs that the model was not fitted to: the constants fitted to whole steps are "
-                "fitted again to all other families, then the family is predicted.",
-                _left_out_table(accuracy.left_out),
-                "each family, and the constants without it",
+                "fitted again to all other families, then the family is predicted."
             )
-        else:
-            lead = "No family could be left out." if leaves_out else "Not computed; add --leave-out."
-            yield section("left-out", "leaving one family out", lead)
+            topics = [("each family, and the constants without it", _left_out_table(accuracy.left_out))]
+        yield Section("leaving one family out", lead, topics=topics, slug="left-out")
     if result["without_release"]:
-        heading = "leaving one release out"
-        if accuracy.releases_left_out is None:
-            yield section("left-out", heading, "Not computed; add --leave-out.")
-        else:
-            yield section(
-                "left-out",
-                heading,
+        lead = "Not computed; add --leave-out."
+        releases = None
+        if accuracy.releases_left_out is not None:
+            lead = (
                 "Errors on a release that the model was not fitted to: efficiencies are fitted to the logs "
-                "of the other releases, then its logs are predicted.",
-                _releases_table(accuracy.releases_left_out, result),
+                "of the other releases, then its logs are predicted."
             )
+            releases = _releases_table(accuracy.releases_left_out, result)
+        yield Section("leaving one release out", lead, table=releases, slug="left-out")
     if result.get("scaling"):
-        for slug, heading, lead, table in _scaling_tables(result["scaling"]):
-            yield section(slug, heading, lead, table)
+        yield from _scaling_sections(result["scaling"])
 
 
 # The errors of one file on a terminal.
@@ -570,7 +560,7 @@ def _step_sections(accuracy: StepAccuracy, leaves_out: bool) -> Iterator[Section
 def validation_lines(result: Mapping[str, Any], worst: int) -> list[str]:
     """The score of one file: all, by family, the baseline, what failed, and the worst cases."""
     outside = result.get("left_out") or {}
-    scaling = [table for *_, table in _scaling_tables(result["scaling"])] if result.get("scaling") else []
+    scaling = _scaling_sections(result["scaling"]) if result.get("scaling") else []
     wrong = _worst_table(result, {}, scored=True).only("run", "measured", "predicted", "error", "evidence")
     rows = wrong.rows[:worst]
     columns = [wrong.columns[0]._replace(name=f"worst {len(rows)}"), *wrong.columns[1:]]
@@ -582,13 +572,13 @@ def validation_lines(result: Mapping[str, Any], worst: int) -> list[str]:
         *_summary_table(result, outside).lines(),
         *text.paragraphs(*_summary_notes(result, outside)),
         *(["", *wrong.lines()] if wrong.rows else []),
-        *(line for table in scaling if table.rows for line in ("", *table.lines())),
+        *(line for own in scaling if own.table and own.table.rows for line in ("", *own.table.lines())),
     ]
 
 
 def _summary_table(result: Mapping[str, Any], outside: Mapping[str, Any]) -> Table:
     def kinds(of: Mapping[str, Any]) -> list[tuple[str, Scores]]:
-        return [(f"  {kind}", of[kind]) for kind in ("dense", "experts") if kind in of]
+        return [(f"  {kind}", of[kind]) for kind in _KINDS if kind in of]
 
     rows: list[tuple[str, Scores]] = [("all (a failure counts 1)", result["summary"])]
     if "summary_predicted" in result and result["failed"]:
@@ -600,15 +590,14 @@ def _summary_table(result: Mapping[str, Any], outside: Mapping[str, Any]) -> Tab
     rows += [(f"all without {release}", own) for release, own in result.get("without_release", {}).items()]
     if outside:
         rows += [(f"each {outside['by']} left out", outside["summary"]), *kinds(outside)]
-    unknown = {key: "" for key, _ in (("n", None), *_MORE.values())}
-    errors = {key for key, _ in _ERRORS.values()}
-    return Table.read(
-        {"": ("name", None), "n": ("n", text.COUNT), **_ERRORS, **_MORE},
-        (
-            {"name": name, **unknown}
-            | {key: score for key, score in scores.items() if key in errors or score is not None}
+    # Nothing stands where there is no sweep; a dash is for an error that is not known.
+    empty = dict.fromkeys(("n", *(key for _, key in _OF_SWEEPS.values())), "")
+    return Table.each(
+        [
+            {"name": name, "score": empty | {key: own for key, own in scores.items() if own is not None}}
             for name, scores in rows
-        ),
+        ],
+        {"": (None, "name"), "n": (text.COUNT, "score.n"), **_of("score"), **_of("score", _OF_SWEEPS)},
         "n: cases that are scored. Median, p90, mean: of the absolute relative error; bias: mean with its "
         "sign. Tau: Kendall's, of layouts ranked by step time; regret: time lost by the layout that is "
         "predicted to be the fastest.",

@@ -274,14 +274,15 @@ class _Changer:
         self, study: StudySpec, candidate: CandidateSpec, changes: Mapping[str, Any]
     ) -> CandidateSpec:
         """The candidate with values of its own replaced, its system and its runtime first as a whole."""
-        parts = {root: inner for root, inner in changes_by_root(changes).items() if root in _PARTS}
+        inside = changes_by_root(changes)
+        parts = {root: inside[root] for root in ("system", "runtime") if root in inside}
         values = {path: value for path, value in changes.items() if path.partition(".")[0] not in parts}
         values |= {root: changes[root] for root in parts if root in changes}
         values = {study_path(path): value for path, value in values.items()}
         key = (id(candidate), repr(values))
         changed = self.once(lambda: self.catalog.override(candidate, values), *key) if values else candidate
         for root, inner in parts.items():
-            part = _PARTS[root](study, changed)
+            part = study.runtime_of(changed) if root == "runtime" else changed.system
             at = (id(part), repr(inner))
             if at not in self.made:
                 self.made[at] = changed_part(root, part, inner, self.catalog), part
@@ -323,13 +324,6 @@ class _Changer:
         self.once(point.checked, "prices", id(system), priced, *others)
         self.once(lambda: question.topology, "devices", id(system), devices)
         return study
-
-
-_PARTS: Mapping[str, Callable[[StudySpec, CandidateSpec], Any]] = {
-    "system": lambda _, candidate: candidate.system,
-    "runtime": StudySpec.runtime_of,
-}
-"""Descriptions inside which a change concerns one candidate, as it finds them."""
 
 
 def _of_candidate(path: str) -> bool:

@@ -243,7 +243,6 @@ class Processes(_Pooled):
 # A Dask cluster that runs already: a scheduler at an address, and its workers.
 
 ADDRESS = re.compile(r"(tcp|tls|ucx|inproc)://[^\s/]+(:\d+)?")
-"""Addresses of schedulers."""
 CONNECT_S = 10.0
 """How long the scheduler may take to answer."""
 COUNT_S = 5.0

@@ -348,7 +348,6 @@ class SweepPlan:
 
     @property
     def line(self) -> str:
-        """The plan as one line of text."""
         if self.stored == self.points:
             return f"{self.sweep}: {self.points:,} points, all of them stored"
         return (
@@ -511,7 +510,6 @@ class _Progress:
             tell(f"{total} points, {stored} of them stored")
 
     def count_finished(self) -> None:
-        """Count a finished point."""
         self.done += 1
         now = time.monotonic()
         if now - self.reported < PROGRESS_S and self.done < self.total:

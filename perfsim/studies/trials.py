@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ValidationError
@@ -106,36 +107,30 @@ def explain(spec: StudySpec, compare: Sequence[str] = ()) -> tuple[Explained, ..
 
 def _changes(asked: Question, plan: Plan) -> Iterator[tuple[str, Callable[[], Question]]]:
     """The changes that a question has room for, each as the question that it makes."""
-
-    def with_system(path: str, value: Any) -> Callable[[], Question]:
-        return lambda: replace(asked, system=asked.system.with_(name=asked.system.name, **{path: value}))
-
-    def with_layout(micro_batch_size: int) -> Callable[[], Question]:
-        text = text_of(replace(plan.layout, micro_batch_size=micro_batch_size))
-        return lambda: replace(asked, layout=text)
-
     batch = asked.job.global_batch_size
-    yield "twice the devices", lambda: replace(asked, devices=2 * asked.devices, batch=batch)
-    yield "twice the batch", lambda: asked.at(2 * batch)
+    yield "twice the devices", partial(replace, asked, devices=2 * asked.devices, batch=batch)
+    yield "twice the batch", partial(asked.at, 2 * batch)
     if batch % 2 == 0:
-        yield "half the batch", lambda: asked.at(batch // 2)
+        yield "half the batch", partial(asked.at, batch // 2)
     runtime = asked.job.runtime
     if runtime.attention == "standard":
         flash = runtime.model_copy(update={"attention": "flash"})
-        yield "flash attention", lambda: replace(asked, runtime=flash)
-    for words, path in PARTS:
+        yield "flash attention", partial(replace, asked, runtime=flash)
+    for words, path in (*PARTS, ("cores twice as fast", f"device.peak.{asked.recipe.precision}")):
         value: Any = asked.system
         for name in path.split("."):
-            value = getattr(value, name, None)
+            value = value.get(name) if isinstance(value, dict) else getattr(value, name, None)
         if value:
-            yield words, with_system(path, 2 * value)
-    precision = asked.recipe.precision
-    if peak := asked.system.device.peak.get(precision):
-        yield "cores twice as fast", with_system(f"device.peak.{precision}", 2 * peak)
+            yield words, partial(_with_system, asked, path, 2 * value)
     size = getattr(plan.layout, "micro_batch_size", 0)
     for words, micro in (("twice the micro-batch", 2 * size), ("half the micro-batch", size // 2)):
         if micro and asked.layout is None:
-            yield words, with_layout(micro)
+            layout = text_of(replace(plan.layout, micro_batch_size=micro))
+            yield words, partial(replace, asked, layout=layout)
+
+
+def _with_system(asked: Question, path: str, value: Any) -> Question:
+    return replace(asked, system=asked.system.with_(name=asked.system.name, **{path: value}))
 
 
 # What differs between two studies, and how much each changed input moves the answer.

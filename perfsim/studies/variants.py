@@ -251,6 +251,9 @@ class SweepResult:
 
         Empty if the variants train different models or batches, because step times are then not comparable.
         """
+        if not self.variants:
+            return {}
+        first = self.variants[0]
         machines = {(point.variant, point.num_devices) for point in self.feasible}
         several = len(machines) > len({variant for variant, _ in machines})
         groups: dict[str, dict[str, PointResult]] = {}
@@ -259,13 +262,9 @@ class SweepResult:
             name = ", ".join(filter(None, [*shared, settings_text(point.settings_but(VARIANT))]))
             groups.setdefault(name or "all else equal", {}).setdefault(point.variant, point)
         changes = {
-            name: [
-                Change(points[self.variants[0]], points[variant])
-                for variant in self.variants
-                if variant in points
-            ]
+            name: [Change(points[first], points[variant]) for variant in self.variants if variant in points]
             for name, points in groups.items()
-            if self.variants and self.variants[0] in points
+            if first in points
         }
         for change in chain(*changes.values()):
             models = [_values(side.study.model, "") for side in (change.base, change.point)]

@@ -274,16 +274,19 @@ def _stamped_columns(slots: Slots, stamped: Stamped, count: int) -> dict[str, In
             values = first[rows][:, None] + np.maximum(local, 0)
             # The ports of a template have the numbers -1, -2, ... in their order.
             names = list(template.ports)
-            for number in sorted(set(local[local < 0].tolist()), reverse=True):
-                port = names[-1 - number]
+            at_ports = np.flatnonzero(local < 0)
+            ports = [names[-1 - number] for number in local[at_ports].tolist()]
+            for port in dict.fromkeys(ports):
                 if port not in behind:
                     behind[port] = _behind_port(port, slots, stamped, is_task=is_task)
-                values[:, local == number] = behind[port][rows][:, None]
-                if np.any(values[:, local == number] == NO_SOURCE):
+                of_slots = behind[port][rows]
+                if np.any(of_slots == NO_SOURCE):
                     raise GraphError(f"port {port!r} is read by a slot that has no source for it")
-                if np.any(values[:, local == number] < 0):
+                if np.any(of_slots < 0):
                     output = slots.sources[port][1]
                     raise GraphError(f"port {port!r} reads output {output!r} of a template without it")
+            if ports:
+                values[:, at_ports] = np.stack([behind[port][rows] for port in ports], axis=1)
             columns[name][start[begin[rows]][:, None] + np.arange(len(local))] = values
     return columns
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ import pytest
 Row = tuple[str, str, str, str]
 """What was measured, what came out, what is aimed at, and why the aim is missed where it is."""
 
-ROWS: pytest.StashKey[list[Row]] = pytest.StashKey()
+ROWS: list[Row] = []
 HEAD = """# Speed
 
 Measured by `make benchmarks` ({test}) on {machine}.
@@ -30,58 +30,36 @@ CAUSES = """
 """
 
 
-class Figures:
-    """Where benchmarks put their figures."""
-
-    def __init__(self, rows: list[Row]) -> None:
-        self.rows = rows
-
-    def add(self, name: str, measured: str, aim: str, cause: str = "") -> None:
-        """Note a figure; `cause` tells why it misses its aim where it does."""
-        self.rows.append((name, measured, aim, cause))
-
-
 @pytest.fixture
-def figures(request: pytest.FixtureRequest) -> Figures:
-    """Collects figures for the table at the end."""
-    return Figures(request.config.stash.setdefault(ROWS, []))
+def figure() -> Callable[..., None]:
+    """Notes a figure for the table at the end; `cause` tells why it misses its aim where it does."""
 
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """The table, and the file if one was asked for."""
-    rows = config.stash.get(ROWS, [])
-    for name, measured, aim, _ in rows:
-        terminalreporter.write_line(f"{name}: {measured}" + f" (aim: {aim}{missed(measured, aim)})")
-    target = os.environ.get("PERFSIM_BENCHMARKS")
-    if target and rows:
-        text = HEAD.format(test="`pytest -m benchmark tests/benchmarks`", machine=_machine())
-        text += "".join(
-            f"| {name} | {measured} | {aim}{missed(measured, aim)} |\n" for name, measured, aim, _ in rows
+    def note(name: str, measured: str, aim: str, cause: str = "unknown") -> None:
+        value, wanted = (
+            float(text.split()[0].replace(",", "")) for text in (measured, aim.removeprefix("at least "))
         )
-        causes = [
-            f"- {name}: {cause or 'unknown'}\n"
-            for name, measured, aim, cause in rows
-            if missed(measured, aim)
-        ]
-        Path(target).write_text(text + (CAUSES + "".join(causes) if causes else ""), encoding="utf-8")
+        misses = value < wanted if aim.startswith("at least") else value > wanted
+        ROWS.append((name, measured, f"{aim} **MISSED**" if misses else aim, cause if misses else ""))
+
+    return note
 
 
-def missed(measured: str, aim: str) -> str:
-    """` MISSED` where the first number measured is on the wrong side of the aim, in one unit."""
-    value, wanted = (
-        float(text.split()[0].replace(",", "")) for text in (measured, aim.removeprefix("at least "))
-    )
-    return " **MISSED**" if (value < wanted if aim.startswith("at least") else value > wanted) else ""
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The table, and the file if one was asked for."""
+    for name, measured, aim, _ in ROWS:
+        terminalreporter.write_line(f"{name}: {measured} (aim: {aim})")
+    target = os.environ.get("PERFSIM_BENCHMARKS")
+    if target and ROWS:
+        text = HEAD.format(test="`pytest -m benchmark tests/benchmarks`", machine=_machine())
+        text += "".join(f"| {name} | {measured} | {aim} |\n" for name, measured, aim, _ in ROWS)
+        causes = [f"- {name}: {cause}\n" for name, _, _, cause in ROWS if cause]
+        Path(target).write_text(text + "".join([CAUSES, *causes] if causes else []), encoding="utf-8")
 
 
 def _machine() -> str:
     """The machine, as far as its figures depend on it."""
-    model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [
-            line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line
-        ]
-        model = names[0] if names else model
-    python = ".".join(str(part) for part in sys.version_info[:3])
-    return f"{os.cpu_count()} cores of {model}, Python {python}, NumPy {np.__version__}"
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
+    model = [*names, platform.processor() or platform.machine()][0]
+    return f"{os.cpu_count()} cores of {model}, Python {platform.python_version()}, NumPy {np.__version__}"

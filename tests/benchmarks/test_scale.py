@@ -24,12 +24,10 @@ POINTS = (1_000, 10_000, 100_000)
 HEAD = """
 import resource, sys, time
 size = int(sys.argv[1])
-from perfsim.catalog import default_catalog
-from perfsim.prediction.question import Question
-catalog = default_catalog()
-def asked(devices, **more):
-    return Question(model=catalog.model("gpt3_175b"), recipe=catalog.recipe("gpt3_pretraining"),
-        system=catalog.system("dgx-h100"), devices=devices, strategy="3d", **more)
+from perfsim.prediction.question import question_of
+def question(devices, **more):
+    machine = {"system": "dgx-h100", "devices": devices, "strategy": "3d"}
+    return question_of({"model": "gpt3_175b", "recipe": "gpt3_pretraining", **machine, **more})
 """
 FOOT = """
 memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -38,17 +36,17 @@ print("measured", time.process_time(), memory, count)
 RUN = """
 from perfsim.prediction.planner import best_plan
 layout = f"tp=8,pp=16,dp={size // 128},mbs=1,zero=1,recompute=full"
-count = len(best_plan(asked(size, batch=8 * size // 128, layout=layout)).graph)
+count = len(best_plan(question(size, batch=8 * size // 128, layout=layout)).graph)
 """
 PLAN = """
 from perfsim.prediction.planner import Search
-count = Search(asked(size, batch=size)).screening.screened
+count = Search(question(size, batch=size)).screening.screened
 """
 LAYOUTS = """
 from perfsim.prediction.planner import Search
 count = 0
 while count < size:
-    count += Search(asked(1024, batch=1536)).screening.screened
+    count += Search(question(1024, batch=1536)).screening.screened
 """
 GRID = """
 import pathlib, tempfile

@@ -13,14 +13,14 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from perfsim.catalog import default_catalog
 from perfsim.costs.price import price
 from perfsim.engine import critical_path, simulate
 from perfsim.engine.failures import with_stragglers
@@ -28,87 +28,73 @@ from perfsim.engine.trace import Trace
 from perfsim.machines import network_of
 from perfsim.machines.placement import Placed, SharedLinks, place_stragglers
 from perfsim.prediction.planner import Search, best_plan, plan_of
-from perfsim.prediction.question import Question
+from perfsim.prediction.question import Question, question_of
 from perfsim.prediction.run import Evaluation, Step, evaluated, graph_of
-from perfsim.specs.layout import ParallelLayout
-from perfsim.work import TaskGraph, unfold
+from perfsim.work import unfold
 
 pytestmark = pytest.mark.benchmark
 
 RUNS = 5
-MICROBATCHES = 192
 FEW_MICROBATCHES = 20
-DATA = 8
 REPLICAS = (1, 2, 4, 8, 16, 32)
 """Of 128 GPUs each, all of which are written."""
-STRAGGLER = 700
 WAFERS = 192
-PER_WAFER = 50
-SLOWER = 1.2
+Figure = Callable[..., None]
 
 
-def asked_of(
-    model: str, devices: int, recipe: str = "gpt3_pretraining", system: str = "dgx-a100-80gb", **more: Any
-) -> Question:
-    """A question by names of the catalogue."""
-    catalog = default_catalog()
-    return Question(
-        model=catalog.model(model),
-        recipe=catalog.recipe(recipe),
-        system=catalog.system(system),
-        devices=devices,
-        **more,
-    )
+GPUS = {"recipe": "gpt3_pretraining", "system": "dgx-a100-80gb"}
 
 
-def case(microbatches: int = MICROBATCHES, data: int = DATA) -> Question:
+def case(microbatches: int = 192, data: int = 8) -> Question:
     """175B in the same layout, with as many micro-batches and replicas."""
-    layout = ParallelLayout(tensor=8, pipeline=16, data=data, sequence_parallel=True)
-    return asked_of("gpt3_175b", 128 * data, batch=data * microbatches, layout=layout, must_fit=False)
+    layout = f"tp=8,pp=16,dp={data},sp=true"
+    size = {"devices": 128 * data, "batch": data * microbatches}
+    return replace(question_of({**GPUS, **size, "model": "gpt3_175b", "layout": layout}), must_fit=False)
 
 
 def searched(model: str) -> Question:
     """A question of the planner about 1,024 devices."""
-    if model == "gpt3_175b":
-        return asked_of(model, 1024, strategy="3d", batch=1536)
-    return asked_of(model, 1024, "llm_2024", "h200-sxm5-141gb", strategy="3d", batch=15360)
+    machine = {**GPUS, "batch": 1536}
+    if model == "deepseek_v3":
+        machine = {"recipe": "llm_2024", "system": "h200-sxm5-141gb", "batch": 15360}
+    return question_of({"model": model, "devices": 1024, "strategy": "3d", **machine})
 
 
-def folded_run(asked: Question) -> Evaluation:
+def folded_run(question: Question) -> Evaluation:
     """From the layout to the breakdown of the simulated step."""
-    return evaluated(asked, plan_of(asked))
+    return evaluated(question, plan_of(question))
 
 
-def straggling_run(asked: Question) -> Trace:
+def straggling_run(question: Question) -> Trace:
     """The same with one slow rank, and only the ranks written that it makes unlike others.
 
     Its tensor peers act with it, which leaves the time of the step as it is; as every verb does it.
     """
-    plan = plan_of(asked)
-    placed = place_stragglers(graph_of(plan), plan, {STRAGGLER: SLOWER})
-    step = Step(placed, asked.costs)
+    plan = plan_of(question)
+    placed = place_stragglers(graph_of(plan), plan, {700: 1.2})
+    step = Step(placed, question.costs)
     trace = step.run(with_stragglers(placed.graph, step.duration_s, placed.rank, placed.factors))
     trace.mean_breakdown()
     return trace
 
 
-def unfolded_run(asked: Question) -> Trace:
+def unfolded_run(question: Question) -> Trace:
     """The same with every rank written."""
-    plan = plan_of(asked)
+    plan = plan_of(question)
     unfolded = unfold(graph_of(plan))
     links = SharedLinks.of(unfolded.graph, network_of(plan.topology))
     placed = Placed(unfolded.graph, unfolded.rank, links, network_of(plan.topology), unfolded.classes)
-    trace = Step(placed, asked.costs).run()
+    trace = Step(placed, question.costs).run()
     trace.mean_breakdown()
     return trace
 
 
-def least_s(function: Callable[[], Any], runs: int = RUNS) -> float:
+def least_s(function: Callable[..., Any], *arguments: Any, runs: int = RUNS) -> float:
     """Processor seconds of the fastest of several runs; one thread does everything."""
     taken = []
     for _ in range(runs):
         begin_s = time.process_time()
-        function()
+        function(*arguments)
         taken.append(time.process_time() - begin_s)
     return min(taken)
 
@@ -121,126 +107,108 @@ def peak():
 before = peak()
 sys.path.insert(0, sys.argv[1])
 from test_speed import FEW_MICROBATCHES, case, folded_run, unfolded_run
-asked = case(FEW_MICROBATCHES) if sys.argv[2] == "unfolded" else case()
+question = case(FEW_MICROBATCHES) if sys.argv[2] == "unfolded" else case()
 begin_s = time.process_time()
-(unfolded_run if sys.argv[2] == "unfolded" else folded_run)(asked)
+(unfolded_run if sys.argv[2] == "unfolded" else folded_run)(question)
 print(time.process_time() - begin_s, peak() - before)
 """
 
 
-def cold_run(request: pytest.FixtureRequest, code: str, which: str, runs: int) -> tuple[float, float]:
+def cold_run(code: str, which: str, runs: int = RUNS) -> tuple[float, float]:
     """The least of both numbers that runs of some code print, each in a process of its own."""
-    command = [sys.executable, "-c", code, str(request.path.parent), which]
-    answers = [
-        subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-        for _ in range(runs)
-    ]
-    seconds, others = zip(*((float(a), float(b)) for a, b in answers), strict=True)
+    command = [sys.executable, "-c", code, str(Path(__file__).parent), which]
+    done = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(runs)]
+    seconds, others = zip(*(map(float, run.stdout.split()) for run in done), strict=True)
     return min(seconds), min(others)
 
 
-def test_175b_folded_from_the_layout_to_the_breakdown(figures: Any, request: pytest.FixtureRequest) -> None:
-    asked = case()
-    graph = folded_run(asked).graph
-    cold_s, mebibytes = cold_run(request, MEASURED, "folded", RUNS)
+def test_175b_folded_from_the_layout_to_the_breakdown(figure: Figure) -> None:
+    graph = folded_run(case()).graph
+    cold_s, mebibytes = cold_run(MEASURED, "folded")
+    columns = (
+        graph.work,
+        graph.stream,
+        graph.tag,
+        graph.block,
+        *graph.reads,
+        *graph.after,
+        graph.first_write,
+    )
+    n_bytes = sum(column.nbytes for column in (*columns, *graph.reads, *graph.after))
     name = f"175B folded, {len(graph):,} tasks, layout to breakdown"
-    figures.add(f"{name}, cold", f"{1e3 * cold_s:,.0f} ms", "250 ms")
-    figures.add(f"{name}, warm", f"{1e3 * least_s(lambda: folded_run(asked)):,.0f} ms", "250 ms")
+    figure(f"{name}, cold", f"{1e3 * cold_s:,.0f} ms", "250 ms")
+    figure(f"{name}, warm", f"{1e3 * least_s(folded_run, case()):,.0f} ms", "250 ms")
     name = "175B folded: memory over the bare interpreter"
-    figures.add(name, f"{mebibytes:.0f} MiB", "120 MiB", "progress of all tasks in three columns")
-    figures.add("columns of that graph", f"{bytes_of(graph) / len(graph):.1f} bytes a task", "40")
+    figure(name, f"{mebibytes:.0f} MiB", "120 MiB", "progress of all tasks in three columns")
+    figure("columns of that graph", f"{n_bytes / len(graph):.1f} bytes a task", "40")
 
 
-def bytes_of(graph: TaskGraph) -> int:
-    """Bytes of the columns of a graph."""
-    columns = (graph.work, graph.stream, graph.tag, graph.block, *graph.reads, *graph.after)
-    return sum(column.nbytes for column in (*columns, graph.first_write))
-
-
-def test_175b_priced_anew_with_its_longest_path(figures: Any) -> None:
-    asked = case()
-    graph = graph_of(plan_of(asked))
-    critical_path(graph, price(graph, asked.costs))
-    taken_s = least_s(lambda: critical_path(graph, price(graph, asked.costs)), 3 * RUNS)
-    figures.add("175B folded: new prices and longest path", f"{1e3 * taken_s:.1f} ms", "10 ms")
-
-
-def test_175b_broken_down(figures: Any) -> None:
+def test_175b_priced_anew_with_its_longest_path_and_broken_down(figure: Figure) -> None:
     trace = folded_run(case()).trace
-    taken_s = least_s(lambda: Trace(trace.graph, trace.start_s, trace.end_s).mean_breakdown(), 3 * RUNS)
-    figures.add("175B folded: where the time of its trace went", f"{1e3 * taken_s:.1f} ms", "20 ms")
+    graph = graph_of(plan_of(case()))
+    costs = case().costs
+    critical_path(graph, price(graph, costs))
+    path_s = least_s(lambda: critical_path(graph, price(graph, costs)), runs=3 * RUNS)
+    figure("175B folded: new prices and longest path", f"{1e3 * path_s:.1f} ms", "10 ms")
+    anew_s = least_s(lambda: Trace(trace.graph, trace.start_s, trace.end_s).mean_breakdown(), runs=3 * RUNS)
+    figure("175B folded: where the time of its trace went", f"{1e3 * anew_s:.1f} ms", "20 ms")
 
 
-def test_all_1024_ranks_with_contention(figures: Any, request: pytest.FixtureRequest) -> None:
+def test_all_1024_ranks_with_contention(figure: Figure) -> None:
     num_tasks = len(unfolded_run(case(FEW_MICROBATCHES)).graph)
-    taken_s, mebibytes = cold_run(request, MEASURED, "unfolded", 2)
+    taken_s, mebibytes = cold_run(MEASURED, "unfolded", 2)
     name = f"all 1,024 ranks, {num_tasks:,} tasks, with contention"
-    figures.add(name, f"{taken_s:.1f} s", "4 s")
-    figures.add(f"{name}: memory over the bare interpreter", f"{mebibytes:.0f} MiB", "400 MiB")
+    figure(name, f"{taken_s:.1f} s", "4 s")
+    figure(f"{name}: memory over the bare interpreter", f"{mebibytes:.0f} MiB", "400 MiB")
 
 
-def test_time_against_ranks(figures: Any) -> None:
-    cases = [case(FEW_MICROBATCHES, data) for data in REPLICAS]
-    times = [least_s(lambda asked=asked: unfolded_run(asked), 2) for asked in cases]
-    exponent = np.polyfit(np.log(REPLICAS), np.log(times), 1)[0]
-    figures.add(
-        f"exponent of time over ranks, all written, {128 * REPLICAS[0]} to {128 * REPLICAS[-1]:,}",
-        f"{exponent:.2f} ({times[0]:.2f} to {times[-1]:.1f} s)",
-        "1.1",
-    )
+def exponent(sizes: Sequence[int], times: Sequence[float]) -> float:
+    return float(np.polyfit(np.log(sizes), np.log(times), 1)[0])
 
 
-def test_one_straggler_among_1024(figures: Any) -> None:
-    asked = case()
-    folded_s, straggling_s = (least_s(lambda run=run: run(asked), 3) for run in (folded_run, straggling_run))
-    ratio = straggling_s / folded_s
-    figures.add(
-        "one straggler in 1,024, over the folded time", f"{ratio:.1f} x ({straggling_s:.2f} s)", "4 x"
-    )
+def test_time_against_ranks_and_against_tasks(figure: Figure) -> None:
+    times = [least_s(unfolded_run, case(FEW_MICROBATCHES, data), runs=2) for data in REPLICAS]
+    name = f"exponent of time over ranks, all written, {128 * REPLICAS[0]} to {128 * REPLICAS[-1]:,}"
+    figure(name, f"{exponent(REPLICAS, times):.2f} ({times[0]:.2f} to {times[-1]:.1f} s)", "1.1")
+    cases = [case(microbatches) for microbatches in (96, 192, 384, 768)]
+    counts = [len(graph_of(plan_of(question))) for question in cases]
+    grows = exponent(counts, [least_s(folded_run, question, runs=3) for question in cases])
+    figure(f"exponent of time over tasks, up to {counts[-1]:,}", f"{grows:.2f}", "1.05")
 
 
-def test_20b_on_192_wafers_folded_and_written(figures: Any) -> None:
-    asked = asked_of("gpt3_20b", WAFERS, system="cs-2", batch=WAFERS * PER_WAFER)
+def test_one_straggler_among_1024(figure: Figure) -> None:
+    folded_s, straggling_s = (least_s(run, case(), runs=3) for run in (folded_run, straggling_run))
+    measured = f"{straggling_s / folded_s:.1f} x ({straggling_s:.2f} s)"
+    figure("one straggler in 1,024, over the folded time", measured, "4 x")
 
-    def step(*, every_wafer: bool) -> Trace:
-        graph = graph_of(best_plan(asked).plan)
+
+def test_20b_on_192_wafers_folded_and_written(figure: Figure) -> None:
+    wafers = {"system": "cs-2", "devices": WAFERS, "batch": WAFERS * 50}
+    question = question_of({**GPUS, **wafers, "model": "gpt3_20b"})
+
+    def step(every_wafer: bool) -> Trace:
+        graph = graph_of(best_plan(question).plan)
         graph = unfold(graph).graph if every_wafer else graph
-        return simulate(graph, price(graph, asked.costs))
+        return simulate(graph, price(graph, question.costs))
 
-    assert step(every_wafer=True).step_time_s == step(every_wafer=False).step_time_s
+    assert step(True).step_time_s == step(False).step_time_s
     for every_wafer, words, aim in ((False, "folded", "1 s"), (True, "every wafer written", "5 s")):
-        taken_s = least_s(lambda every_wafer=every_wafer: step(every_wafer=every_wafer), 3)
-        figures.add(f"20B on {WAFERS} wafers, {words}", f"{taken_s:.2f} s", aim)
-
-
-def test_time_against_tasks(figures: Any) -> None:
-    counts = []
-    times = []
-    for microbatches in (96, 192, 384, 768):
-        asked = case(microbatches)
-        counts.append(len(graph_of(plan_of(asked))))
-        times.append(least_s(lambda asked=asked: folded_run(asked), 3))
-    exponent = np.polyfit(np.log(counts), np.log(times), 1)[0]
-    figures.add(f"exponent of time over tasks, up to {counts[-1]:,}", f"{exponent:.2f}", "1.05")
+        figure(f"20B on {WAFERS} wafers, {words}", f"{least_s(step, every_wafer, runs=3):.2f} s", aim)
 
 
 # Layouts that are screened, and verbs from the shell.
 
 BATCHES = tuple(factor * 2**power for power in range(7, 12) for factor in (2, 3))
 BARE = ("-c", "import numpy, pydantic")
-ASKED = ("--model", "gpt3_175b", "--system", "dgx-a100-80gb", "--devices", "1024", "--batch", "1536")
-SMALLER = ("--model", "gpt3_175b", "--system", "dgx-a100-80gb", "--devices", "512", "--batch", "192")
+XL = "--model gpt3_xl --system dgx-a100-80gb --devices 8 --batch 64"
 LAYOUT = "tp=8,pp=8,dp=8,mbs=1,schedule=interleaved,vpp=12,zero=1,sp=true"
-SMALL = ("--model", "gpt3_xl", "--system", "dgx-a100-80gb", "--devices", "8", "--batch", "64")
+OF_175B = "--model gpt3_175b --system dgx-a100-80gb"
 VERBS = {
-    "perfsim show systems, one of them": (("show", "systems", "dgx-a100-80gb"), "1.5"),
-    "perfsim run, one layout of 1.3B on 8": (
-        ("run", *SMALL, "--strategy", "3d", "--layout", "tp=1,pp=1,dp=8,mbs=1"),
-        "3",
-    ),
-    "perfsim plan, 175B on 1,024": (("plan", *ASKED), "10"),
-    "perfsim run, one layout of 175B on 512": (
-        ("run", *SMALLER, "--strategy", "3d", "--layout", LAYOUT),
+    "show systems, one of them": ("show systems dgx-a100-80gb", "1.5"),
+    "run, one layout of 1.3B on 8": (f"run {XL} --strategy 3d --layout tp=1,pp=1,dp=8,mbs=1", "3"),
+    "plan, 175B on 1,024": (f"plan {OF_175B} --devices 1024 --batch 1536", "10"),
+    "run, one layout of 175B on 512": (
+        f"run {OF_175B} --devices 512 --batch 192 --strategy 3d --layout {LAYOUT}",
         "3",
     ),
 }
@@ -251,8 +219,9 @@ STARTS = (
 )
 
 
-def process_s(command: tuple[str, ...], environment: dict[str, str] | None = None) -> float:
-    """Processor seconds of one process; a command that fails, fails the benchmark."""
+def process_s(command: Sequence[str], cache: Path | None = None) -> float:
+    """Processor seconds of one process, which keeps compiled modules in this folder; it must not fail."""
+    environment = os.environ | ({"PYTHONPYCACHEPREFIX": str(cache)} if cache else {})
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     ended = subprocess.run(
         [sys.executable, *command], check=False, capture_output=True, text=True, env=environment
@@ -263,78 +232,66 @@ def process_s(command: tuple[str, ...], environment: dict[str, str] | None = Non
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def test_screening_over_the_batches_of_a_sweep(figures: Any) -> None:
-    asked = searched("gpt3_175b")
+def perfsim(line: str) -> tuple[str, ...]:
+    return ("-m", "perfsim", *line.split())
+
+
+def test_screening_over_the_batches_of_a_sweep(figure: Figure) -> None:
+    question = searched("gpt3_175b")
     began_s = time.process_time()
-    screened = sum(Search(asked.at(batch)).screening.screened for batch in BATCHES)
-    rate = screened / (time.process_time() - began_s)
-    figures.add(
-        f"screening, 175B on 1,024 at {len(BATCHES)} batches, {screened:,} layouts",
-        f"{rate:,.0f} layouts/s",
-        "at least 1,000,000 layouts/s",
-    )
+    screened = sum(Search(question.at(batch)).screening.screened for batch in BATCHES)
+    rate = f"{screened / (time.process_time() - began_s):,.0f} layouts/s"
+    name = f"screening, 175B on 1,024 at {len(BATCHES)} batches, {screened:,} layouts"
+    figure(name, rate, "at least 1,000,000 layouts/s")
 
 
-LONG = {
-    "main study": (("study", "gpt3_20b", "--compare", "3d,weight-streaming"), "10"),
-    "main study, wafers alone, not verified": (
-        ("study", "gpt3_20b", "--compare", "weight-streaming", "--verify", "off"),
-        "10",
-    ),
-    "proofs of gpt3_20b": (("prove", "gpt3_20b"), "60"),
-}
-"""Whole questions, each with the seconds that it may take."""
+@pytest.mark.parametrize(
+    ("name", "line", "aim"),
+    [
+        ("main study", "study gpt3_20b --compare 3d,weight-streaming --out {out}", "10 s"),
+        (
+            "main study, wafers alone, not verified",
+            "study gpt3_20b --compare weight-streaming --verify off --out {out}",
+            "10 s",
+        ),
+        ("proofs of gpt3_20b", "prove gpt3_20b", "60 s"),
+    ],
+)
+def test_a_whole_question(name: str, line: str, aim: str, figure: Figure, tmp_path: Path) -> None:
+    taken_s = min(process_s(perfsim(line.format(out=tmp_path))) for _ in range(2))
+    figure(f"perfsim {name}", f"{taken_s:.1f} s", aim)
 
 
-@pytest.mark.parametrize("name", LONG)
-def test_a_whole_question(name: str, figures: Any, tmp_path: Path) -> None:
-    arguments, aim = LONG[name]
-    out = ("--out", str(tmp_path)) if arguments[0] == "study" else ()
-    taken_s = min(process_s(("-m", "perfsim", *arguments, *out)) for _ in range(2))
-    figures.add(f"perfsim {name}", f"{taken_s:.1f} s", f"{aim} s")
-
-
-COLD_AIMS = {"gpt3_175b": 60, "deepseek_v3": 2000}
-"""Milliseconds that the first question of a process may take, by model."""
 COLD = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from test_speed import Search, searched
-asked = searched(sys.argv[2])
-asked.chosen, asked.topology, asked.costs
+question = searched(sys.argv[2])
+question.chosen, question.topology, question.costs
 began_s = time.process_time()
-count = Search(asked).screening.screened
+count = Search(question).screening.screened
 print(time.process_time() - began_s, count)
 """
 
 
-@pytest.mark.parametrize("model", COLD_AIMS)
-def test_one_cold_question(model: str, figures: Any, request: pytest.FixtureRequest) -> None:
-    taken_s, count = cold_run(request, COLD, model, RUNS)
-    figures.add(
+@pytest.mark.parametrize(("model", "aim"), [("gpt3_175b", "60 ms"), ("deepseek_v3", "2000 ms")])
+def test_the_first_question_of_a_process(model: str, aim: str, figure: Figure) -> None:
+    taken_s, count = cold_run(COLD, model)
+    figure(
         f"screening once, cold, {model} on 1,024, {count:,.0f} layouts",
         f"{1e3 * taken_s:.0f} ms",
-        f"{COLD_AIMS[model]} ms",
+        aim,
         "every work of a share of a layer is written and priced for the first time; later questions find it",
     )
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_verb_from_the_shell(verb: str, figures: Any, tmp_path: Path) -> None:
-    arguments, aim = VERBS[verb]
-    command = ("-m", "perfsim", *arguments)
-
-    def cold(which: tuple[str, ...], number: int) -> float:
-        return process_s(which, os.environ | {"PYTHONPYCACHEPREFIX": str(tmp_path / str(number))})
-
-    def least_s(run: Callable[[int], float]) -> float:
-        return min(run(number) for number in range(RUNS))
-
-    bare_s = least_s(lambda _: process_s(BARE))
-    taken_s = least_s(lambda _: process_s(command))
-    text = f"{taken_s / bare_s:.1f} x importing NumPy and pydantic ({taken_s:.2f} s)"
-    figures.add(f"{verb}, warm", text, f"{aim} x", STARTS)
-    bare_s = cold(BARE, RUNS)
-    taken_s = cold(command, RUNS + 1)
-    text = f"{taken_s / bare_s:.1f} x importing NumPy and pydantic ({taken_s:.2f} s)"
-    figures.add(f"{verb}, cold", text, f"{aim} x", STARTS)
+def test_a_verb_from_the_shell(verb: str, figure: Figure, tmp_path: Path) -> None:
+    line, aim = VERBS[verb]
+    for words, runs, caches in (("warm", RUNS, [None, None]), ("cold", 1, [tmp_path / "a", tmp_path / "b"])):
+        bare_s, taken_s = (
+            min(process_s(command, cache) for _ in range(runs))
+            for command, cache in zip((BARE, perfsim(line)), caches, strict=True)
+        )
+        text = f"{taken_s / bare_s:.1f} x importing NumPy and pydantic ({taken_s:.2f} s)"
+        figure(f"perfsim {verb}, {words}", text, f"{aim} x", STARTS)

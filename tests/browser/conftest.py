@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -25,20 +24,17 @@ FLAGS = [
 LOCAL_SCHEMES = ("file:", "data:", "blob:")
 
 
-def _unavailable(why: str) -> None:
-    if os.environ.get("PERFSIM_REQUIRE_BROWSER") == "1":
-        pytest.fail(f"{why}, and PERFSIM_REQUIRE_BROWSER=1 demands a browser")
-    pytest.skip(why)
-
-
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     """One Chromium for all tests."""
-    executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if executable is None:
-        _unavailable("no Chromium was found")
-    if importlib.util.find_spec("playwright") is None:
-        _unavailable("playwright is not installed")
+    executable = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
+    if executable is None or importlib.util.find_spec("playwright") is None:
+        why = "Chromium or playwright is not installed"
+        if os.environ.get("PERFSIM_REQUIRE_BROWSER") == "1":
+            pytest.fail(f"{why}, and PERFSIM_REQUIRE_BROWSER=1 demands a browser")
+        pytest.skip(why)
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -57,6 +53,25 @@ class Opened:
 
     def asked_elsewhere(self) -> list[str]:
         return [url for url in self.requests if not url.startswith(LOCAL_SCHEMES)]
+
+    def tooltip(self, plot: str, mark: Any) -> str:
+        """What the figure says at the middle of a mark."""
+        mark.scroll_into_view_if_needed()
+        box = mark.bounding_box()
+        x = box["x"] + box["width"] / 2
+        y = box["y"] + box["height"] / 2
+        self.page.mouse.move(x - 1, y - 1)
+        self.page.mouse.move(x, y, steps=4)
+        label = self.page.locator(f"{plot} .hoverlayer .hovertext").first
+        label.wait_for()
+        said = str(label.text_content())
+        self.page.mouse.move(0, 0)
+        return said
+
+    def sideways_px(self) -> float:
+        """How much wider the page is than the window."""
+        wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        return float(self.page.evaluate(wide))
 
     def close(self) -> None:
         self.page.context.close()
@@ -105,15 +120,3 @@ def open_page(opener: Callable[..., Opened]) -> Iterator[Callable[..., Opened]]:
     yield opened
     for visit in visits:
         visit.close()
-
-
-@pytest.fixture(scope="session")
-def factory() -> ModuleType:
-    """The unit tests' maker of results; loaded by path, because tests are not a package."""
-    path = Path(__file__).parents[1] / "unit" / "report" / "factory.py"
-    spec = importlib.util.spec_from_file_location("report_factory", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

@@ -1,4 +1,4 @@
-"""The report in a real browser that has no network."""
+"""The report of a study, and of a sweep, in a real browser that has no network."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from perfsim.report.study import study_page
+from perfsim.report.sweep import write_sweep
 from perfsim.report.text import duration
+from perfsim.studies.axes import load_sweep
+from perfsim.studies.runner import run_sweep
 
 pytestmark = pytest.mark.browser
-
-OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
 @pytest.fixture(scope="session")
@@ -25,11 +26,16 @@ def report(factory: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture(scope="module")
-def desktop(opener: Callable, report: Path) -> Iterator[Any]:
+def opened(opener: Callable, report: Path) -> Iterator[Any]:
     """The report on a wide screen, opened once for the tests that leave it as it is."""
     opened = opener(report)
-    yield opened.page
+    yield opened
     opened.close()
+
+
+@pytest.fixture(scope="module")
+def desktop(opened: Any) -> Any:
+    return opened.page
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +52,7 @@ def test_the_report_opens_without_errors_requests_or_sideways_scrolling(
 ) -> None:
     opened = open_page(report, width=width, scheme=scheme)
     opened.page.evaluate("() => document.querySelectorAll('details').forEach((part) => (part.open = true))")
-    assert opened.page.evaluate(OVERFLOW) <= 0
+    assert opened.sideways_px() <= 0
     assert opened.errors == []
     assert opened.asked_elsewhere() == []
     assert opened.requests == [report.as_uri()]
@@ -80,21 +86,6 @@ def test_a_click_on_the_legend_hides_a_part_of_the_step(open_page: Callable, rep
     assert page.evaluate(f"{hidden}[0].name") == "compute"
 
 
-def hovered(page: Any, plot: str, mark: str, number: int) -> str:
-    """What the figure says at the middle of a mark."""
-    drawn = page.locator(plot)
-    drawn.scroll_into_view_if_needed()
-    box = drawn.locator(mark).nth(number).bounding_box()
-    assert box is not None
-    x = box["x"] + box["width"] / 2
-    y = box["y"] + box["height"] / 2
-    page.mouse.move(x - 1, y - 1)
-    page.mouse.move(x, y, steps=4)
-    label = drawn.locator(".hoverlayer .hovertext").first
-    label.wait_for()
-    return str(label.text_content())
-
-
 @pytest.mark.slow
 def test_dark_and_light_pages_write_figures_in_their_own_ink(open_page: Callable, report: Path) -> None:
     def ink(scheme: str) -> list[str]:
@@ -119,10 +110,8 @@ def test_a_phones_tall_legend_takes_no_room_from_the_bars(phone: Any) -> None:
     )
     assert legend > 100, "this test needs a legend of many lines"
     assert bars > 4 * 40
-    bar = (
-        "() => [...document.querySelectorAll('.legend .scrollbar')].map((bar) => +bar.getAttribute('height'))"
-    )
-    assert max(phone.evaluate(bar)) == 0, "no legend is so short that it scrolls"
+    scrolls = "[...document.querySelectorAll('.legend .scrollbar')].map((bar) => +bar.getAttribute('height'))"
+    assert max(phone.evaluate(scrolls)) == 0, "no legend is so short that it scrolls"
 
 
 @pytest.mark.slow
@@ -167,13 +156,14 @@ def test_hostile_names_run_nothing(open_page: Callable, factory: ModuleType, tmp
 
 
 def test_tooltips_say_how_long_a_task_takes_and_the_layout_of_a_curve(
-    desktop: Any, factory: ModuleType
+    opened: Any, factory: ModuleType
 ) -> None:
-    said = hovered(desktop, "#figure-timeline-0", ".barlayer .trace .point", 5)
+    plots = ("#figure-timeline-0", "#figure-time-to-accuracy")
+    bars, points = (opened.page.locator(f"{plot} .trace .point") for plot in plots)
+    said = opened.tooltip(plots[0], bars.nth(5))
     takes = {duration(bar.end_s - bar.start_s) for bar in factory.study_result().candidates[0].timeline}
     assert said.partition("takes ")[2] in takes
-    curve = hovered(desktop, "#figure-time-to-accuracy", ".scatterlayer .trace .point", 0)
-    assert "tp8 pp4 dp4 mbs1" in curve
+    assert "tp8 pp4 dp4 mbs1" in opened.tooltip(plots[1], points.first)
 
 
 @pytest.mark.slow
@@ -199,3 +189,59 @@ def test_the_answer_is_not_clipped_and_the_contents_stay_in_sight(
     assert box["x"] + box["width"] <= width
     page.evaluate("() => document.querySelector('#memory').scrollIntoView()")
     assert page.locator("nav").bounding_box()["y"] <= 1
+
+
+# ----------------------------------------------------------------------------------------------- sweeps
+STUDY = "study: {extends: gpt3_20b, model: gpt3_xl}"
+GRID = f"""\
+title: A small grid
+question: How many systems?
+{STUDY}
+grid:
+  candidates: [{{strategy: weight-streaming, system: cs-2, devices: [1, 2, 4]}}]
+  recipe.global_batch_size: [2, 96]
+"""
+VARIANTS = f"""\
+title: Variants
+{STUDY}
+grid:
+  candidates: [{{strategy: weight-streaming, system: cs-2, devices: [8]}}]
+  recipe.global_batch_size: [8, 96]
+variants:
+  as it is: {{}}
+  half the servers: {{system.memoryx.servers: 6}}
+  a wafer at its peak: {{runtime.software_release: peak}}
+"""
+
+
+def swept(folder: Path, text: str) -> Path:
+    path = folder / "small.yaml"
+    path.write_text(text, encoding="utf-8")
+    return write_sweep(run_sweep(load_sweep(str(path)), folder / "points.sqlite", jobs=1), folder / "out")
+
+
+@pytest.mark.slow
+def test_a_map_is_a_picture_and_a_point_without_a_plan_has_a_reason(
+    open_page: Callable, tmp_path: Path
+) -> None:
+    page = open_page(swept(tmp_path, GRID)).page
+    cells = page.locator("#figure-map-cs-2-weight-streaming .heatmaplayer image").bounding_box()
+    assert cells["width"] > 300
+    assert page.locator("#figure-scaling .scatterlayer .point").count() == 3
+    reason = page.get_by_text("global_batch_size 2 gives some of 4 systems nothing").first
+    reason.scroll_into_view_if_needed()
+    assert reason.is_visible()
+
+
+def test_variants_are_drawn_as_bars_without_errors_or_sideways_scrolling(
+    open_page: Callable, tmp_path: Path
+) -> None:
+    opened = open_page(swept(tmp_path, VARIANTS), width=400)
+    assert opened.sideways_px() <= 0
+    assert opened.errors == []
+    types = opened.page.evaluate(
+        """() => Object.fromEntries([...document.querySelectorAll('.plotly-graph-div')].map(
+          (plot) => [plot.id, plot._fullData.map((trace) => trace.type)]))"""
+    )
+    assert set(types) == {"figure-variants", "figure-step-time"}
+    assert types["figure-variants"] == ["bar", "bar"]

@@ -13,14 +13,14 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from functools import partial
+from itertools import cycle, islice
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeVar
+from typing import NamedTuple
 
 import pytest
 from click.testing import CliRunner, Result
@@ -70,20 +70,18 @@ KEYS = ("x", "kind", "extends", "name", "<<", "1", "null", r'"\e"', "a" * 3000)
 _SCALAR = re.compile(r"(?<=[:\[,-] )[^\[\]{},\n#]+|(?<=\[)[^\[\]{},\n#]+")
 _NUMBER = re.compile(r"(?<=[ \[])-?\d[\d.e+-]*(?![\w-])")
 _KEY = re.compile(r"[A-Za-z_][A-Za-z_.0-9]*(?=:)")
-Source = TypeVar("Source")
-"""What a text is of."""
+Job = tuple[str, str, bytes]
+"""What a file is known by, its text, and what is read in its place."""
 
 
 def _mutated(text: str, rng: random.Random) -> bytes:
-    """The text with one to three changes, as bytes."""
+    """The text with one to three changes, as bytes, of which in one of twenty a bit is wrong."""
     for _ in range(rng.choice((1, 1, 2, 3))):
         text = rng.choice(_MUTATIONS)(text, rng)
-    data = text.encode("utf-8", "surrogatepass")
+    data = bytearray(text.encode("utf-8", "surrogatepass"))
     if rng.random() < 0.05 and data:
-        damaged = bytearray(data)
-        damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
-        return bytes(damaged)
-    return data
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    return bytes(data)
 
 
 def _replaced(pattern: re.Pattern[str], others: Sequence[str], text: str, rng: random.Random) -> str:
@@ -139,36 +137,21 @@ def _cut(text: str, rng: random.Random) -> str:
 _MUTATIONS = (_value, _value, _value, _number, _number, _key, _line, _line, _cut)
 
 
-def hostile_inputs(
-    sources: Sequence[tuple[Source, str]], count: int, seed: int
-) -> Iterator[tuple[Source, bytes]]:
-    """So many mutations, of each text in turn, with what the text is of; the same seed gives the same."""
-    for number in range(count):
-        source, text = sources[number % len(sources)]
-        yield source, _mutated(text, random.Random(f"{seed} {number}"))
+def mutations(texts: Mapping[str, str], count: int, seed: int) -> Iterator[Job]:
+    """So many mutations, of each text in turn; the same seed gives the same."""
+    for number, (name, text) in zip(range(count), cycle(texts.items()), strict=False):
+        yield name, text, _mutated(text, random.Random(f"{seed} {number}"))
 
 
-def numbers_replaced(sources: Sequence[tuple[Source, str]], every: int = 1) -> Iterator[tuple[Source, bytes]]:
-    """The texts with each number replaced by each of `WRONG_NUMBERS`; of all these each `every`-th."""
-    count = 0
-    for source, text in sources:
+def numbers_replaced(texts: Mapping[str, str]) -> Iterator[Job]:
+    """The texts with each number replaced by each of `WRONG_NUMBERS`."""
+    for name, text in texts.items():
         for match in _NUMBER.finditer(text):
             for number in WRONG_NUMBERS:
-                count += 1
-                if count % every == 0:
-                    yield source, f"{text[: match.start()]}{number}{text[match.end() :]}".encode()
+                yield name, text, f"{text[: match.start()]}{number}{text[match.end() :]}".encode()
 
 
-@dataclass(frozen=True)
-class Target:
-    """A file that a verb reads."""
-
-    name: str
-    suffix: str = ".yaml"
-
-
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What a verb made of an input."""
 
     target: str
@@ -187,18 +170,18 @@ XL = ("--model", "gpt3_xl")
 A100 = ("--system", "dgx-a100-80gb")
 
 
-def targets() -> list[tuple[tuple[Target, str], str]]:
-    """Every YAML file of a checkout that a verb reads, with its text."""
+def targets() -> dict[str, str]:
+    """The text of every file that a verb reads, by its name behind what `arguments_of` goes by."""
     root = data_root()
-    paths = [(kind, path) for kind in FOLDERS for path in sorted((root / kind).glob("*.*"))]
-    texts = {Target(f"{kind}/{path.name}", path.suffix): path.read_text("utf-8") for kind, path in paths}
-    for path in sorted((root / "workloads/models").glob("*.yaml"))[::4]:
-        text = path.read_text("utf-8")
-        texts |= {Target(f"{verb}/{path.name}"): text for verb in ("plan", "prove")}
-    for verb, (pattern, _) in VERBS.items():
-        for path in sorted(HERE.glob(pattern)) if pattern else []:
-            texts[Target(f"{verb}/{path.name}", path.suffix)] = path.read_text("utf-8")
-    return [((target, text), text) for target, text in texts.items()]
+    paths = [(kind, path) for kind in FOLDERS for path in files(root / kind)]
+    models = files(root / "workloads/models", "*.yaml")[::4]
+    paths += [(verb, path) for path in models for verb in ("plan", "prove")]
+    paths += [(verb, path) for verb, (pattern, _) in VERBS.items() for path in files(HERE, pattern)]
+    return {f"{kind}/{path.name}": path.read_text("utf-8") for kind, path in paths}
+
+
+def files(folder: Path, pattern: str = "*.*") -> list[Path]:
+    return sorted(folder.glob(pattern)) if pattern else []
 
 
 FOLDERS = (
@@ -207,9 +190,9 @@ FOLDERS = (
 )
 
 
-def arguments_of(target: Target, text: str) -> tuple[Sequence[str], str]:
+def arguments_of(target: str, text: str) -> tuple[Sequence[str], str]:
     """The arguments of the verb for a file, INPUT, and the text of another file, OTHER, that names it."""
-    folder, _, file = target.name.rpartition("/")
+    folder, _, file = target.rpartition("/")
     name = file.partition(".")[0]
     other = (*XL, "--system", "OTHER")
     match folder:
@@ -288,12 +271,13 @@ VERBS: dict[str, tuple[str, Sequence[str]]] = {
 """By verb: the files, and its arguments; without a pattern `targets` has the files."""
 
 
-def judged(job: tuple[Target, str, bytes]) -> Outcome:
+def judged(job: Job) -> Outcome:
     """Run the verb on the input in a folder of its own, and say what is wrong with what it did."""
     target, text, data = job
     arguments, text_of_other = arguments_of(target, text)
+    suffix = Path(target).suffix
     with TemporaryDirectory() as folder:  # the catalogue reads a path only once
-        path = Path(folder) / f"input{target.suffix}"
+        path = Path(folder) / f"input{suffix}"
         other = Path(folder) / "other.yaml"
         path.write_bytes(data)
         other.write_text(text_of_other.replace("INPUT", str(path)), encoding="utf-8")
@@ -301,36 +285,35 @@ def judged(job: tuple[Target, str, bytes]) -> Outcome:
         command = [part.replace("INPUT", str(path)).replace("OTHER", str(other)) for part in arguments]
         result = CliRunner().invoke(main, command)
         seconds = time.monotonic() - began_s
-    error = result.exception
-    if error is not None and not isinstance(error, SystemExit):
-        wrong = f"{type(error).__name__}: {str(error)[:200]}"
-    elif result.exit_code not in CODES:
-        wrong = f"exit code {result.exit_code}"
-    elif seconds > MOST_SECONDS:
+    wrong = _wrong(result)
+    if not wrong and seconds > MOST_SECONDS:
         wrong = f"took {seconds:.0f} s"
-    else:
-        wrong = _wrong_words(result)
     whole = ""
-    placed = rf"\w+\{target.suffix}:\d+|\w+\.(yaml|csv|json):\d+"
+    placed = rf"\w+\{suffix}:\d+|\w+\.(yaml|csv|json):\d+"
     if not wrong and result.exit_code == 2 and not re.search(placed, result.stderr):
         words = _WHOLE.search(result.stderr)
         whole, wrong = (words[0], "") if words else ("", f"no place: {result.stderr[:300]}")
-    return Outcome(target.name, result.exit_code, seconds, wrong, whole)
+    return Outcome(target, result.exit_code, seconds, wrong, whole)
 
 
-def _wrong_words(result: Result) -> str:
+def _wrong(result: Result) -> str:
+    error = result.exception
+    if error is not None and not isinstance(error, SystemExit):
+        return f"{type(error).__name__}: {str(error)[:200]}"
+    if result.exit_code not in CODES:
+        return f"exit code {result.exit_code}"
     if "Traceback" in result.stderr or {"\x1b", "\x00"} & {*result.stdout, *result.stderr}:
         return "a traceback or control characters are printed"
     constants: list[str] = []
     if result.exit_code == 0 and result.stdout.startswith("{"):
         try:
             json.loads(result.stdout, parse_constant=constants.append)
-        except ValueError as error:
-            return f"no strict JSON: {error}"
+        except ValueError as loose:
+            return f"no strict JSON: {loose}"
     return f"no strict JSON: {constants} in the answer" if constants else ""
 
 
-def all_judged(jobs: Iterable[tuple[Target, str, bytes]]) -> list[Outcome]:
+def all_judged(jobs: Iterable[Job]) -> list[Outcome]:
     """The outcomes of all jobs, on every core."""
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("fork")) as pool:
         return list(pool.map(judged, jobs, chunksize=20))
@@ -341,19 +324,19 @@ def table(outcomes: Sequence[Outcome], numbers: Sequence[Outcome]) -> str:
     rows = []
     for name, group in (("mutations of files", outcomes), ("numbers replaced", numbers)):
         codes = Counter(outcome.code for outcome in group)
-        wrong = sum(bool(outcome.wrong) for outcome in group)
-        slowest = max((outcome.seconds for outcome in group), default=0.0)
         counts = " | ".join(f"{codes[code]:,}" for code in CODES)
+        slowest = max((outcome.seconds for outcome in group), default=0.0)
+        wrong = sum(bool(outcome.wrong) for outcome in group)
         rows.append(f"| {name} | {len(group):,} | {counts} | {slowest:.1f} s | {wrong} |")
     both = (*outcomes, *numbers)
-    defects = sorted({f"- `{outcome.target}`: {outcome.wrong}" for outcome in both if outcome.wrong})
+    defects = {f"- `{outcome.target}`: {outcome.wrong}" for outcome in both if outcome.wrong}
     kinds = Counter(outcome.whole for outcome in both if outcome.whole)
     text = PAGE.format(
         numbers=", ".join(WRONG_NUMBERS),
         rows="\n".join(rows),
         whole=f"{kinds.total():,}",
         kinds=",".join(f' "{words}" {count:,}' for words, count in kinds.most_common()),
-        defects="\n".join(defects),
+        defects="\n".join(sorted(defects)),
     )
     return text.rstrip() + "\n"
 
@@ -361,28 +344,21 @@ def table(outcomes: Sequence[Outcome], numbers: Sequence[Outcome]) -> str:
 @pytest.mark.slow
 def test_no_file_ends_a_verb_in_anything_but_an_answer_or_words_with_a_place() -> None:
     page = os.environ.get("PERFSIM_FUZZ")
-    sources = targets()
-    count = ALL if page else SLICE
-    mutations = [(*source, data) for source, data in hostile_inputs(sources, count, SEED)]
-    replaced = [(*source, data) for source, data in numbers_replaced(sources, every=1 if page else 40)]
-    outcomes = all_judged(mutations)
-    numbers = all_judged(replaced)
+    texts = targets()
+    outcomes = all_judged(mutations(texts, ALL if page else SLICE, SEED))
+    numbers = all_judged(islice(numbers_replaced(texts), 0 if page else 39, None, 1 if page else 40))
     if page:
         Path(page).write_text(table(outcomes, numbers), encoding="utf-8")
     assert [outcome for outcome in (*outcomes, *numbers) if outcome.wrong] == []
     assert {0, 2} <= {outcome.code for outcome in outcomes}
 
 
-FOREIGN = sorted(path.name for path in (HERE / SAMPLES).iterdir())
-
-
-@pytest.mark.parametrize("name", FOREIGN)
-def test_damage_ends_in_an_answer_or_a_refusal_that_names_the_file(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    text = (HERE / SAMPLES / name).read_text("utf-8")
-    for _, data in hostile_inputs([(name, text)], 40, 1):
+@pytest.mark.parametrize("sample", files(HERE / SAMPLES, "*"), ids=lambda sample: sample.name)
+def test_damage_ends_in_an_answer_or_a_refusal_that_names_the_file(tmp_path: Path, sample: Path) -> None:
+    path = tmp_path / sample.name
+    for _, _, data in mutations({sample.name: sample.read_text("utf-8")}, 40, 1):
         path.write_bytes(data)
         try:
             json.dumps(import_file(path).as_dict(), allow_nan=False)
         except PerfsimError as error:
-            assert name in str(error)  # noqa: PT017
+            assert sample.name in str(error)  # noqa: PT017

@@ -8,10 +8,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
+Done = subprocess.CompletedProcess[str]
+Run = Callable[..., Done]
 
 
 @pytest.fixture(scope="session")
@@ -22,43 +24,39 @@ def sources(repository: Path) -> dict[Path, ast.Module]:
 
 
 @pytest.fixture(scope="session")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Runs a program in an empty folder, with nothing of the checkout in its environment."""
+def must_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Runs a program in an empty folder, with nothing of the checkout in its environment but what is given.
+
+    It has to end with this exit code; its whole output explains a failure.
+    """
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PERFSIM"))}
 
-    def run_elsewhere(*command: str | Path, cwd: Path = elsewhere) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(part) for part in command],
-            cwd=cwd,
-            env=kept,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-
-    return run_elsewhere
-
-
-@pytest.fixture(scope="session")
-def must_run(run: Run) -> Run:
-    """The same for a program that has to succeed; its whole output explains a failure."""
-
-    def run_or_fail(*command: str | Path, **options: Path) -> subprocess.CompletedProcess[str]:
-        done = run(*command, **options)
-        if done.returncode:
-            pytest.fail(f"{command} ended with {done.returncode}\n{done.stdout}\n{done.stderr}")
+    def run(*command: str | Path, cwd: Path = elsewhere, code: int = 0, **more: str | Path) -> Done:
+        words = [str(part) for part in command]
+        env = kept | {name: str(value) for name, value in more.items()}
+        quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+        done = subprocess.run(words, cwd=cwd, env=env, timeout=600, check=False, **quiet)
+        if done.returncode != code:
+            pytest.fail(f"{words} ended with {done.returncode}\n{done.stdout}\n{done.stderr}")
         return done
 
-    return run_or_fail
+    return run
 
 
 @pytest.fixture(scope="session")
-def wheel(repository: Path, tmp_path_factory: pytest.TempPathFactory, must_run: Run) -> Path:
+def build(repository: Path, must_run: Run) -> Callable[..., Path]:
+    """Builds the checkout into a folder, straight into a wheel or by a source distribution; the wheel."""
+
+    def build(out: Path, *kind: str) -> Path:
+        must_run(sys.executable, "-m", "build", *kind, "--no-isolation", "--outdir", out, repository)
+        (built,) = out.glob("*.whl")
+        return built
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory, build: Callable[..., Path]) -> Path:
     """A wheel built straight from the checkout."""
-    out = tmp_path_factory.mktemp("wheel")
-    must_run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, repository)
-    (built,) = out.glob("*.whl")
-    return built
+    return build(tmp_path_factory.mktemp("wheel"), "--wheel")

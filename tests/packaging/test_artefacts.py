@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-DATA_FOLDERS = ("hardware", "workloads", "studies")
-
 pytestmark = pytest.mark.slow
 
 
@@ -33,7 +31,7 @@ def test_the_wheel_holds_the_package_and_the_whole_catalogue_and_no_more(
     wheel: Path, repository: Path
 ) -> None:
     expected = {f"perfsim/{name}" for name in below(repository / "perfsim")}
-    for folder in DATA_FOLDERS:
+    for folder in ("hardware", "workloads", "studies"):
         expected |= {f"perfsim/_data/{folder}/{name}" for name in below(repository / folder)}
     expected.add("perfsim/_data/docs/glossary.md")
     members = contents(wheel)
@@ -45,11 +43,9 @@ def test_the_wheel_holds_the_package_and_the_whole_catalogue_and_no_more(
 
 
 def test_the_source_distribution_holds_what_testing_needs_and_makes_the_wheel_of_the_checkout(
-    wheel: Path, repository: Path, tmp_path: Path, must_run: Callable
+    wheel: Path, repository: Path, tmp_path: Path, build: Callable[..., Path]
 ) -> None:
-    must_run(sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path, repository)
-    (from_sdist,) = tmp_path.glob("*.whl")
-    assert contents(from_sdist) == contents(wheel)
+    assert contents(build(tmp_path)) == contents(wheel)
     (sdist,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         held = {name.split("/", 1)[1] for name in archive.getnames()}
@@ -77,8 +73,6 @@ def test_an_editable_install_reads_the_checkout_and_exposes_only_the_package(
 
 
 def test_two_builds_of_the_wheel_are_the_same_bytes(
-    wheel: Path, repository: Path, tmp_path: Path, must_run: Callable
+    wheel: Path, tmp_path: Path, build: Callable[..., Path]
 ) -> None:
-    must_run(*(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path), repository)
-    (again,) = tmp_path.glob("*.whl")
-    assert again.read_bytes() == wheel.read_bytes()
+    assert build(tmp_path, "--wheel").read_bytes() == wheel.read_bytes()

@@ -1,9 +1,8 @@
+"""What users import: documented names with types, and only the libraries that a verb needs."""
+
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,10 +48,45 @@ def test_study_and_sweep_are_functions_whatever_was_imported_before(
 
 
 @pytest.mark.slow
-def test_a_users_file_passes_mypy_strict(tmp_path: Path, repository: Path) -> None:
-    (tmp_path / "user.py").write_text(textwrap.dedent(USER_FILE), encoding="utf-8")
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "user.py"]
+def test_a_users_file_passes_mypy_strict(must_run: Callable, tmp_path: Path, repository: Path) -> None:
+    (tmp_path / "user.py").write_text(USER_FILE, encoding="utf-8")
     # mypy does not follow the import hook of an editable install, so the checkout is put on the path.
-    env = {**os.environ, "PYTHONPATH": str(repository)}
-    checked = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-    assert checked.returncode == 0, checked.stdout
+    strict = ("-m", "mypy", "--strict", "--config-file=", "user.py")
+    must_run(sys.executable, *strict, cwd=tmp_path, PYTHONPATH=repository)
+
+
+# ------------------------------------------------------------------------- what is loaded, and what not
+HEAVY = {"jinja2", "networkx", "numpy", "pandas", "plotly", "pydantic", "scipy", "simpy", "yaml"}
+
+
+RUN = (
+    *("run", "--model", "gpt3_xl", "--system", "dgx-a100-80gb", "--devices", "8", "--batch", "64"),
+    *("--strategy", "3d", "--layout", "tp=1,pp=1,dp=8,mbs=1"),
+)
+FORMATS_AND_STUDIES = {"perfsim.interop.formats", "perfsim.studies"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needed", "spared"),
+    [
+        (("--help",), set(), HEAVY),
+        (("show", "systems", "dgx-a100-80gb"), set(), HEAVY - {"pydantic", "yaml"}),
+        (RUN, {"numpy"}, {"jinja2", "pandas", "plotly", "scipy"} | FORMATS_AND_STUDIES),
+    ],
+    ids=["help", "show", "run"],
+)
+def test_the_package_and_a_verb_load_only_the_libraries_that_they_need(
+    must_run: Callable, repository: Path, arguments: tuple[str, ...], needed: set[str], spared: set[str]
+) -> None:
+    probe = (
+        "import sys\nfrom perfsim.cli import main\n"
+        f"sys.argv = ['perfsim', *{arguments!r}]\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    print('exit code', end.code or 0)\n"
+        "print('loaded', *sys.modules)\n"
+    )
+    *_, code, modules = must_run(sys.executable, "-c", probe, cwd=repository).stdout.splitlines()
+    assert code == "exit code 0"
+    loaded = set(modules.split())
+    assert {"perfsim", "perfsim.cli", *needed} <= loaded
+    assert not {name for name in loaded if name.startswith(tuple(f"{room}." for room in spared))}
+    assert not spared & loaded, "import these inside the verb that needs them"

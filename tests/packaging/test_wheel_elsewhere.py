@@ -6,12 +6,13 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 
 pytestmark = pytest.mark.slow
+
+Run = Callable[..., Any]
 
 MAIN_STUDY = ("study", "gpt3_20b", "--compare", "3d,weight-streaming", "--json")
 ONE_GPU = ("--system", "mi300x-192gb", "--devices", "1", "--strategy", "3d")
@@ -19,9 +20,7 @@ EIGHT_GPUS = ("--system", "dgx-a100-80gb", "--devices", "8", "--strategy", "3d")
 
 
 @pytest.fixture(scope="module")
-def installed(
-    wheel: Path, tmp_path_factory: pytest.TempPathFactory, must_run: Callable[..., CompletedProcess[str]]
-) -> Path:
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory, must_run: Run) -> Path:
     """The folder of the programs of an environment into which only the wheel was installed."""
     venv = tmp_path_factory.mktemp("installed")
     must_run(sys.executable, "-m", "venv", venv)
@@ -30,7 +29,7 @@ def installed(
 
 
 @pytest.fixture(scope="module")
-def answer(installed: Path, must_run: Callable[..., CompletedProcess[str]]) -> str:
+def answer(installed: Path, must_run: Run) -> str:
     return must_run(installed / "perfsim", *MAIN_STUDY).stdout
 
 
@@ -50,8 +49,8 @@ def test_the_main_study_prints_one_json_document_with_every_promised_key(
         assert 0 < candidate["mfu"] < 1
 
 
-def test_a_plug_in_checks_its_strategy_against_the_wheel(
-    installed: Path, must_run: Callable[..., CompletedProcess[str]]
+def test_a_plug_in_checks_its_strategy_against_a_wheel_without_a_test_framework(
+    installed: Path, must_run: Run
 ) -> None:
     probe = (
         "from perfsim.strategies.three_d.strategy import ThreeD\n"
@@ -61,9 +60,7 @@ def test_a_plug_in_checks_its_strategy_against_the_wheel(
     must_run(installed / "python", "-c", probe)
 
 
-def test_python_without_asserts_gives_the_same_bytes(
-    answer: str, installed: Path, must_run: Callable[..., CompletedProcess[str]]
-) -> None:
+def test_python_without_asserts_gives_the_same_bytes(answer: str, installed: Path, must_run: Run) -> None:
     assert must_run(installed / "python", "-O", "-m", "perfsim", *MAIN_STUDY).stdout == answer
 
 
@@ -83,15 +80,9 @@ def test_python_without_asserts_gives_the_same_bytes(
     ],
 )
 def test_every_end_has_its_exit_code_and_no_traceback(
-    installed: Path,
-    run: Callable[..., CompletedProcess[str]],
-    tmp_path: Path,
-    arguments: list[str],
-    code: int,
-    explanation: str,
+    installed: Path, must_run: Run, tmp_path: Path, arguments: list[str], code: int, explanation: str
 ) -> None:
     (tmp_path / "broken.yaml").write_text("name: broken\nmodel: [gpt3_20b\n", "utf-8")
-    done = run(installed / "perfsim", *arguments, cwd=tmp_path)
-    assert done.returncode == code, done.stderr
+    done = must_run(installed / "perfsim", *arguments, cwd=tmp_path, code=code)
     assert "Traceback" not in done.stderr
     assert explanation in done.stderr

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,6 +9,7 @@ from hypothesis import strategies as st
 
 from perfsim.engine import trace
 from perfsim.engine.trace import EXPOSED, Trace
+from perfsim.testing import toys
 from perfsim.work import GraphBuilder
 
 STREAMS = (
@@ -40,7 +39,7 @@ def runs(draw: st.DrawFn) -> tuple[list[Row], int]:
     return rows, draw(st.integers(0, len(rows) - 1))
 
 
-def traced(toys: ModuleType, rows: list[Row], first_step: int) -> Trace:
+def traced(rows: list[Row], first_step: int) -> Trace:
     builder = GraphBuilder()
     for number, (stream, category, _, _) in enumerate(rows):
         if number == first_step and number:
@@ -54,9 +53,8 @@ def seconds_of(device: str, rows: list[Row], first_step: int) -> tuple[dict[str,
     """Second by second: the breakdown of a device's step, and the part before and after all computation."""
 
     def is_mine(stream: str) -> bool:
-        return device in (owners := stream.split("/", maxsplit=1)[0].split("+")) or not owners[0].startswith(
-            "gpu"
-        )
+        owners = stream.split("/", maxsplit=1)[0].split("+")
+        return device in owners or not owners[0].startswith("gpu")
 
     def end_of(computing: str) -> int:
         return max(end for stream, _, _, end in rows if stream == f"{computing}/compute")
@@ -84,14 +82,14 @@ def seconds_of(device: str, rows: list[Row], first_step: int) -> tuple[dict[str,
 
 
 @given(runs(), st.sampled_from([1, 3, 1000]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_second_of_a_device_goes_to_what_it_then_does(
-    toys: ModuleType, run: tuple[list[Row], int], rows_at_once: int
+    run: tuple[list[Row], int], rows_at_once: int
 ) -> None:
     rows, first_step = run
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trace, "ROWS_AT_ONCE", rows_at_once)
-        measured = traced(toys, rows, first_step)
+        measured = traced(rows, first_step)
         plain = {device: seconds_of(device, rows, first_step) for device in ("gpu0", "gpu1")}
         assert measured.device_breakdowns() == {device: whole for device, (whole, _) in plain.items()}
         boundaries = [boundary for _, boundary in plain.values()]
@@ -100,11 +98,9 @@ def test_every_second_of_a_device_goes_to_what_it_then_does(
 
 
 @given(runs(), st.floats(1e-6, 1e3))
-@settings(max_examples=50, deadline=None)
-def test_a_scaled_run_is_spent_in_the_same_parts(
-    toys: ModuleType, run: tuple[list[Row], int], factor: float
-) -> None:
-    measured = traced(toys, *run)
+@settings(max_examples=50)
+def test_a_scaled_run_is_spent_in_the_same_parts(run: tuple[list[Row], int], factor: float) -> None:
+    measured = traced(*run)
     scaled_s = measured.scaled(factor).device_breakdowns()
     for device, seconds in measured.device_breakdowns().items():
         expected_s = {category: factor * second for category, second in seconds.items()}

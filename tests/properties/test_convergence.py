@@ -31,6 +31,7 @@ def test_steps_and_examples_lie_on_the_hyperbola(batch: float, d_min: float, b_c
     s_min = d_min / b_crit
     assert s == pytest.approx(s_min * (1 + b_crit / batch), rel=1e-12)
     assert (s / s_min - 1) * (e / d_min - 1) == pytest.approx(1, rel=1e-5, abs=1e-5)
+    assert steps(np.array([batch, d_min]), d_min, b_crit).tolist() == [s, steps(d_min, d_min, b_crit)]
 
 
 @given(batch_sizes, st.floats(1.001, 100), targets, batch_sizes)
@@ -39,12 +40,6 @@ def test_a_larger_batch_takes_more_examples_and_fewer_steps(
 ) -> None:
     assert examples(batch * factor, d_min, b_crit) > examples(batch, d_min, b_crit) >= d_min
     assert d_min / b_crit <= steps(batch * factor, d_min, b_crit) < steps(batch, d_min, b_crit)
-
-
-@given(st.lists(batch_sizes, min_size=1, max_size=5), targets, batch_sizes)
-def test_a_column_is_answered_as_its_members(column: list[float], d_min: float, b_crit: float) -> None:
-    together = steps(np.array(column), d_min, b_crit).tolist()
-    assert together == [steps(batch, d_min, b_crit) for batch in column]
 
 
 @given(
@@ -77,18 +72,14 @@ def test_the_band_contains_its_centre_and_grows_with_the_step_time_error(
     assert wider.band_s[1] > answer.band_s[1]
 
 
-@given(batch_sizes, batch_sizes, step_times, step_times, criticals, errors, errors)
+runs = st.tuples(batch_sizes, step_times, errors)
+
+
+@given(runs, runs, criticals)
 def test_a_ratio_and_its_inverse_have_inverse_bands(
-    batch_a: float,
-    batch_b: float,
-    step_a: float,
-    step_b: float,
-    critical: CriticalBatch,
-    e_a: float,
-    e_b: float,
+    one: tuple[float, float, float], other: tuple[float, float, float], critical: CriticalBatch
 ) -> None:
-    a = TimeToAccuracy(batch_a, step_a, 1e11, critical, e_a)
-    b = TimeToAccuracy(batch_b, step_b, 1e11, critical, e_b)
+    a, b = (TimeToAccuracy(batch, step_s, 1e11, critical, error) for batch, step_s, error in (one, other))
     forward = a.ratio_to(b)
     backward = b.ratio_to(a)
     assert forward.low <= forward.ratio * (1 + 1e-12)

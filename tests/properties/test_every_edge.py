@@ -6,10 +6,8 @@ less than one communication asks for, and cannot bind where it is at least what 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from types import ModuleType
+from functools import cached_property
 
 import numpy as np
 import pytest
@@ -22,10 +20,11 @@ from perfsim.machines import build_topology, costs_for, network_of
 from perfsim.machines.machine import Network
 from perfsim.network import Topology
 from perfsim.prediction.run import evaluate, graph_of
-from perfsim.specs.hardware import FatTreeSpec, GpuClusterSpec, SystemSpec, WaferClusterSpec
+from perfsim.specs.hardware import FatTreeSpec, SystemSpec
 from perfsim.specs.layout import Layout, ParallelLayout, StreamingLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, strategy
+from perfsim.testing import toys
 from perfsim.work import Kind, TaskGraph
 
 LITTLE = 1e-5
@@ -60,7 +59,7 @@ class Case:
         return evaluate(plan, self.costs(topology), graph=self.graph).step_time_s
 
     @cached_property
-    def asked(self) -> tuple[Floats, Floats]:
+    def demand(self) -> tuple[Floats, Floats]:
         """Bytes/s on every link: the largest of one communication, and of all streams together."""
         size = len(self.topology.edges)
         of_stream: dict[int, Floats] = {}
@@ -78,58 +77,49 @@ class Case:
         return each.max(axis=0), each.sum(axis=0)
 
 
-def fat_tree(toys: ModuleType, layout: ParallelLayout, *, gpus: int, nics: int, thin: float) -> Case:
-    """Leaves of one node each."""
-    catalog = default_catalog()
-    system = catalog.system("dgx-a100-80gb")
-    assert isinstance(system, GpuClusterSpec)
-    node = system.node.model_copy(update={"devices": gpus, "nics": nics})
-    fabric = FatTreeSpec(nodes_per_leaf=1, oversubscription=thin, switch_latency=1e-7)
-    system = system.model_copy(update={"node": node, "fabric": fabric})
-    return _case(toys, "3d", layout, system)
-
-
-def wafers(toys: ModuleType, *, duplex: bool = True, flash: bool = False, by_layer: bool = False) -> Case:
-    """Three systems under a tree of two levels."""
-    system: WaferClusterSpec = toys.wafer_cluster()
-    tier = {"weights_in": "flash", "optimizer_state_in": "flash"} if flash else {}
-    memoryx = {"servers": 3, "placement": "by_layer" if by_layer else "sharded", **tier}
-    server = system.memoryx.server.model_copy(update={"bandwidth": 75e9})
-    system = system.model_copy(
-        update={
-            "memoryx": system.memoryx.model_copy(update=memoryx | {"server": server}),
-            "swarmx": system.swarmx.model_copy(update={"fan_out": 2, "duplex": duplex}),
-        }
-    )
-    return _case(toys, "weight-streaming", StreamingLayout(data=3, micro_batch_size=2), system)
-
-
-def _case(toys: ModuleType, name: str, layout: Layout, system: SystemSpec) -> Case:
-    catalog = default_catalog()
-    recipe = catalog.recipe("gpt3_pretraining").model_copy(update={"seq_length": 1024})
+def case_of(system: SystemSpec, layout: Layout) -> Case:
+    name = "weight-streaming" if isinstance(layout, StreamingLayout) else "3d"
+    recipe = default_catalog().recipe("gpt3_pretraining").model_copy(update={"seq_length": 1024})
     job = Job(toys.model(num_layers=2), recipe, layout.num_devices * layout.micro_batch_size)
     topology = build_topology(system, layout.num_devices)
     return Case(strategy(name).plan(job, topology, layout, check_memory=False))
 
 
-CASES: dict[str, Callable[[ModuleType], Case]] = {
-    "tensor in nodes": partial(fat_tree, layout=ParallelLayout(tensor=2, data=2), gpus=2, nics=2, thin=1.0),
-    "shared NICs": partial(fat_tree, layout=ParallelLayout(data=4), gpus=2, nics=1, thin=2.0),
-    "a pipeline": partial(fat_tree, layout=ParallelLayout(tensor=2, pipeline=2), gpus=2, nics=2, thin=1.0),
-    "one node": partial(fat_tree, layout=ParallelLayout(tensor=2, data=2), gpus=4, nics=4, thin=1.0),
-    "wafers, half duplex": partial(wafers, duplex=False),
-    "wafers with flash": partial(wafers, flash=True),
-    "wafers, a layer a server": partial(wafers, by_layer=True),
+def nodes(gpus: int, nics: int, thin: float = 1.0) -> SystemSpec:
+    """Leaves of one node each."""
+    fabric = FatTreeSpec(nodes_per_leaf=1, oversubscription=thin, switch_latency=1e-7)
+    changes = {"node.devices": gpus, "node.nics": nics}
+    return default_catalog().system("dgx-a100-80gb", **changes).model_copy(update={"fabric": fabric})
+
+
+def wafers(**changes: object) -> SystemSpec:
+    """Three systems under a tree of two levels."""
+    few = {"memoryx.servers": 3, "memoryx.server.bandwidth": 75e9, "swarmx.fan_out": 2}
+    return default_catalog().override(toys.wafer_cluster(), few | changes)
+
+
+THREE_WAFERS = StreamingLayout(data=3, micro_batch_size=2)
+CASES: dict[str, tuple[SystemSpec, Layout]] = {
+    "tensor in nodes": (nodes(gpus=2, nics=2), ParallelLayout(tensor=2, data=2)),
+    "shared NICs": (nodes(gpus=2, nics=1, thin=2.0), ParallelLayout(data=4)),
+    "a pipeline": (nodes(gpus=2, nics=2), ParallelLayout(tensor=2, pipeline=2)),
+    "one node": (nodes(gpus=4, nics=4), ParallelLayout(tensor=2, data=2)),
+    "wafers, half duplex": (wafers(**{"swarmx.duplex": False}), THREE_WAFERS),
+    "wafers with flash": (
+        wafers(**{"memoryx.weights_in": "flash", "memoryx.optimizer_state_in": "flash"}),
+        THREE_WAFERS,
+    ),
+    "wafers, a layer a server": (wafers(**{"memoryx.placement": "by_layer"}), THREE_WAFERS),
 }
 
 
 @pytest.fixture(params=CASES, scope="module")
-def case(request: pytest.FixtureRequest, toys: ModuleType) -> Case:
-    return CASES[request.param](toys)
+def case(request: pytest.FixtureRequest) -> Case:
+    return case_of(*CASES[request.param])
 
 
 def test_a_slower_edge_makes_a_step_longer_where_it_binds_and_only_there(case: Case) -> None:
-    largest, together = case.asked
+    largest, together = case.demand
     usual = case.step_s(case.topology)
     bound = 0
     for link in range(len(case.topology.edges)):
@@ -183,13 +173,6 @@ LATE_S = 1.0
 SOME = 0.3
 
 
-def of_catalogue(toys: ModuleType, name: str, layout: Layout, **changes: object) -> Case:
-    """A small machine of this kind, with a switch above each node."""
-    system = default_catalog().system(name, **changes)
-    strategy_name = "3d" if isinstance(system, GpuClusterSpec) else "weight-streaming"
-    return _case(toys, strategy_name, layout, system)
-
-
 SMALL_NODES = {"node.devices": 2, "node.nics": 2, "node.server": None, "fabric.nodes_per_leaf": 1}
 CATALOGUE = {
     "A100": ("dgx-a100-80gb", ParallelLayout(tensor=2, pipeline=2), SMALL_NODES),
@@ -201,19 +184,24 @@ CATALOGUE = {
     "NVL72": ("gb200-nvl72", ParallelLayout(tensor=2, data=2), SMALL_NODES),
     "CS-2": (
         "cs-2",
-        StreamingLayout(data=3, micro_batch_size=2),
+        THREE_WAFERS,
         {"swarmx.fan_out": 2, "memoryx.servers": 2, "memoryx.weights_in": "flash"},
     ),
 }
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
-def test_an_edge_that_is_changed_removed_or_added_changes_the_answer(toys: ModuleType, name: str) -> None:
+def of_catalogue(name: str) -> Case:
+    """A small machine of this kind, with a switch above each node."""
     system, layout, changes = CATALOGUE[name]
-    case = of_catalogue(toys, system, layout, **changes)
+    return case_of(default_catalog().system(system, **changes), layout)
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_an_edge_that_is_changed_removed_or_added_changes_the_answer(name: str) -> None:
+    case = of_catalogue(name)
     topology = case.topology
     usual = case.step_s(topology)
-    largest, _ = case.asked
+    largest, _ = case.demand
     crossed = 0
     for a, b, link in list(topology.graph.edges(keys=True)):
         alike = [link]
@@ -244,9 +232,8 @@ def test_an_edge_that_is_changed_removed_or_added_changes_the_answer(toys: Modul
     assert crossed > len(topology.edges) / 2
 
 
-def test_a_thousandfold_latency_of_all_links_of_a_kind_is_priced(toys: ModuleType) -> None:
-    system, layout, changes = CATALOGUE["A100"]
-    case = of_catalogue(toys, system, layout, **changes)
+def test_a_thousandfold_latency_of_all_links_of_a_kind_is_priced() -> None:
+    case = of_catalogue("A100")
     for kind in ("scale_up", "nic", "uplink"):
         late = case.topology.graph.copy()
         for a, b, link, data in case.topology.graph.edges(keys=True, data=True):
@@ -257,8 +244,8 @@ def test_a_thousandfold_latency_of_all_links_of_a_kind_is_priced(toys: ModuleTyp
         assert case.step_s(slow) > 1.01 * case.step_s(case.topology), kind
 
 
-def test_a_cable_where_the_machine_has_none_is_refused(toys: ModuleType) -> None:
-    topology = fat_tree(toys, ParallelLayout(data=4), gpus=2, nics=2, thin=1.0).topology
+def test_a_cable_where_the_machine_has_none_is_refused() -> None:
+    topology = build_topology(nodes(gpus=2, nics=2), 4)
     graph = topology.graph.copy()
     graph.add_edge("node0/gpu0", "node1/gpu0", key="new", bytes_per_s=1e9, seconds=0.0)
     with pytest.raises(InputError, match=r"cable from node0/gpu0 to node1/gpu0: .* has none there"):

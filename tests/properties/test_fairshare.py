@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 
 from perfsim.engine import Flow, simulate
 from perfsim.engine.limits import Engine, Limits, limited
+from perfsim.testing import toys
 from perfsim.work import GraphBuilder, RankGroup
 
 
@@ -93,9 +93,7 @@ def slow_ends(capacities: Sequence[float], started: Sequence[Started]) -> list[f
 
 
 # ----------------------------------------------------------------------------- what is compared
-def run(
-    toys: ModuleType, engine: Engine, capacities: Sequence[float], started: Sequence[Started]
-) -> list[float]:
+def run(engine: Engine, capacities: Sequence[float], started: Sequence[Started]) -> list[float]:
     """When each flow ends; it begins after a task that takes until its start."""
     builder = GraphBuilder()
     seconds = []
@@ -107,28 +105,27 @@ def run(
         seconds += [start_s, duration_s]
     with limited(Limits(engine=engine)):
         trace = simulate(builder.build(), np.array(seconds), flows, np.array(capacities))
-    ends: list[float] = trace.end_s[1::2].tolist()
-    return ends
+    return trace.end_s[1::2].tolist()
 
 
 @pytest.mark.parametrize("engine", ["simpy", "fast"])
 @given(networks())
 @settings(max_examples=150)
 def test_every_flow_ends_when_the_slow_solver_says(
-    toys: ModuleType, engine: Engine, network: tuple[list[float], list[Started]]
+    engine: Engine, network: tuple[list[float], list[Started]]
 ) -> None:
     capacities, started = network
-    ends = run(toys, engine, capacities, started)
+    ends = run(engine, capacities, started)
     assert ends == pytest.approx(slow_ends(capacities, started), rel=1e-9, abs=1e-9)
 
 
 @given(networks())
 @settings(max_examples=100)
 def test_without_contention_a_flow_ends_at_its_start_plus_its_duration_to_the_bit(
-    toys: ModuleType, network: tuple[list[float], list[Started]]
+    network: tuple[list[float], list[Started]],
 ) -> None:
     capacities, started = network
     started = [Started(one.flow, one.start_s / 3, one.duration_s / 7) for one in started]
     enough = [sum(one.flow.weight * len(one.flow.route) * one.flow.bytes_per_s for one in started) + 1.0]
-    ends = run(toys, "simpy", enough * len(capacities), started)
+    ends = run("simpy", enough * len(capacities), started)
     assert ends == [one.start_s + (one.duration_s + one.flow.late_s) for one in started]

@@ -1,23 +1,28 @@
-"""Folded, partly unfolded and unfolded graphs give one answer, strategy by strategy, at random."""
+"""Folded, partly unfolded and unfolded graphs give one answer, with and without shared links, at random."""
 
 from __future__ import annotations
 
-from types import ModuleType
-from typing import Any
+from collections import Counter
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsim.costs.price import price
+from perfsim.costs.price import Costs, price
 from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path, simulate
 from perfsim.machines import network_of
-from perfsim.machines.placement import SharedLinks, rank_classes
+from perfsim.machines.placement import SharedLinks, place, rank_classes
+from perfsim.network import Topology
+from perfsim.prediction.run import Step, evaluate
+from perfsim.specs.hardware import FatTreeSpec, GpuClusterSpec
 from perfsim.specs.layout import ParallelLayout, StreamingLayout
 from perfsim.strategies import Plan
-from perfsim.work import TaskGraph, peer_classes, unfold
+from perfsim.testing import toys
+from perfsim.testing.toys import ToyCosts
+from perfsim.work import TaskGraph, Work, peer_classes, unfold
 from perfsim.work.graph import rank_of
 from perfsim.work.unfold import as_slowest_peers, meeting_of
 
@@ -44,18 +49,25 @@ def gpu_layouts(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-def gpu_plan(toys: ModuleType, layout: dict[str, Any], overlap: bool, tied: bool = True) -> Plan:
+def gpu_plan(layout: dict[str, Any], overlap: bool, tied: bool = True) -> Plan:
     chosen = ParallelLayout(**layout)
-    batch = 4 * chosen.data
-    job = toys.job(batch, {"overlap_grad_reduce": overlap}, num_layers=8, tied_embeddings=tied)
+    job = toys.job(4 * chosen.data, {"overlap_grad_reduce": overlap}, tied_embeddings=tied)
     return toys.plan("3d", job, chosen)
 
 
-def prices(toys: ModuleType, plan: Plan, graph: TaskGraph) -> np.ndarray:
+def wafer_plan(systems: int, recompute: int) -> Plan:
+    layout = StreamingLayout(data=systems, micro_batch_size=2, recompute_layers=recompute)
+    return toys.plan("weight-streaming", toys.job(4 * systems), layout, toys.wafer_cluster())
+
+
+gpu_plans = st.builds(gpu_plan, gpu_layouts(), st.booleans(), st.booleans())
+wafer_plans = st.builds(wafer_plan, st.integers(1, 6), st.integers(0, 2))
+
+
+def prices(plan: Plan, graph: TaskGraph) -> np.ndarray:
     if plan.strategy == "weight-streaming":
         return price(graph, WaferCosts(plan.topology, plan.job.recipe))
-    costs = toys.ToyCosts(plan.system)
-    return price(graph, costs)
+    return price(graph, toys.ToyCosts(plan.system))
 
 
 def slow_ends(graph: TaskGraph, duration_s: np.ndarray) -> np.ndarray:
@@ -82,13 +94,13 @@ def slow_ends(graph: TaskGraph, duration_s: np.ndarray) -> np.ndarray:
 
 def perturbed(graph: TaskGraph, duration_s: np.ndarray, factors: dict[int, float]) -> np.ndarray:
     """Durations of every rank's copy: compute of rank r takes factors[r] times as long."""
-    each = np.repeat(duration_s[:, None], graph.width, axis=1)
+    copies_s = np.repeat(duration_s[:, None], graph.width, axis=1)
     ranks = np.array([-1 if (rank := rank_of(name)) is None else rank for name in graph.streams])
     computes = np.array([not work.kind.is_communication for work in graph.works])[graph.work]
     for task in np.flatnonzero(computes & (ranks[graph.stream] >= 0)):
-        for peer in range(each.shape[1]):
-            each[task, peer] *= factors.get(int(ranks[graph.stream[task]]) + peer, 1.0)
-    return each
+        for peer in range(graph.width):
+            copies_s[task, peer] *= factors.get(int(ranks[graph.stream[task]]) + peer, 1.0)
+    return copies_s
 
 
 def run_classes(graph: TaskGraph, each_s: np.ndarray, classes: np.ndarray | None) -> np.ndarray:
@@ -106,31 +118,27 @@ def run_classes(graph: TaskGraph, each_s: np.ndarray, classes: np.ndarray | None
     return ends
 
 
-@given(gpu_layouts(), st.booleans(), st.booleans())
-@settings(max_examples=40, deadline=None)
-def test_every_rank_runs_as_the_written_one(
-    toys: ModuleType, layout: dict[str, Any], overlap: bool, tied: bool
-) -> None:
-    plan = gpu_plan(toys, layout, overlap, tied)
+@given(gpu_plans)
+@settings(max_examples=40)
+def test_every_rank_runs_as_the_written_one(plan: Plan) -> None:
     graph = toys.graph_of(plan)
-    folded = critical_path(graph, prices(toys, plan, graph))
+    folded = critical_path(graph, prices(plan, graph))
     unfolded = unfold(graph)
-    run = critical_path(unfolded.graph, prices(toys, plan, unfolded.graph))
+    run = critical_path(unfolded.graph, prices(plan, unfolded.graph))
     assert run.start_s.tobytes() == folded.start_s[unfolded.task].tobytes()
     assert run.end_s.tobytes() == folded.end_s[unfolded.task].tobytes()
     assert unfolded.graph.flop == pytest.approx(graph.flop, rel=1e-12)
-    width = graph.width
     spent = run.device_breakdowns()
     for device, seconds in folded.device_breakdowns().items():
         base = int(device.removeprefix("gpu"))
-        for peer in range(width):
+        for peer in range(graph.width):
             assert spent[f"gpu{base + peer}"] == pytest.approx(seconds, rel=1e-9, abs=1e-12)
 
 
 @given(gpu_layouts(), st.sampled_from([1, 2, 4]), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_ranks_that_share_links_run_as_the_written_one(
-    toys: ModuleType, layout: dict[str, Any], gpus: int, data: st.DataObject
+    layout: dict[str, Any], gpus: int, data: st.DataObject
 ) -> None:
     system = toys.gpu_cluster(gpus=gpus, nics=gpus, nic_bytes_per_s=data.draw(st.sampled_from([1e9, 25e9])))
     chosen = ParallelLayout(**layout)
@@ -150,54 +158,194 @@ def test_ranks_that_share_links_run_as_the_written_one(
     assert run.end_s.tobytes() == folded.end_s[unfolded.task].tobytes()
 
 
-def on_a_grid(toys: ModuleType, plan: Plan, graph: TaskGraph) -> np.ndarray:
+def on_a_grid(plan: Plan, graph: TaskGraph) -> np.ndarray:
     """Prices that add up without rounding."""
-    return np.ldexp(np.rint(np.ldexp(prices(toys, plan, graph), 36)), -36)
+    return np.ldexp(np.rint(np.ldexp(prices(plan, graph), 36)), -36)
 
 
-def unfolds_only_classes(
-    toys: ModuleType, plan: Plan, slower: list[float], most: int, data: st.DataObject
-) -> None:
-    """Some ranks are slower: every copy ends as it does alone, whether all are written or each class."""
-    graph = toys.graph_of(plan)
+def drawn_factors(plan: Plan, factors: list[float], most: int, data: st.DataObject) -> dict[int, float]:
+    """By how many times as long some ranks compute."""
     ranks = st.integers(0, plan.layout.num_devices - 1)
-    factors = data.draw(st.dictionaries(ranks, st.sampled_from(slower), max_size=most))
-    each_s = perturbed(graph, on_a_grid(toys, plan, graph), factors)
+    return data.draw(st.dictionaries(ranks, st.sampled_from(factors), max_size=most))
+
+
+@pytest.mark.parametrize("plans", [gpu_plans, wafer_plans], ids=["GPUs", "wafers"])
+@given(st.data())
+@settings(max_examples=40)
+def test_stragglers_unfold_only_their_classes_and_nothing_else_changes(
+    plans: st.SearchStrategy[Plan], data: st.DataObject
+) -> None:
+    """Every copy ends as it does alone, whether all are written or each class."""
+    plan = data.draw(plans)
+    graph = toys.graph_of(plan)
+    factors = drawn_factors(plan, [1.25, 2.0, 0.5], 3, data)
+    each_s = perturbed(graph, on_a_grid(plan, graph), factors)
     slow = slow_ends(graph, each_s)
     for classes in (None, peer_classes(graph, factors)):
         assert (run_classes(graph, each_s, classes) == slow).all()
 
 
-@given(gpu_layouts(), st.booleans(), st.data())
-@settings(max_examples=40, deadline=None)
-def test_stragglers_unfold_only_their_classes_and_nothing_else_changes(
-    toys: ModuleType, layout: dict[str, Any], overlap: bool, data: st.DataObject
-) -> None:
-    unfolds_only_classes(toys, gpu_plan(toys, layout, overlap), [1.25, 2.0, 0.5], 3, data)
-
-
-@given(gpu_layouts(), st.booleans(), st.data())
-@settings(max_examples=40, deadline=None)
+@given(gpu_plans, st.data())
+@settings(max_examples=40)
 def test_a_step_with_one_straggler_is_as_long_if_its_tensor_peers_act_with_it(
-    toys: ModuleType, layout: dict[str, Any], overlap: bool, data: st.DataObject
+    plan: Plan, data: st.DataObject
 ) -> None:
-    plan = gpu_plan(toys, layout, overlap)
     graph = toys.graph_of(plan)
-    ranks = st.integers(0, plan.layout.num_devices - 1)
-    factors = data.draw(st.dictionaries(ranks, st.sampled_from([1.25, 2.0]), max_size=2))
+    factors = drawn_factors(plan, [1.25, 2.0], 2, data)
     alike = as_slowest_peers(graph, factors)
-    on_grid = on_a_grid(toys, plan, graph)
-    exact = run_classes(graph, perturbed(graph, on_grid, factors), peer_classes(graph, factors))
-    quick = run_classes(graph, perturbed(graph, on_grid, alike), peer_classes(graph, alike))
+    on_grid = on_a_grid(plan, graph)
+    exact, quick = (
+        run_classes(graph, perturbed(graph, on_grid, slow), peer_classes(graph, slow))
+        for slow in (factors, alike)
+    )
     assert (exact <= quick).all()
     assert exact.max() == quick.max() or len(factors) > 1
 
 
-@given(st.integers(1, 6), st.integers(0, 2), st.data())
-@settings(max_examples=20, deadline=None)
-def test_wafers_wait_for_the_slowest_of_them(
-    toys: ModuleType, systems: int, recompute: int, data: st.DataObject
+layouts = st.builds(
+    ParallelLayout,
+    tensor=st.sampled_from([1, 2, 4]),
+    data=st.sampled_from([2, 4]),
+    pipeline=st.sampled_from([2, 4]),
+    schedule=st.sampled_from(["1f1b", "gpipe", "zb1p"]),
+    zero_stage=st.integers(0, 2),
+)
+gpus_per_node = st.sampled_from([1, 2, 4])
+
+
+def network(layout: ParallelLayout, gpus: int, nics: int, leaf: int, thin: float) -> Topology:
+    fabric = FatTreeSpec(nodes_per_leaf=leaf, oversubscription=thin, switch_latency=1e-7)
+    system = toys.gpu_cluster(gpus=gpus, nics=nics, nic_bytes_per_s=2e9)
+    return toys.topology(layout.num_devices, system.model_copy(update={"fabric": fabric}))
+
+
+class Steps(NamedTuple):
+    """Step times of one plan."""
+
+    free_s: float
+    """Without contention."""
+    folded_s: float
+    written_s: float
+    """With those peers written out that the network parts."""
+    full_s: float
+    """Of all ranks."""
+
+
+def steps(layout: ParallelLayout, topology: Topology) -> Steps:
+    job = toys.job(4 * layout.data, {"overlap_grad_reduce": True}, num_layers=4)
+    graph = toys.graph_of(toys.plan("3d", job, layout, topology.system))
+    costs = toys.ToyCosts(topology.system)
+    durations = price(graph, costs)
+    every = unfold(graph)
+    apart = place(graph, topology)
+    links = SharedLinks.of(every.graph, network_of(topology), peers=np.arange(graph.width))
+    return Steps(
+        critical_path(graph, durations).step_time_s,
+        simulate(graph, durations, *SharedLinks.of(graph, network_of(topology))).step_time_s,
+        simulate(apart.graph, price(apart.graph, costs), *apart.links).step_time_s,
+        simulate(every.graph, durations[every.task], *links).step_time_s,
+    )
+
+
+@given(layouts, gpus_per_node, st.booleans())
+@settings(max_examples=25)
+def test_on_a_non_blocking_fabric_every_rank_takes_as_long_as_the_written_one_to_the_bit(
+    layout: ParallelLayout, gpus: int, shared: bool
 ) -> None:
-    layout = StreamingLayout(data=systems, micro_batch_size=2, recompute_layers=recompute)
-    plan = toys.plan("weight-streaming", toys.job(4 * systems), layout, toys.wafer_cluster())
-    unfolds_only_classes(toys, plan, [1.5, 2.0], 2, data)
+    topology = network(layout, gpus, max(1, gpus // 2) if shared else gpus, leaf=2, thin=1.0)
+    answer = steps(layout, topology)
+    assert answer.free_s <= answer.folded_s == answer.full_s == answer.written_s
+
+
+@given(layouts, gpus_per_node, st.sampled_from([1, 2, 3]), st.sampled_from([2.0, 4.0]))
+@settings(max_examples=25)
+def test_on_thin_uplinks_peers_that_leaves_part_are_written_out_and_nothing_else_is_needed(
+    layout: ParallelLayout, gpus: int, leaf: int, thin: float
+) -> None:
+    topology = network(layout, gpus, gpus, leaf, thin)
+    answer = steps(layout, topology)
+    assert answer.free_s <= answer.folded_s
+    assert answer.written_s == pytest.approx(answer.full_s, rel=1e-9)
+    assert answer.folded_s == pytest.approx(answer.full_s, rel=0.1), "folded is near, not right"
+
+
+def uncontended_s(graph: TaskGraph, topology: Topology, costs: Costs) -> float:
+    return Step(place(graph, topology, contention=False), costs).run(contention=False).step_time_s
+
+
+def uneven_plan(layout: ParallelLayout, system: GpuClusterSpec) -> Plan:
+    model = {"num_attention_heads": 12, "hidden_size": 768, "ffn_hidden_size": 3072, "vocab_size": 49152}
+    job = toys.job(2 * layout.data, {"overlap_grad_reduce": True}, num_layers=4, **model)
+    return toys.plan("3d", job, layout, system)
+
+
+uneven = st.tuples(
+    st.builds(
+        ParallelLayout,
+        tensor=st.sampled_from([1, 2, 3, 6]),
+        data=st.sampled_from([2, 3, 4, 5, 7]),
+        pipeline=st.sampled_from([1, 2, 4]),
+        zero_stage=st.integers(0, 2),
+    ),
+    st.sampled_from([3, 4, 6, 7, 8]),
+).filter(lambda drawn: drawn[0].num_devices % drawn[1] == 0)
+"""Layouts on full nodes, over which many of their groups lie unlike."""
+
+
+class CostsOfShapes(ToyCosts):
+    """Prices that depend on all that is known of how a group lies over nodes."""
+
+    def duration_s(self, work: Work) -> float:
+        """Seconds of a task."""
+        seconds = super().duration_s(work)
+        if work.group is not None:
+            on_node = Counter(rank // self.system.node.devices for rank in work.group.ranks).values()
+            seconds += 1e-4 * len(on_node) + 1e-5 * max(on_node) + 1e-3 / min(on_node)
+        return seconds
+
+
+@given(uneven, st.sampled_from([2e9, 25e9]))
+@settings(max_examples=40)
+def test_an_evaluation_takes_as_long_as_all_ranks_written_out_and_to_the_bit_where_it_is_folded(
+    drawn: tuple[ParallelLayout, int], nic_bytes_per_s: float
+) -> None:
+    layout, gpus = drawn
+    system = toys.gpu_cluster(gpus=gpus, nics=gpus, nic_bytes_per_s=nic_bytes_per_s)
+    plan = uneven_plan(layout, system)
+    costs = CostsOfShapes(system)
+    every = unfold(toys.graph_of(plan)).graph
+    durations = price(every, costs)
+    path_s = critical_path(every, durations).step_time_s
+    assert uncontended_s(toys.graph_of(plan), plan.topology, costs) == path_s
+    answer = evaluate(plan, costs)
+    links = SharedLinks.of(every, network_of(plan.topology), peers=np.arange(layout.tensor * layout.data))
+    full_s = simulate(every, durations, *links).step_time_s
+    assert answer.step_time_s == pytest.approx(full_s, rel=1e-9)
+    if answer.trace.graph is answer.graph:
+        assert answer.step_time_s == full_s
+        assert not any("kinds" in note for note in answer.plan.notes)
+    else:
+        assert "kinds of ranks are simulated" in answer.plan.notes[-1]
+
+
+@given(uneven)
+@settings(max_examples=25)
+def test_too_many_kinds_of_peers_take_at_least_as_long_folded_as_written_out(
+    drawn: tuple[ParallelLayout, int],
+) -> None:
+    layout, gpus = drawn
+    topology = network(layout, gpus, gpus, leaf=8, thin=1.0)
+    graph = toys.graph_of(uneven_plan(layout, topology.system))
+    costs = ToyCosts(topology.system)
+    written_s = uncontended_s(graph, topology, costs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("perfsim.machines.placement.MOST_UNEVEN_TASKS", 0)
+        folded = place(graph, topology, contention=False)
+        folded_s = uncontended_s(graph, topology, costs)
+    assert len(folded.graph) == len(graph)
+    assert folded_s >= written_s * (1 - 1e-12)
+    if folded.graph is graph:
+        assert not folded.note
+        assert folded_s == written_s
+    else:
+        assert "takes what it takes the ranks whose group lies worst" in folded.note

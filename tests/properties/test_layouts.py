@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import STRATEGIES, strategy
 from perfsim.strategies.three_d.emission import stages_of
 from perfsim.strategies.three_d.legal import refusals_of
+from perfsim.testing import toys
 from perfsim.work.counts import parameters
 from perfsim.work.layer import padded_vocab_size
 
@@ -62,7 +62,7 @@ def layouts(draw: st.DrawFn) -> ParallelLayout:
 @given(models, devices, st.integers(1, 96))
 @settings(max_examples=30)
 def test_every_listed_layout_is_legal_once_and_uses_all_devices(
-    toys: ModuleType, name: str, model: dict[str, int], count: int, batch: int
+    name: str, model: dict[str, int], count: int, batch: int
 ) -> None:
     job = toys.job(batch, **model)
     topology = toys.topology(count)
@@ -70,13 +70,13 @@ def test_every_listed_layout_is_legal_once_and_uses_all_devices(
     assert len(set(listed)) == len(listed)
     for layout in listed:
         assert layout.num_devices == count
-        assert not refusals_of(job, topology, layout, name, STRATEGIES[name].free_degrees)  # type: ignore[attr-defined]
+        assert not refusals_of(job, topology, layout, name, STRATEGIES[name].free_degrees)
 
 
 @given(models, layouts(), batches)
 @settings(max_examples=200)
 def test_a_layout_is_refused_with_every_reason_or_planned_where_capacity_allows(
-    toys: ModuleType, model: dict[str, int], layout: ParallelLayout, batch: int
+    model: dict[str, int], layout: ParallelLayout, batch: int
 ) -> None:
     job = toys.job(batch, **model)
     capacity = 12 * toys.GIB
@@ -99,7 +99,7 @@ def test_a_layout_is_refused_with_every_reason_or_planned_where_capacity_allows(
 @given(models, degrees, degrees, st.booleans())
 @settings(max_examples=60)
 def test_the_ranks_of_one_replica_hold_the_model_once(
-    toys: ModuleType, model: dict[str, int], tensor: int, pipeline: int, tied: bool
+    model: dict[str, int], tensor: int, pipeline: int, tied: bool
 ) -> None:
     job = toys.job(8, tied_embeddings=tied, **model)
     layers = (job.model.num_layers - pipeline + 1, *[1] * (pipeline - 1))

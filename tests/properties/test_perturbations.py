@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfsim.costs.price import price
+from perfsim.costs.price import Costs, price
 from perfsim.engine import critical_path, simulate
 from perfsim.engine.failures import with_jitter, with_stragglers
 from perfsim.machines.placement import place, place_stragglers
 from perfsim.specs.layout import ParallelLayout
+from perfsim.testing import toys
 from perfsim.work import TaskGraph
 
+COSTS = toys.ToyCosts(toys.gpu_cluster())
 layouts = st.builds(
     ParallelLayout,
     tensor=st.sampled_from([1, 2]),
@@ -24,27 +24,30 @@ layouts = st.builds(
 )
 
 
-def step(toys: ModuleType, layout: ParallelLayout) -> tuple[TaskGraph, np.ndarray]:
-    plan = toys.plan("3d", toys.job(4 * layout.data, num_layers=4), layout)
-    graph = toys.graph_of(plan)
-    durations: np.ndarray = price(graph, toys.ToyCosts(plan.system))
-    return graph, np.ldexp(np.rint(np.ldexp(durations, 36)), -36)
+def on_a_grid(graph: TaskGraph, costs: Costs) -> np.ndarray:
+    """Prices that add up without rounding."""
+    return np.ldexp(np.rint(np.ldexp(price(graph, costs), 36)), -36)
+
+
+def step(layout: ParallelLayout) -> tuple[TaskGraph, np.ndarray]:
+    graph = toys.graph_of(toys.plan("3d", toys.job(4 * layout.data, num_layers=4), layout))
+    return graph, on_a_grid(graph, COSTS)
 
 
 @given(layouts, st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_straggler_never_makes_a_step_faster_and_a_worse_one_never_less_slow(
-    toys: ModuleType, layout: ParallelLayout, data: st.DataObject
+    layout: ParallelLayout, data: st.DataObject
 ) -> None:
     """On a fixed schedule without contention: with it, more work may be less waiting."""
-    graph, durations = step(toys, layout)
+    graph, durations = step(layout)
     rank = data.draw(st.integers(0, layout.num_devices - 1))
     folded_s = critical_path(graph, durations).step_time_s
-    found = place(graph, toys.topology(layout.num_devices), marks={rank: "slow"})
-    each = price(found.graph, toys.ToyCosts(toys.gpu_cluster()))
-    each = np.ldexp(np.rint(np.ldexp(each, 36)), -36)
+    placed = place(graph, toys.topology(layout.num_devices), marks={rank: "slow"})
+    written = placed.graph
+    durations = on_a_grid(written, COSTS)
     times = [
-        critical_path(found.graph, with_stragglers(found.graph, each, found.rank, {rank: factor})).step_time_s
+        critical_path(written, with_stragglers(written, durations, placed.rank, {rank: factor})).step_time_s
         for factor in (1.0, 1.25, 1.5, 2.0)
     ]
     assert times[0] == folded_s, "severity 1 is the step itself, to the bit"
@@ -53,11 +56,11 @@ def test_a_straggler_never_makes_a_step_faster_and_a_worse_one_never_less_slow(
 
 
 @given(layouts, st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.01, 0.3]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_jitter_is_the_same_for_the_same_seed_and_none_for_sigma_0(
-    toys: ModuleType, layout: ParallelLayout, seed: int, sigma: float
+    layout: ParallelLayout, seed: int, sigma: float
 ) -> None:
-    graph, durations = step(toys, layout)
+    graph, durations = step(layout)
     together = np.full(len(graph), layout.tensor, dtype=np.int32)
     first, again = (
         with_jitter(graph, durations, sigma, together, np.random.default_rng(seed)) for _ in range(2)
@@ -73,9 +76,8 @@ def test_jitter_is_the_same_for_the_same_seed_and_none_for_sigma_0(
     st.tuples(st.sampled_from([1, 2]), st.sampled_from([1e9, 5e9])),
     st.data(),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_one_straggler_takes_a_step_as_long_if_its_tensor_peers_are_written_with_it(
-    toys: ModuleType,
     inside: tuple[int, int],
     outside: tuple[int, int],
     schedule: str,

@@ -1,18 +1,22 @@
-"""Every number of every description has a physical range, wherever the description stands."""
+"""Every number of every description has a physical range, and a pattern takes what the parser takes."""
 
 from __future__ import annotations
 
 import importlib
 import math
 import pkgutil
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, get_args, get_origin
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 import perfsim
-from perfsim.base.units import YAML_CONTEXT
+from perfsim.base.errors import InputError
+from perfsim.base.units import YAML_CONTEXT, Dimension, accepted_units, parse_quantity, quantity_pattern
 
 for _module in pkgutil.walk_packages(perfsim.__path__, "perfsim."):
     if not _module.name.endswith("__main__"):
@@ -64,3 +68,32 @@ def test_every_number_of_a_description_has_a_range_and_text_is_none(name: str, n
     for value in (*NEVER, "1", "2.5", "inf", "nan", "1e300 s", "-1 GB"):
         with pytest.raises(ValidationError):
             adapter.validate_python(value, context=YAML_CONTEXT if isinstance(value, str) else None)
+
+
+DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
+numbers = st.one_of(st.integers(1, 10**6).map(str), st.floats(0.01, 1e4).map(lambda value: f"{value:.3f}"))
+
+
+def takes(text: str, dimension: Dimension) -> bool:
+    try:
+        parse_quantity(text, dimension)
+    except InputError:
+        return False
+    return True
+
+
+@given(st.data(), st.sampled_from(DIMENSIONS), st.sampled_from(DIMENSIONS), numbers)
+def test_pattern_and_parser_take_the_same_and_every_unit_of_a_dimension(
+    data: st.DataObject, dimension: Dimension, other: Dimension, number: str
+) -> None:
+    exponent = data.draw(st.sampled_from(["", "e3", "E-2"]))
+    space = data.draw(st.sampled_from(["", " "]))
+    text = f"{number}{exponent}{space}{data.draw(st.sampled_from(accepted_units(other)))}"
+    assert bool(re.search(quantity_pattern(dimension), text)) == takes(text, dimension)
+    assert takes(text, dimension) or other != dimension or exponent
+
+
+@pytest.mark.parametrize("dimension", DIMENSIONS)
+@given(numbers)
+def test_a_bare_number_is_never_a_quantity(dimension: Dimension, number: str) -> None:
+    assert not re.search(quantity_pattern(dimension), number)

@@ -1,13 +1,16 @@
-"""Small sweeps to run, of a small model on wafers, which answer in milliseconds; results of studies."""
+"""Small sweeps to run, of a small model on wafers, which answer in milliseconds."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+import yaml
+
+from perfsim.catalog import default_catalog
+from perfsim.studies.loading import study_from
+from perfsim.studies.spec import StudySpec
 
 STUDY = """\
 name: tiny_study
@@ -36,13 +39,6 @@ def write_sweep(tmp_path: Path) -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
-def factory() -> ModuleType:
-    """The module that makes results of studies; loaded by path, because tests are not a package."""
-    spec = importlib.util.spec_from_file_location(
-        "report_factory", Path(__file__).parent / "report/factory.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def study_of() -> Callable[..., StudySpec]:
+    """Makes the small study with some of its fields as they are given, written as in YAML."""
+    return lambda **fields: study_from(yaml.safe_load(STUDY) | fields, default_catalog())

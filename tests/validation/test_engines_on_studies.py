@@ -1,18 +1,26 @@
-"""SimPy and the compiled core give the steps of every study's candidates and of published runs to the bit."""
+"""Steps are the same to the bit with either engine, and folded or with every rank written."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from perfsim.catalog import default_catalog
+from perfsim.costs.price import price
+from perfsim.engine import simulate
 from perfsim.engine.limits import Limits, limited
 from perfsim.evidence.cases import CaseRows, StepCase, public_cases
-from perfsim.prediction.run import Evaluation
+from perfsim.machines import network_of
+from perfsim.machines.placement import SharedLinks, rank_classes
+from perfsim.prediction.planner import plan_of
+from perfsim.prediction.question import question_of
+from perfsim.prediction.run import Evaluation, graph_of
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
+from perfsim.work import unfold
 
 STUDIES = sorted(
     path.stem
@@ -51,10 +59,32 @@ def is_followed_alike(evaluation: Evaluation, most_tasks: int, name: str) -> boo
     """Whether the step is small enough to be followed by both engines, which then must agree."""
     if len(evaluation.step.placed.graph) > most_tasks:
         return False
-    ends = []
+    ends = set()
     for engine in ("simpy", "fast"):
         with limited(Limits(engine=engine)):
             trace = evaluation.step.run()
-        ends.append((trace.start_s.tobytes(), trace.end_s.tobytes()))
-    assert ends[0] == ends[1], name
+        ends.add((trace.start_s.tobytes(), trace.end_s.tobytes()))
+    assert len(ends) == 1, name
     return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [False, True])
+def test_175b_on_1024_ranks_with_contention_is_its_folded_run(overlap: bool) -> None:
+    machine = {"system": "dgx-a100-80gb", "devices": 1024, "layout": "tp=8,pp=16,dp=8,sp=true"}
+    recipe = {"recipe": "gpt3_pretraining", "runtime.overlap_grad_reduce": overlap, "batch": 8 * 20}
+    question = replace(question_of({"model": "gpt3_175b", **recipe, **machine}), must_fit=False)
+    graph = graph_of(plan_of(question))
+    topology = question.topology
+    costs = question.costs
+    classes = rank_classes(graph, network_of(topology))
+    assert not classes.any(), "all ranks of a stage stand alike, so they may be folded"
+    links = SharedLinks.of(graph, network_of(topology), peers=classes)
+    folded = simulate(graph, price(graph, costs), links.flows, links.capacities)
+    unfolded = unfold(graph)
+    assert len(unfolded.graph) >= 600_000
+    links = SharedLinks.of(unfolded.graph, network_of(topology))
+    assert links.flows
+    run = simulate(unfolded.graph, price(unfolded.graph, costs), links.flows, links.capacities)
+    assert run.start_s.tobytes() == folded.start_s[unfolded.task].tobytes()
+    assert run.end_s.tobytes() == folded.end_s[unfolded.task].tobytes()

@@ -1,13 +1,20 @@
-"""Published runs predicted from their description alone: the accuracy that perfsim states."""
+"""Published runs predicted from their description alone: the accuracy that perfsim states.
+
+Offload: LLaMA-7B on eight A800 with DeepSpeed, sequences of 4,096, 64 a step, full recompute, samples/s and
+the most memory of a GPU in GB [chenyaofo, "Benchmark of LLaMA-7B models using DeepSpeed",
+`llama-7b-offload-gist` of hardware/].
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import perfsim as ps
 from perfsim.catalog import default_catalog, parse_file
 from perfsim.evidence.cases import CaseFile, public_cases
 from perfsim.evidence.record import record_of
@@ -20,30 +27,25 @@ def wafers(scores: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     return scores(PATHS["weight_streaming.yaml"])
 
 
-@pytest.fixture(scope="module")
-def gpus(scores: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    return scores(PATHS["gpu.yaml"])
-
-
-def test_every_scored_wafer_run_is_met_within_15_percent(wafers: dict[str, Any]) -> None:
-    scored = {case["id"]: case["error"] for case in wafers["cases"] if case["evidence"] == "A"}
-    assert wafers["failed"] == []
-    assert len(scored) == 5
-    assert {name: error for name, error in scored.items() if abs(error) > 0.15} == {}
+def test_every_scored_wafer_run_is_met_within_15_percent_and_better_than_by_one_constant(
+    wafers: dict[str, Any],
+) -> None:
+    """Of weaker evidence a run is shown and not scored; published ratios stand next to the logs."""
+    errors = {case["id"]: abs(case["error"]) for case in wafers["cases"] if case["evidence"] == "A"}
+    (shown,) = (case for case in wafers["cases"] if case["evidence"] == "C")
+    assert (wafers["failed"], wafers["count"]) == ([], 6)
+    assert len(errors) == wafers["summary"]["n"] == 5
+    assert {name: error for name, error in errors.items() if error > 0.15} == {}
+    assert shown["predicted_s"] > 0
     assert wafers["summary"]["mape"] < 0.08
     assert wafers["without_release"]["r1.8"]["mape"] < 0.08
+    assert beats_one_constant(wafers)
+    assert {"runs", "efficiencies", "explanations", "source"} == set(wafers["scaling"])
 
 
-def test_wafer_runs_of_weaker_evidence_are_shown_and_not_scored(wafers: dict[str, Any]) -> None:
-    shown = [case for case in wafers["cases"] if case["evidence"] == "C"]
-    assert len(shown) == 1
-    assert shown[0]["predicted_s"] > 0
-    assert wafers["summary"]["n"] == 5
-
-
-def test_wafer_runs_beat_one_constant(wafers: dict[str, Any]) -> None:
-    for figure in ("median_ape", "p90_ape", "mape"):
-        assert wafers["summary"][figure] < wafers["baseline"][figure]
+def beats_one_constant(scores: dict[str, Any]) -> bool:
+    figures = ("median_ape", "p90_ape", "mape")
+    return all(scores["summary"][figure] < scores["baseline"][figure] for figure in figures)
 
 
 def test_what_is_recorded_of_wafers_is_what_is_met(
@@ -53,33 +55,65 @@ def test_what_is_recorded_of_wafers_is_what_is_met(
     must_be_recorded(record_of([wafers]))
 
 
-def test_published_ratios_stand_beside_the_logs_and_change_no_score(wafers: dict[str, Any]) -> None:
-    assert {"runs", "efficiencies", "explanations", "source"} == set(wafers["scaling"])
-    assert wafers["count"] == 6
-
-
-def test_every_case_names_its_source() -> None:
-    for name in ("gpu.yaml", "modern.yaml", "weight_streaming.yaml"):
-        cases = parse_file(PATHS[name], CaseFile, default_catalog()).cases
-        assert len({case.id for case in cases}) == len(cases)
-        assert all(case.source.get("title") or case.source.get("url") for case in cases)
+@pytest.mark.parametrize("name", ["gpu.yaml", "modern.yaml", "weight_streaming.yaml"])
+def test_every_case_names_its_source(name: str) -> None:
+    cases = parse_file(PATHS[name], CaseFile, default_catalog()).cases
+    assert len({case.id for case in cases}) == len(cases)
+    assert all(case.source.get("title") or case.source.get("url") for case in cases)
 
 
 @pytest.mark.slow
-def test_all_public_gpu_runs_are_answered_and_scored(gpus: dict[str, Any]) -> None:
-    assert gpus["count"] == 126
-    assert gpus["failed"] == []
-
-
-@pytest.mark.slow
-def test_gpu_runs_are_met_within_12_percent_in_the_median_and_beat_one_constant(gpus: dict[str, Any]) -> None:
+def test_gpu_runs_are_met_within_12_percent_in_the_median_and_ranked_better_than_by_chance(
+    scores: Callable[[Path], dict[str, Any]],
+) -> None:
+    """All are answered, and better than by one constant; layouts are ranked in each sweep."""
+    gpus = scores(PATHS["gpu.yaml"])
+    assert (gpus["failed"], gpus["count"]) == ([], 126)
     assert gpus["summary"]["median_ape"] < 0.12
-    for figure in ("median_ape", "p90_ape", "mape"):
-        assert gpus["summary"][figure] < gpus["baseline"][figure]
+    assert beats_one_constant(gpus)
     assert abs(gpus["summary"]["bias"]) < 0.05
-
-
-@pytest.mark.slow
-def test_layouts_of_each_sweep_are_ranked_better_than_by_chance(gpus: dict[str, Any]) -> None:
     assert len(gpus["sweeps"]) >= 4
     assert [row["sweep"] for row in gpus["sweeps"] if row["kendall_tau"] <= 0] == []
+
+
+# ---------------------------------------------------------------------------------------------- offload
+OFF = "offload_optimizer=cpu"
+
+
+@cache
+def predicted(layout: str) -> ps.Prediction:
+    catalog = ps.Catalog()
+    recipe = catalog.recipes["gpt3_pretraining"].with_(
+        seq_length=4096,
+        dropout=False,
+        precision="bf16",
+        reduce_precision="bf16",
+        **{"runtime.attention": "flash"},
+    )
+    model = catalog.models["llama_7b"].with_(max_position_embeddings=4096)
+    layout = f"dp=8,recompute=full,{layout}"
+    return ps.predict(model=model, recipe=recipe, system="dgx-a100-80gb", devices=8, batch=64, layout=layout)
+
+
+@pytest.mark.parametrize(
+    ("layout", "moved", "without", "offloaded"),
+    [
+        ("zero=2,mbs=1", OFF, 4.19, 1.81),
+        ("zero=3,mbs=2", OFF, 4.45, 2.05),
+        ("zero=3,mbs=2", f"{OFF},offload_param=cpu", 4.45, 2.06),
+    ],
+)
+def test_offload_slows_a_step_by_three_quarters_or_more_of_what_was_measured(
+    layout: str, moved: str, without: float, offloaded: float
+) -> None:
+    """The optimizer of this run, without bound cores, is slower than `optimizer_fraction` of the system."""
+    slower = predicted(f"{layout},{moved}").step_time_s / predicted(layout).step_time_s
+    assert 0.75 * without / offloaded < slower < without / offloaded
+
+
+@pytest.mark.parametrize(("layout", "measured_gb"), [("zero=2,mbs=1", 16.9), ("zero=3,mbs=2", 9.4)])
+def test_memory_of_a_gpu_with_offload_is_within_12_percent_of_the_measured(
+    layout: str, measured_gb: float
+) -> None:
+    peak_gb = predicted(f"{layout},{OFF}").peak_memory_bytes / 1e9
+    assert peak_gb == pytest.approx(measured_gb, rel=0.12)

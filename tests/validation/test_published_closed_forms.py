@@ -7,7 +7,7 @@ Megatron-LM; 2205.05198 Reducing activation recomputation in large transformer m
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pytest
 
@@ -15,7 +15,6 @@ from perfsim.catalog import Catalog
 from perfsim.costs.memory import state_bytes
 from perfsim.costs.price import price
 from perfsim.engine import critical_path
-from perfsim.engine.trace import Trace
 from perfsim.specs.layout import ParallelLayout, StreamingLayout
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.precisions import Precision
@@ -89,20 +88,13 @@ MEGATRON = [
     Megatron("530B", 105, 20480, 128, 8, 35, 3, 1, 280, 31.64, 114.02, 23.08, 37.83, 0.560, 0.570),
     Megatron("1T", 128, 25600, 160, 8, 64, 1, 1, 512, 32.96, 131.25, 26.56, 71.49, 0.563, 0.570),
 ]
-megatron = pytest.mark.parametrize("published", MEGATRON, ids=lambda each: each.name)
+megatron = pytest.mark.parametrize("published", MEGATRON, ids=lambda published: published.name)
 
 
 @megatron
-def test_flop_give_the_utilisations_that_table_5_prints(published: Megatron) -> None:
-    """2205.05198: sequence parallelism with selective recompute; model and hardware FLOPs of Appendix A."""
-    peak = published.step_time_s * published.tensor * published.pipeline * 312e12
-    job = published.job()
-    assert model_flop_per_step(job) / peak == pytest.approx(published.mfu, abs=0.0025)
-    assert hardware_flop_per_step(job, "selective") / peak == pytest.approx(published.hfu, abs=0.0015)
-
-
-@megatron
-def test_flop_are_the_published_equations(published: Megatron) -> None:
+def test_flop_are_the_published_equations_and_give_the_utilisations_that_table_5_prints(
+    published: Megatron,
+) -> None:
     """Appendix A of 2205.05198, and with full recompute equation 3 of 2104.04473."""
     layers = published.layers
     h = published.hidden
@@ -110,8 +102,9 @@ def test_flop_are_the_published_equations(published: Megatron) -> None:
     matrices = 72 * published.batch * layers * s * h**2
     head = 51200 / (12 * layers * h)
     job = published.job()
-    assert model_flop_per_step(job) == pytest.approx(matrices * (1 + s / (6 * h) + head), rel=1e-12)
-    assert hardware_flop_per_step(job, "none") == model_flop_per_step(job)
+    model = model_flop_per_step(job)
+    assert model == pytest.approx(matrices * (1 + s / (6 * h) + head), rel=1e-12)
+    assert hardware_flop_per_step(job, "none") == model
     selective = hardware_flop_per_step(job, "selective")
     assert selective == pytest.approx(matrices * (1 + s / (3 * h) + head), rel=1e-12)
     full = hardware_flop_per_step(job, "full")
@@ -119,23 +112,22 @@ def test_flop_are_the_published_equations(published: Megatron) -> None:
     # Executed is one forward of the attention core, 4 b s^2 h a layer; what HFU counts is three times that.
     core = 4.0 * published.batch * s**2 * h * layers
     assert recompute_flop_per_step(job, "selective") == core
+    peak = published.step_time_s * published.tensor * published.pipeline * 312e12
+    assert model / peak == pytest.approx(published.mfu, abs=0.0025)
+    assert selective / peak == pytest.approx(published.hfu, abs=0.0015)
 
 
 # --------------------------------------------------------------------------------------- memory
 @megatron
-def test_states_of_the_layers_are_those_of_figure_1_of_2205_05198(published: Megatron) -> None:
-    states = state_bytes(Recipe(name="r", seq_length=2048, precision="bf16"))
-    each = states.parameters + states.gradients + states.optimizer
-    weights = published.layers * parameters(published.model).matrices_of()
-    on_device = each * weights / (published.tensor * published.pipeline)
-    assert on_device / GIB == pytest.approx(published.states_gib, abs=0.01)
-
-
-@megatron
 @pytest.mark.parametrize("mode", ["none", "selective"])
-def test_activations_of_the_first_stage_are_those_of_figure_1_of_2205_05198(
-    toys: ModuleType, published: Megatron, mode: str
+def test_states_and_activations_of_the_first_stage_are_those_of_figure_1_of_2205_05198(
+    toys: ModuleType, published: Megatron, mode: Literal["none", "selective"]
 ) -> None:
+    states = state_bytes(Recipe(name="r", seq_length=2048, precision="bf16"))
+    of_weight = states.parameters + states.gradients + states.optimizer
+    weights = published.layers * parameters(published.model).matrices_of()
+    on_device = of_weight * weights / (published.tensor * published.pipeline)
+    assert on_device / GIB == pytest.approx(published.states_gib, abs=0.01)
     layout = ParallelLayout(
         tensor=published.tensor,
         pipeline=published.pipeline,
@@ -143,7 +135,7 @@ def test_activations_of_the_first_stage_are_those_of_figure_1_of_2205_05198(
         schedule="interleaved" if published.virtual > 1 else "1f1b",
         micro_batch_size=published.micro_batch,
         sequence_parallel=mode == "selective",
-        recompute=mode,  # type: ignore[arg-type]
+        recompute=mode,
     )
     first = stage_memory(published.job(), layout, toys.topology(layout.num_devices))[0]
     expected = published.none_gib if mode == "none" else published.selective_gib
@@ -188,34 +180,31 @@ def test_model_states_take_the_bytes_that_megatrons_distributed_optimizer_lists(
 
 
 # ---------------------------------------------------------------------------------------- bubble
-def pipelined(toys: ModuleType, layout: ParallelLayout, microbatches: int, backward: float) -> Trace:
-    """A pipeline whose layers take 1 forward and `backward` backward, and all else no time."""
+@pytest.mark.parametrize("backward", [1.0, 2.0])
+@pytest.mark.parametrize(
+    ("name", "p", "v", "m"),
+    [
+        *(
+            (name, p, 1, m)
+            for name in ("1f1b", "gpipe")
+            for p, m in [(1, 4), (2, 8), (4, 4), (4, 16), (8, 12), (8, 3)]
+        ),
+        *(("interleaved", p, v, m) for p, v, m in [(2, 2, 8), (4, 2, 8), (4, 3, 16), (8, 2, 16)]),
+    ],
+)
+def test_the_bubble_is_p_less_1_over_v_m_of_the_ideal_time(
+    toys: ModuleType, name: str, p: int, v: int, m: int, backward: float
+) -> None:
+    """2104.04473 section 2.2. Layers take 1 forward and `backward` backward, and all else no time."""
+    layout = ParallelLayout(pipeline=p, virtual_pipeline=v, schedule=name)
     half = {"attention.forward": 0.5, "mlp.forward": 0.5}
     half |= {"attention.backward": backward / 2, "mlp.backward": backward / 2}
-    plan = toys.plan("pipeline", toys.job(microbatches, num_layers=2 * layout.num_stages), layout)
-    graph = toys.graph_of(plan)
-    return critical_path(graph, price(graph, toys.TableCosts(half)))
-
-
-@pytest.mark.parametrize("name", ["1f1b", "gpipe"])
-@pytest.mark.parametrize(("p", "m"), [(1, 4), (2, 8), (4, 4), (4, 16), (8, 12), (8, 3)])
-def test_the_bubble_is_p_less_1_over_m_plus_p_less_1(toys: ModuleType, name: str, p: int, m: int) -> None:
-    trace = pipelined(toys, ParallelLayout(pipeline=p, schedule=name), m, backward=2.0)
-    for seconds in trace.device_breakdowns().values():
-        assert seconds["bubble"] / trace.step_time_s == pytest.approx((p - 1) / (m + p - 1))
-    assert trace.step_time_s == pytest.approx((m + p - 1) * 2 * 3.0)
-
-
-@pytest.mark.parametrize("backward", [1.0, 2.0])
-@pytest.mark.parametrize(("p", "v", "m"), [(2, 2, 8), (4, 2, 8), (4, 3, 16), (8, 2, 16)])
-def test_interleaving_divides_the_bubble_by_the_chunks(
-    toys: ModuleType, p: int, v: int, m: int, backward: float
-) -> None:
-    """(p - 1) / (v m) of the ideal time [2104.04473 section 2.2]."""
-    layout = ParallelLayout(pipeline=p, virtual_pipeline=v, schedule="interleaved")
-    trace = pipelined(toys, layout, m, backward)
+    graph = toys.graph_of(toys.plan("pipeline", toys.job(m, num_layers=2 * layout.num_stages), layout))
+    trace = critical_path(graph, price(graph, toys.TableCosts(half)))
     ideal = m * v * 2 * (1 + backward)
     assert trace.step_time_s / ideal - 1 == pytest.approx((p - 1) / (v * m))
+    for seconds in trace.device_breakdowns().values():
+        assert seconds["bubble"] / trace.step_time_s == pytest.approx((p - 1) / (v * m + p - 1))
 
 
 # ------------------------------------------------------------------------------ weight streaming

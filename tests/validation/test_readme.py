@@ -1,17 +1,29 @@
-"""The README shows the recorded errors and what its command prints; `PERFSIM_README=1` writes both anew."""
+"""What README and reports say of the accuracy is what it reaches now; minutes of work.
+
+If a test here fails, run the command that `perfsim.report.validation.COMMAND` holds, or this file with
+`PERFSIM_README=1`, look at what changed, and commit it.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from perfsim.catalog import Catalog, data_root
+from perfsim.evidence.accuracy_page import AccuracyPage
+from perfsim.evidence.production import production_record
+from perfsim.evidence.record import KINDS, record_of
 from perfsim.prediction.bands import recorded_errors
+from perfsim.report.validation import COMMAND, write_validation
+from perfsim.studies.answers import RECORD
 
 README = Path(__file__).parents[2] / "README.md"
 GROUPS = {
@@ -32,19 +44,10 @@ def check(part: str, expected: str) -> None:
         assert shown.strip() == expected.strip(), "run this test with PERFSIM_README=1"
 
 
-def percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
-
-
 def row(record: Mapping[str, Any]) -> str:
-    cells = (
-        GROUPS.get(record["family"], record["family"]),
-        str(record["n"]),
-        percent(record["held_out_median_ape"]),
-        percent(record["held_out_p90_ape"]),
-        percent(record["baseline_median_ape"]),
-    )
-    return f"| {' | '.join(cells)} |"
+    shares = (record[name] for name in ("held_out_median_ape", "held_out_p90_ape", "baseline_median_ape"))
+    name = GROUPS.get(record["family"], record["family"])
+    return f"| {name} | {record['n']} | {' | '.join(f'{100 * share:.1f} %' for share in shares)} |"
 
 
 def test_the_accuracy_in_the_readme_is_the_recorded_one() -> None:
@@ -52,8 +55,7 @@ def test_the_accuracy_in_the_readme_is_the_recorded_one() -> None:
         "| published runs | scored | median error | nine in ten within | median error of the baseline |",
         "| --- | ---: | ---: | ---: | ---: |",
     ]
-    table = "\n".join([*head, *(row(record) for record in recorded_errors())]) + "\n"
-    check("accuracy", table)
+    check("accuracy", "\n".join([*head, *map(row, recorded_errors())]) + "\n")
 
 
 @pytest.mark.slow
@@ -63,3 +65,62 @@ def test_the_sample_in_the_readme_is_what_its_command_prints(tmp_path: Path) -> 
     env = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
     check("sample", f"```\n{done.stdout.strip()}\n```\n")
+
+
+# ------------------------------------------------------------------------ records and the accuracy page
+@pytest.mark.slow
+def test_recorded_errors_are_those_of_the_public_runs(
+    results: list[dict[str, Any]], must_be_recorded: Callable[[list[dict[str, Any]]], None]
+) -> None:
+    """Stale after a change of the model: run the command of the page."""
+    entries = record_of(results)
+    must_be_recorded(entries)
+    assert [entry["family"] for entry in entries] == [entry["family"] for entry in recorded_errors()]
+
+
+@pytest.mark.slow
+def test_recorded_bands_are_those_of_the_runs_left_out(
+    results: list[dict[str, Any]], page: AccuracyPage
+) -> None:
+    leaving = {step.result["file"]: step.leaving[-1] for step in page.steps if step.result["file"] in KINDS}
+    for entry, known in zip(record_of(results, leaving), recorded_errors(), strict=True):
+        assert entry["band"] == pytest.approx(known["band"], rel=0.01), f"run {COMMAND}"
+        for row, kept in zip(entry["left_out"], known["left_out"], strict=True):
+            assert row["constants"] == pytest.approx(kept["constants"], rel=0.01), f"run {COMMAND}"
+            assert row["band"] == pytest.approx(kept["band"], rel=0.02), f"run {COMMAND}"
+
+
+@pytest.mark.slow
+def test_the_coverage_of_the_bands_is_near_90_percent_of_dense_models_and_of_models_with_experts(
+    results: list[dict[str, Any]],
+) -> None:
+    by_file = {result["file"]: result for result in results}
+    for file in ("gpu.yaml", "modern.yaml"):
+        assert 0.88 <= by_file[file]["summary"]["band_coverage"] <= 0.93, file
+    families = {row["family"]: row["experts"] for entry in recorded_errors() for row in entry["families"]}
+    for kind in ([False], [True]):
+        runs = [row for name, row in by_file["modern.yaml"]["families"].items() if families.get(name) == kind]
+        inside = sum(row["n"] * row["band_coverage"] for row in runs)
+        assert 0.87 <= inside / sum(row["n"] for row in runs) <= 0.95, kind
+
+
+@pytest.mark.slow
+def test_the_accuracy_page_is_what_its_command_writes(
+    page: AccuracyPage, repository: Path, tmp_path: Path
+) -> None:
+    _, written = write_validation(page, tmp_path)
+    kept = (repository / "reports" / "validation.md").read_text(encoding="utf-8")
+    assert written.read_text(encoding="utf-8") == kept, f"run {COMMAND}"
+    families = {row["family"]: row for entry in recorded_errors() for row in entry["families"]}
+    for row in (row for step in page.steps for row in step.left_out if row.family in families):
+        noted = families[row.family]["held_out_p90_ape"]
+        assert noted == pytest.approx(row.outside["p90_ape"], abs=1e-4), f"run {COMMAND}"
+
+
+def test_recorded_production_ratios_are_those_of_the_published_runs() -> None:
+    kept = json.loads(files("perfsim.studies").joinpath(RECORD).read_text(encoding="utf-8"))
+    rows = production_record(Catalog([data_root()]))
+    assert [row["name"] for row in rows] == [row["name"] for row in kept]
+    for row, old in zip(rows, kept, strict=True):
+        assert row["ratio"] == pytest.approx(old["ratio"], rel=1e-3), "run perfsim validate --record"
+        assert row["published_tokens_per_s_per_device"] == old["published_tokens_per_s_per_device"]

@@ -11,7 +11,7 @@ those of experts are; they have replicas of their own, which do the same one aft
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,12 +34,29 @@ OPTIMIZER_LAUNCHES = 24
 
 
 def collective(
-    axis: str, op: str, n_bytes: float, ranks: RankGroup, made: TensorClass, *, name: str = ""
+    axis: str,
+    op: str,
+    n_bytes: float,
+    ranks: RankGroup,
+    *made: TensorClass,
+    name: str = "",
+    fan_out: int = 1,
+    experts: bool = False,
 ) -> Work:
     """A collective of the ranks of an axis, called by axis and operation unless it has another `name`."""
     category = f"{axis}_communication"
     name = name or f"{axis}.{op}"
-    return Work(name, Kind.COMM_COLL, op, category, comm_bytes=n_bytes, group=ranks, writes=(made,))
+    return Work(
+        name,
+        Kind.COMM_COLL,
+        op,
+        category,
+        comm_bytes=n_bytes,
+        group=ranks,
+        writes=made,
+        fan_out=fan_out,
+        experts=experts,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +174,11 @@ class Replicas:
     def gather_work(self, num_parameters: float, tensors: int = 1) -> Work:
         """All-gather of some parameters over the ranks that shard them, as so many equal tensors."""
         n_bytes = num_parameters * self.recipe.element_bytes
-        work = self._collective("all_gather", n_bytes, "parameters", self.shard_ranks)
-        return replace(work, writes=(TensorClass("parameters", n_bytes / tensors),) * tensors)
+        return self._collective("all_gather", n_bytes, "parameters", self.shard_ranks, tensors)
 
-    def _collective(self, op: str, n_bytes: float, tensor: str, ranks: RankGroup) -> Work:
-        work = collective("data", op, n_bytes, ranks, TensorClass(tensor, n_bytes))
-        return replace(work, experts=self.experts)
+    def _collective(self, op: str, n_bytes: float, tensor: str, ranks: RankGroup, tensors: int = 1) -> Work:
+        made = TensorClass(tensor, n_bytes / tensors)
+        return collective("data", op, n_bytes, ranks, *[made] * tensors, experts=self.experts)
 
     def optimizer_work(self) -> Work:
         """The optimizer step of the parameters that this rank updates, as memory traffic only."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
 from perfsim.specs.calibration import Dispatcher
@@ -124,6 +124,7 @@ class ExpertGroup(Half):
         """Experts are kept whole, or repeated whole."""
         return self.mode == "full"
 
+    @cached_property
     def to_experts(self) -> list[Work]:
         """The communication of rows from their tokens' ranks to those of experts; none inside one rank."""
         works = []
@@ -134,6 +135,7 @@ class ExpertGroup(Half):
             works.append(self._shared("all_gather"))
         return works
 
+    @cached_property
     def from_experts(self) -> list[Work]:
         """The communication of what experts made of the rows, back to the ranks of tokens."""
         works = [self._shared("reduce_scatter")] if self.shares.size > 1 else []
@@ -146,6 +148,10 @@ class ExpertGroup(Half):
         """The compute of a pass in parts."""
         return _expert_works(self.part, which, self.mode)
 
+    def experts_work(self, which: Which) -> Work:
+        """The rank's experts on the rows that arrived."""
+        return _experts_work(self.part, which)
+
     def works(self, which: HalfPass) -> Sequence[Work]:
         """The works of a pass that run one after the other, from the first before dispatch to the last."""
         if which == "wgrad":
@@ -153,7 +159,7 @@ class ExpertGroup(Half):
             return [compute_work("experts", which, mlp_kernels(self.part, which), done)]
         works = self.parts(which)
         beside = [] if works.shared is None else [works.shared]
-        return works.begin, *self.to_experts(), *beside, works.experts, *self.from_experts(), works.end
+        return works.begin, *self.to_experts, *beside, works.experts, *self.from_experts, works.end
 
     def host_works(self, begin: Work) -> list[Work]:
         """What the host does beside the device, from the counts of rows to the end of the block."""
@@ -186,14 +192,14 @@ class ExpertGroup(Half):
         waits = [
             template.task(work, host, [first], block=block).tensor for work in self.host_works(works.begin)
         ]
-        for work in self.to_experts():
+        for work in self.to_experts:
             rows = template.task(work, stream, [rows], block=block).tensor
         beside = []
         if works.shared is not None:
             beside = [self._task(template, works.shared, [first], block).output]
         made = self._task(template, works.experts, [rows, *reads], block)
         rows = made.output
-        for work in self.from_experts():
+        for work in self.from_experts:
             rows = template.task(work, stream, [rows], block=block).tensor
         return self._task(template, works.end, [rows, *reads, *beside, *waits], block), made
 
@@ -212,5 +218,5 @@ class ExpertGroup(Half):
 
     def _communication(self, name: str, op: str, n_bytes: float, ranks: RankGroup, fan_out: int = 1) -> Work:
         sent_bytes = n_bytes * self.part.expert_load
-        work = collective("expert", op, sent_bytes, ranks, TensorClass("rows", n_bytes), name=name)
-        return replace(work, fan_out=fan_out)
+        made = TensorClass("rows", n_bytes)
+        return collective("expert", op, sent_bytes, ranks, made, name=name, fan_out=fan_out)

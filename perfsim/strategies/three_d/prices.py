@@ -19,7 +19,7 @@ import numpy as np
 
 from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.costs.memory import state_bytes
-from perfsim.costs.price import Costs
+from perfsim.costs.price import Costs, Shares
 from perfsim.network import FatTree
 from perfsim.specs.model import LayerKind
 from perfsim.specs.recipe import Job
@@ -70,6 +70,13 @@ class _Terms:
                 self.works += works
                 place += [self._roles[role] * len(first) + number] * len(works)
         self._components.append((np.array(place, dtype=np.int64), len(first), of_row, rows))
+
+    def shares(self, of: Callable[[Work], Shares], *roles: str) -> Floats:
+        """What every work has of units and memory, shape (2, works); 0 of those that add to no such role."""
+        shares = np.zeros((len(self.works), 2))
+        for number, work in self.adds_to(*roles):
+            shares[number] = of(work)
+        return shares.T
 
     def adds_to(self, *roles: str) -> Iterator[tuple[int, Work]]:
         """The works that add to some roles, with their indices."""
@@ -223,8 +230,8 @@ def _routed_terms(
 ) -> Named:
     """Routed experts on the rows that arrive, and the way of rows to them and back."""
     group = _experts(job, sequences, ranks, expert, shared_by)
-    works = (group.parts(which).experts, *group.to_experts(), *group.from_experts())
-    return dict.fromkeys(roles, works) | ({"dispatched": group.to_experts()} if which == "forward" else {})
+    works = (group.experts_work(which), *group.to_experts, *group.from_experts)
+    return dict.fromkeys(roles, works) | ({"dispatched": group.to_experts} if which == "forward" else {})
 
 
 @lru_cache(maxsize=16384)
@@ -234,6 +241,7 @@ def _weights_terms(job: Job, number: int, *degrees: int) -> Named:
     return {"weights": group.works("wgrad")}
 
 
+@lru_cache(maxsize=16384)
 def _experts(job: Job, sequences: int, ranks: int, expert: int = 1, shared_by: int = 1) -> ExpertGroup:
     """The experts of a layer whose rows are those of `ranks` ranks with so many sequences together."""
     degrees = Degrees(ranks, ranks > 1, sequences, expert=expert, expert_tensor=shared_by)
@@ -305,7 +313,8 @@ class Passes:
         self._ranks = shares.context
         self._terms = _Terms(_PassPrices._fields, self._kinds * len(first))
         self._write(job, shares, splits, mode, sends, chunked)
-        prices = self._sums(costs.durations_s(self._terms.works))
+        seconds = costs.durations_s(self._terms.works)
+        prices = self._sums(seconds)
         ring, ring_backward = _rings_s(self._ranks, prices)
         hidden, hidden_backward, hidden_inputs = (
             np.minimum(shared, prices.dispatched)
@@ -322,16 +331,14 @@ class Passes:
         )
         of_layers = [column.T for column in prices[:4]]
         self._prices = _PassPrices(*of_layers, *(column[-1][:, None] for column in prices[4:]))
-        self._limited = self._limited_s(costs)
+        self._limited = self._limited_s(costs, seconds)
         role = "farthest_send" if topology.num_devices > topology.devices_per_node else "send"
-        taken_by_sends = np.zeros((2, len(self._terms.works)))
-        for number, work in self._terms.adds_to(role):
-            taken_by_sends[:, number] = costs.taken(work)
+        taken_by_sends = self._terms.shares(costs.taken, role)
         sent = [getattr(self._sums(share), role)[-1] for share in taken_by_sends]
         self.sent = np.stack(sent, axis=1)
         """What a message between pipeline ranks takes of a device, shape (shares, 2)."""
         crossing = self._terms.adds_to("forward", "backward", "inputs", "dispatched")
-        of_nics = self._sums(_on_nics_s(len(self._terms.works), crossing, topology, costs))
+        of_nics = self._sums(_on_nics_s(crossing, seconds, topology, costs))
         backward_s = np.where(splits, of_nics.inputs, of_nics.backward)
         shares_of_nics = of_nics.forward / prices.forward, backward_s / prices.backward, of_nics.dispatched
         self.on_nics = np.stack([part[-1] for part in shares_of_nics], axis=1)
@@ -406,15 +413,13 @@ class Passes:
         total = self._terms.sums(values)
         return _PassPrices(*total.reshape(len(total), self._kinds, -1))
 
-    def _limited_s(self, costs: Costs) -> tuple[Floats, Floats]:
+    def _limited_s(self, costs: Costs, durations_s: Floats) -> tuple[Floats, Floats]:
         """Seconds of a layer of the last kind that units, and memory bandwidth, limit.
 
         Forward and backward, of shape (shares, 2) each.
         """
-        seconds = np.zeros((2, len(self._terms.works)))
-        for number, work in self._terms.adds_to("forward", "backward", "later", "later_backward"):
-            seconds[:, number] = np.multiply(costs.bound(work), costs.duration_s(work))
-        limits = [self._sums(limited) for limited in seconds]
+        bound = self._terms.shares(costs.bound, "forward", "backward", "later", "later_backward")
+        limits = [self._sums(share * durations_s) for share in bound]
         forward = [(limit.forward + self._ranks * limit.later)[-1] for limit in limits]
         backward = [(limit.backward + self._ranks * limit.later_backward)[-1] for limit in limits]
         return np.stack(forward, axis=1), np.stack(backward, axis=1)
@@ -528,11 +533,9 @@ class OverReplicas:
         seconds = costs.durations_s(terms.works)
         self.prices = _DataPrices(*terms.sums(seconds)[:, :, None])
         sharded = states.zero >= GRADIENTS_SHARDED
-        overlapped = [*terms.adds_to("gather_layer", "reduce_layer", "reduce_bucket", "reduce_rest")]
-        taken_s = np.zeros((2, len(seconds)))
-        for number, work in overlapped:
-            taken_s[:, number] = np.multiply(costs.taken(work), seconds[number])
-        on_nics_s = _on_nics_s(len(seconds), overlapped, topology, costs)
+        overlapped = ("gather_layer", "reduce_layer", "reduce_bucket", "reduce_rest")
+        taken_s = terms.shares(costs.taken, *overlapped) * seconds
+        on_nics_s = _on_nics_s(terms.adds_to(*overlapped), seconds, topology, costs)
         parts = [_DataPrices(*terms.sums(part)) for part in (*taken_s, on_nics_s, seconds)]
         of_gathers = [part.gather_layer for part in parts]
         of_reductions = [
@@ -547,16 +550,18 @@ class OverReplicas:
         """Shares of units, memory bandwidth and NICs that gathers and reductions take, shape (2, ways, 3)."""
 
 
-def _on_nics_s(count: int, works: Iterable[tuple[int, Work]], topology: FatTree, costs: Costs) -> Floats:
-    """Seconds in which bytes of some of so many works cross NICs; 0 inside a node, and for compute."""
-    seconds = np.zeros(count)
+def _on_nics_s(
+    works: Iterable[tuple[int, Work]], durations_s: Floats, topology: FatTree, costs: Costs
+) -> Floats:
+    """Seconds in which bytes of some of the works cross NICs; 0 inside a node, for compute and for others."""
+    seconds = np.zeros(len(durations_s))
     crosses: dict[RankGroup | None, bool] = {None: False}
     for number, work in works:
         group = work.group
         if group is not None and group not in crosses:
             crosses[group] = topology.group_shape(group.ranks).nodes > 1
         if crosses[group]:
-            seconds[number] = costs.duration_s(work) - costs.latency_s(work)
+            seconds[number] = durations_s[number] - costs.latency_s(work)
     return seconds
 
 

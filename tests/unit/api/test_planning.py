@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -67,20 +68,12 @@ def test_what_cannot_be_asked_is_refused(wrong: dict[str, Any], message: str) ->
         ps.plan(**(QUESTION | wrong))
 
 
-def test_the_memory_limit_moves_plan_predict_and_study_alike() -> None:
+def test_the_memory_limit_moves_plan_predict_and_study_alike(study_of: Callable[..., ps.Study]) -> None:
     free = ps.plan(**QUESTION, shown=1, memory_limit=1.0).best
     limit = free.plan.memory_share - 0.01
     tight = ps.plan(**QUESTION, shown=1, memory_limit=limit).best
     predicted = ps.predict(**QUESTION, memory_limit=limit)
-    fields = {
-        "title": "Limited",
-        "question": "Which?",
-        "model": "gpt3_6p7b",
-        "recipe": "chinchilla",
-        "candidates": [{"strategy": "3d", "system": "dgx-a100-80gb", "devices": [8]}],
-        "batch_sizes": [16],
-        "sampling": {"tasks": 0},
-        "memory_limit": limit,
-    }
-    (candidate,) = ps.study(fields).candidates
+    gpus = {"strategy": "3d", "system": "dgx-a100-80gb", "devices": [8]}
+    fields = {"model": "gpt3_6p7b", "candidates": [gpus], "batch_sizes": [16], "memory_limit": limit}
+    (candidate,) = ps.study(study_of(**fields)).candidates
     assert free.layout != tight.layout == predicted.layout == candidate.layout

@@ -1,7 +1,9 @@
-"""Sizes past every bound are refused when a file is read, and a step too long before it is written."""
+"""Files that are refused: sizes past every bound, names that are no folder, thousands of mistakes."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,11 @@ import pytest
 import perfsim as ps
 from perfsim.base.errors import CatalogError, LayoutError
 from perfsim.base.sizes import MOST_LAYER_PASSES, passes_problem
-from perfsim.catalog import default_catalog, parse_file
+from perfsim.catalog import default_catalog, parse_file, reader
+from perfsim.catalog.yaml_tree import Node
 from perfsim.evidence.cases import CaseFile
+from perfsim.studies.axes import load_sweep
+from perfsim.studies.loading import load_study
 from perfsim.studies.spec import StudySpec
 
 CASE = """\
@@ -72,3 +77,124 @@ def test_a_step_with_too_many_passes_is_refused_before_it_is_written() -> None:
         ps.predict(model="gpt3_175b", system="dgx-a100-80gb", devices=8, layout=layout, batch=2**15)
     assert not passes_problem(96, MOST_LAYER_PASSES // 96)
     assert passes_problem(96, MOST_LAYER_PASSES // 96 + 1)
+
+
+UNSAFE = {
+    '"../../x"': "cannot contain `/`",
+    "/etc/x": "cannot contain `/`",
+    r'"a\\b"': "cannot contain `",
+    '".."': "only dots and blanks",
+    '" x"': "blanks at an end",
+    '""': "has 1 to 1000 characters, not 0",
+    r'"a\0b"': r"character U\+0000",
+    r'"a\eb"': r"character U\+001B",
+    r'"a\nb"': r"character U\+000A",
+    r'"a\u202eb"': r"character U\+202E",
+    "x" * 10_000: "has 1 to 1000 characters, not 10000",
+    "ü" * 150: "at most 200 bytes",
+}
+
+
+@pytest.mark.parametrize("name", UNSAFE, ids=[name[:12] for name in UNSAFE])
+def test_a_name_that_is_no_folder_is_refused_at_its_line(tmp_path: Path, name: str) -> None:
+    study = tmp_path / "study.yaml"
+    study.write_text(f"extends: gpt3_20b\nname: {name}\n", encoding="utf-8")
+    with pytest.raises(CatalogError, match=rf"study\.yaml:2:7: name: .*{UNSAFE[name]}"):
+        load_study(str(study))
+    sweep = tmp_path / "sweep.yaml"
+    sweep.write_text(f"title: t\nname: {name}\nstudy: gpt3_20b\n", encoding="utf-8")
+    with pytest.raises(CatalogError, match=rf"sweep\.yaml:2:7: name: .*{UNSAFE[name]}"):
+        load_sweep(str(sweep))
+
+
+@pytest.mark.parametrize("name", ["größe 20B (v2)", "...x", "a.b", "-x", "x" * 200])
+def test_any_other_name_of_a_folder_is_taken(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(f"extends: gpt3_20b\nname: '{name}'\n", encoding="utf-8")
+    assert load_study(str(path)).name == name
+
+
+def test_names_of_other_descriptions_are_shown_in_one_line_but_need_no_folder() -> None:
+    system = default_catalog().system("dgx-a100-80gb").with_(**{"node.nic.bandwidth": "400 Gb/s"})
+    assert "400 Gb/s" in system.name
+    with pytest.raises(CatalogError, match=r"name: .*U\+001B"):
+        system.with_(name="\x1b[31mred")
+
+
+# ------------------------------- mistakes are counted, few are shown, and no step compares all with all
+THOUSANDS = 2_000
+
+
+@pytest.fixture
+def refusal(tmp_path: Path) -> Callable[[str], CatalogError]:
+    """How a study of this text is refused."""
+
+    def refused(text: str) -> CatalogError:
+        path = tmp_path / "study.yaml"
+        path.write_text(text)
+        with pytest.raises(CatalogError) as caught:
+            load_study(str(path))
+        return caught.value
+
+    return refused
+
+
+def test_thousands_of_unknown_keys_are_counted_and_only_the_shown_get_a_suggestion(
+    refusal: Callable[[str], CatalogError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_up: list[str] = []
+    monkeypatch.setattr(reader, "did_you_mean", lambda word, _: looked_up.append(word) or "")
+    error = refusal("extends: gpt3_20b\n" + "".join(f"key_{number}: 1\n" for number in range(THOUSANDS)))
+    assert len(error.problems) == THOUSANDS
+    assert str(error).endswith(f"\nand {THOUSANDS - 20:,} more")
+    assert len(looked_up) == 20
+
+
+def test_names_are_looked_up_until_a_file_has_a_thousand_problems(
+    refusal: Callable[[str], CatalogError],
+) -> None:
+    candidate = "  - {strategy: 3d, system: nowhere, devices: [8]}\n"
+    error = refusal("extends: gpt3_20b\ncandidates:\n" + candidate * THOUSANDS)
+    assert 1_000 <= len(error.problems) <= 1_002
+
+
+def test_a_refused_entry_of_a_list_is_one_complaint(refusal: Callable[[str], CatalogError]) -> None:
+    problems = refusal("extends: gpt3_20b\nbatch_sizes: [many]\n").problems
+    messages = [problem.message for problem in problems]
+    assert "batch_sizes[0]: `many` is text, a number is expected" in messages
+    assert not [message for message in messages if "at least 1" in message]
+
+
+def test_a_description_extends_another_key_by_key() -> None:
+    parent, _ = Node.parsed("a: {b: 1, c: {d: 2}}\ne: 3\n7: 4\nsources: {a: x, a.c: y, e: z, 7: w}")
+    child, _ = Node.parsed("a: {c: 5}\nsources: {a.c: own}")
+    merged = reader._extend(child, parent)
+    assert merged.plain() == {
+        "a": {"b": 1, "c": 5},
+        "e": 3,
+        7: 4,
+        "sources": {"a.b": "x", "e": "z", "a.c": "own"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("extends: " + "x" * 3_000, r"study\.yaml:1:10: extends: unknown study"),
+        ("extends: " + "x" * 3_000 + ".yaml", r"study\.yaml:1:10: extends: there is no file"),
+        ("extends: gpt3_20b\nconvergence: {law: dta_law}", r"study\.yaml:2:20: .*did you mean `data_law`"),
+        (
+            "extends: gpt3_20b\ncandidates:\n- {strategy: 4d, system: cs-2, devices: [1]}",
+            r"study\.yaml:3:14: .*unknown strategy '4d'",
+        ),
+        (
+            "extends: gpt3_20b\nrecipe: {extends: chinchilla, runtime: {software_release: 1 GB}}",
+            r"study\.yaml:2:\d+: software_release: .*not of the form r2\.0",
+        ),
+    ],
+    ids=["long name", "long path", "law", "strategy", "release"],
+)
+def test_what_was_refused_late_is_refused_at_its_line(
+    refusal: Callable[[str], CatalogError], line: str, message: str
+) -> None:
+    assert re.search(message, str(refusal(f"{line}\n")), re.DOTALL)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 import perfsim as ps
-from perfsim.cli import main
 
 CONFIG = {
     "model_type": "llama",
@@ -21,6 +21,7 @@ CONFIG = {
     "max_position_embeddings": 2048,
     "rope_theta": 1e4,
 }
+Run = Callable[..., Result]
 COUNT = 2 * 1000 * 256 + 2 * (4 * 256 * 256 + 3 * 256 * 512 + 2 * 256) + 256
 
 
@@ -32,12 +33,8 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def perfsim(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
-
-
 def test_what_is_printed_or_written_is_a_model_and_the_document_has_the_keys_of_the_interface(
-    config: Path, tmp_path: Path
+    perfsim: Run, config: Path, tmp_path: Path
 ) -> None:
     result = perfsim("import", config, "--json")
     document = json.loads(result.stdout)
@@ -53,14 +50,14 @@ def test_what_is_printed_or_written_is_a_model_and_the_document_has_the_keys_of_
     assert ps.Catalog().models[str(written)].hidden_size == 256
 
 
-def test_every_verb_with_a_model_takes_the_file(config: Path) -> None:
+def test_every_verb_with_a_model_takes_the_file(perfsim: Run, config: Path) -> None:
     point = ("--model", config, "--system", "dgx-a100-80gb", "--devices", "1", "--batch", "2")
     assert "small on 1 A100-80GB" in perfsim("run", *point).stdout
     assert perfsim("plan", *point).exit_code == 0
     assert perfsim("prove", config, "--layout", "pp=2", "--orders", "0").exit_code == 0
 
 
-def test_what_a_file_says_and_cannot_be_expressed_is_a_note_of_the_answer(config: Path) -> None:
+def test_what_a_file_says_and_cannot_be_expressed_is_a_note_of_the_answer(perfsim: Run, config: Path) -> None:
     irregular = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 512}
     config.write_text(json.dumps(CONFIG | {"model_type": "mistral", **irregular}), encoding="utf-8")
     point = ("--model", config, "--system", "dgx-a100-80gb", "--devices", "1", "--batch", "2")
@@ -91,7 +88,9 @@ def test_python_takes_the_file_too(config: Path) -> None:
         (("{config}", "--part", "measured"), "add --system NAME"),
     ],
 )
-def test_what_cannot_be_imported_is_refused(config: Path, arguments: tuple[str, ...], message: str) -> None:
+def test_what_cannot_be_imported_is_refused(
+    perfsim: Run, config: Path, arguments: tuple[str, ...], message: str
+) -> None:
     result = perfsim("import", *(argument.format(config=config) for argument in arguments))
     assert (result.exit_code, result.stdout) == (2, "")
     assert message in result.stderr

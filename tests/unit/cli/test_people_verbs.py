@@ -12,18 +12,13 @@ from pathlib import Path
 from subprocess import run
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from perfsim.cli import VERBS, main, output
+from perfsim.cli import VERBS, output
 from perfsim.cli.output import metered, print_lines, write_error
 
 Run = Callable[..., Result]
-
-
-@pytest.fixture
-def perfsim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.chdir(tmp_path)
-    return lambda *arguments: CliRunner().invoke(main, [str(argument) for argument in arguments])
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def test_no_rows_are_said_to_be_none(perfsim: Run, monkeypatch: pytest.MonkeyPatch) -> None:

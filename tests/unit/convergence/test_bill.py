@@ -1,14 +1,16 @@
-"""Device-hours, energy, carbon and money of a run, reckoned by hand."""
+"""Device-hours, energy, carbon and money of a run, reckoned by hand, and the ranges that they rest on."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from perfsim.base.errors import InputError
 from perfsim.convergence.bill import HOUR_S, YEAR_S, Rates
-from perfsim.convergence.uncertain import Draws, interval, typical
+from perfsim.convergence.uncertain import Z_90, Draws, Uncertain, interval, one_at, typical
 from perfsim.specs.hardware import PowerSpec, SystemSpec
 from perfsim.specs.prices import EnergySpec, PriceSpec
 
@@ -28,25 +30,22 @@ DAY = np.asarray(24 * HOUR_S)
 ENERGY_KWH = 2 * 6.5 * 24 * 1.2
 
 
-def test_a_rented_day_of_two_nodes_by_hand() -> None:
-    own = RATES.bill(DAY, typical)
-    assert own.device_hours == 384
-    assert own.energy_kwh == pytest.approx(ENERGY_KWH)
-    assert own.carbon_kg == pytest.approx(0.4 * ENERGY_KWH)
-    assert own.money == pytest.approx(384 * 5.0), "rent includes electricity"
-
-
-def test_a_bought_day_is_its_share_of_the_life_and_electricity() -> None:
-    own = replace(RATES, price=BOUGHT).bill(DAY, typical)
+def test_a_day_of_two_nodes_rented_and_bought_by_hand() -> None:
+    """Rent includes electricity; bought, a day is its share of the life."""
+    rented, bought = (replace(RATES, price=price).bill(DAY, typical) for price in (RENTED, BOUGHT))
+    assert rented.device_hours == 384
+    assert rented.energy_kwh == pytest.approx(ENERGY_KWH)
+    assert rented.carbon_kg == pytest.approx(0.4 * ENERGY_KWH)
+    assert rented.money == pytest.approx(384 * 5.0)
     share = 24 * HOUR_S / (4 * YEAR_S * 0.5)
-    assert own.money == pytest.approx(2 * 200_000 * share + 0.1 * ENERGY_KWH)
+    assert bought.money == pytest.approx(2 * 200_000 * share + 0.1 * ENERGY_KWH)
 
 
 def test_what_is_not_given_is_listed_and_stays_out_of_the_sums() -> None:
     bare = Rates(system=machine("cs-2", 23e3), devices=1, units=1, energy=EnergySpec())
-    own = bare.bill(DAY, typical)
-    assert own.energy_kwh == pytest.approx(23 * 24)
-    assert own.carbon_kg is own.money is None
+    bill = bare.bill(DAY, typical)
+    assert bill.energy_kwh == pytest.approx(23 * 24)
+    assert bill.carbon_kg is bill.money is None
     assert bare.not_given == ("PUE (energy is before cooling)", "carbon intensity", "price of cs-2")
     assert RATES.not_given == ()
     assert replace(bare, system=machine("cs-2", None)).bill(DAY, typical).energy_kwh is None
@@ -56,9 +55,9 @@ def test_what_is_not_given_is_listed_and_stays_out_of_the_sums() -> None:
 
 def test_a_range_of_the_price_is_the_range_of_the_money() -> None:
     price = PriceSpec.model_validate({"device_hour": {"low": 4.0, "typical": 5.0, "high": 8.0}})
-    own = replace(RATES, price=price).bill(DAY, Draws(seed=0, count=5000))
-    assert own.money is not None
-    assert interval(own.money) == pytest.approx((384 * 4.0, 384 * 8.0), rel=0.01)
+    money = replace(RATES, price=price).bill(DAY, Draws(seed=0, count=5000)).money
+    assert money is not None
+    assert interval(money) == pytest.approx((384 * 4.0, 384 * 8.0), rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -71,3 +70,34 @@ def test_a_step_that_waits_takes_idle_power_for_that_share(
 ) -> None:
     waiting = replace(RATES, system=machine("dgx", 6500.0, idle_w), busy=busy).bill(DAY, typical)
     assert waiting.energy_kwh == pytest.approx(2 * mean_kw * 24 * 1.2)
+
+
+# ------------------------------------------------------------------------- ranges, places and draws
+@pytest.mark.parametrize("ends", [(0.5, 1.0, 4.0), (0.0, 10.0, 30.0), (2.0, 2.0, 2.0)])
+def test_ends_and_middle_are_met_and_drawn(ends: tuple[float, float, float]) -> None:
+    entry = Uncertain("x", *ends)
+    assert entry.at(np.array([-Z_90, 0.0, Z_90])) == pytest.approx(ends)
+    assert entry.at(-9.0) >= 0.0
+    low, high = interval(entry.at(Draws(seed=1, count=20_000)("x")))
+    assert (low, high) == pytest.approx((ends[0], ends[2]), rel=0.01, abs=0.01)
+
+
+def test_equal_names_are_the_same_draws_and_others_independent_and_combine_in_quadrature() -> None:
+    draws = Draws(seed=0, count=20_000)
+    assert np.array_equal(draws("a"), Draws(seed=0, count=20_000)("a"))
+    assert abs(np.corrcoef(draws("a"), draws("b"))[0, 1]) < 0.03
+    assert not np.array_equal(draws("a"), Draws(seed=6, count=20_000)("a"))
+    factors = (Uncertain("a", 1 / 1.3, 1.0, 1.3), Uncertain("b", 1 / 1.5, 1.0, 1.5))
+    product = math.prod(factor.at(draws(factor.name)) for factor in factors)
+    width = math.exp(math.hypot(math.log(1.3), math.log(1.5)))
+    assert interval(product) == pytest.approx((1 / width, width), rel=0.01)
+
+
+def test_one_input_is_moved_and_the_others_stay() -> None:
+    moved = one_at("a", 1.0)
+    assert (moved("a"), moved("b"), typical("a")) == (1.0, 0.0, 0.0)
+
+
+def test_a_range_out_of_order_is_refused_by_name() -> None:
+    with pytest.raises(InputError, match="price: low 2"):
+        Uncertain("price", 2.0, 1.0, 3.0)

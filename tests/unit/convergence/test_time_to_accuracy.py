@@ -1,23 +1,27 @@
-"""Time to accuracy, its band, the best batch and the comparison of two machines."""
+"""Time to accuracy, its band, the comparison of two machines, and runs whose batch grows."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perfsim.base.errors import InputError
-from perfsim.convergence.critical_batch import CriticalBatch
-from perfsim.convergence.time_to_accuracy import TimeToAccuracy, split_speedup
+from perfsim.convergence.critical_batch import CriticalBatch, examples, steps
+from perfsim.convergence.time_to_accuracy import RampedRun, Segment, TimeToAccuracy, split_speedup
 
 CRITICAL = CriticalBatch(2e7, 2.5, "constant", "test")
 CERTAIN = CriticalBatch(2e7, 1.0, "constant", "test")
 
 
 def at(
-    batch: float, step_time_s: float = 1.0, error: float = 0.0, critical: CriticalBatch = CRITICAL
+    batch: float, step_time_s: float = 1.0, step_time_error: float = 0.0, **changes: Any
 ) -> TimeToAccuracy:
-    return TimeToAccuracy(batch, step_time_s, 4e11, critical, error)
+    fields = {"d_min_tokens": 4e11, "critical": CRITICAL, **changes}
+    return TimeToAccuracy(batch, step_time_s, step_time_error=step_time_error, **fields)
 
 
 def test_time_is_steps_times_step_time() -> None:
@@ -35,14 +39,13 @@ def test_time_is_steps_times_step_time() -> None:
 )
 def test_band_of_the_critical_batch_alone(fraction: float, down: float, up: float) -> None:
     answer = at(fraction * CRITICAL.tokens)
-    low, high = answer.band_s
-    assert low / answer.time_s == pytest.approx(1 - down, abs=6e-3)
-    assert high / answer.time_s == pytest.approx(1 + up, abs=6e-3)
+    ends = [end / answer.time_s for end in answer.band_s]
+    assert ends == pytest.approx([1 - down, 1 + up], abs=6e-3)
 
 
 def test_widths_combine_in_quadrature_in_log_time_and_are_never_narrower_than_seed_noise() -> None:
     for step, tokens in ((0.0, 0.0), (0.12, 0.2)):
-        answer = TimeToAccuracy(1e5, 1.0, 4e11, CERTAIN, step, d_min_error=tokens)
+        answer = at(1e5, 1.0, step, critical=CERTAIN, d_min_error=tokens)
         width = math.hypot(math.log(1.05), math.log(1 + step), math.log(1 + tokens))
         assert [math.log(end / answer.time_s) for end in answer.band_s] == pytest.approx([-width, width])
 
@@ -56,16 +59,11 @@ def test_regime_by_batch_over_critical(fraction: float, regime: str) -> None:
     assert answer.regime_text.startswith(f"{regime}: B is {fraction:.2f} B_crit, {extra}")
 
 
-def test_ratio_at_equal_batch_is_the_ratio_of_step_times_whatever_the_critical_batch() -> None:
-    band = at(1e7, 2.0).ratio_to(at(1e7, 1.0))
-    assert (band.low, band.ratio, band.high) == pytest.approx((2.0, 2.0, 2.0))
-    assert band.decided
-
-
-def test_ratio_spans_the_ends_of_the_shared_critical_batch() -> None:
-    a = at(2e7)
-    b = at(2e6)
-    band = a.ratio_to(b)
+def test_a_ratio_spans_the_ends_of_the_shared_critical_batch_which_says_nothing_at_an_equal_batch() -> None:
+    equal = at(1e7, 2.0).ratio_to(at(1e7, 1.0))
+    assert (equal.low, equal.ratio, equal.high) == pytest.approx((2.0, 2.0, 2.0))
+    assert equal.decided
+    band = at(2e7).ratio_to(at(2e6))
     ends = [(1 / 2e7 + 1 / b_crit) / (1 / 2e6 + 1 / b_crit) for b_crit in (2e7 / 2.5, 2e7 * 2.5)]
     assert (band.low, band.high) == pytest.approx((min(ends), max(ends)))
     assert band.low < band.ratio < band.high
@@ -78,11 +76,10 @@ def test_independent_step_time_errors_combine_in_quadrature() -> None:
     assert not band.decided
 
 
-def test_ratio_of_different_targets_or_laws_is_refused() -> None:
+@pytest.mark.parametrize("changes", [{"critical": CERTAIN}, {"d_min_tokens": 1e11}])
+def test_ratio_of_different_targets_or_laws_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="one target and one critical batch"):
-        at(1e7).ratio_to(at(1e7, critical=CERTAIN))
-    with pytest.raises(InputError, match="one target and one critical batch"):
-        at(1e7).ratio_to(TimeToAccuracy(1e7, 1.0, 1e11, CRITICAL, 0.0))
+        at(1e7).ratio_to(at(1e7, **changes))
 
 
 # MLPerf v1.1 against the smallest NVIDIA system: speedup, GPU ratio, samples or epochs, printed efficiencies.
@@ -110,7 +107,7 @@ def test_split_of_published_speedups(
 @pytest.mark.parametrize(
     ("argument", "value", "match"),
     [
-        ("batch_tokens", 0.0, "batch must be positive"),
+        ("batch", 0.0, "batch must be positive"),
         ("step_time_s", 0.0, "step_time_s"),
         ("step_time_s", float("nan"), "step_time_s"),
         ("d_min_tokens", -1.0, "d_min_tokens"),
@@ -119,6 +116,36 @@ def test_split_of_published_speedups(
     ],
 )
 def test_impossible_arguments_are_refused_by_name(argument: str, value: float, match: str) -> None:
-    arguments = {"batch_tokens": 1e6, "step_time_s": 1.0, "d_min_tokens": 4e11, "step_time_error": 0.1}
     with pytest.raises(InputError, match=match):
-        TimeToAccuracy(critical=CRITICAL, **{**arguments, argument: value})
+        at(**{"batch": 1e6, argument: value})
+
+
+# --------------------------------------------------------------------------- runs whose batch grows
+SHARES = st.lists(st.floats(0.01, 1.0), min_size=1, max_size=6)
+
+
+@given(SHARES, st.floats(1e4, 1e8), st.floats(1e5, 1e8))
+def test_a_flat_ramp_is_no_ramp(weights: list[float], batch: float, b_crit: float) -> None:
+    segments = [Segment(weight / sum(weights), batch, 3.0, b_crit) for weight in weights]
+    run = RampedRun.of(segments, 4e11)
+    assert run.steps == pytest.approx(steps(batch, 4e11, b_crit), rel=1e-9)
+    assert run.examples_tokens == pytest.approx(examples(batch, 4e11, b_crit), rel=1e-9)
+    assert run.time_s == pytest.approx(3.0 * run.steps, rel=1e-9)
+
+
+@given(SHARES, st.floats(1e4, 1e8))
+def test_smaller_batches_take_more_steps_and_fewer_tokens(weights: list[float], batch: float) -> None:
+    whole = sum(weights) + 1.0
+    small = [Segment(weight / whole, batch / 4, 1.0, 1e7) for weight in weights]
+    ramped = RampedRun.of([*small, Segment(1 / whole, batch, 3.0, 1e7)], 4e11)
+    fixed = RampedRun.of([Segment(1.0, batch, 3.0, 1e7)], 4e11)
+    assert ramped.steps > fixed.steps
+    assert ramped.examples_tokens < fixed.examples_tokens
+
+
+def test_a_critical_batch_that_grows_is_summed_part_by_part_of_a_whole_run() -> None:
+    run = RampedRun.of([Segment(0.5, 1e6, 2.0, 1e6), Segment(0.5, 4e6, 5.0, 4e6)], 1e10)
+    assert run.steps == pytest.approx(0.5 * 2e4 + 0.5 * 5e3)
+    assert run.time_s == pytest.approx(0.5 * 2e4 * 2 + 0.5 * 5e3 * 5)
+    with pytest.raises(InputError, match=r"sum to 0\.9 of the run"):
+        RampedRun.of([Segment(0.9, 1e6, 1.0, 1e7)], 1e10)

@@ -10,11 +10,10 @@ import pytest
 from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
 from perfsim.costs.gemm import GemmModel
-from perfsim.specs.calibration import GemmConstants, GpuCalibration, TileConstants
+from perfsim.specs.calibration import GemmConstants, TileConstants
 
-PEAK = {"a100-sxm4": 312e12, "h100-sxm5": 989e12}
-UNITS = {"a100-sxm4": 108, "h100-sxm5": 132}
-BYTES_PER_S = {"a100-sxm4": 2039e9, "h100-sxm5": 3.35e12}
+DEVICES = {"a100-sxm4": (312e12, 2039e9, 108), "h100-sxm5": (989e12, 3.35e12, 132)}
+"""Peak FLOP/s, bytes/s and compute units."""
 
 # m, n, k, then TFLOP/s on A100 and on H100 (bf16): ai-dynamo/aiconfigurator at 095f58a.
 PUBLISHED = [
@@ -38,10 +37,7 @@ PUBLISHED = [
 
 def model_of(name: str) -> GemmModel:
     calibration = default_catalog().calibration(name)
-    assert isinstance(calibration, GpuCalibration)
-    return GemmModel(
-        calibration.gemm, PEAK[name], BYTES_PER_S[name], UNITS[name], calibration.sustained_fraction
-    )
+    return GemmModel(calibration.gemm, *DEVICES[name], calibration.sustained_fraction)
 
 
 @pytest.fixture(scope="module")
@@ -81,19 +77,14 @@ def test_published_shapes_are_met_within_15_percent_on_a100_and_25_on_h100(
     assert errors.max() < most
 
 
-def test_a_tile_too_many_costs_a_whole_wave() -> None:
+def test_a_tile_too_many_costs_a_whole_wave_and_a_batch_counts_as_more_tiles() -> None:
     model = plain_model(units=10)
-    full = model.time_s(128, 1280, 512)
-    over = model.time_s(128, 1281, 512)
     one_tile_s = 2 * 128 * 128 * 512 / 1e12
-    assert full == pytest.approx(one_tile_s, rel=0.01)
-    assert over == pytest.approx(2 * one_tile_s, rel=0.01)
-
-
-def test_batch_counts_as_more_tiles() -> None:
-    model = plain_model(units=10)
-    assert model.time_s(128, 128, 512, 10) == pytest.approx(model.time_s(128, 1280, 512), rel=1e-6)
-    assert model.time_s(128, 128, 512, 11) == pytest.approx(2 * model.time_s(128, 128, 512, 10), rel=0.01)
+    for full_s, over_s in (
+        (model.time_s(128, 1280, 512), model.time_s(128, 1281, 512)),
+        (model.time_s(128, 128, 512, 10), model.time_s(128, 128, 512, 11)),
+    ):
+        assert (full_s, over_s) == pytest.approx((one_tile_s, 2 * one_tile_s), rel=0.01)
 
 
 def test_the_library_runs_what_it_believes_in_not_what_is_fastest() -> None:

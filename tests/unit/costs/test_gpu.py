@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perfsim.base.errors import CatalogError, GraphError
 from perfsim.costs.gpu import GpuCosts, smooth_maximum
@@ -18,12 +19,18 @@ from perfsim.specs.calibration import (
     MemoryConstants,
     TileConstants,
 )
+from perfsim.testing import toys
 from perfsim.work import Kind, RankGroup, Work
 from perfsim.work.kernels import Kernel, elementwise, gemm
 
 HOST_S = 30e-6
 KERNEL_S = 2e-6
 BLOCKING_S = 10e-6
+
+
+STACK = FrameworkCalibration(
+    name="toy", host_s_per_kernel=HOST_S, host_blocking_s_per_kernel=BLOCKING_S, overlap_sharpness=4.0
+)
 
 
 def gpu_calibration(**changes: Any) -> GpuCalibration:
@@ -55,12 +62,7 @@ def gpu_calibration(**changes: Any) -> GpuCalibration:
 
 
 def costs(
-    toys: ModuleType,
-    devices: int = 16,
-    *,
-    constants: dict[str, Any] | None = None,
-    cache: float = 0.0,
-    **recipe: Any,
+    devices: int = 16, *, constants: dict[str, Any] | None = None, cache: float = 0.0, **recipe: Any
 ) -> GpuCosts:
     system = toys.gpu_cluster()
     changes = {
@@ -69,11 +71,8 @@ def costs(
         "vector_peak": {"bf16": 39e12, "fp16": 78e12},
     }
     device = system.device.model_copy(update=changes)
-    framework = FrameworkCalibration(
-        name="toy", host_s_per_kernel=HOST_S, host_blocking_s_per_kernel=BLOCKING_S, overlap_sharpness=4.0
-    )
     topology = toys.topology(devices, system.model_copy(update={"device": device}))
-    return GpuCosts(topology, toys.recipe(**({"framework": framework} | recipe)))
+    return GpuCosts(topology, toys.recipe(**({"framework": STACK} | recipe)))
 
 
 def work(*kernels: Kernel, kind: Kind = Kind.COMP, **changes: Any) -> Work:
@@ -81,61 +80,53 @@ def work(*kernels: Kernel, kind: Kind = Kind.COMP, **changes: Any) -> Work:
 
 
 # ------------------------------------------------------------------------------------- kernels
-def test_a_memory_bound_kernel_takes_its_bytes_and_one_latency_a_launch(toys: ModuleType) -> None:
-    seconds = costs(toys).kernel_s(elementwise("e", 1.6e9, launches=3))
-    assert seconds == pytest.approx(3 * KERNEL_S + 1.6e9 / (0.8 * 2e12))
-
-
 @pytest.mark.parametrize(
-    ("n_bytes", "from_cache"),
-    [(20e6, 10e6), (40e6, 20e6), (400e6, 20e6)],
-    ids=["fits with room", "just fits", "ten times the cache"],
+    ("cache", "n_bytes", "from_cache"),
+    [(0.0, 800e6, 0.0), (40e6, 20e6, 10e6), (40e6, 40e6, 20e6), (40e6, 400e6, 20e6)],
+    ids=["no cache", "fits with room", "just fits", "ten times the cache"],
 )
-def test_what_a_kernel_reads_comes_from_half_the_cache_as_far_as_it_fits(
-    toys: ModuleType, n_bytes: float, from_cache: float
+def test_a_memory_bound_kernel_takes_its_launches_and_what_it_does_not_read_from_half_the_cache(
+    cache: float, n_bytes: float, from_cache: float
 ) -> None:
     """40 MB, the L2 of an A100: half of it holds what this kernel writes, half what it reads."""
-    seconds = costs(toys, cache=40e6).kernel_s(elementwise("e", 2 * n_bytes, launches=2))
+    seconds = costs(cache=cache).kernel_s(elementwise("e", 2 * n_bytes, launches=2))
     assert seconds == pytest.approx(2 * KERNEL_S + 2 * (n_bytes - from_cache) / (0.8 * 2e12))
 
 
-def test_fused_attention_takes_its_flop_or_its_bytes(toys: ModuleType) -> None:
-    computing = Kernel("a", "attention", flop=312e9, bytes_accessed=1.0, m=2048)
-    moving = Kernel("a", "attention", flop=1.0, bytes_accessed=1.6e9, m=2048)
-    assert costs(toys).kernel_s(computing) == pytest.approx(KERNEL_S + 312e9 / (0.5 * 312e12))
-    assert costs(toys).kernel_s(moving) == pytest.approx(KERNEL_S + 1e-3)
+HALF = {"attention_half_length": 1000.0}
 
 
-@pytest.mark.parametrize(("length", "share"), [(1000, 0.5), (3000, 0.75), (10**9, 1.0)])
-def test_fused_attention_reaches_half_its_rate_at_its_half_length(
-    toys: ModuleType, length: int, share: float
+@pytest.mark.parametrize(
+    ("flop", "n_bytes", "length", "constants", "seconds"),
+    [
+        (312e9, 1.0, 2048, {}, 1e-3 / 0.5),
+        (1.0, 1.6e9, 2048, {}, 1e-3),
+        (312e9, 1.0, 2048, {"attention_instruction_fraction": 0.6}, 1e-3 / 0.5 / 0.6),
+        (312e9, 1.0, 1000, HALF, 1e-3 / (0.5 * 0.5)),
+        (312e9, 1.0, 3000, HALF, 1e-3 / (0.5 * 0.75)),
+        (312e9, 1.0, 10**9, HALF, 1e-3 / 0.5),
+    ],
+    ids=["its FLOP", "its bytes", "slow instructions", "at the half length", "at three of it", "long"],
+)
+def test_fused_attention_takes_its_flop_or_its_bytes_and_reaches_its_rate_with_its_length(
+    flop: float, n_bytes: float, length: int, constants: dict[str, float], seconds: float
 ) -> None:
-    kernel = Kernel("a", "attention", flop=312e12, bytes_accessed=1.0, m=length)
-    seconds = costs(toys, constants={"attention_half_length": 1000.0}).kernel_s(kernel)
-    assert seconds == pytest.approx(1.0 / (0.5 * share), rel=1e-4)
+    kernel = Kernel("a", "attention", flop=flop, bytes_accessed=n_bytes, m=length)
+    assert costs(constants=constants).kernel_s(kernel) == pytest.approx(KERNEL_S + seconds, rel=1e-4)
 
 
-def test_fused_attention_reaches_a_fraction_of_the_rate_of_its_instructions(toys: ModuleType) -> None:
-    kernel = Kernel("a", "attention", flop=312e12, bytes_accessed=1.0, m=2048)
-    whole, slower = (
-        costs(toys, constants={"attention_instruction_fraction": share}).kernel_s(kernel)
-        for share in (1.0, 0.6)
-    )
-    assert slower == pytest.approx(whole / 0.6, rel=1e-4)
-
-
-def test_the_slowest_of_many_devices_sets_the_sustained_ceiling(toys: ModuleType) -> None:
+def test_the_slowest_of_many_devices_sets_the_sustained_ceiling() -> None:
     """The largest of 16 normal values lies 1.77 standard deviations out (tables of order statistics)."""
     spread = {"sustained_spread": 0.02}
-    alone, many = (costs(toys, devices, constants=spread).gemm for devices in (1, 16))
+    alone, many = (costs(devices, constants=spread).gemm for devices in (1, 16))
     assert alone.sustained_fraction == 0.8
     assert many.sustained_fraction == pytest.approx(0.8 * (1 - 0.02 * 1.77), rel=1e-3)
-    assert costs(toys, 16).gemm.sustained_fraction == 0.8
+    assert costs(16).gemm.sustained_fraction == 0.8
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
-def test_a_product_with_odd_rows_runs_without_matrix_cores(toys: ModuleType, precision: str) -> None:
-    priced = costs(toys, precision=precision)
+def test_a_product_with_odd_rows_runs_without_matrix_cores(precision: str) -> None:
+    priced = costs(precision=precision)
     peak = {"fp16": 78e12, "bf16": 39e12}[precision]
     even = gemm("scores", 2048, 2048, 104, batch=64)
     odd = gemm("scores", 2048, 2048, 108, batch=64)
@@ -143,63 +134,50 @@ def test_a_product_with_odd_rows_runs_without_matrix_cores(toys: ModuleType, pre
     assert priced.kernel_s(even) < even.flop / peak
 
 
-def test_fp32_moves_4_bytes_a_number_and_rows_of_4_are_enough_for_matrix_cores(toys: ModuleType) -> None:
-    priced = costs(toys)
+def test_fp32_moves_4_bytes_a_number_and_rows_of_4_are_enough_for_matrix_cores() -> None:
+    priced = costs()
     shape = (2048, 2048, 108, 64)
     half, full = (priced.kernel_s(gemm("scores", *shape, element_bytes=size)) for size in (2.0, 4.0))
     assert full < half
-    assert [costs(toys, precision=name).gemm.element_bytes for name in ("bf16", "fp32")] == [2.0, 4.0]
+    assert [costs(precision=name).gemm.element_bytes for name in ("bf16", "fp32")] == [2.0, 4.0]
 
 
-def test_a_weight_gradient_is_slower_by_its_factor(toys: ModuleType) -> None:
-    priced = costs(toys)
-    plain, gradient = (
-        priced.kernel_s(gemm("g", 2048, 2048, 2048)._replace(weight_gradient=flag)) for flag in (False, True)
-    )
-    assert gradient == pytest.approx(1.25 * plain)
-
-
-def test_a_large_gemm_stays_under_the_sustained_ceiling(toys: ModuleType) -> None:
+def test_a_large_gemm_stays_under_the_sustained_ceiling_and_a_weight_gradient_is_slower() -> None:
     kernel = gemm("g", 8192, 8192, 8192)
-    fraction = kernel.flop / (costs(toys).kernel_s(kernel) * 312e12)
-    assert 0.6 < fraction < 0.8
+    seconds = costs().kernel_s(kernel)
+    assert 0.6 < kernel.flop / (seconds * 312e12) < 0.8
+    assert costs().kernel_s(kernel._replace(weight_gradient=True)) == pytest.approx(1.25 * seconds)
 
 
 # -------------------------------------------------------------------------------------- the host
-def test_small_kernels_take_as_long_as_their_launches_and_a_large_one_hides_its_own(toys: ModuleType) -> None:
+def test_small_kernels_take_as_long_as_their_launches_and_a_large_one_hides_its_own() -> None:
     many = work(*[elementwise(f"e{number}", 1.0) for number in range(10)])
-    assert costs(toys).duration_s(many) == pytest.approx(10 * HOST_S, rel=1e-3)
-    assert sum(beside(toys).bound(many)) < 0.01, "what the host limits is not slowed"
+    assert costs().duration_s(many) == pytest.approx(10 * HOST_S, rel=1e-3)
+    assert sum(beside().bound(many)) < 0.01, "what the host limits is not slowed"
     large = elementwise("e", 16e9)
-    assert costs(toys).duration_s(work(large)) == pytest.approx(costs(toys).kernel_s(large), rel=1e-3)
+    assert costs().duration_s(work(large)) == pytest.approx(costs().kernel_s(large), rel=1e-3)
 
 
-def test_a_host_that_waits_adds_up_instead_of_overlapping(toys: ModuleType) -> None:
+def test_a_host_that_waits_adds_up_instead_of_overlapping() -> None:
     kernels = [elementwise(f"e{number}", 16e6) for number in range(4)]
-    free, blocking = (costs(toys, host_blocking=flag).duration_s(work(*kernels)) for flag in (False, True))
+    free, blocking = (costs(host_blocking=flag).duration_s(work(*kernels)) for flag in (False, True))
     assert blocking >= free + 4 * BLOCKING_S
 
 
-@pytest.mark.parametrize(("a", "b"), [(1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (3.0, 1e-9), (0.2, 0.1)])
-def test_the_smooth_maximum_is_symmetric_and_at_most_a_little_above_the_larger(a: float, b: float) -> None:
-    value = smooth_maximum(a, b, 4.0)
-    assert value == smooth_maximum(b, a, 4.0)
-    assert max(a, b) <= value <= 2 ** (1 / 4) * max(a, b)
+numbers = st.floats(0.0, 1e6)
 
 
-@pytest.mark.parametrize("unit", [1e-6, 1.0, 1e6])
-def test_the_smooth_maximum_is_a_norm_whatever_the_unit(unit: float) -> None:
-    assert smooth_maximum(3 * unit, 4 * unit, 2.0) == pytest.approx(5 * unit)
-
-
-def test_nothing_takes_no_time(toys: ModuleType) -> None:
-    assert smooth_maximum(0.0, 0.0, 4.0) == 0.0
-    assert costs(toys).bound(work()) == (0.0, 0.0)
+@given(numbers, numbers, st.floats(1.0, 16.0))
+def test_the_smooth_maximum_is_a_norm_a_little_above_the_larger(a: float, b: float, sharpness: float) -> None:
+    value = smooth_maximum(a, b, sharpness)
+    assert value == smooth_maximum(b, a, sharpness)
+    assert max(a, b) * (1 - 1e-12) <= value <= 2 ** (1 / sharpness) * max(a, b) * (1 + 1e-12)
+    assert smooth_maximum(3 * a, 4 * a, 2.0) == pytest.approx(5 * a)
 
 
 # -------------------------------------------------------------------------------- communication
-def test_a_collective_is_priced_by_how_its_group_lies_over_the_nodes(toys: ModuleType) -> None:
-    priced = costs(toys)
+def test_a_collective_is_priced_by_how_its_group_lies_over_the_nodes() -> None:
+    priced = costs()
     inside, across = (
         priced.duration_s(work(kind=Kind.COMM_COLL, op="all_reduce", comm_bytes=1e9, group=group))
         for group in (RankGroup(0, 1, 8), RankGroup(0, 8, 2))
@@ -209,17 +187,15 @@ def test_a_collective_is_priced_by_how_its_group_lies_over_the_nodes(toys: Modul
 
 
 @pytest.mark.parametrize(("ranks", "n_bytes"), [(1, 1e9), (2, 8.0)])
-def test_the_host_launches_a_collective_and_a_wait_before_and_after_it(
-    toys: ModuleType, ranks: int, n_bytes: float
-) -> None:
+def test_the_host_launches_a_collective_and_a_wait_before_and_after_it(ranks: int, n_bytes: float) -> None:
     """Where the device has next to nothing to do, these three are the time of a collective.
 
     PyTorch's ProcessGroupNCCL: the stream of NCCL waits for that of the caller and runs the kernel, and the
     stream of the caller waits for its end.
     """
     tiny = work(kind=Kind.COMM_COLL, op="all_reduce", comm_bytes=n_bytes, group=RankGroup(0, 1, ranks))
-    assert costs(toys).duration_s(tiny) == pytest.approx(3 * HOST_S, rel=1e-3)
-    assert costs(toys).durations_s([tiny])[0] == pytest.approx(3 * HOST_S, rel=1e-3)
+    assert costs().duration_s(tiny) == pytest.approx(3 * HOST_S, rel=1e-3)
+    assert costs().durations_s([tiny])[0] == pytest.approx(3 * HOST_S, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -229,18 +205,15 @@ def test_the_host_launches_a_collective_and_a_wait_before_and_after_it(
         ({"op": "gossip", "group": RankGroup(0, 1, 2)}, "is gossip, which no model prices"),
     ],
 )
-def test_communication_that_nobody_can_price_is_refused(
-    toys: ModuleType, changes: dict[str, Any], message: str
-) -> None:
+def test_communication_that_nobody_can_price_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(GraphError, match=message):
-        costs(toys).duration_s(work(kind=Kind.COMM_COLL, **changes))
+        costs().duration_s(work(kind=Kind.COMM_COLL, **changes))
 
 
 # ------------------------------------------------------------------------------ what is missing
-def test_a_device_without_calibration_is_refused_by_name(toys: ModuleType) -> None:
-    framework = FrameworkCalibration(name="f", host_s_per_kernel=1e-6, host_blocking_s_per_kernel=0.0)
+def test_a_device_without_calibration_is_refused_by_name() -> None:
     with pytest.raises(CatalogError, match="toy-gpu names no GPU calibration"):
-        GpuCosts(toys.topology(8), toys.recipe(framework=framework))
+        GpuCosts(toys.topology(8), toys.recipe(framework=STACK))
 
 
 @pytest.mark.parametrize(
@@ -250,33 +223,27 @@ def test_a_device_without_calibration_is_refused_by_name(toys: ModuleType) -> No
         ({"precision": "fp8"}, "toy-gpu has no peak for fp8; it has bf16, fp16, fp32"),
     ],
 )
-def test_a_recipe_that_the_device_cannot_run_is_refused_by_name(
-    toys: ModuleType, recipe: dict[str, Any], message: str
-) -> None:
+def test_a_recipe_that_the_device_cannot_run_is_refused_by_name(recipe: dict[str, Any], message: str) -> None:
     with pytest.raises(CatalogError, match=message):
-        costs(toys, **recipe)
+        costs(**recipe)
 
 
 # ------------------------------------------------------------------ compute beside communication
-def beside(toys: ModuleType, **recipe: Any) -> GpuCosts:
+def beside(**recipe: Any) -> GpuCosts:
     taken = CommunicationConstants(
         units=24, units_per_nic=2, memory_passes={"all_gather": 2.0, "reduce_scatter": 3.0}
     )
-    return costs(toys, constants={"communication": taken}, **recipe)
+    return costs(constants={"communication": taken}, **recipe)
 
 
-def test_a_collective_takes_its_units_and_the_passes_of_what_it_sends(toys: ModuleType) -> None:
-    priced = beside(toys)
-    group = RankGroup(0, 1, 8)
-    gather = work(kind=Kind.COMM_COLL, op="all_gather", comm_bytes=8e8, group=group)
-    scatter = work(kind=Kind.COMM_COLL, op="reduce_scatter", comm_bytes=8e8, group=group)
+@pytest.mark.parametrize(("op", "passes"), [("all_gather", 2.0), ("reduce_scatter", 3.0)])
+def test_a_collective_takes_its_units_and_the_passes_of_what_it_sends(op: str, passes: float) -> None:
+    priced = beside()
+    collective = work(kind=Kind.COMM_COLL, op=op, comm_bytes=8e8, group=RankGroup(0, 1, 8))
+    sent_bytes_per_s = 7e8 / priced.duration_s(collective)
     units = priced.topology.system.device.compute_units
-    for collective, passes in ((gather, 2.0), (scatter, 3.0)):
-        sent_bytes_per_s = 7e8 / priced.duration_s(collective)
-        assert priced.taken(collective) == pytest.approx(
-            (24 / units, passes * sent_bytes_per_s / (0.8 * 2e12))
-        )
-        assert priced.bound(collective) == (0.0, 0.0)
+    assert priced.taken(collective) == pytest.approx((24 / units, passes * sent_bytes_per_s / (0.8 * 2e12)))
+    assert priced.bound(collective) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -289,9 +256,9 @@ def test_a_collective_takes_its_units_and_the_passes_of_what_it_sends(toys: Modu
     ],
 )
 def test_across_nodes_a_collective_or_message_takes_as_many_units_as_its_nics_can_feed(
-    toys: ModuleType, op: str, group: RankGroup, nics: int
+    op: str, group: RankGroup, nics: int
 ) -> None:
-    priced = beside(toys)
+    priced = beside()
     kind = Kind.COMM_SEND if op == "send_recv" else Kind.COMM_COLL
     units = priced.topology.system.device.compute_units
     assert priced.topology.system.node.nics == 8
@@ -299,21 +266,19 @@ def test_across_nodes_a_collective_or_message_takes_as_many_units_as_its_nics_ca
     assert priced.taken(message).units == pytest.approx(2 * nics / units)
 
 
-def test_compute_and_a_group_of_one_rank_take_nothing(toys: ModuleType) -> None:
-    priced = beside(toys)
+def test_compute_and_a_group_of_one_rank_take_nothing() -> None:
+    priced = beside()
     alone = work(kind=Kind.COMM_COLL, op="all_gather", comm_bytes=8e8, group=RankGroup(0, 1, 1))
     assert priced.taken(work(gemm("g", 4096, 4096, 4096))) == (0.0, 0.0)
     assert priced.taken(alone) == (0.0, 0.0)
-    assert costs(toys).taken(replace(alone, group=RankGroup(0, 1, 8))) == (0.0, 0.0)
-    idle_host = FrameworkCalibration(
-        name="toy", host_s_per_kernel=0.0, host_blocking_s_per_kernel=0.0, overlap_sharpness=4.0
-    )
+    assert costs().taken(replace(alone, group=RankGroup(0, 1, 8))) == (0.0, 0.0)
+    idle_host = STACK.model_copy(update={"host_s_per_kernel": 0.0, "host_blocking_s_per_kernel": 0.0})
     empty = replace(alone, group=RankGroup(0, 1, 8), comm_bytes=0.0)
-    assert beside(toys, framework=idle_host).taken(empty) == (0.0, 0.0)
+    assert beside(framework=idle_host).taken(empty) == (0.0, 0.0)
 
 
-def test_units_limit_products_and_memory_limits_the_other_kernels(toys: ModuleType) -> None:
-    priced = beside(toys)
+def test_units_limit_products_and_memory_limits_the_other_kernels() -> None:
+    priced = beside()
     product = gemm("g", 8192, 8192, 8192)
     moving = elementwise("e", 3.2e9)
     seconds = priced.kernel_s(product) + priced.kernel_s(moving)
@@ -322,8 +287,8 @@ def test_units_limit_products_and_memory_limits_the_other_kernels(toys: ModuleTy
     assert bound.memory == pytest.approx((priced.kernel_s(moving) - KERNEL_S) / seconds, rel=1e-3)
 
 
-def test_with_a_blocking_host_only_the_device_part_is_slowed(toys: ModuleType) -> None:
-    priced = beside(toys, host_blocking=True)
+def test_with_a_blocking_host_only_the_device_part_is_slowed() -> None:
+    priced = beside(host_blocking=True)
     kernel = gemm("g", 4096, 4096, 4096)
     share = priced.kernel_s(kernel) / (priced.kernel_s(kernel) + HOST_S + BLOCKING_S)
     assert priced.bound(work(kernel)) == pytest.approx((share, 0.0))

@@ -1,9 +1,9 @@
-"""Memory in closed form."""
+"""Memory in closed form, and what optimizers keep and compute."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -11,9 +11,13 @@ from perfsim.costs.memory import (
     MemoryUse,
     StateBytes,
     logit_bytes,
+    orthogonalisation_flop,
     stage_parameters,
     state_bytes,
+    update_products,
 )
+from perfsim.specs.layout import ParallelLayout
+from perfsim.testing import toys
 from perfsim.work.counts import parameters
 from perfsim.work.kernels import LayerSlice
 
@@ -37,7 +41,7 @@ from perfsim.work.kernels import LayerSlice
     ],
 )
 def test_states_a_parameter_follow_from_precision_and_optimizer(
-    toys: ModuleType, recipe: dict[str, str], held: tuple[int, int, int], reduced: int, updated: int
+    recipe: dict[str, str], held: tuple[int, int, int], reduced: int, updated: int
 ) -> None:
     """Gradients are held as they are reduced, but a narrower wire does not narrow those in fp32."""
     states = state_bytes(toys.recipe(**recipe))
@@ -55,7 +59,7 @@ def test_each_zero_stage_shards_one_more_state(stage: int, expected: tuple[float
 
 # ------------------------------------------------------------------------------------- a stage
 @pytest.fixture
-def part(toys: ModuleType) -> LayerSlice:
+def part() -> LayerSlice:
     return LayerSlice(toys.model(), 1024, 2)
 
 
@@ -77,17 +81,6 @@ def test_the_ends_hold_the_tables(part: LayerSlice, first: bool, last: bool, tab
     assert stage_parameters(part, 3, first, last) == layers + tables
 
 
-def test_an_untied_head_is_a_table_of_its_own(toys: ModuleType) -> None:
-    untied = LayerSlice(toys.model(tied_embeddings=False), 1024, 2)
-    assert stage_parameters(untied, 0, first=True, last=True) == 2 * TABLE + POSITIONS
-
-
-def test_tensor_ranks_share_layers_and_words(toys: ModuleType) -> None:
-    cut = LayerSlice(toys.model(), 1024, 2, tensor=4)
-    body = parameters(cut.model).of()
-    assert stage_parameters(cut, 1, first=True, last=False) == body / 4 + TABLE / 4 + POSITIONS
-
-
 @pytest.mark.parametrize(
     ("element_bytes", "fused", "held"), [(2.0, False, 6), (2.0, True, 2), (4.0, False, 4), (4.0, True, 4)]
 )
@@ -105,3 +98,68 @@ def test_a_use_adds_up_and_names_its_largest_part() -> None:
     use = MemoryUse("stage 0", {"parameters": 3.0, "activations": 5.0}, 8.0)
     assert (use.total_bytes, use.fits) == (8.0, True)
     assert not MemoryUse("stage 0", {"parameters": 8.1}, 8.0).fits
+
+
+H = 2048
+F = 8192
+LAYERS = 8
+
+
+@pytest.mark.parametrize(
+    ("recipe", "n_bytes"),
+    [
+        ({"optimizer": "adamw"}, 8.0),
+        ({"optimizer": "adamw", "moment_precision": "bf16"}, 4.0),
+        ({"optimizer": "adam8bit"}, 2 * (1 + 4 / 2048)),
+        ({"optimizer": "muon"}, 4.0),
+        ({"optimizer": "sgd"}, 4.0),
+    ],
+)
+def test_moments_of_a_matrix_take_what_the_recipe_says(recipe: dict[str, Any], n_bytes: float) -> None:
+    assert state_bytes(toys.recipe(**recipe)).moments == n_bytes
+
+
+def test_moments_of_8_bits_have_no_other_precision() -> None:
+    with pytest.raises(ValueError, match="adam8bit and moment_precision exclude each other"):
+        toys.recipe(optimizer="adam8bit", moment_precision="bf16")
+
+
+def test_muon_keeps_a_second_moment_of_what_adam_updates() -> None:
+    model = toys.model()
+    recipe = toys.recipe(optimizer="muon")
+    counts = parameters(model)
+    whole = state_bytes(recipe, model).moments * counts.total
+    assert whole == pytest.approx(4.0 * (counts.body_matrices + 2 * (counts.total - counts.body_matrices)))
+    assert counts.body_matrices == LAYERS * 12 * H**2
+
+
+def test_newton_schulz_takes_4_a_squared_b_plus_2_a_cubed_for_every_matrix_and_iteration() -> None:
+    """QKV h x 3h, projection h x h, and two of h x 4h."""
+    matrices = [(H, 3 * H), (H, H), (H, F), (H, F)]
+    layer = sum(4.0 * a * a * b + 2.0 * a**3 for a, b in matrices)
+    model = toys.model()
+    total = orthogonalisation_flop(toys.recipe(optimizer="muon"), model) * parameters(model).total
+    assert total == pytest.approx(5 * LAYERS * layer)
+
+
+def test_only_muon_multiplies_matrices_and_shards_share_them() -> None:
+    model = toys.model()
+    assert not update_products(toys.recipe(), model, 1e9)
+    count = parameters(model).total
+    muon = toys.recipe(optimizer="muon")
+    (alone,), (shared,) = (update_products(muon, model, count / ranks) for ranks in (1, 8))
+    assert alone.flop == pytest.approx(orthogonalisation_flop(muon, model) * count, rel=0.02)
+    assert shared.flop / alone.flop == pytest.approx(1 / 8, rel=0.1)
+
+
+def test_a_leaner_optimizer_frees_memory_and_moves_fewer_bytes() -> None:
+    def plan(**recipe: Any) -> Any:
+        job = toys.job(32, recipe)
+        return toys.plan("data", job, ParallelLayout(data=2, micro_batch_size=1))
+
+    held = {
+        name: plan(optimizer=name).memory[0].parts_bytes["optimizer"] for name in ("adam", "adam8bit", "muon")
+    }
+    count = parameters(toys.model()).total
+    assert held["adam"] - held["adam8bit"] == pytest.approx((8 - 2 * (1 + 4 / 2048)) * count, rel=0.02)
+    assert held["adam8bit"] < held["muon"] < held["adam"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from perfsim.costs.gpu import GpuCosts, GpuKernels
 from perfsim.engine import Beside, simulate
 from perfsim.network import FatTree
 from perfsim.specs.calibration import AttentionConstants, FrameworkCalibration, NarrowGemmConstants
-from perfsim.specs.hardware import GpuClusterSpec
+from perfsim.testing import toys
 from perfsim.work import WAIT_OF_HOST, GraphBuilder, Kind, RankGroup, TensorClass, Work
 from perfsim.work.kernels import Kernel, LayerSlice
 from perfsim.work.layer import attention_core
@@ -22,20 +21,16 @@ from perfsim.work.layer import attention_core
 NARROW = NarrowGemmConstants(
     efficiency=0.9, overhead=2.0, memory_fraction=0.7, burst_fraction=0.8, cast_bytes=8.0, cast_s=5e-6
 )
+TABLE: dict[str, Any] = {"narrow": {"fp8": NARROW}}
 ATTENTION = AttentionConstants(fraction=0.6, half_length=1000.0, backward=0.5)
 
 
 def prices(
-    toys: ModuleType,
-    *,
-    device: dict[str, Any] | None = None,
-    stack: dict[str, Any] | None = None,
-    **recipe: Any,
+    *, device: dict[str, Any] | None = None, stack: dict[str, Any] | None = None, **recipe: Any
 ) -> GpuCosts:
     """The prices of an H100 with other constants."""
     system = default_catalog().system("dgx-h100")
-    assert isinstance(system, GpuClusterSpec)
-    calibration = system.device.calibration.model_copy(update=device or {})  # type: ignore[union-attr]
+    calibration = system.device.calibration.model_copy(update=device or {})
     system = system.model_copy(
         update={"device": system.device.model_copy(update={"calibration": calibration})}
     )
@@ -45,61 +40,44 @@ def prices(
 
 
 def product(precision: str | None, m: int = 8192) -> Kernel:
-    return Kernel("fc", "gemm", flop=2.0 * m * 8192 * 8192, m=m, n=8192, k=8192, precision=precision)  # type: ignore[arg-type]
+    return Kernel("fc", "gemm", flop=2.0 * m * 8192 * 8192, m=m, n=8192, k=8192, precision=precision)
 
 
-def attention(name: str, length: int) -> Kernel:
-    return Kernel(name, "attention", flop=1e13, m=length, n=length, k=128)
-
-
-def test_a_narrow_product_is_faster_and_gains_less_where_it_is_small(toys: ModuleType) -> None:
-    costs = prices(toys, device={"narrow": {"fp8": NARROW}}, precision="fp8")
+def test_a_narrow_product_is_faster_and_gains_less_where_it_is_small() -> None:
+    costs = prices(device=TABLE, precision="fp8")
     gains = [costs.kernel_s(product(None, m)) / costs.kernel_s(product("fp8", m)) for m in (256, 8192)]
     assert 1.2 < gains[1] < 2.0
     assert gains[0] < gains[1]
 
 
-def test_a_precision_without_a_table_has_that_of_the_nearest(toys: ModuleType) -> None:
-    fp8, rows = (
-        prices(toys, device={"narrow": {"fp8": NARROW}}, precision=name) for name in ("fp8", "fp8_rowwise")
-    )
+def test_a_precision_without_a_table_has_that_of_the_nearest() -> None:
+    fp8, rows = (prices(device=TABLE, precision=name) for name in ("fp8", "fp8_rowwise"))
     assert rows.kernel_s(product("fp8_rowwise")) == fp8.kernel_s(product("fp8"))
 
 
-def test_a_narrow_ceiling_bounds_narrow_products_alone(toys: ModuleType) -> None:
+def test_a_narrow_ceiling_bounds_narrow_products_alone() -> None:
     free, bound = (
-        prices(toys, device={"narrow": {"fp8": NARROW}, "narrow_sustained_fraction": most}, precision="fp8")
-        for most in (1.0, 0.3)
+        prices(device={**TABLE, "narrow_sustained_fraction": most}, precision="fp8") for most in (1.0, 0.3)
     )
     assert bound.kernel_s(product("fp8")) > 1.5 * free.kernel_s(product("fp8"))
     assert bound.kernel_s(product(None)) == free.kernel_s(product(None))
 
 
-def test_a_device_without_a_narrow_peak_refuses_it(toys: ModuleType) -> None:
+def test_a_device_without_a_narrow_peak_refuses_it() -> None:
     with pytest.raises(CatalogError, match="has no peak for nvfp4"):
-        prices(toys, precision="nvfp4")
+        prices(precision="nvfp4")
 
 
-def test_asynchronous_attention_has_its_own_rate_length_and_backward(toys: ModuleType) -> None:
-    costs = prices(
-        toys,
-        device={"asynchronous_attention": ATTENTION},
-        stack={"attention": "asynchronous"},
-        precision="bf16",
+def test_asynchronous_attention_has_its_own_rate_length_and_backward_where_the_framework_uses_it() -> None:
+    old, new = (
+        prices(device={"asynchronous_attention": ATTENTION}, stack={"attention": name}, precision="bf16")
+        for name in ("synchronous", "asynchronous")
     )
     rate = 0.6 * 989e12
     for name, speed in (("flash_attention", 1.0), ("flash_attention.backward", 0.5)):
-        expected = 1e13 * (1 + 1000.0 / 4000) / (speed * rate)
-        assert costs.kernel_s(attention(name, 4000)) == pytest.approx(expected, rel=1e-3)
-
-
-def test_a_framework_with_synchronous_attention_does_not_use_it(toys: ModuleType) -> None:
-    old, new = (
-        prices(toys, stack={"attention": name}, precision="bf16") for name in ("synchronous", "asynchronous")
-    )
-    assert old.kernel_s(attention("flash_attention", 8192)) > 1.5 * new.kernel_s(
-        attention("flash_attention", 8192)
-    )
+        kernel = Kernel(name, "attention", flop=1e13, m=4000, n=4000, k=128)
+        assert new.kernel_s(kernel) == pytest.approx(1e13 * (1 + 1000.0 / 4000) / (speed * rate), rel=1e-3)
+        assert old.kernel_s(kernel) > 1.5 * new.kernel_s(kernel)
 
 
 def gather(beside: Kernel | None = None) -> Work:
@@ -116,11 +94,9 @@ def gather(beside: Kernel | None = None) -> Work:
 
 
 @pytest.mark.parametrize("rows", [2048, 32768], ids=["the exchange is longer", "the product is longer"])
-def test_an_exchange_beside_a_product_takes_what_a_graph_of_its_chunks_takes(
-    toys: ModuleType, rows: int
-) -> None:
+def test_an_exchange_beside_a_product_takes_what_a_graph_of_its_chunks_takes(rows: int) -> None:
     whole = product(None, rows)
-    costs = prices(toys, stack={"exchange_slowdown": 1.5}, overlap_tensor=True, precision="bf16")
+    costs = prices(stack={"exchange_slowdown": 1.5}, overlap_tensor=True, precision="bf16")
     chunk = whole._replace(m=rows // 4, flop=whole.flop / 4)
     chunk_s = costs.kernel_s(chunk)
     exchange_s = 1.5 * costs.duration_s(gather()) / 3
@@ -144,29 +120,29 @@ def test_an_exchange_beside_a_product_takes_what_a_graph_of_its_chunks_takes(
     )
 
 
-def test_a_product_hides_nothing_where_the_recipe_does_not_overlap(toys: ModuleType) -> None:
-    costs = prices(toys, stack={"exchange_slowdown": 1.5}, precision="bf16")
+def test_a_product_hides_nothing_where_the_recipe_does_not_overlap() -> None:
+    costs = prices(stack={"exchange_slowdown": 1.5}, precision="bf16")
     assert costs.duration_s(gather(product(None))) == costs.duration_s(gather())
 
 
-def test_a_pass_waits_for_its_host_and_for_its_message_between_nodes(toys: ModuleType) -> None:
-    costs = prices(toys, stack={"pass_s": 1e-4})
+def test_a_pass_waits_for_its_host_and_for_its_message_between_nodes() -> None:
+    costs = prices(stack={"pass_s": 1e-4})
     wait = Work(WAIT_OF_HOST, Kind.COMP, "stage.hand_on", "pipeline_communication", comm_bytes=50e6)
     assert costs.duration_s(wait) == pytest.approx(1e-4 + 50e6 / 50e9)
 
 
-def test_a_replayed_graph_needs_no_launches(toys: ModuleType) -> None:
+def test_a_replayed_graph_needs_no_launches() -> None:
     small = Work("small", Kind.COMP, "small", "forward", kernels=(Kernel("k", "elementwise", launches=50),))
     launched, replayed = (
-        prices(toys, stack={"cuda_graph": graph, "host_s_per_kernel": 30e-6}).duration_s(small)
+        prices(stack={"cuda_graph": graph, "host_s_per_kernel": 30e-6}).duration_s(small)
         for graph in (False, True)
     )
     assert replayed < launched / 2
 
 
-def test_older_libraries_reach_a_share_of_a_newer_devices_ceiling(toys: ModuleType) -> None:
+def test_older_libraries_reach_a_share_of_a_newer_devices_ceiling() -> None:
     known, new = (
-        prices(toys, device=changes, stack={"ceiling_share": 0.5}, precision="bf16").kernel_s(product(None))
+        prices(device=changes, stack={"ceiling_share": 0.5}, precision="bf16").kernel_s(product(None))
         for changes in ({"asynchronous_attention": None}, {})
     )
     assert new > 1.3 * known
@@ -180,13 +156,11 @@ def test_attention_in_one_block_takes_the_times_of_the_published_table(
     length: int, forward_s: float, backward_s: float
 ) -> None:
     """Apex FMHA on an A100, 64 sequences of 16 heads of 64 (FlashAttention, table 7)."""
-    model = default_catalog().models["bert_large"]
-    framework = default_catalog().framework("mlperf-bert")
-    recipe = (
-        default_catalog().recipes["gpt3_pretraining"].with_(precision="fp16").ran_with(framework=framework)
-    )
-    costs = GpuKernels(default_catalog().system("dgx-a100-40gb"), recipe.ran_with(framework=framework))
-    part = LayerSlice(model=model, seq_length=length, micro_batch_size=64, attention="flash")
+    catalog = default_catalog()
+    recipe = catalog.recipes["gpt3_pretraining"].with_(precision="fp16")
+    recipe = recipe.ran_with(framework=catalog.framework("mlperf-bert"))
+    costs = GpuKernels(catalog.system("dgx-a100-40gb"), recipe)
+    part = LayerSlice(catalog.model("bert_large"), length, 64, attention="flash")
     (ahead,), (back,) = attention_core(part), attention_core(part, backward=True)
     latency_s = costs.gpu.kernel_latency_s
     assert costs.kernel_s(ahead) - latency_s == pytest.approx(forward_s, rel=0.08)
@@ -194,12 +168,11 @@ def test_attention_in_one_block_takes_the_times_of_the_published_table(
 
 
 def test_keys_that_are_not_skipped_are_computed_for_every_position() -> None:
-    model = default_catalog().models["bert_large"]
-    parts = [
-        LayerSlice(model=model, seq_length=256, micro_batch_size=3, attention="flash", attention_length=keys)
+    model = default_catalog().model("bert_large")
+    (skipping,), (padded,) = (
+        attention_core(LayerSlice(model, 256, 3, attention="flash", attention_length=keys))
         for keys in (None, 512)
-    ]
-    (own,), (padded,) = (attention_core(part) for part in parts)
-    assert padded.flop == 2 * own.flop
-    assert padded.bytes_accessed == own.bytes_accessed
+    )
+    assert padded.flop == 2 * skipping.flop
+    assert padded.bytes_accessed == skipping.bytes_accessed
     assert (padded.m, padded.n) == (256, 512)

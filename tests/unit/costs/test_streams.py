@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -10,13 +9,14 @@ import pytest
 from perfsim.base.errors import CatalogError
 from perfsim.catalog import default_catalog
 from perfsim.costs.wafer import StreamCosts
+from perfsim.testing import toys
 from perfsim.work import Kind, Work
 from perfsim.work.kernels import Kernel
 
 HOPS_S = 1e-6 + 1e-5 + 2**18 / 150e9
 
 
-def costs(toys: ModuleType, **changes: Any) -> StreamCosts:
+def costs(**changes: Any) -> StreamCosts:
     system = default_catalog().override(toys.wafer_cluster(), changes)
     return StreamCosts(toys.topology(1, system))
 
@@ -57,15 +57,13 @@ PRICES: dict[str, tuple[dict[str, Any], tuple[Any, ...], float]] = {
 
 @pytest.mark.parametrize(("changes", "moved", "seconds"), PRICES.values(), ids=PRICES)
 def test_what_moves_takes_its_bytes_over_the_slowest_link(
-    toys: ModuleType, changes: dict[str, Any], moved: tuple[Any, ...], seconds: float
+    changes: dict[str, Any], moved: tuple[Any, ...], seconds: float
 ) -> None:
-    assert costs(toys, **changes).duration_s(move(*moved)) == pytest.approx(seconds)
+    assert costs(**changes).duration_s(move(*moved)) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(("systems", "levels"), [(1, 1), (16, 2)])
-def test_a_message_shorter_than_a_chunk_waits_for_its_own_bytes_a_level(
-    toys: ModuleType, systems: int, levels: int
-) -> None:
+def test_a_message_shorter_than_a_chunk_waits_for_its_own_bytes_a_level(systems: int, levels: int) -> None:
     """A level passes a chunk on when it is whole; 1 KiB is whole long before 256 KiB would be."""
     priced = StreamCosts(toys.topology(systems, toys.wafer_cluster()))
     latency_s = 1e-6 + levels * (1e-5 + 2**10 / 150e9)
@@ -74,11 +72,9 @@ def test_a_message_shorter_than_a_chunk_waits_for_its_own_bytes_a_level(
 
 
 @pytest.mark.parametrize("op", ["samples", "spill", "fetch"])
-def test_activation_servers_move_samples_and_activations_at_most_at_the_ports_rate(
-    toys: ModuleType, op: str
-) -> None:
-    assert costs(toys).duration_s(move(op, 3e9)) == pytest.approx(3e9 / 15e9)
-    many = costs(toys, **{"activation_servers.per_system": 100})
+def test_activation_servers_move_samples_and_activations_at_most_at_the_ports_rate(op: str) -> None:
+    assert costs().duration_s(move(op, 3e9)) == pytest.approx(3e9 / 15e9)
+    many = costs(**{"activation_servers.per_system": 100})
     assert many.duration_s(move(op, 3e9)) == pytest.approx(3e9 / 150e9)
 
 
@@ -89,8 +85,6 @@ def test_activation_servers_move_samples_and_activations_at_most_at_the_ports_ra
         ({"memoryx.server.flash": None}, "flash_read", "MemoryX has no flash"),
     ],
 )
-def test_what_has_no_price_is_refused(
-    toys: ModuleType, changes: dict[str, Any], op: str, message: str
-) -> None:
+def test_what_has_no_price_is_refused(changes: dict[str, Any], op: str, message: str) -> None:
     with pytest.raises(CatalogError, match=message):
-        costs(toys, **changes).duration_s(move(op, 1.0))
+        costs(**changes).duration_s(move(op, 1.0))

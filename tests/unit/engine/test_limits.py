@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import numpy as np
 import pytest
 
 from perfsim.base.errors import LimitError
 from perfsim.engine import Flow, critical_path, simulate
 from perfsim.engine.limits import Limits, limited, present_limits
+from perfsim.engine.trace import Trace
+from perfsim.testing import toys
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 
 
-def long(toys: ModuleType, count: int) -> TaskGraph:
+def long(count: int) -> TaskGraph:
     """Two streams whose every task is a chain of its own."""
     builder = GraphBuilder()
     left = right = builder.task(toys.compute("root"), "gpu0/compute").tensor
@@ -25,25 +25,33 @@ def long(toys: ModuleType, count: int) -> TaskGraph:
     return builder.build()
 
 
-def test_a_run_within_its_limits_is_not_touched_and_counts_its_tasks(toys: ModuleType) -> None:
-    graph = long(toys, 10)
+def run(graph: TaskGraph, capacity: float | None = None) -> Trace:
+    """In whole seconds; all messages over one link, where it has a capacity."""
+    if capacity is None:
+        return simulate(graph, np.ones(len(graph)))
+    flows = {number: Flow((0,), 1.0) for number, work in enumerate(graph.works) if work.name in "ab"}
+    return simulate(graph, np.ones(len(graph)), flows, np.array([capacity]))
+
+
+def test_a_run_within_its_limits_is_not_touched_and_counts_its_tasks() -> None:
+    graph = long(10)
     with limited(Limits(max_events=100, max_seconds=60)) as limits:
-        trace = simulate(graph, np.ones(len(graph)))
-    assert trace.end_s.tolist() == simulate(graph, np.ones(len(graph))).end_s.tolist()
+        trace = run(graph)
+    assert trace.end_s.tolist() == run(graph).end_s.tolist()
     assert limits.events == len(graph)
 
 
-def test_a_simulation_of_too_many_tasks_is_not_begun(toys: ModuleType) -> None:
-    graph = long(toys, 5000)
+def test_a_simulation_of_too_many_tasks_is_not_begun() -> None:
+    graph = long(5000)
     told = []
     limits = Limits(max_events=3000, tell=lambda ended, total: told.append(ended))
     with limited(limits), pytest.raises(LimitError, match=r"after 0 events: .* has 10,001 tasks"):
-        simulate(graph, np.ones(len(graph)))
+        run(graph)
     assert (limits.events, told) == (0, [])
 
 
-def test_events_that_other_processes_use_up_meanwhile_end_a_run_where_it_is(toys: ModuleType) -> None:
-    graph = long(toys, 5000)
+def test_events_that_other_processes_use_up_meanwhile_end_a_run_where_it_is() -> None:
+    graph = long(5000)
     limits = Limits(max_events=len(graph), engine="simpy")
 
     def others(ended: int, total: int) -> None:
@@ -51,38 +59,34 @@ def test_events_that_other_processes_use_up_meanwhile_end_a_run_where_it_is(toys
 
     limits.tell = others
     with limited(limits), pytest.raises(LimitError, match=r"10,001 events .* [1-9],\d+ of 10,001 tasks"):
-        simulate(graph, np.ones(len(graph)))
+        run(graph)
 
 
-def test_time_that_is_over_ends_a_critical_path(toys: ModuleType) -> None:
-    graph = long(toys, 10)
+def test_time_that_is_over_ends_a_critical_path() -> None:
+    graph = long(10)
     with limited(Limits(max_seconds=0.0)), pytest.raises(LimitError, match="0 % of a critical path"):
         critical_path(graph, np.ones(len(graph)))
 
 
-def test_time_is_looked_at_every_few_flows(toys: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_is_looked_at_every_few_flows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second passes with each look: before the run, and whenever rates were set 64 times."""
-    graph = long(toys, 200)
-    flows = {number: Flow((0,), 1.0) for number, work in enumerate(graph.works) if work.name in "ab"}
     clock = iter(range(10))
     monkeypatch.setattr("perfsim.engine.limits.time.monotonic", lambda: next(clock))
     limits = Limits(max_seconds=2.5, started_s=0.0, engine="simpy")
     with limited(limits), pytest.raises(LimitError, match="of 401 tasks of the present"):
-        simulate(graph, np.ones(len(graph)), flows, np.array([0.5]))
+        run(long(200), 0.5)
 
 
-def test_no_time_left_ends_a_run_among_its_flows(toys: ModuleType) -> None:
-    graph = long(toys, 3000)
-    flows = {number: Flow((0,), 1.0) for number, work in enumerate(graph.works) if work.name in "ab"}
+def test_no_time_left_ends_a_run_among_its_flows() -> None:
     with limited(Limits(max_seconds=0.0)), pytest.raises(LimitError, match="after 0 s"):
-        simulate(graph, np.ones(len(graph)), flows, np.array([1.0]))
+        run(long(3000), 1.0)
 
 
-def test_whoever_listens_is_told_of_tasks_ended_and_of_how_many(toys: ModuleType) -> None:
-    graph = long(toys, 5000)
+def test_whoever_listens_is_told_of_tasks_ended_and_of_how_many() -> None:
+    graph = long(5000)
     told = []
     with limited(Limits(tell=lambda ended, total: told.append((ended, total)), engine="simpy")):
-        simulate(graph, np.ones(len(graph)))
+        run(graph)
     assert len(told) >= 2
     assert told == sorted(told)
     assert told[-1] == (len(graph), len(graph))

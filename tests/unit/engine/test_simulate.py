@@ -1,18 +1,21 @@
-"""The discrete-event engine, on graphs small enough to reckon by hand."""
+"""The discrete-event engine on graphs small enough to reckon by hand."""
 
 from __future__ import annotations
 
 import gc
-from types import ModuleType
 
 import numpy as np
 import pytest
 
-from perfsim.engine import Flow, critical_path, simulate
+from perfsim.base.errors import DeadlockError
+from perfsim.costs.price import MOST_TAKEN
+from perfsim.engine import Beside, Flow, critical_path, simulate
+from perfsim.engine.tables import excess
+from perfsim.testing import toys
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 
 
-def two_sends(toys: ModuleType) -> TaskGraph:
+def two_sends() -> TaskGraph:
     """Two GPUs that compute, then send over one link, then join."""
     builder = GraphBuilder()
     sent = []
@@ -24,7 +27,7 @@ def two_sends(toys: ModuleType) -> TaskGraph:
     return builder.build()
 
 
-def test_more_bandwidth_can_be_slower(toys: ModuleType) -> None:
+def test_more_bandwidth_can_be_slower() -> None:
     """Fair sharing is not monotone: a faster link may let a task through that then blocks a longer chain.
 
     Work 0 crosses link 0 and then frees a second flow on link 1, which the chain to the end needs.
@@ -41,8 +44,8 @@ def test_more_bandwidth_can_be_slower(toys: ModuleType) -> None:
     assert (slow, fast) == (28.0, 32.0)
 
 
-def test_a_run_leaves_no_cycle_of_references_behind(toys: ModuleType) -> None:
-    graph = two_sends(toys)
+def test_a_run_leaves_no_cycle_of_references_behind() -> None:
+    graph = two_sends()
     flows = {1: Flow((0,), 1.0), 3: Flow((0,), 1.0)}
     gc.collect()
     gc.disable()
@@ -56,7 +59,100 @@ def test_a_run_leaves_no_cycle_of_references_behind(toys: ModuleType) -> None:
     assert not kept
 
 
-def test_the_number_of_durations_must_be_the_number_of_tasks(toys: ModuleType) -> None:
+def test_the_number_of_durations_must_be_the_number_of_tasks() -> None:
     for engine in (critical_path, simulate):
         with pytest.raises(ValueError, match="3 durations for 5 tasks"):
-            engine(two_sends(toys), np.ones(3))
+            engine(two_sends(), np.ones(3))
+
+
+UNITS = 0.25
+MEMORY = 0.125
+BOUND = (0.6, 0.3)
+
+
+def pair(*, waits: bool = False) -> TaskGraph:
+    """A computation and a collective on one device, at the same time or one after the other."""
+    builder = GraphBuilder()
+    first = builder.task(toys.compute("start"), "gpu0/compute").tensor
+    sent = builder.task(toys.collective("gather", RankGroup(0, 8, 2)), "gpu0/nccl", [first]).tensor
+    builder.task(toys.compute("forward"), "gpu0/compute", [sent] if waits else [first])
+    return builder.build()
+
+
+def beside(taken: tuple[float, float] = (UNITS, MEMORY), bound: tuple[float, float] = BOUND) -> Beside:
+    return Beside(np.array([(0.0, 0.0), taken, (0.0, 0.0)]), np.array([(0.0, 0.0), (0.0, 0.0), bound]))
+
+
+def test_a_hidden_second_costs_g_over_one_plus_g() -> None:
+    durations = np.array([1.0, 2.0, 8.0])
+    longer = BOUND[0] * UNITS / (1 - UNITS) + BOUND[1] * MEMORY / (1 - MEMORY)
+    run = simulate(pair(), durations, beside=beside())
+    free = simulate(pair(), durations)
+    assert run.end_s[2] == pytest.approx(9.0 + 2.0 * longer / (1 + longer), rel=1e-9)
+    assert run.end_s[1] == 3.0, "the communication itself is not slowed"
+    assert run.simulated is not None
+    assert free.simulated is not None
+    assert run.simulated.events - free.simulated.events == 1, "it begins slowed, and is as fast as before"
+
+
+def test_communication_beside_no_computation_makes_no_events() -> None:
+    graph = pair(waits=True)
+    durations = np.array([1.0, 2.0, 8.0])
+    run = simulate(graph, durations, beside=beside())
+    alone = simulate(graph, durations)
+    assert run.end_s.tolist() == critical_path(graph, durations).end_s.tolist()
+    assert run.simulated == alone.simulated
+
+
+def test_a_message_slows_the_device_that_receives_it() -> None:
+    builder = GraphBuilder()
+    first = builder.task(toys.compute("start"), "gpu0/compute").tensor
+    builder.task(toys.transfer("send", RankGroup(0, 1, 2)), "gpu0/send", [first])
+    builder.task(toys.compute("forward"), "gpu1/compute", [first])
+    graph = builder.build()
+    run = simulate(graph, np.array([1.0, 2.0, 8.0]), beside=beside())
+    assert run.end_s[2] > 9.0
+
+
+def test_no_share_stops_computation() -> None:
+    assert excess(0.0) == 0.0
+    assert excess(0.5) == 1.0
+    assert excess(5.0) == excess(MOST_TAKEN) == pytest.approx(9.0)
+
+
+def stalled() -> TaskGraph:
+    """A compute task, a send over a link, and two that wait for the send."""
+    builder = GraphBuilder()
+    ready = builder.task(toys.compute("forward"), "gpu0/compute").tensor
+    sent = builder.task(toys.transfer("send", RankGroup(0, 8, 2)), "gpu0/nic", [ready], tag=2).tensor
+    arrived = builder.task(toys.compute("receive"), "gpu8/compute", [sent]).tensor
+    builder.task(toys.compute("backward"), "gpu0/compute", [arrived])
+    return builder.build()
+
+
+def test_a_flow_over_a_link_without_capacity_never_ends_and_everyone_behind_it_is_named() -> None:
+    graph = stalled()
+    with pytest.raises(DeadlockError) as caught:
+        simulate(graph, np.ones(4), {1: Flow((0,), 1.0)}, np.array([0.0]))
+    assert str(caught.value).splitlines() == [
+        "the run cannot proceed: 3 of 4 tasks never ended",
+        "  gpu0/nic: send[2] waits for a link without capacity",
+        "  gpu8/compute: receive waits for send[2] on gpu0/nic",
+        "  gpu0/compute: backward waits for receive on gpu8/compute",
+    ]
+
+
+def test_only_the_first_stuck_task_of_a_stream_is_listed_and_many_streams_are_counted() -> None:
+    builder = GraphBuilder()
+    root = builder.task(toys.transfer("root", RankGroup(0, 8, 2)), "root").tensor
+    for number in range(12):
+        builder.task(toys.compute("a"), f"s{number}", [root])
+        builder.task(toys.compute("b"), f"s{number}")
+    graph = builder.build()
+    with pytest.raises(DeadlockError) as caught:
+        simulate(graph, np.ones(len(graph)), {0: Flow((0,), 1.0)}, np.array([0.0]))
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 1 + 8 + 1
+    assert "b waits" not in "\n".join(lines)
+    assert lines[2] == "  s0: a waits for root on root"
+    assert lines[-1] == "  and 5 more streams"

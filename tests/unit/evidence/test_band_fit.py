@@ -67,13 +67,14 @@ def test_bands_of_simulated_families_hold_90_percent_of_the_families_left_out() 
 
 def test_runs_with_experts_widen_their_own_bands_and_no_others() -> None:
     dense = sample(np.random.default_rng(3), 10, between=0.02, within=0.03)
-    sparse = [
-        left_out_run(f"e{run.family}", f"e{run.family}", run.log_error, replace(HERE, experts=True))
-        for run in dense
-    ]
-    doubled = [
-        replace(run, predicted_s=float(np.exp(2 * run.log_error)), left_out=run.family) for run in sparse
-    ]
+    sparse, doubled = (
+        [
+            left_out_run(name, name, times * run.log_error, replace(HERE, experts=True))
+            for run in dense
+            for name in [f"e{run.family}"]
+        ]
+        for times in (1, 2)
+    )
     widths = fitted_widths([*dense, *doubled])
     alone = fitted_widths(dense)
     assert (widths.base, widths.slope, widths.unshared) == (alone.base, alone.slope, alone.unshared)
@@ -115,10 +116,12 @@ def test_where_3_of_20_runs_are_far_off_the_band_is_as_wide_as_their_errors(fami
 
 
 def test_what_families_share_cancels_in_a_ratio_and_the_rest_does_not() -> None:
-    shared = fitted_widths(sample(np.random.default_rng(3), 12, between=0.1, within=0.01))
-    own = fitted_widths(sample(np.random.default_rng(3), 12, between=0.01, within=0.1))
-    assert 0.0 < shared.unshared < 0.3
-    assert own.unshared > 0.7
+    shared, alone = (
+        fitted_widths(sample(np.random.default_rng(3), 12, between=between, within=within)).unshared
+        for between, within in ((0.1, 0.01), (0.01, 0.1))
+    )
+    assert 0.0 < shared < 0.3
+    assert alone > 0.7
 
 
 def test_a_few_runs_of_one_family_have_students_band_and_the_growth_of_others() -> None:

@@ -34,9 +34,8 @@ def band_of(asked: StepCase) -> CaseBand:
 
 
 def test_a_run_of_a_users_own_family_has_its_prediction_and_the_widths_of_all_runs() -> None:
-    asked = case()
-    run = asked.evaluated(Catalog())
-    band = band_of(asked)
+    run = case().evaluated(Catalog())
+    band = band_of(case())
     accuracy = Accuracy.nearest("gpu-cluster", Traits.of(run.plan))
     assert band.left_out_s is None
     assert band.unlikeness == accuracy.unlikeness > 0.0
@@ -46,19 +45,16 @@ def test_a_run_of_a_users_own_family_has_its_prediction_and_the_widths_of_all_ru
 
 def test_a_run_of_a_recorded_family_is_predicted_and_bounded_without_that_family() -> None:
     band = band_of(case(family="vtrain_single"))
-    own = band_of(case())
     record = left_out_of("gpu-cluster", "vtrain_single")
     assert record is not None
     assert band.left_out_s == pytest.approx(math.sqrt(band.low_s * band.high_s))
     assert band.left_out_s != pytest.approx(case().evaluated(Catalog()).step_time_s, rel=1e-3)
     widths = BandWidths(**record["band"])
     assert band.high_s / band.left_out_s == pytest.approx(1 + widths.error(band.unlikeness))
-    assert band.unlikeness > own.unlikeness, "its own family is not compared with"
-
-
-def test_constants_of_one_device_are_not_used_on_another() -> None:
+    assert band.unlikeness > band_of(case()).unlikeness, "its own family is not compared with"
     h100 = {"device": "h100-sxm5-80gb", "num_devices": 2, "devices_per_node": 2}
-    assert band_of(case(family="vtrain_single", system=h100)).left_out_s is None
+    other = band_of(case(family="vtrain_single", system=h100))
+    assert other.left_out_s is None, "constants of one device are not used on another"
 
 
 def test_coverage_counts_scored_runs_inside_their_bands_which_no_measurement_moves() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ def case(id_: str, points: list[list[Any]], notes: str = "", family: str = "made
     return ConvergenceCase.model_validate(fields)
 
 
-def hyperbola(batches: list[float], e_min: float = 1000.0, b_crit: float = 64.0) -> list[list[Any]]:
+def hyperbola(batches: Sequence[float], e_min: float = 1000.0, b_crit: float = 64.0) -> list[list[Any]]:
     return [[batch, e_min * (1 + batch / b_crit), None, 1] for batch in batches]
 
 
@@ -28,32 +29,34 @@ CLOSE = 0.02
 """What the expectation of the critical batch moves on exact points."""
 
 
+def scored(*cases: ConvergenceCase) -> dict[str, Any]:
+    result = validate_convergence(CaseRows(cases))
+    assert json.dumps(result, allow_nan=False)
+    return result
+
+
 def test_an_exact_hyperbola_is_predicted_without_error_and_beats_the_baseline() -> None:
-    result = validate_convergence(CaseRows([EXACT]))
+    result = scored(EXACT)
     assert result["summary"]["p90_ape"] == pytest.approx(0, abs=CLOSE)
     assert result["larger_batch"]["mape"] == pytest.approx(0, abs=CLOSE)
     assert result["baseline"]["median_ape"] > 0.2
     assert result["predictions"] == {"leave_one_out": 5, "larger_batch": 1}
     assert (result["kind"], result["count"], result["failed"], result["refused"]) == ("convergence", 1, [], 0)
-    assert json.dumps(result, allow_nan=False)
 
 
-def test_repeats_of_a_batch_are_one_point() -> None:
+def test_repeats_of_a_batch_are_one_point_and_fewer_than_four_sizes_are_not_scored() -> None:
     points = hyperbola([8, 16, 32, 64])
     split = [[8, points[0][1] * 0.5, None, 1], [8, points[0][1] * 1.5, None, 1], *points[1:]]
-    result = validate_convergence(CaseRows([case("repeats", split)]))
+    result = scored(case("repeats", split), case("short", [*split[:2], *points[2:]]))
     assert [row["batch"] for row in result["cases"] if row["protocol"] == "leave_one_out"] == [8, 16, 32, 64]
     assert result["summary"]["p90_ape"] == pytest.approx(0, abs=CLOSE)
-
-
-def test_fewer_than_four_batch_sizes_are_not_scored() -> None:
-    result = validate_convergence(CaseRows([case("short", hyperbola([8, 16, 32]))]))
     assert result["not_scored"] == [{"id": "short", "reason": "fewer than four batch sizes"}]
-    assert (result["summary"]["median_ape"], result["cases"]) == (None, [])
+    assert {row["id"] for row in result["cases"]} == {"repeats"}
+    assert scored(case("alone", points[:3]))["summary"]["median_ape"] is None
 
 
 def test_a_refusal_counts_as_an_error_of_one_in_its_family_and_is_listed() -> None:
-    result = validate_convergence(CaseRows([EXACT, TIGHT.model_copy(update={"family": "other"})]))
+    result = scored(EXACT, TIGHT.model_copy(update={"family": "other"}))
     assert list(result["families"]) == ["made_up", "other"]
     other = result["families"]["other"]
     assert other == {"n": 4, "median_ape": 1.0, "p90_ape": 1.0, "mape": 1.0, "bias": None}
@@ -67,19 +70,17 @@ def test_a_refusal_counts_as_an_error_of_one_in_its_family_and_is_listed() -> No
 @pytest.mark.parametrize(("notes", "on_a_hyperbola"), [("fine-tuning", 0), ("warm: from a checkpoint", 5)])
 def test_a_refusal_with_an_allowed_reason_stands_aside(notes: str, on_a_hyperbola: int) -> None:
     """Fine-tuning is refused even on a hyperbola, but a warm start is predicted."""
-    result = validate_convergence(CaseRows([EXACT, TIGHT.model_copy(update={"notes": notes})]))
+    result = scored(EXACT, TIGHT.model_copy(update={"notes": notes}))
     assert result["predictions"]["leave_one_out"] == 5
     assert result["summary"]["p90_ape"] == pytest.approx(0, abs=CLOSE)
     assert result["refused"] == result["refused_allowed"] == 4
-    alone = validate_convergence(CaseRows([EXACT.model_copy(update={"notes": notes})]))
+    alone = scored(EXACT.model_copy(update={"notes": notes}))
     assert alone["predictions"]["leave_one_out"] == on_a_hyperbola
 
 
 def test_the_larger_batch_is_predicted_from_those_at_most_half_as_large() -> None:
-    wide = case("wide", hyperbola([8, 16, 32, 64]))
-    crowded = case("crowded", hyperbola([8, 16, 32, 63, 64]))
-    none = case("none", hyperbola([40, 48, 56, 64]))
-    result = validate_convergence(CaseRows([wide, crowded, none]))
+    sizes = {"wide": [8, 16, 32, 64], "crowded": [8, 16, 32, 63, 64], "none": [40, 48, 56, 64]}
+    result = scored(*(case(name, hyperbola(batches)) for name, batches in sizes.items()))
     larger = [(row["id"], row["batch"]) for row in result["cases"] if row["protocol"] == "larger_batch"]
     assert larger == [("wide", 64.0), ("crowded", 64.0)]
     assert result["larger_batch_adjacent"]["mape"] == pytest.approx(0, abs=CLOSE)
@@ -88,9 +89,8 @@ def test_the_larger_batch_is_predicted_from_those_at_most_half_as_large() -> Non
 def test_errors_are_signed_fractions_of_the_measured_value() -> None:
     points = hyperbola([8, 16, 32, 64])
     points[3][1] *= 1.25
-    rows = validate_convergence(CaseRows([case("bent", points)]))["cases"]
-    largest = [row for row in rows if row["batch"] == 64]
-    assert [row["error"] for row in largest] == pytest.approx([-0.2, -0.2], abs=CLOSE)
+    rows = scored(case("bent", points))["cases"]
+    assert [row["error"] for row in rows if row["batch"] == 64] == pytest.approx([-0.2, -0.2], abs=CLOSE)
     assert all(row["error"] == row["predicted"] / row["measured"] - 1 for row in rows)
 
 

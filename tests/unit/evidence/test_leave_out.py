@@ -34,22 +34,22 @@ SLOPES = {
 
 def tangents() -> list[Tangent]:
     """Runs whose step times are exact at TRUE."""
-    found = []
-    for family, runs in SLOPES.items():
-        for number, slopes in enumerate(runs):
+    runs = []
+    for family, members in SLOPES.items():
+        for number, slopes in enumerate(members):
             moved = sum(slope * np.log(TRUE[name] / AT[name]) for name, slope in slopes.items())
             scored = Scored(f"{family}{number}", family, "A", None, "", float(np.exp(moved)), 1.0)
-            found.append(Tangent(scored, "gpu", AT, dict.fromkeys(NAMES, 0.0) | slopes))
-    return found
+            runs.append(Tangent(scored, "gpu", AT, dict.fromkeys(NAMES, 0.0) | slopes))
+    return runs
 
 
 def left_out_of(runs: list[Tangent]) -> LeavingOut:
-    (found,) = LeavingOut.by_kind([], Catalog(), runs)
-    return found
+    (leaving,) = LeavingOut.by_kind([], Catalog(), runs)
+    return leaving
 
 
-def by_family(found: LeavingOut) -> dict[str, LeftOut]:
-    return {each.family: each for each in found.rows}
+def by_family(leaving: LeavingOut) -> dict[str, LeftOut]:
+    return {row.family: row for row in leaving.rows}
 
 
 def test_constants_are_found_again_without_each_family_or_kept_and_said_to_be() -> None:
@@ -124,16 +124,15 @@ def test_constants_that_runs_do_not_tell_apart_stay_near_their_records() -> None
 
 def test_slopes_are_those_of_the_priced_step() -> None:
     training = {"global_batch_size": 2, "micro_batch_size": 1}
-    case = StepCase.model_validate(published_run(model=SMALLEST, training=training))
-    written = case.placed(Catalog())
-    found = Tangent.of(written)
-    slopes = {name.split(" of ")[0]: slope for name, slope in found.slopes.items()}
+    placed = StepCase.model_validate(published_run(model=SMALLEST, training=training)).placed(Catalog())
+    tangent = Tangent.of(placed)
+    slopes = {name.split(" of ")[0]: slope for name, slope in tangent.slopes.items()}
     assert slopes["host_s_per_kernel"] == pytest.approx(1.0, abs=0.05), "so small a model waits for the host"
     assert slopes["host_blocking_s_per_kernel"] == 0.0
     assert slopes["attention_fraction"] == 0.0, "standard attention"
     assert slopes["partial_node_rank_bytes_per_s"] == 0.0, "one device"
-    run = GpuRun.of(written)
-    assert found.scored.predicted_s == run.step_s(run.recorded)
+    run = GpuRun.of(placed)
+    assert tangent.scored.predicted_s == run.step_s(run.recorded)
 
 
 @pytest.mark.parametrize("errors", [[0.1, -0.1, 0.1, -0.1, 0.1], [0.01 * number for number in range(FEWEST)]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -11,10 +12,6 @@ from perfsim.catalog import default_catalog
 from perfsim.evidence.cases import StepCase
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question
-from perfsim.specs.calibration import FrameworkCalibration
-from perfsim.specs.hardware import GpuClusterSpec
-from perfsim.specs.layout import ParallelLayout
-from perfsim.specs.precisions import Precision
 from perfsim.testing.toys import published_run
 
 CATALOG = default_catalog()
@@ -24,7 +21,7 @@ ROW = published_run(
     parallel={"data": 8},
     training={"precision": "bf16", "attention": "flash"},
 )
-ON_A100 = {"device": "a100-sxm4-80gb"}
+ON_A100 = {"system": {"device": "a100-sxm4-80gb"}}
 ON_WAFERS = {
     "system": {"device": "cs-2", "num_devices": 2, "devices_per_node": None, "software_release": "r1.7"},
     "strategy": "weight-streaming",
@@ -34,8 +31,10 @@ SHARDED = {"strategy": "zero3", "parallel": {"data": 8, "zero_stage": 3}}
 STANDARD = {"attention": "standard"}
 
 
-def run(**changes: Any) -> StepCase:
+def run(changes: dict[str, Any], **training: Any) -> StepCase:
     """The run with other values in its sections."""
+    if training:
+        changes = {**changes, "training": {**changes.get("training", {}), **training}}
     row = {
         key: {**ROW[key], **value} if isinstance(ROW.get(key), dict) else value
         for key, value in changes.items()
@@ -43,151 +42,110 @@ def run(**changes: Any) -> StepCase:
     return StepCase.model_validate(ROW | row)
 
 
-def asked(**changes: Any) -> Question:
-    return run(**changes).question(CATALOG)
+def question(changes: dict[str, Any], **training: Any) -> Question:
+    return run(changes, **training).question(CATALOG)
 
 
-def framework_of(**changes: Any) -> FrameworkCalibration:
-    framework = asked(**changes).recipe.runtime.stack
-    assert framework is not None
-    return framework
-
-
-def test_a_case_becomes_the_job_that_was_run() -> None:
-    training = {"precision": "fp16", "recompute": "full"}
-    job = asked(**{**ON_WAFERS, "training": training}).job
-    assert (job.global_batch_size, job.seq_length, job.model.num_layers) == (64, 512, 4)
-    assert (job.recipe.precision, job.runtime.attention, job.recipe.recompute) == ("fp16", "flash", "full")
-    assert job.runtime.software_release == "r1.7"
-    assert job.model.max_position_embeddings == 512, "learned positions grow with the sequence"
-
-
-@pytest.mark.parametrize(("changes", "overlap"), [({}, False), (SHARDED, True)])
-def test_reduction_overlaps_by_the_habit_of_the_strategy_unless_told(
-    changes: dict[str, Any], overlap: bool
-) -> None:
-    assert asked(**changes).recipe.runtime.overlap_grad_reduce == overlap
-    told = asked(**changes, training={"overlap_grad_reduce": not overlap})
-    assert told.recipe.runtime.overlap_grad_reduce != overlap
-
-
-def test_a_case_layout_has_its_degrees_and_modes() -> None:
-    parallel = {"tensor": 2, "pipeline": 2, "data": 2, "layers_per_stage": [1, 3], "zero_stage": 1}
-    layout = asked(parallel=parallel, training={"micro_batch_size": 4, "recompute": "selective"}).layout
-    assert isinstance(layout, ParallelLayout)
-    assert (layout.tensor, layout.pipeline, layout.data) == (2, 2, 2)
-    assert (layout.layers_per_stage, layout.zero_stage) == ((1, 3), 1)
-    assert (layout.micro_batch_size, layout.recompute) == (4, "selective")
-
-
-def test_the_network_of_a_case_is_shared_equally_by_the_gpus_of_its_node() -> None:
-    system = run(system={"devices_per_node": 4, "inter_node": "400 Gb/s"}).system.spec(CATALOG)
-    assert isinstance(system, GpuClusterSpec)
-    assert system.node.devices == 4
-    assert system.node.inter_node_bytes_per_s == pytest.approx(50e9)
-
-
-def test_an_unknown_device_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(InputError, match=r"no system with device 'tpu-v4'.*cs-2"):
-        run(system={"device": "tpu-v4"}).system.spec(CATALOG)
-
-
-def test_a_run_that_happened_is_not_refused_for_memory_and_on_wafers_memory_splits_its_batch() -> None:
-    huge = {"num_layers": 64, "hidden_size": 8192, "ffn_hidden_size": 32768, "num_attention_heads": 64}
-    assert not all(use.fits for use in plan_of(asked(model=huge)).memory)
-    assert plan_of(asked(**ON_WAFERS, training={"global_batch_size": 65536})).num_microbatches > 1
+FRAMEWORK = "recipe.runtime.stack.name"
+OVERLAP = "recipe.runtime.overlap_grad_reduce"
+OVERLAP_TENSOR = "recipe.runtime.overlap_tensor"
+REDUCED = "recipe.reduce_precision"
+STATES = "recipe.optimizer_precision"
+GRAPH = "recipe.runtime.stack.cuda_graph"
+KERNEL = "recipe.runtime.stack.attention"
 
 
 @pytest.mark.parametrize(
-    ("changes", "reduced", "states"),
-    [(SHARDED, "bf16", "bf16"), (SHARDED, None, "fp32"), ({}, "bf16", "fp32")],
-)
-def test_fsdp_that_reduces_in_16_bits_trains_in_pure_16_bits(
-    changes: dict[str, Any], reduced: Precision | None, states: str
-) -> None:
-    old = {**ON_A100, "num_devices": 8}
-    recipe = asked(**changes, system=old, training={**STANDARD, "reduce_precision": reduced}).recipe
-    assert (recipe.reduce_precision, recipe.optimizer_precision) == (reduced, states)
-
-
-def test_a_run_that_overlaps_all_to_alls_of_two_micro_batches_is_refused_by_name() -> None:
-    with pytest.raises(InputError, match="case run: moe_a2a_overlap: all-to-alls of one micro-batch"):
-        asked(training={"moe_a2a_overlap": True})
-
-
-@pytest.mark.parametrize(
-    ("changes", "name"),
+    ("changes", "training", "path", "value"),
     [
-        ({"system": ON_A100, "training": STANDARD}, "megatron-2021"),
-        ({"system": ON_A100}, "megatron-2021"),
-        ({}, "megatron-core-te"),
-        ({"system": ON_A100, "training": {"tp_comm_overlap": True}}, "megatron-core-te"),
-        ({"training": {"precision": "fp8"}}, "megatron-core-te"),
-        (SHARDED, "fsdp-2023"),
-        ({**SHARDED, "training": {**STANDARD, "precision": "fp16"}}, "megatron-2021"),
-        ({**SHARDED, "training": {"compiled": False}}, "torchtitan"),
-        ({**SHARDED, "training": {"precision": "fp8"}}, "torchtitan"),
-        ({**SHARDED, "training": {"cuda_graph": False}}, "maxtext-xla"),
-        ({"system": {"device": "mi300x-192gb"}}, "primus-te"),
-        ({"framework": "torchtitan"}, "torchtitan"),
+        # On wafers; learned positions grow with the sequence.
+        (ON_WAFERS, {}, "job.global_batch_size", 64),
+        (ON_WAFERS, {}, "job.seq_length", 512),
+        (ON_WAFERS, {}, "job.model.num_layers", 4),
+        (ON_WAFERS, {}, "job.model.max_position_embeddings", 512),
+        (ON_WAFERS, {"precision": "fp16"}, "job.recipe.precision", "fp16"),
+        (ON_WAFERS, {"recompute": "full"}, "job.recipe.recompute", "full"),
+        (ON_WAFERS, {}, "job.runtime.attention", "flash"),
+        (ON_WAFERS, {}, "job.runtime.software_release", "r1.7"),
+        # The layout; recompute of norms and activations is left out.
+        ({"parallel": {"tensor": 2, "pipeline": 2, "data": 2}}, {}, "layout.tensor", 2),
+        ({"parallel": {"tensor": 2, "pipeline": 2, "data": 2}}, {}, "layout.pipeline", 2),
+        ({"parallel": {"pipeline": 2, "layers_per_stage": [1, 3]}}, {}, "layout.layers_per_stage", (1, 3)),
+        ({"parallel": {"zero_stage": 1}}, {}, "layout.zero_stage", 1),
+        ({}, {"micro_batch_size": 4}, "layout.micro_batch_size", 4),
+        ({}, {"recompute": "selective"}, "layout.recompute", "selective"),
+        (
+            {},
+            {"recompute": "selective", "recompute_modules": ["layernorm", "moe_act"]},
+            "layout.recompute",
+            "none",
+        ),
+        ({"parallel": {"expert_parallel": 4}}, {}, "layout.expert", 4),
+        ({"parallel": {"expert_tensor_parallel": 2}}, {}, "layout.expert_tensor", 2),
+        # The GPUs of a node share its network equally.
+        (
+            {"system": {"num_devices": 4, "devices_per_node": 4, "inter_node": "400 Gb/s"}},
+            {},
+            "system.node.inter_node_bytes_per_s",
+            pytest.approx(50e9),
+        ),
+        # Reduction overlaps by the habit of the strategy unless told.
+        ({}, {}, OVERLAP, False),
+        ({}, {"overlap_grad_reduce": True}, OVERLAP, True),
+        (SHARDED, {}, OVERLAP, True),
+        (SHARDED, {"overlap_grad_reduce": False}, OVERLAP, False),
+        # Tensor communication overlaps as the run says, or as its framework does.
+        (ON_A100, {"tp_comm_overlap": True}, OVERLAP_TENSOR, True),
+        ({}, {"overlap_grad_reduce": True, "tp_comm_overlap": False}, OVERLAP_TENSOR, False),
+        ({}, {"overlap_grad_reduce": True}, OVERLAP_TENSOR, True),
+        ({}, {"overlap_grad_reduce": False}, OVERLAP_TENSOR, False),
+        (ON_A100, {**STANDARD, "overlap_grad_reduce": True}, OVERLAP_TENSOR, False),
+        # FSDP that reduces in 16 bits trains in pure 16 bits; without options Megatron-LM sums in fp32.
+        (SHARDED, {"reduce_precision": "bf16"}, REDUCED, "bf16"),
+        (SHARDED, {"reduce_precision": "bf16"}, STATES, "bf16"),
+        (SHARDED, {}, STATES, "fp32"),
+        ({}, {"reduce_precision": "bf16"}, STATES, "fp32"),
+        ({}, {}, REDUCED, "bf16"),
+        ({}, {"reduce_precision": "fp32"}, REDUCED, "fp32"),
+        ({}, {"overlap_grad_reduce": False}, REDUCED, None),
+        # A run without a framework gets that of its fields.
+        (ON_A100, STANDARD, FRAMEWORK, "megatron-2021"),
+        (ON_A100, {}, FRAMEWORK, "megatron-2021"),
+        ({}, {}, FRAMEWORK, "megatron-core-te"),
+        (ON_A100, {"tp_comm_overlap": True}, FRAMEWORK, "megatron-core-te"),
+        ({}, {"precision": "fp8"}, FRAMEWORK, "megatron-core-te"),
+        (SHARDED, {}, FRAMEWORK, "fsdp-2023"),
+        (SHARDED, {**STANDARD, "precision": "fp16"}, FRAMEWORK, "megatron-2021"),
+        (SHARDED, {"compiled": False}, FRAMEWORK, "torchtitan"),
+        (SHARDED, {"precision": "fp8"}, FRAMEWORK, "torchtitan"),
+        (SHARDED, {"cuda_graph": False}, FRAMEWORK, "maxtext-xla"),
+        ({"system": {"device": "mi300x-192gb"}}, {}, FRAMEWORK, "primus-te"),
+        ({"framework": "torchtitan"}, {}, FRAMEWORK, "torchtitan"),
+        # Only standard attention of a framework with dropout has it: fused attention of the time had none.
+        (ON_A100, STANDARD, "recipe.dropout", True),
+        (ON_A100, {}, "recipe.dropout", False),
+        ({"framework": "megatron-core-te"}, STANDARD, "recipe.dropout", False),
+        # The run's own settings change its framework, before the notes of an older file.
+        ({}, {"cuda_graph": True}, GRAPH, True),
+        (SHARDED, {"compiled": False}, "recipe.runtime.stack.fused", ()),
+        ({}, {}, KERNEL, "asynchronous"),
+        ({}, {"attention_kernel": "synchronous"}, KERNEL, "synchronous"),
+        ({"notes": "GeGLU, NVTE_FUSED_ATTN=0."}, {}, KERNEL, "synchronous"),
+        ({"notes": "NVTE_FUSED_ATTN=0."}, {"attention_kernel": "one_block"}, KERNEL, "one_block"),
+        ({"notes": "container 26.08"}, {"precision": "mxfp8", "cuda_graph": False}, GRAPH, False),
+        # Experts.
+        ({}, {"moe_dispatcher": "hybridep"}, "recipe.runtime.dispatcher", "deepep"),
+        ({}, {"moe_grouped_gemm": False}, "recipe.runtime.grouped_products", False),
+        ({}, {"moe_force_balance": True}, "recipe.routing", "balanced"),
+        ({}, {"moe_capacity_factor": 1.5}, "recipe.expert_capacity", 1.5),
     ],
 )
-def test_a_run_without_a_framework_gets_that_of_its_fields(changes: dict[str, Any], name: str) -> None:
-    assert framework_of(**changes).name == name
-
-
-def test_who_measured_a_run_decides_nothing() -> None:
-    mine = run(training={"precision": "fp8"})
-    who = {"id": "maxtext", "family": "torchtitan", "sweep": "megatron", "source": {"title": "fsdp-2023"}}
-    other = mine.model_copy(update=who)
-    assert mine.stack == other.stack
-    recipes = [case.question(CATALOG).recipe.model_copy(update={"name": ""}) for case in (mine, other)]
-    assert recipes[0] == recipes[1]
-
-
-@pytest.mark.parametrize(
-    ("changes", "dropout"),
-    [
-        ({"system": ON_A100, "training": STANDARD}, True),
-        ({"system": ON_A100}, False),  # fused attention of the time had none
-        ({"framework": "megatron-core-te", "training": STANDARD}, False),
-    ],
-)
-def test_only_standard_attention_of_a_framework_with_dropout_has_it(
-    changes: dict[str, Any], dropout: bool
+def test_a_row_says_it_in_its_question(
+    changes: dict[str, Any], training: dict[str, Any], path: str, value: object
 ) -> None:
-    assert asked(**changes).recipe.dropout is dropout
-
-
-def test_the_runs_own_settings_change_its_framework() -> None:
-    assert framework_of(training={"cuda_graph": True}).cuda_graph
-    assert not framework_of(**SHARDED, training={"compiled": False}).fused
-    reduced = {
-        given: asked(training=given_training).recipe.reduce_precision
-        for given, given_training in {
-            "as Transformer Engine's recipes": {},
-            "as given": {"reduce_precision": "fp32"},
-            "Megatron-LM without options sums gradients in fp32": {"overlap_grad_reduce": False},
-        }.items()
-    }
-    assert list(reduced.values()) == ["bf16", "fp32", None]
-
-
-@pytest.mark.parametrize(
-    ("system", "training", "overlaps"),
-    [
-        (ON_A100, {"tp_comm_overlap": True}, True),
-        ({}, {"overlap_grad_reduce": True, "tp_comm_overlap": False}, False),
-        ({}, {"overlap_grad_reduce": True}, True),
-        ({}, {"overlap_grad_reduce": False}, False),
-        (ON_A100, {**STANDARD, "overlap_grad_reduce": True}, False),
-    ],
-)
-def test_tensor_communication_overlaps_as_the_run_says_or_as_its_framework_does(
-    system: dict[str, str], training: dict[str, Any], overlaps: bool
-) -> None:
-    question = asked(system=system, training=training, parallel={"tensor": 8, "data": 1})
-    assert question.recipe.runtime.overlap_tensor == overlaps
+    if "expert" in path:
+        changes = {**changes, "model": {"experts": 8, "top_k": 2, "moe_ffn_hidden_size": 512}}
+    assert attrgetter(path)(question(changes, **training)) == value
 
 
 @pytest.mark.parametrize(
@@ -206,35 +164,27 @@ def test_a_container_and_the_nvlink_domain_decide_whether_8_bit_steps_are_replay
     b200 = {"device": "b200-sxm-180gb", "inter_node": "1 Tb/s", **system}
     notes = f"printed 8047 tokens/s/GPU; container {container}. Same layout"
     for given in ({"container": container}, {"notes": notes}):
-        assert framework_of(**given, system=b200, training={"precision": precision}).cuda_graph is graph
+        assert attrgetter(GRAPH)(question({**given, "system": b200}, precision=precision)) is graph
 
 
-def test_a_run_without_fused_attention_has_that_of_the_a100_and_declared_settings_decide() -> None:
-    assert framework_of().attention == "asynchronous"
-    assert framework_of(training={"attention_kernel": "synchronous"}).attention == "synchronous"
-    assert framework_of(notes="GeGLU, NVTE_FUSED_ATTN=0.").attention == "synchronous", "an older file"
-    training = {"attention_kernel": "one_block", "cuda_graph": False}
-    framework = framework_of(notes="container 26.08; NVTE_FUSED_ATTN=0.", training=training)
-    assert (framework.attention, framework.cuda_graph) == ("one_block", False)
+def test_who_measured_a_run_decides_nothing() -> None:
+    mine = run({}, precision="fp8")
+    who = {"id": "maxtext", "family": "torchtitan", "sweep": "megatron", "source": {"title": "fsdp-2023"}}
+    other = mine.model_copy(update=who)
+    assert mine.stack == other.stack
+    recipes = [case.question(CATALOG).recipe.model_copy(update={"name": ""}) for case in (mine, other)]
+    assert recipes[0] == recipes[1]
 
 
-def test_settings_of_experts_reach_recipe_and_layout() -> None:
-    said = {"moe_dispatcher": "hybridep", "moe_force_balance": True, "moe_capacity_factor": 1.5}
-    question = asked(
-        model={"experts": 8, "top_k": 2, "moe_ffn_hidden_size": 512},
-        parallel={"expert_parallel": 4, "expert_tensor_parallel": 2},
-        training={**said, "moe_grouped_gemm": False},
-    )
-    runtime = question.recipe.runtime
-    assert (runtime.dispatcher, runtime.grouped_products) == ("deepep", False)
-    assert (question.recipe.routing, question.recipe.expert_capacity) == ("balanced", 1.5)
-    assert isinstance(question.layout, ParallelLayout)
-    assert (question.layout.expert, question.layout.expert_tensor) == (4, 2)
+def test_a_run_that_happened_is_not_refused_for_memory_and_on_wafers_memory_splits_its_batch() -> None:
+    huge = {"num_layers": 64, "hidden_size": 8192, "ffn_hidden_size": 32768, "num_attention_heads": 64}
+    assert not all(use.fits for use in plan_of(question({"model": huge})).memory)
+    assert plan_of(question(ON_WAFERS, global_batch_size=65536)).num_microbatches > 1
 
 
-def test_recompute_of_norms_and_activations_is_left_out_and_named() -> None:
-    case = run(training={"recompute": "selective", "recompute_modules": ["layernorm", "moe_act"]})
-    assert case.ignored == ["recompute_modules"]
-    layout = case.question(CATALOG).layout
-    assert isinstance(layout, ParallelLayout)
-    assert layout.recompute == "none"
+def test_what_has_no_model_is_refused_by_name_or_named_as_left_out() -> None:
+    with pytest.raises(InputError, match=r"unknown device or system 'tpu-v4'(.|\n)*cs-2"):
+        run({"system": {"device": "tpu-v4"}}).system.spec(CATALOG)
+    with pytest.raises(InputError, match="case run: moe_a2a_overlap: all-to-alls of one micro-batch"):
+        question({}, moe_a2a_overlap=True)
+    assert run({}, recompute_modules=["layernorm", "moe_act"]).ignored == ["recompute_modules"]

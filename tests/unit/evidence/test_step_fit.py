@@ -33,13 +33,8 @@ def row_of(name: str, batch: int, device: str = "a100-sxm4-80gb", **training: An
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Steps of two devices whose ceilings are a tenth and a fifth below the recorded ones."""
     newer = {"device": "h100-sxm5-80gb", "precision": "bf16", "attention": "flash"}
-    rows = [
-        row_of("a", 8),
-        row_of("b", 16),
-        row_of("c", 32),
-        row_of("d", 8, **newer),
-        row_of("e", 16, **newer),
-    ]
+    rows = [row_of(name, batch) for name, batch in (("a", 8), ("b", 16), ("c", 32))]
+    rows += [row_of(name, batch, **newer) for name, batch in (("d", 8), ("e", 16))]
     for row in rows:
         run = GpuRun.of(StepCase.model_validate(row).placed(Catalog()))
         share = 0.8 if row["id"] in "de" else 0.9
@@ -53,10 +48,10 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_ceilings_of_devices_are_found_again_each_from_its_own_runs(measured: Path) -> None:
-    found = {own.name: own for own in fit_steps([measured], only=[CEILING])}
-    assert list(found) == ["a100-sxm4", "h100-sxm5"]
-    for (name, calibration), share in zip(found.items(), (0.9, 0.8), strict=True):
-        known = getattr(Catalog().calibration(name), CEILING)
+    fitted = fit_steps([measured], only=[CEILING])
+    assert [calibration.name for calibration in fitted] == ["a100-sxm4", "h100-sxm5"]
+    for calibration, share in zip(fitted, (0.9, 0.8), strict=True):
+        known = getattr(Catalog().calibration(calibration.name), CEILING)
         assert getattr(calibration, CEILING) == pytest.approx(share * known, rel=0.01)
         record = calibration.fit[CEILING]
         assert (record.points, record.table) == (5, "mine.yaml")
@@ -65,18 +60,18 @@ def test_ceilings_of_devices_are_found_again_each_from_its_own_runs(measured: Pa
 
 
 def test_a_constant_on_which_no_run_depends_is_kept_and_said_to_be(measured: Path) -> None:
-    narrow = f"narrow_{CEILING}"
-    (found,) = fit_steps([measured], "a100-sxm4-80gb", only=[CEILING, "attention_half_length"])
-    assert set(found.fit[CEILING].standard_errors) == {CEILING}
-    assert found.fit[CEILING].note.endswith("kept, for no run depends on them: attention_half_length")
-    assert found.fit[CEILING].points == 3
-    assert narrow not in found.fit
+    (fitted,) = fit_steps([measured], "a100-sxm4-80gb", only=[CEILING, "attention_half_length"])
+    record = fitted.fit[CEILING]
+    assert (record.points, set(record.standard_errors)) == (3, {CEILING})
+    assert record.note.endswith("kept, for no run depends on them: attention_half_length")
+    assert f"narrow_{CEILING}" not in fitted.fit
 
 
 def test_host_times_are_of_the_framework_and_more_constants_than_runs_are_refused(measured: Path) -> None:
-    (found,) = fit_steps([measured], "a100-sxm4-80gb", only=[HOST])
-    assert found.name == "megatron-2021"
-    assert getattr(found, HOST) == pytest.approx(getattr(Catalog().framework(found.name), HOST), rel=0.5)
+    (fitted,) = fit_steps([measured], "a100-sxm4-80gb", only=[HOST])
+    assert fitted.name == "megatron-2021"
+    known = getattr(Catalog().framework(fitted.name), HOST)
+    assert getattr(fitted, HOST) == pytest.approx(known, rel=0.5)
     with pytest.raises(InputError, match="3 different runs on GPUs"):
         fit_steps([measured], "a100-sxm4-80gb")
     with pytest.raises(InputError, match="speed is no constant of a fit"):

@@ -31,10 +31,10 @@ def planned() -> Callable[..., Plan]:
         **recipe: Any,
     ) -> Plan:
         paths = {f"runtime.{key}" if key in RUNTIME_FIELDS else key: recipe[key] for key in recipe}
-        asked = catalog.recipes["gpt3_pretraining"].with_(**paths)
+        changed = catalog.recipes["gpt3_pretraining"].with_(**paths)
         question = Question(
             model=catalog.models[model],
-            recipe=asked,
+            recipe=changed,
             system=catalog.systems[system],
             devices=devices,
             strategy="",

@@ -1,17 +1,22 @@
-"""Which ranks a graph is written out for on a network."""
+"""Which ranks a graph is written out for: on a network, and where one of them is slow."""
 
 from __future__ import annotations
 
-from types import ModuleType
+from typing import Any
 
-from perfsim.machines.placement import place
+import pytest
+
+from perfsim.machines import placement as module
+from perfsim.machines.placement import place, place_stragglers
 from perfsim.network import Topology
 from perfsim.specs.hardware import FatTreeSpec
 from perfsim.specs.layout import ParallelLayout
+from perfsim.strategies import Plan
+from perfsim.testing import toys
 from perfsim.work import TaskGraph
 
 
-def question(toys: ModuleType, nodes_per_leaf: int, oversubscription: float) -> tuple[TaskGraph, Topology]:
+def question(nodes_per_leaf: int, oversubscription: float) -> tuple[TaskGraph, Topology]:
     """Two stages of 32 ranks on 8 nodes; reductions and sends overlap."""
     fabric = FatTreeSpec(
         nodes_per_leaf=nodes_per_leaf, oversubscription=oversubscription, switch_latency=1e-7
@@ -22,15 +27,15 @@ def question(toys: ModuleType, nodes_per_leaf: int, oversubscription: float) -> 
     return toys.graph_of(plan), toys.topology(64, system)
 
 
-def test_on_a_whole_non_blocking_fabric_a_graph_stays_folded(toys: ModuleType) -> None:
-    graph, topology = question(toys, nodes_per_leaf=2, oversubscription=1.0)
+def test_on_a_whole_non_blocking_fabric_a_graph_stays_folded() -> None:
+    graph, topology = question(nodes_per_leaf=2, oversubscription=1.0)
     placed = place(graph, topology)
     assert placed.graph is graph
     assert set(placed.rank.tolist()) == {0, 32}
 
 
-def test_peers_under_unlike_leaves_are_written_apart_where_uplinks_are_thin(toys: ModuleType) -> None:
-    graph, topology = question(toys, nodes_per_leaf=3, oversubscription=4.0)
+def test_peers_under_unlike_leaves_are_written_apart_where_uplinks_are_thin() -> None:
+    graph, topology = question(nodes_per_leaf=3, oversubscription=4.0)
     written = place(graph, topology).graph
     streams = zip(written.streams, written.stands_for, strict=True)
     ranks = [count for name, count in streams if name.endswith("/compute")]
@@ -38,11 +43,51 @@ def test_peers_under_unlike_leaves_are_written_apart_where_uplinks_are_thin(toys
     assert sum(ranks) == topology.num_devices
 
 
-def test_a_node_with_a_sick_nic_is_written_out_and_the_others_are_not(toys: ModuleType) -> None:
+def test_a_node_with_a_sick_nic_is_written_out_and_the_others_are_not() -> None:
     """So is a rank with a mark."""
-    graph, topology = question(toys, nodes_per_leaf=20, oversubscription=1.0)
+    graph, topology = question(nodes_per_leaf=20, oversubscription=1.0)
     placed = place(graph, topology.degraded({"node1/nic3-leaf0": 0.5}))
     written = {name for name in placed.graph.streams if name.endswith("/compute")}
     assert {f"gpu{rank}/compute" for rank in range(8, 16)} <= written
     assert len(written) < 64
     assert 5 in place(graph, topology, marks={5: "slow"}).rank.tolist()
+
+
+def planned(overlap: bool = True, nic: float = 25e9, gpus: int = 8, **layout: Any) -> Plan:
+    chosen = ParallelLayout(**layout)
+    job = toys.job(4 * chosen.data, {"overlap_grad_reduce": overlap})
+    plan: Plan = toys.plan("3d", job, chosen, toys.gpu_cluster(gpus=gpus, nics=gpus, nic_bytes_per_s=nic))
+    return plan
+
+
+def test_large_graphs_are_written_so_and_say_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned(tensor=4, pipeline=2, data=4)
+    monkeypatch.setattr(module, "MANY_TASKS", 10)
+    placed = place_stragglers(toys.graph_of(plan), plan, {5: 1.5})
+    assert "tensor peers" in placed.note
+    assert sorted(placed.factors) == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("why", "changes", "factors"),
+    [
+        ("two stragglers", {}, {5: 1.5, 9: 1.2}),
+        ("no tensor peers", {"tensor": 1}, {5: 1.5}),
+        ("shared links and weight gradients apart", {"nic": 1e9, "schedule": "zb1p"}, {5: 1.5}),
+        ("tensor peers across nodes that share links", {"nic": 1e9, "gpus": 2}, {5: 1.5}),
+    ],
+)
+def test_it_stays_alone_where_that_could_be_told(
+    why: str, changes: dict[str, Any], factors: dict[int, float]
+) -> None:
+    plan = planned(**{"tensor": 4, "pipeline": 2, "data": 4, **changes})
+    placed = place_stragglers(toys.graph_of(plan), plan, factors, step_only=True)
+    assert placed.factors == factors, why
+    assert not placed.note
+
+
+def test_it_stays_alone_where_a_link_is_sick() -> None:
+    plan = planned(tensor=4, pipeline=2, data=4)
+    slow = plan.topology.degraded({"node1/nic3-leaf0": 0.5})
+    placed = place_stragglers(toys.graph_of(plan), plan, {5: 1.5}, slow, step_only=True)
+    assert placed.factors == {5: 1.5}

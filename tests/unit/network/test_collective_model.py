@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any, get_args
+
 import numpy as np
 import pytest
 
+from perfsim.catalog import default_catalog
 from perfsim.network.collectives import CollectiveModel
 from perfsim.network.topology import Group
 from perfsim.specs.calibration import (
@@ -16,14 +19,7 @@ from perfsim.specs.calibration import (
 )
 from perfsim.specs.hardware import LinkSpec, NodeSpec
 
-OPS: list[CollectiveOp] = [
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "send_recv",
-    "broadcast",
-]
+OPS: tuple[CollectiveOp, ...] = get_args(CollectiveOp)
 
 
 def segment(name: str, base_s: float, bytes_per_s: float) -> ProtocolSegment:
@@ -32,34 +28,29 @@ def segment(name: str, base_s: float, bytes_per_s: float) -> ProtocolSegment:
     )
 
 
+def protocol(algorithm: Any, name: str, base_s: float, fraction: float) -> NetworkProtocol:
+    return NetworkProtocol(
+        algorithm=algorithm,
+        name=name,
+        latency_base_s=base_s,
+        intra_step_s=1e-6,
+        inter_step_s=5e-6,
+        bandwidth_fraction=fraction,
+    )
+
+
 NVLINK = CollectiveCalibration(
     name="nvlink", collectives={"all_reduce": (segment("LL", 1e-6, 1e9), segment("Simple", 11e-6, 200e9))}
 )
-NETWORK = CollectiveCalibration(
-    name="infiniband",
-    network=NetworkConstants(
-        efficiency=0.8,
-        protocols=(
-            NetworkProtocol(
-                algorithm="ring",
-                name="Simple",
-                latency_base_s=10e-6,
-                intra_step_s=1e-6,
-                inter_step_s=5e-6,
-                bandwidth_fraction=1.0,
-            ),
-            NetworkProtocol(
-                algorithm="tree",
-                name="LL",
-                latency_base_s=2e-6,
-                intra_step_s=1e-6,
-                inter_step_s=5e-6,
-                bandwidth_fraction=0.25,
-            ),
-        ),
-        send_recv_latency_s=20e-6,
-    ),
-)
+PROTOCOLS = (protocol("ring", "Simple", 10e-6, 1.0), protocol("tree", "LL", 2e-6, 0.25))
+
+
+def network_of(**changes: Any) -> CollectiveCalibration:
+    constants = {"efficiency": 0.8, "protocols": PROTOCOLS, "send_recv_latency_s": 20e-6}
+    return CollectiveCalibration(name="infiniband", network=NetworkConstants(**(constants | changes)))
+
+
+NETWORK = network_of()
 
 
 def node(nics: int = 8, *, calibrated: bool = True) -> NodeSpec:
@@ -95,16 +86,11 @@ def test_local_bytes_are_paid_on_top_of_the_bus() -> None:
 
 def test_a_protocol_with_flags_carries_its_fraction_of_the_slowest_link_inside_nodes_too() -> None:
     """Where NICs outrun the links of a node, as in racks of 72, a ring of low latency stays slow."""
-    fast = node().nic.model_copy(update={"bandwidth": 1e12})
-    line = NETWORK.network.protocols[0].model_copy(update={"name": "LL", "bandwidth_fraction": 0.25})
-    network = NETWORK.network.model_copy(update={"protocols": (line,)})
-    nic = fast.model_copy(update={"calibration": NETWORK.model_copy(update={"network": network})})
-    group = Group.even(8, 2)
-    n_bytes = 1e12
-    seconds = CollectiveModel.of_node(node().model_copy(update={"nic": nic})).time_s(
-        "all_gather", n_bytes, group
-    )
-    assert 15 / 16 * n_bytes / seconds == pytest.approx(0.25 * 300e9, rel=1e-3)
+    network = network_of(protocols=(protocol("ring", "LL", 10e-6, 0.25),))
+    nic = node().nic.model_copy(update={"bandwidth": 1e12, "calibration": network})
+    model = CollectiveModel.of_node(node().model_copy(update={"nic": nic}))
+    seconds = model.time_s("all_gather", 1e12, Group.even(8, 2))
+    assert 15 / 16 * 1e12 / seconds == pytest.approx(0.25 * 300e9, rel=1e-3)
 
 
 @pytest.mark.parametrize(("rated", "times"), [(300e9, 1.0), (600e9, 2.0), (100e9, 0.5)])
@@ -116,11 +102,9 @@ def test_a_link_rated_higher_than_the_measured_one_carries_more(rated: float, ti
 
 def bridged(nics: int = 4) -> NodeSpec:
     """A node whose bridge carries 4.5 GB/s for each rank, less than the 10 GB/s of its share of 4 NICs."""
-    assert NETWORK.network is not None
-    network = NETWORK.network.model_copy(update={"partial_node_rank_bytes_per_s": 4.5e9})
-    limited = NETWORK.model_copy(update={"network": network})
-    machine = node(nics=nics)
-    return machine.model_copy(update={"nic": machine.nic.model_copy(update={"calibration": limited})})
+    limited = network_of(partial_node_rank_bytes_per_s=4.5e9)
+    nic = node().nic.model_copy(update={"calibration": limited})
+    return node(nics).model_copy(update={"nic": nic})
 
 
 BUSES = {
@@ -176,15 +160,44 @@ def test_links_without_calibration_use_their_datasheet(op: CollectiveOp) -> None
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_one_rank_and_no_bytes_cost_nothing(op: CollectiveOp) -> None:
-    assert CollectiveModel.of_node(node()).time_s(op, 1e9, Group.inside_node(1)) == 0.0
-    assert CollectiveModel.of_node(node()).time_s(op, 0.0, Group.inside_node(2)) == 0.0
-
-
-@pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("group", [Group.even(8, 1), Group.even(8, 2), Group.even(1, 4), Group(12, 8, 2, 4)])
-def test_arrays_give_what_scalars_give(op: CollectiveOp, group: Group) -> None:
+def test_arrays_give_what_scalars_give_and_one_rank_and_no_bytes_cost_nothing(
+    op: CollectiveOp, group: Group
+) -> None:
     model = CollectiveModel.of_node(node())
-    sizes = np.geomspace(1, 1e9, 7)
+    sizes = np.array([0.0, *np.geomspace(1, 1e9, 7)])
     times = model.time_s(op, sizes, group)
     assert times.tolist() == [model.time_s(op, float(size), group) for size in sizes]
+    assert times[0] == model.time_s(op, 1e9, Group.inside_node(1)) == 0.0
+
+
+FAST = LinkSpec(name="fast", bandwidth=1e9, latency=0.0)
+SLOW = LinkSpec(name="slow", bandwidth=1e8, latency=0.0)
+N_BYTES = 1e12
+
+
+def copies(group: Group, chosen: int) -> float:
+    """Copies of an item that travel, from the time on the links that limit."""
+    node = NodeSpec(devices=8, scale_up=FAST, nics=8, nic=SLOW)
+    seconds = float(CollectiveModel.of_node(node).time_s("all_to_all", N_BYTES, group, chosen))
+    if group.nodes > 1:
+        return chosen * seconds * SLOW.bandwidth / N_BYTES
+    return chosen * seconds * FAST.bandwidth / N_BYTES * group.size / (group.size - 1)
+
+
+@pytest.mark.parametrize(("places", "chosen"), [(8, 2), (6, 8), (4, 8)])
+def test_places_reached_are_those_that_random_choices_reach(places: int, chosen: int) -> None:
+    drawn = np.random.default_rng(1).integers(places, size=(20_000, chosen))
+    mean = np.mean([len(set(row)) for row in drawn.tolist()])
+    assert copies(Group.inside_node(places), chosen) == pytest.approx(float(mean), rel=0.01)
+
+
+def test_one_copy_crosses_to_each_other_node_that_has_some_of_the_members() -> None:
+    assert copies(Group.even(8, 4), 8) == pytest.approx(3 * (1 - 0.75**8))
+
+
+def test_copies_a_node_save_what_an_all_to_all_sends_to_it_again() -> None:
+    model = CollectiveModel.of_node(default_catalog().system("dgx-h100").node)
+    several = Group.even(8, 4)
+    assert model.time_s("all_to_all", 1e8, several, 8) < 0.6 * model.time_s("all_to_all", 1e8, several)
+    assert model.time_s("all_to_all", 0.0, several, 8) == 0.0

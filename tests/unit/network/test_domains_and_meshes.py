@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import numpy as np
 import pytest
 
@@ -13,8 +11,7 @@ from perfsim.evidence.cases import StepCase
 from perfsim.machines import network_of
 from perfsim.network import FatTree, Group
 from perfsim.network.collectives import CollectiveModel
-from perfsim.specs.hardware import GpuClusterSpec
-from perfsim.testing.toys import published_run
+from perfsim.testing import toys
 from perfsim.work import Kind, RankGroup, Work
 
 ALONE = np.zeros(1, dtype=np.int64)
@@ -22,9 +19,7 @@ LONG = 1e12
 
 
 def tree_of(name: str, devices: int) -> FatTree:
-    system = default_catalog().system(name)
-    assert isinstance(system, GpuClusterSpec)
-    return FatTree(system, devices)
+    return FatTree(default_catalog().system(name), devices)
 
 
 @pytest.mark.parametrize(
@@ -46,17 +41,10 @@ def test_a_group_in_one_domain_does_not_leave_nvlink() -> None:
 
 
 def test_a_run_names_its_domain_and_its_servers() -> None:
-    described = {
-        "device": "gb200-nvl72",
-        "num_devices": 128,
-        "devices_per_node": 4,
-        "inter_node": "800 Gb/s",
-    }
-    racks = StepCase.model_validate(published_run(system={**described, "nvlink_domain": 72}))
-    trays = StepCase.model_validate(published_run(system=described))
-    for case, devices, server in ((racks, 72, 4), (trays, 4, None)):
+    described = {"device": "gb200-nvl72", "num_devices": 128, "devices_per_node": 4, "inter_node": "800 Gb/s"}
+    for more, devices, server in (({"nvlink_domain": 72}, 72, 4), ({}, 4, None)):
+        case = StepCase.model_validate(toys.published_run(system=described | more))
         system = case.system.spec(default_catalog())
-        assert isinstance(system, GpuClusterSpec)
         assert (system.node.devices, system.node.server) == (devices, server)
         assert system.node.nic.bandwidth == 800e9 / 8 / 4
         assert FatTree(system, 128).nic_share_bytes_per_s == pytest.approx(25e9)
@@ -93,7 +81,7 @@ def test_in_a_mesh_a_group_has_a_link_to_each_of_its_members() -> None:
     assert n_bytes / model.time_s("send_recv", n_bytes, Group.inside_node(2)) < 64e9
 
 
-def test_a_collective_in_a_mesh_loads_every_link_of_its_group_alike(toys: ModuleType) -> None:
+def test_a_collective_in_a_mesh_loads_every_link_of_its_group_alike() -> None:
     tree = tree_of("mi300x-192gb", 8)
     network = network_of(tree)
     work = toys.collective("reduce", RankGroup(0, 2, 4))
@@ -105,7 +93,7 @@ def test_a_collective_in_a_mesh_loads_every_link_of_its_group_alike(toys: Module
     assert crossed.bytes_per_s == pytest.approx(rate / 3)
 
 
-def test_a_dead_link_of_a_mesh_sends_messages_another_way(toys: ModuleType) -> None:
+def test_a_dead_link_of_a_mesh_sends_messages_another_way() -> None:
     dead = tree_of("mi300x-192gb", 8).degraded({"node0/gpu0-node0/gpu1": 0.0})
     work = toys.transfer("s", RankGroup(0, 1, 2), comm_bytes=LONG)
     crossed = network_of(dead).load(work, ALONE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 
 import networkx as nx
@@ -14,7 +15,7 @@ from perfsim.base.errors import InputError
 from perfsim.machines import build_topology
 from perfsim.network import FatTree, Group, Topology, WaferTree
 from perfsim.specs.hardware import FatTreeSpec, GpuClusterSpec, WaferClusterSpec
-from perfsim.testing import toys as machines
+from perfsim.testing import toys
 
 NIC = 25e9
 
@@ -23,19 +24,15 @@ def cluster(*, nics: int = 8, nodes_per_leaf: int = 4, oversubscription: float =
     fabric = FatTreeSpec(
         nodes_per_leaf=nodes_per_leaf, oversubscription=oversubscription, switch_latency=1e-7
     )
-    return machines.gpu_cluster(nics=nics).model_copy(update={"fabric": fabric})
+    return toys.gpu_cluster(nics=nics).model_copy(update={"fabric": fabric})
 
 
 def fat_tree(nodes: int = 8, **changes: float) -> FatTree:
-    topology = build_topology(cluster(**changes), 8 * nodes)
-    assert isinstance(topology, FatTree)
-    return topology
+    return build_topology(cluster(**changes), 8 * nodes)
 
 
 def wafers(systems: int) -> WaferTree:
-    topology = build_topology(machines.wafer_cluster(), systems)
-    assert isinstance(topology, WaferTree)
-    return topology
+    return build_topology(toys.wafer_cluster(), systems)
 
 
 def kind(topology: Topology, link: int) -> str:
@@ -47,13 +44,7 @@ def test_a_fat_tree_has_the_nodes_and_links_of_its_parts() -> None:
     topology = fat_tree(6)
     kinds = [name.rsplit("/", 1)[-1].rstrip("0123456789") for name in topology.graph]
     # 6 nodes under 2 leaves of up to 4 nodes; 4 x 8 uplinks a leaf, each to its own spine.
-    assert {kind: kinds.count(kind) for kind in set(kinds)} == {
-        "gpu": 48,
-        "nvswitch": 6,
-        "nic": 48,
-        "leaf": 2,
-        "spine": 32,
-    }
+    assert Counter(kinds) == {"gpu": 48, "nvswitch": 6, "nic": 48, "leaf": 2, "spine": 32}
     assert topology.graph.number_of_edges() == 2 * (48 + 48 + 48 + 2 * 32) == len(topology.edges)
     assert [len(part.vertices) for part in topology.parts] == [6, 2], "one node and one leaf are drawn"
 
@@ -109,20 +100,24 @@ def test_a_broadcast_crosses_every_link_down_and_a_reduction_every_link_up() -> 
 
 
 # -------------------------------------------------------------------------------------- refusals
-def test_a_last_node_that_is_partly_empty_is_refused_with_what_would_fit() -> None:
-    with pytest.raises(InputError, match=r"8 devices a node, so 12 would leave .* use 8 or 16"):
-        build_topology(cluster(), 12)
-    part = build_topology(cluster(), 3)
-    assert len([name for name in part.graph if "gpu" in name]) == 3, "part of a single node is a system"
+@pytest.mark.parametrize(
+    ("spec", "most", "devices", "message"),
+    [
+        (cluster(), 3, 12, r"8 devices a node, so 12 would leave .* use 8 or 16"),
+        (toys.wafer_cluster(), 192, 193, "at most 192 systems, not 193"),
+    ],
+    ids=["a last node that is partly empty", "more systems than the cluster can have"],
+)
+def test_a_number_of_devices_that_the_machine_cannot_have_is_refused(
+    spec: GpuClusterSpec | WaferClusterSpec, most: int, devices: int, message: str
+) -> None:
+    """Part of a single node is a system."""
+    assert build_topology(spec, most).num_devices == most
+    with pytest.raises(InputError, match=message):
+        build_topology(spec, devices)
 
 
-def test_more_systems_than_the_cluster_can_have_are_refused() -> None:
-    wafers(192)
-    with pytest.raises(InputError, match="at most 192 systems, not 193"):
-        wafers(193)
-
-
-@pytest.mark.parametrize("spec", [cluster(), machines.wafer_cluster()])
+@pytest.mark.parametrize("spec", [cluster(), toys.wafer_cluster()])
 def test_no_device_and_unknown_ranks_are_refused(spec: GpuClusterSpec | WaferClusterSpec) -> None:
     with pytest.raises(InputError, match="at least one device"):
         build_topology(spec, 0)
@@ -195,18 +190,16 @@ def test_the_graph_of_a_changed_network_has_its_capacities(tree: Topology) -> No
     links = [int(tree.edges.of_kind(kind)[0]) for kind in tree.edges.kinds]
     changed = tree.with_capacities(dict.fromkeys(links, 7.0))
     for a, b, link, data in changed.graph.edges(keys=True, data=True):
-        asked = link in links or (not tree.edges.duplex[link] and link ^ 1 in links)
-        assert data["bytes_per_s"] == (7.0 if asked else tree.edges.bytes_per_s[link]), (a, b)
+        changes = link in links or (not tree.edges.duplex[link] and link ^ 1 in links)
+        assert data["bytes_per_s"] == (7.0 if changes else tree.edges.bytes_per_s[link]), (a, b)
 
 
-def test_a_system_in_the_name_of_a_link_stands_for_its_port() -> None:
+def test_a_link_has_short_names() -> None:
+    """A system stands for its port; one end may leave out the node that the other end names."""
     slow = wafers(6).degraded({"cs1-swarmx/1/0": 0.5})
     ends = [slow.ends(link) for link in slow.edges.slow.tolist()]
     assert set(ends[::2]) == {("swarmx/1/0", "cs1/port"), ("cs1/port", "cs1")}
     assert len(ends) == 4, "both directions of both"
-
-
-def test_an_end_of_a_link_may_leave_out_the_node_that_the_other_end_names() -> None:
     tree = fat_tree(6)
     names = ("node1/gpu0-nvswitch", "node1/nvswitch-node1/gpu0")
     short, full = (tree.degraded({name: 0.5}).edges.bytes_per_s.tolist() for name in names)

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
 import pytest
 
+import perfsim as ps
+from perfsim.engine.trace import Trace
+from perfsim.evidence.cases import public_cases
 from perfsim.evidence.left_out import LeavingOut, LeftOut
-from perfsim.evidence.record import record_of
+from perfsim.evidence.record import reached_record, record_of
 from perfsim.evidence.score import Scored
 from perfsim.prediction import bands
-from perfsim.prediction.bands import Accuracy, BandWidths, Traits, alone
+from perfsim.prediction.bands import Accuracy, BandWidths, Hidden, Reached, Traits, alone
+from perfsim.prediction.run import Evaluation
+from perfsim.work import GraphBuilder, Kind, Work
 
 HERE = Traits(
     "a100",
@@ -28,20 +34,14 @@ HERE = Traits(
     shards=1,
     micro_batch_size=2,
 )
-LIKE: dict[str, Any] = {
-    "constants": ["a100"],
-    "peak_flop_per_s": [312e12, 312e12],
-    "memory_bytes_per_s": [1.5e12, 2e12],
-    "precision": ["16-bit"],
-    "experts": [False],
-    "sharded": [False],
-    "tensor": [False, True],
-    "pipeline": [True],
-    "parameters": [1e9, 100e9],
-    "num_devices": [64, 512],
-    "shards": [1, 1],
-    "micro_batch_size": [1, 8],
-}
+LIKE = Traits.together(
+    [
+        replace(
+            HERE, memory_bytes_per_s=1.5e12, tensor=False, parameters=1e9, num_devices=64, micro_batch_size=1
+        ),
+        replace(HERE, parameters=100e9, num_devices=512, micro_batch_size=8),
+    ]
+)
 BAND = {"base": 0.2, "slope": 0.1, "unshared": 0.5, "experts": 1.5}
 
 
@@ -73,8 +73,8 @@ def test_each_difference_has_its_points_and_its_words(
     changes: dict[str, Any], points: float, words: str
 ) -> None:
     assert HERE.unlikeness(LIKE) == (0.0, ())
-    found, said = replace(HERE, **changes).unlikeness(LIKE)
-    assert found == pytest.approx(points)
+    unlikeness, said = replace(HERE, **changes).unlikeness(LIKE)
+    assert unlikeness == pytest.approx(points)
     assert len(said) == 1
     assert words in said[0]
 
@@ -124,10 +124,10 @@ def test_the_family_most_alike_speaks_and_unlikeness_widens_the_band(
     log_width: float,
 ) -> None:
     record += families
-    found = Accuracy.nearest("gpu-cluster", replace(HERE, **changes), without=without)
-    assert found.family == speaks
-    assert found.step_time_error == pytest.approx(math.expm1(log_width))
-    assert found.unshared_error == pytest.approx(math.expm1(0.5 * log_width))
+    nearest = Accuracy.nearest("gpu-cluster", replace(HERE, **changes), without=without)
+    assert nearest.family == speaks
+    assert nearest.step_time_error == pytest.approx(math.expm1(log_width))
+    assert nearest.unshared_error == pytest.approx(math.expm1(0.5 * log_width))
 
 
 @pytest.mark.usefixtures("record")
@@ -136,26 +136,6 @@ def test_a_kind_of_system_without_runs_is_known_to_a_factor_of_two() -> None:
     assert (bands.n, bands.p90_ape, bands.held_out_p90_ape) == (0, 1.0, 1.0)
     assert "abacus" in bands.likeness
     assert bands.step_time_error == bands.unshared_error == pytest.approx(1.0)
-
-
-def test_the_record_has_each_family_that_was_scored() -> None:
-    figures = {"n": 2, "median_ape": 0.1, "p90_ape": 0.123456, "mape": 0.1, "bias": 0.0}
-    result = {
-        "file": "gpu.yaml",
-        "summary_predicted": figures,
-        "baseline": figures,
-        "families": {
-            "a": {**figures, "hidden_communication": 0.123456},
-            "unscored": {**figures, "n": 0},
-        },
-        "families_baseline": {"a": figures},
-        "families_traits": {"a": LIKE},
-    }
-    (entry,) = record_of([result, {"file": "else.yaml"}])
-    assert (entry["system_kind"], entry["p90_ape"]) == ("gpu-cluster", 0.1235)
-    assert [each["family"] for each in entry["families"]] == ["a"]
-    assert entry["families"][0]["parameters"] == [1e9, 100e9]
-    assert entry["families"][0]["hidden_communication"] == 0.1235
 
 
 @pytest.mark.parametrize("kind", ["gpu-cluster", "wafer-cluster"])
@@ -188,17 +168,31 @@ def test_no_recorded_band_is_narrower_than_the_percentile_of_runs_left_out(kind:
         assert 0.19 < widths.error(0.0) < 0.3
 
 
+def scored(file: str, p90_ape: float, families: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """The result of a file as `validate_file` gives it, whose families are like `HERE`."""
+    return {
+        "file": file,
+        "summary_predicted": {"n": 5, "median_ape": 0.1, "p90_ape": p90_ape},
+        "baseline": {"median_ape": 0.3},
+        "families": families,
+        "families_baseline": {name: {"median_ape": 0.3} for name in families},
+        "families_traits": dict.fromkeys(families, LIKE),
+    }
+
+
+def test_the_record_has_each_family_that_was_scored() -> None:
+    figures = {"n": 2, "median_ape": 0.1, "p90_ape": 0.123456, "mape": 0.1, "bias": 0.0}
+    families = {"a": {**figures, "hidden_communication": 0.123456}, "unscored": {**figures, "n": 0}}
+    (entry,) = record_of([scored("gpu.yaml", 0.123456, families), {"file": "else.yaml"}])
+    assert (entry["system_kind"], entry["p90_ape"]) == ("gpu-cluster", 0.1235)
+    (row,) = entry["families"]
+    assert (row["family"], row["parameters"]) == ("a", [1e9, 100e9])
+    assert row["hidden_communication"] == 0.1235
+
+
 def test_figures_of_runs_left_out_are_recorded_where_they_are_measured() -> None:
     (known,) = (entry for entry in bands.recorded_errors() if entry["system_kind"] == "wafer-cluster")
-    figures = {"n": 5, "median_ape": 0.1, "p90_ape": 0.2}
-    result = {
-        "file": "weight_streaming.yaml",
-        "summary_predicted": figures,
-        "baseline": {"median_ape": 0.3},
-        "families": {},
-        "families_baseline": {},
-        "families_traits": {},
-    }
+    result = scored("weight_streaming.yaml", 0.2, {})
     (without,) = record_of([result])
     assert {"held_out_p90_ape", "band", "left_out"}.isdisjoint(without)
     logs = [Scored("log", "logs", "A", None, "", 1.0, 1.75, traits=HERE, left_out="r0.2")] * 8
@@ -210,3 +204,129 @@ def test_figures_of_runs_left_out_are_recorded_where_they_are_measured() -> None
     (row,) = measured["left_out"]
     assert (row["group"], row["constants"]) == ("r0.2", {"efficiency": 0.5})
     assert row["band"]["base"] > measured["band"]["base"]
+
+
+# --------------------------------------------------------- the share of a step that hides communication
+COMPUTE = Work("m", Kind.COMP, "gemm", "forward")
+GATHER = Work("g", Kind.COMM_COLL, "all_gather", "data")
+
+
+BOTH = [("gpu0/compute", COMPUTE, 0, 10), ("gpu0/nccl", GATHER, 0, 5)]
+ONCE = [
+    ("gpu0/compute", COMPUTE, 0, 6),
+    ("gpu0/nccl", GATHER, 4, 8),
+    ("gpu0/send-next", GATHER, 5, 7),
+    ("gpu0/compute", GATHER, 8, 10),
+    ("gpu0/nccl", GATHER, 9, 10),
+]
+"""From 4 to 6, once; a collective hides nothing."""
+SHARED = [
+    ("gpu0/compute", COMPUTE, 0, 10),
+    ("gpu1/compute", COMPUTE, 0, 4),
+    ("gpu0+gpu1/nccl", GATHER, 2, 10),
+]
+STREAMED = [("cs0/compute", COMPUTE, 0, 10), ("memoryx/out", GATHER, 0, 9)]
+"""A store that streams to a device takes nothing from its compute."""
+
+
+@pytest.mark.parametrize(
+    ("tasks", "width", "share"),
+    [(ONCE, 1, 0.2), (SHARED, 1, (8 + 2) / 2 / 10), (BOTH, 1, 0.5), (BOTH, 64, 0.5), (STREAMED, 1, 0.0)],
+)
+def test_communication_next_to_compute_of_its_own_device_is_hidden_in_the_mean_over_ranks(
+    tasks: list[tuple[str, Work, float, float]], width: int, share: float
+) -> None:
+    """Rows are stream, work, start and end; a device counts as often as the ranks that it stands for."""
+    builder = GraphBuilder()
+    builder.fold(width)
+    for stream, work, _, _ in tasks:
+        builder.task(work, stream)
+    spans = np.array([task[2:] for task in tasks])
+    assert Trace(builder.build(), spans[:, 0], spans[:, 1]).hidden_share == pytest.approx(share)
+
+
+def run(layout: str = "dp=8,mbs=1", system: str = "dgx-a100-80gb") -> Evaluation:
+    return ps.predict(model="gpt3_xl", system=system, devices=8, batch=16, layout=layout).run
+
+
+def test_what_hides_beyond_published_runs_costs_the_multiprocessors_that_a_collective_takes() -> None:
+    hidden = Hidden(share=0.52, published=0.12, slowdown=0.42)
+    assert hidden.cost == pytest.approx(0.4 * 0.42)
+    (unknown,) = hidden.unknown()
+    assert unknown.log_width == pytest.approx(math.log1p(0.4 * 0.42))
+    assert unknown.words == "52 % of the step hides communication, at most 12 % in any run"
+    assert Hidden(0.12, 0.12, 0.42).unknown() == []
+
+
+def test_a_band_widens_with_communication_beyond_that_of_published_runs_and_not_below() -> None:
+    plan = run().plan
+    most = Hidden.of(plan, 0.0).published
+    inside, beyond, far = (Accuracy.of(plan, share) for share in (most, most + 0.1, most + 0.4))
+    assert inside == Accuracy.of(plan)
+    assert inside.step_time_error < beyond.step_time_error < far.step_time_error
+    assert inside.unshared_error < beyond.unshared_error < far.unshared_error
+    assert "hides communication" in far.likeness
+    assert "hides communication" not in inside.likeness
+    assert (far.family, far.unlikeness) == (inside.family, inside.unlikeness)
+    # A sharded run gathers all the time, and a plain one does not.
+    plain = run("tp=2,dp=4,mbs=1,zero=1")
+    sharded = run("tp=2,dp=4,zero=3,mbs=1")
+    assert plain.hidden_communication_fraction < 0.12 < 0.2 < sharded.hidden_communication_fraction
+    assert sharded.accuracy.step_time_error > Accuracy.of(sharded.plan).step_time_error
+
+
+def test_the_largest_share_is_that_of_scored_runs_on_such_a_device_without_the_family_left_out() -> None:
+    """Of a device without runs it is that of all."""
+    entries = [entry for entry in bands.recorded_errors() if entry["system_kind"] == "gpu-cluster"]
+    rows = [(row["hidden_communication"], row) for entry in entries for row in entry["families"]]
+    most, second, *_ = sorted(
+        ((share, row["family"]) for share, row in rows if "a100-sxm4" in row["constants"]), reverse=True
+    )
+    plan = run().plan
+    assert Hidden.of(plan, 0.0).published == most[0]
+    assert Hidden.of(plan, 0.0, without=most[1]).published == second[0]
+    assert Hidden.of(run(system="mi355x-288gb").plan, 0.0).published == max(share for share, _ in rows)
+
+
+# --------------------------------------------------------------------------------------- published runs
+def test_the_record_is_what_the_cases_give() -> None:
+    paths = [path for path in public_cases() if path.name != "convergence.yaml"]
+    kept = files("perfsim.prediction").joinpath(bands.RUNS_RECORD).read_text(encoding="utf-8")
+    assert kept == reached_record(paths), "run: perfsim validate --record"
+
+
+def test_published_figures_of_the_record_are_those_of_the_papers() -> None:
+    """Korthikanti et al., Table 5: 530B with selective recompute reaches 56.0 % MFU on 280 GPUs."""
+    (row,) = (row for row in Reached.recorded() if row.id == "korthikanti22_t5_530b_selective")
+    assert row.mfu == pytest.approx(0.560, abs=0.002)
+    assert (row.num_devices, row.tensor, row.data, row.sharded) == (280, 8, 1, False)
+    assert row.parameters == pytest.approx(5.3e11, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("rows", "mfu", "words"),
+    [
+        ([("standard", 8, 0.5)], 0.49, ""),
+        ([("standard", 8, 0.5)], 0.52, ""),
+        ([("standard", 8, 0.5)], 0.53, "with standard attention on a quarter of its devices or more"),
+        ([("standard", 8, 0.5), ("flash", 8, 0.6)], 0.53, "with standard attention on a quarter"),
+        ([("standard", 1, 0.7), ("standard", 2, 0.5)], 0.6, "with standard attention on a quarter"),
+        ([("standard", 1, 0.5)], 0.6, "with standard attention"),
+        ([("flash", 1, 0.5)], 0.6, "with any attention"),
+        ([], 0.9, ""),
+    ],
+)
+def test_a_plan_is_compared_with_the_runs_that_are_most_like_it(
+    monkeypatch: pytest.MonkeyPatch, rows: list[tuple[str, int, float]], mfu: float, words: str
+) -> None:
+    """Runs on another device or in another precision do not count."""
+    plan = run().plan
+    assert {row.device for row in Reached.like(plan)} == {"a100-sxm4-80gb", "a100-sxm4-40gb"}
+    device = plan.system.device.name
+    runs = [Reached("run", device, *row, precision="fp16") for row in rows]
+    runs.append(Reached("elsewhere", "x", "standard", 99, 0.99, precision="fp16"))
+    runs.append(Reached("narrow", device, "standard", 99, 0.99, precision="fp8"))
+    monkeypatch.setattr(Reached, "recorded", lambda: tuple(runs))
+    above = Reached.best_below(plan, mfu)
+    assert (above is not None) == bool(words)
+    assert above is None or above[1].startswith(words)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -74,25 +73,20 @@ def scaled(*residuals: float) -> ps.Prediction:
     return gpus(cluster=cluster)
 
 
-@cache
-def studied(code: str) -> Answer:
-    """The candidate of a study of one batch more or of an extrapolated law."""
-    base = catalog.recipes["gpt3_20b_chinchilla"]
-    fields: dict[str, Any] = {
-        "name": "s",
-        "model": SMALL,
-        "recipe": {
-            "critical-batch-extrapolated": base.with_(tokens=1e14),
-            "target-loss": base.with_(tokens=None, target_loss=2.566),
-            "batch-at-edge": base,
-        }[code],
-        "candidates": [{"strategy": "weight-streaming", "system": "cs-2", "devices": 1}],
-        "batch_sizes": [128, 256] if code == "batch-at-edge" else [128],
-        "sampling": {"tasks": 1},
-    }
-    if code == "target-loss":
-        fields["convergence"] = {"loss_law": "cerebras_gpt"}
-    (candidate,) = ps.study(fields).candidates
+STUDY = {
+    "name": "s",
+    "model": SMALL,
+    "recipe": "gpt3_20b_chinchilla",
+    "candidates": [{"strategy": "weight-streaming", "system": "cs-2", "devices": 1}],
+    "batch_sizes": [128],
+    "sampling": {"tasks": 1},
+}
+
+
+def studied(tokens: float | None = 4e11, target_loss: float | None = None, **changes: Any) -> Answer:
+    """The candidate of a small study whose recipe has this target."""
+    recipe = catalog.recipes["gpt3_20b_chinchilla"].with_(tokens=tokens, target_loss=target_loss)
+    (candidate,) = ps.study({**STUDY, "recipe": recipe, **changes}).candidates
     return candidate
 
 
@@ -124,9 +118,9 @@ QUESTIONS: dict[str, Callable[[], ps.Prediction]] = {
     ),
     "input-assumed": lambda: wafers(batch=1),
     "sparsity-assumed": lambda: wafers(recipe=recipe(weight_sparsity=0.75)),
-    "critical-batch-extrapolated": lambda: studied("critical-batch-extrapolated"),
-    "target-loss": lambda: studied("target-loss"),
-    "batch-at-edge": lambda: studied("batch-at-edge"),
+    "critical-batch-extrapolated": lambda: studied(1e14),
+    "target-loss": lambda: studied(None, 2.566, convergence={"loss_law": "cerebras_gpt"}),
+    "batch-at-edge": lambda: studied(batch_sizes=[128, 256]),
     "cluster-scaled": lambda: scaled(0.01, -0.01),
     "memory-tight": lambda: filled(0.92),
     "batch-default": lambda: gpus(batch=None),
@@ -181,7 +175,7 @@ def test_a_caveat_reaches_run_and_study_in_terminal_json_page_and_python(
     assert (caveat.headline in said) == (caveat.severity != "info" or code in ALWAYS)
     assert caveat.headline in said or "1 more caveat in the report" in said
     page = study_page(result)
-    tables = [section.table for section in page.sections if section.slug == "caveats" and section.table]
+    tables = [section.table for section in page.sections if section.anchor == "caveats" and section.table]
     texts = [remark.text for remark in page.caveats] + [row[2] for table in tables for row in table.shown()]
     assert texts == [caveat.text], "once, at the head or in the table"
 
@@ -198,10 +192,16 @@ def in_precision(system: str, precision: str) -> ps.Prediction:
     ("prediction", "given"),
     [
         (lambda: gpus("tp=2,dp=4,mbs=1,sp=true,zero=1,recompute=selective"), {}),
-        (lambda: alone("dgx-a100-40gb"), {"calibration-borrowed": "", "release-borrowed": ""}),
+        (
+            lambda: alone("dgx-a100-40gb"),
+            {"calibration-borrowed": "", "release-borrowed": ""},
+        ),
         (lambda: alone("dgx-h100"), {"calibration-borrowed": "", "release-borrowed": ""}),
         (lambda: alone("cs-2"), {"calibration-borrowed": "", "release-borrowed": ""}),
-        (lambda: alone("cs-3"), {"calibration-borrowed": "serious", "release-borrowed": "warning"}),
+        (
+            lambda: alone("cs-3"),
+            {"calibration-borrowed": "serious", "release-borrowed": "warning"},
+        ),
         (lambda: in_precision("dgx-a100-80gb", "fp16"), {"precision-outside": "", "device-outside": ""}),
         (lambda: in_precision("dgx-a100-80gb", "fp32"), {"precision-outside": "serious"}),
         (lambda: in_precision("gb200-nvl72", "tf32"), {"precision-outside": "serious", "device-outside": ""}),
@@ -237,12 +237,9 @@ def test_texts_of_caveats_have_the_figures_of_their_question() -> None:
     assert worst.text.startswith("no measurement of h200: the constants of h100-sxm5 are used; ")
     few = wafers(batch=4)
     more_s = 0.0055 * few.run.plan.job.model.num_layers - few.why.fixed_s
+    tf32 = in_precision("dgx-a100-80gb", "tf32")
     for prediction, code, words in (
-        (
-            in_precision("dgx-a100-80gb", "tf32"),
-            "precision-outside",
-            "no published run in tf32; the constants",
-        ),
+        (tf32, "precision-outside", "no published run in tf32; the constants"),
         (gpus(memory_limit=0.1), "memory-above-limit", "above the limit of 10 %"),
         (scaled(0.01, -0.01), "cluster-scaled", "step times multiplied by 1.1"),
         (few, "sequences-below-published", f"up to {more_s:.2g} s longer"),
@@ -269,19 +266,11 @@ def test_more_hidden_communication_than_in_any_run_is_told_with_both_shares(
 
 # ----------------------------------------------------------------------------------- studies
 def test_a_study_quotes_its_worst_caveat_in_the_verdict_and_lists_the_others(tmp_path: Path) -> None:
-    answer = ps.study(
-        {
-            "name": "s",
-            "model": SMALL,
-            "recipe": "gpt3_20b_chinchilla",
-            "candidates": [
-                {"strategy": "3d", "system": "dgx-a100-80gb", "devices": 8},
-                {"strategy": "weight-streaming", "system": "cs-2", "devices": [16]},
-            ],
-            "batch_sizes": [960],
-            "sampling": {"tasks": 1},
-        }
-    )
+    candidates = [
+        {"strategy": "3d", "system": "dgx-a100-80gb", "devices": 8},
+        {"strategy": "weight-streaming", "system": "cs-2", "devices": [16]},
+    ]
+    answer = ps.study({**STUDY, "candidates": candidates, "batch_sizes": [960]})
     quoted = "; low confidence in CS-2: 5 published runs, at most 2 systems."
     assert quoted in answer.verdict
     assert [caveat.code for caveat in answer.caveats[:2]] == ["few-runs", "devices-outside"]

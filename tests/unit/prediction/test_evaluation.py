@@ -1,22 +1,26 @@
-"""Ranks are written once where that is right, and apart where their groups lie unevenly over nodes."""
+"""How a step is written and run: folded where ranks are alike, each communication with its latency."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+from perfsim.catalog import default_catalog
 from perfsim.costs.price import Costs, price
 from perfsim.engine import critical_path
+from perfsim.machines import build_topology, costs_for
 from perfsim.machines.placement import place
-from perfsim.prediction.run import evaluate
+from perfsim.network import Topology
+from perfsim.network.collectives import num_steps, wire_factor
+from perfsim.prediction.run import Step, evaluate
 from perfsim.specs.layout import ParallelLayout
-from perfsim.strategies import Plan
-from perfsim.work import Kind, Work, unfold
-
-INSIDE_S = 1.0
-ACROSS_S = 3.0
+from perfsim.specs.recipe import Job
+from perfsim.strategies import Plan, strategy
+from perfsim.testing.toys import at_once
+from perfsim.work import Kind, RankGroup, Work, unfold
 
 
 @dataclass
@@ -33,7 +37,7 @@ class CountingNodes(Costs):
         if work.category != self.only or work.group is None:
             return 0.0
         nodes = {rank // self.gpus for rank in work.group.ranks}
-        return INSIDE_S if len(nodes) == 1 else ACROSS_S
+        return 1.0 if len(nodes) == 1 else 3.0
 
 
 def planned(toys: ModuleType, **layout: int) -> Plan:
@@ -72,3 +76,101 @@ def test_a_layout_that_fills_nodes_evenly_is_folded_and_says_nothing(toys: Modul
     run = evaluate(plan, toys.ToyCosts(plan.system))
     assert run.trace.graph is run.graph
     assert run.plan is plan
+
+
+# --------------------------------- latencies, in which no link is used, and bytes, which links may slow
+PORT = 300e9
+LATE_S = 1e-3
+A_PORT = "node0/gpu3-node0/nvswitch"
+
+
+def a100(devices: int = 8, **changes: Any) -> Topology:
+    return build_topology(default_catalog().system("dgx-a100-80gb", **changes), devices)
+
+
+def message(toys: ModuleType, source: int, target: int, n_bytes: float) -> Work:
+    return toys.transfer("send", RankGroup(source, target - source, 2), comm_bytes=n_bytes)
+
+
+def reduction(toys: ModuleType, n_bytes: float) -> Work:
+    return replace(toys.collective("reduce", RankGroup(0, 1, 8)), comm_bytes=n_bytes)
+
+
+def step_of(topology: Topology, *works: tuple[Work, str], healthy: Topology) -> Step:
+    """The works at once on a network, at the prices of a healthy one."""
+    costs = costs_for(healthy, default_catalog().recipe("gpt3_pretraining"))
+    return Step(place(at_once(*works), topology), costs)
+
+
+@pytest.mark.parametrize("n_bytes", [1e5, 1e7, 1e9])
+def test_messages_that_share_a_nic_wait_for_a_latency_each_and_for_all_bytes(
+    toys: ModuleType, n_bytes: float
+) -> None:
+    """Eight GPUs share one NIC that is rated for all of them; it carries the messages of one."""
+    healthy = a100(16, **{"node.nics": 1})
+    nic = dict.fromkeys(healthy.edges.of_kind("nic").tolist(), healthy.edges.rated["nic"] / 8)
+    works = [(message(toys, rank, 8 + rank, n_bytes), f"gpu{rank}/send") for rank in (0, 1)]
+    usual, thin = (
+        step_of(topology, *works, healthy=healthy)
+        for topology in (healthy, healthy.with_capacities(nic, rate=False))
+    )
+    alone_s = usual.costs.duration_s(works[0][0])
+    latency_s = usual.costs.latency_s(works[0][0])
+    assert 0.0 < latency_s < alone_s
+    assert usual.run().end_s.tolist() == [alone_s, alone_s], "the NIC has room for both"
+    assert thin.run().end_s == pytest.approx([latency_s + 2 * (alone_s - latency_s)] * 2, rel=1e-9)
+
+
+@pytest.mark.parametrize("n_bytes", [1e4, 1e6, 1e9])
+def test_a_degraded_port_limits_the_bytes_that_cross_it(toys: ModuleType, n_bytes: float) -> None:
+    """The latency of a collective stays; its bytes pass the port at what is left of it."""
+    healthy = a100()
+    work = reduction(toys, n_bytes)
+    slow = step_of(healthy.degraded({A_PORT: 0.1}), (work, "gpu0/nccl"), healthy=healthy)
+    latency_s = slow.costs.latency_s(work)
+    bytes_s = wire_factor("all_reduce", 8) * n_bytes / (0.1 * PORT)
+    alone_s = slow.costs.duration_s(work)
+    assert 0.0 < latency_s < alone_s
+    assert slow.run().step_time_s == pytest.approx(max(alone_s, latency_s + bytes_s), rel=1e-9)
+    assert n_bytes < 1e6 or slow.run().step_time_s > alone_s
+
+
+def test_a_late_port_delays_every_step_of_a_ring(toys: ModuleType) -> None:
+    healthy = a100()
+    graph = healthy.graph.copy()
+    graph.edges["node0/gpu3", "node0/nvswitch", int(healthy.ports[3, 0])]["seconds"] += LATE_S
+    work = reduction(toys, 1e9)
+    late, usual = (
+        step_of(topology, (work, "gpu0/nccl"), healthy=healthy).run().step_time_s
+        for topology in (healthy.with_graph(graph), healthy)
+    )
+    assert late == pytest.approx(usual + num_steps("all_reduce", 8) * LATE_S, rel=1e-9)
+
+
+def test_one_sick_port_of_a_tensor_group_slows_a_step_as_all_of_them(toys: ModuleType) -> None:
+    healthy = a100()
+    layout = ParallelLayout(tensor=8, micro_batch_size=4, sequence_parallel=True)
+    model = toys.model(hidden_size=4096, num_attention_heads=32, ffn_hidden_size=16384, num_layers=2)
+    job = Job(model, default_catalog().recipe("gpt3_pretraining"), 8)
+    plan = strategy("3d").plan(job, healthy, layout, check_memory=False)
+    costs = costs_for(healthy, job.recipe)
+    ports = [f"node0/gpu{gpu}-node0/nvswitch" for gpu in range(8)]
+    usual, one, every = (
+        evaluate(replace(plan, topology=healthy.degraded(dict.fromkeys(sick, 0.5))), costs).step_time_s
+        for sick in ([], [A_PORT], ports)
+    )
+    assert one == pytest.approx(every, rel=1e-9)
+    assert one > 1.03 * usual
+
+
+def test_a_detour_around_a_dead_port_has_the_latency_of_its_links(toys: ModuleType) -> None:
+    """Over two NICs and the leaf, where each GPU has its own NIC and no host joins them."""
+    healthy = a100(**{"node.nics": 8, "node.host": None})
+    node = healthy.system.node
+    longer_s = node.nic.latency + healthy.system.fabric.switch_latency - node.scale_up.latency
+    work = message(toys, 3, 4, 1e3)
+    around = step_of(healthy.degraded({A_PORT: 0.0}), (work, "gpu3/send"), healthy=healthy)
+    assert longer_s > 0.0
+    latency_s = around.costs.latency_s(work)
+    bytes_s = max(around.costs.duration_s(work) - latency_s, 1e3 / 25e9)
+    assert around.run().step_time_s == pytest.approx(latency_s + bytes_s + longer_s, rel=1e-6)

@@ -1,14 +1,23 @@
-"""Steps under perturbations, of both machines."""
+"""Steps, points and studies under perturbations, and collectives as the steps of their algorithm."""
 
 from __future__ import annotations
+
+from types import ModuleType
 
 import pytest
 
 import perfsim as ps
 from perfsim.base.errors import InputError
-from perfsim.prediction.disturbed import Resilience, perturbed
+from perfsim.costs.price import price
+from perfsim.engine import simulate
+from perfsim.machines import network_of
+from perfsim.machines.placement import SharedLinks
+from perfsim.network.collectives import num_steps
+from perfsim.prediction.disturbed import Resilience, expanded, in_steps, perturbed
 from perfsim.prediction.run import Evaluation
-from perfsim.specs.perturbations import ResilienceSpec, parse_perturbations
+from perfsim.specs.hardware import FatTreeSpec
+from perfsim.specs.perturbations import PerturbationSpec, ResilienceSpec, parse_perturbations
+from perfsim.work import GraphBuilder, Kind, RankGroup, TensorClass, Work
 
 GPUS = {
     "model": "gpt3_xl",
@@ -37,9 +46,9 @@ def step_s(evaluation: Evaluation, text: str) -> float:
 @pytest.mark.parametrize("text", ["straggler=1@rank3", "jitter=0", "seed=9", "step-straggler=2@0"])
 def test_what_disturbs_nothing_changes_no_bit(gpus: Evaluation, wafers: Evaluation, text: str) -> None:
     for evaluation in (gpus, wafers):
-        found = perturbed(evaluation, parse_perturbations(text))
-        assert found.trace.end_s.tobytes() == evaluation.trace.end_s.tobytes()
-        assert found.breakdown_s == evaluation.breakdown_s
+        same = perturbed(evaluation, parse_perturbations(text))
+        assert same.trace.end_s.tobytes() == evaluation.trace.end_s.tobytes()
+        assert same.breakdown_s == evaluation.breakdown_s
 
 
 @pytest.mark.parametrize(
@@ -89,10 +98,10 @@ def test_ranks_links_and_routes_that_are_not_there_are_refused(
 
 
 def test_failures_leave_the_step_and_take_their_share_of_the_run(gpus: Evaluation) -> None:
-    found = perturbed(gpus, parse_perturbations("at=30s,checkpoint=20s,restart=5s,steps=1000"))
-    assert found.step_time_s == gpus.step_time_s
-    assert found.perturbed is not None
-    run = found.perturbed.run
+    failing = perturbed(gpus, parse_perturbations("at=30s,checkpoint=20s,restart=5s,steps=1000"))
+    assert failing.step_time_s == gpus.step_time_s
+    assert failing.perturbed is not None
+    run = failing.perturbed.run
     assert run is not None
     assert (run.failures, run.lost_s, run.restart_s) == (1, 10.0, 5.0)
     assert run.wall_s == pytest.approx(1000 * gpus.step_time_s + 15.0)
@@ -106,9 +115,8 @@ def test_a_point_says_what_disturbed_it(gpus: Evaluation) -> None:
     assert answer["step_time_s"] == sorted(answer["perturbed"]["draws_s"])[1]
 
 
-# -------------------------------------------------------------------------------- resilience
 @pytest.mark.parametrize("machine", ["gpus", "wafers"])
-def test_a_curve_begins_at_the_step_never_falls_and_meets_the_perturbed_step(
+def test_a_curve_of_resilience_begins_at_the_step_never_falls_and_meets_the_perturbed_step(
     machine: str, request: pytest.FixtureRequest
 ) -> None:
     evaluation = request.getfixturevalue(machine)
@@ -120,3 +128,179 @@ def test_a_curve_begins_at_the_step_never_falls_and_meets_the_perturbed_step(
     assert times == sorted(times)
     assert times[1] == pytest.approx(step_s(evaluation, f"straggler=1.2@{curve.rank}"), rel=1e-9)
     assert times[2] <= 2.0 * times[0]
+
+
+# ----------------------------------------------------------------------------------------- studies
+STUDY = {
+    "name": "tiny_study",
+    "model": "gpt3_xl",
+    "recipe": "gpt3_20b_chinchilla",
+    "candidates": [{"strategy": "weight-streaming", "system": "cs-2", "devices": [2]}],
+    "batch_sizes": [8],
+    "sampling": {"tasks": 0},
+}
+DISTURBED = {
+    "perturbations": {
+        "seed": 3,
+        "stragglers": [{"rank": 1, "factor": 1.5}],
+        "failure": {"mttf": "60 s", "checkpoint": "20 s", "restart": "5 s"},
+    },
+    "resilience": {"rank": 1, "severities": [1.5]},
+}
+
+
+def test_a_disturbed_study_takes_longer_by_its_step_and_says_so() -> None:
+    calm, rough = (ps.study({**STUDY, **changes}) for changes in ({}, DISTURBED))
+    before = calm.candidates[0]
+    after = rough.candidates[0]
+    assert before.perturbed is None
+    assert calm.resilience == ()
+    assert after.perturbed is not None
+    assert after.perturbed.unperturbed_step_time_s == before.step_time_s
+    assert after.perturbed.run is not None
+    assert 0.5 < after.perturbed.run.goodput < 1.0
+    slowdown = after.step_time_s / before.step_time_s
+    assert slowdown > 1.2
+    assert after.time_to_accuracy_s == pytest.approx(slowdown * before.time_to_accuracy_s)
+    [curve] = rough.resilience
+    assert curve.label == after.label
+    assert [point.step_time_s for point in curve.points] == [before.step_time_s, after.step_time_s]
+
+
+# ------------------------------------------------------------------------------- what a line says
+def test_a_line_says_what_yaml_says() -> None:
+    text = "straggler=1.3@rank5,straggler=2@7,jitter=0.02,seed=1,slow=0.5@leaf0-spine3,dead=node0/nic0-leaf0"
+    given = {
+        "stragglers": [{"rank": 5, "factor": 1.3}, {"rank": 7, "factor": 2.0}],
+        "jitter": 0.02,
+        "seed": 1,
+        "links": [{"link": "leaf0-spine3", "left": 0.5}, {"link": "node0/nic0-leaf0", "left": 0.0}],
+    }
+    assert parse_perturbations(text) == PerturbationSpec.model_validate(given)
+    named = [parse_perturbations(f"straggler=2@{rank}") for rank in ("gpu3", "cs3", "3")]
+    assert named[0] == named[1] == named[2], "by rank or by device"
+    failure = parse_perturbations("mttf=8h,checkpoint=30min,restart=10min,steps=500").failure
+    assert failure is not None
+    assert (failure.mttf, failure.checkpoint, failure.restart, failure.steps) == (28800.0, 1800.0, 600.0, 500)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("stragler=1.3@5", "did you mean `straggler`"),
+        ("straggler=1.3", "write for example straggler=1.3@rank5"),
+        ("straggler=0.5@1", "greater than or equal to 1"),
+        ("jitter=lots", "'lots' is not a number"),
+        ("jitter=3", "less than or equal to 1"),
+        ("mttf=8,checkpoint=1h,restart=1h", "8 has no unit.*\n.*did you mean '8 h'"),
+        ("straggler=x", "a whole number is missing"),
+        ("mttf=8h", "failure.checkpoint is missing"),
+        ("mttf=8h,at=2h,checkpoint=1h,restart=1h", "failures need either"),
+        ("mttf=0s,checkpoint=1h,restart=1h", "too small: 1 us to"),
+        ("seed=-1", "greater than or equal to 0"),
+        ("jitter=0.02,jitter=0.3", "jitter is given twice"),
+        ("step-straggler=2@0.1,seed=1,step-straggler=2@0.2", "step-straggler is given twice"),
+        ("mttf=8h,mttf=9h,checkpoint=1h,restart=1h", "mttf is given twice"),
+        ("slow=0.5@leaf0-spine3,dead=spine3-leaf0", "link spine3-leaf0 is given twice"),
+        ("foo=1,bar=2", "(?s)foo.*bar"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_at_once(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse_perturbations(text)
+
+
+# ---------------------------------------------------------- collectives as the steps of their algorithm
+REDUCED = {**GPUS, "layout": "tp=8,pp=1,dp=4,mbs=1,zero=0,sp=true"}
+
+
+@pytest.fixture(scope="module")
+def evaluation() -> Evaluation:
+    return ps.predict(**REDUCED).run
+
+
+def test_the_steps_of_a_ring_take_what_the_collective_is_priced_at(evaluation: Evaluation) -> None:
+    steps = expanded(evaluation, "data.all_reduce=ring")
+    added = len(steps.graph) - len(evaluation.graph)
+    reductions = sum(task.work.name == "data.all_reduce" for task in evaluation.graph.tasks())
+    assert added == reductions * (num_steps("all_reduce", 4) - 1)
+    bound_s = len(steps.graph) * 1e-12
+    assert steps.step_time_s == pytest.approx(evaluation.step_time_s, abs=bound_s)
+
+
+def test_steps_are_priced_by_their_own_group_where_those_of_stages_lie_unlike() -> None:
+    """Seven replicas lie 7, 1 | 6, 2 | 5, ... ranks to a node, from stage to stage."""
+    uneven = ps.predict(
+        **{**REDUCED, "devices": 56, "layout": "tp=1,pp=8,dp=7,mbs=1,zero=0", "batch": 56}
+    ).run
+    steps = expanded(uneven, "data.all_reduce=ring")
+    whole_s, stepwise_s = (run.step.run(contention=False).step_time_s for run in (uneven, steps))
+    assert stepwise_s == pytest.approx(whole_s, abs=len(steps.graph) * 1e-12)
+    assert steps.step_time_s == pytest.approx(uneven.step_time_s, rel=1e-3), "a latency before each step"
+
+
+def test_the_rounds_of_a_tree_take_what_its_closed_form_says(evaluation: Evaluation) -> None:
+    """Groups of 4 nodes that are alike: 2 x 2 rounds of the whole message, one latency each."""
+    work = next(work for work in evaluation.graph.works if work.name == "data.all_reduce")
+    graph, costs = in_steps(evaluation.graph, evaluation.step.costs, {"data.all_reduce": "tree"})
+    rounds = [part for part in graph.works if part.op.startswith("tree.")]
+    rounds = [part for part in rounds if part.comm_bytes == work.comm_bytes]
+    pair = evaluation.step.costs.group(RankGroup(0, 8, 2))
+    model = evaluation.step.costs.collectives
+    latency_s = model.time_s("send_recv", 1e-9, pair)
+    rate = 1e9 / (model.time_s("send_recv", 1e9, pair) - latency_s)
+    closed_s = 4 * (latency_s + work.comm_bytes / rate)
+    assert len(rounds) == 4
+    assert sum(map(costs.duration_s, rounds)) == pytest.approx(closed_s, rel=1e-6)
+
+
+def on_thin_uplinks(toys: ModuleType, evaluation: Evaluation, steps: str) -> tuple[list[float], float]:
+    """How many times as long a sum over four nodes takes, task by task, and how long it takes in all.
+
+    Leaves of two nodes: 16 NICs of 25 GB/s below, a fourth of that above, so 4 uplinks of 25 GB/s. All 8
+    GPUs of a node send at once.
+    """
+    fabric = FatTreeSpec(nodes_per_leaf=2, oversubscription=4.0, switch_latency=1e-7)
+    topology = toys.topology(32, toys.gpu_cluster().model_copy(update={"fabric": fabric}))
+    builder = GraphBuilder()
+    written = (TensorClass("gradients", 1e9),)
+    work = Work("sum", Kind.COMM_COLL, "all_reduce", "data", (), 1e9, RankGroup(0, 8, 4), written)
+    builder.task(work, "gpu0/nccl")
+    builder.fold(32)
+    graph, costs = in_steps(builder.build(), evaluation.step.costs, {"sum": steps} if steps else {})
+    durations = price(graph, costs)
+    links = SharedLinks.of(graph, network_of(topology))
+    assert links.flows
+    took = simulate(graph, durations, links.flows, links.capacities)
+    return ((took.end_s - took.start_s) / durations).tolist(), took.end_s.max()
+
+
+def test_steps_wait_for_uplinks_where_they_leave_a_leaf(evaluation: Evaluation, toys: ModuleType) -> None:
+    """In the two far rounds of a tree 8 messages share 4 uplinks; in each of 2 x 3 steps of a ring 8 do."""
+    (whole, whole_s), (tree, _), (ring, ring_s) = (
+        on_thin_uplinks(toys, evaluation, steps) for steps in ("", "tree", "ring")
+    )
+    assert tree == pytest.approx([1.0, 2.0, 2.0, 1.0], rel=1e-9)
+    assert whole == pytest.approx([2.0], rel=1e-9)
+    assert ring == pytest.approx([2.0] * 6, rel=1e-9)
+    assert ring_s == pytest.approx(whole_s, rel=1e-9)
+
+
+def test_a_point_may_ask_for_steps_and_disturb_them(evaluation: Evaluation) -> None:
+    steps = ps.predict(**{**REDUCED, "expand": "data.all_reduce=tree"}).run
+    assert steps.step_time_s > evaluation.step_time_s, "whole messages, unpipelined"
+    assert perturbed(steps, parse_perturbations("straggler=1.5@9")).step_time_s > steps.step_time_s
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("data.all_reduce=star", "must be one of ring, tree"),
+        ("data.all_reduc=ring", "did you mean `data.all_reduce`"),
+        ("nothing=ring", "known: data.all_reduce, "),
+        ("tensor.all_gather=tree", "cannot run as a tree; these can: all_reduce, broadcast"),
+    ],
+)
+def test_what_does_not_run_so_is_refused(evaluation: Evaluation, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        expanded(evaluation, text)

@@ -21,8 +21,8 @@ from perfsim.prediction.planner import (
     refusal,
 )
 from perfsim.prediction.question import Question, question_of
-from perfsim.prediction.run import evaluate, graph_of
-from perfsim.specs.layout import ParallelLayout, text_of
+from perfsim.prediction.run import graph_of
+from perfsim.specs.layout import text_of
 from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, strategy
 
@@ -32,8 +32,10 @@ def topology(toys: ModuleType) -> Topology:
     return toys.topology(16)
 
 
-def screened(toys: ModuleType, name: str, job: Job, topology: Topology) -> Search:
-    return Search(toys.question(strategy(name), job, topology, toys.ToyCosts(topology.system)))
+def on_toys(toys: ModuleType, name: str, job: Job, topology: Topology) -> Question:
+    """A question whose costs are simple."""
+    question: Question = toys.question(strategy(name), job, topology, toys.ToyCosts(topology.system))
+    return question
 
 
 # ------------------------------------------------------------------------------------- published sizes
@@ -44,21 +46,15 @@ def question(
     return question_of({**given, "recipe": "gpt3_pretraining"})
 
 
+MANY = "mbs=1,schedule=interleaved,zero=1,sp=true"
+
+
 @pytest.mark.parametrize(
     ("model", "devices", "batch", "layout", "slower"),
     [
         ("llama_7b", 8, 6, "tp=4,dp=2,mbs=3,zero=3,sp=true,recompute=full,recompute_every=11", 1.001),
-        pytest.param(
-            *(
-                "gpt3_175b",
-                512,
-                192,
-                "tp=8,pp=8,dp=8,mbs=1,schedule=interleaved,vpp=12,zero=1,sp=true",
-                1.001,
-            ),
-            marks=pytest.mark.slow,
-        ),
-        ("gpt3_20b", 256, 64, "tp=4,pp=4,dp=16,mbs=1,schedule=interleaved,vpp=11,zero=1,sp=true", 1.001),
+        pytest.param("gpt3_175b", 512, 192, f"tp=8,pp=8,dp=8,vpp=12,{MANY}", 1.001, marks=pytest.mark.slow),
+        ("gpt3_20b", 256, 64, f"tp=4,pp=4,dp=16,vpp=11,{MANY}", 1.001),
         ("gpt3_6p7b", 1024, 512, "tp=4,dp=256,mbs=2,zero=1,sp=true", 1.005),
     ],
 )
@@ -66,9 +62,9 @@ def test_the_planner_finds_layouts_as_fast_as_those_found_by_hand(
     model: str, devices: int, batch: int, layout: str, slower: float
 ) -> None:
     """Estimates of ZeRO 2 with interleaving are too low for the last, and 60 of them come before the best."""
-    asked = question(model, devices, batch, "dgx-a100-40gb" if model == "llama_7b" else "dgx-a100-80gb")
-    by_hand = best_plan(replace(asked, layout=layout))
-    assert best_plan(asked).step_time_s <= by_hand.step_time_s * slower
+    free = question(model, devices, batch, "dgx-a100-40gb" if model == "llama_7b" else "dgx-a100-80gb")
+    by_hand = best_plan(replace(free, layout=layout))
+    assert best_plan(free).step_time_s <= by_hand.step_time_s * slower
 
 
 @pytest.mark.parametrize(
@@ -88,33 +84,33 @@ def test_3d_is_never_slower_than_a_strategy_that_it_contains(
             part = best_plan(question(model, devices, batch, system, name)).step_time_s
         except PlanError:
             continue
-        assert whole <= part * 1.001, name
+        assert whole <= part * (1 + 1e-9), name
 
 
 # ------------------------------------------------------------------------------------------- screening
 def test_the_screening_ranks_every_layout_that_fits_best_first_of_ties_least_memory(
     toys: ModuleType, topology: Topology
 ) -> None:
-    found = screened(toys, "3d", toys.job(64), topology)
-    screening = found.screening
+    searched = Search(on_toys(toys, "3d", toys.job(64), topology))
+    screening = searched.screening
     every = list(strategy("3d").layouts(toys.job(64), topology))
     assert screening.feasible == screening.screened == len(every)
-    estimates = found.estimate_s[found.order[:MOST_LISTED]]
+    estimates = searched.estimate_s[searched.order[:MOST_LISTED]]
     assert (np.diff(estimates) >= -1e-11).all()
-    best = found.best(5)
+    best = searched.best(5)
     assert [choice.estimate_s for choice in best] == estimates[:5].tolist()
     assert len({choice.plan.layout for choice in best}) == 5
     equal = np.diff(np.round(estimates, 12)) == 0
     assert equal.any(), "on one pipeline rank ZeRO 0 and 1 differ, but a schedule's order does not"
-    assert (np.diff(screening.memory_share[found.order[:MOST_LISTED]])[equal] >= 0).all()
-    runs = confirmed(found)
+    assert (np.diff(screening.memory_share[searched.order[:MOST_LISTED]])[equal] >= 0).all()
+    runs = confirmed(searched)
     assert [run.step_time_s for run in runs] == sorted(run.step_time_s for run in runs)
     assert estimates[0] <= runs[0].step_time_s * 1.02
     assert runs[0].tokens_per_s == pytest.approx(64 * 1024 / runs[0].step_time_s)
     assert runs[0].peak_flop_per_s == 16 * 312e12
     # Layouts that do not fit are counted and left out.
     small = toys.topology(16, toys.gpu_cluster(capacity=8 * toys.GIB))
-    fewer = screened(toys, "3d", toys.job(64), small)
+    fewer = Search(on_toys(toys, "3d", toys.job(64), small))
     refused = fewer.screening.screened - fewer.screening.feasible
     assert 0 < refused < fewer.screening.screened
     assert fewer.screening.refused == {"memory": refused}
@@ -122,19 +118,6 @@ def test_the_screening_ranks_every_layout_that_fits_best_first_of_ties_least_mem
 
 
 # ---------------------------------------------------------------------------------------- confirmation
-@pytest.mark.slow
-def test_the_best_plan_is_close_to_the_best_of_all_simulated_ones(toys: ModuleType) -> None:
-    job = toys.job(16)
-    small = toys.topology(8)
-    costs = toys.ToyCosts(small.system)
-    asked = toys.question(strategy("3d"), job, small, costs)
-    found = Search(asked)
-    every = [
-        evaluate(choice.plan, costs).step_time_s for choice in found.best(found.screening.feasible)[::29]
-    ]
-    assert best_plan(asked).step_time_s <= min(every) * 1.005
-
-
 @pytest.mark.parametrize(("error", "most_tried"), [(planner.ESTIMATE_ERROR, 1), (0.9, MOST_CONFIRMED)])
 def test_layouts_are_tried_until_the_rest_cannot_be_faster_given_the_error_of_the_estimate(
     toys: ModuleType, topology: Topology, monkeypatch: pytest.MonkeyPatch, error: float, most_tried: int
@@ -142,29 +125,26 @@ def test_layouts_are_tried_until_the_rest_cannot_be_faster_given_the_error_of_th
     tried: list[Plan] = []
     monkeypatch.setattr(planner, "ESTIMATE_ERROR", error)
     monkeypatch.setattr(planner, "graph_of", lambda plan, _: tried.append(plan) or graph_of(plan))
-    confirmed(screened(toys, "3d", toys.job(64), topology))
+    confirmed(Search(on_toys(toys, "3d", toys.job(64), topology)))
     assert len(tried) == most_tried
 
 
 # ------------------------------------------------------------------------------------------- headroom
-def tight(toys: ModuleType, share: float) -> tuple[Question, ParallelLayout]:
-    """A machine on which the fastest layout of an open search uses this share of the memory."""
+def test_a_layout_above_the_memory_limit_is_an_answer_only_where_nothing_else_is(
+    toys: ModuleType, topology: Topology
+) -> None:
+    """The fastest layout of an open search uses 97 % of the memory."""
     job = toys.job(64)
-    roomy = toys.topology(16)
-    best = best_plan(toys.question(strategy("tensor"), job, roomy, toys.ToyCosts(roomy.system))).plan
-    small = toys.topology(16, toys.gpu_cluster(capacity=best.peak_memory_bytes / share))
-    return toys.question(strategy("tensor"), job, small, toys.ToyCosts(small.system)), best.layout
-
-
-def test_a_layout_above_the_memory_limit_is_an_answer_only_where_nothing_else_is(toys: ModuleType) -> None:
-    asked, fastest = tight(toys, 0.97)
-    chosen = best_plan(asked).plan
-    assert chosen.layout != fastest
+    fastest = best_plan(on_toys(toys, "tensor", job, topology)).plan
+    small = toys.topology(16, toys.gpu_cluster(capacity=fastest.peak_memory_bytes / 0.97))
+    tight = on_toys(toys, "tensor", job, small)
+    chosen = best_plan(tight).plan
+    assert chosen.layout != fastest.layout
     assert chosen.memory_share <= 0.94
     (note,) = (note for note in chosen.notes if note.startswith("above the memory limit of 94%"))
-    assert text_of(fastest) in note
-    assert len(Search(asked).order) < len(Search(asked).ranked)
-    chosen = best_plan(replace(asked, memory_limit=0.01)).plan
+    assert text_of(fastest.layout) in note
+    assert len(Search(tight).order) < len(Search(tight).ranked)
+    chosen = best_plan(replace(tight, memory_limit=0.01)).plan
     assert "no plan leaves more than 99% of memory free" in chosen.notes
 
 
@@ -172,10 +152,10 @@ def test_memory_that_is_laid_out_in_advance_has_no_limit(toys: ModuleType) -> No
     """A wafer's memory does not fragment."""
     job = toys.job(64)
     wafers = toys.topology(1, toys.wafer_cluster())
-    asked = toys.question(strategy("weight-streaming"), job, wafers)
-    assert asked.memory_limit < 1.0
-    assert asked.allowed_share == 1.0
-    assert toys.question(strategy("3d"), job, toys.topology(8)).allowed_share == asked.memory_limit
+    streamed = toys.question(strategy("weight-streaming"), job, wafers)
+    assert streamed.memory_limit < 1.0
+    assert streamed.allowed_share == 1.0
+    assert toys.question(strategy("3d"), job, toys.topology(8)).allowed_share == streamed.memory_limit
 
 
 # -------------------------------------------------------------------------------------------- refusals
@@ -183,7 +163,7 @@ def test_without_any_legal_layout_the_reason_is_the_division(toys: ModuleType, t
     with pytest.raises(
         PlanError, match=r"no layout is legal \(batch 7, 8 layers, .* no degrees divide"
     ) as caught:
-        screened(toys, "data", toys.job(7), topology)
+        Search(on_toys(toys, "data", toys.job(7), topology))
     assert "16 devices of toy-gpus" in str(caught.value)
     assert caught.value.exit_code == 3
 
@@ -192,7 +172,7 @@ def test_without_a_plan_that_fits_the_closest_is_shown_with_its_way_out(toys: Mo
     tiny = toys.topology(4, toys.gpu_cluster(capacity=2.3 * toys.GIB))
     job = toys.job(4)
     with pytest.raises(PlanError) as caught:
-        screened(toys, "3d", job, tiny)
+        Search(on_toys(toys, "3d", job, tiny))
     head, closest = caught.value.reasons
     listed = list(strategy("3d").layouts(job, tiny))
     assert f"{len(listed):,} layouts tried, {len(listed):,} over memory" in head
@@ -204,15 +184,16 @@ def test_without_a_plan_that_fits_the_closest_is_shown_with_its_way_out(toys: Mo
 
 
 def test_a_refused_layout_comes_with_the_nearest_legal_ones_as_text() -> None:
-    asked = {"model": "gpt3_20b", "system": "dgx-a100-80gb", "devices": 64, "batch": 512}
+    def given(layout: str, *, must_fit: bool = True) -> Question:
+        return replace(question("gpt3_20b", 64, 512), layout=layout, must_fit=must_fit)
+
     with pytest.raises(LayoutError) as refused:
-        plan_of(question_of({**asked, "layout": "tp=3"}))
+        plan_of(given("tp=3"))
     help_text = refused.value.problems[-1].help
     assert help_text == "nearest that is legal: --layout tp=2,dp=32 or --layout tp=4,dp=16"
     for layout in ("tp=2,dp=32", "tp=4,dp=16"):
-        plan_of(replace(question_of({**asked, "layout": layout}), must_fit=False))
-    large = question_of({**asked, "layout": "tp=1,dp=64"})
+        plan_of(given(layout, must_fit=False))
     with pytest.raises(PlanError, match="GiB"):
-        plan_of(large)
-    assert plan_of(replace(large, must_fit=False)).layout.data == 64
-    assert refusal(large) is None, "legal, if memory were larger"
+        plan_of(given("tp=1,dp=64"))
+    assert plan_of(given("tp=1,dp=64", must_fit=False)).layout.data == 64
+    assert refusal(given("tp=1,dp=64")) is None, "legal, if memory were larger"

@@ -1,27 +1,161 @@
-"""One point from question to metrics."""
+"""What can be asked is declared once: options, arguments, paths and reference follow the declaration.
+
+Questions on one machine share its prices, and are answered as with their own.
+"""
 
 from __future__ import annotations
 
+import ast
+import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import perfsim as ps
+from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
-from perfsim.prediction.question import question_of
+from perfsim.cli import main
+from perfsim.prediction.question import ASKED, KEPT, MOST_LENT, PriceTables, Question, question_of
+from perfsim.studies import runner
+from perfsim.studies.axes import changed_study, load_sweep, study_path
+from perfsim.studies.loading import load_study
+from perfsim.studies.runner import answer_text
+from perfsim.studies.spec import CandidateSpec, StudySpec
 
+GIVEN = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 8, "batch": 64}
+
+
+@pytest.mark.parametrize(("verb", "function"), [("run", ps.predict), ("plan", ps.plan)])
+def test_every_declared_field_is_an_option_and_an_argument_with_its_help(verb: str, function: object) -> None:
+    declared = {name: field for name, field in ASKED.items() if verb in field.by}
+    options = {option.name: getattr(option, "help", "") for option in main.commands[verb].params}
+    assert callable(function)
+    arguments = inspect.signature(function).parameters
+    for name, field in declared.items():
+        assert options[name].startswith(field.help)
+        assert field.help in str(function.__doc__)
+        assert (arguments[name].default is inspect.Parameter.empty) == field.required
+
+
+def test_every_declared_field_is_read_somewhere(repository: Path) -> None:
+    read: set[str] = set()
+    for path in (repository / "perfsim").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                owner = ast.unparse(node.value)
+                if owner.endswith("question") or (owner == "self" and path.name == "question.py"):
+                    read.add(node.attr)
+    assert {field.field for field in ASKED.values()} <= read
+
+
+def test_a_path_changes_a_value_inside_a_description_as_an_object_would() -> None:
+    changed = question_of(GIVEN | {"recipe.precision": "fp16", "system.node.nic.bandwidth": "100 Gb/s"})
+    recipe = ps.Catalog().recipes["llm_2021"]
+    assert changed.recipe.precision == "fp16" != recipe.precision
+    assert getattr(changed.system, "node").nic.bandwidth == 12.5e9  # noqa: B009
+
+
+ASKING: dict[str, Callable[[dict[str, Any]], object]] = {
+    "question": lambda changes: question_of(GIVEN | changes),
+    "study": lambda changes: changed_study(load_study("gpt3_20b"), changes, ps.Catalog()),
+}
+
+
+@pytest.mark.parametrize(
+    ("asking", "change", "said"),
+    [
+        ("question", {"batchh": 3}, "batchh=3: 'batchh' cannot be asked"),
+        ("question", {"batchh": 3}, "did you mean `batch`"),
+        ("question", {"batch.size": 3}, "write batch=..."),
+        ("question", {"recipe.precison": "fp8"}, "recipe.precison: `precison` is not a field"),
+        ("question", {"recipe.precison": "fp8"}, "did you mean `precision`"),
+        ("question", {"recipe.precision": "fp9"}, "recipe.precision: `fp9` is not one of"),
+        ("question", {"system.node.nic.bandwidth": "1 GB"}, "nic.bandwidth: '1 GB' is a number of bytes"),
+        ("question", {"cluster.scale": 2}, "cluster is not given"),
+        ("question", {"recipe.runtime.attention": "flash"}, "write runtime.attention"),
+        ("question", {"devices": None}, "devices is missing"),
+        ("study", {"recip": 1}, "recip=1: `recip` cannot be changed"),
+        ("study", {"recipe.precison": 1}, "did you mean `precision`"),
+        ("study", {"system.nod": 3}, "system.nod: `nod` is not a field"),
+        ("study", {"candidates": ()}, "`candidates` cannot be changed"),
+        ("study", {"recipe.runtime": "megatron_core"}, "write runtime"),
+        ("study", {"layout": "tp=8x"}, "layout 'tp=8x'"),
+    ],
+)
+def test_a_wrong_path_names_itself_the_value_and_the_nearest(
+    asking: str, change: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InputError) as refused:
+        ASKING[asking](change)
+    assert said in str(refused.value)
+
+
+# ------------------------------------------------------------------------- studies, sweeps and proofs
+def test_every_declared_field_of_a_study_has_a_place_in_it() -> None:
+    places = {*StudySpec.model_fields, *CandidateSpec.model_fields}
+    declared = [name for name, field in ASKED.items() if "study" in field.by]
+    assert {study_path(name).partition(".")[0] for name in declared} <= places
+
+
+def test_a_study_takes_the_paths_of_a_question() -> None:
+    changes = {
+        "recipe.precision": "fp16",
+        "runtime.overlap_grad_reduce": False,
+        "system.node.nic.bandwidth": "100 Gb/s",
+        "batch": 512,
+        "devices": 16,
+    }
+    changed = changed_study(load_study("gpt3_20b"), changes, ps.Catalog())
+    questions = [point.question for point in changed.points]
+    assert {question.recipe.precision for question in questions} == {"fp16"}
+    assert not any(question.job.runtime.overlap_grad_reduce for question in questions)
+    assert changed.batch_sizes == (512,)
+    assert [candidate.devices for candidate in changed.candidates] == [(16,), (16,)]
+    gpus, wafers = (question.system for question in questions)
+    assert getattr(gpus, "node").nic.bandwidth == 12.5e9  # noqa: B009
+    assert wafers == ps.Catalog().systems["cs-2"]
+
+
+def test_a_sweep_takes_paths_for_its_study_and_for_the_candidates_and_axes_of_its_grid(
+    tmp_path: Path,
+) -> None:
+    sweep = load_sweep("capacity_20b", changes={"recipe.seq_length": 1024, "devices": 4})
+    assert {point.study.recipe.seq_length for point in sweep.points} == {1024}
+    assert {point.num_devices for point in sweep.points} == {4}
+    path = tmp_path / "sweep.yaml"
+    grid = "{batch: [64, 128], runtime.overlap_grad_reduce: [true, false]}"
+    path.write_text(f"name: grid\ntitle: A grid\nstudy: gpt3_20b\ngrid: {grid}\n", encoding="utf-8")
+    points = load_sweep(str(path)).points
+    assert {point.study.batch_sizes for point in points} == {(64,), (128,)}
+    assert {point.runtime.overlap_grad_reduce for point in points} == {True, False}
+
+
+def test_a_runtime_stands_next_to_the_recipe_in_a_study_and_in_its_candidates(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(
+        "name: two_runtimes\nextends: gpt3_20b\nruntime: megatron_core\ncandidates:\n"
+        "  - {strategy: 3d, system: dgx-a100-80gb, devices: 8}\n"
+        "  - {strategy: 3d, system: dgx-a100-80gb, devices: 8, "
+        "runtime: {extends: megatron_2021, overlap_grad_reduce: false}}\n"
+        "assumed: {model: a, recipe: a, candidates: a, runtime: a}\n",
+        encoding="utf-8",
+    )
+    study = load_study(str(path))
+    named = [study.runtime_of(candidate).name for candidate in study.candidates]
+    assert named[0] == "megatron_core" != named[1]
+    changed = changed_study(study, {"runtime.attention": "standard"}, ps.Catalog())
+    runtimes = [changed.runtime_of(candidate) for candidate in changed.candidates]
+    assert {runtime.attention for runtime in runtimes} == {"standard"}
+    assert [runtime.overlap_grad_reduce for runtime in runtimes] == [
+        study.runtime_of(candidate).overlap_grad_reduce for candidate in study.candidates
+    ]
+
+
+# --------------------------------------------------------------------------------- what a point answers
 WAFERS = {"model": "gpt3_xl", "system": "cs-2", "devices": 2, "strategy": "weight-streaming", "batch": 64}
-
-
-def test_a_point_answers_with_the_metrics_of_the_interface(point_keys: frozenset[str]) -> None:
-    prediction = ps.predict(**WAFERS)
-    metrics = prediction.document()
-    evaluation = prediction.run
-    assert set(metrics) >= point_keys
-    assert metrics["num_devices"] == 2
-    assert metrics["tokens_per_s"] == pytest.approx(64 * 2048 / metrics["step_time_s"])
-    assert metrics["step_time_s"] == evaluation.step_time_s
 
 
 def test_a_given_layout_is_taken_as_it_is() -> None:
@@ -34,39 +168,86 @@ def test_a_given_layout_is_taken_as_it_is() -> None:
     assert chunked["stream_chunks"] == 4
 
 
-THIN = """\
-name: thin
-description: a leaf for each node, with so many NICs to an uplink
-extends: dgx-a100-80gb
-fabric:
-  nodes_per_leaf: 1
-  oversubscription: {ratio}
-assumed:
-  fabric.nodes_per_leaf: a test
-  fabric.oversubscription: a test
-"""
-
-
 def test_oversubscription_in_a_systems_file_slows_a_step_by_what_crosses_leaves(tmp_path: Path) -> None:
     """Eight messages on two uplinks: the bytes of two sends and of two sums take 4 times as long."""
     runs = []
     for ratio in (1.0, 4.0):
         path = tmp_path / f"thin{ratio:g}.yaml"
-        path.write_text(THIN.format(ratio=ratio), encoding="utf-8")
+        fabric = f"fabric: {{nodes_per_leaf: 1, oversubscription: {ratio}}}"
+        path.write_text(f"extends: dgx-a100-80gb\n{fabric}\nassumed: {{fabric: a test}}\n", encoding="utf-8")
         layout = "tp=8,pp=2,dp=1,mbs=1"
         runs.append(ps.predict(model="gpt3_xl", system=path, devices=16, layout=layout, batch=1).run)
-    works = runs[1].graph.works
-    across = [work for work in works if work.group is not None and abs(work.group.stride) == 8]
+    wide, thin = runs
+    across = [work for work in thin.graph.works if work.group is not None and abs(work.group.stride) == 8]
     assert len(across) == 4
-    costs = runs[1].step.costs
+    costs = thin.step.costs
     bytes_s = sum(costs.duration_s(work) - costs.latency_s(work) for work in across)
-    assert runs[1].step_time_s - runs[0].step_time_s == pytest.approx(3 * bytes_s, rel=1e-6)
+    assert thin.step_time_s - wide.step_time_s == pytest.approx(3 * bytes_s, rel=1e-6)
 
 
 def test_the_default_runtime_is_the_recipes_and_names_the_tool_that_takes_its_plans() -> None:
-    asked = question_of({"model": "gpt3_xl", "system": "dgx-h100", "devices": 8, "recipe": "llm_2024"})
-    assert asked.job.runtime == asked.recipe.runtime
-    assert asked.job.runtime.takes_plans == "megatron"
-    other = replace(asked, runtime=default_catalog().load("runtime", "csoft_1p7"))
+    question = question_of({"model": "gpt3_xl", "system": "dgx-h100", "devices": 8, "recipe": "llm_2024"})
+    assert question.job.runtime == question.recipe.runtime
+    assert question.job.runtime.takes_plans == "megatron"
+    other = replace(question, runtime=default_catalog().load("runtime", "csoft_1p7"))
     assert other.job.runtime.name == "csoft_1p7"
     assert other.job.runtime.takes_plans == "modelzoo"
+
+
+# ------------------------------------------------------------------------------- questions share prices
+GRID = """\
+  candidates:
+    - {strategy: 3d, system: dgx-a100-80gb, devices: [8, 16], layout: "tp=2,mbs=1"}
+    - {strategy: weight-streaming, system: cs-2, devices: [1, 2]}
+  recipe.global_batch_size: [16, 24, 32]
+  model.num_layers: [2, 4]
+"""
+
+
+def gpus(devices: int = 8, **changes: Any) -> Question:
+    return question_of({"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": devices, **changes})
+
+
+def test_another_batch_has_the_same_prices_and_another_precision_or_number_of_devices_has_not() -> None:
+    tables = PriceTables()
+    questions = gpus(), gpus(batch=64), gpus(**{"recipe.precision": "fp32"}), gpus(16)
+    for lent in questions:
+        tables.lend(lent)
+    first, batch, fp32, more = questions
+    assert (batch.costs, batch.topology) == (first.costs, first.topology)
+    assert first.costs not in (fp32.costs, more.costs)
+
+
+def test_few_machines_are_kept_and_none_for_ever() -> None:
+    tables = PriceTables()
+    first = gpus(8)
+    tables.lend(first)
+    for number in range(KEPT):
+        tables.lend(gpus(16 + 8 * number))
+    again = gpus(8)
+    tables.lend(again)
+    assert again.costs is not first.costs
+    lent = []
+    for _ in range(MOST_LENT):
+        lent.append(gpus(8))
+        tables.lend(lent[-1])
+    assert lent[0].costs is again.costs
+    assert lent[-1].costs is not again.costs
+
+
+def test_points_have_the_same_digits_in_any_order_with_shared_prices(
+    write_sweep: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = load_sweep(str(write_sweep(GRID))).points
+
+    def texts(backwards: bool, shared: bool) -> list[str]:
+        tables = PriceTables()
+        answers = []
+        for point in points[:: -1 if backwards else 1]:
+            monkeypatch.setattr(runner, "TABLES", tables if shared else PriceTables())
+            answers.append(answer_text(point).text)
+        return answers[:: -1 if backwards else 1]
+
+    alone = texts(backwards=False, shared=False)
+    assert texts(backwards=False, shared=True) == alone
+    assert texts(backwards=True, shared=True) == alone

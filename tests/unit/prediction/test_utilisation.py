@@ -1,8 +1,9 @@
-"""How much of the network a step uses, against counts by hand."""
+"""How much of its machine a step uses: links against counts by hand, FLOPs, and kernels on a roofline."""
 
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,16 +11,13 @@ import pytest
 import perfsim as ps
 from perfsim.engine import critical_path
 from perfsim.machines.placement import place
-from perfsim.network import FatTree, Topology
-from perfsim.prediction.why import LinkUse
+from perfsim.network import FatTree
+from perfsim.prediction.run import Evaluation
+from perfsim.prediction.why import ATTENTION, ELEMENTWISE, PRODUCT, LinkUse, Roofline
 from perfsim.testing.toys import at_once
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 
 SECONDS = 4.0
-
-
-def used(graph: TaskGraph, topology: Topology, seconds: float = SECONDS) -> dict[str, LinkUse]:
-    return LinkUse.by_kind(critical_path(graph, np.full(len(graph), seconds)), place(graph, topology))
 
 
 @pytest.fixture
@@ -28,6 +26,10 @@ def tree(toys: ModuleType) -> FatTree:
     topology = toys.topology(32)
     assert isinstance(topology, FatTree)
     return topology
+
+
+def used(graph: TaskGraph, tree: FatTree) -> dict[str, LinkUse]:
+    return LinkUse.by_kind(critical_path(graph, np.full(len(graph), SECONDS)), place(graph, tree))
 
 
 def test_a_send_uses_one_nic_out_and_one_in(toys: ModuleType, tree: FatTree) -> None:
@@ -55,10 +57,8 @@ def test_rings_across_nodes_use_nics_and_the_ports_between_their_ranks(
 def test_the_mean_is_over_the_step_and_the_peak_at_one_instant(toys: ModuleType, tree: FatTree) -> None:
     builder = GraphBuilder()
     send = toys.transfer("s", RankGroup(0, 8, 2), comm_bytes=20e9)
-    builder.task(send, "gpu0/send")
-    builder.task(send, "gpu0/other")
-    builder.task(toys.compute("c"), "gpu1/compute")
-    builder.task(toys.compute("c"), "gpu1/compute")
+    for work, stream in ((send, "send"), (send, "other"), *[(toys.compute("c"), "compute")] * 2):
+        builder.task(work, f"gpu0/{stream}")
     use = used(builder.build(), tree)
     assert use["nic"].peak == pytest.approx(2 * 20e9 / SECONDS / 25e9)
     assert use["nic"].mean == pytest.approx(4 * 20e9 / (64 * 25e9 * 2 * SECONDS))
@@ -66,8 +66,10 @@ def test_the_mean_is_over_the_step_and_the_peak_at_one_instant(toys: ModuleType,
 
 def test_a_folded_step_uses_what_all_its_ranks_use() -> None:
     """The gradients of a data-parallel step: every rank sends 2 x 15/16 of them. A slow link is busier."""
-    machine = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 16}
-    step = ps.predict(**machine, layout="dp=16,mbs=1", batch=16)
+    question = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 16, "layout": "dp=16,mbs=1"}
+    step, slow = (
+        ps.predict(**question, batch=16, perturb=text) for text in ("", "slow=0.25@node0/nic0-leaf0")
+    )
     graph = step.run.trace.graph
     sums = [graph.works[work] for work in graph.work.tolist() if graph.works[work].op == "all_reduce"]
     reduced = sum(work.comm_bytes * 2 * 15 / 16 for work in sums if work.comm_bytes > 100)
@@ -75,13 +77,71 @@ def test_a_folded_step_uses_what_all_its_ranks_use() -> None:
     assert reduced > 1e9
     assert use["nic"].mean == pytest.approx(reduced / 8 / 25e9 / step.step_time_s, rel=0.3)
     assert 0.0 < use["scale_up"].mean < use["nic"].mean < use["nic"].peak <= 1.0
-    slow = ps.predict(**machine, layout="dp=16,mbs=1", batch=16, perturb="slow=0.25@node0/nic0-leaf0")
     assert slow.utilisation["nic"].peak >= use["nic"].peak
     assert slow.step_time_s > step.step_time_s
 
 
+GPUS = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 2, "strategy": "3d", "batch": 8}
+WAFERS = {"model": "gpt3_xl", "system": "cs-2", "devices": 2, "strategy": "weight-streaming", "batch": 64}
+
+
 def test_a_stream_of_weights_uses_every_part_between_dram_and_wafers() -> None:
-    use = ps.predict(model="gpt3_xl", system="cs-2", devices=2, batch=64).utilisation
+    use = ps.predict(**WAFERS).utilisation
     assert {"io", "swarmx", "memoryx", "server", "dram"} <= use.keys()
     assert use["io"].mean == use["swarmx"].mean == pytest.approx(use["server"].mean)
     assert use["dram"].mean < use["server"].mean
+
+
+# ---------------------------------------------------------------------------------- FLOPs of a sparse model
+def sparse(system: str, sparsity: float, harvest: float = 0.9) -> Evaluation:
+    changes = {"recipe.weight_sparsity": sparsity, "system.streaming.sparse_harvest": harvest}
+    question = {
+        "model": "gpt3_20b",
+        "recipe": "gpt3_pretraining",
+        "system": system,
+        "devices": 1,
+        "batch": 48,
+    }
+    return ps.predict(**question, **changes).run
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 0.5, 0.75, 0.95])
+@pytest.mark.parametrize("system", ["cs-2", "cs-2-peak"])
+def test_no_sparsity_makes_a_wafer_exceed_its_peak(system: str, sparsity: float) -> None:
+    run = sparse(system, sparsity)
+    assert 0 < run.mfu <= run.hfu <= 1
+    assert sparsity or run.mfu * 4 / 3 == pytest.approx(run.hfu, rel=0.02), "a dense one recomputes"
+
+
+def test_zeros_that_nothing_skips_are_executed_and_not_needed() -> None:
+    dense = sparse("cs-2", 0.0)
+    wasted = sparse("cs-2", 0.75, harvest=0.0)
+    assert wasted.hardware_flop == pytest.approx(dense.hardware_flop)
+    assert 0.25 < wasted.model_flop / dense.model_flop < 0.4, "attention and the head stay dense"
+
+
+# --------------------------------------------------------------------------------- kernels on a roofline
+@pytest.mark.parametrize("question", [GPUS, WAFERS])
+def test_the_work_of_all_kernels_is_the_steps_and_no_product_is_above_its_ceiling(
+    question: dict[str, Any],
+) -> None:
+    run = ps.predict(**question).run
+    roofline = Roofline.of(run)
+    assert roofline is not None
+    device = run.plan.system.device
+    graph = run.trace.graph
+    assert roofline.memory_bytes_per_s == device.memory.bandwidth
+    assert roofline.peaks_flop_per_s == {"bf16": device.peak_flop_per_s("bf16")}
+    streams = [number for number, name in enumerate(graph.streams) if name.endswith("/compute")]
+    assert len({graph.stands_for[number] for number in streams}) == 1, "every device counts alike"
+    tasks = zip(graph.work, graph.stream, strict=True)
+    flop = sum(graph.works[work].flop for work, stream in tasks if stream in streams)
+    whole = flop / len(streams) / len(graph.step_ends)
+    assert sum(kernel.flop for kernel in roofline.kernels) == pytest.approx(whole)
+    times = [kernel.time_s for kernel in roofline.kernels]
+    assert times == sorted(times, reverse=True)
+    assert sum(times) <= run.step_time_s
+    assert {PRODUCT, ELEMENTWISE} <= {kernel.kind for kernel in roofline.kernels} | {ATTENTION}
+    for kernel in roofline.kernels:
+        if kernel.precision and kernel.flop:
+            assert kernel.flop / kernel.time_s <= roofline.peaks_flop_per_s[kernel.precision]

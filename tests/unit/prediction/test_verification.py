@@ -14,7 +14,8 @@ import perfsim as ps
 from perfsim.base.errors import VerificationError
 from perfsim.catalog import default_catalog
 from perfsim.prediction.planner import plan_of
-from perfsim.prediction.question import Question
+from perfsim.prediction.question import question_of
+from perfsim.prediction.run import graph_of
 from perfsim.prediction.verification import (
     SamplingSpec,
     SamplingSummary,
@@ -22,8 +23,8 @@ from perfsim.prediction.verification import (
     sample_step,
     verify,
 )
-from perfsim.strategies import Plan, strategy
-from perfsim.work import GraphBuilder, Kind, TaskGraph, Work
+from perfsim.strategies import Plan
+from perfsim.work import Kind, TaskGraph, Work
 from perfsim.work.kernels import Kernel
 
 TP2 = {"system": "dgx-h100", "devices": 16, "batch": 16}
@@ -59,25 +60,15 @@ class Step(NamedTuple):
 
 @cache
 def step_of(name: str) -> Step:
-    fields = dict(STEPS[name])
     catalog = default_catalog()
-    attention = "standard" if fields["model"] == "gpt3_xl" else "flash"
-    recipe = catalog.recipe("gpt3_pretraining").with_(**{"runtime.attention": attention})
+    fields = dict(STEPS[name])
     model = catalog.model(fields.pop("model"))
     if name == "latents on every rank":
         model = model.model_copy(update={"experts": None, "mtp_num_layers": 0})
-    question = Question(
-        model=model,
-        recipe=recipe,
-        system=catalog.systems[fields.pop("system")],
-        strategy="",
-        must_fit=False,
-        **fields,
-    )
-    plan = plan_of(question)
-    builder = GraphBuilder()
-    strategy(plan.strategy).emit(plan, builder)
-    return Step(plan, builder.build())
+    attention = "standard" if model.name == "gpt3_xl" else "flash"
+    given = {"recipe": "gpt3_pretraining", "runtime.attention": attention, "model": model, **fields}
+    plan = plan_of(replace(question_of(given), must_fit=False))
+    return Step(plan, graph_of(plan))
 
 
 @pytest.fixture

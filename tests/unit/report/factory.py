@@ -1,13 +1,12 @@
 """A study as a run would answer it: 128 A100s with 3D parallelism, and 1, 4 and 16 CS-2s.
 
-Step times follow `fixed + share of batch`, steps follow the hyperbola of critical batch, so curves
-have the shapes of real ones. Loaded by path from the conftest of the unit tests and of the browser tests.
+Step times follow `fixed + share of batch`, so curves have the shapes of real ones. Loaded by path from the
+conftest of the unit tests and of the browser tests.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import fields, replace
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -17,14 +16,15 @@ from perfsim.costs.memory import MemoryUse
 from perfsim.prediction.bands import Accuracy
 from perfsim.prediction.verification import SamplingSummary
 from perfsim.prediction.why import LinkUse, Why
+from perfsim.report.page import Section
+from perfsim.report.study import study_page
 from perfsim.studies.answers import Answer, Assumption, StudyResult
 from perfsim.studies.batches import BatchPoint
 from perfsim.studies.timeline import TimelineBar
 
 SEQ = 2048
+CRITICAL = CriticalBatch(2.43e7, 2.0, "zhang_2024", "a test")
 TARGET_TOKENS = 4e11
-CRITICAL = 2.43e7
-CRITICAL_BAND = (6.69e6, 4.1e7)
 GIB = 2**30
 ASSUMPTIONS = """\
 hardware | A100 peak, bf16 | 312 TFLOP/s | nvidia_a100_datasheet, page 1 | datasheet
@@ -33,27 +33,27 @@ costs | GEMM efficiency | median error 4.1 % over 312 points | gemm_bf16_a100.cs
 convergence | critical batch | 24.3 million tokens | zhang_2024, equation 6 | fit
 convergence | goodput | 100 % | no failures are modelled | assumption
 """
-TIME = TimeToAccuracy(1e6, 1.0, TARGET_TOKENS, CriticalBatch(CRITICAL, 2.0, "constant", "a test"), 0.1)
-"""The way to the target of some machine; candidates replace its times."""
 
 
-def _time_s(step_s: float, tokens: float, critical: float) -> tuple[float, float]:
-    steps = TARGET_TOKENS / critical * (1 + critical / tokens)
-    return steps, steps * step_s
+def sections(result: StudyResult) -> dict[str, Section]:
+    """The sections of the page of a study by their ids."""
+    return {section.anchor: section for section in study_page(result).sections}
 
 
-def _point(batch: int, fixed_s: float, per_sequence_s: float, layout: dict[str, object]) -> BatchPoint:
-    tokens = float(batch * SEQ)
-    step_s = fixed_s + per_sequence_s * batch
-    steps, middle = _time_s(step_s, tokens, CRITICAL)
-    ends = [_time_s(step_s, tokens, critical)[1] for critical in CRITICAL_BAND]
-    return BatchPoint(batch, tokens, step_s, steps, middle, (min(ends), max(ends)), layout)
+def _time(batch: int, step_s: float) -> TimeToAccuracy:
+    return TimeToAccuracy(float(batch * SEQ), step_s, TARGET_TOKENS, CRITICAL, 0.0)
 
 
 def _curve(
     fixed_s: float, per_sequence_s: float, least: int, layout: dict[str, object]
 ) -> tuple[BatchPoint, ...]:
-    return tuple(_point(least * 2**i, fixed_s, per_sequence_s, layout) for i in range(7))
+    times = {
+        batch: _time(batch, fixed_s + per_sequence_s * batch) for batch in (least * 2**i for i in range(7))
+    }
+    return tuple(
+        BatchPoint(batch, time.batch_tokens, time.step_time_s, time.steps, time.time_s, time.band_s, layout)
+        for batch, time in times.items()
+    )
 
 
 def pipeline_timeline(stages: int, microbatches: int, forward_s: float) -> tuple[TimelineBar, ...]:
@@ -100,86 +100,42 @@ def streaming_timeline(layers: int, layer_s: float) -> tuple[TimelineBar, ...]:
     return tuple(bars)
 
 
-class _GivenTime(TimeToAccuracy):
-    """A time whose steps and band are those of a point of a curve, not derived."""
-
-    point: BatchPoint
-
-    @property
-    def steps(self) -> float:
-        return self.point.steps
-
-    @property
-    def time_s(self) -> float:
-        return self.point.time_to_accuracy_s
-
-    @property
-    def band_s(self) -> tuple[float, float]:
-        return self.point.time_to_accuracy_band_s
-
-
-def _time_of(best: BatchPoint) -> TimeToAccuracy:
-    common = {known.name: getattr(TIME, known.name) for known in fields(TimeToAccuracy)}
-    made = _GivenTime(**common | {"batch_tokens": best.batch_tokens, "step_time_s": best.step_time_s})
-    object.__setattr__(made, "point", best)
-    return made
-
-
 def _candidate(
-    strategy: str, system: str, devices: int, curve: tuple[BatchPoint, ...], **figures: Any
+    strategy: str, system: str, noun: str, machine: str, curve: tuple[BatchPoint, ...], **known: Any
 ) -> Answer:
     best = min(curve, key=lambda point: point.time_to_accuracy_s)
-    fields: dict[str, Any] = {
-        "model": "gpt3_20b",
-        "why": Why("compute", {}, "more devices", "Bound by compute."),
-        "hfu": 0.0,
-        "bubble_fraction": 0.0,
-        "exposed_communication_fraction": 0.0,
-        "notes": (),
-        "layout": best.layout,
-        "global_batch_size": best.global_batch_size,
-        "step_time_s": best.step_time_s,
-        "tokens_per_s": best.batch_tokens / best.step_time_s,
-        "time": _time_of(best),
-        "batch_curve": curve,
-    }
-    shares = figures.pop("shares")
-    fields["breakdown_s"] = {name: share * best.step_time_s for name, share in shares.items()}
-    noun = {"dgx-a100-80gb": "A100-80GB", "cs-2": "CS-2"}[system]
-    fields |= {"devices_noun": noun, "machine": f"{devices} {noun}{' (16 DGX)' if devices == 128 else ''}"}
-    return Answer(strategy=strategy, system=system, num_devices=devices, **(fields | figures))
+    shares = known.pop("shares")
+    return Answer(
+        strategy=strategy,
+        system=system,
+        num_devices=int(machine.partition(" ")[0]),
+        machine=machine,
+        devices_noun=noun,
+        model="gpt3_20b",
+        why=Why("compute", {}, "more devices", "Bound by compute."),
+        layout=best.layout,
+        global_batch_size=best.global_batch_size,
+        step_time_s=best.step_time_s,
+        tokens_per_s=best.batch_tokens / best.step_time_s,
+        time=_time(best.global_batch_size, best.step_time_s),
+        batch_curve=curve,
+        breakdown_s={name: share * best.step_time_s for name, share in shares.items()},
+        **known,
+    )
 
 
 def _gpus() -> Answer:
-    layout = {
-        "tensor": 8,
-        "pipeline": 4,
-        "data": 4,
-        "micro_batch_size": 1,
-        "sequence_parallel": True,
-        "recompute": "selective",
-        "schedule": "1f1b",
-    }
-    curve = _curve(0.6, 0.0125, 96, layout)
+    layout = {"tensor": 8, "pipeline": 4, "data": 4, "micro_batch_size": 1, "sequence_parallel": True}
+    curve = _curve(0.6, 0.0125, 96, layout | {"recompute": "selective", "schedule": "1f1b"})
     state = {"parameters": 1.3 * GIB, "gradients": 2.6 * GIB, "optimizer": 7.8 * GIB}
     parts = [state | {"activations": (22 - 5 * stage) * GIB, "logits": 0.0} for stage in range(4)]
     parts[3]["logits"] = 1.7 * GIB
-    memory = tuple(MemoryUse(f"stage {stage}", part, 80.0 * GIB) for stage, part in enumerate(parts))
-    shares = {
-        "compute": 0.71,
-        "recompute": 0.05,
-        "tensor_communication": 0.12,
-        "pipeline_communication": 0.01,
-        "data_communication": 0.025,
-        "optimizer": 0.015,
-        "bubble": 0.07,
-    }
-    best = min(curve, key=lambda point: point.time_to_accuracy_s)
-    microbatches = best.global_batch_size // 4
+    step_s = min(curve, key=lambda point: point.time_to_accuracy_s).step_time_s
     return _candidate(
         "3d",
         "dgx-a100-80gb",
-        128,
+        "A100-80GB",
+        "128 A100-80GB (16 DGX)",
         curve,
         mfu=0.481,
         hfu=0.507,
@@ -187,34 +143,41 @@ def _gpus() -> Answer:
         exposed_communication_fraction=0.155,
         peak_memory_bytes=33.7 * GIB,
         utilisation={"scale_up": LinkUse(0.21, 0.78), "nic": LinkUse(0.04, 0.96)},
-        shares=shares,
-        memory=memory,
-        timeline=pipeline_timeline(4, microbatches, best.step_time_s / (3.2 * microbatches)),
+        shares={
+            "compute": 0.71,
+            "recompute": 0.05,
+            "tensor_communication": 0.12,
+            "pipeline_communication": 0.01,
+            "data_communication": 0.025,
+            "optimizer": 0.015,
+            "bubble": 0.07,
+        },
+        memory=tuple(MemoryUse(f"stage {stage}", part, 80.0 * GIB) for stage, part in enumerate(parts)),
+        timeline=pipeline_timeline(4, 192, step_s / (3.2 * 192)),
+        notes=(),
     )
 
 
 def _wafers(systems: int) -> Answer:
     layout = {"tensor": 1, "pipeline": 1, "data": systems, "micro_batch_size": 30, "recompute_layers": 2}
     curve = _curve(1.7, 0.62 / systems, 30 * systems, layout)
-    best = min(curve, key=lambda point: point.time_to_accuracy_s)
-    memory = tuple(
-        MemoryUse(f"wafer {k}", {"activations": 27.4e9, "weight buffers": 3.2e9, "workspace": 1.1e9}, 40e9)
-        for k in range(systems)
-    )
-    shares = {"compute": 0.83, "weight_stream_stall": 0.11, "gradient_stream": 0.03, "update": 0.03}
+    step_s = min(curve, key=lambda point: point.time_to_accuracy_s).step_time_s
+    held = {"activations": 27.4e9, "weight buffers": 3.2e9, "workspace": 1.1e9}
     return _candidate(
         "weight-streaming",
         "cs-2",
-        systems,
+        "CS-2",
+        f"{systems} CS-2",
         curve,
         mfu=0.27,
         hfu=0.31,
+        bubble_fraction=0.0,
         exposed_communication_fraction=0.14,
         peak_memory_bytes=31.7e9,
         utilisation={"memoryx": LinkUse(0.4, 1.0), "io": LinkUse(0.41, 1.0)},
-        shares=shares,
-        memory=memory,
-        timeline=streaming_timeline(44, best.step_time_s / 90),
+        shares={"compute": 0.83, "weight_stream_stall": 0.11, "gradient_stream": 0.03, "update": 0.03},
+        memory=tuple(MemoryUse(f"wafer {number}", held, 40e9) for number in range(systems)),
+        timeline=streaming_timeline(44, step_s / 90),
         notes=("activations of two layers are made again",) if systems == 1 else (),
     )
 
@@ -236,9 +199,9 @@ def study_result() -> StudyResult:
         num_parameters=2.02e10,
         seq_length=SEQ,
         target_tokens=TARGET_TOKENS,
-        law="zhang_2024",
-        critical_batch_tokens=CRITICAL,
-        critical_batch_band_tokens=CRITICAL_BAND,
+        law=CRITICAL.law,
+        critical_batch_tokens=CRITICAL.tokens,
+        critical_batch_band_tokens=CRITICAL.band_tokens,
         candidates=candidates,
         verdict=f"128 A100-80GB (16 DGX) with 3d reaches the target in {times[0]:.1f} days, "
         f"{times[3] / times[0]:.1f} times (3.0 to 3.3) sooner than 16 CS-2 with weight-streaming.",
@@ -272,8 +235,7 @@ def hostile_result() -> StudyResult:
 
 def empty_candidate(result: StudyResult) -> StudyResult:
     """The same study with one candidate that knows nothing but its headline figures."""
-    point = result.candidates[1].batch_curve[0]
-    never = replace(point, time_to_accuracy_s=math.inf, time_to_accuracy_band_s=(math.inf, math.inf))
+    never = replace(result.candidates[1].time, step_time_s=1e308)
     bare = replace(
         result.candidates[1],
         memory=(),
@@ -281,7 +243,7 @@ def empty_candidate(result: StudyResult) -> StudyResult:
         timeline=(),
         breakdown_s={},
         utilisation={},
-        time=_time_of(never),
+        time=never,
     )
     return replace(result, candidates=(result.candidates[0], bare))
 

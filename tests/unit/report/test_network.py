@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from types import ModuleType
 
 import pytest
 
@@ -13,7 +14,6 @@ from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.why import LinkUse
 from perfsim.report.network import Drawing, network
 from perfsim.report.page import Page
-from perfsim.report.study import study_page
 from perfsim.report.text import percent
 from perfsim.studies.answers import StudyResult
 
@@ -77,11 +77,9 @@ def test_a_page_draws_the_first_two_and_keeps_the_table_of_all(
 ) -> None:
     maps = zip(result.candidates, (gpus, wafers, wafers, wafers), strict=True)
     candidates = tuple(replace(candidate, network=_map(prediction)) for candidate, prediction in maps)
-    sections = study_page(replace(result, candidates=candidates)).sections
-    (section,) = (section for section in sections if section.slug == "network")
+    section = network(replace(result, candidates=candidates))
     assert [drawing.name for drawing in section.drawings] == ["128 A100-80GB (16 DGX)", "16 CS-2"]
     assert section.figure is None
-    assert section.table is not None
     page = Page("Networks", [section]).html()
     assert page.count("<svg") == 2
     assert "<details><summary>The figures as a table" in page
@@ -98,20 +96,18 @@ def test_every_candidate_and_kind_of_link_has_its_mean_and_its_peak(result: Stud
     assert len(set(names)) == len(result.candidates)
 
 
-def test_a_study_whose_network_is_unknown_has_no_such_section(sparse: StudyResult) -> None:
-    sections = study_page(sparse).sections
-    (section,) = (section for section in sections if section.slug == "network")
-    assert "128 A100-80GB (16 DGX), NVLink port: mean 21.0 %, peak 78.0 %" in section.alt
-    bare = sparse.candidates[1]
-    sections = study_page(replace(sparse, candidates=(bare,))).sections
-    assert "network" not in [section.slug for section in sections]
+def test_a_study_whose_network_is_unknown_has_no_such_section(
+    sparse: StudyResult, factory: ModuleType
+) -> None:
+    known = factory.sections(sparse)["network"]
+    assert "128 A100-80GB (16 DGX), NVLink port: mean 21.0 %, peak 78.0 %" in known.alt
+    assert "network" not in factory.sections(replace(sparse, candidates=sparse.candidates[1:]))
 
 
 def test_a_peak_above_the_capacity_is_inside_the_figure_and_explained_only_there(result: StudyResult) -> None:
     assert network(result).note == ""
     busy = replace(result.candidates[1], utilisation={"dram": LinkUse(0.1, 1.083)})
-    over = replace(result, candidates=(result.candidates[0], busy))
-    assert network(over).figure.layout.xaxis.range[1] > 108.3
-    note = next(section.note for section in study_page(over).sections if section.slug == "network")
-    assert note.startswith("A peak of 108 % is more than a link carries: ")
-    assert note.endswith("up to 8 % longer.")
+    over = network(replace(result, candidates=(result.candidates[0], busy)))
+    assert over.figure.layout.xaxis.range[1] > 108.3
+    assert over.note.startswith("A peak of 108 % is more than a link carries: ")
+    assert over.note.endswith("up to 8 % longer.")

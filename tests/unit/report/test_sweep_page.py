@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from markupsafe import escape
 
-from perfsim.report.page import Section, caveats_section
+from perfsim.report.page import Page, Section, caveats_section
 from perfsim.report.sweep import MAX_ON_TERMINAL, sweep_document, sweep_lines, sweep_page, write_sweep
 from perfsim.studies.answers import PointResult
 from perfsim.studies.axes import load_sweep
@@ -33,18 +34,19 @@ grid:
 """
 
 
-def answer(folder: Path, grid: str) -> SweepResult:
-    path = folder / "tiny.yaml"
-    path.write_text(SWEEP + grid, encoding="utf-8")
+def answer(folder: Path, grid: str, sweep: str = SWEEP) -> SweepResult:
+    path = folder / "a grid.yaml"
+    path.write_text(sweep + grid, encoding="utf-8")
     return run_sweep(load_sweep(str(path)), folder / "points.sqlite", jobs=1)
 
 
-def sections_of(result: SweepResult) -> list[Section]:
-    return sweep_page(result).sections
+def sections_of(result: SweepResult) -> dict[str, Section]:
+    return {section.anchor: section for section in sweep_page(result).sections}
 
 
-def headline(result: SweepResult, points: list[PointResult]) -> str:
-    return sweep_page(replace(result, points=tuple(points))).headline
+def page_of(result: SweepResult, kept: Callable[[PointResult], bool]) -> Page:
+    """The page of some of the points."""
+    return sweep_page(replace(result, points=tuple(filter(kept, result.points))))
 
 
 def repeated(result: SweepResult, times: int) -> SweepResult:
@@ -85,8 +87,13 @@ def test_the_terminal_counts_the_points_that_it_has_no_row_for(result: SweepResu
     assert any("more points are in the report" in line for line in lines)
 
 
-def test_the_document_is_strict_json_and_says_who_matches_whom(result: SweepResult) -> None:
+def test_the_document_is_strict_json_and_says_who_matches_whom_and_how_to_ask_again(
+    result: SweepResult,
+) -> None:
     document = json.loads(json.dumps(sweep_document(result), allow_nan=False))
+    *verb, path = shlex.split(document["command"])
+    assert verb == ["perfsim", "sweep"]
+    assert load_sweep(path).name == result.name
     assert [point["feasible"] for point in document["points"]].count(False) == 2
     assert {match["as_fast_as"]["system"] for match in document["equals"]} == {"slow"}
     assert document["equals"][0]["system"] == "cs-2"
@@ -101,11 +108,11 @@ def test_the_report_is_the_same_bytes_each_time_and_has_every_caveat_once(
         assert first == second
     page = pages[0].read_text("utf-8")
     assert "<b>grid</b>" not in page
+    assert str(escape(result.command)) in page
     assert result.caveats
     assert {page.count(caveat.text) for caveat in result.caveats} == {1}
     informing = [replace(caveat, severity="info", code="other") for caveat in result.caveats]
     (section,) = caveats_section(informing, "")
-    assert section.table is not None
     assert len(section.table.rows) == len(informing), "none of them stands at the head"
     assert caveats_section([], "") == []
 
@@ -113,12 +120,11 @@ def test_the_report_is_the_same_bytes_each_time_and_has_every_caveat_once(
 def test_the_page_has_curves_bounded_equals_maps_every_point_with_its_reason_and_the_inputs(
     result: SweepResult,
 ) -> None:
-    sections = {section.anchor: section for section in sections_of(result)}
+    sections = sections_of(result)
     maps = ["map-cs-2-weight-streaming", "map-slow-weight-streaming"]
     curves = ["scaling", "equals", "equals-back", "cost", "efficiency", "step-time"]
     assert list(sections) == [*curves, *maps, "caveats", "without", "points", "inputs"]
     equals = sections["equals"].table
-    assert equals is not None
     assert equals.columns[2].name == "as many CS-2"
     assert equals.shown()[0][2] == "\u2264 1 (\u2264 1 to 1.34)"
     assert equals.shown()[-1][0] == "4 devices of slow"
@@ -131,8 +137,8 @@ def test_the_page_has_curves_bounded_equals_maps_every_point_with_its_reason_and
 
 def maps_of(result: SweepResult) -> list[Any]:
     """The cells of every map of a page."""
-    maps = [section for section in sections_of(result) if section.anchor.startswith("map")]
-    return [section.figure.data[0] for section in maps]
+    sections = sections_of(result).items()
+    return [section.figure.data[0] for anchor, section in sections if anchor.startswith("map")]
 
 
 def test_the_map_leaves_a_cell_without_a_plan_empty(result: SweepResult) -> None:
@@ -154,9 +160,8 @@ def test_another_field_goes_down_where_the_batch_does_not_vary_and_machines_wher
 
 
 def test_a_grid_without_any_plan_has_a_page_of_reasons(result: SweepResult) -> None:
-    without = tuple(point for point in result.points if not point.feasible)
-    alone = replace(result, points=without)
-    assert [section.anchor for section in sections_of(alone)] == ["points", "inputs"]
+    alone = replace(result, points=tuple(point for point in result.points if not point.feasible))
+    assert list(sections_of(alone)) == ["points", "inputs"]
     assert "No point of the grid has a feasible plan" in " ".join(sweep_lines(alone))
 
 
@@ -170,12 +175,11 @@ variants:
 
 def test_variants_of_one_work_are_drawn_as_changes_and_listed_with_what_they_change(tmp_path: Path) -> None:
     swept = answer(tmp_path, VARIANTS)
-    sections = {section.anchor: section for section in sections_of(swept)}
+    sections = sections_of(swept)
     shown = "variants scaling cost efficiency step-time differences caveats points inputs"
     assert list(sections) == shown.split()
     bars = sections["variants"].figure
     assert {name for trace in bars.data for name in trace.y} == {"half the servers"}
-    assert sections["differences"].table is not None
     assert any("memoryx.servers" in cell for row in sections["differences"].table.shown() for cell in row)
     lines = sweep_lines(swept)
     assert any("change" in line for line in lines)
@@ -187,12 +191,10 @@ def test_the_head_says_the_answer_once_marks_the_fastest_and_says_what_it_leaves
 ) -> None:
     page = sweep_page(result)
     scale = page.scale
-    assert scale is not None
     times = {row[0].value: row[1].number for row in scale.rows}
     assert [row[0].value for row in scale.rows if row[1].mark] == [min(times, key=times.__getitem__)]
     assert "Marked: the fastest." in page.note
     many = sweep_page(repeated(result, 6))
-    assert many.scale is not None
     assert len(many.scale.rows) == 8
     assert "the fastest 8 of 12" in many.note
     assert sum(row[1].mark for row in many.scale.rows) == 1
@@ -203,60 +205,38 @@ def test_the_head_says_the_answer_once_marks_the_fastest_and_says_what_it_leaves
 
 
 def test_no_machine_wins_across_models_and_the_page_tells_what_the_planner_changed(tmp_path: Path) -> None:
-    text = "variants:\n  small: {model: gpt3_xl}\n  large: {model: gpt3_6p7b}\n"
-    path = tmp_path / "tiny.yaml"
-    path.write_text(SWEEP.replace("[1, 4]", "[1]").replace(", 4]", "]") + text, encoding="utf-8")
-    swept = run_sweep(load_sweep(str(path)), tmp_path / "points.sqlite", jobs=1)
+    variants = "variants:\n  small: {model: gpt3_xl}\n  large: {model: gpt3_6p7b}\n"
+    swept = answer(tmp_path, variants, SWEEP.replace("[1, 4]", "[1]").replace(", 4]", "]"))
     page = sweep_page(swept)
-    scale, note = page.scale, page.note
-    assert scale is not None
-    assert [row[1].mark for row in scale.rows] == [True, False, True, False]
-    assert "Targets differ" in note
-    ones = [point for point in swept.points if point.num_devices == 1]
-    assert headline(swept, ones) == "1 CS-2 is first to all 2 targets."
+    assert [row[1].mark for row in page.scale.rows] == [True, False, True, False]
+    assert "Targets differ" in page.note
+    ones = page_of(swept, lambda point: point.num_devices == 1)
+    assert ones.headline == "1 CS-2 is first to all 2 targets."
+    policies = next(section for section in ones.sections if section.anchor == "policies")
+    assert len(policies.table.rows) == 2
     fast = {"small": 1, "large": 2}
-    mixed = [
-        point for point in swept.points if point.system == "slow" or point.num_devices == fast[point.variant]
-    ]
-    assert headline(swept, mixed) == "1 to 2 CS-2 are first to all 2 targets."
-    page = sweep_page(replace(swept, points=tuple(point for point in swept.points if point.system == "cs-2")))
-    assert page.scale is not None
-    assert not any(row[1].mark for row in page.scale.rows)
-    assert "Marked" not in page.note
-    same_size = replace(swept, points=tuple(ones))
-    sections = {section.anchor: section for section in sections_of(same_size)}
-    assert sections["policies"].table is not None
-    assert len(sections["policies"].table.rows) == 2
+    mixed = page_of(swept, lambda point: point.system == "slow" or point.num_devices == fast[point.variant])
+    assert mixed.headline == "1 to 2 CS-2 are first to all 2 targets."
+    alone = page_of(swept, lambda point: point.system == "cs-2")
+    assert not any(row[1].mark for row in alone.scale.rows)
+    assert "Marked" not in alone.note
 
 
-def test_the_page_names_a_command_that_reads_the_same_file(tmp_path: Path) -> None:
-    path = tmp_path / "my grid.yaml"
-    path.write_text(SWEEP + "  batch_sizes: [[8]]\n", encoding="utf-8")
-    result = run_sweep(load_sweep(str(path)), tmp_path / "points.sqlite", jobs=1)
-    assert shlex.split(result.command) == ["perfsim", "sweep", str(path)]
-    assert str(escape(result.command)) in write_sweep(result, tmp_path / "out").read_text("utf-8")
-    assert sweep_document(result)["command"] == result.command
-
-
-def test_time_against_cost_is_money_only_where_every_machine_has_a_price(tmp_path: Path) -> None:
-    grid = "  batch_sizes: [[8]]\n"
-    (section,) = [section for section in sections_of(answer(tmp_path, grid)) if section.anchor == "cost"]
-    assert section.heading == "Time against device-days"
-    priced = SWEEP.replace("system: cs-2, devices", "system: cs-2, price: {device_hour: 100}, devices")
-    priced = priced.replace("      devices: [1, 4]", "      price: {device_hour: 50}\n      devices: [1, 4]")
-    (tmp_path / "priced.yaml").write_text(priced + grid, encoding="utf-8")
-    result = run_sweep(load_sweep(str(tmp_path / "priced.yaml")), tmp_path / "priced.sqlite", jobs=1)
-    (section,) = [section for section in sections_of(result) if section.anchor == "cost"]
+def test_time_against_cost_is_money_only_where_every_machine_has_a_price(
+    result: SweepResult, tmp_path: Path
+) -> None:
+    assert sections_of(result)["cost"].heading == "Time against device-days"
+    sweep = SWEEP.replace("system: cs-2, devices", "system: cs-2, price: {device_hour: 100}, devices")
+    sweep = sweep.replace("      devices: [1, 4]", "      price: {device_hour: 50}\n      devices: [1, 4]")
+    priced = answer(tmp_path, "  batch_sizes: [[8]]\n", sweep)
+    section = sections_of(priced)["cost"]
     assert section.heading == "Time against cost"
-    first = result.feasible[0]
-    assert first.prediction.wall_s is not None
+    first = priced.feasible[0]
     money = first.prediction.wall_s / 3600 * first.num_devices * 100
     assert section.figure.data[0].y[-1] == pytest.approx(money)
-    table = section.table
-    assert table is not None
-    points = zip(table.values("time to the target"), table.column("cost"), strict=True)
-    costs = [(cell.number, cell.mark) for _, cell in sorted(points, key=lambda point: point[0])]
-    assert [worth for _, worth in costs] == [
-        cost < min([before for before, _ in costs[:number]], default=math.inf)
-        for number, (cost, _) in enumerate(costs)
-    ], "a slower point is worth taking where it is cheaper than all faster ones"
+    times = section.table.values("time to the target")
+    by_time = sorted(zip(times, section.table.column("cost"), strict=True), key=lambda point: point[0])
+    least = math.inf
+    for _, cell in by_time:
+        assert cell.mark == (cell.number < least), "worth taking where it is cheaper than all faster ones"
+        least = min(least, cell.number)

@@ -1,8 +1,10 @@
-"""The tables of names: every row is taken by a description and priced on both machines, and no other is."""
+"""Tables of names, nouns of machines, shapes of models: what descriptions may say, and contradictions."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from pydantic import BaseModel, ValidationError
@@ -10,35 +12,29 @@ from pydantic import BaseModel, ValidationError
 from perfsim.catalog import default_catalog
 from perfsim.specs.hardware import NodeSpec
 from perfsim.specs.layout import AXES, ParallelLayout, StreamingLayout
+from perfsim.specs.model import PLAIN, LayerKind, layer_kinds
 from perfsim.specs.optimizers import OPTIMIZERS
 from perfsim.specs.precisions import PRECISIONS
 from perfsim.specs.prices import EnergySpec, PriceSpec
+from perfsim.specs.recipe import Recipe
 from perfsim.specs.wall_clock import NumberRange
-from perfsim.strategies.plan import Layout, Plan
 from perfsim.studies.spec import StudySpec
-
-
-def optimizer_plan(toys: ModuleType, name: str, strategy: str, layout: Layout) -> Plan:
-    system = toys.wafer_cluster() if strategy == "weight-streaming" else None
-    plan: Plan = toys.plan(strategy, toys.job(8, {"optimizer": name}), layout, system)
-    return plan
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_has_states_and_an_update_on_every_machine(toys: ModuleType, name: str) -> None:
-    for strategy, layout in (("data", ParallelLayout()), ("weight-streaming", StreamingLayout())):
-        graph = toys.graph_of(optimizer_plan(toys, name, strategy, layout))
-        assert {task.work.op for task in graph.tasks()} & {"optimizer", "memoryx_update"}
+    job = toys.job(8, {"optimizer": name})
+    for plan in (
+        toys.plan("data", job, ParallelLayout()),
+        toys.plan("weight-streaming", job, StreamingLayout(), toys.wafer_cluster()),
+    ):
+        ops = {task.work.op for task in toys.graph_of(plan).tasks()}
+        assert ops & {"optimizer", "memoryx_update"}
 
 
 def test_a_layout_of_streaming_shares_no_state_and_no_layer() -> None:
     layout = StreamingLayout(data=4)
     assert (layout.tensor, layout.pipeline, layout.zero_stage, layout.num_devices) == (1, 1, 0, 4)
-
-
-def test_an_optimizer_that_is_not_in_the_table_is_refused(toys: ModuleType) -> None:
-    with pytest.raises(ValidationError, match="unheard-of"):
-        toys.recipe(optimizer="unheard-of")
 
 
 def test_precisions_name_precisions() -> None:
@@ -86,6 +82,7 @@ def test_devices_share_nics_where_there_are_fewer_or_it_is_said(nics: int, said:
 @pytest.mark.parametrize(
     ("kind", "fields", "said"),
     [
+        (Recipe, {"name": "r", "seq_length": 1, "optimizer": "unheard-of"}, "unheard-of"),
         (StudySpec, {"currency": "x" * 13}, "at most 12 characters"),
         (NodeSpec, {"devices": 8, "server": 3}, "8 devices cannot be divided into servers of 3"),
         (PriceSpec, {"device_hour": 1, "purchase": 1}, "one of them"),
@@ -105,3 +102,101 @@ def test_fields_outside_their_range_or_against_each_other_are_refused(
     whole = {"scale_up": wire, "nics": 8, "nic": wire, **fields} if kind is NodeSpec else fields
     with pytest.raises(ValidationError, match=said):
         kind.model_validate(whole)
+
+
+# ------------------------------------------------------------ how machines are called
+@pytest.mark.parametrize(
+    ("system", "devices", "words"),
+    [
+        ("dgx-a100-80gb", 128, "128 A100-80GB (16 DGX)"),
+        ("dgx-a100-80gb", 4, "4 A100-80GB"),
+        ("cs-2", 16, "16 CS-2"),
+        ("cs-2", 1, "1 CS-2"),
+        ("gb200-nvl72", 128, "128 GB200 (2 NVL72)"),
+    ],
+)
+def test_a_machine_is_called_by_its_devices_and_the_nodes_that_they_fill(
+    system: str, devices: int, words: str
+) -> None:
+    assert default_catalog().system(system).machine(devices) == words
+
+
+def test_every_system_of_the_catalogue_has_a_noun() -> None:
+    catalog = default_catalog()
+    assert all(catalog.system(name).noun for name in catalog.names("system"))
+
+
+def test_a_system_that_extends_another_does_not_inherit_what_its_devices_are_called(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("name: mine\nextends: dgx-h100\nnode: {devices: 4, nics: 4}\nassumed: {node: a test}\n")
+    mine = default_catalog().system(str(path))
+    assert mine.machine(128) == "128 devices of mine"
+    assert mine.machine(1) == "1 device of mine"
+    assert mine.with_(noun={"device": "H100", "node": "box"}).machine(8) == "8 H100 (2 box)"
+
+
+def test_a_changed_system_under_another_name_is_not_called_as_the_original() -> None:
+    system = default_catalog().system("cs-2")
+    assert system.with_(io_ports=24).noun is None
+    assert system.with_(name="cs-2", io_ports=24).machine(2) == "2 CS-2"
+
+
+# ------------------------------------------------------------------------------------- shapes of models
+EXPERTS: dict[str, Any] = {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 256}
+
+
+def test_a_dense_model_has_layers_of_one_kind(toys: ModuleType) -> None:
+    assert layer_kinds(toys.model()) == (PLAIN,) * 8
+
+
+def test_experts_stand_in_every_nth_layer_behind_the_dense_ones(toys: ModuleType) -> None:
+    model = toys.model(experts=EXPERTS | {"first_dense_layers": 3, "interval": 2})
+    assert [kind.experts for kind in layer_kinds(model)] == [False] * 3 + [True, False] * 2 + [True]
+
+
+def test_every_nth_layer_of_a_pattern_attends_to_all_positions(toys: ModuleType) -> None:
+    model = toys.model(sliding_window=128, sliding_window_pattern=2)
+    assert [kind.window for kind in layer_kinds(model)] == [128, None] * 4
+    assert {kind.window for kind in layer_kinds(toys.model(sliding_window=64))} == {64}
+
+
+def test_layers_of_multi_token_prediction_come_last_and_are_like_the_last_layer(toys: ModuleType) -> None:
+    kinds = layer_kinds(toys.model(experts=EXPERTS, mtp_num_layers=1))
+    assert kinds == (*[LayerKind(experts=True)] * 8, LayerKind(experts=True, mtp=True))
+
+
+def test_models_that_differ_in_a_new_field_alone_are_not_taken_for_each_other(toys: ModuleType) -> None:
+    changes = ({}, {"experts": EXPERTS}, {"experts": EXPERTS | {"top_k": 4}}, {"mtp_num_layers": 1})
+    models = [toys.model(**change) for change in changes]
+    assert len({*models}) == len({hash(model) for model in models}) == 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"experts": EXPERTS | {"top_k": 9}}, "top_k 9 is more than the 8 experts"),
+        ({"experts": EXPERTS | {"groups": 3}}, "num_experts 8 is not a multiple of groups 3"),
+        ({"experts": EXPERTS | {"groups": 8}}, "top_groups 1 of 8 groups hold 1 experts; a token needs 2"),
+        ({"experts": EXPERTS | {"first_dense_layers": 8}}, "none of 8 layers has any"),
+        ({"experts": EXPERTS, "norms_per_layer": 1}, "the MLP runs next to the attention"),
+        ({"sliding_window_pattern": 2}, "sliding_window_pattern needs sliding_window"),
+        ({"sliding_window": 64, "causal": False}, "need causal attention"),
+        (
+            {
+                "head_dim": 64,
+                "latent_attention": {
+                    "kv_lora_rank": 64,
+                    "qk_nope_head_dim": 32,
+                    "qk_rope_head_dim": 16,
+                    "v_head_dim": 32,
+                },
+            },
+            "remove head_dim",
+        ),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused_in_words(
+    toys: ModuleType, fields: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValidationError, match=said):
+        toys.model(**fields)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from perfsim.base.errors import InputError
@@ -23,19 +25,10 @@ def test_an_unknown_name_gets_the_nearest_and_the_list() -> None:
 
 def install(monkeypatch: pytest.MonkeyPatch, plug_in: type) -> None:
     """Make the class look like an installed plug-in called `mine`."""
+    point = SimpleNamespace(name="mine", group="perfsim.strategies", value="mine:Mine", load=lambda: plug_in)
 
-    class Point:
-        name = "mine"
-        group = "perfsim.strategies"
-        value = "mine:Mine"
-
-        @staticmethod
-        def load() -> type:
-            return plug_in
-
-    def entry_points(*, group: str, name: str | None = None) -> list[type[Point]]:
-        assert group == "perfsim.strategies"
-        return [Point] if name in (None, "mine") else []
+    def entry_points(*, group: str, name: str = point.name) -> list[SimpleNamespace]:
+        return [point] if (group, name) == (point.group, point.name) else []
 
     monkeypatch.setattr("perfsim.strategies.entry_points", entry_points)
 

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from perfsim.base.errors import CatalogError, LayoutError, LimitError, PerfsimError, Problem
-from perfsim.catalog import Catalog, data_root
+from perfsim.catalog import default_catalog
 from perfsim.cli import main
 from perfsim.engine.limits import Limits, limited
 from perfsim.specs.perturbations import PerturbationSpec
@@ -24,7 +24,7 @@ from perfsim.studies.answers import Answer
 from perfsim.studies.axes import load_sweep
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import SweepInterrupted, answer_text, plan_sweep, run_study, run_sweep
-from perfsim.studies.spec import CandidateSpec, ConvergenceSpec, Point, StudySpec, digests
+from perfsim.studies.spec import ConvergenceSpec, Point, StudySpec, digests
 from perfsim.studies.store import Store, Stored
 
 Write = Callable[[str], Path]
@@ -164,11 +164,10 @@ def test_a_point_without_a_plan_has_its_reason_and_a_plan_of_a_sweep_writes_noth
     after = plan_sweep(sweep, store, jobs=2)
     assert (after.stored, after.estimated_s) == (6, 0.0)
     result = run_sweep(load_sweep(str(path)), store, jobs=1)
-    without = [answer for answer in result.points if not answer.feasible]
-    assert [(answer.num_devices, answer.reasons) for answer in without] == [
-        (4, ("global_batch_size 2 gives some of 4 systems nothing",))
-    ]
-    assert list(result.documents())[4]["reasons"] == list(without[0].reasons)
+    (without,) = (answer for answer in result.points if not answer.feasible)
+    assert without.num_devices == 4
+    assert without.reasons == ("global_batch_size 2 gives some of 4 systems nothing",)
+    assert list(result.documents())[4]["reasons"] == list(without.reasons)
 
 
 def test_the_command_prints_the_same_document_again_and_nothing_else(path: Path, tmp_path: Path) -> None:
@@ -219,27 +218,6 @@ def test_a_scheduler_that_does_not_answer_leaves_what_was_stored_before(path: Pa
 
 # Finished points are kept under a digest of what decides them.
 
-CATALOG = Catalog([data_root()])
-
-
-def a_study(**changes: object) -> StudySpec:
-    candidate = CandidateSpec(strategy="weight-streaming", system=CATALOG.system("cs-2"), devices=(2,))
-    study = StudySpec(
-        name="tiny",
-        title="A title",
-        question="Which?",
-        model=CATALOG.model("gpt3_xl"),
-        recipe=CATALOG.recipe("gpt3_20b_chinchilla"),
-        candidates=(candidate,),
-        batch_sizes=(8,),
-    )
-    return study.model_copy(update=changes)
-
-
-def on_system(**changes: object) -> StudySpec:
-    system = CATALOG.system("cs-2", **changes)
-    return a_study(candidates=(a_study().candidates[0].model_copy(update={"system": system}),))
-
 
 def test_an_answer_is_found_again_by_a_later_reader(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "points.sqlite"
@@ -270,29 +248,36 @@ def test_what_is_no_store_is_refused_and_left_as_it_is(
     assert before == (path.read_bytes() if path.is_file() else None)
 
 
-def test_what_decides_an_answer_changes_the_digest() -> None:
+def test_what_decides_an_answer_changes_the_digest(study_of: Callable[..., StudySpec]) -> None:
+    base = study_of()
+    system = base.candidates[0].system
     slow = PerturbationSpec.model_validate({"stragglers": [{"rank": 0, "factor": 2.0}]})
-    changed = [
-        a_study(),
-        on_system(**{"memoryx.server.bandwidth": "75 GB/s"}),
-        on_system(**{"device.calibration.link_s_per_element": "9 ns"}),
-        on_system(software_release="r1.7"),
-        a_study(batch_sizes=(16,)),
-        a_study(model=CATALOG.model("gpt3_13b")),
-        a_study(convergence=ConvergenceSpec(law="constant", critical_batch_tokens=1e6)),
-        a_study(perturbations=slow),
-        a_study(candidates=(a_study().candidates[0].model_copy(update={"devices": (4,)}),)),
+    candidates = [
+        {"system": system.with_(**{"memoryx.server.bandwidth": "75 GB/s"})},
+        {"system": system.with_(**{"device.calibration.link_s_per_element": "9 ns"})},
+        {"system": system.with_(software_release="r1.7")},
+        {"devices": (4,)},
     ]
-    assert len(set(digests(changed))) == len(changed)
+    changes: list[dict[str, object]] = [
+        *({"candidates": (base.candidates[0].model_copy(update=change),)} for change in candidates),
+        {"batch_sizes": (16,)},
+        {"model": default_catalog().model("gpt3_13b")},
+        {"convergence": ConvergenceSpec(law="constant", critical_batch_tokens=1e6)},
+        {"perturbations": slow},
+    ]
+    changed = [base.model_copy(update=change) for change in changes]
+    assert len(set(digests([base, *changed]))) == 1 + len(changed)
 
 
-def test_the_digest_has_the_version_but_no_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = CATALOG.model("gpt3_xl").model_copy(update={"description": "other words", "sources": {}})
-    reworded = a_study(title="Another", question="Why?", name="other", model=model)
-    assert digests([reworded])[0] == digests([a_study()])[0]
-    before = digests([a_study()])[0]
+def test_the_digest_has_the_version_but_no_words(
+    study_of: Callable[..., StudySpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = study_of()
+    before = digests([base])
+    model = base.model.model_copy(update={"description": "other words", "sources": {}})
+    assert digests([study_of(title="Another", question="Why?", name="other", model=model)]) == before
     monkeypatch.setattr(spec, "model_version", lambda: "0.0.0+other")
-    assert digests([a_study()])[0] != before
+    assert digests([base]) != before
 
 
 ANSWERS = {f"{number:064x}": Stored(f'{{"step_time_s": {number}.25}}', 0.5) for number in range(40)}

@@ -136,7 +136,7 @@ def test_equal_time_is_asked_both_ways_and_drawn_with_its_band(result: SweepResu
     assert len(document["equal_time"]) == 6
     assert document["equal_time"][2]["num_devices"]["typical"] == pytest.approx(there.typical)
     assert [match["as_fast_as"]["system"] for match in document["equals"]] == ["rival"] * 3
-    sections = {section.slug: section for section in sweep_page(both).sections}
+    sections = {section.anchor: section for section in sweep_page(both).sections}
     drawn = sections["equals"].figure.data
     names = ["on the same day", "counts of devices of rival", "counts of CS-2"]
     assert [trace.name for trace in drawn] == names

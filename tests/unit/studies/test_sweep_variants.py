@@ -148,11 +148,8 @@ def test_a_sweep_can_be_narrowed_to_strategies(tmp_path: Path) -> None:
 
 
 ABLATED = """\
-title: Ablated
-study: {extends: gpt3_20b, sampling: {tasks: 0}}
-grid:
-  candidates:
-    - {strategy: weight-streaming, system: cs-2, devices: [16]}
+  model: [gpt3_20b]
+  devices: [16]
   recipe.global_batch_size: [768]
 variants:
   as it is: {}
@@ -162,9 +159,7 @@ variants:
 
 
 def test_a_policy_that_changed_beside_the_mechanism_is_named_with_it(tmp_path: Path) -> None:
-    path = tmp_path / "ablated.yaml"
-    path.write_text(ABLATED, encoding="utf-8")
-    result = run_sweep(load_sweep(str(path)), tmp_path / "points.sqlite", jobs=1)
+    result = answered(tmp_path, ABLATED)
     (changes,) = result.changes.values()
     policies = {change.point.variant: change.policy for change in changes}
     assert policies["as it is"] == policies["SwarmX fan-out 2"] == ""

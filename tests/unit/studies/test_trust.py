@@ -24,8 +24,8 @@ def wafers(devices: int) -> ps.Prediction:
 
 def test_a_caveat_of_several_answers_is_said_once_in_the_words_of_the_worst() -> None:
     shared = {caveat.code: caveat for caveat in shared_caveats([wafers(n) for n in (1, 4, 16)])}
-    assert shared["few-runs"].severity == "serious"
-    assert shared["few-runs"].machines == ("1, 4 and 16 CS-2",)
+    few = shared["few-runs"]
+    assert (few.severity, few.machines) == ("serious", ("1, 4 and 16 CS-2",))
     outside = shared["devices-outside"]
     assert outside.machines == ("16 CS-2 (to a lesser degree 4)",)
     assert outside.text.startswith("8 times as many systems")

@@ -159,5 +159,5 @@ def test_a_strategy_that_plans_nothing_is_told() -> None:
 def test_a_strategy_for_another_kind_of_machine_brings_its_own_cases() -> None:
     with pytest.raises(InputError, match="no toy machine of the kind 'abacus': pass your own `cases`"):
         check_strategy(ThreeD("plug-in", system_kind="abacus"))
-    own = [replace(case, strategy=Data()) for case in cases_for(strategy("data"))[:1]]
-    check_strategy(Data(), own)
+    cases = [replace(case, strategy=Data()) for case in cases_for(strategy("data"))[:1]]
+    check_strategy(Data(), cases)

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from perfsim.specs.model import LayerKind, layer_kinds
 from perfsim.specs.recipe import Job, KernelPrecisions
 from perfsim.strategies.three_d.expert import ExpertGroup
+from perfsim.testing import toys
 from perfsim.work import RankGroup
 from perfsim.work.counts import layer_activation_bytes, model_flop_per_step, parameters
 from perfsim.work.kernels import Kernel, LayerSlice
@@ -52,7 +52,7 @@ SPARSE = LayerKind(experts=True)
 PASSES: tuple[LayerPass, ...] = ("forward", "backward", "dgrad", "wgrad")
 
 
-def sliced(toys: ModuleType, kind: LayerKind = SPARSE, model: Any = None, **changes: Any) -> LayerSlice:
+def sliced(kind: LayerKind = SPARSE, model: Any = None, **changes: Any) -> LayerSlice:
     fields = {"experts": EXPERTS, "bias": False, "gated_mlp": True} if model is None else model
     return LayerSlice(toys.model(**fields), S, B, kind=kind, **changes)
 
@@ -61,10 +61,10 @@ def flop(kernels: Iterable[Kernel]) -> float:
     return sum(kernel.flop for kernel in kernels)
 
 
-def test_a_token_is_computed_by_k_experts_the_shared_ones_and_the_router(toys: ModuleType) -> None:
+def test_a_token_is_computed_by_k_experts_the_shared_ones_and_the_router() -> None:
     tokens = B * S
     expected = 2.0 * tokens * (3 * H * (K * F + SHARED) + H * E)
-    part = sliced(toys)
+    part = sliced()
     assert flop(mlp_kernels(part, "forward")) == pytest.approx(expected)
     assert flop(mlp_kernels(part, "backward")) == pytest.approx(2 * expected)
     split = flop((*mlp_kernels(part, "dgrad"), *mlp_kernels(part, "wgrad")))
@@ -72,69 +72,51 @@ def test_a_token_is_computed_by_k_experts_the_shared_ones_and_the_router(toys: M
 
 
 @pytest.mark.parametrize("kind", [SPARSE, LayerKind(experts=True, mtp=True)])
-def test_the_parts_between_dispatch_and_combination_are_the_whole_block(
-    toys: ModuleType, kind: LayerKind
-) -> None:
-    """With the LM head of multi-token prediction behind the layer."""
-    part = sliced(toys, kind)
+def test_the_parts_between_dispatch_and_combination_are_the_whole_block(kind: LayerKind) -> None:
+    """With the LM head of multi-token prediction behind the layer, which does not run again."""
+    part = sliced(kind)
     stages: tuple[ExpertStage, ...] = ("router", "experts", "shared", "combine")
     for which in PASSES[:3]:
         parts = (expert_kernels(part, which, stage) for stage in stages)
         assert Counter(chain.from_iterable(parts)) == Counter(mlp_kernels(part, which))
-
-
-def test_a_pass_over_a_layer_of_multi_token_prediction_has_its_lm_head_unless_it_runs_again(
-    toys: ModuleType,
-) -> None:
     alone = RankGroup(0, 1, 1)
-    group = ExpertGroup(sliced(toys, LayerKind(experts=True, mtp=True)), "gpu0", "none", alone, alone)
-    heads = {
-        which: [kernel.name for kernel in group.parts(which).end.kernels if "lm_head" in kernel.name]
-        for which in ("forward", "recompute")
-    }
-    assert heads == {"forward": ["lm_head"], "recompute": []}
+    group = ExpertGroup(part, "gpu0", "none", alone, alone)
+    for which, heads in (("forward", int(kind.mtp)), ("recompute", 0)):
+        assert [kernel.name for kernel in group.parts(which).end.kernels].count("lm_head") == heads
 
 
 def routed(part: LayerSlice, which: LayerPass = "forward") -> Kernels:
     return expert_kernels(part, which, "experts")
 
 
-def test_all_ranks_of_expert_parallelism_together_do_the_products_of_a_layer(toys: ModuleType) -> None:
-    """Eight ranks with micro-batches of their own: each has 2 experts, and rows as before."""
-    alone = sliced(toys)
-    divided = sliced(toys, expert=8)
-    assert flop(routed(divided)) == flop(routed(alone))
+def test_all_ranks_of_expert_parallelism_together_do_the_products_of_a_layer() -> None:
+    """Eight ranks with micro-batches of their own: each has 2 experts, and rows as before, or its load."""
+    divided = sliced(expert=8)
+    assert flop(routed(divided)) == flop(routed(sliced()))
     fc1 = next(kernel for kernel in routed(divided) if kernel.name == "expert_fc1")
     assert (fc1.batch, fc1.m, fc1.n, fc1.k) == (2, B * S * K // 2, 2 * F, H)
+    crowded = replace(divided, expert_load=1.5)
+    assert flop(routed(crowded, "backward")) == pytest.approx(1.5 * flop(routed(divided, "backward")))
 
 
-def test_rows_of_tensor_ranks_follow_how_experts_are_divided(toys: ModuleType) -> None:
+def test_rows_of_tensor_ranks_follow_how_experts_are_divided() -> None:
     """With t = 4 under sequence parallelism a rank routes T / 4 tokens; experts are whole or shared by 4."""
-    whole = sliced(toys, tensor=4, sequence_parallel=True, expert_tensor=1, expert=4)
-    shared = sliced(toys, tensor=4, sequence_parallel=True)
-    assert whole.expert_rows == B * S * K / 4
-    assert shared.expert_rows == B * S * K
-    products = [flop(k for k in routed(part)) for part in (whole, shared)]
-    assert products[0] == pytest.approx(products[1])
+    whole = sliced(tensor=4, sequence_parallel=True, expert_tensor=1, expert=4)
+    shared = sliced(tensor=4, sequence_parallel=True)
+    assert (whole.expert_rows, shared.expert_rows) == (B * S * K / 4, B * S * K)
+    assert flop(routed(whole)) == pytest.approx(flop(routed(shared)))
 
 
-def test_a_crowded_rank_computes_its_load(toys: ModuleType) -> None:
-    part = sliced(toys, expert=8)
-    crowded = replace(part, expert_load=1.5)
-    grown = flop(routed(crowded, "backward")) / flop(routed(part, "backward"))
-    assert grown == pytest.approx(1.5)
-
-
-def test_the_router_is_never_narrow_and_experts_are(toys: ModuleType) -> None:
+def test_the_router_is_never_narrow_and_experts_are() -> None:
     table = KernelPrecisions(forward="fp8", input_gradient="fp8", weight_gradient="fp8")
-    kernels = mlp_kernels(sliced(toys, precisions=table), "forward")
+    kernels = mlp_kernels(sliced(precisions=table), "forward")
     narrow = {kernel.name: kernel.precision for kernel in kernels if kernel.op == "gemm"}
     assert narrow["router"] is None
     assert narrow["expert_fc1"] == narrow["shared_fc2"] == "fp8"
 
 
-def test_latent_attention_goes_down_to_latents_and_up_to_heads(toys: ModuleType) -> None:
-    part = sliced(toys, LayerKind(), {"latent_attention": LATENT, "bias": False}, attention="flash")
+def test_latent_attention_goes_down_to_latents_and_up_to_heads() -> None:
+    part = sliced(LayerKind(), {"latent_attention": LATENT, "bias": False}, attention="flash")
     heads = 16
     tokens = B * S
     weights = H * 384 + 384 * heads * 96 + H * (128 + 32) + 128 * heads * (64 + 48) + heads * 48 * H
@@ -151,9 +133,9 @@ def test_latent_attention_goes_down_to_latents_and_up_to_heads(toys: ModuleType)
 
 @pytest.mark.parametrize(("window", "share"), [(S, 1.0), (S // 2, 0.75), (S // 8, 0.234375)])
 def test_a_window_of_w_of_s_positions_scores_2_w_s_minus_w_squared_of_the_causal_pairs(
-    toys: ModuleType, window: int, share: float
+    window: int, share: float
 ) -> None:
-    plain, windowed = (sliced(toys, LayerKind(window=size), {}, attention="flash") for size in (None, window))
+    plain, windowed = (sliced(LayerKind(window=size), {}, attention="flash") for size in (None, window))
     shares = [
         flop(attention_core(windowed, backward=backward)) / flop(attention_core(plain, backward=backward))
         for backward in (False, True)
@@ -161,9 +143,7 @@ def test_a_window_of_w_of_s_positions_scores_2_w_s_minus_w_squared_of_the_causal
     assert shares == [share, share]
 
 
-def test_model_flops_count_active_weights_windows_and_the_heads_of_multi_token_prediction(
-    toys: ModuleType,
-) -> None:
+def test_model_flops_count_active_weights_windows_and_the_heads_of_multi_token_prediction() -> None:
     changes = {"experts": EXPERTS | {"first_dense_layers": 2}, "mtp_num_layers": 1, "bias": False}
     model = toys.model(**changes, sliding_window=S // 2, sliding_window_pattern=2)
     counts = parameters(model)
@@ -175,9 +155,9 @@ def test_model_flops_count_active_weights_windows_and_the_heads_of_multi_token_p
     assert model_flop_per_step(job) == pytest.approx((6.0 * weights + core + heads) * job.tokens_per_step)
 
 
-def test_multi_token_prediction_adds_a_projection_and_an_lm_head(toys: ModuleType) -> None:
+def test_multi_token_prediction_adds_a_projection_and_an_lm_head() -> None:
     fields = {"experts": EXPERTS, "bias": False, "gated_mlp": True, "mtp_num_layers": 1}
-    part = sliced(toys, model=fields)
+    part = sliced(model=fields)
     module = replace(part, kind=LayerKind(experts=True, mtp=True))
     head = flop(head_kernels(part, S, "forward"))
     joint = 2.0 * B * S * 2 * H * H
@@ -190,9 +170,9 @@ def test_multi_token_prediction_adds_a_projection_and_an_lm_head(toys: ModuleTyp
     assert counts.mtp - counts.of(part.kind) == 2 * H * H + 3 * H
 
 
-def test_experts_keep_rows_widths_and_scores_for_their_backward(toys: ModuleType) -> None:
-    dense = sliced(toys, LayerKind(), attention="flash")
-    sparse = sliced(toys, attention="flash")
+def test_experts_keep_rows_widths_and_scores_for_their_backward() -> None:
+    dense = sliced(LayerKind(), attention="flash")
+    sparse = sliced(attention="flash")
     tokens = B * S
     kept = 2 * tokens * (K * (H + 3 * F) + 3 * SHARED) + 2 * 4 * tokens * E
     mlp = 2 * tokens * 3 * dense.model.ffn_hidden_size

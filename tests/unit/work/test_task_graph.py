@@ -1,52 +1,106 @@
-"""What a graph derives from its columns: dependencies, successors, FLOPs, digest."""
+"""Writing a graph: single tasks, recorded passages, what a graph derives from them, and what is refused."""
 
 from __future__ import annotations
 
-from types import ModuleType
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from perfsim.base.errors import GraphError
-from perfsim.work import GraphBuilder, Kind, TaskGraph, Work
-from perfsim.work.kernels import gemm
+from perfsim.testing import toys
+from perfsim.work import GraphBuilder, Kind, RankGroup, Slots, TaskGraph, TensorClass, Work
+from perfsim.work.kernels import elementwise, gemm
+
+WORK = Work(
+    "w",
+    Kind.COMP,
+    "op",
+    "forward",
+    kernels=(gemm("a", 4, 5, 6), elementwise("b", 100.0, launches=3)),
+    writes=(TensorClass("t", 1.0),),
+)
 
 
-def test_waiting_for_a_later_task_is_refused_by_name(toys: ModuleType) -> None:
+# ------------------------------------------------------------------------------- classes of work
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "v"},
+        {"kind": Kind.MEM_LOAD},
+        {"op": "other"},
+        {"category": "backward"},
+        {"kernels": ()},
+        {"comm_bytes": 2.0},
+        {"group": RankGroup(0, 1, 2)},
+        {"writes": ()},
+    ],
+)
+def test_equal_works_share_one_class_and_every_field_tells_them_apart(changes: dict[str, object]) -> None:
     builder = GraphBuilder()
-    builder.task(toys.compute("early"), "s0", [1])
-    builder.task(toys.compute("late"), "s1")
-    with pytest.raises(GraphError, match="early waits for a task added after it"):
-        _ = builder.build().dependencies
+    for work in (WORK, replace(WORK), replace(WORK, **changes)):
+        builder.task(work, "s")
+    assert builder.build().work.tolist() == [0, 0, 1]
 
 
-@pytest.mark.parametrize("handle", [7, -1])
-def test_reading_a_tensor_that_nothing_writes_is_refused_by_name(toys: ModuleType, handle: int) -> None:
+def test_work_sums_over_its_kernels() -> None:
+    assert WORK.flop == 2 * 4 * 5 * 6
+    assert WORK.bytes_accessed == 2 * (4 * 6 + 6 * 5 + 4 * 5) + 100
+    assert WORK.launches == 4
+
+
+def test_only_sends_receives_and_collectives_communicate() -> None:
+    communicating = [Kind.COMM_SEND, Kind.COMM_RECV, Kind.COMM_COLL]
+    assert [kind for kind in Kind if kind.is_communication] == communicating
+
+
+# -------------------------------------------------------------------------------------- the graph
+def test_handles_count_tasks_and_tensors_from_the_first_one() -> None:
     builder = GraphBuilder()
-    builder.task(toys.compute("a"), "s0")
-    builder.task(toys.compute("lost"), "gpu0/compute", [handle])
-    with pytest.raises(GraphError, match="lost on gpu0/compute reads a tensor that nothing writes"):
-        _ = builder.build().dependencies
+    first = builder.task(toys.compute("a", writes=2), "gpu0/compute", tag=3)
+    second = builder.task(toys.compute("b"), "gpu0/compute", [first.tensor, first.tensor + 1])
+    assert (first.id, first.tensor, second.id, second.tensor) == (0, 0, 1, 2)
+    graph = builder.build()
+    task = graph.task(1)
+    assert (task.reads, task.writes, task.stream) == ((0, 1), (2,), "gpu0/compute")
+    assert [task.name for task in graph.tasks()] == ["a[3]", "b"], "a name carries its micro-batch"
 
 
-def test_the_name_of_a_task_carries_its_micro_batch(toys: ModuleType) -> None:
+def test_the_last_step_ends_with_the_graph_even_if_nobody_said_so() -> None:
     builder = GraphBuilder()
-    builder.task(toys.compute("forward"), "s", tag=3)
-    builder.task(toys.compute("optimizer"), "s")
-    assert [task.name for task in builder.build().tasks()] == ["forward[3]", "optimizer"]
+    builder.task(toys.compute("a"), "s")
+    builder.end_step()
+    builder.task(toys.compute("b"), "s")
+    assert builder.build().step_ends == (1, 2)
 
 
 def test_flop_counts_every_task_for_all_the_ranks_it_stands_for() -> None:
     work = Work("a", Kind.COMP, "a", "forward", kernels=(gemm("g", 2, 3, 4),))
     builder = GraphBuilder()
     builder.fold(5)
-    builder.task(work, "gpu0/compute")
-    builder.task(work, "gpu5/compute")
-    builder.task(work, "memoryx/update")
+    for stream in ("gpu0/compute", "gpu5/compute", "memoryx/update"):
+        builder.task(work, stream)
     assert builder.build().flop == (2 * 5 + 1) * 48.0
 
 
-# ------------------------------------------------------------------------------------- digest
-def chain(toys: ModuleType, *, stream: str = "s", extra: str = "b", steps: int = 1) -> TaskGraph:
+@pytest.mark.parametrize(
+    ("reads", "message"),
+    [
+        ([], "no task"),
+        ([[1], []], "w0 waits for a task added after it"),
+        ([[], [7]], "w1 on gpu0/compute reads a tensor that nothing writes"),
+        ([[], [-1]], "w1 on gpu0/compute reads a tensor that nothing writes"),
+    ],
+)
+def test_a_graph_that_cannot_run_is_refused_by_name(reads: list[list[int]], message: str) -> None:
+    builder = GraphBuilder()
+    for number, read in enumerate(reads):
+        builder.task(toys.compute(f"w{number}"), f"gpu{1 - number}/compute", read)
+    with pytest.raises(GraphError, match=message):
+        _ = builder.build().dependencies
+
+
+def chain(*, stream: str = "s", extra: str = "b", steps: int = 1) -> TaskGraph:
     builder = GraphBuilder()
     tensor = builder.task(toys.compute("a"), stream).tensor
     if steps > 1:
@@ -55,10 +109,37 @@ def chain(toys: ModuleType, *, stream: str = "s", extra: str = "b", steps: int =
     return builder.build()
 
 
-def test_equal_graphs_have_equal_digests_whatever_their_streams_are_called(toys: ModuleType) -> None:
-    assert chain(toys).digest() == chain(toys).digest() == chain(toys, stream="other").digest()
+def test_work_and_steps_are_part_of_the_digest_and_names_of_streams_are_not() -> None:
+    assert chain().digest() == chain().digest() == chain(stream="other").digest()
+    assert len({chain().digest(), chain(extra="c").digest(), chain(steps=2).digest()}) == 3
 
 
-def test_work_and_steps_are_part_of_the_digest(toys: ModuleType) -> None:
-    digests = {chain(toys).digest(), chain(toys, extra="c").digest(), chain(toys, steps=2).digest()}
-    assert len(digests) == 3
+# -------------------------------------------------------------------------------------- templates
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (None, "port 'moved' has no source"),
+        ((np.array([-1]), "moved"), "port 'moved' is read by a slot that has no source"),
+        ((np.array([0]), "activation"), "port 'moved' reads output 'activation'"),
+    ],
+)
+def test_a_port_whose_tensor_is_not_there_is_named(
+    source: tuple[np.ndarray, str] | None, message: str
+) -> None:
+    """One task that reads what the forward left, and starts after the input's writer."""
+    builder = GraphBuilder()
+    template = builder.template()
+    reads = [template.port(name) for name in ("moved", "kept", "moved")]
+    done = template.task(toys.compute("back"), "gpu/compute", reads, [template.port("entry")])
+    template.output("gradient", done.tensor)
+    zero = np.zeros(1, dtype=np.int64)
+    sources = {} if source is None else dict.fromkeys(("moved", "kept", "entry"), source)
+    with pytest.raises(GraphError, match=message):
+        builder.stamp([template], Slots(zero, zero, sources))
+
+
+def test_block_and_tag_are_said_by_name() -> None:
+    """The two kinds of `task` once took different things in the fifth place."""
+    for target in (GraphBuilder(), GraphBuilder().template()):
+        with pytest.raises(TypeError, match="positional"):
+            target.task(toys.compute("forward"), "gpu/compute", (), (), 3)

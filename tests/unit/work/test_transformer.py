@@ -1,14 +1,15 @@
-"""The mathematics of one layer, against counting by hand."""
+"""The mathematics of one layer, against counting by hand, and what frameworks fuse and narrow."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from perfsim.specs.recipe import KernelPrecisions
+from perfsim.testing import toys
 from perfsim.work.counts import (
     attention_weight_input_bytes,
     head_weight_input_bytes,
@@ -39,12 +40,7 @@ VOCAB = 51200
 LAYERS = 8
 
 
-@pytest.fixture
-def part(toys: ModuleType) -> LayerSlice:
-    return LayerSlice(toys.model(), S, B)
-
-
-def sliced(toys: ModuleType, model: dict[str, Any] | None = None, **changes: Any) -> LayerSlice:
+def sliced(model: dict[str, Any] | None = None, **changes: Any) -> LayerSlice:
     return LayerSlice(toys.model(**(model or {})), S, B, **changes)
 
 
@@ -56,8 +52,8 @@ def elementwise_bytes(kernels: Iterable[Kernel]) -> float:
     return sum(kernel.bytes_accessed for kernel in kernels if kernel.op == "elementwise")
 
 
-def launches(kernel: Kernel) -> int:
-    return kernel.launches
+def launches(kernels: Iterable[Kernel]) -> int:
+    return sum(kernel.launches for kernel in kernels)
 
 
 def layer_flop(part: LayerSlice) -> tuple[float, float]:
@@ -95,76 +91,67 @@ def test_a_bias_has_its_gradient_summed_over_the_tokens_and_accumulated_by_a_ker
     """Megatron adds the gradient of every parameter to that parameter's own main gradient."""
     plain, biased = (linear("l", 10, 64, 32).weight_gradients(4.0, bias=on) for on in (False, True))
     assert elementwise_bytes(biased) - elementwise_bytes(plain) == 2 * 10 * 32
-    assert sum(map(launches, biased)) > sum(map(launches, plain))
+    assert launches(biased) > launches(plain)
     accumulated = [kernel.launches for kernel in (*plain, *biased) if kernel.name == "l.accumulate"]
     assert accumulated == [1, 2]
 
 
-def test_a_layer_does_24_bsh2_plus_4_bs2h_forward_and_twice_that_backward(part: LayerSlice) -> None:
-    forward, backward = layer_flop(part)
-    assert forward == 24 * B * S * H**2 + 4 * B * S**2 * H
+@pytest.mark.parametrize("tensor", [1, 2, 4, 8])
+def test_a_layer_does_24_bsh2_plus_4_bs2h_forward_and_twice_that_backward_over_its_tensor_ranks(
+    tensor: int,
+) -> None:
+    forward, backward = layer_flop(sliced(tensor=tensor))
+    assert forward * tensor == 24 * B * S * H**2 + 4 * B * S**2 * H
     assert backward == 2 * forward
 
 
-@pytest.mark.parametrize("tensor", [2, 4, 8])
-def test_tensor_parallel_ranks_do_an_equal_share_of_the_flop(toys: ModuleType, tensor: int) -> None:
-    whole = layer_flop(sliced(toys))
-    cut = layer_flop(sliced(toys, tensor=tensor))
-    assert (cut[0] * tensor, cut[1] * tensor) == whole
-
-
-def test_flash_attention_halves_under_the_mask_and_recomputes_scores_backward(toys: ModuleType) -> None:
-    flash = sliced(toys, attention="flash")
+def test_flash_attention_halves_under_the_mask_and_recomputes_scores_backward() -> None:
+    flash = sliced(attention="flash")
     matmul = 2.0 * B * S**2 * H
     assert flop(attention_core(flash)) == 2 * matmul / 2
     assert flop(attention_core(flash, backward=True)) == 5 * matmul / 2
     bytes_moved = sum(kernel.bytes_accessed for kernel in attention_core(flash))
-    standard = sum(kernel.bytes_accessed for kernel in attention_core(sliced(toys)))
+    standard = sum(kernel.bytes_accessed for kernel in attention_core(sliced()))
     assert bytes_moved < standard / 10, "scores never reach memory"
 
 
-def test_a_fused_softmax_reads_scores_and_writes_probabilities_and_backward_reads_two_and_writes_one(
-    toys: ModuleType,
-) -> None:
+def test_a_fused_softmax_reads_scores_and_writes_probabilities_and_backward_reads_two_and_writes_one() -> (
+    None
+):
     """Megatron's scaled masked softmax: one kernel each way over a s^2 b numbers in 16 bits."""
     scores = HEADS * S**2 * B
-    part = sliced(toys)
+    part = sliced()
     kernels = (*attention_core(part), *attention_core(part, backward=True))
     moved = {kernel.name: kernel.bytes_accessed for kernel in kernels if "softmax" in kernel.name}
     assert moved == {"softmax": (2 + 2) * scores, "softmax.backward": (2 + 2 + 2) * scores}
 
 
-def test_sequence_parallelism_shares_norms_and_residuals(toys: ModuleType) -> None:
-    cut = sliced(toys, tensor=4)
-    shared = sliced(toys, tensor=4, sequence_parallel=True)
+def test_sequence_parallelism_shares_norms_and_residuals() -> None:
+    cut = sliced(tensor=4)
+    shared = sliced(tensor=4, sequence_parallel=True)
     norm_and_residual = (2 * 2 + 3 * 2 + 1) * B * S * H  # attention residual with its mask, and a norm
     alone, together = (elementwise_bytes(mlp_kernels(part, "forward")) for part in (cut, shared))
     saved = alone - together
     assert saved == pytest.approx(norm_and_residual * 3 / 4)
 
 
-def test_without_dropout_its_kernel_and_masks_are_gone(toys: ModuleType) -> None:
-    names = [kernel.name for kernel in attention_core(sliced(toys, dropout=False))]
+def test_without_dropout_its_kernel_and_masks_are_gone() -> None:
+    names = [kernel.name for kernel in attention_core(sliced(dropout=False))]
     assert names == ["scores", "softmax", "context", "context_transpose"]
-    with_mask, without = (mlp_residual(sliced(toys, dropout=on)) for on in (True, False))
+    with_mask, without = (mlp_residual(sliced(dropout=on)) for on in (True, False))
     assert elementwise_bytes(with_mask) - elementwise_bytes(without) == B * S * H
 
 
-def test_a_recompute_that_stops_early_leaves_out_the_last_linear(toys: ModuleType) -> None:
-    whole, early = (
-        mlp_recompute(sliced(toys, recompute_stops_early=early), "full") for early in (False, True)
-    )
+def test_a_recompute_that_stops_early_leaves_out_the_last_linear() -> None:
+    whole, early = (mlp_recompute(sliced(recompute_stops_early=early), "full") for early in (False, True))
     assert [kernel.name for kernel in whole] == [*[kernel.name for kernel in early], "fc2", "mlp_residual"]
     assert flop(early) == flop(whole) / 2
 
 
-def test_rotary_positions_add_a_kernel_each_way(toys: ModuleType) -> None:
-    rotary = sliced(toys, {"position_embedding": "rotary"})
-    names = [
-        [kernel.name for kernel in passed]
-        for passed in (attention_kernels(rotary, "forward"), attention_kernels(rotary, "backward"))
-    ]
-    assert [passed.count("rotary") for passed in names] == [1, 1]
+def test_rotary_positions_add_a_kernel_each_way() -> None:
+    rotary = sliced({"position_embedding": "rotary"})
+    for which in ("forward", "backward"):
+        assert [kernel.name for kernel in attention_kernels(rotary, which)].count("rotary") == 1
 
 
 # ------------------------------------------------------------------------------ split backward
@@ -177,36 +164,25 @@ SLICES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changes", SLICES)
-def test_input_and_weight_gradients_together_are_the_backward(
-    toys: ModuleType, changes: dict[str, Any]
-) -> None:
-    part = sliced(toys, **changes)
-    whole = {
-        "attention": attention_kernels(part, "backward"),
-        "mlp": mlp_kernels(part, "backward"),
-        "head": head_kernels(part, S, "backward"),
-    }
-    halves = {
-        "attention": (attention_kernels(part, "dgrad"), attention_kernels(part, "wgrad")),
-        "mlp": (mlp_kernels(part, "dgrad"), mlp_kernels(part, "wgrad")),
-        "head": (head_kernels(part, S, "dgrad"), head_kernels(part, S, "wgrad")),
-    }
-    for name, (inputs, weights) in halves.items():
-        assert flop(inputs) + flop(weights) == flop(whole[name]), name
-        assert elementwise_bytes(inputs) + elementwise_bytes(weights) == elementwise_bytes(whole[name])
-        assert sum(map(launches, (*inputs, *weights))) == sum(map(launches, whole[name]))
+def test_input_and_weight_gradients_together_are_the_backward(changes: dict[str, Any]) -> None:
+    part = sliced(**changes)
+    for kernels in (attention_kernels, mlp_kernels, lambda part, which: head_kernels(part, S, which)):
+        whole, inputs, weights = (kernels(part, which) for which in ("backward", "dgrad", "wgrad"))
+        assert flop(inputs) + flop(weights) == flop(whole)
+        assert elementwise_bytes(inputs) + elementwise_bytes(weights) == elementwise_bytes(whole)
+        assert launches(inputs) + launches(weights) == launches(whole)
         assert not any(kernel.weight_gradient for kernel in inputs)
         assert all(kernel.weight_gradient for kernel in weights if kernel.op == "gemm")
 
 
-def test_weight_gradients_need_40_sbh_of_a_layer_and_the_logits_gradient(toys: ModuleType) -> None:
-    part = sliced(toys)
+def test_weight_gradients_need_40_sbh_of_a_layer_and_the_logits_gradient() -> None:
+    part = sliced()
     attention = attention_weight_input_bytes(part)
     mlp = mlp_weight_input_bytes(part)
     sbh = B * S * H
     assert (attention, mlp) == (16 * sbh, 24 * sbh)
     assert head_weight_input_bytes(part, S) == 2 * (B * S * VOCAB + 3 * sbh)
-    shared = sliced(toys, tensor=4, sequence_parallel=True)
+    shared = sliced(tensor=4, sequence_parallel=True)
     assert mlp_weight_input_bytes(shared) == mlp / 4
 
 
@@ -215,23 +191,19 @@ def test_weight_gradients_need_40_sbh_of_a_layer_and_the_logits_gradient(toys: M
     ("vocab", "tensor", "padded"),
     [(50257, 1, 50304), (50257, 8, 51200), (51200, 1, 51200), (51201, 1, 51328)],
 )
-def test_the_vocabulary_is_padded_to_whole_tiles_of_every_rank(
-    toys: ModuleType, vocab: int, tensor: int, padded: int
-) -> None:
+def test_the_vocabulary_is_padded_to_whole_tiles_of_every_rank(vocab: int, tensor: int, padded: int) -> None:
     assert padded_vocab_size(toys.model(vocab_size=vocab), tensor) == padded
 
 
-def test_the_head_multiplies_only_the_positions_that_reach_it(part: LayerSlice) -> None:
-    few, all_of_them = (flop(head_kernels(part, count, "forward")) for count in (16, S))
+def test_the_head_multiplies_only_the_positions_that_reach_it() -> None:
+    few, all_of_them = (flop(head_kernels(sliced(), count, "forward")) for count in (16, S))
     assert all_of_them == 2 * B * S * H * VOCAB
     assert few == all_of_them * 16 / S
-    assert flop(head_kernels(part, S, "backward")) == 2 * all_of_them
+    assert flop(head_kernels(sliced(), S, "backward")) == 2 * all_of_them
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_cross_entropy_moves_the_bytes_of_megatrons_passes_over_the_logits(
-    part: LayerSlice, fused: bool
-) -> None:
+def test_cross_entropy_moves_the_bytes_of_megatrons_passes_over_the_logits(fused: bool) -> None:
     """VocabParallelCrossEntropy in tensor_parallel/cross_entropy.py: bytes read and written for a logit.
 
     Fused, it reads the logits once and puts its gradient in their place.
@@ -245,7 +217,7 @@ def test_cross_entropy_moves_the_bytes_of_megatrons_passes_over_the_logits(
         "divide in place": 4 + 4,
     }
     backward = {"scale in place": 4 + 4, "cast to 16 bits": 4 + 2}
-    whole = replace(part, fused_cross_entropy=fused)
+    whole = sliced(fused_cross_entropy=fused)
     kernels = (*head_kernels(whole, 16, "forward"), *head_kernels(whole, 16, "backward"))
     moved = [kernel.bytes_accessed for kernel in kernels if kernel.name.startswith("cross_entropy")]
     passes = [2, 2 + 2] if fused else [sum(forward.values()), sum(backward.values())]
@@ -253,7 +225,7 @@ def test_cross_entropy_moves_the_bytes_of_megatrons_passes_over_the_logits(
 
 
 # ---------------------------------------------------------------------------------- parameters
-def test_a_layer_has_12_h2_weights_and_13_h_vectors(toys: ModuleType) -> None:
+def test_a_layer_has_12_h2_weights_and_13_h_vectors() -> None:
     counts = parameters(toys.model())
     assert counts.matrices_of() == 12 * H**2
     assert counts.of() - counts.matrices_of() == 13 * H
@@ -262,14 +234,14 @@ def test_a_layer_has_12_h2_weights_and_13_h_vectors(toys: ModuleType) -> None:
     assert counts.total == LAYERS * (12 * H**2 + 13 * H) + (VOCAB + 1024) * H + 2 * H
 
 
-def test_biases_untied_tables_and_absent_positions_are_counted(toys: ModuleType) -> None:
+def test_biases_untied_tables_and_absent_positions_are_counted() -> None:
     counts = parameters(toys.model(bias=False, tied_embeddings=False, position_embedding="rotary"))
     assert (counts.of() - counts.matrices_of(), counts.final_norm) == (2 * H, H)
     assert (counts.embedding, counts.head) == (VOCAB * H, VOCAB * H)
 
 
 # ------------------------------------------------------------------------------ FLOP of a step
-def test_a_head_on_few_positions_costs_less(toys: ModuleType) -> None:
+def test_a_head_on_few_positions_costs_less() -> None:
     full = toys.job(4)
     few = toys.job(4, {"lm_head_positions": 16})
     saved = model_flop_per_step(full) - model_flop_per_step(few)
@@ -280,9 +252,7 @@ def test_a_head_on_few_positions_costs_less(toys: ModuleType) -> None:
     ("recompute", "a_layer"),
     [("none", 0.0), ("selective", 4.0 * S * H), ("full", 24.0 * H**2 + 4.0 * S * H)],
 )
-def test_recompute_does_the_forward_of_its_part_again(
-    toys: ModuleType, recompute: str, a_layer: float
-) -> None:
+def test_recompute_does_the_forward_of_its_part_again(recompute: str, a_layer: float) -> None:
     assert recompute_flop_per_step(toys.job(4), recompute) == LAYERS * a_layer * 4 * S
 
 
@@ -301,19 +271,17 @@ RATIO = HEADS * S / H
     ],
 )
 def test_activations_follow_fused_attention_dropout_and_the_width_of_the_mlp(
-    toys: ModuleType, changes: dict[str, Any], recompute: str, expected: float
+    changes: dict[str, Any], recompute: str, expected: float
 ) -> None:
     """Of 34 + 5 a s / h; without dropout a score keeps 2 bytes of softmax instead of 5 [2205.05198]."""
-    assert layer_activation_bytes(sliced(toys, **changes), recompute) == pytest.approx(expected * SBH)
+    assert layer_activation_bytes(sliced(**changes), recompute) == pytest.approx(expected * SBH)
 
 
 @pytest.mark.parametrize(("recompute", "masks"), [("none", 2 + RATIO), ("selective", 2), ("full", 0)])
-def test_in_fp32_all_that_a_layer_keeps_but_masks_takes_twice_the_bytes(
-    toys: ModuleType, recompute: str, masks: float
-) -> None:
+def test_in_fp32_all_that_a_layer_keeps_but_masks_takes_twice_the_bytes(recompute: str, masks: float) -> None:
     for dropout in (False, True):
         half, full = (
-            layer_activation_bytes(sliced(toys, dropout=dropout, element_bytes=size), recompute)
+            layer_activation_bytes(sliced(dropout=dropout, element_bytes=size), recompute)
             - masks * SBH * dropout
             for size in (2.0, 4.0)
         )
@@ -321,20 +289,19 @@ def test_in_fp32_all_that_a_layer_keeps_but_masks_takes_twice_the_bytes(
 
 
 @pytest.mark.parametrize("attention", ["standard", "flash"])
-def test_in_fp32_kernels_move_twice_the_bytes_and_logits_need_no_cast(
-    toys: ModuleType, attention: str
-) -> None:
+def test_in_fp32_kernels_move_twice_the_bytes_and_logits_need_no_cast(attention: str) -> None:
     def moved(size: float) -> list[dict[str, float]]:
         changes: dict[str, Any] = {"main_grad_bytes": size, "dropout": False, "attention": attention}
-        part = sliced(toys, {"position_embedding": "rotary"}, element_bytes=size, **changes)
-        forward = (*attention_kernels(part, "forward"), *mlp_kernels(part, "forward"))
-        backward = (*attention_kernels(part, "backward"), *mlp_kernels(part, "backward"))
-        split = (*attention_kernels(part, "dgrad"), *mlp_kernels(part, "wgrad"))
-        ends = (*embedding_kernels(part, "forward"), *embedding_kernels(part, "backward"))
-        head = (*head_kernels(part, S, "forward"), *head_kernels(part, S, "backward"))
+        part = sliced({"position_embedding": "rotary"}, element_bytes=size, **changes)
+        layer = [
+            attention_kernels(part, which) + mlp_kernels(part, which) for which in ("forward", "backward")
+        ]
+        split = attention_kernels(part, "dgrad") + mlp_kernels(part, "wgrad")
+        ends = [embedding_kernels(part, which) for which in ("forward", "backward")]
+        head = [head_kernels(part, S, which) for which in ("forward", "backward")]
         return [
             {kernel.name: kernel.bytes_accessed for kernel in kernels}
-            for kernels in (forward, backward, split, ends, head)
+            for kernels in (*layer, split, *ends, *head)
         ]
 
     for half, full in zip(moved(2.0), moved(4.0), strict=True):
@@ -345,10 +312,65 @@ def test_in_fp32_kernels_move_twice_the_bytes_and_logits_need_no_cast(
                 assert full[name] == 2 * n_bytes, name
 
 
-def test_in_fp32_what_stages_and_weight_gradients_hand_on_takes_twice_the_bytes(toys: ModuleType) -> None:
-    half = sliced(toys)
-    full = sliced(toys, element_bytes=4.0)
+def test_in_fp32_what_stages_and_weight_gradients_hand_on_takes_twice_the_bytes() -> None:
+    half = sliced()
+    full = sliced(element_bytes=4.0)
     assert full.activation_bytes == 2 * half.activation_bytes
     for held in (attention_weight_input_bytes, mlp_weight_input_bytes):
         assert held(full) == 2 * held(half)
     assert head_weight_input_bytes(full, S) == 2 * head_weight_input_bytes(half, S)
+
+
+FP8 = KernelPrecisions(forward="fp8", input_gradient="fp8", weight_gradient="bf16")
+
+
+PLAIN = LayerSlice(toys.model(), 128, 2, tensor=2)
+
+
+def named(kernels: tuple[Kernel, ...]) -> dict[str, Kernel]:
+    return {kernel.name: kernel for kernel in kernels}
+
+
+def test_a_fused_accumulation_reads_and_writes_the_sum_without_a_launch() -> None:
+    eager, fused = (
+        named(mlp_kernels(part, "backward")) for part in (PLAIN, replace(PLAIN, fused=("accumulation",)))
+    )
+    numbers = eager["fc1.wgrad"].m * eager["fc1.wgrad"].n
+    assert fused["fc1.accumulate"].bytes_accessed == pytest.approx(numbers * 2 * PLAIN.main_grad_bytes)
+    assert fused["fc1.accumulate"].launches == 0
+    assert fused["fc1.wgrad"] == eager["fc1.wgrad"]
+
+
+def test_fused_norms_take_three_passes_and_joined_gradients_none() -> None:
+    eager, fused = (
+        named(attention_kernels(part, "backward")) for part in (PLAIN, replace(PLAIN, fused=("norm", "qkv")))
+    )
+    norm = "attention_norm.backward"
+    assert 5 * fused[norm].bytes_accessed == pytest.approx(3 * eager[norm].bytes_accessed)
+    assert set(eager) - set(fused) == {"qkv.join_gradients"}
+
+
+def test_narrow_products_come_with_the_casts_of_their_first_operand() -> None:
+    narrow = replace(PLAIN, precisions=FP8)
+    forward = attention_kernels(narrow, "forward")
+    backward = mlp_kernels(narrow, "backward")
+    assert {kernel.precision for kernel in forward if kernel.partition != "none"} == {"fp8"}
+    assert all(kernel.precision is None for kernel in forward if kernel.name in ("scores", "context"))
+    kernels = named(backward)
+    assert kernels["fc1.dgrad"].precision == "fp8"
+    assert kernels["fc1.wgrad"].precision is None, "the table says 16 bits"
+    cast = kernels["fc1.dgrad.cast"]
+    product = kernels["fc1.dgrad"]
+    assert cast.bytes_accessed == pytest.approx(4.0 * product.m * product.k), "two read, one and one written"
+    assert [kernel for kernel in backward if not kernel.name.endswith(".cast")] != list(
+        mlp_kernels(PLAIN, "backward")
+    )
+    flop = sum(kernel.flop for kernel in mlp_kernels(PLAIN, "backward"))
+    assert sum(kernel.flop for kernel in backward) == pytest.approx(flop)
+
+
+def test_the_head_has_sixteen_bits_unless_the_table_says_otherwise() -> None:
+    usual = head_kernels(replace(PLAIN, precisions=FP8), 128, "forward")
+    narrow = head_kernels(replace(PLAIN, precisions=FP8.model_copy(update={"head": "fp8"})), 128, "forward")
+    assert named(usual)["lm_head"].precision is None
+    assert named(narrow)["lm_head"].precision == "fp8"

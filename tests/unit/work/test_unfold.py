@@ -1,49 +1,53 @@
-"""What an unfolded graph holds: tasks, streams, groups, handles, and the way back."""
+"""Graphs written out: which peers are alike, what an unfolded graph holds, and tasks replaced by chains."""
 
 from __future__ import annotations
 
-from types import ModuleType
+from typing import Any
 
 import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from perfsim.base.errors import GraphError
+from perfsim.engine import critical_path
 from perfsim.specs.layout import ParallelLayout, StreamingLayout
-from perfsim.work import GraphBuilder, Kind, RankGroup, TaskGraph, peer_classes, unfold
+from perfsim.testing import toys
+from perfsim.work import GraphBuilder, Kind, RankGroup, TaskGraph, Work, peer_classes, unfold
+from perfsim.work.graph import rank_of
+from perfsim.work.unfold import ALONE, Meeting, expand, meeting_of
 
 
-def ring(toys: ModuleType) -> TaskGraph:
+def graph_of(batch: int, **layout: Any) -> TaskGraph:
+    return toys.graph_of(toys.plan("3d", toys.job(batch), ParallelLayout(**layout)))
+
+
+def test_a_collective_is_written_once_for_its_group_and_holds_up_every_member() -> None:
     """One compute task, a sum over three replicas on the compute stream, and one more compute task."""
     builder = GraphBuilder()
     builder.fold(3)
     first = builder.task(toys.compute("a"), "gpu0/compute", tag=7).tensor
     builder.task(toys.collective("sum", RankGroup(0, 1, 3)), "gpu0/compute", [first])
     builder.task(toys.compute("b"), "gpu0/compute")
-    return builder.build()
-
-
-def test_a_collective_is_written_once_for_its_group_and_holds_up_every_member(toys: ModuleType) -> None:
-    graph = unfold(ring(toys)).graph
+    graph = unfold(builder.build()).graph
     assert [task.name for task in graph.tasks()] == ["a[7]"] * 3 + ["sum"] + ["b"] * 3
-    assert [task.stream for task in graph.tasks()] == [
-        *(f"gpu{rank}/compute" for rank in range(3)),
-        "gpu0+gpu1+gpu2/compute",
-        *(f"gpu{rank}/compute" for rank in range(3)),
-    ]
+    computing = [f"gpu{rank}/compute" for rank in range(3)]
+    assert [task.stream for task in graph.tasks()] == [*computing, "gpu0+gpu1+gpu2/compute", *computing]
     waits = [graph.dependencies.row(task) for task in range(7)]
     assert waits == [(), (), (), (0, 1, 2), (0, 3), (1, 3), (2, 3)]
     assert graph.task(3).reads == (0, 1, 2), "the input of each member, in order"
     assert len(graph.task(3).writes) == len(graph.task(3).work.writes) == 3, "the output of each member"
 
 
-def test_one_class_of_all_peers_is_the_folded_graph(toys: ModuleType) -> None:
-    graph = toys.graph_of(toys.plan("3d", toys.job(16), ParallelLayout(tensor=2, data=2, pipeline=2)))
+def test_one_class_of_all_peers_is_the_folded_graph() -> None:
+    graph = graph_of(16, tensor=2, data=2, pipeline=2)
     same = unfold(graph, peer_classes(graph)).graph
     assert same.digest() == graph.digest()
     assert same.streams == graph.streams
 
 
-def test_groups_and_sends_shift_with_the_rank(toys: ModuleType) -> None:
-    layout = ParallelLayout(tensor=2, data=2, pipeline=2, zero_stage=1)
-    graph = unfold(toys.graph_of(toys.plan("3d", toys.job(16), layout))).graph
+def test_groups_and_sends_shift_with_the_rank() -> None:
+    graph = unfold(graph_of(16, tensor=2, data=2, pipeline=2, zero_stage=1)).graph
     groups = {(work.name, work.group) for work in graph.works if work.group is not None}
     tensor = {group for name, group in groups if name.startswith("tensor")}
     assert tensor == {RankGroup(start, 1, 2) for start in (0, 2, 4, 6)}
@@ -55,9 +59,8 @@ def test_groups_and_sends_shift_with_the_rank(toys: ModuleType) -> None:
     assert tied == {RankGroup(o, 4, 2) for o in range(4)}
 
 
-def test_the_receiver_reads_what_its_own_peer_sent(toys: ModuleType) -> None:
-    layout = ParallelLayout(tensor=1, data=2, pipeline=2)
-    unfolded = unfold(toys.graph_of(toys.plan("3d", toys.job(8), layout)))
+def test_the_receiver_reads_what_its_own_peer_sent() -> None:
+    unfolded = unfold(graph_of(8, data=2, pipeline=2))
     graph = unfolded.graph
     sends = {task.writes[0]: task for task in graph.tasks() if task.work.kind is Kind.COMM_SEND}
     read = set()
@@ -71,7 +74,7 @@ def test_the_receiver_reads_what_its_own_peer_sent(toys: ModuleType) -> None:
     assert read == set(sends) != set()
 
 
-def test_wafers_share_memoryx_and_swarmx(toys: ModuleType) -> None:
+def test_wafers_share_memoryx_and_swarmx() -> None:
     layout = StreamingLayout(data=3, micro_batch_size=2)
     folded = toys.graph_of(toys.plan("weight-streaming", toys.job(12), layout, toys.wafer_cluster()))
     unfolded = unfold(folded)
@@ -84,21 +87,171 @@ def test_wafers_share_memoryx_and_swarmx(toys: ModuleType) -> None:
     assert writers == ["cs0/compute", "cs1/compute", "cs2/compute"]
 
 
-def test_the_way_back_leads_to_the_folded_task_and_forth_to_each_rank(toys: ModuleType) -> None:
-    layout = ParallelLayout(tensor=2, data=2, pipeline=2, zero_stage=2)
-    folded = toys.graph_of(toys.plan("3d", toys.job(16), layout))
+@pytest.mark.parametrize("more", [{"tensor": 2, "zero_stage": 2}, {"schedule": "zb2p"}])
+def test_the_way_back_leads_to_the_folded_task_and_forth_to_each_rank_and_steps_end_where_they_did(
+    more: dict[str, Any],
+) -> None:
+    folded = graph_of(16, data=2, pipeline=2, **more)
     unfolded = unfold(folded)
-    for peer in range(4):
+    for peer in range(folded.width):
         assert (unfolded.task[unfolded.of_peer(peer)] == np.arange(len(folded))).all()
     assert (unfolded.graph.tag == folded.tag[unfolded.task]).all()
-    assert set(unfolded.rank.tolist()) == set(range(8))
-
-
-def test_steps_end_where_they_did(toys: ModuleType) -> None:
-    layout = ParallelLayout(tensor=1, data=2, pipeline=2, schedule="zb2p")
-    folded = toys.graph_of(toys.plan("3d", toys.job(16), layout))
-    unfolded = unfold(folded)
-    assert len(unfolded.graph.step_ends) == 2
+    assert set(unfolded.rank.tolist()) == set(range(2 * folded.width))
     for end, before in zip(unfolded.graph.step_ends, folded.step_ends, strict=True):
         assert int(unfolded.task[end - 1]) == before - 1
         assert end == len(unfolded.graph) or int(unfolded.task[end]) == before
+
+
+def folded(tensor: int, data: int, pipeline: int = 2) -> TaskGraph:
+    """Every pipeline rank computes, sums over tensor peers, then over replicas, and sends on."""
+    builder = GraphBuilder()
+    width = tensor * data
+    builder.fold(width)
+    sent: list[int] = []
+    for rank in range(pipeline):
+        base = rank * width
+        gpu = f"gpu{base}"
+        hidden = builder.task(toys.compute("forward"), f"{gpu}/compute", sent).tensor
+        for name, group in (("tensor", RankGroup(base, 1, tensor)), ("data", RankGroup(base, tensor, data))):
+            hidden = builder.task(toys.collective(f"{name}.sum", group), f"{gpu}/{name}", [hidden]).tensor
+        to_next = RankGroup(base, width, 2)
+        sent = [builder.task(toys.transfer("send", to_next), f"{gpu}/send", [hidden]).tensor]
+    return builder.build()
+
+
+def test_peers_meet_in_tensor_groups_and_in_data_groups() -> None:
+    graph = folded(tensor=4, data=2)
+    assert graph.width == 8
+    assert {meeting_of(work, 8) for work in graph.works} == {ALONE, Meeting(1, 4), Meeting(4, 2)}
+    assert list(Meeting(1, 4).offsets(6)) == [4, 5, 6, 7]
+    assert list(Meeting(4, 2).offsets(6)) == [2, 6]
+
+
+@pytest.mark.parametrize("straggler", [1, 13])
+def test_a_straggler_anywhere_in_the_pipeline_parts_its_tensor_group_its_replicas_and_the_rest(
+    straggler: int,
+) -> None:
+    classes = peer_classes(folded(4, 3), {straggler: 2.0})
+    assert classes.reshape(3, 4).tolist() == [[0, 1, 0, 0], [2, 3, 2, 2], [2, 3, 2, 2]]
+
+
+def test_two_like_stragglers_in_like_places_share_a_class() -> None:
+    graph = folded(2, 4)
+    classes = peer_classes(graph, {0: "slow", 2: "slow"})
+    assert classes.reshape(4, 2).tolist() == [[0, 1], [0, 1], [2, 3], [2, 3]]
+    assert len(set(peer_classes(graph, {0: "slow", 2: "dead"}).tolist())) == 6
+
+
+def test_one_straggler_among_1024_ranks_needs_64_written_ones() -> None:
+    graph = folded(tensor=8, data=8, pipeline=16)
+    classes = peer_classes(graph, {700: 1.5})
+    unfolded = unfold(graph, classes)
+    assert len(set(unfolded.rank.tolist())) == 64
+
+
+def test_shared_streams_have_no_rank() -> None:
+    names = ("gpu12/compute", "cs0/compute", "memoryx/out", "gpu0+gpu1/nccl")
+    assert [rank_of(name) for name in names] == [12, 0, None, None]
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        (RankGroup(0, 1, 3), "sum does not divide 8 peers evenly"),
+        (RankGroup(1, 1, 4), "sum on rank 0 must begin with it"),
+    ],
+)
+def test_a_group_that_does_not_fit_its_peers_is_refused(group: RankGroup, message: str) -> None:
+    builder = GraphBuilder()
+    builder.fold(8)
+    builder.task(toys.collective("sum", group), "gpu0/nccl")
+    with pytest.raises(GraphError, match=message):
+        peer_classes(builder.build())
+
+
+PARTLY = unfold(folded(2, 3), peer_classes(folded(2, 3), {0: 2.0})).graph
+
+
+@pytest.mark.parametrize(
+    ("graph", "classes", "message"),
+    [
+        (folded(2, 2), [0, 0, 0], "stands for 4 ranks, but 3 have a class"),
+        (folded(2, 2), [0, 0, 2, 2], "must be numbered"),
+        (folded(2, 2), [0, 1, 0, 0], "meet peers of unlike classes"),
+        (PARTLY, None, "partly unfolded"),
+    ],
+)
+def test_what_cannot_be_unfolded_is_refused(
+    graph: TaskGraph, classes: list[int] | None, message: str
+) -> None:
+    with pytest.raises(GraphError, match=message):
+        unfold(graph, None if classes is None else np.array(classes))
+
+
+Row = tuple[int, int, tuple[int, ...]]
+rows = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 3), st.lists(st.integers(0, 99), max_size=3).map(tuple)),
+    min_size=1,
+    max_size=25,
+)
+
+
+def works() -> list[Work]:
+    return [toys.transfer(f"w{number}", RankGroup(0, 8, 2)) for number in range(3)]
+
+
+def written(table: list[Row]) -> TaskGraph:
+    builder = GraphBuilder()
+    kinds = works()
+    for number, (work, stream, reads) in enumerate(table):
+        after = [reads[0] % number] if reads and number and number % 3 == 0 else []
+        builder.task(kinds[work], f"s{stream}", [read % number for read in reads] if number else [], after)
+        if number == len(table) // 2:
+            builder.end_step()
+    return builder.build()
+
+
+def chain(work: Work, length: int) -> list[Work]:
+    step = toy_step(work)
+    return [*[step] * (length - 1), work]
+
+
+def toy_step(work: Work) -> Work:
+    return Work(f"{work.name}.step", work.kind, work.op, work.category, group=work.group)
+
+
+@given(rows, st.integers(1, 4), st.integers(1, 4))
+def test_chains_end_when_their_task_ended(table: list[Row], first: int, second: int) -> None:
+    graph = written(table)
+    lengths = {"w0": first, "w1": second}
+    chains = {
+        number: chain(work, lengths[work.name])
+        for number, work in enumerate(graph.works)
+        if work.name in lengths
+    }
+    longer = expand(graph, chains)
+    count = np.array([lengths.get(work.name, 1) for work in graph.works])
+    assert len(longer) == count[graph.work].sum()
+    assert longer.num_tensors == graph.num_tensors
+    whole = 12.0 * (1 + np.arange(len(graph)) % 5)
+    equal_parts = np.repeat(whole / count[graph.work], count[graph.work])
+    last = np.cumsum(count[graph.work]) - 1
+    run = critical_path(longer, equal_parts)
+    expected = critical_path(graph, whole)
+    assert run.end_s[last].tolist() == expected.end_s.tolist()
+    assert run.step_end_s == expected.step_end_s
+
+
+def test_only_the_last_of_a_chain_writes_and_only_the_first_waits() -> None:
+    graph = written([(0, 0, ()), (1, 1, (0,)), (2, 0, (1,))])
+    longer = expand(graph, {1: chain(graph.works[1], 3)})
+    assert [task.name for task in longer.tasks()] == ["w0", "w1.step", "w1.step", "w1", "w2"]
+    assert [len(task.writes) for task in longer.tasks()] == [1, 0, 0, 1, 1]
+    assert [task.reads for task in longer.tasks()] == [(), (0,), (), (), (1,)]
+
+
+def test_a_chain_must_write_what_its_task_wrote() -> None:
+    graph = written([(0, 0, ())])
+    for bad in ([], [toy_step(graph.works[0])]):
+        with pytest.raises(GraphError, match="must end in work that writes the same"):
+            expand(graph, {0: bad})

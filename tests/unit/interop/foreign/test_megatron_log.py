@@ -8,9 +8,14 @@ from pathlib import Path
 import pytest
 
 from perfsim.base.errors import InputError
-from perfsim.evidence.own_runs import fit_cluster
+from perfsim.base.sizes import MOST_LAYERS
+from perfsim.base.units import YAML_CONTEXT
+from perfsim.catalog import default_catalog
+from perfsim.evidence.own_runs import MeasuredFile, fit_cluster
 from perfsim.interop.formats import Imported, import_file
 from perfsim.interop.tool import Step
+from perfsim.specs.layout import text_of
+from perfsim.specs.model import TransformerConfig
 
 ARGUMENTS = {
     "bf16": True,
@@ -79,6 +84,44 @@ def test_a_log_is_imported_with_its_model_and_the_steps_of_two_intervals(
     assert times_s == [pytest.approx(0.1), pytest.approx(0.11)]
 
 
+EXPERTS = {
+    "context_parallel_size": 2,
+    "cp_comm_type": "a2a",
+    "expert_model_parallel_size": 4,
+    "expert_tensor_parallel_size": 1,
+    "kv_channels": 96,
+    "moe_expert_capacity_factor": 1.5,
+    "moe_ffn_hidden_size": 512,
+    "moe_layer_freq": "([0]*1+[1]*3)",
+    "moe_router_topk": 2,
+    "moe_shared_expert_intermediate_size": 256,
+    "moe_token_dispatcher_type": "allgather",
+    "num_experts": 8,
+    "window_size": "(128,0)",
+    "world_size": 16,
+}
+LATENT = EXPERTS | {"kv_channels": None, "multi_latent_attention": True, "q_lora_rank": 64, "qk_head_dim": 32}
+
+
+@pytest.mark.parametrize("changes", [EXPERTS, LATENT], ids=["experts", "latent attention"])
+def test_measured_steps_keep_the_model_and_the_layout_of_the_run(
+    imported: Callable[..., Imported], changes: dict[str, object]
+) -> None:
+    text = log(*(line(n, 100.0) for n in range(9)), **changes)
+    model = imported(text, "ours.log")
+    document = imported(text, "ours.log", system="dgx-h100").document
+    case = MeasuredFile.model_validate(document, context=YAML_CONTEXT).cases[0]
+    question = case.question(default_catalog())
+    described = {"name", "description", "sources", "assumed"}
+    of_run = TransformerConfig.model_validate(model.document).model_dump(exclude=described)
+    # A pattern beyond the last layer leaves all layers with the window.
+    assert question.model.model_dump(exclude=described) == of_run | {"sliding_window_pattern": MOST_LAYERS}
+    assert question.layout is not None
+    assert text_of(question.layout) == model.layout
+    assert question.recipe.expert_dispatcher == "all_gather"
+    assert question.recipe.expert_capacity == 1.5
+
+
 def test_a_log_or_its_steps_as_yaml_become_the_scale_of_a_cluster(run: Path, tmp_path: Path) -> None:
     calibration = fit_cluster([run], "dgx-a100-80gb")
     first = calibration.cases[0]
@@ -118,7 +161,7 @@ def test_steps_of_two_batch_sizes_are_not_intervals_of_one_run(tmp_path: Path) -
             "dgx-a100-80gb",
             "cannot be expressed: 5 key and value heads",
         ),
-        (log(line(1, 100), line(2, 100)), "dgx-a100", "no system with device 'dgx-a100'"),
+        (log(line(1, 100), line(2, 100)), "dgx-a100", "unknown device or system 'dgx-a100'"),
         (
             log(line(1, 1e6), line(2, 1e6)),
             "dgx-a100-80gb",

@@ -87,8 +87,8 @@ def test_a_log_becomes_a_calibration_of_a_cluster_that_run_takes_in_one_command(
         main, ["calibrate", "steps", str(log), "--system", "dgx-a100-80gb", "--out", str(out)]
     )
     assert made.exit_code == 0, made.stderr
-    asked = ["run", "--model", "gpt3_xl", "--system", "dgx-a100-80gb", "--devices", "8", "--json"]
-    asked += ["--layout", "tp=2,pp=2,dp=2,mbs=1", "--batch", "16"]
-    plain, scaled = (CliRunner().invoke(main, [*asked, *more]) for more in ([], ["--cluster", str(out)]))
+    command = ["run", "--model", "gpt3_xl", "--system", "dgx-a100-80gb", "--devices", "8", "--json"]
+    command += ["--layout", "tp=2,pp=2,dp=2,mbs=1", "--batch", "16"]
+    plain, scaled = (CliRunner().invoke(main, [*command, *more]) for more in ([], ["--cluster", str(out)]))
     times_s = [json.loads(run.stdout)["step_time_s"] for run in (plain, scaled)]
     assert times_s[1] / times_s[0] == pytest.approx(yaml.safe_load(out.read_text())["scale"])

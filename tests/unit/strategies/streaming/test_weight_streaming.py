@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -13,68 +12,52 @@ from perfsim.catalog import default_catalog
 from perfsim.costs.price import Costs, price
 from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path
-from perfsim.engine.trace import Trace
 from perfsim.specs.layout import StreamingLayout
 from perfsim.strategies import Plan, strategy
-from perfsim.work import TaskGraph, Work
+from perfsim.testing import toys
+from perfsim.work import Work
 
 BLOCKS = 8 + 2
 
 
-def planned(toys: ModuleType, *, systems: int = 1, batch: int = 32, **layout: object) -> Plan:
+def planned(*, systems: int = 1, batch: int = 32, **layout: object) -> Plan:
     fields = {"micro_batch_size": batch // systems, "data": systems} | layout
-    chosen = StreamingLayout(**fields)  # type: ignore[arg-type]
+    chosen = StreamingLayout(**fields)
     return toys.plan("weight-streaming", toys.job(batch), chosen, toys.wafer_cluster())
 
 
-def names(graph: TaskGraph, stream: str, step: int = 0) -> list[str]:
-    """Names of the tasks of a stream in one step, without their micro-batch."""
-    bounds = (0, *graph.step_ends)
-    tasks = [graph.task(number) for number in range(bounds[step], bounds[step + 1])]
-    return [task.work.name for task in tasks if task.stream == stream]
-
-
-def run(toys: ModuleType, plan: Plan, seconds: dict[str, float]) -> Trace:
-    graph = toys.graph_of(plan)
-    return critical_path(graph, price(graph, toys.TableCosts(seconds)))
-
-
-def test_weights_stream_forward_and_backward_and_gradients_leave_last_layer_first(
-    toys: ModuleType,
-) -> None:
-    graph = toys.graph_of(planned(toys))
+def test_weights_stream_forward_and_backward_and_gradients_leave_last_layer_first() -> None:
+    graph = toys.graph_of(planned())
+    streams: dict[str, list[str]] = {}
+    for number in range(graph.step_ends[0]):
+        streams.setdefault(graph.task(number).stream, []).append(graph.task(number).work.name)
     forward = ["embedding.load", *["layer.load"] * 8, "head.load"]
-    assert names(graph, "memoryx/out") == forward + forward[::-1]
-    assert names(graph, "swarmx/down") == [
-        name.replace("load", "broadcast") for name in forward + forward[::-1]
-    ]
-    reduced = ["head.reduce", *["layer.reduce"] * 8, "embedding.reduce"]
-    assert names(graph, "swarmx/up") == reduced
-    assert names(graph, "memoryx/update") == [name.replace("reduce", "update") for name in reduced]
+    loaded = forward + forward[::-1]
+    assert streams["memoryx/out"] == loaded
+    assert streams["swarmx/down"] == [name.replace("load", "broadcast") for name in loaded]
+    assert streams["swarmx/up"] == [name.replace("load", "reduce") for name in forward[::-1]]
+    assert streams["memoryx/update"] == [name.replace("load", "update") for name in forward[::-1]]
 
 
-def test_weights_are_prefetched_one_block_ahead_and_no_further(toys: ModuleType) -> None:
-    seconds = {"layer.forward": 1.0, "embedding.forward": 1.0, "head.forward": 1.0}
-    trace = run(toys, planned(toys), seconds)
-    graph = trace.graph
-    loads = [task.id for task in graph.tasks() if task.stream == "memoryx/out"]
-    forwards = [task.id for task in graph.tasks() if task.work.name.endswith(".forward")]
-    first_step = slice(2, BLOCKS)
+def test_weights_are_prefetched_one_block_ahead_and_no_further() -> None:
+    graph = toys.graph_of(planned())
+    forward = ("embedding.forward", "layer.forward", "head.forward")
+    trace = critical_path(graph, price(graph, toys.TableCosts(dict.fromkeys(forward, 1.0))))
+    loads = [task.id for task in graph.tasks() if task.stream == "memoryx/out"][:BLOCKS]
+    forwards = [task.id for task in graph.tasks() if task.work.name in forward][:BLOCKS]
     # The load of block n starts when block n - 2 is done: block n - 1 computes meanwhile.
-    freed = trace.end_s[forwards[:BLOCKS]][:-2]
-    assert trace.start_s[loads[first_step]].tolist() == freed.tolist()
-    assert trace.start_s[loads[:2]].tolist() == [0.0, 0.0]
+    assert trace.start_s[loads].tolist() == [0.0, 0.0, *trace.end_s[forwards[:-2]].tolist()]
 
 
-def test_matrices_are_streamed_and_attention_is_not_a_weight(toys: ModuleType) -> None:
-    graph = toys.graph_of(planned(toys))
+def test_matrices_are_streamed_and_attention_is_not_a_weight() -> None:
+    graph = toys.graph_of(planned())
     kernels = {kernel.name: kernel for work in graph.works for kernel in work.kernels}
     assert kernels["fc1"].partition == kernels["lm_head"].partition == "streamed"
     assert kernels["scores"].partition == kernels["context"].partition == "none"
 
 
-def test_the_second_step_is_the_steady_state(toys: ModuleType) -> None:
-    plan = planned(toys)
+def test_the_second_step_is_the_steady_state() -> None:
+    plan = planned()
     graph = toys.graph_of(plan)
     trace = critical_path(graph, price(graph, WaferCosts(plan.topology, plan.job.recipe)))
     first, second = np.diff([0.0, *trace.step_end_s])
@@ -84,9 +67,7 @@ def test_the_second_step_is_the_steady_state(toys: ModuleType) -> None:
 
 # ------------------------------------------------------------------------------------- layouts
 @pytest.mark.parametrize(("batch", "policies"), [(8, [0, 1, 2, 4]), (160, [1, 2, 4]), (1024, [1])])
-def test_a_batch_is_split_no_further_than_some_policy_needs(
-    toys: ModuleType, batch: int, policies: list[int]
-) -> None:
+def test_a_batch_is_split_no_further_than_some_policy_needs(batch: int, policies: list[int]) -> None:
     """Keeping everything takes the most room, so with the batch its turn passes first."""
     job = toys.job(batch)
     topology = toys.topology(2, toys.wafer_cluster())
@@ -99,30 +80,31 @@ def test_a_batch_is_split_no_further_than_some_policy_needs(
     assert all(layout.data == 2 for layout in listed)
 
 
-def test_everything_wrong_with_a_layout_is_listed(toys: ModuleType) -> None:
-    topology = toys.topology(4, toys.wafer_cluster())
+def planned_on(systems: int, batch: int, layout: StreamingLayout, **system: float) -> Plan:
+    topology = toys.topology(systems, toys.wafer_cluster(**system))
+    return strategy("weight-streaming").plan(toys.job(batch), topology, layout)
+
+
+def test_everything_wrong_with_a_layout_is_listed() -> None:
     with pytest.raises(LayoutError) as caught:
-        strategy("weight-streaming").plan(toys.job(2), topology, StreamingLayout(data=3))
+        planned_on(4, 2, StreamingLayout(data=3))
     assert [problem.message for problem in caught.value.problems] == [
         "data 3 must equal the 4 systems",
         "global_batch_size 2 gives some of 3 systems nothing",
     ]
 
 
-def test_all_resident_is_refused_where_it_does_not_fit_with_a_way_out(toys: ModuleType) -> None:
-    topology = toys.topology(1, toys.wafer_cluster())
-    layout = StreamingLayout(micro_batch_size=512)
+def test_all_resident_is_refused_where_it_does_not_fit_with_a_way_out() -> None:
     with pytest.raises(MemoryCapacityError, match=r"wafer needs .* GB of 40.0 GB; try a smaller"):
-        strategy("weight-streaming").plan(toys.job(512), topology, layout)
+        planned_on(1, 512, StreamingLayout(micro_batch_size=512))
 
 
-def test_a_sequence_that_no_policy_fits_is_refused_by_its_memory(toys: ModuleType) -> None:
-    job = toys.job(2)
+def test_a_sequence_that_no_policy_fits_is_refused_by_its_memory() -> None:
     topology = toys.topology(1, toys.wafer_cluster(capacity=1e8))
-    (least,) = strategy("weight-streaming").layouts(job, topology)
+    (least,) = strategy("weight-streaming").layouts(toys.job(2), topology)
     assert (least.micro_batch_size, least.recompute_layers, least.spill) == (1, 1, True)
     with pytest.raises(MemoryCapacityError, match=r"try shorter sequences than 1,024 tokens"):
-        strategy("weight-streaming").plan(job, topology, least)
+        planned_on(1, 2, least, capacity=1e8)
 
 
 @pytest.mark.parametrize(
@@ -135,10 +117,8 @@ def test_a_sequence_that_no_policy_fits_is_refused_by_its_memory(toys: ModuleTyp
         ({"spill": True, "micro_batch_size": 8}, "spill, split in 4 micro-batches"),
     ],
 )
-def test_the_plan_says_which_policy_it_follows(
-    toys: ModuleType, layout: dict[str, object], policy: str
-) -> None:
-    assert planned(toys, **layout).notes == (
+def test_the_plan_says_which_policy_it_follows(layout: dict[str, object], policy: str) -> None:
+    assert planned(**layout).notes == (
         f"wafer memory policy: {policy}",
         "MemoryX holds 1.02 GB of weights in DRAM and 8.16 GB of optimizer state in DRAM",
     )
@@ -148,7 +128,7 @@ def test_the_plan_says_which_policy_it_follows(
     ("depth", "held", "chunks"), [(1, "chunk", 1), (0, "chunk", 16), (0, "layer", 1), (2, "layer", 1)]
 )
 def test_without_prefetch_weights_that_are_used_as_they_arrive_are_planned_in_chunks(
-    toys: ModuleType, depth: int, held: str, chunks: int
+    depth: int, held: str, chunks: int
 ) -> None:
     """A layer's weights would come before its computation as a whole, which only holding them does."""
     changes = {"streaming.prefetch_depth": depth, "streaming.weights_held": held}
@@ -161,11 +141,9 @@ def test_without_prefetch_weights_that_are_used_as_they_arrive_are_planned_in_ch
     assert any("--detail chunk" in note for note in whole.notes) is (chunks > 1)
 
 
-def estimate_s(toys: ModuleType, slow: str, layout: StreamingLayout, microbatches: int) -> float:
+def estimate_s(slow: str, layout: StreamingLayout, microbatches: int) -> float:
     """The closed form where one kind of transfer takes a second a block and all else nothing."""
-    system = toys.wafer_cluster()
-    streaming = system.streaming.model_copy(update={"accumulate_at": "wafer"})
-    system = system.model_copy(update={"streaming": streaming})
+    system = default_catalog().override(toys.wafer_cluster(), {"streaming.accumulate_at": "wafer"})
     job = toys.job(microbatches * layout.micro_batch_size)
     plan = toys.plan("weight-streaming", job, layout, system)
 
@@ -176,20 +154,18 @@ def estimate_s(toys: ModuleType, slow: str, layout: StreamingLayout, microbatche
     return strategy("weight-streaming").estimate_s(plan, OnlySlow())
 
 
-def test_gradients_that_are_summed_on_the_wafer_leave_it_once_a_step(toys: ModuleType) -> None:
-    layout = StreamingLayout(data=1, micro_batch_size=2, recompute="none")
-    assert estimate_s(toys, "reduce", layout, 1) >= 8.0, "a second for each of 8 layers"
-    assert estimate_s(toys, "reduce", layout, 3) == estimate_s(toys, "reduce", layout, 1)
+def test_gradients_that_are_summed_on_the_wafer_leave_it_once_a_step() -> None:
+    layout = StreamingLayout(micro_batch_size=2)
+    assert estimate_s("reduce", layout, 3) == estimate_s("reduce", layout, 1) >= 8.0, "8 layers"
 
 
-def test_a_group_of_layers_spills_its_input_once(toys: ModuleType) -> None:
-    layout = StreamingLayout(data=1, micro_batch_size=2, recompute="full", spill=True)
-    grouped = (replace(layout, recompute_layers=group) for group in (1, 2, 4))
-    spilled = [estimate_s(toys, "spill", layout, 2) for layout in grouped]
+def test_a_group_of_layers_spills_its_input_once() -> None:
+    layout = StreamingLayout(micro_batch_size=2, recompute="full", spill=True)
+    spilled = [estimate_s("spill", replace(layout, recompute_layers=group), 2) for group in (1, 2, 4)]
     assert spilled[0] == 2 * spilled[1] == 4 * spilled[2] > 0
 
 
-def test_a_plan_says_how_many_weights_are_zero(toys: ModuleType) -> None:
+def test_a_plan_says_how_many_weights_are_zero() -> None:
     layout = StreamingLayout(data=1, micro_batch_size=2)
     plan = toys.plan("weight-streaming", toys.job(2, {"weight_sparsity": 0.75}), layout, toys.wafer_cluster())
     assert any(note.startswith("75 % of the layers' weights are zero") for note in plan.notes)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from perfsim.catalog import default_catalog
-from perfsim.prediction.question import Question
+from perfsim.prediction.question import Question, question_of
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import layer_kinds
 from perfsim.strategies import strategy
@@ -20,39 +20,34 @@ from perfsim.strategies.three_d.space import Columns
 from perfsim.work import WAIT_OF_EXPERTS, GraphBuilder, Work
 
 DRAWN = 24
-ASKED = {
-    "experts beside tensor groups": ("mixtral_8x7b", {"num_layers": 6}, "dgx-h100", 16),
-    "shared experts, dense layers and a further token": ("deepseek_v3", {"num_layers": 5}, "dgx-h100", 32),
-    "windows": ("gpt_oss_120b", {"num_layers": 6}, "dgx-h100", 16),
-    "no experts": ("gpt3_6p7b", {}, "dgx-a100-80gb", 16),
+H100 = {"system": "dgx-h100", "devices": 16}
+QUESTIONS: dict[str, dict[str, Any]] = {
+    "experts beside tensor groups": {"model": "mixtral_8x7b", "model.num_layers": 6, **H100},
+    "shared experts, dense layers and a further token": {
+        "model": "deepseek_v3",
+        "model.num_layers": 5,
+        **H100,
+        "devices": 32,
+    },
+    "windows": {"model": "gpt_oss_120b", "model.num_layers": 6, **H100},
+    "no experts": {"model": "gpt3_6p7b", "system": "dgx-a100-80gb", "devices": 16},
 }
 
 
 def question(name: str) -> Question:
-    model, changes, system, devices = ASKED[name]
-    catalog = default_catalog()
-    return Question(
-        model=catalog.model(model).model_copy(update=changes),
-        recipe=catalog.recipe("llm_2024"),
-        system=catalog.system(system),
-        devices=devices,
-        strategy="3d",
-        batch=48,
-    )
+    given = {"recipe": "llm_2024", "strategy": "3d", "batch": 48}
+    return question_of(given | QUESTIONS[name])
 
 
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", QUESTIONS)
 def test_drawn_layouts_have_the_estimate_and_the_memory_of_the_layout_alone(name: str) -> None:
     query = question(name)
-    job = query.job
-    topology = query.topology
-    costs = query.costs
     chosen = strategy("3d")
-    screening = chosen.screen(job, topology, costs)
+    screening = chosen.screen(query.job, query.topology, query.costs)
     drawn = np.random.default_rng(0).choice(screening.feasible, DRAWN, replace=False).tolist()
-    plans = [chosen.plan(job, topology, screening.layout(row)) for row in drawn]
+    plans = [chosen.plan(query.job, query.topology, screening.layout(row)) for row in drawn]
     assert [plan.memory_share for plan in plans] == pytest.approx(screening.memory_share[drawn], rel=1e-12)
-    alone = [chosen.estimate_s(plan, costs) for plan in plans]
+    alone = [chosen.estimate_s(plan, query.costs) for plan in plans]
     assert screening.closer is not None
     assert alone == pytest.approx(screening.closer(np.array(drawn)), rel=1e-9)
     assert len({plan.layout for plan in plans}) == DRAWN
@@ -82,7 +77,7 @@ def emitted_s(query: Question, layer: Layer, split: bool) -> tuple[float, float,
 def beside_s(query: Question, layer: Layer, shared: Work) -> float:
     """Seconds of shared experts that the way of rows to the others hides."""
     assert isinstance(layer.mlp, ExpertGroup)
-    dispatched = query.costs.durations_s(layer.mlp.to_experts()).sum()
+    dispatched = query.costs.durations_s(layer.mlp.to_experts).sum()
     return min(query.costs.duration_s(shared), float(dispatched))
 
 
@@ -95,28 +90,19 @@ def late_s(query: Question, layer: Layer, host: Work) -> float:
     return max(0.0, query.costs.duration_s(host) - hidden)
 
 
+CONTEXTS = ParallelLayout(context=2, context_exchange="all_to_all", sequence_parallel=True)
 LAYOUTS = {
     "alone": ParallelLayout(data=16, micro_batch_size=2),
     "recomputed": ParallelLayout(tensor=2, data=8, sequence_parallel=True, recompute="full"),
     "split": ParallelLayout(tensor=4, data=2, pipeline=2, sequence_parallel=True, schedule="zb1p"),
-    "contexts": ParallelLayout(
-        tensor=2, data=4, context=2, context_exchange="all_to_all", sequence_parallel=True
-    ),
+    "contexts": replace(CONTEXTS, tensor=2, data=4),
     "experts": ParallelLayout(tensor=2, data=8, sequence_parallel=True, micro_batch_size=3, expert=4),
-    "shared experts": ParallelLayout(
-        tensor=4,
-        data=2,
-        context=2,
-        context_exchange="all_to_all",
-        sequence_parallel=True,
-        expert=2,
-        expert_tensor=4,
-    ),
+    "shared experts": replace(CONTEXTS, tensor=4, data=2, expert=2, expert_tensor=4),
 }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", QUESTIONS)
 def test_every_kind_of_layer_is_priced_as_it_is_written(name: str, layout: str) -> None:
     """Prices know the tokens of a rank alone, a stage the tensor and context groups that divide them.
 

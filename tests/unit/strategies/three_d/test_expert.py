@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from statistics import NormalDist, fmean
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from perfsim.base.errors import LayoutError
 from perfsim.catalog import default_catalog
 from perfsim.costs.price import price
 from perfsim.engine import critical_path
@@ -22,6 +20,7 @@ from perfsim.specs.model import layer_kinds
 from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.three_d.layers import expert_load
+from perfsim.testing import toys
 from perfsim.work import RankGroup, TaskGraph
 from perfsim.work.counts import parameters
 
@@ -30,15 +29,12 @@ FUSED = {"attention": "flash", "dropout": False, "routing": "balanced"}
 ON_EIGHT = ParallelLayout(data=8, expert=8)
 
 
-def job_of(toys: ModuleType, batch: int = 8, recipe: dict[str, Any] | None = None, **experts: Any) -> Job:
-    job: Job = toys.job(batch, FUSED | (recipe or {}), experts=EXPERTS | experts)
-    return job
+def job_of(batch: int = 8, recipe: dict[str, Any] | None = None, **experts: Any) -> Job:
+    return toys.job(batch, FUSED | (recipe or {}), experts=EXPERTS | experts)
 
 
-def planned(toys: ModuleType, job: Job, layout: ParallelLayout, nodes_of: int = 8) -> Plan:
-    topology = toys.topology(layout.num_devices, toys.gpu_cluster(gpus=nodes_of, nics=nodes_of))
-    plan: Plan = strategy("3d").plan(job, topology, layout, check_memory=False)
-    return plan
+def planned(job: Job, layout: ParallelLayout) -> Plan:
+    return toys.plan("3d", job, layout)
 
 
 def moved(graph: TaskGraph, name: str) -> float:
@@ -63,30 +59,30 @@ def groups(graph: TaskGraph, name: str) -> set[RankGroup | None]:
 )
 @pytest.mark.parametrize("spread", [0.0, 0.3])
 def test_tokens_travel_there_and_back_in_each_direction(
-    toys: ModuleType, dispatcher: str, top_k: int, times: int, spread: float
+    dispatcher: str, top_k: int, times: int, spread: float
 ) -> None:
     """A token goes to its k experts, or to all 8 ranks; of drawn routing the fullest rank counts."""
     recipe = {"dispatcher": dispatcher, "routing": "drawn", "routing_spread": spread}
-    job = job_of(toys, recipe=recipe, top_k=top_k)
-    graph = graph_of(planned(toys, job, ON_EIGHT))
+    job = job_of(recipe=recipe, top_k=top_k)
+    graph = graph_of(planned(job, ON_EIGHT))
     tokens = job.seq_length * job.model.hidden_size * 2.0  # one sequence a rank, in 16 bits
     each_way = 2 * job.model.num_layers * times * tokens * expert_load(job, 8)
     assert moved(graph, "experts.dispatch") == moved(graph, "experts.combine") == pytest.approx(each_way)
 
 
-def test_experts_stand_on_neighbours_and_their_copies_in_steps_of_both_degrees(toys: ModuleType) -> None:
+def test_experts_stand_on_neighbours_and_their_copies_in_steps_of_both_degrees() -> None:
     layout = ParallelLayout(tensor=2, sequence_parallel=True, data=8, expert=4, expert_tensor=2)
-    graph = graph_of(planned(toys, job_of(toys, 16), layout))
+    graph = graph_of(planned(job_of(16), layout))
     assert groups(graph, "experts.dispatch") == {RankGroup(0, 2, 4)}
     assert groups(graph, "experts.all_gather") == {RankGroup(0, 1, 2)}
     assert {RankGroup(0, 8, 2), RankGroup(0, 2, 8)} == groups(graph, "data.all_reduce")
 
 
-def test_memory_of_experts_falls_with_their_degree_and_zero_shards_it_over_copies(toys: ModuleType) -> None:
-    job = job_of(toys, 16)
+def test_memory_of_experts_falls_with_their_degree_and_zero_shards_it_over_copies() -> None:
+    job = job_of(16)
 
     def held(**layout: Any) -> dict[str, float]:
-        plan = planned(toys, job, ParallelLayout(data=16, **layout))
+        plan = planned(job, ParallelLayout(data=16, **layout))
         return dict(plan.memory[0].parts_bytes)
 
     counts = parameters(job.model)
@@ -101,10 +97,10 @@ def test_memory_of_experts_falls_with_their_degree_and_zero_shards_it_over_copie
     assert saved == pytest.approx(12.0 * (rest * 15 / 16 + routed / 8 / 2), rel=1e-3)
 
 
-def test_one_copy_of_a_token_goes_to_a_rank_with_several_of_its_experts(toys: ModuleType) -> None:
+def test_one_copy_of_a_token_goes_to_a_rank_with_several_of_its_experts() -> None:
     layout = ParallelLayout(data=16, expert=8)
     every, once = (
-        on_h100(job_of(toys, 16, {"dispatcher": name}, top_k=8), layout) for name in ("all_to_all", "deepep")
+        on_h100(job_of(16, {"dispatcher": name}, top_k=8), layout) for name in ("all_to_all", "deepep")
     )
     assert step_s(once) < step_s(every)
 
@@ -115,14 +111,19 @@ def on_h100(job: Job, layout: ParallelLayout, *, graph: bool = True) -> Plan:
     framework = catalog.framework("megatron-core-te").model_copy(update={"cuda_graph": graph})
     recipe = job.recipe.ran_with(framework=framework)
     topology = FatTree(catalog.system("dgx-h100"), layout.num_devices)
-    plan: Plan = strategy("3d").plan(replace(job, recipe=recipe), topology, layout, check_memory=False)
-    return plan
+    return strategy("3d").plan(replace(job, recipe=recipe), topology, layout, check_memory=False)
+
+
+def both_s(plan: Plan) -> tuple[float, float]:
+    """The closed form, and the simulated step."""
+    graph = graph_of(plan)
+    costs = machine_of(plan.system).costs(plan.topology, plan.job.recipe)
+    simulated_s = critical_path(graph, price(graph, costs)).step_time_s / len(graph.step_ends)
+    return strategy("3d").estimate_s(plan, costs), simulated_s
 
 
 def step_s(plan: Plan) -> float:
-    graph = graph_of(plan)
-    costs = machine_of(plan.system).costs(plan.topology, plan.job.recipe)
-    return critical_path(graph, price(graph, costs)).step_time_s / len(graph.step_ends)
+    return both_s(plan)[1]
 
 
 @pytest.mark.parametrize(
@@ -137,101 +138,68 @@ def step_s(plan: Plan) -> float:
     ],
 )
 @pytest.mark.parametrize("graph", [False, True])
-def test_the_closed_form_is_close_to_the_simulation(
-    toys: ModuleType, layout: ParallelLayout, graph: bool
-) -> None:
-    plan = on_h100(job_of(toys, 32), layout, graph=graph)
-    costs = machine_of(plan.system).costs(plan.topology, plan.job.recipe)
-    assert strategy("3d").estimate_s(plan, costs) == pytest.approx(step_s(plan), rel=0.1)
+def test_the_closed_form_is_close_to_the_simulation(layout: ParallelLayout, graph: bool) -> None:
+    estimated_s, simulated_s = both_s(on_h100(job_of(32), layout, graph=graph))
+    assert estimated_s == pytest.approx(simulated_s, rel=0.1)
 
 
-def test_layers_of_several_kinds_add_up_in_memory_and_in_the_closed_form(toys: ModuleType) -> None:
-    plain = job_of(toys, 32)
-    mixed = job_of(toys, 32, first_dense_layers=3)
+def test_layers_of_several_kinds_add_up_in_memory_and_in_the_closed_form() -> None:
+    plain = job_of(32)
+    mixed = job_of(32, first_dense_layers=3)
     layout = ParallelLayout(pipeline=2, data=4, expert=4)
     counts, (dense, *_, kind) = parameters(mixed.model), layer_kinds(mixed.model)
-    first, last = (use.parts_bytes["parameters"] for use in planned(toys, mixed, layout).memory)
-    alike = [use.parts_bytes["parameters"] for use in planned(toys, plain, layout).memory]
+    first, last = (use.parts_bytes["parameters"] for use in planned(mixed, layout).memory)
+    alike = [use.parts_bytes["parameters"] for use in planned(plain, layout).memory]
     on_rank = counts.of(kind) - counts.routed_of(kind) * 3 / 4
     assert first - alike[0] == pytest.approx(3 * 2.0 * (counts.of(dense) - on_rank))
     assert last == alike[1]
-    plan = on_h100(mixed, layout)
-    costs = machine_of(plan.system).costs(plan.topology, plan.job.recipe)
-    assert strategy("3d").estimate_s(plan, costs) == pytest.approx(step_s(plan), rel=0.1)
+    estimated_s, simulated_s = both_s(on_h100(mixed, layout))
+    assert estimated_s == pytest.approx(simulated_s, rel=0.1)
 
 
-def test_buffers_on_a_rank_are_for_the_largest_layer_that_it_holds(toys: ModuleType) -> None:
+def test_buffers_on_a_rank_are_for_the_largest_layer_that_it_holds() -> None:
     """Wide dense layers are on the first rank, a layer of multi-token prediction is on the last."""
     layout = ParallelLayout(pipeline=2, data=4, expert=4, recompute="full", zero_stage=2)
-    plain = job_of(toys, 32, first_dense_layers=3)
+    plain = job_of(32, first_dense_layers=3)
     further = replace(plain, model=plain.model.model_copy(update={"mtp_num_layers": 1}))
-    first, last = planned(toys, plain, layout).memory
-    first_of_further, last_of_further = planned(toys, further, layout).memory
+    first, last = planned(plain, layout).memory
+    first_of_further, last_of_further = planned(further, layout).memory
     assert first_of_further == first
     buckets = [use.parts_bytes["gradient buckets"] for use in (last, last_of_further, first)]
     assert buckets[0] < buckets[1] < 0.9 * buckets[2]
 
 
-def test_the_host_takes_its_time_in_every_pass_of_a_layer_unless_a_graph_replays_it(toys: ModuleType) -> None:
-    job = job_of(toys)
+def test_the_host_takes_its_time_in_every_pass_of_a_layer_unless_a_graph_replays_it() -> None:
+    job = job_of()
     catalog = default_catalog()
     eager, replayed = (step_s(on_h100(job, ON_EIGHT, graph=graph)) for graph in (False, True))
     least = 2 * job.model.num_layers * catalog.framework("megatron-core-te").expert_pass_s
     assert replayed < least < eager
 
 
-@pytest.mark.parametrize(
-    ("layout", "words"),
-    [
-        (ParallelLayout(data=8, expert=3), "do not divide over expert 3; nearest: 2 or 4"),
-        (ParallelLayout(data=4, expert=8), "must divide the 4 ranks"),
-        (ParallelLayout(tensor=2, data=4, expert=2), "needs sequence_parallel"),
-    ],
-)
-def test_degrees_that_do_not_divide_are_refused(toys: ModuleType, layout: ParallelLayout, words: str) -> None:
-    with pytest.raises(LayoutError, match=words):
-        planned(toys, job_of(toys), layout)
-
-
-def test_the_planner_tries_degrees_that_divide_the_experts(toys: ModuleType) -> None:
-    job = job_of(toys, 16)
-    topology = toys.topology(16, toys.gpu_cluster(gpus=8, nics=8))
-    degrees = {layout.expert for layout in strategy("3d").layouts(job, topology)}
-    assert degrees == {1, 2, 4, 8}
-
-
 # --------------------------------------------------------------------------------------- imbalance
-def test_the_fullest_rank_has_more_rows_the_fewer_experts_it_averages(toys: ModuleType) -> None:
-    job = job_of(toys, recipe={"routing": "drawn", "routing_spread": 0.1})
-    loads = [expert_load(job, ranks) for ranks in (1, 2, 8)]
-    assert loads[0] == 1.0
-    assert 1.0 < loads[1] < loads[2] < 1.4
-
-
 @pytest.mark.parametrize("spread", [0.03, 0.3])
-def test_the_load_is_that_of_the_fullest_rank_over_the_mean(toys: ModuleType, spread: float) -> None:
+def test_the_load_is_that_of_the_fullest_rank_over_the_mean(spread: float) -> None:
     """Of two experts whose logarithms are d apart, the fuller has 1 + tanh(|d| / 2) times the mean."""
     recipe = {"routing": "drawn", "routing_spread": spread}
     apart = NormalDist(sigma=spread * math.sqrt(2))
     more = [math.tanh(abs(apart.inv_cdf((number + 0.5) / 1000)) / 2) for number in range(1000)]
-    load = expert_load(job_of(toys, recipe=recipe, num_experts=2, top_k=1), 2)
+    load = expert_load(job_of(recipe=recipe, num_experts=2, top_k=1), 2)
     assert load - 1.0 == pytest.approx(fmean(more), rel=0.1)
 
 
-def test_forced_balance_and_a_capacity_limit_the_load(toys: ModuleType) -> None:
-    drawn = job_of(toys, recipe={"routing": "drawn", "routing_spread": 0.3})
-    capped = job_of(toys, recipe={"routing": "drawn", "routing_spread": 0.3, "expert_capacity": 1.0})
-    assert expert_load(drawn, 8) > 1.2
-    assert expert_load(capped, 8) == 1.0
-    assert expert_load(job_of(toys), 8) == 1.0
+def test_the_load_grows_with_the_ranks_unless_balance_is_forced_or_a_capacity_limits_it() -> None:
+    drawn = {"routing": "drawn", "routing_spread": 0.1}
+    loads = [expert_load(job_of(recipe=drawn), ranks) for ranks in (1, 2, 8)]
+    assert loads[0] == 1.0 < loads[1] < loads[2] < 1.4
+    assert expert_load(job_of(recipe=drawn | {"expert_capacity": 1.0}), 8) == 1.0
+    assert expert_load(job_of(), 8) == 1.0
 
 
-def test_the_slowest_rank_decides_and_a_note_says_what_balance_would_save(
-    toys: ModuleType,
-) -> None:
-    drawn = job_of(toys, recipe={"routing": "drawn", "routing_spread": 0.3})
-    (note,) = planned(toys, drawn, ON_EIGHT).notes
+def test_the_slowest_rank_decides_and_a_note_says_what_balance_would_save() -> None:
+    drawn = job_of(recipe={"routing": "drawn", "routing_spread": 0.3})
+    (note,) = planned(drawn, ON_EIGHT).notes
     assert "the fullest of 8 ranks" in note
     assert "balanced routing would save" in note
-    assert not planned(toys, job_of(toys), ON_EIGHT).notes
-    assert step_s(on_h100(drawn, ON_EIGHT)) > step_s(on_h100(job_of(toys), ON_EIGHT))
+    assert not planned(job_of(), ON_EIGHT).notes
+    assert step_s(on_h100(drawn, ON_EIGHT)) > step_s(on_h100(job_of(), ON_EIGHT))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -12,6 +12,7 @@ from perfsim.engine import simulate
 from perfsim.engine.trace import Trace
 from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import Plan
+from perfsim.testing import toys
 from perfsim.work import peer_classes, unfold
 
 Peaks = Callable[..., dict[str, float]]
@@ -20,12 +21,12 @@ SAVED = "saved"
 SMALL = {"num_layers": 24, "hidden_size": 1024, "ffn_hidden_size": 4096}
 
 
-def planned(toys: ModuleType, layout: ParallelLayout, microbatches: int, layers: int = 24) -> Plan:
+def planned(layout: ParallelLayout, microbatches: int, layers: int = 24) -> Plan:
     batch = microbatches * layout.micro_batch_size * layout.data
     return toys.plan("3d", toys.job(batch, **(SMALL | {"num_layers": layers})), layout)
 
 
-def run(toys: ModuleType, plan: Plan) -> Trace:
+def run(plan: Plan) -> Trace:
     graph = toys.graph_of(plan)
     return simulate(graph, price(graph, toys.ToyCosts(plan.system)))
 
@@ -35,7 +36,7 @@ def closed_form(plan: Plan) -> list[float]:
     return [use.parts_bytes["activations"] for use in plan.memory]
 
 
-LAYOUTS = [
+ORDERS = [
     ("1f1b", 1, 1, 4),
     ("1f1b", 2, 1, 8),
     ("1f1b", 4, 1, 8),
@@ -51,73 +52,59 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-@pytest.mark.parametrize(("name", "p", "v", "m"), LAYOUTS)
+@pytest.mark.parametrize(("name", "p", "v", "m"), ORDERS)
 def test_closed_form_and_liveness_agree_stage_by_stage(
-    toys: ModuleType, peak_live_bytes: Peaks, name: str, p: int, v: int, m: int, recompute: str
+    peak_live_bytes: Peaks, name: str, p: int, v: int, m: int, recompute: Any
 ) -> None:
     layout = ParallelLayout(
-        tensor=2,
-        pipeline=p,
-        data=2,
-        virtual_pipeline=v,
-        schedule=name,
-        recompute=recompute,  # type: ignore[arg-type]
+        tensor=2, pipeline=p, data=2, virtual_pipeline=v, schedule=name, recompute=recompute
     )
-    plan = planned(toys, layout, m)
-    alive = peak_live_bytes(run(toys, plan), {SAVED})
-    assert list(alive.values()) == pytest.approx(closed_form(plan), rel=1e-9)
+    plan = planned(layout, m)
+    assert list(peak_live_bytes(run(plan), {SAVED}).values()) == pytest.approx(closed_form(plan), rel=1e-9)
+
+
+@pytest.mark.parametrize(("name", "p", "v", "m"), ORDERS)
+def test_all_that_is_alive_is_little_more(peak_live_bytes: Peaks, name: str, p: int, v: int, m: int) -> None:
+    """Three hidden activations of the layer at work, and what an interleaved neighbour sent early."""
+    plan = planned(ParallelLayout(pipeline=p, virtual_pipeline=v, schedule=name), m)
+    hidden = 2.0 * plan.job.seq_length * plan.job.model.hidden_size
+    for total, saved in zip(peak_live_bytes(run(plan)).values(), closed_form(plan), strict=True):
+        assert 0 < total - saved <= (3 if v == 1 else 6) * hidden
+        assert total == pytest.approx(saved, rel=0.02)
 
 
 @pytest.mark.parametrize("layers", [(1, 3, 3, 1), (3, 1, 1, 3), (3, 2, 2, 1), (0, 4, 4, 0), (2, 3, 3, 0)])
 @pytest.mark.parametrize("m", [2, 4, 6, 10])
-def test_uneven_chunks_agree_too(
-    toys: ModuleType, peak_live_bytes: Peaks, layers: tuple[int, ...], m: int
-) -> None:
+def test_uneven_chunks_agree_too(peak_live_bytes: Peaks, layers: tuple[int, ...], m: int) -> None:
     layout = ParallelLayout(pipeline=2, virtual_pipeline=2, schedule="interleaved", layers_per_stage=layers)
-    plan = planned(toys, layout, m, layers=8)
-    alive = peak_live_bytes(run(toys, plan), {SAVED})
+    plan = planned(layout, m, layers=8)
+    alive = peak_live_bytes(run(plan), {SAVED})
     assert list(alive.values()) == pytest.approx([held for held in closed_form(plan) if held], rel=1e-9)
 
 
 @pytest.mark.parametrize("exchange", ["ring", "all_to_all"])
-def test_context_ranks_agree_too(toys: ModuleType, peak_live_bytes: Peaks, exchange: str) -> None:
-    layout = ParallelLayout(pipeline=2, context=4, context_exchange=exchange)  # type: ignore[arg-type]
-    job = toys.job(4, {"attention": "flash"})
-    plan = toys.plan("3d", job, layout)
-    alive = peak_live_bytes(run(toys, plan), {SAVED})
+def test_context_ranks_agree_too(peak_live_bytes: Peaks, exchange: Any) -> None:
+    layout = ParallelLayout(pipeline=2, context=4, context_exchange=exchange)
+    plan = toys.plan("3d", toys.job(4, {"attention": "flash"}), layout)
+    alive = peak_live_bytes(run(plan), {SAVED})
     assert list(alive.values()) == pytest.approx(closed_form(plan), rel=1e-9)
-
-
-@pytest.mark.parametrize(("name", "p", "v", "m"), LAYOUTS)
-def test_all_that_is_alive_is_little_more(
-    toys: ModuleType, peak_live_bytes: Peaks, name: str, p: int, v: int, m: int
-) -> None:
-    """Three hidden activations of the layer at work, and what an interleaved neighbour sent early."""
-    plan = planned(toys, ParallelLayout(pipeline=p, virtual_pipeline=v, schedule=name), m)
-    trace = run(toys, plan)
-    hidden = 2.0 * plan.job.seq_length * plan.job.model.hidden_size
-    everything = peak_live_bytes(trace)
-    saved = peak_live_bytes(trace, {SAVED})
-    for device, total in everything.items():
-        assert 0 < total - saved[device] <= (3 if v == 1 else 6) * hidden
-        assert total == pytest.approx(saved[device], rel=0.02)
 
 
 @pytest.mark.parametrize(("sequence_parallel", "zero"), [(False, 0), (True, 1), (True, 2)])
 @pytest.mark.parametrize("marks", [None, {3: "unlike"}])
 def test_every_rank_of_an_unfolded_step_holds_what_its_written_peer_holds(
-    toys: ModuleType, peak_live_bytes: Peaks, sequence_parallel: bool, zero: int, marks: dict[int, str] | None
+    peak_live_bytes: Peaks, sequence_parallel: bool, zero: int, marks: dict[int, str] | None
 ) -> None:
     """Joined streams are no devices: what they write lies with their members, and what is sent arrives."""
     layout = ParallelLayout(
         tensor=2, pipeline=4, data=2, sequence_parallel=sequence_parallel, zero_stage=zero
     )
-    plan = planned(toys, layout, 8)
+    plan = planned(layout, 8)
     graph = toys.graph_of(plan)
     unfolded = unfold(graph, None if marks is None else peer_classes(graph, marks)).graph
     every = simulate(unfolded, price(unfolded, toys.ToyCosts(plan.system)))
     for names in (None, {SAVED}):
-        folded = peak_live_bytes(run(toys, plan), names)
+        folded = peak_live_bytes(run(plan), names)
         live = peak_live_bytes(every, names)
         written = {name.split("/", 1)[0] for name in unfolded.streams if name.endswith("/compute")}
         assert set(live) == {device for name in written for device in name.split("+")}
@@ -126,17 +113,14 @@ def test_every_rank_of_an_unfolded_step_holds_what_its_written_peer_holds(
             assert n_bytes == folded[f"gpu{base}"]
 
 
-# ------------------------------------------------------- memory of a whole pipeline against its depth
-
-
 @pytest.mark.parametrize("grows", [False, True])
 def test_activations_of_all_stages_grow_with_their_number_and_with_its_square_where_the_model_grows_too(
-    toys: ModuleType, peak_live_bytes: Peaks, grows: bool
+    peak_live_bytes: Peaks, grows: bool
 ) -> None:
     """Layers T (p + 1) / 2 under 1F1B, of 24 layers or of 3 a stage: only so is a quoted O(N^2) right."""
     sums = []
     for p in (1, 2, 4, 8):
-        plan = planned(toys, ParallelLayout(pipeline=p), 8, layers=3 * p if grows else 24)
+        plan = planned(ParallelLayout(pipeline=p), 8, layers=3 * p if grows else 24)
         sums.append(sum(closed_form(plan)))
-        assert sum(peak_live_bytes(run(toys, plan), {SAVED}).values()) == pytest.approx(sums[-1])
+        assert sum(peak_live_bytes(run(plan), {SAVED}).values()) == pytest.approx(sums[-1])
         assert sums[-1] == pytest.approx(sums[0] * (p if grows else 1) * (p + 1) / 2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -23,18 +22,19 @@ from perfsim.specs.hardware import GpuClusterSpec
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
-from perfsim.testing import toys as plain_toys
+from perfsim.testing import toys
 from perfsim.work.counts import parameters
 
 CPU = ParallelLayout(offload_optimizer="cpu")
 INFINITY = ParallelLayout(zero_stage=3, offload_optimizer="cpu", offload_param="cpu")
+ACTIVATIONS = ParallelLayout(offload_activations="cpu")
 
 
-def system(toys: ModuleType, **changes: Any) -> GpuClusterSpec:
+def system(**changes: Any) -> GpuClusterSpec:
     return toys.gpu_cluster(host=toys.host(**changes))
 
 
-def run(toys: ModuleType, job: Job, layout: ParallelLayout, on: GpuClusterSpec) -> tuple[Trace, float]:
+def run(job: Job, layout: ParallelLayout, on: GpuClusterSpec) -> tuple[Trace, float]:
     """The simulated step, with shared links, and its closed form."""
     plan = toys.plan("3d", job, layout, on)
     costs = toys.ToyCosts(on, devices=layout.num_devices)
@@ -45,15 +45,20 @@ def run(toys: ModuleType, job: Job, layout: ParallelLayout, on: GpuClusterSpec) 
 
 
 # ----------------------------------------------------------------------------------- refusals
-def test_a_system_without_a_host_refuses_offload_and_names_the_field(toys: ModuleType) -> None:
-    with pytest.raises(LayoutError, match=r"offload_optimizer: toy-gpus has no `node.host`"):
-        toys.plan("3d", toys.job(), CPU)
-    drives = replace(CPU, offload_optimizer="nvme")
-    with pytest.raises(LayoutError, match=r"toy-gpus has no `node.host.nvme`"):
-        toys.plan("3d", toys.job(), drives, system(toys))
-    parameters_of_zero_1 = replace(INFINITY, zero_stage=1)
-    with pytest.raises(LayoutError, match="parameters that ZeRO 3 gathers"):
-        toys.plan("3d", toys.job(), parameters_of_zero_1, system(toys))
+@pytest.mark.parametrize(
+    ("layout", "on", "message"),
+    [
+        (CPU, toys.gpu_cluster(), r"offload_optimizer: toy-gpus has no `node.host`"),
+        (replace(CPU, offload_optimizer="nvme"), system(), r"toy-gpus has no `node.host.nvme`"),
+        (replace(INFINITY, zero_stage=1), system(), "parameters that ZeRO 3 gathers"),
+        (replace(ACTIVATIONS, pipeline=2), system(), "pipeline must be 1, not 2"),
+    ],
+)
+def test_an_offload_that_system_or_layout_cannot_do_is_refused(
+    layout: ParallelLayout, on: GpuClusterSpec, message: str
+) -> None:
+    with pytest.raises(LayoutError, match=message):
+        toys.plan("3d", toys.job(), layout, on)
 
 
 # ------------------------------------------------------------------------------------- memory
@@ -66,13 +71,12 @@ def test_a_system_without_a_host_refuses_offload_and_names_the_field(toys: Modul
 def test_states_are_on_the_device_or_off_it_and_never_on_both(
     zero_stage: int, data: int, optimizer: Any, param: Any
 ) -> None:
-    layout = ParallelLayout(data=data, zero_stage=zero_stage, offload_optimizer=optimizer)
-    layout = replace(layout, offload_param=param if zero_stage == 3 else "none")
-    job = plain_toys.job(data)
-    on = plain_toys.gpu_cluster(host=plain_toys.host(drives=1e13))
-    without = replace(layout, offload_optimizer="none", offload_param="none")
-    before = plain_toys.plan("3d", job, without, on).memory[0].parts_bytes
-    device, *others = plain_toys.plan("3d", job, layout, on).memory
+    without = ParallelLayout(data=data, zero_stage=zero_stage)
+    layout = replace(without, offload_optimizer=optimizer, offload_param=param if zero_stage == 3 else "none")
+    job = toys.job(data)
+    on = system(drives=1e13)
+    before = toys.plan("3d", job, without, on).memory[0].parts_bytes
+    device, *others = toys.plan("3d", job, layout, on).memory
     for state in ("parameters", "gradients", "optimizer"):
         moved = sum(use.parts_bytes.get(state, 0.0) for use in others) / data
         assert moved + device.parts_bytes[state] == pytest.approx(before[state])
@@ -83,43 +87,39 @@ def test_states_are_on_the_device_or_off_it_and_never_on_both(
 
 # --------------------------------------------------------------------------------------- time
 @pytest.mark.parametrize("layout", [CPU, replace(CPU, pipeline=4), replace(CPU, data=4, zero_stage=1)])
-def test_where_copies_meet_no_others_the_closed_form_is_the_simulated_step(
-    toys: ModuleType, layout: ParallelLayout
-) -> None:
+def test_where_copies_meet_no_others_the_closed_form_is_the_simulated_step(layout: ParallelLayout) -> None:
     """A rank's copies of gradients, updates and copies of parameters are a flow shop of equal pieces."""
-    on = system(toys, link_bytes_per_s=10e9)
-    trace, estimate = run(toys, toys.job(8 * layout.data), layout, on)
+    on = system(link_bytes_per_s=10e9)
+    trace, estimate = run(toys.job(8 * layout.data), layout, on)
     assert estimate == pytest.approx(trace.step_time_s, rel=0.02)
 
 
-def test_a_step_bound_by_the_link_takes_the_bytes_of_its_copies(toys: ModuleType) -> None:
+def test_a_step_bound_by_the_link_takes_the_bytes_of_its_copies() -> None:
     """Every micro-batch: parameters twice, gradients once, beside each other; at the end the update."""
     rate = 1e8
     microbatches = 4
     job = toys.job(microbatches)
-    on = system(toys, link_bytes_per_s=rate)
-    trace, estimate = run(toys, job, INFINITY, on)
+    on = system(link_bytes_per_s=rate)
+    trace, estimate = run(job, INFINITY, on)
     states = toys.plan("3d", job, INFINITY, on).memory[1].parts_bytes
     loaded_s = states["parameters"] / rate
     stored_s = states["gradients"] / rate
-    forward_s = loaded_s
-    backward_s = max(loaded_s, stored_s)
-    copies_s = microbatches * (forward_s + backward_s)
+    copies_s = microbatches * (loaded_s + max(loaded_s, stored_s))
     assert trace.step_time_s == pytest.approx(copies_s, rel=0.1)
     assert estimate == pytest.approx(trace.step_time_s, rel=0.1)
     assert trace.mean_breakdown()["offload"] > 0.9 * trace.step_time_s
-    twice, _ = run(toys, job, INFINITY, system(toys, link_bytes_per_s=2 * rate))
+    twice, _ = run(job, INFINITY, system(link_bytes_per_s=2 * rate))
     assert trace.step_time_s / twice.step_time_s == pytest.approx(2.0, rel=0.05)
 
 
-def test_with_a_fast_host_the_step_is_that_without_offload(toys: ModuleType) -> None:
+def test_with_a_fast_host_the_step_is_that_without_offload() -> None:
     on = toys.gpu_cluster(
         host=toys.host(link_bytes_per_s=1e15).model_copy(update={"optimizer_fraction": 1.0})
     )
     on.node.host.memory.__dict__["bandwidth"] = 1e18
     without = replace(INFINITY, offload_optimizer="none", offload_param="none")
-    trace, _ = run(toys, toys.job(8), INFINITY, on)
-    usual, _ = run(toys, toys.job(8), without, on)
+    trace, _ = run(toys.job(8), INFINITY, on)
+    usual, _ = run(toys.job(8), without, on)
     assert trace.step_time_s <= usual.step_time_s
     assert trace.step_time_s == pytest.approx(usual.step_time_s, rel=0.05)
 
@@ -127,47 +127,46 @@ def test_with_a_fast_host_the_step_is_that_without_offload(toys: ModuleType) -> 
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("link_bytes_per_s", [1e8, 1e11])
 def test_activations_of_two_layers_are_on_the_device_and_copies_cost_their_bytes(
-    toys: ModuleType, peak_live_bytes: Any, recompute: Any, link_bytes_per_s: float
+    peak_live_bytes: Any, recompute: Any, link_bytes_per_s: float
 ) -> None:
-    layout = ParallelLayout(recompute=recompute, offload_activations="cpu")
-    on = system(toys, link_bytes_per_s=link_bytes_per_s)
+    layout = replace(ACTIVATIONS, recompute=recompute)
+    on = system(link_bytes_per_s=link_bytes_per_s)
     job = toys.job(4, num_layers=8)
     memory = toys.plan("3d", job, layout, on).memory
-    trace, estimate = run(toys, job, layout, on)
+    trace, estimate = run(job, layout, on)
     live = peak_live_bytes(trace, {"saved"})["gpu0"]
     assert live == pytest.approx(memory[0].parts_bytes["activations"])
     assert live == pytest.approx(memory[1].parts_bytes["activations"] / 4)
     copies_s = 2 * 4 * memory[1].parts_bytes["activations"] / min(link_bytes_per_s, 400e9)
-    usual, _ = run(toys, job, replace(layout, offload_activations="none"), on)
+    usual, _ = run(job, replace(layout, offload_activations="none"), on)
     assert max(copies_s, usual.step_time_s) <= trace.step_time_s <= 1.1 * (copies_s + usual.step_time_s)
     assert estimate == pytest.approx(trace.step_time_s, rel=0.1)
-    with pytest.raises(LayoutError, match="pipeline must be 1, not 2"):
-        toys.plan("3d", job, replace(layout, pipeline=2), on)
 
 
 # ------------------------------------------------------------------------------------ planner
-def test_the_planner_offloads_only_where_nothing_fits_without(toys: ModuleType) -> None:
-    """A model of 20 bytes a parameter on a device with half of that."""
+def best(job: Job, on: GpuClusterSpec) -> ParallelLayout:
+    question = toys.question("3d", job, toys.topology(1, on), toys.ToyCosts(on, devices=1))
+    return Search(question).best(1)[0].plan.layout
+
+
+def test_the_planner_offloads_only_where_nothing_fits_without() -> None:
+    """A model of 20 bytes a parameter on a device with three quarters of that."""
     job = toys.job(8)
     states = 20 * parameters(job.model).total
     for capacity, offloads in ((3 * states, False), (0.75 * states, True)):
         on = toys.gpu_cluster(capacity=capacity, host=toys.host())
-        topology = toys.topology(1, on)
-        question = toys.question("3d", job, topology, toys.ToyCosts(on, devices=1))
-        best = Search(question).best(1)[0].plan.layout
-        assert bool(best.offloads) == offloads
+        assert bool(best(job, on).offloads) == offloads
 
 
-def test_a_single_device_may_have_neither_gradients_nor_parameters(toys: ModuleType) -> None:
+def test_a_single_device_may_have_neither_gradients_nor_parameters() -> None:
     """Of 18 bytes a parameter the device has room for two, with what layers need."""
     job = toys.job(2, num_layers=64)
     on = toys.gpu_cluster(capacity=2.0 * parameters(job.model).total, host=toys.host(capacity=1e14))
-    question = toys.question("3d", job, toys.topology(1, on), toys.ToyCosts(on, devices=1))
-    best = Search(question).best(1)[0].plan.layout
-    assert (best.zero_stage, best.offload_param) == (3, "cpu")
+    chosen = best(job, on)
+    assert (chosen.zero_stage, chosen.offload_param) == (3, "cpu")
 
 
-def test_an_offloaded_layout_that_does_not_fit_is_advised_more_offload(toys: ModuleType) -> None:
+def test_an_offloaded_layout_that_does_not_fit_is_advised_more_offload() -> None:
     small = toys.gpu_cluster(capacity=4 * toys.GIB, host=toys.host())
     with pytest.raises(MemoryCapacityError) as caught:
         strategy("3d").plan(toys.job(8), toys.topology(1, small), replace(CPU, recompute="full"))

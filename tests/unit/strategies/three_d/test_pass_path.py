@@ -59,12 +59,12 @@ def simulated_s(question: Question, layout: ParallelLayout, *, contention: bool 
 
 def errors(name: str, count: int) -> Floats:
     """Of random layouts whose step is within `NEAR` of the best, what the path exceeds the simulation by."""
-    found = searched(name)
-    estimates = found.screening.estimate_s
+    search = searched(name)
+    estimates = search.screening.estimate_s
     near = np.flatnonzero(estimates <= NEAR * estimates.min())
     chosen = np.random.default_rng(0).choice(near, count, replace=False)
-    layouts = [found.screening.layout(index) for index in (*found.order[:4].tolist(), *chosen.tolist())]
-    pairs = [(path_s(found.question, layout), simulated_s(found.question, layout)) for layout in layouts]
+    layouts = [search.screening.layout(index) for index in (*search.order[:4].tolist(), *chosen.tolist())]
+    pairs = [(path_s(search.question, layout), simulated_s(search.question, layout)) for layout in layouts]
     path, simulated = np.array(pairs).T
     compared = simulated <= NEAR * np.nanmin(simulated)
     return np.asarray(path / simulated - 1.0)[compared]

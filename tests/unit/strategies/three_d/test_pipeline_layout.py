@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,8 +14,7 @@ from perfsim.specs.layout import ParallelLayout, layers_of_stages
 from perfsim.strategies import strategy
 from perfsim.strategies.three_d.division import divided
 from perfsim.strategies.three_d.space import head_layers
-
-LAYERS = {"attention.forward": 1.0, "mlp.forward": 1.0, "attention.backward": 2.0, "mlp.backward": 2.0}
+from perfsim.testing import toys
 
 
 def test_megatron_cores_example_of_deepseek_v3_has_the_table_of_its_guide() -> None:
@@ -64,28 +62,25 @@ def test_a_layout_takes_the_notation_and_the_chunks_follow_from_it() -> None:
         gpus.parse_layout("pp=2,pipeline_layout=EtL|t", 8)
 
 
-def test_the_head_counts_as_the_layers_that_take_as_long(toys: ModuleType) -> None:
+def test_the_head_counts_as_the_layers_that_take_as_long() -> None:
     assert divided("1f1b", 4, 1, 32, 3).layers == (9, 9, 9, 5)
     assert divided("interleaved", 2, 2, 8, 2).layers == (2, 3, 3, 0)
     wide: dict[str, Any] = {"vocab_size": 12 * 2048 * 3}
     assert head_layers(toys.job(8, **wide)) == round(3 / (1 + 1024 / (6 * 2048)))
 
 
-def test_a_last_stage_with_fewer_layers_for_its_head_is_faster_and_the_planner_has_it(
-    toys: ModuleType,
-) -> None:
+def test_a_last_stage_with_fewer_layers_for_its_head_is_faster_and_the_planner_has_it() -> None:
     """The pace is that of the slowest stage: 4 layers and a head of 4 against 6 layers."""
     job = toys.job(32, num_layers=8, vocab_size=12 * 2048 * 4)
-    costs = toys.TableCosts({**LAYERS, "head.forward": 8.0, "head.backward": 16.0})
-
-    def step_s(layers: tuple[int, ...] | None) -> float:
-        plan = toys.plan("3d", job, ParallelLayout(pipeline=2, layers_per_stage=layers))
+    layers = {"attention.forward": 1.0, "mlp.forward": 1.0, "attention.backward": 2.0, "mlp.backward": 2.0}
+    costs = toys.TableCosts(layers | {"head.forward": 8.0, "head.backward": 16.0})
+    simulated_s = []
+    for stages in (None, (6, 2)):
+        plan = toys.plan("3d", job, ParallelLayout(pipeline=2, layers_per_stage=stages))
         graph = toys.graph_of(plan)
-        simulated = critical_path(graph, price(graph, costs)).step_time_s
-        assert strategy("3d").estimate_s(plan, costs) == pytest.approx(simulated, rel=0.01)
-        return float(simulated)
-
+        simulated_s.append(critical_path(graph, price(graph, costs)).step_time_s)
+        assert strategy("3d").estimate_s(plan, costs) == pytest.approx(simulated_s[-1], rel=0.01)
     assert head_layers(job) == 4
-    assert step_s((6, 2)) == pytest.approx(step_s(None) * 6 / 8, rel=0.02)
+    assert simulated_s[1] == pytest.approx(simulated_s[0] * 6 / 8, rel=0.02)
     listed = strategy("3d").layouts(job, toys.topology(2))
-    assert (6, 2) in {layout.layers_per_stage for layout in listed}  # type: ignore[attr-defined]
+    assert (6, 2) in {layout.layers_per_stage for layout in listed}

@@ -1,23 +1,35 @@
-"""The closed form that screens layouts, piece by piece."""
+"""The closed form: piece by piece, and next to simulations of published models on published machines."""
 
 from __future__ import annotations
 
-from types import ModuleType
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from perfsim.costs.price import Costs, price
+from perfsim.costs.price import price
 from perfsim.engine import critical_path
+from perfsim.engine.tables import excess
+from perfsim.machines.placement import place
+from perfsim.prediction.planner import Search, estimated
+from perfsim.prediction.question import Question, question_of
+from perfsim.prediction.run import Step, graph_of
 from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import Plan, strategy
+from perfsim.strategies.three_d.closed_form import _lost
+from perfsim.strategies.three_d.space import MODES
+from perfsim.testing import toys
 from perfsim.work import Work
 
 LAYERS = {"attention.forward": 1.0, "mlp.forward": 1.0, "attention.backward": 2.0, "mlp.backward": 2.0}
 
 
-def both(toys: ModuleType, plan: Plan, seconds: dict[str, float]) -> tuple[float, float]:
+def both(plan: Plan, seconds: dict[str, float], costs_class: type = toys.TableCosts) -> tuple[float, float]:
     """Estimated and simulated."""
-    costs = toys.TableCosts(seconds)
+    costs = costs_class(seconds)
     graph = toys.graph_of(plan)
     simulated = critical_path(graph, price(graph, costs)).step_time_s
     return strategy(plan.strategy).estimate_s(plan, costs), simulated
@@ -25,62 +37,59 @@ def both(toys: ModuleType, plan: Plan, seconds: dict[str, float]) -> tuple[float
 
 @pytest.mark.parametrize("microbatches", [1, 2, 7, 16])
 @pytest.mark.parametrize("pipeline", [1, 2, 4])
-def test_equal_stages_are_exact(toys: ModuleType, pipeline: int, microbatches: int) -> None:
+def test_equal_stages_are_exact(pipeline: int, microbatches: int) -> None:
     plan = toys.plan("3d", toys.job(microbatches), ParallelLayout(pipeline=pipeline))
-    estimated, simulated = both(toys, plan, LAYERS)
+    estimated, simulated = both(plan, LAYERS)
     assert estimated == pytest.approx(simulated)
     assert simulated == (microbatches + pipeline - 1) * 6.0 * 8 / pipeline
 
 
-def test_the_slowest_stage_sets_the_pace(toys: ModuleType) -> None:
+def test_the_slowest_stage_sets_the_pace() -> None:
     layout = ParallelLayout(pipeline=2, layers_per_stage=(2, 6))
-    estimated, simulated = both(toys, toys.plan("3d", toys.job(16), layout), LAYERS)
+    estimated, simulated = both(toys.plan("3d", toys.job(16), layout), LAYERS)
     assert estimated == pytest.approx(6.0 * (8 + 15 * 6))
     assert estimated == pytest.approx(simulated, rel=0.01)
 
 
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-def test_recompute_and_collectives_are_counted(toys: ModuleType, recompute: str) -> None:
-    seconds = LAYERS | {"attention.recompute": 0.5, "mlp.recompute": 0.7, "tensor.all_reduce": 0.1}
-    layout = ParallelLayout(tensor=2, recompute=recompute)  # type: ignore[arg-type]
-    estimated, simulated = both(toys, toys.plan("3d", toys.job(4), layout), seconds)
-    assert estimated == pytest.approx(simulated)
+TAIL = {
+    "data.all_reduce": 3.0,
+    "data.reduce_scatter": 2.0,
+    "pipeline.tied_embedding": 5.0,
+    "optimizer": 1.0,
+    "data.all_gather": 4.0,
+}
+AGAIN = {"attention.recompute": 0.5, "mlp.recompute": 0.7, "tensor.all_reduce": 0.1}
+EXACT: dict[str, tuple[ParallelLayout, dict[str, float]]] = {
+    **{f"recompute {name}": (ParallelLayout(tensor=2, recompute=name), AGAIN) for name in MODES},
+    "a reduction, the tied table and the update": (ParallelLayout(pipeline=2, data=2), TAIL),
+    "a scatter and a gather in place of the reduction": (
+        ParallelLayout(pipeline=2, data=2, zero_stage=1),
+        TAIL,
+    ),
+}
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1])
-def test_reduction_tie_update_and_gather_come_after_the_last_backward(
-    toys: ModuleType, zero_stage: int
+@pytest.mark.parametrize(("layout", "seconds"), EXACT.values(), ids=EXACT)
+def test_recompute_collectives_and_all_after_the_last_backward_are_counted(
+    layout: ParallelLayout, seconds: dict[str, float]
 ) -> None:
-    tail = {
-        "data.all_reduce": 3.0,
-        "data.reduce_scatter": 2.0,
-        "pipeline.tied_embedding": 5.0,
-        "optimizer": 1.0,
-        "data.all_gather": 4.0,
-    }
-    layout = ParallelLayout(pipeline=2, data=2, zero_stage=zero_stage)
-    estimated, simulated = both(toys, toys.plan("3d", toys.job(8), layout), LAYERS | tail)
+    estimated, simulated = both(toys.plan("3d", toys.job(8), layout), LAYERS | seconds)
     assert estimated == pytest.approx(simulated)
 
 
-def test_sends_are_counted_whatever_the_number_of_gpus_in_a_node(toys: ModuleType) -> None:
+def test_sends_are_counted_whatever_the_number_of_gpus_in_a_node() -> None:
     """All sends take equally long here, so it makes no difference how many of them leave a node."""
-    estimates = []
-    for gpus in (1, 2, 4):
-        system = toys.gpu_cluster(gpus=gpus, nics=1)
-        plan = toys.plan("3d", toys.job(16), ParallelLayout(pipeline=4), system)
-        estimates.append(both(toys, plan, LAYERS | {"pipeline.send": 2.0})[0])
-    assert estimates == [estimates[0]] * 3
+    systems = (toys.gpu_cluster(gpus=gpus, nics=1) for gpus in (1, 2, 4))
+    plans = [toys.plan("3d", toys.job(16), ParallelLayout(pipeline=4), system) for system in systems]
+    estimates = {both(plan, LAYERS | {"pipeline.send": 2.0})[0] for plan in plans}
+    assert len(estimates) == 1
 
 
 @pytest.mark.parametrize("microbatches", [1, 3])
-def test_gradients_that_every_micro_batch_scatters_are_not_reduced_again(
-    toys: ModuleType, microbatches: int
-) -> None:
+def test_gradients_that_every_micro_batch_scatters_are_not_reduced_again(microbatches: int) -> None:
     """ZeRO 2 without overlap: a scatter for each of 8 layers and one for the tables."""
-    tail = {"data.reduce_scatter": 2.0, "optimizer": 1.0, "data.all_gather": 4.0}
     plan = toys.plan("3d", toys.job(2 * microbatches), ParallelLayout(data=2, zero_stage=2))
-    estimated, simulated = both(toys, plan, LAYERS | tail)
+    estimated, simulated = both(plan, LAYERS | TAIL)
     assert estimated == pytest.approx(simulated)
     assert simulated == microbatches * (8 * 6.0 + 9 * 2.0) + 5.0
 
@@ -88,30 +97,120 @@ def test_gradients_that_every_micro_batch_scatters_are_not_reduced_again(
 @pytest.mark.parametrize("bucket", [None, 3 * 2e8])
 @pytest.mark.parametrize("bucket_s", [0.5, 4.0, 9.0])
 def test_overlapped_reduction_exposes_what_outlasts_the_backward_and_the_tables(
-    toys: ModuleType, bucket_s: float, bucket: float | None
+    bucket_s: float, bucket: float | None
 ) -> None:
     job = toys.job(8, {"overlap_grad_reduce": True, "grad_bucket": bucket})
     plan = toys.plan("3d", job, ParallelLayout(data=2))
-    costs = toys.TableCosts(LAYERS)
+    layer_bytes = 4.0 * (12 * 2048**2 + 13 * 2048)
 
-    def duration(work: Work) -> float:
-        """A layer's gradients take `bucket_s`, everything else by its bytes."""
-        return bucket_s * work.comm_bytes / LAYER_BYTES if work.op == "all_reduce" else costs.duration_s(work)
+    class Priced(toys.TableCosts):
+        """A layer's gradients take `bucket_s`, other reductions by their bytes."""
 
-    class Priced(Costs):
-        duration_s = staticmethod(duration)  # type: ignore[assignment]
+        def duration_s(self, work: Work) -> float:
+            if work.op == "all_reduce":
+                return bucket_s * work.comm_bytes / layer_bytes
+            return super().duration_s(work)
 
-    graph = toys.graph_of(plan)
-    simulated = critical_path(graph, price(graph, Priced())).step_time_s
-    assert strategy("3d").estimate_s(plan, Priced()) == pytest.approx(simulated, rel=1e-6)
-
-
-LAYER_BYTES = 4.0 * (12 * 2048**2 + 13 * 2048)
+    estimated, simulated = both(plan, LAYERS, Priced)
+    assert estimated == pytest.approx(simulated, rel=1e-6)
 
 
-def test_without_a_layout_nothing_is_screened_and_nothing_refused(toys: ModuleType) -> None:
+def test_without_a_layout_nothing_is_screened_and_nothing_refused() -> None:
     """A batch of 5 sequences divides over no 8 replicas."""
     screening = strategy("data").screen(toys.job(5), toys.topology(8), toys.TableCosts(LAYERS))
     assert (len(screening.estimate_s), len(screening.memory_share), screening.screened) == (0, 0, 0)
     assert screening.refused == {}
     assert screening.closest is None
+
+
+pairs = st.tuples(*[st.floats(0.0, 5.0)] * 2)
+shares = st.tuples(*[st.floats(0.0, 1.0)] * 2)
+
+
+@given(pairs, shares)
+def test_a_hidden_second_costs_what_the_engine_makes_of_it_and_less_than_a_second(
+    taken: tuple[float, float], limits: tuple[float, float]
+) -> None:
+    """Also where communications of a machine without a calibration would take more than there is."""
+    longer = sum(part * excess(out) for part, out in zip(limits, taken, strict=True))
+    (lost,) = _lost(np.array([taken]), np.array([limits]))[0]
+    assert lost == pytest.approx(longer / (1 + longer), rel=1e-12)
+    assert 0.0 <= lost < 1.0
+
+
+def asked(model: str, system: str, devices: int, batch: int, **given: Any) -> Question:
+    fields = {"model": model, "system": system, "devices": devices, "batch": batch, "strategy": "3d"}
+    return replace(question_of({"recipe": "gpt3_pretraining", **fields, **given}), must_fit=False)
+
+
+def error(question: Question, screened: Any = None) -> float:
+    """Estimate over simulated step less 1."""
+    screened = screened or estimated(question)
+    placed = place(graph_of(screened.plan), question.topology, contention=False)
+    return screened.estimate_s / Step(placed, question.costs).run().step_time_s - 1
+
+
+@pytest.mark.parametrize("sequence_parallel", ["true", "false"])
+@pytest.mark.parametrize("batch", [64, 128])
+@pytest.mark.parametrize("chunks", [2, 11, 22])
+def test_chunks_whose_reductions_and_received_tensors_are_exposed_are_within_two_percent(
+    chunks: int, batch: int, sequence_parallel: str
+) -> None:
+    layout = f"tp=8,pp=2,dp=16,mbs=1,schedule=interleaved,vpp={chunks},zero=0,sp={sequence_parallel}"
+    assert abs(error(asked("gpt3_20b", "dgx-a100-80gb", 256, batch, layout=layout))) <= 0.02
+
+
+@pytest.mark.parametrize(("zero", "schedule"), [(0, "1f1b"), (1, "1f1b"), (2, "1f1b"), (1, "gpipe")])
+@pytest.mark.parametrize("batch", [64, 256])
+def test_reductions_beside_one_micro_batch_or_more_are_within_one_percent(
+    batch: int, zero: int, schedule: str
+) -> None:
+    """ZeRO 2 reduces in every micro-batch, and few layers have buffers.
+
+    Under gpipe the passes lose more beside the sums of their tensor group than the estimate counts.
+    """
+    layout = f"tp=4,pp={1 if schedule == '1f1b' else 2},dp={64 if schedule == '1f1b' else 32},mbs=1"
+    layout += f",zero={zero},schedule={schedule},sp=true"
+    allowed = 0.03 if schedule == "gpipe" else 0.01
+    assert abs(error(asked("gpt3_20b", "dgx-a100-80gb", 256, batch, layout=layout))) <= allowed
+
+
+@pytest.mark.parametrize("more", ["", ",recompute=full", ",schedule=zb1p"])
+@pytest.mark.parametrize("model", ["llama31_70b", "mixtral_8x7b"])
+def test_exchanges_beside_products_are_within_one_percent(model: str, more: str) -> None:
+    layout = "tp=4,pp=2,dp=2,mbs=1,zero=0,sp=true" + more + (",ep=2" if model == "mixtral_8x7b" else "")
+    assert abs(error(asked(model, "dgx-h100", 16, 32, layout=layout, recipe="llm_2024"))) <= 0.01
+
+
+def test_a_group_of_replicas_that_straddles_nodes_sets_the_price_of_reductions() -> None:
+    """Six ranks a stage: those of the first are in one node, those of the second are not."""
+    assert abs(error(asked("gpt3_13b", "dgx-a100-80gb", 24, 48, layout="tp=2,pp=4,dp=3,mbs=1,zero=2"))) <= 0.1
+
+
+ROWS = 40
+MOST_PASSES = 2500
+"""Layouts drawn for a question, and passes of a micro-batch through a layer in the graphs of these."""
+
+
+@pytest.mark.slow
+def test_drawn_layouts_are_within_half_a_percent_at_the_median_and_all_but_a_few_within_four() -> None:
+    """From the best quarter; too slow are few micro-batches of tensor groups over nodes."""
+    generator = np.random.default_rng(0)
+    errors = []
+    for model, system, devices, batch in (
+        ("gpt3_20b", "dgx-a100-80gb", 256, 64),
+        ("gpt_neox_20b", "dgx-a100-40gb", 96, 192),
+        ("llama_13b", "dgx-h100", 40, 160),
+    ):
+        question = asked(model, system, devices, batch)
+        search = Search(question)
+        best = search.order[: len(search.order) // 4]
+        for index in generator.choice(best, ROWS, replace=False).tolist():
+            screened = search.plan(index)
+            if screened.plan.num_microbatches * question.model.num_layers <= MOST_PASSES:
+                estimate_s = question.chosen.estimate_s(screened.plan, question.costs)
+                errors.append(error(question, replace(screened, estimate_s=estimate_s)))
+    assert np.median(np.abs(errors)) <= 0.005
+    assert np.quantile(np.abs(errors), 0.95) <= 0.04
+    assert min(errors) >= -0.03
+    assert max(errors) <= 0.11

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
-from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -18,11 +18,12 @@ from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
 from perfsim.strategies.three_d.emission import stages_of
 from perfsim.strategies.three_d.memory import stage_memory
+from perfsim.testing import toys
 from perfsim.work import RankGroup, TaskGraph
 from perfsim.work.graph import computes
 
 
-def graph(toys: ModuleType, layout: ParallelLayout, job: Job | None = None, name: str = "3d") -> TaskGraph:
+def graph(layout: ParallelLayout, job: Job | None = None, name: str = "3d") -> TaskGraph:
     return toys.graph_of(toys.plan(name, job or toys.job(), layout))
 
 
@@ -46,14 +47,14 @@ def counts(graph: TaskGraph) -> Counter[str]:
 )
 @pytest.mark.parametrize("overlap", [False, True])
 def test_3d_with_two_degrees_at_1_is_the_plain_strategy(
-    toys: ModuleType, name: str, layout: ParallelLayout, overlap: bool
+    name: str, layout: ParallelLayout, overlap: bool
 ) -> None:
     job = toys.job(32, {"overlap_grad_reduce": overlap})
-    assert graph(toys, layout, job, name).digest() == graph(toys, layout, job, "3d").digest()
+    assert graph(layout, job, name).digest() == graph(layout, job, "3d").digest()
 
 
 # ------------------------------------------------------------------------------- who does what
-def test_ranks_are_tensor_then_data_then_pipeline(toys: ModuleType) -> None:
+def test_ranks_are_tensor_then_data_then_pipeline() -> None:
     layout = ParallelLayout(tensor=2, pipeline=2, data=4)
     stages = stages_of(toys.job(), layout)
     assert [stage.group.ranks for stage in stages.virtual] == [RankGroup(0, 1, 2), RankGroup(8, 1, 2)]
@@ -63,82 +64,62 @@ def test_ranks_are_tensor_then_data_then_pipeline(toys: ModuleType) -> None:
 
 
 # ------------------------------------------------------------------------------------ how often
-
-
 @pytest.mark.parametrize(("recompute", "passes"), [("none", 4), ("selective", 4), ("full", 6)])
-def test_tensor_parallelism_sums_twice_a_layer_and_pass(
-    toys: ModuleType, recompute: str, passes: int
-) -> None:
-    layout = ParallelLayout(tensor=2, recompute=recompute)  # type: ignore[arg-type]
-    tasks = counts(graph(toys, layout, toys.job(3)))
+def test_tensor_parallelism_sums_twice_a_layer_and_pass(recompute: Any, passes: int) -> None:
+    """Under sequence parallelism each sum is a scatter and a gather."""
+    plain, shared = (
+        counts(graph(ParallelLayout(tensor=2, recompute=recompute, sequence_parallel=shares), toys.job(3)))
+        for shares in (False, True)
+    )
     embedding_head_and_softmax = 3
-    assert tasks["tensor.all_reduce"] == 3 * (8 * passes + embedding_head_and_softmax)
-
-
-def test_with_sequence_parallelism_each_sum_is_a_scatter_and_a_gather_of_the_same_bytes(
-    toys: ModuleType,
-) -> None:
-    plain = graph(toys, ParallelLayout(tensor=2), toys.job(3))
-    shared = graph(toys, ParallelLayout(tensor=2, sequence_parallel=True), toys.job(3))
-    sums = counts(plain)["tensor.all_reduce"]
-    assert counts(shared)["tensor.reduce_scatter"] == counts(shared)["tensor.all_gather"] == sums
+    assert plain["tensor.all_reduce"] == 3 * (8 * passes + embedding_head_and_softmax)
+    scattered = shared["tensor.reduce_scatter"]
+    assert recompute != "none" or scattered == shared["tensor.all_gather"] == plain["tensor.all_reduce"]
 
 
 @pytest.mark.parametrize(("recompute", "linears"), [("selective", 0), ("full", 1)])
 def test_selective_recompute_makes_scores_and_context_again_and_no_linear(
-    toys: ModuleType, recompute: str, linears: int
+    recompute: str, linears: int
 ) -> None:
     """[2205.05198] Scores and context take 4 b s^2 h FLOP of a layer, QKV and projection 8 b s h^2 more."""
     seq = 1024
     hidden = 2048
-    written = graph(toys, ParallelLayout(recompute=recompute), toys.job(1))  # type: ignore[arg-type]
+    written = graph(ParallelLayout(recompute=recompute), toys.job(1))
     redone = next(work for work in written.works if work.name == "attention.recompute")
     assert redone.flop == 4 * seq**2 * hidden + linears * 8 * seq * hidden**2
 
 
 @pytest.mark.parametrize("positions", [None, 16])
-def test_a_divided_vocabulary_sums_three_fp32_numbers_a_token(
-    toys: ModuleType, positions: int | None
-) -> None:
+def test_a_divided_vocabulary_sums_three_fp32_numbers_a_token(positions: int | None) -> None:
     """Megatron's cross-entropy reduces the maximum, the target's logit and the sum of exponentials."""
     layout = ParallelLayout(tensor=2, micro_batch_size=2)
-    written = graph(toys, layout, toys.job(2, {"lm_head_positions": positions}))
+    written = graph(layout, toys.job(2, {"lm_head_positions": positions}))
     sums = [work for work in written.works if work.name == "tensor.all_reduce"]
     tokens = 2 * (positions or 1024)
     assert min(work.comm_bytes for work in sums) == 3 * 4 * tokens
 
 
-def test_what_goes_to_the_next_stage_is_split_among_tensor_peers_and_gathered_there(
-    toys: ModuleType,
-) -> None:
-    split = graph(toys, ParallelLayout(tensor=4, pipeline=2), toys.job(4))
-    whole = graph(toys, ParallelLayout(pipeline=2), toys.job(4))
+def test_what_goes_to_the_next_stage_is_split_among_tensor_peers_and_gathered_there() -> None:
+    split = graph(ParallelLayout(tensor=4, pipeline=2), toys.job(4))
+    whole = graph(ParallelLayout(pipeline=2), toys.job(4))
     sent = {work.comm_bytes for work in split.works if work.name == "pipeline.send"}
     assert sent == {work.comm_bytes / 4 for work in whole.works if work.name == "pipeline.send"}
     assert counts(split)["tensor.all_gather"] == 2 * 4
 
 
 # ----------------------------------------------------------------------------------- gradients
-
-
-def test_overlapped_reductions_start_while_earlier_layers_run_backward(toys: ModuleType) -> None:
-    seconds = dict.fromkeys(["mlp.backward", "attention.backward", "data.all_reduce"], 1.0)
-    times = {}
-    for overlap in (False, True):
-        job = toys.job(2, {"overlap_grad_reduce": overlap})
-        written = graph(toys, ParallelLayout(data=2), job)
-        times[overlap] = critical_path(written, price(written, toys.TableCosts(seconds))).end_s.max()
+def test_overlapped_reductions_start_while_earlier_layers_run_backward() -> None:
+    costs = toys.TableCosts(dict.fromkeys(["mlp.backward", "attention.backward", "data.all_reduce"], 1.0))
     layers = 8
-    assert times[False] == 2 * layers + 1
-    assert times[True] == 2 * layers + 2, "the last layer's reduction and that of the tables"
+    for overlap, exposed in ((False, 1), (True, 2)):  # the last layer's reduction and that of the tables
+        written = graph(ParallelLayout(data=2), toys.job(2, {"overlap_grad_reduce": overlap}))
+        assert critical_path(written, price(written, costs)).end_s.max() == 2 * layers + exposed
 
 
 @pytest.mark.parametrize(("bucket", "sizes"), [(1.0, [1] * 8), (5e8, [3, 3, 2]), (1e12, [8])])
-def test_gradients_are_reduced_by_buckets_of_whole_layers(
-    toys: ModuleType, bucket: float, sizes: list[int]
-) -> None:
+def test_gradients_are_reduced_by_buckets_of_whole_layers(bucket: float, sizes: list[int]) -> None:
     job = toys.job(8, {"overlap_grad_reduce": True, "grad_bucket": bucket}, tied_embeddings=False)
-    written = graph(toys, ParallelLayout(data=4), job)
+    written = graph(ParallelLayout(data=4), job)
     layer_bytes = 4.0 * (12 * 2048**2 + 13 * 2048)
     reductions = [task for task in written.tasks() if task.work.op == "all_reduce" and task.block >= 0]
     assert [len(task.reads) for task in reductions] == sizes
@@ -149,27 +130,27 @@ def test_gradients_are_reduced_by_buckets_of_whole_layers(
     assert reduced == pytest.approx(4 * held)
 
 
-def test_a_sharded_optimizer_scatters_updates_a_share_and_gathers(toys: ModuleType) -> None:
-    whole = graph(toys, ParallelLayout(data=4), toys.job(8))
-    shard = graph(toys, ParallelLayout(data=4, zero_stage=1), toys.job(8))
+def test_a_sharded_optimizer_scatters_updates_a_share_and_gathers() -> None:
+    whole = graph(ParallelLayout(data=4), toys.job(8))
+    shard = graph(ParallelLayout(data=4, zero_stage=1), toys.job(8))
     names = counts(shard)
     assert (names["data.reduce_scatter"], names["data.all_gather"], names["data.all_reduce"]) == (1, 1, 0)
     updates = [work.bytes_accessed for work in (*whole.works, *shard.works) if work.name == "optimizer"]
     assert updates[0] == pytest.approx(4 * updates[1])
 
 
-def test_a_tied_table_is_summed_over_both_ends_and_an_untied_one_is_not(toys: ModuleType) -> None:
+def test_a_tied_table_is_summed_over_both_ends_and_an_untied_one_is_not() -> None:
     layout = ParallelLayout(tensor=2, pipeline=4)
-    tied = graph(toys, layout, toys.job(4))
+    tied = graph(layout, toys.job(4))
     work = next(work for work in tied.works if work.name == "pipeline.tied_embedding")
     assert work.group == RankGroup(0, 6, 2)
     assert work.comm_bytes == 4 * 51200 * 2048 / 2
-    assert "pipeline.tied_embedding" not in counts(graph(toys, layout, toys.job(4, tied_embeddings=False)))
-    assert "pipeline.tied_embedding" not in counts(graph(toys, ParallelLayout(tensor=2), toys.job(4)))
+    assert "pipeline.tied_embedding" not in counts(graph(layout, toys.job(4, tied_embeddings=False)))
+    assert "pipeline.tied_embedding" not in counts(graph(ParallelLayout(tensor=2), toys.job(4)))
 
 
 # -------------------------------------------------------------------------------------- memory
-def test_memory_is_itemised_by_stage_and_the_first_holds_most_micro_batches(toys: ModuleType) -> None:
+def test_memory_is_itemised_by_stage_and_the_first_holds_most_micro_batches() -> None:
     job = toys.job(32)
     layout = ParallelLayout(pipeline=4, data=2, zero_stage=1)
     uses = stage_memory(job, layout, toys.topology(8))
@@ -188,15 +169,14 @@ def test_memory_is_itemised_by_stage_and_the_first_holds_most_micro_batches(toys
             ParallelLayout(micro_batch_size=16, recompute="selective"),
             13,
             "activations",
-            "micro_batch_size 16 → 2, which fits",
+            "micro_batch_size 16 → 2",
         ),
         (ParallelLayout(data=8), 10, "optimizer", "zero_stage 0 → 1"),
         (ParallelLayout(), 10, "optimizer", "tensor 1 → 2 on 2 devices, which fits"),
     ],
-    ids=["recompute", "micro-batch", "shard", "cut"],
 )
 def test_a_plan_that_does_not_fit_names_the_part_and_a_change(
-    toys: ModuleType, layout: ParallelLayout, capacity_gib: float, part: str, change: str
+    layout: ParallelLayout, capacity_gib: float, part: str, change: str
 ) -> None:
     topology = toys.topology(layout.num_devices, toys.gpu_cluster(capacity=capacity_gib * toys.GIB))
     with pytest.raises(MemoryCapacityError) as caught:
@@ -212,7 +192,7 @@ def test_a_plan_that_does_not_fit_names_the_part_and_a_change(
 @pytest.mark.parametrize("micro_batch_size", [1, 16])
 @pytest.mark.parametrize("degrees", [{}, {"data": 8}, {"tensor": 8}, {"pipeline": 2, "data": 2}])
 def test_the_change_that_is_advised_fits_when_it_is_made(
-    toys: ModuleType, degrees: dict[str, int], micro_batch_size: int, capacity_gib: float
+    degrees: dict[str, int], micro_batch_size: int, capacity_gib: float
 ) -> None:
     system = toys.gpu_cluster(capacity=capacity_gib * toys.GIB)
     layout = ParallelLayout(**degrees, micro_batch_size=micro_batch_size)
@@ -229,23 +209,21 @@ def test_the_change_that_is_advised_fits_when_it_is_made(
     strategy("3d").plan(toys.job(128), toys.topology(layout.num_devices, system), layout)
 
 
-def test_a_strategy_of_one_zero_stage_refuses_another(toys: ModuleType) -> None:
+def test_a_strategy_of_one_zero_stage_refuses_another() -> None:
     with pytest.raises(LayoutError, match="strategy zero3 shards at ZeRO stage 3, not 1"):
         toys.plan("zero3", toys.job(8), ParallelLayout(data=4, zero_stage=1))
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_a_sum_over_the_tensor_group_blocks_the_compute_of_its_device(
-    toys: ModuleType, sequence_parallel: bool
-) -> None:
+def test_a_sum_over_the_tensor_group_blocks_the_compute_of_its_device(sequence_parallel: bool) -> None:
     layout = ParallelLayout(tensor=2, pipeline=2, sequence_parallel=sequence_parallel)
-    graph = graph_of(toys.plan("3d", toys.job(8), layout))
-    sums = [task for task in graph.tasks() if task.work.category == "tensor_communication"]
-    assert sums
-    assert all(computes(task.stream) for task in sums)
+    written = graph_of(toys.plan("3d", toys.job(8), layout))
+    streams = [task.stream for task in written.tasks() if task.work.category == "tensor_communication"]
+    assert streams
+    assert all(map(computes, streams))
 
 
-def test_degrees_that_are_no_powers_of_two_are_tried_before_none_is_said_to_fit(toys: ModuleType) -> None:
+def test_degrees_that_are_no_powers_of_two_are_tried_before_none_is_said_to_fit() -> None:
     job = toys.job(15, num_attention_heads=15, hidden_size=1920, ffn_hidden_size=7680)
     topology = toys.topology(1, toys.gpu_cluster(capacity=5 * toys.GIB))
     with pytest.raises(MemoryCapacityError, match=r"try tensor 1 → (3|5|15).* on \1 devices, which fits$"):

@@ -1,0 +1,40 @@
+"""A shortlist on a terminal, on its page and as JSON: every part of the answer in words."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import perfsim as ps
+from perfsim.base.errors import PerfsimError
+from perfsim.report.plan import plan_lines
+
+
+def test_the_answer_says_error_experiment_headroom_and_reasons() -> None:
+    answer = ps.plan(model="gpt3_20b", system="dgx-a100-80gb", devices=64, batch=64, shown=4)
+    lines = plan_lines(answer)
+    assert f"1 in full: --layout {answer.best.layout_text}" in lines
+    words = " ".join(" ".join(lines).split())
+    assert re.search(r"gpt3_20b on 64 A100-80GB \(8 DGX\), 3d: batch 64 sequences; [\d,]+ layouts in", words)
+    assert "between two layouts" in words
+    assert "94.0 % of memory" in words or "above 94" in words
+    assert "more memory than a device has" in words
+    assert ("device-hours" in words) == (answer.experiment is not None)
+
+
+def test_by_cost_prices_are_not_known_and_all_is_on_a_page_and_in_json(tmp_path: Path) -> None:
+    answer = ps.plan(model="gpt3_xl", system="dgx-a100-80gb", devices=8, batch=16, objective="cost")
+    assert "Prices in money are not known" in " ".join(plan_lines(answer))
+    page = answer.save(tmp_path / "out").read_text("utf-8")
+    assert "On 8 A100-80GB (1 DGX), dp8" in page
+    assert 'aria-label="Step time with 90 % ranges"' in page
+    assert all(entry.layout_text in page for entry in answer.shortlist)
+    assert "The model&#39;s error between two layouts of one machine is" in page
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text("utf-8"))
+    assert summary == json.loads(json.dumps(answer.document()))
+    (tmp_path / "file").write_text("", "utf-8")
+    with pytest.raises(PerfsimError, match="file"):
+        answer.save(tmp_path / "file")
