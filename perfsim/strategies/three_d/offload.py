@@ -208,7 +208,8 @@ class _Rewriter:
         if self.alone:
             tied = task.block == HEAD and EMBEDDING in device.blocks
             return task.work.op in COMPLETES and not tied
-        sums = task.work.category == "data_communication" and task.work.op != "all_gather"
+        reduces = task.work.op != "all_gather" and task.work.name != LOCAL_NORM.name
+        sums = task.work.category == "data_communication" and reduces
         # Shards of a group of replicas are still to be summed over groups.
         summed_on = task.work.op == "reduce_scatter" and self.layout.shards < self.layout.replicas
         return sums and not summed_on
