@@ -14,6 +14,7 @@ from perfsim.engine.limits import present_limits
 from perfsim.proof.program import Precedence, task_name
 from perfsim.proof.prove import Subject, described
 from perfsim.strategies import Plan
+from perfsim.strategies.three_d.data import LOCAL_NORM
 from perfsim.work import Kind, RankGroup, Task, Work
 from perfsim.work.unfold import meeting_of
 
@@ -97,7 +98,8 @@ def _skipped_gradients(subject: Subject) -> _Wrong:
         op = task.work.op
         reduces = task.work.name in ("data.all_reduce", "data.reduce_scatter", "pipeline.tied_embedding")
         computes = op.endswith(".wgrad") or op == "embedding.backward"
-        if reduces or computes or op.startswith("reduce") or (op == "norm" and clips):
+        norms = task.work.name == LOCAL_NORM.name and clips
+        if reduces or computes or op.startswith("reduce") or norms:
             yield _with_work(subject, task, "does nothing", op=IDLE, kind=Kind.COMP, group=None)
 
 
@@ -108,7 +110,8 @@ def _wrong_notes(subject: Subject) -> _Wrong:
     """
     for task in subject.graph.tasks():
         work = task.work
-        if work.category == "data_communication" and work.writes[0].name != "gradient_shards":
+        moves = work.category == "data_communication" and work.name != LOCAL_NORM.name
+        if moves and work.writes[0].name != "gradient_shards":
             said = "other weights than those of experts" if work.experts else "experts"
             yield _with_work(subject, task, f"is said to be of {said}", experts=not work.experts)
 

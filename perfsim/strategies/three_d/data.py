@@ -215,14 +215,14 @@ WAIT = Work("parameters.wait", Kind.COMP, "wait", "optimizer", writes=(TensorCla
 """No work: a stream waits for what it reads, such as the parameters of the next step."""
 
 
-def norm_work(peers: RankGroup | None = None) -> Work:
-    """The norm of all gradients, by which the optimizer clips them: summed over peers, or over stages.
+NORM = TensorClass("norm", 4.0)
+LOCAL_NORM = Work("gradients.norm", Kind.COMP, "norm", "optimizer", writes=(NORM,))
+"""The norm of a rank's gradients. The optimizer's kernels read the gradients for it, so it has no price."""
 
-    It has no price of its own. The optimizer's kernels read the gradients for it; the message has four bytes.
-    """
-    return Work(
-        "gradients.norm", Kind.COMP, "norm", "optimizer", group=peers, writes=(TensorClass("norm", 4.0),)
-    )
+
+def norm_work(axis: str, ranks: RankGroup) -> Work:
+    """The sum of one number over ranks with other gradients [Megatron-LM clip_grads.get_grad_norm_fp32]."""
+    return collective(axis, "all_reduce", NORM.n_bytes, ranks, NORM, name=LOCAL_NORM.name)
 
 
 def layers_per_bucket(recipe: Recipe, layer_parameters: Floats, zero_stage: Ints) -> Ints:

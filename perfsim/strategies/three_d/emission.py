@@ -22,7 +22,7 @@ from perfsim.specs.recipe import Job
 from perfsim.strategies.plan import Plan
 from perfsim.strategies.schedules import Pass, Placement, Slot, schedule_called
 from perfsim.strategies.three_d.context import ContextGroup
-from perfsim.strategies.three_d.data import SHARDED, WAIT, Held, Replicas, norm_work
+from perfsim.strategies.three_d.data import LOCAL_NORM, SHARDED, WAIT, Held, Replicas, norm_work
 from perfsim.strategies.three_d.division import Division
 from perfsim.strategies.three_d.expert import ExpertGroup
 from perfsim.strategies.three_d.layers import Attention, Layer, Mlp, TensorGroup, head_positions, slice_of
@@ -368,11 +368,14 @@ class StepWriter:
             return []
         norms = []
         for replicas, reduced in zip(stages.replicas, gradients, strict=True):
-            work = norm_work(RankGroup(replicas.ranks.start, 1, peers) if peers > 1 else None)
+            axis = "tensor" if peers == layout.tensor else "data"
+            of_peers = norm_work(axis, RankGroup(replicas.ranks.start, 1, peers))
+            work = of_peers if peers > 1 else LOCAL_NORM
             norms.append(self.builder.task(work, replicas.stream, reduced).tensor)
         if layout.pipeline == 1:
             return norms
-        return [self.builder.task(norm_work(), f"{stages.replicas[0].device}/send-previous", norms).tensor]
+        across = norm_work("pipeline", RankGroup(0, layout.width, layout.pipeline))
+        return [self.builder.task(across, f"{stages.replicas[0].device}/send-previous", norms).tensor]
 
     def _update(self, gradients: list[list[int]], *, final: bool) -> None:
         """Update the parameters of every rank with clipped gradients, and all-gather them under ZeRO."""

@@ -65,7 +65,7 @@ def test_a_reduction_of_the_next_layer_is_named(monkeypatch: pytest.MonkeyPatch)
         ("dp=2,zero=3", "peers * layout.pipeline == 1", "True"),
         ("tp=2,dp=2,zero=1", "replicas.holders", "replicas.ranks.stride"),
         ("pp=2", "if layout.pipeline == 1:", "if True:"),
-        ("tp=2,pp=2,schedule=zb1p", "norm_work(), f", "norm_work(RankGroup(0, 1, 2)), f"),
+        ("tp=2,pp=2,schedule=zb1p", "norms).tensor", "norms[:1]).tensor"),
     ],
 )
 def test_an_optimizer_without_the_norm_of_all_gradients_is_named(
