@@ -16,7 +16,6 @@ from perfsim.proof.prove import Subject, described
 from perfsim.strategies import Plan
 from perfsim.strategies.three_d.data import LOCAL_NORM
 from perfsim.work import Kind, RankGroup, Task, Work
-from perfsim.work.unfold import meeting_of
 
 # Single faults injected into a correct graph, which a proof must detect. Dependencies that others imply are
 # left in place, because their removal changes nothing.
@@ -76,15 +75,17 @@ def _with_work(subject: Subject, task: Task, said: str, **changes: Any) -> tuple
 
 
 def _wrong_groups(subject: Subject) -> _Wrong:
-    """Give each collective a wrong group: half of its peers, or as many peers with another stride."""
+    """Give each collective a wrong group: half of its ranks, or as many of a stage with another stride."""
     width = subject.graph.width
     for task in subject.graph.tasks():
         group = task.work.group
-        if task.work.kind is not Kind.COMM_COLL or group is None or meeting_of(task.work, width).size == 1:
+        if task.work.kind is not Kind.COMM_COLL or group is None or group.size == 1:
             continue
+        inside = group.stride < width
         for stride, size in ((group.stride, group.size // 2), (width // group.size, group.size)):
             wrong = RankGroup(group.start, stride, size)
-            if wrong != group and size > 0 and stride > 0 and width % (stride * size) == 0:
+            divides = inside and stride > 0 and width % (stride * size) == 0
+            if wrong != group and size > 0 and (divides or stride >= width):
                 yield _with_work(subject, task, f"over stride {stride}, {size} ranks", group=wrong)
 
 

@@ -727,8 +727,10 @@ class Interpreter:
         return norm
 
     def norm(self, task: Task) -> None:
-        """The norm of this device's gradients summed over peers, or that of other norms over devices."""
-        across = bool(self.read_as("norm"))
+        """The norm of this device's gradients summed over peers, or that of the stages' norms over them."""
+        across = self.read_as("norm")
+        if across and set(self._members(task)) != {self.handles[read][0].place for read in task.reads}:
+            raise self.refuse("its group", "it sums over other ranks than those whose norms it reads")
         own = [] if across else self._updates(self.homes[self.place])
         count = len(task.reads)
 
@@ -741,7 +743,7 @@ class Interpreter:
             ]
             return [(np.sum(totals),)] * len(members)
 
-        whole = (across or self.layout.pipeline == 1) and math.isfinite(self.training.max_norm)
+        whole = (bool(across) or self.layout.pipeline == 1) and math.isfinite(self.training.max_norm)
         claims = [(0, Claim(NORM, WHOLE_DEVICE, self.step, -1))] if whole else []
         gradients = [update.gradient for update in own]
         message = Message("norm", "made") if task.work.kind is Kind.COMM_COLL else None
