@@ -181,7 +181,7 @@ class Interpreter:
         key = task.work.op if computes else f"{task.work.category}: {task.work.op}"
         if task.work.name in (WAIT_OF_EXPERTS, ACTIVATIONS):
             key = "wait"
-        elif task.work.name == LOCAL_NORM.name:
+        elif not computes and task.work.name == LOCAL_NORM.name:
             key = LOCAL_NORM.op
         try:
             if key in COMPUTE:
