@@ -6,6 +6,9 @@ set once, around all of them: `with limited(Limits(max_seconds=60)): ...`.
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -92,3 +95,19 @@ def limited(limits: Limits) -> Iterator[Limits]:
         yield limits
     finally:
         _PRESENT.reset(token)
+
+
+def start_worker() -> None:
+    """What a process of a pool does first: leave Ctrl-C to its parent, and end when the parent is killed."""
+    from multiprocessing import parent_process
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = parent_process()
+    if parent is None:
+        return
+
+    def end_with_parent() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()

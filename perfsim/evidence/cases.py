@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
@@ -28,7 +27,7 @@ from perfsim.base.units import BytesPerSecond, number
 from perfsim.catalog import Catalog, LocatedMapping, data_root, default_catalog, load_mapping
 from perfsim.catalog.yaml_tree import Loc
 from perfsim.costs.price import Costs
-from perfsim.engine.limits import present_limits
+from perfsim.engine.limits import present_limits, start_worker
 from perfsim.machines import machine_of
 from perfsim.machines.placement import Placed, place
 from perfsim.prediction.planner import plan_of
@@ -685,9 +684,7 @@ def mapped(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Re
     with ExitStack() as stack:
         computed: Iterator[Result] = map(function, items)
         if len(items) >= _FEWEST and (os.cpu_count() or 1) > 1:
-            # Ctrl-C reaches all processes of a terminal; only the parent handles it.
-            ignore = (signal.SIGINT, signal.SIG_IGN)
-            pool = stack.enter_context(ProcessPoolExecutor(initializer=signal.signal, initargs=ignore))
+            pool = stack.enter_context(ProcessPoolExecutor(initializer=start_worker))
             computed = pool.map(function, items)
         for result in computed:
             results.append(result)

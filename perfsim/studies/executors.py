@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
 from perfsim.base.errors import InputError, LimitError, PerfsimError, Problem
-from perfsim.engine.limits import Limits, limited, present_limits
+from perfsim.engine.limits import Limits, limited, present_limits, start_worker
 from perfsim.prediction.prediction import model_version
 
 if TYPE_CHECKING:
@@ -218,7 +218,9 @@ class Processes(_Pooled):
     def submit(self, function: Callable[[Any], Any], item: Any) -> Future[Any]:
         if self._pool is None:
             self._earlier = set(active_children())
-            self._pool = ProcessPoolExecutor(self.size, mp_context=get_context("spawn"))
+            self._pool = ProcessPoolExecutor(
+                self.size, mp_context=get_context("spawn"), initializer=start_worker
+            )
         if not hasattr(signal, "pthread_sigmask"):
             return self._pool.submit(function, item)
         # A process is started when there is an item for it, and never gets the signals held back here.

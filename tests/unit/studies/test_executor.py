@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -156,3 +159,37 @@ def test_a_lost_item_is_asked_for_again_or_cancelled_with_its_scheduler(
     assert answer.cancelled() is cancelled
     assert cancelled or answer.result(timeout=0) == 3
     assert client.tries == tries
+
+
+PARENT = """
+from perfsim.studies.executors import Processes
+SLEEPS = "(open('{folder}/' + str(__import__('os').getpid()), 'w').close(), __import__('time').sleep(120))"
+if __name__ == "__main__":
+    with Processes(2).answers(eval, [(0, SLEEPS), (1, SLEEPS)]) as finished:
+        dict(finished)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="processes are looked up in /proc")
+def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    """They went on until their item was done, for hours in a long sweep."""
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT.format(folder=tmp_path), encoding="utf-8")
+    with subprocess.Popen([sys.executable, str(script)]) as parent:
+        workers = waited(lambda: [path for path in tmp_path.iterdir() if path.name.isdigit()], 2, 60)
+        parent.kill()
+    assert waited(lambda: [path for path in workers if is_alive(int(path.name))], 0, 30) == []
+
+
+def waited(listed: Callable[[], list[Path]], number: int, limit_s: float) -> list[Path]:
+    """What is listed as soon as there are so many, at the latest after the limit."""
+    until_s = time.monotonic() + limit_s
+    while len(listed()) != number and time.monotonic() < until_s:
+        time.sleep(0.05)
+    return listed()
+
+
+def is_alive(process: int) -> bool:
+    """Whether a process runs: one that ended may wait as a zombie for somebody who asks for its status."""
+    stat = Path(f"/proc/{process}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
