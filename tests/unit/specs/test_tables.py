@@ -43,6 +43,12 @@ def test_a_layout_of_streaming_shares_no_state_and_no_layer() -> None:
 def test_a_precision_has_the_bytes_of_its_numbers_in_memory() -> None:
     bytes_of = {name: row.bytes for name, row in PRECISIONS.items()}
     assert {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}.items() <= bytes_of.items()
+    scaled = {
+        "mxfp8": 1 + 1 / 32,
+        "mxfp4": 0.5 + 1 / 32,
+        "nvfp4": 0.5 + 1 / 16,
+    }  # a byte for 32 or 16 numbers
+    assert scaled.items() <= bytes_of.items()
 
 
 def test_precisions_name_precisions() -> None:
