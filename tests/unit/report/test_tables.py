@@ -57,6 +57,7 @@ def test_turned_columns_are_rows_that_keep_units_and_marks() -> None:
     assert turned.shown()[0] == ["time", "32.0 days (1.00 to 64.0)", "\N{EN DASH}"]
     assert turned.rows[0][1].mark
     assert turned.shown()[2] == ["devices", "1,024", "90.0 s"]
+    assert Table.of({"share": SHARE, "devices": COUNT}, [(0.5, 2)]).turned().heads() == ["", "50.0 %"]
 
 
 def test_groups_are_headings_above_rows_that_are_named_by_the_second_column() -> None:
