@@ -133,7 +133,7 @@ class Figure(Strict):
     over_read: str = ""
     """Path of the divisor, where it is another one."""
     errors: str = "independent"
-    """Of a ratio: `independent`, `shared` (steps of one machine) or `cancel` (one setting of a step changed)."""
+    """Of a ratio: `independent`, `shared` (steps of one machine) or `cancel` (one setting changed)."""
     spread_of: str = ""
     """Path whose relative range the figure takes."""
     ends: tuple[str, str] | None = None
