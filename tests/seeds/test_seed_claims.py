@@ -218,7 +218,7 @@ def document(command: str) -> Any:
     """The JSON that a command prints, None where it refuses; reports go to a folder that is removed."""
     words = shlex.split(command.removeprefix("perfsim "))
     with TemporaryDirectory() as folder:
-        reported = ["--out", f"{folder}/out"] if words[0] in ("study", "sweep") else []
+        reported = ["--jobs", "1", "--out", f"{folder}/out"] if words[0] in ("study", "sweep") else []
         result = CliRunner().invoke(main, [*words, "--json", *reported])
     if result.exit_code:
         assert "does not fit" in result.output or "error:" in result.output, f"{command}: {result.output}"
