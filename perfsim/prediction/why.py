@@ -68,8 +68,8 @@ class Why:
         machine = machine_of(plan.system)
         roof = machine.roof(plan, graph, step.costs, step.duration_s)
         waits = sorted((wait for wait in parts if wait != "compute"), key=lambda wait: -parts[wait])
-        rows_s = graph.mean_over_steps(step.costs.fixed_s)
-        inside = {ROWS: rows_s, ATTENTION: graph.mean_over_steps(step.costs.attention_s)}
+        in_compute = {ROWS: step.costs.fixed_s, ATTENTION: step.costs.attention_s}
+        inside = {part: graph.mean_over_steps(amount) for part, amount in in_compute.items()}
         lost = {part: share * parts["compute"] for part, share in step.costs.lost.items() if share > 0}
         alone = 1.0 - sum(step.costs.lost.values())
         inside = {part: alone * seconds for part, seconds in inside.items() if seconds > 0}
@@ -82,7 +82,7 @@ class Why:
             remedy = machine.wait_remedy(cause, plan, lane, roof)
         else:
             recompute = run.breakdown_s.get("recompute", 0.0) / step_s
-            remedy = machine.compute_remedy(plan, rows_s / step_s, recompute)
+            remedy = machine.compute_remedy(plan, inside.get(ROWS, 0.0) / step_s, recompute)
         parts = {"compute": parts.pop("compute"), **inside, **lost, **parts}
         others = (part for part in (*inside, *lost, *waits) if parts[part] >= MENTIONED * step_s)
         mentioned = ["compute", *others]
