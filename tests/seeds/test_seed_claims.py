@@ -401,13 +401,16 @@ def test_a_fitted_or_copied_figure_stands_where_the_row_says(row: Row) -> None:
 
 
 def values_used() -> Iterator[float]:
-    """Numbers of three digits and more in hardware files and measured steps: what fits start from."""
+    """Numbers of three digits and more in hardware files and measured steps (no per cent): what fits start from."""
     for folder in ("hardware", "studies/validation"):
         for path in (data_root() / folder).rglob("*.yaml"):
             lines = path.read_text(encoding="utf-8").splitlines()
             kept = lines if folder == "hardware" else [line for line in lines if "measured:" in line]
             yield from (
-                float(word) for line in kept for word in re.findall(r"\d+\.?\d*", line) if len(word) > 2
+                float(word)
+                for line in kept
+                for word in re.findall(r"\d+\.?\d*(?![\d.]*%)", line)
+                if len(word) > 2
             )
 
 
@@ -425,7 +428,7 @@ TURNED = [
     (27, '--set "system.node.nic.bandwidth=100 TB/s"', Verdict.REFUTED),
     (50, '--set "system.device.memory.capacity=4 GB"', Verdict.REFUTED),
     (52, '--set "system.node.scale_up.bandwidth=500 MB/s"', Verdict.REFUTED),
-    (75, '--set "system.device.memory.bandwidth=30 GB/s"', Verdict.SUPPORTED),
+    (69, '--set "system.device.memory.capacity=400 GB"', Verdict.SUPPORTED),
 ]
 """Rows with another machine: its prediction refutes supported claims, and supports a refuted one."""
 
@@ -440,14 +443,14 @@ def test_another_machine_turns_the_verdict(claim: int, options: str, expected: V
 positive = st.floats(0.01, 100.0)
 
 
-@given(positive, st.floats(1.0, 1.9), positive)
+@given(positive, st.floats(1.01, 1.9), positive)
 def test_a_value_is_supported_exactly_where_the_range_has_it(
     typical: float, factor: float, value: float
 ) -> None:
     """Of ranges of less than a factor of two that are wider than the tolerance."""
     got = Range(typical, typical / math.sqrt(factor), typical * math.sqrt(factor))
     verdict = judged(got, Claimed(value=value, within=1e-9))
-    assert (verdict is Verdict.SUPPORTED) == (got.low <= value <= got.high or factor < 1 + 1e-9)
+    assert (verdict is Verdict.SUPPORTED) == (got.low <= value <= got.high)
 
 
 @given(positive, st.floats(1.0, 30.0), positive)
