@@ -678,7 +678,7 @@ TOOL = Tool(
     runs=ParallelLayout,
     render=_text,
     start=lambda c: (
-        f"{_connections(c)}torchrun with {c.layout.num_devices} ranks in all, pretrain_gpt.py and these flags "
+        f"{_connections(c)}torchrun with {c.layout.num_devices} ranks in all, pretrain_gpt.py and flags "
         f"of Megatron-Core 0.15; data parallel {c.layout.data} follows from {c.layout.num_devices} / "
         f"({c.layout.tensor} x {c.layout.pipeline}"
         f"{f' x {c.layout.context}' if c.layout.context > 1 else ''})"

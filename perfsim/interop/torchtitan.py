@@ -223,7 +223,7 @@ ROWS: tuple[Row, ...] = (
         unless=(0,),
         when=lambda c: c.layout.shards % c.layout.context,
     ),
-    Row.lacks("model", f"the model: register {tool.SHAPE}, and name it by model.name and model.flavor"),
+    Row.lacks("model", f"the model: {tool.SHAPE}; BASE() names one of torchtitan's, or one of yours"),
     Row.lacks(
         "layout.recompute",
         "recompute of attention alone; 'op' keeps the results of chosen operations",
@@ -352,7 +352,7 @@ def _read_layout(
 def _text(comments: list[str], values: Mapping[str, Any]) -> str:
     """A function that puts the plan into a configuration."""
     fields = [
-        f"    config.{section}.{name} = {json.dumps(value) if isinstance(value, str) else value!r}"
+        f"    config.{section}.{name} = {json.dumps(value) if isinstance(value, str) else repr(value)}"
         for section, settings in values.items()
         for name, value in settings.items()
     ]
@@ -371,7 +371,7 @@ TOOL = Tool(
     runs=ParallelLayout,
     render=_text,
     start=lambda c: (
-        f"run_train.sh with {c.layout.num_devices} ranks in all, and as MODULE and CONFIG a function that "
-        "returns planned(BASE()), where BASE() is a configuration of torchtitan with the model"
+        f"run_train.sh with {c.layout.num_devices} ranks in all; MODULE and CONFIG name a function that "
+        "returns planned(BASE()), where BASE() is a configuration with the model"
     ),
 )

@@ -108,7 +108,7 @@ def test_recompute_of_other_modules_than_attention_is_no_selective_recompute(
 ) -> None:
     flags = "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --max-position-embeddings 1024"
     selective = f"{flags} --vocab-size 50257 --recompute-granularity selective --recompute-modules"
-    read = {modules: imported(f"{selective} {modules}", suffix=".sh") for modules in MODULES}
+    read = {modules: imported(f"{selective} {modules}", name="run.sh") for modules in MODULES}
     assert {modules: "recompute=selective" in one.layout for modules, one in read.items()} == MODULES
     assert "recompute of moe_act alone" in str(read["moe_act"].unsupported)
 
