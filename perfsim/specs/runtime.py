@@ -9,7 +9,7 @@ from perfsim.base.units import quantity
 from perfsim.specs.calibration import Dispatcher, FrameworkCalibration, FusedAttention, Fusion
 from perfsim.specs.hardware import Release
 from perfsim.specs.model import Positions, RecomputeKeeps
-from perfsim.specs.tools import ANY, Tool
+from perfsim.specs.tools import ANY, RunsOn, Tool
 from perfsim.specs.trainers import TRAINERS, Limits
 
 Attention = Literal["standard", "flash"]
@@ -54,7 +54,7 @@ class Runtime(CatalogSpec):
     """Whether whole steps are replayed from a CUDA graph; None: as the framework usually does."""
     framework: FrameworkCalibration | None = None
     """Host-side costs of the training framework; required on GPUs."""
-    tool: Tool | Literal["any"] | None = None
+    tool: RunsOn | None = None
     """The tool that runs its plans; any: none needs to; None: the framework's."""
     software_release: Release | None = None
     """Software release of a wafer cluster; None: the system's. peak: an upper bound, never observed."""

@@ -99,7 +99,7 @@ def test_megatron_is_told_all_that_was_simulated(
     assert words in emit("megatron", planned(layout, **options))
 
 
-MODULES = {"core_attn": True, "moe_act": False, "mlp core_attn": True}
+MODULES = {"core_attn": True, "moe_act": False}
 """Modules of Megatron, and whether they are the selective recompute of attention."""
 
 
