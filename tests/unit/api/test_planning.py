@@ -51,7 +51,7 @@ def test_a_tool_is_given_the_first_row_or_refuses_it(answer: ps.PlanAnswer) -> N
     asked: dict[str, Any] = {"model": "gpt3_20b", "system": "dgx-a100-80gb", "devices": 256, "batch": 64}
     interleaved = ps.plan(**asked, shown=1)
     assert interleaved.best.layout["schedule"] == "interleaved", "DeepSpeed runs no other schedule than 1f1b"
-    with pytest.raises(ps.LayoutError, match="--runs-on deepspeed"):
+    with pytest.raises(ps.PerfsimError, match="--runs-on deepspeed"):
         interleaved.emit("deepspeed")
     planned = ps.plan(**asked, runs_on="deepspeed", shown=1)
     assert json.loads(planned.emit("deepspeed"))["train_batch_size"] == 64
