@@ -799,20 +799,26 @@ class Interpreter:
         self.move(sources, message=Message("parameters", "made", blocks=(task.block,)))
 
     def flash_read(self, task: Task) -> None:
-        """Copy weights to be sent, or optimizer states for an update, from flash to DRAM."""
-        if task.work.category == "update":
+        """Copy weights to be sent, sums of gradients, or states for an update, from flash to DRAM."""
+        if task.work.category == "gradient_stream":
+            self.move([self.cell("gradient in flash", task.block)])
+        elif task.work.category == "update":
             self.move([self.cell("moments in flash", task.block)], [self.cell("moments", task.block)])
         else:
             message = Message("parameters", "made", blocks=(task.block,))
             self.move([self.cell("weights in flash", task.block)], message=message)
 
     def flash_write(self, task: Task) -> None:
-        """Copy updated states from DRAM to flash; words that embedding and LM head share for both."""
-        made = [("moments", task.block), ("weights", task.block)]
-        if task.block == EMBEDDING and self.training.model.tied_embeddings:
-            made.append(("weights", HEAD))
+        """Copy sums of gradients or updated states to flash; words that both ends share for both."""
+        if task.work.category == "gradient_stream":
+            target = Cell(self.place, "gradient in flash", task.block)
+            return self.move([self.cell("gradient", task.block)], [target])
+        tied = self.training.model.tied_embeddings
+        made = [("moments", task.block)]
+        made += [] if tied and task.block == HEAD else [("weights", task.block)]
+        made += [("weights", HEAD)] if tied and task.block == EMBEDDING else []
         targets = [self.cell(f"{name} in flash", block) for name, block in made]
-        self.move([self.cell(name, block) for name, block in made], targets)
+        return self.move([self.cell(name, block) for name, block in made], targets)
 
     def samples(self, task: Task) -> None:
         """Inputs and targets of a micro-batch arrive on the wafer."""
@@ -926,6 +932,8 @@ OPERATIONS: Mapping[str, Callable[[Interpreter, Task], None]] = {
     "weight_stream: broadcast": Interpreter.broadcast,
     "gradient_stream: reduce": Interpreter.stream_reduce,
     "gradient_stream: reduce_in_tree": Interpreter.stream_reduce,
+    "gradient_stream: flash_read": Interpreter.flash_read,
+    "gradient_stream: flash_write": Interpreter.flash_write,
     "update: memoryx_update": Interpreter.stream_update,
     "update: flash_read": Interpreter.flash_read,
     "update: flash_write": Interpreter.flash_write,
