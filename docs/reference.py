@@ -357,7 +357,9 @@ def trainers_part() -> Iterator[str]:
         yield "|---|---|---|---|---|"
         for row in trainer.rows:
             values = "any" if row.values is None else ", ".join(map(written, row.values))
-            needs = "; ".join(f"{name} other than {'/'.join(map(written, of))}" for name, of in row.needs.items())
+            needs = "; ".join(
+                f"{name} other than {'/'.join(map(written, of))}" for name, of in row.needs.items()
+            )
             since = f"{row.release}, {row.since}" + (f", until {row.until}" if row.until else "")
             yield f"| `{row.axis}` | {values} | `{row.setting}` | {since} | {needs} |"
         yield ""
