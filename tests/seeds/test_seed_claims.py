@@ -401,7 +401,7 @@ def test_a_fitted_or_copied_figure_stands_where_the_row_says(row: Row) -> None:
 
 
 def values_used() -> Iterator[float]:
-    """Numbers of three digits and more in hardware files and measured steps, without shares in %: what fits use."""
+    """Numbers of three digits and more of hardware files and measured steps, without shares in %."""
     for folder in ("hardware", "studies/validation"):
         for path in (data_root() / folder).rglob("*.yaml"):
             lines = path.read_text(encoding="utf-8").splitlines()
