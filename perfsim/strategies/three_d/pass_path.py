@@ -248,9 +248,9 @@ def _compiled() -> Any:
     """The recurrence, in machine code where numba is installed."""
     if find_spec("numba") is None:
         return _follow
-    from numba import njit
+    from perfsim.base.compiled import compiled
 
-    return njit(cache=True)(_follow)
+    return compiled(_follow)
 
 
 def _follow(
@@ -375,6 +375,8 @@ def _follow(
                         now = max(now, sent[kind, on]) + message_s
                         sent[kind, on] = now
                 arrivals[kind, at, batch] = now
+    waiting = 0
     for on in range(len(ends)):
         ends[on] = max(free[on], data[on], groups[on])
-    return int((start[1:] - reached).sum())
+        waiting += start[on + 1] - reached[on]
+    return waiting
