@@ -62,17 +62,19 @@ class Search:
             f"no plan fits: strategy {question.chosen.name}, {question.label}, "
             f"{job.global_batch_size} sequences a step"
         )
+        limits = job.runtime.searched
+        others = [] if limits is None else [f"layouts that {limits.name} does not run: --runs-on any"]
         if not screening.screened or screening.closest is None:
             model = f"{job.model.num_layers} layers, {job.model.num_attention_heads} heads"
             why = f"batch {job.global_batch_size}, {model}: no degrees divide them"
-            raise PlanError([f"{head}: no layout is legal ({why})"])
+            raise PlanError([f"{head}: no layout is legal ({why})", *others])
         lacking = ""
         try:
             question.chosen.plan(job, question.topology, screening.closest)
         except MemoryCapacityError as error:
             lacking = str(error)
         tried = f"{head}: {screening.screened:,} layouts tried, {screening.screened:,} over memory"
-        raise PlanError([tried, f"closest: {text_of(screening.closest)}: {lacking}"])
+        raise PlanError([tried, f"closest: {text_of(screening.closest)}: {lacking}", *others])
 
     @cached_property
     def _listed(self) -> NDArray[np.intp]:

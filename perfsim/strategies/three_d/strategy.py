@@ -68,7 +68,10 @@ class ThreeD:
             groups = [_Group.of(job, topology, space, Places())]
         if not groups[0].fits.any():
             moved = Places.tried(job, topology, groups[0].columns)
-            groups += [_Group.of(job, topology, columns, places) for places, columns in moved]
+            groups += [
+                _Group.of(job, topology, columns.rows(places.moved_by(job, columns)), places)
+                for places, columns in moved
+            ]
         return groups
 
     def screen(self, job: Job, topology: FatTree, costs: Costs) -> Screening:

@@ -43,7 +43,7 @@ def question(
     model: str, devices: int, batch: int, system: str = "dgx-a100-80gb", name: str = "3d"
 ) -> Question:
     given = {"model": model, "devices": devices, "batch": batch, "system": system, "strategy": name}
-    return question_of({**given, "recipe": "gpt3_pretraining"})
+    return question_of({**given, "recipe": "gpt3_pretraining", "runs_on": "any"})
 
 
 MANY = "mbs=1,schedule=interleaved,zero=1,sp=true"
