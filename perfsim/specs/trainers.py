@@ -33,10 +33,10 @@ class Runs:
     release: str
     values: Collection[Any] | None = None
     """None: all."""
-    until: str = ""
-    """Month of the first release that has it no more; empty: the newest has it."""
     needs: Mapping[str, Collection[Any]] = field(default_factory=dict)
     """Values of other axes without which it does not run."""
+    until: str = ""
+    """Month of the first release that has it no more; empty: the newest has it."""
 
     def holds(self, layout: ParallelLayout, month: str) -> bool:
         """Whether the value that a layout has runs with a release of this month; empty: with the newest."""
@@ -71,17 +71,31 @@ class Trainer:
 
 _ALONE = {"pipeline": (1,)}
 """What gathers parameters or shards gradients while a pipeline would still add to them."""
+_ZERO_3 = {"zero_stage": (3,)}
 _V2 = ("2021-04", "Megatron-LM 2.2")
 _V3 = ("2022-05", "Megatron-LM 3.0")
 _FSDP = ("2025-10", "Megatron-Core 0.14")
+_CORE_0_10 = ("2025-02", "Megatron-Core 0.10")
+_CORE_0_5 = ("2024-02", "Megatron-Core 0.5")
+_CORE_0_12 = ("2025-05", "Megatron-Core 0.12")
+_CORE_0_13 = ("2025-07", "Megatron-Core 0.13")
+_DS_0_3 = ("2020-09", "DeepSpeed 0.3")
+_DS_0_3_13 = ("2021-03", "DeepSpeed 0.3.13")
+_DS_0_3_15 = ("2021-04", "DeepSpeed 0.3.15")
+_ULYSSES = ("2023-08", "DeepSpeed 0.10.2 (2309.14509)")
+_NEOX_1 = ("2021-08", "GPT-NeoX 1.0")
+_FOUNDRY = ("2023-05", "llm-foundry 0.1")
+_MAX_2023 = ("2023-05", "MaxText 2023")
+_MAX_2024 = ("2024-06", "MaxText 2024")
+_MAX_2025 = ("2025-04", "MaxText 2025")
 _MEGATRON_2021 = (
     Runs("tensor", "--tensor-model-parallel-size", *_V2),
     Runs("pipeline", "--pipeline-model-parallel-size", *_V2),
-    Runs("schedule", "--pipeline-model-parallel-size", *_V2, values=("1f1b",)),
-    Runs("schedule", "--num-layers-per-virtual-pipeline-stage", *_V2, values=("interleaved",)),
-    Runs("recompute", "--activations-checkpoint-method", *_V2, values=("full",)),
+    Runs("schedule", "--pipeline-model-parallel-size", *_V2, ("1f1b",)),
+    Runs("schedule", "--num-layers-per-virtual-pipeline-stage", *_V2, ("interleaved",)),
+    Runs("recompute", "--activations-checkpoint-method", *_V2, ("full",)),
     Runs("recompute_every", "--activations-checkpoint-method block", *_V2),
-    Runs("recompute", "--recompute-activations", *_V3, values=("selective",)),
+    Runs("recompute", "--recompute-activations", *_V3, ("selective",)),
     Runs("sequence_parallel", "--sequence-parallel", *_V3),
 )
 _TITAN = ("2024-12", "torchtitan 0.0.2 and its paper (2410.06511)")
@@ -94,26 +108,19 @@ TRAINERS: Mapping[Tool, Trainer] = {
         "NVIDIA/Megatron-LM, megatron/training/arguments.py and CHANGELOG.md; files of the wheels",
         (
             *_MEGATRON_2021,
-            Runs("zero_stage", "--use-distributed-optimizer", *_V3, values=(1,)),
+            Runs("zero_stage", "--use-distributed-optimizer", *_V3, (1,)),
             Runs(
-                *("zero_stage", "--use-megatron-fsdp --data-parallel-sharding-strategy", *_FSDP),
-                values=(2, 3),
-                needs=_ALONE,
+                "zero_stage", "--use-megatron-fsdp --data-parallel-sharding-strategy", *_FSDP, (2, 3), _ALONE
             ),
-            Runs("shard_group", "--num-distributed-optimizer-instances", "2025-02", "Megatron-Core 0.10"),
-            Runs("layers_per_stage", "--pipeline-model-parallel-layout", "2025-07", "Megatron-Core 0.13"),
-            Runs("context", "--context-parallel-size", "2024-02", "Megatron-Core 0.5"),
-            Runs("context_exchange", "--cp-comm-type p2p", "2024-02", "Megatron-Core 0.5", values=("ring",)),
+            Runs("shard_group", "--num-distributed-optimizer-instances", *_CORE_0_10),
+            Runs("layers_per_stage", "--pipeline-model-parallel-layout", *_CORE_0_13),
+            Runs("context", "--context-parallel-size", *_CORE_0_5),
+            Runs("context_exchange", "--cp-comm-type p2p", *_CORE_0_5, ("ring",)),
+            Runs("context_exchange", "--cp-comm-type a2a", *_CORE_0_10, ("all_to_all",)),
+            Runs("expert", "--expert-model-parallel-size", *_CORE_0_5),
+            Runs("expert_tensor", "--expert-tensor-parallel-size", *_CORE_0_10),
             Runs(
-                *("context_exchange", "--cp-comm-type a2a", "2025-02", "Megatron-Core 0.10"),
-                values=("all_to_all",),
-            ),
-            Runs("expert", "--expert-model-parallel-size", "2024-02", "Megatron-Core 0.5"),
-            Runs("expert_tensor", "--expert-tensor-parallel-size", "2025-02", "Megatron-Core 0.10"),
-            Runs(
-                *("offload_optimizer", "--optimizer-cpu-offload", "2025-05", "Megatron-Core 0.12"),
-                values=("cpu",),
-                needs={"zero_stage": (0, 1)},
+                "offload_optimizer", "--optimizer-cpu-offload", *_CORE_0_12, ("cpu",), {"zero_stage": (0, 1)}
             ),
         ),
     ),
@@ -123,65 +130,50 @@ TRAINERS: Mapping[Tool, Trainer] = {
         (
             *_MEGATRON_2021,
             Runs("layers_per_stage", "--allow-padding-num-layers", *_ZB),
-            Runs("schedule", "--enable-zero-bubble", *_ZB, values=("zb1p", "zb2p")),
-            Runs("schedule", "--zero-bubble-v-schedule", *_ZB, values=("zbv",)),
-            Runs(
-                *("schedule", "--zero-bubble-v-schedule-mem-setup", *_V_MEMORY),
-                values=("v-half", "v-min"),
-            ),
+            Runs("schedule", "--enable-zero-bubble", *_ZB, ("zb1p", "zb2p")),
+            Runs("schedule", "--zero-bubble-v-schedule", *_ZB, ("zbv",)),
+            Runs("schedule", "--zero-bubble-v-schedule-mem-setup", *_V_MEMORY, ("v-half", "v-min")),
         ),
     ),
     "deepspeed": Trainer(
         "DeepSpeed",
         "deepspeedai/DeepSpeed, docs/_pages/config-json.md and the news of README.md; Megatron-DeepSpeed",
         (
-            Runs("zero_stage", "zero_optimization.stage", "2020-09", "DeepSpeed 0.3", values=(1,)),
+            Runs("zero_stage", "zero_optimization.stage", *_DS_0_3, (1,)),
+            Runs("zero_stage", "zero_optimization.stage", *_DS_0_3, (2,), _ALONE),
+            Runs("zero_stage", "zero_optimization.stage", *_DS_0_3_13, (3,), _ALONE),
             Runs(
-                *("zero_stage", "zero_optimization.stage", "2020-09", "DeepSpeed 0.3"),
-                values=(2,),
-                needs=_ALONE,
+                "shard_group",
+                "zero_optimization.mics_shard_size",
+                "2023-06",
+                "DeepSpeed 0.9.5",
+                needs=_ZERO_3,
             ),
-            Runs(
-                *("zero_stage", "zero_optimization.stage", "2021-03", "DeepSpeed 0.3.13"),
-                values=(3,),
-                needs=_ALONE,
-            ),
-            Runs(
-                *("shard_group", "zero_optimization.mics_shard_size", "2023-06", "DeepSpeed 0.9.5"),
-                needs={"zero_stage": (3,)},
-            ),
-            Runs("pipeline", "PipelineModule(num_stages)", "2020-09", "DeepSpeed 0.3"),
-            Runs("schedule", "PipelineModule", "2020-09", "DeepSpeed 0.3", values=("1f1b",)),
-            Runs("layers_per_stage", "PipelineModule(partition_method)", "2020-09", "DeepSpeed 0.3"),
-            Runs("tensor", "mpu, tensor_parallel.autotp_size", "2020-09", "DeepSpeed 0.3"),
+            Runs("pipeline", "PipelineModule(num_stages)", *_DS_0_3),
+            Runs("schedule", "PipelineModule", *_DS_0_3, ("1f1b",)),
+            Runs("layers_per_stage", "PipelineModule(partition_method)", *_DS_0_3),
+            Runs("tensor", "mpu, tensor_parallel.autotp_size", *_DS_0_3),
             Runs("sequence_parallel", "--sequence-parallel", "2023-07", "Megatron-DeepSpeed"),
-            Runs("context", "DistributedAttention", "2023-08", "DeepSpeed 0.10.2 (2309.14509)"),
-            Runs(
-                *("context_exchange", "DistributedAttention", "2023-08", "DeepSpeed 0.10.2 (2309.14509)"),
-                values=("all_to_all",),
-            ),
+            Runs("context", "DistributedAttention", *_ULYSSES),
+            Runs("context_exchange", "DistributedAttention", *_ULYSSES, ("all_to_all",)),
             Runs("expert", "MoE(ep_size)", "2021-08", "DeepSpeed 0.5"),
-            Runs("recompute", "activation_checkpointing", "2020-09", "DeepSpeed 0.3"),
-            Runs("recompute_every", "activation_checkpointing", "2020-09", "DeepSpeed 0.3"),
+            Runs("recompute", "activation_checkpointing", *_DS_0_3),
+            Runs("recompute_every", "activation_checkpointing", *_DS_0_3),
             Runs(
-                *("offload_optimizer", "zero_optimization.offload_optimizer", "2021-03", "DeepSpeed 0.3.13"),
-                values=("cpu",),
-                needs={"zero_stage": (1, 2, 3)},
+                "offload_optimizer",
+                "zero_optimization.offload_optimizer",
+                *_DS_0_3_13,
+                ("cpu",),
+                {"zero_stage": (1, 2, 3)},
             ),
+            Runs("offload_optimizer", "zero_optimization.offload_optimizer", *_DS_0_3_15, ("nvme",), _ZERO_3),
+            Runs("offload_param", "zero_optimization.offload_param", *_DS_0_3_15, needs=_ZERO_3),
             Runs(
-                *("offload_optimizer", "zero_optimization.offload_optimizer", "2021-04", "DeepSpeed 0.3.15"),
-                values=("nvme",),
-                needs={"zero_stage": (3,)},
-            ),
-            Runs(
-                *("offload_param", "zero_optimization.offload_param", "2021-04", "DeepSpeed 0.3.15"),
-                needs={"zero_stage": (3,)},
-            ),
-            Runs(
-                *("offload_activations", "activation_checkpointing.cpu_checkpointing", "2020-09"),
-                "DeepSpeed 0.3",
-                values=("cpu",),
-                needs={"recompute": ("full",)},
+                "offload_activations",
+                "activation_checkpointing.cpu_checkpointing",
+                *_DS_0_3,
+                ("cpu",),
+                {"recompute": ("full",)},
             ),
         ),
     ),
@@ -189,18 +181,14 @@ TRAINERS: Mapping[Tool, Trainer] = {
         "GPT-NeoX",
         "EleutherAI/gpt-neox, megatron/neox_arguments/neox_args.py",
         (
-            Runs("tensor", "model_parallel_size", "2021-08", "GPT-NeoX 1.0"),
-            Runs("pipeline", "pipe_parallel_size", "2021-08", "GPT-NeoX 1.0"),
-            Runs("schedule", "pipe_parallel_size", "2021-08", "GPT-NeoX 1.0", values=("1f1b",)),
-            Runs("layers_per_stage", "pipe_partition_method", "2021-08", "GPT-NeoX 1.0"),
-            Runs("zero_stage", "zero_optimization.stage", "2021-08", "GPT-NeoX 1.0", values=(1,)),
-            Runs(
-                *("zero_stage", "zero_optimization.stage", "2021-08", "GPT-NeoX 1.0"),
-                values=(2, 3),
-                needs=_ALONE,
-            ),
-            Runs("recompute", "checkpoint_activations", "2021-08", "GPT-NeoX 1.0", values=("full",)),
-            Runs("recompute_every", "checkpoint_num_layers", "2021-08", "GPT-NeoX 1.0"),
+            Runs("tensor", "model_parallel_size", *_NEOX_1),
+            Runs("pipeline", "pipe_parallel_size", *_NEOX_1),
+            Runs("schedule", "pipe_parallel_size", *_NEOX_1, ("1f1b",)),
+            Runs("layers_per_stage", "pipe_partition_method", *_NEOX_1),
+            Runs("zero_stage", "zero_optimization.stage", *_NEOX_1, (1,)),
+            Runs("zero_stage", "zero_optimization.stage", *_NEOX_1, (2, 3), _ALONE),
+            Runs("recompute", "checkpoint_activations", *_NEOX_1, ("full",)),
+            Runs("recompute_every", "checkpoint_num_layers", *_NEOX_1),
             Runs("expert", "moe_expert_parallel_size", "2024-03", "GPT-NeoX 2.0"),
         ),
     ),
@@ -208,41 +196,39 @@ TRAINERS: Mapping[Tool, Trainer] = {
         "torchtitan",
         "pytorch/torchtitan, torchtitan/config/ (job_config.py until January 2026, configs.py since)",
         (
-            Runs(
-                *("zero_stage", "parallelism.fsdp_reshard_after_forward always", *_TITAN),
-                values=(3,),
-                needs=_ALONE,
-            ),
-            Runs("zero_stage", "parallelism.fsdp_reshard_after_forward never", *_TITAN, values=(2,)),
+            Runs("zero_stage", "parallelism.fsdp_reshard_after_forward always", *_TITAN, (3,), _ALONE),
+            Runs("zero_stage", "parallelism.fsdp_reshard_after_forward never", *_TITAN, (2,)),
             Runs("shard_group", "parallelism.data_parallel_replicate_degree", *_TITAN),
             Runs(
-                *("tensor", "parallelism.tensor_parallel_degree", *_TITAN),
-                needs={"sequence_parallel": (True,)},
+                "tensor", "parallelism.tensor_parallel_degree", *_TITAN, needs={"sequence_parallel": (True,)}
             ),
             Runs("sequence_parallel", "parallelism.tensor_parallel_degree", *_TITAN),
             Runs("pipeline", "parallelism.pipeline_parallel_degree", *_TITAN),
             Runs(
-                *("schedule", "parallelism.pipeline_parallel_schedule", *_TITAN),
-                values=("1f1b", "gpipe", "interleaved", "zbv"),
+                "schedule",
+                "parallelism.pipeline_parallel_schedule",
+                *_TITAN,
+                ("1f1b", "gpipe", "interleaved", "zbv"),
             ),
             Runs("layers_per_stage", "parallelism.module_fqns_per_model_part", *_TITAN),
             Runs("context", "parallelism.context_parallel_degree", *_TITAN),
-            Runs(
-                *("context_exchange", "parallelism.context_parallel_rotate_method", *_TITAN),
-                values=("ring",),
-            ),
+            Runs("context_exchange", "parallelism.context_parallel_rotate_method", *_TITAN, ("ring",)),
             Runs("expert", "parallelism.expert_parallel_degree", "2025-07", "torchtitan 0.1"),
             Runs("recompute", "activation_checkpoint.mode", *_TITAN),
             Runs("recompute_every", "selective_ac_option", *_TITAN, until="2026-02"),
             Runs(
-                *("offload_optimizer", "training.enable_cpu_offload", *_TITAN),
-                values=("cpu",),
-                needs={"offload_param": ("cpu",)},
+                "offload_optimizer",
+                "training.enable_cpu_offload",
+                *_TITAN,
+                ("cpu",),
+                {"offload_param": ("cpu",)},
             ),
             Runs(
-                *("offload_param", "training.enable_cpu_offload", *_TITAN),
-                values=("cpu",),
-                needs={"offload_optimizer": ("cpu",)},
+                "offload_param",
+                "training.enable_cpu_offload",
+                *_TITAN,
+                ("cpu",),
+                {"offload_optimizer": ("cpu",)},
             ),
         ),
     ),
@@ -250,19 +236,15 @@ TRAINERS: Mapping[Tool, Trainer] = {
         "llm-foundry",
         "mosaicml/llm-foundry, scripts/train/yamls (fsdp_config), and mosaicml/composer",
         (
-            Runs("zero_stage", "fsdp_config.sharding_strategy", "2023-05", "llm-foundry 0.1", values=(2, 3)),
+            Runs("zero_stage", "fsdp_config.sharding_strategy", *_FOUNDRY, (2, 3)),
             Runs(
-                *("shard_group", "fsdp_config.sharding_strategy HYBRID_SHARD", "2023-05", "llm-foundry 0.1"),
+                "shard_group",
+                "fsdp_config.sharding_strategy HYBRID_SHARD",
+                *_FOUNDRY,
                 needs={"zero_stage": (2, 3)},
             ),
-            Runs(
-                *("recompute", "fsdp_config.activation_checkpointing", "2023-05", "llm-foundry 0.1"),
-                values=("full",),
-            ),
-            Runs(
-                *("offload_activations", "fsdp_config.activation_cpu_offload", "2023-05", "llm-foundry 0.1"),
-                values=("cpu",),
-            ),
+            Runs("recompute", "fsdp_config.activation_checkpointing", *_FOUNDRY, ("full",)),
+            Runs("offload_activations", "fsdp_config.activation_cpu_offload", *_FOUNDRY, ("cpu",)),
             Runs("expert", "ffn_config.moe_world_size", "2024-03", "llm-foundry 0.6"),
         ),
     ),
@@ -270,22 +252,16 @@ TRAINERS: Mapping[Tool, Trainer] = {
         "MaxText",
         "AI-Hypercomputer/maxtext, src/MaxText/configs/base.yml",
         (
-            Runs(
-                *("zero_stage", "ici_fsdp_parallelism, dcn_fsdp_parallelism", "2023-05", "MaxText 2023"),
-                values=(3,),
-                needs=_ALONE,
-            ),
-            Runs("shard_group", "dcn_data_parallelism", "2023-05", "MaxText 2023"),
-            Runs("tensor", "ici_tensor_parallelism", "2023-05", "MaxText 2023"),
+            Runs("zero_stage", "ici_fsdp_parallelism, dcn_fsdp_parallelism", *_MAX_2023, (3,), _ALONE),
+            Runs("shard_group", "dcn_data_parallelism", *_MAX_2023),
+            Runs("tensor", "ici_tensor_parallelism", *_MAX_2023),
             Runs("sequence_parallel", "ici_tensor_sequence_parallelism", "2025-01", "MaxText 2025"),
-            Runs("context", "ici_context_parallelism", "2025-04", "MaxText 2025"),
-            Runs(
-                "context_exchange", "context_parallel_strategy", "2025-04", "MaxText 2025", values=("ring",)
-            ),
-            Runs("pipeline", "ici_pipeline_parallelism", "2024-06", "MaxText 2024"),
-            Runs("schedule", "num_pipeline_microbatches", "2024-06", "MaxText 2024", values=("gpipe",)),
+            Runs("context", "ici_context_parallelism", *_MAX_2025),
+            Runs("context_exchange", "context_parallel_strategy", *_MAX_2025, ("ring",)),
+            Runs("pipeline", "ici_pipeline_parallelism", *_MAX_2024),
+            Runs("schedule", "num_pipeline_microbatches", *_MAX_2024, ("gpipe",)),
             Runs("expert", "ici_expert_parallelism", "2024-11", "MaxText 2024"),
-            Runs("recompute", "remat_policy full", "2023-05", "MaxText 2023", values=("full",)),
+            Runs("recompute", "remat_policy full", *_MAX_2023, ("full",)),
         ),
     ),
     "modelzoo": Trainer("Cerebras Model Zoo", "Cerebras/modelzoo"),
