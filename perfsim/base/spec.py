@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
+from perfsim.base.dates import Date
 from perfsim.base.errors import CatalogError, Problem, refused_values
 from perfsim.base.text import did_you_mean
 
@@ -96,6 +97,14 @@ class CatalogSpec(Spec):
     description: str = ""
     sources: dict[str, str] = Field(default_factory=dict)
     assumed: dict[str, str] = Field(default_factory=dict)
+
+
+class DatedSpec(CatalogSpec):
+    """A description of something that did not always exist."""
+
+    date: Date | None = None
+    """When it could first be bought or installed; of a calibration, when the newest of its measurements was
+    published. Not inherited; None: not known. A date from memory is assumed, with a reason that says so."""
 
 
 def replaced(

@@ -352,6 +352,8 @@ def _shown(value: Any) -> str:
 
 PROVENANCE = ("sources", "assumed")
 NOT_INHERITED = ("name", "description", "noun")
+OWN_VALUES = ("date", "line", "as_of")
+"""Values that hold for one description only: what extends it states its own or has none."""
 META = ("extends", *NOT_INHERITED, *PROVENANCE)
 """Keys that describe a description; all others are values and need a source or an assumption."""
 
@@ -367,6 +369,7 @@ def values(node: Node) -> Node:
 
 def _extend(child: Node, parent: Node) -> Node:
     """Merge `child` over `parent`; values and their provenance keep their marks."""
+    parent = _without(parent, *OWN_VALUES)
     merged = _overlay(values(child), values(parent))
     kept = [name for name in NOT_INHERITED if name in child.mapping]
     written = {path for path, _ in values(child).leaves()}

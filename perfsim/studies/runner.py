@@ -18,6 +18,7 @@ from perfsim.engine.limits import present_limits
 from perfsim.network.export import NetworkMap
 from perfsim.prediction.bands import Accuracy
 from perfsim.prediction.caveats import Caveat, default_settings
+from perfsim.prediction.dates import date_caveats
 from perfsim.prediction.disturbed import Resilience, perturbed
 from perfsim.prediction.planner import best_plan, refusal
 from perfsim.prediction.prediction import Prediction
@@ -105,6 +106,7 @@ def answer_point(
         *(Caveat.of("critical-batch-extrapolated", f"critical batch {note}") for note in time.critical.notes),
         *target.caveats,
         *default_settings(question, evaluation.plan),
+        *date_caveats(question),
     ]
     prediction = Prediction.of(evaluation, question.allowed_share, caveats)
     production = Production.of(point)
