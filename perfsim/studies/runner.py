@@ -40,6 +40,7 @@ from perfsim.studies.assumptions import assumptions_of
 from perfsim.studies.axes import Sweep
 from perfsim.studies.batches import BatchPoint, Target
 from perfsim.studies.decision import decision_of, laws_side_by_side, ratio_bands, verdict
+from perfsim.studies.eras import eras_of
 from perfsim.studies.executors import (
     IN_PROCESS,
     Executor,
@@ -278,7 +279,8 @@ def _result(
     candidates = tuple(
         replace(row, outcome=outcome) for row, outcome in zip(rows, decision.outcomes, strict=True)
     )
-    sentence = verdict(candidates)
+    dated = eras_of(spec, answered, lambda point: answer_point(point, target))
+    sentence = " ".join(filter(None, [verdict(candidates), dated and dated.sentence]))
     if refused:
         verb = "Not possible" if stopped is None else "Not possible, or not reached"
         sentence += f" {verb}: {'; '.join(infeasible.label for infeasible in refused)}."
@@ -313,6 +315,7 @@ def _result(
         resilience=tuple(row.resilience for row in candidates if row.resilience is not None),
         perturbed="" if spec.perturbations is None else spec.perturbations.text,
         decision=decision,
+        eras=dated,
         inputs_digest=digests([spec])[0],
         stopped=stopped,
     )
