@@ -260,11 +260,12 @@ class Machine(ABC):
         return Part.of(runtime, "runtime")
 
     def generations(self, _system: Any, runtime: Runtime, /) -> Sequence[Runtime]:
-        """The runtimes of a machine that replaced one another, of which `runtime` is one, the oldest first."""
+        """The runtimes that replaced one another, of which `runtime` is one, the oldest first."""
+        if not runtime.line:
+            return [runtime]
         catalog = default_catalog()
         known = (catalog.load("runtime", name) for name in catalog.names("runtime"))
-        line = sorted((other for other in known if other.line == runtime.line), key=lambda one: one.date or "")
-        return line if runtime.line else [runtime]
+        return sorted((one for one in known if one.line == runtime.line), key=lambda one: one.date or "")
 
     def unknowns(self, _system: Any, _job: Job, _num_devices: int, /) -> Iterable[Unknown]:
         """What no published run shows of a system, such as its software or its size, or of a job on it."""

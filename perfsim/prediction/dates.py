@@ -6,7 +6,7 @@ that measurements determine are no parts: they say how a part behaves, whenever 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from perfsim.base.dates import LATEST, existed
@@ -30,23 +30,44 @@ def runtime_on(question: Question) -> Runtime:
     device, or the newest there is where none was. Raises InputError, with the nearest that did exist, for a
     part that did not.
     """
-    given = question.runtime or question.recipe.runtime
-    system = question.system
-    machine = question.machine
-    known = machine.generations(system, given)
-    if question.runtime is not None and machine.has_host(system):
-        known = [given]
     if question.as_of == LATEST:
-        return ([runtime for runtime in known if _measured(question, runtime)] or [*known])[-1]
-    problems = list(_not_yet(question))
-    dated = [(machine.software(system, runtime), runtime) for runtime in known]
+        return _measured_ones(question)[-1]
+    for part in question.machine.parts(question.system):
+        if not (part.date and existed(part.date, question.as_of)):
+            raise _absent(question.as_of, part, _nearest(question.system, question.as_of))
+    dated = [(question.machine.software(question.system, runtime), runtime) for runtime in choices(question)]
     living = [runtime for part, runtime in dated if part.date and existed(part.date, question.as_of)]
     if not living:
-        part = dated[0][0]
-        problems.append(_absent(question.as_of, part, "ask for a later day, or omit as_of"))
-    if problems:
-        raise InputError(problems)
+        raise _absent(question.as_of, dated[0][0], "ask for a later day, or omit as_of")
     return living[-1]
+
+
+def choices(question: Question) -> Sequence[Runtime]:
+    """The runtimes or releases that may run a question, the oldest first; alone the one that it names."""
+    given = question.runtime or question.recipe.runtime
+    if question.runtime is not None and question.machine.has_host(question.system):
+        return [given]
+    return question.machine.generations(question.system, given)
+
+
+def measured_days(question: Question) -> tuple[str, str]:
+    """The days since when the oldest and the newest measured choice of a question exist.
+
+    Raises InputError for a machine with a part whose date is not known.
+    """
+    machine = question.machine
+    parts = list(machine.parts(question.system))
+    software = [machine.software(question.system, runtime) for runtime in _measured_ones(question)]
+    if unknown := next((part for part in (*parts, *software) if not part.date), None):
+        raise _absent("equal", unknown, "")
+    days = sorted(max(part.date, *(other.date for other in parts)) for part in software)
+    return days[0], days[-1]
+
+
+def _measured_ones(question: Question) -> Sequence[Runtime]:
+    """The choices that a published run has, or all of them where none does."""
+    known = choices(question)
+    return [runtime for runtime in known if _measured(question, runtime)] or known
 
 
 def _measured(question: Question, runtime: Runtime) -> bool:
@@ -63,20 +84,12 @@ def _measured(question: Question, runtime: Runtime) -> bool:
     }
 
 
-def _not_yet(question: Question) -> Iterator[Problem]:
-    """A problem for each device and link that did not exist on the day of a question."""
-    for part in question.machine.parts(question.system):
-        if not (part.date and existed(part.date, question.as_of)):
-            yield _absent(question.as_of, part, _nearest(question.system, question.as_of))
-
-
-def _absent(day: str, part: Part, help_text: str) -> Problem:
+def _absent(day: str, part: Part, help_text: str) -> InputError:
+    words = f"as_of {day}: {part.name} did not exist, it is of {part.date}"
     if not part.date:
-        return Problem(
-            f"as_of {day}: {part.name} has no date, so nobody knows whether it existed",
-            help="write `date: 2023-06` with its source in the description",
-        )
-    return Problem(f"as_of {day}: {part.name} did not exist, it is of {part.date}", help=help_text)
+        words = f"as_of {day}: {part.name} has no date, so nobody knows whether it existed"
+        help_text = "write `date: 2023-06` with its source in the description"
+    return InputError([Problem(words, help=help_text)])
 
 
 def _nearest(system: SystemSpec, day: str) -> str:
@@ -117,4 +130,3 @@ def date_caveats(question: Question) -> list[Caveat]:
     if recalled := [part.name for part in parts if part.recalled]:
         words += f"; dates recalled, without a source: {', '.join(recalled)}"
     return [Caveat.of("as-of", words)]
-

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from perfsim.base.dates import EQUAL, LATEST, months_apart
 from perfsim.base.errors import PerfsimError
 from perfsim.machines.machine import Part
-from perfsim.prediction.dates import newest_part
+from perfsim.prediction.dates import choices, measured_days, newest_part
 from perfsim.prediction.question import Question
 from perfsim.studies.answers import Answer, Era, Eras
 from perfsim.studies.decision import first_and_rival, ratio_of, verb
@@ -80,8 +80,7 @@ class _Asked:
     @property
     def latest(self) -> str:
         """The later of the two dates of what was measured of each."""
-        questions = (replace(point.question, as_of=LATEST) for point, _ in (self.first, self.rival))
-        return max(newest_part(question).date for question in questions)
+        return max(measured_days(point.question)[1] for point, _ in (self.first, self.rival))
 
     @property
     def subject(self) -> str:
@@ -92,11 +91,9 @@ class _Asked:
 
 def _history(question: Question) -> Iterator[Part]:
     """Everything that a question's machine was made of or ran, with its date."""
-    machine = question.machine
-    yield from machine.parts(question.system)
-    given = question.runtime or question.recipe.runtime
-    for runtime in machine.generations(question.system, given):
-        yield machine.software(question.system, runtime)
+    yield from question.machine.parts(question.system)
+    for runtime in choices(question):
+        yield question.machine.software(question.system, runtime)
 
 
 def _over_dates(study: StudySpec, asked: _Asked) -> Eras:
@@ -112,11 +109,14 @@ def _over_dates(study: StudySpec, asked: _Asked) -> Eras:
     ratios = {era.day: era.ratio for era in eras if era.day in (day, late)}
     rival = asked.rival[1]
     needed = rival.mfu * ratios[day]
+    first_ahead = ratios[day] >= 1
+    turn = next((era for era in eras if era.day > day and (era.ratio >= 1) is not first_ahead), None)
+    turned = f" (the order turns on {turn.day}, with {turn.newest})" if turn else ""
     sentence = (
         f"All are as of {day}, the earliest of the dates of what was measured of each. On that day "
         f"{asked.subject} {ratios[day]:.2f} times as long as {asked.first[1].label}, as of {late} "
-        f"{ratios.get(late, ratios[day]):.2f} times; the order turns where {rival.machine} "
-        f"{verb(rival.num_devices, 'reach', 'reaches')} an MFU of {100 * needed:.0f} % "
+        f"{ratios.get(late, ratios[day]):.2f} times{turned}; on equal dates it also turns where "
+        f"{rival.machine} {verb(rival.num_devices, 'reach', 'reaches')} an MFU of {100 * needed:.0f} % "
         f"({100 * rival.mfu:.0f} % here)."
     )
     return Eras(day, asked.first[1].label, rival.label, sentence, needed, tuple(eras))
@@ -133,5 +133,5 @@ def _apart(study: StudySpec, asked: _Asked, parts: Sequence[Part]) -> Eras:
         era = asked.on(day)
     except PerfsimError as error:
         return Eras("", *labels, f"{words}, and no day has both: {error.problems[0].message}.")
-    sentence = f"{words}: on equal dates ({day}) {asked.subject} {era.ratio:.2f} times as long as {labels[0]}."
-    return Eras(day, *labels, sentence, eras=(era,))
+    compared = f"{asked.subject} {era.ratio:.2f} times as long as {labels[0]}"
+    return Eras(day, *labels, f"{words}: on equal dates ({day}) {compared}.", eras=(era,))

@@ -280,7 +280,7 @@ def _result(
         replace(row, outcome=outcome) for row, outcome in zip(rows, decision.outcomes, strict=True)
     )
     dated = eras_of(spec, answered, lambda point: answer_point(point, target))
-    sentence = " ".join(filter(None, [verdict(candidates), dated and dated.sentence]))
+    sentence = f"{verdict(candidates)} {dated.sentence}" if dated else verdict(candidates)
     if refused:
         verb = "Not possible" if stopped is None else "Not possible, or not reached"
         sentence += f" {verb}: {'; '.join(infeasible.label for infeasible in refused)}."

@@ -32,7 +32,7 @@ from perfsim.convergence.laws import DEFAULT_LOSS_LAW, SEED_ERROR, ChinchillaLaw
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.convergence.wall_clock import HealthyRun
 from perfsim.machines import machine_of
-from perfsim.prediction.dates import newest_part
+from perfsim.prediction.dates import measured_days
 from perfsim.prediction.prediction import model_version
 from perfsim.prediction.question import ASKED, MEMORY_LIMIT, Question
 from perfsim.prediction.verification import SamplingSpec
@@ -313,14 +313,13 @@ class StudySpec(CatalogSpec):
 
     @property
     def equal_day(self) -> str:
-        """The earliest of the candidates' newest measured dates; InputError where one is not known."""
-        newest = self.model_copy(update={"as_of": LATEST}).points
-        parts = [newest_part(point.question) for point in newest]
-        if unknown := [part.name for part in parts if not part.date]:
-            raise InputError(
-                [Problem(f"as_of {EQUAL}: {name} has no date", help="write `date: 2023-06`") for name in unknown]
-            )
-        return min(part.date for part in parts)
+        """The earliest of the candidates' newest measured dates on which all of them existed.
+
+        Raises InputError where a date is not known.
+        """
+        points = self.model_copy(update={"as_of": ""}).points
+        days = [measured_days(point.question) for point in points]
+        return max(min(last for _, last in days), *(first for first, _ in days))
 
     def runtime_of(self, candidate: CandidateSpec) -> Runtime:
         """The training stack of a candidate: its own, the study's, or the recipe's."""
