@@ -215,7 +215,7 @@ class _StudyFigures:
         """The ratio of the first two by day; InputError where the study asks for no equal dates."""
         from perfsim.report.study_figures import over_dates
 
-        sections = list(over_dates(self.result.eras))
+        sections = list(over_dates(self.result))
         if not sections:
             raise InputError("the study asks for one day at most: write as_of: equal")
         return sections[0].figure

@@ -252,8 +252,7 @@ class Machine(ABC):
     def parts(self, system: Any, /) -> Iterator[Part]:
         """What its devices and links are, with the dates since when they exist."""
         yield Part.of(system.device, "device")
-        for link in dict.fromkeys(link.name for link in self.links(system)):
-            yield Part.of(next(known for known in self.links(system) if known.name == link), "link")
+        yield from (Part.of(link, "link") for link in self.links(system))
 
     def software(self, _system: Any, runtime: Runtime, /) -> Part:
         """What runs its steps, with the date since when it exists."""

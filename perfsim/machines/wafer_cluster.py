@@ -11,7 +11,6 @@ import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
 from perfsim.base.errors import InputError
-from perfsim.base.spec import CHANGED
 from perfsim.costs.price import Costs
 from perfsim.costs.wafer import (
     AT_SYSTEMS,
@@ -261,12 +260,12 @@ class WaferCluster(Machine):
         return Part(f"software release {release}", calibration.releases.get(release, ""), recalled=False)
 
     def generations(self, system: WaferClusterSpec, runtime: Runtime, /) -> Sequence[Runtime]:
-        """The runtime under each dated release; alone where it, or a changed system, has a release."""
+        """The runtime under each dated release; alone where it, or its system, has a release of its own."""
         calibration = system.device.calibration
         if not isinstance(calibration, WaferCalibration):
             return super().generations(system, runtime)
-        given = system.assumed.get("software_release") == CHANGED or system.software_release == PEAK
-        if given or runtime.software_release is not None:
+        newest = calibration.measured_releases[1]
+        if runtime.software_release is not None or system.software_release != newest:
             return [runtime]
         return [runtime.model_copy(update={"software_release": name}) for name in calibration.releases]
 

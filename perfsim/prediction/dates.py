@@ -111,22 +111,24 @@ def _nearest(system: SystemSpec, day: str) -> str:
 
 def newest_part(question: Question) -> Part:
     """The newest part of a question's machine; one without a date counts as newest, since nobody knows."""
-    system = question.system
-    parts = [*question.machine.parts(system), question.machine.software(system, question.ran_by)]
+    parts = _parts(question)
     return next((part for part in parts if not part.date), max(parts, key=lambda part: part.date))
+
+
+def _parts(question: Question) -> list[Part]:
+    """The parts of a question's machine, what runs its steps last."""
+    system = question.system
+    return [*question.machine.parts(system), question.machine.software(system, question.ran_by)]
 
 
 def date_caveats(question: Question) -> list[Caveat]:
     """What was chosen for the day of a question, and which dates are from memory; empty without a day."""
     if not question.as_of:
         return []
-    system = question.system
-    software = question.machine.software(system, question.ran_by)
-    parts = [*question.machine.parts(system), software]
-    newest = newest_part(question)
+    *parts, software = _parts(question)
     words = f"as of {question.as_of}: {software.name} of {software.date or 'no known date'}"
-    if newest != software:
+    if (newest := newest_part(question)) != software:
         words += f"; its newest part is {newest.name} of {newest.date or 'no known date'}"
-    if recalled := [part.name for part in parts if part.recalled]:
+    if recalled := [part.name for part in (*parts, software) if part.recalled]:
         words += f"; dates recalled, without a source: {', '.join(recalled)}"
     return [Caveat.of("as-of", words)]

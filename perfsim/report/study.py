@@ -242,7 +242,7 @@ def study_page(result: StudyResult, *, trace_names: Sequence[str] = ()) -> Page:
         *_decision(result),
         study_figures.batch(result),
         *_laws(result),
-        *study_figures.over_dates(result.eras),
+        *study_figures.over_dates(result),
         *study_figures.bridge(result),
         study_figures.step(result),
         _whole_run(result),

@@ -126,58 +126,56 @@ def _batch_curves(table: Table, result: StudyResult) -> go.Figure:
 # Who was first on which day: the first two candidates with what existed of each.
 
 
-def over_dates(eras: Eras | None) -> Iterator[Section]:
+def over_dates(result: StudyResult) -> Iterator[Section]:
     """The ratio of the first two on every day that changed something; nothing for fewer than two days."""
+    eras = result.eras
     if eras is None or len(eras.eras) < 2:
         return
+    names = {own.label: name for name, own in text.named(result.candidates)}
+    first = names[eras.first]
+    rival = names[eras.rival]
     unit = text.TIME.of(era.first_s for era in eras.eras)
+    ratio = text.Unit(digits="{:.2f}".format)
     table = Table.each(
         eras.eras,
         {
             "since": (None, "day"),
             "newest part": (None, "newest"),
-            eras.first: (unit, "first_s"),
-            eras.rival: (unit, "rival_s"),
-            "ratio": (
-                text.Unit(digits="{:.2f}".format),
-                lambda era: Cell(era.ratio, era.band, mark=era.day == eras.day),
-            ),
-            "first": (None, lambda era: eras.first if era.ratio >= 1 else eras.rival),
+            first: (unit, "first_s"),
+            rival: (unit, "rival_s"),
+            "ratio": (ratio, lambda era: Cell(era.ratio, era.band, mark=era.day == eras.day)),
+            "first": (None, lambda era: first if era.ratio >= 1 else rival),
         },
-        f"Ratio: the time of {eras.rival} over that of {eras.first}, with its 90 % band. Both keep the batch "
-        "of the answer above. A star marks the day of the answer.",
+        f"Ratio: the time of {rival} over the time of {first}, with its 90 % band. Both keep the batch of "
+        "the answer. A star marks its day.",
     )
     years = f"{eras.eras[0].day[:4]} to {eras.eras[-1].day[:4]}"
     lead = (
         "Helps to see how much of the answer is the date of the software: each machine has the newest "
-        f"runtime or release that existed. Above 1 {eras.first} was first, below {eras.rival}."
+        f"runtime or release that existed. Above 1 {first} was first, below it {rival}."
     )
+    drawn = _ratio_by_day(table, eras)
     heading = f"Who was first, {years}"
-    yield Section(
-        heading, lead, _ratio_by_day(table, eras), table, ("ratio",), slug="dates", short="Dates", level=3
-    )
+    yield Section(heading, lead, drawn, table, ("ratio",), slug="dates", short="Dates", level=3)
 
 
 def _ratio_by_day(table: Table, eras: Eras) -> go.Figure:
     """The ratio with its band as steps over time, and the line on which both take as long."""
-    days = [f"{era.day}-01"[:10] for era in eras.eras]
     values = table.values("ratio")
-    bands = table.bands("ratio")
     marked = draw.marks(
-        f"{eras.rival} over {eras.first}",
-        days,
+        "ratio",
+        [f"{era.day}-01"[:10] for era in eras.eras],
         values,
         {"size": 8, "color": draw.BLUE},
         table.hovers(),
         mode="lines+markers",
         line={"color": draw.BLUE, "width": 2, "shape": "hv"},
-        error_y=draw.error_bars(values, bands, draw.GREY),
+        error_y=draw.error_bars(values, table.bands("ratio"), draw.GREY),
     )
-    y = draw.axis(f"time of {eras.rival} over {eras.first}", rangemode="tozero")
-    even = draw.rule(1.0, draw.IDEAL, across=True)
     x = draw.axis("date", type="date")
-    title = "Ratio of the times to the target with what existed on each day"
-    return draw.figure(title, [marked], x, y, shapes=[even], showlegend=False)
+    y = draw.axis("ratio", rangemode="tozero")
+    even = draw.rule(1.0, draw.IDEAL, across=True)
+    return draw.figure("Ratio of the times to the target", [marked], x, y, shapes=[even], showlegend=False)
 
 
 # What steps are made of, and what makes one longer than another.
