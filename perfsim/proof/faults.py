@@ -14,8 +14,8 @@ from perfsim.engine.limits import present_limits
 from perfsim.proof.program import Precedence, task_name
 from perfsim.proof.prove import Subject, described
 from perfsim.strategies import Plan
+from perfsim.strategies.three_d.data import LOCAL_NORM
 from perfsim.work import Kind, RankGroup, Task, Work
-from perfsim.work.unfold import meeting_of
 
 # Single faults injected into a correct graph, which a proof must detect. Dependencies that others imply are
 # left in place, because their removal changes nothing.
@@ -75,15 +75,17 @@ def _with_work(subject: Subject, task: Task, said: str, **changes: Any) -> tuple
 
 
 def _wrong_groups(subject: Subject) -> _Wrong:
-    """Give each collective a wrong group: half of its peers, or as many peers with another stride."""
+    """Give each collective a wrong group: half of its ranks, or as many of a stage with another stride."""
     width = subject.graph.width
     for task in subject.graph.tasks():
         group = task.work.group
-        if task.work.kind is not Kind.COMM_COLL or group is None or meeting_of(task.work, width).size == 1:
+        if task.work.kind is not Kind.COMM_COLL or group is None or group.size == 1:
             continue
+        inside = group.stride < width
         for stride, size in ((group.stride, group.size // 2), (width // group.size, group.size)):
             wrong = RankGroup(group.start, stride, size)
-            if wrong != group and size > 0 and stride > 0 and width % (stride * size) == 0:
+            divides = inside and stride > 0 and width % (stride * size) == 0
+            if wrong != group and size > 0 and (divides or stride >= width):
                 yield _with_work(subject, task, f"over stride {stride}, {size} ranks", group=wrong)
 
 
@@ -97,7 +99,8 @@ def _skipped_gradients(subject: Subject) -> _Wrong:
         op = task.work.op
         reduces = task.work.name in ("data.all_reduce", "data.reduce_scatter", "pipeline.tied_embedding")
         computes = op.endswith(".wgrad") or op == "embedding.backward"
-        if reduces or computes or op.startswith("reduce") or (op == "norm" and clips):
+        norms = task.work.name == LOCAL_NORM.name and clips
+        if reduces or computes or op.startswith("reduce") or norms:
             yield _with_work(subject, task, "does nothing", op=IDLE, kind=Kind.COMP, group=None)
 
 
@@ -108,7 +111,8 @@ def _wrong_notes(subject: Subject) -> _Wrong:
     """
     for task in subject.graph.tasks():
         work = task.work
-        if work.category == "data_communication" and work.writes[0].name != "gradient_shards":
+        moves = work.category == "data_communication" and work.name != LOCAL_NORM.name
+        if moves and work.writes[0].name != "gradient_shards":
             said = "other weights than those of experts" if work.experts else "experts"
             yield _with_work(subject, task, f"is said to be of {said}", experts=not work.experts)
 

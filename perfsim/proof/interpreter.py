@@ -1,11 +1,11 @@
 """Interprets an emitted graph: what its tasks do to buffers, on GPUs and on wafers to which weights stream.
 
 Gradients of weights that every tensor peer holds whole are sums over the peers: they travel with a gradient
-of activations to its collective, which sums both. Tasks of their own sum the norm of all gradients; without
-them an optimizer knows only its own rank's gradients. With offload the host has weights, moments and the sum
-of the gradients that left the device. A copy of gradients clears those on the device; a copy of weights
-overwrites them there. MemoryX has the weights and moments of layers that stream; wafers have slots for
-weights, and their gradients are tensors. Flash, spilled activations and prefetched samples have their own
+of activations to its collective, which sums both. All-reduces of one number sum the norm of all gradients;
+without them an optimizer knows only its own rank's gradients. With offload the host has weights, moments and
+the sum of the gradients that left the device. A copy of gradients clears those on the device; a copy of
+weights overwrites them there. MemoryX has the weights and moments of layers that stream; wafers have slots
+for weights, and their gradients are tensors. Flash, spilled activations and prefetched samples have their own
 buffers, so a copy moves the value that is there when it runs.
 """
 
@@ -52,7 +52,7 @@ from perfsim.proof.ranks import SEQUENCE, Ranks
 from perfsim.proof.serial import Moments, SmallTraining, adam, clipping
 from perfsim.specs.layout import StreamingLayout
 from perfsim.strategies import Plan
-from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED
+from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, LOCAL_NORM, SHARDED
 from perfsim.strategies.three_d.offload import ACTIVATIONS
 from perfsim.work import (
     EMBEDDING,
@@ -181,6 +181,8 @@ class Interpreter:
         key = task.work.op if computes else f"{task.work.category}: {task.work.op}"
         if task.work.name in (WAIT_OF_EXPERTS, ACTIVATIONS):
             key = "wait"
+        elif not computes and task.work.name == LOCAL_NORM.name:
+            key = LOCAL_NORM.op
         try:
             if key in COMPUTE:
                 self.compute(COMPUTE[key])
@@ -712,36 +714,40 @@ class Interpreter:
             self._sum_words(rank, total[EMBEDDING], total[HEAD])
         return total
 
-    def _squared(self, rank: int, total: Mapping[int, Floats], ranks: int) -> float:
+    def _squared(self, rank: int, total: Mapping[int, Floats], ranks: int) -> Floats:
         """Squared gradient norm of a rank, divided by how many of `ranks` hold the same gradients."""
         layouts = self.ranks.share(rank).layouts
         layout = self.layout
-        norm = 0.0
+        norm = np.zeros(())
         for block, gradient in total.items():
             place = self.ranks.sharding(rank, block)
             once = layouts[block].shard(layouts[block].counted, place)
             others = place.of * (layout.tensor if block < EXPERTS else layout.expert * layout.expert_tensor)
-            norm += float(np.sum(once * gradient**2)) * others / ranks
+            norm = norm + np.sum(once * gradient**2) * others / ranks
         return norm
 
     def norm(self, task: Task) -> None:
-        """The norm of this device's gradients summed over peers, or that of other norms over devices."""
-        across = bool(self.read_as("norm"))
+        """The norm of this device's gradients summed over peers, or that of the stages' norms over them."""
+        across = self.read_as("norm")
+        if across and set(self._members(task)) != {self.handles[read][0].place for read in task.reads}:
+            raise self.refuse("its group", "it sums over other ranks than those whose norms it reads")
         own = [] if across else self._updates(self.homes[self.place])
         count = len(task.reads)
 
-        def over_peers(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
+        def kernel(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
+            if across:
+                return [(np.sum(values),)]
             totals = [
                 self._squared(rank, self._summed(rank, own, inputs[count:]), len(members))
                 for rank, inputs in zip(members, values, strict=True)
             ]
-            return [(sum(totals),)] * len(members)
+            return [(np.sum(totals),)] * len(members)
 
-        whole = (across or self.layout.pipeline == 1) and math.isfinite(self.training.max_norm)
+        whole = (bool(across) or self.layout.pipeline == 1) and math.isfinite(self.training.max_norm)
         claims = [(0, Claim(NORM, WHOLE_DEVICE, self.step, -1))] if whole else []
         gradients = [update.gradient for update in own]
-        run = (lambda _, *values: (sum(values),)) if across else over_peers
-        self.add(run, gradients, anywhere=True, joined=not across, claims=claims)
+        message = Message("norm", "made") if task.work.kind is Kind.COMM_COLL else None
+        self.add(kernel, gradients, anywhere=True, joined=True, claims=claims, message=message)
 
     def optimizer(self, task: Task) -> None:
         """Adam on the parameters of this rank with clipped gradients; clears their gradients.
@@ -767,7 +773,7 @@ class Interpreter:
         def run(rank: int, *values: Any) -> tuple[Any, ...]:
             total = self._summed(rank, own, values[first : first + count])
             squared = self._squared(rank, total, self.ranks.peers) if norm is None else values[norm]
-            factor = clipping(squared, self.training.max_norm)
+            factor = clipping(float(squared), self.training.max_norm)
             states = values[first + count :]
             results: list[Any] = [None]
             for number, update in enumerate(own):
@@ -793,20 +799,26 @@ class Interpreter:
         self.move(sources, message=Message("parameters", "made", blocks=(task.block,)))
 
     def flash_read(self, task: Task) -> None:
-        """Copy weights to be sent, or optimizer states for an update, from flash to DRAM."""
-        if task.work.category == "update":
+        """Copy weights to be sent, sums of gradients, or states for an update, from flash to DRAM."""
+        if task.work.category == "gradient_stream":
+            self.move([self.cell("gradient in flash", task.block)])
+        elif task.work.category == "update":
             self.move([self.cell("moments in flash", task.block)], [self.cell("moments", task.block)])
         else:
             message = Message("parameters", "made", blocks=(task.block,))
             self.move([self.cell("weights in flash", task.block)], message=message)
 
     def flash_write(self, task: Task) -> None:
-        """Copy updated states from DRAM to flash; words that embedding and LM head share for both."""
-        made = [("moments", task.block), ("weights", task.block)]
-        if task.block == EMBEDDING and self.training.model.tied_embeddings:
-            made.append(("weights", HEAD))
+        """Copy sums of gradients or updated states to flash; words that both ends share for both."""
+        if task.work.category == "gradient_stream":
+            target = Cell(self.place, "gradient in flash", task.block)
+            return self.move([self.cell("gradient", task.block)], [target])
+        tied = self.training.model.tied_embeddings
+        made = [("moments", task.block)]
+        made += [] if tied and task.block == HEAD else [("weights", task.block)]
+        made += [("weights", HEAD)] if tied and task.block == EMBEDDING else []
         targets = [self.cell(f"{name} in flash", block) for name, block in made]
-        self.move([self.cell(name, block) for name, block in made], targets)
+        return self.move([self.cell(name, block) for name, block in made], targets)
 
     def samples(self, task: Task) -> None:
         """Inputs and targets of a micro-batch arrive on the wafer."""
@@ -920,6 +932,8 @@ OPERATIONS: Mapping[str, Callable[[Interpreter, Task], None]] = {
     "weight_stream: broadcast": Interpreter.broadcast,
     "gradient_stream: reduce": Interpreter.stream_reduce,
     "gradient_stream: reduce_in_tree": Interpreter.stream_reduce,
+    "gradient_stream: flash_read": Interpreter.flash_read,
+    "gradient_stream: flash_write": Interpreter.flash_write,
     "update: memoryx_update": Interpreter.stream_update,
     "update: flash_read": Interpreter.flash_read,
     "update: flash_write": Interpreter.flash_write,

@@ -76,7 +76,7 @@ all offsets and the values of each."""
 
 
 Content = Literal[
-    "activations", "statistics", "gradients", "parameters", "table", "exchanged", "shards", "rows"
+    "activations", "statistics", "gradients", "parameters", "table", "exchanged", "shards", "rows", "norm"
 ]
 
 

@@ -34,8 +34,8 @@ from perfsim.work.layer import padded_vocab_size
 # under sequence parallelism a transfer between stages is executed whole (each peer computes the whole norm)
 # and priced at each peer's share.
 
-STATISTIC_BYTES = 4.0
-"""Per statistic of a softmax, in single precision."""
+SINGLE_BYTES = 4.0
+"""Of a statistic of a softmax, and of a norm."""
 ROUNDING = 1.0
 """Elements of rounding for each shard of a tensor that does not divide evenly."""
 
@@ -77,8 +77,8 @@ class GpuPrices:
 
     def bytes_per_element(self, message: Message) -> float:
         """Bytes of an element."""
-        if message.content == "statistics":
-            return STATISTIC_BYTES
+        if message.content in ("statistics", "norm"):
+            return SINGLE_BYTES
         if message.content in ("gradients", "table", "shards"):
             return state_bytes(self.recipe).reduced
         return self.recipe.element_bytes
@@ -113,6 +113,8 @@ class GpuPrices:
         """Elements by which they may differ; every tensor of a block is divided alone."""
         if message.content == "shards":
             return ROUNDING * sum(len(self.held.layouts[block].shapes) for block in message.blocks)
+        if message.content == "norm":  # one number
+            return 0.0
         return ROUNDING * (self.layout.shards if message.content == "table" else 1)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, cast
 
 from pydantic import AfterValidator, Field, create_model, model_validator
 from pydantic.functional_validators import ModelWrapValidatorHandler
@@ -226,6 +226,16 @@ class FlashSpec(TierSpec):
     """Whether reads and writes have the bandwidth each; else they share it."""
 
 
+class StoreTotal(NamedTuple):
+    """A tier of the store outside the devices, over all its servers."""
+
+    name: str
+    capacity_bytes: float
+    bytes_per_s: float
+    counted: str
+    """Where its figures come from."""
+
+
 class WeightServerSpec(Spec):
     """One MemoryX server, which stores and updates a part of the parameters."""
 
@@ -246,14 +256,25 @@ class MemoryXSpec(Spec):
     """sharded: every server stores a part of each layer, so all servers send a layer together;
     by_layer: a layer is on one server, the next layer on the next server."""
     weights_in: StoreTier
-    """Location of the streamed copy of the weights; auto: DRAM if it fits."""
+    """Location of the streamed copy of the weights; auto: DRAM as far as it goes."""
     optimizer_state_in: StoreTier
-    """Location of master weights, moments and summed gradients; auto: DRAM if they fit."""
+    """Location of summed gradients, master weights and moments; auto: DRAM first, in this order."""
 
     @property
     def bandwidth(self) -> float:
         """Bandwidth of all servers in each direction."""
         return self.servers * self.server.bandwidth
+
+    @property
+    def tiers(self) -> tuple[StoreTotal, ...]:
+        """DRAM and flash of all servers, the faster first."""
+        of = f"{self.servers} servers, each as below"
+        stores = {"DRAM": self.server.dram, "flash": self.server.flash}
+        return tuple(
+            StoreTotal(f"MemoryX {name}", self.servers * store.capacity, self.servers * store.bandwidth, of)
+            for name, store in stores.items()
+            if store is not None
+        )
 
     @property
     def dram_bytes(self) -> float:
@@ -344,6 +365,11 @@ class SystemSpec(CatalogSpec):
         """Several of its devices: `A100-80GB`; without a noun `devices of NAME`."""
         return self.noun.device if self.noun else f"devices of {self.name}"
 
+    @property
+    def stores(self) -> tuple[StoreTotal, ...]:
+        """Tiers of memory that all its devices share; none where every device has its own."""
+        return ()
+
     def machine(self, devices: int) -> str:
         """So many of its devices in words: `128 A100-80GB (16 DGX)`, `16 CS-2`."""
         if self.noun is None:
@@ -397,6 +423,11 @@ class WaferClusterSpec(SystemSpec):
     """Bytes of a weight on the wire."""
     gradient_bytes: BytesPerNumber
     """Bytes of a gradient on the wire."""
+
+    @property
+    def stores(self) -> tuple[StoreTotal, ...]:
+        """The tiers of MemoryX, which is one for all systems."""
+        return self.memoryx.tiers
 
     @property
     def io_bytes_per_s(self) -> float:

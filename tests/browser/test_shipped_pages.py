@@ -46,6 +46,7 @@ BATCHES: dict[str, tuple[int, ...]] = {
     "llama31_70b_2026": (512,),
     "offload_against_streaming": (48, 64),
     "opt_175b": (992,),
+    "trillion_on_wafers": (120,),
 }
 """Batches of a study that are tried here; of the others 768."""
 PARTS = {

@@ -118,6 +118,44 @@ def test_the_closed_form_is_near_the_simulation_on_every_machine(
     assert STREAMING.estimate_s(run.plan, run.costs) == pytest.approx(run.step_s, rel=0.15)
 
 
+# ---------------------------------------------------------------------------------------- tiers
+def in_tiers(share: float, passes: int, **changes: Any) -> Streamed:
+    """Streamed from a MemoryX whose DRAM holds a share of what training keeps there."""
+    layout = {"micro_batch_size": 12 // passes}
+    whole = streamed(12, layout=layout)
+    needs = sum(use.total_bytes for use in whole.plan.memory if not use.on_device)
+    servers = whole.plan.system.memoryx.servers
+    dram = {"memoryx.server.dram.capacity": max(1.0, share * needs / servers)}
+    return streamed(12, layout=layout, changes=dram | changes)
+
+
+@few
+@given(
+    share=st.floats(0.0, 1.0),
+    more=st.floats(0.01, 0.5),
+    passes=st.sampled_from([1, 2, 3]),
+    flash=st.sampled_from([1e8, 1e9, 1e10]),
+    duplex=st.booleans(),
+)
+def test_more_dram_is_never_slower(
+    share: float, more: float, passes: int, flash: float, duplex: bool
+) -> None:
+    changes = {"memoryx.server.flash.bandwidth": flash, "memoryx.server.flash.duplex": duplex}
+    less, enough = (in_tiers(size, passes, **changes) for size in (share, share + more))
+    assert enough.trace.end_s.max() <= less.trace.end_s.max() * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("passes", [1, 2, 3])
+def test_a_model_that_exceeds_dram_by_a_tenth_pays_for_about_a_tenth_of_what_all_in_flash_costs(
+    passes: int,
+) -> None:
+    """Where flash is so slow that it decides the step; moments move once, sums and weights more often."""
+    slow = {"memoryx.server.flash.bandwidth": 1e7}
+    all_s, tenth_s, none_s = (in_tiers(share, passes, **slow).step_s for share in (0.0, 0.9, 1.0))
+    assert 0.04 < (tenth_s - none_s) / (all_s - none_s) < 0.11
+    assert all_s > 100 * none_s
+
+
 # --------------------------------------------------------------------------------------- detail
 def most_hidden_s(whole: Streamed) -> float:
     """What a step in layers may take longer than one in chunks, with prefetch and layers alike.

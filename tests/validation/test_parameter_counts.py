@@ -27,6 +27,7 @@ COUNTS = {
     "gpt3_20b": (20e9, 1e9),
     "gpt3_175b": (175e9, 1e9),
     "gpt_1t": (1008e9, 1e9),
+    "gpt_120t": (120e12, 1e11),
     "megatron_1p2b": (1.2e9, 1e8),
     "megatron_2p5b": (2.5e9, 1e8),
     "megatron_8p3b": (8.3e9, 1e8),

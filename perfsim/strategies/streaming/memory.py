@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -75,11 +76,19 @@ IN_FLIGHT = 2
 # What MemoryX holds and moves for each parameter, in DRAM or flash.
 #
 # MemoryX keeps each parameter in the format that it streams, and the state of the optimizer: the fp32 master
-# copy, moments, and the fp32 sum of gradients. Adam reads 12 B of state and the gradient and writes the state
-# back: 28 B and about 15 FLOP per parameter and step. Zeros of sparse weights are neither stored nor updated.
+# copy, moments, and the fp32 sum of gradients where it sums those of micro-batches. Adam reads 12 B of state
+# and the gradient and writes the state back: 28 B and about 15 FLOP per parameter and step. Zeros of sparse
+# weights are neither stored nor updated.
 
 MASTER_BYTES = 4.0
 GRADIENT_SUM_BYTES = 4.0
+WEIGHTS = "streamed weights"
+SUMS = "gradients"
+MASTER = "parameters"
+MOMENTS = "optimizer"
+"""The parts of what MemoryX holds."""
+WORDS = {WEIGHTS: "weights", SUMS: "summed gradients", MASTER: "master copy", MOMENTS: "moments"}
+"""The parts in words."""
 
 
 class Activations(NamedTuple):
@@ -96,7 +105,7 @@ class Activations(NamedTuple):
 class Store:
     """What a job holds on a system while its weights stream, and what a parameter moves."""
 
-    def __init__(self, job: Job, system: WaferClusterSpec) -> None:
+    def __init__(self, job: Job, system: WaferClusterSpec, micro_batches: int = 1) -> None:
         self.job = job
         self.system = system
         self.device = DEVICES[system.device.kind]
@@ -107,21 +116,46 @@ class Store:
         moments_bytes = state_bytes(job.recipe, job.model).moments if keeps_moments else 0.0
         self.state_bytes = MASTER_BYTES + moments_bytes
         """Bytes per parameter that are read before its update and written after it."""
-        self.weights = {"streamed weights": self.streamed_bytes(float(self.counts.total), matrices)}
-        self.state = {
-            "parameters": MASTER_BYTES * kept,
-            "gradients": GRADIENT_SUM_BYTES * kept,
-            "optimizer": moments_bytes * kept,
+        self.sums_bytes = GRADIENT_SUM_BYTES * kept
+        """Bytes of the summed gradients of all parameters, wherever they are summed."""
+        summed = micro_batches > 1 and system.streaming.accumulate_at == "memoryx"
+        self.bytes_of = {
+            WEIGHTS: self.streamed_bytes(float(self.counts.total), matrices),
+            SUMS: self.sums_bytes if summed else 0.0,
+            MASTER: MASTER_BYTES * kept,
+            MOMENTS: moments_bytes * kept,
         }
-        # MemoryX keeps both in DRAM while there is room, weights first, unless the system says where.
-        free = system.memoryx.dram_bytes
-        self.weights_in_flash = self._in_flash(system.memoryx.weights_in, self.weights, free)
-        free -= 0.0 if self.weights_in_flash else sum(self.weights.values())
-        self.state_in_flash = self._in_flash(system.memoryx.optimizer_state_in, self.state, free)
+        """Bytes in MemoryX, what moves most a byte first."""
+        self.dram_bytes = self._in_dram()
+        """Bytes of each part that are in DRAM; the rest is in flash."""
+        self.in_flash = {
+            part: 1.0 - self.dram_bytes[part] / n_bytes if n_bytes else 0.0
+            for part, n_bytes in self.bytes_of.items()
+        }
+        """Share of each part, and so of each of its blocks, that is in flash."""
+        self.state_in_flash_bytes = (
+            MASTER_BYTES * self.in_flash[MASTER] + moments_bytes * self.in_flash[MOMENTS]
+        )
+        """Bytes a parameter of master copy and moments that an update reads from flash and writes back."""
+        self.sums_in_flash_bytes = GRADIENT_SUM_BYTES * self.in_flash[SUMS]
+        """Bytes a parameter of a summed gradient in flash: a micro-batch reads it and writes it back."""
 
-    def _in_flash(self, wanted: str, parts: dict[str, float], free: float) -> bool:
-        too_large = sum(parts.values()) > free and self.system.memoryx.flash_bytes > 0
-        return too_large if wanted == "auto" else wanted == "flash"
+    def _in_dram(self) -> dict[str, float]:
+        """DRAM is filled with what moves most a byte, unless the system says where a state is.
+
+        In a step weights are read twice a micro-batch and written once, sums of gradients are read and
+        written in each micro-batch except one, and master copy and moments once. Without flash all is in
+        DRAM, whether it fits or not.
+        """
+        memoryx = self.system.memoryx
+        wanted = dict.fromkeys(self.bytes_of, memoryx.optimizer_state_in) | {WEIGHTS: memoryx.weights_in}
+        free = memoryx.dram_bytes if memoryx.flash_bytes else math.inf
+        held = {}
+        for part, n_bytes in self.bytes_of.items():
+            fits = n_bytes if n_bytes <= free else float(math.floor(max(0.0, free)))
+            held[part] = {"auto": fits, "dram": n_bytes, "flash": 0.0}[wanted[part]]
+            free -= held[part]
+        return held
 
     def kept(self, num_parameters: float, matrices: float = 0.0) -> float:
         """Nonzero parameters of a block, of which the `matrices` of a layer can be sparse."""
@@ -147,14 +181,20 @@ class Store:
 
     @property
     def note(self) -> str:
-        """Where weights and state are, in words."""
-        where = {False: "DRAM", True: "flash"}
-        sizes = (sum(parts.values()) for parts in (self.weights, self.state))
-        weights, state = (f"{n / 1e12:.3g} TB" if n >= 1e12 else f"{n / 1e9:.3g} GB" for n in sizes)
-        return (
-            f"MemoryX holds {weights} of weights in {where[self.weights_in_flash]} and "
-            f"{state} of optimizer state in {where[self.state_in_flash]}"
-        )
+        """Where weights and states are, in words."""
+
+        def size(n_bytes: float) -> str:
+            return f"{n_bytes / 1e12:.3g} TB" if n_bytes >= 1e12 else f"{n_bytes / 1e9:.3g} GB"
+
+        said = []
+        for part, n_bytes in self.bytes_of.items():
+            share = self.in_flash[part]
+            where = (
+                f"{100 * share:.3g} % in flash" if 0.0 < share < 1.0 else "in flash" if share else "in DRAM"
+            )
+            if n_bytes:
+                said.append(f"{size(n_bytes)} of {WORDS[part]} {where}")
+        return f"MemoryX holds {', '.join(said)}"
 
     def activations(self, layout: StreamingLayout) -> Activations:
         """Bytes of the activations of one micro-batch of one device, and where they are."""
@@ -195,7 +235,7 @@ class Store:
         """Gradients that a wafer accumulates over micro-batches; 0 where it does not."""
         if self.system.streaming.accumulate_at != "wafer" or micro_batch_size >= per_system:
             return 0.0
-        return self.state["gradients"]
+        return self.sums_bytes
 
     def memory(self, layout: StreamingLayout, per_system: int) -> tuple[MemoryUse, ...]:
         """Peak memory of a wafer, of MemoryX in DRAM and in flash, and of the activation servers."""
@@ -210,15 +250,14 @@ class Store:
         }
         if sums := self._gradient_sum_bytes(layout.micro_batch_size, per_system):
             parts["gradients"] = sums
-        stored: dict[bool, dict[str, float]] = {False: {}, True: {}}
-        stored[self.weights_in_flash] |= self.weights
-        stored[self.state_in_flash] |= self.state
+        stored = {part: n_bytes for part, n_bytes in self.dram_bytes.items() if n_bytes}
+        flash = {part: share * self.bytes_of[part] for part, share in self.in_flash.items() if share}
         uses = [
             MemoryUse(self.device.place, parts, memory.capacity),
-            MemoryUse("MemoryX DRAM", stored[False], memoryx.dram_bytes, on_device=False),
+            MemoryUse("MemoryX DRAM", stored, memoryx.dram_bytes, on_device=False),
         ]
-        if stored[True]:
-            uses.append(MemoryUse("MemoryX flash", stored[True], memoryx.flash_bytes, on_device=False))
+        if flash:
+            uses.append(MemoryUse("MemoryX flash", flash, memoryx.flash_bytes, on_device=False))
         if layout.spill:
             servers = self.system.activation_servers
             capacity = servers.per_system * servers.capacity

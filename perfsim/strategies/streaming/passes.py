@@ -24,7 +24,7 @@ from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.specs.layout import StreamingLayout
 from perfsim.specs.model import layer_kinds
 from perfsim.strategies.plan import Plan
-from perfsim.strategies.streaming.memory import Store, StreamedDevice
+from perfsim.strategies.streaming.memory import WEIGHTS, Store, StreamedDevice
 from perfsim.work import EMBEDDING, HEAD, GraphBuilder, Kind, RankGroup, Slots, Template, TensorClass, Work
 from perfsim.work.counts import parameters
 from perfsim.work.kernels import LayerSlice
@@ -132,8 +132,8 @@ def _blocks_of(part: LayerSlice, positions: int, device: StreamedDevice) -> _Blo
 class BlockWorks:
     """The classes of work of one block; streams are of one chunk, the rest of the whole block.
 
-    `stage`, `state_read` and `state_write` exist where weights or optimizer state are in flash; `spill`
-    and `fetch` exist where activations of a layer leave the wafer.
+    `stage`, `state_read` and `state_write` exist where weights or optimizer state are in flash, `sum_read`
+    and `sum_write` where sums of gradients are; `spill` and `fetch` where activations leave the wafer.
     """
 
     load: Work
@@ -148,6 +148,8 @@ class BlockWorks:
     stage: Work | None
     state_read: Work | None
     state_write: Work | None
+    sum_read: Work | None
+    sum_write: Work | None
     spill: Work | None
     fetch: Work | None
 
@@ -202,6 +204,8 @@ class PassRecorder:
     sent: list[int] = field(default_factory=list)
     """Last tensor of each sent block; its end frees DRAM for the next block from flash."""
     updates: list[int] = field(default_factory=list)
+    summed: list[int] = field(default_factory=list)
+    """Summed gradient of each block, in order; its end frees DRAM for the next sum from flash."""
     spilled: dict[int, int] = field(default_factory=dict)
     """Spilled tensors by the first block of their group."""
     started: list[int] = field(default_factory=list)
@@ -300,15 +304,28 @@ class PassRecorder:
         if self.gradients_on_wafer and not self.kind.last:
             self.template.output(name, own[-1])
             return parts[-1]
-        adds = [self.template.port(name)] if self.kind.adds and not self.gradients_on_wafer else []
+        adds = self._earlier_sum(number) if self.kind.adds and not self.gradients_on_wafer else []
         up = []
         for part in own:
             work = works.reduce if part == own[-1] else works.reduce_part
             up.append(self._task(number, work, self._server("swarmx/up", number), [part, *adds]))
-        self.template.output(name, up[-1])
+        self.summed.append(up[-1])
         if self.kind.last:
             self._update(number, up)
+        elif works.sum_write is not None:
+            stream = self._server("memoryx/flash-write", number)
+            up.append(self._task(number, works.sum_write, stream, up))
+        self.template.output(name, up[-1])
         return parts[-1]
+
+    def _earlier_sum(self, number: int) -> list[int]:
+        """The gradient of a block in earlier micro-batches, read from flash where it is there."""
+        earlier = self.template.port(f"gradient{number}")
+        work = self.blocks[number].sum_read
+        if work is None:
+            return [earlier]
+        stream = self._server("memoryx/flash-read", number)
+        return [self._task(number, work, stream, [earlier], self._room_in_dram(self.summed))]
 
     # -------------------------------------------------------------------------------- weights in
     def _stream(self, number: int) -> list[int]:
@@ -387,7 +404,7 @@ class StreamedSteps:
     def __init__(self, plan: StreamingPlan) -> None:
         self.plan = plan
         self.system = plan.topology.system
-        self.store = Store(plan.job, self.system)
+        self.store = Store(plan.job, self.system, plan.num_microbatches)
 
     @property
     def last_micro_batch(self) -> int:
@@ -415,10 +432,10 @@ class StreamedSteps:
         store = self.store
         whole = store.streamed_bytes(block.num_parameters, block.matrices)
         updated = store.kept(block.updated, block.matrices)
-        state_bytes = updated * store.state_bytes if store.state_in_flash else 0.0
-        write_bytes = state_bytes
-        if store.weights_in_flash:
-            write_bytes += store.streamed_bytes(block.updated, block.matrices)
+        state_bytes = updated * store.state_in_flash_bytes
+        sum_bytes = store.kept(block.num_parameters, block.matrices) * store.sums_in_flash_bytes
+        weights_in_flash = store.in_flash[WEIGHTS]
+        write_bytes = state_bytes + weights_in_flash * store.streamed_bytes(block.updated, block.matrices)
         hidden = TensorClass("hidden", block.part.activation_bytes / chunks)
         gradient_bytes = store.kept(block.num_parameters, block.matrices) * self.system.gradient_bytes
         gradients = TensorClass("gradients", gradient_bytes / chunks)
@@ -436,14 +453,19 @@ class StreamedSteps:
         kernel = store.update_kernel(updated)
         accessed = TensorClass("weights", kernel.bytes_accessed)
         update = move("update", "memoryx_update", "update", accessed, Kind.MEM_STORE)
-        stage = state_read = state_write = recompute = spill = fetch = None
-        if store.weights_in_flash:
-            stage = move("stage", "flash_read", "weight_stream", TensorClass("weights", whole))
-        if store.state_in_flash:
+        stage = state_read = state_write = sum_read = sum_write = recompute = spill = fetch = None
+        if weights_in_flash:
+            staged = TensorClass("weights", weights_in_flash * whole)
+            stage = move("stage", "flash_read", "weight_stream", staged)
+        if state_bytes:
             state_read = move("state_read", "flash_read", "update", TensorClass("state", state_bytes))
         if write_bytes:
             written = TensorClass("state", write_bytes)
             state_write = move("state_write", "flash_write", "update", written, Kind.MEM_STORE)
+        if sum_bytes:
+            sums = TensorClass("gradients", sum_bytes)
+            sum_read = move("sum_read", "flash_read", "gradient_stream", sums)
+            sum_write = move("sum_write", "flash_write", "gradient_stream", sums, Kind.MEM_STORE)
         if layout.recompute_layers and block.layer:
             recompute = compute("recompute", block.forward, hidden)
         if layout.spill and block.layer:
@@ -464,6 +486,8 @@ class StreamedSteps:
             stage=stage,
             state_read=state_read,
             state_write=state_write,
+            sum_read=sum_read,
+            sum_write=sum_write,
             spill=spill,
             fetch=fetch,
         )

@@ -62,7 +62,10 @@ class _Estimate:
         passed = works.of(lambda work: self.forward_s(work) + self.backward_s(work, last=last))
         computing = sum(passed.in_order())
         leaving = 0.0 if last else sum(works.of(lambda work: self.up_s(work, last=False)).in_order())
-        return max(computing, leaving, self.duration(self.steps.samples(micro_batch_size)))
+        flash = 0.0 if last else sum(works.of(self.flash_s).in_order())
+        return max(
+            computing, leaving, flash / self.at_once, self.duration(self.steps.samples(micro_batch_size))
+        )
 
     def forward_s(self, works: BlockWorks) -> float:
         spill = self.seconds(works.spill) / self.group
@@ -97,6 +100,14 @@ class _Estimate:
         """Seconds to write a block's state to half-duplex flash, which blocks reads."""
         flash = self.system.memoryx.server.flash
         return self.seconds(works.state_write) if flash is not None and not flash.duplex else 0.0
+
+    def flash_s(self, works: BlockWorks) -> float:
+        """Seconds of flash for a block in a micro-batch before the last: weights and sum of gradients."""
+        read = self.seconds(works.sum_read)
+        write = self.seconds(works.sum_write)
+        flash = self.system.memoryx.server.flash
+        sums = read + write if flash is not None and not flash.duplex else max(read, write)
+        return 2.0 * self.seconds(works.stage) + sums
 
     def up_s(self, works: BlockWorks, *, last: bool) -> float:
         """Seconds to send a block's gradient to MemoryX; 0 where it stays on the wafer."""
@@ -202,7 +213,7 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
             raise LayoutError([Problem(text) for text in problems])
         per_system = -(-job.global_batch_size // layout.data)
         microbatches = -(-per_system // layout.micro_batch_size)
-        memory = Store(job, system).memory(layout, per_system)
+        memory = Store(job, system, microbatches).memory(layout, per_system)
         for use in memory:
             if use.fits or not check_memory:
                 continue
@@ -255,7 +266,7 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
             policy = "spill" if group == 0 else f"{policy}, inputs spilled"
         if microbatches > 1:
             policy += f", split in {microbatches} micro-batches"
-        store = Store(job, system)
+        store = Store(job, system, microbatches)
         yield f"{store.device.place} memory policy: {policy}"
         yield store.note
         if layout.stream_chunks < _needed_chunks(system):

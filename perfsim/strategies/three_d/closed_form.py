@@ -2,7 +2,7 @@
 
 With m micro-batches, v chunks a rank and t the passes of one micro-batch on a rank:
 
-    step = m max(t) + bubble + exposed gradient reduction + tied embedding + optimizer
+    step = m max(t) + bubble + exposed gradient reduction + tied embedding + norm + optimizer
     bubble = share of the schedule x (sum(t) - max(t)) / v
 
 The share is what ranks idle of the time in which one micro-batch passes the others, with equal passes
@@ -148,8 +148,9 @@ class Steps:
         unfilled = 1.0 - self.microbatches / (2 * columns.pipeline)
         bubble_s = np.maximum(columns.bubble, unfilled) * others_s / columns.virtual
         last_group_s = columns.pipeline * (times.backward_s + times.weights_s).max(axis=1)
-        ends_s = (replicas.tie + replicas.update + replicas.gather)[:, 0] + self.gathered_ahead_s()
-        return np.asarray(self.microbatches * pace_s + bubble_s + self.reduction_s(last_group_s) + ends_s)
+        ends_s = (replicas.tie + replicas.norm + replicas.update + replicas.gather)[:, 0]
+        ends_s += self.reduction_s(last_group_s) + self.gathered_ahead_s()
+        return np.asarray(self.microbatches * pace_s + bubble_s + ends_s)
 
     # -------------------------------------------------------------------------------- passes
     def pass_times(self) -> PassTimes:

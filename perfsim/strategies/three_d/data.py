@@ -215,14 +215,30 @@ WAIT = Work("parameters.wait", Kind.COMP, "wait", "optimizer", writes=(TensorCla
 """No work: a stream waits for what it reads, such as the parameters of the next step."""
 
 
-def norm_work(peers: RankGroup | None = None) -> Work:
-    """The norm of all gradients, by which the optimizer clips them: summed over peers, or over stages.
+NORM = TensorClass("norm", 4.0)
+LOCAL_NORM = Work("gradients.norm", Kind.COMP, "norm", "optimizer", writes=(NORM,))
+"""The norm of a rank's gradients. The optimizer's kernels read the gradients for it, so it has no price."""
 
-    It has no price of its own. The optimizer's kernels read the gradients for it; the message has four bytes.
+
+def norm_works(start: int, tensor: int, peers: int, width: int, pipeline: int) -> tuple[Work, ...]:
+    """How the ranks of a stage learn the norm of all gradients, by which an optimizer clips them [1211.5063].
+
+    `peers` from rank `start` on hold all gradients of a stage of `width` ranks. One number is summed over
+    them, then over the stages; DeepSpeed does the same, Megatron-LM sums once over both groups. A single
+    rank, or replicas with whole gradients, know the norm without.
     """
-    return Work(
-        "gradients.norm", Kind.COMP, "norm", "optimizer", group=peers, writes=(TensorClass("norm", 4.0),)
-    )
+    if peers * pipeline == 1:
+        return ()
+    works = [LOCAL_NORM]
+    if peers > 1:
+        works = [_sum_of_norms("tensor" if peers == tensor else "data", RankGroup(start, 1, peers))]
+    if pipeline > 1:
+        works.append(_sum_of_norms("pipeline", RankGroup(0, width, pipeline)))
+    return tuple(works)
+
+
+def _sum_of_norms(axis: str, ranks: RankGroup) -> Work:
+    return collective(axis, "all_reduce", NORM.n_bytes, ranks, NORM, name=LOCAL_NORM.name)
 
 
 def layers_per_bucket(recipe: Recipe, layer_parameters: Floats, zero_stage: Ints) -> Ints:

@@ -22,7 +22,7 @@ from perfsim.specs.recipe import Job
 from perfsim.strategies.plan import Plan
 from perfsim.strategies.schedules import Pass, Placement, Slot, schedule_called
 from perfsim.strategies.three_d.context import ContextGroup
-from perfsim.strategies.three_d.data import SHARDED, WAIT, Held, Replicas, norm_work
+from perfsim.strategies.three_d.data import SHARDED, WAIT, Held, Replicas, norm_works
 from perfsim.strategies.three_d.division import Division
 from perfsim.strategies.three_d.expert import ExpertGroup
 from perfsim.strategies.three_d.layers import Attention, Layer, Mlp, TensorGroup, head_positions, slice_of
@@ -34,6 +34,7 @@ from perfsim.work import (
     RankGroup,
     Slots,
     Template,
+    Work,
 )
 from perfsim.work.builder import Stamped
 
@@ -356,23 +357,24 @@ class StepWriter:
         return done
 
     def _norm(self, gradients: list[list[int]]) -> list[int]:
-        """The norm of all gradients: summed over the ranks that hold others, then over pipeline ranks.
+        """The norm of all gradients, of every pipeline rank or of all; none where an update needs no other's.
 
-        A single rank, or replicas with whole gradients, compute it alone, in the optimizer. Under a skewed
-        schedule the norm is checked after the update [2401.10241 section 4].
+        Under a skewed schedule the norm is checked after the update [2401.10241 section 4].
         """
         layout = self.plan.layout
         stages = self.stages
-        peers = math.lcm(*(replicas.holders for replicas in stages.replicas))
-        if self.schedule.has("skewed") or peers * layout.pipeline == 1:
+        if self.schedule.has("skewed"):
             return []
+        peers = math.lcm(*(replicas.holders for replicas in stages.replicas))
         norms = []
+        over_stages: tuple[Work, ...] = ()
         for replicas, reduced in zip(stages.replicas, gradients, strict=True):
-            work = norm_work(RankGroup(replicas.ranks.start, 1, peers) if peers > 1 else None)
-            norms.append(self.builder.task(work, replicas.stream, reduced).tensor)
-        if layout.pipeline == 1:
-            return norms
-        return [self.builder.task(norm_work(), f"{stages.replicas[0].device}/send-previous", norms).tensor]
+            first = replicas.ranks.start
+            works = norm_works(first, layout.tensor, peers, layout.width, layout.pipeline)
+            norms += [self.builder.task(work, replicas.stream, reduced).tensor for work in works[:1]]
+            over_stages = works[1:]
+        stream = f"{stages.replicas[0].device}/send-previous"
+        return [self.builder.task(work, stream, norms).tensor for work in over_stages] or norms
 
     def _update(self, gradients: list[list[int]], *, final: bool) -> None:
         """Update the parameters of every rank with clipped gradients, and all-gather them under ZeRO."""

@@ -27,7 +27,7 @@ from perfsim.costs.gpu import LOADS, STORE
 from perfsim.costs.memory import stage_parameters, state_bytes
 from perfsim.specs.recipe import Recipe
 from perfsim.strategies.three_d.closed_form import Priced
-from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED, WAIT, norm_work
+from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, LOCAL_NORM, SHARDED, WAIT
 from perfsim.strategies.three_d.emission import ThreeDPlan
 from perfsim.strategies.three_d.layers import slice_of
 from perfsim.strategies.three_d.memory import Places, rank_bytes
@@ -38,12 +38,10 @@ from perfsim.work import (
     WHOLE_DEVICE,
     GraphBuilder,
     Kind,
-    RankGroup,
     Task,
     TensorClass,
     Work,
 )
-from perfsim.work.graph import rank_of
 from perfsim.work.kernels import elementwise
 
 ACTIVATIONS = "offload.activations"
@@ -210,7 +208,8 @@ class _Rewriter:
         if self.alone:
             tied = task.block == HEAD and EMBEDDING in device.blocks
             return task.work.op in COMPLETES and not tied
-        sums = task.work.category == "data_communication" and task.work.op != "all_gather"
+        reduces = task.work.op != "all_gather" and task.work.name != LOCAL_NORM.name
+        sums = task.work.category == "data_communication" and reduces
         # Shards of a group of replicas are still to be summed over groups.
         summed_on = task.work.op == "reduce_scatter" and self.layout.shards < self.layout.replicas
         return sums and not summed_on
@@ -255,8 +254,7 @@ class _Rewriter:
             reads = [*reads, device.stores[-1][1]]
         peers = self.layout.tensor * (self.layout.shards if self.layout.zero_stage else 1)
         if peers * self.layout.pipeline == 1:  # the update has the norm of its gradients, which pieces need
-            norm = norm_work(RankGroup(rank_of(task.stream) or 0, 1, 1))
-            reads = [*reads, self._task(norm, task.stream, reads, after, task)[1]]
+            reads = [*reads, self._task(LOCAL_NORM, task.stream, reads, after, task)[1]]
         handles = (-1, -1)
         for block in pieces:
             piece = task._replace(block=block)

@@ -43,7 +43,7 @@ def path_steps_s(priced: Priced, chosen: Ints, updates: bool) -> Floats:
     seconds = np.empty(len(chosen))
     for places, steps in priced.steps(chosen):
         prices = steps.replicas
-        update_s = (prices.gather + prices.tie + (prices.update if updates else 0.0))[:, 0]
+        update_s = (prices.gather + prices.tie + prices.norm + (prices.update if updates else 0.0))[:, 0]
         # Below ZeRO 2 the closed form has what is exposed of the reduction at the end of a step.
         times = steps.pass_times()
         last_group_s = steps.columns.pipeline * (times.backward_s + times.weights_s).max(axis=1)

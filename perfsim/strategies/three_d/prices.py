@@ -23,7 +23,14 @@ from perfsim.costs.price import Costs, Shares
 from perfsim.network import FatTree
 from perfsim.specs.model import LayerKind
 from perfsim.specs.recipe import Job
-from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED, Held, Replicas, layers_per_bucket
+from perfsim.strategies.three_d.data import (
+    GRADIENTS_SHARDED,
+    SHARDED,
+    Held,
+    Replicas,
+    layers_per_bucket,
+    norm_works,
+)
 from perfsim.strategies.three_d.division import kind_numbers, kinds_of
 from perfsim.strategies.three_d.emission import RankShare
 from perfsim.strategies.three_d.expert import ExpertGroup, Which
@@ -500,6 +507,8 @@ class _DataPrices(NamedTuple):
     """The same for the embedding, with which they begin."""
     tie: Floats
     """Summing the gradient of a tied embedding over the first and the last stage."""
+    norm: Floats
+    """Summing the norm of all gradients, for which every update waits."""
 
 
 class _Largest(NamedTuple):
@@ -646,8 +655,18 @@ def _data_terms_of(job: Job, columns: Columns, largest: _Largest, sizes: SliceBy
     def terms_of(shape: int, *key: int) -> Named:
         return _data_terms(base, shapes[shape], _ReplicaKey(*key))
 
+    def norms_of(peers: int, tensor: int, width: int, stage: int, pipeline: int) -> Named:
+        return {"norm": list(norm_works(stage * width, tensor, peers, width, pipeline))}
+
+    width = columns.tensor * columns.replicas
+    peers = columns.tensor * np.where(columns.zero > 0, columns.shards, 1)
+    if job.model.experts is not None:
+        peers = np.lcm(peers, np.where(columns.zero > 0, width, holds))
     terms = _Terms(_DataPrices._fields, len(columns))
     terms.add((of_row, *keys), terms_of)
+    # A skewed schedule checks the norm after the update.
+    waits = ~columns.of_schedules("skewed")
+    terms.add((peers, columns.tensor, width, stage, columns.pipeline), norms_of, waits)
     return terms
 
 

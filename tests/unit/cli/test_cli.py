@@ -413,6 +413,14 @@ def test_each_kind_is_listed_and_each_entry_shown(perfsim: Run, kind: str, name:
     assert document(perfsim("show", kind, name, "--json"))
 
 
+def test_a_system_with_a_common_store_shows_its_tiers_over_all_servers(perfsim: Run) -> None:
+    """Twelve servers of 1,128 GiB and 150 GB/s, each with 100 TB of flash at 12.5 GB/s."""
+    shown = document(perfsim("show", "systems", "cs-3-memoryx-14tb", "--json"))
+    tiers = {row["value of"]: row["value"] for row in shown if row["value of"].startswith("MemoryX")}
+    assert tiers == {"MemoryX DRAM": "14.5 TB at 1.8 TB/s", "MemoryX flash": "1.2 PB at 150 GB/s"}
+    assert "MemoryX" not in perfsim("show", "systems", "dgx-h100").stdout
+
+
 def test_the_network_of_a_system_is_written_as_a_graph(perfsim: Run, elsewhere: Path) -> None:
     said = perfsim("show", "systems", "cs-2", "--graph", "cs.dot", "--devices", "4")
     assert said.stdout.startswith("cs.dot: cs-2 with 4 devices")

@@ -121,7 +121,7 @@ def test_more_dram_is_a_remedy_for_flash_and_a_faster_way_is_none() -> None:
     after = run(bound, {"memoryx.server.dram.capacity": capacity}, layout=before.plan.layout)
     assert after.step_time_s < 0.6 * before.step_time_s
     after = run(bound, WAY, layout=before.plan.layout)
-    assert after.step_time_s == pytest.approx(before.step_time_s, rel=0.01)
+    assert after.step_time_s == pytest.approx(before.step_time_s, rel=0.03)
 
 
 def test_a_slow_wafer_changes_no_share_that_a_faster_part_saves() -> None:

@@ -60,12 +60,12 @@ def test_a_reduction_of_the_next_layer_is_named(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("layout", "old", "new"),
     [
-        ("tp=2", "peers * layout.pipeline == 1", "True"),
-        ("dp=2,zero=1", "peers * layout.pipeline == 1", "True"),
-        ("dp=2,zero=3", "peers * layout.pipeline == 1", "True"),
+        ("tp=2", "works[:1]", "[]"),
+        ("dp=2,zero=1", "works[:1]", "[]"),
+        ("dp=2,zero=3", "works[:1]", "[]"),
         ("tp=2,dp=2,zero=1", "replicas.holders", "replicas.ranks.stride"),
-        ("pp=2", "if layout.pipeline == 1:", "if True:"),
-        ("tp=2,pp=2,schedule=zb1p", "norm_work(), f", "norm_work(RankGroup(0, 1, 2)), f"),
+        ("pp=2", "over_stages] or norms", "()] or norms"),
+        ("tp=2,pp=2,schedule=zb1p", "norms).tensor", "norms[:1]).tensor"),
     ],
 )
 def test_an_optimizer_without_the_norm_of_all_gradients_is_named(

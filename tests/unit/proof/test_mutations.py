@@ -16,7 +16,7 @@ from perfsim.proof.executor import Outcome
 from perfsim.proof.faults import KINDS, Mutation, MutationTally, mutations, try_all, try_plans
 from perfsim.proof.program import FaultError
 from perfsim.proof.prove import Case, Request, Subject, plans_of
-from perfsim.specs.layout import ParallelLayout, StreamingLayout, text_of
+from perfsim.specs.layout import ParallelLayout, StreamingLayout, parsed_settings, text_of
 
 FEW = {
     "zero 2, overlapped": Case("3d", ParallelLayout(tensor=2, data=2, zero_stage=2), 2, overlap=True),
@@ -80,6 +80,32 @@ def test_an_update_that_does_not_wait_for_the_norm_of_all_gradients_is_named(lay
     for mutation in early:
         named = [fault for fault in mutation.subject.faults() if "norm" in fault.tensor]
         assert any("optimizer" in fault.task for fault in named)
+
+
+@pytest.mark.parametrize(
+    ("text", "sums"),
+    [
+        ("tp=2,dp=2", 1),
+        ("tp=2,dp=2,zero=1", 1),
+        ("dp=4,zero=3,shard_group=2", 1),
+        ("dp=4,ep=2,zero=2", 1),
+        ("dp=2,pp=2", 1),
+        ("tp=2,pp=2,zero=1", 3),
+    ],
+)
+def test_an_all_reduce_of_the_norm_left_out_over_a_wrong_group_or_priced_wrong_is_found(
+    text: str, sums: int
+) -> None:
+    layout = ParallelLayout(**parsed_settings(text, ParallelLayout))
+    found = faults(
+        Case("3d", layout, 2), r"(wrong group|gradient skipped|bytes priced wrong): gradients\.norm"
+    )
+    kinds = Counter(mutation.kind for mutation in found)
+    assert kinds["wrong group"] >= 2 * sums
+    assert kinds["gradient skipped"] >= 2 * sums
+    assert kinds["bytes priced wrong"] >= 1
+    for mutation in found:
+        assert mutation.subject.is_wrong, mutation.description
 
 
 def test_a_removed_dependency_shows_in_random_orders_too() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import product
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -160,6 +161,29 @@ def test_bad_questions_are_refused_in_words(arguments: list[str], said: str) -> 
     run = CliRunner().invoke(main, ["prove", *arguments])
     assert run.exit_code == 2
     assert said in run.output
+
+
+MANY_PASSES = """
+name: passes
+extends: gpt3_20b
+candidates: [{strategy: weight-streaming, system: cs-2, devices: [2]}]
+batch_sizes: [300]
+assumed: {candidates: two systems, batch_sizes: more than a wafer takes at once}
+"""
+FLASH = ("memoryx.weights_in=flash", "memoryx.optimizer_state_in=flash")
+
+
+@pytest.mark.parametrize("changes", [FLASH, FLASH[1:]])
+def test_states_and_sums_in_flash_are_read_and_written_in_order_also_where_words_are_shared(
+    changes: tuple[str, ...], tmp_path: Path
+) -> None:
+    """The words of the study's model are shared by embedding and LM head, whose flash is the embedding's."""
+    options = [word for change in changes for word in ("--set", f"system.{change}")]
+    study = tmp_path / "passes.yaml"
+    study.write_text(MANY_PASSES)
+    run = CliRunner().invoke(main, ["prove", str(study), "--orders", "3", *options])
+    assert run.exit_code == 0, run.output
+    assert "1 layout proven" in run.output
 
 
 @pytest.mark.slow

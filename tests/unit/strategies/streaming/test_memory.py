@@ -18,8 +18,8 @@ KEPT = 32 * SBH
 COUNTS = parameters(toys.model())
 
 
-def store_of(batch: int = 32, recipe: dict[str, Any] | None = None, **system: Any) -> Store:
-    return Store(toys.job(batch, recipe), default_catalog().override(toys.wafer_cluster(), system))
+def store_of(batch: int = 32, recipe: dict[str, Any] | None = None, passes: int = 1, **system: Any) -> Store:
+    return Store(toys.job(batch, recipe), default_catalog().override(toys.wafer_cluster(), system), passes)
 
 
 # ------------------------------------------------------------------------------------- on the wafer
@@ -46,7 +46,7 @@ def test_the_largest_micro_batch_fits_and_one_more_does_not() -> None:
 def test_parameters_and_states_are_on_memoryx_not_on_the_wafer() -> None:
     wafer, store = store_of().memory(StreamingLayout(), 1)
     assert set(wafer.parts_bytes) == {"activations", "working set", "stream buffers", "reserved"}
-    assert set(store.parts_bytes) == {"streamed weights", "parameters", "gradients", "optimizer"}
+    assert set(store.parts_bytes) == {"streamed weights", "parameters", "optimizer"}
     assert (wafer.on_device, store.on_device) == (True, False)
 
 
@@ -85,7 +85,7 @@ def test_gradients_summed_on_the_wafer_take_four_bytes_a_parameter() -> None:
 
 # --------------------------------------------------------------------------------------- in MemoryX
 @pytest.mark.parametrize(
-    ("optimizer", "moved", "held"), [("adam", 28, 18), ("adamw", 28, 18), ("sgd", 12, 10)]
+    ("optimizer", "moved", "held"), [("adam", 28, 14), ("adamw", 28, 14), ("sgd", 12, 6)]
 )
 def test_an_update_moves_the_state_both_ways_and_the_gradient_once_and_a_parameter_takes_its_state(
     optimizer: str, moved: int, held: int
@@ -109,18 +109,54 @@ def test_zeros_of_matrices_do_not_travel_and_kept_weights_bring_an_index() -> No
     assert beside_bytes(store) < beside_bytes(store_of())
 
 
+@pytest.mark.parametrize("where", ["memoryx", "swarmx", "wafer"])
+@pytest.mark.parametrize("passes", [1, 4])
+def test_memoryx_stores_sums_of_gradients_only_where_it_sums_micro_batches(passes: int, where: str) -> None:
+    store = store_of(passes=passes, **{"streaming.accumulate_at": where})
+    summed = passes > 1 and where == "memoryx"
+    assert beside_bytes(store) == pytest.approx((18 if summed else 14) * COUNTS.total)
+
+
+SHARES = ("streamed weights", "gradients", "parameters", "optimizer")
+
+
 @pytest.mark.parametrize(
-    ("dram", "weights_in_flash", "state_in_flash"),
-    [("1 GB", False, False), ("0.2 GB", False, True), ("0.01 GB", True, True)],
+    ("dram_bytes_a_parameter", "in_flash"),
+    [
+        (18.0, (0, 0, 0, 0)),
+        (16.2, (0, 0, 0, 1.8 / 8)),
+        (10.0, (0, 0, 0, 1)),
+        (7.0, (0, 0, 3 / 4, 1)),
+        (4.0, (0, 1 / 2, 1, 1)),
+        (0.5, (3 / 4, 1, 1, 1)),
+    ],
 )
-def test_dram_is_used_while_it_lasts_weights_first(
-    dram: str, weights_in_flash: bool, state_in_flash: bool
+def test_dram_is_filled_with_what_moves_most_and_only_what_exceeds_it_is_in_flash(
+    dram_bytes_a_parameter: float, in_flash: tuple[float, ...]
 ) -> None:
-    """The toy has 0.5 billion parameters: 1 GB of weights, 8 GB of state; ten servers."""
-    store = store_of(**{"memoryx.server.dram.capacity": dram})
-    assert (store.weights_in_flash, store.state_in_flash) == (weights_in_flash, state_in_flash)
-    places = [use.place for use in store.memory(StreamingLayout(), 1) if not use.on_device]
-    assert places == ["MemoryX DRAM", "MemoryX flash"][: 1 + state_in_flash]
+    """2 B of weights, 4 of summed gradients, 4 of the master copy, 8 of moments, on ten servers."""
+    dram = f"{dram_bytes_a_parameter * COUNTS.total / 10} B"
+    store = store_of(passes=2, **{"memoryx.server.dram.capacity": dram})
+    assert [store.in_flash[part] for part in SHARES] == pytest.approx(in_flash, abs=1e-6)
+    uses = [use for use in store.memory(StreamingLayout(), 1) if not use.on_device]
+    assert all(use.fits for use in uses)
+    assert sum(use.total_bytes for use in uses) == pytest.approx(18 * COUNTS.total)
+
+
+@pytest.mark.parametrize("passes", [1, 2, 5])
+def test_a_sum_of_gradients_in_flash_is_read_and_written_in_every_micro_batch_except_one(passes: int) -> None:
+    """The last micro-batch adds what flash holds on the way to the update, the first has nothing to add."""
+    job = toys.job(20)
+    changes = {"memoryx.weights_in": "dram", "memoryx.optimizer_state_in": "flash"}
+    system = default_catalog().override(toys.wafer_cluster(), changes)
+    layout = StreamingLayout(micro_batch_size=20 // passes)
+    graph = toys.graph_of(toys.plan("weight-streaming", job, layout, system))
+    works = [graph.works[work] for work in graph.work.tolist()]
+    head = job.model.vocab_size * job.model.hidden_size  # a tied table has a sum in both of its blocks
+    for op in ("flash_read", "flash_write"):
+        moved = sum(work.comm_bytes for work in works if (work.op, work.category) == (op, "gradient_stream"))
+        sums = 4 * (parameters(job.model).total + head * job.model.tied_embeddings)
+        assert moved / len(graph.step_ends) == pytest.approx((passes - 1) * sums)
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from perfsim.costs.price import price
 from perfsim.engine import critical_path
 from perfsim.engine.trace import Trace
-from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.layout import ParallelLayout, parsed_settings
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.three_d.data import Held, Replicas
 from perfsim.strategies.three_d.memory import stage_memory
+from perfsim.strategies.three_d.prices import OverReplicas
+from perfsim.strategies.three_d.space import Columns
 from perfsim.testing import toys
 from perfsim.work import RankGroup
 
@@ -93,6 +95,44 @@ def test_a_group_of_a_node_sends_what_the_fsdp_paper_counts(nodes: int) -> None:
     hybrid = sent_between_nodes(replace(whole, shard_group=node), 1e9, node)
     # The paper rounds (W - G) / W to (W - 1) / W.
     assert hybrid == pytest.approx(2 * n_bytes * (ranks - node) / (node * ranks))
+
+
+# ------------------------------------------------------------------------------ norm of gradients
+NORMS = {
+    "dp=4": [],
+    "tp=2,dp=2": [(0, 1, 2)],
+    "dp=4,zero=1": [(0, 1, 4)],
+    "dp=4,zero=3": [(0, 1, 4)],
+    "dp=4,zero=3,shard_group=2": [(0, 1, 2)],
+    "tp=2,cp=2,zero=2": [(0, 1, 4)],
+    "pp=4": [(0, 1, 4)],
+    "tp=2,pp=2,dp=2": [(0, 1, 2), (4, 1, 2), (0, 4, 2)],
+    "tp=2,pp=2,zero=1,dp=2": [(0, 1, 4), (4, 1, 4), (0, 4, 2)],
+    "pp=2,vpp=2,schedule=zbv": [],
+}
+
+
+@pytest.mark.parametrize(("text", "groups"), NORMS.items(), ids=NORMS)
+def test_the_norm_is_summed_over_ranks_with_other_gradients_and_estimates_price_it(
+    text: str, groups: list[tuple[int, int, int]]
+) -> None:
+    """Replicas have the same ones; a schedule that checks the norm after its update waits for nothing."""
+    layout = ParallelLayout(**parsed_settings(text, ParallelLayout))
+    plan = planned(layout, attention="flash")
+    norms = [work for work in toys.graph_of(plan).works if work.name == "gradients.norm"]
+    assert [work.group for work in norms if work.group] == groups
+    assert {work.comm_bytes for work in norms if work.group} <= {4.0}
+    costs = toys.TableCosts({"gradients.norm": 1.0})
+    prices = OverReplicas(plan.job, Columns.of(plan.job, layout), plan.topology, costs).prices
+    assert prices.norm[0, 0] == len({work.category for work in norms})
+
+
+def test_peers_of_experts_sum_their_norm_too() -> None:
+    layout = ParallelLayout(data=8, expert=4)
+    graph = toys.graph_of(
+        toys.plan("3d", toys.job(32, experts={"num_experts": 8, "top_k": 2, "ffn_hidden_size": 512}), layout)
+    )
+    assert {work.group for work in graph.works if work.name == "gradients.norm"} == {RankGroup(0, 1, 4)}
 
 
 # ----------------------------------------------------------------------------------------- memory
