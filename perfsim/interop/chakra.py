@@ -188,7 +188,7 @@ class ExecutionTrace:
             inside[rank] = on_stream[graph.stream] | joint[graph.work]
         written = []
         for rank in inside:
-            number = min(count for count, mine in zip(graph.stands_for, owners, strict=True) if rank in mine)
+            number = next(count for count, mine in zip(graph.stands_for, owners, strict=True) if rank in mine)
             attributes = {"tool": f"perfsim {__version__}", "rank": rank, "ranks": number}
             types = _messages()
             messages = [types["GlobalMetadata"](version=SCHEMA_VERSION, attr=_attributes(attributes))]

@@ -23,6 +23,7 @@ import importlib.abc
 import importlib.machinery
 import os
 import random
+import re
 import resource
 import signal
 import sys
@@ -38,6 +39,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "perfsim").rglob("*.py"))
 ROOMS = (
     "strategies",
     "costs",
@@ -122,7 +124,9 @@ BEYOND = {
 TIMES = 3.0
 """A mutant that runs so many times as long as the tests do without it is found as well."""
 FEWEST_SECONDS = 30.0
-MOST_SECONDS = 1800.0
+MOST_SECONDS = 900.0
+MOST_TESTS = 400
+"""Of those that reach a line; the nearest."""
 MOST_BYTES = 6 * 2**30
 HEADING = "# Which changes of the code the tests detect"
 DIFFERENCE = """A mutant differs from the code in one place: an operator, a comparison, a number, a
@@ -284,14 +288,20 @@ class Outcome:
     seconds: float
 
 
+def mirrored(module: str) -> list[Path]:
+    """The files of tests with a module's name in theirs."""
+    path = Path(module)
+    folder = ROOT / "tests/unit" / path.parts[1]
+    return sorted(folder.rglob(f"test_{path.stem}.py")) + sorted(folder.rglob(f"test_*{path.stem}*.py"))
+
+
 def tests_of(mutant: Mutant) -> list[str]:
     """Files and folders of tests, those that mirror the module first."""
     path = Path(mutant.path)
     folder = ROOT / "tests/unit" / mutant.room
-    mirrored = sorted(folder.rglob(f"test_{path.stem}.py")) + sorted(folder.rglob(f"test_*{path.stem}*.py"))
     near = ROOT / "tests/unit" / Path(*path.parts[1:-1])
     folders = [near, folder] if near.is_dir() else [folder]
-    tests = [*mirrored, *folders, *(ROOT / name for name in BEYOND.get(mutant.room, ()))]
+    tests = [*mirrored(mutant.path), *folders, *(ROOT / name for name in BEYOND.get(mutant.room, ()))]
     return [str(test) for test in dict.fromkeys(tests)]
 
 
@@ -304,18 +314,70 @@ class Reach:
         self.data.read()
 
     def tests_of(self, mutant: Mutant) -> list[str]:
-        """Files of tests that run the line or the first one recorded above it; those near the module first.
+        """Tests that run the line or the first one recorded above it; those near the module first.
 
-        Empty for a line that runs on import.
+        For a line that runs on import: the files that mirror the module, and tests that run a line with the
+        name that it sets, anywhere.
         """
-        name = next((name for name in self.data.measured_files() if name.endswith(mutant.path)), "")
-        lines = self.data.contexts_by_lineno(name) if name else {}
+        lines = self._lines(mutant.path)
         line = max((line for line in lines if line <= mutant.line), default=0)
-        tests = {context.partition("::")[0] for context in lines.get(line, ()) if context}
+        contexts = set(lines.get(line, ())) - {""}
+        files = [] if contexts else [str(path.relative_to(ROOT)) for path in mirrored(mutant.path)]
+        contexts = contexts or self._users(mutant)
+        tests = {_selected(context) for context in contexts}
+        # Chromium does not start within the limit of memory that a mutant has.
+        tests = {test for test in tests if not test.startswith("tests/browser")}
         stem = Path(mutant.path).stem
         room = f"tests/unit/{mutant.room}/"
         near = sorted(tests, key=lambda test: (stem not in test, not test.startswith(room), test))
-        return [test for test in near if (ROOT / test).exists()]
+        return [*files, *near[:MOST_TESTS]]
+
+    def _lines(self, path: str) -> dict[int, list[str]]:
+        name = next((name for name in self.data.measured_files() if name.endswith(path)), "")
+        return self.data.contexts_by_lineno(name) if name else {}
+
+    def _users(self, mutant: Mutant) -> set[str]:
+        """The contexts of all lines with the name of a constant or a field, or with a name set from it."""
+        trees = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in SOURCES}
+        names = {_set_on_import(mutant.tree, mutant.line)}
+        contexts: set[str] = set()
+        for _ in range(2):
+            named = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
+            names = set()
+            for path, source in trees.items():
+                if not named.search(source):
+                    continue
+                lines = self._lines(path)
+                tree = ast.parse(source)
+                for number, line in enumerate(source.splitlines(), 1):
+                    if named.search(line):
+                        reached = set(lines.get(number, ())) - {""}
+                        contexts |= reached
+                        names |= set() if reached else {_set_on_import(tree, number)}
+            names.discard("")
+            if not names:
+                break
+        return contexts
+
+
+def _selected(context: str) -> str:
+    """The test of a context `FILE::TEST[ROW]|PHASE`, with `@GROUP` before the phase under xdist.
+
+    What is set up may be shared, so that it stands for all tests of its file.
+    """
+    test, _, phase = context.rpartition("|")
+    return test.partition("::")[0] if phase == "setup" else re.sub(r"@\w+$", "", test)
+
+
+def _set_on_import(tree: ast.Module, line: int) -> str:
+    """The constant of the module, or the field of the class, whose statement a line is in; empty without."""
+    statement = max((node for node in tree.body if node.lineno <= line), key=lambda node: node.lineno)
+    if isinstance(statement, ast.ClassDef):
+        inner = [node for node in statement.body if node.lineno <= line]
+        statement = max(inner, key=lambda node: node.lineno, default=statement)
+    if not isinstance(statement, ast.Assign | ast.AnnAssign):
+        return ""
+    return ast.unparse(statement.targets[0] if isinstance(statement, ast.Assign) else statement.target)
 
 
 class _Changed(importlib.abc.MetaPathFinder):
@@ -351,8 +413,7 @@ class _Failures:
 
 def prepare() -> None:
     """Import what every mutant needs but perfsim itself, and set how hypothesis searches."""
-    # numba would find the machine code of the file as it stands on disk, not of the mutant.
-    os.environ |= {"OPENBLAS_NUM_THREADS": "1", "HYPOTHESIS_PROFILE": "mutants", "NUMBA_DISABLE_JIT": "1"}
+    os.environ |= {"OPENBLAS_NUM_THREADS": "1", "HYPOTHESIS_PROFILE": "mutants"}
     for name in (
         "click",
         "networkx",
@@ -377,6 +438,9 @@ def _child(mutant: Mutant | None, tests: Sequence[str], report: int) -> int:
     """In a process of its own: import the mutant, run the tests until one fails."""
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     if mutant is not None:
+        if mutant.room == "engine":
+            # numba would find the machine code of the file as it stands on disk, not of the mutant.
+            os.environ["NUMBA_DISABLE_JIT"] = "1"
         parts = Path(mutant.path).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         code = compile(mutant.tree, mutant.path, "exec", dont_inherit=True)

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from perfsim.base.errors import blamed
+from perfsim.base.units import format_quantity
 from perfsim.cli import main
 from perfsim.specs.hardware import _plugin_classes
 
@@ -108,3 +110,10 @@ def test_what_a_strategy_raises_or_estimates_while_it_plans_is_said_in_one_line(
     refused = perfsim(f"{STEP} cs-2 --strategy mine")
     assert refused.exit_code == 1
     assert re.fullmatch(f"error: {message}.*\n", refused.stderr, re.DOTALL)
+
+
+def test_a_plug_in_is_not_blamed_for_what_others_raise(install: Install) -> None:
+    install("strategies", "class Mine: ...")
+    with pytest.raises(KeyError) as caught:
+        format_quantity(1.0, "no dimension")  # type: ignore[arg-type]
+    assert blamed(caught.value) == ""

@@ -114,6 +114,13 @@ def test_any_other_name_of_a_folder_is_taken(tmp_path: Path, name: str) -> None:
     assert load_study(str(path)).name == name
 
 
+def test_a_name_close_to_the_refused_one_is_proposed(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text("extends: gpt3_20b\nname: runs/größe 20B:v2.1\n", encoding="utf-8")
+    with pytest.raises(CatalogError, match=r"write for example runs_größe 20B_v2\.1"):
+        load_study(str(path))
+
+
 def test_names_of_other_descriptions_are_shown_in_one_line_but_need_no_folder() -> None:
     system = default_catalog().system("dgx-a100-80gb").with_(**{"node.nic.bandwidth": "400 Gb/s"})
     assert "400 Gb/s" in system.name

@@ -99,6 +99,7 @@ def test_a_family_that_alone_determines_a_constant_is_left_out_by_model_and_devi
     assert list(scores["families"]) == ["host", "long", "flash"]
     assert list(scores["groups"]) == ["long, 2x8 on 3", "long, 2x8 on 4"]
     assert scores["families"]["long"]["n"] == 2
+    assert "groups" not in left_out_of(tangents()).as_dict(), "where no family is left out in parts"
 
 
 def test_runs_with_experts_have_a_summary_of_their_own_over_all_families() -> None:

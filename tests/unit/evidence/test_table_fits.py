@@ -186,7 +186,7 @@ def test_the_first_table_wins_where_two_contradict_and_what_they_do_not_tell_is_
         ("m,n,k,time_us\n1,2,-3,4\n", [2], "k must be a positive number"),
         ("m,n,k,time_us\n1,2,3\n", [2], "time_us must be a positive number, not None"),
         ("m,n,k,time_us\n1,2,3,inf\n", [2], "time_us must be"),
-        ("m,n,k,time_us\n0,2,3,4\n1,2,3,4\n1,2,3,?\n", [2, 4], "m must be"),
+        ("m,n,k,time_us\n0,2,3,4\n1,2,3,4\n1,2,3,?\n", [2, 4], "m must be a positive number, not '0'"),
         ("m,n,k,time_us\n", [1], "holds no measurement"),
         ("", [1], "has no column"),
         ("m,n,k,time_us\n1,\udcff\n", [2], "is not a CSV table"),

@@ -30,8 +30,16 @@ TABLE = Table.of(
     ],
 )
 ROWS: list[dict[str, Any]] = [
-    {"name": 'a, "b"', "seconds": 0.1 + 0.2, "steps": 3, "fits": True, "note": None, "mixed": 1},
-    {"name": "=cmd()", "seconds": None, "steps": 10**12, "fits": False, "note": None, "mixed": "x"},
+    {"name": 'a, "b"', "seconds": 0.1 + 0.2, "steps": 3, "fits": True, "note": None, "mixed": 1, "or": True},
+    {
+        "name": "=cmd()",
+        "seconds": None,
+        "steps": 10**12,
+        "fits": False,
+        "note": None,
+        "mixed": "x",
+        "or": "x",
+    },
 ]
 
 
@@ -98,7 +106,7 @@ def test_a_csv_file_has_every_digit_and_no_formula(tmp_path: Path) -> None:
 def test_a_parquet_file_reads_back_as_the_rows_and_no_rows_as_none(tmp_path: Path) -> None:
     path = write_table(ROWS, tmp_path / "rows.parquet")
     read = pq.read_table(path).to_pylist()
-    assert read == [row | {"mixed": str(row["mixed"])} for row in ROWS]
+    assert read == [row | {"mixed": str(row["mixed"]), "or": str(row["or"])} for row in ROWS]
     assert write_table([], tmp_path / "none.csv").read_text("utf-8").strip() == ""
     assert pq.read_table(write_table([], tmp_path / "none.parquet")).num_rows == 0
 

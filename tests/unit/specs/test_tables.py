@@ -10,15 +10,18 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from perfsim.catalog import default_catalog
+from perfsim.costs.memory import state_bytes
 from perfsim.specs.hardware import NodeSpec
 from perfsim.specs.layout import AXES, ParallelLayout, StreamingLayout
 from perfsim.specs.model import PLAIN, LayerKind, layer_kinds
 from perfsim.specs.optimizers import OPTIMIZERS
+from perfsim.specs.perturbations import StragglerSpec
 from perfsim.specs.precisions import PRECISIONS
 from perfsim.specs.prices import EnergySpec, PriceSpec
 from perfsim.specs.recipe import Recipe
 from perfsim.specs.wall_clock import NumberRange
 from perfsim.studies.spec import StudySpec
+from perfsim.work.counts import parameters
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -77,6 +80,22 @@ def test_an_update_counts_what_its_rule_computes_and_proofs_execute_adam() -> No
     assert {name for name, row in OPTIMIZERS.items() if row.executed} == {"adam"}
 
 
+def test_moments_take_the_published_bytes_and_a_scale_for_each_block() -> None:
+    state = {name: state_bytes(Recipe(name="r", seq_length=1, optimizer=name)) for name in OPTIMIZERS}
+    assert state["sgd"].moments == 4
+    assert state["adam"].moments == state["adamw"].moments == 8
+    assert state["adam8bit"].moments == pytest.approx(2 * (1 + 4 / 2048))  # blocks of 2,048, 2110.02861
+    model = default_catalog().model("gpt3_xl")
+    matrices = parameters(model).body_matrices / parameters(model).total
+    muon = state_bytes(Recipe(name="r", seq_length=1, optimizer="muon"), model)
+    assert muon.moments == pytest.approx(4 * matrices + 8 * (1 - matrices))  # one of a matrix, 2502.16982
+
+
+def test_a_format_with_two_scales_is_read_twice_to_be_cast() -> None:
+    reads = {name: row.cast_reads_bytes for name, row in PRECISIONS.items() if row.is_narrow}
+    assert reads["nvfp4"] == 2 * reads["mxfp4"] == 2 * reads["mxfp8"] == 4
+
+
 @pytest.mark.parametrize(("nics", "said", "shared"), [(8, False, False), (8, True, True), (4, False, True)])
 def test_devices_share_nics_where_there_are_fewer_or_it_is_said(nics: int, said: bool, shared: bool) -> None:
     node = default_catalog().system("dgx-a100-80gb").node
@@ -88,6 +107,8 @@ def test_devices_share_nics_where_there_are_fewer_or_it_is_said(nics: int, said:
     ("kind", "fields", "said"),
     [
         (Recipe, {"name": "r", "seq_length": 1, "optimizer": "unheard-of"}, "unheard-of"),
+        (StragglerSpec, {"rank": 0, "factor": 1001}, "less than or equal to 1000"),
+        (StragglerSpec, {"rank": 0, "factor": 0.9}, "greater than or equal to 1"),
         (StudySpec, {"currency": "x" * 13}, "at most 12 characters"),
         (NodeSpec, {"devices": 8, "server": 3}, "8 devices cannot be divided into servers of 3"),
         (PriceSpec, {"device_hour": 1, "purchase": 1}, "one of them"),

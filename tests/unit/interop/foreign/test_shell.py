@@ -29,6 +29,8 @@ from perfsim.interop.shell import UNKNOWN, flags_of
         ("N=3\nif [ -f x ]; then N=4; fi\nrun --n $N", UNKNOWN),
         ("run --n $(nproc)", UNKNOWN),
         ("run --n $MISSING", UNKNOWN),
+        ("run --n $((1 < 2))", UNKNOWN),
+        ("run --n $((5 | 2))", UNKNOWN),
         ("echo --m 1\nrun --n 3", "3"),
         ("run --flag --n 3", "3"),
         ("run --n '$N'", "$N"),

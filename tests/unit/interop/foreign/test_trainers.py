@@ -150,6 +150,25 @@ def test_experts_and_latent_attention_of_megatron_are_counted(imported: Import) 
     assert (latent["q_lora_rank"], latent["kv_lora_rank"]) == (1536, 512)
 
 
+@pytest.mark.parametrize(
+    ("flags", "attention"),
+    [
+        ("--use-flash-attn", "flash"),
+        ("--use-flash-attention", "flash"),
+        ("--attention-backend fused", "flash"),
+        ("--attention-backend unfused --transformer-impl transformer_engine", "standard"),
+        ("--transformer-impl transformer_engine", "flash"),
+        ("", None),
+    ],
+)
+def test_the_attention_kernel_is_what_the_flags_choose(
+    imported: Import, flags: str, attention: str | None
+) -> None:
+    recipe = imported(SCRIPT.replace("--attention-backend auto #", f"{flags} #"), "train.sh").recipe
+    assert recipe is not None
+    assert recipe["runtime"].get("attention") == attention
+
+
 def test_what_a_script_or_a_reference_computes_can_be_given(imported: Import) -> None:
     text = SCRIPT.replace("--num-layers 96", "--num-layers $(cat layers)")
     told = imported(text, "train.sh", given={"num_layers": 96})

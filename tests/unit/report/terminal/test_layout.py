@@ -31,6 +31,15 @@ WHOLE = Unit("s", digits="{:.0f}".format)
             [" name  x", "--------", " a     1", "*b     2", "A caption."],
             id="the best cells have a star and a caption stands below",
         ),
+        pytest.param(
+            Table.of(("name", "x"), [["a", "1"]]),
+            7,
+            ["name  x", "-------", "a     1"],
+            id="two blanks just fit",
+        ),
+        pytest.param(
+            Table.of(("name", "x"), [["a", "1"]]), 6, ["name x", "------", "a    1"], id="else one is left"
+        ),
         pytest.param(Table.of(("", " "), [["a", "1"]]), 80, ["a  1"], id="without names there is no heading"),
         pytest.param(
             Table.of(("name", "x", "y"), [["one group of rows", "", ""], ["  a", "1", "2"]]),
