@@ -489,7 +489,8 @@ def load_sweep(
 
     def changed(part: GridSpec) -> Any:
         study = spec.study.model_copy(update={"candidates": part.candidates})
-        return part.model_copy(update={"candidates": changed_study(study, changes or {}, catalog).candidates})
+        own = {path: value for path, value in (changes or {}).items() if _of_candidate(path)}
+        return part.model_copy(update={"candidates": changed_study(study, own, catalog).candidates})
 
     if changes:
         parts: dict[str, Any] = {

@@ -132,5 +132,5 @@ def test_a_study_before_one_of_its_machines_names_what_did_not_exist() -> None:
 def test_what_extends_a_study_and_a_grid_over_it_take_no_day_from_it() -> None:
     assert load_study("opt_175b").as_of == ""
     assert {point.study.as_of for point in load_sweep("csx_scaling").points} == {""}
-    changed = load_sweep("csx_scaling", changes={"as_of": "2023-04"})
-    assert {point.question.ran_by.software_release for point in changed.points} == {"r1.8"}
+    changed = load_sweep("csx_scaling", changes={"as_of": "2024-03"})
+    assert {point.question.ran_by.software_release for point in changed.points} == {"r2.1"}
