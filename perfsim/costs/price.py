@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +32,8 @@ class Costs(ABC):
 
     zeros_saved: float = 0.0
     """Share of the time of a sparse matrix product saved by its zeros."""
+    lost: Mapping[str, float] = MappingProxyType({})
+    """Shares of all computing by which it takes longer than on one device, by cause."""
 
     @abstractmethod
     def duration_s(self, work: Work) -> float:

@@ -7,8 +7,10 @@ SwarmX, each GPU computes its slice of the batch, and gradients are summed on th
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import NormalDist
 from typing import get_args
 
 from perfsim.base.errors import CatalogError
@@ -17,6 +19,7 @@ from perfsim.costs.price import Costs
 from perfsim.network import WaferTree
 from perfsim.network.wafer_tree import POOLS, STREAMS, Stream, Way
 from perfsim.specs.calibration import WaferCalibration
+from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.specs.recipe import Recipe
 from perfsim.work import Work
 from perfsim.work.kernels import Kernel
@@ -211,8 +214,9 @@ class WaferCosts(StreamCosts):
             self.attention_flop_per_s = peak_rate
             self.row_s = 0.0
         else:
-            kept = (1.0 - system.loss_per_doubling) ** math.log2(topology.num_devices)
-            slower = slowdown(self.release, constants) / kept
+            waiting = waiting_for_others(system, topology.num_devices)
+            slower = slowdown(self.release, constants) * math.prod(waiting.values())
+            self.lost = _shares_of(waiting)
             self.flop_per_s = constants.product_efficiency * peak_rate / slower
             self.attention_flop_per_s = constants.attention_efficiency * peak_rate / slower
             self.row_s = constants.row_s * slower
@@ -252,6 +256,43 @@ class WaferCosts(StreamCosts):
     def arithmetic_flop_per_s(self, _work: Work, /) -> float:
         """FLOP/s of products with weights, the same for all."""
         return self.flop_per_s
+
+
+SLOWEST = "slowest of the systems"
+ASSUMED_LOSS = "assumed loss of many systems"
+"""Why a layer takes longer on many systems than on one."""
+
+
+def waiting_for_others(system: WaferClusterSpec, num_systems: int) -> dict[str, float]:
+    """Factors on the time of a layer, by cause: all systems wait for the slowest, and the assumed rest.
+
+    The slowest of n times of mean 1 and deviation s takes 1 + s m(n), with m of `slowest_of`. The rest loses
+    the same share of speed with every doubling.
+    """
+    return {
+        SLOWEST: 1.0 + system.speed_spread * slowest_of(num_systems),
+        ASSUMED_LOSS: (1.0 - system.loss_per_doubling) ** -math.log2(num_systems),
+    }
+
+
+def slowest_of(count: int) -> float:
+    """Expected maximum of so many standard normal values, within 5 %.
+
+    Formula: the quantile of (n - 0.375) / (n + 0.25) [G. Blom, "Statistical Estimates and Transformed
+    Beta-Variables", 1958].
+    """
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
+
+
+def _shares_of(factors: Mapping[str, float]) -> dict[str, float]:
+    """What each factor adds, as a share of a time that has them all."""
+    whole = math.prod(factors.values())
+    shares = {}
+    before = 1.0
+    for cause, factor in factors.items():
+        shares[cause] = before * (factor - 1.0) / whole
+        before *= factor
+    return shares
 
 
 def _of_layer(work: Work) -> bool:

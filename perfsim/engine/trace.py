@@ -71,6 +71,26 @@ class Trace:
         """The interval that `step_time_s` measures."""
         return self.step_end_s[-1] - self.step_time_s, self.step_end_s[-1]
 
+    @cached_property
+    def waited_s(self) -> Floats:
+        """How long the stream of each task was idle before the task began."""
+        before = self.graph.stream_predecessor
+        return self.start_s - np.where(before >= 0, self.end_s[before], 0.0)
+
+    @cached_property
+    def waited_for(self) -> Ids:
+        """The task of another stream whose end each task's stream waited for; -1 where it did not wait.
+
+        A task begins at the instant at which the last one that it needs ends, and both engines have the same
+        instants to the bit. Of several that end at once it is the last one written.
+        """
+        deps = self.graph.dependencies
+        task = deps.row_of_value
+        ends_wait = (self.waited_s[task] > 0.0) & (self.end_s[deps.values] == self.start_s[task])
+        last: Ids = np.full(len(self.graph), -1, dtype=np.int32)
+        np.maximum.at(last, task[ends_wait], deps.values[ends_wait])
+        return last
+
     def scaled(self, factor: float) -> Trace:
         """The same run with all times multiplied by `factor`."""
         if factor == 1.0:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from statistics import NormalDist
 from typing import Annotated, Any
 
 from pydantic import Field, SerializeAsAny
@@ -21,6 +20,7 @@ from perfsim.base.sizes import MOST_CASES
 from perfsim.base.spec import Spec
 from perfsim.base.units import number
 from perfsim.catalog import Catalog, data_root, parse_file
+from perfsim.costs.wafer import slowest_of
 from perfsim.evidence.cases import STREAMING
 from perfsim.prediction.bands import unknowns_of
 from perfsim.prediction.planner import best_plan, plan_of
@@ -234,7 +234,8 @@ class ScalingFile(Spec):
         """
         if not isinstance(self.system, WaferClusterSpec):
             return []
-        system = self.system.with_(loss_per_doubling=0.0)  # each cause is to explain the loss alone
+        # Each cause is to explain the loss alone.
+        system = self.system.with_(loss_per_doubling=0.0, speed_spread=0.0)
         tree = system.swarmx
         fewer = self.step(run, systems=claim.fewer, system=system)
         more = self.step(run, systems=claim.systems, system=system)
@@ -254,8 +255,7 @@ class ScalingFile(Spec):
 
         hop_s = slowed("swarmx.hop_latency", lambda factor: tree.hop_latency * factor)
         link = slowed("swarmx.bandwidth", lambda factor: tree.bandwidth / factor)
-        # Blom's approximation of the expected maximum, within 5 %.
-        maximum = NormalDist().inv_cdf((claim.systems - 0.375) / (claim.systems + 0.25))
+        maximum = slowest_of(claim.systems)
         slower = 1.0 / claim.efficiency - 1.0
         later_s = (limit_s - fewer.step_time_s, more.step_time_s - fewer.step_time_s)
         rows = {
@@ -264,7 +264,11 @@ class ScalingFile(Spec):
             "a hop of the tree takes longer": (hop_s, tree.hop_latency, "seconds"),
             "links of the tree are slower": (link, tree.bandwidth, "bytes_per_s"),
             "one system is slower": (slower, 0.0, "fraction"),
-            "speeds of systems differ (standard deviation)": (slower / maximum, 0.0, "fraction"),
+            "speeds of systems differ (standard deviation)": (
+                slower / maximum,
+                self.system.speed_spread,
+                "fraction",
+            ),
         }
         shared = {"name": claim.name, "run": run.name, "systems": claim.systems}
         return [

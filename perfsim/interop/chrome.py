@@ -2,7 +2,8 @@
 
 Format: Trace Event Format, times in microseconds. On each thread the slices of tasks ("ph": "X") lie in those
 of their pass and micro-batch, and these in slices of the optimizer step. Arrows ("s", "f") lead from the task
-that writes a tensor to those on other streams that read it. Counters ("C") of each device show its
+that writes a tensor to those on other streams that read it. A task says its layer, its link, and which task
+its stream waited for and how long. Counters ("C") of each device show its
 activations in memory, the load of its links and its busy streams.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import gzip
 import json
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -23,7 +24,8 @@ from perfsim.base.arrays import Floats, Ints
 from perfsim.base.errors import PerfsimError
 from perfsim.base.files import write_file
 from perfsim.engine.trace import Span, Trace
-from perfsim.work import Kind
+from perfsim.work import WHOLE_DEVICE, Kind
+from perfsim.work.graph import block_name
 
 GIGA = 1e9
 NANOSECONDS = 1e9
@@ -37,8 +39,11 @@ Event = dict[str, Any]
 class _Events:
     """The events of a trace."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, links: Mapping[int, str]) -> None:
         self.graph = trace.graph
+        self.links = links
+        self.waited_for = trace.waited_for.tolist()
+        self.waited_s = trace.waited_s.tolist()
         self.start_ns = np.rint(trace.start_s * NANOSECONDS).astype(np.int64)
         self.end_ns = np.rint(trace.end_s * NANOSECONDS).astype(np.int64)
         # A device, or the devices that meet, are what stands before the first slash of a stream's name.
@@ -86,11 +91,28 @@ class _Events:
                     yield self._slice(f"{category}{suffix}", category, inner[0], inner[-1], thread)
                 for task in inner:
                     work = graph.works[graph.work[task]]
-                    details: Event = {"microbatch": microbatch} if microbatch >= 0 else {}
-                    if work.comm_bytes:
-                        details["bytes"] = work.comm_bytes
                     event = self._slice(work.name, work.category, task, task, thread)
+                    details = self._details(task)
                     yield event | {"args": details} if details else event
+
+    def _details(self, task: int) -> Event:
+        """What a task belongs to and moves, and what ended the wait before it."""
+        graph = self.graph
+        number = int(graph.work[task])
+        details: Event = {"microbatch": int(graph.tag[task])} if graph.tag[task] >= 0 else {}
+        if graph.block[task] != WHOLE_DEVICE:
+            details["block"] = block_name(int(graph.block[task]))
+        if n_bytes := graph.works[number].comm_bytes:
+            details["bytes"] = n_bytes
+        if number in self.links:
+            details["link"] = self.links[number]
+        if (before := self.waited_for[task]) >= 0:
+            ended_by = int(graph.work[before])
+            over = f" over {self.links[ended_by]}" if ended_by in self.links else ""
+            stream = graph.streams[graph.stream[before]]
+            details["waited_for"] = f"{graph.works[ended_by].name} on {stream}{over}"
+            details["waited_us"] = round(1e6 * self.waited_s[task], 3)
+        return details
 
     def _slice(self, name: str, category: str, first: int, last: int, thread: Event) -> Event:
         """A slice from the start of one task to the end of another."""
@@ -181,6 +203,8 @@ class StepTrace:
     """A run of a step to look into or to save."""
 
     run: Trace = field(repr=False)
+    links: Mapping[int, str] = field(default_factory=dict, repr=False)
+    """The kind of link that sets the pace of each class of communication."""
 
     @property
     def step_time_s(self) -> float:
@@ -203,7 +227,7 @@ class StepTrace:
 
                 return ExecutionTrace.write(self.run, Path(path))[0]
             encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-            body = ",\n".join(map(encode, _Events(self.run)))
+            body = ",\n".join(map(encode, _Events(self.run, self.links)))
             simulated = self.run.simulated
             about = encode({"simulated": None if simulated is None else simulated._asdict()})
             data = f'{{"displayTimeUnit":"ms","otherData":{about},"traceEvents":[\n{body}\n]}}\n'.encode()

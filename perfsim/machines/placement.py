@@ -203,6 +203,18 @@ class Placed(NamedTuple):
     factors: Mapping[int, float] = MappingProxyType({})
     """Slow ranks as simulated, and how many times as long each one computes."""
 
+    def pacing_links(self) -> dict[int, str]:
+        """The kind of link that sets the pace of each class of communication: the fullest that it crosses."""
+        network = self.network
+        edges = network.topology.edges
+        loads = network.by_work(self.graph.works, self.peers.astype(np.int64), limiting=False)
+        fullest = {
+            number: load.links[np.argmax(load.times / network.capacities[load.links])]
+            for number, load in loads.items()
+            if len(load.links)
+        }
+        return {number: edges.kinds[edges.kind[link]] for number, link in fullest.items()}
+
 
 def place(
     folded: TaskGraph,

@@ -128,7 +128,7 @@ class Prediction:
     @property
     def trace(self) -> StepTrace:
         """Start and end of every task of the step. Raises PerfsimError for a stored prediction."""
-        return StepTrace(self.run.trace)
+        return StepTrace(self.run.trace, self.run.placed.pacing_links())
 
     def emit(self, tool: str = "") -> str:
         """Flags or a file with which a tool (megatron, deepspeed, torchtitan, modelzoo) runs the layout.

@@ -68,10 +68,12 @@ class Why:
         machine = machine_of(plan.system)
         roof = machine.roof(plan, graph, step.costs, step.duration_s)
         waits = sorted((wait for wait in parts if wait != "compute"), key=lambda wait: -parts[wait])
-        rows_s = graph.mean_over_steps(step.costs.fixed_s)
-        inside = {ROWS: rows_s, ATTENTION: graph.mean_over_steps(step.costs.attention_s)}
-        inside = {part: seconds for part, seconds in inside.items() if seconds > 0}
-        parts["compute"] -= sum(inside.values())
+        in_compute = {ROWS: step.costs.fixed_s, ATTENTION: step.costs.attention_s}
+        inside = {part: graph.mean_over_steps(amount) for part, amount in in_compute.items()}
+        lost = {part: share * parts["compute"] for part, share in step.costs.lost.items() if share > 0}
+        alone = 1.0 - sum(step.costs.lost.values())
+        inside = {part: alone * seconds for part, seconds in inside.items() if seconds > 0}
+        parts["compute"] -= sum((*inside.values(), *lost.values()))
         cause = max(("compute", *inside), key=lambda part: inside.get(part, parts["compute"]))
         lane = None
         if waits and parts[waits[0]] >= DECIDES * step_s:
@@ -80,9 +82,9 @@ class Why:
             remedy = machine.wait_remedy(cause, plan, lane, roof)
         else:
             recompute = run.breakdown_s.get("recompute", 0.0) / step_s
-            remedy = machine.compute_remedy(plan, rows_s / step_s, recompute)
-        parts = {"compute": parts.pop("compute"), **inside, **parts}
-        others = (part for part in (*inside, *waits) if parts[part] >= MENTIONED * step_s)
+            remedy = machine.compute_remedy(plan, inside.get(ROWS, 0.0) / step_s, recompute)
+        parts = {"compute": parts.pop("compute"), **inside, **lost, **parts}
+        others = (part for part in (*inside, *lost, *waits) if parts[part] >= MENTIONED * step_s)
         mentioned = ["compute", *others]
         shares = ", ".join(f"{name} {100 * parts[name] / step_s:.1f} %" for name in mentioned)
         verb = f"Slowed by {cause}" if cause in waits else f"Bound by {cause}"

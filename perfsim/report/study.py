@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from perfsim.base.units import DAY_S
+from perfsim.costs.wafer import ASSUMED_LOSS, SLOWEST
 from perfsim.interop.chrome import StepTrace
 from perfsim.prediction.disturbed import Resilience
 from perfsim.prediction.verification import SamplingSummary
@@ -43,7 +44,7 @@ _MOST_INFEASIBLE = 6
 """Candidates without a plan that the terminal names with their reason; the report names all."""
 _HIDDEN = 0.98
 """A step that is less than this share of the device's slowdown longer hides a part of the delay."""
-_COMPUTING = ("forward", "backward", "compute")
+_COMPUTING = ("forward", "backward", "compute", SLOWEST, ASSUMED_LOSS)
 """Parts of a step that no remedy is shown for."""
 _ON_A_PAGE = (
     "machine", "time", "time in production", "steps", "batch", "step", "tokens/s", "tokens/s per device",
@@ -654,6 +655,6 @@ def write_study(result: StudyResult, folder: Path) -> Path:
         for name in text.numbered(["_".join(["trace", *map(slugify, own)]) for own in words], "{}_{}")
     ]
     for run, name in zip(runs, names, strict=True):
-        StepTrace(run.trace).save(folder / name)
+        StepTrace(run.trace, run.placed.pacing_links()).save(folder / name)
     page = study_page(result, trace_names=names)
     return page.write(folder, document_text(study_document(result)))

@@ -417,6 +417,8 @@ class WaferClusterSpec(SystemSpec):
     max_systems: Devices
     loss_per_doubling: Annotated[float, *number(0, 0.5)] = 0.0
     """Share of speed that every doubling of the systems loses beyond what the tree explains."""
+    speed_spread: Annotated[float, *number(0, 0.5)] = 0.0
+    """Standard deviation of the times of systems at the same work, as a share; all wait for the slowest."""
     software_release: Release
     """The software release whose efficiency is used unless the recipe names another."""
     weight_bytes: BytesPerNumber

@@ -127,6 +127,32 @@ def test_both_engines_give_the_same_bits_with_ties_flows_and_loads(
     assert same_bits(*runs)
     counts = [run.simulated._replace(engine="") for run in runs if run.simulated is not None]
     assert counts[0] == counts[1]
+    assert np.array_equal(runs[0].waited_for, runs[1].waited_for)
+
+
+@given(rows, flows, st.sampled_from([whole, arbitrary, close]), st.data())
+@settings(max_examples=150)
+def test_every_wait_of_a_stream_is_ended_by_a_task_of_another_stream_that_it_needs(
+    table: list[Row], taken: dict[int, Flow], values: st.SearchStrategy[float], data: st.DataObject
+) -> None:
+    graph = graph_of(table, RankGroup(0, 1, 2), STREAMS)
+    trace = simulate(graph, drawn_durations(data, graph, values), taken, SCARCE, beside_of(data)).scaled(1.1)
+    for task, before in enumerate(trace.waited_for.tolist()):
+        free_s = max(
+            [
+                0.0,
+                *(
+                    trace.end_s[earlier]
+                    for earlier in range(task)
+                    if graph.stream[earlier] == graph.stream[task]
+                ),
+            ]
+        )
+        assert (before >= 0) == (trace.start_s[task] > free_s)
+        if before >= 0:
+            assert before in graph.dependencies.row(task)
+            assert graph.stream[before] != graph.stream[task]
+            assert trace.end_s[before] == trace.start_s[task]
 
 
 @given(rows, st.integers(1, 12), st.data())

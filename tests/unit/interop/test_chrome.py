@@ -100,6 +100,27 @@ def test_tasks_lie_in_slices_of_their_pass_and_these_in_their_step(toys: ModuleT
         open_until.append(end)
 
 
+def test_a_task_says_its_layer_its_link_and_what_its_stream_waited_for(tmp_path: Path) -> None:
+    asked = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 16, "batch": 16}
+    prediction = ps.predict(**asked, layout="tp=2,pp=4,dp=2")
+    told = [event for event in loaded(prediction.trace.save(tmp_path / "step.json")) if event["ph"] == "X"]
+    ends = {(event["name"], event["tid"], round(event["ts"] + event["dur"], 3)) for event in told}
+    streams = prediction.run.trace.graph.streams
+    waits = [event for event in told if "waited_for" in event.get("args", {})]
+    updates = [event["args"]["waited_for"] for event in told if event["name"] == "optimizer"]
+    assert updates == ["gradients.norm on gpu0/send-previous over host"] * 4
+    assert any("pipeline.send" in event["args"]["waited_for"] for event in waits)
+    for event in waits:
+        name, _, stream = event["args"]["waited_for"].partition(" over ")[0].partition(" on ")
+        assert (name, streams.index(stream), event["ts"]) in ends
+        assert event["args"]["waited_us"] > 0
+    blocks = {event["args"]["block"] for event in told if event["name"] == "mlp.forward"}
+    assert blocks == {f"layer {number}" for number in range(24)}
+    links = {event["name"]: event["args"]["link"] for event in told if "link" in event.get("args", {})}
+    assert links["tensor.all_reduce"] == "scale_up"
+    assert links["data.all_reduce"] == "scale_up"
+
+
 def test_arrows_lead_from_the_writer_of_a_tensor_to_its_reader_on_another_stream(toys: ModuleType) -> None:
     trace = steps(toys)
     begins = {event["id"]: event for event in events(trace) if event["ph"] == "s"}

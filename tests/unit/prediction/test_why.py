@@ -7,6 +7,7 @@ import re
 import pytest
 
 import perfsim as ps
+from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
 from perfsim.costs.wafer import roof_tokens
 from perfsim.machines import build_topology, costs_for, strategy_for
@@ -101,3 +102,46 @@ def test_small_layers_on_a_wafer_are_told_of_the_rows_of_their_weights() -> None
     assert "layers wider than 768" in small
     assert re.search(r"\d+ % of the step goes to rows of weights", small)
     assert large == "more systems, each with the same batch"
+
+
+# ---------------------------------------------------------------------- what many wafers lose, by cause
+LOSSES = ("slowest of the systems", "assumed loss of many systems")
+
+
+def on_wafers(devices: int, **changes: float) -> ps.Prediction:
+    """A step of 48 sequences a system; losses of many systems are those of `changes`."""
+    given = {f"system.{name}": value for name, value in changes.items()}
+    return ps.predict(model="gpt3_6p7b", system="cs-2", devices=devices, batch=48 * devices, **given)
+
+
+def test_causes_of_the_loss_of_many_systems_are_apart_and_add_up_to_it() -> None:
+    """The slowest of 16 normal times is 1.77 deviations late; a loss a doubling comes on top of it."""
+    alone, together = on_wafers(16, loss_per_doubling=0.0), on_wafers(16, speed_spread=0.02)
+    slower_s, lost_s = (together.why.parts_s[cause] for cause in LOSSES)
+    computing_s = sum(alone.why.parts_s[part] for part in ("compute", "rows of weights", "attention"))
+    assert slower_s == pytest.approx(0.02 * 1.766 * computing_s, rel=0.02)
+    assert lost_s == pytest.approx((0.983**-4 - 1) * (computing_s + slower_s), rel=1e-6)
+    for part in ("compute", "rows of weights", "attention"):
+        assert together.why.parts_s[part] == pytest.approx(alone.why.parts_s[part], rel=1e-6)
+    assert sum(together.why.parts_s.values()) == pytest.approx(together.step_time_s)
+
+
+@pytest.mark.parametrize("devices", [1, 16])
+def test_each_cause_can_be_switched_off_and_one_system_waits_for_nobody(devices: int) -> None:
+    none = on_wafers(devices, loss_per_doubling=0.0)
+    assert not {*LOSSES} & {*none.why.parts_s}
+    by_default = on_wafers(devices)
+    assert {*LOSSES} & {*by_default.why.parts_s} == ({LOSSES[1]} if devices > 1 else set())
+
+
+def test_the_fan_out_decides_on_the_levels_and_a_failed_link_is_refused_or_slower() -> None:
+    """Under a fan-out of 2 the way to 16 systems has four levels, not two; each adds a hop and a chunk."""
+    four, two = on_wafers(16), on_wafers(16, **{"swarmx.fan_out": 2})
+    hops_s = 2 * (10e-6 + 2**18 / 150e9)
+    assert 0 < two.step_time_s - four.step_time_s < 40 * hops_s
+    with pytest.raises(InputError, match="no route without"):
+        ps.predict(model="gpt3_6p7b", system="cs-2", devices=16, batch=768, perturb="dead=cs3/port-cs3")
+    slow = ps.predict(
+        model="gpt3_6p7b", system="cs-2", devices=16, batch=768, perturb="slow=0.02@cs3/port-cs3"
+    )
+    assert slow.step_time_s > 1.05 * four.step_time_s
