@@ -29,6 +29,8 @@ from perfsim.api.tools import schema_of
 from perfsim.cli import main
 from perfsim.interop import READ, tool_named
 from perfsim.specs.calibration import Calibration
+from perfsim.specs.layout import written
+from perfsim.specs.trainers import TRAINERS
 
 FOLDER = Path(__file__).parent / "reference"
 FILES = ("study", "sweep", "model", "recipe", "system", "device", "link", "cases", "measured")
@@ -337,14 +339,30 @@ def tools_page() -> str:
             spelled = f"`{first}`" + (f" ({', '.join(f'`{key}`' for key in others)})" if others else "")
             read = "yes" if row.read else "follows from others" if row.write else "no effect"
             field = row.field.strip("()") if row.field.startswith("(") else f"`{row.field}`"
-            written = "yes" if row.write and tool.runs else ""
-            parts.append(f"| {spelled} | {field.replace('|', ' ')} | {read} | {written} |")
+            is_written = "yes" if row.write and tool.runs else ""
+            parts.append(f"| {spelled} | {field.replace('|', ' ')} | {read} | {is_written} |")
         limited = {row.field: row for row in tool.rows if row.gap or row.refusal}
         if tool.runs:
             names = ", ".join(f"`{field}`" for field in limited)
             parts.append(f"\nRefused or named as a gap where the tool has not their value: {names}.")
         parts.append("")
-    return "\n".join(parts)
+    return "\n".join([*parts, *trainers_part()])
+
+
+def trainers_part() -> Iterator[str]:
+    """What each tool that trains runs, by release: the table that limits plans and what is emitted."""
+    yield "## What tools run\n\nA plan holds what the tool of its runtime ran when the runtime was measured.\n"
+    for trainer in (trainer for trainer in TRAINERS.values() if trainer.rows):
+        yield f"### {trainer.title}\n\n{trainer.source}\n\n| axis | values | setting | since | not with |"
+        yield "|---|---|---|---|---|"
+        for row in trainer.rows:
+            values = "any" if row.values is None else ", ".join(map(written, row.values))
+            needs = "; ".join(
+                f"{name} other than {'/'.join(map(written, of))}" for name, of in row.needs.items()
+            )
+            since = f"{row.release}, {row.since}" + (f", until {row.until}" if row.until else "")
+            yield f"| `{row.axis}` | {values} | `{row.setting}` | {since} | {needs} |"
+        yield ""
 
 
 PAGES = {

@@ -6,32 +6,22 @@ It is compiled by numba when it is first used, and kept compiled on disk.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
 
 import numpy as np
-from numba import njit
 
 from perfsim.base.arrays import Bools, Floats, Ints
+from perfsim.base.compiled import compiled
 from perfsim.engine import rules
 from perfsim.engine.tables import NONE, TOLERANCE, UNIT, Tables, excess, speed_beside
 
-F = TypeVar("F", bound=Callable[..., Any])
+_excess = compiled(excess)
+_speed = compiled(speed_beside)
+_reached = compiled(rules.reached)
+_fill = compiled(rules.fill)
+longest_path = compiled(rules.longest_path)
 
 
-def _compiled(function: F) -> F:
-    """The same function in machine code, kept on disk."""
-    return cast(F, njit(cache=True)(function))
-
-
-_excess = _compiled(excess)
-_speed = _compiled(speed_beside)
-_reached = _compiled(rules.reached)
-_fill = _compiled(rules.fill)
-longest_path = _compiled(rules.longest_path)
-
-
-@_compiled
+@compiled
 def _with(number: int, members: Ints, is_member: Bools, count: int) -> int:
     """How many of `members` there are, of `count`, after one that may be among them has joined."""
     if not is_member[number]:
@@ -41,7 +31,7 @@ def _with(number: int, members: Ints, is_member: Bools, count: int) -> int:
     return count
 
 
-@_compiled
+@compiled
 def _proceed(
     task: int,
     speed: float,
@@ -66,7 +56,7 @@ def _proceed(
     return had_rate
 
 
-@_compiled
+@compiled
 def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
     """Fill in the start and the end of every task; -1 for a task that never starts or ends.
 

@@ -40,6 +40,7 @@ from perfsim.specs.model import Heads, Layers, Positions, Recompute, Transformer
 from perfsim.specs.precisions import PRECISIONS, Precision, StatePrecision
 from perfsim.specs.recipe import Recipe, Sequences
 from perfsim.specs.runtime import Attention, Runtime
+from perfsim.specs.tools import Tool
 from perfsim.strategies import Plan
 from perfsim.work import TaskGraph
 
@@ -273,6 +274,8 @@ class StepCase(_CaseSpec):
     framework: str | None = None
     """The software stack that ran, by its name in the catalogue; None: the strategy, the device and the
     settings suggest one."""
+    tool: Tool | None = None
+    """The tool that ran it, where its framework's constants are of another one; None: the framework's."""
     container: str | None = None
     """Release of NVIDIA's container that it ran in, as `26.06`."""
     parallel: CaseParallel
@@ -459,6 +462,7 @@ class StepCase(_CaseSpec):
             fused=fused,
             fused_cross_entropy="cross_entropy" in fused,
             framework=framework,
+            tool=self.tool,
             attention_kernel=training.attention_kernel,
             cuda_graph=graphed,
             host_blocking=training.host_blocking,

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, cast
 
-from perfsim.base.errors import UnknownNameError
-from perfsim.specs.calibration import Tool
+from perfsim.base.errors import InputError, UnknownNameError
+from perfsim.specs.tools import Tool
+from perfsim.specs.trainers import TRAINERS
 
 if TYPE_CHECKING:
     from perfsim.catalog import Catalog
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
 READ = ("huggingface", "megatron", "modelzoo", "nemo", "neox", "deepspeed", "torchtitan", "mllog")
 """Tools whose text files are read."""
-WRITTEN: tuple[Tool, ...] = get_args(Tool)
-"""Tools that are told a plan."""
+WRITTEN: tuple[Tool, ...] = ("megatron", "deepspeed", "torchtitan", "modelzoo")
+"""Tools whose files are written."""
 CHAKRA = "chakra"
 """The format of files that are no text: traces, of which a summary is the document."""
 FORMATS = (*READ, CHAKRA)
@@ -38,15 +39,18 @@ def tool_named(name: str) -> ToolTable:
     return table
 
 
-def emit(name: str, chosen: Chosen, remark: str = "") -> str:
-    """The text that runs a plan with a tool, with a remark among its comments.
+def emit(name: str, chosen: Chosen) -> str:
+    """The text that runs a plan with a tool.
 
     Raises InputError for an unknown tool or a plan that it cannot run; this is a LayoutError where the tool
     runs such machines, so that another layout may do.
     """
+    if name in TRAINERS and name not in WRITTEN:
+        title = TRAINERS[cast(Tool, name)].title
+        raise InputError(f"no files of {title} are written yet; written are {', '.join(WRITTEN)}")
     if name not in WRITTEN:
         raise UnknownNameError("tool", name, WRITTEN)
-    return tool_named(name).emit(chosen, remark)
+    return tool_named(name).emit(chosen, name)
 
 
 def model_named(name_or_path: str, catalog: Catalog) -> TransformerConfig:

@@ -18,8 +18,8 @@ from perfsim.interop.tool import Chosen, Reading, Row, Tool
 from perfsim.specs.layout import ParallelLayout
 
 WIRES = {name: name for name in ("fp32", "fp16", "bf16")}
-MICS_STAGE = 3
-"""The ZeRO stage that shards parameters, and that MiCS has, which shards in groups."""
+SHARDED = 3
+"""The ZeRO stage that shards parameters."""
 MOST_STAGE_OF_AUTOTP = 2
 """AutoTP trains with ZeRO stages up to this one."""
 PLACES = {"cpu": "cpu", "nvme": "nvme"}
@@ -51,16 +51,6 @@ def _place(states: str, earlier: str, least_stage: int) -> Row:
     return Row.spelled(f"layout.offload_{states}", key, PLACES, read)
 
 
-def _offload(chosen: Chosen) -> str:
-    layout = chosen.layout
-    if layout.offload_optimizer == "nvme" and layout.zero_stage < MICS_STAGE:
-        return f"it offloads to nvme with ZeRO {MICS_STAGE}, not {layout.zero_stage}"
-    if layout.offload_activations != "none" and layout.recompute != "full":
-        return "activations that it offloads are the checkpoints of full recompute"
-    unsharded = layout.offload_optimizer != "none" and not layout.zero_stage
-    return "it offloads the optimizer with ZeRO 1 to 3, not without" if unsharded else ""
-
-
 def _precision(settings: Settings) -> str:
     half = "fp16" if settings.flag("fp16.enabled") else "fp32"
     return "bf16" if settings.flag("bf16.enabled", "bfloat16.enabled") else half
@@ -80,7 +70,7 @@ ROWS: tuple[Row, ...] = (
     Row.same("layout.zero_stage", "zero_optimization.stage", default=0, least=0, most=3),
     Row.same("layout.shard_group", "zero_optimization.mics_shard_size"),
     _place("optimizer", "cpu_offload", 1),
-    _place("param", "cpu_offload_params", MICS_STAGE),
+    _place("param", "cpu_offload_params", SHARDED),
     *(Row.known(f"zero_optimization.offload_{states}.{name}") for states in STATES for name in BUFFERS),
     tool.share_on_cpu("zero_optimization.offload_optimizer.ratio"),
     Row.word("layout.offload_activations", CPU_CHECKPOINTS, {"cpu": True}, default="none"),
@@ -103,24 +93,8 @@ ROWS: tuple[Row, ...] = (
     Row.grad_bucket("zero_optimization.reduce_bucket_size"),
     Row.optimizer("deepspeed", "optimizer.type"),
     Row.known("_comments steps_per_print wall_clock_breakdown"),
-    Row.refuses("layout.schedule", "its pipelines run 1f1b, not {}", unless=("1f1b",)),
-    Row.refuses(
-        "layout.zero_stage",
-        "ZeRO {} does not go with its pipelines",
-        when=lambda c: c.layout.pipeline > 1,
-    ),
-    Row("layout.offload_optimizer", refusal=_offload),
-    Row.refuses(
-        "layout.shard_group",
-        f"groups that shard (MiCS) have ZeRO {MICS_STAGE}, not {{c.layout.zero_stage}}",
-        unless=(),
-        when=lambda c: c.layout.zero_stage < MICS_STAGE,
-    ),
-    Row.refuses(
-        "layout.context_exchange",
-        "its context ranks exchange heads (context_exchange all_to_all), not keys and values",
-        unless=("all_to_all",),
-    ),
+    Row("layout.schedule"),
+    Row("layout.context_exchange"),
     Row.refuses("recipe.precision", "it has no setting for {}", unless=(*WIRES, "tf32")),
     Row.lacks(
         "model",

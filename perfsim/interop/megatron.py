@@ -29,8 +29,9 @@ from perfsim.specs.model import layer_kinds
 
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 """Strategies of Megatron-FSDP by ZeRO stage."""
-SCHEDULES = ("1f1b", "interleaved")
 RECOMPUTES = ("full", "selective")
+CORE = "core_attn"
+"""The module that selective recompute runs again."""
 WITH_OFFLOAD = ("overlap_cpu_optimizer_d2h_h2d", "use_precision_aware_optimizer")
 POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
 VOCABULARIES = {
@@ -197,6 +198,9 @@ MODEL: tuple[Row, ...] = (
         Row.same("model.experts.top_groups", "moe_router_group_topk"),
         Row.same("layout.expert_tensor", "expert_tensor_parallel_size", default=TENSOR.read),
         Row.word("runtime.dispatcher", "moe_token_dispatcher_type", DISPATCHERS),
+        # DeepEP takes probabilities in fp32 alone.
+        Row.spelled("runtime.dispatcher", "moe_enable_deepep", {"deepep": True}),
+        Row.spelled("runtime.dispatcher", "moe_router_dtype", {"deepep": "fp32"}),
         Row.same("recipe.expert_capacity", "moe_expert_capacity_factor"),
         Row.word("recipe.routing", "moe_router_force_load_balancing", {"balanced": True}),
         Row.same("runtime.grouped_products", "moe_grouped_gemm", usual=False),
@@ -258,13 +262,13 @@ def _layers_per_virtual_stage(chosen: Chosen) -> int | None:
 
 
 def _pipeline_layout(chosen: Chosen) -> str | None:
-    """`E,t*3|t*4|t*3,L`: embedding, decoder layers of each virtual stage, loss."""
+    """`E,t*3|t*4|t*3,m,L`: embedding, layers of each virtual stage, multi-token prediction, loss."""
     given = chosen.layout.layers_per_stage
     if given is None:
         return None
     stages = [f"t*{count}" if count else "" for count in given]
     stages[0] = ",".join(filter(None, ("E", stages[0])))
-    stages[-1] = ",".join(filter(None, (stages[-1], "L")))
+    stages[-1] = ",".join(filter(None, (stages[-1], *"m" * chosen.job.model.mtp_num_layers, "L")))
     return "|".join(stages)
 
 
@@ -300,7 +304,12 @@ def _recompute(settings: Settings) -> str:
         return "full"
     keys = ("recompute_granularity", "activations_checkpoint_granularity")
     usual = "selective" if settings.flag("recompute_activations") else "none"
-    return settings.choice(keys, {**{mode: mode for mode in RECOMPUTES}, "None": "none"}, usual)
+    mode = settings.choice(keys, {**{mode: mode for mode in RECOMPUTES}, "None": "none"}, usual)
+    modules = set(re.findall(r"\w+", str(settings.raw("recompute_modules") or "")))
+    if mode == "selective" and (others := modules - {CORE}):
+        settings.gap(f"recompute of {', '.join(sorted(others))} alone")
+        return mode if CORE in modules else "none"
+    return mode
 
 
 def _zero_stage(settings: Settings) -> int:
@@ -321,14 +330,6 @@ def _context_exchange(settings: Settings) -> str:
     if not ours and settings.ours["layout.context"] > 1:
         settings.gap(f"context ranks that exchange by {kind}; a ring is taken")
     return ours or "ring"
-
-
-def _offload(chosen: Chosen) -> str:
-    layout = chosen.layout
-    if not set(layout.offloads.items()) <= {("offload_optimizer", "cpu")}:
-        return "it offloads the optimizer to the CPU, nothing else and nowhere else"
-    sharded = layout.offloads and layout.zero_stage in SHARDING
-    return "its optimizer on the CPU goes with ZeRO 1 at most" if sharded else ""
 
 
 LAYOUT: tuple[Row, ...] = (
@@ -372,14 +373,12 @@ LAYOUT: tuple[Row, ...] = (
         {mode: mode for mode in RECOMPUTES},
         _recompute,
     ),
+    Row.spelled("layout.recompute", "recompute_modules", {"selective": CORE}),
     # `block` recomputes the first layers of each virtual stage, `uniform` all of them.
     Row("layout.recompute_every", "recompute_method", _recompute_method),
     Row("layout.recompute_every", "recompute_num_layers", _recomputed_layers),
     Row.known("checkpoint_num_layers distribute_checkpointed_activations"),
-    Row.refuses(
-        "layout.schedule", f"its schedules are {' and '.join(SCHEDULES)}, not {{}}", unless=SCHEDULES
-    ),
-    Row("layout.offloads", refusal=_offload),
+    Row("layout.schedule"),
     Row("layout.recompute_every", gap=_recompute_between),
 )
 
@@ -413,6 +412,23 @@ def _attention(settings: Settings) -> str | None:
     return "flash" if settings.text("transformer_impl") == "transformer_engine" else None
 
 
+def _overlaps_tensor(chosen: Chosen) -> bool:
+    """Whether products overlap the exchanges of tensor ranks, as Megatron can with sequence parallelism."""
+    return bool(chosen.job.runtime.overlap_tensor and chosen.layout.sequence_parallel)
+
+
+def _tensor_overlap(settings: Settings) -> bool | None:
+    return settings.flag("tp_comm_overlap") or None
+
+
+def _connections(chosen: Chosen) -> str:
+    """What `CUDA_DEVICE_MAX_CONNECTIONS` has to be; Megatron refuses to start else on Hopper and before."""
+    layout = chosen.layout
+    if layout.zero_stage in SHARDING:
+        return "leave CUDA_DEVICE_MAX_CONNECTIONS unset (or above 1); "
+    return "export CUDA_DEVICE_MAX_CONNECTIONS=1; " if max(layout.tensor, layout.context) > 1 else ""
+
+
 def _optimizer_word(settings: Settings) -> str:
     """`distributed_fused_adam` of NeMo is Adam, `dist_muon` is Muon."""
     word = settings.text("optimizer", "optim.name", default="adam")
@@ -429,6 +445,7 @@ RECIPE: tuple[Row, ...] = (
         {True: True},
         lambda settings: settings.flag("overlap_param_gather") or None,
     ),
+    Row("runtime.overlap_tensor", "tp_comm_overlap", _if(_overlaps_tensor), _tensor_overlap),
     Row.spelled("recipe.precision", "fp16", {"fp16": True}),
     Row("recipe.precision", "bf16", _if(lambda c: c.job.recipe.precision not in WIDE_OR_FP16)),
     Row.spelled("recipe.precision", "fp8_format fp8", {"fp8": "hybrid"}, _precision),
@@ -661,8 +678,9 @@ TOOL = Tool(
     runs=ParallelLayout,
     render=_text,
     start=lambda c: (
-        f"torchrun with {c.layout.num_devices} ranks in all, pretrain_gpt.py and these flags; "
-        f"data parallel {c.layout.data} follows from {c.layout.num_devices} / ({c.layout.tensor} x "
-        f"{c.layout.pipeline}{f' x {c.layout.context}' if c.layout.context > 1 else ''})"
+        f"{_connections(c)}torchrun with {c.layout.num_devices} ranks in all, pretrain_gpt.py and flags "
+        f"of Megatron-Core 0.15; data parallel {c.layout.data} follows from {c.layout.num_devices} / "
+        f"({c.layout.tensor} x {c.layout.pipeline}"
+        f"{f' x {c.layout.context}' if c.layout.context > 1 else ''})"
     ),
 )

@@ -21,6 +21,8 @@ from perfsim.specs.optimizers import OPTIMIZERS
 from perfsim.specs.precisions import PRECISIONS
 from perfsim.specs.recipe import Recipe
 from perfsim.specs.runtime import Runtime
+from perfsim.specs.tools import Tool as ToolName
+from perfsim.specs.trainers import Limits
 from perfsim.strategies.plan import Plan
 
 Chosen = Plan[Any, Any]
@@ -375,6 +377,15 @@ TF32_PRODUCTS = Row.lacks(
 """The gap of tools that leave TF32 to PyTorch."""
 
 
+def _not_run(name: ToolName, chosen: Chosen) -> list[str]:
+    """What of a layout on GPUs neither the release of the plan's runtime nor the newest one runs."""
+    if not isinstance(chosen.layout, ParallelLayout):
+        return []
+    of_runtime = chosen.job.runtime.searched
+    releases = [of_runtime] if of_runtime is not None and of_runtime.tool == name else []
+    return [text for limits in (*releases, Limits(name)) for text in limits.lacks(chosen.layout)][:1]
+
+
 # -------------------------------------------------------------------------------------- the tool
 @dataclass(frozen=True)
 class Tool:
@@ -400,10 +411,11 @@ class Tool:
     comment: str = "# "
     """Begins a line of comment."""
 
-    def emit(self, chosen: Chosen, remark: str = "") -> str:
-        """The settings that run a plan, under a remark. Raises InputError for a plan that it cannot run.
+    def emit(self, chosen: Chosen, name: ToolName) -> str:
+        """The settings that run a plan. Raises InputError for a plan that it cannot run.
 
-        LayoutError is for a layout of the right kind, so that another one may do.
+        LayoutError is for a layout of the right kind, so that another one may do. `name` is the tool's in
+        the table of what tools run.
         """
         if self.runs is None or not isinstance(chosen.layout, self.runs):
             machines = f"on {'GPUs' if self.runs is ParallelLayout else 'wafers'}"
@@ -412,21 +424,24 @@ class Tool:
             )
         layout = text_of(chosen.layout)
         refusals = [row.refusal(chosen) for row in self.rows if row.refusal is not None]
+        refusals += _not_run(name, chosen)
         # Of fields in use that no row writes, refuses or names as a gap another layout would run.
         said = {*self.told, *(row.field.removeprefix("layout.") for row in self.rows)}
         said |= set(OFFLOADS) if "offloads" in said else set()
         unsaid = (known for known in fields(chosen.layout) if known.name not in said)
         in_use = (known.name for known in unsaid if getattr(chosen.layout, known.name) != known.default)
         refusals += [f"nothing of it says {name}" for name in in_use]
-        if problems := [Problem(f"{self.title} cannot run {layout}: {text}") for text in refusals if text]:
-            raise LayoutError(problems)
+        help_text = f"--runs-on {name} plans what it runs"
+        if reasons := [text for text in refusals if text]:
+            raise LayoutError(
+                [Problem(f"{self.title} cannot run {layout}: {text}", help=help_text) for text in reasons]
+            )
         job = chosen.job
         machine = chosen.system.machine(chosen.layout.num_devices)
         gaps = [row.gap(chosen) for row in self.rows if row.gap is not None]
         comments = [
             f"{job.model.name}, recipe {job.recipe.name}, on {machine}",
             f"{chosen.strategy}: {layout}, batch {job.global_batch_size}",
-            *filter(None, [remark]),
             self.start(chosen),
             "not part of a plan: data, tokenizer, learning rate, length of the run, checkpoints",
             *(f"not expressible: {text}" for text in gaps if text),

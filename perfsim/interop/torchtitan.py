@@ -1,6 +1,7 @@
-"""Jobs of torchtitan: TOML files, and what `--print_config` writes into a log.
+"""Jobs of torchtitan: configurations in Python, TOML files until January 2026, and what logs print of both.
 
-Names: pytorch/torchtitan, `torchtitan/config/job_config.py` of 2024 and 2025, and the configurations of 2026.
+Names: pytorch/torchtitan, `torchtitan/config/configs.py` of 2026 (commit 0014ac2c), and `job_config.py` of
+2024 and 2025. What is emitted are assignments to a configuration that has the model, as its README advises.
 The model is named by its flavor; the shapes of the flavors stand in `torchtitan/models/*/__init__.py`.
 """
 
@@ -21,7 +22,7 @@ from perfsim.base.sizes import MOST_POSITIONS
 from perfsim.interop import tool
 from perfsim.interop.huggingface import LLAMA, model_beside
 from perfsim.interop.nearest_model import Nearest
-from perfsim.interop.source import Settings, Source, names_in
+from perfsim.interop.source import Settings, Source, names_in, nested
 from perfsim.interop.tool import Chosen, Reading, Row, Tool
 from perfsim.specs.layout import ParallelLayout
 
@@ -47,6 +48,8 @@ FLAVORS: Mapping[tuple[str, str], tuple[int, int, int, int, int, int]] = {
 """Layers, hidden size, heads, key and value heads, MLP and vocabulary of a flavor."""
 PRINTED = re.compile(r"Running with (?:args|configs?|config): *(?=\{)")
 MOST_PRINTED = 200_000
+IN_PYTHON = "Trainer.Config"
+"""The class of a configuration in Python."""
 MESH = re.compile(r"device mesh with \[[^\]]*\], \[(\d{1,6}(?:, \d{1,6})*)\]")
 
 
@@ -74,13 +77,6 @@ def _modules(chosen: Chosen) -> list[list[str]] | None:
     ends = zip(accumulate(given), given, strict=True)
     stages = [[f"layers.{layer}" for layer in range(end - count, end)] for end, count in ends]
     return [["tok_embeddings", *stages[0]], *stages[1:-1], [*stages[-1], "norm", "output"]]
-
-
-def _selective(chosen: Chosen) -> str | None:
-    """`op`: results of chosen operations are kept; a number: one layer in so many is recomputed."""
-    if chosen.layout.recompute_every > 1:
-        return str(chosen.layout.recompute_every)
-    return "op" if chosen.layout.recompute == "selective" else None
 
 
 # ------------------------------------------------------------------------------------ from its values
@@ -184,7 +180,7 @@ ROWS: tuple[Row, ...] = (
     _degree("layout.tensor", "tensor_parallel"),
     Row("layout.sequence_parallel", read=lambda s: s.ours["layout.tensor"] > 1),
     _degree("layout.expert", "expert_parallel", usual=1),
-    _degree("layout.expert_tensor", "expert_tensor_parallel", usual=1),
+    Row("layout.expert_tensor", read=_degree("layout.expert_tensor", "expert_tensor_parallel").read),
     _degree("layout.pipeline", "pipeline_parallel"),
     Row.spelled("layout.schedule", f"{PIPELINE}schedule", SCHEDULES, _schedule),
     Row.same(
@@ -201,10 +197,16 @@ ROWS: tuple[Row, ...] = (
     Row(
         "layout.recompute",
         "activation_checkpoint.mode",
-        lambda c: "selective" if c.layout.recompute_every > 1 else c.layout.recompute,
+        lambda c: c.layout.recompute,
         _recompute,
     ),
-    Row("layout.recompute_every", "activation_checkpoint.selective_ac_option", _selective, _recompute_every),
+    Row("layout.recompute_every", "activation_checkpoint.selective_ac_option", read=_recompute_every),
+    Row(
+        "runtime.overlap_tensor",
+        "parallelism.enable_async_tensor_parallel",
+        lambda c: True if c.job.runtime.overlap_tensor and c.layout.tensor > 1 else None,
+        lambda s: s.flag("parallelism.enable_async_tensor_parallel") or None,
+    ),
     Row(
         "layout.offload_param",
         "training.enable_cpu_offload",
@@ -213,36 +215,20 @@ ROWS: tuple[Row, ...] = (
     Row.optimizer("torchtitan", "optimizer.name", default="adamw"),
     Row.known("job.config_file job.print_config job.description job.dump_folder"),
     tool.EQUAL_DENSE_LAYERS,
-    Row.refuses("layout.schedule", f"its schedules are {', '.join(SCHEDULES)}, not {{}}", unless=SCHEDULES),
-    Row.refuses(
-        "layout.offloads",
-        "it offloads parameters and optimizer together, to the CPU",
-        unless=({}, ALL_ON_CPU),
-    ),
+    Row("layout.offloads"),
     Row.refuses("recipe.precision", f"it trains in {' or '.join(PRECISIONS)}, not {{}}", unless=PRECISIONS),
-    Row.refuses(
-        "layout.context_exchange",
-        "its context ranks rotate keys and values, they do not exchange heads",
-        unless=("ring",),
-    ),
     Row.refuses(
         "layout.zero_stage",
         "context ranks shard together, so shard_group must be a multiple of context",
         unless=(0,),
         when=lambda c: c.layout.shards % c.layout.context,
     ),
-    Row.lacks("model", f"the model: register {tool.SHAPE}, and name it by model.name and model.flavor"),
-    Row.lacks(
-        "layout.zero_stage",
-        "ZeRO 1; the nearest is FSDP that keeps parameters after the forward pass (ZeRO 2)",
-        unless=(0, 2, 3),
-    ),
+    Row.lacks("model", f"the model: {tool.SHAPE}; BASE() names one of torchtitan's, or one of yours"),
     Row.lacks(
         "layout.recompute",
         "recompute of attention alone; 'op' keeps the results of chosen operations",
         unless=("none", "full"),
     ),
-    Row.lacks("layout.sequence_parallel", "tensor parallelism without sequence parallelism", unless=(True,)),
     Row.lacks("recipe.reduce_precision", "gradients reduced in {}", unless=("fp32",)),
     tool.TF32_PRODUCTS,
     Row.lacks("runtime.attention", "attention that keeps its scores; SDPA is used", unless=("flash",)),
@@ -253,7 +239,7 @@ ROWS: tuple[Row, ...] = (
 # ----------------------------------------------------------------------------------------- reading
 def _recognise(document: Any) -> bool:
     if isinstance(document, str):
-        return PRINTED.search(document) is not None
+        return PRINTED.search(document) is not None or IN_PYTHON in document
     others = {"parallelism", "activation_checkpoint", "experimental", "job"}
     sizes = names_in(document, "training") & {"seq_len", "local_batch_size"}
     return bool(sizes and names_in(document, "") & others)
@@ -262,7 +248,9 @@ def _recognise(document: Any) -> bool:
 def _read(source: Source, document: Any) -> Reading:
     """Recipe, layout and, by flavor or from `--model`, the model."""
     text = document if isinstance(document, str) else ""
-    settings = Settings.of(source, _printed(source, text) if text else document, SECTIONS).read(ROWS)
+    if text:
+        document = _printed(source, text) if PRINTED.search(text) else _assigned(source, text)
+    settings = Settings.of(source, document, SECTIONS).read(ROWS)
     model = (model_beside(source) if source.model else None) or _flavor(settings)
     mesh = MESH.search(text)
     world = math.prod(map(int, mesh[1].split(", "))) if mesh else None
@@ -274,6 +262,38 @@ def _read(source: Source, document: Any) -> Reading:
         recipe["global_batch_size"] = None if devices is None or local is None else local * layout.data
     name = "-".join(filter(None, (settings.text("model.name"), settings.text("model.flavor"))))
     return Reading(settings, model, recipe, layout, devices, name=name)
+
+
+def _assigned(source: Source, text: str) -> Any:
+    """The settings of a configuration in Python: keywords of its classes, and assignments to its fields.
+
+    Values that only running it would tell are left out.
+    """
+    try:
+        nodes = [*ast.walk(ast.parse(text[:MOST_PRINTED]))]
+    except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
+        line = getattr(error, "lineno", None) or 1
+        raise InputError([source.problem("the configuration is no Python", line=line)]) from None
+    values: dict[str, Any] = {}
+    for node in nodes:
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == IN_PYTHON:
+            values |= _keywords(node, "")
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
+            with suppress(ValueError):
+                values[ast.unparse(node.targets[0]).partition(".")[2]] = ast.literal_eval(node.value)
+    return nested(values)
+
+
+def _keywords(call: ast.Call, section: str) -> dict[str, Any]:
+    """The literal keywords of a call and of the calls inside it, by dotted path."""
+    values: dict[str, Any] = {}
+    for keyword in call.keywords:
+        if isinstance(keyword.value, ast.Call):
+            values |= _keywords(keyword.value, f"{section}{keyword.arg}.")
+        else:
+            with suppress(ValueError):
+                values[f"{section}{keyword.arg}"] = ast.literal_eval(keyword.value)
+    return values
 
 
 def _printed(source: Source, text: str) -> Any:
@@ -330,16 +350,19 @@ def _read_layout(
 
 
 def _text(comments: list[str], values: Mapping[str, Any]) -> str:
-    lines = comments
-    for section, settings in values.items():
-        # Numbers, strings and lists of strings are the same in TOML and JSON.
-        lines += ["", f"[{section}]", *(f"{name} = {json.dumps(value)}" for name, value in settings.items())]
-    return "\n".join([*lines, ""])
+    """A function that puts the plan into a configuration."""
+    fields = [
+        f"    config.{section}.{name} = {json.dumps(value) if isinstance(value, str) else repr(value)}"
+        for section, settings in values.items()
+        for name, value in settings.items()
+    ]
+    head = f"from torchtitan.trainer import Trainer\n\n\ndef planned(config: {IN_PYTHON}) -> {IN_PYTHON}:"
+    return "\n".join([*comments, "", head, *fields, "    return config", ""])
 
 
 TOOL = Tool(
     title="torchtitan",
-    sign="`[training]` with `seq_len`, or `Running with configs:` in a log",
+    sign="`Trainer.Config` in Python, `[training]` with `seq_len`, or `Running with configs:` in a log",
     syntaxes=("toml", "json", "text"),
     recognise=_recognise,
     read=_read,
@@ -348,6 +371,7 @@ TOOL = Tool(
     runs=ParallelLayout,
     render=_text,
     start=lambda c: (
-        f"torchrun with {c.layout.num_devices} ranks in all, train.py --job.config_file and this file"
+        f"run_train.sh with {c.layout.num_devices} ranks in all; MODULE and CONFIG name a function that "
+        "returns planned(BASE()), where BASE() is a configuration with the model"
     ),
 )

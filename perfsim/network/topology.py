@@ -1,7 +1,8 @@
-"""The network of a machine: its vertices and edges as networkx graphs, compiled once to columns.
+"""The network of a machine: its vertices and cables, compiled once to the columns of its edges.
 
-The graphs are the machine: one for each distinct part, such as a node with its leaf, with the number of its
-copies. Capacities and latencies of prices, loads, routes and nodes are read from their columns.
+They are given for each distinct part, such as a node with its leaf, with the number of its copies.
+Capacities and latencies of prices, loads, routes and nodes are read from the columns. `Topology.graph` is the
+same network in networkx; a graph that was changed is read back into columns.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Group:
         return cls.even(size, 1)
 
 
-# The graphs of a network, and their edges as columns.
+# The parts of a network, and their edges as columns.
 
 
 class Cable(NamedTuple):
@@ -81,31 +82,19 @@ class Cable(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A graph that occurs several times in a network.
+    """Vertices and cables that occur several times in a network.
 
-    `vertices` has one row a copy: the numbers, in the network, of the graph's vertices in their order.
+    `vertices` has one row a copy: the numbers, in the network, of the vertices called `names`.
     """
 
-    graph: nx.MultiDiGraph[str]
+    names: Sequence[str]
+    cables: Sequence[Cable]
     vertices: Ints
 
     @classmethod
     def of(cls, vertices: Iterable[tuple[str, str]], cables: Iterable[Cable], numbers: Ints) -> Part:
-        """Copies of a graph of vertices (name, kind) and cables.
-
-        Both directions of a cable follow one another. Edges are numbered from 0 by their key; they have
-        `kind`, `bytes_per_s`, `seconds` and `duplex`.
-        """
-        import networkx as nx
-
-        graph: nx.MultiDiGraph[str] = nx.MultiDiGraph()
-        for name, kind in vertices:
-            graph.add_node(name, kind=kind)
-        for number, cable in enumerate(cables):
-            data = {"kind": cable.kind, "bytes_per_s": cable.bytes_per_s, "duplex": cable.duplex}
-            graph.add_edge(cable.a, cable.b, key=2 * number, seconds=cable.seconds[0], **data)
-            graph.add_edge(cable.b, cable.a, key=2 * number + 1, seconds=cable.seconds[1], **data)
-        return cls(graph, numbers)
+        """Copies of vertices (name, kind) and cables."""
+        return cls([name for name, _ in vertices], list(cables), numbers)
 
 
 class Rated(NamedTuple):
@@ -145,21 +134,21 @@ class Edges:
 
     @classmethod
     def of(cls, parts: Iterable[Part]) -> Edges:
-        """The edges of all parts, copy by copy."""
+        """The edges of all parts, copy by copy; both directions of a cable follow one another."""
         kinds: dict[str, int] = {}
         columns: list[tuple[NDArray[Any], ...]] = []
         for part in parts:
-            place = {name: index for index, name in enumerate(part.graph)}
-            rows = sorted(
-                (key, place[a], place[b], kinds.setdefault(data["kind"], len(kinds)), data)
-                for a, b, key, data in part.graph.edges(keys=True, data=True)
-            )
-            ends = np.array([row[1:4] for row in rows], dtype=np.int64).reshape(-1, 3).T
-            names = ("bytes_per_s", "seconds")
-            numbers = [np.array([row[4][name] for row in rows], dtype=float) for name in names]
-            duplex = np.array([row[4]["duplex"] for row in rows], dtype=bool)
-            per_copy = (np.tile(column, len(part.vertices)) for column in (ends[2], *numbers, duplex))
-            sources, targets = (part.vertices[:, end].ravel() for end in ends[:2])
+            number = {name: index for index, name in enumerate(part.names)}
+            there = np.array([(number[cable.a], number[cable.b]) for cable in part.cables], dtype=np.int64)
+            ends = np.stack([there.reshape(-1, 2), there.reshape(-1, 2)[:, ::-1]], axis=1).reshape(-1, 2)
+            named = [kinds.setdefault(cable.kind, len(kinds)) for cable in part.cables]
+            capacity = np.array([cable.bytes_per_s for cable in part.cables], dtype=float)
+            duplex = np.array([cable.duplex for cable in part.cables], dtype=bool)
+            both_ways = (np.array(named, dtype=np.int64), capacity, duplex)
+            of_kind, carried, apart = (np.repeat(column, 2) for column in both_ways)
+            latency_s = np.array([cable.seconds for cable in part.cables], dtype=float).ravel()
+            per_copy = (np.tile(row, len(part.vertices)) for row in (of_kind, carried, latency_s, apart))
+            sources, targets = (part.vertices[:, end].ravel() for end in ends.T)
             columns.append((sources, targets, *per_copy))
         source, target, kind, bytes_per_s, seconds, duplex = (
             np.concatenate(column) for column in zip(*columns, strict=True)
@@ -255,7 +244,7 @@ class Topology(ABC):
     # ------------------------------------------------------------------------------------ links
     @cached_property
     def parts(self) -> list[Part]:
-        """The graph of every distinct part that the system describes, with its copies."""
+        """Every distinct part that the system describes, with its copies."""
         return self._parts()
 
     @cached_property

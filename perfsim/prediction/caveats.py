@@ -20,7 +20,8 @@ from perfsim.prediction.question import DEFAULT_BATCH_PER_DEVICE, Question
 from perfsim.prediction.run import Evaluation
 from perfsim.prediction.why import Why
 from perfsim.specs.hardware import DeviceSpec, LinkSpec
-from perfsim.specs.layout import settings
+from perfsim.specs.layout import ParallelLayout, settings
+from perfsim.specs.trainers import TRAINERS, that_run
 from perfsim.strategies import Plan
 
 Severity = Literal["serious", "warning", "info"]
@@ -62,6 +63,7 @@ CODES: Mapping[str, Severity | float | None] = {
     "device-outside": "serious",
     "experts-outside": "serious",
     "offload-outside": "serious",
+    "layout-unreleased": "warning",
     "few-runs": None,
     "release-peak": "serious",
     "release-borrowed": "warning",
@@ -126,6 +128,7 @@ def caveats_of(
         *_measured(plan),
         *_evidence(plan, runs),
         *_outside(plan, runs),
+        *_unreleased(plan),
         *_of_run(evaluation),
         *_inputs(plan, why.cause, allowed_share),
         *more,
@@ -252,6 +255,17 @@ def _outside(plan: Plan, runs: Sequence[Reached]) -> Iterator[Caveat]:
         [row.micro_batch_tokens for row in like if row.micro_batch_tokens],
         "a micro-batch with {factor} times the tokens of any published run with such a layout ({most:,.0f})",
     )
+
+
+def _unreleased(plan: Plan) -> Iterator[Caveat]:
+    """A layout that the tool of the runtime cannot run, with the tools that can today."""
+    limits = plan.job.runtime.limits
+    if limits is None or not isinstance(plan.layout, ParallelLayout):
+        return
+    if lacks := limits.lacks(plan.layout):
+        others = " and ".join(TRAINERS[tool].title for tool in that_run(plan.layout))
+        known = f"of today's releases {others} can" if others else "no released framework runs it"
+        yield Caveat.of("layout-unreleased", f"{limits.name} cannot run {' and '.join(lacks)}; {known}")
 
 
 def _rounded(factor: float) -> str:

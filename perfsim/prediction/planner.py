@@ -62,17 +62,19 @@ class Search:
             f"no plan fits: strategy {question.chosen.name}, {question.label}, "
             f"{job.global_batch_size} sequences a step"
         )
+        limits = job.runtime.searched
+        others = [] if limits is None else [f"layouts that {limits.name} does not run: --runs-on any"]
         if not screening.screened or screening.closest is None:
             model = f"{job.model.num_layers} layers, {job.model.num_attention_heads} heads"
             why = f"batch {job.global_batch_size}, {model}: no degrees divide them"
-            raise PlanError([f"{head}: no layout is legal ({why})"])
+            raise PlanError([f"{head}: no layout is legal ({why})", *others])
         lacking = ""
         try:
             question.chosen.plan(job, question.topology, screening.closest)
         except MemoryCapacityError as error:
             lacking = str(error)
         tried = f"{head}: {screening.screened:,} layouts tried, {screening.screened:,} over memory"
-        raise PlanError([tried, f"closest: {text_of(screening.closest)}: {lacking}"])
+        raise PlanError([tried, f"closest: {text_of(screening.closest)}: {lacking}", *others])
 
     @cached_property
     def _listed(self) -> NDArray[np.intp]:
@@ -108,15 +110,28 @@ class Search:
         """The plans of best estimate in `order`."""
         return [self.plan(index) for index in self.order[:count].tolist()]
 
-    def plan(self, index: int) -> _Screened:
-        """The plan of the layout with this index."""
+    @cached_property
+    def first(self) -> _Screened:
+        """The plan of best estimate in `order`, without the estimates of layouts that cannot be it."""
+        screening = self.screening
+        if screening.fastest is None or "estimate_s" in vars(self):
+            return self.plan(int(self.order[0]))
+        share = screening.memory_share[self._listed]
+        within = share <= self.question.allowed_share
+        listed = self._listed[within] if within.any() else self._listed
+        seconds = screening.fastest(listed)
+        number = np.lexsort((screening.memory_share[listed], np.round(seconds, 12)))[0]
+        return self.plan(int(listed[number]), float(seconds[number]))
+
+    def plan(self, index: int, estimate_s: float | None = None) -> _Screened:
+        """The plan of the layout with this index, and its estimate unless it is given."""
         question = self.question
         layout = self.screening.layout(index)
         try:
             plan = question.chosen.plan(question.job, question.topology, layout)
         except (LayoutError, MemoryCapacityError) as error:
             raise PlanError([f"strategy {question.chosen.name} screens {text_of(layout)}: {error}"]) from None
-        return _Screened(float(self.estimate_s[index]), plan)
+        return _Screened(float(self.estimate_s[index]) if estimate_s is None else estimate_s, plan)
 
 
 def confirmed(searched: Search, most: int = MOST_CONFIRMED) -> list[Evaluation]:
@@ -204,8 +219,7 @@ def estimated(question: Question, searched: Search | None = None) -> _Screened:
     `searched` are the layouts of the question where they are screened already.
     """
     if question.layout is None:
-        (best,) = (searched or Search(question)).best(1)
-        return best
+        return (searched or Search(question)).first
     plan = plan_of(question)
     return _Screened(question.chosen.estimate_s(plan, question.costs), plan)
 

@@ -9,12 +9,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from perfsim.base.dates import LATEST, check_day
 from perfsim.base.errors import CatalogError, InputError, Problem
 from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
 from perfsim.base.text import did_you_mean
+from perfsim.specs.tools import ANY, Tool
 
 if TYPE_CHECKING:
     from perfsim.catalog import Catalog
@@ -175,6 +176,12 @@ class Question:
         example="2023-06",
         usual="the recipe's runtime, whatever its date; latest: the newest that was measured",
     )
+    runs_on: str | None = _asked(
+        "Plan what this tool runs, as it was when the runtime was measured; any: all that can be simulated.",
+        default=None,
+        usual="the runtime's own tool",
+        choices=(*get_args(Tool), ANY),
+    )
     memory_limit: float = _asked(
         "Share of a GPU's memory above which a planned layout is no answer unless nothing else fits.",
         default=MEMORY_LIMIT,
@@ -267,7 +274,10 @@ class Question:
         from perfsim.specs.recipe import Job
 
         batch = self.batch or self.recipe.batch_over(self.devices) or DEFAULT_BATCH_PER_DEVICE * self.devices
-        recipe = self.recipe.model_copy(update={"runtime": self.ran_by})
+        runtime = self.ran_by
+        if self.runs_on:
+            runtime = runtime.model_copy(update={"tool": self.runs_on})
+        recipe = self.recipe.model_copy(update={"runtime": runtime})
         return Job(self.model, recipe, batch)
 
     @property

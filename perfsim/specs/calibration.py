@@ -15,6 +15,7 @@ from pydantic import Field
 from perfsim.base.dates import Date
 from perfsim.base.spec import DatedSpec, Spec
 from perfsim.base.units import BytesPerSecond, number, quantity
+from perfsim.specs.tools import Tool
 
 Selective = Literal["core", "every_second_product"]
 Fraction = Annotated[float, *number(1e-3, 1)]
@@ -331,8 +332,6 @@ class WaferCalibration(Calibration):
 FusedAttention = Literal["synchronous", "asynchronous", "one_block"]
 Dispatcher = Literal["all_to_all", "deepep", "all_gather"]
 """How rows travel to the ranks of their experts; `perfsim.strategies.three_d.expert` has the three."""
-Tool = Literal["megatron", "deepspeed", "torchtitan", "modelzoo"]
-"""Tools that are told a plan (`perfsim.interop`)."""
 Fusion = Literal["cross_entropy", "accumulation", "norm", "qkv"]
 """Kernels that a framework merges with others; `perfsim.work.layer` says what each saves."""
 
@@ -344,7 +343,7 @@ class FrameworkCalibration(Calibration):
     """Runs determine what a framework hides less well than how fast a device is."""
     kind: Literal["framework"] = "framework"
     tool: Tool | None = None
-    """The tool of `--emit` that takes plans for it; None: none does."""
+    """The tool that runs its plans (`perfsim.specs.trainers`); None: no tool of the table."""
     launcher: str = ""
     """Framework with which this one shares the host's times and the runs that determine them."""
     host_s_per_kernel: Latency

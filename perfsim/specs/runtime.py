@@ -6,9 +6,11 @@ from typing import Annotated, Literal
 
 from perfsim.base.spec import DatedSpec, Name
 from perfsim.base.units import quantity
-from perfsim.specs.calibration import Dispatcher, FrameworkCalibration, FusedAttention, Fusion, Tool
+from perfsim.specs.calibration import Dispatcher, FrameworkCalibration, FusedAttention, Fusion
 from perfsim.specs.hardware import Release
 from perfsim.specs.model import Positions, RecomputeKeeps
+from perfsim.specs.tools import ANY, RunsOn, Tool
+from perfsim.specs.trainers import TRAINERS, Limits
 
 Attention = Literal["standard", "flash"]
 
@@ -55,15 +57,31 @@ class Runtime(DatedSpec):
     """Whether whole steps are replayed from a CUDA graph; None: as the framework usually does."""
     framework: FrameworkCalibration | None = None
     """Host-side costs of the training framework; required on GPUs."""
-    tool: Tool | None = None
-    """The tool that takes its plans; None: the framework's."""
+    tool: RunsOn | None = None
+    """The tool that runs its plans; any: none needs to; None: the framework's."""
     software_release: Release | None = None
     """Software release of a wafer cluster; None: the system's. peak: an upper bound, never observed."""
 
     @property
     def takes_plans(self) -> Tool | None:
         """The tool that takes its plans, as `--emit` calls it; None: none does."""
-        return self.tool or (self.framework.tool if self.framework else None)
+        if self.tool is not None and self.tool != "any":
+            return self.tool
+        return self.framework.tool if self.framework else None
+
+    @property
+    def searched(self) -> Limits | None:
+        """The limits of layouts that are planned; None: all that can be simulated."""
+        return None if self.tool == ANY else self.limits
+
+    @property
+    def limits(self) -> Limits | None:
+        """What its tool ran on GPUs when the framework was last measured; None: it names no tool."""
+        framework = self.framework
+        tool = self.takes_plans
+        if framework is not None and (tool is None or not TRAINERS[tool].rows):
+            tool = framework.tool
+        return None if tool is None else Limits(tool, (framework and framework.date) or "")
 
     @property
     def stack(self) -> FrameworkCalibration | None:

@@ -75,8 +75,18 @@ class _StudyCatalog(Catalog):
 
 MACHINE_ROOTS = ("strategy", "system", "devices")
 STUDY_ROOTS = (
-    "model", "recipe", "runtime", "as_of", "batch", "memory_limit", "convergence", "batch_sizes",
-)  # fmt: skip
+    *(
+        "model",
+        "recipe",
+        "runtime",
+        "runs_on",
+        "as_of",
+        "batch",
+        "memory_limit",
+        "convergence",
+        "batch_sizes",
+    ),
+)
 BATCH_PATHS = ("recipe.global_batch_size", "recipe.batch_size_per_device", "batch_sizes", "batch")
 """Axes over the batch, which the trainer chooses: comparisons take the best value."""
 VARIANT = "variant"

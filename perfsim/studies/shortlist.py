@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Literal
 
-from perfsim.base.errors import InputError, LayoutError, PerfsimError
+from perfsim.base.errors import InputError, PerfsimError
 from perfsim.convergence.bill import HOUR_S
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.interop import emit
@@ -213,23 +213,8 @@ class Planned:
         return self.shortlist[0]
 
     def emit(self, tool: str) -> str:
-        """Flags or a file of the fastest layout that a tool can run, with a comment if it is not the first.
-
-        Raises InputError where the tool cannot run this machine, or none of the fastest layouts.
-        """
-        try:
-            return self.best.emit(tool)
-        except LayoutError as error:
-            refused = error
-        fastest_s = self.search.best(1)[0].estimate_s
-        for other in map(self.search.plan, self.search.order[:MOST_TRIED].tolist()):
-            remark = (
-                f"{refused.problems[0].message}; this layout takes {other.estimate_s / fastest_s:.3f} "
-                "times its step time, estimated"
-            )
-            with suppress(LayoutError):
-                return emit(tool, other.plan, remark)
-        raise refused
+        """Flags or a file of the first layout. Raises InputError where the tool cannot run it."""
+        return self.best.emit(tool)
 
 
 def plan_on(executor: Executor, question: Question, objective: Objective, shown: int) -> Planned:

@@ -44,6 +44,7 @@ from perfsim.specs.perturbations import PerturbationSpec, ResilienceSpec
 from perfsim.specs.prices import Currency, EnergySpec, PriceSpec
 from perfsim.specs.recipe import Recipe, Sequences
 from perfsim.specs.runtime import Runtime
+from perfsim.specs.tools import RunsOn
 from perfsim.specs.wall_clock import ProductionRange, Ratio, WallClockSpec
 from perfsim.strategies import STRATEGIES, strategy, strategy_names
 from perfsim.work.counts import parameters
@@ -105,6 +106,8 @@ class CandidateSpec(Spec):
     """A fixed layout: `tp=8,pp=4,dp=4,mbs=1`, or its fields as a mapping; None: the fastest that fits."""
     runtime: Runtime | None = None
     """Training stack of this candidate; None: the study's."""
+    runs_on: RunsOn | None = None
+    """Tool whose layouts are planned, or any; None: the study's."""
     cluster_calibration: ClusterCalibration | None = None
     """The result of `perfsim calibrate steps` for this machine; scales its step times."""
     wall_clock: WallClockSpec | None = None
@@ -275,6 +278,8 @@ class StudySpec(CatalogSpec):
     recipe: Recipe
     runtime: Runtime | None = None
     """Training stack of all candidates that name none; None: the recipe's."""
+    runs_on: RunsOn | None = None
+    """Tool whose layouts are planned for candidates that name none, or any; None: the runtime's own."""
     candidates: Annotated[Candidates, Field(min_length=1, max_length=MOST_CHOICES)]
     batch_sizes: Annotated[
         BatchSizes, BeforeValidator(_in_a_list, json_schema_input_type=Sequences | BatchSizes)
@@ -418,8 +423,18 @@ class Point:
 _PROSE = frozenset({"title", "question", "description", "sources", "assumed", "fit", "noun"})
 """Keys that explain a value and do not affect an answer."""
 _SHARED = (
-    "model", "recipe", "runtime", "as_of", "convergence", "batch_sizes", "memory_limit", "perturbations",
-)  # fmt: skip
+    *(
+        "model",
+        "recipe",
+        "runtime",
+        "runs_on",
+        "as_of",
+        "convergence",
+        "batch_sizes",
+        "memory_limit",
+        "perturbations",
+    ),
+)
 """The inputs of a study besides its candidates."""
 
 

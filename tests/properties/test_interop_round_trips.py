@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -33,6 +34,9 @@ KNOWN = {
     "torchtitan": (DENSE, ["adam", "adamw"], ["bf16", "fp32"]),
 }
 """Models, optimizers and precisions of each tool; others are refused."""
+RECORDED = yaml.safe_load((Path(__file__).parents[1] / "unit/interop/arguments.yaml").read_text("utf-8"))
+"""The settings of tools with their types, as the tools declare them."""
+TYPES: dict[str, type] = {"int": int, "float": float, "text": object, "list": list}
 SCHEDULES = {"megatron": ["1f1b", "interleaved"], "torchtitan": ["1f1b", "interleaved", "gpipe"]}
 
 
@@ -96,7 +100,7 @@ def plans(draw: st.DrawFn, name: str) -> Plan:
 
 
 def planned(layout: str, **given: Any) -> Plan:
-    question = question_of({"batch": BATCH, "layout": layout, **given})
+    question = question_of({"batch": BATCH, "layout": layout, "runs_on": "any", **given})
     try:
         return plan_of(replace(question, must_fit=False))
     except PerfsimError:
@@ -111,11 +115,24 @@ def read_back(name: str, plan: Plan) -> tuple[Reading, set[str]]:
     except LayoutError:
         assume(False)
         raise
-    suffix = {"megatron": "sh", "deepspeed": "json", "torchtitan": "toml", "modelzoo": "yaml"}[name]
+    suffix = {"megatron": "sh", "deepspeed": "json", "torchtitan": "py", "modelzoo": "yaml"}[name]
+    if name in RECORDED:
+        with_recorded_types(name, plan)
     tool, reading = read(Source(Path(f"plan.{suffix}"), text, model=plan.job.model.name))
     assert (tool, reading.settings.unused()) == (name, ())
     lacking = {row.field for row in tool_named(name).rows if row.gap is not None and row.gap(plan)}
     return reading, lacking
+
+
+def with_recorded_types(name: str, plan: Plan) -> None:
+    """Every setting that is written is one of the tool's, with a value of its type."""
+    recorded = RECORDED[name]["arguments"]
+    for row in tool_named(name).rows:
+        value = None if row.write is None else row.write(plan)
+        if value is not None:
+            kind, _ = recorded[row.keys.split()[0]]
+            allowed = value in kind if isinstance(kind, list) else isinstance(value, TYPES.get(kind, bool))
+            assert allowed, (row.keys, value)
 
 
 def same_recipe(reading: Reading, plan: Plan, lacking: set[str]) -> None:

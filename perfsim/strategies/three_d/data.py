@@ -252,6 +252,7 @@ def layers_per_bucket(recipe: Recipe, layer_parameters: Floats, zero_stage: Ints
 
 SHARDED = 3
 """The ZeRO stage that shards parameters."""
+ZERO_STAGES = (0, 1, GRADIENTS_SHARDED, SHARDED)
 GROUPS_STREAM = "nccl-groups"
 """Sums over groups that shard."""
 IN_FLIGHT = 2

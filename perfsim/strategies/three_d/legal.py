@@ -13,10 +13,8 @@ from perfsim.specs.layout import AXES, OFFLOADS, ParallelLayout
 from perfsim.specs.model import layer_kinds
 from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import SCHEDULES
-from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED
+from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED, ZERO_STAGES
 from perfsim.strategies.three_d.division import divided
-
-ZERO_STAGES = (0, 1, GRADIENTS_SHARDED, SHARDED)
 
 
 class Refusal(NamedTuple):

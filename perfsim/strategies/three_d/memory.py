@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perfsim.base.arrays import Floats
+from perfsim.base.arrays import Bools, Floats
 from perfsim.costs.gpu import HostCosts
 from perfsim.costs.memory import (
     MemoryUse,
@@ -31,7 +31,7 @@ from perfsim.specs.layout import OFFLOADS, ParallelLayout, Place
 from perfsim.specs.model import LayerKind, Recompute
 from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import schedule_called
-from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED
+from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED, ZERO_STAGES
 from perfsim.strategies.three_d.division import Division, RankColumns, kinds_of
 from perfsim.strategies.three_d.layers import Degrees, head_positions, slice_of
 from perfsim.strategies.three_d.space import MODES, Columns, distinct_rows
@@ -260,6 +260,13 @@ class Places(NamedTuple):
             yield places, space.rows(stays & ((space.zero == SHARDED) | (places.param == "none")))
             stage = GRADIENTS_SHARDED if places.param == "none" else SHARDED
             yield places, replace(alone, zero=np.full_like(alone.zero, stage))
+
+    def moved_by(self, job: Job, columns: Columns) -> Bools:
+        """Of which layouts the tool of the job moves states to these places."""
+        limits = job.runtime.searched
+        alone = [self.on(ParallelLayout(zero_stage=stage)) for stage in ZERO_STAGES]
+        stages = [layout.zero_stage for layout in alone if limits is None or limits.runs(layout)]
+        return np.isin(columns.zero, stages)
 
     def shares(self, job: Job, columns: Columns, topology: FatTree) -> tuple[Floats, Floats]:
         """Shares of the fullest device's memory, and of the host's memory or drives, that layouts use."""

@@ -38,8 +38,16 @@ REPEATS_AFTER = 4
 """Micro-batches after which they repeat, as multiples of the pipeline."""
 
 
-def path_steps_s(priced: Priced, chosen: Ints, updates: bool) -> Floats:
-    """Step time of chosen layouts, with their update or without, shape (chosen,)."""
+FLOOR_ERROR = 0.005
+"""By how much less than its busy seconds an extrapolated step may take, with a margin."""
+
+
+def path_steps_s(priced: Priced, chosen: Ints, updates: bool, *, only_fastest: bool = False) -> Floats:
+    """Step time of chosen layouts, with their update or without, shape (chosen,).
+
+    With `only_fastest`, layouts that cannot be the fastest of them may have any longer time: the passes of
+    their busiest rank alone, in place of a path.
+    """
     seconds = np.empty(len(chosen))
     for places, steps in priced.steps(chosen):
         prices = steps.replicas
@@ -49,8 +57,17 @@ def path_steps_s(priced: Priced, chosen: Ints, updates: bool) -> Floats:
         last_group_s = steps.columns.pipeline * (times.backward_s + times.weights_s).max(axis=1)
         update_s += np.where(steps.columns.zero < GRADIENTS_SHARDED, steps.reduction_s(last_group_s), 0.0)
         passes = _Passes.of(priced.job, steps, priced.topology.devices_per_node)
-        paths_s = [_step_s(priced.job, steps, passes, row, update_s[row]) for row in range(len(places))]
-        seconds[places] = paths_s + steps.gathered_ahead_s()
+        ahead_s = steps.gathered_ahead_s()
+        paths_s = passes.busy_s(steps) + update_s if only_fastest else np.zeros(len(places))
+        paths_s *= 1.0 - FLOOR_ERROR
+        fastest_s = np.inf
+        for row in np.argsort(paths_s + ahead_s, kind="stable").tolist():
+            if paths_s[row] + ahead_s[row] > fastest_s:
+                break
+            paths_s[row] = _step_s(priced.job, steps, passes, row, update_s[row])
+            if only_fastest:
+                fastest_s = min(fastest_s, paths_s[row] + ahead_s[row])
+        seconds[places] = paths_s + ahead_s
     return seconds
 
 
@@ -60,6 +77,8 @@ class _Passes(NamedTuple):
     Layouts with fewer stages repeat their last one, without layers.
     """
 
+    rank: Ints
+    """The rank of every stage, shape (rows, stages)."""
     first: Ints
     """The first layer of every stage, and the count of all, shape (rows, stages + 1)."""
     begin_s: Floats
@@ -135,6 +154,7 @@ class _Passes(NamedTuple):
         in_rank = np.stack([of_division.in_rank for of_division in stages])[of_row]
         redone = (columns.recompute[:, None] > 0) & (in_rank % columns.recompute_every[:, None] == 0)
         return cls(
+            rank,
             first,
             begin_s,
             layer_s,
@@ -144,6 +164,26 @@ class _Passes(NamedTuple):
             np.concatenate([getattr(replicas, name) for name in names], axis=1),
             reduce_ends_s,
         )
+
+    def busy_s(self, steps: Steps) -> Floats:
+        """Seconds in which a rank computes in a step, shape (rows,): of the busiest rank of a pipeline.
+
+        Of the least busy one where ranks do not wait for one another at the end of a step.
+        """
+        columns = steps.columns
+        stages = np.stack([self.begin_s, self.end_s]).sum(axis=(0, 2))
+        layers = np.cumsum(self.layer_s.sum(axis=1) + self.redone_s, axis=1)
+        ends = np.pad(layers, ((0, 0), (1, 0)))
+        of_stages = stages + np.diff(np.take_along_axis(ends, self.first, axis=1), axis=1)
+        of_ranks = np.zeros((len(columns), int(columns.pipeline.max())))
+        number = np.arange(of_stages.shape[1])
+        exists = number < (columns.pipeline * columns.virtual)[:, None]
+        np.add.at(of_ranks, (np.arange(len(columns))[:, None], self.rank), np.where(exists, of_stages, 0.0))
+        least = np.where(np.arange(of_ranks.shape[1]) < columns.pipeline[:, None], of_ranks, np.inf).min(
+            axis=1
+        )
+        skewed = columns.of_schedules("skewed")
+        return np.asarray(steps.microbatches * np.where(skewed, least, of_ranks.max(axis=1)))
 
 
 class _Stages(NamedTuple):
@@ -180,7 +220,7 @@ def _step_s(job: Job, steps: Steps, passes: _Passes, row: int, update_s: float) 
     if zero == GRADIENTS_SHARDED:
         reduces = WEIGHTS if schedule.has("splits_backward") else BACKWARD
     how = reduces, zero == SHARDED, steps.overlaps
-    of_row = [column[row] for column in passes]
+    of_row = [column[row] for column in passes[1:]]
     # A skewed schedule is in its steady state with the second step. In it the first and the last rank wait
     # for each other's gradient of a tied embedding.
     skewed = schedule.has("skewed")
@@ -248,9 +288,9 @@ def _compiled() -> Any:
     """The recurrence, in machine code where numba is installed."""
     if find_spec("numba") is None:
         return _follow
-    from numba import njit
+    from perfsim.base.compiled import compiled
 
-    return njit(cache=True)(_follow)
+    return compiled(_follow)
 
 
 def _follow(
@@ -375,6 +415,8 @@ def _follow(
                         now = max(now, sent[kind, on]) + message_s
                         sent[kind, on] = now
                 arrivals[kind, at, batch] = now
+    waiting = 0
     for on in range(len(ends)):
         ends[on] = max(free[on], data[on], groups[on])
-    return int((start[1:] - reached).sum())
+        waiting += start[on + 1] - reached[on]
+    return waiting

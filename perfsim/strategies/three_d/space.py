@@ -10,6 +10,7 @@
 - Every micro-batch size that divides a replica's share of the batch, every schedule and number of chunks,
   ZeRO stages 0 to 3 (the last also in groups of a node's ranks), sequence parallelism on and off, and every
   recompute mode. `v-half` and `v-min` have a closed form for as many micro-batches as ranks, or more.
+- Of all these what the tool of the job's runtime runs (`perfsim.specs.trainers`), where it names one.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from perfsim.network import FatTree
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import Recompute, layer_kinds
 from perfsim.specs.recipe import Job
+from perfsim.specs.trainers import Limits
 from perfsim.strategies.schedules import SCHEDULES, Trait, schedule_called
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED
 from perfsim.strategies.three_d.division import Division, Divisions, RankColumns, divided, kind_numbers
@@ -252,7 +254,8 @@ def layout_space(
     Context degrees are tried where sequences are long, or at any length if it `shares_sequences`.
     """
     shares = "context" in free_degrees and (shares_sequences or job.seq_length >= LONG_SEQUENCE)
-    shape = _Shape(job.model.num_layers, head_layers(job), kind_numbers(job.model))
+    runs = _Runs(job.runtime.searched)
+    shape = _Shape(job.model.num_layers, head_layers(job), kind_numbers(job.model), runs)
 
     def is_legal(data: int, pipeline: int) -> bool:
         shared = (data == 1 or "data" in free_degrees) and job.global_batch_size % data == 0
@@ -265,32 +268,45 @@ def layout_space(
         for tensor in divisors(topology.num_devices, "tensor" in free_degrees)
         if (node % tensor == 0 or tensor % node == 0 or free_degrees == ("tensor",))
         and not any(DEGREE_RULES["tensor"](job, ParallelLayout(tensor=tensor)))
+        and any(runs(tensor=tensor, sequence_parallel=split) for split in (False, True))
     ]
     degrees = [
         (tensor, context, exchange, pipeline)
         for tensor in tensors
         for context, exchange in (_context_degrees(job, topology, tensor) if shares else ((1, 0),))
+        if runs(context=context, context_exchange=EXCHANGES[exchange])
         for pipeline in divisors(topology.num_devices // tensor // context, "pipeline" in free_degrees)
         if is_legal(topology.num_devices // tensor // context // pipeline, pipeline)
     ]
     divisions = _table(tuple(dict.fromkeys(pipeline for *_, pipeline in degrees)), shape)
     parts = [np.zeros((len(_COLUMNS), 0), dtype=np.int64)]
     for tensor, context, exchange, pipeline in degrees:
-        if experts := list(_expert_degrees(job, topology, tensor, pipeline, free="expert" in free_degrees)):
+        pairs = _expert_degrees(job, topology, tensor, pipeline, free="expert" in free_degrees)
+        if experts := [pair for pair in pairs if runs(expert=pair[0], expert_tensor=pair[1])]:
             numbers = np.flatnonzero(divisions.pipeline == pipeline)
             of_degrees = (tensor, context, exchange, pipeline)
-            parts.append(_combined(job, topology, of_degrees, experts, divisions, numbers, zero_stage))
+            parts.append(_combined(job, topology, of_degrees, experts, divisions, numbers, zero_stage, runs))
     table = np.concatenate(parts, axis=1)
     return Columns(**dict(zip(_COLUMNS, table, strict=True)), divisions=divisions)
 
 
+class _Runs(NamedTuple):
+    """Whether the tool of a job runs a layout with some settings and no others; true where it names none."""
+
+    limits: Limits | None
+
+    def __call__(self, **settings: Any) -> bool:
+        return self.limits is None or self.limits.runs(ParallelLayout(**settings))
+
+
 class _Shape(NamedTuple):
-    """What of a model decides how its layers divide."""
+    """What of a job decides how its layers divide."""
 
     num_layers: int
     head: int
     """Layers that the LM head counts as."""
     kinds: tuple[int, ...]
+    runs: _Runs
 
 
 @lru_cache(maxsize=64)
@@ -355,18 +371,24 @@ def _expert_degrees(
 @lru_cache(maxsize=1024)
 def _divisions(pipeline: int, shape: _Shape) -> tuple[Division, ...]:
     """Every schedule and number of chunks on so many pipeline ranks; layers also with the LM head counted."""
-    num_layers, head, kinds = shape
+    num_layers, head, kinds, runs = shape
     if pipeline == 1:
         return (divided("1f1b", 1, 1, num_layers, kinds=kinds),)
     divisions = []
     for name, schedule in SCHEDULES.items():
+        if not runs(pipeline=pipeline, schedule=name):
+            continue
         most = num_layers // pipeline
         chunks = range(2, most + 1) if schedule.chunks is None else (schedule.chunks,)
         heads = (0, head) if schedule.has("counts_head") and head > 1 else (0,)
         for counted in heads:
             listed = (divided(name, pipeline, count, num_layers, counted, kinds) for count in chunks)
             divisions += [
-                division for division in listed if min(division.layers) >= 0 and division.virtual <= most
+                division
+                for division in listed
+                if min(division.layers) >= 0
+                and division.virtual <= most
+                and (division.even or runs(pipeline=pipeline, layers_per_stage=division.layers))
             ]
     return tuple(divisions)
 
@@ -379,6 +401,7 @@ def _combined(
     divisions: Divisions,
     numbers: Ints,
     zero_stage: int | None,
+    runs: _Runs,
 ) -> Ints:
     """The layouts of some degrees of tensor, context, exchange and pipeline, shape (columns, rows).
 
@@ -401,7 +424,19 @@ def _combined(
     sharded = [(stage, replicas) for stage in (zeros if zero_stage is None else [zero_stage])]
     if sharded[-1][0] == SHARDED and 1 < inside < replicas and replicas % inside == 0:
         sharded.append((SHARDED, inside))
-    modes = _recompute_modes(job, pipeline)
+    sharded = [
+        (stage, ranks)
+        for stage, ranks in sharded
+        if runs(pipeline=pipeline, zero_stage=stage, shard_group=None if ranks == replicas else ranks)
+    ]
+    splits = [split for split in splits if runs(tensor=tensor, sequence_parallel=bool(split))]
+    modes = [
+        (mode, every)
+        for mode, every in _recompute_modes(job, pipeline)
+        if runs(recompute=MODES[mode], recompute_every=every)
+    ]
+    if not (sharded and splits and modes):
+        return np.zeros((len(_COLUMNS), 0), dtype=np.int64)
     microbatches = share // np.array(sizes, dtype=np.int64)
     in_groups, fills_only = (
         divisions.of_schedules(trait)[numbers, None] for trait in ("in_groups", "fills_only")

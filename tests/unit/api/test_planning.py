@@ -42,18 +42,19 @@ def test_a_layout_of_the_shortlist_is_predicted_alike_when_it_is_given(answer: p
         assert given.layout == entry.layout
 
 
-def test_a_tool_is_given_the_fastest_layout_that_it_can_run(answer: ps.PlanAnswer) -> None:
+def test_a_tool_is_given_the_first_row_or_refuses_it(answer: ps.PlanAnswer) -> None:
     emitted = json.loads(answer.emit("deepspeed"))
     assert emitted["train_batch_size"] == 32
     assert "modelzoo" not in answer.emit("megatron")
     with pytest.raises(ps.PerfsimError, match="trains on wafers"):
         answer.emit("modelzoo")
-    answer = ps.plan(model="gpt3_20b", system="dgx-a100-80gb", devices=256, batch=64, shown=1)
-    text = json.loads(answer.emit("deepspeed"))["_comments"]
-    schedule = answer.best.layout["schedule"]
-    assert schedule != "1f1b", "DeepSpeed runs no other schedule"
-    (remark,) = [comment for comment in text if f"not {schedule}" in comment]
-    assert "times its step time" in remark
+    asked: dict[str, Any] = {"model": "gpt3_20b", "system": "dgx-a100-80gb", "devices": 256, "batch": 64}
+    interleaved = ps.plan(**asked, shown=1)
+    assert interleaved.best.layout["schedule"] == "interleaved", "DeepSpeed runs no other schedule than 1f1b"
+    with pytest.raises(ps.PerfsimError, match="--runs-on deepspeed"):
+        interleaved.emit("deepspeed")
+    planned = ps.plan(**asked, runs_on="deepspeed", shown=1)
+    assert json.loads(planned.emit("deepspeed"))["train_batch_size"] == 64
 
 
 QUESTION: dict[str, Any] = {"model": "gpt3_6p7b", "system": "dgx-a100-80gb", "devices": 8, "batch": 16}

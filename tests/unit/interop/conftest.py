@@ -14,12 +14,13 @@ from perfsim.interop.formats import Imported, import_file
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question
 from perfsim.specs.recipe import RUNTIME_FIELDS
+from perfsim.specs.tools import ANY
 from perfsim.strategies import Plan
 
 
 @pytest.fixture
 def planned() -> Callable[..., Plan]:
-    """Plans a given layout, whether it fits or not."""
+    """Plans a given layout, whether it fits or not, and whatever release it needs."""
     catalog = Catalog()
 
     def plan(
@@ -28,6 +29,7 @@ def planned() -> Callable[..., Plan]:
         model: str = "gpt3_20b",
         system: str = "dgx-a100-80gb",
         devices: int = 64,
+        runs_on: str | None = ANY,
         **recipe: Any,
     ) -> Plan:
         paths = {f"runtime.{key}" if key in RUNTIME_FIELDS else key: recipe[key] for key in recipe}
@@ -41,6 +43,7 @@ def planned() -> Callable[..., Plan]:
             batch=192,
             layout=layout,
             must_fit=False,
+            runs_on=runs_on,
         )
         return plan_of(question)
 

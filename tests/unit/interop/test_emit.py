@@ -11,13 +11,15 @@ import pytest
 
 from perfsim.base.errors import InputError, LayoutError
 from perfsim.interop import emit
+from perfsim.interop.formats import Imported
 from perfsim.interop.megatron import TOOL as MEGATRON
 from perfsim.strategies import Plan
 
 GAP = "not expressible: "
 FLAGS = {
     "tp=4,pp=4,dp=4,mbs=2,zero=1,sp=true,recompute=selective": (
-        "--sequence-parallel --use-distributed-optimizer --recompute-granularity selective"
+        "--sequence-parallel --use-distributed-optimizer --recompute-granularity selective "
+        "--recompute-modules core_attn"
     ),
     "tp=8,pp=4,dp=2,mbs=1,schedule=interleaved,vpp=11": "--num-layers-per-virtual-pipeline-stage 1",
     "tp=8,pp=4,dp=2,mbs=1,vpp=2,layers_per_stage=5-6-6-5-5-6-6-5": (
@@ -68,6 +70,62 @@ def test_recompute_that_cuts_across_virtual_stages_is_a_gap(planned: Callable[..
     assert "one layer in" not in emit("megatron", planned(within.format(11)))
 
 
+MODERN = {"system": "dgx-h100", "attention": "flash", "dropout": False}
+SAID: dict[str, tuple[str, dict[str, Any], str]] = {
+    "layers of multi-token prediction stand before the loss": (
+        "tp=8,pp=4,dp=2,ep=16,mbs=1,sp=true,layers_per_stage=16-15-15-15",
+        MODERN | {"model": "deepseek_v3"},
+        "--pipeline-model-parallel-layout 'E,t*16|t*15|t*15|t*15,m,L'",
+    ),
+    "DeepEP is switched on": (
+        "dp=64,ep=8,mbs=1",
+        MODERN | {"model": "qwen3_30b_a3b", "dispatcher": "deepep"},
+        "--moe-token-dispatcher-type flex\n--moe-enable-deepep\n--moe-router-dtype fp32",
+    ),
+    "products that overlap tensor ranks": (
+        "tp=8,dp=8,mbs=1,sp=true",
+        MODERN | {"overlap_tensor": True},
+        "--tp-comm-overlap",
+    ),
+    "one connection for tensor ranks": ("tp=8,dp=8,mbs=1", {}, "# export CUDA_DEVICE_MAX_CONNECTIONS=1; "),
+    "several connections for shards": ("dp=64,mbs=1,zero=3", {}, "# leave CUDA_DEVICE_MAX_CONNECTIONS unset"),
+}
+
+
+@pytest.mark.parametrize(("layout", "options", "words"), SAID.values(), ids=SAID)
+def test_megatron_is_told_all_that_was_simulated(
+    planned: Callable[..., Plan], layout: str, options: dict[str, Any], words: str
+) -> None:
+    assert words in emit("megatron", planned(layout, **options))
+
+
+MODULES = {"core_attn": True, "moe_act": False}
+"""Modules of Megatron, and whether they are the selective recompute of attention."""
+
+
+def test_recompute_of_other_modules_than_attention_is_no_selective_recompute(
+    imported: Callable[..., Imported],
+) -> None:
+    flags = "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --max-position-embeddings 1024"
+    selective = f"{flags} --vocab-size 50257 --recompute-granularity selective --recompute-modules"
+    read = {modules: imported(f"{selective} {modules}", name="run.sh") for modules in MODULES}
+    assert {modules: "recompute=selective" in one.layout for modules, one in read.items()} == MODULES
+    assert "recompute of moe_act alone" in str(read["moe_act"].unsupported)
+
+
+def test_flags_of_a_later_release_than_the_runtimes_are_refused(planned: Callable[..., Plan]) -> None:
+    """The stack of 2021 to 2023 had no FSDP, which today's Megatron-LM has."""
+    layout = "dp=64,mbs=1,zero=3"
+    with pytest.raises(LayoutError, match=r"Megatron-Core 0\.14 of 2025-10 is the first"):
+        emit("megatron", planned(layout, runs_on=None))
+    assert "--use-megatron-fsdp" in emit("megatron", planned(layout))
+
+
+def test_a_tool_whose_files_are_not_written_is_refused_by_its_name(planned: Callable[..., Plan]) -> None:
+    with pytest.raises(InputError, match="no files of MaxText are written yet"):
+        emit("maxtext", planned("dp=64,mbs=1"))
+
+
 INFINITY = "dp=64,mbs=1,zero=3,offload_optimizer={},offload_param={}"
 
 
@@ -106,14 +164,34 @@ EXPERTS = {"model": "mixtral_8x7b", "system": "dgx-h100", "devices": 16}
         *((tool, PLAIN, {"precision": "fp8_block"}, "fp8_block") for tool in ("deepspeed", "torchtitan")),
         *((tool, PLAIN, {"optimizer": "muon"}, "no optimizer muon") for tool in ("deepspeed", "torchtitan")),
         ("torchtitan", "tp=2,dp=8,ep=8,sp=true,zero=1,mbs=1", EXPERTS, "describe no experts"),
-        ("megatron", INFINITY.format("cpu", "cpu"), {}, "it offloads the optimizer to the CPU, nothing else"),
-        ("torchtitan", INFINITY.format("nvme", "cpu"), {}, "parameters and optimizer together, to the CPU"),
-        ("deepspeed", "tp=2,dp=32,zero=2,offload_optimizer=nvme", {}, "to nvme with ZeRO 3, not 2"),
-        ("deepspeed", "tp=2,dp=32,offload_optimizer=cpu", {}, "with ZeRO 1 to 3, not without"),
-        ("megatron", f"{PIPELINE},schedule=zb1p", {}, "not zb1p"),
-        ("deepspeed", f"{PIPELINE},schedule=interleaved,vpp=11", {}, "not interleaved"),
-        ("deepspeed", f"{PIPELINE},zero=2", {}, "ZeRO 2 does not go with its pipelines"),
-        ("torchtitan", f"{PIPELINE},schedule=zb1p", {}, "not zb1p"),
+        (
+            "megatron",
+            INFINITY.format("cpu", "cpu"),
+            {},
+            "does not go with zero_stage 3",
+        ),
+        ("torchtitan", INFINITY.format("nvme", "cpu"), {}, "offload_optimizer nvme: its values are cpu"),
+        (
+            "deepspeed",
+            "tp=2,dp=32,zero=2,offload_optimizer=nvme",
+            {},
+            "does not go with zero_stage 2",
+        ),
+        (
+            "deepspeed",
+            "tp=2,dp=32,offload_optimizer=cpu",
+            {},
+            "does not go with zero_stage 0",
+        ),
+        ("megatron", f"{PIPELINE},schedule=zb1p", {}, "schedule zb1p: its values are 1f1b, interleaved"),
+        (
+            "deepspeed",
+            f"{PIPELINE},schedule=interleaved,vpp=11",
+            {},
+            "interleaved: its values are 1f1b",
+        ),
+        ("deepspeed", f"{PIPELINE},zero=2", {}, "zero_optimization.stage does not go with pipeline 4"),
+        ("torchtitan", f"{PIPELINE},sp=true,schedule=zb1p", {}, "schedule zb1p: its values are 1f1b, gpipe"),
     ],
 )
 def test_a_plan_that_a_tool_cannot_run_is_refused(
@@ -127,4 +205,4 @@ def test_a_field_of_a_layout_that_no_row_of_a_tool_tells_is_refused(planned: Cal
     """So a new axis is refused by every tool until one has a row for it."""
     rows = [row for row in MEGATRON.rows if row.field != "layout.recompute"]
     with pytest.raises(LayoutError, match="nothing of it says recompute"):
-        replace(MEGATRON, rows=tuple(rows)).emit(planned(f"{PIPELINE},recompute=full"))
+        replace(MEGATRON, rows=tuple(rows)).emit(planned(f"{PIPELINE},recompute=full"), "megatron")

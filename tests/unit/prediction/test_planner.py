@@ -43,7 +43,7 @@ def question(
     model: str, devices: int, batch: int, system: str = "dgx-a100-80gb", name: str = "3d"
 ) -> Question:
     given = {"model": model, "devices": devices, "batch": batch, "system": system, "strategy": name}
-    return question_of({**given, "recipe": "gpt3_pretraining"})
+    return question_of({**given, "recipe": "gpt3_pretraining", "runs_on": "any"})
 
 
 MANY = "mbs=1,schedule=interleaved,zero=1,sp=true"
@@ -115,6 +115,25 @@ def test_the_screening_ranks_every_layout_that_fits_best_first_of_ties_least_mem
     assert 0 < refused < fewer.screening.screened
     assert fewer.screening.refused == {"memory": refused}
     assert all(choice.plan.peak_memory_bytes <= 0.94 * 8 * toys.GIB for choice in fewer.best(20))
+
+
+@pytest.mark.parametrize(("model", "devices", "batch"), [("gpt3_20b", 32, 96), ("mixtral_8x7b", 64, 256)])
+def test_the_first_layout_alone_is_the_first_of_all_with_its_estimate(
+    model: str, devices: int, batch: int
+) -> None:
+    alone = Search(question(model, devices, batch)).first
+    searched = Search(question(model, devices, batch))
+    first = searched.best(1)[0]
+    assert alone.plan.layout == first.plan.layout
+    assert alone.estimate_s == pytest.approx(first.estimate_s, rel=1e-12)
+    assert searched.screening.closer is not None
+    assert searched.screening.fastest is not None
+    listed = searched.order[:MOST_LISTED]
+    paths = searched.screening.closer(listed)
+    left_out = searched.screening.fastest(listed) != paths
+    assert left_out.any(), "most paths are not followed"
+    assert (searched.screening.fastest(listed)[left_out] >= paths.min()).all()
+    assert (searched.screening.fastest(listed) <= paths).all(), "what stands for a path is no longer than it"
 
 
 # ---------------------------------------------------------------------------------------- confirmation

@@ -1,0 +1,346 @@
+"""The tools that train: which layouts the releases of each run, by which of its settings and since when.
+
+A layout runs where every axis that is in use has a row of `TRAINERS` that holds its value. The month of
+Megatron-Core is the month of the wheel whose files have the setting, of other tools the month of the paper or
+of the dated news that brought it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from perfsim.base.dates import existed
+from perfsim.specs.layout import AXES, ParallelLayout, written
+from perfsim.specs.tools import Tool
+
+FREE = ("data", "micro_batch_size", "virtual_pipeline")
+"""Axes that every tool has: replicas, micro-batches, and the chunks of a schedule that it runs."""
+SAID_BY = {"schedule": "pipeline", "context_exchange": "context"}
+"""Axes whose default says something too, where a degree is above one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Values of one axis that a tool runs."""
+
+    axis: str
+    setting: str
+    """What of the tool says them."""
+    since: str
+    """Month of the first release that has it."""
+    release: str
+    values: Collection[Any] | None = None
+    """None: all."""
+    until: str = ""
+    """Month of the first release that has it no more; empty: the newest has it."""
+    needs: Mapping[str, Collection[Any]] = field(default_factory=dict)
+    """Values of other axes without which it does not run."""
+
+    def holds(self, layout: ParallelLayout, month: str) -> bool:
+        """Whether the value that a layout has runs with a release of this month; empty: with the newest."""
+        value = getattr(layout, self.axis)
+        released = not month or existed(self.since, month)
+        present = not self.until or (bool(month) and month < self.until)
+        within = self.values is None or value in self.values
+        return released and present and within and not any(self._lacking(layout))
+
+    def _lacking(self, layout: ParallelLayout) -> Iterator[str]:
+        return (name for name, values in self.needs.items() if getattr(layout, name) not in values)
+
+    def reason(self, layout: ParallelLayout, month: str) -> str:
+        """Why a value that it has does not run with a release of this month."""
+        if month and not existed(self.since, month):
+            return f"{self.release} of {self.since} is the first with {self.setting}"
+        if self.until and not (month and month < self.until):
+            return f"{self.setting} was removed in {self.until}"
+        others = " and ".join(f"{name} {written(getattr(layout, name))}" for name in self._lacking(layout))
+        return f"{self.setting} does not go with {others}"
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """A tool that trains on GPUs, and the rows of what it runs."""
+
+    title: str
+    source: str
+    """Where its settings stand."""
+    rows: tuple[Runs, ...] = ()
+
+
+_ALONE = {"pipeline": (1,)}
+"""What gathers parameters or shards gradients while a pipeline would still add to them."""
+_V2 = ("2021-04", "Megatron-LM 2.2")
+_V3 = ("2022-05", "Megatron-LM 3.0")
+_FSDP = ("2025-10", "Megatron-Core 0.14")
+_MEGATRON_2021 = (
+    Runs("tensor", "--tensor-model-parallel-size", *_V2),
+    Runs("pipeline", "--pipeline-model-parallel-size", *_V2),
+    Runs("schedule", "--pipeline-model-parallel-size", *_V2, values=("1f1b",)),
+    Runs("schedule", "--num-layers-per-virtual-pipeline-stage", *_V2, values=("interleaved",)),
+    Runs("recompute", "--activations-checkpoint-method", *_V2, values=("full",)),
+    Runs("recompute_every", "--activations-checkpoint-method block", *_V2),
+    Runs("recompute", "--recompute-activations", *_V3, values=("selective",)),
+    Runs("sequence_parallel", "--sequence-parallel", *_V3),
+)
+_TITAN = ("2024-12", "torchtitan 0.0.2 and its paper (2410.06511)")
+_ZB = ("2023-12", "sail-sg/zero-bubble-pipeline-parallelism (2401.10241)")
+_V_MEMORY = ("2024-05", "sail-sg/zero-bubble-pipeline-parallelism (2405.15362)")
+
+TRAINERS: Mapping[Tool, Trainer] = {
+    "megatron": Trainer(
+        "Megatron-LM",
+        "NVIDIA/Megatron-LM, megatron/training/arguments.py and CHANGELOG.md; files of the wheels",
+        (
+            *_MEGATRON_2021,
+            Runs("zero_stage", "--use-distributed-optimizer", *_V3, values=(1,)),
+            Runs(
+                *("zero_stage", "--use-megatron-fsdp --data-parallel-sharding-strategy", *_FSDP),
+                values=(2, 3),
+                needs=_ALONE,
+            ),
+            Runs("shard_group", "--num-distributed-optimizer-instances", "2025-02", "Megatron-Core 0.10"),
+            Runs("layers_per_stage", "--pipeline-model-parallel-layout", "2025-07", "Megatron-Core 0.13"),
+            Runs("context", "--context-parallel-size", "2024-02", "Megatron-Core 0.5"),
+            Runs("context_exchange", "--cp-comm-type p2p", "2024-02", "Megatron-Core 0.5", values=("ring",)),
+            Runs(
+                *("context_exchange", "--cp-comm-type a2a", "2025-02", "Megatron-Core 0.10"),
+                values=("all_to_all",),
+            ),
+            Runs("expert", "--expert-model-parallel-size", "2024-02", "Megatron-Core 0.5"),
+            Runs("expert_tensor", "--expert-tensor-parallel-size", "2025-02", "Megatron-Core 0.10"),
+            Runs(
+                *("offload_optimizer", "--optimizer-cpu-offload", "2025-05", "Megatron-Core 0.12"),
+                values=("cpu",),
+                needs={"zero_stage": (0, 1)},
+            ),
+        ),
+    ),
+    "zero-bubble": Trainer(
+        "Megatron-LM with zero-bubble schedules",
+        "sail-sg/zero-bubble-pipeline-parallelism, README.md and megatron/training/arguments.py",
+        (
+            *_MEGATRON_2021,
+            Runs("layers_per_stage", "--allow-padding-num-layers", *_ZB),
+            Runs("schedule", "--enable-zero-bubble", *_ZB, values=("zb1p", "zb2p")),
+            Runs("schedule", "--zero-bubble-v-schedule", *_ZB, values=("zbv",)),
+            Runs(
+                *("schedule", "--zero-bubble-v-schedule-mem-setup", *_V_MEMORY),
+                values=("v-half", "v-min"),
+            ),
+        ),
+    ),
+    "deepspeed": Trainer(
+        "DeepSpeed",
+        "deepspeedai/DeepSpeed, docs/_pages/config-json.md and the news of README.md; Megatron-DeepSpeed",
+        (
+            Runs("zero_stage", "zero_optimization.stage", "2020-09", "DeepSpeed 0.3", values=(1,)),
+            Runs(
+                *("zero_stage", "zero_optimization.stage", "2020-09", "DeepSpeed 0.3"),
+                values=(2,),
+                needs=_ALONE,
+            ),
+            Runs(
+                *("zero_stage", "zero_optimization.stage", "2021-03", "DeepSpeed 0.3.13"),
+                values=(3,),
+                needs=_ALONE,
+            ),
+            Runs(
+                *("shard_group", "zero_optimization.mics_shard_size", "2023-06", "DeepSpeed 0.9.5"),
+                needs={"zero_stage": (3,)},
+            ),
+            Runs("pipeline", "PipelineModule(num_stages)", "2020-09", "DeepSpeed 0.3"),
+            Runs("schedule", "PipelineModule", "2020-09", "DeepSpeed 0.3", values=("1f1b",)),
+            Runs("layers_per_stage", "PipelineModule(partition_method)", "2020-09", "DeepSpeed 0.3"),
+            Runs("tensor", "mpu, tensor_parallel.autotp_size", "2020-09", "DeepSpeed 0.3"),
+            Runs("sequence_parallel", "--sequence-parallel", "2023-07", "Megatron-DeepSpeed"),
+            Runs("context", "DistributedAttention", "2023-08", "DeepSpeed 0.10.2 (2309.14509)"),
+            Runs(
+                *("context_exchange", "DistributedAttention", "2023-08", "DeepSpeed 0.10.2 (2309.14509)"),
+                values=("all_to_all",),
+            ),
+            Runs("expert", "MoE(ep_size)", "2021-08", "DeepSpeed 0.5"),
+            Runs("recompute", "activation_checkpointing", "2020-09", "DeepSpeed 0.3"),
+            Runs("recompute_every", "activation_checkpointing", "2020-09", "DeepSpeed 0.3"),
+            Runs(
+                *("offload_optimizer", "zero_optimization.offload_optimizer", "2021-03", "DeepSpeed 0.3.13"),
+                values=("cpu",),
+                needs={"zero_stage": (1, 2, 3)},
+            ),
+            Runs(
+                *("offload_optimizer", "zero_optimization.offload_optimizer", "2021-04", "DeepSpeed 0.3.15"),
+                values=("nvme",),
+                needs={"zero_stage": (3,)},
+            ),
+            Runs(
+                *("offload_param", "zero_optimization.offload_param", "2021-04", "DeepSpeed 0.3.15"),
+                needs={"zero_stage": (3,)},
+            ),
+            Runs(
+                *("offload_activations", "activation_checkpointing.cpu_checkpointing", "2020-09"),
+                "DeepSpeed 0.3",
+                values=("cpu",),
+                needs={"recompute": ("full",)},
+            ),
+        ),
+    ),
+    "neox": Trainer(
+        "GPT-NeoX",
+        "EleutherAI/gpt-neox, megatron/neox_arguments/neox_args.py",
+        (
+            Runs("tensor", "model_parallel_size", "2021-08", "GPT-NeoX 1.0"),
+            Runs("pipeline", "pipe_parallel_size", "2021-08", "GPT-NeoX 1.0"),
+            Runs("schedule", "pipe_parallel_size", "2021-08", "GPT-NeoX 1.0", values=("1f1b",)),
+            Runs("layers_per_stage", "pipe_partition_method", "2021-08", "GPT-NeoX 1.0"),
+            Runs("zero_stage", "zero_optimization.stage", "2021-08", "GPT-NeoX 1.0", values=(1,)),
+            Runs(
+                *("zero_stage", "zero_optimization.stage", "2021-08", "GPT-NeoX 1.0"),
+                values=(2, 3),
+                needs=_ALONE,
+            ),
+            Runs("recompute", "checkpoint_activations", "2021-08", "GPT-NeoX 1.0", values=("full",)),
+            Runs("recompute_every", "checkpoint_num_layers", "2021-08", "GPT-NeoX 1.0"),
+            Runs("expert", "moe_expert_parallel_size", "2024-03", "GPT-NeoX 2.0"),
+        ),
+    ),
+    "torchtitan": Trainer(
+        "torchtitan",
+        "pytorch/torchtitan, torchtitan/config/ (job_config.py until January 2026, configs.py since)",
+        (
+            Runs(
+                *("zero_stage", "parallelism.fsdp_reshard_after_forward always", *_TITAN),
+                values=(3,),
+                needs=_ALONE,
+            ),
+            Runs("zero_stage", "parallelism.fsdp_reshard_after_forward never", *_TITAN, values=(2,)),
+            Runs("shard_group", "parallelism.data_parallel_replicate_degree", *_TITAN),
+            Runs(
+                *("tensor", "parallelism.tensor_parallel_degree", *_TITAN),
+                needs={"sequence_parallel": (True,)},
+            ),
+            Runs("sequence_parallel", "parallelism.tensor_parallel_degree", *_TITAN),
+            Runs("pipeline", "parallelism.pipeline_parallel_degree", *_TITAN),
+            Runs(
+                *("schedule", "parallelism.pipeline_parallel_schedule", *_TITAN),
+                values=("1f1b", "gpipe", "interleaved", "zbv"),
+            ),
+            Runs("layers_per_stage", "parallelism.module_fqns_per_model_part", *_TITAN),
+            Runs("context", "parallelism.context_parallel_degree", *_TITAN),
+            Runs(
+                *("context_exchange", "parallelism.context_parallel_rotate_method", *_TITAN),
+                values=("ring",),
+            ),
+            Runs("expert", "parallelism.expert_parallel_degree", "2025-07", "torchtitan 0.1"),
+            Runs("recompute", "activation_checkpoint.mode", *_TITAN),
+            Runs("recompute_every", "selective_ac_option", *_TITAN, until="2026-02"),
+            Runs(
+                *("offload_optimizer", "training.enable_cpu_offload", *_TITAN),
+                values=("cpu",),
+                needs={"offload_param": ("cpu",)},
+            ),
+            Runs(
+                *("offload_param", "training.enable_cpu_offload", *_TITAN),
+                values=("cpu",),
+                needs={"offload_optimizer": ("cpu",)},
+            ),
+        ),
+    ),
+    "llm-foundry": Trainer(
+        "llm-foundry",
+        "mosaicml/llm-foundry, scripts/train/yamls (fsdp_config), and mosaicml/composer",
+        (
+            Runs("zero_stage", "fsdp_config.sharding_strategy", "2023-05", "llm-foundry 0.1", values=(2, 3)),
+            Runs(
+                *("shard_group", "fsdp_config.sharding_strategy HYBRID_SHARD", "2023-05", "llm-foundry 0.1"),
+                needs={"zero_stage": (2, 3)},
+            ),
+            Runs(
+                *("recompute", "fsdp_config.activation_checkpointing", "2023-05", "llm-foundry 0.1"),
+                values=("full",),
+            ),
+            Runs(
+                *("offload_activations", "fsdp_config.activation_cpu_offload", "2023-05", "llm-foundry 0.1"),
+                values=("cpu",),
+            ),
+            Runs("expert", "ffn_config.moe_world_size", "2024-03", "llm-foundry 0.6"),
+        ),
+    ),
+    "maxtext": Trainer(
+        "MaxText",
+        "AI-Hypercomputer/maxtext, src/MaxText/configs/base.yml",
+        (
+            Runs(
+                *("zero_stage", "ici_fsdp_parallelism, dcn_fsdp_parallelism", "2023-05", "MaxText 2023"),
+                values=(3,),
+                needs=_ALONE,
+            ),
+            Runs("shard_group", "dcn_data_parallelism", "2023-05", "MaxText 2023"),
+            Runs("tensor", "ici_tensor_parallelism", "2023-05", "MaxText 2023"),
+            Runs("sequence_parallel", "ici_tensor_sequence_parallelism", "2025-01", "MaxText 2025"),
+            Runs("context", "ici_context_parallelism", "2025-04", "MaxText 2025"),
+            Runs(
+                "context_exchange", "context_parallel_strategy", "2025-04", "MaxText 2025", values=("ring",)
+            ),
+            Runs("pipeline", "ici_pipeline_parallelism", "2024-06", "MaxText 2024"),
+            Runs("schedule", "num_pipeline_microbatches", "2024-06", "MaxText 2024", values=("gpipe",)),
+            Runs("expert", "ici_expert_parallelism", "2024-11", "MaxText 2024"),
+            Runs("recompute", "remat_policy full", "2023-05", "MaxText 2023", values=("full",)),
+        ),
+    ),
+    "modelzoo": Trainer("Cerebras Model Zoo", "Cerebras/modelzoo"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one tool runs as it was in one month."""
+
+    tool: Tool
+    month: str = ""
+    """Empty: its newest release."""
+
+    @property
+    def name(self) -> str:
+        """The tool and the month, in words."""
+        return TRAINERS[self.tool].title + (f" of {self.month}" if self.month else "")
+
+    def runs(self, layout: ParallelLayout) -> bool:
+        """Whether it runs a layout."""
+        return not any(self._lacking(layout))
+
+    def lacks(self, layout: ParallelLayout) -> list[str]:
+        """What it cannot run of a layout, in words; empty where it runs it."""
+        return [self._words(layout, axis) for axis in self._lacking(layout)]
+
+    def _lacking(self, layout: ParallelLayout) -> Iterator[str]:
+        """Axes in use of which no row holds the value."""
+        rows = TRAINERS[self.tool].rows
+        for axis in AXES:
+            if _in_use(layout, axis) and not any(
+                row.axis == axis and row.holds(layout, self.month) for row in rows
+            ):
+                yield axis
+
+    def _words(self, layout: ParallelLayout, axis: str) -> str:
+        value = getattr(layout, axis)
+        rows = [row for row in TRAINERS[self.tool].rows if row.axis == axis]
+        near = [row for row in rows if row.values is None or value in row.values]
+        if near:
+            reason = near[-1].reason(layout, self.month)
+        else:
+            known = [written(one) for row in rows for one in row.values or ()]
+            reason = f"its values are {', '.join(known)}" if known else "it has no setting for it"
+        return f"{axis} {written(value)}: {reason}"
+
+
+def _in_use(layout: ParallelLayout, axis: str) -> bool:
+    """Whether an axis asks something of a tool."""
+    if axis in SAID_BY:
+        return bool(getattr(layout, SAID_BY[axis]) > 1)
+    return axis not in FREE and getattr(layout, axis) != AXES[axis].default
+
+
+def that_run(layout: ParallelLayout) -> list[Tool]:
+    """The tools whose newest release runs a layout."""
+    return [tool for tool, trainer in TRAINERS.items() if trainer.rows and Limits(tool).runs(layout)]

@@ -1,0 +1,54 @@
+"""A plan holds what the tool of its runtime runs; without a tool, all that can be simulated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perfsim.base.errors import PlanError
+from perfsim.prediction.planner import Search
+from perfsim.prediction.question import Question, question_of
+from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.trainers import Limits
+
+ASKED = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 16, "batch": 64}
+
+
+def asked(**given: Any) -> Question:
+    return question_of(ASKED | given)
+
+
+def listed(question: Question) -> set[ParallelLayout]:
+    return set(question.chosen.layouts(question.job, question.topology))
+
+
+@pytest.mark.parametrize("tool", ["megatron", "deepspeed", "torchtitan", "neox", "zero-bubble"])
+@pytest.mark.parametrize("runtime", ["megatron_2021", "megatron_core"])
+def test_the_space_is_what_the_tool_runs_of_all_layouts(tool: Any, runtime: str) -> None:
+    """Pruned while the space is made, next to every layout tried against the table."""
+    question = asked(runtime=runtime, runs_on=tool)
+    limits = question.job.runtime.limits
+    assert limits is not None
+    assert limits.tool == tool
+    everything = listed(asked(runtime=runtime, runs_on="any"))
+    assert listed(question) == {layout for layout in everything if limits.runs(layout)}
+    assert len(listed(question)) < len(everything)
+
+
+def test_the_tool_of_the_runtime_limits_the_space_by_itself() -> None:
+    assert listed(asked()) == listed(asked(runs_on="megatron"))
+    stages = {layout.zero_stage for layout in listed(asked())}
+    assert stages == {0, 1}
+    assert Limits("megatron", "2024-01") == asked().job.runtime.limits
+
+
+def test_a_given_layout_is_answered_whatever_runs_it() -> None:
+    given = asked(layout="dp=16,mbs=1,zero=3")
+    assert given.chosen.plan(given.job, given.topology, given.given_layout).layout.zero_stage == 3
+
+
+def test_a_question_without_a_plan_says_that_the_tool_limits_it() -> None:
+    with pytest.raises(PlanError, match="--runs-on any") as refused:
+        Search(asked(strategy="zero3"))
+    assert "Megatron-LM of 2024-01" in str(refused.value)
