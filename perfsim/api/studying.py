@@ -211,6 +211,15 @@ class _StudyFigures:
 
         return step(self.result).figure
 
+    def over_dates(self) -> go.Figure:
+        """The ratio of the first two by day; InputError where the study asks for no equal dates."""
+        from perfsim.report.study_figures import over_dates
+
+        sections = list(over_dates(self.result))
+        if not sections:
+            raise InputError("the study asks for one day at most: write as_of: equal")
+        return sections[0].figure
+
     def network(self) -> go.Figure:
         """Use of the network by kind of link."""
         from perfsim.report.network import network

@@ -299,6 +299,7 @@ def answers(out: str, rows: str, processes: str) -> Callable[[Callable[..., Any]
         path_option("--out", out, None),
         path_option("--table", f"Also write {rows} as a .csv or .parquet FILE.", check_table),
         set_option,
+        click.option("--as-of", metavar="DAY", help=f"{ASKED['as_of'].help} Also latest, equal."),
         count("--jobs", f"Processes. [default: {processes}]"),
         scheduler_option,
         flag("--dry-run", "Print what would be computed, and stop."),
@@ -310,7 +311,9 @@ def answers(out: str, rows: str, processes: str) -> Callable[[Callable[..., Any]
 
     def decorate(verb: Callable[..., Any]) -> Any:
         @functools.wraps(verb)
-        def answering(**given: Any) -> Any:
+        def answering(as_of: str | None, **given: Any) -> Any:
+            if as_of is not None:
+                given["changes"] = given["changes"] | {"as_of": as_of}
             return verb(how=How(**{entry.name: given.pop(entry.name) for entry in fields(How)}), **given)
 
         return _with(answering, *options)

@@ -132,6 +132,7 @@ def _reached(case: StepCase, question: Question) -> Reached:
         tensor=layout.tensor,
         data=count // (layout.tensor * layout.pipeline * layout.context_parallel),
         micro_batch_tokens=(case.training.micro_batch_size or 0) * job.seq_length,
+        framework="" if job.runtime.framework is None else job.runtime.framework.name,
     )
 
 

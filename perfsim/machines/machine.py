@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, cast
 
@@ -12,6 +12,8 @@ import numpy as np
 
 from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.base.errors import InputError
+from perfsim.base.spec import DatedSpec
+from perfsim.catalog import default_catalog
 from perfsim.costs.price import Costs
 from perfsim.costs.wafer import StreamingRoof
 from perfsim.network import Topology
@@ -20,6 +22,7 @@ from perfsim.specs.hardware import LinkSpec, SystemSpec
 from perfsim.specs.layout import Layout, parsed_settings
 from perfsim.specs.model import Recompute
 from perfsim.specs.recipe import Job, Recipe
+from perfsim.specs.runtime import Runtime
 from perfsim.strategies import Plan
 from perfsim.work import Kind, RankGroup, TaskGraph, Work
 
@@ -150,6 +153,22 @@ class Rate(NamedTuple):
     """Its standard deviation in log."""
 
 
+class Part(NamedTuple):
+    """Something that a machine is made of or runs, and since when it exists."""
+
+    name: str
+    date: str
+    """A month or a day; empty where it is not known."""
+    recalled: bool
+    """Whether the date is from memory, without a source."""
+
+    @classmethod
+    def of(cls, spec: DatedSpec, kind: str) -> Part:
+        """A description, called by its kind and its name."""
+        recalled = spec.assumed.get("date", "").startswith("recalled")
+        return cls(f"{kind} {spec.name}", spec.date or "", recalled)
+
+
 class Unknown(NamedTuple):
     """Something about a plan that no published run shows, and how much it may change its step time."""
 
@@ -229,6 +248,23 @@ class Machine(ABC):
         None where speeds do not depend on a release.
         """
         return None
+
+    def parts(self, system: Any, /) -> Iterator[Part]:
+        """What its devices and links are, with the dates since when they exist."""
+        yield Part.of(system.device, "device")
+        yield from (Part.of(link, "link") for link in self.links(system))
+
+    def software(self, _system: Any, runtime: Runtime, /) -> Part:
+        """What runs its steps, with the date since when it exists."""
+        return Part.of(runtime, "runtime")
+
+    def generations(self, _system: Any, runtime: Runtime, /) -> Sequence[Runtime]:
+        """The runtimes that replaced one another, of which `runtime` is one, the oldest first."""
+        if not runtime.line:
+            return [runtime]
+        catalog = default_catalog()
+        known = (catalog.load("runtime", name) for name in catalog.names("runtime"))
+        return sorted((one for one in known if one.line == runtime.line), key=lambda one: one.date or "")
 
     def unknowns(self, _system: Any, _job: Job, _num_devices: int, /) -> Iterable[Unknown]:
         """What no published run shows of a system, such as its software or its size, or of a job on it."""

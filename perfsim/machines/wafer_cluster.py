@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
@@ -24,7 +24,7 @@ from perfsim.costs.wafer import (
     place_of,
     roof_tokens,
 )
-from perfsim.machines.machine import HEAVY, LOOK, Lane, Machine, Network, Rate, Traffic, Unknown
+from perfsim.machines.machine import HEAVY, LOOK, Lane, Machine, Network, Part, Rate, Traffic, Unknown
 from perfsim.network import WaferTree
 from perfsim.network.wafer_tree import STREAMS
 from perfsim.specs.calibration import WaferCalibration
@@ -32,6 +32,7 @@ from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.specs.layout import StreamingLayout
 from perfsim.specs.model import layer_kinds
 from perfsim.specs.recipe import Job, Recipe
+from perfsim.specs.runtime import Runtime
 from perfsim.strategies import Plan
 from perfsim.strategies.streaming.passes import StreamingPlan
 from perfsim.strategies.streaming.strategy import STREAM_CHUNKS
@@ -245,6 +246,28 @@ class WaferCluster(Machine):
             return None
         wanted = recipe.runtime.software_release or system.software_release
         return wanted, known_release(wanted, calibration)
+
+    def parts(self, system: WaferClusterSpec, /) -> Iterator[Part]:
+        yield from super().parts(system)
+        yield Part.of(system.io_link, "link")
+
+    def software(self, system: WaferClusterSpec, runtime: Runtime, /) -> Part:
+        """The software release, dated by the table of the wafer's calibration; on GPUs the runtime."""
+        calibration = system.device.calibration
+        if not isinstance(calibration, WaferCalibration):
+            return super().software(system, runtime)
+        release = runtime.software_release or system.software_release
+        return Part(f"software release {release}", calibration.releases.get(release, ""), recalled=False)
+
+    def generations(self, system: WaferClusterSpec, runtime: Runtime, /) -> Sequence[Runtime]:
+        """The runtime under each dated release; alone where it, or its system, has a release of its own."""
+        calibration = system.device.calibration
+        if not isinstance(calibration, WaferCalibration):
+            return super().generations(system, runtime)
+        newest = calibration.measured_releases[1]
+        if runtime.software_release is not None or system.software_release != newest:
+            return [runtime]
+        return [runtime.model_copy(update={"software_release": name}) for name in calibration.releases]
 
     def unknowns(self, system: WaferClusterSpec, job: Job, num_devices: int, /) -> Iterator[Unknown]:
         """The efficiency of a release without a log, the loss of many systems, and what no log trains.

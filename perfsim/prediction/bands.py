@@ -196,6 +196,8 @@ class Reached(NamedTuple):
     data: int = 1
     micro_batch_tokens: int = 0
     """Tokens of a replica's micro-batch; 0: not published."""
+    framework: str = ""
+    """Name of the framework that ran it."""
 
     @property
     def precision_class(self) -> str:

@@ -88,6 +88,7 @@ CODES: Mapping[str, Severity | float | None] = {
     "target-loss": "warning",
     "batch-at-edge": "warning",
     "cluster-scaled": None,
+    "as-of": "info",
     "memory-tight": "info",
     "batch-default": "info",
     "layout-defaults": "info",

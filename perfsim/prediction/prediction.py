@@ -25,6 +25,7 @@ from perfsim.interop.chrome import StepTrace
 from perfsim.machines import machine_of
 from perfsim.prediction.bands import recorded_errors
 from perfsim.prediction.caveats import Caveat, batch_caveats, caveats_of, default_settings
+from perfsim.prediction.dates import date_caveats
 from perfsim.prediction.disturbed import expanded, perturbed
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import MEMORY_LIMIT, Question
@@ -220,6 +221,7 @@ def predict(question: Question) -> Prediction:
     """Predict one step. Raises InputError, LayoutError or PlanError where the question has no answer."""
     evaluation = best_plan(question)
     caveats = [*batch_caveats(question), *default_settings(question, evaluation.plan)]
+    caveats += date_caveats(question)
     if question.detail == "chunk":
         finer = question.machine.in_chunks(evaluation.plan.layout)
         if finer != evaluation.plan.layout:

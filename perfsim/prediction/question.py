@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from perfsim.base.dates import LATEST, check_day
 from perfsim.base.errors import CatalogError, InputError, Problem
 from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
 from perfsim.base.text import did_you_mean
@@ -169,6 +170,12 @@ class Question:
         kind="runtime",
         usual="the recipe's",
     )
+    as_of: str = _asked(
+        "Take what existed on this day: the newest runtime or software release of its machine.",
+        default="",
+        example="2023-06",
+        usual="the recipe's runtime, whatever its date; latest: the newest that was measured",
+    )
     runs_on: str | None = _asked(
         "Plan what this tool runs, as it was when the runtime was measured; any: all that can be simulated.",
         default=None,
@@ -249,13 +256,25 @@ class Question:
         """The cost model of the step."""
         return self.prices or self.machine.costs(self.topology, self.job.recipe)
 
+    @cached_property
+    def ran_by(self) -> Runtime:
+        """What runs it: the given runtime, else the recipe's; with a day the newest that existed.
+
+        Raises InputError for a day on which a part of its machine did not exist.
+        """
+        if not self.as_of:
+            return self.runtime or self.recipe.runtime
+        from perfsim.prediction.dates import runtime_on
+
+        return runtime_on(self)
+
     @property
     def job(self) -> Job:
-        """Model, recipe and batch together; the given runtime runs the recipe, else the recipe's own."""
+        """Model, recipe and batch together, with what runs them."""
         from perfsim.specs.recipe import Job
 
         batch = self.batch or self.recipe.batch_over(self.devices) or DEFAULT_BATCH_PER_DEVICE * self.devices
-        runtime = self.runtime or self.recipe.runtime
+        runtime = self.ran_by
         if self.runs_on:
             runtime = runtime.model_copy(update={"tool": self.runs_on})
         recipe = self.recipe.model_copy(update={"runtime": runtime})
@@ -275,7 +294,8 @@ class Question:
     def at(self, batch: int) -> Question:
         """The same question at another global batch, on the same topology and prices."""
         question = replace(self, batch=batch)
-        question.__dict__.update(chosen=self.chosen, topology=self.topology, costs=self.costs)
+        known = {"chosen": self.chosen, "ran_by": self.ran_by, "topology": self.topology, "costs": self.costs}
+        question.__dict__.update(known)
         return question
 
     def check(self) -> Question:
@@ -290,6 +310,8 @@ class Question:
             problems += entry.wrong(getattr(self, entry.field))
         if problems:
             raise InputError(problems)
+        if self.as_of:
+            check_day(self.as_of, LATEST)
         _ = self.chosen, self.topology, self.costs
         return self
 

@@ -236,12 +236,14 @@ def study_page(result: StudyResult, *, trace_names: Sequence[str] = ()) -> Page:
     trust = text.capital(confidence(result.caveats))
     # Headline, trust and decision say together what the verdict says.
     verdict = "" if headline and decided else result.verdict
+    dated = "" if verdict or result.eras is None else result.eras.sentence
     sections = [
         _why(result),
         _candidates(result),
         *_decision(result),
         study_figures.batch(result),
         *_laws(result),
+        *study_figures.over_dates(result),
         *study_figures.bridge(result),
         study_figures.step(result),
         _whole_run(result),
@@ -262,7 +264,7 @@ def study_page(result: StudyResult, *, trace_names: Sequence[str] = ()) -> Page:
         [own for own in sections if own.table is None or own.table.rows or own.anchor in kept],
         result.question,
         headline,
-        " ".join(filter(None, [verdict, decided])),
+        " ".join(filter(None, [verdict, decided, dated])),
         trust,
         _scale(result),
         note=f"{note} {wall}." if wall else note,

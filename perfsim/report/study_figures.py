@@ -16,7 +16,7 @@ from perfsim.prediction.why import ATTENTION, ELEMENTWISE, PRODUCT, UPDATE, Kern
 from perfsim.report import draw, text
 from perfsim.report.page import Section
 from perfsim.report.table import Cell, Table
-from perfsim.studies.answers import Answer, Decision, Lever, Spread, StudyResult
+from perfsim.studies.answers import Answer, Decision, Eras, Lever, Spread, StudyResult
 from perfsim.studies.batches import BatchPoint
 from perfsim.studies.decision import first_and_rival
 from perfsim.studies.timeline import TimelineBar, grouped
@@ -121,6 +121,61 @@ def _batch_curves(table: Table, result: StudyResult) -> go.Figure:
         annotations=notes,
         showlegend=False,
     )
+
+
+# Who was first on which day: the first two candidates with what existed of each.
+
+
+def over_dates(result: StudyResult) -> Iterator[Section]:
+    """The ratio of the first two on every day that changed something; nothing for fewer than two days."""
+    eras = result.eras
+    if eras is None or len(eras.eras) < 2:
+        return
+    names = {own.label: name for name, own in text.named(result.candidates)}
+    first = names[eras.first]
+    rival = names[eras.rival]
+    unit = text.TIME.of(era.first_s for era in eras.eras)
+    ratio = text.Unit(digits="{:.2f}".format)
+    table = Table.each(
+        eras.eras,
+        {
+            "since": (None, "day"),
+            "newest part": (None, "newest"),
+            first: (unit, "first_s"),
+            rival: (unit, "rival_s"),
+            "ratio": (ratio, lambda era: Cell(era.ratio, era.band, mark=era.day == eras.day)),
+            "first": (None, lambda era: first if era.ratio >= 1 else rival),
+        },
+        f"Ratio: the time of {rival} over the time of {first}, with its 90 % band. Both keep the batch of "
+        "the answer. A star marks its day.",
+    )
+    years = f"{eras.eras[0].day[:4]} to {eras.eras[-1].day[:4]}"
+    lead = (
+        "Helps to see how much of the answer is the date of the software: each machine has the newest "
+        f"runtime or release that existed. Above 1 {first} was first, below it {rival}."
+    )
+    drawn = _ratio_by_day(table, eras)
+    heading = f"Who was first, {years}"
+    yield Section(heading, lead, drawn, table, ("ratio",), slug="dates", short="Dates", level=3)
+
+
+def _ratio_by_day(table: Table, eras: Eras) -> go.Figure:
+    """The ratio with its band as steps over time, and the line on which both take as long."""
+    values = table.values("ratio")
+    marked = draw.marks(
+        "ratio",
+        [f"{era.day}-01"[:10] for era in eras.eras],
+        values,
+        {"size": 8, "color": draw.BLUE},
+        table.hovers(),
+        mode="lines+markers",
+        line={"color": draw.BLUE, "width": 2, "shape": "hv"},
+        error_y=draw.error_bars(values, table.bands("ratio"), draw.GREY),
+    )
+    x = draw.axis("date", type="date")
+    y = draw.axis("ratio", rangemode="tozero")
+    even = draw.rule(1.0, draw.IDEAL, across=True)
+    return draw.figure("Ratio of the times to the target", [marked], x, y, shapes=[even], showlegend=False)
 
 
 # What steps are made of, and what makes one longer than another.

@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from perfsim.base.dates import Date
 from perfsim.base.spec import DatedSpec, Spec
 from perfsim.base.units import BytesPerSecond, number, quantity
 from perfsim.specs.tools import Tool
@@ -70,7 +71,7 @@ class Calibration(DatedSpec):
 
     def constants(self) -> dict[str, float | tuple[float, ...]]:
         """Every number by its dotted path; list entries go by label, as in `gemm.tiles.256x128`."""
-        metadata = {"name", "description", "kind", "chip", "sources", "assumed", "fit"}
+        metadata = {*DatedSpec.model_fields, "kind", "chip", "fit"}
         groups = {name: getattr(self, name) for name in type(self).model_fields if name not in metadata}
         return dict(_numbers(groups, ""))
 
@@ -322,6 +323,8 @@ class WaferCalibration(Calibration):
     """Logarithm of the factor by which a minor release shortens a step."""
     measured_releases: tuple[str, str]
     """The oldest and the newest release with a published log; steps change between them only."""
+    releases: dict[str, Date] = Field(default_factory=dict)
+    """When each software release could be installed, the oldest first."""
     peak_profile: str = ""
     """Which peak the efficiency is a fraction of."""
 

@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from perfsim.base.errors import CatalogError, PerfsimError, made_by
 from perfsim.base.sizes import MOST_DEVICES, MOST_LAYERS, MOST_MESH, MOST_PARTS
-from perfsim.base.spec import CatalogSpec, Name, Spec
+from perfsim.base.spec import CatalogSpec, DatedSpec, Name, Spec
 from perfsim.base.units import Bytes, BytesPerSecond, FlopPerSecond, Watts, number, quantity
 from perfsim.specs.calibration import CollectiveCalibration, GpuCalibration, Latency, WaferCalibration
 from perfsim.specs.precisions import PRECISIONS, Precision
@@ -58,7 +58,7 @@ class MemorySpec(Spec):
     """Size of its last-level cache."""
 
 
-class DeviceSpec(CatalogSpec):
+class DeviceSpec(DatedSpec):
     """A GPU or a wafer."""
 
     kind: DeviceKind
@@ -94,7 +94,7 @@ class DeviceSpec(CatalogSpec):
         return getattr(self.calibration, "chip", "") or self.calibration.name
 
 
-class LinkSpec(CatalogSpec):
+class LinkSpec(DatedSpec):
     """A link in one direction: bytes per second, and seconds for the first byte."""
 
     bandwidth: BytesPerSecond

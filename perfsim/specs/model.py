@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
+from perfsim.base.dates import Date
 from perfsim.base.sizes import MOST_HEADS, MOST_LAYERS, MOST_POSITIONS, MOST_VOCABULARY, MOST_WIDTH
 from perfsim.base.spec import CatalogSpec, Spec
 from perfsim.base.units import number
@@ -25,8 +26,6 @@ Width = Annotated[int, *number(1, MOST_WIDTH)]
 Heads = Annotated[int, *number(1, MOST_HEADS)]
 Vocabulary = Annotated[int, *number(1, MOST_VOCABULARY)]
 Positions = Annotated[int, *number(1, MOST_POSITIONS)]
-Month = Annotated[str, Field(pattern=r"^(19|20)[0-9]{2}-(0[1-9]|1[0-2])$")]
-"""A year and a month."""
 ExpertCount = Annotated[int, *number(1, MOST_WIDTH)]
 
 
@@ -101,7 +100,7 @@ class TransformerConfig(CatalogSpec):
     """Width of the MLP of layers without experts."""
     vocab_size: Vocabulary
     max_position_embeddings: Positions
-    released: Month | None = None
+    released: Date | None = None
     """When the model was published (`2023-07`), by which a recipe is chosen where none is given."""
     num_query_groups: Heads | None = None
     """Key and value heads; None: as many as query heads."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from perfsim.base.sizes import MOST_SEQUENCES
-from perfsim.base.spec import CatalogSpec, Spec
+from perfsim.base.spec import CatalogSpec, DatedSpec, Spec
 from perfsim.base.units import number
 from perfsim.specs.calibration import Dispatcher
 from perfsim.specs.model import Positions, Recompute, TransformerConfig
@@ -33,7 +33,7 @@ class KernelPrecisions(Spec):
     """The three products of the LM head."""
 
 
-RUNTIME_FIELDS = tuple(name for name in Runtime.model_fields if name not in CatalogSpec.model_fields)
+RUNTIME_FIELDS = tuple(name for name in Runtime.model_fields if name not in DatedSpec.model_fields)
 """Settings that recipes had before there were runtimes."""
 
 

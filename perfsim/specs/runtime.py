@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from perfsim.base.spec import CatalogSpec, Name
+from perfsim.base.spec import DatedSpec, Name
 from perfsim.base.units import quantity
 from perfsim.specs.calibration import Dispatcher, FrameworkCalibration, FusedAttention, Fusion
 from perfsim.specs.hardware import Release
@@ -15,10 +15,13 @@ from perfsim.specs.trainers import TRAINERS, Limits
 Attention = Literal["standard", "flash"]
 
 
-class Runtime(CatalogSpec):
+class Runtime(DatedSpec):
     """A training stack with its settings, as `workloads/runtimes/*.yaml` describe it."""
 
     name: Name = "default"
+    line: str = ""
+    """Runtimes of one line replace one another: a question about a day takes the newest that existed. Not
+    inherited; empty: it has no others."""
     attention: Attention = "standard"
     attention_kernel: FusedAttention | None = None
     """Which fused attention runs, as with `NVTE_FUSED_ATTN=0` (synchronous); None: the framework's."""

@@ -493,6 +493,42 @@ class LawAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class Era:
+    """The first two candidates of a study on one day."""
+
+    day: str
+    """Of all candidates."""
+    newest: str
+    """The newest part of either."""
+    first_s: float
+    """Time to the target of the one that is first in the study."""
+    rival_s: float
+    """Time of its rival."""
+    ratio: float
+    """The rival's time over the other: below 1 the rival is first on this day."""
+    band: tuple[float, float]
+    """90 % band of the ratio."""
+
+
+@dataclass(frozen=True, slots=True)
+class Eras:
+    """The first two candidates of a study on equal dates, and on other days."""
+
+    day: str
+    """The equal day; empty where no day has both."""
+    first: str
+    """Label of the candidate that is first in the study."""
+    rival: str
+    """Label of the one that it is compared with."""
+    sentence: str
+    """What the dates change, in words."""
+    turning_mfu: float | None = None
+    """MFU of the rival at which both take as long; None where the study asks for no day."""
+    eras: tuple[Era, ...] = ()
+    """In the order of days."""
+
+
+@dataclass(frozen=True, slots=True)
 class Infeasible:
     """A candidate without a feasible plan, and the reason."""
 
@@ -547,6 +583,8 @@ class StudyResult:
     """The study's law of the critical batch first, then the others."""
     decision: Decision | None = None
     """When, how much and how sure."""
+    eras: Eras | None = None
+    """The first two on equal dates; None where they are hardly apart and no day was asked about."""
     command: str = ""
     """The command line that asks the same; empty where a study was not asked by name or path."""
     inputs_digest: str = ""

@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
+from perfsim.base.dates import EQUAL
 from perfsim.base.errors import CatalogError, InputError, Problem
 from perfsim.base.spec import CatalogSpec, FolderName, Spec
 from perfsim.base.text import did_you_mean
@@ -74,7 +75,17 @@ class _StudyCatalog(Catalog):
 
 MACHINE_ROOTS = ("strategy", "system", "devices")
 STUDY_ROOTS = (
-    *("model", "recipe", "runtime", "runs_on", "batch", "memory_limit", "convergence", "batch_sizes"),
+    *(
+        "model",
+        "recipe",
+        "runtime",
+        "runs_on",
+        "as_of",
+        "batch",
+        "memory_limit",
+        "convergence",
+        "batch_sizes",
+    ),
 )
 BATCH_PATHS = ("recipe.global_batch_size", "recipe.batch_size_per_device", "batch_sizes", "batch")
 """Axes over the batch, which the trainer chooses: comparisons take the best value."""
@@ -322,7 +333,7 @@ class _Changer:
         point = Point(study)
         question = point.question
         priced = self.once(lambda: priced_part(recipe).model_dump_json(), "priced", id(recipe))
-        others = (id(question.runtime), chosen.strategy, id(question.cluster))
+        others = (id(question.runtime), question.as_of, chosen.strategy, id(question.cluster))
         self.once(point.checked, "prices", id(system), priced, *others)
         self.once(lambda: question.topology, "devices", id(system), devices)
         return study
@@ -483,10 +494,13 @@ def load_sweep(
             [mapping.problem((), "this is a study without a grid", f"perfsim study {name_or_path}")]
         )
     spec = parse_file(path, SweepSpec, catalog)
+    if spec.study.as_of == EQUAL:  # one day for the candidates of a study; a grid has others
+        spec = spec.model_copy(update={"study": spec.study.model_copy(update={"as_of": ""})})
 
     def changed(part: GridSpec) -> Any:
         study = spec.study.model_copy(update={"candidates": part.candidates})
-        return part.model_copy(update={"candidates": changed_study(study, changes or {}, catalog).candidates})
+        own = {path: value for path, value in (changes or {}).items() if _of_candidate(path)}
+        return part.model_copy(update={"candidates": changed_study(study, own, catalog).candidates})
 
     if changes:
         parts: dict[str, Any] = {

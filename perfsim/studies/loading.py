@@ -13,7 +13,7 @@ from perfsim.base.errors import CatalogError, InputError, LayoutError, PerfsimEr
 from perfsim.base.text import did_you_mean
 from perfsim.catalog import Catalog, LocatedMapping, default_catalog, load_mapping, parse_file
 from perfsim.catalog.catalog import complaints_of
-from perfsim.catalog.reader import element, is_named, kind_of
+from perfsim.catalog.reader import OWN_VALUES, element, is_named, kind_of
 from perfsim.catalog.yaml_tree import Loc
 from perfsim.machines import build_topology
 from perfsim.network import nearest_link
@@ -130,7 +130,9 @@ def study_from(fields: Mapping[str, Any], catalog: Catalog) -> StudySpec:
     """
     given = dict(fields)
     base = given.pop("extends", None)
-    inherited = load_study(str(base), catalog).model_dump() if base is not None else DEFAULTS
+    inherited = (
+        load_study(str(base), catalog).model_dump(exclude={*OWN_VALUES}) if base is not None else DEFAULTS
+    )
     data = {**inherited, **_loaded(given, [StudySpec], catalog)}
     try:
         return StudySpec.model_validate(data)

@@ -18,6 +18,7 @@ from perfsim.engine.limits import present_limits
 from perfsim.network.export import NetworkMap
 from perfsim.prediction.bands import Accuracy
 from perfsim.prediction.caveats import Caveat, default_settings
+from perfsim.prediction.dates import date_caveats
 from perfsim.prediction.disturbed import Resilience, perturbed
 from perfsim.prediction.planner import best_plan, refusal
 from perfsim.prediction.prediction import Prediction
@@ -39,6 +40,7 @@ from perfsim.studies.assumptions import assumptions_of
 from perfsim.studies.axes import Sweep
 from perfsim.studies.batches import BatchPoint, Target
 from perfsim.studies.decision import decision_of, laws_side_by_side, ratio_bands, verdict
+from perfsim.studies.eras import eras_of
 from perfsim.studies.executors import (
     IN_PROCESS,
     Executor,
@@ -105,6 +107,7 @@ def answer_point(
         *(Caveat.of("critical-batch-extrapolated", f"critical batch {note}") for note in time.critical.notes),
         *target.caveats,
         *default_settings(question, evaluation.plan),
+        *date_caveats(question),
     ]
     prediction = Prediction.of(evaluation, question.allowed_share, caveats)
     production = Production.of(point)
@@ -276,7 +279,8 @@ def _result(
     candidates = tuple(
         replace(row, outcome=outcome) for row, outcome in zip(rows, decision.outcomes, strict=True)
     )
-    sentence = verdict(candidates)
+    dated = eras_of(spec, answered, lambda point: answer_point(point, target))
+    sentence = f"{verdict(candidates)} {dated.sentence}" if dated else verdict(candidates)
     if refused:
         verb = "Not possible" if stopped is None else "Not possible, or not reached"
         sentence += f" {verb}: {'; '.join(infeasible.label for infeasible in refused)}."
@@ -311,6 +315,7 @@ def _result(
         resilience=tuple(row.resilience for row in candidates if row.resilience is not None),
         perturbed="" if spec.perturbations is None else spec.perturbations.text,
         decision=decision,
+        eras=dated,
         inputs_digest=digests([spec])[0],
         stopped=stopped,
     )

@@ -21,6 +21,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from perfsim.base.dates import EQUAL, LATEST, check_day
 from perfsim.base.errors import MOST_SHOWN, CatalogError, InputError, LayoutError, Problem
 from perfsim.base.sizes import MOST_CHOICES
 from perfsim.base.spec import CatalogSpec, FolderName, Spec
@@ -31,6 +32,7 @@ from perfsim.convergence.laws import DEFAULT_LOSS_LAW, SEED_ERROR, ChinchillaLaw
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.convergence.wall_clock import HealthyRun
 from perfsim.machines import machine_of
+from perfsim.prediction.dates import measured_days
 from perfsim.prediction.prediction import model_version
 from perfsim.prediction.question import ASKED, MEMORY_LIMIT, Question
 from perfsim.prediction.verification import SamplingSpec
@@ -256,6 +258,13 @@ class UncertaintySpec(Spec):
     draws: Annotated[int, *number(1000, 1_000_000)] = 20_000
 
 
+def _day_or_none(text: str) -> str:
+    try:
+        return check_day(text, LATEST, EQUAL) if text else text
+    except InputError as error:
+        raise _refusal(error.problems[0].message, error.problems[0].help) from None
+
+
 BatchSizes = Annotated[tuple[Sequences, ...], Field(min_length=1, max_length=MOST_CHOICES)] | Literal["auto"]
 
 
@@ -276,6 +285,9 @@ class StudySpec(CatalogSpec):
         BatchSizes, BeforeValidator(_in_a_list, json_schema_input_type=Sequences | BatchSizes)
     ] = "auto"
     """Global batches to try, one or several, in sequences; auto: a grid around the critical batch."""
+    as_of: Annotated[str, AfterValidator(_day_or_none)] = ""
+    """The day of all candidates, `latest` for the newest that was measured of each, or `equal`: the earliest
+    of these dates, so that none is extrapolated. Not inherited; empty: each candidate's runtime as it is."""
     memory_limit: Annotated[float, *number(1e-3, 1)] = MEMORY_LIMIT
     """Share of a device's memory above which a planned layout is no answer unless nothing else fits."""
     convergence: ConvergenceSpec = ConvergenceSpec()
@@ -295,13 +307,24 @@ class StudySpec(CatalogSpec):
 
     @property
     def points(self) -> list[Point]:
-        """Every candidate with each of its numbers of devices, in the order of the study."""
+        """Every candidate with each of its numbers of devices on the study's day, in its order."""
+        study = self if self.as_of != EQUAL else self.model_copy(update={"as_of": self.equal_day})
         alone = [
             candidate.model_copy(update={"devices": (devices,)})
             for candidate in self.candidates
             for devices in candidate.devices
         ]
-        return [Point(self.model_copy(update={"candidates": (candidate,)})) for candidate in alone]
+        return [Point(study.model_copy(update={"candidates": (candidate,)})) for candidate in alone]
+
+    @property
+    def equal_day(self) -> str:
+        """The earliest of the candidates' newest measured dates on which all of them existed.
+
+        Raises InputError where a date is not known.
+        """
+        points = self.model_copy(update={"as_of": ""}).points
+        days = [measured_days(point.question) for point in points]
+        return max(min(last for _, last in days), *(first for first, _ in days))
 
     def runtime_of(self, candidate: CandidateSpec) -> Runtime:
         """The training stack of a candidate: its own, the study's, or the recipe's."""
@@ -362,7 +385,7 @@ class Point:
 
     @property
     def runtime(self) -> Runtime:
-        return self.study.runtime_of(self.candidate)
+        return self.question.ran_by
 
     @property
     def question(self) -> Question:
@@ -400,7 +423,17 @@ class Point:
 _PROSE = frozenset({"title", "question", "description", "sources", "assumed", "fit", "noun"})
 """Keys that explain a value and do not affect an answer."""
 _SHARED = (
-    *("model", "recipe", "runtime", "runs_on", "convergence", "batch_sizes", "memory_limit", "perturbations"),
+    *(
+        "model",
+        "recipe",
+        "runtime",
+        "runs_on",
+        "as_of",
+        "convergence",
+        "batch_sizes",
+        "memory_limit",
+        "perturbations",
+    ),
 )
 """The inputs of a study besides its candidates."""
 

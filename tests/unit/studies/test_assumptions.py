@@ -28,7 +28,7 @@ TOPICS = {
     *("convergence", "model gpt3_20b", "recipe gpt3_20b_chinchilla"),
     *("system dgx-a100-80gb", "system cs-2", "device a100-sxm4-80gb", "device wse-2"),
     *("calibration a100-sxm4", "calibration wse-2", "calibration nvlink3"),
-    *("calibration infiniband-hdr", "calibration megatron-2021"),
+    *("calibration infiniband-hdr", "calibration fsdp-2023"),
 }
 
 
@@ -61,7 +61,7 @@ def test_constants_have_errors_and_sources(spec: StudySpec, assumptions: tuple[A
         f"{calibration.sustained_fraction:.4g} (standard error {100 * error:.1f} %); median error"
     )
     assert "studies/validation/gpu.yaml" in sustained.source
-    host = constant(assumptions, "megatron-2021", "host_s_per_kernel").value
+    host = constant(assumptions, "fsdp-2023", "host_s_per_kernel").value
     assert re.match(r"[\d.]+ us \(standard error [\d.]+ %\)", host), "a time has its unit"
     wafer = constant(assumptions, "wse-2", "product_efficiency").value
     assert re.match(r"0\.\d+ \(standard error [\d.]+ %\)", wafer)

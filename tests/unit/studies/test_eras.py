@@ -1,0 +1,136 @@
+"""The order of two machines depends on the day: tests of the main study and of small ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+import perfsim as ps
+from perfsim.api.studying import StudyAnswer
+from perfsim.base.errors import CatalogError, InputError
+from perfsim.report.study_figures import over_dates
+from perfsim.studies.axes import load_sweep
+from perfsim.studies.loading import load_study
+
+SMALL = {"extends": "gpt3_20b", "model": "gpt3_xl", "resilience": None, "sampling": {"mode": "off"}}
+PAIR = [
+    {"strategy": "3d", "system": "dgx-a100-80gb", "devices": [8]},
+    {"strategy": "weight-streaming", "system": "cs-2", "devices": [1]},
+]
+LAYOUT = "dp=128,zero=3,mbs=3,recompute=selective"
+
+
+@cache
+def main_study(day: str) -> StudyAnswer:
+    """The leaders of the main study on a day, with the layout that its planner finds on every one."""
+    leaders = [
+        {"strategy": "3d", "system": "dgx-a100-80gb", "devices": [128], "layout": LAYOUT},
+        {"strategy": "weight-streaming", "system": "cs-2", "devices": [16]},
+    ]
+    fields = {"extends": "gpt3_20b", "candidates": leaders, "batch_sizes": [384, 1024], "as_of": day}
+    return ps.study({**fields, "resilience": None, "sampling": {"mode": "off"}})
+
+
+@cache
+def small(day: str) -> StudyAnswer:
+    return ps.study({**SMALL, "candidates": PAIR, "batch_sizes": [128], "as_of": day})
+
+
+@pytest.mark.parametrize(
+    ("day", "first", "gpus", "wafers"),
+    [
+        ("2023-03", "128 A100-80GB", (26, 30), (30, 34)),
+        ("2023-04", "128 A100-80GB", (26, 30), (28, 32)),
+        ("2023-05", "128 A100-80GB", (22, 26), (28, 32)),
+        ("2024-07", "16 CS-2", (21, 26), (19, 22)),
+    ],
+)
+def test_the_headline_changes_with_the_date(
+    day: str, first: str, gpus: tuple[float, float], wafers: tuple[float, float]
+) -> None:
+    answer = main_study(day)
+    assert answer.best.machine.startswith(first)
+    days = {row.system: row.time_to_accuracy_s / 86400 for row in answer.candidates}
+    assert gpus[0] < days["dgx-a100-80gb"] < gpus[1]
+    assert wafers[0] < days["cs-2"] < wafers[1]
+
+
+def test_the_main_study_answers_on_the_earliest_day_of_what_was_measured_of_each() -> None:
+    study = load_study("gpt3_20b")
+    assert study.as_of == "equal"
+    assert study.equal_day == "2023-05"
+    assert {point.study.as_of for point in study.points} == {"2023-05"}
+
+
+def test_equal_dates_tell_the_ratio_over_dates_and_where_the_order_turns() -> None:
+    answer = small("equal")
+    eras = answer.eras
+    assert eras is not None
+    assert eras.day == "2023-05"
+    days = [era.day for era in eras.eras]
+    assert days == sorted(days)
+    assert {"2023-01-13", "2023-05", "2024-01", "2024-07-19"} <= set(days)
+    here = eras.eras[days.index("2023-05")]
+    rows = {row.label: row for row in answer.candidates}
+    first, rival = rows[eras.first], rows[eras.rival]
+    assert (here.first_s, here.rival_s) == (first.time_to_accuracy_s, rival.time_to_accuracy_s)
+    assert here.ratio == pytest.approx(rival.time_to_accuracy_s / first.time_to_accuracy_s)
+    assert here.band[0] < here.ratio < here.band[1]
+    # The rival takes as long as the first where its tokens a second, and thus its MFU, grow by the ratio.
+    assert eras.turning_mfu == pytest.approx(rival.mfu * here.ratio)
+    assert eras.sentence in answer.verdict
+    assert f"an MFU of {100 * eras.turning_mfu:.0f} %" in eras.sentence
+    gpus = [era.first_s if eras.first.startswith("8 A100") else era.rival_s for era in eras.eras]
+    wafers = [era.rival_s if eras.first.startswith("8 A100") else era.first_s for era in eras.eras]
+    assert gpus == sorted(gpus, reverse=True), "no stack is slower than the one before it"
+    assert wafers == sorted(wafers, reverse=True), "no release is slower than the one before it"
+
+
+def test_candidates_far_apart_are_told_so_with_the_ratio_on_equal_dates() -> None:
+    answer = small("")
+    eras = answer.eras
+    assert eras is not None
+    assert "runtime megatron_2021 of 2021-04" in answer.verdict
+    assert "software release r2.3 of 2024-07-19" in answer.verdict
+    assert "39 months apart" in answer.verdict
+    (era,) = eras.eras
+    equal = small("equal")
+    times = {row.label: row.time_to_accuracy_s for row in equal.candidates}
+    assert era.ratio == pytest.approx(times[eras.rival] / times[eras.first], rel=1e-9)
+    assert f"{era.ratio:.2f} times as long" in answer.verdict
+
+
+def test_candidates_of_one_year_or_one_day_are_told_nothing_of_dates() -> None:
+    assert small("2023-06").eras is None
+    alike = ps.study({**SMALL, "candidates": PAIR[:1], "batch_sizes": [128]})
+    assert alike.eras is None
+    assert "months apart" not in alike.verdict
+
+
+def test_the_figure_over_dates_marks_the_day_of_the_answer() -> None:
+    answer = small("equal")
+    (section,) = over_dates(answer)
+    assert section.heading.startswith("Who was first, 2022 to ")
+    assert section.table is not None
+    marked = [row[0].value for row in section.table.rows if any(cell.mark for cell in row)]
+    assert marked == ["2023-05"]
+    assert answer.figures.over_dates().layout.xaxis.type == "date"
+    assert not list(over_dates(replace(answer, eras=None)))
+    with pytest.raises(InputError, match="as_of: equal"):
+        small("2023-06").figures.over_dates()
+
+
+def test_a_study_before_one_of_its_machines_names_what_did_not_exist() -> None:
+    with pytest.raises(InputError, match="software release r1.6 did not exist"):  # noqa: RUF043
+        small("2022-06")
+    with pytest.raises(CatalogError, match="is no date"):
+        small("last year")
+
+
+def test_what_extends_a_study_and_a_grid_over_it_take_no_day_from_it() -> None:
+    assert load_study("opt_175b").as_of == ""
+    assert {point.study.as_of for point in load_sweep("csx_scaling").points} == {""}
+    changed = load_sweep("csx_scaling", changes={"as_of": "2024-03"})
+    assert {point.question.ran_by.software_release for point in changed.points} == {"r2.1"}
