@@ -351,7 +351,8 @@ def tools_page() -> str:
 
 def trainers_part() -> Iterator[str]:
     """What each tool that trains runs, by release: the table that limits plans and what is emitted."""
-    yield "## What tools run\n\nA plan holds what the tool of its runtime ran when the runtime was measured.\n"
+    yield "## What tools run\n"
+    yield "A plan holds what the tool of its runtime ran when the runtime was measured.\n"
     for trainer in (trainer for trainer in TRAINERS.values() if trainer.rows):
         yield f"### {trainer.title}\n\n{trainer.source}\n\n| axis | values | setting | since | not with |"
         yield "|---|---|---|---|---|"

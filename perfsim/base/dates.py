@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
-
-from pydantic import Field
 
 from perfsim.base.errors import InputError, Problem
 
 PATTERN = r"^(19|20)[0-9]{2}-(0[1-9]|1[0-2])(-(0[1-9]|[12][0-9]|3[01]))?$"
-Date = Annotated[str, Field(pattern=PATTERN)]
 """A month (`2023-06`), or a day (`2023-06-15`); as a day that is asked about, a month means its end."""
 LATEST = "latest"
 """Asks for the newest that was measured."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from perfsim.base.dates import Date
+from perfsim.base.dates import PATTERN
 from perfsim.base.errors import CatalogError, Problem, refused_values
 from perfsim.base.text import did_you_mean
 
@@ -53,6 +53,8 @@ Name = Annotated[str, AfterValidator(_named)]
 """Shown in tables and messages."""
 FolderName = Annotated[Name, AfterValidator(_folder)]
 """Also the name of a folder: one component of a path."""
+Date = Annotated[str, Field(pattern=PATTERN)]
+"""A month (`2023-06`), or a day (`2023-06-15`)."""
 
 
 SpecT = TypeVar("SpecT", bound=BaseModel)

@@ -12,8 +12,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from perfsim.base.dates import Date
-from perfsim.base.spec import DatedSpec, Spec
+from perfsim.base.spec import Date, DatedSpec, Spec
 from perfsim.base.units import BytesPerSecond, number, quantity
 from perfsim.specs.tools import Tool
 

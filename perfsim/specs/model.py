@@ -14,9 +14,8 @@ from typing import Annotated, Literal
 
 from pydantic import model_validator
 
-from perfsim.base.dates import Date
 from perfsim.base.sizes import MOST_HEADS, MOST_LAYERS, MOST_POSITIONS, MOST_VOCABULARY, MOST_WIDTH
-from perfsim.base.spec import CatalogSpec, Spec
+from perfsim.base.spec import CatalogSpec, Date, Spec
 from perfsim.base.units import number
 
 Recompute = Literal["none", "selective", "full"]
