@@ -181,6 +181,7 @@ class Question:
         default=None,
         usual="the runtime's own tool",
         choices=(*get_args(Tool), ANY),
+        example="TOOL",
     )
     memory_limit: float = _asked(
         "Share of a GPU's memory above which a planned layout is no answer unless nothing else fits.",

@@ -127,6 +127,7 @@ QUESTIONS: dict[str, Callable[[], ps.Prediction]] = {
     "batch-at-edge": lambda: studied(batch_sizes=[128, 256]),
     "cluster-scaled": lambda: scaled(0.01, -0.01),
     "memory-tight": lambda: filled(0.92),
+    "as-of": lambda: gpus(as_of="2023-06"),
     "batch-default": lambda: gpus(batch=None),
     "layout-defaults": gpus,
 }
