@@ -194,6 +194,15 @@ class SpeedsSpec(Spec):
     device: str
     runs: Annotated[tuple[TimedRun, ...], Field(min_length=2)]
 
+    @model_validator(mode="after")
+    def _on_a_hyperbola(self) -> Self:
+        """A refusal of the runs stands at their line."""
+        try:
+            self._hyperbola()
+        except InputError as error:
+            raise ValueError(f"runs: {error.problems[0].message}") from None
+        return self
+
     def answer(self) -> _Answer:
         """One row a run: its speedup over the first, and what statistics and hardware have of it."""
         first = self.runs[0]

@@ -18,7 +18,13 @@ REFUSED_BEFORE = [
 def step_time_s(model: str, devices: int, system: str = "dgx-a100-80gb", layout: str | None = None) -> float:
     """Seconds of the planner's choice, or of a layout, with one sequence a GPU."""
     answer = ps.predict(
-        model=model, system=system, devices=devices, strategy="3d", batch=devices, layout=layout
+        model=model,
+        system=system,
+        devices=devices,
+        strategy="3d",
+        batch=devices,
+        layout=layout,
+        runs_on="any",
     )
     return answer.step_time_s
 
