@@ -63,12 +63,14 @@ def test_a_part_of_the_catalogue_computes_what_serial_training_does(number: int)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["gpt3_20b", "llama2_70b", "gptj_6b", "bert_large"])
-def test_the_whole_catalogue_is_proven_in_ten_orders(model: str) -> None:
-    result = prove_all(Request(model))
+@pytest.mark.parametrize(
+    ("model", "orders"), [("gpt3_20b", 10), ("llama2_70b", 2), ("gptj_6b", 2), ("bert_large", 2)]
+)
+def test_the_whole_catalogue_is_proven_in_random_orders(model: str, orders: int) -> None:
+    result = prove_all(Request(model, orders=orders))
     assert [str(fault) for proof in result.proofs for fault in proof.faults] == []
     assert result.as_dict()["max_relative_error"] <= 1e-10
-    assert all(proof.orders == 10 for proof in result.proofs)
+    assert all(proof.orders == orders for proof in result.proofs)
 
 
 @pytest.mark.parametrize("model", ["llama2_70b", "gptj_6b", "bert_large"])
