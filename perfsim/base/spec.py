@@ -106,7 +106,12 @@ class DatedSpec(CatalogSpec):
 
     date: Date | None = None
     """When it could first be bought or installed; of a calibration, when the newest of its measurements was
-    published. Not inherited; None: not known. A date from memory is assumed, with a reason that says so."""
+    published. Not inherited; None: not known. A date from memory is assumed: `recalled`, and why."""
+
+    @property
+    def date_is_recalled(self) -> bool:
+        """Whether the date is from memory."""
+        return self.assumed.get("date", "").startswith("recalled")
 
 
 def replaced(

@@ -165,8 +165,7 @@ class Part(NamedTuple):
     @classmethod
     def of(cls, spec: DatedSpec, kind: str) -> Part:
         """A description, called by its kind and its name."""
-        recalled = spec.assumed.get("date", "").startswith("recalled")
-        return cls(f"{kind} {spec.name}", spec.date or "", recalled)
+        return cls(f"{kind} {spec.name}", spec.date or "", spec.date_is_recalled)
 
 
 class Unknown(NamedTuple):

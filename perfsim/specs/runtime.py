@@ -81,7 +81,11 @@ class Runtime(DatedSpec):
         tool = self.takes_plans
         if framework is not None and (tool is None or not TRAINERS[tool].rows):
             tool = framework.tool
-        return None if tool is None else Limits(tool, (framework and framework.date) or "")
+        if tool is None:
+            return None
+        if framework is None or framework.date_is_recalled:  # which limits nothing
+            return Limits(tool)
+        return Limits(tool, framework.date or "")
 
     @property
     def stack(self) -> FrameworkCalibration | None:

@@ -1,8 +1,7 @@
 """The tools that train: which layouts the releases of each run, by which of its settings and since when.
 
-A layout runs where every axis that is in use has a row of `TRAINERS` that holds its value. The month of
-Megatron-Core is the month of the wheel whose files have the setting, of other tools the month of the paper or
-of the dated news that brought it.
+A layout runs where every axis that is in use has a row of `TRAINERS` that holds its value. A month is of the
+wheel whose files have the setting, of the release's page, or of the paper that brought it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Runs:
     setting: str
     """What of the tool says them."""
     since: str
-    """Month of the first release that has it."""
+    """Month of the first release that has it; empty: no source dates it, and no day is too early for it."""
     release: str
     values: Collection[Any] | None = None
     """None: all."""
@@ -79,15 +78,15 @@ _CORE_0_10 = ("2025-02", "Megatron-Core 0.10")
 _CORE_0_5 = ("2024-02", "Megatron-Core 0.5")
 _CORE_0_12 = ("2025-05", "Megatron-Core 0.12")
 _CORE_0_13 = ("2025-07", "Megatron-Core 0.13")
-_DS_0_3 = ("2020-09", "DeepSpeed 0.3")
+_DS_0_3 = ("", "DeepSpeed 0.3")
 _DS_0_3_13 = ("2021-03", "DeepSpeed 0.3.13")
-_DS_0_3_15 = ("2021-04", "DeepSpeed 0.3.15")
-_ULYSSES = ("2023-08", "DeepSpeed 0.10.2 (2309.14509)")
-_NEOX_1 = ("2021-08", "GPT-NeoX 1.0")
+_DS_0_3_15 = ("", "DeepSpeed 0.3.15")
+_ULYSSES = ("2023-09", "DeepSpeed 0.10.2 (2309.14509)")
+_NEOX_1 = ("", "GPT-NeoX 1.0")
 _FOUNDRY = ("2023-05", "llm-foundry 0.1")
-_MAX_2023 = ("2023-05", "MaxText 2023")
-_MAX_2024 = ("2024-06", "MaxText 2024")
-_MAX_2025 = ("2025-04", "MaxText 2025")
+_MAX_2023 = ("", "MaxText 2023")
+_MAX_2024 = ("", "MaxText 2024")
+_MAX_2025 = ("", "MaxText 2025")
 _MEGATRON_2021 = (
     Runs("tensor", "--tensor-model-parallel-size", *_V2),
     Runs("pipeline", "--pipeline-model-parallel-size", *_V2),
@@ -98,8 +97,8 @@ _MEGATRON_2021 = (
     Runs("recompute", "--recompute-activations", *_V3, ("selective",)),
     Runs("sequence_parallel", "--sequence-parallel", *_V3),
 )
-_TITAN = ("2024-12", "torchtitan 0.0.2 and its paper (2410.06511)")
-_ZB = ("2023-12", "sail-sg/zero-bubble-pipeline-parallelism (2401.10241)")
+_TITAN = ("2024-10", "torchtitan as in its paper (2410.06511)")
+_ZB = ("2024-01", "sail-sg/zero-bubble-pipeline-parallelism (2401.10241)")
 _V_MEMORY = ("2024-05", "sail-sg/zero-bubble-pipeline-parallelism (2405.15362)")
 
 TRAINERS: Mapping[Tool, Trainer] = {
@@ -145,7 +144,7 @@ TRAINERS: Mapping[Tool, Trainer] = {
             Runs(
                 "shard_group",
                 "zero_optimization.mics_shard_size",
-                "2023-06",
+                "",
                 "DeepSpeed 0.9.5",
                 needs=_ZERO_3,
             ),
@@ -153,10 +152,10 @@ TRAINERS: Mapping[Tool, Trainer] = {
             Runs("schedule", "PipelineModule", *_DS_0_3, ("1f1b",)),
             Runs("layers_per_stage", "PipelineModule(partition_method)", *_DS_0_3),
             Runs("tensor", "mpu, tensor_parallel.autotp_size", *_DS_0_3),
-            Runs("sequence_parallel", "--sequence-parallel", "2023-07", "Megatron-DeepSpeed"),
+            Runs("sequence_parallel", "--sequence-parallel", "", "Megatron-DeepSpeed"),
             Runs("context", "DistributedAttention", *_ULYSSES),
             Runs("context_exchange", "DistributedAttention", *_ULYSSES, ("all_to_all",)),
-            Runs("expert", "MoE(ep_size)", "2021-08", "DeepSpeed 0.5"),
+            Runs("expert", "MoE(ep_size)", "", "DeepSpeed 0.5"),
             Runs("recompute", "activation_checkpointing", *_DS_0_3),
             Runs("recompute_every", "activation_checkpointing", *_DS_0_3),
             Runs(
@@ -189,7 +188,7 @@ TRAINERS: Mapping[Tool, Trainer] = {
             Runs("zero_stage", "zero_optimization.stage", *_NEOX_1, (2, 3), _ALONE),
             Runs("recompute", "checkpoint_activations", *_NEOX_1, ("full",)),
             Runs("recompute_every", "checkpoint_num_layers", *_NEOX_1),
-            Runs("expert", "moe_expert_parallel_size", "2024-03", "GPT-NeoX 2.0"),
+            Runs("expert", "moe_expert_parallel_size", "", "GPT-NeoX 2.0"),
         ),
     ),
     "torchtitan": Trainer(
@@ -213,7 +212,7 @@ TRAINERS: Mapping[Tool, Trainer] = {
             Runs("layers_per_stage", "parallelism.module_fqns_per_model_part", *_TITAN),
             Runs("context", "parallelism.context_parallel_degree", *_TITAN),
             Runs("context_exchange", "parallelism.context_parallel_rotate_method", *_TITAN, ("ring",)),
-            Runs("expert", "parallelism.expert_parallel_degree", "2025-07", "torchtitan 0.1"),
+            Runs("expert", "parallelism.expert_parallel_degree", "2025-06", "torchtitan 0.1"),
             Runs("recompute", "activation_checkpoint.mode", *_TITAN),
             Runs("recompute_every", "selective_ac_option", *_TITAN, until="2026-02"),
             Runs(
@@ -255,12 +254,12 @@ TRAINERS: Mapping[Tool, Trainer] = {
             Runs("zero_stage", "ici_fsdp_parallelism, dcn_fsdp_parallelism", *_MAX_2023, (3,), _ALONE),
             Runs("shard_group", "dcn_data_parallelism", *_MAX_2023),
             Runs("tensor", "ici_tensor_parallelism", *_MAX_2023),
-            Runs("sequence_parallel", "ici_tensor_sequence_parallelism", "2025-01", "MaxText 2025"),
+            Runs("sequence_parallel", "ici_tensor_sequence_parallelism", "", "MaxText 2025"),
             Runs("context", "ici_context_parallelism", *_MAX_2025),
             Runs("context_exchange", "context_parallel_strategy", *_MAX_2025, ("ring",)),
             Runs("pipeline", "ici_pipeline_parallelism", *_MAX_2024),
             Runs("schedule", "num_pipeline_microbatches", *_MAX_2024, ("gpipe",)),
-            Runs("expert", "ici_expert_parallelism", "2024-11", "MaxText 2024"),
+            Runs("expert", "ici_expert_parallelism", "", "MaxText 2024"),
             Runs("recompute", "remat_policy full", *_MAX_2023, ("full",)),
         ),
     ),

@@ -10,6 +10,7 @@ import pytest
 from perfsim.catalog import default_catalog
 from perfsim.evidence.cases import CaseRows, StepCase, public_cases
 from perfsim.specs.layout import AXES, ParallelLayout
+from perfsim.specs.runtime import Runtime
 from perfsim.specs.trainers import FREE, TRAINERS, Limits, that_run
 
 
@@ -37,7 +38,7 @@ def test_rows_name_axes_settings_and_dates(tool: Any) -> None:
         assert set(row.needs) <= set(AXES)
         assert row.setting
         assert row.release
-        assert re.fullmatch(r"20[12]\d-(0[1-9]|1[0-2])", row.since), row
+        assert re.fullmatch(r"(20[12]\d-(0[1-9]|1[0-2]))?", row.since), row
 
 
 SHARDED = ParallelLayout(data=8, zero_stage=3)
@@ -60,6 +61,17 @@ LACKS: dict[str, tuple[Limits, ParallelLayout, str]] = {
         "selective_ac_option was removed in 2026-02",
     ),
 }
+
+
+def test_a_month_that_no_source_gives_limits_nothing() -> None:
+    assert Limits("neox", "2020-01").runs(ParallelLayout(pipeline=4))
+    catalog = default_catalog()
+    known = [catalog.framework(name) for name in catalog.names("framework")]
+    recalled = [framework for framework in known if framework.date_is_recalled]
+    assert recalled
+    for framework in recalled:
+        limits = Runtime(name="r", framework=framework).limits
+        assert limits is None or limits.month == ""
 
 
 @pytest.mark.parametrize(("limits", "layout", "words"), LACKS.values(), ids=LACKS)
