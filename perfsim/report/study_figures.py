@@ -152,7 +152,8 @@ def over_dates(result: StudyResult) -> Iterator[Section]:
     years = f"{eras.eras[0].day[:4]} to {eras.eras[-1].day[:4]}"
     lead = (
         "Helps to see how much of the answer is the date of the software: each machine has the newest "
-        f"runtime or release that existed. Above 1 {first} was first, below it {rival}."
+        f"runtime or release that existed. The ratio is above 1 where the first is {first}, and below 1 "
+        f"where it is {rival}."
     )
     drawn = _ratio_by_day(table, eras)
     heading = f"Who was first, {years}"
