@@ -12,7 +12,6 @@ from html import escape
 from pathlib import Path
 from typing import Any, Self
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from perfsim.api.questions import Named, Row, Rows, Tabular, names_of
@@ -132,15 +131,12 @@ def check(file: str | Path, kind: str = "", catalog: Catalog | None = None) -> _
 
 def _kind_of_file(path: Path) -> str:
     """The kind whose fields have most of the file's keys; InputError where none has any."""
-    try:
-        data = yaml.safe_load(path.read_text("utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError):
-        data = None  # the reader of a study says where the mistake is
-    keys = set(data) if isinstance(data, dict) else set()
+    root = Node.read(path)[0]
+    keys = {str(key) for key in root.mapping}
     if not keys or "candidates" in keys:
         return "study"
-    if isinstance(data, dict) and isinstance(data.get("cases"), list):
-        return "convergence" if "points" in str(data["cases"][:1]) else "cases"
+    if cases := root.mapping.get("cases"):
+        return "convergence" if any("points" in case.mapping for case in cases.sequence[:1]) else "cases"
     counts = {kind: max(len(keys & set(cls.model_fields)) for cls in _classes(kind)) for kind in KINDS}
     best = max(counts, key=lambda kind: counts[kind])
     if counts[best] == len(keys & {"name", "description", "extends"}):

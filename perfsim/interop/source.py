@@ -102,7 +102,7 @@ class Source:
             return yaml.load(self.text, Loader=_Loader)  # noqa: S506  # a SafeLoader without objects
         except RecursionError:
             self.refuse("nested too deeply")
-        except (ValueError, TypeError, OverflowError, yaml.YAMLError) as error:
+        except (ValueError, TypeError, OverflowError, LookupError, AttributeError, yaml.YAMLError) as error:
             words, line = _fault(error)
             self.refuse(f"malformed {syntax.upper()}: {words}", line=line)
 

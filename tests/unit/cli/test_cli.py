@@ -248,6 +248,19 @@ def test_a_study_that_makes_no_sense_is_bad_input(
     assert not (elsewhere / "reports").exists()
 
 
+ALIASES = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}' if n else 'x'] * 9)}]\n" for n in range(12))
+TAGS = ("!!float x", "2024-13-45", "9" * 5_000, "[" * 500, '!!int ""', "!!bool x", "!!timestamp x")
+
+
+@pytest.mark.parametrize("verb", ["check", "import"])
+@pytest.mark.parametrize("text", [ALIASES, *(f"a: {value}\n" for value in TAGS)])
+def test_a_yaml_trap_is_refused_by_the_name_of_its_file(
+    perfsim: Run, elsewhere: Path, verb: str, text: str
+) -> None:
+    (elsewhere / "odd.yaml").write_text(text, encoding="utf-8")
+    refused(perfsim(verb, "odd.yaml"), 2, "odd.yaml")
+
+
 def test_a_point_as_json_has_the_keys_of_the_interface(perfsim: Run, point_keys: frozenset[str]) -> None:
     given = "tp=2,pp=2,dp=2,mbs=1,layers_per_stage=11-13"
     result = perfsim(*GPUS, "--devices", "8", "--layout", given, "--batch", "16", "--json")
