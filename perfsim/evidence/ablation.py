@@ -1,9 +1,9 @@
 """Ablation of the GPU model: each mechanism is removed and published runs are predicted again.
 
-A removal is a wrapper around the prices; graphs do not change. Mechanisms that were tried and dropped are
-put in the same way. Fitted constants do not change either; `Tangent.refitted` gives the scores after a new
-fit, of all runs and of each family left out. A step time is the length of the critical path, which leaves out
-only the contention for links, times the slowdown of compute during communication.
+A removal is a wrapper around the prices; graphs do not change. Fitted constants do not change either;
+`Tangent.refitted` gives the scores after a new fit, of all runs and of each family left out. A step time is
+the length of the critical path, which leaves out only the contention for links, times the slowdown of
+compute during communication.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NOTHING = "nothing"
 _ATTENTION_CORE = ("scores", "softmax", "attention_dropout", "context", "flash_attention")
 _HEAD_AND_EMBEDDING = ("embedding.", "head.")
 
-Parts = Mapping[str, Callable[["_WithoutMechanism"], object]]
+Parts = Mapping[str, Callable[[GpuCosts], object]]
 """Other parts of the prices, by attribute, each made from the prices as they are."""
 
 
@@ -48,10 +48,8 @@ class Removal:
     """The assumption that replaces it."""
     work: Callable[[Work], bool] = lambda _: False
     """Classes of work that take no time."""
-    kernel: Callable[[Kernel], bool] = lambda _: False
-    """Kernels that take no time on the device; the host still launches them."""
-    factor: Callable[[Kernel, GpuCosts], float] = lambda _, __: 1.0
-    """Factor on the time of a kernel."""
+    kernel: Callable[[Kernel, GpuCosts], float] = lambda _, __: 1.0
+    """Factor on the time of a kernel on the device; with 0 the host still launches it."""
     tasks: Callable[[TaskGraph], Bools] | None = None
     """Tasks that take no time; None: all of the classes in `work`."""
     parts: Parts = field(default_factory=dict)
@@ -60,8 +58,6 @@ class Removal:
     """Communication takes nothing from the compute that runs at the same time."""
     constants: tuple[str, ...] = ()
     """Fitted constants of the mechanism, which a new fit leaves out."""
-    tried: bool = False
-    """Whether the mechanism was tried and dropped: it is put in, and `instead` says what it does."""
 
     def idle(self, graph: TaskGraph) -> Bools:
         """Which tasks take no time."""
@@ -75,15 +71,12 @@ class _WithoutMechanism(GpuCosts):
 
     def __init__(self, plan: Plan, removal: Removal) -> None:
         super().__init__(gpu_plan(plan).topology, plan.job.recipe)
-        self.plan = plan
         self.removal = removal
         for part, made in removal.parts.items():
             setattr(self, part, made(self))
 
     def kernel_s(self, kernel: Kernel) -> float:
-        if self.removal.kernel(kernel):
-            return 0.0
-        return super().kernel_s(kernel) * self.removal.factor(kernel, self)
+        return super().kernel_s(kernel) * self.removal.kernel(kernel, self)
 
 
 def _set(part: str, **values: object) -> Parts:
@@ -91,7 +84,7 @@ def _set(part: str, **values: object) -> Parts:
     return {part: lambda costs: getattr(costs, part).model_copy(update=values)}
 
 
-def _ceiling(value: Callable[[_WithoutMechanism], float]) -> Parts:
+def _ceiling(value: Callable[[GpuCosts], float]) -> Parts:
     """Another ceiling of the fraction of peak in matrix products, at most 1."""
     return {"gemm": lambda costs: replace(costs.gemm, sustained_fraction=min(1.0, value(costs)))}
 
@@ -138,24 +131,11 @@ def _of_larger_memory(costs: GpuCosts) -> float:
     return larger.sustained_fraction / costs.gpu.sustained_fraction * costs.gemm.sustained_fraction
 
 
-def _of_idle_time(costs: _WithoutMechanism) -> float:
-    """The ceiling rises by the cube root of busy time, since power grows with the cube of the clock."""
-    layout = gpu_plan(costs.plan).layout
-    waves = layout.virtual_pipeline * costs.plan.num_microbatches
-    busy = waves / (waves + layout.pipeline - 1)
-    return costs.gemm.sustained_fraction * float(busy ** (-1 / 3))
-
-
 def _passes_in_fp32(kernel: Kernel, costs: GpuCosts) -> float:
     """Megatron-LM's passes over logits (38 and 14 bytes for 2 and 4) where a fused kernel runs."""
     if not costs.recipe.runtime.fused_cross_entropy:
         return 1.0
     return {"cross_entropy": 38 / 2, "cross_entropy.backward": 14 / 4}.get(kernel.name, 1.0)
-
-
-def _half_of_the_scores(kernel: Kernel, _costs: GpuCosts) -> float:
-    """A causal softmax reads scores up to the diagonal and writes all: 3 of 4 bytes, 4 of 6 backward."""
-    return {"softmax": 3 / 4, "softmax.backward": 4 / 6}.get(kernel.name, 1.0)
 
 
 def _recomputed_collectives(graph: TaskGraph) -> Bools:
@@ -198,12 +178,14 @@ REMOVALS = (
         parts=_set("framework", host_s_per_kernel=0.0, host_blocking_s_per_kernel=0.0),
         constants=("host_s_per_kernel", "host_blocking_s_per_kernel"),
     ),
-    Removal("memory-bound kernels", "free on the device", kernel=lambda kernel: kernel.op == "elementwise"),
-    Removal("gradient accumulation", kernel=lambda kernel: kernel.name.endswith(".accumulate")),
+    Removal(
+        "memory-bound kernels", "free on the device", kernel=lambda kernel, _: kernel.op != "elementwise"
+    ),
+    Removal("gradient accumulation", kernel=lambda kernel, _: not kernel.name.endswith(".accumulate")),
     Removal("last-level cache", "none", parts={"cache_bytes": lambda _: 0.0}),
     Removal(
         "attention core",
-        kernel=lambda kernel: kernel.name.startswith(_ATTENTION_CORE),
+        kernel=lambda kernel, _: not kernel.name.startswith(_ATTENTION_CORE),
         constants=("attention_fraction", "attention_half_length"),
     ),
     Removal(
@@ -218,7 +200,7 @@ REMOVALS = (
         parts=_set("gpu", attention_instruction_fraction=1.0),
     ),
     Removal("embedding, head and loss", work=lambda work: work.name.startswith(_HEAD_AND_EMBEDDING)),
-    Removal("fused cross-entropy", "passes in fp32", factor=_passes_in_fp32),
+    Removal("fused cross-entropy", "passes in fp32", kernel=_passes_in_fp32),
     Removal("optimizer", work=lambda work: work.category == "optimizer"),
     Removal("waves of tiles", "no idle units in the last wave", parts={"gemm": _no_waves}),
     Removal(
@@ -242,7 +224,7 @@ REMOVALS = (
     Removal(
         "asynchronous attention", "the A100's instructions", parts=_set("framework", attention="synchronous")
     ),
-    Removal("casts to fewer bits", kernel=lambda kernel: kernel.name.endswith(".cast")),
+    Removal("casts to fewer bits", kernel=lambda kernel, _: not kernel.name.endswith(".cast")),
     Removal(
         "tables of narrow products", "16 bits' fractions of peak", parts={"narrow": _fractions_of_16_bits}
     ),
@@ -268,11 +250,8 @@ REMOVALS = (
         parts=_ceiling(lambda costs: costs.gpu.sustained_fraction),
     ),
     Removal("ceiling of the A100 with 40 GB", "that with 80 GB", parts=_ceiling(_of_larger_memory)),
-    Removal("power saved in idle time", "a ceiling that rises", parts=_ceiling(_of_idle_time), tried=True),
-    Removal("causal softmax", "reads up to the diagonal", factor=_half_of_the_scores, tried=True),
-    Removal("slower weight gradients", "1.1 times", parts=_set("gpu", wgrad_factor=1.1), tried=True),
 )
-"""Nothing, then communication, host, memory, parts of the model, matrix products, and what was tried."""
+"""Nothing, then communication, host, memory, parts of the model, and matrix products."""
 
 
 def without_each(placed: PlacedCase) -> dict[str, float]:

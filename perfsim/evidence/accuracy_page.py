@@ -25,7 +25,6 @@ from perfsim.evidence.ablation import REMOVALS, Removal, shares, without_each
 from perfsim.evidence.cases import CaseRows, StepCase, mapped
 from perfsim.evidence.left_out import LeavingOut, LeftOut, Tangent
 from perfsim.evidence.score import Scored, families, summary
-from perfsim.evidence.step_fit import FittedConstant
 from perfsim.machines.gpu_cluster import gpu_plan
 
 _MOST_CAUSES = 2
@@ -149,9 +148,10 @@ class Facts:
 
 @dataclass(frozen=True)
 class Removed:
-    """The score of the public GPU runs without one mechanism, or with one that was tried and dropped."""
+    """The score of the public GPU runs without one mechanism."""
 
-    key: str
+    removal: Removal
+    """The mechanism and what replaces it."""
     summary: Mapping[str, Any]
     most_hurt: str
     """The family whose mean error grows most; empty if none does."""
@@ -160,11 +160,6 @@ class Removed:
     """The score after a new fit of the constants without the mechanism; empty if not requested."""
     left_out: Mapping[str, Any]
     """The score of runs predicted by such a fit without their family."""
-
-    @property
-    def removal(self) -> Removal:
-        """The mechanism and what replaces it."""
-        return next(removal for removal in REMOVALS if removal.key == self.key)
 
 
 @dataclass(frozen=True)
@@ -223,7 +218,6 @@ class AccuracyPage:
     convergence: Sequence[Mapping[str, Any]]
     leaves_out: bool
     """Whether each family was left out of a fit."""
-    constants: Sequence[FittedConstant] = ()
 
     @classmethod
     def of(
@@ -240,7 +234,7 @@ class AccuracyPage:
                 cases = CaseRows.read(path, StepCase, catalog).cases
                 steps.append(StepAccuracy.of(cases, result, catalog, leaves_out=leaves_out))
         convergence = [result for result in results if result["kind"] == "convergence"]
-        return cls(steps, convergence, leaves_out, FittedConstant.recorded(catalog))
+        return cls(steps, convergence, leaves_out)
 
 
 def _examine(case: StepCase, catalog: Catalog, *, leaves_out: bool) -> Facts | None:
@@ -283,5 +277,5 @@ def _removed(on_gpus: Sequence[Facts], tangents: Sequence[Tangent]) -> list[Remo
             if tangents
         ]
         refitted, left_out = scores or ({}, {})
-        rows.append(Removed(removal.key, summary(runs), hurt, after.get(hurt), refitted, left_out))
+        rows.append(Removed(removal, summary(runs), hurt, after.get(hurt), refitted, left_out))
     return rows

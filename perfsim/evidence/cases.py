@@ -28,6 +28,8 @@ from perfsim.catalog import Catalog, LocatedMapping, data_root, default_catalog,
 from perfsim.catalog.yaml_tree import Loc
 from perfsim.costs.price import Costs
 from perfsim.engine.limits import present_limits, start_worker
+from perfsim.interop.formats import MODEL_IN_CASE
+from perfsim.interop.source import nested
 from perfsim.machines import machine_of
 from perfsim.machines.placement import Placed, place
 from perfsim.prediction.planner import plan_of
@@ -134,34 +136,19 @@ class ModelRow(_CaseSpec):
 
     def described(self) -> TransformerConfig:
         """The model. Raises ValueError for fields that contradict each other."""
-        window = self.sliding_window if 0 < (self.sliding_window or 0) < self.seq_length else None
+        fields = nested({ours: getattr(self, name) for ours, name in MODEL_IN_CASE.items()})
+        fields["experts"]["ffn_hidden_size"] = self.moe_ffn_hidden_size or self.ffn_hidden_size
+        fields["latent_attention"]["q_lora_rank"] = self.q_lora_rank or None
         is_latent = self.attention_type == "mla"
-        latent = {
-            "q_lora_rank": self.q_lora_rank or None,
-            "kv_lora_rank": self.kv_lora_rank,
-            "qk_nope_head_dim": self.qk_head_dim,
-            "qk_rope_head_dim": self.qk_rope_head_dim,
-            "v_head_dim": self.v_head_dim,
+        in_window = 0 < (self.sliding_window or 0) < self.seq_length
+        present = {
+            "latent_attention": is_latent,
+            **dict.fromkeys(("num_query_groups", "head_dim"), not is_latent),
+            **dict.fromkeys(("sliding_window", "sliding_window_pattern"), in_window),
+            "experts": self.experts,
         }
-        experts = {
-            "num_experts": self.experts,
-            "top_k": self.top_k,
-            "ffn_hidden_size": self.moe_ffn_hidden_size or self.ffn_hidden_size,
-            "shared_ffn_hidden_size": self.shared_expert_ffn,
-            "first_dense_layers": self.dense_layers,
-            "interval": self.moe_layer_interval,
-        }
-        fields = self.model_dump(include=set(TransformerConfig.model_fields)) | {
-            "name": "published",
-            "max_position_embeddings": self.seq_length,
-            "num_query_groups": None if is_latent else self.num_query_groups,
-            "head_dim": None if is_latent else self.head_dim,
-            "latent_attention": latent if is_latent else None,
-            "sliding_window": window,
-            "sliding_window_pattern": window and self.sliding_window_pattern,
-            "experts": experts if self.experts else None,
-            "mtp_num_layers": self.mtp_layers,
-        }
+        fields |= {name: None for name, is_there in present.items() if not is_there}
+        fields |= {"name": "published", "max_position_embeddings": self.seq_length}
         try:
             return TransformerConfig.model_validate(fields)
         except ValidationError as error:

@@ -15,7 +15,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,11 @@ import yaml
 from numpy.typing import NDArray
 
 from perfsim.base.arrays import Floats
-from perfsim.base.errors import InputError, Problem, not_text
+from perfsim.base.errors import InputError, Problem
 from perfsim.base.files import write_file
 from perfsim.base.sizes import MOST_DEVICES
 from perfsim.base.units import format_quantity
+from perfsim.interop.source import Source
 from perfsim.specs.calibration import MOST_STANDARD_ERROR, Calibration
 
 _MEASURABLE = {
@@ -47,24 +48,13 @@ def refused(path: Path, message: str, help_text: str = "", line: int = 1) -> Inp
     return InputError([Problem(message, str(path), line, help=help_text)])
 
 
-def _table_text(path: Path) -> str:
-    """The text of a file of measurements; raises InputError where it cannot be read or is no text."""
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise refused(path, f"cannot be read: {error.strerror}", line=0) from None
-    except UnicodeDecodeError as error:
-        problem = not_text(error, str(path))
-        raise InputError([replace(problem, message=f"is not a CSV table: {problem.message}")]) from None
-
-
 def read_table(path: Path, columns: Sequence[str], texts: Sequence[str] = ()) -> list[Row]:
     """Rows of a CSV table; `columns` hold measured numbers, `texts` words; other columns are ignored.
 
     Raises InputError with `file:line` for a missing file or column, and for each value that cannot have been
     measured.
     """
-    reader = csv.DictReader(io.StringIO(_table_text(path), newline=""))
+    reader = csv.DictReader(io.StringIO(Source.read(path).text, newline=""))
     names = (*texts, *columns)
     try:
         if missing := [name for name in names if name not in (reader.fieldnames or [])]:
@@ -116,7 +106,7 @@ def read_collectives(path: Path, operations: Sequence[str]) -> list[Row]:
     one of `operations`. Raises InputError for an output of several nodes or groups, and for one that does not
     name its operation or ranks.
     """
-    text = _table_text(path)
+    text = Source.read(path).text
     header = _HEADER.search(text)
     if header is None:
         return read_table(path, ("num_gpus", "bytes", "time_us"), ("collective",))

@@ -316,40 +316,6 @@ def _recorded(runs: Sequence[GpuRun], moved: Constants, record: FitRecord) -> It
             yield owner.model_copy(update={"fit": fits})
 
 
-@dataclass(frozen=True)
-class FittedConstant:
-    """A constant that whole steps decide."""
-
-    name: str
-    """Field and owner, as in `pass_s of megatron-core-te`."""
-    value: float
-    standard_error: float
-    """Relative to the value."""
-    runs: int
-    """Runs of the fit."""
-
-    @classmethod
-    def recorded(cls, catalog: Catalog) -> list[FittedConstant]:
-        """Constants of the catalogue that `perfsim calibrate framework` determined, each once."""
-        frameworks = [catalog.framework(name) for name in catalog.names("framework")]
-        constants: dict[str, FittedConstant] = {}
-        for owner in [*frameworks, *(catalog.calibration(name) for name in catalog.names("calibration"))]:
-            values = owner.constants()
-            for path, record in owner.fit.items():
-                field = path.rpartition(".")[2]
-                value = values.get(path)
-                if not (record.command.startswith(_COMMAND) and isinstance(value, float)):
-                    continue
-                row = _CONSTANTS[field]
-                launched = row.shared_by == "launcher" and bool(getattr(owner, "launcher", ""))
-                if launched or path in owner.assumed:
-                    continue
-                of_all_devices = (row.part, row.shared_by) == ("device", "all")
-                name = field if of_all_devices else f"{field} of {owner.name}"
-                constants[name] = cls(name, value, record.standard_errors[field], record.points)
-        return list(constants.values())
-
-
 # Wafers: products, attention, rows of weights, and the growth per software release.
 
 _POSITIVE = ("product_efficiency", "attention_efficiency", "row_s")

@@ -66,6 +66,12 @@ CASE = {
     "model.experts.interval": "model.moe_layer_interval",
 }
 """What a case of measured steps calls the fields of a layout, a recipe and a model."""
+MODEL_IN_CASE = {
+    ours.removeprefix("model."): name.removeprefix("model.")
+    for ours, name in CASE.items()
+    if ours.startswith("model.")
+}
+"""The same of a model alone."""
 CASE_WORDS: Mapping[str, Mapping[Any, Any]] = {
     "layout.context_exchange": {"all_to_all": "a2a"},
     "recipe.dispatcher": {"all_to_all": "alltoall", "all_gather": "allgather"},

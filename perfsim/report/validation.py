@@ -130,9 +130,9 @@ def _worst_table(result: Mapping[str, Any], causes: Mapping[str, str], *, scored
 
 
 def _ablation_table(removed: Sequence[Removed]) -> Table:
-    """The score without each mechanism, the largest mean error first; then with each that was dropped."""
+    """The score without each mechanism, the largest mean error first."""
     complete, *ablated = removed
-    ablated.sort(key=lambda row: (row.removal.tried, -(row.summary["mape"] or 0.0), row.key))
+    ablated.sort(key=lambda row: (-(row.summary["mape"] or 0.0), row.removal.key))
 
     def change(row: Removed) -> Cell:
         mean, before = row.summary["mape"], complete.summary["mape"]
@@ -145,10 +145,7 @@ def _ablation_table(removed: Sequence[Removed]) -> Table:
     return Table.each(
         (complete, *ablated),
         {
-            "without": (
-                None,
-                lambda row: f"{row.key} (tried, dropped)" if row.removal.tried else row.key,
-            ),
+            "without": (None, "removal.key"),
             "replaced by": (None, lambda row: row.removal.instead or None),
             **_of("summary"),
             "mean, change": (text.SHARE, change),
@@ -158,9 +155,8 @@ def _ablation_table(removed: Sequence[Removed]) -> Table:
         },
         "Fitted constants are kept, except in the columns 'refitted' and 'left out': there they are fitted "
         "again, to all runs or to those of other families, with the slopes of the complete model and without "
-        "the constants of the mechanism. Rows 'tried, dropped' are with the mechanism, not without it. Step "
-        "times are longest paths without contention for links, so the first row may differ slightly from the "
-        "score above.",
+        "the constants of the mechanism. Step times are longest paths without contention for links, so the "
+        "first row may differ slightly from the score above.",
     )
 
 
@@ -419,19 +415,6 @@ def _sections(page: AccuracyPage) -> Iterator[Section]:
     """Sections for each file of step times, then for each file of convergence."""
     for accuracy in page.steps:
         yield from _of_file(accuracy.result, _step_sections(accuracy, page.leaves_out))
-    if page.constants:
-        constants = Table.each(
-            page.constants,
-            {
-                "constant": (None, lambda own: _heading(own.name)),
-                "value": (text.NUMBER, lambda own: _quantity(own.name, own.value)),
-                "standard error": (text.SHARE, "standard_error"),
-                "runs of the fit": (text.COUNT, "runs"),
-            },
-            "Standard errors are relative, by the sandwich, which allows for runs of unequal spread.",
-        )
-        lead = "No micro-benchmark shows them, so they are fitted to all published runs on GPUs at once."
-        yield Section("Constants that whole steps decide", lead, table=constants, slug="constants")
     for result in page.convergence:
         yield from _of_file(result, _convergence_sections(result))
 

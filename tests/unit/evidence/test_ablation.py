@@ -55,8 +55,6 @@ def test_a_removal_saves_time_or_costs_it_where_one_device_shows_it(alone: dict[
     assert alone["last-level cache"] <= 0.0
     assert alone["waves of tiles"] > 0.0
     assert alone["fused cross-entropy"] == 0.0, "its framework has none"
-    assert alone["causal softmax"] > 0.0
-    assert alone["slower weight gradients"] < 0.0
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
@@ -68,17 +66,15 @@ def test_collectives_of_recompute_are_those_of_a_run_that_recomputes(sequence_pa
     assert lost(parallel)[key] == 0.0
 
 
-def test_the_ceiling_follows_the_number_of_gpus_the_memory_and_the_idle_time(alone: dict[str, float]) -> None:
+def test_the_ceiling_follows_the_number_of_gpus_and_the_memory(alone: dict[str, float]) -> None:
     slowest = "slowest of many GPUs"
     larger = "ceiling of the A100 with 40 GB"
-    idle = "power saved in idle time"
     many = lost({"data": 16})
     assert many["hierarchical collectives"] > 0.0
     assert many[slowest] > alone[slowest] == 0.0
     eight = lost({"data": 8})
     assert eight["hierarchical collectives"] == eight[larger] == 0.0
     assert lost({"data": 8}, device="a100-sxm4-40gb")[larger] != 0.0
-    assert lost({"pipeline": 2})[idle] > alone[idle] == 0.0
 
 
 def test_a_fused_cross_entropy_is_replaced_by_passes_in_fp32() -> None:

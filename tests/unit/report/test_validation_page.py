@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,8 @@ from perfsim.catalog import Catalog
 from perfsim.cli import main
 from perfsim.evidence.accuracy_page import AccuracyPage, StepAccuracy
 from perfsim.evidence.cases import CaseRows, StepCase
-from perfsim.evidence.score import validate_cases
-from perfsim.evidence.step_fit import FittedConstant
+from perfsim.evidence.left_out import LeavingOut, LeftOut
+from perfsim.evidence.score import summary, validate_cases
 from perfsim.report.validation import validation_lines, write_validation
 from perfsim.testing.toys import SMALLEST, published_run
 
@@ -162,27 +160,10 @@ UNITS = {
 }
 
 
-def rows_of(constants: Sequence[FittedConstant], folder: Path) -> list[list[str]]:
-    """The rows of their table."""
-    _, text = write_validation(AccuracyPage([], [], leaves_out=False, constants=constants), folder)
-    rows = [line.strip("| ").split(" | ") for line in text.read_text("utf-8").splitlines()]
-    return [row for row in rows if len(row) == 4][2:]
-
-
-def test_a_constant_is_shown_in_the_unit_of_its_name(tmp_path: Path) -> None:
-    constants = [FittedConstant(name, value, 0.1, 5) for name, (value, _) in UNITS.items()]
-    shown = [row[1:] for row in rows_of(constants, tmp_path)]
-    assert shown == [[words, "10.0 %", "5"] for _, words in UNITS.values()]
-
-
-def test_every_constant_of_whole_steps_stands_with_its_value_and_its_standard_error(tmp_path: Path) -> None:
-    constants = FittedConstant.recorded(Catalog())
-    rows = {name: cells for name, *cells in rows_of(constants, tmp_path)}
-    exposed = next(
-        constant for constant in constants if constant.name == "exchange_slowdown of megatron-core-te"
-    )
-    assert rows["exchange slowdown, megatron-core-te"][0] == f"{exposed.value:.2f}"
-    assert rows["host, a kernel, megatron-2021"][0].endswith("\N{MICRO SIGN}s")
-    assert all(0.0 < constant.standard_error < 0.5 for constant in constants)
-    owners = Counter(constant.name.partition(" of ")[2] for constant in constants)
-    assert max(owners.values()) <= 4
+def test_a_constant_is_shown_in_the_unit_of_its_name(gpu_page: AccuracyPage, tmp_path: Path) -> None:
+    constants = {name: value for name, (value, _) in UNITS.items()}
+    leaving = LeavingOut("family", (LeftOut("toys", "gpu", (), summary([]), constants),), ())
+    page = AccuracyPage([replace(gpu_page.steps[0], leaving=[leaving])], [], leaves_out=True)
+    text = write_validation(page, tmp_path)[1].read_text("utf-8")
+    (row,) = (line for line in text.splitlines() if line.startswith("| toys | 0 |"))
+    assert row.strip("| ").split(" | ")[-len(UNITS) :] == [words for _, words in UNITS.values()]
