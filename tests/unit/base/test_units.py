@@ -69,6 +69,7 @@ def test_quantity_is_read_in_si(text: str, dimension: Dimension, value: float) -
         ("2.039e12", "bytes_per_s", "has no unit", "'2.039 TB/s'"),
         ("312", "flop_per_s", "has no unit", "'312 TFLOP/s'"),
         ("0.0055", "seconds", "has no unit", "'5.5 ms'"),
+        ("0.5", "bytes", "has no unit", "'0.5 GB'"),
         ("80 gb", "bytes", "unknown unit 'gb'", "'80 GB'"),
         ("80 G", "bytes", "unknown unit 'G'", "'80 GB'"),
         ("80 mB/s", "bytes_per_s", "unknown unit 'mB/s'", "'80 MB/s'"),

@@ -97,6 +97,7 @@ OFF = [(32, 1e6), (64, 1.1e6), (128, 1.3e6), (256, 1e-300), (512, 2.6e6)]
         ("batch,steps", [(8, -1)], "must be a number of at least 0"),
         ("batch,steps", [], "holds no measurement"),
         ("tokens,b_simple", [(5, 1), (4, 1)], "tokens must increase"),
+        ("tokens,b_simple", [(4, 0), (5, 1)], "b_simple be positive"),
         ("batch,examples", OFF, r"bad\.csv:1: batch 256: 1e-300 is \d\.\d+e\+\d+ times off"),
     ],
 )

@@ -147,4 +147,7 @@ def test_few_errors_give_students_band_and_many_their_percentile(errors: list[fl
     plain = summary(logs)
     if len(errors) < FEWEST:
         plain["p90_ape"] = pytest.approx(stats.t.ppf(0.95, 5) * 0.1 * np.sqrt(1.2))
-    assert LeavingOut("model", (), logs).summary == plain
+    leaving = LeavingOut("model", (), logs)
+    assert leaving.summary == plain
+    other = LeavingOut("family", (), logs)
+    assert LeavingOut.document([other, leaving]) == {**other.as_dict(), "wafers": leaving.as_dict()}

@@ -123,6 +123,10 @@ def test_factors_on_the_tiles_of_another_device_are_found_again(tmp_path: Path) 
     assert {name: (row.command, row.points) for name, row in factors.fit.items()} == dict.fromkeys(
         ("gemm", "narrow.fp8"), (command, 300)
     )
+    assert [set(row.standard_errors) & {"overhead", "overhead_k"} for row in factors.fit.values()] == [
+        {"overhead_k"},
+        {"overhead"},
+    ]
     assert factors.assumed["gemm.split_traffic"].startswith("as in a100-sxm4, whose tiles")
     assert not {"gemm.launch_s", "gemm.tiles.128x128.efficiency"} & set(factors.assumed)
 

@@ -84,6 +84,15 @@ def test_in_words_marked_rows_are_told_else_the_first() -> None:
     assert TABLE.words("time", "devices") == "one: time 32.0 days (1.00 to 64.0), devices 1,024"
     assert TABLE.words("devices", most=1) == "one: 1,024; and 1 more"
     assert TABLE.words("time", most=1) == "one: 32.0 days (1.00 to 64.0)"
+    many = Table.of({"name": None, "x": COUNT}, [(f"r{row}", row) for row in range(13)])
+    assert many.words("x").endswith("r11: 11; and 1 more")
+
+
+def test_gaps_of_a_plain_table_close_where_two_spaces_do_not_fit() -> None:
+    table = Table.of({"name": None, "x": COUNT, "y": COUNT}, [("abcdef", 10, 20)])
+    wide, narrow = (table.lines(width)[-1] for width in (14, 13))
+    assert wide == "abcdef  10  20"
+    assert narrow == "abcdef 10 20"
 
 
 def test_markdown_has_headings_leads_and_aligned_tables() -> None:

@@ -83,6 +83,9 @@ def test_an_update_counts_what_its_rule_computes_and_proofs_execute_adam() -> No
     flop = {name: row.update_flop for name, row in OPTIMIZERS.items()}
     assert flop["sgd"] == 2  # a product and a difference
     assert flop["adamw"] == flop["adam"] + 2  # weight decay takes as much again
+    assert flop["adam8bit"] == flop["adamw"] + 2 * 3  # two moments are looked up, scaled and rounded
+    assert flop["muon"] == flop["adam"]
+    assert {name for name, row in OPTIMIZERS.items() if not row.memoryx_moments} == {"sgd"}
     assert {name for name, row in OPTIMIZERS.items() if row.executed} == {"adam"}
 
 
@@ -100,6 +103,14 @@ def test_moments_take_the_published_bytes_and_a_scale_for_each_block() -> None:
 def test_a_format_with_two_scales_is_read_twice_to_be_cast() -> None:
     reads = {name: row.cast_reads_bytes for name, row in PRECISIONS.items() if row.is_narrow}
     assert reads["nvfp4"] == 2 * reads["mxfp4"] == 2 * reads["mxfp8"] == 4
+    assert reads["fp8_rowwise"] == 4 * reads["fp8"] == 4 * reads["fp8_block"]  # two passes, each twice
+
+
+def test_kinds_of_layers_are_told_apart_in_words() -> None:
+    model = default_catalog().model("deepseek_v3")
+    kinds = list(dict.fromkeys(kind.words for kind in layer_kinds(model)))
+    assert kinds == ["dense", "experts", "experts for a further token"]
+    assert LayerKind(window=128).words == "dense in a window"
 
 
 @pytest.mark.parametrize(("nics", "said", "shared"), [(8, False, False), (8, True, True), (4, False, True)])

@@ -61,6 +61,17 @@ def test_whole_descriptions_change_first_and_machines_where_they_suit(write_swee
     assert machines == [(name, count) for name in ("data", "tensor", "weight-streaming") for count in (8, 16)]
 
 
+def test_a_candidate_with_more_points_than_are_answered_is_refused(
+    write_sweep: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(write_sweep(MACHINES + "  recipe.global_batch_size: [16, 32]"))
+    monkeypatch.setattr("perfsim.studies.axes.MOST_POINTS", 4)
+    assert len(load_sweep(path).points) == 8
+    monkeypatch.setattr("perfsim.studies.axes.MOST_POINTS", 3)
+    with pytest.raises(CatalogError, match="4 points for one candidate; at most 3 are answered"):
+        load_sweep(path)
+
+
 def test_a_sweep_may_change_its_study_in_place(tmp_path: Path) -> None:
     path = tmp_path / "inline.yaml"
     path.write_text(

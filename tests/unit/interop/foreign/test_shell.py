@@ -41,6 +41,8 @@ from perfsim.interop.shell import UNKNOWN, flags_of
         ('A=()\nA+=("--n 3")\nrun ${A[@]}', "3"),
         ("if [[ 1 == 2 ]] || [[ 3 == 3 ]]; then N=3; else N=4; fi\nrun --n $N", "3"),
         ("if [[ 1 == 1 ]] && [[ 3 == 4 ]]; then N=4; else N=3; fi\nrun --n $N", "3"),
+        ("if [ 1 = 1 ] && [ 2 = 2 ]; then N=3; else N=4; fi\nrun --n $N", "3"),
+        ("N=3\nif [ -f x ] && [ 1 = 1 ]; then N=4; fi\nrun --n $N", UNKNOWN),
         ("N=3\n[ 1 -eq 2 ] && N=4\nrun --n $N", "3"),
         ("N=4\n[ 1 -eq 1 ] && N=3\nrun --n $N", "3"),
         ("N=3\n[ -f x ] && N=4\nrun --n $N", UNKNOWN),

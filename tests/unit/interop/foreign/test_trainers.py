@@ -221,6 +221,18 @@ def test_deepspeed_batches_must_agree_and_auto_is_absent(imported: Import) -> No
     assert any("2 × 4 × the number of replicas" in text for text in result.unsupported)
 
 
+def test_a_share_of_the_optimizer_on_the_cpu_is_a_gap_where_some_of_it_is_there(imported: Import) -> None:
+    def gaps(share: float, where: str) -> list[str]:
+        offload = {"device": where, "ratio": share}
+        result = imported(
+            ZERO3 | {"zero_optimization": {"stage": 3, "offload_optimizer": offload}}, "ds.json"
+        )
+        return [text for text in result.unsupported if "a share of" in text]
+
+    assert "a share of 0.5 on the CPU" in gaps(0.5, "cpu")[0]
+    assert gaps(1.0, "cpu") == gaps(0.5, "none") == []
+
+
 # ------------------------------------------------------------------------------------ torchtitan
 @pytest.mark.parametrize("name", ["Lion", "Muon", "OneBitAdam"])
 def test_an_optimizer_that_is_none_of_ours_is_a_gap(imported: Import, name: str) -> None:
