@@ -15,8 +15,7 @@ from perfsim.catalog import Catalog
 from perfsim.cli import main
 from perfsim.evidence.accuracy_page import AccuracyPage, StepAccuracy
 from perfsim.evidence.cases import CaseRows, StepCase
-from perfsim.evidence.left_out import LeavingOut, LeftOut
-from perfsim.evidence.score import summary, validate_cases
+from perfsim.evidence.score import validate_cases
 from perfsim.report.validation import validation_lines, write_validation
 from perfsim.testing.toys import SMALLEST, published_run
 
@@ -162,8 +161,10 @@ UNITS = {
 
 def test_a_constant_is_shown_in_the_unit_of_its_name(gpu_page: AccuracyPage, tmp_path: Path) -> None:
     constants = {name: value for name, (value, _) in UNITS.items()}
-    leaving = LeavingOut("family", (LeftOut("toys", "gpu", (), summary([]), constants),), ())
-    page = AccuracyPage([replace(gpu_page.steps[0], leaving=[leaving])], [], leaves_out=True)
+    accuracy = gpu_page.steps[0]
+    (leaving,) = accuracy.leaving
+    group = replace(leaving.groups[0], family="toys", constants=constants, kept=(), borrowed="")
+    page = AccuracyPage([replace(accuracy, leaving=[replace(leaving, groups=(group,))])], [], leaves_out=True)
     text = write_validation(page, tmp_path)[1].read_text("utf-8")
-    (row,) = (line for line in text.splitlines() if line.startswith("| toys | 0 |"))
+    (row,) = (line for line in text.splitlines() if line.startswith("| toys | "))
     assert row.strip("| ").split(" | ")[-len(UNITS) :] == [words for _, words in UNITS.values()]
