@@ -163,8 +163,8 @@ def test_a_constant_is_shown_in_the_unit_of_its_name(gpu_page: AccuracyPage, tmp
     constants = {name: value for name, (value, _) in UNITS.items()}
     accuracy = gpu_page.steps[0]
     (leaving,) = accuracy.leaving
-    group = replace(leaving.groups[0], family="toys", constants=constants, kept=(), borrowed="")
+    group = replace(leaving.groups[0], family="of units", constants=constants, kept=(), borrowed="")
     page = AccuracyPage([replace(accuracy, leaving=[replace(leaving, groups=(group,))])], [], leaves_out=True)
     text = write_validation(page, tmp_path)[1].read_text("utf-8")
-    (row,) = (line for line in text.splitlines() if line.startswith("| toys | "))
+    (row,) = (line for line in text.splitlines() if line.startswith("| of units | "))
     assert row.strip("| ").split(" | ")[-len(UNITS) :] == [words for _, words in UNITS.values()]
