@@ -222,9 +222,9 @@ class _StudyFigures:
 
     def network(self) -> go.Figure:
         """Use of the network by kind of link."""
-        from perfsim.report.network import network
+        from perfsim.report.study_figures import network
 
-        return network(self.result, drawn=False).figure
+        return network(self.result).figure
 
     def memory(self) -> go.Figure:
         """Memory of each pipeline stage or wafer under its capacity."""

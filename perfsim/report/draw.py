@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import plotly.graph_objects as go
-from numpy.typing import NDArray
 
 from perfsim.report import text
 from perfsim.report.table import Table
@@ -33,7 +29,7 @@ INK = "#5B6470"
 SERIES = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, GREY)
 """Colours of series; no two series differ in colour only."""
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle-down")
-_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _GRID = "rgba(128,128,128,0.28)"
 IDEAL = {"color": GREY, "width": 1.5, "dash": "dot"}
 """A line of what would be best."""
@@ -184,7 +180,7 @@ class Series(NamedTuple):
         for index, (name, rows) in enumerate(table.by(table.columns[0].name).items()):
             opened = "-open" if index // len(_SYMBOLS) % 2 else ""  # where colours repeat
             symbol = _SYMBOLS[index % len(_SYMBOLS)] + opened
-            dash = _DASHES[index % len(_DASHES)]
+            dash = DASHES[index % len(DASHES)]
             yield cls(name, rows.sorted(x), SERIES[index % len(SERIES)], symbol, dash)
 
     def points(self, x: str, y: str) -> list[tuple[float, float]]:
@@ -270,50 +266,6 @@ def rows(
     return figure(title, traces, x, y, height, **({"bargap": 0.3} | more))
 
 
-_MAX_WRITTEN_CELLS = 150
-_LOG_SPAN = 30.0
-"""How many times the least value the largest has to be for a logarithmic scale of colours."""
-
-
-def heat_map(table: Table, title: str, x_name: str) -> go.Figure:
-    """The cells of a table, named by its first column and its headings; a cell without a value stays empty.
-
-    Colours are cividis, which reads alike with every colour vision. Small maps write the figure in each cell.
-    """
-    names = [column.name for column in table.columns[1:]]
-    scale = table.unit(names[0]).scale
-    cells = [
-        [math.nan if cell.value is None else cell.number / scale for cell in row[1:]] for row in table.rows
-    ]
-    shown = np.array(cells)
-    known = shown[~np.isnan(shown)]
-    bar: dict[str, Any] = {"thickness": 12, "outlinewidth": 0, "xpad": 4}
-    if known.size and known.min() > 0 and known.max() / known.min() > _LOG_SPAN:
-        ticks = np.linspace(math.log10(known.min()), math.log10(known.max()), 5)
-        bar |= {"tickvals": list(ticks), "ticktext": [f"{10**tick:.2g}" for tick in ticks]}
-        shown = np.log10(shown)
-    y_name = table.columns[0].name
-    trace = go.Heatmap(
-        x=list(map(text.esc, names)),
-        y=[text.esc(row[0]) for row in table.shown()],
-        z=[[None if math.isnan(value) else _drawn(value) for value in row] for row in shown],
-        text=[
-            ["" if math.isnan(value) else word for value, word in zip(row, words[1:], strict=True)]
-            for row, words in zip(shown, table.shown(), strict=True)
-        ],
-        texttemplate="%{text}" if known.size <= _MAX_WRITTEN_CELLS else None,
-        hovertemplate=f"{text.esc(x_name)} %{{x}}<br>{text.esc(y_name)} %{{y}}<br>{text.esc(title)}: "
-        "<b>%{text}</b><extra></extra>",
-        hoverongaps=False,
-        colorscale="Cividis",
-        xgap=1,
-        ygap=1,
-        colorbar=bar,
-    )
-    columns, lines = (axis(name, type="category", showgrid=False) for name in (x_name, y_name))
-    return figure(title, [trace], columns, lines, max(300, 150 + 30 * len(table.rows)))
-
-
 # Times with their bands on one scale, for a page that needs no figure for them.
 
 
@@ -352,110 +304,3 @@ def scale(table: Table) -> dict[str, Any] | None:
             for name, time, band in rows
         ],
     }
-
-
-# Labels that hide neither each other nor marks.
-
-WIDE_PX = 300
-_HIGH_PX = 330
-_LETTER_PX = 6.2
-LABEL_LINE_PX = 16
-"""Labels are placed for a plot on a phone; where there is more room, marks are further apart."""
-
-_ALONG = 6
-"""Squares that stand for the line between two points."""
-
-_Rectangle = tuple[float, float, float, float]
-Spot = tuple[float, float, int, float, float]
-"""A place for a label: the mark that it names, its side (-1: left), the pixels between, and the pixels up."""
-
-
-@dataclass(frozen=True, slots=True)
-class Canvas:
-    """A plot with logarithmic axes between these ends."""
-
-    x_ends: tuple[float, float]
-    y_ends: tuple[float, float]
-
-    def rectangle(
-        self,
-        at: tuple[float, float],
-        half_width: float,
-        half_height: float,
-        right: float = 0.0,
-        up: float = 0.0,
-    ) -> _Rectangle:
-        """Edges in pixels from the lower left corner, about a point or so many pixels from it."""
-        x, y = (
-            length * math.log(value / low) / math.log(high / low) + offset
-            for value, (low, high), length, offset in zip(
-                at, (self.x_ends, self.y_ends), (WIDE_PX, _HIGH_PX), (right, up), strict=True
-            )
-        )
-        return x - half_width, y - half_height, x + half_width, y + half_height
-
-    def notes(
-        self,
-        labels: Iterable[tuple[str, Sequence[Spot], dict[str, Any]]],
-        taken: Iterable[_Rectangle],
-        *,
-        always: bool = False,
-    ) -> list[dict[str, Any]]:
-        """An annotation with a leader for each label (words, spots by preference, style), in this order.
-
-        A label that has no free spot is left out, or with `always` put where it covers least.
-        """
-        covered = np.array([(0.0, 0.0, 0.0, 0.0), *taken])
-        annotations = []
-        for words, spots, style in labels:
-            lines = words.split("\n")
-            half = max(map(len, lines)) * _LETTER_PX / 2
-            height = LABEL_LINE_PX * len(lines) / 2
-            boxes = np.array(
-                [
-                    self.rectangle((x, y), half, height, side * (half + gap), up)
-                    for x, y, side, gap, up in spots
-                ]
-            )
-            area = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
-            outside = area - _common(boxes, np.array([(0.0, 0.0, WIDE_PX, _HIGH_PX)]))
-            hidden = outside + _common(boxes, covered)
-            best = int(hidden.argmin())
-            if always or hidden[best] <= 1e-6:
-                covered = np.vstack([covered, boxes[best]])
-                x, y, side, gap, up = spots[best]
-                place = {"x": math.log10(x), "y": math.log10(y), "ax": side * (half + gap), "ay": -up}
-                leader = {"arrowhead": 0, "arrowwidth": 1, "arrowcolor": GREY}
-                label = {"text": text.esc(words).replace("\n", text.BREAK)}
-                annotations.append(label | place | leader | style)
-        return annotations
-
-    def names(
-        self, curves: Mapping[str, Sequence[tuple[float, float]]], *, always: bool = False
-    ) -> list[dict[str, Any]]:
-        """The name of each series of points at its curve, with a leader in the colour of the curve."""
-        asked = []
-        taken = []
-        for index, (whole, curve) in enumerate(curves.items()):
-            words = "\n".join(textwrap.wrap(whole, LABEL_CHARS, break_on_hyphens=False))
-            spots = [
-                (*point, side, 0.0, up)
-                for up in (22.0, -22.0, 40.0, -40.0, 60.0, -60.0, 90.0, -90.0)
-                for point in curve[::-1]
-                for side in (0, -1, 1)
-            ]
-            if spots:
-                colour = SERIES[index % len(SERIES)]
-                asked.append((words, spots, {"arrowcolor": colour, "arrowwidth": 1.5, "standoff": 4}))
-            for (x, y), (after, up) in pairwise([*curve, *curve[-1:]]):
-                steps = [step / _ALONG for step in range(_ALONG)]
-                taken += [self.rectangle((x * (after / x) ** s, y * (up / y) ** s), 4.0, 4.0) for s in steps]
-        return self.notes(asked, taken, always=always)
-
-
-def _common(boxes: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The area in square pixels that each box has in common with all others together."""
-    low = np.maximum(boxes[:, None, :2], others[:, :2])
-    high = np.minimum(boxes[:, None, 2:], others[:, 2:])
-    areas: NDArray[np.float64] = np.clip(high - low, 0.0, None).prod(axis=2).sum(axis=1)
-    return areas

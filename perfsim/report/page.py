@@ -27,17 +27,7 @@ from perfsim.report.text import split_caveats
 from perfsim.version import __version__
 
 if TYPE_CHECKING:
-    from perfsim.report.network import Drawing
     from perfsim.studies.trust import SharedCaveat
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """One large number, what it is, and more about it."""
-
-    figure: str
-    range: str
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +46,8 @@ class Section:
     level: int = 2
     trace: str = ""
     """A file next to the page, with all tasks."""
-    cards: Sequence[Card] = ()
-    """Figures that are told before the table."""
-    drawings: Sequence[Drawing] = ()
-    """Next to each other where there is room."""
-    topics: Sequence[tuple[str, Table]] = ()
-    """Tables that are folded, each under its name."""
+    fold: str = ""
+    """The words under which the table is folded; those of a figure always are."""
     tab: str = ""
     """Sections with the same word here, one after the other, are shown one at a time."""
     short: str = ""
@@ -103,9 +89,8 @@ class Page:
     """How much to trust the answer, and why not more."""
     scale: Table | None = None
     """Names, and times with their bands, drawn on one logarithmic scale; notes stand below the times."""
-    cards: Sequence[Card] = ()
     note: str = ""
-    """On scale and cards."""
+    """On the scale."""
     caveats: Sequence[SharedCaveat] = ()
     footer: str = ""
     command: str = ""
@@ -145,7 +130,6 @@ class Page:
             blocks.append(f"{'#' * section.level} {markdown_text(section.heading)}")
             blocks += [markdown_text(words) for words in (section.lead, section.note) if words]
             blocks += [section.table.markdown()] if section.table is not None else []
-            blocks += [table.markdown() for _, table in section.topics]
         blocks += [markdown_text(self.footer)] if self.footer else []
         return "\n\n".join(blocks) + "\n"
 

@@ -10,15 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from perfsim.base.units import DAY_S
-from perfsim.costs.wafer import ASSUMED_LOSS, SLOWEST
 from perfsim.interop.chrome import StepTrace
 from perfsim.prediction.disturbed import Resilience
 from perfsim.prediction.verification import SamplingSummary
-from perfsim.prediction.why import ROWS
 from perfsim.report import study_figures, text
 from perfsim.report.document import document_text, plain
-from perfsim.report.network import network
-from perfsim.report.page import Card, Page, Section, caveats_section, slugify
+from perfsim.report.page import Page, Section, caveats_section, slugify
 from perfsim.report.study_figures import leaders
 from perfsim.report.table import Cell, Field, Table
 from perfsim.specs.prices import NOT_GIVEN
@@ -36,16 +33,12 @@ from perfsim.studies.decision import amount, chance, verb
 from perfsim.studies.trust import confidence
 from perfsim.version import __version__
 
-_SAME = 0.02
-"""Differences below this share are not worth a word."""
 MOST_CANDIDATES = 24
 """Rows on a terminal; of more candidates the fastest are shown, and the report has all."""
 _MOST_INFEASIBLE = 6
 """Candidates without a plan that the terminal names with their reason; the report names all."""
 _HIDDEN = 0.98
 """A step that is less than this share of the device's slowdown longer hides a part of the delay."""
-_COMPUTING = ("forward", "backward", "compute", SLOWEST, ASSUMED_LOSS)
-"""Parts of a step that no remedy is shown for."""
 _ON_A_PAGE = (
     "machine", "time", "time in production", "steps", "batch", "step", "tokens/s", "tokens/s per device",
     "MFU", "HFU", "bubble", "exposed communication", "memory", "share of the memory", "strategy", "settings",
@@ -111,18 +104,19 @@ def _candidates_table(named: Sequence[text.Named], decision: Decision | None = N
     )
 
 
-def assumptions_tables(assumptions: Sequence[Assumption]) -> list[tuple[str, Table]]:
-    """For each topic its inputs with their sources; inputs of one source and kind share a row."""
-    topics: dict[str, dict[tuple[str, str], list[str]]] = {}
+def inputs_section(assumptions: Sequence[Assumption]) -> Section:
+    """All inputs with their sources; those of one topic, kind and source share a row."""
+    rows: dict[tuple[str, str, str], list[str]] = {}
     for item in assumptions:
-        rows = topics.setdefault(item.topic, {})
-        rows.setdefault((item.kind, item.source), []).append(f"{item.name}: {item.value}")
-    tables = []
-    for topic, rows in topics.items():
-        cells = [("; ".join(inputs), *basis) for basis, inputs in rows.items()]
-        table = Table.of(("input", "kind", "source"), cells)
-        tables.append((f"{topic} ({sum(map(len, rows.values()))})", table))
-    return tables
+        rows.setdefault((item.topic, item.kind, item.source), []).append(f"{item.name}: {item.value}")
+    table = Table.of(
+        ("of", "input", "kind", "source"),
+        ((topic, "; ".join(inputs), *basis) for (topic, *basis), inputs in rows.items()),
+    )
+    lead = "What the answer rests on. Change a value that does not fit your machine and ask again."
+    fold = f"{len(assumptions)} inputs"
+    heading = "Assumptions and sources"
+    return Section(heading, lead, table=table, fold=fold, slug="assumptions", short="Assumptions")
 
 
 def _headline(result: StudyResult) -> str:
@@ -248,7 +242,7 @@ def study_page(result: StudyResult, *, trace_names: Sequence[str] = ()) -> Page:
         study_figures.step(result),
         _whole_run(result),
         study_figures.memory(result),
-        network(result),
+        study_figures.network(result),
         *study_figures.rooflines(named),
         *study_figures.timelines(named, trace_names),
         *study_figures.tornados(result.decision),
@@ -318,49 +312,9 @@ def _why(result: StudyResult) -> Section:
         "parentheses e P b / (2 B), what arithmetic alone would need to hide the weights.",
     )
     lead = (
-        "What explains the ratio of the first two, and what limits each candidate: the largest wait, or "
-        "computing where no wait takes a tenth of the step."
+        "What limits each candidate: the largest wait, or computing where no wait takes a tenth of the step."
     )
-    return Section("Why", lead, table=table, cards=list(_differences(result)))
-
-
-def _differences(result: StudyResult) -> Iterator[Card]:
-    """What explains the ratio of the first two: speed, tokens, and the largest wait of the slower one."""
-    if len(named := leaders(result)) < 2:
-        return
-    first, rival = (own for _, own in named)
-    speed = first.tokens_per_s / rival.tokens_per_s
-    shares = f"at {text.percent(first.mfu, 0)} and {text.percent(rival.mfu, 0)} of peak"
-    rates = f"{_rate(first)} against {_rate(rival)}, {shares}"
-    yield Card(_times(speed), rates, f"{'more' if speed >= 1 else 'fewer'} tokens a second")
-    batches = [own.global_batch_size * result.seq_length for own in (first, rival)]
-    needed = first.steps * batches[0]
-    tokens = rival.steps * batches[1] / needed if needed else math.nan
-    if math.isfinite(tokens):
-        alike = abs(tokens - 1) < _SAME
-        many = "as many" if alike else "fewer" if tokens > 1 else "more"
-        sizes = f"batch {text.large(batches[0])} against {text.large(batches[1])} tokens"
-        yield Card(f"1 {text.TIMES}" if alike else _times(tokens), sizes, f"{many} tokens to the target")
-    waits = [
-        (seconds / own.step_time_s, own is rival, part)
-        for _, own in named
-        for part, seconds in (own.why.parts_s if ROWS in own.why.parts_s else own.breakdown_s).items()
-        if part not in _COMPUTING
-    ]
-    share, of_rival, part = max(waits, default=(0.0, False, ""))
-    if share >= _SAME:
-        machine_name, own = named[of_rival]
-        name = f"of the step of {machine_name} is {text.human(part)}"
-        yield Card(text.percent(share, 0), f"nearest remedy: {own.why.remedy}", name)
-
-
-def _times(ratio: float) -> str:
-    return f"{max(ratio, 1 / ratio):.2f} {text.TIMES}"
-
-
-def _rate(candidate: Answer) -> str:
-    rate = candidate.tokens_per_s
-    return f"{text.large(rate)}/s" if rate >= 1e6 else f"{rate / 1e3:,.3g} k/s"
+    return Section("Why", lead, table=table)
 
 
 def _candidates(result: StudyResult) -> Section:
@@ -546,10 +500,7 @@ def _basis(result: StudyResult) -> Iterator[Section]:
     lead = "What to know before a plan is used: where its state is kept, safer choices."
     remarks = Table.of(("plan", "remark"), rows)
     yield Section("Remarks on the plans", lead, table=remarks, slug="remarks", short="Remarks")
-    lead = "The inputs of the answer. Change a value that does not fit your machine and run the study again."
-    topics = assumptions_tables(result.assumptions)
-    heading = "Assumptions and sources"
-    yield Section(heading, lead, topics=topics, slug="assumptions", short="Assumptions")
+    yield inputs_section(result.assumptions)
     error = text.Unit(digits="{:.1e}".format)
 
     def partitions(row: tuple[str, SamplingSummary]) -> str | None:

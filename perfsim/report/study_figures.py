@@ -6,8 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate, groupby, pairwise
-from typing import Any, NamedTuple
+from itertools import accumulate, cycle, groupby, pairwise
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -71,46 +71,37 @@ def batch(result: StudyResult) -> Section:
     return Section(heading, lead, drawn, table, told, slug="time-to-accuracy", short="Batch")
 
 
-_WHITE = {"width": 1, "color": "#FFFFFF"}
-
-
 def _batch_curves(table: Table, result: StudyResult) -> go.Figure:
     """Each candidate's curve with its band and a star at its best batch, and the critical batch."""
     traces = []
-    points = {}
     for series in draw.Series.of(table, "batch (tokens)"):
+        best = [cell.mark for cell in series.table.column("time")]
         hover = series.table.hovers()
-        traces += series.curve("batch (tokens)", "time", hover, size=6)
-        points[series.name] = series.points("batch (tokens)", "time")
-        best = [place for place, cell in enumerate(series.table.column("time")) if cell.mark]
-        traces.append(
-            draw.marks(
-                f"{series.name}, best batch",
-                [points[series.name][place][0] for place in best],
-                [points[series.name][place][1] for place in best],
-                {"symbol": "star", "size": 17, "color": series.colour, "line": _WHITE},
-                [f"{hover[place]}<br>the best batch" for place in best],
-                legendgroup=text.esc(series.name),
-            )
+        traces += series.curve(
+            "batch (tokens)",
+            "time",
+            [
+                f"{words}<br>the best batch" if starred else words
+                for words, starred in zip(hover, best, strict=True)
+            ],
+            symbol=["star" if starred else series.symbol for starred in best],
+            size=[17 if starred else 6 for starred in best],
         )
     critical = result.critical_batch_tokens
-    tokens = table.values("batch (tokens)")
-    x_ends = draw.ends([*tokens, critical], 1.4)
-    y_ends = draw.ends([end for band in table.bands("time") for end in band], 1.15)
-    known = {name: [point for point in curve if math.isfinite(point[1])] for name, curve in points.items()}
-    notes = draw.Canvas(x_ends, y_ends).names(known, always=True)
+    x_ends = draw.ends([*table.values("batch (tokens)"), critical], 1.4)
     shapes = []
+    notes = []
     if critical > 0:
         low, high = result.critical_batch_band_tokens
         shade = {"type": "rect", "x1": high, "fillcolor": "rgba(128,128,128,0.15)", "layer": "below"}
         dashed = {"width": 2, "dash": "dash", "color": draw.GREY}
         shapes = [draw.rule(low, {"width": 0}) | shade, draw.rule(critical, dashed) | {"layer": "below"}]
-        on_the_left = bool(tokens) and critical**2 < min(tokens) * max(tokens)
-        side = dict.fromkeys(("xanchor", "align"), "left" if on_the_left else "right")
+        side = "left" if critical**2 < x_ends[0] * x_ends[1] else "right"
         place = {"x": math.log10(critical), "y": 1, "yref": "paper", "yanchor": "top", "showarrow": False}
         words = f" critical batch <br> {text.large(critical)} "
-        notes.insert(0, place | side | {"text": words})
+        notes = [place | {"text": words, "xanchor": side, "align": side}]
     unit = table.unit("time").name
+    y_ends = draw.ends([end for band in table.bands("time") for end in band], 1.15)
     return draw.figure(
         f"Time to the target ({unit}) by global batch (tokens)",
         traces,
@@ -119,7 +110,7 @@ def _batch_curves(table: Table, result: StudyResult) -> go.Figure:
         500,
         shapes=shapes,
         annotations=notes,
-        showlegend=False,
+        showlegend=True,
     )
 
 
@@ -360,6 +351,69 @@ def memory(result: StudyResult) -> Section:
     return Section("Memory", lead, drawn, table, ("total", "capacity"))
 
 
+# How much of its network each candidate's step uses.
+
+_KINDS = {
+    "scale_up": "NVLink port",
+    "host": "GPU to NIC",
+    "nic": "NIC",
+    "uplink": "leaf to spine",
+    "io": "ports of a system",
+    "swarmx": "SwarmX",
+    "memoryx": "MemoryX to SwarmX",
+    "server": "weight server",
+    "dram": "DRAM of a server",
+    "flash": "flash of a server",
+    "feed": "activation server",
+    "pcie": "PCIe",
+    "nvme": "drives of a host",
+}
+"""Kinds of links in words, from the devices outwards."""
+
+
+def network(result: StudyResult) -> Section:
+    """Mean and peak use of every candidate's links, from the devices outwards; drawn for the first two."""
+    order = [*_KINDS, *(kind for own in result.candidates for kind in own.utilisation)]
+    table = Table.of(
+        {"candidate": None, "kind of link": None, "mean": text.SHARE, "peak": text.SHARE},
+        (
+            (name, _KINDS.get(kind, text.human(kind)), use.mean, use.peak)
+            for name, own in text.named(result.candidates)
+            for kind, use in sorted(own.utilisation.items(), key=lambda item: order.index(item[0]))
+        ),
+        "Mean: bytes of the step over what all links of the kind could carry in it, in both directions. "
+        "Peak: the most that the busiest link carries at once.",
+    )
+    first = [name for name, _ in leaders(result)]
+    shown = replace(table, rows=[row for row in table.rows if row[0].value in first] or table.rows)
+    labels = [f"{draw.in_lines(name.value)}<br>{text.esc(kind.value)}" for name, kind, *_ in shown.rows]
+    means, peaks = ([100 * share for share in shown.values(name)] for name in ("mean", "peak"))
+    hover = shown.hovers("kind of link", "mean", "peak")
+    bars = draw.rows(
+        "Use of the network by kind of link (% of capacity)",
+        labels,
+        [
+            draw.bars("mean over the step", labels, means, {"color": draw.BLUE}, hover),
+            draw.limits("peak of the busiest link", peaks, labels, hover),
+        ],
+        draw.axis("share of capacity (%)", range=[0, 1.01 * max([100.0, *peaks])]),
+    )
+    lead = (
+        "Shows which links a faster network would have to improve: one that is busy all the time limits the "
+        "step, one that is full only at its peak makes communication wait for other communication. Drawn for "
+        "the first two."
+    )
+    note = ""
+    if (peak := max(table.values("peak"), default=0.0)) > 1.0:
+        note = (
+            f"A peak of {text.percent(peak, 0)} is more than a link carries: samples, or updates in a weight "
+            "server's memory, run at the same time as streamed weights, and in the simulation neither waits "
+            f"for the other. While both run they would take up to {text.percent(peak - 1, 0)} longer."
+        )
+    told = ("mean", "peak")
+    return Section("Use of the network", lead, bars, table, told, slug="network", note=note, short="Network")
+
+
 # The roofline of a device, with the kernels of its step as points.
 
 _LEAST = 5e-3
@@ -374,8 +428,6 @@ _LOOKS = {
 }
 _LARGEST_PX = 44
 _SMALLEST_PX = 8
-_HEADROOM = 5
-"""How far above the highest ceiling the figure ends, for labels."""
 
 
 def rooflines(named: Sequence[text.Named]) -> Iterator[Section]:
@@ -410,10 +462,14 @@ def _roofline_table(roofline: Roofline) -> Table:
         share, ceiling = max((of_memory, "memory"), (of_peak, f"{kernel.precision} peak"))
         return f"{text.percent(share, 0)} of {ceiling}"
 
+    def kernels_name(kernel: KernelUse) -> str:
+        precise = kernel.precision and kernel.kind != UPDATE and len(roofline.peaks_flop_per_s) > 1
+        return f"{kernel.name}, {kernel.precision}" if precise else kernel.name
+
     return Table.each(
         roofline.kernels,
         {
-            "kernels": (None, lambda kernel: _kernels_name(kernel, roofline)),
+            "kernels": (None, kernels_name),
             "kind": (None, "kind"),
             "time a step": (text.TIME, "time_s"),
             "share": (text.SHARE, lambda kernel: kernel.time_s / total_s),
@@ -427,88 +483,43 @@ def _roofline_table(roofline: Roofline) -> Table:
     )
 
 
-def _kernels_name(kernel: KernelUse, roofline: Roofline) -> str:
-    precise = kernel.precision and kernel.kind != UPDATE and len(roofline.peaks_flop_per_s) > 1
-    return f"{kernel.name}, {kernel.precision}" if precise else kernel.name
-
-
-class _Point(NamedTuple):
-    """A kind of kernel in the figure: FLOPs over bytes and over seconds, the area by its time."""
-
-    kind: str
-    x: float
-    y: float
-    size_px: float
-    label: str
-    hover: str
-
-
 def _roofline(table: Table, roofline: Roofline) -> go.Figure:
-    """The kernels of the table as points sized by time, below the ceilings of their device."""
+    """The kernels of the table as points sized by time, the largest of a kind named, below the ceilings."""
     hovers = table.hovers("time a step", "share", "work", "rate", "memory", "reach")
-    points = []
-    for kernel, share, hover in zip(roofline.kernels, table.values("share"), hovers, strict=True):
-        if share >= _LEAST:
-            flop = kernel.flop or kernel.n_bytes / _NUMBER_BYTES
-            size_px = round(max(_SMALLEST_PX, _LARGEST_PX * math.sqrt(share)), 1)
-            at = flop / kernel.n_bytes, flop / kernel.time_s
-            label = f"{_kernels_name(kernel, roofline)}: {text.percent(share, 0)}"
-            points.append(_Point(kernel.kind, *at, size_px, label, hover))
-    peak = max(roofline.peaks_flop_per_s.values(), default=max(point.y for point in points))
+    shares = table.values("share")
+    kernels = [row for row in zip(shares, roofline.kernels, hovers, strict=True) if row[0] >= _LEAST]
+    points: dict[str, list[tuple[float, float, float, str, str]]] = {}
+    for share, kernel, hover in sorted(kernels, key=lambda row: -row[0]):
+        flop = kernel.flop or kernel.n_bytes / _NUMBER_BYTES
+        size_px = round(max(_SMALLEST_PX, _LARGEST_PX * math.sqrt(share)), 1)
+        label = "" if kernel.kind in points else f"{kernel.name}: {text.percent(share, 0)}"
+        point = (flop / kernel.n_bytes, flop / kernel.time_s, size_px, text.esc(label), hover)
+        points.setdefault(kernel.kind, []).append(point)
+    xs, ys, *_ = zip(*(point for own in points.values() for point in own), strict=True)
+    peak = max(roofline.peaks_flop_per_s.values(), default=max(ys))
     ridge = peak / roofline.memory_bytes_per_s
-    left = min(ridge / 8, *(point.x / 2.5 for point in points))
-    right = 4 * max(ridge, *(point.x for point in points))
-    y_ends = min(peak / 20, *(point.y / 4 for point in points)), _HEADROOM * peak
+    x_ends = min(ridge / 8, min(xs) / 10), 4 * max(ridge, *xs)
     # Memory gives a slope up to the ridge, each precision a level line beyond its own ridge.
-    lines = [([left, ridge], [roofline.memory_bytes_per_s * left, peak], "solid")]
-    for flop_per_s in roofline.peaks_flop_per_s.values():
-        lines.append(([flop_per_s / roofline.memory_bytes_per_s, right], [flop_per_s] * 2, "dash"))
-    traces = [draw.line(x, y, {"color": draw.GREY, "width": 2, "dash": dash}) for x, y, dash in lines]
-    for kind, (colour, symbol) in _LOOKS.items():
-        if alike := [point for point in points if point.kind == kind]:
-            look: dict[str, Any] = {"color": draw.translucent(colour, 0.75), "symbol": symbol}
-            look |= {"size": [point.size_px for point in alike], "line": {"width": 1, "color": colour}}
-            xs = [point.x for point in alike]
-            ys = [point.y for point in alike]
-            traces.append(draw.marks(kind, xs, ys, look, [point.hover for point in alike]))
-    plain: dict[str, Any] = {"showarrow": False, "yanchor": "bottom"}
-    notes = [
-        plain
-        | {"x": math.log10(right), "y": math.log10(flop_per_s), "xanchor": "right"}
-        | {"text": f"{name} peak {text.si(flop_per_s, 'FLOP/s')}"}
-        for name, flop_per_s in roofline.peaks_flop_per_s.items()
-    ]
-    low = left * 1.15
-    at_slope = {"x": math.log10(low), "y": math.log10(low * roofline.memory_bytes_per_s), "xanchor": "left"}
-    of_memory = {"text": f"memory {text.si(roofline.memory_bytes_per_s, 'B/s')}", "yshift": 26}
-    notes.append(plain | at_slope | of_memory)
-    canvas = draw.Canvas((left, right), y_ends)
-    taken = [canvas.rectangle((point.x, point.y), *[point.size_px / 2] * 2) for point in points]
-    # Over the highest ceiling stands its name, at the right end.
-    taken.append(canvas.rectangle((right, peak), draw.WIDE_PX / 2, draw.LABEL_LINE_PX, up=draw.LABEL_LINE_PX))
-    # Nearest first: side, pixels from the mark, pixels up.
-    near = [(0, 0.0, -34.0), (0, 0.0, 34.0), (-1, 28.0, 0.0), (1, 28.0, 0.0)]
-    far = [
-        (side, 0.0, sign * up) for up in (52.0, 74.0, 96.0, 118.0) for sign in (-1, 1) for side in (0, -1, 1)
-    ]
-    notes += canvas.notes(
-        [
-            (
-                point.label,
-                [(point.x, point.y, *spot) for spot in (*near, *far)],
-                {"standoff": point.size_px / 2},
-            )
-            for point in points
-        ],
-        taken,
-    )
+    name = f"memory {text.si(roofline.memory_bytes_per_s, 'B/s')}"
+    slope = [roofline.memory_bytes_per_s * x_ends[0], peak]
+    traces = [draw.line([x_ends[0], ridge], slope, {"color": draw.GREY, "width": 2}, name)]
+    for (precision, flop_per_s), dash in zip(roofline.peaks_flop_per_s.items(), cycle(draw.DASHES[1:])):
+        level = [flop_per_s / roofline.memory_bytes_per_s, x_ends[1]]
+        name = f"{precision} peak {text.si(flop_per_s, 'FLOP/s')}"
+        traces.append(draw.line(level, [flop_per_s] * 2, draw.IDEAL | {"dash": dash}, name))
+    for kind, own in points.items():
+        colour, symbol = _LOOKS[kind]
+        x, y, sizes, labels, told = zip(*own, strict=True)
+        look: dict[str, Any] = {"color": draw.translucent(colour, 0.75), "symbol": symbol, "size": sizes}
+        look["line"] = {"width": 1, "color": colour}
+        named: dict[str, Any] = {"mode": "markers+text", "text": labels, "textposition": "bottom center"}
+        traces.append(draw.marks(kind, x, y, look, told, **named))
     return draw.figure(
         "FLOP/s of a device by FLOPs per byte",
         traces,
-        _powers("FLOP per byte of device memory", (left, right), "{:,g}".format),
-        _powers("FLOP/s", y_ends, lambda tick: text.si(tick, "")),
+        _powers("FLOP per byte of device memory", x_ends, "{:,g}".format),
+        _powers("FLOP/s", (min(peak / 20, min(ys) / 4), 2 * peak), lambda tick: text.si(tick, "")),
         460,
-        annotations=notes,
     )
 
 

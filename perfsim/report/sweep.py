@@ -11,7 +11,7 @@ from typing import Any
 from perfsim.report import text
 from perfsim.report.document import document_text, plain
 from perfsim.report.page import Page, Section, caveats_section
-from perfsim.report.study import assumptions_tables
+from perfsim.report.study import inputs_section
 from perfsim.report.sweep_figures import MAX_ROWS, answer_cells, change_table, drawn, series_table
 from perfsim.report.table import Cell, Field, Table
 from perfsim.studies.answers import PointResult
@@ -120,14 +120,10 @@ def sweep_page(result: SweepResult) -> Page:
         sections.append(Section("Without a plan", lead, table=table, slug="without"))
     every = _points_table(result)
     lead = "Every point of the grid in its order, with and without a plan."
-    topics = [(f"{len(every.rows):,} points", every)] if result.feasible else []
-    table_of_all = None if result.feasible else every
-    sections.append(Section("All points", lead, table=table_of_all, topics=topics, slug="points"))
-    lead = "What every answer above rests on. To change an input, change the sweep's file and run it again."
-    topics = assumptions_tables(result.assumptions)
-    sections.append(Section("Inputs", lead, topics=topics, slug="inputs"))
-    drawn_below = bool(result.variants) and not result.scalings
-    scale, note = (None, "") if drawn_below else _scale(result)
+    fold = f"{len(every.rows):,} points" if result.feasible else ""
+    sections.append(Section("All points", lead, table=every, fold=fold, slug="points"))
+    sections.append(inputs_section(result.assumptions))
+    scale, note = (None, "") if result.changes and not result.scalings else _scale(result)
     first = result.first_sentence if result.feasible else ""
     return Page(
         result.title,

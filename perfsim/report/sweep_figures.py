@@ -10,13 +10,13 @@ import plotly.graph_objects as go
 
 from perfsim.base.units import DAY_S
 from perfsim.report import draw, text
-from perfsim.report.page import Section, slugify
+from perfsim.report.page import Section
 from perfsim.report.study_figures import where_steps_go
 from perfsim.report.table import Cell, Table, Value
 from perfsim.studies.answers import PointResult
 from perfsim.studies.decision import outcome_of
 from perfsim.studies.scaling import Match, Series
-from perfsim.studies.variants import Change, SweepResult, TimeMap
+from perfsim.studies.variants import Change, SweepResult
 
 MAX_ROWS = 2000
 """A table of points with more shows a sample of them."""
@@ -26,48 +26,26 @@ _MAX_SERIES = 12
 """Lines of one chart."""
 _MAX_STEPS = 40
 """Bars of where steps go."""
-_MAX_MAPS = 8
-_MAX_SIDE = 60
-"""Rows and columns of a map."""
-_NAMED = 3
-"""Most series that are named at their lines; more have a legend."""
-_SAME = 0.02
-"""Differences of efficiencies below this are not drawn."""
 
 
 def drawn(result: SweepResult) -> Iterator[Section]:
-    """The answer, then why, then what the variants are."""
-    lead = (
-        "Helps to choose the number of devices: the further a line leaves its dotted ideal, the less each "
-        "further device saves. Shades are 90 % bands. Each point runs at its best batch of the grid."
-    )
-    if len(result.series) > _MAX_SERIES:
-        lead += f" {len(result.series) - _MAX_SERIES} more lines are among all points below."
-    columns = ("series", "devices", "batch", "time", "efficiency", "layout")
-    table = series_table(result.series[:_MAX_SERIES]).only(*columns)
-    scaling = Section("Scaling", lead, scaling_curve(table), table, ("devices", "time"))
-    scaled = [scaling, *_time_and_cost(result), *_efficiency(result)]
+    """What variants change, how machines scale, what a shorter time costs, and where steps go."""
+    if result.changes:
+        yield _changed_steps(result)
+    if result.scalings or not result.variants:
+        yield _scaling(result)
+        yield from () if result.variants else _matches(result)
+        yield from _time_and_cost(result)
     # Each series at its best batches; where variants are compared, every point under what it shares.
     named = [
         (f"{group}, {change.point.variant}", change.point.prediction)
         for group, own in result.changes.items()
         for change in own
     ] or [(series.at(point), point.prediction) for series in result.series for point in series.points]
-    steps = where_steps_go(
+    yield where_steps_go(
         [(name, own.step_time_s, own.why.parts_s, own.why.sentence) for name, own in named[:_MAX_STEPS]],
         "Shows what to improve: computing, or a wait that nothing hides.",
     )
-    if not result.variants:
-        yield from (scaled[0], *_matches(result), *scaled[1:], steps)
-        yield from map(_map, result.maps[:_MAX_MAPS])
-        return
-    if result.changes:
-        yield _changed_steps(result)
-    if result.scalings:
-        yield from scaled
-    elif not result.changes:
-        yield _times(result.series)
-    yield steps
 
 
 def answer_cells(point: PointResult) -> dict[str, Cell | Value]:
@@ -101,102 +79,64 @@ def _units(points: Sequence[PointResult]) -> dict[str, text.Unit]:
 
 def series_table(series: Sequence[Series]) -> Table:
     """Every point of the series at its best batch, every column in one unit."""
-    points = _thinned_points(series)
-    units = _units([point for _, point in points]) | {"efficiency": text.WHOLE_SHARE}
-    names = ("series", "machine", "devices", "batch", "steps", "step", "MFU", "efficiency", "time", "wall")
+    points = [(own, point) for own in series for point in text.thinned(own.points, _MAX_MARKS)]
+    efficiencies = dict.fromkeys(("efficiency", "in throughput"), text.WHOLE_SHARE)
+    units = _units([point for _, point in points]) | efficiencies
     return Table.each(
         (
-            {"series": own.label, "efficiency": own.efficiency(point), **answer_cells(point)}
+            {
+                "series": own.label,
+                "efficiency": own.efficiency(point),
+                "in throughput": own.throughput_efficiency(point),
+                **answer_cells(point),
+            }
             for own, point in points
         ),
-        {name: (units.get(name), name) for name in (*names, "layout")},
-        "Efficiency is relative to the smallest machine of the series.",
+        {name: (units.get(name), name) for name in _OF_SERIES},
+        "Efficiency is that in time to the target, relative to the smallest machine of the series.",
     )
 
 
-def _thinned_points(series: Sequence[Series]) -> list[tuple[Series, PointResult]]:
-    return [(own, point) for own in series for point in text.thinned(own.points, _MAX_MARKS)]
+_OF_SERIES = (
+    "series", "machine", "devices", "batch", "steps", "step", "MFU", "efficiency", "in throughput", "time",
+    "wall", "layout", "limited by",
+)  # fmt: skip
+
+
+def _scaling(result: SweepResult) -> Section:
+    """The time of every series by its number of devices."""
+    lead = (
+        "Helps to choose the number of devices: the further a line leaves its dotted ideal, the less each "
+        "further device saves. Shades are 90 % bands. Each point runs at its best batch of the grid. "
+        "Efficiency in throughput is what each further device adds to the work; in time, a larger batch also "
+        "needs more tokens."
+    )
+    if len(result.series) > _MAX_SERIES:
+        lead += f" {len(result.series) - _MAX_SERIES} more lines are among all points below."
+    columns = ("series", "devices", "batch", "time", "efficiency", "in throughput", "layout", "limited by")
+    table = series_table(result.series[:_MAX_SERIES]).only(*columns)
+    return Section("Scaling", lead, scaling_curve(table), table, ("devices", "time", "in throughput"))
 
 
 def scaling_curve(table: Table) -> go.Figure:
     """A line for each series with its band, and dotted the ideal from its first point."""
     traces = []
-    curves = {}
     for series in draw.Series.of(table, "devices"):
-        hover = series.table.hovers("devices", "time", "efficiency", "layout")
-        traces += series.curve("devices", "time", hover, dash="solid")
-        curves[series.name] = series.points("devices", "time")
-        shares = series.table.values("efficiency")
-        ideal = [time * share for (_, time), share in zip(curves[series.name], shares, strict=True)]
+        devices = series.table.values("devices")
+        traces += series.curve("devices", "time", series.table.hovers(), dash="solid")
+        points = series.points("time", "efficiency")
         look = draw.IDEAL | {"color": series.colour}
-        name = f"{series.name}, ideal"
-        group = text.esc(series.name)
-        traces.append(draw.line(series.table.values("devices"), ideal, look, name, legendgroup=group))
+        ideal = [time * share for time, share in points]
+        traces.append(draw.line(devices, ideal, look, legendgroup=text.esc(series.name)))
     unit = table.unit("time").name
     counts = table.values("devices")
     times = [end for band in table.bands("time") for end in band]
-    x_ends = draw.ends(counts, 1.2)
-    y_ends = draw.ends(times, 1.3)
-    names = draw.Canvas(x_ends, y_ends).names(curves)
-    named = len(names) == len(curves) <= _NAMED
     return draw.figure(
         f"Time to the target ({unit}) by number of devices",
         traces,
-        draw.log_axis("devices", counts, x_ends, at_values=True),
-        draw.log_axis(f"time to the target ({unit})", times, y_ends),
+        draw.log_axis("devices", counts, draw.ends(counts, 1.2), at_values=True),
+        draw.log_axis(f"time to the target ({unit})", times, draw.ends(times, 1.3)),
         460,
-        showlegend=not named,
-        annotations=names if named else [],
-    )
-
-
-def _efficiency(result: SweepResult) -> Iterator[Section]:
-    """How much of the ideal throughput further devices give, and why not all; only where devices vary."""
-    if not result.scalings:
-        return
-
-    def note(pair: tuple[Series, PointResult]) -> str:
-        own = pair[1].prediction
-        return f"{text.layout_short(own.layout)}, {own.why.cause}"
-
-    table = Table.each(
-        _thinned_points(result.scalings[:_MAX_SERIES]),
-        {
-            "series": (None, lambda pair: pair[0].label),
-            "devices": (text.COUNT, lambda pair: pair[1].num_devices),
-            "in throughput": (text.SHARE, lambda pair: pair[0].throughput_efficiency(pair[1])),
-            "in time to the target": (text.SHARE, lambda pair: pair[0].efficiency(pair[1])),
-            "note": (None, note),
-        },
-        "Relative to the smallest machine of the series.",
-    )
-    lead = (
-        "Shows how much work each further device adds: the throughput, over that of as many devices "
-        "which work like those of the smallest machine. Dashed: the same in time to the "
-        "target, where a larger batch needs more tokens."
-    )
-    told = ("devices", "in throughput")
-    yield Section("Scaling efficiency", lead, efficiency_curve(table), table, told, slug="efficiency")
-
-
-def efficiency_curve(table: Table) -> go.Figure:
-    """The efficiency in throughput by devices; dashed the efficiency in time, where it differs."""
-    traces = []
-    for series in draw.Series.of(table, "devices"):
-        hover = series.table.hovers()
-        traces += series.curve("devices", "in throughput", hover, dash="solid")
-        in_time = "in time to the target"
-        pairs = series.points("in throughput", in_time)
-        if max(abs(a - b) for a, b in pairs) >= _SAME:
-            traces += series.curve("devices", in_time, hover, in_time, dash="dash", size=5)
-    top = max([1.0, *table.values("in throughput"), *table.values("in time to the target")])
-    return draw.figure(
-        "Scaling efficiency by number of devices",
-        traces,
-        draw.log_axis("devices", table.values("devices"), at_values=True),
-        draw.axis("scaling efficiency", range=[0, 1.08 * top], tickformat=".0%"),
-        400,
-        shapes=[draw.rule(1.0, draw.IDEAL, across=True)],
         showlegend=True,
     )
 
@@ -264,20 +204,16 @@ def cost_curve(table: Table) -> go.Figure:
 
 
 def _matches(result: SweepResult) -> Iterator[Section]:
-    for number, (forward, backward) in enumerate(result.equal_times):
-        first = forward[0].series.first.devices_noun
-        rival = backward[0].series.first.devices_noun
+    for number, directions in enumerate(result.equal_times):
+        first, rival = (matches[0].series.first.devices_noun for matches in directions)
         slug = f"equals-{number}" if number else "equals"
         heading = f"Equally fast: {first}, {rival}" if number else "Equally fast machines"
         lead = (
             f"How many {first} and how many {rival} finish on the same day. The band is that of the ratio of "
             "the two times (90 %), which share one critical batch."
         )
-        drawn = _equal_time(forward, backward)
-        yield Section(heading, lead, drawn, _matches_table(forward), (f"as many {first}",), slug=slug)
-        lead = f"The other way: how many {rival} replace {first}."
-        table = _matches_table(backward)
-        yield Section(f"{heading}, the other way", lead, table=table, slug=f"{slug}-back", level=3)
+        matches = text.thinned([match for matches in directions for match in matches], MAX_ROWS)
+        yield Section(heading, lead, table=_matches_table(matches), slug=slug)
 
 
 def _matches_table(matches: Sequence[Match]) -> Table:
@@ -286,18 +222,19 @@ def _matches_table(matches: Sequence[Match]) -> Table:
     def as_many(match: Match) -> str:
         ends = (match.equal.low, match.equal.typical, match.equal.high)
         low, middle, high = (_count(end, match, text.NUMBER) for end in ends)
-        return middle if low == middle == high else f"{middle} ({low} to {high})"
-
-    def fewest(match: Match) -> str:
-        return _count(match.fewest.num_devices if match.fewest else None, match)
+        band = "" if low == middle == high else f" ({low} to {high})"
+        return f"{middle}{band} {match.series.first.devices_noun}"
 
     return Table.each(
-        text.thinned(matches, MAX_ROWS),
+        matches,
         {
             "machine": (None, lambda match: match.rival.machine),
             "its time": (text.TIME, lambda match: match.rival.target_time.time_s),
-            f"as many {matches[0].series.first.devices_noun}": (text.NUMBER, as_many),
-            "fewest of the grid": (text.COUNT, fewest),
+            "as many": (None, as_many),
+            "fewest of the grid": (
+                text.COUNT,
+                lambda match: _count(match.fewest.num_devices if match.fewest else None, match),
+            ),
             "their time": (text.TIME, "fewest.target_time.time_s"),
             "at least": (text.COUNT, lambda match: _count(match.possibly, match)),
             "at most": (text.COUNT, lambda match: _count(match.surely, match)),
@@ -313,86 +250,6 @@ def _count(count: float | None, match: Match, unit: text.Unit = text.COUNT) -> s
     if count is None:
         return f"> {text.integer(most)}"
     return f"\u2264 {text.integer(least)}" if count <= least else unit.text(count)
-
-
-def _equal_time(forward: Sequence[Match], backward: Sequence[Match]) -> go.Figure:
-    """Devices of the first machine over devices of the other, from the counts of both, with 90 % bands.
-
-    `forward` matches the other machine's counts by the first, `backward` the first's by the other. The bands
-    are vertical for the former and horizontal for the latter.
-    """
-    first = forward[0].series.first.devices_noun
-    rival = backward[0].series.first.devices_noun
-    directions = (
-        (forward, draw.BLUE, "circle", "error_y", f"counts of {rival}"),
-        (backward, draw.VERMILLION, "square", "error_x", f"counts of {first}"),
-    )
-    marked = []
-    points: list[tuple[float, float]] = []
-    for matches, colour, symbol, side, name in directions:
-        inside = [own for own in matches if (own.equal.typical or 0.0) > own.series.first.num_devices]
-        if not inside:
-            continue
-        counts: list[float] = [own.rival.num_devices for own in inside]
-        equals = [own.equal.typical or 0.0 for own in inside]
-        bands = [
-            (own.equal.low or middle, own.equal.high or middle)
-            for own, middle in zip(inside, equals, strict=True)
-        ]
-        hover = [
-            text.esc(
-                f"{own.rival.machine} ({text.duration(own.rival.target_time.time_s)}): "
-                f"{text.number(middle)} {own.series.first.devices_noun}"
-            )
-            for own, middle in zip(inside, equals, strict=True)
-        ]
-        x, y = (counts, equals) if side == "error_y" else (equals, counts)
-        points += zip(x, y, strict=True)
-        reach = {side: draw.error_bars(equals, bands, colour) | {"thickness": 1}}
-        look = {"color": colour, "symbol": symbol, "size": 8}
-        marked.append(draw.marks(name, x, y, look, hover, **reach))
-    points.sort()
-    rivals = [x for x, _ in points]
-    firsts = [y for _, y in points]
-    return draw.figure(
-        f"{first} and {rival} that finish on the same day",
-        [draw.line(rivals, firsts, {"color": draw.BLUE, "width": 2}, "on the same day"), *marked],
-        draw.log_axis(rival, rivals),
-        draw.log_axis(first, firsts),
-    )
-
-
-# A quantity over two swept fields, as coloured cells.
-
-
-def _map(time_map: TimeMap) -> Section:
-    """Times to the target: numbers of devices in columns, one more field in rows."""
-    fixed = [f"{text.human(path.rpartition('.')[2])} {value}" for path, value in time_map.fixed]
-    name = ", ".join(filter(None, [time_map.machine, *fixed]))
-    if time_map.path is None:
-        field = "machine"
-    else:
-        field = "batch, sequences" if time_map.of_batch else text.human(time_map.path.rpartition(".")[2])
-    unit = text.TIME.of(time_map.times_s.values())
-    counts = text.thinned(time_map.counts, _MAX_SIDE)
-    table = Table.of(
-        {field: None, **{text.integer(count): replace(unit, name="") for count in counts}},
-        (
-            [row, *(time_map.times_s.get((row, count)) for count in counts)]
-            for row in text.thinned(time_map.rows, _MAX_SIDE)
-        ),
-        f"Time to the target ({unit.name}); columns are numbers of devices.",
-    )
-    lead = (
-        "Shows what a choice costs: where a row or a column hardly changes, the choice may follow other "
-        "needs. An empty cell has no feasible plan."
-    )
-    if max(len(time_map.counts), len(time_map.rows)) > _MAX_SIDE:
-        lead += f" Of longer axes {_MAX_SIDE} places are drawn, evenly spread."
-    heading = f"Devices and {field.partition(',')[0]}" + (f": {name}" if name else "")
-    drawn = draw.heat_map(table, f"Time to the target ({unit.name})", "devices")
-    told = [column.name for column in table.columns[1:]]
-    return Section(heading, lead, drawn, table, told, slug=f"map-{slugify(name)}" if name else "map")
 
 
 # How much longer or shorter a step becomes under each variant, and the time to the target of each.
@@ -467,20 +324,3 @@ def _change_bars(table: Table) -> go.Figure:
     labels = list(map(draw.in_lines, names))
     x = draw.axis("change of the step time (%)", range=ends)
     return draw.rows(title, labels, traces, x, 14 + 22 * max(1, len(before)), barmode="group", bargap=0.25)
-
-
-def _times(series: Sequence[Series]) -> Section:
-    """Time to the target of each variant with its band, where variants differ in what they train."""
-    table = series_table(series).only("series", "batch", "steps", "step", "time", "layout")
-    times = table.values("time")
-    bands = table.bands("time")
-    labels = [draw.in_lines(row[0].value) for row in table.rows]
-    reach = draw.error_bars(times, bands, draw.GREY)
-    look = {"color": draw.BLUE, "size": 9}
-    hover = table.hovers("time", "steps", "step")
-    dots = draw.marks("", times, labels, look, hover, error_x=reach, showlegend=False)
-    title = f"time to the target ({table.unit('time').name})"
-    x = draw.log_axis(title, [end for band in bands for end in band])
-    drawn = draw.rows(text.capital(title), labels, [dots], x, 38)
-    lead = "Helps to plan: the time to the target of each variant, with its 90 % band."
-    return Section("Time by variant", lead, drawn, table, ("time",), slug="times")

@@ -16,7 +16,7 @@ from perfsim.base.files import write_file
 from perfsim.base.units import format_quantity
 from perfsim.report import draw, text
 from perfsim.report.document import document_text
-from perfsim.report.page import Card, Page, Section, slugify
+from perfsim.report.page import Page, Section, slugify
 from perfsim.report.table import Cell, Field, Table
 
 if TYPE_CHECKING:
@@ -46,6 +46,10 @@ _ERRORS = {
     "mean": (text.SHARE, "mape"),
     "bias": (text.CHANGE, "bias"),
 }
+_OF_ERRORS = (
+    "Median, p90 and mean are of the absolute error, bias is the mean with its sign; a failure counts 1. "
+    "Baseline: the median error of one efficiency for all runs."
+)
 _OF_SWEEPS = {
     "tau": (text.Unit(digits="{:.2f}".format), "kendall_tau"),
     "regret": (text.SHARE, "regret"),
@@ -78,6 +82,7 @@ def _score_table(result: Mapping[str, Any], outside: Mapping[str, Any] | None) -
     return Table.each(
         [
             row("all runs", result["summary"], without.get("summary"), result["baseline"]),
+            *([row("all that were predicted", result["summary_predicted"])] if result["failed"] else []),
             *(row(f"all runs, {kind}", result[kind], without.get(kind)) for kind in _KINDS if kind in result),
             *(
                 row(family, scores, left_out.get(family), baselines.get(family))
@@ -302,104 +307,60 @@ def _written(value: float | None, unit: text.Unit | None) -> str:
 
 
 def residuals(cases: Iterable[Mapping[str, Any]]) -> tuple[Table, go.Figure | None]:
-    """Every predicted run, the worst first, and the signed errors of the runs, a row for each family.
+    """Every predicted run, the worst first, and their signed errors, a row for each family.
 
-    The closest family comes first, with a stroke at its median. A pale bar spans the errors that its 90 %
-    bands allow, at the median of its runs. A run outside its own band has a diamond; runs that are not scored
+    The closest family comes first. A run outside its own 90 % band has a diamond; runs that are not scored
     (evidence C) have open marks.
     """
     known = [case for case in cases if case["predicted_s"] is not None]
     known.sort(key=lambda case: (-abs(math.log1p(max(case["error"], -0.999999))), case["id"]))
-
-    def allowed(case: Mapping[str, Any]) -> Cell:
-        low, high = case.get("band_s") or (None, None)
-        band = (case["predicted_s"] / high - 1.0, case["predicted_s"] / low - 1.0) if low and high else None
-        return Cell(case["error"], band)
-
     columns = {"case": (None, "id"), "family": (None, "family"), "evidence": (None, "evidence"), **_TIMES}
-    table = Table.each(known, {**columns, "allowed": (text.CHANGE, allowed)}, "Worst first.")
-    shown = table.only(*columns)
+    table = Table.each(known, columns, "Worst first.")
     if not known:
-        return shown, None
+        return table, None
     families = table.by("family")
-    spreads = {name: median(map(abs, own.values("error"))) for name, own in families.items()}
-    ranked = sorted(families, key=spreads.__getitem__)
+    ranked = sorted(families, key=lambda name: median(map(abs, families[name].values("error"))))
     labels = {name: f"{text.esc(name)} ({len(families[name].rows)})" for name in ranked}
-    errors = table.values("error")
-    lanes_of_runs = [labels[family] for family in table.texts("family")]
     hovers = table.hovers("measured", "predicted", "error")
-    weak = [evidence == "C" for evidence in table.texts("evidence")]
-    outside = [
-        allowed.band is not None and not allowed.band[0] <= error <= allowed.band[1]
-        for error, allowed in zip(errors, table.column("allowed"), strict=True)
-    ]
 
-    marks = []
+    def outside(case: Mapping[str, Any]) -> bool:
+        low, high = case.get("band_s") or (0.0, math.inf)
+        return not low <= case["measured_s"] <= high
+
+    traces = []
     for name, symbol, colour, out in (
         ("a run", "circle", draw.BLUE, False),
         ("a run outside its band", "diamond", draw.VERMILLION, True),
     ):
         # The legend has the first mark: a scored run comes first.
-        of_kind = sorted((row for row, is_out in enumerate(outside) if is_out is out), key=weak.__getitem__)
-        if of_kind or not out:
-            look: dict[str, Any] = {"symbol": [symbol + ("-open" if weak[row] else "") for row in of_kind]}
-            look |= {"color": colour, "size": 9, "opacity": 0.8}
-            x = [100.0 * errors[row] for row in of_kind]
-            y = [lanes_of_runs[row] for row in of_kind]
-            marks.append(draw.marks(name, x, y, look, [hovers[row] for row in of_kind]))
-    middles = [100.0 * median(families[name].values("error")) for name in ranked]
-    told = [f"median {middle:+.1f} %" for middle in middles]
-    lanes = []
-    ends = []
-    for name in ranked:
-        if bands := [cell.band for cell in families[name].column("allowed") if cell.band]:
-            lanes.append(labels[name])
-            ends.append([100.0 * median(side) for side in zip(*bands, strict=True)])
-    pale = draw.bars(
-        "errors that the 90 % bands allow",
-        lanes,
-        [high - low for low, high in ends],
-        {"color": draw.translucent(draw.GREY, 0.32)},
-        [f"bands allow {low:+.1f} % to {high:+.1f} %" for low, high in ends],
-        starts=[low for low, _ in ends],
-    )
-    drawn = list(labels.values())
-    return shown, draw.rows(
+        shown = [row for row, case in enumerate(known) if outside(case) is out]
+        shown.sort(key=lambda row: known[row]["evidence"] == "C")
+        weak = ["-open" if known[row]["evidence"] == "C" else "" for row in shown]
+        look = {"symbol": [symbol + suffix for suffix in weak], "color": colour, "size": 9, "opacity": 0.8}
+        x = [100.0 * known[row]["error"] for row in shown]
+        y = [labels[known[row]["family"]] for row in shown]
+        traces += [draw.marks(name, x, y, look, [hovers[row] for row in shown])] if shown else []
+    return table, draw.rows(
         "Predicted over measured, minus 1, by family (%)",
-        drawn,
-        [*([pale] if lanes else []), *marks, draw.limits("median of the family", middles, drawn, told)],
+        list(labels.values()),
+        traces,
         draw.axis("error of the step time (%)", zeroline=True, zerolinecolor=draw.INK),
         30,
-        barmode="overlay",
-        bargap=0.45,
     )
 
 
 def write_validation(accuracy: AccuracyPage, folder: Path) -> tuple[Path, Path]:
     """Write `index.html` and `validation.md` with the same tables; the same input gives the same bytes."""
-    cards = []
-    for result, outside in [
-        *((step.result, step.outside) for step in accuracy.steps),
-        *((result, None) for result in accuracy.convergence),
-    ]:
-        summary = result["summary"]
-        if summary["median_ape"] is None:
-            continue
-        spread = [f"p90 {text.percent(summary['p90_ape'])}"]
-        if result["kind"] == "step_time":
-            spread = [f"{spread[0]}, {summary['n']} runs"]
-            if outside is not None:
-                spread.append(f"left out of the fit {text.percent(outside['summary']['median_ape'])}")
-            if result["baseline"].get("median_ape") is not None:
-                spread.append(f"one constant {text.percent(result['baseline']['median_ape'])}")
-            if summary["band_coverage"] is not None:
-                spread.append(f"{text.percent(summary['band_coverage'])} in their 90 % bands")
-        cards.append(Card(text.percent(summary["median_ape"]), "; ".join(spread), f"median, {_name(result)}"))
+    medians = [
+        f"{_name(result)} {text.percent(result['summary']['median_ape'])}"
+        for result in (*(step.result for step in accuracy.steps), *accuracy.convergence)
+        if result["summary"]["median_ape"] is not None
+    ]
     page = Page(
         TITLE,
         list(_sections(accuracy)),
         "How accurate are predictions of published runs?",
-        cards=cards,
+        f"Median errors: {', '.join(medians)}.",
         note="Absolute relative errors. Constants belong to a device, a link or the framework, never "
         "to a run; only a wafer's speed depends on the release of its software.",
         footer=f"Made by `{COMMAND}`." if accuracy.leaves_out else "Made by `perfsim validate --page`.",
@@ -427,14 +388,14 @@ def _of_file(result: Mapping[str, Any], sections: Iterable[Section]) -> Iterator
         yield replace(section, heading=f"{name}: {section.heading}", slug=slug, level=3 if number else 2)
 
 
-def _convergence_sections(result: Mapping[str, Any]) -> Iterator[Section]:
+def _convergence_table(result: Mapping[str, Any]) -> Table:
     """Leave-one-out and larger batch, next to the baseline of a constant number of examples."""
 
     def row(name: str, key: str, score: str, baseline: str) -> dict[str, Any]:
         predictions = result["predictions"][key]
         return {"name": name, "n": predictions, "score": result[score], "baseline": result[baseline]}
 
-    table = Table.each(
+    return Table.each(
         [
             row("leave-one-out", "leave_one_out", "summary", "baseline"),
             row("larger batch", "larger_batch", "larger_batch", "larger_batch_baseline"),
@@ -450,11 +411,14 @@ def _convergence_sections(result: Mapping[str, Any]) -> Iterator[Section]:
         "fine-tune or start from a checkpoint; the others count as an error of 100 %. Baseline: examples do "
         "not depend on the batch.",
     )
+
+
+def _convergence_sections(result: Mapping[str, Any]) -> Iterator[Section]:
     lead = (
         "How well the law of the critical batch predicts one batch size from the other sizes of its "
         "benchmark."
     )
-    yield Section("examples to the target by batch", lead, table=table, slug="score")
+    yield Section("examples to the target by batch", lead, table=_convergence_table(result), slug="score")
     if result["failed"]:
         lead = "Benchmarks whose points do not determine a fit have no prediction."
         yield Section("refused", lead, table=_refusals_table("benchmark", result))
@@ -467,8 +431,7 @@ def _step_sections(accuracy: StepAccuracy, leaves_out: bool) -> Iterator[Section
     lead = (
         f"{len(runs.rows)} of {result['count']} runs are predicted, {within} of them within 10 %. Evidence "
         "A: exact configuration, direct measurement. B: one field is inferred. C: weak evidence, not scored, "
-        "an open mark. A diamond is a run outside its 90 % band; the pale bar of a family spans what its "
-        "bands allow."
+        "an open mark. A diamond is a run outside its 90 % band."
     )
     yield Section("errors by family", lead, drawn, runs, ("error",), slug="scatter")
     lead = "Shows where and by how much the model is better than one efficiency for all runs."
@@ -491,8 +454,8 @@ def _step_sections(accuracy: StepAccuracy, leaves_out: bool) -> Iterator[Section
             "Regret: measured time of the layout predicted fastest, relative to the fastest, minus 1.",
         )
         lead = "One model on one number of devices in several layouts: does the prediction find the fastest?"
-        topics = [(f"{len(table.rows)} sweeps", table)]
-        yield Section("choosing a layout", lead, topics=topics, slug="sweeps")
+        fold = f"{len(table.rows)} sweeps"
+        yield Section("choosing a layout", lead, table=table, fold=fold, slug="sweeps")
     worst = _worst_table(result, accuracy.causes, scored=True)
     lead = (
         "The scored runs with the largest errors. Rules find the likely cause from the parts of the "
@@ -507,20 +470,19 @@ def _step_sections(accuracy: StepAccuracy, leaves_out: bool) -> Iterator[Section
         ("refused", "not predicted", "Runs that are refused.", refused),
     ):
         if table.rows:
-            yield Section(heading, lead, topics=[(f"{len(table.rows)} runs", table)], slug=slug)
+            yield Section(heading, lead, table=table, fold=f"{len(table.rows)} runs", slug=slug)
     if accuracy.removed:
         lead = "The error of the model without each of its mechanisms."
-        topics = [("without each mechanism", _ablation_table(accuracy.removed))]
-        yield Section("ablation", lead, topics=topics)
+        yield Section("ablation", lead, table=_ablation_table(accuracy.removed), fold="the table")
         lead = "No family could be left out." if leaves_out else "Not computed; add --leave-out."
-        topics = []
-        if accuracy.left_out:
+        left_out = _left_out_table(accuracy.left_out) if accuracy.left_out else None
+        if left_out is not None:
             lead = (
                 "Errors on runs that the model was not fitted to: the constants fitted to whole steps are "
                 "fitted again to all other families, then the family is predicted."
             )
-            topics = [("each family, and the constants without it", _left_out_table(accuracy.left_out))]
-        yield Section("leaving one family out", lead, topics=topics, slug="left-out")
+        fold = "each family, and the constants without it"
+        yield Section("leaving one family out", lead, table=left_out, fold=fold, slug="left-out")
     if result.get("scaling"):
         lead = "Not computed; add --leave-out."
         models = None
@@ -541,47 +503,25 @@ def _step_sections(accuracy: StepAccuracy, leaves_out: bool) -> Iterator[Section
 def validation_lines(result: Mapping[str, Any], worst: int) -> list[str]:
     """The score of one file: all, by family, the baseline, what failed, and the worst cases."""
     outside = result.get("left_out") or {}
+    if result["kind"] == "step_time":
+        columns = ["family", "runs", *_ERRORS, "in band", *(["left out"] if outside else []), "baseline"]
+        score = replace(_score_table(result, outside).only(*columns), caption=_OF_ERRORS)
+    else:
+        score = _convergence_table(result)
     scaling = _scaling_sections(result["scaling"]) if result.get("scaling") else []
     wrong = _worst_table(result, {}, scored=True).only("run", "measured", "predicted", "error", "evidence")
     rows = wrong.rows[:worst]
-    columns = [wrong.columns[0]._replace(name=f"worst {len(rows)}"), *wrong.columns[1:]]
+    heads = [wrong.columns[0]._replace(name=f"worst {len(rows)}"), *wrong.columns[1:]]
     weak = len(_worst_table(result, {}, scored=False).rows)
     caption = f"{text.counted(weak, 'run')} with evidence C: not scored, not listed." if weak else ""
-    wrong = replace(wrong, columns=columns, rows=rows, caption=caption)
+    wrong = replace(wrong, columns=heads, rows=rows, caption=caption)
     return [
         f"{result['file']}: {text.counted(result['count'], 'case')}, {len(result['failed'])} failed",
-        *_summary_table(result, outside).lines(),
+        *score.lines(),
         *text.paragraphs(*_summary_notes(result, outside)),
         *(["", *wrong.lines()] if wrong.rows else []),
         *(line for own in scaling if own.table and own.table.rows for line in ("", *own.table.lines())),
     ]
-
-
-def _summary_table(result: Mapping[str, Any], outside: Mapping[str, Any]) -> Table:
-    def kinds(of: Mapping[str, Any]) -> list[tuple[str, Scores]]:
-        return [(f"  {kind}", of[kind]) for kind in _KINDS if kind in of]
-
-    rows: list[tuple[str, Scores]] = [("all (a failure counts 1)", result["summary"])]
-    if "summary_predicted" in result and result["failed"]:
-        rows.append(("all that were predicted", result["summary_predicted"]))
-    rows += [*kinds(result), ("baseline", result["baseline"])]
-    if "larger_batch" in result:
-        rows.append(("larger batch", result["larger_batch"]))
-    rows += [(f"  {family}", scores) for family, scores in result["families"].items()]
-    if outside:
-        rows += [(f"each {outside['by']} left out", outside["summary"]), *kinds(outside)]
-    # Nothing stands where there is no sweep; a dash is for an error that is not known.
-    empty = dict.fromkeys(("n", *(key for _, key in _OF_SWEEPS.values())), "")
-    return Table.each(
-        [
-            {"name": name, "score": empty | {key: own for key, own in scores.items() if own is not None}}
-            for name, scores in rows
-        ],
-        {"": (None, "name"), "n": (text.COUNT, "score.n"), **_of("score"), **_of("score", _OF_SWEEPS)},
-        "n: cases that are scored. Median, p90, mean: of the absolute relative error; bias: mean with its "
-        "sign. Tau: Kendall's, of layouts ranked by step time; regret: time lost by the layout that is "
-        "predicted to be the fastest.",
-    )
 
 
 def _summary_notes(result: Mapping[str, Any], outside: Mapping[str, Any]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import chain, pairwise
-from typing import Any, Self
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -22,7 +22,7 @@ from perfsim.studies.answers import (
     setting_text,
     settings_text,
 )
-from perfsim.studies.axes import BATCH_PATHS, LAYOUT, VARIANT
+from perfsim.studies.axes import LAYOUT, VARIANT
 from perfsim.studies.decision import outcome_of, time_unit, verb
 from perfsim.studies.scaling import Match, Series
 from perfsim.studies.spec import digests
@@ -105,43 +105,6 @@ def _value(name: str, layout: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class TimeMap:
-    """Times to the target: numbers of devices in columns, one more field in rows."""
-
-    machine: str
-    """`cs-2, weight-streaming`; empty for a map of all machines."""
-    fixed: Circumstances
-    """The settings that this map holds fixed."""
-    path: str | None
-    """The field of the rows; None if the rows are machines."""
-    counts: tuple[int, ...]
-    rows: tuple[str, ...]
-    times_s: Mapping[tuple[str, int], float]
-    """By row and number of devices; points without a feasible plan are absent."""
-
-    @property
-    def of_batch(self) -> bool:
-        """Whether the rows are batches."""
-        return self.path in BATCH_PATHS
-
-    @classmethod
-    def of(cls, machine: str, fixed: Circumstances, path: str | None, points: Sequence[PointResult]) -> Self:
-        """The times of some points."""
-
-        def row(point: PointResult) -> str:
-            return point.system if path is None else point.setting(path, "chosen" if path == LAYOUT else None)
-
-        return cls(
-            machine,
-            fixed,
-            path,
-            counts=tuple(sorted({point.num_devices for point in points})),
-            rows=tuple(dict.fromkeys(map(row, points))),
-            times_s={(row(p), p.num_devices): p.target_time.time_s for p in points if p.feasible},
-        )
-
-
-@dataclass(frozen=True)
 class SweepResult:
     """Every point of a grid, in the grid's order, and the comparisons between them.
 
@@ -217,28 +180,6 @@ class SweepResult:
     def scalings(self) -> Sequence[Series]:
         """The series that have several numbers of devices."""
         return [member for member in self.series if len(member.points) > 1]
-
-    @cached_property
-    def maps(self) -> Sequence[TimeMap]:
-        """Times over devices and one more field: the batch if the grid varies it, else the first that varies.
-
-        One map per machine and combination of fixed settings, or one of all machines where no field varies.
-        Maps of a single cell are left out.
-        """
-        machines: dict[str, list[PointResult]] = {}
-        for point in self.points:
-            machines.setdefault(f"{point.system}, {point.strategy}", []).append(point)
-        groups: dict[tuple[str, Circumstances, str | None], list[PointResult]] = {}
-        for machine, members in machines.items():
-            paths = dict.fromkeys(path for point in members for path in point.settings)
-            varied = [path for path in paths if len({point.setting(path) for point in members}) > 1]
-            row = next((path for path in (*BATCH_PATHS, *varied) if path in varied), None)
-            for point in members:
-                groups.setdefault((machine, point.settings_but(row), row), []).append(point)
-        if all(path is None for _, _, path in groups):
-            groups = {("", (), None): list(self.points)}
-        maps = [TimeMap.of(*key, members) for key, members in groups.items()]
-        return [time_map for time_map in maps if len(time_map.counts) * len(time_map.rows) > 1]
 
     @cached_property
     def variants(self) -> Sequence[str]:

@@ -50,8 +50,7 @@ def test_every_figure_has_its_fixed_id_a_description_and_a_table(page: str, fact
     assert plots == [f"figure-{name}" for name in FIGURES]
     described = [attributes for _, attributes in tags if attributes.get("class") == "plot"]
     assert all(len(attributes["aria-label"] or "") > 40 for attributes in described)
-    folded = [attributes for tag, attributes in tags if tag == "details" and not attributes.get("class")]
-    assert len(folded) == len(FIGURES)
+    assert [tag for tag, _ in tags].count("details") == len(FIGURES) + 1, "and the inputs"
 
 
 def test_a_page_ends_in_the_version_the_digest_and_the_command(result: StudyResult, tmp_path: Path) -> None:
@@ -100,7 +99,7 @@ def test_the_answer_stands_first_then_all_candidates_with_the_best_marked_then_t
 ) -> None:
     body = page[page.index("<body>") :]
     said = "128 A100-80GB (16 DGX) finish first, in 32.0 days (30.4 to 33.9). 16 CS-2 take 3."
-    places = [body.index(mark) for mark in (said, 'class="scale"', "<main>", 'class="cards"')]
+    places = [body.index(mark) for mark in (said, 'class="scale"', "<main>")]
     assert places == sorted(places)
     assert page.index("99.0 days (94.3 to 106)") < page.index("<main>")
     shown = factory.sections(result)["verdict"].table
@@ -109,21 +108,11 @@ def test_the_answer_stands_first_then_all_candidates_with_the_best_marked_then_t
     assert not [row for row in shown.rows if any(cell.mark for cell in row[2:])]
 
 
-def test_three_differences_explain_the_ratio_whose_band_may_leave_the_order_open(
-    result: StudyResult, factory: ModuleType
-) -> None:
+def test_the_headline_has_the_ratio_whose_band_may_leave_the_order_open(result: StudyResult) -> None:
     assert "3.10 times as long (2.60 to 3.80)." in study_page(result).headline
     uncertain = dataclasses.replace(result, ratio_bands={result.candidates[3].label: (0.9, 3.8)})
     assert study_page(uncertain).headline.endswith("(0.90 to 3.80), so the order is not certain.")
-    speed, tokens, part = factory.sections(result)["why"].cards
-    assert speed.name == "more tokens a second"
-    assert float(speed.figure.split()[0]) == pytest.approx(
-        result.candidates[0].tokens_per_s / result.candidates[3].tokens_per_s, abs=5e-3
-    )
-    assert "tokens to the target" in tokens.name
-    assert part.name.startswith("of the step of ")
     alone = dataclasses.replace(result, candidates=result.candidates[:1])
-    assert factory.sections(alone)["why"].cards == []
     assert (
         study_page(alone).headline == "128 A100-80GB (16 DGX) reach the target in 32.0 days (30.4 to 33.9)."
     )

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
-from itertools import combinations
 from types import ModuleType
 
 import pytest
 
 from perfsim.prediction.disturbed import Resilience, ResiliencePoint
-from perfsim.report.draw import LABEL_LINE_PX, Canvas
+from perfsim.prediction.why import LinkUse
 from perfsim.report.page import Section
-from perfsim.report.study_figures import batch, memory, step, timelines
+from perfsim.report.study_figures import batch, memory, network, step, timelines
 from perfsim.report.text import NONE, Named, duration
 from perfsim.studies.answers import Answer, StudyResult
 
@@ -28,13 +27,14 @@ def test_each_candidate_has_a_curve_a_band_and_a_star_and_the_critical_batch_a_l
     assert figure.layout.annotations[0].x == pytest.approx(math.log10(result.critical_batch_tokens))
     assert figure.layout.xaxis.type == figure.layout.yaxis.type == "log"
     for candidate in result.candidates:
-        band, curve, star = (trace for trace in figure.data if trace.legendgroup == candidate.machine)
+        band, curve = (trace for trace in figure.data if trace.legendgroup == candidate.machine)
         count = len(candidate.batch_curve)
         assert len(curve.x) == count
         high, low = band.y[:count], band.y[: -count - 1 : -1]
         assert all(a <= b <= c for a, b, c in zip(low, curve.y, high, strict=True))
-        assert star.y[0] == pytest.approx(min(curve.y), rel=1e-5)
-        assert star.y[0] == pytest.approx(candidate.time_to_accuracy_s / 86400, rel=1e-5)
+        (star,) = (y for y, symbol in zip(curve.y, curve.marker.symbol, strict=True) if symbol == "star")
+        assert star == min(curve.y)
+        assert star == pytest.approx(candidate.time_to_accuracy_s / 86400, rel=1e-5)
 
 
 def test_the_shares_of_a_step_add_up_to_all_of_it_and_no_two_look_alike(result: StudyResult) -> None:
@@ -61,6 +61,23 @@ def test_bars_of_memory_end_before_the_capacity_and_wafers_that_hold_the_same_ar
     ]
     words = "16 CS-2, wafer 0 to 15: total 29.5 GiB (79.2 % of the capacity), capacity 37.3 GiB"
     assert words in section.alt
+
+
+def test_every_link_of_the_first_two_has_its_mean_and_peak_and_one_above_the_capacity_a_note(
+    result: StudyResult,
+) -> None:
+    section = network(result)
+    bars, peaks = section.figure.data
+    first, *_, last = result.candidates
+    uses = [use for candidate in (first, last) for use in candidate.utilisation.values()]
+    assert sorted(bars.x) == pytest.approx(sorted(100 * use.mean for use in uses))
+    assert sorted(peaks.x) == pytest.approx(sorted(100 * use.peak for use in uses))
+    assert section.table.texts("kind of link")[:2] == ["NVLink port", "NIC"], "from the device outwards"
+    assert section.note == ""
+    busy = replace(last, utilisation={"dram": LinkUse(0.1, 1.083)})
+    over = network(replace(result, candidates=(first, busy)))
+    assert over.figure.layout.xaxis.range[1] > 108.3
+    assert over.note.startswith("A peak of 108 % is more than a link carries: ")
 
 
 def test_names_cannot_become_markup_of_a_figure(factory: ModuleType) -> None:
@@ -128,21 +145,6 @@ def test_one_slow_device_is_a_sentence_and_a_table_over_each_candidates_own_step
         "anyway hide the rest); a step of wafers takes 1.50 times as long with one device 1.5 times as slow."
     )
     assert "resilience" not in factory.sections(result), "only where a study asks for it"
-
-
-def test_every_curve_is_named_in_place_and_names_do_not_cover_one_another(result: StudyResult) -> None:
-    figure = batch(result).figure
-    names = [note.text for note in figure.layout.annotations[1:]]
-    assert names == ["128 A100-80GB (16 DGX)", "1 CS-2", "4 CS-2", "16 CS-2"]
-    assert figure.layout.showlegend is False
-    canvas = Canvas(*([10**end for end in axis.range] for axis in (figure.layout.xaxis, figure.layout.yaxis)))
-    boxes = []
-    for note in figure.layout.annotations[1:]:
-        lines = note.text.split("<br>")
-        half = 3.1 * max(map(len, lines)), LABEL_LINE_PX * len(lines) / 2
-        boxes.append(canvas.rectangle((10**note.x, 10**note.y), *half, note.ax, -note.ay))
-    for (left, low, right, high), other in combinations(boxes, 2):
-        assert right <= other[0] or other[2] <= left or high <= other[1] or other[3] <= low
 
 
 def test_a_lane_of_short_bars_far_apart_is_not_empty(result: StudyResult) -> None:

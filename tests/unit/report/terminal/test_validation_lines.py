@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from perfsim.report.text import NONE
 from perfsim.report.validation import validation_lines
 
 FIGURES = {"n": 3, "median_ape": 0.0432, "p90_ape": 0.25, "mape": 0.1, "bias": -0.0512}
@@ -20,6 +21,7 @@ def case(name: str, error: float | None, evidence: str = "A") -> dict[str, Any]:
 def result() -> dict[str, Any]:
     return {
         "file": "gpu.yaml",
+        "kind": "step_time",
         "count": 4,
         "failed": [
             {"id": "d", "error": "no such device\nhelp: see"},
@@ -29,9 +31,10 @@ def result() -> dict[str, Any]:
         "summary": {**FIGURES, "n": 6},
         "summary_predicted": FIGURES,
         "baseline": {**FIGURES, "median_ape": 0.1526},
+        "families_baseline": {},
         "families": {
-            "ranked": {**FIGURES, "kendall_tau": 0.8619, "regret": 0.021},
-            "single": {**FIGURES, "n": 0, "median_ape": None, "kendall_tau": None, "regret": None},
+            "ranked": FIGURES,
+            "single": {**FIGURES, "n": 0, "median_ape": None},
         },
         "cases": [
             case("a", 0.01),
@@ -51,19 +54,19 @@ def row(lines: list[str], name: str) -> list[str]:
 def test_errors_ranks_failures_and_coverage_stand_beside_the_baselines(result: dict[str, Any]) -> None:
     lines = validation_lines(result, 0)
     assert lines[0] == "gpu.yaml: 4 cases, 3 failed"
-    assert row(lines, "all (a failure counts 1)") == ["6", "4.3%", "25.0%", "10.0%", "-5.1%"]
-    assert row(lines, "all that were predicted") == ["3", "4.3%", "25.0%", "10.0%", "-5.1%"]
-    assert row(lines, "baseline") == ["3", "15.3%", "25.0%", "10.0%", "-5.1%"]
-    assert row(lines, "  ranked")[-2:] == ["0.86", "2.1%"]
-    assert row(lines, "  single") == ["0", "\N{EN DASH}", "25.0%", "10.0%", "-5.1%"]
+    errors = ["4.3%", "25.0%", "10.0%", "-5.1%"]
+    assert row(lines, "all runs") == ["6", *errors, NONE, "15.3%"]
+    assert row(lines, "all that were predicted") == ["3", *errors, NONE, NONE]
+    assert row(lines, "ranked") == ["3", *errors, NONE, NONE]
+    assert not any(line.startswith("single") for line in lines), "none of its runs is scored"
     failed = [line for line in lines if line.startswith("failed")]
     assert failed == ["failed: 2 cases (first d): no such device", "failed: 1 case (first f): no plan"]
     result["summary"]["band_coverage"] = 0.9174
-    result["families"]["ranked"]["band_coverage"] = 0.875
+    result["families"]["ranked"] = FIGURES | {"band_coverage": 0.875}
     lines = validation_lines(result | {"failed": []}, 0)
     assert not any(line.startswith(("all that", "failed")) for line in lines), "one summary is enough"
-    assert row(lines, "all (a failure counts 1)")[-1] == "91.7%"
-    assert row(lines, "  ranked")[-1] == "87.5%"
+    assert row(lines, "all runs")[-2] == "91.7%"
+    assert row(lines, "ranked")[-2] == "87.5%"
     assert any(line.startswith("91.7 % of the scored runs lie in their 90 % band") for line in lines)
 
 
@@ -80,9 +83,9 @@ def test_the_worst_scored_cases_are_listed_whichever_way_they_err(
 
 def test_a_file_without_cases_is_a_table_too() -> None:
     empty = dict.fromkeys(("median_ape", "p90_ape", "mape", "bias")) | {"n": 0}
-    nothing = {"file": "x", "count": 0, "failed": [], "families": {}, "cases": []}
-    lines = validation_lines(nothing | {"summary": empty, "baseline": empty}, 5)
-    assert row(lines, "baseline") == ["0", *["\N{EN DASH}"] * 4]
+    nothing = {"file": "x", "kind": "step_time", "count": 0, "failed": [], "families": {}, "cases": []}
+    lines = validation_lines(nothing | {"summary": empty, "baseline": empty, "families_baseline": {}}, 5)
+    assert row(lines, "all runs") == ["0", *[NONE] * 6]
 
 
 def test_models_with_experts_have_a_row_in_the_fit_and_left_out(result: dict[str, Any]) -> None:
@@ -91,7 +94,7 @@ def test_models_with_experts_have_a_row_in_the_fit_and_left_out(result: dict[str
     lines = validation_lines(
         {**result, "experts": {**FIGURES, "n": 2}, "left_out": {**outside, "groups": parts}}, 0
     )
-    rows = [line.split() for line in lines if line.startswith("  experts")]
-    assert [line[1:3] for line in rows] == [["2", "4.3"], ["2", "5.5"]]
+    kept = row(lines, "all runs, experts")
+    assert (kept[0], kept[1], kept[-2]) == ("2", "4.3%", "5.5%")
     assert any("Left out by model and number of devices" in line for line in lines)
     assert "moe, other." in " ".join(lines)
