@@ -23,6 +23,8 @@ OTHER_NAMES = {
 _MOST_ALIKE = 3
 _LEAST_PART = 3
 """Letters of a word from which on a name that has it as a part is suggested."""
+_MOST_LISTED = 40
+"""More names are not listed behind a guess."""
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
@@ -50,10 +52,12 @@ def _folded(name: str) -> str:
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """A line of help: the nearest name if there is one, and all names."""
+    """A line of help: the nearest name if there is one, and all names unless they are many."""
     choices = list(names)
     near = OTHER_NAMES.get(_folded(word), "")
     guess = f"{word} is called `{near}` here; " if near in choices else ""
     if not guess and (close := [f"`{name}`" for name in _alike(word, choices)]):
         guess = f"did you mean {' or '.join(filter(None, [', '.join(close[:-1]), close[-1]]))}? "
+    if guess and len(choices) > _MOST_LISTED:
+        return f"{guess}{len(choices)} names are known"
     return f"{guess}known: {', '.join(choices)}" if choices else guess.strip()

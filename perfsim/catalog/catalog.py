@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from perfsim.base.errors import CatalogError, Problem
 from perfsim.base.spec import replaced
-from perfsim.base.text import did_you_mean
+from perfsim.base.text import did_you_mean, nearest
 from perfsim.catalog.reader import (
     KINDS,
     PROVENANCE,
@@ -160,7 +160,9 @@ class Catalog:
         for path in candidates:
             if _is_file(path, Path.is_dir):
                 raise CatalogError([Problem(f"{path} is a directory; a file is expected")])
-        raise CatalogError([Problem(f"there is no file {Mark.of(candidates[0]).file}")])
+        near_name = nearest(Path(name_or_path).name.removesuffix(".yaml"), self.names(kind))
+        help_text = f"the catalogue has `{near_name}`" if near_name else ""
+        raise CatalogError([Problem(f"there is no file {Mark.of(candidates[0]).file}", help=help_text)])
 
     def load(self, kind: str, name_or_path: str, near: Path | None = None) -> Any:
         """The description of that name or path; CatalogError lists every problem of its file."""

@@ -48,12 +48,44 @@ COUNTS = {
     "qwen3_30b_a3b": (30_532_122_624, 1),
     "qwen3_235b_a22b": (235e9, 1e9),
     "gpt_oss_120b": (116.8e9, 1e8),
+    "gpt_oss_20b": (20_914_757_184, 1),
+    "llama3_8b": (8_030_261_248, 1),
+    "llama31_8b": (8_030_261_248, 1),
+    "llama31_405b": (405e9, 1e9),
+    "llama32_1b": (1.23e9, 1e7),
+    "llama32_3b": (3.21e9, 1e7),
+    "mistral_7b": (7_241_732_096, 1),
+    "mistral_large": (123e9, 1e9),
+    "mistral_small_24b": (24e9, 1e9),
+    "qwen25_0p5b": (494_032_768, 1),
+    "qwen25_1p5b": (1_543_714_304, 1),
+    "qwen25_3b": (3_085_938_688, 1),
+    "qwen25_7b": (7_615_616_512, 1),
+    "qwen25_14b": (14.77e9, 1e7),
+    "qwen25_32b": (32_763_876_352, 1),
+    "qwen25_72b": (72_706_203_648, 1),
+    "qwen3_0p6b": (596_049_920, 1),
+    "qwen3_1p7b": (1_720_574_976, 1),
+    "qwen3_4b": (4_022_468_096, 1),
+    "qwen3_8b": (8_190_735_360, 1),
+    "qwen3_14b": (14_768_307_200, 1),
+    "qwen3_32b": (32_762_123_264, 1),
+    "phi3_mini": (3_821_079_552, 1),
+    "phi4": (14.7e9, 1e8),
+    "gemma2_2b": (2_614_341_888, 1),
+    "gemma2_9b": (9_241_705_984, 1),
+    "gemma2_27b": (27_227_128_320, 1),
+    "olmo2_7b": (7_298_617_344, 1),
+    "olmo2_13b": (13.7e9, 1e8),
     "llama4_maverick": (400e9, 1e9),
     "llama4_scout": (108e9, 1e9),  # printed 109 with the vision encoder, of one billion
 }
 """From model cards, checkpoints and papers, each with the last digit that these print."""
 
-EXACT = ["gpt_neox_20b", "llama_65b", "llama2_70b", "qwen3_30b_a3b"]
+EXACT = [
+    *("gpt_neox_20b", "llama_65b", "llama2_70b", "llama3_8b", "llama31_8b", "mistral_7b", "phi3_mini"),
+    *(f"qwen3_{size}" for size in ("0p6b", "1p7b", "4b", "8b", "14b", "32b", "30b_a3b")),
+]
 """Counts that are met to the last digit that was printed."""
 ACTIVE = {
     "mixtral_8x7b": (12.9e9, 1e8),
@@ -62,6 +94,7 @@ ACTIVE = {
     "qwen3_30b_a3b": (3.3e9, 1e8),
     "qwen3_235b_a22b": (22e9, 1e9),
     "gpt_oss_120b": (5.13e9, 1e7),
+    "gpt_oss_20b": (3.61e9, 1e7),
     "llama4_maverick": (17e9, 1e9),
     "llama4_scout": (17e9, 1e9),
 }
@@ -69,7 +102,7 @@ ACTIVE = {
 
 Grok-1's card prints 86 billion where its shapes give 83.
 """
-WITHOUT_EMBEDDING = ["gpt_oss_120b"]
+WITHOUT_EMBEDDING = ["gpt_oss_120b", "gpt_oss_20b"]
 """Whose authors leave the embedding out of the active parameters."""
 
 

@@ -58,3 +58,6 @@ def test_a_name_that_begins_with_the_word_or_holds_it_comes_before_one_that_is_s
     assert did_you_mean("dgx_a100", systems).startswith("did you mean `dgx-a100-40gb`? known: ")
     several = did_you_mean("a100", ["dgx-a100-40gb", "dgx-a100-80gb", "dgx-h100", "memoryx-a100"])
     assert several.startswith("did you mean `memoryx-a100`, `dgx-a100-40gb` or `dgx-a100-80gb`? known: ")
+    many = [f"model-{number}" for number in range(41)]
+    assert did_you_mean("model_40", many) == "did you mean `model-40`? 41 names are known"
+    assert did_you_mean("model_39", many[:40]).endswith("known: " + ", ".join(many[:40]))

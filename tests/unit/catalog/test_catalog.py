@@ -261,6 +261,7 @@ def test_names_become_descriptions_in_si(catalog: Catalog) -> None:
         ("study", "wich", "unknown study `wich`", "did you mean `which`?"),
         ("devices", "gpu-a", "unknown kind `devices`", "did you mean `device`?"),
         ("model", "./absent.yaml", "there is no file absent.yaml", ""),
+        ("model", "some-org/Tiny", "there is no file some-org/Tiny", "the catalogue has `tiny`"),
     ],
 )
 def test_unknown_name_is_refused_with_the_nearest(
