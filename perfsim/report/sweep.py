@@ -15,14 +15,11 @@ from perfsim.report.study import inputs_section
 from perfsim.report.sweep_figures import MAX_ROWS, answer_cells, change_table, drawn, series_table
 from perfsim.report.table import Cell, Field, Table
 from perfsim.studies.answers import PointResult
-from perfsim.studies.decision import verb
 from perfsim.studies.scaling import Match, Series
 from perfsim.studies.trust import confidence
 from perfsim.studies.variants import SweepResult
 from perfsim.version import __version__
 
-_MAX_NAMED = 3
-"""Variants that the headline names."""
 _MAX_HEAD_ROWS = 8
 MAX_ON_TERMINAL = 40
 """Rows of points or variants on a terminal; the report has all."""
@@ -124,13 +121,15 @@ def sweep_page(result: SweepResult) -> Page:
     sections.append(Section("All points", lead, table=every, fold=fold, slug="points"))
     sections.append(inputs_section(result.assumptions))
     scale, note = (None, "") if result.changes and not result.scalings else _scale(result)
-    first = result.first_sentence if result.feasible else ""
+    sentences = list(result.sentences)
+    compared = result.feasible and not result.variants and len(result.targets) == 1
+    headline = sentences.pop(0) if compared else ""
     return Page(
         result.title,
         sections,
         result.question,
-        _headline(result),
-        " ".join(words for words in result.sentences if words != first),
+        headline,
+        " ".join(sentences),
         text.capital(confidence(result.caveats)),
         scale if scale is not None and len(scale.rows) > 1 else None,
         note=" ".join(filter(None, [note, *_production_notes(result.feasible)])),
@@ -138,56 +137,6 @@ def sweep_page(result: SweepResult) -> Page:
         command=result.command,
         digest=result.inputs_digest,
     )
-
-
-def _headline(result: SweepResult) -> str:
-    """The answer in one short sentence; empty where no point has a plan."""
-    if not result.feasible:
-        return ""
-    if result.changes:
-        effects: dict[str, float] = {}
-        for change in (change for own in result.changes.values() for change in own[1:]):
-            known = effects.get(change.point.variant, 1.0)
-            effects[change.point.variant] = max(known, change.ratio, key=lambda ratio: max(ratio, 1 / ratio))
-        largest = sorted(effects.items(), key=lambda own: -max(own[1], 1 / own[1]))[:_MAX_NAMED]
-        words = []
-        for name, ratio in largest:
-            changed = f"{100 * (ratio - 1):+.0f} %" if ratio < 2 else f"{text.number(ratio)} times as long"
-            words.append(f"{name} ({changed})")
-        return f"The step changes most with: {', '.join(words)}."
-    if result.variants and result.scalings:
-        grown = ", ".join(
-            f"{text.number(own.speedup(own.last))} times ({own.circumstance})"
-            for own in result.scalings[:_MAX_NAMED]
-        )
-        first = result.scalings[0]
-        return f"From {first.first.num_devices:,} to {first.last.machine}, throughput grows {grown}."
-    if not result.variants and len(result.targets) == 1:
-        return result.first_sentence
-    # Which machine is the fastest to how many targets; of one machine, its shortest and longest time.
-    fastest = [series.fastest for series in sorted(result.series, key=_fastest_s)]
-    machines = {member.machine for member in result.series}
-    if len(machines) == 1 or len(fastest) == 1:
-        ends = [
-            f"{text.duration(own.target_time.time_s)} ({own.variant})" for own in (fastest[0], fastest[-1])
-        ]
-        return f"{fastest[0].devices_noun}: from {ends[0]} to {ends[1]}."
-    wins: dict[tuple[str, str], list[PointResult]] = {}
-    for group in result.targets:
-        winner = min(group, key=_fastest_s)
-        wins.setdefault(winner.machine, []).append(winner.fastest)
-    if len(wins) == 1:
-        return f"{_winners(*wins.values())} first to all {len(result.targets)} targets."
-    words = [f"{_winners(points)} first to {len(points)}" for points in wins.values()]
-    return f"Of {len(result.targets)} targets, {', '.join(words)}."
-
-
-def _winners(points: Sequence[PointResult]) -> str:
-    """`256 H100-80GB (32 DGX) are`; or `64 to 512 H100-80GB are` where their number differs."""
-    if len({point.machine for point in points}) == 1:
-        return f"{points[0].machine} {verb(points[0].num_devices, 'are', 'is')}"
-    counts = sorted(point.num_devices for point in points)
-    return f"{text.integer(counts[0])} to {text.integer(counts[-1])} {points[0].devices_noun} are"
 
 
 def _fastest_s(series: Series) -> float:
