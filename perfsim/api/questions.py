@@ -132,4 +132,6 @@ class Tabular(ABC):
         return self.rows().save(path)
 
     def _repr_html_(self) -> str:
-        return self.rows()._repr_html_()
+        said = getattr(self, "verdict", "")
+        head = f"<p><strong>{escape(said)}</strong></p>" if said else ""
+        return head + self.rows()._repr_html_()

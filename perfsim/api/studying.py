@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, get_args
@@ -15,11 +14,10 @@ from typing import TYPE_CHECKING, Any, get_args
 from perfsim.api.questions import Named, Rows, Tabular, names_of, writing
 from perfsim.base.errors import InputError, Problem, within_floats
 from perfsim.base.text import did_you_mean
-from perfsim.base.units import DAY_S
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.convergence.time_to_accuracy import RatioBand
 from perfsim.prediction.verification import Verify, must_be_right
-from perfsim.report.text import layout_short, named
+from perfsim.report.text import layout_short
 from perfsim.studies.answers import Answer, StudyResult, quantities, values_of
 from perfsim.studies.axes import Sweep, changed_study, load_sweep
 from perfsim.studies.comparisons import Comparison, compare, load_comparison
@@ -31,7 +29,7 @@ from perfsim.studies.spec import StudySpec
 from perfsim.studies.variants import SweepResult
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
+    from perfsim.report.study_figures import StudyFigures
 
 
 # `perfsim.study`: which machine trains a model first, and why.
@@ -136,9 +134,11 @@ class StudyAnswer(StudyResult, Tabular):
         )
 
     @property
-    def figures(self) -> _StudyFigures:
+    def figures(self) -> StudyFigures:
         """The figures of the report."""
-        return _StudyFigures(self)
+        from perfsim.report.study_figures import StudyFigures
+
+        return StudyFigures(self)
 
     def rows(self) -> Rows:
         """One row a candidate: what it is, its step, and its time to the target; SI units."""
@@ -176,86 +176,6 @@ class StudyAnswer(StudyResult, Tabular):
 
     def __repr__(self) -> str:
         return f"<study {self.study}: {self.verdict}>"
-
-    def _repr_html_(self) -> str:
-        shown = [
-            {
-                "candidate": candidate.label,
-                "layout": layout_short(candidate.layout),
-                "batch": candidate.global_batch_size,
-                "step (s)": candidate.step_time_s,
-                "MFU": f"{100 * candidate.mfu:.1f} %",
-                "days": candidate.time_to_accuracy_s / DAY_S,
-                "90 % band": " to ".join(f"{s / DAY_S:.3g}" for s in candidate.time_to_accuracy_band_s),
-            }
-            for candidate in self.candidates
-        ]
-        return f"<p><strong>{escape(self.verdict)}</strong></p>{Rows(shown)._repr_html_()}"
-
-
-@dataclass(frozen=True)
-class _StudyFigures:
-    """The figures of a study's report, as Plotly figures."""
-
-    result: StudyResult
-
-    def time_to_accuracy(self) -> go.Figure:
-        """Time to the target against the global batch."""
-        from perfsim.report.study_figures import batch
-
-        return batch(self.result).figure
-
-    def step_time(self) -> go.Figure:
-        """Where the seconds of a step go."""
-        from perfsim.report.study_figures import step
-
-        return step(self.result).figure
-
-    def over_dates(self) -> go.Figure:
-        """The ratio of the first two by day; InputError where the study asks for no equal dates."""
-        from perfsim.report.study_figures import over_dates
-
-        sections = list(over_dates(self.result))
-        if not sections:
-            raise InputError("the study asks for one day at most: write as_of: equal")
-        return sections[0].figure
-
-    def network(self) -> go.Figure:
-        """Use of the network by kind of link."""
-        from perfsim.report.study_figures import network
-
-        return network(self.result).figure
-
-    def memory(self) -> go.Figure:
-        """Memory of each pipeline stage or wafer under its capacity."""
-        from perfsim.report.study_figures import memory
-
-        return memory(self.result).figure
-
-    def roofline(self, candidate: int = 0) -> go.Figure:
-        """The kernels of a candidate under the ceilings of its device.
-
-        Raises InputError for a machine whose kernels have no price of their own.
-        """
-        from perfsim.report.study_figures import rooflines
-
-        chosen = self._candidate(candidate)
-        if chosen.roofline is None or not chosen.roofline.kernels:
-            raise InputError(f"candidate {candidate}: {chosen.label} has no roofline")
-        return list(rooflines(named([chosen])))[-1].figure
-
-    def timeline(self, candidate: int = 0) -> go.Figure:
-        """One step of a candidate, task by task."""
-        from perfsim.report.study_figures import timelines
-
-        chosen = self._candidate(candidate)
-        return list(timelines(named([chosen])))[-1].figure
-
-    def _candidate(self, number: int) -> Answer:
-        count = len(self.result.candidates)
-        if not 0 <= number < count:
-            raise InputError(f"candidate {number}: the candidates are 0 to {count - 1}")
-        return self.result.candidates[number]
 
 
 def _plain(name: str) -> str:
@@ -331,9 +251,6 @@ class SweepAnswer(SweepResult, Tabular):
 
     def __repr__(self) -> str:
         return f"<sweep {self.name}, {len(self.points)} points: {self.verdict}>"
-
-    def _repr_html_(self) -> str:
-        return f"<p><strong>{escape(self.verdict)}</strong></p>{super()._repr_html_()}"
 
 
 @within_floats

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from html import escape
 from pathlib import Path
 from typing import Any, Self
 
@@ -335,6 +334,12 @@ class Validation(Tabular):
         return dict(self.document["summary"])
 
     @property
+    def verdict(self) -> str:
+        """The same in words."""
+        figures = {name: value for name, value in self.summary.items() if isinstance(value, (int, float))}
+        return ", ".join(f"{name} {value:.3g}" for name, value in figures.items())
+
+    @property
     def baseline(self) -> Mapping[str, Any]:
         """The same for one constant efficiency in place of the model."""
         return dict(self.document["baseline"])
@@ -354,11 +359,4 @@ class Validation(Tabular):
         return [dict(case) for case in self.document.get("failed", ())]
 
     def __repr__(self) -> str:
-        return f"<validation of {self.document['file']}: {self._line()}>"
-
-    def _line(self) -> str:
-        figures = {name: value for name, value in self.summary.items() if isinstance(value, (int, float))}
-        return ", ".join(f"{name} {value:.3g}" for name, value in figures.items())
-
-    def _repr_html_(self) -> str:
-        return f"<p><strong>{escape(self._line())}</strong></p>{super()._repr_html_()}"
+        return f"<validation of {self.document['file']}: {self.verdict}>"

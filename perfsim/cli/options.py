@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from importlib import import_module
@@ -24,40 +22,18 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Completed = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 VERBS: list[click.Command] = []
 """Every verb, in the order of their definition."""
-_WORD = re.compile(r"'[^']*'|\S+")
-
-
-class _Verb(click.Command):
-    """A verb whose examples are broken where the terminal is narrow, so that a shell reads one command."""
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 (click's)
-        """Write the examples below the options."""
-        width = shutil.get_terminal_size().columns
-        heading, *commands = (self.epilog or "").replace("\b", "").strip().splitlines() or [""]
-        formatter.write(f"\n  {heading}\n" if heading else "")
-        for command in commands:
-            lines = ["   "]
-            for word in _WORD.findall(command):
-                if len(lines[-1]) + 1 + len(word) + 2 > width and lines[-1].strip():
-                    lines[-1] += " \\"
-                    lines.append("     ")
-                lines[-1] += f" {word}"
-            formatter.write("\n".join(lines) + "\n")
-
-
-class _Parts(_Verb, click.Group):
-    """The same for a verb of several parts."""
 
 
 def verb(
     short_help: str, *examples: str, heading: str = "Examples:", parts: bool = False
 ) -> Callable[[Callable[..., None]], Any]:
     """Make a function a verb of its name, of `parts` or not, with one line of help and with examples."""
-    epilog = "".join(f"{line}\n" for line in ("\b", heading, *(f"  {example}" for example in examples)))
+    # A terminal breaks long examples by itself, so that they are copied as one command.
+    epilog = "\n".join(["\b", heading, *(f"  {example}" for example in examples)])
 
     def made(function: Callable[..., None]) -> click.Command:
         name = function.__name__.strip("_")
-        cls = _Parts if parts else _Verb
+        cls = click.Group if parts else click.Command
         VERBS.append(click.command(name, cls=cls, short_help=short_help, epilog=epilog)(function))
         return VERBS[-1]
 

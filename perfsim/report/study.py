@@ -563,7 +563,6 @@ _OF_CANDIDATE = (
     "memory",
     "batch_curve",
     "roofline",
-    "network",
     "notes",
     "batch_at_edge",
     "whole_run",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, cycle, groupby, pairwise
 from typing import Any
 
 import plotly.graph_objects as go
 
+from perfsim.base.errors import InputError
 from perfsim.costs.memory import MemoryUse
 from perfsim.prediction.why import ATTENTION, ELEMENTWISE, PRODUCT, UPDATE, KernelUse, Roofline
 from perfsim.report import draw, text
@@ -788,3 +789,53 @@ def _tornado(quantity: str, decision: Decision, levers: Sequence[Lever], ratio: 
 
 def _lever_unit(lever: Lever) -> text.Unit:
     return _LEVER_UNITS.get(lever.unit, text.Unit(lever.unit))
+
+
+@dataclass(frozen=True)
+class StudyFigures:
+    """The figures of a study's report, as Plotly figures."""
+
+    result: StudyResult
+
+    def time_to_accuracy(self) -> go.Figure:
+        """Time to the target against the global batch."""
+        return batch(self.result).figure
+
+    def step_time(self) -> go.Figure:
+        """Where the seconds of a step go."""
+        return step(self.result).figure
+
+    def over_dates(self) -> go.Figure:
+        """The ratio of the first two by day; InputError where the study asks for no equal dates."""
+        for section in over_dates(self.result):
+            return section.figure
+        raise InputError("the study asks for one day at most: write as_of: equal")
+
+    def network(self) -> go.Figure:
+        """Use of the network by kind of link."""
+        return network(self.result).figure
+
+    def memory(self) -> go.Figure:
+        """Memory of each pipeline stage or wafer under its capacity."""
+        return memory(self.result).figure
+
+    def roofline(self, candidate: int = 0) -> go.Figure:
+        """The kernels of a candidate under the ceilings of its device.
+
+        Raises InputError for a machine whose kernels have no price of their own.
+        """
+        chosen = self._candidate(candidate)
+        for section in rooflines([chosen]):
+            if section.figure is not None:
+                return section.figure
+        raise InputError(f"candidate {candidate}: {chosen.own.label} has no roofline")
+
+    def timeline(self, candidate: int = 0) -> go.Figure:
+        """One step of a candidate, task by task."""
+        return list(timelines([self._candidate(candidate)]))[-1].figure
+
+    def _candidate(self, number: int) -> text.Named:
+        named = text.named(self.result.candidates)
+        if not 0 <= number < len(named):
+            raise InputError(f"candidate {number}: the candidates are 0 to {len(named) - 1}")
+        return named[number]

@@ -18,7 +18,6 @@ from typing import Any
 from perfsim.base.errors import LimitError
 from perfsim.convergence.time_to_accuracy import RampedRun, TimeToAccuracy
 from perfsim.convergence.wall_clock import RunPart
-from perfsim.network.export import NetworkMap
 from perfsim.prediction.bands import Accuracy
 from perfsim.prediction.disturbed import Resilience
 from perfsim.prediction.prediction import Document, Prediction
@@ -122,8 +121,6 @@ class Answer(Prediction):
     """Devices that were simulated on their own; the timeline has the lanes of some of them."""
     roofline: Roofline | None = field(default=None, repr=False)
     """Its kernels and the limits of its device; None where kernels have no price of their own."""
-    network: NetworkMap | None = field(default=None, repr=False)
-    """Its network, folded by kind of place."""
     ramp: RampedRun | None = None
     """Its steps with the study's batch ramp."""
     sampling: SamplingSummary | None = field(default=None, repr=False)

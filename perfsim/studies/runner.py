@@ -15,7 +15,6 @@ from typing import Any
 from perfsim.base.errors import InputError, LimitError, PerfsimError, PlanError, within_floats
 from perfsim.convergence.wall_clock import RunPart
 from perfsim.engine.limits import present_limits
-from perfsim.network.export import NetworkMap
 from perfsim.prediction.bands import Accuracy
 from perfsim.prediction.caveats import Caveat, default_settings
 from perfsim.prediction.dates import date_caveats
@@ -130,7 +129,6 @@ def answer_point(
             {owners_of(name)[0] for name in evaluation.trace.graph.streams if computes(name)}
         ),
         roofline=Roofline.of(evaluation),
-        network=NetworkMap.of(evaluation.placed.network.topology),
         ramp=ramp,
         sampling=sampling,
         resilience=slowdowns,
