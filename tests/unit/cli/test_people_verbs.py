@@ -282,7 +282,7 @@ POINT = ("--model", "gpt3_xl", "--system", "dgx-a100-80gb", "--devices", "8")
         (("diff", "gpt3_20b", "pile_law"), ["pile_law is a comparison"]),
         (
             ("calibrate", "gemm", "bytes.csv", "--device", "a100-sxm4-80gb"),
-            ["bytes.csv:1: is not a CSV table: the byte 0xff is not UTF-8"],
+            ["bytes.csv:1: the byte 0xff is not UTF-8 text"],
         ),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, tuple) else "",
