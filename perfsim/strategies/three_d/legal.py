@@ -234,19 +234,12 @@ def _of_stages(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
     elif problem := schedule.chunks_problem(chunks):
         yield _refused(layout, "virtual_pipeline", problem, {"virtual_pipeline": schedule.chunks or 2})
     given = layout.layers_per_stage
-    most_even = divided(layout.schedule, layout.pipeline, chunks, layers).layers
     if given is None:
-        if layers % stages:
-            near = _nearest_divisors(layers, stages)
-            words = f"{layers} layers do not divide over {stages} stages; nearest: {_either(near)}"
-            mends: list[dict[str, Any]] = [
-                {"pipeline": count // chunks} for count in near if count % chunks == 0
-            ]
-            if stages <= layers:
-                words += f", or give layers_per_stage={'-'.join(map(str, most_even))}"
-                mends.insert(0, {"layers_per_stage": most_even})
-            yield _refused(layout, "pipeline", words, *mends)
+        if stages > layers:
+            words = f"{layers} layers cannot fill {stages} stages"
+            yield _refused(layout, "pipeline", words, {"pipeline": max(1, layers // chunks)})
         return
+    most_even = divided(layout.schedule, layout.pipeline, chunks, layers).layers
     broken = {
         f"layers_per_stage has {len(given)} entries for {stages} stages": len(given) != stages,
         f"layers_per_stage adds up to {sum(given)}, the model has {layers} layers": sum(given) != layers,

@@ -22,10 +22,9 @@ from perfsim.network import FatTree
 from perfsim.specs.layout import AXES, OFFLOADS, ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies.plan import MEMORY, Screening, check_runs_on
-from perfsim.strategies.schedules import SCHEDULES
 from perfsim.strategies.three_d.closed_form import Priced, estimate_steps_s
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED
-from perfsim.strategies.three_d.division import divided
+from perfsim.strategies.three_d.division import Division
 from perfsim.strategies.three_d.emission import StepWriter, ThreeDPlan
 from perfsim.strategies.three_d.layers import expert_load
 from perfsim.strategies.three_d.legal import RefusedLayoutError, refusals_of
@@ -123,6 +122,9 @@ class ThreeD:
         refusals = refusals_of(job, topology, layout, self.name, self.free_degrees)
         if refusals:
             raise RefusedLayoutError(refusals)
+        division = Division.of(job, layout)
+        if not division.even:
+            layout = replace(layout, layers_per_stage=division.layers)
         memory = stage_memory(job, layout, topology)
         worst = max(memory, key=lambda use: use.total_bytes / use.capacity_bytes)
         if check_memory and not worst.fits:
@@ -229,7 +231,9 @@ def _nearest_fit(
         return "no change of one setting and one degree makes it fit, not even on more devices"
     names = [field.name for field in fields(layout)]
     pairs = [(name, getattr(layout, name), getattr(nearest, name)) for name in names]
-    changes = " and ".join(f"{name} {was} \u2192 {now}" for name, was, now in pairs if was != now)
+    changes = " and ".join(
+        f"{name} {was} \u2192 {now}" for name, was, now in pairs if was != now and now is not None
+    )
     where = f" on {nearest.num_devices} devices" if nearest.num_devices != layout.num_devices else ""
     return f"try {changes}{where}, which fits"
 
@@ -258,11 +262,11 @@ def _changed(
         for factor in divisors(base.data)[1:]:
             for name in ("tensor", "pipeline", "context"):
                 if name in free_degrees:
-                    changed = _scaled(job, base, name, getattr(base, name) * factor)
+                    changed = _with(base, name, getattr(base, name) * factor)
                     yield replace(changed, data=base.data // factor)
     yield from offloaded
     larger = [
-        _scaled(job, base, name, value)
+        _with(base, name, value)
         for base in bases
         for name in ("tensor", "pipeline", "data", "context")
         if name in free_degrees
@@ -293,7 +297,9 @@ def _with_less(layout: ParallelLayout, name: str) -> Iterator[ParallelLayout]:
 
 
 def _with(layout: ParallelLayout, name: str, value: str | int) -> ParallelLayout:
-    return replace(layout, **{name: value})  # type: ignore[arg-type]  # the field's own type, by name
+    """A layout with another value; another pipeline divides the layers anew."""
+    stages = {"layers_per_stage": None} if name == "pipeline" else {}
+    return replace(layout, **{name: value, **stages})  # type: ignore[arg-type]  # the field's own type, by name
 
 
 def _larger(job: Job, layout: ParallelLayout, name: str) -> Iterator[int]:
@@ -305,14 +311,3 @@ def _larger(job: Job, layout: ParallelLayout, name: str) -> Iterator[int]:
         count = {"tensor": job.model.num_attention_heads, "context": job.seq_length}
         legal = divisors(count.get(name, job.global_batch_size))
     return (value for value in legal if getattr(layout, name) < value <= most)
-
-
-def _scaled(job: Job, layout: ParallelLayout, name: str, value: int) -> ParallelLayout:
-    if name != "pipeline":
-        return _with(layout, name, value)
-    scaled = replace(layout, pipeline=value, layers_per_stage=None)
-    uneven = job.model.num_layers % scaled.num_stages
-    if not uneven or layout.schedule not in SCHEDULES or scaled.num_stages > job.model.num_layers:
-        return scaled
-    stages = divided(layout.schedule, value, layout.virtual_pipeline, job.model.num_layers).layers
-    return replace(scaled, layers_per_stage=stages)
