@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-import numpy as np
-
 from perfsim.costs.memory import state_bytes
 from perfsim.proof.parameters import EXPERTS, WORDS, Place, Share
 from perfsim.proof.program import Fault, Message
 from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import Plan
-from perfsim.strategies.schedules import Held, Pass, Slot, held_at_peak, schedule_called
+from perfsim.strategies.schedules import Pass, Slot, held_at_peak, in_flight, schedule_called
 from perfsim.strategies.streaming.passes import StreamingPlan
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
 from perfsim.strategies.three_d.emission import ThreeDPlan
@@ -145,15 +143,16 @@ def held_unlike_promised(graph: TaskGraph, plan: Plan) -> Iterator[Fault]:
             passes_of[rank].append(Slot(PASSES[end], rank, task.block, task.tag))
     for rank, passes in passes_of.items():
         stage = rank // layout.width
-        sizes = (stage, layout.pipeline, layout.virtual_pipeline, plan.num_microbatches)
-        promised = schedule_called(layout.schedule).in_flight(*map(np.array, sizes))
-        layers = len({slot.chunk for slot in passes})
-        if layers % layout.virtual_pipeline:
+        chunks = (1,) * layout.virtual_pipeline
+        schedule = schedule_called(layout.schedule)
+        promised = in_flight(schedule, stage, layout.pipeline, chunks, plan.num_microbatches)
+        layers = {slot.chunk: 1 for slot in passes}
+        if len(layers) % len(chunks):
             continue
-        held = [Held(*map(np.array, moment)) for moment in held_at_peak(passes, layers)]
+        held = held_at_peak(passes, layers)
         for weight in WEIGHTS if split else WEIGHTS[:1]:
             actual, planned = (
-                max(float(at.activations + weight * at.weight_inputs) for at in moments)
+                max(at.activations + weight * at.weight_inputs for at in moments)
                 for moments in (held, promised)
             )
             if abs(actual - planned) > 1e-9:

@@ -1,8 +1,8 @@
 """Pipeline schedules as data: the order in which each stage runs its slots, and what is known of it.
 
 A slot is one pass of one micro-batch through one model chunk. Schedules do not depend on devices or models.
-Each is one row of `SCHEDULES`: a function that writes the order of every stage, one that counts what stages
-hold in flight, its bubble, the chunks of a rank, and traits that the rest of the package asks about.
+Each is one row of `SCHEDULES`: a function that writes the order of a rank, its bubble, the chunks of a rank,
+and traits that the rest of the package asks about. What a rank holds in flight is counted over its order.
 Their properties (each slot once, in order, bounded micro-batches in flight, the bubble for equal times) are
 tested separately.
 """
@@ -10,20 +10,14 @@ tested separately.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import chain
-from typing import Any, Literal, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Literal, NamedTuple
 
 from perfsim.base.errors import DeadlockError, LayoutError, Problem
 from perfsim.base.text import did_you_mean
-
-Numbers = NDArray[Any]
-"""Numbers of many ranks or layouts, of shapes that broadcast."""
 
 Pass = Literal["F", "B", "W"]
 """Forward, backward, weight gradients.
@@ -45,29 +39,29 @@ StageOrder = list[Slot]
 
 
 class Held(NamedTuple):
-    """What ranks hold at one moment, in micro-batches of the whole rank; numbers or arrays."""
+    """What a rank holds at one moment, as a share of all its layers: 1 for each micro-batch of the rank."""
 
-    activations: Numbers
+    activations: float
     """Held from forward to backward."""
-    weight_inputs: Numbers = np.zeros(())
+    weight_inputs: float
     """Inputs and output gradients of the weights, held from backward to weight gradients."""
 
 
-# What a rank holds in flight, counted slot by slot over its order.
+def held_at_peak(order: StageOrder, layers: Mapping[int, int]) -> tuple[Held, ...]:
+    """What a rank holds at its possible peaks, given the layers of each of its chunks.
 
-
-def held_at_peak(order: StageOrder, virtual: int) -> tuple[tuple[float, float], ...]:
-    """Activations and weight inputs at the possible peaks of a rank, for an order with W slots.
-
-    A forward adds activations, a backward turns these into inputs of weight gradients, and W frees them.
-    Which moment is the peak depends on the bytes of both, so all that can be are returned: the corners of the
-    convex hull of the moments.
+    A forward adds activations, and a backward turns these into inputs of weight gradients, which W frees, or
+    frees them where the order has no W. Which moment is the peak depends on the bytes of both, so all that
+    can be are returned: the corners of the convex hull of the moments.
     """
+    splits = any(slot.which == "W" for slot in order)
+    adds: dict[Pass, tuple[int, int]] = {"F": (1, 0), "B": (-1, splits), "W": (0, -1)}
     activations = weight_inputs = 0
     most_inputs: dict[int, int] = {}
-    for slot in order:
-        activations += {"F": 1, "B": -1, "W": 0}[slot.which]
-        weight_inputs += {"F": 0, "B": 1, "W": -1}[slot.which]
+    for which, _, chunk, _ in order:
+        count = layers[chunk]
+        activations += adds[which][0] * count
+        weight_inputs += adds[which][1] * count
         most_inputs[activations] = max(most_inputs.get(activations, 0), weight_inputs)
     corners: list[tuple[int, int]] = []
     for count in sorted(most_inputs, reverse=True):
@@ -81,7 +75,8 @@ def held_at_peak(order: StageOrder, virtual: int) -> tuple[tuple[float, float], 
                 break
             corners.pop()  # on or below the line between the others, so never the peak alone
         corners.append((count, inputs))
-    return tuple((count / virtual, inputs / virtual) for count, inputs in corners)
+    whole = sum(layers.values())
+    return tuple(Held(count / whole, inputs / whole) for count, inputs in corners)
 
 
 # The placement of virtual stages on pipeline ranks.
@@ -200,14 +195,8 @@ class Placement:
 
 # One row of the table.
 
-Order = Callable[[int, int, int], list[StageOrder]]
-"""(pipeline, virtual, micro-batches): the order of every stage."""
-InFlight = Callable[[Numbers, Numbers, Numbers, Numbers], tuple[Held, ...]]
-"""(stage, pipeline, virtual, micro-batches), arrays that broadcast: what stages hold at their peak.
-
-In micro-batches of the whole stage. There are several candidates where the peak depends on the bytes of
-activations and of the inputs of weight gradients.
-"""
+Order = Callable[[int, int, int, int], StageOrder]
+"""(rank, pipeline, virtual, micro-batches): the order of a rank."""
 Trait = Literal[
     "splits_backward",  # weight gradients are a separate pass
     "tight",  # a rank's next forward waits for a backward of its neighbour: sends are exposed
@@ -228,7 +217,6 @@ class Schedule:
 
     name: str
     order: Order
-    in_flight: InFlight
     bubble: float
     """Idle seconds of a rank in a step, with equal passes and enough micro-batches to fill the pipeline.
 
@@ -237,16 +225,12 @@ class Schedule:
     chunks: int | None
     """Chunks per rank; None: any number."""
     traits: tuple[Trait, ...] = ()
+    fills: int | None = None
+    """Micro-batches, as a multiple of the ranks, of which a rank holds as much as of any more; None: none."""
 
     def has(self, trait: Trait) -> bool:
         """Whether the schedule has a trait."""
         return trait in self.traits
-
-    def __reduce__(self) -> tuple[Callable[..., Schedule], tuple[object, ...]]:
-        """A row of the table travels to other processes by its name, another schedule by its fields."""
-        if SCHEDULES.get(self.name) is self:
-            return schedule_called, (self.name,)
-        return Schedule, tuple(getattr(self, known.name) for known in fields(self))
 
     def chunks_problem(self, virtual: int) -> str:
         """The problem with a number of chunks per rank; empty where there is none."""
@@ -260,45 +244,59 @@ class Schedule:
         """The order of every stage. LayoutError for a number of chunks that it cannot have."""
         if problem := self.chunks_problem(virtual):
             raise LayoutError(problem)
-        return self.order(pipeline, virtual, microbatches)
+        return [self.order(rank, pipeline, virtual, microbatches) for rank in range(pipeline)]
 
     def placement(self, pipeline: int, virtual: int) -> Placement:
         """The placement of virtual stages on ranks."""
         return Placement(pipeline, virtual, self.has("v_shaped"))
 
 
+@lru_cache(maxsize=16384)
+def in_flight(
+    schedule: Schedule, rank: int, pipeline: int, chunks: tuple[int, ...], microbatches: int
+) -> tuple[Held, ...]:
+    """What a rank holds at its possible peaks; `chunks` are the layers of its chunks.
+
+    Where chunks are not in groups they count alike, as those of a rank without layers do.
+    """
+    layers = chunks if schedule.has("in_groups") and any(chunks) else (1,) * len(chunks)
+    order = schedule.order(rank, pipeline, len(chunks), microbatches)
+    return held_at_peak(order, dict(enumerate(layers)))
+
+
 # Without a split backward: GPipe, 1F1B and interleaved 1F1B.
 
 
-def _gpipe(pipeline: int, _: int, microbatches: int) -> list[StageOrder]:
-    """All forwards, then all backwards (Huang et al. 2019); a stage holds every micro-batch."""
+def _gpipe(rank: int, _pipeline: int, _virtual: int, microbatches: int) -> StageOrder:
+    """All forwards, then all backwards (Huang et al. 2019); a rank holds every micro-batch."""
     passes: tuple[Pass, Pass] = ("F", "B")
-    return [
-        [Slot(which, stage, 0, number) for which in passes for number in range(microbatches)]
-        for stage in range(pipeline)
-    ]
+    return [Slot(which, rank, 0, number) for which in passes for number in range(microbatches)]
 
 
-def _one_f_one_b(pipeline: int, _: int, microbatches: int) -> list[StageOrder]:
-    """Stage i runs p - i - 1 warm-up forwards, then alternates [1806.03377, 2104.04473]; it holds p - i."""
-    return [_alternating(stage, microbatches, pipeline - stage - 1) for stage in range(pipeline)]
+def _one_f_one_b(rank: int, pipeline: int, _: int, microbatches: int) -> StageOrder:
+    """Rank i runs p - i - 1 warm-up forwards, then alternates [1806.03377, 2104.04473]; it holds p - i."""
+    return _alternating(rank, microbatches, pipeline - rank - 1)
 
 
-def _alternating(stage: int, microbatches: int, warm_up: int, delay: int | None = None) -> StageOrder:
+def _alternating(rank: int, microbatches: int, warm_up: int, delay: int | None = None) -> StageOrder:
     """Warm-up forwards, then F and B in turn, and each W so many micro-batches after B; None: no W."""
-    slots = [Slot("F", stage, 0, number) for number in range(min(warm_up, microbatches))]
+    slots = [Slot("F", rank, 0, number) for number in range(min(warm_up, microbatches))]
     for number in range(microbatches + (delay or 0)):
         if number + warm_up < microbatches:
-            slots.append(Slot("F", stage, 0, number + warm_up))
+            slots.append(Slot("F", rank, 0, number + warm_up))
         if number < microbatches:
-            slots.append(Slot("B", stage, 0, number))
+            slots.append(Slot("B", rank, 0, number))
         if delay is not None and number >= delay:
-            slots.append(Slot("W", stage, 0, number - delay))
+            slots.append(Slot("W", rank, 0, number - delay))
     return slots
 
 
-def _interleaved(pipeline: int, virtual: int, microbatches: int) -> list[StageOrder]:
-    """Chunks of stages [2104.04473 section 2.2]; micro-batches run in groups of `pipeline`."""
+def _interleaved(rank: int, pipeline: int, virtual: int, microbatches: int) -> StageOrder:
+    """Chunks of stages [2104.04473 section 2.2]; micro-batches run in groups of `pipeline`.
+
+    The first rank holds p (1 + (p - 1) / (p v)) micro-batches [2205.05198]. With a single group all forwards
+    run first, so every rank holds all of them.
+    """
     if microbatches % pipeline:
         raise LayoutError(
             f"interleaved needs micro-batches ({microbatches}) in multiples of pipeline ({pipeline})"
@@ -306,27 +304,12 @@ def _interleaved(pipeline: int, virtual: int, microbatches: int) -> list[StageOr
     total = microbatches * virtual
     indices = [divmod(index, pipeline * virtual) for index in range(total)]
     turns = [(rest // pipeline, group * pipeline + rest % pipeline) for group, rest in indices]
-    orders: list[StageOrder] = []
-    for stage in range(pipeline):
-        forwards = [Slot("F", stage, chunk, number) for chunk, number in turns]
-        backwards = [Slot("B", stage, virtual - 1 - chunk, number) for chunk, number in turns]
-        warm_up = total if microbatches == pipeline else (pipeline - stage - 1) * 2 + (virtual - 1) * pipeline
-        warm_up = min(warm_up, total)
-        steady = chain.from_iterable(zip(forwards[warm_up:], backwards, strict=False))
-        orders.append([*forwards[:warm_up], *steady, *backwards[total - warm_up :]])
-    return orders
-
-
-def _interleaved_in_flight(
-    stage: Numbers, pipeline: Numbers, virtual: Numbers, microbatches: Numbers
-) -> tuple[Held, ...]:
-    """At the first stage p (1 + (p - 1) / (p v)) micro-batches [2205.05198].
-
-    With a single group of micro-batches all forwards run first, so every stage holds all of them.
-    """
-    warm_up = (pipeline - stage - 1) * 2 + (virtual - 1) * pipeline + 1
-    held = np.minimum(warm_up, microbatches * virtual) / virtual
-    return (Held(np.where(microbatches == pipeline, microbatches, held)),)
+    forwards = [Slot("F", rank, chunk, number) for chunk, number in turns]
+    backwards = [Slot("B", rank, virtual - 1 - chunk, number) for chunk, number in turns]
+    warm_up = total if microbatches == pipeline else (pipeline - rank - 1) * 2 + (virtual - 1) * pipeline
+    warm_up = min(warm_up, total)
+    steady = chain.from_iterable(zip(forwards[warm_up:], backwards, strict=False))
+    return [*forwards[:warm_up], *steady, *backwards[total - warm_up :]]
 
 
 # Zero bubble with one chunk per rank: ZB-H1 (`zb1p`) and ZB-H2 (`zb2p`) [2401.10241 section 2].
@@ -339,56 +322,15 @@ def _interleaved_in_flight(
 # other stages (section 4: validation after the update).
 
 
-def _zero_bubble_in_flight(
-    ahead: int, stage: Numbers, pipeline: Numbers, _: Numbers, microbatches: Numbers
-) -> tuple[Held, ...]:
-    """At most `ahead` (p - 1) + 1 micro-batches per stage, as activations or as inputs of delayed W passes.
-
-    With `before` = `ahead` (p - i - 1) forwards before the first pair and W `delay` = `ahead` i behind B, the
-    peak is after a forward of the steady state, after a backward, or where the last forwards are done.
-    """
-    before = ahead * (pipeline - stage - 1)
-    delay = ahead * stage
-    delayed = np.minimum(microbatches, delay + 1)
-    return (
-        Held(
-            np.minimum(before + 1, microbatches), np.minimum(np.maximum(microbatches - before - 1, 0), delay)
-        ),
-        Held(
-            np.minimum(before, microbatches - 1), np.minimum(np.maximum(microbatches - before, 1), delay + 1)
-        ),
-        Held(np.minimum(before, microbatches - delayed), delayed),
-    )
+def _zero_bubble(ahead: int, rank: int, pipeline: int, _: int, microbatches: int) -> StageOrder:
+    """`zb1p` or `zb2p`."""
+    return _alternating(rank, microbatches, ahead * (pipeline - rank - 1), ahead * rank)
 
 
 # Two chunks per rank in a V: data passes the ranks through chunk 0 in ascending order and through chunk 1 in
-# descending order, so LM head and embedding are both on rank 0. What a rank holds is counted slot by slot.
+# descending order, so LM head and embedding are both on rank 0.
 
 CHUNKS = 2
-
-
-def _held_in(order: Callable[[int, int, int], StageOrder], enough: Callable[[Numbers], Numbers]) -> InFlight:
-    """What ranks hold at the possible peaks of their `order` of two chunks (rank, pipeline, micro-batches).
-
-    Micro-batches beyond those that are `enough` for a number of ranks do not change the peak. Ranks with
-    fewer possible peaks repeat their first.
-    """
-
-    @lru_cache(maxsize=4096)
-    def peaks(rank: int, pipeline: int, microbatches: int) -> tuple[tuple[float, float], ...]:
-        return held_at_peak(order(rank, pipeline, microbatches), CHUNKS)
-
-    def in_flight(stage: Numbers, pipeline: Numbers, _: Numbers, microbatches: Numbers) -> tuple[Held, ...]:
-        rank, width, count = np.broadcast_arrays(stage, pipeline, np.minimum(microbatches, enough(pipeline)))
-        most = int(max(width.max(initial=0), count.max(initial=0))) + 1
-        keys, of_key = np.unique((rank * most + width) * most + count, return_inverse=True)
-        found = [peaks(key // most**2, key // most % most, key % most) for key in keys.tolist()]
-        moments = max(map(len, found), default=0)
-        table = np.array([(*of_rank, *of_rank[:1] * (moments - len(of_rank))) for of_rank in found])
-        at = of_key.reshape(rank.shape)
-        return tuple(Held(table[at, number, 0], table[at, number, 1]) for number in range(moments))
-
-    return in_flight
 
 
 # Zero bubble in a V (`zbv`) [2401.10241 section 6].
@@ -409,12 +351,8 @@ _LETTERS: dict[str, tuple[Pass, int]] = {
 """A letter for each pass: lower case for chunk 0, upper case for chunk 1."""
 
 
-def _zbv(pipeline: int, _: int, microbatches: int) -> list[StageOrder]:
-    """The order of every rank; fewer than 2 p - 1 micro-batches use a part of the order for 2 p - 1."""
-    return [_zbv_rank(rank, pipeline, microbatches) for rank in range(pipeline)]
-
-
-def _zbv_rank(rank: int, pipeline: int, microbatches: int) -> StageOrder:
+def _zbv(rank: int, pipeline: int, _: int, microbatches: int) -> StageOrder:
+    """The order of a rank; fewer than 2 p - 1 micro-batches use a part of the order for 2 p - 1."""
     nearer = pipeline - rank
     more = max(0, microbatches - (2 * pipeline - 1))
     phases = (
@@ -458,7 +396,7 @@ _BLOCK: tuple[tuple[Pass, int], ...] = (("F", 0), ("F", 1), ("B", 1), ("B", 0))
 
 
 @lru_cache(maxsize=256)
-def _controlled(share: int, pipeline: int, _: int, microbatches: int) -> list[StageOrder]:
+def _controlled(share: int, pipeline: int, microbatches: int) -> list[StageOrder]:
     """The order of every rank, as it results where every pass takes one unit.
 
     Runs all ranks unit by unit: the next pass of its block if that can begin, else a weight gradient. A rank
@@ -527,57 +465,27 @@ def _units(share: int, pipeline: int, turn: int) -> list[tuple[int, ...]]:
     ]
 
 
-def _in_controlled_memory(name: str, share: int, bubble: float) -> Schedule:
-    """`v-half` or `v-min`; more than p + 1 micro-batches do not change the peak (tried to 20 ranks)."""
-    order = partial(_controlled, share)
-    in_flight = _held_in(
-        lambda rank, pipeline, microbatches: order(pipeline, CHUNKS, microbatches)[rank],
-        lambda pipeline: pipeline + 1,
-    )
-    return Schedule(name, order, in_flight, bubble, CHUNKS, ("splits_backward", "v_shaped", "fills_only"))
+def _in_controlled_memory(share: int, rank: int, pipeline: int, _: int, microbatches: int) -> StageOrder:
+    """`v-half` or `v-min`."""
+    return _controlled(share, pipeline, microbatches)[rank]
 
 
-def _zero_bubble_row(name: str, ahead: int, bubble: float, trait: Trait) -> Schedule:
-    """`zb1p` or `zb2p`."""
-
-    def order(pipeline: int, _: int, microbatches: int) -> list[StageOrder]:
-        warm_ups = [(stage, ahead * (pipeline - stage - 1)) for stage in range(pipeline)]
-        return [_alternating(stage, microbatches, warm_up, ahead * stage) for stage, warm_up in warm_ups]
-
-    in_flight = partial(_zero_bubble_in_flight, ahead)
-    return Schedule(name, order, in_flight, bubble, 1, ("splits_backward", trait))
-
-
+_SPLIT_V: tuple[Trait, ...] = ("splits_backward", "v_shaped")
+# The bubbles of the first three are (p - 1) (F + B) / v [2104.04473 2.2].
 _ROWS = (
+    Schedule("1f1b", _one_f_one_b, 1.0, 1, ("tight", "whole_passes", "counts_head"), fills=1),
+    Schedule("gpipe", _gpipe, 1.0, 1, ("forwards_first",)),
+    Schedule("interleaved", _interleaved, 1.0, None, ("in_groups", "counts_head"), fills=3),
+    Schedule("zb1p", partial(_zero_bubble, 1), 1 / 3, 1, ("splits_backward", "tight"), fills=2),
+    Schedule("zb2p", partial(_zero_bubble, 2), 0.0, 1, ("splits_backward", "skewed"), fills=2),
+    Schedule("zbv", _zbv, 0.0, CHUNKS, (*_SPLIT_V, "skewed"), fills=2),
+    # That more than 2 p micro-batches do not change their peaks was tried to 20 ranks.
     Schedule(
-        "1f1b",
-        _one_f_one_b,
-        lambda stage, pipeline, _, microbatches: (Held(np.minimum(pipeline - stage, microbatches)),),
-        1.0,  # (p - 1) (F + B) / v [2104.04473 2.2]
-        1,
-        ("tight", "whole_passes", "counts_head"),
+        "v-half", partial(_in_controlled_memory, _HALF), 1.0, CHUNKS, (*_SPLIT_V, "fills_only"), fills=2
     ),
     Schedule(
-        "gpipe",
-        _gpipe,
-        lambda stage, _pipeline, _virtual, microbatches: (Held(microbatches + np.zeros_like(stage)),),
-        1.0,  # (p - 1) (F + B) / v [2104.04473 2.2]
-        1,
-        ("forwards_first",),
+        "v-min", partial(_in_controlled_memory, _THIRD), 4 / 3, CHUNKS, (*_SPLIT_V, "fills_only"), fills=2
     ),
-    Schedule("interleaved", _interleaved, _interleaved_in_flight, 1.0, None, ("in_groups", "counts_head")),
-    _zero_bubble_row("zb1p", 1, 1 / 3, "tight"),
-    _zero_bubble_row("zb2p", 2, 0.0, "skewed"),
-    Schedule(
-        "zbv",
-        _zbv,
-        _held_in(_zbv_rank, lambda pipeline: 2 * pipeline),
-        0.0,
-        CHUNKS,
-        ("splits_backward", "v_shaped", "skewed"),
-    ),
-    _in_controlled_memory("v-half", _HALF, 1.0),
-    _in_controlled_memory("v-min", _THIRD, 4 / 3),
 )
 SCHEDULES: dict[str, Schedule] = {row.name: row for row in _ROWS}
 

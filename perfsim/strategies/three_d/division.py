@@ -15,7 +15,7 @@ from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import LayerKind, TransformerConfig, layer_kinds
 from perfsim.specs.recipe import Job
-from perfsim.strategies.schedules import SCHEDULES, Placement, Trait, schedule_called
+from perfsim.strategies.schedules import SCHEDULES, Held, Placement, Trait, in_flight, schedule_called
 
 
 class RankColumns(NamedTuple):
@@ -101,6 +101,11 @@ class Division:
     def chunks(self) -> list[tuple[int, ...]]:
         """Layers of the chunks of every rank."""
         return [tuple(self.layers[place] for place in places) for places in self.placement.places]
+
+    def in_flight(self, rank: int, microbatches: int) -> tuple[Held, ...]:
+        """What a rank holds at its possible peaks."""
+        schedule = schedule_called(self.schedule)
+        return in_flight(schedule, rank, self.pipeline, self.chunks[rank], microbatches)
 
     @cached_property
     def _shares(self) -> list[tuple[int, ...]]:
@@ -198,11 +203,11 @@ class Divisions:
     def last_rank(self) -> Ints:
         return np.array([division.placement.last_rank for division in self.divisions])
 
-    @cached_property
-    def uneven(self) -> Bools:
-        """Whether chunks of a rank may hold different numbers of layers, and do."""
-        even = np.array([division.even for division in self.divisions], dtype=np.bool_)
-        return self.of_schedules("in_groups") & ~even
+    def filled(self, division: Ints, microbatches: Ints) -> Ints:
+        """The fewest micro-batches of which ranks are known to hold as much as of so many."""
+        fills = [schedule.fills for schedule in SCHEDULES.values()]
+        multiple = np.array([np.iinfo(np.int32).max if most is None else most for most in fills])
+        return np.asarray(np.minimum(microbatches, (multiple[self.schedule] * self.pipeline)[division]))
 
     @cached_property
     def _representatives(self) -> list[list[tuple[int, ...]]]:

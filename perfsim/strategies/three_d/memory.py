@@ -32,7 +32,7 @@ from perfsim.specs.model import LayerKind, Recompute
 from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import schedule_called
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED, ZERO_STAGES
-from perfsim.strategies.three_d.division import Division, RankColumns, kinds_of
+from perfsim.strategies.three_d.division import RankColumns, kinds_of
 from perfsim.strategies.three_d.layers import Degrees, head_positions, slice_of
 from perfsim.strategies.three_d.space import MODES, Columns, distinct_rows
 from perfsim.work.counts import (
@@ -159,21 +159,13 @@ def _held_bytes(job: Job, columns: Columns, ranks: RankColumns, sizes: SliceByte
     sequences = columns.micro_batch[:, None]
     redone = columns.recomputed_layers(ranks) / np.maximum(1, ranks.layers)
     kept = ranks.sum_of(sizes.keeps_all) * (1 - redone) + ranks.sum_of(sizes.keeps) * redone
-    kept = sequences * kept * _peaks_of_chunks(job, columns, ranks)
     inputs = ranks.sum_of(sizes.inputs) + np.where(ranks.first, sizes.embedding_inputs, 0.0)
     inputs = sequences * (inputs + np.where(ranks.last, sizes.head_inputs, 0.0))
-    degrees = columns.pipeline[:, None], columns.virtual[:, None], columns.microbatches(job)[:, None]
-    activations = np.zeros(kept.shape)
-    weight_inputs = np.zeros(kept.shape)
-    for name, rows in columns.by_schedule.items():
-        # Of the moments that may be the peak the one at which a rank holds most of both.
-        counts = [column[rows] for column in (ranks.rank, *degrees)]
-        for moment in schedule_called(name).in_flight(*counts):
-            more = moment.activations * kept[rows]
-            more_inputs = moment.weight_inputs * inputs[rows]
-            larger = more + more_inputs > activations[rows] + weight_inputs[rows]
-            activations[rows] = np.where(larger, more, activations[rows])
-            weight_inputs[rows] = np.where(larger, more_inputs, weight_inputs[rows])
+    # Of the moments that may be the peak the one at which a rank holds most of both.
+    moments = _in_flight(job, columns, ranks)
+    held = moments * np.stack([sequences * kept, inputs], axis=-1)[:, :, None]
+    at = held.sum(axis=-1).argmax(axis=-1)[:, :, None, None]
+    activations, weight_inputs = np.moveaxis(np.take_along_axis(held, at, axis=2)[:, :, 0], -1, 0)
     # Temporaries of one pass: a recomputed layer, or the logits on the last stage; exchanges.
     layer = ranks.largest_of(sizes.keeps_all - sizes.keeps)
     passing = np.maximum(
@@ -186,44 +178,26 @@ def _held_bytes(job: Job, columns: Columns, ranks: RankColumns, sizes: SliceByte
     }
 
 
-@lru_cache(maxsize=4096)
-def _chunk_peaks(division: Division, microbatches: int) -> Floats:
-    """Layers in flight at the peak of every rank of an interleaved pipeline over those of equal chunks.
+def _in_flight(job: Job, columns: Columns, ranks: RankColumns) -> Floats:
+    """Activations and weight inputs that ranks hold at their possible peaks, shape (rows, ranks, moments, 2).
 
-    Equal chunks hold micro-batches in flight times layers over chunks. Of unequal ones, the warm-up leaves
-    more of the first, and the passes after it come and go in groups. From the third group on they repeat.
+    As shares of all layers of a rank. Ranks with fewer possible peaks repeat their first.
     """
-    pipeline = division.pipeline
-    virtual = division.virtual
-    total = min(microbatches, 3 * pipeline) * virtual
-    chunk = np.arange(total) % (pipeline * virtual) // pipeline
-    peaks = np.ones(pipeline)
-    for rank, counts in enumerate(division.chunks):
-        layers = np.array(counts)
-        warm_up = min(total, (pipeline - rank - 1) * 2 + (virtual - 1) * pipeline)
-        if microbatches == pipeline or not layers.any() or warm_up == total:
-            continue
-        begun = np.cumsum(layers[chunk])
-        ended = np.concatenate([[0], np.cumsum(layers[virtual - 1 - chunk])])
-        most = (begun[warm_up:] - ended[: total - warm_up]).max()
-        peaks[rank] = most / ((warm_up + 1) * layers.mean())
-    return peaks
-
-
-def _peaks_of_chunks(job: Job, columns: Columns, ranks: RankColumns) -> Floats:
-    """What unequal chunks of an interleaved rank hold in flight over what equal ones would."""
-    factors = np.ones(ranks.rank.shape)
-    rows = np.flatnonzero(columns.divisions.uneven[columns.division])
-    if len(rows):
-        division = columns.division[rows]
-        groups = np.minimum(3, -(-columns.microbatches(job) // columns.pipeline))[rows]
-        first, of_row = distinct_rows((division, groups))
-        table = np.ones((len(first), 1 + int(ranks.rank.max())))
-        for peaks, number, many in zip(table, division[first], groups[first], strict=True):
-            pipeline = columns.divisions[number].pipeline
-            peaks[:pipeline] = _chunk_peaks(columns.divisions[number], int(many) * pipeline)[: len(peaks)]
-        factors[rows] = table[of_row[:, None], ranks.rank[rows]]
-    return factors
+    divisions = columns.divisions
+    microbatches = columns.divisions.filled(columns.division, columns.microbatches(job))
+    first, of_row = distinct_rows((columns.division, microbatches))
+    found = [
+        [divisions[division].in_flight(rank, count) for rank in of_ranks]
+        for division, count, of_ranks in zip(
+            columns.division[first].tolist(),
+            microbatches[first].tolist(),
+            ranks.rank[first].tolist(),
+            strict=True,
+        )
+    ]
+    most = max((len(moments) for of_ranks in found for moments in of_ranks), default=0)
+    table = [[moments + moments[:1] * (most - len(moments)) for moments in of_ranks] for of_ranks in found]
+    return np.array(table)[of_row]
 
 
 # Offload: what is not on the device, but in the memory of the host or on its drives.

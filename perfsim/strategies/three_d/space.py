@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar, get_args
 
 import numpy as np
@@ -127,16 +127,6 @@ class Columns:
     @property
     def last_rank(self) -> Ints:
         return self.divisions.last_rank[self.division]
-
-    @cached_property
-    def by_schedule(self) -> dict[str, Ints | slice]:
-        """The rows of every schedule."""
-        schedules = self.divisions.schedule[self.division]
-        names = list(SCHEDULES)
-        counts = np.bincount(schedules.ravel(), minlength=len(names))
-        if counts.max(initial=0) == schedules.size:
-            return {names[index]: slice(None) for index in np.flatnonzero(counts)}
-        return {names[index]: np.flatnonzero(schedules == index) for index in np.flatnonzero(counts)}
 
     def blocks(self, *, by_zero: bool = True) -> Iterator[tuple[Ints, Columns]]:
         """Rows that are evaluated at once, so that their arrays stay in the cache, and these layouts.
