@@ -93,6 +93,8 @@ class Replicas:
     """The ranks with the same experts as this rank; None: it has no experts."""
     experts: bool = False
     """Whether the parameters are those of routed experts."""
+    alone: bool = False
+    """Whether a single rank calls collectives too, as the software of ZeRO 3 does."""
 
     @property
     def stream(self) -> str:
@@ -140,7 +142,7 @@ class Replicas:
 
     def layers_per_bucket(self, layer_parameters: float) -> int:
         """Number of layers whose gradients fill a bucket."""
-        stage = GRADIENTS_SHARDED if self.shards_gradients else 0
+        stage = self.zero_stage if self.shards_gradients or self.zero_stage == SHARDED else 0
         return int(layers_per_bucket(self.recipe, np.array(layer_parameters), np.array(stage)))
 
     def reduce_work(self, num_parameters: float) -> Work:
@@ -161,13 +163,15 @@ class Replicas:
 
     def reduce_works(self, held: Held) -> list[Work]:
         """The whole reduction of the gradients of some parameters; none where no other rank has them."""
-        own = self.size > 1 and held.rest >= LEAST
-        works = [self.reduce_work(held.rest), *self.across_works(held.rest)] if own else []
-        return works if self.apart is None else works + self.apart.reduce_works(Held(held.apart))
+        own = (self.size > 1 or self.alone) and held.rest >= LEAST
+        works = [self.reduce_work(held.rest)] if own else []
+        if self.apart is not None:
+            works += self.apart.reduce_works(Held(held.apart))
+        return works + self.across_works(held.rest) if own else works
 
     def gather_works(self, held: Held, tensors: int = 1) -> list[Work]:
         """The gathers of some sharded parameters; none where no other rank has them."""
-        own = self.size > 1 and held.rest >= LEAST
+        own = (self.size > 1 or self.alone) and held.rest >= LEAST
         works = [self.gather_work(held.rest, tensors)] if own else []
         return works if self.apart is None else works + self.apart.gather_works(Held(held.apart), tensors)
 
@@ -242,12 +246,12 @@ def _sum_of_norms(axis: str, ranks: RankGroup) -> Work:
 
 
 def layers_per_bucket(recipe: Recipe, layer_parameters: Floats, zero_stage: Ints) -> Ints:
-    """Number of layers whose gradients fill a bucket; 1 under ZeRO 2 and where the recipe has no buckets."""
+    """Number of layers whose gradients fill a bucket; 1 under ZeRO 2 and 3, and without buckets."""
     if recipe.runtime.grad_bucket is None:
         return np.ones_like(zero_stage)
     of_a_layer = np.maximum(layer_parameters, 1.0)  # an empty virtual stage has none
     layers = np.ceil(recipe.runtime.grad_bucket / (of_a_layer * state_bytes(recipe).gradients))
-    return np.where(zero_stage == GRADIENTS_SHARDED, 1, np.maximum(1, layers)).astype(np.int64)
+    return np.where(zero_stage >= GRADIENTS_SHARDED, 1, np.maximum(1, layers)).astype(np.int64)
 
 
 SHARDED = 3

@@ -164,11 +164,13 @@ class RankShare:
             zero_stage=layout.zero_stage,
             shard_group=layout.shard_group,
             model=self.job.model,
+            alone=layout.zero_stage == SHARDED,
         )
         if not held.apart:
             return replicas
         ranks = RankGroup(self.first, layout.expert * layout.expert_tensor, layout.expert_replicas)
-        apart = replace(replicas, ranks=ranks, num_parameters=held.apart, shard_group=None, experts=True)
+        whole = replace(replicas, shard_group=None, alone=False)
+        apart = replace(whole, ranks=ranks, num_parameters=held.apart, experts=True)
         return replace(replicas, apart=apart)
 
 
@@ -322,7 +324,7 @@ class StepWriter:
 
         templates: dict[tuple[Pass, bool], list[Template]] = {("F", False): [of.forward() for of in passes()]}
         if self.splits:
-            templates["B", False] = [of.dgrad() for of in passes()]
+            templates["B", False] = [of.backward("dgrad") for of in passes()]
         templates[self.last_pass, False] = last(
             reduces=self.scattered, follows=self.scattered and self.overlap
         )
@@ -338,18 +340,19 @@ class StepWriter:
         final = self.plan.num_microbatches - 1
         done = []
         rest = replicas.held
+        in_passes = self.sharded or self.scattered
         for stage in self.stages.of_rank(rank):
             if stage.empty:
                 continue
             slot = int(slots[PASSES.index(self.last_pass), stage.number, final])
             done.append(stamped.tensor(slot, "weight_gradients"))
-            if self.overlap or self.sharded or self.scattered:
+            if self.overlap or in_passes:
                 reduced = [stamped.tensor(slot, f"reduced{layer}") for layer in range(stage.num_layers)]
                 done += dict.fromkeys(reduced)
                 rest -= stage.held_by(range(stage.num_layers))
-            if self.scattered and (stage.first or stage.last):
+            if in_passes and (stage.first or stage.last):
                 done.append(stamped.tensor(slot, "reduced_embedding_and_head"))
-        if self.sharded or self.scattered:
+        if in_passes:
             return done
         block = EMBEDDING_AND_HEAD if self.overlap else WHOLE_DEVICE
         for work in replicas.reduce_works(rest):

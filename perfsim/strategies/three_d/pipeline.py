@@ -17,6 +17,7 @@ from perfsim.strategies.three_d.data import GROUPS_STREAM, IN_FLIGHT, SHARDED, H
 from perfsim.strategies.three_d.layers import (
     EMBEDDED,
     FROM_HEAD,
+    Backward,
     Layer,
     TensorGroup,
     WeightInputs,
@@ -178,15 +179,16 @@ class StagePass:
         self.group = stage.group
         self.replicas = replicas
         self.sharded = replicas.zero_stage == SHARDED
-        self.reduces = reduces
-        self.stream = replicas.stream if overlaps else self.group.compute
+        self.reduces = reduces or self.sharded
+        self.stream = replicas.stream if overlaps or self.sharded else self.group.compute
         """The stream of reductions."""
         self.follows = follows
         self.per_bucket = replicas.layers_per_bucket(stage.largest_layer)
         self.in_flight = IN_FLIGHT if reduces and replicas.shards_gradients else None
         """Layers whose unsharded gradients fit in the buffers; None: all."""
-        self.ends = [] if self.in_flight is None else replicas.reduce_works(stage.embedding_and_head)
-        """The reduction of embedding and LM head, if it is in every micro-batch (ZeRO 2)."""
+        scatters = self.sharded or self.in_flight is not None
+        self.reduces_ends = scatters and (stage.first or stage.last)
+        """Whether embedding and LM head are reduced in every micro-batch (ZeRO 2 and 3)."""
         self.gradients: list[int] = []
         """Those of the stage's layers so far, from the last layer on."""
         self.reduced: list[int] = []
@@ -199,7 +201,7 @@ class StagePass:
         """The forward; it begins with the gathers of parameters that replicas updated, if it `gathers`."""
         template = self.template
         stage = self.stage
-        root = self._gather(stage.embedding_and_head, [], EMBEDDING_AND_HEAD) if self.sharded else []
+        root = self._gather(stage.embedding_and_head, EMBEDDING_AND_HEAD) if self.sharded else []
         arrived = self._gathers() if gathers else {}
         root += arrived.pop(EMBEDDING_AND_HEAD, [])
         if stage.first:
@@ -214,7 +216,7 @@ class StagePass:
             weights = arrived.get(block, [])
             if self.sharded:  # after the forward of the layer `IN_FLIGHT` before it
                 after = [template.writer(done[-IN_FLIGHT])] if len(done) >= IN_FLIGHT else []
-                weights = self._gather(stage.held_by(range(number, number + 1)), after, block)
+                weights = self._gather(stage.held_by(range(number, number + 1)), block, after)
             if layer.attention.part.kind.mtp and not stage.first:
                 weights = [*weights, *root]  # its own loss is behind the LM head
             hidden, saved = layer.forward(template, hidden, weights, block=block)
@@ -231,85 +233,56 @@ class StagePass:
     def _gathers(self) -> dict[int, list[int]]:
         """Gathers the stage's parameters in the order of their use; tensors of each layer by its block."""
         stage = self.stage
-        replicas = self.replicas
-        per_bucket = self.per_bucket
         arrived = dict[int, list[int]]()
-
-        def tensors_of(held: Held, block: int, count: int = 1) -> list[int]:
-            works = replicas.gather_works(held, count)
-            return [self.template.task(work, replicas.stream, block=block).tensor for work in works]
-
         if stage.first:
             block = EMBEDDING_AND_HEAD if stage.last else EMBEDDING
-            arrived[EMBEDDING_AND_HEAD] = tensors_of(stage.embedding_and_head, block)
-        for layer in range(0, stage.num_layers, per_bucket):
-            size = min(per_bucket, stage.num_layers - layer)
+            arrived[EMBEDDING_AND_HEAD] = self._gather(stage.embedding_and_head, block)
+        for layer in range(0, stage.num_layers, self.per_bucket):
+            size = min(self.per_bucket, stage.num_layers - layer)
             block = stage.first_layer + layer
-            tensors = tensors_of(stage.held_by(range(layer, layer + size)), block, size)
+            tensors = self._gather(stage.held_by(range(layer, layer + size)), block, count=size)
             arrived |= {block + number: [tensor + number for tensor in tensors] for number in range(size)}
         if stage.last and not stage.first:
-            arrived[EMBEDDING_AND_HEAD] = tensors_of(stage.embedding_and_head, HEAD)
+            arrived[EMBEDDING_AND_HEAD] = self._gather(stage.embedding_and_head, HEAD)
         return arrived
 
-    def backward(self) -> Template:
-        """The backward, including weight gradients."""
+    def backward(self, which: Backward = "backward") -> Template:
+        """The backward with weight gradients, or only what the previous stage waits for (`dgrad`)."""
         template = self.template
         stage = self.stage
-        count = stage.num_layers
+        split = which == "dgrad"
         if stage.last:
             room = self._room_of_embedding_and_head()
-            gradient = self._compute(stage.head("backward"), [template.port("logits")], HEAD, room)
-            gradient = self.group.write(template, gradient, self.group.all_reduce_works(FROM_HEAD))
+            head = self._compute(stage.head(which), [template.port("logits")], HEAD, room)
+            gradient = self.group.write(template, head, self.group.all_reduce_works(FROM_HEAD))
+            if split:
+                template.output("head_inputs", head + 1)
+                if self.group.ranks.size > 1:
+                    template.output("head_sum", gradient)
         else:
             gradient = self._receive("gradient")
         gradient = self._begin(gradient)
-        ahead = self._gather_backward(count - 1) if self.sharded and count else []
-        for layer in reversed(range(count)):
-            block = stage.first_layer + layer
+        ahead = self._gather_backward(stage.num_layers - 1)
+        for layer in reversed(range(stage.num_layers)):
             weights = ahead
-            ahead = []
-            if self.sharded and layer:
-                ahead = self._gather_backward(layer - 1)
+            ahead = self._gather_backward(layer - 1)
             saved = template.port(f"saved{layer}")
-            gradient, _ = stage.layers[layer].backward(
-                template, "backward", gradient, saved, weights, self._room(), block=block
+            block = stage.first_layer + layer
+            gradient, inputs = stage.layers[layer].backward(
+                template, which, gradient, saved, weights, self._room(), block=block
             )
-            self._reduce(gradient)
-            if self.sharded:
-                scattered = self._scatter(stage.held_by(range(layer, layer + 1)), gradient, block)
-                template.output(f"reduced{layer}", scattered)
-        gradient = self._complete(gradient, [gradient])
-        if self.sharded:
-            scattered = self._scatter(stage.embedding_and_head, gradient, EMBEDDING_AND_HEAD)
-            template.output("weight_gradients", scattered)
+            if split:
+                for name, tensor in inputs._asdict().items():
+                    if tensor is not None:
+                        template.output(f"{name}{layer}", tensor)
+            else:
+                self._reduce(gradient)
+        if not split:
+            gradient = self._complete(gradient, [gradient])
         if not stage.first:
             self._send("gradient", gradient)
-        return template
-
-    def dgrad(self) -> Template:
-        """The backward without weight gradients, which the previous stage waits for."""
-        template = self.template
-        stage = self.stage
-        if stage.last:
-            head = self._compute(stage.head("dgrad"), [template.port("logits")], HEAD)
-            template.output("head_inputs", head + 1)
-            gradient = self.group.write(template, head, self.group.all_reduce_works(FROM_HEAD))
-            if self.group.ranks.size > 1:
-                template.output("head_sum", gradient)
-        else:
-            gradient = self._receive("gradient")
-        gradient = self._begin(gradient)
-        for layer in reversed(range(stage.num_layers)):
-            saved = template.port(f"saved{layer}")
-            block = stage.first_layer + layer
-            gradient, inputs = stage.layers[layer].backward(template, "dgrad", gradient, saved, block=block)
-            for name, tensor in inputs._asdict().items():
-                if tensor is not None:
-                    template.output(f"{name}{layer}", tensor)
-        if stage.first:
+        elif split:
             template.output("embedding_inputs", self._own(gradient))
-        else:
-            self._send("gradient", gradient)
         return template
 
     def wgrad(self) -> Template:
@@ -352,7 +325,10 @@ class StagePass:
     def _emit(self, works: Sequence[Work], reads: Sequence[int], block: int) -> int:
         """Reduce gradients by works that follow one another; the last tensor."""
         for work in works:
-            reads = [self.template.task(work, self.stream, reads, block=block).tensor]
+            stream = self.stream
+            if self.sharded and work.op == "all_reduce":  # next to the gathers of the next layers
+                stream = f"{self.replicas.device}/{GROUPS_STREAM}"
+            reads = [self.template.task(work, stream, reads, block=block).tensor]
         return reads[-1]
 
     def _room(self) -> list[int]:
@@ -366,7 +342,7 @@ class StagePass:
 
     def _room_of_embedding_and_head(self) -> list[int]:
         """The last reduction of the earlier pass, which frees the buffers of embedding and LM head."""
-        return [self.template.port("freed0")] if self.follows and self.ends else []
+        return [self.template.port("freed0")] if self.follows and self.reduces_ends else []
 
     def _complete(self, gradient: int, inputs: Sequence[int]) -> int:
         """End the pass with all weight gradients, the embedding's from its `inputs`, and with reductions.
@@ -382,8 +358,9 @@ class StagePass:
             return gradient
         self.template.output("weight_gradients", gradient)
         last = list(self.reduced)
-        if self.ends:
-            last.append(self._emit(self.ends, [gradient], EMBEDDING_AND_HEAD))
+        if self.reduces_ends:
+            works = self.replicas.reduce_works(stage.embedding_and_head)
+            last.append(self._emit(works, [gradient], EMBEDDING_AND_HEAD))
             self.template.output("reduced_embedding_and_head", last[-1])
         if self.in_flight is not None and last:
             self.template.output("freed0", last[-1])
@@ -398,36 +375,23 @@ class StagePass:
     # layers are unsharded at once. One communication stream runs both, in the order in which the host issues
     # them: the next layer's gather before this layer's reduction (backward prefetch).
     def _gather_backward(self, layer: int) -> list[int]:
-        """All-gather one layer while the layer after it runs backward.
+        """All-gather one layer while the layer after it runs backward; nothing where it is not sharded.
 
         The first `IN_FLIGHT` gathers wait for the forward of the layers that were unsharded last. Later
         gathers follow, on the same stream, the reduce-scatter of the layer whose memory they take.
         """
         stage = self.stage
+        if not self.sharded or layer < 0:
+            return []
         freed = 2 * stage.num_layers - IN_FLIGHT - 1 - layer
         after: list[int] = [self.template.port(f"saved{freed}")] if 0 <= freed < stage.num_layers else []
-        return self._gather(stage.held_by(range(layer, layer + 1)), after, stage.first_layer + layer)
+        return self._gather(stage.held_by(range(layer, layer + 1)), stage.first_layer + layer, after)
 
-    def _gather(self, held: Held, after: list[int], block: int) -> list[int]:
-        """All-gather some parameters, of the rest even where there are next to none."""
-        replicas = self.replicas
-        apart = [] if replicas.apart is None else replicas.apart.gather_works(Held(held.apart))
-        works = [replicas.gather_work(held.rest), *apart]
-        return [self.template.task(work, replicas.stream, (), after, block=block).tensor for work in works]
-
-    def _scatter(self, held: Held, gradient: int, block: int) -> int:
-        """Reduce-scatter the gradient of some parameters.
-
-        Sums over groups have a stream of their own, next to the gathers of the next layers.
-        """
-        replicas = self.replicas
-        apart = [] if replicas.apart is None else replicas.apart.reduce_works(Held(held.apart))
-        for work in (replicas.reduce_work(held.rest), *apart):
-            gradient = self.template.task(work, replicas.stream, [gradient], block=block).tensor
-        for across in replicas.across_works(held.rest):
-            stream = f"{replicas.device}/{GROUPS_STREAM}"
-            gradient = self.template.task(across, stream, [gradient], block=block).tensor
-        return gradient
+    def _gather(self, held: Held, block: int, after: Sequence[int] = (), count: int = 1) -> list[int]:
+        """All-gather some parameters, as `count` equal tensors of each group of ranks; the first of each."""
+        works = self.replicas.gather_works(held, count)
+        stream = self.replicas.stream
+        return [self.template.task(work, stream, (), after, block=block).tensor for work in works]
 
     # ------------------------------------------------------------------------------ neighbours
     def _begin(self, tensor: int) -> int:
