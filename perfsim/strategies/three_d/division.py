@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,21 +108,36 @@ class Division:
         return in_flight(schedule, rank, self.pipeline, self.chunks[rank], microbatches)
 
     @cached_property
-    def _shares(self) -> list[tuple[int, ...]]:
-        """Layers of every rank, whether it holds embedding and LM head, and its layers of every kind.
+    def stages(self) -> list[range]:
+        """The layers of every virtual stage; those of multi-token prediction are with the LM head."""
+        first = [*accumulate(self.layers[:-1], initial=0), len(self.kinds) or sum(self.layers)]
+        return [range(*ends) for ends in pairwise(first)]
 
-        Layers of multi-token prediction are with the LM head.
-        """
-        last = self.placement.last_rank
-        ends = np.cumsum([0, *self.layers]).tolist()
-        stages = [list(self.kinds[start:end]) for start, end in pairwise(ends)]
-        stages[-1] += self.kinds[ends[-1] :]
-        distinct = range(1 + max(self.kinds, default=-1))
-        kinds = np.array([[layers.count(kind) for kind in distinct] for layers in stages], dtype=np.int64)
+    @cached_property
+    def of_ranks(self) -> list[list[int]]:
+        """The layers of every rank in the order of the forward."""
         return [
-            (sum(self.chunks[rank]), rank == 0, rank == last, *kinds[places].sum(axis=0))
-            for rank, places in enumerate(self.placement.places)
+            [layer for place in places for layer in self.stages[place]] for places in self.placement.places
         ]
+
+    @cached_property
+    def in_rank(self) -> Ints:
+        """The number of every layer among those of its rank."""
+        numbers = np.empty(self.stages[-1].stop, dtype=np.int64)
+        for layers in self.of_ranks:
+            numbers[layers] = np.arange(len(layers))
+        return numbers
+
+    @cached_property
+    def _shares(self) -> list[tuple[int, ...]]:
+        """Layers of every rank, whether it holds embedding and LM head, and its layers of every kind."""
+        last = self.placement.last_rank
+        shares = []
+        for rank, layers in enumerate(self.of_ranks):
+            kinds = [self.kinds[layer] for layer in layers] if self.kinds else []
+            counts = map(kinds.count, range(1 + max(self.kinds, default=-1)))
+            shares.append((sum(self.chunks[rank]), rank == 0, rank == last, *counts))
+        return shares
 
     def ranks(self) -> RankColumns:
         """Every rank of the pipeline, shape (1, pipeline)."""

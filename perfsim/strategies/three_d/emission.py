@@ -6,7 +6,6 @@ A job's layers are first mapped to the ranks of the layout, as virtual stages an
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import get_args
@@ -58,45 +57,38 @@ def stages_of(job: Job, layout: ParallelLayout) -> _Stages:
     division = Division.of(job, layout)
     places = division.placement
     kinds = layer_kinds(job.model)
-    layers = division.layers
     framework = job.runtime.stack
     waits = framework is not None and framework.pass_s > 0
-    spans = [(sum(layers[:number]), count) for number, count in enumerate(layers)]
-    # Layers of multi-token prediction are with the LM head.
-    spans[-1] = spans[-1][0], len(kinds) - spans[-1][0]
-
-    def layers_of(number: int) -> Iterator[Layer]:
-        (first, count), rank = spans[number], places.rank(number)
-        earlier = sum(layers[chunk] for chunk in places.places[rank] if chunk < number)
-        for layer in range(count):
-            kind = kinds[first + layer]
-            below = kinds[first + layer - 1] if first + layer else PLAIN
-            redone = (earlier + layer) % layout.recompute_every == 0
-            mode = layout.recompute if redone else "none"
-            divided_below = kind.experts and below.experts
-            yield RankShare(job, layout, rank).layer(kind, mode, divided_below=divided_below)
 
     def ranks_to(number: int, next_number: int) -> RankGroup | None:
-        if not 0 <= next_number < len(layers) or places.rank(number) == places.rank(next_number):
+        if not 0 <= next_number < len(division.stages) or places.rank(number) == places.rank(next_number):
             return None
         rank = places.rank(number)
         return RankGroup(rank * layout.width, (places.rank(next_number) - rank) * layout.width, 2)
 
-    virtual = [
-        VirtualStage(
-            number=number,
-            num_stages=len(layers),
-            rank=places.rank(number),
-            first_layer=first,
-            group=RankShare(job, layout, places.rank(number)).group(),
-            layers=tuple(layers_of(number)),
-            next_ranks=ranks_to(number, number + 1),
-            previous_ranks=ranks_to(number, number - 1),
-            head_positions=head_positions(job, layout.context),
-            waits=layout.virtual_pipeline > 1 and waits,
+    virtual = []
+    for number, stage in enumerate(division.stages):
+        share = RankShare(job, layout, places.rank(number))
+        layers = []
+        for layer in stage:
+            kind = kinds[layer]
+            mode = "none" if division.in_rank[layer] % layout.recompute_every else layout.recompute
+            divided_below = layer > 0 and kind.experts and kinds[layer - 1].experts
+            layers.append(share.layer(kind, mode, divided_below=divided_below))
+        virtual.append(
+            VirtualStage(
+                number=number,
+                num_stages=len(division.stages),
+                rank=share.rank,
+                first_layer=stage.start,
+                group=share.group(),
+                layers=tuple(layers),
+                next_ranks=ranks_to(number, number + 1),
+                previous_ranks=ranks_to(number, number - 1),
+                head_positions=head_positions(job, layout.context),
+                waits=layout.virtual_pipeline > 1 and waits,
+            )
         )
-        for number, (first, _) in enumerate(spans)
-    ]
     replicas = [
         RankShare(job, layout, rank).replicas(virtual, places.last_rank) for rank in range(layout.pipeline)
     ]

@@ -28,7 +28,7 @@ from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import schedule_called
 from perfsim.strategies.three_d.closed_form import Priced, Steps
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED
-from perfsim.strategies.three_d.division import Division, kind_numbers
+from perfsim.strategies.three_d.division import kind_numbers
 
 FORWARD = 0
 BACKWARD = 1
@@ -105,14 +105,15 @@ class _Passes(NamedTuple):
         every = np.arange(len(columns))
         kinds = np.array(kind_numbers(job.model) or (0,) * job.model.num_layers)
         used, of_row = np.unique(columns.division, return_inverse=True)
-        stages = [_stages(columns.divisions[number], len(kinds)) for number in used.tolist()]
-        most = max(len(of_division.rank) for of_division in stages)
+        divisions = [columns.divisions[number] for number in used.tolist()]
+        most = max(len(each.stages) for each in divisions)
 
-        def padded(of_stages: list[Ints], width: int) -> Ints:
-            return np.stack([np.pad(row, (0, width - len(row)), "edge") for row in of_stages])[of_row]
+        def padded(of_stages: list[list[int]], width: int) -> Ints:
+            return np.array([[*row, *row[-1:] * (width - len(row))] for row in of_stages])[of_row]
 
-        rank = padded([of_division.rank for of_division in stages], most)
-        first = padded([of_division.first for of_division in stages], most + 1)
+        rank = padded([[*map(each.placement.rank, range(len(each.stages)))] for each in divisions], most)
+        ends = [[0, *(stage.stop for stage in each.stages)] for each in divisions]
+        first = padded(ends, most + 1)
         last = columns.pipeline * columns.virtual - 1
         split = columns.of_schedules("splits_backward")
         completes = np.where(split, WEIGHTS, BACKWARD)
@@ -151,7 +152,7 @@ class _Passes(NamedTuple):
             ends_s = np.where(last == 0, replicas.reduce_both[:, 0], alone[:, 0])
             reduce_ends_s[every, stage] = np.where(scatters, ends_s, 0.0)
         names = ("gather_layer", "gather_both", "reduce_layer", "reduce_both", "across_layer", "across_both")
-        in_rank = np.stack([of_division.in_rank for of_division in stages])[of_row]
+        in_rank = np.stack([each.in_rank for each in divisions])[of_row]
         redone = (columns.recompute[:, None] > 0) & (in_rank % columns.recompute_every[:, None] == 0)
         return cls(
             rank,
@@ -184,30 +185,6 @@ class _Passes(NamedTuple):
         )
         skewed = columns.of_schedules("skewed")
         return np.asarray(steps.microbatches * np.where(skewed, least, of_ranks.max(axis=1)))
-
-
-class _Stages(NamedTuple):
-    """The virtual stages of a division, in the order of the forward."""
-
-    rank: Ints
-    """The rank of every stage."""
-    first: Ints
-    """The first layer of every stage, and the count of all; the last has those of multi-token prediction."""
-    in_rank: Ints
-    """The number of every layer among those of its rank."""
-
-
-@lru_cache(maxsize=4096)
-def _stages(division: Division, count: int) -> _Stages:
-    """The virtual stages over which so many layers are divided."""
-    first = np.array([*np.cumsum([0, *division.layers[:-1]]), count])
-    rank = np.zeros(len(division.layers), dtype=np.int64)
-    in_rank = np.zeros(count, dtype=np.int64)
-    for number, places in enumerate(division.placement.places):
-        layers = np.concatenate([np.arange(first[place], first[place + 1]) for place in places])
-        rank[places] = number
-        in_rank[layers] = np.arange(len(layers))
-    return _Stages(rank, first, in_rank)
 
 
 def _step_s(job: Job, steps: Steps, passes: _Passes, row: int, update_s: float) -> float:
