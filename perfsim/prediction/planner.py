@@ -110,28 +110,20 @@ class Search:
         """The plans of best estimate in `order`."""
         return [self.plan(index) for index in self.order[:count].tolist()]
 
-    @cached_property
+    @property
     def first(self) -> _Screened:
-        """The plan of best estimate in `order`, without the estimates of layouts that cannot be it."""
-        screening = self.screening
-        if screening.fastest is None or "estimate_s" in vars(self):
-            return self.plan(int(self.order[0]))
-        share = screening.memory_share[self._listed]
-        within = share <= self.question.allowed_share
-        listed = self._listed[within] if within.any() else self._listed
-        seconds = screening.fastest(listed)
-        number = np.lexsort((screening.memory_share[listed], np.round(seconds, 12)))[0]
-        return self.plan(int(listed[number]), float(seconds[number]))
+        """The plan of best estimate in `order`."""
+        return self.plan(int(self.order[0]))
 
-    def plan(self, index: int, estimate_s: float | None = None) -> _Screened:
-        """The plan of the layout with this index, and its estimate unless it is given."""
+    def plan(self, index: int) -> _Screened:
+        """The plan of the layout with this index, and its estimate."""
         question = self.question
         layout = self.screening.layout(index)
         try:
             plan = question.chosen.plan(question.job, question.topology, layout)
         except (LayoutError, MemoryCapacityError) as error:
             raise PlanError([f"strategy {question.chosen.name} screens {text_of(layout)}: {error}"]) from None
-        return _Screened(float(self.estimate_s[index]) if estimate_s is None else estimate_s, plan)
+        return _Screened(float(self.estimate_s[index]), plan)
 
 
 def confirmed(searched: Search, most: int = MOST_CONFIRMED) -> list[Evaluation]:

@@ -44,8 +44,6 @@ class Screening:
     """Combinations of degrees without any layout, because model, batch or nodes do not divide over them."""
     closer: Callable[[Ints], Floats] | None = None
     """Estimates of the layouts of some indices that take longer and err less; None: there are none."""
-    fastest: Callable[[Ints], Floats] | None = None
-    """The same, where layouts that cannot be the fastest of these may have any longer time."""
 
     def __post_init__(self) -> None:
         """Refuse what is no time and no share: it would be ranked first, or never."""

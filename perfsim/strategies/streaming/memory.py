@@ -69,6 +69,8 @@ DEVICES: Mapping[DeviceKind, StreamedDevice] = {
     "gpu": StreamedDevice("GPU", as_usual=True, recompute_groups=(0, 1, 2, 4)),
 }
 
+SERVERS = "activation servers"
+"""Where spilled tensors are."""
 IN_FLIGHT = 2
 """Spilled tensors that the wafer still holds: one in use, one in transfer."""
 
@@ -262,7 +264,7 @@ class Store:
             servers = self.system.activation_servers
             capacity = servers.per_system * servers.capacity
             spilled = {"activations": held.spilled}
-            uses.append(MemoryUse("activation servers", spilled, capacity, on_device=False))
+            uses.append(MemoryUse(SERVERS, spilled, capacity, on_device=False))
         return tuple(uses)
 
     def largest_micro_batch(self, per_system: int, group: int, *, spill: bool = False) -> int:

@@ -10,11 +10,11 @@ updates each block as soon as its gradient is complete. Streams: `memoryx/out`, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from itertools import pairwise
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from perfsim.base.errors import GraphError
 from perfsim.network import WaferTree
 from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.specs.layout import StreamingLayout
-from perfsim.specs.model import layer_kinds
+from perfsim.specs.model import LayerKind, layer_kinds
 from perfsim.strategies.plan import Plan
 from perfsim.strategies.streaming.memory import WEIGHTS, Store, StreamedDevice
 from perfsim.work import EMBEDDING, HEAD, GraphBuilder, Kind, RankGroup, Slots, Template, TensorClass, Work
@@ -36,37 +36,12 @@ StreamingPlan = Plan[StreamingLayout, WaferTree]
 LAYER = "layer"
 """The operation of a layer's block, and the name of the most frequent kind of layer."""
 
-T = TypeVar("T")
-R = TypeVar("R")
 
-
-@dataclass(frozen=True)
-class _Blocks(Generic[T]):
-    """One value per kind of block: the embedding, every kind of layer, the LM head."""
-
-    values: tuple[T, ...]
-    order: tuple[int, ...]
-    """The index of the value of each block, in the order of the forward pass."""
-
-    def of(self, function: Callable[[T], R]) -> _Blocks[R]:
-        """`function` of the value of each kind of block."""
-        return _Blocks(tuple(map(function, self.values)), self.order)
-
-    @property
-    def embedding(self) -> T:
-        return self.values[0]
-
-    def in_order(self) -> list[T]:
-        """One entry per block, in the order of the forward pass."""
-        return [self.values[index] for index in self.order]
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Block:
     """A unit of streaming: the embedding, one layer, or the LM head."""
 
     name: str
-    op: str
     part: LayerSlice
     num_parameters: float
     updated: float
@@ -77,18 +52,21 @@ class _Block:
     """Weights that can be sparse; those of a layer."""
 
     @property
-    def layer(self) -> bool:
-        return self.op == LAYER
+    def op(self) -> str:
+        """Its name without the kind of layer."""
+        return self.name.partition(" ")[0]
 
 
 @lru_cache(maxsize=512)
-def _blocks_of(part: LayerSlice, positions: int, device: StreamedDevice) -> _Blocks[_Block]:
-    """The kinds of block of a model on a device; `positions` are the inputs of the LM head."""
+def _blocks_of(part: LayerSlice, positions: int, device: StreamedDevice) -> tuple[_Block, ...]:
+    """The blocks of a model on a device, in the order of the forward; layers of a kind are the same block.
+
+    `positions` are the inputs of the LM head.
+    """
     model = part.model
     counts = parameters(model)
     table = model.vocab_size * model.hidden_size
     embedding = _Block(
-        "embedding",
         "embedding",
         part,
         counts.embedding,
@@ -98,7 +76,6 @@ def _blocks_of(part: LayerSlice, positions: int, device: StreamedDevice) -> _Blo
     )
     head = _Block(
         "head",
-        "head",
         part,
         counts.final_norm + table,
         counts.final_norm + (0.0 if model.tied_embeddings else table),
@@ -106,29 +83,24 @@ def _blocks_of(part: LayerSlice, positions: int, device: StreamedDevice) -> _Blo
         device.kernels(head_kernels(part, positions, "backward")),
     )
     kinds = layer_kinds(model)
-    distinct = [kind for kind, _ in Counter(kinds).most_common()]
-    layers = []
-    for number, kind in enumerate(distinct):
+    layers = dict[LayerKind, _Block]()
+    for kind, _ in Counter(kinds).most_common():
         layer = replace(part, kind=kind)
         forward = (*attention_kernels(layer, "forward"), *mlp_kernels(layer, "forward"))
         backward = (*mlp_kernels(layer, "backward"), *attention_kernels(layer, "backward"))
-        layers.append(
-            _Block(
-                LAYER if number == 0 else f"{LAYER} ({kind.words})",
-                LAYER,
-                layer,
-                counts.of(kind),
-                counts.of(kind),
-                device.kernels(forward),
-                device.kernels(backward),
-                counts.matrices_of(kind),
-            )
+        layers[kind] = _Block(
+            f"{LAYER} ({kind.words})" if layers else LAYER,
+            layer,
+            counts.of(kind),
+            counts.of(kind),
+            device.kernels(forward),
+            device.kernels(backward),
+            counts.matrices_of(kind),
         )
-    order = (0, *(1 + distinct.index(kind) for kind in kinds), 1 + len(distinct))
-    return _Blocks((embedding, *layers, head), order)
+    return (embedding, *(layers[kind] for kind in kinds), head)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BlockWorks:
     """The classes of work of one block; streams are of one chunk, the rest of the whole block.
 
@@ -418,28 +390,35 @@ class StreamedSteps:
         samples = TensorClass("samples", n_bytes)
         return Work("samples.load", Kind.MEM_LOAD, "samples", "input", comm_bytes=n_bytes, writes=(samples,))
 
-    def blocks(self, micro_batch_size: int | None = None, chunks: int = 1) -> _Blocks[BlockWorks]:
-        """The work of each kind of block, split into `chunks`."""
+    def blocks(self, micro_batch_size: int | None = None, chunks: int = 1) -> list[BlockWorks]:
+        """The works of every block in the order of the forward, split into `chunks`; one for layers alike."""
         job = self.plan.job
         device = self.store.device
         part = device.layer_slice(job, micro_batch_size or self.plan.layout.micro_batch_size)
         positions = job.recipe.lm_head_positions or job.seq_length
-        return _blocks_of(part, positions, device).of(partial(self._works_of, chunks=chunks))
+        return list(map(cache(partial(self._works_of, chunks=chunks)), _blocks_of(part, positions, device)))
 
     def _works_of(self, block: _Block, chunks: int) -> BlockWorks:
         """The classes of work of one block."""
         layout = self.plan.layout
         store = self.store
         whole = store.streamed_bytes(block.num_parameters, block.matrices)
+        kept = store.kept(block.num_parameters, block.matrices)
         updated = store.kept(block.updated, block.matrices)
         state_bytes = updated * store.state_in_flash_bytes
-        sum_bytes = store.kept(block.num_parameters, block.matrices) * store.sums_in_flash_bytes
         weights_in_flash = store.in_flash[WEIGHTS]
         write_bytes = state_bytes + weights_in_flash * store.streamed_bytes(block.updated, block.matrices)
         hidden = TensorClass("hidden", block.part.activation_bytes / chunks)
-        gradient_bytes = store.kept(block.num_parameters, block.matrices) * self.system.gradient_bytes
-        gradients = TensorClass("gradients", gradient_bytes / chunks)
+        gradients = TensorClass("gradients", kept * self.system.gradient_bytes / chunks)
         chunk = TensorClass("weights", whole / chunks)
+        staged = TensorClass("weights", weights_in_flash * whole)
+        sums = TensorClass("gradients", kept * store.sums_in_flash_bytes)
+        spilled = TensorClass("hidden", 0.0)
+        if layout.spill and block.op == LAYER:
+            unit = block.part.activation_bytes
+            spilled = TensorClass(
+                "hidden", unit if layout.recompute_layers else store.device.kept_bytes(block.part)
+            )
 
         def compute(which: str, kernels: Kernels, *writes: TensorClass) -> Work:
             name = f"{block.name}.{which}"
@@ -450,46 +429,32 @@ class StreamedSteps:
             systems = RankGroup(0, 1, self.plan.topology.num_devices) if kind is Kind.COMM_COLL else None
             return Work(f"{block.name}.{which}", kind, op, category, (), moved.n_bytes, systems, (moved,))
 
+        def read(which: str, op: str, category: str, moved: TensorClass) -> Work | None:
+            return move(which, op, category, moved) if moved.n_bytes else None
+
+        def written(which: str, op: str, category: str, moved: TensorClass) -> Work | None:
+            return move(which, op, category, moved, Kind.MEM_STORE) if moved.n_bytes else None
+
         kernel = store.update_kernel(updated)
         accessed = TensorClass("weights", kernel.bytes_accessed)
         update = move("update", "memoryx_update", "update", accessed, Kind.MEM_STORE)
-        stage = state_read = state_write = sum_read = sum_write = recompute = spill = fetch = None
-        if weights_in_flash:
-            staged = TensorClass("weights", weights_in_flash * whole)
-            stage = move("stage", "flash_read", "weight_stream", staged)
-        if state_bytes:
-            state_read = move("state_read", "flash_read", "update", TensorClass("state", state_bytes))
-        if write_bytes:
-            written = TensorClass("state", write_bytes)
-            state_write = move("state_write", "flash_write", "update", written, Kind.MEM_STORE)
-        if sum_bytes:
-            sums = TensorClass("gradients", sum_bytes)
-            sum_read = move("sum_read", "flash_read", "gradient_stream", sums)
-            sum_write = move("sum_write", "flash_write", "gradient_stream", sums, Kind.MEM_STORE)
-        if layout.recompute_layers and block.layer:
-            recompute = compute("recompute", block.forward, hidden)
-        if layout.spill and block.layer:
-            part = block.part
-            unit = part.activation_bytes if layout.recompute_layers else store.device.kept_bytes(part)
-            spilled = TensorClass("hidden", unit)
-            spill = move("spill", "spill", "spill", spilled, Kind.MEM_STORE)
-            fetch = move("fetch", "fetch", "spill", spilled)
+        recomputes = layout.recompute_layers and block.op == LAYER
         return BlockWorks(
             load=move("load", "memoryx_read", "weight_stream", chunk),
             broadcast=move("broadcast", "broadcast", "weight_stream", chunk, Kind.COMM_COLL),
             forward=compute("forward", block.forward, hidden),
-            recompute=recompute,
+            recompute=compute("recompute", block.forward, hidden) if recomputes else None,
             backward=compute("backward", block.backward, hidden, gradients),
             reduce=move("reduce", "reduce", "gradient_stream", gradients, Kind.COMM_COLL),
             reduce_part=move("reduce", "reduce_part", "gradient_stream", gradients, Kind.COMM_COLL),
             update=replace(update, kernels=(kernel,)),
-            stage=stage,
-            state_read=state_read,
-            state_write=state_write,
-            sum_read=sum_read,
-            sum_write=sum_write,
-            spill=spill,
-            fetch=fetch,
+            stage=read("stage", "flash_read", "weight_stream", staged),
+            state_read=read("state_read", "flash_read", "update", TensorClass("state", state_bytes)),
+            state_write=written("state_write", "flash_write", "update", TensorClass("state", write_bytes)),
+            sum_read=read("sum_read", "flash_read", "gradient_stream", sums),
+            sum_write=written("sum_write", "flash_write", "gradient_stream", sums),
+            spill=written("spill", "spill", "spill", spilled),
+            fetch=read("fetch", "fetch", "spill", spilled),
         )
 
     def write(self, builder: GraphBuilder) -> None:
@@ -515,8 +480,8 @@ class StreamedSteps:
             size = self.last_micro_batch if kind.last else layout.micro_batch_size
             blocks = self.blocks(size, layout.stream_chunks)
             if not kind.last and self.system.streaming.accumulate_at == "swarmx":
-                blocks = blocks.of(BlockWorks.in_tree)
-            of_pass = layout, self.system, kind, self.samples(size), blocks.in_order()
+                blocks = list(map(cache(BlockWorks.in_tree), blocks))
+            of_pass = layout, self.system, kind, self.samples(size), blocks
             templates.append(PassRecorder(builder.template(), *of_pass).record())
         # The pass that each port of a pass reads: the update, the buffer's user, or the pass before.
         updated = np.where(index >= passes, index // passes * passes - 1, -1)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache, partial
 
 from perfsim.base.errors import LayoutError, MemoryCapacityError, Problem
 from perfsim.base.sizes import passes_problem
@@ -21,7 +22,7 @@ from perfsim.specs.layout import StreamingLayout
 from perfsim.specs.model import layer_kinds
 from perfsim.specs.recipe import Job
 from perfsim.strategies.plan import Strategy, check_runs_on
-from perfsim.strategies.streaming.memory import Store
+from perfsim.strategies.streaming.memory import SERVERS, Store
 from perfsim.strategies.streaming.passes import BlockWorks, StreamedSteps, StreamingPlan
 from perfsim.work import GraphBuilder, Work
 
@@ -58,14 +59,19 @@ class _Estimate:
         """One micro-batch forward and backward, or the transfer of its samples where that takes longer."""
         works = self.steps.blocks(micro_batch_size)
         if not last and self.system.streaming.accumulate_at == "swarmx":
-            works = works.of(BlockWorks.in_tree)
-        passed = works.of(lambda work: self.forward_s(work) + self.backward_s(work, last=last))
-        computing = sum(passed.in_order())
-        leaving = 0.0 if last else sum(works.of(lambda work: self.up_s(work, last=False)).in_order())
-        flash = 0.0 if last else sum(works.of(self.flash_s).in_order())
-        return max(
-            computing, leaving, flash / self.at_once, self.duration(self.steps.samples(micro_batch_size))
+            works = list(map(cache(BlockWorks.in_tree), works))
+        computing = sum(
+            map(cache(lambda block: self.forward_s(block) + self.backward_s(block, last=last)), works)
         )
+        samples = self.duration(self.steps.samples(micro_batch_size))
+        if last:
+            return max(computing, samples)
+        leaving = sum(map(cache(partial(self.up_s, last=False)), works))
+        flash = sum(map(cache(self.flash_s), works))
+        return max(computing, leaving, flash / self.at_once, samples)
+
+    def both_s(self, works: BlockWorks, *, last: bool) -> float:
+        return self.forward_s(works) + self.backward_s(works, last=last)
 
     def forward_s(self, works: BlockWorks) -> float:
         spill = self.seconds(works.spill) / self.group
@@ -138,18 +144,17 @@ class _Estimate:
         after all updates.
         """
         works = self.steps.blocks(self.steps.last_micro_batch)
-        seconds = works.of(
-            lambda work: (
-                self.backward_s(work, last=True),
-                self.duration(work.reduce),
-                self.update_pace_s(work),
-            )
-        )
+
+        @cache
+        def seconds(block: BlockWorks) -> tuple[float, float, float]:
+            backward = self.backward_s(block, last=True)
+            return backward, self.duration(block.reduce), self.update_pace_s(block)
+
         computed = updated = 0.0
-        for backward, reduce, pace in reversed(seconds.in_order()):
+        for backward, reduce, pace in map(seconds, reversed(works)):
             computed += backward
             updated = max(updated + pace / self.at_once, computed + reduce + pace)
-        first = works.embedding
+        first = works[0]
         both = min(self.duration(first.update), self.seconds(first.state_write)) if first.stage else 0.0
         way = both + sum(self.seconds(work) for work in (first.load, first.broadcast, first.stage))
         return updated - computed + way
@@ -217,14 +222,10 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
         for use in memory:
             if use.fits or not check_memory:
                 continue
-            helps = {
-                "wafer": "a smaller micro_batch_size or recompute_layers 1",
-                "GPU": "a smaller micro_batch_size or recompute_layers 1",
-                "activation servers": "a smaller micro_batch_size or spill=false",
-            }
-            advice = helps.get(
-                use.place, "more weight servers (memoryx.servers) or flash in them (memoryx.server.flash)"
-            )
+            advice = "more weight servers (memoryx.servers) or flash in them (memoryx.server.flash)"
+            if use.on_device or use.place == SERVERS:
+                other = "recompute_layers 1" if use.on_device else "spill=false"
+                advice = f"a smaller micro_batch_size or {other}"
             if use.on_device and (layout.micro_batch_size, layout.recompute_layers) == (1, 1):
                 least = "one layer of one sequence is the least"
                 advice = f"shorter sequences than {job.seq_length:,} tokens; {least}"

@@ -38,16 +38,8 @@ REPEATS_AFTER = 4
 """Micro-batches after which they repeat, as multiples of the pipeline."""
 
 
-FLOOR_ERROR = 0.005
-"""By how much less than its busy seconds an extrapolated step may take, with a margin."""
-
-
-def path_steps_s(priced: Priced, chosen: Ints, updates: bool, *, only_fastest: bool = False) -> Floats:
-    """Step time of chosen layouts, with their update or without, shape (chosen,).
-
-    With `only_fastest`, layouts that cannot be the fastest of them may have any longer time: the passes of
-    their busiest rank alone, in place of a path.
-    """
+def path_steps_s(priced: Priced, chosen: Ints, updates: bool) -> Floats:
+    """Step time of chosen layouts, with their update or without, shape (chosen,)."""
     seconds = np.empty(len(chosen))
     for places, steps in priced.steps(chosen):
         prices = steps.replicas
@@ -57,17 +49,10 @@ def path_steps_s(priced: Priced, chosen: Ints, updates: bool, *, only_fastest: b
         last_group_s = steps.columns.pipeline * (times.backward_s + times.weights_s).max(axis=1)
         update_s += np.where(steps.columns.zero < GRADIENTS_SHARDED, steps.reduction_s(last_group_s), 0.0)
         passes = _Passes.of(priced.job, steps, priced.topology.devices_per_node)
-        ahead_s = steps.gathered_ahead_s()
-        paths_s = passes.busy_s(steps) + update_s if only_fastest else np.zeros(len(places))
-        paths_s *= 1.0 - FLOOR_ERROR
-        fastest_s = np.inf
-        for row in np.argsort(paths_s + ahead_s, kind="stable").tolist():
-            if paths_s[row] + ahead_s[row] > fastest_s:
-                break
-            paths_s[row] = _step_s(priced.job, steps, passes, row, update_s[row])
-            if only_fastest:
-                fastest_s = min(fastest_s, paths_s[row] + ahead_s[row])
-        seconds[places] = paths_s + ahead_s
+        paths_s = [
+            _step_s(priced.job, steps, passes, row, end_s) for row, end_s in enumerate(update_s.tolist())
+        ]
+        seconds[places] = paths_s + steps.gathered_ahead_s()
     return seconds
 
 
@@ -165,26 +150,6 @@ class _Passes(NamedTuple):
             np.concatenate([getattr(replicas, name) for name in names], axis=1),
             reduce_ends_s,
         )
-
-    def busy_s(self, steps: Steps) -> Floats:
-        """Seconds in which a rank computes in a step, shape (rows,): of the busiest rank of a pipeline.
-
-        Of the least busy one where ranks do not wait for one another at the end of a step.
-        """
-        columns = steps.columns
-        stages = np.stack([self.begin_s, self.end_s]).sum(axis=(0, 2))
-        layers = np.cumsum(self.layer_s.sum(axis=1) + self.redone_s, axis=1)
-        ends = np.pad(layers, ((0, 0), (1, 0)))
-        of_stages = stages + np.diff(np.take_along_axis(ends, self.first, axis=1), axis=1)
-        of_ranks = np.zeros((len(columns), int(columns.pipeline.max())))
-        number = np.arange(of_stages.shape[1])
-        exists = number < (columns.pipeline * columns.virtual)[:, None]
-        np.add.at(of_ranks, (np.arange(len(columns))[:, None], self.rank), np.where(exists, of_stages, 0.0))
-        least = np.where(np.arange(of_ranks.shape[1]) < columns.pipeline[:, None], of_ranks, np.inf).min(
-            axis=1
-        )
-        skewed = columns.of_schedules("skewed")
-        return np.asarray(steps.microbatches * np.where(skewed, least, of_ranks.max(axis=1)))
 
 
 def _step_s(job: Job, steps: Steps, passes: _Passes, row: int, update_s: float) -> float:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import NamedTuple, get_args, get_type_hints
 
 import numpy as np
@@ -91,7 +90,6 @@ class ThreeD:
                 seconds[chosen] = estimate_layouts_s(priced, rows, group.places, estimate)
             return seconds
 
-        fastest_s = partial(path_steps_s, only_fastest=True)
         screened = sum(len(group.columns) for group in groups)
         fitting = int(starts[-1])
         too_large = screened - fitting
@@ -105,8 +103,6 @@ class ThreeD:
             closest[1],
             groups[0].columns.indivisible(topology.num_devices, self.free_degrees) if screened else 0,
             lambda indices: estimates_s(indices, path_steps_s),
-            # What offload adds to a step keeps no order of the steps.
-            None if len(groups) > 1 else lambda indices: estimates_s(indices, fastest_s),
         )
 
     def plan(

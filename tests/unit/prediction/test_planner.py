@@ -117,25 +117,6 @@ def test_the_screening_ranks_every_layout_that_fits_best_first_of_ties_least_mem
     assert all(choice.plan.peak_memory_bytes <= 0.94 * 8 * toys.GIB for choice in fewer.best(20))
 
 
-@pytest.mark.parametrize(("model", "devices", "batch"), [("gpt3_20b", 32, 96), ("mixtral_8x7b", 64, 256)])
-def test_the_first_layout_alone_is_the_first_of_all_with_its_estimate(
-    model: str, devices: int, batch: int
-) -> None:
-    alone = Search(question(model, devices, batch)).first
-    searched = Search(question(model, devices, batch))
-    first = searched.best(1)[0]
-    assert alone.plan.layout == first.plan.layout
-    assert alone.estimate_s == pytest.approx(first.estimate_s, rel=1e-12)
-    assert searched.screening.closer is not None
-    assert searched.screening.fastest is not None
-    listed = searched.order[:MOST_LISTED]
-    paths = searched.screening.closer(listed)
-    left_out = searched.screening.fastest(listed) != paths
-    assert left_out.any(), "most paths are not followed"
-    assert (searched.screening.fastest(listed)[left_out] >= paths.min()).all()
-    assert (searched.screening.fastest(listed) <= paths).all(), "what stands for a path is no longer than it"
-
-
 # ---------------------------------------------------------------------------------------- confirmation
 @pytest.mark.parametrize(("error", "most_tried"), [(planner.ESTIMATE_ERROR, 1), (0.9, MOST_CONFIRMED)])
 def test_layouts_are_tried_until_the_rest_cannot_be_faster_given_the_error_of_the_estimate(

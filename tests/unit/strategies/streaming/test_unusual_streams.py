@@ -31,7 +31,7 @@ def run() -> Evaluation:
 
 
 def layer_of(run: Evaluation) -> Any:
-    return StreamedSteps(run.plan).blocks().in_order()[1]
+    return StreamedSteps(run.plan).blocks()[1]
 
 
 def test_kernels_cost_what_they_cost_on_any_a100_and_movement_what_the_tree_takes(run: Evaluation) -> None:
