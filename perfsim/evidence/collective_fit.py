@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 
@@ -30,13 +30,8 @@ from perfsim.specs.calibration import CollectiveCalibration, CollectiveOp, FitRe
 from perfsim.specs.hardware import LinkSpec
 
 _OPS: dict[str, CollectiveOp] = {
-    "all_reduce": "all_reduce",
-    "all_gather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "all_to_all": "all_to_all",
+    **{name: name for name in get_args(CollectiveOp)},
     "alltoall": "all_to_all",
-    "broadcast": "broadcast",
-    "send_recv": "send_recv",
     "sendrecv": "send_recv",
 }
 _NAMES = ("latency", "short", "medium", "long")

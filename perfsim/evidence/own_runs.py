@@ -88,11 +88,12 @@ def fit_cluster(measured: Sequence[Path], system: str = "") -> ClusterCalibratio
         message = f"measured steps: {len(file.cases)}; at least {_FEWEST} are needed"
         help_text = "measure another model, batch or number of devices on the same cluster"
         problems.append(problem(("cases",), message, help_text))
-    for name, count in Counter(case.id for case in file.cases).items():
-        if count > 1:
-            problems.append(problem(("cases",), f"{count} cases are called {name}"))
-    if problems:
-        raise CatalogError(problems)
+    names_of_cases = Counter(case.id for case in file.cases)
+    problems += [
+        problem(("cases",), f"{count} cases are called {name}")
+        for name, count in names_of_cases.items()
+        if count > 1
+    ]
     devices = []
     predicted = []
     for number, case in enumerate(file.cases):
@@ -106,8 +107,7 @@ def fit_cluster(measured: Sequence[Path], system: str = "") -> ClusterCalibratio
         problems.append(problem(("cases",), message, "make one file for each"))
     if problems:
         raise CatalogError(problems)
-    measured_s = [case.measured.step_time_s for case in file.cases]
-    ratios = [real_s / predicted_s for real_s, predicted_s in zip(measured_s, predicted, strict=True)]
+    ratios = [case.measured.step_time_s / own_s for case, own_s in zip(file.cases, predicted, strict=True)]
     scale = rounded(geometric_mean(ratios))
     low, high = _PLAUSIBLE
     if not low <= scale <= high:

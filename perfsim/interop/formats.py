@@ -226,14 +226,11 @@ def read_model(path: Path, format_name: str = "") -> TransformerConfig:
 
 def read(source: Source, format_name: str = "") -> tuple[str, Reading]:
     """The format of a file and all that it says."""
-    if format_name:
-        chosen = tool_named(format_name)
-        document = _recognised(source, format_name)
-        if document is None:
-            parsed = (source.documents[syntax] for syntax in chosen.syntaxes if syntax in source.documents)
-            document = next(parsed, None) or source.parsed(chosen.syntaxes[0])
-        return format_name, chosen.read(source, document)
-    matches = _matches(source)
+    matches = _matches(source, (format_name,) if format_name else READ)
+    if format_name and not matches:
+        syntaxes = tool_named(format_name).syntaxes
+        parsed = (source.documents[syntax] for syntax in syntaxes if syntax in source.documents)
+        matches = {format_name: next(parsed, None) or source.parsed(syntaxes[0])}
     if len(matches) == 1:
         ((name, document),) = matches.items()
         return name, tool_named(name).read(source, document)
@@ -262,17 +259,15 @@ def format_of(path: Path) -> str:
         return ""
 
 
-def _matches(source: Source) -> dict[str, Any]:
-    """The formats that recognise a file, with its document in their syntax."""
-    documents = {name: _recognised(source, name) for name in READ}
-    return {name: document for name, document in documents.items() if document is not None}
-
-
-def _recognised(source: Source, name: str) -> Any:
-    """The document of a file in a syntax in which a format recognises it; None where there is none."""
-    known = tool_named(name)
-    parsed = (source.documents[syntax] for syntax in known.syntaxes if syntax in source.documents)
-    return next(filter(known.recognise, parsed), None)
+def _matches(source: Source, names: Sequence[str] = READ) -> dict[str, Any]:
+    """The formats that recognise a file, with its document in the first syntax in which they do."""
+    matches = {}
+    for name in names:
+        known = tool_named(name)
+        parsed = (source.documents[syntax] for syntax in known.syntaxes if syntax in source.documents)
+        if (document := next(filter(known.recognise, parsed), None)) is not None:
+            matches[name] = document
+    return matches
 
 
 # ------------------------------------------------------------------------------------ descriptions

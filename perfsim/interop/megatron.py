@@ -412,15 +412,6 @@ def _attention(settings: Settings) -> str | None:
     return "flash" if settings.text("transformer_impl") == "transformer_engine" else None
 
 
-def _overlaps_tensor(chosen: Chosen) -> bool:
-    """Whether products overlap the exchanges of tensor ranks, as Megatron can with sequence parallelism."""
-    return bool(chosen.job.runtime.overlap_tensor and chosen.layout.sequence_parallel)
-
-
-def _tensor_overlap(settings: Settings) -> bool | None:
-    return settings.flag("tp_comm_overlap") or None
-
-
 def _connections(chosen: Chosen) -> str:
     """What `CUDA_DEVICE_MAX_CONNECTIONS` has to be; Megatron refuses to start else on Hopper and before."""
     layout = chosen.layout
@@ -445,7 +436,13 @@ RECIPE: tuple[Row, ...] = (
         {True: True},
         lambda settings: settings.flag("overlap_param_gather") or None,
     ),
-    Row("runtime.overlap_tensor", "tp_comm_overlap", _if(_overlaps_tensor), _tensor_overlap),
+    # Megatron overlaps products with the exchanges of tensor ranks only with sequence parallelism.
+    Row(
+        "runtime.overlap_tensor",
+        "tp_comm_overlap",
+        _if(lambda c: c.job.runtime.overlap_tensor and c.layout.sequence_parallel),
+        lambda s: s.flag("tp_comm_overlap") or None,
+    ),
     Row.spelled("recipe.precision", "fp16", {"fp16": True}),
     Row("recipe.precision", "bf16", _if(lambda c: c.job.recipe.precision not in WIDE_OR_FP16)),
     Row.spelled("recipe.precision", "fp8_format fp8", {"fp8": "hybrid"}, _precision),

@@ -19,7 +19,6 @@ UNKNOWN = "\ufffd"
 """Stands in a word for what cannot be known without running the script."""
 MOST_WORD = 20_000
 """Characters of a word with its variables written out."""
-_OPERATORS = ("&&", "||", "\n", ";", "&", "|", "(", ")", "<", ">")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(
     r"\$(?:\{#?(?P<braced>[A-Za-z_]\w*|[0-9@*])(?:\[[@*]\])?(?::?(?P<sign>[-=])(?P<default>[^{}]*))?\}"
@@ -58,15 +57,13 @@ _SIGNS: Mapping[type, Callable[[int, int], int]] = {
 
 
 class _Word(NamedTuple):
-    """A word as written, or an operator; `literal` where a part with a `$` stood in single quotes."""
+    """A word as written; `literal` where a part with a `$` stood in single quotes."""
 
     text: str
     literal: bool = False
     quoted: bool = False
-
-    def ends(self, *words: str) -> bool:
-        """Whether it is one of these operators."""
-        return self.text in words and not (self.quoted or self.literal)
+    array: tuple[_Word, ...] | None = None
+    """What is assigned in brackets."""
 
 
 @dataclass
@@ -84,7 +81,7 @@ class _Script:
 
     def run(self, text: str) -> _Script:
         """Follow all statements of a script."""
-        for separator, words in _statements(_words(text)):
+        for separator, words in _statements(text):
             if separator == "":
                 self.last = True
                 self._statement(words)
@@ -121,7 +118,7 @@ class _Script:
         if not words or False in branches:
             return
         while words and (match := _ASSIGNMENT.fullmatch(words[0].text)) and not words[0].literal:
-            words = self._assign(match, words, certain=None not in branches)
+            self._assign(match, words.pop(0), certain=None not in branches)
         if words and words[0].text in _TEST_BEGINS:
             self.last = self._test(words)
         elif words:
@@ -146,26 +143,22 @@ class _Script:
                     return _TESTS[sign](float(left), float(right))
         return None
 
-    def _assign(self, match: re.Match[str], words: list[_Word], *, certain: bool) -> list[_Word]:
-        """Set a variable; returns the words after the assignment."""
+    def _assign(self, match: re.Match[str], word: _Word, *, certain: bool) -> None:
+        """Set a variable."""
         name, plus, value = match.groups()
-        if value.startswith("(") and not words[0].quoted:
-            end = next((index for index, word in enumerate(words) if word.ends(")")), len(words))
-            content = [part for word in words[1:end] for part in self.expand(word)]
-            rest = words[end + 1 :]
+        if word.array is not None:
+            content = [part for item in word.array for part in self.expand(item)]
         else:
             # Inside quotes a value keeps its blanks, so that it is split where it is used.
-            content = [" ".join(self.expand(_Word(value, words[0].literal, quoted=True)))]
-            rest = words[1:]
+            content = [" ".join(self.expand(_Word(value, word.literal, quoted=True)))]
         before = self.variables.get(name, [])
         if plus:
             content = [*before, *content]
-            if not words[0].text.endswith("(") and len(before) <= 1:
+            if word.array is None and len(before) <= 1:
                 content = ["".join(content)]
         if not certain and name in self.variables and content != before:
             content = [UNKNOWN]
         self.variables[name] = content
-        return rest
 
     def expand(self, word: _Word) -> list[str]:
         """A word with its variables written out, split at blanks unless it is quoted."""
@@ -215,51 +208,47 @@ def _either(first: bool | None, second: bool | None, separator: str) -> bool | N
     return None if None in (first, second) else not deciding
 
 
-def _statements(words: Iterator[_Word]) -> Iterator[tuple[str, list[_Word]]]:
-    """The words between separators, after the `&&` or `||` before them; an array is part of its statement."""
+def _statements(text: str) -> Iterator[tuple[str, list[_Word]]]:
+    """The words between separators, after the `&&` or `||` before them; an array is part of its word."""
     statement: list[_Word] = []
     separator = ""
-    in_array = False
-    for word in words:
-        if not word.ends(*_OPERATORS):
-            statement.append(word)
-        elif word.text == "(" and statement and statement[-1].text.endswith("=") and not statement[-1].quoted:
-            statement[-1] = _Word(f"{statement[-1].text}(")
-            in_array = True
-        elif in_array:
-            in_array = word.text != ")"
-            statement += [] if in_array else [word]
-        elif word.text not in ("<", ">"):
+    array: list[_Word] | None = None
+    for word in _words(text):
+        if isinstance(word, _Word):
+            (statement if array is None else array).append(word)
+        elif array is not None:
+            if word == ")":
+                statement[-1] = statement[-1]._replace(array=tuple(array))
+                array = None
+        elif word == "(" and statement and statement[-1].text.endswith("=") and not statement[-1].quoted:
+            array = []
+        elif word not in ("<", ">"):
             if statement:
                 yield separator, statement
                 statement = []
                 separator = ""
-            if word.text != "\n":  # a line may end in `&&`
-                separator = word.text if word.text in ("&&", "||") else ""
+            if word != "\n":  # a line may end in `&&`
+                separator = word if word in ("&&", "||") else ""
     if statement:
         yield separator, statement
 
 
-def _words(text: str) -> Iterator[_Word]:
-    """The words and operators of a shell script, comments left out."""
-    current: list[str] = []
-    quoted = False
-    literal = False
+def _words(text: str) -> Iterator[_Word | str]:
+    """The words of a shell script, and its operators as texts; comments are left out."""
+    parts: list[tuple[str, str]] = []
     for match in _TOKEN.finditer(text.replace("\\\n", " ") + "\n"):
         kind = str(match.lastgroup)
         part = match[kind]
         if kind not in ("blank", "operator", "comment"):
-            quoted = quoted or kind in ("single", "double")
-            literal = literal or (kind == "single" and "$" in part)
-            current.append(part.replace('\\"', '"') if kind == "double" else part)
+            parts.append((kind, part.replace('\\"', '"') if kind == "double" else part))
             continue
-        if current or quoted:
-            yield _Word("".join(current), literal, quoted)
-        current = []
-        quoted = False
-        literal = False
+        if parts:
+            literal = any(own == "single" and "$" in word for own, word in parts)
+            quoted = any(own in ("single", "double") for own, _ in parts)
+            yield _Word("".join(word for _, word in parts), literal, quoted)
+            parts = []
         if kind == "operator":
-            yield _Word(part)
+            yield part
 
 
 def flags_of(text: str, needed: str) -> tuple[dict[str, str | bool], dict[str, str]]:
