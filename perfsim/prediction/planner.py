@@ -106,10 +106,6 @@ class Search:
         within = self.ranked[self.screening.memory_share[self.ranked] <= self.question.allowed_share]
         return within if len(within) else self.ranked
 
-    def best(self, count: int) -> list[_Screened]:
-        """The plans of best estimate in `order`."""
-        return [self.plan(index) for index in self.order[:count].tolist()]
-
     @property
     def first(self) -> _Screened:
         """The plan of best estimate in `order`."""

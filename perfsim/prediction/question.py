@@ -465,12 +465,8 @@ def described(given: Any, kind: str, catalog: Catalog) -> Any:
     raise InputError([Problem(f"{kind}: {type(given).__name__} is not {base.__name__}", help=expected)])
 
 
-# Networks and prices that consecutive questions share, so that they are not built for each.
+# What prices of work depend on.
 
-KEPT = 4
-"""Machines whose prices are kept."""
-MOST_LENT = 64
-"""Questions after which prices are built anew, since each question adds shapes to them."""
 _UNPRICED = (
     "global_batch_size",
     "batch_size_per_device",
@@ -485,22 +481,3 @@ _PROSE = {"name": "", "description": "", "sources": {}, "assumed": {}}
 def priced_part(recipe: Recipe) -> Recipe:
     """The recipe without its batch and its target, on which no price of work depends."""
     return recipe.model_copy(update={**_PROSE, **dict.fromkeys(_UNPRICED)})
-
-
-class PriceTables:
-    """The networks and prices of the last few machines."""
-
-    def __init__(self) -> None:
-        self._lent: list[tuple[tuple[SystemSpec, int, Recipe], list[Question]]] = []
-
-    def lend(self, question: Question) -> None:
-        """Give a question the network and prices of an earlier one on the same machine, or keep these."""
-        machine = (question.system, question.devices, priced_part(question.job.recipe))
-        alike = next((alike for known, alike in self._lent if known == machine), None)
-        if alike is None:
-            alike = []
-            self._lent = [*self._lent[1 - KEPT :], (machine, alike)]
-        alike.append(question)
-        question.__dict__.update(topology=alike[0].topology, costs=alike[0].costs)
-        if len(alike) == MOST_LENT:
-            self._lent.remove((machine, alike))

@@ -21,7 +21,6 @@ from perfsim.prediction.dates import date_caveats
 from perfsim.prediction.disturbed import Resilience, perturbed
 from perfsim.prediction.planner import best_plan, refusal
 from perfsim.prediction.prediction import Prediction
-from perfsim.prediction.question import PriceTables
 from perfsim.prediction.run import Evaluation
 from perfsim.prediction.verification import sample_step
 from perfsim.prediction.why import Roofline
@@ -59,19 +58,14 @@ from perfsim.work.graph import computes, owners_of
 # One candidate at one number of devices.
 
 
-def answer_point(
-    point: Point, target: Target, *, tables: PriceTables | None = None, deep: bool = False
-) -> Answer:
+def answer_point(point: Point, target: Target, *, deep: bool = False) -> Answer:
     """A candidate at its best batch, under the study's perturbations.
 
-    `tables` keep the prices of one call for the next. `deep` adds what only a study has: sampled arithmetic,
-    resilience, the batch ramp and what its page draws. Raises PlanError where no batch has a feasible plan,
-    LayoutError for a fixed layout that is illegal.
+    `deep` adds what only a study has: sampled arithmetic, resilience, the batch ramp and what its page draws.
+    Raises PlanError where no batch has a feasible plan, LayoutError for a fixed layout that is illegal.
     """
     spec = point.study
     question = point.question
-    if tables is not None:
-        tables.lend(question)
     batches = target.batches(spec, question)
     best = batches[0]
     curve = None
@@ -323,8 +317,6 @@ def _result(
 
 STORE = "points.sqlite"
 """The file of finished points in a sweep's folder."""
-TABLES = PriceTables()
-"""What the points that this process answers share."""
 POINT_S = 0.6
 """Estimated seconds of a point when none is stored yet: the mean over the grid of `capacity_20b`."""
 START_S = 2.0
@@ -456,7 +448,7 @@ def answer_text(point: Point) -> Stored:
 
     @within_floats
     def answer() -> Answer:
-        return answer_point(point, Target.of_study(point.study), tables=TABLES)
+        return answer_point(point, Target.of_study(point.study))
 
     row = attempt(answer)
     if isinstance(row, PerfsimError):  # concerns this point alone

@@ -70,7 +70,7 @@ def test_a_published_batch_is_feasible_and_never_resident_where_the_wafer_is_too
     layout = StreamingLayout(data=batch.systems, micro_batch_size=batch.per_system)
     held = Store(searched.question.job, toys.wafer_cluster()).activations(layout)
     assert held.kept + held.working > plan.system.device.memory.capacity
-    plans = [choice.plan for choice in searched.best(100)]
+    plans = [searched.plan(index).plan for index in searched.order[:100].tolist()]
     assert all(
         plan.num_microbatches > 1 or plan.layout.recompute_layers or plan.layout.spill for plan in plans
     )
@@ -83,7 +83,7 @@ def test_the_policy_is_chosen_by_time() -> None:
     slower = []
     for changes in ({}, {"activation_servers.per_system": 12}):
         searched = Search(question(Batch("gpt3_20b", 50), **changes))
-        screened = searched.best(searched.screening.feasible)
+        screened = [searched.plan(index) for index in searched.order.tolist()]
         assert [row.estimate_s for row in screened] == sorted(row.estimate_s for row in screened)
         spilling_s = min(row.estimate_s for row in screened if row.plan.layout.spill)
         slower.append(spilling_s / screened[0].estimate_s)

@@ -97,7 +97,8 @@ def test_the_screening_ranks_every_layout_that_fits_best_first_of_ties_least_mem
     assert screening.feasible == screening.screened == len(every)
     estimates = searched.estimate_s[searched.order[:MOST_LISTED]]
     assert (np.diff(estimates) >= -1e-11).all()
-    best = searched.best(5)
+    best = [searched.plan(index) for index in searched.order[:5].tolist()]
+    assert searched.first == best[0]
     assert [choice.estimate_s for choice in best] == estimates[:5].tolist()
     assert len({choice.plan.layout for choice in best}) == 5
     equal = np.diff(np.round(estimates, 12)) == 0
@@ -114,7 +115,7 @@ def test_the_screening_ranks_every_layout_that_fits_best_first_of_ties_least_mem
     refused = fewer.screening.screened - fewer.screening.feasible
     assert 0 < refused < fewer.screening.screened
     assert fewer.screening.refused == {"memory": refused}
-    assert all(choice.plan.peak_memory_bytes <= 0.94 * 8 * toys.GIB for choice in fewer.best(20))
+    assert all(choice.plan.peak_memory_bytes <= 0.94 * 8 * toys.GIB for choice in map(fewer.plan, fewer.order[:20].tolist()))
 
 
 # ---------------------------------------------------------------------------------------- confirmation

@@ -18,11 +18,9 @@ import perfsim as ps
 from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
 from perfsim.cli import main
-from perfsim.prediction.question import ASKED, KEPT, MOST_LENT, PriceTables, Question, question_of
-from perfsim.studies import runner
+from perfsim.prediction.question import ASKED, question_of
 from perfsim.studies.axes import changed_study, load_sweep, study_path
 from perfsim.studies.loading import load_study
-from perfsim.studies.runner import answer_text
 from perfsim.studies.spec import CandidateSpec, StudySpec
 
 GIVEN = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 8, "batch": 64}
@@ -192,62 +190,3 @@ def test_the_default_runtime_is_the_recipes_and_names_the_tool_that_takes_its_pl
     other = replace(question, runtime=default_catalog().load("runtime", "csoft_1p7"))
     assert other.job.runtime.name == "csoft_1p7"
     assert other.job.runtime.takes_plans == "modelzoo"
-
-
-# ------------------------------------------------------------------------------- questions share prices
-GRID = """\
-  candidates:
-    - {strategy: 3d, system: dgx-a100-80gb, devices: [8, 16], layout: "tp=2,mbs=1"}
-    - {strategy: weight-streaming, system: cs-2, devices: [1, 2]}
-  recipe.global_batch_size: [16, 24, 32]
-  model.num_layers: [2, 4]
-"""
-
-
-def gpus(devices: int = 8, **changes: Any) -> Question:
-    return question_of({"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": devices, **changes})
-
-
-def test_another_batch_has_the_same_prices_and_another_precision_or_number_of_devices_has_not() -> None:
-    tables = PriceTables()
-    questions = gpus(), gpus(batch=64), gpus(**{"recipe.precision": "fp32"}), gpus(16)
-    for lent in questions:
-        tables.lend(lent)
-    first, batch, fp32, more = questions
-    assert (batch.costs, batch.topology) == (first.costs, first.topology)
-    assert first.costs not in (fp32.costs, more.costs)
-
-
-def test_few_machines_are_kept_and_none_for_ever() -> None:
-    tables = PriceTables()
-    first = gpus(8)
-    tables.lend(first)
-    for number in range(KEPT):
-        tables.lend(gpus(16 + 8 * number))
-    again = gpus(8)
-    tables.lend(again)
-    assert again.costs is not first.costs
-    lent = []
-    for _ in range(MOST_LENT):
-        lent.append(gpus(8))
-        tables.lend(lent[-1])
-    assert lent[0].costs is again.costs
-    assert lent[-1].costs is not again.costs
-
-
-def test_points_have_the_same_digits_in_any_order_with_shared_prices(
-    write_sweep: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    points = load_sweep(str(write_sweep(GRID))).points
-
-    def texts(backwards: bool, shared: bool) -> list[str]:
-        tables = PriceTables()
-        answers = []
-        for point in points[:: -1 if backwards else 1]:
-            monkeypatch.setattr(runner, "TABLES", tables if shared else PriceTables())
-            answers.append(answer_text(point).text)
-        return answers[:: -1 if backwards else 1]
-
-    alone = texts(backwards=False, shared=False)
-    assert texts(backwards=False, shared=True) == alone
-    assert texts(backwards=True, shared=True) == alone

@@ -146,7 +146,7 @@ def test_activations_of_two_layers_are_on_the_device_and_copies_cost_their_bytes
 # ------------------------------------------------------------------------------------ planner
 def best(job: Job, on: GpuClusterSpec) -> ParallelLayout:
     question = toys.question("3d", job, toys.topology(1, on), toys.ToyCosts(on, devices=1))
-    return Search(question).best(1)[0].plan.layout
+    return Search(question).first.plan.layout
 
 
 def test_the_planner_offloads_only_where_nothing_fits_without() -> None:
