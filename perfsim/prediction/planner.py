@@ -201,26 +201,22 @@ def refusal(question: Question) -> PerfsimError | None:
     return None
 
 
-def estimated(question: Question, searched: Search | None = None) -> _Screened:
-    """The given layout, or the one of best estimate. Raises as `plan_of` does.
-
-    `searched` are the layouts of the question where they are screened already.
-    """
+def estimated(question: Question) -> _Screened:
+    """The given layout, or the one of best estimate. Raises as `plan_of` does."""
     if question.layout is None:
-        return (searched or Search(question)).first
+        return Search(question).first
     plan = plan_of(question)
     return _Screened(question.chosen.estimate_s(plan, question.costs), plan)
 
 
-def best_plan(question: Question, searched: Search | None = None) -> Evaluation:
+def best_plan(question: Question) -> Evaluation:
     """The given layout, or the fastest plan within the memory limit, simulated.
 
-    `searched` are the layouts of the question where they are screened already. A cluster's scale favours no
-    plan. Raises PlanError where no plan fits, LayoutError for an illegal layout.
+    A cluster's scale favours no plan. Raises PlanError where no plan fits, LayoutError for an illegal layout.
     """
     if question.layout is not None:
         return evaluated(question, plan_of(question), reported=True)
-    searched = searched or Search(question)
+    searched = Search(question)
     best = confirmed(searched)[0]
     # The engine of steps that are reported follows the best one once more.
     trace = best.step.run(reported=True)

@@ -27,7 +27,7 @@ from perfsim.convergence.time_to_accuracy import (
 from perfsim.engine.limits import present_limits
 from perfsim.prediction.bands import Accuracy
 from perfsim.prediction.caveats import Caveat
-from perfsim.prediction.planner import Search, estimated
+from perfsim.prediction.planner import estimated
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, evaluated
 from perfsim.specs.model import TransformerConfig
@@ -85,8 +85,6 @@ class BatchCurve:
     """Those with a plan, ascending."""
     refused: Mapping[int, PerfsimError]
     """Why the other batches have none."""
-    searched: Search | None = field(default=None, repr=False, compare=False)
-    """The layouts of the best batch, screened once for all who ask; None for a given layout."""
 
     @property
     def tried(self) -> tuple[int, ...]:
@@ -238,16 +236,14 @@ class Target:
         unit = question.devices if layout is None else layout.data * layout.micro_batch_size
         return self.grid(spec.recipe.seq_length, unit)
 
-    def at(self, question: Question, global_batch_size: int) -> tuple[BatchPoint, Search | None]:
+    def at(self, question: Question, global_batch_size: int) -> BatchPoint:
         """The plan of best estimate at one batch, simulated. Raises PlanError where no plan fits.
 
-        Behind it the layouts among which it was found, None for a given layout. The share of
-        the step that hides communication is left out of its band.
+        The share of the step that hides communication is left out of its band.
         """
         asked = question.at(global_batch_size)
-        searched = Search(asked) if question.layout is None else None
-        run = evaluated(asked, estimated(asked, searched).plan)
-        return BatchPoint.of(run.plan, self.time_of_run(run, Accuracy.of(run.plan))), searched
+        run = evaluated(asked, estimated(asked).plan)
+        return BatchPoint.of(run.plan, self.time_of_run(run, Accuracy.of(run.plan)))
 
     def curve(self, question: Question, batches: Sequence[int], *, extend: bool = False) -> BatchCurve:
         """Time to the target at every batch.
@@ -257,7 +253,6 @@ class Target:
         """
         points: list[BatchPoint] = []
         refused: dict[int, PerfsimError] = {}
-        of_best: Search | None = None
         wanted = deque(batches)
         while wanted:
             batch = wanted.popleft()
@@ -265,10 +260,7 @@ class Target:
                 lambda: f"{len(points) + len(refused)} of {len(batches)} batches tried on {question.label}"
             )
             try:
-                point, searched = self.at(question, batch)
-                points.append(point)
-                if BatchCurve(points, refused).best == batch:
-                    of_best = searched
+                points.append(self.at(question, batch))
             except (LayoutError, PlanError, NotIdentifiableError) as error:
                 refused[batch] = error
             if extend and points and not wanted:
@@ -281,7 +273,7 @@ class Target:
                     wanted.append(best // 2)
         if not points:
             raise next(iter(refused.values()), PlanError(f"{question.label}: no batch to try"))
-        return BatchCurve(sorted(points, key=lambda point: point.batch_tokens), refused, of_best)
+        return BatchCurve(sorted(points, key=lambda point: point.batch_tokens), refused)
 
     def ramped(
         self, question: Question, chosen: BatchPoint, ramp: Sequence[RampSpec]
@@ -297,7 +289,7 @@ class Target:
         for part in ramp:
             batch = max(1, round(part.batch * chosen.global_batch_size))
             try:
-                known = chosen if batch == chosen.global_batch_size else self.at(question, batch)[0]
+                known = chosen if batch == chosen.global_batch_size else self.at(question, batch)
             except PerfsimError as error:
                 return None, f"no run with the batch ramp: {error.problems[0].message}"
             critical_tokens = critical * part.critical_batch

@@ -80,7 +80,7 @@ def answer_point(point: Point, target: Target, *, deep: bool = False) -> Answer:
             remarks.append(
                 f"batches that the layout cannot run are left out: {left_out} sequences ({reason})"
             )
-    evaluation = best_plan(question.at(best), None if curve is None else curve.searched)
+    evaluation = best_plan(question.at(best))
     time = target.time_of_run(evaluation)
     chosen = BatchPoint.of(evaluation.plan, time)
     sampling = slowdowns = ramp = None

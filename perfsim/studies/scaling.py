@@ -101,7 +101,7 @@ class Matched:
                 asked.check()
                 grid = target.grid(asked.recipe.seq_length, devices)
                 curve = target.curve(asked, grid, extend=True)
-                taken = target.time_of_run(best_plan(asked.at(curve.best), curve.searched))
+                taken = target.time_of_run(best_plan(asked.at(curve.best)))
                 point = MatchPoint(devices, curve.best, taken, taken.ratio_to(time, same_machine=same))
             except (PlanError, LayoutError, InputError) as error:
                 refused = error

@@ -241,15 +241,13 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
         if objective == "time-to-accuracy":
             raise
     tried: tuple[int, ...] = ()
-    searched: Search | None = None
     given = question.batch or question.recipe.batch_over(question.devices)
     if target is not None and given is None and objective != "step-time":
         grid = target.grid(question.recipe.seq_length, question.devices)
         curve = target.curve(question, grid, extend=True)
         tried = curve.tried
         question = question.at(curve.best)
-        searched = curve.searched
-    searched = searched or Search(question)
+    searched = Search(question)
     screening = searched.screening
     runs = _fastest_runs(searched, shown)
     first = runs[0]

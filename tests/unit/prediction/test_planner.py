@@ -115,7 +115,10 @@ def test_the_screening_ranks_every_layout_that_fits_best_first_of_ties_least_mem
     refused = fewer.screening.screened - fewer.screening.feasible
     assert 0 < refused < fewer.screening.screened
     assert fewer.screening.refused == {"memory": refused}
-    assert all(choice.plan.peak_memory_bytes <= 0.94 * 8 * toys.GIB for choice in map(fewer.plan, fewer.order[:20].tolist()))
+    assert all(
+        choice.plan.peak_memory_bytes <= 0.94 * 8 * toys.GIB
+        for choice in map(fewer.plan, fewer.order[:20].tolist())
+    )
 
 
 # ---------------------------------------------------------------------------------------- confirmation

@@ -184,10 +184,10 @@ def test_the_best_batch_is_that_of_the_closed_form_wherever_the_grid_begins(
     a_token_s = 1e-6
     sequence = 2048
 
-    def time_at(target: Target, _: Question, batch: int) -> tuple[BatchPoint, None]:
+    def time_at(target: Target, _: Question, batch: int) -> BatchPoint:
         step_s = fixed_s + a_token_s * batch * sequence / devices
         time = TimeToAccuracy(batch * sequence, step_s, target.d_min_tokens, target.critical, 0.1)
-        return BatchPoint(batch, time.batch_tokens, step_s, time.steps, time.time_s, time.band_s), None
+        return BatchPoint(batch, time.batch_tokens, step_s, time.steps, time.time_s, time.band_s)
 
     monkeypatch.setattr(Target, "at", time_at)
     question = load_study("gpt3_20b").points[0].question
