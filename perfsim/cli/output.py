@@ -47,11 +47,9 @@ class _Meter:
 
     def __init__(self) -> None:
         self.quiet = False
-        self.started_s = self.shown_s = self.step_began_s = time.monotonic()
+        self.started_s = self.shown_s = time.monotonic()
         self.owner = os.getpid()
         self.counts_items = False
-        self.before = self.ended = self.total = 0
-        """Tasks that ended in earlier simulations, tasks that ended in the present one, and all its tasks."""
         self.bar: Progress | None = None
         self.row: TaskID | None = None
 
@@ -71,24 +69,14 @@ class _Meter:
         self._draw("runs", done, total)
 
     def tasks(self, ended: int, total: int) -> None:
-        """So many tasks of the present simulation have ended; a verb of many items shows those instead.
-
-        A verb that simulates many short steps shows how many tasks it has simulated in all.
-        """
-        if total != self.total or ended <= self.ended:  # another simulation
-            self.step_began_s = time.monotonic()
-            self.before += self.ended
-            self.total = total
-        self.ended = ended
+        """So many tasks of the present simulation have ended; a verb of many items shows those instead."""
         if not sys.stderr.isatty():
             now_s = time.monotonic()
             if not self.quiet and now_s - self.shown_s >= SECONDS_IN_A_LOG and os.getpid() == self.owner:
                 self.shown_s = now_s
                 click.echo(f"{ended:,} of {total:,} tasks simulated", err=True)
         elif not self.counts_items:
-            long = time.monotonic() - self.step_began_s >= SECONDS_BEFORE_A_BAR
-            words = ("tasks of a step", ended, total) if long else ("tasks", self.before + ended, None)
-            self._draw(*words)
+            self._draw("tasks of a step", ended, total)
 
     def stop(self) -> None:
         """Remove the bar."""

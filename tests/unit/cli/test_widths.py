@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
 import re
-import struct
-import sys
-import termios
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from subprocess import Popen
 from typing import Any
 
 import pytest
@@ -129,30 +122,3 @@ def test_a_narrow_terminal_shows_every_word_of_a_wide_one(lines: Callable[..., l
 
 def test_every_verb_has_an_answer_here() -> None:
     assert set(ANSWERS) == {verb.name for verb in VERBS}
-
-
-@pytest.mark.parametrize("variable", ["NO_COLOR", "TERM"])
-def test_a_real_terminal_gets_the_same_words_in_colour_as_a_pipe(folder: Path, variable: str) -> None:
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 60, 0, 0))
-    kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
-    environment = {**kept, "TERM": "xterm-256color", variable: "xterm-256color"}
-    command = [sys.executable, "-m", "perfsim", "show", "models"]
-    with Popen(command, stdout=theirs, cwd=folder, env=environment) as process:
-        os.close(theirs)
-        shown = b""
-        while chunk := _read(ours):
-            shown += chunk
-    assert process.returncode == 0
-    text = shown.decode().replace("\r\n", "\n")
-    assert bool(COLOUR.search(text)) == (variable != "NO_COLOR")
-    piped = CliRunner().invoke(main, ["show", "models"], env={"COLUMNS": "60", "FORCE_COLOR": None})
-    assert COLOUR.sub("", text) == piped.stdout
-
-
-def _read(descriptor: int) -> bytes:
-    """What the terminal shows next; nothing once the program has ended."""
-    try:
-        return os.read(descriptor, 65536)
-    except OSError:
-        return b""
