@@ -9,10 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from perfsim.base.units import DAY_S
 from perfsim.interop.chrome import StepTrace
 from perfsim.prediction.disturbed import Resilience
-from perfsim.prediction.verification import SamplingSummary
 from perfsim.report import study_figures, text
 from perfsim.report.document import document_text, plain
 from perfsim.report.page import Page, Section, caveats_section, slugify
@@ -502,11 +500,6 @@ def _basis(result: StudyResult) -> Iterator[Section]:
     yield Section("Remarks on the plans", lead, table=remarks, slug="remarks", short="Remarks")
     yield inputs_section(result.assumptions)
     error = text.Unit(digits="{:.1e}".format)
-
-    def partitions(row: tuple[str, SamplingSummary]) -> str | None:
-        counts = row[1].by_partition.items()
-        return ", ".join(f"{text.human(name)} {count}" for name, count in counts) or None
-
     sampled = Table.each(
         result.sampling.items(),
         {
@@ -518,12 +511,10 @@ def _basis(result: StudyResult) -> Iterator[Section]:
             "share of FLOPs": (text.SHARE, lambda row: row[1].flop_share),
             "largest error": (error, lambda row: row[1].worst_relative_error),
             "bound": (error, lambda row: row[1].bound),
-            "where": (None, lambda row: row[1].worst or None),
             "result": (
                 None,
                 lambda row: "passed" if row[1].passed else f"FAILED: {'; '.join(row[1].failed)}",
             ),
-            "partitions": (None, partitions),
         },
         "Products executed out of all in the step, and the share of its matrix FLOPs that their classes "
         "represent. Errors are relative to the product of absolute values; the bound holds for any order of "
@@ -585,14 +576,6 @@ def study_document(result: StudyResult, *, report: str = "index.html") -> dict[s
         known["tokens_per_s_per_device"] = own.tokens_per_s / max(own.num_devices, 1)
         known["memory_capacity_bytes"] = own.memory_capacity_bytes
         candidates.append({name: plain(value) for name, value in known.items()})
-    whole_runs = [
-        f"{own.label} {run.typical_s / DAY_S:.3g} days ({run.low_s / DAY_S:.3g} to {run.high_s / DAY_S:.3g})"
-        for own in result.candidates
-        for run in own.whole_run[-1:]
-    ]
-    if whole_runs:
-        words = "The whole run, with waiting times besides its steps"
-        document["verdict"] += f" {words}: {'; '.join(whole_runs)}."
     return document | {"candidates": candidates, "report": report, "version": __version__}
 
 

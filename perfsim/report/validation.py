@@ -47,8 +47,9 @@ _ERRORS = {
     "bias": (text.CHANGE, "bias"),
 }
 _OF_ERRORS = (
-    "Median, p90 and mean are of the absolute error, bias is the mean with its sign; a failure counts 1. "
-    "Baseline: the median error of one efficiency for all runs."
+    "Median, p90 and mean are of the absolute error, bias is the mean with its sign; a failure counts 1. In "
+    "band: the share of runs in their 90 % band, from constants and errors without their family (of a wafer: "
+    "without its model). Baseline: the median error of one efficiency for all runs."
 )
 _OF_SWEEPS = {
     "tau": (text.Unit(digits="{:.2f}".format), "kendall_tau"),
@@ -525,16 +526,11 @@ def validation_lines(result: Mapping[str, Any], worst: int) -> list[str]:
 
 
 def _summary_notes(result: Mapping[str, Any], outside: Mapping[str, Any]) -> Iterator[str]:
-    """What was left out together, how many runs lie in their bands, memory, and why others failed."""
+    """What was left out together, memory, and why runs failed."""
     if families := sorted({name.rsplit(", ", 1)[0] for name in outside.get("groups", {})}):
         yield (
             "Left out by model and number of devices, for no other family has their framework or device: "
             f"{', '.join(families)}."
-        )
-    if (share := result["summary"].get("band_coverage")) is not None:
-        yield (
-            f"{text.percent(share)} of the scored runs lie in their 90 % band. A run's band comes from "
-            "constants and errors without its family (of a wafer: without its model)."
         )
     memory = result.get("memory", {})
     if memory.get("n"):

@@ -485,10 +485,7 @@ def test_a_wall_clock_stands_beside_the_time_to_the_target_and_is_fair_to_all_ma
     assert plain.decision is not None
     assert "; the whole run)" in result.decision.sentence
     assert "the whole run" not in plain.decision.sentence
-    said = study_document(result)["verdict"]
-    assert said.startswith(result.verdict)
-    assert " The whole run, with waiting times besides its steps: 128 A100-80GB (16 DGX), 3d " in said
-    assert study_document(plain)["verdict"] == plain.verdict
+    assert study_document(result)["verdict"] == result.verdict
     for outcome, candidate in zip(result.decision.outcomes, result.candidates, strict=True):
         assert outcome.wall_s.typical == pytest.approx(candidate.whole_run[-1].typical_s)
     assert any(item.topic == "wall_clock cs-2" for item in result.assumptions)
