@@ -144,7 +144,7 @@ def test_a_page_is_small_asks_for_nothing_and_shows_everything_in_every_look(
     assert path.stat().st_size <= MOST_BYTES
     opened = opener(path)
     plots = opened.page.evaluate(TYPES)
-    assert len(plots) > 1
+    assert plots
     for plot in plots:
         assert plot["given"] == plot["drawn"], plot["id"]
         assert plot["marks"] > 0, plot["id"]
