@@ -14,13 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, cas
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from perfsim.base.errors import (
-    CatalogError,
-    InputError,
-    Problem,
-    UnknownNameError,
-    refused_values,
-)
+from perfsim.base.errors import CatalogError, InputError, Problem, UnknownNameError, refused_values
 from perfsim.base.sizes import MOST_CASES, MOST_LAYERS, MOST_WIDTH
 from perfsim.base.spec import Spec
 from perfsim.base.units import BytesPerSecond, number

@@ -43,17 +43,12 @@ SCALARS = (
     *("sfixed32", "sfixed64", "bool", "string", "bytes"),
 )
 ATTRIBUTE = "AttributeProto"
-"""A name and a value of one of these types: `double_val = 3`, a list of them `double_list = 4`, and so on."""
+"""A name and a value of one of these types: `double_val = 3`, `float_val = 5`, ...; lists are skipped."""
 MESSAGES: Mapping[str, Sequence[tuple[str, int, str]]] = {
-    **{f"{scalar.capitalize()}List": [("values", 1, f"repeated {scalar}")] for scalar in SCALARS},
     ATTRIBUTE: [
         ("name", 1, "string"),
         ("doc_string", 2, "string"),
         *((f"{scalar}_val", 3 + 2 * index, scalar) for index, scalar in enumerate(SCALARS)),
-        *(
-            (f"{scalar}_list", 4 + 2 * index, f"{scalar.capitalize()}List")
-            for index, scalar in enumerate(SCALARS)
-        ),
     ],
     "GlobalMetadata": [("version", 1, "string"), ("attr", 2, f"repeated {ATTRIBUTE}")],
     "Node": [
@@ -93,7 +88,7 @@ def _messages() -> dict[str, Any]:
             else:
                 field.type = field.TYPE_ENUM if word == "NodeType" else field.TYPE_MESSAGE
                 field.type_name = f".{PACKAGE}.{word}"
-            if name.endswith(("_val", "_list")):
+            if name.endswith("_val"):
                 field.oneof_index = 0
         if message_name == ATTRIBUTE:
             message.oneof_decl.add(name="value")
@@ -386,9 +381,5 @@ def _read_node(message: Any) -> Node:
 
 
 def _values(attributes: Any) -> dict[str, Any]:
-    values = {}
-    for attribute in attributes:
-        if (name := attribute.WhichOneof("value")) is not None:
-            value = getattr(attribute, name)
-            values[attribute.name] = list(value.values) if name.endswith("_list") else value
-    return values
+    told = ((attribute, attribute.WhichOneof("value")) for attribute in attributes)
+    return {attribute.name: getattr(attribute, kind) for attribute, kind in told if kind is not None}

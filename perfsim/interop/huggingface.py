@@ -415,9 +415,7 @@ def model_beside(source: Source) -> Nearest | None:
         if path.suffix == ".json" and path.is_file():
             other = Source.read(path)
             return _read(other, other.parsed("json")).model
-        described = {"name", "description", "sources", "assumed", "released"}
-        known = default_catalog().model(source.model)
-        return Nearest(known.model_dump(exclude=described, exclude_none=True), {})
+        return Nearest(known_model(source.model), {})
     folder = source.path.resolve().parent
     others = sorted(folder.glob("*.json"))[:MOST_FILES]
     for paths in ([folder / name for name in USUAL], others):
@@ -425,6 +423,12 @@ def model_beside(source: Source) -> Nearest | None:
         if len(models) == 1:
             return models[0]
     return None
+
+
+def known_model(name: str) -> dict[str, Any]:
+    """The fields of a model of the catalogue, without those that describe it."""
+    described = {"name", "description", "sources", "assumed", "released"}
+    return default_catalog().model(name).model_dump(exclude=described, exclude_none=True)
 
 
 def _model_of(path: Path) -> Nearest | None:

@@ -157,9 +157,7 @@ ROWS: tuple[Row, ...] = (
         write=lambda c: c.job.model.has_attention_bias,
     ),
     Row.same(
-        "model.output_bias",
-        "model.use_ffn_bias_in_attention",
-        write=lambda c: c.job.model.has_attention_bias,
+        "model.output_bias", "model.use_ffn_bias_in_attention", write=lambda c: c.job.model.has_attention_bias
     ),
     Row.same("model.bias", "model.use_ffn_bias", default=_has_biases),
     Row.same("model.head_bias", "model.use_bias_in_output", default=_is_encoder),

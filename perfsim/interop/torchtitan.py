@@ -2,7 +2,7 @@
 
 Names: pytorch/torchtitan, `torchtitan/config/configs.py` of 2026 (commit 0014ac2c), and `job_config.py` of
 2024 and 2025. What is emitted are assignments to a configuration that has the model, as its README advises.
-The model is named by its flavor; the shapes of the flavors stand in `torchtitan/models/*/__init__.py`.
+The model is named by its flavor, whose shape stands in `torchtitan/models/*/__init__.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from perfsim.base.errors import InputError
 from perfsim.base.sizes import MOST_POSITIONS
 from perfsim.interop import tool
-from perfsim.interop.huggingface import LLAMA, model_beside
+from perfsim.interop.huggingface import known_model, model_beside
 from perfsim.interop.nearest_model import Nearest
 from perfsim.interop.source import Settings, Source, names_in, nested
 from perfsim.interop.tool import Chosen, Reading, Row, Tool
@@ -37,15 +37,15 @@ SCHEDULES_READ = {name: schedule for schedule, name in SCHEDULES.items()} | {
 }
 ALL_ON_CPU: Mapping[str, Any] = {"offload_optimizer": "cpu", "offload_param": "cpu"}
 PRECISIONS = {"bf16": "bfloat16", "fp32": "float32", "tf32": "float32"}
-FLAVORS: Mapping[tuple[str, str], tuple[int, int, int, int, int, int]] = {
-    ("llama2", "7b"): (32, 4096, 32, 32, 11008, 32000),
-    ("llama2", "13b"): (40, 5120, 40, 40, 13824, 32000),
-    ("llama2", "70b"): (80, 8192, 64, 8, 28672, 32000),
-    ("llama3", "8b"): (32, 4096, 32, 8, 14336, 128256),
-    ("llama3", "70b"): (80, 8192, 64, 8, 28672, 128256),
-    ("llama3", "405b"): (126, 16384, 128, 8, 53248, 128256),
+FLAVORS = {
+    "llama2 7b": "llama_7b",
+    "llama2 13b": "llama_13b",
+    "llama2 70b": "llama2_70b",
+    "llama3 8b": "llama3_8b",
+    "llama3 70b": "llama31_70b",
+    "llama3 405b": "llama31_405b",
 }
-"""Layers, hidden size, heads, key and value heads, MLP and vocabulary of a flavor."""
+"""The models of the catalogue that have the shapes of its flavors."""
 PRINTED = re.compile(r"Running with (?:args|configs?|config): *(?=\{)")
 MOST_PRINTED = 200_000
 IN_PYTHON = "Trainer.Config"
@@ -122,18 +122,15 @@ def _precision(settings: Settings) -> str:
 
 
 def _flavor(settings: Settings) -> Nearest | None:
-    name = settings.text("model.name", "model_spec.name").casefold()
-    flavor = settings.text("model.flavor", "model_spec.flavor").casefold()
-    shape = FLAVORS.get((name, flavor))
-    if shape is None:
-        words = " ".join(filter(None, (name, flavor))) or "its model"
-        words += ": the shape stands in torchtitan's code; give the model with --model"
-        settings.gap(words, changes_model=True)
+    keys = (("model.name", "model_spec.name"), ("model.flavor", "model_spec.flavor"))
+    words = " ".join(filter(None, (settings.text(*names) for names in keys))).casefold()
+    if words not in FLAVORS:
+        text = "the shape stands in torchtitan's code; give the model with --model"
+        settings.gap(f"{words or 'its model'}: {text}", changes_model=True)
         return None
-    names = ("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "ffn_hidden_size")
     positions = settings.integer("training.seq_len", default=2048, most=MOST_POSITIONS)
-    sizes = dict(zip((*names, "vocab_size"), shape, strict=True))
-    return Nearest.of({**LLAMA, **sizes, "max_position_embeddings": positions})
+    of_flavor = {"norm_vectors": 1, "max_position_embeddings": positions}
+    return Nearest.of(known_model(FLAVORS[words]) | of_flavor)
 
 
 def _degree(field: str, name: str, **more: Any) -> Row:
@@ -173,9 +170,7 @@ ROWS: tuple[Row, ...] = (
     ),
     _degree("layout.context", "context_parallel", usual=1),
     Row.spelled(
-        "layout.context_exchange",
-        "parallelism.context_parallel_rotate_method",
-        {"ring": "alltoall"},
+        "layout.context_exchange", "parallelism.context_parallel_rotate_method", {"ring": "alltoall"}
     ),
     _degree("layout.tensor", "tensor_parallel"),
     Row("layout.sequence_parallel", read=lambda s: s.ours["layout.tensor"] > 1),
@@ -194,12 +189,7 @@ ROWS: tuple[Row, ...] = (
     Row("layout.virtual_pipeline", f"{PIPELINE}first_stage_less_layers", _no_layers_less),
     Row("layout.virtual_pipeline", f"{PIPELINE}last_stage_less_layers", _no_layers_less),
     Row("layout.layers_per_stage", "parallelism.module_fqns_per_model_part", _modules),
-    Row(
-        "layout.recompute",
-        "activation_checkpoint.mode",
-        lambda c: c.layout.recompute,
-        _recompute,
-    ),
+    Row("layout.recompute", "activation_checkpoint.mode", lambda c: c.layout.recompute, _recompute),
     Row("layout.recompute_every", "activation_checkpoint.selective_ac_option", read=_recompute_every),
     Row(
         "runtime.overlap_tensor",

@@ -18,25 +18,11 @@ from perfsim.base.units import YAML_CONTEXT
 from perfsim.catalog import default_catalog
 from perfsim.costs.gemm import GemmModel, narrow_constants
 from perfsim.evidence.collective_fit import link_calibration
-from perfsim.evidence.fitting import (
-    Account,
-    SoftL1,
-    cluster_of,
-    delivered,
-    log_jacobian,
-    need_more_than,
-    read_collectives,
-    read_table,
-)
+from perfsim.evidence.fitting import Account, SoftL1, delivered, read_collectives, read_table
 from perfsim.evidence.gemm_fit import gpu_calibration
 from perfsim.network.collectives import CollectiveModel
 from perfsim.network.topology import Group
-from perfsim.specs.calibration import (
-    CollectiveCalibration,
-    CollectiveOp,
-    GpuCalibration,
-    NarrowGemmConstants,
-)
+from perfsim.specs.calibration import CollectiveCalibration, CollectiveOp, GpuCalibration, NarrowGemmConstants
 from perfsim.specs.hardware import DeviceSpec, LinkSpec, MemorySpec, NodeSpec
 
 DEVICE = DeviceSpec(
@@ -218,9 +204,6 @@ def test_what_cannot_be_fitted_is_refused(tmp_path: Path) -> None:
     unknown = written(tmp_path, header + "all_reduce,2,512,9\nall_scatter,2,512,9\n")
     with pytest.raises(InputError, match=r"bad\.csv:3: unknown collective 'all_scatter'"):
         link_calibration([unknown], LINK)
-    need_more_than(6, 7, tmp_path, "runs")
-    with pytest.raises(InputError, match="at least 7 are needed"):
-        need_more_than(6, 6, tmp_path, "runs")
     with pytest.raises(InputError, match=r"none\.csv: there is no such file"):
         gpu_calibration(tmp_path / "none.csv", DEVICE)
     with pytest.raises(InputError, match="wse-2 is a wafer; GEMM tables are of GPUs"):
@@ -294,12 +277,7 @@ def test_an_old_release_without_columns_of_the_operation_is_read_by_its_header(t
         ("out.txt", "-", "-", r"does not name its operation\n    help: name the file after it"),
         ("all_gather.txt", "1 Pid  14 on     node-1", "1 Pid  14 on     node-2", "measured over 2 nodes"),
         ("all_gather.txt", "Rank", "rang", "names no ranks"),
-        (
-            "all_gather.txt",
-            "9.27",
-            "oops",
-            r"all_gather\.txt:11: time_us must be a positive .*'oops'",
-        ),
+        ("all_gather.txt", "9.27", "oops", r"all_gather\.txt:11: time_us must be a positive .*'oops'"),
         ("all_gather.txt", "Rank  1", "Rank  1 Group  1", "several groups of ranks"),
     ],
 )
@@ -372,15 +350,3 @@ def test_constants_that_rows_cannot_tell_apart_or_do_not_depend_on_are_held(erro
     idle = account(errors, np.stack([np.ones(400), np.zeros(400)], axis=1))
     assert list(idle.errors) == ["first"]
     assert idle.assumed["second"].startswith("no row of the table depends on it")
-
-
-def test_the_jacobian_of_a_power_law_is_its_exponents() -> None:
-    exponents = np.array([[2.0, -1.0], [0.0, 0.5]])
-    slopes = log_jacobian(lambda logs: exponents @ logs, np.array([0.3, 0.7]))
-    assert slopes == pytest.approx(exponents, abs=1e-9)
-
-
-def test_rows_equal_in_all_columns_are_one_cluster() -> None:
-    first, second, third, last = cluster_of(np.array([1.0, 1, 2, 1]), np.array([5.0, 6, 5, 5]))
-    assert first == last
-    assert len({first, second, third}) == 3
