@@ -43,7 +43,7 @@ from perfsim.base.errors import PerfsimError
 from perfsim.catalog import Catalog
 from perfsim.evidence.cases import PlacedCase, StepCase, mapped
 from perfsim.evidence.fitting import family_weight, rounded, scipy, weighted_quantile
-from perfsim.evidence.score import Scored, summary
+from perfsim.evidence.score import Scored, families, summary
 from perfsim.evidence.step_fit import CEILING, OUTLIER, Constants, GpuRun, WaferFit
 from perfsim.prediction.bands import BandWidths, Traits
 
@@ -112,8 +112,7 @@ class LeavingOut:
     @property
     def families(self) -> dict[str, dict[str, Any]]:
         """The score of each family."""
-        names = dict.fromkeys(run.family for run in self.runs)
-        return {name: summary(run for run in self.runs if run.family == name) for name in names}
+        return families(self.runs)
 
     @property
     def summary(self) -> dict[str, Any]:

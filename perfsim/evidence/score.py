@@ -199,17 +199,9 @@ def _figures(errors: Iterable[float | None]) -> dict[str, Any]:
     }
 
 
-def families(cases: Iterable[Scored]) -> dict[str, dict[str, Any]]:
-    """The summary of each family, with its ranking of layouts."""
-    result = {}
-    for family, runs in _by_family(cases).items():
-        ranked = _rankings(runs)
-        result[family] = {
-            **summary(runs),
-            "kendall_tau": float(np.mean([sweep["kendall_tau"] for sweep in ranked])) if ranked else None,
-            "regret": max((sweep["regret"] for sweep in ranked), default=None),
-        }
-    return result
+def families(runs: Iterable[Scored]) -> dict[str, dict[str, Any]]:
+    """The summary of each family."""
+    return {family: summary(members) for family, members in _by_family(runs).items()}
 
 
 def _by_family(runs: Iterable[Scored]) -> dict[str, list[Scored]]:

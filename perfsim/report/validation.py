@@ -51,11 +51,6 @@ _OF_ERRORS = (
     "band: the share of runs in their 90 % band, from constants and errors without their family (of a wafer: "
     "without its model). Baseline: the median error of one efficiency for all runs."
 )
-_OF_SWEEPS = {
-    "tau": (text.Unit(digits="{:.2f}".format), "kendall_tau"),
-    "regret": (text.SHARE, "regret"),
-    "in band": (text.SHARE, "band_coverage"),
-}
 _TIMES: dict[str, Field[Mapping[str, Any]]] = {
     "measured": (text.TIME, "measured_s"),
     "predicted": (text.TIME, "predicted_s"),
@@ -63,9 +58,9 @@ _TIMES: dict[str, Field[Mapping[str, Any]]] = {
 }
 
 
-def _of(score: str, columns: Mapping[str, tuple[text.Unit, str]] = _ERRORS) -> dict[str, Field[Any]]:
-    """These columns of the scores that an item holds under a name."""
-    return {name: (unit, f"{score}.{key}") for name, (unit, key) in columns.items()}
+def _of(score: str) -> dict[str, Field[Any]]:
+    """The columns of the scores that an item holds under a name."""
+    return {name: (unit, f"{score}.{key}") for name, (unit, key) in _ERRORS.items()}
 
 
 # Tables that the page and the terminal share.
@@ -95,15 +90,15 @@ def _score_table(result: Mapping[str, Any], outside: Mapping[str, Any] | None) -
             "family": (None, "name"),
             "runs": (text.COUNT, "score.n"),
             **_of("score"),
-            **_of("score", _OF_SWEEPS),
+            "in band": (text.SHARE, "score.band_coverage"),
             "left out": (text.SHARE, "left out.median_ape"),
             "left out, mean": (text.SHARE, "left out.mape"),
             "baseline": (text.SHARE, "baseline.median_ape"),
             "baseline, mean": (text.SHARE, "baseline.mape"),
         },
-        "Absolute errors of the step time; bias is the mean signed error. Tau (mean) and regret (largest) "
-        "are over the family's sweeps. In band: the share of runs whose measured time lies in its 90 % band, "
-        "which comes from constants and errors without the run's family (of a wafer: without its model). "
+        "Absolute errors of the step time; bias is the mean signed error. In band: the share of runs whose "
+        "measured time lies in its 90 % band, which comes from constants and errors without the run's family "
+        "(of a wafer: without its model). "
         "Left out: median and mean error with constants that were fitted without the family (of a wafer: "
         "without the model). Baseline: one efficiency for all runs, with its median and its mean error.",
     )
@@ -444,8 +439,8 @@ def _step_sections(accuracy: StepAccuracy, leaves_out: bool) -> Iterator[Section
             {
                 "sweep": (None, "sweep"),
                 "layouts": (text.COUNT, "layouts"),
-                "Kendall's tau": _OF_SWEEPS["tau"],
-                "regret": _OF_SWEEPS["regret"],
+                "Kendall's tau": (text.Unit(digits="{:.2f}".format), "kendall_tau"),
+                "regret": (text.SHARE, "regret"),
                 "predicted fastest": (None, "chosen"),
                 "measured fastest": (
                     None,

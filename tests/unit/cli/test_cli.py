@@ -370,7 +370,7 @@ def test_validation_of_files_as_json_is_a_list_with_the_keys_of_the_interface(pe
     assert set(answer["baseline"]) >= ERRORS
     assert set(answer["scaling"]) == {"source", "runs", "efficiencies", "explanations"}
     for family in answer["families"].values():
-        assert set(family) >= ERRORS | {"n", "kendall_tau", "regret"}
+        assert set(family) >= ERRORS | {"n"}
     for case in answer["cases"]:
         assert set(case) == {
             *("id", "family", "evidence", "measured_s", "predicted_s", "error", "inferred"),

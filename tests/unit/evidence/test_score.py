@@ -20,16 +20,8 @@ from perfsim.strategies import Plan
 from perfsim.testing.toys import published_run
 
 
-def scored(
-    predicted_s: float | None,
-    measured_s: float = 1.0,
-    *,
-    evidence: str = "A",
-    family: str = "f",
-    sweep: str | None = None,
-    layout: str = "",
-) -> Scored:
-    return Scored("id", family, evidence, sweep, layout, measured_s, predicted_s)
+def scored(predicted_s: float | None, measured_s: float = 1.0, *, evidence: str = "A") -> Scored:
+    return Scored("id", "f", evidence, None, "", measured_s, predicted_s)
 
 
 @pytest.mark.parametrize(
@@ -49,36 +41,6 @@ def test_a_summary_has_number_median_ninetieth_percentile_mean_and_bias_of_each_
     assert list(summary(runs).values()) == pytest.approx(list(measures))
     other = [replace(run, family="other", predicted_s=7.0) for run in runs]
     assert families([*runs, *other])["f"].items() >= summary(runs).items()
-
-
-Points = list[tuple[float, float | None, str]]
-RIGHT: Points = [(1, 10, "a"), (2, 20, "b"), (3, 30, "c"), (4, 40, "d")]
-
-
-@pytest.mark.parametrize(
-    ("sweeps", "tau", "regret"),
-    [
-        ({"s": RIGHT}, 1.0, 0.0),
-        # A tie counts neither way.
-        ({"s": [(1, 10, "a"), (2, 10, "b"), (3, 30, "c"), (4, 40, "d")]}, 5 / 6, 0.0),
-        # Three layouts are too few.
-        ({"s": [*RIGHT[:3], (4, None, "d")]}, None, None),
-        # Repeats of a layout are averaged: a is measured 5 and predicted fastest, three wrong pairs of six.
-        ({"s": [(1, 10, "a"), (9, 10, "a"), *RIGHT[1:]]}, 0.0, 5 / 2 - 1),
-        # The mean tau and the largest regret of the sweeps of a family.
-        ({"s": RIGHT, "wrong": [(1, 40, "a"), (2, 30, "b"), (3, 20, "c"), (4, 10, "d")]}, 0.0, 3.0),
-    ],
-)
-def test_tau_counts_the_right_pairs_of_layouts_and_regret_the_time_lost(
-    sweeps: dict[str, Points], tau: float | None, regret: float | None
-) -> None:
-    runs = [
-        scored(predicted, measured, sweep=sweep, layout=layout)
-        for sweep, points in sweeps.items()
-        for measured, predicted, layout in points
-    ]
-    result = families(runs)["f"]
-    assert (result["kendall_tau"], result["regret"]) == (pytest.approx(tau), regret)
 
 
 positive = st.floats(0.1, 10.0)
@@ -137,15 +99,38 @@ def test_predictions_are_scored_next_to_the_baseline_and_what_has_none_counts_as
     assert (family["n"], family["hidden_communication"]) == (3, 0.25)
 
 
-def test_a_sweep_names_the_layout_that_is_chosen_and_the_one_that_is_best(
+Points = list[tuple[float, float | None, int]]
+"""Measured and predicted seconds, and the micro-batch that is the layout."""
+RIGHT: Points = [(1, 10, 1), (2, 20, 2), (3, 30, 3), (4, 40, 4)]
+
+
+@pytest.mark.parametrize(
+    ("points", "tau", "regret", "chosen", "best"),
+    [
+        (RIGHT, 1.0, 0.0, "0", "0"),
+        ([(1.0, 1.4, 1), (1.2, 1.0, 2), (2, 2, 3), (3, 3, 4)], 4 / 6, 0.2, "1", "0"),
+        # A tie counts neither way.
+        ([(1, 10, 1), (2, 10, 2), *RIGHT[2:]], 5 / 6, 0.0, "0", "0"),
+        # Repeats of a layout are averaged: the first is measured 5 and predicted fastest.
+        ([(1, 10, 1), (9, 10, 1), *RIGHT[1:]], 0.0, 5 / 2 - 1, "0", "2"),
+        # Three layouts are too few.
+        ([*RIGHT[:3], (4, None, 4)], None, None, "", ""),
+    ],
+)
+def test_a_sweep_has_the_right_pairs_of_layouts_the_time_lost_the_layout_chosen_and_the_best(
     predictions: dict[str, float],
+    points: Points,
+    tau: float | None,
+    regret: float | None,
+    chosen: str,
+    best: str,
 ) -> None:
-    points = {"a": (1.0, 1.4), "b": (1.2, 1.0), "c": (2.0, 2.0), "d": (3.0, 3.0)}
-    predictions |= {name: predicted for name, (_, predicted) in points.items()}
+    predictions |= {str(name): predicted for name, (_, predicted, _) in enumerate(points) if predicted}
     cases = [
-        case(name, sweep="s", measured={"step_time_s": measured_s}, training={"micro_batch_size": number})
-        for number, (name, (measured_s, _)) in enumerate(points.items(), 1)
+        case(str(name), sweep="s", measured={"step_time_s": real}, training={"micro_batch_size": micro})
+        for name, (real, _, micro) in enumerate(points)
     ]
-    (sweep,) = validate_cases(CaseRows(cases), Catalog())["sweeps"]
-    assert (sweep["chosen"], sweep["best"], sweep["layouts"]) == ("b", "a", 4)
-    assert (sweep["regret"], sweep["kendall_tau"]) == pytest.approx((0.2, 4 / 6))
+    sweeps = validate_cases(CaseRows(cases), Catalog())["sweeps"]
+    expected = {"kendall_tau": pytest.approx(tau), "regret": pytest.approx(regret), "layouts": 4}
+    assert [row | expected | {"chosen": chosen, "best": best} for row in sweeps] == sweeps
+    assert len(sweeps) == (tau is not None)
