@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from perfsim.base.errors import LayoutError, Problem
@@ -20,12 +21,13 @@ from perfsim.strategies.three_d.division import divided
 class Refusal(NamedTuple):
     """One rule that a layout breaks."""
 
-    rule: str
-    """The field of the layout that the rule is about."""
-    value: Any
     words: str
     nearest: tuple[ParallelLayout, ...] = ()
     """Layouts nearest to this one that keep the rule; empty where no change of fields alone mends it."""
+
+
+_Broken = tuple[str, Sequence[Mapping[str, Any]]]
+"""A broken rule in words, and the changes of a layout that each keep it."""
 
 
 class RefusedLayoutError(LayoutError):
@@ -41,27 +43,21 @@ def refusals_of(
     job: Job, topology: FatTree, layout: ParallelLayout, strategy: str, free_degrees: tuple[str, ...]
 ) -> list[Refusal]:
     """All rules that a layout breaks; empty for a legal layout."""
-    return [
-        *_of_devices(topology, layout, strategy, free_degrees),
-        *_of_zero(layout),
-        *(refusal for rule in DEGREE_RULES.values() for refusal in rule(job, layout)),
-        *_of_stages(job, layout),
-        *_of_batch(job, layout),
-        *_of_offload(job, topology, layout),
-    ]
+    broken = chain(
+        _of_devices(topology, layout, strategy, free_degrees),
+        _of_zero(layout),
+        *(rule(job, layout) for rule in DEGREE_RULES.values()),
+        _of_stages(job, layout),
+        _of_batch(job, layout),
+        _of_offload(job, topology, layout),
+    )
+    return [Refusal(words, tuple(replace(layout, **mend) for mend in mends)) for words, mends in broken]
 
 
-def _refused(layout: ParallelLayout, rule: str, words: str, *mends: dict[str, Any]) -> Refusal:
-    """A refusal of a field, with the layouts that each of some changes makes."""
-    return Refusal(rule, getattr(layout, rule), words, tuple(replace(layout, **mend) for mend in mends))
-
-
-def _indivisible(
-    layout: ParallelLayout, rule: str, words: str, count: int, wanted: int, least: int = 1
-) -> Refusal:
-    """A refusal of a field that must divide a number, with the nearest divisors in words and in layouts."""
+def _indivisible(words: str, name: str, count: int, wanted: int, least: int = 1) -> _Broken:
+    """The rule that a field must divide a number, with the nearest divisors in words and as changes."""
     near = _nearest_divisors(count, wanted, least)
-    return _refused(layout, rule, f"{words}; nearest: {_either(near)}", *({rule: number} for number in near))
+    return f"{words}; nearest: {_either(near)}", [{name: number} for number in near]
 
 
 def _either(numbers: Sequence[int]) -> str:
@@ -77,12 +73,11 @@ def _nearest_divisors(count: int, wanted: int, least: int = 1) -> list[int]:
 
 def _of_devices(
     topology: FatTree, layout: ParallelLayout, strategy: str, free_degrees: tuple[str, ...]
-) -> Iterator[Refusal]:
+) -> Iterator[_Broken]:
     for name, axis in AXES.items():
         value = getattr(layout, name)
         if axis.degree and name not in free_degrees and value != 1:
-            words = f"strategy {strategy} holds {name} at 1, the layout has {name} {value}"
-            yield _refused(layout, name, words, {name: 1})
+            yield f"strategy {strategy} holds {name} at 1, the layout has {name} {value}", [{name: 1}]
     if layout.num_devices != topology.num_devices:
         context = f"context {layout.context} × " if layout.context > 1 else ""
         words = (
@@ -90,45 +85,44 @@ def _of_devices(
             f"{layout.num_devices} devices, the question has {topology.num_devices}"
         )
         data, rest = divmod(topology.num_devices, layout.num_devices // layout.data)
-        yield _refused(layout, "data", words, *([] if rest else [{"data": data}]))
+        yield words, [] if rest else [{"data": data}]
 
 
-def _of_zero(layout: ParallelLayout) -> Iterator[Refusal]:
+def _of_zero(layout: ParallelLayout) -> Iterator[_Broken]:
     stage = layout.zero_stage
     if stage not in ZERO_STAGES:
         words = f"zero_stage {stage} is not available; allowed: {', '.join(map(str, ZERO_STAGES))}"
-        yield _refused(layout, "zero_stage", words, {"zero_stage": SHARDED})
+        yield words, [{"zero_stage": SHARDED}]
     if stage == SHARDED and layout.pipeline > 1:
         words = (
             f"zero_stage 3 gathers every layer on every rank, so pipeline must be 1, not {layout.pipeline}"
         )
         replicas = {"pipeline": 1, "data": layout.data * layout.pipeline}
-        yield _refused(layout, "pipeline", words, replicas, {"zero_stage": GRADIENTS_SHARDED})
+        yield words, [replicas, {"zero_stage": GRADIENTS_SHARDED}]
     group = layout.shard_group
     ranks = layout.replicas
     if group is not None and not stage:
         words = f"shard_group {group} is a part of the ranks over which ZeRO shards; zero_stage is 0"
-        yield _refused(layout, "shard_group", words, {"shard_group": None})
+        yield words, [{"shard_group": None}]
     if group is not None and (group < 2 or ranks % group):
         words = f"shard_group {group} must divide the {ranks} ranks of context × data in groups of 2 or more"
         if ranks > 1:
-            yield _indivisible(layout, "shard_group", words, ranks, group, least=2)
+            yield _indivisible(words, "shard_group", ranks, group, least=2)
         else:
-            yield _refused(layout, "shard_group", words, {"shard_group": None})
+            yield words, [{"shard_group": None}]
     schedule = SCHEDULES.get(layout.schedule)
     whole = {"schedule": "1f1b", "virtual_pipeline": 1}
     if stage == SHARDED and schedule is not None and schedule.has("splits_backward"):
-        words = f"zero_stage 3 runs whole backwards, schedule {layout.schedule} splits them; try 1f1b"
-        yield _refused(layout, "schedule", words, whole)
+        yield f"zero_stage 3 runs whole backwards, schedule {layout.schedule} splits them; try 1f1b", [whole]
     elif stage == SHARDED and not (schedule is not None and schedule.has("whole_passes")):
         words = (
             "zero_stage 3 takes one micro-batch forward and back before the next, so schedule must be 1f1b, "
             f"not {layout.schedule}"
         )
-        yield _refused(layout, "schedule", words, whole)
+        yield words, [whole]
 
 
-def _of_tensor(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
+def _of_tensor(job: Job, layout: ParallelLayout) -> Iterator[_Broken]:
     """Rules of the tensor degree and of sequence parallelism."""
     model = job.model
     tensor = layout.tensor
@@ -140,13 +134,13 @@ def _of_tensor(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
     for name, count in counts.items():
         if count % tensor:
             words = f"{name} {count} is not a multiple of tensor {tensor}"
-            yield _indivisible(layout, "tensor", words, count, tensor)
+            yield _indivisible(words, "tensor", count, tensor)
     if layout.sequence_parallel and job.seq_length % tensor:
         words = f"seq_length {job.seq_length} is not a multiple of tensor {tensor}"
-        yield _refused(layout, "sequence_parallel", words, {"sequence_parallel": False})
+        yield words, [{"sequence_parallel": False}]
 
 
-def _of_context(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
+def _of_context(job: Job, layout: ParallelLayout) -> Iterator[_Broken]:
     """Rules of the context degree: what it divides, and that attention is fused."""
     model = job.model
     context = layout.context
@@ -155,8 +149,7 @@ def _of_context(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
     rings = layout.context_exchange == "ring"
     parts = context * (2 if rings else 1) * (layout.tensor if layout.sequence_parallel else 1)
     if job.seq_length % parts:
-        words = f"seq_length {job.seq_length} is not a multiple of {parts}, the parts of context {context}"
-        yield _refused(layout, "context", words)
+        yield f"seq_length {job.seq_length} is not a multiple of {parts}, the parts of context {context}", []
     for name, count in (
         ("num_attention_heads", model.num_attention_heads),
         ("num_query_groups", model.query_groups),
@@ -166,23 +159,22 @@ def _of_context(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
                 f"the all-to-all divides heads: {name} {count} is not a multiple of tensor {layout.tensor} × "
                 f"context {context}; context_exchange ring has no such rule"
             )
-            yield _refused(layout, "context_exchange", words, {"context_exchange": "ring"})
+            yield words, [{"context_exchange": "ring"}]
     if job.runtime.attention != "flash":
-        words = f"context {context} needs fused attention: recipe {job.recipe.name} has attention standard"
-        yield _refused(layout, "context", words)
+        yield f"context {context} needs fused attention: recipe {job.recipe.name} has attention standard", []
     if job.recipe.lm_head_positions is not None:
         words = (
             f"context {context} divides the positions of the LM head, and lm_head_positions leaves some out"
         )
-        yield _refused(layout, "context", words)
+        yield words, []
     if layout.recompute == "selective":
         words = (
             f"context {context}: fused attention keeps no scores to recompute; take recompute none or full"
         )
-        yield _refused(layout, "recompute", words, {"recompute": "none"}, {"recompute": "full"})
+        yield words, [{"recompute": "none"}, {"recompute": "full"}]
 
 
-def _of_experts(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
+def _of_experts(job: Job, layout: ParallelLayout) -> Iterator[_Broken]:
     """Rules of the expert degrees: what they divide, and that ranks route tokens of their own."""
     experts = job.model.experts
     ranks = layout.expert
@@ -190,28 +182,28 @@ def _of_experts(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
     if experts is None:
         if ranks * shared > 1:
             words = f"expert {ranks} and expert_tensor {shared} divide experts; {job.model.name} has none"
-            yield _refused(layout, "expert", words, {"expert": 1, "expert_tensor": 1})
+            yield words, [{"expert": 1, "expert_tensor": 1}]
         return
     if experts.num_experts % ranks:
         words = f"{experts.num_experts} experts do not divide over expert {ranks}"
-        yield _indivisible(layout, "expert", words, experts.num_experts, ranks)
+        yield _indivisible(words, "expert", experts.num_experts, ranks)
     width = experts.ffn_hidden_size
     if width % shared:
         words = f"the experts' ffn_hidden_size {width} is not a multiple of expert_tensor {shared}"
-        yield _indivisible(layout, "expert_tensor", words, width, shared)
+        yield _indivisible(words, "expert_tensor", width, shared)
     if layout.width % (ranks * shared):
         words = (
             f"expert {ranks} × expert_tensor {shared} must divide the {layout.width} ranks of a stage "
             "(tensor × context × data)"
         )
-        yield _refused(layout, "expert", words)
+        yield words, []
     if layout.tensor > 1 and not layout.sequence_parallel:
         words = "experts compute a rank's own positions, so tensor parallelism needs sequence_parallel true"
-        yield _refused(layout, "sequence_parallel", words, {"sequence_parallel": True})
+        yield words, [{"sequence_parallel": True}]
 
 
 DEGREE_RULES: Mapping[
-    Literal["tensor", "context", "expert"], Callable[[Job, ParallelLayout], Iterator[Refusal]]
+    Literal["tensor", "context", "expert"], Callable[[Job, ParallelLayout], Iterator[_Broken]]
 ] = {
     "tensor": _of_tensor,
     "context": _of_context,
@@ -220,24 +212,21 @@ DEGREE_RULES: Mapping[
 """The rules of the degrees that a space tries one by one, given a job and a layout."""
 
 
-def _of_stages(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
+def _of_stages(job: Job, layout: ParallelLayout) -> Iterator[_Broken]:
     layers = job.model.num_layers
     stages = layout.num_stages
     chunks = layout.virtual_pipeline
     schedule = SCHEDULES.get(layout.schedule)
     if layout.recompute_every < 1:
-        words = f"recompute_every {layout.recompute_every} must be at least 1"
-        yield _refused(layout, "recompute_every", words, {"recompute_every": 1})
+        yield f"recompute_every {layout.recompute_every} must be at least 1", [{"recompute_every": 1}]
     if schedule is None:
-        words = f"schedule {layout.schedule!r} is not available; allowed: {', '.join(sorted(SCHEDULES))}"
-        yield _refused(layout, "schedule", words)
+        yield f"schedule {layout.schedule!r} is not available; allowed: {', '.join(sorted(SCHEDULES))}", []
     elif problem := schedule.chunks_problem(chunks):
-        yield _refused(layout, "virtual_pipeline", problem, {"virtual_pipeline": schedule.chunks or 2})
+        yield problem, [{"virtual_pipeline": schedule.chunks or 2}]
     given = layout.layers_per_stage
     if given is None:
         if stages > layers:
-            words = f"{layers} layers cannot fill {stages} stages"
-            yield _refused(layout, "pipeline", words, {"pipeline": max(1, layers // chunks)})
+            yield f"{layers} layers cannot fill {stages} stages", [{"pipeline": max(1, layers // chunks)}]
         return
     most_even = divided(layout.schedule, layout.pipeline, chunks, layers).layers
     broken = {
@@ -247,10 +236,10 @@ def _of_stages(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
     }
     for words, is_broken in broken.items():
         if is_broken:
-            yield _refused(layout, "layers_per_stage", words, {"layers_per_stage": most_even})
+            yield words, [{"layers_per_stage": most_even}]
 
 
-def _of_batch(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
+def _of_batch(job: Job, layout: ParallelLayout) -> Iterator[_Broken]:
     per_pass = layout.data * layout.micro_batch_size
     if job.global_batch_size % per_pass:
         words = (
@@ -260,39 +249,38 @@ def _of_batch(job: Job, layout: ParallelLayout) -> Iterator[Refusal]:
         )
         share, rest = divmod(job.global_batch_size, layout.data)
         near = [] if rest or not share else _nearest_divisors(share, layout.micro_batch_size)
-        yield _refused(layout, "micro_batch_size", words, *({"micro_batch_size": size} for size in near))
+        yield words, [{"micro_batch_size": size} for size in near]
         return
     microbatches = job.global_batch_size // per_pass
     if problem := passes_problem(job.model.num_layers * layout.context, microbatches):
-        yield _refused(layout, "micro_batch_size", problem)
+        yield problem, []
     schedule = SCHEDULES.get(layout.schedule)
     if schedule is not None and schedule.has("in_groups") and microbatches % layout.pipeline:
         words = f"interleaved needs micro-batches ({microbatches}) in multiples of pipeline {layout.pipeline}"
-        yield _refused(layout, "schedule", words, {"schedule": "1f1b", "virtual_pipeline": 1})
+        yield words, [{"schedule": "1f1b", "virtual_pipeline": 1}]
 
 
-def _of_offload(job: Job, topology: FatTree, layout: ParallelLayout) -> Iterator[Refusal]:
+def _of_offload(job: Job, topology: FatTree, layout: ParallelLayout) -> Iterator[_Broken]:
     stays = dict.fromkeys(OFFLOADS, "none")
     if layout.offloads and job.model.experts is not None:
-        words = f"offload of models with experts is not modelled; {job.model.name} has some"
-        yield _refused(layout, "offload_optimizer", words, stays)
+        yield f"offload of models with experts is not modelled; {job.model.name} has some", [stays]
     if layout.offload_param != "none" and layout.zero_stage != SHARDED:
         words = (
             "offload_param is for parameters that ZeRO 3 gathers layer by layer; "
             f"zero_stage is {layout.zero_stage}"
         )
-        yield _refused(layout, "offload_param", words, {"zero_stage": SHARDED}, {"offload_param": "none"})
+        yield words, [{"zero_stage": SHARDED}, {"offload_param": "none"}]
     if layout.offload_optimizer != "none" and layout.pipeline > 1 and layout.zero_stage >= GRADIENTS_SHARDED:
         words = (
             "offload_optimizer in a pipeline needs gradients that stay until the last micro-batch: "
             f"zero_stage 0 or 1, not {layout.zero_stage}"
         )
-        yield _refused(layout, "zero_stage", words, {"zero_stage": 1})
+        yield words, [{"zero_stage": 1}]
     if layout.offload_activations != "none" and layout.pipeline > 1:
         words = (
             f"offload_activations has one micro-batch in flight: pipeline must be 1, not {layout.pipeline}"
         )
-        yield _refused(layout, "offload_activations", words, {"offload_activations": "none"})
+        yield words, [{"offload_activations": "none"}]
     host = topology.system.node.host
     name = topology.system.name
     if host is None and layout.offloads:
@@ -300,8 +288,8 @@ def _of_offload(job: Job, topology: FatTree, layout: ParallelLayout) -> Iterator
             f"{' and '.join(layout.offloads)}: {name} has no `node.host`; describe the devices of a host, "
             "`link`, `memory` (capacity, bandwidth) and `optimizer_fraction` there"
         )
-        yield _refused(layout, "offload_optimizer", words, stays)
+        yield words, [stays]
     elif host is not None and host.nvme is None and "nvme" in layout.offloads.values():
         words = f"offload to nvme: {name} has no `node.host.nvme` (capacity, bandwidth)"
         on_host = {field: "cpu" for field, place in layout.offloads.items() if place == "nvme"}
-        yield _refused(layout, "offload_optimizer", words, on_host)
+        yield words, [on_host]
