@@ -52,13 +52,11 @@ class Priced:
             yield places, Steps(self.job, columns, chosen[places], self._passes, self._replicas)
 
 
-def estimate_steps_s(priced: Priced, chosen: Ints, updates: bool) -> Floats:
-    """Step time of chosen layouts by the formula above, shape (chosen,); `updates`: with its update."""
+def estimate_steps_s(priced: Priced, chosen: Ints) -> Floats:
+    """Step time of chosen layouts by the formula above, shape (chosen,), with an update on the devices."""
     seconds = np.empty(len(chosen), dtype=np.float64)
     for places, steps in priced.steps(chosen):
         seconds[places] = steps.seconds()
-        if not updates:
-            seconds[places] -= steps.replicas.update[:, 0]
     return seconds
 
 
@@ -102,7 +100,9 @@ class Steps:
         self.ranks = columns.ranks()
         self.microbatches = columns.microbatches(job)
         self.passes = passes.of(columns, rows)
-        self.replicas = taken(replicas.prices, state)
+        prices = taken(replicas.prices, state)
+        on_host = columns.offload_optimizer[:, None] > 0
+        self.replicas = prices._replace(update=np.where(on_host, 0.0, prices.update))
         self.largest = taken(replicas.largest, state)
         gather, reduce = replicas.taken[:, state]
         forward, backward = passes.limits(self.passes, rows)

@@ -10,7 +10,6 @@ activations of micro-batches in flight, the temporaries of one pass, and the buf
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -27,14 +26,14 @@ from perfsim.costs.memory import (
 )
 from perfsim.network import FatTree
 from perfsim.specs.hardware import GpuClusterSpec
-from perfsim.specs.layout import OFFLOADS, ParallelLayout, Place
+from perfsim.specs.layout import ParallelLayout, Place
 from perfsim.specs.model import LayerKind, Recompute
 from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import schedule_called
-from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED, ZERO_STAGES
+from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED
 from perfsim.strategies.three_d.division import RankColumns, kinds_of
 from perfsim.strategies.three_d.layers import Degrees, head_positions, slice_of
-from perfsim.strategies.three_d.space import MODES, Columns, distinct_rows
+from perfsim.strategies.three_d.space import MODES, PLACES, Columns, distinct_rows
 from perfsim.work.counts import (
     attention_weight_input_bytes,
     head_weight_input_bytes,
@@ -203,61 +202,6 @@ def _in_flight(job: Job, columns: Columns, ranks: RankColumns) -> Floats:
 # Offload: what is not on the device, but in the memory of the host or on its drives.
 
 
-class Places(NamedTuple):
-    """Where each part is that layouts offload, in the order of `OFFLOADS`."""
-
-    optimizer: Place = "none"
-    param: Place = "none"
-    activations: Place = "none"
-
-    @classmethod
-    def of(cls, layout: ParallelLayout) -> Places:
-        return cls(*(getattr(layout, name) for name in OFFLOADS))
-
-    def on(self, layout: ParallelLayout) -> ParallelLayout:
-        return replace(layout, offload_optimizer=self.optimizer, offload_param=self.param)
-
-    @classmethod
-    def tried(cls, job: Job, topology: FatTree, space: Columns) -> Iterator[tuple[Places, Columns]]:
-        """The layouts of a space with each kind of offload that is tried; none where it is not modelled.
-
-        A device without replicas, which has nothing to shard, also has the stages at which states may leave.
-        """
-        host = topology.system.node.host
-        if host is None or job.model.experts is not None:
-            return
-        drives = [] if host.nvme is None else [cls("nvme", "cpu"), cls("nvme", "nvme")]
-        alone = space.rows((space.replicas == 1) & (space.pipeline == 1) & (space.zero == 0))
-        for places in (cls("cpu"), cls("cpu", "cpu"), *drives):
-            # Rules of `legal`: a pipeline shards no gradients that move, and only ZeRO 3 moves parameters.
-            stays = (space.pipeline == 1) | (space.zero < GRADIENTS_SHARDED)
-            yield places, space.rows(stays & ((space.zero == SHARDED) | (places.param == "none")))
-            stage = GRADIENTS_SHARDED if places.param == "none" else SHARDED
-            yield places, replace(alone, zero=np.full_like(alone.zero, stage))
-
-    def moved_by(self, job: Job, columns: Columns) -> Bools:
-        """Of which layouts the tool of the job moves states to these places."""
-        limits = job.runtime.searched
-        alone = [self.on(ParallelLayout(zero_stage=stage)) for stage in ZERO_STAGES]
-        stages = [layout.zero_stage for layout in alone if limits is None or limits.runs(layout)]
-        return np.isin(columns.zero, stages)
-
-    def shares(self, job: Job, columns: Columns, topology: FatTree) -> tuple[Floats, Floats]:
-        """Shares of the fullest device's memory, and of the host's memory or drives, that layouts use."""
-        on_device = np.empty(len(columns))
-        off_device = np.zeros(len(columns))
-        for rows, some in columns.blocks(by_zero=False):
-            moved = _Moved.of(job, some, some.ranks(), topology, self)
-            on_device[rows] = _fullest(moved.device) / topology.system.device.memory.capacity
-            for _, parts, capacity in moved.tiers(topology):
-                off_device[rows] = np.maximum(off_device[rows], _fullest(parts) / capacity)
-        return on_device, off_device
-
-
-def _fullest(parts: Mapping[str, Floats]) -> Floats:
-    return np.asarray(np.asarray(sum(parts.values())).max(axis=1))
-
-
 class _Moved(NamedTuple):
     """Memory of ranks by part, arrays of shape (rows, ranks)."""
 
@@ -266,8 +210,8 @@ class _Moved(NamedTuple):
     drives: dict[str, Floats]
 
     @classmethod
-    def of(cls, job: Job, columns: Columns, ranks: RankColumns, topology: FatTree, places: Places) -> _Moved:
-        """The memory of layouts whose states are at these places.
+    def of(cls, job: Job, columns: Columns, ranks: RankColumns, topology: FatTree) -> _Moved:
+        """The memory of layouts whose states are where each has them.
 
         Gradients of ZeRO 2 and 3 are in the memory of the host, wherever the optimizer is. Of a single rank
         two layers, and embedding and LM head as one more, may still be on the device. So may the activations
@@ -276,22 +220,25 @@ class _Moved(NamedTuple):
         device = rank_bytes(job, columns, ranks, topology.system)
         off: dict[Place, dict[str, Floats]] = {"cpu": {}, "nvme": {}}
         zero = columns.zero[:, None]
-        if places.optimizer != "none":
-            off[places.optimizer]["optimizer"] = device["optimizer"]
-            device["optimizer"] = np.zeros_like(device["optimizer"])
-            leaves = zero >= GRADIENTS_SHARDED
-            gradients = device["gradients"]
-            off["cpu"]["gradients"] = np.where(leaves, gradients, 0.0)
-            device["gradients"] = np.where(leaves, 0.0, gradients)
-            some = np.minimum(1.0, (IN_FLIGHT + 1) / (ranks.layers + 1)) * gradients
-            alone = leaves & (columns.replicas[:, None] == 1)
-            device[BUCKETS] = np.where(alone, some, device[BUCKETS])
-        if places.param != "none":
-            off[places.param]["parameters"] = np.where(zero == SHARDED, device["parameters"], 0.0)
-            device["parameters"] = np.where(zero == SHARDED, 0.0, device["parameters"])
-        if places.activations != "none":
-            off["cpu"]["activations"] = device["activations"]
-            device["activations"] = np.minimum(1.0, IN_FLIGHT / ranks.layers) * device["activations"]
+
+        def move(part: str, place: Place, moved: Bools, kept: Floats | float = 0.0) -> None:
+            """Move a part of some rows to a place, but for what is kept on the device."""
+            off[place][part] = np.where(moved, device[part], 0.0)
+            device[part] = np.where(moved, kept, device[part])
+
+        for number, place in enumerate(PLACES[1:], 1):
+            optimizer, param, activations = (column[:, None] == number for column in columns.offloads)
+            if optimizer.any():
+                move("optimizer", place, optimizer)
+                leaves = optimizer & (zero >= GRADIENTS_SHARDED)
+                some = np.minimum(1.0, (IN_FLIGHT + 1) / (ranks.layers + 1)) * device["gradients"]
+                device[BUCKETS] = np.where(leaves & (columns.replicas[:, None] == 1), some, device[BUCKETS])
+                move("gradients", "cpu", leaves)
+            if param.any():
+                move("parameters", place, param & (zero == SHARDED))
+            if activations.any():
+                kept = np.minimum(1.0, IN_FLIGHT / ranks.layers) * device["activations"]
+                move("activations", place, activations, kept)
         return cls(device, off["cpu"], off["nvme"])
 
     def tiers(self, topology: FatTree) -> Iterator[tuple[str, dict[str, Floats], float]]:
@@ -307,10 +254,27 @@ class _Moved(NamedTuple):
                 yield f"{name} of {sharing} devices", shared, tier.capacity
 
 
+def memory_shares(job: Job, columns: Columns, topology: FatTree) -> tuple[Floats, Bools]:
+    """Shares of the fullest device's memory that layouts use, and which fit there and on the host."""
+    on_device = np.empty(len(columns))
+    fits = np.empty(len(columns), dtype=np.bool_)
+
+    def fullest(parts: Mapping[str, Floats]) -> Floats:
+        return np.asarray(np.asarray(sum(parts.values())).max(axis=1))
+
+    for rows, some in columns.blocks(by_zero=False):
+        moved = _Moved.of(job, some, some.ranks(), topology)
+        on_device[rows] = fullest(moved.device) / topology.system.device.memory.capacity
+        fits[rows] = on_device[rows] <= 1.0
+        for _, parts, capacity in moved.tiers(topology):
+            fits[rows] &= fullest(parts) / capacity <= 1.0
+    return on_device, fits
+
+
 def stage_memory(job: Job, layout: ParallelLayout, topology: FatTree) -> tuple[MemoryUse, ...]:
     """Peak memory of one rank of each pipeline stage, and of a host and its drives with offload."""
     columns = Columns.of(job, layout)
-    moved = _Moved.of(job, columns, columns.divisions[0].ranks(), topology, Places.of(layout))
+    moved = _Moved.of(job, columns, columns.divisions[0].ranks(), topology)
     optional = {"gathered parameters", BUCKETS}
     if not schedule_called(layout.schedule).has("splits_backward"):
         optional.add("weight gradient inputs")

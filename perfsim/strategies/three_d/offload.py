@@ -25,12 +25,14 @@ import numpy as np
 from perfsim.base.arrays import Floats, Ints
 from perfsim.costs.gpu import LOADS, STORE
 from perfsim.costs.memory import stage_parameters, state_bytes
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Recipe
 from perfsim.strategies.three_d.closed_form import Priced
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, LOCAL_NORM, SHARDED, WAIT
 from perfsim.strategies.three_d.emission import ThreeDPlan
 from perfsim.strategies.three_d.layers import slice_of
-from perfsim.strategies.three_d.memory import Places, rank_bytes
+from perfsim.strategies.three_d.memory import rank_bytes
+from perfsim.strategies.three_d.space import Columns, distinct_rows
 from perfsim.work import (
     EMBEDDING,
     EMBEDDING_AND_HEAD,
@@ -53,10 +55,10 @@ COMPLETES = ("attention.backward", "attention.wgrad", "embedding.backward", "hea
 
 @dataclass(frozen=True)
 class _HostWorks:
-    """The work that offload adds, for a number of parameters of one rank's shard."""
+    """The work that a layout's offload adds, for a number of parameters of one rank's shard."""
 
     recipe: Recipe
-    places: Places
+    layout: ParallelLayout
 
     def store(self, num_parameters: float) -> Work:
         n_bytes = num_parameters * state_bytes(self.recipe).reduced
@@ -65,15 +67,15 @@ class _HostWorks:
     def load(self, num_parameters: float) -> Work:
         """Copies parameters to the device, from memory after an update of states that are on drives."""
         n_bytes = num_parameters * self.recipe.element_bytes
-        place = "nvme" if self.places.param == "nvme" else "host"
+        place = "nvme" if self.layout.offload_param == "nvme" else "host"
         return _copy("offload.parameters", Kind.MEM_LOAD, f"{place}.load", n_bytes)
 
     def update(self, num_parameters: float) -> Work:
         """The optimizer on the CPU: reads gradients and states, writes states and parameters."""
         states = state_bytes(self.recipe).updated
         per_parameter = state_bytes(self.recipe).reduced + 2 * states + self.recipe.element_bytes
-        drives = 2 * states if self.places.optimizer == "nvme" else 0.0
-        drives += self.recipe.element_bytes if self.places.param == "nvme" else 0.0
+        drives = 2 * states if self.layout.offload_optimizer == "nvme" else 0.0
+        drives += self.recipe.element_bytes if self.layout.offload_param == "nvme" else 0.0
         return Work(
             "offload.optimizer",
             Kind.COMP,
@@ -132,7 +134,7 @@ class _Rewriter:
         self.plan = plan
         self.builder = builder
         self.layout = layout
-        self.works = _HostWorks(plan.job.recipe, Places.of(layout))
+        self.works = _HostWorks(plan.job.recipe, layout)
         self.alone = layout.replicas == 1
         self.leaves = layout.offload_optimizer != "none" and layout.zero_stage >= GRADIENTS_SHARDED
         """Whether gradients leave the device as they are made."""
@@ -149,7 +151,7 @@ class _Rewriter:
         device = self.devices.setdefault(name, _Device(name))
         reads = [self.tensors[read] for read in task.reads]
         after = [self.tasks[before] for before in task.after]
-        if task.work.op == "optimizer" and self.works.places.optimizer != "none":
+        if task.work.op == "optimizer" and self.layout.offload_optimizer != "none":
             self._update(task, device, reads, after, final=final)
             return
         saved: dict[int, float] = {}
@@ -160,7 +162,7 @@ class _Rewriter:
             saved = {old: made.n_bytes for old, made in written if made.name == SAVED and made.n_bytes > 0.0}
             if saved and len(device.left) >= IN_FLIGHT:
                 after.append(device.left[-IN_FLIGHT])
-        if self.works.places.param != "none":
+        if self.layout.offload_param != "none":
             reads += self._loads(task, device, after)
         made = self.leaves and self._completes(task, device)
         if made and len(device.stores) >= IN_FLIGHT:
@@ -263,7 +265,7 @@ class _Rewriter:
                 store = self.works.store(share)
                 inputs = [*reads, self._task(store, f"{device.name}/d2h", reads, after, piece)[1]]
             handles = self._task(self.works.update(share), f"{device.name}/cpu", inputs, after, piece)
-            if self.works.places.param == "none":
+            if self.layout.offload_param == "none":
                 load = self.works.load(share)
                 handles = self._task(load, f"{device.name}/h2d", [handles[1]], [], piece)
         self.tasks.append(handles[0])
@@ -278,14 +280,24 @@ MANY = 1e9
 
 
 # ------------------------------------------------------------------------------------ estimate
-Estimate = Callable[[Priced, Ints, bool], Floats]
-"""Step time of chosen layouts with all states on their devices, with their update or without."""
+Estimate = Callable[[Priced, Ints], Floats]
+"""Step time of chosen layouts with all states on their devices, without an update that is on the host."""
 
 
-def estimate_layouts_s(priced: Priced, chosen: Ints, places: Places, estimate: Estimate) -> Floats:
-    """Step time of chosen layouts with their states at these places, shape (chosen,).
+def estimate_layouts_s(priced: Priced, chosen: Ints, estimate: Estimate) -> Floats:
+    """Step time of chosen layouts with their states where each has them, shape (chosen,)."""
+    seconds = estimate(priced, chosen)
+    columns = priced.columns.rows(chosen)
+    first, kinds = distinct_rows(columns.offloads)
+    for kind, row in enumerate(first.tolist()):
+        if columns.layout(row).offloads:
+            rows = np.flatnonzero(kinds == kind)
+            seconds[rows] = _offloaded_s(priced, columns.rows(rows), seconds[rows])
+    return seconds
 
-    With offload:
+
+def _offloaded_s(priced: Priced, columns: Columns, base: Floats) -> Floats:
+    """Step time of layouts that offload alike, given that of their passes, shape (rows,).
 
         step = passes + update on the host
         forward = max(compute, copies of parameters)
@@ -294,12 +306,9 @@ def estimate_layouts_s(priced: Priced, chosen: Ints, places: Places, estimate: E
 
     s, u and l are the seconds to copy the gradients of a piece, to update it and to copy its parameters.
     """
-    on_host = places.optimizer != "none"
-    base = estimate(priced, chosen, not on_host)
-    if places == Places() or not len(chosen):
-        return base
+    places = columns.layout(0)
+    on_host = places.offload_optimizer != "none"
     job = priced.job
-    columns = priced.columns.rows(chosen)
     ranks = columns.ranks()
     parts = rank_bytes(job, columns, ranks, priced.topology.system)
     fullest = parts["optimizer"].argmax(axis=1)[:, None]
@@ -315,7 +324,7 @@ def estimate_layouts_s(priced: Priced, chosen: Ints, places: Places, estimate: E
     many = [works.store(MANY), works.update(MANY), works.load(MANY)]
     store, update, load = (float(seconds) / MANY for seconds in priced.costs.durations_s(many))
     leaves = (columns.zero >= GRADIENTS_SHARDED) & on_host
-    loads = (columns.zero == SHARDED) & (places.param != "none")
+    loads = (columns.zero == SHARDED) & (places.offload_param != "none")
     piece = shard / pieces
     stages = [np.where(leaves, 0.0, store * piece), update * piece, np.where(loads, 0.0, load * piece)]
     updated = sum(stages) + (pieces - 1) * np.maximum.reduce(stages)
@@ -323,7 +332,7 @@ def estimate_layouts_s(priced: Priced, chosen: Ints, places: Places, estimate: E
     stored = leaves * store * shard
     loaded = loads * load * shard
     kept = np.zeros(len(columns))
-    if places.activations != "none":
+    if places.offload_activations != "none":
         per_byte = float(priced.costs.durations_s([works.load(MANY)])[0]) / works.load(MANY).comm_bytes
         kept = parts["activations"].max(axis=1) * per_byte
     microbatches = columns.microbatches(job)

@@ -38,12 +38,12 @@ REPEATS_AFTER = 4
 """Micro-batches after which they repeat, as multiples of the pipeline."""
 
 
-def path_steps_s(priced: Priced, chosen: Ints, updates: bool) -> Floats:
-    """Step time of chosen layouts, with their update or without, shape (chosen,)."""
+def path_steps_s(priced: Priced, chosen: Ints) -> Floats:
+    """Step time of chosen layouts, with an update on the devices, shape (chosen,)."""
     seconds = np.empty(len(chosen))
     for places, steps in priced.steps(chosen):
         prices = steps.replicas
-        update_s = (prices.gather + prices.tie + prices.norm + (prices.update if updates else 0.0))[:, 0]
+        update_s = (prices.gather + prices.tie + prices.norm + prices.update)[:, 0]
         # Below ZeRO 2 the closed form has what is exposed of the reduction at the end of a step.
         times = steps.pass_times()
         last_group_s = steps.columns.pipeline * (times.backward_s + times.weights_s).max(axis=1)

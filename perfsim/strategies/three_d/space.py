@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar, get_args
@@ -27,12 +27,12 @@ from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.base.sizes import MOST_LAYER_PASSES
 from perfsim.costs.memory import state_bytes
 from perfsim.network import FatTree
-from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.layout import OFFLOADS, ParallelLayout, Place
 from perfsim.specs.model import Recompute, layer_kinds
 from perfsim.specs.recipe import Job
 from perfsim.specs.trainers import Limits
 from perfsim.strategies.schedules import SCHEDULES, Trait, schedule_called
-from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED
+from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED, ZERO_STAGES
 from perfsim.strategies.three_d.division import Division, Divisions, RankColumns, divided, kind_numbers
 from perfsim.strategies.three_d.layers import EXCHANGES, Degrees
 from perfsim.strategies.three_d.legal import DEGREE_RULES
@@ -46,6 +46,7 @@ _BLOCK = 8192
 _LARGEST = 2**62
 """Codes of combinations of columns are below."""
 MODES: tuple[Recompute, ...] = get_args(Recompute)
+PLACES: tuple[Place, ...] = get_args(Place)
 
 
 @dataclass(frozen=True)
@@ -63,26 +64,28 @@ class Columns:
     division: Ints
     """Row of `divisions`, which holds schedule, pipeline and virtual pipeline."""
     context: Ints
-    exchange: Ints
+    context_exchange: Ints
     """Index into `EXCHANGES`."""
     shards: Ints
     """Ranks over which ZeRO divides a state."""
     expert: Ints
     expert_tensor: Ints
+    offload_optimizer: Ints
+    """Index into `PLACES`, as all that layouts offload."""
+    offload_param: Ints
+    offload_activations: Ints
     divisions: Divisions
 
     @classmethod
     def of(cls, job: Job, layout: ParallelLayout) -> Columns:
         """One layout as a single row. Raises LayoutError for an unknown schedule."""
         schedule_called(layout.schedule)
-        values = {column: getattr(layout, name) for column, name in _NUMBERS.items()} | {
-            "sequence_parallel": layout.sequence_parallel,
-            "recompute": MODES.index(layout.recompute),
-            "division": 0,
-            "exchange": EXCHANGES.index(layout.context_exchange),
-            "shards": layout.shards,
-        }
-        columns = {column: np.array([value], dtype=np.int64) for column, value in values.items()}
+        columns = {"division": np.zeros(1, dtype=np.int64)}
+        for column in _COLUMNS:
+            if column not in columns:
+                value = getattr(layout, _FIELDS.get(column, column))
+                number = _CHOICES[column].index(value) if column in _CHOICES else value
+                columns[column] = np.array([number], dtype=np.int64)
         return cls(**columns, divisions=Divisions((Division.of(job, layout),)))
 
     def __len__(self) -> int:
@@ -96,8 +99,8 @@ class Columns:
     @property
     def slice_keys(self) -> tuple[Ints, ...]:
         """What determines the share of a layer that a rank computes for a micro-batch."""
-        in_context = self.tensor, self.sequence_parallel, self.micro_batch, self.context, self.exchange
-        return *in_context, self.expert, self.expert_tensor
+        in_context = self.tensor, self.sequence_parallel, self.micro_batch, self.context
+        return *in_context, self.context_exchange, self.expert, self.expert_tensor
 
     @property
     def state_keys(self) -> tuple[Ints, ...]:
@@ -107,8 +110,14 @@ class Columns:
 
     @property
     def unsharded_keys(self) -> tuple[Ints, ...]:
-        """All but what ZeRO shards."""
-        return tuple(getattr(self, name) for name in _COLUMNS if name not in ("zero", "shards"))
+        """All but how ZeRO shards states, and where these are."""
+        sharding = ("zero", "shards", *OFFLOADS)
+        return tuple(getattr(self, name) for name in _COLUMNS if name not in sharding)
+
+    @property
+    def offloads(self) -> tuple[Ints, ...]:
+        """Where each part is that layouts offload."""
+        return tuple(getattr(self, name) for name in OFFLOADS)
 
     @property
     def pipeline(self) -> Ints:
@@ -175,31 +184,30 @@ class Columns:
 
     def layout(self, row: int) -> ParallelLayout:
         division = self.divisions[int(self.division[row])]
-        numbers: dict[str, Any] = {name: int(getattr(self, column)[row]) for column, name in _NUMBERS.items()}
+        settings: dict[str, Any] = {}
+        for column in _COLUMNS:
+            if column not in ("division", "shards"):
+                number = int(getattr(self, column)[row])
+                value = _CHOICES[column][number] if column in _CHOICES else number
+                settings[_FIELDS.get(column, column)] = value
         return ParallelLayout(
-            **numbers,
+            **settings | {"sequence_parallel": bool(self.sequence_parallel[row])},
             pipeline=division.pipeline,
             virtual_pipeline=division.virtual,
             schedule=division.schedule,
-            sequence_parallel=bool(self.sequence_parallel[row]),
-            recompute=MODES[int(self.recompute[row])],
             layers_per_stage=None if division.even else division.layers,
-            context_exchange=EXCHANGES[int(self.exchange[row])],
             shard_group=None if self.shards[row] == self.replicas[row] else int(self.shards[row]),
         )
 
 
-_NUMBERS = {
-    "tensor": "tensor",
-    "data": "data",
-    "micro_batch": "micro_batch_size",
-    "zero": "zero_stage",
-    "recompute_every": "recompute_every",
-    "context": "context",
-    "expert": "expert",
-    "expert_tensor": "expert_tensor",
+_FIELDS = {"micro_batch": "micro_batch_size", "zero": "zero_stage"}
+"""The field of a layout in each column of another name."""
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "recompute": MODES,
+    "context_exchange": EXCHANGES,
+    **dict.fromkeys(OFFLOADS, PLACES),
 }
-"""The setting of a layout in each column that holds the setting itself."""
+"""The values whose indices some columns hold."""
 _COLUMNS = tuple(field.name for field in fields(Columns) if field.name != "divisions")
 
 
@@ -448,10 +456,11 @@ def _combined(
         "recompute_every": every,
         "division": numbers[at[1]],
         "context": context,
-        "exchange": exchange,
+        "context_exchange": exchange,
         "shards": shards,
         "expert": expert,
         "expert_tensor": expert_tensor,
+        **dict.fromkeys(OFFLOADS, 0),
     }
     return np.array([np.broadcast_to(columns[name], len(at[0])) for name in _COLUMNS])
 
@@ -468,6 +477,41 @@ def _recompute_modes(job: Job, pipeline: int) -> list[tuple[int, int]]:
     layers = max(1, job.model.num_layers // pipeline)
     redone = {-(-layers // every): every for every in reversed(RECOMPUTE_EVERY) if every <= layers}
     return modes + [(full, every) for every in sorted(redone.values())]
+
+
+def with_offload(job: Job, topology: FatTree, space: Columns) -> Columns:
+    """A space, and its layouts with each kind of offload that is tried; none where it is not modelled.
+
+    A device without replicas, which has nothing to shard, also has the stages at which states may leave.
+    """
+    host = topology.system.node.host
+    if host is None or job.model.experts is not None:
+        return space
+    limits = job.runtime.searched
+    pairs: list[tuple[Place, Place]] = [("cpu", "none"), ("cpu", "cpu")]
+    if host.nvme is not None:
+        pairs += [("nvme", "cpu"), ("nvme", "nvme")]
+    alone = space.rows((space.replicas == 1) & (space.pipeline == 1) & (space.zero == 0))
+    parts = [space]
+    for optimizer, param in pairs:
+        # Rules of `legal`: a pipeline shards no gradients that move, and only ZeRO 3 moves parameters.
+        stays = (space.pipeline == 1) | (space.zero < GRADIENTS_SHARDED)
+        layouts = [
+            ParallelLayout(zero_stage=stage, offload_optimizer=optimizer, offload_param=param)
+            for stage in ZERO_STAGES
+        ]
+        stages = [layout.zero_stage for layout in layouts if limits is None or limits.runs(layout)]
+        some = space.rows(stays & ((space.zero == SHARDED) | (param == "none")))
+        stage = GRADIENTS_SHARDED if param == "none" else SHARDED
+        for columns in (some, replace(alone, zero=np.full_like(alone.zero, stage))):
+            moved = replace(
+                columns,
+                offload_optimizer=np.full_like(columns.zero, PLACES.index(optimizer)),
+                offload_param=np.full_like(columns.zero, PLACES.index(param)),
+            )
+            parts.append(moved.rows(np.isin(columns.zero, stages)))
+    joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
+    return Columns(**joined, divisions=space.divisions)
 
 
 def divisors(count: int, free: bool = True) -> list[int]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import NamedTuple, get_args, get_type_hints
+from typing import get_args, get_type_hints
 
 import numpy as np
 
-from perfsim.base.arrays import Bools, Floats, Ints
+from perfsim.base.arrays import Bools, Floats
 from perfsim.base.errors import LayoutError, MemoryCapacityError, PerfsimError, Problem
 from perfsim.base.sizes import MOST_DEVICES
 from perfsim.costs.price import Costs
@@ -27,10 +27,10 @@ from perfsim.strategies.three_d.division import Division
 from perfsim.strategies.three_d.emission import StepWriter, ThreeDPlan
 from perfsim.strategies.three_d.layers import expert_load
 from perfsim.strategies.three_d.legal import RefusedLayoutError, refusals_of
-from perfsim.strategies.three_d.memory import Places, stage_memory
-from perfsim.strategies.three_d.offload import Estimate, emit_offloaded, estimate_layouts_s
+from perfsim.strategies.three_d.memory import memory_shares, stage_memory
+from perfsim.strategies.three_d.offload import emit_offloaded, estimate_layouts_s
 from perfsim.strategies.three_d.pass_path import path_steps_s
-from perfsim.strategies.three_d.space import Columns, divisors, layout_space
+from perfsim.strategies.three_d.space import Columns, divisors, layout_space, with_offload
 from perfsim.work import GraphBuilder
 
 GIB = 2.0**30
@@ -54,55 +54,38 @@ class ThreeD:
 
     def layouts(self, job: Job, topology: FatTree) -> Iterator[ParallelLayout]:
         """All legal layouts of this strategy on all devices of the topology; offloaded if none fits else."""
-        for group in self._groups(job, topology):
-            yield from map(group.layout, range(len(group.columns)))
+        columns, *_ = self._screened(job, topology)
+        yield from map(columns.layout, range(len(columns)))
 
-    def _groups(self, job: Job, topology: FatTree) -> list[_Group]:
-        """All legal layouts; where none fits, with context degrees at any length and with offload."""
-        groups = [_Group.of(job, topology, self.space(job, topology), Places())]
-        may_share = "context" in self.free_degrees and job.runtime.attention == "flash"
-        if may_share and not groups[0].fits.any():
-            space = self.space(job, topology, shares_sequences=True)
-            groups = [_Group.of(job, topology, space, Places())]
-        if not groups[0].fits.any():
-            moved = Places.tried(job, topology, groups[0].columns)
-            groups += [
-                _Group.of(job, topology, columns.rows(places.moved_by(job, columns)), places)
-                for places, columns in moved
-            ]
-        return groups
+    def _screened(self, job: Job, topology: FatTree) -> tuple[Columns, Floats, Bools]:
+        """All legal layouts, the share of its memory that a device uses of each, and which fit.
+
+        Where none fits, with context degrees at any length, and then with offload.
+        """
+        columns = self.space(job, topology)
+        share, fits = memory_shares(job, columns, topology)
+        if "context" in self.free_degrees and job.runtime.attention == "flash" and not fits.any():
+            columns = self.space(job, topology, shares_sequences=True)
+            share, fits = memory_shares(job, columns, topology)
+        if not fits.any():
+            columns = with_offload(job, topology, columns)
+            share, fits = memory_shares(job, columns, topology)
+        return columns, share, fits
 
     def screen(self, job: Job, topology: FatTree, costs: Costs) -> Screening:
-        groups = self._groups(job, topology)
-        kept = [Priced(job, group.columns.rows(group.fits), topology, costs) for group in groups]
-        starts = np.cumsum([0, *(len(priced.columns) for priced in kept)])
-
-        def layout(index: int) -> ParallelLayout:
-            number = int(np.searchsorted(starts, index, side="right")) - 1
-            return groups[number].places.on(kept[number].columns.layout(index - int(starts[number])))
-
-        def estimates_s(indices: Ints, estimate: Estimate) -> Floats:
-            seconds = np.empty(len(indices))
-            number = np.searchsorted(starts, indices, side="right") - 1
-            for of_group, (group, priced) in enumerate(zip(groups, kept, strict=True)):
-                chosen = np.flatnonzero(number == of_group)
-                rows = indices[chosen] - starts[of_group]
-                seconds[chosen] = estimate_layouts_s(priced, rows, group.places, estimate)
-            return seconds
-
-        screened = sum(len(group.columns) for group in groups)
-        fitting = int(starts[-1])
-        too_large = screened - fitting
-        closest = min((group.closest() for group in groups), key=lambda found: found[0])
+        columns, share, fits = self._screened(job, topology)
+        priced = Priced(job, columns.rows(fits), topology, costs)
+        fitting = len(priced.columns)
+        too_large = len(columns) - fitting
         return Screening(
-            estimates_s(np.arange(fitting), estimate_steps_s),
-            np.concatenate([group.share[group.fits] for group in groups]),
-            layout,
-            screened,
+            estimate_layouts_s(priced, np.arange(fitting), estimate_steps_s),
+            share[fits],
+            priced.columns.layout,
+            len(columns),
             {MEMORY: too_large} if too_large else {},
-            closest[1],
-            groups[0].columns.indivisible(topology.num_devices, self.free_degrees) if screened else 0,
-            lambda indices: estimates_s(indices, path_steps_s),
+            columns.layout(int(np.argmin(np.where(fits, np.inf, share)))) if too_large else None,
+            columns.indivisible(topology.num_devices, self.free_degrees) if len(columns) else 0,
+            lambda indices: estimate_layouts_s(priced, indices, path_steps_s),
         )
 
     def plan(
@@ -154,32 +137,7 @@ class ThreeD:
 
     def estimate_s(self, plan: ThreeDPlan, costs: Costs) -> float:
         priced = Priced(plan.job, Columns.of(plan.job, plan.layout), plan.topology, costs)
-        places = Places.of(plan.layout)
-        return float(estimate_layouts_s(priced, np.arange(1), places, path_steps_s)[0])
-
-
-class _Group(NamedTuple):
-    """Layouts whose states are at the same places, with the share of its memory that a device uses."""
-
-    columns: Columns
-    places: Places
-    share: Floats
-    fits: Bools
-
-    @classmethod
-    def of(cls, job: Job, topology: FatTree, columns: Columns, places: Places) -> _Group:
-        on_device, off_device = places.shares(job, columns, topology)
-        return cls(columns, places, on_device, np.maximum(on_device, off_device) <= 1.0)
-
-    def layout(self, row: int) -> ParallelLayout:
-        return self.places.on(self.columns.layout(row))
-
-    def closest(self) -> tuple[float, ParallelLayout | None]:
-        """Of the layouts that do not fit the one that needs least of a device, with its share; or none."""
-        if self.fits.all():
-            return np.inf, None
-        row = int(np.argmin(np.where(self.fits, np.inf, self.share)))
-        return float(self.share[row]), self.layout(row)
+        return float(estimate_layouts_s(priced, np.arange(1), path_steps_s)[0])
 
 
 # The nearest change with which a layout fits in memory, found by trying.
