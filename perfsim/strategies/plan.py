@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol
@@ -36,8 +35,6 @@ class Screening:
     """The layout of an index into `estimate_s`."""
     screened: int
     """Number of layouts, with those that do not fit."""
-    refused: Mapping[str, int]
-    """Number of layouts by reason for which they are refused."""
     closest: Layout | None = None
     """Of the layouts that do not fit the one that needs least memory."""
     indivisible: int = 0
@@ -59,6 +56,12 @@ class Screening:
     @property
     def feasible(self) -> int:
         return len(self.estimate_s)
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """Number of layouts by reason for which they are refused."""
+        too_large = self.screened - self.feasible
+        return {MEMORY: too_large} if too_large else {}
 
 
 Durations = Callable[[Sequence[Work]], Floats]
@@ -136,24 +139,22 @@ class Strategy(Protocol[OwnLayout, OwnTopology]):
         shares = []
         estimates = []
         closest: tuple[float, Layout | None] = (np.inf, None)
-        refused: Counter[str] = Counter()
+        too_large = 0
         for layout in self.layouts(job, topology):
             try:
                 plan = self.plan(job, topology, layout)
             except LayoutError as error:
                 raise PlanError([problem.message for problem in error.problems]) from None
             except MemoryCapacityError as error:
-                refused[MEMORY] += 1
+                too_large += 1
                 closest = min(closest, (error.ratio, layout), key=lambda entry: entry[0])
                 continue
             if plan.layout not in plans:
                 plans.append(plan.layout)
                 shares.append(plan.memory_share)
                 estimates.append(self.estimate_s(plan, costs))
-        screened = len(plans) + refused.total()
-        return Screening(
-            np.array(estimates), np.array(shares), plans.__getitem__, screened, refused, closest[1]
-        )
+        screened = len(plans) + too_large
+        return Screening(np.array(estimates), np.array(shares), plans.__getitem__, screened, closest[1])
 
     def plan(
         self, job: Job, topology: OwnTopology, layout: OwnLayout, *, check_memory: bool = True

@@ -145,13 +145,6 @@ class Replicas:
         stage = self.zero_stage if self.shards_gradients or self.zero_stage == SHARDED else 0
         return int(layers_per_bucket(self.recipe, np.array(layer_parameters), np.array(stage)))
 
-    def reduce_work(self, num_parameters: float) -> Work:
-        """Reduction of the gradients of some parameters over replicas, or over one group that shards."""
-        n_bytes = num_parameters * state_bytes(self.recipe).reduced
-        if self.zero_stage == 0:
-            return self._collective("all_reduce", n_bytes, "gradients", self.ranks)
-        return self._collective("reduce_scatter", n_bytes, "gradients", self.shard_ranks)
-
     def across_works(self, num_parameters: float) -> list[Work]:
         """Sum of the shards of some gradients over groups; none where one group has all replicas."""
         if self.zero_stage == 0 or self.size == self.shards:
@@ -162,23 +155,30 @@ class Replicas:
         return [self._collective("all_reduce", n_bytes, "gradient_shards", copies)]
 
     def reduce_works(self, held: Held) -> list[Work]:
-        """The whole reduction of the gradients of some parameters; none where no other rank has them."""
-        own = (self.size > 1 or self.alone) and held.rest >= LEAST
-        works = [self.reduce_work(held.rest)] if own else []
+        """The whole reduction of the gradients of some parameters; none where no other rank has them.
+
+        Over replicas, or over one group that shards and then over the groups.
+        """
+        works = []
+        across = []
+        if (self.size > 1 or self.alone) and held.rest >= LEAST:
+            op, ranks = (
+                ("reduce_scatter", self.shard_ranks) if self.zero_stage else ("all_reduce", self.ranks)
+            )
+            n_bytes = held.rest * state_bytes(self.recipe).reduced
+            works = [self._collective(op, n_bytes, "gradients", ranks)]
+            across = self.across_works(held.rest)
         if self.apart is not None:
             works += self.apart.reduce_works(Held(held.apart))
-        return works + self.across_works(held.rest) if own else works
+        return works + across
 
     def gather_works(self, held: Held, tensors: int = 1) -> list[Work]:
-        """The gathers of some sharded parameters; none where no other rank has them."""
-        own = (self.size > 1 or self.alone) and held.rest >= LEAST
-        works = [self.gather_work(held.rest, tensors)] if own else []
+        """The gathers of some sharded parameters, as equal tensors; none where no other rank has them."""
+        works = []
+        if (self.size > 1 or self.alone) and held.rest >= LEAST:
+            n_bytes = held.rest * self.recipe.element_bytes
+            works = [self._collective("all_gather", n_bytes, "parameters", self.shard_ranks, tensors)]
         return works if self.apart is None else works + self.apart.gather_works(Held(held.apart), tensors)
-
-    def gather_work(self, num_parameters: float, tensors: int = 1) -> Work:
-        """All-gather of some parameters over the ranks that shard them, as so many equal tensors."""
-        n_bytes = num_parameters * self.recipe.element_bytes
-        return self._collective("all_gather", n_bytes, "parameters", self.shard_ranks, tensors)
 
     def _collective(self, op: str, n_bytes: float, tensor: str, ranks: RankGroup, tensors: int = 1) -> Work:
         made = TensorClass(tensor, n_bytes / tensors)

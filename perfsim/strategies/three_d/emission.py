@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 
@@ -41,15 +41,11 @@ ThreeDPlan = Plan[ParallelLayout, FatTree]
 """A plan of a strategy of this package."""
 
 
-@dataclass(frozen=True)
-class _Stages:
+class _Stages(NamedTuple):
     """The virtual stages of a plan and the replicas of each pipeline rank."""
 
-    virtual: tuple[VirtualStage, ...]
-    replicas: tuple[Replicas, ...]
-
-    def of_rank(self, rank: int) -> list[VirtualStage]:
-        return [stage for stage in self.virtual if stage.rank == rank]
+    virtual: list[VirtualStage]
+    replicas: list[Replicas]
 
 
 def stages_of(job: Job, layout: ParallelLayout) -> _Stages:
@@ -92,7 +88,7 @@ def stages_of(job: Job, layout: ParallelLayout) -> _Stages:
     replicas = [
         RankShare(job, layout, rank).replicas(virtual, places.last_rank) for rank in range(layout.pipeline)
     ]
-    return _Stages(tuple(virtual), tuple(replicas))
+    return _Stages(virtual, replicas)
 
 
 @dataclass(frozen=True)
@@ -333,8 +329,8 @@ class StepWriter:
         done = []
         rest = replicas.held
         in_passes = self.sharded or self.scattered
-        for stage in self.stages.of_rank(rank):
-            if stage.empty:
+        for stage in self.stages.virtual:
+            if stage.rank != rank or stage.empty:
                 continue
             slot = int(slots[PASSES.index(self.last_pass), stage.number, final])
             done.append(stamped.tensor(slot, "weight_gradients"))

@@ -79,29 +79,25 @@ def _fullest_rank(experts: int, ranks: int, spread: float) -> float:
 EXCHANGES: tuple[ContextExchange, ...] = get_args(ContextExchange)
 
 
-class Degrees(NamedTuple):
-    """What of a layout decides the share of a layer that a rank computes."""
-
-    tensor: int
-    sequence_parallel: bool | int
-    micro_batch: int
-    context: int = 1
-    exchange: int = 0
-    """Index into `EXCHANGES`."""
-    expert: int = 1
-    expert_tensor: int = 1
-
-    @property
-    def layout(self) -> ParallelLayout:
-        return ParallelLayout(
-            tensor=self.tensor,
-            sequence_parallel=bool(self.sequence_parallel),
-            micro_batch_size=self.micro_batch,
-            context=self.context,
-            context_exchange=EXCHANGES[self.exchange],
-            expert=self.expert,
-            expert_tensor=self.expert_tensor,
-        )
+def layout_of(
+    tensor: int,
+    sequence_parallel: bool | int,
+    micro_batch_size: int,
+    context: int = 1,
+    exchange: int = 0,
+    expert: int = 1,
+    expert_tensor: int = 1,
+) -> ParallelLayout:
+    """A layout with what decides the share of a layer that a rank computes, by the index of its exchange."""
+    return ParallelLayout(
+        tensor=tensor,
+        sequence_parallel=bool(sequence_parallel),
+        micro_batch_size=micro_batch_size,
+        context=context,
+        context_exchange=EXCHANGES[exchange],
+        expert=expert,
+        expert_tensor=expert_tensor,
+    )
 
 
 def slice_of(job: Job, layout: ParallelLayout, kind: LayerKind = PLAIN) -> LayerSlice:

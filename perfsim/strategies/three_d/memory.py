@@ -32,7 +32,7 @@ from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import schedule_called
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED
 from perfsim.strategies.three_d.division import RankColumns, kinds_of
-from perfsim.strategies.three_d.layers import Degrees, head_positions, slice_of
+from perfsim.strategies.three_d.layers import head_positions, layout_of, slice_of
 from perfsim.strategies.three_d.space import MODES, PLACES, Columns, distinct_rows
 from perfsim.work.counts import (
     attention_weight_input_bytes,
@@ -97,12 +97,12 @@ OF_LAYERS = ("keeps_all", "keeps", "inputs", "layer", "experts")
 
 @lru_cache(maxsize=64)
 def _slice_sizes(job: Job) -> Callable[..., list[tuple[float, ...]]]:
-    """`SliceBytes` of every kind of layer, by `Degrees` and the index of a recompute mode."""
+    """`SliceBytes` of every kind of layer, by arguments of `layout_of` and the index of a recompute mode."""
     kinds = kinds_of(job.model)
 
-    def of_kind(kind: LayerKind, given: Degrees, mode: Recompute) -> tuple[float, ...]:
-        part = slice_of(job, given.layout, kind)
-        positions = head_positions(job, given.context)
+    def of_kind(kind: LayerKind, layout: ParallelLayout, mode: Recompute) -> tuple[float, ...]:
+        part = slice_of(job, layout, kind)
+        positions = head_positions(job, layout.context)
         return (
             layer_activation_bytes(part, "none"),
             layer_activation_bytes(part, mode),
@@ -121,7 +121,7 @@ def _slice_sizes(job: Job) -> Callable[..., list[tuple[float, ...]]]:
     @lru_cache(maxsize=16384)
     def sizes(*key: int) -> list[tuple[float, ...]]:
         *degrees, mode = key
-        return [of_kind(kind, Degrees(*degrees), MODES[mode]) for kind in kinds]
+        return [of_kind(kind, layout_of(*degrees), MODES[mode]) for kind in kinds]
 
     return sizes
 

@@ -1,9 +1,9 @@
 """Seconds of passes, of communication over replicas and of the update, in columns of layouts.
 
-They are prices of the works that the emission writes. A rank's share of a layer is decided by seven degrees
-(`Degrees`), but no work depends on all of them except the weight gradients of a block with experts: attention
-does not depend on experts, and what experts compute of rows depends on the tokens that a rank routes, not on
-how tensor and context groups divide them. So works are written in components, each once for all layouts that
+They are prices of the works that the emission writes. Seven degrees (`layout_of`) decide a rank's share of a
+layer, but no work depends on all of them except the weight gradients of a block with experts: attention does
+not depend on experts, and what experts compute of rows depends on the tokens that a rank routes, not on how
+tensor and context groups divide them. So works are written in components, each once for all layouts that
 agree in what it depends on, and summed by their role: forward, backward, recompute, send, reduce, ...
 """
 
@@ -40,8 +40,8 @@ from perfsim.strategies.three_d.layers import (
     FORWARD,
     FROM_HEAD,
     Between,
-    Degrees,
     head_positions,
+    layout_of,
 )
 from perfsim.strategies.three_d.memory import OF_LAYERS, SliceBytes
 from perfsim.strategies.three_d.pipeline import VirtualStage
@@ -169,12 +169,12 @@ Under ZeRO 3 full recompute stops early, at the last tensor that the backward re
 
 @lru_cache(maxsize=16384)
 def _half_terms(job: Job, half: Literal["attention", "mlp"], run: _Run, number: int, *degrees: int) -> Named:
-    """A half of a layer of a kind, by `tensor` to `exchange` of `Degrees`; with experts its attention.
+    """A half of a layer of a kind, by `tensor` to `exchange` of `layout_of`; with experts its attention.
 
     Attention comes with the sums of the tensor group, and in a ring of context ranks.
     """
     kind = kinds_of(job.model)[number]
-    layout = Degrees(*degrees).layout
+    layout = layout_of(*degrees)
     if run == "early":
         layout = replace(layout, zero_stage=SHARDED)
     mode = {"whole": "none", "split": "none", "early": "full"}.get(run, run)
@@ -220,14 +220,14 @@ def _router_terms(job: Job, which: Which, roles: Sequence[str], sequences: int, 
 
 @lru_cache(maxsize=4096)
 def _shared_terms(job: Job, which: Which, roles: Sequence[str], *degrees: int) -> Named:
-    """Shared experts, by `tensor` to `context` of `Degrees`."""
-    work = RankShare(job, Degrees(*degrees).layout).experts(_EXPERTS).parts(which).shared
+    """Shared experts, by `tensor` to `context` of `layout_of`."""
+    work = RankShare(job, layout_of(*degrees)).experts(_EXPERTS).parts(which).shared
     return {} if work is None else dict.fromkeys(roles, (work,))
 
 
 @lru_cache(maxsize=4096)
 def _further_head_terms(job: Job, which: LayerPass, roles: Sequence[str], *degrees: int) -> Named:
-    """LM head and loss behind experts of multi-token prediction, by `tensor` to `context` of `Degrees`."""
+    """LM head and loss behind experts of multi-token prediction, by `tensor` to `context` of `layout_of`."""
     return dict.fromkeys(roles, (_stage(job, degrees).head(which),))
 
 
@@ -244,20 +244,20 @@ def _routed_terms(
 @lru_cache(maxsize=16384)
 def _weights_terms(job: Job, number: int, *degrees: int) -> Named:
     """Weight gradients of a block with experts where they are a pass of their own, by all degrees."""
-    group = RankShare(job, Degrees(*degrees).layout).experts(kinds_of(job.model)[number])
+    group = RankShare(job, layout_of(*degrees)).experts(kinds_of(job.model)[number])
     return {"weights": group.works("wgrad")}
 
 
 @lru_cache(maxsize=16384)
 def _experts(job: Job, sequences: int, ranks: int, expert: int = 1, shared_by: int = 1) -> ExpertGroup:
     """The experts of a layer whose rows are those of `ranks` ranks with so many sequences together."""
-    degrees = Degrees(ranks, ranks > 1, sequences, expert=expert, expert_tensor=shared_by)
-    return RankShare(job, degrees.layout).experts(_EXPERTS)
+    layout = layout_of(ranks, ranks > 1, sequences, expert=expert, expert_tensor=shared_by)
+    return RankShare(job, layout).experts(_EXPERTS)
 
 
 @lru_cache(maxsize=4096)
 def _end_terms(job: Job, splits: int, *degrees: int) -> Named:
-    """Embedding and LM head in whole or split passes, by `tensor` to `context` of `Degrees`."""
+    """Embedding and LM head in whole or split passes, by `tensor` to `context` of `layout_of`."""
     stage = _stage(job, degrees)
     group = stage.group
     embedding = (stage.embedding("backward"),)
@@ -293,9 +293,9 @@ def _send_terms(job: Job, node: int, chunked: int, *degrees: int) -> Named:
 
 def _stage(job: Job, degrees: Sequence[int]) -> VirtualStage:
     """A stage with embedding and LM head around layers of the last kind."""
-    part = Degrees(*degrees)
-    group = RankShare(job, part.layout).group(kinds_of(job.model)[-1])
-    return VirtualStage(0, 1, 0, 0, group, (), None, None, head_positions(job, part.context))
+    layout = layout_of(*degrees)
+    group = RankShare(job, layout).group(kinds_of(job.model)[-1])
+    return VirtualStage(0, 1, 0, 0, group, (), None, None, head_positions(job, layout.context))
 
 
 class Passes:

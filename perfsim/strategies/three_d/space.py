@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeVar, get_args
 
 import numpy as np
@@ -34,7 +34,7 @@ from perfsim.specs.trainers import Limits
 from perfsim.strategies.schedules import SCHEDULES, Trait, schedule_called
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED, ZERO_STAGES
 from perfsim.strategies.three_d.division import Division, Divisions, RankColumns, divided, kind_numbers
-from perfsim.strategies.three_d.layers import EXCHANGES, Degrees
+from perfsim.strategies.three_d.layers import EXCHANGES, layout_of
 from perfsim.strategies.three_d.legal import DEGREE_RULES
 from perfsim.work.counts import parameters
 
@@ -252,8 +252,9 @@ def layout_space(
     Context degrees are tried where sequences are long, or at any length if it `shares_sequences`.
     """
     shares = "context" in free_degrees and (shares_sequences or job.seq_length >= LONG_SEQUENCE)
-    runs = _Runs(job.runtime.searched)
-    shape = _Shape(job.model.num_layers, head_layers(job), kind_numbers(job.model), runs)
+    limits = job.runtime.searched
+    runs = partial(_runs, limits)
+    shape = _Shape(job.model.num_layers, head_layers(job), kind_numbers(job.model), limits)
 
     def is_legal(data: int, pipeline: int) -> bool:
         shared = (data == 1 or "data" in free_degrees) and job.global_batch_size % data == 0
@@ -283,18 +284,14 @@ def layout_space(
         if experts := [pair for pair in pairs if runs(expert=pair[0], expert_tensor=pair[1])]:
             numbers = np.flatnonzero(divisions.pipeline == pipeline)
             of_degrees = (tensor, context, exchange, pipeline)
-            parts.append(_combined(job, topology, of_degrees, experts, divisions, numbers, zero_stage, runs))
+            parts.append(_combined(job, topology, of_degrees, experts, divisions, numbers, zero_stage))
     table = np.concatenate(parts, axis=1)
     return Columns(**dict(zip(_COLUMNS, table, strict=True)), divisions=divisions)
 
 
-class _Runs(NamedTuple):
+def _runs(limits: Limits | None, **settings: Any) -> bool:
     """Whether the tool of a job runs a layout with some settings and no others; true where it names none."""
-
-    limits: Limits | None
-
-    def __call__(self, **settings: Any) -> bool:
-        return self.limits is None or self.limits.runs(ParallelLayout(**settings))
+    return limits is None or limits.runs(ParallelLayout(**settings))
 
 
 class _Shape(NamedTuple):
@@ -304,7 +301,7 @@ class _Shape(NamedTuple):
     head: int
     """Layers that the LM head counts as."""
     kinds: tuple[int, ...]
-    runs: _Runs
+    limits: Limits | None
 
 
 @lru_cache(maxsize=64)
@@ -369,7 +366,8 @@ def _expert_degrees(
 @lru_cache(maxsize=1024)
 def _divisions(pipeline: int, shape: _Shape) -> tuple[Division, ...]:
     """Every schedule and number of chunks on so many pipeline ranks; layers also with the LM head counted."""
-    num_layers, head, kinds, runs = shape
+    num_layers, head, kinds, limits = shape
+    runs = partial(_runs, limits)
     if pipeline == 1:
         return (divided("1f1b", 1, 1, num_layers, kinds=kinds),)
     divisions = []
@@ -399,7 +397,6 @@ def _combined(
     divisions: Divisions,
     numbers: Ints,
     zero_stage: int | None,
-    runs: _Runs,
 ) -> Ints:
     """The layouts of some degrees of tensor, context, exchange and pipeline, shape (columns, rows).
 
@@ -407,11 +404,12 @@ def _combined(
     sequence parallelism, and recompute modes with intervals.
     """
     tensor, context, exchange, pipeline = degrees
+    runs = partial(_runs, job.runtime.searched)
     data = topology.num_devices // tensor // context // pipeline
     share = job.global_batch_size // data
     passes = job.model.num_layers * context
     sizes = [size for size in divisors(share) if share // size * passes <= MOST_LAYER_PASSES]
-    split = Degrees(tensor, sequence_parallel=True, micro_batch=1, context=context, exchange=exchange).layout
+    split = layout_of(tensor, sequence_parallel=True, micro_batch_size=1, context=context, exchange=exchange)
     even = job.seq_length % tensor == 0 and not any(DEGREE_RULES["context"](job, split))
     splits = [0, 1] if tensor > 1 and even else [0]
     splits = splits[-1:] if job.model.experts is not None else splits
@@ -496,11 +494,8 @@ def with_offload(job: Job, topology: FatTree, space: Columns) -> Columns:
     for optimizer, param in pairs:
         # Rules of `legal`: a pipeline shards no gradients that move, and only ZeRO 3 moves parameters.
         stays = (space.pipeline == 1) | (space.zero < GRADIENTS_SHARDED)
-        layouts = [
-            ParallelLayout(zero_stage=stage, offload_optimizer=optimizer, offload_param=param)
-            for stage in ZERO_STAGES
-        ]
-        stages = [layout.zero_stage for layout in layouts if limits is None or limits.runs(layout)]
+        places = {"offload_optimizer": optimizer, "offload_param": param}
+        stages = [stage for stage in ZERO_STAGES if _runs(limits, zero_stage=stage, **places)]
         some = space.rows(stays & ((space.zero == SHARDED) | (param == "none")))
         stage = GRADIENTS_SHARDED if param == "none" else SHARDED
         for columns in (some, replace(alone, zero=np.full_like(alone.zero, stage))):

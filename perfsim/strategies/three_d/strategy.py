@@ -20,7 +20,7 @@ from perfsim.costs.price import Costs
 from perfsim.network import FatTree
 from perfsim.specs.layout import AXES, OFFLOADS, ParallelLayout
 from perfsim.specs.recipe import Job
-from perfsim.strategies.plan import MEMORY, Screening, check_runs_on
+from perfsim.strategies.plan import Screening, check_runs_on
 from perfsim.strategies.three_d.closed_form import Priced, estimate_steps_s
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED
 from perfsim.strategies.three_d.division import Division
@@ -75,15 +75,12 @@ class ThreeD:
     def screen(self, job: Job, topology: FatTree, costs: Costs) -> Screening:
         columns, share, fits = self._screened(job, topology)
         priced = Priced(job, columns.rows(fits), topology, costs)
-        fitting = len(priced.columns)
-        too_large = len(columns) - fitting
         return Screening(
-            estimate_layouts_s(priced, np.arange(fitting), estimate_steps_s),
+            estimate_layouts_s(priced, np.arange(len(priced.columns)), estimate_steps_s),
             share[fits],
             priced.columns.layout,
             len(columns),
-            {MEMORY: too_large} if too_large else {},
-            columns.layout(int(np.argmin(np.where(fits, np.inf, share)))) if too_large else None,
+            None if fits.all() else columns.layout(int(np.argmin(np.where(fits, np.inf, share)))),
             columns.indivisible(topology.num_devices, self.free_degrees) if len(columns) else 0,
             lambda indices: estimate_layouts_s(priced, indices, path_steps_s),
         )

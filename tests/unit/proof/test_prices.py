@@ -12,7 +12,7 @@ from perfsim.proof.faults import mutations
 from perfsim.proof.prove import Case, Request, Subject, prove_all
 from perfsim.specs.layout import ParallelLayout, StreamingLayout
 from perfsim.specs.precisions import Precision
-from perfsim.strategies.three_d.data import Replicas
+from perfsim.strategies.three_d.data import Held, Replicas
 from perfsim.work import Work
 
 CASES = {
@@ -60,13 +60,12 @@ def test_half_of_the_bytes_is_found_with_both_numbers(name: str) -> None:
 
 
 def test_a_bucket_priced_for_a_thousandth_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Replicas.reduce_work
+    right = Replicas.reduce_works
 
-    def thousandth(self: Replicas, num_parameters: float) -> Work:
-        work = right(self, num_parameters)
-        return replace(work, comm_bytes=work.comm_bytes / 1000)
+    def thousandth(self: Replicas, held: Held) -> list[Work]:
+        return [replace(work, comm_bytes=work.comm_bytes / 1000) for work in right(self, held)]
 
-    monkeypatch.setattr(Replicas, "reduce_work", thousandth)
+    monkeypatch.setattr(Replicas, "reduce_works", thousandth)
     result = prove_all(Request("gpt3_20b", layout="dp=2", orders=0))
     assert not result.passed
     assert "elements, is priced for" in str(result.proofs[0].faults[0])

@@ -62,19 +62,19 @@ def test_an_optimizer_step_moves_states_both_ways(recipe: dict[str, object], exp
 @pytest.mark.parametrize(("reduced", "n_bytes"), [(None, 4), ("fp32", 4), ("bf16", 2), ("fp16", 2)])
 def test_gradients_travel_in_their_own_precision(precision: str, reduced: str | None, n_bytes: int) -> None:
     group = replicas(precision=precision, reduce_precision=reduced)
-    assert group.reduce_work(10.0).comm_bytes == 10 * n_bytes
+    assert group.reduce_works(Held(10.0))[0].comm_bytes == 10 * n_bytes
 
 
 @pytest.mark.parametrize(("precision", "n_bytes"), [("bf16", 2), ("fp8", 2), ("fp32", 4), ("tf32", 4)])
 def test_parameters_are_gathered_in_the_precision_of_the_kernels(precision: str, n_bytes: int) -> None:
     group = replicas(1, precision=precision)
-    assert group.gather_work(1000.0).comm_bytes == n_bytes * 1000.0
+    assert group.gather_works(Held(1000.0))[0].comm_bytes == n_bytes * 1000.0
     assert group.optimizer_work().writes[0].n_bytes == n_bytes * 1000.0 / 4
 
 
 def sent_between_nodes(group: Replicas, num_parameters: float, node: int) -> float:
     """Bytes that a rank of a node sends to others in a step, by rings that enter each node once."""
-    works = [*group.reduce_works(Held(num_parameters)), *[group.gather_work(num_parameters)] * 2]
+    works = [*group.reduce_works(Held(num_parameters)), *group.gather_works(Held(num_parameters)) * 2]
     total = 0.0
     for work in works:
         assert work.group is not None
