@@ -541,10 +541,8 @@ def _powers(title: str, ends: tuple[float, float], written: Callable[[float], st
 _MAX_BARS = 9000
 _MAX_STEPS = 2
 _NOT_QUITE_OPAQUE = 0.99
-_PIXELS = 1000
-"""Of a timeline's width."""
 _OUTLINED = 150
-"""Up to so many bars of a category have an outline; of thinner ones it would hide the colour."""
+"""Up to so many bars of a category have a grey outline; of thinner ones it would hide the colour."""
 
 
 def timelines(
@@ -620,16 +618,11 @@ def _timeline(candidate: Answer, bars: Sequence[TimelineBar]) -> go.Figure:
     in_order = sorted(known, key=lambda lane: (homes.index(home(lane)), not computes(lane)))
     lanes = [text.esc(lane) for lane in in_order if lane in kept]
     categories = dict.fromkeys(bar.category for bar in bars)
-    alone = _alone(bars)
     traces = []
     for category, style in _part_styles(list(categories)).items():
         own = [bar for bar in bars if bar.category == category]
-        edge: dict[str, Any] = {"width": 0.5, "color": "rgba(60,60,60,0.45)"}
-        if len(own) > _OUTLINED:
-            edge["width"] = 0.0
-            if alone.intersection(own):
-                edge = {"width": [float(bar in alone) for bar in own], "color": style["color"]}
         # Plotly widens an opaque bar without outline to a whole pixel, which would hide its neighbours.
+        edge = {"width": 0.5, "color": "rgba(60,60,60,0.45)" if len(own) <= _OUTLINED else style["color"]}
         look = {"color": draw.translucent(style["color"], _NOT_QUITE_OPAQUE), "line": edge}
         lengths = [(bar.end_s - bar.start_s) / unit.scale for bar in own]
         starts = [bar.start_s / unit.scale for bar in own]
@@ -646,23 +639,6 @@ def _timeline(candidate: Answer, bars: Sequence[TimelineBar]) -> go.Figure:
         bargap=0.2,
         dragmode="zoom",
     )
-
-
-def _alone(bars: Sequence[TimelineBar]) -> set[TimelineBar]:
-    """The bars narrower than a pixel, without a neighbour within two: only an outline makes them visible."""
-    pixel_s = max((bar.end_s for bar in bars), default=0.0) / _PIXELS
-    lanes: dict[str, list[TimelineBar]] = {}
-    for bar in sorted(bars, key=lambda bar: bar.start_s):
-        lanes.setdefault(bar.lane, []).append(bar)
-    thin = set()
-    for lane in lanes.values():
-        before_s = [-math.inf, *(bar.end_s for bar in lane)]
-        after_s = [*(bar.start_s for bar in lane[1:]), math.inf]
-        for bar, before, after in zip(lane, before_s, after_s, strict=False):
-            gap = min(bar.start_s - before, after - bar.end_s)
-            if bar.end_s - bar.start_s < pixel_s and gap > 2 * pixel_s:
-                thin.add(bar)
-    return thin
 
 
 def _told(bar: TimelineBar) -> str:

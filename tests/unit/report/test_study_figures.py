@@ -147,11 +147,12 @@ def test_one_slow_device_is_a_sentence_and_a_table_over_each_candidates_own_step
     assert "resilience" not in factory.sections(result), "only where a study asks for it"
 
 
-def test_a_lane_of_short_bars_far_apart_is_not_empty(result: StudyResult) -> None:
-    wafer = result.candidates[1]
-    bars = [replace(wafer.timeline[0], start_s=float(at), end_s=at + 1e-5) for at in range(200)]
-    (trace,) = drawn(replace(wafer, timeline=tuple(bars), step_time_s=200.0)).figure.data
-    assert set(trace.marker.line.width) == {1.0}, "an outline makes each visible"
+def test_many_short_bars_have_an_outline_in_their_colour(result: StudyResult) -> None:
+    bars = [
+        replace(result.candidates[1].timeline[0], start_s=float(at), end_s=at + 1e-5) for at in range(200)
+    ]
+    (trace,) = drawn(replace(result.candidates[1], timeline=tuple(bars), step_time_s=200.0)).figure.data
+    assert trace.marker.line.width > 0
     assert all(length > 0 for length in trace.x)
 
 
