@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from perfsim.report.document import document_text, plain
 from perfsim.report.page import Page, Section, caveats_section
 from perfsim.report.study import inputs_section
 from perfsim.report.sweep_figures import MAX_ROWS, answer_cells, change_table, drawn, series_table
-from perfsim.report.table import Cell, Field, Table
+from perfsim.report.table import Cell, Table, Value
 from perfsim.studies.answers import PointResult
 from perfsim.studies.scaling import Match, Series
 from perfsim.studies.trust import confidence
@@ -27,38 +26,42 @@ _MAX_DIFFERENCES = 12
 """Values that differ, in a row of many variants."""
 
 
-def _points_table(result: SweepResult, *, feasible: bool = True) -> Table:
-    """At most `MAX_ROWS` points with answers or reasons; if not `feasible` only those without a plan."""
-    listed = [point for point in result.points if feasible or not point.feasible]
-    points = text.thinned(listed, MAX_ROWS)
-    paths = list(dict.fromkeys(path for point in listed for path, _ in point.circumstances))
-    caption = "In the order of the grid."
-    if len(points) < len(listed):
-        caption = (
-            f"{len(points):,} of {len(listed):,} points, evenly spread in the order of the grid; "
-            "summary.json has all, and so has the file of --table."
+def _all_points(result: SweepResult) -> Section:
+    """At most `MAX_ROWS` points of the grid, with an answer or the reason why there is none."""
+    points = text.thinned(result.points, MAX_ROWS)
+    paths = list(dict.fromkeys(path for point in result.points for path, _ in point.circumstances))
+    caption = "In the order of the grid; the reason says what would have to change."
+    if len(points) < len(result.points):
+        caption += (
+            f" {len(points):,} of {len(result.points):,} points, evenly spread; summary.json has all, and so "
+            "has the file of --table."
         )
 
-    def at(path: str, point: PointResult) -> Any:
-        return dict(point.circumstances).get(path)
+    def row(point: PointResult) -> list[Cell | Value]:
+        known = answer_cells(point) if point.feasible else {}
+        return [
+            *(point.system, point.strategy, point.num_devices, point.batch_text or None),
+            *map(dict(point.circumstances).get, paths),
+            *map(known.get, ("time", "wall", "step", "MFU", "layout")),
+            "; ".join(point.reasons),
+        ]
 
-    def answer(name: str, point: PointResult) -> Any:
-        return answer_cells(point)[name] if point.feasible else None
-
-    columns: dict[str, Field[PointResult]] = {
-        "system": (None, "system"),
-        "strategy": (None, "strategy"),
-        "devices": (text.COUNT, "num_devices"),
-        "batch": (text.COUNT, lambda point: point.batch_text or None),
-        **{text.human(path): (None, partial(at, path)) for path in paths},
+    columns = {
+        "system": None,
+        "strategy": None,
+        "devices": text.COUNT,
+        "batch": text.COUNT,
+        **dict.fromkeys(map(text.human, paths)),
+        **dict.fromkeys(("time to the target", "on the wall", "step"), text.TIME),
+        "MFU": text.SHARE,
+        "layout": None,
+        "reason": None,
     }
-    if feasible:
-        called = {"time": "time to the target", "wall": "on the wall"}
-        units = dict.fromkeys(("time", "wall", "step"), text.TIME) | {"MFU": text.SHARE}
-        for name in (*units, "layout"):
-            columns[called.get(name, name)] = units.get(name), partial(answer, name)
-    columns["reason"] = None, lambda point: "; ".join(point.reasons)
-    return Table.each(points, columns, caption)
+    without = len(result.points) - len(result.feasible)
+    fold = f"{len(points):,} points" + (f", {without:,} without a plan" if without else "")
+    table = Table.of(columns, map(row, points), caption)
+    lead = "Every point of the grid in its order, with and without a plan."
+    return Section("All points", lead, table=table, fold=fold if result.feasible else "", slug="points")
 
 
 def sweep_lines(result: SweepResult) -> list[str]:
@@ -109,14 +112,7 @@ def sweep_page(result: SweepResult) -> Page:
     if result.feasible:
         sections = [*drawn(result), *_policies(result), *_differences(result)]
     sections += caveats_section(result.caveats, result.verdict)
-    if 0 < len(result.feasible) < len(result.points):
-        lead = "For each of these points the reason says what would have to change."
-        table = _points_table(result, feasible=False)
-        sections.append(Section("Without a plan", lead, table=table, slug="without"))
-    every = _points_table(result)
-    lead = "Every point of the grid in its order, with and without a plan."
-    fold = f"{len(every.rows):,} points" if result.feasible else ""
-    sections.append(Section("All points", lead, table=every, fold=fold, slug="points"))
+    sections.append(_all_points(result))
     sections.append(inputs_section(result.assumptions))
     scale, note = (None, "") if result.changes and not result.scalings else _scale(result)
     sentences = list(result.sentences)

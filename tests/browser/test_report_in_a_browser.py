@@ -226,6 +226,7 @@ def test_a_curve_has_its_points_and_a_point_without_a_plan_its_reason(
 ) -> None:
     page = open_page(swept(tmp_path, GRID)).page
     assert page.locator("#figure-scaling .scatterlayer .point").count() == 3
+    page.get_by_text("points, 1 without a plan").click()
     reason = page.get_by_text("global_batch_size 2 gives some of 4 systems nothing").first
     reason.scroll_into_view_if_needed()
     assert reason.is_visible()

@@ -120,7 +120,7 @@ def test_the_page_has_curves_bounded_equals_every_point_with_its_reason_and_the_
     result: SweepResult,
 ) -> None:
     sections = sections_of(result)
-    shown = ["scaling", "equals", "cost", "step-time", "without", "points", "assumptions"]
+    shown = ["scaling", "equals", "cost", "step-time", "points", "assumptions"]
     assert list(sections) == shown, "the verdict says the only caveat"
     equals = sections["equals"].table.shown()
     assert equals[0][2] == "\u2264 1 (\u2264 1 to 2.01) CS-2"
