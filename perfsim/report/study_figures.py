@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, cycle, groupby, pairwise
 from typing import Any
@@ -500,6 +500,7 @@ def _roofline(table: Table, roofline: Roofline) -> go.Figure:
     peak = max(roofline.peaks_flop_per_s.values(), default=max(ys))
     ridge = peak / roofline.memory_bytes_per_s
     x_ends = min(ridge / 8, min(xs) / 10), 4 * max(ridge, *xs)
+    y_ends = min(peak / 20, min(ys) / 4), 2 * peak
     # Memory gives a slope up to the ridge, each precision a level line beyond its own ridge.
     name = f"memory {text.si(roofline.memory_bytes_per_s, 'B/s')}"
     slope = [roofline.memory_bytes_per_s * x_ends[0], peak]
@@ -518,18 +519,10 @@ def _roofline(table: Table, roofline: Roofline) -> go.Figure:
     return draw.figure(
         "FLOP/s of a device by FLOPs per byte",
         traces,
-        _powers("FLOP per byte of device memory", x_ends, "{:,g}".format),
-        _powers("FLOP/s", (min(peak / 20, min(ys) / 4), 2 * peak), lambda tick: text.si(tick, "")),
+        draw.log_axis("FLOP per byte of device memory", x_ends, x_ends),
+        draw.log_axis("FLOP/s", y_ends, y_ends),
         460,
     )
-
-
-def _powers(title: str, ends: tuple[float, float], written: Callable[[float], str]) -> dict[str, Any]:
-    """A logarithmic axis with a tick for each power of ten."""
-    low, high = (math.log10(end) for end in ends)
-    ticks = [10.0**power for power in range(math.ceil(low), math.floor(high) + 1)]
-    shown = {"tickmode": "array", "tickvals": ticks, "ticktext": [written(tick) for tick in ticks]}
-    return draw.axis(title, type="log", range=[low, high], **shown)
 
 
 # The tasks of a step as a Gantt chart: one lane per stream, coloured by category.
