@@ -189,14 +189,6 @@ def test_where_weight_inputs_are_as_large_as_activations_zero_bubble_holds_what_
         assert set(held) == {promised}, "the same on every stage"
 
 
-@given(st.integers(2, 6), st.integers(1, 12))
-def test_1f1b_never_holds_more_than_gpipe(pipeline: int, microbatches: int) -> None:
-    lean, full = (orders_of(name, pipeline, 1, microbatches) for name in ("1f1b", "gpipe"))
-    assert all(
-        peak(a, 1, 0, split=False) <= peak(b, 1, 0, split=False) for a, b in zip(lean, full, strict=True)
-    )
-
-
 # --------------------------------------------------------------------------------------- bubble
 Times = tuple[float, float, float]
 """Seconds of F, B and W of one micro-batch through all chunks of a rank."""

@@ -195,11 +195,6 @@ def test_chunks_only_gain_and_gain_no_more_than_what_they_hide(
         assert layers_s - pieces_s <= 2 * most_hidden_s(whole)
 
 
-def test_one_chunk_is_the_layer_level() -> None:
-    once, again = (streamed(layout=layout).graph for layout in ({}, {"stream_chunks": 1}))
-    assert once.digest() == again.digest()
-
-
 # ------------------------------------------------------------------------------ the roof in tokens
 def weights_are_hidden(tokens: int) -> bool:
     """Whether a layer's forward begins, in the simulated step, when the one before it ends.

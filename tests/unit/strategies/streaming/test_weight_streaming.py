@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from perfsim.base.errors import LayoutError, MemoryCapacityError
 from perfsim.catalog import default_catalog
 from perfsim.costs.price import Costs, price
-from perfsim.costs.wafer import WaferCosts
 from perfsim.engine import critical_path
 from perfsim.specs.layout import StreamingLayout
 from perfsim.strategies import Plan, strategy
@@ -54,15 +52,6 @@ def test_matrices_are_streamed_and_attention_is_not_a_weight() -> None:
     kernels = {kernel.name: kernel for work in graph.works for kernel in work.kernels}
     assert kernels["fc1"].partition == kernels["lm_head"].partition == "streamed"
     assert kernels["scores"].partition == kernels["context"].partition == "none"
-
-
-def test_the_second_step_is_the_steady_state() -> None:
-    plan = planned()
-    graph = toys.graph_of(plan)
-    trace = critical_path(graph, price(graph, WaferCosts(plan.topology, plan.job.recipe)))
-    first, second = np.diff([0.0, *trace.step_end_s])
-    assert second == trace.step_time_s
-    assert second == pytest.approx(first, rel=0.2)
 
 
 # ------------------------------------------------------------------------------------- layouts

@@ -46,7 +46,7 @@ def layout_of(text: str) -> ParallelLayout:
 def path_s(question: Question, layout: ParallelLayout) -> float:
     job = question.job
     priced = Priced(job, Columns.of(job, layout), question.topology, question.costs)
-    return float(path_steps_s(priced, np.arange(1), True)[0])
+    return float(path_steps_s(priced, np.arange(1))[0])
 
 
 def simulated_s(question: Question, layout: ParallelLayout, *, contention: bool = True) -> float:

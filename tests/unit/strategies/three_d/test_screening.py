@@ -35,15 +35,6 @@ def both(plan: Plan, seconds: dict[str, float], costs_class: type = toys.TableCo
     return strategy(plan.strategy).estimate_s(plan, costs), simulated
 
 
-@pytest.mark.parametrize("microbatches", [1, 2, 7, 16])
-@pytest.mark.parametrize("pipeline", [1, 2, 4])
-def test_equal_stages_are_exact(pipeline: int, microbatches: int) -> None:
-    plan = toys.plan("3d", toys.job(microbatches), ParallelLayout(pipeline=pipeline))
-    estimated, simulated = both(plan, LAYERS)
-    assert estimated == pytest.approx(simulated)
-    assert simulated == (microbatches + pipeline - 1) * 6.0 * 8 / pipeline
-
-
 def test_the_slowest_stage_sets_the_pace() -> None:
     layout = ParallelLayout(pipeline=2, layers_per_stage=(2, 6))
     estimated, simulated = both(toys.plan("3d", toys.job(16), layout), LAYERS)

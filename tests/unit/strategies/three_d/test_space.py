@@ -99,12 +99,6 @@ def test_combinations_of_degrees_without_a_layout_are_counted(
     assert legal.indivisible(16, free) == combinations - len(pairs)
 
 
-def test_layers_that_do_not_divide_are_spread_with_fewer_on_the_last_stage() -> None:
-    assert divided("1f1b", 3, 1, 8).layers == (3, 3, 2)
-    assert divided("1f1b", 4, 1, 9).layers == (2, 2, 3, 2)
-    assert divided("interleaved", 2, 3, 8).layers == (1, 1, 1, 2, 2, 1)
-
-
 FUSED = {"attention": "flash", "dropout": False}
 EXPERTS = {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 512}
 
