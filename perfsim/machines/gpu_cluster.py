@@ -313,15 +313,6 @@ class _FatTreeNetwork(Network):
         peer = int(np.lexsort((-most, -nodes, fewest, nodes == 1))[0])
         return work.group._replace(start=work.group.start + spread[1].first(peer))
 
-    def peers_keep_step(self, layout: ParallelLayout, /) -> bool:
-        """Whether tensor peers are in one node, synchronise after every block, and uplinks are not thin.
-
-        Where weight gradients are a pass of their own, peers synchronise only at its end.
-        """
-        inside = self.tree.devices_per_node % layout.tensor == 0
-        thin = self.tree.has_thin_uplinks(rated=True)
-        return inside and not thin and not schedule_called(layout.schedule).has("splits_backward")
-
     def _port_demand(self, graph: TaskGraph) -> float:
         """The most bytes/s that overlapping communications can ask of one NVLink port, an upper bound.
 

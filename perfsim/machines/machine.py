@@ -125,10 +125,6 @@ class Network:
         """Of the groups in which `width` peers do this work, the one that it takes longest for."""
         return work.group
 
-    def peers_keep_step(self, _layout: Any, /) -> bool:
-        """Whether tensor peers never send on shared links before the slowest peer could."""
-        return True
-
 
 class Setting(NamedTuple):
     """A setting of a layout, by its name in YAML."""

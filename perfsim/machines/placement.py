@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from math import gcd
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -21,10 +20,8 @@ from perfsim.engine.tables import TOLERANCE, Flow
 from perfsim.machines import network_of
 from perfsim.machines.machine import Network, Traffic
 from perfsim.network import Topology
-from perfsim.strategies import Plan
 from perfsim.work import TaskGraph, peer_classes, unfold
 from perfsim.work.graph import Ragged, offsets
-from perfsim.work.unfold import as_slowest_peers
 
 # Which peers of a folded graph differ, because their groups lie differently over the nodes.
 #
@@ -200,8 +197,6 @@ class Placed(NamedTuple):
     """The class of each peer; peers of one class are written once."""
     note: str = ""
     """A remark on how ranks that differ are simulated; empty where peers are alike."""
-    factors: Mapping[int, float] = MappingProxyType({})
-    """Slow ranks as simulated, and how many times as long each one computes."""
 
     def pacing_links(self) -> dict[int, str]:
         """The kind of link that sets the pace of each class of communication: the fullest that it crosses."""
@@ -255,42 +250,3 @@ def place(
     if contention:
         links = SharedLinks.of(unfolded.graph, network, peers=classes)
     return Placed(unfolded.graph, unfolded.rank, links, network, classes, note)
-
-
-# Graphs with stragglers: each slow rank apart from its peers, or together with its tensor peers.
-#
-# Tensor peers wait for one another after every block, so a step with one straggler takes exactly as long if
-# all its tensor peers are as slow (`work.unfold.as_slowest_peers`). That halves the classes of ranks and
-# keeps their chains of tasks whole. It holds only where the peers are alike otherwise: their positions are
-# alike, and no peer could take its share of a link earlier than the straggler.
-
-MANY_TASKS = 100_000
-"""Folded tasks above which tensor peers are as slow as their straggler; below, their waiting is shown."""
-TOGETHER = (
-    "the straggler's tensor peers are simulated as slow as it is: the step time is the same, and their wait "
-    "for it counts as compute"
-)
-
-
-def place_stragglers(
-    folded: TaskGraph,
-    plan: Plan,
-    factors: Mapping[int, float],
-    topology: Topology | None = None,
-    *,
-    step_only: bool = False,
-) -> Placed:
-    """Unfold the ranks of `factors`; a single straggler stays with its tensor peers where that is exact.
-
-    That is done for large graphs, and always where only the step time matters (`step_only`). `topology` is
-    the plan's unless links are degraded.
-    """
-    topology = topology or plan.topology
-    may_join = len(factors) == 1 and plan.layout.tensor > 1 and not len(topology.edges.slow)
-    if may_join and (step_only or len(folded) > MANY_TASKS):
-        alike = as_slowest_peers(folded, factors)
-        placed = place(folded, topology, marks=alike)
-        apart = placed.network.peer_places(folded.works, folded.width, False) is not None
-        if not apart and (not placed.links.flows or placed.network.peers_keep_step(plan.layout)):
-            return placed._replace(factors=alike, note=TOGETHER)
-    return place(folded, topology, marks=factors)._replace(factors=factors)

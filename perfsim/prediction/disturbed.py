@@ -19,7 +19,7 @@ from perfsim.engine.failures import (
     with_stragglers,
 )
 from perfsim.engine.trace import Trace
-from perfsim.machines.placement import MOST_TASKS, Placed, place, place_stragglers
+from perfsim.machines.placement import MOST_TASKS, Placed, place
 from perfsim.network import Topology
 from perfsim.network.collectives import num_steps, tree_rounds
 from perfsim.prediction.run import Evaluation, Perturbed
@@ -27,6 +27,8 @@ from perfsim.specs.calibration import CollectiveOp
 from perfsim.specs.perturbations import PerturbationSpec, ResilienceSpec
 from perfsim.work import Kind, RankGroup, TaskGraph, Work
 from perfsim.work.unfold import expand
+
+ALIKE = "all replicas have the same jitter, as separate ones are too many tasks: a lower bound"
 
 
 def perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
@@ -46,11 +48,6 @@ def perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
     apart = bool(spec.jitter) and replicas * len(evaluation.graph) <= MOST_TASKS
     numbers = range(spec.draws if spec.jitter or spec.step_stragglers is not None else 1)
     draws = [_draw(evaluation, spec, topology, number, apart=apart) for number in numbers]
-    notes = [placed.note for _, placed in draws if placed.factors]
-    if spec.jitter and not apart:
-        notes.insert(
-            0, "all replicas have the same jitter, as separate ones are too many tasks: a lower bound"
-        )
     draws.sort(key=lambda draw: draw[0].step_time_s)
     trace, placed = draws[(len(draws) - 1) // 2]
     run = None
@@ -64,7 +61,7 @@ def perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
         unperturbed_step_time_s=evaluation.step_time_s,
         draws_s=tuple(drawn.step_time_s for drawn, _ in draws),
         tasks=len(trace.graph),
-        note="; ".join(dict.fromkeys(filter(None, notes))),
+        note=ALIKE if spec.jitter and not apart else "",
         run=run,
     )
     return replace(evaluation, trace=trace, disturbed=placed, perturbed=summary)
@@ -88,15 +85,11 @@ def _draw(
         for rank in np.flatnonzero(rng.random(devices) < spec.step_stragglers.share).tolist():
             factors[rank] = factors.get(rank, 1.0) * spec.step_stragglers.factor
     factors = {rank: factor for rank, factor in factors.items() if factor != 1.0}
-    if spec.jitter:
-        marks: dict[int, Hashable] = dict(factors)
-        if apart:
-            replica = {rank: rank % folded.width // plan.layout.tensor for rank in range(devices)}
-            marks = {rank: (factors.get(rank), number) for rank, number in replica.items()}
-        placed = place(folded, topology, marks=marks)
-    else:
-        placed = place_stragglers(folded, plan, factors, topology)
-        factors = dict(placed.factors)
+    marks: dict[int, Hashable] = dict(factors)
+    if apart:
+        replica = {rank: rank % folded.width // plan.layout.tensor for rank in range(devices)}
+        marks = {rank: (factors.get(rank), number) for rank, number in replica.items()}
+    placed = place(folded, topology, marks=marks)
     graph = placed.graph
     step = replace(evaluation.step, placed=placed)
     duration_s = with_stragglers(graph, step.duration_s, placed.rank, factors)
@@ -134,12 +127,11 @@ class Resilience:
         plan = evaluation.plan
         rank = min(spec.rank, plan.topology.num_devices - 1)
         severities = sorted({1.0, *spec.severities})
-        placed = place_stragglers(evaluation.graph, plan, {rank: severities[-1]}, step_only=True)
+        placed = place(evaluation.graph, plan.topology, marks={rank: severities[-1]})
         step = replace(evaluation.step, placed=placed)
         points = []
         for severity in severities:
-            factors = dict.fromkeys(placed.factors, severity)
-            slow_s = with_stragglers(placed.graph, step.duration_s, placed.rank, factors)
+            slow_s = with_stragglers(placed.graph, step.duration_s, placed.rank, {rank: severity})
             points.append(ResiliencePoint(severity, step.run(slow_s).step_time_s))
         return cls(label, rank, tuple(points))
 

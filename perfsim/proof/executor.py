@@ -194,7 +194,6 @@ class Executor:
             if quantity.endswith("shard"):
                 flat = share.layouts[number].shard(flat, ranks.sharding(rank, number))
             return record.clipping * flat if CLIPPED in quantity else flat
-        losses = record.later_losses.get(number, record.losses)
-        whole: Floats = losses if quantity == "loss" else getattr(record, quantity)[number]
+        whole: Floats = getattr(record, "losses" if quantity == "loss" else quantity)[number]
         own = whole[ranks.rows(rank, claim.microbatch)][:, ranks.places(rank)]
         return np.array(own.sum()) if quantity == "loss" else own

@@ -90,17 +90,19 @@ class Tape:
         """A term that enters the sum over tensor peers once: zero but on the first peer."""
         return x if self.share.leads else self.moved(x, np.zeros_like(x.value), np.zeros_like)
 
-    def piece(self, x: Node, start: int, stop: int, axis: int = -1) -> Node:
-        """Some entries along an axis."""
-        where: list[slice] = [slice(None)] * x.value.ndim
-        where[axis] = slice(start, stop)
+    def arranged(self, x: Node, how: Callable[[Any], Any]) -> Node:
+        """Its entries in another shape or order, some of them or some more than once."""
+        number = how(np.arange(x.value.size).reshape(x.value.shape))
 
         def back(d: Floats) -> Floats:
-            whole = np.zeros_like(x.value)
-            whole[tuple(where)] = d
-            return whole
+            whole: Floats = np.bincount(number.ravel(), d.ravel(), x.value.size).astype(float)
+            return whole.reshape(x.value.shape)
 
-        return self.moved(x, x.value[tuple(where)], back)
+        return self.moved(x, how(x.value), back)
+
+    def piece(self, x: Node, start: int, stop: int) -> Node:
+        """Some entries along the last axis."""
+        return self.arranged(x, lambda values: values[..., start:stop])
 
     def joined(self, *parts: Node) -> Node:
         """Parts one after the other along the last axis."""
@@ -108,19 +110,9 @@ class Tape:
         whole = np.concatenate([part.value for part in parts], axis=-1)
         return self.add(whole, parts, lambda _, d: (np.split(d, ends, axis=-1), []))
 
-    def repeated(self, x: Node, count: int) -> Node:
-        """One head for all."""
-        whole = np.repeat(x.value, count, axis=HEADS)
-        return self.moved(x, whole, lambda d: np.asarray(d.sum(axis=HEADS, keepdims=True)))
-
     def split_heads(self, x: Node, count: int) -> Node:
         """(n, s, heads * d) to (n, heads, s, d)."""
-        return self.moved(x, _split(x.value, count), _merged)
-
-    def merge_heads(self, x: Node) -> Node:
-        """(n, heads, s, d) to (n, s, heads * d)."""
-        count = x.value.shape[HEADS]
-        return self.moved(x, _merged(x.value), lambda d: _split(d, count))
+        return self.arranged(x, lambda values: values.reshape(*values.shape[:2], count, -1).swapaxes(1, 2))
 
     # ------------------------------------------------------------------------ norms and linears
     def norm(self, x: Node, name: str) -> Node:
@@ -233,12 +225,6 @@ class Tape:
         p = _softmax(logits.value)
         return self.moved(logits, p, lambda d: p * (d - (d * p).sum(axis=-1, keepdims=True)))
 
-    def slots(self, z: Node, k: int) -> Node:
-        """A row for every slot of a token."""
-        n, s, hidden = z.value.shape
-        rows = np.repeat(z.value.reshape(-1, hidden), k, axis=0)
-        return self.moved(z, rows, lambda d: np.asarray(d.reshape(n, s, k, hidden).sum(axis=2)))
-
     def weighted(self, outputs: Node, p: Node) -> Node:
         """Rows summed to tokens with the probabilities of their experts; a dropped row has weight zero."""
         routing: Routing = self.given["routing"]
@@ -280,8 +266,8 @@ class Tape:
         return self.add(x, [], back)
 
     # --------------------------------------------------------------------------------- backward
-    def back(self, weights: Weights, arrived: dict[Node, Floats]) -> tuple[dict[Node, Floats], Gradients]:
-        """From the gradients of some nodes to those of all before them, and of weights."""
+    def back(self, weights: Weights, arrived: dict[Node, Floats]) -> Gradients:
+        """Add to the gradients that arrived those of all nodes before them; returns those of weights."""
         of_weights: Gradients = []
         for node in reversed(self.nodes):
             gradient = arrived.get(node)
@@ -291,7 +277,7 @@ class Tape:
             of_weights += made
             for parent, value in zip(node.parents, inputs, strict=True):
                 arrived[parent] = arrived[parent] + value if parent in arrived else value
-        return arrived, of_weights
+        return of_weights
 
 
 # What operations compute with.
@@ -314,14 +300,6 @@ def _summed_rows(of_rows: Floats, weights: Floats, expert: Ints | None) -> Float
     total = np.zeros_like(weights)
     np.add.at(total, expert, of_rows)
     return total
-
-
-def _split(x: Floats, count: int) -> Floats:
-    return x.reshape(*x.shape[:2], count, x.shape[-1] // count).swapaxes(1, 2)
-
-
-def _merged(x: Floats) -> Floats:
-    return x.swapaxes(1, 2).reshape(x.shape[0], x.shape[2], x.shape[1] * x.shape[3])
 
 
 def _mean(x: Floats) -> Floats:
@@ -470,16 +448,18 @@ def _latent_heads(tape: Tape, z: Node) -> tuple[Node, ...]:
     width = latent.kv_lora_rank
     of_pairs = tape.norm(tape.piece(down, 0, width), "pair_norm")
     pairs = tape.split_heads(tape.product(of_pairs, "pair"), share.heads)
+    to_all = partial(np.repeat, repeats=share.heads, axis=HEADS)
     common = tape.rotated(tape.split_heads(tape.piece(down, width, width + latent.qk_rope_head_dim), 1))
     turned = tape.rotated(tape.piece(queries, plain, plain + latent.qk_rope_head_dim))
     q = tape.joined(tape.piece(queries, 0, plain), turned)
-    k = tape.joined(tape.piece(pairs, 0, plain), tape.repeated(common, share.heads))
+    k = tape.joined(tape.piece(pairs, 0, plain), tape.arranged(common, to_all))
     return q, k, tape.piece(pairs, plain, plain + latent.v_head_dim)
 
 
 def _output(tape: Tape, context: Node) -> Node:
     """Output projection: this peer's part of the block's output."""
-    return tape.product(tape.merge_heads(context), "projection", adds=tape.share.leads)
+    merged = tape.arranged(context, lambda x: x.swapaxes(1, 2).reshape(len(x), x.shape[2], -1))
+    return tape.product(merged, "projection", adds=tape.share.leads)
 
 
 def _mlp(tape: Tape, x: Node, attended: Node) -> Node:
@@ -510,7 +490,8 @@ def _router(tape: Tape, x: Node, attended: Node) -> tuple[Node, ...]:
     z = tape.norm(total, "norm2")
     p = tape.probabilities(tape.product(z, "router"))
     k = tape.share.model.experts.top_k if tape.share.model.experts else 0
-    return total, z, tape.slots(z, k), p
+    rows = tape.arranged(z, lambda values: np.repeat(values.reshape(-1, values.shape[-1]), k, axis=0))
+    return total, z, rows, p
 
 
 def _combine(tape: Tape, total: Node, rows: Node, p: Node, *shared: Node) -> Node:
@@ -524,7 +505,8 @@ def _scores(tape: Tape, y: Node) -> Node:
     Rows that pad the rank's part of the words take no part in the softmax.
     """
     name = "mtp_norm" if "mtp_norm.scale" in tape.weights else "head_norm"
-    z = tape.norm(tape.piece(y, 0, tape.given["targets"].shape[1], axis=1), name)
+    count = tape.given["targets"].shape[1]
+    z = tape.norm(tape.arranged(y, lambda values: values[:, :count]), name)
     made = tape.product(z, WORDS[HEAD], "nk")
     made.value[..., tape.share.real_rows :] = -np.inf
     return made
@@ -537,6 +519,13 @@ class _Row(NamedTuple):
     takes: tuple[str, ...]
     makes: tuple[str, ...]
     of_blocks_with: str = ""
+
+    def carried_out(self, tape: Tape, nodes: Mapping[str, Node]) -> dict[str, Node]:
+        """The nodes that it makes from those that it takes; nothing in a block that has no such part."""
+        if self.of_blocks_with and self.of_blocks_with not in tape.weights:
+            return {}
+        made = self.run(tape, *(nodes[name] for name in self.takes if name in nodes))
+        return dict(zip(self.makes, made if isinstance(made, tuple) else (made,), strict=True))
 
 
 ATTENTION = ("join", "heads", "core", "output")
@@ -568,10 +557,10 @@ class _Part(NamedTuple):
     def backward(self, weights: Weights, gradients: dict[str, Floats]) -> Gradients:
         """Replace gradients of what it made by those of what it took, which are added to earlier ones."""
         made = {node: gradients.pop(name) for name, node in self.makes.items() if name in gradients}
-        arrived, of_weights = self.tape.back(weights, made)
+        of_weights = self.tape.back(weights, made)
         for name, node in self.takes.items():
-            if node in arrived:
-                gradients[name] = gradients[name] + arrived[node] if name in gradients else arrived[node]
+            if node in made:
+                gradients[name] = gradients[name] + made[node] if name in gradients else made[node]
         return of_weights
 
 
@@ -598,19 +587,15 @@ class Block:
     ) -> None:
         """Carry out the parts that the block has and did not keep."""
         for name in names:
-            row = PARTS[name]
+            if name not in self.parts:
+                tape = Tape(weights, share, self.results, given or {})
+                takes = {
+                    taken: Node(self.values[taken]) for taken in PARTS[name].takes if taken in self.values
+                }
+                if makes := PARTS[name].carried_out(tape, takes):
+                    self.parts[name] = _Part(takes, makes, tape)
             if name in self.parts:
                 self.values |= {array: node.value for array, node in self.parts[name].makes.items()}
-                continue
-            if row.of_blocks_with and row.of_blocks_with not in weights:
-                continue
-            tape = Tape(weights, share, self.results, given or {})
-            takes = {taken: Node(self.values[taken]) for taken in row.takes if taken in self.values}
-            made = row.run(tape, *takes.values())
-            nodes = made if isinstance(made, tuple) else (made,)
-            makes = dict(zip(row.makes, nodes, strict=True))
-            self.parts[name] = _Part(takes, makes, tape)
-            self.values |= {array: node.value for array, node in makes.items()}
 
     def backward(self, names: tuple[str, ...], weights: Weights) -> Gradients:
         """Go back through parts, from the gradients of what they made; returns those of weights."""

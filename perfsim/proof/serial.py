@@ -10,7 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
-from perfsim.proof.operations import ATTENTION, FEED_FORWARD, Block, Routing, cross_entropy, statistics
+from perfsim.proof.operations import (
+    ATTENTION,
+    FEED_FORWARD,
+    PARTS,
+    Node,
+    Routing,
+    Tape,
+    cross_entropy,
+    statistics,
+)
 from perfsim.proof.parameters import EXPERTS, WORDS, Share, Weights, blocks
 from perfsim.specs.model import Experts, TransformerConfig
 from perfsim.work import EMBEDDING, HEAD
@@ -152,10 +161,8 @@ def drawn_routing(
 class Record:
     """Values of one step of serial training; `hidden[k]` is the input of layer k."""
 
-    losses: Floats
-    """The part of each token in the mean loss, shape (samples, positions)."""
-    later_losses: dict[int, Floats] = field(default_factory=dict)
-    """The same for every module of multi-token prediction, by its layer."""
+    losses: dict[int, Floats] = field(default_factory=dict)
+    """The part of each token in the mean loss, shape (samples, positions), by LM head or module."""
     hidden: list[Floats] = field(default_factory=list)
     attention: list[Floats] = field(default_factory=list)
     gradient: dict[int, Floats] = field(default_factory=dict)
@@ -173,7 +180,7 @@ class Record:
     @property
     def loss(self) -> float:
         """Mean loss of the step."""
-        return float(self.losses.sum() + sum(map(np.sum, self.later_losses.values())))
+        return float(sum(map(np.sum, self.losses.values())))
 
 
 def train(training: SmallTraining) -> list[Record]:
@@ -205,76 +212,55 @@ def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -
     A module of multi-token prediction reads the output of the module before it; the first module reads the
     last layer.
     """
-    record = Record(np.zeros(training.batch))
+    record = Record()
     share = training.share
     layouts = share.layouts
-    flats = {block: np.zeros(layouts[block].size) for block in weights}
     num_layers = training.model.num_layers
-    blocks_run: dict[int, Block] = {}
+    modules = range(num_layers, num_layers + training.model.mtp_num_layers)
+    parts_of = {EMBEDDING: ("lookup",), HEAD: ("scores",)}
+    carried_out: list[tuple[int, str, Tape, Node | None]] = []
+    """Parts by block and name, each with its tape and the hidden states before it."""
+    arrived: dict[Node, Floats] = {}
+    """Gradients so far; before the way back those of the scores of words."""
 
     def read(block: int) -> Weights:
         """The weights that a block reads, with its experts, and of a module embedding and LM head."""
         own = weights[block] | weights.get(EXPERTS + block, {})
-        return own | weights[EMBEDDING] | weights[HEAD] if block >= num_layers else own
+        return own | weights[EMBEDDING] | weights[HEAD] if block in modules else own
 
-    def forward(block: int, parts: tuple[str, ...], x: Floats | None) -> Floats:
+    hidden: Node | None = None
+    for block in (EMBEDDING, *range(num_layers), HEAD, *modules):
         ahead = max(0, block - num_layers + 1)
         tokens, targets = training.words(step, ahead)
         given: dict[str, Any] = {"tokens": tokens, "targets": targets}
         if EXPERTS + block in weights:
             routing = training.routing(step, block)
             given |= {"routing": routing, "expert": routing.expert.ravel()}
-        run = blocks_run[block] = Block({} if x is None else {"hidden": x})
-        run.forward(parts, read(block), share.of_layer(block), given)
-        if "attended" in run.values:
-            record.attention.append(run.values["attended"])
-        hidden: Floats = run.values["hidden"]
-        return hidden
-
-    def backward(block: int, parts: tuple[str, ...], d: Floats | None = None) -> Floats:
-        """From the gradient of a block's output, and the loss behind it, to the gradient of its input."""
-        run = blocks_run[block]
-        run.gradients |= {} if d is None else {"hidden": d}
-        made = run.backward(parts, read(block))
+        nodes = {"hidden": hidden} if hidden else {}
+        for name in parts_of.get(block, (*ATTENTION, *FEED_FORWARD, "scores")):
+            tape = Tape(read(block), share.of_layer(block), given=given)
+            carried_out.append((block, name, tape, nodes.get("hidden")))
+            nodes |= PARTS[name].carried_out(tape, nodes)
+        hidden = nodes["hidden"]
+        if block != HEAD:
+            record.hidden.append(hidden.value)
+        if "attended" in nodes:
+            record.attention.append(nodes["attended"].value)
+        if "scores" in nodes:
+            scored = nodes["scores"].value
+            of_words = statistics(scored, targets, share)
+            count = training.num_tokens(ahead)
+            record.losses[block], d_scores = cross_entropy(scored, of_words, targets, count, share)
+            arrived[nodes["scores"]] = d_scores
+    flats = {block: np.zeros(layouts[block].size) for block in weights}
+    for block, name, tape, x in reversed(carried_out):
+        made = tape.back(read(block), arrived)
         for number in {block, EXPERTS + block, EMBEDDING, HEAD} & flats.keys():
             flats[number] += layouts[number].gradient(made)
-        dx: Floats = run.gradients.get("hidden", np.zeros(0))
-        return dx
-
-    def loss(block: int) -> Floats:
-        """The part of each token in the mean loss; leaves the gradient of the scores."""
-        ahead = max(0, block - num_layers + 1)
-        targets = training.words(step, ahead)[1]
-        count = training.num_tokens(ahead)
-        run = blocks_run[block]
-        scored = run.values["scores"]
-        of_words = statistics(scored, targets, share)
-        losses, run.gradients["scores"] = cross_entropy(scored, of_words, targets, count, share)
-        return losses
-
-    record.hidden.append(forward(EMBEDDING, ("lookup",), None))
-    modules = range(num_layers, num_layers + training.model.mtp_num_layers)
-    for layer in (*range(num_layers), *modules):
-        scored = ("scores",) if layer in modules else ()
-        record.hidden.append(forward(layer, (*ATTENTION, *FEED_FORWARD, *scored), record.hidden[-1]))
-    forward(HEAD, ("scores",), record.hidden[num_layers])
-    d = np.zeros_like(record.hidden[0])
-    for layer in (*reversed(modules), HEAD, *reversed(range(num_layers))):
-        if layer == HEAD:
-            record.losses = loss(HEAD)
-            d = d + backward(HEAD, ("scores",))
-            continue
-        if layer in modules:
-            record.later_losses[layer] = loss(layer)
-            d = d + backward(layer, ("scores",))
-        else:
-            record.gradient[layer + 1] = d
-        record.middle[layer] = backward(layer, FEED_FORWARD, d)
-        d = backward(layer, ATTENTION)
-        if layer in modules:
-            record.gradient[layer] = d
-    record.gradient[0] = d
-    backward(EMBEDDING, ("lookup",), d)
+        if x is not None and x in arrived:  # of the block's input, once its first part has added to it
+            record.gradient[num_layers if block == HEAD else block] = arrived[x]
+            if name in ("mlp", "router"):
+                record.middle[block] = arrived[x]
     record.weight_gradients = {block: layouts[block].views(flat) for block, flat in flats.items()}
     if training.model.tied_embeddings:
         both = sum(record.weight_gradients[block][words] for block, words in WORDS.items())

@@ -93,24 +93,6 @@ def peer_classes(graph: TaskGraph, marks: Mapping[int, Hashable] | None = None) 
         classes = refined
 
 
-def as_slowest_peers(graph: TaskGraph, factors: Mapping[int, float]) -> dict[int, float]:
-    """Slowdown of every rank (1 if absent) if all tensor peers are as slow as the slowest of them.
-
-    Tensor peers synchronise after every block, so they wait for the slowest anyway: the step time is
-    bitwise the same with stragglers in one tensor group, and no shorter with stragglers in several. Used
-    as marks, these factors halve the number of classes and keep chains whole.
-    """
-    inner = [meeting for meeting in _meetings_of(graph) if meeting.stride == 1 and meeting.size > 1]
-    meeting = min(inner, key=lambda candidate: candidate.size, default=ALONE)
-    slowdown: dict[int, float] = {}
-    for base in graph.bases:
-        for first in {meeting.first(offset) for offset in range(graph.width)}:
-            group = [base + offset for offset in meeting.offsets(first)]
-            slowest = max(factors.get(rank, 1.0) for rank in group)
-            slowdown |= dict.fromkeys(group, slowest) if slowest != 1.0 else {}
-    return slowdown
-
-
 def _groups(classes: Ids, meeting: Meeting) -> list[tuple[int, ...]]:
     """The distinct classes in each peer's group."""
     groups: dict[int, tuple[int, ...]] = {}

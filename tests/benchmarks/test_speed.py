@@ -26,7 +26,7 @@ from perfsim.engine import critical_path, simulate
 from perfsim.engine.failures import with_stragglers
 from perfsim.engine.trace import Trace
 from perfsim.machines import network_of
-from perfsim.machines.placement import Placed, SharedLinks, place_stragglers
+from perfsim.machines.placement import Placed, SharedLinks, place
 from perfsim.prediction.planner import Search, best_plan, plan_of
 from perfsim.prediction.question import Question, question_of
 from perfsim.prediction.run import Evaluation, Step, evaluated, graph_of
@@ -66,14 +66,11 @@ def folded_run(question: Question) -> Evaluation:
 
 
 def straggling_run(question: Question) -> Trace:
-    """The same with one slow rank, and only the ranks written that it makes unlike others.
-
-    Its tensor peers act with it, which leaves the time of the step as it is; as every verb does it.
-    """
+    """The same with one slow rank, and only the ranks written that it makes unlike others."""
     plan = plan_of(question)
-    placed = place_stragglers(graph_of(plan), plan, {700: 1.2})
+    placed = place(graph_of(plan), plan.topology, marks={700: 1.2})
     step = Step(placed, question.costs)
-    trace = step.run(with_stragglers(placed.graph, step.duration_s, placed.rank, placed.factors))
+    trace = step.run(with_stragglers(placed.graph, step.duration_s, placed.rank, {700: 1.2}))
     trace.mean_breakdown()
     return trace
 

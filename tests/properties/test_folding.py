@@ -24,7 +24,7 @@ from perfsim.testing import toys
 from perfsim.testing.toys import ToyCosts
 from perfsim.work import TaskGraph, Work, peer_classes, unfold
 from perfsim.work.graph import rank_of
-from perfsim.work.unfold import as_slowest_peers, meeting_of
+from perfsim.work.unfold import meeting_of
 
 SCHEDULES = {"1f1b": 1, "gpipe": 1, "interleaved": 2, "zb1p": 1, "zb2p": 1, "zbv": 2, "v-half": 2, "v-min": 2}
 
@@ -183,23 +183,6 @@ def test_stragglers_unfold_only_their_classes_and_nothing_else_changes(
     slow = slow_ends(graph, each_s)
     for classes in (None, peer_classes(graph, factors)):
         assert (run_classes(graph, each_s, classes) == slow).all()
-
-
-@given(gpu_plans, st.data())
-@settings(max_examples=40)
-def test_a_step_with_one_straggler_is_as_long_if_its_tensor_peers_act_with_it(
-    plan: Plan, data: st.DataObject
-) -> None:
-    graph = toys.graph_of(plan)
-    factors = drawn_factors(plan, [1.25, 2.0], 2, data)
-    alike = as_slowest_peers(graph, factors)
-    on_grid = on_a_grid(plan, graph)
-    exact, quick = (
-        run_classes(graph, perturbed(graph, on_grid, slow), peer_classes(graph, slow))
-        for slow in (factors, alike)
-    )
-    assert (exact <= quick).all()
-    assert exact.max() == quick.max() or len(factors) > 1
 
 
 layouts = st.builds(

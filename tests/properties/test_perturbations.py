@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfsim.costs.price import Costs, price
-from perfsim.engine import critical_path, simulate
+from perfsim.engine import critical_path
 from perfsim.engine.failures import with_jitter, with_stragglers
-from perfsim.machines.placement import place, place_stragglers
+from perfsim.machines.placement import place
 from perfsim.specs.layout import ParallelLayout
 from perfsim.testing import toys
 from perfsim.work import TaskGraph
@@ -67,42 +67,3 @@ def test_jitter_is_the_same_for_the_same_seed_and_none_for_sigma_0(
     )
     assert first.tobytes() == again.tobytes()
     assert (first.tobytes() == durations.tobytes()) == (sigma == 0.0)
-
-
-@given(
-    st.sampled_from([(2, 2), (2, 4), (4, 4), (4, 8)]),
-    st.sampled_from([(1, 4), (2, 2), (2, 4), (4, 2)]),
-    st.sampled_from(["1f1b", "gpipe"]),
-    st.tuples(st.sampled_from([1, 2]), st.sampled_from([1e9, 5e9])),
-    st.data(),
-)
-@settings(max_examples=25)
-def test_one_straggler_takes_a_step_as_long_if_its_tensor_peers_are_written_with_it(
-    inside: tuple[int, int],
-    outside: tuple[int, int],
-    schedule: str,
-    nics: tuple[int, float],
-    data: st.DataObject,
-) -> None:
-    """On links that are short, where a peer that does not wait could take another's share."""
-    (tensor, gpus), (pipeline, replicas), (shared, nic_bytes_per_s) = inside, outside, nics
-    layout = ParallelLayout(tensor=tensor, pipeline=pipeline, data=replicas, schedule=schedule)
-    system = toys.gpu_cluster(gpus=gpus, nics=gpus // shared, nic_bytes_per_s=nic_bytes_per_s)
-    job = toys.job(4 * replicas, {"overlap_grad_reduce": data.draw(st.booleans())}, num_layers=4)
-    plan = toys.plan("3d", job, layout, system)
-    graph = toys.graph_of(plan)
-    costs = toys.ToyCosts(system)
-    factors = {
-        data.draw(st.integers(0, layout.num_devices - 1)): data.draw(st.sampled_from([1.05, 1.5, 3.0]))
-    }
-    together, apart = (
-        place_stragglers(graph, plan, factors, step_only=step_only) for step_only in (True, False)
-    )
-    assert len(together.factors) == (tensor if together.note else 1)
-    assert not apart.note
-    ends_s = []
-    for placed in (together, apart):
-        written, ranks, links, *_ = placed
-        durations = with_stragglers(written, price(written, costs), ranks, placed.factors)
-        ends_s.append(simulate(written, durations, *links).step_end_s)
-    assert ends_s[0] == ends_s[1]
