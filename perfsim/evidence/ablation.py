@@ -1,9 +1,8 @@
 """Ablation of the GPU model: each mechanism is removed and published runs are predicted again.
 
 A removal is a wrapper around the prices; graphs do not change. Fitted constants do not change either;
-`Tangent.refitted` gives the scores after a new fit, of all runs and of each family left out. A step time is
-the length of the critical path, which leaves out only the contention for links, times the slowdown of
-compute during communication.
+`Tangent.refitted` predicts each family by a new fit without it. A step time is the length of the critical
+path, which leaves out only the contention for links, times the slowdown of compute during communication.
 """
 
 from __future__ import annotations

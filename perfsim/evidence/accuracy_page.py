@@ -24,7 +24,7 @@ from perfsim.costs.wafer import WaferCosts
 from perfsim.evidence.ablation import REMOVALS, Removal, shares, without_each
 from perfsim.evidence.cases import CaseRows, StepCase, mapped
 from perfsim.evidence.left_out import LeavingOut, LeftOut, Tangent
-from perfsim.evidence.score import Scored, families, summary
+from perfsim.evidence.score import Scored, summary
 from perfsim.machines.gpu_cluster import gpu_plan
 
 _MOST_CAUSES = 2
@@ -153,13 +153,8 @@ class Removed:
     removal: Removal
     """The mechanism and what replaces it."""
     summary: Mapping[str, Any]
-    most_hurt: str
-    """The family whose mean error grows most; empty if none does."""
-    most_hurt_mape: float | None
-    refitted: Mapping[str, Any]
-    """The score after a new fit of the constants without the mechanism; empty if not requested."""
     left_out: Mapping[str, Any]
-    """The score of runs predicted by such a fit without their family."""
+    """The score of runs by a new fit without the mechanism and their family; empty if not requested."""
 
 
 @dataclass(frozen=True)
@@ -263,19 +258,9 @@ def _examine(case: StepCase, catalog: Catalog, *, leaves_out: bool) -> Facts | N
 
 def _removed(on_gpus: Sequence[Facts], tangents: Sequence[Tangent]) -> list[Removed]:
     """The score of the GPU cases with and without each mechanism; with `tangents` also after a new fit."""
-    rows: list[Removed] = []
-    before: dict[str, float] = {}
+    rows = []
     for removal in REMOVALS if on_gpus else ():
         runs = [Scored.of(part.case, part.steps_s[removal.key]) for part in on_gpus]
-        after = {name: figures["mape"] for name, figures in families(runs).items() if figures["n"]}
-        before = before or after
-        worse = {name: mape - before[name] for name, mape in after.items() if mape > before[name]}
-        hurt = max(worse, key=worse.__getitem__, default="")
-        scores = [
-            summary(Tangent.refitted(tangents, runs, removal.constants, leave_out=leave_out))
-            for leave_out in (False, True)
-            if tangents
-        ]
-        refitted, left_out = scores or ({}, {})
-        rows.append(Removed(removal, summary(runs), hurt, after.get(hurt), refitted, left_out))
+        left_out = summary(Tangent.refitted(tangents, runs, removal.constants)) if tangents else {}
+        rows.append(Removed(removal, summary(runs), left_out))
     return rows

@@ -224,22 +224,17 @@ class Tangent:
 
     @staticmethod
     def refitted(
-        tangents: Sequence[Tangent],
-        runs: Sequence[Scored],
-        without: Sequence[str] = (),
-        *,
-        leave_out: bool = False,
+        tangents: Sequence[Tangent], runs: Sequence[Scored], without: Sequence[str] = ()
     ) -> list[Scored]:
-        """Runs predicted after a new fit, given as predicted with the recorded constants.
+        """Runs, given as predicted with the recorded constants, each predicted by a fit to other groups.
 
-        `without` names fields that the model no longer has; with `leave_out` each group is predicted by a fit
-        to the others. Slopes are of the unchanged model.
+        `without` names fields that the model no longer has. Slopes are of the unchanged model.
         """
         by_id = {run.id: run for run in runs}
         moved = [replace(run, scored=by_id[run.scored.id]) for run in tangents if run.scored.counts]
         factors = {}
-        for _, left, others in _each_group(moved, _groups_of(moved) if leave_out else [""] * len(moved)):
-            fit = _Fit(others if leave_out else moved, without)
+        for _, left, others in _each_group(moved, _groups_of(moved)):
+            fit = _Fit(others, without)
             for run in left:
                 change = fit.change(run)
                 moves = sum(run.slopes.get(name, 0.0) * value for name, value in change.items())

@@ -199,9 +199,7 @@ class ScalingFile(Spec):
             if run.systems == 1:
                 bases.append((run, rate, width))
             if against:
-                batch = run.global_batch_size // run.systems
-                row = {"name": run.name, "systems": run.systems, "batch_per_system": batch}
-                rows.append({**row, "against": against})
+                rows.append({"name": run.name, "systems": run.systems, "against": against})
         return rows
 
     def efficiency(self, claim: _Efficiency, run: _RatioRun) -> dict[str, Any]:

@@ -402,15 +402,12 @@ _MIN_FITTED_BELOW = 3
 def validate_convergence(benchmarks: CaseRows[ConvergenceCase]) -> dict[str, Any]:
     """Predict every scored batch size of the cases and summarise the errors (fractions; keys as in `--json`).
 
-    `larger_batch_adjacent` has the larger-batch predictions whose batch is at least twice the next one, so
-    that all smaller ones were fitted. `bias` leaves out refused predictions, which have no sign.
+    `bias` leaves out refused predictions, which have no sign.
     """
     by_case = {case.id: list(_batch_predictions(case)) for case in benchmarks.cases}
     predictions = [row for rows in by_case.values() for row in rows]
     single = [row for row in predictions if row["protocol"] == _LEAVE_ONE_OUT]
     larger = [row for row in predictions if row["protocol"] == _LARGER_BATCH]
-    # The last two rows of such a case are of its largest batch, and the one before of the next one.
-    adjacent = [row for row in larger if by_case[row["id"]][-3]["batch"] <= row["batch"] / 2]
     reasons = {name: [row["refused"] for row in rows if row["refused"]] for name, rows in by_case.items()}
 
     def score(rows: Iterable[Mapping[str, Any]], key: str = "error") -> dict[str, Any]:
@@ -440,7 +437,6 @@ def validate_convergence(benchmarks: CaseRows[ConvergenceCase]) -> dict[str, Any
         "baseline": score(single, "baseline_error"),
         "larger_batch": score(larger),
         "larger_batch_baseline": score(larger, "baseline_error"),
-        "larger_batch_adjacent": score(adjacent),
         "predictions": {
             _LEAVE_ONE_OUT: sum(row["counted"] for row in single),
             _LARGER_BATCH: sum(row["counted"] for row in larger),

@@ -37,7 +37,6 @@ _HEADINGS = {
     "host_blocking_s_per_kernel": "host blocking, a kernel",
     "partial_node_rank_bytes_per_s": "bus of a partial node",
 }
-_POINTS = text.Unit("points", 0.01, lambda value: f"{value:+.1f}".replace("-0.0", "+0.0"))
 _KINDS = ("dense", "experts")
 """Of models; where a file has both, each has its own errors."""
 _ERRORS = {
@@ -134,30 +133,18 @@ def _ablation_table(removed: Sequence[Removed]) -> Table:
     """The score without each mechanism, the largest mean error first."""
     complete, *ablated = removed
     ablated.sort(key=lambda row: (-(row.summary["mape"] or 0.0), row.removal.key))
-
-    def change(row: Removed) -> Cell:
-        mean, before = row.summary["mape"], complete.summary["mape"]
-        known = row is not complete and None not in (mean, before)
-        return Cell(mean - before if known else None, unit=_POINTS)
-
-    def most_hurt(row: Removed) -> str | None:
-        return f"{row.most_hurt}: {_written(row.most_hurt_mape, text.SHARE)}" if row.most_hurt else None
-
     return Table.each(
         (complete, *ablated),
         {
             "without": (None, "removal.key"),
             "replaced by": (None, lambda row: row.removal.instead or None),
             **_of("summary"),
-            "mean, change": (text.SHARE, change),
-            "mean, refitted": (text.SHARE, "refitted.mape"),
             "mean, left out": (text.SHARE, "left_out.mape"),
-            "most affected family, mean": (None, most_hurt),
         },
-        "Fitted constants are kept, except in the columns 'refitted' and 'left out': there they are fitted "
-        "again, to all runs or to those of other families, with the slopes of the complete model and without "
-        "the constants of the mechanism. Step times are longest paths without contention for links, so the "
-        "first row may differ slightly from the score above.",
+        "Fitted constants are kept, except in the column 'left out': there they are fitted again, to runs of "
+        "other families, with the slopes of the complete model and without the constants of the mechanism. "
+        "Step times are longest paths without contention for links, so the first row may differ slightly "
+        "from the score above.",
     )
 
 

@@ -122,7 +122,7 @@ AGAINST = {"base": "small", "measured": 0.5, "predicted": 0.45, "error": -0.1, "
 EFFICIENCY = {"name": "all sizes", "fewer": 1, "systems": 16, "measured": 0.91, "least": True}
 SCALING: dict[str, Any] = {
     "source": "a paper",
-    "runs": [{"name": "large", "systems": 16, "batch_per_system": 65, "against": [AGAINST]}],
+    "runs": [{"name": "large", "systems": 16, "against": [AGAINST]}],
     "efficiencies": [
         EFFICIENCY | {"predicted": 1.0, "predicted_for": "large", "allowed": 0.9099, "source": "section 5"},
     ],
