@@ -517,8 +517,6 @@ def _show(kind: str, name: str | None, graph: Path | None, devices: int | None) 
 
     if graph is None:
         rows = entry(kind, name) if name else names(kind)
-        if not rows:
-            return Answer(lambda: rows, lambda: [f"{name or kind}: nothing"])
         table = Table.of(list(rows[0]), (row.values() for row in rows))
         return Answer(lambda: rows, lambda: table.lines(whole_names=True))
     if kind != "systems" or name is None:

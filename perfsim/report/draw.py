@@ -43,7 +43,7 @@ _LINE_PX = 15
 
 
 def in_lines(label: object) -> str:
-    """A label `128 A100, strategy, layout` broken after its machine and in short lines, escaped."""
+    """A label or legend `128 A100, strategy, layout` broken after its machine, in short lines, escaped."""
     parts = str(label).split(", ", 1)
     lines = [line for part in parts for line in textwrap.wrap(part, LABEL_CHARS, break_on_hyphens=False)]
     return text.BREAK.join(map(text.esc, lines))
@@ -134,7 +134,7 @@ def bars(
     if written is not None:
         more |= {"text": written, "textposition": "outside", "cliponaxis": False}
     x = list(map(_drawn, lengths))
-    return go.Bar(orientation="h", name=text.esc(name), y=labels, x=x, marker=marker, **_hover(hover), **more)
+    return go.Bar(orientation="h", name=in_lines(name), y=labels, x=x, marker=marker, **_hover(hover), **more)
 
 
 def _hover(words: Sequence[str]) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def marks(
 ) -> go.Scatter:
     """Marks at points; `hover` is what each says."""
     look = {"mode": "markers", "marker": marker, **_hover(hover)}
-    return go.Scatter(name=text.esc(name), x=x, y=y, **(look | more))
+    return go.Scatter(name=in_lines(name), x=x, y=y, **(look | more))
 
 
 def line(
@@ -155,7 +155,7 @@ def line(
     """A line without marks that says nothing at the pointer; without a name it is not in the legend."""
     named = bool(name)
     return go.Scatter(
-        x=x, y=y, mode="lines", line=look, name=text.esc(name), showlegend=named, hoverinfo="skip", **more
+        x=x, y=y, mode="lines", line=look, name=in_lines(name), showlegend=named, hoverinfo="skip", **more
     )
 
 

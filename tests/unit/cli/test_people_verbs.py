@@ -21,14 +21,6 @@ Run = Callable[..., Result]
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
-def test_no_rows_are_said_to_be_none(perfsim: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[dict[str, str]] = []
-    monkeypatch.setattr("perfsim.api.inventory.names", lambda _kind: shown)
-    assert perfsim("show", "models").output == "models: nothing\n"
-    shown.append({"name": "a", "source": "b"})
-    assert perfsim("show", "models").output.splitlines()[-1] == "a     b"
-
-
 def test_a_first_study_has_no_mistake_and_says_what_to_do_next(perfsim: Run) -> None:
     written = perfsim("init", "mine.yaml", "--model", "gpt3_xl", "--system", "cs-2", "--devices", "2")
     assert written.exit_code == 0, written.stderr
