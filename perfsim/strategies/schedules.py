@@ -389,6 +389,11 @@ _THIRD = 3
 """The part of 1F1B's memory that a schedule holds, as 1 over this."""
 _OFFSETS = {_HALF: (1, 2, 1, 2), _THIRD: (1, 1, 1, 1)}
 """Units between neighbours in each of `_BLOCK`."""
+_TURNS = {_HALF: (5, 2), _THIRD: (3, 1, 1)}
+"""Units between forwards and backwards, the fewest with which no two passes of a rank have the same unit.
+
+By the remainder of the number of ranks.
+"""
 _PERIOD = 6
 """Units of time of a rank's passes of one micro-batch."""
 _BLOCK: tuple[tuple[Pass, int], ...] = (("F", 0), ("F", 1), ("B", 1), ("B", 0))
@@ -434,35 +439,23 @@ def _controlled(share: int, pipeline: int, microbatches: int) -> list[StageOrder
 
 def _blocks(share: int, pipeline: int, microbatches: int) -> Iterator[list[Slot]]:
     """Forwards and backwards of every rank in the order of the repeated block."""
-    turn = 1
-    while any(
-        len({unit % _PERIOD for unit in units}) < len(_BLOCK) for units in _units(share, pipeline, turn)
-    ):
-        turn += 1  # until no two passes of a rank have the same unit
-    for rank, units in enumerate(_units(share, pipeline, turn)):
+    down, up, back_down, back_up = _OFFSETS[share]
+    last = pipeline - 1
+    returned = (down + up) * last + 1
+    turned = returned + _TURNS[share][pipeline % len(_TURNS[share])]
+    for rank in range(pipeline):
+        units = (
+            down * rank,
+            down * last + 1 + up * (last - rank),
+            turned + back_down * rank,
+            turned + back_down * last + 1 + back_up * (last - rank),
+        )
         slots = [
             (unit + _PERIOD * number, Slot(which, rank, chunk, number))
             for number in range(microbatches)
             for unit, (which, chunk) in zip(units, _BLOCK, strict=True)
         ]
         yield [slot for _, slot in sorted(slots)]
-
-
-def _units(share: int, pipeline: int, turn: int) -> list[tuple[int, ...]]:
-    """The unit in which every rank begins each pass of a block; `turn` is between forwards and backwards."""
-    down, up, back_down, back_up = _OFFSETS[share]
-    last = pipeline - 1
-    returned = (down + up) * last + 1
-    backward = returned + turn + back_down * last + 1
-    return [
-        (
-            down * rank,
-            down * last + 1 + up * (last - rank),
-            returned + turn + back_down * rank,
-            backward + back_up * (last - rank),
-        )
-        for rank in range(pipeline)
-    ]
 
 
 def _in_controlled_memory(share: int, rank: int, pipeline: int, _: int, microbatches: int) -> StageOrder:

@@ -602,30 +602,6 @@ class _Shapes(NamedTuple):
     both: float
 
 
-class _ReplicaKey(NamedTuple):
-    """What determines the communication over the replicas of one rank."""
-
-    tensor: int
-    data: int
-    """Ranks with the same parameters: replicas and their context ranks."""
-    shards: int
-    stage: int
-    """The pipeline rank."""
-    zero: int
-    last_rank: int
-    holds: int
-    """Ranks between two with the same experts."""
-    layers: int
-    first: int
-    last: int
-    bucket: int
-    """Layers of a bucket of overlapped reductions; 0 without overlap."""
-    rest: int
-    """Layers of the last such bucket."""
-    ahead: int
-    """Layers of a bucket whose parameters are gathered next to forward passes; 0: none."""
-
-
 def _data_terms_of(job: Job, columns: Columns, largest: _Largest, sizes: SliceBytes, stage: Ints) -> _Terms:
     """The works of every layout's replicas; `stage` is the pipeline rank on most nodes."""
     holds = columns.expert * columns.expert_tensor
@@ -653,7 +629,7 @@ def _data_terms_of(job: Job, columns: Columns, largest: _Largest, sizes: SliceBy
     shapes = [_Shapes(*shape) for shape in zip(*columns_of_shapes, strict=True)]
 
     def terms_of(shape: int, *key: int) -> Named:
-        return _data_terms(base, shapes[shape], _ReplicaKey(*key))
+        return _data_terms(base, shapes[shape], *key)
 
     def norms_of(peers: int, tensor: int, width: int, stage: int, pipeline: int) -> Named:
         return {"norm": list(norm_works(stage * width, tensor, peers, width, pipeline))}
@@ -671,18 +647,38 @@ def _data_terms_of(job: Job, columns: Columns, largest: _Largest, sizes: SliceBy
 
 
 @lru_cache(maxsize=4096)
-def _data_terms(job: Job, shapes: _Shapes, key: _ReplicaKey) -> Named:
-    zero = key.zero
-    data = key.data
-    begins = shapes.both if key.last and key.first else shapes.embedding
-    ends = begins if key.first else shapes.head if key.last else 0.0
+def _data_terms(
+    job: Job,
+    shapes: _Shapes,
+    tensor: int,
+    data: int,
+    shards: int,
+    stage: int,
+    zero: int,
+    last_rank: int,
+    holds: int,
+    layers: int,
+    first: int,
+    last: int,
+    bucket: int,
+    rest: int,
+    ahead: int,
+) -> Named:
+    """The works of the replicas of one rank.
+
+    `data` ranks have the same parameters, and one of `holds` after it the same experts. Reductions overlap in
+    buckets of `bucket` layers, the last of `rest`, and buckets of `ahead` layers are gathered next to forward
+    passes; 0: none do.
+    """
+    begins = shapes.both if last and first else shapes.embedding
+    ends = begins if first else shapes.head if last else 0.0
     layer = Held(shapes.layer, shapes.experts)
-    whole = layer * key.layers + Held(ends)
-    first_rank = key.stage * key.tensor * data
-    ranks = RankGroup(first_rank, key.tensor, data)
-    replicas = Replicas(job.recipe, ranks, "", whole.rest, zero, key.shards, model=job.model)
+    whole = layer * layers + Held(ends)
+    first_rank = stage * tensor * data
+    ranks = RankGroup(first_rank, tensor, data)
+    replicas = Replicas(job.recipe, ranks, "", whole.rest, zero, shards, model=job.model)
     if whole.apart:
-        same_experts = RankGroup(first_rank, key.holds, key.tensor * data // key.holds)
+        same_experts = RankGroup(first_rank, holds, tensor * data // holds)
         apart = Replicas(job.recipe, same_experts, "", whole.apart, zero, model=job.model)
         replicas = replace(replicas, apart=apart)
 
@@ -698,20 +694,19 @@ def _data_terms(job: Job, shapes: _Shapes, key: _ReplicaKey) -> Named:
         return replicas.gather_works(held) if wanted else []
 
     tie: list[Work] = []
-    if key.last_rank and job.model.tied_embeddings:
-        ends_of_pipeline = RankGroup(0, key.last_rank * key.tensor * data, 2)
+    if last_rank and job.model.tied_embeddings:
+        ends_of_pipeline = RankGroup(0, last_rank * tensor * data, 2)
         grad_bytes = state_bytes(job.recipe).reduced / replicas.gradient_shards
-        tie = [_stage(job, (key.tensor, False, 1)).tied_embedding(ends_of_pipeline, grad_bytes)]
+        tie = [_stage(job, (tensor, False, 1)).tied_embedding(ends_of_pipeline, grad_bytes)]
     scatters = zero >= GRADIENTS_SHARDED
     updates_shard = 0 < zero < SHARDED
-    ahead = key.ahead
     return {
         "reduce": reduce(whole),
         "gather": gather(whole, updates_shard and not ahead),
         "update": [replicas.optimizer_work()],
         "reduce_ends": reduce(Held(ends), job.runtime.overlap_grad_reduce),
-        "reduce_bucket": reduce(layer * key.bucket),
-        "reduce_rest": reduce(layer * key.rest),
+        "reduce_bucket": reduce(layer * bucket),
+        "reduce_rest": reduce(layer * rest),
         "reduce_layer": reduce(layer, scatters),
         "reduce_embedding": reduce(Held(shapes.embedding), scatters),
         "reduce_head": reduce(Held(shapes.head), scatters),
