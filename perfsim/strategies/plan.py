@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol
 
@@ -17,7 +17,7 @@ from perfsim.network import Topology
 from perfsim.specs.hardware import SystemSpec
 from perfsim.specs.layout import Layout, text_of
 from perfsim.specs.recipe import Job
-from perfsim.work import GraphBuilder, Work
+from perfsim.work import GraphBuilder
 
 MEMORY = "memory"
 """The reason of layouts that need more memory than a device has."""
@@ -63,9 +63,6 @@ class Screening:
         too_large = self.screened - self.feasible
         return {MEMORY: too_large} if too_large else {}
 
-
-Durations = Callable[[Sequence[Work]], Floats]
-"""Seconds of several classes of work, shape (works,)."""
 
 LayoutT_co = TypeVar("LayoutT_co", bound=Layout, covariant=True, default=Layout)
 TopologyT_co = TypeVar("TopologyT_co", bound=Topology, covariant=True, default=Topology)

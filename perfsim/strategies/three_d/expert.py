@@ -45,17 +45,6 @@ class _ExpertWorks(NamedTuple):
     """Rows that came back summed to tokens, and in a backward what comes before them."""
 
 
-@lru_cache(maxsize=512)
-def _expert_works(part: LayerSlice, which: Which, recompute: str = "none") -> _ExpertWorks:
-    """The compute of a block with experts; `recompute` decides what its forward keeps."""
-    alone = replace(part, expert=1, expert_tensor=1, expert_load=1.0)
-    begin, end = _router_works(alone, which)
-    if which == "forward":
-        saved = TensorClass("saved", layer_activation_bytes(part, recompute))
-        end = replace(end, writes=(*end.writes, saved))
-    return _ExpertWorks(begin, _shared_work(alone, which), _experts_work(part, which), end)
-
-
 _PASS: dict[Which, Literal["forward", "backward", "dgrad"]] = {
     "forward": "forward",
     "recompute": "forward",
@@ -64,42 +53,36 @@ _PASS: dict[Which, Literal["forward", "backward", "dgrad"]] = {
 }
 
 
-@lru_cache(maxsize=512)
-def _router_works(part: LayerSlice, which: Which) -> tuple[Work, Work]:
-    """The begin and the end of a block, the latter without what a forward saves; `part` has all experts.
+@lru_cache(maxsize=4096)
+def _expert_works(part: LayerSlice, which: Which, recompute: str = "none") -> _ExpertWorks:
+    """The compute of a block with experts; `recompute` decides what its forward keeps.
 
     A recompute runs no LM head of multi-token prediction again.
     """
-    if which == "recompute":
-        part = replace(part, kind=replace(part.kind, mtp=False))
-    begin: ExpertStage = "router"
-    end: ExpertStage = "combine"
-    if _PASS[which] != "forward":
-        begin, end = end, begin
+    alone = replace(part, expert=1, expert_tensor=1, expert_load=1.0)
+    routed = replace(alone, kind=replace(part.kind, mtp=False)) if which == "recompute" else alone
+    named = _PASS[which]
+    order: tuple[ExpertStage, ExpertStage] = ("router", "combine")
+    begin, end = order if named == "forward" else order[::-1]
     rows = TensorClass("rows", part.row_bytes)
     hidden = TensorClass("hidden", part.activation_bytes)
-    first = expert_kernels(part, _PASS[which], begin)
-    last = expert_kernels(part, _PASS[which], end)
+    last = expert_kernels(routed, named, end)
+    ended = [hidden]
     if which == "forward":
-        last += mlp_residual(part)
-    return compute_work(begin, which, first, rows), compute_work(end, which, last, hidden)
-
-
-@lru_cache(maxsize=512)
-def _shared_work(part: LayerSlice, which: Which) -> Work | None:
-    """Shared experts; None without any. `part` has all experts."""
-    hidden = TensorClass("hidden", part.activation_bytes)
-    kernels = expert_kernels(part, _PASS[which], "shared")
-    return compute_work("shared_experts", which, kernels, hidden) if kernels else None
-
-
-@lru_cache(maxsize=2048)
-def _experts_work(part: LayerSlice, which: Which) -> Work:
-    """The rank's experts on the rows that arrived."""
-    writes = [TensorClass("rows", part.row_bytes)]
+        last += mlp_residual(alone)
+        ended.append(TensorClass("saved", layer_activation_bytes(part, recompute)))
+    shared = expert_kernels(alone, named, "shared")
+    made = [rows]
     if which == "dgrad":
-        writes.append(TensorClass("weight_inputs", mlp_weight_input_bytes(part)))
-    return compute_work("experts", which, expert_kernels(part, _PASS[which], "experts"), *writes)
+        made.append(TensorClass("weight_inputs", mlp_weight_input_bytes(part)))
+    return _ExpertWorks(
+        compute_work(
+            begin, which, expert_kernels(routed, named, begin), TensorClass("rows", alone.row_bytes)
+        ),
+        compute_work("shared_experts", which, shared, hidden) if shared else None,
+        compute_work("experts", which, expert_kernels(part, named, "experts"), *made),
+        compute_work(end, which, last, *ended),
+    )
 
 
 @dataclass(frozen=True)
@@ -147,10 +130,6 @@ class ExpertGroup(Half):
     def parts(self, which: Which) -> _ExpertWorks:
         """The compute of a pass in parts."""
         return _expert_works(self.part, which, self.mode)
-
-    def experts_work(self, which: Which) -> Work:
-        """The rank's experts on the rows that arrived."""
-        return _experts_work(self.part, which)
 
     def works(self, which: HalfPass) -> Sequence[Work]:
         """The works of a pass that run one after the other, from the first before dispatch to the last."""

@@ -237,7 +237,7 @@ def _routed_terms(
 ) -> Named:
     """Routed experts on the rows that arrive, and the way of rows to them and back."""
     group = _experts(job, sequences, ranks, expert, shared_by)
-    works = (group.experts_work(which), *group.to_experts, *group.from_experts)
+    works = (group.parts(which).experts, *group.to_experts, *group.from_experts)
     return dict.fromkeys(roles, works) | ({"dispatched": group.to_experts} if which == "forward" else {})
 
 
