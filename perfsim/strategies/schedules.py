@@ -124,72 +124,57 @@ class Placement:
     def _turned(self, rank: int, chunk: int) -> int:
         return self.pipeline - 1 - rank if self.v_shaped and chunk % 2 else rank
 
+    def reads(self, slot: Slot) -> tuple[Pass, int, int] | None:
+        """The pass, virtual stage and micro-batch whose output a slot reads; None of the first forward.
+
+        A forward follows the forward of the previous virtual stage. A backward follows the backward of the
+        next stage, or on the last stage its own forward. Weight gradients follow their own backward.
+        """
+        which, rank, chunk, microbatch = slot
+        place = self.places[rank][chunk]
+        if which == "F":
+            return ("F", place - 1, microbatch) if place else None
+        if which == "B" and place + 1 < self.pipeline * self.virtual:
+            return "B", place + 1, microbatch
+        return ("F" if which == "B" else "B"), place, microbatch
+
     def merged(self, orders: list[StageOrder]) -> list[Slot]:
         """All slots in one topological order, where each slot follows the slot whose output it reads.
 
-        A forward follows the forward of the previous virtual stage. A backward follows the backward of the
-        next stage, or on the last stage its own forward. Weight gradients follow their own backward. Raises
-        DeadlockError where no stage can proceed, with the slot that each stage waits for.
+        Raises DeadlockError where no stage can proceed, with the slot that each stage waits for.
         """
-        places = self.places
-        last = self.num_stages - 1
-        count = 1 + max((slot.microbatch for order in orders for slot in order), default=0)
-        # Whether micro-batches have passed each place; forwards have passed the one before the first.
-        forwards = bytearray(b"\x01" * count + bytes(count * (last + 1)))
-        backwards = bytearray(count * (last + 1))
-        position = [0] * len(orders)
+        waiting = [deque(order) for order in orders]
+        done: set[tuple[Pass, int, int] | None] = {None}
         merged: list[Slot] = []
-        total = sum(len(order) for order in orders)
-        while len(merged) < total:
+        while any(waiting):
             before = len(merged)
-            for stage, order in enumerate(orders):
-                for index in range(
-                    position[stage], len(order)
-                ):  # a slice or `islice` would read what is done
-                    which, _, chunk, microbatch = slot = order[index]
-                    at = places[stage][chunk] * count + microbatch
-                    if which == "F":
-                        if not forwards[at]:
-                            break
-                        forwards[at + count] = 1
-                    elif which == "B":
-                        above = at + count
-                        if not (backwards[above] if above < len(backwards) else forwards[above]):
-                            break
-                        backwards[at] = 1
-                    elif not backwards[at]:
-                        break
+            for slots in waiting:
+                while slots and self.reads(slots[0]) in done:
+                    slot = slots.popleft()
+                    done.add((slot.which, self.places[slot.stage][slot.chunk], slot.microbatch))
                     merged.append(slot)
-                    position[stage] += 1
             if len(merged) == before:
-                raise DeadlockError(self._deadlock(orders, position))
+                stuck = [slots[0] for slots in waiting if slots]
+                raise DeadlockError(self._deadlock(stuck, before, sum(map(len, orders))))
         return merged
 
-    def _deadlock(self, orders: Sequence[StageOrder], position: Sequence[int]) -> str:
+    def _deadlock(self, stuck: Sequence[Slot], ran: int, total: int) -> str:
         """The message: the stuck slot of each stage and the slot that it waits for."""
-        left = [
-            order[reached] for order, reached in zip(orders, position, strict=True) if reached < len(order)
-        ]
-        total = sum(len(order) for order in orders)
-        last = self.num_stages - 1
 
         def named(which: Pass, chunk: int, microbatch: int) -> str:
             of_chunk = f", chunk {chunk}" if self.virtual > 1 else ""
             return f"{_IN_WORDS[which]} of micro-batch {microbatch}{of_chunk}"
 
-        lines = [f"the schedule deadlocks: {total - sum(position)} of {total} slots can never run"]
-        for which, stage, chunk, microbatch in left[:_MOST_STAGES]:
-            place = self.places[stage][chunk]
-            read: Pass = "F" if which == "F" or (which == "B" and place == last) else "B"
-            place += {"F": -1, "W": 0}.get(which, 1 if place < last else 0)
-            rank = self.rank(place)
-            waits_for = named(read, self.places[rank].index(place), microbatch)
-            where = "itself" if rank == stage else f"stage {rank}"
-            lines.append(
-                f"  stage {stage}: {named(which, chunk, microbatch)} waits for {waits_for} of {where}"
-            )
-        if len(left) > _MOST_STAGES:
-            lines.append(f"  and {len(left) - _MOST_STAGES} more stages")
+        lines = [f"the schedule deadlocks: {total - ran} of {total} slots can never run"]
+        for slot in stuck[:_MOST_STAGES]:
+            if read := self.reads(slot):
+                rank = self.rank(read[1])
+                waits_for = named(read[0], self.places[rank].index(read[1]), read[2])
+                where = "itself" if rank == slot.stage else f"stage {rank}"
+                own = named(slot.which, slot.chunk, slot.microbatch)
+                lines.append(f"  stage {slot.stage}: {own} waits for {waits_for} of {where}")
+        if len(stuck) > _MOST_STAGES:
+            lines.append(f"  and {len(stuck) - _MOST_STAGES} more stages")
         return "\n".join(lines)
 
 
@@ -408,30 +393,25 @@ def _controlled(share: int, pipeline: int, microbatches: int) -> list[StageOrder
     holds at most (p + 2) // 2 micro-batches for half of the memory, (p + 4) // 3 for a third.
     """
     waiting = [deque(slots) for slots in _blocks(share, pipeline, microbatches)]
-    places = Placement(pipeline, CHUNKS, v_shaped=True).places
-    last = CHUNKS * pipeline - 1
+    placement = Placement(pipeline, CHUNKS, v_shaped=True)
     most = CHUNKS * ((pipeline + 2 * (share - 1)) // share)
     orders: list[StageOrder] = [[] for _ in range(pipeline)]
     owed: list[deque[Slot]] = [deque() for _ in range(pipeline)]
     held = [0] * pipeline
-    done = set[tuple[Pass, int, int]]()
+    done: set[tuple[Pass, int, int] | None] = {None}
     while any(waiting) or any(owed):
         now: list[Slot] = []
         for rank, (order, ahead, weights) in enumerate(zip(orders, waiting, owed, strict=True)):
-            if ahead and not (ahead[0].which == "F" and held[rank] == most):
-                which, _, chunk, microbatch = ahead[0]
-                before = places[rank][chunk] + (-1 if which == "F" else 1)
-                read: Pass = "F" if which == "F" or before > last else "B"
-                if before < 0 or (read, min(before, last), microbatch) in done:
-                    now.append(ahead.popleft())
-                    order.append(now[-1])
-                    held[rank] += which == "F"
-                    continue
-            if weights:
+            full = held[rank] == most
+            if ahead and not (full and ahead[0].which == "F") and placement.reads(ahead[0]) in done:
+                now.append(ahead.popleft())
+                order.append(now[-1])
+                held[rank] += now[-1].which == "F"
+            elif weights:
                 order.append(weights.popleft())
                 held[rank] -= 1
         for slot in now:
-            done.add((slot.which, places[slot.stage][slot.chunk], slot.microbatch))
+            done.add((slot.which, placement.places[slot.stage][slot.chunk], slot.microbatch))
             if slot.which == "B":
                 owed[slot.stage].append(slot._replace(which="W"))
     return orders
