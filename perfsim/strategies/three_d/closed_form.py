@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
@@ -73,18 +72,6 @@ def _lost(taken: Floats, bound: Floats) -> Floats:
     return np.asarray(longer / (1.0 + longer))
 
 
-class PassTimes(NamedTuple):
-    """Seconds of one micro-batch through all chunks of ranks, shape (rows, ranks) each."""
-
-    forward_s: Floats
-    backward_s: Floats
-    weights_s: Floats
-
-    @property
-    def total_s(self) -> Floats:
-        return self.forward_s + self.backward_s + self.weights_s
-
-
 class Steps:
     """The steps of layouts that are estimated at once.
 
@@ -131,14 +118,14 @@ class Steps:
         columns = self.columns
         passes = self.passes
         replicas = self.replicas
-        times = self.pass_times()
-        total_s = self._next_to_reductions_s(times)
+        forward_s, backward_s, weights_s = self.pass_times()
+        total_s = self._next_to_reductions_s(forward_s + backward_s + weights_s)
         slowest_s = total_s.max(axis=1)
         others_s = (self.ranks.number * total_s).sum(axis=1) - slowest_s
         # Of a tight pipeline a message is exposed where no weight gradients fill the wait; a pass outside one
         # gathers its input over the tensor group first.
         tight = self._has("tight")[:, 0]
-        exposed_s = passes.farthest_send + passes.receive - times.weights_s / 2
+        exposed_s = passes.farthest_send + passes.receive - weights_s / 2
         exposed_s = np.maximum(0.0, exposed_s.max(axis=1))
         gathered_s = 2 * columns.virtual * passes.receive[:, 0]
         beside_s = 4 * columns.virtual * (passes.send * self.slower_send)[:, 0]
@@ -147,14 +134,13 @@ class Steps:
         # With fewer micro-batches than fill the pipeline twice, all schedules idle.
         unfilled = 1.0 - self.microbatches / (2 * columns.pipeline)
         bubble_s = np.maximum(columns.bubble, unfilled) * others_s / columns.virtual
-        last_group_s = columns.pipeline * (times.backward_s + times.weights_s).max(axis=1)
         ends_s = (replicas.tie + replicas.norm + replicas.update + replicas.gather)[:, 0]
-        ends_s += self.reduction_s(last_group_s) + self.gathered_ahead_s()
+        ends_s += self.reduction_s(backward_s + weights_s) + self.gathered_ahead_s()
         return np.asarray(self.microbatches * pace_s + bubble_s + ends_s)
 
     # -------------------------------------------------------------------------------- passes
-    def pass_times(self) -> PassTimes:
-        """Seconds of one micro-batch through all chunks of every rank, shape (rows, ranks) each.
+    def pass_times(self) -> tuple[Floats, Floats, Floats]:
+        """Seconds of one micro-batch through all chunks of every rank: forward, backward, weight gradients.
 
         Under ZeRO 3 compute and communication overlap, so the longer of the two counts; compute includes what
         it loses next to communication. The gathers of the embedding, the LM head and the first layer are
@@ -172,7 +158,7 @@ class Steps:
         weights += ranks.first * passes.embedding_weights + ranks.last * passes.head_weights
         sharded = self.columns.zero[:, None] == SHARDED
         if not sharded.any():
-            return PassTimes(forward, backward, weights)
+            return forward, backward, weights
         scattered = self._scattered_s()
         gathered = ranks.layers * replicas.gather_layer
         slowed_forward = forward + np.minimum(gathered, forward) * self.slower_gather
@@ -181,15 +167,14 @@ class Steps:
         slowed_backward = backward + np.minimum(1.0, backward / (gathered + scattered + TINY_S)) * lost_s
         last_reduced = replicas.reduce_layer + replicas.reduce_both
         sharded_backward = np.maximum(gathered + scattered, slowed_backward + last_reduced)
-        return PassTimes(
+        return (
             np.where(sharded, sharded_forward, forward),
             np.where(sharded, sharded_backward, backward),
             weights,
         )
 
-    def _next_to_reductions_s(self, times: PassTimes) -> Floats:
+    def _next_to_reductions_s(self, total_s: Floats) -> Floats:
         """Seconds of all passes of one micro-batch next to ZeRO 2's reductions, shape (rows, ranks)."""
-        total_s = times.total_s
         scattered_s = self._scattered_s()
         sharded = self.columns.zero[:, None] == GRADIENTS_SHARDED
         if not self.overlaps:
@@ -217,17 +202,18 @@ class Steps:
         later = np.where(bucket > 0, (buckets - 1) * np.maximum(0.0, bucket - forward), 0.0)
         return np.asarray(self.replicas.ahead_ends[:, 0] + bucket + later)
 
-    def reduction_s(self, last_group_s: Floats) -> Floats:
+    def reduction_s(self, backward_s: Floats) -> Floats:
         """Exposed gradient reduction: all of it, or what remains after the last backward; shape (rows,).
 
         What backwards lose next to the rest of it counts as well.
 
         With overlap, a bucket is reduced while earlier layers run backward. The gradients of embedding and LM
         head are complete only at the end, so their reduction is exposed. The chunks of an interleaved rank
-        are complete one after the other during the backwards of the last `pipeline` micro-batches
-        (`last_group_s`).
+        are complete one after the other during the backwards of the last `pipeline` micro-batches, which
+        take `backward_s` each on every rank.
         """
         columns = self.columns
+        last_group_s = columns.pipeline * backward_s.max(axis=1)
         passes = self.passes
         largest = self.largest
         apart = (columns.replicas > 1) & (columns.zero < SHARDED)

@@ -45,9 +45,9 @@ def path_steps_s(priced: Priced, chosen: Ints) -> Floats:
         prices = steps.replicas
         update_s = (prices.gather + prices.tie + prices.norm + prices.update)[:, 0]
         # Below ZeRO 2 the closed form has what is exposed of the reduction at the end of a step.
-        times = steps.pass_times()
-        last_group_s = steps.columns.pipeline * (times.backward_s + times.weights_s).max(axis=1)
-        update_s += np.where(steps.columns.zero < GRADIENTS_SHARDED, steps.reduction_s(last_group_s), 0.0)
+        _, backward_s, weights_s = steps.pass_times()
+        reduction_s = steps.reduction_s(backward_s + weights_s)
+        update_s += np.where(steps.columns.zero < GRADIENTS_SHARDED, reduction_s, 0.0)
         passes = _Passes.of(priced.job, steps, priced.topology.devices_per_node)
         paths_s = [
             _step_s(priced.job, steps, passes, row, end_s) for row, end_s in enumerate(update_s.tolist())
