@@ -63,7 +63,7 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
     Returns the number of events and the seconds in which a link was contended.
     """
     count = len(tables.duration_s)
-    num_flows = len(tables.weight)
+    num_flows = len(tables.bytes_per_s)
     num_links = len(tables.capacity)
     # Tasks whose rates are set together form a group: one for each flow, then one for each device.
     groups = num_flows + tables.num_devices

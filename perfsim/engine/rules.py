@@ -54,8 +54,7 @@ def reached(
             for on in range(tables.flows_on.start[link], tables.flows_on.start[link + 1]):
                 other = tables.flows_on.values[on]
                 if live[other]:
-                    units = live[other] * tables.weight[other] * tables.crossings_on[on]
-                    demand += units * tables.bytes_per_s[other]
+                    demand += live[other] * tables.crossings_on[on] * tables.bytes_per_s[other]
             was_hot = hot[link]
             hot[link] = demand > limit[link]
             more_hot += int(hot[link]) - int(was_hot)
@@ -113,7 +112,7 @@ def fill(tables: Tables, flows: Ints, live: Ints, hot: Bools, scratch: Floats, f
             flow = flows[waiting[number]]
             for at in range(first[flow], first[flow + 1]):
                 link = crossed[at]
-                load[link] += live[flow] * tables.weight[flow] * tables.crossings[at]
+                load[link] += live[flow] * tables.crossings[at]
         for number in range(count):
             flow = flows[waiting[number]]
             bounded[number] = tables.bytes_per_s[flow]
@@ -140,8 +139,7 @@ def fill(tables: Tables, flows: Ints, live: Ints, hot: Bools, scratch: Floats, f
             rate[index] = bounded[number]
             for at in range(first[flow], first[flow + 1]):
                 link = crossed[at]
-                units = live[flow] * tables.weight[flow] * tables.crossings[at]
-                taken[link] += units * bounded[number]
+                taken[link] += live[flow] * tables.crossings[at] * bounded[number]
         # Shares of the links are lowered only after all flows of the round have been compared with them.
         for flow in flows:
             for link in crossed[first[flow] : first[flow + 1]]:

@@ -90,7 +90,7 @@ class _Links:
     """Flows under way, and the links that they share."""
 
     def __init__(self, env: simpy.Environment, tables: Tables) -> None:
-        num_flows = len(tables.weight)
+        num_flows = len(tables.bytes_per_s)
         num_links = len(tables.capacity)
         self.env = env
         self.tables = tables

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
-from perfsim.base.errors import GraphError
 from perfsim.costs.price import MOST_TAKEN
 from perfsim.work import Kind, TaskGraph
 from perfsim.work.graph import Ragged, computes, offsets
@@ -29,15 +28,13 @@ class Flow(NamedTuple):
     """The load of one communication on the network.
 
     `route` holds link ids, one entry each time a link is crossed. `bytes_per_s` is the nominal speed,
-    reached when nothing else uses the links, and never exceeded. `weight` is how many identical flows
-    this one stands for: each of them crosses the whole route at the same rate.
+    reached when nothing else uses the links, and never exceeded.
 
     A flow has two parts: a latency, in which it uses no link, and then its bytes.
     """
 
     route: tuple[int, ...]
     bytes_per_s: float
-    weight: int = 1
     latency: float = 0.0
     """Share of the time alone that is latency."""
     late_s: float = 0.0
@@ -88,8 +85,6 @@ class Tables(NamedTuple):
     """Flows that cross each link."""
     crossings_on: Ints
     """How often they do, next to `flows_on.values`."""
-    weight: Ints
-    """Of every flow."""
     bytes_per_s: Floats
     """Of every flow, alone."""
     capacity: Floats
@@ -105,10 +100,7 @@ class Tables(NamedTuple):
         capacity: Floats,
         beside: Beside | None,
     ) -> Tables:
-        """The columns of a graph with these durations; arguments as in `engine.simulate`.
-
-        Raises GraphError for a flow that no network could carry.
-        """
+        """The columns of a graph with these durations; arguments as in `engine.simulate`."""
         works = len(graph.works)
         code = graph.stream.astype(np.int64) * works + graph.work
         codes, kind = np.unique(code, return_inverse=True)
@@ -122,16 +114,6 @@ class Tables(NamedTuple):
                 flow_of_work[work] = len(carried)
                 carried.append(flows[work])
                 late[work] = flows[work].latency, flows[work].late_s
-        for flow in carried:
-            unknown = [link for link in flow.route if not 0 <= link < len(capacity)]
-            if unknown:
-                raise GraphError(f"a flow crosses link {unknown[0]}; there are {len(capacity)} links")
-            if not 0 < flow.bytes_per_s < np.inf:
-                raise GraphError(f"a flow cannot run at {flow.bytes_per_s} bytes/s")
-            if flow.weight < 1:
-                raise GraphError(f"a flow cannot stand for {flow.weight} flows")
-            if not 0.0 <= flow.latency <= 1.0 or flow.late_s < 0.0:
-                raise GraphError(f"a flow has no latency of {flow.latency} of its time and {flow.late_s} s")
         counts = [Counter(flow.route) for flow in carried]
         links = Ragged.of([sorted(crossed) for crossed in counts])
         crossings = np.array(
@@ -154,7 +136,6 @@ class Tables(NamedTuple):
             crossings=crossings,
             flows_on=Ragged(offsets(num_on).astype(np.int32), links.row_of_value[by_link]),
             crossings_on=crossings[by_link],
-            weight=np.array([flow.weight for flow in carried], dtype=np.int64),
             bytes_per_s=np.array([flow.bytes_per_s for flow in carried], dtype=np.float64),
             capacity=np.asarray(capacity, dtype=np.float64),
         )

@@ -32,26 +32,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """`size` ranks on `nodes` nodes: `most_per_node` on the fullest, `fewest_per_node` on the emptiest.
-
-    Raises InputError if the four contradict one another.
-    """
+    """`size` ranks on `nodes` nodes: `most_per_node` on the fullest, `fewest_per_node` on the emptiest."""
 
     size: int
     most_per_node: int
     nodes: int
     fewest_per_node: int
-
-    def __post_init__(self) -> None:
-        others = self.nodes - 1
-        least = self.most_per_node + self.fewest_per_node * others
-        most = self.most_per_node * others + self.fewest_per_node
-        positive = self.nodes > 0 and 0 < self.fewest_per_node <= self.most_per_node
-        if not positive or not least <= self.size <= most:
-            raise InputError(
-                f"a group of {self.size} ranks cannot stand on {self.nodes} nodes "
-                f"with {self.fewest_per_node} to {self.most_per_node} ranks each"
-            )
 
     @classmethod
     def even(cls, ranks_per_node: int, nodes: int) -> Group:
@@ -406,14 +392,12 @@ class Topology(ABC):
         """The network with a share left of the capacity of some links, named by their ends; 0 is dead.
 
         `leaf0-spine3` names both directions. Prices stay those of healthy links. Raises InputError for a link
-        that does not exist, with the nearest name, and for a share that is not between 0 and 1.
+        that does not exist, with the nearest name.
         """
         if not left:
             return self
         capacities: dict[int, float] = {}
         for name, share in left.items():
-            if not 0.0 <= share <= 1.0:
-                raise InputError(f"link {name}: {share:g} of its capacity is not between 0 and 1")
             if not (links := self.links_named(name)):
                 problem = f"{self.system.name} has no link {name!r}"
                 raise InputError([Problem(problem, help=nearest_link(name, [self]))])

@@ -39,7 +39,6 @@ flows = st.dictionaries(
         Flow,
         st.lists(st.integers(0, LINKS - 1), min_size=1, max_size=2, unique=True).map(tuple),
         st.sampled_from([0.7, 1.0]),
-        st.integers(1, 2),
         st.sampled_from([0.0, 0.25, 1 / 3, 1.0]),
         st.just(0.0),
     ),

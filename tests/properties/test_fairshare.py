@@ -35,7 +35,7 @@ def networks(draw: st.DrawFn, most_flows: int = 7) -> tuple[list[float], list[St
     routes = draw(st.lists(st.lists(links, max_size=4).map(tuple), min_size=1, max_size=3))
     latency = st.sampled_from([0.0, 0.25, 0.5, 1.0])
     late = st.sampled_from([0.0, 0.25, 1.5])
-    flows = st.builds(Flow, st.sampled_from(routes), quarters, st.integers(1, 3), latency, late)
+    flows = st.builds(Flow, st.sampled_from(routes), quarters, latency, late)
     starts = st.integers(0, 12).map(lambda n: n / 4)
     durations = st.one_of(st.just(0.0), quarters)
     started = st.builds(Started, flows, starts, durations)
@@ -63,31 +63,28 @@ def slow_rates(routes: Sequence[Sequence[int]], caps: Sequence[float], room: Seq
 
 
 def slow_ends(capacities: Sequence[float], started: Sequence[Started]) -> list[float]:
-    """End of every flow; each of the `weight` identical ones is followed on its own, after its latency."""
-    owner = [i for i, one in enumerate(started) for _ in range(one.flow.weight)]
-    left = [
-        (1 - one.flow.latency) * one.duration_s * one.flow.bytes_per_s for one in (started[i] for i in owner)
-    ]
+    """End of every flow, whose bytes begin after its latency."""
+    left = [(1 - one.flow.latency) * one.duration_s * one.flow.bytes_per_s for one in started]
     started = [
         one._replace(start_s=one.start_s + one.flow.latency * one.duration_s + one.flow.late_s)
         for one in started
     ]
     ends = [0.0] * len(started)
-    todo = set(range(len(owner)))
+    todo = set(range(len(started)))
     now = 0.0
     while todo:
-        live = sorted(f for f in todo if started[owner[f]].start_s <= now)
-        flows = [started[owner[f]].flow for f in live]
+        live = sorted(f for f in todo if started[f].start_s <= now)
+        flows = [started[f].flow for f in live]
         rates = slow_rates([flow.route for flow in flows], [flow.bytes_per_s for flow in flows], capacities)
         events = [left[f] / rate for f, rate in zip(live, rates, strict=True)]
-        events += [started[owner[f]].start_s - now for f in todo if started[owner[f]].start_s > now]
+        events += [started[f].start_s - now for f in todo if started[f].start_s > now]
         step = min(events)
         for f, rate in zip(live, rates, strict=True):
             left[f] -= rate * step
         now += step
         done = {f for f in live if left[f] <= 1e-12}
         for f in done:
-            ends[owner[f]] = now
+            ends[f] = now
         todo -= done
     return ends
 
@@ -126,6 +123,6 @@ def test_without_contention_a_flow_ends_at_its_start_plus_its_duration_to_the_bi
 ) -> None:
     capacities, started = network
     started = [Started(one.flow, one.start_s / 3, one.duration_s / 7) for one in started]
-    enough = [sum(one.flow.weight * len(one.flow.route) * one.flow.bytes_per_s for one in started) + 1.0]
+    enough = [sum(len(one.flow.route) * one.flow.bytes_per_s for one in started) + 1.0]
     ends = run("simpy", enough * len(capacities), started)
     assert ends == [one.start_s + (one.duration_s + one.flow.late_s) for one in started]

@@ -8,8 +8,6 @@ from itertools import pairwise
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from perfsim.base.errors import InputError
 from perfsim.machines import build_topology
@@ -212,7 +210,6 @@ def test_a_link_has_short_names() -> None:
         ("leaf0-spine99", 0.5, "has no link 'leaf0-spine99'\n.*did you mean `leaf0-spine"),
         ("node1/gpu0-nvswich", 0.5, "no link 'node1/gpu0-nvswich'\n.*did you mean `node1/gpu0-node1"),
         ("cable", 0.5, "has no link 'cable'"),
-        ("leaf0-spine0", 1.5, "1.5 of its capacity is not between 0 and 1"),
     ],
 )
 def test_a_link_that_is_not_there_is_refused(name: str, left: float, message: str) -> None:
@@ -270,19 +267,3 @@ def test_where_no_way_is_left_the_message_says_between_whom_and_without_what() -
 )
 def test_the_shape_of_a_group(ranks: range | tuple[int, ...], shape: tuple[int, int, int, int]) -> None:
     assert fat_tree().group_shape(ranks) == Group(*shape)
-
-
-@pytest.mark.parametrize(
-    "numbers", [(16, 8, 1, 8), (8, 8, 2, 1), (0, 1, 1, 1), (4, 0, 1, 0), (14, 8, 3, 4), (14, 4, 3, 8)]
-)
-def test_a_group_that_contradicts_itself_is_refused(numbers: tuple[int, int, int, int]) -> None:
-    with pytest.raises(InputError, match="cannot stand on"):
-        Group(*numbers)
-
-
-@given(st.lists(st.integers(1, 8), min_size=1, max_size=12))
-def test_any_number_of_ranks_on_each_node_is_a_group(on_node: list[int]) -> None:
-    group = Group(sum(on_node), max(on_node), len(on_node), min(on_node))
-    assert (group.most_per_node == group.fewest_per_node) == (len(set(on_node)) == 1)
-    if len(set(on_node)) == 1:
-        assert group == Group.even(on_node[0], len(on_node))

@@ -169,23 +169,10 @@ def test_a_group_that_does_not_fit_its_peers_is_refused(group: RankGroup, messag
         peer_classes(builder.build())
 
 
-PARTLY = unfold(folded(2, 3), peer_classes(folded(2, 3), {0: 2.0})).graph
-
-
-@pytest.mark.parametrize(
-    ("graph", "classes", "message"),
-    [
-        (folded(2, 2), [0, 0, 0], "stands for 4 ranks, but 3 have a class"),
-        (folded(2, 2), [0, 0, 2, 2], "must be numbered"),
-        (folded(2, 2), [0, 1, 0, 0], "meet peers of unlike classes"),
-        (PARTLY, None, "partly unfolded"),
-    ],
-)
-def test_what_cannot_be_unfolded_is_refused(
-    graph: TaskGraph, classes: list[int] | None, message: str
-) -> None:
-    with pytest.raises(GraphError, match=message):
-        unfold(graph, None if classes is None else np.array(classes))
+def test_a_graph_that_is_partly_unfolded_is_refused() -> None:
+    graph = folded(2, 3)
+    with pytest.raises(GraphError, match="partly unfolded"):
+        unfold(unfold(graph, peer_classes(graph, {0: 2.0})).graph)
 
 
 Row = tuple[int, int, tuple[int, ...]]
@@ -248,10 +235,3 @@ def test_only_the_last_of_a_chain_writes_and_only_the_first_waits() -> None:
     assert [task.name for task in longer.tasks()] == ["w0", "w1.step", "w1.step", "w1", "w2"]
     assert [len(task.writes) for task in longer.tasks()] == [1, 0, 0, 1, 1]
     assert [task.reads for task in longer.tasks()] == [(), (0,), (), (), (1,)]
-
-
-def test_a_chain_must_write_what_its_task_wrote() -> None:
-    graph = written([(0, 0, ())])
-    for bad in ([], [toy_step(graph.works[0])]):
-        with pytest.raises(GraphError, match="must end in work that writes the same"):
-            expand(graph, {0: bad})
