@@ -1,4 +1,4 @@
-"""The network in a file, as GraphML or DOT, and folded by kind of place for a drawing."""
+"""The network in a file, as GraphML or DOT."""
 
 from __future__ import annotations
 

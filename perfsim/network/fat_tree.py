@@ -84,9 +84,8 @@ class FatTree(Topology):
         return inside, [(f"{kind}{number}", kind) for number in hosts for kind in kinds]
 
     def _parts(self) -> list[Part]:
-        gpus = [(f"gpu{gpu}", "device") for gpu in range(self._gpus)]
         inside, hosts = self._in_node()
-        spines = [(f"spine{spine}", "spine") for spine in range(self.spines)]
+        spines = [f"spine{spine}" for spine in range(self.spines)]
         first_leaf = self.num_devices + self.nodes * len(inside)
         first_spine = first_leaf + self.leaves
         node = np.arange(self.nodes)[:, None]
@@ -101,12 +100,12 @@ class FatTree(Topology):
         fabric = self.system.fabric
         up = fabric.nodes_per_leaf * self.system.node.inter_node_bytes_per_s / fabric.oversubscription
         seconds = self._latencies_s["uplink"]
-        uplinks = [Cable("leaf", spine, "uplink", up / self.spines, seconds) for spine, _ in spines]
-        own = [*gpus, *inside, ("leaf", "leaf"), *hosts]
-        above = [("leaf", "leaf"), *spines]
+        uplinks = [Cable("leaf", spine, "uplink", up / self.spines, seconds) for spine in spines]
+        gpus = [f"gpu{gpu}" for gpu in range(self._gpus)]
+        own = [*gpus, *(name for name, _ in inside), "leaf", *(name for name, _ in hosts)]
         return [
-            Part.of(own, self._node_cables(), np.concatenate(of_node, axis=1)),
-            Part.of(above, uplinks, np.concatenate(of_leaf, axis=1)),
+            Part(own, list(self._node_cables()), np.concatenate(of_node, axis=1)),
+            Part(["leaf", *spines], uplinks, np.concatenate(of_leaf, axis=1)),
         ]
 
     @cached_property

@@ -77,11 +77,6 @@ class Part(NamedTuple):
     cables: Sequence[Cable]
     vertices: Ints
 
-    @classmethod
-    def of(cls, vertices: Iterable[tuple[str, str]], cables: Iterable[Cable], numbers: Ints) -> Part:
-        """Copies of vertices (name, kind) and cables."""
-        return cls([name for name, _ in vertices], list(cables), numbers)
-
 
 class Rated(NamedTuple):
     """What prices assume of an edge, by its kind; an edge that is worse slows what crosses it."""
@@ -220,8 +215,9 @@ class Topology(ABC):
             yield self.device(rank), "device"
 
     def _parts(self) -> list[Part]:
-        """The parts of the network; by default one, the whole."""
-        return [Part.of(self.vertices, self._cables(), np.arange(len(self.vertices))[None])]
+        """Every distinct part that the system describes, with its copies; by default one, the whole."""
+        names = [name for name, _ in self.vertices]
+        return [Part(names, list(self._cables()), np.arange(len(names))[None])]
 
     def bundles(self) -> Iterator[tuple[Ints, bool]]:
         """Links that carry together what crosses them, a bundle a row; whether each waits for its slowest."""
@@ -229,14 +225,9 @@ class Topology(ABC):
 
     # ------------------------------------------------------------------------------------ links
     @cached_property
-    def parts(self) -> list[Part]:
-        """Every distinct part that the system describes, with its copies."""
-        return self._parts()
-
-    @cached_property
     def edges(self) -> Edges:
         """All edges as columns; devices are vertices 0 to `num_devices` - 1."""
-        return Edges.of(self.parts)
+        return Edges.of(self._parts())
 
     @cached_property
     def vertices(self) -> tuple[tuple[str, str], ...]:

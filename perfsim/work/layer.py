@@ -411,35 +411,22 @@ def _router(part: LayerSlice) -> Kernel:
     )
 
 
-def _grouped_gemm(
-    name: str,
-    rows: float,
-    n: int,
-    k: int,
-    experts: int,
-    partition: Partition,
-    parts: int,
-    element_bytes: float,
-) -> Kernel:
-    """Forward products of `experts` experts, (rows, k) x (k, n) in all, as one kernel."""
-    product = gemm(name, max(1, math.ceil(rows / experts)), n, k, experts, partition, parts, element_bytes)
-    n_bytes = element_bytes * (rows * (n + k) + experts * float(n) * k)
-    return product._replace(flop=2.0 * rows * n * k, bytes_accessed=n_bytes, grouped=True)
-
-
 def _expert_linears(part: LayerSlice) -> tuple[Kernel, Kernel]:
-    """The products of a rank's experts with the rows that they compute."""
-    model = part.model
+    """The products of a rank's experts with the rows that they compute; one kernel for all experts."""
+    hidden = part.model.hidden_size
     split = part.expert_split
     size = part.element_bytes
     ffn = part.experts.ffn_hidden_size // split
     rows = part.expert_rows
     count = part.local_experts
-    width = (2 if model.gated_mlp else 1) * ffn
-    return (
-        _grouped_gemm("expert_fc1", rows, width, model.hidden_size, count, "column", split, size),
-        _grouped_gemm("expert_fc2", rows, model.hidden_size, ffn, count, "row", split, size),
-    )
+
+    def grouped(name: str, n: int, k: int, partition: Partition) -> Kernel:
+        product = gemm(name, max(1, math.ceil(rows / count)), n, k, count, partition, split, size)
+        n_bytes = size * (rows * (n + k) + count * float(n) * k)
+        return product._replace(flop=2.0 * rows * n * k, bytes_accessed=n_bytes, grouped=True)
+
+    width = (2 if part.model.gated_mlp else 1) * ffn
+    return (grouped("expert_fc1", width, hidden, "column"), grouped("expert_fc2", hidden, ffn, "row"))
 
 
 def _shared_linears(part: LayerSlice) -> Kernels:

@@ -44,7 +44,6 @@ def test_a_fat_tree_has_the_nodes_and_links_of_its_parts() -> None:
     # 6 nodes under 2 leaves of up to 4 nodes; 4 x 8 uplinks a leaf, each to its own spine.
     assert Counter(kinds) == {"gpu": 48, "nvswitch": 6, "nic": 48, "leaf": 2, "spine": 32}
     assert topology.graph.number_of_edges() == 2 * (48 + 48 + 48 + 2 * 32) == len(topology.edges)
-    assert [len(part.vertices) for part in topology.parts] == [6, 2], "one node and one leaf are drawn"
 
 
 @pytest.mark.parametrize(("nics", "number", "bytes_per_s"), [(4, 4, NIC), (12, 4, 3 * NIC), (1, 1, NIC)])
@@ -178,7 +177,6 @@ def test_an_edge_unlike_its_kind_is_slow_and_a_kind_that_changes_is_rated_anew()
     every = tree.with_capacities(dict.fromkeys(nics, 1e9))
     assert every.edges.rated["nic"] == 1e9
     assert not len(every.edges.slow)
-    assert [len(part.vertices) for part in every.parts] == [6, 2]
     kept = tree.with_capacities(dict.fromkeys(nics, 1e9), rate=False)
     assert kept.edges.slow.tolist() == nics, "prices stay, so that all of them slow what crosses them"
 
