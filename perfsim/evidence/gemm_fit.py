@@ -302,7 +302,6 @@ def _polished(
     length = np.full(best.size, 0.2)
     for axis in np.tile(np.arange(best.size), evaluations // (2 * best.size)):
         step = length[axis] * generator.standard_normal()
-        improved = False
         for shift in (step, -step):
             trial = best.copy()
             trial[axis] = np.clip(trial[axis] + shift, low[axis], high[axis])
@@ -310,9 +309,10 @@ def _polished(
             if value < lowest:
                 best = trial
                 lowest = value
-                improved = True
+                length[axis] = min(1.0, 1.4 * length[axis])
                 break
-        length[axis] = min(1.0, 1.4 * length[axis]) if improved else max(0.005, 0.85 * length[axis])
+        else:
+            length[axis] = max(0.005, 0.85 * length[axis])
     return best, lowest
 
 

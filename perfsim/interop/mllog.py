@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import mean, stdev
 from typing import Any
@@ -45,7 +45,7 @@ class _Run:
 
 def _read(source: Source, _text: Any) -> Reading:
     """The convergence points and mean steps of all runs of a log that reached the target."""
-    runs = list(_runs(source))
+    runs = _runs(source)
     settings = Settings(source, {name: value for run in runs for name, value in run.settings.items()})
     settings.ignore("global_batch_size", "submission_benchmark", "train_samples")
     done = [run for run in runs if run.stop_ms < math.inf and run.status in ("success", "")]
@@ -78,10 +78,10 @@ def _read(source: Source, _text: Any) -> Reading:
     return Reading(settings, points={"schema": 1, "cases": [case]}, steps=tuple(steps), name=benchmark)
 
 
-def _runs(source: Source) -> Iterator[_Run]:
+def _runs(source: Source) -> list[_Run]:
     """The runs of a log; settings before a run_start belong to it."""
     set_before: dict[str, Any] = {}
-    run: _Run | None = None
+    runs: list[_Run] = []
     for match in LINE.finditer(source.text):
         line = source.text.count("\n", 0, match.start()) + 1
         try:
@@ -96,13 +96,14 @@ def _runs(source: Source) -> Iterator[_Run]:
         metadata = event.get("metadata")
         metadata = metadata if isinstance(metadata, Mapping) else {}
         if key == "run_start":
-            if run is not None:
-                yield run
-            run = _Run(dict(set_before), time_ms)
-        elif run is None or run.stop_ms < math.inf:
-            set_before[key] = value
-        if run is None or key == "run_start" or (run.stop_ms < math.inf and key != "trained_samples"):
+            runs.append(_Run(dict(set_before), time_ms))
             continue
+        between = not runs or runs[-1].stop_ms < math.inf
+        if between:
+            set_before[key] = value
+        if not runs or (between and key != "trained_samples"):
+            continue
+        run = runs[-1]
         counted = {
             name: _number(count) for name, count in {key: value, **metadata}.items() if name in SAMPLES
         }
@@ -112,8 +113,7 @@ def _runs(source: Source) -> Iterator[_Run]:
         if key == "run_stop":
             run.stop_ms = time_ms
             run.status = str(metadata.get("status", ""))
-    if run is not None:
-        yield run
+    return runs
 
 
 def _number(value: Any) -> float | None:

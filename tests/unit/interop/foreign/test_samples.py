@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-import yaml
-from click.testing import CliRunner
 
-from perfsim.cli import main
 from perfsim.interop.formats import import_file
 
 
@@ -76,19 +72,3 @@ def test_every_sample_is_read_with_its_published_count_layout_and_recipe(samples
 
 def test_every_sample_is_in_the_table(samples: Path) -> None:
     assert {path.name for path in samples.iterdir()} == READ.keys()
-
-
-def test_a_log_becomes_a_calibration_of_a_cluster_that_run_takes_in_one_command(
-    samples: Path, tmp_path: Path
-) -> None:
-    log = samples / "megatron_small.log"
-    out = tmp_path / "ours.yaml"
-    made = CliRunner().invoke(
-        main, ["calibrate", "steps", str(log), "--system", "dgx-a100-80gb", "--out", str(out)]
-    )
-    assert made.exit_code == 0, made.stderr
-    command = ["run", "--model", "gpt3_xl", "--system", "dgx-a100-80gb", "--devices", "8", "--json"]
-    command += ["--layout", "tp=2,pp=2,dp=2,mbs=1", "--batch", "16"]
-    plain, scaled = (CliRunner().invoke(main, [*command, *more]) for more in ([], ["--cluster", str(out)]))
-    times_s = [json.loads(run.stdout)["step_time_s"] for run in (plain, scaled)]
-    assert times_s[1] / times_s[0] == pytest.approx(yaml.safe_load(out.read_text())["scale"])

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from perfsim.base.errors import InputError
+from perfsim.catalog import Catalog
 from perfsim.interop.formats import Imported
 
 Import = Callable[..., Imported]
@@ -115,15 +116,11 @@ def test_ranks_are_told_by_whatever_starts_them(imported: Import, start: str) ->
     assert imported(text.replace("torchrun ${DISTRIBUTED_ARGS[@]}", start), "train.sh").devices == 128
 
 
-def test_the_imported_layout_and_recipe_can_be_asked_for(imported: Import, tmp_path: Path) -> None:
-    import perfsim as ps
-
+def test_the_imported_recipe_is_one_of_the_catalogue(imported: Import, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(imported(DUMP, "dump.log", part="recipe").text(), encoding="utf-8")
-    layout = imported(DUMP, "dump.log").layout
-    model = tmp_path / "dump.log"
-    step = ps.predict(model=model, recipe=recipe, system="dgx-h100", devices=64, layout=layout)
-    assert (step.global_batch_size, step.layout["tensor"]) == (512, 8)
+    read = Catalog().recipes[str(recipe)]
+    assert (read.global_batch_size, read.precision, read.runtime.name) == (512, "bf16", "dump")
 
 
 def test_experts_and_latent_attention_of_megatron_are_counted(imported: Import) -> None:
