@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Self, get_type_hints
 
 from pydantic import TypeAdapter
 
@@ -168,12 +168,13 @@ class Prediction:
             "notes": list(self.notes),
         }
 
-    @staticmethod
-    def stored(document: Mapping[str, Any], model: str) -> Prediction:
-        """The prediction that `step_document` wrote, without memory, notes and the run itself."""
-        known = {**document, "model": model, "breakdown_s": document["step_breakdown_s"]}
-        names = [field.name for field in fields(Prediction) if field.name not in _NOT_STORED]
-        return Prediction(**{name: _reader(name).validate_python(known[name]) for name in names})
+    @classmethod
+    def stored(cls, document: Mapping[str, Any]) -> Self:
+        """The answer with the fields that its document has; memory and the run itself are not kept."""
+        known = {**document, "breakdown_s": document["step_breakdown_s"]}
+        names = [field.name for field in fields(cls) if field.name in known]
+        owner: Any = cls  # mypy takes a class for unhashable
+        return cls(**{name: _reader(owner, name).validate_python(known[name]) for name in names})
 
     @classmethod
     def of(
@@ -243,12 +244,11 @@ def _marked(plan: Plan, name: str) -> str:
 
 
 @cache
-def _reader(name: str) -> TypeAdapter[Any]:
-    """The reader of a field of a stored prediction."""
-    return TypeAdapter(get_type_hints(Prediction)[name])
+def _reader(answer: type[Prediction], name: str) -> TypeAdapter[Any]:
+    """The reader of a field of a stored answer."""
+    return TypeAdapter(get_type_hints(answer)[name])
 
 
-_NOT_STORED = ("memory", "notes", "evaluation")
 _PLAIN = tuple(
     known.name
     for known in fields(Prediction)

@@ -7,7 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from sys import intern
 from typing import Any
@@ -391,12 +391,11 @@ def run_sweep(
     """
     keys = digests(point.study for point in sweep.points)
     points = dict(zip(keys, sweep.points, strict=True))
-    reader = _Reader()
     executor = None
     if not store_path.exists():  # a scheduler that does not answer leaves no file
         executor = executor_for(jobs, scheduler, most=len(points), tell=tell)
     with Store(store_path) as store:
-        results = {key: reader.answer(points[key], stored.text) for key, stored in store.find(points)}
+        results = {key: _read(stored.text) for key, stored in store.find(points)}
         pending = {key: point for key, point in points.items() if key not in results}
         if store.damaged:
             tell(f"{store.path}: {len(store.damaged)} stored points are damaged and are computed again")
@@ -413,7 +412,7 @@ def run_sweep(
                             results[key] = None, (answer.problems[0].message,)
                         else:
                             store.put(key, answer)
-                            results[key] = reader.answer(pending[key], answer.text)
+                            results[key] = _read(answer.text)
                         progress.count_finished()
         except LimitError as limit:
             raise LimitError(progress.kept(str(limit))) from None
@@ -454,37 +453,18 @@ def answer_text(point: Point) -> Stored:
     if isinstance(row, PerfsimError):  # concerns this point alone
         document: dict[str, Any] = {"reasons": [problem.message for problem in row.problems]}
     else:
-        document = row.document()
+        kept = {"model": row.model, "time": asdict(row.time)}
+        production = None if row.production is None else asdict(row.production)
+        document = {**row.document(), **kept, "production": production}
     return Stored(json.dumps(document, sort_keys=True, allow_nan=False), time.perf_counter() - started)
 
 
-@dataclass(frozen=True)
-class _Reader:
-    """Reads stored answers of one sweep; what many points share is in memory once."""
-
-    known: dict[Any, Any] = field(default_factory=dict)
-    targets: dict[tuple[int, ...], Target] = field(default_factory=dict)
-
-    def answer(self, point: Point, text: str) -> tuple[Answer | None, tuple[str, ...]]:
-        """The answer of a point from the JSON text that was stored for it, else the reasons."""
-        study = point.study
-        document = json.loads(text, object_pairs_hook=_interned)
-        if "reasons" in document:
-            reasons = tuple(document["reasons"])
-            return None, self.known.setdefault(reasons, reasons)
-        key = id(study.model), id(study.recipe), id(study.convergence)  # which the points keep alive
-        if key not in self.targets:
-            self.targets[key] = Target.of_study(study)
-        known = ("batch_tokens", "step_time_s", "step_time_error", "unshared_error")
-        prediction = Prediction.stored(document, study.model.name)
-        caveats = self.known.setdefault(prediction.caveats, prediction.caveats)
-        row = Answer(
-            **{**values_of(prediction), "caveats": caveats},
-            time=self.targets[key].time_of(*(document[name] for name in known)),
-            whole_run=tuple(RunPart(**part) for part in document["whole_run"]),
-            production=Production.of(point),
-        )
-        return row, ()
+def _read(text: str) -> tuple[Answer | None, tuple[str, ...]]:
+    """The answer that was stored as this text, or the reasons why there is none."""
+    document = json.loads(text, object_pairs_hook=_interned)
+    if "reasons" in document:
+        return None, tuple(document["reasons"])
+    return Answer.stored(document), ()
 
 
 def _interned(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
