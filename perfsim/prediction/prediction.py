@@ -178,11 +178,17 @@ class Prediction:
 
     @classmethod
     def of(
-        cls, evaluation: Evaluation, allowed_share: float = MEMORY_LIMIT, more: Iterable[Caveat] = ()
-    ) -> Prediction:
+        cls,
+        evaluation: Evaluation,
+        allowed_share: float = MEMORY_LIMIT,
+        more: Iterable[Caveat] = (),
+        notes: Iterable[str] = (),
+        **of_subclass: Any,
+    ) -> Self:
         """An evaluation with the causes of its step time, its caveats and its plan's notes.
 
-        A plan above `allowed_share` of a device's memory has a caveat; `more` are caveats of the question.
+        A plan above `allowed_share` of a device's memory has a caveat; `more` are caveats of the question,
+        `notes` follow those of the plan.
         """
         plan = evaluation.plan
         causes = Why.of(evaluation)
@@ -211,10 +217,11 @@ class Prediction:
             cluster_calibration=scaling,
             memory=tuple(use for use in plan.memory if use.on_device),
             caveats=caveats_of(evaluation, causes, allowed_share, more),
-            notes=(*plan.notes, *gaps_of(plan.job.model)),
+            notes=(*plan.notes, *gaps_of(plan.job.model), *notes),
             machine=_marked(plan, plan.system.machine(plan.topology.num_devices)),
             devices_noun=_marked(plan, plan.system.devices_noun),
             evaluation=evaluation,
+            **of_subclass,
         )
 
 

@@ -187,6 +187,7 @@ class Answer(Prediction):
             "time_to_accuracy_s": self.time.time_s,
             "time_to_accuracy_band_s": list(self.time.band_s),
             "whole_run": [asdict(part) for part in self.whole_run],
+            "production": self.production and asdict(self.production),
         }
 
 
@@ -255,27 +256,6 @@ class PointResult(Point):
         if self.answer is not None:
             return setting_text(self.answer.global_batch_size)
         return next((self.setting(path) for path in BATCH_PATHS if path in self.settings), "")
-
-    def as_dict(self) -> dict[str, Any]:
-        """Under the names of the JSON interface; without a feasible plan `reasons` replace metrics."""
-        document = {
-            "strategy": self.strategy,
-            "system": self.system,
-            "num_devices": self.num_devices,
-            "settings": dict(self.settings),
-            "feasible": self.feasible,
-        }
-        if self.answer is None:
-            return {**document, "reasons": list(self.reasons)}
-        production = self.answer.production
-        return {
-            **document,
-            **self.answer.document(),
-            "wall_s": self.answer.wall_s,
-            "production": None if production is None else asdict(production),
-            "production_time_s": self.answer.production_time_s,
-            "production_band_s": self.answer.production_band_s,
-        }
 
 
 def values_of(row: Any) -> dict[str, Any]:

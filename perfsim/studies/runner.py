@@ -20,7 +20,6 @@ from perfsim.prediction.caveats import Caveat, default_settings
 from perfsim.prediction.dates import date_caveats
 from perfsim.prediction.disturbed import Resilience, perturbed
 from perfsim.prediction.planner import best_plan, refusal
-from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.run import Evaluation
 from perfsim.prediction.verification import sample_step
 from perfsim.prediction.why import Roofline
@@ -32,7 +31,6 @@ from perfsim.studies.answers import (
     PointResult,
     Production,
     StudyResult,
-    values_of,
 )
 from perfsim.studies.assumptions import assumptions_of
 from perfsim.studies.axes import Sweep
@@ -83,18 +81,26 @@ def answer_point(point: Point, target: Target, *, deep: bool = False) -> Answer:
     evaluation = best_plan(question.at(best))
     time = target.time_of_run(evaluation)
     chosen = BatchPoint.of(evaluation.plan, time)
-    sampling = slowdowns = ramp = None
+    shown: dict[str, Any] = {}
     if deep:
-        sampling = sample_step(evaluation, spec.sampling)
-        if spec.resilience is not None:
-            slowdowns = Resilience.of(evaluation, point.label, spec.resilience)
+        points = [chosen] if curve is None else curve.points
         ramp, remark = target.ramped(question, chosen, spec.convergence.ramp)
         remarks += filter(None, [remark])
+        shown = {
+            "batch_curve": tuple(chosen if tried.global_batch_size == best else tried for tried in points),
+            "ramp": ramp,
+            "sampling": sample_step(evaluation, spec.sampling),
+            "resilience": spec.resilience and Resilience.of(evaluation, point.label, spec.resilience),
+            "apart": point.candidate.layout_words,
+        }
     if spec.perturbations is not None:
         # Batch and layout stay, and so does the curve of batches.
-        label = f"{question.label}, {evaluation.plan.strategy}"
-        evaluation = _disturbed(evaluation, spec.perturbations, label)
+        evaluation = _disturbed(evaluation, spec.perturbations)
         time = target.time_of_run(evaluation)
+    if deep:
+        streams = filter(computes, evaluation.trace.graph.streams)
+        shown["timeline_devices"] = len({owners_of(name)[0] for name in streams})
+        shown |= {"timeline": timeline(evaluation), "roofline": Roofline.of(evaluation)}
     caveats = [
         *([] if curve is None else curve.caveats),
         *(Caveat.of("critical-batch-extrapolated", f"critical batch {note}") for note in time.critical.notes),
@@ -102,35 +108,16 @@ def answer_point(point: Point, target: Target, *, deep: bool = False) -> Answer:
         *default_settings(question, evaluation.plan),
         *date_caveats(question),
     ]
-    prediction = Prediction.of(evaluation, question.allowed_share, caveats)
     production = Production.of(point)
     parts: tuple[RunPart, ...] = ()
     if question.wall_clock is not None:
         parts = point.healthy_run(time).parts(question.wall_clock)
-    notes = [*prediction.notes, time.regime_text, *remarks]
-    if parts and production:
-        notes.append(COVERED_ONCE)
-    row = {**values_of(prediction), "notes": tuple(notes), "whole_run": parts, "production": production}
-    answer = Answer(**row, time=time)
-    if not deep:
-        return answer
-    points = [chosen] if curve is None else curve.points
-    return replace(
-        answer,
-        batch_curve=tuple(chosen if tried.global_batch_size == best else tried for tried in points),
-        timeline=timeline(evaluation),
-        timeline_devices=len(
-            {owners_of(name)[0] for name in evaluation.trace.graph.streams if computes(name)}
-        ),
-        roofline=Roofline.of(evaluation),
-        ramp=ramp,
-        sampling=sampling,
-        resilience=slowdowns,
-        apart=point.candidate.layout_words,
-    )
+    notes = [time.regime_text, *remarks, *([COVERED_ONCE] if parts and production else [])]
+    more = {"time": time, "whole_run": parts, "production": production, **shown}
+    return Answer.of(evaluation, question.allowed_share, caveats, notes, **more)
 
 
-def _disturbed(evaluation: Evaluation, spec: PerturbationSpec, label: str) -> Evaluation:
+def _disturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
     """A candidate under the perturbations that its system has; remarks are added to the notes of its plan.
 
     Stragglers beyond the last rank become one straggler at the last rank, with the largest of their factors.
@@ -154,7 +141,7 @@ def _disturbed(evaluation: Evaluation, spec: PerturbationSpec, label: str) -> Ev
     try:
         disturbed = perturbed(evaluation, applicable)
     except InputError as error:
-        said = f"perturbations of {label}: "
+        said = f"perturbations of {plan.system.machine(topology.num_devices)}, {plan.strategy}: "
         raise InputError([replace(known, message=said + known.message) for known in error.problems]) from None
     if disturbed.perturbed is not None and disturbed.perturbed.note:
         remarks.append(disturbed.perturbed.note)
@@ -453,9 +440,7 @@ def answer_text(point: Point) -> Stored:
     if isinstance(row, PerfsimError):  # concerns this point alone
         document: dict[str, Any] = {"reasons": [problem.message for problem in row.problems]}
     else:
-        kept = {"model": row.model, "time": asdict(row.time)}
-        production = None if row.production is None else asdict(row.production)
-        document = {**row.document(), **kept, "production": production}
+        document = {**row.document(), "model": row.model, "time": asdict(row.time)}
     return Stored(json.dumps(document, sort_keys=True, allow_nan=False), time.perf_counter() - started)
 
 

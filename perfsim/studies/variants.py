@@ -320,14 +320,23 @@ class SweepResult:
         }
 
     def documents(self) -> Iterator[dict[str, Any]]:
-        """The points, each with its bill: time on the wall, device-hours, energy, carbon and money."""
+        """The points, each with its bill (hours, energy, carbon, money) or the reasons why it has no plan."""
         for point in self.points:
-            document = point.as_dict()
-            if point.feasible:
-                outcome = asdict(outcome_of(point))
-                document["bill"] = {name: outcome[name] for name in BILL}
-                document["bill"]["currency"] = point.study.currency
-            yield document
+            names = ("strategy", "system", "num_devices", "feasible")
+            document = {name: getattr(point, name) for name in names} | {"settings": dict(point.settings)}
+            row = point.answer
+            if row is None:
+                yield {**document, "reasons": list(point.reasons)}
+                continue
+            outcome = asdict(outcome_of(point))
+            yield {
+                **document,
+                **row.document(),
+                "wall_s": row.wall_s,
+                "production_time_s": row.production_time_s,
+                "production_band_s": row.production_band_s,
+                "bill": {name: outcome[name] for name in BILL} | {"currency": point.study.currency},
+            }
 
 
 # The sentences about variants: step times if all do the same work, else times to the target.

@@ -58,11 +58,12 @@ def answers_until(count: int, error: BaseException) -> Callable[[Point], Stored]
 
 def test_a_point_says_what_a_study_of_it_says(write_sweep: Write, store: Path) -> None:
     path = write_sweep("  batch_sizes: [[8]]")
-    (point,) = run_sweep(load_sweep(str(path)), store, jobs=1).points
+    result = run_sweep(load_sweep(str(path)), store, jobs=1)
+    (document,) = result.documents()
     (candidate,) = run_study(load_study(str(path.parent / "study.yaml"))).candidates
     for name in ("step_time_s", "mfu", "steps", "time_to_accuracy_s", "global_batch_size", "layout"):
-        assert point.as_dict()[name] == getattr(candidate, name)
-    assert point.target_time == candidate.time
+        assert document[name] == getattr(candidate, name)
+    assert result.points[0].target_time == candidate.time
 
 
 def test_only_damaged_points_are_computed_again(
