@@ -25,7 +25,7 @@ from perfsim.prediction.question import changed_part, changes_by_root, misplaced
 from perfsim.specs.hardware import SystemSpec
 from perfsim.strategies import strategy
 from perfsim.studies.batches import Target
-from perfsim.studies.spec import CALLED, Candidates, CandidateSpec, Point, StudySpec
+from perfsim.studies.spec import CALLED, SHARED, Candidates, CandidateSpec, Point, StudySpec
 
 # The YAML form of a sweep: a study, and the fields of it that vary.
 
@@ -74,19 +74,7 @@ class _StudyCatalog(Catalog):
 
 
 MACHINE_ROOTS = ("strategy", "system", "devices")
-STUDY_ROOTS = (
-    *(
-        "model",
-        "recipe",
-        "runtime",
-        "runs_on",
-        "as_of",
-        "batch",
-        "memory_limit",
-        "convergence",
-        "batch_sizes",
-    ),
-)
+STUDY_ROOTS = ("batch", *(name for name in SHARED if name != "perturbations"))
 BATCH_PATHS = ("recipe.global_batch_size", "recipe.batch_size_per_device", "batch_sizes", "batch")
 """Axes over the batch, which the trainer chooses: comparisons take the best value."""
 VARIANT = "variant"

@@ -17,7 +17,6 @@ from typing import Any, Literal
 from perfsim.base.errors import InputError, PerfsimError
 from perfsim.convergence.bill import HOUR_S
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
-from perfsim.interop import emit
 from perfsim.prediction.bands import SHARDED
 from perfsim.prediction.caveats import batch_caveats
 from perfsim.prediction.planner import Search, confirmed
@@ -168,10 +167,6 @@ class Entry:
         seconds = 1e9 / self.prediction.tokens_per_s if self.time is None else self.time.time_s
         return self.prediction.num_devices * seconds / HOUR_S
 
-    def emit(self, tool: str) -> str:
-        """Flags or a file with which a tool runs it. Raises InputError where the tool cannot."""
-        return emit(tool, self.plan)
-
 
 @dataclass(frozen=True)
 class AboveLimit:
@@ -214,7 +209,7 @@ class Planned:
 
     def emit(self, tool: str) -> str:
         """Flags or a file of the first layout. Raises InputError where the tool cannot run it."""
-        return self.best.emit(tool)
+        return self.best.prediction.emit(tool)
 
 
 def plan_on(executor: Executor, question: Question, objective: Objective, shown: int) -> Planned:

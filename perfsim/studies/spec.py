@@ -422,19 +422,10 @@ class Point:
 
 _PROSE = frozenset({"title", "question", "description", "sources", "assumed", "fit", "noun"})
 """Keys that explain a value and do not affect an answer."""
-_SHARED = (
-    *(
-        "model",
-        "recipe",
-        "runtime",
-        "runs_on",
-        "as_of",
-        "convergence",
-        "batch_sizes",
-        "memory_limit",
-        "perturbations",
-    ),
-)
+SHARED = (
+    "model", "recipe", "runtime", "runs_on", "as_of", "memory_limit", "convergence", "batch_sizes",
+    "perturbations",
+)  # fmt: skip
 """The inputs of a study besides its candidates."""
 
 
@@ -456,7 +447,7 @@ def digests(studies: Iterable[StudySpec]) -> list[str]:
         return known[id(value)][1]
 
     def digest(study: StudySpec) -> str:
-        inputs = {name: part(getattr(study, name)) for name in _SHARED}
+        inputs = {name: part(getattr(study, name)) for name in SHARED}
         inputs["candidates"] = [
             {name: part(value) for name, value in candidate} for candidate in study.candidates
         ]

@@ -8,6 +8,7 @@ its busy time stays what it is.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -47,7 +48,7 @@ class TimelineBar:
     tasks: int = 1
 
 
-def timeline(evaluation: Evaluation, most_devices: int = MOST_DEVICES) -> tuple[TimelineBar, ...]:
+def timeline(evaluation: Evaluation) -> tuple[TimelineBar, ...]:
     """The tasks of the measured step as at most `MOST_BARS` bars in the order of their starts.
 
     Times count from the start of the step. Like tasks have one kind, micro-batch and stream.
@@ -57,7 +58,7 @@ def timeline(evaluation: Evaluation, most_devices: int = MOST_DEVICES) -> tuple[
     low, high = trace.step_window_s
     # Streams of devices that others stand for are left out.
     devices = list(dict.fromkeys(owners_of(name)[0] for name in graph.streams if computes(name)))
-    kept = np.unique(np.linspace(0, len(devices) - 1, min(most_devices, len(devices))).round().astype(int))
+    kept = np.unique(np.linspace(0, len(devices) - 1, min(MOST_DEVICES, len(devices))).round().astype(int))
     left_out = set(devices) - {devices[number] for number in kept}
     shown = np.array([not left_out.issuperset(owners_of(name)) for name in graph.streams])
     inside = (trace.end_s > low) & (trace.start_s < high) & (trace.end_s > trace.start_s)
@@ -127,21 +128,19 @@ def _joined(bars: Sequence[TimelineBar], interval_s: float) -> list[TimelineBar]
 
     There is one bar for each kind, one after the other, with the busy time of its bars.
     """
-    cells: dict[tuple[str, int], dict[str, list[TimelineBar]]] = {}
-    kept = []
+    cells = defaultdict[tuple[str, int], list[TimelineBar]](list)
+    kept: list[TimelineBar] = []
     for bar in bars:
-        if bar.end_s - bar.start_s >= interval_s:
-            kept.append(bar)
-        else:
-            cell = cells.setdefault((bar.lane, int(bar.start_s / interval_s)), {})
-            cell.setdefault(bar.category, []).append(bar)
+        short = bar.end_s - bar.start_s < interval_s
+        (cells[bar.lane, int(bar.start_s / interval_s)] if short else kept).append(bar)
     for cell in cells.values():
-        kinds = list(cell.values())
-        if all(len(alike) == 1 for alike in kinds):
-            kept += [bar for (bar,) in kinds]
+        kinds = dict.fromkeys(bar.category for bar in cell)
+        if len(kinds) == len(cell):
+            kept += cell
             continue
-        clock_s = kinds[0][0].start_s
-        for alike in kinds:
+        clock_s = cell[0].start_s
+        for kind in kinds:
+            alike = [bar for bar in cell if bar.category == kind]
             end_s = clock_s + sum(bar.end_s - bar.start_s for bar in alike)
             tags = {bar.microbatch for bar in alike}
             layers = [layer for bar in alike for layer in bar.layers or ()]
