@@ -53,24 +53,22 @@ class Change:
 
     @property
     def policy(self) -> str:
-        """`tp1 dp8 → tp2 dp4, micro-batch 4 → 2`: fields of the layout that differ; empty if none does.
+        """`tp=1 mbs=4 → tp=2 mbs=2`: settings that differ, as `--layout` takes them; empty if none does.
 
-        The data-parallel degree is not compared if the numbers of devices differ.
+        The number of replicas is not compared if the numbers of devices differ.
         """
-        old = self.base.prediction.layout
-        new = self.point.prediction.layout
-        same_devices = self.base.num_devices == self.point.num_devices
-        degrees = {name: (old.get(name, 1), new.get(name, 1)) for name in _DEGREES}
-        changes = []
-        if any(was != becomes for name, (was, becomes) in degrees.items() if name != "data" or same_devices):
-            shown = [name for name, both in degrees.items() if both != (1, 1)]
-            ends = (" ".join(f"{_DEGREES[name]}{degrees[name][end]}" for name in shown) for end in (0, 1))
-            changes.append(" \u2192 ".join(ends))
-        for name in (name for name in dict.fromkeys([*old, *new]) if name not in _DERIVED):
-            was, becomes = (_value(name, layout) for layout in (old, new))
-            if was != becomes:
-                changes.append(f"{_NAMES.get(name, name.replace('_', ' '))} {was} \u2192 {becomes}")
-        return ", ".join(changes)
+        layouts = (self.base.prediction.layout, self.point.prediction.layout)
+        left_out = _DERIVED if self.base.num_devices == self.point.num_devices else (*_DERIVED, "data")
+        names = [
+            name
+            for name in dict.fromkeys(chain(*layouts))
+            if name not in left_out and len({str(layout.get(name)) for layout in layouts}) > 1
+        ]
+        ends = (
+            " ".join(f"{_SHORT.get(name, name)}={written(layout[name])}" for name in names if name in layout)
+            for layout in layouts
+        )
+        return " → ".join(ends) if names else ""
 
 
 def _values(spec: BaseModel, root: str) -> dict[str, str]:
@@ -82,26 +80,9 @@ def _values(spec: BaseModel, root: str) -> dict[str, str]:
     return texts
 
 
-_DEGREES = {name: AXES[name].short for name in ("tensor", "pipeline", "data")}
-_NAMES = {
-    "micro_batch_size": "micro-batch",
-    "zero_stage": "ZeRO",
-    "virtual_pipeline": "virtual pipeline",
-    "layers_per_stage": "layers per stage",
-    "sequence_parallel": "sequence parallel",
-}
-_DERIVED = ("num_microbatches", "recompute_layers", "stream_chunks", *_DEGREES)
-"""Fields that follow from other fields, or that are stated together with them."""
-
-
-def _value(name: str, layout: Mapping[str, Any]) -> str:
-    value = layout.get(name)
-    if name == "recompute":
-        layers = layout.get("recompute_layers") or 0
-        return f"{value} every {layers} layers" if value == "full" and layers > 1 else str(value)
-    if value is None or isinstance(value, bool):
-        return "yes" if value else "no"
-    return written(value)
+_SHORT = {name: axis.short for name, axis in AXES.items() if axis.short}
+_DERIVED = ("num_microbatches", "stream_chunks")
+"""Settings that follow from others."""
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ def test_a_policy_that_changed_beside_the_mechanism_is_named_with_it(tmp_path: P
     (changes,) = result.changes.values()
     policies = {change.point.variant: change.policy for change in changes}
     assert policies["as it is"] == policies["SwarmX fan-out 2"] == ""
-    assert policies["a small wafer"].startswith("micro-batch ")
+    assert policies["a small wafer"].startswith("mbs=")
     assert f"(policy changed: {policies['a small wafer']})" in result.verdict
 
 
@@ -195,15 +195,16 @@ def layout_of(result: SweepResult, devices: int = 8, **layout: object) -> PointR
     return replace(point, study=study, answer=replace(point.prediction, layout=layout))
 
 
-def test_degrees_of_a_layout_are_told_together_and_other_fields_by_name(steps: SweepResult) -> None:
+def test_settings_that_a_planner_changed_are_told_as_text_of_a_layout(steps: SweepResult) -> None:
     before = layout_of(steps, tensor=1, pipeline=1, data=8, micro_batch_size=4, num_microbatches=4)
     after = layout_of(steps, tensor=8, pipeline=1, data=1, micro_batch_size=2, num_microbatches=64)
-    assert Change(before, after).policy == "tp1 dp8 → tp8 dp1, micro-batch 4 → 2"
+    assert Change(before, after).policy == "tp=1 dp=8 mbs=4 → tp=8 dp=1 mbs=2"
     many = layout_of(steps, 16, tensor=1, pipeline=1, data=16, micro_batch_size=4, num_microbatches=2)
     assert Change(before, many).policy == ""
     full = layout_of(steps, recompute="full", recompute_layers=2, spill=True)
     none = layout_of(steps, recompute="none", recompute_layers=0, spill=False)
-    assert Change(none, full).policy == "recompute none → full every 2 layers, spill no → yes"
+    changed = "recompute=none recompute_layers=0 spill=false → recompute=full recompute_layers=2 spill=true"
+    assert Change(none, full).policy == changed
 
 
 OWN_MACHINES = """\
