@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 from multiprocessing import active_children, get_context
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from perfsim.base.errors import InputError, LimitError, PerfsimError, Problem
@@ -80,26 +81,21 @@ class Executor:
 IN_PROCESS = Executor()
 
 
-@dataclass(frozen=True)
-class Task(Generic[Item, Result]):
-    """A function with the limits and the version of the process that asks, to be called by a worker."""
+def in_worker(
+    function: Callable[[Item], Result], limits: Limits, elapsed_s: float, version: str, item: Item
+) -> tuple[Result, int]:
+    """The function of an item under the limits of the process that asks, and the events that it simulated.
 
-    function: Callable[[Item], Result]
-    limits: Limits
-    elapsed_s: float
-    version: str
-    """Of perfsim where it was asked; empty where the worker runs the same files."""
-
-    def __call__(self, item: Item) -> tuple[Result, int]:
-        """The function of an item, and the number of events that it simulated."""
-        if self.version and self.version != model_version():
-            raise _another_version("a worker", model_version(), self.version)
-        limits = replace(self.limits, started_s=time.monotonic() - self.elapsed_s)
-        with limited(limits):
-            result = self.function(item)
-            if limits.reached is not None:
-                raise limits.reached
-        return result, limits.events - self.limits.events
+    `version` is that of perfsim where it was asked; empty where the worker runs the same files.
+    """
+    if version and version != model_version():
+        raise _another_version("a worker", model_version(), version)
+    present = replace(limits, started_s=time.monotonic() - elapsed_s)
+    with limited(present):
+        result = function(item)
+        if present.reached is not None:
+            raise present.reached
+    return result, present.events - limits.events
 
 
 def _another_version(worker: str, version: str, here: str) -> InputError:
@@ -154,7 +150,7 @@ class _Pooled(Executor, ABC):
 
         def submit(key: Key, item: Item, deaths: int) -> None:
             known = replace(limits, tell=None, tell_items=None, reached=None)
-            task = Task(function, known, time.monotonic() - limits.started_s, self.version)
+            task = partial(in_worker, function, known, time.monotonic() - limits.started_s, self.version)
             try:
                 running[self.submit(task, item)] = key, item, deaths
             except self.died:
@@ -298,7 +294,7 @@ class _DaskCluster(_Pooled):
         self._counted_s = 0.0
         self._had_workers = True
         try:
-            # Those that come later are checked by `Task`.
+            # Those that come later are checked by `in_worker`.
             for worker, version in self._client.run(model_version, on_error="return").items():
                 if isinstance(version, BaseException):
                     raise InputError(f"worker {worker} cannot use perfsim ({version}): install it there")

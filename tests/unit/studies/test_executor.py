@@ -29,9 +29,9 @@ from perfsim.studies.executors import (
     MOST_ASKED,
     Executor,
     Processes,
-    Task,
     asked_of,
     executor_for,
+    in_worker,
 )
 
 DIES = "__import__('os')._exit(9)"
@@ -81,10 +81,11 @@ def test_an_error_or_a_limit_reached_elsewhere_ends_the_iteration_and_all_proces
 
 def test_a_worker_has_the_limits_and_the_version_of_who_asks() -> None:
     with pytest.raises(LimitError, match=r"stopped after 5 s \(--max-seconds\): at work"):
-        Task(in_time, Limits(max_seconds=5.0), 6.0, "")("at work")
-    assert Task(in_time, Limits(max_seconds=5.0, max_events=9, events=4), 1.0, "")("at work") == ("done", 0)
+        in_worker(in_time, Limits(max_seconds=5.0), 6.0, "", "at work")
+    limits = Limits(max_seconds=5.0, max_events=9, events=4)
+    assert in_worker(in_time, limits, 1.0, "", "at work") == ("done", 0)
     with pytest.raises(InputError, match=r"a worker has perfsim 0\.1\.0\+.*, and this machine 0\.0\.0"):
-        Task(str, Limits(), 0.0, "0.0.0+other")(1)
+        in_worker(str, Limits(), 0.0, "0.0.0+other", 1)
 
 
 def in_time(words: str) -> str:
