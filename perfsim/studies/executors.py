@@ -6,6 +6,7 @@ run alone, one after the other; one whose worker dies even then has an error and
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
@@ -30,7 +31,6 @@ from perfsim.engine.limits import Limits, limited, present_limits, start_worker
 from perfsim.prediction.prediction import model_version
 
 if TYPE_CHECKING:
-    from distributed import Client
     from distributed import Future as Asked
 
 Key = TypeVar("Key")
@@ -108,6 +108,8 @@ class _Pooled(Executor, ABC):
 
     died: tuple[type[BaseException], ...]
     """What the future of an item raises if its worker died."""
+    lost: tuple[type[BaseException], ...] = ()
+    """What it raises if its answer was lost on the way."""
     die_together: bool
     """Whether the death of one worker ends all."""
     tries_alone: int
@@ -178,8 +180,10 @@ class _Pooled(Executor, ABC):
                 except self.died:
                     suspects.append((key, item, deaths + 1))
                     continue
-                except CancelledError:
-                    raise ExecutorLost("the scheduler went away") from None
+                except self.lost:
+                    self.window()  # raises where nobody is left to be asked again
+                    submit(key, item, deaths)
+                    continue
                 limits.add(events)
                 yield key, result
             if suspects and not running and self.die_together:
@@ -248,8 +252,6 @@ COUNT_S = 5.0
 WAITING_ON_DASK = 4
 """Items for each thread of a worker that are handed over before it asks for them."""
 LEAST_WAITING = 32
-MOST_ASKED = 4
-"""How often an item is asked for whose answer the cluster loses."""
 
 
 class _DaskCluster(_Pooled):
@@ -272,6 +274,7 @@ class _DaskCluster(_Pooled):
             )
         try:
             from distributed import Client, KilledWorker
+            from distributed.comm.core import CommClosedError
         except ImportError:
             raise PerfsimError("--scheduler needs Dask: pip install 'perfsim[dask]'") from None
         logging.getLogger("distributed").setLevel(logging.CRITICAL)
@@ -288,6 +291,7 @@ class _DaskCluster(_Pooled):
             ) from None
         self.address = address
         self.died = (KilledWorker,)
+        self.lost = (asyncio.CancelledError, CancelledError, CommClosedError)
         self.size = 0
         self.version = model_version()
         self._tell = tell
@@ -322,43 +326,23 @@ class _DaskCluster(_Pooled):
         return max(LEAST_WAITING, WAITING_ON_DASK * self.size)
 
     def submit(self, function: Callable[[Any], Any], item: Any) -> Future[Any]:
-        return asked_of(self._client, function, item)
+        # Dask's own `ClientExecutor` never finishes the future of an item whose worker leaves while its
+        # answer is fetched, or raises ValueError for it.
+        answer: Future[Any] = Future()
+
+        def take(done: Asked[Any]) -> None:
+            try:
+                answer.set_result(done.result())
+            except BaseException as error:  # noqa: BLE001 - whatever the worker raised, or a lost answer
+                answer.set_exception(error)
+
+        self._client.submit(function, item, pure=False).add_done_callback(take)
+        return answer
 
     def end(self, *, at_once: bool) -> None:
         """The scheduler forgets what this client has asked."""
         del at_once
         self._client.close(CONNECT_S)
-
-
-def asked_of(client: Client, function: Callable[[Any], Any], item: Any) -> Future[Any]:
-    """The answer of a cluster as a future of `concurrent.futures`.
-
-    Dask's own `ClientExecutor` never finishes the future of an item whose worker leaves while its answer is
-    fetched, or raises ValueError for it. Here such an item is asked for again.
-    """
-    from asyncio import CancelledError as Cancelled
-
-    from distributed.comm.core import CommClosedError
-
-    answer: Future[Any] = Future()
-
-    def ask(times: int) -> None:
-        def take(done: Asked[Any]) -> None:
-            try:
-                answer.set_result(done.result())
-            except (CancelledError, Cancelled, CommClosedError):
-                if times > 1 and client.status == "running":
-                    ask(times - 1)
-                else:
-                    answer.cancel()
-                    answer.set_running_or_notify_cancel()
-            except Exception as error:  # noqa: BLE001 - whatever the worker raised
-                answer.set_exception(error)
-
-        client.submit(function, item, pure=False).add_done_callback(take)
-
-    ask(MOST_ASKED)
-    return answer
 
 
 def executor_for(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,10 @@ from perfsim.engine.limits import Limits, limited
 from perfsim.studies.executors import (
     CONNECT_S,
     IN_PROCESS,
-    MOST_ASKED,
     Executor,
+    ExecutorLost,
     Processes,
-    asked_of,
+    _Pooled,
     executor_for,
     in_worker,
 )
@@ -120,46 +120,40 @@ def test_an_address_at_which_nobody_listens_is_refused_within_seconds() -> None:
     assert time.monotonic() - began_s < CONNECT_S / 2
 
 
-class _Losing:
-    """A Dask client whose cluster loses the answer of an item some times, and then has it."""
+class _Losing(_Pooled):
+    """Workers whose first answers are lost."""
 
-    status = "running"
+    died = ()
+    lost = (CancelledError,)
+    die_together = False
+    tries_alone = 0
 
-    def __init__(self, losses: int) -> None:
-        self.losses = losses
-        self.tries = 0
+    def __init__(self, losses: int, most_asked: int) -> None:
+        self.left = losses
+        self.most_asked = most_asked
 
-    def submit(self, function: Callable[[int], int], item: int, *, pure: bool) -> _Losing:
-        assert not pure
-        self.tries, self.answer = self.tries + 1, function(item)
-        return self
+    def window(self) -> int:
+        if not self.most_asked:
+            raise ExecutorLost("went away")
+        return 1
 
-    def add_done_callback(self, take: Callable[[_Losing], None]) -> None:
-        take(self)
+    def submit(self, function: Callable[[Any], Any], item: Any) -> Future[Any]:
+        self.left, self.most_asked = self.left - 1, self.most_asked - 1
+        answer: Future[Any] = Future()
+        if self.left < 0:
+            answer.set_result(function(item))
+        else:
+            answer.set_exception(CancelledError())
+        return answer
 
-    def result(self) -> int:
-        if self.tries <= self.losses:
-            raise asyncio.CancelledError
-        return self.answer
+    def end(self, *, at_once: bool) -> None:
+        del at_once
 
 
-@pytest.mark.parametrize(
-    ("losses", "status", "tries", "cancelled"),
-    [
-        *((losses, "running", losses + 1, False) for losses in (0, 1, MOST_ASKED - 1)),
-        (MOST_ASKED, "running", MOST_ASKED, True),
-        (1, "closed", 1, True),
-    ],
-)
-def test_a_lost_item_is_asked_for_again_or_cancelled_with_its_scheduler(
-    losses: int, status: str, tries: int, cancelled: bool
-) -> None:
-    client = _Losing(losses)
-    client.status = status
-    answer = asked_of(client, abs, -3)  # type: ignore[arg-type]
-    assert answer.cancelled() is cancelled
-    assert cancelled or answer.result(timeout=0) == 3
-    assert client.tries == tries
+def test_a_lost_answer_is_asked_for_again_until_nobody_is_left_to_ask() -> None:
+    assert answers_of(_Losing(3, 9), SUMS[:1]) == {0: 1}
+    with pytest.raises(ExecutorLost):
+        answers_of(_Losing(3, 3), SUMS[:1])
 
 
 PARENT = """
