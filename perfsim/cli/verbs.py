@@ -562,13 +562,14 @@ def _validate(
         raise click.UsageError("--leave-out is for files of step times")
     known: dict[str, Sequence[LeavingOut]] = {}
     if page is not None:
-        from perfsim.evidence.accuracy_page import AccuracyPage
+        from perfsim.evidence.accuracy_page import accuracy_of
         from perfsim.report.validation import write_validation
 
-        accuracy = AccuracyPage.of(paths, results, leaves_out=leave_out)
-        written = write_validation(accuracy, page)
+        accuracy = accuracy_of(paths, results, leaves_out=leave_out)
+        convergence = [result for result in results if result["kind"] == "convergence"]
+        written = write_validation(accuracy, convergence, page)
         write_error(f"Page: {written[0]}, {written[1]}\n")
-        known = {step.result["file"]: step.leaving for step in accuracy.steps}
+        known = {step.result["file"]: step.leaving for step in accuracy}
     if leave_out:
         from perfsim.catalog import default_catalog
         from perfsim.evidence.cases import CaseRows, StepCase

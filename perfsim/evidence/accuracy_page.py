@@ -205,31 +205,19 @@ class StepAccuracy:
         return next((part.as_dict() for part in self.leaving if part.by == "model"), None)
 
 
-@dataclass(frozen=True)
-class AccuracyPage:
-    """The scores of all files, in their order."""
+def accuracy_of(
+    paths: Sequence[Path], results: Sequence[Mapping[str, Any]], *, leaves_out: bool
+) -> list[StepAccuracy]:
+    """The files of step times among `results`, as from `validate_file` for `paths`; takes minutes.
 
-    steps: Sequence[StepAccuracy]
-    convergence: Sequence[Mapping[str, Any]]
-    leaves_out: bool
-    """Whether each family was left out of a fit."""
-
-    @classmethod
-    def of(
-        cls, paths: Sequence[Path], results: Sequence[Mapping[str, Any]], *, leaves_out: bool
-    ) -> AccuracyPage:
-        """The page for `results`, as from `validate_file` for `paths`; takes minutes.
-
-        Raises CatalogError for a malformed file, and InputError for `leaves_out` without SciPy.
-        """
-        catalog = default_catalog()
-        steps = []
-        for path, result in zip(paths, results, strict=True):
-            if result["kind"] == "step_time":
-                cases = CaseRows.read(path, StepCase, catalog).cases
-                steps.append(StepAccuracy.of(cases, result, catalog, leaves_out=leaves_out))
-        convergence = [result for result in results if result["kind"] == "convergence"]
-        return cls(steps, convergence, leaves_out)
+    Raises CatalogError for a malformed file, and InputError for `leaves_out` without SciPy.
+    """
+    catalog = default_catalog()
+    return [
+        StepAccuracy.of(CaseRows.read(path, StepCase, catalog).cases, result, catalog, leaves_out=leaves_out)
+        for path, result in zip(paths, results, strict=True)
+        if result["kind"] == "step_time"
+    ]
 
 
 def _examine(case: StepCase, catalog: Catalog, *, leaves_out: bool) -> Facts | None:

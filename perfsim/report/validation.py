@@ -20,7 +20,7 @@ from perfsim.report.page import Page, Section, slugify
 from perfsim.report.table import Cell, Field, Table
 
 if TYPE_CHECKING:
-    from perfsim.evidence.accuracy_page import AccuracyPage, Removed, StepAccuracy
+    from perfsim.evidence.accuracy_page import Removed, StepAccuracy
     from perfsim.evidence.left_out import LeftOut
     from perfsim.studies.comparisons import Comparison
 
@@ -332,35 +332,35 @@ def residuals(cases: Iterable[Mapping[str, Any]]) -> tuple[Table, go.Figure | No
     )
 
 
-def write_validation(accuracy: AccuracyPage, folder: Path) -> tuple[Path, Path]:
-    """Write `index.html` and `validation.md` with the same tables; the same input gives the same bytes."""
+def write_validation(
+    steps: Sequence[StepAccuracy], convergence: Sequence[Mapping[str, Any]], folder: Path
+) -> tuple[Path, Path]:
+    """Write `index.html` and `validation.md` of files of step times and of convergence, with the same tables.
+
+    The same input gives the same bytes.
+    """
     medians = [
         f"{_name(result)} {text.percent(result['summary']['median_ape'])}"
-        for result in (*(step.result for step in accuracy.steps), *accuracy.convergence)
+        for result in (*(step.result for step in steps), *convergence)
         if result["summary"]["median_ape"] is not None
     ]
     page = Page(
         TITLE,
-        list(_sections(accuracy)),
+        [
+            *(own for step in steps for own in _of_file(step.result, _step_sections(step))),
+            *(own for result in convergence for own in _of_file(result, _convergence_sections(result))),
+        ],
         "How accurate are predictions of published runs?",
         f"Median errors: {', '.join(medians)}.",
         note="Absolute relative errors. Constants belong to a device, a link or the framework, never "
         "to a run; only a wafer's speed depends on the release of its software.",
-        footer=f"Made by `{COMMAND}`." if accuracy.leaves_out else "Made by `perfsim validate --page`.",
+        footer=f"Made by `{COMMAND if any(step.leaving for step in steps) else 'perfsim validate --page'}`.",
     )
     return page.write(folder), write_file(folder / "validation.md", page.markdown())
 
 
 def _name(result: Mapping[str, Any]) -> str:
     return str(result["file"]).removesuffix(".yaml").replace("_", " ")
-
-
-def _sections(page: AccuracyPage) -> Iterator[Section]:
-    """Sections for each file of step times, then for each file of convergence."""
-    for accuracy in page.steps:
-        yield from _of_file(accuracy.result, _step_sections(accuracy, page.leaves_out))
-    for result in page.convergence:
-        yield from _of_file(result, _convergence_sections(result))
 
 
 def _of_file(result: Mapping[str, Any], sections: Iterable[Section]) -> Iterator[Section]:
@@ -407,7 +407,7 @@ def _convergence_sections(result: Mapping[str, Any]) -> Iterator[Section]:
         yield Section("refused", lead, table=_refusals_table("benchmark", result))
 
 
-def _step_sections(accuracy: StepAccuracy, leaves_out: bool) -> Iterator[Section]:
+def _step_sections(accuracy: StepAccuracy) -> Iterator[Section]:
     result = accuracy.result
     runs, drawn = residuals(result["cases"])
     within = sum(abs(cell.number) <= 0.1 for cell in runs.column("error"))
@@ -457,7 +457,7 @@ def _step_sections(accuracy: StepAccuracy, leaves_out: bool) -> Iterator[Section
     if accuracy.removed:
         lead = "The error of the model without each of its mechanisms."
         yield Section("ablation", lead, table=_ablation_table(accuracy.removed), fold="the table")
-        lead = "No family could be left out." if leaves_out else "Not computed; add --leave-out."
+        lead = "Not computed; add --leave-out."
         left_out = _left_out_table(accuracy.left_out) if accuracy.left_out else None
         if left_out is not None:
             lead = (

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from perfsim.evidence.accuracy_page import AccuracyPage
+from perfsim.evidence.accuracy_page import StepAccuracy, accuracy_of
 from perfsim.evidence.cases import public_cases
 from perfsim.evidence.score import validate_file
 from perfsim.prediction.bands import recorded_errors
@@ -51,9 +51,9 @@ def results(scores: Callable[[Path], dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def page(once: Once, results: list[dict[str, Any]]) -> AccuracyPage:
-    """The accuracy page, with every group of runs left out of a fit."""
-    return once("accuracy page", lambda: AccuracyPage.of(public_cases(), results, leaves_out=True))
+def page(once: Once, results: list[dict[str, Any]]) -> list[StepAccuracy]:
+    """The files of the accuracy page, with every group of runs left out of a fit."""
+    return once("accuracy page", lambda: accuracy_of(public_cases(), results, leaves_out=True))
 
 
 @pytest.fixture(scope="session")

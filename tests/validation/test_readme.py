@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from perfsim.catalog import Catalog, data_root
-from perfsim.evidence.accuracy_page import AccuracyPage
+from perfsim.evidence.accuracy_page import StepAccuracy
 from perfsim.evidence.production import production_record
 from perfsim.evidence.record import KINDS, record_of
 from perfsim.prediction.bands import recorded_errors
@@ -80,9 +80,9 @@ def test_recorded_errors_are_those_of_the_public_runs(
 
 @pytest.mark.slow
 def test_recorded_bands_are_those_of_the_runs_left_out(
-    results: list[dict[str, Any]], page: AccuracyPage
+    results: list[dict[str, Any]], page: list[StepAccuracy]
 ) -> None:
-    leaving = {step.result["file"]: step.leaving[-1] for step in page.steps if step.result["file"] in KINDS}
+    leaving = {step.result["file"]: step.leaving[-1] for step in page if step.result["file"] in KINDS}
     for entry, known in zip(record_of(results, leaving), recorded_errors(), strict=True):
         assert entry["band"] == pytest.approx(known["band"], rel=0.01), f"run {COMMAND}"
         for row, kept in zip(entry["left_out"], known["left_out"], strict=True):
@@ -106,13 +106,14 @@ def test_the_coverage_of_the_bands_is_near_90_percent_of_dense_models_and_of_mod
 
 @pytest.mark.slow
 def test_the_accuracy_page_is_what_its_command_writes(
-    page: AccuracyPage, repository: Path, tmp_path: Path
+    page: list[StepAccuracy], results: list[dict[str, Any]], repository: Path, tmp_path: Path
 ) -> None:
-    _, written = write_validation(page, tmp_path)
+    convergence = [result for result in results if result["kind"] == "convergence"]
+    _, written = write_validation(page, convergence, tmp_path)
     kept = (repository / "reports" / "validation.md").read_text(encoding="utf-8")
     assert written.read_text(encoding="utf-8") == kept, f"run {COMMAND}"
     families = {row["family"]: row for entry in recorded_errors() for row in entry["families"]}
-    for row in (row for step in page.steps for row in step.left_out if row.family in families):
+    for row in (row for step in page for row in step.left_out if row.family in families):
         noted = families[row.family]["held_out_p90_ape"]
         assert noted == pytest.approx(row.outside["p90_ape"], abs=1e-4), f"run {COMMAND}"
 

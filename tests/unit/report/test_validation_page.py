@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from perfsim.catalog import Catalog
 from perfsim.cli import main
-from perfsim.evidence.accuracy_page import AccuracyPage, StepAccuracy
+from perfsim.evidence.accuracy_page import StepAccuracy
 from perfsim.evidence.cases import CaseRows, StepCase
 from perfsim.evidence.score import validate_cases
 from perfsim.report.validation import validation_lines, write_validation
@@ -37,14 +37,14 @@ WAFER = {"device": "cs-2", "num_devices": 1, "software_release": "r1.8"}
 
 def page_of(
     cases: list[StepCase], *, leaves_out: bool = False, catalog: Catalog | None = None
-) -> AccuracyPage:
+) -> StepAccuracy:
     catalog = catalog or Catalog()
     result = {"file": "toys.yaml", **validate_cases(CaseRows(cases), catalog)}
-    return AccuracyPage([StepAccuracy.of(cases, result, catalog, leaves_out=leaves_out)], [], leaves_out)
+    return StepAccuracy.of(cases, result, catalog, leaves_out=leaves_out)
 
 
 @pytest.fixture(scope="module")
-def gpu_page() -> AccuracyPage:
+def gpu_page() -> StepAccuracy:
     cases = [
         run("first", 0.1),
         run("second", 0.05, family="others", parallel={"data": 2}),
@@ -54,8 +54,8 @@ def gpu_page() -> AccuracyPage:
     return page_of(cases, leaves_out=True)
 
 
-def test_both_files_have_every_table(gpu_page: AccuracyPage, tmp_path: Path) -> None:
-    html, text = (path.read_text(encoding="utf-8") for path in write_validation(gpu_page, tmp_path))
+def test_both_files_have_every_table(gpu_page: StepAccuracy, tmp_path: Path) -> None:
+    html, text = (path.read_text(encoding="utf-8") for path in write_validation([gpu_page], [], tmp_path))
     scored = ("errors by family", "families beside a baseline", "the worst 10", "shown, not scored")
     for heading in (*scored, "not predicted", "ablation", "leaving one family out"):
         assert f"toys: {heading}" in html
@@ -65,21 +65,21 @@ def test_both_files_have_every_table(gpu_page: AccuracyPage, tmp_path: Path) -> 
     assert "within 10 %" in html
 
 
-def test_every_run_that_was_predicted_has_a_likely_cause(gpu_page: AccuracyPage) -> None:
-    assert set(gpu_page.steps[0].causes) == {"first", "second", "weak"}
+def test_every_run_that_was_predicted_has_a_likely_cause(gpu_page: StepAccuracy) -> None:
+    assert set(gpu_page.causes) == {"first", "second", "weak"}
 
 
 def test_wafers_are_scored_without_an_ablation(tmp_path: Path) -> None:
     wafer = {"strategy": "weight-streaming", "parallel": {}, "system": WAFER}
     cases = [run("old", 1.0, **wafer), run("new", 2.0, **wafer)]
-    text = write_validation(page_of(cases), tmp_path)[1].read_text(encoding="utf-8")
+    text = write_validation([page_of(cases)], [], tmp_path)[1].read_text(encoding="utf-8")
     assert "| all runs | 2 |" in text
     assert "ablation" not in text
 
 
 def test_names_of_runs_are_escaped_and_a_page_says_how_to_leave_families_out(tmp_path: Path) -> None:
     page = page_of([run("<script>x</script>|*a*", 0.1)])
-    html, text = (path.read_text(encoding="utf-8") for path in write_validation(page, tmp_path))
+    html, text = (path.read_text(encoding="utf-8") for path in write_validation([page], [], tmp_path))
     assert "<script>x</script>" not in html
     assert "\\<script>x\\</script>\\|\\*a\\*" in text
     assert "add --leave-out" in text
@@ -137,10 +137,8 @@ SCALING: dict[str, Any] = {
 def test_published_ratios_for_more_wafers_stand_on_page_and_terminal(tmp_path: Path) -> None:
     wafer = {"strategy": "weight-streaming", "parallel": {}, "system": WAFER}
     page = page_of([run("old", 1.0, **wafer)])
-    (accuracy,) = page.steps
-    result = {**accuracy.result, "scaling": SCALING}
-    page = AccuracyPage([replace(accuracy, result=result)], [], leaves_out=False)
-    text = write_validation(page, tmp_path)[1].read_text(encoding="utf-8")
+    result = {**page.result, "scaling": SCALING}
+    text = write_validation([replace(page, result=result)], [], tmp_path)[1].read_text(encoding="utf-8")
     assert "| large | 16 | small | 0.5 | 0.45 | -10.0 % | yes |" in text
     assert "| all sizes | 1 to 16 | at least 0.91 | 1.000 | 0.910 | section 5 |" in text
     assert "| links are slower | 18.1 GB/s | 150 GB/s |" in text
@@ -148,7 +146,7 @@ def test_published_ratios_for_more_wafers_stand_on_page_and_terminal(tmp_path: P
     said = "\n".join(validation_lines(result, 0))
     assert "at least 0.91" in said
     assert "18.1 GB/s" in said
-    assert "at least" not in "\n".join(validation_lines(accuracy.result, 0))
+    assert "at least" not in "\n".join(validation_lines(page.result, 0))
 
 
 UNITS = {
@@ -159,12 +157,11 @@ UNITS = {
 }
 
 
-def test_a_constant_is_shown_in_the_unit_of_its_name(gpu_page: AccuracyPage, tmp_path: Path) -> None:
+def test_a_constant_is_shown_in_the_unit_of_its_name(gpu_page: StepAccuracy, tmp_path: Path) -> None:
     constants = {name: value for name, (value, _) in UNITS.items()}
-    accuracy = gpu_page.steps[0]
-    (leaving,) = accuracy.leaving
+    (leaving,) = gpu_page.leaving
     group = replace(leaving.groups[0], family="of units", constants=constants, kept=(), borrowed="")
-    page = AccuracyPage([replace(accuracy, leaving=[replace(leaving, groups=(group,))])], [], leaves_out=True)
-    text = write_validation(page, tmp_path)[1].read_text("utf-8")
+    page = replace(gpu_page, leaving=[replace(leaving, groups=(group,))])
+    text = write_validation([page], [], tmp_path)[1].read_text("utf-8")
     (row,) = (line for line in text.splitlines() if line.startswith("| of units | "))
     assert row.strip("| ").split(" | ")[-len(UNITS) :] == [words for _, words in UNITS.values()]
