@@ -112,10 +112,9 @@ class ThreeD:
                 lambda: _nearest_fit(job, topology, layout, part, self.free_degrees, self.zero_stage is None),
             )
         microbatches = job.global_batch_size // (layout.data * layout.micro_batch_size)
-        columns = Columns.of(job, layout)
-        ranks = columns.divisions[0].ranks()
-        redone = columns.recomputed_layers(ranks).sum()
-        share = float(redone / ranks.layers.sum()) if redone else 1.0
+        layers = list(map(sum, division.chunks))
+        redone = sum(-(-count // layout.recompute_every) for count in layers)
+        share = 1.0 if layout.recompute == "none" else redone / sum(layers)
         load = expert_load(job, layout.expert)
         note = (
             f"the fullest of {layout.expert} ranks has {load - 1:.1%} more rows of experts than the mean, "

@@ -32,28 +32,6 @@ def counts(graph: TaskGraph) -> Counter[str]:
     return Counter(graph.works[work].name for work in graph.work.tolist())
 
 
-# ------------------------------------------------------------------------------- plain and 3d
-@pytest.mark.parametrize(
-    ("name", "layout"),
-    [
-        ("data", ParallelLayout(data=8, zero_stage=1)),
-        ("data", ParallelLayout(data=4, micro_batch_size=2)),
-        ("tensor", ParallelLayout(tensor=8, sequence_parallel=True)),
-        ("tensor", ParallelLayout(tensor=2, recompute="full")),
-        ("pipeline", ParallelLayout(pipeline=4)),
-        ("pipeline", ParallelLayout(pipeline=2, virtual_pipeline=2, schedule="interleaved")),
-        ("pipeline", ParallelLayout(pipeline=2, layers_per_stage=(3, 5), schedule="gpipe")),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-@pytest.mark.parametrize("overlap", [False, True])
-def test_3d_with_two_degrees_at_1_is_the_plain_strategy(
-    name: str, layout: ParallelLayout, overlap: bool
-) -> None:
-    job = toys.job(32, {"overlap_grad_reduce": overlap})
-    assert graph(layout, job, name).digest() == graph(layout, job, "3d").digest()
-
-
 # ------------------------------------------------------------------------------- who does what
 def test_ranks_are_tensor_then_data_then_pipeline() -> None:
     layout = ParallelLayout(tensor=2, pipeline=2, data=4)
@@ -109,12 +87,6 @@ def test_what_goes_to_the_next_stage_is_split_among_tensor_peers_and_gathered_th
 
 
 # ----------------------------------------------------------------------------------- gradients
-def test_overlapped_reductions_start_while_earlier_layers_run_backward() -> None:
-    costs = toys.TableCosts(dict.fromkeys(["mlp.backward", "attention.backward", "data.all_reduce"], 1.0))
-    layers = 8
-    for overlap, exposed in ((False, 1), (True, 2)):  # the last layer's reduction and that of the tables
-        written = graph(ParallelLayout(data=2), toys.job(2, {"overlap_grad_reduce": overlap}))
-        assert critical_path(written, price(written, costs)).end_s.max() == 2 * layers + exposed
 
 
 @pytest.mark.parametrize(("bucket", "sizes"), [(1.0, [1] * 8), (5e8, [3, 3, 2]), (1e12, [8])])
