@@ -43,9 +43,8 @@ class RankColumns(NamedTuple):
 
     def sum_of(self, of_kinds: Floats) -> Floats:
         """What the layers of every rank add up to, given a layer of each kind in a column (rows, kinds)."""
-        if not self.kinds:
-            return np.asarray(self.layers * of_kinds)
-        parts = [count * of_kinds[..., kind : kind + 1] for kind, count in enumerate(self.kinds)]
+        counts = self.kinds or (self.layers,)
+        parts = [count * of_kinds[..., kind : kind + 1] for kind, count in enumerate(counts)]
         return np.asarray(sum(parts))
 
     def largest_of(self, of_kinds: Floats) -> Floats:
@@ -56,13 +55,8 @@ class RankColumns(NamedTuple):
         ]
         return np.asarray(np.maximum.reduce(parts))
 
-    def of_rows(self, rows: Ints) -> RankColumns:
-        """The ranks of some of its rows."""
-        columns: tuple[NDArray[Any], ...] = (*self[:5], *self.kinds)
-        return RankColumns.of(column[rows] for column in columns)
-
-    def rows(self, rows: Ints, width: int) -> RankColumns:
-        """The first `width` ranks of these rows; each rank of all rows is contiguous, which is fast."""
+    def rows(self, rows: Ints, width: int | None = None) -> RankColumns:
+        """The first ranks of these rows, or all; each rank of all rows is contiguous, which is fast."""
         columns: tuple[NDArray[Any], ...] = (*self[:5], *self.kinds)
         return RankColumns.of(
             np.moveaxis(column[:, :width].T.take(rows, axis=1), 0, -1) for column in columns

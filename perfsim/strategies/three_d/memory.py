@@ -134,7 +134,7 @@ def rank_bytes(job: Job, columns: Columns, ranks: RankColumns, system: GpuCluste
     # Layouts that differ only in how ZeRO shards hold the same apart from states: it is computed once.
     first, of_row = distinct_rows(columns.unsharded_keys)
     alike = columns.rows(first)
-    ranks = ranks.of_rows(first)
+    ranks = ranks.rows(first)
     sizes = SliceBytes.of(job, alike)
     parameters = sizes.rank_parameters(ranks)
     largest = ranks.largest_of(sizes.layer + sizes.experts)

@@ -21,7 +21,6 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfsim.base.arrays import Floats, Ints
 from perfsim.specs.recipe import Job
@@ -193,36 +192,24 @@ def _step_s(job: Job, steps: Steps, passes: _Passes, row: int, update_s: float) 
     return short_s + (microbatches - fewer) / period * (followed_s(fewer + period) - short_s)
 
 
-class _Order(NamedTuple):
-    """The passes of a step, rank by rank in the order of each."""
-
-    start: NDArray[np.int32]
-    """The first pass of every rank, and the count of all."""
-    which: NDArray[np.int32]
-    place: NDArray[np.int32]
-    """The virtual stage."""
-    microbatch: NDArray[np.int32]
-    shape: tuple[int, int, int]
-    """Passes, virtual stages and micro-batches of which a place in a table is kept."""
-
-
 @lru_cache(maxsize=4096)
-def _order(schedule: str, pipeline: int, virtual: int, microbatches: int) -> _Order:
+def _order(schedule: str, pipeline: int, virtual: int, microbatches: int) -> tuple[Any, ...]:
+    """The passes of a step, rank by rank in the order of each, as `_follow` takes them.
+
+    The first pass of every rank and the count of all; pass, virtual stage and micro-batch of each; and the
+    passes, virtual stages and micro-batches of which a place in a table is kept.
+    """
     row = schedule_called(schedule)
     orders = row.orders(pipeline, virtual, microbatches)
     placement = row.placement(pipeline, virtual)
     slots = [slot for order in orders for slot in order]
-    passes = [_PASSES[slot.which] for slot in slots]
+    passes = np.array([_PASSES[slot.which] for slot in slots], dtype=np.int32)
     rank, chunk, microbatch = (
         np.fromiter(map(itemgetter(part), slots), np.int32, len(slots)) for part in (1, 2, 3)
     )
-    return _Order(
-        np.cumsum([0, *map(len, orders)], dtype=np.int32),
-        np.array(passes, dtype=np.int32),
-        np.array(placement.places, dtype=np.int32)[rank, chunk],
-        microbatch,
-        (len(_PASSES), placement.num_stages, microbatches),
-    )
+    place = np.array(placement.places, dtype=np.int32)[rank, chunk]
+    start = np.cumsum([0, *map(len, orders)], dtype=np.int32)
+    return start, passes, place, microbatch, (len(_PASSES), placement.num_stages, microbatches)
 
 
 @cache

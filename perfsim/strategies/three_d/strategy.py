@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import get_args, get_type_hints
 
 import numpy as np
@@ -22,7 +23,7 @@ from perfsim.specs.layout import AXES, OFFLOADS, ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies.plan import Screening, check_runs_on
 from perfsim.strategies.three_d.closed_form import Priced, estimate_steps_s
-from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED
+from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED, ZERO_STAGES
 from perfsim.strategies.three_d.division import Division
 from perfsim.strategies.three_d.emission import StepWriter, ThreeDPlan
 from perfsim.strategies.three_d.layers import expert_load
@@ -47,11 +48,6 @@ class ThreeD:
     zero_stage: int | None = None
     """The ZeRO stage of every layout; None: the layout's own."""
 
-    def space(self, job: Job, topology: FatTree, *, shares_sequences: bool = False) -> Columns:
-        """All legal layouts of this strategy on all devices of the topology."""
-        degrees = self.free_degrees
-        return layout_space(job, topology, degrees, self.zero_stage, shares_sequences=shares_sequences)
-
     def layouts(self, job: Job, topology: FatTree) -> Iterator[ParallelLayout]:
         """All legal layouts of this strategy on all devices of the topology; offloaded if none fits else."""
         columns, *_ = self._screened(job, topology)
@@ -62,10 +58,11 @@ class ThreeD:
 
         Where none fits, with context degrees at any length, and then with offload.
         """
-        columns = self.space(job, topology)
+        space = partial(layout_space, job, topology, self.free_degrees, self.zero_stage)
+        columns = space()
         share, fits = memory_shares(job, columns, topology)
         if "context" in self.free_degrees and job.runtime.attention == "flash" and not fits.any():
-            columns = self.space(job, topology, shares_sequences=True)
+            columns = space(shares_sequences=True)
             share, fits = memory_shares(job, columns, topology)
         if not fits.any():
             columns = with_offload(job, topology, columns)
@@ -153,9 +150,8 @@ _REDUCES = {
 }
 """The settings that reduce each part of the memory."""
 _SETTINGS: dict[str, tuple[str | int, ...]] = {
-    "recompute": ("none", "selective", "full"),
-    "zero_stage": (0, 1, GRADIENTS_SHARDED, SHARDED),
-    **{name: get_args(get_type_hints(ParallelLayout)[name]) for name in OFFLOADS},
+    "zero_stage": ZERO_STAGES,
+    **{name: get_args(get_type_hints(ParallelLayout)[name]) for name in ("recompute", *OFFLOADS)},
 }
 """Values of settings, each of which needs less memory than the one before."""
 
