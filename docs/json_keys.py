@@ -32,7 +32,7 @@ ROOTS: Mapping[str, Classes] = {
     "plan.trials": (Prediction, Entry),
     "study": (StudyResult,),
     "study.candidates": (Answer,),
-    "sweep": (SweepResult,),
+    "sweep": (SweepResult, StudyResult),
     "sweep.points": (PointResult, Prediction, Answer, TimeToAccuracy),
     "validate": (Scored,),
     "validate.cases": (Scored, CaseBand, StepCase),
@@ -50,7 +50,6 @@ BY_NAME = ("families", "families_baseline", "families_traits", "without_release"
 FIELDS = {
     "step_breakdown_s": "breakdown_s",
     "closest_memory_share": "closest_share",
-    "sweep": "name",
 }
 """Fields of keys with another name."""
 NO_FIELD: Mapping[str, str] = {

@@ -250,7 +250,7 @@ class SweepAnswer(SweepResult, Tabular):
         return sweep_document(self, report=report)
 
     def __repr__(self) -> str:
-        return f"<sweep {self.name}, {len(self.points)} points: {self.verdict}>"
+        return f"<sweep {self.sweep.name}, {len(self.points)} points: {self.verdict}>"
 
 
 @within_floats

@@ -555,7 +555,6 @@ _OF_CANDIDATE = (
     "batch_curve",
     "roofline",
     "notes",
-    "batch_at_edge",
     "whole_run",
     "ramp",
     "production",

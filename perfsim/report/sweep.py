@@ -85,7 +85,7 @@ def sweep_lines(result: SweepResult) -> list[str]:
     caption = " ".join([table.caption, *([f"{more} {left_out}"] if more else [])])
     shown = replace(table, rows=rows, caption=caption).only(*names).grouped()
     return [
-        *text.paragraphs(f"{result.title} ({count})"),
+        *text.paragraphs(f"{result.sweep.spec.title} ({count})"),
         "",
         *(shown.lines() if result.feasible else []),
         *text.caveat_lines(result.caveats, result.verdict),
@@ -119,9 +119,9 @@ def sweep_page(result: SweepResult) -> Page:
     compared = result.feasible and not result.variants and len(result.targets) == 1
     headline = sentences.pop(0) if compared else ""
     return Page(
-        result.title,
+        result.sweep.spec.title,
         sections,
-        result.question,
+        result.sweep.spec.question,
         headline,
         " ".join(sentences),
         text.capital(confidence(result.caveats)),

@@ -138,11 +138,6 @@ class Answer(Prediction):
         return ", ".join(filter(None, [super().label, self.apart]))
 
     @property
-    def batch_at_edge(self) -> str:
-        """The caveat if the best batch is the smallest or the largest of those tried, else empty."""
-        return next((caveat.text for caveat in self.caveats if caveat.code == "batch-at-edge"), "")
-
-    @property
     def steps(self) -> float:
         """Steps to the target."""
         return self.time.steps

@@ -413,19 +413,11 @@ def run_sweep(
         machine = (point.candidate.system.name, point.runtime.name, cluster.name if cluster else "")
         studies[point.study.model.name, point.study.recipe.name, machine] = point.study
     given = (row for study in studies.values() for row in assumptions_of(study, Target.of_study(study)))
-    spec = sweep.spec
-    return SweepResult(
-        spec.name,
-        spec.title,
-        spec.question,
-        spec.study.name,
-        tuple(
-            PointResult(point.study, point.settings, *results[key])
-            for key, point in zip(keys, sweep.points, strict=True)
-        ),
-        tuple(dict.fromkeys(given)),
-        sweep.asked,
+    answered = tuple(
+        PointResult(point.study, point.settings, *results[key])
+        for key, point in zip(keys, sweep.points, strict=True)
     )
+    return SweepResult(sweep, answered, tuple(dict.fromkeys(given)))
 
 
 def answer_text(point: Point) -> Stored:

@@ -22,7 +22,7 @@ from perfsim.studies.answers import (
     setting_text,
     settings_text,
 )
-from perfsim.studies.axes import LAYOUT, VARIANT
+from perfsim.studies.axes import LAYOUT, VARIANT, Sweep
 from perfsim.studies.decision import outcome_of, time_unit, verb
 from perfsim.studies.scaling import Match, Series
 from perfsim.studies.spec import digests
@@ -92,18 +92,10 @@ class SweepResult:
     Each comparison is made once, and is empty where there is nothing to compare.
     """
 
-    name: str
-    """Name of the sweep."""
-    title: str
-    """Title of the page."""
-    question: str
-    """What is asked."""
-    study: str
-    """Name of the study that the grid varies."""
+    sweep: Sweep
+    """What was asked; in a document its name."""
     points: tuple[PointResult, ...]
     assumptions: tuple[Assumption, ...] = ()
-    asked: str = ""
-    """The name or path by which it was read; empty for one that was not read from a file."""
 
     @cached_property
     def feasible(self) -> tuple[PointResult, ...]:
@@ -269,7 +261,7 @@ class SweepResult:
     @property
     def command(self) -> str:
         """The command line that answers the same."""
-        return shlex.join(["perfsim", "sweep", self.asked or self.name])
+        return shlex.join(["perfsim", "sweep", self.sweep.asked or self.sweep.name])
 
     @cached_property
     def inputs_digest(self) -> str:
@@ -291,10 +283,10 @@ class SweepResult:
     def head(self) -> dict[str, Any]:
         """What a document says besides the points."""
         return {
-            "sweep": self.name,
-            "title": self.title,
-            "question": self.question,
-            "study": self.study,
+            "sweep": self.sweep.name,
+            "title": self.sweep.spec.title,
+            "question": self.sweep.spec.question,
+            "study": self.sweep.spec.study.name,
             "command": self.command,
             "inputs_digest": self.inputs_digest,
             "caveats": [asdict(caveat) for caveat in self.caveats],

@@ -80,7 +80,8 @@ def test_the_terminal_shows_each_machine_at_its_best_batch_the_verdict_and_the_w
 
 
 def test_the_terminal_counts_the_points_that_it_has_no_row_for(result: SweepResult) -> None:
-    lines = sweep_lines(replace(repeated(result, 20), title="T" * 200))
+    spec = result.sweep.spec.model_copy(update={"title": "T" * 200})
+    lines = sweep_lines(replace(repeated(result, 20), sweep=replace(result.sweep, spec=spec)))
     assert sum("CS-2" in line and "%" in line for line in lines) <= MAX_ON_TERMINAL
     assert max(map(len, lines)) <= 100
     assert "more points are in the report" in " ".join(lines)
@@ -92,7 +93,7 @@ def test_the_document_is_strict_json_and_says_who_matches_whom_and_how_to_ask_ag
     document = json.loads(json.dumps(sweep_document(result), allow_nan=False))
     *verb, path = shlex.split(document["command"])
     assert verb == ["perfsim", "sweep"]
-    assert load_sweep(path).name == result.name
+    assert load_sweep(path).name == result.sweep.name
     assert [point["feasible"] for point in document["points"]].count(False) == 2
     assert {match["as_fast_as"]["system"] for match in document["equals"]} == {"slow"}
     assert document["equals"][0]["system"] == "cs-2"
