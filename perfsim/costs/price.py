@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -32,8 +31,6 @@ class Costs(ABC):
 
     zeros_saved: float = 0.0
     """Share of the time of a sparse matrix product saved by its zeros."""
-    lost: Mapping[str, float] = MappingProxyType({})
-    """Shares of all computing by which it takes longer than on one device, by cause."""
 
     @abstractmethod
     def duration_s(self, work: Work) -> float:
@@ -51,9 +48,9 @@ class Costs(ABC):
         """Seconds of a task that do not depend on the number of tokens."""
         return 0.0
 
-    def attention_s(self, _work: Work, /) -> float:
-        """Seconds of a task in the core of attention; 0 where it has no rate of its own."""
-        return 0.0
+    def parts_s(self, _work: Work, /) -> Mapping[str, float]:
+        """Seconds inside a task that have a name of their own, such as rows of weights on a wafer."""
+        return {}
 
     def arithmetic_flop_per_s(self, work: Work, /) -> float:
         """FLOP/s of a class of work, without movement where that is known."""

@@ -21,7 +21,7 @@ from perfsim.network.wafer_tree import POOLS, STREAMS, Stream, Way
 from perfsim.specs.calibration import WaferCalibration
 from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.specs.recipe import Recipe
-from perfsim.work import Work
+from perfsim.work import Kind, Work
 from perfsim.work.kernels import Kernel
 
 # A layer on a wafer: products, attention, and rows of weights.
@@ -207,6 +207,8 @@ class WaferCosts(StreamCosts):
         constants = calibration or system.device.calibration
         if not isinstance(constants, WaferCalibration):
             raise CatalogError(f"device {system.device.name} names no wafer calibration")
+        self.lost: Mapping[str, float] = {}
+        """Shares of all computing by which it takes longer than on one system, by cause."""
         self.release = known_release(recipe.runtime.software_release or system.software_release, constants)
         peak_rate = peak_flop_per_s(system, recipe)
         if self.release == PEAK:
@@ -248,16 +250,27 @@ class WaferCosts(StreamCosts):
         """Seconds of a task that rows of weights take, whatever its tokens."""
         return work.share * self._rows_s(work)
 
-    def attention_s(self, work: Work, /) -> float:
-        """Seconds of a task in the core of attention."""
+    def parts_s(self, work: Work, /) -> Mapping[str, float]:
+        """Rows of weights and attention as on one system, and what many systems add; the rest is products."""
+        if work.kind is not Kind.COMP:
+            return {}
         core = (kernel for kernel in work.kernels if kernel.op == "gemm" and not kernel.has_weights)
-        return work.share * sum(map(self.kernel_s, core))
+        alone = 1.0 - sum(self.lost.values())
+        parts = {
+            ROWS: alone * self.fixed_s(work),
+            ATTENTION: alone * work.share * sum(map(self.kernel_s, core)),
+        }
+        parts |= {cause: share * self.duration_s(work) for cause, share in self.lost.items()}
+        return {part: seconds for part, seconds in parts.items() if seconds > 0.0}
 
     def arithmetic_flop_per_s(self, _work: Work, /) -> float:
         """FLOP/s of products with weights, the same for all."""
         return self.flop_per_s
 
 
+ROWS = "rows of weights"
+ATTENTION = "attention"
+"""What a layer does on a wafer besides products with weights; rows take the same time for all tokens."""
 SLOWEST = "slowest of the systems"
 ASSUMED_LOSS = "assumed loss of many systems"
 """Why a layer takes longer on many systems than on one."""

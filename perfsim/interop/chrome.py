@@ -2,8 +2,8 @@
 
 Format: Trace Event Format, times in microseconds. On each thread the slices of tasks ("ph": "X") lie in those
 of their pass and micro-batch, and these in slices of the optimizer step. Arrows ("s", "f") lead from the task
-that writes a tensor to those on other streams that read it. A task says its layer, its link, and which task
-its stream waited for and how long. Counters ("C") of each device show its
+that writes a tensor to those on other streams that read it. A task says its layer, its link, what it consists
+of, and which task its stream waited for and how long. Counters ("C") of each device show its
 activations in memory, the load of its links and its busy streams.
 """
 
@@ -39,9 +39,12 @@ Event = dict[str, Any]
 class _Events:
     """The events of a trace."""
 
-    def __init__(self, trace: Trace, links: Mapping[int, str]) -> None:
+    def __init__(
+        self, trace: Trace, links: Mapping[int, str], shares: Mapping[int, Mapping[str, float]]
+    ) -> None:
         self.graph = trace.graph
         self.links = links
+        self.shares = shares
         self.waited_for = trace.waited_for.tolist()
         self.waited_s = trace.waited_s.tolist()
         self.start_ns = np.rint(trace.start_s * NANOSECONDS).astype(np.int64)
@@ -104,6 +107,9 @@ class _Events:
             details["block"] = block_name(int(graph.block[task]))
         if n_bytes := graph.works[number].comm_bytes:
             details["bytes"] = n_bytes
+        if shares := self.shares.get(number):
+            lasts_us = int(self.end_ns[task] - self.start_ns[task]) / 1e3
+            details["of_which_us"] = {part: round(share * lasts_us, 3) for part, share in shares.items()}
         if number in self.links:
             details["link"] = self.links[number]
         if (before := self.waited_for[task]) >= 0:
@@ -205,6 +211,8 @@ class StepTrace:
     run: Trace = field(repr=False)
     links: Mapping[int, str] = field(default_factory=dict, repr=False)
     """The kind of link that sets the pace of each class of communication."""
+    shares: Mapping[int, Mapping[str, float]] = field(default_factory=dict, repr=False)
+    """The shares of the time of a class of work that have a name, such as rows of weights on a wafer."""
 
     @property
     def step_time_s(self) -> float:
@@ -227,7 +235,7 @@ class StepTrace:
 
                 return ExecutionTrace.write(self.run, Path(path))[0]
             encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-            body = ",\n".join(map(encode, _Events(self.run, self.links)))
+            body = ",\n".join(map(encode, _Events(self.run, self.links, self.shares)))
             simulated = self.run.simulated
             about = encode({"simulated": None if simulated is None else simulated._asdict()})
             data = f'{{"displayTimeUnit":"ms","otherData":{about},"traceEvents":[\n{body}\n]}}\n'.encode()

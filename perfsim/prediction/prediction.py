@@ -128,7 +128,7 @@ class Prediction:
     @property
     def trace(self) -> StepTrace:
         """Start and end of every task of the step. Raises PerfsimError for a stored prediction."""
-        return StepTrace(self.run.trace, self.run.placed.pacing_links())
+        return StepTrace(self.run.trace, self.run.placed.pacing_links(), self.run.named_shares)
 
     def emit(self, tool: str = "") -> str:
         """Flags or a file with which a tool (megatron, deepspeed, torchtitan, modelzoo) runs the layout.

@@ -153,9 +153,35 @@ class Evaluation:
         return self.step.placed if self.disturbed is None else self.disturbed
 
     @cached_property
-    def breakdown_s(self) -> dict[str, float]:
+    def by_category_s(self) -> dict[str, float]:
         """Seconds of the step by category, the mean over computing devices; they add up to the step."""
         return self.trace.mean_breakdown()
+
+    @cached_property
+    def named_shares(self) -> dict[int, dict[str, float]]:
+        """By class of work of the trace, the shares of its time that the machine names, if it names any."""
+        costs = self.step.costs
+        named = ((number, work, costs.parts_s(work)) for number, work in enumerate(self.trace.graph.works))
+        return {
+            number: {part: seconds / costs.duration_s(work) for part, seconds in parts.items()}
+            for number, work, parts in named
+            if parts
+        }
+
+    @cached_property
+    def breakdown_s(self) -> dict[str, float]:
+        """The same with what the machine names inside its computing apart, such as rows of weights."""
+        graph = self.trace.graph
+        lasting_s = np.bincount(graph.work, self.trace.end_s - self.trace.start_s, minlength=len(graph.works))
+        apart_s = dict(self.by_category_s)
+        for number, shares in self.named_shares.items():
+            category = graph.works[number].category
+            alike = [other for other, work in enumerate(graph.works) if work.category == category]
+            all_s = self.by_category_s.get(category, 0.0) * lasting_s[number] / lasting_s[alike].sum()
+            for part, share in shares.items():
+                apart_s[category] -= share * all_s
+                apart_s[part] = apart_s.get(part, 0.0) + share * all_s
+        return apart_s
 
     @property
     def step_time_s(self) -> float:

@@ -15,7 +15,7 @@ from typing import Any, get_args
 import numpy as np
 
 from perfsim.base.errors import InputError, LimitError, PerfsimError
-from perfsim.costs.wafer import StreamingRoof
+from perfsim.costs.wafer import ASSUMED_LOSS, ATTENTION, ROWS, SLOWEST, StreamingRoof
 from perfsim.engine.limits import present_limits
 from perfsim.engine.trace import Trace
 from perfsim.machines import machine_of
@@ -67,24 +67,21 @@ class Why:
         parts = {cause: seconds for cause, seconds in sums.items() if seconds > 0 or cause == "compute"}
         machine = machine_of(plan.system)
         roof = machine.roof(plan, graph, step.costs, step.duration_s)
-        waits = sorted((wait for wait in parts if wait != "compute"), key=lambda wait: -parts[wait])
-        in_compute = {ROWS: step.costs.fixed_s, ATTENTION: step.costs.attention_s}
-        inside = {part: graph.mean_over_steps(amount) for part, amount in in_compute.items()}
-        lost = {part: share * parts["compute"] for part, share in step.costs.lost.items() if share > 0}
-        alone = 1.0 - sum(step.costs.lost.values())
-        inside = {part: alone * seconds for part, seconds in inside.items() if seconds > 0}
-        parts["compute"] -= sum((*inside.values(), *lost.values()))
-        cause = max(("compute", *inside), key=lambda part: inside.get(part, parts["compute"]))
+        inside = [part for part in INSIDE if part in parts]
+        waits = [
+            part for part in sorted(parts, key=lambda part: -parts[part]) if part not in ("compute", *inside)
+        ]
+        cause = max(("compute", ROWS, ATTENTION), key=lambda part: parts.get(part, 0.0))
         lane = None
         if waits and parts[waits[0]] >= DECIDES * step_s:
             lane = _limiting_lane(run)
             cause = waits[0] if lane is None else machine.cause(lane, waits[0])
             remedy = machine.wait_remedy(cause, plan, lane, roof)
         else:
-            recompute = run.breakdown_s.get("recompute", 0.0) / step_s
-            remedy = machine.compute_remedy(plan, inside.get(ROWS, 0.0) / step_s, recompute)
-        parts = {"compute": parts.pop("compute"), **inside, **lost, **parts}
-        others = (part for part in (*inside, *lost, *waits) if parts[part] >= MENTIONED * step_s)
+            recompute = run.by_category_s.get("recompute", 0.0) / step_s
+            remedy = machine.compute_remedy(plan, parts.get(ROWS, 0.0) / step_s, recompute)
+        parts = {part: parts[part] for part in dict.fromkeys(("compute", *inside, *parts))}
+        others = (part for part in (*inside, *waits) if parts[part] >= MENTIONED * step_s)
         mentioned = ["compute", *others]
         shares = ", ".join(f"{name} {100 * parts[name] / step_s:.1f} %" for name in mentioned)
         verb = f"Slowed by {cause}" if cause in waits else f"Bound by {cause}"
@@ -93,8 +90,8 @@ class Why:
         return cls(cause, parts, remedy, sentence, roof)
 
 
-ROWS = "rows of weights"
-"""The part of a wafer's compute that does not depend on the number of tokens."""
+INSIDE = (ROWS, ATTENTION, SLOWEST, ASSUMED_LOSS)
+"""What is no wait, and is told apart from the rest of computing."""
 DECIDES = 0.1
 """Share of the step from which the longest wait is the cause; below it, compute is."""
 MENTIONED = 0.005
@@ -108,6 +105,7 @@ STREAMS = {
     "offload": "exposed offload",
     "bubble": "bubble",
     "optimizer": "optimizer",
+    **dict(zip(INSIDE, INSIDE, strict=True)),
 }
 """The cause for each category of tasks, or `bubble`; other waits keep their name."""
 
@@ -216,7 +214,6 @@ ROUNDED = 1.0 + 1e-6
 # [Williams, Waterman, Patterson 2009, Communications of the ACM 52(4)].
 
 PRODUCT = "matrix product"
-ATTENTION = "attention"
 ELEMENTWISE = "element-wise"
 UPDATE = "update"
 PARTS = (

@@ -587,6 +587,6 @@ def write_study(result: StudyResult, folder: Path) -> Path:
         for name in text.numbered(["_".join(["trace", *map(slugify, own)]) for own in words], "{}_{}")
     ]
     for run, name in zip(runs, names, strict=True):
-        StepTrace(run.trace, run.placed.pacing_links()).save(folder / name)
+        StepTrace(run.trace, run.placed.pacing_links(), run.named_shares).save(folder / name)
     page = study_page(result, trace_names=names)
     return page.write(folder, document_text(study_document(result)))

@@ -13,7 +13,8 @@ import plotly.graph_objects as go
 
 from perfsim.base.errors import InputError
 from perfsim.costs.memory import MemoryUse
-from perfsim.prediction.why import ATTENTION, ELEMENTWISE, PRODUCT, UPDATE, KernelUse, Roofline
+from perfsim.costs.wafer import ATTENTION
+from perfsim.prediction.why import ELEMENTWISE, PRODUCT, UPDATE, KernelUse, Roofline
 from perfsim.report import draw, text
 from perfsim.report.page import Section
 from perfsim.report.table import Cell, Table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from perfsim.catalog import default_catalog
 from perfsim.costs.price import price
 from perfsim.costs.wafer import WaferCosts, roof_tokens
 from perfsim.engine import critical_path, simulate
+from perfsim.engine.limits import Limits, limited
 from perfsim.engine.trace import Trace
 from perfsim.machines import network_of
 from perfsim.machines.placement import SharedLinks
@@ -116,6 +118,51 @@ def test_the_closed_form_is_near_the_simulation_on_every_machine(
     layout = {"micro_batch_size": -(-batch // passes)}
     run = streamed(batch, changes=MACHINES[machine], layout=layout, model={"num_layers": 24})
     assert STREAMING.estimate_s(run.plan, run.costs) == pytest.approx(run.step_s, rel=0.15)
+
+
+@few
+@given(
+    layers=st.integers(1, 6),
+    hidden=st.sampled_from([256, 1024, 4096]),
+    passes=st.integers(1, 3),
+    size=st.integers(1, 8),
+    systems=st.sampled_from([1, 4, 16]),
+)
+def test_simpys_events_are_the_closed_form_of_products_attention_and_rows_where_nothing_is_waited_for(
+    layers: int, hidden: int, passes: int, size: int, systems: int
+) -> None:
+    """A step is M [L (4 products + 4 attention + 4 x 9 H rows) + 3 head], from the shape alone."""
+    fast = {
+        "device.memory.bandwidth": 1e18,
+        "memoryx.server.bandwidth": 1e18,
+        "memoryx.server.dram.bandwidth": 1e18,
+        "memoryx.server.arithmetic": 1e22,
+        "swarmx.bandwidth": 1e18,
+        "swarmx.hop_latency": 0.0,
+        "io_link.bandwidth": 1e18,
+        "io_link.latency": 0.0,
+        "activation_servers.bandwidth": 1e18,
+        "loss_per_doubling": 0.02,
+    }
+    shape = {"num_layers": layers, "hidden_size": hidden, "ffn_hidden_size": 4 * hidden}
+    run = streamed(
+        passes * size * systems, systems, changes=fast, model=shape, layout={"micro_batch_size": size}
+    )
+    tokens = size * 1024
+    rate = 0.233 * PEAK
+    products_s = 2 * tokens * 12 * hidden**2 / rate
+    attention_s = 4 * tokens * 1024 * hidden / (rate / 4)
+    rows_s = 9 * hidden * 100e-9
+    head_s = 2 * tokens * hidden * 51200 / rate
+    alone_s = passes * (4 * layers * (products_s + attention_s + rows_s) + 3 * head_s)
+    slower = 0.98 ** -math.log2(systems)
+    with limited(Limits(engine="simpy")):
+        trace = simulate(run.graph, price(run.graph, run.costs))
+    assert trace.step_time_s == pytest.approx(slower * alone_s, rel=1e-4)
+    assert critical_path(run.graph, price(run.graph, run.costs)).end_s.tobytes() == trace.end_s.tobytes()
+    assert STREAMING.estimate_s(run.plan, run.costs) == pytest.approx(trace.step_time_s, rel=1e-4)
+    named_s = run.graph.mean_over_steps(lambda work: run.costs.parts_s(work).get("rows of weights", 0.0))
+    assert named_s == pytest.approx(passes * 4 * layers * rows_s, rel=1e-9)
 
 
 # ---------------------------------------------------------------------------------------- tiers

@@ -49,14 +49,12 @@ def test_a_layers_product_takes_its_flops_at_the_products_rate_and_a_time_for_ea
 def test_attentions_core_has_a_rate_of_its_own_and_no_rows() -> None:
     scores = run(gemm("scores", 500, 500, 64, batch=8))
     assert WAFER.duration_s(scores) == pytest.approx(4 * scores.flop / RATE)
-    assert WAFER.attention_s(scores) == WAFER.duration_s(scores)
-    assert WAFER.fixed_s(scores) == 0.0
+    assert WAFER.parts_s(scores) == {"attention": WAFER.duration_s(scores)}
 
 
 def test_experts_stream_the_rows_of_all_of_them() -> None:
     experts = gemm("fc1", 4, 64, 32, batch=8, partition="streamed")._replace(grouped=True)
-    assert WAFER.fixed_s(run(experts)) == pytest.approx(8 * 64 * ROW_S)
-    assert WAFER.attention_s(run(experts)) == 0.0
+    assert WAFER.parts_s(run(experts)) == {"rows of weights": pytest.approx(8 * 64 * ROW_S)}
 
 
 def test_the_rows_of_the_head_are_not_counted() -> None:

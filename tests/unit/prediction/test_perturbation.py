@@ -65,7 +65,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_one_does_not(gpus: Evalu
 def test_a_slow_wafer_slows_all_of_them_by_its_computation(wafers: Evaluation) -> None:
     """Every reduction waits for it: the step follows, but for what the network takes."""
     slowdown = step_s(wafers, "straggler=1.5@cs2") / wafers.step_time_s
-    computing = sum(wafers.breakdown_s.get(name, 0.0) for name in ("forward", "backward", "recompute"))
+    computing = sum(wafers.by_category_s.get(name, 0.0) for name in ("forward", "backward", "recompute"))
     assert slowdown == pytest.approx(1 + 0.5 * computing / wafers.step_time_s, rel=0.02)
 
 

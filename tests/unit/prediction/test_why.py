@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -102,6 +104,27 @@ def test_small_layers_on_a_wafer_are_told_of_the_rows_of_their_weights() -> None
     assert "layers wider than 768" in small
     assert re.search(r"\d+ % of the step goes to rows of weights", small)
     assert large == "more systems, each with the same batch"
+
+
+def test_breakdown_and_trace_name_what_a_layer_does_on_a_wafer_as_why_does(tmp_path: Path) -> None:
+    run = ps.predict(**WAFERS[0])
+    named = ("rows of weights", "attention", "assumed loss of many systems")
+    for part in named:
+        assert run.breakdown_s[part] == run.why.parts_s[part] > 0
+    assert sum(run.breakdown_s.values()) == pytest.approx(run.step_time_s)
+    computed = sum(run.breakdown_s[which] for which in ("forward", "recompute", "backward"))
+    assert computed == pytest.approx(run.why.parts_s["compute"])
+    told = json.loads(run.trace.save(tmp_path / "step.json").read_text())["traceEvents"]
+    layers = [event for event in told if event["name"] == "layer.forward" and event["ph"] == "X"]
+    for event in layers:
+        inside_us = event["args"]["of_which_us"]
+        assert {*inside_us} == {*named}
+        # 9 H rows of 44 layers in each of four products; a forward has one.
+        share = inside_us["rows of weights"] / (1e6 * run.why.parts_s["rows of weights"])
+        assert share == pytest.approx(1 / (4 * 44), rel=1e-3)
+        assert sum(inside_us.values()) < event["dur"]
+    assert not any("of_which_us" in e.get("args", {}) for e in told if e["name"].endswith(".load"))
+    assert "attention" not in ps.predict(**GPUS, layout="tp=8,mbs=1,recompute=full").breakdown_s
 
 
 # ---------------------------------------------------------------------- what many wafers lose, by cause
