@@ -35,7 +35,7 @@ from perfsim.specs.recipe import Job, Recipe
 from perfsim.strategies import Plan
 from perfsim.strategies.schedules import least_chunks, schedule_called
 from perfsim.strategies.three_d.emission import ThreeDPlan
-from perfsim.work import Kind, RankGroup, TaskGraph, Work
+from perfsim.work import Kind, RankGroup, Work
 from perfsim.work.unfold import Meeting, meeting_of
 
 # How a group of ranks, and the corresponding groups of its peers, lie over nodes and leaves.
@@ -111,29 +111,20 @@ def _groups_like(group: RankGroup, peers: Ints) -> Ints:
 
 
 class _FatTreeNetwork(Network):
-    """The links of a fat tree; its NVLink ports may be slow, and with `ports` too full as well."""
+    """The links of a fat tree."""
 
-    def __init__(self, tree: FatTree, *, ports: bool = False) -> None:
+    def __init__(self, tree: FatTree) -> None:
         super().__init__(tree)
         self.tree = tree
         self.collectives = CollectiveModel.of_tree(tree)
-        self.may_bind = tree.may_bind.copy()
-        self.may_bind[tree.ports] |= ports
-        self.counts_ports = bool(self.may_bind[tree.ports].any() or self.late_s[tree.ports].any())
         self.host = HostCosts(tree)
-
-    def of_graph(self, graph: TaskGraph, /) -> _FatTreeNetwork:
-        """The network with its NVLink ports where communications that may overlap can fill one."""
-        lanes = self.tree.system.node.lanes(self.tree.devices_per_node)
-        port_bytes_per_s = lanes * self.tree.edges.rated.get("scale_up", 0.0)
-        return _FatTreeNetwork(self.tree, ports=self._port_demand(graph) > port_bytes_per_s)
 
     def traffic(self, work: Work, peers: Ints, /) -> Traffic | None:
         """The load of a class of work on the links that may slow it; None where there are none."""
-        load = self.load(work, peers, ports=self.counts_ports)
+        load = self.load(work, peers)
         if load is None:
             return None
-        may_bind = self.may_bind[load.links]
+        may_bind = self.tree.may_bind[load.links]
         if work.op in COPIES:
             # Ranks of several stages count on the links of one: these bind only where one copy fills them.
             away = self.tree.edges.kind[load.links] == self.tree.edges.kinds.index("pcie")
@@ -142,14 +133,13 @@ class _FatTreeNetwork(Network):
             return None
         return replace(load, links=load.links[may_bind], times=load.times[may_bind])
 
-    def load(self, work: Work, peers: Ints, /, *, ports: bool = True) -> Traffic | None:
-        """The load of a class of work on all links; without `ports` none of what stays inside nodes."""
+    def load(self, work: Work, peers: Ints, /) -> Traffic | None:
+        """The load of a class of work on all links."""
         if work.op in COPIES:
             return self._copies(work, len(peers))
         if work.group is None or work.group.size < 2:
             return None
-        groups = _groups_like(work.group, peers)
-        return self._of_groups(work, groups) if ports or not self._is_inside(groups) else None
+        return self._of_groups(work, _groups_like(work.group, peers))
 
     def _copies(self, work: Work, width: int) -> Traffic:
         """Copies of the peers on a host: on their own links, and together on its memory or drives.
@@ -277,7 +267,8 @@ class _FatTreeNetwork(Network):
 
     def _alike(self, work: Work, /) -> Hashable:
         """Inside a node the rate depends on the size of a message."""
-        inside = self.counts_ports and work.group is not None and self._may_be_inside(work.group)
+        group = work.group
+        inside = group is not None and (group.size - 1) * abs(group.stride) < self.tree.devices_per_node
         return super()._alike(work), work.comm_bytes if inside else None
 
     def places(self) -> dict[int, Hashable]:
@@ -312,35 +303,6 @@ class _FatTreeNetwork(Network):
         nodes, most, fewest = _entries_of_peers(spread, self.tree, width, shares_links=False).T
         peer = int(np.lexsort((-most, -nodes, fewest, nodes == 1))[0])
         return work.group._replace(start=work.group.start + spread[1].first(peer))
-
-    def _port_demand(self, graph: TaskGraph) -> float:
-        """The most bytes/s that overlapping communications can ask of one NVLink port, an upper bound.
-
-        A stream runs one task at a time. Streams with the same name belong to different devices, so each
-        name counts once, at its busiest task's rate.
-        """
-        known: dict[tuple[str, float, int, int], float] = {}
-        rates = np.zeros(len(graph.works))
-        for number, work in enumerate(graph.works):
-            group = work.group
-            if work.kind is Kind.COMP or group is None or group.size < 2:
-                continue
-            key = (work.op, work.comm_bytes, group.size, abs(group.stride))
-            if key not in known:
-                in_node = min(group.size, -(-self.tree.devices_per_node // abs(group.stride)))
-                known[key] = (in_node - 1) * self.tree.nic_share_bytes_per_s
-                if self._may_be_inside(group):
-                    known[key] = max(known[key], _inside_bytes_per_s(work, self.collectives))
-            rates[number] = known[key]
-        roles: dict[str, int] = {}
-        role = [roles.setdefault(stream.partition("/")[2], len(roles)) for stream in graph.streams]
-        codes = graph.work * np.int64(len(roles)) + np.array(role)[graph.stream]
-        counts = np.bincount(codes, minlength=len(rates) * len(roles)).reshape(-1, len(roles))
-        return float(np.where(counts > 0, rates[:, None], 0.0).max(axis=0, initial=0.0).sum())
-
-    def _may_be_inside(self, group: RankGroup) -> bool:
-        """Whether a node has room for all ranks of a group."""
-        return (group.size - 1) * abs(group.stride) < self.tree.devices_per_node
 
 
 def _ring_hops(groups: Ints, node_of: Ints) -> tuple[Ints, Ints, Ints, Ints]:

@@ -225,14 +225,13 @@ class FatTree(Topology):
 
     @cached_property
     def may_bind(self) -> Bools:
-        """Links that can slow what crosses them; NVLink ports only below rated capacity.
+        """Links that can slow what crosses them.
 
         A link between a GPU and its NIC carries no more than the NIC: it counts only where it is slower.
         """
         binding = np.ones(len(self.edges), dtype=bool)
         hosts = self.hosts.ravel()
         binding[hosts] = self.edges.bytes_per_s[hosts] < self.edges.bytes_per_s[self.nics.ravel()]
-        binding[self.ports.ravel()] = False
         binding[self.edges.slow] = True
         return binding
 
