@@ -293,26 +293,18 @@ class _Unfolding:
         return Ragged(start.astype(np.int32), values)
 
     def _after(self) -> Ragged:
-        """Control dependencies of every member, and program order where streams have different members.
+        """Control dependencies of every member, and program order, which may go to another stream.
 
-        Between instances on one stream, program order needs no dependency.
+        Where it does not, the graph leaves the dependency out again.
         """
         after = self.graph.after
         previous = self.graph.stream_predecessor
         follows = np.flatnonzero((previous >= 0) & (self.row[previous] != self.row))
-        # Which members a class has in each row: instances of unlike members are on different streams.
-        met = [
-            [instances[local] for local in row.tolist()]
-            for instances, row in zip(self.members, self.instance, strict=True)
-        ]
-        parted = np.array(
-            [[[a != b for a, b in zip(left, right, strict=True)] for right in met] for left in met]
-        )
         pairs = []
         for peer in range(len(self.size)):
             pairs.append((self.at(after.row_of_value, peer), self.at(after.values, peer)))
-            here = follows[parted[self.row[follows], self.row[previous[follows]], peer]]
-            pairs.append((self.at(here, peer), self.at(previous[here], peer)))
+            if len(self.size) > 1:
+                pairs.append((self.at(follows, peer), self.at(previous[follows], peer)))
         instance, values = (np.concatenate(column) for column in zip(*pairs, strict=True))
         order = np.argsort(instance, kind="stable")
         count = np.bincount(instance, minlength=len(self.task))
