@@ -20,7 +20,7 @@ from perfsim.prediction.verification import Verify, must_be_right
 from perfsim.report.text import layout_short
 from perfsim.studies.answers import Answer, StudyResult, quantities, values_of
 from perfsim.studies.axes import Sweep, changed_study, load_sweep
-from perfsim.studies.comparisons import Comparison, compare, load_comparison
+from perfsim.studies.comparisons import Comparison, compare
 from perfsim.studies.decision import outcome_of, ratio_of
 from perfsim.studies.executors import Tell, executor_for
 from perfsim.studies.loading import load_study, study_from
@@ -259,4 +259,4 @@ def comparison(name: Named, *, catalog: Catalog | None = None) -> Comparison:
 
     Raises InputError for what is wrong in the file, and what the predictions and laws of its subject raise.
     """
-    return compare(load_comparison(str(name), catalog))
+    return compare(str(name), catalog)

@@ -106,11 +106,6 @@ class Search:
         within = self.ranked[self.screening.memory_share[self.ranked] <= self.question.allowed_share]
         return within if len(within) else self.ranked
 
-    @property
-    def first(self) -> _Screened:
-        """The plan of best estimate in `order`."""
-        return self.plan(int(self.order[0]))
-
     def plan(self, index: int) -> _Screened:
         """The plan of the layout with this index, and its estimate."""
         question = self.question
@@ -204,7 +199,8 @@ def refusal(question: Question) -> PerfsimError | None:
 def estimated(question: Question) -> _Screened:
     """The given layout, or the one of best estimate. Raises as `plan_of` does."""
     if question.layout is None:
-        return Search(question).first
+        searched = Search(question)
+        return searched.plan(int(searched.order[0]))
     plan = plan_of(question)
     return _Screened(question.chosen.estimate_s(plan, question.costs), plan)
 

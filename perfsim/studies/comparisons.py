@@ -373,12 +373,6 @@ class ComparisonSpec(CatalogSpec):
         return self
 
 
-def load_comparison(name_or_path: str, catalog: Catalog | None = None) -> ComparisonSpec:
-    """A comparison of the catalogue by name, or from a file; CatalogError lists every problem."""
-    catalog = catalog or default_catalog()
-    return parse_file(Path(catalog.study_path(name_or_path)), ComparisonSpec, catalog)
-
-
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """A table of plain values with its answer in words."""
@@ -394,8 +388,13 @@ class Comparison:
     """What each column is, and where it is from."""
 
 
-def compare(spec: ComparisonSpec) -> Comparison:
-    """The rows and sentences of a comparison; raises what predictions and laws of its subject raise."""
+def compare(name_or_path: str, catalog: Catalog | None = None) -> Comparison:
+    """The rows and sentences of a comparison of the catalogue by name, or from a file.
+
+    Raises CatalogError with every problem of the file, and what predictions and laws of its subject raise.
+    """
+    catalog = catalog or default_catalog()
+    spec = parse_file(Path(catalog.study_path(name_or_path)), ComparisonSpec, catalog)
     (subject,) = spec.subjects
     answer = subject.answer()
     rows = tuple(dict(zip(answer.columns, row, strict=True)) for row in answer.rows)

@@ -98,7 +98,6 @@ def test_the_screening_ranks_every_layout_that_fits_best_first_of_ties_least_mem
     estimates = searched.estimate_s[searched.order[:MOST_LISTED]]
     assert (np.diff(estimates) >= -1e-11).all()
     best = [searched.plan(index) for index in searched.order[:5].tolist()]
-    assert searched.first == best[0]
     assert [choice.estimate_s for choice in best] == estimates[:5].tolist()
     assert len({choice.plan.layout for choice in best}) == 5
     equal = np.diff(np.round(estimates, 12)) == 0

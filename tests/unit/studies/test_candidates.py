@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from perfsim.api.studying import study
 from perfsim.api.tools import diff, why
-from perfsim.base.errors import CatalogError, InputError, LayoutError, PerfsimError, PlanError, Problem
+from perfsim.base.errors import CatalogError, InputError, LayoutError, PerfsimError, Problem
 from perfsim.catalog import data_root, default_catalog
 from perfsim.cli import main
 from perfsim.report import text
@@ -218,16 +218,6 @@ def test_whatever_fails_in_one_candidate_loses_no_other(
     with pytest.raises(PerfsimError, match="is at fault") as caught:
         run_study(gpus)
     assert caught.value.exit_code == error.exit_code
-
-
-def test_no_plan_at_all_and_bad_input_keep_their_exit_codes(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"small.yaml:9:65: .* is 16 devices") as caught:
-        loaded(tmp_path, f'{GPUS}, layout: "tp=16"')
-    assert caught.value.exit_code == 2
-    spec = loaded(tmp_path, f'{GPUS}, layout: "tp=16"', f'{GPUS}, layout: "dp=8"')
-    with pytest.raises(PlanError) as refused:
-        run_study(spec.model_copy(update={"model": default_catalog().model("gpt3_20b")}))
-    assert refused.value.exit_code == 3
 
 
 # Studies read from files: what is wrong has its line.
