@@ -18,6 +18,7 @@ from perfsim.evidence.score import CaseBand, Scored
 from perfsim.prediction.bands import Accuracy, Traits
 from perfsim.prediction.planner import Search
 from perfsim.prediction.prediction import Prediction
+from perfsim.prediction.risk import Ranked
 from perfsim.specs.layout import AXES, ParallelLayout, StreamingLayout
 from perfsim.strategies.plan import Plan
 from perfsim.studies.answers import Answer, Outcome, PointResult, StudyResult
@@ -30,6 +31,7 @@ ROOTS: Mapping[str, Classes] = {
     "plan": (Planned, Search, Prediction),
     "plan.shortlist": (Entry, Prediction, TimeToAccuracy),
     "plan.trials": (Prediction, Entry),
+    "ranks": (Ranked,),
     "study": (StudyResult,),
     "study.candidates": (Answer,),
     "sweep": (SweepResult, StudyResult),

@@ -28,6 +28,7 @@ import perfsim as ps
 from perfsim.api.tools import schema_of
 from perfsim.cli import main
 from perfsim.interop import READ, tool_named
+from perfsim.prediction.risk import DEGREES, MOST, RULE, published_kinds
 from perfsim.specs.calibration import Calibration
 from perfsim.specs.layout import written
 from perfsim.specs.trainers import TRAINERS
@@ -346,7 +347,7 @@ def tools_page() -> str:
             names = ", ".join(f"`{field}`" for field in limited)
             parts.append(f"\nRefused or named as a gap where the tool has not their value: {names}.")
         parts.append("")
-    return "\n".join([*parts, *trainers_part()])
+    return "\n".join([*parts, *trainers_part(), *kinds_part()])
 
 
 def trainers_part() -> Iterator[str]:
@@ -365,6 +366,24 @@ def trainers_part() -> Iterator[str]:
             since += f", until {row.until}" if row.until else ""
             yield f"| `{row.axis}` | {values} | `{row.setting}` | {since} | {needs} |"
         yield ""
+
+
+def kinds_part() -> Iterator[str]:
+    """The rule of proven layouts, and the kinds of published runs with which it compares."""
+    degrees = ", ".join(DEGREES.values())
+    yield "## Proven layouts\n"
+    yield (
+        f"A layout is proven where it differs from a kind of published runs in at most {MOST} of these axes, "
+        f"and {degrees} lie in the range of the published runs of that ZeRO stage, generation and sort of "
+        "model.\n"
+    )
+    yield from ("| axis | |\n|---|---|", *(f"| `{axis}` | {words} |" for axis, words in RULE.items()))
+    yield f"\n| {' | '.join([*RULE, *DEGREES.values()])} | experts | runs |\n|{'---|' * (len(RULE) + 5)}"
+    for kind in sorted(published_kinds(), key=lambda kind: -kind.runs):
+        spans = [f"{low} to {high}" if low < high else str(low) for low, high in kind.degrees]
+        cells = [str(value) if value != "" else "none" for value in kind.axes]
+        yield f"| {' | '.join([*cells, *spans])} | {'yes' if kind.experts else 'no'} | {kind.runs} |"
+    yield ""
 
 
 PAGES = {

@@ -276,6 +276,7 @@ def answers(out: str, rows: str, processes: str) -> Callable[[Callable[..., Any]
         path_option("--table", f"Also write {rows} as a .csv or .parquet FILE.", check_table),
         set_option,
         click.option("--as-of", metavar="DAY", help=f"{ASKED['as_of'].help} Also latest, equal."),
+        click.option("--rank", type=click.Choice(ASKED["rank"].choices), help=ASKED["rank"].help),
         count("--jobs", f"Processes. [default: {processes}]"),
         scheduler_option,
         flag("--dry-run", "Print what would be computed, and stop."),
@@ -287,9 +288,9 @@ def answers(out: str, rows: str, processes: str) -> Callable[[Callable[..., Any]
 
     def decorate(verb: Callable[..., Any]) -> Any:
         @functools.wraps(verb)
-        def answering(as_of: str | None, **given: Any) -> Any:
-            if as_of is not None:
-                given["changes"] = given["changes"] | {"as_of": as_of}
+        def answering(as_of: str | None, rank: str | None, **given: Any) -> Any:
+            asked = {"as_of": as_of, "rank": rank}
+            given["changes"] |= {name: value for name, value in asked.items() if value is not None}
             return verb(how=How(**{entry.name: given.pop(entry.name) for entry in fields(How)}), **given)
 
         return _with(answering, *options)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from perfsim.evidence.production import production_record
 from perfsim.prediction import bands
 from perfsim.prediction.bands import SHARDED, BandWidths, Reached, alone, recorded_errors
 from perfsim.prediction.question import Question
+from perfsim.prediction.risk import degrees_of, settings_of
+from perfsim.specs.layout import ParallelLayout
 from perfsim.studies import answers as study_answers
 from perfsim.work.counts import model_flop_per_step, parameters
 
@@ -116,6 +119,10 @@ def _reached(case: StepCase, question: Question) -> Reached:
     device = question.system.device
     count = question.devices
     layout = case.parallel
+    sharded = case.strategy == "zero3" or layout.zero_stage == SHARDED
+    given = question.given_layout
+    if sharded and isinstance(given, ParallelLayout):
+        given = replace(given, zero_stage=SHARDED)
     peak = count * device.peak_flop_per_s(job.recipe.precision)
     return Reached(
         id=case.id,
@@ -128,11 +135,15 @@ def _reached(case: StepCase, question: Question) -> Reached:
         constants=device.constants,
         precision=job.recipe.precision,
         parameters=float(parameters(job.model).total),
-        sharded=case.strategy == "zero3" or layout.zero_stage == SHARDED,
+        sharded=sharded,
         tensor=layout.tensor,
         data=count // (layout.tensor * layout.pipeline * layout.context_parallel),
         micro_batch_tokens=(case.training.micro_batch_size or 0) * job.seq_length,
         framework="" if job.runtime.framework is None else job.runtime.framework.name,
+        generation=device.generation,
+        experts=job.model.experts is not None,
+        settings=settings_of(given) if isinstance(given, ParallelLayout) else (),
+        degrees=degrees_of(given) if isinstance(given, ParallelLayout) else (),
     )
 
 

@@ -78,7 +78,7 @@ class Traits:
             constants=device.constants,
             peak_flop_per_s=max(peaks),
             memory_bytes_per_s=device.memory.bandwidth,
-            precision=_class_of(plan.job.recipe.precision),
+            precision=precision_class(plan.job.recipe.precision),
             sharded=sharded,
             tensor=layout.tensor > 1,
             pipeline=layout.pipeline > 1,
@@ -124,7 +124,7 @@ class Traits:
         return points, tuple(words)
 
 
-def _class_of(precision: str) -> str:
+def precision_class(precision: str) -> str:
     """The class of a precision: fp16 and bf16 have one peak on every device."""
     return "16-bit" if PRECISIONS[precision].is_16_bit else precision
 
@@ -198,11 +198,19 @@ class Reached(NamedTuple):
     """Tokens of a replica's micro-batch; 0: not published."""
     framework: str = ""
     """Name of the framework that ran it."""
+    generation: str = ""
+    """Generation of its device's chips."""
+    experts: bool = False
+    """Whether its model has experts."""
+    settings: Sequence[Any] = ()
+    """Schedule, ZeRO stage and recompute, as `risk.settings_of` has them."""
+    degrees: Sequence[int] = ()
+    """Of tensor, context and expert parallelism."""
 
     @property
     def precision_class(self) -> str:
         """As `Traits.precision`."""
-        return _class_of(self.precision)
+        return precision_class(self.precision)
 
     @staticmethod
     @cache
@@ -225,7 +233,7 @@ class Reached(NamedTuple):
         are still none, with any attention.
         """
         attention = plan.job.runtime.attention
-        alike = plan.system.device.name, _class_of(plan.job.recipe.precision)
+        alike = plan.system.device.name, precision_class(plan.job.recipe.precision)
         every = [row for row in cls.recorded() if (row.device, row.precision_class) == alike]
         like = [row for row in every if row.attention == attention]
         large = [row for row in like if row.num_devices * LIKE_SCALE >= plan.topology.num_devices]

@@ -8,17 +8,19 @@ from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfsim.base.arrays import Floats
+from perfsim.base.arrays import Floats, Ints
 from perfsim.base.errors import InputError, LayoutError, MemoryCapacityError, PerfsimError, PlanError
 from perfsim.engine.limits import present_limits
 from perfsim.machines.placement import place
-from perfsim.prediction.question import Question
+from perfsim.prediction.question import Question, Rank
+from perfsim.prediction.risk import MOST, Ranked, expected, points_of, weight_of
 from perfsim.prediction.run import Evaluation, Step, evaluate, evaluated, graph_of
-from perfsim.specs.layout import text_of
+from perfsim.specs.layout import ParallelLayout, text_of
 from perfsim.strategies import Plan
 from perfsim.strategies.three_d.legal import RefusedLayoutError
 
@@ -47,15 +49,17 @@ class _Screened:
 
 
 class Search:
-    """Every layout of a question, screened; PlanError says why there is no plan."""
+    """The layouts of a question and its rank, screened; PlanError says why there is no plan."""
 
     def __init__(self, question: Question) -> None:
         self.question = question
         present_limits().in_time(lambda: f"no layout screened yet on {question.label}")
         began = time.perf_counter()
-        screening = self.screening = question.chosen.screen(question.job, question.topology, question.costs)
+        screening = self._whole = question.chosen.screen(question.job, question.topology, question.costs)
         self.screening_s = time.perf_counter() - began
         if screening.feasible:
+            self._points = points_of(screening, question.job, question.system.device)
+            self.keep(self.proven if question.rank == "proven" else None)
             return
         job = question.job
         head = (
@@ -75,6 +79,44 @@ class Search:
             lacking = str(error)
         tried = f"{head}: {screening.screened:,} layouts tried, {screening.screened:,} over memory"
         raise PlanError([tried, f"closest: {text_of(screening.closest)}: {lacking}", *others])
+
+    @cached_property
+    def proven(self) -> Ints:
+        """Indices of all proven layouts; where none is within the memory limit, of the least novel."""
+        within = self._points[self._whole.memory_share <= self.question.allowed_share]
+        return np.flatnonzero(self._points <= max(MOST, (within if len(within) else self._points).min()))
+
+    @property
+    def unproven(self) -> int:
+        """Layouts that fit and are not in the rank."""
+        return self._whole.feasible - self.screening.feasible
+
+    def keep(self, kept: Ints | None) -> None:
+        """Choose among some layouts; None: among all."""
+        self.screening = self._whole if kept is None else self._whole.only(kept)
+        self.weight = expected(self._points if kept is None else self._points[kept])
+
+    def _among(self, rank: Rank, kept: Ints) -> Search:
+        """The search of another rank among some layouts, which are screened already."""
+        other = Search.__new__(type(self))
+        question = self.question.at(self.question.batch, rank=rank)
+        known = {name: vars(self)[name] for name in ("_whole", "_points", "screening_s")}
+        vars(other).update(known, question=question)
+        other.keep(kept)
+        return other
+
+    def ranks(self, best: Evaluation) -> tuple[Ranked, ...]:
+        """The proven layout and the fastest, where `best` is that of the question's rank; none on wafers."""
+        if not isinstance(best.plan.layout, ParallelLayout):
+            return ()
+        runs = dict.fromkeys(get_args(Rank), best)
+        if self.question.rank == "proven":
+            allowed = self._whole.memory_share <= max(self.question.allowed_share, best.plan.memory_share)
+            allowed[self.proven] = False
+            runs["fastest"] = confirmed(self._among("fastest", np.flatnonzero(allowed)), beaten_by=best)[0]
+        elif not Ranked.of("fastest", best).is_proven:
+            runs["proven"] = confirmed(self._among("proven", self.proven))[0]
+        return tuple(Ranked.of(rank, run) for rank, run in runs.items())
 
     @cached_property
     def _listed(self) -> NDArray[np.intp]:
@@ -98,7 +140,8 @@ class Search:
         """Indices of all that fit: those listed, then others; best estimate first, of ties least memory."""
         others = np.ones(len(self.estimate_s), dtype=np.bool_)
         others[self._listed] = False
-        return np.lexsort((self.screening.memory_share, np.round(self.estimate_s, 12), others))
+        expected_s = self.estimate_s * self.weight
+        return np.lexsort((self.screening.memory_share, np.round(expected_s, 12), others))
 
     @cached_property
     def order(self) -> NDArray[np.intp]:
@@ -117,11 +160,14 @@ class Search:
         return _Screened(float(self.estimate_s[index]), plan)
 
 
-def confirmed(searched: Search, most: int = MOST_CONFIRMED) -> list[Evaluation]:
-    """The plans that could be fastest, simulated, fastest first.
+def confirmed(
+    searched: Search, most: int = MOST_CONFIRMED, *, beaten_by: Evaluation | None = None
+) -> list[Evaluation]:
+    """The plans that could be fastest, simulated, fastest first; `beaten_by` is one that is simulated.
 
     Plans are simulated in the order of their estimates, corrected by what layouts of their kind took, until
-    the rest cannot be faster than the best, given the error of the closed form, or until `most` are done. The
+    the rest cannot be faster than the best, given the error of the closed form, or until `most` are done.
+    Times are those to be expected of layouts as novel as each (`risk.expected`). The
     longest path is a lower bound of a step: a plan whose path is longer than the best step is left out.
     """
     question = searched.question
@@ -131,11 +177,12 @@ def confirmed(searched: Search, most: int = MOST_CONFIRMED) -> list[Evaluation]:
     factor = np.ones(len(indices))
     left = np.ones(len(indices), dtype=bool)
     tried: Counter[tuple[Hashable, ...]] = Counter()
-    runs: list[Evaluation] = []
-    best_s = np.inf
+    weight = searched.weight[indices]
+    runs = [] if beaten_by is None else [(beaten_by.step_time_s * weight_of(beaten_by.plan), beaten_by)]
+    best_s = runs[0][0] if runs else np.inf
     for number in range(most):
-        expected_s = np.where(left, searched.estimate_s[indices] * factor, np.inf)
-        if expected_s.min() * (1 - ESTIMATE_ERROR) > best_s / question.scale:
+        expected_s = np.where(left, searched.estimate_s[indices] * weight * factor, np.inf)
+        if expected_s.min(initial=np.inf) * (1 - ESTIMATE_ERROR) > best_s / question.scale:
             break
         nearest = int(expected_s.argmin())
         candidate = searched.plan(indices[nearest])
@@ -144,12 +191,11 @@ def confirmed(searched: Search, most: int = MOST_CONFIRMED) -> list[Evaluation]:
         graph = graph_of(candidate.plan, question.chosen)
         step = Step(place(graph, question.topology), question.costs, question.scale)
         step_s = step.run(contention=False).step_time_s
-        if step_s < best_s:
-            runs.append(
-                evaluate(candidate.plan, question.costs, cluster=question.cluster, graph=graph, step=step)
-            )
-            step_s = runs[-1].step_time_s
-            best_s = min(best_s, step_s)
+        if step_s * weight[nearest] < best_s:
+            run = evaluate(candidate.plan, question.costs, cluster=question.cluster, graph=graph, step=step)
+            step_s = run.step_time_s
+            runs.append((step_s * weight[nearest], run))
+            best_s = min(best_s, step_s * weight[nearest])
         kind = kinds[nearest]
         alike = np.array([other == kind for other in kinds])
         error = step_s / question.scale / candidate.estimate_s
@@ -158,7 +204,7 @@ def confirmed(searched: Search, most: int = MOST_CONFIRMED) -> list[Evaluation]:
         tried[kind] += 1
         if tried[kind] >= MOST_ALIKE:
             left &= ~alike
-    return sorted(runs, key=lambda run: round(run.step_time_s / best_s, TIE_DIGITS))
+    return [run for _, run in sorted(runs, key=lambda known: round(known[0] / best_s, TIE_DIGITS))]
 
 
 def plan_of(question: Question) -> Plan:
@@ -205,10 +251,11 @@ def estimated(question: Question) -> _Screened:
     return _Screened(question.chosen.estimate_s(plan, question.costs), plan)
 
 
-def best_plan(question: Question) -> Evaluation:
-    """The given layout, or the fastest plan within the memory limit, simulated.
+def best_plan(question: Question, *, ranks: bool = False) -> Evaluation:
+    """The given layout, or the fastest plan of the rank within the memory limit, simulated.
 
-    A cluster's scale favours no plan. Raises PlanError where no plan fits, LayoutError for an illegal layout.
+    With `ranks` the answer has the fastest of each rank. A cluster's scale favours no plan. Raises PlanError
+    where no plan fits, LayoutError for an illegal layout.
     """
     if question.layout is not None:
         return evaluated(question, plan_of(question), reported=True)
@@ -229,4 +276,4 @@ def best_plan(question: Question) -> Evaluation:
                 f"{100 * fuller.plan.memory_share:.0f} % and takes about {faster:.1f} % less time"
             )
             plan = replace(plan, notes=(*plan.notes, note))
-    return replace(best, trace=trace, plan=plan)
+    return replace(best, trace=trace, plan=plan, ranks=searched.ranks(best) if ranks else ())

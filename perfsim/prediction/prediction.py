@@ -29,6 +29,7 @@ from perfsim.prediction.dates import date_caveats
 from perfsim.prediction.disturbed import expanded, perturbed
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import MEMORY_LIMIT, Question
+from perfsim.prediction.risk import Ranked
 from perfsim.prediction.run import Evaluation, Perturbed, Training, evaluated
 from perfsim.prediction.why import LinkUse, Why
 from perfsim.strategies import Plan
@@ -99,6 +100,8 @@ class Prediction:
     """Several of its devices, such as `A100-80GB`."""
     training: Training | None = None
     """Recipe, sequence and framework; None where only values are known."""
+    ranks: tuple[Ranked, ...] = ()
+    """The proven layout and the fastest of all, where the planner chose on GPUs."""
     evaluation: Evaluation | None = field(default=None, repr=False, compare=False)
     """The run behind the values; None for a stored prediction."""
 
@@ -151,6 +154,7 @@ class Prediction:
             "simulated": self.simulated and self.simulated._asdict(),
             "training": self.training and asdict(self.training),
             "caveats": [asdict(caveat) for caveat in self.caveats],
+            "ranks": [asdict(ranked) for ranked in self.ranks],
             "cluster_calibration": self.cluster_calibration and asdict(self.cluster_calibration),
             "perturbed": self.perturbed and asdict(self.perturbed),
         }
@@ -220,6 +224,7 @@ class Prediction:
             notes=(*plan.notes, *gaps_of(plan.job.model), *notes),
             machine=_marked(plan, plan.system.machine(plan.topology.num_devices)),
             devices_noun=_marked(plan, plan.system.devices_noun),
+            ranks=evaluation.ranks,
             evaluation=evaluation,
             **of_subclass,
         )
@@ -227,7 +232,7 @@ class Prediction:
 
 def predict(question: Question) -> Prediction:
     """Predict one step. Raises InputError, LayoutError or PlanError where the question has no answer."""
-    evaluation = best_plan(question)
+    evaluation = best_plan(question, ranks=True)
     caveats = [*batch_caveats(question), *default_settings(question, evaluation.plan)]
     caveats += date_caveats(question)
     if question.detail == "chunk":

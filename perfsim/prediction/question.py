@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from perfsim.strategies import Strategy
 
 Detail = Literal["layer", "chunk"]
+Rank = Literal["proven", "fastest"]
+"""Which layouts the planner chooses from: those close to published runs (`prediction/risk.py`), or all."""
+RANK: Rank = "proven"
+"""The rank of questions that name none."""
 Asker = Literal["run", "plan", "study"]
 """Who asks: `run` and `predict` for one step, `plan` for a shortlist, a study for the time to a target."""
 DEFAULT_BATCH_PER_DEVICE = 8
@@ -183,6 +187,11 @@ class Question:
         choices=(*get_args(Tool), ANY),
         example="TOOL",
     )
+    rank: Rank = _asked(
+        "Choose among layouts close to published runs (proven), or among all that are legal (fastest).",
+        default=RANK,
+        choices=get_args(Rank),
+    )
     memory_limit: float = _asked(
         "Share of a GPU's memory above which a planned layout is no answer unless nothing else fits.",
         default=MEMORY_LIMIT,
@@ -292,9 +301,12 @@ class Question:
         text = self.layout
         return self.machine.parse_layout(text, self.devices) if isinstance(text, str) else text
 
-    def at(self, batch: int) -> Question:
-        """The same question at another global batch, on the same topology and prices."""
-        question = replace(self, batch=batch)
+    def at(self, batch: int | None, **changes: Any) -> Question:
+        """The same question at another global batch, on the same topology and prices.
+
+        `changes` are of fields on which these do not depend.
+        """
+        question = replace(self, batch=batch, **changes)
         known = {"chosen": self.chosen, "ran_by": self.ran_by, "topology": self.topology, "costs": self.costs}
         question.__dict__.update(known)
         return question

@@ -21,6 +21,7 @@ from perfsim.machines import machine_of
 from perfsim.machines.placement import Placed, place
 from perfsim.prediction.bands import Accuracy
 from perfsim.prediction.question import Question
+from perfsim.prediction.risk import Ranked
 from perfsim.specs.calibration import ClusterCalibration
 from perfsim.strategies import Plan, Strategy, strategy
 from perfsim.work import GraphBuilder, Kind, TaskGraph
@@ -146,6 +147,8 @@ class Evaluation:
     """What every second of the trace was multiplied by, where the user measured steps."""
     perturbed: Perturbed | None = None
     """What disturbed the run; None: nothing."""
+    ranks: tuple[Ranked, ...] = ()
+    """The proven layout and the fastest, where both were asked for."""
 
     @property
     def placed(self) -> Placed:

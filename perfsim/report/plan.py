@@ -13,10 +13,11 @@ from perfsim.report.document import document_text, plain
 from perfsim.report.table import Cell, Table, Value
 from perfsim.strategies.plan import MEMORY
 from perfsim.studies.scaling import Matched
-from perfsim.studies.shortlist import DIVISIBILITY, DOMINATED, MEMORY_LIMIT, Entry, Planned
+from perfsim.studies.shortlist import DIVISIBILITY, DOMINATED, MEMORY_LIMIT, UNPROVEN, Entry, Planned
 
 _REASONS = {
     MEMORY: "need more memory than a device has",
+    UNPROVEN: "fit, but are unlike every published run",
     MEMORY_LIMIT: "fit, but above the memory limit",
     DOMINATED: "fit and are slower than the model's error can explain",
     DIVISIBILITY: "with degrees that do not divide model, batch or nodes",
@@ -127,10 +128,12 @@ def _heading(planned: Planned) -> str:
     """What was asked, and how many layouts there are."""
     best = planned.best.prediction
     search = planned.search
+    proven = f"{text.integer(search.screening.feasible)} of them proven, " if search.unproven else ""
     return (
         f"{best.model} on {best.label}: batch {text.integer(best.global_batch_size)} sequences; "
         f"{text.integer(search.screening.screened)} layouts in {text.duration(search.screening_s)}, "
-        f"{text.integer(search.screening.feasible)} fit, {text.integer(planned.within)} within the model's "
+        f"{text.integer(search.screening.feasible + search.unproven)} fit, {proven}"
+        f"{text.integer(planned.within)} within the model's "
         "error of the fastest"
     )
 
@@ -148,6 +151,7 @@ def _notes(planned: Planned) -> Iterator[str]:
         )
     else:
         yield f"The model's error between two layouts of one machine is {error}; one layout is shown."
+    yield from (f"{text.capital(rank)}: {words}." for rank, words in text.ranks(planned.ranks))
     yield from _wider_bands(planned)
     if (experiment := planned.experiment) is not None:
         first, second = experiment.trials
@@ -240,7 +244,7 @@ def plan_document(planned: Planned) -> dict[str, Any]:
         "objective": planned.objective,
         "memory_limit": question.allowed_share,
         "screened": search.screening.screened,
-        "feasible": search.screening.feasible,
+        "feasible": search.screening.feasible + search.unproven,
         "screening_s": search.screening_s,
         "within": planned.within,
         "shortlist": shortlist,
@@ -249,6 +253,7 @@ def plan_document(planned: Planned) -> dict[str, Any]:
         "above_limit": planned.above_limit,
         "experiment": None,
         "tried_batches": planned.tried_batches,
+        "ranks": planned.ranks,
     }
     if experiment := planned.experiment:
         document["experiment"] = _members(experiment, "steps", "ratio", "ratio_error", "device_hours")

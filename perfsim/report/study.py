@@ -199,6 +199,8 @@ def _notes(result: StudyResult) -> Iterator[str]:
                 names[f"{own.training.framework} on {own.system}"] = None
     for settings, names in frameworks.items():
         yield f"trained by {settings}" + (f"; framework {', '.join(names)}" if names else "")
+    for name, own in text.named(result.candidates):
+        yield from (f"{name}: {rank}: {words}" for rank, words in text.ranks(own.ranks))
     yield _wall_sentence(result.candidates)
     yield _perturbed_line(result)
     if samples := list(result.sampling.values()):
@@ -232,6 +234,7 @@ def study_page(result: StudyResult, *, trace_names: Sequence[str] = ()) -> Page:
     sections = [
         _why(result),
         _candidates(result),
+        *_ranks(result),
         *_decision(result),
         study_figures.batch(result),
         *_laws(result),
@@ -313,6 +316,30 @@ def _why(result: StudyResult) -> Section:
         "What limits each candidate: the largest wait, or computing where no wait takes a tenth of the step."
     )
     return Section("Why", lead, table=table)
+
+
+def _ranks(result: StudyResult) -> Iterator[Section]:
+    """The proven layout and the fastest of each candidate that was planned on GPUs."""
+    rows = [(name, own, ranked) for name, own in text.named(result.candidates) for ranked in own.ranks]
+    table = Table.each(
+        rows,
+        {
+            "candidate": (None, lambda row: row[0]),
+            "rank": (None, lambda row: row[2].rank),
+            "step": (text.TIME, lambda row: Cell(row[2].step_time_s, row[2].band_s)),
+            "time to the target": (
+                text.TIME,
+                lambda row: row[1].time_to_accuracy_s * row[2].step_time_s / row[1].step_time_s,
+            ),
+            "layout": (None, lambda row: row[2].layout),
+            "not published": (None, lambda row: "; ".join(row[2].novelty) or None),
+        },
+        "Proven: differs from published runs by at most one of schedule, ZeRO stage, recompute, class of "
+        "precision and generation of chips, with published degrees of tp, cp and ep.",
+    )
+    lead = "The fastest layout close to published runs, and the fastest of all that are legal, at one batch."
+    if rows:
+        yield Section("Proven and fastest", lead, table=table, slug="ranks")
 
 
 def _candidates(result: StudyResult) -> Section:

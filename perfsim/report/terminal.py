@@ -138,6 +138,7 @@ def run_lines(prediction: Prediction, sampled: SamplingSummary | None = None) ->
     rows = [
         ("batch", f"{text.integer(prediction.global_batch_size)} sequences"),
         ("layout", text.layout_long(prediction.layout)),
+        *text.ranks(prediction.ranks),
         *([("recipe", prediction.training.words)] if prediction.training else []),
         ("step", step),
         ("tokens/s", text.integer(prediction.tokens_per_s)),

@@ -18,6 +18,7 @@ from perfsim.specs.layout import AXES
 
 if TYPE_CHECKING:
     from perfsim.engine.trace import Simulated
+    from perfsim.prediction.risk import Ranked
     from perfsim.studies.answers import Answer
     from perfsim.studies.trust import SharedCaveat
 
@@ -257,6 +258,23 @@ def numbered(names: Iterable[str], again: str) -> list[str]:
         seen[name] += 1
         told.append(name if seen[name] == 1 else again.format(name, seen[name]))
     return told
+
+
+def ranks(answers: Sequence[Ranked]) -> list[tuple[str, str]]:
+    """The proven layout and the fastest, each with what sets it apart; one row where they are the same."""
+    if not answers:
+        return []
+    proven, fastest = answers
+    known = "unlike published runs" if proven.is_proven else "nothing like it is published:"
+    words = f"{known} {' and '.join(proven.novelty)}" if proven.novelty else "as published runs"
+    if fastest.layout == proven.layout:
+        return [("proven" if proven.is_proven else "unproven", f"the fastest of all; {words}")]
+    gain = f"{percent(1 - fastest.step_time_s / proven.step_time_s)} less"
+    new = f"not published: {' and '.join(fastest.novelty)}"
+    return [
+        ("proven", f"{proven.layout}: {duration(proven.step_time_s)} a step; {words}"),
+        ("fastest", f"{fastest.layout}: {duration(fastest.step_time_s)} a step, {gain}; {new}"),
+    ]
 
 
 # Prose, in lines that fit a terminal.

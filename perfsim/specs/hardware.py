@@ -73,6 +73,8 @@ class DeviceSpec(DatedSpec):
     """None in the file of a GPU: the calibration of the nearest one."""
     chip: str = ""
     """Name of a device with the same chip but another memory or links, whose calibration this one has."""
+    generation: str = ""
+    """Generation of chips to which it belongs; empty: it is one of its own."""
 
     def computes(self, precision: Precision) -> bool:
         """Whether it has matrix products at a precision."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol
 
 import numpy as np
@@ -41,6 +41,21 @@ class Screening:
     """Combinations of degrees without any layout, because model, batch or nodes do not divide over them."""
     closer: Callable[[Ints], Floats] | None = None
     """Estimates of the layouts of some indices that take longer and err less; None: there are none."""
+    alike: Callable[[], tuple[Ints, Ints]] | None = None
+    """Indices of layouts that stand for all that fit, by degrees, schedule, ZeRO stage and recompute, and the
+    one that stands for each; None: each stands for itself."""
+
+    def only(self, kept: Ints) -> Screening:
+        """The same of some layouts, which then have the indices 0, 1, ..."""
+        closer = self.closer
+        return replace(
+            self,
+            estimate_s=self.estimate_s[kept],
+            memory_share=self.memory_share[kept],
+            layout=lambda index: self.layout(int(kept[index])),
+            closer=None if closer is None else lambda indices: closer(kept[indices]),
+            alike=None,
+        )
 
     def __post_init__(self) -> None:
         """Refuse what is no time and no share: it would be ranked first, or never."""

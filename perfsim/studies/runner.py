@@ -78,7 +78,7 @@ def answer_point(point: Point, target: Target, *, deep: bool = False) -> Answer:
             remarks.append(
                 f"batches that the layout cannot run are left out: {left_out} sequences ({reason})"
             )
-    evaluation = best_plan(question.at(best))
+    evaluation = best_plan(question.at(best), ranks=deep)
     time = target.time_of_run(evaluation)
     chosen = BatchPoint.of(evaluation.plan, time)
     shown: dict[str, Any] = {}

@@ -22,6 +22,7 @@ from perfsim.prediction.caveats import batch_caveats
 from perfsim.prediction.planner import Search, confirmed
 from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.question import Question
+from perfsim.prediction.risk import Ranked
 from perfsim.prediction.run import Evaluation, evaluated
 from perfsim.specs.layout import Layout, text_of
 from perfsim.strategies import Plan
@@ -109,6 +110,8 @@ SHOWN = 5
 """Layouts of the shortlist that are shown unless more are asked for."""
 MEMORY_LIMIT = "memory_limit"
 """The reason of layouts that fit but use more of their memory than is allowed."""
+UNPROVEN = "unproven"
+"""The reason of layouts that are unlike every published run, where those that are like one are ranked."""
 DOMINATED = "dominated"
 """The reason of layouts that fit and are slower than the model's error can explain."""
 MOST_TRIED = 5000
@@ -201,6 +204,8 @@ class Planned:
     experiment: Experiment | None = None
     tried_batches: tuple[int, ...] = ()
     """Global batches that were tried."""
+    ranks: tuple[Ranked, ...] = ()
+    """The proven layout and the fastest of all, on GPUs."""
 
     @property
     def best(self) -> Entry:
@@ -285,6 +290,7 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
         within=within,
         refused={
             **screening.refused,
+            UNPROVEN: searched.unproven,
             MEMORY_LIMIT: searched.screening.feasible - len(searched.order),
             DOMINATED: len(searched.order) - within,
             DIVISIBILITY: screening.indivisible,
@@ -293,6 +299,7 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
         above_limit=AboveLimit(settings, gain, fastest.plan.memory_share) if gain > 0 else None,
         experiment=_experiment(question, entries),
         tried_batches=tried,
+        ranks=searched.ranks(first),
     )
 
 
@@ -319,7 +326,7 @@ def _fastest_runs(searched: Search, shown: int) -> list[Evaluation]:
         if layout not in known:
             known[layout] = evaluated(question, question.chosen.plan(question.job, question.topology, layout))
         runs[kind(layout)] = known[layout]
-    return sorted(runs.values(), key=lambda run: run.step_time_s)
+    return [first, *sorted([*runs.values()][1:], key=lambda run: run.step_time_s)]
 
 
 def ratio_error(run: Evaluation, other: Evaluation) -> float:

@@ -34,7 +34,7 @@ from perfsim.convergence.wall_clock import HealthyRun
 from perfsim.machines import machine_of
 from perfsim.prediction.dates import measured_days
 from perfsim.prediction.prediction import model_version
-from perfsim.prediction.question import ASKED, MEMORY_LIMIT, Question
+from perfsim.prediction.question import ASKED, MEMORY_LIMIT, RANK, Question, Rank
 from perfsim.prediction.verification import SamplingSpec
 from perfsim.specs.calibration import ClusterCalibration, ConvergenceCalibration
 from perfsim.specs.hardware import Devices, SystemSpec
@@ -108,6 +108,8 @@ class CandidateSpec(Spec):
     """Training stack of this candidate; None: the study's."""
     runs_on: RunsOn | None = None
     """Tool whose layouts are planned, or any; None: the study's."""
+    rank: Rank | None = None
+    """proven: chosen among layouts close to published runs; fastest: among all; None: the study's."""
     cluster_calibration: ClusterCalibration | None = None
     """The result of `perfsim calibrate steps` for this machine; scales its step times."""
     wall_clock: WallClockSpec | None = None
@@ -280,6 +282,8 @@ class StudySpec(CatalogSpec):
     """Training stack of all candidates that name none; None: the recipe's."""
     runs_on: RunsOn | None = None
     """Tool whose layouts are planned for candidates that name none, or any; None: the runtime's own."""
+    rank: Rank = RANK
+    """Rank of the layouts of candidates that name none."""
     candidates: Annotated[Candidates, Field(min_length=1, max_length=MOST_CHOICES)]
     batch_sizes: Annotated[
         BatchSizes, BeforeValidator(_in_a_list, json_schema_input_type=Sequences | BatchSizes)
@@ -423,7 +427,7 @@ class Point:
 _PROSE = frozenset({"title", "question", "description", "sources", "assumed", "fit", "noun"})
 """Keys that explain a value and do not affect an answer."""
 SHARED = (
-    "model", "recipe", "runtime", "runs_on", "as_of", "memory_limit", "convergence", "batch_sizes",
+    "model", "recipe", "runtime", "runs_on", "rank", "as_of", "memory_limit", "convergence", "batch_sizes",
     "perturbations",
 )  # fmt: skip
 """The inputs of a study besides its candidates."""

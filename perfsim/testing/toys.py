@@ -231,6 +231,7 @@ def question(
         devices=on.num_devices,
         strategy=chosen,
         batch=asked.global_batch_size,
+        rank="fastest",
         prices=prices,
     )
 

@@ -120,6 +120,13 @@ class Columns:
         return tuple(getattr(self, name) for name in OFFLOADS)
 
     @property
+    def kind_keys(self) -> tuple[Ints, ...]:
+        """What tells kinds of layouts apart: degrees, ZeRO stage, recompute and schedule."""
+        schedule = np.where(self.pipeline > 1, 1 + self.divisions.schedule[self.division], 0)
+        degrees = self.tensor, self.context, self.expert
+        return *degrees, self.zero, self.recompute, np.asarray(self.recompute_every > 1, np.int64), schedule
+
+    @property
     def pipeline(self) -> Ints:
         return self.divisions.pipeline[self.division]
 

@@ -31,7 +31,13 @@ from perfsim.strategies.three_d.legal import RefusedLayoutError, refusals_of
 from perfsim.strategies.three_d.memory import memory_shares, stage_memory
 from perfsim.strategies.three_d.offload import emit_offloaded, estimate_layouts_s
 from perfsim.strategies.three_d.pass_path import path_steps_s
-from perfsim.strategies.three_d.space import Columns, divisors, layout_space, with_offload
+from perfsim.strategies.three_d.space import (
+    Columns,
+    distinct_rows,
+    divisors,
+    layout_space,
+    with_offload,
+)
 from perfsim.work import GraphBuilder
 
 GIB = 2.0**30
@@ -80,6 +86,7 @@ class ThreeD:
             None if fits.all() else columns.layout(int(np.argmin(np.where(fits, np.inf, share)))),
             columns.indivisible(topology.num_devices, self.free_degrees) if len(columns) else 0,
             lambda indices: estimate_layouts_s(priced, indices, path_steps_s),
+            lambda: distinct_rows(priced.columns.kind_keys),
         )
 
     def plan(

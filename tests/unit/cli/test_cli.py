@@ -258,7 +258,7 @@ def test_a_point_as_json_has_the_keys_of_the_interface(perfsim: Run, point_keys:
     result = perfsim(*GPUS, "--devices", "8", "--layout", given, "--batch", "16", "--json")
     answer = document(result)
     further = "hfu memory_capacity_bytes step_breakdown_s cluster_calibration why caveats notes perturbed"
-    further += " utilisation simulated band_s machine devices_noun training"
+    further += " utilisation simulated band_s machine devices_noun training ranks"
     assert set(answer) == point_keys | {*further.split()}
     assert answer["band_s"][0] < answer["step_time_s"] < answer["band_s"][1]
     layout = answer["layout"]
