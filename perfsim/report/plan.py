@@ -131,7 +131,8 @@ def _heading(planned: Planned) -> str:
     proven = f"{text.integer(search.screening.feasible)} of them proven, " if search.unproven else ""
     return (
         f"{best.model} on {best.label}: batch {text.integer(best.global_batch_size)} sequences; "
-        f"{text.integer(search.screening.screened)} layouts in {text.duration(search.screening_s)}, "
+        f"{text.integer(search.screening.screened + search.unproven)} layouts in "
+        f"{text.duration(search.screening_s)}, "
         f"{text.integer(search.screening.feasible + search.unproven)} fit, {proven}"
         f"{text.integer(planned.within)} within the model's "
         "error of the fastest"
@@ -243,7 +244,7 @@ def plan_document(planned: Planned) -> dict[str, Any]:
         "global_batch_size": best.global_batch_size,
         "objective": planned.objective,
         "memory_limit": question.allowed_share,
-        "screened": search.screening.screened,
+        "screened": search.screening.screened + search.unproven,
         "feasible": search.screening.feasible + search.unproven,
         "screening_s": search.screening_s,
         "within": planned.within,

@@ -53,6 +53,7 @@ class Screening:
             estimate_s=self.estimate_s[kept],
             memory_share=self.memory_share[kept],
             layout=lambda index: self.layout(int(kept[index])),
+            screened=self.screened - self.feasible + len(kept),
             closer=None if closer is None else lambda indices: closer(kept[indices]),
             alike=None,
         )

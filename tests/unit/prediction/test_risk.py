@@ -108,7 +108,8 @@ def test_the_proven_answer_is_of_those_that_keep_the_rule_and_the_fastest_of_all
     every, kept = (Search(replace(question, rank=rank)) for rank in ("fastest", "proven"))
     listed = [kept.screening.layout(index) for index in range(kept.screening.feasible)]
     assert max(Novelty.of(listed, question.job, question.system.device).points) <= MOST
-    assert kept.unproven == every.screening.feasible - len(listed) > 0
+    assert kept.unproven == every.screening.feasible - len(listed) > every.unproven == 0
+    assert kept.screening.refused == every.screening.refused
     proven, fastest = (best_plan(searched.question, ranks=True) for searched in (kept, every))
     assert proven.ranks == fastest.ranks
     assert [ranked.rank for ranked in proven.ranks] == ["proven", "fastest"]
