@@ -111,15 +111,12 @@ def _of_zero(layout: ParallelLayout) -> Iterator[_Broken]:
         else:
             yield words, [{"shard_group": None}]
     schedule = SCHEDULES.get(layout.schedule)
-    whole = {"schedule": "1f1b", "virtual_pipeline": 1}
-    if stage == SHARDED and schedule is not None and schedule.has("splits_backward"):
-        yield f"zero_stage 3 runs whole backwards, schedule {layout.schedule} splits them; try 1f1b", [whole]
-    elif stage == SHARDED and not (schedule is not None and schedule.has("whole_passes")):
+    if stage == SHARDED and not (schedule is not None and schedule.has("whole_passes")):
         words = (
             "zero_stage 3 takes one micro-batch forward and back before the next, so schedule must be 1f1b, "
             f"not {layout.schedule}"
         )
-        yield words, [whole]
+        yield words, [{"schedule": "1f1b", "virtual_pipeline": 1}]
 
 
 def _of_tensor(job: Job, layout: ParallelLayout) -> Iterator[_Broken]:

@@ -400,19 +400,15 @@ class Passes:
             ("recompute", ("recompute",), has_experts & full),
         )
         beside = {"forward": ("beside",), "backward": ("beside_backward",), "dgrad": ("beside_inputs",)}
+        predicts = np.array([kind.mtp for kind in kinds_of(job.model)])[number]
         for which, roles, where in runs:
+            if which != "recompute":
+                head = partial(_further_head_terms, job, which, roles)
+                self._terms.add(degrees[:4], head, where & predicts)
             self._terms.add(routed, partial(_router_terms, job, which, roles), where)
             shared = (*roles, *beside.get(which, ()))
             self._terms.add(degrees[:4], partial(_shared_terms, job, which, shared), where)
             self._terms.add((*routed, *divided), partial(_routed_terms, job, which, roles), where)
-        predicts = has_experts & np.array([kind.mtp for kind in kinds_of(job.model)])[number]
-        heads: tuple[tuple[LayerPass, Sequence[str], Bools], ...] = (
-            ("forward", ("forward", "hosted"), predicts),
-            ("backward", ("backward", "hosted_backward"), predicts),
-            ("dgrad", ("inputs",), predicts & split),
-        )
-        for pass_of_head, roles, where in heads:
-            self._terms.add(degrees[:4], partial(_further_head_terms, job, pass_of_head, roles), where)
         self._terms.add((number, *degrees), partial(_weights_terms, job), has_experts & split)
 
     def _sums(self, values: Floats) -> _PassPrices:

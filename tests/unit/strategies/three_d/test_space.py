@@ -212,11 +212,6 @@ def test_a_plain_strategy_holds_the_other_degrees_at_1(name: str) -> None:
             "interleaved needs micro-batches (2) in multiples of pipeline 4",
         ),
         (
-            {"data": 8, "zero_stage": 3, "schedule": "zb1p"},
-            toys.job(32),
-            "zero_stage 3 runs whole backwards, schedule zb1p splits them; try 1f1b",
-        ),
-        (
             {"data": 8, "zero_stage": 3, "schedule": "gpipe"},
             toys.job(32),
             "zero_stage 3 takes one micro-batch forward and back before the next, " + WHOLE,
