@@ -149,32 +149,26 @@ def compute_work(name: str, which: HalfPass, kernels: Kernels, *writes: TensorCl
     return Work(f"{name}.{which}", Kind.COMP, f"{name}.{which}", category, kernels=kernels, writes=writes)
 
 
-@lru_cache(maxsize=4096)
-def _attention_work(part: LayerSlice, which: HalfPass, mode: str = "none") -> Work:
-    """The compute of an attention block; `mode` decides what its recompute runs again."""
-    kernels = attention_recompute(part, mode) if which == "recompute" else attention_kernels(part, which)
-    writes = _written(part, which)
+_HALVES = {
+    "attention": (attention_kernels, attention_recompute, attention_weight_input_bytes),
+    "mlp": (mlp_kernels, mlp_recompute, mlp_weight_input_bytes),
+}
+"""The kernels of a half, those of its recompute, and the bytes of the inputs of its weight gradients."""
+
+
+@lru_cache(maxsize=8192)
+def _half_work(half: str, part: LayerSlice, which: HalfPass, mode: str = "none") -> Work:
+    """The compute of a half; `mode` decides what a layer's forward keeps and a recompute runs again."""
+    kernels_of, again, input_bytes = _HALVES[half]
+    kernels = again(part, mode) if which == "recompute" else kernels_of(part, which)
+    gradient = TensorClass("weight_gradient", 0.0)
+    writes = [gradient if which == "wgrad" else TensorClass("hidden", part.activation_bytes)]
     if which == "dgrad":
-        writes.append(TensorClass("weight_inputs", attention_weight_input_bytes(part)))
-    return compute_work("attention", which, kernels, *writes)
-
-
-@lru_cache(maxsize=4096)
-def _mlp_work(part: LayerSlice, which: HalfPass, mode: str = "none") -> Work:
-    """The compute of an MLP block; `mode` decides what its forward keeps and its recompute runs again."""
-    kernels = mlp_recompute(part, mode) if which == "recompute" else mlp_kernels(part, which)
-    writes = _written(part, which)
-    if which == "forward":
+        writes.append(TensorClass("weight_inputs", input_bytes(part)))
+    elif which == "forward" and half == "mlp":
         kernels += mlp_residual(part)
         writes.append(TensorClass("saved", layer_activation_bytes(part, mode)))
-    elif which == "dgrad":
-        writes.append(TensorClass("weight_inputs", mlp_weight_input_bytes(part)))
-    return compute_work("mlp", which, kernels, *writes)
-
-
-def _written(part: LayerSlice, which: HalfPass) -> list[TensorClass]:
-    name, n_bytes = ("weight_gradient", 0.0) if which == "wgrad" else ("hidden", part.activation_bytes)
-    return [TensorClass(name, n_bytes)]
+    return compute_work(half, which, kernels, *writes)
 
 
 class Made(NamedTuple):
@@ -247,7 +241,7 @@ class Attention(Half):
     """Attention of a rank that has all positions of its sequences."""
 
     def works(self, which: HalfPass) -> Sequence[Work]:
-        return [_attention_work(self.part, which, self.mode)]
+        return [_half_work("attention", self.part, which, self.mode)]
 
     def backward(
         self, template: Template, which: Backward, reads: Sequence[int], block: int, after: Sequence[int] = ()
@@ -266,7 +260,7 @@ class Mlp(Half):
         return bool(mlp_recompute(self.part, self.mode))
 
     def works(self, which: HalfPass) -> Sequence[Work]:
-        return [_mlp_work(self.part, which, self.mode)]
+        return [_half_work("mlp", self.part, which, self.mode)]
 
 
 # The sums of the tensor group, and the layer.
@@ -293,11 +287,12 @@ BACKWARD = (Between("fc1.dgrad", "projection.dgrad"), Between("qkv.dgrad", "fc2.
 def _products(part: LayerSlice) -> Mapping[str, Kernel]:
     """The matrix products of a layer by name; with latent attention those up to all heads are its QKV."""
     passes: tuple[HalfPass, ...] = ("forward", "backward")
-    blocks = [_attention_work, _mlp_work]
+    halves = list(_HALVES)
     if part.kind.experts:  # its sums are those of attention
         part = replace(part, kind=replace(part.kind, experts=False))
-        blocks = blocks[:1]
-    kernels = (kernel for block in blocks for which in passes for kernel in block(part, which).kernels)
+        halves = halves[:1]
+    works = (_half_work(half, part, which) for half in halves for which in passes)
+    kernels = (kernel for work in works for kernel in work.kernels)
     products = {kernel.name: kernel for kernel in kernels if kernel.op == "gemm"}
     if "pair" in products:
         products |= {"qkv": products["pair"], "qkv.dgrad": products["pair.dgrad"]}
