@@ -29,11 +29,7 @@ from perfsim.work.graph import Ragged, offsets
 
 
 def rank_classes(
-    graph: TaskGraph,
-    network: Network,
-    marks: Mapping[int, Hashable] | None = None,
-    *,
-    shares_links: bool = True,
+    graph: TaskGraph, network: Network, marks: Mapping[int, Hashable], *, shares_links: bool
 ) -> Ids:
     """The class of each peer, by its position in the network and by the `marks` of ranks.
 
@@ -41,15 +37,12 @@ def rank_classes(
     same are alike.
     """
     width = graph.width
-    marks = marks or {}
     places = network.peer_places(graph.works, width, shares_links)
     if places is None:
         return peer_classes(graph, marks) if marks else np.zeros(width, dtype=np.int32)
     numbers = np.unique(places, axis=0, return_inverse=True)[1].reshape(-1).tolist()
-    keys = {
-        base + peer: (numbers[peer], marks.get(base + peer)) for base in graph.bases for peer in range(width)
-    }
-    return peer_classes(graph, keys)
+    ranks = [(base + peer, peer) for base in graph.bases for peer in range(width)]
+    return peer_classes(graph, {rank: (numbers[peer], marks.get(rank)) for rank, peer in ranks})
 
 
 # Which communications contend for links, so that the engine must share bandwidth among them.

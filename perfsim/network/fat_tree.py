@@ -63,46 +63,42 @@ class FatTree(Topology):
 
     # ---------------------------------------------------------------------------------- the graph
     def _vertices(self) -> Iterator[tuple[str, str]]:
-        """GPUs by rank, switches and NICs of the nodes, leaves, spines, hosts of the nodes."""
+        """GPUs by rank, then what else is in each node, leaves, spines."""
         yield from super()._vertices()
-        nodes = range(self.nodes)
-        inside, hosts = self._in_node()
-        yield from ((f"node{node}/{name}", kind) for node in nodes for name, kind in inside)
+        yield from (
+            (f"node{node}/{name}", kind) for node in range(self.nodes) for name, kind in self._in_node
+        )
         yield from ((f"leaf{leaf}", "leaf") for leaf in range(self.leaves))
         yield from ((f"spine{spine}", "spine") for spine in range(self.spines))
-        yield from ((f"node{node}/{name}", kind) for node in nodes for name, kind in hosts)
 
-    def _in_node(self) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    @cached_property
+    def _in_node(self) -> list[tuple[str, str]]:
         """Name and kind of the switch and the NICs of a node, and of its hosts."""
         inside = [] if self.full_mesh else [("nvswitch", "nvswitch")]
         inside += [(f"nic{nic}", "nic") for nic in range(self.nics_per_node)]
-        host = self.system.node.host
-        if host is None:
-            return inside, []
+        if (host := self.system.node.host) is None:
+            return inside
         kinds = ["cpu", "dram"] if host.nvme is None else ["cpu", "dram", "nvme"]
         hosts = range(-(-self._gpus // host.devices))
-        return inside, [(f"{kind}{number}", kind) for number in hosts for kind in kinds]
+        return inside + [(f"{kind}{number}", kind) for number in hosts for kind in kinds]
 
     def _parts(self) -> list[Part]:
-        inside, hosts = self._in_node()
+        inside = [name for name, _ in self._in_node]
         spines = [f"spine{spine}" for spine in range(self.spines)]
         first_leaf = self.num_devices + self.nodes * len(inside)
-        first_spine = first_leaf + self.leaves
         node = np.arange(self.nodes)[:, None]
         leaf = first_leaf + np.arange(self.leaves)[:, None]
         of_node = (
             node * self._gpus + np.arange(self._gpus),
             self.num_devices + node * len(inside) + np.arange(len(inside)),
             first_leaf + node // self.system.fabric.nodes_per_leaf,
-            first_spine + self.spines + node * len(hosts) + np.arange(len(hosts)),
         )
-        of_leaf = leaf, first_spine + np.arange(self.spines) + 0 * leaf
+        of_leaf = leaf, first_leaf + self.leaves + np.arange(self.spines) + 0 * leaf
         fabric = self.system.fabric
         up = fabric.nodes_per_leaf * self.system.node.inter_node_bytes_per_s / fabric.oversubscription
         seconds = self._latencies_s["uplink"]
         uplinks = [Cable("leaf", spine, "uplink", up / self.spines, seconds) for spine in spines]
-        gpus = [f"gpu{gpu}" for gpu in range(self._gpus)]
-        own = [*gpus, *(name for name, _ in inside), "leaf", *(name for name, _ in hosts)]
+        own = [*(f"gpu{gpu}" for gpu in range(self._gpus)), *inside, "leaf"]
         return [
             Part(own, list(self._node_cables()), np.concatenate(of_node, axis=1)),
             Part(["leaf", *spines], uplinks, np.concatenate(of_leaf, axis=1)),

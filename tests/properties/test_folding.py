@@ -145,7 +145,7 @@ def test_ranks_that_share_links_run_as_the_written_one(
     plan = toys.plan("3d", toys.job(4 * chosen.data, {"overlap_grad_reduce": True}), chosen, system)
     graph = toys.graph_of(plan)
     duration_s = price(graph, toys.ToyCosts(system))
-    classes = rank_classes(graph, network_of(plan.topology))
+    classes = rank_classes(graph, network_of(plan.topology), {}, shares_links=True)
     unfolded = unfold(graph)
     partly = unfold(graph, classes)
     if classes.any():

@@ -77,7 +77,7 @@ def test_175b_on_1024_ranks_with_contention_is_its_folded_run(overlap: bool) -> 
     graph = graph_of(plan_of(question))
     topology = question.topology
     costs = question.costs
-    classes = rank_classes(graph, network_of(topology))
+    classes = rank_classes(graph, network_of(topology), {}, shares_links=True)
     assert not classes.any(), "all ranks of a stage stand alike, so they may be folded"
     links = SharedLinks.of(graph, network_of(topology), peers=classes)
     folded = simulate(graph, price(graph, costs), links.flows, links.capacities)
