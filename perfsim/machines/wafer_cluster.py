@@ -181,7 +181,7 @@ def _of_release(wanted: str, calibration: WaferCalibration) -> Iterator[Unknown]
     yield Unknown("release-borrowed", width, words, shared=True)
 
 
-def _of_experts(job: Job) -> Iterator[Unknown]:
+def _of_experts(job: Job, tiles: int) -> Iterator[Unknown]:
     """Experts, which no log of a wafer has: their share of the model's FLOPs may be wrong by a factor."""
     experts = job.model.experts
     counts = parameters(job.model)
@@ -193,7 +193,9 @@ def _of_experts(job: Job) -> Iterator[Unknown]:
     words = (
         f"no published run trains experts on wafers: all {experts.num_experts} experts of a layer are taken "
         f"to stream, one after another, past the tokens of each, {experts.top_k} experts a token; the band "
-        f"allows {_percent(width)}"
+        f"allows {_percent(width)}; attention is "
+        + (f"computed in {tiles} tiles of a micro-batch" if tiles > 1 else "not tiled")
+        + " (streaming.attention_tiles), of which only the vendor has published speeds"
     )
     yield Unknown("experts-outside", width, words)
 
@@ -303,7 +305,7 @@ class WaferCluster(Machine):
                 f"band allows {_percent(SHAPE_OUTSIDE)}"
             )
             yield Unknown("shape-outside", SHAPE_OUTSIDE, words)
-        yield from _of_experts(job)
+        yield from _of_experts(job, system.streaming.attention_tiles)
         if job.seq_length <= SEQUENCE:
             return
         excess = max(0.0, attention_flop_per_step(job) / model_flop_per_step(job) - ATTENTION_SHARE)

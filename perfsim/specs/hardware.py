@@ -312,6 +312,12 @@ class StreamingSpec(Spec):
     """How much of an arriving layer a wafer holds: a chunk, used on arrival, or the whole layer."""
     micro_batch_tokens: Annotated[int, *number(1, 10**12)] = 10**12
     """Most tokens of a micro-batch of a system that the software makes by itself."""
+    attention_tiles: Annotated[int, *number(1, 4096)] = 1
+    """Tiles of a micro-batch in which models with experts compute attention; 1: as a whole.
+
+    Experts get the tokens of all tiles at once, so that a row of theirs is used for more tokens, and
+    activations of a layer are those of a tile [batch tiling on attention, doi 10.1145/3731599.3767407].
+    """
     accumulate_at: Literal["memoryx", "swarmx", "wafer"]
     """Where the gradients of a step's micro-batches are summed."""
     staged_layers: Annotated[int, *number(1, MOST_LAYERS)]

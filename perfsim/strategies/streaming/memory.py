@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -110,6 +111,8 @@ class Store:
     def __init__(self, job: Job, system: WaferClusterSpec, micro_batches: int = 1) -> None:
         self.job = job
         self.system = system
+        self.tiles = system.streaming.attention_tiles if job.model.experts else 1
+        """Tiles of a micro-batch in which attention is computed."""
         self.device = DEVICES[system.device.kind]
         self.counts = parameters(job.model)
         matrices = float(self.counts.body_matrices)
@@ -212,9 +215,21 @@ class Store:
             kept = -(-len(layers) // group) * unit
             # The group of consecutive layers, counted from the first, that keeps most.
             working = max(sum(layers[first : first + group]) for first in range(0, len(layers), group))
+        working *= self._at_once(layout.micro_batch_size) / layout.micro_batch_size
         if layout.spill:
             return Activations(IN_FLIGHT * unit, working, kept)
         return Activations(kept, working, 0.0)
+
+    def _at_once(self, micro_batch_size: int) -> float:
+        """Sequences of a micro-batch whose layer is in memory: those of a tile, or of an expert's tokens.
+
+        Experts compute one after another, each its own tokens: top_k / num_experts of all in the mean.
+        """
+        experts = self.job.model.experts
+        if self.tiles == 1 or experts is None:
+            return micro_batch_size
+        of_an_expert = micro_batch_size * experts.top_k / experts.num_experts
+        return max(of_an_expert, float(-(-micro_batch_size // self.tiles)))
 
     @property
     def buffer_bytes(self) -> float:
@@ -270,17 +285,21 @@ class Store:
     def largest_micro_batch(self, per_system: int, group: int, *, spill: bool = False) -> int:
         """The largest micro-batch of a system that fits under a policy and the software makes; 0: none fits.
 
-        Activations are linear in the micro-batch, so this is a division.
+        What is kept is linear in the micro-batch, and so is the working set without tiles.
         """
         memory = self.system.device.memory
         free = memory.capacity - memory.reserved - self.buffer_bytes
         sequence = self.activations(StreamingLayout(micro_batch_size=1, recompute_layers=group, spill=spill))
-        sequence_bytes = sequence.kept + sequence.working
-        fits = int(free // sequence_bytes)
+
+        def needs(size: int) -> float:
+            return size * sequence.kept + self._at_once(size) * sequence.working
+
+        sizes = range(1, per_system + 1)
+        fits = bisect_right(sizes, free, key=needs)
         if fits < per_system:
-            fits = int((free - self._gradient_sum_bytes(1, per_system)) // sequence_bytes)
+            fits = bisect_right(sizes, free - self._gradient_sum_bytes(1, per_system), key=needs)
         if spill:
             servers = self.system.activation_servers
             fits = min(fits, int(servers.per_system * servers.capacity // sequence.spilled))
-        most = int(self.system.streaming.micro_batch_tokens // self.job.seq_length)
+        most = self.tiles * int(self.system.streaming.micro_batch_tokens // self.job.seq_length)
         return max(0, min(per_system, fits, max(1, most)))

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache, partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -58,11 +58,18 @@ class _Block:
 
 
 @lru_cache(maxsize=512)
-def _blocks_of(part: LayerSlice, positions: int, device: StreamedDevice) -> tuple[_Block, ...]:
+def _blocks_of(part: LayerSlice, positions: int, device: StreamedDevice, tiles: int) -> tuple[_Block, ...]:
     """The blocks of a model on a device, in the order of the forward; layers of a kind are the same block.
 
-    `positions` are the inputs of the LM head.
+    `positions` are the inputs of the LM head. Attention is computed tile by tile, with its rows in each.
     """
+
+    def attention(layer: LayerSlice, which: Literal["forward", "backward"]) -> Kernels:
+        size = layer.micro_batch_size
+        tile = -(-size // tiles)
+        parts = [replace(layer, micro_batch_size=min(tile, size - at)) for at in range(0, size, tile)]
+        return tuple(kernel for part in parts for kernel in attention_kernels(part, which))
+
     model = part.model
     counts = parameters(model)
     table = model.vocab_size * model.hidden_size
@@ -86,8 +93,8 @@ def _blocks_of(part: LayerSlice, positions: int, device: StreamedDevice) -> tupl
     layers = dict[LayerKind, _Block]()
     for kind, _ in Counter(kinds).most_common():
         layer = replace(part, kind=kind)
-        forward = (*attention_kernels(layer, "forward"), *mlp_kernels(layer, "forward"))
-        backward = (*mlp_kernels(layer, "backward"), *attention_kernels(layer, "backward"))
+        forward = (*attention(layer, "forward"), *mlp_kernels(layer, "forward"))
+        backward = (*mlp_kernels(layer, "backward"), *attention(layer, "backward"))
         layers[kind] = _Block(
             f"{LAYER} ({kind.words})" if layers else LAYER,
             layer,
@@ -396,7 +403,8 @@ class StreamedSteps:
         device = self.store.device
         part = device.layer_slice(job, micro_batch_size or self.plan.layout.micro_batch_size)
         positions = job.recipe.lm_head_positions or job.seq_length
-        return list(map(cache(partial(self._works_of, chunks=chunks)), _blocks_of(part, positions, device)))
+        blocks = _blocks_of(part, positions, device, self.store.tiles)
+        return list(map(cache(partial(self._works_of, chunks=chunks)), blocks))
 
     def _works_of(self, block: _Block, chunks: int) -> BlockWorks:
         """The classes of work of one block."""
