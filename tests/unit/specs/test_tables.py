@@ -124,6 +124,11 @@ def test_devices_share_nics_where_there_are_fewer_or_it_is_said(nics: int, said:
     ("kind", "fields", "said"),
     [
         (Recipe, {"name": "r", "seq_length": 1, "optimizer": "unheard-of"}, "unheard-of"),
+        (
+            Recipe,
+            {"name": "r", "seq_length": 8, "lm_head_positions": 9},
+            "lm_head_positions 9 is more than seq_length 8",
+        ),
         (StragglerSpec, {"rank": 0, "factor": 1001}, "less than or equal to 1000"),
         (StragglerSpec, {"rank": 0, "factor": 0.9}, "greater than or equal to 1"),
         (StudySpec, {"currency": "x" * 13}, "at most 12 characters"),
