@@ -119,8 +119,8 @@ class Recipe(CatalogSpec):
             )
         if self.lm_head_positions is not None and self.lm_head_positions > self.seq_length:
             raise ValueError(
-                f"lm_head_positions {self.lm_head_positions} is more than seq_length {self.seq_length}; leave "
-                "it out where the output layer reads every position"
+                f"lm_head_positions {self.lm_head_positions} is more than seq_length {self.seq_length}; "
+                "leave it out where the output layer reads every position"
             )
         return self
 
