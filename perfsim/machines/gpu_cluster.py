@@ -159,10 +159,6 @@ class _FatTreeNetwork(Network):
         late_s = sum(float(edges.late_s[rows].max()) for rows in links)
         return Traffic(crossed, times, self.host.rate_bytes_per_s(work.op), late_s)
 
-    def _is_inside(self, groups: Ints) -> bool:
-        nodes = self.tree.node_of[groups]
-        return bool((nodes == nodes[:, :1]).all())
-
     def _of_groups(self, work: Work, groups: Ints) -> Traffic:
         """Traffic of a class of work that groups of ranks do at the same time.
 
@@ -178,7 +174,8 @@ class _FatTreeNetwork(Network):
         links inside nodes are not counted for one across nodes.
         """
         tree = self.tree
-        inside = self._is_inside(groups)
+        nodes = tree.node_of[groups]
+        inside = bool((nodes == nodes[:, :1]).all())
         divided = work.kind is Kind.COMM_COLL and not work.op.startswith("tree.") and work.op != "send_recv"
         meshed = max(1, groups.shape[1] - 1) if divided and tree.full_mesh and inside else 1
         within = spare = groups[:0, 0]

@@ -67,10 +67,7 @@ class Network:
         self.capacities = topology.capacities
 
     def of_graph(self, _graph: TaskGraph, /) -> Network:
-        """The network for one graph, without links that its communication cannot fill.
-
-        Raises InputError for a graph whose traffic cannot be counted.
-        """
+        """The network for one graph, where its loads depend on how many devices the graph writes."""
         return self
 
     def load(self, _work: Work, _peers: Ints, /) -> Traffic | None:

@@ -36,7 +36,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from perfsim.base.arrays import Bools, Floats
-from perfsim.base.errors import InputError
 from perfsim.network.fat_tree import FatTree
 from perfsim.network.topology import Group
 from perfsim.specs.calibration import CollectiveOp, NetworkConstants, NetworkProtocol
@@ -85,12 +84,7 @@ DOUBLE_TREE_WIRE_FACTOR = 2.0
 
 
 def tree_rounds(op: CollectiveOp, size: int) -> list[list[tuple[int, int]]]:
-    """(sender, receiver) pairs of each round of a broadcast from rank 0, or of an all-reduce over it.
-
-    Raises InputError for another operation.
-    """
-    if op not in ("all_reduce", "broadcast"):
-        raise InputError(f"{op} does not run as a tree")
+    """(sender, receiver) pairs of each round of a broadcast from rank 0, or of an all-reduce over it."""
     down = []
     for level in reversed(range((size - 1).bit_length())):
         distance = 1 << level

@@ -366,8 +366,6 @@ class Topology(ABC):
     def group_shape(self, ranks: Iterable[int]) -> Group:
         """How ranks, which are distinct, lie over the nodes."""
         members = np.fromiter(ranks, dtype=np.int64)
-        if not members.size:
-            raise InputError("a group needs at least one rank")
         self._check_rank(int(members.min()))
         self._check_rank(int(members.max()))
         on_node = np.bincount(self.node_of[members])
