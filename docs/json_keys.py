@@ -23,6 +23,7 @@ from perfsim.specs.layout import AXES, ParallelLayout, StreamingLayout
 from perfsim.strategies.plan import Plan
 from perfsim.studies.answers import Answer, Outcome, PointResult, StudyResult
 from perfsim.studies.shortlist import Entry, Planned
+from perfsim.studies.solve import Solution, Solved, Tried
 from perfsim.studies.variants import SweepResult
 
 Classes = tuple[type, ...]
@@ -36,6 +37,10 @@ ROOTS: Mapping[str, Classes] = {
     "study.candidates": (Answer,),
     "sweep": (SweepResult, StudyResult),
     "sweep.points": (PointResult, Prediction, Answer, TimeToAccuracy),
+    "solve": (Solved,),
+    "solve.solutions": (Solution,),
+    "solve.tried": (Tried,),
+    "solve.points": (PointResult, Prediction, Answer, TimeToAccuracy),
     "validate": (Scored,),
     "validate.cases": (Scored, CaseBand, StepCase),
     "layout": (ParallelLayout, StreamingLayout, Plan),
@@ -65,6 +70,8 @@ NO_FIELD: Mapping[str, str] = {
     "screened": "Number of layouts.",
     "feasible": "Number of layouts that fit in memory.",
     "screening_s": "Time in which the layouts were screened.",
+    "cost": "Money of the run, typical; null without a price.",
+    "energy_kwh": "Energy of the run, typical.",
     "report": "Where the page is.",
     "version": "The version of perfsim.",
     "tokens_per_s_per_device": "Tokens a second over devices.",

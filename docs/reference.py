@@ -65,6 +65,7 @@ ASKED = {
     "plan": "plan --model gpt3_xl --system dgx-a100-80gb --devices 8 --batch 64",
     "study": "study STUDY",
     "sweep": "sweep SWEEP",
+    "solve": "solve STUDY --find devices --such-that days<=900 --price cs-2=30",
     "validate": "validate RUNS",
 }
 """The question behind each document of the page on JSON."""

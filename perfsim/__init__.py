@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from perfsim.api.planning import PlanAnswer as PlanAnswer
     from perfsim.api.planning import plan as plan
     from perfsim.api.questions import predict as predict
+    from perfsim.api.solving import SolveAnswer as SolveAnswer
+    from perfsim.api.solving import solve as solve
     from perfsim.api.studying import Study as Study
     from perfsim.api.studying import StudyAnswer as StudyAnswer
     from perfsim.api.studying import SweepAnswer as SweepAnswer
@@ -43,6 +45,7 @@ _HOMES = {
     "PlanAnswer": "perfsim.api.planning",
     "Prediction": "perfsim.prediction.prediction",
     "Question": "perfsim.prediction.question",
+    "SolveAnswer": "perfsim.api.solving",
     "Study": "perfsim.api.studying",
     "StudyAnswer": "perfsim.api.studying",
     "SweepAnswer": "perfsim.api.studying",
@@ -52,6 +55,7 @@ _HOMES = {
     "plan": "perfsim.api.planning",
     "predict": "perfsim.api.questions",
     "published_cases": "perfsim.api.tools",
+    "solve": "perfsim.api.solving",
     "study": "perfsim.api.studying",
     "sweep": "perfsim.api.studying",
     "validate": "perfsim.api.tools",

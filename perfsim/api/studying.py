@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -12,14 +11,13 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, get_args
 
 from perfsim.api.questions import Named, Rows, Tabular, names_of, writing
-from perfsim.base.errors import InputError, Problem, within_floats
-from perfsim.base.text import did_you_mean
+from perfsim.base.errors import InputError, within_floats
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.convergence.time_to_accuracy import RatioBand
 from perfsim.prediction.verification import Verify, must_be_right
 from perfsim.report.text import layout_short
-from perfsim.studies.answers import Answer, StudyResult, quantities, values_of
-from perfsim.studies.axes import Sweep, changed_study, load_sweep
+from perfsim.studies.answers import Answer, StudyResult, called, quantities, values_of
+from perfsim.studies.axes import Sweep, changed_study, check_prices, load_sweep, priced
 from perfsim.studies.comparisons import Comparison, compare
 from perfsim.studies.decision import outcome_of, ratio_of
 from perfsim.studies.executors import Tell, executor_for
@@ -45,6 +43,7 @@ def study(
     *,
     verify: Verify | None = None,
     changes: Mapping[str, Any] | None = None,
+    prices: Mapping[str, float] | None = None,
     progress: Tell = lambda _: None,
     jobs: int | None = 1,
     scheduler: str | None = None,
@@ -54,8 +53,9 @@ def study(
 
     `compare` keeps the candidates of these strategies, in this order. `verify` executes matrix products of
     the step in NumPy: "off", "sample" or "full" (the study's own choice if absent). `changes` are values by
-    their path in a question (`{"recipe.precision": "fp8"}`), for all candidates that have it. `progress` is
-    told what is computed next. `jobs` and `scheduler` are as of `sweep`; candidates are computed in parallel.
+    their path in a question (`{"recipe.precision": "fp8"}`), for all candidates that have it; `prices` are
+    of a device-hour, by system (`{"dgx-h100": 2.5}`), in the study's currency. `progress` is told what is
+    computed next. `jobs` and `scheduler` are as of `sweep`; candidates are computed in parallel.
     Raises InputError for what is wrong in a study, PlanError where no candidate has a plan,
     LimitError where a limit ends it, and VerificationError where a product differs.
     """
@@ -68,7 +68,8 @@ def study(
         spec = load_study(str(study), catalog)
     if verify is not None and verify not in get_args(Verify):
         raise InputError(f"verify: {verify!r} is none of {', '.join(get_args(Verify))}")
-    spec = changed_study(spec, changes or {}, catalog).with_verify(verify)
+    check_prices(prices or {}, [spec])
+    spec = priced(changed_study(spec, changes or {}, catalog).with_verify(verify), prices or {})
     executor = executor_for(
         jobs, scheduler, most=sum(len(candidate.devices) for candidate in spec.candidates)
     )
@@ -77,6 +78,8 @@ def study(
     words = ["perfsim", "study", str(study), *(["--compare", ",".join(names)] if names else [])]
     for path, value in (changes or {}).items():
         words += ["--set", f"{path}={value}"]
+    for system, price in (prices or {}).items():
+        words += ["--price", f"{system}={price}"]
     command = "" if isinstance(study, (Study, Mapping)) else shlex.join(words)
     return StudyAnswer(**{**values_of(result), "command": command})
 
@@ -99,25 +102,8 @@ class StudyAnswer(StudyResult, Tabular):
         Candidates are named as `16 CS-2`, `128 A100-80GB`, `16 x cs-2` or by their whole label. Raises
         InputError with the labels for a name that fits none or several of them.
         """
-        return ratio_of(self._candidate(candidate), self._candidate(over) if over else self.best)
-
-    def _candidate(self, name: str) -> Answer:
-        wanted = _plain(name)
-        fitting = []
-        for known in self.candidates:
-            machines = (
-                f"{known.num_devices} {known.system}",
-                f"{known.num_devices} {known.devices_noun}",
-                known.machine,
-            )
-            names = [known.label, *machines, *(f"{name} {known.strategy}" for name in machines)]
-            if wanted in map(_plain, names):
-                fitting.append(known)
-        if len(fitting) != 1:
-            labels = [known.label for known in self.candidates]
-            wrong = "no candidate is called" if not fitting else "several candidates are called"
-            raise InputError([Problem(f"{wrong} {name!r}", help=did_you_mean(name, labels))])
-        return fitting[0]
+        first = called(over, self.candidates) if over else self.best
+        return ratio_of(called(candidate, self.candidates), first)
 
     @property
     def batch_curve(self) -> Rows:
@@ -150,6 +136,7 @@ class StudyAnswer(StudyResult, Tabular):
                 "num_devices": candidate.num_devices,
                 "layout": layout_short(candidate.layout),
                 **quantities(candidate, candidate.outcome),
+                "currency": None if self.decision is None else self.decision.currency,
             }
             for candidate in self.candidates
         )
@@ -178,13 +165,6 @@ class StudyAnswer(StudyResult, Tabular):
         return f"<study {self.study}: {self.verdict}>"
 
 
-def _plain(name: str) -> str:
-    """A name without case, signs and the `x` between number and system."""
-    if not isinstance(name, str):
-        raise InputError(f"a candidate is named by text such as '16 cs-2', not {name!r}")
-    return " ".join(re.sub(r"[^a-z0-9]+", " ", re.sub(r"\bx\b", " ", name.casefold())).split())
-
-
 # `perfsim.sweep`: a study's question at every point of a grid.
 
 
@@ -195,6 +175,7 @@ def sweep(
     folder: str | Path | None = None,
     compare: Sequence[str] = (),
     changes: Mapping[str, Any] | None = None,
+    prices: Mapping[str, float] | None = None,
     jobs: int | None = 1,
     scheduler: str | None = None,
     progress: Tell = lambda _: None,
@@ -203,14 +184,14 @@ def sweep(
     """Answer a sweep: a name of the catalogue, the path of a YAML file, or one that was loaded.
 
     Finished points are kept in `folder`, and a second call computes only the others; without it nothing is
-    kept. `compare` keeps the points of these strategies; `changes`, for a sweep by name, are as of `study`.
-    `jobs` is the number of processes (None: all
-    cores); they import the caller's main module anew, so that a script needs `if __name__ == "__main__":`.
+    kept. `compare` keeps the points of these strategies; `changes` (for a sweep by name) and `prices` are
+    as of `study`. `jobs` is the number of processes (None: all cores); they import the caller's main module
+    anew, so that a script needs `if __name__ == "__main__":`.
     With `scheduler`, the address of a Dask scheduler, its workers compute instead.
     Raises InputError for what is wrong in the file and PerfsimError where points fail.
     """
     chosen = sweep if isinstance(sweep, Sweep) else load_sweep(str(sweep), catalog, changes)
-    chosen = chosen.only(names_of(compare, "compare"))
+    chosen = chosen.priced(prices or {}).only(names_of(compare, "compare"))
     with ExitStack() as stack:
         kept = Path(stack.enter_context(TemporaryDirectory()) if folder is None else folder)
         result = run_sweep(chosen, kept / STORE, jobs=jobs, scheduler=scheduler, tell=progress)
@@ -232,6 +213,7 @@ class SweepAnswer(SweepResult, Tabular):
                 **{path: point.settings.get(path) for path in settings},
                 "layout": layout_short(point.answer.layout) if point.answer else None,
                 **quantities(point.answer, outcome_of(point) if point.answer else None),
+                "currency": point.study.currency,
             }
             for point in self.points
         )

@@ -21,6 +21,7 @@ from perfsim.cli.options import (
     emit_option,
     limits,
     path_option,
+    price_option,
     scheduler_option,
     verb,
 )
@@ -166,6 +167,7 @@ def _study(study: str, compare: list[str], verify: Any, how: How) -> None:
         compare,
         verify=verify,
         changes=how.changes,
+        prices=how.prices,
         progress=progress(quiet=how.as_json or how.quiet),
         jobs=how.jobs or 1,
         scheduler=how.scheduler,
@@ -228,6 +230,55 @@ def _answer_comparison(name: str, how: How) -> None:
 
 
 @verb(
+    "Ask backwards: which value meets a condition.",
+    "perfsim solve gpt3_20b --find devices --such-that 'days <= 14'",
+    "perfsim solve gpt3_20b --find recipe.tokens --such-that 'cost <= 2e5' --price dgx-a100-80gb=1.50",
+    "perfsim solve --find model.num_parameters --such-that 'days <= 30' --system dgx-h100 --devices 512 "
+    "--set recipe.tokens_per_parameter=20",
+)
+@click.argument("study", required=False, shell_complete=complete("study"))
+@click.option(
+    "--find",
+    required=True,
+    metavar="PATH",
+    help="A path of --set, devices, batch, layout or model.num_parameters.",
+)
+@click.option(
+    "--such-that",
+    multiple=True,
+    metavar="CONDITION",
+    help="'days <= 14', 'memory <= 70 GiB', 'days(3d) == days(16 CS-2)'. May be repeated.",
+)
+@click.option(
+    "--minimise", default="", metavar="QUANTITY", help="What the value makes least, e.g. days or cost."
+)
+@compare_option
+@asks("study", required=False)
+@price_option
+@path_option("--out", "Folder for a page with the curve.", check_folder)
+@count("--jobs", "Processes. [default: all cores]")
+@limits
+@prints
+def _solve(study: str | None, asked: dict[str, Any], out: Path | None, **options: Any) -> Answer:
+    """Find the value at which the candidates of a STUDY meet conditions; without one, of the --system.
+
+    Quantities are days, hours, cost, cost_per_1e9_tokens, device_hours, energy_kwh, carbon_kg, power, memory,
+    loss, and the columns step_time_s, time_to_accuracy_s, global_batch_size, mfu, steps and tokens_per_s. The
+    value is that of half of the joint draws, next to it that of 90 %.
+    """
+    from perfsim.api.solving import solve
+    from perfsim.report.solve import solve_lines
+
+    answer = solve(study, changes=asked, progress=progress(), **options)
+    page = "" if out is None else str(answer.save(out))
+
+    def lines() -> list[str]:
+        return [*solve_lines(answer), *([f"Report: {page}"] if page else [])]
+
+    return Answer(lambda: answer.document(page), lines)
+
+
+@verb(
     "Answer a grid of questions from a file.",
     "perfsim sweep studies/capacity_20b.yaml --dry-run",
     "perfsim sweep studies/capacity_20b.yaml --jobs 4 --table points.csv",
@@ -253,7 +304,9 @@ def _answer_sweep(name: str, strategies: list[str], how: How) -> None:
         Answer(lambda: asdict(planned), lambda: prose(planned.line)).print(as_json=how.as_json)
         return
     tell = progress(quiet=how.quiet, in_a_log=True)
-    answered = answer_sweep(asked, folder=folder, jobs=how.jobs, scheduler=how.scheduler, progress=tell)
+    answered = answer_sweep(
+        asked, prices=how.prices, folder=folder, jobs=how.jobs, scheduler=how.scheduler, progress=tell
+    )
     page = ""
     try:
         check_folder(folder)

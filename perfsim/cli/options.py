@@ -185,13 +185,16 @@ def _pairs(_context: click.Context, option: click.Parameter, texts: Sequence[str
     return given
 
 
-def _pairs_option(argument: str, metavar: str, words: str) -> Callable[[Any], Any]:
+def _pairs_option(argument: str, metavar: str, words: str, option: str = "--set") -> Callable[[Any], Any]:
     words += " May be repeated."
-    return click.option("--set", argument, multiple=True, metavar=metavar, help=words, callback=_pairs)
+    return click.option(option, argument, multiple=True, metavar=metavar, help=words, callback=_pairs)
 
 
 set_option = _pairs_option(
     "changes", "PATH=VALUE", "Change a value, such as recipe.precision=fp8 or system.node.nics=4."
+)
+price_option = _pairs_option(
+    "prices", "SYSTEM=PRICE", "Price of a device-hour of a system, such as dgx-h100=2.50.", "--price"
 )
 given_option = _pairs_option(
     "given", "KEY=VALUE", "A value that FILE lacks or computes, by its name in FILE."
@@ -255,6 +258,7 @@ class How:
     out: Path | None
     table: Path | None
     changes: dict[str, Any]
+    prices: dict[str, Any]
     jobs: int | None
     scheduler: str | None
     dry_run: bool
@@ -275,6 +279,7 @@ def answers(out: str, rows: str, processes: str) -> Callable[[Callable[..., Any]
         path_option("--out", out, None),
         path_option("--table", f"Also write {rows} as a .csv or .parquet FILE.", check_table),
         set_option,
+        price_option,
         click.option("--as-of", metavar="DAY", help=f"{ASKED['as_of'].help} Also latest, equal."),
         click.option("--rank", type=click.Choice(ASKED["rank"].choices), help=ASKED["rank"].help),
         count("--jobs", f"Processes. [default: {processes}]"),

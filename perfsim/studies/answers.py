@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from importlib.resources import files
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
-from perfsim.base.errors import LimitError
+from perfsim.base.errors import InputError, LimitError, Problem
+from perfsim.base.text import did_you_mean
 from perfsim.convergence.time_to_accuracy import RampedRun, TimeToAccuracy
 from perfsim.convergence.wall_clock import RunPart
 from perfsim.prediction.bands import Accuracy
@@ -211,18 +213,6 @@ class PointResult(Point):
         return self.prediction.time
 
     @property
-    def strategy(self) -> str:
-        return self.candidate.strategy
-
-    @property
-    def system(self) -> str:
-        return self.candidate.system.name
-
-    @property
-    def devices_noun(self) -> str:
-        return self.candidate.system.devices_noun
-
-    @property
     def variant(self) -> str:
         """The name of its variant; empty if the sweep has none."""
         return str(self.settings.get(VARIANT, ""))
@@ -251,6 +241,40 @@ class PointResult(Point):
         if self.answer is not None:
             return setting_text(self.answer.global_batch_size)
         return next((self.setting(path) for path in BATCH_PATHS if path in self.settings), "")
+
+
+Called = TypeVar("Called", Answer, Point)
+
+
+def called(name: str, known: Sequence[Called]) -> Called:
+    """The candidate that is called `16 CS-2`, `16 x cs-2`, by its whole label, or by its strategy.
+
+    Raises InputError with the labels for a name that fits none or several of them.
+    """
+    wanted = _plain(name)
+
+    def fits(one: Answer | Point) -> bool:
+        machines: tuple[str, ...] = (
+            f"{one.num_devices} {one.system}",
+            f"{one.num_devices} {one.devices_noun}",
+            one.machine,
+        )
+        names = [one.label, one.strategy, *machines, *(f"{own} {one.strategy}" for own in machines)]
+        return wanted in map(_plain, names)
+
+    fitting = [one for one in known if fits(one)]
+    if len(fitting) != 1:
+        wrong = "no candidate is called" if not fitting else "several candidates are called"
+        labels = [one.label for one in known]
+        raise InputError([Problem(f"{wrong} {name!r}", help=did_you_mean(name, labels))])
+    return fitting[0]
+
+
+def _plain(name: str) -> str:
+    """A name without case, signs and the `x` between number and system."""
+    if not isinstance(name, str):
+        raise InputError(f"a candidate is named by text such as '16 cs-2', not {name!r}")
+    return " ".join(re.sub(r"[^a-z0-9]+", " ", re.sub(r"\bx\b", " ", name.casefold())).split())
 
 
 def values_of(row: Any) -> dict[str, Any]:
@@ -407,7 +431,7 @@ QUANTITIES: Mapping[str, Callable[[Answer, Outcome], float | None]] = {
     "wall_s": lambda _, taken: taken.wall_s.typical,
     "device_hours": lambda _, taken: taken.device_hours.typical,
     "energy_kwh": lambda _, taken: None if taken.energy_kwh is None else taken.energy_kwh.typical,
-    "money": lambda _, taken: None if taken.money is None else taken.money.typical,
+    "cost": lambda _, taken: None if taken.money is None else taken.money.typical,
 }
 """Columns of a table of answers: SI units, money in the study's currency, None for what is not given."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
@@ -23,6 +23,7 @@ from perfsim.catalog.yaml_tree import Mark, Node
 from perfsim.engine.limits import present_limits
 from perfsim.prediction.question import changed_part, changes_by_root, misplaced, priced_part
 from perfsim.specs.hardware import SystemSpec
+from perfsim.specs.prices import PriceSpec
 from perfsim.strategies import strategy
 from perfsim.studies.batches import Target
 from perfsim.studies.spec import CALLED, SHARED, Candidates, CandidateSpec, Point, StudySpec
@@ -157,12 +158,12 @@ def _wrong_values(
         return []
     if root == "system" and inner:
         path = inner
-        owner = max((known.system for known in candidates), key=lambda system: _reached(system, inner)[0])
+        owner = max((known.system for known in candidates), key=lambda system: reached(system, inner)[0])
     elif root == "runtime" and inner:
         owner, path = study.runtime_of(study.candidates[0]), inner
     elif root in CandidateSpec.model_fields:
         owner = study.candidates[0]
-    count, record, index = _reached(owner, path)
+    count, record, index = reached(owner, path)
     parts = path.split(".")
     if count < len(parts):
         try:
@@ -186,7 +187,7 @@ def _wrong_values(
     return problems
 
 
-def _reached(spec: BaseModel, path: str) -> tuple[int, type[BaseModel], int]:
+def reached(spec: BaseModel, path: str) -> tuple[int, type[BaseModel], int]:
     """How many parts of a path exist, the class that holds the last field, and the index of that field.
 
     The last part may be a new key of a mapping.
@@ -207,15 +208,15 @@ def _reached(spec: BaseModel, path: str) -> tuple[int, type[BaseModel], int]:
     return len(parts), owner, index
 
 
-def _suits(path: str, candidate: CandidateSpec) -> bool:
+def suits(path: str, candidate: CandidateSpec) -> bool:
     """Whether a candidate has the field at a path; only what lies inside systems differs between them."""
     root, _, inner = path.partition(".")
-    return root != "system" or not inner or _reached(candidate.system, inner)[0] == inner.count(".") + 1
+    return root != "system" or not inner or reached(candidate.system, inner)[0] == inner.count(".") + 1
 
 
 def _must_suit(owner: type[BaseModel], parts: Sequence[str], node: Node, axis: _Axis) -> None:
     """CatalogError with a field's own complaints about a value in YAML form, where quantities need units."""
-    model = _model_of(owner, parts[0])
+    model = model_of(owner, parts[0])
     for part in reversed(parts):
         node = Node(node.mark, {part: node})
     try:
@@ -232,7 +233,7 @@ def _must_suit(owner: type[BaseModel], parts: Sequence[str], node: Node, axis: _
 
 
 @cache
-def _model_of(owner: type[BaseModel], field: str) -> type[BaseModel]:
+def model_of(owner: type[BaseModel], field: str) -> type[BaseModel]:
     """A description of nothing but one field of another."""
     annotation: Any = owner.model_fields[field].rebuild_annotation()
     model: type[BaseModel] = create_model("Value", **{field: (annotation, ...)})  # type: ignore[call-overload]
@@ -249,7 +250,7 @@ def study_path(path: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Changer:
+class Changer:
     """Replaces values at paths of a question; what many points share is made once.
 
     Ids stand for descriptions, which the points or the memory itself keep alive.
@@ -299,8 +300,8 @@ class _Changer:
         What depends on the study alone, on the system with its devices, and on the system with what prices
         depend on is checked once for all points that share it. Equal descriptions are in memory once.
         """
-        of_study = {path: value for path, value in changes.items() if not _of_candidate(path)}
-        of_candidate = {path: value for path, value in changes.items() if path not in of_study}
+        of_study = {path: value for path, value in changes.items() if not of_candidate(path)}
+        own = {path: value for path, value in changes.items() if path not in of_study}
 
         def shared() -> StudySpec:
             study = self.study(base, of_study)
@@ -311,7 +312,7 @@ class _Changer:
             return study.model_copy(update=parts)
 
         study = self.once(shared, "study", repr(of_study))
-        chosen = self.candidate(study, candidate, of_candidate).model_copy(update={"devices": (devices,)})
+        chosen = self.candidate(study, candidate, own).model_copy(update={"devices": (devices,)})
         study = study.model_copy(update={"candidates": (chosen,)})
         system = chosen.system
         recipe = study.recipe
@@ -327,7 +328,7 @@ class _Changer:
         return study
 
 
-def _of_candidate(path: str) -> bool:
+def of_candidate(path: str) -> bool:
     """Whether the value at a path of a question is a candidate's own."""
     return study_path(path).partition(".")[0] in CandidateSpec.model_fields
 
@@ -349,19 +350,43 @@ def changed_study(study: StudySpec, changes: Mapping[str, Any], catalog: Catalog
             problems.append(Problem(f"{path}={value}: `{root}` cannot be changed", help=help_text))
     if problems:
         raise InputError(problems)
-    changer = _Changer(catalog)
-    of_study = {path: value for path, value in changes.items() if not _of_candidate(path)}
+    changer = Changer(catalog)
+    of_study = {path: value for path, value in changes.items() if not of_candidate(path)}
     changed = changer.study(study, of_study)
-    whole = {path: value for path, value in changes.items() if _of_candidate(path) and "." not in path}
+    whole = {path: value for path, value in changes.items() if of_candidate(path) and "." not in path}
     candidates = [changer.candidate(changed, candidate, whole) for candidate in study.candidates]
     for path, value in changes.items():
-        if _of_candidate(path) and "." in path:
-            suits = [_suits(path, candidate) for candidate in candidates]
+        if of_candidate(path) and "." in path:
+            fits = [suits(path, candidate) for candidate in candidates]
             candidates = [
-                changer.candidate(changed, known, {path: value}) if suited or not any(suits) else known
-                for known, suited in zip(candidates, suits, strict=True)
+                changer.candidate(changed, known, {path: value}) if suited or not any(fits) else known
+                for known, suited in zip(candidates, fits, strict=True)
             ]
     return changed.model_copy(update={"candidates": tuple(candidates)})
+
+
+def priced(study: StudySpec, prices: Mapping[str, float]) -> StudySpec:
+    """A study with the price of a device-hour on these systems, in its currency."""
+
+    def own(candidate: CandidateSpec) -> CandidateSpec:
+        if candidate.system.name not in prices:
+            return candidate
+        price = PriceSpec(device_hour=prices[candidate.system.name])
+        return candidate.model_copy(update={"price": price})
+
+    return study.model_copy(update={"candidates": tuple(map(own, study.candidates))})
+
+
+def check_prices(prices: Mapping[str, float], studies: Iterable[StudySpec]) -> None:
+    """Raise InputError for a price of a system that no candidate has, and for one below 0."""
+    known = {candidate.system.name for study in studies for candidate in study.candidates}
+    for name, price in prices.items():
+        if name not in known:
+            help_text = did_you_mean(name, sorted(known))
+            raise InputError([Problem(f"price of {name}: no candidate is on it", help=help_text)])
+        given: Any = price
+        if not (isinstance(given, (int, float)) and 0 <= given < 1e12):
+            raise InputError(f"price of {name}: {price!r} is not money for a device-hour, such as 2.50")
 
 
 # The points of a sweep.
@@ -392,14 +417,14 @@ def _expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple
                 problems += _wrong_values(axis, spec.study, machines[name], catalog)
     if unread or problems:
         raise CatalogError(in_order([*unread, *problems]))
-    changer = _Changer(catalog)
+    changer = Changer(catalog)
     points: list[Point] = []
     for name in spec.variants or variants:
         # A fixed layout tells a candidate from others; a variant's only one of its kind needs none.
         kinds = [(known.system.name, known.strategy) for known in variants[name].candidates]
         fixed = {axis.path: axis.values[0] for axis in groups[name] if name and not axis.of_machine}
         for candidate in machines[name]:
-            if not all(_suits(path, candidate) for path in fixed):
+            if not all(suits(path, candidate) for path in fixed):
                 continue
             apart = {VARIANT: name} if name else {}
             if candidate.layout is not None and (
@@ -408,7 +433,7 @@ def _expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple
                 apart[LAYOUT] = candidate.layout_words
             if len({spec.study.runtime_of(machine).name for machine in machines[name]}) > 1:
                 apart[RUNTIME] = spec.study.runtime_of(candidate).name
-            axes = [axis for axis in grid if not axis.of_machine and _suits(axis.path, candidate)]
+            axes = [axis for axis in grid if not axis.of_machine and suits(axis.path, candidate)]
             count = len(candidate.devices) * prod(len(axis.nodes) for axis in axes)
             if count > MOST_POINTS:
                 message = f"grid: {count:,} points for one candidate; at most {MOST_POINTS:,} are answered"
@@ -456,6 +481,12 @@ class Sweep:
     def name(self) -> str:
         return self.spec.name
 
+    def priced(self, prices: Mapping[str, float]) -> Self:
+        """The points with these prices of a device-hour, by system."""
+        check_prices(prices, (point.study for point in self.points))
+        points = (replace(point, study=priced(point.study, prices)) for point in self.points)
+        return replace(self, points=tuple(points)) if prices else self
+
     def only(self, strategies: Sequence[str]) -> Self:
         """The points of these strategies, or all without names; InputError for one without points."""
         known = list(dict.fromkeys(point.candidate.strategy for point in self.points))
@@ -487,7 +518,7 @@ def load_sweep(
 
     def changed(part: GridSpec) -> Any:
         study = spec.study.model_copy(update={"candidates": part.candidates})
-        own = {path: value for path, value in (changes or {}).items() if _of_candidate(path)}
+        own = {path: value for path, value in (changes or {}).items() if of_candidate(path)}
         return part.model_copy(update={"candidates": changed_study(study, own, catalog).candidates})
 
     if changes:

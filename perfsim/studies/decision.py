@@ -230,36 +230,39 @@ class Option:
         return None if values is None else _spread(values, float(getattr(self.typical_bill, name)))
 
 
+def option_of(point: Point, row: Answer, plan: str = "", draws: int = 0) -> Option:
+    """A candidate with its row; `plan` is the label of an option with the same layout and batch."""
+    study = point.study
+    question = point.question
+    training = point.healthy_run(row.time)
+    return Option(
+        label=row.label,
+        system=question.system.name,
+        plan=plan or row.label,
+        time=row.time,
+        training=training,
+        rates=Rates(
+            system=question.system,
+            devices=question.devices,
+            units=training.num_nodes,
+            energy=study.energy,
+            price=point.candidate.price,
+            busy=max(0.0, 1.0 - (row.bubble_fraction + row.exposed_communication_fraction)),
+        ),
+        wall_clock=point.candidate.wall_clock,
+        production=row.production,
+        draws=Draws(study.uncertainty.seed, draws or study.uncertainty.draws),
+    )
+
+
 def decision_of(points: Sequence[Point], rows: Sequence[Answer], draws: int = 0) -> Decision:
     """The decision between candidates of a study, each with its row."""
-    study = points[0].study
-    uncertainty = study.uncertainty
     plans: dict[str, str] = {}
-    options = []
-    for point, row in zip(points, rows, strict=True):
-        question = point.question
-        training = point.healthy_run(row.time)
-        options.append(
-            Option(
-                label=row.label,
-                system=question.system.name,
-                plan=plans.setdefault(_plan_of(row), row.label),
-                time=row.time,
-                training=training,
-                rates=Rates(
-                    system=question.system,
-                    devices=question.devices,
-                    units=training.num_nodes,
-                    energy=study.energy,
-                    price=point.candidate.price,
-                    busy=max(0.0, 1.0 - (row.bubble_fraction + row.exposed_communication_fraction)),
-                ),
-                wall_clock=point.candidate.wall_clock,
-                production=row.production,
-                draws=Draws(uncertainty.seed, draws or uncertainty.draws),
-            )
-        )
-    return decide(options, study.currency)
+    options = [
+        option_of(point, row, plans.setdefault(_plan_of(row), row.label), draws)
+        for point, row in zip(points, rows, strict=True)
+    ]
+    return decide(options, points[0].study.currency)
 
 
 def outcome_of(point: PointResult) -> Outcome:

@@ -373,6 +373,18 @@ class Point:
         return self.study.candidates[0]
 
     @property
+    def strategy(self) -> str:
+        return self.candidate.strategy
+
+    @property
+    def system(self) -> str:
+        return self.candidate.system.name
+
+    @property
+    def devices_noun(self) -> str:
+        return self.candidate.system.devices_noun
+
+    @property
     def num_devices(self) -> int:
         return self.candidate.devices[0]
 

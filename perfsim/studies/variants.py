@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from perfsim.convergence.time_to_accuracy import split_speedup
 from perfsim.specs.layout import AXES, written
 from perfsim.studies.answers import (
+    QUANTITIES,
     Assumption,
     Circumstances,
     PointResult,
@@ -301,7 +302,8 @@ class SweepResult:
             if row is None:
                 yield {**document, "reasons": list(point.reasons)}
                 continue
-            outcome = asdict(outcome_of(point))
+            taken = outcome_of(point)
+            outcome = asdict(taken)
             yield {
                 **document,
                 **row.document(),
@@ -309,6 +311,8 @@ class SweepResult:
                 "production_time_s": row.production_time_s,
                 "production_band_s": row.production_band_s,
                 "bill": {name: outcome[name] for name in BILL} | {"currency": point.study.currency},
+                **{name: QUANTITIES[name](row, taken) for name in ("cost", "energy_kwh")},
+                "currency": point.study.currency,
             }
 
 

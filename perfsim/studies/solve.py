@@ -1,0 +1,724 @@
+"""A study asked backwards: at which value of one input its answer meets conditions.
+
+Every evaluation is a point of a sweep over that input. By how much it misses a condition is the log of the
+quantity over its bound, in each joint draw of `studies/decision.py`; a condition is met at 50 (or 90) % where
+this quantile of the draws misses nothing. Values are tried outward from today's until the condition turns,
+then between two neighbours by interpolation. Where the way turns back, or the input is a batch, a coarse
+sweep finds every turn first.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Literal, get_args, get_origin
+
+import numpy as np
+
+from perfsim.base.dates import EQUAL
+from perfsim.base.errors import InputError, PerfsimError, Problem
+from perfsim.base.sizes import MOST_DEVICES
+from perfsim.base.text import did_you_mean
+from perfsim.base.units import DAY_S, Dimension, format_quantity, parse_quantity, quantity_pattern
+from perfsim.catalog import Catalog
+from perfsim.convergence.bill import HOUR_S, JOULES_A_KWH
+from perfsim.convergence.laws import loss_law
+from perfsim.convergence.uncertain import FloatArray, Place, typical
+from perfsim.prediction.question import ASKED, question_of
+from perfsim.studies.answers import PointResult, called
+from perfsim.studies.assumptions import assumptions_of
+from perfsim.studies.axes import (
+    BATCH_PATHS,
+    MACHINE_ROOTS,
+    Changer,
+    Sweep,
+    SweepSpec,
+    model_of,
+    of_candidate,
+    reached,
+    suits,
+)
+from perfsim.studies.batches import Target, counted
+from perfsim.studies.decision import SEEDS, Option, option_of
+from perfsim.studies.executors import IN_PROCESS, Executor, Tell, attempt
+from perfsim.studies.runner import answer_point
+from perfsim.studies.shortlist import plan_layouts
+from perfsim.studies.spec import CALLED, CandidateSpec, Point, StudySpec
+from perfsim.studies.variants import SweepResult
+from perfsim.work.counts import parameters
+from perfsim.work.family import scaled
+
+# Quantities of an answer, and conditions on them.
+
+
+def amounts(point: PointResult, option: Option, at: Place) -> dict[str, Any]:
+    """What conditions may be on, by name, with the inputs at their places; None where one is not given."""
+    row = point.prediction
+    wall_s = option.wall_s(at)
+    bill = option.rates.bill(wall_s, at)
+    chosen = point.study.convergence.loss_law
+    law = loss_law(chosen) if isinstance(chosen, str) else chosen.law
+    tokens = option.time.batch_tokens * option.time.steps
+    joules = None if bill.energy_kwh is None else bill.energy_kwh * JOULES_A_KWH
+    return {
+        "days": wall_s / DAY_S,
+        "hours": wall_s / HOUR_S,
+        "cost": bill.money,
+        "cost_per_1e9_tokens": None if bill.money is None else bill.money / (tokens / 1e9),
+        "device_hours": bill.device_hours,
+        "energy_kwh": bill.energy_kwh,
+        "carbon_kg": bill.carbon_kg,
+        "power": None if joules is None else joules / wall_s,
+        "memory": row.peak_memory_bytes,
+        "loss": law.loss(counted(point.study.model, law), point.target_time.d_min_tokens),
+        **{name: getattr(row, name) for name in COLUMNS},
+    }
+
+
+COLUMNS = ("step_time_s", "time_to_accuracy_s", "global_batch_size", "mfu", "steps", "tokens_per_s")
+"""Columns of an answer, which no draw moves."""
+WITH_UNITS: Mapping[str, tuple[Dimension, float]] = {
+    "days": ("seconds", DAY_S),
+    "hours": ("seconds", HOUR_S),
+    "step_time_s": ("seconds", 1.0),
+    "time_to_accuracy_s": ("seconds", 1.0),
+    "power": ("watts", 0.0),
+    "memory": ("bytes", 0.0),
+}
+"""Quantities whose values may have a unit, and the size of theirs; 0: a value needs one."""
+NAMES = (
+    *("days", "hours", "cost", "cost_per_1e9_tokens", "device_hours", "energy_kwh", "carbon_kg", "power"),
+    *("memory", "loss", *COLUMNS),
+)
+ALSO = ("days", "cost", "loss")
+"""What every solution tells, where it is known."""
+_FACTORS = {"": 1.0, "%": 0.01, "kWh": 1.0, "MWh": 1e3, "GWh": 1e6, "million": 1e6, "billion": 1e9}
+_WORDS = {"days": "d", "day": "d", "hours": "h", "hour": "h", "minutes": "min", "seconds": "s"}
+_VALUE = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(\S*)"
+_CONDITION = re.compile(rf"\s*(\w+)\s*(?:\((.+)\))?\s*(<=|>=|==)\s*(?:([a-z]\w*)\s*\((.+)\)|{_VALUE})\s*")
+FORM = "write QUANTITY OP VALUE, such as 'days <= 14', or 'days(3d) == days(16 CS-2)'; OP is <=, >= or =="
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """`QUANTITY OP VALUE`, or `QUANTITY(CANDIDATE) OP QUANTITY(CANDIDATE)`."""
+
+    quantity: str
+    candidate: str
+    sense: str
+    bound: float = math.nan
+    """nan where it is the quantity of another candidate."""
+    other: str = ""
+    rival: str = ""
+
+    @classmethod
+    def read(cls, text: str, currency: str) -> Condition:
+        """A condition from its text. Raises InputError with what is allowed and the nearest that is."""
+        match = _CONDITION.fullmatch(text)
+        if match is None:
+            raise InputError([Problem(f"{text!r} is no condition", help=FORM)])
+        name, candidate, sense, other, rival, number, unit = match.groups()
+        check_quantities(name, other)
+        if rival and not candidate:
+            raise InputError([Problem(f"{text!r}: {name} of which candidate?", help=FORM)])
+        if rival:
+            return cls(name, candidate, sense, other=other, rival=rival)
+        dimension, size = WITH_UNITS.get(name, (None, 1.0))
+        factors = {currency: 1.0, **_FACTORS}
+        if dimension is not None and (unit or not size):
+            value = parse_quantity(f"{number} {_WORDS.get(unit, unit)}".strip(), dimension) / (size or 1.0)
+        elif unit in factors:
+            value = float(number) * factors[unit]
+        else:
+            known = ", ".join(filter(None, factors))
+            raise InputError([Problem(f"{text!r}: unknown unit {unit!r}", help=f"known: {known}")])
+        if not 0 < value < math.inf:
+            raise InputError(f"{text!r}: the value must be above 0")
+        return cls(name, candidate or "", sense, value)
+
+
+def bound_of(solved: Solved) -> float | None:
+    """The bound of the first condition, in the unit of its quantity; None for one between candidates."""
+    bounds = (Condition.read(text, solved.currency).bound for text in solved.such_that[:1])
+    return next((bound for bound in bounds if math.isfinite(bound)), None)
+
+
+def check_quantities(*names: str) -> None:
+    """Raise InputError with the nearest name for one that is no quantity."""
+    if wrong := [name for name in names if name and name not in NAMES]:
+        raise InputError([Problem(f"{wrong[0]!r} is no quantity", help=did_you_mean(wrong[0], NAMES))])
+
+
+# What may be found: a path, and its legal values.
+
+FAMILY = "llama31_8b"
+"""The model whose family is taken where none is given."""
+SIZE = "model.num_parameters"
+"""The size of the model: no field of it, but a shape of its family."""
+_TARGETS = ("recipe.tokens", "recipe.tokens_per_parameter", "recipe.target_loss")
+_LARGE = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"))
+_REACH = 1e3
+"""How far from today's value a number is looked for, as a factor."""
+STEPS = 96
+"""Numbers in a power of ten that are tried."""
+_LAYOUTS = 12
+"""Layouts of the planner's shortlist that are tried."""
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """An input: its legal values in order, and where to begin."""
+
+    path: str
+    values: Sequence[Any]
+    today: Any
+    numeric: bool = True
+    """Whether its values are numbers, between which a condition turns."""
+    turns_back: bool = False
+    """Whether quantities are known to fall and rise along it."""
+    dimension: Dimension | None = None
+    clears: Sequence[str] = ()
+    """Paths that exclude it."""
+
+    @property
+    def start(self) -> int:
+        """Of the legal values the nearest to today's."""
+        if not self.numeric:
+            return 0
+        return int(np.argmin([abs(math.log(value / self.today)) for value in self.values]))
+
+    def text(self, value: Any) -> str:
+        """A value as people write it."""
+        if self.dimension is not None:
+            return format_quantity(value, self.dimension, 3)
+        if not isinstance(value, (int, float)):
+            return str(value)
+        scale, word = next((known for known in _LARGE if value >= known[0]), (1.0, ""))
+        digits = f"{value:,}" if scale == 1.0 and isinstance(value, int) else f"{value / scale:.3g}"
+        return f"{digits} {word}".strip()
+
+    def changes(self, study: StudySpec, value: Any) -> dict[str, Any]:
+        """A value as values at paths of a question."""
+        if self.path != SIZE:
+            return {} if self.path == "devices" else {self.path: value} | dict.fromkeys(self.clears)
+        own = study.model.model_dump()
+        shape = scaled(study.model, value).model_dump()
+        return {f"model.{name}": item for name, item in shape.items() if item != own[name]}
+
+    @classmethod
+    def at(cls, path: str, study: StudySpec, candidate: CandidateSpec) -> Unknown:
+        """What may be tried at a path. Raises InputError for one without numbers or choices."""
+        question = Point(study).question
+        target = Target.of_study(study)
+        if path == "devices":
+            return cls(path, _counts(question.topology.devices_per_node), candidate.devices[0])
+        if path in BATCH_PATHS:
+            grid = target.grid(study.recipe.seq_length, question.devices)
+            clears = ("recipe.batch_size_per_device",)
+            return cls("recipe.global_batch_size", grid, grid[0], turns_back=True, clears=clears)
+        if path == "layout":
+            batches = target.batches(study, question)
+            best = target.curve(question, batches).best if len(batches) > 1 else batches[0]
+            planned = plan_layouts(question.at(best), shown=_LAYOUTS).shortlist
+            return cls(path, [entry.layout_text for entry in planned], "", numeric=False)
+        if path == SIZE:
+            size = float(parameters(study.model).total)
+            return cls(path, _numbers(size), size)
+        root, _, inner = path.partition(".")
+        parts = {"system": candidate.system, "runtime": question.ran_by}
+        owner = parts.get(root, candidate if of_candidate(path) else study)
+        steps = (inner if root in parts else path).split(".")
+        count, record, index = reached(owner, ".".join(steps))
+        value: Any = owner
+        for part in steps[:count]:
+            value = value[part] if isinstance(value, Mapping) else getattr(value, part)
+        if count < len(steps):
+            names = [*getattr(type(value), "model_fields", ()), *([SIZE] * (root == "model"))]
+            help_text = did_you_mean(steps[count], names)
+            raise InputError([Problem(f"--find {path}: `{steps[count]}` is not a field", help=help_text)])
+        others: tuple[str, ...] = tuple(other for other in _TARGETS if other != path and path in _TARGETS)
+        if path in _TARGETS and value is None:
+            value = target.d_min_tokens / (1.0 if path == _TARGETS[0] else parameters(study.model).total)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
+            schema = str(model_of(record, steps[index]).model_json_schema())
+            units = (known for known in get_args(Dimension) if repr(quantity_pattern(known)) in schema)
+            return cls(path, _numbers(value), value, dimension=next(units, None), clears=others)
+        annotation = record.model_fields[steps[index]].annotation
+        kinds = [kind for kind in (annotation, *get_args(annotation)) if get_origin(kind) is Literal]
+        choices = [False, True] if annotation is bool else [word for kind in kinds for word in get_args(kind)]
+        if not choices:
+            help_text = f"give a number to begin with: --set {path}=VALUE"
+            words = f"--find {path}: {value!r} is no number and no choice"
+            raise InputError([Problem(words, help=help_text)])
+        return cls(path, choices, value, numeric=False)
+
+
+def _numbers(today: float) -> list[Any]:
+    """Numbers of three digits around today's, 2.4 % apart, whole ones where this is whole."""
+    ends = (round(math.log10(today * factor) * STEPS) for factor in (1 / _REACH, _REACH))
+    known = [float(f"{10 ** (place / STEPS):.3g}") for place in range(*ends)]
+    return sorted({max(1, round(value)) for value in known} if isinstance(today, int) else {*known, today})
+
+
+def _counts(node: int) -> list[int]:
+    """Numbers of devices: powers of two in a node; 4, 5, 6 and 7 times powers of two nodes, and fewer."""
+    nodes = {lead * 2**power / 4 for power in range(20) for lead in (4, 5, 6, 7)}
+    whole = (node * int(count) for count in nodes if count == int(count) and node * count <= MOST_DEVICES)
+    return sorted({*(2**power for power in range(10) if 2**power < node), *whole})
+
+
+# One candidate: what was tried, and where it turns.
+
+HALF, SURE = 0.5, 0.9
+"""Shares of the joint draws."""
+LEAST_STEP, MOST_STEP = math.log(1.2), math.log(16.0)
+"""The steps outward."""
+FLAT = 1e-3
+"""A change of the log of a quantity, over that of the input, that is none."""
+COARSE = 12
+"""Values of a coarse sweep."""
+
+
+@dataclass
+class Tried:
+    """One value of the unknown, with what the candidate answers."""
+
+    value: Any
+    """In SI."""
+    quantities: dict[str, float] = field(default_factory=dict)
+    """What the conditions are on, typical, in the units of their names."""
+    bands: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Their 90 % bands."""
+    share: float = 0.0
+    """Of the joint draws that meet all conditions."""
+    reason: str = ""
+    """Why it has no answer."""
+    points: tuple[PointResult, ...] = field(default=(), repr=False)
+    misses: FloatArray | None = field(default=None, repr=False)
+    """By draw, the log by which the worst condition is missed; None without an answer."""
+
+    def miss(self, level: float) -> float:
+        """The same in this share of the draws."""
+        return math.inf if self.misses is None else float(np.quantile(self.misses, level))
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The value at which a candidate meets the conditions, or why there is none."""
+
+    candidate: str
+    """What the unknown is changed in."""
+    value: Any = None
+    """The value that meets the conditions in half of the draws; None where none does."""
+    text: str = ""
+    """The value, or else the nearest, with its unit."""
+    side: str = ""
+    """Which further values meet them: `or more`, `or less`."""
+    surely: Any = None
+    """The value that meets them in 90 % of the draws; None where none does."""
+    range: tuple[float, float] | None = None
+    """The values that meet them in 5 and in 95 % of the draws, interpolated."""
+    quantity: Mapping[str, float] = field(default_factory=dict)
+    """What the conditions are on, at the value or else the nearest; typical, in the units of their names."""
+    reason: str = ""
+    """The limit that binds where there is no solution, or what else is to be known."""
+    nearest: Any = None
+    """Where there is no solution, the value that is nearest to one."""
+
+
+@dataclass(frozen=True)
+class Solved:
+    """A study asked backwards, with the sweep of all values that were tried."""
+
+    find: str
+    """Path of the unknown."""
+    such_that: tuple[str, ...]
+    """The conditions."""
+    minimise: str
+    """The quantity that the value makes least; empty for the value at which the conditions turn."""
+    currency: str
+    """Of all money."""
+    solutions: tuple[Solution, ...]
+    tried: Mapping[str, Sequence[Tried]]
+    """By candidate, the values that were tried, ascending."""
+    unknowns: Mapping[str, Unknown] = field(repr=False)
+    """By candidate, what was to be found."""
+    sweep: SweepResult = field(repr=False)
+    """All points that were answered."""
+
+
+@dataclass
+class _Search:
+    """What is to be found for one candidate."""
+
+    study: StudySpec
+    """With this candidate alone."""
+    label: str
+    find: str
+    conditions: tuple[Condition, ...]
+    minimise: str
+    rivals: Mapping[str, CandidateSpec]
+    """The other candidates of the conditions, by the names that these use."""
+    catalog: Catalog
+    tried: dict[int, Tried] = field(default_factory=dict)
+    """By the number of the value."""
+
+    @cached_property
+    def unknown(self) -> Unknown:
+        """What is to be found."""
+        return Unknown.at(self.find, self.study, self.study.candidates[0])
+
+    @cached_property
+    def equal(self) -> bool:
+        """Whether a condition asks for equality."""
+        return any(condition.sense == "==" for condition in self.conditions)
+
+    def solved(self) -> tuple[list[Solution], list[Tried], Unknown]:
+        """The solutions, all that was tried, and what was to be found."""
+        self.changer = Changer(self.catalog)
+        self.fixed: dict[str, PointResult | PerfsimError] = {}
+        if self.unknown.turns_back or not self.unknown.numeric:
+            last = len(self.unknown.values) - 1
+            for place in np.linspace(0, last, min(last + 1, COARSE)):
+                self.at(round(place))
+        else:
+            self.walk(HALF)
+        return list(self.found()), [self.tried[index] for index in sorted(self.tried)], self.unknown
+
+    # What is tried.
+
+    def at(self, index: int) -> Tried:
+        """What the candidate, and those that it is compared with, answer at a value."""
+        if index not in self.tried:
+            self.tried[index] = self._at(self.unknown.values[index])
+        return self.tried[index]
+
+    def _at(self, value: Any) -> Tried:
+        own = of_candidate(self.find)
+        known = {"": self.point(self.study.candidates[0], value, changed=True)}
+        for name, rival in self.rivals.items():
+            if not own:
+                known[name] = self.point(rival, value, changed=True)
+            else:
+                self.fixed[name] = self.fixed.get(name) or self.point(rival, value, changed=False)
+                known[name] = self.fixed[name]
+        points = {name: point for name, point in known.items() if isinstance(point, PointResult)}
+        refused = (error for error in known.values() if isinstance(error, PerfsimError))
+        reasons = [problem.message for error in refused for problem in error.problems]
+        reasons += [reason for point in points.values() for reason in point.reasons]
+        made = Tried(value, reason="; ".join(dict.fromkeys(reasons)), points=tuple(points.values()))
+        if reasons:
+            return made
+        options = {name: option_of(point, point.prediction) for name, point in points.items()}
+
+        def amount(name: str, of: str, at: Place) -> Any:
+            of = of if of in points else ""
+            found = amounts(points[of], options[of], at)[name]
+            if found is None:
+                needs = "--price SYSTEM=PRICE" if name.startswith("cost") else "its power, and energy.carbon"
+                words = f"{name} of {options[of].system} is not known"
+                raise InputError([Problem(words, help=f"give {needs}")])
+            return found
+
+        draws = options[""].draws
+        for asked in self.conditions:
+            # Candidates are compared as `decide` does: without the luck of seeds.
+            at = (lambda name: 0.0 if name.startswith(SEEDS) else draws(name)) if asked.rival else draws
+            bound = amount(asked.other, asked.rival, at) if asked.rival else asked.bound
+            ratio = np.log(amount(asked.quantity, asked.candidate, at) / bound)
+            missed = -ratio if asked.sense == ">=" else ratio
+            made.misses = missed if made.misses is None else np.maximum(made.misses, missed)
+        made.misses = np.atleast_1d(-1.0 if made.misses is None else made.misses)
+        made.share = float(np.mean(made.misses <= 0))
+        typical_amounts = amounts(points[""], options[""], typical)
+        drawn = amounts(points[""], options[""], draws)
+        wanted = {*(asked.quantity for asked in self.conditions), self.minimise}
+        for name in NAMES:
+            if name in wanted or (name in ALSO and typical_amounts[name] is not None):
+                amount(name, "", typical)
+                low, high = np.quantile(drawn[name], [0.05, 0.95])
+                made.quantities[name] = float(typical_amounts[name])
+                made.bands[name] = (float(low), float(high))
+        return made
+
+    def point(self, candidate: CandidateSpec, value: Any, *, changed: bool) -> PointResult | PerfsimError:
+        """A point of the sweep, or why the value is not legal."""
+        devices = value if changed and self.find == "devices" else candidate.devices[0]
+        settings = {} if not changed or self.find in MACHINE_ROOTS else {self.find: value}
+
+        def answer() -> PointResult:
+            changes = self.unknown.changes(self.study, value) if changed else {}
+            study = self.changer.point(self.study, candidate, devices, changes)
+            row = attempt(lambda: answer_point(Point(study), Target.of_study(study)))
+            if isinstance(row, PerfsimError):
+                return PointResult(study, settings, None, tuple(known.message for known in row.problems))
+            return PointResult(study, settings, row)
+
+        return attempt(answer)
+
+    # Where it turns.
+
+    def beside(self, index: int, step: float) -> int:
+        """The number of the value a step of the log away, at least the next one, and at most the last."""
+        values = self.unknown.values
+        found = int(np.searchsorted(values, values[index] * math.exp(step)))
+        found = max(found, index + 1) if step > 0 else min(found, index - 1)
+        return min(max(found, 0), len(values) - 1)
+
+    def apart(self, index: int, other: int) -> float:
+        """The log of one value over another."""
+        return math.log(self.unknown.values[other] / self.unknown.values[index])
+
+    def turns(self, level: float) -> list[tuple[int, int]]:
+        """Neighbours of what was tried: the first meets the conditions, the second does not."""
+        pairs = []
+        for low, high in pairwise(sorted(self.tried)):
+            met = [self.tried[index].miss(level) <= 0 for index in (low, high)]
+            pairs += [(low, high) if met[0] else (high, low)] if met[0] != met[1] else []
+        return pairs
+
+    def walk(self, level: float) -> None:
+        """Try values outward until the conditions turn, or no step helps."""
+        steps = (0, 1, 2, 4, -1, -2, -4)
+        start = self.unknown.start
+        starts = self.tried or (self.beside(start, step) if step else start for step in steps)
+        if all(self.at(index).misses is None for index in starts):
+            return
+        here = min(self.tried, key=lambda index: abs(self.tried[index].miss(level)))
+        while not self.turns(level):
+            others = [index for index in self.tried if index != here and self.tried[index].misses is not None]
+            there = min(others, key=lambda index: abs(index - here), default=self.beside(here, math.log(2)))
+            if there == here or self.at(there).misses is None:
+                there = self.beside(here, -math.log(2))
+            now = self.tried[here].miss(level)
+            slope = (self.at(there).miss(level) - now) / (self.apart(here, there) or math.inf)
+            if not math.isfinite(slope) or abs(slope) < FLAT or self.turns(level):
+                return
+            step = min(max(1.05 * abs(now / slope), LEAST_STEP), MOST_STEP)
+            ahead = self.beside(here, math.copysign(step, -now / slope))
+            if ahead in self.tried or self.at(ahead).misses is None:
+                return
+            if abs(self.tried[ahead].miss(level)) > abs(now) and not self.turns(level):  # the way turns back
+                for factor in (2.0, 4.0, 8.0):
+                    self.at(self.beside(min(self.tried), -math.log(factor)))
+                    self.at(self.beside(max(self.tried), math.log(factor)))
+                return
+            here = min(here, ahead, key=lambda index: abs(self.tried[index].miss(level)))
+
+    def refine(self, met: int, not_met: int, level: float) -> int:
+        """The last value that meets the conditions, between one that does and one that does not."""
+        slow = 0
+        while abs(met - not_met) > 1:
+            low, high = self.tried[met].miss(level), self.tried[not_met].miss(level)
+            part = 0.5 if slow > 2 or not math.isfinite(high) else low / (low - high)
+            goal = self.unknown.values[met] * math.exp(self.apart(met, not_met) * part)
+            guess = int(np.searchsorted(self.unknown.values, goal))
+            guess = min(max(guess, min(met, not_met) + 1), max(met, not_met) - 1)
+            before = abs(met - not_met)
+            if self.at(guess).miss(level) <= 0:
+                met = guess
+            else:
+                not_met = guess
+            slow = slow + 1 if abs(met - not_met) > before / 2 and slow < 3 else 0
+        return met
+
+    # The solutions.
+
+    def found(self) -> Iterator[Solution]:
+        """The solutions of this candidate; where there is none, one that says why."""
+        answered = [index for index in self.tried if self.tried[index].misses is not None]
+        met = [index for index in answered if self.tried[index].miss(HALF) <= 0]
+        turned = self.turns(HALF) if self.unknown.numeric else []
+        if not answered:
+            reasons = dict.fromkeys(tried.reason for tried in self.tried.values())
+            yield Solution(self.label, reason="; ".join(list(reasons)[:2]))
+        elif not met or (self.equal and not turned):
+            yield self.nothing(answered)
+        elif self.minimise:
+            yield self.least()
+        elif not self.unknown.numeric:
+            yield from (self.solution(index) for index in met)
+        elif not turned:
+            edge = max(met, key=lambda index: self.tried[index].miss(HALF))
+            ends = (self.unknown.text(self.unknown.values[end(met)]) for end in (min, max))
+            yield self.solution(edge, reason=f"all values that were tried meet it, {' to '.join(ends)}")
+        for pair in turned if met and not self.minimise else ():
+            best = self.refine(*pair, HALF)
+            side = "or more" if pair[1] < pair[0] else "or less"
+            if self.equal:
+                near = [index for index in self.tried if abs(index - best) <= 1]
+                best = min(near, key=lambda index: abs(self.tried[index].miss(HALF)))
+                yield self.solution(best, range=self.range_at(best))
+            else:
+                surely = self.surely(best, side)
+                yield self.solution(best, side=side, surely=surely, range=self.range_at(best))
+
+    def solution(self, index: int, **more: Any) -> Solution:
+        """A value that meets the conditions."""
+        tried = self.tried[index]
+        surely = tried.value if tried.miss(SURE) <= 0 else None
+        told = {"surely": surely, "quantity": tried.quantities, **more}
+        return Solution(self.label, tried.value, self.unknown.text(tried.value), **told)
+
+    def surely(self, best: int, side: str) -> Any:
+        """The value that meets the conditions in 90 % of the draws, further on than the best; or None."""
+        way = 1 if side == "or more" else -1
+        self.walk(SURE)
+        pairs = [pair for pair in self.turns(SURE) if (pair[0] - pair[1]) * way > 0 <= (pair[0] - best) * way]
+        pairs.sort(key=lambda pair: abs(pair[0] - best))
+        return self.tried[self.refine(*pairs[0], SURE)].value if pairs else None
+
+    def range_at(self, best: int) -> tuple[float, float] | None:
+        """The values that meet the conditions in 5 and in 95 % of the draws, by two that were tried."""
+        far = (index for index in self.tried if index != best and self.tried[index].misses is not None)
+        far = (index for index in far if abs(index - best) > 1 or len(self.tried) < 4)
+        other = min(far, key=lambda index: abs(index - best), default=None)
+        if other is None:
+            return None
+        ends = []
+        for level in (0.05, 0.95):
+            here, there = self.tried[best].miss(level), self.tried[other].miss(level)
+            part = here / (here - there) if here != there else math.inf
+            if not abs(part * self.apart(best, other)) < math.log(_REACH):
+                return None
+            ends.append(self.tried[best].value * math.exp(part * self.apart(best, other)))
+        return min(ends), max(ends)
+
+    def least(self) -> Solution:
+        """The value that meets the conditions and makes the quantity least."""
+
+        def amount(index: int) -> float:
+            tried = self.at(index)
+            return tried.quantities[self.minimise] if tried.miss(HALF) <= 0 else math.inf
+
+        for pair in self.turns(HALF) if self.unknown.numeric else []:
+            self.refine(*pair, HALF)
+        best = min(self.tried, key=amount)
+        step = 2 if self.unknown.numeric else 0
+        while step:
+            near = [best - step, best + step]
+            better = min((index for index in near if 0 <= index < len(self.unknown.values)), key=amount)
+            if amount(better) < amount(best):
+                best = better
+                step *= 2
+            else:
+                step //= 2
+        sure = [index for index in self.tried if self.tried[index].miss(SURE) <= 0]
+        surely = self.tried[min(sure, key=amount)].value if sure else None
+        return self.solution(best, surely=surely)
+
+    def nothing(self, answered: Sequence[int]) -> Solution:
+        """The nearest value, and the limit that binds there."""
+        misses = {index: self.tried[index].miss(HALF) for index in answered}
+        nearest = min(answered, key=lambda index: abs(misses[index]) if self.equal else misses[index])
+        tried = self.tried[nearest]
+        words = f"no value meets it; nearest: {self.unknown.text(tried.value)}. "
+        words += tried.points[0].prediction.why.sentence
+        beyond = dict.fromkeys(known.reason for known in self.tried.values() if known.reason)
+        words += f" Others have no answer: {next(iter(beyond))}" if beyond else ""
+        told = {"text": self.unknown.text(tried.value), "nearest": tried.value, "reason": words}
+        return Solution(self.label, quantity=tried.quantities, **told)
+
+
+# All candidates.
+
+
+def solve_study(
+    study: StudySpec,
+    find: str,
+    such_that: Sequence[str],
+    minimise: str,
+    catalog: Catalog,
+    executor: Executor = IN_PROCESS,
+    progress: Tell = lambda _: None,
+) -> Solved:
+    """The values of `find` at which each candidate of a study meets the conditions.
+
+    A condition between two candidates changes a candidate's own input in the first of them, or in the one
+    that has it. Raises InputError for what cannot be asked, and what all candidates refuse.
+    """
+    if study.as_of == EQUAL:
+        study = study.model_copy(update={"as_of": study.equal_day})
+    conditions = tuple(Condition.read(text, study.currency) for text in such_that)
+    check_quantities(minimise)
+    if not (minimise or conditions):
+        raise InputError([Problem("a condition is missing", help=FORM)])
+    searches = list(_searches(study, find, conditions, minimise, catalog))
+    outcomes: dict[int, Any] = {}
+    with executor.answers(_run, enumerate(searches)) as finished:
+        for number, outcome in finished:
+            outcomes[number] = outcome
+            progress(f"{len(outcomes)} of {len(searches)} candidates solved")
+    solved = dict[str, Any]()
+    solutions: list[Solution] = []
+    for number, search in enumerate(searches):
+        outcome = outcomes[number]
+        if not isinstance(outcome, PerfsimError):
+            solutions += outcome[0]
+            solved[search.label] = outcome[1:]
+        else:
+            reasons = (f"{known.message}; {known.help}".strip("; ") for known in outcome.problems)
+            solutions.append(Solution(search.label, reason="; ".join(reasons)))
+    if not solved:
+        raise outcomes[0]
+    tried = {label: rows for label, (rows, _) in solved.items()}
+    unknowns = {label: unknown for label, (_, unknown) in solved.items()}
+    points = {id(point): point for rows in tried.values() for known in rows for point in known.points}
+    spec = SweepSpec(name=study.name, title=study.title, question=study.question, study=study)
+    sweep = SweepResult(
+        Sweep(spec, tuple(points.values())),
+        tuple(points.values()),
+        tuple(dict.fromkeys(assumptions_of(study, Target.of_study(study)))),
+    )
+    return Solved(find, tuple(such_that), minimise, study.currency, tuple(solutions), tried, unknowns, sweep)
+
+
+def study_of(given: Mapping[str, Any], catalog: Catalog) -> StudySpec:
+    """A study of one candidate from what `perfsim run` is given, with a model and devices to begin with."""
+    begin = question_of({"model": FAMILY, "devices": 1, **given}, catalog, "study")
+    if "devices" not in given:
+        begin = replace(begin, devices=begin.topology.devices_per_node)
+    values: dict[str, Any] = {"strategy": begin.chosen.name, "name": "question", "question": ""}
+    for asked in ASKED.values():
+        if "study" in asked.by and (value := getattr(begin, asked.field)) not in (None, ""):
+            values[CALLED.get(asked.name, asked.field)] = value
+    own = {name: values.pop(name) for name in list(values) if name in CandidateSpec.model_fields}
+    title = f"{begin.model.name} on {begin.system.name}"
+    return StudySpec.model_validate({**values, "title": title, "candidates": [own]})
+
+
+def _run(search: _Search) -> Any:
+    """What a search finds, or why it cannot; the entry point of a worker."""
+    return attempt(search.solved)
+
+
+def _searches(
+    study: StudySpec, find: str, conditions: tuple[Condition, ...], minimise: str, catalog: Catalog
+) -> Iterator[_Search]:
+    """A search for each candidate that the conditions are on, one for those that differ in devices alone."""
+    points = study.points
+    names = [name for known in conditions for name in (known.candidate, known.rival) if name]
+    named = {name: called(name, points).candidate for name in dict.fromkeys(names)}
+    firsts = list(dict.fromkeys(known.candidate for known in conditions if known.candidate))
+    chosen = [named[name] for name in firsts[:1]] or [point.candidate for point in points]
+    rivals = {name: candidate for name, candidate in named.items() if name not in firsts[:1]}
+    if find.startswith("system."):
+        fitting = [candidate for candidate in (*chosen, *rivals.values()) if suits(find, candidate)]
+        if rivals and fitting and chosen[0] is not fitting[0]:
+            rivals = {name: candidate for name, candidate in named.items() if candidate is not fitting[0]}
+            fitting = fitting[:1]
+        chosen = [known for known in fitting if known not in rivals.values()] or chosen[:1]
+    seen: list[CandidateSpec] = []
+    for candidate in chosen:
+        alone = candidate.model_copy(update={"devices": ()}) if find == "devices" else candidate
+        if alone not in seen:
+            seen.append(alone)
+            system = candidate.system
+            machine = system.devices_noun if find == "devices" else system.machine(candidate.devices[0])
+            label = ", ".join(filter(None, [machine, candidate.strategy, candidate.layout_words]))
+            own = study.model_copy(update={"candidates": (candidate,)})
+            yield _Search(own, label, find, conditions, minimise, rivals, catalog)

@@ -1,0 +1,167 @@
+"""A study asked backwards says what an exhaustive sweep over the same input says."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import perfsim as ps
+from perfsim.base.errors import InputError, PerfsimError
+from perfsim.base.units import DAY_S
+from perfsim.catalog import default_catalog
+from perfsim.studies import solve as solving
+from perfsim.studies.axes import changed_study, priced
+from perfsim.studies.batches import Target
+from perfsim.studies.decision import option_of
+from perfsim.studies.runner import answer_point
+from perfsim.studies.spec import StudySpec
+from perfsim.work.counts import parameters
+from perfsim.work.family import scaled
+
+Make = Callable[..., StudySpec]
+PRICES = {"cs-2": 30.0}
+FINDS = ("devices", "recipe.tokens", "price.device_hour", "system.io_ports", "recipe.global_batch_size")
+"""Unknowns along which days or money rise or fall, and the batch, along which time turns back."""
+
+
+def shares(study: StudySpec, find: str, values: list[Any], quantity: str, bound: float) -> list[float]:
+    """By value, the share of joint draws that meets `quantity <= bound`: each answered on its own."""
+    found = []
+    for value in values:
+        try:
+            changes = {find: (value,) if find == "devices" else value}
+            (point,) = changed_study(study, changes, default_catalog()).points
+            option = option_of(point, answer_point(point, Target.of_study(point.study)))
+        except PerfsimError:
+            found.append(0.0)
+            continue
+        days = option.drawn_s / DAY_S
+        amounts = {"days": days, "cost": option.bill.money, "device_hours": option.bill.device_hours}
+        found.append(float(np.mean(np.asarray(amounts[quantity]) <= bound)))
+    return found
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 100))]
+)
+def test_it_agrees_with_an_exhaustive_sweep(
+    study_of: Make, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(solving, "STEPS", 12)
+    monkeypatch.setattr(solving, "_REACH", 10.0)
+    draw = random.Random(seed)
+    find = FINDS[seed % len(FINDS)]
+    quantity = "cost" if find == "price.device_hour" else draw.choice(("days", "cost", "device_hours"))
+    batch = {} if find == "recipe.global_batch_size" else {"batch_sizes": [2 ** draw.randint(3, 6)]}
+    study = priced(study_of(**batch), PRICES)
+    today = ps.solve(study, find=find, minimise=quantity)
+    (rows,) = today.tried.values()
+    known = [row.quantities[quantity] for row in rows if row.quantities]
+    bound = draw.choice(known) * draw.uniform(0.7, 1.4)
+    answer = ps.solve(study, find=find, such_that=f"{quantity} <= {bound!r}")
+    (unknown,) = answer.unknowns.values()
+    values = list(unknown.values)
+    met = [share >= 0.5 for share in shares(study, unknown.path, values, quantity, bound)]
+    turns = {
+        (values[index] if met[index] else values[index + 1], "or less" if met[index] else "or more")
+        for index in range(len(values) - 1)
+        if met[index] != met[index + 1]
+    }
+    found = {(row.value, row.side) for row in answer.solutions if row.side}
+    assert found <= turns
+    assert bool(found) == bool(turns) or not answer.solutions[0].side
+    assert any(met) == (answer.solutions[0].value is not None)
+    for row in answer.solutions:
+        if row.surely is not None and row.side:
+            (share,) = shares(study, unknown.path, [row.surely], quantity, bound)
+            assert share >= 0.9
+
+
+@pytest.mark.parametrize(
+    ("base", "rows"),
+    [
+        ("gpt3_13b", {"gpt3_xl": 24, "gpt3_6p7b": 32, "gpt3_13b": 40, "gpt3_175b": 96}),
+        ("llama_7b", {"llama_13b": 40, "llama_33b": 60, "llama_65b": 80}),
+        ("llama31_8b", {"llama31_70b": 80, "llama31_405b": 126}),
+        ("cerebras_gpt_1p3b", {"cerebras_gpt_111m": 10, "cerebras_gpt_590m": 18, "cerebras_gpt_13b": 40}),
+    ],
+)
+def test_a_family_meets_the_published_rows(base: str, rows: dict[str, int]) -> None:
+    models = ps.Catalog().models
+    for name, layers in rows.items():
+        count = float(parameters(models[name]).total)
+        shape = scaled(models[base], count)
+        assert parameters(shape).total == pytest.approx(count, rel=0.05)
+        assert shape.num_layers == pytest.approx(layers, rel=0.3)
+        assert shape.hidden_size == pytest.approx(models[name].hidden_size, rel=0.2)
+
+
+def test_the_model_grows_to_what_a_time_allows(study_of: Make) -> None:
+    study = changed_study(
+        study_of(), {"recipe.tokens": None, "recipe.tokens_per_parameter": 20}, default_catalog()
+    )
+    (row,) = ps.solve(study, find="model.num_parameters", such_that="days <= 100").solutions
+    models = [scaled(study.model, row.value * factor) for factor in (1.0, 1.05)]
+    days = [
+        ps.solve(study.model_copy(update={"model": model}), find="devices", minimise="days")
+        for model in models
+    ]
+    first = [
+        next(known for known in answer.tried["CS-2, weight-streaming"] if known.value == 1) for answer in days
+    ]
+    assert first[0].quantities["days"] <= 100 * 1.02
+    assert first[0].quantities["days"] < first[1].quantities["days"]
+
+
+def test_two_candidates_are_equal_where_the_input_of_the_first_makes_them(study_of: Make) -> None:
+    machines = [
+        {"strategy": "3d", "system": "dgx-a100-80gb", "devices": [8]},
+        {"strategy": "weight-streaming", "system": "cs-2", "devices": [1]},
+    ]
+    study = study_of(candidates=machines, batch_sizes=[16])
+    answer = ps.solve(
+        study,
+        find="price.device_hour",
+        such_that="cost(3d) == cost(1 CS-2)",
+        prices={"cs-2": 30, "dgx-a100-80gb": 2},
+    )
+    (row,) = answer.solutions
+    (rival,) = (point.prediction for point in answer.sweep.points[:2] if point.system == "cs-2")
+    own = answer.sweep.points[0].prediction
+    assert row.candidate.startswith("8 A100")
+    assert row.value == pytest.approx(30 * rival.time_to_accuracy_s / own.time_to_accuracy_s / 8, rel=0.03)
+    assert row.range[0] < row.value < row.range[1]
+
+
+def test_without_a_solution_the_nearest_value_and_the_limit_are_told(study_of: Make) -> None:
+    (row,) = ps.solve(study_of(), find="devices", such_that="days <= 0.001").solutions
+    assert row.value is None
+    assert row.nearest is not None
+    assert row.reason.startswith("no value meets it; nearest:")
+    (row,) = ps.solve(study_of(), find="devices", such_that="days <= 1e6").solutions
+    assert "all values that were tried meet it" in row.reason
+
+
+@pytest.mark.parametrize(
+    ("find", "condition", "words"),
+    [
+        ("devices", "dais <= 14", "did you mean `days`"),
+        ("devices", "days < 14", "OP is <=, >= or =="),
+        ("devices", "memory <= 70", "has no unit"),
+        ("devices", "cost <= 5 EUR", "unknown unit 'EUR'"),
+        ("devices", "days == days(16 CS-2)", "of which candidate"),
+        ("devices", "days(tpu) <= 3", "no candidate is called 'tpu'"),
+        ("devices", "cost <= 5", "cost of cs-2 is not known"),
+        ("recipe.tokns", "days <= 14", "did you mean `tokens`"),
+        ("recipe.optimiser_precision", "days <= 14", "did you mean"),
+        ("wall_clock", "days <= 14", "no number and no choice"),
+    ],
+)
+def test_what_cannot_be_asked_says_what_can(study_of: Make, find: str, condition: str, words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        ps.solve(study_of(), find=find, such_that=condition)
+    assert words in str(caught.value)
