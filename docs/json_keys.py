@@ -22,7 +22,7 @@ from perfsim.prediction.risk import Ranked
 from perfsim.specs.layout import AXES, ParallelLayout, StreamingLayout
 from perfsim.strategies.plan import Plan
 from perfsim.studies.answers import Answer, Outcome, PointResult, StudyResult
-from perfsim.studies.shortlist import Entry, Planned
+from perfsim.studies.shortlist import Entry, Nearby, Planned
 from perfsim.studies.solve import Solution, Solved, Tried
 from perfsim.studies.variants import SweepResult
 
@@ -33,6 +33,7 @@ ROOTS: Mapping[str, Classes] = {
     "plan.shortlist": (Entry, Prediction, TimeToAccuracy),
     "plan.trials": (Prediction, Entry),
     "ranks": (Ranked,),
+    "nearby": (Nearby,),
     "study": (StudyResult,),
     "study.candidates": (Answer,),
     "sweep": (SweepResult, StudyResult),

@@ -17,6 +17,7 @@ from perfsim.base.arrays import Floats, Ints
 from perfsim.base.errors import InputError, LayoutError, MemoryCapacityError, PerfsimError, PlanError
 from perfsim.engine.limits import present_limits
 from perfsim.machines.placement import place
+from perfsim.prediction.nearby import divisible
 from perfsim.prediction.question import Question, Rank
 from perfsim.prediction.risk import MOST, Ranked, expected, points_of, weight_of
 from perfsim.prediction.run import Evaluation, Step, evaluate, evaluated, graph_of
@@ -68,6 +69,10 @@ class Search:
         )
         limits = job.runtime.searched
         others = [] if limits is None else [f"layouts that {limits.name} does not run: --runs-on any"]
+        others += [
+            f"nearest that divides: {other.label}, {other.job.global_batch_size} sequences a step"
+            for other in divisible(question)
+        ]
         if not screening.screened or screening.closest is None:
             model = f"{job.model.num_layers} layers, {job.model.num_attention_heads} heads"
             why = f"batch {job.global_batch_size}, {model}: no degrees divide them"

@@ -153,6 +153,17 @@ def _notes(planned: Planned) -> Iterator[str]:
     else:
         yield f"The model's error between two layouts of one machine is {error}; one layout is shown."
     yield from (f"{text.capital(rank)}: {words}." for rank, words in text.ranks(planned.ranks))
+    asked = planned.best.prediction
+    for other in planned.nearby:
+        named = f"batch {text.integer(other.global_batch_size)}"
+        if other.num_devices != asked.num_devices:
+            named = text.counted(other.num_devices, "device")
+        yield (
+            f"Batch {text.integer(asked.global_batch_size)} hardly divides over "
+            f"{text.integer(asked.num_devices)} devices. With {named} ({other.layout}) a step takes "
+            f"{text.duration(other.step_time_s)}: "
+            f"{text.number(other.gain)} times the tokens a second and device."
+        )
     yield from _wider_bands(planned)
     if (experiment := planned.experiment) is not None:
         first, second = experiment.trials
@@ -254,6 +265,7 @@ def plan_document(planned: Planned) -> dict[str, Any]:
         "above_limit": planned.above_limit,
         "experiment": None,
         "tried_batches": planned.tried_batches,
+        "nearby": planned.nearby,
         "ranks": planned.ranks,
     }
     if experiment := planned.experiment:

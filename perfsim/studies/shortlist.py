@@ -8,7 +8,7 @@ are the answer; picking one of them is left to a run on the machine.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -19,7 +19,8 @@ from perfsim.convergence.bill import HOUR_S
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.prediction.bands import SHARDED
 from perfsim.prediction.caveats import batch_caveats
-from perfsim.prediction.planner import Search, confirmed
+from perfsim.prediction.nearby import divisible
+from perfsim.prediction.planner import Search, best_plan, confirmed
 from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.question import Question
 from perfsim.prediction.risk import Ranked
@@ -171,6 +172,25 @@ class Entry:
         return self.prediction.num_devices * seconds / HOUR_S
 
 
+LEAST_GAIN = 1.02
+"""assumed: a smaller gain is not worth another batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nearby:
+    """The answer to a question with another batch or another number of devices."""
+
+    num_devices: int
+    global_batch_size: int
+    """Sequences of a step."""
+    layout: str
+    """As `--layout` takes it."""
+    step_time_s: float
+    """Simulated step time."""
+    gain: float
+    """Tokens per second and device over those of the question."""
+
+
 @dataclass(frozen=True)
 class AboveLimit:
     """The fastest layout of all that fit, where it lies above the memory limit."""
@@ -204,6 +224,8 @@ class Planned:
     experiment: Experiment | None = None
     tried_batches: tuple[int, ...] = ()
     """Global batches that were tried."""
+    nearby: tuple[Nearby, ...] = ()
+    """Answers for the nearest batch and number of devices, where the asked ones hardly divide."""
     ranks: tuple[Ranked, ...] = ()
     """The proven layout and the fastest of all, on GPUs."""
 
@@ -299,6 +321,7 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
         above_limit=AboveLimit(settings, gain, fastest.plan.memory_share) if gain > 0 else None,
         experiment=_experiment(question, entries),
         tried_batches=tried,
+        nearby=tuple(_nearby(question, first)),
         ranks=searched.ranks(first),
     )
 
@@ -333,6 +356,17 @@ def ratio_error(run: Evaluation, other: Evaluation) -> float:
     """The part of the model's error that remains in the ratio of two layouts of one machine."""
     errors = (known.accuracy.unshared_error for known in (run, other))
     return math.expm1(math.hypot(*map(math.log1p, errors)))
+
+
+def _nearby(question: Question, best: Evaluation) -> Iterator[Nearby]:
+    """Answers for the nearest batch and number of devices that divide, where they are faster."""
+    for other in divisible(question):
+        with suppress(PerfsimError):
+            run = best_plan(other)
+            gain = run.tokens_per_s / other.devices / (best.tokens_per_s / question.devices)
+            if gain > LEAST_GAIN:
+                batch = other.job.global_batch_size
+                yield Nearby(other.devices, batch, text_of(run.plan.layout), run.step_time_s, gain)
 
 
 def _experiment(question: Question, entries: Sequence[Entry]) -> Experiment | None:

@@ -17,6 +17,7 @@ from perfsim.studies.shortlist import (
     DIVISIBILITY,
     DOMINATED,
     MEMORY_LIMIT,
+    UNPROVEN,
     Experiment,
     Planned,
     Trial,
@@ -76,7 +77,9 @@ def test_entries_are_inside_the_models_error_and_say_what_differs(planned: Plann
 
 def test_every_layout_is_within_or_refused_and_counted(planned: Planned, about: Ask) -> None:
     layouts = sum(count for reason, count in planned.refused.items() if reason != DIVISIBILITY)
-    assert planned.within + layouts == planned.search.screening.screened
+    searched = planned.search
+    assert planned.within + layouts == searched.screening.screened + searched.unproven
+    assert planned.refused[UNPROVEN] == searched.unproven > 0
     assert planned.refused[DOMINATED] > 0
     assert planned.within >= len(planned.shortlist)
     # Four sequences have no eight replicas; every other combination of degrees over 8 devices has a layout.

@@ -1,0 +1,55 @@
+"""Where a batch hardly divides over its devices, the nearest that does is asked next to it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfsim.base.errors import PlanError
+from perfsim.prediction.nearby import RANGE, SHARE, divisible
+from perfsim.prediction.planner import Search
+from perfsim.prediction.question import Question, question_of
+from perfsim.studies.shortlist import LEAST_GAIN, plan_layouts
+
+
+def asked(devices: int, batch: int, **given: object) -> Question:
+    known = {"model": "gpt3_6p7b", "system": "dgx-a100-80gb", "devices": devices, "batch": batch}
+    return question_of(known | given)
+
+
+@given(st.integers(1, 60), st.integers(1, 600))
+@settings(deadline=None, max_examples=80)
+def test_no_nearer_batch_or_number_of_whole_nodes_divides(nodes: int, batch: int) -> None:
+    devices = 8 * nodes
+    found = divisible(asked(devices, batch))
+    assert not found or math.gcd(devices, batch) * SHARE < devices
+    for other in found:
+        size = other.job.global_batch_size
+        assert math.gcd(other.devices, size) * SHARE >= other.devices
+        assert other.devices % 8 == 0
+        assert (size == batch) != (other.devices == devices)
+        change = abs(size - batch) or abs(other.devices - devices) // 8
+        assert abs(size - batch) <= RANGE * batch
+        assert abs(other.devices - devices) <= RANGE * devices
+        for away in range(1 - change, change):
+            near = (devices, batch + away) if size != batch else (devices + 8 * away, batch)
+            assert math.gcd(*near) * SHARE < near[0]
+
+
+def test_a_plan_answers_for_the_batch_that_divides_next_to_the_asked_one() -> None:
+    planned = plan_layouts(asked(48, 49, runs_on="any"), shown=1)
+    (other,) = planned.nearby
+    assert (other.num_devices, other.global_batch_size) == (48, 48)
+    rate = planned.best.prediction.tokens_per_s
+    assert other.gain == pytest.approx(48 * 2048 / other.step_time_s / rate)
+    assert other.gain > LEAST_GAIN
+    assert not plan_layouts(asked(48, 48, runs_on="any"), shown=1).nearby
+
+
+def test_a_refusal_names_the_batch_and_the_devices_that_divide() -> None:
+    with pytest.raises(PlanError, match="252 sequences a step") as refused:
+        Search(asked(216, 250, model="gpt3_175b"))
+    assert "200 A100-80GB" in str(refused.value)
