@@ -66,6 +66,8 @@ class TimeToAccuracy:
     """Half-width of the 90 % band of D_min, as a fraction."""
     examples_error: float = LEAST_EXAMPLES_ERROR
     """Least error of the examples, whatever the critical batch."""
+    later_s: tuple[float, ...] = ()
+    """Seconds of each later phase, of tokens that are given."""
 
     def __post_init__(self) -> None:
         """Raise InputError, with the name, for a value that is impossible."""
@@ -94,8 +96,8 @@ class TimeToAccuracy:
 
     @property
     def time_s(self) -> float:
-        """Seconds to the target."""
-        return self.steps * self.step_time_s
+        """Seconds to the target, and of later phases."""
+        return self.steps * self.step_time_s + sum(self.later_s)
 
     @property
     def band_s(self) -> tuple[float, float]:

@@ -37,6 +37,14 @@ RUNTIME_FIELDS = tuple(name for name in Runtime.model_fields if name not in Date
 """Settings that recipes had before there were runtimes."""
 
 
+class Phase(Spec):
+    """A later phase of training, such as dense fine-tuning, at the batch of the first phase."""
+
+    tokens: Annotated[float, *number(1, 1e18)]
+    weight_sparsity: Annotated[float, *number(0, 0.999)] = 0.0
+    """Share of zeros in the layers' weight matrices; 0: dense."""
+
+
 class Recipe(CatalogSpec):
     """What is learned: sequences, batch, precisions, optimizer, and the target of the run."""
 
@@ -98,6 +106,11 @@ class Recipe(CatalogSpec):
     """What runs it where a question names no other runtime."""
     weight_sparsity: Annotated[float, *number(0, 0.999)] = 0.0
     """Share of unstructured zeros in the layers' weight matrices, which wafers skip."""
+    later: Annotated[tuple[Phase, ...], Field(max_length=100)] = ()
+    """Phases after the target, in order, whose times are added to the time to it.
+
+    With `weight_sparsity` and a dense phase: sparse pre-training, dense fine-tuning [2303.10464].
+    """
 
     @model_validator(mode="after")
     def _exclude_each_other(self) -> Recipe:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from perfsim.base.errors import InputError, LayoutError, PerfsimError, PlanError
@@ -25,14 +25,15 @@ from perfsim.convergence.time_to_accuracy import (
     TimeToAccuracy,
 )
 from perfsim.engine.limits import present_limits
+from perfsim.machines import costs_for
 from perfsim.prediction.bands import Accuracy
 from perfsim.prediction.caveats import Caveat
 from perfsim.prediction.planner import estimated
 from perfsim.prediction.question import Question
-from perfsim.prediction.run import Evaluation, evaluated
+from perfsim.prediction.run import Evaluation, evaluate, evaluated
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.recipe import Recipe
-from perfsim.strategies import Plan
+from perfsim.strategies import Plan, strategy
 from perfsim.studies.spec import ConvergenceSpec, RampSpec, StudySpec
 from perfsim.work.counts import parameters
 
@@ -43,6 +44,23 @@ MINICPM_SCALE = "C4"
 """The corpus on which MiniCPM's law measures its loss; the law holds for no other."""
 MOST_TRIED = 60
 """Batches of one curve, with those past its ends."""
+
+
+def later_phases_s(run: Evaluation) -> tuple[float, ...]:
+    """Seconds of each later phase of a run's recipe, in the layout of the run.
+
+    Perturbations slow them as they slow the first phase. Raises PlanError where a phase does not fit.
+    """
+    plan = run.plan
+    slower = 1.0 if run.perturbed is None else run.step_time_s / run.perturbed.unperturbed_step_time_s
+    seconds = []
+    for phase in plan.job.recipe.later:
+        recipe = plan.job.recipe.model_copy(update={"later": (), "weight_sparsity": phase.weight_sparsity})
+        job = replace(plan.job, recipe=recipe)
+        alike = strategy(plan.strategy).plan(job, plan.topology, plan.layout)
+        step_s = evaluate(alike, costs_for(plan.topology, recipe), cluster=run.cluster).step_time_s
+        seconds.append(slower * step_s * phase.tokens / job.tokens_per_step)
+    return tuple(seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +201,12 @@ class Target:
         return suggested
 
     def time_of(
-        self, batch_tokens: float, step_time_s: float, step_time_error: float, unshared_error: float
+        self,
+        batch_tokens: float,
+        step_time_s: float,
+        step_time_error: float,
+        unshared_error: float,
+        later_s: tuple[float, ...] = (),
     ) -> TimeToAccuracy:
         """The time of steps to this end; NotIdentifiableError far beyond the measured batches."""
         return TimeToAccuracy(
@@ -197,13 +220,18 @@ class Target:
             examples_error=LEAST_EXAMPLES_ERROR
             if self.measured is None
             else relative_error(batch_tokens, self.measured),
+            later_s=later_s,
         )
 
     def time_of_run(self, run: Evaluation, accuracy: Accuracy | None = None) -> TimeToAccuracy:
         """The time of a simulated plan's steps, with the run's `accuracy`."""
         accuracy = accuracy or run.accuracy
         return self.time_of(
-            run.plan.job.tokens_per_step, run.step_time_s, accuracy.step_time_error, accuracy.unshared_error
+            run.plan.job.tokens_per_step,
+            run.step_time_s,
+            accuracy.step_time_error,
+            accuracy.unshared_error,
+            later_phases_s(run),
         )
 
     def grid(self, seq_length: int, num_devices: int) -> list[int]:

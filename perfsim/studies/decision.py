@@ -182,7 +182,7 @@ class Option:
         seconds = at("tokens to the target") / time.batch_tokens * time.step_time_s * factors
         if not time.critical.given_length:
             seconds = seconds * (1.0 + time.batch_tokens / at("critical batch"))
-        return np.asarray(seconds * at(SEEDS + self.label))
+        return np.asarray(seconds * at(SEEDS + self.label) + sum(time.later_s) * factors)
 
     def wall_s(self, place: Place) -> FloatArray:
         """Time on the wall with the inputs at their places."""
@@ -485,7 +485,11 @@ def laws_side_by_side(spec: StudySpec, target: Target, candidates: Sequence[Answ
         rows = []
         for candidate in candidates:
             times = [
-                (steps(point.batch_tokens, target.d_min_tokens, critical.tokens) * point.step_time_s, point)
+                (
+                    steps(point.batch_tokens, target.d_min_tokens, critical.tokens) * point.step_time_s
+                    + (point.time_to_accuracy_s - point.steps * point.step_time_s),
+                    point,
+                )
                 for point in candidate.batch_curve
             ]
             time_s, best = min(times, key=lambda pair: pair[0])

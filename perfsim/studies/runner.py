@@ -112,6 +112,10 @@ def answer_point(point: Point, target: Target, *, deep: bool = False) -> Answer:
     parts: tuple[RunPart, ...] = ()
     if question.wall_clock is not None:
         parts = point.healthy_run(time).parts(question.wall_clock)
+    for phase, phase_s in zip(spec.recipe.later, time.later_s, strict=True):
+        zeros = f"{100 * phase.weight_sparsity:.4g} % of weights zero" if phase.weight_sparsity else "dense"
+        share = f"{100 * phase_s / time.time_s:.3g} % of the time, which holds all phases"
+        remarks.append(f"a later phase of {phase.tokens:.3g} tokens ({zeros}) takes {share}")
     notes = [time.regime_text, *remarks, *([COVERED_ONCE] if parts and production else [])]
     more = {"time": time, "whole_run": parts, "production": production, **shown}
     return Answer.of(evaluation, question.allowed_share, caveats, notes, **more)

@@ -421,7 +421,7 @@ class Point:
         question = self.question
         return HealthyRun(
             steps=time.steps,
-            step_time_s=time.step_time_s,
+            step_time_s=time.time_s / time.steps if time.later_s else time.step_time_s,
             num_parameters=float(parameters(question.model).total),
             num_nodes=-(-question.devices // question.topology.devices_per_node),
         )

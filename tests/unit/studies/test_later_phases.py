@@ -1,0 +1,73 @@
+"""A recipe of several phases: sparse pre-training and dense fine-tuning, whose times add up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import perfsim as ps
+from perfsim.catalog import default_catalog
+from perfsim.studies.answers import Answer
+from perfsim.studies.runner import run_study
+from perfsim.studies.spec import StudySpec
+
+DENSE_TOKENS = 1e9
+BATCH = 48
+SPARSE = {"weight_sparsity": 0.75}
+WAFER = {"strategy": "weight-streaming", "system": "cs-2", "devices": [1]}
+Make = Callable[..., StudySpec]
+
+
+def answered(study_of: Make, candidate: dict[str, object] = WAFER, **changes: object) -> Answer:
+    study = study_of(name="phases", candidates=[candidate], batch_sizes=[BATCH], sampling={"tasks": 0})
+    recipe = default_catalog().override(study.recipe, changes)
+    (row,) = run_study(study.model_copy(update={"recipe": recipe})).candidates
+    return row
+
+
+def test_the_time_is_that_of_a_sparse_phase_and_of_a_dense_one(study_of: Make) -> None:
+    sparse = answered(study_of, **SPARSE)
+    both = answered(study_of, **SPARSE, later=[{"tokens": DENSE_TOKENS}])
+    dense = answered(study_of)
+    assert dense.step_time_s > 1.25 * sparse.step_time_s
+    steps = DENSE_TOKENS / (BATCH * dense.run.plan.job.seq_length)
+    assert both.step_time_s == sparse.step_time_s
+    assert both.time_to_accuracy_s == pytest.approx(sparse.time_to_accuracy_s + steps * dense.step_time_s)
+    assert both.outcome is not None
+    assert sparse.outcome is not None
+    on_the_wall = both.outcome.wall_s.typical / sparse.outcome.wall_s.typical
+    assert on_the_wall == pytest.approx(both.time_to_accuracy_s / sparse.time_to_accuracy_s)
+    low_s, high_s = both.time_to_accuracy_band_s
+    assert low_s < both.time_to_accuracy_s < high_s
+    share = 100 * steps * dense.step_time_s / both.time_to_accuracy_s
+    assert any(f"a later phase of 1e+09 tokens (dense) takes {share:.3g} %" in note for note in both.notes)
+
+
+def test_phases_alike_are_one_longer_run(study_of: Make) -> None:
+    one = answered(study_of, later=[{"tokens": 4e9}])
+    four = answered(study_of, later=[{"tokens": DENSE_TOKENS}] * 4)
+    assert four.time_to_accuracy_s == pytest.approx(one.time_to_accuracy_s)
+    alone = answered(study_of)
+    more = 4e9 / (BATCH * alone.run.plan.job.seq_length) / alone.steps
+    assert one.time_to_accuracy_s == pytest.approx((1 + more) * alone.time_to_accuracy_s)
+
+
+def test_gpus_gain_nothing_from_the_sparse_phase(study_of: Make) -> None:
+    gpus = {"strategy": "3d", "system": "dgx-a100-80gb", "devices": [8]}
+    dense, sparse = (answered(study_of, gpus, weight_sparsity=zeros) for zeros in (0.0, 0.75))
+    assert sparse.time_to_accuracy_s == pytest.approx(dense.time_to_accuracy_s)
+
+
+def test_a_stored_point_of_a_sweep_keeps_the_time_of_its_phases(
+    write_sweep: Callable[[str], Path], tmp_path: Path
+) -> None:
+    changes = {"recipe.later": [{"tokens": DENSE_TOKENS}]}
+    runs = [
+        ps.sweep(str(write_sweep("  devices: [1]")), changes=changes, folder=tmp_path / "kept")
+        for _ in range(2)
+    ]
+    (first,), (again,) = (run.points for run in runs)
+    assert sum(first.prediction.time.later_s) > 0
+    assert first.prediction.time_to_accuracy_s == again.prediction.time_to_accuracy_s
