@@ -10,139 +10,112 @@ from typing import Any
 from perfsim.report import draw, text
 from perfsim.report.document import document_text, plain
 from perfsim.report.page import Page, Section
-from perfsim.report.table import Cell, Field, Table, Value
-from perfsim.studies.solve import Solution, Solved, Tried, bound_of
+from perfsim.report.table import Cell, Field, Table
+from perfsim.studies.solve import Condition, Solution, Solved, Tried
 
-_UNITS = {
-    "memory": text.BYTES,
-    "power": text.Unit(digits=partial(text.si, unit="W")),
-    "mfu": text.SHARE,
-    **dict.fromkeys(("steps", "global_batch_size"), text.COUNT),
-}
+_UNITS = {"memory": text.BYTES, "power": text.Unit(digits=partial(text.si, unit="W")), "mfu": text.SHARE}
 
 
 def _unit(name: str, solved: Solved) -> text.Unit:
     return text.Unit(solved.currency) if name.startswith("cost") else _UNITS.get(name, text.NUMBER)
 
 
-def _solutions(solved: Solved) -> Table:
-    """A row for each solution: the value at 50 and 90 %, its range, and the answer there."""
-
-    def written(row: Solution, value: Any) -> str | None:
-        return None if value is None else solved.unknowns[row.candidate].text(value)
-
-    def found(row: Solution) -> str:
-        return " ".join([row.text, row.side]).strip() if row.value is not None else "none"
-
-    def ends(row: Solution) -> str | None:
-        return None if row.range is None else " to ".join(str(written(row, float(end))) for end in row.range)
-
-    columns: dict[str, Field[Solution]] = {
-        "candidate": (None, "candidate"),
-        solved.find: (None, found),
-        "at 90 %": (None, lambda row: written(row, row.surely)),
-        "90 % range": (None, ends),
-        "nearest": (None, lambda row: written(row, row.nearest)),
-    }
-    empty = {
-        "at 90 %": all(row.surely in (None, row.value) for row in solved.solutions),
-        "90 % range": all(row.range is None for row in solved.solutions),
-        "nearest": all(row.nearest is None for row in solved.solutions),
-    }
-    columns = {name: column for name, column in columns.items() if not empty.get(name)}
-    for name in dict.fromkeys(name for row in solved.solutions for name in row.quantity):
-        columns[text.human(name)] = _unit(name, solved), partial(_of, name)
-    return Table.each(solved.solutions, columns)
-
-
-def _of(name: str, row: Solution) -> Value:
+def _of(name: str, row: Solution) -> float | None:
     return row.quantity.get(name)
 
 
+def _solutions(solved: Solved) -> Table:
+    """A row for each solution: the value at 50 and 90 %, its range, and the answer there."""
+
+    def written(row: Solution, *values: Any) -> str | None:
+        known = (solved.unknowns[row.candidate].text(value) for value in values if value is not None)
+        return " to ".join(known) or None
+
+    columns: dict[str, Field[Solution]] = {
+        "candidate": (None, "candidate"),
+        solved.find: (
+            None,
+            lambda row: " ".join(filter(None, [written(row, row.value) or "none", row.side])),
+        ),
+        "at 90 %": (None, lambda row: written(row, row.surely)),
+        "90 % range": (None, lambda row: written(row, *(row.range or ()))),
+        "nearest": (None, lambda row: written(row, row.nearest)),
+    }
+    for name in dict.fromkeys(name for row in solved.solutions for name in row.quantity):
+        columns[text.human(name)] = _unit(name, solved), partial(_of, name)
+    table = Table.each(solved.solutions, columns)
+    return table.only(
+        *(name for name in columns if any(cell.value is not None for cell in table.column(name)))
+    )
+
+
 def _asked(solved: Solved) -> str:
-    least = f"least {text.human(solved.minimise)}" if solved.minimise else ""
-    return f"{solved.find} such that {' and '.join(filter(None, [*solved.such_that, least]))}"
+    least = [f"least {text.human(solved.minimise)}"] if solved.minimise else []
+    return f"{solved.find} such that {' and '.join([*solved.such_that, *least])}"
 
 
-def _notes(solved: Solved) -> Iterator[str]:
-    for row in solved.solutions:
-        if row.reason:
-            yield f"{row.candidate}: {text.capital(row.reason)}"
+def _notes(solved: Solved) -> list[str]:
+    return [f"{row.candidate}: {text.capital(row.reason)}" for row in solved.solutions if row.reason]
 
 
 def solve_lines(solved: Solved) -> list[str]:
     """The solutions, and why others are none."""
-    return [
-        *text.paragraphs(f"{solved.sweep.sweep.spec.title}: {_asked(solved)}"),
-        "",
-        *_solutions(solved).lines(),
-        "",
-        *text.paragraphs(*_notes(solved)),
-    ]
-
-
-def _tried(solved: Solved) -> Table:
-    """Every value that was tried, with the first quantity and its band."""
-    name = next((name for rows in solved.tried.values() for row in rows for name in row.quantities), "")
-    columns: dict[str, Field[tuple[str, Tried]]] = {
-        "candidate": (None, lambda own: own[0]),
-        "value": (text.NUMBER, lambda own: own[1].value if isinstance(own[1].value, (int, float)) else None),
-        solved.find: (None, lambda own: solved.unknowns[own[0]].text(own[1].value)),
-        text.human(name): (
-            _unit(name, solved),
-            lambda own: Cell(own[1].quantities[name], own[1].bands[name]) if own[1].quantities else None,
-        ),
-        "draws that meet it": (text.WHOLE_SHARE, lambda own: own[1].share),
-        "reason": (None, lambda own: own[1].reason or None),
-    }
-    return Table.each(((label, row) for label, rows in solved.tried.items() for row in rows), columns)
+    heading = f"{solved.sweep.sweep.spec.title}: {_asked(solved)}"
+    return [*text.paragraphs(heading), "", *_solutions(solved).lines(), "", *text.paragraphs(*_notes(solved))]
 
 
 def _curve(solved: Solved) -> Iterator[Section]:
     """The first quantity over the unknown, with its band, the condition and what was found."""
-    table = _tried(solved)
-    name = table.columns[3].name
-    shown = Table(table.columns, [row for row in table.rows if None not in (row[1].value, row[3].value)])
-    if not shown.rows:
+    rows = [(label, row) for label, tried in solved.tried.items() for row in tried if row.quantities]
+    rows = [own for own in rows if isinstance(own[1].value, (int, float))]
+    if not rows:
         return
-    traces = [
-        trace
-        for series in draw.Series.of(shown, "value")
-        for trace in series.curve("value", name, series.table.hovers(solved.find, name))
+    name = next(iter(rows[0][1].quantities))
+    columns: dict[str, Field[tuple[str, Tried]]] = {
+        "candidate": (None, lambda own: own[0]),
+        "value": (text.NUMBER, lambda own: own[1].value),
+        solved.find: (None, lambda own: solved.unknowns[own[0]].text(own[1].value)),
+        name: (_unit(name, solved), lambda own: Cell(own[1].quantities[name], own[1].bands[name])),
+        "draws that meet it": (text.WHOLE_SHARE, lambda own: own[1].share),
+    }
+    table = Table.each(rows, columns)
+    curves = [
+        own.curve("value", name, own.table.hovers(solved.find, name))
+        for own in draw.Series.of(table, "value")
     ]
-    values, amounts = shown.values("value"), [end for ends in shown.bands(name) for end in ends]
     rules = [draw.rule(row.value, draw.IDEAL) for row in solved.solutions if row.value is not None]
-    bound = bound_of(solved)
-    rules += [draw.rule(bound, draw.IDEAL, across=True)] if bound is not None else []
-    x, y = draw.log_axis(solved.find, values), draw.log_axis(name, [*amounts, *filter(None, [bound])])
-    figure = draw.figure(f"{text.capital(name)} by {solved.find}", traces, x, y, shapes=rules)
+    asked = [Condition.read(words, solved.currency) for words in solved.such_that]
+    bounds = [known.bound for known in asked if known.quantity == name and not known.rival]
+    rules += [draw.rule(bound, draw.IDEAL, across=True) for bound in bounds]
+    x = draw.log_axis(solved.find, table.values("value"))
+    y = draw.log_axis(text.human(name), [*(end for ends in table.bands(name) for end in ends), *bounds])
+    traces = [trace for curve in curves for trace in curve]
+    figure = draw.figure(f"{text.capital(text.human(name))} by {solved.find}", traces, x, y, shapes=rules)
     lead = "Shows what a step of the input is worth. Bands: 90 %. Dotted: the condition, and what meets it."
-    yield Section("What was tried", lead, figure, shown, (solved.find, name), slug="tried")
+    yield Section("What was tried", lead, figure, table, (solved.find, name), slug="tried")
 
 
 def write_solve(solved: Solved, folder: Path) -> Path:
     """Write `index.html` and `summary.json`; returns the page."""
     table = _solutions(solved)
-    words = "; ".join(
-        f"{name}: {value}"
-        for name, value in zip(table.texts("candidate"), table.texts(solved.find), strict=True)
-    )
-    notes = Table.of(("note",), ((note,) for note in _notes(solved)))
-    sections = [Section("The answer", table=table, slug="answer"), *_curve(solved)]
-    sections += [Section("What to know", table=notes, slug="notes")] if notes.rows else []
-    page = Page(solved.sweep.sweep.spec.title, sections, _asked(solved), f"{text.capital(words)}.")
+    found = zip(table.texts("candidate"), table.texts(solved.find), strict=True)
+    sections = [
+        Section("The answer", note=" ".join(_notes(solved)), table=table, slug="answer"),
+        *_curve(solved),
+    ]
+    words = text.capital("; ".join(f"{name}: {value}" for name, value in found))
+    page = Page(solved.sweep.sweep.spec.title, sections, _asked(solved), f"{words}.")
     return page.write(folder, document_text(solve_document(solved)))
 
 
 def solve_document(solved: Solved, *, report: str = "index.html") -> dict[str, Any]:
     """The document of `perfsim solve --json`."""
     names = ("find", "such_that", "minimise", "currency", "solutions")
+    told = ("value", "quantities", "bands", "share", "reason")
     tried = {
-        label: [{name: value for name, value in vars(row).items() if name not in _HELD} for row in rows]
+        label: [{name: getattr(row, name) for name in told} for row in rows]
         for label, rows in solved.tried.items()
     }
+    points = list(solved.sweep.documents())
     known = {name: getattr(solved, name) for name in names}
-    return dict(plain({**known, "tried": tried, "points": list(solved.sweep.documents()), "report": report}))
-
-
-_HELD = ("points", "misses")
+    return dict(plain(known | {"tried": tried, "points": points, "report": report}))

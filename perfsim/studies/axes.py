@@ -377,15 +377,14 @@ def priced(study: StudySpec, prices: Mapping[str, float]) -> StudySpec:
     return study.model_copy(update={"candidates": tuple(map(own, study.candidates))})
 
 
-def check_prices(prices: Mapping[str, float], studies: Iterable[StudySpec]) -> None:
+def check_prices(prices: Mapping[str, Any], studies: Iterable[StudySpec]) -> None:
     """Raise InputError for a price of a system that no candidate has, and for one below 0."""
     known = {candidate.system.name for study in studies for candidate in study.candidates}
     for name, price in prices.items():
         if name not in known:
             help_text = did_you_mean(name, sorted(known))
             raise InputError([Problem(f"price of {name}: no candidate is on it", help=help_text)])
-        given: Any = price
-        if not (isinstance(given, (int, float)) and 0 <= given < 1e12):
+        if not (isinstance(price, (int, float)) and 0 <= price < 1e12):
             raise InputError(f"price of {name}: {price!r} is not money for a device-hour, such as 2.50")
 
 

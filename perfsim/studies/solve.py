@@ -141,12 +141,6 @@ class Condition:
         return cls(name, candidate or "", sense, value)
 
 
-def bound_of(solved: Solved) -> float | None:
-    """The bound of the first condition, in the unit of its quantity; None for one between candidates."""
-    bounds = (Condition.read(text, solved.currency).bound for text in solved.such_that[:1])
-    return next((bound for bound in bounds if math.isfinite(bound)), None)
-
-
 def check_quantities(*names: str) -> None:
     """Raise InputError with the nearest name for one that is no quantity."""
     if wrong := [name for name in names if name and name not in NAMES]:
@@ -165,8 +159,6 @@ _REACH = 1e3
 """How far from today's value a number is looked for, as a factor."""
 STEPS = 96
 """Numbers in a power of ten that are tried."""
-_LAYOUTS = 12
-"""Layouts of the planner's shortlist that are tried."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +215,7 @@ class Unknown:
         if path == "layout":
             batches = target.batches(study, question)
             best = target.curve(question, batches).best if len(batches) > 1 else batches[0]
-            planned = plan_layouts(question.at(best), shown=_LAYOUTS).shortlist
+            planned = plan_layouts(question.at(best), shown=COARSE).shortlist
             return cls(path, [entry.layout_text for entry in planned], "", numeric=False)
         if path == SIZE:
             size = float(parameters(study.model).total)
@@ -276,11 +268,10 @@ def _counts(node: int) -> list[int]:
 HALF, SURE = 0.5, 0.9
 """Shares of the joint draws."""
 LEAST_STEP, MOST_STEP = math.log(1.2), math.log(16.0)
-"""The steps outward."""
 FLAT = 1e-3
 """A change of the log of a quantity, over that of the input, that is none."""
 COARSE = 12
-"""Values of a coarse sweep."""
+"""Values of a coarse sweep, and layouts of the planner's shortlist."""
 
 
 @dataclass
@@ -398,14 +389,11 @@ class _Search:
         return self.tried[index]
 
     def _at(self, value: Any) -> Tried:
-        own = of_candidate(self.find)
         known = {"": self.point(self.study.candidates[0], value, changed=True)}
         for name, rival in self.rivals.items():
-            if not own:
-                known[name] = self.point(rival, value, changed=True)
-            else:
-                self.fixed[name] = self.fixed.get(name) or self.point(rival, value, changed=False)
-                known[name] = self.fixed[name]
+            shared = not of_candidate(self.find)
+            known[name] = self.fixed.get(name) or self.point(rival, value, changed=shared)
+            self.fixed |= {} if shared else {name: known[name]}
         points = {name: point for name, point in known.items() if isinstance(point, PointResult)}
         refused = (error for error in known.values() if isinstance(error, PerfsimError))
         reasons = [problem.message for error in refused for problem in error.problems]
@@ -574,11 +562,8 @@ class _Search:
 
     def range_at(self, best: int) -> tuple[float, float] | None:
         """The values that meet the conditions in 5 and in 95 % of the draws, by two that were tried."""
-        far = (index for index in self.tried if index != best and self.tried[index].misses is not None)
-        far = (index for index in far if abs(index - best) > 1 or len(self.tried) < 4)
-        other = min(far, key=lambda index: abs(index - best), default=None)
-        if other is None:
-            return None
+        far = [index for index in self.tried if index != best and self.tried[index].misses is not None]
+        other = min(far, key=lambda index: (abs(index - best) == 1, abs(index - best)))
         ends = []
         for level in (0.05, 0.95):
             here, there = self.tried[best].miss(level), self.tried[other].miss(level)

@@ -1,9 +1,7 @@
 """A model grown or shrunk to a number of parameters: depth, width and heads of a real shape.
 
-Width and depth keep the aspect of published models, width over layers: 77 at 0.1 billion parameters and 85 at
-1.3 (the rows of Cerebras-GPT, [2304.03208] table 1, and of GPT-3, [2005.14165] table 2.1), 128 from 6.7 on
-(GPT-3, Llama). Heads keep their width, the MLP and experts their ratio to the model's width; vocabulary, key
-and value heads and the number of experts stay.
+Heads keep their width, the MLP and experts their ratio to the model's width; vocabulary, key and value heads
+and the number of experts stay. Width over depth is that of published models.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from perfsim.specs.model import TransformerConfig
 from perfsim.work.counts import parameters
 
 ASPECT = ((1e8, 1.3e9, 6.7e9), (77.0, 85.0, 128.0))
-"""Parameters, and width over layers; between them linear in the log."""
+"""Parameters, and width over layers, linear in the log: Cerebras-GPT [2304.03208], GPT-3 [2005.14165]."""
 EVEN = ((32, 8), (24, 2))
 """From so many heads and so many layers on they are multiples of these, so that degrees divide them."""
 WIDTHS = 128
@@ -52,37 +50,27 @@ def scaled(model: TransformerConfig, num_parameters: float) -> TransformerConfig
 def _shapes(model: TransformerConfig, num_parameters: float, aspect: float) -> Iterator[TransformerConfig]:
     """At every width the depth with about as many parameters, where its aspect is like the published."""
     groups = model.num_query_groups or 1
-    own_width = model.head_dim is None and model.latent_attention is None
-    unit = model.head_size * groups if own_width else WIDTHS
+    unit = model.head_size * groups if model.head_dim is None and model.latent_attention is None else WIDTHS
     experts = model.experts
-    fewest = 1 if experts is None else experts.first_dense_layers + experts.interval
-    width = 0
-    while True:
+    step = 1 if experts is None else experts.interval
+    fewest = step if experts is None else experts.first_dense_layers + step
+    width = layers = 0
+    while layers == 0 or (layers >= fewest and width / layers <= FARTHEST * aspect):
         width += unit
         times = width / model.hidden_size
         heads = max(1, round(model.num_attention_heads * times / groups)) * groups
         if heads >= EVEN[0][0] and heads % EVEN[0][1]:
             continue
-        update: dict[str, Any] = {"hidden_size": width, "num_attention_heads": heads}
-        update["ffn_hidden_size"] = _rounded(model.ffn_hidden_size * times)
+        sizes: dict[str, Any] = {"hidden_size": width, "num_attention_heads": heads}
+        sizes["ffn_hidden_size"] = 64 * round(model.ffn_hidden_size * times / 64)
         if experts is not None:
             inner = ("ffn_hidden_size", "shared_ffn_hidden_size")
-            sizes = {name: _rounded(getattr(experts, name) * times) for name in inner}
-            update["experts"] = experts.model_copy(update=sizes)
-        step = 1 if experts is None else experts.interval
-        one, two = (
-            parameters(model.model_copy(update=update | {"num_layers": count})).total
-            for count in (fewest, fewest + step)
-        )
+            widths = {name: 64 * round(getattr(experts, name) * times / 64) for name in inner}
+            sizes["experts"] = experts.model_copy(update=widths)
+        ends = (model.model_copy(update=sizes | {"num_layers": count}) for count in (fewest, fewest + step))
+        one, two = (parameters(end).total for end in ends)
         depth = fewest + (num_parameters - one) / (two - one) * step
-        step *= EVEN[1][1] if depth > EVEN[1][0] else 1
-        layers = step * round(depth / step)
-        if layers < fewest or width / layers > FARTHEST * aspect:
-            return
-        if layers <= MOST_LAYERS and width / layers >= aspect / FARTHEST:
-            yield model.model_copy(update=update | {"num_layers": layers})
-
-
-def _rounded(size: float) -> int:
-    """A width of the MLP: a multiple of 64."""
-    return 64 * round(size / 64)
+        even = step * (EVEN[1][1] if depth > EVEN[1][0] else 1)
+        layers = max(even * round(depth / even), 1)
+        if fewest <= layers <= MOST_LAYERS and aspect / FARTHEST <= width / layers <= FARTHEST * aspect:
+            yield model.model_copy(update=sizes | {"num_layers": layers})
