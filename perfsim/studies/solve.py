@@ -270,6 +270,8 @@ HALF, SURE = 0.5, 0.9
 LEAST_STEP, MOST_STEP = math.log(1.2), math.log(16.0)
 FLAT = 1e-3
 """A change of the log of a quantity, over that of the input, that is none."""
+NEAR = 4
+"""Values on each side of the nearest one that are tried where the way to a solution ends."""
 COARSE = 12
 """Values of a coarse sweep, and layouts of the planner's shortlist."""
 
@@ -488,12 +490,15 @@ class _Search:
                 return
             step = min(max(1.05 * abs(now / slope), LEAST_STEP), MOST_STEP)
             ahead = self.beside(here, math.copysign(step, -now / slope))
-            if ahead in self.tried or self.at(ahead).misses is None:
-                return
-            if abs(self.tried[ahead].miss(level)) > abs(now) and not self.turns(level):  # the way turns back
-                for factor in (2.0, 4.0, 8.0):
-                    self.at(self.beside(min(self.tried), -math.log(factor)))
-                    self.at(self.beside(max(self.tried), math.log(factor)))
+            known = set(self.tried)
+            while abs(ahead - here) > 1 and self.at(ahead).misses is None:
+                ahead = (ahead + here) // 2  # up to the last value that has a plan
+            ends = ahead in known or self.at(ahead).misses is None
+            if ends or (abs(self.at(ahead).miss(level)) > abs(now) and not self.turns(level)):
+                # The way ends or turns back: between its neighbours there may be a value that meets all.
+                near = range(max(here - NEAR, 0), min(here + NEAR + 1, len(self.unknown.values)))
+                for index in near if now > 0 else ():
+                    self.at(index)
                 return
             here = min(here, ahead, key=lambda index: abs(self.tried[index].miss(level)))
 
@@ -638,7 +643,7 @@ def solve_study(
         for number, outcome in finished:
             outcomes[number] = outcome
             progress(f"{len(outcomes)} of {len(searches)} candidates solved")
-    solved = dict[str, Any]()
+    solved: dict[str, Any] = {}
     solutions: list[Solution] = []
     for number, search in enumerate(searches):
         outcome = outcomes[number]
