@@ -387,8 +387,12 @@ class WaferCluster(Machine):
     def compute_remedy(self, plan: Plan, fixed: float, recompute: float, /) -> str:
         """Wider layers where rows of weights take long; a wafer recomputes whatever its memory."""
         if fixed > HEAVY:
+            tiled = (
+                not plan.job.model.experts or wafer_plan(plan).topology.system.streaming.attention_tiles > 1
+            )
+            larger = "a larger micro-batch" if tiled else "attention in tiles (streaming.attention_tiles)"
             return (
-                f"{self.more}, or layers wider than {plan.job.model.hidden_size:,}, or a larger micro-batch: "
+                f"{self.more}, or layers wider than {plan.job.model.hidden_size:,}, or {larger}: "
                 f"{100 * fixed:.0f} % of the step goes to rows of weights, which take the same time whatever "
                 "the tokens"
             )

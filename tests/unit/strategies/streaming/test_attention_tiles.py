@@ -38,6 +38,8 @@ def test_tiles_make_micro_batches_larger_and_a_model_of_few_active_experts_sever
     assert "attention is computed in 8 tiles of a micro-batch" in said
     (said,) = (caveat.text for caveat in whole.caveats if caveat.code == "experts-outside")
     assert "attention is not tiled" in said
+    assert "attention in tiles (streaming.attention_tiles)" in whole.why.remedy
+    assert "a larger micro-batch" in tiled.why.remedy
 
 
 def test_a_tile_has_at_least_a_sequence_and_an_expert_its_tokens() -> None:
