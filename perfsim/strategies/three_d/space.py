@@ -268,7 +268,7 @@ def layout_space(
         return shared and not (zero_stage == SHARDED and pipeline > 1) and bool(_divisions(pipeline, shape))
 
     # Tensor degrees that keep the rules, inside a node or over whole nodes.
-    node = topology.devices_per_node
+    node = _node(topology)
     tensors = [
         tensor
         for tensor in divisors(topology.num_devices, "tensor" in free_degrees)
@@ -317,6 +317,11 @@ def _table(pipelines: tuple[int, ...], shape: _Shape) -> Divisions:
     return Divisions([division for pipeline in pipelines for division in _divisions(pipeline, shape)])
 
 
+def _node(topology: FatTree) -> int:
+    """Devices of one node that are in use: of a domain of 72 all of a smaller job."""
+    return min(topology.devices_per_node, topology.num_devices)
+
+
 def head_layers(job: Job) -> int:
     """Layers that take as long as the LM head, by their matrix products; the ratio rounded."""
     model = job.model
@@ -331,7 +336,7 @@ def head_layers(job: Job) -> int:
 
 def _context_degrees(job: Job, topology: FatTree, tensor: int) -> Iterator[tuple[int, int]]:
     """Context degrees that keep the rules, inside a node or over whole nodes; with the index of exchange."""
-    node = topology.devices_per_node
+    node = _node(topology)
     for ranks in divisors(topology.num_devices // tensor):
         width = tensor * ranks
         placed = node % width == 0 or width % node == 0
@@ -350,7 +355,7 @@ def _expert_degrees(
     if job.model.experts is None or not free:
         yield 1, 1
         return
-    node = topology.devices_per_node
+    node = _node(topology)
     width = topology.num_devices // pipeline
     layout = ParallelLayout(tensor=tensor, data=width // tensor, sequence_parallel=tensor > 1)
     counts = parameters(job.model)

@@ -52,3 +52,9 @@ def test_a_question_without_a_plan_says_that_the_tool_limits_it() -> None:
     with pytest.raises(PlanError, match="--runs-on any") as refused:
         Search(asked(strategy="zero3"))
     assert "Megatron-LM of 2024-01" in str(refused.value)
+
+
+def test_a_job_inside_a_domain_of_72_has_every_degree_of_its_own_devices() -> None:
+    """72 is no multiple of 16."""
+    question = asked(model="qwen3_30b_a3b", system="gb200-nvl72", devices=64)
+    assert {16, 32, 64} <= {layout.expert for layout in listed(question)}
