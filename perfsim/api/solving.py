@@ -11,7 +11,7 @@ from perfsim.api.questions import Named, Rows, Tabular, names_of, writing
 from perfsim.base.errors import within_floats
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.studies.answers import values_of
-from perfsim.studies.axes import changed_study, check_prices, priced
+from perfsim.studies.axes import changed_study, priced
 from perfsim.studies.executors import Tell, executor_for
 from perfsim.studies.loading import load_study
 from perfsim.studies.solve import Solved, solve_study, study_of
@@ -49,13 +49,11 @@ def solve(
     else:
         spec = study if isinstance(study, StudySpec) else load_study(str(study), catalog)
         spec = changed_study(spec, asked, catalog).compared(names_of(compare, "compare"))
-    check_prices(prices or {}, [spec])
     spec = priced(spec, prices or {})
     executor = executor_for(jobs, most=len(spec.candidates))
     conditions = names_of(such_that, "such_that")
-    return SolveAnswer(
-        **values_of(solve_study(spec, find, conditions, minimise, catalog, executor, progress))
-    )
+    solved = solve_study(spec, find, conditions, minimise, catalog, executor, progress)
+    return SolveAnswer(**values_of(solved))
 
 
 @dataclass(frozen=True, repr=False)

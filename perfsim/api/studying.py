@@ -17,7 +17,7 @@ from perfsim.convergence.time_to_accuracy import RatioBand
 from perfsim.prediction.verification import Verify, must_be_right
 from perfsim.report.text import layout_short
 from perfsim.studies.answers import Answer, StudyResult, called, quantities, values_of
-from perfsim.studies.axes import Sweep, changed_study, check_prices, load_sweep, priced
+from perfsim.studies.axes import Sweep, changed_study, load_sweep, priced
 from perfsim.studies.comparisons import Comparison, compare
 from perfsim.studies.decision import outcome_of, ratio_of
 from perfsim.studies.executors import Tell, executor_for
@@ -68,7 +68,6 @@ def study(
         spec = load_study(str(study), catalog)
     if verify is not None and verify not in get_args(Verify):
         raise InputError(f"verify: {verify!r} is none of {', '.join(get_args(Verify))}")
-    check_prices(prices or {}, [spec])
     spec = priced(changed_study(spec, changes or {}, catalog).with_verify(verify), prices or {})
     executor = executor_for(
         jobs, scheduler, most=sum(len(candidate.devices) for candidate in spec.candidates)

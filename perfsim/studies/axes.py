@@ -365,27 +365,21 @@ def changed_study(study: StudySpec, changes: Mapping[str, Any], catalog: Catalog
     return changed.model_copy(update={"candidates": tuple(candidates)})
 
 
-def priced(study: StudySpec, prices: Mapping[str, float]) -> StudySpec:
-    """A study with the price of a device-hour on these systems, in its currency."""
+def priced(study: StudySpec, prices: Mapping[str, Any], systems: Iterable[str] = ()) -> StudySpec:
+    """A study with the price of a device-hour on some systems, in its currency.
 
-    def own(candidate: CandidateSpec) -> CandidateSpec:
-        if candidate.system.name not in prices:
-            return candidate
-        price = PriceSpec(device_hour=prices[candidate.system.name])
-        return candidate.model_copy(update={"price": price})
-
-    return study.model_copy(update={"candidates": tuple(map(own, study.candidates))})
-
-
-def check_prices(prices: Mapping[str, Any], studies: Iterable[StudySpec]) -> None:
-    """Raise InputError for a price of a system that no candidate has, and for one below 0."""
-    known = {candidate.system.name for study in studies for candidate in study.candidates}
+    Raises InputError for a price below 0, and for one of none of its systems and of these.
+    """
+    known = {*systems, *(candidate.system.name for candidate in study.candidates)}
     for name, price in prices.items():
         if name not in known:
             help_text = did_you_mean(name, sorted(known))
             raise InputError([Problem(f"price of {name}: no candidate is on it", help=help_text)])
         if not (isinstance(price, (int, float)) and 0 <= price < 1e12):
             raise InputError(f"price of {name}: {price!r} is not money for a device-hour, such as 2.50")
+    given = {name: {"price": PriceSpec(device_hour=price)} for name, price in prices.items()}
+    candidates = (own.model_copy(update=given.get(own.system.name, {})) for own in study.candidates)
+    return study.model_copy(update={"candidates": tuple(candidates)})
 
 
 # The points of a sweep.
@@ -482,8 +476,8 @@ class Sweep:
 
     def priced(self, prices: Mapping[str, float]) -> Self:
         """The points with these prices of a device-hour, by system."""
-        check_prices(prices, (point.study for point in self.points))
-        points = (replace(point, study=priced(point.study, prices)) for point in self.points)
+        known = {point.system for point in self.points}
+        points = (replace(point, study=priced(point.study, prices, known)) for point in self.points)
         return replace(self, points=tuple(points)) if prices else self
 
     def only(self, strategies: Sequence[str]) -> Self:

@@ -13,7 +13,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin
 
@@ -270,6 +269,8 @@ HALF, SURE = 0.5, 0.9
 LEAST_STEP, MOST_STEP = math.log(1.2), math.log(16.0)
 FLAT = 1e-3
 """A change of the log of a quantity, over that of the input, that is none."""
+_LEAST = 1e-30
+"""In place of 0, of which there is no log."""
 NEAR = 4
 """Values on each side of the nearest one that are tried where the way to a solution ends."""
 COARSE = 12
@@ -360,18 +361,10 @@ class _Search:
     tried: dict[int, Tried] = field(default_factory=dict)
     """By the number of the value."""
 
-    @cached_property
-    def unknown(self) -> Unknown:
-        """What is to be found."""
-        return Unknown.at(self.find, self.study, self.study.candidates[0])
-
-    @cached_property
-    def equal(self) -> bool:
-        """Whether a condition asks for equality."""
-        return any(condition.sense == "==" for condition in self.conditions)
-
     def solved(self) -> tuple[list[Solution], list[Tried], Unknown]:
         """The solutions, all that was tried, and what was to be found."""
+        self.unknown = Unknown.at(self.find, self.study, self.study.candidates[0])
+        self.equal = any(condition.sense == "==" for condition in self.conditions)
         self.changer = Changer(self.catalog)
         self.fixed: dict[str, PointResult | PerfsimError] = {}
         if self.unknown.turns_back or not self.unknown.numeric:
@@ -419,7 +412,8 @@ class _Search:
             # Candidates are compared as `decide` does: without the luck of seeds.
             at = (lambda name: 0.0 if name.startswith(SEEDS) else draws(name)) if asked.rival else draws
             bound = amount(asked.other, asked.rival, at) if asked.rival else asked.bound
-            ratio = np.log(amount(asked.quantity, asked.candidate, at) / bound)
+            own = amount(asked.quantity, asked.candidate, at)
+            ratio = np.log(np.maximum(own, _LEAST) / np.maximum(bound, _LEAST))
             missed = -ratio if asked.sense == ">=" else ratio
             made.misses = missed if made.misses is None else np.maximum(made.misses, missed)
         made.misses = np.atleast_1d(-1.0 if made.misses is None else made.misses)
