@@ -243,7 +243,7 @@ class Target:
         largest = LARGEST_SHARE * self.critical.tokens / seq_length
         unit = num_devices if num_devices & (num_devices - 1) else 1
         grid = sorted({unit * factor * 2**power for factor in (2, 3) for power in range(24)})
-        return [batch for batch in grid if smallest <= batch <= largest] or [unit * max(1, num_devices)]
+        return [batch for batch in grid if smallest <= batch <= largest] or [num_devices]
 
     def batches(self, spec: StudySpec, question: Question) -> Sequence[int]:
         """The global batches to try: the recipe's own, else the study's.

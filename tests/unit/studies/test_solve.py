@@ -165,3 +165,8 @@ def test_what_cannot_be_asked_says_what_can(study_of: Make, find: str, condition
     with pytest.raises(InputError) as caught:
         ps.solve(study_of(), find=find, such_that=condition)
     assert words in str(caught.value)
+
+
+def test_more_devices_than_sequences_of_any_useful_batch_take_a_sequence_each(study_of: Make) -> None:
+    target = Target.of_study(study_of())
+    assert target.grid(2048, 3 * 2**14) == [3 * 2**14]
