@@ -562,7 +562,9 @@ class _Search:
     def range_at(self, best: int) -> tuple[float, float] | None:
         """The values that meet the conditions in 5 and in 95 % of the draws, by two that were tried."""
         far = [index for index in self.tried if index != best and self.tried[index].misses is not None]
-        other = min(far, key=lambda index: (abs(index - best) == 1, abs(index - best)))
+        other = min(far, key=lambda index: (abs(index - best) == 1, abs(index - best)), default=None)
+        if other is None:
+            return None
         ends = []
         for level in (0.05, 0.95):
             here, there = self.tried[best].miss(level), self.tried[other].miss(level)

@@ -34,6 +34,7 @@ ANSWERS = {
     "run": ("run", *POINT),
     "schema": ("schema", "--help"),
     "show": ("show", "systems", "dgx-h100"),
+    "solve": ("solve", "study.yaml", "--find", "devices", "--such-that", "days <= 3000"),
     "study": ("study", "study.yaml"),
     "sweep": ("sweep", "sweep.yaml", "--jobs", "1"),
     "validate": ("validate", "--help"),
@@ -43,6 +44,7 @@ ANSWERS = {
 COMPUTED_ONCE = (
     ("perfsim.api.studying", "study"),
     ("perfsim.api.studying", "sweep"),
+    ("perfsim.api.solving", "solve"),
     ("perfsim.api.questions", "predict"),
     ("perfsim.api.planning", "plan"),
     ("perfsim.api.tools", "why_measured"),

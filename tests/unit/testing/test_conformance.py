@@ -49,12 +49,6 @@ class ScreensTooFast(Data):
         return replace(screening, estimate_s=screening.estimate_s / 2)
 
 
-class LosesLayouts(Data):
-    def screen(self, job: Job, topology: Topology, costs: Costs) -> Screening:
-        screening = super().screen(job, topology, costs)
-        return replace(screening, screened=screening.screened + 1)
-
-
 class ForgetsMemory(Data):
     def plan(
         self, job: Job, topology: Topology, layout: ParallelLayout, *, check_memory: bool = True
@@ -118,7 +112,6 @@ class EstimatesTwice(Data):
         (ListsIllegal, PROMISES["listed_layouts_are_legal"]),
         (ScreensHalfTheMemory, PROMISES["the_screening_agrees_with_the_plans"]),
         (ScreensTooFast, PROMISES["the_screening_agrees_with_the_plans"]),
-        (LosesLayouts, PROMISES["the_screening_agrees_with_the_plans"]),
         (ForgetsMemory, PROMISES["memory_is_itemised"]),
         (RunsAnywhere, PROMISES["other_systems_are_refused"]),
         (SkipsWork, PROMISES["all_products_are_the_models"]),
