@@ -316,13 +316,16 @@ class Reach:
     def tests_of(self, mutant: Mutant) -> list[str]:
         """Tests that run the line or the first one recorded above it; those near the module first.
 
-        For a line that runs on import: the files that mirror the module, and tests that run a line with the
-        name that it sets, anywhere.
+        For a line that runs on import: the files that mirror the module or have the name that it sets, and
+        tests that run a line with that name, anywhere.
         """
         lines = self._lines(mutant.path)
         line = max((line for line in lines if line <= mutant.line), default=0)
         contexts = set(lines.get(line, ())) - {""}
-        files = [] if contexts else [str(path.relative_to(ROOT)) for path in mirrored(mutant.path)]
+        files = (
+            [] if contexts else [*mirrored(mutant.path), *_naming(_set_on_import(mutant.tree, mutant.line))]
+        )
+        files = list(dict.fromkeys(str(path.relative_to(ROOT)) for path in files))
         contexts = contexts or self._users(mutant)
         tests = {_selected(context) for context in contexts}
         # Chromium does not start within the limit of memory that a mutant has.
@@ -367,6 +370,15 @@ def _selected(context: str) -> str:
     """
     test, _, phase = context.rpartition("|")
     return test.partition("::")[0] if phase == "setup" else re.sub(r"@\w+$", "", test)
+
+
+def _naming(name: str) -> list[Path]:
+    """Files of tests that have the name of a constant or a field."""
+    named = re.compile(rf"\b{re.escape(name)}\b")
+    files = [
+        path for folder in ("unit", "properties") for path in (ROOT / "tests" / folder).rglob("test_*.py")
+    ]
+    return [path for path in files if name and named.search(path.read_text(encoding="utf-8"))]
 
 
 def _set_on_import(tree: ast.Module, line: int) -> str:
