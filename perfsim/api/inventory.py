@@ -7,7 +7,7 @@ from typing import Any
 
 from perfsim.base.errors import InputError, PerfsimError
 from perfsim.base.units import format_quantity
-from perfsim.catalog import default_catalog, load_mapping
+from perfsim.catalog import LocatedMapping, default_catalog
 from perfsim.specs.hardware import StoreTotal
 
 SINGULAR = {
@@ -38,7 +38,7 @@ def names(kind: str) -> Rows:
     catalog = default_catalog()
     singular = SINGULAR[kind]
     files = {
-        name: load_mapping(catalog.find(singular, name), catalog, singular).data
+        name: LocatedMapping.read(catalog.find(singular, name), singular, catalog).data
         for name in catalog.names(singular)
     }
     return [

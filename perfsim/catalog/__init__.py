@@ -13,7 +13,6 @@ from perfsim.catalog.catalog import (
     Source,
     data_root,
     default_catalog,
-    load_mapping,
     parse_file,
 )
 from perfsim.catalog.reader import KINDS, LocatedMapping
@@ -27,6 +26,5 @@ __all__ = [
     "Source",
     "data_root",
     "default_catalog",
-    "load_mapping",
     "parse_file",
 ]

@@ -65,35 +65,20 @@ class _DescriptionsByName(Mapping[str, SpecT]):
 class Catalog:
     """Descriptions by name; each file is read once.
 
-    `roots` are directories that hold hardware/, workloads/ and studies/; an earlier root shadows files
-    of the same name in later ones. Default: those of PERFSIM_PATH, then perfsim's own.
+    `models`, `recipes`, `devices` and `systems` are mappings by name. `roots` are directories that hold
+    hardware/, workloads/ and studies/; an earlier root shadows files of the same name in later ones. Default:
+    those of PERFSIM_PATH, then perfsim's own.
     """
 
     def __init__(self, roots: Sequence[Path] | None = None) -> None:
         folders = filter(None, os.environ.get(PATH_VARIABLE, "").split(os.pathsep))
         self.roots = tuple(roots) if roots is not None else (*map(Path, folders), data_root())
+        self.models: Mapping[str, TransformerConfig] = _DescriptionsByName(self, "model")
+        self.recipes: Mapping[str, Recipe] = _DescriptionsByName(self, "recipe")
+        self.devices: Mapping[str, DeviceSpec] = _DescriptionsByName(self, "device")
+        self.systems: Mapping[str, SystemSpec] = _DescriptionsByName(self, "system")
         self._specs: dict[tuple[str, Path], Any] = {}
         self._sources: dict[str, Source] | None = None
-
-    @property
-    def models(self) -> _DescriptionsByName[TransformerConfig]:
-        """Every model."""
-        return _DescriptionsByName(self, "model")
-
-    @property
-    def recipes(self) -> _DescriptionsByName[Recipe]:
-        """Every recipe."""
-        return _DescriptionsByName(self, "recipe")
-
-    @property
-    def devices(self) -> _DescriptionsByName[DeviceSpec]:
-        """Every device."""
-        return _DescriptionsByName(self, "device")
-
-    @property
-    def systems(self) -> Mapping[str, SystemSpec]:
-        """Every system."""
-        return _DescriptionsByName(self, "system")
 
     def device(self, name_or_path: str) -> DeviceSpec:
         """A GPU or a wafer."""
@@ -122,10 +107,6 @@ class Catalog:
     def framework(self, name_or_path: str) -> FrameworkCalibration:
         """A training framework."""
         return cast(FrameworkCalibration, self.load("framework", name_or_path))
-
-    def study_path(self, name_or_path: str) -> Path:
-        """The file of a study; reading it is `parse_file`."""
-        return self.find("study", name_or_path)
 
     def names(self, kind: str) -> list[str]:
         """Every name of a kind (device, link, system, calibration, model, recipe, study)."""
@@ -271,15 +252,6 @@ def data_root() -> Path:
 def default_catalog() -> Catalog:
     """The catalogue of PERFSIM_PATH and of perfsim itself, shared by all callers."""
     return _catalog_for(os.environ.get(PATH_VARIABLE, ""))
-
-
-def load_mapping(path: Path, catalog: Catalog | None = None, kind: str = "study") -> LocatedMapping:
-    """The raw data of a file with the place of each value; raises CatalogError if it is malformed.
-
-    For callers that validate the data themselves: `mapping.error(validation_error, Model)` turns
-    pydantic's errors into problems at the file's own lines.
-    """
-    return LocatedMapping.read(path, kind, catalog or default_catalog())
 
 
 def parse_file(path: Path, model: type[SpecT], catalog: Catalog | None = None) -> SpecT:

@@ -8,7 +8,6 @@ the slope d ln D / d L times the law's error is the error of the tokens.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import linear_regression
@@ -25,8 +24,11 @@ RAY = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossLaw(ABC):
-    """A law L(N, D) = (rest(N) + gain(N) / D^beta)^power with the runs that it was fitted to."""
+class LossLaw:
+    """L(N, D) = (irreducible + a / N^alpha + b / (N^gamma D^beta))^power, with the runs of its fit.
+
+    That of Hoffmann et al. (arXiv 2203.15556) has the defaults of gamma and power.
+    """
 
     name: str
     source: str
@@ -39,16 +41,23 @@ class LossLaw(ABC):
     """Half-width of the 90 % band of a loss inside its runs, in nats."""
     counts_embeddings: bool = True
     """Whether N includes the embedding."""
-    beta: float = 1.0
+    irreducible: float
+    a: float
+    alpha: float
+    b: float
+    beta: float
+    gamma: float = 0.0
     power: float = 1.0
+    ratio: float | None = None
+    """Tokens a parameter of all its runs, which do not tell what each of the two does; others are outside."""
 
-    @abstractmethod
     def _rest(self, params: float) -> float:
         """What no number of tokens removes."""
+        return self.irreducible + self.a / math.pow(params, self.alpha)
 
-    @abstractmethod
     def _gain(self, params: float) -> float:
         """What tokens divide."""
+        return self.b / math.pow(params, self.gamma)
 
     def loss(self, params: float, tokens: float) -> float:
         """Nats per token after `tokens` tokens with `params` parameters."""
@@ -114,67 +123,13 @@ class LossLaw(ABC):
 
     def outside(self, params: float, tokens: float) -> str:
         """Why a point is outside its runs; empty inside."""
+        if self.ratio is not None and not self.ratio / REACH <= tokens / params <= self.ratio * REACH:
+            return f"{tokens / params:.3g} tokens a parameter, while its runs have {self.ratio:g}"
         spans = (("parameters", params, self.params), ("tokens", tokens, self.tokens))
         for name, value, (low, high) in spans:
             if not low / REACH <= value <= high * REACH:
                 return f"{value:.3g} {name}, while its runs have {low:.3g} to {high:.3g}"
         return ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChinchillaLaw(LossLaw):
-    """L(N, D) = irreducible + a / N^alpha + b / D^beta (Hoffmann et al., arXiv 2203.15556)."""
-
-    irreducible: float
-    a: float
-    alpha: float
-    b: float
-    beta: float
-
-    def _rest(self, params: float) -> float:
-        return self.irreducible + self.a / math.pow(params, self.alpha)
-
-    def _gain(self, _params: float) -> float:
-        return self.b
-
-
-@dataclass(frozen=True, kw_only=True)
-class _KaplanLaw(LossLaw):
-    """L(N, D) = ((n_c / N)^(alpha_n / power) + d_c / D)^power [arXiv 2001.08361 eq. 1.5]."""
-
-    n_c: float = 8.8e13
-    alpha_n: float = 0.076
-    d_c: float = 5.4e13
-    power: float = 0.095
-
-    def _rest(self, params: float) -> float:
-        return math.pow(self.n_c / params, self.alpha_n / self.power)
-
-    def _gain(self, _params: float) -> float:
-        return self.d_c
-
-
-@dataclass(frozen=True, kw_only=True)
-class _ComputeLaw(LossLaw):
-    """L = (c / C)^beta with C = 6 N D, for runs that all have about `RAY` tokens a parameter.
-
-    Such runs do not tell what parameters and tokens each do, so other ratios are outside its runs.
-    """
-
-    c_flop: float
-
-    def _rest(self, _params: float) -> float:
-        return 0.0
-
-    def _gain(self, params: float) -> float:
-        return math.pow(self.c_flop / (6.0 * params), self.beta)
-
-    def outside(self, params: float, tokens: float) -> str:
-        """Why a point is outside its runs; empty inside."""
-        ratio = tokens / params
-        if not RAY / REACH <= ratio <= RAY * REACH:
-            return f"{ratio:.3g} tokens a parameter, while its runs have {RAY:g}"
-        return super().outside(params, tokens)
 
 
 CEREBRAS_GPT = (
@@ -196,27 +151,32 @@ def power_law(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return math.exp(-intercept / slope), -slope
 
 
-def compute_law(runs: Sequence[tuple[float, float, float]] = CEREBRAS_GPT) -> _ComputeLaw:
-    """The least-squares line of log loss over log compute through runs of (parameters, tokens, loss).
+def compute_law(runs: Sequence[tuple[float, float, float]] = CEREBRAS_GPT) -> LossLaw:
+    """L = (c / C)^beta with C = 6 N D, by least squares through runs of (parameters, tokens, loss).
 
     Its error is the larger of the seed's and 1.645 times the runs' root mean square residual in nats.
     """
     c_flop, gamma = power_law([(6.0 * params * tokens, loss) for params, tokens, loss in runs])
-    law = _ComputeLaw(
+    law = LossLaw(
         name="cerebras_gpt",
         source="fitted to the losses of Cerebras-GPT's model cards, arXiv 2304.03208",
         corpus="the Pile",
         params=(min(run[0] for run in runs), max(run[0] for run in runs)),
         tokens=(min(run[1] for run in runs), max(run[1] for run in runs)),
-        c_flop=c_flop,
+        irreducible=0.0,
+        a=0.0,
+        alpha=1.0,
+        b=math.pow(c_flop / 6.0, gamma),
         beta=gamma,
+        gamma=gamma,
+        ratio=RAY,
     )
     squares = [(law.loss(params, tokens) - loss) ** 2 for params, tokens, loss in runs]
     error = max(SEED_ERROR, 1.645 * math.sqrt(sum(squares) / len(squares)))
     return replace(law, error=error)
 
 
-BESIROGLU = ChinchillaLaw(
+BESIROGLU = LossLaw(
     name="besiroglu",
     source="Besiroglu et al. 2024, arXiv 2404.10102: a new fit to 240 runs of Hoffmann et al.",
     corpus="MassiveText",
@@ -238,13 +198,19 @@ HOFFMANN = replace(
     b=410.7,
     beta=0.2849,
 )
-KAPLAN = _KaplanLaw(
+KAPLAN = LossLaw(  # ((8.8e13 / N)^(0.076 / 0.095) + 5.4e13 / D)^0.095
     name="kaplan",
     source="Kaplan et al. 2020, arXiv 2001.08361 eq. 1.5",
     corpus="WebText2",
     params=(768.0, 1.5e9),
     tokens=(2.2e7, 2.3e10),
     counts_embeddings=False,
+    irreducible=0.0,
+    a=math.pow(8.8e13, 0.076 / 0.095),
+    alpha=0.076 / 0.095,
+    b=5.4e13,
+    beta=1.0,
+    power=0.095,
 )
 LOSS_LAWS: Mapping[str, LossLaw] = {law.name: law for law in (BESIROGLU, HOFFMANN, KAPLAN, compute_law())}
 """Name in a study's YAML to the law. A new law is one value and one entry here."""

@@ -19,7 +19,6 @@ and e the seconds of a chunk of the product and of the exchange, which takes a s
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from statistics import NormalDist
 from typing import cast, get_args
 
 import numpy as np
@@ -27,7 +26,7 @@ from numpy.typing import NDArray
 
 from perfsim.base.errors import CatalogError, GraphError
 from perfsim.costs.gemm import GemmModel
-from perfsim.costs.price import MOST_TAKEN, NONE, Costs, Shares
+from perfsim.costs.price import MOST_TAKEN, NONE, Costs, Shares, slowest_of
 from perfsim.network import FatTree, Group
 from perfsim.network.collectives import CollectiveModel, wire_factor
 from perfsim.specs.calibration import (
@@ -135,10 +134,9 @@ class GpuKernels:
         # 1 on devices whose matrix instructions the framework's libraries were written for.
         ceiling_share = 1.0 if self.gpu.asynchronous_attention is None else self.framework.ceiling_share
         # Chips of one model differ in the clock that they hold under the same power limit, and all wait for
-        # the slowest. Of n normal values the largest deviates by about z((n - 3/8) / (n + 1/4)) standard
-        # deviations (Blom 1958).
-        deviations = NormalDist().inv_cdf((devices - 0.375) / (devices + 0.25)) if devices > 1 else 0.0
-        slowest = self.gpu.sustained_fraction * max(0.0, 1.0 - self.gpu.sustained_spread * deviations)
+        # the slowest.
+        slower = self.gpu.sustained_spread * slowest_of(devices)
+        slowest = self.gpu.sustained_fraction * max(0.0, 1.0 - slower)
         self.gemm = GemmModel(
             self.gpu.gemm,
             self.peak_flop_per_s,

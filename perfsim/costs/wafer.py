@@ -10,16 +10,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import NormalDist
 from typing import get_args
 
 from perfsim.base.errors import CatalogError
 from perfsim.costs.gpu import GpuKernels, peak_flop_per_s
-from perfsim.costs.price import Costs
+from perfsim.costs.price import Costs, slowest_of
 from perfsim.network import WaferTree
 from perfsim.network.wafer_tree import POOLS, STREAMS, Stream, Way
 from perfsim.specs.calibration import WaferCalibration
-from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.specs.recipe import Recipe
 from perfsim.work import Kind, Work
 from perfsim.work.kernels import Kernel
@@ -216,9 +214,12 @@ class WaferCosts(StreamCosts):
             self.attention_flop_per_s = peak_rate
             self.row_s = 0.0
         else:
-            waiting = waiting_for_others(system, topology.num_devices)
-            slower = slowdown(self.release, constants) * math.prod(waiting.values())
-            self.lost = _shares_of(waiting)
+            # All systems wait for the slowest: with a deviation s of their times, 1 + s m(n) of the mean. The
+            # assumed rest is the same share of speed for every doubling.
+            spread = 1.0 + system.speed_spread * slowest_of(topology.num_devices)
+            rest = (1.0 - system.loss_per_doubling) ** -math.log2(topology.num_devices)
+            slower = slowdown(self.release, constants) * spread * rest
+            self.lost = {SLOWEST: (spread - 1.0) / (spread * rest), ASSUMED_LOSS: (rest - 1.0) / rest}
             self.flop_per_s = constants.product_efficiency * peak_rate / slower
             self.attention_flop_per_s = constants.attention_efficiency * peak_rate / slower
             self.row_s = constants.row_s * slower
@@ -274,38 +275,6 @@ ATTENTION = "attention"
 SLOWEST = "slowest of the systems"
 ASSUMED_LOSS = "assumed loss of many systems"
 """Why a layer takes longer on many systems than on one."""
-
-
-def waiting_for_others(system: WaferClusterSpec, num_systems: int) -> dict[str, float]:
-    """Factors on the time of a layer, by cause: all systems wait for the slowest, and the assumed rest.
-
-    The slowest of n times of mean 1 and deviation s takes 1 + s m(n), with m of `slowest_of`. The rest loses
-    the same share of speed with every doubling.
-    """
-    return {
-        SLOWEST: 1.0 + system.speed_spread * slowest_of(num_systems),
-        ASSUMED_LOSS: (1.0 - system.loss_per_doubling) ** -math.log2(num_systems),
-    }
-
-
-def slowest_of(count: int) -> float:
-    """Expected maximum of so many standard normal values, within 5 %.
-
-    Formula: the quantile of (n - 0.375) / (n + 0.25) [G. Blom, "Statistical Estimates and Transformed
-    Beta-Variables", 1958].
-    """
-    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
-
-
-def _shares_of(factors: Mapping[str, float]) -> dict[str, float]:
-    """What each factor adds, as a share of a time that has them all."""
-    whole = math.prod(factors.values())
-    shares = {}
-    before = 1.0
-    for cause, factor in factors.items():
-        shares[cause] = before * (factor - 1.0) / whole
-        before *= factor
-    return shares
 
 
 def _of_layer(work: Work) -> bool:

@@ -18,7 +18,7 @@ from perfsim.base.errors import CatalogError, InputError, Problem, UnknownNameEr
 from perfsim.base.sizes import MOST_CASES, MOST_LAYERS, MOST_WIDTH
 from perfsim.base.spec import Spec
 from perfsim.base.units import BytesPerSecond, number
-from perfsim.catalog import Catalog, LocatedMapping, data_root, default_catalog, load_mapping
+from perfsim.catalog import Catalog, LocatedMapping, data_root, default_catalog
 from perfsim.catalog.yaml_tree import Loc
 from perfsim.costs.price import Costs
 from perfsim.engine.limits import present_limits, start_worker
@@ -602,7 +602,7 @@ class CaseRows(Generic[CaseT]):
     def read(cls, path: Path, kind: type[CaseT], catalog: Catalog | None = None) -> CaseRows[CaseT]:
         """The rows of a file. Raises CatalogError only for what belongs to no row."""
         catalog = catalog or default_catalog()
-        mapping = load_mapping(path, catalog)
+        mapping = LocatedMapping.read(path, "study", catalog)
         listed = mapping.node.mapping.get("cases")
         nodes = [] if listed is None else listed.sequence
         starts = [(node.mark.line, node.mark.column) for node in nodes]

@@ -31,7 +31,7 @@ from perfsim.base.errors import CatalogError, InputError, PerfsimError, Problem,
 from perfsim.base.sizes import MOST_CASES
 from perfsim.base.spec import Name, Spec
 from perfsim.base.units import YAML_CONTEXT
-from perfsim.catalog import default_catalog, load_mapping, parse_file
+from perfsim.catalog import LocatedMapping, default_catalog, parse_file
 from perfsim.catalog.yaml_tree import Loc
 from perfsim.convergence.critical_batch import Z_90, HyperbolaFit
 from perfsim.evidence.cases import ConvergenceFile, StepCase
@@ -82,7 +82,7 @@ def fit_cluster(measured: Sequence[Path], system: str = "") -> ClusterCalibratio
         raise refused(measured[0], message, "add --system NAME", line=0)
     else:
         file = parse_file(measured[0], MeasuredFile, catalog)
-        problem = load_mapping(measured[0], catalog).problem
+        problem = LocatedMapping.read(measured[0], "study", catalog).problem
     problems = []
     if len(file.cases) < _FEWEST:
         message = f"measured steps: {len(file.cases)}; at least {_FEWEST} are needed"

@@ -20,7 +20,7 @@ from perfsim.base.sizes import MOST_CASES
 from perfsim.base.spec import Spec
 from perfsim.base.units import number
 from perfsim.catalog import Catalog, data_root, parse_file
-from perfsim.costs.wafer import slowest_of
+from perfsim.costs.price import slowest_of
 from perfsim.evidence.cases import STREAMING
 from perfsim.prediction.bands import unknowns_of
 from perfsim.prediction.planner import best_plan, plan_of

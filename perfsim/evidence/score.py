@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from perfsim.base.errors import LimitError, PerfsimError
-from perfsim.catalog import Catalog, default_catalog, load_mapping
+from perfsim.catalog import Catalog, LocatedMapping, default_catalog
 from perfsim.convergence.critical_batch import HyperbolaFit
 from perfsim.evidence.cases import CaseRows, ConvergenceCase, PlacedCase, StepCase, mapped
 from perfsim.evidence.fitting import weighted_quantile
@@ -256,7 +256,7 @@ def validate_file(path: Path, catalog: Catalog | None = None) -> dict[str, Any]:
     Published ratios for more systems stand next to logs of wafers, under `scaling`.
     """
     catalog = catalog or default_catalog()
-    rows = load_mapping(path, catalog).data.get("cases") or []
+    rows = LocatedMapping.read(path, "study", catalog).data.get("cases") or []
     if isinstance(rows, list) and rows and all(isinstance(row, dict) and "points" in row for row in rows):
         benchmarks = CaseRows.read(path, ConvergenceCase, catalog)
         return {"file": path.name, **validate_convergence(benchmarks)}

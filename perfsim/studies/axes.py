@@ -17,7 +17,7 @@ from perfsim.base.errors import CatalogError, InputError, Problem
 from perfsim.base.spec import CatalogSpec, FolderName, Spec
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import YAML_CONTEXT
-from perfsim.catalog import Catalog, LocatedMapping, default_catalog, load_mapping, parse_file
+from perfsim.catalog import Catalog, LocatedMapping, default_catalog, parse_file
 from perfsim.catalog.reader import MOST_PROBLEMS, complaints, in_order, is_named, members, value_at
 from perfsim.catalog.yaml_tree import Mark, Node
 from perfsim.engine.limits import present_limits
@@ -499,8 +499,8 @@ def load_sweep(
     Raises CatalogError with every problem of the file.
     """
     catalog = _StudyCatalog((catalog or default_catalog()).roots)
-    path = catalog.study_path(name_or_path)
-    mapping = load_mapping(path, catalog)
+    path = catalog.find("study", name_or_path)
+    mapping = LocatedMapping.read(path, "study", catalog)
     if "study" not in mapping.data and "candidates" in mapping.data:
         raise CatalogError(
             [mapping.problem((), "this is a study without a grid", f"perfsim study {name_or_path}")]

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, NamedTuple, Self
 
@@ -394,7 +393,7 @@ def compare(name_or_path: str, catalog: Catalog | None = None) -> Comparison:
     Raises CatalogError with every problem of the file, and what predictions and laws of its subject raise.
     """
     catalog = catalog or default_catalog()
-    spec = parse_file(Path(catalog.study_path(name_or_path)), ComparisonSpec, catalog)
+    spec = parse_file(catalog.find("study", name_or_path), ComparisonSpec, catalog)
     (subject,) = spec.subjects
     answer = subject.answer()
     rows = tuple(dict(zip(answer.columns, row, strict=True)) for row in answer.rows)

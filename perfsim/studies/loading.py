@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from perfsim.base.errors import CatalogError, InputError, LayoutError, PerfsimError, PlanError, Problem
 from perfsim.base.text import did_you_mean
-from perfsim.catalog import Catalog, LocatedMapping, default_catalog, load_mapping, parse_file
+from perfsim.catalog import Catalog, LocatedMapping, default_catalog, parse_file
 from perfsim.catalog.catalog import complaints_of
 from perfsim.catalog.reader import OWN_VALUES, element, is_named, kind_of
 from perfsim.catalog.yaml_tree import Loc
@@ -30,7 +30,7 @@ def kind_of_study(
 ) -> Literal["study", "sweep", "comparison"]:
     """What a file in studies/ is, by its name or path."""
     catalog = catalog or default_catalog()
-    data = load_mapping(catalog.study_path(name_or_path), catalog).data
+    data = LocatedMapping.read(catalog.find("study", name_or_path), "study", catalog).data
     if "study" in data:
         return "sweep"
     return "comparison" if data.keys() & {"losses", "speeds", "equations"} else "study"
@@ -39,9 +39,9 @@ def kind_of_study(
 def load_study(name_or_path: str, catalog: Catalog | None = None) -> StudySpec:
     """A study of the catalogue by name, or from a file; CatalogError lists every problem."""
     catalog = catalog or default_catalog()
-    path = Path(catalog.study_path(name_or_path))
+    path = catalog.find("study", name_or_path)
     study = parse_file(path, StudySpec, catalog)
-    mapping = load_mapping(path, catalog)
+    mapping = LocatedMapping.read(path, "study", catalog)
     _check_machines(study, mapping)
     _check_links(study, mapping)
     _check_loss(study, mapping)

@@ -28,7 +28,7 @@ from perfsim.base.spec import CatalogSpec, FolderName, Spec
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import number
 from perfsim.convergence.critical_batch import LAWS
-from perfsim.convergence.laws import DEFAULT_LOSS_LAW, SEED_ERROR, ChinchillaLaw
+from perfsim.convergence.laws import DEFAULT_LOSS_LAW, SEED_ERROR, LossLaw
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.convergence.wall_clock import HealthyRun
 from perfsim.machines import machine_of
@@ -213,9 +213,9 @@ class OwnLossLaw(Spec):
     source: str = "the user's own runs"
 
     @property
-    def law(self) -> ChinchillaLaw:
+    def law(self) -> LossLaw:
         """The law with these coefficients."""
-        return ChinchillaLaw(name="own", **self.model_dump())
+        return LossLaw(name="own", **self.model_dump())
 
 
 class RampSpec(Spec):

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from perfsim.catalog import KINDS, Catalog, data_root, load_mapping
+from perfsim.catalog import KINDS, Catalog, LocatedMapping, data_root
 from perfsim.catalog.reader import values
 from perfsim.specs.calibration import MOST_STANDARD_ERROR, Calibration, FitRecord
 from perfsim.specs.model import TransformerConfig
@@ -28,7 +28,7 @@ def test_every_value_has_a_registered_source_or_a_reason_and_each_of_these_a_val
     entry: tuple[str, str],
 ) -> None:
     kind, name = entry
-    mapping = load_mapping(CATALOG.find(kind, name), CATALOG, kind)
+    mapping = LocatedMapping.read(CATALOG.find(kind, name), kind, CATALOG)
     leaves = [leaf for leaf, _ in values(mapping.node).leaves()]
     for key in (*mapping.data.get("sources", {}), *mapping.data.get("assumed", {})):
         assert any(leaf == key or leaf.startswith(f"{key}.") for leaf in leaves), f"{key} has no value"
@@ -88,7 +88,10 @@ def test_a_source_of_the_whole_group_does_not_excuse_a_fitted_constant() -> None
 def test_every_registered_source_is_cited() -> None:
     rows = [row for kind, name in ENTRIES for row in CATALOG.describe(name, kind)]
     calibrations = [CATALOG.load(kind, name) for kind, name in CALIBRATIONS]
-    studies = [load_mapping(CATALOG.find("study", name), CATALOG).data for name in CATALOG.names("study")]
+    studies = [
+        LocatedMapping.read(CATALOG.find("study", name), "study", CATALOG).data
+        for name in CATALOG.names("study")
+    ]
     cited = {row.source_id for row in rows}
     for fitted in calibrations:
         cited |= {*fitted.sources.values(), *(fit.table for fit in fitted.fit.values())}
@@ -96,7 +99,7 @@ def test_every_registered_source_is_cited() -> None:
         cited |= {str(source_id) for source_id in study.get("sources", {}).values()}
     reasons = " ".join(row.source_or_assumption for row in rows if row.assumed)
     sections = [path for path in data_root().glob("*/sources.yaml") if path.parent.name != "studies"]
-    registered = {str(key) for path in sections for key in load_mapping(path, CATALOG).data}
+    registered = {str(key) for path in sections for key in LocatedMapping.read(path, "study", CATALOG).data}
     assert not [source_id for source_id in registered - cited if source_id not in reasons]
 
 
@@ -105,7 +108,7 @@ def test_gpt3_family_differs_in_its_four_model_numbers_only(smaller: str, larger
     ignored = set(TransformerConfig.model_fields) & {"name", "description", "sources", "assumed"}
     one, other = (CATALOG.model(name).model_dump(exclude=ignored) for name in (smaller, larger))
     assert {key for key in one if one[key] != other[key]} == MODEL_NUMBERS
-    written = set(load_mapping(CATALOG.find("model", larger), CATALOG, "model").data)
+    written = set(LocatedMapping.read(CATALOG.find("model", larger), "model", CATALOG).data)
     assert written >= MODEL_NUMBERS
 
 

@@ -13,10 +13,10 @@ from perfsim.base.errors import CatalogError, Problem
 from perfsim.catalog import (
     KINDS,
     Catalog,
+    LocatedMapping,
     Row,
     data_root,
     default_catalog,
-    load_mapping,
     parse_file,
     yaml_tree,
 )
@@ -235,10 +235,10 @@ def test_absurd_nesting_is_refused_and_ends_no_process(text: str) -> None:
 def test_a_byte_that_is_no_text_is_refused_and_a_byte_order_mark_is_no_part_of_a_key(tmp_path: Path) -> None:
     path = tmp_path / "bytes.yaml"
     path.write_bytes(b"a: \xff\xfe")
-    (problem,) = problems(lambda: load_mapping(path, Catalog([tmp_path])))
+    (problem,) = problems(lambda: LocatedMapping.read(path, "study", Catalog([tmp_path])))
     assert (problem.line, problem.message) == (1, "the byte 0xff is not UTF-8 text")
     path.write_bytes("\ufeffname: x\n".encode())
-    assert load_mapping(path, Catalog([tmp_path])).data == {"name": "x"}
+    assert LocatedMapping.read(path, "study", Catalog([tmp_path])).data == {"name": "x"}
 
 
 # ---------------------------------------------------------------------------------- finding by name
@@ -441,7 +441,7 @@ def test_errors_deep_in_a_study_have_their_places(root: Path, catalog: Catalog) 
 
 def test_raw_mapping_knows_its_places(root: Path, catalog: Catalog) -> None:
     path = write(root / "cases.yaml", "schema: 1\ncases:\n- id: a\n- id: b\n  bad: 2\n")
-    mapping = load_mapping(path, catalog)
+    mapping = LocatedMapping.read(path, "study", catalog)
     assert mapping.data == {"schema": 1, "cases": [{"id": "a"}, {"id": "b", "bad": 2}]}
     problem = mapping.problem(("cases", 1, "bad"), "is bad", "drop it")
     assert (problem.line, problem.column, problem.help) == (5, 8, "drop it")
