@@ -163,7 +163,7 @@ def _wrong_values(
         owner, path = study.runtime_of(study.candidates[0]), inner
     elif root in CandidateSpec.model_fields:
         owner = study.candidates[0]
-    count, record, index = reached(owner, path)
+    count, record, index, _ = reached(owner, path)
     parts = path.split(".")
     if count < len(parts):
         try:
@@ -187,8 +187,8 @@ def _wrong_values(
     return problems
 
 
-def reached(spec: BaseModel, path: str) -> tuple[int, type[BaseModel], int]:
-    """How many parts of a path exist, the class that holds the last field, and the index of that field.
+def reached(spec: BaseModel, path: str) -> tuple[int, type[BaseModel], int, Any]:
+    """How many parts of a path exist, the class that holds the last field, that field's index, the value.
 
     The last part may be a new key of a mapping.
     """
@@ -204,8 +204,8 @@ def reached(spec: BaseModel, path: str) -> tuple[int, type[BaseModel], int]:
         elif isinstance(value, dict) and (part in value or count == len(parts) - 1):
             value = value.get(part)
         else:
-            return count, owner, index
-    return len(parts), owner, index
+            return count, owner, index, value
+    return len(parts), owner, index, value
 
 
 def suits(path: str, candidate: CandidateSpec) -> bool:

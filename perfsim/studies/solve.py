@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin
 
@@ -29,7 +30,6 @@ from perfsim.convergence.laws import loss_law
 from perfsim.convergence.uncertain import FloatArray, Place, typical
 from perfsim.prediction.question import ASKED, question_of
 from perfsim.studies.answers import PointResult, called
-from perfsim.studies.assumptions import assumptions_of
 from perfsim.studies.axes import (
     BATCH_PATHS,
     MACHINE_ROOTS,
@@ -121,7 +121,7 @@ class Condition:
         if match is None:
             raise InputError([Problem(f"{text!r} is no condition", help=FORM)])
         name, candidate, sense, other, rival, number, unit = match.groups()
-        check_quantities(name, other)
+        _check_quantities(name, other)
         if rival and not candidate:
             raise InputError([Problem(f"{text!r}: {name} of which candidate?", help=FORM)])
         if rival:
@@ -140,7 +140,7 @@ class Condition:
         return cls(name, candidate or "", sense, value)
 
 
-def check_quantities(*names: str) -> None:
+def _check_quantities(*names: str) -> None:
     """Raise InputError with the nearest name for one that is no quantity."""
     if wrong := [name for name in names if name and name not in NAMES]:
         raise InputError([Problem(f"{wrong[0]!r} is no quantity", help=did_you_mean(wrong[0], NAMES))])
@@ -174,13 +174,6 @@ class Unknown:
     dimension: Dimension | None = None
     clears: Sequence[str] = ()
     """Paths that exclude it."""
-
-    @property
-    def start(self) -> int:
-        """Of the legal values the nearest to today's."""
-        if not self.numeric:
-            return 0
-        return int(np.argmin([abs(math.log(value / self.today)) for value in self.values]))
 
     def text(self, value: Any) -> str:
         """A value as people write it."""
@@ -223,10 +216,7 @@ class Unknown:
         parts = {"system": candidate.system, "runtime": question.ran_by}
         owner = parts.get(root, candidate if of_candidate(path) else study)
         steps = (inner if root in parts else path).split(".")
-        count, record, index = reached(owner, ".".join(steps))
-        value: Any = owner
-        for part in steps[:count]:
-            value = value[part] if isinstance(value, Mapping) else getattr(value, part)
+        count, record, index, value = reached(owner, ".".join(steps))
         if count < len(steps):
             names = [*getattr(type(value), "model_fields", ()), *([SIZE] * (root == "model"))]
             help_text = did_you_mean(steps[count], names)
@@ -360,40 +350,59 @@ class _Search:
     catalog: Catalog
     tried: dict[int, Tried] = field(default_factory=dict)
     """By the number of the value."""
+    compared: dict[str, PointResult] = field(default_factory=dict)
+    """What the rivals answer, which is asked once where the value is not theirs."""
 
     def solved(self) -> tuple[list[Solution], list[Tried], Unknown]:
         """The solutions, all that was tried, and what was to be found."""
         self.unknown = Unknown.at(self.find, self.study, self.study.candidates[0])
         self.equal = any(condition.sense == "==" for condition in self.conditions)
         self.changer = Changer(self.catalog)
-        self.fixed: dict[str, PointResult | PerfsimError] = {}
         if self.unknown.turns_back or not self.unknown.numeric:
             last = len(self.unknown.values) - 1
             for place in np.linspace(0, last, min(last + 1, COARSE)):
-                self.at(round(place))
+                self._at(round(place))
         else:
-            self.walk(HALF)
-        return list(self.found()), [self.tried[index] for index in sorted(self.tried)], self.unknown
+            self._walk(HALF)
+        return self._found(), [self.tried[index] for index in sorted(self.tried)], self.unknown
 
     # What is tried.
 
-    def at(self, index: int) -> Tried:
+    def _at(self, index: int) -> Tried:
         """What the candidate, and those that it is compared with, answer at a value."""
         if index not in self.tried:
-            self.tried[index] = self._at(self.unknown.values[index])
+            value = self.unknown.values[index]
+            points = attempt(lambda: self._points(value))
+            if isinstance(points, PerfsimError):
+                refused = dict.fromkeys(problem.message for problem in points.problems)
+                self.tried[index] = Tried(value, reason="; ".join(refused))
+            else:
+                self.tried[index] = self._answered(value, points)
         return self.tried[index]
 
-    def _at(self, value: Any) -> Tried:
-        known = {"": self.point(self.study.candidates[0], value, changed=True)}
+    def _points(self, value: Any) -> dict[str, PointResult]:
+        """The points of the candidate and its rivals. Raises InputError where the value is not legal."""
+        own = self._point(self.study.candidates[0], value, changed=True)
+        shared = not of_candidate(self.find)
         for name, rival in self.rivals.items():
-            shared = not of_candidate(self.find)
-            known[name] = self.fixed.get(name) or self.point(rival, value, changed=shared)
-            self.fixed |= {} if shared else {name: known[name]}
-        points = {name: point for name, point in known.items() if isinstance(point, PointResult)}
-        refused = (error for error in known.values() if isinstance(error, PerfsimError))
-        reasons = [problem.message for error in refused for problem in error.problems]
-        reasons += [reason for point in points.values() for reason in point.reasons]
-        made = Tried(value, reason="; ".join(dict.fromkeys(reasons)), points=tuple(points.values()))
+            if shared or name not in self.compared:
+                self.compared[name] = self._point(rival, value, changed=shared)
+        return {"": own, **self.compared}
+
+    def _point(self, candidate: CandidateSpec, value: Any, *, changed: bool) -> PointResult:
+        devices = value if changed and self.find == "devices" else candidate.devices[0]
+        settings = {} if not changed or self.find in MACHINE_ROOTS else {self.find: value}
+        changes = self.unknown.changes(self.study, value) if changed else {}
+        study = self.changer.point(self.study, candidate, devices, changes)
+        row = attempt(lambda: answer_point(Point(study), Target.of_study(study)))
+        if isinstance(row, PerfsimError):
+            return PointResult(study, settings, None, tuple(known.message for known in row.problems))
+        return PointResult(study, settings, row)
+
+    def _answered(self, value: Any, points: Mapping[str, PointResult]) -> Tried:
+        """What the conditions say of the points of a value."""
+        reasons = dict.fromkeys(reason for point in points.values() for reason in point.reasons)
+        made = Tried(value, reason="; ".join(reasons), points=tuple(points.values()))
         if reasons:
             return made
         options = {name: option_of(point, point.prediction) for name, point in points.items()}
@@ -408,56 +417,38 @@ class _Search:
             return found
 
         draws = options[""].draws
+        misses = [np.array([-1.0] if not self.conditions else [-math.inf])]
         for asked in self.conditions:
             # Candidates are compared as `decide` does: without the luck of seeds.
             at = (lambda name: 0.0 if name.startswith(SEEDS) else draws(name)) if asked.rival else draws
             bound = amount(asked.other, asked.rival, at) if asked.rival else asked.bound
             own = amount(asked.quantity, asked.candidate, at)
             ratio = np.log(np.maximum(own, _LEAST) / np.maximum(bound, _LEAST))
-            missed = -ratio if asked.sense == ">=" else ratio
-            made.misses = missed if made.misses is None else np.maximum(made.misses, missed)
-        made.misses = np.atleast_1d(-1.0 if made.misses is None else made.misses)
+            misses.append(-ratio if asked.sense == ">=" else ratio)
+        made.misses = reduce(np.maximum, misses)
         made.share = float(np.mean(made.misses <= 0))
-        typical_amounts = amounts(points[""], options[""], typical)
-        drawn = amounts(points[""], options[""], draws)
         wanted = {*(asked.quantity for asked in self.conditions), self.minimise}
-        for name in NAMES:
-            if name in wanted or (name in ALSO and typical_amounts[name] is not None):
-                amount(name, "", typical)
-                low, high = np.quantile(drawn[name], [0.05, 0.95])
-                made.quantities[name] = float(typical_amounts[name])
+        for name, typically in amounts(points[""], options[""], typical).items():
+            if name in wanted or (name in ALSO and typically is not None):
+                low, high = np.quantile(amount(name, "", draws), [0.05, 0.95])
+                made.quantities[name] = float(typically)
                 made.bands[name] = (float(low), float(high))
         return made
 
-    def point(self, candidate: CandidateSpec, value: Any, *, changed: bool) -> PointResult | PerfsimError:
-        """A point of the sweep, or why the value is not legal."""
-        devices = value if changed and self.find == "devices" else candidate.devices[0]
-        settings = {} if not changed or self.find in MACHINE_ROOTS else {self.find: value}
-
-        def answer() -> PointResult:
-            changes = self.unknown.changes(self.study, value) if changed else {}
-            study = self.changer.point(self.study, candidate, devices, changes)
-            row = attempt(lambda: answer_point(Point(study), Target.of_study(study)))
-            if isinstance(row, PerfsimError):
-                return PointResult(study, settings, None, tuple(known.message for known in row.problems))
-            return PointResult(study, settings, row)
-
-        return attempt(answer)
-
     # Where it turns.
 
-    def beside(self, index: int, step: float) -> int:
+    def _beside(self, index: int, step: float) -> int:
         """The number of the value a step of the log away, at least the next one, and at most the last."""
         values = self.unknown.values
         found = int(np.searchsorted(values, values[index] * math.exp(step)))
         found = max(found, index + 1) if step > 0 else min(found, index - 1)
         return min(max(found, 0), len(values) - 1)
 
-    def apart(self, index: int, other: int) -> float:
+    def _apart(self, index: int, other: int) -> float:
         """The log of one value over another."""
         return math.log(self.unknown.values[other] / self.unknown.values[index])
 
-    def turns(self, level: float) -> list[tuple[int, int]]:
+    def _turns(self, level: float) -> list[tuple[int, int]]:
         """Neighbours of what was tried: the first meets the conditions, the second does not."""
         pairs = []
         for low, high in pairwise(sorted(self.tried)):
@@ -465,48 +456,49 @@ class _Search:
             pairs += [(low, high) if met[0] else (high, low)] if met[0] != met[1] else []
         return pairs
 
-    def walk(self, level: float) -> None:
+    def _walk(self, level: float) -> None:
         """Try values outward until the conditions turn, or no step helps."""
         steps = (0, 1, 2, 4, -1, -2, -4)
-        start = self.unknown.start
-        starts = self.tried or (self.beside(start, step) if step else start for step in steps)
-        if all(self.at(index).misses is None for index in starts):
+        far = np.abs(np.log(np.divide(self.unknown.values, self.unknown.today)))
+        start = int(np.argmin(far))
+        starts = self.tried or (self._beside(start, step) if step else start for step in steps)
+        if all(self._at(index).misses is None for index in starts):
             return
         here = min(self.tried, key=lambda index: abs(self.tried[index].miss(level)))
-        while not self.turns(level):
+        while not self._turns(level):
             others = [index for index in self.tried if index != here and self.tried[index].misses is not None]
-            there = min(others, key=lambda index: abs(index - here), default=self.beside(here, math.log(2)))
-            if there == here or self.at(there).misses is None:
-                there = self.beside(here, -math.log(2))
+            there = min(others, key=lambda index: abs(index - here), default=self._beside(here, math.log(2)))
+            if there == here or self._at(there).misses is None:
+                there = self._beside(here, -math.log(2))
             now = self.tried[here].miss(level)
-            slope = (self.at(there).miss(level) - now) / (self.apart(here, there) or math.inf)
-            if not math.isfinite(slope) or abs(slope) < FLAT or self.turns(level):
+            slope = (self._at(there).miss(level) - now) / (self._apart(here, there) or math.inf)
+            if not math.isfinite(slope) or abs(slope) < FLAT or self._turns(level):
                 return
             step = min(max(1.05 * abs(now / slope), LEAST_STEP), MOST_STEP)
-            ahead = self.beside(here, math.copysign(step, -now / slope))
+            ahead = self._beside(here, math.copysign(step, -now / slope))
             known = set(self.tried)
-            while abs(ahead - here) > 1 and self.at(ahead).misses is None:
+            while abs(ahead - here) > 1 and self._at(ahead).misses is None:
                 ahead = (ahead + here) // 2  # up to the last value that has a plan
-            ends = ahead in known or self.at(ahead).misses is None
-            if ends or (abs(self.at(ahead).miss(level)) > abs(now) and not self.turns(level)):
+            ends = ahead in known or self._at(ahead).misses is None
+            if ends or (abs(self._at(ahead).miss(level)) > abs(now) and not self._turns(level)):
                 # The way ends or turns back: between its neighbours there may be a value that meets all.
                 near = range(max(here - NEAR, 0), min(here + NEAR + 1, len(self.unknown.values)))
                 for index in near if now > 0 else ():
-                    self.at(index)
+                    self._at(index)
                 return
             here = min(here, ahead, key=lambda index: abs(self.tried[index].miss(level)))
 
-    def refine(self, met: int, not_met: int, level: float) -> int:
+    def _refine(self, met: int, not_met: int, level: float) -> int:
         """The last value that meets the conditions, between one that does and one that does not."""
         slow = 0
         while abs(met - not_met) > 1:
             low, high = self.tried[met].miss(level), self.tried[not_met].miss(level)
             part = 0.5 if slow > 2 or not math.isfinite(high) else low / (low - high)
-            goal = self.unknown.values[met] * math.exp(self.apart(met, not_met) * part)
+            goal = self.unknown.values[met] * math.exp(self._apart(met, not_met) * part)
             guess = int(np.searchsorted(self.unknown.values, goal))
             guess = min(max(guess, min(met, not_met) + 1), max(met, not_met) - 1)
             before = abs(met - not_met)
-            if self.at(guess).miss(level) <= 0:
+            if self._at(guess).miss(level) <= 0:
                 met = guess
             else:
                 not_met = guess
@@ -515,51 +507,51 @@ class _Search:
 
     # The solutions.
 
-    def found(self) -> Iterator[Solution]:
+    def _found(self) -> list[Solution]:
         """The solutions of this candidate; where there is none, one that says why."""
-        answered = [index for index in self.tried if self.tried[index].misses is not None]
-        met = [index for index in answered if self.tried[index].miss(HALF) <= 0]
-        turned = self.turns(HALF) if self.unknown.numeric else []
-        if not answered:
+        misses = {index: row.miss(HALF) for index, row in self.tried.items() if row.misses is not None}
+        met = [index for index, miss in misses.items() if miss <= 0]
+        turned = self._turns(HALF) if self.unknown.numeric else []
+        if not misses:
             reasons = dict.fromkeys(tried.reason for tried in self.tried.values())
-            yield Solution(self.label, reason="; ".join(list(reasons)[:2]))
-        elif not met or (self.equal and not turned):
-            yield self.nothing(answered)
-        elif self.minimise:
-            yield self.least()
-        elif not self.unknown.numeric:
-            yield from (self.solution(index) for index in met)
-        elif not turned:
-            edge = max(met, key=lambda index: self.tried[index].miss(HALF))
-            ends = (self.unknown.text(self.unknown.values[end(met)]) for end in (min, max))
-            yield self.solution(edge, reason=f"all values that were tried meet it, {' to '.join(ends)}")
-        for pair in turned if met and not self.minimise else ():
-            best = self.refine(*pair, HALF)
-            side = "or more" if pair[1] < pair[0] else "or less"
-            if self.equal:
-                near = [index for index in self.tried if abs(index - best) <= 1]
-                best = min(near, key=lambda index: abs(self.tried[index].miss(HALF)))
-                yield self.solution(best, range=self.range_at(best))
-            else:
-                surely = self.surely(best, side)
-                yield self.solution(best, side=side, surely=surely, range=self.range_at(best))
+            return [Solution(self.label, reason="; ".join(list(reasons)[:2]))]
+        if not met or (self.equal and not turned):
+            return [self._nothing(misses)]
+        if self.minimise:
+            return [self._least()]
+        if turned:
+            return [self._turning(*pair) for pair in turned]
+        if not self.unknown.numeric:
+            return [self._solution(index) for index in met]
+        ends = (self.unknown.text(self.unknown.values[end(met)]) for end in (min, max))
+        reason = f"all values that were tried meet it, {' to '.join(ends)}"
+        return [self._solution(max(met, key=misses.__getitem__), reason=reason)]
 
-    def solution(self, index: int, **more: Any) -> Solution:
+    def _turning(self, met: int, not_met: int) -> Solution:
+        """The last value that meets the conditions, or the nearest where they ask for equality."""
+        best = self._refine(met, not_met, HALF)
+        if self.equal:
+            near = [index for index in self.tried if abs(index - best) <= 1]
+            best = min(near, key=lambda index: abs(self.tried[index].miss(HALF)))
+            return self._solution(best, range=self._range_at(best))
+        way = 1 if not_met < met else -1
+        self._walk(SURE)
+        pairs = [
+            pair for pair in self._turns(SURE) if (pair[0] - pair[1]) * way > 0 <= (pair[0] - best) * way
+        ]
+        pairs.sort(key=lambda pair: abs(pair[0] - best))
+        surely = self.tried[self._refine(*pairs[0], SURE)].value if pairs else None
+        side = "or more" if way == 1 else "or less"
+        return self._solution(best, side=side, surely=surely, range=self._range_at(best))
+
+    def _solution(self, index: int, **more: Any) -> Solution:
         """A value that meets the conditions."""
         tried = self.tried[index]
         surely = tried.value if tried.miss(SURE) <= 0 else None
         told = {"surely": surely, "quantity": tried.quantities, **more}
         return Solution(self.label, tried.value, self.unknown.text(tried.value), **told)
 
-    def surely(self, best: int, side: str) -> Any:
-        """The value that meets the conditions in 90 % of the draws, further on than the best; or None."""
-        way = 1 if side == "or more" else -1
-        self.walk(SURE)
-        pairs = [pair for pair in self.turns(SURE) if (pair[0] - pair[1]) * way > 0 <= (pair[0] - best) * way]
-        pairs.sort(key=lambda pair: abs(pair[0] - best))
-        return self.tried[self.refine(*pairs[0], SURE)].value if pairs else None
-
-    def range_at(self, best: int) -> tuple[float, float] | None:
+    def _range_at(self, best: int) -> tuple[float, float] | None:
         """The values that meet the conditions in 5 and in 95 % of the draws, by two that were tried."""
         far = [index for index in self.tried if index != best and self.tried[index].misses is not None]
         other = min(far, key=lambda index: (abs(index - best) == 1, abs(index - best)), default=None)
@@ -569,20 +561,20 @@ class _Search:
         for level in (0.05, 0.95):
             here, there = self.tried[best].miss(level), self.tried[other].miss(level)
             part = here / (here - there) if here != there else math.inf
-            if not abs(part * self.apart(best, other)) < math.log(_REACH):
+            if not abs(part * self._apart(best, other)) < math.log(_REACH):
                 return None
-            ends.append(self.tried[best].value * math.exp(part * self.apart(best, other)))
+            ends.append(self.tried[best].value * math.exp(part * self._apart(best, other)))
         return min(ends), max(ends)
 
-    def least(self) -> Solution:
+    def _least(self) -> Solution:
         """The value that meets the conditions and makes the quantity least."""
 
         def amount(index: int) -> float:
-            tried = self.at(index)
+            tried = self._at(index)
             return tried.quantities[self.minimise] if tried.miss(HALF) <= 0 else math.inf
 
-        for pair in self.turns(HALF) if self.unknown.numeric else []:
-            self.refine(*pair, HALF)
+        for pair in self._turns(HALF) if self.unknown.numeric else []:
+            self._refine(*pair, HALF)
         best = min(self.tried, key=amount)
         step = 2 if self.unknown.numeric else 0
         while step:
@@ -595,12 +587,11 @@ class _Search:
                 step //= 2
         sure = [index for index in self.tried if self.tried[index].miss(SURE) <= 0]
         surely = self.tried[min(sure, key=amount)].value if sure else None
-        return self.solution(best, surely=surely)
+        return self._solution(best, surely=surely)
 
-    def nothing(self, answered: Sequence[int]) -> Solution:
+    def _nothing(self, misses: Mapping[int, float]) -> Solution:
         """The nearest value, and the limit that binds there."""
-        misses = {index: self.tried[index].miss(HALF) for index in answered}
-        nearest = min(answered, key=lambda index: abs(misses[index]) if self.equal else misses[index])
+        nearest = min(misses, key=lambda index: abs(misses[index]) if self.equal else misses[index])
         tried = self.tried[nearest]
         words = f"no value meets it; nearest: {self.unknown.text(tried.value)}. "
         words += tried.points[0].prediction.why.sentence
@@ -630,36 +621,32 @@ def solve_study(
     if study.as_of == EQUAL:
         study = study.model_copy(update={"as_of": study.equal_day})
     conditions = tuple(Condition.read(text, study.currency) for text in such_that)
-    check_quantities(minimise)
+    _check_quantities(minimise)
     if not (minimise or conditions):
         raise InputError([Problem("a condition is missing", help=FORM)])
     searches = list(_searches(study, find, conditions, minimise, catalog))
     outcomes: dict[int, Any] = {}
-    with executor.answers(_run, enumerate(searches)) as finished:
+    with executor.answers(attempt, enumerate(search.solved for search in searches)) as finished:
         for number, outcome in finished:
             outcomes[number] = outcome
             progress(f"{len(outcomes)} of {len(searches)} candidates solved")
-    solved: dict[str, Any] = {}
     solutions: list[Solution] = []
+    tried: dict[str, list[Tried]] = {}
+    unknowns: dict[str, Unknown] = {}
     for number, search in enumerate(searches):
         outcome = outcomes[number]
-        if not isinstance(outcome, PerfsimError):
-            solutions += outcome[0]
-            solved[search.label] = outcome[1:]
-        else:
+        if isinstance(outcome, PerfsimError):
             reasons = (f"{known.message}; {known.help}".strip("; ") for known in outcome.problems)
             solutions.append(Solution(search.label, reason="; ".join(reasons)))
-    if not solved:
+        else:
+            found, tried[search.label], unknowns[search.label] = outcome
+            solutions += found
+    if not tried:
         raise outcomes[0]
-    tried = {label: rows for label, (rows, _) in solved.items()}
-    unknowns = {label: unknown for label, (_, unknown) in solved.items()}
-    points = {id(point): point for rows in tried.values() for known in rows for point in known.points}
+    answered = {id(point): point for rows in tried.values() for known in rows for point in known.points}
+    points = tuple(answered.values())
     spec = SweepSpec(name=study.name, title=study.title, question=study.question, study=study)
-    sweep = SweepResult(
-        Sweep(spec, tuple(points.values())),
-        tuple(points.values()),
-        tuple(dict.fromkeys(assumptions_of(study, Target.of_study(study)))),
-    )
+    sweep = SweepResult(Sweep(spec, points), points)
     return Solved(find, tuple(such_that), minimise, study.currency, tuple(solutions), tried, unknowns, sweep)
 
 
@@ -677,11 +664,6 @@ def study_of(given: Mapping[str, Any], catalog: Catalog) -> StudySpec:
     return StudySpec.model_validate({**values, "title": title, "candidates": [own]})
 
 
-def _run(search: _Search) -> Any:
-    """What a search finds, or why it cannot; the entry point of a worker."""
-    return attempt(search.solved)
-
-
 def _searches(
     study: StudySpec, find: str, conditions: tuple[Condition, ...], minimise: str, catalog: Catalog
 ) -> Iterator[_Search]:
@@ -689,15 +671,11 @@ def _searches(
     points = study.points
     names = [name for known in conditions for name in (known.candidate, known.rival) if name]
     named = {name: called(name, points).candidate for name in dict.fromkeys(names)}
-    firsts = list(dict.fromkeys(known.candidate for known in conditions if known.candidate))
-    chosen = [named[name] for name in firsts[:1]] or [point.candidate for point in points]
-    rivals = {name: candidate for name, candidate in named.items() if name not in firsts[:1]}
-    if find.startswith("system."):
-        fitting = [candidate for candidate in (*chosen, *rivals.values()) if suits(find, candidate)]
-        if rivals and fitting and chosen[0] is not fitting[0]:
-            rivals = {name: candidate for name, candidate in named.items() if candidate is not fitting[0]}
-            fitting = fitting[:1]
-        chosen = [known for known in fitting if known not in rivals.values()] or chosen[:1]
+    candidates = list(named.values()) or [point.candidate for point in points]
+    # The first of those that the conditions name is changed; of the others all that have the field.
+    chosen = [known for known in candidates if suits(find, known)] or candidates
+    chosen = chosen[:1] if named or not suits(find, chosen[0]) else chosen
+    rivals = {name: candidate for name, candidate in named.items() if candidate is not chosen[0]}
     seen: list[CandidateSpec] = []
     for candidate in chosen:
         alone = candidate.model_copy(update={"devices": ()}) if find == "devices" else candidate
