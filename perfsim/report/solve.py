@@ -20,10 +20,6 @@ def _unit(name: str, solved: Solved) -> text.Unit:
     return text.Unit(solved.currency) if name.startswith("cost") else _UNITS.get(name, text.NUMBER)
 
 
-def _of(name: str, row: Solution) -> float | None:
-    return row.quantity.get(name)
-
-
 def _solutions(solved: Solved) -> Table:
     """A row for each solution: the value at 50 and 90 %, its range, and the answer there."""
 
@@ -33,16 +29,13 @@ def _solutions(solved: Solved) -> Table:
 
     columns: dict[str, Field[Solution]] = {
         "candidate": (None, "candidate"),
-        solved.find: (
-            None,
-            lambda row: " ".join(filter(None, [written(row, row.value) or "none", row.side])),
-        ),
+        solved.find: (None, lambda row: f"{written(row, row.value) or 'none'} {row.side}".strip()),
         "at 90 %": (None, lambda row: written(row, row.surely)),
         "90 % range": (None, lambda row: written(row, *(row.range or ()))),
         "nearest": (None, lambda row: written(row, row.nearest)),
     }
     for name in dict.fromkeys(name for row in solved.solutions for name in row.quantity):
-        columns[text.human(name)] = _unit(name, solved), partial(_of, name)
+        columns[text.human(name)] = _unit(name, solved), f"quantity.{name}"
     table = Table.each(solved.solutions, columns)
     return table.only(
         *(name for name in columns if any(cell.value is not None for cell in table.column(name)))
@@ -79,9 +72,10 @@ def _curve(solved: Solved) -> Iterator[Section]:
         "draws that meet it": (text.WHOLE_SHARE, lambda own: own[1].share),
     }
     table = Table.each(rows, columns)
-    curves = [
-        own.curve("value", name, own.table.hovers(solved.find, name))
+    traces = [
+        trace
         for own in draw.Series.of(table, "value")
+        for trace in own.curve("value", name, own.table.hovers(solved.find, name))
     ]
     rules = [draw.rule(row.value, draw.IDEAL) for row in solved.solutions if row.value is not None]
     asked = [Condition.read(words, solved.currency) for words in solved.such_that]
@@ -89,7 +83,6 @@ def _curve(solved: Solved) -> Iterator[Section]:
     rules += [draw.rule(bound, draw.IDEAL, across=True) for bound in bounds]
     x = draw.log_axis(solved.find, table.values("value"))
     y = draw.log_axis(text.human(name), [*(end for ends in table.bands(name) for end in ends), *bounds])
-    traces = [trace for curve in curves for trace in curve]
     figure = draw.figure(f"{text.capital(text.human(name))} by {solved.find}", traces, x, y, shapes=rules)
     lead = "Shows what a step of the input is worth. Bands: 90 %. Dotted: the condition, and what meets it."
     yield Section("What was tried", lead, figure, table, (solved.find, name), slug="tried")

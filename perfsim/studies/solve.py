@@ -205,8 +205,7 @@ class Unknown:
             clears = ("recipe.batch_size_per_device",)
             return cls("recipe.global_batch_size", grid, grid[0], turns_back=True, clears=clears)
         if path == "layout":
-            batches = target.batches(study, question)
-            best = target.curve(question, batches).best if len(batches) > 1 else batches[0]
+            best = target.curve(question, target.batches(study, question)).best
             planned = plan_layouts(question.at(best), shown=COARSE).shortlist
             return cls(path, [entry.layout_text for entry in planned], "", numeric=False)
         if path == SIZE:
@@ -259,6 +258,8 @@ HALF, SURE = 0.5, 0.9
 LEAST_STEP, MOST_STEP = math.log(1.2), math.log(16.0)
 FLAT = 1e-3
 """A change of the log of a quantity, over that of the input, that is none."""
+ROUNDED = 1e-12
+"""What two logs of one value may differ by."""
 _LEAST = 1e-30
 """In place of 0, of which there is no log."""
 NEAR = 4
@@ -358,6 +359,7 @@ class _Search:
         self.unknown = Unknown.at(self.find, self.study, self.study.candidates[0])
         self.equal = any(condition.sense == "==" for condition in self.conditions)
         self.changer = Changer(self.catalog)
+        self.logs = np.log(self.unknown.values) if self.unknown.numeric else np.empty(0)
         if self.unknown.turns_back or not self.unknown.numeric:
             last = len(self.unknown.values) - 1
             for place in np.linspace(0, last, min(last + 1, COARSE)):
@@ -439,28 +441,21 @@ class _Search:
 
     def _beside(self, index: int, step: float) -> int:
         """The number of the value a step of the log away, at least the next one, and at most the last."""
-        values = self.unknown.values
-        found = int(np.searchsorted(values, values[index] * math.exp(step)))
+        found = int(np.searchsorted(self.logs, self.logs[index] + step - ROUNDED))
         found = max(found, index + 1) if step > 0 else min(found, index - 1)
-        return min(max(found, 0), len(values) - 1)
-
-    def _apart(self, index: int, other: int) -> float:
-        """The log of one value over another."""
-        return math.log(self.unknown.values[other] / self.unknown.values[index])
+        return min(max(found, 0), len(self.logs) - 1)
 
     def _turns(self, level: float) -> list[tuple[int, int]]:
         """Neighbours of what was tried: the first meets the conditions, the second does not."""
-        pairs = []
-        for low, high in pairwise(sorted(self.tried)):
-            met = [self.tried[index].miss(level) <= 0 for index in (low, high)]
-            pairs += [(low, high) if met[0] else (high, low)] if met[0] != met[1] else []
-        return pairs
+        met = {index: self.tried[index].miss(level) <= 0 for index in sorted(self.tried)}
+        return [
+            (low, high) if met[low] else (high, low) for low, high in pairwise(met) if met[low] != met[high]
+        ]
 
     def _walk(self, level: float) -> None:
         """Try values outward until the conditions turn, or no step helps."""
         steps = (0, 1, 2, 4, -1, -2, -4)
-        far = np.abs(np.log(np.divide(self.unknown.values, self.unknown.today)))
-        start = int(np.argmin(far))
+        start = int(np.argmin(np.abs(self.logs - math.log(self.unknown.today))))
         starts = self.tried or (self._beside(start, step) if step else start for step in steps)
         if all(self._at(index).misses is None for index in starts):
             return
@@ -471,7 +466,7 @@ class _Search:
             if there == here or self._at(there).misses is None:
                 there = self._beside(here, -math.log(2))
             now = self.tried[here].miss(level)
-            slope = (self._at(there).miss(level) - now) / (self._apart(here, there) or math.inf)
+            slope = (self._at(there).miss(level) - now) / (self.logs[there] - self.logs[here] or math.inf)
             if not math.isfinite(slope) or abs(slope) < FLAT or self._turns(level):
                 return
             step = min(max(1.05 * abs(now / slope), LEAST_STEP), MOST_STEP)
@@ -494,8 +489,8 @@ class _Search:
         while abs(met - not_met) > 1:
             low, high = self.tried[met].miss(level), self.tried[not_met].miss(level)
             part = 0.5 if slow > 2 or not math.isfinite(high) else low / (low - high)
-            goal = self.unknown.values[met] * math.exp(self._apart(met, not_met) * part)
-            guess = int(np.searchsorted(self.unknown.values, goal))
+            goal = self.logs[met] + part * (self.logs[not_met] - self.logs[met])
+            guess = int(np.searchsorted(self.logs, goal - ROUNDED))
             guess = min(max(guess, min(met, not_met) + 1), max(met, not_met) - 1)
             before = abs(met - not_met)
             if self._at(guess).miss(level) <= 0:
@@ -561,9 +556,10 @@ class _Search:
         for level in (0.05, 0.95):
             here, there = self.tried[best].miss(level), self.tried[other].miss(level)
             part = here / (here - there) if here != there else math.inf
-            if not abs(part * self._apart(best, other)) < math.log(_REACH):
+            far = part * (self.logs[other] - self.logs[best])
+            if not abs(far) < math.log(_REACH):
                 return None
-            ends.append(self.tried[best].value * math.exp(part * self._apart(best, other)))
+            ends.append(self.tried[best].value * math.exp(far))
         return min(ends), max(ends)
 
     def _least(self) -> Solution:
