@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any, Literal, get_args, get_origin
 
 import numpy as np
@@ -485,19 +485,17 @@ class _Search:
 
     def _refine(self, met: int, not_met: int, level: float) -> int:
         """The last value that meets the conditions, between one that does and one that does not."""
-        slow = 0
+        guesses = count(1)
         while abs(met - not_met) > 1:
             low, high = self.tried[met].miss(level), self.tried[not_met].miss(level)
-            part = 0.5 if slow > 2 or not math.isfinite(high) else low / (low - high)
-            goal = self.logs[met] + part * (self.logs[not_met] - self.logs[met])
+            halves = next(guesses) % 4 == 0 or not math.isfinite(high)
+            goal = np.interp(0.5 if halves else low / (low - high), (0, 1), self.logs[[met, not_met]])
             guess = int(np.searchsorted(self.logs, goal - ROUNDED))
             guess = min(max(guess, min(met, not_met) + 1), max(met, not_met) - 1)
-            before = abs(met - not_met)
             if self._at(guess).miss(level) <= 0:
                 met = guess
             else:
                 not_met = guess
-            slow = slow + 1 if abs(met - not_met) > before / 2 and slow < 3 else 0
         return met
 
     # The solutions.
@@ -574,13 +572,10 @@ class _Search:
         best = min(self.tried, key=amount)
         step = 2 if self.unknown.numeric else 0
         while step:
-            near = [best - step, best + step]
-            better = min((index for index in near if 0 <= index < len(self.unknown.values)), key=amount)
-            if amount(better) < amount(best):
-                best = better
-                step *= 2
-            else:
-                step //= 2
+            before = best
+            ends = (max(best - step, 0), min(best + step, len(self.unknown.values) - 1))
+            best = min((before, *ends), key=amount)
+            step = step // 2 if best == before else step * 2
         sure = [index for index in self.tried if self.tried[index].miss(SURE) <= 0]
         surely = self.tried[min(sure, key=amount)].value if sure else None
         return self._solution(best, surely=surely)
