@@ -11,8 +11,8 @@ answers, which share B_crit, and on one machine a part of the step-time error.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from perfsim.base.errors import InputError
 from perfsim.convergence.critical_batch import CriticalBatch, examples, steps
@@ -165,45 +165,32 @@ def split_speedup(
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
-    """A part of a run at one batch."""
-
-    share: float
-    """Of the progress: of the tokens that small batches would need."""
-    batch_tokens: float
-    step_time_s: float
-    b_crit_tokens: float
-
-
-@dataclass(frozen=True, slots=True)
 class RampedRun:
-    """A whole run over its segments."""
+    """A run whose batch grows, or a part of it at one batch; parts add up to a whole.
+
+    The hyperbola is exact at a fixed batch. A part that makes the share s of the progress at batch B, with a
+    critical batch of its own, takes
+
+        dS = s D_min (1 / B + 1 / B_crit),   dE = B dS,   dT = dS t_step(B)
+
+    (McCandlish et al. 2018, arXiv 1812.06162: steps and examples add up over a run.)
+    """
 
     steps: float
     examples_tokens: float
     time_s: float
 
     @classmethod
-    def of(cls, segments: Sequence[Segment], d_min_tokens: float) -> RampedRun:
-        """A run whose batch grows: steps, tokens and seconds summed over segments of progress.
+    def part(cls, d_min_tokens: float, batch_tokens: float, step_time_s: float, b_crit_tokens: float) -> Self:
+        """A part at one batch; `d_min_tokens` are its progress, in tokens that small batches would need."""
+        count = steps(batch_tokens, d_min_tokens, b_crit_tokens)
+        return cls(count, count * batch_tokens, count * step_time_s)
 
-        The hyperbola is exact at a fixed batch. A segment that makes the share s of the progress at batch B,
-        with a critical batch of its own, takes
-
-            dS = s D_min (1 / B + 1 / B_crit),   dE = B dS,   dT = dS t_step(B)
-
-        (McCandlish et al. 2018, arXiv 1812.06162: steps and examples add up over a run.) InputError unless
-        the shares sum to 1.
-        """
-        total = sum(segment.share for segment in segments)
-        if abs(total - 1.0) > 1e-9:
-            raise InputError(f"the segments of a ramp sum to {total:g} of the run, not 1")
-        counted = [
-            (segment, segment.share * steps(segment.batch_tokens, d_min_tokens, segment.b_crit_tokens))
-            for segment in segments
-        ]
-        return cls(
-            steps=sum(count for _, count in counted),
-            examples_tokens=sum(count * segment.batch_tokens for segment, count in counted),
-            time_s=sum(count * segment.step_time_s for segment, count in counted),
+    def __add__(self, other: Self) -> Self:
+        """Both, one after the other."""
+        return replace(
+            self,
+            steps=self.steps + other.steps,
+            examples_tokens=self.examples_tokens + other.examples_tokens,
+            time_s=self.time_s + other.time_s,
         )

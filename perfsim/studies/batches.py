@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import add
 from typing import Any, Self
 
 from perfsim.base.errors import InputError, LayoutError, PerfsimError, PlanError
@@ -21,7 +23,6 @@ from perfsim.convergence.laws import LossLaw, LossTarget, loss_law
 from perfsim.convergence.time_to_accuracy import (
     LEAST_EXAMPLES_ERROR,
     RampedRun,
-    Segment,
     TimeToAccuracy,
 )
 from perfsim.engine.limits import present_limits
@@ -313,18 +314,19 @@ class Target:
         if not ramp:
             return None, ""
         critical = self.critical.tokens
-        segments = []
+        rest = self.d_min_tokens * (1.0 - sum(part.share for part in ramp))
+        # The chosen batch makes what the ramp leaves; a ramp may leave nothing.
+        parts = [RampedRun.part(rest, chosen.batch_tokens, chosen.step_time_s, critical)] if rest > 0 else []
         for part in ramp:
             batch = max(1, round(part.batch * chosen.global_batch_size))
             try:
                 known = chosen if batch == chosen.global_batch_size else self.at(question, batch)
             except PerfsimError as error:
                 return None, f"no run with the batch ramp: {error.problems[0].message}"
-            critical_tokens = critical * part.critical_batch
-            segments.append(Segment(part.share, known.batch_tokens, known.step_time_s, critical_tokens))
-        rest = 1.0 - sum(segment.share for segment in segments)
-        last = Segment(rest, chosen.batch_tokens, chosen.step_time_s, critical)
-        run = RampedRun.of([*segments, last], self.d_min_tokens)
+            progress = part.share * self.d_min_tokens
+            size = (known.batch_tokens, known.step_time_s, critical * part.critical_batch)
+            parts.append(RampedRun.part(progress, *size))
+        run = reduce(add, parts)
         remark = (
             f"with the batch ramp the steps take {run.time_s / chosen.time_to_accuracy_s:.3f} times as long: "
             f"{run.steps / chosen.steps:.3f} times the steps, "
