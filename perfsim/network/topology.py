@@ -87,7 +87,7 @@ class Rated(NamedTuple):
 
     @classmethod
     def of(cls, kinds: Sequence[str], kind: Ints, bytes_per_s: Floats, seconds: Floats) -> Rated:
-        """What is most common of the edges of each kind; columns as those of `Edges`."""
+        """What is most common of the edges of each kind; columns as those of `_Edges`."""
         of_kind = {name: np.flatnonzero(kind == number) for number, name in enumerate(kinds)}
         return cls(
             {name: _most_common(bytes_per_s[links]) for name, links in of_kind.items()},
@@ -99,7 +99,7 @@ class Rated(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Edges:
+class _Edges:
     """The edges of a network; the row of an edge is the id of its link, and `link ^ 1` is its way back."""
 
     source: Ints
@@ -114,7 +114,7 @@ class Edges:
     usual: Rated
 
     @classmethod
-    def of(cls, parts: Iterable[Part]) -> Edges:
+    def of(cls, parts: Iterable[Part]) -> _Edges:
         """The edges of all parts, copy by copy; both directions of a cable follow one another."""
         kinds: dict[str, int] = {}
         columns: list[tuple[NDArray[Any], ...]] = []
@@ -225,9 +225,9 @@ class Topology(ABC):
 
     # ------------------------------------------------------------------------------------ links
     @cached_property
-    def edges(self) -> Edges:
+    def edges(self) -> _Edges:
         """All edges as columns; devices are vertices 0 to `num_devices` - 1."""
-        return Edges.of(self._parts())
+        return _Edges.of(self._parts())
 
     @cached_property
     def vertices(self) -> tuple[tuple[str, str], ...]:

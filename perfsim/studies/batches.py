@@ -47,7 +47,7 @@ MOST_TRIED = 60
 """Batches of one curve, with those past its ends."""
 
 
-def later_phases_s(run: Evaluation) -> tuple[float, ...]:
+def _later_phases_s(run: Evaluation) -> tuple[float, ...]:
     """Seconds of each later phase of a run's recipe, in the layout of the run.
 
     Perturbations slow them as they slow the first phase. Raises PlanError where a phase does not fit.
@@ -232,7 +232,7 @@ class Target:
             run.step_time_s,
             accuracy.step_time_error,
             accuracy.unshared_error,
-            later_phases_s(run),
+            _later_phases_s(run),
         )
 
     def grid(self, seq_length: int, num_devices: int) -> list[int]:

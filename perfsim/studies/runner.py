@@ -323,7 +323,7 @@ class SweepInterrupted(PerfsimError):
 
 
 @dataclass(frozen=True)
-class SweepPlan:
+class _SweepPlan:
     """The work of a run: how many points, how many of them stored, and an estimate of its time."""
 
     sweep: str
@@ -342,7 +342,7 @@ class SweepPlan:
         )
 
 
-def plan_sweep(sweep: Sweep, store_path: Path, jobs: int | None = None) -> SweepPlan:
+def plan_sweep(sweep: Sweep, store_path: Path, jobs: int | None = None) -> _SweepPlan:
     """How many points a sweep has, how many are stored, and an estimate of the time for the others."""
     points = dict(zip(digests(point.study for point in sweep.points), sweep.points, strict=True))
     stored: dict[str, Stored] = {}
@@ -356,7 +356,7 @@ def plan_sweep(sweep: Sweep, store_path: Path, jobs: int | None = None) -> Sweep
     jobs = executor_for(jobs, most=len(pending)).size
     known_s = (times_s.get(point.candidate.strategy, [POINT_S]) for point in pending)
     seconds = sum(sum(alike) / len(alike) for alike in known_s)
-    return SweepPlan(
+    return _SweepPlan(
         sweep=sweep.name,
         points=len(points),
         stored=len(stored),

@@ -62,7 +62,7 @@ class EqualDevices:
 
 
 @dataclass(frozen=True)
-class MatchPoint:
+class _MatchPoint:
     """A number of devices at its best batch."""
 
     devices: int
@@ -78,7 +78,7 @@ class Matched:
 
     system: str
     devices_noun: str
-    points: tuple[MatchPoint, ...]
+    points: tuple[_MatchPoint, ...]
 
     @classmethod
     def of(cls, system: SystemSpec, question: Question, time: TimeToAccuracy, target: Target) -> Self:
@@ -92,7 +92,7 @@ class Matched:
         )
         devices = first.topology.devices_per_node
         same = system.name == question.system.name
-        points: list[MatchPoint] = []
+        points: list[_MatchPoint] = []
         refused: PerfsimError | None = None
         while devices <= MOST_DEVICES and len(points) < MOST_POINTS:
             present_limits().in_time(lambda: f"{len(points)} numbers of {system.name} tried")
@@ -102,7 +102,7 @@ class Matched:
                 grid = target.grid(asked.recipe.seq_length, devices)
                 curve = target.curve(asked, grid, extend=True)
                 taken = target.time_of_run(best_plan(asked.at(curve.best)))
-                point = MatchPoint(devices, curve.best, taken, taken.ratio_to(time, same_machine=same))
+                point = _MatchPoint(devices, curve.best, taken, taken.ratio_to(time, same_machine=same))
             except (PlanError, LayoutError, InputError) as error:
                 refused = error
                 if points:

@@ -192,7 +192,7 @@ class Nearby:
 
 
 @dataclass(frozen=True)
-class AboveLimit:
+class _AboveLimit:
     """The fastest layout of all that fit, where it lies above the memory limit."""
 
     layout: Mapping[str, Any]
@@ -219,7 +219,7 @@ class Planned:
     """Number of layouts by the reason for which they are no answer; for divisibility of degrees."""
     closest_share: float | None = None
     """Memory over capacity of the layout that misses it by least; None where all fit."""
-    above_limit: AboveLimit | None = None
+    above_limit: _AboveLimit | None = None
     """The fastest layout above the limit of memory; None where it gains nothing."""
     experiment: Experiment | None = None
     tried_batches: tuple[int, ...] = ()
@@ -318,7 +318,7 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
             DIVISIBILITY: screening.indivisible,
         },
         closest_share=None if closest is None else plan.memory_share,
-        above_limit=AboveLimit(settings, gain, fastest.plan.memory_share) if gain > 0 else None,
+        above_limit=_AboveLimit(settings, gain, fastest.plan.memory_share) if gain > 0 else None,
         experiment=_experiment(question, entries),
         tried_batches=tried,
         nearby=tuple(_nearby(question, first)),

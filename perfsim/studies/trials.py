@@ -158,7 +158,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class _Moved:
     """A candidate with an answer in both studies, by its label, else by its place."""
 
     before: str
@@ -181,7 +181,7 @@ class Difference:
     first: str
     second: str
     changes: tuple[Change, ...]
-    candidates: tuple[Moved, ...]
+    candidates: tuple[_Moved, ...]
     missing: tuple[str, ...] = ()
     """Candidates without an answer in one of the two."""
 
@@ -215,7 +215,7 @@ def compare_studies(first: StudySpec, second: StudySpec) -> Difference:
         remainder = None
         if None not in known:
             remainder = times_s[1] / times_s[0] / math.prod(ratio or 0.0 for ratio in known)
-        moved.append(Moved(one.label, other.label, *times_s, remainder))
+        moved.append(_Moved(one.label, other.label, *times_s, remainder))
     missing = [
         f"{label}: no answer in {study.name}"
         for study, slots in ((first, before), (second, after))
@@ -379,7 +379,7 @@ def compare_answers(first: AnswerDocument, second: AnswerDocument) -> Difference
         for path in dict.fromkeys([*old, *new])
         if old.get(path) != new.get(path)
     )
-    moved = tuple(Moved(label, label, before[label], after[label]) for label in before if label in after)
+    moved = tuple(_Moved(label, label, before[label], after[label]) for label in before if label in after)
     missing = tuple(
         f"{label}: no answer in {other.study}"
         for known, others, other in ((before, after, second), (after, before, first))

@@ -18,7 +18,7 @@ from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED, ZERO_STA
 from perfsim.strategies.three_d.division import divided
 
 
-class Refusal(NamedTuple):
+class _Refusal(NamedTuple):
     """One rule that a layout breaks."""
 
     words: str
@@ -33,7 +33,7 @@ _Broken = tuple[str, Sequence[Mapping[str, Any]]]
 class RefusedLayoutError(LayoutError):
     """A layout that breaks rules of 3D parallelism; `help_text` tells what would be legal."""
 
-    def __init__(self, refusals: Sequence[Refusal], help_text: str = "") -> None:
+    def __init__(self, refusals: Sequence[_Refusal], help_text: str = "") -> None:
         *others, last = [Problem(refusal.words) for refusal in refusals]
         super().__init__([*others, replace(last, help=help_text)])
         self.refusals = tuple(refusals)
@@ -41,7 +41,7 @@ class RefusedLayoutError(LayoutError):
 
 def refusals_of(
     job: Job, topology: FatTree, layout: ParallelLayout, strategy: str, free_degrees: tuple[str, ...]
-) -> list[Refusal]:
+) -> list[_Refusal]:
     """All rules that a layout breaks; empty for a legal layout."""
     broken = chain(
         _of_devices(topology, layout, strategy, free_degrees),
@@ -51,7 +51,7 @@ def refusals_of(
         _of_batch(job, layout),
         _of_offload(job, topology, layout),
     )
-    return [Refusal(words, tuple(replace(layout, **mend) for mend in mends)) for words, mends in broken]
+    return [_Refusal(words, tuple(replace(layout, **mend) for mend in mends)) for words, mends in broken]
 
 
 def _indivisible(words: str, name: str, count: int, wanted: int, least: int = 1) -> _Broken:
