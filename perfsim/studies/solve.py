@@ -54,7 +54,7 @@ from perfsim.work.family import scaled
 # Quantities of an answer, and conditions on them.
 
 
-def amounts(point: PointResult, option: Option, at: Place) -> dict[str, Any]:
+def _amounts(point: PointResult, option: Option, at: Place) -> dict[str, Any]:
     """What conditions may be on, by name, with the inputs at their places; None where one is not given."""
     row = point.prediction
     wall_s = option.wall_s(at)
@@ -398,7 +398,7 @@ class _Search:
         study = self.changer.point(self.study, candidate, devices, changes)
         row = attempt(lambda: answer_point(Point(study), Target.of_study(study)))
         if isinstance(row, PerfsimError):
-            return PointResult(study, settings, None, tuple(known.message for known in row.problems))
+            return PointResult(study, settings, reasons=tuple(known.message for known in row.problems))
         return PointResult(study, settings, row)
 
     def _answered(self, value: Any, points: Mapping[str, PointResult]) -> Tried:
@@ -411,7 +411,7 @@ class _Search:
 
         def amount(name: str, of: str, at: Place) -> Any:
             of = of if of in points else ""
-            found = amounts(points[of], options[of], at)[name]
+            found = _amounts(points[of], options[of], at)[name]
             if found is None:
                 needs = "--price SYSTEM=PRICE" if name.startswith("cost") else "its power, and energy.carbon"
                 words = f"{name} of {options[of].system} is not known"
@@ -430,7 +430,7 @@ class _Search:
         made.misses = reduce(np.maximum, misses)
         made.share = float(np.mean(made.misses <= 0))
         wanted = {*(asked.quantity for asked in self.conditions), self.minimise}
-        for name, typically in amounts(points[""], options[""], typical).items():
+        for name, typically in _amounts(points[""], options[""], typical).items():
             if name in wanted or (name in ALSO and typically is not None):
                 low, high = np.quantile(amount(name, "", draws), [0.05, 0.95])
                 made.quantities[name] = float(typically)
@@ -547,9 +547,9 @@ class _Search:
     def _range_at(self, best: int) -> tuple[float, float] | None:
         """The values that meet the conditions in 5 and in 95 % of the draws, by two that were tried."""
         far = [index for index in self.tried if index != best and self.tried[index].misses is not None]
-        other = min(far, key=lambda index: (abs(index - best) == 1, abs(index - best)), default=None)
-        if other is None:
+        if not far:
             return None
+        other = min(far, key=lambda index: (abs(index - best) == 1, abs(index - best)))
         ends = []
         for level in (0.05, 0.95):
             here, there = self.tried[best].miss(level), self.tried[other].miss(level)
