@@ -55,10 +55,7 @@ ROOTS: Mapping[str, Classes] = {
 """Classes of a document, and what a key's own class lacks, by the key; the first that has a key counts."""
 BY_NAME = ("families", "families_baseline", "families_traits", "without_release")
 """Mappings of no field; the keys of others are known by their annotation."""
-FIELDS = {
-    "step_breakdown_s": "breakdown_s",
-    "closest_memory_share": "closest_share",
-}
+FIELDS = {"step_breakdown_s": "breakdown_s", "closest_memory_share": "closest_share"}
 """Fields of keys with another name."""
 NO_FIELD: Mapping[str, str] = {
     "band_coverage": "Share of the measured times that lie in their 90 % band.",

@@ -260,11 +260,7 @@ def _diff(first: str, second: str) -> Answer:
     return Answer(lambda: plain(difference), lambda: difference_lines(difference))
 
 
-@verb(
-    "Say what a term means, such as mfu.",
-    "perfsim explain mfu",
-    "perfsim explain critical batch",
-)
+@verb("Say what a term means, such as mfu.", "perfsim explain mfu", "perfsim explain critical batch")
 @click.argument("term", nargs=-1)
 def _explain(term: tuple[str, ...]) -> None:
     """Say what a TERM of reports and messages means, or list all terms."""
@@ -477,9 +473,7 @@ def _must_pass(found: Mapping[str, Any], wrong: str) -> None:
 
 
 @verb(
-    "Print or write JSON Schemas of the YAML files.",
-    "perfsim schema study",
-    "perfsim schema --out .schemas",
+    "Print or write JSON Schemas of the YAML files.", "perfsim schema study", "perfsim schema --out .schemas"
 )
 @click.argument("kind", required=False)
 @path_option("--out", "Folder for <kind>.schema.json files. [default: standard output]", check_folder)
@@ -495,11 +489,7 @@ def _schema(kind: str | None, out: Path | None) -> None:
     click.echo(schema_text(document), nl=False)
 
 
-@verb(
-    "List what the catalogue holds, with sources.",
-    "perfsim show models",
-    "perfsim show systems dgx-h100",
-)
+@verb("List what the catalogue holds, with sources.", "perfsim show models", "perfsim show systems dgx-h100")
 @click.argument("kind", type=LateChoice("perfsim.api.inventory:KINDS"))
 @click.argument("name", required=False)
 @click.option(
@@ -529,9 +519,7 @@ def _show(kind: str, name: str | None, graph: Path | None, devices: int | None) 
 
 
 @verb(
-    "Compare predictions with published runs.",
-    "perfsim validate",
-    "perfsim validate my_runs.yaml --worst 20",
+    "Compare predictions with published runs.", "perfsim validate", "perfsim validate my_runs.yaml --worst 20"
 )
 @_files("files", nargs=-1)
 @count("--worst", "Number of cases to list, largest errors first.", 0, default=10, show_default=True)

@@ -29,10 +29,7 @@ from perfsim.costs.gemm import GemmModel
 from perfsim.costs.price import MOST_TAKEN, NONE, Costs, Shares, slowest_of
 from perfsim.network import FatTree, Group
 from perfsim.network.collectives import CollectiveModel, wire_factor
-from perfsim.specs.calibration import (
-    CollectiveOp,
-    GpuCalibration,
-)
+from perfsim.specs.calibration import CollectiveOp, GpuCalibration
 from perfsim.specs.hardware import HostSpec, SystemSpec
 from perfsim.specs.precisions import PRECISIONS, Precision
 from perfsim.specs.recipe import Recipe

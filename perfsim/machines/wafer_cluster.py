@@ -100,21 +100,11 @@ class _WaferNetwork(Network):
 # What limits a step of weight streaming, the tokens that hide its streams, and remedies.
 
 LINK_WAITS = ("exposed streaming", "gradient egress", "update bubble")
-CAUSES = {
-    "flash": "flash",
-    "input": "input",
-    "spilling": "exposed spilling",
-    "update": "update bubble",
-}
+CAUSES = {"flash": "flash", "input": "input", "spilling": "exposed spilling", "update": "update bubble"}
 """The cause of each limiting lane; a limiting link is named by the longest of `LINK_WAITS`."""
 
 
-PARTS = {
-    "the I/O ports": "io",
-    "SwarmX": "swarmx",
-    "MemoryX's servers": "server",
-    "their DRAM": "dram",
-}
+PARTS = {"the I/O ports": "io", "SwarmX": "swarmx", "MemoryX's servers": "server", "their DRAM": "dram"}
 """The kinds of links between MemoryX and a system, by the parts that they belong to."""
 
 

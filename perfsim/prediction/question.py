@@ -479,13 +479,7 @@ def described(given: Any, kind: str, catalog: Catalog) -> Any:
 
 # What prices of work depend on.
 
-_UNPRICED = (
-    "global_batch_size",
-    "batch_size_per_device",
-    "tokens",
-    "tokens_per_parameter",
-    "target_loss",
-)
+_UNPRICED = ("global_batch_size", "batch_size_per_device", "tokens", "tokens_per_parameter", "target_loss")
 """Fields of a recipe that price no work."""
 _PROSE = {"name": "", "description": "", "sources": {}, "assumed": {}}
 

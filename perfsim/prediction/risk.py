@@ -137,11 +137,7 @@ class Novelty:
 
     @classmethod
     def of(
-        cls,
-        layouts: Sequence[Any],
-        job: Job,
-        device: DeviceSpec,
-        published: Sequence[Kind] | None = None,
+        cls, layouts: Sequence[Any], job: Job, device: DeviceSpec, published: Sequence[Kind] | None = None
     ) -> Novelty:
         """The novelty of layouts of a job on a device, by `published` kinds or all that are on record."""
         experts = job.model.experts is not None

@@ -12,18 +12,7 @@ import numpy as np
 from perfsim.base.arrays import Floats
 from perfsim.engine.limits import present_limits
 from perfsim.proof.interpreter import Interpreter
-from perfsim.proof.program import (
-    BROKEN,
-    CLIPPED,
-    NORM,
-    SHARED,
-    START,
-    Action,
-    Cell,
-    Claim,
-    Fault,
-    FaultError,
-)
+from perfsim.proof.program import BROKEN, CLIPPED, NORM, SHARED, START, Action, Cell, Claim, Fault, FaultError
 from perfsim.work.unfold import Unfolded
 
 TOLERANCE = 1e-10

@@ -271,9 +271,7 @@ class Case(NamedTuple):
         """The small plan of a case of the catalogue."""
         chosen = strategy(self.strategy)
         recipe = catalog.recipe(RECIPE).ran_with(
-            overlap_grad_reduce=self.overlap,
-            overlap_param_gather=self.ahead,
-            recompute_keeps=self.keeps,
+            overlap_grad_reduce=self.overlap, overlap_param_gather=self.ahead, recompute_keeps=self.keeps
         )
         recipe = recipe.model_copy(update={"expert_capacity": self.capacity})
         topology = build_topology(catalog.system(prover(chosen.system_kind).system), self.devices)

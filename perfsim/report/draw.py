@@ -252,12 +252,7 @@ def figure(
 
 
 def rows(
-    title: str,
-    labels: Sequence[str],
-    traces: Sequence[Any],
-    x: dict[str, Any],
-    row_px: int = 34,
-    **more: Any,
+    title: str, labels: Sequence[str], traces: Sequence[Any], x: dict[str, Any], row_px: int = 34, **more: Any
 ) -> go.Figure:
     """Bars or marks in rows with these labels, the first on top, each as high as the tallest label."""
     lines = 1 + max((label.count(text.BREAK) for label in labels), default=0)

@@ -208,11 +208,7 @@ def _models_table(left_out: Mapping[str, Any], result: Mapping[str, Any]) -> Tab
         rows.append((name, None, Cell(fitted[key], unit=text.SHARE), Cell(without[key], unit=text.SHARE)))
     rows.append(("half-width of a 90 % band", None, None, Cell(without["p90_ape"], unit=text.SHARE)))
     errors = dict.fromkeys(("model in the fit", "model left out"), text.CHANGE)
-    return Table.of(
-        {"log": None, "measured": text.TIME, **errors},
-        rows,
-        "Errors of the step time.",
-    )
+    return Table.of({"log": None, "measured": text.TIME, **errors}, rows, "Errors of the step time.")
 
 
 def _refusals_table(subject: str, result: Mapping[str, Any]) -> Table:
@@ -560,9 +556,7 @@ def _comparison_table(result: Comparison) -> Table:
         numeric = any(isinstance(row[key], (int, float)) for row in result.rows)
         columns[name] = units.get(key, text.NUMBER) if numeric else None
     return Table.of(
-        columns,
-        ([row[key] for key in result.columns] for row in result.rows),
-        " ".join(result.notes),
+        columns, ([row[key] for key in result.columns] for row in result.rows), " ".join(result.notes)
     )
 
 

@@ -20,11 +20,7 @@ from perfsim.convergence.critical_batch import (
     relative_error,
 )
 from perfsim.convergence.laws import LossLaw, LossTarget, loss_law
-from perfsim.convergence.time_to_accuracy import (
-    LEAST_EXAMPLES_ERROR,
-    RampedRun,
-    TimeToAccuracy,
-)
+from perfsim.convergence.time_to_accuracy import LEAST_EXAMPLES_ERROR, RampedRun, TimeToAccuracy
 from perfsim.engine.limits import present_limits
 from perfsim.machines import costs_for
 from perfsim.prediction.bands import Accuracy

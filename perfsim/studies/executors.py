@@ -346,11 +346,7 @@ class _DaskCluster(_Pooled):
 
 
 def executor_for(
-    jobs: int | None,
-    scheduler: str | None = None,
-    *,
-    most: int | None = None,
-    tell: Tell = lambda _: None,
+    jobs: int | None, scheduler: str | None = None, *, most: int | None = None, tell: Tell = lambda _: None
 ) -> Executor:
     """A Dask cluster where an address is given, else so many processes (None: one for each core).
 

@@ -24,27 +24,13 @@ from perfsim.prediction.run import Evaluation
 from perfsim.prediction.verification import sample_step
 from perfsim.prediction.why import Roofline
 from perfsim.specs.perturbations import PerturbationSpec, StragglerSpec
-from perfsim.studies.answers import (
-    COVERED_ONCE,
-    Answer,
-    Infeasible,
-    PointResult,
-    Production,
-    StudyResult,
-)
+from perfsim.studies.answers import COVERED_ONCE, Answer, Infeasible, PointResult, Production, StudyResult
 from perfsim.studies.assumptions import assumptions_of
 from perfsim.studies.axes import Sweep
 from perfsim.studies.batches import BatchPoint, Target
 from perfsim.studies.decision import decision_of, laws_side_by_side, ratio_bands, verdict
 from perfsim.studies.eras import eras_of
-from perfsim.studies.executors import (
-    IN_PROCESS,
-    Executor,
-    ExecutorLost,
-    Tell,
-    attempt,
-    executor_for,
-)
+from perfsim.studies.executors import IN_PROCESS, Executor, ExecutorLost, Tell, attempt, executor_for
 from perfsim.studies.spec import Point, StudySpec, digests
 from perfsim.studies.store import Store, Stored
 from perfsim.studies.timeline import timeline

@@ -84,11 +84,7 @@ else:
     """As written; a candidate keeps the text."""
 
 
-CALLED = {
-    "batch": "batch_sizes",
-    "cluster": "cluster_calibration",
-    "perturb": "perturbations",
-}
+CALLED = {"batch": "batch_sizes", "cluster": "cluster_calibration", "perturb": "perturbations"}
 """What a study calls a field of a question that it calls otherwise."""
 
 

@@ -10,14 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfsim.base.errors import DeadlockError, LayoutError
-from perfsim.strategies.schedules import (
-    SCHEDULES,
-    Placement,
-    Slot,
-    StageOrder,
-    in_flight,
-    schedule_called,
-)
+from perfsim.strategies.schedules import SCHEDULES, Placement, Slot, StageOrder, in_flight, schedule_called
 
 Shape = tuple[str, int, int, int]
 """Name, pipeline, virtual, micro-batches."""

@@ -73,8 +73,7 @@ def test_fits_of_selected_points_agree_with_the_printed_ones(cases: Cases) -> No
 
 
 @pytest.mark.parametrize(
-    ("id_", "low", "high"),
-    [("bert_training_1.1.0", 13600, 14900), ("resnet_training_4.0.0", 45400, 48800)],
+    ("id_", "low", "high"), [("bert_training_1.1.0", 13600, 14900), ("resnet_training_4.0.0", 45400, 48800)]
 )
 def test_critical_batch_without_one_point_stays_in_the_printed_range(
     cases: Cases, id_: str, low: float, high: float

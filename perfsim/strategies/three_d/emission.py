@@ -26,15 +26,7 @@ from perfsim.strategies.three_d.division import Division
 from perfsim.strategies.three_d.expert import ExpertGroup
 from perfsim.strategies.three_d.layers import Attention, Layer, Mlp, TensorGroup, head_positions, slice_of
 from perfsim.strategies.three_d.pipeline import StagePass, VirtualStage
-from perfsim.work import (
-    EMBEDDING_AND_HEAD,
-    WHOLE_DEVICE,
-    GraphBuilder,
-    RankGroup,
-    Slots,
-    Template,
-    Work,
-)
+from perfsim.work import EMBEDDING_AND_HEAD, WHOLE_DEVICE, GraphBuilder, RankGroup, Slots, Template, Work
 from perfsim.work.builder import Stamped
 
 ThreeDPlan = Plan[ParallelLayout, FatTree]

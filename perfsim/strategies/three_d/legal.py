@@ -201,11 +201,7 @@ def _of_experts(job: Job, layout: ParallelLayout) -> Iterator[_Broken]:
 
 DEGREE_RULES: Mapping[
     Literal["tensor", "context", "expert"], Callable[[Job, ParallelLayout], Iterator[_Broken]]
-] = {
-    "tensor": _of_tensor,
-    "context": _of_context,
-    "expert": _of_experts,
-}
+] = {"tensor": _of_tensor, "context": _of_context, "expert": _of_experts}
 """The rules of the degrees that a space tries one by one, given a job and a layout."""
 
 

@@ -17,13 +17,7 @@ import numpy as np
 
 from perfsim.base.arrays import Bools, Floats
 from perfsim.costs.gpu import HostCosts
-from perfsim.costs.memory import (
-    MemoryUse,
-    logit_bytes,
-    routed_parameters,
-    stage_parameters,
-    state_bytes,
-)
+from perfsim.costs.memory import MemoryUse, logit_bytes, routed_parameters, stage_parameters, state_bytes
 from perfsim.network import FatTree
 from perfsim.specs.hardware import GpuClusterSpec
 from perfsim.specs.layout import ParallelLayout, Place

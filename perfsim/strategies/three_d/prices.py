@@ -266,10 +266,7 @@ def _end_terms(job: Job, splits: int, *degrees: int) -> Named:
         "embedding_forward": (stage.embedding("forward"), *group.all_reduce_works(EMBEDDED)),
         "embedding_weights" if splits else "embedding_backward": embedding,
         "head_forward": (stage.head("forward"), *summed),
-        "head_backward": (
-            stage.head("dgrad" if splits else "backward"),
-            *group.all_reduce_works(FROM_HEAD),
-        ),
+        "head_backward": (stage.head("dgrad" if splits else "backward"), *group.all_reduce_works(FROM_HEAD)),
         "head_weights": (stage.head("wgrad"),) if splits else (),
     }
 

@@ -31,13 +31,7 @@ from perfsim.strategies.three_d.legal import RefusedLayoutError, refusals_of
 from perfsim.strategies.three_d.memory import memory_shares, stage_memory
 from perfsim.strategies.three_d.offload import emit_offloaded, estimate_layouts_s
 from perfsim.strategies.three_d.pass_path import path_steps_s
-from perfsim.strategies.three_d.space import (
-    Columns,
-    distinct_rows,
-    divisors,
-    layout_space,
-    with_offload,
-)
+from perfsim.strategies.three_d.space import Columns, distinct_rows, divisors, layout_space, with_offload
 from perfsim.work import GraphBuilder
 
 GIB = 2.0**30

@@ -24,14 +24,7 @@ from perfsim.convergence.critical_batch import (
     minicpm_tokens,
     relative_error,
 )
-from perfsim.convergence.laws import (
-    BESIROGLU,
-    CEREBRAS_GPT,
-    KAPLAN,
-    SEED_ERROR,
-    compute_law,
-    loss_law,
-)
+from perfsim.convergence.laws import BESIROGLU, CEREBRAS_GPT, KAPLAN, SEED_ERROR, compute_law, loss_law
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.specs.calibration import ConvergenceCalibration
 

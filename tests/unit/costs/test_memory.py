@@ -49,8 +49,7 @@ def test_states_a_parameter_follow_from_precision_and_optimizer(
 
 
 @pytest.mark.parametrize(
-    ("stage", "expected"),
-    [(0, (2, 4, 12)), (1, (2, 4, 3)), (2, (2, 1, 3)), (3, (0.5, 1, 3))],
+    ("stage", "expected"), [(0, (2, 4, 12)), (1, (2, 4, 3)), (2, (2, 1, 3)), (3, (0.5, 1, 3))]
 )
 def test_each_zero_stage_shards_one_more_state(stage: int, expected: tuple[float, ...]) -> None:
     parts = StateBytes(2, 4, 12, 8, 12, 4).sharded(100.0, stage, data=4)

@@ -169,12 +169,7 @@ def test_classes_of_peers_together_load_what_all_peers_load() -> None:
 # ------------------------------------------------------------------------- slow and dead links
 @pytest.mark.parametrize(
     ("ends", "longer"),
-    [
-        ([(0, 8), (1, 9)], 2),
-        ([(0, 8), (2, 10), (3, 11)], 3),
-        ([(0, 8)], 1),
-        ([(0, 8), (9, 17)], 1),
-    ],
+    [([(0, 8), (1, 9)], 2), ([(0, 8), (2, 10), (3, 11)], 3), ([(0, 8)], 1), ([(0, 8), (9, 17)], 1)],
 )
 def test_messages_share_the_only_nic_that_dead_ones_leave_them(
     ends: list[tuple[int, int]], longer: int

@@ -197,16 +197,10 @@ def in_precision(system: str, precision: str) -> ps.Prediction:
     ("prediction", "given"),
     [
         (lambda: gpus("tp=2,dp=4,mbs=1,sp=true,zero=1,recompute=selective"), {}),
-        (
-            lambda: alone("dgx-a100-40gb"),
-            {"calibration-borrowed": "", "release-borrowed": ""},
-        ),
+        (lambda: alone("dgx-a100-40gb"), {"calibration-borrowed": "", "release-borrowed": ""}),
         (lambda: alone("dgx-h100"), {"calibration-borrowed": "", "release-borrowed": ""}),
         (lambda: alone("cs-2"), {"calibration-borrowed": "", "release-borrowed": ""}),
-        (
-            lambda: alone("cs-3"),
-            {"calibration-borrowed": "serious", "release-borrowed": "warning"},
-        ),
+        (lambda: alone("cs-3"), {"calibration-borrowed": "serious", "release-borrowed": "warning"}),
         (lambda: in_precision("dgx-a100-80gb", "fp16"), {"precision-outside": "", "device-outside": ""}),
         (lambda: in_precision("dgx-a100-80gb", "fp32"), {"precision-outside": "serious"}),
         (lambda: in_precision("gb200-nvl72", "tf32"), {"precision-outside": "serious", "device-outside": ""}),

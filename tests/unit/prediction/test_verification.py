@@ -16,13 +16,7 @@ from perfsim.catalog import default_catalog
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import question_of
 from perfsim.prediction.run import graph_of
-from perfsim.prediction.verification import (
-    SamplingSpec,
-    SamplingSummary,
-    must_be_right,
-    sample_step,
-    verify,
-)
+from perfsim.prediction.verification import SamplingSpec, SamplingSummary, must_be_right, sample_step, verify
 from perfsim.strategies import Plan
 from perfsim.work import Kind, TaskGraph, Work
 from perfsim.work.kernels import Kernel

@@ -15,13 +15,7 @@ from perfsim.proof.provers import small_plan, training_of
 from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import strategy
 
-LATENTS = {
-    "q_lora_rank": 8,
-    "kv_lora_rank": 4,
-    "qk_nope_head_dim": 4,
-    "qk_rope_head_dim": 2,
-    "v_head_dim": 4,
-}
+LATENTS = {"q_lora_rank": 8, "kv_lora_rank": 4, "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 4}
 EXPERTS = {"num_experts": 5, "top_k": 2, "ffn_hidden_size": 6}
 SHARED = {"shared_ffn_hidden_size": 4, "first_dense_layers": 1}
 LLAMA = {"gated_mlp": True, "num_query_groups": 2, "position_embedding": "rotary", "bias": False}

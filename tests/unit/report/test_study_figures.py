@@ -117,9 +117,7 @@ def test_a_timeline_shows_two_steps_at_most_and_says_what_it_leaves_out(result: 
     assert rows["stage 3/compute", "optimizer"] == "1"
 
 
-def test_a_tooltip_says_how_long_a_bar_takes_its_layers_flops_bytes_and_tasks(
-    result: StudyResult,
-) -> None:
+def test_a_tooltip_says_how_long_a_bar_takes_its_layers_flops_bytes_and_tasks(result: StudyResult) -> None:
     candidate = result.candidates[0]
     said = {words for trace in drawn(candidate).figure.data for words in trace.customdata}
     for bar in candidate.timeline:

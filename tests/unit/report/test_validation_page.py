@@ -124,7 +124,7 @@ SCALING: dict[str, Any] = {
     "source": "a paper",
     "runs": [{"name": "large", "systems": 16, "against": [AGAINST]}],
     "efficiencies": [
-        EFFICIENCY | {"predicted": 1.0, "predicted_for": "large", "allowed": 0.9099, "source": "section 5"},
+        EFFICIENCY | {"predicted": 1.0, "predicted_for": "large", "allowed": 0.9099, "source": "section 5"}
     ],
     "explanations": [
         EXPLAINED

@@ -195,8 +195,7 @@ def test_an_illegal_layout_and_one_over_memory_are_listed_and_the_others_are_ans
 
 
 @pytest.mark.parametrize(
-    "error",
-    [LayoutError("is at fault"), CatalogError([Problem("is at fault")]), PerfsimError("is at fault")],
+    "error", [LayoutError("is at fault"), CatalogError([Problem("is at fault")]), PerfsimError("is at fault")]
 )
 def test_whatever_fails_in_one_candidate_loses_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: PerfsimError

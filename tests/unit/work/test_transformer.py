@@ -249,8 +249,7 @@ def test_a_head_on_few_positions_costs_less() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recompute", "a_layer"),
-    [("none", 0.0), ("selective", 4.0 * S * H), ("full", 24.0 * H**2 + 4.0 * S * H)],
+    ("recompute", "a_layer"), [("none", 0.0), ("selective", 4.0 * S * H), ("full", 24.0 * H**2 + 4.0 * S * H)]
 )
 def test_recompute_does_the_forward_of_its_part_again(recompute: str, a_layer: float) -> None:
     assert recompute_flop_per_step(toys.job(4), recompute) == LAYERS * a_layer * 4 * S

@@ -14,14 +14,7 @@ from perfsim.proof import interpreter
 from perfsim.proof.exchange import EXCHANGES
 from perfsim.proof.faults import mutations
 from perfsim.proof.operations import PARTS, Node, Tape
-from perfsim.proof.prove import (
-    Request,
-    Subject,
-    catalogue_cases,
-    plans_of,
-    prove_all,
-    prove_plan,
-)
+from perfsim.proof.prove import Request, Subject, catalogue_cases, plans_of, prove_all, prove_plan
 from perfsim.proof.ranks import Ranks
 from perfsim.proof.serial import MAX_NORM, drawn_routing
 from perfsim.report.proven import proof_lines

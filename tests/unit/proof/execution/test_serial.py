@@ -10,16 +10,7 @@ import pytest
 
 from perfsim.proof.operations import ATTENTION, Block
 from perfsim.proof.parameters import Place
-from perfsim.proof.serial import (
-    BETA1,
-    BETA2,
-    EPSILON,
-    LEARNING_RATE,
-    Moments,
-    SmallTraining,
-    adam,
-    gradients,
-)
+from perfsim.proof.serial import BETA1, BETA2, EPSILON, LEARNING_RATE, Moments, SmallTraining, adam, gradients
 from perfsim.testing import toys
 
 

@@ -32,10 +32,7 @@ def result() -> dict[str, Any]:
         "summary_predicted": FIGURES,
         "baseline": {**FIGURES, "median_ape": 0.1526},
         "families_baseline": {},
-        "families": {
-            "ranked": FIGURES,
-            "single": {**FIGURES, "n": 0, "median_ape": None},
-        },
+        "families": {"ranked": FIGURES, "single": {**FIGURES, "n": 0, "median_ape": None}},
         "cases": [
             case("a", 0.01),
             case("b", -0.4),
