@@ -513,7 +513,12 @@ class _Search:
         if self.minimise:
             return [self._least()]
         if turned:
-            return [self._turning(*pair) for pair in turned]
+            solutions: dict[Any, Solution] = {}
+            for found in (self._turning(*pair) for pair in turned):
+                # A value between two that do not meet the conditions is found from both sides.
+                alone = found.value in solutions
+                solutions[found.value] = replace(found, side="") if alone else found
+            return list(solutions.values())
         if not self.unknown.numeric:
             return [self._solution(index) for index in met]
         ends = (self.unknown.text(self.unknown.values[end(met)]) for end in (min, max))

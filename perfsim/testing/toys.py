@@ -179,14 +179,8 @@ def published_run(**changes: Any) -> dict[str, Any]:
         "family": "toys",
         "evidence": "A",
         "system": {"device": "a100-sxm4-80gb", "num_devices": 1},
-        "model": {
-            "num_layers": 4,
-            "hidden_size": 1024,
-            "ffn_hidden_size": 4096,
-            "num_attention_heads": 16,
-            "vocab_size": 50257,
-            "seq_length": 512,
-        },
+        "model": {"num_layers": 4, "hidden_size": 1024, "ffn_hidden_size": 4096, "num_attention_heads": 16}
+        | {"vocab_size": 50257, "seq_length": 512},
         "strategy": "3d",
         "parallel": {},
         "training": {"global_batch_size": 64},

@@ -70,9 +70,6 @@ class _Estimate:
         flash = sum(map(cache(self.flash_s), works))
         return max(computing, leaving, flash / self.at_once, samples)
 
-    def both_s(self, works: BlockWorks, *, last: bool) -> float:
-        return self.forward_s(works) + self.backward_s(works, last=last)
-
     def forward_s(self, works: BlockWorks) -> float:
         spill = self.seconds(works.spill) / self.group
         return self.joined_s(works, self.duration(works.forward), spill)

@@ -146,6 +146,13 @@ def test_without_a_solution_the_nearest_value_and_the_limit_are_told(study_of: M
     assert "all values that were tried meet it" in row.reason
 
 
+def test_a_value_whose_neighbours_are_refused_is_found_once_without_a_range(study_of: Make) -> None:
+    machine = {"strategy": "3d", "system": "dgx-a100-80gb", "devices": 4, "layout": "dp=4,mbs=1"}
+    study = study_of(candidates=[machine], batch_sizes=[16])
+    (row,) = ps.solve(study, find="devices", such_that="days <= 1e6").solutions
+    assert (row.value, row.side, row.range) == (4, "", None)
+
+
 @pytest.mark.parametrize(
     ("find", "condition", "words"),
     [
