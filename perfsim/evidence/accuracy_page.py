@@ -21,7 +21,7 @@ import numpy as np
 from perfsim.base.errors import PerfsimError
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.costs.wafer import WaferCosts
-from perfsim.evidence.ablation import REMOVALS, Removal, shares, without_each
+from perfsim.evidence.ablation import REMOVALS, shares, without_each
 from perfsim.evidence.cases import CaseRows, StepCase, mapped
 from perfsim.evidence.left_out import LeavingOut, LeftOut, Tangent
 from perfsim.evidence.score import Scored, summary
@@ -150,8 +150,9 @@ class Facts:
 class Removed:
     """The score of the public GPU runs without one mechanism."""
 
-    removal: Removal
-    """The mechanism and what replaces it."""
+    mechanism: str
+    instead: str
+    """What replaces it."""
     summary: Mapping[str, Any]
     left_out: Mapping[str, Any]
     """The score of runs by a new fit without the mechanism and their family; empty if not requested."""
@@ -250,5 +251,5 @@ def _removed(on_gpus: Sequence[Facts], tangents: Sequence[Tangent]) -> list[Remo
     for removal in REMOVALS if on_gpus else ():
         runs = [Scored.of(part.case, part.steps_s[removal.key]) for part in on_gpus]
         left_out = summary(Tangent.refitted(tangents, runs, removal.constants)) if tangents else {}
-        rows.append(Removed(removal, summary(runs), left_out))
+        rows.append(Removed(removal.key, removal.instead, summary(runs), left_out))
     return rows

@@ -200,7 +200,9 @@ def _notes(result: StudyResult) -> Iterator[str]:
     for settings, names in frameworks.items():
         yield f"trained by {settings}" + (f"; framework {', '.join(names)}" if names else "")
     for name, own in text.named(result.candidates):
-        yield from (f"{name}: {rank}: {words}" for rank, words in text.ranks(own.ranks))
+        rows = text.ranks(own.ranks)
+        # A proven layout that is also the fastest of all needs no line.
+        yield from (f"{name}: {rank}: {words}" for rank, words in rows if rank != "proven" or len(rows) > 1)
     yield _wall_sentence(result.candidates)
     yield _perturbed_line(result)
     if samples := list(result.sampling.values()):

@@ -132,12 +132,12 @@ def _worst_table(result: Mapping[str, Any], causes: Mapping[str, str], *, scored
 def _ablation_table(removed: Sequence[Removed]) -> Table:
     """The score without each mechanism, the largest mean error first."""
     complete, *ablated = removed
-    ablated.sort(key=lambda row: (-(row.summary["mape"] or 0.0), row.removal.key))
+    ablated.sort(key=lambda row: (-(row.summary["mape"] or 0.0), row.mechanism))
     return Table.each(
         (complete, *ablated),
         {
-            "without": (None, "removal.key"),
-            "replaced by": (None, lambda row: row.removal.instead or None),
+            "without": (None, "mechanism"),
+            "replaced by": (None, lambda row: row.instead or None),
             **_of("summary"),
             "mean, left out": (text.SHARE, "left_out.mape"),
         },
