@@ -55,33 +55,36 @@ _PASS: dict[Which, Literal["forward", "backward", "dgrad"]] = {
 
 @lru_cache(maxsize=4096)
 def _expert_works(part: LayerSlice, which: Which, recompute: str = "none") -> _ExpertWorks:
-    """The compute of a block with experts; `recompute` decides what its forward keeps.
+    """The compute of a block with experts; `recompute` decides what its forward keeps."""
+    begin, shared, end = _around_experts(replace(part, expert=1, expert_tensor=1, expert_load=1.0), which)
+    made = [TensorClass("rows", part.row_bytes)]
+    if which == "dgrad":
+        made.append(TensorClass("weight_inputs", mlp_weight_input_bytes(part)))
+    if which == "forward":
+        saved = TensorClass("saved", layer_activation_bytes(part, recompute))
+        end = replace(end, writes=(*end.writes, saved))
+    experts = compute_work("experts", which, expert_kernels(part, _PASS[which], "experts"), *made)
+    return _ExpertWorks(begin, shared, experts, end)
+
+
+@lru_cache(maxsize=512)
+def _around_experts(part: LayerSlice, which: Which) -> tuple[Work, Work | None, Work]:
+    """The begin of a block, its shared experts (None without any) and its end; `part` has all experts.
 
     A recompute runs no LM head of multi-token prediction again.
     """
-    alone = replace(part, expert=1, expert_tensor=1, expert_load=1.0)
-    routed = replace(alone, kind=replace(part.kind, mtp=False)) if which == "recompute" else alone
+    routed = replace(part, kind=replace(part.kind, mtp=False)) if which == "recompute" else part
     named = _PASS[which]
     order: tuple[ExpertStage, ExpertStage] = ("router", "combine")
     begin, end = order if named == "forward" else order[::-1]
     rows = TensorClass("rows", part.row_bytes)
     hidden = TensorClass("hidden", part.activation_bytes)
-    last = expert_kernels(routed, named, end)
-    ended = [hidden]
-    if which == "forward":
-        last += mlp_residual(alone)
-        ended.append(TensorClass("saved", layer_activation_bytes(part, recompute)))
-    shared = expert_kernels(alone, named, "shared")
-    made = [rows]
-    if which == "dgrad":
-        made.append(TensorClass("weight_inputs", mlp_weight_input_bytes(part)))
-    return _ExpertWorks(
-        compute_work(
-            begin, which, expert_kernels(routed, named, begin), TensorClass("rows", alone.row_bytes)
-        ),
+    shared = expert_kernels(part, named, "shared")
+    last = (*expert_kernels(routed, named, end), *(mlp_residual(part) if which == "forward" else ()))
+    return (
+        compute_work(begin, which, expert_kernels(routed, named, begin), rows),
         compute_work("shared_experts", which, shared, hidden) if shared else None,
-        compute_work("experts", which, expert_kernels(part, named, "experts"), *made),
-        compute_work(end, which, last, *ended),
+        compute_work(end, which, last, hidden),
     )
 
 
