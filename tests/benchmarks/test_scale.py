@@ -40,7 +40,7 @@ count = len(best_plan(question(size, batch=8 * size // 128, layout=layout)).grap
 """
 PLAN = """
 from perfsim.prediction.planner import Search
-count = Search(question(size, batch=size)).screening.screened
+count = Search(question(size, batch=min(size, 2**17))).screening.screened
 """
 LAYOUTS = """
 from perfsim.prediction.planner import Search
