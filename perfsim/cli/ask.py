@@ -263,8 +263,8 @@ def _solve(study: str | None, asked: dict[str, Any], out: Path | None, **options
     """Find the value at which the candidates of a STUDY meet conditions; without one, of the --system.
 
     Quantities are days, hours, cost, cost_per_1e9_tokens, device_hours, energy_kwh, carbon_kg, power, memory,
-    loss, and the columns step_time_s, time_to_accuracy_s, global_batch_size, mfu, steps and tokens_per_s. The
-    value is that of half of the joint draws, next to it that of 90 %.
+    loss, and the columns step_time_s, time_to_accuracy_s, global_batch_size, mfu, steps and tokens_per_s.
+    Half of the joint draws meet the conditions at the value that is told, 90 % at the one next to it.
     """
     from perfsim.api.solving import solve
     from perfsim.report.solve import solve_lines

@@ -20,7 +20,7 @@ import numpy as np
 
 from perfsim.base.errors import PerfsimError
 from perfsim.catalog import Catalog, default_catalog
-from perfsim.costs.wafer import WaferCosts
+from perfsim.costs.wafer import ROWS, WaferCosts
 from perfsim.evidence.ablation import REMOVALS, shares, without_each
 from perfsim.evidence.cases import CaseRows, StepCase, mapped
 from perfsim.evidence.left_out import LeavingOut, LeftOut, Tangent
@@ -54,7 +54,7 @@ _MECHANISMS = (
     "bubble",
     "weight_stream",
     "gradient_stream",
-    "rows of weights",
+    ROWS,
 )
 """Disjoint removals of the ablation and categories of the breakdown."""
 _COMPUTING = ("forward", "backward", "recompute")
@@ -231,7 +231,7 @@ def _examine(case: StepCase, catalog: Catalog, *, leaves_out: bool) -> Facts | N
         if isinstance(costs, WaferCosts):
             costs.row_s = 0.0
             without_s = placed.step(costs).run(contention=False).step_time_s
-            return Facts(case, {**parts, "rows of weights": 1.0 - without_s / trace.step_time_s})
+            return Facts(case, {**parts, ROWS: 1.0 - without_s / trace.step_time_s})
         plan = gpu_plan(placed.plan)
         steps_s = without_each(placed)
         return Facts(

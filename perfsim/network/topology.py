@@ -87,7 +87,7 @@ class Rated(NamedTuple):
 
     @classmethod
     def of(cls, kinds: Sequence[str], kind: Ints, bytes_per_s: Floats, seconds: Floats) -> Rated:
-        """What is most common of the edges of each kind; columns as those of `_Edges`."""
+        """The most common values of each kind of edge; the columns are those that `_Edges` has."""
         of_kind = {name: np.flatnonzero(kind == number) for number, name in enumerate(kinds)}
         return cls(
             {name: _most_common(bytes_per_s[links]) for name, links in of_kind.items()},

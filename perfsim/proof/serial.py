@@ -221,7 +221,7 @@ def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -
     carried_out: list[tuple[int, str, Tape, Node | None]] = []
     """Parts by block and name, each with its tape and the hidden states before it."""
     arrived: dict[Node, Floats] = {}
-    """Gradients so far; before the way back those of the scores of words."""
+    """Gradients so far; before the backward, only the scores of words have one."""
 
     def read(block: int) -> Weights:
         """The weights that a block reads, with its experts, and of a module embedding and LM head."""

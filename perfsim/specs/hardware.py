@@ -315,8 +315,8 @@ class StreamingSpec(Spec):
     attention_tiles: Annotated[int, *number(1, 4096)] = 1
     """Tiles of a micro-batch in which models with experts compute attention; 1: as a whole.
 
-    Experts get the tokens of all tiles at once, so that a row of theirs is used for more tokens, and
-    activations of a layer are those of a tile [batch tiling on attention, doi 10.1145/3731599.3767407].
+    Experts get the tokens of all tiles at once, so that each of their rows is used for more tokens. A
+    layer's activations take the memory of one tile [batch tiling on attention, doi 10.1145/3731599.3767407].
     """
     accumulate_at: Literal["memoryx", "swarmx", "wafer"]
     """Where the gradients of a step's micro-batches are summed."""

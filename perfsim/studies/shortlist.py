@@ -188,7 +188,7 @@ class Nearby:
     step_time_s: float
     """Simulated step time."""
     gain: float
-    """Tokens per second and device over those of the question."""
+    """Tokens per second and device, as a multiple of what the question's own answer has."""
 
 
 @dataclass(frozen=True)

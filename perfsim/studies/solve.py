@@ -257,7 +257,7 @@ HALF, SURE = 0.5, 0.9
 """Shares of the joint draws."""
 LEAST_STEP, MOST_STEP = math.log(1.2), math.log(16.0)
 FLAT = 1e-3
-"""A change of the log of a quantity, over that of the input, that is none."""
+"""The log of a quantity that changes by less than this share of the input's log does not change."""
 ROUNDED = 1e-12
 """What two logs of one value may differ by."""
 _LEAST = 1e-30
@@ -439,7 +439,7 @@ class _Search:
 
     # Where it turns.
 
-    def _beside(self, index: int, step: float) -> int:
+    def _stepped(self, index: int, step: float) -> int:
         """The number of the value a step of the log away, at least the next one, and at most the last."""
         found = int(np.searchsorted(self.logs, self.logs[index] + step - ROUNDED))
         found = max(found, index + 1) if step > 0 else min(found, index - 1)
@@ -456,21 +456,21 @@ class _Search:
         """Try values outward until the conditions turn, or no step helps."""
         steps = (0, 1, 2, 4, -1, -2, -4)
         start = int(np.argmin(np.abs(self.logs - math.log(self.unknown.today))))
-        starts = self.tried or (self._beside(start, step) if step else start for step in steps)
+        starts = self.tried or (self._stepped(start, step) if step else start for step in steps)
         if all(self._at(index).misses is None for index in starts):
             return
         here = min(self.tried, key=lambda index: abs(self.tried[index].miss(level)))
         while not self._turns(level):
             others = [index for index in self.tried if index != here and self.tried[index].misses is not None]
-            there = min(others, key=lambda index: abs(index - here), default=self._beside(here, math.log(2)))
+            there = min(others, key=lambda index: abs(index - here), default=self._stepped(here, math.log(2)))
             if there == here or self._at(there).misses is None:
-                there = self._beside(here, -math.log(2))
+                there = self._stepped(here, -math.log(2))
             now = self.tried[here].miss(level)
             slope = (self._at(there).miss(level) - now) / (self.logs[there] - self.logs[here] or math.inf)
             if not math.isfinite(slope) or abs(slope) < FLAT or self._turns(level):
                 return
             step = min(max(1.05 * abs(now / slope), LEAST_STEP), MOST_STEP)
-            ahead = self._beside(here, math.copysign(step, -now / slope))
+            ahead = self._stepped(here, math.copysign(step, -now / slope))
             known = set(self.tried)
             while abs(ahead - here) > 1 and self._at(ahead).misses is None:
                 ahead = (ahead + here) // 2  # up to the last value that has a plan

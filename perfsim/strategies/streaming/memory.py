@@ -221,7 +221,7 @@ class Store:
         return Activations(kept, working, 0.0)
 
     def _at_once(self, micro_batch_size: int) -> float:
-        """Sequences of a micro-batch whose layer is in memory: those of a tile, or of an expert's tokens.
+        """Sequences that a layer has in memory at once: one tile, or as many as one expert's tokens make.
 
         Experts compute one after another, each its own tokens: top_k / num_experts of all in the mean.
         """

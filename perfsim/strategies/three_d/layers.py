@@ -153,7 +153,7 @@ _HALVES = {
     "attention": (attention_kernels, attention_recompute, attention_weight_input_bytes),
     "mlp": (mlp_kernels, mlp_recompute, mlp_weight_input_bytes),
 }
-"""The kernels of a half, those of its recompute, and the bytes of the inputs of its weight gradients."""
+"""Kernels of a half, kernels of its recompute, and bytes of the inputs of its weight gradients."""
 
 
 @lru_cache(maxsize=8192)

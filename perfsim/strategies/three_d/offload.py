@@ -297,7 +297,7 @@ def estimate_layouts_s(priced: Priced, chosen: Ints, estimate: Estimate) -> Floa
 
 
 def _offloaded_s(priced: Priced, columns: Columns, base: Floats) -> Floats:
-    """Step time of layouts that offload alike, given that of their passes, shape (rows,).
+    """Step time of layouts that offload alike; `base` is the time of their passes. Shape (rows,).
 
         step = passes + update on the host
         forward = max(compute, copies of parameters)
