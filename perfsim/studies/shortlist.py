@@ -19,6 +19,7 @@ from perfsim.convergence.bill import HOUR_S
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.prediction.bands import SHARDED
 from perfsim.prediction.caveats import batch_caveats
+from perfsim.prediction.dates import date_caveats
 from perfsim.prediction.nearby import divisible
 from perfsim.prediction.planner import Search, best_plan, confirmed
 from perfsim.prediction.prediction import Prediction
@@ -271,6 +272,7 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
         question = question.at(curve.best)
     searched = Search(question)
     screening = searched.screening
+    asked = [*batch_caveats(question), *date_caveats(question)]
     runs = _fastest_runs(searched, shown)
     first = runs[0]
     of_first = first.plan.layout.as_dict(first.plan.num_microbatches)
@@ -279,7 +281,7 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
         error = ratio_error(run, first)
         if run.step_time_s / first.step_time_s > 1.0 + error:
             continue
-        prediction = Prediction.of(run, question.allowed_share, batch_caveats(question))
+        prediction = Prediction.of(run, question.allowed_share, asked)
         entries.append(
             Entry(
                 prediction=prediction,

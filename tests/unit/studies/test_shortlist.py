@@ -51,6 +51,12 @@ def planned(about: Ask) -> Planned:
     return plan_layouts(about("gpt3_6p7b"), shown=4)
 
 
+def test_layouts_for_a_day_say_what_was_chosen_for_it(about: Ask) -> None:
+    (entry,) = plan_layouts(about(as_of="2023-06"), shown=1).shortlist
+    (said,) = [caveat.text for caveat in entry.prediction.caveats if caveat.code == "as-of"]
+    assert said.startswith("as of 2023-06: ")
+
+
 def test_the_planners_pick_is_first_of_a_sorted_shortlist(planned: Planned, about: Ask) -> None:
     picked = best_plan(about("gpt3_6p7b"))
     assert planned.best.plan.layout == picked.plan.layout
