@@ -283,8 +283,9 @@ class Evaluation:
         counted = [work.kind is Kind.COMP and not (needed and work.category == "recompute") for work in works]
         flop = np.array([work.flop for work in works]) * counted
         of_matrices = [
-            work.share * sum(kernel.flop for kernel in work.kernels if kernel.partition == "streamed")
-            if work.op.startswith("layer.")
+            work.share
+            * sum(kernel.flop for kernel in work.kernels if kernel.partition != "none" and kernel.has_weights)
+            if not work.op.startswith(("embedding", "head", "optimizer"))
             else 0.0
             for work in works
         ]

@@ -120,6 +120,17 @@ def test_zeros_that_nothing_skips_are_executed_and_not_needed() -> None:
     assert 0.25 < wasted.model_flop / dense.model_flop < 0.4, "attention and the head stay dense"
 
 
+def test_zeros_of_weights_are_needed_as_little_on_gpus_as_on_wafers() -> None:
+    needed = []
+    for question in (GPUS, WAFERS):
+        dense, zeros = (
+            ps.predict(**question, **{"recipe.weight_sparsity": share}).run for share in (0.0, 0.75)
+        )
+        needed.append(zeros.model_flop / dense.model_flop)
+    assert needed[0] == pytest.approx(needed[1], rel=1e-6)
+    assert 0.25 < needed[0] < 0.5
+
+
 # --------------------------------------------------------------------------------- kernels on a roofline
 @pytest.mark.parametrize("question", [GPUS, WAFERS])
 def test_the_work_of_all_kernels_is_the_steps_and_no_product_is_above_its_ceiling(
