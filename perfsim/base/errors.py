@@ -33,7 +33,9 @@ _WORDS = {
     "too_short": "needs at least {min_length} items",
     "too_long": "has at most {max_length} items",
     "json_invalid": "is not valid JSON: {error}",
-    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number is expected"),
+    **dict.fromkeys(
+        ("int_type", "int_parsing", "int_parsing_size", "int_from_float"), "a whole number is expected"
+    ),
     **dict.fromkeys(("float_type", "float_parsing"), "a number is expected"),
     **dict.fromkeys(("bool_type", "bool_parsing"), "true or false is expected"),
     "literal_error": "is not one of {expected}",

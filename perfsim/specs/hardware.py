@@ -391,7 +391,7 @@ class SystemSpec(CatalogSpec):
             return handler(value)
         classes = system_classes()
         kind = value.get("kind")
-        if kind not in classes:
+        if not isinstance(kind, str) or kind not in classes:
             raise ValueError(f"kind {kind!r} is not one of {', '.join(classes)}")
         return cast(Self, classes[kind].model_validate(value))
 

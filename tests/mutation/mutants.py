@@ -40,6 +40,8 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "perfsim").rglob("*.py"))
+RECORDS = ROOT / "tests/records"
+"""Wide answers, each within seconds."""
 ROOMS = (
     "strategies",
     "costs",
@@ -316,23 +318,23 @@ class Reach:
     def tests_of(self, mutant: Mutant) -> list[str]:
         """Tests that run the line or the first one recorded above it; those near the module first.
 
-        For a line that runs on import: the files that mirror the module or have the name that it sets, and
-        tests that run a line with that name, anywhere.
+        For a line that runs on import: the files that mirror the module, the records of answers, files that
+        have the name that it sets, and tests that run a line with that name, anywhere.
         """
         lines = self._lines(mutant.path)
         line = max((line for line in lines if line <= mutant.line), default=0)
         contexts = set(lines.get(line, ())) - {""}
-        files = (
-            [] if contexts else [*mirrored(mutant.path), *_naming(_set_on_import(mutant.tree, mutant.line))]
-        )
-        files = list(dict.fromkeys(str(path.relative_to(ROOT)) for path in files))
+        set_name = _set_on_import(mutant.tree, mutant.line)
+        paths = [] if contexts else [*mirrored(mutant.path), RECORDS, *_naming(set_name)]
+        files = list(dict.fromkeys(str(path.relative_to(ROOT)) for path in paths))
         contexts = contexts or self._users(mutant)
         tests = {_selected(context) for context in contexts}
         # Chromium does not start within the limit of memory that a mutant has.
         tests = {test for test in tests if not test.startswith("tests/browser")}
         stem = Path(mutant.path).stem
         room = f"tests/unit/{mutant.room}/"
-        near = sorted(tests, key=lambda test: (stem not in test, not test.startswith(room), test))
+        rooms = (room, "tests/records")
+        near = sorted(tests, key=lambda test: (stem not in test, not test.startswith(rooms), test))
         return [*files, *near[:MOST_TESTS]]
 
     def _lines(self, path: str) -> dict[int, list[str]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 ANSWERS = Path(__file__).parent / "answers"
 SHOWN = 12
@@ -36,6 +37,13 @@ def _differences(before: Any, now: Any, relative: float, at: str = "") -> Iterat
             yield f"{at}: {before!r} became {now!r}"
     elif before != now or type(before) is not type(now):
         yield f"{at}: {before!r} became {now!r}"
+
+
+@pytest.fixture(scope="session")
+def inputs() -> dict[str, Any]:
+    """What the records ask about, by subject."""
+    answer: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("inputs.yaml").read_text("utf-8"))
+    return answer
 
 
 @pytest.fixture(scope="session")
