@@ -276,8 +276,8 @@ def _explain(term: tuple[str, ...]) -> None:
     if not term:
         print_lines(prose(f"perfsim explain TERM, where a term is one of: {', '.join(entries)}."))
         return
-    wanted = " ".join(term).casefold().replace("_", " ")
-    pattern = re.compile(rf"\b{re.escape(wanted)}s?\b")
+    words = re.split(r"[-_ ]", " ".join(term).casefold())
+    pattern = re.compile(rf"\b{'[- ]'.join(map(re.escape, words))}s?\b")
     known = {name: meaning for name, meaning in entries.items() if meaning}
     named = [name for name in known if pattern.search(name.casefold())]
     shown = named or [name for name, meaning in known.items() if pattern.search(meaning.casefold())]

@@ -16,6 +16,9 @@ from click.testing import Result
 
 from perfsim.cli import VERBS, output
 from perfsim.cli.output import metered, print_lines, write_error
+from perfsim.specs.layout import AXES
+from perfsim.strategies import STRATEGIES
+from perfsim.strategies.schedules import SCHEDULES
 
 Run = Callable[..., Result]
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -79,6 +82,25 @@ def test_a_term_is_explained_in_the_words_of_the_glossary(perfsim: Run) -> None:
     assert "twice the minimum" in " ".join(perfsim("explain", "critical", "batch").stdout.split())
     assert "time to accuracy" in " ".join(perfsim("explain").stdout.split())
     assert perfsim("explain", "frobnication").exit_code == 2
+
+
+def test_every_word_of_a_layout_and_of_an_answer_is_explained(perfsim: Run) -> None:
+    words = {axis.short for axis in AXES.values() if axis.short} | SCHEDULES.keys() | STRATEGIES.keys()
+    words |= {
+        "MFU",
+        "HFU",
+        "MoE",
+        "FSDP",
+        "HSDP",
+        "SwarmX",
+        "MemoryX",
+        "CS-2",
+        "DGX",
+        "NVL72",
+        "bubble",
+        "band",
+    }
+    assert {word for word in words if perfsim("explain", word).exit_code} == set()
 
 
 @pytest.mark.parametrize(
