@@ -295,6 +295,17 @@ def _stage(job: Job, degrees: Sequence[int]) -> VirtualStage:
     return VirtualStage(0, 1, 0, 0, group, (), None, None, head_positions(job, layout.context))
 
 
+def _at_worst(work: Work, topology: FatTree) -> Work:
+    """A work of the first of many groups; where others lie in two nodes, of the first that does."""
+    group = work.group
+    if group is None or group.start > 0 or group.stride > topology.devices_per_node:
+        return work
+    width = group.stride * group.size
+    start = topology.devices_per_node // width * width
+    straddles = topology.devices_per_node % width and start + width <= topology.num_devices
+    return replace(work, group=group._replace(start=start)) if start and straddles else work
+
+
 class Passes:
     """The prices of passes for every distinct share of a layer, and way to run it, among some layouts."""
 
@@ -317,6 +328,7 @@ class Passes:
         self._ranks = shares.context
         self._terms = _Terms(_PassPrices._fields, self._kinds * len(first))
         self._write(job, shares, splits, mode, sends, chunked)
+        self._terms.works = [_at_worst(work, topology) for work in self._terms.works]
         seconds = costs.durations_s(self._terms.works)
         prices = self._sums(seconds)
         ring, ring_backward = _rings_s(self._ranks, prices)

@@ -1,8 +1,10 @@
 """The space of layouts: every legal layout of a job on all devices.
 
-- Tensor groups are inside a node or span whole nodes; they divide heads, query groups and MLP width.
+- Tensor groups are inside a node or span whole nodes; they divide heads, query groups and MLP width. In
+  domains of several servers, such as racks of 72, some groups of any kind may also lie in two domains.
 - Context groups are inside a node or span whole nodes, with at least `LEAST_POSITIONS` of a sequence on a
-  rank. They are tried for sequences from `LONG_SEQUENCE` on, and where nothing fits without.
+  rank. They are tried for sequences from `LONG_SEQUENCE` on, where a step has fewer sequences than there are
+  devices, and where nothing fits without.
 - Pipelines have at most as many virtual stages as the model has layers, which divide as evenly as they can.
   Where the LM head is worth two layers or more, the last also has so many fewer.
 - Experts are divided over ranks of a stage that divide their number, inside a node or over whole nodes; each
@@ -239,7 +241,7 @@ def taken(table: Table, rows: Ints) -> Table:
 
 
 LONG_SEQUENCE = 16_384
-"""Positions of a sequence from which on context degrees are tried."""
+"""Positions of a sequence from which on context degrees are tried whatever the batch."""
 LEAST_POSITIONS = 2_048
 """Of a sequence on a context rank, in the layouts that are tried; with fewer, messages cannot hide."""
 RECOMPUTE_EVERY = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -256,9 +258,11 @@ def layout_space(
 ) -> Columns:
     """Every legal layout of a job on all devices; `zero_stage` fixes the ZeRO stage.
 
-    Context degrees are tried where sequences are long, or at any length if it `shares_sequences`.
+    Context degrees are tried where sequences are long or fewer than devices, or always if it
+    `shares_sequences`.
     """
-    shares = "context" in free_degrees and (shares_sequences or job.seq_length >= LONG_SEQUENCE)
+    needed = job.seq_length >= LONG_SEQUENCE or job.global_batch_size < topology.num_devices
+    shares = "context" in free_degrees and (shares_sequences or needed)
     limits = job.runtime.searched
     runs = partial(_runs, limits)
     shape = _Shape(job.model.num_layers, head_layers(job), kind_numbers(job.model), limits)
@@ -268,11 +272,10 @@ def layout_space(
         return shared and not (zero_stage == SHARDED and pipeline > 1) and bool(_divisions(pipeline, shape))
 
     # Tensor degrees that keep the rules, inside a node or over whole nodes.
-    node = _node(topology)
     tensors = [
         tensor
         for tensor in divisors(topology.num_devices, "tensor" in free_degrees)
-        if (node % tensor == 0 or tensor % node == 0 or free_degrees == ("tensor",))
+        if (_placed(topology, tensor) or free_degrees == ("tensor",))
         and not any(DEGREE_RULES["tensor"](job, ParallelLayout(tensor=tensor)))
         and any(runs(tensor=tensor, sequence_parallel=split) for split in (False, True))
     ]
@@ -317,9 +320,10 @@ def _table(pipelines: tuple[int, ...], shape: _Shape) -> Divisions:
     return Divisions([division for pipeline in pipelines for division in _divisions(pipeline, shape)])
 
 
-def _node(topology: FatTree) -> int:
-    """Devices of one node that are in use: of a domain of 72 all of a smaller job."""
-    return min(topology.devices_per_node, topology.num_devices)
+def _placed(topology: FatTree, width: int) -> bool:
+    """Whether groups of so many consecutive ranks are tried: in a node, over whole ones, or over domains."""
+    node = min(topology.devices_per_node, topology.num_devices)
+    return topology.system.node.server is not None or node % width == 0 or width % node == 0
 
 
 def head_layers(job: Job) -> int:
@@ -336,10 +340,8 @@ def head_layers(job: Job) -> int:
 
 def _context_degrees(job: Job, topology: FatTree, tensor: int) -> Iterator[tuple[int, int]]:
     """Context degrees that keep the rules, inside a node or over whole nodes; with the index of exchange."""
-    node = _node(topology)
     for ranks in divisors(topology.num_devices // tensor):
-        width = tensor * ranks
-        placed = node % width == 0 or width % node == 0
+        placed = _placed(topology, tensor * ranks)
         if ranks > 1 and (not placed or job.seq_length // ranks < LEAST_POSITIONS):
             continue
         for number, exchange in enumerate(EXCHANGES if ranks > 1 else EXCHANGES[:1]):
@@ -355,7 +357,7 @@ def _expert_degrees(
     if job.model.experts is None or not free:
         yield 1, 1
         return
-    node = _node(topology)
+    node = topology.devices_per_node
     width = topology.num_devices // pipeline
     layout = ParallelLayout(tensor=tensor, data=width // tensor, sequence_parallel=tensor > 1)
     counts = parameters(job.model)
@@ -366,7 +368,8 @@ def _expert_degrees(
         most = math.gcd(job.model.experts.num_experts, width // shared)
         for ranks in divisors(most):
             together = ranks * shared
-            placed = node % together == 0 or (together % node == 0 and (shared == 1 or ranks == most))
+            within = together <= node or shared == 1 or ranks == most
+            placed = _placed(topology, together) and within
             legal = replace(layout, expert=ranks, expert_tensor=shared)
             held_bytes = experts_bytes / (pipeline * together)
             if not placed or (ranks < most and held_bytes > topology.system.device.memory.capacity):

@@ -103,6 +103,15 @@ def test_without_contention_the_path_is_the_step(text: str) -> None:
     assert alone_s * 0.996 <= path_s(question, layout) <= alone_s * 1.1
 
 
+@pytest.mark.parametrize("expert", [8, 16])
+def test_groups_in_two_domains_are_tried_at_the_price_of_their_slowest(expert: int) -> None:
+    experts = {"model": "qwen3_235b_a22b", "system": "gb200-nvl72", "devices": 144, "batch": 144}
+    question = question_of(experts)
+    layout = layout_of(f"tp=4,dp=36,ep={expert},sp=true,zero=1")
+    assert layout in set(question.chosen.layouts(question.job, question.topology))
+    assert path_s(question, layout) == pytest.approx(simulated_s(question, layout), rel=0.02)
+
+
 def test_a_step_of_many_microbatches_is_extrapolated_without_error(monkeypatch: pytest.MonkeyPatch) -> None:
     question = searched("dense").question.at(2048)
     layouts = [layout_of(text) for text in EXACT.values()]

@@ -118,6 +118,10 @@ TRIED: dict[str, tuple[str, Job, int, str, set[Any]]] = {
         {1, 2, 3, 4, 6, 8, 12, 16, 32},
     ),
     "no contexts of short sequences": ("3d", long_job(LONG_SEQUENCE // 2), 8, "context", {1}),
+    "contexts of sequences that are fewer than devices": (
+        *("3d", toys.job(4, FUSED | {"seq_length": 4 * LEAST_POSITIONS}), 8, "context"),
+        {1, 2, 4},
+    ),
     "contexts of long sequences": (
         *("3d", long_job(LONG_SEQUENCE), 8, "context"),
         {size for size in (1, 2, 4, 8) if LONG_SEQUENCE // size >= LEAST_POSITIONS},
