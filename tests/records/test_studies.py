@@ -1,0 +1,142 @@
+"""Studies of today, and all that is asked of several answers: each figure and each sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import perfsim as ps
+from perfsim.api.tools import diff, why
+from perfsim.report.document import plain
+from perfsim.studies.solve import Condition
+from perfsim.studies.timeline import grouped
+from perfsim.studies.variants import Change
+
+ASKED = yaml.safe_load(Path(__file__).with_name("studies.yaml").read_text(encoding="utf-8"))
+MOVING = ("version", "perfsim", "inputs_digest", "screening_s")
+Recorded = Callable[..., None]
+
+
+@pytest.fixture(autouse=True)
+def _where_files_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def written(kind: str, name: str) -> str:
+    """The file of a study or a sweep; answers have its path in their command."""
+    document = {"name": name, "question": "Which?", **ASKED[kind][name]}
+    Path(f"{name}.yaml").write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
+    return f"{name}.yaml"
+
+
+def still(value: Any) -> Any:
+    """A document without what differs between equal answers."""
+    if isinstance(value, dict):
+        return {key: still(item) for key, item in value.items() if key not in MOVING}
+    return [still(item) for item in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("name", ASKED["studies"])
+def test_a_study_answers_as_it_did(name: str, recorded: Recorded) -> None:
+    answer = ps.study(written("studies", name))
+    timelines = {
+        row.label: [
+            len(row.timeline),
+            [asdict(bar) for bar in (*row.timeline[:6], *grouped(row.timeline, 60)[-12:])],
+        ]
+        for row in answer.candidates
+    }
+    rows = list(answer.rows())
+    recorded(f"study_{name}", plain(still(answer.document() | {"timelines": timelines, "rows": rows})))
+
+
+def told(change: Change) -> list[Any]:
+    return [change.base.named, change.point.named, change.ratio, change.policy]
+
+
+@pytest.mark.parametrize("name", ASKED["sweeps"])
+def test_a_sweep_answers_as_it_did(name: str, recorded: Recorded) -> None:
+    answer = ps.sweep(written("sweeps", name), **ASKED["priced"].get(name, {}))
+    series = [
+        {
+            "label": one.label,
+            "sentence": one.sentence,
+            "fastest": one.at(one.fastest),
+            "knee": one.knee and one.knee.named,
+            "losses": one.losses(one.last),
+            "efficiency": [one.efficiency(point) for point in one.points],
+            "in throughput": [one.throughput_efficiency(point) for point in one.points],
+        }
+        for one in answer.series
+    ]
+    more = {
+        "series": series,
+        "targets": [len(group) for group in answer.targets],
+        "between": [match.between and match.between[1] for match in answer.matches],
+        "changes": {name: [told(change) for change in row] for name, row in answer.changes.items()},
+        "successions": {name: [told(change) for change in row] for name, row in answer.successions.items()},
+        "differences": answer.differences,
+        "rows": list(answer.rows()),
+    }
+    recorded(f"sweep_{name}", plain(still(answer.document() | more)))
+
+
+@pytest.mark.parametrize(
+    ("study", "name"), [(study, name) for study, asked in ASKED["solves"].items() for name in asked]
+)
+def test_a_study_asked_backwards_answers_as_it_did(study: str, name: str, recorded: Recorded) -> None:
+    answer = ps.solve(written("studies", study), **ASKED["solves"][study][name])
+    unknowns = [
+        [one.path, len(one.values), [one.text(value) for value in (*one.values[:3], *one.values[-3:])]]
+        for one in answer.unknowns.values()
+    ]
+    points = list(answer.sweep.documents())[:1]
+    recorded(f"solve_{name}", still(answer.document() | {"points": points, "unknowns": unknowns}))
+
+
+def refusal(ask: Callable[..., Any], *given: Any, **asked: Any) -> Any:
+    """What is answered, or the words of the refusal."""
+    try:
+        return plain(asdict(ask(*given, **asked)))
+    except ps.PerfsimError as error:
+        return str(error)
+
+
+def test_conditions_are_read_and_refused_as_they_were(recorded: Recorded) -> None:
+    read = {text: refusal(Condition.read, text, "USD") for text in ASKED["conditions"]}
+    path = written("studies", "of_one_layout")
+    asked = [refusal(ps.solve, path, **asked) for asked in ASKED["refused"]]
+    recorded("conditions", {"read": read, "refused": asked})
+
+
+def test_changes_that_are_tried_answer_as_they_did(recorded: Recorded) -> None:
+    first = written("studies", "of_one_layout")
+    changed = {"recipe.tokens": 5e9, "batch": 512}
+    for name, document in {
+        "before.json": ps.study(first).document(),
+        "after.json": ps.study(first, changes=changed, prices={"cs-2": 20.0}).document(),
+    }.items():
+        Path(name).write_text(json.dumps(document), encoding="utf-8")
+    second = written("studies", "of_other_inputs")
+    differences = [diff(first, second), diff("before.json", "after.json")]
+    recorded("changes", plain({"why": why(first), "diff": differences}))
+
+
+@pytest.mark.parametrize("name", ASKED["plans"])
+def test_a_plan_answers_as_it_did(name: str, recorded: Recorded) -> None:
+    asked = dict(ASKED["plans"][name])
+    matched = asked.pop("match", None)
+    answer = ps.plan(**asked)
+    document = answer.document(answer.match(matched) if matched else None)
+    recorded(f"plan_{name}", still(document | {"rows": plain(list(answer.rows()))}))
+
+
+@pytest.mark.parametrize("name", ASKED["comparisons"])
+def test_a_comparison_answers_as_it_did(name: str, recorded: Recorded) -> None:
+    recorded(f"comparison_{name}", plain(asdict(ps.comparison(name))))
