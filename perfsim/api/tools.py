@@ -41,6 +41,7 @@ from perfsim.evidence.own_runs import MeasuredFile
 from perfsim.evidence.score import validate_file
 from perfsim.interop.formats import Imported, read_model
 from perfsim.interop.formats import import_file as read_file
+from perfsim.prediction.planner import refusal
 from perfsim.prediction.question import question_of
 from perfsim.prediction.why import GapExplained
 from perfsim.specs.model import TransformerConfig
@@ -154,11 +155,26 @@ def _study(path: Path, catalog: Catalog) -> str:
 
 def _cases(kind: type[CaseT], path: Path, catalog: Catalog) -> str:
     read = CaseRows.read(path, kind, catalog)
-    if read.refused:
-        raise InputError(
-            [Problem(f"case {row.id}: {row.reason}", file=str(path), line=row.line) for row in read.refused]
-        )
+    told = [(row.id, row.line, row.reason) for row in read.refused]
+    told += [(case.id, read.lines[case.id], _unplaced(case, catalog)) for case in read.cases]
+    problems = [
+        Problem(f"case {name}: {reason}", file=str(path), line=line) for name, line, reason in told if reason
+    ]
+    if problems:
+        raise InputError(problems)
     return f"{len(read.cases)} cases"
+
+
+def _unplaced(case: StepCase | ConvergenceCase, catalog: Catalog) -> str:
+    """Why a measured step cannot be predicted: its row contradicts itself, or no machine runs it."""
+    if not isinstance(case, StepCase):
+        return ""
+    try:
+        error = refusal(case.question(catalog))
+    except InputError as contradiction:
+        error = contradiction
+    reasons = "; ".join(problem.message for problem in error.problems) if error else ""
+    return reasons.removeprefix(f"case {case.id}: ")
 
 
 def _measured(path: Path, catalog: Catalog) -> str:

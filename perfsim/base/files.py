@@ -75,5 +75,15 @@ def check_file(path: Path, option: str = "--out") -> None:
         check_folder(path.resolve().parent if path.is_symlink() else path.parent, option)
 
 
+def must_be_ours(path: Path, option: str, *begins: bytes) -> None:
+    """Raise InputError where a file would be replaced that begins otherwise than those of this writer."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        start = file.read(max(map(len, begins)))
+    if start and not start.startswith(begins):
+        raise InputError(f"{option} {path}: another file is there; name a new one, or give --force")
+
+
 def _refused(option: str, path: Path, reason: str) -> PerfsimError:
     return PerfsimError(f"{option} {path}: {reason}; give a path that can be written to")

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from perfsim.base.errors import PerfsimError, PlanError
-from perfsim.base.files import check_folder
+from perfsim.base.files import check_folder, must_be_ours
 from perfsim.cli.options import (
     How,
     LateChoice,
@@ -19,6 +19,7 @@ from perfsim.cli.options import (
     complete,
     count,
     emit_option,
+    force_option,
     limits,
     path_option,
     price_option,
@@ -45,15 +46,18 @@ from perfsim.cli.output import Answer, print_lines, prints, progress, prose, wri
     show_default=True,
     help="Execute matrix products of the step in NumPy: none, some, or every class.",
 )
+@force_option
 @emit_option
 @limits
 @prints
-def _run(asked: dict[str, Any], trace: Path | None, verify: str, emit: str | None) -> Answer:
+def _run(asked: dict[str, Any], trace: Path | None, verify: str, emit: str | None, force: bool) -> Answer:
     """Predict one step of one model on one system."""
     from perfsim.api.questions import predict
     from perfsim.prediction.verification import SamplingSpec, must_be_right, sample_step
     from perfsim.report.terminal import run_lines
 
+    if trace is not None and not force:
+        must_be_ours(trace, "--trace", b'{"displayTimeUnit"', b"\x1f\x8b")
     prediction = predict(**asked)
     sampled = sample_step(prediction.run, SamplingSpec.model_validate({"mode": verify}))
     if trace is not None:

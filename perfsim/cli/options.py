@@ -52,6 +52,9 @@ def flag(name: str, words: str, *argument: str) -> Callable[[Function], Function
     return click.option(name, *argument, is_flag=True, help=words)
 
 
+force_option = flag("--force", "Replace a file that another program wrote.")
+
+
 class LateChoice(click.Choice):  # type: ignore[type-arg]  # generic in later releases of click only
     """The names of a table or of a Literal elsewhere in perfsim, loaded when they are needed."""
 

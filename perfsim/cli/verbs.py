@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perfsim.base.errors import InputError, PerfsimError, UnknownNameError, refused_values, within_floats
-from perfsim.base.files import check_file, check_folder, must_exist, write_file
+from perfsim.base.files import check_file, check_folder, must_be_ours, must_exist, write_file
 from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
 from perfsim.cli.options import (
     LateChoice,
@@ -20,6 +20,7 @@ from perfsim.cli.options import (
     complete,
     count,
     flag,
+    force_option,
     given_option,
     limits,
     path_option,
@@ -308,9 +309,15 @@ _PARTS = ("model", "recipe", "measured", "convergence")
 @click.option("--system", default="", help="Machine on which the steps of a log were measured.")
 @given_option
 @path_option("--out", "YAML file to write. [default: standard output]")
+@force_option
 @prints
 def _import(
-    files: tuple[Path, ...], format_name: str | None, part: str | None, out: Path | None, **given: Any
+    files: tuple[Path, ...],
+    format_name: str | None,
+    part: str | None,
+    out: Path | None,
+    force: bool,
+    **given: Any,
 ) -> Answer:
     """Read a model, a recipe or measured steps from FILE of another tool, as YAML of perfsim.
 
@@ -322,6 +329,8 @@ def _import(
     from perfsim.api.questions import writing
     from perfsim.api.tools import import_file
 
+    if out is not None and not force:
+        must_be_ours(out, "--out", b"# Imported from")
     result = import_file(files[0], format_name or "", part=part or "", more=files[1:], **given)
     if out is not None:
         with writing(out) as path:
@@ -533,10 +542,11 @@ def _show(kind: str, name: str | None, graph: Path | None, devices: int | None) 
     "--leave-out",
     "Also predict each family of GPU runs and each model of wafer logs by a fit without it; takes minutes.",
 )
+@flag("--strict", "End with 1 where any case cannot be predicted. [default: where none can be]")
 @limits
 @prints
 def _validate(
-    files: tuple[Path, ...], worst: int, record: bool, page: Path | None, leave_out: bool
+    files: tuple[Path, ...], worst: int, record: bool, page: Path | None, leave_out: bool, strict: bool
 ) -> Answer:
     """Predict published runs (FILES, or the public cases) and compare the errors with a baseline."""
     from perfsim.api.tools import validate as answer
@@ -575,7 +585,16 @@ def _validate(
     return Answer(
         lambda: results[0] if len(results) == 1 else results,
         lambda: [line for result in results for line in validation_lines(result, worst)],
+        partial(_must_predict, results, strict),
     )
+
+
+def _must_predict(results: Sequence[Mapping[str, Any]], strict: bool) -> None:
+    """Raises PerfsimError where no case of a file could be predicted; when strict, where one could not be."""
+    for result in results:
+        failed = len(result["failed"])
+        if failed and (strict or failed == result["count"]):
+            raise PerfsimError(f"{result['file']}: {failed} of {result['count']} cases cannot be predicted")
 
 
 @verb(

@@ -537,3 +537,58 @@ def test_a_plan_says_how_many_devices_of_another_system_take_equal_time(perfsim:
     planned_s = answer["shortlist"][0]["time_to_accuracy_s"]
     assert first["ratio"]["ratio"] * planned_s == pytest.approx(first["time_to_accuracy_s"])
     refused(perfsim(*wafers, "--recipe", "gpt3_pretraining"), 2, "has neither tokens nor target_loss")
+
+
+def _row(name: str, **parallel: int) -> str:
+    """A measured step on 8 H100 as a row of a case file."""
+    model = "num_layers: 4, hidden_size: 512, ffn_hidden_size: 64, num_attention_heads: 8, seq_length: 512"
+    degrees = ", ".join(f"{axis}: {degree}" for axis, degree in parallel.items())
+    return f"""
+- id: {name}
+  family: own
+  source: {{title: own}}
+  strategy: 3d
+  system: {{device: h100-sxm5-80gb, num_devices: 8, devices_per_node: 8, inter_node: 3200 Gb/s}}
+  model: {{{model}, vocab_size: 50000}}
+  evidence: B
+  parallel: {{{degrees}}}
+  training: {{micro_batch_size: 1, global_batch_size: 64, precision: bf16}}
+  measured: {{step_time_s: 0.5}}"""
+
+
+EXITS = (
+    (0, "validate some.yaml"),
+    (0, "check good.yaml"),
+    (1, "validate none.yaml"),
+    (1, "validate some.yaml --strict"),
+    (2, "check some.yaml"),
+    (2, "run --model gpt3_xl --system dgx-h100 --devices 8 --trace theirs.json"),
+    (2, "import config.json --out theirs.json"),
+    (3, "run --model gpt3_175b --system dgx-h100 --devices 8"),
+    (4, "validate good.yaml --max-seconds 0"),
+)
+
+
+@pytest.mark.parametrize(("code", "line"), EXITS)
+def test_every_exit_code_of_the_reference_is_the_one_that_verbs_end_with(
+    perfsim: Run, repository: Path, code: int, line: str
+) -> None:
+    good, bad = _row("good", data=8), _row("bad", data=7)
+    for name, rows in (("good", good), ("none", bad), ("some", good + bad)):
+        Path(f"{name}.yaml").write_text(f"schema: 1\ncases:{rows}\n", encoding="utf-8")
+    Path("theirs.json").write_text("theirs", encoding="utf-8")
+    sample = repository / "tests/samples/foreign/llama31_8b_config.json"
+    Path("config.json").write_bytes(sample.read_bytes())
+    assert perfsim(*line.split()).exit_code == code
+    assert Path("theirs.json").read_text(encoding="utf-8") == "theirs"
+    table = (repository / "docs/howto/continuous.md").read_text(encoding="utf-8")
+    assert {*map(int, re.findall(r"(?m)^\| (\d+) \|", table))} == {130, *(row[0] for row in EXITS)}
+
+
+def test_what_a_verb_wrote_itself_or_is_forced_to_replace_is_replaced(perfsim: Run, repository: Path) -> None:
+    sample = repository / "tests/samples/foreign/llama31_8b_config.json"
+    Path("model.yaml").write_text("theirs", encoding="utf-8")
+    assert perfsim("import", sample, "--out", "model.yaml", "--force").exit_code == 0
+    assert perfsim("import", sample, "--out", "model.yaml").exit_code == 0
+    assert perfsim(*GPUS, "--devices", "8", "--trace", "step.json").exit_code == 0
+    assert perfsim(*GPUS, "--devices", "8", "--trace", "step.json").exit_code == 0
