@@ -172,7 +172,7 @@ def files_page() -> str:
         "as JSON Schemas.\n"
     )
     parts, done = ["# Files\n", intro], set[str]()
-    classes = {cls.__name__: cls for cls in _subclasses(BaseModel)}
+    classes = {cls.__name__.lstrip("_"): cls for cls in _subclasses(BaseModel)}
     for kind in FILES:
         parts.append(f"## {kind}\n")
         schema = schema_of(kind)

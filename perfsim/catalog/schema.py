@@ -47,7 +47,9 @@ def yaml_schema(kind: str, classes: Sequence[type[BaseModel]]) -> Schema:
             records.append(cls)
             waiting += [record for field in known_fields(cls).values() for record in _records_in(field)]
     _, raw = models_json_schema([(cls, "validation") for cls in records], ref_template=f"{_REF}{{model}}")
-    writer = _Writer({cls.__name__: cls for cls in records})
+    # A class that is private to its file is a definition as any other.
+    writer = _Writer({cls.__name__.lstrip("_"): cls for cls in records})
+    definitions = {name.lstrip("_"): body for name, body in raw["$defs"].items()}
     chosen: Schema = {"$ref": _REF + classes[0].__name__}
     if len(classes) > 1:  # with one condition per class, messages concern that class only
         by_kind = {str(kind): cls.__name__ for cls in classes for kind in kinds_of(cls)}
@@ -67,7 +69,7 @@ def yaml_schema(kind: str, classes: Sequence[type[BaseModel]]) -> Schema:
         "then": {"anyOf": [{"$ref": _REF + cls.__name__ + _CHANGES} for cls in classes]},
         "else": chosen,
     }
-    return {**top, "$defs": writer.definitions(top, raw["$defs"])}
+    return {**top, "$defs": writer.definitions(top, definitions)}
 
 
 def _records_in(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -120,7 +122,7 @@ class _Writer:
     def _value(self, schema: Schema, *, partial: bool) -> Schema:
         """One value and its children. A list replaces the inherited one, so its items are complete."""
         if "$ref" in schema:
-            return self._reference(schema["$ref"].removeprefix(_REF), partial=partial)
+            return self._reference(schema["$ref"].removeprefix(_REF).lstrip("_"), partial=partial)
         if schema.get("pattern") in _QUANTITIES:
             name = _QUANTITIES[schema["pattern"]]
             shown = ("type", "description", "examples", "pattern")

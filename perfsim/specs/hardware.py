@@ -105,7 +105,7 @@ class LinkSpec(DatedSpec):
     """Measured performance of collectives on this link."""
 
 
-class InNetworkSpec(Spec):
+class _InNetworkSpec(Spec):
     """In-network reduction (SHARP): an all-reduce crosses each device's link once in each direction."""
 
     bandwidth: BytesPerSecond
@@ -156,7 +156,7 @@ class NodeSpec(Spec):
     devices_share_nics: bool = False
     """Whether several devices share one NIC although `nics` counts one per device."""
 
-    in_network: InNetworkSpec | None = None
+    in_network: _InNetworkSpec | None = None
     """NVLink SHARP for all-reduces inside the node; None: only devices reduce."""
     host: HostSpec | None = None
     """Host memory of a server; None: offload to it is refused."""
@@ -201,7 +201,7 @@ class FatTreeSpec(Spec):
     nodes_per_leaf: Devices
     oversubscription: Annotated[float, *number(1, 1e4)] = 1.0
     switch_latency: Latency
-    in_network: InNetworkSpec | None = None
+    in_network: _InNetworkSpec | None = None
     """InfiniBand SHARP for all-reduces across nodes; None: only devices reduce."""
 
 
@@ -341,7 +341,7 @@ class SwarmXSpec(Spec):
     """Whether weights down and gradients up have the bandwidth of a link each; else they share it."""
 
 
-class NounSpec(Spec):
+class _NounSpec(Spec):
     """What people call a device of a system, and a node of several."""
 
     device: Name
@@ -355,7 +355,7 @@ class SystemSpec(CatalogSpec):
     A field of this type accepts a system of any kind in `system_classes`, chosen by its key `kind`.
     """
 
-    noun: NounSpec | None = None
+    noun: _NounSpec | None = None
     """Not inherited, since a file that extends another may name another device."""
     kind: str
     device: DeviceSpec

@@ -26,14 +26,14 @@ class StragglerSpec(Spec):
     factor: Factor
 
 
-class StepStragglersSpec(Spec):
+class _StepStragglersSpec(Spec):
     """Ranks that are slow for one step, each with probability `share`; drawn for every step."""
 
     share: Share
     factor: Factor
 
 
-class LinkSpecLeft(Spec):
+class _LinkSpecLeft(Spec):
     """The remaining bandwidth share of a link, named by its ends (`leaf0-spine3`); 0 is dead."""
 
     link: str
@@ -42,7 +42,7 @@ class LinkSpecLeft(Spec):
     """The system of the link in a study of several systems; None: every candidate that has the link."""
 
 
-class FailureSpec(Spec):
+class _FailureSpec(Spec):
     """Failures of the job, at a time or by the mean time between them; the last checkpoint is restored."""
 
     at: Seconds | None = None
@@ -57,7 +57,7 @@ class FailureSpec(Spec):
     steps: Annotated[int, *number(1, 1e9)] = 10_000
 
     @model_validator(mode="after")
-    def _one_cause(self) -> FailureSpec:
+    def _one_cause(self) -> _FailureSpec:
         if (self.at is None) == (self.mttf is None):
             raise ValueError("failures need either a time (`at`) or a mean time between them (`mttf`)")
         return self
@@ -76,13 +76,13 @@ class PerturbationSpec(Spec):
 
     seed: Annotated[int, *number(0, 2**32 - 1)] = 0
     stragglers: tuple[StragglerSpec, ...] = ()
-    step_stragglers: StepStragglersSpec | None = None
+    step_stragglers: _StepStragglersSpec | None = None
     jitter: Share = 0.0
     """Sigma of lognormal noise, mean 1, on every computation of every rank."""
-    links: tuple[LinkSpecLeft, ...] = ()
+    links: tuple[_LinkSpecLeft, ...] = ()
     draws: Annotated[int, *number(1, 64)] = 3
     """Number of draws where something is random; the draw with the median step time is the result."""
-    failure: FailureSpec | None = None
+    failure: _FailureSpec | None = None
 
     @model_validator(mode="after")
     def _unique_links(self) -> PerturbationSpec:

@@ -16,11 +16,11 @@ GIVEN = "given by the study"
 NOT_GIVEN = "not given"
 
 
-class AmountRange(Range[Number]):
+class _AmountRange(Range[Number]):
     """An amount with its 90 % range."""
 
 
-Amount = Number | AmountRange
+Amount = Number | _AmountRange
 """A number, or its range {low, typical, high}."""
 
 
@@ -63,7 +63,7 @@ class PriceSpec(Spec):
 class EnergySpec(Spec):
     """Cooling, tariff and carbon of electricity."""
 
-    pue: Annotated[float, *number(1, 10)] | AmountRange | None = None
+    pue: Annotated[float, *number(1, 10)] | _AmountRange | None = None
     """Energy of the building over the energy of its machines."""
     tariff: Amount | None = None
     """Money a kWh."""

@@ -37,7 +37,7 @@ RUNTIME_FIELDS = tuple(name for name in Runtime.model_fields if name not in Date
 """Settings that recipes had before there were runtimes."""
 
 
-class Phase(Spec):
+class _Phase(Spec):
     """A later phase of training, such as dense fine-tuning, at the batch of the first phase."""
 
     tokens: Annotated[float, *number(1, 1e18)]
@@ -106,7 +106,7 @@ class Recipe(CatalogSpec):
     """What runs it where a question names no other runtime."""
     weight_sparsity: Annotated[float, *number(0, 0.999)] = 0.0
     """Share of unstructured zeros in the layers' weight matrices, which wafers skip."""
-    later: Annotated[tuple[Phase, ...], Field(max_length=100)] = ()
+    later: Annotated[tuple[_Phase, ...], Field(max_length=100)] = ()
     """Phases after the target, in order, whose times are added to the time to it.
 
     With `weight_sparsity` and a dense phase: sparse pre-training, dense fine-tuning [2303.10464].

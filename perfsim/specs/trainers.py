@@ -59,7 +59,7 @@ class Runs:
 
 
 @dataclass(frozen=True, slots=True)
-class Trainer:
+class _Trainer:
     """A tool that trains on GPUs, and the rows of what it runs."""
 
     title: str
@@ -101,8 +101,8 @@ _TITAN = ("2024-10", "torchtitan as in its paper (2410.06511)")
 _ZB = ("2024-01", "sail-sg/zero-bubble-pipeline-parallelism (2401.10241)")
 _V_MEMORY = ("2024-05", "sail-sg/zero-bubble-pipeline-parallelism (2405.15362)")
 
-TRAINERS: Mapping[Tool, Trainer] = {
-    "megatron": Trainer(
+TRAINERS: Mapping[Tool, _Trainer] = {
+    "megatron": _Trainer(
         "Megatron-LM",
         "NVIDIA/Megatron-LM, megatron/training/arguments.py and CHANGELOG.md; files of the wheels",
         (
@@ -123,7 +123,7 @@ TRAINERS: Mapping[Tool, Trainer] = {
             ),
         ),
     ),
-    "zero-bubble": Trainer(
+    "zero-bubble": _Trainer(
         "Megatron-LM with zero-bubble schedules",
         "sail-sg/zero-bubble-pipeline-parallelism, README.md and megatron/training/arguments.py",
         (
@@ -134,7 +134,7 @@ TRAINERS: Mapping[Tool, Trainer] = {
             Runs("schedule", "--zero-bubble-v-schedule-mem-setup", *_V_MEMORY, ("v-half", "v-min")),
         ),
     ),
-    "deepspeed": Trainer(
+    "deepspeed": _Trainer(
         "DeepSpeed",
         "deepspeedai/DeepSpeed, docs/_pages/config-json.md and the news of README.md; Megatron-DeepSpeed",
         (
@@ -170,7 +170,7 @@ TRAINERS: Mapping[Tool, Trainer] = {
             ),
         ),
     ),
-    "neox": Trainer(
+    "neox": _Trainer(
         "GPT-NeoX",
         "EleutherAI/gpt-neox, megatron/neox_arguments/neox_args.py",
         (
@@ -185,7 +185,7 @@ TRAINERS: Mapping[Tool, Trainer] = {
             Runs("expert", "moe_expert_parallel_size", "", "GPT-NeoX 2.0"),
         ),
     ),
-    "torchtitan": Trainer(
+    "torchtitan": _Trainer(
         "torchtitan",
         "pytorch/torchtitan, torchtitan/config/ (job_config.py until January 2026, configs.py since)",
         (
@@ -225,7 +225,7 @@ TRAINERS: Mapping[Tool, Trainer] = {
             ),
         ),
     ),
-    "llm-foundry": Trainer(
+    "llm-foundry": _Trainer(
         "llm-foundry",
         "mosaicml/llm-foundry, scripts/train/yamls (fsdp_config), and mosaicml/composer",
         (
@@ -241,7 +241,7 @@ TRAINERS: Mapping[Tool, Trainer] = {
             Runs("expert", "ffn_config.moe_world_size", "2024-03", "llm-foundry 0.6"),
         ),
     ),
-    "maxtext": Trainer(
+    "maxtext": _Trainer(
         "MaxText",
         "AI-Hypercomputer/maxtext, src/MaxText/configs/base.yml",
         (
@@ -257,7 +257,7 @@ TRAINERS: Mapping[Tool, Trainer] = {
             Runs("recompute", "remat_policy full", *_MAX_2023, ("full",)),
         ),
     ),
-    "modelzoo": Trainer("Cerebras Model Zoo", "Cerebras/modelzoo"),
+    "modelzoo": _Trainer("Cerebras Model Zoo", "Cerebras/modelzoo"),
 }
 
 

@@ -17,7 +17,7 @@ from perfsim.specs.calibration import (
     NetworkProtocol,
     ProtocolSegment,
 )
-from perfsim.specs.hardware import GpuClusterSpec, InNetworkSpec, LinkSpec, NodeSpec
+from perfsim.specs.hardware import GpuClusterSpec, LinkSpec, NodeSpec
 
 OPS: tuple[CollectiveOp, ...] = get_args(CollectiveOp)
 
@@ -212,12 +212,9 @@ DGX: GpuClusterSpec = default_catalog().system("dgx-h100")
 def with_switches(inside: float | None = None, across: float | None = None) -> CollectiveModel:
     """DGX H100 with switches that sum at these bandwidths."""
     in_node, in_fabric = (
-        None if rate is None else InNetworkSpec(bandwidth=rate, latency=5e-6) for rate in (inside, across)
+        None if rate is None else {"bandwidth": rate, "latency": 5e-6} for rate in (inside, across)
     )
-    return CollectiveModel.of_node(
-        DGX.node.model_copy(update={"in_network": in_node}),
-        DGX.fabric.model_copy(update={"in_network": in_fabric}),
-    )
+    return CollectiveModel.of_node(DGX.node.with_(in_network=in_node), DGX.fabric.with_(in_network=in_fabric))
 
 
 # Switches that sum in passing: off by default, as fast as measured where a system names them.
