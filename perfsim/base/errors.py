@@ -38,6 +38,7 @@ _WORDS = {
     ),
     **dict.fromkeys(("float_type", "float_parsing"), "a number is expected"),
     **dict.fromkeys(("bool_type", "bool_parsing"), "true or false is expected"),
+    **dict.fromkeys(("model_type", "dict_type"), "a mapping (key: value) is expected"),
     "literal_error": "is not one of {expected}",
     "string_type": "a text is expected",
 }
