@@ -326,10 +326,13 @@ class Reach:
         lines = self._lines(mutant.path)
         line = max((line for line in lines if line <= mutant.line), default=0)
         contexts = set(lines.get(line, ())) - {""}
-        set_name = _set_on_import(mutant.tree, mutant.line)
-        paths = [] if contexts else [*mirrored(mutant.path), RECORDS, *_naming(set_name)]
-        files = list(dict.fromkeys(str(path.relative_to(ROOT)) for path in paths))
-        contexts = contexts or self._users(mutant)
+        files: list[str] = []
+        if not contexts or not _in_function(mutant.tree, mutant.line):
+            # A module may be imported by the first test that needs it, which is then the only one named here.
+            contexts = self._users(mutant).union(*lines.values()) - {""}
+            naming = _naming(_set_on_import(mutant.tree, mutant.line))
+            paths = [*mirrored(mutant.path), RECORDS, *naming]
+            files = list(dict.fromkeys(str(path.relative_to(ROOT)) for path in paths))
         tests = {_selected(context) for context in contexts}
         # Chromium does not start within the limit of memory that a mutant has.
         tests = {test for test in tests if not test.startswith("tests/browser")}
@@ -383,6 +386,12 @@ def _naming(name: str) -> list[Path]:
         path for folder in ("unit", "properties") for path in (ROOT / "tests" / folder).rglob("test_*.py")
     ]
     return [path for path in files if name and named.search(path.read_text(encoding="utf-8"))]
+
+
+def _in_function(tree: ast.Module, line: int) -> bool:
+    """Whether a line is in the body of a function."""
+    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    return any(node.body[0].lineno <= line <= (node.end_lineno or 0) for node in functions)
 
 
 def _set_on_import(tree: ast.Module, line: int) -> str:
