@@ -97,11 +97,14 @@ def limited(limits: Limits) -> Iterator[Limits]:
         _PRESENT.reset(token)
 
 
-def start_worker() -> None:
-    """What a process of a pool does first: leave Ctrl-C to its parent, and end when the parent is killed."""
+def start_worker(interrupted: signal.Handlers = signal.SIG_IGN) -> None:
+    """What a process of a pool does first: leave Ctrl-C to its parent, and end when the parent is killed.
+
+    With `signal.SIG_DFL` it ends at Ctrl-C, where nobody needs what it has begun.
+    """
     from multiprocessing import parent_process
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, interrupted)
     parent = parent_process()
     if parent is None:
         return

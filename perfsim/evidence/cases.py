@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
@@ -669,7 +670,9 @@ def mapped(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Re
     with ExitStack() as stack:
         computed: Iterator[Result] = map(function, items)
         if len(items) >= _FEWEST and (os.cpu_count() or 1) > 1:
-            pool = stack.enter_context(ProcessPoolExecutor(initializer=start_worker))
+            pool = stack.enter_context(
+                ProcessPoolExecutor(initializer=start_worker, initargs=(signal.SIG_DFL,))
+            )
             computed = pool.map(function, items)
         for result in computed:
             results.append(result)

@@ -379,6 +379,7 @@ def question_of(given: Mapping[str, Any], catalog: Catalog | None = None, asker:
     asked: the key and the value, what is allowed, and the nearest that is.
     """
     from perfsim.catalog import default_catalog
+    from perfsim.specs.layout import text_of_fields
     from perfsim.specs.perturbations import parse_perturbations
 
     catalog = catalog or default_catalog()
@@ -398,6 +399,8 @@ def question_of(given: Mapping[str, Any], catalog: Catalog | None = None, asker:
         length = min(recipe.seq_length, model.max_position_embeddings)
         recipe = recipe.model_copy(update={"seq_length": length})
     values["recipe"] = recipe
+    if isinstance(layout := values.get("layout"), Mapping):
+        values["layout"] = text_of_fields(layout)
     if any(path.startswith("runtime.") for path in given):
         values.setdefault("runtime", recipe.runtime)
     if isinstance(perturbed := values.get("perturbations"), str):

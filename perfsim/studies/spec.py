@@ -38,7 +38,7 @@ from perfsim.prediction.question import ASKED, MEMORY_LIMIT, RANK, Question, Ran
 from perfsim.prediction.verification import SamplingSpec
 from perfsim.specs.calibration import ClusterCalibration, ConvergenceCalibration
 from perfsim.specs.hardware import Devices, SystemSpec
-from perfsim.specs.layout import written
+from perfsim.specs.layout import text_of_fields
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.perturbations import PerturbationSpec, ResilienceSpec
 from perfsim.specs.prices import Currency, EnergySpec, PriceSpec
@@ -59,9 +59,7 @@ def _layout_text(layout: Any) -> Any:
     """The fields of a layout, or a layout, as text: `tensor=8,pipeline=4`; anything else as it is."""
     if is_dataclass(layout) and not isinstance(layout, type):
         layout = asdict(layout)
-    if not isinstance(layout, Mapping):
-        return layout
-    return ",".join(f"{name}={written(value)}" for name, value in layout.items() if value is not None)
+    return text_of_fields(layout) if isinstance(layout, Mapping) else layout
 
 
 DeviceCounts = Annotated[tuple[Devices, ...], Field(min_length=1, max_length=MOST_CHOICES)]

@@ -42,6 +42,15 @@ def test_a_layout_of_the_shortlist_is_predicted_alike_when_it_is_given(answer: p
         assert given.layout == entry.layout
 
 
+@pytest.mark.parametrize("system", ["dgx-a100-80gb", "cs-2"])
+def test_the_fields_of_a_layout_are_taken_as_its_text_is(system: str) -> None:
+    asked: dict[str, Any] = {"model": "gpt3_6p7b", "system": system, "devices": 4, "batch": 32}
+    best = ps.plan(**asked, shown=1).best
+    assert ps.predict(**asked, layout=best.layout).step_time_s == best.step_time_s
+    with pytest.raises(ps.PerfsimError, match="tensr"):
+        ps.predict(**asked, layout={"tensr": 2})
+
+
 def test_a_tool_is_given_the_first_row_or_refuses_it(answer: ps.PlanAnswer) -> None:
     emitted = json.loads(answer.emit("deepspeed"))
     assert emitted["train_batch_size"] == 32
