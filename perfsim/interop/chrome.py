@@ -197,7 +197,7 @@ def _counter(pid: int, name: str, unit: str, low_ns: Ints, high_ns: Ints, height
     sums = np.cumsum(np.concatenate([heights, -heights])[order])
     last = np.append(moments[1:] != moments[:-1], True) if len(moments) else np.zeros(0, dtype=bool)
     # What is left of rounding after equal heights were added and taken away is nothing.
-    values = np.where(np.abs(sums) < 1e-9 * max(1e-9, float(np.abs(heights).max(initial=0.0))), 0.0, sums)
+    values = np.where(np.abs(sums) < 1e-9 * np.abs(heights).max(initial=0.0), 0.0, sums)
     for moment_ns, value in zip(moments[last].tolist(), values[last].tolist(), strict=True):
         shown = {unit: float(f"{value:.6g}")}
         yield {"ph": "C", "name": name, "pid": pid, "ts": moment_ns / 1e3, "args": shown}

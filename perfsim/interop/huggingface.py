@@ -292,7 +292,7 @@ SHAPE: tuple[Row, ...] = (
     Row.same(
         "model.head_dim",
         "head_dim kv_channels attention_head_dim",
-        default=lambda s: max(1, s.ours[_HIDDEN] // s.ours[_HEADS]),
+        default=lambda s: s.ours[_HIDDEN] // s.ours[_HEADS],
     ),
     Row.same("model.ffn_hidden_size", FFN, default=lambda s: 4 * s.ours[_HIDDEN]),
     Row.same("model.vocab_size", "vocab_size padded_vocab_size n_vocab", needed=True),

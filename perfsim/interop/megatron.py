@@ -68,7 +68,7 @@ def _qk_norm(settings: Settings) -> Any:
         return 0
     ours = settings.ours
     width = ours.get("model.head_dim") or ours["model.hidden_size"] // ours["model.num_attention_heads"]
-    return ours["model.norm_vectors"] * 2 * max(1, width)
+    return ours["model.norm_vectors"] * 2 * width
 
 
 def _embedding(settings: Settings) -> str:

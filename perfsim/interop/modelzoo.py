@@ -61,7 +61,7 @@ def _has_biases(settings: Settings) -> bool:
 def _head_dim(settings: Settings) -> int:
     hidden: int = settings.ours["model.hidden_size"]
     inner = settings.integer("model.attention_inner_dim", default=hidden, most=MOST_WIDTH)
-    return max(1, inner // int(settings.ours["model.num_attention_heads"]))
+    return inner // int(settings.ours["model.num_attention_heads"])
 
 
 def _groups(settings: Settings) -> int | None:

@@ -97,7 +97,7 @@ class Nearest:
         beyond = Beyond(**{name.name: given[name.name] for name in fields(Beyond) if name.name in given})
         model = {name: value for name, value in given.items() if name in TransformerConfig.model_fields}
         layers, hidden, heads = (model[name] for name in ("num_layers", "hidden_size", "num_attention_heads"))
-        width = model.get("head_dim") or max(1, hidden // heads)
+        width = model.get("head_dim") or hidden // heads
         groups = model.get("num_query_groups") or heads
         mlp_bias = model.get("bias", True)
         qkv_bias = model.get("attention_bias", mlp_bias)

@@ -50,8 +50,10 @@ def test_traces_are_written_as_they_were(
     """Every event of Perfetto's file and every node of Chakra's, with times of no model."""
     step = ps.predict(model="gpt3_xl", **inputs["steps"][name], **{"model.num_layers": 2}).trace
     graph = step.run.graph
-    start_s = np.arange(len(graph)) / 64
-    step = replace(step, run=Trace(graph, start_s, start_s + (1 + np.arange(len(graph)) % 3) / 64))
+    start_s = np.arange(len(graph)) / 3e3
+    step = replace(
+        step, run=Trace(graph, start_s, (np.arange(len(graph)) + 1 + np.arange(len(graph)) % 3) / 3e3)
+    )
     events = step.save(tmp_path / "step.json").read_text("utf-8").split("\n")
     for path in ExecutionTrace.write(step.run, tmp_path / "step.et"):
         trace = ExecutionTrace.read(path)

@@ -14,6 +14,7 @@ from perfsim.base.errors import InputError
 from perfsim.interop import tool_named
 from perfsim.interop.formats import import_file
 from perfsim.interop.huggingface import FAMILIES, OTHER_KINDS
+from perfsim.interop.shell import flags_of
 from perfsim.interop.source import Source, leaves, nested
 from perfsim.interop.tool import Reading
 from perfsim.specs.layout import text_of
@@ -61,11 +62,16 @@ def read(name: str, values: Mapping[str, Any], model: str = "") -> tuple[dict[st
     """What a tool's reader says of values by dotted path, and the words that it knows for a wrong one."""
     text = "".join(f"  {key} .... {value}\n" for key, value in values.items()) if name == "megatron" else ""
     source = Source(Path("file"), text, model=model)
+    return read_from(name, source, text or nested(values))
+
+
+def read_from(name: str, source: Source, document: Any) -> tuple[dict[str, Any], str]:
+    """What a tool's reader says of a document, and the help where it refuses it."""
     try:
-        return said_by(tool_named(name).read(source, text or nested(values))), ""
+        return said_by(tool_named(name).read(source, document)), ""
     except InputError as error:
         (problem,) = error.problems
-        return {"refused": problem.message}, problem.help
+        return {"refused": f"{problem.line}: {problem.message}", "help": problem.help}, problem.help
 
 
 def others(value: Any) -> Iterator[Any]:
@@ -73,7 +79,7 @@ def others(value: Any) -> Iterator[Any]:
     if isinstance(value, bool):
         yield not value
     elif isinstance(value, int | float):
-        yield from (0, value + 1, 10**9)
+        yield from (-2, 0, 1, value + 1, 10**9)
     elif isinstance(value, list):
         yield from ([], value[:1])
     else:
@@ -133,3 +139,23 @@ def test_each_family_reads_the_same_keys_as_it_did(inputs: dict[str, Any], recor
         "families",
         {name: read("huggingface", base | {"model_type": name})[0] for name in (*FAMILIES, *OTHER_KINDS)},
     )
+
+
+def test_each_line_says_what_it_said(inputs: dict[str, Any], recorded: Recorded) -> None:
+    said = {}
+    for name, texts in inputs["texts"].items():
+        for case, text in texts.items():
+            lines = text.split("\n")
+            for left_out in range(-1, len(lines)):
+                rest = "\n".join(line for number, line in enumerate(lines) if number != left_out)
+                source = Source(Path(case), rest)
+                answer, _ = read_from(name, source, rest)
+                said[f"{name} {case} without line {left_out + 1}"] = [
+                    tool_named(name).recognise(rest),
+                    answer,
+                ]
+    recorded("lines", said)
+
+
+def test_scripts_have_the_flags_that_they_had(inputs: dict[str, Any], recorded: Recorded) -> None:
+    recorded("scripts", {script: flags_of(script, "--n") for script in inputs["scripts"]})
