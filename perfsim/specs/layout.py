@@ -76,11 +76,6 @@ def layers_of_stages(pattern: str) -> tuple[int, ...]:
     return tuple(stage.count("t") for stage in stages)
 
 
-Divided = Literal["parameters", "states", "activations", "positions", "experts", "batch"]
-"""What an axis divides over devices: `states` are the optimizer's, `experts` their parameters and
-states."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Axis:
     """What the package knows about one field of `ParallelLayout`, besides its rules (`three_d/legal.py`)."""
@@ -93,7 +88,6 @@ class _Axis:
     """Whether it is a number of ranks among which something is divided."""
     offload: bool = False
     """Whether it says where a part of the memory is; each value needs less of the device than the last."""
-    divides: tuple[Divided, ...] = ()
     group: str = ""
     """Fields of one group are written to JSON together, where one is not at its default; empty: always."""
 
@@ -111,29 +105,17 @@ class ParallelLayout:
     without a group stand first in JSON.
     """
 
-    tensor: int = _axis(
-        1,
-        "Ranks that share every layer.",
-        short="tp",
-        degree=True,
-        divides=("parameters", "states", "activations"),
-    )
-    pipeline: int = _axis(1, "Pipeline stages.", short="pp", degree=True, divides=("parameters", "states"))
-    data: int = _axis(1, "Replicas of the model.", short="dp", degree=True, divides=("batch",))
+    tensor: int = _axis(1, "Ranks that share every layer.", short="tp", degree=True)
+    pipeline: int = _axis(1, "Pipeline stages.", short="pp", degree=True)
+    data: int = _axis(1, "Replicas of the model.", short="dp", degree=True)
     virtual_pipeline: int = _axis(
         1, "Groups of layers of a rank, under an interleaved schedule.", short="vpp"
     )
     sequence_parallel: bool = _axis(
-        False,
-        "Whether tensor ranks also share the positions of norms and dropout.",
-        short="sp",
-        divides=("activations",),
+        False, "Whether tensor ranks also share the positions of norms and dropout.", short="sp"
     )
     zero_stage: int = _axis(
-        0,
-        "What replicas shard: 1 optimizer states, 2 also gradients, 3 also parameters.",
-        short="zero",
-        divides=("states",),
+        0, "What replicas shard: 1 optimizer states, 2 also gradients, 3 also parameters.", short="zero"
     )
     schedule: str = _axis("1f1b", "Order of the passes of micro-batches.")
     micro_batch_size: int = _axis(1, "Sequences that pass a replica at once.", short="mbs")
@@ -149,7 +131,6 @@ class ParallelLayout:
         "Ranks that share every sequence, each with an equal part of its positions.",
         short="cp",
         degree=True,
-        divides=("activations", "positions"),
         group="context",
     )
     context_exchange: ContextExchange = _axis(
@@ -183,7 +164,6 @@ class ParallelLayout:
         "Ranks of a stage (tensor, context and data) over which the experts of a layer are divided.",
         short="ep",
         degree=True,
-        divides=("experts",),
         group="expert",
     )
     expert_tensor: int = _axis(
@@ -191,7 +171,6 @@ class ParallelLayout:
         "Ranks that share every expert, as tensor ranks share other layers.",
         short="etp",
         degree=True,
-        divides=("experts",),
         group="expert",
     )
 

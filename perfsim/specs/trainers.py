@@ -70,9 +70,17 @@ class _Trainer:
 
 _ALONE = {"pipeline": (1,)}
 """What gathers parameters or shards gradients while a pipeline would still add to them."""
+_ZERO = {"zero_stage": (1, 2, 3)}
+_ZERO_2 = {"zero_stage": (2, 3)}
 _ZERO_3 = {"zero_stage": (3,)}
+_FULL = {"recompute": ("full",)}
+_SEQUENCE = {"sequence_parallel": (True,)}
+_CPU = ("cpu",)
+_FSDP2_ON_CPU = {"offload_optimizer": _CPU, "offload_param": _CPU}
+"""torchtitan offloads both."""
 _V2 = ("2021-04", "Megatron-LM 2.2")
 _V3 = ("2022-05", "Megatron-LM 3.0")
+_FSDP_FLAGS = "--use-megatron-fsdp --data-parallel-sharding-strategy"
 _FSDP = ("2025-10", "Megatron-Core 0.14")
 _CORE_0_10 = ("2025-02", "Megatron-Core 0.10")
 _CORE_0_5 = ("2024-02", "Megatron-Core 0.5")
@@ -97,6 +105,7 @@ _MEGATRON_2021 = (
     Runs("recompute", "--recompute-activations", *_V3, ("selective",)),
     Runs("sequence_parallel", "--sequence-parallel", *_V3),
 )
+_TITAN_SCHEDULES = ("1f1b", "gpipe", "interleaved", "zbv")
 _TITAN = ("2024-10", "torchtitan as in its paper (2410.06511)")
 _ZB = ("2024-01", "sail-sg/zero-bubble-pipeline-parallelism (2401.10241)")
 _V_MEMORY = ("2024-05", "sail-sg/zero-bubble-pipeline-parallelism (2405.15362)")
@@ -108,9 +117,7 @@ TRAINERS: Mapping[Tool, _Trainer] = {
         (
             *_MEGATRON_2021,
             Runs("zero_stage", "--use-distributed-optimizer", *_V3, (1,)),
-            Runs(
-                "zero_stage", "--use-megatron-fsdp --data-parallel-sharding-strategy", *_FSDP, (2, 3), _ALONE
-            ),
+            Runs("zero_stage", _FSDP_FLAGS, *_FSDP, (2, 3), _ALONE),
             Runs("shard_group", "--num-distributed-optimizer-instances", *_CORE_0_10),
             Runs("layers_per_stage", "--pipeline-model-parallel-layout", *_CORE_0_13),
             Runs("context", "--context-parallel-size", *_CORE_0_5),
@@ -118,9 +125,7 @@ TRAINERS: Mapping[Tool, _Trainer] = {
             Runs("context_exchange", "--cp-comm-type a2a", *_CORE_0_10, ("all_to_all",)),
             Runs("expert", "--expert-model-parallel-size", *_CORE_0_5),
             Runs("expert_tensor", "--expert-tensor-parallel-size", *_CORE_0_10),
-            Runs(
-                "offload_optimizer", "--optimizer-cpu-offload", *_CORE_0_12, ("cpu",), {"zero_stage": (0, 1)}
-            ),
+            Runs("offload_optimizer", "--optimizer-cpu-offload", *_CORE_0_12, _CPU, {"zero_stage": (0, 1)}),
         ),
     ),
     "zero-bubble": _Trainer(
@@ -152,22 +157,10 @@ TRAINERS: Mapping[Tool, _Trainer] = {
             Runs("expert", "MoE(ep_size)", "", "DeepSpeed 0.5"),
             Runs("recompute", "activation_checkpointing", *_DS_0_3),
             Runs("recompute_every", "activation_checkpointing", *_DS_0_3),
-            Runs(
-                "offload_optimizer",
-                "zero_optimization.offload_optimizer",
-                *_DS_0_3_13,
-                ("cpu",),
-                {"zero_stage": (1, 2, 3)},
-            ),
+            Runs("offload_optimizer", "zero_optimization.offload_optimizer", *_DS_0_3_13, _CPU, _ZERO),
             Runs("offload_optimizer", "zero_optimization.offload_optimizer", *_DS_0_3_15, ("nvme",), _ZERO_3),
             Runs("offload_param", "zero_optimization.offload_param", *_DS_0_3_15, needs=_ZERO_3),
-            Runs(
-                "offload_activations",
-                "activation_checkpointing.cpu_checkpointing",
-                *_DS_0_3,
-                ("cpu",),
-                {"recompute": ("full",)},
-            ),
+            Runs("offload_activations", "activation_checkpointing.cpu_checkpointing", *_DS_0_3, _CPU, _FULL),
         ),
     ),
     "neox": _Trainer(
@@ -192,37 +185,18 @@ TRAINERS: Mapping[Tool, _Trainer] = {
             Runs("zero_stage", "parallelism.fsdp_reshard_after_forward always", *_TITAN, (3,), _ALONE),
             Runs("zero_stage", "parallelism.fsdp_reshard_after_forward never", *_TITAN, (2,)),
             Runs("shard_group", "parallelism.data_parallel_replicate_degree", *_TITAN),
-            Runs(
-                "tensor", "parallelism.tensor_parallel_degree", *_TITAN, needs={"sequence_parallel": (True,)}
-            ),
+            Runs("tensor", "parallelism.tensor_parallel_degree", *_TITAN, needs=_SEQUENCE),
             Runs("sequence_parallel", "parallelism.tensor_parallel_degree", *_TITAN),
             Runs("pipeline", "parallelism.pipeline_parallel_degree", *_TITAN),
-            Runs(
-                "schedule",
-                "parallelism.pipeline_parallel_schedule",
-                *_TITAN,
-                ("1f1b", "gpipe", "interleaved", "zbv"),
-            ),
+            Runs("schedule", "parallelism.pipeline_parallel_schedule", *_TITAN, _TITAN_SCHEDULES),
             Runs("layers_per_stage", "parallelism.module_fqns_per_model_part", *_TITAN),
             Runs("context", "parallelism.context_parallel_degree", *_TITAN),
             Runs("context_exchange", "parallelism.context_parallel_rotate_method", *_TITAN, ("ring",)),
             Runs("expert", "parallelism.expert_parallel_degree", "2025-06", "torchtitan 0.1"),
             Runs("recompute", "activation_checkpoint.mode", *_TITAN),
             Runs("recompute_every", "selective_ac_option", *_TITAN, until="2026-02"),
-            Runs(
-                "offload_optimizer",
-                "training.enable_cpu_offload",
-                *_TITAN,
-                ("cpu",),
-                {"offload_param": ("cpu",)},
-            ),
-            Runs(
-                "offload_param",
-                "training.enable_cpu_offload",
-                *_TITAN,
-                ("cpu",),
-                {"offload_optimizer": ("cpu",)},
-            ),
+            Runs("offload_optimizer", "training.enable_cpu_offload", *_TITAN, _CPU, _FSDP2_ON_CPU),
+            Runs("offload_param", "training.enable_cpu_offload", *_TITAN, _CPU, _FSDP2_ON_CPU),
         ),
     ),
     "llm-foundry": _Trainer(
@@ -230,14 +204,9 @@ TRAINERS: Mapping[Tool, _Trainer] = {
         "mosaicml/llm-foundry, scripts/train/yamls (fsdp_config), and mosaicml/composer",
         (
             Runs("zero_stage", "fsdp_config.sharding_strategy", *_FOUNDRY, (2, 3)),
-            Runs(
-                "shard_group",
-                "fsdp_config.sharding_strategy HYBRID_SHARD",
-                *_FOUNDRY,
-                needs={"zero_stage": (2, 3)},
-            ),
+            Runs("shard_group", "fsdp_config.sharding_strategy HYBRID_SHARD", *_FOUNDRY, needs=_ZERO_2),
             Runs("recompute", "fsdp_config.activation_checkpointing", *_FOUNDRY, ("full",)),
-            Runs("offload_activations", "fsdp_config.activation_cpu_offload", *_FOUNDRY, ("cpu",)),
+            Runs("offload_activations", "fsdp_config.activation_cpu_offload", *_FOUNDRY, _CPU),
             Runs("expert", "ffn_config.moe_world_size", "2024-03", "llm-foundry 0.6"),
         ),
     ),
