@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import islice
 
 from perfsim.prediction.question import Question
 
@@ -16,22 +17,34 @@ SHARE = 8
 RANGE = 0.1
 """How far another batch, or number of devices, may be away, as a share of it."""
 
+FAR = 0.5
+"""The same where no layout of the asked ones is legal."""
+
 
 def divides(batch: int, devices: int) -> bool:
     """Whether enough replicas can be made."""
     return math.gcd(batch, devices) * SHARE >= devices
 
 
-def divisible(question: Question) -> list[Question]:
-    """The same with the nearest batch that divides, and with such a number of devices; none where it does."""
+def divisible(question: Question, *, legal: bool = True) -> list[Question]:
+    """The same with the nearest batch that divides, and with such a number of devices; none where it does.
+
+    Of a question without a `legal` layout the nearest that has one, up to half as far away.
+    """
     batch = question.job.global_batch_size
     devices = question.devices
     node = question.topology.devices_per_node if question.machine.fragments_memory else 0
-    if not node or divides(batch, devices):
+    if not node or (legal and divides(batch, devices)):
         return []
-    batches = (batch + sign * away for away in range(1, 1 + int(RANGE * batch)) for sign in (-1, 1))
+    away = RANGE if legal else FAR
+
+    def answers(other: Question) -> bool:
+        return legal or any(True for _ in other.chosen.layouts(other.job, other.topology))
+
+    batches = (batch + sign * step for step in range(1, 1 + int(away * batch)) for sign in (-1, 1))
     numbers = (
-        devices + sign * away for away in range(node, 1 + int(RANGE * devices), node) for sign in (-1, 1)
+        devices + sign * step for step in range(node, 1 + int(away * devices), node) for sign in (-1, 1)
     )
-    others = [replace(question, batch=other) for other in batches if divides(other, devices)][:1]
-    return others + [replace(question, devices=n, batch=batch) for n in numbers if divides(batch, n)][:1]
+    found = (replace(question, batch=other) for other in batches if divides(other, devices))
+    others = (replace(question, devices=n, batch=batch) for n in numbers if divides(batch, n))
+    return [near for some in (found, others) for near in islice(filter(answers, some), 1)]

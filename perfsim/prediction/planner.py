@@ -71,7 +71,7 @@ class Search:
         others = [] if limits is None else [f"layouts that {limits.name} does not run: --runs-on any"]
         others += [
             f"nearest that divides: {other.label}, {other.job.global_batch_size} sequences a step"
-            for other in divisible(question)
+            for other in divisible(question, legal=screening.screened > 0)
         ]
         if not screening.screened or screening.closest is None:
             model = f"{job.model.num_layers} layers, {job.model.num_attention_heads} heads"

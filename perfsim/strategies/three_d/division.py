@@ -158,6 +158,10 @@ class Division:
         return rows
 
 
+ENDS = 2
+"""Stages of a pipeline without a layer: embedding and LM head may each have one of their own."""
+
+
 @lru_cache(maxsize=4096)
 def divided(
     schedule: str, pipeline: int, virtual: int, num_layers: int, head: int = 0, kinds: tuple[int, ...] = ()

@@ -15,7 +15,7 @@ from perfsim.specs.model import layer_kinds
 from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import SCHEDULES
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED, ZERO_STAGES
-from perfsim.strategies.three_d.division import divided
+from perfsim.strategies.three_d.division import ENDS, divided
 
 
 class _Refusal(NamedTuple):
@@ -218,7 +218,7 @@ def _of_stages(job: Job, layout: ParallelLayout) -> Iterator[_Broken]:
         yield problem, [{"virtual_pipeline": schedule.chunks or 2}]
     given = layout.layers_per_stage
     if given is None:
-        if stages > layers:
+        if stages > layers + ENDS:
             yield f"{layers} layers cannot fill {stages} stages", [{"pipeline": max(1, layers // chunks)}]
         return
     most_even = divided(layout.schedule, layout.pipeline, chunks, layers).layers

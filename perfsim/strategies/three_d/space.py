@@ -5,8 +5,9 @@
 - Context groups are inside a node or span whole nodes, with at least `LEAST_POSITIONS` of a sequence on a
   rank. They are tried for sequences from `LONG_SEQUENCE` on, where a step has fewer sequences than there are
   devices, and where nothing fits without.
-- Pipelines have at most as many virtual stages as the model has layers, which divide as evenly as they can.
-  Where the LM head is worth two layers or more, the last also has so many fewer.
+- Pipelines have at most as many virtual stages as the model has layers, and one each for embedding and LM
+  head. Layers divide as evenly as they can; where the LM head is worth two or more, the last stage also has
+  so many fewer.
 - Experts are divided over ranks of a stage that divide their number, inside a node or over whole nodes; each
   is on one rank, or shared by the tensor ranks.
 - Every micro-batch size that divides a replica's share of the batch, every schedule and number of chunks,
@@ -35,7 +36,7 @@ from perfsim.specs.recipe import Job
 from perfsim.specs.trainers import Limits
 from perfsim.strategies.schedules import SCHEDULES, Trait, schedule_called
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED, ZERO_STAGES
-from perfsim.strategies.three_d.division import Division, Divisions, RankColumns, divided, kind_numbers
+from perfsim.strategies.three_d.division import ENDS, Division, Divisions, RankColumns, divided, kind_numbers
 from perfsim.strategies.three_d.layers import EXCHANGES, layout_of
 from perfsim.strategies.three_d.legal import DEGREE_RULES
 from perfsim.work.counts import parameters
@@ -389,7 +390,7 @@ def _divisions(pipeline: int, shape: _Shape) -> tuple[Division, ...]:
     for name, schedule in SCHEDULES.items():
         if not runs(pipeline=pipeline, schedule=name):
             continue
-        most = num_layers // pipeline
+        most = (num_layers + ENDS) // pipeline
         chunks = range(2, most + 1) if schedule.chunks is None else (schedule.chunks,)
         heads = (0, head) if schedule.has("counts_head") and head > 1 else (0,)
         for counted in heads:

@@ -162,27 +162,49 @@ def _nearest_fit(
 ) -> str:
     """What to try, in words; `part` is the largest part of the memory, `zero` that ZeRO stages are free."""
 
-    def fits(changed: ParallelLayout) -> bool:
+    def fits(easier: Job, changed: ParallelLayout) -> bool:
         try:
             on = topology
             if changed.num_devices != topology.num_devices:
                 on = FatTree(topology.system, changed.num_devices)
-            if refusals_of(job, on, changed, "", free_degrees):
+            if refusals_of(easier, on, changed, "", free_degrees):
                 return False
-            return all(use.fits for use in stage_memory(job, changed, on))
+            return all(use.fits for use in stage_memory(easier, changed, on))
         except PerfsimError:
             return False
 
-    nearest = next(filter(fits, _changed(job, layout, part, free_degrees, zero=zero)), None)
+    alone = "no change of one setting and one degree makes it fit, not even on more devices"
+    options, nearest = next(
+        (
+            (options, changed)
+            for options, easier in _eased(job)
+            for changed in (layout, *_changed(easier, layout, part, free_degrees, zero=zero))
+            if fits(easier, changed)
+        ),
+        ("", None),
+    )
     if nearest is None:
-        return "no change of one setting and one degree makes it fit, not even on more devices"
+        return alone
     names = [field.name for field in fields(layout)]
     pairs = [(name, getattr(layout, name), getattr(nearest, name)) for name in names]
     changes = " and ".join(
         f"{name} {was} \u2192 {now}" for name, was, now in pairs if was != now and now is not None
     )
     where = f" on {nearest.num_devices} devices" if nearest.num_devices != layout.num_devices else ""
-    return f"try {changes}{where}, which fits"
+    if not options:
+        return f"try {changes}{where}, which fits"
+    return f"{alone}; with{options}{' and ' if changes else ''}{changes}{where} it fits"
+
+
+def _eased(job: Job) -> Iterator[tuple[str, Job]]:
+    """The job with ever shorter sequences, as it is and with fused attention; first the options for it."""
+    runtime = job.runtime.model_copy(update={"attention": "flash"})
+    for shift in range(job.seq_length.bit_length()):
+        length = job.seq_length >> shift
+        shorter = f" --set recipe.seq_length={length}" if shift else ""
+        for fused, changed in (("", job.runtime), (" --set runtime.attention=flash", runtime)):
+            recipe = job.recipe.model_copy(update={"seq_length": length, "runtime": changed})
+            yield shorter + fused, replace(job, recipe=recipe)
 
 
 def _changed(

@@ -53,3 +53,21 @@ def test_a_refusal_names_the_batch_and_the_devices_that_divide() -> None:
     with pytest.raises(PlanError, match="252 sequences a step") as refused:
         Search(asked(216, 250, model="gpt3_175b"))
     assert "200 A100-80GB" in str(refused.value)
+
+
+def test_where_no_layout_is_legal_the_named_questions_have_one() -> None:
+    """Seven stages do not divide 72 layers evenly, as its tool of then would need."""
+    question = asked(112, 2048, model="megatron_8p3b")
+    with pytest.raises(PlanError, match="2044 sequences a step") as refused:
+        Search(question)
+    near = divisible(question, legal=False)
+    assert [(other.devices, other.job.global_batch_size) for other in near] == [(112, 2044), (96, 2048)]
+    assert all(other.label in str(refused.value) for other in near)
+    assert all(Search(other).screening.feasible for other in near)
+
+
+def test_a_sequence_whose_scores_fit_nowhere_is_answered_with_fused_attention() -> None:
+    long = {"model": "llama_7b", "recipe.seq_length": 131_072}
+    with pytest.raises(PlanError, match=r"with --set runtime\.attention=flash it fits"):
+        Search(asked(24, 24, **long))
+    assert Search(asked(24, 24, **long, **{"runtime.attention": "flash"})).screening.feasible

@@ -13,7 +13,7 @@ from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
 from perfsim.strategies.schedules import SCHEDULES
-from perfsim.strategies.three_d.division import divided
+from perfsim.strategies.three_d.division import ENDS, divided
 from perfsim.strategies.three_d.legal import refusals_of
 from perfsim.strategies.three_d.space import (
     LEAST_POSITIONS,
@@ -72,7 +72,7 @@ def test_the_space_is_every_combination_that_keeps_the_rules(num_layers: int) ->
             continue
         if schedule.has("fills_only") and 12 // data // size < pipeline:
             continue
-        most = num_layers // pipeline
+        most = (num_layers + ENDS) // pipeline
         for chunks in range(2, most + 1) if schedule.chunks is None else (schedule.chunks,):
             if chunks > most:
                 continue
@@ -154,16 +154,16 @@ def problems(
 
 
 def test_everything_wrong_is_listed_at_once_with_the_nearest_mend() -> None:
-    layout = ParallelLayout(tensor=3, pipeline=9, data=3, micro_batch_size=4, zero_stage=4)
+    layout = ParallelLayout(tensor=3, pipeline=11, data=3, micro_batch_size=4, zero_stage=4)
     with pytest.raises(LayoutError) as caught:
         strategy("3d").plan(toys.job(32), toys.topology(8), layout)
     assert [problem.message for problem in caught.value.problems] == [
-        "tensor 3 × pipeline 9 × data 3 is 81 devices, the question has 8",
+        "tensor 3 × pipeline 11 × data 3 is 99 devices, the question has 8",
         "zero_stage 4 is not available; allowed: 0, 1, 2, 3",
         "num_attention_heads 16 is not a multiple of tensor 3; nearest: 2 or 4",
         "num_query_groups 16 is not a multiple of tensor 3; nearest: 2 or 4",
         "ffn_hidden_size 8192 is not a multiple of tensor 3; nearest: 2 or 4",
-        "8 layers cannot fill 9 stages",
+        "8 layers cannot fill 11 stages",
         "global_batch_size 32 is not a multiple of data 3 × micro_batch_size 4; nearest: 36",
     ]
     assert caught.value.exit_code == 2
