@@ -49,6 +49,12 @@ COUNTS = {
     "qwen3_235b_a22b": (235e9, 1e9),
     "gpt_oss_120b": (116.8e9, 1e8),
     "gpt_oss_20b": (20_914_757_184, 1),
+    "llama2_7b": (6.74e9, 1e7),
+    "llama2_13b": (13.0e9, 1e8),
+    "llama33_70b": (70.6e9, 1e8),
+    "kimi_k2": (1e12, 1e11),
+    "glm45": (355e9, 1e9),
+    "glm45_air": (106e9, 1e9),
     "llama3_8b": (8_030_261_248, 1),
     "llama31_8b": (8_030_261_248, 1),
     "llama31_405b": (405e9, 1e9),
@@ -96,13 +102,16 @@ ACTIVE = {
     "gpt_oss_120b": (5.13e9, 1e7),
     "gpt_oss_20b": (3.61e9, 1e7),
     "llama4_maverick": (17e9, 1e9),
+    "kimi_k2": (32e9, 1e9),
+    "glm45": (32e9, 1e9),
+    "glm45_air": (12e9, 1e9),
     "llama4_scout": (17e9, 1e9),
 }
 """Parameters that compute a token, as printed, rounded or cut off.
 
 Grok-1's card prints 86 billion where its shapes give 83.
 """
-WITHOUT_EMBEDDING = ["gpt_oss_120b", "gpt_oss_20b"]
+WITHOUT_EMBEDDING = ["gpt_oss_120b", "gpt_oss_20b", "glm45", "glm45_air"]
 """Whose authors leave the embedding out of the active parameters."""
 
 
