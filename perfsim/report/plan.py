@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -54,16 +55,25 @@ def _plan_table(planned: Planned) -> Table:
 
 
 def plan_lines(planned: Planned) -> list[str]:
-    """The shortlist, what would separate it, what more memory would buy, and why the others fell."""
+    """What to run, what it beats and what to measure; the shortlist, and all else that bears on the choice.
+
+    Other notes are counted: the page has them.
+    """
     trained = planned.best.prediction.training
+    further = len(list(_further(planned)))
     return [
         *text.paragraphs(_heading(planned)),
         *(text.paragraphs(f"trained by {trained.words}") if trained is not None else []),
         "",
+        f"1 in full: --layout {planned.best.layout_text}",
+        *text.paragraphs(*_head(planned)),
+        "",
         *_plan_table(planned).lines(),
         "",
-        f"1 in full: --layout {planned.best.layout_text}",
-        *text.paragraphs(*_notes(planned)),
+        *text.paragraphs(*_deciding(planned)),
+        *text.paragraphs(
+            f"Without effect on the choice: {text.counted(further, 'note')}, with --out FOLDER."
+        ),
     ]
 
 
@@ -105,7 +115,8 @@ def write_plan(planned: Planned, folder: Path) -> Path:
         for number, entry in numbered
     ]
     trained = f"Trained by {best.training.words}." if best.training is not None else ""
-    notes = Table.of({"": text.COUNT, "note": None}, enumerate(_notes(planned), start=1))
+    said = chain(_head(planned), _deciding(planned), _further(planned))
+    notes = Table.of({"": text.COUNT, "note": None}, enumerate(said, start=1))
     layouts = [(number, entry.layout_text) for number, entry in numbered]
     whole = Table.of({"": text.COUNT, "layout": None}, layouts)
     page = Page(
@@ -139,19 +150,40 @@ def _heading(planned: Planned) -> str:
     )
 
 
-def _notes(planned: Planned) -> Iterator[str]:
-    """How sure the order is, what would settle it, caveats, and why other layouts fell."""
-    entries = planned.shortlist
-    errors = [entry.ratio_error for entry in entries]
-    error = " to ".join(dict.fromkeys(text.percent(end, 0) for end in (min(errors), max(errors))))
-    if len(entries) > 1:
+def _head(planned: Planned) -> Iterator[str]:
+    """The first layout in use: its step and memory, what it beats by how much, and what to measure."""
+    best, *others = planned.shortlist
+    left = best.memory_left_bytes
+    own = best.prediction
+    capacity = own.memory_capacity_bytes
+    memory = text.MEMORY.of([capacity])
+    low_s, high_s = best.step_time_band_s
+    yield (
+        f"A step takes {text.duration(best.step_time_s)} (90 %: {text.duration(low_s)} to "
+        f"{text.duration(high_s)}), and {memory.text(left)} of {memory.text(capacity)} are left on the "
+        "fullest device."
+    )
+    if others:
+        second = others[0]
+        sure = "more" if second.ratio - 1 > second.ratio_error else "less"
         yield (
-            f"The model's error between two layouts of one machine is {error}, so it does not say which of "
-            "these is the fastest. Rows are the fastest of their degrees and micro-batch, with the settings "
-            "that differ from 1."
+            f"It beats 2, the next of other degrees or micro-batch, by {text.percent(second.ratio - 1)}, "
+            f"{sure} than the model's error between two layouts of one machine "
+            f"({text.percent(second.ratio_error, 0)})."
         )
-    else:
-        yield f"The model's error between two layouts of one machine is {error}; one layout is shown."
+    if (experiment := planned.experiment) is not None:
+        first, last = experiment.trials
+        fewer = " Fewer replicas do the same work; communication between the others is left out."
+        yield (
+            f"Worth measuring: {experiment.steps} steps of {first.entry} on "
+            f"{text.counted(first.devices, 'device')} and of {last.entry} on {text.integer(last.devices)}, "
+            f"{text.number(experiment.device_hours)} device-hours in all, tell the two apart."
+            f"{fewer if experiment.fewer_replicas else ''}"
+        )
+
+
+def _deciding(planned: Planned) -> Iterator[str]:
+    """What may change the choice: risk, another batch, serious caveats of the first, memory, and cost."""
     yield from (f"{text.capital(rank)}: {words}." for rank, words in text.ranks(planned.ranks))
     asked = planned.best.prediction
     for other in planned.nearby:
@@ -164,47 +196,16 @@ def _notes(planned: Planned) -> Iterator[str]:
             f"{text.duration(other.step_time_s)}: "
             f"{text.number(other.gain)} times the tokens a second and device."
         )
-    yield from _wider_bands(planned)
-    if (experiment := planned.experiment) is not None:
-        first, second = experiment.trials
-        fewer = " Fewer replicas do the same work; communication between the others is left out."
-        yield (
-            f"To tell {first.entry} and {second.entry} apart, which by prediction are "
-            f"{text.percent(abs(experiment.ratio - 1))} apart: run {experiment.steps} steps of "
-            f"{first.entry} on {text.counted(first.devices, 'device')} and of {second.entry} on "
-            f"{text.integer(second.devices)}, {text.number(experiment.device_hours)} device-hours in all."
-            f"{fewer if experiment.fewer_replicas else ''}"
-        )
-    # Caveats that are more than information, once by code in the words of the worst, with their entries.
-    about: dict[str, list[tuple[int, Caveat]]] = {}
-    for number, entry in enumerate(entries, start=1):
-        for caveat in entry.prediction.caveats:
-            if caveat.severity != "info":
-                about.setdefault(caveat.code, []).append((number, caveat))
-    worst = {min((caveat for _, caveat in rows), key=Caveat.rank): rows for rows in about.values()}
-    for caveat in sorted(worst, key=Caveat.rank):
-        numbers = ", ".join(str(number) for number, _ in worst[caveat])
-        yield f"{caveat.severity}, {numbers}: {caveat.text}."
+    yield from (words for severity, words in _caveats(planned) if severity == "serious")
     limit = planned.question.allowed_share
     above = planned.above_limit
     if planned.best.plan.memory_share > limit:
         yield f"Nothing fits in {text.percent(limit, 0)} of memory: these are all that fit at all."
-    elif limit == 1.0:
-        yield "All of a device's memory may be used."
-    elif above is None:
-        yield f"Nothing above {text.percent(limit, 0)} of memory would be faster."
-    else:
+    elif above is not None:
         yield (
             f"Memory above {text.percent(limit, 0)} would buy {text.percent(above.gain)}: "
             f"{text.layout_short(above.layout)} fills {text.percent(above.memory_share)} and may not run."
         )
-    refused = []
-    for reason, count in planned.refused.items():
-        nearest = planned.closest_share if reason == MEMORY else None
-        by = f" (the nearest by {text.percent(nearest - 1)})" if nearest and nearest > NEAR else ""
-        refused += [f"{text.integer(count)} {_REASONS.get(reason, reason)}{by}"] if count else []
-    if refused:
-        yield f"Left out: {'; '.join(refused)}."
     if planned.objective == "cost":
         of = "a billion tokens" if planned.best.time is None else "the run to the target"
         yield (
@@ -213,6 +214,37 @@ def _notes(planned: Planned) -> Iterator[str]:
         )
     if tried := planned.tried_batches:
         yield f"The batch is the best of {len(tried)} tried, {tried[0]:,} to {tried[-1]:,} sequences."
+
+
+def _further(planned: Planned) -> Iterator[str]:
+    """What explains the rows: how they were chosen, wider bands, other caveats, and why other layouts fell."""
+    if len(planned.shortlist) > 1:
+        yield "Rows are the fastest of their degrees and micro-batch, with the settings that differ from 1."
+    yield from _wider_bands(planned)
+    yield from (words for severity, words in _caveats(planned) if severity != "serious")
+    limit = planned.question.allowed_share
+    if planned.above_limit is None and planned.best.plan.memory_share <= limit < 1.0:
+        yield f"Nothing above {text.percent(limit, 0)} of memory would be faster."
+    refused = []
+    for reason, count in planned.refused.items():
+        nearest = planned.closest_share if reason == MEMORY else None
+        by = f" (the nearest by {text.percent(nearest - 1)})" if nearest and nearest > NEAR else ""
+        refused += [f"{text.integer(count)} {_REASONS.get(reason, reason)}{by}"] if count else []
+    if refused:
+        yield f"Left out: {'; '.join(refused)}."
+
+
+def _caveats(planned: Planned) -> Iterator[tuple[str, str]]:
+    """Caveats that are more than information, once by code in the words of the worst, with severity and rows."""
+    about: dict[str, list[tuple[int, Caveat]]] = {}
+    for number, entry in enumerate(planned.shortlist, start=1):
+        for caveat in entry.prediction.caveats:
+            if caveat.severity != "info":
+                about.setdefault(caveat.code, []).append((number, caveat))
+    worst = {min((caveat for _, caveat in rows), key=Caveat.rank): rows for rows in about.values()}
+    for caveat in sorted(worst, key=Caveat.rank):
+        numbers = ", ".join(str(number) for number, _ in worst[caveat])
+        yield caveat.severity, f"{caveat.severity}, {numbers}: {caveat.text}."
 
 
 def _wider_bands(planned: Planned) -> Iterator[str]:

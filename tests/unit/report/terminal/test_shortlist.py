@@ -13,16 +13,20 @@ from perfsim.base.errors import PerfsimError
 from perfsim.report.plan import plan_lines
 
 
-def test_the_answer_says_error_experiment_headroom_and_reasons() -> None:
+def test_the_head_says_what_to_run_what_it_beats_and_what_to_measure() -> None:
     answer = ps.plan(model="gpt3_20b", system="dgx-a100-80gb", devices=64, batch=64, shown=4)
     lines = plan_lines(answer)
     assert f"1 in full: --layout {answer.best.layout_text}" in lines
     words = " ".join(" ".join(lines).split())
     assert re.search(r"gpt3_20b on 64 A100-80GB \(8 DGX\), 3d: batch 64 sequences; [\d,]+ layouts in", words)
-    assert "between two layouts" in words
-    assert "94.0 % of memory" in words or "above 94" in words
-    assert "more memory than a device has" in words
-    assert ("device-hours" in words) == (answer.experiment is not None)
+    by = answer.shortlist[1].ratio - 1
+    head, _, rest = words.partition(" times memory ")
+    took = r"A step takes [\d.]+ s \(90 %: [\d.]+ s to [\d.]+ s\), and [\d.]+ GiB of 80.0 GiB are left"
+    assert re.search(took, head)
+    assert f"It beats 2, the next of other degrees or micro-batch, by {100 * by:.1f} %, less than" in head
+    assert ("device-hours" in head) == (answer.experiment is not None)
+    assert "Left out" not in rest
+    assert "warning" not in rest
 
 
 def test_by_cost_prices_are_not_known_and_all_is_on_a_page_and_in_json(tmp_path: Path) -> None:
@@ -32,7 +36,8 @@ def test_by_cost_prices_are_not_known_and_all_is_on_a_page_and_in_json(tmp_path:
     assert "On 8 A100-80GB (1 DGX), dp8" in page
     assert 'aria-label="Step time with 90 % ranges"' in page
     assert all(entry.layout_text in page for entry in answer.shortlist)
-    assert "The model&#39;s error between two layouts of one machine is" in page
+    assert "A step takes " in page
+    assert plan_lines(answer)[-1].endswith("notes, with --out FOLDER.")
     summary = json.loads((tmp_path / "out" / "summary.json").read_text("utf-8"))
     assert summary == json.loads(json.dumps(answer.document()))
     (tmp_path / "file").write_text("", "utf-8")
