@@ -217,7 +217,7 @@ def _deciding(planned: Planned) -> Iterator[str]:
 
 
 def _further(planned: Planned) -> Iterator[str]:
-    """What explains the rows: how they were chosen, wider bands, other caveats, and why other layouts fell."""
+    """What explains the rows: how they were chosen, wider bands, other caveats, why other layouts fell."""
     if len(planned.shortlist) > 1:
         yield "Rows are the fastest of their degrees and micro-batch, with the settings that differ from 1."
     yield from _wider_bands(planned)
@@ -235,7 +235,7 @@ def _further(planned: Planned) -> Iterator[str]:
 
 
 def _caveats(planned: Planned) -> Iterator[tuple[str, str]]:
-    """Caveats that are more than information, once by code in the words of the worst, with severity and rows."""
+    """Caveats above information, once by code in the words of the worst: severity, and words with rows."""
     about: dict[str, list[tuple[int, Caveat]]] = {}
     for number, entry in enumerate(planned.shortlist, start=1):
         for caveat in entry.prediction.caveats:
