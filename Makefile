@@ -18,7 +18,7 @@ OLDEST = $(addprefix tests/unit/,api catalog cli costs engine interop network re
 
 .DEFAULT_GOAL = help
 .DELETE_ON_ERROR:
-.PHONY: help study test lint format types layers benchmarks regret seeds showdown mutations fuzz oldest answers clean distclean
+.PHONY: help study test lint format types layers benchmarks regret seeds showdown mutations fuzz oldest answers records clean distclean
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -65,6 +65,11 @@ fuzz: $(VENV)/.installed-dev ## 20,000 wrong files to every verb, write reports/
 mutations: $(VENV)/.installed-dev ## Put faults into schedules and code, write reports/mutations.md
 	@$(BIN)/perfsim prove $(STUDY) --mutations reports/mutations.md --every 43
 	@$(BIN)/python tests/mutation/mutants.py --seed 1 --count 180 --page reports/mutations.md
+
+records: ## Make every report of reports/ anew (hours), and note the commit of each
+	@$(MAKE) answers seeds regret showdown fuzz mutations benchmarks
+	@$(BIN)/perfsim validate --record --leave-out --page reports
+	@$(BIN)/python tests/records/reports.py $(notdir $(filter-out reports/README.md,$(wildcard reports/*.md)))
 
 oldest: ## Run a part of the tests with the lowest releases that pyproject.toml allows
 	@rm -rf $(VENV)-oldest && $(PYTHON) -m venv $(VENV)-oldest

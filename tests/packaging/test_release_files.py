@@ -41,3 +41,10 @@ def test_workflows_and_templates_are_complete(path: Path) -> None:
     else:
         assert {"name", "description", "body"} <= set(form)
         assert any(part.get("validations", {}).get("required") for part in form["body"])
+
+
+def test_every_report_names_the_commit_that_it_was_made_on() -> None:
+    commits = yaml.safe_load((ROOT / "reports/records.yaml").read_text(encoding="utf-8"))
+    reports = {path.name for path in (ROOT / "reports").glob("*.md")} - {"README.md"}
+    assert set(commits) == reports
+    assert all(re.fullmatch("[0-9a-f]{8}", str(commit)) for commit in commits.values())
