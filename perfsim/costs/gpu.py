@@ -187,7 +187,7 @@ class GpuKernels:
         host_s = 0.0 if self.framework.cuda_graph else launches * self.framework.host_s_per_kernel
         if self.recipe.runtime.host_blocking:
             return device_s + host_s + launches * self.framework.host_blocking_s_per_kernel
-        return smooth_maximum(device_s, host_s, self.framework.overlap_sharpness)
+        return _smooth_maximum(device_s, host_s, self.framework.overlap_sharpness)
 
     def kernel_s(self, kernel: Kernel, /) -> float:
         """Seconds of one kernel on the device."""
@@ -394,7 +394,7 @@ def peak_flop_per_s(system: SystemSpec, recipe: Recipe) -> float:
     return system.device.peak_flop_per_s("bf16" if narrow else recipe.precision)
 
 
-def smooth_maximum(a: float, b: float, sharpness: float) -> float:
+def _smooth_maximum(a: float, b: float, sharpness: float) -> float:
     """(a^p + b^p)^(1/p): the larger of the two, or slightly more where they are close."""
     largest = max(a, b)
     if largest <= 0.0:

@@ -92,7 +92,7 @@ class MemoryUse:
 Numbers = float | NDArray[Any]
 
 
-class StateBytes(NamedTuple):
+class _StateBytes(NamedTuple):
     """Bytes per parameter of the model states, before sharding, and of what training makes of them."""
 
     parameters: float
@@ -123,7 +123,7 @@ class StateBytes(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def state_bytes(recipe: Recipe, model: TransformerConfig | None = None) -> StateBytes:
+def state_bytes(recipe: Recipe, model: TransformerConfig | None = None) -> _StateBytes:
     """Bytes per parameter under a recipe's precisions, in the mean over `model`; None: of a matrix."""
     row = OPTIMIZERS[recipe.optimizer]
     size = row.moment_bytes
@@ -136,7 +136,7 @@ def state_bytes(recipe: Recipe, model: TransformerConfig | None = None) -> State
     gradients = max(recipe.element_bytes, reduced)
     updated = moments + (states if recipe.element_bytes < states else 0.0)
     copied = states if gradients < states else 0.0
-    return StateBytes(recipe.element_bytes, gradients, updated + copied, moments, updated, reduced)
+    return _StateBytes(recipe.element_bytes, gradients, updated + copied, moments, updated, reduced)
 
 
 def stage_parameters(part: LayerSlice, num_layers: int, first: bool, last: bool) -> float:

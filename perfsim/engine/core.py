@@ -148,8 +148,8 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
                 heapq.heappush(ends, (due_s[task], task))
         if ends and ends[0][0] <= now_s:
             at_s, task = heapq.heappop(ends)
-            # An entry of the heap is stale if its task has got another rate since it was entered.
-            if end_s[task] >= 0.0 or due_s[task] != at_s:
+            # An entry of the heap is stale if its task has ended or has got another rate since then.
+            if due_s[task] != at_s:
                 continue
             if tables.latency_s[task] > 0.0 and not is_sending[task]:
                 is_sending[task] = True
@@ -158,6 +158,7 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
                 num_ready += 1
                 continue
             end_s[task] = now_s
+            due_s[task] = np.inf
             events += 1
             kind = tables.kind[task]
             for at in range(tables.occupied.start[kind], tables.occupied.start[kind + 1]):
@@ -246,7 +247,7 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
         num_fresh = 0
         # -------------------------------------------------- the next instant
         # Stale entries at the top would end the run at a time at which nothing happens.
-        while ends and (end_s[ends[0][1]] >= 0.0 or due_s[ends[0][1]] != ends[0][0]):
+        while ends and due_s[ends[0][1]] != ends[0][0]:
             heapq.heappop(ends)
         if not ends:
             break

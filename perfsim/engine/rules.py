@@ -34,12 +34,9 @@ def reached(
     """
     first, crossed = tables.links
     # A breadth-first search over flows and the contended links between them; `touched` is its queue.
-    count = 0
-    for flow in changed:
-        if not seen_flow[flow]:
-            seen_flow[flow] = True
-            touched[count] = flow
-            count += 1
+    count = len(changed)
+    touched[:count] = changed
+    seen_flow[changed] = True
     more_hot = 0
     done = 0
     while done < count:
@@ -106,7 +103,6 @@ def fill(tables: Tables, flows: Ints, live: Ints, hot: Bools, scratch: Floats, f
             flow = flows[waiting[number]]
             for link in crossed[first[flow] : first[flow + 1]]:
                 load[link] = 0.0
-                taken[link] = 0.0
                 tightest[link] = np.inf
         for number in range(count):
             flow = flows[waiting[number]]

@@ -25,7 +25,7 @@ IDLE = "wait"
 
 
 @dataclass(frozen=True)
-class Mutation:
+class _Mutation:
     """One fault: its kind, its description, and the graph with it."""
 
     kind: str
@@ -140,11 +140,11 @@ KINDS: Mapping[str, Callable[[Subject], _Wrong]] = {
 """What makes every fault of a kind."""
 
 
-def mutations(subject: Subject, *kinds: str) -> Iterator[Mutation]:
+def mutations(subject: Subject, *kinds: str) -> Iterator[_Mutation]:
     """Every fault of some kinds in a graph, by default of all."""
     for kind in kinds or KINDS:
         for description, wrong in KINDS[kind](subject):
-            yield Mutation(kind, description, wrong)
+            yield _Mutation(kind, description, wrong)
 
 
 EXPLAINED = {
@@ -175,7 +175,7 @@ EXPLAINED = {
 
 
 @dataclass
-class MutationTally:
+class _MutationTally:
     """Injected and detected faults by kind, and those that were not detected."""
 
     injected: Counter[str] = field(default_factory=Counter)
@@ -201,9 +201,9 @@ class MutationTally:
         return classes
 
 
-def try_all(subject: Subject, every: int = 1, first: int = 0) -> MutationTally:
+def try_all(subject: Subject, every: int = 1, first: int = 0) -> _MutationTally:
     """Inject every `every`-th fault from `first` on; a fault is detected if task and tensor are named."""
-    tally = MutationTally()
+    tally = _MutationTally()
     limits = present_limits()
     for number, mutation in enumerate(mutations(subject)):
         if number % every != first % every:
@@ -225,7 +225,7 @@ def try_plans(
     The sample of each graph begins one fault later than that of the one before, so that together the
     samples cover all kinds of tasks.
     """
-    total = MutationTally()
+    total = _MutationTally()
     layouts = []
     for number, plan in enumerate(plans):
         progress(f"faults in {plan.strategy} on {plan.topology.num_devices} ranks")

@@ -629,7 +629,7 @@ class Block:
             keeps = runtime.recompute_keeps == "qkv"
             return Block(before, results=parts["heads"].tape.products if keeps else {})
         products = [parts[name].tape.products for name in ("heads", "output", "mlp") if name in parts]
-        results = every_second(
+        results = _every_second(
             {name: made for of_part in products for name, made in of_part.items() if name != "fc2"}
         )
         if runtime.attention == "flash" and isinstance(parts["core"], _Part):
@@ -638,6 +638,6 @@ class Block:
         return Block(before, of_experts, results)
 
 
-def every_second(products: Mapping[str, Floats]) -> dict[str, Floats]:
+def _every_second(products: Mapping[str, Floats]) -> dict[str, Floats]:
     """The results of the first, third, ... product of a layer [torchtitan's checkpoint by operator]."""
     return dict(list(products.items())[::2])

@@ -19,7 +19,7 @@ SEQUENCE = 1
 """The axis that sequence parallelism splits."""
 
 
-def places_of(length: int, ranks: int, rank: int, exchange: ContextExchange) -> tuple[int, ...]:
+def _places_of(length: int, ranks: int, rank: int, exchange: ContextExchange) -> tuple[int, ...]:
     """The positions of a sequence on one of the ranks that share it.
 
     In a ring, one part from each end, so that causal attention is equal work; else consecutive ones.
@@ -66,7 +66,7 @@ class Ranks:
             self.training.model,
             length,
             Place(layout.tensor, rank % layout.tensor),
-            places_of(length, layout.context, number, layout.context_exchange) if shared else None,
+            _places_of(length, layout.context, number, layout.context_exchange) if shared else None,
             Place(layout.expert, rank // layout.expert_tensor % layout.expert),
             Place(layout.expert_tensor, rank % layout.expert_tensor),
             whole_layers=self.streams,

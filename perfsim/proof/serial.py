@@ -89,7 +89,7 @@ class SmallTraining:
         if self.model.experts is None:
             raise ValueError(f"{self.model.name} has no experts")
         seed = (self.seed, 2, step, layer)
-        return drawn_routing(self.model.experts, self.batch, self.seq_length, self.capacity, seed)
+        return _drawn_routing(self.model.experts, self.batch, self.seq_length, self.capacity, seed)
 
     @cached_property
     def share(self) -> Share:
@@ -137,7 +137,7 @@ class SmallTraining:
 
 
 @lru_cache(maxsize=64)
-def drawn_routing(
+def _drawn_routing(
     experts: Experts, batch: int, length: int, capacity: float | None, seed: tuple[int, ...]
 ) -> Routing:
     """Routing in which the slots of a sequence go round the experts in an order of its own.

@@ -135,11 +135,6 @@ class Parameters:
         return sum(count * self.matrices_of(kind) for kind, count in self._kinds.items())
 
     @property
-    def matrices(self) -> int:
-        """N_mm: matrix parameters with the LM head and without the embedding lookup."""
-        return self.body_matrices + self.model.vocab_size * self.model.hidden_size
-
-    @property
     def active_body_matrices(self) -> int:
         """The same of those that compute a token."""
         return sum(count * self.matrices_of(kind, active=True) for kind, count in self._kinds.items())

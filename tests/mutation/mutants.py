@@ -123,6 +123,8 @@ BEYOND = {
     "report": ("tests/unit/cli",),
 }
 """Tests that run after those of the room's own folder."""
+COMPILED = {"perfsim/engine/core.py": ["tests/records/test_steps.py", "tests/properties/test_engine.py"]}
+"""Modules of which coverage sees nothing, since numba compiles them, and their tests."""
 TIMES = 3.0
 """A mutant that runs so many times as long as the tests do without it is found as well."""
 FEWEST_SECONDS = 30.0
@@ -318,11 +320,13 @@ class Reach:
         self.data.read()
 
     def tests_of(self, mutant: Mutant) -> list[str]:
-        """Tests that run the line or the first one recorded above it; those near the module first.
+        """Tests that run the line or the first one recorded above it; records first, then those near it.
 
         For a line that runs on import: the files that mirror the module, the records of answers, files that
         have the name that it sets, and tests that run a line with that name, anywhere.
         """
+        if mutant.path in COMPILED:
+            return COMPILED[mutant.path]
         lines = self._lines(mutant.path)
         line = max((line for line in lines if line <= mutant.line), default=0)
         contexts = set(lines.get(line, ())) - {""}
@@ -338,9 +342,12 @@ class Reach:
         tests = {test for test in tests if not test.startswith("tests/browser")}
         stem = Path(mutant.path).stem
         room = f"tests/unit/{mutant.room}/"
-        rooms = (room, "tests/records")
-        near = sorted(tests, key=lambda test: (stem not in test, not test.startswith(rooms), test))
-        return [*files, *near[:MOST_TESTS]]
+
+        def rank(test: str) -> tuple[bool, bool, bool, str]:
+            """Records first, since each finds much; then tests with the name of the module; of the room."""
+            return not test.startswith("tests/records"), stem not in test, not test.startswith(room), test
+
+        return [*files, *sorted(tests, key=rank)[:MOST_TESTS]]
 
     def _lines(self, path: str) -> dict[int, list[str]]:
         name = next((name for name in self.data.measured_files() if name.endswith(path)), "")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from perfsim.base.errors import LayoutError, MemoryCapacityError
 from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import STRATEGIES, strategy
-from perfsim.strategies.three_d.emission import stages_of
+from perfsim.strategies.three_d.emission import _stages_of
 from perfsim.strategies.three_d.legal import refusals_of
 from perfsim.testing import toys
 from perfsim.work.counts import parameters
@@ -106,7 +106,7 @@ def test_the_ranks_of_one_replica_hold_the_model_once(
     if layers[0] < 0 or job.model.num_attention_heads % tensor:
         return
     layout = ParallelLayout(tensor=tensor, pipeline=pipeline, layers_per_stage=layers)
-    held = sum(replicas.num_parameters for replicas in stages_of(job, layout).replicas) * tensor
+    held = sum(replicas.num_parameters for replicas in _stages_of(job, layout).replicas) * tensor
     counts = parameters(job.model)
     hidden = job.model.hidden_size
     table = padded_vocab_size(job.model, tensor) * hidden

@@ -169,7 +169,7 @@ class _PassKind(NamedTuple):
 
 
 @dataclass
-class PassRecorder:
+class _PassRecorder:
     """Records one pass in a template."""
 
     template: Template
@@ -490,7 +490,7 @@ class StreamedSteps:
             if not kind.last and self.system.streaming.accumulate_at == "swarmx":
                 blocks = list(map(cache(BlockWorks.in_tree), blocks))
             of_pass = layout, self.system, kind, self.samples(size), blocks
-            templates.append(PassRecorder(builder.template(), *of_pass).record())
+            templates.append(_PassRecorder(builder.template(), *of_pass).record())
         # The pass that each port of a pass reads: the update, the buffer's user, or the pass before.
         updated = np.where(index >= passes, index // passes * passes - 1, -1)
         sources = {}

@@ -40,7 +40,7 @@ class _Stages(NamedTuple):
     replicas: list[Replicas]
 
 
-def stages_of(job: Job, layout: ParallelLayout) -> _Stages:
+def _stages_of(job: Job, layout: ParallelLayout) -> _Stages:
     """Map a job's layers to the ranks of a layout."""
     division = Division.of(job, layout)
     places = division.placement
@@ -252,7 +252,7 @@ class StepWriter:
         self.builder = builder
         self.schedule = schedule_called(plan.layout.schedule)
         self.placement = self.schedule.placement(plan.layout.pipeline, plan.layout.virtual_pipeline)
-        self.stages = stages_of(plan.job, plan.layout)
+        self.stages = _stages_of(plan.job, plan.layout)
         self.sharded = plan.layout.zero_stage == SHARDED
         self.scattered = self.stages.replicas[0].shards_gradients
         overlaps = plan.job.runtime.overlap_grad_reduce and not self.sharded

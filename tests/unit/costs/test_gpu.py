@@ -6,11 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from perfsim.base.errors import CatalogError, GraphError
-from perfsim.costs.gpu import GpuCosts, smooth_maximum
+from perfsim.costs.gpu import GpuCosts
 from perfsim.specs.calibration import (
     CommunicationConstants,
     FrameworkCalibration,
@@ -162,17 +160,6 @@ def test_a_host_that_waits_adds_up_instead_of_overlapping() -> None:
     kernels = [elementwise(f"e{number}", 16e6) for number in range(4)]
     free, blocking = (costs(host_blocking=flag).duration_s(work(*kernels)) for flag in (False, True))
     assert blocking >= free + 4 * BLOCKING_S
-
-
-numbers = st.floats(0.0, 1e6)
-
-
-@given(numbers, numbers, st.floats(1.0, 16.0))
-def test_the_smooth_maximum_is_a_norm_a_little_above_the_larger(a: float, b: float, sharpness: float) -> None:
-    value = smooth_maximum(a, b, sharpness)
-    assert value == smooth_maximum(b, a, sharpness)
-    assert max(a, b) * (1 - 1e-12) <= value <= 2 ** (1 / sharpness) * max(a, b) * (1 + 1e-12)
-    assert smooth_maximum(3 * a, 4 * a, 2.0) == pytest.approx(5 * a)
 
 
 # -------------------------------------------------------------------------------- communication

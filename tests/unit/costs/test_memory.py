@@ -9,7 +9,6 @@ import pytest
 
 from perfsim.costs.memory import (
     MemoryUse,
-    StateBytes,
     logit_bytes,
     orthogonalisation_flop,
     stage_parameters,
@@ -52,7 +51,7 @@ def test_states_a_parameter_follow_from_precision_and_optimizer(
     ("stage", "expected"), [(0, (2, 4, 12)), (1, (2, 4, 3)), (2, (2, 1, 3)), (3, (0.5, 1, 3))]
 )
 def test_each_zero_stage_shards_one_more_state(stage: int, expected: tuple[float, ...]) -> None:
-    parts = StateBytes(2, 4, 12, 8, 12, 4).sharded(100.0, stage, data=4)
+    parts = state_bytes(toys.recipe()).sharded(100.0, stage, data=4)
     assert tuple(parts.values()) == tuple(100 * part for part in expected)
 
 

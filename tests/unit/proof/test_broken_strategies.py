@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from perfsim.cli import main
-from perfsim.strategies.streaming.passes import PassRecorder
+from perfsim.strategies.streaming.passes import _PassRecorder
 from perfsim.strategies.three_d.emission import StepWriter
 from perfsim.strategies.three_d.pipeline import StagePass
 
@@ -43,7 +43,7 @@ def proof(*arguments: str) -> tuple[dict[str, Any], str]:
 
 
 def test_a_broadcast_that_reads_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    edit(monkeypatch, PassRecorder, "_stream", "lane, [load]", "lane, reads")
+    edit(monkeypatch, _PassRecorder, "_stream", "lane, [load]", "lane, reads")
     layout, fault = proof("--strategy", "weight-streaming", "--layout", "dp=2")
     assert "embedding.broadcast" in fault
     assert "in step 1" in fault

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from perfsim.catalog import default_catalog
 from perfsim.cli import main
 from perfsim.proof.executor import Outcome
-from perfsim.proof.faults import KINDS, Mutation, MutationTally, mutations, try_all, try_plans
+from perfsim.proof.faults import KINDS, _Mutation, _MutationTally, mutations, try_all, try_plans
 from perfsim.proof.program import FaultError
 from perfsim.proof.prove import Case, Request, Subject, plans_of
 from perfsim.specs.layout import ParallelLayout, StreamingLayout, parsed_settings, text_of
@@ -40,7 +40,7 @@ def subject(case: Case, model: str = "gpt3_20b") -> Subject:
     return Subject.of(case.plan(catalog.model("mixtral_8x7b" if experts else model), catalog))
 
 
-def faults(case: Case, pattern: str, model: str = "gpt3_20b") -> list[Mutation]:
+def faults(case: Case, pattern: str, model: str = "gpt3_20b") -> list[_Mutation]:
     """The faults of a case whose kind and description have a pattern."""
     every = mutations(subject(case, model))
     return [fault for fault in every if re.search(pattern, f"{fault.kind}: {fault.description}")]
@@ -166,8 +166,8 @@ def test_a_survivor_is_explained_or_ends_with_exit_code_one(
 
 def test_explained_survivors_are_told_by_class() -> None:
     name = "buffer reused too early: layer.forward[0] of layer 3 does not wait for layer.spill[0]"
-    assert MutationTally(survivors=[name]).unexplained == []
-    assert [row["count"] for row in MutationTally(survivors=[name]).classes()] == [1]
+    assert _MutationTally(survivors=[name]).unexplained == []
+    assert [row["count"] for row in _MutationTally(survivors=[name]).classes()] == [1]
 
 
 @pytest.mark.slow

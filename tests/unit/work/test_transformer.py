@@ -23,7 +23,6 @@ from perfsim.work.kernels import Kernel, LayerSlice, gemm, linear
 from perfsim.work.layer import (
     attention_core,
     attention_kernels,
-    embedding_kernels,
     head_kernels,
     mlp_kernels,
     mlp_recompute,
@@ -274,50 +273,6 @@ def test_activations_follow_fused_attention_dropout_and_the_width_of_the_mlp(
 ) -> None:
     """Of 34 + 5 a s / h; without dropout a score keeps 2 bytes of softmax instead of 5 [2205.05198]."""
     assert layer_activation_bytes(sliced(**changes), recompute) == pytest.approx(expected * SBH)
-
-
-@pytest.mark.parametrize(("recompute", "masks"), [("none", 2 + RATIO), ("selective", 2), ("full", 0)])
-def test_in_fp32_all_that_a_layer_keeps_but_masks_takes_twice_the_bytes(recompute: str, masks: float) -> None:
-    for dropout in (False, True):
-        half, full = (
-            layer_activation_bytes(sliced(dropout=dropout, element_bytes=size), recompute)
-            - masks * SBH * dropout
-            for size in (2.0, 4.0)
-        )
-        assert full == 2 * half
-
-
-@pytest.mark.parametrize("attention", ["standard", "flash"])
-def test_in_fp32_kernels_move_twice_the_bytes_and_logits_need_no_cast(attention: str) -> None:
-    def moved(size: float) -> list[dict[str, float]]:
-        changes: dict[str, Any] = {"main_grad_bytes": size, "dropout": False, "attention": attention}
-        part = sliced({"position_embedding": "rotary"}, element_bytes=size, **changes)
-        layer = [
-            attention_kernels(part, which) + mlp_kernels(part, which) for which in ("forward", "backward")
-        ]
-        split = attention_kernels(part, "dgrad") + mlp_kernels(part, "wgrad")
-        ends = [embedding_kernels(part, which) for which in ("forward", "backward")]
-        head = [head_kernels(part, S, which) for which in ("forward", "backward")]
-        return [
-            {kernel.name: kernel.bytes_accessed for kernel in kernels}
-            for kernels in (*layer, split, *ends, *head)
-        ]
-
-    for half, full in zip(moved(2.0), moved(4.0), strict=True):
-        for name, n_bytes in half.items():
-            if name.startswith("cross_entropy"):
-                assert n_bytes - full[name] == 6 * B * S * VOCAB, name
-            else:
-                assert full[name] == 2 * n_bytes, name
-
-
-def test_in_fp32_what_stages_and_weight_gradients_hand_on_takes_twice_the_bytes() -> None:
-    half = sliced()
-    full = sliced(element_bytes=4.0)
-    assert full.activation_bytes == 2 * half.activation_bytes
-    for held in (attention_weight_input_bytes, mlp_weight_input_bytes):
-        assert held(full) == 2 * held(half)
-    assert head_weight_input_bytes(full, S) == 2 * head_weight_input_bytes(half, S)
 
 
 FP8 = KernelPrecisions(forward="fp8", input_gradient="fp8", weight_gradient="bf16")

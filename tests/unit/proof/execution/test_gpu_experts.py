@@ -16,7 +16,7 @@ from perfsim.proof.faults import mutations
 from perfsim.proof.operations import PARTS, Node, Tape
 from perfsim.proof.prove import Request, Subject, catalogue_cases, plans_of, prove_all, prove_plan
 from perfsim.proof.ranks import Ranks
-from perfsim.proof.serial import MAX_NORM, drawn_routing
+from perfsim.proof.serial import MAX_NORM, _drawn_routing
 from perfsim.report.proven import proof_lines
 from perfsim.specs.model import Experts, RecomputeKeeps
 from perfsim.strategies.three_d.data import Replicas
@@ -160,12 +160,12 @@ def test_what_is_not_executed_with_experts_is_refused() -> None:
 
 
 def test_every_expert_has_equally_many_tokens_of_a_sequence_and_half_its_capacity_keeps_the_first() -> None:
-    routing = drawn_routing(EXPERTS, 3, 4, None, (0,))
+    routing = _drawn_routing(EXPERTS, 3, 4, None, (0,))
     assert [np.bincount(part.ravel()).tolist() for part in routing.expert] == [[2] * 4] * 3
     assert all(len(set(slots)) == 2 for token in routing.expert for slots in token.tolist())
     assert routing.keeps.all()
     assert not np.array_equal(routing.expert[0], routing.expert[1])
-    half = drawn_routing(EXPERTS, 2, 4, 0.5, (0,)).keeps
+    half = _drawn_routing(EXPERTS, 2, 4, 0.5, (0,)).keeps
     assert half.sum() == 2 * 4
     assert half[:, :2].all()
     assert not half[:, 2:].any()

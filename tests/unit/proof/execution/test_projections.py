@@ -11,7 +11,7 @@ import pytest
 
 from perfsim.catalog import default_catalog
 from perfsim.proof import operations
-from perfsim.proof.operations import Node, Tape, every_second
+from perfsim.proof.operations import Node, Tape, _every_second
 from perfsim.proof.parameters import Place, Share
 from perfsim.proof.prove import Subject
 from perfsim.work.kernels import LayerSlice
@@ -28,7 +28,7 @@ def test_every_second_product_is_kept_of_those_that_the_memory_counts(
     config = toys.model(**architecture)
     shapes = Share(config, 4, Place(tensor)).layouts[0].shapes
     widths = {name: shape[-1] for name, shape in shapes.items() if len(shape) > 1 and name != "fc2"}
-    kept = every_second({name: np.ones(width) for name, width in widths.items()})
+    kept = _every_second({name: np.ones(width) for name, width in widths.items()})
     shares = kept_shares(LayerSlice(config, 4, 1, tensor, selective="every_second_product"), "selective")
     together = [["query", "key", "value"], ["gate", "fc1"]] if "key" in widths else [["gate", "fc1"]]
     names = {name: parts[-1] for parts in together for name in parts}
@@ -72,7 +72,7 @@ def test_wrong_results_that_a_recompute_keeps_are_found(
     def wrong(results: dict[str, Any]) -> dict[str, Any]:
         return {name: values + 1.0 for name, values in results.items()}
 
-    monkeypatch.setattr(operations, "every_second", wrong)
+    monkeypatch.setattr(operations, "_every_second", wrong)
     wrong_one = subject_of(
         "llama2_70b", "dp=1,recompute=selective", framework="torchtitan", attention="flash"
     )

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from perfsim.base.errors import LayoutError
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies import strategy
@@ -21,7 +20,7 @@ from perfsim.strategies.three_d.space import (
     MODES,
     RECOMPUTE_EVERY,
     Columns,
-    head_layers,
+    _head_layers,
     layout_space,
 )
 from perfsim.testing import toys
@@ -76,7 +75,7 @@ def test_the_space_is_every_combination_that_keeps_the_rules(num_layers: int) ->
         for chunks in range(2, most + 1) if schedule.chunks is None else (schedule.chunks,):
             if chunks > most:
                 continue
-            for head in (0, head_layers(job)) if schedule.has("counts_head") and pipeline > 1 else (0,):
+            for head in (0, _head_layers(job)) if schedule.has("counts_head") and pipeline > 1 else (0,):
                 division = divided(name, pipeline, chunks, num_layers, head)
                 stages = None if division.even else division.layers
                 degrees = (tensor, pipeline, data, chunks, split, zero)
@@ -141,113 +140,6 @@ def test_the_planner_tries_what_makes_a_difference(
 
 
 # --------------------------------------------------------------------------------------- refusals
-FSDP = {"data": 32, "zero_stage": 3}
-MIXTURE = toys.job(8, FUSED | {"routing": "balanced"}, experts=EXPERTS)
-WHOLE = "so schedule must be 1f1b, not gpipe"
-
-
-def problems(
-    layout: ParallelLayout, job: Job | None = None, name: str = "3d", free: tuple[str, ...] = ALL
-) -> list[str]:
-    refusals = refusals_of(job or toys.job(), toys.topology(max(8, layout.num_devices)), layout, name, free)
-    return [refusal.words for refusal in refusals]
-
-
-def test_everything_wrong_is_listed_at_once_with_the_nearest_mend() -> None:
-    layout = ParallelLayout(tensor=3, pipeline=11, data=3, micro_batch_size=4, zero_stage=4)
-    with pytest.raises(LayoutError) as caught:
-        strategy("3d").plan(toys.job(32), toys.topology(8), layout)
-    assert [problem.message for problem in caught.value.problems] == [
-        "tensor 3 × pipeline 11 × data 3 is 99 devices, the question has 8",
-        "zero_stage 4 is not available; allowed: 0, 1, 2, 3",
-        "num_attention_heads 16 is not a multiple of tensor 3; nearest: 2 or 4",
-        "num_query_groups 16 is not a multiple of tensor 3; nearest: 2 or 4",
-        "ffn_hidden_size 8192 is not a multiple of tensor 3; nearest: 2 or 4",
-        "8 layers cannot fill 11 stages",
-        "global_batch_size 32 is not a multiple of data 3 × micro_batch_size 4; nearest: 36",
-    ]
-    assert caught.value.exit_code == 2
-
-
-ENTRIES = "layers_per_stage has 0 entries for 2 stages"
-KNOWN = ", ".join(sorted(SCHEDULES))
-
-
-@pytest.mark.parametrize(
-    ("layout", "expected"),
-    [
-        ({}, []),
-        ({"schedule": "dual"}, [f"schedule 'dual' is not available; allowed: {KNOWN}"]),
-        ({"schedule": "zbv"}, ["schedule zbv needs virtual_pipeline 2, not 1"]),
-        (
-            {"schedule": "zb1p", "virtual_pipeline": 2},
-            ["virtual_pipeline 2 needs schedule interleaved, not zb1p"],
-        ),
-        ({"virtual_pipeline": 2}, ["virtual_pipeline 2 needs schedule interleaved, not 1f1b"]),
-        ({"layers_per_stage": (8,)}, ["layers_per_stage has 1 entries for 2 stages"]),
-        ({"layers_per_stage": (4, 5)}, ["layers_per_stage adds up to 9, the model has 8 layers"]),
-        ({"layers_per_stage": (9, -1)}, ["layers_per_stage has a negative entry"]),
-        ({"layers_per_stage": ()}, [ENTRIES, "layers_per_stage adds up to 0, the model has 8 layers"]),
-    ],
-)
-def test_a_stage_problem_is_named(layout: dict[str, Any], expected: list[str]) -> None:
-    assert problems(ParallelLayout(pipeline=2, data=4, **layout)) == expected
-
-
-@pytest.mark.parametrize("name", ["data", "tensor", "pipeline"])
-def test_a_plain_strategy_holds_the_other_degrees_at_1(name: str) -> None:
-    refused = problems(ParallelLayout(tensor=2, pipeline=2, data=2), name=name, free=(name,))
-    others = [degree for degree in ALL if degree != name]
-    assert refused == [f"strategy {name} holds {degree} at 1, the layout has {degree} 2" for degree in others]
-
-
-@pytest.mark.parametrize(
-    ("layout", "job", "expected"),
-    [
-        (
-            {
-                "tensor": 2,
-                "pipeline": 4,
-                "virtual_pipeline": 2,
-                "schedule": "interleaved",
-                "micro_batch_size": 16,
-            },
-            toys.job(32),
-            "interleaved needs micro-batches (2) in multiples of pipeline 4",
-        ),
-        (
-            {"data": 8, "zero_stage": 3, "schedule": "gpipe"},
-            toys.job(32),
-            "zero_stage 3 takes one micro-batch forward and back before the next, " + WHOLE,
-        ),
-        (
-            {"tensor": 4, "data": 2, "sequence_parallel": True},
-            toys.job(32, {"seq_length": 1022}),
-            "seq_length 1022 is not a multiple of tensor 4",
-        ),
-        ({"context": 3}, long_job(4096), "seq_length 4096 is not a multiple of 6"),
-        ({"context": 4}, long_job(4096, attention="standard"), "needs fused attention"),
-        ({"context": 4, "recompute": "selective"}, long_job(4096), "take recompute none or full"),
-        ({"context": 4}, long_job(4096, lm_head_positions=8), "lm_head_positions leaves some out"),
-        (
-            {"context": 8, "context_exchange": "all_to_all", "tensor": 4},
-            long_job(4096),
-            "num_attention_heads 16 is not a multiple of tensor 4 × context 8",
-        ),
-        ({"data": 8, "expert": 3}, MIXTURE, "do not divide over expert 3; nearest: 2 or 4"),
-        ({"data": 4, "expert": 8}, MIXTURE, "must divide the 4 ranks"),
-        ({"tensor": 2, "data": 4, "expert": 2}, MIXTURE, "needs sequence_parallel"),
-        ({**FSDP, "shard_group": 5}, toys.job(32), "shard_group 5 must divide the 32 ranks"),
-        ({**FSDP, "shard_group": 1}, toys.job(32), "in groups of 2 or more; nearest: 2"),
-        ({"data": 32, "shard_group": 8}, toys.job(32), "zero_stage is 0"),
-    ],
-)
-def test_a_rule_that_is_broken_alone_is_named(layout: dict[str, Any], job: Job, expected: str) -> None:
-    with pytest.raises(LayoutError) as caught:
-        toys.plan("3d", job, ParallelLayout(**layout))
-    broken = [f"{problem.message}; {problem.help}" for problem in caught.value.problems]
-    assert expected in broken[0]
-    assert len(broken) == (2 if layout.get("expert") == 3 or layout.get("context") == 8 else 1), "sizes alike"
 
 
 @pytest.mark.parametrize(("pipeline", "stages"), [(4, (15, 15, 16, 15)), (2, (31, 30)), (1, (61,))])

@@ -17,7 +17,7 @@ from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.schedules import least_chunks
-from perfsim.strategies.three_d.emission import stages_of
+from perfsim.strategies.three_d.emission import _stages_of
 from perfsim.strategies.three_d.memory import stage_memory
 from perfsim.testing import toys
 from perfsim.work import RankGroup, TaskGraph
@@ -35,7 +35,7 @@ def counts(graph: TaskGraph) -> Counter[str]:
 # ------------------------------------------------------------------------------- who does what
 def test_ranks_are_tensor_then_data_then_pipeline() -> None:
     layout = ParallelLayout(tensor=2, pipeline=2, data=4)
-    stages = stages_of(toys.job(), layout)
+    stages = _stages_of(toys.job(), layout)
     assert [stage.group.ranks for stage in stages.virtual] == [RankGroup(0, 1, 2), RankGroup(8, 1, 2)]
     assert [item.ranks for item in stages.replicas] == [RankGroup(0, 2, 4), RankGroup(8, 2, 4)]
     assert stages.virtual[0].next_ranks == RankGroup(0, 8, 2)
@@ -56,36 +56,6 @@ def test_tensor_parallelism_sums_twice_a_layer_and_pass(recompute: Any, passes: 
     assert recompute != "none" or scattered == shared["tensor.all_gather"] == plain["tensor.all_reduce"]
 
 
-@pytest.mark.parametrize(("recompute", "linears"), [("selective", 0), ("full", 1)])
-def test_selective_recompute_makes_scores_and_context_again_and_no_linear(
-    recompute: str, linears: int
-) -> None:
-    """[2205.05198] Scores and context take 4 b s^2 h FLOP of a layer, QKV and projection 8 b s h^2 more."""
-    seq = 1024
-    hidden = 2048
-    written = graph(ParallelLayout(recompute=recompute), toys.job(1))
-    redone = next(work for work in written.works if work.name == "attention.recompute")
-    assert redone.flop == 4 * seq**2 * hidden + linears * 8 * seq * hidden**2
-
-
-@pytest.mark.parametrize("positions", [None, 16])
-def test_a_divided_vocabulary_sums_three_fp32_numbers_a_token(positions: int | None) -> None:
-    """Megatron's cross-entropy reduces the maximum, the target's logit and the sum of exponentials."""
-    layout = ParallelLayout(tensor=2, micro_batch_size=2)
-    written = graph(layout, toys.job(2, {"lm_head_positions": positions}))
-    sums = [work for work in written.works if work.name == "tensor.all_reduce"]
-    tokens = 2 * (positions or 1024)
-    assert min(work.comm_bytes for work in sums) == 3 * 4 * tokens
-
-
-def test_what_goes_to_the_next_stage_is_split_among_tensor_peers_and_gathered_there() -> None:
-    split = graph(ParallelLayout(tensor=4, pipeline=2), toys.job(4))
-    whole = graph(ParallelLayout(pipeline=2), toys.job(4))
-    sent = {work.comm_bytes for work in split.works if work.name == "pipeline.send"}
-    assert sent == {work.comm_bytes / 4 for work in whole.works if work.name == "pipeline.send"}
-    assert counts(split)["tensor.all_gather"] == 2 * 4
-
-
 # ----------------------------------------------------------------------------------- gradients
 
 
@@ -97,7 +67,7 @@ def test_gradients_are_reduced_by_buckets_of_whole_layers(bucket: float, sizes: 
     reductions = [task for task in written.tasks() if task.work.op == "all_reduce" and task.block >= 0]
     assert [len(task.reads) for task in reductions] == sizes
     assert [task.work.comm_bytes / layer_bytes for task in reductions] == pytest.approx(sizes)
-    held = stages_of(job, ParallelLayout(data=4)).replicas[0].num_parameters
+    held = _stages_of(job, ParallelLayout(data=4)).replicas[0].num_parameters
     works = [written.works[work] for work in written.work.tolist()]
     reduced = sum(work.comm_bytes for work in works if work.op == "all_reduce")
     assert reduced == pytest.approx(4 * held)
@@ -123,15 +93,6 @@ def test_a_tied_table_is_summed_over_both_ends_and_an_untied_one_is_not() -> Non
 
 
 # -------------------------------------------------------------------------------------- memory
-def test_memory_is_itemised_by_stage_and_the_first_holds_most_micro_batches() -> None:
-    job = toys.job(32)
-    layout = ParallelLayout(pipeline=4, data=2, zero_stage=1)
-    uses = stage_memory(job, layout, toys.topology(8))
-    assert [use.place for use in uses] == [f"stage {number}" for number in range(4)]
-    activations = [use.parts_bytes["activations"] for use in uses]
-    assert [item / activations[-1] for item in activations] == pytest.approx([4, 3, 2, 1])
-    assert uses[0].parts_bytes["parameters"] > uses[1].parts_bytes["parameters"]
-    assert uses[-1].parts_bytes["working set"] > uses[0].parts_bytes["working set"], "logits"
 
 
 @pytest.mark.parametrize(
@@ -279,7 +240,7 @@ def test_a_tied_embedding_on_two_ranks_makes_them_end_together() -> None:
 
 # ------------------------------------------------------------------------------------ placement
 def test_a_v_turns_on_the_last_rank_and_keeps_embedding_and_head_on_the_first() -> None:
-    stages = stages_of(toys.job(), scheduled("zbv"))
+    stages = _stages_of(toys.job(), scheduled("zbv"))
     assert [stage.rank for stage in stages.virtual] == [0, 1, 2, 3, 3, 2, 1, 0]
     assert stages.virtual[3].next_ranks is stages.virtual[4].previous_ranks is None
     assert stages.virtual[4].next_ranks is not None
@@ -289,7 +250,7 @@ def test_a_v_turns_on_the_last_rank_and_keeps_embedding_and_head_on_the_first() 
     boundaries = 6
     steps = 2
     assert counts(written)["pipeline.send"] == 2 * microbatches * boundaries * steps
-    whole = sum(replicas.num_parameters for replicas in stages_of(toys.job(), ParallelLayout()).replicas)
+    whole = sum(replicas.num_parameters for replicas in _stages_of(toys.job(), ParallelLayout()).replicas)
     assert sum(replicas.num_parameters for replicas in stages.replicas) == pytest.approx(whole)
 
 
