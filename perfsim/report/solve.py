@@ -59,8 +59,8 @@ def solve_lines(solved: Solved) -> list[str]:
 
 def _curve(solved: Solved) -> Iterator[Section]:
     """The first quantity over the unknown, with its band, the condition and what was found."""
-    rows = [(label, row) for label, tried in solved.tried.items() for row in tried if row.quantities]
-    rows = [own for own in rows if isinstance(own[1].value, (int, float))]
+    numeric = [label for label, unknown in solved.unknowns.items() if unknown.numeric]
+    rows = [(label, row) for label in numeric for row in solved.tried[label] if row.quantities]
     if not rows:
         return
     name = next(iter(rows[0][1].quantities))

@@ -52,7 +52,7 @@ SIZES = np.geomspace(1e7, 1e13, 4801)
 """Parameters among which the size of least compute is looked for."""
 
 
-class TrainedRun(Spec):
+class _TrainedRun(Spec):
     """A trained model: its size, its tokens or FLOP, and its loss where one is published."""
 
     name: str
@@ -77,13 +77,13 @@ class TrainedRun(Spec):
         return (self.name, *figures, law_loss, error, self.all_flop / least_flop)
 
 
-class LossesSpec(Spec):
+class _LossesSpec(Spec):
     """Losses of runs over their FLOP, next to a law: a named one, or the line through some of the runs."""
 
     law: str | None = None
     fitted_to: tuple[str, ...] = ()
     """Names of the runs that the line is fitted to; the others are predicted."""
-    runs: Annotated[tuple[TrainedRun, ...], Field(min_length=2)]
+    runs: Annotated[tuple[_TrainedRun, ...], Field(min_length=2)]
 
     @model_validator(mode="after")
     def _has_one_law(self) -> Self:
@@ -139,7 +139,7 @@ class LossesSpec(Spec):
         flop = first.all_flop
         sizes = SIZES[(flop / (6 * SIZES)) > 1].tolist()
         loss, size = min((law.loss(size, flop / (6 * size)), size) for size in sizes)
-        best = TrainedRun(name="least loss at the first's FLOP", params=size, tokens=flop / (6 * size))
+        best = _TrainedRun(name="least loss at the first's FLOP", params=size, tokens=flop / (6 * size))
         rows = []
         for run in (*self.runs, best):
             law_loss = law.loss(run.params, run.tokens)
@@ -176,7 +176,7 @@ def least_flop(law: LossLaw, loss: float) -> tuple[float, float]:
 # times: no machine is simulated.
 
 
-class TimedRun(Spec):
+class _TimedRun(Spec):
     """A published run to a quality target."""
 
     name: str
@@ -187,11 +187,11 @@ class TimedRun(Spec):
     time: Seconds
 
 
-class SpeedsSpec(Spec):
+class _SpeedsSpec(Spec):
     """Times of runs on more and more devices; the first is what the others are compared with."""
 
     device: str
-    runs: Annotated[tuple[TimedRun, ...], Field(min_length=2)]
+    runs: Annotated[tuple[_TimedRun, ...], Field(min_length=2)]
 
     @model_validator(mode="after")
     def _on_a_hyperbola(self) -> Self:
@@ -269,7 +269,7 @@ class SpeedsSpec(Spec):
 # they hold a L (N + 1) / 2 for one model, and a l N (N + 1) / 2 where the model grows with l layers a stage.
 
 
-class EquationsSpec(Spec):
+class _EquationsSpec(Spec):
     """Equations of communication and memory in L, T, B, P and N, for a model on a few GPUs."""
 
     model: TransformerConfig
@@ -356,12 +356,12 @@ class ComparisonSpec(CatalogSpec):
     name: FolderName
     title: str
     question: str = ""
-    losses: LossesSpec | None = None
-    speeds: SpeedsSpec | None = None
-    equations: EquationsSpec | None = None
+    losses: _LossesSpec | None = None
+    speeds: _SpeedsSpec | None = None
+    equations: _EquationsSpec | None = None
 
     @property
-    def subjects(self) -> list[LossesSpec | SpeedsSpec | EquationsSpec]:
+    def subjects(self) -> list[_LossesSpec | _SpeedsSpec | _EquationsSpec]:
         """What is compared: exactly one subject."""
         return [part for part in (self.losses, self.speeds, self.equations) if part is not None]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import count, pairwise
@@ -27,8 +27,10 @@ from perfsim.base.units import DAY_S, Dimension, format_quantity, parse_quantity
 from perfsim.catalog import Catalog
 from perfsim.convergence.bill import HOUR_S, JOULES_A_KWH
 from perfsim.convergence.laws import loss_law
+from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.convergence.uncertain import FloatArray, Place, typical
 from perfsim.prediction.question import ASKED, question_of
+from perfsim.specs.layout import written
 from perfsim.studies.answers import PointResult, called
 from perfsim.studies.axes import (
     BATCH_PATHS,
@@ -59,8 +61,6 @@ def _amounts(point: PointResult, option: Option, at: Place) -> dict[str, Any]:
     row = point.prediction
     wall_s = option.wall_s(at)
     bill = option.rates.bill(wall_s, at)
-    chosen = point.study.convergence.loss_law
-    law = loss_law(chosen) if isinstance(chosen, str) else chosen.law
     tokens = option.time.batch_tokens * option.time.steps
     joules = None if bill.energy_kwh is None else bill.energy_kwh * JOULES_A_KWH
     return {
@@ -73,9 +73,16 @@ def _amounts(point: PointResult, option: Option, at: Place) -> dict[str, Any]:
         "carbon_kg": bill.carbon_kg,
         "power": None if joules is None else joules / wall_s,
         "memory": row.peak_memory_bytes,
-        "loss": law.loss(counted(point.study.model, law), point.target_time.d_min_tokens),
+        "loss": _loss(point.study, point.target_time),
         **{name: getattr(row, name) for name in COLUMNS},
     }
+
+
+def _loss(study: StudySpec, end: Target | TimeToAccuracy) -> float:
+    """The loss at the end of a run by the study's law."""
+    chosen = study.convergence.loss_law
+    law = loss_law(chosen) if isinstance(chosen, str) else chosen.law
+    return law.loss(counted(study.model, law), end.d_min_tokens)
 
 
 COLUMNS = ("step_time_s", "time_to_accuracy_s", "global_batch_size", "mfu", "steps", "tokens_per_s")
@@ -126,9 +133,9 @@ class Condition:
             raise InputError([Problem(f"{text!r}: {name} of which candidate?", help=FORM)])
         if rival:
             return cls(name, candidate, sense, other=other, rival=rival)
-        dimension, size = WITH_UNITS.get(name, (None, 1.0))
         factors = {currency: 1.0, **_FACTORS}
-        if dimension is not None and (unit or not size):
+        if name in WITH_UNITS and (unit or not WITH_UNITS[name][1]):
+            dimension, size = WITH_UNITS[name]
             value = parse_quantity(f"{number} {_WORDS.get(unit, unit)}".strip(), dimension) / (size or 1.0)
         elif unit in factors:
             value = float(number) * factors[unit]
@@ -152,7 +159,6 @@ FAMILY = "llama31_8b"
 """The model whose family is taken where none is given."""
 SIZE = "model.num_parameters"
 """The size of the model: no field of it, but a shape of its family."""
-_TARGETS = ("recipe.tokens", "recipe.tokens_per_parameter", "recipe.target_loss")
 _LARGE = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"))
 _REACH = 1e3
 """How far from today's value a number is looked for, as a factor."""
@@ -161,7 +167,7 @@ STEPS = 96
 
 
 @dataclass(frozen=True)
-class Unknown:
+class _Unknown:
     """An input: its legal values in order, and where to begin."""
 
     path: str
@@ -177,10 +183,10 @@ class Unknown:
 
     def text(self, value: Any) -> str:
         """A value as people write it."""
+        if not self.numeric:
+            return written(value)
         if self.dimension is not None:
             return format_quantity(value, self.dimension, 3)
-        if not isinstance(value, (int, float)):
-            return str(value)
         scale, word = next((known for known in _LARGE if value >= known[0]), (1.0, ""))
         digits = f"{value:,}" if scale == 1.0 and isinstance(value, int) else f"{value / scale:.3g}"
         return f"{digits} {word}".strip()
@@ -194,47 +200,95 @@ class Unknown:
         return {f"model.{name}": item for name, item in shape.items() if item != own[name]}
 
     @classmethod
-    def at(cls, path: str, study: StudySpec, candidate: CandidateSpec) -> Unknown:
-        """What may be tried at a path. Raises InputError for one without numbers or choices."""
-        question = Point(study).question
-        target = Target.of_study(study)
-        if path == "devices":
-            return cls(path, _counts(question.topology.devices_per_node), candidate.devices[0])
-        if path in BATCH_PATHS:
-            grid = target.grid(study.recipe.seq_length, question.devices)
-            clears = ("recipe.batch_size_per_device",)
-            return cls("recipe.global_batch_size", grid, grid[0], turns_back=True, clears=clears)
-        if path == "layout":
-            best = target.curve(question, target.batches(study, question)).best
-            planned = plan_layouts(question.at(best), shown=COARSE).shortlist
-            return cls(path, [entry.layout_text for entry in planned], "", numeric=False)
-        if path == SIZE:
-            size = float(parameters(study.model).total)
-            return cls(path, _numbers(size), size)
-        root, _, inner = path.partition(".")
-        parts = {"system": candidate.system, "runtime": question.ran_by}
-        owner = parts.get(root, candidate if of_candidate(path) else study)
-        steps = (inner if root in parts else path).split(".")
-        count, record, index, value = reached(owner, ".".join(steps))
-        if count < len(steps):
-            names = [*getattr(type(value), "model_fields", ()), *([SIZE] * (root == "model"))]
-            help_text = did_you_mean(steps[count], names)
-            raise InputError([Problem(f"--find {path}: `{steps[count]}` is not a field", help=help_text)])
-        others: tuple[str, ...] = tuple(other for other in _TARGETS if other != path and path in _TARGETS)
-        if path in _TARGETS and value is None:
-            value = target.d_min_tokens / (1.0 if path == _TARGETS[0] else parameters(study.model).total)
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
-            schema = str(model_of(record, steps[index]).model_json_schema())
-            units = (known for known in get_args(Dimension) if repr(quantity_pattern(known)) in schema)
-            return cls(path, _numbers(value), value, dimension=next(units, None), clears=others)
-        annotation = record.model_fields[steps[index]].annotation
-        kinds = [kind for kind in (annotation, *get_args(annotation)) if get_origin(kind) is Literal]
-        choices = [False, True] if annotation is bool else [word for kind in kinds for word in get_args(kind)]
-        if not choices:
-            help_text = f"give a number to begin with: --set {path}=VALUE"
-            words = f"--find {path}: {value!r} is no number and no choice"
-            raise InputError([Problem(words, help=help_text)])
-        return cls(path, choices, value, numeric=False)
+    def at(cls, path: str, study: StudySpec) -> _Unknown:
+        """What may be tried at a path for a study's one candidate.
+
+        Raises InputError for a path without numbers or choices.
+        """
+        return _INPUTS.get(path, _field)(path, Point(study))
+
+
+def _devices(path: str, point: Point) -> _Unknown:
+    """Powers of two in a node, then nodes in steps of an eighth to a fourth of their number."""
+    node = point.question.topology.devices_per_node
+    counts = [2**power for power in range((node - 1).bit_length())]
+    nodes = 1
+    while node * nodes <= MOST_DEVICES:
+        counts.append(node * nodes)
+        nodes += 1 << max(nodes.bit_length() - 3, 0)
+    return _Unknown(path, counts, point.num_devices)
+
+
+def _batch(_path: str, point: Point) -> _Unknown:
+    """The batches that a study with `auto` tries."""
+    grid = Target.of_study(point.study).grid(point.study.recipe.seq_length, point.num_devices)
+    clears = ("recipe.batch_size_per_device",)
+    return _Unknown("recipe.global_batch_size", grid, grid[0], turns_back=True, clears=clears)
+
+
+def _layout(path: str, point: Point) -> _Unknown:
+    """The planner's shortlist at the best batch."""
+    question = point.question
+    target = Target.of_study(point.study)
+    best = target.curve(question, target.batches(point.study, question)).best
+    planned = plan_layouts(question.at(best), shown=COARSE).shortlist
+    return _Unknown(path, [entry.layout_text for entry in planned], "", numeric=False)
+
+
+def _size(path: str, point: Point) -> _Unknown:
+    """Numbers of parameters around the model's."""
+    size = float(parameters(point.study.model).total)
+    return _Unknown(path, _numbers(size), size)
+
+
+def _target(path: str, point: Point) -> _Unknown:
+    """One of the fields that end a run, of which one is given: today's value is what that one comes to."""
+    study = point.study
+    target = Target.of_study(study)
+    ends = {
+        "recipe.tokens": target.d_min_tokens,
+        "recipe.tokens_per_parameter": target.d_min_tokens / parameters(study.model).total,
+        "recipe.target_loss": _loss(study, target),
+    }
+    given = getattr(study.recipe, path.removeprefix("recipe."))
+    today = ends[path] if given is None else given
+    return _Unknown(path, _numbers(today), today, clears=[other for other in ends if other != path])
+
+
+def _field(path: str, point: Point) -> _Unknown:
+    """Any other field: numbers around today's, or the choices that its type names."""
+    root, _, inner = path.partition(".")
+    parts = {"system": point.candidate.system, "runtime": point.runtime}
+    owner = parts.get(root, point.candidate if of_candidate(path) else point.study)
+    steps = (inner if root in parts else path).split(".")
+    count, record, index, value = reached(owner, ".".join(steps))
+    if count < len(steps):
+        names = [*getattr(type(value), "model_fields", ()), *([SIZE] * (root == "model"))]
+        help_text = did_you_mean(steps[count], names)
+        raise InputError([Problem(f"--find {path}: `{steps[count]}` is not a field", help=help_text)])
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
+        schema = str(model_of(record, steps[index]).model_json_schema())
+        units = (known for known in get_args(Dimension) if repr(quantity_pattern(known)) in schema)
+        return _Unknown(path, _numbers(value), value, dimension=next(units, None))
+    annotation = record.model_fields[steps[index]].annotation
+    kinds = [kind for kind in (annotation, *get_args(annotation)) if get_origin(kind) is Literal]
+    choices = [False, True] if annotation is bool else [word for kind in kinds for word in get_args(kind)]
+    if not choices:
+        help_text = f"give a number to begin with: --set {path}=VALUE"
+        raise InputError([Problem(f"--find {path}: {value!r} is no number and no choice", help=help_text)])
+    return _Unknown(path, choices, value, numeric=False)
+
+
+_INPUTS: Mapping[str, Callable[[str, Point], _Unknown]] = {
+    "devices": _devices,
+    **dict.fromkeys(BATCH_PATHS, _batch),
+    "layout": _layout,
+    SIZE: _size,
+    "recipe.tokens": _target,
+    "recipe.tokens_per_parameter": _target,
+    "recipe.target_loss": _target,
+}
+"""What may be tried at the paths that are more than a field."""
 
 
 def _numbers(today: float) -> list[Any]:
@@ -244,23 +298,12 @@ def _numbers(today: float) -> list[Any]:
     return sorted({max(1, round(value)) for value in known} if isinstance(today, int) else {*known, today})
 
 
-def _counts(node: int) -> list[int]:
-    """Numbers of devices: powers of two in a node; 4, 5, 6 and 7 times powers of two nodes, and fewer."""
-    nodes = {lead * 2**power / 4 for power in range(20) for lead in (4, 5, 6, 7)}
-    whole = (node * int(count) for count in nodes if count == int(count) and node * count <= MOST_DEVICES)
-    return sorted({*(2**power for power in range(10) if 2**power < node), *whole})
-
-
 # One candidate: what was tried, and where it turns.
 
 HALF, SURE = 0.5, 0.9
 """Shares of the joint draws."""
-LEAST_STEP, MOST_STEP = math.log(1.2), math.log(16.0)
-FLAT = 1e-3
-"""The log of a quantity that changes by less than this share of the input's log does not change."""
-ROUNDED = 1e-12
-"""What two logs of one value may differ by."""
-_LEAST = 1e-30
+LEAST_STEP, TWICE, MOST_STEP = math.log(1.2), math.log(2.0), math.log(16.0)
+_LEAST = np.finfo(float).tiny
 """In place of 0, of which there is no log."""
 NEAR = 4
 """Values on each side of the nearest one that are tried where the way to a solution ends."""
@@ -330,7 +373,7 @@ class Solved:
     solutions: tuple[Solution, ...]
     tried: Mapping[str, Sequence[Tried]]
     """By candidate, the values that were tried, ascending."""
-    unknowns: Mapping[str, Unknown] = field(repr=False)
+    unknowns: Mapping[str, _Unknown] = field(repr=False)
     """By candidate, what was to be found."""
     sweep: SweepResult = field(repr=False)
     """All points that were answered."""
@@ -354,9 +397,9 @@ class _Search:
     compared: dict[str, PointResult] = field(default_factory=dict)
     """What the rivals answer, which is asked once where the value is not theirs."""
 
-    def solved(self) -> tuple[list[Solution], list[Tried], Unknown]:
+    def solved(self) -> tuple[list[Solution], list[Tried], _Unknown]:
         """The solutions, all that was tried, and what was to be found."""
-        self.unknown = Unknown.at(self.find, self.study, self.study.candidates[0])
+        self.unknown = _Unknown.at(self.find, self.study)
         self.equal = any(condition.sense == "==" for condition in self.conditions)
         self.changer = Changer(self.catalog)
         self.logs = np.log(self.unknown.values) if self.unknown.numeric else np.empty(0)
@@ -440,14 +483,22 @@ class _Search:
     # Where it turns.
 
     def _stepped(self, index: int, step: float) -> int:
-        """The number of the value a step of the log away, at least the next one, and at most the last."""
-        found = int(np.searchsorted(self.logs, self.logs[index] + step - ROUNDED))
+        """The number of the value about a step of the log away, at least the next one; itself at an end."""
+        found = self._nearest(self.logs[index] + step)
         found = max(found, index + 1) if step > 0 else min(found, index - 1)
         return min(max(found, 0), len(self.logs) - 1)
 
-    def _turns(self, level: float) -> list[tuple[int, int]]:
-        """Neighbours of what was tried: the first meets the conditions, the second does not."""
-        met = {index: self.tried[index].miss(level) <= 0 for index in sorted(self.tried)}
+    def _nearest(self, log: float) -> int:
+        """The number of the value nearest to a log."""
+        return int(np.argmin(np.abs(self.logs - log)))
+
+    def _turns(self, level: float, *, refused: bool = True) -> list[tuple[int, int]]:
+        """Neighbours of what was tried: the first meets the conditions, the second does not.
+
+        What is `refused` meets none, or is passed over.
+        """
+        known = [index for index in sorted(self.tried) if refused or self.tried[index].misses is not None]
+        met = {index: self.tried[index].miss(level) <= 0 for index in known}
         return [
             (low, high) if met[low] else (high, low) for low, high in pairwise(met) if met[low] != met[high]
         ]
@@ -455,33 +506,37 @@ class _Search:
     def _walk(self, level: float) -> None:
         """Try values outward until the conditions turn, or no step helps."""
         steps = (0, 1, 2, 4, -1, -2, -4)
-        start = int(np.argmin(np.abs(self.logs - math.log(self.unknown.today))))
+        start = self._nearest(math.log(self.unknown.today))
         starts = self.tried or (self._stepped(start, step) if step else start for step in steps)
         if all(self._at(index).misses is None for index in starts):
             return
-        here = min(self.tried, key=lambda index: abs(self.tried[index].miss(level)))
         while not self._turns(level):
-            others = [index for index in self.tried if index != here and self.tried[index].misses is not None]
-            there = min(others, key=lambda index: abs(index - here), default=self._stepped(here, math.log(2)))
-            if there == here or self._at(there).misses is None:
-                there = self._stepped(here, -math.log(2))
-            now = self.tried[here].miss(level)
+            known = {index: row.miss(level) for index, row in self.tried.items() if row.misses is not None}
+            here = min(known, key=lambda index: abs(known[index]))
+            now = known[here]
+            # A nearer value may have another plan, which hides how the quantity grows.
+            far = [index for index in known if abs(self.logs[index] - self.logs[here]) > TWICE / 2]
+            if not far:
+                both = (self._stepped(here, step) for step in (TWICE, -TWICE))
+                far = [index for index in both if index != here and self._at(index).misses is not None][:1]
+            there = min(far, key=lambda index: abs(index - here), default=here)
             slope = (self._at(there).miss(level) - now) / (self.logs[there] - self.logs[here] or math.inf)
-            if not math.isfinite(slope) or abs(slope) < FLAT or self._turns(level):
+            if not slope or self._turns(level):
                 return
+            way = math.copysign(1.0, -now * slope)
+            edge = max(known, key=lambda index: way * index)
             step = min(max(1.05 * abs(now / slope), LEAST_STEP), MOST_STEP)
-            ahead = self._stepped(here, math.copysign(step, -now / slope))
-            known = set(self.tried)
-            while abs(ahead - here) > 1 and self._at(ahead).misses is None:
-                ahead = (ahead + here) // 2  # up to the last value that has a plan
-            ends = ahead in known or self._at(ahead).misses is None
-            if ends or (abs(self._at(ahead).miss(level)) > abs(now) and not self._turns(level)):
+            ahead = self._stepped(edge, way * step)
+            while abs(ahead - edge) > 1 and self._at(ahead).misses is None:
+                ahead = (ahead + edge) // 2  # up to the last value that has a plan
+            if ahead == edge:
+                return
+            if abs(self.logs[edge] - self.logs[here]) > TWICE or self._at(ahead).misses is None:
                 # The way ends or turns back: between its neighbours there may be a value that meets all.
                 near = range(max(here - NEAR, 0), min(here + NEAR + 1, len(self.unknown.values)))
                 for index in near if now > 0 else ():
                     self._at(index)
                 return
-            here = min(here, ahead, key=lambda index: abs(self.tried[index].miss(level)))
 
     def _refine(self, met: int, not_met: int, level: float) -> int:
         """The last value that meets the conditions, between one that does and one that does not."""
@@ -490,8 +545,7 @@ class _Search:
             low, high = self.tried[met].miss(level), self.tried[not_met].miss(level)
             halves = next(guesses) % 4 == 0 or not math.isfinite(high)
             goal = np.interp(0.5 if halves else low / (low - high), (0, 1), self.logs[[met, not_met]])
-            guess = int(np.searchsorted(self.logs, goal - ROUNDED))
-            guess = min(max(guess, min(met, not_met) + 1), max(met, not_met) - 1)
+            guess = min(max(self._nearest(goal), min(met, not_met) + 1), max(met, not_met) - 1)
             if self._at(guess).miss(level) <= 0:
                 met = guess
             else:
@@ -527,20 +581,41 @@ class _Search:
 
     def _turning(self, met: int, not_met: int) -> Solution:
         """The last value that meets the conditions, or the nearest where they ask for equality."""
-        best = self._refine(met, not_met, HALF)
-        if self.equal:
-            near = [index for index in self.tried if abs(index - best) <= 1]
-            best = min(near, key=lambda index: abs(self.tried[index].miss(HALF)))
-            return self._solution(best, range=self._range_at(best))
+        last = self._refine(met, not_met, HALF)
         way = 1 if not_met < met else -1
-        self._walk(SURE)
+        span = self._range(last, way)
+        if self.equal:
+            near = [index for index in self.tried if abs(index - last) <= 1]
+            best = min(near, key=lambda index: abs(self.tried[index].miss(HALF)))
+            return self._solution(best, range=span)
+        pair = self._turn(last, way, SURE, refused=True)
+        surely = self.tried[self._refine(*pair, SURE)].value if pair else None
+        return self._solution(last, side="or more" if way == 1 else "or less", surely=surely, range=span)
+
+    def _turn(self, last: int, way: int, level: float, *, refused: bool) -> tuple[int, int] | None:
+        """Where the conditions turn for a share of the draws as they do at `last` for half of them.
+
+        More draws meet them inward of `last`, fewer outward; the nearest turn of the same way is the one.
+        """
+        self._walk(level)
+        inward = 1 if level > HALF else -1
         pairs = [
-            pair for pair in self._turns(SURE) if (pair[0] - pair[1]) * way > 0 <= (pair[0] - best) * way
+            pair
+            for pair in self._turns(level, refused=refused)
+            if (pair[0] - pair[1]) * way > 0 <= (pair[0] - last) * way * inward
         ]
-        pairs.sort(key=lambda pair: abs(pair[0] - best))
-        surely = self.tried[self._refine(*pairs[0], SURE)].value if pairs else None
-        side = "or more" if way == 1 else "or less"
-        return self._solution(best, side=side, surely=surely, range=self._range_at(best))
+        return min(pairs, key=lambda pair: abs(pair[0] - last), default=None)
+
+    def _range(self, last: int, way: int) -> tuple[float, float] | None:
+        """The values that meet the conditions in 5 and in 95 % of the draws, between two with plans."""
+        ends = []
+        for level in (0.05, 0.95):
+            pair = self._turn(last, way, level, refused=False)
+            if pair is None:
+                return None
+            misses = [self.tried[index].miss(level) for index in pair]
+            ends.append(float(np.exp(np.interp(0.0, misses, self.logs[[*pair]]))))
+        return min(ends), max(ends)
 
     def _solution(self, index: int, **more: Any) -> Solution:
         """A value that meets the conditions."""
@@ -548,22 +623,6 @@ class _Search:
         surely = tried.value if tried.miss(SURE) <= 0 else None
         told = {"surely": surely, "quantity": tried.quantities, **more}
         return Solution(self.label, tried.value, self.unknown.text(tried.value), **told)
-
-    def _range_at(self, best: int) -> tuple[float, float] | None:
-        """The values that meet the conditions in 5 and in 95 % of the draws, by two that were tried."""
-        far = [index for index in self.tried if index != best and self.tried[index].misses is not None]
-        if not far:
-            return None
-        other = min(far, key=lambda index: (abs(index - best) == 1, abs(index - best)))
-        ends = []
-        for level in (0.05, 0.95):
-            here, there = self.tried[best].miss(level), self.tried[other].miss(level)
-            part = here / (here - there) if here != there else math.inf
-            far = part * (self.logs[other] - self.logs[best])
-            if not abs(far) < math.log(_REACH):
-                return None
-            ends.append(self.tried[best].value * math.exp(far))
-        return min(ends), max(ends)
 
     def _least(self) -> Solution:
         """The value that meets the conditions and makes the quantity least."""
@@ -628,7 +687,7 @@ def solve_study(
             progress(f"{len(outcomes)} of {len(searches)} candidates solved")
     solutions: list[Solution] = []
     tried: dict[str, list[Tried]] = {}
-    unknowns: dict[str, Unknown] = {}
+    unknowns: dict[str, _Unknown] = {}
     for number, search in enumerate(searches):
         outcome = outcomes[number]
         if isinstance(outcome, PerfsimError):

@@ -46,7 +46,7 @@ NOTABLE = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class _Tried:
     """One change, and what it makes of the step and of the time to the target."""
 
     change: str
@@ -69,7 +69,7 @@ class Explained:
     parts_s: Mapping[str, float]
     step_time_s: float
     time_s: float
-    tried: tuple[Tried, ...]
+    tried: tuple[_Tried, ...]
 
 
 def explain(spec: StudySpec, compare: Sequence[str] = ()) -> tuple[Explained, ...]:
@@ -87,11 +87,11 @@ def explain(spec: StudySpec, compare: Sequence[str] = ()) -> tuple[Explained, ..
             present_limits().in_time(lambda words=words: f"changes tried up to: {words}")  # type: ignore[misc]
             run = attempt(lambda change=change: best_plan(change().check()))  # type: ignore[misc]
             if isinstance(run, PerfsimError):
-                tried.append(Tried(words, reason=run.problems[0].message))
+                tried.append(_Tried(words, reason=run.problems[0].message))
                 continue
             time_s = target.time_of_run(run).time_s
             ratio = time_s / row.time_to_accuracy_s
-            tried.append(Tried(words, run.step_time_s, time_s, ratio, text_of(run.plan.layout)))
+            tried.append(_Tried(words, run.step_time_s, time_s, ratio, text_of(run.plan.layout)))
         explained.append(
             Explained(
                 row.label,
@@ -145,7 +145,7 @@ Path = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class _Change:
     """An input that differs, and what it alone does to each candidate of the first study."""
 
     path: str
@@ -180,7 +180,7 @@ class Difference:
 
     first: str
     second: str
-    changes: tuple[Change, ...]
+    changes: tuple[_Change, ...]
     candidates: tuple[_Moved, ...]
     missing: tuple[str, ...] = ()
     """Candidates without an answer in one of the two."""
@@ -201,13 +201,13 @@ def compare_studies(first: StudySpec, second: StudySpec) -> Difference:
     before = _slots(first)
     after = _slots(second)
     pairs = _pairs(before, after)
-    changes: list[Change] = []
+    changes: list[_Change] = []
     for path, was, becomes in changed:
         present_limits().in_time(lambda: f"{len(changes)} of {len(changed)} changes tried")
         moves = _ratios(old, path, becomes, before)
         ratios = tuple(None if isinstance(moves, str) else moves[index] for index, _, _ in pairs)
         reason = moves if isinstance(moves, str) else ""
-        changes.append(Change(_words(path), _text(was), _text(becomes), ratios, reason))
+        changes.append(_Change(_words(path), _text(was), _text(becomes), ratios, reason))
     moved = []
     for row, (_, one, other) in enumerate(pairs):
         known = [change.ratios[row] for change in changes]
@@ -375,7 +375,7 @@ def compare_answers(first: AnswerDocument, second: AnswerDocument) -> Difference
             inputs[f"{row.label}: batch"] = _text(side.global_batch_size)
             inputs[f"{row.label}: layout"] = ", ".join(f"{name} {side.layout.get(name)}" for name in names)
     changes = tuple(
-        Change(path, old.get(path, "none"), new.get(path, "none"))
+        _Change(path, old.get(path, "none"), new.get(path, "none"))
         for path in dict.fromkeys([*old, *new])
         if old.get(path) != new.get(path)
     )
