@@ -92,17 +92,24 @@ class StudyAnswer(StudyResult, Tabular):
 
     @property
     def best(self) -> Answer:
-        """The candidate that reaches the target first."""
-        return min(self.candidates, key=lambda candidate: candidate.time_to_accuracy_s)
+        """The candidate that is first on the wall."""
+        return called(self.decision.first, self.candidates)
 
     def ratio(self, candidate: str, over: str = "") -> RatioBand:
-        """The time of one candidate over the time of another (the best if absent), with its 90 % band.
+        """The time of one candidate over the time of another, with its 90 % band.
+
+        Without `over` it is over the first, on the wall and from the draws of the decision; else of healthy
+        steps.
 
         Candidates are named as `16 CS-2`, `128 A100-80GB`, `16 x cs-2` or by their whole label. Raises
         InputError with the labels for a name that fits none or several of them.
         """
         first = called(over, self.candidates) if over else self.best
-        return ratio_of(called(candidate, self.candidates), first)
+        row = called(candidate, self.candidates)
+        if first is self.best:
+            ratio = self.decision.outcomes[self.candidates.index(row)].ratio
+            return RatioBand(ratio.typical, ratio.low, ratio.high)
+        return ratio_of(row, first)
 
     @property
     def batch_curve(self) -> Rows:
@@ -135,7 +142,7 @@ class StudyAnswer(StudyResult, Tabular):
                 "num_devices": candidate.num_devices,
                 "layout": layout_short(candidate.layout),
                 **quantities(candidate, candidate.outcome),
-                "currency": None if self.decision is None else self.decision.currency,
+                "currency": self.decision.currency,
             }
             for candidate in self.candidates
         )

@@ -27,6 +27,8 @@ from perfsim.strategies import Plan
 Severity = Literal["serious", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 """Worst first."""
+Concern = Literal["step", "target", "memory", "question"]
+"""What a caveat is about: the time of a step, the tokens to the target, memory, or what was asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,49 +54,50 @@ class Caveat:
     @classmethod
     def of(cls, code: str, words: str, factor: float = 1.0) -> Caveat:
         """A caveat with the severity of its code; `factor` tells how far outside the published runs it is."""
-        severity = CODES[code]
+        severity, _ = CODES[code]
         if isinstance(severity, float):
             severity = "serious" if factor > severity else "warning"
         return cls(code, severity or "warning", words)
 
 
-CODES: Mapping[str, Severity | float | None] = {
-    "calibration-borrowed": "serious",
-    "device-outside": "serious",
-    "experts-outside": "serious",
-    "offload-outside": "serious",
-    "layout-unreleased": "warning",
-    "few-runs": None,
-    "release-peak": "serious",
-    "release-borrowed": "warning",
-    "precision-outside": "serious",
-    "memory-above-limit": "serious",
-    "zero3-ranks-outside": 2.0,
-    "devices-outside": 4.0,
-    "mfu-above-published": "warning",
-    "zero3-with-tensor": "warning",
-    "hidden-communication": 3.0,
-    "parameters-outside": 10.0,
-    "positions-outside": "warning",
-    "sequence-outside": "warning",
-    "shape-outside": "warning",
-    "micro-batch-outside": "warning",
-    "data-sheet-unread": "warning",
-    "link-borrowed": "warning",
-    "link-uncalibrated": "warning",
-    "input-assumed": "warning",
-    "sparsity-assumed": "warning",
-    "critical-batch-extrapolated": "warning",
-    "target-loss": "warning",
-    "batch-at-edge": "warning",
-    "cluster-scaled": None,
-    "as-of": "info",
-    "memory-tight": "info",
-    "batch-default": "info",
-    "layout-defaults": "info",
+CODES: Mapping[str, tuple[Severity | float | None, Concern]] = {
+    "calibration-borrowed": ("serious", "step"),
+    "device-outside": ("serious", "step"),
+    "experts-outside": ("serious", "step"),
+    "offload-outside": ("serious", "step"),
+    "layout-unreleased": ("warning", "step"),
+    "few-runs": (None, "step"),
+    "release-peak": ("serious", "step"),
+    "release-borrowed": ("warning", "step"),
+    "precision-outside": ("serious", "step"),
+    "memory-above-limit": ("serious", "memory"),
+    "zero3-ranks-outside": (2.0, "step"),
+    "devices-outside": (4.0, "step"),
+    "mfu-above-published": ("warning", "step"),
+    "zero3-with-tensor": ("warning", "step"),
+    "hidden-communication": (3.0, "step"),
+    "parameters-outside": (10.0, "step"),
+    "positions-outside": ("warning", "step"),
+    "sequence-outside": ("warning", "step"),
+    "shape-outside": ("warning", "step"),
+    "micro-batch-outside": ("warning", "step"),
+    "data-sheet-unread": ("warning", "step"),
+    "link-borrowed": ("warning", "step"),
+    "link-uncalibrated": ("warning", "step"),
+    "input-assumed": ("warning", "step"),
+    "sparsity-assumed": ("warning", "target"),
+    "critical-batch-extrapolated": ("warning", "target"),
+    "target-loss": ("warning", "target"),
+    "batch-at-edge": ("warning", "target"),
+    "cluster-scaled": (None, "step"),
+    "as-of": ("info", "question"),
+    "memory-tight": ("info", "memory"),
+    "batch-default": ("info", "question"),
+    "layout-defaults": ("info", "question"),
 }
 """All codes; of equal severity the earlier one is worse. A number is the factor outside the published runs
-above which a caveat is serious, a warning below; None: its severity depends on the run.
+above which a caveat is serious, a warning below; None: its severity depends on the run. Second, what the
+caveat is about.
 
 assumed: the one public ZeRO 3 run on three times as many ranks as any scored run takes 62 % longer than
 predicted, while errors by number of devices or by size of the model show no trend inside their ranges. Three

@@ -7,7 +7,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from html import unescape
@@ -23,7 +23,6 @@ from plotly.offline import get_plotlyjs, get_plotlyjs_version
 from perfsim.base.files import write_file
 from perfsim.report.draw import scale
 from perfsim.report.table import Table, markdown_text
-from perfsim.report.text import split_caveats
 from perfsim.version import __version__
 
 if TYPE_CHECKING:
@@ -134,18 +133,15 @@ class Page:
         return "\n\n".join(blocks) + "\n"
 
 
-def caveats_section(caveats: Sequence[SharedCaveat], quoted: str, told: str = "") -> list[Section]:
-    """The caveats that are not at the head of the page; nothing without any.
-
-    `quoted` is what the head says in its own words, `told` what it says without the machines concerned.
-    """
-    at_head = split_caveats(caveats, quoted or told)[0]
-    shown, others = split_caveats(caveats, quoted)
-    rest = [caveat for caveat in (*shown, *others) if caveat not in at_head]
-    rows = [("; ".join(caveat.machines), caveat.severity, caveat.text) for caveat in rest]
+def caveats_section(
+    caveats: Sequence[SharedCaveat], heading: str, lead: str, slug: str = ""
+) -> Iterator[Section]:
+    """Caveats that are not at the head of a page; nothing without any."""
+    rows = [("; ".join(caveat.machines), caveat.severity, caveat.text) for caveat in caveats]
     table = Table.of(("plan", "severity", "caveat"), rows)
-    lead = "Further reasons to trust a figure less, besides those above."
-    return [Section("Further caveats", lead, table=table, slug="caveats", short="Caveats")] if rest else []
+    name = "-".join(filter(None, ["caveats", slug]))
+    if rows:
+        yield Section(heading, lead, table=table, slug=name, short="Caveats", level=3 if slug else 2)
 
 
 def slugify(heading: str) -> str:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from perfsim.interop.chrome import StepTrace
+from perfsim.prediction.caveats import CODES, Concern
 from perfsim.prediction.disturbed import Resilience
 from perfsim.report import study_figures, text
 from perfsim.report.document import document_text, plain
 from perfsim.report.page import Page, Section, caveats_section, slugify
-from perfsim.report.study_figures import leaders
 from perfsim.report.table import Cell, Field, Table
 from perfsim.specs.prices import NOT_GIVEN
 from perfsim.studies.answers import (
@@ -27,8 +27,8 @@ from perfsim.studies.answers import (
     Spread,
     StudyResult,
 )
-from perfsim.studies.decision import amount, chance, verb
-from perfsim.studies.trust import confidence
+from perfsim.studies.decision import amount, chance
+from perfsim.studies.trust import LEAST_TURN, SharedCaveat
 from perfsim.version import __version__
 
 MOST_CANDIDATES = 24
@@ -38,35 +38,34 @@ _MOST_INFEASIBLE = 6
 _HIDDEN = 0.98
 """A step that is less than this share of the device's slowdown longer hides a part of the delay."""
 _ON_A_PAGE = (
-    "machine", "time", "time in production", "steps", "batch", "step", "tokens/s", "tokens/s per device",
+    "machine", "on the wall", "steps", "batch", "step", "tokens/s", "tokens/s per device",
     "MFU", "HFU", "bubble", "exposed communication", "memory", "share of the memory", "strategy", "settings",
 )  # fmt: skip
-"""What a page shows of each candidate; its decision has the times on the wall."""
-_ON_A_TERMINAL = ("machine", "layout", "batch", "step", "MFU", "memory", "steps", "time", "wall")
+"""What a page shows of each candidate; its decision has the time of the healthy steps."""
+_ON_A_TERMINAL = ("machine", "layout", "batch", "step", "MFU", "memory", "steps", "on the wall")
 
 # What page and terminal share.
 
 
-def _candidates_table(named: Sequence[text.Named], decision: Decision | None = None) -> Table:
+def _candidates_table(named: Sequence[text.Named], decision: Decision) -> Table:
     """A row for each candidate, every column in one unit; the best time, rate and MFU marked."""
     shown = [candidate for _, candidate in named]
-    unit = text.TIME.of(own.time_to_accuracy_s for own in shown)
+    walls = {own.label: own.wall_s for own in decision.outcomes}
+    unit = text.TIME.of([walls[decision.first].typical])
     step = text.TIME.of([max((own.step_time_s for own in shown), default=1.0)])
     memory = text.MEMORY.of(own.memory_capacity_bytes for own in shown)
-    walls_s = {own.label: own.wall_s.typical for own in decision.outcomes} if decision else {}
-    first_s = min((own.time_to_accuracy_s for own in shown), default=math.inf)
     most = {
         name: max((getattr(own, name) for own in shown), default=math.inf) for name in ("tokens_per_s", "mfu")
     }
     compared = len(shown) > 1
 
     def is_first(own: Answer) -> bool:
-        return own.time_to_accuracy_s == first_s < math.inf
+        return own.label == decision.first
 
-    def time(c: text.Named) -> Cell:
-        time_s = c.own.time_to_accuracy_s
-        band_s = c.own.time_to_accuracy_band_s if math.isfinite(time_s) else None
-        return Cell(time_s, band_s, mark=compared and is_first(c.own))
+    def wall(c: text.Named) -> Cell:
+        spread = walls[c.own.label]
+        band_s = (spread.low, spread.high) if math.isfinite(spread.typical) else None
+        return Cell(spread.typical, band_s, mark=compared and is_first(c.own))
 
     def best(name: str, c: text.Named) -> Cell:
         value = getattr(c.own, name)
@@ -82,9 +81,7 @@ def _candidates_table(named: Sequence[text.Named], decision: Decision | None = N
             "MFU": (text.PERCENT, partial(best, "mfu")),
             "memory": (memory, lambda c: c.own.peak_memory_bytes),
             "steps": (text.Unit("thousand", 1e3), lambda c: c.own.steps),
-            "time": (unit, time),
-            "wall": (unit, lambda c: walls_s.get(c.own.label)),
-            "time in production": (unit, lambda c: Cell(c.own.production_time_s, c.own.production_band_s)),
+            "on the wall": (unit, wall),
             "tokens/s": (text.COUNT, partial(best, "tokens_per_s")),
             "tokens/s per device": (text.COUNT, lambda c: c.own.tokens_per_s / max(c.own.num_devices, 1)),
             "HFU": (text.PERCENT, lambda c: c.own.hfu),
@@ -115,26 +112,6 @@ def inputs_section(assumptions: Sequence[Assumption]) -> Section:
     fold = f"{len(assumptions)} inputs"
     heading = "Assumptions and sources"
     return Section(heading, lead, table=table, fold=fold, slug="assumptions", short="Assumptions")
-
-
-def _headline(result: StudyResult) -> str:
-    """Who is first and when, and how many times as long the next machine takes; empty where none arrives."""
-    if not (named := leaders(result)):
-        return ""
-    (name, first), *others = named
-    unit = text.TIME.of(candidate.time_to_accuracy_s for candidate in result.candidates)
-    time = unit.text(first.time_to_accuracy_s, first.time_to_accuracy_band_s)
-    if not others:
-        return f"{name} {verb(first.num_devices, 'reach', 'reaches')} the target in {time}."
-    ((rival_name, rival),) = others
-    least, most = result.ratio_bands.get(rival.label, (math.nan, math.nan))
-    ratio = rival.time_to_accuracy_s / first.time_to_accuracy_s
-    open_order = ", so the order is not certain" if least <= 1 else ""
-    return (
-        f"{name} {verb(first.num_devices, 'finish', 'finishes')} first, in {time}. "
-        f"{rival_name} {verb(rival.num_devices, 'take', 'takes')} {ratio:.2f} times as long "
-        f"({least:.2f} to {most:.2f}){open_order}."
-    )
 
 
 def _wall_sentence(candidates: Sequence[Answer]) -> str:
@@ -168,29 +145,46 @@ def study_lines(result: StudyResult) -> list[str]:
         f"{result.title}: {result.model}, {text.large(result.num_parameters)} parameters, "
         f"{text.large(result.target_tokens)} tokens at small batch"
     )
-    fastest = sorted(result.candidates, key=lambda own: own.time_to_accuracy_s)[:MOST_CANDIDATES]
+    fastest = sorted(result.candidates, key=_wall_s(result))[:MOST_CANDIDATES]
     kept = [text.Named(own.label, own) for own in result.candidates if own in fastest][:MOST_CANDIDATES]
-    names = _ON_A_TERMINAL if result.decision else _ON_A_TERMINAL[:-1]
-    table = _candidates_table(kept, result.decision).only(*names)
+    table = _candidates_table(kept, result.decision).only(*_ON_A_TERMINAL)
     # The first has the only mark.
     rows = [[row[0], *(replace(cell, mark=False) for cell in row[1:])] for row in table.rows]
     left_out = len(result.candidates) - MOST_CANDIDATES
-    decided = result.decision.sentence if result.decision is not None else ""
     return [
         *text.paragraphs(heading),
         "",
         *replace(table, rows=rows, caption="").lines(),
         *([f"... {left_out} slower candidates in the report"] if left_out > 0 else []),
         *text.paragraphs(*_notes(result)),
-        *text.caveat_lines(result.caveats, result.verdict + decided),
+        *text.caveat_lines(_at_head(result), len(result.caveats)),
         "",
-        *text.paragraphs(decided, result.verdict),
+        *text.paragraphs(result.verdict, *_grounds(result)),
     ]
+
+
+def _wall_s(result: StudyResult) -> Callable[[Answer], float]:
+    """A candidate's time on the wall."""
+    walls_s = {own.label: own.wall_s.typical for own in result.decision.outcomes}
+    return lambda own: walls_s[own.label]
+
+
+def _grounds(result: StudyResult) -> Iterator[str]:
+    """What stands behind the verdict, a line each."""
+    for name, words in result.grounds.items():
+        yield f"{text.capital(name)}: {words}"
+
+
+def _at_head(result: StudyResult) -> list[SharedCaveat]:
+    """The caveats that stand with the verdict: those that could turn it, or a lone candidate's worst."""
+    if not result.decision.rival:
+        return text.split_caveats(result.caveats, "")[0]
+    return [own for own in result.caveats if own.turns >= LEAST_TURN or own.code in text.ALWAYS]
 
 
 def _notes(result: StudyResult) -> Iterator[str]:
     """What to know of the candidates in the table."""
-    yield "* first at the target; all figures are at each candidate's own best batch"
+    yield "* first; each candidate at its own best batch; in parentheses 90 % ranges"
     frameworks: dict[str, dict[str, None]] = {}
     for own in result.candidates:
         if own.training:
@@ -227,31 +221,28 @@ def _notes(result: StudyResult) -> Iterator[str]:
 def study_page(result: StudyResult, *, trace_names: Sequence[str] = ()) -> Page:
     """The report of a study, with the candidates' traces in files of these names next to it."""
     named = text.named(result.candidates)
-    headline = _headline(result)
-    decided = result.decision.sentence if result.decision else ""
-    trust = text.capital(confidence(result.caveats))
-    # Headline, trust and decision say together what the verdict says.
-    verdict = "" if headline and decided else result.verdict
-    dated = "" if verdict or result.eras is None else result.eras.sentence
     sections = [
         _why(result),
         _candidates(result),
         *_ranks(result),
         *_decision(result),
         study_figures.batch(result),
+        *_caveats(result, "target", "the tokens to the target"),
         *_laws(result),
         *study_figures.over_dates(result),
         *study_figures.bridge(result),
         study_figures.step(result),
+        *_caveats(result, "step", "the time of a step"),
         _whole_run(result),
         study_figures.memory(result),
+        *_caveats(result, "memory", "memory"),
         study_figures.network(result),
         *study_figures.rooflines(named),
         *study_figures.timelines(named, trace_names),
         *study_figures.tornados(result.decision),
         *_resilience(result),
-        *caveats_section(result.caveats, verdict, trust),
         *_basis(result),
+        *_caveats(result, "question", "the question"),
     ]
     kept = {"verdict", "time-to-accuracy", "step-time", "memory"}
     wall = text.capital(_wall_sentence(result.candidates))
@@ -260,34 +251,36 @@ def study_page(result: StudyResult, *, trace_names: Sequence[str] = ()) -> Page:
         result.title,
         [own for own in sections if own.table is None or own.table.rows or own.anchor in kept],
         result.question,
-        headline,
-        " ".join(filter(None, [verdict, decided, dated])),
-        trust,
-        _scale(result),
+        result.verdict,
+        "\n".join(_grounds(result)),
+        scale=_scale(result),
         note=f"{note} {wall}." if wall else note,
-        caveats=text.split_caveats(result.caveats, verdict or trust)[0],
+        caveats=_at_head(result),
         command=result.command,
         digest=result.inputs_digest,
     )
 
 
+def _caveats(result: StudyResult, concern: Concern, words: str) -> Iterator[Section]:
+    """The caveats of one concern that are not at the head of the page."""
+    rest = [own for own in result.caveats if own not in _at_head(result) and CODES[own.code][1] == concern]
+    yield from caveats_section(rest, f"Caveats of {words}", "These alone hardly turn the order.", concern)
+
+
 def _scale(result: StudyResult) -> Table:
-    """All candidates, fastest first, with what else they take."""
-    notes = {}
-    if decision := result.decision:
-        for outcome in decision.outcomes:
-            money = [amount(outcome.money, decision.currency)] if outcome.money else []
-            notes[outcome.label] = "; ".join([f"{text.duration(outcome.wall_s.typical)} on the wall", *money])
-    first = next((own for _, own in leaders(result)), None)
+    """All candidates, fastest first, with what they cost."""
+    decision = result.decision
+    taken = {own.label: own for own in decision.outcomes}
 
     def time(c: text.Named) -> Cell:
-        own = c.own
-        band_s = own.time_to_accuracy_band_s
-        return Cell(own.time_to_accuracy_s, band_s, notes.get(own.label, ""), own is first)
+        own = taken[c.own.label]
+        money = amount(own.money, decision.currency) if own.money else ""
+        return Cell(own.wall_s.typical, (own.wall_s.low, own.wall_s.high), money, own.label == decision.first)
 
+    by_time = _wall_s(result)
     return Table.each(
-        sorted(text.named(result.candidates), key=lambda c: c.own.time_to_accuracy_s),
-        {"candidate": (None, "name"), "Time to the target": (text.TIME, time)},
+        sorted(text.named(result.candidates), key=lambda c: by_time(c.own)),
+        {"candidate": (None, "name"), "Time on the wall to the target": (text.TIME, time)},
     )
 
 
@@ -329,7 +322,7 @@ def _ranks(result: StudyResult) -> Iterator[Section]:
             "candidate": (None, lambda row: row[0]),
             "rank": (None, lambda row: row[2].rank),
             "step": (text.TIME, lambda row: Cell(row[2].step_time_s, row[2].band_s)),
-            "time to the target": (
+            "healthy steps to the target": (
                 text.TIME,
                 lambda row: row[1].time_to_accuracy_s * row[2].step_time_s / row[1].step_time_s,
             ),
@@ -353,12 +346,10 @@ def _candidates(result: StudyResult) -> Section:
     perturbed = text.capital(_perturbed_line(result))
     words = [lead, *([f"{perturbed}."] if perturbed else [])]
     words += [f"Not possible: {item.label}: {item.reason}." for item in result.infeasible]
-    produced = any(candidate.production for candidate in result.candidates)
-    names = [name for name in _ON_A_PAGE if produced or name != "time in production"]
     return Section(
         "The candidates in figures",
         " ".join(words),
-        table=_candidates_table(text.named(result.candidates)).only(*names).turned(),
+        table=_candidates_table(text.named(result.candidates), result.decision).only(*_ON_A_PAGE).turned(),
         slug="verdict",
         short="Candidates",
     )
@@ -367,8 +358,6 @@ def _candidates(result: StudyResult) -> Section:
 def _decision(result: StudyResult) -> Iterator[Section]:
     """When, for how much and how surely: a column for each candidate, the most probable first marked."""
     decision = result.decision
-    if decision is None:
-        return
     outcomes = decision.outcomes
     names = {own.label: c.name for own, c in zip(outcomes, text.named(result.candidates), strict=True)}
     unit = text.TIME.of([min(own.wall_s.typical for own in outcomes)])
@@ -381,9 +370,8 @@ def _decision(result: StudyResult) -> Iterator[Section]:
     most = max(own.first for own in outcomes)
     columns: dict[str, Field[Outcome]] = {
         "": (None, lambda own: names[own.label]),
-        "steps": (unit, lambda own: _spread(own.steps_s)),
-        "on the wall": (unit, lambda own: _spread(own.wall_s)),
-        "which holds": (None, "basis"),
+        "healthy steps alone": (unit, lambda own: _spread(own.steps_s)),
+        "time on the wall holds": (None, "basis"),
         "first with a probability of": (likely, lambda own: Cell(own.first, mark=own.first == most)),
         "device-hours": (text.LARGE, lambda own: _spread(own.device_hours)),
         "energy": (text.Unit("MWh", 1e3), lambda own: _spread(own.energy_kwh)),
@@ -395,7 +383,7 @@ def _decision(result: StudyResult) -> Iterator[Section]:
     gaps = dict.fromkeys(gap for own in outcomes for gap in own.not_given)
     table = Table.each(outcomes, columns, f"Not given: {', '.join(gaps)}." if gaps else "").turned()
     lead = (
-        "Helps to decide when, for how much and how surely. Typical values with 90 % intervals from "
+        "Helps to decide for how much and how surely. Typical values with 90 % intervals from "
         f"{text.integer(decision.draws)} draws (seed {decision.seed}); candidates share the draws of what "
         "they have in common."
     )
@@ -435,8 +423,8 @@ def _laws(result: StudyResult) -> Iterator[Section]:
         agree = f"They disagree on who is first: {', '.join(firsts)}."
     lead = (
         f"Helps to see whether the choice of law decides the answer. {agree} The first row is the study's "
-        "law; Kaplan's takes the loss of its own corpus. A star marks who is first; only batches that were "
-        "tried count."
+        "law; Kaplan's takes the loss of its own corpus. Times are of healthy steps; a star marks who is "
+        "first; only batches that were tried count."
     )
     unit = text.TIME.of(row.time_s for answer in result.laws for row in answer.rows)
     times = dict.fromkeys(names.values(), unit)

@@ -20,15 +20,15 @@ from perfsim.report.page import Section
 from perfsim.report.table import Cell, Table
 from perfsim.studies.answers import Answer, Decision, Eras, Lever, Spread, StudyResult
 from perfsim.studies.batches import BatchPoint
-from perfsim.studies.decision import first_and_rival
 from perfsim.studies.timeline import TimelineBar, grouped
+from perfsim.studies.verdict import pair_of
 from perfsim.work.graph import computes
 
 
 def leaders(result: StudyResult) -> list[text.Named]:
     """The first at the target and its rival under their names; fewer where there are not two."""
     names = {id(own): name for name, own in text.named(result.candidates)}
-    pair = first_and_rival(result.candidates) or ()
+    pair = pair_of(result.candidates, result.decision)
     return [text.Named(names[id(own)], own) for own in pair if own is not None]
 
 
@@ -65,11 +65,11 @@ def batch(result: StudyResult) -> Section:
             "time": (text.TIME.of(own.time_to_accuracy_s for own in result.candidates), time),
             "layout": (None, lambda pair: text.layout_long(pair[1].layout)),
         },
-        "Time to the target at each batch; the best batch of each candidate is marked.",
+        "Time of the healthy steps to the target at each batch; the best batch of each candidate is marked.",
     )
     told = ("batch (sequences)", "time")
     drawn = _batch_curves(table, result)
-    heading = "Time to the target by batch"
+    heading = "Healthy steps to the target by batch"
     return Section(heading, lead, drawn, table, told, slug="time-to-accuracy", short="Batch")
 
 
@@ -105,10 +105,10 @@ def _batch_curves(table: Table, result: StudyResult) -> go.Figure:
     unit = table.unit("time").name
     y_ends = draw.ends([end for band in table.bands("time") for end in band], 1.15)
     return draw.figure(
-        f"Time to the target ({unit}) by global batch (tokens)",
+        f"Time of healthy steps to the target ({unit}) by global batch (tokens)",
         traces,
         draw.log_axis("global batch (tokens)", x_ends, x_ends),
-        draw.log_axis(f"time to the target ({unit})", y_ends, y_ends),
+        draw.log_axis(f"healthy steps ({unit})", y_ends, y_ends),
         500,
         shapes=shapes,
         annotations=notes,
@@ -682,10 +682,8 @@ _LEVER_UNITS = {
 """Other units are written as they are."""
 
 
-def tornados(decision: Decision | None) -> Iterator[Section]:
+def tornados(decision: Decision) -> Iterator[Section]:
     """What would change the order, in time and in money."""
-    if decision is None:
-        return
     if decision.levers:
         yield replace(
             _tornado("time on the wall", decision, decision.levers, decision.ratio),
@@ -723,6 +721,7 @@ def _tornado(quantity: str, decision: Decision, levers: Sequence[Lever], ratio: 
             "ratio at low": (text.NUMBER, "ratio_at_low"),
             "ratio at high": (text.NUMBER, "ratio_at_high"),
             "order flips at": (text.NUMBER, flips),
+            "standard deviations away": (text.Unit(digits="{:.1f}".format), "distance"),
         },
         f"Ratio: {quantity} of {decision.rival} over that of {decision.first}. One input is moved at a "
         "time; never: not within three standard deviations.",

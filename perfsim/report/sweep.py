@@ -83,12 +83,13 @@ def sweep_lines(result: SweepResult) -> list[str]:
         left_out = "more points are in the report, all slower."
     more = len(table.rows) - len(rows)
     caption = " ".join([table.caption, *([f"{more} {left_out}"] if more else [])])
-    shown = replace(table, rows=rows, caption=caption).only(*names).grouped()
+    points = replace(table, rows=rows, caption=caption).only(*names).grouped()
+    shown, rest = text.split_caveats(result.caveats, result.verdict)
     return [
         *text.paragraphs(f"{result.sweep.spec.title} ({count})"),
         "",
-        *(shown.lines() if result.feasible else []),
-        *text.caveat_lines(result.caveats, result.verdict),
+        *(points.lines() if result.feasible else []),
+        *text.caveat_lines(shown, len(shown) + len(rest)),
         "",
         *text.paragraphs(" ".join([result.verdict, *_production_notes(result.feasible)])),
     ]
@@ -111,7 +112,9 @@ def sweep_page(result: SweepResult) -> Page:
     sections = []
     if result.feasible:
         sections = [*drawn(result), *_policies(result), *_differences(result)]
-    sections += caveats_section(result.caveats, result.verdict)
+    at_head, rest = text.split_caveats(result.caveats, result.verdict)
+    lead = "Further reasons to trust a figure less, besides those above."
+    sections += caveats_section(rest, "Further caveats", lead)
     sections.append(_all_points(result))
     sections.append(inputs_section(result.assumptions))
     scale, note = (None, "") if result.changes and not result.scalings else _scale(result)
@@ -127,7 +130,7 @@ def sweep_page(result: SweepResult) -> Page:
         text.capital(confidence(result.caveats)),
         scale if scale is not None and len(scale.rows) > 1 else None,
         note=" ".join(filter(None, [note, *_production_notes(result.feasible)])),
-        caveats=text.split_caveats(result.caveats, result.verdict)[0],
+        caveats=at_head,
         command=result.command,
         digest=result.inputs_digest,
     )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from perfsim.base.units import DAY_S
 from perfsim.specs.layout import AXES
+from perfsim.studies.answers import short_names
 
 if TYPE_CHECKING:
     from perfsim.engine.trace import Simulated
@@ -245,9 +246,8 @@ class Named(NamedTuple):
 
 def named(candidates: Sequence[Answer]) -> list[Named]:
     """Each candidate behind its machine where no other has the same, else its label, numbered if need be."""
-    machines = [candidate.machine for candidate in candidates]
-    names = [own.machine if machines.count(own.machine) == 1 else own.label for own in candidates]
-    return list(map(Named, numbered(names, "{} ({})"), candidates))
+    short = short_names(candidates)
+    return list(map(Named, numbered((short[own.label] for own in candidates), "{} ({})"), candidates))
 
 
 def numbered(names: Iterable[str], again: str) -> list[str]:
@@ -306,8 +306,8 @@ def paragraphs(*prose: str, width: int = 0, indent: str = "") -> list[str]:
 
 MOST_AT_HEAD = 3
 """Caveats at the head of an answer; more only where more are serious, or are of `ALWAYS`."""
-ALWAYS = ("cluster-scaled",)
-"""Codes of caveats without which the figures are misread, whatever their severity."""
+ALWAYS = ("cluster-scaled", "memory-above-limit")
+"""Codes of caveats without which the figures are misread, whatever they can do to the order."""
 
 
 def split_caveats(
@@ -325,13 +325,12 @@ def split_caveats(
     return shown, [caveat for caveat in left if caveat not in shown]
 
 
-def caveat_lines(caveats: Sequence[SharedCaveat], verdict: str) -> list[str]:
-    """The worst caveats on a terminal, serious ones in full, and how many more the report has."""
-    shown, rest = split_caveats(caveats, verdict)
+def caveat_lines(shown: Sequence[SharedCaveat], count: int) -> list[str]:
+    """Caveats on a terminal, serious ones in full, and how many more of `count` the report has."""
     said = [
         f"{caveat.severity}: {'; '.join(caveat.machines)}: "
         f"{caveat.text if caveat.severity == 'serious' else caveat.headline}"
         for caveat in shown
     ]
-    more = [f"... {counted(len(rest), 'more caveat')} in the report"] if rest else []
-    return [*paragraphs(*said), *more]
+    more = f"... {counted(count - len(shown), 'more caveat')} in the report"
+    return [*paragraphs(*said), *([more] if count > len(shown) else [])]

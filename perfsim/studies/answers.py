@@ -243,6 +243,12 @@ class PointResult(Point):
         return next((self.setting(path) for path in BATCH_PATHS if path in self.settings), "")
 
 
+def short_names(rows: Sequence[Answer]) -> dict[str, str]:
+    """By label, the machine of each row where no other row has it, else the label."""
+    machines = [row.machine for row in rows]
+    return {row.label: row.machine if machines.count(row.machine) == 1 else row.label for row in rows}
+
+
 Called = TypeVar("Called", Answer, Point)
 
 
@@ -350,6 +356,10 @@ class Outcome:
     """Probability that no other candidate costs less; None unless all have a price."""
     not_given: tuple[str, ...]
     """Inputs without which a figure is None."""
+    ratio: Spread
+    """Its time on the wall over that of the first, from the same draws."""
+    turns: float
+    """Probability that another would be first where only the error of its step time is drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,6 +382,8 @@ class Lever:
     """The ratio with the input at its upper end."""
     flips_at: float | None
     """The nearest value at which both take as much; None within three standard deviations."""
+    distance: float | None = None
+    """How far that is from the typical value, in standard deviations of the input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,8 +410,6 @@ class Decision:
     """Number of draws."""
     currency: str
     """Currency of all money."""
-    sentence: str
-    """The decision in words."""
     outcomes: tuple[Outcome, ...]
     first: str
     """Label of the candidate that is first on the wall."""
@@ -408,7 +418,9 @@ class Decision:
     ratio: Spread | None
     """Time on the wall of the rival over that of the first."""
     sure: float
-    """Probability that the first is earlier than the rival."""
+    """Probability that the first is first of all."""
+    turns: float
+    """Probability that it would not be where only the critical batch and the tokens are drawn."""
     levers: tuple[Lever, ...]
     """The inputs that move the ratio, most first."""
     break_even: tuple[BreakEven, ...]
@@ -497,7 +509,7 @@ class Era:
     newest: str
     """The newest part of either."""
     first_s: float
-    """Time to the target of the one that is first in the study."""
+    """Time on the wall of the one that is first in the study."""
     rival_s: float
     """Time of its rival."""
     ratio: float
@@ -558,9 +570,13 @@ class StudyResult:
     """90 % band of the critical batch."""
     candidates: tuple[Answer, ...]
     verdict: str
-    """The comparison of the candidates in words, with a range."""
+    """Who is first, with what probability, when, and by how much, in one sentence."""
+    decision: Decision
+    """When, how much and how sure."""
+    grounds: Mapping[str, str] = field(default_factory=dict)
+    """Why, what it rests on, what it costs, and another reading where one differs; each a line."""
     caveats: tuple[SharedCaveat, ...] = ()
-    """The caveats of all candidates, each once, worst first."""
+    """The caveats of all candidates, each once, those first that could turn the order."""
     infeasible: tuple[Infeasible, ...] = ()
     """Candidates without a plan, with the reason."""
     ratio_bands: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -577,8 +593,6 @@ class StudyResult:
     """The perturbations of the candidates' steps; empty if there are none."""
     laws: tuple[LawAnswer, ...] = ()
     """The study's law of the critical batch first, then the others."""
-    decision: Decision | None = None
-    """When, how much and how sure."""
     eras: Eras | None = None
     """The first two on equal dates; None where they are hardly apart and no day was asked about."""
     command: str = ""

@@ -1,7 +1,7 @@
 """Who is first, by how much, how surely, and what would change it: the one place that decides.
 
-`verdict` compares times of healthy steps in closed form. `decide` draws everything that a study is not sure
-of, and compares times on the wall and money. `laws_side_by_side` asks every law of the critical batch.
+`decide` draws everything that a study is not sure of, and compares times on the wall and money;
+`studies/verdict.py` says it in words. `laws_side_by_side` asks every law of the critical batch.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
 
 import numpy as np
 
 from perfsim.base.errors import PerfsimError
 from perfsim.base.units import DAY_S
-from perfsim.convergence.bill import Bill, Rates
+from perfsim.convergence.bill import YEAR_S, Bill, Rates
 from perfsim.convergence.critical_batch import LawInputs, critical_batch, steps
 from perfsim.convergence.laws import KAPLAN
 from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy
@@ -38,25 +37,6 @@ from perfsim.studies.answers import (
 )
 from perfsim.studies.batches import Target, counted
 from perfsim.studies.spec import Point, StudySpec
-from perfsim.studies.trust import confidence, shared_caveats
-
-Row = TypeVar("Row", bound=Answer)
-
-# Healthy steps in closed form.
-
-
-def first_and_rival(candidates: Sequence[Row]) -> tuple[Row, Row | None] | None:
-    """The fastest to the target, and whom to compare it with; None where nobody arrives.
-
-    The rival is the fastest with another strategy or system, else the fastest with another plan.
-    """
-    arriving = [row for row in candidates if math.isfinite(row.time.time_s)]
-    if not arriving:
-        return None
-    first, *others = sorted(arriving, key=lambda row: row.time.time_s)
-    others = [row for row in others if _plan_of(row) != _plan_of(first)]
-    unlike = [row for row in others if (row.strategy, row.system) != (first.strategy, first.system)]
-    return first, next(iter([*unlike, *others]), None)
 
 
 def _plan_of(row: Answer) -> str:
@@ -71,48 +51,13 @@ def ratio_of(row: Answer, first: Answer) -> RatioBand:
     return row.time.ratio_to(first.time, same_machine=row.system == first.system)
 
 
-def ratio_bands(candidates: Sequence[Answer]) -> dict[str, tuple[float, float]]:
-    """By candidate label, the 90 % band of the ratio of its time to the fastest candidate's."""
-    first = min(candidates, key=lambda row: row.time.time_s)
-    bands = {row.label: ratio_of(row, first) for row in candidates}
-    return {label: (band.low, band.high) for label, band in bands.items()}
-
-
-def verdict(candidates: Sequence[Answer]) -> str:
-    """Who is first, by how much and why, with the range of the ratio and the worst caveat."""
-    pair = first_and_rival(candidates)
-    if pair is None:
-        return "No candidate reaches the target."
-    first, rival = pair
-    reach = verb(first.num_devices, "reach", "reaches")
-    alike = [row.label for row in candidates if row is not first and _plan_of(row) == _plan_of(first)]
-    said = f"; the same layout answers {', '.join(alike)}" if alike else ""
-    trust = confidence(shared_caveats([first] if rival is None else [first, rival]))
-    trust = f"; {trust}" if trust else ""
-    unit, scale = time_unit(first.time.time_s)
-    days = f"{first.time.time_s / scale:.1f} {unit}"
-    if rival is None:
-        low, high = (bound / scale for bound in first.time.band_s)
-        return f"{first.label} {reach} the target in {days} ({low:.1f} to {high:.1f}){said}{trust}."
-    band = ratio_of(rival, first)
-    if not band.decided:
-        said += "; the range includes 1, so the order is not certain"
-    tokens = rival.time.examples_tokens / first.time.examples_tokens
-    needed = f"{tokens:.2f} times fewer tokens" if tokens > 1 else f"{1 / tokens:.2f} times more tokens"
-    return (
-        f"{first.label} {reach} the target first, in {days}: {band.ratio:.2f} times ({band.low:.2f} to "
-        f"{band.high:.2f}) faster than {rival.label} with {rival.time.time_s / scale:.1f} {unit}{said}"
-        f"{trust}. Why: {first.tokens_per_s / rival.tokens_per_s:.2f} times its tokens a "
-        f"second (MFU {100 * first.mfu:.0f} % against {100 * rival.mfu:.0f} %) and "
-        f"{'as many tokens' if round(tokens, 2) == 1.0 else needed} to the target (batch "
-        f"{first.time.batch_tokens / 1e6:.1f} M against {rival.time.batch_tokens / 1e6:.1f} M tokens)."
-    )
-
-
 # A candidate as far as its time and its bill depend on what is not known.
 
 SEEDS = "seeds of "
 """Begins the name of the input that is a run's own luck."""
+SPEED = "step time of "
+"""Begins the name of an error of a step time."""
+_OF_TARGET = ("tokens to the target", "critical batch")
 POINT_DRAWS = 1000
 """Draws for each point of a sweep, of which there may be many thousands."""
 
@@ -142,6 +87,11 @@ class Option:
             return "steps at the rate of production"
         return "healthy steps alone"
 
+    @property
+    def of_speed(self) -> tuple[str, str]:
+        """The names of its inputs that are errors of the step time: of its kind of machine, and its own."""
+        return f"{SPEED}{self.system}, shared", f"{SPEED}{self.plan}"
+
     @cached_property
     def inputs(self) -> Mapping[str, Uncertain]:
         """Everything that its times and its bill depend on, by name."""
@@ -151,8 +101,8 @@ class Option:
         unshared = math.log1p(time.unshared_error)
         shared = math.exp(math.sqrt(max(total**2 - unshared**2, 0.0)))
         inputs = [
-            _factor(f"step time of {self.system}, shared", shared),
-            _factor(f"step time of {self.plan}", math.exp(min(unshared, total))),
+            _factor(self.of_speed[0], shared),
+            _factor(self.of_speed[1], math.exp(min(unshared, total))),
             _factor("tokens to the target", 1.0 + time.d_min_error, time.d_min_tokens, "tokens"),
             Uncertain(SEEDS + self.label, math.exp(-self._luck(1)), 1.0, math.exp(self._luck(0)), "times"),
         ]
@@ -178,7 +128,7 @@ class Option:
             return self.inputs[name].at(place(name))
 
         time = self.time
-        factors = at(f"step time of {self.system}, shared") * at(f"step time of {self.plan}")
+        factors = at(self.of_speed[0]) * at(self.of_speed[1])
         seconds = at("tokens to the target") / time.batch_tokens * time.step_time_s * factors
         if not time.critical.given_length:
             seconds = seconds * (1.0 + time.batch_tokens / at("critical batch"))
@@ -299,6 +249,7 @@ def decide(options: Sequence[Option], currency: str) -> Decision:
     # The rival is the earliest of another machine, else of another plan.
     unlike = [option for option in others if option.system != first.system]
     others = [option for option in others if option.plan != first.plan]
+    against = [option for option in options if option.plan != first.plan]
     rival = next(iter([*unlike, *others]), None)
     earliest = np.min(np.broadcast_arrays(*(option.expected_s for option in options)), axis=0)
     priced = [option.bill.money for option in options if option.bill.money is not None]
@@ -316,18 +267,16 @@ def decide(options: Sequence[Option], currency: str) -> Decision:
             first=float(np.mean(option.expected_s <= earliest)),
             cheapest=None if least is None else float(np.mean(least == option.bill.money)),
             not_given=option.rates.not_given,
+            ratio=wall_ratio(option, first),
+            turns=_turning(first, against, option.of_speed, first.draws),
         )
         for option in options
     )
-    best = outcomes[list(options).index(first)]
     ratio = money_ratio = None
     levers: tuple[Lever, ...] = ()
     money_levers: tuple[Lever, ...] = ()
-    sure = 1.0
     if rival is not None:
-        ratio = _spread(rival.expected_s / first.expected_s, rival.typical_s / first.typical_s)
-        ties = float(np.mean(first.expected_s == rival.expected_s))
-        sure = float(np.mean(first.expected_s < rival.expected_s)) + 0.5 * ties
+        ratio = wall_ratio(rival, first)
         levers = _levers(first, rival, Option.wall_s)
         if first.bill.money is not None and rival.bill.money is not None:
             at_middle = float(rival.money(typical) / first.money(typical))
@@ -337,17 +286,34 @@ def decide(options: Sequence[Option], currency: str) -> Decision:
         seed=first.draws.seed,
         draws=first.draws.count,
         currency=currency,
-        sentence=_sentence(outcomes, best, first.rates.devices, rival, sure, currency),
         outcomes=outcomes,
         first=first.label,
         rival="" if rival is None else rival.label,
         ratio=ratio,
-        sure=sure,
+        sure=outcomes[list(options).index(first)].first,
+        turns=_turning(first, against, _OF_TARGET, first.draws),
         levers=levers,
         break_even=_break_even(options, first),
         money_ratio=money_ratio,
         money_levers=money_levers,
     )
+
+
+def wall_ratio(option: Option, first: Option) -> Spread:
+    """The time on the wall of one option over that of another, without the luck of seeds."""
+    if option.plan == first.plan:
+        return Spread(1.0, 1.0, 1.0)
+    return _spread(option.expected_s / first.expected_s, option.typical_s / first.typical_s)
+
+
+def _turning(first: Option, against: Sequence[Option], names: Sequence[str], draws: Draws) -> float:
+    """The probability that the first is not first where these inputs alone are drawn."""
+
+    def place(name: str) -> FloatArray | float:
+        return draws(name) if name in names else 0.0
+
+    earlier = [option.wall_s(place) < first.wall_s(place) for option in against]
+    return float(np.mean(np.any(np.broadcast_arrays(*earlier), axis=0))) if earlier else 0.0
 
 
 def _spread(values: FloatArray, middle: float) -> Spread:
@@ -366,15 +332,16 @@ def _levers(first: Option, rival: Option, amount: Callable[[Option, Place], Floa
         if np.ptp(np.atleast_1d(moved)) < 1e-9:
             continue
         low, high = np.exp(np.interp([-Z_90, Z_90], scan, moved))
-        flips = None
+        flips = distance = None
         changes = np.flatnonzero(np.diff(np.sign(moved)) != 0)
         if changes.size:  # where the ratio is 1, nearest to the typical value
             left = moved[changes]
             right = moved[changes + 1]
             zeros = scan[changes] + (scan[1] - scan[0]) * left / (left - right)
-            flips = float(entry.at(float(zeros[np.argmin(np.abs(zeros))])))
+            distance = float(zeros[np.argmin(np.abs(zeros))])
+            flips = float(entry.at(distance))
         values = (entry.low, entry.typical, entry.high, entry.unit)
-        levers.append(Lever(name, *values, float(low), float(high), flips_at=flips))
+        levers.append(Lever(name, *values, float(low), float(high), flips_at=flips, distance=distance))
     levers.sort(key=lambda lever: abs(math.log(lever.ratio_at_high / lever.ratio_at_low)), reverse=True)
     return tuple(levers[:MOST_LEVERS])
 
@@ -397,45 +364,15 @@ def _break_even(options: Sequence[Option], first: Option) -> tuple[BreakEven, ..
     return tuple(even)
 
 
-def _sentence(
-    outcomes: Sequence[Outcome], best: Outcome, devices: int, rival: Option | None, sure: float, currency: str
-) -> str:
-    """When, how much and how sure; the cheapest one where that differs; and what was not given."""
-    unit, scale = time_unit(best.wall_s.typical)
-    middle, low, high = (end / scale for end in (best.wall_s.typical, best.wall_s.low, best.wall_s.high))
-    said = (
-        f"{best.label} {verb(devices, 'are', 'is')} at the target after {middle:.3g} "
-        f"{unit} on the wall ({low:.3g} to {high:.3g}; {best.basis})"
-    )
-    if best.money is not None:
-        said += f" for {amount(best.money, currency)}"
-    if rival is not None:
-        said += f", before {rival.label} with a probability of {chance(sure)}"
-    priced = [(outcome.money.typical, number) for number, outcome in enumerate(outcomes) if outcome.money]
-    cheapest = outcomes[min(priced)[1]] if priced else best
-    if cheapest is not best:
-        all_priced = cheapest.cheapest is not None
-        said += f"; least money{'' if all_priced else ' of those with a price'}: {cheapest.label}, "
-        said += amount(cheapest.money, currency)
-        if cheapest.cheapest is not None:
-            said += f", the cheapest with a probability of {chance(cheapest.cheapest)}"
-    if len({outcome.basis for outcome in outcomes}) > 1:
-        said += "; the times on the wall hold different parts: name a wall clock for every candidate or none"
-    gaps = list(dict.fromkeys(gap for outcome in outcomes for gap in outcome.not_given))
-    if all(outcome.money is None and outcome.carbon_kg is None for outcome in outcomes):
-        gaps = ["prices"]
-    return f"{said}." + (f" Not given: {', '.join(gaps)}." if gaps else "")
-
-
 def verb(devices: int, many: str, single: str) -> str:
     """The form of a verb after a number of devices: `16 CS-2` take, `1 CS-2` takes."""
     return single if devices == 1 else many
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
-    """Days, hours, minutes or seconds, the largest of which there are two, with their seconds."""
-    units = (("days", DAY_S), ("hours", 3600.0), ("minutes", 60.0))
-    return next((unit for unit in units if seconds >= 2 * unit[1]), ("seconds", 1.0))
+    """Years, days or hours, the largest of which there are two, or ten minutes, or seconds; with seconds."""
+    units = (("years", YEAR_S, 2.0), ("days", DAY_S, 2.0), ("hours", 3600.0, 2.0), ("minutes", 60.0, 10.0))
+    return next((unit[:2] for unit in units if seconds >= unit[2] * unit[1]), ("seconds", 1.0))
 
 
 def amount(spread: Spread | None, unit: str = "") -> str:
@@ -444,13 +381,17 @@ def amount(spread: Spread | None, unit: str = "") -> str:
         return "not given"
     scales = ((1e9, "billion"), (1e6, "million"))
     scale, word = next((known for known in scales if spread.typical >= known[0]), (1.0, ""))
-    texts = []
-    for value in (spread.typical, spread.low, spread.high):
-        rounded = float(f"{value / scale:.3g}")  # 0.9996 is 1.00
-        digits = 2 - math.floor(math.log10(rounded)) if rounded > 0 else 0
-        texts.append(f"{rounded:,.{max(digits, 0)}f}")
-    middle, low, high = texts
-    return " ".join(filter(None, [middle, word, unit, f"({low} to {high})"]))
+    middle, low, high = (figure(value / scale) for value in (spread.typical, spread.low, spread.high))
+    band = f"({low} to {high})" if low != high else ""
+    return " ".join(filter(None, [middle, word, unit, band]))
+
+
+def figure(value: float) -> str:
+    """Three significant digits, as in the tables."""
+    if not 0 < value < math.inf:
+        return f"{value:.0f}"
+    rounded = float(f"{value:.3g}")  # 0.9996 is 1.00
+    return f"{rounded:,.{max(2 - math.floor(math.log10(rounded)), 0)}f}"
 
 
 def chance(probability: float) -> str:

@@ -11,7 +11,7 @@ from perfsim.base.errors import PerfsimError
 from perfsim.prediction.dates import choices, measured_days, newest_part
 from perfsim.prediction.question import Question
 from perfsim.studies.answers import Answer, Era, Eras
-from perfsim.studies.decision import first_and_rival, ratio_of, verb
+from perfsim.studies.decision import option_of, verb, wall_ratio
 from perfsim.studies.spec import Point, StudySpec
 
 Known = tuple[Point, Answer]
@@ -19,15 +19,14 @@ MOST_MONTHS = 12
 """Candidates whose newest parts are further apart are compared on one day as well."""
 
 
-def eras_of(study: StudySpec, answered: Sequence[Known], ask: Callable[[Point], Answer]) -> Eras | None:
-    """The first two candidates on equal dates; None where they are no more than `MOST_MONTHS` apart.
+def eras_of(study: StudySpec, pair: Sequence[Known], ask: Callable[[Point], Answer]) -> Eras | None:
+    """The first on the wall and its rival on equal dates; None where they are at most `MOST_MONTHS` apart.
 
     A study that answers at equal dates also gets every day from which one of the two has something new.
     """
-    first, rival = first_and_rival([row for _, row in answered]) or (None, None)
-    if first is None or rival is None:
+    if len(pair) < 2:
         return None
-    pair = [next(known for known in answered if known[1] is row) for row in (first, rival)]
+    (_, first), (_, rival) = pair
     parts = [newest_part(point.question) for point, _ in pair]
     months = months_apart(*(part.date for part in parts)) if all(part.date for part in parts) else 0
     asked = _Asked(pair, ask)
@@ -36,14 +35,14 @@ def eras_of(study: StudySpec, answered: Sequence[Known], ask: Callable[[Point], 
     if study.as_of not in ("", LATEST) or months <= MOST_MONTHS:
         return None
     named = " and ".join(f"{part.name} of {part.date}" for part in parts)
-    said = f"The newest parts of the first two are {months} months apart ({named})"
+    said = f"The newest parts of the two are {months} months apart ({named})"
     try:
         eras = (asked.on(study.equal_day),)
     except PerfsimError as error:
         said += f", and no day has both: {error.problems[0].message}."
         return Eras("", first.label, rival.label, said)
-    take = f"{rival.label} {verb(rival.num_devices, 'take', 'takes')} {eras[0].ratio:.2f} times as long"
-    said += f": on equal dates ({eras[0].day}) {take} as {first.label}."
+    take = f"{rival.machine} {verb(rival.num_devices, 'take', 'takes')} {eras[0].ratio:.2f} times as long"
+    said += f": on equal dates ({eras[0].day}) {take} as {first.machine}."
     return Eras(eras[0].day, first.label, rival.label, said, eras=eras)
 
 
@@ -59,10 +58,11 @@ class _Asked:
         """Both on a day; PerfsimError where one of them did not exist, or has no plan."""
         questions = [replace(point.question, as_of=day) for point, _ in self.pair]
         newest = max((newest_part(question) for question in questions), key=lambda part: part.date)
-        first, rival = map(self._answer, self.pair, questions)
-        ratio = ratio_of(rival, first)
-        times_s = (first.time.time_s, rival.time.time_s)
-        return Era(day, newest.name, *times_s, ratio.ratio, (ratio.low, ratio.high))
+        rows = map(self._answer, self.pair, questions)
+        first, rival = (option_of(point, row) for (point, _), row in zip(self.pair, rows, strict=True))
+        ratio = wall_ratio(rival, first)
+        times_s = (first.typical_s, rival.typical_s)
+        return Era(day, newest.name, *times_s, ratio.typical, (ratio.low, ratio.high))
 
     def _answer(self, known: Known, question: Question) -> Answer:
         """A candidate's answer on the day of a question, computed once for each of its runtimes."""
@@ -92,13 +92,11 @@ def _over_dates(day: str, asked: _Asked) -> Eras:
     _, first = asked.pair[0]
     _, rival = asked.pair[1]
     turn = next((era for era in eras if era.day > day and (era.ratio < 1) is (ratios[day] >= 1)), None)
-    turned = f" (the order turns on {turn.day}, with {turn.newest})" if turn else ""
-    mfu = rival.mfu * ratios[day]
+    turned = f"; the order turns on {turn.day}, with {turn.newest}" if turn else ", so the order stays"
     sentence = (
-        f"All are as of {day}, the earliest of the dates of what was measured of each. On that day "
-        f"{rival.label} {verb(rival.num_devices, 'take', 'takes')} {ratios[day]:.2f} times as long as "
-        f"{first.label}, as of {late} {ratios[late]:.2f} times{turned}; on equal dates it also turns where "
-        f"{rival.machine} {verb(rival.num_devices, 'reach', 'reaches')} an MFU of {100 * mfu:.0f} % "
-        f"({100 * rival.mfu:.0f} % here)."
+        f"All as of {day}, the earliest date of what was measured of each. As of {late}, the newest, "
+        f"{rival.machine} {verb(rival.num_devices, 'take', 'takes')} {ratios[late]:.2f} times as long as "
+        f"{first.machine}{turned}."
     )
+    mfu = rival.mfu * ratios[day]
     return Eras(day, first.label, rival.label, sentence, mfu, tuple(eras))

@@ -28,14 +28,15 @@ from perfsim.studies.answers import COVERED_ONCE, Answer, Infeasible, PointResul
 from perfsim.studies.assumptions import assumptions_of
 from perfsim.studies.axes import Sweep
 from perfsim.studies.batches import BatchPoint, Target
-from perfsim.studies.decision import decision_of, laws_side_by_side, ratio_bands, verdict
+from perfsim.studies.decision import decision_of, laws_side_by_side
 from perfsim.studies.eras import eras_of
 from perfsim.studies.executors import IN_PROCESS, Executor, ExecutorLost, Tell, attempt, executor_for
 from perfsim.studies.spec import Point, StudySpec, digests
 from perfsim.studies.store import Store, Stored
 from perfsim.studies.timeline import timeline
-from perfsim.studies.trust import shared_caveats
+from perfsim.studies.trust import weighed
 from perfsim.studies.variants import SweepResult
+from perfsim.studies.verdict import grounds, pair_of, sentence
 from perfsim.work.counts import parameters
 from perfsim.work.graph import computes, owners_of
 
@@ -248,11 +249,9 @@ def _result(
     candidates = tuple(
         replace(row, outcome=outcome) for row, outcome in zip(rows, decision.outcomes, strict=True)
     )
-    dated = eras_of(spec, answered, lambda point: answer_point(point, target))
-    sentence = f"{verdict(candidates)} {dated.sentence}" if dated else verdict(candidates)
-    if refused:
-        verb = "Not possible" if stopped is None else "Not possible, or not reached"
-        sentence += f" {verb}: {'; '.join(infeasible.label for infeasible in refused)}."
+    points = {row.label: point for (point, _), row in zip(answered, rows, strict=True)}
+    pair = [(points[row.label], row) for row in pair_of(candidates, decision) if row is not None]
+    dated = eras_of(spec, pair, lambda point: answer_point(point, target))
     # For each strategy and family of published runs, the accuracy of its least similar candidate.
     families: dict[tuple[str, str], Accuracy] = {}
     for run in (row.run for row in candidates):
@@ -272,10 +271,12 @@ def _result(
         critical_batch_tokens=math.nan if critical.given_length else critical.tokens,
         critical_batch_band_tokens=(math.nan, math.nan) if critical.given_length else critical.band_tokens,
         candidates=candidates,
-        verdict=sentence,
-        caveats=shared_caveats(candidates),
+        verdict=sentence(candidates, decision),
+        decision=decision,
+        grounds=grounds(candidates, decision, dated),
+        caveats=weighed(candidates, decision),
         infeasible=tuple(refused),
-        ratio_bands=ratio_bands(candidates),
+        ratio_bands={own.label: (own.ratio.low, own.ratio.high) for own in decision.outcomes},
         laws=laws_side_by_side(spec, target, candidates),
         suggested_batch_tokens=target.suggested_batches(spec),
         assumptions=assumptions_of(spec, target),
@@ -283,7 +284,6 @@ def _result(
         accuracy=tuple(families.values()),
         resilience=tuple(row.resilience for row in candidates if row.resilience is not None),
         perturbed="" if spec.perturbations is None else spec.perturbations.text,
-        decision=decision,
         eras=dated,
         inputs_digest=digests([spec])[0],
         stopped=stopped,

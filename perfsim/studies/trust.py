@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from perfsim.prediction.caveats import Caveat
+from perfsim.prediction.caveats import CODES, Caveat
 from perfsim.prediction.prediction import Prediction
+
+if TYPE_CHECKING:
+    from perfsim.studies.answers import Answer, Decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +23,12 @@ class SharedCaveat(Caveat):
     """The answers by system: `1, 4 and 16 CS-2`."""
     nouns: tuple[str, ...]
     """Several devices of each system, such as `CS-2`."""
+    turns: float = 0.0
+    """Probability that the order of a study turns by what it is about."""
 
 
+LEAST_TURN = 0.01
+"""From this probability on a caveat could turn the order."""
 MOST_COUNTS = 4
 """More numbers of devices are written as a range."""
 
@@ -49,6 +57,22 @@ def shared_caveats(predictions: Sequence[Prediction]) -> tuple[SharedCaveat, ...
             )
         merged[code, worst.text] = shared
     return tuple(sorted(merged.values(), key=Caveat.rank))
+
+
+def weighed(predictions: Sequence[Answer], decision: Decision) -> tuple[SharedCaveat, ...]:
+    """The caveats of candidates by the probability that the order turns by what they are about."""
+    by_speed = {outcome.label: outcome.turns for outcome in decision.outcomes}
+    known = []
+    for caveat in shared_caveats(predictions):
+        concern = CODES[caveat.code][1]
+        about = [
+            by_speed[row.label]
+            for row in predictions
+            if row.system in caveat.systems and caveat.code in {own.code for own in row.caveats}
+        ]
+        turns = {"step": max(about), "target": decision.turns, "memory": 0.0, "question": 0.0}[concern]
+        known.append(replace(caveat, turns=turns))
+    return tuple(sorted(known, key=lambda caveat: (-round(caveat.turns, 2), caveat.rank())))
 
 
 def _machine(

@@ -8,19 +8,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 from html.parser import HTMLParser
+from math import inf
 from typing import Any
 
+from perfsim.convergence.bill import Rates
 from perfsim.convergence.critical_batch import CriticalBatch
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
+from perfsim.convergence.uncertain import Draws
+from perfsim.convergence.wall_clock import HealthyRun
 from perfsim.costs.memory import MemoryUse
 from perfsim.prediction.bands import Accuracy
 from perfsim.prediction.verification import SamplingSummary
 from perfsim.prediction.why import LinkUse, Why
 from perfsim.report.page import Section
 from perfsim.report.study import study_page
-from perfsim.studies.answers import Answer, Assumption, StudyResult
+from perfsim.specs.hardware import SystemSpec
+from perfsim.specs.prices import EnergySpec
+from perfsim.studies.answers import Answer, Assumption, Decision, Spread, StudyResult
 from perfsim.studies.batches import BatchPoint
+from perfsim.studies.decision import Option, decide
 from perfsim.studies.timeline import TimelineBar
+from perfsim.studies.verdict import grounds, sentence
 
 SEQ = 2048
 CRITICAL = CriticalBatch(2.43e7, 2.0, "zhang_2024", "a test")
@@ -174,16 +182,34 @@ def _wafers(systems: int) -> Answer:
     )
 
 
+def decision_of(candidates: tuple[Answer, ...]) -> Decision:
+    """Who of them is first, without production, prices and energy."""
+    options = []
+    for own in candidates:
+        machine = SystemSpec.model_construct(name=own.system, power=None)
+        rates = Rates(system=machine, devices=own.num_devices, units=1, energy=EnergySpec())
+        training = HealthyRun(own.steps, own.step_time_s, 2e10, 16)
+        known = {"label": own.label, "system": own.system, "plan": own.label, "time": own.time}
+        options.append(Option(**known, training=training, rates=rates, draws=Draws(0, 1000)))
+    return decide(options, "EUR")
+
+
+def of_candidates(result: StudyResult, *candidates: Answer) -> StudyResult:
+    """The same study with these candidates, and what is decided of them."""
+    decision = decision_of(candidates)
+    said = {"verdict": sentence(candidates, decision), "grounds": grounds(candidates, decision, None)}
+    return replace(result, candidates=candidates, decision=decision, **said)
+
+
 def study_result() -> StudyResult:
     """Four candidates with everything a report shows."""
     candidates = (_gpus(), _wafers(1), _wafers(4), _wafers(16))
     names = [candidate.label for candidate in candidates]
     kinds = {"column_parallel": 10, "row_parallel": 14}
     covered = SamplingSummary(24, 8112, 0.97, 3.1e-7, 2.4e-6, True, kinds)
-    times = [candidate.time_to_accuracy_s / 86400 for candidate in candidates]
+    decision = decision_of(candidates)
     return StudyResult(
         study="gpt3_20b",
-        ratio_bands={"16 CS-2, weight-streaming": (2.6, 3.8)},
         title="GPT-3 20B: GPUs or wafers",
         question="Which reaches the target first: 128 A100-80GB with 3D parallelism, "
         "or 1, 4 or 16 CS-2 with weight streaming?",
@@ -195,8 +221,9 @@ def study_result() -> StudyResult:
         critical_batch_tokens=CRITICAL.tokens,
         critical_batch_band_tokens=CRITICAL.band_tokens,
         candidates=candidates,
-        verdict=f"128 A100-80GB (16 DGX) with 3d reaches the target in {times[0]:.1f} days, "
-        f"{times[3] / times[0]:.1f} times (3.0 to 3.3) sooner than 16 CS-2 with weight-streaming.",
+        verdict=sentence(candidates, decision),
+        decision=decision,
+        grounds=grounds(candidates, decision, None),
         assumptions=tuple(Assumption(*row.split(" | ")) for row in ASSUMPTIONS.splitlines()),
         sampling=dict.fromkeys(names, covered),
         accuracy=(
@@ -237,7 +264,10 @@ def empty_candidate(result: StudyResult) -> StudyResult:
         utilisation={},
         time=never,
     )
-    return replace(result, candidates=(result.candidates[0], bare))
+    first, other, *_ = result.decision.outcomes
+    outcomes = (first, replace(other, wall_s=Spread(inf, inf, inf)))
+    decision = replace(result.decision, outcomes=outcomes, rival=bare.label, break_even=(), levers=())
+    return replace(result, candidates=(result.candidates[0], bare), decision=decision)
 
 
 class _Tags(HTMLParser):

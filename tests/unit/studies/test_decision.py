@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -24,7 +25,8 @@ from perfsim.report.document import document_text
 from perfsim.specs.hardware import SystemSpec
 from perfsim.specs.prices import EnergySpec, PriceSpec
 from perfsim.studies.answers import Answer, Production
-from perfsim.studies.decision import Option, decide, ratio_bands, verdict
+from perfsim.studies.decision import Option, decide
+from perfsim.studies.verdict import grounds, sentence
 
 DATA_LAW = critical_batch("data_law", LawInputs(d_min_tokens=4e11))
 RENT = {"low": 4.0, "typical": 5.0, "high": 6.0}
@@ -85,6 +87,7 @@ def test_the_ratio_and_its_probability_are_those_of_the_closed_form() -> None:
     decision = decide([first, second], "USD")
     band = second.time.ratio_to(first.time)
     width = math.log(band.high / band.low) / 2 / NormalDist().inv_cdf(0.95)
+    assert decision.sure == decision.outcomes[0].first
     assert decision.sure == pytest.approx(NormalDist().cdf(math.log(band.ratio) / width), abs=0.01)
 
 
@@ -148,28 +151,22 @@ def test_a_break_even_price_where_one_price_is_missing() -> None:
     assert next(row for row in decision.break_even if row.label == "a").price is None
 
 
-def test_the_sentence_says_when_how_much_how_sure_and_what_was_not_given() -> None:
-    gpus = option("a", error=0.05, rates=priced("gpu", RENT))
-    wafers = option("b", "wafer", error=0.05, step_s=6.0, rates=priced("wafer", None))
-    said = decide([gpus, wafers], "EUR").sentence
-    assert said.startswith(
-        "a are at the target after 27.8 days on the wall (26 to 29.7; healthy steps alone) for 428,000 EUR ("
-    )
-    assert ", before b with a probability of more than 99 %" in said
-    gaps = "power of gpu, PUE (energy is before cooling), carbon intensity, power of wafer, price of wafer"
-    assert said.endswith(f". Not given: {gaps}.")
-    assert decide([option("a")], "USD").sentence.endswith(". Not given: prices.")
+def said(rows: Sequence[Answer], options: Sequence[Option], currency: str = "USD") -> Mapping[str, str]:
+    """The verdict and its grounds."""
+    decision = decide(options, currency)
+    return {"verdict": sentence(rows, decision), **grounds(rows, decision, None)}
 
 
-def test_the_cheapest_is_named_where_it_is_not_the_first() -> None:
-    options = [
-        option("a", rates=priced("gpu", RENT, devices=512)),
-        option("b", "wafer", step_s=6.0, rates=priced("wafer", RENT, devices=16)),
-    ]
-    decision = decide(options, "USD")
-    assert "; least money: b, " in decision.sentence
-    assert decision.outcomes[1].cheapest == 1.0
-    assert decision.outcomes[0].cheapest == 0.0
+def test_costs_are_of_both_with_who_is_cheapest_and_what_was_not_given() -> None:
+    gpus, wafer = answer(10.0), wafers(12.0)
+    rented = of(gpus, rates=priced("gpu", RENT, devices=512))
+    unpriced = said([gpus, wafer], [rented, of(wafer, rates=priced("wafer", None))], "EUR")["costs"]
+    assert unpriced.startswith("614,000 EUR (")
+    assert " against not given; not given are power of gpu, PUE (energy is before cooling)" in unpriced
+    assert unpriced.endswith(", price of wafer.")
+    cheap = said([gpus, wafer], [rented, of(wafer, rates=priced("wafer", RENT, devices=16))])["costs"]
+    assert "; least money with a probability of more than 99 %: 1 wafers; not given are " in cheap
+    assert said([gpus], [of(gpus)])["costs"] == "not given are prices."
 
 
 # ------------------------------------------------------------------------------------ reproducible
@@ -202,10 +199,9 @@ def test_what_moves_the_money_is_moved_by_prices_and_flips_where_both_cost_the_s
     assert name not in {row.name for row in decision.levers}
 
 
-# The sentence that ends a study, and the bands of ratios beside it.
+# The sentence that ends a study, and the lines below it.
 
 CRITICAL = CriticalBatch(1e7, 2.0, "constant", "a test")
-OPEN = "the range includes 1, so the order is not certain"
 
 
 def answer(
@@ -245,59 +241,61 @@ def wafers(days: float, devices: int = 1, **changes: Any) -> Answer:
     return answer(days, strategy="weight-streaming", system="wafers", devices=devices, **changes)
 
 
-def test_a_lone_candidate_has_its_band_and_a_range_that_includes_1_leaves_the_order_open() -> None:
+def of(row: Answer, **changes: Any) -> Option:
+    """The option of a row, with healthy steps alone on the wall."""
+    return replace(option(row.label, row.system, **changes), time=row.time)
+
+
+def test_a_lone_candidate_has_its_range_and_one_layout_under_two_names_is_no_race() -> None:
     alone = answer(10.0)
-    low, high = (bound / DAY_S for bound in alone.time.band_s)
-    assert verdict([alone]) == f"8 gpus, 3d reach the target in 10.0 days ({low:.1f} to {high:.1f})."
-    assert OPEN in verdict([answer(10.2), wafers(10.0)])
-    assert OPEN not in verdict([answer(10.2, error=0.001), wafers(10.0, error=0.001)])
+    wall_s = decide([of(alone)], "USD").outcomes[0].wall_s
+    low, high = wall_s.low / DAY_S, wall_s.high / DAY_S
+    days = f"8 gpus reach the target after 10.0 days on the wall ({low:.2f} to {high:.1f})."
+    assert said([alone], [of(alone)])["verdict"] == days
+    zero3 = answer(10.0, strategy="zero3")
+    both = said([alone, zero3], [of(alone), of(zero3, plan=alone.label)])
+    assert both["verdict"].startswith("8 gpus, 3d reach the target after 10.0 days")
+    assert both["why"] == "The same layout answers 8 gpus, zero3."
 
 
-def test_of_two_the_sooner_leads_with_ratio_range_and_a_reason_that_multiplies_up() -> None:
-    said = verdict([answer(30.0), wafers(10.0)])
-    assert said.startswith(
-        "1 wafers, weight-streaming reaches the target first, in 10.0 days: 3.00 times (2.80 to 3.21) "
-        "faster than 8 gpus, 3d with 30.0 days. Why: 3.00 times its tokens a second"
-    )
-    assert OPEN not in said
+def test_why_is_factors_that_multiply_to_the_ratio_the_largest_first() -> None:
     slow = answer(30.0, batch_tokens=8e6)
     fast = wafers(10.0, batch_tokens=5e5)
-    said = verdict([slow, fast])
-    samples = slow.time.examples_tokens / fast.time.examples_tokens
-    throughput = fast.tokens_per_s / slow.tokens_per_s
-    assert throughput * samples == pytest.approx(3.0)
-    assert f"{throughput:.2f} times its tokens a second" in said
-    assert f"{samples:.2f} times fewer tokens to the target (batch 0.5 M against 8.0 M tokens)" in said
+    known = said([slow, fast], [of(slow), of(fast)])
+    assert known["verdict"].startswith("1 wafers is first with a probability of more than 99 %: 10.0 days")
+    assert known["verdict"].endswith("while 8 gpus take 3.00 times (2.37 to 4.16) as long.")
+    factors = [float(factor) for factor in re.findall(r"([\d.]+) times by", known["why"])]
+    assert math.prod(factors) == pytest.approx(3.0, rel=0.01)
+    assert factors == sorted(factors, reverse=True)
+    assert "batches of 0.5 M against 8 M tokens" in known["why"]
 
 
-def test_one_layout_that_answers_several_strategies_is_no_race() -> None:
-    zero3 = answer(10.0, strategy="zero3")
-    said = verdict([answer(10.0), zero3])
-    assert OPEN not in said
-    assert "faster" not in said
-    assert said.endswith("; the same layout answers 8 gpus, zero3.")
-    assert ratio_bands([answer(10.0), zero3])["8 gpus, zero3"] == (1.0, 1.0)
-    said = verdict([answer(10.0), zero3, wafers(20.0)])
-    assert (
-        "faster than 1 wafers, weight-streaming with 20.0 days; the same layout answers 8 gpus, zero3" in said
-    )
+def test_it_rests_on_the_speed_or_the_input_that_is_nearest_to_turning_the_order() -> None:
+    gpus, wafer = answer(10.0, error=0.05), wafers(12.0, error=0.5)
+    rests = said([gpus, wafer], [of(gpus), of(wafer)])["rests on"]
+    assert rests.startswith("First only while 1 wafers stays below 48.0 % of peak (40.0 % here, ")
+    assert rests.endswith(" standard deviations away); above it 1 wafers is first.")
+    gpus, wafer = answer(10.0, error=0.5), wafers(12.0, error=0.05)
+    assert "while 8 gpus stay above 33.3 % of peak" in said([gpus, wafer], [of(gpus), of(wafer)])["rests on"]
+    large = answer(10.0, batch_tokens=4e7, error=0.05)
+    small = wafers(12.0, error=0.05)
+    rests = said([large, small], [of(large), of(small)])["rests on"]
+    assert rests.startswith("First only with critical batch above ")
+    far = said([answer(1.0), small], [of(answer(1.0)), of(small)])["rests on"]
+    assert far == "No input alone turns the order within three standard deviations."
 
 
 def test_the_rival_is_another_machine_whatever_the_order_of_candidates() -> None:
-    said = verdict([answer(40.0), wafers(10.0, 16), wafers(12.0, 8)])
-    assert said.startswith("16 wafers")
-    assert "faster than 8 gpus, 3d with 40.0 days" in said
-    answers = [answer(30.0), wafers(10.0), wafers(20.0, 2, batch_tokens=4e6)]
-    assert ratio_bands(answers) == ratio_bands(answers[::-1])
-    assert verdict(answers) == verdict(answers[::-1])
+    rows = [answer(40.0), wafers(10.0, 16), wafers(12.0, 8)]
+    known = said(rows, [of(row) for row in rows])
+    assert known["verdict"].startswith("16 wafers are first")
+    assert "while 8 gpus take" in known["verdict"]
+    assert known == said(rows[::-1], [of(row) for row in rows[::-1]])
 
 
-def test_two_sizes_of_one_machine_share_a_part_of_the_error_of_their_step_time() -> None:
-    answers = [wafers(12.0, 8, error=0.3), wafers(10.0, 16, error=0.3), answer(13.0, error=0.3)]
-    bands = ratio_bands(answers)
-    assert bands["16 wafers, weight-streaming"] == (1.0, 1.0), "the fastest beside itself"
-    low, high = bands["8 wafers, weight-streaming"]
-    unshared = math.exp(math.sqrt(2) * math.log1p(0.15))
-    assert (low, high) == pytest.approx((1.2 / unshared, 1.2 * unshared))
-    other_low, other_high = bands["8 gpus, 3d"]
-    assert 1 < high / low < other_high / other_low
+def test_the_order_turns_by_the_machine_that_is_not_sure() -> None:
+    rows = [answer(10.0, error=0.01), wafers(10.5, error=0.3)]
+    decision = decide([of(row) for row in rows], "USD")
+    gpus, wafer = (outcome.turns for outcome in decision.outcomes)
+    assert gpus < 0.01 < 0.3 < wafer < 0.5
+    assert decision.turns == 0.0, "equal batches"

@@ -94,7 +94,6 @@ def test_a_limit_keeps_what_was_answered(quick: StudySpec, monkeypatch: pytest.M
     assert run.stopped is not None
     assert [candidate.strategy for candidate in run.candidates] == [first.strategy]
     assert [candidate.reason for candidate in run.infeasible] == ["not answered: stopped after 5 events"]
-    assert "not reached" in run.verdict
 
 
 def test_time_is_looked_at_before_planning(quick: StudySpec, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,8 +168,7 @@ def test_a_candidate_that_cannot_run_is_reported_and_the_others_answered(quick: 
     starved = gpus.model_copy(update={"system": system})
     result = run_study(quick.model_copy(update={"candidates": (starved, wafer)}))
     assert named(result.candidates) == [("weight-streaming", "cs-2", 1)]
-    assert "CS-2, weight-streaming reaches the target in" in result.verdict
-    assert result.verdict.endswith("Not possible: 8 devices of starved, 3d.")
+    assert result.verdict.startswith("1 CS-2 reaches the target after ")
     (unfit,) = result.infeasible
     assert unfit.label == "8 devices of starved, 3d"
     assert unfit.reason.startswith("no plan fits: strategy 3d, 8 devices of starved, 48 sequences a step:")

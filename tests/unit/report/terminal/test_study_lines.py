@@ -15,19 +15,23 @@ from perfsim.studies.answers import Infeasible, StudyResult
 GOLDEN = """\
 GPT-3 20B: GPUs or wafers: gpt3_20b, 20.2 billion parameters, 400 billion tokens at small batch
 
-                                                      step   MFU  memory     steps              time
+                                                      step   MFU  memory     steps       on the wall
  machine                     layout            batch     s     %     GiB  thousand       days (band)
 ----------------------------------------------------------------------------------------------------
-*128 A100-80GB (16 DGX), 3d  tp8 pp4 dp4 mbs1    768  10.2  48.1    33.7       271  32.0 (30.4-33.9)
+*128 A100-80GB (16 DGX), 3d  tp8 pp4 dp4 mbs1    768  10.2  48.1    33.7       271  32.0 (30.4-33.7)
  1 CS-2, weight-streaming    dp1 mbs30           240   150  27.0    29.5       830  1450 (1380-1520)
- 4 CS-2, weight-streaming    dp4 mbs30           480  76.1  27.0    29.5       423     373 (355-392)
- 16 CS-2, weight-streaming   dp16 mbs30          960  38.9  27.0    29.5       220   99.0 (94.3-106)
-* first at the target; all figures are at each candidate's own best batch
+ 4 CS-2, weight-streaming    dp4 mbs30           480  76.1  27.0    29.5       423     373 (355-391)
+ 16 CS-2, weight-streaming   dp16 mbs30          960  38.9  27.0    29.5       220   99.0 (94.2-106)
+* first; each candidate at its own best batch; in parentheses 90 % ranges
 verified: shapes, divisions, sums and FLOPs of 32,448 matrix products; 96 kinds executed on samples
 of their real shapes, right; error 0.1 of its bound
 
-128 A100-80GB (16 DGX) with 3d reaches the target in 32.0 days, 3.1 times (3.0 to 3.3) sooner than
-16 CS-2 with weight-streaming."""
+128 A100-80GB (16 DGX) are first with a probability of more than 99 %: 32.0 days on the wall (30.4
+to 33.7), while 16 CS-2 take 3.10 times (3.07 to 3.14) as long.
+Why: 3.05 times by speed: 154,000 against 50,500 tokens a second, 48.1 % and 27.0 % of peak; 1.02
+times by tokens to the target: batches of 1.6 M against 2 M tokens.
+Rests on: No input alone turns the order within three standard deviations.
+Costs: not given are prices."""
 
 
 def test_the_table_reads_as_agreed(result: StudyResult) -> None:
@@ -70,7 +74,6 @@ def test_a_candidate_that_never_arrives_has_no_time_and_no_star(sparse: StudyRes
     row = next(line for line in study_lines(sparse) if "1 CS-2" in line)
     assert row.endswith("n/a")
     assert not row.startswith("*")
-    assert study_lines(replace(sparse, candidates=(), verdict="no plan fits"))[-1] == "no plan fits"
 
 
 def test_a_perturbed_study_says_so_with_what_perturbs_it(result: StudyResult, factory: ModuleType) -> None:

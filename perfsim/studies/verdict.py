@@ -1,0 +1,154 @@
+"""What a study decides, in words: one sentence, and at most four lines on what stands behind it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from perfsim.studies.answers import Answer, Decision, Eras, Lever, Outcome, Spread, short_names
+from perfsim.studies.decision import SPEED, amount, chance, figure, time_unit, verb
+
+
+def sentence(rows: Sequence[Answer], decision: Decision) -> str:
+    """Who is first, with what probability, when, and how much longer the rival takes; at most 35 words.
+
+    All figures are of days on the wall, from the draws of the decision.
+    """
+    names = short_names(rows)
+    taken = {outcome.label: outcome for outcome in decision.outcomes}
+    first, rival = pair_of(rows, decision)
+    wall_s = taken[first.label].wall_s
+    if not math.isfinite(wall_s.typical):
+        return "No candidate reaches the target."
+    unit, scale = time_unit(wall_s.typical)
+    middle, low, high = (figure(end / scale) for end in (wall_s.typical, wall_s.low, wall_s.high))
+    when = f"{middle} {unit} on the wall ({low} to {high})"
+    if rival is None:
+        reach = verb(first.num_devices, "reach", "reaches")
+        return f"{names[first.label]} {reach} the target after {when}."
+    take = f"{verb(rival.num_devices, 'take', 'takes')} {times(taken[rival.label].ratio)} as long"
+    return (
+        f"{names[first.label]} {verb(first.num_devices, 'are', 'is')} first with a probability of "
+        f"{chance(decision.sure)}: {when}, while {names[rival.label]} {take}."
+    )
+
+
+def pair_of(rows: Sequence[Answer], decision: Decision) -> tuple[Answer, Answer | None]:
+    """The first on the wall and the one that it is compared with."""
+    by_label = {row.label: row for row in rows}
+    return by_label[decision.first], by_label.get(decision.rival)
+
+
+def times(ratio: Spread) -> str:
+    """`1.23 times (0.95 to 1.61)`."""
+    return f"{ratio.typical:.2f} times ({ratio.low:.2f} to {ratio.high:.2f})"
+
+
+def grounds(rows: Sequence[Answer], decision: Decision, eras: Eras | None) -> Mapping[str, str]:
+    """The lines below the sentence, by what they tell: why, rests on, costs, other reading."""
+    first, rival = pair_of(rows, decision)
+    names = short_names(rows)
+    taken = {outcome.label: outcome for outcome in decision.outcomes}
+    lines = {"costs": _costs(decision, names)}
+    alike = [
+        row.label for row in rows if row is not first and taken[row.label].ratio == Spread(1.0, 1.0, 1.0)
+    ]
+    same = f"The same layout answers {', '.join(alike)}." if alike else ""
+    lines["why"] = same
+    if rival is not None:
+        lines["why"] = " ".join(filter(None, [_why(first, rival, taken), same]))
+        lines["rests on"] = _rests_on(first, rival, decision, names)
+    readings = [*_other_layouts(rows, decision, names), *([eras.sentence] if eras else [])]
+    lines["other reading"] = " ".join(readings)
+    return {name: lines[name] for name in ("why", "rests on", "costs", "other reading") if lines.get(name)}
+
+
+def _why(first: Answer, rival: Answer, taken: Mapping[str, Outcome]) -> str:
+    """The factors of the ratio of the two times, the largest first; their product is the ratio."""
+    waits = [taken[row.label].wall_s.typical / row.time.time_s for row in (first, rival)]
+    rates = [figure(row.tokens_per_s) for row in (first, rival)]
+    shares = [f"{100 * row.mfu:.1f} %" for row in (first, rival)]
+    batches = [f"{row.time.batch_tokens / 1e6:.2g} M" for row in (first, rival)]
+    terms = [
+        (
+            first.tokens_per_s / rival.tokens_per_s,
+            f"speed: {' against '.join(rates)} tokens a second, {' and '.join(shares)} of peak",
+        ),
+        (
+            rival.time.examples_tokens / first.time.examples_tokens,
+            f"tokens to the target: batches of {' against '.join(batches)} tokens",
+        ),
+        (waits[1] / waits[0], "what the wall holds besides healthy steps"),
+    ]
+    terms.sort(reverse=True)
+    return "; ".join(f"{factor:.2f} times by {what}" for factor, what in terms if round(factor, 2) != 1) + "."
+
+
+def _rests_on(first: Answer, rival: Answer, decision: Decision, names: Mapping[str, str]) -> str:
+    """The input that is nearest to turning the order, with the value at which it does."""
+    said = ""
+    if len({outcome.basis for outcome in decision.outcomes}) > 1:
+        said = "Times on the wall hold different parts: name a wall clock for every candidate or none. "
+    levers = [lever for lever in decision.levers if lever.flips_at is not None]
+    if not levers:
+        return f"{said}No input alone turns the order within three standard deviations."
+    nearest = min(levers, key=lambda lever: abs(lever.distance or 0.0))
+    turning = nearest.flips_at or 0.0
+    limits = (_value(nearest, turning), _value(nearest, nearest.typical))
+    low = turning < nearest.typical
+    keep = f"with {nearest.name}"
+    for row in (first, rival):
+        if nearest.name in (f"{SPEED}{row.system}, shared", f"{SPEED}{row.label}"):
+            limits = (f"{100 * row.mfu / turning:.1f} % of peak", f"{100 * row.mfu:.1f} %")
+            low = row is first
+            keep = f"while {names[row.label]} {verb(row.num_devices, 'stay', 'stays')}"
+    return (
+        f"{said}First only {keep} {'above' if low else 'below'} {limits[0]} ({limits[1]} here, "
+        f"{abs(nearest.distance or 0.0):.1f} standard deviations away); {'below' if low else 'above'} it "
+        f"{names[rival.label]} {verb(rival.num_devices, 'are', 'is')} first."
+    )
+
+
+def _value(lever: Lever, value: float) -> str:
+    return amount(Spread(value, value, value), lever.unit)
+
+
+def _costs(decision: Decision, names: Mapping[str, str]) -> str:
+    """Money and energy of the first and of its rival, who costs least if not these, and what is not given."""
+    pair = [own for own in decision.outcomes if own.label in (decision.first, decision.rival)]
+    pair.sort(key=lambda own: own.label != decision.first)
+    said = []
+    if any(own.money for own in pair):
+        said.append(" against ".join(amount(own.money, decision.currency) for own in pair))
+    priced = [own for own in decision.outcomes if own.money is not None]
+    least = min(priced, key=lambda own: own.money.typical if own.money else math.inf, default=None)
+    if least is not None and least.label != decision.first:
+        sure = "" if least.cheapest is None else f" with a probability of {chance(least.cheapest)}"
+        spent = "" if least in pair else f" {amount(least.money, decision.currency)}"
+        said.append(f"least money{sure}: {names[least.label]}{spent}")
+    if any(own.energy_kwh for own in pair):
+        energy = [own.energy_kwh and Spread(*(end / 1e3 for end in _ends(own.energy_kwh))) for own in pair]
+        said.append(" against ".join(amount(spread, "MWh") for spread in energy))
+    gaps = list(dict.fromkeys(gap for own in decision.outcomes for gap in own.not_given))
+    if not priced and all(own.carbon_kg is None for own in decision.outcomes):
+        gaps = ["prices"]
+    return "; ".join([*said, *([f"not given are {', '.join(gaps)}"] if gaps else [])]) + "."
+
+
+def _ends(spread: Spread) -> tuple[float, float, float]:
+    return spread.typical, spread.low, spread.high
+
+
+def _other_layouts(rows: Sequence[Answer], decision: Decision, names: Mapping[str, str]) -> Iterator[str]:
+    """Who is first where every candidate runs its proven layout, or its fastest, if that is another."""
+    taken = {outcome.label: outcome.wall_s.typical for outcome in decision.outcomes}
+    for place, words in enumerate(("the layouts nearest to published runs", "the fastest of all layouts")):
+        walls_s = {
+            row.label: taken[row.label] * (row.ranks[place].step_time_s / row.step_time_s if row.ranks else 1)
+            for row in rows
+        }
+        first = min(walls_s, key=lambda label: walls_s[label])
+        if first != decision.first:
+            unit, scale = time_unit(walls_s[first])
+            when = f"{figure(walls_s[first] / scale)} {unit}"
+            yield f"With {words} first after {when}: {names[first]}."
