@@ -122,10 +122,10 @@ def _costs(decision: Decision, names: Mapping[str, str]) -> str:
         said.append(" against ".join(amount(own.money, decision.currency) for own in pair))
     priced = [own for own in decision.outcomes if own.money is not None]
     least = min(priced, key=lambda own: own.money.typical if own.money else math.inf, default=None)
-    if least is not None and least.label != decision.first:
-        sure = "" if least.cheapest is None else f" with a probability of {chance(least.cheapest)}"
-        spent = "" if least in pair else f" {amount(least.money, decision.currency)}"
-        said.append(f"least money{sure}: {names[least.label]}{spent}")
+    if least is not None and least.cheapest is not None and least.label != decision.first:
+        spent = "" if least in pair else f", {amount(least.money, decision.currency)}"
+        sure = chance(least.cheapest)
+        said.append(f"least money, with a probability of {sure}: {names[least.label]}{spent}")
     if any(own.energy_kwh for own in pair):
         energy = [own.energy_kwh and Spread(*(end / 1e3 for end in _ends(own.energy_kwh))) for own in pair]
         said.append(" against ".join(amount(spread, "MWh") for spread in energy))
