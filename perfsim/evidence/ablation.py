@@ -39,7 +39,7 @@ Parts = Mapping[str, Callable[[GpuCosts], object]]
 
 
 @dataclass(frozen=True)
-class Removal:
+class _Removal:
     """A mechanism and the change of prices that removes it."""
 
     key: str
@@ -68,7 +68,7 @@ class Removal:
 class _WithoutMechanism(GpuCosts):
     """The prices of a plan without one mechanism."""
 
-    def __init__(self, plan: Plan, removal: Removal) -> None:
+    def __init__(self, plan: Plan, removal: _Removal) -> None:
         super().__init__(gpu_plan(plan).topology, plan.job.recipe)
         self.removal = removal
         for part, made in removal.parts.items():
@@ -150,84 +150,84 @@ def _recomputed_collectives(graph: TaskGraph) -> Bools:
 
 
 REMOVALS = (
-    Removal(NOTHING, instead=""),
-    Removal("tensor-parallel collectives", work=lambda work: work.category == "tensor_communication"),
-    Removal("collectives of recompute", tasks=_recomputed_collectives),
-    Removal(
+    _Removal(NOTHING, instead=""),
+    _Removal("tensor-parallel collectives", work=lambda work: work.category == "tensor_communication"),
+    _Removal("collectives of recompute", tasks=_recomputed_collectives),
+    _Removal(
         "hierarchical collectives",
         "every group inside one node",
         parts={"group": lambda _: lambda ranks: Group.inside_node(ranks.size)},
     ),
-    Removal(
+    _Removal(
         "data-parallel and FSDP traffic",
         work=lambda work: work.category == "data_communication",
         constants=("partial_node_rank_bytes_per_s",),
     ),
-    Removal(
+    _Removal(
         "bridge of partial nodes",
         "every rank beside its NIC",
         parts={"collectives": _no_bridge},
         constants=("partial_node_rank_bytes_per_s",),
     ),
-    Removal("compute beside communication", "no slower", alone=True),
-    Removal("stage-to-stage transfers", work=lambda work: work.name == "pipeline.send"),
-    Removal(
+    _Removal("compute beside communication", "no slower", alone=True),
+    _Removal("stage-to-stage transfers", work=lambda work: work.name == "pipeline.send"),
+    _Removal(
         "host-launch floor",
         "the host takes no time",
         parts=_set("framework", host_s_per_kernel=0.0, host_blocking_s_per_kernel=0.0),
         constants=("host_s_per_kernel", "host_blocking_s_per_kernel"),
     ),
-    Removal(
+    _Removal(
         "memory-bound kernels", "free on the device", kernel=lambda kernel, _: kernel.op != "elementwise"
     ),
-    Removal("gradient accumulation", kernel=lambda kernel, _: not kernel.name.endswith(".accumulate")),
-    Removal("last-level cache", "none", parts={"cache_bytes": lambda _: 0.0}),
-    Removal(
+    _Removal("gradient accumulation", kernel=lambda kernel, _: not kernel.name.endswith(".accumulate")),
+    _Removal("last-level cache", "none", parts={"cache_bytes": lambda _: 0.0}),
+    _Removal(
         "attention core",
         kernel=lambda kernel, _: not kernel.name.startswith(_ATTENTION_CORE),
         constants=("attention_fraction", "attention_half_length"),
     ),
-    Removal(
+    _Removal(
         "fused attention by length",
         "as in long sequences",
         parts=_set("gpu", attention_half_length=0.0),
         constants=("attention_half_length",),
     ),
-    Removal(
+    _Removal(
         "instructions of fused attention",
         "all at peak",
         parts=_set("gpu", attention_instruction_fraction=1.0),
     ),
-    Removal("embedding, head and loss", work=lambda work: work.name.startswith(_HEAD_AND_EMBEDDING)),
-    Removal("fused cross-entropy", "passes in fp32", kernel=_passes_in_fp32),
-    Removal("optimizer", work=lambda work: work.category == "optimizer"),
-    Removal("waves of tiles", "no idle units in the last wave", parts={"gemm": _no_waves}),
-    Removal(
+    _Removal("embedding, head and loss", work=lambda work: work.name.startswith(_HEAD_AND_EMBEDDING)),
+    _Removal("fused cross-entropy", "passes in fp32", kernel=_passes_in_fp32),
+    _Removal("optimizer", work=lambda work: work.category == "optimizer"),
+    _Removal("waves of tiles", "no idle units in the last wave", parts={"gemm": _no_waves}),
+    _Removal(
         "matrix cores want rows of 16 bytes", "they take any", parts={"vector_flop_per_s": lambda _: None}
     ),
-    Removal(
+    _Removal(
         "sustained power ceiling",
         "1.0 of peak",
         parts=_ceiling(lambda _: 1.0),
         constants=("sustained_fraction",),
     ),
-    Removal(
+    _Removal(
         "tensor communication that products hide",
         "all exposed",
         parts={"recipe": lambda costs: costs.recipe.ran_with(overlap_tensor=False)},
         constants=("exchange_slowdown",),
     ),
-    Removal(
+    _Removal(
         "waits between passes", "none", work=lambda work: work.name == WAIT_OF_HOST, constants=("pass_s",)
     ),
-    Removal(
+    _Removal(
         "asynchronous attention", "the A100's instructions", parts=_set("framework", attention="synchronous")
     ),
-    Removal("casts to fewer bits", kernel=lambda kernel, _: not kernel.name.endswith(".cast")),
-    Removal(
+    _Removal("casts to fewer bits", kernel=lambda kernel, _: not kernel.name.endswith(".cast")),
+    _Removal(
         "tables of narrow products", "16 bits' fractions of peak", parts={"narrow": _fractions_of_16_bits}
     ),
-    Removal(
+    _Removal(
         "narrow power ceiling",
         "1.0 of peak",
         parts={
@@ -237,18 +237,18 @@ REMOVALS = (
         },
         constants=("narrow_sustained_fraction",),
     ),
-    Removal(
+    _Removal(
         "libraries older than the device",
         "all of its ceiling",
         parts=_ceiling(_of_newer_libraries),
         constants=("ceiling_share",),
     ),
-    Removal(
+    _Removal(
         "slowest of many GPUs",
         "all at the mean ceiling",
         parts=_ceiling(lambda costs: costs.gpu.sustained_fraction),
     ),
-    Removal("ceiling of the A100 with 40 GB", "that with 80 GB", parts=_ceiling(_of_larger_memory)),
+    _Removal("ceiling of the A100 with 40 GB", "that with 80 GB", parts=_ceiling(_of_larger_memory)),
 )
 """Nothing, then communication, host, memory, parts of the model, and matrix products."""
 
@@ -269,8 +269,3 @@ def without_each(placed: PlacedCase) -> dict[str, float]:
         step_s = step.run(duration_s, contention=False).step_time_s if affects else complete_s
         steps_s[removal.key] = (1.0 if removal.alone else placed.slowed) * step_s
     return steps_s
-
-
-def shares(steps_s: Mapping[str, float]) -> dict[str, float]:
-    """The fraction of the step that each removal saves; negative if the step gets longer."""
-    return {key: 1.0 - seconds / steps_s[NOTHING] for key, seconds in steps_s.items()}

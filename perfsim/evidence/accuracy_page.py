@@ -21,10 +21,10 @@ import numpy as np
 from perfsim.base.errors import PerfsimError
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.costs.wafer import ROWS, WaferCosts
-from perfsim.evidence.ablation import REMOVALS, shares, without_each
+from perfsim.evidence.ablation import NOTHING, REMOVALS, without_each
 from perfsim.evidence.cases import CaseRows, StepCase, mapped
 from perfsim.evidence.left_out import LeavingOut, LeftOut, Tangent
-from perfsim.evidence.score import Scored, summary
+from perfsim.evidence.score import Scored
 from perfsim.machines.gpu_cluster import gpu_plan
 
 _MOST_CAUSES = 2
@@ -61,7 +61,7 @@ _COMPUTING = ("forward", "backward", "recompute")
 
 
 @dataclass(frozen=True)
-class Facts:
+class _Facts:
     """A case, its error, and the parts of its predicted step."""
 
     case: StepCase
@@ -221,7 +221,7 @@ def accuracy_of(
     ]
 
 
-def _examine(case: StepCase, catalog: Catalog, *, leaves_out: bool) -> Facts | None:
+def _examine(case: StepCase, catalog: Catalog, *, leaves_out: bool) -> _Facts | None:
     """The parts of one case; None if it cannot be predicted."""
     try:
         placed = case.placed(catalog)
@@ -231,12 +231,13 @@ def _examine(case: StepCase, catalog: Catalog, *, leaves_out: bool) -> Facts | N
         if isinstance(costs, WaferCosts):
             costs.row_s = 0.0
             without_s = placed.step(costs).run(contention=False).step_time_s
-            return Facts(case, {**parts, ROWS: 1.0 - without_s / trace.step_time_s})
+            return _Facts(case, {**parts, ROWS: 1.0 - without_s / trace.step_time_s})
         plan = gpu_plan(placed.plan)
         steps_s = without_each(placed)
-        return Facts(
+        saved = {name: 1.0 - seconds / steps_s[NOTHING] for name, seconds in steps_s.items()}
+        return _Facts(
             case,
-            {**shares(steps_s), "bubble": parts["bubble"]},
+            {**saved, "bubble": parts["bubble"]},
             steps_s,
             plan.layout.tensor > plan.topology.devices_per_node,
             Tangent.of(placed) if leaves_out and case.scored else None,
@@ -245,11 +246,11 @@ def _examine(case: StepCase, catalog: Catalog, *, leaves_out: bool) -> Facts | N
         return None
 
 
-def _removed(on_gpus: Sequence[Facts], tangents: Sequence[Tangent]) -> list[Removed]:
+def _removed(on_gpus: Sequence[_Facts], tangents: Sequence[Tangent]) -> list[Removed]:
     """The score of the GPU cases with and without each mechanism; with `tangents` also after a new fit."""
     rows = []
     for removal in REMOVALS if on_gpus else ():
         runs = [Scored.of(part.case, part.steps_s[removal.key]) for part in on_gpus]
-        left_out = summary(Tangent.refitted(tangents, runs, removal.constants)) if tangents else {}
-        rows.append(Removed(removal.key, removal.instead, summary(runs), left_out))
+        left_out = Scored.summary(Tangent.refitted(tangents, runs, removal.constants)) if tangents else {}
+        rows.append(Removed(removal.key, removal.instead, Scored.summary(runs), left_out))
     return rows

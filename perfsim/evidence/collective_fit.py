@@ -15,8 +15,6 @@ from perfsim.catalog import default_catalog
 from perfsim.evidence.fitting import (
     Account,
     SoftL1,
-    cluster_of,
-    log_jacobian,
     need_more_than,
     read_collectives,
     refused,
@@ -46,7 +44,10 @@ _OUTLIER = 0.05
 """Weighted log errors above this have decreasing influence (soft L1)."""
 _CONSTANTS = ("latency_base_s", "latency_per_step_s", "bandwidth_bytes_per_s", "local_bytes_per_s")
 _AT_LINE_RATE = "the line rate of {link}, above which no line may go, and where the fit ended"
+_AT_CEILING = "the most that the fit allows, where it ended"
 _AT_FLOOR = "the least that the fit allows, where it ended"
+_NEAR = 1e-3
+"""Of a bound in the log: a constant that ended there."""
 _DERIVED: dict[CollectiveOp, tuple[CollectiveOp, float, str]] = {
     "broadcast": ("all_gather", 1.0, "a pipelined ring: the lines of the all-gather; not measured"),
     "send_recv": ("all_to_all", 2.0, "an all-to-all of two sends half: its lines; not measured"),
@@ -111,7 +112,7 @@ def link_calibration(tables: Sequence[Path], link: LinkSpec, *, source: str = ""
         cells = np.unique(np.stack([kept.size, kept.n_bytes]), axis=1).shape[1]
         need_more_than(len(_CONSTANTS) * len(_NAMES), cells, tables[0], f"sizes of {op}")
         # Every octave of every table and group size has the total weight 1.
-        cluster = cluster_of(*kept.cells)
+        cluster = SoftL1.clusters(*kept.cells)
         weight: Floats = 1.0 / np.bincount(cluster)[cluster]
         segments[op] = _fit_lines(op, kept, weight, link.bandwidth)
         errors = np.abs(_predict(_values(segments[op]), op, kept) / kept.time_s - 1)
@@ -157,9 +158,8 @@ def _lines_account(
     names = np.array([f"{segment.name}.{constant}" for constant in _CONSTANTS for segment in segments])
     logs = np.log(_values(segments)).ravel()
     _, low, high = _start_and_bounds(link.bandwidth)
-    near = np.log(1 + 1e-3)
-    at_most = logs > high - near
-    at_least = logs < low + near
+    at_most = logs > high - _NEAR
+    at_least = logs < low + _NEAR
     free = ~(at_most | at_least)
 
     def predict(free_logs: Floats) -> Floats:
@@ -168,10 +168,11 @@ def _lines_account(
         return np.asarray(np.log(_predict(np.exp(all_logs).reshape(4, -1), op, rows)))
 
     error = predict(logs[free]) - np.log(rows.time_s)
-    loss = SoftL1(error, weight, weight * error**2 / _OUTLIER**2, cluster_of(*rows.cells))
-    estimates = loss.account(names[free].tolist(), log_jacobian(predict, logs[free]))
+    loss = SoftL1(error, weight, weight * error**2 / _OUTLIER**2, SoftL1.clusters(*rows.cells))
+    estimates = loss.account(names[free].tolist(), SoftL1.jacobian(predict, logs[free]))
+    at_line_rate = _AT_LINE_RATE.format(link=link.name)
     reasons = (
-        dict.fromkeys(names[at_most].tolist(), _AT_LINE_RATE.format(link=link.name))
+        {name: at_line_rate if "bandwidth" in name else _AT_CEILING for name in names[at_most].tolist()}
         | dict.fromkeys(names[at_least].tolist(), _AT_FLOOR)
         | estimates.assumed
     )
@@ -192,7 +193,7 @@ def _fit_lines(
     # Which line is fastest changes with the constants, so the loss has several local minima.
     jitter = np.random.default_rng(0).normal(0, 0.3, (_STARTS, start.size))
     jitter[0] = 0.0
-    guesses = [np.clip(start + shift, low + 1e-6, high - 1e-6) for shift in jitter]
+    guesses = [np.clip(start + shift, low, high) for shift in jitter]
     results = [
         scipy("optimize").least_squares(
             residuals, guess, bounds=(low, high), loss="soft_l1", f_scale=_OUTLIER
@@ -242,7 +243,7 @@ def _agreeing_rows(rows: _Table) -> _Table:
     """Rows of the first table, and of later ones in octaves whose medians agree with it."""
     per_byte = rows.time_s / rows.n_bytes
     keep = np.ones(rows.time_s.size, dtype=bool)
-    cell = cluster_of(*rows.cells[1:])
+    cell = SoftL1.clusters(*rows.cells[1:])
     for table in range(1, int(rows.table.max()) + 1):
         for number in range(cell.max() + 1):
             first = (cell == number) & (rows.table < table) & keep

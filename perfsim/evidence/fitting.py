@@ -165,7 +165,7 @@ def weighted_quantile(values: Floats, weight: Floats, fraction: float) -> float:
     """The least value up to which that fraction of the weight lies."""
     order = np.lexsort((weight, values))
     sums = np.cumsum(weight[order])
-    return float(values[order][min(int(np.searchsorted(sums, fraction * sums[-1])), order.size - 1)])
+    return float(values[order][np.searchsorted(sums, fraction * sums[-1])])
 
 
 _STEP = 1e-4
@@ -193,6 +193,20 @@ class SoftL1:
     cluster: NDArray[np.intp]
     """Rows with one number err together."""
 
+    @staticmethod
+    def clusters(*columns: Floats) -> NDArray[np.intp]:
+        """The same number for rows that are equal in all columns."""
+        _, index = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+        return np.asarray(index.ravel(), dtype=np.intp)
+
+    @staticmethod
+    def jacobian(predict: Callable[[Floats], Floats], logs: Floats, step: float = _STEP) -> Floats:
+        """Derivative of log seconds by log constant, by central differences; one column per constant."""
+        shifts = step * np.eye(logs.size)
+        return np.stack(
+            [(predict(logs + shift) - predict(logs - shift)) / (2 * step) for shift in shifts], axis=1
+        )
+
     def errors(self, jacobian: Floats, *, few: bool = True) -> Floats:
         """Standard errors of log constants; `few` allows for few clusters per constant."""
         slope = self.weight * self.error / np.sqrt(1 + self.z)
@@ -207,7 +221,7 @@ class SoftL1:
 
     def account(self, names: Sequence[str], jacobian: Floats) -> Account:
         """Errors of the constants with these names; those above a third are held, the worst first."""
-        running = [axis for axis in range(len(names)) if np.abs(jacobian[:, axis]).max() > 1e-9]
+        running = [axis for axis in range(len(names)) if jacobian[:, axis].any()]
         assumed = {
             name: "no row of the table depends on it: near where the fit started"
             for axis, name in enumerate(names)
@@ -226,20 +240,6 @@ class SoftL1:
                 f"not determined by the table (standard error {share} the value): held where the fit ended"
             )
         return Account({names[axis]: rounded(errors[at], 2) for at, axis in enumerate(running)}, assumed)
-
-
-def cluster_of(*columns: Floats) -> NDArray[np.intp]:
-    """The same number for rows that are equal in all columns."""
-    _, index = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
-    return np.asarray(index.ravel(), dtype=np.intp)
-
-
-def log_jacobian(predict: Callable[[Floats], Floats], logs: Floats, step: float = _STEP) -> Floats:
-    """Derivative of log seconds by log constant, by central differences; one column per constant."""
-    shifts = step * np.eye(logs.size)
-    return np.stack(
-        [(predict(logs + shift) - predict(logs - shift)) / (2 * step) for shift in shifts], axis=1
-    )
 
 
 # Files of `hardware/calibrations`.

@@ -23,16 +23,7 @@ from numpy.typing import NDArray
 from perfsim.base.arrays import Floats
 from perfsim.base.errors import InputError
 from perfsim.costs.gemm import GemmModel, Geometry, narrow_constants
-from perfsim.evidence.fitting import (
-    Account,
-    SoftL1,
-    cluster_of,
-    log_jacobian,
-    need_more_than,
-    read_table,
-    rounded,
-    scipy,
-)
+from perfsim.evidence.fitting import Account, SoftL1, need_more_than, read_table, rounded, scipy
 from perfsim.specs.calibration import (
     Calibration,
     FitRecord,
@@ -360,7 +351,7 @@ def _estimates(model: GemmModel, table: _Products) -> Account:
     values = _values(constants)
     plain = [name for name in values if "choice" not in name]
     chosen = model.choice(geometry)
-    cluster = cluster_of(table.n, table.k)
+    cluster = SoftL1.clusters(table.n, table.k)
 
     def predict(logs: Floats) -> Floats:
         changed = _with(constants, dict(zip(plain, np.exp(logs).tolist(), strict=True)))
@@ -381,14 +372,14 @@ def _estimates(model: GemmModel, table: _Products) -> Account:
     logs = np.log([values[name] for name in plain])
     error = predict(logs) - np.log(table.time_s)
     loss = SoftL1(error, table.weight, (error / _ERROR_FLOOR) ** 2, cluster)
-    known = loss.account(plain, log_jacobian(predict, logs))
+    known = loss.account(plain, SoftL1.jacobian(predict, logs))
     # The wider of both directions counts, inf beyond a third.
     widths = {
         name: max(next((by for by in _WIDTHS if has_grown(name, sign * by)), math.inf) for sign in (1, -1))
         for name in values
         if name not in plain
     }
-    errors = known.errors | {name: rounded(width, 2) for name, width in widths.items() if width < math.inf}
+    errors = known.errors | {name: width for name, width in widths.items() if width < math.inf}
     assumed = known.assumed | dict.fromkeys(widths, _LOOSE)
     return Account(
         {name: errors[name] for name in values if name in errors},
@@ -525,7 +516,7 @@ def _factors(
     apes = np.abs(np.expm1(errors(best)))[weight == weight.max()]
     relative = weight / weight.mean()
     at_best = SoftL1(errors(best), relative, np.zeros(weight.size), np.arange(weight.size))
-    standard_errors = at_best.errors(log_jacobian(errors, best, _STEP), few=False).tolist()
+    standard_errors = at_best.errors(SoftL1.jacobian(errors, best, _STEP), few=False).tolist()
     paths = {"overhead": "overhead_k"} if "launch_s" in start else {}
     return {name: rounded(value) for name, value in factors(best).items()}, FitRecord(
         command=command,

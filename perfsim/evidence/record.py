@@ -103,7 +103,7 @@ def _figures(summary: _Figures, baseline: _Figures, outside: _Figures | None) ->
     return figures | {"baseline_median_ape": round(baseline["median_ape"], _DIGITS)}
 
 
-def reached_record(paths: Iterable[Path]) -> str:
+def _reached_record(paths: Iterable[Path]) -> str:
     """The text of the record of what the scored runs of files reached, the best of each file first."""
     catalog = default_catalog()
     rows: list[Reached] = []
@@ -170,4 +170,4 @@ def write_records(
     write_file(by_prediction.with_name(bands.ERRORS_RECORD), errors + "\n")
     production = json.dumps(production_record(catalog), indent=2)
     write_file(Path(study_answers.__file__).with_name(study_answers.RECORD), production + "\n")
-    write_file(by_prediction.with_name(bands.RUNS_RECORD), reached_record(step_files))
+    write_file(by_prediction.with_name(bands.RUNS_RECORD), _reached_record(step_files))

@@ -154,11 +154,21 @@ class Scored:
         return self.evidence in ("A", "B")
 
     @staticmethod
+    def summary(runs: Iterable[Scored]) -> dict[str, Any]:
+        """The figures of the runs that count."""
+        return _figures(run.error for run in runs if run.counts)
+
+    @staticmethod
+    def families(runs: Iterable[Scored]) -> dict[str, dict[str, Any]]:
+        """The summary of each family."""
+        return {family: Scored.summary(members) for family, members in _by_family(runs).items()}
+
+    @staticmethod
     def dense_and_experts(cases: Sequence[Scored]) -> dict[str, dict[str, Any]]:
         """The summaries of runs without experts and with them; empty unless some scored run has them."""
         kinds = {
-            "dense": summary(case for case in cases if not case.experts),
-            "experts": summary(case for case in cases if case.experts),
+            "dense": Scored.summary(case for case in cases if not case.experts),
+            "experts": Scored.summary(case for case in cases if case.experts),
         }
         return {name: figures for name, figures in kinds.items() if kinds["experts"]["n"] and figures["n"]}
 
@@ -173,11 +183,6 @@ class Scored:
             return 1.0
         ratios = np.array([run.measured_s / (run.ideal_s or math.nan) for run in runs])
         return 1.0 / weighted_quantile(ratios, 1.0 / ratios, 0.5)
-
-
-def summary(runs: Iterable[Scored]) -> dict[str, Any]:
-    """The figures of the runs that count."""
-    return _figures(run.error for run in runs if run.counts)
 
 
 def _figures(errors: Iterable[float | None]) -> dict[str, Any]:
@@ -197,11 +202,6 @@ def _figures(errors: Iterable[float | None]) -> dict[str, Any]:
         "mape": float(apes.mean()),
         "bias": float(np.mean(signed)) if signed else None,
     }
-
-
-def families(runs: Iterable[Scored]) -> dict[str, dict[str, Any]]:
-    """The summary of each family."""
-    return {family: summary(members) for family, members in _by_family(runs).items()}
 
 
 def _by_family(runs: Iterable[Scored]) -> dict[str, list[Scored]]:
@@ -294,10 +294,10 @@ def validate_cases(rows: CaseRows[StepCase], catalog: Catalog) -> dict[str, Any]
             *rows.failed,
             *({"id": run.id, "error": run.failure} for run in read if run.predicted_s is None),
         ],
-        "summary": {**summary(runs), "band_coverage": _coverage(runs)},
-        "summary_predicted": summary(run for run in runs if run.predicted_s is not None),
+        "summary": {**Scored.summary(runs), "band_coverage": _coverage(runs)},
+        "summary_predicted": Scored.summary(run for run in runs if run.predicted_s is not None),
         **Scored.dense_and_experts(runs),
-        "baseline": summary(baseline) | ({"efficiency": efficiency} if known else {}),
+        "baseline": Scored.summary(baseline) | ({"efficiency": efficiency} if known else {}),
         "memory": {_OF_MEMORY.get(name, name): value for name, value in peaks.items()},
         "families": {
             family: figures
@@ -307,9 +307,9 @@ def validate_cases(rows: CaseRows[StepCase], catalog: Catalog) -> dict[str, Any]
                     run.hidden_communication or 0.0 if run.counts else 0.0 for run in by_family[family]
                 ),
             }
-            for family, figures in families(runs).items()
+            for family, figures in Scored.families(runs).items()
         },
-        "families_baseline": families(baseline),
+        "families_baseline": Scored.families(baseline),
         "families_traits": {
             family: Traits.together(alike)
             for family, members in by_family.items()

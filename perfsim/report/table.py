@@ -322,7 +322,7 @@ def _longest_word(cell: str) -> int:
 def _cell_lines(cell: str, size: int) -> list[str]:
     """The cell in lines, further ones under the first one's text."""
     indent = len(cell) - len(cell.lstrip(f"{MARK} "))
-    return [cell] if len(cell) <= size else textwrap.wrap(cell, size, subsequent_indent=" " * indent)
+    return textwrap.wrap(cell, size, subsequent_indent=" " * indent) or [cell]
 
 
 def markdown_text(text: str) -> str:
@@ -356,7 +356,7 @@ def write_table(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
         for name in rows[0] if rows else ():
             values = [row[name] for row in rows]
             kinds = {type(value) for value in values if value is not None}
-            alike = kinds <= {int, float} or (len(kinds) <= 1 and kinds <= {str, bool})
+            alike = kinds <= {int, float} or kinds in ({str}, {bool})
             columns[name] = values if alike else [None if value is None else str(value) for value in values]
         buffer = io.BytesIO()
         pq.write_table(pa.table(columns), buffer)

@@ -129,33 +129,6 @@ def _worst_table(result: Mapping[str, Any], causes: Mapping[str, str], *, scored
     )
 
 
-def _memory_table(result: Mapping[str, Any]) -> Table:
-    """Predicted over measured peak memory by family and framework, of the runs that print theirs."""
-    classes: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for case in result["cases"]:
-        if case.get("predicted_peak_gib"):
-            classes.setdefault((case["family"], case["framework"]), []).append(case)
-
-    def reach(key: str, cases: Sequence[Mapping[str, Any]]) -> str:
-        return " to ".join(f"{end([case[key] for case in cases]):.1f}" for end in (min, max))
-
-    def errors(cases: Sequence[Mapping[str, Any]]) -> list[float]:
-        return [case["predicted_peak_gib"] / case["measured_peak_gib"] - 1 for case in cases]
-
-    return Table.each(
-        classes.items(),
-        {
-            "family": (None, lambda row: row[0][0]),
-            "framework": (None, lambda row: row[0][1]),
-            "runs": (text.COUNT, lambda row: len(row[1])),
-            "measured, GiB": (None, lambda row: reach("measured_peak_gib", row[1])),
-            "predicted, GiB": (None, lambda row: reach("predicted_peak_gib", row[1])),
-            "median error": (text.CHANGE, lambda row: median(errors(row[1]))),
-            "largest": (text.CHANGE, lambda row: max(errors(row[1]), key=abs)),
-        },
-    )
-
-
 def _ablation_table(removed: Sequence[Removed]) -> Table:
     """The score without each mechanism, the largest mean error first."""
     complete, *ablated = removed
@@ -469,9 +442,6 @@ def _step_sections(accuracy: StepAccuracy) -> Iterator[Section]:
         "long."
     )
     yield Section(f"the worst {WORST}", lead, table=replace(worst, rows=worst.rows[:WORST]), slug="worst")
-    if (memory := _memory_table(result)).rows:
-        lead = "Runs that print it. Some print what PyTorch has reserved; predicted is what is allocated."
-        yield Section("peak memory", lead, table=memory, slug="memory")
     weak = _worst_table(result, accuracy.causes, scored=False)
     refused = _refusals_table("run", result)
     for slug, heading, lead, table in (

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perfsim.evidence.accuracy_page import Facts
+from perfsim.evidence.accuracy_page import _Facts
 from perfsim.evidence.cases import StepCase
 from perfsim.testing.toys import published_run
 
@@ -18,9 +18,9 @@ def facts(
     family_bias: float = 0.0,
     tensor_across_nodes: bool = False,
     **changes: Any,
-) -> Facts:
+) -> _Facts:
     case = StepCase.model_validate(published_run(**changes))
-    return Facts(case, shares, error=error, family_bias=family_bias, tensor_across_nodes=tensor_across_nodes)
+    return _Facts(case, shares, error=error, family_bias=family_bias, tensor_across_nodes=tensor_across_nodes)
 
 
 def test_a_factor_makes_the_prediction_right() -> None:

@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from perfsim.base.errors import CatalogError
-from perfsim.catalog import default_catalog
 from perfsim.evidence.cases import CaseRows, StepCase
 from perfsim.evidence.score import validate_file
 from perfsim.testing.toys import published_run
@@ -94,39 +93,6 @@ def test_keys_that_end_in_note_are_remarks_and_rope_is_rotary(tmp_path: Path) ->
     assert not rows.refused
     assert rows.cases[0].training == StepCase.model_validate(ROW).training
     assert rows.cases[1].model.position_embedding == "rotary"
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("model.experts", 0),
-        ("model.head_dim", 128),
-        ("model.sliding_window", 512),
-        ("model.attention_type", "mha"),
-        ("parallel.context_parallel", 1),
-        ("parallel.expert_parallel", 1),
-        ("parallel.shard_group", 8),
-        ("training.moe_dispatcher", "deepep"),
-        ("system.nvlink_domain", 8),
-    ],
-)
-def test_what_changes_nothing_is_not_refused(path: str, value: Any) -> None:
-    StepCase.model_validate(changed({path: value})).question(default_catalog())
-
-
-def test_settings_of_the_stack_that_a_prediction_leaves_out_are_named() -> None:
-    detailed, kept, alone = (
-        StepCase.model_validate(changed({f"training.{key}": value}))
-        for key, value in (
-            ("recompute_detail", "by operator"),
-            ("recompute_detail", "remat_policy save_qkv_proj"),
-            ("tp_comm_overlap", True),
-        )
-    )
-    assert detailed.ignored == ["recompute_detail"]
-    assert not kept.ignored
-    assert kept.question(default_catalog()).recipe.runtime.recompute_keeps == "qkv"
-    assert "tp_comm_overlap" not in alone.ignored, "there is no tensor-parallel communication"
 
 
 def test_a_table_has_wafers_beside_gpus_refused_rows_and_memory(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from perfsim.base.errors import PlanError
 from perfsim.catalog import Catalog
 from perfsim.evidence import cases, score
 from perfsim.evidence.cases import CaseRows, StepCase
-from perfsim.evidence.score import Scored, families, summary, validate_cases
+from perfsim.evidence.score import Scored, validate_cases
 from perfsim.strategies import Plan
 from perfsim.testing.toys import published_run
 
@@ -38,9 +38,9 @@ def scored(predicted_s: float | None, measured_s: float = 1.0, *, evidence: str 
 def test_a_summary_has_number_median_ninetieth_percentile_mean_and_bias_of_each_family(
     runs: list[Scored], measures: tuple[float | None, ...]
 ) -> None:
-    assert list(summary(runs).values()) == pytest.approx(list(measures))
+    assert list(Scored.summary(runs).values()) == pytest.approx(list(measures))
     other = [replace(run, family="other", predicted_s=7.0) for run in runs]
-    assert families([*runs, *other])["f"].items() >= summary(runs).items()
+    assert Scored.families([*runs, *other])["f"].items() >= Scored.summary(runs).items()
 
 
 positive = st.floats(0.1, 10.0)

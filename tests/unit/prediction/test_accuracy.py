@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,8 @@ import pytest
 
 import perfsim as ps
 from perfsim.engine.trace import Trace
-from perfsim.evidence.cases import public_cases
 from perfsim.evidence.left_out import LeavingOut, LeftOut
-from perfsim.evidence.record import reached_record, record_of
+from perfsim.evidence.record import record_of
 from perfsim.evidence.score import Scored
 from perfsim.prediction import bands
 from perfsim.prediction.bands import Accuracy, BandWidths, Hidden, Reached, Traits, alone
@@ -287,10 +285,6 @@ def test_the_largest_share_is_that_of_scored_runs_on_such_a_device_without_the_f
 
 
 # --------------------------------------------------------------------------------------- published runs
-def test_the_record_is_what_the_cases_give() -> None:
-    paths = [path for path in public_cases() if path.name != "convergence.yaml"]
-    kept = files("perfsim.prediction").joinpath(bands.RUNS_RECORD).read_text(encoding="utf-8")
-    assert kept == reached_record(paths), "run: perfsim validate --record"
 
 
 def test_published_figures_of_the_record_are_those_of_the_papers() -> None:

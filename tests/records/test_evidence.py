@@ -1,0 +1,369 @@
+"""Fits of today: the constants that small tables and runs give, how well, and what they say of themselves."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from perfsim.base.errors import PerfsimError
+from perfsim.base.units import YAML_CONTEXT
+from perfsim.catalog import default_catalog
+from perfsim.costs.gemm import GemmModel, narrow_constants
+from perfsim.evidence import record
+from perfsim.evidence.accuracy_page import StepAccuracy
+from perfsim.evidence.cases import CaseRows, StepCase, public_cases
+from perfsim.evidence.collective_fit import link_calibration
+from perfsim.evidence.gemm_fit import gpu_calibration
+from perfsim.evidence.own_runs import fit_cluster, fit_convergence
+from perfsim.evidence.production import ScalingFile
+from perfsim.evidence.score import validate_cases
+from perfsim.evidence.step_fit import fit_steps, fit_wafer
+from perfsim.network.collectives import CollectiveModel
+from perfsim.network.topology import Group
+from perfsim.report.document import plain
+from perfsim.specs.calibration import (
+    Calibration,
+    CollectiveCalibration,
+    CollectiveOp,
+    GpuCalibration,
+    NarrowGemmConstants,
+)
+from perfsim.specs.hardware import DeviceSpec, LinkSpec, MemorySpec, NodeSpec
+from perfsim.testing.toys import published_run
+
+Recorded = Callable[..., None]
+CATALOG = default_catalog()
+A100 = cast(GpuCalibration, CATALOG.calibration("a100-sxm4"))
+NVLINK3 = cast(CollectiveCalibration, CATALOG.calibration("nvlink3"))
+PEAK = {"bf16": 200e12, "fp8": 400e12}
+DEVICE = DeviceSpec(
+    name="some-gpu",
+    kind="gpu",
+    peak=PEAK,
+    memory=MemorySpec(capacity=40e9, bandwidth=1.5e12),
+    compute_units=80,
+)
+LINK = LinkSpec(name="some-link", bandwidth=300e9, latency=1e-6)
+NARROW = NarrowGemmConstants(
+    efficiency=0.8, overhead=1.5, memory_fraction=0.7, burst_fraction=0.7, cast_bytes=3.0, cast_s=5e-6
+)
+CLOSE = 2e-3
+"""Of constants that have four digits, at whose last one optimizers may differ."""
+
+
+def fitted(calibration: Calibration) -> dict[str, Any]:
+    """A calibration as its file has it."""
+    return calibration.model_dump(mode="json", exclude_defaults=True)
+
+
+def table(path: Path, columns: Mapping[str, Sequence[Any]]) -> Path:
+    rows = [",".join(map(str, row)) for row in zip(*columns.values(), strict=True)]
+    path.write_text("\n".join([",".join(columns), *rows]) + "\n")
+    return path
+
+
+def test_a_library_of_products_is_found_again_in_constants_that_are_what_they_were(
+    tmp_path: Path, recorded: Recorded
+) -> None:
+    """Times of the A100's library on a made-up device, with 2 % noise."""
+    generator = np.random.default_rng(5)
+    m, n, k = (2.0 ** generator.integers(low, 14, 140) for low in (4, 8, 8))
+    noise = generator.normal(1, 0.02, m.size)
+    time_us = 1e6 * noise * GemmModel(A100.gemm, PEAK["bf16"], 1.5e12, 80).time_s(m, n, k)
+    file = table(tmp_path / "gemm.csv", {"m": m, "n": n, "k": k, "time_us": time_us})
+    found = gpu_calibration(file, DEVICE, evaluations=1200)
+    assert found.unaccounted() == []
+    assert found.gemm.memory_fraction == pytest.approx(A100.gemm.memory_fraction, rel=0.1)
+    recorded("fit_products", fitted(found), CLOSE)
+
+
+def test_factors_on_the_products_of_another_device_are_found_again_as_they_were(
+    tmp_path: Path, recorded: Recorded
+) -> None:
+    """Times of a device with the A100's tiles, a tenth less efficient, and of one in 8 bits."""
+    m, n, k = 2.0 ** np.random.default_rng(2).integers(7, 14, (3, 150))
+    tiles = tuple(
+        tile.model_copy(update={"efficiency": 0.9 * tile.efficiency, "overhead_k": 1.2 * tile.overhead_k})
+        for tile in A100.gemm.tiles
+    )
+    shared = {"memory_fraction": 0.8, "burst_fraction": 0.8, "launch_s": 3e-6}
+    gemm = A100.gemm.model_copy(update={"tiles": tiles, **shared})
+    model = GemmModel(gemm, PEAK["bf16"], 1.5e12, 80)
+    narrow = replace(
+        model, constants=narrow_constants(gemm, NARROW), peak_flop_per_s=PEAK["fp8"], element_bytes=1
+    )
+    cast_s = NARROW.cast_s + NARROW.cast_bytes * m * k / 1.5e12
+    times = np.concatenate([model.time_s(m, n, k), narrow.time_s(m, n, k) + cast_s])
+    columns = {"m": np.tile(m, 2), "n": np.tile(n, 2), "k": np.tile(k, 2), "time_us": 1e6 * times}
+    file = table(tmp_path / "gemm.csv", {"precision": np.repeat(["bf16", "fp8"], m.size), **columns})
+    borrowed = gpu_calibration(file, DEVICE, A100)
+    ratios = [
+        (mine.efficiency / other.efficiency, mine.overhead_k / other.overhead_k)
+        for mine, other in zip(borrowed.gemm.tiles, A100.gemm.tiles, strict=True)
+    ]
+    assert ratios == [pytest.approx((0.9, 1.2), rel=0.03)] * len(ratios)
+    own = DEVICE.model_copy(update={"calibration": borrowed})
+    again = gpu_calibration(file, own, borrowed, source="here")
+    assert again.gemm == borrowed.gemm, "a device's own products in 16 bits stay"
+    recorded("fit_factors", {"borrowed": fitted(borrowed), "own": fitted(again)}, CLOSE)
+
+
+def collectives(path: Path, *measured: tuple[CollectiveOp, int, float]) -> Path:
+    """Times of the fitted NVLink by operation and ranks, with 5 % noise, times a factor and a wave of it."""
+    link = LINK.model_copy(update={"calibration": NVLINK3})
+    model = CollectiveModel.of_node(NodeSpec(devices=8, scale_up=link, nics=8, nic=link))
+    noise = np.random.default_rng(7)
+    rows = []
+    for op, size, factor in measured:
+        for octave in range(9, 30):
+            seconds = model.time_s(op, 2.0**octave, Group.inside_node(size)) * noise.normal(1.0, 0.05)
+            wave = 1.0 if factor == 1.0 else factor + 0.33 * math.sin(octave)
+            rows.append((op.replace("all_to_all", "alltoall"), size, 2.0**octave, 1e6 * seconds * wave))
+    columns = zip(("collective", "num_gpus", "bytes", "time_us"), zip(*rows, strict=True), strict=True)
+    return table(path, dict(columns))
+
+
+def test_lines_of_collectives_are_found_again_as_they_were(tmp_path: Path, recorded: Recorded) -> None:
+    """Also of two tables that disagree in places."""
+    ops: tuple[CollectiveOp, ...] = ("all_reduce", "all_to_all")
+    first = collectives(tmp_path / "first.csv", *((op, size, 1.0) for op in ops for size in (2, 8)))
+    alone = link_calibration([first], LINK, source="here")
+    assert alone.unaccounted() == []
+    assert alone.fit["collectives.all_reduce"].median_ape < 0.05
+    tables = [
+        collectives(tmp_path / "a.csv", ("all_gather", 2, 1.0), ("all_gather", 8, 1.0)),
+        collectives(tmp_path / "b.csv", ("all_gather", 8, 0.9)),
+    ]
+    both = link_calibration(tables, LINK.model_copy(update={"calibration": NVLINK3}))
+    recorded("fit_collectives", {"alone": fitted(alone), "two tables": fitted(both)}, CLOSE)
+
+
+PUBLISHED = {
+    "gpu.yaml": (
+        "korthikanti22_t5_22b_full",
+        "llmfoundry_1b_a100_40gb_16_s2048_bf16",
+        "llmfoundry_350m_a100_40gb_16_s2048_bf16",
+        "llmfoundry_7b_h100_80gb_8_s2048_bf16",
+        "vtrain_single_1352_h1024_l24_tp2dp2pp2_mb1_gbs4",
+        "vtrain_single_3_h2048_l24_tp1dp2pp2_mb4_gbs16",
+        "zb_1.5b_1f1b_i_m24",
+    ),
+    "modern.yaml": (
+        "mbridge_qwen3_30b_a3b_b300_8_mxfp8_s4096_b512_m8_t1p1c1v1e8",
+        "mlperf_v5.1_llama31_8b_b200_16_2xXE9680Lx8B200-SXM-180GB",
+        "simumax_b200_llama3_405b_l4_tp1_pp2_dp4_mbc4",
+        "titan_8b_8_compile_fp8",
+        "titan_8b_8_eager",
+    ),
+    "weight_streaming.yaml": (
+        "bertlarge128_1xcs2_r2.0",
+        "gpt2small_1xcs2_r2.1",
+        "gpt2small_1xcs2_r2.3b",
+        "usc_bert_large_1xcs2_b512",
+        "usc_gpt3_256m_1xcs2_b128",
+    ),
+}
+"""Small runs: of devices, stacks, layouts, with experts, of several releases."""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of these runs as they are published."""
+    path = tmp_path_factory.mktemp("runs") / "gpu.yaml"
+    rows = []
+    for file in public_cases():
+        chosen = PUBLISHED.get(file.name, ())
+        _, *others = file.read_text(encoding="utf-8").split("\n- id: ")
+        rows += [row.rstrip() for row in others if row.split('"')[1] in chosen]
+    path.write_text("\n- id: ".join(["schema: 1\ncases:", *rows]) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def published(runs: Path) -> Sequence[StepCase]:
+    return CaseRows.read(runs, StepCase, CATALOG).cases
+
+
+def test_published_runs_are_scored_and_explained_as_they_were(
+    published: Sequence[StepCase], recorded: Recorded
+) -> None:
+    """Each with its band and likely cause, without each mechanism, and left out of the fit."""
+    result = {"file": "gpu.yaml", **validate_cases(CaseRows(published), CATALOG)}
+    accuracy = StepAccuracy.of(published, result, CATALOG, leaves_out=True)
+    said = {
+        "result": result,
+        "causes": accuracy.causes,
+        "removed": {row.mechanism: [row.instead, row.summary, row.left_out] for row in accuracy.removed},
+        "left out": accuracy.outside,
+        "constants": [
+            [
+                row.family,
+                row.calibration,
+                row.ceiling,
+                row.constants,
+                row.kept,
+                row.borrowed,
+                row.inside,
+                row.outside,
+            ]
+            for part in accuracy.leaving
+            for row in part.rows
+        ],
+        "record": record.record_of([result], {"gpu.yaml": accuracy.leaving[0]}),
+    }
+    recorded("published_runs", plain(said), 1e-6)
+
+
+ONLY: tuple[dict[str, Any], ...] = (
+    {"only": ["sustained_fraction", "attention_fraction", "ceiling_share"], "most_devices": 8},
+    {"only": ["host_s_per_kernel", "pass_s", "host_blocking_s_per_kernel"], "source": "here"},
+    {"device": "a100-sxm4-80gb", "only": ["host_s_per_kernel"]},
+    {"device": "h100-sxm5-80gb", "device_only": True},
+    {"only": ["grouped_rate", "all_to_all_slowdown"]},
+)
+
+
+def test_constants_of_whole_steps_are_what_they_were(runs: Path, recorded: Recorded) -> None:
+    said: dict[str, Any] = {}
+    for asked_for in ONLY:
+        fits = refused_or(lambda: [fitted(one) for one in fit_steps([runs], **asked_for)])  # noqa: B023
+        said[str(asked_for)] = [
+            {name: value for name, value in one.items() if name in ("name", "fit", *one["fit"])}
+            if isinstance(one, dict)
+            else one
+            for one in fits
+        ]
+    recorded("fit_steps", said, CLOSE)
+
+
+def test_constants_of_wafers_are_what_they_were(runs: Path, recorded: Recorded) -> None:
+    recorded("fit_wafer", fitted(fit_wafer(runs, "wse-2")), CLOSE)
+
+
+def test_the_scale_of_a_cluster_is_what_it_was(tmp_path: Path, recorded: Recorded) -> None:
+    rows = [
+        {
+            **published_run(id=f"run{number}", training={"global_batch_size": 8 << number}),
+            "measured": measured,
+        }
+        for number, measured in enumerate({"step_time_s": one_s} for one_s in (0.21, 0.38, 0.9))
+    ]
+    path = tmp_path / "steps.yaml"
+    said: dict[str, Any] = {}
+    for count, times in ((3, 1.0), (2, 1.0), (1, 1.0), (3, 40.0), (2, 0.01)):
+        cases = [
+            {**row, "measured": {"step_time_s": times * row["measured"]["step_time_s"]}}
+            for row in rows[:count]
+        ]
+        path.write_text(yaml.safe_dump({"schema": 1, "cluster": "ours", "cases": cases}), encoding="utf-8")
+        said[f"{count} steps x {times:g}"] = refused_or(lambda: fitted(fit_cluster([path])))
+    recorded("fit_cluster", said)
+
+
+def refused_or(answer: Callable[[], Any]) -> Any:
+    """The answer, or the words of its refusal without the folder."""
+    try:
+        return answer()
+    except PerfsimError as error:
+        return ["refused", re.sub(r"\S+/", "", str(error))]
+
+
+CRITICAL: dict[str, tuple[str, list[tuple[float, ...]]]] = {
+    "examples": (
+        "batch,examples",
+        [(32 << n, 1e6 * (1 + (32 << n) / 900) * (1 + 0.04 * (-1) ** n)) for n in range(7)],
+    ),
+    "steps": ("batch,steps", [(8 << n, (1e5 * (1 + (8 << n) / 80)) / (8 << n)) for n in range(6)]),
+    "several": ("batch,examples", [(64, 9e5), (64, 1.1e6), (256, 1.2e6), (1024, 2.4e6), (4096, 6e6)]),
+    "noise": ("tokens,b_simple", [(0, 1e5), (1e9, 2e5), (3e9, 1e6)]),
+    "one noise": ("tokens,b_simple", [(0, 1e5)]),
+    "no noise": ("tokens,b_simple", [(0, 1e5), (1, 0)]),
+    "flat": ("batch,steps", [(8, 100), (16, 50), (32, 25)]),
+    "loss": ("batch,loss", [(8, 1)]),
+}
+
+
+def test_critical_batches_are_what_they_were(tmp_path: Path, recorded: Recorded) -> None:
+    said: dict[str, Any] = {}
+    for name, (header, rows) in CRITICAL.items():
+        path = tmp_path / "runs.csv"
+        path.write_text("\n".join([header, *(",".join(map(str, row)) for row in rows)]) + "\n")
+        for tokens in (1.0, 2048.0, -1.0):
+            said[f"{name} x {tokens:g}"] = refused_or(lambda: fitted(fit_convergence([path], tokens)))  # noqa: B023
+    said["warm"] = refused_or(
+        lambda: fitted(fit_convergence([path.with_name("runs.csv")], 1.0, "warm-start"))
+    )
+    recorded("fit_critical_batches", said, 1e-6)
+
+
+def test_ratios_of_many_wafers_are_explained_as_they_were(recorded: Recorded) -> None:
+    recorded("scaling", plain(ScalingFile.compared(CATALOG)), 1e-6)
+
+
+def test_records_written_anew_without_results_are_those_of_the_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written: dict[Path, str] = {}
+    monkeypatch.setattr(record, "write_file", written.__setitem__)
+    record.write_records([], [], {})
+    assert len(written) == 3
+    for path, text in written.items():
+        assert path.read_text(encoding="utf-8") == text, path.name
+
+
+RUNS = yaml.safe_load(Path(__file__).with_name("runs.yaml").read_text(encoding="utf-8"))
+
+
+LEFT_OUT = re.compile(r"calibration|device\.|framework\.|assumed|source|description|date|fabric|host\.")
+"""Of a system: what no run changes."""
+
+
+def flat(value: Any, at: str = "") -> dict[str, Any]:
+    """Every value of a document by its dotted path."""
+    if isinstance(value, dict):
+        return {path: one for key, inner in value.items() for path, one in flat(inner, f"{at}.{key}").items()}
+    return {at: value}
+
+
+def asked(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run asks and says of itself, or why it cannot."""
+    row = RUNS["base"] | {
+        key: {**RUNS["base"].get(key, {}), **part} if isinstance(part, dict) else part
+        for key, part in changes.items()
+    }
+    try:
+        case = StepCase.model_validate(published_run(**row), context=YAML_CONTEXT)
+        question = case.question(CATALOG)
+    except PerfsimError as error:
+        return {"refused": str(error).splitlines()[0]}
+    except ValidationError as error:
+        return {"refused": [one["msg"] for one in error.errors()]}
+    own = ("scored", "on_wafers", "setting", "inferred", "ignored", "trained", "stack")
+    described = {"recipe": question.recipe, "model": question.model, "system": question.system}
+    said = {name: one.model_dump(mode="json", exclude_defaults=True) for name, one in described.items()}
+    said |= {"device": question.system.device.name, "framework": question.recipe.runtime.framework}
+    said["framework"] = said["framework"] and said["framework"].name
+    layout = {"layout": str(question.layout), "batch": question.batch, "devices": question.devices}
+    answer = flat(plain({**said, **layout, **{name: getattr(case, name) for name in own}}))
+    return {path: one for path, one in answer.items() if not LEFT_OUT.search(path)}
+
+
+@pytest.mark.parametrize("kind", RUNS["changes"])
+def test_what_a_published_run_asks_is_what_it_was(kind: str, recorded: Recorded) -> None:
+    base = asked({})
+    said = {}
+    for changes in RUNS["changes"][kind]:
+        answer = asked(changes)
+        said[str(changes)] = {path: one for path, one in answer.items() if base.get(path, "") != one} | {
+            path: "-" for path in base if path not in answer and "refused" not in answer
+        }
+    recorded(f"asked_{kind}", {"base": base, **said})
