@@ -190,7 +190,9 @@ def test_quantities_are_read_and_written_as_they_were(
 def changed(described: Any, changes: dict[str, Any]) -> dict[str, Any]:
     """A description with changes."""
     made = described.with_(**changes)
-    return {"name": made.name, "assumed": made.assumed, **told(made)}
+    batch = made.batch_over(64) if hasattr(made, "batch_over") else None
+    node = told(made.node) if hasattr(made, "node") else None
+    return {"name": made.name, "assumed": made.assumed, "batch": batch, "node": node, **told(made)}
 
 
 def test_changes_of_descriptions_are_made_or_refused_as_they_were(inputs: Inputs, recorded: Recorded) -> None:

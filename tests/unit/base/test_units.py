@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from perfsim.base.errors import InputError
 from perfsim.base.units import (
     YAML_CONTEXT,
     Bytes,
@@ -58,63 +57,6 @@ class Memory(BaseModel):
 )
 def test_quantity_is_read_in_si(text: str, dimension: Dimension, value: float) -> None:
     assert parse_quantity(text, dimension) == value
-
-
-@pytest.mark.parametrize(
-    ("text", "dimension", "said", "proposed"),
-    [
-        ("80 GB/s", "bytes", "a number of bytes is expected", "'80 GB'"),
-        ("80 GB", "bytes_per_s", "bytes a second is expected", "'80 GB/s'"),
-        ("80", "bytes", "has no unit", "'80 GB'"),
-        ("2.039e12", "bytes_per_s", "has no unit", "'2.039 TB/s'"),
-        ("312", "flop_per_s", "has no unit", "'312 TFLOP/s'"),
-        ("0.0055", "seconds", "has no unit", "'5.5 ms'"),
-        ("0.5", "bytes", "has no unit", "'0.5 GB'"),
-        ("80 gb", "bytes", "unknown unit 'gb'", "'80 GB'"),
-        ("80 G", "bytes", "unknown unit 'G'", "'80 GB'"),
-        ("80 mB/s", "bytes_per_s", "unknown unit 'mB/s'", "'80 MB/s'"),
-        ("1e3 MB", "bytes", "unknown unit 'MB'", "units:"),
-        ("312 TFLOP", "flop_per_s", "unknown unit", "'312 TFLOP/s'"),
-        ("5 kB", "seconds", "a time is expected", "units: ps, ns, us, ms, s, min, h, d"),
-        ("-3 GB", "bytes", "is negative", "'3 GB'"),
-        ("0 GB/s", "bytes_per_s", "is zero", "GB/s"),
-        ("1e999 B", "bytes", "too large", "GiB"),
-        ("eighty", "bytes", "is not a quantity", "GiB"),
-        ("", "bytes", "is not a quantity", "GiB"),
-        ("0x10 B", "bytes", "unknown unit", "GiB"),
-    ],
-)
-def test_refusal_names_what_is_expected_and_the_nearest_mend(
-    text: str, dimension: Dimension, said: str, proposed: str
-) -> None:
-    with pytest.raises(InputError) as caught:
-        parse_quantity(text, dimension)
-    (problem,) = caught.value.problems
-    assert said in problem.message
-    assert proposed in problem.help
-
-
-@pytest.mark.parametrize(
-    ("value", "dimension", "text"),
-    [
-        (2.039e12, "bytes_per_s", "2.039 TB/s"),
-        (80 * 2**30, "bytes", "80 GiB"),
-        (256 * 2**10, "bytes", "256 KiB"),
-        (9999 * 2**10, "bytes", "9999 KiB"),
-        (10001 * 2**10, "bytes", "10.241 MB"),
-        (40e9, "bytes", "40 GB"),
-        (1.024e6, "bytes", "1.024 MB"),
-        (7.48e15, "flop_per_s", "7.48 PFLOP/s"),
-        (1.3e-7, "seconds", "130 ns"),
-        (1e-13, "seconds", "0.1 ps"),
-        (9000.0, "seconds", "2.5 h"),
-        (4e6, "seconds", "46.2963 d"),
-        (0.0, "seconds", "0 s"),
-        (400.0, "watts", "400 W"),
-    ],
-)
-def test_quantity_is_written_for_people(value: float, dimension: Dimension, text: str) -> None:
-    assert format_quantity(value, dimension) == text
 
 
 @given(value=st.floats(1e-9, 1e21), dimension=st.sampled_from(DIMENSIONS))

@@ -35,11 +35,6 @@ def test_every_optimizer_has_states_and_an_update_on_every_machine(toys: ModuleT
         assert ops & {"optimizer", "memoryx_update"}
 
 
-def test_a_layout_of_streaming_shares_no_state_and_no_layer() -> None:
-    layout = StreamingLayout(data=4)
-    assert (layout.tensor, layout.pipeline, layout.zero_stage, layout.num_devices) == (1, 1, 0, 4)
-
-
 def test_a_precision_has_the_bytes_of_its_numbers_in_memory() -> None:
     bytes_of = {name: row.bytes for name, row in PRECISIONS.items()}
     assert {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}.items() <= bytes_of.items()
@@ -85,16 +80,6 @@ def test_twice_a_degree_halves_the_memory_that_it_divides(toys: ModuleType, name
     assert {part for part in parts_of_all if many[part] < 0.8 * few[part]} == DIVIDES[name]
 
 
-def test_an_update_counts_what_its_rule_computes_and_proofs_execute_adam() -> None:
-    flop = {name: row.update_flop for name, row in OPTIMIZERS.items()}
-    assert flop["sgd"] == 2  # a product and a difference
-    assert flop["adamw"] == flop["adam"] + 2  # weight decay takes as much again
-    assert flop["adam8bit"] == flop["adamw"] + 2 * 3  # two moments are looked up, scaled and rounded
-    assert flop["muon"] == flop["adam"]
-    assert {name for name, row in OPTIMIZERS.items() if not row.memoryx_moments} == {"sgd"}
-    assert {name for name, row in OPTIMIZERS.items() if row.executed} == {"adam"}
-
-
 def test_moments_take_the_published_bytes_and_a_scale_for_each_block() -> None:
     state = {name: state_bytes(Recipe(name="r", seq_length=1, optimizer=name)) for name in OPTIMIZERS}
     assert state["sgd"].moments == 4
@@ -106,24 +91,11 @@ def test_moments_take_the_published_bytes_and_a_scale_for_each_block() -> None:
     assert muon.moments == pytest.approx(4 * matrices + 8 * (1 - matrices))  # one of a matrix, 2502.16982
 
 
-def test_a_format_with_two_scales_is_read_twice_to_be_cast() -> None:
-    reads = {name: row.cast_reads_bytes for name, row in PRECISIONS.items() if row.is_narrow}
-    assert reads["nvfp4"] == 2 * reads["mxfp4"] == 2 * reads["mxfp8"] == 4
-    assert reads["fp8_rowwise"] == 4 * reads["fp8"] == 4 * reads["fp8_block"]  # two passes, each twice
-
-
 def test_kinds_of_layers_are_told_apart_in_words() -> None:
     model = default_catalog().model("deepseek_v3")
     kinds = list(dict.fromkeys(kind.words for kind in layer_kinds(model)))
     assert kinds == ["dense", "experts", "experts for a further token"]
     assert LayerKind(window=128).words == "dense in a window"
-
-
-@pytest.mark.parametrize(("nics", "said", "shared"), [(8, False, False), (8, True, True), (4, False, True)])
-def test_devices_share_nics_where_there_are_fewer_or_it_is_said(nics: int, said: bool, shared: bool) -> None:
-    node = default_catalog().system("dgx-a100-80gb").node
-    changed = node.with_(nics=nics, devices_share_nics=said, server=4)
-    assert changed.has_shared_nics == shared
 
 
 @pytest.mark.parametrize(
@@ -159,22 +131,6 @@ def test_fields_outside_their_range_or_against_each_other_are_refused(
 
 
 # ------------------------------------------------------------ how machines are called
-@pytest.mark.parametrize(
-    ("system", "devices", "words"),
-    [
-        ("dgx-a100-80gb", 128, "128 A100-80GB (16 DGX)"),
-        ("dgx-a100-80gb", 4, "4 A100-80GB"),
-        ("cs-2", 16, "16 CS-2"),
-        ("cs-2", 1, "1 CS-2"),
-        ("gb200-nvl72", 128, "128 GB200 (2 NVL72)"),
-    ],
-)
-def test_a_machine_is_called_by_its_devices_and_the_nodes_that_they_fill(
-    system: str, devices: int, words: str
-) -> None:
-    assert default_catalog().system(system).machine(devices) == words
-
-
 def test_every_system_of_the_catalogue_has_a_noun() -> None:
     catalog = default_catalog()
     assert all(catalog.system(name).noun for name in catalog.names("system"))

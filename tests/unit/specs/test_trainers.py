@@ -42,25 +42,6 @@ def test_rows_name_axes_settings_and_dates(tool: Any) -> None:
 
 
 SHARDED = ParallelLayout(data=8, zero_stage=3)
-LACKS: dict[str, tuple[Limits, ParallelLayout, str]] = {
-    "before its release": (Limits("megatron", "2024-01"), SHARDED, "Megatron-Core 0.14 of 2025-10"),
-    "a value": (
-        Limits("deepspeed"),
-        ParallelLayout(pipeline=4, schedule="interleaved", virtual_pipeline=2),
-        "schedule interleaved: its values are 1f1b",
-    ),
-    "a pair of axes": (
-        Limits("deepspeed"),
-        ParallelLayout(pipeline=2, data=4, zero_stage=2),
-        "zero_optimization.stage does not go with pipeline 2",
-    ),
-    "an axis": (Limits("llm-foundry"), ParallelLayout(tensor=2), "tensor 2: it has no setting for it"),
-    "after its removal": (
-        Limits("torchtitan"),
-        ParallelLayout(data=8, zero_stage=3, recompute="full", recompute_every=2),
-        "selective_ac_option was removed in 2026-02",
-    ),
-}
 
 
 def test_a_month_that_no_source_gives_limits_nothing() -> None:
@@ -72,13 +53,6 @@ def test_a_month_that_no_source_gives_limits_nothing() -> None:
     for framework in recalled:
         limits = Runtime(name="r", framework=framework).limits
         assert limits is None or limits.month == ""
-
-
-@pytest.mark.parametrize(("limits", "layout", "words"), LACKS.values(), ids=LACKS)
-def test_what_a_release_lacks_is_named(limits: Limits, layout: ParallelLayout, words: str) -> None:
-    assert not limits.runs(layout)
-    (lacks,) = limits.lacks(layout)
-    assert words in lacks
 
 
 def test_a_release_runs_what_it_brought() -> None:

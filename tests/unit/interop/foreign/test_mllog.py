@@ -49,25 +49,6 @@ def test_runs_are_points_with_mean_spread_and_number(tmp_path: Path) -> None:
     assert parse_file(path, ConvergenceFile).cases[0].points[0][:2] == (448.0, 4928.0)
 
 
-LATE = run(448, 1, 10).replace(', "samples_count": 1', "") + event("trained_samples", 8960)
-EPOCHS = event("train_samples", 1000) + run(100, 3, 10).replace(', "samples_count": 3', "")
-
-
-@pytest.mark.parametrize(
-    ("text", "points"),
-    [
-        (run(3072, 30720, 30) + run(448, 4480, 10), [[448.0, 4480.0], [3072.0, 30720.0]]),
-        (LATE, [[448.0, 8960.0]]),
-        (EPOCHS, [[100.0, 3000.0]]),
-    ],
-    ids=["batches are points", "samples after the end count", "epochs count"],
-)
-def test_samples_of_each_batch_are_counted_in_every_form(
-    imported: Callable[..., Imported], text: str, points: list[list[float]]
-) -> None:
-    assert imported(text, "all.txt").document["cases"][0]["points"] == points
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -147,25 +146,6 @@ def test_experts_and_latent_attention_of_megatron_are_counted(imported: Import) 
     assert (latent["q_lora_rank"], latent["kv_lora_rank"]) == (1536, 512)
 
 
-@pytest.mark.parametrize(
-    ("flags", "attention"),
-    [
-        ("--use-flash-attn", "flash"),
-        ("--use-flash-attention", "flash"),
-        ("--attention-backend fused", "flash"),
-        ("--attention-backend unfused --transformer-impl transformer_engine", "standard"),
-        ("--transformer-impl transformer_engine", "flash"),
-        ("", None),
-    ],
-)
-def test_the_attention_kernel_is_what_the_flags_choose(
-    imported: Import, flags: str, attention: str | None
-) -> None:
-    recipe = imported(SCRIPT.replace("--attention-backend auto #", f"{flags} #"), "train.sh").recipe
-    assert recipe is not None
-    assert recipe["runtime"].get("attention") == attention
-
-
 def test_what_a_script_or_a_reference_computes_can_be_given(imported: Import) -> None:
     text = SCRIPT.replace("--num-layers 96", "--num-layers $(cat layers)")
     told = imported(text, "train.sh", given={"num_layers": 96})
@@ -177,12 +157,6 @@ def test_what_a_script_or_a_reference_computes_can_be_given(imported: Import) ->
 
 
 # --------------------------------------------------------------------------------------- GPT-NeoX
-def test_the_batch_of_neox_tells_its_devices(imported: Import) -> None:
-    whole = imported(NEOX.replace('"fp16": {', '"train_batch_size": 1536, "fp16": {'))
-    assert (whole.devices, whole.layout.split(",")[:3]) == (96, ["tp=2", "pp=4", "dp=12"])
-    assert (whole.recipe["global_batch_size"], whole.recipe["dropout"]) == (1536, False)
-
-
 def test_neox_names_with_underscores_and_a_llama_mlp_are_read(imported: Import) -> None:
     text = (
         "{pipe_parallel_size: 1, model_parallel_size: 1, make_vocab_size_divisible_by: 1, num_layers: 32, "
@@ -194,13 +168,6 @@ def test_neox_names_with_underscores_and_a_llama_mlp_are_read(imported: Import) 
 
 
 # ------------------------------------------------------------------- Megatron-Bridge and DeepSpeed
-def test_megatron_bridge_is_read_with_experts_and_without_its_targets(imported: Import) -> None:
-    result = imported(BRIDGE)
-    assert result.recipe["reduce_precision"] == "bf16"
-    assert result.document["experts"]["num_experts"] == 256
-    assert not [key for key in result.unused_keys if "_target_" in key]
-
-
 # ------------------------------------------------------------------------------------- DeepSpeed
 def test_deepspeed_takes_a_named_model_or_the_one_next_to_it(imported: Import, tmp_path: Path) -> None:
     alone = imported(ZERO3, "ds_config.json")
@@ -212,74 +179,7 @@ def test_deepspeed_takes_a_named_model_or_the_one_next_to_it(imported: Import, t
     assert (beside.kind, beside.parameters) == ("model", LLAMA_8B)
 
 
-def test_deepspeed_batches_must_agree_and_auto_is_absent(imported: Import) -> None:
-    result = imported(ZERO3 | {"train_batch_size": "auto"}, "ds.json")
-    assert (result.devices, result.layout) == (None, "zero=3,mbs=2,offload_optimizer=cpu")
-    assert any("2 × 4 × the number of replicas" in text for text in result.unsupported)
-
-
-def test_a_share_of_the_optimizer_on_the_cpu_is_a_gap_where_some_of_it_is_there(imported: Import) -> None:
-    def gaps(share: float, where: str) -> list[str]:
-        offload = {"device": where, "ratio": share}
-        result = imported(
-            ZERO3 | {"zero_optimization": {"stage": 3, "offload_optimizer": offload}}, "ds.json"
-        )
-        return [text for text in result.unsupported if "a share of" in text]
-
-    assert "a share of 0.5 on the CPU" in gaps(0.5, "cpu")[0]
-    assert gaps(1.0, "cpu") == gaps(0.5, "none") == []
-
-
 # ------------------------------------------------------------------------------------ torchtitan
-@pytest.mark.parametrize("name", ["Lion", "Muon", "OneBitAdam"])
-def test_an_optimizer_that_is_none_of_ours_is_a_gap(imported: Import, name: str) -> None:
-    result = imported(ZERO3 | {"optimizer": {"type": name}}, "ds.json")
-    ours = {"Muon": "muon"}.get(name, "adam")
-    assert result.recipe["optimizer"] == ours
-    assert any(f"the optimizer {name}" in text for text in result.unsupported) == (ours == "adam")
-
-
-def test_torchtitans_expert_degrees_are_the_layouts(imported: Import) -> None:
-    text = TITAN.replace('"llama3"', '"llama4"').replace('"8B"', '"17bx16e_irope"')
-    degrees = "expert_parallel_degree = 8\nexpert_tensor_parallel_degree = 2\n"
-    text = text.replace("[parallelism]\n", f"[parallelism]\n{degrees}")
-    result = imported(text, "job.toml", model="llama4_scout")
-    assert "ep=8,etp=2" in result.layout
-    assert not any("expert" in gap for gap in result.unsupported)
-    dense = imported(TITAN.replace("[parallelism]\n", f"[parallelism]\n{degrees}"), "job.toml")
-    assert "its model has none" in dense.unsupported[0]
-
-
-def test_micro_batches_that_overlap_all_to_alls_are_named_on_import(imported: Import) -> None:
-    pipeline = 'pipeline_parallel_degree = 2\npipeline_parallel_schedule = "DualPipeV"\n'
-    result = imported(TITAN.replace("[parallelism]\n", f"[parallelism]\n{pipeline}"), "job.toml")
-    assert any(gap.startswith("DualPipeV: all-to-alls beside") for gap in result.unsupported)
-
-
-@pytest.mark.parametrize("form", ["json", "python"])
-def test_torchtitan_is_read_from_what_it_prints(imported: Import, form: str) -> None:
-    config: dict[str, Any] = {
-        "model": {"name": "llama3", "flavor": "8B", "print_after_conversion": False},
-        "training": {"local_batch_size": 2, "global_batch_size": -1, "seq_len": 8192},
-        "parallelism": {"data_parallel_shard_degree": -1, "tensor_parallel_degree": 2},
-        "activation_checkpoint": {"mode": "none"},
-    }
-    printed = f"configs: {json.dumps(config, indent=2)}" if form == "json" else f"args: {config!r}"
-    mesh = "[titan] Building 2-D device mesh with ['dp_shard', 'tp'], [8, 2]"
-    text = f"[titan] - INFO - Running with {printed}\n{mesh}\n"
-    result = imported(text, "train.log")
-    assert (result.format, result.parameters, result.devices) == ("torchtitan", LLAMA_8B, 16)
-    assert result.layout == "tp=2,dp=8,sp=true,zero=3,mbs=2"
-
-
-def test_an_unknown_flavor_asks_for_the_model(imported: Import) -> None:
-    text = TITAN.replace('"8B"', '"debugmodel"')
-    result = imported(text, "job.toml")
-    assert (result.kind, result.parameters) == ("recipe", None)
-    assert "llama3 debugmodel: the shape stands in torchtitan's code" in result.unsupported[0]
-    assert imported(text, "job.toml", model="llama_7b").parameters == 6_738_415_616
-
-
 # ------------------------------------------------------------------------------------- Model Zoo
 def test_optimizer_sparsity_and_what_is_not_used_are_read(imported: Import) -> None:
     oldest, flat, trainer = (imported(document) for document in (OLDEST, FLAT, TRAINER))
