@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 import perfsim.testing.toys
+from perfsim.specs.calibration import MOST_STANDARD_ERROR, Calibration, FrameworkCalibration
 
 # No deadline anywhere: a slow machine is not a wrong result. On CI the same examples each time.
 settings.register_profile("default", deadline=None)
@@ -42,6 +44,34 @@ def factory() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def unaccounted() -> Callable[[Calibration], list[str]]:
+    """Paths of the constants of a calibration without evidence.
+
+    A fitted constant needs a small relative standard error, or a source or reason of its own (one for the
+    whole fitted group is not enough); any other constant a source or reason. Runs determine what a framework
+    hides less well than tables do how fast a device is.
+    """
+
+    def covers(key: str, path: str) -> bool:
+        return path == key or path.startswith(f"{key}.")
+
+    def find(calibration: Calibration) -> list[str]:
+        most = 1 / 2 if isinstance(calibration, FrameworkCalibration) else MOST_STANDARD_ERROR
+        without = []
+        for path in calibration.constants():
+            record = max((key for key in calibration.fit if covers(key, path)), key=len, default="")
+            keys = (*calibration.sources, *calibration.assumed)
+            named = any(covers(key, path) and len(key) > len(record) for key in keys)
+            errors = calibration.fit[record].standard_errors if record else {}
+            fitted = [error for name, error in errors.items() if f".{path}".endswith(f".{name}")]
+            if not named and not (fitted and max(fitted) < most):
+                without.append(path)
+        return without
+
+    return find
 
 
 @pytest.fixture(scope="session")

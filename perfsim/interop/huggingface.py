@@ -400,11 +400,6 @@ def _family_of(document: Mapping[str, Any]) -> str:
 
 
 # ------------------------------------------------- the model of a file that holds none, as DeepSpeed's
-USUAL = ("config.json", "model.json")
-MOST_FILES = 100
-"""JSON files of a folder that are looked at."""
-
-
 def model_beside(source: Source) -> Nearest | None:
     """The model that `--model` names, else the one of the config.json next to the file; None without one.
 
@@ -416,28 +411,18 @@ def model_beside(source: Source) -> Nearest | None:
             other = Source.read(path)
             return _read(other, other.parsed("json")).model
         return Nearest(known_model(source.model), {})
-    folder = source.path.resolve().parent
-    others = sorted(folder.glob("*.json"))[:MOST_FILES]
-    for paths in ([folder / name for name in USUAL], others):
-        models = [model for path in paths if path != source.path.resolve() and (model := _model_of(path))]
-        if len(models) == 1:
-            return models[0]
-    return None
+    try:
+        other = Source.read(source.path.resolve().with_name("config.json"))
+        document = other.parsed("json")
+        return _read(other, document).model if _recognise(document) else None
+    except (InputError, OSError):
+        return None
 
 
 def known_model(name: str) -> dict[str, Any]:
     """The fields of a model of the catalogue, without those that describe it."""
     described = {"name", "description", "sources", "assumed", "released"}
     return default_catalog().model(name).model_dump(exclude=described, exclude_none=True)
-
-
-def _model_of(path: Path) -> Nearest | None:
-    try:
-        source = Source.read(path)
-        document = source.parsed("json")
-        return _read(source, document).model if _recognise(document) else None
-    except (InputError, OSError):
-        return None
 
 
 TOOL = Tool(

@@ -73,7 +73,7 @@ def _read(source: Source, _text: Any) -> Reading:
         if timed:
             count, whole_s = map(sum, zip(*timed, strict=True))
             steps.append(Step(size, whole_s / count, max(1, round(count))))
-    benchmark = str(done[0].settings.get("submission_benchmark") or source.path.stem)[:64]
+    benchmark = str(done[0].settings.get("submission_benchmark") or source.path.stem)
     case = {"id": benchmark, "family": "mlperf", "unit": "samples", "points": points}
     return Reading(settings, points={"schema": 1, "cases": [case]}, steps=tuple(steps), name=benchmark)
 

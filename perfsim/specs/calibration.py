@@ -8,7 +8,7 @@ Seconds and bytes a second are strings with a unit in YAML, SI floats here.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -64,7 +64,6 @@ class Constants(Spec):
 class Calibration(DatedSpec):
     """Fields of every calibration file."""
 
-    most_standard_error: ClassVar[float] = MOST_STANDARD_ERROR
     fit: dict[str, FitRecord] = Field(default_factory=dict)
     """One record per group of constants."""
 
@@ -73,28 +72,6 @@ class Calibration(DatedSpec):
         metadata = {*DatedSpec.model_fields, "kind", "chip", "fit"}
         groups = {name: getattr(self, name) for name in type(self).model_fields if name not in metadata}
         return dict(_numbers(groups, ""))
-
-    def unaccounted(self) -> list[str]:
-        """Paths of the constants without evidence.
-
-        A fitted constant needs a relative standard error below `most_standard_error`, or a source or reason
-        of its own (one for the whole fitted group is not enough); any other constant a source or reason.
-        """
-        without = []
-        for path in self.constants():
-            record = max((key for key in self.fit if _covers(key, path)), key=len, default="")
-            named = any(
-                _covers(key, path) and len(key) > len(record) for key in (*self.sources, *self.assumed)
-            )
-            errors = self.fit[record].standard_errors if record else {}
-            fitted = [error for name, error in errors.items() if f".{path}".endswith(f".{name}")]
-            if not named and not (fitted and max(fitted) < self.most_standard_error):
-                without.append(path)
-        return without
-
-
-def _covers(key: str, path: str) -> bool:
-    return path == key or path.startswith(f"{key}.")
 
 
 def _numbers(value: object, path: str) -> Iterator[tuple[str, float | tuple[float, ...]]]:
@@ -338,8 +315,6 @@ Fusion = Literal["cross_entropy", "accumulation", "norm", "qkv"]
 class FrameworkCalibration(Calibration):
     """What a training framework adds to a model's arithmetic, the same for every model."""
 
-    most_standard_error: ClassVar[float] = 1 / 2
-    """Runs determine what a framework hides less well than how fast a device is."""
     kind: Literal["framework"] = "framework"
     tool: Tool | None = None
     """The tool that runs its plans (`perfsim.specs.trainers`); None: no tool of the table."""

@@ -60,9 +60,10 @@ def said_by(reading: Reading) -> dict[str, Any]:
 
 def read(name: str, values: Mapping[str, Any], model: str = "") -> tuple[dict[str, Any], str]:
     """What a tool's reader says of values by dotted path, and the words that it knows for a wrong one."""
-    text = "".join(f"  {key} .... {value}\n" for key, value in values.items()) if name == "megatron" else ""
-    source = Source(Path("file"), text, model=model)
-    return read_from(name, source, text or nested(values))
+    dump = "".join(f"  {key} .... {value}\n" for key, value in values.items())
+    document: Any = dump if name == "megatron" else nested(values)
+    text = dump if name == "megatron" else json.dumps(document, indent=0)
+    return read_from(name, Source(Path("file"), text, model=model), document)
 
 
 def read_from(name: str, source: Source, document: Any) -> tuple[dict[str, Any], str]:
@@ -71,7 +72,8 @@ def read_from(name: str, source: Source, document: Any) -> tuple[dict[str, Any],
         return said_by(tool_named(name).read(source, document)), ""
     except InputError as error:
         (problem,) = error.problems
-        return {"refused": f"{problem.line}: {problem.message}", "help": problem.help}, problem.help
+        where = f"{problem.line} {problem.excerpt}".strip()
+        return {"refused": f"{where}: {problem.message}", "help": problem.help}, problem.help
 
 
 def others(value: Any) -> Iterator[Any]:

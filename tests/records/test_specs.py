@@ -146,7 +146,7 @@ def test_the_catalogue_derives_what_it_did(recorded: Recorded) -> None:
                 said[f"{kind} {name}"] |= {
                     "machines": [described.machine(devices) for devices in (1, 4, 8, 24, 72, 1024)],
                     "device": told(described.device),
-                    "unaccounted": described.device.calibration.unaccounted(),
+                    "constants": len(described.device.calibration.constants()),
                     "node": [
                         [told(node := described.node.of_job(devices)), node.devices, node.nics, node.lanes(4)]
                         for devices in (8, 24, 80, 144)
