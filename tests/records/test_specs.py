@@ -135,11 +135,11 @@ def told(described: Any) -> dict[str, Any]:
     return {name: plain(getattr(described, name)) for name in names}
 
 
-def test_the_catalogue_derives_what_it_did(recorded: Recorded) -> None:
+def test_the_catalogue_derives_what_it_did(inputs: Inputs, recorded: Recorded) -> None:
     catalog = default_catalog()
     said: dict[str, Any] = {}
-    for kind in ("model", "system", "recipe", "framework"):
-        for name in catalog.names(kind):
+    for kind, names in inputs["catalogue"].items():
+        for name in names:
             described = getattr(catalog, kind)(name)
             said[f"{kind} {name}"] = told(described)
             if kind == "system":
@@ -170,10 +170,8 @@ def test_perturbations_are_read_and_told_as_they_were(inputs: Inputs, recorded: 
 
 
 def test_the_nearest_name_is_what_it_was(inputs: Inputs, recorded: Recorded) -> None:
-    catalog = default_catalog()
-    names = [*AXES, "tp", "pp", "rotary", "3d", "zero3", "zbv"]
-    lists = [[*catalog.names("model")], [*catalog.names("system")], names, []]
-    recorded("base_names", {word: [did_you_mean(word, names) for names in lists] for word in inputs["words"]})
+    said = {word: [did_you_mean(word, names) for names in inputs["names"]] for word in inputs["words"]}
+    recorded("base_names", said)
 
 
 @pytest.mark.parametrize("dimension", ["bytes", "bytes_per_s", "flop_per_s", "seconds", "watts"])
