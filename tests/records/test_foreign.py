@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from perfsim.base.errors import InputError
-from perfsim.interop import tool_named
+from perfsim.interop import READ, tool_named
 from perfsim.interop.formats import import_file
 from perfsim.interop.huggingface import FAMILIES, OTHER_KINDS
 from perfsim.interop.shell import flags_of
@@ -157,6 +157,15 @@ def test_each_line_says_what_it_said(inputs: dict[str, Any], recorded: Recorded)
                     answer,
                 ]
     recorded("lines", said)
+
+
+def test_tools_recognise_what_they_did(inputs: dict[str, Any], recorded: Recorded) -> None:
+    documents = {json.dumps(document): document for document in inputs["documents"]}
+    said = {
+        name: [tool for tool in READ if tool_named(tool).recognise(document)]
+        for name, document in documents.items()
+    }
+    recorded("recognised", said)
 
 
 def test_scripts_have_the_flags_that_they_had(inputs: dict[str, Any], recorded: Recorded) -> None:
