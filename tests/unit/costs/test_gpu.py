@@ -132,14 +132,6 @@ def test_a_product_with_odd_rows_runs_without_matrix_cores(precision: str) -> No
     assert priced.kernel_s(even) < even.flop / peak
 
 
-def test_fp32_moves_4_bytes_a_number_and_rows_of_4_are_enough_for_matrix_cores() -> None:
-    priced = costs()
-    shape = (2048, 2048, 108, 64)
-    half, full = (priced.kernel_s(gemm("scores", *shape, element_bytes=size)) for size in (2.0, 4.0))
-    assert full < half
-    assert [costs(precision=name).gemm.element_bytes for name in ("bf16", "fp32")] == [2.0, 4.0]
-
-
 def test_a_large_gemm_stays_under_the_sustained_ceiling_and_a_weight_gradient_is_slower() -> None:
     kernel = gemm("g", 8192, 8192, 8192)
     seconds = costs().kernel_s(kernel)

@@ -12,7 +12,7 @@ from perfsim.catalog import default_catalog
 from perfsim.costs.gpu import GpuCosts, GpuKernels
 from perfsim.engine import Beside, simulate
 from perfsim.network import FatTree
-from perfsim.specs.calibration import AttentionConstants, FrameworkCalibration, NarrowGemmConstants
+from perfsim.specs.calibration import FrameworkCalibration, NarrowGemmConstants
 from perfsim.testing import toys
 from perfsim.work import WAIT_OF_HOST, GraphBuilder, Kind, RankGroup, TensorClass, Work
 from perfsim.work.kernels import Kernel, LayerSlice
@@ -22,7 +22,6 @@ NARROW = NarrowGemmConstants(
     efficiency=0.9, overhead=2.0, memory_fraction=0.7, burst_fraction=0.8, cast_bytes=8.0, cast_s=5e-6
 )
 TABLE: dict[str, Any] = {"narrow": {"fp8": NARROW}}
-ATTENTION = AttentionConstants(fraction=0.6, half_length=1000.0, backward=0.5)
 
 
 def prices(
@@ -66,18 +65,6 @@ def test_a_narrow_ceiling_bounds_narrow_products_alone() -> None:
 def test_a_device_without_a_narrow_peak_refuses_it() -> None:
     with pytest.raises(CatalogError, match="has no peak for nvfp4"):
         prices(precision="nvfp4")
-
-
-def test_asynchronous_attention_has_its_own_rate_length_and_backward_where_the_framework_uses_it() -> None:
-    old, new = (
-        prices(device={"asynchronous_attention": ATTENTION}, stack={"attention": name}, precision="bf16")
-        for name in ("synchronous", "asynchronous")
-    )
-    rate = 0.6 * 989e12
-    for name, speed in (("flash_attention", 1.0), ("flash_attention.backward", 0.5)):
-        kernel = Kernel(name, "attention", flop=1e13, m=4000, n=4000, k=128)
-        assert new.kernel_s(kernel) == pytest.approx(1e13 * (1 + 1000.0 / 4000) / (speed * rate), rel=1e-3)
-        assert old.kernel_s(kernel) > 1.5 * new.kernel_s(kernel)
 
 
 def gather(beside: Kernel | None = None) -> Work:
@@ -131,23 +118,6 @@ def test_a_pass_waits_for_its_host_and_for_its_message_between_nodes() -> None:
     assert costs.duration_s(wait) == pytest.approx(1e-4 + 50e6 / 50e9)
 
 
-def test_a_replayed_graph_needs_no_launches() -> None:
-    small = Work("small", Kind.COMP, "small", "forward", kernels=(Kernel("k", "elementwise", launches=50),))
-    launched, replayed = (
-        prices(stack={"cuda_graph": graph, "host_s_per_kernel": 30e-6}).duration_s(small)
-        for graph in (False, True)
-    )
-    assert replayed < launched / 2
-
-
-def test_older_libraries_reach_a_share_of_a_newer_devices_ceiling() -> None:
-    known, new = (
-        prices(device=changes, stack={"ceiling_share": 0.5}, precision="bf16").kernel_s(product(None))
-        for changes in ({"asynchronous_attention": None}, {})
-    )
-    assert new > 1.3 * known
-
-
 @pytest.mark.parametrize(
     ("length", "forward_s", "backward_s"),
     [(128, 0.10e-3, 0.17e-3), (256, 0.29e-3, 0.52e-3), (512, 1.14e-3, 1.81e-3)],
@@ -165,14 +135,3 @@ def test_attention_in_one_block_takes_the_times_of_the_published_table(
     latency_s = costs.gpu.kernel_latency_s
     assert costs.kernel_s(ahead) - latency_s == pytest.approx(forward_s, rel=0.08)
     assert costs.kernel_s(back) - latency_s == pytest.approx(backward_s, rel=0.08)
-
-
-def test_keys_that_are_not_skipped_are_computed_for_every_position() -> None:
-    model = default_catalog().model("bert_large")
-    (skipping,), (padded,) = (
-        attention_core(LayerSlice(model, 256, 3, attention="flash", attention_length=keys))
-        for keys in (None, 512)
-    )
-    assert padded.flop == 2 * skipping.flop
-    assert padded.bytes_accessed == skipping.bytes_accessed
-    assert (padded.m, padded.n) == (256, 512)

@@ -15,7 +15,7 @@ from perfsim.specs.recipe import Job, KernelPrecisions
 from perfsim.strategies.three_d.expert import ExpertGroup
 from perfsim.testing import toys
 from perfsim.work import RankGroup
-from perfsim.work.counts import layer_activation_bytes, model_flop_per_step, parameters
+from perfsim.work.counts import model_flop_per_step, parameters
 from perfsim.work.kernels import Kernel, LayerSlice
 from perfsim.work.layer import (
     ExpertStage,
@@ -24,7 +24,6 @@ from perfsim.work.layer import (
     attention_core,
     attention_kernels,
     expert_kernels,
-    head_kernels,
     mlp_kernels,
 )
 
@@ -153,28 +152,3 @@ def test_model_flops_count_active_weights_windows_and_the_heads_of_multi_token_p
     heads = 2 * 6.0 * model.vocab_size * H
     job = Job(model, toys.job(4).recipe.model_copy(update={"seq_length": S}), 4)
     assert model_flop_per_step(job) == pytest.approx((6.0 * weights + core + heads) * job.tokens_per_step)
-
-
-def test_multi_token_prediction_adds_a_projection_and_an_lm_head() -> None:
-    fields = {"experts": EXPERTS, "bias": False, "gated_mlp": True, "mtp_num_layers": 1}
-    part = sliced(model=fields)
-    module = replace(part, kind=LayerKind(experts=True, mtp=True))
-    head = flop(head_kernels(part, S, "forward"))
-    joint = 2.0 * B * S * 2 * H * H
-
-    def whole(share: LayerSlice) -> float:
-        return flop((*attention_kernels(share, "forward"), *mlp_kernels(share, "forward")))
-
-    assert whole(module) - whole(part) == pytest.approx(head + joint)
-    counts = parameters(part.model)
-    assert counts.mtp - counts.of(part.kind) == 2 * H * H + 3 * H
-
-
-def test_experts_keep_rows_widths_and_scores_for_their_backward() -> None:
-    dense = sliced(LayerKind(), attention="flash")
-    sparse = sliced(attention="flash")
-    tokens = B * S
-    kept = 2 * tokens * (K * (H + 3 * F) + 3 * SHARED) + 2 * 4 * tokens * E
-    mlp = 2 * tokens * 3 * dense.model.ffn_hidden_size
-    both = [layer_activation_bytes(part, "none") for part in (sparse, dense)]
-    assert both[0] - both[1] == pytest.approx(kept - mlp)

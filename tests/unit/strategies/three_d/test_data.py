@@ -58,20 +58,6 @@ def test_an_optimizer_step_moves_states_both_ways(recipe: dict[str, object], exp
     assert replicas(**recipe).optimizer_work().bytes_accessed == expected * 1000.0
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
-@pytest.mark.parametrize(("reduced", "n_bytes"), [(None, 4), ("fp32", 4), ("bf16", 2), ("fp16", 2)])
-def test_gradients_travel_in_their_own_precision(precision: str, reduced: str | None, n_bytes: int) -> None:
-    group = replicas(precision=precision, reduce_precision=reduced)
-    assert group.reduce_works(Held(10.0))[0].comm_bytes == 10 * n_bytes
-
-
-@pytest.mark.parametrize(("precision", "n_bytes"), [("bf16", 2), ("fp8", 2), ("fp32", 4), ("tf32", 4)])
-def test_parameters_are_gathered_in_the_precision_of_the_kernels(precision: str, n_bytes: int) -> None:
-    group = replicas(1, precision=precision)
-    assert group.gather_works(Held(1000.0))[0].comm_bytes == n_bytes * 1000.0
-    assert group.optimizer_work().writes[0].n_bytes == n_bytes * 1000.0 / 4
-
-
 def sent_between_nodes(group: Replicas, num_parameters: float, node: int) -> float:
     """Bytes that a rank of a node sends to others in a step, by rings that enter each node once."""
     works = [*group.reduce_works(Held(num_parameters)), *group.gather_works(Held(num_parameters)) * 2]
@@ -151,13 +137,6 @@ def test_memory_holds_a_shard_of_the_gradients_and_the_buckets_under_way() -> No
     assert not any("gradient buckets" in parts(zero_stage, data=1) for zero_stage in (2, 3))
 
 
-def test_a_rank_holds_the_shard_of_its_group() -> None:
-    hybrid, whole = (planned(replace(FSDP, shard_group=size)).memory[0].parts_bytes for size in (8, None))
-    for name in ("parameters", "gradients", "optimizer"):
-        assert hybrid[name] == pytest.approx(4 * whole[name])
-    assert hybrid["gathered parameters"] == whole["gathered parameters"]
-
-
 # ------------------------------------------------------------------------------------------- time
 def test_scattering_that_overlaps_hides_behind_the_backward() -> None:
     plan = planned(ParallelLayout(data=4, zero_stage=2), 16, overlap_grad_reduce=True)
@@ -190,16 +169,6 @@ def test_a_gather_of_layers_in_order_and_in_reverse_starts_when_one_of_two_befor
         freed = freed_s[number - 2] if number >= 2 else 0.0
         on_stream = trace.end_s[gathers[number - 1].id]
         assert trace.start_s[gathers[number].id] == max(on_stream, freed), f"gather {number}"
-
-
-def test_parameters_that_are_gathered_beside_the_first_forward_are_all_gathered_once() -> None:
-    def gathered(overlap: bool) -> float:
-        layout = ParallelLayout(pipeline=2, data=2, zero_stage=1)
-        graph = toys.graph_of(planned(layout, 8, overlap_param_gather=overlap))
-        works = [graph.works[number] for number in graph.work.tolist()]
-        return sum(work.comm_bytes for work in works if work.op == "all_gather")
-
-    assert gathered(overlap=True) == pytest.approx(gathered(overlap=False))
 
 
 # Fields of a layout, the recipe, what takes so many whole seconds, and how far the closed form may be off.

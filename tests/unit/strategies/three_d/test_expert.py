@@ -143,40 +143,6 @@ def test_the_closed_form_is_close_to_the_simulation(layout: ParallelLayout, grap
     assert estimated_s == pytest.approx(simulated_s, rel=0.1)
 
 
-def test_layers_of_several_kinds_add_up_in_memory_and_in_the_closed_form() -> None:
-    plain = job_of(32)
-    mixed = job_of(32, first_dense_layers=3)
-    layout = ParallelLayout(pipeline=2, data=4, expert=4)
-    counts, (dense, *_, kind) = parameters(mixed.model), layer_kinds(mixed.model)
-    first, last = (use.parts_bytes["parameters"] for use in planned(mixed, layout).memory)
-    alike = [use.parts_bytes["parameters"] for use in planned(plain, layout).memory]
-    on_rank = counts.of(kind) - counts.routed_of(kind) * 3 / 4
-    assert first - alike[0] == pytest.approx(3 * 2.0 * (counts.of(dense) - on_rank))
-    assert last == alike[1]
-    estimated_s, simulated_s = both_s(on_h100(mixed, layout))
-    assert estimated_s == pytest.approx(simulated_s, rel=0.1)
-
-
-def test_buffers_on_a_rank_are_for_the_largest_layer_that_it_holds() -> None:
-    """Wide dense layers are on the first rank, a layer of multi-token prediction is on the last."""
-    layout = ParallelLayout(pipeline=2, data=4, expert=4, recompute="full", zero_stage=2)
-    plain = job_of(32, first_dense_layers=3)
-    further = replace(plain, model=plain.model.model_copy(update={"mtp_num_layers": 1}))
-    first, last = planned(plain, layout).memory
-    first_of_further, last_of_further = planned(further, layout).memory
-    assert first_of_further == first
-    buckets = [use.parts_bytes["gradient buckets"] for use in (last, last_of_further, first)]
-    assert buckets[0] < buckets[1] < 0.9 * buckets[2]
-
-
-def test_the_host_takes_its_time_in_every_pass_of_a_layer_unless_a_graph_replays_it() -> None:
-    job = job_of()
-    catalog = default_catalog()
-    eager, replayed = (step_s(on_h100(job, ON_EIGHT, graph=graph)) for graph in (False, True))
-    least = 2 * job.model.num_layers * catalog.framework("megatron-core-te").expert_pass_s
-    assert replayed < least < eager
-
-
 # --------------------------------------------------------------------------------------- imbalance
 @pytest.mark.parametrize("spread", [0.03, 0.3])
 def test_the_load_is_that_of_the_fullest_rank_over_the_mean(spread: float) -> None:

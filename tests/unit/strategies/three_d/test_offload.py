@@ -158,14 +158,6 @@ def test_the_planner_offloads_only_where_nothing_fits_without() -> None:
         assert bool(best(job, on).offloads) == offloads
 
 
-def test_a_single_device_may_have_neither_gradients_nor_parameters() -> None:
-    """Of 18 bytes a parameter the device has room for two, with what layers need."""
-    job = toys.job(2, num_layers=64)
-    on = toys.gpu_cluster(capacity=2.0 * parameters(job.model).total, host=toys.host(capacity=1e14))
-    chosen = best(job, on)
-    assert (chosen.zero_stage, chosen.offload_param) == (3, "cpu")
-
-
 def test_an_offloaded_layout_that_does_not_fit_is_advised_more_offload() -> None:
     small = toys.gpu_cluster(capacity=4 * toys.GIB, host=toys.host())
     with pytest.raises(MemoryCapacityError) as caught:
