@@ -241,7 +241,10 @@ class Trace:
 
     def _breakdowns(self, block: _Block) -> list[dict[str, float]]:
         """Every second of the window of each device of a block, by category."""
-        names = self._categories
+        # In the order in which exposed time counts for them.
+        named = {work.category for work in self.graph.works}
+        ranked = [category for category in EXPOSED if category in named]
+        names = ranked + sorted(named - set(ranked))
         width = len(names)
         of_work = np.array([names.index(work.category) for work in self.graph.works])
         category = of_work[self.graph.work[block.task]]
@@ -272,13 +275,6 @@ class Trace:
         for of_device, bubble_s in zip(seconds, idle_s.tolist(), strict=True):
             of_device["bubble"] = bubble_s
         return seconds
-
-    @cached_property
-    def _categories(self) -> list[str]:
-        """All categories, in the order in which exposed time counts for them."""
-        present = {work.category for work in self.graph.works}
-        ranked = [category for category in EXPOSED if category in present]
-        return ranked + sorted(present - set(ranked))
 
 
 EXPOSED = (

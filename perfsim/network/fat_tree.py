@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 
 import numpy as np
 
 from perfsim.base.arrays import Bools, Ints
 from perfsim.base.errors import InputError
-from perfsim.network.topology import Cable, Part, Topology
+from perfsim.network.topology import Cable, Group, Part, Topology
 from perfsim.specs.hardware import GpuClusterSpec
 
 ROUNDING = 1e-9
@@ -151,6 +151,15 @@ class FatTree(Topology):
     def node_of(self) -> Ints:
         """The node of each rank; consecutive ranks fill one."""
         return np.arange(self.num_devices) // self.devices_per_node
+
+    def group_shape(self, ranks: Iterable[int]) -> Group:
+        """How ranks, which are distinct, lie over the nodes."""
+        members = np.fromiter(ranks, dtype=np.int64)
+        self._check_rank(int(members.min()))
+        self._check_rank(int(members.max()))
+        on_node = np.bincount(self.node_of[members])
+        on_node = on_node[on_node > 0]
+        return Group(members.size, int(on_node.max()), on_node.size, int(on_node.min()))
 
     @cached_property
     def ports(self) -> Ints:

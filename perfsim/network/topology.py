@@ -353,25 +353,6 @@ class Topology(ABC):
         return []
 
     # ----------------------------------------------------------------------------------- groups
-    @cached_property
-    def node_of(self) -> Ints:
-        """The node of each rank: devices on one switch share a node, others have one of their own."""
-        edges = self.edges
-        up = edges.of_kind("scale_up")
-        up = up[(edges.source[up] < self.num_devices) & (edges.target[up] >= self.num_devices)]
-        home = np.arange(self.num_devices)
-        home[edges.source[up]] = edges.target[up]
-        return np.unique(home, return_inverse=True)[1].reshape(-1).astype(np.int64)
-
-    def group_shape(self, ranks: Iterable[int]) -> Group:
-        """How ranks, which are distinct, lie over the nodes."""
-        members = np.fromiter(ranks, dtype=np.int64)
-        self._check_rank(int(members.min()))
-        self._check_rank(int(members.max()))
-        on_node = np.bincount(self.node_of[members])
-        on_node = on_node[on_node > 0]
-        return Group(members.size, int(on_node.max()), on_node.size, int(on_node.min()))
-
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.num_devices:
             raise InputError(f"{self.system.name} has ranks 0 to {self.num_devices - 1}, not {rank}")

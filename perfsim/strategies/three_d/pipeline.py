@@ -86,11 +86,6 @@ class VirtualStage:
         return sum((_held_by_layer(self.layers[layer].group.part) for layer in layers), Held())
 
     @property
-    def largest_layer(self) -> float:
-        """Parameters of its largest layer, by which buckets are filled."""
-        return max((_held_by_layer(layer.group.part).rest for layer in self.layers), default=0.0)
-
-    @property
     def embedding_and_head(self) -> Held:
         """Parameters of embedding and LM head, if it has them."""
         return Held(stage_parameters(self.group.part, 0, first=self.first, last=self.last))
@@ -183,7 +178,8 @@ class StagePass:
         self.stream = replicas.stream if overlaps or self.sharded else self.group.compute
         """The stream of reductions."""
         self.follows = follows
-        self.per_bucket = replicas.layers_per_bucket(stage.largest_layer)
+        largest = max((_held_by_layer(layer.group.part).rest for layer in stage.layers), default=0.0)
+        self.per_bucket = replicas.layers_per_bucket(largest)
         self.in_flight = IN_FLIGHT if reduces and replicas.shards_gradients else None
         """Layers whose unsharded gradients fit in the buffers; None: all."""
         scatters = self.sharded or self.in_flight is not None
