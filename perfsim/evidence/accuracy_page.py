@@ -251,6 +251,6 @@ def _removed(on_gpus: Sequence[_Facts], tangents: Sequence[Tangent]) -> list[Rem
     rows = []
     for removal in REMOVALS if on_gpus else ():
         runs = [Scored.of(part.case, part.steps_s[removal.key]) for part in on_gpus]
-        left_out = Scored.summary(Tangent.refitted(tangents, runs, removal.constants)) if tangents else {}
-        rows.append(Removed(removal.key, removal.instead, Scored.summary(runs), left_out))
+        left_out = Scored.scores(Tangent.refitted(tangents, runs, removal.constants)) if tangents else {}
+        rows.append(Removed(removal.key, removal.instead, Scored.scores(runs), left_out))
     return rows

@@ -333,11 +333,7 @@ def _with(constants: GemmConstants, changes: dict[str, float]) -> GemmConstants:
 
 def _constants(logs: Floats) -> GemmConstants:
     """The constants of a vector of logarithms."""
-    values = {}
-    for name, value in zip(_values(_START), np.exp(logs), strict=True):
-        low, high = _BOUNDS[name.rpartition(".")[2]]
-        values[name] = min(max(rounded(value), low), high)
-    return _with(_START, values)
+    return _with(_START, dict(zip(_values(_START), map(rounded, np.exp(logs)), strict=True)))
 
 
 def _estimates(model: GemmModel, table: _Products) -> Account:
@@ -392,7 +388,6 @@ def _estimates(model: GemmModel, table: _Products) -> Account:
 _SIXTEEN = _SIXTEEN_BITS[0]
 _ROWS = 2500
 """Enough for six factors."""
-_EVALUATIONS = 700
 _LARGE = 1024
 """Least side of a product of training size; others have the weight `_SMALL_WEIGHT`."""
 _SMALL_WEIGHT = 0.2
@@ -510,7 +505,7 @@ def _factors(
         return np.asarray(np.log(seconds(factors(logs), table) / table.time_s))
 
     corners = np.vstack([first, first + 0.2 * np.eye(first.size)])
-    options = {"maxfev": _EVALUATIONS, "xatol": 1e-3, "fatol": 1e-5, "initial_simplex": corners}
+    options = {"xatol": 1e-3, "fatol": 1e-5, "initial_simplex": corners}
     loss = _robust_loss(errors, weight, first)
     best = scipy("optimize").minimize(loss, first, method="Nelder-Mead", options=options).x
     apes = np.abs(np.expm1(errors(best)))[weight == weight.max()]

@@ -86,7 +86,7 @@ class LeftOut:
     @property
     def outside(self) -> dict[str, Any]:
         """The score of its runs."""
-        return Scored.summary(self.runs)
+        return Scored.scores(self.runs)
 
     @property
     def ceiling(self) -> str:
@@ -112,12 +112,12 @@ class LeavingOut:
     @property
     def families(self) -> dict[str, dict[str, Any]]:
         """The score of each family."""
-        return Scored.families(self.runs)
+        return Scored.of_families(self.runs)
 
     @property
     def summary(self) -> dict[str, Any]:
         """The score of all runs; of few logs with Student's half-width if it is wider than the percentile."""
-        figures = Scored.summary(self.runs)
+        figures = Scored.scores(self.runs)
         errors = np.array([run.error for run in self.runs if run.counts and run.error is not None])
         if self.by == "model" and 0 < len(errors) < FEWEST:
             figures["p90_ape"] = max(figures["p90_ape"], _students_width(errors, len(errors)))
@@ -313,7 +313,7 @@ def _families_left_out(
         runs = tuple(replace(run.scored, left_out=group) for run in left)
         kept = tuple(name for name in at if name not in fit.moved)
         borrowed = ", ".join(fit.ceilings) if any(map(fit.borrows, left)) else ""
-        rows.append(LeftOut(group, left[0].calibration, runs, Scored.summary(runs), at, kept, borrowed))
+        rows.append(LeftOut(group, left[0].calibration, runs, Scored.scores(runs), at, kept, borrowed))
     seconds = mapped(partial(_step_s, catalog=catalog), questions)
     predicted = {case.id: step_s for (case, *_), step_s in zip(questions, seconds, strict=True)}
 
@@ -323,7 +323,7 @@ def _families_left_out(
     groups = tuple(replace(row, runs=tuple(map(priced, row.runs))) for row in rows)
     outside = {run.id: run for row in groups for run in row.runs}
     scored = [run.scored for run in used]
-    return LeavingOut("family", groups, tuple(outside[run.id] for run in scored), Scored.summary(scored))
+    return LeavingOut("family", groups, tuple(outside[run.id] for run in scored), Scored.scores(scored))
 
 
 def _step_s(question: tuple[StepCase, float, Constants], catalog: Catalog) -> float:

@@ -154,21 +154,21 @@ class Scored:
         return self.evidence in ("A", "B")
 
     @staticmethod
-    def summary(runs: Iterable[Scored]) -> dict[str, Any]:
+    def scores(runs: Iterable[Scored]) -> dict[str, Any]:
         """The figures of the runs that count."""
         return _figures(run.error for run in runs if run.counts)
 
     @staticmethod
-    def families(runs: Iterable[Scored]) -> dict[str, dict[str, Any]]:
+    def of_families(runs: Iterable[Scored]) -> dict[str, dict[str, Any]]:
         """The summary of each family."""
-        return {family: Scored.summary(members) for family, members in _by_family(runs).items()}
+        return {family: Scored.scores(members) for family, members in _by_family(runs).items()}
 
     @staticmethod
     def dense_and_experts(cases: Sequence[Scored]) -> dict[str, dict[str, Any]]:
         """The summaries of runs without experts and with them; empty unless some scored run has them."""
         kinds = {
-            "dense": Scored.summary(case for case in cases if not case.experts),
-            "experts": Scored.summary(case for case in cases if case.experts),
+            "dense": Scored.scores(case for case in cases if not case.experts),
+            "experts": Scored.scores(case for case in cases if case.experts),
         }
         return {name: figures for name, figures in kinds.items() if kinds["experts"]["n"] and figures["n"]}
 
@@ -294,10 +294,10 @@ def validate_cases(rows: CaseRows[StepCase], catalog: Catalog) -> dict[str, Any]
             *rows.failed,
             *({"id": run.id, "error": run.failure} for run in read if run.predicted_s is None),
         ],
-        "summary": {**Scored.summary(runs), "band_coverage": _coverage(runs)},
-        "summary_predicted": Scored.summary(run for run in runs if run.predicted_s is not None),
+        "summary": {**Scored.scores(runs), "band_coverage": _coverage(runs)},
+        "summary_predicted": Scored.scores(run for run in runs if run.predicted_s is not None),
         **Scored.dense_and_experts(runs),
-        "baseline": Scored.summary(baseline) | ({"efficiency": efficiency} if known else {}),
+        "baseline": Scored.scores(baseline) | ({"efficiency": efficiency} if known else {}),
         "memory": {_OF_MEMORY.get(name, name): value for name, value in peaks.items()},
         "families": {
             family: figures
@@ -307,9 +307,9 @@ def validate_cases(rows: CaseRows[StepCase], catalog: Catalog) -> dict[str, Any]
                     run.hidden_communication or 0.0 if run.counts else 0.0 for run in by_family[family]
                 ),
             }
-            for family, figures in Scored.families(runs).items()
+            for family, figures in Scored.of_families(runs).items()
         },
-        "families_baseline": Scored.families(baseline),
+        "families_baseline": Scored.of_families(baseline),
         "families_traits": {
             family: Traits.together(alike)
             for family, members in by_family.items()

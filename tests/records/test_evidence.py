@@ -89,10 +89,10 @@ def test_a_library_of_products_is_found_again_in_constants_that_are_what_they_we
 def test_factors_on_the_products_of_another_device_are_found_again_as_they_were(
     tmp_path: Path, recorded: Recorded
 ) -> None:
-    """Times of a device with the A100's tiles, a tenth less efficient, and of one in 8 bits."""
+    """Times of a device with the A100's tiles, a little more efficient, and of one in 8 bits."""
     m, n, k = 2.0 ** np.random.default_rng(2).integers(7, 14, (3, 150))
     tiles = tuple(
-        tile.model_copy(update={"efficiency": 0.9 * tile.efficiency, "overhead_k": 1.2 * tile.overhead_k})
+        tile.model_copy(update={"efficiency": 1.06 * tile.efficiency, "overhead_k": 1.2 * tile.overhead_k})
         for tile in A100.gemm.tiles
     )
     shared = {"memory_fraction": 0.8, "burst_fraction": 0.8, "launch_s": 3e-6}
@@ -108,9 +108,10 @@ def test_factors_on_the_products_of_another_device_are_found_again_as_they_were(
     borrowed = gpu_calibration(file, DEVICE, A100)
     ratios = [
         (mine.efficiency / other.efficiency, mine.overhead_k / other.overhead_k)
-        for mine, other in zip(borrowed.gemm.tiles, A100.gemm.tiles, strict=True)
+        for mine, other in zip(borrowed.gemm.tiles[1:], A100.gemm.tiles[1:], strict=True)
     ]
-    assert ratios == [pytest.approx((0.9, 1.2), rel=0.03)] * len(ratios)
+    assert borrowed.gemm.tiles[0].efficiency == 1.0, "the most that there is"
+    assert ratios == [pytest.approx((1.06, 1.2), rel=0.1)] * len(ratios)
     own = DEVICE.model_copy(update={"calibration": borrowed})
     again = gpu_calibration(file, own, borrowed, source="here")
     assert again.gemm == borrowed.gemm, "a device's own products in 16 bits stay"
@@ -145,7 +146,8 @@ def test_lines_of_collectives_are_found_again_as_they_were(
         collectives(tmp_path / "a.csv", ("all_gather", 2, 1.0), ("all_gather", 8, 1.0)),
         collectives(tmp_path / "b.csv", ("all_gather", 8, 0.9)),
     ]
-    both = link_calibration(tables, LINK.model_copy(update={"calibration": NVLINK3}))
+    slower = {"calibration": NVLINK3, "bandwidth": 200e9}
+    both = link_calibration(tables, LINK.model_copy(update=slower))
     recorded("fit_collectives", {"alone": fitted(alone), "two tables": fitted(both)}, CLOSE)
 
 

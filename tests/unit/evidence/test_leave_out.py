@@ -144,7 +144,7 @@ def test_slopes_are_those_of_the_priced_step() -> None:
 @pytest.mark.parametrize("errors", [[0.1, -0.1, 0.1, -0.1, 0.1], [0.01 * number for number in range(FEWEST)]])
 def test_few_errors_give_students_band_and_many_their_percentile(errors: list[float]) -> None:
     logs = tuple(Scored(f"r{i}", "f", "A", None, "", 1.0, 1.0 + error) for i, error in enumerate(errors))
-    plain = Scored.summary(logs)
+    plain = Scored.scores(logs)
     if len(errors) < FEWEST:
         plain["p90_ape"] = pytest.approx(stats.t.ppf(0.95, 5) * 0.1 * np.sqrt(1.2))
     leaving = LeavingOut("model", (), logs)
