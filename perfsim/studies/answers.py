@@ -217,13 +217,11 @@ class PointResult(Point):
         """The name of its variant; empty if the sweep has none."""
         return str(self.settings.get(VARIANT, ""))
 
-    def setting(self, path: str, otherwise: str | None = None) -> str:
-        """The value of a setting as text."""
-        return setting_text(self.settings.get(path, otherwise))
-
     def settings_but(self, *paths: str | None) -> Circumstances:
         """The settings at all other paths."""
-        return tuple((path, self.setting(path)) for path in self.settings if path not in paths)
+        return tuple(
+            (path, setting_text(value)) for path, value in self.settings.items() if path not in paths
+        )
 
     @property
     def circumstances(self) -> Circumstances:
@@ -240,7 +238,7 @@ class PointResult(Point):
         """The global batch; without a plan the one the grid asked for, empty if it varies none."""
         if self.answer is not None:
             return setting_text(self.answer.global_batch_size)
-        return next((self.setting(path) for path in BATCH_PATHS if path in self.settings), "")
+        return next((setting_text(self.settings[path]) for path in BATCH_PATHS if path in self.settings), "")
 
 
 def short_names(rows: Sequence[Answer]) -> dict[str, str]:

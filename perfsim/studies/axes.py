@@ -150,19 +150,14 @@ def _wrong_values(
 ) -> list[Problem]:
     """What is wrong in an axis: its path, which the study or one of the systems must have, or its values."""
     root, _, inner = axis.path.partition(".")
-    owner: BaseModel = study
-    path = study_path(axis.path)
+    candidate = study.candidates[0]
     if root in MACHINE_ROOTS and inner and root != "system":
         return [axis.problem(f"`{axis.path}` is not a field", f"did you mean `{root}`?")]
-    if root == "system" and inner and not candidates:
-        return []
     if root == "system" and inner:
-        path = inner
-        owner = max((known.system for known in candidates), key=lambda system: reached(system, inner)[0])
-    elif root == "runtime" and inner:
-        owner, path = study.runtime_of(study.candidates[0]), inner
-    elif root in CandidateSpec.model_fields:
-        owner = study.candidates[0]
+        if not candidates:
+            return []
+        candidate = max(candidates, key=lambda known: reached(known.system, inner)[0])
+    owner, path = owner_of(study, candidate, axis.path)
     count, record, index, _ = reached(owner, path)
     parts = path.split(".")
     if count < len(parts):
@@ -206,6 +201,16 @@ def reached(spec: BaseModel, path: str) -> tuple[int, type[BaseModel], int, Any]
         else:
             return count, owner, index, value
     return len(parts), owner, index, value
+
+
+def owner_of(study: StudySpec, candidate: CandidateSpec, path: str) -> tuple[BaseModel, str]:
+    """The description that a path of a question leads into, and the path inside it."""
+    root, _, inner = path.partition(".")
+    if inner and root == "system":
+        return candidate.system, inner
+    if inner and root == "runtime":
+        return study.runtime_of(candidate), inner
+    return (candidate if of_candidate(path) else study), study_path(path)
 
 
 def suits(path: str, candidate: CandidateSpec) -> bool:

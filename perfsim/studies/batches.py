@@ -39,8 +39,6 @@ LARGEST_SHARE = 2.0
 """The grid of batches, as shares of the critical batch."""
 MINICPM_SCALE = "C4"
 """The corpus on which MiniCPM's law measures its loss; the law holds for no other."""
-MOST_TRIED = 60
-"""Batches of one curve, with those past its ends."""
 
 
 def _later_phases_s(run: Evaluation) -> tuple[float, ...]:
@@ -292,9 +290,9 @@ class Target:
                 known = BatchCurve(points, refused)
                 best = known.best
                 tried = known.tried
-                if len(tried) < MOST_TRIED and best == tried[-1]:
+                if best == tried[-1]:
                     wanted.append(2 * best)
-                elif len(tried) < MOST_TRIED and best == tried[0] and best % 2 == 0:
+                elif best == tried[0] and best % 2 == 0:
                     wanted.append(best // 2)
         if not points:
             raise next(iter(refused.values()), PlanError(f"{question.label}: no batch to try"))

@@ -137,8 +137,7 @@ class _LossesSpec(Spec):
         """Rows by a named law, the size of least loss at the first run's FLOP, and what it is worth."""
         first = self.runs[0]
         flop = first.all_flop
-        sizes = SIZES[(flop / (6 * SIZES)) > 1].tolist()
-        loss, size = min((law.loss(size, flop / (6 * size)), size) for size in sizes)
+        loss, size = min((law.loss(size, flop / (6 * size)), size) for size in SIZES.tolist())
         best = _TrainedRun(name="least loss at the first's FLOP", params=size, tokens=flop / (6 * size))
         rows = []
         for run in (*self.runs, best):

@@ -56,8 +56,7 @@ def answer_point(point: Point, target: Target, *, deep: bool = False) -> Answer:
     curve = None
     remarks = []
     if len(batches) > 1:
-        extend = spec.batch_sizes == "auto" and spec.recipe.batch_over(question.devices) is None
-        curve = target.curve(question, batches, extend=extend)
+        curve = target.curve(question, batches, extend=spec.batch_sizes == "auto")
         best = curve.best
         if curve.refused and question.layout is not None:
             left_out = ", ".join(f"{batch:,}" for batch in curve.refused)

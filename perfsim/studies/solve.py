@@ -40,6 +40,7 @@ from perfsim.studies.axes import (
     SweepSpec,
     model_of,
     of_candidate,
+    owner_of,
     reached,
     suits,
 )
@@ -257,13 +258,11 @@ def _target(path: str, point: Point) -> _Unknown:
 
 def _field(path: str, point: Point) -> _Unknown:
     """Any other field: numbers around today's, or the choices that its type names."""
-    root, _, inner = path.partition(".")
-    parts = {"system": point.candidate.system, "runtime": point.runtime}
-    owner = parts.get(root, point.candidate if of_candidate(path) else point.study)
-    steps = (inner if root in parts else path).split(".")
-    count, record, index, value = reached(owner, ".".join(steps))
+    owner, inner = owner_of(point.study, point.candidate, path)
+    steps = inner.split(".")
+    count, record, index, value = reached(owner, inner)
     if count < len(steps):
-        names = [*getattr(type(value), "model_fields", ()), *([SIZE] * (root == "model"))]
+        names = [*getattr(type(value), "model_fields", ()), *([SIZE] * path.startswith("model."))]
         help_text = did_you_mean(steps[count], names)
         raise InputError([Problem(f"--find {path}: `{steps[count]}` is not a field", help=help_text)])
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:

@@ -350,8 +350,12 @@ class Reach:
         return [*files, *sorted(tests, key=rank)[:MOST_TESTS]]
 
     def _lines(self, path: str) -> dict[int, list[str]]:
-        name = next((name for name in self.data.measured_files() if name.endswith(path)), "")
-        return self.data.contexts_by_lineno(name) if name else {}
+        lines: dict[int, list[str]] = {}
+        for name in self.data.measured_files():
+            if name.endswith(f"/{path}"):  # data of several runs may have the file more than once
+                for line, contexts in self.data.contexts_by_lineno(name).items():
+                    lines.setdefault(line, []).extend(contexts)
+        return lines
 
     def _users(self, mutant: Mutant) -> set[str]:
         """The contexts of all lines with the name of a constant or a field, or with a name set from it."""

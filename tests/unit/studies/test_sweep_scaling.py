@@ -99,23 +99,6 @@ def test_the_verdict_says_how_many_match_and_how_surely_or_that_nothing_does(res
     assert "No number of CS-2 up to 4 matches 1 device of rival" in verdict
 
 
-def test_a_machine_of_the_verdict_is_named_with_its_setting(write_sweep: Write, tmp_path: Path) -> None:
-    grid = (
-        "  devices: [1, 2]\n  system.memoryx.server.bandwidth: [5 GB/s, 1 TB/s]\n"
-        "  recipe.global_batch_size: [8]"
-    )
-    result = run_sweep(load_sweep(str(write_sweep(grid))), tmp_path / "points.sqlite", jobs=1)
-    slow, fast = result.series
-    verdict = result.verdict
-    assert verdict.startswith("2 CS-2 with bandwidth ")
-    assert "From 1 to 2 CS-2 with bandwidth 5 GB/s the time falls" in verdict
-    other = [*in_days(fast.points, 90, 40), *rivals_in_days(slow.points, 60, 30)]
-    verdict = replace(result, points=(*in_days(slow.points, 100, 50), *other)).verdict
-    assert "2 devices of rival with bandwidth 5 GB/s reach the target first" in verdict
-    assert "match 1 device of rival with bandwidth 5 GB/s (60 days): 1 takes 100 days" in verdict
-    assert "CS-2 with bandwidth 5 GB/s match" in verdict
-
-
 def test_a_machine_at_peak_is_called_a_bound_in_the_verdict(write_sweep: Write, tmp_path: Path) -> None:
     grid = "  recipe.global_batch_size: [8]\n  system: [cs-2, cs-2-peak]"
     verdict = run_sweep(load_sweep(str(write_sweep(grid))), tmp_path / "p.sqlite", jobs=1).verdict

@@ -28,11 +28,6 @@ variants:
   twice the I/O: {system.io_ports: 24, system.swarmx.bandwidth: 300 GB/s, system.memoryx.servers: 24}
   a quarter of MemoryX: {system.memoryx.servers: 3}
 """
-MODELS = """\
-variants:
-  small: {model: gpt3_xl, recipe.global_batch_size: 32, recipe.tokens: 1e9}
-  large: {model: gpt3_6p7b, recipe.global_batch_size: 64, recipe.tokens: 2e9}
-"""
 
 
 def written(folder: Path, text: str) -> str:
@@ -50,11 +45,6 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
     return answered(tmp_path_factory.mktemp("steps"), STEPS)
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
-    return answered(tmp_path_factory.mktemp("models"), MODELS)
-
-
 def test_variants_change_together_and_of_one_work_are_compared_with_the_first(steps: SweepResult) -> None:
     system = steps.points[2].candidate.system
     assert isinstance(system, WaferClusterSpec)
@@ -70,19 +60,6 @@ def test_variants_change_together_and_of_one_work_are_compared_with_the_first(st
     assert many[2].ratio > 1.1
     assert steps.successions == {}
     assert "What the planner changed" not in steps.verdict
-
-
-def test_variants_of_other_models_are_told_by_time_and_by_policy(models: SweepResult) -> None:
-    assert models.changes == {}
-    assert {"model.hidden_size", "model.num_layers"} <= set(models.differences)
-    single = replace(models, points=tuple(point for point in models.points if point.num_devices == 1))
-    assert single.verdict.startswith("1 CS-2: small ")
-    assert ", large " in single.verdict
-    steps_of = models.successions
-    assert set(steps_of) == {"1 CS-2", "32 CS-2"}
-    (step,) = steps_of["1 CS-2"]
-    assert (step.base.variant, step.point.variant) == ("small", "large")
-    assert f"What the planner changed from small to large: 1 CS-2: {step.policy}" in models.verdict
 
 
 def test_a_fixed_global_batch_has_a_knee_and_a_fixed_batch_a_system_has_none(tmp_path: Path) -> None:
@@ -145,47 +122,6 @@ def test_a_sweep_can_be_narrowed_to_strategies(tmp_path: Path) -> None:
     assert sweep.only(["weight-streaming"]).points == sweep.points
     with pytest.raises(InputError, match="no point of strategy 3d"):
         sweep.only(["3d"])
-
-
-ABLATED = """\
-  model: [gpt3_20b]
-  devices: [16]
-  recipe.global_batch_size: [768]
-variants:
-  as it is: {}
-  a small wafer: {system.device.memory.capacity: 20 GB}
-  SwarmX fan-out 2: {system.swarmx.fan_out: 2}
-"""
-
-
-def test_a_policy_that_changed_beside_the_mechanism_is_named_with_it(tmp_path: Path) -> None:
-    result = answered(tmp_path, ABLATED)
-    (changes,) = result.changes.values()
-    policies = {change.point.variant: change.policy for change in changes}
-    assert policies["as it is"] == policies["SwarmX fan-out 2"] == ""
-    assert policies["a small wafer"].startswith("mbs=")
-    assert f"(policy changed: {policies['a small wafer']})" in result.verdict
-
-
-SPARSE = """\
-variants:
-  dense: {recipe.global_batch_size: 64, recipe.tokens: 1e9}
-  4 experts:
-    recipe.global_batch_size: 64
-    recipe.tokens: 1e9
-    model.experts: {num_experts: 4, top_k: 2, ffn_hidden_size: 4096}
-"""
-
-
-def test_the_tokens_that_experts_must_save_are_one_sentence(tmp_path: Path, models: SweepResult) -> None:
-    result = answered(tmp_path, SPARSE)
-    said = "Experts pay where they save more tokens than they cost time"
-    assert f"{said}: 4 experts " in result.verdict
-    for machine, (step,) in result.successions.items():
-        share = 1 - step.base.target_time.time_s / step.point.target_time.time_s
-        assert share > 0.0
-        assert f"{100 * share:.0f} % on {machine}" in result.verdict
-    assert said not in models.verdict, "the models take different tokens"
 
 
 def layout_of(result: SweepResult, devices: int = 8, **layout: object) -> PointResult:
