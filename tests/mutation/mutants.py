@@ -129,7 +129,7 @@ TIMES = 3.0
 """A mutant that runs so many times as long as the tests do without it is found as well."""
 FEWEST_SECONDS = 30.0
 MOST_SECONDS = 900.0
-MOST_TESTS = 400
+MOST_TESTS = 150
 """Of those that reach a line; the nearest."""
 MOST_BYTES = 6 * 2**30
 HEADING = "# Which changes of the code the tests detect"
