@@ -4,7 +4,7 @@
     energy       = units x (idle + (power - idle) x busy) x wall x PUE    (units: nodes, or systems)
     carbon       = energy x intensity
     money        = device-hours x price                  (rented: the price includes electricity)
-                 = units x purchase x wall / (life x utilisation) + energy x tariff         (bought)
+                 = devices x purchase x wall / (life x utilisation) + energy x tariff         (bought)
 
 Inputs that are not given are left out of the sums and listed.
 """
@@ -101,7 +101,7 @@ class Rates:
             money = device_hours * at["device_hour"]
         elif "purchase" in at:
             used_s = at["years"] * YEAR_S * at["utilisation"]
-            money = self.units * at["purchase"] * wall_s / used_s
+            money = self.devices * at["purchase"] * wall_s / used_s
             if energy_kwh is not None and "tariff" in at:
                 money = money + energy_kwh * at["tariff"]
         return Bill(device_hours, energy_kwh, carbon_kg, money)

@@ -38,7 +38,7 @@ _MOST_INFEASIBLE = 6
 _HIDDEN = 0.98
 """A step that is less than this share of the device's slowdown longer hides a part of the delay."""
 _ON_A_PAGE = (
-    "machine", "on the wall", "steps", "batch", "step", "tokens/s", "tokens/s per device",
+    "machine", "on the wall", "steps", "batch", "step", "tokens/s",
     "MFU", "HFU", "bubble", "exposed communication", "memory", "share of the memory", "strategy", "settings",
 )  # fmt: skip
 """What a page shows of each candidate; its decision has the time of the healthy steps."""
@@ -83,7 +83,6 @@ def _candidates_table(named: Sequence[text.Named], decision: Decision) -> Table:
             "steps": (text.Unit("thousand", 1e3), lambda c: c.own.steps),
             "on the wall": (unit, wall),
             "tokens/s": (text.COUNT, partial(best, "tokens_per_s")),
-            "tokens/s per device": (text.COUNT, lambda c: c.own.tokens_per_s / max(c.own.num_devices, 1)),
             "HFU": (text.PERCENT, lambda c: c.own.hfu),
             "bubble": (text.PERCENT, lambda c: c.own.bubble_fraction),
             "exposed communication": (text.PERCENT, lambda c: c.own.exposed_communication_fraction),
@@ -226,6 +225,7 @@ def study_page(result: StudyResult, *, trace_names: Sequence[str] = ()) -> Page:
         _candidates(result),
         *_ranks(result),
         *_decision(result),
+        *_like_with_like(result),
         study_figures.batch(result),
         *_caveats(result, "target", "the tokens to the target"),
         *_laws(result),
@@ -406,6 +406,45 @@ def _decision(result: StudyResult) -> Iterator[Section]:
             "not given: a device-hour of the first may cost so many of the second."
         )
         yield Section("Break-even prices", lead, table=table, slug="break-even", level=3)
+
+
+def _like_with_like(result: StudyResult) -> Iterator[Section]:
+    """What a device and a billion tokens take, and each machine at the power, price or time of the first."""
+    taken = {own.label: own for own in result.decision.outcomes}
+    first = taken[result.decision.first]
+    first_s = first.wall_s.typical
+
+    def of(name: str, c: text.Named) -> float:
+        spread = getattr(taken[c.own.label], name)
+        return math.nan if spread is None else float(spread.typical)
+
+    def a_billion(name: str, c: text.Named) -> float:
+        return of(name, c) / (c.own.time.examples_tokens / 1e9)
+
+    def at_equal(name: str, c: text.Named) -> float:
+        reference = getattr(first, name)
+        return math.nan if reference is None else first_s * of(name, c) / reference.typical
+
+    table = Table.each(
+        text.named(result.candidates),
+        {
+            "": (None, "name"),
+            "tokens/s per device": (text.COUNT, lambda c: c.own.tokens_per_s / c.own.num_devices),
+            "device-days": (text.COUNT, lambda c: of("device_hours", c) / 24),
+            "kWh per billion tokens": (text.NUMBER, partial(a_billion, "energy_kwh")),
+            f"{result.decision.currency} per billion tokens": (text.NUMBER, partial(a_billion, "money")),
+            "time at equal power": (text.TIME, partial(at_equal, "energy_kwh")),
+            "time at equal price": (text.TIME, partial(at_equal, "money")),
+            "devices for equal time": (text.NUMBER, lambda c: c.own.num_devices * of("wall_s", c) / first_s),
+        },
+        f"{text.MISSING}: an input is not given.",
+    ).turned()
+    lead = (
+        "Compares machines of unlike size: time on the wall with as much power, or as much money an hour, "
+        "as the first, and how many devices would be as fast as it. Speed is taken in proportion to devices; "
+        "perfsim solve --find devices asks at each number."
+    )
+    yield Section("Like with like", lead, table=table, slug="like-with-like", level=3)
 
 
 def _spread(spread: Spread | None) -> Cell:

@@ -25,14 +25,14 @@ Amount = Number | _AmountRange
 
 
 class PriceSpec(Spec):
-    """The price of a machine: rent for each device and hour, or purchase of a node or wafer-scale system."""
+    """The price of a machine for each device: rent for an hour, or purchase."""
 
     device_hour: Amount | None = None
     """Rent of one device for an hour, electricity included."""
     purchase: Amount | None = None
-    """Of one node, or of one wafer-scale system with its share of servers."""
+    """Of one device with its share of node, network and servers."""
     years: Amount | None = None
-    """For how long a bought unit is used."""
+    """For how long a bought device is used."""
     utilisation: Amount | None = None
     """Share of that time in which it works, 0 to 1."""
     source: str = GIVEN
@@ -57,7 +57,7 @@ class PriceSpec(Spec):
         if self.device_hour is not None:
             return f"{amount_text(self.device_hour)} {currency} a device-hour"
         price, years, share = map(amount_text, (self.purchase, self.years, self.utilisation))
-        return f"{price} {currency} a unit, over {years} years at {share} of the time"
+        return f"{price} {currency} a device, over {years} years at {share} of the time"
 
 
 class EnergySpec(Spec):

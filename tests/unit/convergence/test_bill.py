@@ -23,7 +23,7 @@ def machine(name: str, power_w: float | None, idle_w: float | None = None) -> Sy
 
 
 RENTED = PriceSpec.model_validate({"device_hour": 5.0})
-BOUGHT = PriceSpec.model_validate({"purchase": 200_000.0, "years": 4.0, "utilisation": 0.5})
+BOUGHT = PriceSpec.model_validate({"purchase": 25_000.0, "years": 4.0, "utilisation": 0.5})
 ENERGY = EnergySpec.model_validate({"pue": 1.2, "carbon": 0.4, "tariff": 0.1})
 RATES = Rates(system=machine("dgx", 6500.0), devices=16, units=2, energy=ENERGY, price=RENTED)
 DAY = np.asarray(24 * HOUR_S)
@@ -38,7 +38,7 @@ def test_a_day_of_two_nodes_rented_and_bought_by_hand() -> None:
     assert rented.carbon_kg == pytest.approx(0.4 * ENERGY_KWH)
     assert rented.money == pytest.approx(384 * 5.0)
     share = 24 * HOUR_S / (4 * YEAR_S * 0.5)
-    assert bought.money == pytest.approx(2 * 200_000 * share + 0.1 * ENERGY_KWH)
+    assert bought.money == pytest.approx(16 * 25_000 * share + 0.1 * ENERGY_KWH)
 
 
 def test_what_is_not_given_is_listed_and_stays_out_of_the_sums() -> None:

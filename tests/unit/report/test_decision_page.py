@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, astuple, replace
+from math import isnan
 from types import ModuleType
 
 import pytest
@@ -64,6 +65,23 @@ def test_every_quantity_has_a_row_and_what_is_missing_says_so(
     ((_, ratio, price),) = sections["break-even"].table.shown()
     assert ratio.startswith("9.60 (7.30 to 13.6) of ")
     assert price == "not given"
+
+
+def test_like_with_like_is_time_at_equal_power_and_price_and_devices_at_equal_time(
+    decided: StudyResult, factory: ModuleType
+) -> None:
+    rows = {row[0].value: row[1:] for row in factory.sections(decided)["like-with-like"].table.rows}
+    first, *_, last = decided.candidates
+    own, *_, other = decided.decision.outcomes
+    slower = other.wall_s.typical / own.wall_s.typical
+    assert rows["devices for equal time"][-1].number == pytest.approx(last.num_devices * slower)
+    # Both take the same energy, so with as much power both are at the target at one time.
+    assert rows["time at equal power"][-1].number == pytest.approx(own.wall_s.typical)
+    billions = last.time.examples_tokens / 1e9
+    assert rows["kWh per billion tokens"][-1].number == pytest.approx(7e4 / billions)
+    assert rows["EUR per billion tokens"][-1].number == pytest.approx(5e5 / billions)
+    assert isnan(rows["time at equal price"][-1].number), "the first has no price"
+    assert rows["tokens/s per device"][0].number == first.tokens_per_s / 128
 
 
 def test_levers_have_their_range_in_their_unit_and_the_value_that_flips_the_order(
