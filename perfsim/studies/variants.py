@@ -24,7 +24,7 @@ from perfsim.studies.answers import (
     settings_text,
 )
 from perfsim.studies.axes import LAYOUT, VARIANT, Sweep
-from perfsim.studies.decision import outcome_of, time_unit, verb
+from perfsim.studies.decision import amount, figure, outcome_of, time_unit, verb
 from perfsim.studies.scaling import Match, Series
 from perfsim.studies.spec import digests
 from perfsim.studies.trust import SharedCaveat, confidence, shared_caveats
@@ -255,6 +255,8 @@ class SweepResult:
             )
             replanned = f"What the planner changed from {ends}: {policies}."
             return [*effects, *filter(None, [_sparsity(self.successions)]), replanned]
+        if any(len({member.machine for member in target}) > 1 for target in self.targets[1:]):
+            return [_first_at_each(target) for target in self.targets]
         if len(self.targets) > 1:
             return [_scales(member) for member in self.series[:MAX_SENTENCES]]
         return [self.first_sentence, _matched(self.matches) if self.matches else _scales(self.series[0])]
@@ -317,6 +319,26 @@ class SweepResult:
 
 
 # The sentences about variants: step times if all do the same work, else times to the target.
+
+
+def _first_at_each(target: Sequence[Series]) -> str:
+    """Who of several machines is first to a target, and who with as much power or money an hour.
+
+    Where speed grows in proportion to devices, the first with as much power is who takes least energy.
+    """
+    taken = [(point, outcome_of(point)) for member in target for point in member.points]
+    first, outcome = min(taken, key=lambda pair: pair[1].wall_s.typical)
+    unit, scale = time_unit(outcome.wall_s.typical)
+    said = [f"{first.named}: first, after {figure(outcome.wall_s.typical / scale)} {unit} on the wall"]
+    for words, name, per in (
+        ("power", "energy_kwh", "kWh"),
+        ("money an hour", "money", first.study.currency),
+    ):
+        known = [(spread, point) for point, one in taken if (spread := getattr(one, name)) is not None]
+        if len(known) == len(taken):
+            spread, least = min(known, key=lambda pair: pair[0].typical)
+            said.append(f"with as much {words}: {least.machine}, {amount(spread, per)}")
+    return f"{'; '.join(said)}."
 
 
 def _changed(name: str, changes: Sequence[Change]) -> str:

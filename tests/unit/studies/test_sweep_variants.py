@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import perfsim as ps
 from perfsim.base.errors import CatalogError, InputError
 from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.studies.answers import PointResult
 from perfsim.studies.axes import load_sweep
+from perfsim.studies.decision import outcome_of
 from perfsim.studies.runner import run_sweep
 from perfsim.studies.variants import Change, SweepResult
 
@@ -159,3 +162,28 @@ def test_a_variant_may_have_candidates_of_its_own_and_a_mistake_in_them_has_its_
     with pytest.raises(CatalogError, match="unknown strategy '4d'") as raised:
         load_sweep(written(tmp_path, OWN_MACHINES.replace("strategy: 3d", "strategy: 4d")))
     assert raised.value.problems[0].line == HEAD.count("\n") + 5
+
+
+def test_several_models_on_several_machines_say_who_is_first_of_each_and_with_as_much_power(
+    tmp_path: Path,
+) -> None:
+    fields = {"name": "point", "extends": "gpt3_20b", "sampling": {"mode": "off"}, "resilience": None}
+    pair = [
+        {"strategy": "3d", "system": "dgx-a100-80gb", "devices": [8]},
+        {"strategy": "weight-streaming", "system": "cs-2", "devices": [1]},
+    ]
+    grid = {"model": ["gpt3_xl", "cerebras_gpt_111m"], "candidates": pair, "recipe.global_batch_size": [256]}
+    head = {"name": "models", "title": "Models", "question": "Who?", "study": {**fields, "candidates": pair}}
+    path = tmp_path / "models.yaml"
+    path.write_text(json.dumps({**head, "grid": grid}), encoding="utf-8")
+    answer = ps.sweep(path, prices={"dgx-a100-80gb": 2.0, "cs-2": 40.0})
+    taken = [(point, outcome_of(point)) for point in answer.feasible]
+    for model, said in zip(grid["model"], answer.sentences, strict=True):
+        own = [pair for pair in taken if pair[0].study.model.name == model]
+        first, *words = said.split("; ")
+        by_time = min(own, key=lambda pair: pair[1].wall_s.typical)[0]
+        assert first.startswith(f"{by_time.machine} with model {model}: first, after ")
+        by_power = min(own, key=lambda pair: pair[1].energy_kwh.typical)[0]
+        by_money = min(own, key=lambda pair: pair[1].money.typical)[0]
+        assert words[0].startswith(f"with as much power: {by_power.machine}, ")
+        assert words[1].startswith(f"with as much money an hour: {by_money.machine}, ")
