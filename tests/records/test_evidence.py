@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -22,10 +23,11 @@ from perfsim.evidence import record
 from perfsim.evidence.accuracy_page import StepAccuracy
 from perfsim.evidence.cases import CaseRows, StepCase, public_cases
 from perfsim.evidence.collective_fit import link_calibration
+from perfsim.evidence.fitting import delivered, read_table
 from perfsim.evidence.gemm_fit import gpu_calibration
 from perfsim.evidence.own_runs import fit_cluster, fit_convergence
 from perfsim.evidence.production import ScalingFile
-from perfsim.evidence.score import validate_cases
+from perfsim.evidence.score import validate_cases, validate_file
 from perfsim.evidence.step_fit import fit_steps, fit_wafer
 from perfsim.network.collectives import CollectiveModel
 from perfsim.network.topology import Group
@@ -65,10 +67,42 @@ def fitted(calibration: Calibration) -> dict[str, Any]:
     return calibration.model_dump(mode="json", exclude_defaults=True)
 
 
+def in_words(calibration: Calibration) -> list[str]:
+    """The lines of its file without their figures."""
+    return re.sub(r"\d[\d.e+-]*", "0", delivered(calibration, None)).splitlines()
+
+
 def table(path: Path, columns: Mapping[str, Sequence[Any]]) -> Path:
     rows = [",".join(map(str, row)) for row in zip(*columns.values(), strict=True)]
     path.write_text("\n".join([",".join(columns), *rows]) + "\n")
     return path
+
+
+def test_what_can_have_been_measured_is_what_it_was(tmp_path: Path, recorded: Recorded) -> None:
+    edges = (
+        "0",
+        "0.5e-3",
+        "1e-3",
+        "1",
+        "2",
+        "1e5",
+        "1e6",
+        "1.5e7",
+        "1e9",
+        "1.5e9",
+        "1e12",
+        "2e12",
+        "1e15",
+        "2e15",
+    )
+    said = {}
+    for name in ("m", "time_us", "bytes", "num_gpus", "batch", "b_simple"):
+        file = table(tmp_path / "table.csv", {name: [*edges, "-1", "inf", "nan", "x", '""']})
+        said[name] = refused_or(lambda: list(map(dict, read_table(file, (name,)))))  # noqa: B023
+        for header in ("a", name):
+            empty = table(file, {header: []})
+            said[f"{name} of {header}"] = refused_or(lambda: read_table(empty, (name,)))  # noqa: B023
+    recorded("measurable", said)
 
 
 def test_a_library_of_products_is_found_again_in_constants_that_are_what_they_were(
@@ -83,7 +117,7 @@ def test_a_library_of_products_is_found_again_in_constants_that_are_what_they_we
     found = gpu_calibration(file, DEVICE, evaluations=1200)
     assert unaccounted(found) == []
     assert found.gemm.memory_fraction == pytest.approx(A100.gemm.memory_fraction, rel=0.1)
-    recorded("fit_products", fitted(found), CLOSE)
+    recorded("fit_products", {**fitted(found), "file": in_words(found)}, CLOSE)
 
 
 def test_factors_on_the_products_of_another_device_are_found_again_as_they_were(
@@ -148,7 +182,8 @@ def test_lines_of_collectives_are_found_again_as_they_were(
     ]
     slower = {"calibration": NVLINK3, "bandwidth": 200e9}
     both = link_calibration(tables, LINK.model_copy(update=slower))
-    recorded("fit_collectives", {"alone": fitted(alone), "two tables": fitted(both)}, CLOSE)
+    said = {"alone": fitted(alone), "two tables": fitted(both), "file": in_words(alone)}
+    recorded("fit_collectives", said, CLOSE)
 
 
 PUBLISHED = {
@@ -303,10 +338,47 @@ def test_critical_batches_are_what_they_were(tmp_path: Path, recorded: Recorded)
         path.write_text("\n".join([header, *(",".join(map(str, row)) for row in rows)]) + "\n")
         for tokens in (1.0, 2048.0, -1.0):
             said[f"{name} x {tokens:g}"] = refused_or(lambda: fitted(fit_convergence([path], tokens)))  # noqa: B023
-    said["warm"] = refused_or(
-        lambda: fitted(fit_convergence([path.with_name("runs.csv")], 1.0, "warm-start"))
-    )
+    benchmark = {"id": "one", "family": "mine", "unit": "samples", "notes": "warm"}
+    benchmark["points"] = [[32 << n, 1e6 + 900 * (32 << n), 5e3, 3] for n in range(6)]
+    for cases in ([benchmark], [benchmark, {**benchmark, "id": "two"}], []):
+        path = tmp_path / "runs.yaml"
+        path.write_text(json.dumps({"schema": 1, "cases": cases}), encoding="utf-8")
+        said[f"{len(cases)} benchmarks"] = refused_or(lambda: fitted(fit_convergence([path], 1.0)))  # noqa: B023
+    said["two files"] = refused_or(lambda: fitted(fit_convergence([path, tmp_path / "runs.csv"], 1.0)))
+    said["warm"] = refused_or(lambda: fitted(fit_convergence([tmp_path / "runs.csv"], 1.0, "warm-start")))
     recorded("fit_critical_batches", said, 1e-6)
+
+
+def test_files_of_benchmarks_of_both_kinds_and_of_none_are_scored_as_they_were(
+    tmp_path: Path, recorded: Recorded
+) -> None:
+    benchmarks = [
+        {
+            "id": f"{name} {count}",
+            "family": name,
+            "notes": notes,
+            "points": [[32 << n, 1e6 + 900 * (32 << n)] for n in range(count)],
+        }
+        for name, notes in (("plain", ""), ("tuned", "fine-tuning"))
+        for count in (3, 4, 7)
+    ]
+    benchmarks[2]["points"] += [[64, 1.4e6], [4096, 2e6]]
+    points = [[batch, 1000.0 * (1 + batch / 64)] for batch in (8, 16, 32, 63, 64)]
+    benchmarks.append({"id": "crowded", "family": "plain", "points": points})
+    for notes in ("", "fine-tuning", "warm: from a checkpoint"):
+        points = [[batch, 100.0] for batch in (8.0, 8.4, 8.8, 9.2)]
+        benchmarks.append({"id": f"tight {notes}", "family": "tight", "notes": notes, "points": points})
+    flat = {"id": "flat", "family": "flat", "points": [[32 << n, 1e6 / (32 << n)] for n in range(5)]}
+    said = {}
+    for name, cases in {
+        "all": [*benchmarks, flat, {"points": 3}],
+        "both": [flat, published_run()],
+        "none": [],
+    }.items():
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(json.dumps({"schema": 1, "cases": cases}), encoding="utf-8")
+        said[name] = refused_or(lambda: plain(validate_file(path, CATALOG)))  # noqa: B023
+    recorded("benchmarks", said, 1e-6)
 
 
 def test_ratios_of_many_wafers_are_explained_as_they_were(recorded: Recorded) -> None:

@@ -23,21 +23,6 @@ def written(folder: Path, name: str, header: str, rows: list[tuple[float, ...]])
     return path
 
 
-def test_steps_and_examples_are_one_fit_in_tokens(tmp_path: Path) -> None:
-    steps = [(batch, number / batch) for batch, number in EXAMPLES]
-    of_examples = fit_convergence([written(tmp_path, "runs.csv", "batch,examples", EXAMPLES)], 2048)
-    of_steps = fit_convergence([written(tmp_path, "steps.csv", "batch,steps", steps)], 2048)
-    assert of_examples.b_crit_tokens == pytest.approx(1000 * 2048, rel=0.05)
-    assert of_examples.e_min_tokens == pytest.approx(1e6 * 2048, rel=0.02)
-    assert of_steps.b_crit_tokens == of_examples.b_crit_tokens
-    assert of_examples.batches_tokens == tuple(batch * 2048 for batch in BATCHES)
-    assert "E_min " in of_examples.description
-    assert "B_crit " in of_examples.description
-    [note] = fit_convergence([tmp_path / "runs.csv"], 1.0).notes
-    assert note.endswith("give --tokens-per-example if it has more")
-    assert of_examples.notes == ()
-
-
 def test_mlperf_reference_points_give_the_samples_of_the_four_runs_of_the_blog(tmp_path: Path) -> None:
     """Table 1 of the blog of 2022-06-22: 2.5, 3.1, 2.8 and 4.7 million samples, within 7 %."""
     points = [
@@ -48,16 +33,6 @@ def test_mlperf_reference_points_give_the_samples_of_the_four_runs_of_the_blog(t
     assert fit.e_min_tokens is not None
     for batch, samples in ((448, 2.5e6), (3072, 3.1e6), (3072, 2.8e6), (12960, 4.7e6)):
         assert fit.e_min_tokens * (1 + batch / fit.b_crit_tokens) == pytest.approx(samples, rel=0.07)
-
-
-def test_gradient_noise_gives_a_critical_batch_within_ten_times_and_no_e_min(tmp_path: Path) -> None:
-    flat = written(tmp_path, "flat.csv", "tokens,b_simple", [(0, 5e5), (1e9, 5e5), (4e9, 5e5)])
-    fit = fit_convergence([flat], 1.0)
-    assert fit.b_crit_tokens == 5e5
-    assert (fit.band_factor, fit.e_min_tokens, fit.batches_tokens) == (10.0, None, ())
-    assert "not identifiable from gradient noise" in fit.description
-    grown = written(tmp_path, "grown.csv", "tokens,b_simple", [(0, 1e5), (1e9, 1e6)])
-    assert fit_convergence([grown], 1.0).b_crit_tokens == pytest.approx(2 / (1e-5 + 1e-6), rel=1e-3)
 
 
 def test_what_is_identifiable_is_written_and_read_back_by_its_path(tmp_path: Path) -> None:

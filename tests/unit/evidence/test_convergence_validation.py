@@ -55,44 +55,6 @@ def test_repeats_of_a_batch_are_one_point_and_fewer_than_four_sizes_are_not_scor
     assert scored(case("alone", points[:3]))["summary"]["median_ape"] is None
 
 
-def test_a_refusal_counts_as_an_error_of_one_in_its_family_and_is_listed() -> None:
-    result = scored(EXACT, TIGHT.model_copy(update={"family": "other"}))
-    assert list(result["families"]) == ["made_up", "other"]
-    other = result["families"]["other"]
-    assert other == {"n": 4, "median_ape": 1.0, "p90_ape": 1.0, "mape": 1.0, "bias": None}
-    assert result["families"]["made_up"]["median_ape"] == pytest.approx(0, abs=CLOSE)
-    assert (result["refused"], result["refused_allowed"]) == (4, 0)
-    (failed,) = result["failed"]
-    assert failed["id"] == "tight"
-    assert "4 of 4 refused: not identifiable" in failed["error"]
-
-
-@pytest.mark.parametrize(("notes", "on_a_hyperbola"), [("fine-tuning", 0), ("warm: from a checkpoint", 5)])
-def test_a_refusal_with_an_allowed_reason_stands_aside(notes: str, on_a_hyperbola: int) -> None:
-    """Fine-tuning is refused even on a hyperbola, but a warm start is predicted."""
-    result = scored(EXACT, TIGHT.model_copy(update={"notes": notes}))
-    assert result["predictions"]["leave_one_out"] == 5
-    assert result["summary"]["p90_ape"] == pytest.approx(0, abs=CLOSE)
-    assert result["refused"] == result["refused_allowed"] == 4
-    alone = scored(EXACT.model_copy(update={"notes": notes}))
-    assert alone["predictions"]["leave_one_out"] == on_a_hyperbola
-
-
-def test_the_larger_batch_is_predicted_from_those_at_most_half_as_large() -> None:
-    sizes = {"wide": [8, 16, 32, 64], "crowded": [8, 16, 32, 63, 64], "none": [40, 48, 56, 64]}
-    result = scored(*(case(name, hyperbola(batches)) for name, batches in sizes.items()))
-    larger = [(row["id"], row["batch"]) for row in result["cases"] if row["protocol"] == "larger_batch"]
-    assert larger == [("wide", 64.0), ("crowded", 64.0)]
-
-
-def test_errors_are_signed_fractions_of_the_measured_value() -> None:
-    points = hyperbola([8, 16, 32, 64])
-    points[3][1] *= 1.25
-    rows = scored(case("bent", points))["cases"]
-    assert [row["error"] for row in rows if row["batch"] == 64] == pytest.approx([-0.2, -0.2], abs=CLOSE)
-    assert all(row["error"] == row["predicted"] / row["measured"] - 1 for row in rows)
-
-
 @pytest.mark.parametrize(
     ("points", "reason"),
     [

@@ -59,14 +59,6 @@ def test_ceilings_of_devices_are_found_again_each_from_its_own_runs(measured: Pa
         assert set(record.standard_errors) == {CEILING}
 
 
-def test_a_constant_on_which_no_run_depends_is_kept_and_said_to_be(measured: Path) -> None:
-    (fitted,) = fit_steps([measured], "a100-sxm4-80gb", only=[CEILING, "attention_half_length"])
-    record = fitted.fit[CEILING]
-    assert (record.points, set(record.standard_errors)) == (3, {CEILING})
-    assert record.note.endswith("kept, for no run depends on them: attention_half_length")
-    assert f"narrow_{CEILING}" not in fitted.fit
-
-
 def test_host_times_are_of_the_framework_and_more_constants_than_runs_are_refused(measured: Path) -> None:
     (fitted,) = fit_steps([measured], "a100-sxm4-80gb", only=[HOST])
     assert fitted.name == "megatron-2021"

@@ -40,31 +40,6 @@ def written(folder: Path, text: str, name: str = "bad.csv") -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("text", "lines", "message"),
-    [
-        ("m,n,k\n1,2,3\n", [1], "has no column time_us"),
-        ("m,n,k,time_us\n1,2,3,4\n1,x,3,4\n", [3], "n must be a positive number, not 'x'"),
-        ("m,n,k,time_us\n1,2,-3,4\n", [2], "k must be a positive number"),
-        ("m,n,k,time_us\n1,2,3\n", [2], "time_us must be a positive number, not None"),
-        ("m,n,k,time_us\n1,2,3,inf\n", [2], "time_us must be"),
-        ("m,n,k,time_us\n0,2,3,4\n1,2,3,4\n1,2,3,?\n", [2, 4], "m must be a positive number, not '0'"),
-        ("m,n,k,time_us\n", [1], "holds no measurement"),
-        ("", [1], "has no column"),
-        ("m,n,k,time_us\n1,\udcff\n", [2], "is not UTF-8 text"),
-    ],
-)
-def test_a_bad_table_is_refused_at_its_lines(
-    tmp_path: Path, text: str, lines: list[int], message: str
-) -> None:
-    path = tmp_path / "bad.csv"
-    path.write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(InputError, match=message) as refusal:
-        read_table(path, ("m", "n", "k", "time_us"))
-    assert [problem.line for problem in refusal.value.problems] == lines
-    assert all(problem.file == str(path) for problem in refusal.value.problems)
-
-
 def test_what_cannot_be_fitted_is_refused(tmp_path: Path) -> None:
     catalog = default_catalog()
     rows = "".join(f"{m},1024,1024,9\n" for m in range(256, 260))
