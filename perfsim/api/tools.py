@@ -224,14 +224,14 @@ def why_measured(measured: str | float, **given: Any) -> GapExplained:
 
 
 def _study_named(study: Named) -> StudySpec:
-    """A study by name, by its file, or by the document of its answer, without resilience curves."""
+    """A study by name, by its file, or by the document of its answer."""
     if Path(study).suffix != ".json":
         kind = kind_of_study(str(study))
         if kind != "study":
             text = f"{study} is a {kind}, and why and diff take a study of candidates"
             advice = "give the study that it varies, or write one of its points" if kind == "sweep" else ""
             raise InputError([Problem(text, help=advice)])
-        return load_study(str(study)).model_copy(update={"resilience": None})
+        return load_study(str(study))
     document = _document(Path(study))
     spec = load_study(document.study)
     machines = {
@@ -241,7 +241,7 @@ def _study_named(study: Named) -> StudySpec:
     if document.title not in (None, spec.title) or not answered <= machines:
         text = f"answers another study than the catalogue's {spec.name}"
         raise InputError([Problem(text, str(study), 1, help="give the study's file")])
-    return spec.model_copy(update={"resilience": None})
+    return spec
 
 
 def _document(path: Path) -> AnswerDocument:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from perfsim.base.errors import InputError
 from perfsim.work import RankGroup, TaskGraph, Work
-from perfsim.work.kernels import Kernel
 
 
 class Shares(NamedTuple):
@@ -40,10 +39,6 @@ class Costs(ABC):
     def durations_s(self, works: Sequence[Work]) -> NDArray[np.float64]:
         """Seconds of several classes of work, shape (works,)."""
         return np.array([self.duration_s(work) for work in works], dtype=np.float64)
-
-    def kernel_s(self, _kernel: Kernel, /) -> float | None:
-        """Seconds of one kernel alone on the device; None where kernels have no price of their own."""
-        return None
 
     def fixed_s(self, _work: Work, /) -> float:
         """Seconds of a task that do not depend on the number of tokens."""

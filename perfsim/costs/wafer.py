@@ -288,10 +288,6 @@ class StreamedGpuCosts(StreamCosts):
         super().__init__(topology)
         self.kernels = GpuKernels(topology.system, recipe, topology.num_devices)
 
-    def kernel_s(self, kernel: Kernel, /) -> float:
-        """Seconds of one kernel on a GPU."""
-        return self.kernels.kernel_s(kernel)
-
     def compute_s(self, work: Work) -> float:
         """Seconds of kernels on a GPU. Zeros in weights save movement but no arithmetic."""
         return self.kernels.compute_s(work)

@@ -24,7 +24,7 @@ from perfsim.network import Topology
 from perfsim.network.collectives import num_steps, tree_rounds
 from perfsim.prediction.run import Evaluation, Perturbed
 from perfsim.specs.calibration import CollectiveOp
-from perfsim.specs.perturbations import PerturbationSpec, ResilienceSpec
+from perfsim.specs.perturbations import PerturbationSpec
 from perfsim.work import Kind, RankGroup, TaskGraph, Work
 from perfsim.work.unfold import expand
 
@@ -96,44 +96,6 @@ def _draw(
     peers = np.minimum(np.array(graph.stands_for, dtype=np.int32)[graph.stream], plan.layout.tensor)
     duration_s = with_jitter(graph, duration_s, spec.jitter, peers, rng)
     return step.run(duration_s), placed
-
-
-@dataclass(frozen=True, slots=True)
-class ResiliencePoint:
-    """Step time with one device that computes `severity` times as long."""
-
-    severity: float
-    """How many times as slow the device is."""
-    step_time_s: float
-    """Time of the step."""
-
-
-@dataclass(frozen=True, slots=True)
-class Resilience:
-    """Step times of a candidate with one slow device; the first point is without."""
-
-    label: str
-    """The candidate."""
-    rank: int
-    """The slow rank."""
-    points: tuple[ResiliencePoint, ...]
-
-    @classmethod
-    def of(cls, evaluation: Evaluation, label: str, spec: ResilienceSpec) -> Resilience:
-        """Step times of an unperturbed evaluation's plan with one straggler, for each severity.
-
-        The graph is unfolded once, into the classes of ranks that the straggler separates.
-        """
-        plan = evaluation.plan
-        rank = min(spec.rank, plan.topology.num_devices - 1)
-        severities = sorted({1.0, *spec.severities})
-        placed = place(evaluation.graph, plan.topology, marks={rank: severities[-1]})
-        step = replace(evaluation.step, placed=placed)
-        points = []
-        for severity in severities:
-            slow_s = with_stragglers(placed.graph, step.duration_s, placed.rank, {rank: severity})
-            points.append(ResiliencePoint(severity, step.run(slow_s).step_time_s))
-        return cls(label, rank, tuple(points))
 
 
 # Collectives expanded into the steps of their algorithm, each a flow on its own routes.

@@ -26,10 +26,6 @@ from perfsim.prediction.question import Question, changes_by_root
 from perfsim.prediction.run import Evaluation
 from perfsim.specs.calibration import Dispatcher
 from perfsim.specs.layout import Layout, text_of
-from perfsim.specs.precisions import PRECISIONS, Precision
-from perfsim.work import Work
-from perfsim.work.graph import computes
-from perfsim.work.kernels import Kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,97 +201,6 @@ class LinkUse:
 
 ROUNDED = 1.0 + 1e-6
 """A peak up to this is a full link; a higher one is more than the link carries, and is shown as it is."""
-
-
-# The kernels of a step on the roofline of their device: FLOP/s reached over FLOPs per byte of memory.
-#
-# Seconds are the cost model's for an idle device, without the host: what limits a kernel is its own
-# shape, not what runs next to it. Formula: a device reaches at most min(peak, intensity x memory bandwidth)
-# [Williams, Waterman, Patterson 2009, Communications of the ACM 52(4)].
-
-PRODUCT = "matrix product"
-ELEMENTWISE = "element-wise"
-UPDATE = "update"
-PARTS = (
-    ("expert_", "experts"),
-    ("router", "router"),
-    ("fc", "MLP"),
-    ("lm_head", "LM head"),
-    ("scores", "scores and context"),
-    ("context", "scores and context"),
-)
-"""What a matrix product belongs to, by the beginning of its name; all others are projections."""
-
-
-@dataclass(frozen=True, slots=True)
-class KernelUse:
-    """Like kernels of one device in one step, forward and backward together."""
-
-    name: str
-    """The operation."""
-    kind: str
-    """matrix product, attention, element-wise or update."""
-    precision: Precision | None
-    """That of the operands; None for kernels that are no products."""
-    flop: float
-    """0 for kernels that are counted by their bytes only."""
-    n_bytes: float
-    """Bytes moved in the device's memory."""
-    time_s: float
-    """Time of a step that it takes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Roofline:
-    """What limits a device, and what its kernels reach."""
-
-    memory_bytes_per_s: float
-    """Bandwidth of the device's memory."""
-    peaks_flop_per_s: Mapping[str, float]
-    """Datasheet peaks of the precisions that are used."""
-    kernels: tuple[KernelUse, ...]
-    """The longest first."""
-
-    @classmethod
-    def of(cls, evaluation: Evaluation) -> Roofline | None:
-        """The kernels of a step, the mean over computing devices; None where kernels have no prices."""
-        graph = evaluation.trace.graph
-        costs = evaluation.step.costs
-        ranks = np.array(graph.stands_for) * np.array([computes(name) for name in graph.streams])
-        runs = np.bincount(graph.work, ranks[graph.stream], minlength=len(graph.works))
-        per_device = runs / (ranks.sum() * len(graph.step_ends))
-        precision = evaluation.plan.job.recipe.precision
-        wide = "bf16" if PRECISIONS[precision].is_narrow else precision
-        sums: dict[tuple[str, str, Precision | None], list[float]] = {}
-        for work, times in zip(graph.works, per_device.tolist(), strict=True):
-            for kernel in work.kernels if times else ():
-                seconds = costs.kernel_s(kernel)
-                if seconds is None:
-                    return None
-                total = sums.setdefault(_use(work, kernel, wide), [0.0, 0.0, 0.0])
-                for column, value in enumerate((kernel.flop, kernel.bytes_accessed, seconds)):
-                    total[column] += times * work.share * value
-        device = evaluation.plan.system.device
-        used = dict.fromkeys(precision for _, _, precision in sums if precision)
-        kernels = [KernelUse(*names, *total) for names, total in sums.items() if total[1] and total[2]]
-        return cls(
-            device.memory.bandwidth,
-            {name: device.peak_flop_per_s(name) for name in used},
-            tuple(sorted(kernels, key=lambda kernel: -kernel.time_s)),
-        )
-
-
-def _use(work: Work, kernel: Kernel, wide: Precision) -> tuple[str, str, Precision | None]:
-    """Name, kind and precision under which a kernel counts; products that are not narrow have `wide`."""
-    if work.category in {"optimizer", "update"}:
-        return UPDATE, UPDATE, wide if kernel.op == "gemm" else None
-    if kernel.op == "elementwise":
-        return ELEMENTWISE, ELEMENTWISE, None
-    precision = kernel.precision or wide
-    if kernel.op == "attention":
-        return "fused attention", ATTENTION, precision
-    part = next((part for start, part in PARTS if kernel.name.startswith(start)), "projections")
-    return part, PRODUCT, precision
 
 
 # Which inputs would explain the gap between a predicted step and a measured one, the likeliest first.

@@ -11,7 +11,6 @@ from typing import Any
 
 from perfsim.interop.chrome import StepTrace
 from perfsim.prediction.caveats import CODES, Concern
-from perfsim.prediction.disturbed import Resilience
 from perfsim.report import study_figures, text
 from perfsim.report.document import document_text, plain
 from perfsim.report.page import Page, Section, caveats_section, slugify
@@ -237,10 +236,8 @@ def study_page(result: StudyResult, *, trace_names: Sequence[str] = ()) -> Page:
         study_figures.memory(result),
         *_caveats(result, "memory", "memory"),
         study_figures.network(result),
-        *study_figures.rooflines(named),
         *study_figures.timelines(named, trace_names),
         *study_figures.tornados(result.decision),
-        *_resilience(result),
         *_basis(result),
         *_caveats(result, "question", "the question"),
     ]
@@ -515,37 +512,6 @@ def _whole_run(result: StudyResult) -> Section:
     )
 
 
-def _resilience(result: StudyResult) -> Iterator[Section]:
-    """Step time of every candidate at every severity of one slow device, and who hides a part of it."""
-    if not result.resilience:
-        return
-    alike: dict[str, list[str]] = {}
-    for curve in result.resilience:
-        worst = curve.points[-1]
-        slow = worst.step_time_s / curve.points[0].step_time_s
-        hidden = slow - 1 < _HIDDEN * (worst.severity - 1)
-        remark = " (waits that are there anyway hide the rest)" if hidden else ""
-        words = f"takes {slow:.2f} times as long with one device {worst.severity:g} times as slow{remark}"
-        alike.setdefault(words, []).append(curve.label)
-    said = "; ".join(f"a step of {' or '.join(names)} {words}" for words, names in alike.items())
-
-    def step(severity: float, curve: Resilience) -> Cell | None:
-        step_s = {point.severity: point.step_time_s for point in curve.points}.get(severity)
-        return Cell(step_s, note=f"({step_s / curve.points[0].step_time_s:.3f})") if step_s else None
-
-    severities = sorted({point.severity for curve in result.resilience for point in curve.points})
-    columns: dict[str, Field[Resilience]] = {
-        f"{severity:g} {text.TIMES}": (text.TIME, partial(step, severity)) for severity in severities
-    }
-    note = "Step time, in parentheses relative to the step without a straggler."
-    table = Table.each(result.resilience, {"candidate": (None, "label"), **columns}, note)
-    lead = (
-        f"{text.capital(said)}. That is what one slow GPU or wafer costs until it is "
-        f"replaced. Every rank that the slow one ({result.resilience[0].rank}) delays is simulated."
-    )
-    yield Section("One slow device", lead, table=table, slug="resilience", short="Slow device")
-
-
 def _basis(result: StudyResult) -> Iterator[Section]:
     """What the answer rests on: plans, inputs, executed products and published runs."""
     named = text.named(result.candidates)
@@ -609,7 +575,6 @@ _OF_CANDIDATE = (
     "time_to_accuracy_band_s",
     "memory",
     "batch_curve",
-    "roofline",
     "notes",
     "whole_run",
     "ramp",

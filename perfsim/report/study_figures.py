@@ -6,15 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, cycle, groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import Any
 
 import plotly.graph_objects as go
 
 from perfsim.base.errors import InputError
 from perfsim.costs.memory import MemoryUse
-from perfsim.costs.wafer import ATTENTION
-from perfsim.prediction.why import ELEMENTWISE, PRODUCT, UPDATE, KernelUse, Roofline
 from perfsim.report import draw, text
 from perfsim.report.page import Section
 from perfsim.report.table import Cell, Table
@@ -416,116 +414,6 @@ def network(result: StudyResult) -> Section:
     return Section("Use of the network", lead, bars, table, told, slug="network", note=note, short="Network")
 
 
-# The roofline of a device, with the kernels of its step as points.
-
-_LEAST = 5e-3
-"""Kernels with less than this share of the time of all are in the table only."""
-_NUMBER_BYTES = 2.0
-"""Of a number that a kernel without counted FLOPs reads or writes, each drawn as one FLOP."""
-_LOOKS = {
-    PRODUCT: (draw.BLUE, "circle"),
-    ATTENTION: (draw.PURPLE, "diamond"),
-    ELEMENTWISE: (draw.ORANGE, "square"),
-    UPDATE: (draw.GREEN, "triangle-up"),
-}
-_LARGEST_PX = 44
-_SMALLEST_PX = 8
-
-
-def rooflines(named: Sequence[text.Named]) -> Iterator[Section]:
-    """A tab for each machine, as its fastest candidate uses it; nothing where no kernels are known."""
-    fastest: dict[tuple[str, str], tuple[str, Roofline]] = {}
-    for name, own in sorted(named, key=lambda pair: pair[1].time_to_accuracy_s):
-        if own.roofline and own.roofline.kernels:
-            fastest.setdefault((own.system, own.strategy), (name, own.roofline))
-    if fastest:
-        lead = (
-            "Shows what kind of device would compute faster: points on the slope wait for memory, points on "
-            "the level lines for arithmetic, points far below both for neither, as small or narrow products "
-            "do. The area of a point follows its time. Kernels without counted FLOPs have one for every two "
-            "bytes."
-        )
-        yield Section("Roofline of the kernels", lead, slug="roofline", short="Roofline")
-    for index, (name, roofline) in enumerate(fastest.values()):
-        table = _roofline_table(roofline)
-        drawn = _roofline(table, roofline)
-        told = ("share", "reach")
-        yield Section(name, "", drawn, table, told, slug=f"roofline-{index}", tab="rooflines", level=3)
-
-
-def _roofline_table(roofline: Roofline) -> Table:
-    """Every kind of kernel with its time, work and rates."""
-    total_s = sum(kernel.time_s for kernel in roofline.kernels)
-
-    def reach(kernel: KernelUse) -> str:
-        peak = roofline.peaks_flop_per_s.get(kernel.precision or "")
-        of_memory = kernel.n_bytes / kernel.time_s / roofline.memory_bytes_per_s
-        of_peak = kernel.flop / kernel.time_s / peak if peak else 0.0
-        share, ceiling = max((of_memory, "memory"), (of_peak, f"{kernel.precision} peak"))
-        return f"{text.percent(share, 0)} of {ceiling}"
-
-    def kernels_name(kernel: KernelUse) -> str:
-        precise = kernel.precision and kernel.kind != UPDATE and len(roofline.peaks_flop_per_s) > 1
-        return f"{kernel.name}, {kernel.precision}" if precise else kernel.name
-
-    return Table.each(
-        roofline.kernels,
-        {
-            "kernels": (None, kernels_name),
-            "kind": (None, "kind"),
-            "time a step": (text.TIME, "time_s"),
-            "share": (text.SHARE, lambda kernel: kernel.time_s / total_s),
-            "work": (text.FLOP, "flop"),
-            "memory": (text.BYTES, "n_bytes"),
-            "FLOP per byte": (text.NUMBER, lambda kernel: kernel.flop / kernel.n_bytes or None),
-            "rate": (text.FLOP_PER_S, lambda kernel: kernel.flop / kernel.time_s),
-            "reach": (None, reach),
-        },
-        "Sums over one device and step, forward, backward and recomputation together.",
-    )
-
-
-def _roofline(table: Table, roofline: Roofline) -> go.Figure:
-    """The kernels of the table as points sized by time, the largest of a kind named, below the ceilings."""
-    hovers = table.hovers("time a step", "share", "work", "rate", "memory", "reach")
-    shares = table.values("share")
-    kernels = [row for row in zip(shares, roofline.kernels, hovers, strict=True) if row[0] >= _LEAST]
-    points: dict[str, list[tuple[float, float, float, str, str]]] = {}
-    for share, kernel, hover in sorted(kernels, key=lambda row: -row[0]):
-        flop = kernel.flop or kernel.n_bytes / _NUMBER_BYTES
-        size_px = round(max(_SMALLEST_PX, _LARGEST_PX * math.sqrt(share)), 1)
-        label = "" if kernel.kind in points else f"{kernel.name}: {text.percent(share, 0)}"
-        point = (flop / kernel.n_bytes, flop / kernel.time_s, size_px, text.esc(label), hover)
-        points.setdefault(kernel.kind, []).append(point)
-    xs, ys, *_ = zip(*(point for own in points.values() for point in own), strict=True)
-    peak = max(roofline.peaks_flop_per_s.values(), default=max(ys))
-    ridge = peak / roofline.memory_bytes_per_s
-    x_ends = min(ridge / 8, min(xs) / 10), 4 * max(ridge, *xs)
-    y_ends = min(peak / 20, min(ys) / 4), 2 * peak
-    # Memory gives a slope up to the ridge, each precision a level line beyond its own ridge.
-    name = f"memory {text.si(roofline.memory_bytes_per_s, 'B/s')}"
-    slope = [roofline.memory_bytes_per_s * x_ends[0], peak]
-    traces = [draw.line([x_ends[0], ridge], slope, {"color": draw.GREY, "width": 2}, name)]
-    for (precision, flop_per_s), dash in zip(roofline.peaks_flop_per_s.items(), cycle(draw.DASHES[1:])):
-        level = [flop_per_s / roofline.memory_bytes_per_s, x_ends[1]]
-        name = f"{precision} peak {text.si(flop_per_s, 'FLOP/s')}"
-        traces.append(draw.line(level, [flop_per_s] * 2, draw.IDEAL | {"dash": dash}, name))
-    for kind, own in points.items():
-        colour, symbol = _LOOKS[kind]
-        x, y, sizes, labels, told = zip(*own, strict=True)
-        look: dict[str, Any] = {"color": draw.translucent(colour, 0.75), "symbol": symbol, "size": sizes}
-        look["line"] = {"width": 1, "color": colour}
-        named: dict[str, Any] = {"mode": "markers+text", "text": labels, "textposition": "bottom center"}
-        traces.append(draw.marks(kind, x, y, look, told, **named))
-    return draw.figure(
-        "FLOP/s of a device by FLOPs per byte",
-        traces,
-        draw.log_axis("FLOP per byte of device memory", x_ends, x_ends),
-        draw.log_axis("FLOP/s", y_ends, y_ends),
-        460,
-    )
-
-
 # The tasks of a step as a Gantt chart: one lane per stream, coloured by category.
 #
 # A page has a budget of bars, so that it stays below two megabytes and is drawn in two seconds. Short bars
@@ -787,17 +675,6 @@ class StudyFigures:
     def memory(self) -> go.Figure:
         """Memory of each pipeline stage or wafer under its capacity."""
         return memory(self.result).figure
-
-    def roofline(self, candidate: int = 0) -> go.Figure:
-        """The kernels of a candidate under the ceilings of its device.
-
-        Raises InputError for a machine whose kernels have no price of their own.
-        """
-        chosen = self._candidate(candidate)
-        for section in rooflines([chosen]):
-            if section.figure is not None:
-                return section.figure
-        raise InputError(f"candidate {candidate}: {chosen.own.label} has no roofline")
 
     def timeline(self, candidate: int = 0) -> go.Figure:
         """One step of a candidate, task by task."""

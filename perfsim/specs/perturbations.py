@@ -6,7 +6,7 @@ from dataclasses import replace
 from string import ascii_lowercase
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ValidationError, model_validator
 
 from perfsim.base.errors import InputError, Problem, refused_values
 from perfsim.base.sizes import MOST_DEVICES
@@ -61,14 +61,6 @@ class _FailureSpec(Spec):
         if (self.at is None) == (self.mttf is None):
             raise ValueError("failures need either a time (`at`) or a mean time between them (`mttf`)")
         return self
-
-
-class ResilienceSpec(Spec):
-    """Step time against the severity of one straggler, a figure for every candidate of a study."""
-
-    rank: Rank = 0
-    """The slow GPU or wafer; the last rank of a machine with fewer."""
-    severities: Annotated[tuple[Factor, ...], Field(min_length=1, max_length=16)] = (1.1, 1.25, 1.5, 2.0)
 
 
 class PerturbationSpec(Spec):

@@ -21,10 +21,8 @@ from perfsim.base.text import did_you_mean
 from perfsim.convergence.time_to_accuracy import RampedRun, TimeToAccuracy
 from perfsim.convergence.wall_clock import RunPart
 from perfsim.prediction.bands import Accuracy
-from perfsim.prediction.disturbed import Resilience
 from perfsim.prediction.prediction import Document, Prediction
 from perfsim.prediction.verification import SamplingSummary
-from perfsim.prediction.why import Roofline
 from perfsim.specs.wall_clock import ProductionRange
 from perfsim.studies.axes import BATCH_PATHS, VARIANT
 from perfsim.studies.batches import BatchPoint
@@ -121,14 +119,10 @@ class Answer(Prediction):
     timeline: tuple[TimelineBar, ...] = field(default=(), repr=False)
     timeline_devices: int = 0
     """Devices that were simulated on their own; the timeline has the lanes of some of them."""
-    roofline: Roofline | None = field(default=None, repr=False)
-    """Its kernels and the limits of its device; None where kernels have no price of their own."""
     ramp: RampedRun | None = None
     """Its steps with the study's batch ramp."""
     sampling: SamplingSummary | None = field(default=None, repr=False)
     """The matrix products of its step that were executed."""
-    resilience: Resilience | None = field(default=None, repr=False)
-    """Its step by the severity of one straggler, if the study asks for it."""
     apart: str = ""
     """What tells it from other candidates of this machine and strategy: its given layout, or a number."""
     outcome: Outcome | None = field(default=None, repr=False)
@@ -585,8 +579,6 @@ class StudyResult:
     sampling: Mapping[str, SamplingSummary] = field(default_factory=dict)
     """By candidate label."""
     accuracy: tuple[Accuracy, ...] = ()
-    resilience: tuple[Resilience, ...] = ()
-    """By candidate, if the study asks for it."""
     perturbed: str = ""
     """The perturbations of the candidates' steps; empty if there are none."""
     laws: tuple[LawAnswer, ...] = ()

@@ -18,11 +18,10 @@ from perfsim.engine.limits import present_limits
 from perfsim.prediction.bands import Accuracy
 from perfsim.prediction.caveats import Caveat, default_settings
 from perfsim.prediction.dates import date_caveats
-from perfsim.prediction.disturbed import Resilience, perturbed
+from perfsim.prediction.disturbed import perturbed
 from perfsim.prediction.planner import best_plan, refusal
 from perfsim.prediction.run import Evaluation
 from perfsim.prediction.verification import sample_step
-from perfsim.prediction.why import Roofline
 from perfsim.specs.perturbations import PerturbationSpec, StragglerSpec
 from perfsim.studies.answers import COVERED_ONCE, Answer, Infeasible, PointResult, Production, StudyResult
 from perfsim.studies.assumptions import assumptions_of
@@ -46,7 +45,7 @@ from perfsim.work.graph import computes, owners_of
 def answer_point(point: Point, target: Target, *, deep: bool = False) -> Answer:
     """A candidate at its best batch, under the study's perturbations.
 
-    `deep` adds what only a study has: sampled arithmetic, resilience, the batch ramp and what its page draws.
+    `deep` adds what only a study has: sampled arithmetic, the batch ramp and what its page draws.
     Raises PlanError where no batch has a feasible plan, LayoutError for a fixed layout that is illegal.
     """
     spec = point.study
@@ -76,7 +75,6 @@ def answer_point(point: Point, target: Target, *, deep: bool = False) -> Answer:
             "batch_curve": tuple(chosen if tried.global_batch_size == best else tried for tried in points),
             "ramp": ramp,
             "sampling": sample_step(evaluation, spec.sampling),
-            "resilience": spec.resilience and Resilience.of(evaluation, point.label, spec.resilience),
             "apart": point.candidate.layout_words,
         }
     if spec.perturbations is not None:
@@ -86,7 +84,7 @@ def answer_point(point: Point, target: Target, *, deep: bool = False) -> Answer:
     if deep:
         streams = filter(computes, evaluation.trace.graph.streams)
         shown["timeline_devices"] = len({owners_of(name)[0] for name in streams})
-        shown |= {"timeline": timeline(evaluation), "roofline": Roofline.of(evaluation)}
+        shown["timeline"] = timeline(evaluation)
     caveats = [
         *([] if curve is None else curve.caveats),
         *(Caveat.of("critical-batch-extrapolated", f"critical batch {note}") for note in time.critical.notes),
@@ -281,7 +279,6 @@ def _result(
         assumptions=assumptions_of(spec, target),
         sampling={row.label: row.sampling for row in candidates if row.sampling is not None},
         accuracy=tuple(families.values()),
-        resilience=tuple(row.resilience for row in candidates if row.resilience is not None),
         perturbed="" if spec.perturbations is None else spec.perturbations.text,
         eras=dated,
         inputs_digest=digests([spec])[0],

@@ -40,7 +40,7 @@ from perfsim.specs.calibration import ClusterCalibration, ConvergenceCalibration
 from perfsim.specs.hardware import Devices, SystemSpec
 from perfsim.specs.layout import text_of_fields
 from perfsim.specs.model import TransformerConfig
-from perfsim.specs.perturbations import PerturbationSpec, ResilienceSpec
+from perfsim.specs.perturbations import PerturbationSpec
 from perfsim.specs.prices import Currency, EnergySpec, PriceSpec
 from perfsim.specs.recipe import Recipe, Sequences
 from perfsim.specs.runtime import Runtime
@@ -300,8 +300,6 @@ class StudySpec(CatalogSpec):
     sampling: SamplingSpec = SamplingSpec()
     perturbations: PerturbationSpec | None = None
     """Applied to every candidate's step after its batch and layout are chosen without them."""
-    resilience: ResilienceSpec | None = None
-    """Asks for step time as a function of the severity of one straggler."""
 
     @property
     def points(self) -> list[Point]:

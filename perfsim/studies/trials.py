@@ -135,9 +135,7 @@ def _with_system(asked: Question, path: str, value: Any) -> Question:
 
 # What differs between two studies, and how much each changed input moves the answer.
 
-LEFT_OUT = frozenset(
-    {"name", "title", "question", "description", "sources", "assumed", "sampling", "resilience"}
-)
+LEFT_OUT = frozenset({"name", "title", "question", "description", "sources", "assumed", "sampling"})
 """Fields that move no time."""
 MOST_CHANGES = 24
 _MOST_S = 1e18

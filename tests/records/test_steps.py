@@ -67,7 +67,8 @@ def priced(graph: TaskGraph, costs: Costs) -> dict[str, list[float]]:
 
 def amounts(work: Work, costs: Costs) -> tuple[float, ...]:
     """What one task does and costs."""
-    kernels_s = sum(costs.kernel_s(kernel) or 0.0 for kernel in work.kernels)
+    kernel_s = getattr(costs, "kernel_s", lambda _: 0.0)
+    kernels_s = sum(map(kernel_s, work.kernels))
     latency_s = costs.latency_s(work) if work.kind.is_communication else 0.0
     shares = (*costs.taken(work), *costs.bound(work))
     seconds = (costs.duration_s(work), latency_s, costs.fixed_s(work), kernels_s)

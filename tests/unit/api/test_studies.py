@@ -66,7 +66,7 @@ def test_frames_have_all_rows_or_ask_for_pandas(
 def test_figures_are_not_empty_and_save_writes_all_files(answer: ps.StudyAnswer, tmp_path: Path) -> None:
     shown = answer.figures
     figures = [shown.memory(), shown.step_time(), shown.time_to_accuracy()]
-    for figure in (*figures, shown.timeline(1), shown.roofline(1)):
+    for figure in (*figures, shown.timeline(1)):
         assert isinstance(figure, go.Figure)
         assert len(figure.data) > 0
     page = answer.save(tmp_path)

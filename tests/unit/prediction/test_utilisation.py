@@ -1,9 +1,8 @@
-"""How much of its machine a step uses: links against counts by hand, FLOPs, and kernels on a roofline."""
+"""How much of its machine a step uses: links against counts by hand, and FLOPs."""
 
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from perfsim.engine import critical_path
 from perfsim.machines.placement import place
 from perfsim.network import FatTree
 from perfsim.prediction.run import Evaluation
-from perfsim.prediction.why import ATTENTION, ELEMENTWISE, PRODUCT, LinkUse, Roofline
+from perfsim.prediction.why import LinkUse
 from perfsim.testing.toys import at_once
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 
@@ -129,30 +128,3 @@ def test_zeros_of_weights_are_needed_as_little_on_gpus_as_on_wafers() -> None:
         needed.append(zeros.model_flop / dense.model_flop)
     assert needed[0] == pytest.approx(needed[1], rel=1e-6)
     assert 0.25 < needed[0] < 0.5
-
-
-# --------------------------------------------------------------------------------- kernels on a roofline
-@pytest.mark.parametrize("question", [GPUS, WAFERS])
-def test_the_work_of_all_kernels_is_the_steps_and_no_product_is_above_its_ceiling(
-    question: dict[str, Any],
-) -> None:
-    run = ps.predict(**question).run
-    roofline = Roofline.of(run)
-    assert roofline is not None
-    device = run.plan.system.device
-    graph = run.trace.graph
-    assert roofline.memory_bytes_per_s == device.memory.bandwidth
-    assert roofline.peaks_flop_per_s == {"bf16": device.peak_flop_per_s("bf16")}
-    streams = [number for number, name in enumerate(graph.streams) if name.endswith("/compute")]
-    assert len({graph.stands_for[number] for number in streams}) == 1, "every device counts alike"
-    tasks = zip(graph.work, graph.stream, strict=True)
-    flop = sum(graph.works[work].flop for work, stream in tasks if stream in streams)
-    whole = flop / len(streams) / len(graph.step_ends)
-    assert sum(kernel.flop for kernel in roofline.kernels) == pytest.approx(whole)
-    times = [kernel.time_s for kernel in roofline.kernels]
-    assert times == sorted(times, reverse=True)
-    assert sum(times) <= run.step_time_s
-    assert {PRODUCT, ELEMENTWISE} <= {kernel.kind for kernel in roofline.kernels} | {ATTENTION}
-    for kernel in roofline.kernels:
-        if kernel.precision and kernel.flop:
-            assert kernel.flop / kernel.time_s <= roofline.peaks_flop_per_s[kernel.precision]

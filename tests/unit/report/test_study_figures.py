@@ -9,11 +9,10 @@ from types import ModuleType
 
 import pytest
 
-from perfsim.prediction.disturbed import Resilience, ResiliencePoint
 from perfsim.prediction.why import LinkUse
 from perfsim.report.page import Section
 from perfsim.report.study_figures import batch, memory, network, step, timelines
-from perfsim.report.text import NONE, Named, duration
+from perfsim.report.text import Named, duration
 from perfsim.studies.answers import Answer, StudyResult
 
 
@@ -126,23 +125,6 @@ def test_a_tooltip_says_how_long_a_bar_takes_its_layers_flops_bytes_and_tasks(re
     bar = replace(candidate.timeline[0], flop=3.4e12, n_bytes=1.25e9, layers=(3, 7), tasks=5)
     (trace,) = drawn(replace(candidate, timeline=(bar,))).figure.data
     assert "<br>layers 3 to 7, 3.4 TFLOP, 1.25 GB, 5 tasks<br>" in trace.customdata[0]
-
-
-def test_one_slow_device_is_a_sentence_and_a_table_over_each_candidates_own_step(
-    result: StudyResult, factory: ModuleType
-) -> None:
-    curves = (
-        Resilience("gpus", 0, (ResiliencePoint(1.0, 4.0), ResiliencePoint(2.0, 6.0))),
-        Resilience("wafers", 0, (ResiliencePoint(1.0, 9.0), ResiliencePoint(1.5, 13.5))),
-    )
-    section = factory.sections(replace(result, resilience=curves))["resilience"]
-    assert section.table.heads() == ["candidate", "1 \u00d7", "1.5 \u00d7", "2 \u00d7"]
-    assert [row[-1] for row in section.table.shown()] == ["6.00 s (1.500)", NONE]
-    assert section.lead.startswith(
-        "A step of gpus takes 1.50 times as long with one device 2 times as slow (waits that are there "
-        "anyway hide the rest); a step of wafers takes 1.50 times as long with one device 1.5 times as slow."
-    )
-    assert "resilience" not in factory.sections(result), "only where a study asks for it"
 
 
 def test_many_short_bars_have_an_outline_in_their_colour(result: StudyResult) -> None:

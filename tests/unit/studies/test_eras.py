@@ -14,7 +14,7 @@ from perfsim.report.study_figures import over_dates
 from perfsim.studies.axes import load_sweep
 from perfsim.studies.loading import load_study
 
-SMALL = {"extends": "gpt3_20b", "model": "gpt3_xl", "resilience": None, "sampling": {"mode": "off"}}
+SMALL = {"extends": "gpt3_20b", "model": "gpt3_xl", "sampling": {"mode": "off"}}
 PAIR = [
     {"strategy": "3d", "system": "dgx-a100-80gb", "devices": [8]},
     {"strategy": "weight-streaming", "system": "cs-2", "devices": [1]},
@@ -30,7 +30,7 @@ def main_study(day: str) -> StudyAnswer:
         {"strategy": "weight-streaming", "system": "cs-2", "devices": [16]},
     ]
     fields = {"extends": "gpt3_20b", "candidates": leaders, "batch_sizes": [384, 1024], "as_of": day}
-    return ps.study({**fields, "resilience": None, "sampling": {"mode": "off"}})
+    return ps.study({**fields, "sampling": {"mode": "off"}})
 
 
 @cache
