@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from perfsim.base.units import DAY_S
 from perfsim.specs.layout import AXES
-from perfsim.studies.answers import short_names
 
 if TYPE_CHECKING:
     from perfsim.engine.trace import Simulated
@@ -246,6 +245,8 @@ class Named(NamedTuple):
 
 def named(candidates: Sequence[Answer]) -> list[Named]:
     """Each candidate behind its machine where no other has the same, else its label, numbered if need be."""
+    from perfsim.studies.answers import short_names  # `perfsim show` needs texts, but no NumPy
+
     short = short_names(candidates)
     return list(map(Named, numbered((short[own.label] for own in candidates), "{} ({})"), candidates))
 
