@@ -123,8 +123,11 @@ BEYOND = {
     "report": ("tests/unit/cli",),
 }
 """Tests that run after those of the room's own folder."""
-COMPILED = {"perfsim/engine/core.py": ["tests/records/test_steps.py", "tests/properties/test_engine.py"]}
-"""Modules of which coverage sees nothing, since numba compiles them, and their tests."""
+COMPILED = {
+    f"perfsim/engine/{name}.py": ["tests/records/test_steps.py", "tests/properties/test_engine.py"]
+    for name in ("core", "rules")
+}
+"""Modules of which coverage sees little, since numba compiles them, and their tests."""
 TIMES = 3.0
 """A mutant that runs so many times as long as the tests do without it is found as well."""
 FEWEST_SECONDS = 30.0
