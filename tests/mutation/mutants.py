@@ -574,7 +574,9 @@ def page(seed: int, outcomes: Sequence[Outcome]) -> str:
     survivors = [outcome.mutant for outcome in outcomes if not outcome.killed]
     why = {mutant.name: reasons.get(f"{mutant.path}: {mutant.change}", "") for mutant in survivors}
     equivalent = sum(bool(why[mutant.name]) for mutant in survivors)
-    rows = [(room, [outcome for outcome in outcomes if outcome.mutant.room == room]) for room in ROOMS]
+    rows = [
+        (room, [one for one in outcomes if one.mutant.path.startswith(f"perfsim/{room}")]) for room in ROOMS
+    ]
     command = f"python tests/mutation/mutants.py --seed {seed} --count {len(outcomes)}"
     share = f"{killed} of {len(outcomes)} mutants are found by a test ({killed / len(outcomes):.1%})"
     rest = f"{equivalent} of the {len(survivors)} others change no result that anyone sees (explained)"

@@ -23,8 +23,6 @@ def hyperbola(batches: Sequence[float], e_min: float = 1000.0, b_crit: float = 6
 
 
 EXACT = case("exact", hyperbola([8, 16, 32, 64, 128]))
-TIGHT = case("tight", [[batch, 100.0, None, 1] for batch in (8.0, 8.4, 8.8, 9.2)])
-"""Batches too close together to say anything."""
 CLOSE = 0.02
 """What the expectation of the critical batch moves on exact points."""
 
