@@ -30,8 +30,8 @@ from perfsim.specs.model import layer_kinds
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 """Strategies of Megatron-FSDP by ZeRO stage."""
 RECOMPUTES = ("full", "selective")
-CORE = "core_attn"
-"""The module that selective recompute runs again."""
+MODULES = {"selective": ("core_attn",), "mlp": ("mlp", "moe")}
+"""The modules that selective recompute runs again."""
 WITH_OFFLOAD = ("overlap_cpu_optimizer_d2h_h2d", "use_precision_aware_optimizer")
 POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
 VOCABULARIES = {
@@ -306,10 +306,13 @@ def _recompute(settings: Settings) -> str:
     usual = "selective" if settings.flag("recompute_activations") else "none"
     mode = settings.choice(keys, {**{mode: mode for mode in RECOMPUTES}, "None": "none"}, usual)
     modules = set(re.findall(r"\w+", str(settings.raw("recompute_modules") or "")))
-    if mode == "selective" and (others := modules - {CORE}):
+    if mode != "selective" or not modules:
+        return mode
+    known = [ours for ours, theirs in MODULES.items() if modules & set(theirs)]
+    ours = known[-1] if known else "none"
+    if others := modules - set(MODULES.get(ours, ())):
         settings.gap(f"recompute of {', '.join(sorted(others))} alone")
-        return mode if CORE in modules else "none"
-    return mode
+    return ours
 
 
 def _zero_stage(settings: Settings) -> int:
@@ -370,10 +373,10 @@ LAYOUT: tuple[Row, ...] = (
     Row.spelled(
         "layout.recompute",
         "recompute_granularity activations_checkpoint_granularity",
-        {mode: mode for mode in RECOMPUTES},
+        {mode: mode for mode in RECOMPUTES} | {"mlp": "selective"},
         _recompute,
     ),
-    Row.spelled("layout.recompute", "recompute_modules", {"selective": CORE}),
+    Row.spelled("layout.recompute", "recompute_modules", MODULES),
     # `block` recomputes the first layers of each virtual stage, `uniform` all of them.
     Row("layout.recompute_every", "recompute_method", _recompute_method),
     Row("layout.recompute_every", "recompute_num_layers", _recomputed_layers),
@@ -572,10 +575,10 @@ def _end_stages(settings: Settings, layers: int, layout: ParallelLayout) -> tupl
 
 
 def _text(comments: list[str], values: Mapping[str, Any]) -> str:
-    flags = [
-        f"--{key.replace('_', '-')}" + ("" if value is True else f" {shlex.quote(str(value))}")
-        for key, value in values.items()
-    ]
+    flags = []
+    for key, value in values.items():
+        words = () if value is True else value if isinstance(value, tuple) else (str(value),)
+        flags.append(" ".join([f"--{key.replace('_', '-')}", *map(shlex.quote, words)]))
     return "\n".join([*comments, *flags, ""])
 
 

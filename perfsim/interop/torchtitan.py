@@ -88,6 +88,11 @@ def _micro(settings: Settings) -> int:
     return settings.integer(f"{PIPELINE}microbatch_size", default=1)
 
 
+def _mode(chosen: Chosen) -> str:
+    """The mode that needs as little memory."""
+    return "full" if chosen.layout.recompute == "mlp" else chosen.layout.recompute
+
+
 def _recompute(settings: Settings) -> str:
     mode = settings.text("activation_checkpoint.mode", default="selective")
     if mode not in ("none", "full", "selective", "memory_budget"):
@@ -189,7 +194,7 @@ ROWS: tuple[Row, ...] = (
     Row("layout.virtual_pipeline", f"{PIPELINE}first_stage_less_layers", _no_layers_less),
     Row("layout.virtual_pipeline", f"{PIPELINE}last_stage_less_layers", _no_layers_less),
     Row("layout.layers_per_stage", "parallelism.module_fqns_per_model_part", _modules),
-    Row("layout.recompute", "activation_checkpoint.mode", lambda c: c.layout.recompute, _recompute),
+    Row("layout.recompute", "activation_checkpoint.mode", _mode, _recompute),
     Row("layout.recompute_every", "activation_checkpoint.selective_ac_option", read=_recompute_every),
     Row(
         "runtime.overlap_tensor",
@@ -216,7 +221,7 @@ ROWS: tuple[Row, ...] = (
     Row.lacks("model", f"the model: {tool.SHAPE}; BASE() names one of torchtitan's, or one of yours"),
     Row.lacks(
         "layout.recompute",
-        "recompute of attention alone; 'op' keeps the results of chosen operations",
+        "recompute {}: of attention alone 'op' is near, of the MLP alone 'full'",
         unless=("none", "full"),
     ),
     Row.lacks("recipe.reduce_precision", "gradients reduced in {}", unless=("fp32",)),

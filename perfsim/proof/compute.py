@@ -122,7 +122,11 @@ class Operation(NamedTuple):
 def forward(at: At, operation: Operation) -> Made:
     """Carry out parts on what arrived; the last task of a layer saves what its backward needs."""
     number = at.task.block
+    again = at.task.work.op.endswith("recompute")
     block = at.frame[number]
+    if again and (saved := at.saved):
+        block.values = saved.values | block.values
+        block.parts = saved.parts | block.parts
     for name in operation.takes:
         block.values[name] = at.arrived(name)
     if "router" in operation.parts and "router" in at.w:
@@ -135,9 +139,9 @@ def forward(at: At, operation: Operation) -> Made:
     if "scores" in operation.parts and "scores" in block.values:
         block.values["statistics"] = statistics(block.values["scores"], given["targets"], at.share)
     tensors: list[Tensor | None] = [{name: block.values[name] for name in operation.gives}]
-    again = at.task.work.op.endswith("recompute")
     if operation.quantity == "hidden" and not again and len(at.task.writes) > 1:
-        tensors.append({"saved": block.saved(at.mode, at.ranks.runtime)})
+        saved_by = {"saved": block.saved(at.mode, at.ranks.runtime)}
+        tensors.append(saved_by | ({"attended": block.values["attended"]} if at.mode == "mlp" else {}))
         at.frame[number] = block.module_head
     return tensors, []
 

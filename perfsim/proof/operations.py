@@ -625,6 +625,10 @@ class Block:
             return Block(before, parts)
         if mode == "selective":
             return Block(before, {name: parts[name] for name in parts if name not in ("core", "output")})
+        if mode == "mlp":
+            if "join" in parts:
+                before = {"hidden": parts["join"].makes["hidden"].value}
+            return Block(before, {name: parts[name] for name in parts if name not in FEED_FORWARD})
         if mode == "full":
             keeps = runtime.recompute_keeps == "qkv"
             return Block(before, results=parts["heads"].tape.products if keeps else {})

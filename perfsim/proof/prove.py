@@ -242,7 +242,7 @@ def described(plan: Plan[Any, Any]) -> str:
     return ", ".join([text_of(plan.layout), *(feature for feature, holds in features if holds)])
 
 
-MODES: tuple[Recompute, ...] = ("none", "selective", "full")
+MODES: tuple[Recompute, ...] = get_args(Recompute)
 INTERLEAVED = 2
 RECIPE = "gpt3_pretraining"
 

@@ -120,7 +120,8 @@ class ParallelLayout:
     schedule: str = _axis("1f1b", "Order of the passes of micro-batches.")
     micro_batch_size: int = _axis(1, "Sequences that pass a replica at once.", short="mbs")
     recompute: Recompute = _axis(
-        "none", "What the backward computes again: none, selective (attention) or full (layers)."
+        "none",
+        "What the backward computes again: none, selective (attention), mlp (also experts) or full (layers).",
     )
     layers_per_stage: tuple[int, ...] | None = _axis(
         None, "Layers of each virtual stage in the order of the forward pass; None: as many in each."

@@ -120,6 +120,7 @@ TRAINERS: Mapping[Tool, _Trainer] = {
             Runs("zero_stage", _FSDP_FLAGS, *_FSDP, (2, 3), _ALONE),
             Runs("shard_group", "--num-distributed-optimizer-instances", *_CORE_0_10),
             Runs("layers_per_stage", "--pipeline-model-parallel-layout", *_CORE_0_13),
+            Runs("recompute", "--recompute-modules mlp moe", *_CORE_0_13, ("mlp",)),
             Runs("context", "--context-parallel-size", *_CORE_0_5),
             Runs("context_exchange", "--cp-comm-type p2p", *_CORE_0_5, ("ring",)),
             Runs("context_exchange", "--cp-comm-type a2a", *_CORE_0_10, ("all_to_all",)),

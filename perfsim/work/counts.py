@@ -212,7 +212,7 @@ def _whole_layer(job: Job, kind: LayerKind) -> LayerSlice:
 def recompute_flop_per_step(
     job: Job, recompute: str, *, stops_early: bool = False, share: float = 1.0
 ) -> float:
-    """FLOPs of recompute: one forward of the layers (full) or of the attention core (selective).
+    """FLOPs of recompute: one forward of the layers (full), their MLPs or the attention core (selective).
 
     [2104.04473 Eq. 3; 2205.05198 App. A]. `share` is that of the layers that recompute. With `stops_early`
     full recompute skips the MLP's second linear, whose output no backward reads; experts have none to skip.
@@ -223,6 +223,9 @@ def recompute_flop_per_step(
     flop_per_token = 0.0
     for kind in layer_kinds(model) if recompute != "none" else ():
         part = _whole_layer(job, kind)
+        if recompute == "mlp":
+            flop_per_token += sum(product.flop for product in mlp_products(part)) / part.tokens
+            continue
         # Experts are kept whole, and nothing reads the result of the MLP's last product.
         products = (*attention_products(part), *(() if kind.experts else mlp_products(part)[:1]))
         shares = kept_shares(part, recompute)
@@ -261,13 +264,13 @@ def layer_activation_bytes(part: LayerSlice, recompute: str) -> float:
     """Bytes that one layer keeps for its backward, one micro-batch [2205.05198 Table 2].
 
     In 16 bits with dropout, none: sbh (10 + 24/t + 5 a s / h t), with sequence parallelism
-    sbh (34 + 5 a s / h) / t; selective drops the 5 a s / h term; full keeps the layer's input, 2 sbh, or
-    2 sbh / t where sequence parallelism splits it. A score takes 2 bytes as the softmax's output and, with
-    dropout, a mask byte and 2 bytes of dropped output. Flash attention never stores the scores. Gated and
-    wide MLPs scale the 19 sbh of the MLP: 3 sbh outside the ffn activations and 2 bytes for each of its
-    inputs to GELU and to the second linear. Where attention and MLP share a norm, its input and output are
-    kept once. A mode that keeps some results adds them to the input (`layer.py`). In fp32 and tf32 every
-    number but a mask takes 4 bytes.
+    sbh (34 + 5 a s / h) / t; selective drops the 5 a s / h term, mlp 16 sbh / t of the MLP; full keeps the
+    layer's input, 2 sbh, or 2 sbh / t where sequence parallelism splits it. A score takes 2 bytes as the
+    softmax's output and, with dropout, a mask byte and 2 bytes of dropped output. Flash attention never
+    stores the scores. Gated and wide MLPs scale the 19 sbh of the MLP: 3 sbh outside the ffn activations and
+    2 bytes for each of its inputs to GELU and to the second linear. Where attention and MLP share a norm, its
+    input and output are kept once. A mode that keeps some results adds them to the input (`layer.py`). In
+    fp32 and tf32 every number but a mask takes 4 bytes.
     """
     model = part.model
     size = part.element_bytes
@@ -278,14 +281,15 @@ def layer_activation_bytes(part: LayerSlice, recompute: str) -> float:
     tokens = float(part.tokens)
     mask = 1.0 if part.dropout else 0.0
     heads = model.query_width + part.pair_width + model.attention_width
-    ffn = 0 if part.kind.experts else model.ffn_hidden_size * (1.5 if model.gated_mlp else 1.0)
+    mlp = recompute != "mlp"
+    ffn = model.ffn_hidden_size * (1.5 if model.gated_mlp else 1.0) if mlp and not part.kind.experts else 0
     shared = (2 * size * model.norms_per_layer + 2 * mask) * model.hidden_size
     total = tokens * (size * (heads + 2 * ffn) / t + shared / part.norm_share)
-    if recompute == "none" and part.attention == "standard":
+    if recompute != "selective" and part.attention == "standard":
         scores = tokens * model.num_attention_heads * part.seq_length
         total += (2 * size + 1 if part.dropout else size) * scores / t
     total += (2 if model.latent_attention is not None else 1) * inner_norm_bytes(part)
-    if part.kind.experts:
+    if part.kind.experts and mlp:
         total += _experts_kept_bytes(part)
     if part.kind.mtp:
         logits = tokens * padded_vocab_size(model, t) / t

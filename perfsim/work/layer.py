@@ -571,6 +571,7 @@ def _joined_embedding(part: LayerSlice, which: LayerPass) -> Kernels:
 
 # What recompute of a layer keeps, and which kernels it runs again before the backward.
 #
+# mlp         the MLP, or all of the experts, from their norm on [Megatron-Core, modules mlp and moe]
 # full        all kernels; with `part.keeps` = qkv the results of the QKV projections are kept
 # selective   the attention core [2205.05198]; with `part.selective` = every_second_product everything but
 #             fused attention and the first, third, ... matrix product of a layer, whose results are kept:
@@ -618,7 +619,7 @@ def kept_bytes(part: LayerSlice, recompute: str) -> float:
 
 def attention_recompute(part: LayerSlice, recompute: str) -> Kernels:
     """Kernels of the attention block that a mode runs again."""
-    if recompute == "none":
+    if recompute in ("none", "mlp"):
         return ()
     if recompute == "selective" and not part.by_operator(recompute):
         return attention_core(part)
@@ -628,13 +629,16 @@ def attention_recompute(part: LayerSlice, recompute: str) -> Kernels:
 def mlp_recompute(part: LayerSlice, recompute: str) -> Kernels:
     """Kernels of the MLP block that a mode runs again, without a further LM head behind it."""
     experts = part.kind.experts
-    if recompute != "full" and (experts or not part.by_operator(recompute)):
+    alone = recompute == "mlp"
+    if recompute != "full" and not alone and (experts or not part.by_operator(recompute)):
         return ()
     run = mlp_kernels(replace(part, kind=replace(part.kind, mtp=False)), "forward")
-    if not experts and (part.recompute_stops_early or recompute == "selective"):
+    if alone:  # from its kept norm on
+        run = tuple(kernel for kernel in run if kernel.name not in ("attention_residual", "mlp_norm"))
+    if not experts and not alone and (part.recompute_stops_early or recompute == "selective"):
         # The backward reads nothing of the last product, so neither it nor its cast runs again.
         run = tuple(kernel for kernel in run if not kernel.name.startswith("fc2"))
-    else:
+    elif not alone:
         run = (*run, *mlp_residual(part))
     return tuple(_without_kept(run, kept_shares(part, recompute)))
 

@@ -53,7 +53,7 @@ def layouts(draw: st.DrawFn, name: str, experts: bool) -> ParallelLayout:
         offloads |= {"offload_optimizer": "cpu"} if zero and (name != "torchtitan" or zero == 3) else {}
         offloads |= {"offload_param": "cpu"} if zero == 3 and name != "megatron" else {}
     tensor = draw(st.sampled_from([1, 2, 4]))
-    recompute = draw(st.sampled_from(["none", "selective", "full"]))
+    recompute = draw(st.sampled_from(["none", "selective", "mlp", "full"]))
     uneven = draw(st.booleans()) and (
         (pipeline == 4 and schedule == "1f1b") or (pipeline == 2 and schedule == "interleaved")
     )
@@ -131,7 +131,9 @@ def with_recorded_types(name: str, plan: Plan) -> None:
         value = None if row.write is None else row.write(plan)
         if value is not None:
             kind, _ = recorded[row.keys.split()[0]]
-            allowed = value in kind if isinstance(kind, list) else isinstance(value, TYPES.get(kind, bool))
+            several = value if isinstance(value, tuple) else (value,)
+            listed = isinstance(kind, list)
+            allowed = {*several} <= {*kind} if listed else isinstance(value, TYPES.get(kind, bool))
             assert allowed, (row.keys, value)
 
 

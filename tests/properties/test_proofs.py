@@ -36,7 +36,7 @@ def layouts(draw: st.DrawFn) -> ParallelLayout:
         schedule=schedule,
         sequence_parallel=draw(st.booleans()) and tensor > 1,
         zero_stage=draw(st.sampled_from([0, 1, 2, 3])),
-        recompute=draw(st.sampled_from(["none", "selective", "full"])),
+        recompute=draw(st.sampled_from(["none", "selective", "mlp", "full"])),
         context=draw(st.sampled_from([1, 1, 2, 3])),
         context_exchange=draw(st.sampled_from(["ring", "all_to_all"])),
     )

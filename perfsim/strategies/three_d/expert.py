@@ -108,7 +108,7 @@ class ExpertGroup(Half):
     @property
     def repeats(self) -> bool:
         """Experts are kept whole, or repeated whole."""
-        return self.mode == "full"
+        return self.mode in ("mlp", "full")
 
     @cached_property
     def to_experts(self) -> list[Work]:

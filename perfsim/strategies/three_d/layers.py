@@ -201,7 +201,7 @@ class Half(ABC):
     @property
     def repeats(self) -> bool:
         """Whether the recompute mode runs it again before its backward."""
-        return self.mode != "none"
+        return self.mode not in ("none", "mlp")
 
     def ring_terms(self) -> dict[str, Sequence[Work]]:
         """The works of attention in a ring by the prices that they add to; none without one."""
@@ -399,13 +399,17 @@ class Layer:
         """
         again: list[int] = []
         kept = saved
+        inputs = [saved, gradient, *weights]
         if self.attention.repeats:
-            redone = self.attention.forward(template, "recompute", [saved, gradient, *weights], block)
+            redone = self.attention.forward(template, "recompute", inputs, block)
             again, kept = [redone.output], redone.kept
             if self.mlp.repeats:
-                attended = self.group.sum_for(template, redone.output, FORWARD[0], divided=self.mlp.divided)
-                made = self.mlp.forward(template, "recompute", [attended], block)
-                again = [self.group.sum_of(template, made.output, FORWARD[1], divided=self.mlp.divided)]
+                inputs = [self.group.sum_for(template, redone.output, FORWARD[0], divided=self.mlp.divided)]
+        if self.mlp.repeats:
+            made = self.mlp.forward(template, "recompute", inputs, block).output
+            if self.attention.repeats or not self.mlp.divided:
+                made = self.group.sum_of(template, made, FORWARD[1], divided=self.mlp.divided)
+            again = [made]
         mlp = self.mlp.backward(template, which, [gradient, saved, *weights, *again], block, after)
         mlp_sum = self.group.sum_of(template, mlp.output, BACKWARD[0], divided=self.mlp.divided)
         attention = self.attention.backward(template, which, [mlp_sum, saved, kept], block)

@@ -160,7 +160,7 @@ class _PassPrices(NamedTuple):
     beside_inputs: Floats
 
 
-_Run = Literal["whole", "split", "selective", "full", "early"]
+_Run = Literal["whole", "split", "selective", "mlp", "full", "early"]
 """What is run of a layer: whole passes, a split backward, or what a recompute mode repeats.
 
 Under ZeRO 3 full recompute stops early, at the last tensor that the backward reads.
@@ -183,7 +183,7 @@ def _half_terms(job: Job, half: Literal["attention", "mlp"], run: _Run, number: 
 
     def sums(between: Sequence[Between]) -> list[Work]:
         """The collectives of a forward or backward; a layer with experts has those of attention alone."""
-        if half == "mlp":
+        if half == "mlp" or not between:
             return []
         if kind.experts:
             attention, other = between if between is FORWARD else reversed(between)
@@ -199,8 +199,10 @@ def _half_terms(job: Job, half: Literal["attention", "mlp"], run: _Run, number: 
     if run == "split":
         return {"inputs": (*part.works("dgrad"), *sums(BACKWARD)), "weights": part.works("wgrad")}
     again = part.works("recompute") if part.repeats else ()
-    summed = mode == "full" or (layer.mlp.repeats and not kind.experts)
-    return {"recompute": (*again, *(sums(FORWARD) if summed else ()))}
+    summed: Sequence[Between] = FORWARD if mode == "full" or layer.mlp.repeats else ()
+    if mode != "full":
+        summed = () if kind.experts else summed[1:] if mode == "mlp" else summed
+    return {"recompute": (*again, *sums(summed))}
 
 
 _EXPERTS = LayerKind(experts=True)
@@ -343,7 +345,9 @@ class Passes:
         prices = prices._replace(
             forward=prices.forward + forward,
             backward=backward + ring_backward + waits_backward,
-            recompute=prices.recompute + np.where(mode >= full, forward, 0.0),
+            recompute=prices.recompute
+            + np.where(mode >= full, ring, 0.0)
+            + np.where(mode >= MODES.index("mlp"), waits - hidden, 0.0),
         )
         of_layers = [column.T for column in prices[:4]]
         self._prices = _PassPrices(*of_layers, *(column[-1][:, None] for column in prices[4:]))
@@ -378,14 +382,16 @@ class Passes:
         full = MODES.index("full")
         selective = modes == MODES.index("selective")
         # Of a recompute that stops early only the MLP differs from a full one.
+        alone = MODES.index("mlp")
         runs: dict[_Run, Bools | None] = {"whole": None, "split": split, "selective": selective}
+        runs["mlp"] = modes == alone
         for run, where in (runs | {"full": modes >= full}).items():
             terms.add((number, *degrees[:5]), partial(_half_terms, base, "attention", run), where)
         for run, where in (runs | {"full": modes == full, "early": modes > full}).items():
             dense = ~has_experts if where is None else where & ~has_experts
             terms.add((number, *degrees[:4]), partial(_half_terms, base, "mlp", run), dense)
         if has_experts.any():
-            self._write_experts(base, number, has_experts, degrees, split, modes >= full)
+            self._write_experts(base, number, has_experts, degrees, split, modes >= alone)
         last = number == len(kinds) - 1
         node = self._topology.devices_per_node
         node = node if self._topology.num_devices > node else 0
@@ -394,7 +400,7 @@ class Passes:
         terms.add((every(chunked), *degrees[:4]), partial(_send_terms, base, node), piped)
 
     def _write_experts(
-        self, job: Job, number: Ints, has_experts: Bools, degrees: Sequence[Ints], split: Bools, full: Bools
+        self, job: Job, number: Ints, has_experts: Bools, degrees: Sequence[Ints], split: Bools, again: Bools
     ) -> None:
         """Write the works of blocks with experts."""
         tensor, _, micro_batch, context, _, *divided = degrees
@@ -406,7 +412,7 @@ class Passes:
             ("forward", ("forward", "hosted"), has_experts),
             ("backward", ("backward", "hosted_backward"), has_experts),
             ("dgrad", ("inputs",), has_experts & split),
-            ("recompute", ("recompute",), has_experts & full),
+            ("recompute", ("recompute",), has_experts & again),
         )
         beside = {"forward": ("beside",), "backward": ("beside_backward",), "dgrad": ("beside_inputs",)}
         predicts = np.array([kind.mtp for kind in kinds_of(job.model)])[number]

@@ -521,8 +521,22 @@ def with_offload(job: Job, topology: FatTree, space: Columns) -> Columns:
                 offload_param=np.full_like(columns.zero, PLACES.index(param)),
             )
             parts.append(moved.rows(np.isin(columns.zero, stages)))
+    return _joined(parts)
+
+
+def with_mlp_recompute(job: Job, space: Columns) -> Columns:
+    """A space, and its layouts of full recompute with that of MLPs or experts alone, if the tool runs it."""
+    full = (space.recompute == MODES.index("full")) & (space.recompute_every == 1)
+    if job.recipe.recompute != "auto" or not _runs(job.runtime.searched, recompute="mlp"):
+        return space
+    some = space.rows(full)
+    return _joined([space, replace(some, recompute=np.full_like(some.recompute, MODES.index("mlp")))])
+
+
+def _joined(parts: Sequence[Columns]) -> Columns:
+    """Layouts of the same divisions, one after the other."""
     joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
-    return Columns(**joined, divisions=space.divisions)
+    return Columns(**joined, divisions=parts[0].divisions)
 
 
 def divisors(count: int, free: bool = True) -> list[int]:

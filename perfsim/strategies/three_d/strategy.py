@@ -31,7 +31,14 @@ from perfsim.strategies.three_d.legal import RefusedLayoutError, refusals_of
 from perfsim.strategies.three_d.memory import memory_shares, stage_memory
 from perfsim.strategies.three_d.offload import emit_offloaded, estimate_layouts_s
 from perfsim.strategies.three_d.pass_path import path_steps_s
-from perfsim.strategies.three_d.space import Columns, distinct_rows, divisors, layout_space, with_offload
+from perfsim.strategies.three_d.space import (
+    Columns,
+    distinct_rows,
+    divisors,
+    layout_space,
+    with_mlp_recompute,
+    with_offload,
+)
 from perfsim.work import GraphBuilder
 
 GIB = 2.0**30
@@ -56,13 +63,17 @@ class ThreeD:
     def _screened(self, job: Job, topology: FatTree) -> tuple[Columns, Floats, Bools]:
         """All legal layouts, the share of its memory that a device uses of each, and which fit.
 
-        Where none fits, with context degrees at any length, and then with offload.
+        Where none fits, with context degrees at any length, and then with offload; where none fits without
+        recompute, also with that of MLPs or experts alone.
         """
         space = partial(layout_space, job, topology, self.free_degrees, self.zero_stage)
         columns = space()
         share, fits = memory_shares(job, columns, topology)
         if "context" in self.free_degrees and job.runtime.attention == "flash" and not fits.any():
             columns = space(shares_sequences=True)
+            share, fits = memory_shares(job, columns, topology)
+        if fits.any() and not fits[columns.recompute == 0].any():
+            columns = with_mlp_recompute(job, columns)
             share, fits = memory_shares(job, columns, topology)
         if not fits.any():
             columns = with_offload(job, topology, columns)

@@ -46,9 +46,19 @@ def test_recompute_by_operator_runs_keys_projection_and_one_half_of_the_gated_ml
     assert products(PART, "selective") == {"flash_attention": 4096}, "Megatron's runs the core alone again"
 
 
+def test_recompute_of_the_mlp_keeps_all_but_its_inner_activations() -> None:
+    assert products(PART, "mlp") == {"fc1": 2 * FFN, "fc2": HIDDEN}
+    kept = layer_activation_bytes(PART, "none") - layer_activation_bytes(PART, "mlp")
+    assert kept == 2.0 * TOKENS * 3 * FFN
+
+
 @pytest.mark.parametrize(
     ("framework", "recompute", "keeps"),
-    [("torchtitan", "selective", "nothing"), ("maxtext-xla", "full", "qkv")],
+    [
+        ("torchtitan", "selective", "nothing"),
+        ("maxtext-xla", "full", "qkv"),
+        ("megatron-core-te", "mlp", "nothing"),
+    ],
 )
 def test_graph_flops_and_closed_form_follow_what_is_kept(framework: str, recompute: str, keeps: str) -> None:
     update = {

@@ -22,6 +22,7 @@ LAYOUTS = {
     "none": ParallelLayout(),
     "recomputed": ParallelLayout(data=2, zero_stage=1, recompute="full"),
     "selective, split": ParallelLayout(data=2, zero_stage=2, recompute="selective", schedule="zb1p"),
+    "the MLP alone": ParallelLayout(data=2, zero_stage=1, recompute="mlp", schedule="zb1p"),
     "sharded": ParallelLayout(data=2, zero_stage=3),
     "a ring": ParallelLayout(context=2, recompute="full"),
     "stages in a V": ParallelLayout(pipeline=2, virtual_pipeline=2, schedule="zbv", data=2, zero_stage=1),
@@ -53,8 +54,9 @@ def test_a_gradient_that_a_module_leaves_out_is_found(
     assert any("weight gradient" in fault.detail for fault in small.faults())
 
 
-def test_faults_in_a_layout_with_modules_are_caught(toy_subject: Callable[..., Subject]) -> None:
-    right = toy_subject(LAYOUTS["recomputed"], **MODELS["two with experts, untied"])
+@pytest.mark.parametrize("layout", ["recomputed", "the MLP alone"])
+def test_faults_in_a_layout_with_modules_are_caught(toy_subject: Callable[..., Subject], layout: str) -> None:
+    right = toy_subject(LAYOUTS[layout], **MODELS["two with experts, untied"])
     assert try_all(right, every=61).survivors == []
 
 

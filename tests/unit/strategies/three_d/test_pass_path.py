@@ -86,6 +86,7 @@ def test_of_many_layouts_near_the_best_the_path_is_close_to_the_simulation(name:
 EXACT = {
     "1f1b": "tp=8,pp=4,dp=4,mbs=1,sp=true",
     "interleaved, recomputed": "tp=8,pp=4,dp=4,vpp=11,schedule=interleaved,recompute=full,recompute_every=3",
+    "MLPs recomputed": "tp=8,pp=4,dp=4,sp=true,recompute=mlp",
     "weight gradients apart": "tp=8,pp=4,dp=4,schedule=zb1p",
     "in a V": "tp=8,pp=2,dp=8,vpp=2,schedule=zbv",
     "ZeRO 2": "tp=8,pp=4,dp=4,zero=2",
