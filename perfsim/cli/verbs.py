@@ -533,11 +533,7 @@ def _show(kind: str, name: str | None, graph: Path | None, devices: int | None) 
 @_files("files", nargs=-1)
 @count("--worst", "Number of cases to list, largest errors first.", 0, default=10, show_default=True)
 @flag("--record", "Write the errors into the package, for studies to quote; for a checkout.")
-@path_option(
-    "--page",
-    "Also write index.html and validation.md here, with likely causes and an ablation.",
-    check_folder,
-)
+@path_option("--page", "Also write index.html and validation.md here, with an ablation.", check_folder)
 @flag(
     "--leave-out",
     "Also predict each family of GPU runs and each model of wafer logs by a fit without it; takes minutes.",

@@ -103,8 +103,8 @@ def _score_table(result: Mapping[str, Any], outside: Mapping[str, Any] | None) -
     )
 
 
-def _worst_table(result: Mapping[str, Any], causes: Mapping[str, str], *, scored: bool) -> Table:
-    """The predicted runs that are scored, or those that are not, the worst first, with likely causes."""
+def _worst_table(result: Mapping[str, Any], *, scored: bool) -> Table:
+    """The predicted runs that are scored, or those that are not, the worst first."""
     # Cases of convergence have errors of examples, and no times.
     cases = [
         case
@@ -120,12 +120,7 @@ def _worst_table(result: Mapping[str, Any], causes: Mapping[str, str], *, scored
 
     return Table.each(
         sorted(cases, key=lambda case: (-abs(case["error"]), case["id"])),
-        {
-            "run": (None, "id"),
-            "evidence": (None, evidence),
-            **_TIMES,
-            "likely cause": (None, lambda case: causes.get(case["id"])),
-        },
+        {"run": (None, "id"), "evidence": (None, evidence), **_TIMES},
     )
 
 
@@ -435,14 +430,10 @@ def _step_sections(accuracy: StepAccuracy) -> Iterator[Section]:
         lead = "One model on one number of devices in several layouts: does the prediction find the fastest?"
         fold = f"{len(table.rows)} sweeps"
         yield Section("choosing a layout", lead, table=table, fold=fold, slug="sweeps")
-    worst = _worst_table(result, accuracy.causes, scored=True)
-    lead = (
-        "The scored runs with the largest errors. Rules find the likely cause from the parts of the "
-        "predicted step: 'right at 0.80 times' means that this part alone would have to take 0.80 times as "
-        "long."
-    )
+    worst = _worst_table(result, scored=True)
+    lead = "The scored runs with the largest errors."
     yield Section(f"the worst {WORST}", lead, table=replace(worst, rows=worst.rows[:WORST]), slug="worst")
-    weak = _worst_table(result, accuracy.causes, scored=False)
+    weak = _worst_table(result, scored=False)
     refused = _refusals_table("run", result)
     for slug, heading, lead, table in (
         ("weak", "shown, not scored", "Runs with weak evidence.", weak),
@@ -488,10 +479,10 @@ def validation_lines(result: Mapping[str, Any], worst: int) -> list[str]:
     else:
         score = _convergence_table(result)
     scaling = _scaling_sections(result["scaling"]) if result.get("scaling") else []
-    wrong = _worst_table(result, {}, scored=True).only("run", "measured", "predicted", "error", "evidence")
+    wrong = _worst_table(result, scored=True).only("run", "measured", "predicted", "error", "evidence")
     rows = wrong.rows[:worst]
     heads = [wrong.columns[0]._replace(name=f"worst {len(rows)}"), *wrong.columns[1:]]
-    weak = len(_worst_table(result, {}, scored=False).rows)
+    weak = len(_worst_table(result, scored=False).rows)
     caption = f"{text.counted(weak, 'run')} with evidence C: not scored, not listed." if weak else ""
     wrong = replace(wrong, columns=heads, rows=rows, caption=caption)
     return [

@@ -235,12 +235,11 @@ def published(runs: Path) -> Sequence[StepCase]:
 def test_published_runs_are_scored_and_explained_as_they_were(
     published: Sequence[StepCase], recorded: Recorded
 ) -> None:
-    """Each with its band and likely cause, without each mechanism, and left out of the fit."""
+    """Each with its band, without each mechanism, and left out of the fit."""
     result = {"file": "gpu.yaml", **validate_cases(CaseRows(published), CATALOG)}
     accuracy = StepAccuracy.of(published, result, CATALOG, leaves_out=True)
     said = {
         "result": result,
-        "causes": accuracy.causes,
         "removed": {row.mechanism: [row.instead, row.summary, row.left_out] for row in accuracy.removed},
         "left out": accuracy.outside,
         "constants": [
