@@ -346,7 +346,7 @@ def changed_study(study: StudySpec, changes: Mapping[str, Any], catalog: Catalog
     """
     if not changes:
         return study
-    known = [*STUDY_ROOTS, *CandidateSpec.model_fields]
+    known = [*STUDY_ROOTS, "energy", *CandidateSpec.model_fields]
     problems = []
     for path, value in changes.items():
         root = study_path(path).partition(".")[0]

@@ -132,7 +132,9 @@ def _costs(decision: Decision, names: Mapping[str, str]) -> str:
     gaps = list(dict.fromkeys(gap for own in decision.outcomes for gap in own.not_given))
     if not priced and all(own.carbon_kg is None for own in decision.outcomes):
         gaps = ["prices"]
-    return "; ".join([*said, *([f"not given are {', '.join(gaps)}"] if gaps else [])]) + "."
+    if not said and gaps == ["prices"]:
+        return "Prices are not given."
+    return "; ".join([*said, *([f"not given: {', '.join(gaps)}"] if gaps else [])]) + "."
 
 
 def _ends(spread: Spread) -> tuple[float, float, float]:

@@ -162,11 +162,11 @@ def test_costs_are_of_both_with_who_is_cheapest_and_what_was_not_given() -> None
     rented = of(gpus, rates=priced("gpu", RENT, devices=512))
     unpriced = said([gpus, wafer], [rented, of(wafer, rates=priced("wafer", None))], "EUR")["costs"]
     assert unpriced.startswith("614,000 EUR (")
-    assert " against not given; not given are power of gpu, PUE (energy is before cooling)" in unpriced
+    assert " against not given; not given: power of gpu, PUE (energy is before cooling)" in unpriced
     assert unpriced.endswith(", price of wafer.")
     cheap = said([gpus, wafer], [rented, of(wafer, rates=priced("wafer", RENT, devices=16))])["costs"]
-    assert "; least money, with a probability of more than 99 %: 1 wafers; not given are " in cheap
-    assert said([gpus], [of(gpus)])["costs"] == "not given are prices."
+    assert "; least money, with a probability of more than 99 %: 1 wafers; not given: " in cheap
+    assert said([gpus], [of(gpus)])["costs"] == "Prices are not given."
 
 
 # ------------------------------------------------------------------------------------ reproducible

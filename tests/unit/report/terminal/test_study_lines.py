@@ -31,7 +31,7 @@ to 33.7), while 16 CS-2 take 3.10 times (3.07 to 3.14) as long.
 Why: 3.05 times by speed: 154,000 against 50,500 tokens a second, 48.1 % and 27.0 % of peak; 1.02
 times by tokens to the target: batches of 1.6 M against 2 M tokens.
 Rests on: No input alone turns the order within three standard deviations.
-Costs: not given are prices."""
+Costs: Prices are not given."""
 
 
 def test_the_table_reads_as_agreed(result: StudyResult) -> None:
