@@ -31,13 +31,15 @@ from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, Step, evaluate, graph_of
 from perfsim.specs.calibration import Calibration, Dispatcher, RunKind
-from perfsim.specs.hardware import Devices, GpuClusterSpec, Release, SystemSpec
+from perfsim.specs.hardware import Devices, GpuClusterSpec, LinkProtocol, Release, SystemSpec
 from perfsim.specs.model import Heads, Layers, Positions, Recompute, TransformerConfig, Vocabulary, Width
 from perfsim.specs.precisions import PRECISIONS, Precision, StatePrecision
 from perfsim.specs.recipe import Recipe, Sequences
 from perfsim.specs.runtime import Attention, Runtime
+from perfsim.specs.stacks import Stack, usual_stack
 from perfsim.specs.tools import Tool
 from perfsim.strategies import Plan
+from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
 from perfsim.work import TaskGraph
 
 Count = Annotated[int, *number(0, MOST_WIDTH)]
@@ -65,6 +67,8 @@ class CaseSystem(_CaseSpec):
     num_devices: Devices
     devices_per_node: Devices | None = None
     inter_node: BytesPerSecond | None = None
+    inter_node_protocol: LinkProtocol | None = None
+    """What the NICs speak; None: as those of the system."""
     nvlink_domain: Devices | None = None
     """Devices that one NVLink network joins; None: the devices of a node."""
     software_release: Release | None = None
@@ -233,9 +237,6 @@ _DISPATCHERS: Mapping[str | None, Dispatcher | None] = {
     "hybridep": "deepep",
 }
 _DEGREES = ("tensor", "pipeline", "context_parallel", "expert_parallel")
-_ERA_OF_2021 = ("v100", "a100")
-"""Devices whose public runs were made before fused attention and Transformer Engine."""
-_AMD = "mi"
 _GRAPHED = "26.06"
 """The container from which on the recipes of Megatron-Bridge in mxfp8 replay whole steps from a CUDA graph
 (`cuda_graph_impl="full_iteration"` in its scripts/performance/configs), where all devices are in one NVLink
@@ -320,35 +321,22 @@ class StepCase(_CaseSpec):
         return f"{self.model.num_layers}x{self.model.hidden_size} at {self.model.max_position_embeddings}"
 
     @property
-    def stack(self) -> tuple[str, str]:
-        """Name of the framework that ran; where the case does not say, the likely one and why.
-
-        It follows from the strategy, the device, and the settings that only some stacks have; family, id,
-        sweep and source of a run decide nothing.
-        """
-        training = self.training
-        device = self.system.device
-        fused = training.attention == "flash"
-        narrow = PRECISIONS[training.precision].is_narrow
+    def stack(self) -> Stack:
+        """The framework that ran; where the case does not say, the usual one (`perfsim.specs.stacks`)."""
         if self.framework:
-            return self.framework, ""
-        if device.startswith(_AMD):
-            return "primus-te", f"device {device}"
-        if self.strategy == "zero3":
-            if training.compiled is not None or training.async_tp is not None:
-                return "torchtitan", "compiled or async_tp is given"
-            if training.cuda_graph is not None or self.parallel.shard_group is not None:
-                return "maxtext-xla", "FSDP with cuda_graph or shard_group"
-            if narrow:
-                return "torchtitan", f"FSDP in {training.precision}"
-            if fused:
-                return "fsdp-2023", "FSDP with fused attention"
-            return "megatron-2021", "standard attention"
-        if narrow or training.tp_comm_overlap is not None or training.cuda_graph is not None:
-            return "megatron-core-te", "8 bits or fewer, tp_comm_overlap or cuda_graph"
-        if fused and not device.startswith(_ERA_OF_2021):
-            return "megatron-core-te", f"fused attention on {device}"
-        return "megatron-2021", f"{training.attention} attention on {device}"
+            return Stack(self.framework, "")
+        training = self.training
+        sharded = self.strategy == "zero3" or self.parallel.zero_stage >= GRADIENTS_SHARDED
+        return usual_stack(
+            self.system.device,
+            training.precision,
+            sharded=sharded,
+            fused=training.attention == "flash",
+            narrow=PRECISIONS[training.precision].is_narrow,
+            compiled=training.compiled is not None or training.async_tp is not None,
+            graphed=training.cuda_graph is not None or (sharded and self.parallel.shard_group is not None),
+            overlaps=training.tp_comm_overlap is not None,
+        )
 
     def question(self, catalog: Catalog, calibration: Calibration | None = None) -> Question:
         """The question of the run; a fit passes its own `calibration` of the device.
@@ -420,7 +408,7 @@ class StepCase(_CaseSpec):
         tensor-parallel communication either, unless it says so.
         """
         training = self.training
-        framework = catalog.framework(self.stack[0])
+        framework = catalog.framework(self.stack.framework)
         fused = () if training.compiled is False else framework.fused
         sharded = self.strategy == "zero3"
         overlap = training.overlap_grad_reduce

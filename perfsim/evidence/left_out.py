@@ -166,13 +166,16 @@ class LeavingOut:
     ) -> list[LeavingOut]:
         """The scored runs on GPUs and the logs of wafers, each if there are some.
 
-        Without the `tangents` of the runs on GPUs it takes minutes. It needs scipy.
+        Runs of a single family leave none from which its constants could come, so nothing is left out of
+        them. Without the `tangents` of the runs on GPUs it takes minutes. It needs scipy.
         """
         logs = [case for case in cases if case.on_wafers]
         if tangents is None:
             on_gpus = [case for case in cases if case.scored and not case.on_wafers]
             tangents = [run for run in mapped(partial(_tangent, catalog=catalog), on_gpus) if run is not None]
         wafers = [_models_left_out(logs, catalog)] if logs else []
+        if len({run.scored.family for run in tangents}) == 1:
+            return wafers
         return wafers if wafers and not tangents else [_families_left_out(tangents, cases, catalog), *wafers]
 
     @classmethod

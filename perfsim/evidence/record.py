@@ -30,7 +30,10 @@ KINDS = {
     "modern.yaml": ("gpu-cluster", "3d"),
     "weight_streaming.yaml": ("wafer-cluster", "weight-streaming"),
 }
-"""Files of public cases, with the kind of system and the strategy to which their errors apply."""
+"""Files of public cases, with the kind of system and the strategy to which their errors apply.
+
+Those on Ethernet (`gpu_roce.yaml`) only judge: no constant is fitted to them and no band comes from them.
+"""
 _DIGITS = 4
 _Figures = Mapping[str, Any]
 
@@ -162,7 +165,8 @@ def write_records(
             leaving = known.get(path.name) or LeavingOut.by_kind(
                 CaseRows.read(path, StepCase, catalog).cases, catalog
             )
-            outside[path.name] = leaving[-1]
+            if leaving:
+                outside[path.name] = leaving[-1]
     entries = {entry["family"]: entry for entry in (*recorded_errors(), *record_of(results, outside))}
     step_files = [path for path in public_cases() if path.name in KINDS]
     by_prediction = Path(bands.__file__)

@@ -470,7 +470,8 @@ class GpuCluster(Machine):
         several = server if devices > server and devices % server == 0 else None
         node = system.node.model_copy(update={"devices": devices, "server": several})
         if (inter_node := described["inter_node"]) is not None:
-            nic = node.nic.model_copy(update={"bandwidth": inter_node / server})
+            protocol = described["inter_node_protocol"] or node.nic.protocol
+            nic = node.nic.model_copy(update={"bandwidth": inter_node / server, "protocol": protocol})
             shared = inter_node < server * system.node.nic.bandwidth
             node = node.model_copy(update={"nics": devices, "nic": nic, "devices_share_nics": shared})
         return system.model_copy(update={"node": node})

@@ -19,6 +19,7 @@ its host bridge. A double tree is as deep inside nodes as the fullest one, and i
 node sends the largest part of its data to other nodes.
 
 Small all-reduces use a double tree instead of rings. Latency counts steps inside and across nodes separately.
+A broadcast between nodes counts a hop of the network for every rank of its ring, since a chunk waits at each.
 The form is that of NCCL's own tuning model (src/graph/tuning.cc). A link without a calibration uses one
 line from its datasheet.
 
@@ -226,7 +227,9 @@ class CollectiveModel:
 
     @property
     def _nic_bytes_per_s(self) -> float:
-        return self.nic_share_bytes_per_s * self._network.efficiency
+        constants = self._network
+        roce = constants.roce_efficiency if self.node.nic.protocol == "roce" else None
+        return self.nic_share_bytes_per_s * (constants.efficiency if roce is None else roce)
 
     def _port_bytes_per_s(self, op: CollectiveOp, size: int) -> float:
         """What a device can send to `size` - 1 others of its node; a message in a mesh has one link."""
@@ -295,7 +298,7 @@ class CollectiveModel:
             inter_steps = 2 * (group.nodes - 1).bit_length()
         else:
             sent = wire_factor(op, group.size)
-            inter_steps = num_steps(op, group.nodes)
+            inter_steps = num_steps(op, group.size if op == "broadcast" else group.nodes)
             intra_steps = num_steps(op, group.size) - inter_steps
         latency_s = protocol.latency_base_s
         latency_s += intra_steps * (protocol.intra_step_s + self.late_s[0])

@@ -5,6 +5,7 @@ Nothing heavy is imported before a question is asked, since `perfsim --help` rea
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
@@ -46,8 +47,9 @@ MEMORY_LIMIT = 0.94
 ERAS = (("2023-07", "llm_2024"), ("", "llm_2021"))
 """Recipes by the first month in which the models that they train were published.
 
-FlashAttention-2 (2307.08691, July 2023) parts the two; a model that does not say when counts as earlier.
+FlashAttention-2 (2307.08691, July 2023) parts the two; a model that does not say when is one of today.
 """
+_SHARDED = re.compile(r"\bzero(?:_stage)?=[23]")
 
 
 @dataclass(frozen=True)
@@ -166,13 +168,13 @@ class Question:
     recipe: Recipe = _asked(
         "Name of the catalogue, or a YAML file.",
         kind="recipe",
-        usual="llm_2021 or llm_2024, by the month in which the model was published",
+        usual="llm_2021, or llm_2024 for a model published since July 2023 or without a month",
     )
     runtime: Runtime | None = _asked(
         "Training stack with its settings: a name of the catalogue, or a YAML file.",
         default=None,
         kind="runtime",
-        usual="the recipe's",
+        usual="the recipe's; without one by device, month, precision and sharding (docs/howto/own_model.md)",
     )
     as_of: str = _asked(
         "Take what existed on this day: the newest runtime or software release of its machine.",
@@ -392,15 +394,19 @@ def question_of(given: Mapping[str, Any], catalog: Catalog | None = None, asker:
         known[name].field: described(value, known[name].kind, catalog) if known[name].kind else value
         for name, value in whole.items()
     }
+    if isinstance(layout := values.get("layout"), Mapping):
+        values["layout"] = text_of_fields(layout)
     model: TransformerConfig = values["model"]
-    era = next(name for since, name in ERAS if (model.released or "") >= since)
+    month = model.released or LATEST
+    era = next(name for since, name in ERAS if month == LATEST or month >= since)
     recipe: Recipe = values.get("recipe") or catalog.recipe(era)
+    if "recipe" not in values and not values.get("as_of"):
+        precision = str(given.get("recipe.precision") or recipe.precision)
+        recipe = _as_usual(recipe, values, precision, catalog, recent=era == ERAS[0][1])
     if recipe.name in dict(ERAS).values():
         length = min(recipe.seq_length, model.max_position_embeddings)
         recipe = recipe.model_copy(update={"seq_length": length})
     values["recipe"] = recipe
-    if isinstance(layout := values.get("layout"), Mapping):
-        values["layout"] = text_of_fields(layout)
     if any(path.startswith("runtime.") for path in given):
         values.setdefault("runtime", recipe.runtime)
     if isinstance(perturbed := values.get("perturbations"), str):
@@ -421,6 +427,31 @@ def question_of(given: Mapping[str, Any], catalog: Catalog | None = None, asker:
             for problem in error.problems
         ]
         raise CatalogError(placed) from None
+
+
+def _as_usual(
+    recipe: Recipe, values: Mapping[str, Any], precision: str, catalog: Catalog, *, recent: bool
+) -> Recipe:
+    """The recipe with the runtime that the rule of `perfsim.specs.stacks` chooses; on wafers as it is."""
+    from perfsim.machines import machine_of
+    from perfsim.specs.precisions import PRECISIONS
+    from perfsim.specs.stacks import RUNTIMES, of_2021, usual_stack
+
+    system: SystemSpec = values["system"]
+    if not machine_of(system).has_host(system):
+        return recipe
+    layout = values.get("layout")
+    stage = _SHARDED.search(layout) if isinstance(layout, str) else getattr(layout, "zero_stage", 0) > 1
+    strategy = values.get("strategy", "")
+    sharded = bool(stage) or getattr(strategy, "name", strategy) == "zero3"
+    device = system.device.name
+    row = PRECISIONS.get(precision)  # another name is refused later
+    narrow = row is not None and row.is_narrow
+    fused = recent or not of_2021(device)
+    framework = usual_stack(
+        device, precision, sharded=sharded, fused=fused, narrow=narrow, recent=recent
+    ).framework
+    return recipe.model_copy(update={"runtime": catalog.load("runtime", RUNTIMES[framework])})
 
 
 def changes_by_root(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -575,6 +575,7 @@ class Interpreter:
         across = task.work.writes[0].name == "gradient_shards"
         scatters = task.work.op == "reduce_scatter"
         in_groups = scatters and self.layout.shards < self.layout.replicas
+        owned = not scatters and not across and all(map(ranks.sharded, self.pending[self.place]))
         if across:
             gradients = self.reductions[task.reads[0]]
         else:
@@ -584,7 +585,7 @@ class Interpreter:
         kept: list[Cell] = []
         if in_groups:
             written = [self.cell(f"gradient part[{task.tag}]", block) for block in blocks]
-        elif not scatters and not across:
+        elif not scatters and not across and not owned:
             written = sources
         elif ranks.scattered and self.layout.offload_optimizer != "none":
             written = self.in_turn("slot of leaving gradients", parts=len(ENDS))[: len(blocks)]
@@ -593,7 +594,7 @@ class Interpreter:
             if all(map(ranks.scatters, blocks)):  # added to those of earlier micro-batches
                 kept = written
         self.reductions[task.writes[0]] = dict(zip(blocks, written, strict=True))
-        cleared = sources if scatters and not ranks.scattered else []
+        cleared = sources if (scatters or owned) and not ranks.scattered else []
         first = len(task.reads)
         count = len(blocks)
 
@@ -602,11 +603,13 @@ class Interpreter:
             results: list[tuple[Any, ...]] = []
             for index, (rank, inputs) in enumerate(zip(members, values, strict=True)):
                 made = totals
-                if scatters:
+                if scatters or owned:
                     layouts = ranks.share(rank).layouts
                     place = Place(len(members), index)
-                    pairs = zip(blocks, totals, strict=True)
-                    made = [layouts[block].shard(total, place) for block, total in pairs]
+                    made = [
+                        layouts[block].shard(total, ranks.sharding(rank, block) if owned else place)
+                        for block, total in zip(blocks, totals, strict=True)
+                    ]
                 made = [*map(np.add, made, inputs[first + count :])] if kept else made
                 results.append((None, *made, *(np.zeros_like(total) for total in totals if cleared)))
             return results
@@ -664,6 +667,35 @@ class Interpreter:
         message = Message("parameters", "made", slice(len(tensors), None), tuple(blocks))
         whole = [self.cell("weights", block) for block in blocks]
         self.add(kernel, masters, whole, joined=True, claims=claims, message=message)
+
+    def data_broadcast(self, task: Task) -> None:
+        """An owner sends what it updated to the other ranks, which keep the parts of the other owners."""
+        blocks = self.blocks_of(task)
+        size = len(self._members(task))
+        turn = self.turns.get((self.place, f"owner {task.work.experts}"), 0)
+        self.turns[self.place, f"owner {task.work.experts}"] = turn + 1
+        owner = turn % size
+        first = len(task.reads)
+        masters = [self.cell("weight shard", block) for block in blocks]
+        whole = [self.cell("weights", block) for block in blocks]
+        sent = slice(first, first + len(blocks))
+
+        def kernel(members: Sequence[int], values: Sequence[Values]) -> list[tuple[Any, ...]]:
+            layouts = self.ranks.share(members[0]).layouts
+            results: list[tuple[Any, ...]] = []
+            for inputs in values:
+                made = []
+                for block, part, held in zip(blocks, values[owner][sent], inputs[sent.stop :], strict=True):
+                    parts = [layouts[block].shard(held, Place(size, number)) for number in range(size)]
+                    parts[owner] = part
+                    made.append(layouts[block].whole(parts))
+                results.append((None, *made))
+            return results
+
+        complete = enumerate(blocks if owner == size - 1 else [], start=1)
+        claims = [(place, Claim("weights", block, self.step, -1)) for place, block in complete]
+        message = Message("parameters", "read", sent, tuple(blocks))
+        self.add(kernel, [*masters, *whole], whole, joined=True, claims=claims, message=message)
 
     # ------------------------------------------------------------------------------------ host
     def host_store(self, task: Task) -> None:
@@ -918,6 +950,7 @@ OPERATIONS: Mapping[str, Callable[[Interpreter, Task], None]] = {
     "data_communication: all_reduce": Interpreter.data_reduce,
     "data_communication: reduce_scatter": Interpreter.data_reduce,
     "data_communication: all_gather": Interpreter.data_gather,
+    "data_communication: broadcast": Interpreter.data_broadcast,
     "context_communication: send_recv": Interpreter.exchange,
     "context_communication: all_to_all": Interpreter.exchange,
     "expert_communication: all_to_all": Interpreter.exchange,

@@ -55,7 +55,7 @@ class StreamingPrices:
         """Executed elements as the graph counts them."""
         return elements - (self.head.sizes.get("head_bias", 0) if HEAD in message.blocks else 0)
 
-    def rounding(self, _: Message) -> float:
+    def rounding(self, _: Message, __: Work) -> float:
         """Elements by which they may differ."""
         return ROUNDING
 
@@ -90,7 +90,7 @@ class GpuPrices:
             shards = layout.shards if layout.zero_stage == GRADIENTS_SHARDED else 1
             complete = layout.shards if layout.zero_stage else 1
             return elements * complete / shards + self.padding / shards
-        shards = layout.shards if message.content == "shards" else 1
+        shards = layout.shards if message.content == "shards" or work.op == "broadcast" else 1
         # Embedding and LM head in one message share one word table in it, unless each pass reduces its own.
         apart = layout.zero_stage == GRADIENTS_SHARDED and layout.replicas > 1 and layout.num_stages > 1
         shared = self.model.tied_embeddings and not (apart and message.content in ("gradients", "shards"))
@@ -107,9 +107,9 @@ class GpuPrices:
                 unheld.append(self.padding - (held.size - held.sizes[WORDS[HEAD]] if block == HEAD else 0))
         return elements + sum(unheld) / shards
 
-    def rounding(self, message: Message) -> float:
+    def rounding(self, message: Message, work: Work) -> float:
         """Elements by which they may differ; every tensor of a block is divided alone."""
-        if message.content == "shards":
+        if message.content == "shards" or work.op == "broadcast":
             return ROUNDING * sum(len(self.held.layouts[block].shapes) for block in message.blocks)
         if message.content == "norm":  # one number
             return 0.0

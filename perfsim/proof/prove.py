@@ -34,6 +34,7 @@ from perfsim.proof.program import (
 from perfsim.proof.promises import held_unlike_promised
 from perfsim.proof.provers import prover, small_plan, training_of
 from perfsim.proof.serial import STEPS, SmallTraining
+from perfsim.specs.calibration import StateExchange
 from perfsim.specs.layout import ContextExchange, Layout, ParallelLayout, StreamingLayout, text_of
 from perfsim.specs.model import Recompute, RecomputeKeeps, TransformerConfig
 from perfsim.specs.recipe import Job
@@ -144,7 +145,7 @@ class Subject:
                 work = self.graph.task(task).work
                 executed = prices.counted(message, elements, work)
                 priced = work.comm_bytes / prices.bytes_per_element(message)
-                if abs(executed - priced) > prices.rounding(message):
+                if abs(executed - priced) > prices.rounding(message, work):
                     detail = f"moves {executed:,.0f} elements, is priced for {priced:,.0f}"
                     yield Fault("value", program.name(task), f"its message ({message.content})", detail)
 
@@ -261,6 +262,7 @@ class Case(NamedTuple):
     """Most tokens of an expert over their mean; None: none is dropped."""
     keeps: RecomputeKeeps = "nothing"
     """What a full recompute keeps besides inputs of layers."""
+    states: StateExchange = "scatter_gather"
 
     @property
     def devices(self) -> int:
@@ -271,7 +273,10 @@ class Case(NamedTuple):
         """The small plan of a case of the catalogue."""
         chosen = strategy(self.strategy)
         recipe = catalog.recipe(RECIPE).ran_with(
-            overlap_grad_reduce=self.overlap, overlap_param_gather=self.ahead, recompute_keeps=self.keeps
+            overlap_grad_reduce=self.overlap,
+            overlap_param_gather=self.ahead,
+            recompute_keeps=self.keeps,
+            states=self.states,
         )
         recipe = recipe.model_copy(update={"expert_capacity": self.capacity})
         topology = build_topology(catalog.system(prover(chosen.system_kind).system), self.devices)
@@ -341,6 +346,9 @@ def _three_d() -> Iterator[Case]:
             layout = replace(data, pipeline=2, schedule=name, virtual_pipeline=_chunks(name))
             yield Case("3d", layout, 4, overlap=stage > 1, ahead=True)
     yield Case("3d", replace(in_groups, recompute="full"), 1, overlap=True, ahead=True)
+    for overlap in (False, True):
+        yield Case("data", ParallelLayout(data=3, zero_stage=1), 3, overlap, states="owner_broadcast")
+        yield Case("3d", in_groups, 2, overlap, states="owner_broadcast")
 
 
 def _context() -> Iterator[Case]:

@@ -18,6 +18,7 @@ from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, Strategy
 from perfsim.strategies.schedules import schedule_called
 from perfsim.strategies.streaming.passes import StreamingPlan
+from perfsim.strategies.three_d.data import has_owners
 from perfsim.strategies.three_d.emission import ThreeDPlan
 
 MOST_SEQUENCES = 2
@@ -171,6 +172,7 @@ class _GpuProver:
             "tokens dropped": plan.job.recipe.expert_capacity is not None,
             "queries, keys and values kept": layout.recompute == "full" and runtime.recompute_keeps == "qkv",
             f"zero {layout.zero_stage}": layout.zero_stage > 0,
+            "states broadcast by their owners": layout.zero_stage == 1 and has_owners(runtime),
             "reduction overlapped": runtime.overlap_grad_reduce and layout.replicas > 1,
             "parameters gathered beside forwards": runtime.overlap_param_gather
             and layout.zero_stage in (1, 2),

@@ -263,6 +263,8 @@ class NetworkConstants(Constants):
 
     efficiency: Fraction
     """Bus bandwidth over the line rate of the NICs that the group may use."""
+    roce_efficiency: Fraction | None = None
+    """The same over NICs that speak RoCE; None: as `efficiency`."""
     protocols: Annotated[tuple[NetworkProtocol, ...], Field(min_length=1)]
     send_recv_latency_s: Latency
     """Latency of a point-to-point message between nodes."""
@@ -306,6 +308,8 @@ class WaferCalibration(Calibration):
 
 
 FusedAttention = Literal["synchronous", "asynchronous", "one_block"]
+StateExchange = Literal["scatter_gather", "owner_broadcast"]
+"""How ZeRO 1 shards and exchanges states; `perfsim.strategies.three_d.data` has the two."""
 Dispatcher = Literal["all_to_all", "deepep", "all_gather"]
 """How rows travel to the ranks of their experts; `perfsim.strategies.three_d.expert` has the three."""
 Fusion = Literal["cross_entropy", "accumulation", "norm", "qkv"]
@@ -342,6 +346,10 @@ class FrameworkCalibration(Calibration):
     fused: tuple[Fusion, ...] = ()
     grad_precision: Literal["bf16", "fp16"] | None = None
     """Precision in which it sums and reduces gradients unless a run says otherwise; None: fp32."""
+    states: StateExchange = "scatter_gather"
+    """How it shards and exchanges states under ZeRO 1."""
+    grad_bucket: Annotated[float, *quantity("bytes", least=1.0)] | None = None
+    """Size of a bucket of overlapped gradient reduction unless a run says otherwise; None: one layer."""
     dropout: bool = True
     """Whether attention that keeps its scores drops some of them, as models of the era did."""
     attention: FusedAttention = "synchronous"

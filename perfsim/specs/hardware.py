@@ -40,6 +40,7 @@ Release = Annotated[str, AfterValidator(_release)]
 Parts = Annotated[int, *number(1, MOST_PARTS)]
 BytesPerNumber = Annotated[float, *number(1e-3, 1e3)]
 DeviceKind = Literal["gpu", "wafer"]
+LinkProtocol = Literal["infiniband", "roce"]
 StoreTier = Literal["auto", "dram", "flash"]
 
 
@@ -101,6 +102,8 @@ class LinkSpec(DatedSpec):
 
     bandwidth: BytesPerSecond
     latency: Latency
+    protocol: LinkProtocol | None = None
+    """What a NIC speaks; None: nothing is known, or the link joins devices of one node."""
     calibration: CollectiveCalibration | None = None
     """Measured performance of collectives on this link."""
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from perfsim.base.spec import DatedSpec, Name
 from perfsim.base.units import quantity
-from perfsim.specs.calibration import Dispatcher, FrameworkCalibration, FusedAttention, Fusion
+from perfsim.specs.calibration import Dispatcher, FrameworkCalibration, FusedAttention, Fusion, StateExchange
 from perfsim.specs.hardware import Release
 from perfsim.specs.model import Positions, RecomputeKeeps
 from perfsim.specs.tools import ANY, RunsOn, Tool
@@ -42,7 +42,13 @@ class Runtime(DatedSpec):
     """Whether tensor-parallel communication overlaps the products of its tensors (user buffers of Transformer
     Engine, asynchronous tensor parallelism of PyTorch)."""
     grad_bucket: Annotated[float, *quantity("bytes", least=1.0)] | None = None
-    """Size of a bucket of overlapped gradient reduction, in whole layers; None: one layer."""
+    """Size of a bucket of overlapped gradient reduction, in whole layers; None: as the framework has it."""
+    states: StateExchange | None = None
+    """How ZeRO 1 shards and exchanges states; None: as the framework does.
+
+    scatter_gather reduce-scatters gradients and all-gathers parameters. With owner_broadcast (InternEvo)
+    gradients are all-reduced, and each rank broadcasts the whole tensors that it owns.
+    """
     fused: tuple[Fusion, ...] | None = None
     """Kernels that are merged with others; None: those that the framework merges."""
     fused_cross_entropy: bool = False
@@ -90,7 +96,13 @@ class Runtime(DatedSpec):
     @property
     def stack(self) -> FrameworkCalibration | None:
         """The constants of the framework with the settings that are given here instead; None without one."""
-        given = {"attention": self.attention_kernel, "fused": self.fused, "cuda_graph": self.cuda_graph}
+        given = {
+            "attention": self.attention_kernel,
+            "fused": self.fused,
+            "cuda_graph": self.cuda_graph,
+            "grad_bucket": self.grad_bucket,
+            "states": self.states,
+        }
         changes = {name: value for name, value in given.items() if value is not None}
         if self.framework is None or not changes:
             return self.framework

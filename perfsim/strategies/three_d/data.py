@@ -4,7 +4,13 @@ ZeRO 1 [1910.02054] reduce-scatters gradients, updates its shard and all-gathers
 gradients are all-reduced and every replica updates all parameters. ZeRO 2 keeps only a shard of the
 gradients, so the gradients of each micro-batch are reduce-scattered as they are computed. Where states are
 sharded in several groups of replicas (hybrid sharding [2304.11277 section 3.2.2]), each group scatters and
-gathers, and shards are summed over the groups. Some parameters may be held by other ranks than the rest, as
+gathers, and shards are summed over the groups.
+
+Under ZeRO 1 a framework may divide whole tensors among the ranks instead (`StateExchange` owner_broadcast, as
+InternEvo of 2023): gradients are all-reduced over all replicas, each rank updates what it owns, and owners
+broadcast it in turn. Before a bucket's reduction the host waits for that of the last bucket but one.
+
+Some parameters may be held by other ranks than the rest, as
 those of experts are; they have replicas of their own, which do the same one after the other.
 """
 
@@ -20,7 +26,9 @@ from perfsim.costs.memory import state_bytes, update_products
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.precisions import PRECISIONS
 from perfsim.specs.recipe import Recipe
+from perfsim.specs.runtime import Runtime
 from perfsim.work import Kind, RankGroup, TensorClass, Work
+from perfsim.work.counts import parameters
 from perfsim.work.kernels import Kernel, elementwise
 from perfsim.work.layer import cast_bytes
 
@@ -29,6 +37,11 @@ GRADIENTS_SHARDED = 2
 """The ZeRO stage that shards gradients."""
 LEAST = 1.0
 """Fewer parameters than one are a rounding error."""
+TENSORS_OF_LAYER = 9
+"""Queries, keys, values, output, gate, up, down and two norms; assumed: layers with experts or biases have no
+fewer, and a rank's share of the tensors is that of the parameters."""
+TENSORS_AROUND_LAYERS = 3
+"""Embedding, final norm and LM head."""
 OPTIMIZER_LAUNCHES = 24
 """Fused multi-tensor kernels of an optimizer step: unscale, norm, clip, update, copy, zero."""
 
@@ -130,9 +143,33 @@ class Replicas:
         return self.zero_stage == GRADIENTS_SHARDED and self.size > 1
 
     @property
+    def has_owners(self) -> bool:
+        """Whether each rank owns whole tensors, which it broadcasts once they are updated."""
+        return self.zero_stage == 1 and has_owners(self.recipe.runtime)
+
+    @property
+    def owners(self) -> int:
+        """Ranks over which an update is divided: all that shard, but no more than there are tensors."""
+        if not self.has_owners or self.model is None:
+            return self.shards
+        tensors = self.model.num_layers * TENSORS_OF_LAYER + TENSORS_AROUND_LAYERS
+        share = self.num_parameters * self.ranks.stride / parameters(self.model).total
+        return min(self.shards, max(1, round(share * tensors)))
+
+    @property
+    def updated(self) -> float:
+        """Parameters that the busiest rank updates; an owner has whole tensors, at least the largest."""
+        if not self.zero_stage:
+            return self.num_parameters
+        share = self.num_parameters / self.owners
+        if not self.has_owners or self.model is None or self.experts:
+            return share
+        return max(share, self.model.vocab_size * self.model.hidden_size / self.ranks.stride)
+
+    @property
     def gathers_ahead(self) -> bool:
         """Whether parameters are gathered beside the first forward of the next step."""
-        shards_optimizer = self.zero_stage in (1, GRADIENTS_SHARDED)
+        shards_optimizer = self.zero_stage in (1, GRADIENTS_SHARDED) and not self.has_owners
         return self.recipe.runtime.overlap_param_gather and shards_optimizer and self.size > 1
 
     @property
@@ -147,7 +184,7 @@ class Replicas:
 
     def across_works(self, num_parameters: float) -> list[Work]:
         """Sum of the shards of some gradients over groups; none where one group has all replicas."""
-        if self.zero_stage == 0 or self.size == self.shards:
+        if self.zero_stage == 0 or self.has_owners or self.size == self.shards:
             return []
         start, stride, size = self.ranks
         copies = RankGroup(start, stride * self.shards, size // self.shards)
@@ -162,9 +199,8 @@ class Replicas:
         works = []
         across = []
         if (self.size > 1 or self.alone) and held.rest >= LEAST:
-            op, ranks = (
-                ("reduce_scatter", self.shard_ranks) if self.zero_stage else ("all_reduce", self.ranks)
-            )
+            scatters = self.zero_stage > 0 and not self.has_owners
+            op, ranks = ("reduce_scatter", self.shard_ranks) if scatters else ("all_reduce", self.ranks)
             n_bytes = held.rest * state_bytes(self.recipe).reduced
             works = [self._collective(op, n_bytes, "gradients", ranks)]
             across = self.across_works(held.rest)
@@ -173,11 +209,18 @@ class Replicas:
         return works + across
 
     def gather_works(self, held: Held, tensors: int = 1) -> list[Work]:
-        """The gathers of some sharded parameters, as equal tensors; none where no other rank has them."""
+        """The gathers of some sharded parameters, as equal tensors; none where no other rank has them.
+
+        Owners broadcast equal parts: of what is sent one after the other, only the sum and the number count.
+        """
         works = []
         if (self.size > 1 or self.alone) and held.rest >= LEAST:
             n_bytes = held.rest * self.recipe.element_bytes
-            works = [self._collective("all_gather", n_bytes, "parameters", self.shard_ranks, tensors)]
+            if self.has_owners:
+                part = n_bytes / self.owners
+                works = [self._collective("broadcast", part, "parameters", self.shard_ranks)] * self.owners
+            else:
+                works = [self._collective("all_gather", n_bytes, "parameters", self.shard_ranks, tensors)]
         return works if self.apart is None else works + self.apart.gather_works(Held(held.apart), tensors)
 
     def _collective(self, op: str, n_bytes: float, tensor: str, ranks: RankGroup, tensors: int = 1) -> Work:
@@ -188,7 +231,7 @@ class Replicas:
         """The optimizer step of the parameters that this rank updates, as memory traffic only."""
         held = (self,) if self.apart is None else (self, self.apart)
         whole = sum(part.num_parameters for part in held)
-        shard = sum(part.num_parameters / (part.shards if part.zero_stage else 1) for part in held)
+        shard = sum(part.updated for part in held)
         # The update reads gradient and states, and writes states and the weights that kernels read. The
         # gradient is also unscaled (read, write), used for the norm (read), clipped (read, write) and
         # zeroed (write). An optimizer in fp32 first copies gradients of 16 bits, and does all but zeroing
@@ -198,6 +241,8 @@ class Replicas:
         copied = summed + used if used > summed else 0.0
         update = used + 2 * state_bytes(self.recipe, self.model).updated + self.recipe.element_bytes
         n_bytes = shard * (copied + update + 5 * used + summed)
+        if self.has_owners:  # gradients are copied into flat buckets and back, each with a read and a write
+            n_bytes += 4 * summed * whole
         kernel = elementwise("optimizer", n_bytes, launches=OPTIMIZER_LAUNCHES)
         products = update_products(self.recipe, self.model, shard)
         # The cast of a rank's weights to narrow copies, once a step; those of vectors are counted too.
@@ -247,11 +292,19 @@ def _sum_of_norms(axis: str, ranks: RankGroup) -> Work:
 
 def layers_per_bucket(recipe: Recipe, layer_parameters: Floats, zero_stage: Ints) -> Ints:
     """Number of layers whose gradients fill a bucket; 1 under ZeRO 2 and 3, and without buckets."""
-    if recipe.runtime.grad_bucket is None:
+    stack = recipe.runtime.stack
+    bucket_bytes = recipe.runtime.grad_bucket if stack is None else stack.grad_bucket
+    if bucket_bytes is None:
         return np.ones_like(zero_stage)
     of_a_layer = np.maximum(layer_parameters, 1.0)  # an empty virtual stage has none
-    layers = np.ceil(recipe.runtime.grad_bucket / (of_a_layer * state_bytes(recipe).gradients))
+    layers = np.ceil(bucket_bytes / (of_a_layer * state_bytes(recipe).gradients))
     return np.where(zero_stage >= GRADIENTS_SHARDED, 1, np.maximum(1, layers)).astype(np.int64)
+
+
+def has_owners(runtime: Runtime) -> bool:
+    """Whether a rank owns whole tensors under ZeRO 1."""
+    states = runtime.states if runtime.stack is None else runtime.stack.states
+    return states == "owner_broadcast"
 
 
 SHARDED = 3

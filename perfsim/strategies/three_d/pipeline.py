@@ -330,7 +330,9 @@ class StagePass:
     def _room(self) -> list[int]:
         """The reduction, here or in the earlier pass, that frees the buffer of the next layer's gradient."""
         if self.in_flight is None:
-            return []
+            # The host waits for the bucket before the one whose reduction it began.
+            waits = self.replicas.has_owners and len(self.reduced) > 1
+            return [self.template.writer(self.reduced[-2])] if waits else []
         earlier = self.in_flight - len(self.reduced)
         if earlier > 0:
             return [self.template.port(f"freed{earlier}")] if self.follows else []

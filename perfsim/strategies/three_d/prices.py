@@ -28,6 +28,7 @@ from perfsim.strategies.three_d.data import (
     SHARDED,
     Held,
     Replicas,
+    has_owners,
     layers_per_bucket,
     norm_works,
 )
@@ -618,7 +619,9 @@ def _data_terms_of(job: Job, columns: Columns, largest: _Largest, sizes: SliceBy
     holds = columns.expert * columns.expert_tensor
     full, rest = np.divmod(largest.chunk, largest.bucket)
     overlaps = int(job.runtime.overlap_grad_reduce)
-    gathers = int(job.runtime.overlap_param_gather)
+    gathers = int(job.runtime.overlap_param_gather) * np.where(
+        columns.zero == 1, not has_owners(job.runtime), 1
+    )
     keys = (
         *(columns.tensor, columns.replicas, columns.shards, stage, columns.zero, columns.last_rank, holds),
         *(largest.layers, largest.first, largest.last),

@@ -135,7 +135,7 @@ LLAMA = CATALOG.models["llama2_70b"]
         (CATALOG.models["bert_large"], None, "llm_2021", 512),
         (LLAMA, None, "llm_2024", 4096),
         *((CATALOG.models[name], None, "llm_2024", 8192) for name in ("llama31_70b", "mixtral_8x7b")),
-        (LLAMA.model_copy(update={"released": None}), None, "llm_2021", 2048),
+        (LLAMA.model_copy(update={"released": None}), None, "llm_2024", 4096),
         (LLAMA, "llm_2024", "llm_2024", 4096),
         (LLAMA, "gpt3_pretraining", "gpt3_pretraining", 2048),
     ],
@@ -146,9 +146,33 @@ def test_a_model_is_trained_as_models_of_its_age_were_unless_a_recipe_is_named(
     fields = {"model": model, "system": "dgx-h100", "devices": 8, "recipe": given}
     chosen = question_of(fields).recipe
     assert (chosen.name, chosen.seq_length) == (recipe, tokens)
-    modern = recipe == "llm_2024"
     if given is None:
-        assert (chosen.runtime.attention, chosen.dropout) == ("flash" if modern else "standard", not modern)
+        assert (chosen.runtime.name, chosen.dropout) == ("megatron_core", recipe == "llm_2021")
+
+
+@pytest.mark.parametrize(
+    ("given", "runtime"),
+    [
+        ({"model": "gpt3_xl", "system": "dgx-a100-80gb"}, "megatron_2021"),
+        ({"model": "gpt3_xl", "system": "dgx-a100-80gb", "strategy": "zero3"}, "megatron_2021"),
+        ({"model": "gpt3_xl"}, "megatron_core"),
+        ({"model": "gpt3_xl", "as_of": "latest"}, "megatron_core"),
+        ({"system": "dgx-a100-80gb"}, "megatron_core"),
+        ({"strategy": "zero3"}, "fsdp_2023"),
+        ({"layout": "dp=8,mbs=1,zero=2"}, "fsdp_2023"),
+        ({"layout": {"data": 8, "zero_stage": 2}}, "fsdp_2023"),
+        ({"layout": "dp=8,mbs=1,zero=1"}, "megatron_core"),
+        ({"strategy": "zero3", "recipe.precision": "fp8"}, "torchtitan"),
+        ({"system": "mi300x-192gb"}, "primus"),
+        ({"system": "mi300x-192gb", "recipe": "llm_2024"}, "megatron_core"),
+        ({"runtime": "megatron_2021"}, "megatron_2021"),
+    ],
+)
+def test_device_month_precision_and_sharding_choose_the_runtime_unless_one_is_named(
+    given: dict[str, Any], runtime: str
+) -> None:
+    asked = {"model": "llama3_8b", "system": "dgx-h100", "devices": 8, **given}
+    assert question_of(asked).ran_by.name == runtime
 
 
 def test_every_model_of_the_catalogue_says_when_it_was_published() -> None:

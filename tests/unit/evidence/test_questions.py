@@ -42,6 +42,14 @@ def question(changes: dict[str, Any], **training: Any) -> Question:
     return run(changes, **training).question(CATALOG)
 
 
+def test_zero_2_runs_under_an_fsdp_stack_as_zero_3_does_and_zero_1_under_megatron() -> None:
+    h100 = {"device": "h100-sxm5-80gb", "num_devices": 8}
+    for stage, framework in ((1, "megatron-core-te"), (2, "fsdp-2023")):
+        parallel = {"data": 8, "zero_stage": stage}
+        case = run({"parallel": parallel, "system": h100}, attention="flash", precision="bf16")
+        assert case.stack.framework == framework
+
+
 def test_who_measured_a_run_decides_nothing() -> None:
     mine = run({}, precision="fp8")
     who = {"id": "maxtext", "family": "torchtitan", "sweep": "megatron", "source": {"title": "fsdp-2023"}}

@@ -273,3 +273,33 @@ def test_the_time_is_start_up_hops_and_bytes() -> None:
     expected = 5e-6 + hops + 1e6 / 100e9
     assert expected < CollectiveModel.of_node(DGX.node, DGX.fabric).time_s("all_reduce", 1e6, group)
     assert with_switches(across=100e9).time_s("all_reduce", 1e6, group) == pytest.approx(expected)
+
+
+# --------------------------------------------------------------------------------- broadcasts and Ethernet
+def of_one_ring(protocol: Any = None, **changes: Any) -> CollectiveModel:
+    nic = LinkSpec(
+        name="nic",
+        bandwidth=25e9,
+        latency=2e-6,
+        protocol=protocol,
+        calibration=network_of(protocols=PROTOCOLS[:1], **changes),
+    )
+    return CollectiveModel.of_node(node().model_copy(update={"nic": nic}))
+
+
+def test_a_broadcast_between_nodes_waits_at_every_rank_of_its_ring() -> None:
+    """A base, a hop of the network for each rank but one, and the message once over all NICs of a node."""
+    model = of_one_ring()
+    moved_s = model.time_s("broadcast", 1e9, Group.even(8, 4)) - (10e-6 + 31 * 5e-6)
+    assert moved_s == pytest.approx(1e9 / (8 * 0.8 * 25e9), rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "roce", "share"), [("roce", 0.6, 0.6), ("infiniband", 0.6, 0.8), ("roce", None, 0.8)]
+)
+def test_nics_that_speak_roce_have_their_own_share_of_bandwidth(
+    protocol: Any, roce: float | None, share: float
+) -> None:
+    model = of_one_ring(protocol, roce_efficiency=roce)
+    long_s = model.time_s("send_recv", 1e12, Group.even(1, 2))
+    assert long_s == pytest.approx(1e12 / (share * 25e9), rel=1e-4)

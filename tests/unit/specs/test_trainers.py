@@ -20,6 +20,8 @@ def test_every_published_run_is_legal_under_its_own_runtime() -> None:
     number = 0
     for path in public_cases():
         for case in CaseRows.read(path, StepCase, catalog).cases:
+            if not case.scored:  # such as a fork of its tool with schedules of its own
+                continue
             question = case.question(catalog)
             limits = question.job.runtime.limits
             layout = question.given_layout

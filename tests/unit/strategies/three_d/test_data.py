@@ -20,6 +20,7 @@ from perfsim.strategies.three_d.prices import OverReplicas
 from perfsim.strategies.three_d.space import Columns
 from perfsim.testing import toys
 from perfsim.work import RankGroup
+from perfsim.work.counts import parameters
 
 LAYER_PARAMETERS = 12 * 2048**2 + 13 * 2048
 TABLES = (51200 + 1024) * 2048
@@ -209,3 +210,28 @@ def test_the_closed_form_is_right_whatever_takes_longer(
 def test_one_group_of_all_replicas_is_plain_sharding() -> None:
     grouped, plain = (toys.graph_of(planned(replace(FSDP, shard_group=size))).digest() for size in (32, None))
     assert grouped == plain
+
+
+# ------------------------------------------------------------------------------ states with whole owners
+def owned(size: int, **runtime: Any) -> Replicas:
+    recipe = toys.recipe()
+    recipe = recipe.model_copy(
+        update={"runtime": recipe.runtime.model_copy(update={"states": "owner_broadcast", **runtime})}
+    )
+    model = toys.model()
+    count = float(parameters(model).total)
+    return Replicas(recipe, RankGroup(0, 1, size), "", count, 1, model=model)
+
+
+@pytest.mark.parametrize("size", [4, 4096])
+def test_owners_reduce_all_gradients_and_broadcast_whole_tensors_in_turn(size: int) -> None:
+    """A layer has nine tensors, three more are around the layers; a rank without a tensor sends nothing."""
+    replicas = owned(size)
+    whole = replicas.held
+    sent = replicas.gather_works(whole)
+    tensors = 9 * toys.model().num_layers + 3
+    assert [work.op for work in sent] == ["broadcast"] * min(size, tensors)
+    assert sum(work.comm_bytes for work in sent) == pytest.approx(2 * whole.rest)
+    (reduced,) = replicas.reduce_works(whole)
+    assert (reduced.op, reduced.group) == ("all_reduce", replicas.ranks)
+    assert replicas.updated >= toys.model().vocab_size * toys.model().hidden_size
