@@ -229,7 +229,6 @@ def study_page(result: StudyResult, *, trace_names: Sequence[str] = ()) -> Page:
         *_caveats(result, "target", "the tokens to the target"),
         *_laws(result),
         *study_figures.over_dates(result),
-        *study_figures.bridge(result),
         study_figures.step(result),
         *_caveats(result, "step", "the time of a step"),
         _whole_run(result),

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby, pairwise
+from itertools import groupby
 from typing import Any
 
 import plotly.graph_objects as go
@@ -262,53 +262,6 @@ def _part_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 def _parts(groups: Iterable[Mapping[str, float]]) -> list[str]:
     """Every part with a value somewhere, in the order of first sight."""
     return list(dict.fromkeys(name for group in groups for name, value in group.items() if value))
-
-
-_SMALL = 0.02
-"""Differences below this share of the longer step are drawn as one."""
-
-
-def bridge(result: StudyResult) -> Iterator[Section]:
-    """From the step of the second machine, for as many tokens, to the step of the first, part by part."""
-    if len(named := leaders(result)) < 2:
-        return
-    (name, after), (old_name, before) = named
-    tokens = after.tokens_per_s * after.step_time_s
-    factor = tokens / (before.tokens_per_s * before.step_time_s)
-    start_s, end_s = factor * before.step_time_s, after.step_time_s
-    longest_s = max(start_s, end_s)
-    changes_s = {
-        part: after.breakdown_s.get(part, 0.0) - factor * before.breakdown_s.get(part, 0.0)
-        for part in _parts([before.breakdown_s, after.breakdown_s])
-    }
-    shown = sorted((change, part) for part, change in changes_s.items() if abs(change) >= _SMALL * longest_s)
-    rest = end_s - start_s - sum(change for change, _ in shown)
-    if abs(rest) > 1e-9 * longest_s:
-        shown.append((rest, "all others"))
-    unit = text.TIME.of([longest_s])
-    digits = max(0, 3 - math.floor(math.log10(longest_s / unit.scale)))
-    signed = text.Unit(unit.name, unit.scale, lambda value: f"{value:+,.{digits}f}".replace("-", "\u2212"))
-    rows: list[tuple[str, Cell | float]] = [(old_name, start_s)]
-    rows += [(text.human(part), Cell(change, unit=signed)) for change, part in shown]
-    table = Table.of({"": None, "step": unit}, [*rows, (name, end_s)], f"For {text.large(tokens)} tokens.")
-    at, *changes, _ = table.values("step")
-    starts = [0.0, *map(min, pairwise(accumulate([at, *changes]))), 0.0]
-    sizes = [abs(value) for value in table.values("step")]
-    labels = [text.esc(row[0].value) for row in table.rows]
-    colours = [draw.GREEN if change < 0 else draw.VERMILLION for change in changes]
-    look = {"color": [draw.GREY, *colours, draw.GREY]}
-    hover = table.hovers("step")
-    written = table.texts("step")
-    bars = draw.bars("", labels, sizes, look, hover, starts=starts, written=written, showlegend=False)
-    reach = max(start + size for start, size in zip(starts, sizes, strict=True))
-    title = f"Step time for the same tokens ({unit.name})"
-    drawn = draw.rows(title, labels, [bars], draw.axis(unit.name, range=[0, 1.4 * reach]))
-    lead = (
-        "Shows in seconds what makes one machine faster than the other for the same tokens: a bar to the "
-        f"left saves time, a bar to the right costs it. {table.caption}"
-    )
-    heading = "From one step to the other"
-    yield Section(heading, lead, drawn, table, ("step",), slug="bridge", short="Step to step")
 
 
 # What each pipeline stage or wafer holds at its peak, against its capacity.

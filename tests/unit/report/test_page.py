@@ -7,7 +7,6 @@ import dataclasses
 import json
 import re
 import zlib
-from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -17,14 +16,13 @@ from plotly.offline import get_plotlyjs_version
 import perfsim.report
 from perfsim.report.page import Page, Section
 from perfsim.report.study import study_document, study_page
-from perfsim.report.study_figures import bridge, timelines
-from perfsim.report.text import Named, human
+from perfsim.report.study_figures import timelines
+from perfsim.report.text import Named
 from perfsim.studies.answers import StudyResult
 from perfsim.version import __version__
 
 FIGURES = (
     "time-to-accuracy",
-    "bridge",
     "step-time",
     "memory",
     "network",
@@ -107,24 +105,6 @@ def test_the_answer_stands_first_then_all_candidates_with_the_best_marked_then_t
     assert shown.columns[1].name == "128 A100-80GB (16 DGX)"
     assert {row[0].value for row in shown.rows if row[1].mark} == {"on the wall", "tokens/s", "MFU"}
     assert not [row for row in shown.rows if any(cell.mark for cell in row[2:])]
-
-
-def test_a_waterfall_leads_from_one_step_to_the_other(result: StudyResult, factory: ModuleType) -> None:
-    first, *_, last = result.candidates
-    (section,) = bridge(factory.of_candidates(result, first, last))
-    before, *changes, after = [cell.number for cell in section.table.column("step")]
-    assert before + sum(changes) == pytest.approx(after) == first.step_time_s
-    assert before / after == pytest.approx(first.tokens_per_s / last.tokens_per_s)
-    factor = before / last.step_time_s
-    changes_s = {
-        human(part): first.breakdown_s.get(part, 0.0) - factor * last.breakdown_s.get(part, 0.0)
-        for part in first.breakdown_s | last.breakdown_s
-    }
-    large = {part for part, change_s in changes_s.items() if abs(change_s) >= 0.02 * max(before, after)}
-    assert {row[0].value for row in section.table.rows[1:-1]} == {*large, "all others"}
-    (bars,) = section.figure.data
-    ends = [{round(start, 4), round(start + size, 4)} for start, size in zip(bars.base, bars.x, strict=True)]
-    assert all(one & following for one, following in pairwise(ends)), "each begins where the last one ends"
 
 
 def test_a_sparse_result_still_makes_a_page(sparse: StudyResult, tmp_path: Path) -> None:
