@@ -186,8 +186,7 @@ class GemmModel:
 
         A device without any table of narrow products has the fractions of peak of its 16-bit products.
         """
-        tables = (gpu.narrow.get(name) for name in (precision, *PRECISIONS[precision].stand_ins))
-        table = next((table for table in tables if table is not None), None)
+        table = measured_products(gpu, precision)
         slowest = self.sustained_fraction / gpu.sustained_fraction
         ceiling = (gpu.narrow_sustained_fraction or 1.0) * slowest
         return replace(
@@ -198,6 +197,12 @@ class GemmModel:
             element_bytes=PRECISIONS[precision].bytes,
             result_bytes=self.element_bytes,
         )
+
+
+def measured_products(gpu: GpuCalibration, precision: Precision) -> NarrowGemmConstants | None:
+    """A device's table of products in a narrow precision, or in the nearest one; None: it has none."""
+    tables = (gpu.narrow.get(name) for name in (precision, *PRECISIONS[precision].stand_ins))
+    return next((table for table in tables if table is not None), None)
 
 
 def narrow_constants(gemm: GemmConstants, narrow: NarrowGemmConstants) -> GemmConstants:

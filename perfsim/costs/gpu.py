@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.base.errors import CatalogError, GraphError
-from perfsim.costs.gemm import GemmModel
+from perfsim.costs.gemm import GemmModel, measured_products
 from perfsim.costs.price import MOST_TAKEN, NONE, Costs, Shares, slowest_of
 from perfsim.network import FatTree, Group
 from perfsim.network.collectives import CollectiveModel, wire_factor
@@ -35,6 +35,7 @@ from perfsim.specs.precisions import PRECISIONS, Precision
 from perfsim.specs.recipe import Recipe
 from perfsim.work import WAIT_OF_EXPERTS, WAIT_OF_HOST, RankGroup, Work
 from perfsim.work.kernels import Kernel
+from perfsim.work.layer import cast_bytes
 
 # Seconds of offload: copies between a GPU and its host, drives behind it, and the optimizer on the CPU.
 #
@@ -151,6 +152,13 @@ class GpuKernels:
             for precision in set(kernels)
             if PRECISIONS[precision].is_narrow
         }
+        # How many times the bytes of both copies a cast takes, where it is measured.
+        self.slower_cast: dict[Precision | None, float] = {}
+        for precision in self.narrow:
+            measured = measured_products(self.gpu, precision)
+            if measured is not None:
+                moved = PRECISIONS[precision].cast_passes * measured.cast_bytes * self.gpu.memory.fraction
+                self.slower_cast[precision] = max(1.0, moved / cast_bytes(precision))
         self.vector_flop_per_s = system.device.vector_peak.get(recipe.precision)
         self.cache_bytes = system.device.memory.cache
         self.memory_bytes_per_s = self.gpu.memory.fraction * system.device.memory.bandwidth
@@ -197,7 +205,7 @@ class GpuKernels:
             # Half of its bytes are reads, and the output of the previous kernel is read from the cache as far
             # as it fits. Half of the cache counts, since the other half holds the kernel's own output.
             launches = max(1, kernel.launches)
-            bytes_per_launch = kernel.bytes_accessed / launches
+            bytes_per_launch = self.slower_cast.get(kernel.precision, 1.0) * kernel.bytes_accessed / launches
             moved_bytes = launches * (bytes_per_launch - min(bytes_per_launch, self.cache_bytes) / 2)
             seconds = kernel.launches * self.gpu.kernel_latency_s + moved_bytes / self.memory_bytes_per_s
         elif kernel.op == "attention":
@@ -226,7 +234,7 @@ class GpuKernels:
     def _gemm_s(self, kernel: Kernel, seconds: float) -> float:
         """Seconds of a matrix product from those of its shape."""
         seconds *= self.gpu.wgrad_factor if kernel.weight_gradient else 1.0
-        in_one_call = kernel.grouped and kernel.batch > 1 and kernel.precision is None
+        in_one_call = kernel.biased and kernel.batch > 1 and kernel.precision is None
         if in_one_call and self.recipe.runtime.grouped_products:
             seconds /= self.framework.grouped_rate
         # Without whole rows a product cannot use matrix cores. The rows of experts, which vary, are

@@ -130,11 +130,20 @@ def _of_larger_memory(costs: GpuCosts) -> float:
     return larger.sustained_fraction / costs.gpu.sustained_fraction * costs.gemm.sustained_fraction
 
 
-def _passes_in_fp32(kernel: Kernel, costs: GpuCosts) -> float:
-    """Megatron-LM's passes over logits (38 and 14 bytes for 2 and 4) where a fused kernel runs."""
-    if not costs.recipe.runtime.fused_cross_entropy:
-        return 1.0
-    return {"cross_entropy": 38 / 2, "cross_entropy.backward": 14 / 4}.get(kernel.name, 1.0)
+_LOSS = {"cross_entropy": (38.0, 26.0, 2.0), "cross_entropy.backward": (14.0, 6.0, 4.0)}
+"""Bytes for a logit in passes in fp32, in passes that a compiler merges, and in one kernel."""
+
+
+def _loss(instead: int) -> Callable[[Kernel, GpuCosts], float]:
+    """Another way to the loss, by its place in `_LOSS`, where it is fused."""
+
+    def factor(kernel: Kernel, costs: GpuCosts) -> float:
+        bytes_of = _LOSS.get(kernel.name)
+        if bytes_of is None or not costs.recipe.runtime.fused_cross_entropy:
+            return 1.0
+        return bytes_of[instead] / bytes_of[1 if "cross_entropy_passes" in costs.framework.fused else 2]
+
+    return factor
 
 
 def _recomputed_collectives(graph: TaskGraph) -> Bools:
@@ -199,7 +208,8 @@ REMOVALS = (
         parts=_set("gpu", attention_instruction_fraction=1.0),
     ),
     _Removal("embedding, head and loss", work=lambda work: work.name.startswith(_HEAD_AND_EMBEDDING)),
-    _Removal("fused cross-entropy", "passes in fp32", kernel=_passes_in_fp32),
+    _Removal("fused cross-entropy", "passes in fp32", kernel=_loss(0)),
+    _Removal("passes of a compiled loss", "one kernel", kernel=_loss(2)),
     _Removal("optimizer", work=lambda work: work.category == "optimizer"),
     _Removal("waves of tiles", "no idle units in the last wave", parts={"gemm": _no_waves}),
     _Removal(
@@ -222,6 +232,13 @@ REMOVALS = (
     ),
     _Removal(
         "asynchronous attention", "the A100's instructions", parts=_set("framework", attention="synchronous")
+    ),
+    _Removal("casts as in tables", "the bytes of both copies", parts={"slower_cast": lambda _: {}}),
+    _Removal(
+        "products of experts with biases",
+        "as fast as without",
+        parts=_set("framework", grouped_rate=1.0),
+        constants=("grouped_rate",),
     ),
     _Removal("casts to fewer bits", kernel=lambda kernel, _: not kernel.name.endswith(".cast")),
     _Removal(

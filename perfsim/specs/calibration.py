@@ -153,10 +153,11 @@ class NarrowGemmConstants(Constants):
     cast_bytes: NonNegative
     """Bytes that the table's cast moves per number of the first operand, at the datasheet's bandwidth.
 
-    A graph has casts of its own, so predictions leave it and `cast_s` out.
+    It finds the scale and writes one copy. A cast of training writes the transposed copy too, and takes as
+    long, or as long as the bytes of both copies if they are more.
     """
     cast_s: Latency
-    """Fixed time of the table's cast."""
+    """Fixed time of the table's cast, which a kernel's own stands for in predictions."""
 
 
 class AttentionConstants(Constants):
@@ -312,7 +313,7 @@ StateExchange = Literal["scatter_gather", "owner_broadcast"]
 """How ZeRO 1 shards and exchanges states; `perfsim.strategies.three_d.data` has the two."""
 Dispatcher = Literal["all_to_all", "deepep", "all_gather"]
 """How rows travel to the ranks of their experts; `perfsim.strategies.three_d.expert` has the three."""
-Fusion = Literal["cross_entropy", "accumulation", "norm", "qkv"]
+Fusion = Literal["cross_entropy", "cross_entropy_passes", "accumulation", "norm", "qkv"]
 """Kernels that a framework merges with others; `perfsim.work.layer` says what each saves."""
 
 
@@ -342,7 +343,7 @@ class FrameworkCalibration(Calibration):
     It begins when the counts of rows have come back from the device. A CUDA graph needs neither.
     """
     grouped_rate: Fraction = 1.0
-    """Speed of 16-bit products of several experts in one call, over a batch of equal products."""
+    """Speed of 16-bit products of several experts with biases in one call, over products of equal size."""
     fused: tuple[Fusion, ...] = ()
     grad_precision: Literal["bf16", "fp16"] | None = None
     """Precision in which it sums and reduces gradients unless a run says otherwise; None: fp32."""

@@ -21,6 +21,10 @@ class _Precision:
     cast_reads_bytes: float
     """Bytes that a cast from 16 bits reads for each number, to find the scale and to convert."""
 
+    cast_passes: int = 1
+    """Casts as a table of products has them that make one cast of training: 2 where rows and columns have
+    scales of their own."""
+
     @property
     def is_narrow(self) -> bool:
         """Whether it has fewer than 16 bits."""
@@ -44,7 +48,9 @@ PRECISIONS: Mapping[str, _Precision] = {
     # One scale for a tensor, known from earlier steps.
     "fp8": _Precision(bytes=1.0, peak_of=None, stand_ins=("fp8_block",), cast_reads_bytes=2.0),
     # One scale for a row. Rows and columns are scaled and written in separate passes, each with a search.
-    "fp8_rowwise": _Precision(bytes=1.0, peak_of="fp8", stand_ins=("fp8", "fp8_block"), cast_reads_bytes=8.0),
+    "fp8_rowwise": _Precision(
+        bytes=1.0, peak_of="fp8", stand_ins=("fp8", "fp8_block"), cast_reads_bytes=8.0, cast_passes=2
+    ),
     # One scale for 128 numbers.
     "fp8_block": _Precision(
         bytes=1.0 + 1 / 32, peak_of="fp8", stand_ins=("mxfp8", "fp8"), cast_reads_bytes=2.0

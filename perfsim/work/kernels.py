@@ -52,6 +52,9 @@ class Kernel(NamedTuple):
     """Whether its `batch` products are those of experts with `m` rows each in the mean (`k` rows for a weight
     gradient), rounded up; FLOPs and bytes are those of the exact number of rows."""
 
+    biased: bool = False
+    """Whether experts add biases to what it computes."""
+
     @property
     def has_weights(self) -> bool:
         """Whether a matrix product has weights; those of attention's core have activations only."""
@@ -121,6 +124,8 @@ class LayerSlice:
     """Which of the model's layers it is a share of."""
     expert: int = 1
     """Ranks over which the experts of a layer are divided (expert parallelism)."""
+    sends_tokens: bool = False
+    """Whether tokens travel to experts as they are, and rows are made where they arrive (DeepEP)."""
     expert_tensor: int | None = None
     """Ranks that share every expert, each with a part of its width; None: as `tensor`."""
     expert_load: float = 1.0

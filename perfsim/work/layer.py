@@ -133,10 +133,15 @@ def _cast(kernel: Kernel, part: LayerSlice) -> Iterator[Kernel]:
         yield kernel
         return
     if not kernel.weight_gradient:
-        yield elementwise(f"{kernel.name}.cast", cast_bytes(narrow) * kernel.m * kernel.k * kernel.batch)
+        yield cast_kernel(f"{kernel.name}.cast", kernel.m * kernel.k * kernel.batch, narrow)
     moved = size * (kernel.m * kernel.k + kernel.k * kernel.n) * kernel.batch
     moved += kernel.element_bytes * kernel.m * kernel.n * kernel.batch
     yield kernel._replace(precision=narrow, bytes_accessed=moved)
+
+
+def cast_kernel(name: str, numbers: float, precision: Precision, launches: int = 1) -> Kernel:
+    """The cast of so many numbers of 16 bits to two narrow copies, one of them transposed."""
+    return elementwise(name, cast_bytes(precision) * numbers, launches)._replace(precision=precision)
 
 
 def cast_bytes(precision: Precision) -> float:
@@ -399,6 +404,14 @@ def expert_kernels(part: LayerSlice, which: LayerPass, stage: ExpertStage) -> Ke
 
 
 _ROUTER = "router"
+_BIASED_PASSES = 7.0
+"""Bytes that the activation of experts with biases moves over those of one kernel.
+
+In Megatron-Core no kernel adds the biases of experts: it does so for one expert after the other, with the
+probabilities in fp32, and joins the parts. Over the width of an expert that is some 22 reads and writes where
+one kernel has 3: bias added and joined (8), halves clamped (4), gate (3), probabilities (3), second bias (4);
+a backward reads and writes as many more. assumed: as its code reads.
+"""
 _SCORE_PASSES = 4
 """Passes over the scores of a router: scores to probabilities (read, write), choice of the top k, its map."""
 
@@ -423,7 +436,9 @@ def _expert_linears(part: LayerSlice) -> tuple[Kernel, Kernel]:
     def grouped(name: str, n: int, k: int, partition: Partition) -> Kernel:
         product = gemm(name, max(1, math.ceil(rows / count)), n, k, count, partition, split, size)
         n_bytes = size * (rows * (n + k) + count * float(n) * k)
-        return product._replace(flop=2.0 * rows * n * k, bytes_accessed=n_bytes, grouped=True)
+        flop = 2.0 * rows * n * k
+        biased = part.model.has_expert_bias
+        return product._replace(flop=flop, bytes_accessed=n_bytes, grouped=True, biased=biased)
 
     width = (2 if part.model.gated_mlp else 1) * ffn
     return (grouped("expert_fc1", width, hidden, "column"), grouped("expert_fc2", hidden, ffn, "row"))
@@ -448,15 +463,17 @@ def _expert_stage(part: LayerSlice, which: LayerPass, stage: ExpertStage) -> Ker
             permute = elementwise(f"permute{suffix}", permuted, launches=2)
             n_bytes = _SCORE_PASSES * FULL * part.routed_tokens * experts.num_experts
             scores = elementwise(f"router_scores{suffix}", n_bytes, launches=_SCORE_PASSES)
+            rows = () if part.sends_tokens else (permute,)
             if forward:
-                return (*_mlp_begin(part), _router(part), scores, permute)
+                return (*_mlp_begin(part), _router(part), scores, *rows)
             router = _products(part, which, bias, _router(part))
-            return (permute, scores, *router, _norm("mlp_norm", part, which))
+            return (*rows, scores, *router, _norm("mlp_norm", part, which))
         case "experts":
             # The activation multiplies each row by its weight.
             elements = part.expert_rows * experts.ffn_hidden_size / part.expert_split
+            elements *= _BIASED_PASSES if bias else 1.0
             run = _two_products(part, which, "expert_activation", _expert_linears(part), elements, bias=bias)
-            if part.expert == 1 or part.local_experts == 1:
+            if part.expert == 1 or (part.local_experts == 1 and not part.sends_tokens):
                 return run
             # Rows of several ranks are sorted by expert, and sorted back, where a rank has several experts.
             moved = 2 * part.element_bytes * part.expert_rows * part.model.hidden_size
@@ -475,6 +492,8 @@ def _expert_stage(part: LayerSlice, which: LayerPass, stage: ExpertStage) -> Ker
         case "combine":
             # Rows that came back are summed to tokens; or the residual's backward, and gradients of rows.
             residual = () if forward else (_residual_backward("mlp_residual.backward", part),)
+            if part.sends_tokens:
+                return residual
             return (*residual, elementwise(f"unpermute{suffix}", permuted, launches=2))
 
 
@@ -515,6 +534,10 @@ CROSS_ENTROPY_FORWARD_BYTES = 32.0
 (8), exponential (8), sum (4), divide by the sum (8); before them logits in 16 bits are cast."""
 CROSS_ENTROPY_BACKWARD_BYTES = 8.0
 """Per logit: scale by the incoming gradient; after it the gradient is cast to the precision of the logits."""
+_MERGED_PASSES_BYTES = {"cross_entropy": 26.0, "cross_entropy.backward": 6.0}
+"""Per logit in 16 bits where a compiler merges neighbouring passes in fp32, as Megatron-Core's fused
+cross-entropy does: cast with maximum (2 + 4), subtraction with exponential (8), sum (4), division (8); in the
+backward the gradient with its cast (6). assumed: as its code reads."""
 
 
 def head_kernels(part: LayerSlice, positions: int, which: LayerPass) -> Kernels:
@@ -536,14 +559,22 @@ def _head(part: LayerSlice, positions: int, which: LayerPass) -> Kernels:
     if which == "forward":
         loss = elementwise("cross_entropy", (cast + CROSS_ENTROPY_FORWARD_BYTES) * logits, launches=12)
         if part.fused_cross_entropy:
-            loss = elementwise("cross_entropy", size * logits)
+            loss = _fused_loss(loss, size * logits, logits, part)
         return (norm, *products, loss)
     name = "cross_entropy.backward"
     loss = elementwise(name, (CROSS_ENTROPY_BACKWARD_BYTES + cast) * logits, launches=6)
     if part.fused_cross_entropy:
         # The gradient replaces the logits in place.
-        loss = elementwise(name, 2 * size * logits)
+        loss = _fused_loss(loss, 2 * size * logits, logits, part)
     return (loss, *products, norm)
+
+
+def _fused_loss(eager: Kernel, n_bytes: float, logits: float, part: LayerSlice) -> Kernel:
+    """The loss in one kernel that moves so many bytes, or in a compiler's merged passes."""
+    if "cross_entropy_passes" in part.fused and part.element_bytes < FULL:
+        merged = _MERGED_PASSES_BYTES[eager.name] * logits
+        return eager._replace(bytes_accessed=merged, launches=eager.launches // 2)
+    return elementwise(eager.name, n_bytes)
 
 
 def _with_further_head(run: Kernels, part: LayerSlice, which: LayerPass) -> Kernels:

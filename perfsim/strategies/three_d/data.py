@@ -30,7 +30,7 @@ from perfsim.specs.runtime import Runtime
 from perfsim.work import Kind, RankGroup, TensorClass, Work
 from perfsim.work.counts import parameters
 from perfsim.work.kernels import Kernel, elementwise
-from perfsim.work.layer import cast_bytes
+from perfsim.work.layer import cast_kernel
 
 DATA_STREAM = "nccl-data"
 GRADIENTS_SHARDED = 2
@@ -249,7 +249,7 @@ class Replicas:
         casts: tuple[Kernel, ...] = ()
         table = self.recipe.narrow_kernels
         if table is not None and PRECISIONS[table.forward].bytes < self.recipe.element_bytes:
-            casts = (elementwise("weights.cast", whole * cast_bytes(table.forward), launches=2),)
+            casts = (cast_kernel("weights.cast", whole, table.forward, launches=2),)
         return Work(
             name="optimizer",
             kind=Kind.COMP,

@@ -125,6 +125,7 @@ def slice_of(job: Job, layout: ParallelLayout, kind: LayerKind = PLAIN) -> Layer
         context_exchange=layout.context_exchange,
         kind=kind,
         expert=layout.expert if experts else 1,
+        sends_tokens=experts and layout.expert > 1 and recipe.expert_dispatcher == "deepep",
         expert_tensor=layout.expert_tensor if experts else 1,
         expert_load=expert_load(job, layout.expert) if experts else 1.0,
     )

@@ -340,9 +340,10 @@ class Passes:
             for shared in (prices.beside, prices.beside_backward, prices.beside_inputs)
         )
         waits = np.maximum(0.0, prices.host - (prices.hosted - hidden))
+        hidden_backward = np.where(splits, hidden_inputs, hidden_backward)
         waits_backward = np.maximum(0.0, prices.host - (prices.hosted_backward - hidden_backward))
         forward = ring + waits - hidden
-        backward = np.where(splits, prices.inputs - hidden_inputs, prices.backward - hidden_backward)
+        backward = np.where(splits, prices.inputs, prices.backward) - hidden_backward
         prices = prices._replace(
             forward=prices.forward + forward,
             backward=backward + ring_backward + waits_backward,
@@ -411,8 +412,8 @@ class Passes:
         routed = micro_batch // common, ranks // common
         runs: tuple[tuple[Which, Sequence[str], Bools], ...] = (
             ("forward", ("forward", "hosted"), has_experts),
-            ("backward", ("backward", "hosted_backward"), has_experts),
-            ("dgrad", ("inputs",), has_experts & split),
+            ("backward", ("backward", "hosted_backward"), has_experts & ~split),
+            ("dgrad", ("inputs", "hosted_backward"), has_experts & split),
             ("recompute", ("recompute",), has_experts & again),
         )
         beside = {"forward": ("beside",), "backward": ("beside_backward",), "dgrad": ("beside_inputs",)}

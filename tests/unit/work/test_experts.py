@@ -152,3 +152,35 @@ def test_model_flops_count_active_weights_windows_and_the_heads_of_multi_token_p
     heads = 2 * 6.0 * model.vocab_size * H
     job = Job(model, toys.job(4).recipe.model_copy(update={"seq_length": S}), 4)
     assert model_flop_per_step(job) == pytest.approx((6.0 * weights + core + heads) * job.tokens_per_step)
+
+
+def moved(part: LayerSlice, which: LayerPass = "forward") -> Counter[str]:
+    """Bytes by name of kernel over the stages of a block."""
+    stages: tuple[ExpertStage, ...] = ("router", "experts", "combine")
+    kernels = chain.from_iterable(expert_kernels(part, which, stage) for stage in stages)
+    found: Counter[str] = Counter()
+    for kernel in kernels:
+        found[kernel.name] += kernel.bytes_accessed
+    return found
+
+
+@pytest.mark.parametrize("which", ["forward", "backward"])
+def test_tokens_that_travel_as_they_are_become_rows_where_they_arrive(which: LayerPass) -> None:
+    """DeepEP sends one copy of a token, so nothing permutes before it, and one expert's rows are made too."""
+    for expert in (4, E):
+        rows, tokens = (moved(sliced(expert=expert, sends_tokens=sends), which) for sends in (False, True))
+        gone = {name for name in rows if "permute" in name}
+        assert len(gone) == 2
+        assert not gone & tokens.keys()
+        assert sum(value for name, value in tokens.items() if name.startswith("sort_by")) > 0.0
+        assert (tokens.keys() - rows.keys() == set()) == (expert < E)
+
+
+def test_biases_of_experts_multiply_the_passes_of_their_activation_and_mark_their_products() -> None:
+    plain, biased = (sliced(model={"experts": EXPERTS | {"bias": bias}}) for bias in (False, True))
+    for which, name in (("forward", "expert_activation"), ("backward", "expert_activation.backward")):
+        assert moved(biased, which)[name] == pytest.approx(7 * moved(plain, which)[name])
+    products = [kernel for kernel in expert_kernels(biased, "backward", "experts") if kernel.grouped]
+    assert products
+    assert all(kernel.biased for kernel in products)
+    assert not any(kernel.biased for kernel in mlp_kernels(plain, "backward"))

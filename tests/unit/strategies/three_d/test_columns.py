@@ -83,7 +83,9 @@ def beside_s(query: Question, layer: Layer, shared: Work) -> float:
 
 def late_s(query: Question, layer: Layer, host: Work) -> float:
     """Seconds by which the host is later than the device after the router."""
-    which: HalfPass = "forward" if host.category in ("forward", "recompute") else "backward"
+    which: HalfPass = "dgrad" if host.op.endswith(".dgrad") else "backward"
+    if host.category in ("forward", "recompute"):
+        which = "forward"
     works = layer.mlp.works(which)[1:-1]
     shared = [work for work in works if work.op.startswith("shared_experts")]
     hidden = query.costs.durations_s(works).sum() - sum(beside_s(query, layer, work) for work in shared)
