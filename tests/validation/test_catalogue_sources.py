@@ -81,7 +81,8 @@ def test_every_registered_source_is_cited() -> None:
         cited |= {*fitted.sources.values(), *(fit.table for fit in fitted.fit.values())}
     for study in studies:
         cited |= {str(source_id) for source_id in study.get("sources", {}).values()}
-    reasons = " ".join(row.source_or_assumption for row in rows if row.assumed)
+    assumed = [reason for fitted in calibrations for reason in fitted.assumed.values()]
+    reasons = " ".join([*assumed, *(row.source_or_assumption for row in rows if row.assumed)])
     sections = [path for path in data_root().glob("*/sources.yaml") if path.parent.name != "studies"]
     registered = {str(key) for path in sections for key in LocatedMapping.read(path, "study", CATALOG).data}
     assert not [source_id for source_id in registered - cited if source_id not in reasons]

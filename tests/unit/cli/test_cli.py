@@ -217,7 +217,7 @@ def test_a_study_prints_a_short_table_that_ends_in_the_verdict(perfsim: Run, els
     assert result.exit_code == 0, result.stderr
     lines = result.stdout.splitlines()
     assert len(lines) <= 26, "25 lines and where the report is"
-    assert "weight-streaming reaches the target in" in result.stdout
+    assert "1 CS-2 reaches the target after" in result.stdout
     assert lines[-1] == f"Report: {Path('reports') / 'small' / 'index.html'}"
     assert (elsewhere / "reports" / "small" / "summary.json").is_file()
     assert result.stderr == ""

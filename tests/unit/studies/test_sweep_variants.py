@@ -167,7 +167,7 @@ def test_a_variant_may_have_candidates_of_its_own_and_a_mistake_in_them_has_its_
 def test_several_models_on_several_machines_say_who_is_first_of_each_and_with_as_much_power(
     tmp_path: Path,
 ) -> None:
-    fields = {"name": "point", "extends": "gpt3_20b", "sampling": {"mode": "off"}, "resilience": None}
+    fields = {"name": "point", "extends": "gpt3_20b", "sampling": {"mode": "off"}}
     pair = [
         {"strategy": "3d", "system": "dgx-a100-80gb", "devices": [8]},
         {"strategy": "weight-streaming", "system": "cs-2", "devices": [1]},
