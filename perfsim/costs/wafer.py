@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import get_args
 
 from perfsim.base.errors import CatalogError
@@ -70,6 +69,8 @@ class StreamCosts(Costs):
         self.bytes_per_s = {kind: links.get(kind, 1) * rate for kind, rate in rated.items()}
         """The most that each kind of link on the way of a layer carries."""
         self._topology = topology
+        self._hops_s = {way: topology.latency_s(way) for way in get_args(Way)}
+        """Latency of the hops to the farthest system, and back."""
 
     def compute_s(self, work: Work) -> float:
         """Seconds of all kernels of a class of work, of which a task runs its share."""
@@ -109,11 +110,6 @@ class StreamCosts(Costs):
         forwarded = min(self.system.swarmx.chunk, n_bytes)
         chunks_s = len(self._topology.tree_levels) * forwarded / self.bytes_per_s["swarmx"]
         return self._hops_s[way] + chunks_s
-
-    @cached_property
-    def _hops_s(self) -> dict[Way, float]:
-        """Latency of the hops to the farthest system, and back."""
-        return {way: self._topology.latency_s(way) for way in get_args(Way)}
 
     def update_s(self, n_bytes: float, flop: float) -> float:
         """The optimizer on the servers that hold the layer: the longer of traffic and arithmetic."""

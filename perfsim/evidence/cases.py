@@ -332,7 +332,6 @@ class StepCase(_CaseSpec):
             training.precision,
             sharded=sharded,
             fused=training.attention == "flash",
-            narrow=PRECISIONS[training.precision].is_narrow,
             compiled=training.compiled is not None or training.async_tp is not None,
             graphed=training.cuda_graph is not None or (sharded and self.parallel.shard_group is not None),
             overlaps=training.tp_comm_overlap is not None,

@@ -286,13 +286,6 @@ class BandWidths:
         """The same as a relative error e: the band of a time t is [t / (1 + e), t (1 + e)]."""
         return math.expm1(self.log_width(unlikeness, unknown))
 
-    def unshared_error(self, unlikeness: float, unknown: float = 0.0) -> float:
-        """The relative error that remains in the ratio to another run of the same machine.
-
-        `unknown` is the part of what no run shows that the two do not share.
-        """
-        return math.expm1(math.hypot(self.unshared * self.log_width(unlikeness), unknown))
-
     def as_dict(self) -> dict[str, float]:
         return {name: round(value, 5) for name, value in asdict(self).items()}
 
@@ -389,7 +382,7 @@ class Accuracy:
             likeness="; ".join(differences) or "the same device, parallelism and range of sizes",
             unlikeness=points,
             step_time_error=widths.error(points, beyond),
-            unshared_error=widths.unshared_error(points, unshared),
+            unshared_error=math.expm1(math.hypot(widths.unshared * widths.log_width(points), unshared)),
         )
 
 

@@ -165,15 +165,13 @@ class Search:
         return _Screened(float(self.estimate_s[index]), plan)
 
 
-def confirmed(
-    searched: Search, most: int = MOST_CONFIRMED, *, beaten_by: Evaluation | None = None
-) -> list[Evaluation]:
+def confirmed(searched: Search, *, beaten_by: Evaluation | None = None) -> list[Evaluation]:
     """The plans that could be fastest, simulated, fastest first; `beaten_by` is one that is simulated.
 
     Plans are simulated in the order of their estimates, corrected by what layouts of their kind took, until
-    the rest cannot be faster than the best, given the error of the closed form, or until `most` are done.
-    Times are those to be expected of layouts as novel as each (`risk.expected`). The
-    longest path is a lower bound of a step: a plan whose path is longer than the best step is left out.
+    the rest cannot be faster than the best, given the error of the closed form, or until `MOST_CONFIRMED` are
+    done. Times are those to be expected of layouts as novel as each (`risk.expected`). The longest path is a
+    lower bound of a step: a plan whose path is longer than the best step is left out.
     """
     question = searched.question
     indices = searched.order[:MOST_LISTED].tolist()
@@ -185,13 +183,13 @@ def confirmed(
     weight = searched.weight[indices]
     runs = [] if beaten_by is None else [(beaten_by.step_time_s * weight_of(beaten_by.plan), beaten_by)]
     best_s = runs[0][0] if runs else np.inf
-    for number in range(most):
+    for number in range(MOST_CONFIRMED):
         expected_s = np.where(left, searched.estimate_s[indices] * weight * factor, np.inf)
         if expected_s.min(initial=np.inf) * (1 - ESTIMATE_ERROR) > best_s / question.scale:
             break
         nearest = int(expected_s.argmin())
         candidate = searched.plan(indices[nearest])
-        words = f"{number} of at most {most} layouts simulated on {question.label}"
+        words = f"{number} of at most {MOST_CONFIRMED} layouts simulated on {question.label}"
         present_limits().in_time(partial(str, words))
         graph = graph_of(candidate.plan, question.chosen)
         step = Step(place(graph, question.topology), question.costs, question.scale)

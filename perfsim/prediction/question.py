@@ -434,7 +434,6 @@ def _as_usual(
 ) -> Recipe:
     """The recipe with the runtime that the rule of `perfsim.specs.stacks` chooses; on wafers as it is."""
     from perfsim.machines import machine_of
-    from perfsim.specs.precisions import PRECISIONS
     from perfsim.specs.stacks import RUNTIMES, of_2021, usual_stack
 
     system: SystemSpec = values["system"]
@@ -445,13 +444,9 @@ def _as_usual(
     strategy = values.get("strategy", "")
     sharded = bool(stage) or getattr(strategy, "name", strategy) == "zero3"
     device = system.device.name
-    row = PRECISIONS.get(precision)  # another name is refused later
-    narrow = row is not None and row.is_narrow
     fused = recent or not of_2021(device)
-    framework = usual_stack(
-        device, precision, sharded=sharded, fused=fused, narrow=narrow, recent=recent
-    ).framework
-    return recipe.model_copy(update={"runtime": catalog.load("runtime", RUNTIMES[framework])})
+    stack = usual_stack(device, precision, sharded=sharded, fused=fused, recent=recent)
+    return recipe.model_copy(update={"runtime": catalog.load("runtime", RUNTIMES[stack.framework])})
 
 
 def changes_by_root(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

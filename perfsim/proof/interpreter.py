@@ -371,10 +371,6 @@ class Interpreter:
 
         self.add(run, sources, targets, anywhere=anywhere, message=message)
 
-    def wait(self, _: Task) -> None:
-        """Hand on the last tensor read."""
-        self.move()
-
     # --------------------------------------------------------------------------------- compute
     def _claim(self, quantity: str) -> Claim | None:
         """What serial training says of the first tensor that the present task makes; None: nothing."""
@@ -672,9 +668,9 @@ class Interpreter:
         """An owner sends what it updated to the other ranks, which keep the parts of the other owners."""
         blocks = self.blocks_of(task)
         size = len(self._members(task))
-        turn = self.turns.get((self.place, f"owner {task.work.experts}"), 0)
-        self.turns[self.place, f"owner {task.work.experts}"] = turn + 1
-        owner = turn % size
+        name = f"owner {task.work.experts}"
+        self.slots_of[name] = size
+        owner = self.in_turn(name)[0].number
         first = len(task.reads)
         masters = [self.cell("weight shard", block) for block in blocks]
         whole = [self.cell("weights", block) for block in blocks]
@@ -938,7 +934,7 @@ class Interpreter:
 
 
 OPERATIONS: Mapping[str, Callable[[Interpreter, Task], None]] = {
-    "wait": Interpreter.wait,
+    "wait": lambda interpreter, _: interpreter.move(),
     "norm": Interpreter.norm,
     "optimizer": Interpreter.optimizer,
     **dict.fromkeys(UPDATES, Interpreter.optimizer),

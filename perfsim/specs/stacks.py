@@ -1,16 +1,5 @@
 """The one rule of which training stack runs where nobody says it: by machine, month, precision and sharding.
 
-| what is asked or was run | stack |
-|---|---|
-| a device of AMD | Primus |
-| ZeRO 2 or 3 with torch.compile, or in 8 bits or fewer | torchtitan |
-| ZeRO 2 or 3 in CUDA graphs or in groups | MaxText |
-| ZeRO 2 or 3 with fused attention | FSDP of 2023 |
-| ZeRO 2 or 3 with standard attention | Megatron-LM of 2021 |
-| 8 bits or fewer, CUDA graphs, tensor communication that overlaps | Megatron-Core (Transformer Engine) |
-| a month since July 2023, or fused attention on a device newer than the A100 | Megatron-Core |
-| anything else, as the public runs on V100 and A100 | Megatron-LM of 2021 |
-
 Family, source and name of a run decide nothing. The month of a question is that of its model, and today where
 the model does not say; a question has fused attention in such a month or on a device newer than the A100. A
 published run has no month: its device speaks for it.
@@ -20,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import NamedTuple
+
+from perfsim.specs.precisions import PRECISIONS
 
 _AMD = "mi"
 _ERA_OF_2021 = ("v100", "a100")
@@ -53,7 +44,6 @@ def usual_stack(
     *,
     sharded: bool,
     fused: bool,
-    narrow: bool,
     compiled: bool = False,
     graphed: bool = False,
     overlaps: bool = False,
@@ -62,24 +52,20 @@ def usual_stack(
     """The stack that runs a layout: `sharded` at ZeRO 2 or 3, `graphed` in a CUDA graph or in groups.
 
     `compiled` and `overlaps` say that torch.compile or overlapped tensor communication is spoken of, `recent`
-    that the month is known, and July 2023 or later.
+    that the month is known, and July 2023 or later. The first row that holds decides.
     """
-    if device.startswith(_AMD):
-        return Stack("primus-te", f"device {device}")
-    if sharded and compiled:
-        return Stack("torchtitan", "compiled or async_tp is given")
-    if sharded and graphed:
-        return Stack("maxtext-xla", "FSDP with cuda_graph or shard_group")
-    if sharded and narrow:
-        return Stack("torchtitan", f"FSDP in {precision}")
-    if sharded and fused:
-        return Stack("fsdp-2023", "FSDP with fused attention")
-    if sharded:
-        return Stack("megatron-2021", "standard attention")
-    if narrow or overlaps or graphed:
-        return Stack("megatron-core-te", "8 bits or fewer, tp_comm_overlap or cuda_graph")
-    if recent:
-        return Stack("megatron-core-te", "a month since July 2023")
-    if fused and not of_2021(device):
-        return Stack("megatron-core-te", f"fused attention on {device}")
-    return Stack("megatron-2021", f"{'flash' if fused else 'standard'} attention on {device}")
+    row = PRECISIONS.get(precision)  # another name is refused later
+    narrow = row is not None and row.is_narrow
+    rows = (
+        (device.startswith(_AMD), "primus-te", f"device {device}"),
+        (sharded and compiled, "torchtitan", "compiled or async_tp is given"),
+        (sharded and graphed, "maxtext-xla", "FSDP with cuda_graph or shard_group"),
+        (sharded and narrow, "torchtitan", f"FSDP in {precision}"),
+        (sharded and fused, "fsdp-2023", "FSDP with fused attention"),
+        (sharded, "megatron-2021", "standard attention"),
+        (narrow or overlaps or graphed, "megatron-core-te", "8 bits or fewer, tp_comm_overlap or cuda_graph"),
+        (recent, "megatron-core-te", "a month since July 2023"),
+        (fused and not of_2021(device), "megatron-core-te", f"fused attention on {device}"),
+        (True, "megatron-2021", f"{'flash' if fused else 'standard'} attention on {device}"),
+    )
+    return next(Stack(framework, why) for holds, framework, why in rows if holds)

@@ -643,21 +643,16 @@ def _data_terms_of(job: Job, columns: Columns, largest: _Largest, sizes: SliceBy
     columns_of_shapes = [of(name)[first].tolist() for name in _Shapes._fields]
     shapes = [_Shapes(*shape) for shape in zip(*columns_of_shapes, strict=True)]
 
-    def terms_of(shape: int, *key: int) -> Named:
-        return _data_terms(base, shapes[shape], *key)
-
-    def norms_of(peers: int, tensor: int, width: int, stage: int, pipeline: int) -> Named:
-        return {"norm": list(norm_works(stage * width, tensor, peers, width, pipeline))}
-
     width = columns.tensor * columns.replicas
     peers = columns.tensor * np.where(columns.zero > 0, columns.shards, 1)
     if job.model.experts is not None:
         peers = np.lcm(peers, np.where(columns.zero > 0, width, holds))
     terms = _Terms(_DataPrices._fields, len(columns))
-    terms.add((of_row, *keys), terms_of)
+    terms.add((of_row, *keys), lambda shape, *key: _data_terms(base, shapes[shape], *key))
     # A skewed schedule checks the norm after the update.
     waits = ~columns.of_schedules("skewed")
-    terms.add((peers, columns.tensor, width, stage, columns.pipeline), norms_of, waits)
+    of_norms = (stage * width, columns.tensor, peers, width, columns.pipeline)
+    terms.add(of_norms, lambda *key: {"norm": list(norm_works(*key))}, waits)
     return terms
 
 
