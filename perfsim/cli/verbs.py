@@ -556,7 +556,7 @@ def _validate(
         raise click.UsageError("--leave-out is for files of step times")
     known: dict[str, Sequence[LeavingOut]] = {}
     if page is not None:
-        from perfsim.evidence.accuracy_page import accuracy_of
+        from perfsim.evidence.ablation import accuracy_of
         from perfsim.report.validation import write_validation
 
         accuracy = accuracy_of(paths, results, leaves_out=leave_out)

@@ -370,11 +370,9 @@ def network(result: StudyResult) -> Section:
 # The tasks of a step as a Gantt chart: one lane per stream, coloured by category.
 #
 # A page has a budget of bars, so that it stays below two megabytes and is drawn in two seconds. Short bars
-# are joined by kind until they fit. Those of a step that is too long even so are cut off at one time for
-# all lanes: bars missing here and there would look like idle time.
+# are joined by kind until they fit.
 
 _MAX_BARS = 9000
-_MAX_STEPS = 2
 _NOT_QUITE_OPAQUE = 0.99
 _OUTLINED = 150
 """Up to so many bars of a category have a grey outline; of thinner ones it would hide the colour."""
@@ -392,14 +390,15 @@ def timelines(
             "above or below show what it waits for. Drag to zoom, double-click to return."
         )
         yield Section("Timeline of a step", lead, slug="timeline", short="Timeline")
-    # Short timelines are drawn in full, and long ones share the rest of the bars.
-    shares: dict[int, int] = {}
-    for index, (_, own, _) in sorted(enumerate(shown), key=lambda item: len(item[1][1].timeline)):
-        left = most_bars - sum(shares.values())
-        shares[index] = min(len(own.timeline), left // (len(shown) - len(shares)))
     for index, (name, own, file) in enumerate(shown):
-        bars, left_out = _drawn_bars(own, shares[index])
-        notes = [left_out]
+        bars = grouped(own.timeline, most_bars // len(shown))
+        notes = []
+        tasks = sum(bar.tasks for bar in bars)
+        if tasks > len(bars):
+            notes.append(
+                f"{text.integer(tasks)} tasks are drawn as {text.integer(len(bars))} bars: short neighbours "
+                "of one kind are one, idle time after it; a tooltip has their number."
+            )
         lanes = len({bar.lane for bar in own.timeline if computes(bar.lane)})
         if lanes < own.timeline_devices:
             devices = f"{own.timeline_devices} devices that were simulated on their own"
@@ -414,28 +413,10 @@ def timelines(
             ("busy",),
             slug=f"timeline-{index}",
             tab="timelines",
-            note=" ".join(filter(None, notes)),
+            note=" ".join(notes),
             trace=file,
             level=3,
         )
-
-
-def _drawn_bars(candidate: Answer, most: int = _MAX_BARS) -> tuple[Sequence[TimelineBar], str]:
-    """The bars of two steps at most, short ones joined by kind, and in words what they leave out."""
-    known = grouped(candidate.timeline, most)
-    end_s = min((bar.start_s for bar in known), default=0.0) + _MAX_STEPS * candidate.step_time_s * (1 + 1e-9)
-    first = sorted((bar for bar in known if bar.start_s < end_s), key=lambda bar: (bar.start_s, bar.end_s))
-    bars = first[:most]
-    tasks = sum(bar.tasks for bar in bars)
-    if left_out := len(known) - len(bars):
-        until = text.duration(max((bar.start_s for bar in bars), default=0.0))
-        return bars, f"{text.integer(left_out)} bars after {until} are not drawn."
-    if tasks == len(bars):
-        return bars, ""
-    return bars, (
-        f"{text.integer(tasks)} tasks are drawn as {text.integer(len(bars))} bars: short neighbours "
-        "of one kind are one, idle time after it; a tooltip has their number."
-    )
 
 
 def _timeline(candidate: Answer, bars: Sequence[TimelineBar]) -> go.Figure:

@@ -111,7 +111,7 @@ def sweep_page(result: SweepResult) -> Page:
     """The report of a sweep; sections without anything to say are left out."""
     sections = []
     if result.feasible:
-        sections = [*drawn(result), *_policies(result), *_differences(result)]
+        sections = [*drawn(result), *_differences(result)]
     at_head, rest = text.split_caveats(result.caveats, result.verdict)
     lead = "Further reasons to trust a figure less, besides those above."
     sections += caveats_section(rest, "Further caveats", lead)
@@ -168,28 +168,6 @@ def _scale(result: SweepResult) -> tuple[Table | None, str]:
         ),
     )
     return table, " ".join(words)
-
-
-def _policies(result: SweepResult) -> Iterator[Section]:
-    """What the planner changed from each variant to the next, machine by machine, where models differ."""
-    table = Table.of(
-        ("machine, from and to", "changed", "new layout"),
-        (
-            (
-                f"{machine}, {change.base.variant} \u2192 {change.point.variant}",
-                change.policy or "nothing",
-                text.layout_long(change.point.prediction.layout),
-            )
-            for machine, changes in result.successions.items()
-            for change in changes
-        ),
-    )
-    if table.rows:
-        lead = (
-            "Shows what has to be retuned when the model grows: the fields of the layout or of the memory "
-            "policy that the planner chose differently."
-        )
-        yield Section("What changes from one to the next", lead, table=table, slug="policies")
 
 
 def _differences(result: SweepResult) -> Iterator[Section]:

@@ -20,7 +20,7 @@ from perfsim.report.page import Page, Section, slugify
 from perfsim.report.table import Cell, Field, Table
 
 if TYPE_CHECKING:
-    from perfsim.evidence.accuracy_page import Removed, StepAccuracy
+    from perfsim.evidence.ablation import Removed, StepAccuracy
     from perfsim.evidence.left_out import LeftOut
     from perfsim.studies.comparisons import Comparison
 

@@ -21,9 +21,8 @@ MOST_BARS = 4000
 """Bars of one candidate."""
 MOST_DEVICES = 4
 """Computing devices whose lanes are drawn, the first and the last among them."""
-COARSEST = 1 / 40
-"""Longest interval in which bars are joined, as a share of the step."""
 FINEST = 1 / 1280
+"""Shortest interval in which bars are joined, as a share of the step."""
 _NO_LAYER = np.iinfo(np.int32).max
 
 
@@ -110,17 +109,17 @@ def timeline(evaluation: Evaluation) -> tuple[TimelineBar, ...]:
 
 
 def grouped(bars: Sequence[TimelineBar], most: int) -> tuple[TimelineBar, ...]:
-    """At most so many bars: short ones are joined where there are more, and the last left out if need be.
+    """At most so many bars, or one for each kind of a lane: short ones are joined where there are more.
 
-    The interval in which they are joined is the shortest that is enough, between `FINEST` and `COARSEST`.
+    The interval in which they are joined is the shortest that is enough, from `FINEST`.
     """
     whole_s = max((bar.end_s for bar in bars), default=0.0)
     share = FINEST
     joined = list(bars)
-    while len(joined) > most and share <= COARSEST:
+    while len(joined) > most and share < 2:
         joined = _joined(bars, share * whole_s)
         share *= 2
-    return tuple(joined if len(joined) <= most else bars[:most])
+    return tuple(joined)
 
 
 def _joined(bars: Sequence[TimelineBar], interval_s: float) -> list[TimelineBar]:

@@ -253,8 +253,7 @@ class SweepResult:
                 f"{machine}: {Change(steps[0].base, steps[-1].point).policy or 'nothing'}"
                 for machine, steps in self.successions.items()
             )
-            replanned = f"What the planner changed from {ends}: {policies}."
-            return [*effects, *filter(None, [_sparsity(self.successions)]), replanned]
+            return [*effects, f"What the planner changed from {ends}: {policies}."]
         if any(len({member.machine for member in target}) > 1 for target in self.targets[1:]):
             return [_first_at_each(target) for target in self.targets]
         if len(self.targets) > 1:
@@ -373,26 +372,6 @@ def _times(machine: str, points: Sequence[PointResult]) -> str:
     if given and len({point.variant for point in points}) == len(points) > 1:
         said += f"; all together {_time(*points)}"
     return f"{machine}: {said}."
-
-
-def _sparsity(successions: Mapping[str, Sequence[Change]]) -> str:
-    """The share of the tokens that experts must save to be worth their time, by variant and machine.
-
-    Empty unless the first variant is dense, all others have experts and all take as many tokens.
-    """
-    rows: dict[str, list[str]] = {}
-    for machine, steps in successions.items():
-        dense = steps[0].base
-        sparse = [step.point for step in steps]
-        tokens = {round(point.target_time.examples_tokens / 1e6) for point in (dense, *sparse)}
-        has_experts = [point.study.model.experts is not None for point in (dense, *sparse)]
-        if len(tokens) > 1 or has_experts[0] or not all(has_experts[1:]):
-            return ""
-        for point in sparse:
-            saved = 1 - dense.target_time.time_s / point.target_time.time_s
-            rows.setdefault(point.variant, []).append(f"{100 * max(0.0, saved):.0f} % on {machine}")
-    words = "; ".join(f"{variant} {', '.join(shares)}" for variant, shares in rows.items())
-    return f"Experts pay where they save more tokens than they cost time: {words}."
 
 
 # The verdict of a sweep: how many devices of one machine match another, or how well a machine scales.

@@ -20,7 +20,7 @@ from perfsim.base.units import YAML_CONTEXT
 from perfsim.catalog import default_catalog
 from perfsim.costs.gemm import GemmModel, narrow_constants
 from perfsim.evidence import record
-from perfsim.evidence.accuracy_page import StepAccuracy
+from perfsim.evidence.ablation import StepAccuracy
 from perfsim.evidence.cases import CaseRows, StepCase, public_cases
 from perfsim.evidence.collective_fit import link_calibration
 from perfsim.evidence.fitting import delivered, read_table

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from perfsim.evidence.accuracy_page import StepAccuracy, accuracy_of
+from perfsim.evidence.ablation import StepAccuracy, accuracy_of
 from perfsim.evidence.cases import public_cases
 from perfsim.evidence.score import validate_file
 from perfsim.prediction.bands import recorded_errors

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from perfsim.catalog import Catalog, data_root
-from perfsim.evidence.accuracy_page import StepAccuracy
+from perfsim.evidence.ablation import StepAccuracy
 from perfsim.evidence.production import production_record
 from perfsim.evidence.record import KINDS, record_of
 from perfsim.prediction.bands import recorded_errors

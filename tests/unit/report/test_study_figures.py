@@ -102,17 +102,9 @@ def test_a_timeline_has_a_lane_for_each_stream_and_a_trace_for_each_category(res
     assert {trace.name for trace in figure.data} == categories
 
 
-def test_a_timeline_shows_two_steps_at_most_and_says_what_it_leaves_out(result: StudyResult) -> None:
-    wafer = result.candidates[1]
-    later = [
-        replace(bar, start_s=bar.start_s + 5 * wafer.step_time_s, end_s=math.inf) for bar in wafer.timeline
-    ]
-    assert "not drawn" not in drawn(wafer).note
-    section = drawn(replace(wafer, timeline=(*wafer.timeline, *later)))
-    assert sum(len(trace.x) for trace in section.figure.data) == len(wafer.timeline)
-    assert section.note.startswith(f"{len(later)} bars after ")
+def test_the_table_of_a_timeline_has_all_bars(result: StudyResult) -> None:
     rows = {(row[0], row[1]): row[2] for row in drawn(result.candidates[0], 50).table.shown()}
-    assert rows["stage 0/compute", "forward"] == "192", "the table has all bars"
+    assert rows["stage 0/compute", "forward"] == "192"
     assert rows["stage 3/compute", "optimizer"] == "1"
 
 
@@ -143,7 +135,6 @@ def test_timelines_together_keep_to_the_budget_without_losing_the_end(
     _, joined, small = timelines([("long", long), ("small", result.candidates[1])], most_bars=2000)
     counts = [sum(len(trace.x) for trace in section.figure.data) for section in (joined, small)]
     assert sum(counts) <= 2000
-    assert counts[1] == len(result.candidates[1].timeline)
     bars = [bar for trace in joined.figure.data for bar in zip(trace.base, trace.x, strict=True)]
     assert max(map(sum, bars)) == pytest.approx(max(bar.end_s for bar in long.timeline), rel=0.02)
     assert joined.note.startswith(f"{len(long.timeline):,} tasks are drawn as {counts[0]:,} bars")

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from perfsim.catalog import Catalog
 from perfsim.cli import main
-from perfsim.evidence.accuracy_page import StepAccuracy
+from perfsim.evidence.ablation import StepAccuracy
 from perfsim.evidence.cases import CaseRows, StepCase
 from perfsim.evidence.score import validate_cases
 from perfsim.report.validation import validation_lines, write_validation

@@ -46,7 +46,7 @@ def test_bars_have_the_layers_tasks_flops_and_bytes_of_the_graph(gpus: Evaluatio
     assert max(high for _, high in layers) == 23
 
 
-def test_joined_bars_keep_the_step_and_busy_times_or_are_cut_at_the_end(gpus: Evaluation) -> None:
+def test_joined_bars_keep_the_step_and_busy_times_down_to_one_a_kind_and_lane(gpus: Evaluation) -> None:
     bars = timeline(gpus)
     few = grouped(bars, len(bars) // 3)
     assert len(few) <= len(bars) // 3
@@ -54,7 +54,7 @@ def test_joined_bars_keep_the_step_and_busy_times_or_are_cut_at_the_end(gpus: Ev
     assert _busy_s(few) == pytest.approx(_busy_s(bars))
     assert sum(bar.tasks for bar in few) == sum(bar.tasks for bar in bars)
     assert sum(bar.flop for bar in few) == pytest.approx(sum(bar.flop for bar in bars))
-    assert grouped(bars, 5) == bars[:5]
+    assert len(grouped(bars, 5)) == len(_busy_s(bars))
 
 
 def test_some_devices_stand_for_all_the_first_and_the_last_among_them(
