@@ -137,6 +137,23 @@ def _perturbed_line(result: StudyResult) -> str:
     return f"perturbed steps, {spread} times as long: {result.perturbed}"
 
 
+def _verified_line(result: StudyResult) -> str:
+    """How much of the simulated work was compared and executed, and what was wrong; empty if nothing was."""
+    samples = result.sampling.values()
+    if not samples:
+        return ""
+    nearest = max(sample.worst_relative_error / sample.bound for sample in samples)
+    count = sum(sample.tasks_sampled for sample in samples)
+    failed = [words for sample in samples for words in sample.failed]
+    outcome = "right" if all(sample.passed for sample in samples) else f"WRONG ({'; '.join(failed)})"
+    compared = sum(sample.tasks_total for sample in samples)
+    return (
+        f"verified: shapes, divisions, sums and FLOPs of {text.integer(compared)} matrix products; "
+        f"{count} kinds executed on samples of their real shapes, {outcome}; "
+        f"error {nearest:.1g} of its bound"
+    )
+
+
 def study_lines(result: StudyResult) -> list[str]:
     """A row for each candidate, what to know of it, the worst caveats, and the comparison last."""
     heading = (
@@ -197,16 +214,7 @@ def _notes(result: StudyResult) -> Iterator[str]:
         yield from (f"{name}: {rank}: {words}" for rank, words in rows if rank != "proven" or len(rows) > 1)
     yield _wall_sentence(result.candidates)
     yield _perturbed_line(result)
-    if samples := list(result.sampling.values()):
-        nearest = max(sample.worst_relative_error / sample.bound for sample in samples)
-        count = sum(sample.tasks_sampled for sample in samples)
-        outcome = "right" if all(sample.passed for sample in samples) else "WRONG, see the report"
-        compared = sum(sample.tasks_total for sample in samples)
-        yield (
-            f"verified: shapes, divisions, sums and FLOPs of {text.integer(compared)} matrix products; "
-            f"{count} kinds executed on samples of their real shapes, {outcome}; "
-            f"error {nearest:.1g} of its bound"
-        )
+    yield _verified_line(result)
     for item in result.infeasible[:_MOST_INFEASIBLE]:
         yield f"not possible: {item.label}: {item.reason}"
     if (more := len(result.infeasible) - _MOST_INFEASIBLE) > 0:
@@ -339,8 +347,8 @@ def _candidates(result: StudyResult) -> Section:
         f"{text.integer(result.seq_length)} tokens, {text.large(result.target_tokens)} tokens to the "
         "target at small batch. Each candidate runs at its own best batch and layout."
     )
-    perturbed = text.capital(_perturbed_line(result))
-    words = [lead, *([f"{perturbed}."] if perturbed else [])]
+    said = filter(None, [_perturbed_line(result), _verified_line(result)])
+    words = [lead, *(f"{text.capital(line)}." for line in said)]
     words += [f"Not possible: {item.label}: {item.reason}." for item in result.infeasible]
     return Section(
         "The candidates in figures",
@@ -512,7 +520,7 @@ def _whole_run(result: StudyResult) -> Section:
 
 
 def _basis(result: StudyResult) -> Iterator[Section]:
-    """What the answer rests on: plans, inputs, executed products and published runs."""
+    """What the answer rests on: plans, inputs and published runs."""
     named = text.named(result.candidates)
     # The plan stands next to its first remark only.
     rows = [("" if number else c.name, note) for c in named for number, note in enumerate(c.own.notes)]
@@ -520,32 +528,6 @@ def _basis(result: StudyResult) -> Iterator[Section]:
     remarks = Table.of(("plan", "remark"), rows)
     yield Section("Remarks on the plans", lead, table=remarks, slug="remarks", short="Remarks")
     yield inputs_section(result.assumptions)
-    error = text.Unit(digits="{:.1e}".format)
-    sampled = Table.each(
-        result.sampling.items(),
-        {
-            "candidate": (None, lambda row: row[0]),
-            "products": (
-                text.COUNT,
-                lambda row: Cell(row[1].tasks_sampled, note=f"of {text.integer(row[1].tasks_total)}"),
-            ),
-            "share of FLOPs": (text.SHARE, lambda row: row[1].flop_share),
-            "largest error": (error, lambda row: row[1].worst_relative_error),
-            "bound": (error, lambda row: row[1].bound),
-            "result": (
-                None,
-                lambda row: "passed" if row[1].passed else f"FAILED: {'; '.join(row[1].failed)}",
-            ),
-        },
-        "Products executed out of all in the step, and the share of its matrix FLOPs that their classes "
-        "represent. Errors are relative to the product of absolute values; the bound holds for any order of "
-        "summation. Every product is also executed on integers, which must be exact.",
-    )
-    lead = (
-        "Tasks sampled from the simulated step, computed in NumPy with the strategy's partition and "
-        "compared with the unpartitioned product. Shows whether the simulated work is the right work."
-    )
-    yield Section("Correctness sampling", lead, table=sampled, slug="sampling", short="Sampling")
     accuracy = Table.each(
         result.accuracy,
         {

@@ -1,4 +1,4 @@
-"""Sections of a study's page with a figure: batches, steps, memory, kernels, tasks, what would matter."""
+"""Sections of a study's page on batches, dates, steps, memory, network, tasks, and what would matter."""
 
 from __future__ import annotations
 
@@ -16,19 +16,10 @@ from perfsim.costs.memory import MemoryUse
 from perfsim.report import draw, text
 from perfsim.report.page import Section
 from perfsim.report.table import Cell, Table
-from perfsim.studies.answers import Answer, Decision, Eras, Lever, Spread, StudyResult
+from perfsim.studies.answers import Answer, Decision, Lever, Spread, StudyResult
 from perfsim.studies.batches import BatchPoint
 from perfsim.studies.timeline import TimelineBar, grouped
-from perfsim.studies.verdict import pair_of
 from perfsim.work.graph import computes
-
-
-def leaders(result: StudyResult) -> list[text.Named]:
-    """The first at the target and its rival under their names; fewer where there are not two."""
-    names = {id(own): name for name, own in text.named(result.candidates)}
-    pair = pair_of(result.candidates, result.decision)
-    return [text.Named(names[id(own)], own) for own in pair if own is not None]
-
 
 # Time to the target over global batch: a small batch takes many steps, a large one wastes tokens.
 
@@ -146,28 +137,7 @@ def over_dates(result: StudyResult) -> Iterator[Section]:
         f"runtime or release that existed. The ratio is above 1 where the first is {first}, and below 1 "
         f"where it is {rival}."
     )
-    drawn = _ratio_by_day(table, eras)
-    heading = f"Who was first, {years}"
-    yield Section(heading, lead, drawn, table, ("ratio",), slug="dates", short="Dates", level=3)
-
-
-def _ratio_by_day(table: Table, eras: Eras) -> go.Figure:
-    """The ratio with its band as steps over time, and the line on which both take as long."""
-    values = table.values("ratio")
-    marked = draw.marks(
-        "ratio",
-        [f"{era.day}-01"[:10] for era in eras.eras],
-        values,
-        {"size": 8, "color": draw.BLUE},
-        table.hovers(),
-        mode="lines+markers",
-        line={"color": draw.BLUE, "width": 2, "shape": "hv"},
-        error_y=draw.error_bars(values, table.bands("ratio"), draw.GREY),
-    )
-    x = draw.axis("date", type="date")
-    y = draw.axis("ratio", rangemode="tozero")
-    even = draw.rule(1.0, draw.IDEAL, across=True)
-    return draw.figure("Ratio of the times to the target", [marked], x, y, shapes=[even], showlegend=False)
+    yield Section(f"Who was first, {years}", lead, table=table, slug="dates", short="Dates", level=3)
 
 
 # What steps are made of, and what makes one longer than another.
@@ -325,7 +295,7 @@ _KINDS = {
 
 
 def network(result: StudyResult) -> Section:
-    """Mean and peak use of every candidate's links, from the devices outwards; drawn for the first two."""
+    """Mean and peak use of every candidate's links, from the devices outwards."""
     order = [*_KINDS, *(kind for own in result.candidates for kind in own.utilisation)]
     table = Table.of(
         {"candidate": None, "kind of link": None, "mean": text.SHARE, "peak": text.SHARE},
@@ -337,24 +307,9 @@ def network(result: StudyResult) -> Section:
         "Mean: bytes of the step over what all links of the kind could carry in it, in both directions. "
         "Peak: the most that the busiest link carries at once.",
     )
-    first = [name for name, _ in leaders(result)]
-    shown = replace(table, rows=[row for row in table.rows if row[0].value in first] or table.rows)
-    labels = [f"{draw.in_lines(name.value)}<br>{text.esc(kind.value)}" for name, kind, *_ in shown.rows]
-    means, peaks = ([100 * share for share in shown.values(name)] for name in ("mean", "peak"))
-    hover = shown.hovers("kind of link", "mean", "peak")
-    bars = draw.rows(
-        "Use of the network by kind of link (% of capacity)",
-        labels,
-        [
-            draw.bars("mean over the step", labels, means, {"color": draw.BLUE}, hover),
-            draw.limits("peak of the busiest link", peaks, labels, hover),
-        ],
-        draw.axis("share of capacity (%)", range=[0, 1.01 * max([100.0, *peaks])]),
-    )
     lead = (
         "Shows which links a faster network would have to improve: one that is busy all the time limits the "
-        "step, one that is full only at its peak makes communication wait for other communication. Drawn for "
-        "the first two."
+        "step, one that is full only at its peak makes communication wait for other communication."
     )
     note = ""
     if (peak := max(table.values("peak"), default=0.0)) > 1.0:
@@ -363,8 +318,7 @@ def network(result: StudyResult) -> Section:
             "server's memory, run at the same time as streamed weights, and in the simulation neither waits "
             f"for the other. While both run they would take up to {text.percent(peak - 1, 0)} longer."
         )
-    told = ("mean", "peak")
-    return Section("Use of the network", lead, bars, table, told, slug="network", note=note, short="Network")
+    return Section("Use of the network", lead, table=table, slug="network", note=note, short="Network")
 
 
 # The tasks of a step as a Gantt chart: one lane per stream, coloured by category.
@@ -595,16 +549,6 @@ class StudyFigures:
     def step_time(self) -> go.Figure:
         """Where the seconds of a step go."""
         return step(self.result).figure
-
-    def over_dates(self) -> go.Figure:
-        """The ratio of the first two by day; InputError where the study asks for no equal dates."""
-        for section in over_dates(self.result):
-            return section.figure
-        raise InputError("the study asks for one day at most: write as_of: equal")
-
-    def network(self) -> go.Figure:
-        """Use of the network by kind of link."""
-        return network(self.result).figure
 
     def memory(self) -> go.Figure:
         """Memory of each pipeline stage or wafer under its capacity."""

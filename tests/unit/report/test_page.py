@@ -15,20 +15,13 @@ from plotly.offline import get_plotlyjs_version
 
 import perfsim.report
 from perfsim.report.page import Page, Section
-from perfsim.report.study import study_document, study_page
+from perfsim.report.study import study_document, study_lines, study_page
 from perfsim.report.study_figures import timelines
 from perfsim.report.text import Named
 from perfsim.studies.answers import StudyResult
 from perfsim.version import __version__
 
-FIGURES = (
-    "time-to-accuracy",
-    "step-time",
-    "memory",
-    "network",
-    *map("timeline-{}".format, range(4)),
-    "tornado",
-)
+FIGURES = ("time-to-accuracy", "step-time", "memory", *map("timeline-{}".format, range(4)), "tornado")
 
 
 @pytest.fixture(scope="module")
@@ -131,3 +124,14 @@ def test_a_figure_of_many_bars_is_compressed_and_can_be_read_back(result: StudyR
     assert document["figure"] == json.loads(figure.to_json())
     assert len(packed[1]) < len(figure.to_json()) / 4
     assert 'id="figure-many" class="plotly-graph-div"' in page
+
+
+def test_what_a_verification_got_wrong_is_named_on_page_and_terminal(result: StudyResult) -> None:
+    wrong = {
+        name: dataclasses.replace(own, passed=False, failed=("mlp.up of stage 1",))
+        for name, own in list(result.sampling.items())[:1]
+    }
+    known = dataclasses.replace(result, sampling=wrong)
+    said = "WRONG (mlp.up of stage 1)"
+    assert said in " ".join(study_lines(known))
+    assert any(said in section.lead for section in study_page(known).sections)
