@@ -170,34 +170,17 @@ def _time_and_cost(result: SweepResult) -> Iterator[Section]:
             (member.label, member.at(point), time_s, Cell(amount, mark=worth))
             for (member, point), (time_s, amount), worth in zip(points, pairs, best, strict=True)
         ),
-        "A star marks the points worth taking: no comparable one is both faster and cheaper.",
     )
     heading = "Time against cost"
-    lead = (
-        "Shows what a shorter time costs. Filled marks are worth taking: no other point is both faster and "
-        "cheaper."
-    )
+    lead = "Shows what a shorter time costs. A star: worth taking, for no other point is faster and cheaper."
     if not priced:
         heading = "Time against device-days"
         lead = (
-            "Shows what a shorter time takes. Filled marks are worth taking: no other point of the same "
+            "Shows what a shorter time takes. Points with a star are worth taking: no other of the same "
             "machine is faster with fewer device-days. Devices of unlike machines do not compare; with a "
-            "price for each candidate the axis is money."
+            "price for each candidate the cost is money."
         )
-    yield Section(heading, lead, cost_curve(table), table, ("time to the target", "cost"), slug="cost")
-
-
-def cost_curve(table: Table) -> go.Figure:
-    """A line for each series, from cheap and slow to dear and fast; points not worth taking are open."""
-    x, y = "time to the target", "cost"
-    traces = []
-    for series in draw.Series.of(table, x):
-        symbols = ["circle" if cell.mark else "circle-open" for cell in series.table.column(y)]
-        hover = series.table.only("machine", x, y).hovers()
-        traces += series.curve(x, y, hover, dash="solid", symbol=symbols)
-    across, up = (draw.log_axis(f"{name} ({table.unit(name).name})", table.values(name)) for name in (x, y))
-    title = f"Cost ({table.unit(y).name}) by time to the target"
-    return draw.figure(title, traces, across, up, showlegend=True)
+    yield Section(heading, lead, table=table, slug="cost")
 
 
 # How many devices of two machines finish on the same day.

@@ -182,13 +182,6 @@ def _conditions(prediction: Prediction, sampled: SamplingSummary | None) -> Iter
             lost = f"{run.failures} failures, {text.duration(run.lost_s)} of lost work"
             yield "goodput", f"{text.percent(run.goodput)} of {text.duration(run.wall_s)}: {lost}"
     if sampled is not None:
-        verified = (
-            f"{text.integer(sampled.tasks_total)} matrix products of all ranks compared with the model's "
-            f"shapes, divisions, {'sums' if not sampled.not_summed else 'most sums'} and FLOPs; "
-            f"{sampled.tasks_sampled} kinds, {text.percent(sampled.flop_share)} of the FLOPs, executed on "
-            f"samples of their real shapes: {'right' if sampled.passed else 'WRONG'}; largest error "
-            f"{sampled.worst_relative_error:.1e} (bound {sampled.bound:.1e}), {sampled.worst}"
-        )
-        yield "verified", verified
+        yield "verified", text.verified([sampled])
     for note in prediction.notes:
         yield "note", note

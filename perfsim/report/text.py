@@ -8,7 +8,7 @@ import re
 import shutil
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -19,6 +19,7 @@ from perfsim.specs.layout import AXES
 if TYPE_CHECKING:
     from perfsim.engine.trace import Simulated
     from perfsim.prediction.risk import Ranked
+    from perfsim.prediction.verification import SamplingSummary
     from perfsim.studies.answers import Answer
     from perfsim.studies.trust import SharedCaveat
 
@@ -174,6 +175,20 @@ def simulated(counts: Simulated) -> str:
         return f"{events}; no link is short of bandwidth"
     shared = f"{counted(counts.flows, 'flow')} on {counted(counts.links, 'link')}"
     return f"{events}; {shared}, contended for {duration(counts.contended_s)}"
+
+
+def verified(samples: Collection[SamplingSummary]) -> str:
+    """How many matrix products were compared, how many kinds were executed, and what was wrong."""
+    nearest = max(sample.worst_relative_error / sample.bound for sample in samples)
+    count = sum(sample.tasks_sampled for sample in samples)
+    failed = [words for sample in samples for words in sample.failed]
+    outcome = "right" if all(sample.passed for sample in samples) else f"WRONG ({'; '.join(failed)})"
+    compared = sum(sample.tasks_total for sample in samples)
+    sums = "most sums" if any(sample.not_summed for sample in samples) else "sums"
+    return (
+        f"shapes, divisions, {sums} and FLOPs of {integer(compared)} matrix products; {count} kinds executed "
+        f"on samples of their real shapes, {outcome}; error {nearest:.1g} of its bound"
+    )
 
 
 def capital(words: str) -> str:

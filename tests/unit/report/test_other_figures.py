@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perfsim.report.sweep_figures import cost_curve, scaling_curve
+from perfsim.report.sweep_figures import scaling_curve
 from perfsim.report.table import Cell, Table
 from perfsim.report.text import COUNT, SHARE, Unit
 from perfsim.report.validation import residuals
@@ -54,14 +54,6 @@ def test_a_run_outside_its_band_has_a_diamond() -> None:
     inside, outside = runs(banded)[1].data
     assert sorted([*inside.marker.symbol, *outside.marker.symbol]) == ["circle", "diamond-open"]
     assert (inside.name, outside.name) == ("a run", "a run outside its band")
-
-
-def test_points_that_are_not_worth_taking_have_open_marks_and_no_star() -> None:
-    points = [("gpu", "8", 1.0, Cell(9.0, mark=True)), ("gpu", "4", 2.0, 9.5)]
-    columns = {"series": None, "machine": None, "time to the target": Unit("days"), "cost": Unit("EUR")}
-    (line,) = cost_curve(Table.of(columns, points)).data
-    assert list(line.marker.symbol) == ["circle", "circle-open"]
-    assert line.customdata[0] == "<b>8</b><br>time to the target: 1.00 days<br>cost: 9.00 EUR"
 
 
 def test_a_band_is_an_area_around_its_line_and_the_ideal_time_halves_with_twice_the_devices() -> None:
