@@ -16,13 +16,10 @@ from perfsim.interop.tool import Reading, Row, Tool
 
 SIGNS = ("pipe_parallel_size", "model_parallel_size", "train_micro_batch_size_per_gpu", "pos_emb")
 VOCABULARIES = {
-    "gpt2bpetokenizer": 50257,
-    "hfgpt2tokenizer": 50257,
+    **dict.fromkeys(("gpt2bpetokenizer", "hfgpt2tokenizer", "tiktokentokenizer"), 50257),
     "hftokenizer": 50277,
     "charleveltokenizer": 512,
-    "tiktokentokenizer": 50257,
-    "spmtokenizer": 32000,
-    "hfllamatokenizer": 32000,
+    **dict.fromkeys(("spmtokenizer", "hfllamatokenizer"), 32000),
 }
 """Entries by type of tokenizer; `HFTokenizer` is the tokenizer of GPT-NeoX-20B."""
 DIVISIBLE = 128

@@ -46,6 +46,8 @@ FLAVORS = {
     "llama3 405b": "llama31_405b",
 }
 """The models of the catalogue that have the shapes of its flavors."""
+RECOMPUTES = {"none": "none", "selective": "selective", "mlp": "full", "full": "full"}
+"""The mode that needs as little memory."""
 PRINTED = re.compile(r"Running with (?:args|configs?|config): *(?=\{)")
 MOST_PRINTED = 200_000
 IN_PYTHON = "Trainer.Config"
@@ -86,11 +88,6 @@ def _micro(settings: Settings) -> int:
     if settings.ours["layout.pipeline"] == 1:
         return local
     return settings.integer(f"{PIPELINE}microbatch_size", default=1)
-
-
-def _mode(chosen: Chosen) -> str:
-    """The mode that needs as little memory."""
-    return "full" if chosen.layout.recompute == "mlp" else chosen.layout.recompute
 
 
 def _recompute(settings: Settings) -> str:
@@ -194,7 +191,7 @@ ROWS: tuple[Row, ...] = (
     Row("layout.virtual_pipeline", f"{PIPELINE}first_stage_less_layers", _no_layers_less),
     Row("layout.virtual_pipeline", f"{PIPELINE}last_stage_less_layers", _no_layers_less),
     Row("layout.layers_per_stage", "parallelism.module_fqns_per_model_part", _modules),
-    Row("layout.recompute", "activation_checkpoint.mode", _mode, _recompute),
+    Row.spelled("layout.recompute", "activation_checkpoint.mode", RECOMPUTES, _recompute),
     Row("layout.recompute_every", "activation_checkpoint.selective_ac_option", read=_recompute_every),
     Row(
         "runtime.overlap_tensor",

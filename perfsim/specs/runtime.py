@@ -96,13 +96,8 @@ class Runtime(DatedSpec):
     @property
     def stack(self) -> FrameworkCalibration | None:
         """The constants of the framework with the settings that are given here instead; None without one."""
-        given = {
-            "attention": self.attention_kernel,
-            "fused": self.fused,
-            "cuda_graph": self.cuda_graph,
-            "grad_bucket": self.grad_bucket,
-            "states": self.states,
-        }
+        alike = ("fused", "cuda_graph", "grad_bucket", "states")
+        given = {"attention": self.attention_kernel, **{name: getattr(self, name) for name in alike}}
         changes = {name: value for name, value in given.items() if value is not None}
         if self.framework is None or not changes:
             return self.framework

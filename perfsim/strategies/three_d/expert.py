@@ -113,22 +113,12 @@ class ExpertGroup(Half):
     @cached_property
     def to_experts(self) -> list[Work]:
         """The communication of rows from their tokens' ranks to those of experts; none inside one rank."""
-        works = []
-        if self.ranks.size > 1:
-            op = "all_gather" if self.dispatcher == "all_gather" else "all_to_all"
-            works.append(self._exchange("dispatch", op))
-        if self.shares.size > 1:
-            works.append(self._shared("all_gather"))
-        return works
+        return [*self._exchange("dispatch", "all_gather"), *self._shared("all_gather")]
 
     @cached_property
     def from_experts(self) -> list[Work]:
         """The communication of what experts made of the rows, back to the ranks of tokens."""
-        works = [self._shared("reduce_scatter")] if self.shares.size > 1 else []
-        if self.ranks.size > 1:
-            op = "reduce_scatter" if self.dispatcher == "all_gather" else "all_to_all"
-            works.append(self._exchange("combine", op))
-        return works
+        return [*self._shared("reduce_scatter"), *self._exchange("combine", "reduce_scatter")]
 
     def parts(self, which: Which) -> _ExpertWorks:
         """The compute of a pass in parts."""
@@ -185,20 +175,22 @@ class ExpertGroup(Half):
             rows = template.task(work, stream, [rows], block=block).tensor
         return self._task(template, works.end, [rows, *reads, *beside, *waits], block), made
 
-    def _exchange(self, name: str, op: str) -> Work:
-        part = self.part
-        n_bytes = part.row_bytes
-        fan_out = 1
-        if self.dispatcher == "deepep":
-            fan_out = part.experts.top_k
-        elif self.dispatcher == "all_gather":
-            n_bytes *= self.ranks.size / part.experts.top_k
-        return self._communication(f"experts.{name}", op, n_bytes, self.ranks, fan_out)
+    def _exchange(self, name: str, op: str) -> list[Work]:
+        """Rows to ranks with other experts or back: `op` where all ranks get all tokens, else all-to-all."""
+        n_bytes = self.part.row_bytes
+        copies = self.part.experts.top_k
+        if self.dispatcher == "all_gather":
+            return self._moves(name, op, n_bytes * (self.ranks.size / copies), self.ranks)
+        return self._moves(
+            name, "all_to_all", n_bytes, self.ranks, copies if self.dispatcher == "deepep" else 1
+        )
 
-    def _shared(self, op: str) -> Work:
-        return self._communication(f"experts.{op}", op, self.part.row_bytes * self.shares.size, self.shares)
+    def _shared(self, op: str) -> list[Work]:
+        return self._moves(op, op, self.part.row_bytes * self.shares.size, self.shares)
 
-    def _communication(self, name: str, op: str, n_bytes: float, ranks: RankGroup, fan_out: int = 1) -> Work:
+    def _moves(self, name: str, op: str, n_bytes: float, ranks: RankGroup, fan_out: int = 1) -> list[Work]:
+        """The communication of rows over ranks; none in a group of one."""
         sent_bytes = n_bytes * self.part.expert_load
         made = TensorClass("rows", n_bytes)
-        return collective("expert", op, sent_bytes, ranks, made, name=name, fan_out=fan_out)
+        work = collective("expert", op, sent_bytes, ranks, made, name=f"experts.{name}", fan_out=fan_out)
+        return [work] if ranks.size > 1 else []

@@ -57,11 +57,7 @@ def refusals_of(
 def _indivisible(words: str, name: str, count: int, wanted: int, least: int = 1) -> _Broken:
     """The rule that a field must divide a number, with the nearest divisors in words and as changes."""
     near = _nearest_divisors(count, wanted, least)
-    return f"{words}; nearest: {_either(near)}", [{name: number} for number in near]
-
-
-def _either(numbers: Sequence[int]) -> str:
-    return " or ".join(map(str, numbers))
+    return f"{words}; nearest: {' or '.join(map(str, near))}", [{name: number} for number in near]
 
 
 def _nearest_divisors(count: int, wanted: int, least: int = 1) -> list[int]:
