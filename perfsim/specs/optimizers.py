@@ -39,6 +39,7 @@ class _Optimizer:
     modelzoo: str | None
 
 
+_NO_TOOL: dict[str, str | None] = dict.fromkeys(("megatron", "deepspeed", "neox", "torchtitan", "modelzoo"))
 OPTIMIZERS: Mapping[str, _Optimizer] = {
     "adam": _Optimizer(  # 1412.6980
         moments=2,
@@ -76,11 +77,7 @@ OPTIMIZERS: Mapping[str, _Optimizer] = {
         update_flop=23.0,  # assumed: scaling, rounding and looking up a moment take two each way
         memoryx_moments=True,
         executed=False,
-        megatron=None,
-        deepspeed=None,
-        neox=None,
-        torchtitan=None,
-        modelzoo=None,
+        **_NO_TOOL,
     ),
     "muon": _Optimizer(  # 2502.16982; Adam updates what is no matrix of a layer
         moments=2,
@@ -90,11 +87,7 @@ OPTIMIZERS: Mapping[str, _Optimizer] = {
         update_flop=15.0,  # assumed: momentum and step take no more than Adam's
         memoryx_moments=True,
         executed=False,
-        megatron="muon",
-        deepspeed=None,
-        neox=None,
-        torchtitan=None,
-        modelzoo=None,
+        **(_NO_TOOL | {"megatron": "muon"}),
     ),
     "sgd": _Optimizer(
         moments=1,
