@@ -556,10 +556,7 @@ class StudyFigures:
 
     def timeline(self, candidate: int = 0) -> go.Figure:
         """One step of a candidate, task by task."""
-        return list(timelines([self._candidate(candidate)]))[-1].figure
-
-    def _candidate(self, number: int) -> text.Named:
         named = text.named(self.result.candidates)
-        if not 0 <= number < len(named):
-            raise InputError(f"candidate {number}: the candidates are 0 to {len(named) - 1}")
-        return named[number]
+        if not 0 <= candidate < len(named):
+            raise InputError(f"candidate {candidate}: the candidates are 0 to {len(named) - 1}")
+        return list(timelines([named[candidate]]))[-1].figure

@@ -219,11 +219,8 @@ def _matches_table(matches: Sequence[Match]) -> Table:
                 lambda match: _count(match.fewest.num_devices if match.fewest else None, match),
             ),
             "their time": (text.TIME, "fewest.target_time.time_s"),
-            "at least": (text.COUNT, lambda match: _count(match.possibly, match)),
-            "at most": (text.COUNT, lambda match: _count(match.surely, match)),
         },
-        "As many, with its 90 % band, is interpolated between the counts of the grid; the other columns are "
-        "such counts.",
+        "As many, with its 90 % band, is interpolated between the counts of the grid.",
     )
 
 

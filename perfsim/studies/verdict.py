@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple
 
 from perfsim.studies.answers import Answer, Decision, Eras, Lever, Outcome, Spread, short_names
 from perfsim.studies.decision import SPEED, amount, chance, figure, time_unit, verb
@@ -127,7 +128,7 @@ def _costs(decision: Decision, names: Mapping[str, str]) -> str:
         sure = chance(least.cheapest)
         said.append(f"least money, with a probability of {sure}: {names[least.label]}{spent}")
     if any(own.energy_kwh for own in pair):
-        energy = [own.energy_kwh and Spread(*(end / 1e3 for end in _ends(own.energy_kwh))) for own in pair]
+        energy = [own.energy_kwh and Spread(*(end / 1e3 for end in astuple(own.energy_kwh))) for own in pair]
         said.append(" against ".join(amount(spread, "MWh") for spread in energy))
     gaps = list(dict.fromkeys(gap for own in decision.outcomes for gap in own.not_given))
     if not priced and all(own.carbon_kg is None for own in decision.outcomes):
@@ -135,10 +136,6 @@ def _costs(decision: Decision, names: Mapping[str, str]) -> str:
     if not said and gaps == ["prices"]:
         return "Prices are not given."
     return "; ".join([*said, *([f"not given: {', '.join(gaps)}"] if gaps else [])]) + "."
-
-
-def _ends(spread: Spread) -> tuple[float, float, float]:
-    return spread.typical, spread.low, spread.high
 
 
 def _other_layouts(rows: Sequence[Answer], decision: Decision, names: Mapping[str, str]) -> Iterator[str]:
