@@ -207,14 +207,10 @@ def measured_products(gpu: GpuCalibration, precision: Precision) -> NarrowGemmCo
 
 def narrow_constants(gemm: GemmConstants, narrow: NarrowGemmConstants) -> GemmConstants:
     """The library's constants for narrow operands."""
-    tiles = tuple(
-        tile.model_copy(
-            update={
-                "efficiency": min(1.0, tile.efficiency * narrow.efficiency),
-                "overhead_k": tile.overhead_k * narrow.overhead,
-            }
-        )
-        for tile in gemm.tiles
-    )
+    tiles = []
+    for tile in gemm.tiles:
+        efficiency = min(1.0, tile.efficiency * narrow.efficiency)
+        changed = {"efficiency": efficiency, "overhead_k": tile.overhead_k * narrow.overhead}
+        tiles.append(tile.model_copy(update=changed))
     shared = {"memory_fraction": narrow.memory_fraction, "burst_fraction": narrow.burst_fraction}
-    return gemm.model_copy(update={"tiles": tiles, **shared})
+    return gemm.model_copy(update={"tiles": tuple(tiles), **shared})

@@ -73,9 +73,8 @@ class Kind(NamedTuple):
             for axis, value, known in zip(RULE, other.axes, self.axes, strict=True)
             if value != known
         ]
-        for short, (degree, _), (low, high) in zip(
-            DEGREES.values(), other.degrees, self.degrees, strict=True
-        ):
+        degrees = zip(DEGREES.values(), other.degrees, self.degrees, strict=True)
+        for short, (degree, _), (low, high) in degrees:
             if not low <= degree <= high:
                 span = f"{low} to {high}" if low < high else str(low)
                 said.append(f"{short} {degree} instead of {span}")
@@ -109,15 +108,12 @@ def kinds_of(runs: Iterable[Reached]) -> tuple[Kind, ...]:
             kind = Kind(run.experts, axes, tuple((degree, degree) for degree in run.degrees))
             alike.setdefault(kind[:2], []).append(kind)
             spans.setdefault(kind.spanned, []).append(kind.degrees)
-    return tuple(
-        kinds[0]._replace(
-            degrees=tuple(
-                (min(ends)[0], max(ends)[1]) for ends in zip(*spans[kinds[0].spanned], strict=True)
-            ),
-            runs=len(kinds),
-        )
-        for kinds in alike.values()
-    )
+    found = []
+    for kinds in alike.values():
+        of_degrees = zip(*spans[kinds[0].spanned], strict=True)
+        degrees = tuple((min(ends)[0], max(ends)[1]) for ends in of_degrees)
+        found.append(kinds[0]._replace(degrees=degrees, runs=len(kinds)))
+    return tuple(found)
 
 
 @cache

@@ -197,9 +197,8 @@ class Interpreter:
             names = [self.program.tensor(cell) for cell in cells]
             names = names or [tensor.name for tensor in task.work.writes] or ["its operands"]
             tensors = ", ".join(names[:2])
-            raise FaultError.of(
-                "refused", task_name(self.graph, task), tensors, "cannot be executed", error
-            ) from None
+            named = task_name(self.graph, task)
+            raise FaultError.of("refused", named, tensors, "cannot be executed", error) from None
 
     def refuse(self, tensor: str, detail: str) -> FaultError:
         """The error that the present task cannot be executed."""

@@ -60,9 +60,8 @@ class _Estimate:
         works = self.steps.blocks(micro_batch_size)
         if not last and self.system.streaming.accumulate_at == "swarmx":
             works = list(map(cache(BlockWorks.in_tree), works))
-        computing = sum(
-            map(cache(lambda block: self.forward_s(block) + self.backward_s(block, last=last)), works)
-        )
+        both_ways = cache(lambda block: self.forward_s(block) + self.backward_s(block, last=last))
+        computing = sum(map(both_ways, works))
         samples = self.duration(self.steps.samples(micro_batch_size))
         if last:
             return max(computing, samples)

@@ -305,14 +305,13 @@ class StepWriter:
         templates: dict[tuple[Pass, bool], list[Template]] = {("F", False): [of.forward() for of in passes()]}
         if self.splits:
             templates["B", False] = [of.backward("dgrad") for of in passes()]
-        templates[self.last_pass, False] = last(
-            reduces=self.scattered, follows=self.scattered and self.overlap
-        )
+        follows = self.scattered and self.overlap
+        templates[self.last_pass, False] = last(reduces=self.scattered, follows=follows)
         if self.gathers_ahead:
             templates["F", True] = [of.forward(gathers=True) for of in passes()]
         if self.overlap:
             templates[self.last_pass, True] = last(reduces=True)
-        return _Passes(templates, self.scattered and self.overlap)
+        return _Passes(templates, follows)
 
     def _reduce(self, rank: int, stamped: Stamped, slots: Ints) -> list[int]:
         """Reduce the remaining gradients of a rank after its last micro-batch."""

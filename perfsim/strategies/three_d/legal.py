@@ -143,10 +143,8 @@ def _of_context(job: Job, layout: ParallelLayout) -> Iterator[_Broken]:
     parts = context * (2 if rings else 1) * (layout.tensor if layout.sequence_parallel else 1)
     if job.seq_length % parts:
         yield f"seq_length {job.seq_length} is not a multiple of {parts}, the parts of context {context}", []
-    for name, count in (
-        ("num_attention_heads", model.num_attention_heads),
-        ("num_query_groups", model.query_groups),
-    ):
+    heads = {"num_attention_heads": model.num_attention_heads, "num_query_groups": model.query_groups}
+    for name, count in heads.items():
         if not rings and count % (layout.tensor * context):
             words = (
                 f"the all-to-all divides heads: {name} {count} is not a multiple of tensor {layout.tensor} × "

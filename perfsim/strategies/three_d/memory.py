@@ -179,14 +179,10 @@ def _in_flight(job: Job, columns: Columns, ranks: RankColumns) -> Floats:
     divisions = columns.divisions
     microbatches = columns.divisions.filled(columns.division, columns.microbatches(job))
     first, of_row = distinct_rows((columns.division, microbatches))
+    keys = (column[first].tolist() for column in (columns.division, microbatches, ranks.rank))
     found = [
         [divisions[division].in_flight(rank, count) for rank in of_ranks]
-        for division, count, of_ranks in zip(
-            columns.division[first].tolist(),
-            microbatches[first].tolist(),
-            ranks.rank[first].tolist(),
-            strict=True,
-        )
+        for division, count, of_ranks in zip(*keys, strict=True)
     ]
     most = max((len(moments) for of_ranks in found for moments in of_ranks), default=0)
     table = [[moments + moments[:1] * (most - len(moments)) for moments in of_ranks] for of_ranks in found]
