@@ -118,14 +118,12 @@ class GpuKernels:
         self.recipe = recipe
         runtime = recipe.runtime
         if runtime.stack is None:
-            raise CatalogError(
-                f"runtime {runtime.name} names no framework, so launches cannot be priced on GPUs"
-            )
+            message = f"runtime {runtime.name} names no framework, so launches cannot be priced on GPUs"
+            raise CatalogError(message)
         calibration = system.device.calibration
         if not isinstance(calibration, GpuCalibration):
-            raise CatalogError(
-                f"device {system.device.name} names no GPU calibration, so nothing can be priced"
-            )
+            message = f"device {system.device.name} names no GPU calibration, so nothing can be priced"
+            raise CatalogError(message)
         self.framework = runtime.stack
         self.gpu = calibration
         self.peak_flop_per_s = peak_flop_per_s(system, recipe)

@@ -419,9 +419,8 @@ class Tool:
         """
         if self.runs is None or not isinstance(chosen.layout, self.runs):
             machines = f"on {'GPUs' if self.runs is ParallelLayout else 'wafers'}"
-            raise InputError(
-                f"{self.title} trains {machines}; {chosen.system.name} is a {chosen.system.kind}"
-            )
+            message = f"{self.title} trains {machines}; {chosen.system.name} is a {chosen.system.kind}"
+            raise InputError(message)
         layout = text_of(chosen.layout)
         refusals = [row.refusal(chosen) for row in self.rows if row.refusal is not None]
         refusals += _not_run(name, chosen)

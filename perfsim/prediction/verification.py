@@ -146,9 +146,8 @@ def _products(model: TransformerConfig, kind: LayerKind) -> dict[str, _Product]:
     else:
         up = heads * (latent.qk_nope_head_dim + latent.v_head_dim)
         products["query"] = _Product(latent.q_lora_rank or hidden, queries)
-        products["pair_down"] = _Product(
-            hidden, latent.kv_lora_rank + latent.qk_rope_head_dim, everywhere=True
-        )
+        down = latent.kv_lora_rank + latent.qk_rope_head_dim
+        products["pair_down"] = _Product(hidden, down, everywhere=True)
         products["pair"] = _Product(latent.kv_lora_rank, up)
         if latent.q_lora_rank is not None:
             products["query_down"] = _Product(hidden, latent.q_lora_rank, everywhere=True)
@@ -217,9 +216,8 @@ def _expected(job: Job, layout: Layout, *, fused: bool) -> dict[Key, _Whole]:
     counted += 6.0 * tokens * reached * model.hidden_size * model.vocab_size
     add(HEAD, "lm_head", _Product(model.hidden_size, vocab, reached))
     if not math.isclose(counted, model_flop_per_step(job), rel_tol=SAME):
-        raise VerificationError(
-            f"products of {counted:.6g} FLOPs a step; the closed form has {model_flop_per_step(job):.6g}"
-        )
+        words = f"products of {counted:.6g} FLOPs a step; the closed form has {model_flop_per_step(job):.6g}"
+        raise VerificationError(words)
     return expected
 
 

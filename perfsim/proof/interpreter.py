@@ -348,9 +348,8 @@ class Interpreter:
         expects = tuple(self.last_writer.get(cell, START) for cell in all_reads)
         for cell in all_writes:
             self.last_writer[cell] = self.task.id
-        self.program.actions.append(
-            Action(self.task.id, all_reads, all_writes, kernel, joined, expects, tuple(claims), message)
-        )
+        of_task = self.task.id, all_reads, all_writes, kernel, joined, expects, tuple(claims), message
+        self.program.actions.append(Action(*of_task))
 
     def move(
         self,

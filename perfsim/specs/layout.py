@@ -70,9 +70,8 @@ def layers_of_stages(pattern: str) -> tuple[int, ...]:
         raise ValueError(f"{unknown[0]!r} in {pattern[:60]!r} is none of {known}")
     stages = text.split("|")
     if text.count("E") > 1 or text.count("L") > 1 or "E" in text[1:] or "L" in text[:-1]:
-        raise ValueError(
-            f"{pattern[:60]!r}: the embedding E begins the first stage, the loss L ends the last"
-        )
+        message = f"{pattern[:60]!r}: the embedding E begins the first stage, the loss L ends the last"
+        raise ValueError(message)
     return tuple(stage.count("t") for stage in stages)
 
 

@@ -256,9 +256,8 @@ class Limits:
         """Axes in use of which no row holds the value."""
         rows = TRAINERS[self.tool].rows
         for axis in AXES:
-            if _in_use(layout, axis) and not any(
-                row.axis == axis and row.holds(layout, self.month) for row in rows
-            ):
+            runs = any(row.axis == axis and row.holds(layout, self.month) for row in rows)
+            if _in_use(layout, axis) and not runs:
                 yield axis
 
     def _words(self, layout: ParallelLayout, axis: str) -> str:

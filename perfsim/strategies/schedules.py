@@ -283,9 +283,8 @@ def _interleaved(rank: int, pipeline: int, virtual: int, microbatches: int) -> S
     run first, so every rank holds all of them.
     """
     if microbatches % pipeline:
-        raise LayoutError(
-            f"interleaved needs micro-batches ({microbatches}) in multiples of pipeline ({pipeline})"
-        )
+        message = f"interleaved needs micro-batches ({microbatches}) in multiples of pipeline ({pipeline})"
+        raise LayoutError(message)
     total = microbatches * virtual
     indices = [divmod(index, pipeline * virtual) for index in range(total)]
     turns = [(rest // pipeline, group * pipeline + rest % pipeline) for group, rest in indices]

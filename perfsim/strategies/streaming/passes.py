@@ -346,9 +346,8 @@ class _PassRecorder:
         if works.state_read is not None:
             before = [self.template.port(f"state{number}")] if self.kind.updated else []
             stream = self._server("memoryx/flash-read", number)
-            reads.append(
-                self._task(number, works.state_read, stream, before, self._room_in_dram(self.updates))
-            )
+            room = self._room_in_dram(self.updates)
+            reads.append(self._task(number, works.state_read, stream, before, room))
         weights = self._task(number, works.update, self._server("memoryx/update", number), reads)
         self.updates.append(weights)
         if works.state_write is not None:

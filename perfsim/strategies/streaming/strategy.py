@@ -237,19 +237,15 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
         if layout.data != topology.num_devices:
             problems.append(f"data {layout.data} must equal the {topology.num_devices} systems")
         if job.global_batch_size < layout.data:
-            problems.append(
-                f"global_batch_size {job.global_batch_size} gives some of {layout.data} systems nothing"
-            )
+            words = f"global_batch_size {job.global_batch_size} gives some of {layout.data} systems nothing"
+            problems.append(words)
         if not 1 <= layout.stream_chunks <= MOST_CHUNKS:
             problems.append(f"stream_chunks {layout.stream_chunks} must be 1 to {MOST_CHUNKS}")
         per_system = -(-job.global_batch_size // layout.data)
-        if layout.micro_batch_size > per_system:
-            problems.append(
-                f"micro_batch_size {layout.micro_batch_size} is more than a system's {per_system} sequences"
-            )
-        elif problem := passes_problem(
-            len(layer_kinds(job.model)), -(-per_system // layout.micro_batch_size)
-        ):
+        size = layout.micro_batch_size
+        if size > per_system:
+            problems.append(f"micro_batch_size {size} is more than a system's {per_system} sequences")
+        elif problem := passes_problem(len(layer_kinds(job.model)), -(-per_system // size)):
             problems.append(problem)
         return problems
 
