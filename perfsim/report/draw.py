@@ -212,6 +212,13 @@ class Series(NamedTuple):
         return [area, marked]
 
 
+def error_bars(values: Sequence[float], bands: Sequence[tuple[float, float]], colour: str) -> dict[str, Any]:
+    """From each value to the low and the high end of its band."""
+    up = [_drawn(high - value) for value, (_, high) in zip(values, bands, strict=True)]
+    down = [_drawn(value - low) for value, (low, _) in zip(values, bands, strict=True)]
+    return {"type": "data", "symmetric": False, "color": colour, "array": up, "arrayminus": down}
+
+
 def rule(at: float, line: dict[str, Any], *, across: bool = False) -> dict[str, Any]:
     """An upright line at a place of the x axis; with `across` a level one at a place of the y axis."""
     along, other = ("y", "x") if across else ("x", "y")

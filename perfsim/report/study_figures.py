@@ -16,7 +16,7 @@ from perfsim.costs.memory import MemoryUse
 from perfsim.report import draw, text
 from perfsim.report.page import Section
 from perfsim.report.table import Cell, Table
-from perfsim.studies.answers import Answer, Decision, Lever, Spread, StudyResult
+from perfsim.studies.answers import Answer, Decision, Eras, Lever, Spread, StudyResult
 from perfsim.studies.batches import BatchPoint
 from perfsim.studies.timeline import TimelineBar, grouped
 from perfsim.work.graph import computes
@@ -137,7 +137,28 @@ def over_dates(result: StudyResult) -> Iterator[Section]:
         f"runtime or release that existed. The ratio is above 1 where the first is {first}, and below 1 "
         f"where it is {rival}."
     )
-    yield Section(f"Who was first, {years}", lead, table=table, slug="dates", short="Dates", level=3)
+    drawn = _ratio_by_day(table, eras)
+    heading = f"Who was first, {years}"
+    yield Section(heading, lead, drawn, table, ("ratio",), slug="dates", short="Dates", level=3)
+
+
+def _ratio_by_day(table: Table, eras: Eras) -> go.Figure:
+    """The ratio with its band as steps over time, and the line on which both take as long."""
+    values = table.values("ratio")
+    marked = draw.marks(
+        "ratio",
+        [f"{era.day}-01"[:10] for era in eras.eras],
+        values,
+        {"size": 8, "color": draw.BLUE},
+        table.hovers(),
+        mode="lines+markers",
+        line={"color": draw.BLUE, "width": 2, "shape": "hv"},
+        error_y=draw.error_bars(values, table.bands("ratio"), draw.GREY),
+    )
+    x = draw.axis("date", type="date")
+    y = draw.axis("ratio", rangemode="tozero")
+    even = draw.rule(1.0, draw.IDEAL, across=True)
+    return draw.figure("Ratio of the times to the target", [marked], x, y, shapes=[even], showlegend=False)
 
 
 # What steps are made of, and what makes one longer than another.
@@ -549,6 +570,12 @@ class StudyFigures:
     def step_time(self) -> go.Figure:
         """Where the seconds of a step go."""
         return step(self.result).figure
+
+    def over_dates(self) -> go.Figure:
+        """The ratio of the first two by day; InputError where the study asks for no equal dates."""
+        for section in over_dates(self.result):
+            return section.figure
+        raise InputError("the study asks for one day at most: write as_of: equal")
 
     def memory(self) -> go.Figure:
         """Memory of each pipeline stage or wafer under its capacity."""

@@ -110,14 +110,17 @@ def test_candidates_of_one_year_or_one_day_are_told_nothing_of_dates() -> None:
     assert "other reading" not in alike.grounds
 
 
-def test_the_section_over_dates_marks_the_day_of_the_answer() -> None:
+def test_the_figure_over_dates_marks_the_day_of_the_answer() -> None:
     answer = small("equal")
     (section,) = over_dates(answer)
     assert section.heading.startswith("Who was first, 2022 to ")
     assert section.table is not None
     marked = [row[0].value for row in section.table.rows if any(cell.mark for cell in row)]
     assert marked == ["2023-05"]
+    assert answer.figures.over_dates().layout.xaxis.type == "date"
     assert not list(over_dates(replace(answer, eras=None)))
+    with pytest.raises(InputError, match="as_of: equal"):
+        small("2023-06").figures.over_dates()
 
 
 def test_a_study_before_one_of_its_machines_names_what_did_not_exist() -> None:
