@@ -94,7 +94,7 @@ def _batch_curves(table: Table, result: StudyResult) -> go.Figure:
     unit = table.unit("time").name
     y_ends = draw.ends([end for band in table.bands("time") for end in band], 1.15)
     return draw.figure(
-        f"Time of healthy steps to the target ({unit}) by global batch (tokens)",
+        f"Time of healthy steps ({unit}) by global batch (tokens)",
         traces,
         draw.log_axis("global batch (tokens)", x_ends, x_ends),
         draw.log_axis(f"healthy steps ({unit})", y_ends, y_ends),
