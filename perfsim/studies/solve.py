@@ -528,9 +528,8 @@ class _Search:
             ahead = self._stepped(edge, way * step)
             while abs(ahead - edge) > 1 and self._at(ahead).misses is None:
                 ahead = (ahead + edge) // 2  # up to the last value that has a plan
-            if ahead == edge:
-                return
-            if abs(self.logs[edge] - self.logs[here]) > TWICE or self._at(ahead).misses is None:
+            ended = ahead == edge or abs(self.logs[edge] - self.logs[here]) > TWICE
+            if ended or self._at(ahead).misses is None:
                 # The way ends or turns back: between its neighbours there may be a value that meets all.
                 near = range(max(here - NEAR, 0), min(here + NEAR + 1, len(self.unknown.values)))
                 for index in near if now > 0 else ():
