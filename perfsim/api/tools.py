@@ -272,7 +272,11 @@ def diff(first: Named, second: Named) -> Difference:
     """
     answers = [Path(name).suffix == ".json" for name in (first, second)]
     if all(answers):
-        return compare_answers(_document(Path(first)), _document(Path(second)))
+        documents = [_document(Path(name)) for name in (first, second)]
+        for name, known in zip((first, second), documents, strict=True):
+            if any(not row.label or row.time_to_accuracy_s is None for row in known.candidates):
+                raise InputError([Problem("a candidate lacks label or time_to_accuracy_s", str(name), 1)])
+        return compare_answers(*documents)
     if any(answers):
         raise InputError("compare two studies or two answers, not one of each")
     return compare_studies(*(_study_named(name).with_verify("off") for name in (first, second)))

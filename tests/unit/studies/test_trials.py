@@ -165,7 +165,7 @@ def test_two_answers_are_compared_as_they_stand(tmp_path: Path) -> None:
 )
 def test_a_document_of_another_form_is_refused(tmp_path: Path, candidates: object) -> None:
     (path,) = answers(tmp_path, {"candidates": candidates})
-    said = r"the answer of 's0' lacks|answer0.json:1:[0-9]+: is no answer of .*: candidates"
+    said = r"answer0.json:1: a candidate lacks|answer0.json:1:[0-9]+: is no answer of .*: candidates"
     with pytest.raises(InputError, match=said):
         diff(path, path)
 
