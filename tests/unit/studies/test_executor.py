@@ -84,7 +84,7 @@ def test_a_worker_has_the_limits_and_the_version_of_who_asks() -> None:
         in_worker(in_time, Limits(max_seconds=5.0), 6.0, "", "at work")
     limits = Limits(max_seconds=5.0, max_events=9, events=4)
     assert in_worker(in_time, limits, 1.0, "", "at work") == ("done", 0)
-    with pytest.raises(InputError, match="a worker has perfsim .*, and this machine 0.0.0"):
+    with pytest.raises(InputError, match=r"a worker has perfsim .*, and this machine 0\.0\.0"):
         in_worker(str, Limits(), 0.0, "0.0.0+other", 1)
 
 
