@@ -473,7 +473,7 @@ RECIPE: tuple[Row, ...] = (
     Row.lacks("recipe.reduce_precision", "gradients reduced in {}", unless=("fp32", "bf16")),
     Row.lacks("runtime.host_blocking", "a host that waits for every kernel; set CUDA_LAUNCH_BLOCKING=1"),
     Row.noted(
-        "overlap_moe_expert_parallel_comm: all-to-alls beside the compute of another micro-batch; predicted "
+        "overlap_moe_expert_parallel_comm: all-to-alls next to the compute of another micro-batch; predicted "
         "one after the other, which takes longer",
         "overlap_moe_expert_parallel_comm",
     ),

@@ -110,7 +110,7 @@ def _schedule(settings: Settings) -> str:
     key = f"{PIPELINE}schedule"
     schedule = settings.choice((key,), SCHEDULES_READ, "1f1b")
     if settings.text(key) == "DualPipeV":
-        text = "DualPipeV: all-to-alls beside the compute of another micro-batch; predicted as zbv"
+        text = "DualPipeV: all-to-alls next to the compute of another micro-batch; predicted as zbv"
         settings.gap(f"{text}, one after the other, which takes longer")
     return schedule if settings.ours["layout.pipeline"] > 1 else "1f1b"
 

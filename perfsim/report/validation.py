@@ -260,7 +260,7 @@ def _scaling_sections(scaling: Mapping[str, Any]) -> list[Section]:
         f"For {', '.join(runs)}. No figure of the network that is near the assumed one explains "
         "the lower bound; systems whose speeds differ do.",
     )
-    source = f"Published ratios beside predicted ones. {scaling['source']}."
+    source = f"Published ratios next to predicted ones. {scaling['source']}."
     many = (
         "Throughput of many systems over as many times that of fewer; 'band from' is the least that the "
         "band of many systems allows."
@@ -410,7 +410,7 @@ def _step_sections(accuracy: StepAccuracy) -> Iterator[Section]:
     yield Section("errors by family", lead, drawn, runs, ("error",), slug="scatter")
     lead = "Shows where and by how much the model is better than one efficiency for all runs."
     scores = _score_table(result, accuracy.outside)
-    yield Section("families beside a baseline", lead, table=scores, slug="families")
+    yield Section("families next to a baseline", lead, table=scores, slug="families")
     if result["sweeps"]:
         table = Table.each(
             result["sweeps"],

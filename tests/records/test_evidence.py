@@ -98,10 +98,10 @@ def test_what_can_have_been_measured_is_what_it_was(tmp_path: Path, recorded: Re
     said = {}
     for name in ("m", "time_us", "bytes", "num_gpus", "batch", "b_simple"):
         file = table(tmp_path / "table.csv", {name: [*edges, "-1", "inf", "nan", "x", '""']})
-        said[name] = refused_or(lambda: list(map(dict, read_table(file, (name,)))))  # noqa: B023
+        said[name] = refused_or(rows_of, file, name)
         for header in ("a", name):
             empty = table(file, {header: []})
-            said[f"{name} of {header}"] = refused_or(lambda: read_table(empty, (name,)))  # noqa: B023
+            said[f"{name} of {header}"] = refused_or(rows_of, empty, name)
     recorded("measurable", said)
 
 
@@ -273,7 +273,7 @@ ONLY: tuple[dict[str, Any], ...] = (
 def test_constants_of_whole_steps_are_what_they_were(runs: Path, recorded: Recorded) -> None:
     said: dict[str, Any] = {}
     for asked_for in ONLY:
-        fits = refused_or(lambda: [fitted(one) for one in fit_steps([runs], **asked_for)])  # noqa: B023
+        fits = refused_or(steps_fitted, runs, **asked_for)
         said[str(asked_for)] = [
             {name: value for name, value in one.items() if name in ("name", "fit", *one["fit"])}
             if isinstance(one, dict)
@@ -307,10 +307,26 @@ def test_the_scale_of_a_cluster_is_what_it_was(tmp_path: Path, recorded: Recorde
     recorded("fit_cluster", said)
 
 
-def refused_or(answer: Callable[[], Any]) -> Any:
+def rows_of(file: Path, column: str) -> Any:
+    return list(map(dict, read_table(file, (column,))))
+
+
+def steps_fitted(runs: Path, **asked_for: Any) -> Any:
+    return [fitted(one) for one in fit_steps([runs], **asked_for)]
+
+
+def batch_fitted(path: Path, tokens: float) -> Any:
+    return fitted(fit_convergence([path], tokens))
+
+
+def scored(path: Path) -> Any:
+    return plain(validate_file(path, CATALOG))
+
+
+def refused_or(answer: Callable[..., Any], *given: Any, **named: Any) -> Any:
     """The answer, or the words of its refusal without the folder."""
     try:
-        return answer()
+        return answer(*given, **named)
     except PerfsimError as error:
         return ["refused", re.sub(r"\S+/", "", str(error))]
 
@@ -336,13 +352,13 @@ def test_critical_batches_are_what_they_were(tmp_path: Path, recorded: Recorded)
         path = tmp_path / "runs.csv"
         path.write_text("\n".join([header, *(",".join(map(str, row)) for row in rows)]) + "\n")
         for tokens in (1.0, 2048.0, -1.0):
-            said[f"{name} x {tokens:g}"] = refused_or(lambda: fitted(fit_convergence([path], tokens)))  # noqa: B023
+            said[f"{name} x {tokens:g}"] = refused_or(batch_fitted, path, tokens)
     benchmark = {"id": "one", "family": "mine", "unit": "samples", "notes": "warm"}
     benchmark["points"] = [[32 << n, 1e6 + 900 * (32 << n), 5e3, 3] for n in range(6)]
     for cases in ([benchmark], [benchmark, {**benchmark, "id": "two"}], []):
         path = tmp_path / "runs.yaml"
         path.write_text(json.dumps({"schema": 1, "cases": cases}), encoding="utf-8")
-        said[f"{len(cases)} benchmarks"] = refused_or(lambda: fitted(fit_convergence([path], 1.0)))  # noqa: B023
+        said[f"{len(cases)} benchmarks"] = refused_or(batch_fitted, path, 1.0)
     said["two files"] = refused_or(lambda: fitted(fit_convergence([path, tmp_path / "runs.csv"], 1.0)))
     said["warm"] = refused_or(lambda: fitted(fit_convergence([tmp_path / "runs.csv"], 1.0, "warm-start")))
     recorded("fit_critical_batches", said, 1e-6)
@@ -376,7 +392,7 @@ def test_files_of_benchmarks_of_both_kinds_and_of_none_are_scored_as_they_were(
     }.items():
         path = tmp_path / f"{name}.yaml"
         path.write_text(json.dumps({"schema": 1, "cases": cases}), encoding="utf-8")
-        said[name] = refused_or(lambda: plain(validate_file(path, CATALOG)))  # noqa: B023
+        said[name] = refused_or(scored, path)
     recorded("benchmarks", said, 1e-6)
 
 

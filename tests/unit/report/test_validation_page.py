@@ -56,7 +56,7 @@ def gpu_page() -> StepAccuracy:
 
 def test_both_files_have_every_table(gpu_page: StepAccuracy, tmp_path: Path) -> None:
     html, text = (path.read_text(encoding="utf-8") for path in write_validation([gpu_page], [], tmp_path))
-    scored = ("errors by family", "families beside a baseline", "the worst 10", "shown, not scored")
+    scored = ("errors by family", "families next to a baseline", "the worst 10", "shown, not scored")
     for heading in (*scored, "not predicted", "ablation", "leaving one family out"):
         assert f"toys: {heading}" in html
         assert f"## toys: {heading}" in text

@@ -137,7 +137,7 @@ def test_experts_and_latent_attention_of_megatron_are_counted(imported: Import) 
     assert result.parameters == 671_026_419_200 - 58 * 256
     assert not result.unsupported
     overlapped = imported(text.replace("--swiglu", "--swiglu --overlap-moe-expert-parallel-comm"), "x.sh")
-    assert "overlap_moe_expert_parallel_comm: all-to-alls beside" in overlapped.unsupported[0]
+    assert "overlap_moe_expert_parallel_comm: all-to-alls next to" in overlapped.unsupported[0]
     assert result.layout is not None
     assert "ep=64" in result.layout
     experts = result.document["experts"]

@@ -1,0 +1,31 @@
+"""The last line of a verdict: who is first where every candidate runs another kind of layout."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import ModuleType
+
+import pytest
+
+from perfsim.prediction.risk import Ranked
+from perfsim.studies.decision import figure, time_unit
+from perfsim.studies.verdict import grounds
+
+
+@pytest.mark.parametrize(("faster", "said"), [(10.0, True), (1.0, False), (0.1, False)])
+def test_another_layout_is_told_where_it_turns_the_order_with_its_own_time(
+    factory: ModuleType, faster: float, said: bool
+) -> None:
+    result = factory.study_result()
+    *others, last = result.candidates
+    ranks = tuple(
+        Ranked(rank, "", step_s, (step_s, step_s), (), is_proven=True)
+        for rank, step_s in (("proven", last.step_time_s), ("fastest", last.step_time_s / faster))
+    )
+    lines = grounds((*others, replace(last, ranks=ranks)), result.decision, None)
+    assert ("other reading" in lines) == said
+    if said:
+        (own,) = (row for row in result.decision.outcomes if row.label == last.label)
+        unit, scale = time_unit(own.wall_s.typical / faster)
+        when = f"{figure(own.wall_s.typical / faster / scale)} {unit}"
+        assert f"With the fastest of all layouts first after {when}: 16 CS-2." in lines["other reading"]
