@@ -26,7 +26,7 @@ from perfsim.report.table import Table, markdown_text
 from perfsim.version import __version__
 
 if TYPE_CHECKING:
-    from perfsim.studies.trust import SharedCaveat
+    from perfsim.studies.answers import SharedCaveat
 
 
 @dataclass(frozen=True, slots=True)

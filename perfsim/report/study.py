@@ -17,17 +17,18 @@ from perfsim.report.page import Page, Section, caveats_section, slugify
 from perfsim.report.table import Cell, Field, Table
 from perfsim.specs.prices import NOT_GIVEN
 from perfsim.studies.answers import (
+    LEAST_TURN,
     Answer,
     Assumption,
     BreakEven,
     Decision,
     LawRow,
     Outcome,
+    SharedCaveat,
     Spread,
     StudyResult,
 )
 from perfsim.studies.decision import amount, chance
-from perfsim.studies.trust import LEAST_TURN, SharedCaveat
 from perfsim.version import __version__
 
 MOST_CANDIDATES = 24

@@ -13,9 +13,8 @@ from perfsim.report.page import Page, Section, caveats_section
 from perfsim.report.study import inputs_section
 from perfsim.report.sweep_figures import MAX_ROWS, answer_cells, change_table, drawn, series_table
 from perfsim.report.table import Cell, Table, Value
-from perfsim.studies.answers import PointResult
+from perfsim.studies.answers import PointResult, confidence
 from perfsim.studies.scaling import Match, Series
-from perfsim.studies.trust import confidence
 from perfsim.studies.variants import SweepResult
 from perfsim.version import __version__
 

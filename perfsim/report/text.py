@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from perfsim.engine.trace import Simulated
     from perfsim.prediction.risk import Ranked
     from perfsim.prediction.verification import SamplingSummary
-    from perfsim.studies.answers import Answer
-    from perfsim.studies.trust import SharedCaveat
+    from perfsim.studies.answers import Answer, SharedCaveat
 
 
 Item = TypeVar("Item")

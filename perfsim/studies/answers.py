@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from importlib.resources import files
 from statistics import median
@@ -21,6 +21,7 @@ from perfsim.base.text import did_you_mean
 from perfsim.convergence.time_to_accuracy import RampedRun, TimeToAccuracy
 from perfsim.convergence.wall_clock import RunPart
 from perfsim.prediction.bands import Accuracy
+from perfsim.prediction.caveats import CODES, Caveat
 from perfsim.prediction.prediction import Document, Prediction
 from perfsim.prediction.verification import SamplingSummary
 from perfsim.specs.wall_clock import ProductionRange
@@ -28,7 +29,6 @@ from perfsim.studies.axes import BATCH_PATHS, VARIANT
 from perfsim.studies.batches import BatchPoint
 from perfsim.studies.spec import Point
 from perfsim.studies.timeline import TimelineBar
-from perfsim.studies.trust import SharedCaveat
 
 Circumstances = tuple[tuple[str, str], ...]
 """Settings other than the batch, each value as text."""
@@ -529,6 +529,20 @@ class Eras:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedCaveat(Caveat):
+    """A caveat of one or more answers that are compared, in the words of the worst of them."""
+
+    systems: tuple[str, ...]
+    """Systems that it is about."""
+    machines: tuple[str, ...]
+    """The answers by system: `1, 4 and 16 CS-2`."""
+    nouns: tuple[str, ...]
+    """Several devices of each system, such as `CS-2`."""
+    turns: float = 0.0
+    """Probability that the order of a study turns by what it is about."""
+
+
+@dataclass(frozen=True, slots=True)
 class Infeasible:
     """A candidate without a feasible plan, and the reason."""
 
@@ -591,3 +605,87 @@ class StudyResult:
     """SHA-256 of the study's resolved descriptions without their prose, and of the version of the model."""
     stopped: LimitError | None = field(default=None, compare=False)
     """What ended it before all candidates were answered; no part of a document."""
+
+
+# What several answers together say of their basis, once for all that have it alike.
+
+LEAST_TURN = 0.01
+"""From this probability on a caveat could turn the order."""
+MOST_COUNTS = 4
+"""More numbers of devices are written as a range."""
+
+
+def shared_caveats(predictions: Sequence[Prediction]) -> tuple[SharedCaveat, ...]:
+    """The caveats of all predictions, worst first: one for each code and system, in the words of the worst.
+
+    Those of several systems that have the same words are one.
+    """
+    groups: dict[tuple[str, str], list[tuple[Caveat, Prediction]]] = {}
+    for step in predictions:
+        for warning in step.caveats:
+            groups.setdefault((warning.code, step.system), []).append((warning, step))
+    merged: dict[tuple[str, str], SharedCaveat] = {}
+    for (code, system), said in groups.items():
+        worst, _ = min(said, key=lambda pair: (pair[0].rank(), -pair[1].num_devices))
+        machine = _machine(worst, said, [step for step in predictions if step.system == system])
+        noun = said[0][1].devices_noun
+        shared = SharedCaveat(worst.code, worst.severity, worst.text, (system,), (machine,), (noun,))
+        if known := merged.get((code, worst.text)):
+            shared = replace(
+                min(known, shared, key=Caveat.rank),
+                systems=known.systems + shared.systems,
+                machines=known.machines + shared.machines,
+                nouns=known.nouns + shared.nouns,
+            )
+        merged[code, worst.text] = shared
+    return tuple(sorted(merged.values(), key=Caveat.rank))
+
+
+def weighed(predictions: Sequence[Answer], decision: Decision) -> tuple[SharedCaveat, ...]:
+    """The caveats of candidates by the probability that the order turns by what they are about."""
+    by_speed = {outcome.label: outcome.turns for outcome in decision.outcomes}
+    known = []
+    for caveat in shared_caveats(predictions):
+        concern = CODES[caveat.code][1]
+        about = [
+            by_speed[row.label]
+            for row in predictions
+            if row.system in caveat.systems and caveat.code in {own.code for own in row.caveats}
+        ]
+        turns = {"step": max(about), "target": decision.turns, "memory": 0.0, "question": 0.0}[concern]
+        known.append(replace(caveat, turns=turns))
+    return tuple(sorted(known, key=lambda caveat: (-round(caveat.turns, 2), caveat.rank())))
+
+
+def _machine(
+    worst: Caveat, said: Sequence[tuple[Caveat, Prediction]], of_system: Sequence[Prediction]
+) -> str:
+    """`1, 4 and 16 CS-2`, with the strategies where others of this system are left out."""
+
+    def names(steps: Iterable[Prediction]) -> set[str]:
+        # A label is the machine and the strategy, and a layout that is named.
+        return {step.label.removeprefix(f"{step.machine}, ") for step in steps}
+
+    as_worst = [step for caveat, step in said if caveat.text == worst.text]
+    named = names(as_worst)
+    left_out = f", {' and '.join(sorted(named))}" if named != names(of_system) else ""
+    counts = {step.num_devices for step in as_worst}
+    lesser = {step.num_devices for _, step in said} - counts
+    tail = f" (to a lesser degree {_counts(lesser)})" if lesser else ""
+    return f"{_counts(counts)} {as_worst[0].devices_noun}{left_out}{tail}"
+
+
+def _counts(numbers: Iterable[int]) -> str:
+    counts = sorted(numbers)
+    if len(counts) > MOST_COUNTS:
+        return f"{counts[0]:,} to {counts[-1]:,}"
+    return " and ".join(filter(None, [", ".join(f"{n:,}" for n in counts[:-1]), f"{counts[-1]:,}"]))
+
+
+def confidence(caveats: Sequence[SharedCaveat]) -> str:
+    """The worst caveat as a clause of a verdict; empty where all are for information only."""
+    worst = min(caveats, key=Caveat.rank, default=None)
+    if worst is None or worst.severity == "info":
+        return ""
+    level = "low" if worst.severity == "serious" else "limited"
+    return f"{level} confidence in {' and '.join(worst.nouns)}: {worst.headline}"

@@ -101,10 +101,10 @@ SAME_PRODUCTION = Assumption(
 NO_DEFAULT = "no default, because it would decide the comparison; the study may give it"
 
 
-def assumptions_of(spec: StudySpec, target: Target) -> tuple[Assumption, ...]:
+def assumptions_of(spec: StudySpec) -> tuple[Assumption, ...]:
     """Inputs of an answer: critical batch, model, recipe, systems, fitted constants, cluster calibrations."""
     catalog = default_catalog()
-    assumptions = [*_target(target), *_described(catalog, "model", spec.model.name)]
+    assumptions = [*_target(Target.of_study(spec)), *_described(catalog, "model", spec.model.name)]
     assumptions += _described(catalog, "recipe", spec.recipe.name)
     for point in {(known.candidate.system.name, known.runtime.name): known for known in spec.points}.values():
         system = point.candidate.system

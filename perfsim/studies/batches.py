@@ -195,38 +195,24 @@ class Target:
             suggested["MiniCPM (arXiv 2404.06395)"] = minicpm_tokens(loss)
         return suggested
 
-    def time_of(
-        self,
-        batch_tokens: float,
-        step_time_s: float,
-        step_time_error: float,
-        unshared_error: float,
-        later_s: tuple[float, ...] = (),
-    ) -> TimeToAccuracy:
-        """The time of steps to this end; NotIdentifiableError far beyond the measured batches."""
+    def time_of_run(self, run: Evaluation, accuracy: Accuracy | None = None) -> TimeToAccuracy:
+        """The time of a simulated plan's steps to this end, with the run's `accuracy`.
+
+        Raises NotIdentifiableError far beyond the measured batches.
+        """
+        accuracy = accuracy or run.accuracy
+        tokens = run.plan.job.tokens_per_step
+        known = self.measured
         return TimeToAccuracy(
-            batch_tokens=batch_tokens,
-            step_time_s=step_time_s,
+            batch_tokens=tokens,
+            step_time_s=run.step_time_s,
             d_min_tokens=self.d_min_tokens,
             critical=self.critical,
-            step_time_error=step_time_error,
-            unshared_error=unshared_error,
+            step_time_error=accuracy.step_time_error,
+            unshared_error=accuracy.unshared_error,
             d_min_error=0.0 if self.loss is None else self.loss.d_min_error,
-            examples_error=LEAST_EXAMPLES_ERROR
-            if self.measured is None
-            else relative_error(batch_tokens, self.measured),
-            later_s=later_s,
-        )
-
-    def time_of_run(self, run: Evaluation, accuracy: Accuracy | None = None) -> TimeToAccuracy:
-        """The time of a simulated plan's steps, with the run's `accuracy`."""
-        accuracy = accuracy or run.accuracy
-        return self.time_of(
-            run.plan.job.tokens_per_step,
-            run.step_time_s,
-            accuracy.step_time_error,
-            accuracy.unshared_error,
-            _later_phases_s(run),
+            examples_error=LEAST_EXAMPLES_ERROR if known is None else relative_error(tokens, known),
+            later_s=_later_phases_s(run),
         )
 
     def grid(self, seq_length: int, num_devices: int) -> list[int]:

@@ -23,7 +23,15 @@ from perfsim.prediction.planner import best_plan, refusal
 from perfsim.prediction.run import Evaluation
 from perfsim.prediction.verification import sample_step
 from perfsim.specs.perturbations import PerturbationSpec, StragglerSpec
-from perfsim.studies.answers import COVERED_ONCE, Answer, Infeasible, PointResult, Production, StudyResult
+from perfsim.studies.answers import (
+    COVERED_ONCE,
+    Answer,
+    Infeasible,
+    PointResult,
+    Production,
+    StudyResult,
+    weighed,
+)
 from perfsim.studies.assumptions import assumptions_of
 from perfsim.studies.axes import Sweep
 from perfsim.studies.batches import BatchPoint, Target
@@ -33,7 +41,6 @@ from perfsim.studies.executors import IN_PROCESS, Executor, ExecutorLost, Tell, 
 from perfsim.studies.spec import Point, StudySpec, digests
 from perfsim.studies.store import Store, Stored
 from perfsim.studies.timeline import timeline
-from perfsim.studies.trust import weighed
 from perfsim.studies.variants import SweepResult
 from perfsim.studies.verdict import grounds, pair_of, sentence
 from perfsim.work.counts import parameters
@@ -42,7 +49,7 @@ from perfsim.work.graph import computes, owners_of
 # One candidate at one number of devices.
 
 
-def answer_point(point: Point, target: Target, *, deep: bool = False) -> Answer:
+def answer_point(point: Point, *, deep: bool = False) -> Answer:
     """A candidate at its best batch, under the study's perturbations.
 
     `deep` adds what only a study has: sampled arithmetic, the batch ramp and what its page draws.
@@ -50,6 +57,7 @@ def answer_point(point: Point, target: Target, *, deep: bool = False) -> Answer:
     """
     spec = point.study
     question = point.question
+    target = Target.of_study(spec)
     batches = target.batches(spec, question)
     best = batches[0]
     curve = None
@@ -153,17 +161,17 @@ def run_study(
     reached later leaves the answers that are there.
     """
     spec = spec.compared(compare)
-    target = Target.of_study(spec)
+    Target.of_study(spec)  # refuses a study that nothing ends
     points = spec.points
     for point in points:
         point.checked()
     outcomes = dict[int, Answer | PerfsimError]()
     stopped: LimitError | None = None
 
-    def items() -> Iterator[tuple[int, tuple[str, Point, Target]]]:
+    def items() -> Iterator[tuple[int, tuple[str, Point]]]:
         for number, point in enumerate(points):
             progress(f"{number} of {len(points)} candidates: {point.candidate.strategy} on {point.machine}")
-            yield number, (f"{number} of {len(points)} candidates answered", point, target)
+            yield number, (f"{number} of {len(points)} candidates answered", point)
 
     try:
         with executor.answers(_answer, items()) as finished:
@@ -178,13 +186,12 @@ def run_study(
             refused.append((point, outcome))
         else:
             answered.append((point, replace(outcome, number=number)))
-    if not answered:
-        raise stopped or _all_failed([error for _, error in refused])
-    infeasible = [Infeasible(point.label, _reason(error)) for point, error in refused]
-    return _result(spec, target, answered, infeasible, stopped)
+    if stopped and not answered:
+        raise stopped
+    return _result(spec, answered, _infeasible(points, refused), stopped)
 
 
-def refusals(spec: StudySpec) -> list[Infeasible]:
+def refusals(spec: StudySpec) -> tuple[Infeasible, ...]:
     """The candidates to which a run of the study would give no answer, but for memory and limits of time.
 
     Raises what the run would raise: bad input, and what all candidates lack where none can be answered.
@@ -196,16 +203,14 @@ def refusals(spec: StudySpec) -> list[Infeasible]:
         errors = [refusal(question.at(batch)) for batch in target.batches(spec, question)]
         if errors[0] is not None and all(errors):
             refused.append((point, errors[0]))
-    if len(refused) == len(spec.points):
-        raise _all_failed([error for _, error in refused])
-    return [Infeasible(point.label, _reason(error)) for point, error in refused]
+    return _infeasible(spec.points, refused)
 
 
-def _answer(item: tuple[str, Point, Target]) -> Answer | PerfsimError:
+def _answer(item: tuple[str, Point]) -> Answer | PerfsimError:
     """The answer of a candidate, or why it has none; the entry point of a worker."""
-    reached, point, target = item
+    reached, point = item
     present_limits().in_time(lambda: reached)
-    return attempt(lambda: answer_point(point, target, deep=True))
+    return attempt(lambda: answer_point(point, deep=True))
 
 
 def _reason(error: PerfsimError) -> str:
@@ -214,22 +219,30 @@ def _reason(error: PerfsimError) -> str:
     return f"not answered: {reasons}" if isinstance(error, LimitError) else reasons
 
 
-def _all_failed(errors: Sequence[PerfsimError]) -> PerfsimError:
-    """What ends a study without any answer: a lack of plans, else bad input, else the first failure."""
+def _infeasible(
+    points: Sequence[Point], refused: Sequence[tuple[Point, PerfsimError]]
+) -> tuple[Infeasible, ...]:
+    """The candidates without an answer, with the reason.
+
+    Where no point has one, a lack of plans is raised, else bad input, else the first failure.
+    """
+    errors = [error for _, error in refused]
+    if len(errors) < len(points):
+        return tuple(Infeasible(point.label, _reason(error)) for point, error in refused)
     if any(isinstance(error, PlanError) for error in errors):
-        return PlanError([_reason(error) for error in errors])
+        raise PlanError([_reason(error) for error in errors])
     if all(isinstance(error, InputError) for error in errors):
-        return InputError([problem for error in errors for problem in error.problems])
-    return errors[0]
+        raise InputError([problem for error in errors for problem in error.problems])
+    raise errors[0]
 
 
 def _result(
     spec: StudySpec,
-    target: Target,
     answered: Sequence[tuple[Point, Answer]],
-    refused: Sequence[Infeasible],
+    infeasible: tuple[Infeasible, ...],
     stopped: LimitError | None,
 ) -> StudyResult:
+    target = Target.of_study(spec)
     # A label that several candidates have is followed by the runtime, else by a number.
     alike = Counter(row.label for _, row in answered)
     seen = Counter[str]()
@@ -248,7 +261,7 @@ def _result(
     )
     points = {row.label: point for (point, _), row in zip(answered, rows, strict=True)}
     pair = [(points[row.label], row) for row in pair_of(candidates, decision) if row is not None]
-    dated = eras_of(spec, pair, lambda point: answer_point(point, target))
+    dated = eras_of(spec, pair, answer_point)
     # For each strategy and family of published runs, the accuracy of its least similar candidate.
     families: dict[tuple[str, str], Accuracy] = {}
     for run in (row.run for row in candidates):
@@ -272,11 +285,11 @@ def _result(
         decision=decision,
         grounds=grounds(candidates, decision, dated),
         caveats=weighed(candidates, decision),
-        infeasible=tuple(refused),
+        infeasible=infeasible,
         ratio_bands={own.label: (own.ratio.low, own.ratio.high) for own in decision.outcomes},
         laws=laws_side_by_side(spec, target, candidates),
         suggested_batch_tokens=target.suggested_batches(spec),
-        assumptions=assumptions_of(spec, target),
+        assumptions=assumptions_of(spec),
         sampling={row.label: row.sampling for row in candidates if row.sampling is not None},
         accuracy=tuple(families.values()),
         perturbed="" if spec.perturbations is None else spec.perturbations.text,
@@ -398,7 +411,7 @@ def run_sweep(
         cluster = point.candidate.cluster_calibration
         machine = (point.candidate.system.name, point.runtime.name, cluster.name if cluster else "")
         studies[point.study.model.name, point.study.recipe.name, machine] = point.study
-    given = (row for study in studies.values() for row in assumptions_of(study, Target.of_study(study)))
+    given = (row for study in studies.values() for row in assumptions_of(study))
     answered = tuple(
         PointResult(point.study, point.settings, *results[key])
         for key, point in zip(keys, sweep.points, strict=True)
@@ -410,11 +423,7 @@ def answer_text(point: Point) -> Stored:
     """The answer to a point as JSON text; the entry point of a worker."""
     started = time.perf_counter()
 
-    @within_floats
-    def answer() -> Answer:
-        return answer_point(point, Target.of_study(point.study))
-
-    row = attempt(answer)
+    row = attempt(within_floats(lambda: answer_point(point)))
     if isinstance(row, PerfsimError):  # concerns this point alone
         document: dict[str, Any] = {"reasons": [problem.message for problem in row.problems]}
     else:

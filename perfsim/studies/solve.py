@@ -438,7 +438,7 @@ class _Search:
         settings = {} if not changed or self.find in MACHINE_ROOTS else {self.find: value}
         changes = self.unknown.changes(self.study, value) if changed else {}
         study = self.changer.point(self.study, candidate, devices, changes)
-        row = attempt(lambda: answer_point(Point(study), Target.of_study(study)))
+        row = attempt(lambda: answer_point(Point(study)))
         if isinstance(row, PerfsimError):
             return PointResult(study, settings, reasons=tuple(known.message for known in row.problems))
         return PointResult(study, settings, row)

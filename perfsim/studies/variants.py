@@ -19,15 +19,17 @@ from perfsim.studies.answers import (
     Assumption,
     Circumstances,
     PointResult,
+    SharedCaveat,
+    confidence,
     leaves,
     setting_text,
     settings_text,
+    shared_caveats,
 )
 from perfsim.studies.axes import LAYOUT, VARIANT, Sweep
 from perfsim.studies.decision import amount, figure, outcome_of, time_unit, verb
 from perfsim.studies.scaling import Match, Series
 from perfsim.studies.spec import digests
-from perfsim.studies.trust import SharedCaveat, confidence, shared_caveats
 
 SAME = 0.01
 """Relative changes of the step time below this are not reported one by one."""

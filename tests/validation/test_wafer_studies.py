@@ -20,7 +20,6 @@ from perfsim.specs.layout import StreamingLayout
 from perfsim.strategies import strategy
 from perfsim.strategies.streaming.memory import Store
 from perfsim.studies.axes import VARIANT, load_sweep
-from perfsim.studies.batches import Target
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import answer_point
 from perfsim.studies.spec import Point
@@ -252,7 +251,7 @@ def test_the_link_changes_nothing_where_wafers_are_full_and_a_little_where_rows_
     for point in points("ablations_ws"):
         name = point.settings[VARIANT]
         if name in ("as it is", "twice the I/O", "half the MemoryX bandwidth"):
-            answer = answer_point(point, Target.of_study(point.study))
+            answer = answer_point(point)
             steps[name, point.study.recipe.global_batch_size] = answer.step_time_s
     assert steps["twice the I/O", 768] == pytest.approx(steps["as it is", 768], rel=0.01)
     assert steps["half the MemoryX bandwidth", 768] == pytest.approx(steps["as it is", 768], rel=0.01)

@@ -19,9 +19,8 @@ from perfsim.report.study import study_document, study_lines, study_page
 from perfsim.report.terminal import run_lines
 from perfsim.report.text import ALWAYS
 from perfsim.specs.calibration import ClusterCalibration, MeasuredStep
-from perfsim.studies.answers import Answer
+from perfsim.studies.answers import Answer, shared_caveats, weighed
 from perfsim.studies.batches import BatchCurve, BatchPoint
-from perfsim.studies.trust import shared_caveats, weighed
 
 SMALL = "cerebras_gpt_111m"
 catalog = ps.Catalog()

@@ -21,7 +21,7 @@ def spec() -> StudySpec:
 
 @pytest.fixture(scope="module")
 def assumptions(spec: StudySpec) -> tuple[Assumption, ...]:
-    return assumptions_of(spec, Target.of_study(spec))
+    return assumptions_of(spec)
 
 
 TOPICS = {
@@ -84,7 +84,7 @@ def test_the_critical_batch_has_its_band(spec: StudySpec, assumptions: tuple[Ass
 
 def test_a_study_of_gpus_alone_says_nothing_of_wafers(spec: StudySpec) -> None:
     gpus = spec.model_copy(update={"candidates": spec.candidates[:1]})
-    topics = {row.topic for row in assumptions_of(gpus, Target.of_study(gpus))}
+    topics = {row.topic for row in assumptions_of(gpus)}
     assert "device a100-sxm4-80gb" in topics
     assert not topics & {"system cs-2", "device wse-2", "calibration wse-2"}
 
@@ -92,7 +92,7 @@ def test_a_study_of_gpus_alone_says_nothing_of_wafers(spec: StudySpec) -> None:
 def test_a_model_written_inside_the_study_is_the_studys_own_assumption(spec: StudySpec) -> None:
     changed = spec.model_copy(update={"model": spec.model.model_copy(update={"name": "mine"})})
     mine = Assumption("model", "mine", "defined inside the study", "the study's own file", "assumption")
-    assert mine in assumptions_of(changed, Target.of_study(changed))
+    assert mine in assumptions_of(changed)
 
 
 GUESSED = """

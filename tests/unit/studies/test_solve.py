@@ -35,7 +35,7 @@ def shares(study: StudySpec, find: str, values: list[Any], quantity: str, bound:
         try:
             changes = {find: (value,) if find == "devices" else value}
             (point,) = changed_study(study, changes, default_catalog()).points
-            option = option_of(point, answer_point(point, Target.of_study(point.study)))
+            option = option_of(point, answer_point(point))
         except PerfsimError:
             found.append(0.0)
             continue

@@ -8,7 +8,7 @@ import pytest
 
 import perfsim as ps
 from perfsim.prediction.caveats import Caveat
-from perfsim.studies.trust import SharedCaveat, confidence, shared_caveats
+from perfsim.studies.answers import SharedCaveat, confidence, shared_caveats
 
 EDGE = Caveat("batch-at-edge", "warning", "the same")
 
