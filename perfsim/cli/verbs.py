@@ -564,20 +564,20 @@ def _validate(
         written = write_validation(accuracy, convergence, page)
         write_error(f"Page: {written[0]}, {written[1]}\n")
         known = {step.result["file"]: step.leaving for step in accuracy}
-    if leave_out:
+    if leave_out or record:
         from perfsim.catalog import default_catalog
         from perfsim.evidence.cases import CaseRows, StepCase
         from perfsim.evidence.left_out import LeavingOut
+        from perfsim.evidence.record import write_records
 
         catalog = default_catalog()
         for path, result in steps:
-            if path.name not in known:
+            if not known.get(path.name):
                 known[path.name] = LeavingOut.by_kind(CaseRows.read(path, StepCase).cases, catalog)
-            result["left_out"] = LeavingOut.document(known[path.name])
-    if record:
-        from perfsim.evidence.record import write_records
-
-        write_records(paths, results, known)
+            if leave_out:
+                result["left_out"] = LeavingOut.document(known[path.name])
+        if record:
+            write_records(results, known)
     return Answer(
         lambda: results[0] if len(results) == 1 else results,
         lambda: [line for result in results for line in validation_lines(result, worst)],

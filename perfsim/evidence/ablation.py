@@ -22,7 +22,6 @@ from perfsim.base.errors import PerfsimError
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.costs.gemm import GemmModel, Geometry
 from perfsim.costs.gpu import GpuCosts
-from perfsim.costs.wafer import WaferCosts
 from perfsim.evidence.cases import CaseRows, PlacedCase, StepCase, mapped
 from perfsim.evidence.left_out import LeavingOut, LeftOut, Tangent
 from perfsim.evidence.score import Scored
@@ -38,7 +37,7 @@ from perfsim.work.kernels import Kernel
 _LARGER_MEMORY = "a100-sxm4"
 _SMALLER_MEMORY = "a100-sxm4-40gb"
 """Calibrations of one chip with two memories."""
-NOTHING = "nothing"
+_NOTHING = "nothing"
 """Key of the prediction with every mechanism in place."""
 _ATTENTION_CORE = ("scores", "softmax", "attention_dropout", "context", "flash_attention")
 _HEAD_AND_EMBEDDING = ("embedding.", "head.")
@@ -54,18 +53,18 @@ class _Removal:
     key: str
     instead: str = "free"
     """The assumption that replaces it."""
+    parts: Parts = field(default_factory=dict)
+    """Parts of the prices that change."""
+    constants: tuple[str, ...] = ()
+    """Fitted constants of the mechanism, which a new fit leaves out."""
     work: Callable[[Work], bool] = lambda _: False
     """Classes of work that take no time."""
     kernel: Callable[[Kernel, GpuCosts], float] = lambda _, __: 1.0
     """Factor on the time of a kernel on the device; with 0 the host still launches it."""
     tasks: Callable[[TaskGraph], Bools] | None = None
     """Tasks that take no time; None: all of the classes in `work`."""
-    parts: Parts = field(default_factory=dict)
-    """Parts of the prices that change."""
     alone: bool = False
     """Communication takes nothing from the compute that runs at the same time."""
-    constants: tuple[str, ...] = ()
-    """Fitted constants of the mechanism, which a new fit leaves out."""
 
     def idle(self, graph: TaskGraph) -> Bools:
         """Which tasks take no time."""
@@ -115,6 +114,10 @@ def _fractions_of_16_bits(costs: GpuCosts) -> dict[Precision, GemmModel]:
     gpu = costs.gpu.model_copy(update={"narrow": {}})
     device = costs.topology.system.device
     return {name: costs.gemm.narrow(gpu, device, name) for name in costs.narrow}
+
+
+def _no_ceiling(costs: GpuCosts) -> dict[Precision, GemmModel]:
+    return {name: replace(gemm, sustained_fraction=1.0) for name, gemm in costs.narrow.items()}
 
 
 def _no_bridge(costs: GpuCosts) -> CollectiveModel:
@@ -167,147 +170,109 @@ def _recomputed_collectives(graph: TaskGraph) -> Bools:
     return recomputed
 
 
+_BRIDGE = ("partial_node_rank_bytes_per_s",)
+_HOST = ("host_s_per_kernel", "host_blocking_s_per_kernel")
 REMOVALS = (
-    _Removal(NOTHING, instead=""),
+    _Removal(_NOTHING, instead=""),
     _Removal("tensor-parallel collectives", work=lambda work: work.category == "tensor_communication"),
     _Removal("collectives of recompute", tasks=_recomputed_collectives),
     _Removal(
         "hierarchical collectives",
         "every group inside one node",
-        parts={"group": lambda _: lambda ranks: Group.inside_node(ranks.size)},
+        {"group": lambda _: lambda ranks: Group.inside_node(ranks.size)},
     ),
     _Removal(
         "data-parallel and FSDP traffic",
         work=lambda work: work.category == "data_communication",
-        constants=("partial_node_rank_bytes_per_s",),
+        constants=_BRIDGE,
     ),
-    _Removal(
-        "bridge of partial nodes",
-        "every rank beside its NIC",
-        parts={"collectives": _no_bridge},
-        constants=("partial_node_rank_bytes_per_s",),
-    ),
+    _Removal("bridge of partial nodes", "every rank beside its NIC", {"collectives": _no_bridge}, _BRIDGE),
     _Removal("compute beside communication", "no slower", alone=True),
     _Removal("stage-to-stage transfers", work=lambda work: work.name == "pipeline.send"),
     _Removal(
-        "host-launch floor",
-        "the host takes no time",
-        parts=_set("framework", host_s_per_kernel=0.0, host_blocking_s_per_kernel=0.0),
-        constants=("host_s_per_kernel", "host_blocking_s_per_kernel"),
+        "host-launch floor", "the host takes no time", _set("framework", **dict.fromkeys(_HOST, 0.0)), _HOST
     ),
-    _Removal(
-        "memory-bound kernels", "free on the device", kernel=lambda kernel, _: kernel.op != "elementwise"
-    ),
-    _Removal("gradient accumulation", kernel=lambda kernel, _: not kernel.name.endswith(".accumulate")),
-    _Removal("last-level cache", "none", parts={"cache_bytes": lambda _: 0.0}),
+    _Removal("memory-bound kernels", "free on the device", kernel=lambda own, _: own.op != "elementwise"),
+    _Removal("gradient accumulation", kernel=lambda own, _: not own.name.endswith(".accumulate")),
+    _Removal("last-level cache", "none", {"cache_bytes": lambda _: 0.0}),
     _Removal(
         "attention core",
-        kernel=lambda kernel, _: not kernel.name.startswith(_ATTENTION_CORE),
+        kernel=lambda own, _: not own.name.startswith(_ATTENTION_CORE),
         constants=("attention_fraction", "attention_half_length"),
     ),
     _Removal(
         "fused attention by length",
         "as in long sequences",
-        parts=_set("gpu", attention_half_length=0.0),
-        constants=("attention_half_length",),
+        _set("gpu", attention_half_length=0.0),
+        ("attention_half_length",),
     ),
     _Removal(
-        "instructions of fused attention",
-        "all at peak",
-        parts=_set("gpu", attention_instruction_fraction=1.0),
+        "instructions of fused attention", "all at peak", _set("gpu", attention_instruction_fraction=1.0)
     ),
     _Removal("embedding, head and loss", work=lambda work: work.name.startswith(_HEAD_AND_EMBEDDING)),
     _Removal("fused cross-entropy", "passes in fp32", kernel=_loss(0)),
     _Removal("passes of a compiled loss", "one kernel", kernel=_loss(2)),
     _Removal("optimizer", work=lambda work: work.category == "optimizer"),
-    _Removal("waves of tiles", "no idle units in the last wave", parts={"gemm": _no_waves}),
+    _Removal("waves of tiles", "no idle units in the last wave", {"gemm": _no_waves}),
+    _Removal("matrix cores want rows of 16 bytes", "they take any", {"vector_flop_per_s": lambda _: None}),
     _Removal(
-        "matrix cores want rows of 16 bytes", "they take any", parts={"vector_flop_per_s": lambda _: None}
-    ),
-    _Removal(
-        "sustained power ceiling",
-        "1.0 of peak",
-        parts=_ceiling(lambda _: 1.0),
-        constants=("sustained_fraction",),
+        "sustained power ceiling", "1.0 of peak", _ceiling(lambda _: 1.0), constants=("sustained_fraction",)
     ),
     _Removal(
         "tensor communication that products hide",
         "all exposed",
-        parts={"recipe": lambda costs: costs.recipe.ran_with(overlap_tensor=False)},
-        constants=("exchange_slowdown",),
+        {"recipe": lambda costs: costs.recipe.ran_with(overlap_tensor=False)},
+        ("exchange_slowdown",),
     ),
     _Removal(
-        "waits between passes", "none", work=lambda work: work.name == WAIT_OF_HOST, constants=("pass_s",)
+        "waits between passes", "none", work=lambda own: own.name == WAIT_OF_HOST, constants=("pass_s",)
     ),
-    _Removal(
-        "asynchronous attention", "the A100's instructions", parts=_set("framework", attention="synchronous")
-    ),
-    _Removal("casts as in tables", "the bytes of both copies", parts={"slower_cast": lambda _: {}}),
+    _Removal("asynchronous attention", "the A100's instructions", _set("framework", attention="synchronous")),
+    _Removal("casts as in tables", "the bytes of both copies", {"slower_cast": lambda _: {}}),
     _Removal(
         "products of experts with biases",
         "as fast as without",
-        parts=_set("framework", grouped_rate=1.0),
-        constants=("grouped_rate",),
+        _set("framework", grouped_rate=1.0),
+        ("grouped_rate",),
     ),
-    _Removal("casts to fewer bits", kernel=lambda kernel, _: not kernel.name.endswith(".cast")),
-    _Removal(
-        "tables of narrow products", "16 bits' fractions of peak", parts={"narrow": _fractions_of_16_bits}
-    ),
-    _Removal(
-        "narrow power ceiling",
-        "1.0 of peak",
-        parts={
-            "narrow": lambda costs: {
-                name: replace(gemm, sustained_fraction=1.0) for name, gemm in costs.narrow.items()
-            }
-        },
-        constants=("narrow_sustained_fraction",),
-    ),
+    _Removal("casts to fewer bits", kernel=lambda own, _: not own.name.endswith(".cast")),
+    _Removal("tables of narrow products", "16 bits' fractions of peak", {"narrow": _fractions_of_16_bits}),
+    _Removal("narrow power ceiling", "1.0 of peak", {"narrow": _no_ceiling}, ("narrow_sustained_fraction",)),
     _Removal(
         "libraries older than the device",
         "all of its ceiling",
-        parts=_ceiling(_of_newer_libraries),
-        constants=("ceiling_share",),
+        _ceiling(_of_newer_libraries),
+        ("ceiling_share",),
     ),
     _Removal(
         "slowest of many GPUs",
         "all at the mean ceiling",
-        parts=_ceiling(lambda costs: costs.gpu.sustained_fraction),
+        _ceiling(lambda costs: costs.gpu.sustained_fraction),
     ),
-    _Removal("ceiling of the A100 with 40 GB", "that with 80 GB", parts=_ceiling(_of_larger_memory)),
+    _Removal("ceiling of the A100 with 40 GB", "that with 80 GB", _ceiling(_of_larger_memory)),
 )
 """Nothing, then communication, host, memory, parts of the model, and matrix products."""
 
 
-def without_each(placed: PlacedCase) -> dict[str, float]:
-    """The step time of a placed case without each mechanism, by the key of its removal.
+def _without_each(placed: PlacedCase) -> dict[str, Scored]:
+    """A placed case predicted without each mechanism, by the key of its removal.
 
     Raises InputError for a case that does not run on GPUs.
     """
     step = placed.step(GpuCosts(gpu_plan(placed.plan).topology, placed.plan.job.recipe))
     complete_s = step.run(contention=False).step_time_s
-    steps_s = {}
+    runs = {}
     for removal in REMOVALS:
         duration_s = placed.step(_WithoutMechanism(placed.plan, removal)).duration_s
         duration_s = np.where(removal.idle(placed.placed.graph), 0.0, duration_s)
         # A mechanism that changes no duration needs no new simulation.
         affects = not np.array_equal(duration_s, step.duration_s)
         step_s = step.run(duration_s, contention=False).step_time_s if affects else complete_s
-        steps_s[removal.key] = (1.0 if removal.alone else placed.slowed) * step_s
-    return steps_s
+        runs[removal.key] = Scored.of(placed.case, (1.0 if removal.alone else placed.slowed) * step_s)
+    return runs
 
 
 # The content of the accuracy page.
-
-
-@dataclass(frozen=True)
-class _Priced:
-    """A run on GPUs with its step time by removed mechanism."""
-
-    case: StepCase
-    steps_s: Mapping[str, float]
-    tangent: Tangent | None
-    """For fits that leave its family out; None if not requested."""
 
 
 @dataclass(frozen=True)
@@ -336,10 +301,14 @@ class StepAccuracy:
         cls, cases: Sequence[StepCase], result: Mapping[str, Any], catalog: Catalog, *, leaves_out: bool
     ) -> StepAccuracy:
         """Explain the score of some step-time cases."""
-        parts = mapped(partial(_examine, catalog=catalog, leaves_out=leaves_out), cases)
-        on_gpus = [part for part in parts if part is not None]
-        tangents = [part.tangent for part in on_gpus if part.tangent is not None]
-        removed = _removed(on_gpus, tangents)
+        examined = mapped(partial(_examine, catalog=catalog, leaves_out=leaves_out), cases)
+        on_gpus = [runs for runs, _ in examined if runs]
+        tangents = [tangent for _, tangent in examined if tangent is not None]
+        removed = []
+        for removal in REMOVALS if on_gpus else ():
+            runs = [run[removal.key] for run in on_gpus]
+            refitted = Scored.scores(Tangent.refitted(tangents, runs, removal.constants)) if tangents else {}
+            removed.append(Removed(removal.key, removal.instead, Scored.scores(runs), refitted))
         leaving = LeavingOut.by_kind(cases, catalog, tangents) if leaves_out else []
         return cls(result, removed, leaving)
 
@@ -374,23 +343,16 @@ def accuracy_of(
     ]
 
 
-def _examine(case: StepCase, catalog: Catalog, *, leaves_out: bool) -> _Priced | None:
-    """A run without each mechanism; None on wafers, and if it cannot be predicted."""
+def _examine(
+    case: StepCase, catalog: Catalog, *, leaves_out: bool
+) -> tuple[dict[str, Scored], Tangent | None]:
+    """A run without each mechanism, and what fits that leave its family out take of it, if requested.
+
+    Neither on wafers, and if it cannot be predicted.
+    """
     try:
         placed = case.placed(catalog)
-        if isinstance(placed.costs, WaferCosts):
-            return None
         tangent = Tangent.of(placed) if leaves_out and case.scored else None
-        return _Priced(case, without_each(placed), tangent)
+        return _without_each(placed), tangent
     except PerfsimError:
-        return None
-
-
-def _removed(on_gpus: Sequence[_Priced], tangents: Sequence[Tangent]) -> list[Removed]:
-    """The score of the GPU cases with and without each mechanism; with `tangents` also after a new fit."""
-    rows = []
-    for removal in REMOVALS if on_gpus else ():
-        runs = [Scored.of(part.case, part.steps_s[removal.key]) for part in on_gpus]
-        left_out = Scored.scores(Tangent.refitted(tangents, runs, removal.constants)) if tangents else {}
-        rows.append(Removed(removal.key, removal.instead, Scored.scores(runs), left_out))
-    return rows
+        return {}, None

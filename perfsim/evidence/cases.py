@@ -455,10 +455,6 @@ class StepCase(_CaseSpec):
         """The run planned. Raises PerfsimError if it cannot be planned."""
         return PlacedCase.of(self, self.question(catalog, calibration))
 
-    def evaluated(self, catalog: Catalog, calibration: Calibration | None = None) -> Evaluation:
-        """The run simulated from its description alone."""
-        return self.placed(catalog, calibration).evaluation
-
 
 @dataclass(frozen=True)
 class PlacedCase:

@@ -18,8 +18,8 @@ from perfsim.evidence.fitting import (
     need_more_than,
     read_collectives,
     refused,
+    robust_fit,
     rounded,
-    scipy,
     weighted_quantile,
 )
 from perfsim.machines import machine_of
@@ -194,12 +194,7 @@ def _fit_lines(
     jitter = np.random.default_rng(0).normal(0, 0.3, (_STARTS, start.size))
     jitter[0] = 0.0
     guesses = [np.clip(start + shift, low, high) for shift in jitter]
-    results = [
-        scipy("optimize").least_squares(
-            residuals, guess, bounds=(low, high), loss="soft_l1", f_scale=_OUTLIER
-        )
-        for guess in guesses
-    ]
+    results = [robust_fit(residuals, guess, _OUTLIER, bounds=(low, high)) for guess in guesses]
     best = min(results, key=lambda result: float(result.cost))
     return _segments(np.exp(best.x).reshape(4, -1))
 

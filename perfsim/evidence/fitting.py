@@ -143,6 +143,11 @@ def scipy(module: str) -> Any:
         raise InputError([problem]) from None
 
 
+def robust_fit(residuals: Callable[[Floats], Floats], first: Floats, scale: float, **options: Any) -> Any:
+    """SciPy's least squares in which residuals above `scale` have decreasing influence (soft L1)."""
+    return scipy("optimize").least_squares(residuals, first, loss="soft_l1", f_scale=scale, **options)
+
+
 def rounded(value: float, digits: int = 4) -> float:
     """`value` with the given number of significant digits, the precision of a fit."""
     return float(f"{value:.{digits}g}")

@@ -31,7 +31,6 @@ from perfsim.specs.calibration import (
     GpuCalibration,
     MemoryConstants,
     NarrowGemmConstants,
-    TileConstants,
 )
 from perfsim.specs.hardware import DeviceSpec
 from perfsim.specs.precisions import PRECISIONS, Precision
@@ -40,39 +39,31 @@ _SHAPES = ((256, 128), (128, 128), (256, 64), (128, 64), (64, 64), (128, 32), (6
 """Thread-block tiles of cuBLAS and CUTLASS for 16-bit operands."""
 _EFFICIENCY = (0.965, 0.9, 0.8, 0.72, 0.56, 0.52, 0.37, 0.3)
 _CHOICE = (1.3, 0.92, 0.88, 0.7, 0.58, 0.5, 0.4, 0.3)
-_START = GemmConstants(
-    tiles=tuple(
-        TileConstants(shape=shape, efficiency=efficiency, choice_efficiency=choice, overhead_k=140.0)
-        for shape, efficiency, choice in zip(_SHAPES, _EFFICIENCY, _CHOICE, strict=True)
-    ),
-    split_k=(1, 2, 3, 4, 6, 8, 12, 16),
-    k_step=32,
-    split_traffic=0.6,
-    choice_split_traffic=0.8,
-    split_latency_s=2.2e-6,
-    launch_s=3e-6,
-    memory_fraction=0.77,
-    overlap_sharpness=3.4,
-    burst_fraction=0.83,
-    burst_s=1e-3,
-    power_sharpness=11.0,
-)
-_BOUNDS = {
-    "efficiency": (0.05, 1.0),
-    "choice_efficiency": (0.02, 3.0),
-    "overhead_k": (5.0, 1500.0),
-    "split_traffic": (0.05, 5.0),
-    "choice_split_traffic": (0.05, 5.0),
-    "split_latency_s": (2e-7, 2e-5),
-    "launch_s": (5e-7, 1e-5),
-    "memory_fraction": (0.3, 1.0),
-    "overlap_sharpness": (1.0, 20.0),
-    "burst_fraction": (0.5, 1.0),
-    "burst_s": (1e-5, 1e-2),
-    "power_sharpness": (1.0, 40.0),
+_OF_TILE = {"efficiency": (0.05, 1.0), "choice_efficiency": (0.02, 3.0), "overhead_k": (5.0, 1500.0)}
+"""Lowest and highest value of each fitted constant of a tile."""
+_OF_ALL = {
+    "split_traffic": (0.6, 0.05, 5.0),
+    "choice_split_traffic": (0.8, 0.05, 5.0),
+    "split_latency_s": (2.2e-6, 2e-7, 2e-5),
+    "launch_s": (3e-6, 5e-7, 1e-5),
+    "memory_fraction": (0.77, 0.3, 1.0),
+    "overlap_sharpness": (3.4, 1.0, 20.0),
+    "burst_fraction": (0.83, 0.5, 1.0),
+    "burst_s": (1e-3, 1e-5, 1e-2),
+    "power_sharpness": (11.0, 1.0, 40.0),
 }
-"""Lowest and highest value of each fitted constant, of tiles first."""
-_OF_TILE = tuple(_BOUNDS)[:3]
+"""Start, lowest and highest value of each other fitted constant."""
+_START = GemmConstants.model_validate(
+    {
+        "tiles": [
+            {"shape": shape, "efficiency": efficiency, "choice_efficiency": choice, "overhead_k": 140.0}
+            for shape, efficiency, choice in zip(_SHAPES, _EFFICIENCY, _CHOICE, strict=True)
+        ],
+        "split_k": (1, 2, 3, 4, 6, 8, 12, 16),
+        "k_step": 32,
+        **{name: start for name, (start, _, _) in _OF_ALL.items()},
+    }
+)
 _FIXED = {
     "split_k": "numbers of slices that the fit offers the library; not fitted",
     "k_step": "depth of a step along k in CUTLASS's tiles for 16-bit operands; not fitted",
@@ -230,7 +221,8 @@ def _fit_library(
     model = _model(_START, device, precision)
     values = _values(_START)
     start = np.log(list(values.values()))
-    low, high = np.log([_BOUNDS[name.rpartition(".")[2]] for name in values]).T
+    bounds = _OF_TILE | {name: (low, high) for name, (_, low, high) in _OF_ALL.items()}
+    low, high = np.log([bounds[name.rpartition(".")[2]] for name in values]).T
     # Only one half is fitted, so that half must have more rows than there are constants.
     shapes = np.unique(np.stack([table.m, table.n, table.k]), axis=1).shape[1]
     need_more_than(2 * len(values) + 1, shapes, path, "GEMM shapes")
@@ -309,26 +301,20 @@ def _polished(
 
 def _values(constants: GemmConstants) -> dict[str, float]:
     """Every fitted constant by its name in a calibration file."""
-    values = {
-        f"tiles.{tile.label}.{name}": float(getattr(tile, name))
-        for tile in constants.tiles
-        for name in _OF_TILE
-    }
-    return values | {name: float(getattr(constants, name)) for name in _BOUNDS if name not in _OF_TILE}
+    of_tiles = {f"tiles.{tile.label}.{name}": tile for tile in constants.tiles for name in _OF_TILE}
+    owners = of_tiles | dict.fromkeys(_OF_ALL, constants)
+    return {path: float(getattr(owner, path.rpartition(".")[2])) for path, owner in owners.items()}
 
 
 def _with(constants: GemmConstants, changes: dict[str, float]) -> GemmConstants:
     """The constants changed by name; without validation, so a step may cross a bound."""
-    tiles = tuple(
-        tile.model_copy(
-            update={
-                name: changes[path] for name in _OF_TILE if (path := f"tiles.{tile.label}.{name}") in changes
-            }
-        )
-        for tile in constants.tiles
-    )
+    tiles = []
+    for tile in constants.tiles:
+        paths = {name: f"tiles.{tile.label}.{name}" for name in _OF_TILE}
+        own = {name: changes[path] for name, path in paths.items() if path in changes}
+        tiles.append(tile.model_copy(update=own))
     shared = {name: value for name, value in changes.items() if "." not in name}
-    return constants.model_copy(update={"tiles": tiles, **shared})
+    return constants.model_copy(update={"tiles": tuple(tiles), **shared})
 
 
 def _constants(logs: Floats) -> GemmConstants:
@@ -392,11 +378,16 @@ _LARGE = 1024
 """Least side of a product of training size; others have the weight `_SMALL_WEIGHT`."""
 _SMALL_WEIGHT = 0.2
 _STEP = 0.02
-_FRACTIONS = ("memory_fraction", "burst_fraction")
+_START_OF_FRACTIONS = {"memory_fraction": 0.83, "burst_fraction": 0.75}
 """Factors of at most 1."""
-_START_OF_ALL = {"efficiency": 1.0, "overhead": 1.0, "memory_fraction": 0.83, "burst_fraction": 0.75}
-_START_OF_SIXTEEN = {**_START_OF_ALL, "launch_s": 2.5e-6}
-_START_OF_NARROW = {**_START_OF_ALL, "cast_bytes": 4.0, "cast_s": 6e-6}
+_START_OF_SIXTEEN = {"efficiency": 1.0, "overhead_k": 1.0, **_START_OF_FRACTIONS, "launch_s": 2.5e-6}
+_START_OF_NARROW = {
+    "efficiency": 1.0,
+    "overhead": 1.0,
+    **_START_OF_FRACTIONS,
+    "cast_bytes": 4.0,
+    "cast_s": 6e-6,
+}
 
 
 def _with_factors(path: Path, device: DeviceSpec, base: GpuCalibration, source: str) -> GpuCalibration:
@@ -467,17 +458,11 @@ def _seconds_of_narrow(
 
 def _scaled(gemm: GemmConstants, values: dict[str, float]) -> GemmConstants:
     """A library with the tiles of another one, scaled."""
-    tiles = tuple(
-        tile.model_copy(
-            update={
-                "efficiency": rounded(min(1.0, tile.efficiency * values["efficiency"])),
-                "overhead_k": rounded(tile.overhead_k * values["overhead"]),
-            }
-        )
-        for tile in gemm.tiles
-    )
-    shared = {name: rounded(values[name]) for name in (*_FRACTIONS, "launch_s")}
-    return gemm.model_copy(update={"tiles": tiles, **shared})
+    changes = {name: values[name] for name in (*_START_OF_FRACTIONS, "launch_s")}
+    for tile in gemm.tiles:
+        changes[f"tiles.{tile.label}.efficiency"] = min(1.0, tile.efficiency * values["efficiency"])
+        changes[f"tiles.{tile.label}.overhead_k"] = tile.overhead_k * values["overhead_k"]
+    return _with(gemm, {path: rounded(value) for path, value in changes.items()})
 
 
 def _factors(
@@ -499,7 +484,7 @@ def _factors(
 
     def factors(logs: Floats) -> dict[str, float]:
         values = zip(start, np.exp(logs).tolist(), strict=True)
-        return {name: min(1.0, value) if name in _FRACTIONS else value for name, value in values}
+        return {name: min(1.0, value) if name in _START_OF_FRACTIONS else value for name, value in values}
 
     def errors(logs: Floats) -> Floats:
         return np.asarray(np.log(seconds(factors(logs), table) / table.time_s))
@@ -511,17 +496,13 @@ def _factors(
     apes = np.abs(np.expm1(errors(best)))[weight == weight.max()]
     relative = weight / weight.mean()
     at_best = SoftL1(errors(best), relative, np.zeros(weight.size), np.arange(weight.size))
-    standard_errors = at_best.errors(SoftL1.jacobian(errors, best, _STEP), few=False).tolist()
-    paths = {"overhead": "overhead_k"} if "launch_s" in start else {}
+    standard_errors = at_best.errors(SoftL1.jacobian(errors, best, _STEP), few=False)
     return {name: rounded(value) for name, value in factors(best).items()}, FitRecord(
         command=command,
         table=source,
         points=table.m.size,
         median_ape=rounded(float(np.median(apes)), 3),
         p90_ape=rounded(float(np.quantile(apes, 0.9)), 3),
-        standard_errors={
-            paths.get(name, name): rounded(error, 2)
-            for name, error in zip(start, standard_errors, strict=True)
-        },
+        standard_errors=dict(zip(start, (rounded(error, 2) for error in standard_errors), strict=True)),
         note=f"residuals over products with all sides of {_LARGE:,} or more",
     )

@@ -42,7 +42,7 @@ from perfsim.base.arrays import Floats
 from perfsim.base.errors import PerfsimError
 from perfsim.catalog import Catalog
 from perfsim.evidence.cases import PlacedCase, StepCase, mapped
-from perfsim.evidence.fitting import family_weight, rounded, scipy, weighted_quantile
+from perfsim.evidence.fitting import family_weight, robust_fit, rounded, scipy, weighted_quantile
 from perfsim.evidence.score import Scored
 from perfsim.evidence.step_fit import CEILING, OUTLIER, Constants, GpuRun, WaferFit
 from perfsim.prediction.bands import BandWidths, Traits
@@ -357,12 +357,11 @@ class _Fit:
         slopes = np.array([[run.slopes.get(name, 0.0) for name in names] for run in self.known])
         moving = slopes * weight[:, None]
         scale = float(weight.mean())
-        result = scipy("optimize").least_squares(
-            lambda moved: np.append(start + moving @ moved, _PULL * scale * moved),
-            np.zeros(len(names)),
-            loss="soft_l1",
-            f_scale=OUTLIER * scale,
-        )
+
+        def residuals(moved: Floats) -> Floats:
+            return np.append(start + moving @ moved, _PULL * scale * moved)
+
+        result = robust_fit(residuals, np.zeros(len(names)), OUTLIER * scale)
         return dict(zip(names, result.x.tolist(), strict=True))
 
     @property

@@ -71,12 +71,10 @@ def fit_cluster(measured: Sequence[Path], system: str = "") -> ClusterCalibratio
     """
     catalog = default_catalog()
     names = [path.name for path in measured]
-    command = f"perfsim calibrate steps {shlex.join(names)}"
-    note = ""
+    options = ["--system", system] if system else []
+    one_run = False
     if system:
-        command += f" --system {shlex.quote(system)}"
         file, problem, one_run = _of_logs(measured, system)
-        note = "the cases are intervals of one run, so the error is that of its steps alone" * one_run
     elif len(measured) > 1 or format_of(measured[0]) == "megatron":
         message = "a log does not say on what it ran"
         raise refused(measured[0], message, "add --system NAME", line=0)
@@ -88,18 +86,15 @@ def fit_cluster(measured: Sequence[Path], system: str = "") -> ClusterCalibratio
         message = f"measured steps: {len(file.cases)}; at least {_FEWEST} are needed"
         help_text = "measure another model, batch or number of devices on the same cluster"
         problems.append(problem(("cases",), message, help_text))
-    names_of_cases = Counter(case.id for case in file.cases)
-    problems += [
-        problem(("cases",), f"{count} cases are called {name}")
-        for name, count in names_of_cases.items()
-        if count > 1
-    ]
+    for name, count in Counter(case.id for case in file.cases).items():
+        if count > 1:
+            problems.append(problem(("cases",), f"{count} cases are called {name}"))
     devices = []
     predicted = []
     for number, case in enumerate(file.cases):
         try:
             devices.append(case.system.spec(catalog).device.name)
-            predicted.append(case.evaluated(catalog).step_time_s)
+            predicted.append(case.placed(catalog).evaluation.step_time_s)
         except PerfsimError as error:
             problems.append(problem(("cases", number), f"case {case.id} cannot be predicted: {error}"))
     if len(set(devices)) > 1:
@@ -131,15 +126,18 @@ def fit_cluster(measured: Sequence[Path], system: str = "") -> ClusterCalibratio
     )
     apes = [abs(scale / ratio - 1) for ratio in ratios]
     standard_error = stdev(math.log(ratio) for ratio in ratios) / math.sqrt(len(ratios))
-    spread = calibration.spread_warning if calibration.is_wide else ""
+    notes = [calibration.spread_warning] if calibration.is_wide else []
+    notes += (
+        ["the cases are intervals of one run, so the error is that of its steps alone"] if one_run else []
+    )
     record = FitRecord(
-        command=command,
+        command=f"perfsim calibrate steps {shlex.join([*names, *options])}",
         table=" ".join(names),
         points=len(apes),
         median_ape=round(median(apes), 4),
         p90_ape=round(max(apes), 4),
         standard_errors={"scale": round(standard_error, 4)},
-        note="; ".join(filter(None, (spread, note))),
+        note="; ".join(notes),
     )
     return calibration.model_copy(update={"fit": {"scale": record}})
 

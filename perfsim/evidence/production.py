@@ -76,14 +76,9 @@ def production_record(catalog: Catalog) -> list[dict[str, Any]]:
         )
         published = run.tokens_per_s_per_device
         healthy = best_plan(question.check()).tokens_per_s / run.devices
-        rows.append(
-            {
-                "name": run.name,
-                "published_tokens_per_s_per_device": published,
-                "healthy_tokens_per_s_per_device": round(healthy, 1),
-                "ratio": round(published / healthy, 4),
-            }
-        )
+        rates = {"published": published, "healthy": round(healthy, 1)}
+        of_devices = {f"{name}_tokens_per_s_per_device": rate for name, rate in rates.items()}
+        rows.append({"name": run.name, **of_devices, "ratio": round(published / healthy, 4)})
     return rows
 
 
@@ -187,15 +182,10 @@ class ScalingFile(Spec):
                 measured = run.ratio / base.ratio
                 predicted = rate / base_rate
                 both = math.hypot(width, base_width)
-                against.append(
-                    {
-                        "base": base.name,
-                        "measured": measured,
-                        "predicted": predicted,
-                        "error": predicted / measured - 1.0,
-                        "band": [predicted * math.exp(-both), predicted * math.exp(both)],
-                    }
-                )
+                band = [predicted * math.exp(-both), predicted * math.exp(both)]
+                error = predicted / measured - 1.0
+                ratios = {"measured": measured, "predicted": predicted, "error": error, "band": band}
+                against.append({"base": base.name, **ratios})
             if run.systems == 1:
                 bases.append((run, rate, width))
             if against:
@@ -212,17 +202,10 @@ class ScalingFile(Spec):
             unknowns = unknowns_of(step.plan)
             return sum(unknown.log_width for unknown in unknowns if unknown.code == "devices-outside")
 
-        return {
-            "name": claim.name,
-            "fewer": claim.fewer,
-            "systems": claim.systems,
-            "measured": claim.efficiency,
-            "least": claim.least,
-            "predicted": predicted,
-            "predicted_for": run.name,
-            "allowed": predicted * math.exp(lost(fewer) - lost(more)),
-            "source": claim.source,
-        }
+        allowed = predicted * math.exp(lost(fewer) - lost(more))
+        claimed = claim.model_dump(exclude={"efficiency"})
+        answered = {"predicted": predicted, "predicted_for": run.name, "allowed": allowed}
+        return {**claimed, "measured": claim.efficiency, **answered}
 
     def explanations(self, claim: _Efficiency, run: _RatioRun) -> list[dict[str, Any]]:
         """What each cause alone would have to be for a step as slow as a published efficiency says.
@@ -253,23 +236,17 @@ class ScalingFile(Spec):
 
         hop_s = slowed("swarmx.hop_latency", lambda factor: tree.hop_latency * factor)
         link = slowed("swarmx.bandwidth", lambda factor: tree.bandwidth / factor)
-        maximum = slowest_of(claim.systems)
         slower = 1.0 / claim.efficiency - 1.0
         later_s = (limit_s - fewer.step_time_s, more.step_time_s - fewer.step_time_s)
-        rows = {
-            "each doubling loses": (loss, self.system.loss_per_doubling, "fraction"),
-            "gradients add up later": (*later_s, "seconds"),
-            "a hop of the tree takes longer": (hop_s, tree.hop_latency, "seconds"),
-            "links of the tree are slower": (link, tree.bandwidth, "bytes_per_s"),
-            "one system is slower": (slower, 0.0, "fraction"),
-            "speeds of systems differ (standard deviation)": (
-                slower / maximum,
-                self.system.speed_spread,
-                "fraction",
-            ),
-        }
+        spread = slower / slowest_of(claim.systems)
+        rows = (
+            ("each doubling loses", loss, self.system.loss_per_doubling, "fraction"),
+            ("gradients add up later", *later_s, "seconds"),
+            ("a hop of the tree takes longer", hop_s, tree.hop_latency, "seconds"),
+            ("links of the tree are slower", link, tree.bandwidth, "bytes_per_s"),
+            ("one system is slower", slower, 0.0, "fraction"),
+            ("speeds of systems differ (standard deviation)", spread, self.system.speed_spread, "fraction"),
+        )
         shared = {"name": claim.name, "run": run.name, "systems": claim.systems}
-        return [
-            {**shared, "cause": cause, "needed": needed, "in_model": in_model, "unit": unit}
-            for cause, (needed, in_model, unit) in rows.items()
-        ]
+        names = ("cause", "needed", "in_model", "unit")
+        return [{**shared, **dict(zip(names, row, strict=True))} for row in rows]

@@ -150,28 +150,18 @@ def _reached(case: StepCase, question: Question) -> Reached:
     )
 
 
-def write_records(
-    paths: Sequence[Path], results: Sequence[Mapping[str, Any]], known: Mapping[str, Sequence[LeavingOut]]
-) -> None:
+def write_records(results: Sequence[Mapping[str, Any]], left_out: Mapping[str, Sequence[LeavingOut]]) -> None:
     """Record the errors of `results`, with and without each group in the fit, and the utilisation reached.
 
-    `known` has, by file, what `LeavingOut.by_kind` gives for it, where that is known already. The bands of a
-    file with wafers come from its logs. Entries for other files are kept.
+    `left_out` has, by file, what `LeavingOut.by_kind` gives for it. The bands of a file with wafers come from
+    its logs. Entries for other files are kept.
     """
-    catalog = default_catalog()
-    outside = {}
-    for path, result in zip(paths, results, strict=True):
-        if result["kind"] == "step_time":
-            leaving = known.get(path.name) or LeavingOut.by_kind(
-                CaseRows.read(path, StepCase, catalog).cases, catalog
-            )
-            if leaving:
-                outside[path.name] = leaving[-1]
+    outside = {name: parts[-1] for name, parts in left_out.items() if parts}
     entries = {entry["family"]: entry for entry in (*recorded_errors(), *record_of(results, outside))}
     step_files = [path for path in public_cases() if path.name in KINDS]
     by_prediction = Path(bands.__file__)
     errors = json.dumps([entries[name] for name in sorted(entries)], indent=2)
     write_file(by_prediction.with_name(bands.ERRORS_RECORD), errors + "\n")
-    production = json.dumps(production_record(catalog), indent=2)
+    production = json.dumps(production_record(default_catalog()), indent=2)
     write_file(Path(study_answers.__file__).with_name(study_answers.RECORD), production + "\n")
     write_file(by_prediction.with_name(bands.RUNS_RECORD), _reached_record(step_files))

@@ -91,7 +91,7 @@ def _left_out_s(placed: PlacedCase, record: Mapping[str, Any], catalog: Catalog)
         if calibration.name != record["calibration"]:
             return None
         changed = calibration.model_copy(update=dict(constants))
-        return placed.case.evaluated(catalog, changed).step_time_s
+        return placed.case.placed(catalog, changed).evaluation.step_time_s
     if calibration is None:
         return None
     run = GpuRun.of(placed)
@@ -357,31 +357,18 @@ def _predicted(case: StepCase, catalog: Catalog) -> Scored:
 def _row(run: Scored, case: StepCase | None = None) -> dict[str, Any]:
     """A run as JSON lists it; without `case` its row could not be read."""
     band = run.band
-    row: dict[str, Any] = {
-        "id": run.id,
-        "family": run.family,
-        "evidence": run.evidence,
-        "inferred": [],
-        "measured_s": None if math.isnan(run.measured_s) else run.measured_s,
-        "predicted_s": run.predicted_s,
-        "error": run.error,
-        "hidden_communication": run.hidden_communication,
-        "band_s": None if band is None else [band.low_s, band.high_s],
-        "left_out_s": None if band is None else band.left_out_s,
-        "unlikeness": None if band is None else band.unlikeness,
-    }
-    if case is None:
-        return row
-    row |= {
-        "inferred": [] if run.counts else list(case.inferred),
-        "ignored": case.ignored,
-        "measured_peak_gib": case.measured.peak_memory_gib,
-        "predicted_peak_gib": run.peak_gib,
-    }
-    if case.on_wafers:
-        return row
-    framework, because = case.stack
-    return row | {"framework": framework, "framework_because": because}
+    row: dict[str, Any] = {name: getattr(run, name) for name in ("id", "family", "evidence")}
+    row["inferred"] = [] if case is None or run.counts else list(case.inferred)
+    row["measured_s"] = None if math.isnan(run.measured_s) else run.measured_s
+    row |= {name: getattr(run, name) for name in ("predicted_s", "error", "hidden_communication")}
+    row["band_s"] = None if band is None else [band.low_s, band.high_s]
+    row |= {name: getattr(band, name, None) for name in ("left_out_s", "unlikeness")}
+    if case is not None:
+        row |= {"ignored": case.ignored, "measured_peak_gib": case.measured.peak_memory_gib}
+        row["predicted_peak_gib"] = run.peak_gib
+    if case is not None and not case.on_wafers:
+        row["framework"], row["framework_because"] = case.stack
+    return row
 
 
 def _coverage(runs: Sequence[Scored]) -> float | None:
@@ -404,11 +391,18 @@ def validate_convergence(benchmarks: CaseRows[ConvergenceCase]) -> dict[str, Any
 
     `bias` leaves out refused predictions, which have no sign.
     """
-    by_case = {case.id: list(_batch_predictions(case)) for case in benchmarks.cases}
-    predictions = [row for rows in by_case.values() for row in rows]
+    predictions: list[dict[str, Any]] = []
+    failed = benchmarks.failed
+    not_scored = []
+    for case in benchmarks.cases:
+        rows = list(_batch_predictions(case))
+        predictions += rows
+        if not rows:
+            not_scored.append({"id": case.id, "reason": "fewer than four batch sizes"})
+        if said := [row["refused"] for row in rows if row["refused"]]:
+            failed.append({"id": case.id, "error": f"{len(said)} of {len(rows)} refused: {said[0]}"})
     single = [row for row in predictions if row["protocol"] == _LEAVE_ONE_OUT]
     larger = [row for row in predictions if row["protocol"] == _LARGER_BATCH]
-    reasons = {name: [row["refused"] for row in rows if row["refused"]] for name, rows in by_case.items()}
 
     def score(rows: Iterable[Mapping[str, Any]], key: str = "error") -> dict[str, Any]:
         figures = _figures(row[key] for row in rows if row["counted"])
@@ -418,19 +412,8 @@ def validate_convergence(benchmarks: CaseRows[ConvergenceCase]) -> dict[str, Any
     return {
         "kind": "convergence",
         "count": len(benchmarks.cases) + len(benchmarks.refused),
-        "failed": [
-            *benchmarks.failed,
-            *(
-                {"id": name, "error": f"{len(said)} of {len(by_case[name])} refused: {said[0]}"}
-                for name, said in reasons.items()
-                if said
-            ),
-        ],
-        "not_scored": [
-            {"id": name, "reason": "fewer than four batch sizes"}
-            for name, rows in by_case.items()
-            if not rows
-        ],
+        "failed": failed,
+        "not_scored": not_scored,
         "refused": sum(bool(row["refused"]) for row in predictions),
         "refused_allowed": sum(not row["counted"] for row in predictions),
         "summary": score(single),

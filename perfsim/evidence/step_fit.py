@@ -31,7 +31,7 @@ from perfsim.catalog import Catalog, data_root, default_catalog
 from perfsim.costs.gpu import GpuCosts
 from perfsim.costs.wafer import WaferCosts, known_release
 from perfsim.evidence.cases import CaseRows, PlacedCase, StepCase
-from perfsim.evidence.fitting import SoftL1, family_weight, need_more_than, refused, rounded, scipy
+from perfsim.evidence.fitting import SoftL1, family_weight, need_more_than, refused, robust_fit, rounded
 from perfsim.machines.gpu_cluster import gpu_plan
 from perfsim.machines.wafer_cluster import wafer_plan
 from perfsim.network import FatTree
@@ -221,15 +221,9 @@ def fit_steps(
                 slope[row, names.index(name)] = np.log(moved_s / here_s) / _STEP
         return np.asarray(weight[:, None] * slope)
 
-    result = scipy("optimize").least_squares(
-        residuals,
-        np.log(list(start.values())),
-        jac=slopes,
-        loss="soft_l1",
-        f_scale=OUTLIER * float(weight.mean()),
-        max_nfev=8,
-        ftol=1e-5,
-    )
+    first = np.log(list(start.values()))
+    scale = OUTLIER * float(weight.mean())
+    result = robust_fit(residuals, first, scale, jac=slopes, max_nfev=8, ftol=1e-5)
     options = f" --device {device}" * (device is not None) + " --device-only" * device_only
     options += "".join(f" --only {field}" for field in only)
     options += f" --most-devices {most_devices}" * (most_devices < MOST_DEVICES)
@@ -371,23 +365,13 @@ class WaferFit:
 
     def least_squares(self) -> Any:
         """SciPy's result of the fit."""
-        first = [math.log(getattr(self.start, name)) for name in _POSITIVE]
-        if _GROWTH in self.free:
-            first.append(self.start.growth_per_release)
-        return scipy("optimize").least_squares(
-            lambda values: self.log_errors(self.calibration(values)),
-            np.array(first),
-            x_scale=0.1,
-            loss="soft_l1",
-            f_scale=_SOFT,
-        )
+        constants = {name: getattr(self.start, name) for name in self.free}
+        first = [math.log(value) if name in _POSITIVE else value for name, value in constants.items()]
 
-    def standard_errors(self, result: Any) -> dict[str, float]:
-        """Standard errors of the fitted logarithms, and of the growth."""
-        inverse = np.linalg.pinv(result.jac.T @ result.jac)
-        freedom = max(len(self.runs) - len(self.free), 1)
-        errors = np.sqrt(np.diag(inverse) * 2.0 * result.cost / freedom).tolist()
-        return {name: round(error, 4) for name, error in zip(self.free, errors, strict=True)}
+        def residuals(values: Floats) -> Floats:
+            return self.log_errors(self.calibration(values))
+
+        return robust_fit(residuals, np.array(first), _SOFT, x_scale=0.1)
 
 
 def fit_wafer(path: Path, device: str, *, source: str = "") -> WaferCalibration:
@@ -411,13 +395,15 @@ def fit_wafer(path: Path, device: str, *, source: str = "") -> WaferCalibration:
         command=f"perfsim calibrate wafer {path.name} --device {device}",
         table=source or _source_of(path, "public-wafer-logs"),
     )
-    first, *others = fit.free
-    errors = fit.standard_errors(result)
-    note = (
-        f"{len(fit.runs) - len(fit.free)} residual degree(s) of freedom; a release shortens steps by "
+    freedom = len(fit.runs) - len(fit.free)
+    first = fit.free[0]
+    notes = dict.fromkeys(fit.free, f"the same fit as {first}")
+    notes[first] = (
+        f"{freedom} residual degree(s) of freedom; a release shortens steps by "
         f"{-np.expm1(-fitted.growth_per_release):.1%}; errors {by_case}"
     )
-    records = {first: record(standard_errors={first: errors[first]}, note=note)}
-    for name in others:
-        records[name] = record(standard_errors={name: errors[name]}, note=f"the same fit as {first}")
+    # Of the fitted logarithms, and of the growth.
+    variances = np.diag(np.linalg.pinv(result.jac.T @ result.jac)) * 2.0 * result.cost / max(freedom, 1)
+    errors = dict(zip(fit.free, np.round(np.sqrt(variances), 4).tolist(), strict=True))
+    records = {name: record(standard_errors={name: errors[name]}, note=note) for name, note in notes.items()}
     return fitted.model_copy(update={"fit": records})

@@ -405,7 +405,7 @@ def test_records_written_anew_without_results_are_those_of_the_package(
 ) -> None:
     written: dict[Path, str] = {}
     monkeypatch.setattr(record, "write_file", written.__setitem__)
-    record.write_records([], [], {})
+    record.write_records([], {})
     assert len(written) == 3
     for path, text in written.items():
         assert path.read_text(encoding="utf-8") == text, path.name

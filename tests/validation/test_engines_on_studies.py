@@ -50,7 +50,8 @@ def test_published_runs_take_the_same_bits_with_either_engine(path: Path) -> Non
     cases = CaseRows.read(path, StepCase).cases
     drawn = random.Random(path.stem).sample(cases, -(-len(cases) // 10))
     followed = sum(
-        is_followed_alike(case.evaluated(default_catalog()), MOST_OF_OTHERS, case.id) for case in drawn
+        is_followed_alike(case.placed(default_catalog()).evaluation, MOST_OF_OTHERS, case.id)
+        for case in drawn
     )
     assert followed > len(drawn) / 2
 

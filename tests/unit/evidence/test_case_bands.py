@@ -34,7 +34,7 @@ def band_of(run: StepCase) -> CaseBand:
 
 
 def test_a_run_of_a_users_own_family_has_its_prediction_and_the_widths_of_all_runs() -> None:
-    run = case().evaluated(Catalog())
+    run = case().placed(Catalog()).evaluation
     band = band_of(case())
     accuracy = Accuracy.nearest("gpu-cluster", Traits.of(run.plan))
     assert band.left_out_s is None
@@ -48,7 +48,7 @@ def test_a_run_of_a_recorded_family_is_predicted_and_bounded_without_that_family
     record = left_out_of("gpu-cluster", "vtrain_single")
     assert record is not None
     assert band.left_out_s == pytest.approx(math.sqrt(band.low_s * band.high_s))
-    assert band.left_out_s != pytest.approx(case().evaluated(Catalog()).step_time_s, rel=1e-3)
+    assert band.left_out_s != pytest.approx(case().placed(Catalog()).evaluation.step_time_s, rel=1e-3)
     widths = BandWidths(**record["band"])
     assert band.high_s / band.left_out_s == pytest.approx(1 + widths.error(band.unlikeness))
     assert band.unlikeness > band_of(case()).unlikeness, "its own family is not compared with"

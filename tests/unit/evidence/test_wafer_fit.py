@@ -56,8 +56,8 @@ def truth() -> WaferCalibration:
 
 def measured(truth: WaferCalibration, *numbers: int) -> list[dict[str, Any]]:
     catalog = default_catalog()
-    seconds = [StepCase.model_validate(case(i)).evaluated(catalog, truth).step_time_s for i in numbers]
-    return [case(i, each) for i, each in zip(numbers, seconds, strict=True)]
+    runs = [StepCase.model_validate(case(i)).placed(catalog, truth) for i in numbers]
+    return [case(i, run.evaluation.step_time_s) for i, run in zip(numbers, runs, strict=True)]
 
 
 @pytest.fixture(scope="module")
