@@ -29,7 +29,7 @@ from perfsim.machines import machine_of
 from perfsim.machines.placement import Placed, place
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question
-from perfsim.prediction.run import Evaluation, Step, evaluate, graph_of
+from perfsim.prediction.run import Evaluation, Step, evaluate
 from perfsim.specs.calibration import Calibration, Dispatcher, RunKind
 from perfsim.specs.hardware import Devices, GpuClusterSpec, LinkProtocol, Release, SystemSpec
 from perfsim.specs.model import Heads, Layers, Positions, Recompute, TransformerConfig, Vocabulary, Width
@@ -472,7 +472,7 @@ class PlacedCase:
     @cached_property
     def graph(self) -> TaskGraph:
         """The graph of its step."""
-        return graph_of(self.plan)
+        return self.plan.graph()
 
     @cached_property
     def placed(self) -> Placed:

@@ -20,7 +20,7 @@ from perfsim.machines.placement import place
 from perfsim.prediction.nearby import divisible
 from perfsim.prediction.question import Question, Rank
 from perfsim.prediction.risk import MOST, Ranked, expected, points_of, weight_of
-from perfsim.prediction.run import Evaluation, Step, evaluate, evaluated, graph_of
+from perfsim.prediction.run import Evaluation, Step, evaluate, evaluated
 from perfsim.specs.layout import ParallelLayout, text_of
 from perfsim.strategies import Plan
 from perfsim.strategies.three_d.legal import RefusedLayoutError
@@ -191,7 +191,7 @@ def confirmed(searched: Search, *, beaten_by: Evaluation | None = None) -> list[
         candidate = searched.plan(indices[nearest])
         words = f"{number} of at most {MOST_CONFIRMED} layouts simulated on {question.label}"
         present_limits().in_time(partial(str, words))
-        graph = graph_of(candidate.plan, question.chosen)
+        graph = candidate.plan.graph()
         step = Step(place(graph, question.topology), question.costs, question.scale)
         step_s = step.run(contention=False).step_time_s
         if step_s * weight[nearest] < best_s:

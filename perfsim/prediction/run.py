@@ -23,8 +23,8 @@ from perfsim.prediction.bands import Accuracy
 from perfsim.prediction.question import Question
 from perfsim.prediction.risk import Ranked
 from perfsim.specs.calibration import ClusterCalibration
-from perfsim.strategies import Plan, Strategy, strategy
-from perfsim.work import GraphBuilder, Kind, TaskGraph
+from perfsim.strategies import Plan
+from perfsim.work import Kind, TaskGraph
 from perfsim.work.counts import hardware_flop_per_step, model_flop_per_step
 
 
@@ -293,13 +293,6 @@ class Evaluation:
         return 1.0 - zeros * float(streamed[self.graph.work].sum()) / float(flop[self.graph.work].sum())
 
 
-def graph_of(plan: Plan, chosen: Strategy | None = None) -> TaskGraph:
-    """The graph of a plan as its strategy writes it; `chosen` is a strategy that no registry has to know."""
-    builder = GraphBuilder()
-    (chosen or strategy(plan.strategy)).emit(plan, builder)
-    return builder.build()
-
-
 def evaluate(
     plan: Plan,
     costs: Costs,
@@ -314,7 +307,7 @@ def evaluate(
     `place` writes out the ranks that differ. The scale of a `cluster` stretches the whole run, so that
     its parts keep their shares. See `Step.run` for `reported`.
     """
-    graph = graph_of(plan) if graph is None else graph
+    graph = plan.graph() if graph is None else graph
     step = step or Step(place(graph, plan.topology), costs, 1.0 if cluster is None else cluster.scale)
     if step.placed.note:
         plan = replace(plan, notes=(*plan.notes, step.placed.note))
@@ -323,5 +316,4 @@ def evaluate(
 
 def evaluated(question: Question, plan: Plan, *, reported: bool = False) -> Evaluation:
     """The evaluation of a plan of a question; see `Step.run` for `reported`."""
-    graph = graph_of(plan, question.chosen)
-    return evaluate(plan, question.costs, cluster=question.cluster, graph=graph, reported=reported)
+    return evaluate(plan, question.costs, cluster=question.cluster, reported=reported)

@@ -512,8 +512,7 @@ def plans_of(request: Request) -> Iterator[Plan]:
         spec = changed_study(load_study(request.target, catalog), request.changes, catalog)
         for candidate in run_study(spec, [request.strategy] if request.strategy else []).candidates:
             plan = candidate.run.plan
-            chosen = strategy(plan.strategy)
-            yield small_plan(chosen, plan.job, plan.topology, plan.layout, plan.num_microbatches)
+            yield small_plan(plan.chosen, plan.job, plan.topology, plan.layout, plan.num_microbatches)
         return
     changes = changes_by_root(request.changes)
     if other := [path for path in request.changes if not path.startswith("model.")]:

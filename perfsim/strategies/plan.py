@@ -17,7 +17,7 @@ from perfsim.network import Topology
 from perfsim.specs.hardware import SystemSpec
 from perfsim.specs.layout import Layout, text_of
 from perfsim.specs.recipe import Job
-from perfsim.work import GraphBuilder
+from perfsim.work import GraphBuilder, TaskGraph
 
 MEMORY = "memory"
 """The reason of layouts that need more memory than a device has."""
@@ -93,7 +93,8 @@ class Plan(Generic[LayoutT_co, TopologyT_co]):
     Functions of a strategy use its own types of layout and topology; all other code uses plain `Plan`.
     """
 
-    strategy: str
+    chosen: Strategy
+    """The strategy that made it."""
     job: Job
     topology: TopologyT_co
     layout: LayoutT_co
@@ -108,8 +109,19 @@ class Plan(Generic[LayoutT_co, TopologyT_co]):
     """Fewest optimizer steps in its graph; strategies may write more to reach the steady state."""
 
     @property
+    def strategy(self) -> str:
+        """The name of its strategy."""
+        return self.chosen.name
+
+    @property
     def system(self) -> SystemSpec:
         return self.topology.system
+
+    def graph(self) -> TaskGraph:
+        """Its graph, as the strategy writes it."""
+        builder = GraphBuilder()
+        self.chosen.emit(self, builder)
+        return builder.build()
 
     @property
     def peak_memory_bytes(self) -> float:

@@ -30,7 +30,7 @@ from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, evaluate, evaluated
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.recipe import Recipe
-from perfsim.strategies import Plan, strategy
+from perfsim.strategies import Plan
 from perfsim.studies.spec import ConvergenceSpec, RampSpec, StudySpec
 from perfsim.work.counts import parameters
 
@@ -52,7 +52,7 @@ def _later_phases_s(run: Evaluation) -> tuple[float, ...]:
     for phase in plan.job.recipe.later:
         recipe = plan.job.recipe.model_copy(update={"later": (), "weight_sparsity": phase.weight_sparsity})
         job = replace(plan.job, recipe=recipe)
-        alike = strategy(plan.strategy).plan(job, plan.topology, plan.layout)
+        alike = plan.chosen.plan(job, plan.topology, plan.layout)
         step_s = evaluate(alike, costs_for(plan.topology, recipe), cluster=run.cluster).step_time_s
         seconds.append(slower * step_s * phase.tokens / job.tokens_per_step)
     return tuple(seconds)

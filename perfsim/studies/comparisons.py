@@ -21,7 +21,6 @@ from perfsim.convergence.laws import LossLaw, loss_law, power_law
 from perfsim.convergence.time_to_accuracy import split_speedup
 from perfsim.prediction.prediction import predict
 from perfsim.prediction.question import Question
-from perfsim.prediction.run import graph_of
 from perfsim.specs.hardware import Devices, GpuClusterSpec
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.precisions import PRECISIONS
@@ -341,7 +340,7 @@ _Bytes = tuple[str, int, str, float, float]
 
 def _sent(question: Question, kind: str) -> float:
     """Bytes of the messages of one kind in a step's graph, each counted once for its group."""
-    graph = graph_of(predict(question).run.plan)
+    graph = predict(question).run.graph
     sent = (task.work for task in graph.tasks() if task.work.category == f"{kind}_communication")
     return sum(work.comm_bytes for work in sent if kind != "pipeline" or work.op == "send_recv")
 

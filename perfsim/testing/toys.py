@@ -230,13 +230,6 @@ def question(
     )
 
 
-def graph_of(chosen: Plan) -> TaskGraph:
-    """The graph that the plan's strategy emits."""
-    builder = GraphBuilder()
-    strategy(chosen.strategy).emit(chosen, builder)
-    return builder.build()
-
-
 @dataclass
 class ToyCosts(Costs):
     """Prices without a calibration: a fixed FLOP rate, memory and links at their datasheet rates."""

@@ -29,7 +29,7 @@ from perfsim.machines import network_of
 from perfsim.machines.placement import Placed, SharedLinks, place
 from perfsim.prediction.planner import Search, best_plan, plan_of
 from perfsim.prediction.question import Question, question_of
-from perfsim.prediction.run import Evaluation, Step, evaluated, graph_of
+from perfsim.prediction.run import Evaluation, Step, evaluated
 from perfsim.work import unfold
 
 pytestmark = pytest.mark.benchmark
@@ -68,7 +68,7 @@ def folded_run(question: Question) -> Evaluation:
 def straggling_run(question: Question) -> Trace:
     """The same with one slow rank, and only the ranks written that it makes unlike others."""
     plan = plan_of(question)
-    placed = place(graph_of(plan), plan.topology, marks={700: 1.2})
+    placed = place(plan.graph(), plan.topology, marks={700: 1.2})
     step = Step(placed, question.costs)
     trace = step.run(with_stragglers(placed.graph, step.duration_s, placed.rank, {700: 1.2}))
     trace.mean_breakdown()
@@ -78,7 +78,7 @@ def straggling_run(question: Question) -> Trace:
 def unfolded_run(question: Question) -> Trace:
     """The same with every rank written."""
     plan = plan_of(question)
-    unfolded = unfold(graph_of(plan))
+    unfolded = unfold(plan.graph())
     links = SharedLinks.of(unfolded.graph, network_of(plan.topology))
     placed = Placed(unfolded.graph, unfolded.rank, links, network_of(plan.topology), unfolded.classes)
     trace = Step(placed, question.costs).run()
@@ -142,7 +142,7 @@ def test_175b_folded_from_the_layout_to_the_breakdown(figure: Figure) -> None:
 
 def test_175b_priced_anew_with_its_longest_path_and_broken_down(figure: Figure) -> None:
     trace = folded_run(case()).trace
-    graph = graph_of(plan_of(case()))
+    graph = plan_of(case()).graph()
     costs = case().costs
     critical_path(graph, price(graph, costs))
     path_s = least_s(lambda: critical_path(graph, price(graph, costs)), runs=3 * RUNS)
@@ -168,7 +168,7 @@ def test_time_against_ranks_and_against_tasks(figure: Figure) -> None:
     name = f"exponent of time over ranks, all written, {128 * REPLICAS[0]} to {128 * REPLICAS[-1]:,}"
     figure(name, f"{exponent(REPLICAS, times):.2f} ({times[0]:.2f} to {times[-1]:.1f} s)", "1.1")
     cases = [case(microbatches) for microbatches in (96, 192, 384, 768)]
-    counts = [len(graph_of(plan_of(question))) for question in cases]
+    counts = [len(plan_of(question).graph()) for question in cases]
     grows = exponent(counts, [least_s(folded_run, question, runs=3) for question in cases])
     figure(f"exponent of time over tasks, up to {counts[-1]:,}", f"{grows:.2f}", "1.05")
 
@@ -184,7 +184,7 @@ def test_20b_on_192_wafers_folded_and_written(figure: Figure) -> None:
     question = question_of({**GPUS, **wafers, "model": "gpt3_20b"})
 
     def step(every_wafer: bool) -> Trace:
-        graph = graph_of(best_plan(question).plan)
+        graph = best_plan(question).plan.graph()
         graph = unfold(graph).graph if every_wafer else graph
         return simulate(graph, price(graph, question.costs))
 

@@ -19,7 +19,7 @@ from perfsim.costs.price import Costs
 from perfsim.machines import build_topology, costs_for, network_of
 from perfsim.machines.machine import Network
 from perfsim.network import Topology
-from perfsim.prediction.run import evaluate, graph_of
+from perfsim.prediction.run import evaluate
 from perfsim.specs.hardware import FatTreeSpec, SystemSpec
 from perfsim.specs.layout import Layout, ParallelLayout, StreamingLayout
 from perfsim.specs.recipe import Job
@@ -41,7 +41,7 @@ class Case:
 
     @cached_property
     def graph(self) -> TaskGraph:
-        return graph_of(self.plan)
+        return self.plan.graph()
 
     @property
     def topology(self) -> Topology:

@@ -121,7 +121,7 @@ def run_classes(graph: TaskGraph, each_s: np.ndarray, classes: np.ndarray | None
 @given(gpu_plans)
 @settings(max_examples=40)
 def test_every_rank_runs_as_the_written_one(plan: Plan) -> None:
-    graph = toys.graph_of(plan)
+    graph = plan.graph()
     folded = critical_path(graph, prices(plan, graph))
     unfolded = unfold(graph)
     run = critical_path(unfolded.graph, prices(plan, unfolded.graph))
@@ -143,7 +143,7 @@ def test_ranks_that_share_links_run_as_the_written_one(
     system = toys.gpu_cluster(gpus=gpus, nics=gpus, nic_bytes_per_s=data.draw(st.sampled_from([1e9, 25e9])))
     chosen = ParallelLayout(**layout)
     plan = toys.plan("3d", toys.job(4 * chosen.data, {"overlap_grad_reduce": True}), chosen, system)
-    graph = toys.graph_of(plan)
+    graph = plan.graph()
     duration_s = price(graph, toys.ToyCosts(system))
     classes = rank_classes(graph, network_of(plan.topology), {}, shares_links=True)
     unfolded = unfold(graph)
@@ -177,7 +177,7 @@ def test_stragglers_unfold_only_their_classes_and_nothing_else_changes(
 ) -> None:
     """Every copy ends as it does alone, whether all are written or each class."""
     plan = data.draw(plans)
-    graph = toys.graph_of(plan)
+    graph = plan.graph()
     factors = drawn_factors(plan, [1.25, 2.0, 0.5], 3, data)
     each_s = perturbed(graph, on_a_grid(plan, graph), factors)
     slow = slow_ends(graph, each_s)
@@ -216,7 +216,7 @@ class Steps(NamedTuple):
 
 def steps(layout: ParallelLayout, topology: Topology) -> Steps:
     job = toys.job(4 * layout.data, {"overlap_grad_reduce": True}, num_layers=4)
-    graph = toys.graph_of(toys.plan("3d", job, layout, topology.system))
+    graph = toys.plan("3d", job, layout, topology.system).graph()
     costs = toys.ToyCosts(topology.system)
     durations = price(graph, costs)
     every = unfold(graph)
@@ -296,10 +296,10 @@ def test_an_evaluation_takes_as_long_as_all_ranks_written_out_and_to_the_bit_whe
     system = toys.gpu_cluster(gpus=gpus, nics=gpus, nic_bytes_per_s=nic_bytes_per_s)
     plan = uneven_plan(layout, system)
     costs = CostsOfShapes(system)
-    every = unfold(toys.graph_of(plan)).graph
+    every = unfold(plan.graph()).graph
     durations = price(every, costs)
     path_s = critical_path(every, durations).step_time_s
-    assert uncontended_s(toys.graph_of(plan), plan.topology, costs) == path_s
+    assert uncontended_s(plan.graph(), plan.topology, costs) == path_s
     answer = evaluate(plan, costs)
     links = SharedLinks.of(every, network_of(plan.topology), peers=np.arange(layout.tensor * layout.data))
     full_s = simulate(every, durations, *links).step_time_s
@@ -318,7 +318,7 @@ def test_too_many_kinds_of_peers_take_at_least_as_long_folded_as_written_out(
 ) -> None:
     layout, gpus = drawn
     topology = network(layout, gpus, gpus, leaf=8, thin=1.0)
-    graph = toys.graph_of(uneven_plan(layout, topology.system))
+    graph = uneven_plan(layout, topology.system).graph()
     costs = ToyCosts(topology.system)
     written_s = uncontended_s(graph, topology, costs)
     with pytest.MonkeyPatch.context() as patch:

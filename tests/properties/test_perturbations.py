@@ -30,7 +30,7 @@ def on_a_grid(graph: TaskGraph, costs: Costs) -> np.ndarray:
 
 
 def step(layout: ParallelLayout) -> tuple[TaskGraph, np.ndarray]:
-    graph = toys.graph_of(toys.plan("3d", toys.job(4 * layout.data, num_layers=4), layout))
+    graph = toys.plan("3d", toys.job(4 * layout.data, num_layers=4), layout).graph()
     return graph, on_a_grid(graph, COSTS)
 
 

@@ -93,7 +93,7 @@ def planned(toys: ModuleType, job: Job, layout: ParallelLayout, microbatches: in
 
 
 def subject_of_toys(toys: ModuleType, plan: Plan, seed: int) -> Subject:
-    return Subject(toys.graph_of(plan), plan, training_of(plan, seed))
+    return Subject(plan.graph(), plan, training_of(plan, seed))
 
 
 @FEW
@@ -124,7 +124,7 @@ def test_random_orders_keep_every_dependency_and_clocks_tell_what_precedes(
     toys: ModuleType, layout: ParallelLayout, seed: int
 ) -> None:
     plan = planned(toys, toys.job(8), layout, 2)
-    graph = toys.graph_of(plan)
+    graph = plan.graph()
     deps = dependencies(graph)
     order = random_order(deps, np.random.default_rng(seed))
     place = np.argsort(order)

@@ -45,7 +45,7 @@ class Streamed:
 
     @cached_property
     def graph(self) -> TaskGraph:
-        return toys.graph_of(self.plan)
+        return self.plan.graph()
 
     @cached_property
     def trace(self) -> Trace:

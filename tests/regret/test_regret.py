@@ -25,7 +25,7 @@ import pytest
 from perfsim.machines.placement import place
 from perfsim.prediction.planner import Search, confirmed
 from perfsim.prediction.question import Question, question_of
-from perfsim.prediction.run import Step, evaluate, graph_of
+from perfsim.prediction.run import Step, evaluate
 from perfsim.specs.layout import text_of
 
 pytestmark = pytest.mark.slow
@@ -162,7 +162,7 @@ def is_tried(searched: Search, index: int, answer: Regret) -> bool:
     plan = question.chosen.plan(question.job, question.topology, searched.screening.layout(index))
     if plan.num_microbatches * question.model.num_layers > MOST_PASSES:
         return False
-    graph = graph_of(plan, question.chosen)
+    graph = plan.graph()
     placed = place(graph, question.topology, contention=False)
     path_s = Step(placed, question.costs).run(contention=False).step_time_s
     answer.errors.append(float(searched.screening.estimate_s[index]) / path_s - 1)

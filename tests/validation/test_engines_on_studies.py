@@ -17,7 +17,7 @@ from perfsim.machines import network_of
 from perfsim.machines.placement import SharedLinks, rank_classes
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import question_of
-from perfsim.prediction.run import Evaluation, graph_of
+from perfsim.prediction.run import Evaluation
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
 from perfsim.work import unfold
@@ -75,7 +75,7 @@ def test_175b_on_1024_ranks_with_contention_is_its_folded_run(overlap: bool) -> 
     machine = {"system": "dgx-a100-80gb", "devices": 1024, "layout": "tp=8,pp=16,dp=8,sp=true"}
     recipe = {"recipe": "gpt3_pretraining", "runtime.overlap_grad_reduce": overlap, "batch": 8 * 20}
     question = replace(question_of({"model": "gpt3_175b", **recipe, **machine}), must_fit=False)
-    graph = graph_of(plan_of(question))
+    graph = plan_of(question).graph()
     topology = question.topology
     costs = question.costs
     classes = rank_classes(graph, network_of(topology), {}, shares_links=True)

@@ -199,7 +199,7 @@ def test_the_bubble_is_p_less_1_over_v_m_of_the_ideal_time(
     layout = ParallelLayout(pipeline=p, virtual_pipeline=v, schedule=name)
     half = {"attention.forward": 0.5, "mlp.forward": 0.5}
     half |= {"attention.backward": backward / 2, "mlp.backward": backward / 2}
-    graph = toys.graph_of(toys.plan("pipeline", toys.job(m, num_layers=2 * layout.num_stages), layout))
+    graph = toys.plan("pipeline", toys.job(m, num_layers=2 * layout.num_stages), layout).graph()
     trace = critical_path(graph, price(graph, toys.TableCosts(half)))
     ideal = m * v * 2 * (1 + backward)
     assert trace.step_time_s / ideal - 1 == pytest.approx((p - 1) / (v * m))
@@ -212,7 +212,7 @@ def test_weights_stream_twice_a_step_and_the_next_step_waits_for_their_update(to
     """What a step takes by batch, links and systems is in `tests/properties/test_weight_streaming.py`."""
     job = toys.job(16, num_layers=16)
     plan = toys.plan("weight-streaming", job, StreamingLayout(micro_batch_size=16), toys.wafer_cluster())
-    graph = toys.graph_of(plan)
+    graph = plan.graph()
     blocks = job.model.num_layers + 2
     ops = [graph.works[work].op for work in graph.work.tolist()]
     assert (ops.count("memoryx_read"), ops.count("memoryx_update")) == (2 * 2 * blocks, 2 * blocks)

@@ -230,7 +230,7 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
             said = f"does not fit: {use.place} needs {needs}; try {advice}"
             raise MemoryCapacityError(use.total_bytes / use.capacity_bytes, said)
         notes = tuple(self._notes(job, system, layout, microbatches))
-        return StreamingPlan(self.name, job, topology, layout, microbatches, memory, notes)
+        return StreamingPlan(self, job, topology, layout, microbatches, memory, notes)
 
     def _problems(self, job: Job, topology: WaferTree, layout: StreamingLayout) -> list[str]:
         problems = []

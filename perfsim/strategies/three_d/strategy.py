@@ -131,7 +131,7 @@ class ThreeD:
             "of their rows"
         )
         notes = () if load == 1.0 else (note,)
-        return ThreeDPlan(self.name, job, topology, layout, microbatches, memory, notes, share)
+        return ThreeDPlan(self, job, topology, layout, microbatches, memory, notes, share)
 
     def emit(self, plan: ThreeDPlan, builder: GraphBuilder) -> None:
         """Write one optimizer step, or two under a skewed schedule."""

@@ -18,7 +18,7 @@ def question(nodes_per_leaf: int, oversubscription: float) -> tuple[TaskGraph, T
     system = toys.gpu_cluster().model_copy(update={"fabric": fabric})
     job = toys.job(16, {"overlap_grad_reduce": True}, num_layers=4)
     plan = toys.plan("3d", job, ParallelLayout(tensor=8, pipeline=2, data=4), system)
-    return toys.graph_of(plan), toys.topology(64, system)
+    return plan.graph(), toys.topology(64, system)
 
 
 def test_on_a_whole_non_blocking_fabric_a_graph_stays_folded() -> None:

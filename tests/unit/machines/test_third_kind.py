@@ -121,7 +121,7 @@ class RingData(Strategy[RingLayout, Ring]):
         use = MemoryUse("device", {**states, "activations": kept}, topology.system.device.memory.capacity)
         if check_memory and not use.fits:
             raise MemoryCapacityError(use.total_bytes / use.capacity_bytes, "needs more memory; try mbs=1")
-        return RingPlan(self.name, job, topology, layout, microbatches, (use,))
+        return RingPlan(self, job, topology, layout, microbatches, (use,))
 
     def _parameters(self, job: Job) -> float:
         return float(parameters(job.model).total)

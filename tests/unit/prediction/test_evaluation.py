@@ -62,7 +62,7 @@ def test_seconds_are_means_over_ranks_not_over_what_is_written(toys: ModuleType)
     """Two of four tensor groups span nodes, half of the ranks; all ranks wait for them in the end."""
     plan = planned(toys, tensor=3, data=4)
     costs = CountingNodes(4, "tensor_communication")
-    graph = toys.graph_of(plan)
+    graph = plan.graph()
     partly = place(graph, plan.topology, contention=False).graph
     every = unfold(graph).graph
     few, whole = (critical_path(part, price(part, costs)) for part in (partly, every))

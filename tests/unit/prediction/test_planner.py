@@ -21,7 +21,6 @@ from perfsim.prediction.planner import (
     refusal,
 )
 from perfsim.prediction.question import Question, question_of
-from perfsim.prediction.run import graph_of
 from perfsim.specs.layout import text_of
 from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, strategy
@@ -128,7 +127,8 @@ def test_layouts_are_tried_until_the_rest_cannot_be_faster_given_the_error_of_th
 ) -> None:
     tried: list[Plan] = []
     monkeypatch.setattr(planner, "ESTIMATE_ERROR", error)
-    monkeypatch.setattr(planner, "graph_of", lambda plan, _: tried.append(plan) or graph_of(plan))
+    written = Plan.graph
+    monkeypatch.setattr(Plan, "graph", lambda plan: tried.append(plan) or written(plan))
     confirmed(Search(on_toys(toys, "3d", toys.job(64), topology)))
     assert len(tried) == most_tried
 

@@ -15,7 +15,6 @@ from perfsim.base.errors import VerificationError
 from perfsim.catalog import default_catalog
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import question_of
-from perfsim.prediction.run import graph_of
 from perfsim.prediction.verification import SamplingSpec, SamplingSummary, must_be_right, sample_step, verify
 from perfsim.strategies import Plan
 from perfsim.work import Kind, TaskGraph, Work
@@ -62,7 +61,7 @@ def step_of(name: str) -> Step:
     attention = "standard" if model.name == "gpt3_xl" else "flash"
     given = {"recipe": "gpt3_pretraining", "runtime.attention": attention, "model": model, **fields}
     plan = plan_of(replace(question_of(given), must_fit=False))
-    return Step(plan, graph_of(plan))
+    return Step(plan, plan.graph())
 
 
 @pytest.fixture

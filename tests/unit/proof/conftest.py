@@ -54,7 +54,7 @@ def toy_subject(toys: ModuleType) -> Callable[..., Subject]:
     def subject(layout: ParallelLayout, recipe: dict[str, Any] | None = None, **model: Any) -> Subject:
         job = toys.job(8, recipe, **model)
         plan = small_plan(strategy("3d"), job, toys.topology(layout.num_devices), layout, 2)
-        return Subject(toys.graph_of(plan), plan, training_of(plan, 0))
+        return Subject(plan.graph(), plan, training_of(plan, 0))
 
     return subject
 

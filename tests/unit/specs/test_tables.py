@@ -31,7 +31,7 @@ def test_every_optimizer_has_states_and_an_update_on_every_machine(toys: ModuleT
         toys.plan("data", job, ParallelLayout()),
         toys.plan("weight-streaming", job, StreamingLayout(), toys.wafer_cluster()),
     ):
-        ops = {task.work.op for task in toys.graph_of(plan).tasks()}
+        ops = {task.work.op for task in plan.graph().tasks()}
         assert ops & {"optimizer", "memoryx_update"}
 
 

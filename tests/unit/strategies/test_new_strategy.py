@@ -54,7 +54,7 @@ class PlainData(Strategy[ParallelLayout, FatTree]):
         use = MemoryUse("device", {**states, "activations": kept}, capacity)
         if check_memory and not use.fits:
             raise MemoryCapacityError(use.total_bytes / capacity, f"needs {use.total_bytes:.3g} B; try mbs=1")
-        return Plan(self.name, job, topology, layout, microbatches, (use,))
+        return Plan(self, job, topology, layout, microbatches, (use,))
 
     def _works(self, plan: PlainPlan) -> tuple[dict[str, Work], Work, Work]:
         part = slice_of(plan.job, plan.layout)

@@ -19,7 +19,7 @@ from perfsim.work.unfold import ALONE, Meeting, expand, meeting_of
 
 
 def graph_of(batch: int, **layout: Any) -> TaskGraph:
-    return toys.graph_of(toys.plan("3d", toys.job(batch), ParallelLayout(**layout)))
+    return toys.plan("3d", toys.job(batch), ParallelLayout(**layout)).graph()
 
 
 def test_a_collective_is_written_once_for_its_group_and_holds_up_every_member() -> None:
@@ -76,7 +76,7 @@ def test_the_receiver_reads_what_its_own_peer_sent() -> None:
 
 def test_wafers_share_memoryx_and_swarmx() -> None:
     layout = StreamingLayout(data=3, micro_batch_size=2)
-    folded = toys.graph_of(toys.plan("weight-streaming", toys.job(12), layout, toys.wafer_cluster()))
+    folded = toys.plan("weight-streaming", toys.job(12), layout, toys.wafer_cluster()).graph()
     unfolded = unfold(folded)
     graph = unfolded.graph
     shared = np.array([not name.startswith("cs") for name in folded.streams])[folded.stream]

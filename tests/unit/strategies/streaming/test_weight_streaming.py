@@ -25,7 +25,7 @@ def planned(*, systems: int = 1, batch: int = 32, **layout: object) -> Plan:
 
 
 def test_weights_stream_forward_and_backward_and_gradients_leave_last_layer_first() -> None:
-    graph = toys.graph_of(planned())
+    graph = planned().graph()
     streams: dict[str, list[str]] = {}
     for number in range(graph.step_ends[0]):
         streams.setdefault(graph.task(number).stream, []).append(graph.task(number).work.name)
@@ -38,7 +38,7 @@ def test_weights_stream_forward_and_backward_and_gradients_leave_last_layer_firs
 
 
 def test_weights_are_prefetched_one_block_ahead_and_no_further() -> None:
-    graph = toys.graph_of(planned())
+    graph = planned().graph()
     forward = ("embedding.forward", "layer.forward", "head.forward")
     trace = critical_path(graph, price(graph, toys.TableCosts(dict.fromkeys(forward, 1.0))))
     loads = [task.id for task in graph.tasks() if task.stream == "memoryx/out"][:BLOCKS]
@@ -48,7 +48,7 @@ def test_weights_are_prefetched_one_block_ahead_and_no_further() -> None:
 
 
 def test_matrices_are_streamed_and_attention_is_not_a_weight() -> None:
-    graph = toys.graph_of(planned())
+    graph = planned().graph()
     kernels = {kernel.name: kernel for work in graph.works for kernel in work.kernels}
     assert kernels["fc1"].partition == kernels["lm_head"].partition == "streamed"
     assert kernels["scores"].partition == kernels["context"].partition == "none"

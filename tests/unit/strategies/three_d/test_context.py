@@ -31,7 +31,7 @@ def planned(job: Job, context: int = 1, **layout: Any) -> Plan:
 
 def context_bytes(plan: Plan) -> float:
     """Bytes that one rank sends to its context peers in a step."""
-    graph = toys.graph_of(plan)
+    graph = plan.graph()
     works = [graph.works[number] for number in graph.work.tolist()]
     return sum(work.comm_bytes for work in works if work.category == "context_communication")
 
@@ -58,7 +58,7 @@ def test_the_closed_form_of_a_ring_is_exact_whatever_limits_it(
         }
     )
     plan = planned(job_of(240 * 2, microbatches, num_layers=2), context, recompute=recompute)
-    graph = toys.graph_of(plan)
+    graph = plan.graph()
     simulated = critical_path(graph, price(graph, costs)).step_time_s
     assert strategy("3d").estimate_s(plan, costs) == pytest.approx(simulated)
 
@@ -74,7 +74,7 @@ def test_a_rank_computes_and_sends_what_the_papers_count(context: int) -> None:
     for exchange, groups in (("ring", 4), ("all_to_all", 16)):
         job = job_of(batch=1, num_query_groups=groups)
         plan = planned(job, context, context_exchange=exchange)
-        assert toys.graph_of(plan).flop == pytest.approx(toys.graph_of(planned(job)).flop)
+        assert plan.graph().flop == pytest.approx(planned(job).graph().flop)
         pair = 2 * 2.0 * job.seq_length / context * job.model.head_size * groups
         hidden = 2.0 * job.seq_length * job.model.hidden_size / context
         moved = pair * (2 * (context - 1) + context) if exchange == "ring" else 2 * 4 * hidden
@@ -84,7 +84,7 @@ def test_a_rank_computes_and_sends_what_the_papers_count(context: int) -> None:
 def test_a_shift_crosses_the_links_between_two_nodes_once_each_way() -> None:
     plan = planned(job_of(), 16)
     network = network_of(plan.topology)
-    work = next(work for work in toys.graph_of(plan).works if work.op == "send_recv")
+    work = next(work for work in plan.graph().works if work.op == "send_recv")
     traffic = network.load(work, np.zeros(16, dtype=np.int64))
     assert traffic is not None
     nics = np.isin(traffic.links, plan.topology.nics.ravel())

@@ -33,7 +33,7 @@ def planned(layout: ParallelLayout, batch: int = 32, **recipe: Any) -> Plan:
 
 
 def run(plan: Plan, seconds: dict[str, float]) -> Trace:
-    graph = toys.graph_of(plan)
+    graph = plan.graph()
     return critical_path(graph, price(graph, toys.TableCosts(seconds)))
 
 
@@ -106,7 +106,7 @@ def test_the_norm_is_summed_over_ranks_with_other_gradients_and_estimates_price_
     """Replicas have the same ones; a schedule that checks the norm after its update waits for nothing."""
     layout = ParallelLayout(**parsed_settings(text, ParallelLayout))
     plan = planned(layout, attention="flash")
-    norms = [work for work in toys.graph_of(plan).works if work.name == "gradients.norm"]
+    norms = [work for work in plan.graph().works if work.name == "gradients.norm"]
     assert [work.group for work in norms if work.group] == groups
     assert {work.comm_bytes for work in norms if work.group} <= {4.0}
     costs = toys.TableCosts({"gradients.norm": 1.0})
@@ -116,9 +116,9 @@ def test_the_norm_is_summed_over_ranks_with_other_gradients_and_estimates_price_
 
 def test_peers_of_experts_sum_their_norm_too() -> None:
     layout = ParallelLayout(data=8, expert=4)
-    graph = toys.graph_of(
-        toys.plan("3d", toys.job(32, experts={"num_experts": 8, "top_k": 2, "ffn_hidden_size": 512}), layout)
-    )
+    graph = toys.plan(
+        "3d", toys.job(32, experts={"num_experts": 8, "top_k": 2, "ffn_hidden_size": 512}), layout
+    ).graph()
     assert {work.group for work in graph.works if work.name == "gradients.norm"} == {RankGroup(0, 1, 4)}
 
 
@@ -208,7 +208,7 @@ def test_the_closed_form_is_right_whatever_takes_longer(
 
 # ----------------------------------------------------------------------------------------- groups
 def test_one_group_of_all_replicas_is_plain_sharding() -> None:
-    grouped, plain = (toys.graph_of(planned(replace(FSDP, shard_group=size))).digest() for size in (32, None))
+    grouped, plain = (planned(replace(FSDP, shard_group=size)).graph().digest() for size in (32, None))
     assert grouped == plain
 
 

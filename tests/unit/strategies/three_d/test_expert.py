@@ -14,7 +14,6 @@ from perfsim.costs.price import price
 from perfsim.engine import critical_path
 from perfsim.machines import machine_of
 from perfsim.network import FatTree
-from perfsim.prediction.run import graph_of
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import layer_kinds
 from perfsim.specs.recipe import Job
@@ -64,7 +63,7 @@ def test_tokens_travel_there_and_back_in_each_direction(
     """A token goes to its k experts, or to all 8 ranks; of drawn routing the fullest rank counts."""
     recipe = {"dispatcher": dispatcher, "routing": "drawn", "routing_spread": spread}
     job = job_of(recipe=recipe, top_k=top_k)
-    graph = graph_of(planned(job, ON_EIGHT))
+    graph = planned(job, ON_EIGHT).graph()
     tokens = job.seq_length * job.model.hidden_size * 2.0  # one sequence a rank, in 16 bits
     each_way = 2 * job.model.num_layers * times * tokens * expert_load(job, 8)
     assert moved(graph, "experts.dispatch") == moved(graph, "experts.combine") == pytest.approx(each_way)
@@ -72,7 +71,7 @@ def test_tokens_travel_there_and_back_in_each_direction(
 
 def test_experts_stand_on_neighbours_and_their_copies_in_steps_of_both_degrees() -> None:
     layout = ParallelLayout(tensor=2, sequence_parallel=True, data=8, expert=4, expert_tensor=2)
-    graph = graph_of(planned(job_of(16), layout))
+    graph = planned(job_of(16), layout).graph()
     assert groups(graph, "experts.dispatch") == {RankGroup(0, 2, 4)}
     assert groups(graph, "experts.all_gather") == {RankGroup(0, 1, 2)}
     assert {RankGroup(0, 8, 2), RankGroup(0, 2, 8)} == groups(graph, "data.all_reduce")
@@ -116,7 +115,7 @@ def on_h100(job: Job, layout: ParallelLayout, *, graph: bool = True) -> Plan:
 
 def both_s(plan: Plan) -> tuple[float, float]:
     """The closed form, and the simulated step."""
-    graph = graph_of(plan)
+    graph = plan.graph()
     costs = machine_of(plan.system).costs(plan.topology, plan.job.recipe)
     simulated_s = critical_path(graph, price(graph, costs)).step_time_s / len(graph.step_ends)
     return strategy("3d").estimate_s(plan, costs), simulated_s

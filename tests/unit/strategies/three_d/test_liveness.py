@@ -27,7 +27,7 @@ def planned(layout: ParallelLayout, microbatches: int, layers: int = 24) -> Plan
 
 
 def run(plan: Plan) -> Trace:
-    graph = toys.graph_of(plan)
+    graph = plan.graph()
     return simulate(graph, price(graph, toys.ToyCosts(plan.system)))
 
 
@@ -100,7 +100,7 @@ def test_every_rank_of_an_unfolded_step_holds_what_its_written_peer_holds(
         tensor=2, pipeline=4, data=2, sequence_parallel=sequence_parallel, zero_stage=zero
     )
     plan = planned(layout, 8)
-    graph = toys.graph_of(plan)
+    graph = plan.graph()
     unfolded = unfold(graph, None if marks is None else peer_classes(graph, marks)).graph
     every = simulate(unfolded, price(unfolded, toys.ToyCosts(plan.system)))
     for names in (None, {SAVED}):

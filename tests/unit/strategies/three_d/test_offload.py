@@ -38,7 +38,7 @@ def run(job: Job, layout: ParallelLayout, on: GpuClusterSpec) -> tuple[Trace, fl
     """The simulated step, with shared links, and its closed form."""
     plan = toys.plan("3d", job, layout, on)
     costs = toys.ToyCosts(on, devices=layout.num_devices)
-    graph = toys.graph_of(plan)
+    graph = plan.graph()
     links = SharedLinks.of(graph, network_of(plan.topology))
     trace = simulate(graph, price(graph, costs), links.flows, links.capacities)
     return trace, strategy("3d").estimate_s(plan, costs)

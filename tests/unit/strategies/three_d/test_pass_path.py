@@ -11,7 +11,7 @@ from perfsim.base.arrays import Floats
 from perfsim.machines.placement import place
 from perfsim.prediction.planner import Search
 from perfsim.prediction.question import Question, question_of
-from perfsim.prediction.run import Step, graph_of
+from perfsim.prediction.run import Step
 from perfsim.specs.layout import ParallelLayout, parsed_settings
 from perfsim.strategies.three_d import pass_path
 from perfsim.strategies.three_d.closed_form import Priced
@@ -51,7 +51,7 @@ def path_s(question: Question, layout: ParallelLayout) -> float:
 
 def simulated_s(question: Question, layout: ParallelLayout, *, contention: bool = True) -> float:
     plan = question.chosen.plan(question.job, question.topology, layout, check_memory=False)
-    graph = graph_of(plan, question.chosen)
+    graph = plan.graph()
     if len(graph) > MOST_TASKS:
         return np.nan
     return Step(place(graph, question.topology), question.costs).run(contention=contention).step_time_s

@@ -77,7 +77,7 @@ def test_a_last_stage_with_fewer_layers_for_its_head_is_faster_and_the_planner_h
     simulated_s = []
     for stages in (None, (6, 2)):
         plan = toys.plan("3d", job, ParallelLayout(pipeline=2, layers_per_stage=stages))
-        graph = toys.graph_of(plan)
+        graph = plan.graph()
         simulated_s.append(critical_path(graph, price(graph, costs)).step_time_s)
         assert strategy("3d").estimate_s(plan, costs) == pytest.approx(simulated_s[-1], rel=0.01)
     assert _head_layers(job) == 4

@@ -16,7 +16,7 @@ from perfsim.engine.tables import excess
 from perfsim.machines.placement import place
 from perfsim.prediction.planner import estimated
 from perfsim.prediction.question import Question, question_of
-from perfsim.prediction.run import Step, graph_of
+from perfsim.prediction.run import Step
 from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.three_d.closed_form import _lost
@@ -30,7 +30,7 @@ LAYERS = {"attention.forward": 1.0, "mlp.forward": 1.0, "attention.backward": 2.
 def both(plan: Plan, seconds: dict[str, float], costs_class: type = toys.TableCosts) -> tuple[float, float]:
     """Estimated and simulated."""
     costs = costs_class(seconds)
-    graph = toys.graph_of(plan)
+    graph = plan.graph()
     simulated = critical_path(graph, price(graph, costs)).step_time_s
     return strategy(plan.strategy).estimate_s(plan, costs), simulated
 
@@ -137,7 +137,7 @@ def asked(model: str, system: str, devices: int, batch: int, **given: Any) -> Qu
 def error(question: Question) -> float:
     """Estimate over simulated step less 1."""
     screened = estimated(question)
-    placed = place(graph_of(screened.plan), question.topology, contention=False)
+    placed = place(screened.plan.graph(), question.topology, contention=False)
     return screened.estimate_s / Step(placed, question.costs).run().step_time_s - 1
 
 

@@ -12,7 +12,6 @@ import pytest
 from perfsim.base.errors import LayoutError, MemoryCapacityError
 from perfsim.costs.price import price
 from perfsim.engine import critical_path
-from perfsim.prediction.run import graph_of
 from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, strategy
@@ -25,7 +24,7 @@ from perfsim.work.graph import computes
 
 
 def graph(layout: ParallelLayout, job: Job | None = None, name: str = "3d") -> TaskGraph:
-    return toys.graph_of(toys.plan(name, job or toys.job(), layout))
+    return (toys.plan(name, job or toys.job(), layout)).graph()
 
 
 def counts(graph: TaskGraph) -> Counter[str]:
@@ -164,7 +163,7 @@ def test_a_strategy_of_one_zero_stage_refuses_another() -> None:
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_a_sum_over_the_tensor_group_blocks_the_compute_of_its_device(sequence_parallel: bool) -> None:
     layout = ParallelLayout(tensor=2, pipeline=2, sequence_parallel=sequence_parallel)
-    written = graph_of(toys.plan("3d", toys.job(8), layout))
+    written = toys.plan("3d", toys.job(8), layout).graph()
     sums = [task for task in written.tasks() if task.work.category == "tensor_communication"]
     streams = [task.stream for task in sums if task.work.name != "gradients.norm"]
     assert streams
@@ -191,7 +190,7 @@ def scheduled(schedule: str, **changes: Any) -> ParallelLayout:
 
 def both_s(plan: Plan) -> tuple[float, float]:
     """Seconds of a step, simulated and in closed form, where every pass of a layer takes the same."""
-    written = toys.graph_of(plan)
+    written = plan.graph()
     simulated_s = critical_path(written, price(written, EQUAL)).step_time_s
     return simulated_s, strategy("3d").estimate_s(plan, EQUAL)
 
