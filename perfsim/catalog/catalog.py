@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from perfsim.base.errors import CatalogError, Problem
+from perfsim.base.errors import CatalogError, InputError, Problem
 from perfsim.base.spec import replaced
 from perfsim.base.text import did_you_mean, nearest
 from perfsim.catalog.reader import (
@@ -175,6 +175,16 @@ class Catalog:
             return replaced(spec, changes, dict.fromkeys(changes, "set by the question"), read)
         except ValidationError as error:
             raise CatalogError(complaints_of(error, model, spec.model_dump())) from None
+
+    def override_part(self, root: str, part: SpecT | None, changes: Mapping[str, Any]) -> SpecT:
+        """`override` of a part of a question, `root`; InputError names the whole paths."""
+        if part is None:
+            raise InputError(f"{root} is not given, so {', '.join(changes)} in it cannot be changed")
+        try:
+            return self.override(part, changes)
+        except CatalogError as error:
+            problems = [replace(problem, message=f"{root}.{problem.message}") for problem in error.problems]
+            raise InputError(problems) from None
 
     def describe(
         self, name_or_path: str, kind: str, *, deep: bool = False, near: Path | None = None

@@ -14,7 +14,6 @@ from perfsim.specs.hardware import MACHINE_PLUGINS, SYSTEM_CLASSES, SystemSpec
 from perfsim.specs.layout import Layout
 from perfsim.specs.recipe import Recipe
 from perfsim.strategies import Strategy, strategy
-from perfsim.strategies.plan import check_runs_on
 
 __all__ = [
     "MACHINES",
@@ -38,10 +37,11 @@ def machine(kind: str) -> Machine:
     """The machine of a kind; InputError suggests the nearest name."""
     if kind in MACHINES:
         return MACHINES[kind]
-    installed = {point.name: point for point in entry_points(group=MACHINE_PLUGINS)}
-    if kind in installed:
-        return made_by(installed[kind], lambda load: _checked(load()))
-    raise UnknownNameError("kind of system", kind, sorted({*MACHINES, *installed}))
+    installed = entry_points(group=MACHINE_PLUGINS)
+    for point in installed:
+        if point.name == kind:
+            return made_by(point, lambda load: _checked(load()))
+    raise UnknownNameError("kind of system", kind, sorted({*MACHINES, *installed.names}))
 
 
 def register(machine: Machine) -> None:
@@ -89,5 +89,8 @@ def strategy_for(named: str | Strategy, system: SystemSpec) -> Strategy:
     Raises InputError where it is unknown or runs on another kind of machine.
     """
     chosen = strategy(named or machine_of(system).default_strategy) if isinstance(named, str) else named
-    check_runs_on(chosen, system)
+    if chosen.system_kind != system.kind:
+        raise InputError(
+            f"strategy {chosen.name} runs on a {chosen.system_kind}; {system.name} is a {system.kind}"
+        )
     return chosen

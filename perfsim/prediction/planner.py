@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import islice
 from typing import get_args
 
 import numpy as np
@@ -17,11 +19,10 @@ from perfsim.base.arrays import Floats, Ints
 from perfsim.base.errors import InputError, LayoutError, MemoryCapacityError, PerfsimError, PlanError
 from perfsim.engine.limits import present_limits
 from perfsim.machines.placement import place
-from perfsim.prediction.nearby import divisible
 from perfsim.prediction.question import Question, Rank
 from perfsim.prediction.risk import MOST, Ranked, expected, points_of, weight_of
 from perfsim.prediction.run import Evaluation, Step, evaluate, evaluated
-from perfsim.specs.layout import ParallelLayout, text_of
+from perfsim.specs.layout import Layout, ParallelLayout, text_of
 from perfsim.strategies import Plan
 from perfsim.strategies.three_d.legal import RefusedLayoutError
 
@@ -77,13 +78,11 @@ class Search:
             model = f"{job.model.num_layers} layers, {job.model.num_attention_heads} heads"
             why = f"batch {job.global_batch_size}, {model}: no degrees divide them"
             raise PlanError([f"{head}: no layout is legal ({why})", *others])
-        lacking = ""
-        try:
-            question.chosen.plan(job, question.topology, screening.closest)
-        except MemoryCapacityError as error:
-            lacking = str(error)
         tried = f"{head}: {screening.screened:,} layouts tried, {screening.screened:,} over memory"
-        raise PlanError([tried, f"closest: {text_of(screening.closest)}: {lacking}", *others])
+        try:
+            _planned(question, screening.closest)
+        except MemoryCapacityError as lacking:
+            raise PlanError([tried, f"closest: {text_of(screening.closest)}: {lacking}", *others]) from None
 
     @cached_property
     def proven(self) -> Ints:
@@ -156,12 +155,12 @@ class Search:
 
     def plan(self, index: int) -> _Screened:
         """The plan of the layout with this index, and its estimate."""
-        question = self.question
         layout = self.screening.layout(index)
         try:
-            plan = question.chosen.plan(question.job, question.topology, layout)
+            plan = _planned(self.question, layout)
         except (LayoutError, MemoryCapacityError) as error:
-            raise PlanError([f"strategy {question.chosen.name} screens {text_of(layout)}: {error}"]) from None
+            name = self.question.chosen.name
+            raise PlanError([f"strategy {name} screens {text_of(layout)}: {error}"]) from None
         return _Screened(float(self.estimate_s[index]), plan)
 
 
@@ -210,13 +209,18 @@ def confirmed(searched: Search, *, beaten_by: Evaluation | None = None) -> list[
     return [run for _, run in sorted(runs, key=lambda known: round(known[0] / best_s, TIE_DIGITS))]
 
 
+def _planned(question: Question, layout: Layout, *, check_memory: bool = True) -> Plan:
+    """The plan of one layout; LayoutError or MemoryCapacityError says what is wrong with it."""
+    return question.chosen.plan(question.job, question.topology, layout, check_memory=check_memory)
+
+
 def plan_of(question: Question) -> Plan:
     """The plan of the given layout, or the fastest. Raises as these do."""
     layout = question.given_layout
     if layout is None:
         return best_plan(question).plan
     try:
-        return question.chosen.plan(question.job, question.topology, layout, check_memory=question.must_fit)
+        return _planned(question, layout, check_memory=question.must_fit)
     except RefusedLayoutError as error:
         legal: dict[str, None] = {}
         for near in [near for refused in error.refusals for near in refused.nearest]:
@@ -224,7 +228,7 @@ def plan_of(question: Question) -> Plan:
             replicas = question.devices * near.data // near.num_devices
             for other in dict.fromkeys((near, replace(near, data=max(1, replicas)))):
                 with suppress(LayoutError):
-                    question.chosen.plan(question.job, question.topology, other, check_memory=False)
+                    _planned(question, other, check_memory=False)
                     legal[text_of(other)] = None
         words = " or ".join(f"--layout {text}" for text in [*legal][:MOST_NEAREST])
         raise RefusedLayoutError(error.refusals, f"nearest that is legal: {words}" if legal else "") from None
@@ -280,3 +284,46 @@ def best_plan(question: Question, *, ranks: bool = False) -> Evaluation:
             )
             plan = replace(plan, notes=(*plan.notes, note))
     return replace(best, trace=trace, plan=plan, ranks=searched.ranks(best) if ranks else ())
+
+
+# The nearest batch and the nearest number of devices that divide, where those that are asked hardly do.
+#
+# Replicas share a batch evenly, so their number divides batch and devices: of 216 devices with 250 sequences
+# only 1 or 2 replicas can be made, and all other devices become stages.
+
+SHARE = 8
+"""A batch divides where one in so many devices, a node of a DGX, can be a replica."""
+RANGE = 0.1
+"""How far another batch, or number of devices, may be away, as a share of it."""
+
+FAR = 0.5
+"""The same where no layout of the asked ones is legal."""
+
+
+def divides(batch: int, devices: int) -> bool:
+    """Whether enough replicas can be made."""
+    return math.gcd(batch, devices) * SHARE >= devices
+
+
+def divisible(question: Question, *, legal: bool = True) -> list[Question]:
+    """The same with the nearest batch that divides, and with such a number of devices; none where it does.
+
+    Of a question without a `legal` layout the nearest that has one, up to half as far away.
+    """
+    batch = question.job.global_batch_size
+    devices = question.devices
+    node = question.topology.devices_per_node if question.machine.fragments_memory else 0
+    if not node or (legal and divides(batch, devices)):
+        return []
+    away = RANGE if legal else FAR
+
+    def answers(other: Question) -> bool:
+        return legal or any(True for _ in other.chosen.layouts(other.job, other.topology))
+
+    batches = (batch + sign * step for step in range(1, 1 + int(away * batch)) for sign in (-1, 1))
+    numbers = (
+        devices + sign * step for step in range(node, 1 + int(away * devices), node) for sign in (-1, 1)
+    )
+    found = (replace(question, batch=other) for other in batches if divides(other, devices))
+    others = (replace(question, devices=n, batch=batch) for n in numbers if divides(batch, n))
+    return [near for some in (found, others) for near in islice(filter(answers, some), 1)]

@@ -413,7 +413,7 @@ def question_of(given: Mapping[str, Any], catalog: Catalog | None = None, asker:
         values["perturbations"] = parse_perturbations(perturbed)
     question = Question(**values)
     for root, changes in changes_by_root(given).items():
-        changed = changed_part(root, getattr(question, known[root].field), changes, catalog)
+        changed = catalog.override_part(root, getattr(question, known[root].field), changes)
         question = replace(question, **{known[root].field: changed})
     try:
         return question.check()
@@ -476,17 +476,6 @@ def _check_roots(given: Mapping[str, Any], known: Mapping[str, Asked]) -> None:
 def misplaced(path: str) -> str:
     """What to write instead of a path into the runtime of a recipe; empty for every other path."""
     return f"write {path.removeprefix('recipe.')}" if f"{path}.".startswith("recipe.runtime.") else ""
-
-
-def changed_part(root: str, part: Any, changes: Mapping[str, Any], catalog: Catalog) -> Any:
-    """A description with values at paths inside it replaced; InputError names the whole paths."""
-    if part is None:
-        raise InputError(f"{root} is not given, so {', '.join(changes)} in it cannot be changed")
-    try:
-        return catalog.override(part, changes)
-    except CatalogError as error:
-        problems = [replace(problem, message=f"{root}.{problem.message}") for problem in error.problems]
-        raise InputError(problems) from None
 
 
 def described(given: Any, kind: str, catalog: Catalog) -> Any:

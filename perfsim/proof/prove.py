@@ -17,7 +17,7 @@ from perfsim.base.errors import DeadlockError, GraphError, InputError, Problem
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.interop import model_named
 from perfsim.machines import build_topology, costs_for, machine
-from perfsim.prediction.question import changed_part, changes_by_root
+from perfsim.prediction.question import changes_by_root
 from perfsim.prediction.run import Evaluation, evaluate
 from perfsim.proof.executor import Executor, Outcome
 from perfsim.proof.interpreter import Interpreter
@@ -517,7 +517,7 @@ def plans_of(request: Request) -> Iterator[Plan]:
     changes = changes_by_root(request.changes)
     if other := [path for path in request.changes if not path.startswith("model.")]:
         raise InputError([Problem(f"--set {other[0]}: a proof of a model has paths in it", help="model....")])
-    model = changed_part("model", model_named(request.target, catalog), changes.get("model", {}), catalog)
+    model = catalog.override_part("model", model_named(request.target, catalog), changes.get("model", {}))
     if request.layout:
         yield _of_layout(request, model, catalog)
         return

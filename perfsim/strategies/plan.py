@@ -10,7 +10,7 @@ import numpy as np
 from typing_extensions import TypeVar
 
 from perfsim.base.arrays import Floats, Ints
-from perfsim.base.errors import InputError, LayoutError, MemoryCapacityError, PerfsimError, PlanError
+from perfsim.base.errors import LayoutError, MemoryCapacityError, PerfsimError, PlanError
 from perfsim.costs.memory import MemoryUse
 from perfsim.costs.price import Costs
 from perfsim.network import Topology
@@ -191,11 +191,3 @@ class Strategy(Protocol[OwnLayout, OwnTopology]):
 
     def estimate_s(self, plan: Plan[OwnLayout, OwnTopology], costs: Costs) -> float:
         """The closest estimate of the step time without a graph, on the same classes of work."""
-
-
-def check_runs_on(strategy: Strategy, system: SystemSpec) -> None:
-    """Raises InputError where a strategy runs on another kind of system."""
-    if strategy.system_kind != system.kind:
-        raise InputError(
-            f"strategy {strategy.name} runs on a {strategy.system_kind}; {system.name} is a {system.kind}"
-        )

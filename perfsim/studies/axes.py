@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from perfsim.base.dates import EQUAL
-from perfsim.base.errors import CatalogError, InputError, Problem
+from perfsim.base.errors import CatalogError, InputError, Problem, UnknownNameError
 from perfsim.base.spec import CatalogSpec, FolderName, Spec
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import YAML_CONTEXT
@@ -21,7 +21,7 @@ from perfsim.catalog import Catalog, LocatedMapping, default_catalog, parse_file
 from perfsim.catalog.reader import MOST_PROBLEMS, complaints, in_order, is_named, members, value_at
 from perfsim.catalog.yaml_tree import Mark, Node
 from perfsim.engine.limits import present_limits
-from perfsim.prediction.question import changed_part, changes_by_root, misplaced, priced_part
+from perfsim.prediction.question import changes_by_root, misplaced, priced_part
 from perfsim.specs.hardware import SystemSpec
 from perfsim.specs.prices import PriceSpec
 from perfsim.strategies import strategy
@@ -292,7 +292,7 @@ class Changer:
             part = study.runtime_of(changed) if root == "runtime" else changed.system
             at = (id(part), repr(inner))
             if at not in self.made:
-                self.made[at] = changed_part(root, part, inner, self.catalog), part
+                self.made[at] = self.catalog.override_part(root, part, inner), part
             changed = changed.model_copy(update={root: self.made[at][0]})
         return changed
 
@@ -378,8 +378,7 @@ def priced(study: StudySpec, prices: Mapping[str, Any], systems: Iterable[str] =
     known = {*systems, *(candidate.system.name for candidate in study.candidates)}
     for name, price in prices.items():
         if name not in known:
-            help_text = did_you_mean(name, sorted(known))
-            raise InputError([Problem(f"price of {name}: no candidate is on it", help=help_text)])
+            raise UnknownNameError("system of a candidate", name, sorted(known))
         if not (isinstance(price, (int, float)) and 0 <= price < 1e12):
             raise InputError(f"price of {name}: {price!r} is not money for a device-hour, such as 2.50")
     given = {name: {"price": PriceSpec(device_hour=price)} for name, price in prices.items()}

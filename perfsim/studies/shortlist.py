@@ -20,8 +20,7 @@ from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.prediction.bands import SHARDED
 from perfsim.prediction.caveats import batch_caveats
 from perfsim.prediction.dates import date_caveats
-from perfsim.prediction.nearby import divisible
-from perfsim.prediction.planner import Search, best_plan, confirmed
+from perfsim.prediction.planner import Search, best_plan, confirmed, divisible
 from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.question import Question
 from perfsim.prediction.risk import Ranked

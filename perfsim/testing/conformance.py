@@ -243,21 +243,6 @@ def _memory_is_itemised(case: Case) -> None:
             _require(min(use.parts_bytes.values()) >= 0, f"{use} has a negative part")
 
 
-def _other_systems_are_refused(case: Case) -> None:
-    """It refuses to plan on another kind of system and names that system."""
-    for system in (toys.gpu_cluster(), toys.wafer_cluster()):
-        if case.strategy.system_kind == system.kind:
-            continue
-        foreign = replace(case, topology=toys.topology(4, system))
-        for layout in case.layouts[:1]:
-            try:
-                foreign.plan(layout)
-            except InputError as refusal:
-                _require(system.name in str(refusal), f"its refusal does not name {system.name}: {refusal}")
-            else:
-                raise BrokenPromise(f"it plans on a {system.kind}")
-
-
 # ---------------------------------------------------------------------------------------- graph
 def _all_products_are_the_models(case: Case) -> None:
     """All ranks together compute the model's products, in every pass, with its shapes, sums and FLOPs."""
@@ -369,7 +354,6 @@ PROMISES: Mapping[str, Promise] = {
         _listed_layouts_are_legal,
         _the_screening_agrees_with_the_plans,
         _memory_is_itemised,
-        _other_systems_are_refused,
         _all_products_are_the_models,
         _the_same_plan_gives_the_same_graph,
         _more_steps_can_be_written,

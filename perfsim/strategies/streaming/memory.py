@@ -114,11 +114,11 @@ class Store:
         self.tiles = system.streaming.attention_tiles if job.model.experts else 1
         """Tiles of a micro-batch in which attention is computed."""
         self.device = DEVICES[system.device.kind]
+        keeps_moments = OPTIMIZERS[job.recipe.optimizer].memoryx_moments
+        moments_bytes = state_bytes(job.recipe, job.model).moments if keeps_moments else 0.0
         self.counts = parameters(job.model)
         matrices = float(self.counts.body_matrices)
         kept = self.kept(float(self.counts.total), matrices)
-        keeps_moments = OPTIMIZERS[job.recipe.optimizer].memoryx_moments
-        moments_bytes = state_bytes(job.recipe, job.model).moments if keeps_moments else 0.0
         self.state_bytes = MASTER_BYTES + moments_bytes
         """Bytes per parameter that are read before its update and written after it."""
         self.sums_bytes = GRADIENT_SUM_BYTES * kept

@@ -19,9 +19,8 @@ from perfsim.costs.price import Costs
 from perfsim.network import WaferTree
 from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.specs.layout import StreamingLayout
-from perfsim.specs.model import layer_kinds
 from perfsim.specs.recipe import Job
-from perfsim.strategies.plan import Strategy, check_runs_on
+from perfsim.strategies.plan import Strategy
 from perfsim.strategies.streaming.memory import SERVERS, Store
 from perfsim.strategies.streaming.passes import BlockWorks, StreamedSteps, StreamingPlan
 from perfsim.work import GraphBuilder, Work
@@ -208,13 +207,12 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
         self, job: Job, topology: WaferTree, layout: StreamingLayout, *, check_memory: bool = True
     ) -> StreamingPlan:
         """Check one layout; `micro_batch_size` is per system."""
-        check_runs_on(self, topology.system)
-        system = topology.system
         if problems := self._problems(job, topology, layout):
             raise LayoutError([Problem(text) for text in problems])
         per_system = -(-job.global_batch_size // layout.data)
         microbatches = -(-per_system // layout.micro_batch_size)
-        memory = Store(job, system, microbatches).memory(layout, per_system)
+        store = Store(job, topology.system, microbatches)
+        memory = store.memory(layout, per_system)
         for use in memory:
             if use.fits or not check_memory:
                 continue
@@ -229,7 +227,7 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
             needs = f"{use.total_bytes / unit:.1f} {name} of {use.capacity_bytes / unit:.1f} {name}"
             said = f"does not fit: {use.place} needs {needs}; try {advice}"
             raise MemoryCapacityError(use.total_bytes / use.capacity_bytes, said)
-        notes = tuple(self._notes(job, system, layout, microbatches))
+        notes = tuple(self._notes(store, layout, microbatches))
         return StreamingPlan(self, job, topology, layout, microbatches, memory, notes)
 
     def _problems(self, job: Job, topology: WaferTree, layout: StreamingLayout) -> list[str]:
@@ -242,35 +240,33 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
         if not 1 <= layout.stream_chunks <= MOST_CHUNKS:
             problems.append(f"stream_chunks {layout.stream_chunks} must be 1 to {MOST_CHUNKS}")
         per_system = -(-job.global_batch_size // layout.data)
+        blocks = job.model.num_layers + job.model.mtp_num_layers
         size = layout.micro_batch_size
         if size > per_system:
             problems.append(f"micro_batch_size {size} is more than a system's {per_system} sequences")
-        elif problem := passes_problem(len(layer_kinds(job.model)), -(-per_system // size)):
+        elif problem := passes_problem(blocks, -(-per_system // size)):
             problems.append(problem)
         return problems
 
     @staticmethod
-    def _notes(
-        job: Job, system: WaferClusterSpec, layout: StreamingLayout, microbatches: int
-    ) -> Iterator[str]:
+    def _notes(store: Store, layout: StreamingLayout, microbatches: int) -> Iterator[str]:
         group = layout.recompute_layers
         policy = "resident" if group == 0 else f"recompute every {group} layers"
         if layout.spill:
             policy = "spill" if group == 0 else f"{policy}, inputs spilled"
         if microbatches > 1:
             policy += f", split in {microbatches} micro-batches"
-        store = Store(job, system, microbatches)
         yield f"{store.device.place} memory policy: {policy}"
         yield store.note
-        if layout.stream_chunks < _needed_chunks(system):
+        if layout.stream_chunks < _needed_chunks(store.system):
             yield (
                 "compute waits for all weights of a layer, though the machine uses weights as they arrive; "
                 "without prefetch this step is too slow: stream_chunks or --detail chunk models the overlap"
             )
-        elif _needed_chunks(system) > 1:
+        elif _needed_chunks(store.system) > 1:
             yield f"no prefetch: layers are streamed and used in {layout.stream_chunks} chunks"
-        if job.recipe.weight_sparsity:
-            share = 100 * job.recipe.weight_sparsity
+        if store.job.recipe.weight_sparsity:
+            share = 100 * store.job.recipe.weight_sparsity
             yield (
                 f"{share:.4g} % of the layers' weights are zero: MFU counts FLOPs of nonzero weights, HFU "
                 "executed FLOPs"

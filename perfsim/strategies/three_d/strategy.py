@@ -21,7 +21,7 @@ from perfsim.costs.price import Costs
 from perfsim.network import FatTree
 from perfsim.specs.layout import AXES, OFFLOADS, ParallelLayout
 from perfsim.specs.recipe import Job
-from perfsim.strategies.plan import Screening, check_runs_on
+from perfsim.strategies.plan import Screening
 from perfsim.strategies.three_d.closed_form import Priced, estimate_steps_s
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED, ZERO_STAGES
 from perfsim.strategies.three_d.division import Division
@@ -98,7 +98,6 @@ class ThreeD:
         self, job: Job, topology: FatTree, layout: ParallelLayout, *, check_memory: bool = True
     ) -> ThreeDPlan:
         """Check one layout. Raises LayoutError or MemoryCapacityError with all reasons."""
-        check_runs_on(self, topology.system)
         if self.zero_stage is not None:
             if layout.zero_stage not in (0, self.zero_stage):
                 text = f"strategy {self.name} shards at ZeRO stage {self.zero_stage}, not {layout.zero_stage}"

@@ -14,7 +14,7 @@ from perfsim.network import FatTree
 from perfsim.specs.layout import ParallelLayout, text_of
 from perfsim.specs.recipe import Job
 from perfsim.strategies import STRATEGIES
-from perfsim.strategies.plan import Plan, Strategy, check_runs_on
+from perfsim.strategies.plan import Plan, Strategy
 from perfsim.strategies.three_d.layers import slice_of
 from perfsim.testing import check_strategy
 from perfsim.work import GraphBuilder, Kind, RankGroup, TensorClass, Work
@@ -43,7 +43,6 @@ class PlainData(Strategy[ParallelLayout, FatTree]):
     def plan(
         self, job: Job, topology: FatTree, layout: ParallelLayout, *, check_memory: bool = True
     ) -> PlainPlan:
-        check_runs_on(self, topology.system)
         microbatches, rest = divmod(job.global_batch_size, layout.data * layout.micro_batch_size)
         if rest or layout.data != topology.num_devices:
             raise LayoutError([Problem(f"{text_of(layout)} does not divide the batch over the devices")])

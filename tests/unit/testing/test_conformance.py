@@ -15,7 +15,7 @@ from perfsim.specs.recipe import Job
 from perfsim.strategies import Plan, strategy
 from perfsim.strategies.plan import Screening
 from perfsim.strategies.three_d.strategy import ThreeD
-from perfsim.testing import PROMISES, BrokenPromise, cases_for, check_strategy, toys
+from perfsim.testing import PROMISES, BrokenPromise, cases_for, check_strategy
 from perfsim.testing.conformance import Promise
 from perfsim.work import GraphBuilder, Kind, Work
 
@@ -56,17 +56,6 @@ class ForgetsMemory(Data):
         plan = super().plan(job, topology, layout, check_memory=check_memory)
         memory = tuple(replace(use, parts_bytes={"rest": -1.0, **use.parts_bytes}) for use in plan.memory)
         return replace(plan, memory=memory)
-
-
-class RunsAnywhere(Data):
-    def plan(
-        self, job: Job, topology: Topology, layout: ParallelLayout, *, check_memory: bool = True
-    ) -> Plan:
-        return super().plan(job, topology_of_gpus(topology), layout, check_memory=check_memory)
-
-
-def topology_of_gpus(topology: Topology) -> Topology:
-    return toys.topology(topology.num_devices if topology.system.kind == "gpu-cluster" else 8)
 
 
 class SkipsWork(Data):
@@ -113,7 +102,6 @@ class EstimatesTwice(Data):
         (ScreensHalfTheMemory, PROMISES["the_screening_agrees_with_the_plans"]),
         (ScreensTooFast, PROMISES["the_screening_agrees_with_the_plans"]),
         (ForgetsMemory, PROMISES["memory_is_itemised"]),
-        (RunsAnywhere, PROMISES["other_systems_are_refused"]),
         (SkipsWork, PROMISES["all_products_are_the_models"]),
         (WritesOneStep, PROMISES["more_steps_can_be_written"]),
         (WritesAnotherGraphEachTime, PROMISES["the_same_plan_gives_the_same_graph"]),
