@@ -17,17 +17,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from perfsim.api.planning import PlanAnswer as PlanAnswer
-    from perfsim.api.planning import plan as plan
+    from perfsim.api.answers import PlanAnswer as PlanAnswer
+    from perfsim.api.answers import SolveAnswer as SolveAnswer
+    from perfsim.api.answers import Study as Study
+    from perfsim.api.answers import StudyAnswer as StudyAnswer
+    from perfsim.api.answers import SweepAnswer as SweepAnswer
+    from perfsim.api.answers import comparison as comparison
+    from perfsim.api.answers import plan as plan
+    from perfsim.api.answers import solve as solve
+    from perfsim.api.answers import study as study
+    from perfsim.api.answers import sweep as sweep
     from perfsim.api.questions import predict as predict
-    from perfsim.api.solving import SolveAnswer as SolveAnswer
-    from perfsim.api.solving import solve as solve
-    from perfsim.api.studying import Study as Study
-    from perfsim.api.studying import StudyAnswer as StudyAnswer
-    from perfsim.api.studying import SweepAnswer as SweepAnswer
-    from perfsim.api.studying import comparison as comparison
-    from perfsim.api.studying import study as study
-    from perfsim.api.studying import sweep as sweep
     from perfsim.api.tools import Model as Model
     from perfsim.api.tools import Validation as Validation
     from perfsim.api.tools import import_file as import_file
@@ -39,26 +39,18 @@ if TYPE_CHECKING:
     from perfsim.prediction.question import Question as Question
 
 _HOMES = {
-    "Catalog": "perfsim.catalog",
-    "Model": "perfsim.api.tools",
-    "PerfsimError": "perfsim.base.errors",
-    "PlanAnswer": "perfsim.api.planning",
-    "Prediction": "perfsim.prediction.prediction",
-    "Question": "perfsim.prediction.question",
-    "SolveAnswer": "perfsim.api.solving",
-    "Study": "perfsim.api.studying",
-    "StudyAnswer": "perfsim.api.studying",
-    "SweepAnswer": "perfsim.api.studying",
-    "Validation": "perfsim.api.tools",
-    "comparison": "perfsim.api.studying",
-    "import_file": "perfsim.api.tools",
-    "plan": "perfsim.api.planning",
-    "predict": "perfsim.api.questions",
-    "published_cases": "perfsim.api.tools",
-    "solve": "perfsim.api.solving",
-    "study": "perfsim.api.studying",
-    "sweep": "perfsim.api.studying",
-    "validate": "perfsim.api.tools",
+    name: module
+    for module, names in {
+        "perfsim.api.answers": "PlanAnswer SolveAnswer Study StudyAnswer SweepAnswer "
+        "comparison plan solve study sweep",
+        "perfsim.api.questions": "predict",
+        "perfsim.api.tools": "Model Validation import_file published_cases validate",
+        "perfsim.base.errors": "PerfsimError",
+        "perfsim.catalog": "Catalog",
+        "perfsim.prediction.prediction": "Prediction",
+        "perfsim.prediction.question": "Question",
+    }.items()
+    for name in names.split()
 }
 """The module in which each public name is found when it is first asked for."""
 

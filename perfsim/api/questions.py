@@ -6,9 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from html import escape
+from importlib import import_module
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from perfsim.base.errors import InputError, PerfsimError, within_floats
 from perfsim.catalog import Catalog
@@ -135,3 +136,24 @@ class Tabular(ABC):
         said = getattr(self, "verdict", "")
         head = f"<p><strong>{escape(said)}</strong></p>" if said else ""
         return head + self.rows()._repr_html_()
+
+
+class Reported(Tabular):
+    """An answer that has a page and a JSON document as well, which a module of `perfsim.report` writes."""
+
+    kind: ClassVar[str]
+    """The module, and the last word of the names of its functions."""
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the page, `summary.json` and, of a study, a trace of each candidate; returns the page."""
+        with writing(folder) as path:
+            page: Path = self._reported("write_{}")(self, path)
+        return page
+
+    def document(self, report: str = "") -> dict[str, Any]:
+        """The answer as `--json` of its verb prints it; `report` is where the page stands."""
+        return dict(self._reported("{}_document")(self, report=report))
+
+    def _reported(self, function: str) -> Any:
+        """A function of the module, which loads Plotly."""
+        return getattr(import_module(f"perfsim.report.{self.kind}"), function.format(self.kind))

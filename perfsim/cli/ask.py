@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,16 +65,12 @@ def _run(asked: dict[str, Any], trace: Path | None, verify: str, emit: str | Non
         prediction.trace.save(trace)
     emitted = {"emitted": prediction.emit(emit)} if emit else {}
     sampling = {} if sampled is None else {"sampling": sampled}
-
-    def lines() -> list[str]:
-        if emitted:
-            return emitted["emitted"].splitlines()
-        return [*run_lines(prediction, sampled), *([f"Trace: {trace}"] if trace else [])]
-
-    def document() -> dict[str, Any]:
-        return prediction.document() | sampling | emitted
-
-    return Answer(document, lines, lambda: must_be_right([sampled] if sampled else []))
+    traced = [f"Trace: {trace}"] if trace else []
+    return Answer(
+        lambda: prediction.document() | sampling | emitted,
+        lambda: emitted["emitted"].splitlines() if emitted else [*run_lines(prediction, sampled), *traced],
+        lambda: must_be_right(sampling.values()),
+    )
 
 
 @verb(
@@ -107,20 +104,18 @@ def _plan(
     asked: dict[str, Any], objective: Any, rival: str, out: Path | None, emit: str | None, **how: Any
 ) -> Answer:
     """List the layouts that may be the fastest, and what would tell them apart."""
-    from perfsim.api.planning import plan as answer_plan
-    from perfsim.report.plan import match_lines, plan_lines
+    from perfsim.api.answers import plan as answer_plan
+    from perfsim.report.plan import plan_lines
 
     answer = answer_plan(**asked, objective="time-to-accuracy" if rival else objective, **how)
     matched = answer.match(rival) if rival else None
     emitted = {} if emit is None else {"emitted": answer.emit(emit)}
     page = {} if out is None else {"report": str(answer.save(out))}
-
-    def lines() -> list[str]:
-        shown = [*plan_lines(answer), *match_lines(answer, matched)]
-        place = [f"Report: {path}" for path in page.values()]
-        return [*(emitted["emitted"].splitlines() if emitted else shown), *place]
-
-    return Answer(lambda: answer.document(matched) | emitted | page, lines)
+    return Answer(
+        lambda: answer.document(matched) | emitted | page,
+        lambda: emitted["emitted"].splitlines() if emitted else plan_lines(answer, matched),
+        page=page.get("report", ""),
+    )
 
 
 @verb(
@@ -163,7 +158,7 @@ def _study(study: str, compare: list[str], verify: Any, how: How) -> None:
     if how.dry_run:
         print_lines(_planned(study, compare, how))
         return
-    from perfsim.api.studying import study as answer_study
+    from perfsim.api.answers import study as answer_study
     from perfsim.report.study import study_lines
 
     answer = answer_study(
@@ -179,20 +174,16 @@ def _study(study: str, compare: list[str], verify: Any, how: How) -> None:
     page = answer.save(how.out or Path("reports") / answer.study)
     if how.table is not None:
         answer.batch_curve.save(how.table)
-    printed = Answer(lambda: answer.document(report=str(page)), lambda: study_lines(answer), answer.check)
-    _deliver(printed, how, answer.verdict, page)
+    document = partial(answer.document, str(page))
+    _deliver(Answer(document, lambda: study_lines(answer), answer.check, page), how, answer.verdict)
 
 
-def _deliver(answer: Answer, how: How, verdict: str, page: str | Path) -> None:
-    """Print an answer, with --quiet its verdict only, and where its page is; raises what is wrong with it."""
-
-    def lines() -> list[str]:
-        said = prose(verdict) if how.quiet else answer.lines()
-        return [*said, *([f"Report: {page}"] if page else [])]
-
-    replace(answer, lines=lines).print(as_json=how.as_json)
-    if how.opens and page and click.launch(str(page)) != 0:
-        write_error(f"no browser was found: open {page} in one\n")
+def _deliver(answer: Answer, how: How, verdict: str) -> None:
+    """Print an answer, with --quiet its verdict only, and open its page; raises what is wrong with it."""
+    printed = replace(answer, lines=lambda: prose(verdict)) if how.quiet else answer
+    printed.print(as_json=how.as_json)
+    if how.opens and answer.page and click.launch(str(answer.page)) != 0:
+        write_error(f"no browser was found: open {answer.page} in one\n")
     answer.check()
 
 
@@ -218,9 +209,9 @@ def _planned(study: str, names: list[str], how: How) -> list[str]:
 
 def _answer_comparison(name: str, how: How) -> None:
     """Print a comparison and write its page; it plans no machine, so there is nothing to choose."""
+    from perfsim.api.answers import comparison
     from perfsim.api.questions import writing
-    from perfsim.api.studying import comparison
-    from perfsim.report.document import plain
+    from perfsim.report.table import plain
     from perfsim.report.validation import comparison_lines, write_comparison
 
     if how.dry_run:
@@ -229,8 +220,9 @@ def _answer_comparison(name: str, how: How) -> None:
     result = comparison(name)
     with writing(how.out or Path("reports") / result.name) as folder:
         page = write_comparison(result, folder)
-    printed = Answer(lambda: {**plain(result), "report": str(page)}, lambda: comparison_lines(result))
-    _deliver(printed, how, result.verdict, page)
+    document = {**plain(result), "report": str(page)}
+    printed = Answer(lambda: document, lambda: comparison_lines(result), page=page)
+    _deliver(printed, how, result.verdict)
 
 
 @verb(
@@ -270,16 +262,12 @@ def _solve(study: str | None, asked: dict[str, Any], out: Path | None, **options
     loss, and the columns step_time_s, time_to_accuracy_s, global_batch_size, mfu, steps and tokens_per_s.
     Half of the joint draws meet the conditions at the value that is told, 90 % at the one next to it.
     """
-    from perfsim.api.solving import solve
+    from perfsim.api.answers import solve
     from perfsim.report.solve import solve_lines
 
     answer = solve(study, changes=asked, progress=progress(), **options)
     page = "" if out is None else str(answer.save(out))
-
-    def lines() -> list[str]:
-        return [*solve_lines(answer), *([f"Report: {page}"] if page else [])]
-
-    return Answer(lambda: answer.document(page), lines)
+    return Answer(partial(answer.document, page), lambda: solve_lines(answer), page=page)
 
 
 @verb(
@@ -296,7 +284,7 @@ def _sweep(file: Path, how: How) -> None:
 
 def _answer_sweep(name: str, strategies: list[str], how: How) -> None:
     """Run a sweep, write its report, print its answer; PlanError where no point has a plan."""
-    from perfsim.api.studying import sweep as answer_sweep
+    from perfsim.api.answers import sweep as answer_sweep
     from perfsim.report.sweep import sweep_lines, sweep_text
     from perfsim.studies.axes import load_sweep
     from perfsim.studies.runner import STORE, plan_sweep
@@ -325,5 +313,5 @@ def _answer_sweep(name: str, strategies: list[str], how: How) -> None:
         if not answered.feasible:
             raise PlanError("no point of the grid has a feasible plan")
 
-    printed = Answer(lambda: sweep_text(answered, report=page), lambda: sweep_lines(answered), check)
-    _deliver(printed, how, answered.verdict, page)
+    printed = Answer(lambda: sweep_text(answered, report=page), lambda: sweep_lines(answered), check, page)
+    _deliver(printed, how, answered.verdict)

@@ -13,6 +13,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -223,13 +224,15 @@ class Answer:
     lines: Callable[[], Sequence[str]]
     check: Callable[[], Any] = bool
     """Raises what is wrong with it, once it is printed."""
+    page: str | Path = ""
+    """Where its page is, which the last line says."""
 
     def print(self, *, as_json: bool) -> None:
         """Print it as one or the other."""
         if not as_json:
-            print_lines(self.lines())
+            print_lines([*self.lines(), *([f"Report: {self.page}"] if self.page else [])])
         else:
-            from perfsim.report.document import document_text
+            from perfsim.report.table import document_text
 
             document = self.document()
             _needs_output()

@@ -254,7 +254,7 @@ def _diff(first: str, second: str) -> Answer:
     stand, with the inputs that differ between them.
     """
     from perfsim.api.tools import diff as compare
-    from perfsim.report.document import plain
+    from perfsim.report.table import plain
     from perfsim.report.terminal import difference_lines
 
     difference = compare(first, second)
@@ -454,7 +454,7 @@ def _prove(
     """
     from perfsim.proof.faults import try_plans
     from perfsim.proof.prove import DEFAULT_ORDERS, Request, plans_of, prove_all
-    from perfsim.report.proven import mutations_page, mutations_sentence, proof_lines
+    from perfsim.report.terminal import mutations_page, mutations_sentence, proof_lines
 
     if mutations is None and every is not None:
         raise InputError("--every belongs to --mutations: it says which share of the faults is tried")
@@ -617,7 +617,7 @@ def _why(study: str, compare: list[str], measured: str, asked: dict[str, Any]) -
     explain the gap between the step that `perfsim run` predicts for the same options and a measured one.
     """
     from perfsim.api.tools import why, why_measured
-    from perfsim.report.document import plain
+    from perfsim.report.table import plain
     from perfsim.report.terminal import gap_lines, why_lines
 
     missing = [f"--{name}" for name, entry in ASKED.items() if entry.required and name not in asked]

@@ -10,8 +10,7 @@ from typing import Any
 from perfsim.base.units import DAY_S
 from perfsim.prediction.caveats import Caveat
 from perfsim.report import text
-from perfsim.report.document import document_text, plain
-from perfsim.report.table import Cell, Table, Value
+from perfsim.report.table import Cell, Table, Value, document_text, plain
 from perfsim.strategies.plan import MEMORY
 from perfsim.studies.scaling import Matched
 from perfsim.studies.shortlist import DIVISIBILITY, DOMINATED, MEMORY_LIMIT, UNPROVEN, Entry, Planned
@@ -54,7 +53,7 @@ def _plan_table(planned: Planned) -> Table:
     return Table.each(enumerate(planned.shortlist, start=1), columns)
 
 
-def plan_lines(planned: Planned) -> list[str]:
+def plan_lines(planned: Planned, matched: Matched | None = None) -> list[str]:
     """What to run, what it beats and what to measure; the shortlist, and all else that bears on the choice.
 
     Other notes are counted: the page has them.
@@ -74,13 +73,12 @@ def plan_lines(planned: Planned) -> list[str]:
         *text.paragraphs(
             f"Without effect on the choice: {text.counted(further, 'note')}, with --out FOLDER."
         ),
+        *(["", *text.paragraphs(_match(planned, matched))] if matched is not None else []),
     ]
 
 
-def match_lines(planned: Planned, matched: Matched | None) -> list[str]:
+def _match(planned: Planned, matched: Matched) -> str:
     """How many devices of another system take equal time, and the numbers that were tried."""
-    if matched is None or planned.best.time is None:
-        return []
     least, most = matched.points[0].devices, matched.points[-1].devices
     low, middle, high = (
         f"more than {most:,}"
@@ -94,11 +92,11 @@ def match_lines(planned: Planned, matched: Matched | None) -> list[str]:
         f"{point.devices:,} take {text.duration(point.time.time_s)} with batch {point.global_batch_size:,}"
         for point in matched.points
     )
-    words = (
-        f"{planned.best.prediction.label} takes {text.duration(planned.best.time.time_s)}: as long as "
+    takes = "" if planned.best.time is None else text.duration(planned.best.time.time_s)
+    return (
+        f"{planned.best.prediction.label} takes {takes}: as long as "
         f"{middle} {matched.devices_noun} (90 %: {low} to {high}), each at its best batch. Tried: {tried}."
     )
-    return ["", *text.paragraphs(words)]
 
 
 def write_plan(planned: Planned, folder: Path) -> Path:
@@ -264,7 +262,7 @@ def _wider_bands(planned: Planned) -> Iterator[str]:
         yield f"Row {', '.join(numbers)}: the {bands} wider, for unlike the published runs: {why}."
 
 
-def plan_document(planned: Planned) -> dict[str, Any]:
+def plan_document(planned: Planned, matched: Matched | None = None) -> dict[str, Any]:
     """The document of `perfsim plan --json`; every quantity is SI and its key names the unit."""
     question = planned.question
     search = planned.search
@@ -312,6 +310,8 @@ def plan_document(planned: Planned) -> dict[str, Any]:
             }
             for trial in experiment.trials
         ]
+    if matched is not None:
+        document["match"] = _match_document(matched)
     return dict(plain(document))
 
 
@@ -319,7 +319,7 @@ def _members(item: object, *names: str) -> dict[str, Any]:
     return {name: getattr(item, name) for name in names}
 
 
-def match_document(matched: Matched) -> dict[str, Any]:
+def _match_document(matched: Matched) -> dict[str, Any]:
     """How many devices of another system take equal time, and the numbers that were tried."""
     tried = [
         {
@@ -331,4 +331,4 @@ def match_document(matched: Matched) -> dict[str, Any]:
         }
         for point in matched.points
     ]
-    return dict(plain({"system": matched.system, "num_devices": matched.equal, "tried": tried}))
+    return {"system": matched.system, "num_devices": matched.equal, "tried": tried}

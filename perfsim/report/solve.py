@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from perfsim.report import draw, text
-from perfsim.report.document import document_text, plain
 from perfsim.report.page import Page, Section
-from perfsim.report.table import Cell, Field, Table
+from perfsim.report.table import Cell, Field, Table, document_text, plain
 from perfsim.studies.solve import Condition, Solution, Solved, Tried
 
 _UNITS = {"memory": text.BYTES, "power": text.Unit(digits=partial(text.si, unit="W")), "mfu": text.SHARE}

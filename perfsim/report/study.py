@@ -12,9 +12,8 @@ from typing import Any
 from perfsim.interop.chrome import StepTrace
 from perfsim.prediction.caveats import CODES, Concern
 from perfsim.report import study_figures, text
-from perfsim.report.document import document_text, plain
 from perfsim.report.page import Page, Section, caveats_section, slugify
-from perfsim.report.table import Cell, Field, Table
+from perfsim.report.table import Cell, Field, Table, document_text, plain
 from perfsim.specs.prices import NOT_GIVEN
 from perfsim.studies.answers import (
     LEAST_TURN,

@@ -1,21 +1,25 @@
-"""The answer to a sweep: its tables, its lines on a terminal, its page and its JSON document."""
+"""The answer to a sweep: its tables and figures, its lines on a terminal, its page and its JSON document."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from perfsim.report import text
-from perfsim.report.document import document_text, plain
+import plotly.graph_objects as go
+
+from perfsim.base.units import DAY_S
+from perfsim.report import draw, text
 from perfsim.report.page import Page, Section, caveats_section
 from perfsim.report.study import inputs_section
-from perfsim.report.sweep_figures import MAX_ROWS, answer_cells, change_table, drawn, series_table
-from perfsim.report.table import Cell, Table, Value
+from perfsim.report.study_figures import where_steps_go
+from perfsim.report.table import Cell, Table, Value, document_text, plain
 from perfsim.studies.answers import PointResult, confidence
+from perfsim.studies.decision import outcome_of
 from perfsim.studies.scaling import Match, Series
-from perfsim.studies.variants import SweepResult
+from perfsim.studies.variants import Change, SweepResult
 from perfsim.version import __version__
 
 _MAX_HEAD_ROWS = 8
@@ -23,6 +27,14 @@ MAX_ON_TERMINAL = 40
 """Rows of points or variants on a terminal; the report has all."""
 _MAX_DIFFERENCES = 12
 """Values that differ, in a row of many variants."""
+MAX_ROWS = 2000
+"""A table of points with more shows a sample of them."""
+_MAX_MARKS = 200
+"""Points of one line."""
+_MAX_SERIES = 12
+"""Lines of one chart."""
+_MAX_STEPS = 40
+"""Bars of where steps go."""
 
 
 def _all_points(result: SweepResult) -> Section:
@@ -239,3 +251,284 @@ def _summary(result: SweepResult, report: str) -> dict[str, Any]:
         "report": report,
         "version": __version__,
     }
+
+
+# Sections with a figure: how machines scale, what variants change, what a shorter time costs.
+
+
+def drawn(result: SweepResult) -> Iterator[Section]:
+    """What variants change, how machines scale, what a shorter time costs, and where steps go."""
+    if result.changes:
+        yield _changed_steps(result)
+    if result.scalings or not result.variants:
+        yield _scaling(result)
+        yield from () if result.variants else _matches(result)
+        yield from _time_and_cost(result)
+    # Each series at its best batches; where variants are compared, every point under what it shares.
+    named = [
+        (f"{group}, {change.point.variant}", change.point.prediction)
+        for group, own in result.changes.items()
+        for change in own
+    ] or [(series.at(point), point.prediction) for series in result.series for point in series.points]
+    yield where_steps_go(
+        [(name, own.step_time_s, own.why.parts_s, own.why.sentence) for name, own in named[:_MAX_STEPS]],
+        "Shows what to improve: computing, or a wait that nothing hides.",
+    )
+
+
+def answer_cells(point: PointResult) -> dict[str, Cell | Value]:
+    """What the tables of a sweep show of a point that has a plan, by column."""
+    own = point.prediction
+    return {
+        "machine": point.machine,
+        "devices": point.num_devices,
+        "batch": own.global_batch_size,
+        "steps": point.target_time.steps,
+        "step": own.step_time_s,
+        "MFU": own.mfu,
+        "time": Cell(point.target_time.time_s, point.target_time.band_s),
+        "wall": own.wall_s,
+        "layout": text.layout_short(own.layout),
+        "limited by": own.why.cause,
+        "nearest remedy": own.why.remedy,
+    }
+
+
+def _units(points: Sequence[PointResult]) -> dict[str, text.Unit]:
+    """The units that suit these points together."""
+    unit = text.TIME.of(point.target_time.time_s for point in points)
+    step = text.TIME.of([max((point.prediction.step_time_s for point in points), default=1.0)])
+    counts = dict.fromkeys(("devices", "batch", "steps"), text.COUNT)
+    return {**counts, "step": step, "MFU": text.WHOLE_SHARE, "time": unit, "wall": unit}
+
+
+# Time to the target and efficiency by number of devices, next to the ideal.
+
+
+def series_table(series: Sequence[Series]) -> Table:
+    """Every point of the series at its best batch, every column in one unit."""
+    points = [(own, point) for own in series for point in text.thinned(own.points, _MAX_MARKS)]
+    efficiencies = dict.fromkeys(("efficiency", "in throughput"), text.WHOLE_SHARE)
+    units = _units([point for _, point in points]) | efficiencies
+    return Table.each(
+        (
+            {
+                "series": own.label,
+                "efficiency": own.efficiency(point),
+                "in throughput": own.throughput_efficiency(point),
+                **answer_cells(point),
+            }
+            for own, point in points
+        ),
+        {name: (units.get(name), name) for name in _OF_SERIES},
+        "Efficiency is that in time to the target, relative to the smallest machine of the series.",
+    )
+
+
+_OF_SERIES = (
+    "series", "machine", "devices", "batch", "steps", "step", "MFU", "efficiency", "in throughput", "time",
+    "wall", "layout", "limited by",
+)  # fmt: skip
+
+
+def _scaling(result: SweepResult) -> Section:
+    """The time of every series by its number of devices."""
+    lead = (
+        "Helps to choose the number of devices: the further a line leaves its dotted ideal, the less each "
+        "further device saves. Shades are 90 % bands. Each point runs at its best batch of the grid. "
+        "Efficiency in throughput is what each further device adds to the work; in time, a larger batch also "
+        "needs more tokens."
+    )
+    if len(result.series) > _MAX_SERIES:
+        lead += f" {len(result.series) - _MAX_SERIES} more lines are among all points below."
+    columns = ("series", "devices", "batch", "time", "efficiency", "in throughput", "layout", "limited by")
+    table = series_table(result.series[:_MAX_SERIES]).only(*columns)
+    return Section("Scaling", lead, scaling_curve(table), table, ("devices", "time", "in throughput"))
+
+
+def scaling_curve(table: Table) -> go.Figure:
+    """A line for each series with its band, and dotted the ideal from its first point."""
+    traces = []
+    for series in draw.Series.of(table, "devices"):
+        devices = series.table.values("devices")
+        traces += series.curve("devices", "time", series.table.hovers(), dash="solid")
+        points = series.points("time", "efficiency")
+        look = draw.IDEAL | {"color": series.colour}
+        ideal = [time * share for time, share in points]
+        traces.append(draw.line(devices, ideal, look, legendgroup=text.esc(series.name)))
+    unit = table.unit("time").name
+    counts = table.values("devices")
+    times = [end for band in table.bands("time") for end in band]
+    return draw.figure(
+        f"Time to the target ({unit}) by number of devices",
+        traces,
+        draw.log_axis("devices", counts, draw.ends(counts, 1.2), at_values=True),
+        draw.log_axis(f"time to the target ({unit})", times, draw.ends(times, 1.3)),
+        460,
+        showlegend=True,
+    )
+
+
+# What a shorter time takes: money or device-days over the time to the target.
+
+
+def _time_and_cost(result: SweepResult) -> Iterator[Section]:
+    """By money for all machines, else device-days; nothing if targets differ or no series has two points."""
+    points = [(member, point) for member in result.series for point in member.points]
+    if len(result.targets) > 1 or all(len(member.points) == 1 for member in result.series):
+        return
+    money = [outcome_of(point).money for _, point in points]
+    priced = None not in money
+    pairs = []
+    for amount, (_, point) in zip(money, points, strict=True):
+        time_s = point.target_time.time_s
+        pairs.append((time_s, amount.typical if priced and amount else time_s * point.num_devices / DAY_S))
+    best = [
+        not any(
+            (priced or other.system == point.system) and (a <= pair[0] and b <= pair[1]) and (a, b) != pair
+            for (_, other), (a, b) in zip(points, pairs, strict=True)
+        )
+        for (_, point), pair in zip(points, pairs, strict=True)
+    ]
+    cost = text.Unit(points[0][1].study.currency if priced else "device-days")
+    unit = text.TIME.of(time_s for time_s, _ in pairs)
+    table = Table.of(
+        {"series": None, "machine": None, "time to the target": unit, "cost": cost},
+        (
+            (member.label, member.at(point), time_s, Cell(amount, mark=worth))
+            for (member, point), (time_s, amount), worth in zip(points, pairs, best, strict=True)
+        ),
+    )
+    heading = "Time against cost"
+    lead = "Shows what a shorter time costs. A star: worth taking, for no other point is faster and cheaper."
+    if not priced:
+        heading = "Time against device-days"
+        lead = (
+            "Shows what a shorter time takes. Points with a star are worth taking: no other of the same "
+            "machine is faster with fewer device-days. Devices of unlike machines do not compare; with a "
+            "price for each candidate the cost is money."
+        )
+    yield Section(heading, lead, table=table, slug="cost")
+
+
+# How many devices of two machines finish on the same day.
+
+
+def _matches(result: SweepResult) -> Iterator[Section]:
+    for number, directions in enumerate(result.equal_times):
+        first, rival = (matches[0].series.first.devices_noun for matches in directions)
+        slug = f"equals-{number}" if number else "equals"
+        heading = f"Equally fast: {first}, {rival}" if number else "Equally fast machines"
+        lead = (
+            f"How many {first} and how many {rival} finish on the same day. The band is that of the ratio of "
+            "the two times (90 %), which share one critical batch."
+        )
+        matches = text.thinned([match for matches in directions for match in matches], MAX_ROWS)
+        yield Section(heading, lead, table=_matches_table(matches), slug=slug)
+
+
+def _matches_table(matches: Sequence[Match]) -> Table:
+    """For each machine, how many devices of another one are as fast."""
+
+    def as_many(match: Match) -> str:
+        ends = (match.equal.low, match.equal.typical, match.equal.high)
+        low, middle, high = (_count(end, match, text.NUMBER) for end in ends)
+        band = "" if low == middle == high else f" ({low} to {high})"
+        return f"{middle}{band} {match.series.first.devices_noun}"
+
+    return Table.each(
+        matches,
+        {
+            "machine": (None, lambda match: match.rival.machine),
+            "its time": (text.TIME, lambda match: match.rival.target_time.time_s),
+            "as many": (None, as_many),
+            "fewest of the grid": (
+                text.COUNT,
+                lambda match: _count(match.fewest.num_devices if match.fewest else None, match),
+            ),
+            "their time": (text.TIME, "fewest.target_time.time_s"),
+        },
+        "As many, with its 90 % band, is interpolated between the counts of the grid.",
+    )
+
+
+def _count(count: float | None, match: Match, unit: text.Unit = text.COUNT) -> str:
+    """A number of devices, which the grid may end before."""
+    least, most = match.series.first.num_devices, match.series.last.num_devices
+    if count is None:
+        return f"> {text.integer(most)}"
+    return f"\u2264 {text.integer(least)}" if count <= least else unit.text(count)
+
+
+# How much longer or shorter a step becomes under each variant, and the time to the target of each.
+
+
+def change_table(changes: Mapping[str, Sequence[Change]]) -> Table:
+    """Every variant in every group, the largest effect first: its step, the change, and what limits it."""
+    rows = []
+    for group, (first, *others) in changes.items():
+        for own in [first, *sorted(others, key=lambda own: -max(own.ratio, 1.0 / own.ratio))]:
+            changed = None if own.point is own.base else own.ratio - 1.0
+            mark = "*" if own.policy and changed is not None else ""
+            row = {"in common": group, "variant": own.point.variant, "change": Cell(changed, note=mark)}
+            rows.append(answer_cells(own.point) | row | {"policy changed": own.policy or None})
+    units = _units([own.point for group in changes.values() for own in group]) | {"change": text.CHANGE}
+    names = ("in common", "variant", "machine", "batch", "step", "MFU", "change", "time", "wall")
+    return Table.each(
+        rows,
+        {
+            name: (units.get(name), name)
+            for name in (*names, "policy changed", "limited by", "nearest remedy")
+        },
+        "Changes are relative to the first variant of each group. * the planner's policy changed too.",
+    )
+
+
+def _changed_steps(result: SweepResult) -> Section:
+    """How much longer or shorter a step is under each variant, where variants do the same work."""
+    names = ("in common", "variant", "machine", "step", "change", "policy changed", "limited by")
+    table = change_table(result.changes).only(*names, "nearest remedy")
+    lead = (
+        "Shows which part of the machine a step depends on. Each bar is the change relative to "
+        f"\u201c{result.variants[0]}\u201d, all else equal."
+    )
+    if any(change.policy for own in result.changes.values() for change in own):
+        lead += (
+            " At a bar with a star the planner also chose another policy (see the table): the change is that "
+            "of both together."
+        )
+    return Section("Step time by variant", lead, _change_bars(table), table, ("change",), slug="variants")
+
+
+def _change_bars(table: Table) -> go.Figure:
+    """Bars in per cent, the variant of the largest effect in any group first, one colour a group."""
+    changed = replace(table, rows=[row for row in table.rows if row[4].value is not None])
+    effects: dict[str, float] = defaultdict(float)
+    for name, change in zip(changed.texts("variant"), changed.column("change"), strict=True):
+        effects[name] = max(1.0 + change.number, 1.0 / (1.0 + change.number), effects[name])
+    names = sorted(effects, key=lambda name: -effects[name])
+    before = {group: own.texts("step")[0] for group, own in table.by("in common").items()}
+    traces = []
+    for index, (group, whole) in enumerate(changed.by("in common").items()):
+        rows = sorted(whole.rows, key=lambda row: names.index(str(row[1].value)))
+        own = replace(whole, rows=rows).only("variant", "step", "change", "policy changed")
+        hover = own.hovers("change", "step", "policy changed")
+        traces.append(
+            draw.bars(
+                group,
+                list(map(draw.in_lines, own.texts("variant"))),
+                [100.0 * change for change in own.values("change")],
+                {"color": draw.SERIES[index % len(draw.SERIES)]},
+                [f"{words}<br>step before: {before[group]}" for words in hover],
+                written=own.texts("change"),
+            )
+        )
+    values = [0.0, *(100.0 * change for change in changed.values("change"))]
+    low = min(values)
+    high = max(values)
+    room = 0.32 * max(high - low, 1.0)  # for what is written next to the bars
+    ends = [low - (room if low < 0 else 0.0), high + 1.7 * room]
+    title = "Change of the step time (%)"
+    labels = list(map(draw.in_lines, names))
+    x = draw.axis("change of the step time (%)", range=ends)
+    return draw.rows(title, labels, traces, x, 14 + 22 * max(1, len(before)), barmode="group", bargap=0.25)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,6 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
+
+from pydantic_core import to_jsonable_python
 
 from perfsim.base.errors import InputError, PerfsimError
 from perfsim.base.files import write_file
@@ -372,3 +375,22 @@ def write_table(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
     writer.writeheader()
     writer.writerows({name: field(value) for name, value in row.items()} for row in rows)
     return write_file(path, text.getvalue().encode())
+
+
+# JSON documents: where results become plain values and text; equal results, equal bytes.
+
+
+def document_text(document: Any) -> str:
+    """A document as JSON text with sorted keys and a final newline; what is not finite is null."""
+    text = json.dumps(plain(document), sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False)
+    return f"{text}\n"
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON knows it: dataclasses and mappings as objects, floats with every digit, NaN as null."""
+    return to_jsonable_python(value, inf_nan_mode="null", fallback=_known)
+
+
+def _known(value: Any) -> Any:
+    """NumPy's arrays and numbers, and mappings that cannot be changed, as Python's own."""
+    return value.tolist() if hasattr(value, "tolist") else dict(value)

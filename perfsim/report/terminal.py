@@ -1,9 +1,9 @@
-"""What the verbs `diff`, `why` and `run` print."""
+"""What the verbs `diff`, `why`, `run` and `prove` print, and the page of faults that proofs detect."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from perfsim.report import text
 from perfsim.report.table import Table
@@ -185,3 +185,80 @@ def _conditions(prediction: Prediction, sampled: SamplingSummary | None) -> Iter
         yield "verified", text.verified([sampled])
     for note in prediction.notes:
         yield "note", note
+
+
+_ERROR = text.Unit(digits="{:.1e}".format)
+
+
+def proof_lines(answer: Mapping[str, Any]) -> list[str]:
+    """A row for each layout, the faults of those that are wrong, and the conclusion."""
+    proofs = [
+        (strategy, layout)
+        for strategy, proven in answer["strategies"].items()
+        for layout in proven["layouts"]
+    ]
+    table = Table.each(
+        ({**layout, "strategy": strategy} for strategy, layout in proofs),
+        {"strategy": (None, "strategy"), "layout": (None, "layout")}
+        | {name: (text.COUNT, name) for name in ("ranks", "tasks", "orders")}
+        | {"error": (_ERROR, lambda own: own["max_relative_error"] if own["passed"] else "WRONG")},
+    )
+    faults = [
+        f"* {name}, {layout['layout']}: {fault}" for name, layout in proofs for fault in layout["faults"]
+    ]
+    left_out = dict.fromkeys(part for _, layout in proofs for part in layout["not_executed"])
+    wrong = sum(not layout["passed"] for _, layout in proofs)
+    done = f"{text.integer(answer['tasks'])} tasks on all ranks, {answer['steps']} optimizer steps"
+    worst = answer["max_relative_error"]
+    conclusion = (
+        f"{text.counted(len(proofs), 'layout')} proven ({done}): no dependency is missing, "
+        f"and {text.integer(sum(layout['compared'] for _, layout in proofs))} arrays (loss, gradients, "
+        f"weights) equal those of serial training in {text.counted(answer['orders'], 'random order')} and in "
+        f"the simulated one; largest relative error {text.NONE if worst is None else f'{worst:.1e}'}."
+    )
+    if wrong:
+        conclusion = f"{wrong} of {text.counted(len(proofs), 'layout')} WRONG ({done})."
+    said = [f"{answer['target']}: {conclusion}"]
+    said += [f"Not executed: {', '.join(left_out)}."] if left_out else []
+    return [*table.lines(), *text.paragraphs(*faults), "", *text.paragraphs(*said)]
+
+
+def mutations_page(answer: Mapping[str, Any]) -> str:
+    """The page of `perfsim prove --mutations`."""
+    sample = "every fault" if answer["every"] == 1 else f"one fault in {answer['every']}"
+    command = f"perfsim prove {answer['target']} --mutations FILE --every {answer['every']}"
+    counts = {"inserted": (text.COUNT, "injected"), "detected": (text.COUNT, "caught")}
+    named = [{"name": name, **count} for name, count in sorted(answer["kinds"].items())]
+    kinds = Table.each(named, {"fault": (None, "name"), **counts})
+    columns = {"strategy": (None, "strategy"), "layout": (None, "layout"), **counts}
+    layouts = Table.each(answer["layouts"], columns)
+    survivors = [
+        *(
+            f"- {own['count']} \u00d7 {own['why']} For example: {own['example']}."
+            for own in answer["survivors"]
+        ),
+        *(f"- **missed**: {fault}" for fault in answer["unexplained"]),
+    ]
+    blocks = [
+        "# Which faults a proof detects",
+        f"Made by `make mutations`: `{command}`.",
+        f"Each fault is one change to a correct schedule; {sample} was tried.",
+        f"**{mutations_sentence(answer)}**",
+        kinds.markdown(),
+        "## Faults that are not detected",
+        "\n".join(survivors) or "None.",
+        "## By layout",
+        layouts.markdown(),
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def mutations_sentence(answer: Mapping[str, Any]) -> str:
+    """The outcome of all faults, in a sentence."""
+    explained = sum(group["count"] for group in answer["survivors"])
+    return (
+        f"{text.integer(answer['injected'])} faults inserted into {len(answer['layouts'])} correct "
+        f"schedules: {text.integer(answer['caught'])} detected ({answer['share']:.1%}), each with its task "
+        f"and tensor; {text.integer(explained)} that change no result (explained); "
+        f"{text.integer(len(answer['unexplained']))} missed."
+    )

@@ -15,9 +15,8 @@ import plotly.graph_objects as go
 from perfsim.base.files import write_file
 from perfsim.base.units import format_quantity
 from perfsim.report import draw, text
-from perfsim.report.document import document_text
 from perfsim.report.page import Page, Section, slugify
-from perfsim.report.table import Cell, Field, Table
+from perfsim.report.table import Cell, Field, Table, document_text
 
 if TYPE_CHECKING:
     from perfsim.evidence.ablation import Removed, StepAccuracy

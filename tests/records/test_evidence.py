@@ -31,7 +31,7 @@ from perfsim.evidence.score import validate_cases, validate_file
 from perfsim.evidence.step_fit import fit_steps, fit_wafer
 from perfsim.network.collectives import CollectiveModel
 from perfsim.network.topology import Group
-from perfsim.report.document import plain
+from perfsim.report.table import plain
 from perfsim.specs.calibration import (
     Calibration,
     CollectiveCalibration,

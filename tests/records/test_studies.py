@@ -13,7 +13,7 @@ import yaml
 
 import perfsim as ps
 from perfsim.api.tools import diff, why
-from perfsim.report.document import plain
+from perfsim.report.table import plain
 from perfsim.studies.solve import Condition
 from perfsim.studies.timeline import grouped
 from perfsim.studies.variants import Change

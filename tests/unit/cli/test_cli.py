@@ -463,7 +463,7 @@ def test_what_stops_a_verb_from_outside_is_told_in_words(
     def stopped(*_: object, **__: object) -> None:
         raise reason
 
-    monkeypatch.setattr("perfsim.api.studying.run_study", stopped)
+    monkeypatch.setattr("perfsim.api.answers.run_study", stopped)
     monkeypatch.setattr("perfsim.api.questions.predict", stopped)
     for verb in (("study", "study.yaml", "--json"), (*WAFERS, "--devices", "1")):
         result = perfsim(*verb)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from perfsim.api.studying import StudyAnswer, SweepAnswer
+from perfsim.api.answers import StudyAnswer, SweepAnswer
 from perfsim.cli import VERBS, main
 
 WIDTHS = (60, 80, 120, 200)
@@ -42,11 +42,11 @@ ANSWERS = {
 }
 """A quick answer of each verb; what it needs is made by those before it in the order of `VERBS`."""
 COMPUTED_ONCE = (
-    ("perfsim.api.studying", "study"),
-    ("perfsim.api.studying", "sweep"),
-    ("perfsim.api.solving", "solve"),
+    ("perfsim.api.answers", "study"),
+    ("perfsim.api.answers", "sweep"),
+    ("perfsim.api.answers", "solve"),
     ("perfsim.api.questions", "predict"),
-    ("perfsim.api.planning", "plan"),
+    ("perfsim.api.answers", "plan"),
     ("perfsim.api.tools", "why_measured"),
     ("perfsim.proof.prove", "prove_all"),
 )

@@ -25,7 +25,7 @@ from perfsim.proof.prove import (
     prove_plan,
 )
 from perfsim.proof.provers import prover
-from perfsim.report.proven import proof_lines
+from perfsim.report.terminal import proof_lines
 
 CASES = catalogue_cases()
 MODEL = "gpt3_20b"

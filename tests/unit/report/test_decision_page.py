@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfsim.api.studying import StudyAnswer
+from perfsim.api.answers import StudyAnswer
 from perfsim.report.study import study_document, study_lines, study_page
 from perfsim.report.text import number
 from perfsim.studies.answers import BreakEven, Decision, Lever, Outcome, Spread, StudyResult, values_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perfsim.report.sweep_figures import scaling_curve
+from perfsim.report.sweep import scaling_curve
 from perfsim.report.table import Cell, Table
 from perfsim.report.text import COUNT, SHARE, Unit
 from perfsim.report.validation import residuals

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from perfsim.base.errors import InputError, PerfsimError
-from perfsim.report.document import document_text, plain
 from perfsim.report.page import Page, Section
-from perfsim.report.table import Table, write_table
+from perfsim.report.table import Table, document_text, plain, write_table
 from perfsim.report.text import COUNT
 
 ROWS: list[dict[str, Any]] = [

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from perfsim.api.studying import study
+from perfsim.api.answers import study
 from perfsim.api.tools import diff, why
 from perfsim.base.errors import CatalogError, InputError, LayoutError, PerfsimError, Problem
 from perfsim.catalog import data_root, default_catalog

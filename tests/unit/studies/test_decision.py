@@ -21,7 +21,7 @@ from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.convergence.uncertain import Draws
 from perfsim.convergence.wall_clock import HealthyRun
 from perfsim.prediction.why import Why
-from perfsim.report.document import document_text
+from perfsim.report.table import document_text
 from perfsim.specs.hardware import SystemSpec
 from perfsim.specs.prices import EnergySpec, PriceSpec
 from perfsim.studies.answers import Answer, Production

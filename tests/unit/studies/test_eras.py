@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 import perfsim as ps
-from perfsim.api.studying import StudyAnswer
+from perfsim.api.answers import StudyAnswer
 from perfsim.base.errors import CatalogError, InputError
 from perfsim.report.study_figures import over_dates
 from perfsim.studies.axes import load_sweep

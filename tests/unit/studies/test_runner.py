@@ -14,8 +14,8 @@ from perfsim.base.errors import CatalogError, InputError, LimitError, PlanError
 from perfsim.catalog import default_catalog
 from perfsim.convergence.laws import BESIROGLU
 from perfsim.engine.limits import Limits, limited
-from perfsim.report.document import document_text
 from perfsim.report.study import study_document, study_page
+from perfsim.report.table import document_text
 from perfsim.studies import runner as runner_module
 from perfsim.studies.answers import Answer, StudyResult
 from perfsim.studies.batches import Target

@@ -17,7 +17,7 @@ from perfsim.proof.operations import PARTS, Node, Tape
 from perfsim.proof.prove import Request, Subject, catalogue_cases, plans_of, prove_all, prove_plan
 from perfsim.proof.ranks import Ranks
 from perfsim.proof.serial import MAX_NORM, _drawn_routing
-from perfsim.report.proven import proof_lines
+from perfsim.report.terminal import proof_lines
 from perfsim.specs.model import Experts, RecomputeKeeps
 from perfsim.strategies.three_d.data import Replicas
 from perfsim.work import WAIT_OF_EXPERTS

@@ -1,4 +1,4 @@
-"""`perfsim.study`, `perfsim.sweep` and `perfsim.comparison`, with their answers."""
+"""`perfsim.plan`, `study`, `sweep`, `solve` and `comparison`: questions with several answers, and these."""
 
 from __future__ import annotations
 
@@ -10,24 +10,103 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, get_args
 
-from perfsim.api.questions import Named, Rows, Tabular, names_of, writing
+from perfsim.api.questions import Named, Reported, Rows, asks, names_of
 from perfsim.base.errors import InputError, within_floats
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.convergence.time_to_accuracy import RatioBand
+from perfsim.prediction.question import described, question_of
 from perfsim.prediction.verification import Verify, must_be_right
 from perfsim.report.text import layout_short
+from perfsim.specs.hardware import SystemSpec
 from perfsim.studies.answers import Answer, StudyResult, called, quantities, values_of
 from perfsim.studies.axes import Sweep, changed_study, load_sweep, priced
+from perfsim.studies.batches import Target
 from perfsim.studies.comparisons import Comparison, compare
 from perfsim.studies.decision import outcome_of, ratio_of
 from perfsim.studies.executors import Tell, executor_for
 from perfsim.studies.loading import load_study, study_from
 from perfsim.studies.runner import STORE, run_study, run_sweep
-from perfsim.studies.spec import StudySpec
+from perfsim.studies.scaling import Matched
+from perfsim.studies.shortlist import SHOWN, Objective, Planned, plan_on
+from perfsim.studies.solve import Solved, solve_study, study_of
+from perfsim.studies.spec import ConvergenceSpec, StudySpec
 from perfsim.studies.variants import SweepResult
 
 if TYPE_CHECKING:
     from perfsim.report.study_figures import StudyFigures
+
+# `perfsim.plan`: the layouts of a machine that may be the fastest, and what runs them.
+
+
+@asks("plan")
+@within_floats
+def plan(
+    *,
+    objective: Objective = "step-time",
+    shown: int = SHOWN,
+    scheduler: str | None = None,
+    catalog: Catalog | None = None,
+    **given: Any,
+) -> PlanAnswer:
+    """The layouts that are within the model's error of the fastest, and what would separate them.
+
+    The question is given as to `predict`. The objective "time-to-accuracy" takes the best batch to the
+    recipe's target where none is given; "cost" counts device-hours. `shown` is the number of layouts to
+    list. With `scheduler`, the address of a Dask scheduler, one of its workers computes.
+
+    Raises InputError for what cannot be asked and PlanError where no layout fits, both with all reasons.
+    """
+    if objective not in get_args(Objective):
+        raise InputError(f"objective: {objective!r} is none of {', '.join(get_args(Objective))}")
+    count: Any = shown
+    if not (isinstance(count, int) and count >= 1):
+        raise InputError(f"shown: {shown!r} is not a whole number of layouts, 1 or more")
+    question = question_of(given, catalog, "plan")
+    planned = plan_on(executor_for(1, scheduler), question, objective, shown)
+    return PlanAnswer(**values_of(planned))
+
+
+@dataclass(frozen=True, repr=False)
+class PlanAnswer(Planned, Reported):
+    """The layouts of one machine that may be the fastest, with the reasons why others are not."""
+
+    kind = "plan"
+
+    def match(self, system: Named | SystemSpec, *, catalog: Catalog | None = None) -> Matched:
+        """How many devices of another system are at the recipe's target on the same day, at their best batch.
+
+        Raises InputError where the recipe has no target.
+        """
+        question = self.question
+        time = self.best.time
+        target = Target.of(question.model, question.recipe, ConvergenceSpec(), "match: ")
+        if time is None:
+            raise InputError(f"match: recipe {question.recipe.name} has no target")
+        return Matched.of(described(system, "system", catalog or default_catalog()), question, time, target)
+
+    def rows(self) -> Rows:
+        """One row a layout: step time with its band, ratio to the first, memory; SI units."""
+        return Rows(
+            {
+                "layout": layout_short(entry.layout),
+                "step_time_s": entry.step_time_s,
+                "low_s": entry.step_time_band_s[0],
+                "high_s": entry.step_time_band_s[1],
+                "ratio": entry.ratio,
+                "ratio_error": entry.ratio_error,
+                "peak_memory_bytes": entry.prediction.peak_memory_bytes,
+                "memory_left_bytes": entry.memory_left_bytes,
+                "device_hours": entry.device_hours,
+            }
+            for entry in self.shortlist
+        )
+
+    def document(self, matched: Matched | None = None) -> dict[str, Any]:  # type: ignore[override]  # no page
+        """The answer as `perfsim plan --json` prints it, with the devices of another system as fast as it."""
+        return dict(self._reported("{}_document")(self, matched))
+
+    def __repr__(self) -> str:
+        return f"<plan {self.question.label}: {', '.join(row['layout'] for row in self.rows())}>"
 
 
 # `perfsim.study`: which machine trains a model first, and why.
@@ -80,15 +159,17 @@ def study(
     for system, price in (prices or {}).items():
         words += ["--price", f"{system}={price}"]
     command = "" if isinstance(study, (Study, Mapping)) else shlex.join(words)
-    return StudyAnswer(**{**values_of(result), "command": command})
+    return StudyAnswer(**values_of(result) | {"command": command})
 
 
 _OF_A_BATCH = ("global_batch_size", "batch_tokens", "step_time_s", "steps", "time_to_accuracy_s")
 
 
 @dataclass(frozen=True, repr=False)
-class StudyAnswer(StudyResult, Tabular):
+class StudyAnswer(StudyResult, Reported):
     """The candidates of a study, each at its own best batch, and the sentence that compares them."""
+
+    kind = "study"
 
     @property
     def best(self) -> Answer:
@@ -147,19 +228,6 @@ class StudyAnswer(StudyResult, Tabular):
             for candidate in self.candidates
         )
 
-    def save(self, folder: str | Path) -> Path:
-        """Write the report, `summary.json` and a trace of each candidate; returns the page."""
-        from perfsim.report.study import write_study
-
-        with writing(folder) as path:
-            return write_study(self, path)
-
-    def document(self, report: str = "") -> dict[str, Any]:
-        """The answer as `perfsim study --json` prints it; `report` is where the page stands."""
-        from perfsim.report.study import study_document
-
-        return study_document(self, report=report)
-
     def check(self) -> StudyAnswer:
         """The answer itself; raises what ended the study early, or what its sampled products got wrong."""
         must_be_right(self.sampling.values())
@@ -205,8 +273,10 @@ def sweep(
 
 
 @dataclass(frozen=True, repr=False)
-class SweepAnswer(SweepResult, Tabular):
+class SweepAnswer(SweepResult, Reported):
     """Every point of a grid with its answer, and what they say together."""
+
+    kind = "sweep"
 
     def rows(self) -> Rows:
         """One row a point: machine, settings, step and time to the target; SI units, None without a plan."""
@@ -224,21 +294,78 @@ class SweepAnswer(SweepResult, Tabular):
             for point in self.points
         )
 
-    def save(self, folder: str | Path) -> Path:
-        """Write the report; returns the page."""
-        from perfsim.report.sweep import write_sweep
-
-        with writing(folder) as path:
-            return write_sweep(self, path)
-
-    def document(self, report: str = "") -> dict[str, Any]:
-        """The answer as `perfsim sweep --json` prints it; `report` is where the page stands."""
-        from perfsim.report.sweep import sweep_document
-
-        return sweep_document(self, report=report)
-
     def __repr__(self) -> str:
         return f"<sweep {self.sweep.name}, {len(self.points)} points: {self.verdict}>"
+
+
+# `perfsim.solve`: a study asked backwards.
+
+
+@within_floats
+def solve(
+    study: Named | StudySpec | None = None,
+    *,
+    find: str,
+    such_that: str | Sequence[str] = (),
+    minimise: str = "",
+    compare: Sequence[str] = (),
+    changes: Mapping[str, Any] | None = None,
+    prices: Mapping[str, float] | None = None,
+    jobs: int | None = 1,
+    progress: Tell = lambda _: None,
+    catalog: Catalog | None = None,
+    **given: Any,
+) -> SolveAnswer:
+    """The value of one input at which answers meet conditions: of each candidate of a study.
+
+    `find` is a path of `--set`, `devices`, `batch`, `layout`, or `model.num_parameters`, which grows the
+    model in its family. A condition is `"days <= 14"`, or `"days(3d) == days(16 CS-2)"` between candidates,
+    named by label, machine or strategy. `minimise` is the quantity that the value makes least. Without a
+    study, `given` is as of `predict` (`system="dgx-h100", devices=512`); with one, these are changes like
+    `changes`. `prices`, `jobs` and `progress` are as of `study`.
+    Raises InputError for what cannot be asked. A candidate without a solution has a reason and its nearest.
+    """
+    catalog = catalog or default_catalog()
+    asked = {**given, **(changes or {})}
+    if study is None:
+        spec = study_of(asked, catalog)
+    else:
+        spec = study if isinstance(study, StudySpec) else load_study(str(study), catalog)
+        spec = changed_study(spec, asked, catalog).compared(names_of(compare, "compare"))
+    spec = priced(spec, prices or {})
+    executor = executor_for(jobs, most=len(spec.candidates))
+    conditions = names_of(such_that, "such_that")
+    solved = solve_study(spec, find, conditions, minimise, catalog, executor, progress)
+    return SolveAnswer(**values_of(solved))
+
+
+@dataclass(frozen=True, repr=False)
+class SolveAnswer(Solved, Reported):
+    """The values at which candidates meet conditions, with everything that was tried."""
+
+    kind = "solve"
+
+    def rows(self) -> Rows:
+        """One row a value that was tried; quantities in the units of their names, money in `currency`."""
+        names = dict.fromkeys(name for rows in self.tried.values() for row in rows for name in row.quantities)
+        return Rows(
+            {
+                "candidate": label,
+                self.find: row.value,
+                "share": row.share,
+                **{name: row.quantities.get(name) for name in names},
+                "currency": self.currency,
+                "reason": row.reason,
+            }
+            for label, rows in self.tried.items()
+            for row in rows
+        )
+
+    def __repr__(self) -> str:
+        found = (
+            f"{row.candidate}: {row.text if row.value is not None else 'none'}" for row in self.solutions
+        )
+        return f"<solve {self.find}: {'; '.join(found)}>"
 
 
 @within_floats
