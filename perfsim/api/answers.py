@@ -70,7 +70,7 @@ def plan(
 class PlanAnswer(Planned, Reported):
     """The layouts of one machine that may be the fastest, with the reasons why others are not."""
 
-    kind = "plan"
+    _kind = "plan"
 
     def match(self, system: Named | SystemSpec, *, catalog: Catalog | None = None) -> Matched:
         """How many devices of another system are at the recipe's target on the same day, at their best batch.
@@ -169,7 +169,7 @@ _OF_A_BATCH = ("global_batch_size", "batch_tokens", "step_time_s", "steps", "tim
 class StudyAnswer(StudyResult, Reported):
     """The candidates of a study, each at its own best batch, and the sentence that compares them."""
 
-    kind = "study"
+    _kind = "study"
 
     @property
     def best(self) -> Answer:
@@ -276,7 +276,7 @@ def sweep(
 class SweepAnswer(SweepResult, Reported):
     """Every point of a grid with its answer, and what they say together."""
 
-    kind = "sweep"
+    _kind = "sweep"
 
     def rows(self) -> Rows:
         """One row a point: machine, settings, step and time to the target; SI units, None without a plan."""
@@ -343,7 +343,7 @@ def solve(
 class SolveAnswer(Solved, Reported):
     """The values at which candidates meet conditions, with everything that was tried."""
 
-    kind = "solve"
+    _kind = "solve"
 
     def rows(self) -> Rows:
         """One row a value that was tried; quantities in the units of their names, money in `currency`."""

@@ -141,7 +141,7 @@ class Tabular(ABC):
 class Reported(Tabular):
     """An answer that has a page and a JSON document as well, which a module of `perfsim.report` writes."""
 
-    kind: ClassVar[str]
+    _kind: ClassVar[str]
     """The module, and the last word of the names of its functions."""
 
     def save(self, folder: str | Path) -> Path:
@@ -156,4 +156,4 @@ class Reported(Tabular):
 
     def _reported(self, function: str) -> Any:
         """A function of the module, which loads Plotly."""
-        return getattr(import_module(f"perfsim.report.{self.kind}"), function.format(self.kind))
+        return getattr(import_module(f"perfsim.report.{self._kind}"), function.format(self._kind))
