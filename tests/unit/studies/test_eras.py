@@ -89,20 +89,6 @@ def test_equal_dates_tell_the_ratio_over_dates_and_where_the_order_turns() -> No
     assert wafers == sorted(wafers, reverse=True), "no release is slower than the one before it"
 
 
-def test_candidates_far_apart_are_told_so_with_the_ratio_on_equal_dates() -> None:
-    answer = small("")
-    eras = answer.eras
-    assert eras is not None
-    assert "runtime megatron_2021 of 2021-04" in answer.grounds["other reading"]
-    assert "software release r2.3 of 2024-07-19" in answer.grounds["other reading"]
-    assert "39 months apart" in answer.grounds["other reading"]
-    (era,) = eras.eras
-    equal = small("equal")
-    times = {row.label: row.time_to_accuracy_s for row in equal.candidates}
-    assert era.ratio == pytest.approx(times[eras.rival] / times[eras.first], rel=1e-9)
-    assert f"{era.ratio:.2f} times as long" in answer.grounds["other reading"]
-
-
 def test_candidates_of_one_year_or_one_day_are_told_nothing_of_dates() -> None:
     assert small("2023-06").eras is None
     alike = ps.study({**SMALL, "candidates": PAIR[:1], "batch_sizes": [128]})

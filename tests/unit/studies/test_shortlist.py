@@ -16,7 +16,6 @@ from perfsim.prediction.question import Question
 from perfsim.studies.shortlist import (
     DIVISIBILITY,
     DOMINATED,
-    MEMORY_LIMIT,
     UNPROVEN,
     Experiment,
     Planned,
@@ -94,42 +93,11 @@ def test_every_layout_is_within_or_refused_and_counted(planned: Planned, about: 
     assert plan_layouts(replace(about(), strategy="data"), shown=1).refused[DIVISIBILITY] == 0
 
 
-def test_what_is_above_the_memory_limit_is_refused_and_its_gain_told(about: Ask) -> None:
-    whole = plan_layouts(replace(about(), memory_limit=1.0), shown=1)
-    limit = whole.best.plan.memory_share - 0.001
-    planned = plan_layouts(replace(about(), memory_limit=limit), shown=1)
-    assert planned.above_limit is not None
-    assert planned.best.plan.memory_share <= limit < planned.above_limit.memory_share
-    assert 0 < planned.above_limit.gain < 1
-    assert whole.above_limit is None
-    assert planned.refused[MEMORY_LIMIT] > 0 == whole.refused[MEMORY_LIMIT]
-
-
-def test_time_to_accuracy_finds_a_batch_where_none_is_given(about: Ask) -> None:
-    planned = plan_layouts(about(batch=None, recipe="chinchilla"), "time-to-accuracy", shown=1)
-    batch = planned.best.prediction.global_batch_size
-    assert batch in planned.tried_batches
-    assert planned.best.time is not None
-    assert planned.best.time.time_s == pytest.approx(planned.best.time.steps * planned.best.step_time_s)
-    given = plan_layouts(about(batch=8, recipe="chinchilla"), "time-to-accuracy", shown=1)
-    assert given.best.prediction.global_batch_size == 8
-    assert given.best.time is not None
-    assert given.best.time.time_s > planned.best.time.time_s
-
-
 def test_what_needs_a_target_or_fits_nowhere_has_no_shortlist(about: Ask) -> None:
     with pytest.raises(InputError, match="neither tokens nor target_loss"):
         plan_layouts(about(), "time-to-accuracy")
     with pytest.raises(PlanError, match="no plan fits"):
         plan_layouts(about("gpt3_175b", system="mi300x-192gb"))
-
-
-def test_cost_is_devices_times_hours_to_the_target_or_for_a_billion_tokens(about: Ask) -> None:
-    to_target = plan_layouts(about(recipe="chinchilla"), "cost", shown=1).best
-    assert to_target.time is not None
-    assert to_target.device_hours == pytest.approx(8 * to_target.time.time_s / 3600)
-    by_tokens = plan_layouts(about(), "cost", shown=1).best
-    assert by_tokens.device_hours == pytest.approx(8 * 1e9 / by_tokens.prediction.tokens_per_s / 3600)
 
 
 def test_caveats_stand_on_every_entry_with_the_default_batch_among_them(about: Ask) -> None:

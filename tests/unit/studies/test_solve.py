@@ -100,52 +100,6 @@ def test_a_family_meets_the_published_rows(base: str, rows: dict[str, int]) -> N
         assert shape.hidden_size == pytest.approx(models[name].hidden_size, rel=0.2)
 
 
-def test_the_model_grows_to_what_a_time_allows(study_of: Make) -> None:
-    study = changed_study(
-        study_of(), {"recipe.tokens": None, "recipe.tokens_per_parameter": 20}, default_catalog()
-    )
-    (row,) = ps.solve(study, find="model.num_parameters", such_that="days <= 100").solutions
-    models = [scaled(study.model, row.value * factor) for factor in (1.0, 1.05)]
-    days = [
-        ps.solve(study.model_copy(update={"model": model}), find="devices", minimise="days")
-        for model in models
-    ]
-    first = [
-        next(known for known in answer.tried["CS-2, weight-streaming"] if known.value == 1) for answer in days
-    ]
-    assert first[0].quantities["days"] <= 100 * 1.02
-    assert first[0].quantities["days"] < first[1].quantities["days"]
-
-
-def test_two_candidates_are_equal_where_the_input_of_the_first_makes_them(study_of: Make) -> None:
-    machines = [
-        {"strategy": "3d", "system": "dgx-a100-80gb", "devices": [8]},
-        {"strategy": "weight-streaming", "system": "cs-2", "devices": [1]},
-    ]
-    study = study_of(candidates=machines, batch_sizes=[16])
-    answer = ps.solve(
-        study,
-        find="price.device_hour",
-        such_that="cost(3d) == cost(1 CS-2)",
-        prices={"cs-2": 30, "dgx-a100-80gb": 2},
-    )
-    (row,) = answer.solutions
-    (rival,) = (point.prediction for point in answer.sweep.points[:2] if point.system == "cs-2")
-    own = answer.sweep.points[0].prediction
-    assert row.candidate.startswith("8 A100")
-    assert row.value == pytest.approx(30 * rival.time_to_accuracy_s / own.time_to_accuracy_s / 8, rel=0.03)
-    assert row.range[0] < row.value < row.range[1]
-
-
-def test_without_a_solution_the_nearest_value_and_the_limit_are_told(study_of: Make) -> None:
-    (row,) = ps.solve(study_of(), find="devices", such_that="days <= 0.001").solutions
-    assert row.value is None
-    assert row.nearest is not None
-    assert row.reason.startswith("no value meets it; nearest:")
-    (row,) = ps.solve(study_of(), find="devices", such_that="days <= 1e6").solutions
-    assert "all values that were tried meet it" in row.reason
-
-
 def test_a_value_whose_neighbours_are_refused_is_found_once_without_a_range(study_of: Make) -> None:
     machine = {"strategy": "3d", "system": "dgx-a100-80gb", "devices": 4, "layout": "dp=4,mbs=1"}
     study = study_of(candidates=[machine], batch_sizes=[16])

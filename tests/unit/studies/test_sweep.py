@@ -138,21 +138,6 @@ def test_a_point_that_fails_keeps_its_reason_and_loses_no_other(
     assert plan_sweep(load_sweep(str(path)), store).stored == 6
 
 
-def test_points_of_other_layouts_are_other_series(write_sweep: Write, store: Path) -> None:
-    grid = """  candidates:
-    - {strategy: 3d, system: dgx-a100-80gb, devices: [8, 16], layout: "tp=4,mbs=1"}
-    - {strategy: 3d, system: dgx-a100-80gb, devices: [8, 16], layout: "tp=8,mbs=1"}
-  batch_sizes: [[16]]
-"""
-    result = run_sweep(load_sweep(str(write_sweep(grid))), store, jobs=1)
-    assert [point.prediction.layout["tensor"] for point in result.points] == [4, 4, 8, 8]
-    assert [series.label for series in result.series] == [
-        "A100-80GB, 3d, given layout tp=4 mbs=1",
-        "A100-80GB, 3d, given layout tp=8 mbs=1",
-    ]
-    assert "given layout tp=4 mbs=1" in result.points[0].label
-
-
 def test_a_point_without_a_plan_has_its_reason_and_a_plan_of_a_sweep_writes_nothing(
     path: Path, store: Path
 ) -> None:

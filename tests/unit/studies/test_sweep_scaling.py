@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from perfsim.studies.axes import load_sweep
 from perfsim.studies.batches import BatchPoint, Target
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study, run_sweep
-from perfsim.studies.scaling import EqualDevices, Match
+from perfsim.studies.scaling import EqualDevices
 from perfsim.studies.variants import SweepResult
 
 Write = Callable[[str], Path]
@@ -37,30 +36,6 @@ def at_speed(point: PointResult, factor: float) -> PointResult:
     """The same point with steps so many times as long."""
     slower = replace(point.target_time, step_time_s=point.target_time.step_time_s * factor)
     return replace(point, answer=replace(point.prediction, time=slower))
-
-
-def test_the_fewest_devices_that_match_are_the_first_as_fast(result: SweepResult) -> None:
-    (series,) = result.series
-    for wanted in series.points:
-        matched = Match.of(wanted, series)
-        assert matched.fewest is wanted
-        assert (matched.possibly or math.inf) <= wanted.num_devices
-    assert Match.of(series.points[0], series).surely == 2
-
-
-def test_one_machine_alone_is_told_what_a_larger_one_loses(result: SweepResult) -> None:
-    assert result.matches == []
-    verdict = result.verdict
-    assert verdict.startswith("4 CS-2 reach the target first, in ")
-    assert "From 1 to 4 CS-2 the time falls" in verdict
-    (series,) = result.series
-    said = re.search(r"efficiency of (\d+) %.*\((\d+) % in throughput, (\d+) % in tokens", result.verdict)
-    assert said is not None
-    whole, hardware, statistical = (int(point) / 100 for point in said.groups())
-    assert whole == pytest.approx(series.efficiency(series.points[-1]), abs=0.005)
-    assert hardware * statistical == pytest.approx(whole, abs=0.011)
-    tokens = [series.points[i].target_time.examples_tokens for i in (0, -1)]
-    assert statistical == pytest.approx(tokens[0] / tokens[1], abs=0.005)
 
 
 def renamed(point: PointResult, name: str, factor: float) -> PointResult:

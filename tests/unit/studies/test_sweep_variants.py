@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-import perfsim as ps
 from perfsim.base.errors import CatalogError, InputError
-from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.studies.answers import PointResult
 from perfsim.studies.axes import load_sweep
-from perfsim.studies.decision import outcome_of
 from perfsim.studies.runner import run_sweep
 from perfsim.studies.variants import Change, SweepResult
 
@@ -46,45 +42,6 @@ def answered(folder: Path, text: str) -> SweepResult:
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
     return answered(tmp_path_factory.mktemp("steps"), STEPS)
-
-
-def test_variants_change_together_and_of_one_work_are_compared_with_the_first(steps: SweepResult) -> None:
-    system = steps.points[2].candidate.system
-    assert isinstance(system, WaferClusterSpec)
-    assert (system.io_ports, system.swarmx.bandwidth, system.memoryx.bandwidth) == (24, 3e11, 3e11)
-    assert steps.differences["system.memoryx.servers"] == ["12", "24", "3"]
-    assert all(path.startswith("system.") for path in steps.differences)
-    changes = steps.changes
-    assert [len(row) for row in changes.values()] == [3, 3]
-    single, many = changes.values()
-    assert single[0].ratio == many[0].ratio == 1.0
-    assert single[1].ratio == pytest.approx(1.0, abs=0.01), "a full wafer does not notice its link"
-    assert many[1].ratio < 0.99
-    assert many[2].ratio > 1.1
-    assert steps.successions == {}
-    assert "What the planner changed" not in steps.verdict
-
-
-def test_a_fixed_global_batch_has_a_knee_and_a_fixed_batch_a_system_has_none(tmp_path: Path) -> None:
-    text = """\
-variants:
-  same batch a system: {recipe.batch_size_per_device: 1024}
-  same batch over all: {recipe.global_batch_size: 32}
-"""
-    result = answered(tmp_path, text)
-    weak, strong = result.scalings
-    assert weak.knee is None
-    assert weak.throughput_efficiency(weak.last) == pytest.approx(0.983**5, abs=0.01)
-    assert weak.efficiency(weak.last) < 0.5, (
-        "larger batches need more tokens, which is no loss of the machine"
-    )
-    assert strong.knee is strong.last
-    losses = strong.losses(strong.last)
-    assert sum(losses.values()) == pytest.approx(1.0)
-    assert list(losses.values()) == sorted(losses.values(), reverse=True)
-    assert "efficiency falls below 90 % at 32" in strong.sentence
-    assert weak.sentence.endswith("efficiency stays at 90 % or more.")
-    assert result.verdict.startswith(f"{weak.sentence} {strong.sentence} ")
 
 
 @pytest.mark.parametrize(
@@ -162,28 +119,3 @@ def test_a_variant_may_have_candidates_of_its_own_and_a_mistake_in_them_has_its_
     with pytest.raises(CatalogError, match="unknown strategy '4d'") as raised:
         load_sweep(written(tmp_path, OWN_MACHINES.replace("strategy: 3d", "strategy: 4d")))
     assert raised.value.problems[0].line == HEAD.count("\n") + 5
-
-
-def test_several_models_on_several_machines_say_who_is_first_of_each_and_with_as_much_power(
-    tmp_path: Path,
-) -> None:
-    fields = {"name": "point", "extends": "gpt3_20b", "sampling": {"mode": "off"}}
-    pair = [
-        {"strategy": "3d", "system": "dgx-a100-80gb", "devices": [8]},
-        {"strategy": "weight-streaming", "system": "cs-2", "devices": [1]},
-    ]
-    grid = {"model": ["gpt3_xl", "cerebras_gpt_111m"], "candidates": pair, "recipe.global_batch_size": [256]}
-    head = {"name": "models", "title": "Models", "question": "Who?", "study": {**fields, "candidates": pair}}
-    path = tmp_path / "models.yaml"
-    path.write_text(json.dumps({**head, "grid": grid}), encoding="utf-8")
-    answer = ps.sweep(path, prices={"dgx-a100-80gb": 2.0, "cs-2": 40.0})
-    taken = [(point, outcome_of(point)) for point in answer.feasible]
-    for model, said in zip(grid["model"], answer.sentences, strict=True):
-        own = [pair for pair in taken if pair[0].study.model.name == model]
-        first, *words = said.split("; ")
-        by_time = min(own, key=lambda pair: pair[1].wall_s.typical)[0]
-        assert first.startswith(f"{by_time.machine} with model {model}: first, after ")
-        by_power = min(own, key=lambda pair: pair[1].energy_kwh.typical)[0]
-        by_money = min(own, key=lambda pair: pair[1].money.typical)[0]
-        assert words[0].startswith(f"with as much power: {by_power.machine}, ")
-        assert words[1].startswith(f"with as much money an hour: {by_money.machine}, ")
