@@ -19,15 +19,13 @@ from perfsim.prediction.verification import Verify, must_be_right
 from perfsim.report.text import layout_short
 from perfsim.specs.hardware import SystemSpec
 from perfsim.studies.answers import Answer, StudyResult, called, quantities, values_of
-from perfsim.studies.axes import Sweep, changed_study, load_sweep, priced
 from perfsim.studies.batches import Target
 from perfsim.studies.comparisons import Comparison, compare
 from perfsim.studies.decision import outcome_of, ratio_of
 from perfsim.studies.executors import Tell, executor_for
-from perfsim.studies.loading import load_study, study_from
+from perfsim.studies.loading import Sweep, changed_study, load_study, load_sweep, priced, study_from
 from perfsim.studies.runner import STORE, run_study, run_sweep
-from perfsim.studies.scaling import Matched
-from perfsim.studies.shortlist import SHOWN, Objective, Planned, plan_on
+from perfsim.studies.shortlist import SHOWN, Matched, Objective, Planned, plan_on
 from perfsim.studies.solve import Solved, solve_study, study_of
 from perfsim.studies.spec import ConvergenceSpec, StudySpec
 from perfsim.studies.variants import SweepResult

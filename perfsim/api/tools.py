@@ -45,9 +45,8 @@ from perfsim.prediction.planner import refusal
 from perfsim.prediction.question import question_of
 from perfsim.prediction.why import GapExplained
 from perfsim.specs.model import TransformerConfig
-from perfsim.studies.axes import SweepSpec, changed_study, load_sweep
 from perfsim.studies.comparisons import ComparisonSpec
-from perfsim.studies.loading import kind_of_study, load_study
+from perfsim.studies.loading import SweepSpec, changed_study, kind_of_study, load_study, load_sweep
 from perfsim.studies.runner import refusals
 from perfsim.studies.spec import StudySpec
 from perfsim.studies.trials import (

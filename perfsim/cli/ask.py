@@ -191,8 +191,7 @@ def _planned(study: str, names: list[str], how: How) -> list[str]:
     """What a study would compute: its candidates and batches."""
     from perfsim.catalog import default_catalog
     from perfsim.report.text import counted
-    from perfsim.studies.axes import changed_study
-    from perfsim.studies.loading import load_study
+    from perfsim.studies.loading import changed_study, load_study
 
     spec = changed_study(load_study(study), how.changes, default_catalog())
     machines = [f"  {point.label}" for point in spec.points if not names or point.candidate.strategy in names]
@@ -286,7 +285,7 @@ def _answer_sweep(name: str, strategies: list[str], how: How) -> None:
     """Run a sweep, write its report, print its answer; PlanError where no point has a plan."""
     from perfsim.api.answers import sweep as answer_sweep
     from perfsim.report.sweep import sweep_lines, sweep_text
-    from perfsim.studies.axes import load_sweep
+    from perfsim.studies.loading import load_sweep
     from perfsim.studies.runner import STORE, plan_sweep
 
     asked = load_sweep(name, changes=how.changes).only(strategies)

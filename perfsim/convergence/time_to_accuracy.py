@@ -11,6 +11,7 @@ answers, which share B_crit, and on one machine a part of the step-time error.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -43,6 +44,40 @@ class RatioBand:
     def decided(self) -> bool:
         """True if the whole band is on one side of 1."""
         return self.low > 1 or self.high < 1
+
+
+@dataclass(frozen=True, slots=True)
+class EqualDevices:
+    """A number of devices with its 90 % band; an end is None where no tried number reaches it.
+
+    Between tried numbers the log of the ratio of times is taken to be linear in the log of the devices.
+    """
+
+    low: float | None
+    typical: float | None
+    high: float | None
+
+    @classmethod
+    def of(cls, ratios: Sequence[tuple[int, RatioBand]]) -> Self:
+        """Where a machine's time over a rival's is 1, from the ratios at ascending numbers of devices.
+
+        The ends of the band are where the low and the high end of the ratio are 1. An end below the smallest
+        number is that number: fewer were not tried.
+        """
+
+        def crossing(end: str) -> float | None:
+            before: tuple[int, float] | None = None
+            for count, band in ratios:
+                ratio = getattr(band, end)
+                if ratio <= 1:
+                    if before is None:
+                        return float(count)
+                    fewer, slower = before
+                    return fewer * math.pow(count / fewer, math.log(slower) / math.log(slower / ratio))
+                before = count, ratio
+            return None
+
+        return cls(crossing("low"), crossing("ratio"), crossing("high"))
 
 
 @dataclass(frozen=True, slots=True)

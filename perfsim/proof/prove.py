@@ -40,8 +40,7 @@ from perfsim.specs.model import Recompute, RecomputeKeeps, TransformerConfig
 from perfsim.specs.recipe import Job
 from perfsim.strategies import STRATEGIES, Plan, strategy, strategy_names
 from perfsim.strategies.schedules import SCHEDULES, least_chunks
-from perfsim.studies.axes import changed_study
-from perfsim.studies.loading import kind_of_study, load_study
+from perfsim.studies.loading import changed_study, kind_of_study, load_study
 from perfsim.studies.runner import run_study
 from perfsim.work import TaskGraph
 from perfsim.work.unfold import Unfolded, unfold

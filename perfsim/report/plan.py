@@ -12,8 +12,7 @@ from perfsim.prediction.caveats import Caveat
 from perfsim.report import text
 from perfsim.report.table import Cell, Table, Value, document_text, plain
 from perfsim.strategies.plan import MEMORY
-from perfsim.studies.scaling import Matched
-from perfsim.studies.shortlist import DIVISIBILITY, DOMINATED, MEMORY_LIMIT, UNPROVEN, Entry, Planned
+from perfsim.studies.shortlist import DIVISIBILITY, DOMINATED, MEMORY_LIMIT, UNPROVEN, Entry, Matched, Planned
 
 _REASONS = {
     MEMORY: "need more memory than a device has",

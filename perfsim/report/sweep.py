@@ -18,8 +18,7 @@ from perfsim.report.study_figures import where_steps_go
 from perfsim.report.table import Cell, Table, Value, document_text, plain
 from perfsim.studies.answers import PointResult, confidence
 from perfsim.studies.decision import outcome_of
-from perfsim.studies.scaling import Match, Series
-from perfsim.studies.variants import Change, SweepResult
+from perfsim.studies.variants import Change, Match, Series, SweepResult
 from perfsim.version import __version__
 
 _MAX_HEAD_ROWS = 8

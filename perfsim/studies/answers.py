@@ -25,8 +25,8 @@ from perfsim.prediction.caveats import CODES, Caveat
 from perfsim.prediction.prediction import Document, Prediction
 from perfsim.prediction.verification import SamplingSummary
 from perfsim.specs.wall_clock import ProductionRange
-from perfsim.studies.axes import BATCH_PATHS, VARIANT
 from perfsim.studies.batches import BatchPoint
+from perfsim.studies.loading import BATCH_PATHS, VARIANT
 from perfsim.studies.spec import Point
 from perfsim.studies.timeline import TimelineBar
 

@@ -1,25 +1,554 @@
-"""Studies read from the catalogue, from files, and from mappings in Python."""
+"""Studies and sweeps from the catalogue, from files and from mappings; a sweep is written out into points."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import chain, islice
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import chain, islice, product
+from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from perfsim.base.errors import CatalogError, InputError, LayoutError, PerfsimError, PlanError, Problem
+from perfsim.base.dates import EQUAL
+from perfsim.base.errors import (
+    CatalogError,
+    InputError,
+    LayoutError,
+    PerfsimError,
+    PlanError,
+    Problem,
+    UnknownNameError,
+)
+from perfsim.base.spec import CatalogSpec, FolderName, Spec
 from perfsim.base.text import did_you_mean
+from perfsim.base.units import YAML_CONTEXT
 from perfsim.catalog import Catalog, LocatedMapping, default_catalog, parse_file
 from perfsim.catalog.catalog import complaints_of
-from perfsim.catalog.reader import OWN_VALUES, element, is_named, kind_of
-from perfsim.catalog.yaml_tree import Loc
+from perfsim.catalog.reader import (
+    MOST_PROBLEMS,
+    OWN_VALUES,
+    complaints,
+    element,
+    in_order,
+    is_named,
+    kind_of,
+    members,
+    value_at,
+)
+from perfsim.catalog.yaml_tree import Loc, Mark, Node
+from perfsim.engine.limits import present_limits
 from perfsim.machines import build_topology
 from perfsim.network import nearest_link
 from perfsim.prediction.planner import refusal
+from perfsim.prediction.question import changes_by_root, misplaced, priced_part
+from perfsim.specs.hardware import SystemSpec
+from perfsim.specs.prices import PriceSpec
+from perfsim.strategies import strategy
 from perfsim.studies.batches import Target
-from perfsim.studies.spec import StudySpec
+from perfsim.studies.spec import CALLED, SHARED, Candidates, CandidateSpec, Point, StudySpec
+
+# The YAML form of a sweep: a study, and the fields of it that vary.
+
+
+class GridSpec(Spec):
+    """The fields that vary: machines under `candidates`, any other field of the study under its dotted path.
+
+    Each path has a list of values in the form of the field itself: `recipe.global_batch_size:
+    [512, 1024]`, `system.node.nic.bandwidth: [100 Gb/s, 200 Gb/s]`, `model: [gpt3_13b, gpt3_20b]`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    candidates: Candidates = ()
+    """Replaces the study's own candidates."""
+
+
+class VariantSpec(GridSpec):
+    """The changes of one variant: paths as in a grid, each with one value."""
+
+    candidates: Candidates = ()
+    """Replaces the candidates of the grid or the study in this variant."""
+
+
+class SweepSpec(CatalogSpec):
+    """A study asked at every point of a grid, for every variant."""
+
+    name: FolderName
+    title: str
+    question: str = ""
+    study: StudySpec
+    """A study's name or path, or a study written here (with `extends`: only its differences)."""
+    grid: GridSpec = GridSpec()
+    variants: dict[str, VariantSpec] = Field(default_factory=dict)
+    """By name, the fields it changes: `twice the I/O: {system.io_ports: 24}`; the first is the base."""
+
+
+class _StudyCatalog(Catalog):
+    """A catalogue that also loads studies, so that a sweep can name one."""
+
+    def load(self, kind: str, name_or_path: str, near: Path | None = None) -> Any:
+        """The description of a kind, including studies."""
+        if kind == "study":
+            return parse_file(self.find(kind, name_or_path, near), StudySpec, self)
+        return super().load(kind, name_or_path, near)
+
+
+MACHINE_ROOTS = ("strategy", "system", "devices")
+STUDY_ROOTS = ("batch", *(name for name in SHARED if name != "perturbations"))
+BATCH_PATHS = ("recipe.global_batch_size", "recipe.batch_size_per_device", "batch_sizes", "batch")
+"""Axes over the batch, which the trainer chooses: comparisons take the best value."""
+VARIANT = "variant"
+"""The setting of a point that names its variant."""
+LAYOUT = "given layout"
+"""The setting of a point with its candidate's fixed layout."""
+RUNTIME = "runtime"
+"""The setting of a point with its candidate's runtime, where candidates have several."""
+MOST_POINTS = 100_000
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """One field that varies; a variant's change is an axis of one value."""
+
+    path: str
+    key: Mark
+    nodes: tuple[Node, ...]
+    where: str
+    """The start of messages: the grid, or the variant."""
+
+    @property
+    def values(self) -> list[Any]:
+        return [node.plain() for node in self.nodes]
+
+    @property
+    def of_machine(self) -> bool:
+        """Whether it varies the strategy, the system or the number of devices as a whole."""
+        return self.path in MACHINE_ROOTS
+
+    def problem(self, message: str, help_text: str) -> Problem:
+        return self.key.problem(f"{self.where}: {message}", help_text)
+
+
+def _placed(mark: Mark, prefix: str, error: InputError) -> list[Problem]:
+    """The problems of an error, at this mark unless they have a place."""
+    return [
+        problem if problem.file else mark.problem(f"{prefix}: {problem.message}", problem.help)
+        for problem in error.problems
+    ]
+
+
+def _read_axes(mapping: LocatedMapping, spec: SweepSpec) -> tuple[dict[str, list[_Axis]], list[Problem]]:
+    """The valid axes of the grid (under the empty name) and of each variant, and what is wrong in others."""
+    groups: dict[str, list[_Axis]] = {}
+    problems = []
+    for name, part in {"": spec.grid, **spec.variants}.items():
+        groups[name] = []
+        where: tuple[str, ...] = ("variants", name) if name else ("grid",)
+        for path in part.model_extra or {}:
+            node = mapping.node
+            for key in (*where, path):
+                node = node.mapping[key]
+            mark = mapping.node.mark_at((*where, path), of_key=True)
+            axis = _Axis(path, mark, (node,) if name else tuple(node.sequence), ": ".join(where))
+            known = [*([] if name else ["candidates"]), *MACHINE_ROOTS, *STUDY_ROOTS]
+            root = path.partition(".")[0]
+            help_text = misplaced(path) or ("" if root in known else did_you_mean(root, known))
+            if help_text or root not in known:
+                problems.append(axis.problem(f"`{path}` cannot be swept", help_text))
+            elif not axis.nodes:
+                help_text = "write it in brackets: [100 Gb/s, 200 Gb/s]"
+                problems.append(node.mark.problem(f"grid: {path}: a list of values is expected", help_text))
+            else:
+                groups[name].append(axis)
+    return groups, problems
+
+
+def _wrong_values(
+    axis: _Axis, study: StudySpec, candidates: Sequence[CandidateSpec], catalog: Catalog
+) -> list[Problem]:
+    """What is wrong in an axis: its path, which the study or one of the systems must have, or its values."""
+    root, _, inner = axis.path.partition(".")
+    candidate = study.candidates[0]
+    if root in MACHINE_ROOTS and inner and root != "system":
+        return [axis.problem(f"`{axis.path}` is not a field", f"did you mean `{root}`?")]
+    if root == "system" and inner:
+        if not candidates:
+            return []
+        candidate = max(candidates, key=lambda known: reached(known.system, inner)[0])
+    owner, path = owner_of(study, candidate, axis.path)
+    count, record, index, _ = reached(owner, path)
+    parts = path.split(".")
+    if count < len(parts):
+        try:
+            catalog.override(owner, {path: axis.values[0]})
+        except CatalogError as error:
+            return _placed(axis.key, axis.where, error)
+        return [axis.problem(f"`{axis.path}` is not a field", "")]
+    annotation = record.model_fields[parts[index]].annotation
+    named = index == len(parts) - 1 and any(is_named(member) for member in members(annotation))
+    problems = []
+    for node in axis.nodes:
+        try:
+            if axis.path == "strategy":
+                strategy(str(node.value))
+            elif named and isinstance(node.value, str):
+                value_at(type(owner), path, node.value, catalog)
+            else:
+                _must_suit(record, parts[index:], node, axis)
+        except InputError as error:
+            problems += _placed(node.mark, axis.where, error)
+    return problems
+
+
+def reached(spec: BaseModel, path: str) -> tuple[int, type[BaseModel], int, Any]:
+    """How many parts of a path exist, the class that holds the last field, that field's index, the value.
+
+    The last part may be a new key of a mapping.
+    """
+    parts = path.split(".")
+    owner = type(spec)
+    index = 0
+    value: Any = spec
+    for count, part in enumerate(parts):
+        if isinstance(value, BaseModel) and part in type(value).model_fields:
+            owner = type(value)
+            index = count
+            value = getattr(value, part)
+        elif isinstance(value, dict) and (part in value or count == len(parts) - 1):
+            value = value.get(part)
+        else:
+            return count, owner, index, value
+    return len(parts), owner, index, value
+
+
+def owner_of(study: StudySpec, candidate: CandidateSpec, path: str) -> tuple[BaseModel, str]:
+    """The description that a path of a question leads into, and the path inside it."""
+    root, _, inner = path.partition(".")
+    if inner and root == "system":
+        return candidate.system, inner
+    if inner and root == "runtime":
+        return study.runtime_of(candidate), inner
+    return (candidate if of_candidate(path) else study), study_path(path)
+
+
+def suits(path: str, candidate: CandidateSpec) -> bool:
+    """Whether a candidate has the field at a path; only what lies inside systems differs between them."""
+    root, _, inner = path.partition(".")
+    return root != "system" or not inner or reached(candidate.system, inner)[0] == inner.count(".") + 1
+
+
+def _must_suit(owner: type[BaseModel], parts: Sequence[str], node: Node, axis: _Axis) -> None:
+    """CatalogError with a field's own complaints about a value in YAML form, where quantities need units."""
+    model = model_of(owner, parts[0])
+    for part in reversed(parts):
+        node = Node(node.mark, {part: node})
+    try:
+        model.model_validate(node.plain(), context=YAML_CONTEXT)
+    except ValidationError as error:
+        complained = complaints(error, model, node)
+        words = (problem.message.partition(": ")[2] or problem.message for problem in complained)
+        raise CatalogError(
+            [
+                replace(problem, message=f"{axis.where}: {axis.path}: {said}")
+                for problem, said in zip(complained, words, strict=True)
+            ]
+        ) from None
+
+
+@cache
+def model_of(owner: type[BaseModel], field: str) -> type[BaseModel]:
+    """A description of nothing but one field of another."""
+    annotation: Any = owner.model_fields[field].rebuild_annotation()
+    model: type[BaseModel] = create_model("Value", **{field: (annotation, ...)})  # type: ignore[call-overload]
+    return model
+
+
+# A study with values replaced: the one reading of paths, for `--set`, grids and variants.
+
+
+def study_path(path: str) -> str:
+    """Where the value at a path of a question stands in a study: `batch_sizes` for `batch`."""
+    root, dot, inner = path.partition(".")
+    return f"{CALLED.get(root, root)}{dot}{inner}"
+
+
+@dataclass(frozen=True)
+class Changer:
+    """Replaces values at paths of a question; what many points share is made once.
+
+    Ids stand for descriptions, which the points or the memory itself keep alive.
+    """
+
+    catalog: Catalog
+    made: dict[Hashable, Any] = field(default_factory=dict)
+
+    def once(self, make: Callable[[], Made], *key: Hashable) -> Made:
+        """What was made for this key."""
+        if key not in self.made:
+            self.made[key] = make()
+        known: Made = self.made[key]
+        return known
+
+    def study(self, base: StudySpec, changes: Mapping[str, Any]) -> StudySpec:
+        """The study with values that its candidates share replaced, whole descriptions first."""
+        whole = {study_path(path): value for path, value in changes.items() if "." not in path}
+        inner = {study_path(path): value for path, value in changes.items() if "." in path}
+        return self.catalog.override(self.catalog.override(base, whole), inner)
+
+    def candidate(
+        self, study: StudySpec, candidate: CandidateSpec, changes: Mapping[str, Any]
+    ) -> CandidateSpec:
+        """The candidate with values of its own replaced, its system and its runtime first as a whole."""
+        inside = changes_by_root(changes)
+        parts = {root: inside[root] for root in ("system", "runtime") if root in inside}
+        values = {path: value for path, value in changes.items() if path.partition(".")[0] not in parts}
+        values |= {root: changes[root] for root in parts if root in changes}
+        values = {study_path(path): value for path, value in values.items()}
+        key = (id(candidate), repr(values))
+        changed = self.once(lambda: self.catalog.override(candidate, values), *key) if values else candidate
+        for root, inner in parts.items():
+            part = study.runtime_of(changed) if root == "runtime" else changed.system
+            at = (id(part), repr(inner))
+            if at not in self.made:
+                self.made[at] = self.catalog.override_part(root, part, inner), part
+            changed = changed.model_copy(update={root: self.made[at][0]})
+        return changed
+
+    def point(
+        self, base: StudySpec, candidate: CandidateSpec, devices: int, changes: Mapping[str, Any]
+    ) -> StudySpec:
+        """The study of one candidate at one number of devices with these changes, checked without running.
+
+        Raises InputError for bad input: a target or a device count; the run reports what a point lacks.
+        What depends on the study alone, on the system with its devices, and on the system with what prices
+        depend on is checked once for all points that share it. Equal descriptions are in memory once.
+        """
+        of_study = {path: value for path, value in changes.items() if not of_candidate(path)}
+        own = {path: value for path, value in changes.items() if path not in of_study}
+
+        def shared() -> StudySpec:
+            study = self.study(base, of_study)
+            parts: dict[str, Any] = {"candidates": ()}
+            for name in ("model", "recipe", "convergence"):
+                value = getattr(study, name)
+                parts[name] = self.made.setdefault((name, value.model_dump_json()), value)
+            return study.model_copy(update=parts)
+
+        study = self.once(shared, "study", repr(of_study))
+        chosen = self.candidate(study, candidate, own).model_copy(update={"devices": (devices,)})
+        study = study.model_copy(update={"candidates": (chosen,)})
+        system = chosen.system
+        recipe = study.recipe
+        self.once(
+            lambda: Target.of_study(study), "target", id(study.model), id(recipe), id(study.convergence)
+        )
+        point = Point(study)
+        question = point.question
+        priced = self.once(lambda: priced_part(recipe).model_dump_json(), "priced", id(recipe))
+        others = (id(question.runtime), question.as_of, chosen.strategy, id(question.cluster))
+        self.once(point.checked, "prices", id(system), priced, *others)
+        self.once(lambda: question.topology, "devices", id(system), devices)
+        return study
+
+
+def of_candidate(path: str) -> bool:
+    """Whether the value at a path of a question is a candidate's own."""
+    return study_path(path).partition(".")[0] in CandidateSpec.model_fields
+
+
+def changed_study(study: StudySpec, changes: Mapping[str, Any], catalog: Catalog) -> StudySpec:
+    """A study with the values at paths of a question replaced, in all candidates or in what they share.
+
+    Raises InputError for a path that leads nowhere, for a value that its field refuses, and for a change
+    inside the system that no candidate's system has.
+    """
+    if not changes:
+        return study
+    known = [*STUDY_ROOTS, "energy", *CandidateSpec.model_fields]
+    problems = []
+    for path, value in changes.items():
+        root = study_path(path).partition(".")[0]
+        if root not in known or misplaced(path):
+            help_text = misplaced(path) or did_you_mean(root, known)
+            problems.append(Problem(f"{path}={value}: `{root}` cannot be changed", help=help_text))
+    if problems:
+        raise InputError(problems)
+    changer = Changer(catalog)
+    of_study = {path: value for path, value in changes.items() if not of_candidate(path)}
+    changed = changer.study(study, of_study)
+    whole = {path: value for path, value in changes.items() if of_candidate(path) and "." not in path}
+    candidates = [changer.candidate(changed, candidate, whole) for candidate in study.candidates]
+    for path, value in changes.items():
+        if of_candidate(path) and "." in path:
+            fits = [suits(path, candidate) for candidate in candidates]
+            candidates = [
+                changer.candidate(changed, known, {path: value}) if suited or not any(fits) else known
+                for known, suited in zip(candidates, fits, strict=True)
+            ]
+    return changed.model_copy(update={"candidates": tuple(candidates)})
+
+
+def priced(study: StudySpec, prices: Mapping[str, Any], systems: Iterable[str] = ()) -> StudySpec:
+    """A study with the price of a device-hour on some systems, in its currency.
+
+    Raises InputError for a price below 0, and for one of none of its systems and of these.
+    """
+    known = {*systems, *(candidate.system.name for candidate in study.candidates)}
+    for name, price in prices.items():
+        if name not in known:
+            raise UnknownNameError("system of a candidate", name, sorted(known))
+        if not (isinstance(price, (int, float)) and 0 <= price < 1e12):
+            raise InputError(f"price of {name}: {price!r} is not money for a device-hour, such as 2.50")
+    given = {name: {"price": PriceSpec(device_hour=price)} for name, price in prices.items()}
+    candidates = (own.model_copy(update=given.get(own.system.name, {})) for own in study.candidates)
+    return study.model_copy(update={"candidates": tuple(candidates)})
+
+
+# The points of a sweep.
+
+
+def _expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple[Point, ...]:
+    """Every point of a sweep, ordered by variant, candidate, devices, then the axes of the file.
+
+    An axis over a field that a candidate's system does not have is ignored for that candidate; a variant
+    that changes such a field omits the candidate. Raises CatalogError with every problem and its line.
+    """
+    groups, unread = _read_axes(mapping, spec)
+    grid = groups[""]
+    variants = {"": VariantSpec(), **spec.variants}
+    problems: list[Problem] = []
+    machines: dict[str, list[CandidateSpec]] = {}
+    for name, axes in groups.items():
+        given = variants[name].candidates or spec.grid.candidates or spec.study.candidates
+        for axis in axes:
+            if axis.of_machine:
+                problems += _wrong_values(axis, spec.study, given, catalog)
+        if problems:
+            continue
+        varied = [axis for axis in (*grid, *axes) if axis.of_machine]
+        machines[name] = [machine for known in given for machine in _machines(known, varied, catalog)]
+        for axis in axes:
+            if not axis.of_machine and len(problems) < MOST_PROBLEMS:
+                problems += _wrong_values(axis, spec.study, machines[name], catalog)
+    if unread or problems:
+        raise CatalogError(in_order([*unread, *problems]))
+    changer = Changer(catalog)
+    points: list[Point] = []
+    for name in spec.variants or variants:
+        # A fixed layout tells a candidate from others; a variant's only one of its kind needs none.
+        kinds = [(known.system.name, known.strategy) for known in variants[name].candidates]
+        fixed = {axis.path: axis.values[0] for axis in groups[name] if name and not axis.of_machine}
+        for candidate in machines[name]:
+            if not all(suits(path, candidate) for path in fixed):
+                continue
+            apart = {VARIANT: name} if name else {}
+            if candidate.layout is not None and (
+                not kinds or kinds.count((candidate.system.name, candidate.strategy)) > 1
+            ):
+                apart[LAYOUT] = candidate.layout_words
+            if len({spec.study.runtime_of(machine).name for machine in machines[name]}) > 1:
+                apart[RUNTIME] = spec.study.runtime_of(candidate).name
+            axes = [axis for axis in grid if not axis.of_machine and suits(axis.path, candidate)]
+            count = len(candidate.devices) * prod(len(axis.nodes) for axis in axes)
+            if count > MOST_POINTS:
+                message = f"grid: {count:,} points for one candidate; at most {MOST_POINTS:,} are answered"
+                raise CatalogError([mapping.problem(("grid",), message)])
+            for devices, values in product(candidate.devices, product(*(axis.values for axis in axes))):
+                present_limits().in_time(lambda: "the points of the grid were being written out")
+                settings = {axis.path: value for axis, value in zip(axes, values, strict=True)}
+                changes = {**settings, **fixed}
+                try:
+                    study = changer.point(spec.study, candidate, devices, changes)
+                except InputError as error:
+                    said = [f"{path} {value}" for path, value in changes.items()]
+                    label = ", ".join([candidate.system.machine(devices), str(candidate.strategy), *said])
+                    raise CatalogError(_placed(mapping.node.mark_at(("grid",)), label, error)) from None
+                points.append(Point(study, {**apart, **settings}))
+    if not points:
+        raise CatalogError([mapping.problem(("grid",), "no strategy of the grid runs on any of its systems")])
+    return tuple(points)
+
+
+def _machines(candidate: CandidateSpec, axes: Sequence[_Axis], catalog: Catalog) -> Iterator[CandidateSpec]:
+    """A candidate varied by axes over strategies, systems and device counts; only pairs that can run."""
+    values: dict[str, list[Any]] = {axis.path: axis.values for axis in axes}
+    systems: list[SystemSpec] = [catalog.system(name) for name in values.get("system", [])]
+    strategies = values.get("strategy", [candidate.strategy])
+    devices = candidate.devices
+    if "devices" in values:
+        lists = (value if isinstance(value, list) else [value] for value in values["devices"])
+        devices = tuple(count for counts in lists for count in counts)
+    for name, system in product(strategies, systems or [candidate.system]):
+        if {strategy(candidate.strategy).system_kind, strategy(name).system_kind} == {system.kind}:
+            yield candidate.model_copy(update={"strategy": name, "system": system, "devices": devices})
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep that was read and checked, with its points."""
+
+    spec: SweepSpec
+    points: tuple[Point, ...]
+    asked: str = ""
+    """The name or path by which it was read."""
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    def priced(self, prices: Mapping[str, float]) -> Self:
+        """The points with these prices of a device-hour, by system."""
+        known = {point.system for point in self.points}
+        points = (replace(point, study=priced(point.study, prices, known)) for point in self.points)
+        return replace(self, points=tuple(points)) if prices else self
+
+    def only(self, strategies: Sequence[str]) -> Self:
+        """The points of these strategies, or all without names; InputError for one without points."""
+        known = list(dict.fromkeys(point.candidate.strategy for point in self.points))
+        for name in strategies:
+            if name not in known:
+                raise InputError(f"{self.name} has no point of strategy {name}; it has {', '.join(known)}")
+        points = (point for point in self.points if not strategies or point.candidate.strategy in strategies)
+        return replace(self, points=tuple(points))
+
+
+def load_sweep(
+    name_or_path: str, catalog: Catalog | None = None, changes: Mapping[str, Any] | None = None
+) -> Sweep:
+    """A sweep by its name in studies/ or from a file, with every point resolved.
+
+    `changes` are values by the path of a question, which the grid and its variants may change again.
+    Raises CatalogError with every problem of the file.
+    """
+    catalog = _StudyCatalog((catalog or default_catalog()).roots)
+    path = catalog.find("study", name_or_path)
+    mapping = LocatedMapping.read(path, "study", catalog)
+    if "study" not in mapping.data and "candidates" in mapping.data:
+        raise CatalogError(
+            [mapping.problem((), "this is a study without a grid", f"perfsim study {name_or_path}")]
+        )
+    spec = parse_file(path, SweepSpec, catalog)
+    if spec.study.as_of == EQUAL:  # one day for the candidates of a study; a grid has others
+        spec = spec.model_copy(update={"study": spec.study.model_copy(update={"as_of": ""})})
+
+    def changed(part: GridSpec) -> Any:
+        study = spec.study.model_copy(update={"candidates": part.candidates})
+        own = {path: value for path, value in (changes or {}).items() if of_candidate(path)}
+        return part.model_copy(update={"candidates": changed_study(study, own, catalog).candidates})
+
+    if changes:
+        parts: dict[str, Any] = {
+            "study": changed_study(spec.study, changes, catalog),
+            "grid": changed(spec.grid),
+            "variants": {name: changed(variant) for name, variant in spec.variants.items()},
+        }
+        spec = spec.model_copy(update=parts)
+    return Sweep(spec, _expand(spec, mapping, catalog), name_or_path)
+
 
 DEFAULTS = {"name": "study", "title": "A study", "question": ""}
 """Values of fields that a mapping may leave out."""

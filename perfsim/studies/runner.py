@@ -33,11 +33,10 @@ from perfsim.studies.answers import (
     weighed,
 )
 from perfsim.studies.assumptions import assumptions_of
-from perfsim.studies.axes import Sweep
 from perfsim.studies.batches import BatchPoint, Target
-from perfsim.studies.decision import decision_of, laws_side_by_side
-from perfsim.studies.eras import eras_of
+from perfsim.studies.decision import decision_of, eras_of, laws_side_by_side
 from perfsim.studies.executors import IN_PROCESS, Executor, ExecutorLost, Tell, attempt, executor_for
+from perfsim.studies.loading import Sweep
 from perfsim.studies.spec import Point, StudySpec, digests
 from perfsim.studies.store import Store, Stored
 from perfsim.studies.timeline import timeline

@@ -32,7 +32,10 @@ from perfsim.convergence.uncertain import FloatArray, Place, typical
 from perfsim.prediction.question import ASKED, question_of
 from perfsim.specs.layout import written
 from perfsim.studies.answers import PointResult, called
-from perfsim.studies.axes import (
+from perfsim.studies.batches import Target, counted
+from perfsim.studies.decision import SEEDS, Option, option_of
+from perfsim.studies.executors import IN_PROCESS, Executor, Tell, attempt
+from perfsim.studies.loading import (
     BATCH_PATHS,
     MACHINE_ROOTS,
     Changer,
@@ -44,9 +47,6 @@ from perfsim.studies.axes import (
     reached,
     suits,
 )
-from perfsim.studies.batches import Target, counted
-from perfsim.studies.decision import SEEDS, Option, option_of
-from perfsim.studies.executors import IN_PROCESS, Executor, Tell, attempt
 from perfsim.studies.runner import answer_point
 from perfsim.studies.shortlist import plan_layouts
 from perfsim.studies.spec import CALLED, CandidateSpec, Point, StudySpec

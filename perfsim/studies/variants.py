@@ -1,4 +1,4 @@
-"""What a sweep says: variants compared with the first one, machines with each other, and the verdict."""
+"""What a sweep says: how machines scale and match one another, what variants change, and the verdict."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel
 
-from perfsim.convergence.time_to_accuracy import split_speedup
+from perfsim.convergence.critical_batch import CriticalBatch
+from perfsim.convergence.time_to_accuracy import EqualDevices, split_speedup
+from perfsim.costs.wafer import HIDES
 from perfsim.specs.layout import AXES, written
 from perfsim.studies.answers import (
     QUANTITIES,
@@ -26,10 +28,184 @@ from perfsim.studies.answers import (
     settings_text,
     shared_caveats,
 )
-from perfsim.studies.axes import LAYOUT, VARIANT, Sweep
 from perfsim.studies.decision import amount, figure, outcome_of, time_unit, verb
-from perfsim.studies.scaling import Match, Series
+from perfsim.studies.loading import LAYOUT, VARIANT, Sweep
 from perfsim.studies.spec import digests
+
+KNEE = 0.9
+"""Scaling efficiency below which a machine no longer scales."""
+
+# Series of one machine over numbers of devices at its best batch, and how many of one match another.
+
+
+@dataclass(frozen=True)
+class Series:
+    """One machine under one combination of settings: its best point at each number of devices.
+
+    With perfect scaling the device-seconds of a token stay constant; their growth is what scaling loses.
+    """
+
+    points: tuple[PointResult, ...]
+    """By increasing number of devices."""
+
+    @property
+    def first(self) -> PointResult:
+        """The smallest machine."""
+        return self.points[0]
+
+    @property
+    def last(self) -> PointResult:
+        """The largest machine."""
+        return self.points[-1]
+
+    @property
+    def target(self) -> tuple[CriticalBatch, float]:
+        """What ends its runs: the critical batch and the tokens."""
+        return self.first.target_time.critical, self.first.target_time.d_min_tokens
+
+    @property
+    def machine(self) -> tuple[str, str]:
+        """Strategy and system."""
+        return self.first.strategy, self.first.system
+
+    @property
+    def circumstance(self) -> str:
+        """The name of its variant, and the other settings of the grid."""
+        return settings_text(self.first.circumstances)
+
+    @property
+    def several(self) -> str:
+        """`CS-2 with software release r1.7`."""
+        return " with ".join(filter(None, [self.first.devices_noun, self.circumstance]))
+
+    @property
+    def label(self) -> str:
+        """`CS-2, weight-streaming, software release r1.7`."""
+        system = self.first.candidate.system
+        name = system.noun.device if system.noun else system.name
+        return ", ".join(filter(None, [name, self.first.strategy, self.circumstance]))
+
+    def at(self, point: PointResult) -> str:
+        """One of its points: `16 CS-2, weight-streaming, software release r1.7`."""
+        return ", ".join(filter(None, [point.machine, point.strategy, self.circumstance]))
+
+    @property
+    def fastest(self) -> PointResult:
+        """The point that reaches the target first."""
+        return min(self.points, key=lambda point: point.target_time.time_s)
+
+    def efficiency(self, point: PointResult) -> float:
+        """Scaling efficiency in time to the target, relative to the smallest machine."""
+        speedup = self.first.target_time.time_s / point.target_time.time_s
+        return speedup * self.first.num_devices / point.num_devices
+
+    def speedup(self, point: PointResult) -> float:
+        """Throughput relative to the smallest machine."""
+        return point.prediction.tokens_per_s / self.first.prediction.tokens_per_s
+
+    def throughput_efficiency(self, point: PointResult) -> float:
+        """Scaling efficiency in throughput, relative to the smallest machine."""
+        return self.speedup(point) * self.first.num_devices / point.num_devices
+
+    @property
+    def knee(self) -> PointResult | None:
+        """The first point under 90 % scaling efficiency in throughput, if there is one."""
+        return next((point for point in self.points if self.throughput_efficiency(point) < KNEE), None)
+
+    def losses(self, point: PointResult) -> dict[str, float]:
+        """By cause, its share of the growth in device-seconds per token since the smallest machine.
+
+        Largest first; causes that shrank are left out.
+        """
+        before, after = (
+            {
+                cause: seconds * known.num_devices / known.target_time.batch_tokens
+                for cause, seconds in known.prediction.why.parts_s.items()
+            }
+            for known in (self.first, point)
+        )
+        grown = {cause: seconds - before.get(cause, 0.0) for cause, seconds in after.items()}
+        total = sum(after.values()) - sum(before.values())
+        shares = {cause: seconds / total for cause, seconds in grown.items() if seconds > 0 < total}
+        return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+    @property
+    def sentence(self) -> str:
+        """How far the series scales and what limits it."""
+        in_throughput = self.throughput_efficiency(self.last)
+        in_time = self.efficiency(self.last)
+        tokens = ""
+        if abs(in_time - in_throughput) >= 0.05:
+            tokens = (
+                f"; {100 * in_time:.0f} % in time to the target, because the larger batch needs more tokens"
+            )
+        head = (
+            f"{self.circumstance or self.label}: from {self.first.num_devices:,} to {self.last.machine}, "
+            f"throughput grows {self.speedup(self.last):,.3g} times (scaling efficiency "
+            f"{100 * in_throughput:.0f} %{tokens})"
+        )
+        knee = self.knee
+        if knee is None:
+            return f"{head}; efficiency stays at {100 * KNEE:.0f} % or more."
+        # The largest loss, and the second if it exceeds a fifth of the total.
+        losses = list(self.losses(knee).items())
+        named = [*losses[:1], *(loss for loss in losses[1:2] if loss[1] > 0.2)]
+        causes = " and ".join(f"{cause} ({100 * share:.0f} % of the loss)" for cause, share in named)
+        roof = knee.prediction.why.streaming_roof
+        if roof is not None and roof.hidden_from_tokens:
+            causes += (
+                f"; a micro-batch has {roof.tokens:,.0f} tokens per system there, and hiding "
+                f"{HIDES[roof.lane]} takes {roof.hidden_from_tokens:,.0f}"
+            )
+        return (
+            f"{head}; efficiency falls below {100 * KNEE:.0f} % at {knee.num_devices:,} "
+            f"({100 * self.throughput_efficiency(knee):.0f} %), because of {causes}."
+        )
+
+
+@dataclass(frozen=True)
+class Match:
+    """The fewest devices of a series that are as fast as a point of another machine.
+
+    `fewest` is the central estimate; `possibly` and `surely` take the low and the high end of the 90 % band
+    of the ratio of times. None: more devices than the series has.
+    """
+
+    rival: PointResult
+    series: Series
+    fewest: PointResult | None
+    possibly: int | None
+    surely: int | None
+    equal: EqualDevices
+    """The number of devices that takes equal time, interpolated."""
+
+    @classmethod
+    def of(cls, rival: PointResult, series: Series) -> Self:
+        """The fewest devices of `series` that reach the target no later than `rival`."""
+        same = series.first.system == rival.system
+        ratios = [
+            (point, point.target_time.ratio_to(rival.target_time, same_machine=same))
+            for point in series.points
+        ]
+        return cls(
+            rival,
+            series,
+            fewest=next((point for point, ratio in ratios if ratio.ratio <= 1), None),
+            possibly=next((point.num_devices for point, ratio in ratios if ratio.low <= 1), None),
+            surely=next((point.num_devices for point, ratio in ratios if ratio.high <= 1), None),
+            equal=EqualDevices.of([(point.num_devices, ratio) for point, ratio in ratios]),
+        )
+
+    @property
+    def between(self) -> tuple[PointResult, float] | None:
+        """The largest point that is too slow, and the interpolated number of devices.
+
+        None if the smallest point of the series is fast enough, or no point is.
+        """
+        if self.fewest is None or self.fewest is self.series.first or self.equal.typical is None:
+            return None
+        return self.series.points[self.series.points.index(self.fewest) - 1], self.equal.typical
+
 
 SAME = 0.01
 """Relative changes of the step time below this are not reported one by one."""

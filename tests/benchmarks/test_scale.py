@@ -62,7 +62,7 @@ grid:
   recipe.global_batch_size: [{batches}]
   system.swarmx.bandwidth: [{rates}]
 ''')
-from perfsim.studies.axes import load_sweep
+from perfsim.studies.loading import load_sweep
 from perfsim.studies.runner import answer_text, plan_sweep, run_sweep
 sweep = load_sweep(str(folder / "grid.yaml"))
 count = plan_sweep(sweep, folder / "points.sqlite").points

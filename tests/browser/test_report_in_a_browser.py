@@ -13,7 +13,7 @@ import pytest
 from perfsim.report.study import study_page
 from perfsim.report.sweep import write_sweep
 from perfsim.report.text import duration
-from perfsim.studies.axes import load_sweep
+from perfsim.studies.loading import load_sweep
 from perfsim.studies.runner import run_sweep
 
 pytestmark = pytest.mark.browser

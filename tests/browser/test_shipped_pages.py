@@ -19,8 +19,7 @@ from perfsim.base.units import parse_quantity
 from perfsim.report import text
 from perfsim.report.study import write_study
 from perfsim.report.sweep import write_sweep
-from perfsim.studies.axes import load_sweep
-from perfsim.studies.loading import load_study
+from perfsim.studies.loading import load_study, load_sweep
 from perfsim.studies.runner import run_study, run_sweep
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]

@@ -39,7 +39,7 @@ def test_every_public_name_is_found_and_documented_and_no_other() -> None:
         _ = ps.studdy  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("before", ["", "import perfsim.studies.runner, perfsim.studies.axes"])
+@pytest.mark.parametrize("before", ["", "import perfsim.studies.runner, perfsim.studies.loading"])
 def test_study_and_sweep_are_functions_whatever_was_imported_before(
     must_run: Callable, repository: Path, before: str
 ) -> None:

@@ -19,8 +19,7 @@ from perfsim.specs.hardware import WaferClusterSpec
 from perfsim.specs.layout import StreamingLayout
 from perfsim.strategies import strategy
 from perfsim.strategies.streaming.memory import Store
-from perfsim.studies.axes import VARIANT, load_sweep
-from perfsim.studies.loading import load_study
+from perfsim.studies.loading import VARIANT, load_study, load_sweep
 from perfsim.studies.runner import answer_point
 from perfsim.studies.spec import Point
 from perfsim.testing import toys

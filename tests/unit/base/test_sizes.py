@@ -14,8 +14,7 @@ from perfsim.base.sizes import MOST_LAYER_PASSES, passes_problem
 from perfsim.catalog import default_catalog, parse_file, reader
 from perfsim.catalog.yaml_tree import Node
 from perfsim.evidence.cases import CaseFile
-from perfsim.studies.axes import load_sweep
-from perfsim.studies.loading import load_study
+from perfsim.studies.loading import load_study, load_sweep
 from perfsim.studies.spec import StudySpec
 
 CASE = """\

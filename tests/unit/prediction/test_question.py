@@ -19,8 +19,7 @@ from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
 from perfsim.cli import main
 from perfsim.prediction.question import ASKED, question_of
-from perfsim.studies.axes import changed_study, load_sweep, study_path
-from perfsim.studies.loading import load_study
+from perfsim.studies.loading import changed_study, load_study, load_sweep, study_path
 from perfsim.studies.spec import CandidateSpec, StudySpec
 
 GIVEN = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 8, "batch": 64}

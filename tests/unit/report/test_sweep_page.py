@@ -16,7 +16,7 @@ from markupsafe import escape
 from perfsim.report.page import Page, Section, caveats_section
 from perfsim.report.sweep import MAX_ON_TERMINAL, sweep_document, sweep_lines, sweep_page, write_sweep
 from perfsim.studies.answers import PointResult
-from perfsim.studies.axes import load_sweep
+from perfsim.studies.loading import load_sweep
 from perfsim.studies.runner import run_sweep
 from perfsim.studies.variants import SweepResult
 

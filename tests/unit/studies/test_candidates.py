@@ -17,9 +17,8 @@ from perfsim.report.study import study_lines, study_page
 from perfsim.specs.layout import ParallelLayout
 from perfsim.studies import runner as runner_module
 from perfsim.studies.answers import Answer, Production, StudyResult
-from perfsim.studies.axes import load_sweep
 from perfsim.studies.batches import Target
-from perfsim.studies.loading import load_study
+from perfsim.studies.loading import load_study, load_sweep
 from perfsim.studies.runner import run_study
 from perfsim.studies.spec import CandidateSpec, Point, StudySpec
 

@@ -19,8 +19,8 @@ import pytest
 
 import perfsim as ps
 from perfsim.base.errors import InputError, PerfsimError
-from perfsim.studies.axes import load_sweep
 from perfsim.studies.executors import executor_for
+from perfsim.studies.loading import load_sweep
 from perfsim.studies.runner import run_sweep
 
 pytest.importorskip("distributed")

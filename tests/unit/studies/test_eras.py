@@ -12,8 +12,7 @@ import perfsim as ps
 from perfsim.api.answers import StudyAnswer
 from perfsim.base.errors import CatalogError, InputError
 from perfsim.report.study_figures import over_dates
-from perfsim.studies.axes import load_sweep
-from perfsim.studies.loading import load_study
+from perfsim.studies.loading import load_study, load_sweep
 
 SMALL = {"extends": "gpt3_20b", "model": "gpt3_xl", "sampling": {"mode": "off"}}
 PAIR = [

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsim.studies.axes import load_sweep
+from perfsim.studies.loading import load_sweep
 from perfsim.studies.runner import run_sweep
 
 pytestmark = pytest.mark.slow

@@ -14,9 +14,9 @@ from perfsim.base.errors import PerfsimError
 from perfsim.base.units import DAY_S
 from perfsim.catalog import default_catalog
 from perfsim.studies import solve as solving
-from perfsim.studies.axes import changed_study, priced
 from perfsim.studies.batches import Target
 from perfsim.studies.decision import option_of
+from perfsim.studies.loading import changed_study, priced
 from perfsim.studies.runner import answer_point
 from perfsim.studies.spec import StudySpec
 from perfsim.work.counts import parameters

@@ -21,8 +21,7 @@ from perfsim.studies import runner as sweep_module
 from perfsim.studies import spec
 from perfsim.studies import store as store_module
 from perfsim.studies.answers import Answer
-from perfsim.studies.axes import load_sweep
-from perfsim.studies.loading import load_study
+from perfsim.studies.loading import load_study, load_sweep
 from perfsim.studies.runner import SweepInterrupted, answer_text, plan_sweep, run_study, run_sweep
 from perfsim.studies.spec import ConvergenceSpec, Point, StudySpec, digests
 from perfsim.studies.store import Store, Stored

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from perfsim.base.errors import CatalogError
-from perfsim.studies.axes import load_sweep
+from perfsim.studies.loading import load_sweep
 
 MACHINES = """\
   candidates:
@@ -65,9 +65,9 @@ def test_a_candidate_with_more_points_than_are_answered_is_refused(
     write_sweep: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(write_sweep(MACHINES + "  recipe.global_batch_size: [16, 32]"))
-    monkeypatch.setattr("perfsim.studies.axes.MOST_POINTS", 4)
+    monkeypatch.setattr("perfsim.studies.loading.MOST_POINTS", 4)
     assert len(load_sweep(path).points) == 8
-    monkeypatch.setattr("perfsim.studies.axes.MOST_POINTS", 3)
+    monkeypatch.setattr("perfsim.studies.loading.MOST_POINTS", 3)
     with pytest.raises(CatalogError, match="4 points for one candidate; at most 3 are answered"):
         load_sweep(path)
 

@@ -16,12 +16,10 @@ from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy
 from perfsim.prediction.question import Question
 from perfsim.report.sweep import sweep_document, sweep_page
 from perfsim.studies.answers import PointResult
-from perfsim.studies.axes import load_sweep
 from perfsim.studies.batches import BatchPoint, Target
-from perfsim.studies.loading import load_study
+from perfsim.studies.loading import load_study, load_sweep
 from perfsim.studies.runner import run_study, run_sweep
-from perfsim.studies.scaling import EqualDevices
-from perfsim.studies.variants import SweepResult
+from perfsim.studies.variants import EqualDevices, SweepResult
 
 Write = Callable[[str], Path]
 

@@ -9,7 +9,7 @@ import pytest
 
 from perfsim.base.errors import CatalogError, InputError
 from perfsim.studies.answers import PointResult
-from perfsim.studies.axes import load_sweep
+from perfsim.studies.loading import load_sweep
 from perfsim.studies.runner import run_sweep
 from perfsim.studies.variants import Change, SweepResult
 
