@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -33,45 +33,35 @@ SHOWN_KEYS = 24
 """Keys that were not used and stand in the text; JSON has all of them."""
 USUAL_NAMES = ("config", "params", "model", "train", "config.json")
 """Names of files that tell nothing; the folder's name is taken."""
-SAME_IN_CASE = {
-    ("layout", "parallel"): "tensor pipeline data virtual_pipeline sequence_parallel zero_stage schedule "
-    "layers_per_stage shard_group",
-    ("layout", "training"): "micro_batch_size recompute",
-    ("recipe", "training"): "precision attention reduce_precision overlap_grad_reduce",
-    ("recipe", "model"): "seq_length",
-    (
-        "model",
-        "model",
-    ): "num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups head_dim "
-    "vocab_size gated_mlp bias tied_embeddings position_embedding sliding_window sliding_window_pattern",
-    ("model.latent_attention", "model"): "q_lora_rank kv_lora_rank qk_rope_head_dim v_head_dim",
-    ("model.experts", "model"): "top_k",
+IN_CASE = {
+    "layout in parallel": "tensor pipeline data virtual_pipeline sequence_parallel zero_stage schedule "
+    "layers_per_stage shard_group context=context_parallel context_exchange=context_comm "
+    "expert=expert_parallel expert_tensor=expert_tensor_parallel",
+    "layout in training": "micro_batch_size recompute",
+    "recipe in training": "precision attention reduce_precision overlap_grad_reduce "
+    "dispatcher=moe_dispatcher expert_capacity=moe_capacity_factor routing=moe_force_balance "
+    "grouped_products=moe_grouped_gemm",
+    "recipe in model": "seq_length",
+    "model in model": "num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups head_dim "
+    "vocab_size gated_mlp bias tied_embeddings position_embedding sliding_window sliding_window_pattern "
+    "mtp_num_layers=mtp_layers",
+    "model.latent_attention in model": "q_lora_rank kv_lora_rank qk_rope_head_dim v_head_dim "
+    "qk_nope_head_dim=qk_head_dim",
+    "model.experts in model": "top_k num_experts=experts ffn_hidden_size=moe_ffn_hidden_size "
+    "shared_ffn_hidden_size=shared_expert_ffn first_dense_layers=dense_layers interval=moe_layer_interval",
 }
+"""Fields of ours in a section of a case of measured steps, with its name for them where it is another."""
 CASE = {
-    **{f"{a}.{name}": f"{b}.{name}" for (a, b), names in SAME_IN_CASE.items() for name in names.split()},
-    "layout.context": "parallel.context_parallel",
-    "layout.context_exchange": "parallel.context_comm",
-    "layout.expert": "parallel.expert_parallel",
-    "layout.expert_tensor": "parallel.expert_tensor_parallel",
-    "recipe.dispatcher": "training.moe_dispatcher",
-    "recipe.expert_capacity": "training.moe_capacity_factor",
-    "recipe.routing": "training.moe_force_balance",
-    "recipe.grouped_products": "training.moe_grouped_gemm",
-    "model.mtp_num_layers": "model.mtp_layers",
-    "model.latent_attention.qk_nope_head_dim": "model.qk_head_dim",
-    "model.experts.num_experts": "model.experts",
-    "model.experts.ffn_hidden_size": "model.moe_ffn_hidden_size",
-    "model.experts.shared_ffn_hidden_size": "model.shared_expert_ffn",
-    "model.experts.first_dense_layers": "model.dense_layers",
-    "model.experts.interval": "model.moe_layer_interval",
+    f"{owner}.{name}": f"{section}.{other or name}"
+    for (owner, _, section), names in ((parts.split(), names) for parts, names in IN_CASE.items())
+    for name, _, other in (word.partition("=") for word in names.split())
 }
-"""What a case of measured steps calls the fields of a layout, a recipe and a model."""
 MODEL_IN_CASE = {
     ours.removeprefix("model."): name.removeprefix("model.")
     for ours, name in CASE.items()
     if ours.startswith("model.")
 }
-"""The same of a model alone."""
+"""What a case calls the fields of a model."""
 CASE_WORDS: Mapping[str, Mapping[Any, Any]] = {
     "layout.context_exchange": {"all_to_all": "a2a"},
     "recipe.dispatcher": {"all_to_all": "alltoall", "all_gather": "allgather"},
@@ -111,18 +101,10 @@ class Imported:
 
     def as_dict(self) -> dict[str, Any]:
         """The result as `perfsim import --json` prints it."""
-        return {
-            "kind": self.kind,
-            "format": self.format,
-            "parameters": self.parameters,
-            "unused_keys": list(self.unused_keys),
-            "unsupported": list(self.unsupported),
-            "document": self.document,
-            "recipe": self.recipe,
-            "layout": self.layout or None,
-            "devices": self.devices,
-            "measured_steps": [asdict(step) for step in self.steps],
-        }
+        names = "kind format parameters unused_keys unsupported document recipe layout devices"
+        steps = [asdict(step) for step in self.steps]
+        shown = {name: getattr(self, name) for name in names.split()}
+        return {**shown, "layout": self.layout or None, "measured_steps": steps}
 
     def remarks(self) -> list[str]:
         """The count, the unused keys and the gaps, one line each."""
@@ -191,7 +173,7 @@ def import_file(
     if kind not in present:
         if part == "measured":
             source.refuse("measured steps need the machine on which they ran", "add --system NAME")
-        there = f"the file has {', '.join(present)}" if present else "the file has nothing to import"
+        there = f"the file has {', '.join(present) or 'nothing to import'}"
         source.refuse(f"there is no {kind or 'model'} in this file of {title}", there)
     layout = [] if reading.layout is None else text_of(reading.layout).split(",")
     if reading.devices is None:  # the number of replicas then follows from --devices
@@ -228,9 +210,8 @@ def read(source: Source, format_name: str = "") -> tuple[str, Reading]:
     """The format of a file and all that it says."""
     matches = _matches(source, (format_name,) if format_name else READ)
     if format_name and not matches:
-        syntaxes = tool_named(format_name).syntaxes
-        parsed = (source.documents[syntax] for syntax in syntaxes if syntax in source.documents)
-        matches = {format_name: next(parsed, None) or source.parsed(syntaxes[0])}
+        documents = _documents(source, format_name)
+        matches = {format_name: next(documents, None) or source.parsed(tool_named(format_name).syntaxes[0])}
     if len(matches) == 1:
         ((name, document),) = matches.items()
         return name, tool_named(name).read(source, document)
@@ -261,13 +242,14 @@ def format_of(path: Path) -> str:
 
 def _matches(source: Source, names: Sequence[str] = READ) -> dict[str, Any]:
     """The formats that recognise a file, with its document in the first syntax in which they do."""
-    matches = {}
-    for name in names:
-        known = tool_named(name)
-        parsed = (source.documents[syntax] for syntax in known.syntaxes if syntax in source.documents)
-        if (document := next(filter(known.recognise, parsed), None)) is not None:
-            matches[name] = document
-    return matches
+    found = {name: next(filter(tool_named(name).recognise, _documents(source, name)), None) for name in names}
+    return {name: document for name, document in found.items() if document is not None}
+
+
+def _documents(source: Source, name: str) -> Iterator[Any]:
+    """The document in each syntax of a format in which the file can be parsed."""
+    syntaxes = tool_named(name).syntaxes
+    return (source.documents[syntax] for syntax in syntaxes if syntax in source.documents)
 
 
 # ------------------------------------------------------------------------------------ descriptions
@@ -286,8 +268,7 @@ def _model_document(reading: Reading, title: str) -> dict[str, Any] | None:
     if reading.model is None:
         return None
     document = {"name": _name(reading), "description": f"Imported from {title}", **reading.model.fields}
-    _validate(reading, TransformerConfig, document)
-    return document
+    return _validated(reading, TransformerConfig, document)
 
 
 def _recipe_document(reading: Reading, title: str) -> dict[str, Any] | None:
@@ -300,18 +281,19 @@ def _recipe_document(reading: Reading, title: str) -> dict[str, Any] | None:
     stated = {key: value for key, value in settings.items() if key != "framework"}
     name = _name(reading)
     described = {"name": name, "description": f"Imported from {title}; the rest is {BASE_RECIPE}'s"}
-    _validate(reading, Recipe, {"seq_length": 1, **described, **fields, "runtime": stated})
+    _validated(reading, Recipe, {"seq_length": 1, **described, **fields, "runtime": stated})
     runtime = {"name": name, "extends": BASE_RUNTIME, **settings} if settings else BASE_RUNTIME
     return {**described, "extends": BASE_RECIPE, **fields, "runtime": runtime}
 
 
-def _validate(reading: Reading, spec: type[CatalogSpec], document: dict[str, Any]) -> None:
+def _validated(reading: Reading, spec: type[CatalogSpec], document: dict[str, Any]) -> dict[str, Any]:
     """Raises InputError for a description that its class refuses."""
     try:
         spec.model_validate(document, context=YAML_CONTEXT)
     except ValidationError as error:
         source = reading.settings.source
         raise InputError([source.problem(words) for words in refused_values(error.errors())]) from None
+    return document
 
 
 def measured_document(reading: Reading, device: str, *, alone: bool = True) -> dict[str, Any]:
@@ -337,8 +319,11 @@ def measured_document(reading: Reading, device: str, *, alone: bool = True) -> d
     fields = reading.model.fields
     shape = {"sliding_window_pattern": MOST_LAYERS, **fields} if "sliding_window" in fields else fields
     trees = {"model": shape, "layout": asdict(layout), "recipe": reading.recipe}
-    ours = {key: value for key, value in leaves(trees) if key in CASE and value is not None}
-    said = {CASE[key]: CASE_WORDS.get(key, {}).get(value, value) for key, value in ours.items()}
+    said = {
+        CASE[key]: CASE_WORDS.get(key, {}).get(value, value)
+        for key, value in leaves(trees)
+        if key in CASE and value is not None
+    }
     if "latent_attention" in fields:
         said["model.attention_type"] = "mla"
     name = _name(reading)

@@ -12,7 +12,7 @@ import math
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -23,7 +23,7 @@ from perfsim.base.sizes import MOST_DEVICES, MOST_HEADS, MOST_LAYERS, MOST_VOCAB
 from perfsim.interop import tool
 from perfsim.interop.shell import UNKNOWN, flags_of
 from perfsim.interop.source import Settings, Source
-from perfsim.interop.tool import Chosen, Reading, Row, Step, Tool, Write
+from perfsim.interop.tool import Chosen, Reading, Row, Step, Tool, only, qk_norm
 from perfsim.specs.layout import ParallelLayout, layers_of_stages
 from perfsim.specs.model import layer_kinds
 
@@ -34,6 +34,11 @@ MODULES = {"selective": ("core_attn",), "mlp": ("mlp", "moe")}
 """The modules that selective recompute runs again."""
 WITH_OFFLOAD = ("overlap_cpu_optimizer_d2h_h2d", "use_precision_aware_optimizer")
 POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
+POSITIONS_READ = {
+    **dict.fromkeys(("learned", "absolute", "learned_absolute"), "learned"),
+    **dict.fromkeys(("rotary", "rope", "yarn", "mrope"), "rotary"),
+    **dict.fromkeys(("none", "nope", "relative"), "none"),
+}
 VOCABULARIES = {
     **dict.fromkeys(("gpt2bpetokenizer", "megatron-gpt-345m", "gpt2"), 50257),
     "bertwordpiecelowercase": 30522,
@@ -45,6 +50,9 @@ VOCABULARIES = {
 RANKS_IN_ALL = re.compile(r"torchrun with (\d{1,6}) ranks in all")
 """The comment of the emitted flags that says how many ranks they are for."""
 BACKENDS = {"flash": "flash", "standard": "unfused"}
+BACKENDS_READ = dict.fromkeys(("flash", "fused", "auto"), "flash") | dict.fromkeys(
+    ("unfused", "local"), "standard"
+)
 EXCHANGES = {"ring": "p2p", "all_to_all": "a2a"}
 DISPATCHERS = {"all_to_all": "alltoall", "deepep": "flex", "all_gather": "allgather"}
 WIDE_OR_FP16 = ("fp32", "tf32", "fp16")
@@ -62,26 +70,12 @@ def _groups(settings: Settings) -> int | None:
     return groups if settings.flag("group_query_attention", default=groups is not None) else None
 
 
-def _qk_norm(settings: Settings) -> Any:
-    """Parameters of the norms of queries and keys, which latent attention has in its latents."""
-    if not settings.flag("qk_layernorm") or settings.flag("multi_latent_attention"):
-        return 0
-    ours = settings.ours
-    width = ours.get("model.head_dim") or ours["model.hidden_size"] // ours["model.num_attention_heads"]
-    return ours["model.norm_vectors"] * 2 * width
-
-
 def _embedding(settings: Settings) -> str:
     if settings.flag("use_rotary_position_embeddings"):
         return "rotary"
     if settings.flag("no_position_embedding") or not settings.flag("add_position_embedding", default=True):
         return "none"
-    words = {
-        **dict.fromkeys(("learned", "absolute", "learned_absolute"), "learned"),
-        **dict.fromkeys(("rotary", "rope", "yarn", "mrope"), "rotary"),
-        **dict.fromkeys(("none", "nope", "relative"), "none"),
-    }
-    return settings.choice(("position_embedding_type",), words, "learned")
+    return settings.choice(("position_embedding_type",), POSITIONS_READ, "learned")
 
 
 def _vocabulary(settings: Settings) -> int:
@@ -120,34 +114,26 @@ def _expert_layers(settings: Settings) -> tuple[bool, ...]:
     layers: int = settings.ours["model.num_layers"]
     given = settings.raw("moe_layer_freq")
     text = str(1 if given is None else given).replace(" ", "")
-    if isinstance(given, list):
-        pattern = tuple(layer in (1, True) for layer in given)
-    elif text.isdigit() and int(text) > 0:
-        pattern = tuple(layer % int(text) == 0 for layer in range(layers))
-    else:
-        blocks = re.findall(r"\[([01,]+)\](?:\*(\d{1,4}))?", text)
-        if not blocks:
-            message = f"{text[:60]!r} is neither a number nor a pattern of 0 and 1"
-            raise settings.error("moe_layer_freq", message)
+    blocks = re.findall(r"\[([01,]*)\](?:\*(\d{1,4}))?", text)
+    if text.isdigit() and int(text) > 0:
+        pattern = [layer % int(text) == 0 for layer in range(layers)]
+    elif blocks:
         digits = "".join(block.replace(",", "") * int(times or 1) for block, times in blocks)
-        pattern = tuple(digit == "1" for digit in digits)
+        pattern = [digit == "1" for digit in digits]
+    else:
+        message = f"{text[:60]!r} is neither a number nor a pattern of 0 and 1"
+        raise settings.error("moe_layer_freq", message)
     if len(pattern) != layers or not any(pattern):
         words = f"a pattern of {len(pattern)} layers, {sum(pattern)} of them with experts"
         raise settings.error("moe_layer_freq", f"{words}, for {layers} layers")
-    return pattern
+    return tuple(pattern)
 
 
 def _write_expert_layers(chosen: Chosen) -> str | None:
     """Which layers have experts, as a list of 0 and 1; None where all or none have."""
     kinds = layer_kinds(chosen.job.model)[: chosen.job.model.num_layers]
-    if len({kind.experts for kind in kinds}) == 1:
-        return None
-    return "[" + ",".join(str(int(kind.experts)) for kind in kinds) + "]"
-
-
-def _if(test: Callable[[Chosen], Any]) -> Write:
-    """A flag, which is there where the test holds."""
-    return lambda chosen: True if test(chosen) else None
+    digits = [str(int(kind.experts)) for kind in kinds]
+    return f"[{','.join(digits)}]" if len(set(digits)) > 1 else None
 
 
 TENSOR = Row.same("layout.tensor", "tensor_model_parallel_size model_parallel_size", default=1)
@@ -156,7 +142,7 @@ MODEL: tuple[Row, ...] = (
     Row.same("model.hidden_size", "hidden_size", needed=True),
     Row.same("model.ffn_hidden_size", "ffn_hidden_size", default=_usual_ffn),
     Row.same("model.num_attention_heads", "num_attention_heads", needed=True),
-    Row("model.num_query_groups", "group_query_attention", _if(lambda c: c.job.model.num_query_groups)),
+    Row("model.num_query_groups", "group_query_attention", only(lambda c: c.job.model.num_query_groups)),
     Row.same("model.num_query_groups", "num_query_groups", read=_groups),
     Row.same("model.head_dim", "kv_channels"),
     # Without biases norms have no shifts.
@@ -166,8 +152,8 @@ MODEL: tuple[Row, ...] = (
         lambda c: None if c.job.model.bias else "RMSNorm",
         lambda s: 1 if s.text("normalization").casefold() == "rmsnorm" else 2,
     ),
-    Row("model.qk_norm", "qk_layernorm", _if(lambda c: c.job.model.qk_layernorm), _qk_norm),
-    Row("model.latent_attention", "multi_latent_attention", _if(lambda c: c.job.model.latent_attention)),
+    qk_norm("qk_layernorm", only(lambda c: c.job.model.qk_layernorm)),
+    Row("model.latent_attention", "multi_latent_attention", only(lambda c: c.job.model.latent_attention)),
     *tool.when(
         lambda settings: settings.flag("multi_latent_attention"),
         Row.same("model.latent_attention.q_lora_rank", "q_lora_rank"),
@@ -255,38 +241,35 @@ MODEL: tuple[Row, ...] = (
 
 
 # ------------------------------------------------------------------------------------------ layout
-def _layers_per_virtual_stage(chosen: Chosen) -> int | None:
-    layout = chosen.layout
-    even = layout.schedule == "interleaved" and layout.layers_per_stage is None
-    return chosen.job.model.num_layers // layout.num_stages if even else None
-
-
-def _pipeline_layout(chosen: Chosen) -> str | None:
+def _pipeline_layout(chosen: Chosen) -> str:
     """`E,t*3|t*4|t*3,m,L`: embedding, layers of each virtual stage, multi-token prediction, loss."""
-    given = chosen.layout.layers_per_stage
-    if given is None:
-        return None
-    stages = [f"t*{count}" if count else "" for count in given]
-    stages[0] = ",".join(filter(None, ("E", stages[0])))
-    stages[-1] = ",".join(filter(None, (stages[-1], *"m" * chosen.job.model.mtp_num_layers, "L")))
-    return "|".join(stages)
+    stages = [[f"t*{count}"] if count else [] for count in chosen.layout.layers_per_stage]
+    stages[0].insert(0, "E")
+    stages[-1] += [*"m" * chosen.job.model.mtp_num_layers, "L"]
+    return "|".join(",".join(parts) for parts in stages)
 
 
 def _stage_layers(chosen: Chosen) -> tuple[int, ...]:
     """Layers of the virtual stages; one number where they are even."""
-    layout = chosen.layout
-    return layout.layers_per_stage or (chosen.job.model.num_layers // layout.num_stages,)
+    return chosen.layout.layers_per_stage or (tool.layers_of_stage(chosen),)
 
 
-def _recompute_method(chosen: Chosen) -> str | None:
-    every = "uniform" if chosen.layout.recompute_every == 1 else "block"
-    return every if chosen.layout.recompute == "full" else None
+def _uneven(chosen: Chosen) -> bool:
+    return chosen.layout.layers_per_stage is not None
 
 
-def _recomputed_layers(chosen: Chosen) -> int | None:
+def _fully(chosen: Chosen) -> bool:
+    return chosen.layout.recompute == "full"
+
+
+def _recompute_method(chosen: Chosen) -> str:
+    return "uniform" if chosen.layout.recompute_every == 1 else "block"
+
+
+def _recomputed_layers(chosen: Chosen) -> int:
+    """Of a virtual stage with `block`, of a group with `uniform`."""
     every: int = chosen.layout.recompute_every
-    layers = 1 if every == 1 else max(math.ceil(count / every) for count in _stage_layers(chosen))
-    return layers if chosen.layout.recompute == "full" else None
+    return 1 if every == 1 else max(math.ceil(count / every) for count in _stage_layers(chosen))
 
 
 def _recompute_between(chosen: Chosen) -> str:
@@ -294,9 +277,8 @@ def _recompute_between(chosen: Chosen) -> str:
     counts = set(_stage_layers(chosen))
     every = chosen.layout.recompute_every
     whole = chosen.layout.virtual_pipeline == 1 or min(counts) % every == 0
-    if every == 1 or (len(counts) == 1 and whole):
-        return ""
-    return f"recompute of one layer in {every} over all virtual stages; more of each stage is recomputed"
+    words = f"recompute of one layer in {every} over all virtual stages; more of each stage is recomputed"
+    return "" if every == 1 or (len(counts) == 1 and whole) else words
 
 
 def _recompute(settings: Settings) -> str:
@@ -348,15 +330,19 @@ LAYOUT: tuple[Row, ...] = (
     Row.spelled("layout.context_exchange", "cp_comm_type", EXCHANGES, _context_exchange),
     Row.same("layout.pipeline", "pipeline_model_parallel_size", default=1),
     # Reading these and the share of recomputed layers needs ranks or layers, so `_divided` does it.
-    Row("layout.virtual_pipeline", "num_layers_per_virtual_pipeline_stage", _layers_per_virtual_stage),
-    Row("layout.layers_per_stage", "pipeline_model_parallel_layout", _pipeline_layout),
+    Row(
+        "layout.virtual_pipeline",
+        "num_layers_per_virtual_pipeline_stage",
+        only(lambda c: c.layout.schedule == "interleaved" and not _uneven(c), tool.layers_of_stage),
+    ),
+    Row("layout.layers_per_stage", "pipeline_model_parallel_layout", only(_uneven, _pipeline_layout)),
     Row.spelled(
         "layout.sequence_parallel",
         "sequence_parallel",
         {True: True},
         lambda settings: settings.flag("sequence_parallel") and settings.ours["layout.tensor"] > 1,
     ),
-    Row("layout.zero_stage", "use_distributed_optimizer", _if(lambda c: c.layout.zero_stage), _zero_stage),
+    Row("layout.zero_stage", "use_distributed_optimizer", only(lambda c: c.layout.zero_stage), _zero_stage),
     Row(
         "layout.shard_group",
         "num_distributed_optimizer_instances",
@@ -378,8 +364,8 @@ LAYOUT: tuple[Row, ...] = (
     ),
     Row.spelled("layout.recompute", "recompute_modules", MODULES),
     # `block` recomputes the first layers of each virtual stage, `uniform` all of them.
-    Row("layout.recompute_every", "recompute_method", _recompute_method),
-    Row("layout.recompute_every", "recompute_num_layers", _recomputed_layers),
+    Row("layout.recompute_every", "recompute_method", only(_fully, _recompute_method)),
+    Row("layout.recompute_every", "recompute_num_layers", only(_fully, _recomputed_layers)),
     Row.known("checkpoint_num_layers distribute_checkpointed_activations"),
     Row("layout.schedule"),
     Row("layout.recompute_every", gap=_recompute_between),
@@ -391,10 +377,9 @@ def _precision(settings: Settings) -> str:
     eight = settings.text("fp8", "fp8_format").casefold() not in ("", "none", "false")
     if eight or settings.flag("fp8_hybrid") or settings.flag("fp8_e4m3"):
         return "fp8"
-    if settings.flag("bf16") or settings.flag("fp16"):
-        return "bf16" if settings.flag("bf16") else "fp16"
-    word = settings.text("precision", "mixed_precision").casefold()
-    return "fp32" if not word else "bf16" if "bf16" in word else "fp16" if "16" in word else "fp32"
+    flagged = next(filter(settings.flag, ("bf16", "fp16")), "")
+    word = flagged or settings.text("precision", "mixed_precision").casefold()
+    return "bf16" if "bf16" in word else "fp16" if "16" in word else "fp32"
 
 
 def _reduced(settings: Settings) -> str | None:
@@ -407,12 +392,10 @@ def _reduced(settings: Settings) -> str | None:
 
 def _attention(settings: Settings) -> str | None:
     backend = settings.text("attention_backend").casefold().removeprefix("attnbackend.")
-    fused = settings.flag("use_flash_attn") or settings.flag("use_flash_attention")
-    if fused or backend in ("flash", "fused", "auto"):
+    if settings.flag("use_flash_attn") or settings.flag("use_flash_attention"):
         return "flash"
-    if backend in ("unfused", "local"):
-        return "standard"
-    return "flash" if settings.text("transformer_impl") == "transformer_engine" else None
+    usual = {"transformer_engine": "flash"}
+    return BACKENDS_READ.get(backend) or usual.get(settings.text("transformer_impl"))
 
 
 def _connections(chosen: Chosen) -> str:
@@ -433,21 +416,16 @@ RECIPE: tuple[Row, ...] = (
     Row.same(
         "runtime.overlap_grad_reduce", "overlap_grad_reduce overlap_grad_sync", usual=False, default=False
     ),
-    Row.spelled(
-        "runtime.overlap_param_gather",
-        "overlap_param_gather",
-        {True: True},
-        lambda settings: settings.flag("overlap_param_gather") or None,
-    ),
+    Row.word("runtime.overlap_param_gather", "overlap_param_gather", {True: True}),
     # Megatron overlaps products with the exchanges of tensor ranks only with sequence parallelism.
     Row(
         "runtime.overlap_tensor",
         "tp_comm_overlap",
-        _if(lambda c: c.job.runtime.overlap_tensor and c.layout.sequence_parallel),
-        lambda s: s.flag("tp_comm_overlap") or None,
+        only(lambda c: c.job.runtime.overlap_tensor and c.layout.sequence_parallel),
+        Row.word("", "tp_comm_overlap", {True: True}).read,
     ),
     Row.spelled("recipe.precision", "fp16", {"fp16": True}),
-    Row("recipe.precision", "bf16", _if(lambda c: c.job.recipe.precision not in WIDE_OR_FP16)),
+    Row("recipe.precision", "bf16", only(lambda c: c.job.recipe.precision not in WIDE_OR_FP16)),
     Row.spelled("recipe.precision", "fp8_format fp8", {"fp8": "hybrid"}, _precision),
     Row.spelled("recipe.reduce_precision", "accumulate_allreduce_grads_in_fp32", {None: True, "fp32": True}),
     Row.spelled("recipe.reduce_precision", "grad_reduce_in_bf16", {"bf16": True}, _reduced),
@@ -491,21 +469,20 @@ def _world_size(settings: Settings, variables: Mapping[str, str], text: str) -> 
         return int(in_all[1])
     settings.ignore("master_addr", "master_port", "node_rank", "rdzv_id", "rdzv_backend", "rdzv_endpoint")
 
-    def count(flags: Sequence[str], names: Sequence[str], directive: str) -> int | None:
-        words = [*map(settings.text, flags), *(variables.get(name, "") for name in names)]
-        slurm = re.search(rf"^#SBATCH.*?(?:{directive})(\d{{1,6}})", text, re.MULTILINE)
-        words += [slurm[1]] if slurm else []
+    def count(flags: str, names: str = "", directive: str = "$") -> int | None:
+        words = [*map(settings.text, flags.split()), *(variables.get(name, "") for name in names.split())]
+        words += re.findall(rf"^#SBATCH.*?(?:{directive})(\d{{1,6}})", text, re.MULTILINE)[:1]
         return next((int(word) for word in words if re.fullmatch(r"\d{1,6}", word)), None)
 
-    nodes = count(("nnodes", "nodes"), ("NNODES", "NUM_NODES", "SLURM_NNODES"), r"--nodes[= ]|-N ")
+    nodes = count("nnodes nodes", "NNODES NUM_NODES SLURM_NNODES", r"--nodes[= ]|-N ")
     ranks = count(
-        ("nproc_per_node", "ntasks_per_node", "gpus_per_node", "npernode"),
-        ("GPUS_PER_NODE", "NPROC_PER_NODE", "NUM_GPUS_PER_NODE"),
+        "nproc_per_node ntasks_per_node gpus_per_node npernode",
+        "GPUS_PER_NODE NPROC_PER_NODE NUM_GPUS_PER_NODE",
         r"--(?:ntasks-per-node|gpus-per-node|gres)[= ](?:gpu:)?(?:\w+:)?",
     )
-    if (started := count(("ranks",), (), "$")) is not None:
+    if (started := count("ranks")) is not None:
         return started
-    return count((), ("WORLD_SIZE",), "$") if ranks is None else ranks * (nodes or 1)
+    return count("", "WORLD_SIZE") if ranks is None else ranks * (nodes or 1)
 
 
 def _divided(settings: Settings, layout: ParallelLayout, layers: int) -> ParallelLayout:
@@ -523,17 +500,15 @@ def _divided(settings: Settings, layout: ParallelLayout, layers: int) -> Paralle
             raise settings.error(key, str(error)) from None
         if sum(counts) != layers:
             raise settings.error(key, f"{sum(counts)} decoder layers, the model has {layers}")
-    chunk = settings.integer("num_layers_per_virtual_pipeline_stage", most=MOST_LAYERS)
-    virtual = settings.integer(
-        *("num_virtual_stages_per_pipeline_rank", "virtual_pipeline_model_parallel_size"), most=MOST_LAYERS
-    )
-    if len(set(counts)) > 1:
+    chunk = settings.integer("num_layers_per_virtual_pipeline_stage", default=layers, most=MOST_LAYERS)
+    keys = ("num_virtual_stages_per_pipeline_rank", "virtual_pipeline_model_parallel_size")
+    virtual = settings.integer(*keys, default=layers // pipeline // chunk, most=MOST_LAYERS)
+    uneven = len(set(counts)) > 1
+    if uneven:
         virtual = len(counts) // pipeline
-    elif chunk and not virtual:
-        virtual = layers // pipeline // chunk
-    if virtual and virtual > 1 and pipeline > 1:
+    if virtual > 1 and pipeline > 1:
         layout = replace(layout, virtual_pipeline=virtual, schedule="interleaved")
-    counts = counts if len(set(counts)) > 1 else _end_stages(settings, layers, layout)
+    counts = counts if uneven else _end_stages(settings, layers, layout)
     keys = ("recompute_num_layers", "activations_checkpoint_num_layers")
     recomputed = settings.integer(*keys, most=MOST_LAYERS)
     method = settings.text("recompute_method", "activations_checkpoint_method")
@@ -550,9 +525,8 @@ def _end_stages(settings: Settings, layers: int, layout: ParallelLayout) -> tupl
     """
     pipeline = layout.pipeline
     virtual = layout.virtual_pipeline
-    first, last = (
-        settings.integer(f"decoder_{end}_pipeline_num_layers", most=MOST_LAYERS) for end in ("first", "last")
-    )
+    keys = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
+    first, last = (settings.integer(key, default=0, most=MOST_LAYERS) for key in keys)
     counted = [settings.flag(f"account_for_{end}_in_pipeline_split") for end in ("embedding", "loss")]
     if pipeline == 1 or not (first or last or any(counted)):
         return ()
@@ -563,10 +537,10 @@ def _end_stages(settings: Settings, layers: int, layout: ParallelLayout) -> tupl
         counts[-1] -= counted[1]
     else:
         others = pipeline - bool(first) - bool(last)
-        inner, rest = divmod(layers - (first or 0) - (last or 0), max(1, others) * virtual)
+        inner, rest = divmod(layers - first - last, max(1, others) * virtual)
         of_chunk = [inner] * pipeline
-        of_chunk[0] = (first or inner * virtual) // virtual
-        of_chunk[-1] = (last or inner * virtual) // virtual
+        of_chunk[0] = first // virtual or inner
+        of_chunk[-1] = last // virtual or inner
         counts = of_chunk * virtual
     if rest or sum(counts) != layers or min(counts) < 0:
         message = f"{layers} layers do not divide so over {layout.num_stages} stages"

@@ -20,6 +20,8 @@ _MOST_INTERVAL = 64
 """Largest interval of layers with experts that is looked for."""
 _ALWAYS = ("position_embedding", "gated_mlp", "tied_embeddings", "bias")
 """Fields that are written although they may have their default."""
+_KNOWN = TransformerConfig.model_fields
+_USUAL = {name: _KNOWN[name].default for name in (*_ALWAYS, *_KNOWN) if not _KNOWN[name].is_required()}
 _USUAL_EXPERTS = dict.fromkeys(("interval", "groups", "top_groups"), 1) | dict.fromkeys(
     ("shared_ffn_hidden_size", "first_dense_layers"), 0
 )
@@ -95,19 +97,19 @@ class Nearest:
         `bias` is whether the MLP has biases, and `attention_bias` whether queries, keys and values have.
         """
         beyond = Beyond(**{name.name: given[name.name] for name in fields(Beyond) if name.name in given})
-        model = {name: value for name, value in given.items() if name in TransformerConfig.model_fields}
+        model = {name: value for name, value in given.items() if name in _KNOWN}
+        model |= {name: value for name, value in _USUAL.items() if name not in model}
         layers, hidden, heads = (model[name] for name in ("num_layers", "hidden_size", "num_attention_heads"))
-        width = model.get("head_dim") or hidden // heads
-        groups = model.get("num_query_groups") or heads
-        mlp_bias = model.get("bias", True)
-        qkv_bias = model.get("attention_bias", mlp_bias)
-        latent = model.get("latent_attention")
-        experts = model.get("experts") if any(beyond.expert_layers) else None
-        causal = model.get("causal", True)
+        width = model["head_dim"] or hidden // heads
+        groups = model["num_query_groups"] or heads
+        mlp_bias = model["bias"]
+        qkv_bias = mlp_bias if model["attention_bias"] is None else model["attention_bias"]
+        latent = model["latent_attention"]
+        experts = model["experts"] if any(beyond.expert_layers) else None
         shifts = beyond.norm_vectors == 2
         lacking: dict[str, int] = {}
         remarks: list[Gap] = []
-        if model.get("mtp_num_layers"):
+        if model["mtp_num_layers"]:
             remarks.append(Gap("layers that predict further tokens, which the count leaves out"))
 
         # Norms have shifts where a model has biases, so a model of experts alone leaves its biases to them.
@@ -123,7 +125,7 @@ class Nearest:
             expert_bias = {"bias": True} if mlp_bias and not shifts else {}
             has_bias = bool(expert_bias) or bias
             layers_with = {"first_dense_layers": first, "interval": interval, **expert_bias}
-            experts = _without_usual({**experts, **_groups(experts), **layers_with}, _USUAL_EXPERTS)
+            experts = _without(_USUAL_EXPERTS, {**experts, **_groups(experts), **layers_with})
             lacking["a gate of the shared experts"] = routed * hidden * beyond.shared_gate
             differing = beyond.router_bias - has_bias
             lacking["biases of the router"] = routed * experts["num_experts"] * differing
@@ -144,33 +146,28 @@ class Nearest:
         counted = (beyond.norms * layers + beyond.final_norm) * beyond.norm_vectors
         described = ((1 if shared_norm else 2) * layers + 1) * (2 if bias else 1)
         lacking[", ".join(_norm_words(beyond, mlp_bias=mlp_bias)) or "norms"] = hidden * (counted - described)
-        if model.get("position_embedding", "learned") == "learned":
+        if model["position_embedding"] == "learned":
             lacking[f"{beyond.extra_positions} more rows of positions"] = beyond.extra_positions * hidden
         lacking |= beyond.parts
-        window = model.get("sliding_window") if causal else None
-        mapped = {
-            **model,
+        model |= {
             "num_query_groups": None if latent is not None or divisor == heads else divisor,
             "head_dim": None if latent is not None or heads * width == hidden else width,
             "qk_layernorm": qk_layernorm,
-            "sliding_window": window,
-            "sliding_window_pattern": None if window is None else model.get("sliding_window_pattern"),
             "experts": experts,
-            "mtp_num_layers": model.get("mtp_num_layers", 0) if causal else 0,
-            "position_embedding": model.get("position_embedding", "learned"),
-            "gated_mlp": model.get("gated_mlp", False),
-            "tied_embeddings": model.get("tied_embeddings", True),
             "bias": bias,
             "attention_bias": None if qkv_bias == bias else qkv_bias,
             "norms_per_layer": 1 if shared_norm else 2,
         }
-        known = TransformerConfig.model_fields.items()
-        usual = {name: info.default for name, info in known if name not in _ALWAYS}
+        if not model["causal"]:
+            model |= {"sliding_window": None, "mtp_num_layers": 0}
+        if model["sliding_window"] is None:
+            model["sliding_window_pattern"] = None
+        usual = {name: value for name, value in _USUAL.items() if name not in _ALWAYS}
         missing = {name: count for name, count in lacking.items() if count}
-        return cls(_without_usual(mapped, usual), missing, remarks)
+        return cls(_without(usual, model), missing, remarks)
 
 
-def _without_usual(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+def _without(usual: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in usual or value != usual[name]}
 
 

@@ -59,15 +59,10 @@ class Source:
             raise InputError([not_text(error, str(path))]) from None
         return cls(path, text.replace("\r\n", "\n"), given or {})
 
-    @cached_property
-    def lines(self) -> list[str]:
-        """The lines without their ends."""
-        return self.text.split("\n")
-
     def problem(self, message: str, help_text: str = "", line: int = 0) -> Problem:
         """A problem at a line, which counts from 1; 0 for the file as a whole, that is its first line."""
-        excerpt = self.lines[line - 1][:MOST_EXCERPT] if 0 < line <= len(self.lines) else ""
-        return Problem(message, str(self.path), line or 1, 0, excerpt, help_text)
+        (excerpt,) = self.text.split("\n")[max(line, 1) - 1 : line] or [""]
+        return Problem(message, str(self.path), line or 1, 0, excerpt[:MOST_EXCERPT], help_text)
 
     def refuse(self, message: str, help_text: str = "", line: int = 0) -> NoReturn:
         """Raise InputError with one problem of this file."""
@@ -267,9 +262,9 @@ class Settings:
             raise self.error(name, f"{_short(value)} is out of range; {least} to {most} is allowed")
         return int(number)
 
-    def needed(self, *names: str, most: int = MOST_NUMBER) -> int:
+    def needed(self, *names: str, least: int = 1, most: int = MOST_NUMBER) -> int:
         """A whole number that must be there. Raises InputError with the names that were looked for."""
-        value = self.integer(*names, most=most)
+        value = self.integer(*names, least=least, most=most)
         if value is None:
             raise self.missing(*names)
         return value

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter
 
 from perfsim.base.errors import InputError, LayoutError, Problem
 from perfsim.base.sizes import MOST_DEVICES, MOST_WIDTH
@@ -84,20 +86,15 @@ _SPECS: Mapping[str, Any] = {
 
 
 @cache
-def _range_of(field: str) -> tuple[type, int, int]:
-    """The type of a field with its least and greatest number."""
+def _range_of(field: str) -> tuple[str, int, int]:
+    """The type of a field in JSON with its least and greatest number."""
     owner, _, name = field.rpartition(".")
-    hints = get_type_hints(_SPECS.get(owner, Beyond), include_extras=True)
-    hint = hints.get(name) or get_type_hints(Beyond).get(name, int)
-    least, most = 1, MOST_DEVICES
-    kinds = [hint]
-    for part in (hint, *get_args(hint)):
-        kinds += get_args(part)[:1]
-        for note in getattr(part, "__metadata__", ()):
-            for bound in getattr(note, "metadata", ()):
-                least = getattr(bound, "ge", least)
-                most = getattr(bound, "le", most)
-    return next((kind for kind in (bool, int, float) if kind in kinds), str), least, most
+    hints = get_type_hints(Beyond) | get_type_hints(_SPECS.get(owner, Beyond), include_extras=True)
+    schema = TypeAdapter(hints.get(name, int)).json_schema()
+    for known in schema.get("anyOf", [schema]):
+        if known.get("type") in ("boolean", "integer", "number"):
+            return known["type"], known.get("minimum", 1), known.get("maximum", MOST_DEVICES)
+    return "string", 1, MOST_DEVICES
 
 
 _SAID_WITH: Mapping[str, tuple[str, ...]] = {
@@ -189,17 +186,15 @@ class Row:
             return None if value == usual and type(value) is type(usual) else value
 
         def number(settings: Settings) -> Any:
-            kind, from_, to = _range_of(field)
+            kind, low, high = _range_of(field)
             value: Any
-            if kind is bool:
+            if kind == "boolean":
                 value = None if settings.raw(*names) is None else settings.flag(*names)
-            elif kind is float:
+            elif kind == "number":
                 value = settings.number(*names)
-            elif needed:
-                value = settings.needed(*names, most=to)
             else:
-                low = from_ if least is None else least
-                value = settings.integer(*names, least=low, most=to if most is None else most)
+                bounds = {"least": low if least is None else least, "most": high if most is None else most}
+                value = settings.needed(*names, **bounds) if needed else settings.integer(*names, **bounds)
             if value is None:
                 return default(settings) if callable(default) else default
             return value
@@ -319,6 +314,34 @@ def when(has: Read, *rows: Row) -> tuple[Row, ...]:
         return row if read is None else replace(row, read=lambda s: read(s) if has(s) else None)
 
     return tuple(map(limited, rows))
+
+
+def only(test: Callable[[Chosen], Any], value: Any = True) -> Write:
+    """A value, or what it gives as a function of the plan, in plans for which the test holds."""
+
+    def write(chosen: Chosen) -> Any:
+        if not test(chosen):
+            return None
+        return value(chosen) if callable(value) else value
+
+    return write
+
+
+def layers_of_stage(chosen: Chosen) -> int:
+    """Layers of a virtual stage where all have as many."""
+    layers: int = chosen.job.model.num_layers
+    return layers // chosen.layout.num_stages
+
+
+def qk_norm(key: str, write: Write | None = None) -> Row:
+    """The row of a flag for norms of queries and keys, which all heads share."""
+
+    def read(settings: Settings) -> Any:
+        ours = settings.ours
+        width = ours.get("model.head_dim") or ours["model.hidden_size"] // ours["model.num_attention_heads"]
+        return ours["model.norm_vectors"] * 2 * width if settings.flag(key) else 0
+
+    return Row("model.qk_norm", key, write, read)
 
 
 def experts(keys: str, *rows: Row) -> tuple[Row, ...]:
