@@ -217,14 +217,6 @@ class Catalog:
                 listed += [replace(row, path=f"{path}.{row.path}") for row in rows]
         return listed
 
-    def source(self, source_id: str) -> Source:
-        """A registered source; CatalogError with the nearest id for an unknown one."""
-        sources = self.sources()
-        if source_id not in sources:
-            help_text = did_you_mean(source_id, sources)
-            raise CatalogError([Problem(f"unknown source `{source_id}`", help=help_text)])
-        return sources[source_id]
-
     def sources(self) -> dict[str, Source]:
         """Every registered source by its id; of a repeated id the one of the earlier root.
 

@@ -363,12 +363,7 @@ def _extend(child: Node, parent: Node) -> Node:
     merged = _overlay(values(child), values(parent))
     kept = [name for name in NOT_INHERITED if name in child.mapping]
     written = {path for path, _ in values(child).leaves()}
-    inner = {prefix for path in written for prefix in _prefixes(path)}
-    inherited = [
-        path
-        for path, _ in values(parent).leaves()
-        if path not in inner and not any(prefix in written for prefix in _prefixes(path))
-    ]
+    inherited = [path for path, _ in merged.leaves() if path not in written]
     for name in PROVENANCE:
         stated = child.mapping.get(name)
         if stated is not None and not stated.is_mapping:
@@ -388,13 +383,6 @@ def _extend(child: Node, parent: Node) -> Node:
         merged.mapping[name] = child.mapping[name]
         merged.keys[name] = child.keys[name]
     return merged
-
-
-def _prefixes(path: str) -> Iterator[str]:
-    """A dotted path and the paths that lead to it, the longest first."""
-    while path:
-        yield path
-        path = path.rpartition(".")[0]
 
 
 def _overlay(child: Node, parent: Node) -> Node:

@@ -40,11 +40,6 @@ class RatioBand:
     low: float
     high: float
 
-    @property
-    def decided(self) -> bool:
-        """True if the whole band is on one side of 1."""
-        return self.low > 1 or self.high < 1
-
 
 @dataclass(frozen=True, slots=True)
 class EqualDevices:

@@ -258,18 +258,10 @@ def _uneven(chosen: Chosen) -> bool:
     return chosen.layout.layers_per_stage is not None
 
 
-def _fully(chosen: Chosen) -> bool:
-    return chosen.layout.recompute == "full"
-
-
-def _recompute_method(chosen: Chosen) -> str:
-    return "uniform" if chosen.layout.recompute_every == 1 else "block"
-
-
-def _recomputed_layers(chosen: Chosen) -> int:
-    """Of a virtual stage with `block`, of a group with `uniform`."""
-    every: int = chosen.layout.recompute_every
-    return 1 if every == 1 else max(math.ceil(count / every) for count in _stage_layers(chosen))
+def _recomputed(chosen: Chosen) -> int | None:
+    """Layers of a virtual stage that are recomputed with `block`; None where all are, or none."""
+    every = chosen.layout.recompute_every
+    return None if every == 1 else max(math.ceil(count / every) for count in _stage_layers(chosen))
 
 
 def _recompute_between(chosen: Chosen) -> str:
@@ -364,8 +356,16 @@ LAYOUT: tuple[Row, ...] = (
     ),
     Row.spelled("layout.recompute", "recompute_modules", MODULES),
     # `block` recomputes the first layers of each virtual stage, `uniform` all of them.
-    Row("layout.recompute_every", "recompute_method", only(_fully, _recompute_method)),
-    Row("layout.recompute_every", "recompute_num_layers", only(_fully, _recomputed_layers)),
+    Row(
+        "layout.recompute_every",
+        "recompute_method",
+        lambda c: "block" if _recomputed(c) else "uniform" if c.layout.recompute == "full" else None,
+    ),
+    Row(
+        "layout.recompute_every",
+        "recompute_num_layers",
+        lambda c: _recomputed(c) or (1 if c.layout.recompute == "full" else None),
+    ),
     Row.known("checkpoint_num_layers distribute_checkpointed_activations"),
     Row("layout.schedule"),
     Row("layout.recompute_every", gap=_recompute_between),

@@ -56,11 +56,6 @@ def _vocabulary(settings: Settings) -> int:
     return -(-size // multiple) * multiple
 
 
-def _norm_vectors(settings: Settings) -> int:
-    rms = "rms" in settings.text("norm", default="layernorm").casefold()
-    return 1 if rms or not settings.flag("use_bias_in_norms", default=True) else 2
-
-
 def _norms(settings: Settings) -> int:
     """One norm a layer where attention and MLP share it."""
     if settings.flag("gpt_j_residual"):
@@ -68,11 +63,6 @@ def _norms(settings: Settings) -> int:
             return 1
         settings.gap("attention and MLP that read the same input, each by its own norm")
     return 2
-
-
-def _qk_norm(settings: Settings) -> int:
-    width = settings.ours["model.hidden_size"] // settings.ours["model.num_attention_heads"]
-    return settings.ours["model.norm_vectors"] * 2 * width if settings.flag("use_qk_layernorm") else 0
 
 
 def _expert_layers(settings: Settings) -> tuple[bool, ...]:
@@ -85,10 +75,8 @@ def _precision(settings: Settings) -> str:
     if settings.flag("bf16.enabled"):
         return "bf16"
     told = {"bfloat16": "bf16", "fp16": "fp16", "fp32": "fp32"}.get(settings.text("precision").casefold())
-    usual = "fp32"
-    if settings.flag("fp16.enabled"):
-        usual = "bf16" if settings.text("fp16.type") == "bfloat16" else "fp16"
-    return told or usual
+    half = "bf16" if settings.text("fp16.type") == "bfloat16" else "fp16"
+    return told or (half if settings.flag("fp16.enabled") else "fp32")
 
 
 ROWS: tuple[Row, ...] = (
@@ -114,9 +102,15 @@ ROWS: tuple[Row, ...] = (
         sinusoidal="none",
         rpe="none",
     ),
-    Row("model.norm_vectors", "norm use_bias_in_norms", read=_norm_vectors),
+    Row(
+        "model.norm_vectors",
+        "norm use_bias_in_norms",
+        read=lambda s: (
+            1 if "rms" in s.text("norm").casefold() or not s.flag("use_bias_in_norms", default=True) else 2
+        ),
+    ),
     Row("model.norms", "gpt_j_residual gpt_j_tied", read=_norms),
-    Row("model.qk_norm", "use_qk_layernorm", read=_qk_norm),
+    tool.qk_norm("use_qk_layernorm"),
     Row.same("model.attention_bias", "use_bias_in_attn_linear", default=True),
     Row.same("model.bias", "use_bias_in_mlp", default=lambda s: s.text("mlp_type") != "llama"),
     Row.same("model.head_bias", "final_linear_bias"),

@@ -329,8 +329,7 @@ def only(test: Callable[[Chosen], Any], value: Any = True) -> Write:
 
 def layers_of_stage(chosen: Chosen) -> int:
     """Layers of a virtual stage where all have as many."""
-    layers: int = chosen.job.model.num_layers
-    return layers // chosen.layout.num_stages
+    return int(chosen.job.model.num_layers // chosen.layout.num_stages)
 
 
 def qk_norm(key: str, write: Write | None = None) -> Row:

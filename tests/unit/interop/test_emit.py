@@ -26,11 +26,6 @@ def test_a_tool_whose_files_are_not_written_is_refused_by_its_name(planned: Call
         emit("maxtext", planned("dp=64,mbs=1"))
 
 
-def test_recompute_of_the_mlp_is_two_modules_of_megatron(planned: Callable[..., Plan]) -> None:
-    lines = emit("megatron", planned("tp=8,dp=8,mbs=1,recompute=mlp")).splitlines()
-    assert {"--recompute-granularity selective", "--recompute-modules mlp moe"} <= set(lines)
-
-
 PIPELINE = "tp=8,pp=4,dp=2,mbs=1"
 
 
