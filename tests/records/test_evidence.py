@@ -79,25 +79,10 @@ def table(path: Path, columns: Mapping[str, Sequence[Any]]) -> Path:
 
 
 def test_what_can_have_been_measured_is_what_it_was(tmp_path: Path, recorded: Recorded) -> None:
-    edges = (
-        "0",
-        "0.5e-3",
-        "1e-3",
-        "1",
-        "2",
-        "1e5",
-        "1e6",
-        "1.5e7",
-        "1e9",
-        "1.5e9",
-        "1e12",
-        "2e12",
-        "1e15",
-        "2e15",
-    )
+    edges = "0 0.5e-3 1e-3 1 2 1e5 1e6 1.5e7 1e9 1.5e9 1e12 2e12 1e15 2e15"
     said = {}
     for name in ("m", "time_us", "bytes", "num_gpus", "batch", "b_simple"):
-        file = table(tmp_path / "table.csv", {name: [*edges, "-1", "inf", "nan", "x", '""']})
+        file = table(tmp_path / "table.csv", {name: [*edges.split(), "-1", "inf", "nan", "x", '""']})
         said[name] = refused_or(rows_of, file, name)
         for header in ("a", name):
             empty = table(file, {header: []})
@@ -238,23 +223,13 @@ def test_published_runs_are_scored_and_explained_as_they_were(
     """Each with its band, without each mechanism, and left out of the fit."""
     result = {"file": "gpu.yaml", **validate_cases(CaseRows(published), CATALOG)}
     accuracy = StepAccuracy.of(published, result, CATALOG, leaves_out=True)
+    told = ("family", "calibration", "ceiling", "constants", "kept", "borrowed", "inside", "outside")
     said = {
         "result": result,
         "removed": {row.mechanism: [row.instead, row.summary, row.left_out] for row in accuracy.removed},
         "left out": accuracy.outside,
         "constants": [
-            [
-                row.family,
-                row.calibration,
-                row.ceiling,
-                row.constants,
-                row.kept,
-                row.borrowed,
-                row.inside,
-                row.outside,
-            ]
-            for part in accuracy.leaving
-            for row in part.rows
+            [getattr(row, name) for name in told] for part in accuracy.leaving for row in part.rows
         ],
         "record": record.record_of([result], {"gpu.yaml": accuracy.leaving[0]}),
     }
@@ -340,6 +315,11 @@ CRITICAL: dict[str, tuple[str, list[tuple[float, ...]]]] = {
     "several": ("batch,examples", [(64, 9e5), (64, 1.1e6), (256, 1.2e6), (1024, 2.4e6), (4096, 6e6)]),
     "noise": ("tokens,b_simple", [(0, 1e5), (1e9, 2e5), (3e9, 1e6)]),
     "one noise": ("tokens,b_simple", [(0, 1e5)]),
+    "noise out of order": ("tokens,b_simple", [(5, 1), (4, 1)]),
+    "a batch that is off": (
+        "batch,examples",
+        [(32, 1e6), (64, 1.1e6), (128, 1.3e6), (256, 1e-300), (512, 2.6e6)],
+    ),
     "no noise": ("tokens,b_simple", [(0, 1e5), (1, 0)]),
     "flat": ("batch,steps", [(8, 100), (16, 50), (32, 25)]),
     "loss": ("batch,loss", [(8, 1)]),
@@ -385,8 +365,9 @@ def test_files_of_benchmarks_of_both_kinds_and_of_none_are_scored_as_they_were(
         benchmarks.append({"id": f"tight {notes}", "family": "tight", "notes": notes, "points": points})
     flat = {"id": "flat", "family": "flat", "points": [[32 << n, 1e6 / (32 << n)] for n in range(5)]}
     said = {}
+    malformed = [{"points": points} for points in (3, [[8, "many", None, 1]], [[8, 0, None, 1]], [[8]], None)]
     for name, cases in {
-        "all": [*benchmarks, flat, {"points": 3}],
+        "all": [*benchmarks, flat, *malformed],
         "both": [flat, published_run()],
         "none": [],
     }.items():

@@ -13,9 +13,7 @@ import pytest
 
 from perfsim.catalog import Catalog
 from perfsim.costs.memory import state_bytes
-from perfsim.costs.price import price
-from perfsim.engine import critical_path
-from perfsim.specs.layout import ParallelLayout, StreamingLayout
+from perfsim.specs.layout import ParallelLayout
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.precisions import Precision
 from perfsim.specs.recipe import Job, Recipe
@@ -177,45 +175,3 @@ def test_model_states_take_the_bytes_that_megatrons_distributed_optimizer_lists(
     recipe = Recipe(name="r", seq_length=1, precision=precision, reduce_precision=reduced)
     held = state_bytes(recipe).sharded(1.0, 1, d)
     assert sum(held.values()) == kept + sharded / d
-
-
-# ---------------------------------------------------------------------------------------- bubble
-@pytest.mark.parametrize("backward", [1.0, 2.0])
-@pytest.mark.parametrize(
-    ("name", "p", "v", "m"),
-    [
-        *(
-            (name, p, 1, m)
-            for name in ("1f1b", "gpipe")
-            for p, m in [(1, 4), (2, 8), (4, 4), (4, 16), (8, 12), (8, 3)]
-        ),
-        *(("interleaved", p, v, m) for p, v, m in [(2, 2, 8), (4, 2, 8), (4, 3, 16), (8, 2, 16)]),
-    ],
-)
-def test_the_bubble_is_p_less_1_over_v_m_of_the_ideal_time(
-    toys: ModuleType, name: str, p: int, v: int, m: int, backward: float
-) -> None:
-    """2104.04473 section 2.2. Layers take 1 forward and `backward` backward, and all else no time."""
-    layout = ParallelLayout(pipeline=p, virtual_pipeline=v, schedule=name)
-    half = {"attention.forward": 0.5, "mlp.forward": 0.5}
-    half |= {"attention.backward": backward / 2, "mlp.backward": backward / 2}
-    graph = toys.plan("pipeline", toys.job(m, num_layers=2 * layout.num_stages), layout).graph()
-    trace = critical_path(graph, price(graph, toys.TableCosts(half)))
-    ideal = m * v * 2 * (1 + backward)
-    assert trace.step_time_s / ideal - 1 == pytest.approx((p - 1) / (v * m))
-    for seconds in trace.device_breakdowns().values():
-        assert seconds["bubble"] / trace.step_time_s == pytest.approx((p - 1) / (v * m + p - 1))
-
-
-# ------------------------------------------------------------------------------ weight streaming
-def test_weights_stream_twice_a_step_and_the_next_step_waits_for_their_update(toys: ModuleType) -> None:
-    """What a step takes by batch, links and systems is in `tests/properties/test_weight_streaming.py`."""
-    job = toys.job(16, num_layers=16)
-    plan = toys.plan("weight-streaming", job, StreamingLayout(micro_batch_size=16), toys.wafer_cluster())
-    graph = plan.graph()
-    blocks = job.model.num_layers + 2
-    ops = [graph.works[work].op for work in graph.work.tolist()]
-    assert (ops.count("memoryx_read"), ops.count("memoryx_update")) == (2 * 2 * blocks, 2 * blocks)
-    first_of_second_step = ops.index("memoryx_read", graph.step_ends[0])
-    waits_for = [ops[task] for task in graph.dependencies.row(first_of_second_step)]
-    assert "memoryx_update" in waits_for

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
 from perfsim.cli import main
 from perfsim.convergence.critical_batch import NotIdentifiableError
@@ -60,24 +59,3 @@ def test_logs_of_mlperf_are_runs_of_their_batches(tmp_path: Path) -> None:
     for path, (batch, samples) in zip(paths, EXAMPLES, strict=True):
         path.write_text(MLLOG.format(batch=batch, samples=samples))
     assert fit_convergence(paths, 1.0).b_crit_tokens == pytest.approx(1000, rel=0.05)
-
-
-OFF = [(32, 1e6), (64, 1.1e6), (128, 1.3e6), (256, 1e-300), (512, 2.6e6)]
-
-
-@pytest.mark.parametrize(
-    ("header", "rows", "message"),
-    [
-        ("batch,loss", [(8, 1)], "the columns are batch, loss"),
-        ("batch,steps", [(8, -1)], "must be a number of at least 0"),
-        ("batch,steps", [], "holds no measurement"),
-        ("tokens,b_simple", [(5, 1), (4, 1)], "tokens must increase"),
-        ("tokens,b_simple", [(4, 0), (5, 1)], "b_simple be positive"),
-        ("batch,examples", OFF, r"bad\.csv:1: batch 256: 1e-300 is \d\.\d+e\+\d+ times off"),
-    ],
-)
-def test_a_table_of_something_else_or_with_a_batch_that_is_off_is_refused(
-    tmp_path: Path, header: str, rows: list[tuple[float, ...]], message: str
-) -> None:
-    with pytest.raises(InputError, match=message):
-        fit_convergence([written(tmp_path, "bad.csv", header, rows)], 1.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,27 +50,3 @@ def test_repeats_of_a_batch_are_one_point_and_fewer_than_four_sizes_are_not_scor
     assert result["not_scored"] == [{"id": "short", "reason": "fewer than four batch sizes"}]
     assert {row["id"] for row in result["cases"]} == {"repeats"}
     assert scored(case("alone", points[:3]))["summary"]["median_ape"] is None
-
-
-@pytest.mark.parametrize(
-    ("points", "reason"),
-    [
-        ("", "`points` is missing"),
-        ("points: [[8, many, null, 1]]", "points"),
-        ("points: [[8, 0, null, 1]]", "must be positive"),
-        ("points: [[8]]", "points"),
-        ("points: null", "points"),
-    ],
-)
-def test_a_malformed_case_is_listed_and_the_others_are_scored(
-    tmp_path: Path, points: str, reason: str
-) -> None:
-    path = tmp_path / "runs.yaml"
-    exact = EXACT.model_dump_json()
-    row = ", ".join(filter(None, ["id: x", "family: f", points]))
-    path.write_text(f"schema: 1\ncases:\n- {{{row}}}\n- {exact}\n")
-    result = validate_convergence(CaseRows.read(path, ConvergenceCase))
-    assert result["failed"][0]["id"] == "x"
-    assert reason in result["failed"][0]["error"]
-    assert result["predictions"]["leave_one_out"] == 5
-    assert result["count"] == 2

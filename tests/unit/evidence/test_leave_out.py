@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -100,22 +99,6 @@ def test_a_family_that_alone_determines_a_constant_is_left_out_by_model_and_devi
     assert list(scores["groups"]) == ["long, 2x8 on 3", "long, 2x8 on 4"]
     assert scores["families"]["long"]["n"] == 2
     assert "groups" not in left_out_of(tangents()).as_dict(), "where no family is left out in parts"
-
-
-def test_runs_with_experts_have_a_summary_of_their_own_over_all_families() -> None:
-    def scores(families: tuple[str, ...]) -> dict[str, Any]:
-        sparse = [
-            replace(run, scored=replace(run.scored, experts=run.scored.family in families))
-            for run in tangents()
-        ]
-        return left_out_of(sparse).as_dict()
-
-    assert {"dense", "experts"}.isdisjoint(scores(()))
-    two = scores(("host", "long"))
-    assert two["experts"]["n"] == two["families"]["host"]["n"] + two["families"]["long"]["n"]
-    assert two["dense"] == two["families"]["flash"]
-    assert len(two["cases"]) == two["summary"]["n"]
-    assert scores(("flash",))["experts"] == two["families"]["flash"]
 
 
 def test_constants_that_runs_do_not_tell_apart_stay_near_their_records() -> None:

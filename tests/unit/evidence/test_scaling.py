@@ -25,24 +25,8 @@ def published() -> ScalingFile:
     return ScalingFile.published(CATALOG)
 
 
-def errors_over(compared: dict[str, Any], base: str) -> dict[str, float]:
-    return {
-        run["name"]: other["error"]
-        for run in compared["runs"]
-        for other in run["against"]
-        if other["base"] == base
-    }
-
-
 MISSED = "13B"
 """Its published ratio is 14 to 23 % below the predicted one, which the university's log of a 13B meets."""
-
-
-def test_one_to_sixteen_systems_are_met_over_the_two_smallest_models(compared: dict[str, Any]) -> None:
-    for base, most in (("590M", 0.09), ("111M", 0.08)):
-        errors = errors_over(compared, base)
-        assert errors.pop(MISSED) < 0.25
-        assert all(abs(error) < most for error in errors.values()), base
 
 
 def test_the_bands_of_ratios_hold_all_but_the_largest_model(compared: dict[str, Any]) -> None:

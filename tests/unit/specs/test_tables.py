@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,17 +34,6 @@ def test_every_optimizer_has_states_and_an_update_on_every_machine(toys: ModuleT
     ):
         ops = {task.work.op for task in plan.graph().tasks()}
         assert ops & {"optimizer", "memoryx_update"}
-
-
-def test_a_precision_has_the_bytes_of_its_numbers_in_memory() -> None:
-    bytes_of = {name: row.bytes for name, row in PRECISIONS.items()}
-    assert {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}.items() <= bytes_of.items()
-    scaled = {
-        "mxfp8": 1 + 1 / 32,
-        "mxfp4": 0.5 + 1 / 32,
-        "nvfp4": 0.5 + 1 / 16,
-    }  # a byte for 32 or 16 numbers
-    assert scaled.items() <= bytes_of.items()
 
 
 def test_precisions_name_precisions() -> None:
@@ -89,13 +79,6 @@ def test_moments_take_the_published_bytes_and_a_scale_for_each_block() -> None:
     matrices = parameters(model).body_matrices / parameters(model).total
     muon = state_bytes(Recipe(name="r", seq_length=1, optimizer="muon"), model)
     assert muon.moments == pytest.approx(4 * matrices + 8 * (1 - matrices))  # one of a matrix, 2502.16982
-
-
-def test_kinds_of_layers_are_told_apart_in_words() -> None:
-    model = default_catalog().model("deepseek_v3")
-    kinds = list(dict.fromkeys(kind.words for kind in layer_kinds(model)))
-    assert kinds == ["dense", "experts", "experts for a further token"]
-    assert LayerKind(window=128).words == "dense in a window"
 
 
 @pytest.mark.parametrize(
@@ -155,24 +138,27 @@ def test_a_changed_system_under_another_name_is_not_called_as_the_original() -> 
 EXPERTS: dict[str, Any] = {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 256}
 
 
-def test_a_dense_model_has_layers_of_one_kind(toys: ModuleType) -> None:
-    assert layer_kinds(toys.model()) == (PLAIN,) * 8
+WINDOWS = [LayerKind(window=128), PLAIN]
+SPARSE = LayerKind(experts=True)
 
 
-def test_experts_stand_in_every_nth_layer_behind_the_dense_ones(toys: ModuleType) -> None:
-    model = toys.model(experts=EXPERTS | {"first_dense_layers": 3, "interval": 2})
-    assert [kind.experts for kind in layer_kinds(model)] == [False] * 3 + [True, False] * 2 + [True]
-
-
-def test_every_nth_layer_of_a_pattern_attends_to_all_positions(toys: ModuleType) -> None:
-    model = toys.model(sliding_window=128, sliding_window_pattern=2)
-    assert [kind.window for kind in layer_kinds(model)] == [128, None] * 4
-    assert {kind.window for kind in layer_kinds(toys.model(sliding_window=64))} == {64}
-
-
-def test_layers_of_multi_token_prediction_come_last_and_are_like_the_last_layer(toys: ModuleType) -> None:
-    kinds = layer_kinds(toys.model(experts=EXPERTS, mtp_num_layers=1))
-    assert kinds == (*[LayerKind(experts=True)] * 8, LayerKind(experts=True, mtp=True))
+@pytest.mark.parametrize(
+    ("fields", "kinds"),
+    [
+        ({}, [PLAIN] * 8),
+        (
+            {"experts": EXPERTS | {"first_dense_layers": 3, "interval": 2}},
+            [*[PLAIN] * 3, *[SPARSE, PLAIN] * 2, SPARSE],
+        ),
+        ({"sliding_window": 128, "sliding_window_pattern": 2}, WINDOWS * 4),
+        ({"sliding_window": 128}, WINDOWS[:1] * 8),
+        ({"experts": EXPERTS, "mtp_num_layers": 1}, [*[SPARSE] * 8, replace(SPARSE, mtp=True)]),
+    ],
+)
+def test_layers_with_experts_windows_and_multi_token_prediction_stand_where_the_model_says(
+    toys: ModuleType, fields: dict[str, Any], kinds: list[LayerKind]
+) -> None:
+    assert list(layer_kinds(toys.model(**fields))) == kinds
 
 
 def test_models_that_differ_in_a_new_field_alone_are_not_taken_for_each_other(toys: ModuleType) -> None:
