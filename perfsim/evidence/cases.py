@@ -83,12 +83,10 @@ class CaseSystem(_CaseSpec):
         names = catalog.names("system")
         if self.is_file or self.device in names:
             return catalog.system(self.device)
-        systems = [catalog.system(name) for name in names]
-        for system in systems:
-            if system.device.name == self.device:
-                return system
-        present = {system.device.name for system in systems} | set(names)
-        raise UnknownNameError("device or system", self.device, present)
+        by_device = {system.device.name: system for system in map(catalog.system, reversed(names))}
+        if self.device not in by_device:
+            raise UnknownNameError("device or system", self.device, {*by_device, *names})
+        return by_device[self.device]
 
     def spec(self, catalog: Catalog) -> SystemSpec:
         """The system with the case's node size and network. Raises InputError for an unknown one."""

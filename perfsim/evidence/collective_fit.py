@@ -34,15 +34,16 @@ _OPS: dict[str, CollectiveOp] = {
 }
 _NAMES = ("latency", "short", "medium", "long")
 """Names of the lines by message size; they do not map one to one to NCCL's protocols."""
-_START_BASE_S = (6e-6, 1e-5, 2.5e-5, 6e-5)
-_START_STEP_S = (1e-6, 1e-6, 2e-6, 4e-6)
-_START_OF_LINE_RATE = (0.3, 0.5, 0.8, 0.95)
-_START_LOCAL = (0.5, 1.0, 2.0, 3.0)
-"""Multiples of the line rate."""
+_CONSTANTS = {
+    "latency_base_s": ((6e-6, 1e-5, 2.5e-5, 6e-5), 5e-7, 1e-3),
+    "latency_per_step_s": ((1e-6, 1e-6, 2e-6, 4e-6), 2e-8, 5e-5),
+    "bandwidth_bytes_per_s": ((0.3, 0.5, 0.8, 0.95), 0.01, 1.0),
+    "local_bytes_per_s": ((0.5, 1.0, 2.0, 3.0), 0.05, 10.0),
+}
+"""Start of each line, least and most of each constant; of the two bandwidths over the line rate."""
 _STARTS = 6
 _OUTLIER = 0.05
 """Weighted log errors above this have decreasing influence (soft L1)."""
-_CONSTANTS = ("latency_base_s", "latency_per_step_s", "bandwidth_bytes_per_s", "local_bytes_per_s")
 _AT_LINE_RATE = "the line rate of {link}, above which no line may go, and where the fit ended"
 _AT_CEILING = "the most that the fit allows, where it ended"
 _AT_FLOOR = "the least that the fit allows, where it ended"
@@ -201,12 +202,10 @@ def _fit_lines(
 
 def _start_and_bounds(line_rate: float) -> tuple[Floats, Floats, Floats]:
     """Logarithms of base, step, bandwidth and local bandwidth of the four lines, and their bounds."""
-    rate = np.array(_START_OF_LINE_RATE) * line_rate
-    local = np.array(_START_LOCAL) * line_rate
-    start = np.array([_START_BASE_S, _START_STEP_S, rate, local])
-    low = np.array([[5e-7], [2e-8], [line_rate / 100], [line_rate / 20]]) * np.ones(4)
-    high = np.array([[1e-3], [5e-5], [line_rate], [line_rate * 10]]) * np.ones(4)
-    return np.log(start).ravel(), np.log(low).ravel(), np.log(high).ravel()
+    rows = np.array([(*starts, low, high) for starts, low, high in _CONSTANTS.values()])
+    rows[2:] *= line_rate
+    start, low, high = np.split(np.log(rows), (4, 5), axis=1)
+    return start.ravel(), np.repeat(low, 4), np.repeat(high, 4)
 
 
 def _predict(values: Floats, op: CollectiveOp, rows: _Table) -> Floats:

@@ -400,22 +400,21 @@ def _with_factors(path: Path, device: DeviceSpec, base: GpuCalibration, source: 
     if unknown := [name for name in names if name not in PRECISIONS]:
         raise InputError(f"{path.name}: precision {unknown[0]!r} is none of {', '.join(PRECISIONS)}")
     tables = {name: _Products.of([row for row in rows if row["precision"] == name]) for name in names}
-    command = f"perfsim calibrate gemm {path.name} --device {device.name} --like {base.name}"
-    fitted = partial(_factors, path=path, command=command, source=source or path.name)
     known = device.calibration
     present = known if isinstance(known, GpuCalibration) and _is_own(device, known) else base
-    records: dict[str, FitRecord] = {}
+    record = partial(
+        FitRecord,
+        command=f"perfsim calibrate gemm {path.name} --device {device.name} --like {base.name}",
+        table=source or path.name,
+    )
+    fits: dict[str, FitRecord] = {}
     assumed = {name: reason for name, reason in present.assumed.items() if not name.startswith("narrow")}
     gemm = base.gemm
     if _SIXTEEN in tables and not _is_own(device, base):
-
-        def of_sixteen(values: dict[str, float], rows: _Products) -> Floats:
-            model = _model(_scaled(base.gemm, values), device, _SIXTEEN)
-            return np.asarray(model.price(rows.geometry(model)))
-
-        values, records["gemm"] = fitted(tables[_SIXTEEN], _START_OF_SIXTEEN, of_sixteen)
+        seconds = partial(_seconds, gemm, device, _SIXTEEN)
+        values, fits["gemm"] = _factors(tables[_SIXTEEN], _START_OF_SIXTEEN, seconds, path, record)
         gemm = _scaled(gemm, values)
-        errors = records["gemm"].standard_errors
+        errors = fits["gemm"].standard_errors
         assumed = {name: why for name, why in assumed.items() if not name.startswith("gemm.")} | {
             name: f"as in {base.name}, whose tiles the table's own factors scale"
             for name in present.model_copy(update={"gemm": gemm}).constants()
@@ -424,55 +423,48 @@ def _with_factors(path: Path, device: DeviceSpec, base: GpuCalibration, source: 
     narrow = {}
     for precision, table in tables.items():
         if precision != _SIXTEEN and device.computes(precision):
-            seconds = _seconds_of_narrow(device, gemm, precision)
-            values, records[f"narrow.{precision}"] = fitted(table, _START_OF_NARROW, seconds)
+            seconds = partial(_seconds, gemm, device, precision)
+            values, fits[f"narrow.{precision}"] = _factors(table, _START_OF_NARROW, seconds, path, record)
             narrow[precision] = NarrowGemmConstants(**values)
-    return present.model_copy(
-        update={
-            "gemm": gemm,
-            "narrow": narrow,
-            "fit": {**(present.fit if present is known else {}), **records},
-            "assumed": assumed,
-        }
-    )
+    fits = {**present.fit, **fits} if present is known else fits
+    changes = {"gemm": gemm, "narrow": narrow, "fit": fits, "assumed": assumed}
+    return present.model_copy(update=changes)
 
 
-def _seconds_of_narrow(
-    device: DeviceSpec, gemm: GemmConstants, precision: Precision
-) -> Callable[[dict[str, float], _Products], Floats]:
-    """The time of narrow products with their cast, by the factors on 16-bit products."""
+def _scaled(gemm: GemmConstants, factors: Mapping[str, float]) -> GemmConstants:
+    """A library with the tiles of another one, scaled; with a launch of its own as a file has it, rounded."""
+    of_tiles = {name.removesuffix("_k"): value for name, value in factors.items()}
+    scaled = narrow_constants(gemm, NarrowGemmConstants.model_construct(None, **of_tiles))
+    if "launch_s" not in factors:
+        return scaled
+    values = _values(scaled) | {"launch_s": factors["launch_s"]}
+    return _with(scaled, {name: rounded(value) for name, value in values.items()})
+
+
+def _seconds(
+    gemm: GemmConstants,
+    device: DeviceSpec,
+    precision: Precision,
+    factors: Mapping[str, float],
+    rows: _Products,
+) -> Floats:
+    """Times of products by factors on those of a library in 16 bits, with the cast of narrow ones."""
     model = replace(
-        _model(gemm, device, precision),
+        _model(_scaled(gemm, factors), device, precision),
         element_bytes=PRECISIONS[precision].bytes,
         result_bytes=PRECISIONS[_SIXTEEN].bytes,
     )
-
-    def seconds(values: dict[str, float], rows: _Products) -> Floats:
-        constants = narrow_constants(gemm, NarrowGemmConstants.model_construct(None, **values))
-        product = replace(model, constants=constants).price(rows.geometry(model))
-        cast = values["cast_s"] + values["cast_bytes"] * rows.m * rows.k / device.memory.bandwidth
-        return np.asarray(product + cast)
-
-    return seconds
-
-
-def _scaled(gemm: GemmConstants, values: dict[str, float]) -> GemmConstants:
-    """A library with the tiles of another one, scaled."""
-    changes = {name: values[name] for name in (*_START_OF_FRACTIONS, "launch_s")}
-    for tile in gemm.tiles:
-        changes[f"tiles.{tile.label}.efficiency"] = min(1.0, tile.efficiency * values["efficiency"])
-        changes[f"tiles.{tile.label}.overhead_k"] = tile.overhead_k * values["overhead_k"]
-    return _with(gemm, {path: rounded(value) for path, value in changes.items()})
+    cast_bytes = factors.get("cast_bytes", 0.0) * rows.m * rows.k
+    cast_s = factors.get("cast_s", 0.0) + cast_bytes / device.memory.bandwidth
+    return np.asarray(model.price(rows.geometry(model)) + cast_s)
 
 
 def _factors(
     table: _Products,
-    start: dict[str, float],
-    seconds: Callable[[dict[str, float], _Products], Floats],
-    *,
+    start: Mapping[str, float],
+    seconds: Callable[[Mapping[str, float], _Products], Floats],
     path: Path,
-    command: str,
-    source: str,
+    record: Callable[..., FitRecord],
 ) -> tuple[dict[str, float], FitRecord]:
     """The factors with the least robust error on some rows, and the record of their fit."""
     table = table.part(0, _ROWS)
@@ -494,12 +486,9 @@ def _factors(
     loss = _robust_loss(errors, weight, first)
     best = scipy("optimize").minimize(loss, first, method="Nelder-Mead", options=options).x
     apes = np.abs(np.expm1(errors(best)))[weight == weight.max()]
-    relative = weight / weight.mean()
-    at_best = SoftL1(errors(best), relative, np.zeros(weight.size), np.arange(weight.size))
+    at_best = SoftL1(errors(best), weight / weight.mean(), np.zeros(weight.size), np.arange(weight.size))
     standard_errors = at_best.errors(SoftL1.jacobian(errors, best, _STEP), few=False)
-    return {name: rounded(value) for name, value in factors(best).items()}, FitRecord(
-        command=command,
-        table=source,
+    return {name: rounded(value) for name, value in factors(best).items()}, record(
         points=table.m.size,
         median_ape=rounded(float(np.median(apes)), 3),
         p90_ape=rounded(float(np.quantile(apes, 0.9)), 3),

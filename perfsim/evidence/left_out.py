@@ -8,9 +8,8 @@ those of long kernels in the benchmark of the same device, times its own benchma
 time is linearised in the log constants around their recorded values, so a fit needs no new pricing; the group
 left out is then priced in full with the new constants.
 
-A group of wafer logs is a model, whatever its batch and release.
-Five logs are too few for a percentile, so the half-width of their 90 % band is Student's, from their root
-mean square error r: t_95(n) r sqrt(1 + 1/n).
+A group of wafer logs is a model, whatever its batch and release. They are too few for a percentile, so the
+half-width of their 90 % band is Student's.
 
 The log error of a run is Student's t with a scale s(u) = sqrt(scale^2 + (growth u)^2), where u is the run's
 unlikeness to the most similar of the other families. Scale and growth are the maximum of the likelihood, so
@@ -18,12 +17,8 @@ the scale holds the spread of families and the spread within them; the degrees o
 families. A family of n runs has the weight sqrt(n), for its errors are neither independent nor all the same.
 The width is q s(u), where q is the quantile of |log error| / s(u) that holds 90 % of exchangeable new runs:
 the k-th smallest of n, k = 0.9 (n + 1), between two of them by interpolation (conformal prediction with
-normalised errors, Vovk et al. 2005).
-Without unlikeness it is at least the same quantile of |log error| itself.
-Models with experts have larger errors, so all this is of the others; for those with experts the width without
-unlikeness is as many times as large as holds 90 % of their runs, by the same quantile, and at least once.
-The share of a width that two runs of one machine do not share is the 90th percentile of
-|difference of log errors| / sqrt(w_1^2 + w_2^2) over pairs of one family and device.
+normalised errors, Vovk et al. 2005). `perfsim.prediction.bands` has what follows for a plan; the widths of
+models without and with experts are fitted apart.
 """
 
 from __future__ import annotations
@@ -128,7 +123,9 @@ class LeavingOut:
 
         With fewer than three families every run counts as a family of its own, and the widths of `others`
         (another kind of machine) give the growth with unlikeness and the unshared part, both in log time.
-        assumed: nothing else is known of them; without `others` the unshared part is the whole.
+        assumed: nothing else is known of them; without `others` the unshared part is the whole. For models
+        with experts the width without unlikeness is as many times as large as holds 90 % of their runs, and
+        at least once.
         """
         used = [run for run in self.runs if not without or run.left_out != without]
         runs = [run for run in used if run.counts and run.predicted_s is not None and run.traits is not None]
@@ -455,7 +452,11 @@ def _points(runs: Sequence[Scored]) -> list[float]:
 
 
 def _unshared(runs: Sequence[Scored], widths: Floats) -> float:
-    """The unshared part, each run with one weight; at most the whole."""
+    """What two runs of one machine do not share of their widths, at most the whole.
+
+    The 90th percentile of |difference of log errors| / sqrt(w_1^2 + w_2^2) over pairs of one family and
+    device, each run with one weight.
+    """
     sizes = Counter(run.family for run in runs)
     machines = [
         (run.family, run.traits.constants, run.traits.peak_flop_per_s, run.traits.memory_bytes_per_s)

@@ -106,17 +106,6 @@ def _figures(summary: _Figures, baseline: _Figures, outside: _Figures | None) ->
     return figures | {"baseline_median_ape": round(baseline["median_ape"], _DIGITS)}
 
 
-def _reached_record(paths: Iterable[Path]) -> str:
-    """The text of the record of what the scored runs of files reached, the best of each file first."""
-    catalog = default_catalog()
-    rows: list[Reached] = []
-    for path in paths:
-        scored = [case for case in CaseRows.read(path, StepCase, catalog).cases if case.scored]
-        reached = [_reached(case, case.question(catalog)) for case in scored]
-        rows += sorted(reached, key=lambda row: (-row.mfu, row.id))
-    return "[\n" + ",\n".join(json.dumps(list(row)) for row in rows) + "\n]\n"
-
-
 def _reached(case: StepCase, question: Question) -> Reached:
     job = question.job
     device = question.system.device
@@ -156,12 +145,18 @@ def write_records(results: Sequence[Mapping[str, Any]], left_out: Mapping[str, S
     `left_out` has, by file, what `LeavingOut.by_kind` gives for it. The bands of a file with wafers come from
     its logs. Entries for other files are kept.
     """
+    catalog = default_catalog()
     outside = {name: parts[-1] for name, parts in left_out.items() if parts}
     entries = {entry["family"]: entry for entry in (*recorded_errors(), *record_of(results, outside))}
-    step_files = [path for path in public_cases() if path.name in KINDS]
     by_prediction = Path(bands.__file__)
     errors = json.dumps([entries[name] for name in sorted(entries)], indent=2)
     write_file(by_prediction.with_name(bands.ERRORS_RECORD), errors + "\n")
-    production = json.dumps(production_record(default_catalog()), indent=2)
+    production = json.dumps(production_record(catalog), indent=2)
     write_file(Path(study_answers.__file__).with_name(study_answers.RECORD), production + "\n")
-    write_file(by_prediction.with_name(bands.RUNS_RECORD), _reached_record(step_files))
+    rows: list[Reached] = []
+    for path in (path for path in public_cases() if path.name in KINDS):
+        scored = [case for case in CaseRows.read(path, StepCase, catalog).cases if case.scored]
+        reached = [_reached(case, case.question(catalog)) for case in scored]
+        rows += sorted(reached, key=lambda row: (-row.mfu, row.id))
+    runs = ",\n".join(json.dumps(list(row)) for row in rows)
+    write_file(by_prediction.with_name(bands.RUNS_RECORD), f"[\n{runs}\n]\n")

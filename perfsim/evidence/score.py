@@ -63,17 +63,14 @@ class CaseBand:
         run = placed.evaluation
         kind = run.plan.system.kind
         families = {family["family"] for entry in recorded_errors() for family in entry["families"]}
-        groups: list[str] = []
-        if case.family in families:
-            # Logs of a wafer's model, or its family or a part of it.
-            groups = [case.trained] if case.trained else [f"{case.family}, {case.setting}", case.family]
-        records = ((name, left_out_of(kind, name)) for name in groups)
-        group, record = next((pair for pair in records if pair[1] is not None), ("", None))
+        groups = [case.trained] if case.trained else [f"{case.family}, {case.setting}", case.family]
+        known = map(partial(left_out_of, kind), groups if case.family in families else [])
+        record = next(filter(None, known), None)
         try:
             left_out_s = None if record is None else _left_out_s(placed, record, catalog)
         except PerfsimError:
             return None
-        without = group if left_out_s else ""
+        without = record["group"] if record and left_out_s else ""
         accuracy = Accuracy.of(run.plan, run.hidden_communication_fraction, without=without)
         centre_s = left_out_s or run.step_time_s
         factor = 1.0 + accuracy.step_time_error
@@ -217,22 +214,21 @@ def _rankings(cases: Iterable[Scored]) -> list[dict[str, Any]]:
     `chosen` is the case predicted as fastest, `best` the one measured as fastest; repeats of a layout are
     averaged.
     """
-    sweeps: defaultdict[tuple[str, str], defaultdict[str, list[Scored]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
+    by_layout: defaultdict[tuple[str, str, str], list[Scored]] = defaultdict(list)
     for case in cases:
         if case.counts and case.sweep is not None and case.predicted_s is not None:
-            sweeps[case.family, case.sweep][case.layout].append(case)
+            by_layout[case.family, case.sweep, case.layout].append(case)
+    sweeps: defaultdict[tuple[str, str], list[list[Scored]]] = defaultdict(list)
+    for (family, sweep, _), runs in by_layout.items():
+        sweeps[family, sweep].append(runs)
     ranked = []
-    for (family, sweep), by_layout in sweeps.items():
-        count = len(by_layout)
+    for (family, sweep), layouts in sweeps.items():
+        count = len(layouts)
         if count < _FEWEST_LAYOUTS:
             continue
-        names = [runs[0].id for runs in by_layout.values()]
-        measured, predicted = (
-            np.array([np.mean([getattr(run, key) for run in runs]) for runs in by_layout.values()])
-            for key in ("measured_s", "predicted_s")
-        )
+        names = [runs[0].id for runs in layouts]
+        measured = np.array([np.mean([run.measured_s for run in runs]) for runs in layouts])
+        predicted = np.array([np.mean([run.predicted_s or 0.0 for run in runs]) for runs in layouts])
         signs = [np.sign(np.subtract.outer(values, values)) for values in (measured, predicted)]
         chosen = int(predicted.argmin())
         best = int(measured.argmin())

@@ -187,13 +187,11 @@ def fit_steps(
     catalog = default_catalog()
     sparse = bool(only) and all(_CONSTANTS[field].of_experts for field in only)
     runs = [run for path in paths for run in _gpu_runs(path, device, catalog, most_devices, sparse)]
-    fields = [field for field, row in _CONSTANTS.items() if row.shared_by == "device" or not device_only]
-    start = {
-        name: value
-        for run in runs
-        for name, value in run.recorded.items()
-        if name.partition(" of ")[0] in (only or fields)
-    }
+    fields = only or [
+        field for field, row in _CONSTANTS.items() if row.shared_by == "device" or not device_only
+    ]
+    recorded = {name: value for run in runs for name, value in run.recorded.items()}
+    start = {name: value for name, value in recorded.items() if name.partition(" of ")[0] in fields}
     cases = [run.placed.case for run in runs]
     distinct = {
         repr((case.system, case.model, case.strategy, case.parallel, case.training)) for case in cases
@@ -246,9 +244,9 @@ def _gpu_runs(
         if not case.scored or case.system.num_devices > most_devices or (sparse and not case.model.experts):
             continue
         with suppress(PerfsimError):  # a run that cannot be planned or priced determines nothing
-            constants = case.system.spec(catalog).device.calibration
-            if isinstance(constants, GpuCalibration) and (wanted is None or wanted.name == constants.name):
-                runs.append(GpuRun.of(case.placed(catalog)))
+            run = GpuRun.of(case.placed(catalog))
+            if wanted is None or wanted.name == run.device.name:
+                runs.append(run)
     if not runs:
         text = f"no scored case runs on a device with calibration {wanted.name if wanted else 'of a GPU'}"
         raise refused(path, text)
