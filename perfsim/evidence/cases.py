@@ -37,7 +37,7 @@ from perfsim.specs.precisions import PRECISIONS, Precision, StatePrecision
 from perfsim.specs.recipe import Recipe, Sequences
 from perfsim.specs.runtime import Attention, Runtime
 from perfsim.specs.stacks import Stack, usual_stack
-from perfsim.specs.tools import Tool
+from perfsim.specs.trainers import Tool
 from perfsim.strategies import Plan
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED
 from perfsim.work import TaskGraph

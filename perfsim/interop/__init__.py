@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from perfsim.base.errors import InputError, UnknownNameError
-from perfsim.specs.tools import Tool
-from perfsim.specs.trainers import TRAINERS
+from perfsim.specs.trainers import TRAINERS, Tool
 
 if TYPE_CHECKING:
     from perfsim.catalog import Catalog

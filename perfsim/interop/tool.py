@@ -23,8 +23,8 @@ from perfsim.specs.optimizers import OPTIMIZERS
 from perfsim.specs.precisions import PRECISIONS
 from perfsim.specs.recipe import Recipe
 from perfsim.specs.runtime import Runtime
-from perfsim.specs.tools import Tool as ToolName
 from perfsim.specs.trainers import Limits
+from perfsim.specs.trainers import Tool as ToolName
 from perfsim.strategies.plan import Plan
 
 Chosen = Plan[Any, Any]

@@ -16,7 +16,7 @@ from perfsim.base.dates import LATEST, check_day
 from perfsim.base.errors import CatalogError, InputError, Problem
 from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
 from perfsim.base.text import did_you_mean
-from perfsim.specs.tools import ANY, Tool
+from perfsim.specs.trainers import ANY, Tool
 
 if TYPE_CHECKING:
     from perfsim.catalog import Catalog

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from perfsim.base.spec import Date, DatedSpec, Spec
 from perfsim.base.units import BytesPerSecond, number, quantity
-from perfsim.specs.tools import Tool
+from perfsim.specs.trainers import Tool
 
 Selective = Literal["core", "every_second_product"]
 Fraction = Annotated[float, *number(1e-3, 1)]

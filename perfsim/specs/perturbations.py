@@ -110,11 +110,13 @@ _FAILURE = {"at": "h", "mttf": "h", "checkpoint": "h", "restart": "min", "write"
 """The unit that is suggested for a time without one; steps are a number."""
 _SEVERAL = ("straggler", "slow", "dead")
 """Keys that may be repeated, for different ranks or links."""
-_AT = {
-    "straggler": "1.3@rank5",
-    "step-straggler": "1.3@0.01",
-    "slow": "0.5@leaf0-spine3",
-    "dead": "leaf0-spine3",
+_EXAMPLES = {
+    "straggler": "straggler=1.3@rank5",
+    "step-straggler": "step-straggler=1.3@0.01",
+    "slow": "slow=0.5@leaf0-spine3",
+    "dead": "dead=leaf0-spine3",
+    **dict.fromkeys(_PLAIN, EXAMPLE),
+    **dict.fromkeys(_FAILURE, "mttf=8h,checkpoint=1h,restart=10min"),
 }
 
 
@@ -133,12 +135,8 @@ def parse_perturbations(text: str) -> PerturbationSpec:
         except InputError as error:
             problems += [replace(p, message=f"--perturb {item!r}: {p.message}") for p in error.problems]
         except ValueError as error:
-            known = [*_AT, *_PLAIN, *_FAILURE]
-            help_text = f"write for example {EXAMPLE}" if key in known else did_you_mean(key, known)
-            if key in _AT:
-                help_text = f"write for example {key}={_AT[key]}"
-            elif key in _FAILURE:
-                help_text = "write for example mttf=8h,checkpoint=1h,restart=10min"
+            example = _EXAMPLES.get(key)
+            help_text = f"write for example {example}" if example else did_you_mean(key, list(_EXAMPLES))
             problems.append(Problem(f"--perturb {item!r}: {error}", help=help_text))
     if problems:
         raise InputError(problems)

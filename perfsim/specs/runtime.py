@@ -9,8 +9,7 @@ from perfsim.base.units import quantity
 from perfsim.specs.calibration import Dispatcher, FrameworkCalibration, FusedAttention, Fusion, StateExchange
 from perfsim.specs.hardware import Release
 from perfsim.specs.model import Positions, RecomputeKeeps
-from perfsim.specs.tools import ANY, RunsOn, Tool
-from perfsim.specs.trainers import TRAINERS, Limits
+from perfsim.specs.trainers import ANY, TRAINERS, Limits, RunsOn, Tool
 
 Attention = Literal["standard", "flash"]
 

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from perfsim.base.dates import existed
 from perfsim.specs.layout import AXES, ParallelLayout, written
-from perfsim.specs.tools import Tool
 
+Tool = Literal[
+    "megatron", "zero-bubble", "deepspeed", "neox", "torchtitan", "llm-foundry", "maxtext", "modelzoo"
+]
+"""Tools that run plans; `perfsim.interop.WRITTEN` has those whose files are written."""
+RunsOn = Literal[Tool, "any"]
+ANY = "any"
+"""Stands for no tool: layouts of the research question, which no released framework needs to run."""
 FREE = ("data", "micro_batch_size", "virtual_pipeline")
 """Axes that every tool has: replicas, micro-batches, and the chunks of a schedule that it runs."""
 SAID_BY = {"schedule": "pipeline", "context_exchange": "context"}

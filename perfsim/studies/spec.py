@@ -44,7 +44,7 @@ from perfsim.specs.perturbations import PerturbationSpec
 from perfsim.specs.prices import Currency, EnergySpec, PriceSpec
 from perfsim.specs.recipe import Recipe, Sequences
 from perfsim.specs.runtime import Runtime
-from perfsim.specs.tools import RunsOn
+from perfsim.specs.trainers import RunsOn
 from perfsim.specs.wall_clock import ProductionRange, Ratio, WallClockSpec
 from perfsim.strategies import STRATEGIES, strategy, strategy_names
 from perfsim.work.counts import parameters

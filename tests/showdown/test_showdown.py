@@ -125,17 +125,8 @@ def runs_of(answer: Sequence[dict[str, Any]], folder: Path) -> list[Run]:
                     seconds[f"{name}, {peer.other}"] = row.other_seconds
                 if row.peak_gib is not None:
                     gib[name] = row.peak_gib
-            runs.append(
-                Run(
-                    case["id"],
-                    kind,
-                    case["family"],
-                    case["measured_s"],
-                    case["measured_peak_gib"],
-                    seconds,
-                    gib,
-                )
-            )
+            measured = (case["measured_s"], case["measured_peak_gib"])
+            runs.append(Run(case["id"], kind, case["family"], *measured, seconds, gib))
     return runs
 
 
@@ -262,13 +253,7 @@ def folder(tmp_path: Path) -> Path:
     """Two runs and a simulator whose CSV has ids and seconds only."""
     (tmp_path / "runs.csv").write_text("file,id,class\ng.yaml,one,dense\ng.yaml,two,dense\n")
     (tmp_path / "mine.csv").write_text("id,seconds\none,1.1\ntwo,\n")
-    fields = {
-        "version": "1",
-        "license": "MIT",
-        "source": "https://example.org",
-        "run": "as is",
-        "checked": "no",
-    }
+    fields = dict.fromkeys(("version", "license", "source", "run", "checked"), "as is")
     peer = {"name": "Mine", "file": "mine.csv", "home": [], **fields}
     (tmp_path / "peers.yaml").write_text(yaml.safe_dump([peer]))
     return tmp_path

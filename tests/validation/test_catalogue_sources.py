@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from perfsim.catalog import KINDS, Catalog, LocatedMapping, data_root
 from perfsim.catalog.reader import values
 from perfsim.specs.calibration import Calibration
-from perfsim.specs.model import TransformerConfig
 
 CATALOG = Catalog([data_root()])
 STRUCTURE = ("kind", "calibration", "chip", "framework", "launcher", "tool")
@@ -20,8 +18,6 @@ ENTRIES = [(kind, name) for kind in DESCRIBED for name in CATALOG.names(kind)]
 FITTED = ("calibration", "framework")
 CALIBRATIONS = [(kind, name) for kind in FITTED for name in CATALOG.names(kind)]
 PLAIN_VERBS = ("gemm", "collective", "framework", "wafer")
-FAMILY = ["gpt3_xl", "gpt3_6p7b", "gpt3_13b", "gpt3_20b", "gpt3_175b"]
-MODEL_NUMBERS = {"num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size"}
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids="/".join)
@@ -86,15 +82,6 @@ def test_every_registered_source_is_cited() -> None:
     sections = [path for path in data_root().glob("*/sources.yaml") if path.parent.name != "studies"]
     registered = {str(key) for path in sections for key in LocatedMapping.read(path, "study", CATALOG).data}
     assert not [source_id for source_id in registered - cited if source_id not in reasons]
-
-
-@pytest.mark.parametrize(("smaller", "larger"), list(itertools.pairwise(FAMILY)))
-def test_gpt3_family_differs_in_its_four_model_numbers_only(smaller: str, larger: str) -> None:
-    ignored = set(TransformerConfig.model_fields) & {"name", "description", "sources", "assumed"}
-    one, other = (CATALOG.model(name).model_dump(exclude=ignored) for name in (smaller, larger))
-    assert {key for key in one if one[key] != other[key]} == MODEL_NUMBERS
-    written = set(LocatedMapping.read(CATALOG.find("model", larger), "model", CATALOG).data)
-    assert written >= MODEL_NUMBERS
 
 
 def test_systems_agree_with_figures_published_elsewhere() -> None:

@@ -14,7 +14,7 @@ from perfsim.interop.formats import Imported, import_file
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question
 from perfsim.specs.recipe import RUNTIME_FIELDS
-from perfsim.specs.tools import ANY
+from perfsim.specs.trainers import ANY
 from perfsim.strategies import Plan
 
 
