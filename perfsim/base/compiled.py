@@ -28,8 +28,11 @@ class _Kept(FunctionCache):
             del target_context.refresh
 
 
-def compiled(function: F) -> F:
-    """The same function in machine code, compiled at its first call unless it is kept on disk."""
-    dispatcher = njit(function)
+def compiled(function: F, *, allocates: bool = True) -> F:
+    """The same function in machine code, compiled at its first call unless it is kept on disk.
+
+    One that allocates nothing need not count references to arrays, which may take longer than all else.
+    """
+    dispatcher = njit(function) if allocates else njit(_nrt=False)(function)
     dispatcher._cache = _Kept(function)  # type: ignore[no-untyped-call]  # noqa: SLF001 (as `cache=True` does)
     return cast(F, dispatcher)

@@ -5,7 +5,8 @@ It is compiled by numba when it is first used, and kept compiled on disk.
 
 from __future__ import annotations
 
-import heapq
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,14 +15,116 @@ from perfsim.base.compiled import compiled
 from perfsim.engine import rules
 from perfsim.engine.tables import NONE, TOLERANCE, UNIT, Tables, excess, speed_beside
 
-_excess = compiled(excess)
-_speed = compiled(speed_beside)
-_reached = compiled(rules.reached)
-_fill = compiled(rules.fill)
-longest_path = compiled(rules.longest_path)
+_compiled = partial(compiled, allocates=False)
+_excess = _compiled(excess)
+_speed = _compiled(speed_beside)
+_reached = _compiled(rules.reached)
+_fill = _compiled(rules.fill)
+longest_path = _compiled(rules.longest_path)
 
 
-@compiled
+class _State(NamedTuple):
+    """What changes while a graph is followed, allocated before, since the loops allocate nothing."""
+
+    missing: Ints
+    """How many tasks every task still waits for."""
+    ready: Ints
+    """A stack of tasks that may start or, after their latency, send."""
+    ends: Ints
+    """A heap of the tasks that have an end, by this end and then by number."""
+    place: Ints
+    """Of every task in the heap; -1: it is not there."""
+    due_s: Floats
+    """The end of every task in the heap."""
+    # Tasks at a rate that others may change: flows, and computations next to communication.
+    left_s: Floats
+    is_sending: Bools
+    rate: Floats
+    since_s: Floats
+    after: Ints
+    before: Ints
+    """The next and the previous task of each one's group."""
+    fresh: Ints
+    """Tasks that begin at this instant and have no rate yet."""
+    head: Ints
+    """The first task of each group: of each flow, then of each device; their rates are set together."""
+    # Flows and links.
+    live: Ints
+    fraction: Floats
+    changed_flow: Ints
+    is_changed: Bools
+    seen_flow: Bools
+    touched: Ints
+    waiting: Ints
+    bounds: Floats
+    hot: Bools
+    limit: Floats
+    seen_link: Bools
+    scratch: Floats
+    # Devices.
+    taken: Ints
+    slowing: Floats
+    changed_device: Ints
+    device_is_changed: Bools
+
+    @classmethod
+    def of(cls, tables: Tables) -> _State:
+        """The state before the first task."""
+        tasks = len(tables.duration_s)
+        flows = len(tables.bytes_per_s)
+        links = len(tables.capacity)
+        devices = tables.num_devices
+
+        def numbers(*shape: int, value: int = 0) -> Ints:
+            return np.full(shape, value, dtype=np.int64)
+
+        def no(count: int) -> Bools:
+            return np.zeros(count, dtype=np.bool_)
+
+        return cls(
+            missing=tables.missing.copy(),
+            ready=numbers(tasks),
+            ends=numbers(tasks),
+            place=numbers(tasks, value=NONE),
+            due_s=np.full(tasks, np.inf),
+            left_s=np.zeros(tasks),
+            is_sending=no(tasks),
+            rate=np.zeros(tasks),
+            since_s=np.zeros(tasks),
+            after=numbers(tasks, value=NONE),
+            before=numbers(tasks, value=NONE),
+            fresh=numbers(tasks),
+            head=numbers(flows + devices, value=NONE),
+            live=numbers(flows),
+            fraction=np.ones(flows),
+            changed_flow=numbers(flows),
+            is_changed=no(flows),
+            seen_flow=no(flows),
+            touched=numbers(flows),
+            waiting=numbers(flows),
+            bounds=np.empty((2, flows)),
+            hot=no(links),
+            limit=tables.capacity * (1.0 + TOLERANCE),
+            seen_link=no(links),
+            scratch=np.zeros((4, links)),
+            taken=numbers(devices, 2),
+            slowing=np.zeros((devices, 2)),
+            changed_device=numbers(devices),
+            device_is_changed=no(devices),
+        )
+
+
+def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
+    """Fill in the start and the end of every task; -1 for a task that never starts or ends.
+
+    Returns the number of events and the seconds in which a link was contended.
+    """
+    start_s[:] = -1.0
+    end_s[:] = -1.0
+    return _follow(tables, _State.of(tables), start_s, end_s)
+
+
+@_compiled
 def _with(number: int, members: Ints, is_member: Bools, count: int) -> int:
     """How many of `members` there are, of `count`, after one that may be among them has joined."""
     if not is_member[number]:
@@ -31,87 +134,75 @@ def _with(number: int, members: Ints, is_member: Bools, count: int) -> int:
     return count
 
 
-@compiled
-def _proceed(
-    task: int,
-    speed: float,
-    now_s: float,
-    left_s: Floats,
-    since_s: Floats,
-    rate: Floats,
-    due_s: Floats,
-    ends: list[tuple[float, int]],
-) -> bool:
-    """Let a task run at this rate from now on; whether a rate that it had has changed."""
-    if speed == rate[task]:
-        return False
-    had_rate: bool = rate[task] > 0.0
-    left_s[task] -= (now_s - since_s[task]) * rate[task]
-    since_s[task] = now_s
-    rate[task] = speed
-    due_s[task] = np.inf
-    if speed > 0.0:
-        due_s[task] = now_s + max(0.0, left_s[task]) / speed
-        heapq.heappush(ends, (due_s[task], task))
-    return had_rate
+@_compiled
+def _is_before(task: int, other: int, due_s: Floats) -> bool:
+    """Whether a task ends before another one; of equal ends, the one with the lower number does."""
+    return due_s[task] < due_s[other] or (due_s[task] == due_s[other] and task < other)
 
 
-@compiled
-def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
-    """Fill in the start and the end of every task; -1 for a task that never starts or ends.
+@_compiled
+def _settle(state: _State, task: int, at: int, count: int) -> None:
+    """Put a task into the heap of `count`, in which `at` is free."""
+    ends = state.ends
+    while at > 0 and _is_before(task, ends[(at - 1) // 2], state.due_s):
+        above = (at - 1) // 2
+        ends[at] = ends[above]
+        state.place[ends[at]] = at
+        at = above
+    while 2 * at + 1 < count:
+        below = 2 * at + 1
+        if below + 1 < count and _is_before(ends[below + 1], ends[below], state.due_s):
+            below += 1
+        if _is_before(task, ends[below], state.due_s):
+            break
+        ends[at] = ends[below]
+        state.place[ends[at]] = at
+        at = below
+    ends[at] = task
+    state.place[task] = at
 
-    Returns the number of events and the seconds in which a link was contended.
-    """
-    count = len(tables.duration_s)
+
+@_compiled
+def _end_at(state: _State, task: int, at_s: float, count: int) -> int:
+    """Let a task end then, whether or not it had an end, or (infinity) have none; how many have one."""
+    state.due_s[task] = at_s
+    at = state.place[task]
+    if at_s < np.inf:
+        if at == NONE:
+            at = count
+            count += 1
+        _settle(state, task, at, count)
+    elif at != NONE:
+        state.place[task] = NONE
+        count -= 1
+        if at < count:
+            _settle(state, state.ends[count], at, count)
+    return count
+
+
+@_compiled
+def _proceed(state: _State, task: int, speed: float, now_s: float) -> float:
+    """Let a task run at this rate from now on; its new end."""
+    state.left_s[task] -= (now_s - state.since_s[task]) * state.rate[task]
+    state.since_s[task] = now_s
+    state.rate[task] = speed
+    return now_s + max(0.0, state.left_s[task]) / speed if speed > 0.0 else np.inf
+
+
+@_compiled
+def _follow(tables: Tables, state: _State, start_s: Floats, end_s: Floats) -> tuple[int, float]:
+    """Fill in the start and the end of every task that has both; see `run`."""
     num_flows = len(tables.bytes_per_s)
-    num_links = len(tables.capacity)
-    # Tasks whose rates are set together form a group: one for each flow, then one for each device.
-    groups = num_flows + tables.num_devices
-    missing = tables.missing.copy()
-    start_s[:] = -1.0
-    end_s[:] = -1.0
-    # An entry of the heap of ends counts only while it is the end that its task now has.
-    ends = [(np.inf, NONE)]
-    ends.pop()
-    due_s = np.full(count, np.inf)
-    ready = np.empty(count, dtype=np.int64)
-    # Tasks at a rate that others may change: flows, and computations next to communication.
-    left_s = np.zeros(count)
-    is_sending = np.zeros(count, dtype=np.bool_)
-    rate = np.zeros(count)
-    since_s = np.zeros(count)
-    head = np.full(groups, NONE)
-    after = np.full(count, NONE)
-    before = np.full(count, NONE)
-    fresh = np.empty(count, dtype=np.int64)
-    num_fresh = 0
-    # Links.
-    live = np.zeros(num_flows, dtype=np.int64)
-    fraction = np.ones(num_flows)
-    changed_flow = np.empty(num_flows, dtype=np.int64)
-    is_changed = np.zeros(num_flows, dtype=np.bool_)
-    num_changed = 0
-    hot = np.zeros(num_links, dtype=np.bool_)
-    limit = tables.capacity * (1.0 + TOLERANCE)
-    seen_link = np.zeros(num_links, dtype=np.bool_)
-    seen_flow = np.zeros(num_flows, dtype=np.bool_)
-    touched = np.empty(num_flows, dtype=np.int64)
-    scratch = np.zeros((4, num_links))
+    ready = state.ready
+    due_s = state.due_s
+    num_ends = num_fresh = num_changed = num_devices = num_ready = 0
     num_hot = 0
     hot_since_s = 0.0
     contended_s = 0.0
-    # Devices.
-    taken = np.zeros((tables.num_devices, 2), dtype=np.int64)
-    slowing = np.zeros((tables.num_devices, 2))
-    changed_device = np.empty(tables.num_devices, dtype=np.int64)
-    device_is_changed = np.zeros(tables.num_devices, dtype=np.bool_)
-    num_devices = 0
-
     now_s = 0.0
     events = 0
-    num_ready = 0
-    for task in range(count - 1, -1, -1):
-        if missing[task] == 0:
+    for task in range(len(start_s) - 1, -1, -1):
+        if state.missing[task] == 0:
             ready[num_ready] = task
             num_ready += 1
     while True:
@@ -127,84 +218,95 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
                 events += 1
                 for at in range(tables.occupied.start[kind], tables.occupied.start[kind + 1]):
                     device = tables.occupied.values[at]
-                    taken[device] += tables.taken[kind]
-                    num_devices = _with(device, changed_device, device_is_changed, num_devices)
+                    state.taken[device, 0] += tables.taken[kind, 0]
+                    state.taken[device, 1] += tables.taken[kind, 1]
+                    num_devices = _with(device, state.changed_device, state.device_is_changed, num_devices)
                 # Its bytes use links once its latency has passed; until then only the heap knows the task.
                 if tables.latency_s[task] > 0.0:
-                    due_s[task] = now_s + tables.latency_s[task]
-                    heapq.heappush(ends, (due_s[task], task))
+                    num_ends = _end_at(state, task, now_s + tables.latency_s[task], num_ends)
                     continue
             flow = tables.flow[kind]
             # Its first rate is not known yet, so such a task is in no group before the end of the instant.
             if flow != NONE or tables.device[kind] != NONE:
-                left_s[task] = tables.duration_s[task] - tables.latency_s[task]
-                fresh[num_fresh] = task
+                state.left_s[task] = tables.duration_s[task] - tables.latency_s[task]
+                state.fresh[num_fresh] = task
                 num_fresh += 1
                 if flow != NONE:
-                    live[flow] += 1
-                    num_changed = _with(flow, changed_flow, is_changed, num_changed)
+                    state.live[flow] += 1
+                    num_changed = _with(flow, state.changed_flow, state.is_changed, num_changed)
             else:
-                due_s[task] = now_s + tables.duration_s[task]
-                heapq.heappush(ends, (due_s[task], task))
-        if ends and ends[0][0] <= now_s:
-            at_s, task = heapq.heappop(ends)
-            # An entry of the heap is stale if its task has ended or has got another rate since then.
-            if due_s[task] != at_s:
-                continue
-            if tables.latency_s[task] > 0.0 and not is_sending[task]:
-                is_sending[task] = True
-                due_s[task] = np.inf
+                num_ends = _end_at(state, task, now_s + tables.duration_s[task], num_ends)
+        if num_ends and due_s[state.ends[0]] <= now_s:
+            task = state.ends[0]
+            num_ends = _end_at(state, task, np.inf, num_ends)
+            if tables.latency_s[task] > 0.0 and not state.is_sending[task]:
+                state.is_sending[task] = True
                 ready[num_ready] = task
                 num_ready += 1
                 continue
             end_s[task] = now_s
-            due_s[task] = np.inf
             events += 1
             kind = tables.kind[task]
             for at in range(tables.occupied.start[kind], tables.occupied.start[kind + 1]):
                 device = tables.occupied.values[at]
-                taken[device] -= tables.taken[kind]
-                num_devices = _with(device, changed_device, device_is_changed, num_devices)
+                state.taken[device, 0] -= tables.taken[kind, 0]
+                state.taken[device, 1] -= tables.taken[kind, 1]
+                num_devices = _with(device, state.changed_device, state.device_is_changed, num_devices)
             flow = tables.flow[kind]
             # Groups are linked lists, so that a task leaves in the same time however many there are.
             if flow != NONE or tables.device[kind] != NONE:
-                if before[task] != NONE:
-                    after[before[task]] = after[task]
+                previous = state.before[task]
+                following = state.after[task]
+                if previous != NONE:
+                    state.after[previous] = following
                 else:
-                    head[flow if flow != NONE else num_flows + tables.device[kind]] = after[task]
-                if after[task] != NONE:
-                    before[after[task]] = before[task]
+                    group = flow if flow != NONE else num_flows + tables.device[kind]
+                    state.head[group] = following
+                if following != NONE:
+                    state.before[following] = previous
                 if flow != NONE:
-                    live[flow] -= 1
-                    num_changed = _with(flow, changed_flow, is_changed, num_changed)
+                    state.live[flow] -= 1
+                    num_changed = _with(flow, state.changed_flow, state.is_changed, num_changed)
             for at in range(tables.waiting.start[task], tables.waiting.start[task + 1]):
                 follower = tables.waiting.values[at]
-                missing[follower] -= 1
-                if missing[follower] == 0:
+                state.missing[follower] -= 1
+                if state.missing[follower] == 0:
                     ready[num_ready] = follower
                     num_ready += 1
             continue
         # -------------------------------------------------- the end of the instant: rates
-        for device in changed_device[:num_devices]:
-            device_is_changed[device] = False
+        for device in state.changed_device[:num_devices]:
+            state.device_is_changed[device] = False
             # Shares are whole numbers, so that a device that is left alone is exactly as fast as before.
-            units = _excess(taken[device, 0] / UNIT)
-            memory = _excess(taken[device, 1] / UNIT)
-            if units == slowing[device, 0] and memory == slowing[device, 1]:
+            units = _excess(state.taken[device, 0] / UNIT)
+            memory = _excess(state.taken[device, 1] / UNIT)
+            if units == state.slowing[device, 0] and memory == state.slowing[device, 1]:
                 continue
-            slowing[device, 0] = units
-            slowing[device, 1] = memory
-            task = head[num_flows + device]
+            state.slowing[device, 0] = units
+            state.slowing[device, 1] = memory
+            task = state.head[num_flows + device]
             while task != NONE:
                 bound = tables.bound[tables.kind[task]]
                 speed = _speed(bound[0], bound[1], units, memory)
-                events += _proceed(task, speed, now_s, left_s, since_s, rate, due_s, ends)
-                task = after[task]
+                if speed != state.rate[task]:
+                    events += state.rate[task] > 0.0
+                    num_ends = _end_at(state, task, _proceed(state, task, speed, now_s), num_ends)
+                task = state.after[task]
         num_devices = 0
         if num_changed:
-            changed = changed_flow[:num_changed]
-            is_changed[changed] = False
-            found, more_hot = _reached(tables, live, hot, changed, seen_link, seen_flow, touched, limit)
+            changed = state.changed_flow[:num_changed]
+            for flow in changed:
+                state.is_changed[flow] = False
+            found, more_hot = _reached(
+                tables,
+                state.live,
+                state.hot,
+                changed,
+                state.seen_link,
+                state.seen_flow,
+                state.touched,
+                state.limit,
+            )
             num_changed = 0
             if num_hot == 0 and more_hot > 0:
                 hot_since_s = now_s
@@ -212,46 +314,57 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
                 contended_s += now_s - hot_since_s
             num_hot += more_hot
             # Flows on links that are not contended keep their own speed; `_fill` gives it to them again.
-            joined = touched[:found]
-            _fill(tables, joined, live, hot, scratch, fraction)
+            joined = state.touched[:found]
+            _fill(
+                tables,
+                joined,
+                state.live,
+                state.hot,
+                state.scratch,
+                state.waiting,
+                state.bounds,
+                state.fraction,
+            )
             for flow in joined:
-                task = head[flow]
+                speed = state.fraction[flow]
+                task = state.head[flow]
                 while task != NONE:
-                    events += _proceed(task, fraction[flow], now_s, left_s, since_s, rate, due_s, ends)
-                    task = after[task]
+                    if speed != state.rate[task]:
+                        events += state.rate[task] > 0.0
+                        num_ends = _end_at(state, task, _proceed(state, task, speed, now_s), num_ends)
+                    task = state.after[task]
         # What has begun at this instant gets its first rate, and joins its group.
-        for task in fresh[:num_fresh]:
+        for task in state.fresh[:num_fresh]:
             kind = tables.kind[task]
             flow = tables.flow[kind]
             device = tables.device[kind]
             if flow != NONE:
                 group = flow
-                speed = fraction[flow]
+                speed = state.fraction[flow]
             else:
                 group = num_flows + device
                 bound = tables.bound[kind]
-                speed = _speed(bound[0], bound[1], slowing[device, 0], slowing[device, 1])
-            after[task] = head[group]
-            before[task] = NONE
-            if head[group] != NONE:
-                before[head[group]] = task
-            head[group] = task
-            since_s[task] = now_s
+                slowing = state.slowing[device]
+                speed = _speed(bound[0], bound[1], slowing[0], slowing[1])
+            following = state.head[group]
+            state.after[task] = following
+            state.before[task] = NONE
+            if following != NONE:
+                state.before[following] = task
+            state.head[group] = task
+            state.since_s[task] = now_s
             if speed == 1.0 and tables.latency_s[task] > 0.0:
                 # One sum for what nothing slows: it ends as it does without links, to the bit.
-                rate[task] = speed
-                due_s[task] = max(now_s, start_s[task] + tables.duration_s[task])
-                heapq.heappush(ends, (due_s[task], task))
+                state.rate[task] = speed
+                at_s = max(now_s, start_s[task] + tables.duration_s[task])
             else:
-                _proceed(task, speed, now_s, left_s, since_s, rate, due_s, ends)
+                at_s = _proceed(state, task, speed, now_s)
+            num_ends = _end_at(state, task, at_s, num_ends)
         num_fresh = 0
         # -------------------------------------------------- the next instant
-        # Stale entries at the top would end the run at a time at which nothing happens.
-        while ends and due_s[ends[0][1]] != ends[0][0]:
-            heapq.heappop(ends)
-        if not ends:
+        if not num_ends:
             break
-        now_s = ends[0][0]
+        now_s = due_s[state.ends[0]]
     if num_hot > 0:
         contended_s += now_s - hot_since_s
     return events, contended_s

@@ -34,13 +34,19 @@ def reached(
     """
     first, crossed = tables.links
     # A breadth-first search over flows and the contended links between them; `touched` is its queue.
-    count = len(changed)
-    touched[:count] = changed
-    seen_flow[changed] = True
+    count = 0
+    for flow in changed:
+        touched[count] = flow
+        count += 1
+        seen_flow[flow] = True
     more_hot = 0
     done = 0
+    lowest = touched[0]
+    highest = touched[0]
     while done < count:
         flow = touched[done]
+        lowest = min(lowest, flow)
+        highest = max(highest, flow)
         done += 1
         for link in crossed[first[flow] : first[flow + 1]]:
             if seen_link[link]:
@@ -64,17 +70,31 @@ def reached(
                         touched[count] = other
                         count += 1
     # In ascending order rates do not depend on which flow changed first.
-    touched[:count].sort()
-    for index in range(count):
-        flow = touched[index]
+    count = 0
+    for flow in range(lowest, highest + 1):
+        if not seen_flow[flow]:
+            continue
+        touched[count] = flow
+        count += 1
         seen_flow[flow] = False
         for link in crossed[first[flow] : first[flow + 1]]:
             seen_link[link] = False
     return count, more_hot
 
 
-def fill(tables: Tables, flows: Ints, live: Ints, hot: Bools, scratch: Floats, fraction: Floats) -> None:
-    """Set `fraction` of their own speed at which `flows` run; `scratch` has four columns over links.
+def fill(
+    tables: Tables,
+    flows: Ints,
+    live: Ints,
+    hot: Bools,
+    scratch: Floats,
+    waiting: Ints,
+    bounds: Floats,
+    fraction: Floats,
+) -> None:
+    """Set `fraction` of their own speed at which `flows` run.
+
+    `scratch` has four columns over links, zeros; `waiting` one over flows, and `bounds` two, of any content.
 
     A round fixes a flow at its own speed, if no link allows it less, or at a link's equal share, if that is
     the tightest limit of every flow on the link; so the shares of later rounds never shrink.
@@ -84,9 +104,8 @@ def fill(tables: Tables, flows: Ints, live: Ints, hot: Bools, scratch: Floats, f
     load = scratch[1]
     taken = scratch[2]
     tightest = scratch[3]
-    waiting = np.empty(len(flows), dtype=np.int64)
-    rate = np.empty(len(flows))
-    bounded = np.empty(len(flows))
+    rate = bounds[0]
+    bounded = bounds[1]
     count = 0
     for index, flow in enumerate(flows):
         rate[index] = tables.bytes_per_s[flow]

@@ -105,7 +105,11 @@ class _Links:
         self._limit = tables.capacity * (1.0 + TOLERANCE)
         self._seen = np.zeros(num_links, dtype=bool), np.zeros(num_flows, dtype=bool)
         self._touched = np.empty(num_flows, dtype=np.int64)
-        self._scratch = np.zeros((4, num_links))
+        self._scratch = (
+            np.zeros((4, num_links)),
+            np.empty(num_flows, dtype=np.int64),
+            np.empty((2, num_flows)),
+        )
 
     def change(self, flow: int, activity: _Activity, sign: int) -> None:
         """A flow starts (`sign` 1) or ends (-1)."""
@@ -131,7 +135,7 @@ class _Links:
             self.contended_s += self.env.now - self.hot_since_s
         self.num_hot += more_hot
         joined = self._touched[:found]
-        rules.fill(tables, joined, self.live, self.hot, self._scratch, self.fraction)
+        rules.fill(tables, joined, self.live, self.hot, *self._scratch, self.fraction)
         return sum(_proceed(self.under_way[flow], self.fraction[flow]) for flow in joined.tolist())
 
 

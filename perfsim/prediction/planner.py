@@ -258,18 +258,18 @@ def estimated(question: Question) -> _Screened:
     return _Screened(question.chosen.estimate_s(plan, question.costs), plan)
 
 
-def best_plan(question: Question, *, ranks: bool = False) -> Evaluation:
+def best_plan(question: Question, *, ranks: bool = False, reported: bool = True) -> Evaluation:
     """The given layout, or the fastest plan of the rank within the memory limit, simulated.
 
-    With `ranks` the answer has the fastest of each rank. A cluster's scale favours no plan. Raises PlanError
-    where no plan fits, LayoutError for an illegal layout.
+    With `ranks` the answer has the fastest of each rank. What is `reported` is followed once more, by the
+    engine of such steps. A cluster's scale favours no plan. Raises PlanError where no plan fits, LayoutError
+    for an illegal layout.
     """
     if question.layout is not None:
-        return evaluated(question, plan_of(question), reported=True)
+        return evaluated(question, plan_of(question), reported=reported)
     searched = Search(question)
     best = confirmed(searched)[0]
-    # The engine of steps that are reported follows the best one once more.
-    trace = best.step.run(reported=True)
+    trace = best.step.run(reported=True) if reported else best.trace
     plan = best.plan
     limit = question.allowed_share
     if plan.memory_share > limit:

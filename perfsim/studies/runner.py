@@ -48,11 +48,12 @@ from perfsim.work.graph import computes, owners_of
 # One candidate at one number of devices.
 
 
-def answer_point(point: Point, *, deep: bool = False) -> Answer:
+def answer_point(point: Point, *, deep: bool = False, reported: bool = True) -> Answer:
     """A candidate at its best batch, under the study's perturbations.
 
-    `deep` adds what only a study has: sampled arithmetic, the batch ramp and what its page draws.
-    Raises PlanError where no batch has a feasible plan, LayoutError for a fixed layout that is illegal.
+    `deep` adds what only a study has: sampled arithmetic, the batch ramp and what its page draws. For
+    `reported` see `best_plan`. Raises PlanError where no batch has a feasible plan, LayoutError for a fixed
+    layout that is illegal.
     """
     spec = point.study
     question = point.question
@@ -70,7 +71,7 @@ def answer_point(point: Point, *, deep: bool = False) -> Answer:
             remarks.append(
                 f"batches that the layout cannot run are left out: {left_out} sequences ({reason})"
             )
-    evaluation = best_plan(question.at(best), ranks=deep)
+    evaluation = best_plan(question.at(best), ranks=deep, reported=reported)
     time = target.time_of_run(evaluation)
     chosen = BatchPoint.of(evaluation.plan, time)
     shown: dict[str, Any] = {}
@@ -260,7 +261,7 @@ def _result(
     )
     points = {row.label: point for (point, _), row in zip(answered, rows, strict=True)}
     pair = [(points[row.label], row) for row in pair_of(candidates, decision) if row is not None]
-    dated = eras_of(spec, pair, answer_point)
+    dated = eras_of(spec, pair, lambda point: answer_point(point, reported=False))
     # For each strategy and family of published runs, the accuracy of its least similar candidate.
     families: dict[tuple[str, str], Accuracy] = {}
     for run in (row.run for row in candidates):

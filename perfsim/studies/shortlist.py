@@ -366,7 +366,7 @@ def _nearby(question: Question, best: Evaluation) -> Iterator[Nearby]:
     """Answers for the nearest batch and number of devices that divide, where they are faster."""
     for other in divisible(question):
         with suppress(PerfsimError):
-            run = best_plan(other)
+            run = best_plan(other, reported=False)
             gain = run.tokens_per_s / other.devices / (best.tokens_per_s / question.devices)
             if gain > LEAST_GAIN:
                 batch = other.job.global_batch_size
