@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfsim.base.errors import PlanError
-from perfsim.prediction.nearby import RANGE, SHARE, divisible
-from perfsim.prediction.planner import Search
+from perfsim.prediction.planner import RANGE, SHARE, Search, divisible
 from perfsim.prediction.question import Question, question_of
 from perfsim.studies.shortlist import LEAST_GAIN, plan_layouts
 
