@@ -33,6 +33,7 @@ def compiled(function: F, *, allocates: bool = True) -> F:
 
     One that allocates nothing need not count references to arrays, which may take longer than all else.
     """
-    dispatcher = njit(function) if allocates else njit(_nrt=False)(function)
+    counts: dict[str, Any] = {} if allocates else {"_nrt": False}
+    dispatcher = njit(**counts)(function)
     dispatcher._cache = _Kept(function)  # type: ignore[no-untyped-call]  # noqa: SLF001 (as `cache=True` does)
     return cast(F, dispatcher)
