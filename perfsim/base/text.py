@@ -1,8 +1,9 @@
-"""The nearest name that exists."""
+"""The nearest name that exists, and numbers as people write them."""
 
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterable
 
@@ -25,6 +26,8 @@ _LEAST_PART = 3
 """Letters of a word from which on a name that has it as a part is suggested."""
 _MOST_LISTED = 40
 """More names are not listed behind a guess."""
+MISSING = "n/a"
+"""In place of a number that is not finite."""
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
@@ -61,3 +64,14 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     if guess and len(choices) > _MOST_LISTED:
         return f"{guess}{len(choices)} names are known"
     return f"{guess}known: {', '.join(choices)}" if choices else guess.strip()
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A number with so many significant digits, thousands separated, never with an exponent."""
+    if not math.isfinite(value):
+        return MISSING
+    if value == 0:
+        return "0"
+    rounded = float(f"{value:.{digits - 1}e}")
+    decimals = digits - 1 - math.floor(math.log10(abs(rounded)))  # of 1.00, not of 0.9996
+    return f"{rounded:,.{min(max(decimals, 0), 12)}f}"

@@ -216,7 +216,7 @@ class _Resolver:
                 loaded = mapping.build(named, self.catalog, default_name)
         except CatalogError as error:
             self.failed.append(path)
-            self.problems += _placed(error.problems, node.mark)
+            self.problems += placed(error.problems, node.mark)
             return None
         if not isinstance(loaded, tuple(named)):
             expected = " or ".join(name for cls in named for name in kinds_of(cls)) or named[0].__name__
@@ -230,7 +230,7 @@ class _Resolver:
         self.problems.append(node.mark.problem(f"{dotted(path)}: {message}", help_text))
 
 
-def _placed(problems: Sequence[Problem], mark: Mark, prefix: str = "") -> list[Problem]:
+def placed(problems: Sequence[Problem], mark: Mark, prefix: str = "") -> list[Problem]:
     """Problems of what a node names; those without a file stand where it is named."""
     return [
         problem if problem.file else mark.problem(f"{prefix}{problem.message}", problem.help)
@@ -441,7 +441,7 @@ class LocatedMapping:
                 raise CatalogError([Problem(f"`{base.value}` extends this file in turn")])
             parent = self.read(path, kind, catalog, files)
         except CatalogError as error:
-            more = _placed(error.problems, base.mark, "extends: ")
+            more = placed(error.problems, base.mark, "extends: ")
         else:
             more = parent.problems
             node = replace(_extend(node, parent.node), broken=parent.node.broken)

@@ -7,6 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from perfsim.base.text import number
 from perfsim.base.units import DAY_S
 from perfsim.prediction.caveats import Caveat
 from perfsim.report import text
@@ -80,11 +81,7 @@ def _match(planned: Planned, matched: Matched) -> str:
     """How many devices of another system take equal time, and the numbers that were tried."""
     least, most = matched.points[0].devices, matched.points[-1].devices
     low, middle, high = (
-        f"more than {most:,}"
-        if count is None
-        else f"at most {least:,}"
-        if count <= least
-        else text.number(count)
+        f"more than {most:,}" if count is None else f"at most {least:,}" if count <= least else number(count)
         for count in (matched.equal.low, matched.equal.typical, matched.equal.high)
     )
     tried = ", ".join(
@@ -174,7 +171,7 @@ def _head(planned: Planned) -> Iterator[str]:
         yield (
             f"Worth measuring: {experiment.steps} steps of {first.entry} on "
             f"{text.counted(first.devices, 'device')} and of {last.entry} on {text.integer(last.devices)}, "
-            f"{text.number(experiment.device_hours)} device-hours in all, tell the two apart."
+            f"{number(experiment.device_hours)} device-hours in all, tell the two apart."
             f"{fewer if experiment.fewer_replicas else ''}"
         )
 
@@ -191,7 +188,7 @@ def _deciding(planned: Planned) -> Iterator[str]:
             f"Batch {text.integer(asked.global_batch_size)} hardly divides over "
             f"{text.integer(asked.num_devices)} devices. With {named} ({other.layout}) a step takes "
             f"{text.duration(other.step_time_s)}: "
-            f"{text.number(other.gain)} times the tokens a second and device."
+            f"{number(other.gain)} times the tokens a second and device."
         )
     yield from (words for severity, words in _caveats(planned) if severity == "serious")
     limit = planned.question.allowed_share
@@ -206,7 +203,7 @@ def _deciding(planned: Planned) -> Iterator[str]:
     if planned.objective == "cost":
         of = "a billion tokens" if planned.best.time is None else "the run to the target"
         yield (
-            f"Cost of {of} with 1: {text.number(planned.best.device_hours)} device-hours; on a fixed number "
+            f"Cost of {of} with 1: {number(planned.best.device_hours)} device-hours; on a fixed number "
             "of devices the fastest layout is the cheapest. Prices in money are not known to perfsim."
         )
     if tried := planned.tried_batches:
@@ -234,13 +231,13 @@ def _further(planned: Planned) -> Iterator[str]:
 def _caveats(planned: Planned) -> Iterator[tuple[str, str]]:
     """Caveats above information, once by code in the words of the worst: severity, and words with rows."""
     about: dict[str, list[tuple[int, Caveat]]] = {}
-    for number, entry in enumerate(planned.shortlist, start=1):
+    for place, entry in enumerate(planned.shortlist, start=1):
         for caveat in entry.prediction.caveats:
             if caveat.severity != "info":
-                about.setdefault(caveat.code, []).append((number, caveat))
+                about.setdefault(caveat.code, []).append((place, caveat))
     worst = {min((caveat for _, caveat in rows), key=Caveat.rank): rows for rows in about.values()}
     for caveat in sorted(worst, key=Caveat.rank):
-        numbers = ", ".join(str(number) for number, _ in worst[caveat])
+        numbers = ", ".join(str(place) for place, _ in worst[caveat])
         yield caveat.severity, f"{caveat.severity}, {numbers}: {caveat.text}."
 
 
@@ -250,12 +247,12 @@ def _wider_bands(planned: Planned) -> Iterator[str]:
     accuracies = [run.accuracy for run in runs]
     narrowest = min(accuracies, key=lambda accuracy: accuracy.step_time_error)
     reasons: dict[str, list[str]] = {}
-    for number, accuracy in enumerate(accuracies, start=1):
+    for place, accuracy in enumerate(accuracies, start=1):
         if accuracy.step_time_error > WIDER * narrowest.step_time_error:
             common = set(narrowest.likeness.split("; "))
             own = "; ".join(words for words in accuracy.likeness.split("; ") if words not in common)
             why = own or f"its nearest published runs are {accuracy.family}, not {narrowest.family}"
-            reasons.setdefault(why, []).append(str(number))
+            reasons.setdefault(why, []).append(str(place))
     for why, numbers in reasons.items():
         bands = "band is" if len(numbers) == 1 else "bands are"
         yield f"Row {', '.join(numbers)}: the {bands} wider, for unlike the published runs: {why}."

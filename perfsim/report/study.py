@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from perfsim.base.text import MISSING
 from perfsim.interop.chrome import StepTrace
 from perfsim.prediction.caveats import CODES, Concern
 from perfsim.report import study_figures, text
@@ -430,7 +431,7 @@ def _like_with_like(result: StudyResult) -> Iterator[Section]:
             "time at equal price": (text.TIME, partial(at_equal, "money")),
             "devices for equal time": (text.NUMBER, lambda c: c.own.num_devices * of("wall_s", c) / first_s),
         },
-        f"{text.MISSING}: an input is not given.",
+        f"{MISSING}: an input is not given.",
     ).turned()
     lead = (
         "Compares machines of unlike size: time on the wall with as much power, or as much money an hour, "

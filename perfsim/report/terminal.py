@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from perfsim.base.text import number
 from perfsim.report import text
 from perfsim.report.table import Table
 
@@ -87,7 +88,7 @@ def gap_lines(gap: GapExplained) -> list[str]:
     band = f"{unit.number(gap.band_s[0])}{text.NONE}{unit.text(gap.band_s[1])}"
     words = (
         f"Measured {text.duration(gap.measured_s)}, predicted {text.duration(gap.predicted_s)}: "
-        f"{text.number(gap.measured_s / gap.predicted_s)} {text.TIMES} as long, "
+        f"{number(gap.measured_s / gap.predicted_s)} {text.TIMES} as long, "
         f"{'inside' if gap.inside else 'outside'} the 90 % band of {band}. The gap is "
         f"{gap.deviations:.1f} standard deviations of the errors on published runs. "
         f"Layout {gap.layout}; recipe {gap.trained}."

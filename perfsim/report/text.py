@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from perfsim.base.text import MISSING, number
 from perfsim.base.units import DAY_S
 from perfsim.specs.layout import AXES
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
-MISSING = "n/a"
 NONE = "\u2013"
 """An empty cell; also the dash of a range."""
 TIMES = "\u00d7"
@@ -57,17 +57,6 @@ def thinned(items: Sequence[Item], count: int) -> list[Item]:
         return list(items)
     last = len(items) - 1
     return [items[round(place * last / max(count - 1, 1))] for place in range(count)]
-
-
-def number(value: float, digits: int = 3) -> str:
-    """A number with so many significant digits, thousands separated, never with an exponent."""
-    if not math.isfinite(value):
-        return MISSING
-    if value == 0:
-        return "0"
-    rounded = float(f"{value:.{digits - 1}e}")
-    decimals = digits - 1 - math.floor(math.log10(abs(rounded)))  # of 1.00, not of 0.9996
-    return f"{rounded:,.{min(max(decimals, 0), 12)}f}"
 
 
 def integer(value: float) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import plotly.graph_objects as go
 
 from perfsim.base.files import write_file
+from perfsim.base.text import number
 from perfsim.base.units import format_quantity
 from perfsim.report import draw, text
 from perfsim.report.page import Page, Section, slugify
@@ -185,7 +186,7 @@ def _quantity(constant: str, value: float) -> str:
         return format_quantity(value, "bytes_per_s", 3)
     if "_s_per_" in name or name.endswith("_s"):
         unit = text.TIME.of([value])
-        return f"{text.number(value / unit.scale, 2)} {unit.name}"
+        return f"{number(value / unit.scale, 2)} {unit.name}"
     return f"{value:,.0f}" if name.endswith("_length") else f"{value:.2f}"
 
 
@@ -356,9 +357,9 @@ def _name(result: Mapping[str, Any]) -> str:
 def _of_file(result: Mapping[str, Any], sections: Iterable[Section]) -> Iterator[Section]:
     """Sections under the name of their file; the first is at its head."""
     name = _name(result)
-    for number, section in enumerate(sections):
+    for place, section in enumerate(sections):
         slug = f"{slugify(name)}-{section.anchor}"
-        yield replace(section, heading=f"{name}: {section.heading}", slug=slug, level=3 if number else 2)
+        yield replace(section, heading=f"{name}: {section.heading}", slug=slug, level=3 if place else 2)
 
 
 def _convergence_table(result: Mapping[str, Any]) -> Table:

@@ -17,6 +17,7 @@ import numpy as np
 
 from perfsim.base.dates import EQUAL, LATEST, months_apart
 from perfsim.base.errors import PerfsimError
+from perfsim.base.text import number
 from perfsim.base.units import DAY_S
 from perfsim.convergence.bill import YEAR_S, Bill, Rates
 from perfsim.convergence.critical_batch import LawInputs, critical_batch, steps
@@ -387,17 +388,9 @@ def amount(spread: Spread | None, unit: str = "") -> str:
         return "not given"
     scales = ((1e9, "billion"), (1e6, "million"))
     scale, word = next((known for known in scales if spread.typical >= known[0]), (1.0, ""))
-    middle, low, high = (figure(value / scale) for value in (spread.typical, spread.low, spread.high))
+    middle, low, high = (number(value / scale) for value in (spread.typical, spread.low, spread.high))
     band = f"({low} to {high})" if low != high else ""
     return " ".join(filter(None, [middle, word, unit, band]))
-
-
-def figure(value: float) -> str:
-    """Three significant digits, as in the tables."""
-    if not 0 < value < math.inf:
-        return f"{value:.0f}"
-    rounded = float(f"{value:.3g}")  # 0.9996 is 1.00
-    return f"{rounded:,.{max(2 - math.floor(math.log10(rounded)), 0)}f}"
 
 
 def chance(probability: float) -> str:

@@ -13,15 +13,7 @@ from typing import Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from perfsim.base.dates import EQUAL
-from perfsim.base.errors import (
-    CatalogError,
-    InputError,
-    LayoutError,
-    PerfsimError,
-    PlanError,
-    Problem,
-    UnknownNameError,
-)
+from perfsim.base.errors import CatalogError, InputError, LayoutError, PlanError, Problem, UnknownNameError
 from perfsim.base.spec import CatalogSpec, FolderName, Spec
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import YAML_CONTEXT
@@ -36,9 +28,10 @@ from perfsim.catalog.reader import (
     is_named,
     kind_of,
     members,
+    placed,
     value_at,
 )
-from perfsim.catalog.yaml_tree import Loc, Mark, Node
+from perfsim.catalog.yaml_tree import Mark, Node
 from perfsim.engine.limits import present_limits
 from perfsim.machines import build_topology
 from perfsim.network import nearest_link
@@ -133,14 +126,6 @@ class _Axis:
         return self.key.problem(f"{self.where}: {message}", help_text)
 
 
-def _placed(mark: Mark, prefix: str, error: InputError) -> list[Problem]:
-    """The problems of an error, at this mark unless they have a place."""
-    return [
-        problem if problem.file else mark.problem(f"{prefix}: {problem.message}", problem.help)
-        for problem in error.problems
-    ]
-
-
 def _read_axes(mapping: LocatedMapping, spec: SweepSpec) -> tuple[dict[str, list[_Axis]], list[Problem]]:
     """The valid axes of the grid (under the empty name) and of each variant, and what is wrong in others."""
     groups: dict[str, list[_Axis]] = {}
@@ -186,7 +171,7 @@ def _wrong_values(
         try:
             catalog.override(owner, {path: axis.values[0]})
         except CatalogError as error:
-            return _placed(axis.key, axis.where, error)
+            return placed(error.problems, axis.key, f"{axis.where}: ")
         return [axis.problem(f"`{axis.path}` is not a field", "")]
     annotation = record.model_fields[parts[index]].annotation
     named = index == len(parts) - 1 and any(is_named(member) for member in members(annotation))
@@ -200,7 +185,7 @@ def _wrong_values(
             else:
                 _must_suit(record, parts[index:], node, axis)
         except InputError as error:
-            problems += _placed(node.mark, axis.where, error)
+            problems += placed(error.problems, node.mark, f"{axis.where}: ")
     return problems
 
 
@@ -466,7 +451,9 @@ def _expand(spec: SweepSpec, mapping: LocatedMapping, catalog: Catalog) -> tuple
                 except InputError as error:
                     said = [f"{path} {value}" for path, value in changes.items()]
                     label = ", ".join([candidate.system.machine(devices), str(candidate.strategy), *said])
-                    raise CatalogError(_placed(mapping.node.mark_at(("grid",)), label, error)) from None
+                    raise CatalogError(
+                        placed(error.problems, mapping.node.mark_at(("grid",)), f"{label}: ")
+                    ) from None
                 points.append(Point(study, {**apart, **settings}))
     if not points:
         raise CatalogError([mapping.problem(("grid",), "no strategy of the grid runs on any of its systems")])
@@ -577,11 +564,6 @@ def load_study(name_or_path: str, catalog: Catalog | None = None) -> StudySpec:
     return study
 
 
-def _at(mapping: LocatedMapping, path: Loc, error: PerfsimError) -> list[Problem]:
-    """The problems of an error at the value with this path."""
-    return [mapping.problem(path, problem.message, problem.help) for problem in error.problems]
-
-
 def _check_machines(study: StudySpec, mapping: LocatedMapping) -> None:
     """Refuse numbers of devices that a system cannot have, and fixed layouts where none can be run.
 
@@ -595,13 +577,14 @@ def _check_machines(study: StudySpec, mapping: LocatedMapping) -> None:
     for line, written in enumerate(mapping.data["candidates"]):
         names = written.get("strategy")
         lines += [line] * (len(names) if isinstance(names, list) else 1)
+    node = mapping.node
     points = iter(study.points)
     for line, candidate in zip(lines, study.candidates, strict=True):
         for number, point in enumerate(islice(points, len(candidate.devices))):
             try:
                 question = point.checked()
             except InputError as error:
-                devices += _at(mapping, ("candidates", line, "devices", number), error)
+                devices += placed(error.problems, node.mark_at(("candidates", line, "devices", number)))
                 continue
             layouts.append([])
             if question.given_layout is not None and study.batch_sizes != "auto":
@@ -609,7 +592,7 @@ def _check_machines(study: StudySpec, mapping: LocatedMapping) -> None:
                 # A lack of constants for a price is said when the candidate is answered.
                 wrong = [error for error in refused if isinstance(error, LayoutError)]
                 if len(wrong) == len(refused):
-                    layouts[-1] = _at(mapping, ("candidates", line, "layout"), wrong[0])
+                    layouts[-1] = placed(wrong[0].problems, node.mark_at(("candidates", line, "layout")))
     if all(layouts):
         devices += chain(*layouts)
     if devices:
@@ -646,7 +629,7 @@ def _check_loss(study: StudySpec, mapping: LocatedMapping) -> None:
     try:
         Target.of(study.model, study.recipe, study.convergence)
     except (InputError, PlanError) as error:
-        problems = _at(mapping, ("recipe", "target_loss"), error)
+        problems = placed(error.problems, mapping.node.mark_at(("recipe", "target_loss")))
         if isinstance(error, PlanError):
             raise PlanError([str(problem) for problem in problems]) from None
         raise CatalogError(problems) from None

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from sys import intern
-from typing import Any
+from typing import Any, TypeVar
 
 from perfsim.base.errors import InputError, LimitError, PerfsimError, PlanError, within_floats
 from perfsim.convergence.wall_clock import RunPart
@@ -309,6 +309,7 @@ START_S = 2.0
 """Seconds for a process to start and import perfsim."""
 PROGRESS_S = 2.0
 """Least time between two lines of progress."""
+Finished = TypeVar("Finished")
 
 
 class SweepInterrupted(PerfsimError):
@@ -388,24 +389,28 @@ def run_sweep(
         if store.readonly and pending:
             missing = f"{len(pending)} points are not in it"
             raise PerfsimError(f"{store.path} cannot be written to, and {missing}: give another --out")
-        progress = _Progress(len(points), len(results), tell)
+
+        def kept(reason: object) -> str:
+            count = f"{len(results)} of {len(points)} points are finished and kept"
+            return f"{reason}: {count}; the same command continues from there"
+
         try:
             if pending:
+                tell(f"{len(points)} points, {len(results)} of them stored")
                 executor = executor or executor_for(jobs, scheduler, most=len(pending), tell=tell)
                 with executor.answers(answer_text, pending.items()) as finished:
-                    for key, answer in finished:
+                    for key, answer in _told(finished, len(points), len(results), tell):
                         if isinstance(answer, PerfsimError):
                             results[key] = None, (answer.problems[0].message,)
                         else:
                             store.put(key, answer)
                             results[key] = _read(answer.text)
-                        progress.count_finished()
         except LimitError as limit:
-            raise LimitError(progress.kept(str(limit))) from None
+            raise LimitError(kept(limit)) from None
         except KeyboardInterrupt:
-            raise SweepInterrupted(progress.kept("interrupted")) from None
+            raise SweepInterrupted(kept("interrupted")) from None
         except ExecutorLost as lost:
-            raise PerfsimError(progress.kept(str(lost))) from None
+            raise PerfsimError(kept(lost)) from None
     studies = {}
     for point in sweep.points:
         cluster = point.candidate.cluster_calibration
@@ -444,31 +449,14 @@ def _interned(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return {intern(name): intern(value) if type(value) is str else value for name, value in pairs}
 
 
-class _Progress:
-    """Counts finished points and reports progress at most every `PROGRESS_S`."""
-
-    def __init__(self, total: int, stored: int, tell: Tell) -> None:
-        self.total = total
-        self.stored = stored
-        self.done = stored
-        self.started = self.reported = time.monotonic()
-        self.tell = tell
-        if stored < total:
-            tell(f"{total} points, {stored} of them stored")
-
-    def count_finished(self) -> None:
-        self.done += 1
+def _told(finished: Iterator[Finished], total: int, stored: int, tell: Tell) -> Iterator[Finished]:
+    """Finished points as they come; how many they are is told at most every `PROGRESS_S`."""
+    started = reported = time.monotonic()
+    for done, item in enumerate(finished, start=stored + 1):
+        yield item
         now = time.monotonic()
-        if now - self.reported < PROGRESS_S and self.done < self.total:
-            return
-        self.reported = now
-        left_s = (now - self.started) / (self.done - self.stored) * (self.total - self.done)
-        left = f", about {left_s:.0f} s left" if self.done < self.total else ""
-        self.tell(f"{self.done} of {self.total} points{left}")
-
-    def kept(self, reason: str) -> str:
-        """Why a sweep ended early, and that nothing is lost."""
-        return (
-            f"{reason}: {self.done} of {self.total} points are finished and kept; "
-            "the same command continues from there"
-        )
+        if now - reported >= PROGRESS_S or done == total:
+            reported = now
+            left_s = (now - started) / (done - stored) * (total - done)
+            left = f", about {left_s:.0f} s left" if done < total else ""
+            tell(f"{done} of {total} points{left}")

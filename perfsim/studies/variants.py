@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel
 
+from perfsim.base.text import number
 from perfsim.convergence.critical_batch import CriticalBatch
 from perfsim.convergence.time_to_accuracy import EqualDevices, split_speedup
 from perfsim.costs.wafer import HIDES
@@ -28,7 +29,7 @@ from perfsim.studies.answers import (
     settings_text,
     shared_caveats,
 )
-from perfsim.studies.decision import amount, figure, outcome_of, time_unit, verb
+from perfsim.studies.decision import amount, outcome_of, time_unit, verb
 from perfsim.studies.loading import LAYOUT, VARIANT, Sweep
 from perfsim.studies.spec import digests
 
@@ -506,7 +507,7 @@ def _first_at_each(target: Sequence[Series]) -> str:
     taken = [(point, outcome_of(point)) for member in target for point in member.points]
     first, outcome = min(taken, key=lambda pair: pair[1].wall_s.typical)
     unit, scale = time_unit(outcome.wall_s.typical)
-    said = [f"{first.named}: first, after {figure(outcome.wall_s.typical / scale)} {unit} on the wall"]
+    said = [f"{first.named}: first, after {number(outcome.wall_s.typical / scale)} {unit} on the wall"]
     for words, name, per in (
         ("power", "energy_kwh", "kWh"),
         ("money an hour", "money", first.study.currency),

@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
 
+from perfsim.base.text import number
 from perfsim.studies.answers import Answer, Decision, Eras, Lever, Outcome, Spread, short_names
-from perfsim.studies.decision import SPEED, amount, chance, figure, time_unit, verb
+from perfsim.studies.decision import SPEED, amount, chance, time_unit, verb
 
 
 def sentence(rows: Sequence[Answer], decision: Decision) -> str:
@@ -22,7 +23,7 @@ def sentence(rows: Sequence[Answer], decision: Decision) -> str:
     if not math.isfinite(wall_s.typical):
         return "No candidate reaches the target."
     unit, scale = time_unit(wall_s.typical)
-    middle, low, high = (figure(end / scale) for end in (wall_s.typical, wall_s.low, wall_s.high))
+    middle, low, high = (number(end / scale) for end in (wall_s.typical, wall_s.low, wall_s.high))
     when = f"{middle} {unit} on the wall ({low} to {high})"
     if rival is None:
         reach = verb(first.num_devices, "reach", "reaches")
@@ -67,7 +68,7 @@ def grounds(rows: Sequence[Answer], decision: Decision, eras: Eras | None) -> Ma
 def _why(first: Answer, rival: Answer, taken: Mapping[str, Outcome]) -> str:
     """The factors of the ratio of the two times, the largest first; their product is the ratio."""
     waits = [taken[row.label].wall_s.typical / row.time.time_s for row in (first, rival)]
-    rates = [figure(row.tokens_per_s) for row in (first, rival)]
+    rates = [number(row.tokens_per_s) for row in (first, rival)]
     shares = [f"{100 * row.mfu:.1f} %" for row in (first, rival)]
     batches = [f"{row.time.batch_tokens / 1e6:.2g} M" for row in (first, rival)]
     terms = [
@@ -149,5 +150,5 @@ def _other_layouts(rows: Sequence[Answer], decision: Decision, names: Mapping[st
         first = min(walls_s, key=lambda label: walls_s[label])
         if first != decision.first:
             unit, scale = time_unit(walls_s[first])
-            when = f"{figure(walls_s[first] / scale)} {unit}"
+            when = f"{number(walls_s[first] / scale)} {unit}"
             yield f"With {words} first after {when}: {names[first]}."

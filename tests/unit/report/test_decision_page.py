@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfsim.api.answers import StudyAnswer
+from perfsim.base.text import number
 from perfsim.report.study import study_document, study_lines, study_page
-from perfsim.report.text import number
 from perfsim.studies.answers import BreakEven, Decision, Lever, Outcome, Spread, StudyResult, values_of
 from perfsim.studies.decision import chance, time_unit
 

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from perfsim.base.text import number
 from perfsim.engine.trace import Simulated
 from perfsim.report import text
 from perfsim.report.draw import log_axis
@@ -18,16 +19,16 @@ UNLINKED = Simulated(events=1200, flows=0, links=0, contended_s=0.0, engine="sim
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        (text.number(0.0), "0"),
-        (text.number(31.25), "31.2"),
-        (text.number(1234.5), "1,230"),
-        (text.number(0.00012345), "0.000123"),
-        (text.number(-2.0), "-2.00"),
-        (text.number(999.9), "1,000"),
-        (text.number(0.9996), "1.00"),
-        (text.number(9.996), "10.0"),
-        (text.number(math.inf), "n/a"),
-        (text.number(math.nan), "n/a"),
+        (number(0.0), "0"),
+        (number(31.25), "31.2"),
+        (number(1234.5), "1,230"),
+        (number(0.00012345), "0.000123"),
+        (number(-2.0), "-2.00"),
+        (number(999.9), "1,000"),
+        (number(0.9996), "1.00"),
+        (number(9.996), "10.0"),
+        (number(math.inf), "n/a"),
+        (number(math.nan), "n/a"),
         (text.duration(3.2e-5), "32.0 µs"),
         (text.duration(0.25), "250 ms"),
         (text.duration(76.06), "76.1 s"),

@@ -7,8 +7,9 @@ from types import ModuleType
 
 import pytest
 
+from perfsim.base.text import number
 from perfsim.prediction.risk import Ranked
-from perfsim.studies.decision import figure, time_unit
+from perfsim.studies.decision import time_unit
 from perfsim.studies.verdict import grounds
 
 
@@ -27,5 +28,5 @@ def test_another_layout_is_told_where_it_turns_the_order_with_its_own_time(
     if said:
         (own,) = (row for row in result.decision.outcomes if row.label == last.label)
         unit, scale = time_unit(own.wall_s.typical / faster)
-        when = f"{figure(own.wall_s.typical / faster / scale)} {unit}"
+        when = f"{number(own.wall_s.typical / faster / scale)} {unit}"
         assert f"With the fastest of all layouts first after {when}: 16 CS-2." in lines["other reading"]
