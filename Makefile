@@ -64,6 +64,7 @@ fuzz: $(VENV)/.installed-dev ## 20,000 wrong files to every verb, write reports/
 
 mutations: $(VENV)/.installed-dev ## Put faults into schedules and code, write reports/mutations.md
 	@$(BIN)/perfsim prove $(STUDY) --mutations reports/mutations.md --every 43
+	@$(BIN)/python -m pytest $(PARALLEL) -q --cov=perfsim --cov-context=test --cov-report= --ignore=tests/browser
 	@$(BIN)/python tests/mutation/mutants.py --seed 1 --count 180 --page reports/mutations.md
 
 records: ## Make every report of reports/ anew (hours), and note the commit of each

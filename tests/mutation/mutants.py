@@ -1,15 +1,12 @@
-"""Changes of the code that a test must notice: a seeded sample, each run against the tests of its room.
+"""Changes of the code that a test must notice: a seeded sample, each run against the tests that reach it.
 
+    pytest -n auto --cov=perfsim --cov-context=test --cov-report=
     python tests/mutation/mutants.py --seed 1 --count 180 --page reports/mutations.md
 
 A mutant differs from the source in one place: an operator, a comparison, a number, a term that is left out,
 `min` for `max`, a condition negated. A process of its own imports the mutant in place of the module and runs
-tests, those that mirror the module first, until one fails. Messages and annotations are left alone.
-
-With the contexts of a coverage run only tests that reach the changed line are run, of whatever room:
-
-    pytest -n auto --cov=perfsim --cov-context=test --cov-report=
-    python tests/mutation/mutants.py --seed 1 --count 120 --reach .coverage
+the tests that reach the changed line, of whatever room, until one fails. Messages and annotations are left
+alone.
 """
 
 from __future__ import annotations
@@ -21,6 +18,7 @@ import copy
 import importlib
 import importlib.abc
 import importlib.machinery
+import math
 import os
 import random
 import re
@@ -58,86 +56,19 @@ ROOMS = (
     "report/table.py",
 )
 """Rooms and files; each has an equal part of the sample."""
-BEYOND = {
-    "strategies": (
-        "tests/properties/test_schedules.py",
-        "tests/unit/proof/test_in_flight.py",
-        "tests/unit/proof/test_prices.py",
-        "tests/properties/test_weight_streaming.py",
-        "tests/validation/test_public_cases.py",
-        "tests/conformance",
-    ),
-    "costs": (
-        "tests/unit/work",
-        "tests/unit/strategies/three_d",
-        "tests/unit/strategies/streaming",
-        "tests/unit/evidence",
-        "tests/validation/test_wafer_studies.py",
-        "tests/validation/test_public_cases.py",
-    ),
-    "network": ("tests/properties/test_collectives.py", "tests/unit/costs", "tests/unit/evidence"),
-    "convergence": (
-        "tests/properties/test_convergence.py",
-        "tests/validation/test_convergence_cases.py",
-        "tests/unit/studies",
-    ),
-    "engine": (
-        "tests/properties/test_engine.py",
-        "tests/properties/test_fairshare.py",
-        "tests/properties/test_perturbations.py",
-        "tests/properties/test_breakdowns.py",
-        "tests/unit/machines",
-    ),
-    "work": (
-        "tests/properties/test_graph.py",
-        "tests/properties/test_folding.py",
-        "tests/properties/test_breakdowns.py",
-        "tests/unit/strategies",
-        "tests/unit/costs",
-        "tests/unit/engine",
-        "tests/unit/machines",
-        "tests/validation/test_parameter_counts.py",
-        "tests/validation/test_published_closed_forms.py",
-        "tests/validation/test_public_cases.py",
-    ),
-    "proof": ("tests/properties/test_proofs.py", "tests/unit/strategies/test_new_strategy.py"),
-    "base": ("tests/unit/catalog", "tests/unit/specs", "tests/unit/cli", "tests/unit/studies"),
-    "specs": (
-        "tests/unit/catalog",
-        "tests/unit/costs",
-        "tests/unit/work",
-        "tests/unit/strategies",
-        "tests/unit/prediction",
-        "tests/unit/evidence",
-        "tests/validation/test_parameter_counts.py",
-    ),
-    "studies": ("tests/records/test_studies.py", "tests/unit/api", "tests/unit/report", "tests/unit/cli"),
-    "interop": ("tests/unit/api", "tests/unit/cli", "tests/properties"),
-    "evidence": (
-        "tests/unit/prediction/test_cluster.py",
-        "tests/unit/interop/foreign/test_megatron_log.py",
-        "tests/unit/api",
-        "tests/unit/cli",
-        "tests/validation",
-    ),
-    "report": ("tests/unit/cli",),
-}
-"""Tests that run after those of the room's own folder."""
 COMPILED = {
     f"perfsim/engine/{name}.py": ["tests/records/test_steps.py", "tests/properties/test_engine.py"]
     for name in ("core", "rules")
 }
 """Modules of which coverage sees little, since numba compiles them, and their tests."""
-TIMES = 3.0
-"""A mutant that runs so many times as long as the tests do without it is found as well."""
-FEWEST_SECONDS = 30.0
 MOST_SECONDS = 900.0
+"""A mutant that runs longer is found as well."""
 MOST_TESTS = 150
 """Of those that reach a line; the nearest."""
 MOST_BYTES = 6 * 2**30
 HEADING = "# Which changes of the code the tests detect"
 DIFFERENCE = """A mutant differs from the code in one place: an operator, a comparison, a number, a
-term left out, `min` for `max`, a condition negated. The tests of its room ran until one failed."""
+term left out, `min` for `max`, a condition negated. The tests that reach it ran until one failed."""
 
 OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub,
@@ -302,16 +233,6 @@ def mirrored(module: str) -> list[Path]:
     path = Path(module)
     folder = ROOT / "tests/unit" / path.parts[1]
     return sorted(folder.rglob(f"test_{path.stem}.py")) + sorted(folder.rglob(f"test_*{path.stem}*.py"))
-
-
-def tests_of(mutant: Mutant) -> list[str]:
-    """Files and folders of tests, those that mirror the module first."""
-    path = Path(mutant.path)
-    folder = ROOT / "tests/unit" / mutant.room
-    near = ROOT / "tests/unit" / Path(*path.parts[1:-1])
-    folders = [near, folder] if near.is_dir() else [folder]
-    tests = [*mirrored(mutant.path), *folders, *(ROOT / name for name in BEYOND.get(mutant.room, ()))]
-    return [str(test) for test in dict.fromkeys(tests)]
 
 
 class Reach:
@@ -480,17 +401,16 @@ def prepare() -> None:
     os.chdir(ROOT)
 
 
-def _child(mutant: Mutant | None, tests: Sequence[str], report: int) -> int:
+def _child(mutant: Mutant, tests: Sequence[str], report: int) -> int:
     """In a process of its own: import the mutant, run the tests until one fails."""
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
-    if mutant is not None:
-        if mutant.room == "engine":
-            # numba would find the machine code of the file as it stands on disk, not of the mutant.
-            os.environ["NUMBA_DISABLE_JIT"] = "1"
-        parts = Path(mutant.path).with_suffix("").parts
-        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        code = compile(mutant.tree, mutant.path, "exec", dont_inherit=True)
-        sys.meta_path.insert(0, _Changed(name, code))
+    if mutant.room == "engine":
+        # numba would find the machine code of the file as it stands on disk, not of the mutant.
+        os.environ["NUMBA_DISABLE_JIT"] = "1"
+    parts = Path(mutant.path).with_suffix("").parts
+    name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    code = compile(mutant.tree, mutant.path, "exec", dont_inherit=True)
+    sys.meta_path.insert(0, _Changed(name, code))
     failures = _Failures()
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # noqa: PTH123
         os.dup2(nowhere.fileno(), 2)
@@ -500,7 +420,7 @@ def _child(mutant: Mutant | None, tests: Sequence[str], report: int) -> int:
     return int(result)
 
 
-def run(mutant: Mutant | None, tests: Sequence[str], limit_s: float) -> tuple[int | None, str]:
+def run(mutant: Mutant, tests: Sequence[str]) -> tuple[int | None, str]:
     """Exit status of the tests (None: no answer in time), and the test that failed."""
     read, write = os.pipe()
     child = os.fork()
@@ -511,7 +431,7 @@ def run(mutant: Mutant | None, tests: Sequence[str], limit_s: float) -> tuple[in
             status = _child(mutant, tests, write)
         os._exit(status)
     os.close(write)
-    until = time.monotonic() + limit_s
+    until = time.monotonic() + MOST_SECONDS
     status = None
     while time.monotonic() < until:
         ended, state = os.waitpid(child, os.WNOHANG)
@@ -527,30 +447,15 @@ def run(mutant: Mutant | None, tests: Sequence[str], limit_s: float) -> tuple[in
 
 
 def try_mutants(
-    drawn: Sequence[Mutant], log: TextIO, until_s: float | None = None, reach: Reach | None = None
+    drawn: Sequence[Mutant], reach: Reach, log: TextIO, until_s: float = math.inf
 ) -> list[Outcome]:
-    """Run all of them, one after the other; the tests of each room must pass without a mutant first.
-
-    With `until_s` (of `time.monotonic`) no mutant begins after it, and tests are not run without one; nor are
-    those that `reach` selects.
-    """
-    limits: dict[str, float] = {}
+    """Run all of them, one after the other; with `until_s` (of `time.monotonic`) none begins after it."""
     outcomes = []
     for mutant in drawn:
         begin = time.monotonic()
-        if until_s is not None and begin > until_s:
+        if begin > until_s:
             break
-        selected = reach.tests_of(mutant) if reach is not None else []
-        if mutant.room not in limits and not selected:
-            limits[mutant.room] = FEWEST_SECONDS
-            if until_s is None:
-                status, name = run(None, tests_of(mutant), MOST_SECONDS)
-                if status:
-                    raise SystemExit(f"the tests of {mutant.room} fail without any mutant: {name}")
-                limits[mutant.room] += TIMES * (time.monotonic() - begin)
-                begin = time.monotonic()
-        limit_s = MOST_SECONDS if selected or until_s is not None else limits[mutant.room]
-        status, by = run(mutant, selected or tests_of(mutant), limit_s)
+        status, by = run(mutant, reach.tests_of(mutant))
         by = by or ("no answer in time" if status is None else "an error on import")
         outcome = Outcome(mutant, status != 0, by if status != 0 else "", time.monotonic() - begin)
         outcomes.append(outcome)
@@ -601,18 +506,18 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=180)
     parser.add_argument("--rooms", default=",".join(ROOMS))
     parser.add_argument("--seconds", type=float, help="begin no mutant after so many, in random order")
-    parser.add_argument("--reach", type=Path, help="coverage data with the tests of each line")
+    parser.add_argument("--reach", type=Path, default=".coverage", help="the tests of each line")
     parser.add_argument("--page", type=Path)
     asked = parser.parse_args()
     target = asked.page and asked.page.resolve()
+    reach = Reach(asked.reach.resolve())
     prepare()
     drawn = sample(asked.seed, asked.count, asked.rooms.split(","))
-    until_s = None
+    until_s = math.inf
     if asked.seconds:
         random.Random(asked.seed).shuffle(drawn)
         until_s = time.monotonic() + asked.seconds
-    reach = Reach(asked.reach.resolve()) if asked.reach else None
-    outcomes = try_mutants(drawn, sys.stdout, until_s, reach)
+    outcomes = try_mutants(drawn, reach, sys.stdout, until_s)
     text = page(asked.seed, outcomes)
     if target is None:
         sys.stdout.write(text)

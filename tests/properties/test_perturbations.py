@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from perfsim.costs.price import Costs, price
 from perfsim.engine import critical_path
-from perfsim.engine.failures import with_jitter, with_stragglers
+from perfsim.engine.failures import with_stragglers
 from perfsim.machines.placement import place
 from perfsim.specs.layout import ParallelLayout
 from perfsim.testing import toys
@@ -53,17 +53,3 @@ def test_a_straggler_never_makes_a_step_faster_and_a_worse_one_never_less_slow(
     assert times[0] == folded_s, "severity 1 is the step itself, to the bit"
     assert times == sorted(times)
     assert times[-1] <= 2.0 * folded_s
-
-
-@given(layouts, st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.01, 0.3]))
-@settings(max_examples=20)
-def test_jitter_is_the_same_for_the_same_seed_and_none_for_sigma_0(
-    layout: ParallelLayout, seed: int, sigma: float
-) -> None:
-    graph, durations = step(layout)
-    together = np.full(len(graph), layout.tensor, dtype=np.int32)
-    first, again = (
-        with_jitter(graph, durations, sigma, together, np.random.default_rng(seed)) for _ in range(2)
-    )
-    assert first.tobytes() == again.tobytes()
-    assert (first.tobytes() == durations.tobytes()) == (sigma == 0.0)

@@ -24,7 +24,7 @@ from perfsim.machines.placement import SharedLinks
 from perfsim.specs.layout import StreamingLayout
 from perfsim.strategies import Plan, strategy
 from perfsim.testing import toys
-from perfsim.work import Kind, TaskGraph, Work
+from perfsim.work import TaskGraph, Work
 
 STREAMING = strategy("weight-streaming")
 PEAK = 7.48e15
@@ -334,18 +334,6 @@ def test_accumulation_repeats_the_weights_and_where_it_is_done_decides_on_gradie
     assert split["reduce_in_tree"] == (passes - 1) * whole["reduce"] * (where == "swarmx")
 
 
-def test_the_last_micro_batch_is_computed_at_its_own_size() -> None:
-    whole, split, more = (
-        streamed(batch, layout={"micro_batch_size": micro}) for batch, micro in ((65, 65), (65, 22), (66, 22))
-    )
-    flop = [
-        sum(work.flop for work in run.works if work.kind is Kind.COMP) / len(run.graph.step_ends)
-        for run in (whole, split)
-    ]
-    assert flop[1] == pytest.approx(flop[0], rel=1e-12)
-    assert split.step_s < more.step_s
-
-
 # --------------------------------------------------------------------------------------- sparsity
 @few
 @given(
@@ -366,18 +354,6 @@ def test_sparsity_never_beats_one_over_what_is_kept(
     assert after["layer.load"] >= before["layer.load"] * kept * (1 - 1e-9)
     assert after["head.forward"] == before["head.forward"]
     assert after["layer.reduce"] <= before["layer.reduce"]
-
-
-def test_sparsity_divides_matrices_and_their_weights_alike_but_for_the_index() -> None:
-    changes = {"streaming.sparse_harvest": 1.0, "streaming.sparse_index_overhead": 0.0}
-    recipe = AT_PEAK | {"seq_length": 8}
-    dense, sparse = (
-        streamed(2**12, changes=changes, recipe=recipe | {"weight_sparsity": sparsity}).seconds
-        for sparsity in (0.0, 0.75)
-    )
-    less = {name: dense[name] / sparse[name] for name in ("layer.forward", "layer.load")}
-    assert less["layer.load"] == pytest.approx(less["layer.forward"], rel=0.01)
-    assert 3.9 < less["layer.forward"] <= 4.0
 
 
 # -------------------------------------------------------------------------------------- mechanisms

@@ -155,16 +155,6 @@ def test_a_host_that_waits_adds_up_instead_of_overlapping() -> None:
 
 
 # -------------------------------------------------------------------------------- communication
-def test_a_collective_is_priced_by_how_its_group_lies_over_the_nodes() -> None:
-    priced = costs()
-    inside, across = (
-        priced.duration_s(work(kind=Kind.COMM_COLL, op="all_reduce", comm_bytes=1e9, group=group))
-        for group in (RankGroup(0, 1, 8), RankGroup(0, 8, 2))
-    )
-    assert inside == pytest.approx(2 * 7 / 8 * 1e9 / 300e9, rel=0.01)
-    assert across == pytest.approx(1e9 / 25e9, rel=0.01)
-
-
 @pytest.mark.parametrize(("ranks", "n_bytes"), [(1, 1e9), (2, 8.0)])
 def test_the_host_launches_a_collective_and_a_wait_before_and_after_it(ranks: int, n_bytes: float) -> None:
     """Where the device has next to nothing to do, these three are the time of a collective.

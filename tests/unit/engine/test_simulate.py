@@ -70,12 +70,12 @@ MEMORY = 0.125
 BOUND = (0.6, 0.3)
 
 
-def pair(*, waits: bool = False) -> TaskGraph:
-    """A computation and a collective on one device, at the same time or one after the other."""
+def pair() -> TaskGraph:
+    """A computation and a collective on one device at the same time."""
     builder = GraphBuilder()
     first = builder.task(toys.compute("start"), "gpu0/compute").tensor
-    sent = builder.task(toys.collective("gather", RankGroup(0, 8, 2)), "gpu0/nccl", [first]).tensor
-    builder.task(toys.compute("forward"), "gpu0/compute", [sent] if waits else [first])
+    builder.task(toys.collective("gather", RankGroup(0, 8, 2)), "gpu0/nccl", [first])
+    builder.task(toys.compute("forward"), "gpu0/compute", [first])
     return builder.build()
 
 
@@ -93,15 +93,6 @@ def test_a_hidden_second_costs_g_over_one_plus_g() -> None:
     assert run.simulated is not None
     assert free.simulated is not None
     assert run.simulated.events - free.simulated.events == 1, "it begins slowed, and is as fast as before"
-
-
-def test_communication_beside_no_computation_makes_no_events() -> None:
-    graph = pair(waits=True)
-    durations = np.array([1.0, 2.0, 8.0])
-    run = simulate(graph, durations, beside=beside())
-    alone = simulate(graph, durations)
-    assert run.end_s.tolist() == critical_path(graph, durations).end_s.tolist()
-    assert run.simulated == alone.simulated
 
 
 def test_a_message_slows_the_device_that_receives_it() -> None:

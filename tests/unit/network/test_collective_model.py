@@ -196,13 +196,6 @@ def test_one_copy_crosses_to_each_other_node_that_has_some_of_the_members() -> N
     assert copies(Group.even(8, 4), 8) == pytest.approx(3 * (1 - 0.75**8))
 
 
-def test_copies_a_node_save_what_an_all_to_all_sends_to_it_again() -> None:
-    model = CollectiveModel.of_node(default_catalog().system("dgx-h100").node)
-    several = Group.even(8, 4)
-    assert model.time_s("all_to_all", 1e8, several, 8) < 0.6 * model.time_s("all_to_all", 1e8, several)
-    assert model.time_s("all_to_all", 0.0, several, 8) == 0.0
-
-
 GIB = 2.0**30
 
 
@@ -224,20 +217,6 @@ SUMMING = with_switches(274e9, 240e9)
 
 def bus_bandwidth(model: CollectiveModel, n_bytes: float, group: Group) -> float:
     return 2 * (group.size - 1) / group.size * n_bytes / model.time_s("all_reduce", n_bytes, group)
-
-
-def test_no_system_of_the_catalogue_sums_in_its_switches_unless_told() -> None:
-    catalog = default_catalog()
-    systems = [catalog.system(name) for name in catalog.names("system")]
-    described = [
-        spec
-        for cluster in systems
-        if isinstance(cluster, GpuClusterSpec)
-        for spec in (cluster.node.in_network, cluster.fabric.in_network)
-        if spec
-    ]
-    assert described
-    assert not any(spec.enabled for spec in described)
 
 
 @pytest.mark.parametrize("group", [Group.inside_node(8), Group.even(8, 4)])

@@ -7,7 +7,6 @@ import pytest
 
 from perfsim.base.errors import CatalogError
 from perfsim.catalog import default_catalog
-from perfsim.evidence.cases import StepCase
 from perfsim.machines import network_of
 from perfsim.network import FatTree, Group
 from perfsim.network.collectives import CollectiveModel
@@ -30,24 +29,6 @@ def test_a_job_takes_as_many_whole_servers_of_every_domain(devices: int, domains
     assert (tree.nodes, tree.devices_per_node) == (domains, in_each)
     assert tree.nic_share_bytes_per_s == pytest.approx(400e9 / 8)
     assert np.bincount(tree.node_of).tolist() == [devices // domains] * domains
-
-
-def test_a_group_in_one_domain_does_not_leave_nvlink() -> None:
-    tree = tree_of("gb200-nvl72", 128)
-    model = CollectiveModel.of_tree(tree)
-    inside, across = (tree.group_shape([0, other]) for other in (63, 64))
-    assert (inside.nodes, across.nodes) == (1, 2)
-    assert model.time_s("all_gather", 1e9, inside) < 0.3 * model.time_s("all_gather", 1e9, across)
-
-
-def test_a_run_names_its_domain_and_its_servers() -> None:
-    described = {"device": "gb200-nvl72", "num_devices": 128, "devices_per_node": 4, "inter_node": "800 Gb/s"}
-    for more, devices, server in (({"nvlink_domain": 72}, 72, 4), ({}, 4, None)):
-        case = StepCase.model_validate(toys.published_run(system=described | more))
-        system = case.system.spec(default_catalog())
-        assert (system.node.devices, system.node.server) == (devices, server)
-        assert system.node.nic.bandwidth == 800e9 / 8 / 4
-        assert FatTree(system, 128).nic_share_bytes_per_s == pytest.approx(25e9)
 
 
 @pytest.mark.parametrize(

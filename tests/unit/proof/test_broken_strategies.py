@@ -57,26 +57,6 @@ def test_a_reduction_of_the_next_layer_is_named(monkeypatch: pytest.MonkeyPatch)
     assert "layer" in fault
 
 
-@pytest.mark.parametrize(
-    ("layout", "old", "new"),
-    [
-        ("tp=2", "works[:1]", "[]"),
-        ("dp=2,zero=1", "works[:1]", "[]"),
-        ("dp=2,zero=3", "works[:1]", "[]"),
-        ("tp=2,dp=2,zero=1", "replicas.holders", "replicas.ranks.stride"),
-        ("pp=2", "over_stages] or norms", "()] or norms"),
-        ("tp=2,pp=2,schedule=zb1p", "norms).tensor", "norms[:1]).tensor"),
-    ],
-)
-def test_an_optimizer_without_the_norm_of_all_gradients_is_named(
-    monkeypatch: pytest.MonkeyPatch, layout: str, old: str, new: str
-) -> None:
-    edit(monkeypatch, StepWriter, "_norm", old, new)
-    _, fault = proof("--layout", layout)
-    assert "differs from serial training" in fault or "gradients.norm" in fault
-    assert "optimizer" in fault or "norm" in fault
-
-
 def test_a_step_that_reads_what_no_pass_writes_names_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
     edit(monkeypatch, StepWriter, "_reduce", "num_microbatches - 1", "num_microbatches - 2")
     _, fault = proof("--layout", "tp=2,pp=2,dp=2")

@@ -237,36 +237,3 @@ def test_a_missing_wait_for_a_buffer_of_offload_is_caught(name: str) -> None:
             missed.add(wait)
     assert missed == delays
     assert len(waits - missed) >= 2
-
-
-def test_a_wait_that_only_delays_a_copy_has_others_that_free_its_buffer() -> None:
-    """The reasons in `EXPLAINED`, from the graph."""
-    graph = subject(OFFLOADS["parameters"][0]).graph
-    tasks = list(graph.tasks())
-    gathers = []
-    copies = 0
-    for task in tasks:
-        if task.work.name == "data.all_gather" and task.reads:
-            loads = [tasks[graph.writer[read]] for read in task.reads]
-            load = next(load for load in loads if load.work.name == "offload.parameters")
-            forwards = {before for before in load.after if tasks[before].work.name == "mlp.forward"}
-            if forwards:
-                copies += 1
-                assert forwards <= set(task.after)
-                assert gathers[-2] in load.after
-            gathers.append(task.id)
-    assert copies > 4
-    graph = subject(OFFLOADS["gradients, zero 2"][0]).graph
-    tasks = list(graph.tasks())
-    waits = [task for task in tasks if task.work.name == "mlp.backward" and task.after]
-    assert waits
-    for task in waits:
-        (store,) = (tasks[before] for before in task.after)
-        reduction = next(
-            later
-            for later in tasks[task.id :]
-            if later.work.name == "data.reduce_scatter" and later.stream == task.stream
-        )
-        assert store.work.name == "offload.gradients"
-        assert store.id in reduction.after
-        assert tasks[graph.writer[store.reads[0]]].stream == task.stream

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from perfsim.specs.model import LayerKind, layer_kinds
-from perfsim.specs.recipe import Job, KernelPrecisions
+from perfsim.specs.recipe import Job
 from perfsim.strategies.three_d.expert import ExpertGroup
 from perfsim.testing import toys
 from perfsim.work import RankGroup
@@ -98,22 +98,6 @@ def test_all_ranks_of_expert_parallelism_together_do_the_products_of_a_layer() -
     assert flop(routed(crowded, "backward")) == pytest.approx(1.5 * flop(routed(divided, "backward")))
 
 
-def test_rows_of_tensor_ranks_follow_how_experts_are_divided() -> None:
-    """With t = 4 under sequence parallelism a rank routes T / 4 tokens; experts are whole or shared by 4."""
-    whole = sliced(tensor=4, sequence_parallel=True, expert_tensor=1, expert=4)
-    shared = sliced(tensor=4, sequence_parallel=True)
-    assert (whole.expert_rows, shared.expert_rows) == (B * S * K / 4, B * S * K)
-    assert flop(routed(whole)) == pytest.approx(flop(routed(shared)))
-
-
-def test_the_router_is_never_narrow_and_experts_are() -> None:
-    table = KernelPrecisions(forward="fp8", input_gradient="fp8", weight_gradient="fp8")
-    kernels = mlp_kernels(sliced(precisions=table), "forward")
-    narrow = {kernel.name: kernel.precision for kernel in kernels if kernel.op == "gemm"}
-    assert narrow["router"] is None
-    assert narrow["expert_fc1"] == narrow["shared_fc2"] == "fp8"
-
-
 def test_latent_attention_goes_down_to_latents_and_up_to_heads() -> None:
     part = sliced(LayerKind(), {"latent_attention": LATENT, "bias": False}, attention="flash")
     heads = 16
@@ -174,13 +158,3 @@ def test_tokens_that_travel_as_they_are_become_rows_where_they_arrive(which: Lay
         assert not gone & tokens.keys()
         assert sum(value for name, value in tokens.items() if name.startswith("sort_by")) > 0.0
         assert (tokens.keys() - rows.keys() == set()) == (expert < E)
-
-
-def test_biases_of_experts_multiply_the_passes_of_their_activation_and_mark_their_products() -> None:
-    plain, biased = (sliced(model={"experts": EXPERTS | {"bias": bias}}) for bias in (False, True))
-    for which, name in (("forward", "expert_activation"), ("backward", "expert_activation.backward")):
-        assert moved(biased, which)[name] == pytest.approx(7 * moved(plain, which)[name])
-    products = [kernel for kernel in expert_kernels(biased, "backward", "experts") if kernel.grouped]
-    assert products
-    assert all(kernel.biased for kernel in products)
-    assert not any(kernel.biased for kernel in mlp_kernels(plain, "backward"))

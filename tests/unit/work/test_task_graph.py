@@ -49,11 +49,6 @@ def test_work_sums_over_its_kernels() -> None:
     assert WORK.launches == 4
 
 
-def test_only_sends_receives_and_collectives_communicate() -> None:
-    communicating = [Kind.COMM_SEND, Kind.COMM_RECV, Kind.COMM_COLL]
-    assert [kind for kind in Kind if kind.is_communication] == communicating
-
-
 # -------------------------------------------------------------------------------------- the graph
 def test_handles_count_tasks_and_tensors_from_the_first_one() -> None:
     builder = GraphBuilder()
@@ -136,10 +131,3 @@ def test_a_port_whose_tensor_is_not_there_is_named(
     sources = {} if source is None else dict.fromkeys(("moved", "kept", "entry"), source)
     with pytest.raises(GraphError, match=message):
         builder.stamp([template], Slots(zero, zero, sources))
-
-
-def test_block_and_tag_are_said_by_name() -> None:
-    """The two kinds of `task` once took different things in the fifth place."""
-    for target in (GraphBuilder(), GraphBuilder().template()):
-        with pytest.raises(TypeError, match="positional"):
-            target.task(toys.compute("forward"), "gpu/compute", (), (), 3)

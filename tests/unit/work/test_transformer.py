@@ -19,14 +19,13 @@ from perfsim.work.counts import (
     parameters,
     recompute_flop_per_step,
 )
-from perfsim.work.kernels import Kernel, LayerSlice, gemm, linear
+from perfsim.work.kernels import Kernel, LayerSlice, linear
 from perfsim.work.layer import (
     attention_core,
     attention_kernels,
     head_kernels,
     mlp_kernels,
     mlp_recompute,
-    mlp_residual,
     padded_vocab_size,
 )
 
@@ -63,19 +62,6 @@ def layer_flop(part: LayerSlice) -> tuple[float, float]:
 
 
 # ------------------------------------------------------------------------------------- kernels
-def test_a_gemm_counts_two_flop_a_multiply_add_and_moves_each_operand_once() -> None:
-    kernel = gemm("g", 3, 5, 7, batch=2)
-    assert kernel.flop == 2 * 3 * 5 * 7 * 2
-    assert kernel.bytes_accessed == 2 * 2 * (3 * 7 + 7 * 5 + 3 * 5)
-
-
-def test_cutting_by_columns_or_rows_shrinks_one_side_of_the_weight() -> None:
-    column = linear("l", 10, 64, 32, "column", 4)
-    row = linear("l", 10, 64, 32, "row", 4)
-    assert (column.m, column.k, column.n) == (10, 64, 8)
-    assert (row.m, row.k, row.n) == (10, 16, 32)
-
-
 def test_backward_of_a_linear_is_two_gemms_of_the_forwards_flop_and_an_addition() -> None:
     forward = linear("l", 10, 64, 32)
     dgrad, wgrad, *rest = (forward.input_gradient(), *forward.weight_gradients(4.0, bias=False))
@@ -134,23 +120,10 @@ def test_sequence_parallelism_shares_norms_and_residuals() -> None:
     assert saved == pytest.approx(norm_and_residual * 3 / 4)
 
 
-def test_without_dropout_its_kernel_and_masks_are_gone() -> None:
-    names = [kernel.name for kernel in attention_core(sliced(dropout=False))]
-    assert names == ["scores", "softmax", "context", "context_transpose"]
-    with_mask, without = (mlp_residual(sliced(dropout=on)) for on in (True, False))
-    assert elementwise_bytes(with_mask) - elementwise_bytes(without) == B * S * H
-
-
 def test_a_recompute_that_stops_early_leaves_out_the_last_linear() -> None:
     whole, early = (mlp_recompute(sliced(recompute_stops_early=early), "full") for early in (False, True))
     assert [kernel.name for kernel in whole] == [*[kernel.name for kernel in early], "fc2", "mlp_residual"]
     assert flop(early) == flop(whole) / 2
-
-
-def test_rotary_positions_add_a_kernel_each_way() -> None:
-    rotary = sliced({"position_embedding": "rotary"})
-    for which in ("forward", "backward"):
-        assert [kernel.name for kernel in attention_kernels(rotary, which)].count("rotary") == 1
 
 
 # ------------------------------------------------------------------------------ split backward
@@ -192,13 +165,6 @@ def test_weight_gradients_need_40_sbh_of_a_layer_and_the_logits_gradient() -> No
 )
 def test_the_vocabulary_is_padded_to_whole_tiles_of_every_rank(vocab: int, tensor: int, padded: int) -> None:
     assert padded_vocab_size(toys.model(vocab_size=vocab), tensor) == padded
-
-
-def test_the_head_multiplies_only_the_positions_that_reach_it() -> None:
-    few, all_of_them = (flop(head_kernels(sliced(), count, "forward")) for count in (16, S))
-    assert all_of_them == 2 * B * S * H * VOCAB
-    assert few == all_of_them * 16 / S
-    assert flop(head_kernels(sliced(), S, "backward")) == 2 * all_of_them
 
 
 @pytest.mark.parametrize("way", ["eager", "merged", "fused"])

@@ -14,7 +14,6 @@ from perfsim.engine import critical_path
 from perfsim.specs.layout import ParallelLayout, StreamingLayout
 from perfsim.testing import toys
 from perfsim.work import GraphBuilder, Kind, RankGroup, TaskGraph, Work, peer_classes, unfold
-from perfsim.work.graph import rank_of
 from perfsim.work.unfold import ALONE, Meeting, expand, meeting_of
 
 
@@ -37,13 +36,6 @@ def test_a_collective_is_written_once_for_its_group_and_holds_up_every_member() 
     assert waits == [(), (), (), (0, 1, 2), (0, 3), (1, 3), (2, 3)]
     assert graph.task(3).reads == (0, 1, 2), "the input of each member, in order"
     assert len(graph.task(3).writes) == len(graph.task(3).work.writes) == 3, "the output of each member"
-
-
-def test_one_class_of_all_peers_is_the_folded_graph() -> None:
-    graph = graph_of(16, tensor=2, data=2, pipeline=2)
-    same = unfold(graph, peer_classes(graph)).graph
-    assert same.digest() == graph.digest()
-    assert same.streams == graph.streams
 
 
 def test_groups_and_sends_shift_with_the_rank() -> None:
@@ -147,11 +139,6 @@ def test_one_straggler_among_1024_ranks_needs_64_written_ones() -> None:
     classes = peer_classes(graph, {700: 1.5})
     unfolded = unfold(graph, classes)
     assert len(set(unfolded.rank.tolist())) == 64
-
-
-def test_shared_streams_have_no_rank() -> None:
-    names = ("gpu12/compute", "cs0/compute", "memoryx/out", "gpu0+gpu1/nccl")
-    assert [rank_of(name) for name in names] == [12, 0, None, None]
 
 
 @pytest.mark.parametrize(

@@ -43,13 +43,6 @@ def test_the_largest_micro_batch_fits_and_one_more_does_not() -> None:
             assert store.memory(layout, 4096)[0].fits == fits
 
 
-def test_parameters_and_states_are_on_memoryx_not_on_the_wafer() -> None:
-    wafer, store = store_of().memory(StreamingLayout(), 1)
-    assert set(wafer.parts_bytes) == {"activations", "working set", "stream buffers", "reserved"}
-    assert set(store.parts_bytes) == {"streamed weights", "parameters", "optimizer"}
-    assert (wafer.on_device, store.on_device) == (True, False)
-
-
 @pytest.mark.parametrize(("group", "unit"), [(0, KEPT), (1, 2 * SBH), (4, 2 * SBH)])
 def test_what_spills_leaves_two_on_the_wafer_and_the_rest_beside_it(group: int, unit: int) -> None:
     layout = StreamingLayout(micro_batch_size=3, recompute_layers=group, spill=True)

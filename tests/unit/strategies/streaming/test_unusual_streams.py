@@ -43,23 +43,6 @@ def test_kernels_cost_what_they_cost_on_any_a100_and_movement_what_the_tree_take
     assert load_s == pytest.approx(parameters(run.plan.job.model).of() * 2 / 25e9, rel=1e-6)
 
 
-def test_a_gpu_runs_what_is_no_product_as_well(run: Evaluation) -> None:
-    on_gpus, on_wafers = (
-        {kernel.op for kernel in layer_of(ran).forward.kernels}
-        for ran in (run, predicted("gpt3_6p7b", "cs-2", 8, 64).run)
-    )
-    assert on_gpus >= {"gemm", "elementwise"}
-    assert on_wafers == {"gemm"}
-
-
-def test_memory_is_the_gpus_and_holds_whole_layers_on_their_way(run: Evaluation) -> None:
-    use = run.plan.memory[0]
-    assert (use.place, use.capacity_bytes) == ("GPU", 80 * 2**30)
-    layers_bytes = 2 * parameters(run.plan.job.model).of() * 2
-    assert use.parts_bytes["stream buffers"] >= layers_bytes
-    assert use.fits
-
-
 @pytest.mark.parametrize(("batch", "cause"), [(64, "exposed streaming"), (768, "compute")])
 def test_few_tokens_wait_for_weights_where_the_roof_says_and_many_compute_as_in_published_runs(
     batch: int, cause: str

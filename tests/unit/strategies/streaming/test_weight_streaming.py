@@ -47,13 +47,6 @@ def test_weights_are_prefetched_one_block_ahead_and_no_further() -> None:
     assert trace.start_s[loads].tolist() == [0.0, 0.0, *trace.end_s[forwards[:-2]].tolist()]
 
 
-def test_matrices_are_streamed_and_attention_is_not_a_weight() -> None:
-    graph = planned().graph()
-    kernels = {kernel.name: kernel for work in graph.works for kernel in work.kernels}
-    assert kernels["fc1"].partition == kernels["lm_head"].partition == "streamed"
-    assert kernels["scores"].partition == kernels["context"].partition == "none"
-
-
 # ------------------------------------------------------------------------------------- layouts
 @pytest.mark.parametrize("batch", [8, 160, 1024])
 def test_a_wafer_recomputes_one_layer_at_a_time_in_the_fewest_even_micro_batches(batch: int) -> None:
@@ -96,22 +89,6 @@ def test_a_sequence_that_no_policy_fits_is_refused_by_its_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "policy"),
-    [
-        ({"micro_batch_size": 16}, "resident, split in 2 micro-batches"),
-        ({}, "resident"),
-        ({"recompute_layers": 2}, "recompute every 2 layers"),
-        ({"recompute_layers": 1, "spill": True}, "recompute every 1 layers, inputs spilled"),
-        ({"spill": True, "micro_batch_size": 8}, "spill, split in 4 micro-batches"),
-    ],
-)
-def test_the_plan_says_which_policy_it_follows(layout: dict[str, object], policy: str) -> None:
-    sums = "2.04 GB of summed gradients in DRAM, " if "split" in policy else ""
-    held = f"1.02 GB of weights in DRAM, {sums}2.04 GB of master copy in DRAM, 4.08 GB of moments in DRAM"
-    assert planned(**layout).notes == (f"wafer memory policy: {policy}", f"MemoryX holds {held}")
-
-
-@pytest.mark.parametrize(
     ("depth", "held", "chunks"), [(1, "chunk", 1), (0, "chunk", 16), (0, "layer", 1), (2, "layer", 1)]
 )
 def test_without_prefetch_weights_that_are_used_as_they_arrive_are_planned_in_chunks(
@@ -150,9 +127,3 @@ def test_a_group_of_layers_spills_its_input_once() -> None:
     layout = StreamingLayout(micro_batch_size=2, recompute="full", spill=True)
     spilled = [estimate_s("spill", replace(layout, recompute_layers=group), 2) for group in (1, 2, 4)]
     assert spilled[0] == 2 * spilled[1] == 4 * spilled[2] > 0
-
-
-def test_a_plan_says_how_many_weights_are_zero() -> None:
-    layout = StreamingLayout(data=1, micro_batch_size=2)
-    plan = toys.plan("weight-streaming", toys.job(2, {"weight_sparsity": 0.75}), layout, toys.wafer_cluster())
-    assert any(note.startswith("75 % of the layers' weights are zero") for note in plan.notes)

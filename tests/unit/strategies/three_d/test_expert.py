@@ -96,14 +96,6 @@ def test_memory_of_experts_falls_with_their_degree_and_zero_shards_it_over_copie
     assert saved == pytest.approx(12.0 * (rest * 15 / 16 + routed / 8 / 2), rel=1e-3)
 
 
-def test_one_copy_of_a_token_goes_to_a_rank_with_several_of_its_experts() -> None:
-    layout = ParallelLayout(data=16, expert=8)
-    every, once = (
-        on_h100(job_of(16, {"dispatcher": name}, top_k=8), layout) for name in ("all_to_all", "deepep")
-    )
-    assert step_s(once) < step_s(every)
-
-
 def on_h100(job: Job, layout: ParallelLayout, *, graph: bool = True) -> Plan:
     """The plan on H100s with the constants of Megatron-Core, in a CUDA graph or without."""
     catalog = default_catalog()
@@ -119,10 +111,6 @@ def both_s(plan: Plan) -> tuple[float, float]:
     costs = machine_of(plan.system).costs(plan.topology, plan.job.recipe)
     simulated_s = critical_path(graph, price(graph, costs)).step_time_s / len(graph.step_ends)
     return strategy("3d").estimate_s(plan, costs), simulated_s
-
-
-def step_s(plan: Plan) -> float:
-    return both_s(plan)[1]
 
 
 @pytest.mark.parametrize(
@@ -159,12 +147,3 @@ def test_the_load_grows_with_the_ranks_unless_balance_is_forced_or_a_capacity_li
     assert loads[0] == 1.0 < loads[1] < loads[2] < 1.4
     assert expert_load(job_of(recipe=drawn | {"expert_capacity": 1.0}), 8) == 1.0
     assert expert_load(job_of(), 8) == 1.0
-
-
-def test_the_slowest_rank_decides_and_a_note_says_what_balance_would_save() -> None:
-    drawn = job_of(recipe={"routing": "drawn", "routing_spread": 0.3})
-    (note,) = planned(drawn, ON_EIGHT).notes
-    assert "the fullest of 8 ranks" in note
-    assert "balanced routing would save" in note
-    assert not planned(job_of(), ON_EIGHT).notes
-    assert step_s(on_h100(drawn, ON_EIGHT)) > step_s(on_h100(job_of(), ON_EIGHT))

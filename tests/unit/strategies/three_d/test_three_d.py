@@ -19,8 +19,7 @@ from perfsim.strategies.schedules import least_chunks
 from perfsim.strategies.three_d.emission import _stages_of
 from perfsim.strategies.three_d.memory import stage_memory
 from perfsim.testing import toys
-from perfsim.work import RankGroup, TaskGraph
-from perfsim.work.graph import computes
+from perfsim.work import TaskGraph
 
 
 def graph(layout: ParallelLayout, job: Job | None = None, name: str = "3d") -> TaskGraph:
@@ -31,33 +30,7 @@ def counts(graph: TaskGraph) -> Counter[str]:
     return Counter(graph.works[work].name for work in graph.work.tolist())
 
 
-# ------------------------------------------------------------------------------- who does what
-def test_ranks_are_tensor_then_data_then_pipeline() -> None:
-    layout = ParallelLayout(tensor=2, pipeline=2, data=4)
-    stages = _stages_of(toys.job(), layout)
-    assert [stage.group.ranks for stage in stages.virtual] == [RankGroup(0, 1, 2), RankGroup(8, 1, 2)]
-    assert [item.ranks for item in stages.replicas] == [RankGroup(0, 2, 4), RankGroup(8, 2, 4)]
-    assert stages.virtual[0].next_ranks == RankGroup(0, 8, 2)
-    assert stages.virtual[1].previous_ranks == RankGroup(8, -8, 2)
-
-
-# ------------------------------------------------------------------------------------ how often
-@pytest.mark.parametrize(("recompute", "passes"), [("none", 4), ("selective", 4), ("full", 6)])
-def test_tensor_parallelism_sums_twice_a_layer_and_pass(recompute: Any, passes: int) -> None:
-    """Under sequence parallelism each sum is a scatter and a gather."""
-    plain, shared = (
-        counts(graph(ParallelLayout(tensor=2, recompute=recompute, sequence_parallel=shares), toys.job(3)))
-        for shares in (False, True)
-    )
-    embedding_head_and_softmax = 3
-    assert plain["tensor.all_reduce"] == 3 * (8 * passes + embedding_head_and_softmax)
-    scattered = shared["tensor.reduce_scatter"]
-    assert recompute != "none" or scattered == shared["tensor.all_gather"] == plain["tensor.all_reduce"]
-
-
 # ----------------------------------------------------------------------------------- gradients
-
-
 @pytest.mark.parametrize(("bucket", "sizes"), [(1.0, [1] * 8), (5e8, [3, 3, 2]), (1e12, [8])])
 def test_gradients_are_reduced_by_buckets_of_whole_layers(bucket: float, sizes: list[int]) -> None:
     job = toys.job(8, {"overlap_grad_reduce": True, "grad_bucket": bucket}, tied_embeddings=False)
@@ -72,28 +45,7 @@ def test_gradients_are_reduced_by_buckets_of_whole_layers(bucket: float, sizes: 
     assert reduced == pytest.approx(4 * held)
 
 
-def test_a_sharded_optimizer_scatters_updates_a_share_and_gathers() -> None:
-    whole = graph(ParallelLayout(data=4), toys.job(8))
-    shard = graph(ParallelLayout(data=4, zero_stage=1), toys.job(8))
-    names = counts(shard)
-    assert (names["data.reduce_scatter"], names["data.all_gather"], names["data.all_reduce"]) == (1, 1, 0)
-    updates = [work.bytes_accessed for work in (*whole.works, *shard.works) if work.name == "optimizer"]
-    assert updates[0] == pytest.approx(4 * updates[1])
-
-
-def test_a_tied_table_is_summed_over_both_ends_and_an_untied_one_is_not() -> None:
-    layout = ParallelLayout(tensor=2, pipeline=4)
-    tied = graph(layout, toys.job(4))
-    work = next(work for work in tied.works if work.name == "pipeline.tied_embedding")
-    assert work.group == RankGroup(0, 6, 2)
-    assert work.comm_bytes == 4 * 51200 * 2048 / 2
-    assert "pipeline.tied_embedding" not in counts(graph(layout, toys.job(4, tied_embeddings=False)))
-    assert "pipeline.tied_embedding" not in counts(graph(ParallelLayout(tensor=2), toys.job(4)))
-
-
 # -------------------------------------------------------------------------------------- memory
-
-
 @pytest.mark.parametrize(
     ("layout", "capacity_gib", "part", "change"),
     [
@@ -160,16 +112,6 @@ def test_a_strategy_of_one_zero_stage_refuses_another() -> None:
         toys.plan("zero3", toys.job(8), ParallelLayout(data=4, zero_stage=1))
 
 
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_a_sum_over_the_tensor_group_blocks_the_compute_of_its_device(sequence_parallel: bool) -> None:
-    layout = ParallelLayout(tensor=2, pipeline=2, sequence_parallel=sequence_parallel)
-    written = toys.plan("3d", toys.job(8), layout).graph()
-    sums = [task for task in written.tasks() if task.work.category == "tensor_communication"]
-    streams = [task.stream for task in sums if task.work.name != "gradients.norm"]
-    assert streams
-    assert all(map(computes, streams))
-
-
 def test_degrees_that_are_no_powers_of_two_are_tried_before_none_is_said_to_fit() -> None:
     job = toys.job(15, num_attention_heads=15, hidden_size=1920, ffn_hidden_size=7680)
     topology = toys.topology(1, toys.gpu_cluster(capacity=5 * toys.GIB))
@@ -203,14 +145,6 @@ def test_the_split_leaves_the_flop_of_a_step_as_they_are(schedule: str, recomput
     whole = graph(scheduled("1f1b", recompute=recompute, tensor=tensor))
     split = graph(scheduled(schedule, recompute=recompute, tensor=tensor))
     assert split.flop / len(split.step_ends) == whole.flop
-
-
-def test_what_is_made_again_is_made_before_the_input_gradients_alone() -> None:
-    whole, split = (counts(graph(scheduled(name, recompute="full", tensor=2))) for name in ("1f1b", "zb1p"))
-    same = ("attention.recompute", "mlp.recompute", "tensor.all_reduce", "pipeline.send")
-    assert [split[name] for name in same] == [whole[name] for name in same]
-    assert split["mlp.wgrad"] == split["mlp.dgrad"] == whole["mlp.backward"]
-    assert split["mlp.backward"] == 0
 
 
 # --------------------------------------------------------------------------------------- bubble
@@ -251,21 +185,6 @@ def test_a_tied_embedding_on_two_ranks_makes_them_end_together() -> None:
 
 
 # ------------------------------------------------------------------------------------ placement
-def test_a_v_turns_on_the_last_rank_and_keeps_embedding_and_head_on_the_first() -> None:
-    stages = _stages_of(toys.job(), scheduled("zbv"))
-    assert [stage.rank for stage in stages.virtual] == [0, 1, 2, 3, 3, 2, 1, 0]
-    assert stages.virtual[3].next_ranks is stages.virtual[4].previous_ranks is None
-    assert stages.virtual[4].next_ranks is not None
-    written = graph(scheduled("zbv"))
-    assert "pipeline.tied_embedding" not in counts(written), "both uses stand on one rank"
-    microbatches = 32
-    boundaries = 6
-    steps = 2
-    assert counts(written)["pipeline.send"] == 2 * microbatches * boundaries * steps
-    whole = sum(replicas.num_parameters for replicas in _stages_of(toys.job(), ParallelLayout()).replicas)
-    assert sum(replicas.num_parameters for replicas in stages.replicas) == pytest.approx(whole)
-
-
 def test_a_v_of_unequal_stages_recomputes_one_layer_in_so_many_of_a_rank() -> None:
     divided = scheduled("zbv", pipeline=2, layers_per_stage=(2, 3, 3, 2), recompute="full", recompute_every=2)
     written = graph(divided, toys.job(num_layers=10))
