@@ -61,8 +61,8 @@ COMPILED = {
     for name in ("core", "rules")
 }
 """Modules of which coverage sees little, since numba compiles them, and their tests."""
-MOST_SECONDS = 900.0
-"""A mutant that runs longer is found as well."""
+MOST_SECONDS = 180
+"""A mutant in which a test, or collecting them, takes longer is found as well."""
 MOST_TESTS = 150
 """Of those that reach a line; the nearest."""
 MOST_BYTES = 6 * 2**30
@@ -365,9 +365,12 @@ class _Changed(importlib.abc.MetaPathFinder):
 
 
 class _Failures:
-    """Keeps the first test that failed."""
+    """Keeps the first test that failed, and ends the process in a test that does not end."""
 
     name = ""
+
+    def pytest_runtest_logstart(self) -> None:
+        signal.alarm(MOST_SECONDS)
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed and not self.name:
@@ -404,6 +407,7 @@ def prepare() -> None:
 def _child(mutant: Mutant, tests: Sequence[str], report: int) -> int:
     """In a process of its own: import the mutant, run the tests until one fails."""
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+    signal.alarm(MOST_SECONDS)
     if mutant.room == "engine":
         # numba would find the machine code of the file as it stands on disk, not of the mutant.
         os.environ["NUMBA_DISABLE_JIT"] = "1"
@@ -420,8 +424,8 @@ def _child(mutant: Mutant, tests: Sequence[str], report: int) -> int:
     return int(result)
 
 
-def run(mutant: Mutant, tests: Sequence[str]) -> tuple[int | None, str]:
-    """Exit status of the tests (None: no answer in time), and the test that failed."""
+def run(mutant: Mutant, tests: Sequence[str]) -> tuple[int, str]:
+    """Exit status of the tests (negative: the signal that ended them), and the test that failed."""
     read, write = os.pipe()
     child = os.fork()
     if not child:
@@ -431,19 +435,11 @@ def run(mutant: Mutant, tests: Sequence[str]) -> tuple[int | None, str]:
             status = _child(mutant, tests, write)
         os._exit(status)
     os.close(write)
-    until = time.monotonic() + MOST_SECONDS
-    status = None
-    while time.monotonic() < until:
-        ended, state = os.waitpid(child, os.WNOHANG)
-        if ended:
-            status = os.waitstatus_to_exitcode(state)
-            break
-        time.sleep(0.02)
-    else:
-        os.killpg(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+    _, state = os.waitpid(child, 0)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)  # what a test had started
     with os.fdopen(read) as answer:
-        return status, answer.read()
+        return os.waitstatus_to_exitcode(state), answer.read()
 
 
 def try_mutants(
@@ -456,7 +452,7 @@ def try_mutants(
         if begin > until_s:
             break
         status, by = run(mutant, reach.tests_of(mutant))
-        by = by or ("no answer in time" if status is None else "an error on import")
+        by = by or ("no answer in time" if status == -signal.SIGALRM else "an error on import")
         outcome = Outcome(mutant, status != 0, by if status != 0 else "", time.monotonic() - begin)
         outcomes.append(outcome)
         verdict = f"killed by {outcome.by}" if outcome.killed else "SURVIVED"
