@@ -21,8 +21,7 @@ import click
 from perfsim.base.errors import PerfsimError
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
+    from rich.progress import Progress
 
 SECONDS_BEFORE_A_BAR = 2.0
 SECONDS_BETWEEN_DRAWINGS = 0.1
@@ -52,7 +51,6 @@ class _Meter:
         self.owner = os.getpid()
         self.counts_items = False
         self.bar: Progress | None = None
-        self.row: TaskID | None = None
 
     def tell(self, message: str) -> None:
         """Say what is being computed; a message that begins with `3 of 26 points` moves the bar."""
@@ -83,7 +81,7 @@ class _Meter:
         """Remove the bar."""
         if self.bar is not None and os.getpid() == self.owner:
             self.bar.stop()
-            self.bar = self.row = None
+            self.bar = None
 
     def _draw(self, words: str, done: int | None, total: int | None) -> None:
         now_s = time.monotonic()
@@ -96,44 +94,35 @@ class _Meter:
         if self.bar is None:
             self.bar = _new_bar()
             self.bar.start()
-        bar = self.bar
-        row = self.row
-        if row is not None and (bar.tasks[-1].total is None) != (total is None):
-            bar.remove_task(row)  # its rate is of other things
-            row = None
-        self.row = bar.add_task(words, total=total) if row is None else row
-        bar.update(self.row, description=words, completed=done, total=total)
-        bar.refresh()
+        if not self.bar.tasks or (self.bar.tasks[0].total is None) != (total is None):
+            for task in self.bar.tasks:
+                self.bar.remove_task(task.id)  # its rate is of other things
+            self.bar.add_task(words, total=total)
+        self.bar.update(self.bar.tasks[0].id, description=words, completed=done, total=total)
+        self.bar.refresh()
 
 
 def _new_bar() -> Progress:
+    from rich import progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        ProgressColumn,
-        Task,
-        TimeRemainingColumn,
-    )
     from rich.text import Text
 
-    class Rate(ProgressColumn):
+    class Rate(progress.ProgressColumn):
         """Items a second, once it is known."""
 
-        def render(self, task: Task) -> Text:
+        def render(self, task: progress.Task) -> Text:
             speed = task.finished_speed or task.speed
             digits = "{:,.0f}/s" if speed and speed >= 100 else "{:.3g}/s"
             return Text(digits.format(speed) if speed else "")
 
     columns = (
         "{task.description}",
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
+        progress.BarColumn(bar_width=None),
+        progress.MofNCompleteColumn(),
         Rate(),
-        TimeRemainingColumn(),
+        progress.TimeRemainingColumn(),
     )
-    return Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True)
+    return progress.Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True)
 
 
 _RUNNING: list[_Meter] = []
@@ -160,8 +149,7 @@ def write_error(text: str) -> None:
         char if char == "\n" or unicodedata.category(char)[0] != "C" else f"\\u{{{ord(char):x}}}"
         for char in text.expandtabs(1)
     )
-    if not shown.isascii() and sys.stderr is not None:
-        shown = _encodable(shown, sys.stderr.encoding or "ascii")
+    shown = _encodable(shown, getattr(sys.stderr, "encoding", "") or "ascii")
     if sys.stderr is not None and sys.stderr.isatty():
         # Lines that are too wide for the terminal are broken at spaces, under their own indent.
         lines = []

@@ -254,11 +254,10 @@ def _diff(first: str, second: str) -> Answer:
     stand, with the inputs that differ between them.
     """
     from perfsim.api.tools import diff as compare
-    from perfsim.report.table import plain
     from perfsim.report.terminal import difference_lines
 
     difference = compare(first, second)
-    return Answer(lambda: plain(difference), lambda: difference_lines(difference))
+    return Answer(lambda: difference, lambda: difference_lines(difference))
 
 
 @verb("Say what a term means, such as mfu.", "perfsim explain mfu", "perfsim explain critical batch")
@@ -632,4 +631,4 @@ def _why(study: str, compare: list[str], measured: str, asked: dict[str, Any]) -
     if given := [name for name in asked if "." not in name]:
         raise click.UsageError(f"--{given[0]} belongs to --measured; a STUDY names its own")
     explained = why(study, compare, asked)
-    return Answer(lambda: {"candidates": plain(explained)}, lambda: why_lines(explained))
+    return Answer(lambda: {"candidates": explained}, lambda: why_lines(explained))

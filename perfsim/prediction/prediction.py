@@ -205,14 +205,6 @@ class Prediction:
             num_devices=plan.topology.num_devices,
             layout=plan.layout.as_dict(plan.num_microbatches),
             global_batch_size=plan.job.global_batch_size,
-            step_time_s=evaluation.step_time_s,
-            tokens_per_s=evaluation.tokens_per_s,
-            mfu=evaluation.mfu,
-            hfu=evaluation.hfu,
-            bubble_fraction=evaluation.bubble_fraction,
-            exposed_communication_fraction=evaluation.exposed_communication_fraction,
-            perturbed=evaluation.perturbed,
-            training=evaluation.training,
             peak_memory_bytes=plan.peak_memory_bytes,
             breakdown_s=dict(evaluation.breakdown_s),
             why=causes,
@@ -224,8 +216,8 @@ class Prediction:
             notes=(*plan.notes, *gaps_of(plan.job.model), *notes),
             machine=_marked(plan, plan.system.machine(plan.topology.num_devices)),
             devices_noun=_marked(plan, plan.system.devices_noun),
-            ranks=evaluation.ranks,
             evaluation=evaluation,
+            **{name: getattr(evaluation, name) for name in _OF_THE_RUN},
             **of_subclass,
         )
 
@@ -267,6 +259,11 @@ _PLAIN = tuple(
     if known.type in ("str", "int", "float") and known.name != "model"
 )
 """Fields of `Prediction` that are written as they are."""
+_OF_THE_RUN = (
+    *("step_time_s", "tokens_per_s", "mfu", "hfu", "bubble_fraction", "exposed_communication_fraction"),
+    *("perturbed", "training", "ranks"),
+)
+"""Fields of `Prediction` that its evaluation has."""
 _PRESENTATION = frozenset({"report", "api", "cli", "__main__.py"})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -150,7 +150,8 @@ def study_lines(result: StudyResult) -> list[str]:
         f"{result.title}: {result.model}, {text.large(result.num_parameters)} parameters, "
         f"{text.large(result.target_tokens)} tokens at small batch"
     )
-    fastest = sorted(result.candidates, key=_wall_s(result))[:MOST_CANDIDATES]
+    walls_s = {own.label: own.wall_s.typical for own in result.decision.outcomes}
+    fastest = sorted(result.candidates, key=lambda own: walls_s[own.label])[:MOST_CANDIDATES]
     kept = [text.Named(own.label, own) for own in result.candidates if own in fastest][:MOST_CANDIDATES]
     table = _candidates_table(kept, result.decision).only(*_ON_A_TERMINAL)
     # The first has the only mark.
@@ -166,12 +167,6 @@ def study_lines(result: StudyResult) -> list[str]:
         "",
         *text.paragraphs(result.verdict, *_grounds(result)),
     ]
-
-
-def _wall_s(result: StudyResult) -> Callable[[Answer], float]:
-    """A candidate's time on the wall."""
-    walls_s = {own.label: own.wall_s.typical for own in result.decision.outcomes}
-    return lambda own: walls_s[own.label]
 
 
 def _grounds(result: StudyResult) -> Iterator[str]:
@@ -271,9 +266,8 @@ def _scale(result: StudyResult) -> Table:
         money = amount(own.money, decision.currency) if own.money else ""
         return Cell(own.wall_s.typical, (own.wall_s.low, own.wall_s.high), money, own.label == decision.first)
 
-    by_time = _wall_s(result)
     return Table.each(
-        sorted(text.named(result.candidates), key=lambda c: by_time(c.own)),
+        sorted(text.named(result.candidates), key=lambda c: taken[c.own.label].wall_s.typical),
         {"candidate": (None, "name"), "Time on the wall to the target": (text.TIME, time)},
     )
 

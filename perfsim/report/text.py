@@ -152,7 +152,6 @@ PERCENT = Unit("%", 0.01, "{:.1f}".format)
 WHOLE_SHARE = Unit(digits=lambda value: percent(value, 0))
 CHANGE = Unit(digits=lambda value: f"{100 * value:+.1f} %".replace("-0.0 %", "+0.0 %"))
 FLOP = Unit(digits=lambda value: si(value, "FLOP"))
-FLOP_PER_S = Unit(digits=lambda value: si(value, "FLOP/s"))
 BYTES = Unit(digits=lambda value: si(value, "B"))
 
 

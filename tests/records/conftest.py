@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import os
+import re
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,13 @@ import yaml
 ANSWERS = Path(__file__).parent / "answers"
 SHOWN = 12
 """Differences that a failing test prints."""
+DRAWN = 30_000
+"""Characters of a figure that is written down; of others the table of the page has the values."""
+
+
+@pytest.fixture(autouse=True)
+def _a_terminal_of_100_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
 
 
 def _differences(before: Any, now: Any, relative: float, at: str = "") -> Iterator[str]:
@@ -61,3 +71,18 @@ def recorded() -> Callable[..., None]:
         assert not differences, "\n".join([f"{len(differences)} values moved", *differences[:SHOWN]])
 
     return compare
+
+
+@pytest.fixture(scope="session")
+def shown() -> Callable[[Path], dict[str, Any]]:
+    """The body of a page line by line, without its script, version and command, and its figures."""
+
+    def read(page: Path) -> dict[str, Any]:
+        body = page.read_text("utf-8").partition("<body>")[2]
+        packed = dict(re.findall(r'data-figure="([^"]*)">([^<]*)<', body))
+        figures = {name: zlib.decompress(base64.b64decode(text)).decode() for name, text in packed.items()}
+        known = {name: json.loads(text)["figure"] for name, text in figures.items() if len(text) < DRAWN}
+        lines = re.sub(r"(?s)<script.*?</script>|<footer>.*", "", body).splitlines()
+        return {"page": lines, "figures": known}
+
+    return read

@@ -32,6 +32,7 @@ from perfsim.evidence.step_fit import fit_steps, fit_wafer
 from perfsim.network.collectives import CollectiveModel
 from perfsim.network.topology import Group
 from perfsim.report.table import plain
+from perfsim.report.validation import validation_lines, write_validation
 from perfsim.specs.calibration import (
     Calibration,
     CollectiveCalibration,
@@ -218,9 +219,9 @@ def published(runs: Path) -> Sequence[StepCase]:
 
 
 def test_published_runs_are_scored_and_explained_as_they_were(
-    published: Sequence[StepCase], recorded: Recorded
+    published: Sequence[StepCase], recorded: Recorded, shown: Recorded, tmp_path: Path
 ) -> None:
-    """Each with its band, without each mechanism, and left out of the fit."""
+    """Each with its band, without each mechanism, and left out of the fit; what terminal and page say."""
     result = {"file": "gpu.yaml", **validate_cases(CaseRows(published), CATALOG)}
     accuracy = StepAccuracy.of(published, result, CATALOG, leaves_out=True)
     told = ("family", "calibration", "ceiling", "constants", "kept", "borrowed", "inside", "outside")
@@ -234,6 +235,9 @@ def test_published_runs_are_scored_and_explained_as_they_were(
         "record": record.record_of([result], {"gpu.yaml": accuracy.leaving[0]}),
     }
     recorded("published_runs", plain(said), 1e-6)
+    page, text = write_validation([accuracy], [], tmp_path)
+    lines = validation_lines(result | {"left_out": accuracy.outside}, 3)
+    recorded("told_published_runs", {"terminal": lines, "text": text.read_text().splitlines(), **shown(page)})
 
 
 ONLY: tuple[dict[str, Any], ...] = (
@@ -345,7 +349,7 @@ def test_critical_batches_are_what_they_were(tmp_path: Path, recorded: Recorded)
 
 
 def test_files_of_benchmarks_of_both_kinds_and_of_none_are_scored_as_they_were(
-    tmp_path: Path, recorded: Recorded
+    tmp_path: Path, recorded: Recorded, shown: Recorded
 ) -> None:
     benchmarks = [
         {
@@ -375,6 +379,10 @@ def test_files_of_benchmarks_of_both_kinds_and_of_none_are_scored_as_they_were(
         path.write_text(json.dumps({"schema": 1, "cases": cases}), encoding="utf-8")
         said[name] = refused_or(scored, path)
     recorded("benchmarks", said, 1e-6)
+    known = {name: dict(validate_file(tmp_path / f"{name}.yaml", CATALOG)) for name in ("all", "none")}
+    page, text = write_validation([], [known["all"]], tmp_path)
+    told = {name: validation_lines(result, 2) for name, result in known.items()}
+    recorded("told_benchmarks", {**told, "text": text.read_text().splitlines(), **shown(page)})
 
 
 def test_ratios_of_many_wafers_are_explained_as_they_were(recorded: Recorded) -> None:

@@ -16,6 +16,7 @@ from perfsim.costs.price import Costs
 from perfsim.engine.limits import Limits, limited
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question, question_of
+from perfsim.report.terminal import run_lines
 from perfsim.specs.layout import Layout, text_of
 from perfsim.strategies import strategy
 from perfsim.work import TaskGraph, Work
@@ -32,8 +33,10 @@ MOST_ROWS = 48
 def test_steps_are_what_they_were(subject: str, recorded: Recorded) -> None:
     asked = ASKED["step questions"][subject]
     said = {}
+    told = {}
     for name, changes in asked["each"].items():
         prediction = ps.predict(**asked["all"] | changes)
+        told[name] = run_lines(prediction)
         document = prediction.document()
         run = prediction.run
         with limited(Limits(engine="fast")):
@@ -52,6 +55,7 @@ def test_steps_are_what_they_were(subject: str, recorded: Recorded) -> None:
             "priced": priced(run.graph, run.step.costs),
         }
     recorded(f"steps_{subject}", said)
+    recorded(f"told_steps_{subject}", told)
 
 
 def priced(graph: TaskGraph, costs: Costs) -> dict[str, list[float]]:

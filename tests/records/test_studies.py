@@ -12,8 +12,14 @@ import pytest
 import yaml
 
 import perfsim as ps
-from perfsim.api.tools import diff, why
+from perfsim.api.tools import diff, why, why_measured
+from perfsim.report.plan import plan_lines
+from perfsim.report.solve import solve_lines
+from perfsim.report.study import study_lines
+from perfsim.report.sweep import sweep_lines
 from perfsim.report.table import plain
+from perfsim.report.terminal import difference_lines, gap_lines, why_lines
+from perfsim.report.validation import comparison_lines
 from perfsim.studies.solve import Condition
 from perfsim.studies.timeline import grouped
 from perfsim.studies.variants import Change
@@ -42,8 +48,18 @@ def still(value: Any) -> Any:
     return [still(item) for item in value] if isinstance(value, list) else value
 
 
+@pytest.fixture
+def told(recorded: Recorded, shown: Callable[[Path], dict[str, Any]]) -> Recorded:
+    """Compares what is told of an answer: its lines on a terminal, its page, and its figures."""
+
+    def compare(name: str, answer: Any, lines: list[str]) -> None:
+        recorded(f"told_{name}", {"terminal": lines, **shown(answer.save("out"))})
+
+    return compare
+
+
 @pytest.mark.parametrize("name", ASKED["studies"])
-def test_a_study_answers_as_it_did(name: str, recorded: Recorded) -> None:
+def test_a_study_answers_as_it_did(name: str, recorded: Recorded, told: Recorded) -> None:
     answer = ps.study(written("studies", name))
     timelines = {
         row.label: [
@@ -54,14 +70,15 @@ def test_a_study_answers_as_it_did(name: str, recorded: Recorded) -> None:
     }
     rows = list(answer.rows())
     recorded(f"study_{name}", plain(still(answer.document() | {"timelines": timelines, "rows": rows})))
+    told(f"study_{name}", answer, study_lines(answer))
 
 
-def told(change: Change) -> list[Any]:
+def of(change: Change) -> list[Any]:
     return [change.base.named, change.point.named, change.ratio, change.policy]
 
 
 @pytest.mark.parametrize("name", ASKED["sweeps"])
-def test_a_sweep_answers_as_it_did(name: str, recorded: Recorded) -> None:
+def test_a_sweep_answers_as_it_did(name: str, recorded: Recorded, told: Recorded) -> None:
     answer = ps.sweep(written("sweeps", name), **ASKED["priced"].get(name, {}))
     series = [
         {
@@ -79,20 +96,24 @@ def test_a_sweep_answers_as_it_did(name: str, recorded: Recorded) -> None:
         "series": series,
         "targets": [len(group) for group in answer.targets],
         "between": [match.between and match.between[1] for match in answer.matches],
-        "changes": {name: [told(change) for change in row] for name, row in answer.changes.items()},
-        "successions": {name: [told(change) for change in row] for name, row in answer.successions.items()},
+        "changes": {name: [of(change) for change in row] for name, row in answer.changes.items()},
+        "successions": {name: [of(change) for change in row] for name, row in answer.successions.items()},
         "differences": answer.differences,
         "rows": list(answer.rows()),
     }
     recorded(f"sweep_{name}", plain(still(answer.document() | more)))
+    told(f"sweep_{name}", answer, sweep_lines(answer))
 
 
 @pytest.mark.parametrize(
     ("study", "name"), [(study, name) for study, asked in ASKED["solves"].items() for name in asked]
 )
-def test_a_study_asked_backwards_answers_as_it_did(study: str, name: str, recorded: Recorded) -> None:
+def test_a_study_asked_backwards_answers_as_it_did(
+    study: str, name: str, recorded: Recorded, told: Recorded
+) -> None:
     answer = ps.solve(written("studies", study), **ASKED["solves"][study][name])
     recorded(f"solve_{name}", found(answer))
+    told(f"solve_{name}", answer, solve_lines(answer))
 
 
 @pytest.mark.parametrize("name", ASKED["machines"])
@@ -135,18 +156,35 @@ def test_changes_that_are_tried_answer_as_they_did(recorded: Recorded) -> None:
         Path(name).write_text(json.dumps(document), encoding="utf-8")
     second = written("studies", "of_other_inputs")
     differences = [diff(first, second), diff("before.json", "after.json")]
-    recorded("changes", plain({"why": why(first), "diff": differences}))
+    explained = why(first)
+    recorded("changes", plain({"why": explained, "diff": differences}))
+    said = {"why": why_lines(explained), "diff": [difference_lines(one) for one in differences]}
+    recorded("told_changes", said)
 
 
 @pytest.mark.parametrize("name", ASKED["plans"])
-def test_a_plan_answers_as_it_did(name: str, recorded: Recorded) -> None:
+def test_a_plan_answers_as_it_did(name: str, recorded: Recorded, told: Recorded) -> None:
     asked = dict(ASKED["plans"][name])
-    matched = asked.pop("match", None)
+    rival = asked.pop("match", None)
     answer = ps.plan(**asked)
-    document = answer.document(answer.match(matched) if matched else None)
+    matched = answer.match(rival) if rival else None
+    answer.search.screening_s = 1e-3
+    document = answer.document(matched)
+    told(f"plan_{name}", answer, plan_lines(answer, matched))
     recorded(f"plan_{name}", still(document | {"rows": plain(list(answer.rows()))}))
 
 
 @pytest.mark.parametrize("name", ASKED["comparisons"])
 def test_a_comparison_answers_as_it_did(name: str, recorded: Recorded) -> None:
-    recorded(f"comparison_{name}", plain(asdict(ps.comparison(name))))
+    answer = ps.comparison(name)
+    recorded(f"comparison_{name}", plain(asdict(answer)))
+    recorded(f"told_comparison_{name}", comparison_lines(answer))
+
+
+@pytest.mark.parametrize("name", ASKED["gaps"])
+def test_a_measured_step_is_explained_as_it_was(name: str, recorded: Recorded) -> None:
+    asked = dict(ASKED["gaps"][name])
+    steps = asked.pop("measured")
+    gaps = {measured: why_measured(measured, **asked) for measured in steps}
+    said = {measured: {**plain(gap), "terminal": gap_lines(gap)} for measured, gap in gaps.items()}
+    recorded(f"gap_{name}", said)

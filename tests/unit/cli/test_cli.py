@@ -269,25 +269,6 @@ def test_a_point_as_json_has_the_keys_of_the_interface(perfsim: Run, point_keys:
     assert result.stderr == ""
 
 
-def test_a_batch_that_nobody_gave_is_said(perfsim: Run) -> None:
-    silent = " ".join(perfsim(*WAFERS, "--devices", "2").stdout.split())
-    assert silent.startswith("gpt3_xl on 2 CS-2, weight-streaming ")
-    assert "where the step goes" in silent
-    assert "batch 16 sequences" in silent
-    assert "no batch was given: 8 sequences per device are used, 16 in all" in silent
-    assert "no batch was given" not in perfsim(*WAFERS, "--devices", "2", "--batch", "16").stdout
-    assert "else 8 per device" in " ".join(perfsim("run", "--help").stdout.split())
-
-
-def test_wafers_stream_in_chunks_where_that_is_asked(perfsim: Run) -> None:
-    layers, chunks = (
-        document(perfsim(*WAFERS, "--devices", "1", "--batch", "8", "--detail", detail, "--json"))
-        for detail in ("layer", "chunk")
-    )
-    assert chunks["layout"]["stream_chunks"] > 1
-    assert chunks["step_time_s"] <= layers["step_time_s"]
-
-
 def test_systems_may_be_counted_by_num_csx(perfsim: Run) -> None:
     by_devices = document(perfsim(*WAFERS, "--devices", "2", "--batch", "16", "--json"))
     assert document(perfsim(*WAFERS, "--num-csx", "2", "--batch", "16", "--json")) == by_devices

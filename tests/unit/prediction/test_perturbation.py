@@ -16,7 +16,7 @@ from perfsim.network.collectives import num_steps
 from perfsim.prediction.disturbed import expanded, in_steps, perturbed
 from perfsim.prediction.run import Evaluation
 from perfsim.specs.hardware import FatTreeSpec
-from perfsim.specs.perturbations import PerturbationSpec, parse_perturbations
+from perfsim.specs.perturbations import parse_perturbations
 from perfsim.work import GraphBuilder, Kind, RankGroup, TensorClass, Work
 
 GPUS = {
@@ -97,24 +97,6 @@ def test_ranks_links_and_routes_that_are_not_there_are_refused(
         step_s(request.getfixturevalue(machine), text)
 
 
-def test_failures_leave_the_step_and_take_their_share_of_the_run(gpus: Evaluation) -> None:
-    failing = perturbed(gpus, parse_perturbations("at=30s,checkpoint=20s,restart=5s,steps=1000"))
-    assert failing.step_time_s == gpus.step_time_s
-    assert failing.perturbed is not None
-    run = failing.perturbed.run
-    assert run is not None
-    assert (run.failures, run.lost_s, run.restart_s) == (1, 10.0, 5.0)
-    assert run.wall_s == pytest.approx(1000 * gpus.step_time_s + 15.0)
-
-
-def test_a_point_says_what_disturbed_it(gpus: Evaluation) -> None:
-    answer = ps.predict(**{**GPUS, "perturb": "straggler=1.3@5,jitter=0.01"}).document()
-    assert answer["perturbed"]["unperturbed_step_time_s"] == gpus.step_time_s
-    assert len(answer["perturbed"]["draws_s"]) == 3
-    assert answer["perturbed"]["note"] == "", "so few tasks have a jitter each"
-    assert answer["step_time_s"] == sorted(answer["perturbed"]["draws_s"])[1]
-
-
 @pytest.mark.parametrize("machine", ["gpus", "wafers"])
 def test_a_slower_straggler_never_shortens_a_step_and_delays_it_by_its_own_factor_at_most(
     machine: str, request: pytest.FixtureRequest
@@ -158,46 +140,6 @@ def test_a_disturbed_study_takes_longer_by_its_step_and_says_so() -> None:
 
 
 # ------------------------------------------------------------------------------- what a line says
-def test_a_line_says_what_yaml_says() -> None:
-    text = "straggler=1.3@rank5,straggler=2@7,jitter=0.02,seed=1,slow=0.5@leaf0-spine3,dead=node0/nic0-leaf0"
-    given = {
-        "stragglers": [{"rank": 5, "factor": 1.3}, {"rank": 7, "factor": 2.0}],
-        "jitter": 0.02,
-        "seed": 1,
-        "links": [{"link": "leaf0-spine3", "left": 0.5}, {"link": "node0/nic0-leaf0", "left": 0.0}],
-    }
-    assert parse_perturbations(text) == PerturbationSpec.model_validate(given)
-    named = [parse_perturbations(f"straggler=2@{rank}") for rank in ("gpu3", "cs3", "3")]
-    assert named[0] == named[1] == named[2], "by rank or by device"
-    failure = parse_perturbations("mttf=8h,checkpoint=30min,restart=10min,steps=500").failure
-    assert failure is not None
-    assert (failure.mttf, failure.checkpoint, failure.restart, failure.steps) == (28800.0, 1800.0, 600.0, 500)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("stragler=1.3@5", "did you mean `straggler`"),
-        ("straggler=1.3", "write for example straggler=1.3@rank5"),
-        ("straggler=0.5@1", "greater than or equal to 1"),
-        ("jitter=lots", "'lots' is not a number"),
-        ("jitter=3", "less than or equal to 1"),
-        ("mttf=8,checkpoint=1h,restart=1h", "8 has no unit.*\n.*did you mean '8 h'"),
-        ("straggler=x", "a whole number is missing"),
-        ("mttf=8h", "failure.checkpoint is missing"),
-        ("mttf=8h,at=2h,checkpoint=1h,restart=1h", "failures need either"),
-        ("mttf=0s,checkpoint=1h,restart=1h", "too small: 1 us to"),
-        ("seed=-1", "greater than or equal to 0"),
-        ("jitter=0.02,jitter=0.3", "jitter is given twice"),
-        ("step-straggler=2@0.1,seed=1,step-straggler=2@0.2", "step-straggler is given twice"),
-        ("mttf=8h,mttf=9h,checkpoint=1h,restart=1h", "mttf is given twice"),
-        ("slow=0.5@leaf0-spine3,dead=spine3-leaf0", "link spine3-leaf0 is given twice"),
-        ("foo=1,bar=2", "(?s)foo.*bar"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_at_once(text: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        parse_perturbations(text)
 
 
 # ---------------------------------------------------------- collectives as the steps of their algorithm

@@ -86,20 +86,6 @@ def test_the_installed_plotly_is_there_once_with_its_licence_and_nothing_is_load
     assert "http" not in policy
 
 
-def test_the_answer_stands_first_then_all_candidates_with_the_best_marked_then_the_reasons(
-    page: str, result: StudyResult, factory: ModuleType
-) -> None:
-    body = page[page.index("<body>") :]
-    said = "128 A100-80GB (16 DGX) are first with a probability of more than 99 %: 32.0 days on the wall ("
-    places = [body.index(mark) for mark in (said, 'class="scale"', "<main>")]
-    assert places == sorted(places)
-    assert page.index("99.0 days (") < page.index("<main>")
-    shown = factory.sections(result)["verdict"].table
-    assert shown.columns[1].name == "128 A100-80GB (16 DGX)"
-    assert {row[0].value for row in shown.rows if row[1].mark} == {"on the wall", "tokens/s", "MFU"}
-    assert not [row for row in shown.rows if any(cell.mark for cell in row[2:])]
-
-
 def test_a_sparse_result_still_makes_a_page(sparse: StudyResult, tmp_path: Path) -> None:
     page = study_page(sparse).write(tmp_path).read_text("utf-8")
     assert "figure-timeline-0" in page

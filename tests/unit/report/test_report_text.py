@@ -96,3 +96,12 @@ def test_ticks_of_a_logarithmic_axis_are_written_out(
     assert ticks[0] <= values[0] * 1.0001
     if written is not None:
         assert axis["ticktext"] == written
+
+
+@pytest.mark.parametrize(("columns", "width"), [("20", 40), ("60", 60), ("132", 132), ("", 100)])
+def test_tables_are_as_wide_as_the_terminal_and_at_least_40(
+    monkeypatch: pytest.MonkeyPatch, columns: str, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr("sys.__stdout__", None)  # a pipe
+    assert text.terminal_width() == width

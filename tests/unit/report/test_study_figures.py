@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import replace
 from types import ModuleType
@@ -16,50 +15,11 @@ from perfsim.report.text import Named, duration
 from perfsim.studies.answers import Answer, StudyResult
 
 
-def test_each_candidate_has_a_curve_a_band_and_a_star_and_the_critical_batch_a_line_in_its_band(
-    result: StudyResult,
-) -> None:
-    figure = batch(result).figure
-    band, line = figure.layout.shapes
-    assert (band.x0, band.x1) == result.critical_batch_band_tokens
-    assert line.x0 == line.x1 == result.critical_batch_tokens
-    assert figure.layout.annotations[0].x == pytest.approx(math.log10(result.critical_batch_tokens))
-    assert figure.layout.xaxis.type == figure.layout.yaxis.type == "log"
-    for candidate in result.candidates:
-        band, curve = (trace for trace in figure.data if trace.legendgroup == candidate.machine)
-        count = len(candidate.batch_curve)
-        assert len(curve.x) == count
-        high, low = band.y[:count], band.y[: -count - 1 : -1]
-        assert all(a <= b <= c for a, b, c in zip(low, curve.y, high, strict=True))
-        (star,) = (y for y, symbol in zip(curve.y, curve.marker.symbol, strict=True) if symbol == "star")
-        assert star == min(curve.y)
-        assert star == pytest.approx(candidate.time_to_accuracy_s / 86400, rel=1e-5)
-
-
 def test_the_shares_of_a_step_add_up_to_all_of_it_and_no_two_look_alike(result: StudyResult) -> None:
     traces = step(result).figure.data
     for index in range(len(result.candidates)):
         assert sum(trace.x[index] for trace in traces) == pytest.approx(100, abs=0.01)
     assert len({(trace.marker.color, trace.marker.pattern.shape) for trace in traces}) == len(traces)
-
-
-def test_bars_of_memory_end_before_the_capacity_and_wafers_that_hold_the_same_are_one(
-    result: StudyResult,
-) -> None:
-    section = memory(result)
-    *parts, capacity = section.figure.data
-    assert list(capacity.x) == pytest.approx([80.0] * 4 + [40e9 / 2**30] * 3, rel=1e-5)
-    for index, limit in enumerate(capacity.x):
-        assert 0 < sum(trace.x[index] for trace in parts) < limit
-    assert "capacity: 80.0 GiB" in capacity.customdata[0]
-    assert section.table.texts("place") == [
-        *map("stage {}".format, range(4)),
-        "wafer 0",
-        "wafer 0 to 3",
-        "wafer 0 to 15",
-    ]
-    words = "16 CS-2, wafer 0 to 15: total 29.5 GiB (79.2 % of the capacity), capacity 37.3 GiB"
-    assert words in section.alt
 
 
 def test_every_link_has_its_mean_and_peak_and_one_above_the_capacity_a_note(result: StudyResult) -> None:
@@ -86,22 +46,6 @@ def drawn(candidate: Answer, most_bars: int = 9000) -> Section:
     """The timeline of one candidate."""
     _, section = timelines([Named("it", candidate)], most_bars=most_bars)
     return section
-
-
-def test_a_timeline_has_a_lane_for_each_stream_and_a_trace_for_each_category(result: StudyResult) -> None:
-    wafer = result.candidates[1]
-    figure = drawn(wafer).figure
-    lanes = ["memoryx/out", "cs_0/compute", "swarmx/up", "memoryx/update"]
-    assert list(figure.layout.yaxis.categoryarray) == lanes
-    assert sum(len(trace.x) for trace in figure.data) == len(wafer.timeline)
-    categories = {"weight stream", "forward", "backward", "gradient stream", "update"}
-    assert {trace.name for trace in figure.data} == categories
-
-
-def test_the_table_of_a_timeline_has_all_bars(result: StudyResult) -> None:
-    rows = {(row[0], row[1]): row[2] for row in drawn(result.candidates[0], 50).table.shown()}
-    assert rows["stage 0/compute", "forward"] == "192"
-    assert rows["stage 3/compute", "optimizer"] == "1"
 
 
 def test_a_tooltip_says_how_long_a_bar_takes_its_layers_flops_bytes_and_tasks(result: StudyResult) -> None:

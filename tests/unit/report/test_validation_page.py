@@ -43,36 +43,6 @@ def page_of(
     return StepAccuracy.of(cases, result, catalog, leaves_out=leaves_out)
 
 
-@pytest.fixture(scope="module")
-def gpu_page() -> StepAccuracy:
-    cases = [
-        run("first", 0.1),
-        run("second", 0.05, family="others", parallel={"data": 2}),
-        run("weak", 1.0, evidence="C"),
-        run("impossible", 1.0, parallel={"tensor": 3}),
-    ]
-    return page_of(cases, leaves_out=True)
-
-
-def test_both_files_have_every_table(gpu_page: StepAccuracy, tmp_path: Path) -> None:
-    html, text = (path.read_text(encoding="utf-8") for path in write_validation([gpu_page], [], tmp_path))
-    scored = ("errors by family", "families next to a baseline", "the worst 10", "shown, not scored")
-    for heading in (*scored, "not predicted", "ablation", "leaving one family out"):
-        assert f"toys: {heading}" in html
-        assert f"## toys: {heading}" in text
-    assert "host-launch floor" in text
-    assert "| impossible | " in text.split("## toys: not predicted")[1]
-    assert "within 10 %" in html
-
-
-def test_wafers_are_scored_without_an_ablation(tmp_path: Path) -> None:
-    wafer = {"strategy": "weight-streaming", "parallel": {}, "system": WAFER}
-    cases = [run("old", 1.0, **wafer), run("new", 2.0, **wafer)]
-    text = write_validation([page_of(cases)], [], tmp_path)[1].read_text(encoding="utf-8")
-    assert "| all runs | 2 |" in text
-    assert "ablation" not in text
-
-
 def test_names_of_runs_are_escaped_and_a_page_says_how_to_leave_families_out(tmp_path: Path) -> None:
     page = page_of([run("<script>x</script>|*a*", 0.1)])
     html, text = (path.read_text(encoding="utf-8") for path in write_validation([page], [], tmp_path))
@@ -143,21 +113,3 @@ def test_published_ratios_for_more_wafers_stand_on_page_and_terminal(tmp_path: P
     assert "at least 0.91" in said
     assert "18.1 GB/s" in said
     assert "at least" not in "\n".join(validation_lines(page.result, 0))
-
-
-UNITS = {
-    "host_s_per_kernel": (3.9e-5, "39 \N{MICRO SIGN}s"),
-    "partial_node_rank_bytes_per_s": (7.9e9, "7.9 GB/s"),
-    "attention_half_length": (1554.2, "1,554"),
-    "sustained_fraction": (0.7741, "0.77"),
-}
-
-
-def test_a_constant_is_shown_in_the_unit_of_its_name(gpu_page: StepAccuracy, tmp_path: Path) -> None:
-    constants = {name: value for name, (value, _) in UNITS.items()}
-    (leaving,) = gpu_page.leaving
-    group = replace(leaving.groups[0], family="of units", constants=constants, kept=(), borrowed="")
-    page = replace(gpu_page, leaving=[replace(leaving, groups=(group,))])
-    text = write_validation([page], [], tmp_path)[1].read_text("utf-8")
-    (row,) = (line for line in text.splitlines() if line.startswith("| of units | "))
-    assert row.strip("| ").split(" | ")[-len(UNITS) :] == [words for _, words in UNITS.values()]

@@ -82,15 +82,3 @@ def test_a_file_without_cases_is_a_table_too() -> None:
     nothing = {"file": "x", "kind": "step_time", "count": 0, "failed": [], "families": {}, "cases": []}
     lines = validation_lines(nothing | {"summary": empty, "baseline": empty, "families_baseline": {}}, 5)
     assert row(lines, "all runs") == ["0", *[NONE] * 6]
-
-
-def test_models_with_experts_have_a_row_in_the_fit_and_left_out(result: dict[str, Any]) -> None:
-    outside = {"by": "family", "summary": FIGURES, "experts": {**FIGURES, "n": 2, "median_ape": 0.055}}
-    parts = {"moe, 2x8 on 64": FIGURES, "moe, 2x8 on 8": FIGURES, "other, 4x8 on 8": FIGURES}
-    lines = validation_lines(
-        {**result, "experts": {**FIGURES, "n": 2}, "left_out": {**outside, "groups": parts}}, 0
-    )
-    kept = row(lines, "all runs, experts")
-    assert (kept[0], kept[1], kept[-2]) == ("2", "4.3%", "5.5%")
-    assert any("Left out by model and number of devices" in line for line in lines)
-    assert "moe, other." in " ".join(lines)
