@@ -8,7 +8,6 @@ from typing import Any
 from perfsim.base.errors import InputError, PerfsimError
 from perfsim.base.units import format_quantity
 from perfsim.catalog import LocatedMapping, default_catalog
-from perfsim.specs.hardware import StoreTotal
 
 SINGULAR = {
     "systems": "system",
@@ -57,20 +56,14 @@ def entry(kind: str, name: str) -> Rows:
     if kind not in SINGULAR:
         raise InputError(f"unknown kind {kind!r}; known: {', '.join(KINDS)}")
     rows = default_catalog().describe(name, SINGULAR[kind], deep=True)
-    stores = default_catalog().system(name).stores if kind == "systems" else ()
-    totals = [
-        {"value of": store.name, "value": _amount(store), "source": f"computed: {store.counted}"}
-        for store in stores
-    ]
+    totals = []
+    for store in default_catalog().system(name).stores if kind == "systems" else ():
+        size = format_quantity(store.capacity_bytes, "bytes", 3)
+        value = f"{size} at {format_quantity(store.bytes_per_s, 'bytes_per_s', 3)}"
+        totals.append({"value of": store.name, "value": value, "source": f"computed: {store.counted}"})
     return totals + [
         {"value of": row.path, "value": row.value_text, "source": row.source_or_assumption} for row in rows
     ]
-
-
-def _amount(store: StoreTotal) -> str:
-    """Bytes and rate of a tier in words."""
-    size = format_quantity(store.capacity_bytes, "bytes", 3)
-    return f"{size} at {format_quantity(store.bytes_per_s, 'bytes_per_s', 3)}"
 
 
 def write_network(name: str, path: Path, devices: int | None = None) -> dict[str, Any]:

@@ -284,15 +284,10 @@ def plan_document(planned: Planned, matched: Matched | None = None) -> dict[str,
         "screened": search.screening.screened + search.unproven,
         "feasible": search.screening.feasible + search.unproven,
         "screening_s": search.screening_s,
-        "within": planned.within,
         "shortlist": shortlist,
-        "refused": planned.refused,
         "closest_memory_share": planned.closest_share,
-        "above_limit": planned.above_limit,
         "experiment": None,
-        "tried_batches": planned.tried_batches,
-        "nearby": planned.nearby,
-        "ranks": planned.ranks,
+        **_members(planned, "within", "refused", "above_limit", "tried_batches", "nearby", "ranks"),
     }
     if experiment := planned.experiment:
         document["experiment"] = _members(experiment, "steps", "ratio", "ratio_error", "device_hours")

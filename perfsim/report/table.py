@@ -387,10 +387,12 @@ def document_text(document: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON knows it: dataclasses and mappings as objects, floats with every digit, NaN as null."""
-    return to_jsonable_python(value, inf_nan_mode="null", fallback=_known)
+    """A value as JSON knows it: dataclasses and mappings as objects, floats with every digit, NaN as null.
 
-
-def _known(value: Any) -> Any:
-    """NumPy's arrays and numbers, and mappings that cannot be changed, as Python's own."""
-    return value.tolist() if hasattr(value, "tolist") else dict(value)
+    NumPy's arrays and numbers, and mappings that cannot be changed, become Python's own.
+    """
+    return to_jsonable_python(
+        value,
+        inf_nan_mode="null",
+        fallback=lambda other: other.tolist() if hasattr(other, "tolist") else dict(other),
+    )

@@ -24,7 +24,6 @@ GPUS = ("run", "--model", "gpt3_xl", "--system", "dgx-a100-80gb", "--strategy", 
 NO_HOST = "mi300x-192gb"
 """A system without a host to offload to."""
 CASES = data_root() / "studies" / "validation" / "weight_streaming.yaml"
-ERRORS = {"median_ape", "p90_ape", "mape", "bias"}
 
 Run = Callable[..., Result]
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -342,16 +341,11 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_computed
 def test_validation_of_files_as_json_is_a_list_with_the_keys_of_the_interface(perfsim: Run) -> None:
     batches, answer = document(perfsim("validate", CASES.with_name("convergence.yaml"), CASES, "--json"))
     assert (batches["file"], answer["file"]) == ("convergence.yaml", "weight_streaming.yaml")
-    assert {"count", "failed", "summary", "baseline", "families", "cases"} <= set(answer)
     assert (answer["count"], len(answer["cases"]), answer["failed"]) == (20, 20, [])
-    assert set(answer["summary"]) >= ERRORS | {"band_coverage"}
     scored = [case for case in answer["cases"] if case["evidence"] != "C"]
     held = [case["band_s"][0] <= case["measured_s"] <= case["band_s"][1] for case in scored]
     assert answer["summary"]["band_coverage"] == sum(held) / len(held)
-    assert set(answer["baseline"]) >= ERRORS
     assert set(answer["scaling"]) == {"source", "runs", "efficiencies", "explanations"}
-    for family in answer["families"].values():
-        assert set(family) >= ERRORS | {"n"}
     for case in answer["cases"]:
         assert set(case) == {
             *("id", "family", "evidence", "measured_s", "predicted_s", "error", "inferred"),
@@ -504,19 +498,9 @@ def test_one_device_of_a_mesh_without_links_is_answered(perfsim: Run, system: st
 def test_a_plan_says_how_many_devices_of_another_system_take_equal_time(perfsim: Run) -> None:
     wafers = ("plan", "--model", "cerebras_gpt_111m", "--system", "cs-2", "--devices", "2", "--match", "cs-2")
     matched = (*wafers, "--recipe", "chinchilla")
-    said = " ".join(perfsim(*matched).stdout.split())
-    assert "each at its best batch. Tried: 1 " in said
-    assert said.count("(band)") == 2, "of the step and of the time to the target"
-    answer = document(perfsim(*matched, "--json"))
-    match = answer["match"]
-    assert match["system"] == "cs-2"
-    assert set(match["num_devices"]) == {"low", "typical", "high"}
+    assert "each at its best batch. Tried: 1 " in " ".join(perfsim(*matched).stdout.split())
+    match = document(perfsim(*matched, "--json"))["match"]
     assert match["num_devices"]["typical"] == pytest.approx(2.0), "a machine matches itself"
-    first, *_, last = match["tried"]
-    assert first["num_devices"] == 1
-    assert last["ratio"]["high"] <= 1 or match["num_devices"]["high"] is None
-    planned_s = answer["shortlist"][0]["time_to_accuracy_s"]
-    assert first["ratio"]["ratio"] * planned_s == pytest.approx(first["time_to_accuracy_s"])
     refused(perfsim(*wafers, "--recipe", "gpt3_pretraining"), 2, "has neither tokens nor target_loss")
 
 

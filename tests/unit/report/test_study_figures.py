@@ -22,6 +22,11 @@ def test_the_shares_of_a_step_add_up_to_all_of_it_and_no_two_look_alike(result: 
     assert len({(trace.marker.color, trace.marker.pattern.shape) for trace in traces}) == len(traces)
 
 
+def test_wafers_that_hold_the_same_share_a_row_of_memory(result: StudyResult) -> None:
+    places = memory(result).table.texts("place")
+    assert places == [*map("stage {}".format, range(4)), "wafer 0", "wafer 0 to 3", "wafer 0 to 15"]
+
+
 def test_every_link_has_its_mean_and_peak_and_one_above_the_capacity_a_note(result: StudyResult) -> None:
     section = network(result)
     first, *_, last = result.candidates
