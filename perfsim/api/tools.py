@@ -28,15 +28,7 @@ from perfsim.catalog import Catalog, default_catalog, parse_file
 from perfsim.catalog.reader import KINDS as CATALOGUED
 from perfsim.catalog.schema import yaml_schema
 from perfsim.catalog.yaml_tree import Node
-from perfsim.evidence.cases import (
-    CaseFile,
-    CaseRows,
-    CaseT,
-    ConvergenceCase,
-    ConvergenceFile,
-    StepCase,
-    public_cases,
-)
+from perfsim.evidence import cases
 from perfsim.evidence.own_runs import MeasuredFile
 from perfsim.evidence.score import validate_file
 from perfsim.interop.formats import Imported, read_model
@@ -45,25 +37,18 @@ from perfsim.prediction.planner import refusal
 from perfsim.prediction.question import question_of
 from perfsim.prediction.why import GapExplained
 from perfsim.specs.model import TransformerConfig
+from perfsim.studies import trials
 from perfsim.studies.comparisons import ComparisonSpec
 from perfsim.studies.loading import SweepSpec, changed_study, kind_of_study, load_study, load_sweep
 from perfsim.studies.runner import refusals
 from perfsim.studies.spec import StudySpec
-from perfsim.studies.trials import (
-    AnswerDocument,
-    Difference,
-    Explained,
-    compare_answers,
-    compare_studies,
-    explain,
-)
 
 OWN: dict[str, type[BaseModel]] = {
     "study": StudySpec,
     "sweep": SweepSpec,
     "comparison": ComparisonSpec,
-    "cases": CaseFile,
-    "convergence": ConvergenceFile,
+    "cases": cases.CaseFile,
+    "convergence": cases.ConvergenceFile,
     "measured": MeasuredFile,
 }
 """Kinds outside the catalogue; `validate` reads cases, `calibrate steps` reads measured steps."""
@@ -152,8 +137,8 @@ def _study(path: Path, catalog: Catalog) -> str:
     return f"{spec.model.name} by {spec.recipe.name} on {'; '.join(machines)}"
 
 
-def _cases(kind: type[CaseT], path: Path, catalog: Catalog) -> str:
-    read = CaseRows.read(path, kind, catalog)
+def _cases(kind: type[cases.CaseT], path: Path, catalog: Catalog) -> str:
+    read = cases.CaseRows.read(path, kind, catalog)
     told = [(row.id, row.line, row.reason) for row in read.refused]
     told += [(case.id, read.lines[case.id], _unplaced(case, catalog)) for case in read.cases]
     problems = [
@@ -164,9 +149,9 @@ def _cases(kind: type[CaseT], path: Path, catalog: Catalog) -> str:
     return f"{len(read.cases)} cases"
 
 
-def _unplaced(case: StepCase | ConvergenceCase, catalog: Catalog) -> str:
+def _unplaced(case: cases.StepCase | cases.ConvergenceCase, catalog: Catalog) -> str:
     """Why a measured step cannot be predicted: its row contradicts itself, or no machine runs it."""
-    if not isinstance(case, StepCase):
+    if not isinstance(case, cases.StepCase):
         return ""
     try:
         error = refusal(case.question(catalog))
@@ -184,8 +169,8 @@ def _measured(path: Path, catalog: Catalog) -> str:
 _READERS: dict[str, Callable[[Path, Catalog], str]] = {
     "study": _study,
     "sweep": lambda path, catalog: f"{len(load_sweep(str(path), catalog).points):,} points",
-    "cases": partial(_cases, StepCase),
-    "convergence": partial(_cases, ConvergenceCase),
+    "cases": partial(_cases, cases.StepCase),
+    "convergence": partial(_cases, cases.ConvergenceCase),
     "measured": _measured,
 }
 """For kinds outside the catalogue: reads a file with all that it names, and says in words what it holds."""
@@ -197,14 +182,14 @@ _READERS: dict[str, Callable[[Path, Catalog], str]] = {
 @within_floats
 def why(
     study: Named, compare: Iterable[str] = (), changes: Mapping[str, Any] | None = None
-) -> tuple[Explained, ...]:
+) -> tuple[trials.Explained, ...]:
     """What limits every candidate of a study, and the changes that were tried, those that help most first.
 
     `study` is a name, a YAML file or the summary.json of an answer, `changes` are as of `perfsim.study`.
     Raises InputError for a file of another kind, and what answering the study raises.
     """
     spec = changed_study(_study_named(study), changes or {}, default_catalog())
-    return explain(spec.with_verify("off"), names_of(compare, "compare"))
+    return trials.explain(spec.with_verify("off"), names_of(compare, "compare"))
 
 
 @within_floats
@@ -243,11 +228,11 @@ def _study_named(study: Named) -> StudySpec:
     return spec
 
 
-def _document(path: Path) -> AnswerDocument:
+def _document(path: Path) -> trials.AnswerDocument:
     """The document of a study's answer. Raises InputError for anything else, with the line of the mistake."""
     advice = "give the study's file"
     try:
-        return AnswerDocument.model_validate_json(path.read_bytes())
+        return trials.AnswerDocument.model_validate_json(path.read_bytes())
     except OSError as error:
         raise InputError([Problem(error.strerror or str(error), str(path), help=advice)]) from None
     except ValidationError as error:
@@ -263,7 +248,7 @@ def _document(path: Path) -> AnswerDocument:
 
 
 @within_floats
-def diff(first: Named, second: Named) -> Difference:
+def diff(first: Named, second: Named) -> trials.Difference:
     """What differs between two studies, and what each changed input alone does to the first.
 
     Two files `summary.json` are compared as they stand: the times of their candidates, and the inputs that
@@ -275,10 +260,10 @@ def diff(first: Named, second: Named) -> Difference:
         for name, known in zip((first, second), documents, strict=True):
             if any(not row.label or row.time_to_accuracy_s is None for row in known.candidates):
                 raise InputError([Problem("a candidate lacks label or time_to_accuracy_s", str(name), 1)])
-        return compare_answers(*documents)
+        return trials.compare_answers(*documents)
     if any(answers):
         raise InputError("compare two studies or two answers, not one of each")
-    return compare_studies(*(_study_named(name).with_verify("off") for name in (first, second)))
+    return trials.compare_studies(*(_study_named(name).with_verify("off") for name in (first, second)))
 
 
 # `perfsim.Model` and `perfsim.import_file`: models from the files of other tools.
@@ -337,7 +322,7 @@ def validate(file: str | Path, catalog: Catalog | None = None) -> Validation:
 
 def published_cases() -> list[Path]:
     """The files of published runs that come with perfsim."""
-    return public_cases()
+    return cases.public_cases()
 
 
 @dataclass(frozen=True, repr=False)

@@ -11,13 +11,7 @@ import numpy as np
 from perfsim.base.errors import InputError, Problem
 from perfsim.base.text import did_you_mean
 from perfsim.costs.price import Costs, Shares
-from perfsim.engine.failures import (
-    Checkpoints,
-    exponential_failures,
-    run_with_failures,
-    with_jitter,
-    with_stragglers,
-)
+from perfsim.engine import failures
 from perfsim.engine.trace import Trace
 from perfsim.machines.placement import MOST_TASKS, Placed, place
 from perfsim.network import Topology
@@ -52,10 +46,10 @@ def perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
     trace, placed = draws[(len(draws) - 1) // 2]
     run = None
     if failure := spec.failure:
-        checkpoints = Checkpoints(failure.checkpoint, failure.restart, failure.write)
-        random = exponential_failures(failure.mttf or 0.0, spec.seed)
+        checkpoints = failures.Checkpoints(failure.checkpoint, failure.restart, failure.write)
+        random = failures.exponential_failures(failure.mttf or 0.0, spec.seed)
         times = random if failure.at is None else iter([failure.at])
-        run = run_with_failures(failure.steps * trace.step_time_s, checkpoints, times)
+        run = failures.run_with_failures(failure.steps * trace.step_time_s, checkpoints, times)
     summary = Perturbed(
         text=spec.text,
         unperturbed_step_time_s=evaluation.step_time_s,
@@ -92,9 +86,9 @@ def _draw(
     placed = place(folded, topology, marks=marks)
     graph = placed.graph
     step = replace(evaluation.step, placed=placed)
-    duration_s = with_stragglers(graph, step.duration_s, placed.rank, factors)
+    duration_s = failures.with_stragglers(graph, step.duration_s, placed.rank, factors)
     peers = np.minimum(np.array(graph.stands_for, dtype=np.int32)[graph.stream], plan.layout.tensor)
-    duration_s = with_jitter(graph, duration_s, spec.jitter, peers, rng)
+    duration_s = failures.with_jitter(graph, duration_s, spec.jitter, peers, rng)
     return step.run(duration_s), placed
 
 
