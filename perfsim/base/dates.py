@@ -25,6 +25,12 @@ def months_apart(first: str, second: str) -> int:
     return abs(ends[1] - ends[0])
 
 
+def days_of(date: str) -> float:
+    """Days of a date since the year 0, in mean years and months; a month counts from its first day."""
+    year, month, day = (*map(int, date.split("-")), 1)[:3]
+    return 365.25 * (year + (month - 1) / 12) + day
+
+
 def check_day(text: str, *words: str) -> str:
     """A date, or one of some words; InputError for all else."""
     if text in words or re.match(PATTERN, text):

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import get_args
 
+from perfsim.base.dates import days_of
 from perfsim.base.errors import CatalogError
 from perfsim.costs.gpu import GpuKernels, peak_flop_per_s
 from perfsim.costs.price import Costs, slowest_of
@@ -303,9 +304,18 @@ def known_release(wanted: str, calibration: WaferCalibration) -> str:
 
 
 def slowdown(release: str, calibration: WaferCalibration) -> float:
-    """Time of a step under a release over its time under the newest measured one."""
-    _, newest = calibration.measured_releases
-    older = place_of(newest) - place_of(known_release(release, calibration))
+    """Time of a step under a release over its time under the newest measured one.
+
+    Software grows with time: a release counts by its date between those of the oldest and the newest measured
+    one, or by its place in their order where one of the three has no date.
+    """
+    known = known_release(release, calibration)
+    oldest, newest = calibration.measured_releases
+    older = float(place_of(newest) - place_of(known))
+    if {known, oldest, newest} <= calibration.releases.keys() and older:
+        days = {name: days_of(calibration.releases[name]) for name in (oldest, known, newest)}
+        share = (days[newest] - days[known]) / (days[newest] - days[oldest])
+        older = share * (place_of(newest) - place_of(oldest))
     return math.exp(calibration.growth_per_release * older)
 
 

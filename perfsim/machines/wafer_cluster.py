@@ -172,14 +172,19 @@ def _of_release(wanted: str, calibration: WaferCalibration) -> Iterator[Unknown]
 
 
 def _of_experts(job: Job, tiles: int) -> Iterator[Unknown]:
-    """Experts, which no log of a wafer has: their share of the model's FLOPs may be wrong by a factor."""
+    """Experts, which no log of a wafer has: their share of a step may be wrong by a factor.
+
+    Products and rows of weights share a step's time, so the share of experts is at most the larger of their
+    shares of FLOPs and of weights.
+    """
     experts = job.model.experts
     counts = parameters(job.model)
     if experts is None:
         return
     routed = sum(counts.routed_of(kind) for kind in layer_kinds(job.model))
     active = 6.0 * routed * experts.top_k / experts.num_experts * job.tokens_per_step
-    width = math.log1p(active / model_flop_per_step(job) * (EXPERTS_FACTOR - 1.0))
+    share = max(active / model_flop_per_step(job), routed / counts.total)
+    width = math.log1p(share * (EXPERTS_FACTOR - 1.0))
     words = (
         f"no published run trains experts on wafers: all {experts.num_experts} experts of a layer are taken "
         f"to stream, one after another, past the tokens of each, {experts.top_k} experts a token; the band "

@@ -299,7 +299,7 @@ class WaferCalibration(Calibration):
     row_s: Latency
     """Time of one row of a layer's weights in one product; `perfsim.costs.wafer` has the equation."""
     growth_per_release: Annotated[float, *number(0, 1)]
-    """Logarithm of the factor by which a minor release shortens a step."""
+    """Logarithm of the factor by which a minor release shortens a step, in the mean of the measured ones."""
     measured_releases: tuple[str, str]
     """The oldest and the newest release with a published log; steps change between them only."""
     releases: dict[str, Date] = Field(default_factory=dict)

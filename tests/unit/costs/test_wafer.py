@@ -105,6 +105,25 @@ def test_releases_between_the_measured_ones_grow_evenly_and_nothing_is_extrapola
         assert slowdown(wanted, MEASURED) == pytest.approx(1.2**slower)
 
 
+DATES = {"r1.8": "2022-05", "r1.9": "2022-08", "r2.1": "2023-05"}
+
+
+@pytest.mark.parametrize(
+    ("release", "dates", "slower"),
+    [
+        ("r1.8", DATES, 3),
+        ("r1.9", DATES, 3 * 9 / 12),
+        ("r2.1", DATES, 0),
+        ("r1.9", {"r1.8": "2022-05", "r2.1": "2023-05"}, 2),
+        ("r1.9", {"r1.8": "2022-05", "r1.9": "2022-08"}, 2),
+    ],
+)
+def test_a_release_lies_between_the_measured_ones_by_its_date_or_else_by_its_order(
+    release: str, dates: dict[str, str], slower: float
+) -> None:
+    assert slowdown(release, MEASURED.with_(releases=dates)) == pytest.approx(1.2**slower)
+
+
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [

@@ -94,7 +94,7 @@ def test_newer_software_than_was_measured_says_so_in_its_band() -> None:
     (caveat,) = (caveat for caveat in prediction.caveats if caveat.code == "release-borrowed")
     assert caveat.text == (
         "no measurement of software release r2.5: the speed of r2.3 is used; measured releases differ in "
-        "speed by 7 % each; the band allows 35 % for 2 of them"
+        "speed by 8 % each; the band allows 35 % for 2 of them"
     )
 
 
