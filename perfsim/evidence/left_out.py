@@ -122,10 +122,10 @@ class LeavingOut:
         """The widths of bands that follow from the errors of the runs, but for those of a group.
 
         With fewer than three families every run counts as a family of its own, and the widths of `others`
-        (another kind of machine) give the growth with unlikeness and the unshared part, both in log time.
-        assumed: nothing else is known of them; without `others` the unshared part is the whole. For models
-        with experts the width without unlikeness is as many times as large as holds 90 % of their runs, and
-        at least once.
+        (another kind of machine) give the growth with unlikeness in log time, and the unshared part where no
+        two runs of a family are of one machine. assumed: nothing else is known of them. For models with
+        experts the width without unlikeness is as many times as large as holds 90 % of their runs, and at
+        least once.
         """
         used = [run for run in self.runs if not without or run.left_out != without]
         runs = [run for run in used if run.counts and run.predicted_s is not None and run.traits is not None]
@@ -397,9 +397,8 @@ def _widths_of_alike(runs: Sequence[Scored], others: BandWidths | None) -> BandW
     if len(sizes) < FEWEST_FAMILIES:
         percentile = float(np.percentile(np.abs(errors), 100 * _COVERAGE))
         base = max(percentile, _students_width(errors, len(runs)))
-        if others is None:
-            return BandWidths(base, 0.0, 1.0)
-        return BandWidths(base, others.slope, min(1.0, others.unshared * others.base / base))
+        slope = 0.0 if others is None else others.slope
+        return BandWidths(base, slope, _unshared(runs, np.full(len(runs), base), others))
     points = np.array(_points(runs))
     weights = family_weight([run.family for run in runs])
     freedom = len(sizes)
@@ -451,11 +450,11 @@ def _points(runs: Sequence[Scored]) -> list[float]:
     ]
 
 
-def _unshared(runs: Sequence[Scored], widths: Floats) -> float:
+def _unshared(runs: Sequence[Scored], widths: Floats, others: BandWidths | None = None) -> float:
     """What two runs of one machine do not share of their widths, at most the whole.
 
     The 90th percentile of |difference of log errors| / sqrt(w_1^2 + w_2^2) over pairs of one family and
-    device, each run with one weight.
+    device, each run with one weight. Without such a pair it is the part of `others` in log time, or the whole.
     """
     sizes = Counter(run.family for run in runs)
     machines = [
@@ -465,7 +464,7 @@ def _unshared(runs: Sequence[Scored], widths: Floats) -> float:
     ]
     pairs = [pair for pair in combinations(range(len(runs)), 2) if machines[pair[0]] == machines[pair[1]]]
     if not pairs:
-        return 1.0
+        return 1.0 if others is None else min(1.0, others.unshared * others.base / float(widths.mean()))
     shares = [
         abs(runs[a].log_error - runs[b].log_error) / float(np.hypot(widths[a], widths[b])) for a, b in pairs
     ]

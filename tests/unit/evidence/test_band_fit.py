@@ -132,5 +132,13 @@ def test_a_few_runs_of_one_family_have_students_band_and_the_growth_of_others() 
     expected = stats.t.ppf(0.95, 5) * np.sqrt(1.2) * np.sqrt(np.mean(np.square(errors)))
     assert widths.base == pytest.approx(expected)
     assert widths.slope == others.slope
+    apart = [0.13, 0.03, 0.06, 0.01, 0.0, 0.19, 0.14, 0.13, 0.05, 0.06]
+    assert widths.unshared * widths.base * np.sqrt(2) == pytest.approx(np.quantile(apart, 0.9), rel=0.1)
+
+
+def test_what_does_not_cancel_between_runs_of_which_no_two_are_alike_is_that_of_another_machine() -> None:
+    runs = [left_out_run(name, name, error) for name, error in (("one", 0.2), ("other", -0.1))]
+    others = BandWidths(0.1, 0.05, 0.6)
+    widths = fitted_widths(runs, others)
     assert widths.unshared * widths.base == pytest.approx(others.unshared * others.base)
     assert fitted_widths(runs).unshared == 1.0, "with nothing known, nothing cancels"
