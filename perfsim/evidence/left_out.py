@@ -454,7 +454,7 @@ def _unshared(runs: Sequence[Scored], widths: Floats, others: BandWidths | None 
     """What two runs of one machine do not share of their widths, at most the whole.
 
     The 90th percentile of |difference of log errors| / sqrt(w_1^2 + w_2^2) over pairs of one family and
-    device, each run with one weight. Without such a pair it is the part of `others` in log time, or the whole.
+    device, each run with one weight. Without such a pair it is what `others` have, or the whole.
     """
     sizes = Counter(run.family for run in runs)
     machines = [
