@@ -128,6 +128,8 @@ class Slots(NamedTuple):
     template: Ints
     tag: Ints
     sources: dict[str, tuple[Ints, str]]
+    later: Ints | None = None
+    """How many layers after those of its template the blocks of each slot are; None: they are the same."""
 
 
 class Stamped(NamedTuple):
@@ -260,6 +262,8 @@ def _stamped_columns(slots: Slots, stamped: Stamped, count: int) -> dict[str, In
         where = begin[rows][:, None] + np.arange(len(template))
         for name in _SINGLE:
             columns[name][where] = of[name]
+        if slots.later is not None:
+            columns["block"][where] += np.where(of["block"] >= 0, slots.later[rows][:, None], 0)
         columns["tag"][where] = slots.tag[rows][:, None]
     for name, lengths in (("reads", "num_reads"), ("after", "num_after")):
         is_task = name == "after"

@@ -6,6 +6,7 @@ A job's layers are first mapped to the ranks of the layout, as virtual stages an
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, get_args
@@ -37,6 +38,8 @@ class _Stages(NamedTuple):
     """The virtual stages of a plan and the replicas of each pipeline rank."""
 
     virtual: list[VirtualStage]
+    alike: list[int]
+    """The first virtual stage that each one is like, but for its number and those of its layers."""
     replicas: list[Replicas]
 
 
@@ -54,33 +57,39 @@ def _stages_of(job: Job, layout: ParallelLayout) -> _Stages:
         rank = places.rank(number)
         return RankGroup(rank * layout.width, (places.rank(next_number) - rank) * layout.width, 2)
 
+    def traits(layer: int) -> tuple[LayerKind, str, bool]:
+        kind = kinds[layer]
+        mode = "none" if division.in_rank[layer] % layout.recompute_every else layout.recompute
+        return kind, mode, layer > 0 and kind.experts and kinds[layer - 1].experts
+
+    first: dict[Hashable, VirtualStage] = {}
     virtual = []
+    alike = []
     for number, stage in enumerate(division.stages):
         share = RankShare(job, layout, places.rank(number))
-        layers = []
-        for layer in stage:
-            kind = kinds[layer]
-            mode = "none" if division.in_rank[layer] % layout.recompute_every else layout.recompute
-            divided_below = layer > 0 and kind.experts and kinds[layer - 1].experts
-            layers.append(share.layer(kind, mode, divided_below=divided_below))
-        virtual.append(
-            VirtualStage(
+        is_end = number in (0, len(division.stages) - 1)
+        neighbours = ranks_to(number, number + 1), ranks_to(number, number - 1)
+        layers = tuple(map(traits, stage))
+        like = share.rank, number if is_end else None, neighbours, layers
+        if like not in first:
+            first[like] = VirtualStage(
                 number=number,
                 num_stages=len(division.stages),
                 rank=share.rank,
                 first_layer=stage.start,
                 group=share.group(),
-                layers=tuple(layers),
-                next_ranks=ranks_to(number, number + 1),
-                previous_ranks=ranks_to(number, number - 1),
+                layers=tuple(share.layer(kind, mode, divided_below=below) for kind, mode, below in layers),
+                next_ranks=neighbours[0],
+                previous_ranks=neighbours[1],
                 head_positions=head_positions(job, layout.context),
                 waits=layout.virtual_pipeline > 1 and waits,
             )
-        )
+        virtual.append(replace(first[like], number=number, first_layer=stage.start))
+        alike.append(first[like].number)
     replicas = [
         RankShare(job, layout, rank).replicas(virtual, places.last_rank) for rank in range(layout.pipeline)
     ]
-    return _Stages(virtual, replicas)
+    return _Stages(virtual, alike, replicas)
 
 
 @dataclass(frozen=True)
@@ -163,13 +172,17 @@ FREED = ("freed0", "freed1", "freed2")
 
 @dataclass(frozen=True)
 class _Passes:
-    """The templates of each pass, one per virtual stage."""
+    """The templates of each pass, one for all virtual stages that are alike."""
 
     written: dict[tuple[Pass, bool], list[Template]]
     """By pass, and whether they are of the last micro-batch (the first forward) where it differs.
 
     They are also of the first pass on a rank where `first_is_special`.
     """
+    of_stage: Ints
+    """Index of the template of each virtual stage among those of a pass."""
+    later: Ints
+    """How many layers after that of its template each virtual stage begins."""
     first_is_special: bool = False
 
     @cached_property
@@ -218,14 +231,14 @@ def _pipeline_slots(
     sources |= {name: (where("B", "F"), name) for name in passes.ports("B")}
     sources |= {name: (freed, name) for name in FREED}
     sources |= {"activation": (activation, "activation"), "gradient": (gradient, "gradient")}
-    return Slots(template, microbatch, sources), number
+    return Slots(template, microbatch, sources, passes.later[place]), number
 
 
 def _templates(passes: _Passes, passed: Ints, rank: Ints, place: Ints, final: Bools) -> tuple[Ints, Ints]:
     """The template of each slot, and the latest slot before it on its rank that frees gradient buffers."""
     first = np.array([[passes.first(which, special=kind) for kind in (False, True)] for which in PASSES])
-    usual = first[passed, 0] + place
-    special = first[passed, 1] + place
+    usual = first[passed, 0] + passes.of_stage[place]
+    special = first[passed, 1] + passes.of_stage[place]
     frees = np.array(["freed0" in template.outputs for template in passes.templates])
     template = np.where(final, special, usual)
     freed = np.full(len(passed), -1, dtype=np.int64)
@@ -289,13 +302,15 @@ class StepWriter:
 
     def _passes(self) -> _Passes:
         """The templates of all passes; the last pass reduces gradients where reductions overlap."""
+        stages, replicas = self.stages.virtual, self.stages.replicas
+        distinct, of_stage = np.unique(self.stages.alike, return_inverse=True)
+        first_layer = np.array([stage.first_layer for stage in stages])
 
         def passes(**reductions: bool) -> list[StagePass]:
-            """The writers of a pass of all virtual stages."""
-            replicas = self.stages.replicas
+            """The writers of a pass of all virtual stages that differ."""
             return [
                 StagePass(self.builder, stage, replicas[stage.rank], overlaps=self.overlap, **reductions)
-                for stage in self.stages.virtual
+                for stage in map(stages.__getitem__, distinct)
             ]
 
         def last(**reductions: bool) -> list[Template]:
@@ -311,7 +326,8 @@ class StepWriter:
             templates["F", True] = [of.forward(gathers=True) for of in passes()]
         if self.overlap:
             templates[self.last_pass, True] = last(reduces=True)
-        return _Passes(templates, follows)
+        later = first_layer - first_layer[distinct][of_stage]
+        return _Passes(templates, of_stage, later, follows)
 
     def _reduce(self, rank: int, stamped: Stamped, slots: Ints) -> list[int]:
         """Reduce the remaining gradients of a rank after its last micro-batch."""
