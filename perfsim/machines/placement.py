@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from math import gcd
 from typing import NamedTuple
 
@@ -83,18 +84,11 @@ class SharedLinks(NamedTuple):
         capacities = network.capacities[links]
         demand = _demand(graph, row_of_work, distinct, crossed, times, len(links))
         hot = np.flatnonzero((demand > capacities * (1 + TOLERANCE))[crossed.values])
-        loads: dict[int, dict[int, int]] = {}
-        for row, link, count in zip(
-            crossed.row_of_value[hot].tolist(), crossed.values[hot].tolist(), times[hot].tolist(), strict=True
-        ):
-            loads.setdefault(row, {})[link] = count
-        for row, flow in enumerate(distinct):
-            if flow.late_s:
-                loads.setdefault(row, {})
-        routes, kept = _routes(list(loads.values()), capacities.tolist())
+        routes, kept = _routes(crossed.row_of_value[hot], crossed.values[hot], times[hot], capacities)
         flow_of_row = {
-            row: Flow(route, distinct[row].bytes_per_s, late_s=distinct[row].late_s)
-            for row, route in zip(loads, routes, strict=True)
+            row: Flow(tuple(routes.get(row, ())), flow.bytes_per_s, late_s=flow.late_s)
+            for row, flow in enumerate(distinct)
+            if row in routes or flow.late_s
         }
         flows = {work: flow_of_row[row] for work, row in row_of_work.items() if row in flow_of_row}
         return cls(flows, kept) if flows else NOTHING_SHARED
@@ -128,43 +122,46 @@ def _demand(
     return np.asarray(np.bincount(keys % num_links, peaks, minlength=num_links), dtype=np.float64)
 
 
-def _routes(
-    loads: Sequence[Mapping[int, int]], capacities: Sequence[float]
-) -> tuple[list[tuple[int, ...]], Floats]:
+def _routes(rows: Ints, links: Ints, times: Ints, capacities: Floats) -> tuple[dict[int, list[int]], Floats]:
     """Routes of flows over the links that no other one implies, renumbered, and the capacities of these.
 
-    `loads` has how often each flow crosses each link. A link that every flow crosses a multiple of k times
-    becomes one with a k-th of the capacity.
+    Flow `rows[i]` crosses link `links[i]` so many `times`; rows ascend. A link that every flow crosses a
+    multiple of k times becomes one with a k-th of the capacity.
     """
-    columns: dict[int, dict[int, float]] = {}
-    for row, load in enumerate(loads):
-        for link, count in load.items():
-            columns.setdefault(link, {})[row] = count / capacities[link] if capacities[link] else np.inf
+    order = np.argsort(links, kind="stable")
+    rows = rows[order]
+    links = links[order]
+    times = times[order]
+    with np.errstate(divide="ignore"):
+        share = times / capacities[links]
+    starts = np.flatnonzero(np.diff(links, prepend=-1))
     # Of equal links the first is kept.
-    distinct = {tuple(column.items()): link for link, column in sorted(columns.items(), reverse=True)}
-    kept: list[int] = []
-    by_row: dict[int, list[int]] = {}
-    for link in sorted(
-        distinct.values(), key=lambda link: (-len(columns[link]), -sum(columns[link].values()))
-    ):
-        column = columns[link]
+    distinct: dict[tuple[bytes, bytes], slice] = {}
+    for start, end in pairwise([*starts.tolist(), len(links)]):
+        of_link = slice(start, end)
+        distinct.setdefault((rows[of_link].tobytes(), share[of_link].tobytes()), of_link)
+    kept: list[slice] = []
+    by_row: dict[int, list[dict[int, float]]] = {}
+    most_first = sorted(distinct.values(), key=lambda of: (of.start - of.stop, -sum(share[of].tolist())))
+    for of_link in most_first:
+        column = dict(zip(rows[of_link].tolist(), share[of_link].tolist(), strict=True))
         rarest = min(column, key=lambda row: len(by_row.get(row, ())))
-        others = (columns[other] for other in by_row.get(rarest, ()))
+        others = by_row.get(rarest, ())
         if any(all(other.get(row, 0.0) >= load for row, load in column.items()) for other in others):
             continue
-        kept.append(link)
+        kept.append(of_link)
         for row in column:
-            by_row.setdefault(row, []).append(link)
-    kept.sort()
-    units = {link: gcd(*(load[link] for load in loads if link in load)) for link in kept}
-    number = {link: index for index, link in enumerate(kept)}
-    routes = []
-    for load in loads:
-        crossed = sorted(
-            (number[link], times // units[link]) for link, times in load.items() if link in number
-        )
-        routes.append(tuple(index for index, times in crossed for _ in range(times)))
-    return routes, np.array([capacities[link] / unit for link, unit in units.items()])
+            by_row.setdefault(row, []).append(column)
+    kept.sort(key=lambda of_link: of_link.start)
+    routes: dict[int, list[int]] = {row: [] for row in dict.fromkeys(np.sort(rows).tolist())}
+    bytes_per_s = np.zeros(len(kept))
+    for number, of_link in enumerate(kept):
+        counts = times[of_link].tolist()
+        unit = gcd(*counts)
+        bytes_per_s[number] = capacities[links[of_link.start]] / unit
+        for row, count in zip(rows[of_link].tolist(), counts, strict=True):
+            routes[row] += [number] * (count // unit)
+    return routes, bytes_per_s
 
 
 MOST_TASKS = 3_000_000
