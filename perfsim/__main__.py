@@ -18,7 +18,7 @@ else:  # `signal` reads `enum` and more, which takes milliseconds
     import _signal as signal
 
 INTERRUPTED = 130
-COLLECTED_EVERY = 200_000
+COLLECTED_EVERY = 500_000
 """Objects between two searches for cycles; modules and graphs make many that stay, and few cycles."""
 
 
