@@ -122,7 +122,7 @@ def _demand(
     return np.asarray(np.bincount(keys % num_links, peaks, minlength=num_links), dtype=np.float64)
 
 
-def _routes(rows: Ints, links: Ints, times: Ints, capacities: Floats) -> tuple[dict[int, list[int]], Floats]:
+def _routes(rows: Ids, links: Ids, times: Ints, capacities: Floats) -> tuple[dict[int, list[int]], Floats]:
     """Routes of flows over the links that no other one implies, renumbered, and the capacities of these.
 
     Flow `rows[i]` crosses link `links[i]` so many `times`; rows ascend. A link that every flow crosses a

@@ -103,6 +103,7 @@ def layout_of(
 def slice_of(job: Job, layout: ParallelLayout, kind: LayerKind = PLAIN) -> LayerSlice:
     """One rank's share of a layer of one kind for one micro-batch."""
     recipe = job.recipe
+    stack = recipe.runtime.stack
     experts = kind.experts
     return LayerSlice(
         model=job.model,
@@ -116,10 +117,10 @@ def slice_of(job: Job, layout: ParallelLayout, kind: LayerKind = PLAIN) -> Layer
         element_bytes=recipe.element_bytes,
         dropout=recipe.dropout,
         fused_cross_entropy=recipe.runtime.fused_cross_entropy,
-        fused=() if recipe.runtime.stack is None else recipe.runtime.stack.fused,
+        fused=() if stack is None else stack.fused,
         precisions=recipe.narrow_kernels,
         keeps=recipe.runtime.recompute_keeps,
-        selective="core" if recipe.runtime.stack is None else recipe.runtime.stack.selective,
+        selective="core" if stack is None else stack.selective,
         recompute_stops_early=layout.zero_stage == SHARDED,
         context=layout.context,
         context_exchange=layout.context_exchange,

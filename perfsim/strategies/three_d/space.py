@@ -194,6 +194,7 @@ class Columns:
 
     def layout(self, row: int) -> ParallelLayout:
         division = self.divisions[int(self.division[row])]
+        replicas = self.data[row] * self.context[row]
         settings: dict[str, Any] = {}
         for column in _COLUMNS:
             if column not in ("division", "shards"):
@@ -206,7 +207,7 @@ class Columns:
             virtual_pipeline=division.virtual,
             schedule=division.schedule,
             layers_per_stage=None if division.even else division.layers,
-            shard_group=None if self.shards[row] == self.replicas[row] else int(self.shards[row]),
+            shard_group=None if self.shards[row] == replicas else int(self.shards[row]),
         )
 
 
