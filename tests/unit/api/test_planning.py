@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,12 @@ def test_a_shortlist_is_a_frame_and_a_table_of_a_notebook(answer: ps.PlanAnswer)
     assert list(answer.to_pandas()["step_time_s"]) == times_s
     assert "<table>" in answer._repr_html_()
     assert repr(answer).startswith("<plan 16 A100-80GB (2 DGX): ")
+
+
+def test_the_document_stands_next_to_the_page(answer: ps.PlanAnswer, tmp_path: Path) -> None:
+    page = answer.save(tmp_path / "out")
+    summary = json.loads(page.with_name("summary.json").read_text("utf-8"))
+    assert summary == json.loads(json.dumps(answer.document()))
 
 
 def test_a_layout_of_the_shortlist_is_predicted_alike_when_it_is_given(answer: ps.PlanAnswer) -> None:
