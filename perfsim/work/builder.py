@@ -37,13 +37,17 @@ class _Handles(NamedTuple):
 
 _SINGLE = ("work", "stream", "block", "num_reads", "num_after", "num_writes")
 """Columns with a value for each task; `tag` is another one, which a slot gives."""
+_ROW = (*_SINGLE, "tag")
 
 
 class _Columns:
     """Growing columns; handles and ids are local to the owner."""
 
     def __init__(self) -> None:
-        self.values: dict[str, list[int]] = {name: [] for name in (*_SINGLE, "tag", "reads", "after")}
+        self.rows: list[tuple[int, ...]] = []
+        """What `_ROW` names of each task."""
+        self.reads: list[int] = []
+        self.after: list[int] = []
         self.tensor_ends: list[int] = []
         """Number of tensors written up to and including each task."""
         self.num_tensors = 0
@@ -58,22 +62,22 @@ class _Columns:
         after: Sequence[int],
         writes: int,
     ) -> _Handles:
-        handles = _Handles(len(self.tensor_ends), self.num_tensors)
-        row = (work, stream, block, len(reads), len(after), writes)
-        for name, value in zip((*_SINGLE, "tag"), (*row, tag), strict=True):
-            self.values[name].append(value)
-        self.values["reads"].extend(reads)
-        self.values["after"].extend(after)
+        handles = _Handles(len(self.rows), self.num_tensors)
+        self.rows.append((work, stream, block, len(reads), len(after), writes, tag))
+        self.reads.extend(reads)
+        self.after.extend(after)
         self.num_tensors += writes
         self.tensor_ends.append(self.num_tensors)
         return handles
 
     def __len__(self) -> int:
-        return len(self.tensor_ends)
+        return len(self.rows)
 
     def arrays(self) -> dict[str, Ints]:
         """The columns as arrays."""
-        return {name: np.array(values, dtype=np.int64) for name, values in self.values.items()}
+        columns = dict(zip(_ROW, np.array(self.rows, dtype=np.int64).reshape(-1, len(_ROW)).T, strict=True))
+        lists = {"reads": self.reads, "after": self.after}
+        return columns | {name: np.array(values, dtype=np.int64) for name, values in lists.items()}
 
 
 @dataclass
@@ -257,7 +261,7 @@ def _stamped_columns(slots: Slots, stamped: Stamped, count: int) -> dict[str, In
     recorded = [template.columns.arrays() for template in templates]
     rows_of = [np.flatnonzero(slots.template == number) for number in range(len(templates))]
     begin = stamped.first_task - (stamped.first_task[0] if len(stamped.first_task) else 0)
-    columns = {name: np.empty(count, dtype=np.int64) for name in (*_SINGLE, "tag")}
+    columns = {name: np.empty(count, dtype=np.int64) for name in _ROW}
     for template, of, rows in zip(templates, recorded, rows_of, strict=True):
         where = begin[rows][:, None] + np.arange(len(template))
         for name in _SINGLE:
