@@ -16,16 +16,21 @@ import numpy as np
 from perfsim.base.arrays import Bools, Floats, Ids, Ints
 from perfsim.engine.tables import Tables
 
+# SimPy keeps lists, in which it reads one element at a time faster than in columns.
+Numbers = list[int] | Ints
+Flags = list[bool] | Bools
+Rates = list[float] | Floats
+
 
 def reached(
     tables: Tables,
-    live: Ints,
-    hot: Bools,
-    changed: Ints,
-    seen_link: Bools,
-    seen_flow: Bools,
-    touched: Ints,
-    limit: Floats,
+    live: Numbers,
+    hot: Flags,
+    changed: Numbers,
+    seen_link: Flags,
+    seen_flow: Flags,
+    touched: Numbers,
+    limit: Rates,
 ) -> tuple[int, int]:
     """Flows whose rate may change when the live numbers of the `changed` ones do, ascending.
 
@@ -84,13 +89,13 @@ def reached(
 
 def fill(
     tables: Tables,
-    flows: Ints,
-    live: Ints,
-    hot: Bools,
-    scratch: Floats,
-    waiting: Ints,
-    bounds: Floats,
-    fraction: Floats,
+    flows: Numbers,
+    live: Numbers,
+    hot: Flags,
+    scratch: list[list[float]] | Floats,
+    waiting: Numbers,
+    bounds: list[list[float]] | Floats,
+    fraction: Rates,
 ) -> None:
     """Set `fraction` of their own speed at which `flows` run.
 

@@ -27,6 +27,7 @@ from perfsim.base.arrays import Floats
 from perfsim.engine import rules
 from perfsim.engine.limits import Limits
 from perfsim.engine.tables import NONE, TOLERANCE, UNIT, Tables, excess, speed_beside
+from perfsim.work.graph import Ragged
 
 Waits = Generator[Event, None, None]
 CHECKED_EVERY = 4096
@@ -93,23 +94,27 @@ class _Links:
         num_flows = len(tables.bytes_per_s)
         num_links = len(tables.capacity)
         self.env = env
-        self.tables = tables
+        # Lists are faster than columns where elements are read one by one.
+        self.tables = tables._replace(
+            links=Ragged(*(column.tolist() for column in tables.links)),
+            crossings=tables.crossings.tolist(),
+            flows_on=Ragged(*(column.tolist() for column in tables.flows_on)),
+            crossings_on=tables.crossings_on.tolist(),
+            bytes_per_s=tables.bytes_per_s.tolist(),
+            capacity=tables.capacity.tolist(),
+        )
         self.under_way: list[dict[_Activity, None]] = [{} for _ in range(num_flows)]
-        self.live = np.zeros(num_flows, dtype=np.int64)
-        self.fraction = np.ones(num_flows)
+        self.live = [0] * num_flows
+        self.fraction = [1.0] * num_flows
         self.changed: dict[int, None] = {}
-        self.hot = np.zeros(num_links, dtype=bool)
+        self.hot = [False] * num_links
         self.num_hot = 0
         self.hot_since_s = 0.0
         self.contended_s = 0.0
-        self._limit = tables.capacity * (1.0 + TOLERANCE)
-        self._seen = np.zeros(num_links, dtype=bool), np.zeros(num_flows, dtype=bool)
-        self._touched = np.empty(num_flows, dtype=np.int64)
-        self._scratch = (
-            np.zeros((4, num_links)),
-            np.empty(num_flows, dtype=np.int64),
-            np.empty((2, num_flows)),
-        )
+        self._limit = (tables.capacity * (1.0 + TOLERANCE)).tolist()
+        self._seen = [False] * num_links, [False] * num_flows
+        self._touched = [0] * num_flows
+        self._scratch = np.zeros((4, num_links)).tolist(), [0] * num_flows, np.zeros((2, num_flows)).tolist()
 
     def change(self, flow: int, activity: _Activity, sign: int) -> None:
         """A flow starts (`sign` 1) or ends (-1)."""
@@ -126,7 +131,7 @@ class _Links:
             return 0
         tables = self.tables
         found, more_hot = rules.reached(
-            tables, self.live, self.hot, np.array(list(self.changed)), *self._seen, self._touched, self._limit
+            tables, self.live, self.hot, list(self.changed), *self._seen, self._touched, self._limit
         )
         self.changed.clear()
         if not self.num_hot and more_hot:
@@ -136,7 +141,7 @@ class _Links:
         self.num_hot += more_hot
         joined = self._touched[:found]
         rules.fill(tables, joined, self.live, self.hot, *self._scratch, self.fraction)
-        return sum(_proceed(self.under_way[flow], self.fraction[flow]) for flow in joined.tolist())
+        return sum(_proceed(self.under_way[flow], self.fraction[flow]) for flow in joined)
 
 
 def _proceed(activities: Iterable[_Activity], rate: float) -> int:
@@ -152,8 +157,10 @@ class _Devices:
 
     def __init__(self, env: simpy.Environment, tables: Tables) -> None:
         self.env = env
-        self.tables = tables
-        self.taken = np.zeros((tables.num_devices, 2), dtype=np.int64)
+        self.occupied = [tables.occupied.row(kind) for kind in range(len(tables.taken))]
+        self.takes = tables.taken.tolist()
+        self.bound = tables.bound.tolist()
+        self.taken = np.zeros((tables.num_devices, 2), dtype=np.int64).tolist()
         self.slowing = [(0.0, 0.0)] * tables.num_devices
         self.under_way: list[dict[_Activity, None]] = [{} for _ in range(tables.num_devices)]
         self.changed: dict[int, None] = {}
@@ -161,8 +168,10 @@ class _Devices:
 
     def take(self, kind: int, sign: int) -> None:
         """A communication starts and takes its shares (`sign` 1), or ends and leaves them (-1)."""
-        for device in self.tables.occupied.row(kind):
-            self.taken[device] += sign * self.tables.taken[kind]
+        units, memory = self.takes[kind]
+        for device in self.occupied[kind]:
+            self.taken[device][0] += sign * units
+            self.taken[device][1] += sign * memory
             self.changed[device] = None
 
     def begin(self, device: int, activity: _Activity) -> None:
@@ -174,7 +183,7 @@ class _Devices:
         """Give computations the rates that communication leaves them; the number of rates that changed."""
         changed = 0
         for device in self.changed:
-            units, memory = (excess(taken / UNIT) for taken in self.taken[device].tolist())
+            units, memory = (excess(taken / UNIT) for taken in self.taken[device])
             if (units, memory) == self.slowing[device]:
                 continue
             self.slowing[device] = (units, memory)
@@ -187,7 +196,7 @@ class _Devices:
         return changed
 
     def _rate(self, device: int, kind: int) -> float:
-        units, memory = self.tables.bound[kind].tolist()
+        units, memory = self.bound[kind]
         return speed_beside(units, memory, *self.slowing[device])
 
 
