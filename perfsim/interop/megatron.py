@@ -70,6 +70,12 @@ def _groups(settings: Settings) -> int | None:
     return groups if settings.flag("group_query_attention", default=groups is not None) else None
 
 
+def _has_groups(chosen: Chosen) -> bool:
+    """Whether several heads share keys and values."""
+    model = chosen.job.model
+    return model.num_query_groups not in (None, model.num_attention_heads)
+
+
 def _embedding(settings: Settings) -> str:
     if settings.flag("use_rotary_position_embeddings"):
         return "rotary"
@@ -142,8 +148,13 @@ MODEL: tuple[Row, ...] = (
     Row.same("model.hidden_size", "hidden_size", needed=True),
     Row.same("model.ffn_hidden_size", "ffn_hidden_size", default=_usual_ffn),
     Row.same("model.num_attention_heads", "num_attention_heads", needed=True),
-    Row("model.num_query_groups", "group_query_attention", only(lambda c: c.job.model.num_query_groups)),
-    Row.same("model.num_query_groups", "num_query_groups", read=_groups),
+    Row("model.num_query_groups", "group_query_attention", only(_has_groups)),
+    Row(
+        "model.num_query_groups",
+        "num_query_groups",
+        lambda c: c.job.model.num_query_groups if _has_groups(c) else None,
+        _groups,
+    ),
     Row.same("model.head_dim", "kv_channels"),
     # Without biases norms have no shifts.
     Row(
@@ -373,10 +384,16 @@ LAYOUT: tuple[Row, ...] = (
 
 
 # ------------------------------------------------------------------------------------------ recipe
+SCALED = {"mxfp8": "mxfp8", "blockwise": "fp8_block"}
+"""Words of `--fp8-recipe` that give blocks of numbers scales of their own, and our precisions."""
+
+
 def _precision(settings: Settings) -> str:
-    eight = settings.text("fp8", "fp8_format").casefold() not in ("", "none", "false")
-    if eight or settings.flag("fp8_hybrid") or settings.flag("fp8_e4m3"):
-        return "fp8"
+    four, eight = (settings.text(*keys).casefold() for keys in (("fp4", "fp4_format"), ("fp8", "fp8_format")))
+    if four not in ("", "none", "false"):
+        return "nvfp4"
+    if eight not in ("", "none", "false") or settings.flag("fp8_hybrid") or settings.flag("fp8_e4m3"):
+        return SCALED.get(settings.text("fp8_recipe").casefold(), "fp8")
     flagged = next(filter(settings.flag, ("bf16", "fp16")), "")
     word = flagged or settings.text("precision", "mixed_precision").casefold()
     return "bf16" if "bf16" in word else "fp16" if "16" in word else "fp32"
@@ -426,7 +443,14 @@ RECIPE: tuple[Row, ...] = (
     ),
     Row.spelled("recipe.precision", "fp16", {"fp16": True}),
     Row("recipe.precision", "bf16", only(lambda c: c.job.recipe.precision not in WIDE_OR_FP16)),
-    Row.spelled("recipe.precision", "fp8_format fp8", {"fp8": "hybrid"}, _precision),
+    Row.spelled(
+        "recipe.precision",
+        "fp8_format fp8",
+        {"fp8": "hybrid", **dict.fromkeys(SCALED.values(), "e4m3")},
+        _precision,
+    ),
+    Row.spelled("recipe.precision", "fp8_recipe", {ours: word for word, ours in SCALED.items()}),
+    Row.spelled("recipe.precision", "fp4_format fp4", {"nvfp4": "e2m1"}),
     Row.spelled("recipe.reduce_precision", "accumulate_allreduce_grads_in_fp32", {None: True, "fp32": True}),
     Row.spelled("recipe.reduce_precision", "grad_reduce_in_bf16", {"bf16": True}, _reduced),
     Row.grad_bucket("ddp_bucket_size bucket_size"),
@@ -445,8 +469,8 @@ RECIPE: tuple[Row, ...] = (
     tool.TF32_PRODUCTS,
     Row.lacks(
         "recipe.precision",
-        "products in {}; bf16 is written, and --fp8-recipe or --fp4-format has others",
-        unless=(*WIDE_OR_FP16, "bf16", "fp8"),
+        "products in {}; bf16 is written",
+        unless=(*WIDE_OR_FP16, "bf16", "fp8", "nvfp4", *SCALED.values()),
     ),
     Row.lacks("recipe.reduce_precision", "gradients reduced in {}", unless=("fp32", "bf16")),
     Row.lacks("runtime.host_blocking", "a host that waits for every kernel; set CUDA_LAUNCH_BLOCKING=1"),
