@@ -32,7 +32,8 @@ from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, Step, evaluate
 from perfsim.specs.calibration import Calibration, Dispatcher, RunKind
 from perfsim.specs.hardware import Devices, GpuClusterSpec, LinkProtocol, Release, SystemSpec
-from perfsim.specs.model import Heads, Layers, Positions, Recompute, TransformerConfig, Vocabulary, Width
+from perfsim.specs.layout import Recompute
+from perfsim.specs.model import Heads, Layers, Positions, TransformerConfig, Vocabulary, Width
 from perfsim.specs.precisions import PRECISIONS, Precision, StatePrecision
 from perfsim.specs.recipe import Recipe, Sequences
 from perfsim.specs.runtime import Attention, Runtime

@@ -19,8 +19,7 @@ from perfsim.costs.wafer import StreamingRoof
 from perfsim.network import Topology
 from perfsim.specs.calibration import Calibration, GpuCalibration
 from perfsim.specs.hardware import LinkSpec, SystemSpec
-from perfsim.specs.layout import Layout, parsed_settings
-from perfsim.specs.model import Recompute
+from perfsim.specs.layout import Layout, Recompute, parsed_settings
 from perfsim.specs.recipe import Job, Recipe
 from perfsim.specs.runtime import Runtime
 from perfsim.strategies import Plan

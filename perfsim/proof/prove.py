@@ -35,8 +35,8 @@ from perfsim.proof.promises import held_unlike_promised
 from perfsim.proof.provers import prover, small_plan, training_of
 from perfsim.proof.serial import STEPS, SmallTraining
 from perfsim.specs.calibration import StateExchange
-from perfsim.specs.layout import ContextExchange, Layout, ParallelLayout, StreamingLayout, text_of
-from perfsim.specs.model import Recompute, RecomputeKeeps, TransformerConfig
+from perfsim.specs.layout import ContextExchange, Layout, ParallelLayout, Recompute, StreamingLayout, text_of
+from perfsim.specs.model import RecomputeKeeps, TransformerConfig
 from perfsim.specs.recipe import Job
 from perfsim.strategies import STRATEGIES, Plan, strategy, strategy_names
 from perfsim.strategies.schedules import SCHEDULES, least_chunks

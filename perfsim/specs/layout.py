@@ -10,8 +10,9 @@ from typing import Any, ClassVar, Literal, Protocol, get_args, get_origin, get_t
 from perfsim.base.errors import LayoutError, Problem
 from perfsim.base.sizes import MOST_LAYERS
 from perfsim.base.text import did_you_mean
-from perfsim.specs.model import Recompute
 
+Recompute = Literal["none", "selective", "mlp", "full"]
+"""What a backward computes again of a layer, the least memory last; `mlp` is the MLP, or the experts."""
 ContextExchange = Literal["ring", "all_to_all"]
 Place = Literal["none", "cpu", "nvme"]
 """Where offloaded states are: nowhere but on the device, in the memory of its host, or on its drives."""

@@ -18,8 +18,6 @@ from perfsim.base.sizes import MOST_HEADS, MOST_LAYERS, MOST_POSITIONS, MOST_VOC
 from perfsim.base.spec import CatalogSpec, Date, Spec
 from perfsim.base.units import number
 
-Recompute = Literal["none", "selective", "mlp", "full"]
-"""What a backward computes again of a layer, the least memory last; `mlp` is the MLP, or the experts."""
 RecomputeKeeps = Literal["nothing", "qkv"]
 Layers = Annotated[int, *number(1, MOST_LAYERS)]
 Width = Annotated[int, *number(1, MOST_WIDTH)]

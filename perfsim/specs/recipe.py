@@ -12,7 +12,8 @@ from perfsim.base.sizes import MOST_SEQUENCES
 from perfsim.base.spec import CatalogSpec, DatedSpec, Spec
 from perfsim.base.units import number
 from perfsim.specs.calibration import Dispatcher
-from perfsim.specs.model import Positions, Recompute, TransformerConfig
+from perfsim.specs.layout import Recompute
+from perfsim.specs.model import Positions, TransformerConfig
 from perfsim.specs.optimizers import OPTIMIZERS, OptimizerName
 from perfsim.specs.precisions import PRECISIONS, Precision, StatePrecision
 from perfsim.specs.runtime import Runtime

@@ -20,8 +20,8 @@ from perfsim.costs.gpu import HostCosts
 from perfsim.costs.memory import MemoryUse, logit_bytes, routed_parameters, stage_parameters, state_bytes
 from perfsim.network import FatTree
 from perfsim.specs.hardware import GpuClusterSpec
-from perfsim.specs.layout import ParallelLayout, Place
-from perfsim.specs.model import LayerKind, Recompute
+from perfsim.specs.layout import ParallelLayout, Place, Recompute
+from perfsim.specs.model import LayerKind
 from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import schedule_called
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, IN_FLIGHT, SHARDED

@@ -30,8 +30,8 @@ from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.base.sizes import MOST_LAYER_PASSES
 from perfsim.costs.memory import state_bytes
 from perfsim.network import FatTree
-from perfsim.specs.layout import OFFLOADS, ParallelLayout, Place
-from perfsim.specs.model import Recompute, layer_kinds
+from perfsim.specs.layout import OFFLOADS, ParallelLayout, Place, Recompute
+from perfsim.specs.model import layer_kinds
 from perfsim.specs.recipe import Job
 from perfsim.specs.trainers import Limits
 from perfsim.strategies.schedules import SCHEDULES, Trait, schedule_called

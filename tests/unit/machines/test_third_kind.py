@@ -21,8 +21,7 @@ from perfsim.costs.price import Costs
 from perfsim.machines import MACHINES, Machine, machine, machine_of, register
 from perfsim.network import Cable, Topology
 from perfsim.specs.hardware import SYSTEM_CLASSES, LinkSpec, SystemSpec, _plugin_classes, system_classes
-from perfsim.specs.layout import text_of
-from perfsim.specs.model import Recompute
+from perfsim.specs.layout import Recompute, text_of
 from perfsim.specs.recipe import Job, Recipe
 from perfsim.strategies import STRATEGIES, Plan, Strategy
 from perfsim.studies.loading import load_study
