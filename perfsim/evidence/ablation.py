@@ -31,7 +31,7 @@ from perfsim.network.topology import Group
 from perfsim.specs.calibration import GpuCalibration
 from perfsim.specs.precisions import Precision
 from perfsim.strategies import Plan
-from perfsim.work import WAIT_OF_HOST, TaskGraph, Work
+from perfsim.work import WAIT_OF_HOST, TaskGraph
 from perfsim.work.kernels import Kernel
 
 _LARGER_MEMORY = "a100-sxm4"
@@ -40,7 +40,6 @@ _SMALLER_MEMORY = "a100-sxm4-40gb"
 _NOTHING = "nothing"
 """Key of the prediction with every mechanism in place."""
 _ATTENTION_CORE = ("scores", "softmax", "attention_dropout", "context", "flash_attention")
-_HEAD_AND_EMBEDDING = ("embedding.", "head.")
 
 Parts = Mapping[str, Callable[[GpuCosts], object]]
 """Other parts of the prices, by attribute, each made from the prices as they are."""
@@ -57,12 +56,12 @@ class _Removal:
     """Parts of the prices that change."""
     constants: tuple[str, ...] = ()
     """Fitted constants of the mechanism, which a new fit leaves out."""
-    work: Callable[[Work], bool] = lambda _: False
-    """Classes of work that take no time."""
+    works: tuple[str, ...] = ()
+    """Categories, and beginnings of names, of work that takes no time."""
     kernel: Callable[[Kernel, GpuCosts], float] = lambda _, __: 1.0
     """Factor on the time of a kernel on the device; with 0 the host still launches it."""
     tasks: Callable[[TaskGraph], Bools] | None = None
-    """Tasks that take no time; None: all of the classes in `work`."""
+    """Tasks that take no time; None: all of `works`."""
     alone: bool = False
     """Communication takes nothing from the compute that runs at the same time."""
 
@@ -70,7 +69,8 @@ class _Removal:
         """Which tasks take no time."""
         if self.tasks is not None:
             return self.tasks(graph)
-        return np.array([self.work(work) for work in graph.works], dtype=np.bool_)[graph.work]
+        idle = [work.category in self.works or work.name.startswith(self.works) for work in graph.works]
+        return np.array(idle, dtype=np.bool_)[graph.work]
 
 
 class _WithoutMechanism(GpuCosts):
@@ -89,6 +89,11 @@ class _WithoutMechanism(GpuCosts):
 def _set(part: str, **values: object) -> Parts:
     """Other values in one part of the prices: its framework, its calibration of the GPU."""
     return {part: lambda costs: getattr(costs, part).model_copy(update=values)}
+
+
+def _unfitted(part: str, **values: object) -> dict[str, Any]:
+    """Other values of constants in one part of the prices, which a new fit leaves out."""
+    return {"parts": _set(part, **values), "constants": tuple(values)}
 
 
 def _ceiling(value: Callable[[GpuCosts], float]) -> Parts:
@@ -171,26 +176,23 @@ def _recomputed_collectives(graph: TaskGraph) -> Bools:
 
 
 _BRIDGE = ("partial_node_rank_bytes_per_s",)
-_HOST = ("host_s_per_kernel", "host_blocking_s_per_kernel")
 REMOVALS = (
     _Removal(_NOTHING, instead=""),
-    _Removal("tensor-parallel collectives", work=lambda work: work.category == "tensor_communication"),
+    _Removal("tensor-parallel collectives", works=("tensor_communication",)),
     _Removal("collectives of recompute", tasks=_recomputed_collectives),
     _Removal(
         "hierarchical collectives",
         "every group inside one node",
         {"group": lambda _: lambda ranks: Group.inside_node(ranks.size)},
     ),
-    _Removal(
-        "data-parallel and FSDP traffic",
-        work=lambda work: work.category == "data_communication",
-        constants=_BRIDGE,
-    ),
+    _Removal("data-parallel and FSDP traffic", works=("data_communication",), constants=_BRIDGE),
     _Removal("bridge of partial nodes", "every rank beside its NIC", {"collectives": _no_bridge}, _BRIDGE),
     _Removal("compute beside communication", "no slower", alone=True),
-    _Removal("stage-to-stage transfers", work=lambda work: work.name == "pipeline.send"),
+    _Removal("stage-to-stage transfers", works=("pipeline.send",)),
     _Removal(
-        "host-launch floor", "the host takes no time", _set("framework", **dict.fromkeys(_HOST, 0.0)), _HOST
+        "host-launch floor",
+        "the host takes no time",
+        **_unfitted("framework", host_s_per_kernel=0.0, host_blocking_s_per_kernel=0.0),
     ),
     _Removal("memory-bound kernels", "free on the device", kernel=lambda own, _: own.op != "elementwise"),
     _Removal("gradient accumulation", kernel=lambda own, _: not own.name.endswith(".accumulate")),
@@ -201,18 +203,15 @@ REMOVALS = (
         constants=("attention_fraction", "attention_half_length"),
     ),
     _Removal(
-        "fused attention by length",
-        "as in long sequences",
-        _set("gpu", attention_half_length=0.0),
-        ("attention_half_length",),
+        "fused attention by length", "as in long sequences", **_unfitted("gpu", attention_half_length=0.0)
     ),
     _Removal(
         "instructions of fused attention", "all at peak", _set("gpu", attention_instruction_fraction=1.0)
     ),
-    _Removal("embedding, head and loss", work=lambda work: work.name.startswith(_HEAD_AND_EMBEDDING)),
+    _Removal("embedding, head and loss", works=("embedding.", "head.")),
     _Removal("fused cross-entropy", "passes in fp32", kernel=_loss(0)),
     _Removal("passes of a compiled loss", "one kernel", kernel=_loss(2)),
-    _Removal("optimizer", work=lambda work: work.category == "optimizer"),
+    _Removal("optimizer", works=("optimizer",)),
     _Removal("waves of tiles", "no idle units in the last wave", {"gemm": _no_waves}),
     _Removal("matrix cores want rows of 16 bytes", "they take any", {"vector_flop_per_s": lambda _: None}),
     _Removal(
@@ -224,16 +223,11 @@ REMOVALS = (
         {"recipe": lambda costs: costs.recipe.ran_with(overlap_tensor=False)},
         ("exchange_slowdown",),
     ),
-    _Removal(
-        "waits between passes", "none", work=lambda own: own.name == WAIT_OF_HOST, constants=("pass_s",)
-    ),
+    _Removal("waits between passes", "none", works=(WAIT_OF_HOST,), constants=("pass_s",)),
     _Removal("asynchronous attention", "the A100's instructions", _set("framework", attention="synchronous")),
     _Removal("casts as in tables", "the bytes of both copies", {"slower_cast": lambda _: {}}),
     _Removal(
-        "products of experts with biases",
-        "as fast as without",
-        _set("framework", grouped_rate=1.0),
-        ("grouped_rate",),
+        "products of experts with biases", "as fast as without", **_unfitted("framework", grouped_rate=1.0)
     ),
     _Removal("casts to fewer bits", kernel=lambda own, _: not own.name.endswith(".cast")),
     _Removal("tables of narrow products", "16 bits' fractions of peak", {"narrow": _fractions_of_16_bits}),
