@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from perfsim.base.errors import CatalogError
+from perfsim.catalog import Catalog
 from perfsim.evidence.cases import CaseRows, StepCase
 from perfsim.evidence.score import validate_file
 from perfsim.testing.toys import published_run
@@ -115,3 +116,20 @@ def test_of_two_cases_of_one_name_the_second_is_refused(tmp_path: Path, row: dic
     table = validate_file(written(tmp_path / "mine.yaml", row, row))
     (failed,) = [row for row in table["failed"] if "has the same id" in row["error"]]
     assert (table["count"], failed["line"]) == (2, 4)
+
+
+def test_who_measured_a_run_decides_nothing() -> None:
+    mine = StepCase.model_validate(changed({"training.precision": "fp8"}))
+    who = {"id": "maxtext", "family": "torchtitan", "sweep": "megatron", "source": {"title": "fsdp-2023"}}
+    other = mine.model_copy(update=who)
+    assert mine.stack == other.stack
+    recipes = [case.question(Catalog()).recipe.model_copy(update={"name": ""}) for case in (mine, other)]
+    assert recipes[0] == recipes[1]
+
+
+def test_a_run_that_happened_is_not_refused_for_memory_and_on_wafers_memory_splits_its_batch() -> None:
+    huge = changed({"model.num_layers": 64, "model.hidden_size": 16384})
+    wafer = WAFER | {"training": {"global_batch_size": 65536}}
+    gpus, wafers = (StepCase.model_validate(row).placed(Catalog()).plan for row in (huge, wafer))
+    assert not all(use.fits for use in gpus.memory)
+    assert wafers.num_microbatches > 1
