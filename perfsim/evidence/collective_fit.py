@@ -129,21 +129,20 @@ def link_calibration(tables: Sequence[Path], link: LinkSpec, *, source: str = ""
             note=f"octaves weigh the same; {rows.time_s.size - errors.size} rows contradict the first table; "
             "errors by the sandwich, constants that the table does not determine held",
         )
-    derived = {
-        op: _segments(_values(segments[other]) / np.array([[1.0], [1.0], [1.0], [share]]))
-        for op, (other, share, _) in _DERIVED.items()
-        if other in segments and op not in segments
-    }
-    assumed |= {f"collectives.{op}": _DERIVED[op][2] for op in derived}
-    refitted = tuple(f"collectives.{op}" for op in (*segments, *derived))
+    for op, (other, share, why) in _DERIVED.items():
+        if other in segments and op not in segments:
+            shares = np.array([[1.0], [1.0], [1.0], [share]])
+            segments[op] = _segments(_values(segments[other]) / shares)
+            assumed[f"collectives.{op}"] = why
+    refitted = tuple(f"collectives.{op}" for op in segments)
+    others = {key: why for key, why in present.assumed.items() if not key.startswith(refitted)}
     return present.model_copy(
         update={
-            "collectives": {**present.collectives, **segments, **derived},
+            "collectives": {**present.collectives, **segments},
             "measured_on_bytes_per_s": link.bandwidth,
             "sources": {**present.sources, "measured_on_bytes_per_s": "as on the link's data sheet"},
             "fit": {**present.fit, **records},
-            "assumed": {key: why for key, why in present.assumed.items() if not key.startswith(refitted)}
-            | assumed,
+            "assumed": others | assumed,
         }
     )
 

@@ -5,14 +5,8 @@ family on record are predicted again with the constants that were fitted without
 width that the errors of the other families give. All other runs, as a user's own, have their usual
 prediction and the width of the whole record. Nothing is fitted here.
 
-Convergence cases have benchmarks at several batch sizes. Repeats of a batch size are averaged; benchmarks
-with at least four batch sizes are scored in two ways:
-
-- *leave one out*: each batch size from all the others;
-- *larger batch*: the largest batch size from those at most half as large (at least three of them).
-
-A refused fit counts as an absolute error of 1, unless the run is fine-tuning or a warm start, for which a
-refusal is correct and not counted. The baseline is a constant E, the geometric mean of the same points.
+Convergence cases have benchmarks at several batch sizes, of which each is predicted from the others. The
+baseline is a constant E, the geometric mean of the same points.
 """
 
 from __future__ import annotations
@@ -429,9 +423,10 @@ def validate_convergence(benchmarks: CaseRows[ConvergenceCase]) -> dict[str, Any
 
 
 def _batch_predictions(case: ConvergenceCase) -> Iterator[dict[str, Any]]:
-    """Each batch size predicted from all others, and the largest from smaller ones; none of few sizes.
+    """Each batch size predicted from all others, and the largest from those at most half as large.
 
-    A refusal that the kind of run allows is not counted.
+    Repeats of a batch size are averaged, and few sizes give none. A refused fit counts as an absolute error
+    of 1, unless the run is fine-tuning or a warm start, for which a refusal is correct and not counted.
     """
     repeats: defaultdict[float, list[float]] = defaultdict(list)
     for batch, mean, *_ in case.points:

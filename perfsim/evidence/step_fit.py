@@ -6,9 +6,8 @@ have its owner share it. What stands under `assumed` of its owner is not fitted.
 squares on log time over all scored cases, with equal weight per family. Graphs are written once and priced
 again in each iteration.
 
-The four constants of a wafer (`perfsim.costs.wafer`: products, attention, rows of weights, growth per
-release) are fitted to all of its logs together, by robust least squares on log time, because most releases
-have one log, which cannot separate the release from the model it trained.
+The four constants of a wafer (`perfsim.costs.wafer`) are fitted to all of its logs together, because most
+releases have one log, which cannot separate the release from the model it trained.
 """
 
 from __future__ import annotations
