@@ -29,12 +29,15 @@ MISSED = "13B"
 """Its published ratio is 14 to 23 % below the predicted one, which the university's log of a 13B meets."""
 
 
-def test_the_bands_of_ratios_hold_all_but_the_largest_model(compared: dict[str, Any]) -> None:
+def test_ratios_lie_in_their_bands_and_all_but_the_largest_model_within_9_percent(
+    compared: dict[str, Any],
+) -> None:
     for run in compared["runs"]:
         for base in run["against"]:
             low, high = base["band"]
             assert low < base["predicted"] < high
-            assert (low < base["measured"] < high) == (run["name"] != MISSED)
+            assert low < base["measured"] < high
+            assert abs(base["error"]) < (0.25 if run["name"] == MISSED else 0.09)
 
 
 def test_the_band_of_sixteen_systems_reaches_the_least_efficiency_that_is_published(
