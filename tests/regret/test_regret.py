@@ -73,7 +73,41 @@ zero3 llama2_70b    dgx-h100       64:192
 pipeline gpt3_6p7b  dgx-a100-80gb  8:64 16:96
 tensor llama_7b     dgx-h100       8:32
 """
-"""Strategy, model, system, and pairs of devices and batch."""
+"""Strategy, model, system, and pairs of devices and batch; they train as GPT-3 did."""
+OF_TODAY = """
+3d    llama31_8b    dgx-h100       8:64 24:96 64:128 128:512 216:250 512:1024
+3d    llama31_8b    dgx-h100       16:16@32768 64:32@32768 64:16@131072 256:64@131072
+3d    llama31_8b    mi300x-192gb     8:64 40:80 64:128 64:32@32768 256:512
+3d    llama31_8b    gb200-nvl72    72:144 144:288 36:72@32768 288:288
+3d    llama31_8b    b200-sxm-180gb 8:64 64:256 120:240
+3d    llama31_70b   dgx-h100       64:128 128:128 216:432 256:128@32768 512:1024
+3d    llama31_70b   mi300x-192gb     16:64 64:128 192:384
+3d    llama31_70b   gb200-nvl72    72:144 144:432 216:216 72:36@32768
+3d    llama31_70b   b200-sxm-180gb 64:128 96:192
+3d    llama31_405b  dgx-h100       512:512 1024:1024
+3d    gpt3_175b     dgx-h100       216:250 320:500
+3d    gpt3_20b      dgx-h100       56:112 104:104 136:272
+3d    mixtral_8x7b  dgx-h100       16:64 64:256 128:512 200:400 256:1024
+3d    mixtral_8x7b  dgx-a100-80gb  64:256 128:256
+3d    mixtral_8x7b  mi300x-192gb     32:128 64:256
+3d    mixtral_8x7b  gb200-nvl72    72:288
+3d    mixtral_8x22b dgx-h100       128:256 256:512
+3d    qwen3_30b_a3b dgx-h100       16:256 64:512 128:1024
+3d    qwen3_30b_a3b gb200-nvl72    72:288
+3d    qwen3_30b_a3b b200-sxm-180gb 8:128 64:512
+3d    gpt_oss_120b  dgx-h100       64:256 128:512
+3d    gpt_oss_120b  b200-sxm-180gb 64:512
+3d    deepseek_v3   dgx-h100       512:1024
+3d    deepseek_v3   gb200-nvl72    288:576
+3d    qwen25_32b    dgx-h100       32:128 64:192 128:512
+3d    qwen3_14b     h200-sxm5-141gb 16:64 64:128 96:288
+3d    gemma2_27b    dgx-h100       32:64 128:256
+3d    qwen3_235b_a22b dgx-h100     256:1024
+3d    glm45_air     dgx-h100       128:512
+zero3 llama31_8b    dgx-h100       64:128 96:192
+zero3 llama31_70b   dgx-h100       128:256
+"""
+"""The same with today's recipe, and the sequence where it is another than the recipe's."""
 
 
 class Case(NamedTuple):
@@ -84,20 +118,30 @@ class Case(NamedTuple):
     system: str
     devices: int
     batch: int
+    sequence: str = ""
+    """Tokens; empty: the recipe's."""
+    recipe: str = ""
+    """Empty: the model's usual one."""
 
     def __str__(self) -> str:
         strategy = "" if self.strategy == "3d" else f" {self.strategy}"
-        return f"{self.model}{strategy}, {self.devices:,} x {self.system}, batch {self.batch:,}"
+        sequence = self.sequence and f" of {int(self.sequence):,} tokens"
+        return f"{self.model}{strategy}, {self.devices:,} x {self.system}, batch {self.batch:,}{sequence}"
 
     def question(self) -> Question:
-        return question_of({**self._asdict(), "recipe": "gpt3_pretraining", "rank": "fastest"})
+        given = {**self._asdict(), "rank": "fastest"}
+        sequence = given.pop("sequence")
+        return question_of(given | ({"recipe.seq_length": int(sequence)} if sequence else {}))
 
 
-CASES = [
-    Case(strategy, model, system, *map(int, pair.split(":")))
-    for strategy, model, system, *pairs in map(str.split, QUESTIONS.strip().splitlines())
-    for pair in pairs
-]
+def cases_of(table: str, recipe: str) -> list[Case]:
+    """The questions of a table, one for each pair."""
+    rows = map(str.split, table.strip().splitlines())
+    pairs = [(row, *pair.partition("@")[::2]) for (*row,) in rows for pair in row[3:]]
+    return [Case(*row[:3], *map(int, pair.split(":")), length, recipe) for row, pair, length in pairs]
+
+
+CASES = [*cases_of(QUESTIONS, "gpt3_pretraining"), *cases_of(OF_TODAY, "")]
 
 
 @dataclass
