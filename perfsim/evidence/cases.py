@@ -30,7 +30,7 @@ from perfsim.machines.placement import Placed, place
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import Evaluation, Step, evaluate
-from perfsim.specs.calibration import Calibration, Dispatcher, RunKind
+from perfsim.specs.calibration import Dispatcher, RunKind
 from perfsim.specs.hardware import Devices, GpuClusterSpec, LinkProtocol, Release, SystemSpec
 from perfsim.specs.layout import Recompute
 from perfsim.specs.model import Heads, Layers, Positions, TransformerConfig, Vocabulary, Width
@@ -336,8 +336,8 @@ class StepCase(_CaseSpec):
             overlaps=training.tp_comm_overlap is not None,
         )
 
-    def question(self, catalog: Catalog, calibration: Calibration | None = None) -> Question:
-        """The question of the run; a fit passes its own `calibration` of the device.
+    def question(self, catalog: Catalog) -> Question:
+        """The question of the run.
 
         The run is known to fit in memory, so the memory model cannot refuse it. Raises InputError with all
         contradictions of a case, and with what the catalogue lacks or nothing models yet.
@@ -345,9 +345,6 @@ class StepCase(_CaseSpec):
         system = self.system.spec(catalog)
         if messages := list(self._contradictions(system)):
             raise InputError([Problem(f"case {self.id}: {message}") for message in messages])
-        if calibration is not None:
-            device = system.device.model_copy(update={"calibration": calibration})
-            system = system.model_copy(update={"device": device})
         training = self.training
         recompute = "none" if self._recomputes_little else training.recompute or "none"
         settings = {"micro_batch_size": training.micro_batch_size or 1, "recompute": recompute}
@@ -450,9 +447,9 @@ class StepCase(_CaseSpec):
             runtime=runtime,
         )
 
-    def placed(self, catalog: Catalog, calibration: Calibration | None = None) -> PlacedCase:
+    def placed(self, catalog: Catalog) -> PlacedCase:
         """The run planned. Raises PerfsimError if it cannot be planned."""
-        return PlacedCase.of(self, self.question(catalog, calibration))
+        return PlacedCase.of(self, self.question(catalog))
 
 
 @dataclass(frozen=True)

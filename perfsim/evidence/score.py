@@ -27,7 +27,7 @@ from perfsim.convergence.critical_batch import HyperbolaFit
 from perfsim.evidence.cases import CaseRows, ConvergenceCase, PlacedCase, StepCase, mapped
 from perfsim.evidence.fitting import weighted_quantile
 from perfsim.evidence.production import ScalingFile
-from perfsim.evidence.step_fit import GpuRun
+from perfsim.evidence.step_fit import GpuRun, wafer_step_s
 from perfsim.prediction.bands import Accuracy, Traits, left_out_of, recorded_errors
 from perfsim.specs.calibration import WaferCalibration
 from perfsim.work.counts import model_flop_per_step, recompute_flop_per_step
@@ -51,7 +51,7 @@ class CaseBand:
     """Points of unlikeness to the most similar of the families that may be used."""
 
     @classmethod
-    def of(cls, placed: PlacedCase, catalog: Catalog) -> CaseBand | None:
+    def of(cls, placed: PlacedCase) -> CaseBand | None:
         """The band of a predicted case; None where its group cannot be left out of it."""
         case = placed.case
         run = placed.evaluation
@@ -61,7 +61,7 @@ class CaseBand:
         known = map(partial(left_out_of, kind), groups if case.family in families else [])
         record = next(filter(None, known), None)
         try:
-            left_out_s = None if record is None else _left_out_s(placed, record, catalog)
+            left_out_s = None if record is None else _left_out_s(placed, record)
         except PerfsimError:
             return None
         without = record["group"] if record and left_out_s else ""
@@ -71,7 +71,7 @@ class CaseBand:
         return cls(centre_s / factor, centre_s * factor, left_out_s, accuracy.unlikeness)
 
 
-def _left_out_s(placed: PlacedCase, record: Mapping[str, Any], catalog: Catalog) -> float | None:
+def _left_out_s(placed: PlacedCase, record: Mapping[str, Any]) -> float | None:
     """Step time with the constants fitted without a group; None where another fit made the constants.
 
     On GPUs the critical path without contention, as in the fit.
@@ -81,8 +81,7 @@ def _left_out_s(placed: PlacedCase, record: Mapping[str, Any], catalog: Catalog)
     if isinstance(calibration, WaferCalibration):
         if calibration.name != record["calibration"]:
             return None
-        changed = calibration.model_copy(update=dict(constants))
-        return placed.case.placed(catalog, changed).evaluation.step_time_s
+        return wafer_step_s(placed, calibration.model_copy(update=dict(constants)))
     if calibration is None:
         return None
     run = GpuRun.of(placed)
@@ -338,7 +337,7 @@ def _predicted(case: StepCase, catalog: Catalog) -> Scored:
     return replace(
         run,
         predicted_s=evaluation.step_time_s,
-        band=CaseBand.of(placed, catalog),
+        band=CaseBand.of(placed),
         hidden_communication=evaluation.hidden_communication_fraction,
         peak_gib=evaluation.plan.peak_memory_bytes / _GIB if case.measured.peak_memory_gib else None,
     )

@@ -316,6 +316,13 @@ _SOFT = 0.05
 """Logarithm of an error from which it counts less than its square: some logs disagree with one another."""
 
 
+def wafer_step_s(placed: PlacedCase, calibration: WaferCalibration) -> float:
+    """Seconds of the step of a run on wafers with other constants, and the layout of its plan."""
+    plan = wafer_plan(placed.plan)
+    costs = WaferCosts(plan.topology, plan.job.recipe, calibration)
+    return placed.step(costs).run(contention=False).step_time_s
+
+
 @dataclass(frozen=True)
 class WaferFit:
     """A fit of a wafer's constants to logs."""
@@ -352,13 +359,8 @@ class WaferFit:
 
     def log_errors(self, calibration: WaferCalibration) -> Floats:
         """log(predicted / measured) of every run, with other constants and the layouts of its plan."""
-        errors = []
-        for run in self.runs:
-            plan = wafer_plan(run.plan)
-            costs = WaferCosts(plan.topology, plan.job.recipe, calibration)
-            step_s = run.step(costs).run(contention=False).step_time_s
-            errors.append(math.log(step_s / run.case.measured.step_time_s))
-        return np.array(errors)
+        ratios = [wafer_step_s(run, calibration) / run.case.measured.step_time_s for run in self.runs]
+        return np.array([math.log(ratio) for ratio in ratios])
 
     def least_squares(self) -> Any:
         """SciPy's result of the fit."""

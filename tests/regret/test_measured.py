@@ -64,7 +64,7 @@ def run_of(case: StepCase, families: dict[str, str]) -> Run | None:
     catalog = default_catalog()
     question = case.question(catalog)
     try:
-        band = CaseBand.of(PlacedCase.of(case, question), catalog)
+        band = CaseBand.of(PlacedCase.of(case, question))
     except PerfsimError:
         return None
     if band is None or band.left_out_s is None:

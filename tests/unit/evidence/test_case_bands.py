@@ -28,7 +28,7 @@ def case(name: str = "a", family: str = "mine", measured_s: float = 0.1, **chang
 
 
 def band_of(run: StepCase) -> CaseBand:
-    band = CaseBand.of(run.placed(Catalog()), Catalog())
+    band = CaseBand.of(run.placed(Catalog()))
     assert band is not None
     return band
 

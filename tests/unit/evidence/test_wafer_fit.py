@@ -13,7 +13,7 @@ from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
 from perfsim.evidence.cases import CaseRows, StepCase
 from perfsim.evidence.left_out import LeavingOut
-from perfsim.evidence.step_fit import fit_wafer
+from perfsim.evidence.step_fit import fit_wafer, wafer_step_s
 from perfsim.specs.calibration import WaferCalibration
 from perfsim.testing.toys import published_run
 
@@ -56,8 +56,8 @@ def truth() -> WaferCalibration:
 
 def measured(truth: WaferCalibration, *numbers: int) -> list[dict[str, Any]]:
     catalog = default_catalog()
-    runs = [StepCase.model_validate(case(i)).placed(catalog, truth) for i in numbers]
-    return [case(i, run.evaluation.step_time_s) for i, run in zip(numbers, runs, strict=True)]
+    runs = [StepCase.model_validate(case(i)).placed(catalog) for i in numbers]
+    return [case(i, wafer_step_s(run, truth)) for i, run in zip(numbers, runs, strict=True)]
 
 
 @pytest.fixture(scope="module")
