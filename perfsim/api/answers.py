@@ -14,8 +14,8 @@ from perfsim.api.questions import Named, Reported, Rows, asks, names_of
 from perfsim.base.errors import InputError, within_floats
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.convergence.time_to_accuracy import RatioBand
-from perfsim.prediction.question import described, question_of
-from perfsim.prediction.verification import Verify, must_be_right
+from perfsim.prediction.question import Objective, Verify, described, question_of
+from perfsim.prediction.verification import must_be_right
 from perfsim.report.text import layout_short
 from perfsim.specs.hardware import SystemSpec
 from perfsim.studies.answers import Answer, StudyResult, called, quantities, values_of
@@ -25,7 +25,7 @@ from perfsim.studies.decision import outcome_of, ratio_of
 from perfsim.studies.executors import Tell, executor_for
 from perfsim.studies.loading import Sweep, changed_study, load_study, load_sweep, priced, study_from
 from perfsim.studies.runner import STORE, run_study, run_sweep
-from perfsim.studies.shortlist import SHOWN, Matched, Objective, Planned, plan_on
+from perfsim.studies.shortlist import SHOWN, Matched, Planned, plan_on
 from perfsim.studies.solve import Solved, solve_study, study_of
 from perfsim.studies.spec import ConvergenceSpec, StudySpec
 from perfsim.studies.variants import SweepResult

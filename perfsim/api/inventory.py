@@ -1,4 +1,7 @@
-"""Lists the catalogue: the names of a kind, or the values of one entry with their sources."""
+"""Lists the catalogue: the names of a kind, or the values of one entry with their sources.
+
+The command line reads the kinds from here, so the catalogue is imported where it is read.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from perfsim.base.errors import InputError, PerfsimError
-from perfsim.base.units import format_quantity
-from perfsim.catalog import LocatedMapping, default_catalog
 
 SINGULAR = {
     "systems": "system",
@@ -34,6 +35,8 @@ def names(kind: str) -> Rows:
             except PerfsimError as error:
                 rows.append({"name": name, "runs on": "", "description": str(error)})
         return rows
+    from perfsim.catalog import LocatedMapping, default_catalog
+
     catalog = default_catalog()
     singular = SINGULAR[kind]
     files = {
@@ -55,6 +58,9 @@ def entry(kind: str, name: str) -> Rows:
         return [{"name": name, "runs on": chosen.system_kind, "description": chosen.summary}]
     if kind not in SINGULAR:
         raise InputError(f"unknown kind {kind!r}; known: {', '.join(KINDS)}")
+    from perfsim.base.units import format_quantity
+    from perfsim.catalog import default_catalog
+
     rows = default_catalog().describe(name, SINGULAR[kind], deep=True)
     totals = []
     for store in default_catalog().system(name).stores if kind == "systems" else ():
@@ -72,6 +78,7 @@ def write_network(name: str, path: Path, devices: int | None = None) -> dict[str
     `perfsim.network.export.write_graph` has the formats. Raises InputError for a number of devices that the
     system cannot have.
     """
+    from perfsim.catalog import default_catalog
     from perfsim.machines import build_topology, machine_of
     from perfsim.network.export import write_graph
 

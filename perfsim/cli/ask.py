@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
@@ -13,7 +13,6 @@ from perfsim.base.errors import PerfsimError, PlanError
 from perfsim.base.files import check_folder, must_be_ours
 from perfsim.cli.options import (
     How,
-    LateChoice,
     answers,
     asks,
     compare_option,
@@ -28,6 +27,7 @@ from perfsim.cli.options import (
     verb,
 )
 from perfsim.cli.output import Answer, print_lines, prints, progress, prose, write_error
+from perfsim.prediction.question import Objective, Verify
 
 
 @verb(
@@ -42,7 +42,7 @@ from perfsim.cli.output import Answer, print_lines, prints, progress, prose, wri
 )
 @click.option(
     "--verify",
-    type=LateChoice("perfsim.prediction.verification:Verify"),
+    type=click.Choice(get_args(Verify)),
     default="off",
     show_default=True,
     help="Execute matrix products of the step in NumPy: none, some, or every class.",
@@ -82,7 +82,7 @@ def _run(asked: dict[str, Any], trace: Path | None, verify: str, emit: str | Non
 @asks("plan")
 @click.option(
     "--objective",
-    type=LateChoice("perfsim.studies.shortlist:Objective"),
+    type=click.Choice(get_args(Objective)),
     default="step-time",
     show_default=True,
     help="time-to-accuracy: also the best batch, where none is given. cost: device-hours.",
@@ -128,7 +128,7 @@ def _plan(
 @compare_option
 @click.option(
     "--verify",
-    type=LateChoice("perfsim.prediction.verification:Verify"),
+    type=click.Choice(get_args(Verify)),
     default=None,
     help="Execute matrix products of the step in NumPy: none, some, or every class. [default: the study's]",
 )

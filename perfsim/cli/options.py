@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -16,6 +15,7 @@ from perfsim.base.errors import InputError
 from perfsim.base.files import check_file
 from perfsim.base.sizes import MOST_SEQUENCES
 from perfsim.cli.output import JSON_HELP, metered
+from perfsim.interop import WRITTEN
 from perfsim.prediction.question import ASKED, Asker
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -53,21 +53,6 @@ def flag(name: str, words: str, *argument: str) -> Callable[[Function], Function
 
 
 force_option = flag("--force", "Replace a file that another program wrote.")
-
-
-class LateChoice(click.Choice):  # type: ignore[type-arg]  # generic in later releases of click only
-    """The names of a table or of a Literal elsewhere in perfsim, loaded when they are needed."""
-
-    def __init__(self, home: str) -> None:
-        self.home = home
-        self.case_sensitive = True
-
-    @functools.cached_property
-    def choices(self) -> Sequence[str]:  # type: ignore[override]  # click's is a plain attribute
-        """The names."""
-        module, _, attribute = self.home.partition(":")
-        known = getattr(import_module(module), attribute)
-        return tuple(get_args(known) or known)
 
 
 # Names at the tabulator key.
@@ -110,7 +95,7 @@ def _complete_layout(
 
 emit_option = click.option(
     "--emit",
-    type=LateChoice("perfsim.interop:WRITTEN"),
+    type=click.Choice(WRITTEN),
     default=None,
     help="Print the flags or the file with which this tool runs the layout.",
 )

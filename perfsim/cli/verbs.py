@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from perfsim.api import inventory
 from perfsim.base.errors import InputError, PerfsimError, UnknownNameError, refused_values, within_floats
 from perfsim.base.files import check_file, check_folder, must_be_ours, must_exist, write_file
 from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
 from perfsim.cli.options import (
-    LateChoice,
     asks,
     compare_option,
     complete,
@@ -28,6 +28,7 @@ from perfsim.cli.options import (
     verb,
 )
 from perfsim.cli.output import Answer, metered, print_lines, prints, progress, prose, write_error
+from perfsim.interop import FORMATS
 from perfsim.prediction.question import ASKED
 
 if TYPE_CHECKING:
@@ -299,7 +300,7 @@ _PARTS = ("model", "recipe", "measured", "convergence")
 @click.option(
     "--format",
     "format_name",
-    type=LateChoice("perfsim.interop:FORMATS"),
+    type=click.Choice(FORMATS),
     metavar="NAME",
     help="Format of FILE, such as megatron. [default: recognised by its content]",
 )
@@ -498,7 +499,7 @@ def _schema(kind: str | None, out: Path | None) -> None:
 
 
 @verb("List what the catalogue holds, with sources.", "perfsim show models", "perfsim show systems dgx-h100")
-@click.argument("kind", type=LateChoice("perfsim.api.inventory:KINDS"))
+@click.argument("kind", type=click.Choice(inventory.KINDS))
 @click.argument("name", required=False)
 @click.option(
     "--graph",
@@ -510,16 +511,15 @@ def _schema(kind: str | None, out: Path | None) -> None:
 @prints
 def _show(kind: str, name: str | None, graph: Path | None, devices: int | None) -> Answer:
     """List what the catalogue holds, or print one entry with the source of each value."""
-    from perfsim.api.inventory import entry, names, write_network
     from perfsim.report.table import Table
 
     if graph is None:
-        rows = entry(kind, name) if name else names(kind)
+        rows = inventory.entry(kind, name) if name else inventory.names(kind)
         table = Table.of(list(rows[0]), (row.values() for row in rows))
         return Answer(lambda: rows, lambda: table.lines(whole_names=True))
     if kind != "systems" or name is None:
         raise InputError("--graph writes the network of one system: perfsim show systems NAME --graph FILE")
-    written = write_network(name, graph, devices)
+    written = inventory.write_network(name, graph, devices)
     counts = (
         f"{written['num_devices']:,} devices, {written['vertices']:,} vertices, {written['edges']:,} edges"
     )

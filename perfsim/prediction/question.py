@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from perfsim.strategies import Strategy
 
 Detail = Literal["layer", "chunk"]
+Objective = Literal["step-time", "time-to-accuracy", "cost"]
+Verify = Literal["off", "sample", "full"]
 Rank = Literal["proven", "fastest"]
 """Which layouts the planner chooses from: those close to published runs (`prediction/risk.py`), or all."""
 RANK: Rank = "proven"

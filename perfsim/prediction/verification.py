@@ -27,6 +27,7 @@ from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.base.errors import VerificationError
 from perfsim.base.spec import Spec
 from perfsim.base.units import number
+from perfsim.prediction.question import Verify
 from perfsim.prediction.run import Evaluation
 from perfsim.specs.layout import Layout, ParallelLayout
 from perfsim.specs.model import LayerKind, TransformerConfig, layer_kinds
@@ -39,7 +40,6 @@ from perfsim.work.graph import HEAD, block_name
 from perfsim.work.kernels import Kernel
 from perfsim.work.layer import FLASH, padded_vocab_size
 
-Verify = Literal["off", "sample", "full"]
 MOST_SAMPLES = 10_000
 """More than the classes of product in any step."""
 ROWS = COLUMNS = 8

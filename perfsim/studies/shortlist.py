@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from perfsim.base.errors import InputError, LayoutError, PerfsimError, PlanError
 from perfsim.base.sizes import MOST_DEVICES
@@ -24,7 +24,7 @@ from perfsim.prediction.caveats import batch_caveats
 from perfsim.prediction.dates import date_caveats
 from perfsim.prediction.planner import Search, best_plan, confirmed, divisible
 from perfsim.prediction.prediction import Prediction
-from perfsim.prediction.question import Question
+from perfsim.prediction.question import Objective, Question
 from perfsim.prediction.risk import Ranked
 from perfsim.prediction.run import Evaluation, evaluated
 from perfsim.specs.hardware import SystemSpec
@@ -109,7 +109,6 @@ class Experiment:
         return 1 if len(plans) > 1 else None
 
 
-Objective = Literal["step-time", "time-to-accuracy", "cost"]
 SHOWN = 5
 """Layouts of the shortlist that are shown unless more are asked for."""
 MEMORY_LIMIT = "memory_limit"
