@@ -8,6 +8,7 @@ microseconds there, so the exact seconds stand in attributes of perfsim's own, `
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ SCALARS = (
 )
 ATTRIBUTE = "AttributeProto"
 """A name and a value of one of these types: `double_val = 3`, `float_val = 5`, ...; lists are skipped."""
+OTHER_TYPES = {"NodeType": "ENUM", ATTRIBUTE: "MESSAGE"}
 MESSAGES: Mapping[str, Sequence[tuple[str, int, str]]] = {
     ATTRIBUTE: [
         ("name", 1, "string"),
@@ -81,15 +83,14 @@ def _messages() -> dict[str, Any]:
         message = file.message_type.add(name=message_name)
         for name, number, kind in fields:
             word = kind.removeprefix("repeated ")
-            field = message.field.add(name=name, number=number)
-            field.label = field.LABEL_REPEATED if kind != word else field.LABEL_OPTIONAL
-            if word in SCALARS:
-                field.type = getattr(field, f"TYPE_{word.upper()}")
-            else:
-                field.type = field.TYPE_ENUM if word == "NodeType" else field.TYPE_MESSAGE
-                field.type_name = f".{PACKAGE}.{word}"
-            if name.endswith("_val"):
-                field.oneof_index = 0
+            message.field.add(
+                name=name,
+                number=number,
+                label="LABEL_OPTIONAL" if kind == word else "LABEL_REPEATED",
+                type=f"TYPE_{OTHER_TYPES.get(word, word.upper())}",
+                type_name=f".{PACKAGE}.{word}" if word in OTHER_TYPES else None,
+                oneof_index=0 if name.endswith("_val") else None,
+            )
         if message_name == ATTRIBUTE:
             message.oneof_decl.add(name="value")
     pool = descriptor_pool.DescriptorPool()
@@ -122,6 +123,36 @@ class Node:
     duration_s: float = 0.0
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, message: Any) -> Node:
+        """The node of a message."""
+        attributes = _values(message.attr)
+        kind = message.type
+        return cls(
+            id=message.id,
+            name=message.name,
+            kind=NODE_TYPES[kind] if kind < len(NODE_TYPES) else f"NODE_{kind}",
+            after=tuple(message.ctrl_deps),
+            reads=tuple(message.data_deps),
+            start_s=float(attributes.pop("start_s", message.start_time_micros / MICROSECONDS)),
+            duration_s=float(attributes.pop("duration_s", message.duration_micros / MICROSECONDS)),
+            attributes=attributes,
+        )
+
+    def message(self) -> Any:
+        """The node as a message."""
+        exact = {"start_s": self.start_s, "duration_s": self.duration_s}
+        return _messages()["Node"](
+            id=self.id,
+            name=self.name,
+            type=NODE_TYPES.index(self.kind),
+            ctrl_deps=self.after,
+            data_deps=self.reads,
+            start_time_micros=round(self.start_s * MICROSECONDS),
+            duration_micros=round(self.duration_s * MICROSECONDS),
+            attr=_attributes({**self.attributes, **exact}),
+        )
+
 
 @dataclass(frozen=True)
 class ExecutionTrace:
@@ -144,7 +175,7 @@ class ExecutionTrace:
         try:
             first, *rest = _split(path.read_bytes())
             metadata = types["GlobalMetadata"].FromString(first)
-            nodes = tuple(_read_node(types["Node"].FromString(part)) for part in rest)
+            nodes = tuple(Node.of(types["Node"].FromString(part)) for part in rest)
             if not metadata.version and not nodes:
                 raise ValueError("it has no version and no node")
         except (DecodeError, ValueError) as error:
@@ -185,21 +216,8 @@ class ExecutionTrace:
         for rank in inside:
             number = next(count for count, mine in zip(graph.stands_for, owners, strict=True) if rank in mine)
             attributes = {"tool": f"perfsim {__version__}", "rank": rank, "ranks": number}
-            types = _messages()
-            messages = [types["GlobalMetadata"](version=SCHEMA_VERSION, attr=_attributes(attributes))]
-            for node in _nodes(trace, rank, inside):
-                exact = {"start_s": node.start_s, "duration_s": node.duration_s}
-                message = types["Node"](
-                    id=node.id,
-                    name=node.name,
-                    type=NODE_TYPES.index(node.kind),
-                    ctrl_deps=node.after,
-                    data_deps=node.reads,
-                    start_time_micros=round(node.start_s * MICROSECONDS),
-                    duration_micros=round(node.duration_s * MICROSECONDS),
-                    attr=_attributes({**node.attributes, **exact}),
-                )
-                messages.append(message)
+            metadata = _messages()["GlobalMetadata"](version=SCHEMA_VERSION, attr=_attributes(attributes))
+            messages = [metadata, *(node.message() for node in _nodes(trace, rank, inside))]
             file = path.parent / f"{path.name.removesuffix(SUFFIX)}.{rank}{SUFFIX}"
             written.append(write_file(file, b"".join(map(_delimited, messages))))
         return written
@@ -349,35 +367,15 @@ def _split(data: bytes) -> list[bytes]:
     """The messages of a file. Raises ValueError for a file that is empty or ends inside of one."""
     parts: list[bytes] = []
     offset = 0
-    while offset < len(data):
-        last = next(
-            (byte for byte in range(offset, offset + 5) if data[byte : byte + 1] < b"\x80"), offset + 4
-        )
-        groups = data[offset : last + 1]
-        length = sum((group & 0x7F) << 7 * position for position, group in enumerate(groups))
-        offset += len(groups)
-        if length > MOST_MESSAGE or offset + length > len(data):
-            raise ValueError(f"a message of {length} bytes at byte {offset} goes beyond the end")
-        parts.append(data[offset : offset + length])
-        offset += length
+    while varint := re.compile(rb"[\x80-\xff]{0,4}[\x00-\xff]").match(data, offset):
+        length = sum((group & 0x7F) << 7 * position for position, group in enumerate(varint[0]))
+        offset = varint.end() + length
+        if length > MOST_MESSAGE or offset > len(data):
+            raise ValueError(f"a message of {length} bytes at byte {varint.end()} goes beyond the end")
+        parts.append(data[varint.end() : offset])
     if not parts:
         raise ValueError("the file is empty")
     return parts
-
-
-def _read_node(message: Any) -> Node:
-    attributes = _values(message.attr)
-    kind = message.type
-    return Node(
-        id=message.id,
-        name=message.name,
-        kind=NODE_TYPES[kind] if kind < len(NODE_TYPES) else f"NODE_{kind}",
-        after=tuple(message.ctrl_deps),
-        reads=tuple(message.data_deps),
-        start_s=float(attributes.pop("start_s", message.start_time_micros / MICROSECONDS)),
-        duration_s=float(attributes.pop("duration_s", message.duration_micros / MICROSECONDS)),
-        attributes=attributes,
-    )
 
 
 def _values(attributes: Any) -> dict[str, Any]:

@@ -279,9 +279,9 @@ def _expert_layers(settings: Settings) -> tuple[bool, ...]:
     only = settings.raw("mlp_only_layers")
     settings.ignore("moe_layers")
     dense = {int(layer) for layer in only if isinstance(layer, int)} if isinstance(only, list) else set()
-    if settings.text("model_type").startswith("deepseek"):
-        return tuple(layer >= first and layer % step == 0 for layer in range(layers))
-    return tuple(layer >= first and (layer + 1) % step == 0 and layer not in dense for layer in range(layers))
+    from_one = not settings.text("model_type").startswith("deepseek")
+    numbered = ((layer, layer + from_one) for layer in range(layers))
+    return tuple(layer >= first and nth % step == 0 and layer not in dense for layer, nth in numbered)
 
 
 SHAPE: tuple[Row, ...] = (

@@ -104,10 +104,9 @@ def _runs(source: Source) -> list[_Run]:
         if not runs or (between and key != "trained_samples"):
             continue
         run = runs[-1]
-        counted = {
-            name: _number(count) for name, count in {key: value, **metadata}.items() if name in SAMPLES
-        }
-        run.samples |= {name: number for name, number in counted.items() if number is not None}
+        for name, count in {key: value, **metadata}.items():
+            if name in SAMPLES and (number := _number(count)) is not None:
+                run.samples[name] = number
         if "epoch_num" in metadata and key in ("eval_accuracy", "run_stop"):
             run.epochs = _number(metadata["epoch_num"])
         if key == "run_stop":

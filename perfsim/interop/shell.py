@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 UNKNOWN = "\ufffd"
@@ -72,9 +73,9 @@ class _Script:
 
     variables: dict[str, list[str]] = field(default_factory=dict)
     commands: list[list[str]] = field(default_factory=list)
-    tests: list[list[bool | None]] = field(default_factory=list)
-    """Of each open `if` or loop the tests up to the present branch; None: it cannot be known."""
-    last: bool | None = True
+    tests: list[list[int]] = field(default_factory=list)
+    """Of each open `if` or loop the truth of the tests up to the present branch: 1, -1, or 0 for unknown."""
+    last: int = 1
     """How the statement before ended, for `&&` and `||`."""
     in_test: bool = False
     """Whether the tests of an `if` go on, up to its `then`."""
@@ -83,13 +84,13 @@ class _Script:
         """Follow all statements of a script."""
         for separator, words in _statements(text):
             if separator == "":
-                self.last = True
+                self.last = 1
                 self._statement(words)
             elif self.in_test and self.tests:
-                self.tests[-1][-1] = _either(self.tests[-1][-1], self._test(words), separator)
+                either = min if separator == "&&" else max
+                self.tests[-1][-1] = either(self.tests[-1][-1], self._test(words))
             else:
-                runs = self.last if separator == "&&" or self.last is None else not self.last
-                self.tests.append([runs])
+                self.tests.append([self.last if separator == "&&" else -self.last])
                 self._statement(words)
                 del self.tests[-1:]  # there may be none
         return self
@@ -102,46 +103,44 @@ class _Script:
             )
             match head.text:
                 case "if" | "case" | "for" | "while" | "until":
-                    self.tests.append([self._test(words) if head.text == "if" else None])
+                    self.tests.append([self._test(words) if head.text == "if" else 0])
                     return
                 case "elif" | "else" if self.tests:
-                    self.tests[-1].append(head.text == "else" or self._test(words))
+                    self.tests[-1].append(1 if head.text == "else" else self._test(words))
                 case "fi" | "esac" | "done":
                     del self.tests[-1:]  # there may be none
             if head.text == "elif":
                 return
         # An open branch is taken where its test holds and none before it did.
-        branches = [
-            None if None in before else False if True in before else present
-            for *before, present in self.tests
-        ]
-        if not words or False in branches:
+        taken = min((min(now, *(-test for test in before), 1) for *before, now in self.tests), default=1)
+        if not words or taken < 0:
             return
         while words and (match := _ASSIGNMENT.fullmatch(words[0].text)) and not words[0].literal:
-            self._assign(match, words.pop(0), certain=None not in branches)
+            self._assign(match, words.pop(0), certain=taken > 0)
         if words and words[0].text in _TEST_BEGINS:
             self.last = self._test(words)
         elif words:
             self.commands.append([part for word in words for part in self.expand(word)])
 
-    def _test(self, words: list[_Word]) -> bool | None:
-        """The truth of `[ a = b ]`, `[[ -z $a ]]` and the like; None where it cannot be known."""
+    def _test(self, words: list[_Word]) -> int:
+        """The truth of `[ a = b ]`, `[[ -z $a ]]` and the like; 0 where it cannot be known."""
         parts = [" ".join(self.expand(word)) for word in words]
         if not parts or parts[0] not in _TEST_BEGINS or any(UNKNOWN in part for part in parts):
-            return None
+            return 0
+        holds = None
         match [part for part in parts[1:] if part not in ("]", "]]")]:
             case ["-z", value]:
-                return not value
+                holds = not value
             case ["-n", value] | [value]:
-                return bool(value)
+                holds = bool(value)
             case [left, "=" | "==", right]:
-                return left == right
+                holds = left == right
             case [left, "!=", right]:
-                return left != right
+                holds = left != right
             case [left, sign, right] if sign in _TESTS:
                 with suppress(ValueError):
-                    return _TESTS[sign](float(left), float(right))
-        return None
+                    holds = _TESTS[sign](float(left), float(right))
+        return 0 if holds is None else 1 if holds else -1
 
     def _assign(self, match: re.Match[str], word: _Word, *, certain: bool) -> None:
         """Set a variable."""
@@ -198,14 +197,6 @@ def _calculated(node: ast.expr) -> int:
     if isinstance(node, ast.BinOp) and type(node.op) in _SIGNS:
         return _SIGNS[type(node.op)](_calculated(node.left), _calculated(node.right))
     raise ValueError("not a sum of whole numbers")
-
-
-def _either(first: bool | None, second: bool | None, separator: str) -> bool | None:
-    """The truth of two tests joined by `&&` or `||`; None where it cannot be known."""
-    deciding = separator == "||"
-    if deciding in (first, second):
-        return deciding
-    return None if None in (first, second) else not deciding
 
 
 def _statements(text: str) -> Iterator[tuple[str, list[_Word]]]:
@@ -267,8 +258,7 @@ def flags_of(text: str, needed: str) -> tuple[dict[str, str | bool], dict[str, s
     )
     words = next(has_it, " ".join(variables.values()).split())
     flags: dict[str, str | bool] = {}
-    for index, word in enumerate(words):
-        following = words[index + 1] if index + 1 < len(words) else "--"
+    for word, following in pairwise([*words, "--"]):
         if word in ("-np", "-N") and following != "--":
             flags.setdefault("ranks" if word == "-np" else "nodes", following)
         if not word.startswith("--") or len(word) < 3:

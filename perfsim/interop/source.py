@@ -126,11 +126,9 @@ class _Loader(yaml.SafeLoader):
 
 
 def _untagged(loader: _Loader, _suffix: str, node: yaml.Node) -> Any:
-    if isinstance(node, yaml.MappingNode):
-        return loader.construct_mapping(node, deep=True)
-    if isinstance(node, yaml.SequenceNode):
-        return loader.construct_sequence(node, deep=True)
-    return node.value
+    if isinstance(node, yaml.ScalarNode):
+        return node.value
+    return getattr(loader, f"construct_{node.id}")(node, deep=True)
 
 
 _Loader.add_multi_constructor("", _untagged)
@@ -277,11 +275,7 @@ class Settings:
     def flag(self, *names: str, default: bool = False) -> bool:
         """A truth value."""
         name, value = self._first(names)
-        if value is None:
-            return default
-        if isinstance(value, bool):
-            return value
-        folded = str(value).casefold()
+        folded = str(default if value is None else value).casefold()
         if folded in _TRUE or folded in _FALSE:
             return folded in _TRUE
         raise self.error(name, f"{_short(value)} is not true or false")
@@ -289,22 +283,19 @@ class Settings:
     def text(self, *names: str, default: str = "") -> str:
         """A word."""
         name, value = self._first(names)
-        if value is None:
-            return default
-        if isinstance(value, (str, int, float)):
-            return str(value)
-        raise self.error(name, f"{_kind(value)} stands where a word is expected")
+        if isinstance(value, (list, dict)):
+            raise self.error(name, f"{_kind(value)} stands where a word is expected")
+        return default if value is None else str(value)
 
     def choice(self, names: tuple[str, ...], known: Mapping[str, ChoiceT], default: ChoiceT) -> ChoiceT:
         """What a word stands for, ignoring case. Raises InputError with the known words for another."""
         name, value = self._first(names)
         if value is None:
             return default
-        folded = {word.casefold(): meaning for word, meaning in known.items()}
-        word = str(value).casefold()
-        if word not in folded:
-            raise self.error(name, f"{_short(value)} is unknown", did_you_mean(str(value)[:80], known))
-        return folded[word]
+        for word, meaning in known.items():
+            if word.casefold() == str(value).casefold():
+                return meaning
+        raise self.error(name, f"{_short(value)} is unknown", did_you_mean(str(value)[:80], known))
 
     # ------------------------------------------------------------------------------- errors
     def error(self, name: str, message: str, help_text: str = "") -> InputError:
@@ -337,10 +328,8 @@ class Settings:
         """The first of the keys with a value; all of them count as used."""
         paths = self._paths(names)
         self.used.update(path for path in paths if path in self.values)
-        for path in paths:
-            if self.values.get(path) is not None:
-                return path, self.values[path]
-        return names[0], None
+        present = ((path, self.values[path]) for path in paths if self.values.get(path) is not None)
+        return next(present, (names[0], None))
 
     def _roots(self, name: str) -> tuple[tuple[str, ...], str]:
         """The sections where a name may stand, and the name in them."""

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 from perfsim.base.errors import InputError
@@ -60,24 +60,18 @@ def _staged(chosen: Chosen) -> bool:
     return bool(chosen.layout.pipeline > 1)
 
 
-def _layers_per_stage(chosen: Chosen) -> int | None:
-    layout = chosen.layout
-    even = _staged(chosen) and layout.layers_per_stage is None
-    return chosen.job.model.num_layers // layout.num_stages if even else None
+def _even(chosen: Chosen) -> bool:
+    return _staged(chosen) and chosen.layout.layers_per_stage is None
 
 
-def _no_layers_less(chosen: Chosen) -> int | None:
-    """The first and last stages have as many layers as the others, where their number is given."""
-    return None if _layers_per_stage(chosen) is None else 0
+def _uneven(chosen: Chosen) -> bool:
+    return _staged(chosen) and chosen.layout.layers_per_stage is not None
 
 
-def _modules(chosen: Chosen) -> list[list[str]] | None:
-    """The modules of each virtual stage where these are uneven."""
-    given = chosen.layout.layers_per_stage
-    if given is None or not _staged(chosen):
-        return None
-    ends = zip(accumulate(given), given, strict=True)
-    stages = [[f"layers.{layer}" for layer in range(end - count, end)] for end, count in ends]
+def _modules(chosen: Chosen) -> list[list[str]]:
+    """The modules of each virtual stage."""
+    ends = [0, *accumulate(chosen.layout.layers_per_stage)]
+    stages = [[f"layers.{layer}" for layer in range(*between)] for between in pairwise(ends)]
     return [["tok_embeddings", *stages[0]], *stages[1:-1], [*stages[-1], "norm", "output"]]
 
 
@@ -124,8 +118,8 @@ def _precision(settings: Settings) -> str:
 
 
 def _flavor(settings: Settings) -> Nearest | None:
-    keys = (("model.name", "model_spec.name"), ("model.flavor", "model_spec.flavor"))
-    words = " ".join(filter(None, (settings.text(*names) for names in keys))).casefold()
+    names = (settings.text(f"model.{part}", f"model_spec.{part}") for part in ("name", "flavor"))
+    words = " ".join(filter(None, names)).casefold()
     if words not in FLAVORS:
         text = "the shape stands in torchtitan's code; give the model with --model"
         settings.gap(f"{words or 'its model'}: {text}", changes_model=True)
@@ -187,10 +181,11 @@ ROWS: tuple[Row, ...] = (
         write=lambda c: c.layout.micro_batch_size if _staged(c) else None,
     ),
     # The layers of stages need the number of layers, so `_read_layout` reads them.
-    Row("layout.virtual_pipeline", f"{PIPELINE}layers_per_stage", _layers_per_stage),
-    Row("layout.virtual_pipeline", f"{PIPELINE}first_stage_less_layers", _no_layers_less),
-    Row("layout.virtual_pipeline", f"{PIPELINE}last_stage_less_layers", _no_layers_less),
-    Row("layout.layers_per_stage", "parallelism.module_fqns_per_model_part", _modules),
+    Row("layout.virtual_pipeline", f"{PIPELINE}layers_per_stage", tool.only(_even, tool.layers_of_stage)),
+    # The first and last stages have as many layers as the others.
+    Row("layout.virtual_pipeline", f"{PIPELINE}first_stage_less_layers", tool.only(_even, 0)),
+    Row("layout.virtual_pipeline", f"{PIPELINE}last_stage_less_layers", tool.only(_even, 0)),
+    Row("layout.layers_per_stage", "parallelism.module_fqns_per_model_part", tool.only(_uneven, _modules)),
     Row.spelled("layout.recompute", "activation_checkpoint.mode", RECOMPUTES, _recompute),
     Row("layout.recompute_every", "activation_checkpoint.selective_ac_option", read=_recompute_every),
     Row(
@@ -269,22 +264,21 @@ def _assigned(source: Source, text: str) -> Any:
     values: dict[str, Any] = {}
     for node in nodes:
         if isinstance(node, ast.Call) and ast.unparse(node.func) == IN_PYTHON:
-            values |= _keywords(node, "")
+            values |= _literals("", node)
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
-            with suppress(ValueError):
-                values[ast.unparse(node.targets[0]).partition(".")[2]] = ast.literal_eval(node.value)
+            values |= _literals(ast.unparse(node.targets[0]).partition(".")[2], node.value)
     return nested(values)
 
 
-def _keywords(call: ast.Call, section: str) -> dict[str, Any]:
-    """The literal keywords of a call and of the calls inside it, by dotted path."""
+def _literals(path: str, node: ast.expr) -> dict[str, Any]:
+    """A literal, or those of the keywords of a call and of the calls inside it, by dotted path."""
     values: dict[str, Any] = {}
-    for keyword in call.keywords:
-        if isinstance(keyword.value, ast.Call):
-            values |= _keywords(keyword.value, f"{section}{keyword.arg}.")
-        else:
-            with suppress(ValueError):
-                values[f"{section}{keyword.arg}"] = ast.literal_eval(keyword.value)
+    if isinstance(node, ast.Call):
+        for keyword in node.keywords:
+            values |= _literals(f"{path}.{keyword.arg}".lstrip("."), keyword.value)
+    else:
+        with suppress(ValueError):
+            values[path] = ast.literal_eval(node)
     return values
 
 
@@ -308,10 +302,9 @@ def _read_layout(
     layout = settings.layout()
     replicas: int = settings.ours["(groups of shards)"]
     shards: int = settings.ours["(shards)"]
-    expert = layout.expert
-    if expert > 1 and model and "experts" not in model:
-        settings.gap(f"expert parallelism over {expert} ranks: its model has none")
-        expert = 1
+    if layout.expert > 1 and model and "experts" not in model:
+        settings.gap(f"expert parallelism over {layout.expert} ranks: its model has none")
+        layout = replace(layout, expert=1)
     if shards < 1 and world is not None:
         shards = max(1, settings.replicas(layout, world) // replicas)
     reshard = settings.text("parallelism.fsdp_reshard_after_forward", default="default")
@@ -323,15 +316,14 @@ def _read_layout(
         data=max(1, replicas * shards),
         zero_stage=stage,
         shard_group=shards * layout.context if stage and replicas > 1 else None,
-        expert=expert,
-        expert_tensor=layout.expert_tensor if expert > 1 else 1,
+        expert_tensor=layout.expert_tensor if layout.expert > 1 else 1,
         **(ALL_ON_CPU if on_cpu else {}),
     )
     if layout.pipeline > 1:
         modules = settings.raw("parallelism.module_fqns_per_model_part")
-        counts: tuple[int, ...] = ()
-        if isinstance(modules, list) and modules and all(isinstance(part, list) for part in modules):
-            counts = tuple(sum(str(name).startswith("layers.") for name in part) for part in modules)
+        listed = isinstance(modules, list) and all(isinstance(part, list) for part in modules)
+        parts = modules if listed else ()
+        counts = tuple(sum(str(name).startswith("layers.") for name in part) for part in parts)
         per_stage = settings.integer(f"{PIPELINE}layers_per_stage")
         even = -(-model["num_layers"] // per_stage) if per_stage and model else 0
         usual = 2 if layout.schedule in ("interleaved", "zbv") else 1
