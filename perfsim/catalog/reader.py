@@ -365,19 +365,13 @@ def _extend(child: Node, parent: Node) -> Node:
     written = {path for path, _ in values(child).leaves()}
     inherited = [path for path, _ in merged.leaves() if path not in written]
     for name in PROVENANCE:
-        stated = child.mapping.get(name)
-        if stated is not None and not stated.is_mapping:
-            kept.append(name)
-            continue
         table = parent.mapping.get(name, Node(Mark(""), {}))
         keys = {path: key for path in inherited if (key := table.covering(path))}
         entries: dict[Scalar, Node] = {path: table.mapping[key] for path, key in keys.items()}
         marks: dict[Scalar, Mark] = {path: table.keys[key] for path, key in keys.items()}
-        if stated is not None:
-            entries |= stated.mapping
-            marks |= stated.keys
-        if entries:
-            merged.mapping[name] = Node(stated.mark if stated else table.mark, entries, keys=marks)
+        of_parent = Node(table.mark, entries, keys=marks)
+        if entries or name in child.mapping:
+            merged.mapping[name] = _overlay(child.mapping.get(name, of_parent), of_parent)
             merged.keys[name] = child.keys.get(name, table.mark)
     for name in kept:
         merged.mapping[name] = child.mapping[name]

@@ -12,6 +12,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
@@ -154,29 +155,21 @@ class _Writer:
 
 def _references(schema: Any) -> set[str]:
     """The definitions that a schema names."""
-    if isinstance(schema, dict):
-        named = {schema["$ref"].removeprefix(_REF)} if isinstance(schema.get("$ref"), str) else set()
-        return named.union(*(_references(value) for value in schema.values()))
-    if isinstance(schema, list):
-        return set().union(*(_references(value) for value in schema))
-    return set()
+    inner = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+    named = schema.get("$ref") if isinstance(schema, dict) else None
+    own = {named.removeprefix(_REF)} if isinstance(named, str) else set()
+    return own.union(*map(_references, inner))
 
 
 @cache
 def _field_notes(cls: type[BaseModel]) -> Mapping[str, str]:
     """The string under each field of a class and its parents, on one line; none without source text."""
     notes: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        if not issubclass(base, BaseModel) or base is BaseModel:
-            continue
-        try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
-        except (OSError, TypeError):
-            continue
-        body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
-        for statement, after in pairwise(body):
-            if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
-                continue
-            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-                notes[statement.target.id] = " ".join(str(after.value.value).split())
+    for base in reversed(cls.__mro__[: cls.__mro__.index(BaseModel)]):
+        with suppress(OSError, TypeError):
+            (record,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+            for statement, after in pairwise(getattr(record, "body", [])):
+                match statement, after:
+                    case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(note))):
+                        notes[name] = " ".join(note.split())
     return notes

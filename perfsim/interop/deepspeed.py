@@ -150,8 +150,8 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
     if model is not None:
         # The file does not say it; a recipe has to.
         recipe["seq_length"] = min(model.fields["max_position_embeddings"], LONGEST)
-    layout = settings.layout(data=data or 1)
-    devices = None if data is None else data * layout.tensor
+    devices = None if data is None else data * settings.ours["layout.tensor"]
+    layout = settings.layout(devices)
     return Reading(settings, model, recipe, None if micro is None else layout, devices)
 
 

@@ -321,11 +321,7 @@ def _context_exchange(settings: Settings) -> str:
 
 
 LAYOUT: tuple[Row, ...] = (
-    Row.same(
-        "recipe.seq_length",
-        "seq_length encoder_seq_length",
-        default=lambda s: s.ours.get("model.max_position_embeddings"),
-    ),
+    Row.same("recipe.seq_length", "seq_length encoder_seq_length"),
     Row.same("layout.micro_batch_size", "micro_batch_size batch_size", default=1),
     Row.same("recipe.global_batch_size", "global_batch_size"),
     TENSOR,
@@ -652,14 +648,11 @@ def _read(source: Source, _text: Any) -> Reading:
 
 def read_settings(settings: Settings, world: int | None) -> Reading:
     """Model, recipe and layout of Megatron's arguments by name; also of YAML that has these names."""
-    settings.read(ROWS)
-    layout = settings.layout()
+    layout = settings.read(ROWS).layout(world)
     recipe = settings.recipe
     instances = settings.integer("num_distributed_optimizer_instances", default=1, most=MOST_DEVICES)
-    if world is not None:
-        layout = replace(layout, data=settings.replicas(layout, world))
-        if 1 < instances < layout.replicas and layout.replicas % instances == 0:
-            layout = replace(layout, shard_group=layout.replicas // instances)
+    if world is not None and 1 < instances < layout.replicas and layout.replicas % instances == 0:
+        layout = replace(layout, shard_group=layout.replicas // instances)
     layout = _divided(settings, layout, settings.ours["model.num_layers"])
     if world is not None and settings.has("micro_batch_size", "batch_size"):
         recipe.setdefault("global_batch_size", layout.micro_batch_size * layout.data)

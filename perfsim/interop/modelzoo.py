@@ -241,7 +241,6 @@ def _read(source: Source, document: Any) -> Reading:
     if isinstance(phases, list) and len(phases) > 1:
         settings.gap(f"{len(phases)} phases of training, of which the first is described")
     recipe = settings.recipe
-    recipe.setdefault("seq_length", settings.ours["model.max_position_embeddings"])
     systems = settings.ours.get("layout.data")
     micro = settings.ours.get("layout.micro_batch_size")
     layout = None

@@ -6,7 +6,6 @@ Names: EleutherAI/gpt-neox, `megatron/neox_arguments/neox_args.py` and `configs/
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from perfsim.base.sizes import MOST_DEVICES, MOST_VOCABULARY, MOST_WIDTH
@@ -129,9 +128,7 @@ ROWS: tuple[Row, ...] = (
     Row.same("layout.zero_stage", "zero_optimization.stage zero_stage", default=0, least=0, most=3),
     Row.word("layout.recompute", "checkpoint_activations", {"full": True}, default="none"),
     Row.known("checkpoint_num_layers partition_activations synchronize_each_layer fp16.fp16"),
-    Row.same(
-        "recipe.seq_length", "seq_length", default=lambda s: s.ours.get("model.max_position_embeddings")
-    ),
+    Row.same("recipe.seq_length", "seq_length"),
     Row("recipe.precision", "precision bf16.enabled fp16.enabled", read=_precision),
     Row.optimizer("neox", "optimizer.type optimizer_type"),
     Row(
@@ -164,8 +161,8 @@ def _read(source: Source, document: Mapping[str, Any]) -> Reading:
     devices = settings.integer("global_num_gpus", "world_size", most=MOST_DEVICES)
     if devices is None and batch is not None and batch % at_once == 0:
         devices = batch // at_once * layout.num_devices
+    layout = settings.layout(devices)
     if devices is not None:
-        layout = replace(layout, data=settings.replicas(layout, devices))
         batch = batch or at_once * layout.data
     recipe = settings.recipe | {"global_batch_size": batch}
     return Reading(settings, settings.model, recipe, layout, devices)

@@ -12,7 +12,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -126,9 +126,9 @@ class _Loader(yaml.SafeLoader):
 
 
 def _untagged(loader: _Loader, _suffix: str, node: yaml.Node) -> Any:
-    if isinstance(node, yaml.ScalarNode):
-        return node.value
-    return getattr(loader, f"construct_{node.id}")(node, deep=True)
+    if isinstance(node, yaml.MappingNode):
+        return loader.construct_mapping(node, deep=True)
+    return loader.construct_sequence(node, deep=True) if isinstance(node, yaml.SequenceNode) else node.value
 
 
 _Loader.add_multi_constructor("", _untagged)
@@ -224,12 +224,16 @@ class Settings:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """What was read of a recipe and of its runtime."""
-        return self.part("recipe") | self.part("runtime")
+        """What was read of a recipe and its runtime; sequences are those of the model where no key tells."""
+        recipe = self.part("recipe") | self.part("runtime")
+        if longest := self.ours.get("model.max_position_embeddings"):
+            recipe.setdefault("seq_length", longest)
+        return recipe
 
-    def layout(self, **more: Any) -> ParallelLayout:
-        """What was read of a layout."""
-        return ParallelLayout(**self.part("layout") | more)
+    def layout(self, ranks: int | None = None) -> ParallelLayout:
+        """What was read of a layout, with as many replicas as so many ranks are."""
+        layout = ParallelLayout(**self.part("layout"))
+        return layout if ranks is None else replace(layout, data=self.replicas(layout, ranks))
 
     def replicas(self, layout: ParallelLayout, ranks: int) -> int:
         """How many replicas so many ranks are. Raises InputError where other degrees do not divide them."""
