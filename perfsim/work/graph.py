@@ -360,13 +360,13 @@ class TaskGraph:
             self.stream_predecessor[task_ids] != waits_for
         )
         # One key per (task, dependency): sorting orders them and finds repeats.
-        pairs = task_ids[~implied] * len(self) + waits_for[~implied]
+        pairs = (task_ids << 32 | waits_for)[~implied]
         pairs.sort(kind="stable")
         first = np.ones(len(pairs), dtype=bool)
         np.not_equal(pairs[1:], pairs[:-1], out=first[1:])
-        task_ids, waits_for = np.divmod(pairs[first], len(self))
-        start = offsets(np.bincount(task_ids, minlength=len(self)))
-        return Ragged(start.astype(np.int32), waits_for.astype(np.int32))
+        pairs = pairs[first]
+        start = offsets(np.bincount(pairs >> 32, minlength=len(self)))
+        return Ragged(start.astype(np.int32), pairs.astype(np.int32))  # the lower half of each
 
     @cached_property
     def successors(self) -> Ragged:
