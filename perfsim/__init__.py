@@ -17,16 +17,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from perfsim.api.answers import PlanAnswer as PlanAnswer
     from perfsim.api.answers import SolveAnswer as SolveAnswer
     from perfsim.api.answers import Study as Study
     from perfsim.api.answers import StudyAnswer as StudyAnswer
     from perfsim.api.answers import SweepAnswer as SweepAnswer
     from perfsim.api.answers import comparison as comparison
-    from perfsim.api.answers import plan as plan
     from perfsim.api.answers import solve as solve
     from perfsim.api.answers import study as study
     from perfsim.api.answers import sweep as sweep
+    from perfsim.api.planning import PlanAnswer as PlanAnswer
+    from perfsim.api.planning import plan as plan
     from perfsim.api.questions import predict as predict
     from perfsim.api.tools import Model as Model
     from perfsim.api.tools import Validation as Validation
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 _HOMES = {
     name: module
     for module, names in {
-        "perfsim.api.answers": "PlanAnswer SolveAnswer Study StudyAnswer SweepAnswer "
-        "comparison plan solve study sweep",
+        "perfsim.api.answers": "SolveAnswer Study StudyAnswer SweepAnswer comparison solve study sweep",
+        "perfsim.api.planning": "PlanAnswer plan",
         "perfsim.api.questions": "predict",
         "perfsim.api.tools": "Model Validation import_file published_cases validate",
         "perfsim.base.errors": "PerfsimError",

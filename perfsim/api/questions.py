@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from html import escape
 from importlib import import_module
 from inspect import Parameter, signature
@@ -136,6 +137,11 @@ class Tabular(ABC):
         said = getattr(self, "verdict", "")
         head = f"<p><strong>{escape(said)}</strong></p>" if said else ""
         return head + self.rows()._repr_html_()
+
+
+def values_of(row: Any) -> dict[str, Any]:
+    """The fields of a row or a result, of which one that knows more is made."""
+    return {known.name: getattr(row, known.name) for known in fields(row)}
 
 
 class Reported(Tabular):

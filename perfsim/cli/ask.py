@@ -104,7 +104,7 @@ def _plan(
     asked: dict[str, Any], objective: Any, rival: str, out: Path | None, emit: str | None, **how: Any
 ) -> Answer:
     """List the layouts that may be the fastest, and what would tell them apart."""
-    from perfsim.api.answers import plan as answer_plan
+    from perfsim.api.planning import plan as answer_plan
     from perfsim.report.plan import plan_lines
 
     answer = answer_plan(**asked, objective="time-to-accuracy" if rival else objective, **how)

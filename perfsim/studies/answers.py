@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from statistics import median
@@ -273,11 +273,6 @@ def _plain(name: str) -> str:
     if not isinstance(name, str):
         raise InputError(f"a candidate is named by text such as '16 cs-2', not {name!r}")
     return " ".join(re.sub(r"[^a-z0-9]+", " ", re.sub(r"\bx\b", " ", name.casefold())).split())
-
-
-def values_of(row: Any) -> dict[str, Any]:
-    """The fields of a row or a result, of which one that knows more is made."""
-    return {known.name: getattr(row, known.name) for known in fields(row)}
 
 
 def leaves(value: Any, path: str = "", left_out: Collection[str] = ()) -> Iterator[tuple[str, Any]]:

@@ -6,7 +6,6 @@ run alone, one after the other; one whose worker dies even then has an error and
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import re
@@ -272,6 +271,8 @@ class _DaskCluster(_Pooled):
             raise InputError(
                 [Problem(f"{address!r} is no address of a scheduler", help="such as tcp://host:8786")]
             )
+        import asyncio  # only here: it takes long to read
+
         try:
             from distributed import Client, KilledWorker
             from distributed.comm.core import CommClosedError

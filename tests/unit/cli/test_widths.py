@@ -46,7 +46,7 @@ COMPUTED_ONCE = (
     ("perfsim.api.answers", "sweep"),
     ("perfsim.api.answers", "solve"),
     ("perfsim.api.questions", "predict"),
-    ("perfsim.api.answers", "plan"),
+    ("perfsim.api.planning", "plan"),
     ("perfsim.api.tools", "why_measured"),
     ("perfsim.proof.prove", "prove_all"),
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perfsim.api.answers import plan
+from perfsim.api.planning import plan
 from perfsim.base.errors import PlanError
 from perfsim.convergence.critical_batch import LawInputs, critical_batch
 from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy
