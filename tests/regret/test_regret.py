@@ -129,7 +129,7 @@ class Case(NamedTuple):
         return f"{self.model}{strategy}, {self.devices:,} x {self.system}, batch {self.batch:,}{sequence}"
 
     def question(self) -> Question:
-        given = {**self._asdict(), "rank": "fastest"}
+        given = {**self._asdict(), "rank": "fastest", "runs_on": "any"}
         sequence = given.pop("sequence")
         return question_of(given | ({"recipe.seq_length": int(sequence)} if sequence else {}))
 
