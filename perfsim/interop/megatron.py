@@ -435,7 +435,7 @@ RECIPE: tuple[Row, ...] = (
         "runtime.overlap_tensor",
         "tp_comm_overlap",
         only(lambda c: c.job.runtime.overlap_tensor and c.layout.sequence_parallel),
-        Row.word("", "tp_comm_overlap", {True: True}).read,
+        lambda s: s.flag("tp_comm_overlap") or None,
     ),
     Row.spelled("recipe.precision", "fp16", {"fp16": True}),
     Row("recipe.precision", "bf16", only(lambda c: c.job.recipe.precision not in WIDE_OR_FP16)),
