@@ -119,7 +119,9 @@ def _expert_layers(settings: Settings) -> tuple[bool, ...]:
     """Which layers have experts: one in so many, or a pattern such as `([0]*3+[1]*58)`."""
     layers: int = settings.ours["model.num_layers"]
     given = settings.raw("moe_layer_freq")
-    text = str(1 if given is None else given).replace(" ", "").replace("True", "1").replace("False", "0")
+    if isinstance(given, list):
+        given = [int(layer in (1, True)) for layer in given]
+    text = str(1 if given is None else given).replace(" ", "")
     blocks = re.findall(r"\[([01,]*)\](?:\*(\d{1,4}))?", text)
     if text.isdigit() and int(text) > 0:
         pattern = [layer % int(text) == 0 for layer in range(layers)]
