@@ -30,7 +30,7 @@ Classes = tuple[type, ...]
 ROOTS: Mapping[str, Classes] = {
     "run": (Prediction,),
     "plan": (Planned, Search, Prediction),
-    "plan.shortlist": (Entry, Prediction, TimeToAccuracy),
+    "plan.shortlist": (Entry, TimeToAccuracy),
     "plan.trials": (Prediction, Entry),
     "ranks": (Ranked,),
     "nearby": (Nearby,),

@@ -73,7 +73,7 @@ class PlanAnswer(Planned, Reported):
                 "high_s": entry.step_time_band_s[1],
                 "ratio": entry.ratio,
                 "ratio_error": entry.ratio_error,
-                "peak_memory_bytes": entry.prediction.peak_memory_bytes,
+                "peak_memory_bytes": entry.peak_memory_bytes,
                 "memory_left_bytes": entry.memory_left_bytes,
                 "device_hours": entry.device_hours,
             }

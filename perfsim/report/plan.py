@@ -31,7 +31,7 @@ WIDER = 1.2
 
 def _plan_table(planned: Planned) -> Table:
     """The shortlist, the settings of each layout that differ from the first."""
-    memory = text.MEMORY.of(entry.prediction.memory_capacity_bytes for entry in planned.shortlist)
+    memory = text.MEMORY.of(entry.memory_capacity_bytes for entry in planned.shortlist)
 
     def layout(number: int, entry: Entry) -> str:
         if number == 1:
@@ -58,7 +58,7 @@ def plan_lines(planned: Planned, matched: Matched | None = None) -> list[str]:
 
     Other notes are counted: the page has them.
     """
-    trained = planned.best.prediction.training
+    trained = planned.best.training
     further = len(list(_further(planned)))
     return [
         *text.paragraphs(_heading(planned)),
@@ -90,7 +90,7 @@ def _match(planned: Planned, matched: Matched) -> str:
     )
     takes = "" if planned.best.time is None else text.duration(planned.best.time.time_s)
     return (
-        f"{planned.best.prediction.label} takes {takes}: as long as "
+        f"{planned.best.label} takes {takes}: as long as "
         f"{middle} {matched.devices_noun} (90 %: {low} to {high}), each at its best batch. Tried: {tried}."
     )
 
@@ -99,7 +99,7 @@ def write_plan(planned: Planned, folder: Path) -> Path:
     """Write `index.html` and `summary.json`; returns the page."""
     from perfsim.report.page import Page, Section  # a terminal draws nothing
 
-    best = planned.best.prediction
+    best = planned.best
     numbered = list(enumerate(planned.shortlist, start=1))
     bands = [
         (
@@ -131,7 +131,7 @@ def write_plan(planned: Planned, folder: Path) -> Path:
 
 def _heading(planned: Planned) -> str:
     """What was asked, and how many layouts there are."""
-    best = planned.best.prediction
+    best = planned.best
     search = planned.search
     proven = f"{text.integer(search.screening.feasible)} of them proven, " if search.unproven else ""
     return (
@@ -148,8 +148,7 @@ def _head(planned: Planned) -> Iterator[str]:
     """The first layout in use: its step and memory, what it beats by how much, and what to measure."""
     best, *others = planned.shortlist
     left = best.memory_left_bytes
-    own = best.prediction
-    capacity = own.memory_capacity_bytes
+    capacity = best.memory_capacity_bytes
     memory = text.MEMORY.of([capacity])
     low_s, high_s = best.step_time_band_s
     yield (
@@ -179,7 +178,7 @@ def _head(planned: Planned) -> Iterator[str]:
 def _deciding(planned: Planned) -> Iterator[str]:
     """What may change the choice: risk, another batch, serious caveats of the first, memory, and cost."""
     yield from (f"{text.capital(rank)}: {words}." for rank, words in text.ranks(planned.ranks))
-    asked = planned.best.prediction
+    asked = planned.best
     for other in planned.nearby:
         named = f"batch {text.integer(other.global_batch_size)}"
         if other.num_devices != asked.num_devices:
@@ -232,7 +231,7 @@ def _caveats(planned: Planned) -> Iterator[tuple[str, str]]:
     """Caveats above information, once by code in the words of the worst: severity, and words with rows."""
     about: dict[str, list[tuple[int, Caveat]]] = {}
     for place, entry in enumerate(planned.shortlist, start=1):
-        for caveat in entry.prediction.caveats:
+        for caveat in entry.caveats:
             if caveat.severity != "info":
                 about.setdefault(caveat.code, []).append((place, caveat))
     worst = {min((caveat for _, caveat in rows), key=Caveat.rank): rows for rows in about.values()}
@@ -243,7 +242,7 @@ def _caveats(planned: Planned) -> Iterator[tuple[str, str]]:
 
 def _wider_bands(planned: Planned) -> Iterator[str]:
     """Why the bands of some rows are wider than the narrowest, by what differs from the published runs."""
-    runs = [entry.prediction.run for entry in planned.shortlist]
+    runs = [entry.run for entry in planned.shortlist]
     accuracies = [run.accuracy for run in runs]
     narrowest = min(accuracies, key=lambda accuracy: accuracy.step_time_error)
     reasons: dict[str, list[str]] = {}
@@ -262,13 +261,12 @@ def plan_document(planned: Planned, matched: Matched | None = None) -> dict[str,
     """The document of `perfsim plan --json`; every quantity is SI and its key names the unit."""
     question = planned.question
     search = planned.search
-    best = planned.best.prediction
+    best = planned.best
     shortlist = []
     for entry in planned.shortlist:
-        known = entry.prediction.step_document()
+        known = entry.step_document()
         known |= _members(entry, "layout_text", "step_time_band_s", "ratio", "ratio_error", "differs")
-        known |= _members(entry, "memory_left_bytes", "device_hours")
-        known["memory_capacity_bytes"] = entry.prediction.memory_capacity_bytes
+        known |= _members(entry, "memory_left_bytes", "device_hours", "memory_capacity_bytes")
         if entry.time is not None:
             known["time_to_accuracy_s"] = entry.time.time_s
             known["time_to_accuracy_band_s"] = entry.time.band_s

@@ -125,12 +125,10 @@ FOLLOWS = ("num_microbatches",)
 """Settings that follow from others."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A layout that may be the fastest."""
+@dataclass(frozen=True, kw_only=True)
+class Entry(Prediction):
+    """A layout that may be the fastest, with its simulated step."""
 
-    prediction: Prediction = field(repr=False)
-    """Its simulated step."""
     step_time_band_s: tuple[float, float]
     """90 % band of the step time."""
     ratio: float
@@ -145,12 +143,7 @@ class Entry:
     @property
     def plan(self) -> Plan:
         """The checked layout."""
-        return self.prediction.run.plan
-
-    @property
-    def layout(self) -> Mapping[str, Any]:
-        """Settings by their YAML names."""
-        return self.prediction.layout
+        return self.run.plan
 
     @property
     def layout_text(self) -> str:
@@ -158,20 +151,15 @@ class Entry:
         return text_of(self.plan.layout)
 
     @property
-    def step_time_s(self) -> float:
-        """Simulated step time."""
-        return self.prediction.step_time_s
-
-    @property
     def memory_left_bytes(self) -> float:
         """What the fullest device leaves."""
-        return self.prediction.memory_capacity_bytes - self.prediction.peak_memory_bytes
+        return self.memory_capacity_bytes - self.peak_memory_bytes
 
     @property
     def device_hours(self) -> float:
         """Devices times hours: to the target where there is one, else for a billion tokens."""
-        seconds = 1e9 / self.prediction.tokens_per_s if self.time is None else self.time.time_s
-        return self.prediction.num_devices * seconds / HOUR_S
+        seconds = 1e9 / self.tokens_per_s if self.time is None else self.time.time_s
+        return self.num_devices * seconds / HOUR_S
 
 
 LEAST_GAIN = 1.02
@@ -238,7 +226,7 @@ class Planned:
 
     def emit(self, tool: str) -> str:
         """Flags or a file of the first layout. Raises InputError where the tool cannot run it."""
-        return self.best.prediction.emit(tool)
+        return self.best.emit(tool)
 
 
 def plan_on(executor: Executor, question: Question, objective: Objective, shown: int) -> Planned:
@@ -282,21 +270,22 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
         error = ratio_error(run, first)
         if run.step_time_s / first.step_time_s > 1.0 + error:
             continue
-        prediction = Prediction.of(run, question.allowed_share, asked)
-        entries.append(
-            Entry(
-                prediction=prediction,
-                step_time_band_s=run.band_s,
-                ratio=run.step_time_s / first.step_time_s,
-                ratio_error=error,
-                differs={
-                    name: value
-                    for name, value in prediction.layout.items()
-                    if name not in FOLLOWS and value != of_first.get(name)
-                },
-                time=None if target is None else target.time_of_run(run),
-            )
+        layout = run.plan.layout.as_dict(run.plan.num_microbatches)
+        entry = Entry.of(
+            run,
+            question.allowed_share,
+            asked,
+            step_time_band_s=run.band_s,
+            ratio=run.step_time_s / first.step_time_s,
+            ratio_error=error,
+            differs={
+                name: value
+                for name, value in layout.items()
+                if name not in FOLLOWS and value != of_first.get(name)
+            },
+            time=None if target is None else target.time_of_run(run),
         )
+        entries.append(entry)
     estimates = searched.estimate_s[searched.order]
     within = max(len(entries), int((estimates <= (1.0 + entries[0].ratio_error) * estimates[0]).sum()))
     closest = screening.closest

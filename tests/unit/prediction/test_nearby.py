@@ -42,7 +42,7 @@ def test_a_plan_answers_for_the_batch_that_divides_next_to_the_asked_one() -> No
     planned = plan_layouts(asked(48, 49, runs_on="any"), shown=1)
     (other,) = planned.nearby
     assert (other.num_devices, other.global_batch_size) == (48, 48)
-    rate = planned.best.prediction.tokens_per_s
+    rate = planned.best.tokens_per_s
     assert other.gain == pytest.approx(48 * 2048 / other.step_time_s / rate)
     assert other.gain > LEAST_GAIN
     assert not plan_layouts(asked(48, 48, runs_on="any"), shown=1).nearby

@@ -27,24 +27,6 @@ def answered(study_of: Make, candidate: dict[str, object] = WAFER, **changes: ob
     return row
 
 
-def test_the_time_is_that_of_a_sparse_phase_and_of_a_dense_one(study_of: Make) -> None:
-    sparse = answered(study_of, **SPARSE)
-    both = answered(study_of, **SPARSE, later=[{"tokens": DENSE_TOKENS}])
-    dense = answered(study_of)
-    assert dense.step_time_s > 1.25 * sparse.step_time_s
-    steps = DENSE_TOKENS / (BATCH * dense.run.plan.job.seq_length)
-    assert both.step_time_s == sparse.step_time_s
-    assert both.time_to_accuracy_s == pytest.approx(sparse.time_to_accuracy_s + steps * dense.step_time_s)
-    assert both.outcome is not None
-    assert sparse.outcome is not None
-    on_the_wall = both.outcome.wall_s.typical / sparse.outcome.wall_s.typical
-    assert on_the_wall == pytest.approx(both.time_to_accuracy_s / sparse.time_to_accuracy_s)
-    low_s, high_s = both.time_to_accuracy_band_s
-    assert low_s < both.time_to_accuracy_s < high_s
-    share = 100 * steps * dense.step_time_s / both.time_to_accuracy_s
-    assert any(f"a later phase of 1e+09 tokens (dense) takes {share:.3g} %" in note for note in both.notes)
-
-
 def test_phases_alike_are_one_longer_run(study_of: Make) -> None:
     one = answered(study_of, later=[{"tokens": 4e9}])
     four = answered(study_of, later=[{"tokens": DENSE_TOKENS}] * 4)

@@ -53,18 +53,6 @@ def test_a_change_takes_as_long_as_its_study(explained: tuple[Explained, ...], p
     assert row.ratio == pytest.approx(row.time_s / gpus.time_s)
 
 
-def test_machines_try_what_they_have_and_the_best_is_first(explained: tuple[Explained, ...]) -> None:
-    gpus, wafer = ({row.change for row in candidate.tried} for candidate in explained)
-    assert {"links inside a node twice as fast", "flash attention", "twice the devices"} <= gpus
-    assert {"a SwarmX twice as fast", "twice the activation servers", "twice the devices"} <= wafer
-    assert "a SwarmX twice as fast" not in gpus
-    for candidate in explained:
-        ratios = [row.ratio for row in candidate.tried if row.ratio is not None]
-        assert ratios == sorted(ratios)
-        assert sum(candidate.parts_s.values()) == pytest.approx(candidate.step_time_s, rel=1e-6)
-        assert all(row.reason for row in candidate.tried if row.ratio is None)
-
-
 def test_a_summary_is_explained_unless_of_another_study(path: Path, tmp_path: Path) -> None:
     summary = tmp_path / "summary.json"
     summary.write_text(json.dumps({"study": str(path), "candidates": [], "assumptions": []}))
