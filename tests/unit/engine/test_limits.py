@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
 from perfsim.base.errors import LimitError
 from perfsim.engine import Flow, critical_path, simulate
-from perfsim.engine.limits import Limits, limited, present_limits
+from perfsim.engine.limits import Engine, Limits, limited, present_limits
 from perfsim.engine.trace import Trace
 from perfsim.testing import toys
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph
@@ -90,6 +92,29 @@ def test_whoever_listens_is_told_of_tasks_ended_and_of_how_many() -> None:
     assert len(told) >= 2
     assert told == sorted(told)
     assert told[-1] == (len(graph), len(graph))
+
+
+@pytest.mark.parametrize(
+    ("reported", "asked", "most", "named"),
+    [
+        (False, None, 21, ""),
+        (True, None, 21, "simpy"),
+        (True, None, 20, "fast"),
+        (True, "fast", 21, "fast"),
+        (False, "simpy", 20, "simpy"),
+    ],
+)
+def test_a_step_names_its_engine_where_it_is_reported_or_asked_for(
+    monkeypatch: pytest.MonkeyPatch, reported: bool, asked: Engine | None, most: int, named: str
+) -> None:
+    """SimPy follows up to `most` of the 21 tasks; both engines give the same times."""
+    graph = long(10)
+    monkeypatch.setattr(sys.modules["perfsim.engine.simulate"], "MOST_WITH_SIMPY", most)
+    with limited(Limits(engine=asked)):
+        trace = simulate(graph, np.ones(len(graph)), reported=reported)
+    assert trace.simulated is not None
+    assert trace.simulated.engine == named
+    assert trace.end_s.tolist() == run(graph).end_s.tolist()
 
 
 def test_events_of_workers_add_up() -> None:

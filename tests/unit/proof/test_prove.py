@@ -90,6 +90,9 @@ def test_an_error_is_a_number_only_where_something_was_compared() -> None:
     answer = ProofResult("m", 1, proofs).as_dict()
     assert answer["max_relative_error"] is None
     assert answer["strategies"]["3d"]["max_relative_error"] is None
+    right = Proof("data", "dp2", 2, 1, 1, 1, 1, 1e-12, ())
+    several = ProofResult("m", 1, (*proofs, right))
+    assert (several.passed, several.as_dict()["max_relative_error"]) == (False, 1e-12)
     assert "1 of 1 layout WRONG" in " ".join(proof_lines(answer))
 
 
