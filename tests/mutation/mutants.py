@@ -57,7 +57,12 @@ ROOMS = (
 )
 """Rooms and files; each has an equal part of the sample."""
 COMPILED = {
-    f"perfsim/engine/{name}.py": ["tests/records/test_steps.py", "tests/properties/test_engine.py"]
+    f"perfsim/engine/{name}.py": [
+        "tests/records/test_steps.py",
+        "tests/properties/test_engine.py",
+        "tests/properties/test_fairshare.py",
+        "tests/unit/engine",
+    ]
     for name in ("core", "rules")
 }
 """Modules of which coverage sees little, since numba compiles them, and their tests."""

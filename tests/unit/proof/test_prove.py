@@ -147,8 +147,11 @@ assumed: {candidates: two systems, batch_sizes: more than a wafer takes at once}
 FLASH = ("memoryx.weights_in=flash", "memoryx.optimizer_state_in=flash")
 
 
-@pytest.mark.parametrize("changes", [FLASH, FLASH[1:]])
-def test_states_and_sums_in_flash_are_read_and_written_in_order_also_where_words_are_shared(
+SUMS = [(f"streaming.accumulate_at={where}", "device.memory.capacity=1 TB") for where in ("wafer", "swarmx")]
+
+
+@pytest.mark.parametrize("changes", [FLASH, FLASH[1:], *SUMS])
+def test_states_and_sums_are_read_and_written_in_order_wherever_they_are_and_where_words_are_shared(
     changes: tuple[str, ...], tmp_path: Path
 ) -> None:
     """The words of the study's model are shared by embedding and LM head, whose flash is the embedding's."""
