@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from importlib.metadata import entry_points
 
 from perfsim.base.errors import InputError, Problem, UnknownNameError, made_by
@@ -78,6 +79,7 @@ def costs_for(topology: Topology, recipe: Recipe) -> Costs:
     return machine_of(topology.system).costs(topology, recipe)
 
 
+@lru_cache(maxsize=4)
 def network_of(topology: Topology) -> Network:
     """The network as communication uses it."""
     return machine_of(topology.system).network(topology)

@@ -87,6 +87,8 @@ def _entries_of_peers(spread: _Spread, tree: FatTree, width: int, *, shares_link
 # Traffic of GPUs on NVLink ports, NICs, the uplinks of leaf switches and hosts.
 
 COPIES = (*LOADS, STORE)
+MOST_KNOWN = 2_000_000
+"""Links of loads that a network keeps, 16 bytes each."""
 
 
 def _groups_like(group: RankGroup, peers: Ints) -> Ints:
@@ -118,6 +120,9 @@ class _FatTreeNetwork(Network):
         self.tree = tree
         self.collectives = CollectiveModel.of_tree(tree)
         self.host = HostCosts(tree)
+        self._known: dict[Hashable, Traffic | None] = {}
+        self._num_known = 0
+        """Links of all that is known."""
 
     def traffic(self, work: Work, peers: Ints, /) -> Traffic | None:
         """The load of a class of work on the links that may slow it; None where there are none."""
@@ -134,12 +139,20 @@ class _FatTreeNetwork(Network):
         return replace(load, links=load.links[may_bind], times=load.times[may_bind])
 
     def load(self, work: Work, peers: Ints, /) -> Traffic | None:
-        """The load of a class of work on all links."""
+        """The load of a class of work on all links; graphs of other layouts often have one that is alike."""
         if work.op in COPIES:
             return self._copies(work, len(peers))
         if work.group is None or work.group.size < 2:
             return None
-        return self._of_groups(work, _groups_like(work.group, peers))
+        key = self._alike(work), peers.tobytes()
+        if key not in self._known:
+            load = self._of_groups(work, _groups_like(work.group, peers))
+            self._num_known += len(load.links)
+            if self._num_known > MOST_KNOWN:
+                self._known.clear()
+                self._num_known = len(load.links)
+            self._known[key] = load
+        return self._known[key]
 
     def _copies(self, work: Work, width: int) -> Traffic:
         """Copies of the peers on a host: on their own links, and together on its memory or drives.
