@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import perfsim as ps
-from perfsim.base.errors import InputError
 from perfsim.prediction.run import Evaluation
 from perfsim.studies import timeline as timeline_module
 from perfsim.studies.timeline import TimelineBar, grouped, timeline
@@ -85,25 +84,3 @@ def test_bars_of_one_lane_do_not_overlap_and_keep_its_busy_time(gpus: Evaluation
         busy = sum(bar.end_s - bar.start_s for bar in mine)
         work = sum(seconds.get(category, 0.0) for category in {bar.category for bar in mine})
         assert busy == pytest.approx(work, rel=1e-6)
-
-
-# ------------------------------------------------------------------------------------------ peak
-@pytest.mark.parametrize("system", ["cs-2-peak", "cs-2"])
-def test_a_system_at_peak_is_called_an_upper_bound_wherever_its_name_stands(system: str) -> None:
-    prediction = ps.predict(**{**WAFERS, "system": system})
-    answer = prediction.document()
-    bound = system == "cs-2-peak"
-    assert answer["system"] == (f"{system} at peak (upper bound, never observed)" if bound else system)
-    assert any(caveat["code"] == "release-peak" for caveat in answer["caveats"]) == bound
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"detail": "chunk"}, "no weights are streamed on a gpu-cluster"),
-        ({"layout": "tp=8,spill=true,stream_chunks=4"}, "'stream_chunks=4': unknown name"),
-    ],
-)
-def test_what_only_wafers_have_is_refused_on_gpus(change: dict[str, str], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        ps.predict(**{**GPUS, **change})
