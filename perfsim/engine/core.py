@@ -13,7 +13,7 @@ import numpy as np
 from perfsim.base.arrays import Bools, Floats, Ints
 from perfsim.base.compiled import compiled
 from perfsim.engine import rules
-from perfsim.engine.tables import NONE, TOLERANCE, UNIT, Tables, excess, speed_beside
+from perfsim.engine.tables import NONE, UNIT, Tables, excess, speed_beside
 
 _compiled = partial(compiled, allocates=False)
 _excess = _compiled(excess)
@@ -48,19 +48,8 @@ class _State(NamedTuple):
     """Tasks that begin at this instant and have no rate yet."""
     head: Ints
     """The first task of each group: of each flow, then of each device; their rates are set together."""
-    # Flows and links.
-    live: Ints
-    fraction: Floats
     changed_flow: Ints
     is_changed: Bools
-    seen_flow: Bools
-    touched: Ints
-    waiting: Ints
-    bounds: Floats
-    hot: Bools
-    limit: Floats
-    seen_link: Bools
-    scratch: Floats
     # Devices.
     taken: Ints
     slowing: Floats
@@ -72,7 +61,6 @@ class _State(NamedTuple):
         """The state before the first task."""
         tasks = len(tables.duration_s)
         flows = len(tables.bytes_per_s)
-        links = len(tables.capacity)
         devices = tables.num_devices
 
         def numbers(*shape: int, value: int = 0) -> Ints:
@@ -95,18 +83,8 @@ class _State(NamedTuple):
             before=numbers(tasks, value=NONE),
             fresh=numbers(tasks),
             head=numbers(flows + devices, value=NONE),
-            live=numbers(flows),
-            fraction=np.ones(flows),
             changed_flow=numbers(flows),
             is_changed=no(flows),
-            seen_flow=no(flows),
-            touched=numbers(flows),
-            waiting=numbers(flows),
-            bounds=np.empty((2, flows)),
-            hot=no(links),
-            limit=tables.capacity * (1.0 + TOLERANCE),
-            seen_link=no(links),
-            scratch=np.zeros((4, links)),
             taken=numbers(devices, 2),
             slowing=np.zeros((devices, 2)),
             changed_device=numbers(devices),
@@ -121,7 +99,7 @@ def run(tables: Tables, start_s: Floats, end_s: Floats) -> tuple[int, float]:
     """
     start_s[:] = -1.0
     end_s[:] = -1.0
-    return _follow(tables, _State.of(tables), start_s, end_s)
+    return _follow(tables, _State.of(tables), rules.Shares.of(tables), start_s, end_s)
 
 
 @_compiled
@@ -190,7 +168,9 @@ def _proceed(state: _State, task: int, speed: float, now_s: float) -> float:
 
 
 @_compiled
-def _follow(tables: Tables, state: _State, start_s: Floats, end_s: Floats) -> tuple[int, float]:
+def _follow(
+    tables: Tables, state: _State, shares: rules.Shares, start_s: Floats, end_s: Floats
+) -> tuple[int, float]:
     """Fill in the start and the end of every task that has both; see `run`."""
     num_flows = len(tables.bytes_per_s)
     ready = state.ready
@@ -232,7 +212,7 @@ def _follow(tables: Tables, state: _State, start_s: Floats, end_s: Floats) -> tu
                 state.fresh[num_fresh] = task
                 num_fresh += 1
                 if flow != NONE:
-                    state.live[flow] += 1
+                    shares.live[flow] += 1
                     num_changed = _with(flow, state.changed_flow, state.is_changed, num_changed)
             else:
                 num_ends = _end_at(state, task, now_s + tables.duration_s[task], num_ends)
@@ -265,7 +245,7 @@ def _follow(tables: Tables, state: _State, start_s: Floats, end_s: Floats) -> tu
                 if following != NONE:
                     state.before[following] = previous
                 if flow != NONE:
-                    state.live[flow] -= 1
+                    shares.live[flow] -= 1
                     num_changed = _with(flow, state.changed_flow, state.is_changed, num_changed)
             for at in range(tables.waiting.start[task], tables.waiting.start[task + 1]):
                 follower = tables.waiting.values[at]
@@ -297,16 +277,7 @@ def _follow(tables: Tables, state: _State, start_s: Floats, end_s: Floats) -> tu
             changed = state.changed_flow[:num_changed]
             for flow in changed:
                 state.is_changed[flow] = False
-            found, more_hot = _reached(
-                tables,
-                state.live,
-                state.hot,
-                changed,
-                state.seen_link,
-                state.seen_flow,
-                state.touched,
-                state.limit,
-            )
+            found, more_hot = _reached(tables, shares, changed)
             num_changed = 0
             if num_hot == 0 and more_hot > 0:
                 hot_since_s = now_s
@@ -314,19 +285,10 @@ def _follow(tables: Tables, state: _State, start_s: Floats, end_s: Floats) -> tu
                 contended_s += now_s - hot_since_s
             num_hot += more_hot
             # Flows on links that are not contended keep their own speed; `_fill` gives it to them again.
-            joined = state.touched[:found]
-            _fill(
-                tables,
-                joined,
-                state.live,
-                state.hot,
-                state.scratch,
-                state.waiting,
-                state.bounds,
-                state.fraction,
-            )
+            joined = shares.touched[:found]
+            _fill(tables, shares, joined)
             for flow in joined:
-                speed = state.fraction[flow]
+                speed = shares.fraction[flow]
                 task = state.head[flow]
                 while task != NONE:
                     if speed != state.rate[task]:
@@ -340,7 +302,7 @@ def _follow(tables: Tables, state: _State, start_s: Floats, end_s: Floats) -> tu
             device = tables.device[kind]
             if flow != NONE:
                 group = flow
-                speed = state.fraction[flow]
+                speed = shares.fraction[flow]
             else:
                 group = num_flows + device
                 bound = tables.bound[kind]

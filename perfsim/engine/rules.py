@@ -10,33 +10,62 @@ rates together and fixes the rate of a flow when it reaches its own speed or whe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from perfsim.base.arrays import Bools, Floats, Ids, Ints
-from perfsim.engine.tables import Tables
-
-# SimPy keeps lists, in which it reads one element at a time faster than in columns.
-Numbers = list[int] | Ints
-Flags = list[bool] | Bools
-Rates = list[float] | Floats
+from perfsim.engine.tables import TOLERANCE, Tables
 
 
-def reached(
-    tables: Tables,
-    live: Numbers,
-    hot: Flags,
-    changed: Numbers,
-    seen_link: Flags,
-    seen_flow: Flags,
-    touched: Numbers,
-    limit: Rates,
-) -> tuple[int, int]:
+class Shares(NamedTuple):
+    """How flows share links, and room to decide it; SimPy has lists, which it reads faster by the element."""
+
+    live: Ints
+    """Tasks of every flow that are under way."""
+    fraction: Floats
+    """Of its own speed, at which every flow runs."""
+    hot: Bools
+    """Whether every link is contended."""
+    limit: Floats
+    """The demand above which it is."""
+    seen_link: Bools
+    seen_flow: Bools
+    touched: Ints
+    waiting: Ints
+    bounds: Floats
+    on_links: Floats
+
+    @classmethod
+    def of(cls, tables: Tables) -> Shares:
+        """Those of no flow."""
+        links = np.zeros(len(tables.capacity), dtype=np.bool_)
+        flows = np.zeros(len(tables.bytes_per_s), dtype=np.int64)
+        return cls(
+            live=flows,
+            fraction=np.ones(len(flows)),
+            hot=links,
+            limit=tables.capacity * (1.0 + TOLERANCE),
+            seen_link=links.copy(),
+            seen_flow=flows > 0,
+            touched=flows.copy(),
+            waiting=flows.copy(),
+            bounds=np.zeros((2, len(flows))),
+            on_links=np.zeros((4, len(links))),
+        )
+
+
+def reached(tables: Tables, shares: Shares, changed: Ints) -> tuple[int, int]:
     """Flows whose rate may change when the live numbers of the `changed` ones do, ascending.
 
     Only a contended link joins the rates of flows. `hot` is updated for all links of the flows that are
     reached. Returns the number of flows, which stand at the head of `touched`, and the change of hot links.
     """
+    live = shares.live
+    hot = shares.hot
+    seen_link = shares.seen_link
+    seen_flow = shares.seen_flow
+    touched = shares.touched
     first, crossed = tables.links
     # A breadth-first search over flows and the contended links between them; `touched` is its queue.
     count = 0
@@ -64,7 +93,7 @@ def reached(
                 if live[other]:
                     demand += live[other] * tables.crossings_on[on] * tables.bytes_per_s[other]
             was_hot = hot[link]
-            hot[link] = demand > limit[link]
+            hot[link] = demand > shares.limit[link]
             more_hot += int(hot[link]) - int(was_hot)
             # A link that is no longer contended frees the flows on it, so they are reached as well.
             if was_hot or hot[link]:
@@ -87,30 +116,22 @@ def reached(
     return count, more_hot
 
 
-def fill(
-    tables: Tables,
-    flows: Numbers,
-    live: Numbers,
-    hot: Flags,
-    scratch: list[list[float]] | Floats,
-    waiting: Numbers,
-    bounds: list[list[float]] | Floats,
-    fraction: Rates,
-) -> None:
-    """Set `fraction` of their own speed at which `flows` run.
-
-    `scratch` has four columns over links, zeros; `waiting` one over flows, and `bounds` two, of any content.
+def fill(tables: Tables, shares: Shares, flows: Ints) -> None:
+    """Set the fraction of their own speed at which `flows` run.
 
     A round fixes a flow at its own speed, if no link allows it less, or at a link's equal share, if that is
     the tightest limit of every flow on the link; so the shares of later rounds never shrink.
     """
     first, crossed = tables.links
-    left = scratch[0]
-    load = scratch[1]
-    taken = scratch[2]
-    tightest = scratch[3]
-    rate = bounds[0]
-    bounded = bounds[1]
+    live = shares.live
+    hot = shares.hot
+    waiting = shares.waiting
+    left = shares.on_links[0]
+    load = shares.on_links[1]
+    taken = shares.on_links[2]
+    tightest = shares.on_links[3]
+    rate = shares.bounds[0]
+    bounded = shares.bounds[1]
     count = 0
     for index, flow in enumerate(flows):
         rate[index] = tables.bytes_per_s[flow]
@@ -168,7 +189,7 @@ def fill(
                     taken[link] = 0.0
         count = later
     for index, flow in enumerate(flows):
-        fraction[flow] = rate[index] / tables.bytes_per_s[flow]
+        shares.fraction[flow] = rate[index] / tables.bytes_per_s[flow]
 
 
 def longest_path(

@@ -18,6 +18,7 @@ event of low priority then sets the rates, so the result does not depend on the 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
+from typing import Any
 
 import numpy as np
 import simpy
@@ -26,7 +27,7 @@ from simpy.events import NORMAL, Event, EventPriority
 from perfsim.base.arrays import Floats
 from perfsim.engine import rules
 from perfsim.engine.limits import Limits
-from perfsim.engine.tables import NONE, TOLERANCE, UNIT, Tables, excess, speed_beside
+from perfsim.engine.tables import NONE, UNIT, Tables, excess, speed_beside
 from perfsim.work.graph import Ragged
 
 Waits = Generator[Event, None, None]
@@ -91,8 +92,6 @@ class _Links:
     """Flows under way, and the links that they share."""
 
     def __init__(self, env: simpy.Environment, tables: Tables) -> None:
-        num_flows = len(tables.bytes_per_s)
-        num_links = len(tables.capacity)
         self.env = env
         # Lists are faster than columns where elements are read one by one.
         self.tables = tables._replace(
@@ -103,22 +102,16 @@ class _Links:
             bytes_per_s=tables.bytes_per_s.tolist(),
             capacity=tables.capacity.tolist(),
         )
-        self.under_way: list[dict[_Activity, None]] = [{} for _ in range(num_flows)]
-        self.live = [0] * num_flows
-        self.fraction = [1.0] * num_flows
+        self.under_way: list[dict[_Activity, None]] = [{} for _ in tables.bytes_per_s]
+        self.shares = rules.Shares(*(column.tolist() for column in rules.Shares.of(tables)))
         self.changed: dict[int, None] = {}
-        self.hot = [False] * num_links
         self.num_hot = 0
         self.hot_since_s = 0.0
         self.contended_s = 0.0
-        self._limit = (tables.capacity * (1.0 + TOLERANCE)).tolist()
-        self._seen = [False] * num_links, [False] * num_flows
-        self._touched = [0] * num_flows
-        self._scratch = np.zeros((4, num_links)).tolist(), [0] * num_flows, np.zeros((2, num_flows)).tolist()
 
     def change(self, flow: int, activity: _Activity, sign: int) -> None:
         """A flow starts (`sign` 1) or ends (-1)."""
-        self.live[flow] += sign
+        self.shares.live[flow] += sign
         self.changed[flow] = None
         if sign > 0:
             self.under_way[flow][activity] = None
@@ -129,19 +122,18 @@ class _Links:
         """Give all flows their fair rates; the number of rates that changed."""
         if not self.changed:
             return 0
-        tables = self.tables
-        found, more_hot = rules.reached(
-            tables, self.live, self.hot, list(self.changed), *self._seen, self._touched, self._limit
-        )
+        shares = self.shares
+        changed: Any = list(self.changed)
+        found, more_hot = rules.reached(self.tables, shares, changed)
         self.changed.clear()
         if not self.num_hot and more_hot:
             self.hot_since_s = self.env.now
         if self.num_hot and not self.num_hot + more_hot:
             self.contended_s += self.env.now - self.hot_since_s
         self.num_hot += more_hot
-        joined = self._touched[:found]
-        rules.fill(tables, joined, self.live, self.hot, *self._scratch, self.fraction)
-        return sum(_proceed(self.under_way[flow], self.fraction[flow]) for flow in joined)
+        joined = shares.touched[:found]
+        rules.fill(self.tables, shares, joined)
+        return sum(_proceed(self.under_way[flow], float(shares.fraction[flow])) for flow in joined)
 
 
 def _proceed(activities: Iterable[_Activity], rate: float) -> int:

@@ -144,7 +144,7 @@ class _FatTreeNetwork(Network):
             return self._copies(work, len(peers))
         if work.group is None or work.group.size < 2:
             return None
-        key = self._alike(work), peers.tobytes()
+        key = self._alike(work), len(peers), peers.tobytes()
         if key not in self._known:
             load = self._of_groups(work, _groups_like(work.group, peers))
             self._num_known += len(load.links)
