@@ -49,11 +49,20 @@ ROOTS: Mapping[str, Classes] = {
     "bill": (Outcome,),
     "families_traits": (Traits, Prediction, ParallelLayout),
     **dict.fromkeys(
-        ["summary", "summary_predicted", "baseline", "families", "families_baseline"], (Accuracy,)
+        [
+            "summary",
+            "summary_predicted",
+            "summary_asked",
+            "baseline",
+            "families",
+            "families_asked",
+            "families_baseline",
+        ],
+        (Accuracy,),
     ),
 }
 """Classes of a document, and what a key's own class lacks, by the key; the first that has a key counts."""
-BY_NAME = ("families", "families_baseline", "families_traits", "without_release")
+BY_NAME = ("families", "families_asked", "families_baseline", "families_traits", "without_release")
 """Mappings of no field; the keys of others are known by their annotation."""
 FIELDS = {"step_breakdown_s": "breakdown_s", "closest_memory_share": "closest_share"}
 """Fields of keys with another name."""
@@ -86,6 +95,7 @@ NO_FIELD: Mapping[str, str] = {
     "hidden_communication": "Share of the step in which communication is hidden; of several runs, the most.",
     "ignored": "Settings of the run that perfsim does not model.",
     "measured_peak_gib": "Published peak memory of the fullest device in GiB.",
+    "asked_s": "Predicted seconds where only model, machine, sequence, precision and layout are given.",
     "predicted_peak_gib": "Predicted peak memory of the fullest device in GiB.",
     "validate.memory.n": "Runs that print their peak memory.",
     "validate.memory.mean": "Mean of the absolute relative errors of peak memory.",

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, cast
@@ -28,7 +28,7 @@ from perfsim.interop.source import nested
 from perfsim.machines import machine_of
 from perfsim.machines.placement import Placed, place
 from perfsim.prediction.planner import plan_of
-from perfsim.prediction.question import Question
+from perfsim.prediction.question import Question, question_of
 from perfsim.prediction.run import Evaluation, Step, evaluate
 from perfsim.specs.calibration import Dispatcher, RunKind
 from perfsim.specs.hardware import Devices, GpuClusterSpec, LinkProtocol, Release, SystemSpec
@@ -358,6 +358,18 @@ class StepCase(_CaseSpec):
             layout=machine_of(system).published_layout(self.parallel.model_dump() | settings),
             must_fit=False,
         )
+
+    def as_asked(self, described: Question) -> Question:
+        """The question as users ask it: only the model, machine, sequence, precision and layout are given.
+
+        The rule for runs without a runtime (`perfsim.specs.stacks`) chooses all else: framework, container,
+        kernels, overlaps, buckets and dispatcher.
+        """
+        parts = ("model", "system", "devices", "strategy", "batch", "layout")
+        given: dict[str, Any] = {name: getattr(described, name) for name in parts}
+        recipe = described.recipe
+        given |= {"recipe.seq_length": recipe.seq_length, "recipe.precision": recipe.precision}
+        return replace(question_of(given), must_fit=False)
 
     def _contradictions(self, system: SystemSpec) -> Iterator[str]:
         """What is wrong with the case on its system: no model yet, or a contradiction."""

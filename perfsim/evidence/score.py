@@ -29,6 +29,7 @@ from perfsim.evidence.fitting import weighted_quantile
 from perfsim.evidence.production import ScalingFile
 from perfsim.evidence.step_fit import GpuRun, wafer_step_s
 from perfsim.prediction.bands import Accuracy, Traits, left_out_of, recorded_errors
+from perfsim.prediction.question import Question
 from perfsim.specs.calibration import WaferCalibration
 from perfsim.work.counts import model_flop_per_step, recompute_flop_per_step
 
@@ -106,6 +107,8 @@ class Scored:
     """Predicted step time; None where it failed."""
     experts: bool = False
     """Whether its model has experts."""
+    asked_s: float | None = None
+    """Predicted step time with the runtime that users get who name none; None where it failed."""
     failure: str = ""
     """Why there is no prediction."""
     band: CaseBand | None = None
@@ -269,6 +272,7 @@ def validate_cases(rows: CaseRows[StepCase], catalog: Catalog) -> dict[str, Any]
     known = [run for run in runs if run.counts and run.ideal_s is not None]
     efficiency = Scored.one_constant(known)
     baseline = [replace(run, predicted_s=(run.ideal_s or 0.0) / efficiency) for run in known]
+    asked = [replace(run, predicted_s=run.asked_s) for run in runs]
     by_family = _by_family(runs)
     # Errors of the predicted peak memory of the fullest device, over runs that print theirs.
     peaks = _figures(
@@ -285,6 +289,7 @@ def validate_cases(rows: CaseRows[StepCase], catalog: Catalog) -> dict[str, Any]
         ],
         "summary": {**Scored.scores(runs), "band_coverage": _coverage(runs)},
         "summary_predicted": Scored.scores(run for run in runs if run.predicted_s is not None),
+        "summary_asked": Scored.scores(asked),
         **Scored.dense_and_experts(runs),
         "baseline": Scored.scores(baseline) | ({"efficiency": efficiency} if known else {}),
         "memory": {_OF_MEMORY.get(name, name): value for name, value in peaks.items()},
@@ -298,6 +303,7 @@ def validate_cases(rows: CaseRows[StepCase], catalog: Catalog) -> dict[str, Any]
             }
             for family, figures in Scored.of_families(runs).items()
         },
+        "families_asked": Scored.of_families(asked),
         "families_baseline": Scored.of_families(baseline),
         "families_traits": {
             family: Traits.together(alike)
@@ -337,10 +343,21 @@ def _predicted(case: StepCase, catalog: Catalog) -> Scored:
     return replace(
         run,
         predicted_s=evaluation.step_time_s,
+        asked_s=_asked_s(case, question),
         band=CaseBand.of(placed),
         hidden_communication=evaluation.hidden_communication_fraction,
         peak_gib=evaluation.plan.peak_memory_bytes / _GIB if case.measured.peak_memory_gib else None,
     )
+
+
+def _asked_s(case: StepCase, described: Question) -> float | None:
+    """The step time of a case as users ask it; None where that cannot be predicted."""
+    try:
+        return PlacedCase.of(case, case.as_asked(described)).evaluation.step_time_s
+    except LimitError:
+        raise
+    except PerfsimError:
+        return None
 
 
 def _row(run: Scored, case: StepCase | None = None) -> dict[str, Any]:
@@ -349,7 +366,7 @@ def _row(run: Scored, case: StepCase | None = None) -> dict[str, Any]:
     row: dict[str, Any] = {name: getattr(run, name) for name in ("id", "family", "evidence")}
     row["inferred"] = [] if case is None or run.counts else list(case.inferred)
     row["measured_s"] = None if math.isnan(run.measured_s) else run.measured_s
-    row |= {name: getattr(run, name) for name in ("predicted_s", "error", "hidden_communication")}
+    row |= {name: getattr(run, name) for name in ("predicted_s", "error", "asked_s", "hidden_communication")}
     row["band_s"] = None if band is None else [band.low_s, band.high_s]
     row |= {name: getattr(band, name, None) for name in ("left_out_s", "unlikeness")}
     if case is not None:

@@ -12,6 +12,7 @@ from perfsim.base.errors import CatalogError
 from perfsim.catalog import Catalog
 from perfsim.evidence.cases import CaseRows, StepCase
 from perfsim.evidence.score import validate_file
+from perfsim.prediction.question import question_of
 from perfsim.testing.toys import published_run
 
 ROW = published_run(
@@ -125,6 +126,27 @@ def test_who_measured_a_run_decides_nothing() -> None:
     assert mine.stack == other.stack
     recipes = [case.question(Catalog()).recipe.model_copy(update={"name": ""}) for case in (mine, other)]
     assert recipes[0] == recipes[1]
+
+
+def test_a_run_as_users_ask_it_keeps_its_layout_and_batch_and_leaves_out_its_stack() -> None:
+    told = {
+        "training.precision": "fp8",
+        "training.attention": "standard",
+        "training.overlap_grad_reduce": False,
+    }
+    runs = [StepCase.model_validate(changed(row)) for row in (told, {"training.precision": "fp8"})]
+    described, other = (run.question(Catalog()) for run in runs)
+    asked, plain = (run.as_asked(run.question(Catalog())) for run in runs)
+    assert described.ran_by != other.ran_by
+    assert asked.ran_by == plain.ran_by
+    assert asked.ran_by.name == question_of({**NAMED, "recipe.precision": "fp8"}).ran_by.name
+    for name in ("model", "system", "devices", "batch", "layout", "must_fit"):
+        assert getattr(asked, name) == getattr(described, name)
+    assert (asked.recipe.precision, asked.recipe.seq_length) == ("fp8", described.recipe.seq_length)
+
+
+NAMED = {"model": "llama31_8b", "system": "dgx-h100", "devices": 8, "batch": 8}
+"""A question of today on the device of the row."""
 
 
 def test_a_run_that_happened_is_not_refused_for_memory_and_on_wafers_memory_splits_its_batch() -> None:

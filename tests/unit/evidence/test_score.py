@@ -92,6 +92,8 @@ def test_predictions_are_scored_next_to_the_baseline_and_what_has_none_counts_as
     assert table["summary"]["mape"] == pytest.approx(1.4 / 3)
     assert table["summary_predicted"]["mape"] == pytest.approx(0.2)
     assert table["summary"]["bias"] == pytest.approx(-0.1)
+    assert table["summary_asked"] == {name: table["summary"][name] for name in table["summary_asked"]}
+    assert table["families_asked"]["toys"] == table["summary_asked"]
     assert table["baseline"]["mape"] == pytest.approx(0.0), "three equal cases, one constant"
     assert [row["error"] for row in table["cases"]] == [*map(pytest.approx, (0.1, -0.3, 8.0)), None]
     assert [row["hidden_communication"] for row in table["cases"]] == [0.25, 0.25, 0.25, None]
