@@ -210,7 +210,7 @@ class SweepAnswer(SweepResult, Reported):
                 **{path: point.settings.get(path) for path in settings},
                 "layout": layout_short(point.answer.layout) if point.answer else None,
                 **quantities(point.answer, outcome_of(point) if point.answer else None),
-                "currency": point.study.currency,
+                "currency": point.study.prices.currency,
             }
             for point in self.points
         )
@@ -249,7 +249,8 @@ def solve(
     catalog = catalog or default_catalog()
     asked = {**given, **(changes or {})}
     if study is None:
-        spec = study_of(asked, catalog)
+        of_money = {path: asked.pop(path) for path in list(asked) if path.partition(".")[0] == "prices"}
+        spec = changed_study(study_of(asked, catalog), of_money, catalog)
     else:
         spec = study if isinstance(study, StudySpec) else load_study(str(study), catalog)
         spec = changed_study(spec, asked, catalog).compared(names_of(compare, "compare"))

@@ -17,6 +17,7 @@ SINGULAR = {
     "recipes": "recipe",
     "runtimes": "runtime",
     "wall_clocks": "wall_clock",
+    "prices": "prices",
     "studies": "study",
 }
 KINDS = (*SINGULAR, "strategies")

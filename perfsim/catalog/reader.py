@@ -24,6 +24,7 @@ from perfsim.specs.calibration import Calibration, CollectiveCalibration, Framew
 from perfsim.specs.hardware import DeviceSpec, GpuClusterSpec, LinkSpec, SystemSpec, system_classes
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.precisions import PRECISIONS
+from perfsim.specs.prices import Prices
 from perfsim.specs.recipe import Recipe
 from perfsim.specs.runtime import Runtime
 from perfsim.specs.wall_clock import WallClockSpec
@@ -60,6 +61,7 @@ KINDS: Mapping[str, Kind] = {
     "framework": Kind("hardware/calibrations/frameworks", FrameworkCalibration),
     "calibration": Kind("hardware/calibrations", Calibration),
     "wall_clock": Kind("hardware/wall_clocks", WallClockSpec),
+    "prices": Kind("hardware/prices", Prices),
     "model": Kind("workloads/models", TransformerConfig),
     "recipe": Kind("workloads/recipes", Recipe),
     "runtime": Kind("workloads/runtimes", Runtime),

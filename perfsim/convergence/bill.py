@@ -19,7 +19,7 @@ import numpy as np
 from perfsim.base.units import DAY_S
 from perfsim.convergence.uncertain import FloatArray, Place, Uncertain
 from perfsim.specs.hardware import SystemSpec
-from perfsim.specs.prices import EnergySpec, PriceSpec, ends
+from perfsim.specs.prices import Prices, PriceSpec, ends
 
 HOUR_S = 3600.0
 YEAR_S = 365.25 * DAY_S
@@ -44,10 +44,14 @@ class Rates:
     devices: int
     units: int
     """Nodes, or wafer-scale systems with their share of servers."""
-    energy: EnergySpec
-    price: PriceSpec | None = None
+    prices: Prices
     busy: float = 1.0
     """Share of a step in which devices compute, neither in a bubble nor in exposed communication."""
+
+    @property
+    def price(self) -> PriceSpec | None:
+        """Of the machine; None where it is not given."""
+        return self.prices.machines.get(self.system.name)
 
     @cached_property
     def given(self) -> dict[str, Uncertain]:
@@ -56,9 +60,9 @@ class Rates:
         price = self.price or PriceSpec.model_construct()
         amounts = {
             "power": (f"power of {about}", self.system.power, "W"),
-            "pue": ("PUE", self.energy.pue, ""),
-            "carbon": ("carbon intensity", self.energy.carbon, "kg a kWh"),
-            "tariff": ("tariff of electricity", self.energy.tariff, "a kWh"),
+            "pue": ("PUE", self.prices.pue, ""),
+            "carbon": ("carbon intensity", self.prices.carbon, "kg a kWh"),
+            "tariff": ("tariff of electricity", self.prices.tariff, "a kWh"),
             "device_hour": (f"price of a device-hour of {about}", price.device_hour, ""),
             "purchase": (f"purchase price of {about}", price.purchase, ""),
             "years": (f"years of use of {about}", price.years, ""),

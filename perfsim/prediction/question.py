@@ -475,9 +475,14 @@ def _check_roots(given: Mapping[str, Any], known: Mapping[str, Asked]) -> None:
         raise InputError(problems)
 
 
+_MOVED = {"recipe.runtime": "runtime", "energy": "prices", "currency": "prices.currency"}
+"""Where a value stands that people look for elsewhere."""
+
+
 def misplaced(path: str) -> str:
-    """What to write instead of a path into the runtime of a recipe; empty for every other path."""
-    return f"write {path.removeprefix('recipe.')}" if f"{path}.".startswith("recipe.runtime.") else ""
+    """What to write instead of a path to a value that stands elsewhere; empty for every other path."""
+    moved = (old for old in _MOVED if f"{path}.".startswith(f"{old}."))
+    return next((f"write {_MOVED[old]}{path.removeprefix(old)}" for old in moved), "")
 
 
 def described(given: Any, kind: str, catalog: Catalog) -> Any:

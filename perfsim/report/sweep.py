@@ -389,7 +389,7 @@ def _time_and_cost(result: SweepResult) -> Iterator[Section]:
         )
         for (_, point), pair in zip(points, pairs, strict=True)
     ]
-    cost = text.Unit(points[0][1].study.currency if priced else "device-days")
+    cost = text.Unit(points[0][1].study.prices.currency if priced else "device-days")
     unit = text.TIME.of(time_s for time_s, _ in pairs)
     table = Table.of(
         {"series": None, "machine": None, "time to the target": unit, "cost": cost},

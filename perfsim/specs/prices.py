@@ -1,4 +1,4 @@
-"""What a machine costs, and what electricity costs and emits, in a study's YAML."""
+"""What machines and electricity cost, and what electricity emits: `Prices`, in a study or a file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from perfsim.base.spec import Spec
+from perfsim.base.spec import CatalogSpec, Date, Name, Spec
 from perfsim.base.units import number
 from perfsim.specs.wall_clock import Range
 
@@ -36,6 +36,8 @@ class PriceSpec(Spec):
     utilisation: Amount | None = None
     """Share of that time in which it works, 0 to 1."""
     source: str = GIVEN
+    date: Date | None = None
+    """When it was asked or paid."""
 
     @model_validator(mode="after")
     def _is_one_price(self) -> Self:
@@ -60,9 +62,14 @@ class PriceSpec(Spec):
         return f"{price} {currency} a device, over {years} years at {share} of the time"
 
 
-class EnergySpec(Spec):
-    """Cooling, tariff and carbon of electricity."""
+class Prices(CatalogSpec):
+    """Prices of machines, and what electricity costs and emits; nothing is counted that is not given."""
 
+    name: Name = "prices"
+    currency: Currency = "USD"
+    """Of all prices."""
+    machines: dict[str, PriceSpec] = Field(default_factory=dict)
+    """By the name of a system; those that are not asked about do no harm."""
     pue: Annotated[float, *number(1, 10)] | _AmountRange | None = None
     """Energy of the building over the energy of its machines."""
     tariff: Amount | None = None
@@ -70,6 +77,7 @@ class EnergySpec(Spec):
     carbon: Amount | None = None
     """kg of CO2 equivalents a kWh."""
     source: str = GIVEN
+    """Of PUE, tariff and carbon."""
 
     @model_validator(mode="after")
     def _cooling_takes_energy(self) -> Self:

@@ -170,20 +170,21 @@ def _target(target: Target) -> Iterator[Assumption]:
 
 def _money(spec: StudySpec) -> Iterator[Assumption]:
     """Prices and energy, with their source, or that they are not given."""
-    energy = spec.energy
+    given = spec.prices
     for system in dict.fromkeys(candidate.system.name for candidate in spec.candidates):
         machines = [candidate for candidate in spec.candidates if candidate.system.name == system]
-        prices = [candidate.price for candidate in machines if candidate.price]
-        for price in dict.fromkeys(prices):
-            text = price.text(spec.currency)
-            yield Assumption("money", f"price of {system}", text, price.source, "assumption")
-        if not prices:
+        prices = [spec.prices_of(candidate).machines.get(system) for candidate in machines]
+        for price in dict.fromkeys(price for price in prices if price is not None):
+            source = ", ".join(filter(None, [price.source, price.date]))
+            text = price.text(given.currency)
+            yield Assumption("money", f"price of {system}", text, source, "assumption")
+        if not any(prices):
             yield Assumption("money", f"price of {system}", NOT_GIVEN, NO_DEFAULT, "assumption")
-    units = {"pue": "", "tariff": f" {spec.currency} a kWh", "carbon": " kg CO2e a kWh"}
+    units = {"pue": "", "tariff": f" {given.currency} a kWh", "carbon": " kg CO2e a kWh"}
     for name, unit in units.items():
-        value = getattr(energy, name)
+        value = getattr(given, name)
         text = NOT_GIVEN if value is None else f"{amount_text(value)}{unit}"
-        source = NO_DEFAULT if value is None else energy.source
+        source = NO_DEFAULT if value is None else given.source
         yield Assumption("money", name, text, source, "assumption")
 
 

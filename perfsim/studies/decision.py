@@ -202,8 +202,7 @@ def option_of(point: Point, row: Answer, plan: str = "", draws: int = 0) -> Opti
             system=question.system,
             devices=question.devices,
             units=training.num_nodes,
-            energy=study.energy,
-            price=point.candidate.price,
+            prices=study.prices_of(point.candidate),
             busy=max(0.0, 1.0 - (row.bubble_fraction + row.exposed_communication_fraction)),
         ),
         wall_clock=point.candidate.wall_clock,
@@ -219,7 +218,7 @@ def decision_of(points: Sequence[Point], rows: Sequence[Answer], draws: int = 0)
         option_of(point, row, plans.setdefault(_plan_of(row), row.label), draws)
         for point, row in zip(points, rows, strict=True)
     ]
-    return decide(options, points[0].study.currency)
+    return decide(options, points[0].study.prices.currency)
 
 
 def outcome_of(point: PointResult) -> Outcome:

@@ -353,7 +353,7 @@ def changed_study(study: StudySpec, changes: Mapping[str, Any], catalog: Catalog
     """
     if not changes:
         return study
-    known = [*STUDY_ROOTS, "energy", *CandidateSpec.model_fields]
+    known = [*STUDY_ROOTS, "prices", *CandidateSpec.model_fields]
     problems = []
     for path, value in changes.items():
         root = study_path(path).partition(".")[0]
@@ -378,7 +378,7 @@ def changed_study(study: StudySpec, changes: Mapping[str, Any], catalog: Catalog
 
 
 def priced(study: StudySpec, prices: Mapping[str, Any], systems: Iterable[str] = ()) -> StudySpec:
-    """A study with the price of a device-hour on some systems, in its currency.
+    """A study with the price of a device-hour on some systems, in its currency, instead of all others.
 
     Raises InputError for a price below 0, and for one of none of its systems and of these.
     """
@@ -388,9 +388,12 @@ def priced(study: StudySpec, prices: Mapping[str, Any], systems: Iterable[str] =
             raise UnknownNameError("system of a candidate", name, sorted(known))
         if not (isinstance(price, (int, float)) and 0 <= price < 1e12):
             raise InputError(f"price of {name}: {price!r} is not money for a device-hour, such as 2.50")
-    given = {name: {"price": PriceSpec(device_hour=price)} for name, price in prices.items()}
-    candidates = (own.model_copy(update=given.get(own.system.name, {})) for own in study.candidates)
-    return study.model_copy(update={"candidates": tuple(candidates)})
+    given = {name: PriceSpec(device_hour=price) for name, price in prices.items()}
+    candidates = tuple(
+        own.model_copy(update={"price": given.get(own.system.name, own.price)}) for own in study.candidates
+    )
+    every = study.prices.model_copy(update={"machines": study.prices.machines | given})
+    return study.model_copy(update={"candidates": candidates, "prices": every})
 
 
 # The points of a sweep.

@@ -31,6 +31,7 @@ from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.convergence.uncertain import FloatArray, Place, typical
 from perfsim.prediction.question import ASKED, question_of
 from perfsim.specs.layout import written
+from perfsim.specs.wall_clock import Range
 from perfsim.studies.answers import PointResult, called
 from perfsim.studies.batches import Target, counted
 from perfsim.studies.decision import SEEDS, Option, option_of
@@ -265,6 +266,7 @@ def _field(path: str, point: Point) -> _Unknown:
         names = [*getattr(type(value), "model_fields", ()), *([SIZE] * path.startswith("model."))]
         help_text = did_you_mean(steps[count], names)
         raise InputError([Problem(f"--find {path}: `{steps[count]}` is not a field", help=help_text)])
+    value = value.typical if isinstance(value, Range) else value
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
         schema = str(model_of(record, steps[index]).model_json_schema())
         units = (known for known in get_args(Dimension) if repr(quantity_pattern(known)) in schema)
@@ -673,7 +675,7 @@ def solve_study(
     """
     if study.as_of == EQUAL:
         study = study.model_copy(update={"as_of": study.equal_day})
-    conditions = tuple(Condition.read(text, study.currency) for text in such_that)
+    conditions = tuple(Condition.read(text, study.prices.currency) for text in such_that)
     _check_quantities(minimise)
     if not (minimise or conditions):
         raise InputError([Problem("a condition is missing", help=FORM)])
@@ -700,7 +702,9 @@ def solve_study(
     points = tuple(answered.values())
     spec = SweepSpec(name=study.name, title=study.title, question=study.question, study=study)
     sweep = SweepResult(Sweep(spec, points), points)
-    return Solved(find, tuple(such_that), minimise, study.currency, tuple(solutions), tried, unknowns, sweep)
+    return Solved(
+        find, tuple(such_that), minimise, study.prices.currency, tuple(solutions), tried, unknowns, sweep
+    )
 
 
 def study_of(given: Mapping[str, Any], catalog: Catalog) -> StudySpec:
@@ -737,5 +741,6 @@ def _searches(
             system = candidate.system
             machine = system.devices_noun if find == "devices" else system.machine(candidate.devices[0])
             label = ", ".join(filter(None, [machine, candidate.strategy, candidate.layout_words]))
-            own = study.model_copy(update={"candidates": (candidate,)})
+            price = study.prices_of(candidate).machines.get(system.name)
+            own = study.model_copy(update={"candidates": (candidate.model_copy(update={"price": price}),)})
             yield _Search(own, label, find, conditions, minimise, rivals, catalog)

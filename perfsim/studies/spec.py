@@ -34,14 +34,14 @@ from perfsim.convergence.wall_clock import HealthyRun
 from perfsim.machines import machine_of
 from perfsim.prediction.dates import measured_days
 from perfsim.prediction.prediction import model_version
-from perfsim.prediction.question import ASKED, MEMORY_LIMIT, RANK, Question, Rank
+from perfsim.prediction.question import ASKED, MEMORY_LIMIT, RANK, Question, Rank, misplaced
 from perfsim.prediction.verification import SamplingSpec
 from perfsim.specs.calibration import ClusterCalibration, ConvergenceCalibration
 from perfsim.specs.hardware import Devices, SystemSpec
 from perfsim.specs.layout import text_of_fields
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.perturbations import PerturbationSpec
-from perfsim.specs.prices import Currency, EnergySpec, PriceSpec
+from perfsim.specs.prices import Prices, PriceSpec
 from perfsim.specs.recipe import Recipe, Sequences
 from perfsim.specs.runtime import Runtime
 from perfsim.specs.trainers import RunsOn
@@ -111,7 +111,7 @@ class CandidateSpec(Spec):
     production: ProductionChoice | None = None
     """Rate of production steps over that of healthy steps; None: the study's."""
     price: PriceSpec | None = None
-    """Rent or purchase price of the machine; None: not given."""
+    """Rent or purchase price of the machine; None: the study's."""
 
     @model_validator(mode="before")
     @classmethod
@@ -291,15 +291,21 @@ class StudySpec(CatalogSpec):
     convergence: ConvergenceSpec = ConvergenceSpec()
     production: ProductionChoice = "recorded"
     """Rate of production steps over that of healthy steps, for the time in production next to the answer."""
-    energy: EnergySpec = EnergySpec()
-    """Cooling, tariff and carbon of electricity, where given."""
-    currency: Currency = "USD"
-    """Of all prices."""
+    prices: Prices = Prices()
+    """Of machines and electricity, by a name or a file, or written here."""
     uncertainty: UncertaintySpec = UncertaintySpec()
     """Draws of the inputs that are not sure."""
     sampling: SamplingSpec = SamplingSpec()
     perturbations: PerturbationSpec | None = None
     """Applied to every candidate's step after its batch and layout are chosen without them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keys_have_not_moved(cls, data: Any) -> Any:
+        for key in data if isinstance(data, Mapping) else ():
+            if help_text := misplaced(str(key)):
+                raise _refusal(f"unknown key `{key}`", help_text)
+        return data
 
     @property
     def points(self) -> list[Point]:
@@ -325,6 +331,11 @@ class StudySpec(CatalogSpec):
     def runtime_of(self, candidate: CandidateSpec) -> Runtime:
         """The training stack of a candidate: its own, the study's, or the recipe's."""
         return candidate.runtime or self.runtime or self.recipe.runtime
+
+    def prices_of(self, candidate: CandidateSpec) -> Prices:
+        """The study's prices with the candidate's own."""
+        own = {} if candidate.price is None else {candidate.system.name: candidate.price}
+        return self.prices.model_copy(update={"machines": self.prices.machines | own})
 
     def compared(self, names: Sequence[str]) -> Self:
         """The study with its candidates of these strategies; another strategy borrows a system that suits it.

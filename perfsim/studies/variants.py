@@ -490,9 +490,9 @@ class SweepResult:
                 "wall_s": row.wall_s,
                 "production_time_s": row.production_time_s,
                 "production_band_s": row.production_band_s,
-                "bill": {name: outcome[name] for name in BILL} | {"currency": point.study.currency},
+                "bill": {name: outcome[name] for name in BILL} | {"currency": point.study.prices.currency},
                 **{name: QUANTITIES[name](row, taken) for name in ("cost", "energy_kwh")},
-                "currency": point.study.currency,
+                "currency": point.study.prices.currency,
             }
 
 
@@ -510,7 +510,7 @@ def _first_at_each(target: Sequence[Series]) -> str:
     said = [f"{first.named}: first, after {number(outcome.wall_s.typical / scale)} {unit} on the wall"]
     for words, name, per in (
         ("power", "energy_kwh", "kWh"),
-        ("money an hour", "money", first.study.currency),
+        ("money an hour", "money", first.study.prices.currency),
     ):
         known = [(spread, point) for point, one in taken if (spread := getattr(one, name)) is not None]
         if len(known) == len(taken):

@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from perfsim.catalog import default_catalog
+from perfsim.specs.prices import GIVEN
+from perfsim.studies.loading import load_study
+
 
 def test_a_price_gives_money_of_every_answer(perfsim: Callable[..., Result], elsewhere: Path) -> None:
     price = ("--price", "cs-2=30", "--out", "out", "--json")
@@ -39,3 +43,38 @@ def test_a_price_gives_money_of_every_answer(perfsim: Callable[..., Result], els
     wrong = perfsim("study", "study.yaml", "--price", "cs-3=30")
     assert wrong.exit_code == 2
     assert "did you mean `cs-2`" in wrong.stderr
+
+
+def test_a_file_of_prices_is_taken_by_every_verb_and_one_price_on_the_command_line_is_above_it(
+    perfsim: Callable[..., Result], elsewhere: Path
+) -> None:
+    """A price of a machine that is not asked about does no harm."""
+    own = "currency: EUR\nmachines: {cs-2: {device_hour: 20}, dgx-h100: {device_hour: 1}}\npue: 1.5\n"
+    (elsewhere / "ours.yaml").write_text(own, encoding="utf-8")
+    asked = ("--set", "prices=./ours.yaml", "--json")
+    plain = json.loads(perfsim("study", "study.yaml", "--out", "plain", "--json").stdout)["decision"]
+    answer = json.loads(perfsim("study", "study.yaml", "--out", "out", *asked).stdout)["decision"]
+    assert answer["currency"] == "EUR"
+    wafers = answer["outcomes"][1]
+    assert wafers["money"]["typical"] == pytest.approx(20 * wafers["device_hours"]["typical"])
+    free = plain["outcomes"][1]["energy_kwh"]["typical"]
+    assert wafers["energy_kwh"]["typical"] == pytest.approx(1.5 * free)
+    swept = perfsim("sweep", "sweep.yaml", "--out", "swept", "--price", "cs-2=40", *asked)
+    points = [point for point in json.loads(swept.stdout)["points"] if point["system"] == "cs-2"]
+    assert points
+    for point in points:
+        assert point["currency"] == "EUR"
+        assert point["cost"] == pytest.approx(40 * point["bill"]["device_hours"]["typical"])
+    find = ("--find", "price.device_hour", "--such-that", "cost <= 100", "--compare", "weight-streaming")
+    solved = perfsim("solve", "study.yaml", *find, *asked)
+    assert solved.exit_code == 0, solved.stderr
+    assert json.loads(solved.stdout)["currency"] == "EUR"
+    machine = ("--model", "cerebras_gpt_111m", "--recipe", "gpt3_20b_chinchilla", "--system", "cs-2")
+    alone = perfsim("solve", *find[:4], *machine, "--batch", "64", *asked)
+    assert alone.exit_code == 0, alone.stderr
+
+
+def test_the_examples_are_prices_with_a_date_and_a_source_and_no_default() -> None:
+    examples = default_catalog().load("prices", "examples")
+    assert all(price.date and price.source != GIVEN for price in examples.machines.values())
+    assert not load_study("gpt3_20b").prices.machines

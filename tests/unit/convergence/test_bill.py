@@ -12,7 +12,7 @@ from perfsim.base.errors import InputError
 from perfsim.convergence.bill import HOUR_S, YEAR_S, Rates
 from perfsim.convergence.uncertain import Z_90, Draws, Uncertain, interval, one_at, typical
 from perfsim.specs.hardware import PowerSpec, SystemSpec
-from perfsim.specs.prices import EnergySpec, PriceSpec
+from perfsim.specs.prices import Prices, PriceSpec
 
 
 def machine(name: str, power_w: float | None, idle_w: float | None = None) -> SystemSpec:
@@ -24,15 +24,22 @@ def machine(name: str, power_w: float | None, idle_w: float | None = None) -> Sy
 
 RENTED = PriceSpec.model_validate({"device_hour": 5.0})
 BOUGHT = PriceSpec.model_validate({"purchase": 25_000.0, "years": 4.0, "utilisation": 0.5})
-ENERGY = EnergySpec.model_validate({"pue": 1.2, "carbon": 0.4, "tariff": 0.1})
-RATES = Rates(system=machine("dgx", 6500.0), devices=16, units=2, energy=ENERGY, price=RENTED)
+ENERGY = Prices.model_validate({"pue": 1.2, "carbon": 0.4, "tariff": 0.1})
+
+
+def priced(price: PriceSpec, **changes: None) -> Prices:
+    """Prices with one of a machine."""
+    return ENERGY.model_copy(update={"machines": {"dgx": price}, **changes})
+
+
+RATES = Rates(system=machine("dgx", 6500.0), devices=16, units=2, prices=priced(RENTED))
 DAY = np.asarray(24 * HOUR_S)
 ENERGY_KWH = 2 * 6.5 * 24 * 1.2
 
 
 def test_a_day_of_two_nodes_rented_and_bought_by_hand() -> None:
     """Rent includes electricity; bought, a day is its share of the life."""
-    rented, bought = (replace(RATES, price=price).bill(DAY, typical) for price in (RENTED, BOUGHT))
+    rented, bought = (replace(RATES, prices=priced(price)).bill(DAY, typical) for price in (RENTED, BOUGHT))
     assert rented.device_hours == 384
     assert rented.energy_kwh == pytest.approx(ENERGY_KWH)
     assert rented.carbon_kg == pytest.approx(0.4 * ENERGY_KWH)
@@ -42,20 +49,19 @@ def test_a_day_of_two_nodes_rented_and_bought_by_hand() -> None:
 
 
 def test_what_is_not_given_is_listed_and_stays_out_of_the_sums() -> None:
-    bare = Rates(system=machine("cs-2", 23e3), devices=1, units=1, energy=EnergySpec())
+    bare = Rates(system=machine("cs-2", 23e3), devices=1, units=1, prices=Prices())
     bill = bare.bill(DAY, typical)
     assert bill.energy_kwh == pytest.approx(23 * 24)
     assert bill.carbon_kg is bill.money is None
     assert bare.not_given == ("PUE (energy is before cooling)", "carbon intensity", "price of cs-2")
     assert RATES.not_given == ()
     assert replace(bare, system=machine("cs-2", None)).bill(DAY, typical).energy_kwh is None
-    without = ENERGY.model_copy(update={"tariff": None})
-    assert replace(RATES, price=BOUGHT, energy=without).not_given == ("tariff of electricity",)
+    assert replace(RATES, prices=priced(BOUGHT, tariff=None)).not_given == ("tariff of electricity",)
 
 
 def test_a_range_of_the_price_is_the_range_of_the_money() -> None:
     price = PriceSpec.model_validate({"device_hour": {"low": 4.0, "typical": 5.0, "high": 8.0}})
-    money = replace(RATES, price=price).bill(DAY, Draws(seed=0, count=5000)).money
+    money = replace(RATES, prices=priced(price)).bill(DAY, Draws(seed=0, count=5000)).money
     assert money is not None
     assert interval(money) == pytest.approx((384 * 4.0, 384 * 8.0), rel=0.01)
 

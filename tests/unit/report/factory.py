@@ -23,7 +23,7 @@ from perfsim.prediction.why import LinkUse, Why
 from perfsim.report.page import Section
 from perfsim.report.study import study_page
 from perfsim.specs.hardware import SystemSpec
-from perfsim.specs.prices import EnergySpec
+from perfsim.specs.prices import Prices
 from perfsim.studies.answers import Answer, Assumption, Decision, Spread, StudyResult
 from perfsim.studies.batches import BatchPoint
 from perfsim.studies.decision import Option, decide
@@ -187,7 +187,7 @@ def decision_of(candidates: tuple[Answer, ...]) -> Decision:
     options = []
     for own in candidates:
         machine = SystemSpec.model_construct(name=own.system, power=None)
-        rates = Rates(system=machine, devices=own.num_devices, units=1, energy=EnergySpec())
+        rates = Rates(system=machine, devices=own.num_devices, units=1, prices=Prices())
         training = HealthyRun(own.steps, own.step_time_s, 2e10, 16)
         known = {"label": own.label, "system": own.system, "plan": own.label, "time": own.time}
         options.append(Option(**known, training=training, rates=rates, draws=Draws(0, 1000)))

@@ -18,7 +18,7 @@ from perfsim.specs.model import PLAIN, LayerKind, layer_kinds
 from perfsim.specs.optimizers import OPTIMIZERS
 from perfsim.specs.perturbations import StragglerSpec
 from perfsim.specs.precisions import PRECISIONS
-from perfsim.specs.prices import EnergySpec, PriceSpec
+from perfsim.specs.prices import Prices, PriceSpec
 from perfsim.specs.recipe import Recipe
 from perfsim.specs.wall_clock import NumberRange
 from perfsim.studies.spec import StudySpec
@@ -99,8 +99,8 @@ def test_moments_take_the_published_bytes_and_a_scale_for_each_block() -> None:
         (PriceSpec, {"purchase": 1, "years": 4, "utilisation": 1.1}, "at most 1"),
         (PriceSpec, {"purchase": 1, "years": 4, "utilisation": 0}, "must be above 0"),
         (PriceSpec, {"device_hour": 1, "years": 4}, "belong to purchase"),
-        (EnergySpec, {"pue": {"low": 2, "typical": 1.5, "high": 3}}, "must be in this order"),
-        (EnergySpec, {"pue": {"low": 0.9, "typical": 1.5, "high": 3}}, "at least 1"),
+        (Prices, {"pue": {"low": 2, "typical": 1.5, "high": 3}}, "must be in this order"),
+        (Prices, {"pue": {"low": 0.9, "typical": 1.5, "high": 3}}, "at least 1"),
     ],
 )
 def test_fields_outside_their_range_or_against_each_other_are_refused(

@@ -181,8 +181,8 @@ convergence: {law: data_law, loss_law: cerebras_gpt}
     ("text", "message"),
     [
         (LOSS, "is used outside its runs for a loss of 1.2"),
-        ("energy: {pue: 0.5}", "energy.pue: must be greater than or equal to 1, not 0.5"),
-        ("energy: {pue: [1]}", "a number is expected"),
+        ("prices: {pue: 0.5}", "pue: must be greater than or equal to 1, not 0.5"),
+        ("prices: {pue: [1]}", "a number is expected"),
     ],
 )
 def test_a_wrong_number_is_said_at_its_line(tmp_path: Path, text: str, message: str) -> None:

@@ -23,7 +23,7 @@ from perfsim.convergence.wall_clock import HealthyRun
 from perfsim.prediction.why import Why
 from perfsim.report.table import document_text
 from perfsim.specs.hardware import SystemSpec
-from perfsim.specs.prices import EnergySpec, PriceSpec
+from perfsim.specs.prices import Prices
 from perfsim.studies.answers import Answer, Production
 from perfsim.studies.decision import Option, decide
 from perfsim.studies.verdict import grounds, sentence
@@ -35,8 +35,9 @@ DRAWS = Draws(0, 20_000)
 
 def priced(system: str, device_hour: Mapping[str, float] | None, devices: int = 128) -> Rates:
     machine = SystemSpec.model_construct(name=system, power=None)
-    price = None if device_hour is None else PriceSpec.model_validate({"device_hour": device_hour})
-    return Rates(system=machine, devices=devices, units=16, energy=EnergySpec(), price=price)
+    machines = {} if device_hour is None else {system: {"device_hour": device_hour}}
+    prices = Prices.model_validate({"machines": machines})
+    return Rates(system=machine, devices=devices, units=16, prices=prices)
 
 
 def option(label: str = "a", system: str = "gpu", **changes: Any) -> Option:

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from perfsim.catalog import default_catalog
 from perfsim.convergence.bill import Rates
-from perfsim.specs.prices import EnergySpec, PriceSpec
+from perfsim.specs.prices import Prices, PriceSpec
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from perfsim.specs.prices import EnergySpec, PriceSpec
 )
 def test_what_is_no_price_or_no_energy_is_refused(values: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        (EnergySpec if "pue" in values else PriceSpec).model_validate(values)
+        (Prices if "pue" in values else PriceSpec).model_validate(values)
 
 
 def test_prices_are_written_with_their_unit() -> None:
@@ -39,14 +39,14 @@ def test_prices_are_written_with_their_unit() -> None:
 
 
 def test_power_is_of_a_node_or_system_and_equal_inputs_of_two_machines_have_one_name() -> None:
-    energy = EnergySpec.model_validate({"pue": 1.2, "tariff": 0.1, "carbon": 0.4})
-    price = PriceSpec.model_validate({"device_hour": 5.0})
+    electricity = {"pue": 1.2, "tariff": 0.1, "carbon": 0.4}
+    prices = Prices.model_validate({"machines": {"cs-2": {"device_hour": 5.0}}, **electricity})
     names = []
     for system, devices, units in (("dgx-a100-80gb", 128, 16), ("cs-2", 16, 16)):
         machine = default_catalog().system(system)
-        rates = Rates(system=machine, devices=devices, units=units, energy=energy, price=price)
+        rates = Rates(system=machine, devices=devices, units=units, prices=prices)
         names.append({entry.name for entry in rates.given.values()})
     assert names[0] & names[1] == {"PUE", "tariff of electricity", "carbon intensity"}
-    rates = Rates(system=default_catalog().system("cs-2"), devices=16, units=16, energy=EnergySpec())
+    rates = Rates(system=default_catalog().system("cs-2"), devices=16, units=16, prices=Prices())
     power = rates.given["power"]
     assert (power.low, power.typical, power.high) == (17.5e3, 23e3, 31.2e3)
