@@ -24,7 +24,7 @@ models without and with experts are fitted apart.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import combinations
@@ -98,6 +98,15 @@ class LeavingOut:
     runs: tuple[Scored, ...]
     inside: Mapping[str, Any] = field(default_factory=dict)
     """The score of all runs with all groups in the fit."""
+    split: tuple[LeftOut, ...] = ()
+    """Whole families that `groups` has in parts: each alone determines a constant, which is here the mean of
+    the same constant of other frameworks or devices."""
+
+    @property
+    def whole(self) -> tuple[Scored, ...]:
+        """The runs, each predicted by a fit without its whole family; none where no family is split."""
+        known = {run.id: run for row in self.split for run in row.runs}
+        return tuple(known.get(run.id, run) for run in self.runs) if known else ()
 
     @property
     def rows(self) -> list[LeftOut]:
@@ -118,8 +127,14 @@ class LeavingOut:
             figures["p90_ape"] = max(figures["p90_ape"], _students_width(errors, len(errors)))
         return figures
 
+    @property
+    def strictest(self) -> dict[str, dict[str, Any]]:
+        """The score of each family where whole families are left out, if they are, and of all runs."""
+        whole = {**Scored.of_families(self.whole), ALL: Scored.scores(self.whole)}
+        return whole if self.whole else {**self.families, ALL: self.summary}
+
     def widths(self, others: BandWidths | None = None, *, without: str = "") -> BandWidths:
-        """The widths of bands that follow from the errors of the runs, but for those of a group.
+        """The widths of bands that follow from the errors of the runs, but for the family of a group.
 
         With fewer than three families every run counts as a family of its own, and the widths of `others`
         (another kind of machine) give the growth with unlikeness in log time, and the unshared part where no
@@ -127,7 +142,11 @@ class LeavingOut:
         experts the width without unlikeness is as many times as large as holds 90 % of their runs, and at
         least once.
         """
-        used = [run for run in self.runs if not without or run.left_out != without]
+        used = [
+            run
+            for run in self.whole or self.runs
+            if run.left_out != without and run.family != without.rpartition(", ")[0]
+        ]
         runs = [run for run in used if run.counts and run.predicted_s is not None and run.traits is not None]
         dense = [run for run in runs if not run.experts]
         if not dense or len(dense) == len(runs):
@@ -142,8 +161,8 @@ class LeavingOut:
     def as_dict(self) -> dict[str, Any]:
         """What `perfsim validate --json` prints: `by`, `summary`, `families` and `cases`.
 
-        Also `groups` where a family is left out in parts, and `dense` and `experts`, the summaries of runs of
-        models without and with experts, where some have them.
+        Also `groups` where a family is left out in parts, `whole`, the summaries where it is left out whole,
+        and `dense` and `experts`, the summaries of runs of models without and with experts, if any have them.
         """
         families = self.families
         parts = {row.family: row.outside for row in self.groups if row.family not in families}
@@ -153,6 +172,7 @@ class LeavingOut:
             "summary": self.summary,
             "families": families,
             **({"groups": parts} if parts and self.by == "family" else {}),
+            **({"whole": _summaries(self.whole)} if self.whole else {}),
             **Scored.dense_and_experts(self.runs),
             "cases": [{name: getattr(run, name) for name in names} for run in self.runs],
         }
@@ -300,11 +320,31 @@ def _families_left_out(
 ) -> LeavingOut:
     """Every group of runs on GPUs with constants from the others; runs among the cases are priced in full."""
     used = [run for run in tangents if run.scored.counts]
-    by_id = {case.id: case for case in cases}
+    price = partial(_priced_without, {case.id: case for case in cases}, catalog)
+    parts = _groups_of(used)
+    groups = price(_each_group(used, parts))
+    families = [run.scored.family for run in used]
+    split = {family for family, part in zip(families, parts, strict=True) if family != part}
+    whole = price((row for row in _each_group(used, families) if row[0] in split), borrow=True)
+    outside = {run.id: run for row in groups for run in row.runs}
+    scored = [run.scored for run in used]
+    return LeavingOut(
+        "family", groups, tuple(outside[run.id] for run in scored), Scored.scores(scored), whole
+    )
+
+
+def _priced_without(
+    by_id: Mapping[str, StepCase],
+    catalog: Catalog,
+    groups: Iterable[tuple[str, Sequence[Tangent], Sequence[Tangent]]],
+    *,
+    borrow: bool = False,
+) -> tuple[LeftOut, ...]:
+    """Groups, each with its runs priced with constants fitted to the others; runs of no case as they are."""
     questions: list[tuple[StepCase, float, Constants]] = []
     rows = []
-    for group, left, others in _each_group(used, _groups_of(used)):
-        fit = _Fit(others)
+    for group, left, others in groups:
+        fit = _Fit(others, borrow=borrow)
         at: dict[str, float] = {}
         for run in left:
             moved = fit.change(run)
@@ -320,10 +360,13 @@ def _families_left_out(
     def priced(run: Scored) -> Scored:
         return replace(run, predicted_s=predicted.get(run.id, run.predicted_s))
 
-    groups = tuple(replace(row, runs=tuple(map(priced, row.runs))) for row in rows)
-    outside = {run.id: run for row in groups for run in row.runs}
-    scored = [run.scored for run in used]
-    return LeavingOut("family", groups, tuple(outside[run.id] for run in scored), Scored.scores(scored))
+    return tuple(replace(row, runs=tuple(map(priced, row.runs))) for row in rows)
+
+
+def _summaries(runs: Sequence[Scored]) -> dict[str, Any]:
+    """The scores of all runs, and of each family."""
+    of_kinds = Scored.dense_and_experts(runs)
+    return {"summary": Scored.scores(runs), "families": Scored.of_families(runs), **of_kinds}
 
 
 def _step_s(question: tuple[StepCase, float, Constants], catalog: Catalog) -> float:
@@ -337,6 +380,8 @@ class _Fit:
 
     known: Sequence[Tangent]
     without: Sequence[str] = ()
+    borrow: bool = False
+    """Whether a constant that no run determines is the mean of other owners' constants; else it stays."""
 
     @cached_property
     def moved(self) -> Constants:
@@ -374,6 +419,8 @@ class _Fit:
     def change(self, run: Tangent) -> dict[str, float]:
         """Change of a run's log constants."""
         change = {name: self.moved.get(name, 0.0) for name in run.constants}
+        if self.borrow:
+            change |= {name: self._as_others(name, run) for name in change if name not in self.moved}
         if self.borrows(run):
             first = {other.calibration: other for other in reversed(self.known)}
             ratio = geometric_mean(
@@ -385,6 +432,16 @@ class _Fit:
             ceiling = CEILING + run.calibration
             change[ceiling] = float(np.log(min(1.0, run.benchmark_ceiling * ratio) / run.constants[ceiling]))
         return change
+
+    def _as_others(self, name: str, run: Tangent) -> float:
+        """Change of the log of a constant to the mean of the same constant of other owners; 0 without any."""
+        values = {key: value for other in self.known for key, value in other.constants.items()}
+        field_of = name.partition(" of ")[0]
+        alike = [key for key in self.moved if key.startswith(f"{field_of} of ") and values[key] > 0.0]
+        if not alike or run.constants[name] <= 0.0:
+            return 0.0
+        mean = geometric_mean(values[key] * float(np.exp(self.moved[key])) for key in alike)
+        return float(np.log(mean / run.constants[name]))
 
 
 # Bands: their widths, from the errors of runs that were left out.

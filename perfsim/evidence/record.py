@@ -52,7 +52,7 @@ def record_of(
     for result in results:
         kind, strategy = KINDS[result["file"]]
         leaving = (outside or {}).get(result["file"])
-        held_out = {} if leaving is None else {**leaving.families, ALL: leaving.summary}
+        held_out = {} if leaving is None else leaving.strictest
         # The traits of all families on a kind of system: those on record, and in their place the new ones.
         past = [entry for entry in recorded_errors() if entry["system_kind"] == kind]
         traits = {family["family"]: family for entry in past for family in entry["families"]}
@@ -74,6 +74,7 @@ def record_of(
             "strategy": strategy,
             "family": f"studies/validation/{result['file']}",
             **_figures(result["summary_predicted"], result["baseline"], held_out.get(ALL)),
+            "asked_median_ape": round(result["summary_asked"]["median_ape"], _DIGITS),
             "families": families,
         }
         if leaving is not None:

@@ -505,6 +505,10 @@ def _summary_notes(result: Mapping[str, Any], outside: Mapping[str, Any]) -> Ite
             "Left out by model and number of devices, for no other family has their framework or device: "
             f"{', '.join(families)}."
         )
+    if "whole" in outside:
+        whole = outside["whole"]["summary"]
+        middle, high, mean = (_written(whole[key], text.SHARE) for key in ("median_ape", "p90_ape", "mape"))
+        yield f"Left out whole, with the mean of others' constants: median {middle}, p90 {high}, mean {mean}."
     memory = result.get("memory", {})
     if memory.get("n"):
         middle, high, mean = (_written(memory[key], text.SHARE) for key in ("median", "p90", "mean"))

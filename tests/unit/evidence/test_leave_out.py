@@ -98,7 +98,26 @@ def test_a_family_that_alone_determines_a_constant_is_left_out_by_model_and_devi
     assert list(scores["families"]) == ["host", "long", "flash"]
     assert list(scores["groups"]) == ["long, 2x8 on 3", "long, 2x8 on 4"]
     assert scores["families"]["long"]["n"] == 2
-    assert "groups" not in left_out_of(tangents()).as_dict(), "where no family is left out in parts"
+    assert scores["whole"]["families"]["long"]["n"] == 2
+    assert {"groups", "whole"}.isdisjoint(left_out_of(tangents()).as_dict()), "no family is left out in parts"
+
+
+def test_without_its_only_family_a_constant_is_the_mean_of_those_of_other_stacks() -> None:
+    """0.4 and 0.9 of two others, whose steps are as predicted, give 0.6; a constant of no other stays."""
+    stacks = {"host": ("one", 0.4), "flash": ("other", 0.9), "long": ("own", 0.1)}
+    runs = []
+    for number, run in enumerate(tangents()):
+        stack, value = stacks[run.scored.family]
+        slowdown, unlike = f"exchange_slowdown of {stack}", f"pass_s of {stack}"
+        known = {**AT, slowdown: value} | ({unlike: 2e-3} if stack == "own" else {})
+        slopes = {**run.slopes, slowdown: 0.02} | ({unlike: 0.3, slowdown: 0.3} if stack == "own" else {})
+        exact = replace(run.scored, predicted_s=run.scored.measured_s)
+        runs.append(replace(run, scored=exact, constants=known, slopes=slopes, setting=str(number)))
+    (whole,) = left_out_of(runs).split
+    assert whole.family == "long"
+    assert whole.constants["exchange_slowdown of own"] == pytest.approx(0.6, rel=1e-2)
+    assert whole.constants["pass_s of own"] == 2e-3
+    assert [run.left_out for run in left_out_of(runs).whole] == ["host"] * 3 + ["long"] * 2 + ["flash"] * 2
 
 
 def test_constants_that_runs_do_not_tell_apart_stay_near_their_records() -> None:
