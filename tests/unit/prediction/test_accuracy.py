@@ -169,6 +169,7 @@ def scored(file: str, p90_ape: float, families: dict[str, dict[str, float]]) -> 
     return {
         "file": file,
         "summary_predicted": {"n": 5, "median_ape": 0.1, "p90_ape": p90_ape},
+        "summary_asked": {"median_ape": 0.16},
         "baseline": {"median_ape": 0.3},
         "families": families,
         "families_baseline": {name: {"median_ape": 0.3} for name in families},
@@ -181,6 +182,7 @@ def test_the_record_has_each_family_that_was_scored() -> None:
     families = {"a": {**figures, "hidden_communication": 0.123456}, "unscored": {**figures, "n": 0}}
     (entry,) = record_of([scored("gpu.yaml", 0.123456, families), {"file": "else.yaml"}])
     assert (entry["system_kind"], entry["p90_ape"]) == ("gpu-cluster", 0.1235)
+    assert entry["asked_median_ape"] == 0.16
     (row,) = entry["families"]
     assert (row["family"], row["parameters"]) == ("a", [1e9, 100e9])
     assert row["hidden_communication"] == 0.1235

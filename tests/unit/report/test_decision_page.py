@@ -9,9 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfsim.api.answers import StudyAnswer
+from perfsim.api.questions import values_of
 from perfsim.base.text import number
 from perfsim.report.study import study_document, study_lines, study_page
-from perfsim.studies.answers import StudyResult, values_of
+from perfsim.studies.answers import StudyResult
 from perfsim.studies.decision import chance, time_unit
 
 

@@ -30,7 +30,9 @@ def result() -> dict[str, Any]:
         ],
         "summary": {**FIGURES, "n": 6},
         "summary_predicted": FIGURES,
+        "summary_asked": {**FIGURES, "median_ape": 0.069},
         "baseline": {**FIGURES, "median_ape": 0.1526},
+        "families_asked": {},
         "families_baseline": {},
         "families": {"ranked": FIGURES, "single": {**FIGURES, "n": 0, "median_ape": None}},
         "cases": [
@@ -52,9 +54,9 @@ def test_errors_ranks_failures_and_coverage_stand_beside_the_baselines(result: d
     lines = validation_lines(result, 0)
     assert lines[0] == "gpu.yaml: 4 cases, 3 failed"
     errors = ["4.3%", "25.0%", "10.0%", "-5.1%"]
-    assert row(lines, "all runs") == ["6", *errors, NONE, "15.3%"]
-    assert row(lines, "all that were predicted") == ["3", *errors, NONE, NONE]
-    assert row(lines, "ranked") == ["3", *errors, NONE, NONE]
+    assert row(lines, "all runs") == ["6", *errors, NONE, "6.9%", "15.3%"]
+    assert row(lines, "all that were predicted") == ["3", *errors, *[NONE] * 3]
+    assert row(lines, "ranked") == ["3", *errors, *[NONE] * 3]
     assert not any(line.startswith("single") for line in lines), "none of its runs is scored"
     failed = [line for line in lines if line.startswith("failed")]
     assert failed == ["failed: 2 cases (first d): no such device", "failed: 1 case (first f): no plan"]
@@ -62,8 +64,8 @@ def test_errors_ranks_failures_and_coverage_stand_beside_the_baselines(result: d
     result["families"]["ranked"] = FIGURES | {"band_coverage": 0.875}
     lines = validation_lines(result | {"failed": []}, 0)
     assert not any(line.startswith(("all that", "failed")) for line in lines), "one summary is enough"
-    assert row(lines, "all runs")[-2] == "91.7%"
-    assert row(lines, "ranked")[-2] == "87.5%"
+    assert row(lines, "all runs")[-3] == "91.7%"
+    assert row(lines, "ranked")[-3] == "87.5%"
 
 
 @pytest.mark.parametrize(("worst", "shown"), [(0, []), (1, ["b"]), (99, ["b", "a"])])
@@ -80,5 +82,6 @@ def test_the_worst_scored_cases_are_listed_whichever_way_they_err(
 def test_a_file_without_cases_is_a_table_too() -> None:
     empty = dict.fromkeys(("median_ape", "p90_ape", "mape", "bias")) | {"n": 0}
     nothing = {"file": "x", "kind": "step_time", "count": 0, "failed": [], "families": {}, "cases": []}
-    lines = validation_lines(nothing | {"summary": empty, "baseline": empty, "families_baseline": {}}, 5)
-    assert row(lines, "all runs") == ["0", *[NONE] * 6]
+    nothing |= dict.fromkeys(("summary", "summary_asked", "baseline"), empty)
+    nothing |= dict.fromkeys(("families_asked", "families_baseline"), {})
+    assert row(validation_lines(nothing, 5), "all runs") == ["0", *[NONE] * 7]
