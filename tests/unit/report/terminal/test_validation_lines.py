@@ -83,5 +83,5 @@ def test_a_file_without_cases_is_a_table_too() -> None:
     empty = dict.fromkeys(("median_ape", "p90_ape", "mape", "bias")) | {"n": 0}
     nothing = {"file": "x", "kind": "step_time", "count": 0, "failed": [], "families": {}, "cases": []}
     nothing |= dict.fromkeys(("summary", "summary_asked", "baseline"), empty)
-    nothing |= dict.fromkeys(("families_asked", "families_baseline"), {})
+    nothing |= {key: {} for key in ("families_asked", "families_baseline")}
     assert row(validation_lines(nothing, 5), "all runs") == ["0", *[NONE] * 7]
