@@ -83,6 +83,7 @@ def study(
     return StudyAnswer(**values_of(result) | {"command": command})
 
 
+_EQUAL = ("equal_power_s", "equal_price_s", "equal_time_devices")
 _OF_A_BATCH = ("global_batch_size", "batch_tokens", "step_time_s", "steps", "time_to_accuracy_s")
 
 
@@ -144,10 +145,17 @@ class StudyAnswer(StudyResult, Reported):
                 "num_devices": candidate.num_devices,
                 "layout": layout_short(candidate.layout),
                 **quantities(candidate, candidate.outcome),
+                **{name: getattr(candidate.outcome, name) for name in _EQUAL},
                 "currency": self.decision.currency,
             }
             for candidate in self.candidates
         )
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the page, `summary.json`, a trace of each candidate, and `rows` as `candidates.csv`."""
+        page = super().save(folder)
+        self.rows().save(page.with_name("candidates.csv"))
+        return page
 
     def check(self) -> StudyAnswer:
         """The answer itself; raises what ended the study early, or what its sampled products got wrong."""

@@ -164,6 +164,7 @@ def study_lines(result: StudyResult) -> list[str]:
         *([f"... {left_out} slower candidates in the report"] if left_out > 0 else []),
         *text.paragraphs(*_notes(result)),
         *text.caveat_lines(_at_head(result), len(result.caveats)),
+        *_like_lines(kept, result.decision),
         "",
         *text.paragraphs(result.verdict, *_grounds(result)),
     ]
@@ -396,37 +397,45 @@ def _decision(result: StudyResult) -> Iterator[Section]:
         yield Section("Break-even prices", lead, table=table, slug="break-even", level=3)
 
 
-def _like_with_like(result: StudyResult) -> Iterator[Section]:
+def _like_table(named: Sequence[text.Named], decision: Decision) -> Table:
     """What a device and a billion tokens take, and each machine at the power, price or time of the first."""
-    taken = {own.label: own for own in result.decision.outcomes}
-    first = taken[result.decision.first]
-    first_s = first.wall_s.typical
+    taken = {own.label: own for own in decision.outcomes}
+    unit = text.TIME.of([taken[decision.first].wall_s.typical])
 
     def of(name: str, c: text.Named) -> float:
-        spread = getattr(taken[c.own.label], name)
-        return math.nan if spread is None else float(spread.typical)
+        value = getattr(taken[c.own.label], name)
+        return math.nan if value is None else value
 
-    def a_billion(name: str, c: text.Named) -> float:
-        return of(name, c) / (c.own.time.examples_tokens / 1e9)
+    columns: dict[str, Any] = {
+        "machine": (None, "name"),
+        "tokens/s per device": (text.COUNT, lambda c: c.own.tokens_per_s / c.own.num_devices),
+        "device-days": (text.COUNT, lambda c: taken[c.own.label].device_hours.typical / 24),
+        "kWh per billion tokens": (text.NUMBER, partial(of, "energy_kwh_per_1e9_tokens")),
+        f"{decision.currency} per billion tokens": (text.NUMBER, partial(of, "cost_per_1e9_tokens")),
+        "time at equal power": (unit, partial(of, "equal_power_s")),
+        "time at equal price": (unit, partial(of, "equal_price_s")),
+        "devices for equal time": (text.NUMBER, partial(of, "equal_time_devices")),
+    }
+    return Table.each(named, columns, f"{MISSING}: an input is not given.")
 
-    def at_equal(name: str, c: text.Named) -> float:
-        reference = getattr(first, name)
-        return math.nan if reference is None else first_s * of(name, c) / reference.typical
 
-    table = Table.each(
-        text.named(result.candidates),
-        {
-            "": (None, "name"),
-            "tokens/s per device": (text.COUNT, lambda c: c.own.tokens_per_s / c.own.num_devices),
-            "device-days": (text.COUNT, lambda c: of("device_hours", c) / 24),
-            "kWh per billion tokens": (text.NUMBER, partial(a_billion, "energy_kwh")),
-            f"{result.decision.currency} per billion tokens": (text.NUMBER, partial(a_billion, "money")),
-            "time at equal power": (text.TIME, partial(at_equal, "energy_kwh")),
-            "time at equal price": (text.TIME, partial(at_equal, "money")),
-            "devices for equal time": (text.NUMBER, lambda c: c.own.num_devices * of("wall_s", c) / first_s),
-        },
-        f"{MISSING}: an input is not given.",
-    ).turned()
+def _like_lines(named: Sequence[text.Named], decision: Decision) -> list[str]:
+    """The same on a terminal where machines differ, without the columns that nothing is known of."""
+    if not decision.rival:
+        return []
+    table = replace(_like_table(named, decision), caption="")
+    known = [
+        column.name
+        for column, *cells in zip(table.columns, *table.rows, strict=True)
+        if any(cell.value == cell.value for cell in cells)
+    ]
+    heading = "Like with like: at the power, and the price an hour, of the first; in proportion to devices"
+    return ["", *text.paragraphs(heading), *table.only(*known).lines()]
+
+
+def _like_with_like(result: StudyResult) -> Iterator[Section]:
+    """Machines of unlike size, at the power, price or time of the first."""
+    table = _like_table(text.named(result.candidates), result.decision).turned()
     lead = (
         "Compares machines of unlike size: time on the wall with as much power, or as much money an hour, "
         "as the first, and how many devices would be as fast as it. Speed is taken in proportion to devices; "

@@ -347,6 +347,16 @@ class Outcome:
     """Its time on the wall over that of the first, from the same draws."""
     turns: float
     """Probability that another would be first where only the error of its step time is drawn."""
+    energy_kwh_per_1e9_tokens: float | None
+    """Typical energy of a billion tokens."""
+    cost_per_1e9_tokens: float | None
+    """Typical money of a billion tokens."""
+    equal_power_s: float | None
+    """Typical time on the wall of so many of its devices as draw the power of the first, in proportion."""
+    equal_price_s: float | None
+    """Typical time on the wall of so many as cost as much an hour as the first."""
+    equal_time_devices: float
+    """Devices that would be as fast as the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,6 +441,9 @@ QUANTITIES: Mapping[str, Callable[[Answer, Outcome], float | None]] = {
     "device_hours": lambda _, taken: taken.device_hours.typical,
     "energy_kwh": lambda _, taken: None if taken.energy_kwh is None else taken.energy_kwh.typical,
     "cost": lambda _, taken: None if taken.money is None else taken.money.typical,
+    "tokens_per_s_per_device": lambda row, _: row.tokens_per_s / row.num_devices,
+    "energy_kwh_per_1e9_tokens": lambda _, taken: taken.energy_kwh_per_1e9_tokens,
+    "cost_per_1e9_tokens": lambda _, taken: taken.cost_per_1e9_tokens,
 }
 """Columns of a table of answers: SI units, money in the study's currency, None for what is not given."""
 

@@ -181,6 +181,23 @@ class Option:
         """The same at the typical inputs."""
         return self.rates.bill(self.wall_s(typical), typical)
 
+    def like(self, first: Option) -> dict[str, float | None]:
+        """What a billion tokens take, and the time at the power and at the price of the first."""
+
+        def over(name: str, reference: FloatArray | float | None) -> float | None:
+            own = getattr(self.typical_bill, name)
+            return None if own is None or reference is None else float(own / reference)
+
+        bill = first.typical_bill
+        power = None if bill.energy_kwh is None else bill.energy_kwh / first.typical_s
+        rent = None if bill.money is None else bill.money / first.typical_s
+        return {
+            "energy_kwh_per_1e9_tokens": over("energy_kwh", self.time.examples_tokens / 1e9),
+            "cost_per_1e9_tokens": over("money", self.time.examples_tokens / 1e9),
+            "equal_power_s": over("energy_kwh", power),
+            "equal_price_s": over("money", rent),
+        }
+
     def spread(self, name: str) -> Spread | None:
         """One of the bill's figures; None where an input is not given."""
         values = getattr(self.bill, name)
@@ -275,6 +292,8 @@ def decide(options: Sequence[Option], currency: str) -> Decision:
             not_given=option.rates.not_given,
             ratio=wall_ratio(option, first),
             turns=_turning(first, against, option.of_speed, first.draws),
+            equal_time_devices=option.rates.devices * option.typical_s / first.typical_s,
+            **option.like(first),
         )
         for option in options
     )

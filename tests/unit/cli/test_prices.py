@@ -21,6 +21,13 @@ def test_a_price_gives_money_of_every_answer(perfsim: Callable[..., Result], els
     assert study.exit_code == 0, study.stderr
     outcomes = json.loads(study.stdout)["decision"]["outcomes"]
     assert [own["money"] is not None for own in outcomes] == [False, True]
+    rows = list(csv.DictReader((elsewhere / "out" / "candidates.csv").read_text("utf-8").splitlines()))
+    for own, row in zip(outcomes, rows, strict=True):
+        for name in ("equal_power_s", "equal_price_s", "equal_time_devices", "cost_per_1e9_tokens"):
+            assert row[name] == ("" if own[name] is None else str(own[name]))
+    lines = perfsim("study", "study.yaml", "--out", "out", *price[:2]).stdout
+    for row in rows:
+        assert f" {float(row['tokens_per_s_per_device']):,.0f} " in lines
     sweep = perfsim("sweep", "sweep.yaml", "--table", "points.csv", *price)
     assert sweep.exit_code == 0, sweep.stderr
     points = [point for point in json.loads(sweep.stdout)["points"] if point["system"] == "cs-2"]

@@ -22,7 +22,7 @@ from perfsim.convergence.uncertain import Draws
 from perfsim.convergence.wall_clock import HealthyRun
 from perfsim.prediction.why import Why
 from perfsim.report.table import document_text
-from perfsim.specs.hardware import SystemSpec
+from perfsim.specs.hardware import PowerSpec, SystemSpec
 from perfsim.specs.prices import Prices
 from perfsim.studies.answers import Answer, Production
 from perfsim.studies.decision import Option, decide
@@ -118,6 +118,28 @@ def test_production_is_shared_and_lengthens_both() -> None:
     assert wall.typical == pytest.approx(steps.typical / ratio.ratio)
     band_s = ratio.band_s(steps.typical, (steps.low, steps.high))
     assert (wall.low, wall.high) == pytest.approx(band_s, rel=0.01)
+
+
+def test_machines_of_unlike_size_are_compared_at_the_power_the_price_and_the_time_of_the_first() -> None:
+    """Wafers take 1.5 times as long, draw a quarter of the power, and cost half as much an hour."""
+    power = PowerSpec.model_construct(low=4e3, typical=4e3, high=4e3, idle=None)
+    rented = priced("gpu", {"low": 1.0, "typical": 1.0, "high": 1.0})
+    gpus = option("a", rates=replace(rented, system=rented.system.model_copy(update={"power": power})))
+    leased = priced("wafer", {"low": 4.0, "typical": 4.0, "high": 4.0}, devices=16)
+    wafer = leased.system.model_copy(update={"power": power})
+    wafers = option("b", "wafer", step_s=6.9, rates=replace(leased, system=wafer, units=4))
+    first, second = decide([gpus, wafers], "USD").outcomes
+    hours = first.wall_s.typical / 3600
+    tokens = gpus.time.examples_tokens / 1e9
+    assert first.cost_per_1e9_tokens == pytest.approx(128 * hours / tokens)
+    assert second.energy_kwh_per_1e9_tokens == pytest.approx(4 * 4 * 1.5 * hours / tokens)
+    at_equal = (first.equal_power_s, first.equal_price_s, first.equal_time_devices)
+    assert at_equal == pytest.approx((first.wall_s.typical, first.wall_s.typical, 128))
+    assert second.equal_power_s == pytest.approx(1.5 / 4 * first.wall_s.typical)
+    assert second.equal_price_s == pytest.approx(1.5 / 2 * first.wall_s.typical)
+    assert second.equal_time_devices == pytest.approx(16 * 1.5)
+    unpriced = decide([option("a"), wafers], "USD").outcomes
+    assert [own.equal_price_s for own in unpriced] == [None, None]
 
 
 # --------------------------------------------------------------------------------- levers and prices
