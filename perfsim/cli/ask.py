@@ -24,6 +24,7 @@ from perfsim.cli.options import (
     path_option,
     price_option,
     scheduler_option,
+    set_option,
     verb,
 )
 from perfsim.cli.output import Answer, print_lines, prints, progress, prose, write_error
@@ -279,6 +280,46 @@ def _solve(study: str | None, asked: dict[str, Any], out: Path | None, **options
 def _sweep(file: Path, how: How) -> None:
     """Answer a grid of questions from FILE; finished points are kept and not computed again."""
     _answer_sweep(str(file), [], how)
+
+
+@verb(
+    "Write a page with sliders over a sweep, which works offline.",
+    "perfsim explorer --out my_page",
+    "perfsim explorer capacity_20b --price dgx-a100-80gb=1.60 --price cs-2=9",
+)
+@click.argument("sweep", default="explorer", shell_complete=complete("study"))
+@path_option("--out", "Folder for the page and the finished points. [default: reports/SWEEP/explorer]", None)
+@set_option
+@price_option
+@count("--jobs", "Processes. [default: all cores]")
+@limits
+@prints
+def _explorer(
+    sweep: str, out: Path | None, changes: dict[str, Any], prices: dict[str, Any], jobs: int | None
+) -> Answer:
+    """Answer a SWEEP (by default that of studies/explorer.yaml) or a study, and write one page to explore it.
+
+    The page has a slider for each setting, a choice of machines with their devices, and prices: it says how
+    long the chosen point takes, who is as early and costs least, and who is first for as much money an hour.
+    """
+    from perfsim.api.answers import sweep as answer_sweep
+    from perfsim.catalog import default_catalog
+    from perfsim.report.explorer import write_explorer
+    from perfsim.studies.loading import Sweep, changed_study, kind_of_study, load_study, load_sweep
+
+    if kind_of_study(sweep) == "sweep":
+        asked = load_sweep(sweep, changes=changes)
+    else:
+        asked = Sweep.of(changed_study(load_study(sweep), changes, default_catalog()))
+    folder = out or Path("reports") / asked.name / "explorer"
+    check_folder(folder)
+    answered = answer_sweep(asked, prices=prices, folder=folder, jobs=jobs, progress=progress(in_a_log=True))
+    if not answered.feasible:
+        raise PlanError("no point of the grid has a feasible plan")
+    page = str(write_explorer(answered, folder))
+    counts = f"{len(answered.points):,} points, {len(answered.feasible):,} with a plan"
+    document = {"sweep": asked.name, "points": len(answered.points), "report": page}
+    return Answer(lambda: document, lambda: prose(counts), page=page)
 
 
 def _answer_sweep(name: str, strategies: list[str], how: How) -> None:

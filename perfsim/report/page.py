@@ -114,7 +114,7 @@ class Page:
         if twice:
             raise ValueError(f"sections share an id: {', '.join(twice)}; give every section its own slug")
         drawn = any(section.figure is not None for section in self.sections)
-        return _template().render(
+        return template("page.html.j2").render(
             page=self,
             scale=scale(self.scale) if self.scale is not None else None,
             version=__version__,
@@ -171,7 +171,8 @@ def _plotly_source() -> str:
 
 
 @cache
-def _template() -> jinja2.Template:
+def template(name: str) -> jinja2.Template:
+    """A page of the folder `templates`, in which all text is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("perfsim.report"),
         autoescape=True,
@@ -179,7 +180,7 @@ def _template() -> jinja2.Template:
         trim_blocks=True,
     )
     environment.filters["linked"] = _linked
-    return environment.get_template("page.html.j2")
+    return environment.get_template(name)
 
 
 _ADDRESS = re.compile(r"&lt;(https?://(?:&amp;|[^\s&])+)&gt;|(https?://(?:&amp;|[^\s&])*[^\s&.,;:)])")

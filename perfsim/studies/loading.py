@@ -486,6 +486,16 @@ class Sweep:
     asked: str = ""
     """The name or path by which it was read."""
 
+    @classmethod
+    def of(cls, study: StudySpec) -> Self:
+        """The candidates of a study as points, each at its best batch; a fixed layout is a setting."""
+        spec = SweepSpec(name=study.name, title=study.title, question=study.question, study=study)
+        points = []
+        for point in study.points:
+            layout = point.candidate.layout_words
+            points.append(replace(point, settings={LAYOUT: layout} if layout else {}))
+        return cls(spec, tuple(points), study.name)
+
     @property
     def name(self) -> str:
         return self.spec.name

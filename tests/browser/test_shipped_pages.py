@@ -79,6 +79,8 @@ def thinned_sweep(name: str, folder: Path) -> Page:
         study = {"batch_sizes": (768,)}
         overlapping = [point for point in points if point.num_devices in {1, 4, 16, 32, 128, 512}]
         points = [replace(point, study=point.study.model_copy(update=study)) for point in overlapping]
+    if name == "explorer":
+        points = [point for point in points if point.settings["recipe.global_batch_size"] == 1024]
     result = run_sweep(replace(sweep, points=tuple(points)), folder / "points.sqlite", jobs=1)
     changes = [change.point for changed in result.changes.values() for change in changed]
     first = (changes or result.series[0].points)[0]

@@ -27,6 +27,7 @@ ANSWERS = {
     "completion": ("completion", "--help"),
     "diff": ("diff", "reports/small/summary.json", "reports/small/summary.json"),
     "explain": ("explain",),
+    "explorer": ("explorer", "sweep.yaml", "--jobs", "1"),
     "import": ("import", "--help"),
     "init": ("init", "a_study_with_a_long_name.yaml"),
     "plan": ("plan", *SYSTEM, "--model", "gpt3_20b", "--devices", "64", "--batch", "64", "--shown", "4"),
