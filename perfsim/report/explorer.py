@@ -30,7 +30,7 @@ def write_explorer(result: SweepResult, folder: Path) -> Path:
     page = template("explorer.html.j2").render(
         points=list(_points(result)),
         spec=result.sweep.spec,
-        currency=result.points[0].study.currency,
+        currency=result.points[0].study.prices.currency,
         version=__version__,
         digest=result.inputs_digest,
         command=f"perfsim explorer {result.sweep.asked}",
