@@ -473,7 +473,7 @@ def explained() -> dict[str, str]:
     return {f"{path}: {change}": why for path, changes in known.items() for change, why in changes.items()}
 
 
-def page(seed: int, outcomes: Sequence[Outcome]) -> str:
+def page(command: str, outcomes: Sequence[Outcome]) -> str:
     """The result in Markdown: share by room, and every survivor with its reason."""
     reasons = explained()
     killed = sum(outcome.killed for outcome in outcomes)
@@ -483,11 +483,10 @@ def page(seed: int, outcomes: Sequence[Outcome]) -> str:
     rows = [
         (room, [one for one in outcomes if one.mutant.path.startswith(f"perfsim/{room}")]) for room in ROOMS
     ]
-    command = f"python tests/mutation/mutants.py --seed {seed} --count {len(outcomes)}"
     share = f"{killed} of {len(outcomes)} mutants are found by a test ({killed / len(outcomes):.1%})"
     rest = f"{equivalent} of the {len(survivors)} others change no result that anyone sees (explained)"
     lines = [
-        f"{HEADING}\n\nMade by `make mutations`: `{command}`. {DIFFERENCE}\n",
+        f"{HEADING}\n\nMade by `{command}`, as `make mutations` does. {DIFFERENCE}\n",
         f"**{share};\n{rest}.**\n",
         "| room | mutants | found | share |\n| --- | ---: | ---: | ---: |",
     ]
@@ -519,7 +518,9 @@ def main() -> None:
         random.Random(asked.seed).shuffle(drawn)
         until_s = time.monotonic() + asked.seconds
     outcomes = try_mutants(drawn, reach, sys.stdout, until_s)
-    text = page(asked.seed, outcomes)
+    rooms = "" if asked.rooms == ",".join(ROOMS) else f" --rooms {asked.rooms}"
+    command = f"python tests/mutation/mutants.py --seed {asked.seed} --count {len(outcomes)}{rooms}"
+    text = page(command, outcomes)
     if target is None:
         sys.stdout.write(text)
         return
