@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from perfsim.base.dates import EQUAL, LATEST, months_apart
-from perfsim.base.errors import PerfsimError
+from perfsim.base.errors import LimitError, PerfsimError
 from perfsim.base.text import number
 from perfsim.base.units import DAY_S
 from perfsim.convergence.bill import YEAR_S, Bill, Rates
@@ -523,7 +523,11 @@ class _Asked:
 
 
 def _over_dates(day: str, asked: _Asked) -> Eras:
-    """Every day that changed something, and the range of the ratio over both choices of one day for all."""
+    """Every day that changed something, and the range of the ratio over both choices of one day for all.
+
+    A limit that ends the search of days leaves those that were answered until then.
+    """
+    (_, first), (_, rival) = asked.pair
     questions = [point.question for point, _ in asked.pair]
     late = max(measured_days(question)[1] for question in questions)
     days = {day, late}
@@ -531,12 +535,21 @@ def _over_dates(day: str, asked: _Asked) -> Eras:
         runs = [question.machine.software(question.system, runtime) for runtime in choices(question)]
         days |= {part.date for part in (*question.machine.parts(question.system), *runs)}
     eras: list[Era] = []
+    stopped: LimitError | None = None
     for date in sorted(days):
-        with suppress(PerfsimError):  # one of them did not exist yet
+        try:
             eras.append(asked.on(date))
+        except LimitError as limit:
+            stopped = limit
+        except PerfsimError:  # one of them did not exist yet
+            continue
     ratios = {era.day: era.ratio for era in eras}
-    _, first = asked.pair[0]
-    _, rival = asked.pair[1]
+    if late not in ratios or day not in ratios:
+        reason = f": {stopped.problems[0].message}" if stopped else ""
+        sentence = (
+            f"All as of {day}. {late}, the day of the newest of what was measured, has no answer{reason}."
+        )
+        return Eras(day, first.label, rival.label, sentence, eras=tuple(eras))
     turn = next((era for era in eras if era.day > day and (era.ratio < 1) is (ratios[day] >= 1)), None)
     turned = f"; the order turns on {turn.day}, with {turn.newest}" if turn else ", so the order stays"
     sentence = (

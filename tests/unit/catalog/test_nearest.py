@@ -27,10 +27,10 @@ def described(folder: Path, peak: str, bandwidth: str) -> DeviceSpec:
     return Catalog().device(str(path))
 
 
-def from_the_readme(folder: Path) -> Path:
-    """The data sheet in the README."""
-    text = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
-    block = re.search(r"```yaml file=my-cluster.yaml\n(name: my-cluster\n.*?)```", text, re.DOTALL)
+def from_the_tutorial(folder: Path) -> Path:
+    """The data sheet of the tutorial that is one file."""
+    text = (Path(__file__).parents[3] / "docs/tutorials/own_hardware.md").read_text(encoding="utf-8")
+    block = re.search(r"```yaml file=in-one-file.yaml\n(name: my-cluster\n.*?)```", text, re.DOTALL)
     assert block is not None
     assert len(block[1].splitlines()) < 25
     path = folder / "my-cluster.yaml"
@@ -39,7 +39,7 @@ def from_the_readme(folder: Path) -> Path:
 
 
 def test_a_gpu_of_no_file_goes_from_its_data_sheet_to_an_answer_with_a_band(tmp_path: Path) -> None:
-    answer = ps.predict(model="gpt3_xl", system=str(from_the_readme(tmp_path)), devices=16)
+    answer = ps.predict(model="gpt3_xl", system=str(from_the_tutorial(tmp_path)), devices=16)
     known = ps.predict(model="gpt3_xl", system="dgx-h100", devices=16)
     assert 0.5 < answer.step_time_s / known.step_time_s < 0.75
     assert answer.band_s is not None
@@ -71,7 +71,7 @@ def test_generation_decides_before_the_figures(
 
 
 def test_rates_of_a_borrowed_link_are_scaled_by_its_bandwidth(tmp_path: Path) -> None:
-    system = Catalog().system(str(from_the_readme(tmp_path)))
+    system = Catalog().system(str(from_the_tutorial(tmp_path)))
     assert isinstance(system, GpuClusterSpec)
     link = system.node.scale_up
     measured = Catalog().link("nvlink4")

@@ -200,7 +200,7 @@ def test_a_study_as_json_has_the_keys_of_the_interface_and_the_digits_of_a_run_a
         assert low < candidate["time_to_accuracy_s"] < high
     assert Path(answer["report"]) == out / "index.html"
     traces = {"trace_dgx-a100-80gb_4_3d.json.gz", "trace_cs-2_1_weight-streaming.json.gz"}
-    assert {path.name for path in out.iterdir()} == {"index.html", "summary.json", *traces}
+    assert {path.name for path in out.iterdir()} == {"index.html", "summary.json", "candidates.csv", *traces}
     for path in out.glob("trace_*.json.gz"):
         assert json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     written = json.loads((out / "summary.json").read_text(encoding="utf-8"))
@@ -350,7 +350,7 @@ def test_validation_of_files_as_json_is_a_list_with_the_keys_of_the_interface(pe
         assert set(case) == {
             *("id", "family", "evidence", "measured_s", "predicted_s", "error", "inferred"),
             *("band_s", "left_out_s", "unlikeness", "hidden_communication", "ignored"),
-            *("measured_peak_gib", "predicted_peak_gib"),
+            *("measured_peak_gib", "predicted_peak_gib", "asked_s"),
         }
         low, high = case["band_s"]
         assert case["left_out_s"] is None or low < case["left_out_s"] < high

@@ -106,7 +106,7 @@ def test_every_word_of_a_layout_and_of_an_answer_is_explained(perfsim: Run) -> N
 @pytest.mark.parametrize(
     ("line", "completed"),
     [
-        ("perfsim exp", ["explain"]),
+        ("perfsim exp", ["explain", "explorer"]),
         ("perfsim run --model gpt3_20", ["gpt3_20b"]),
         ("perfsim study whole", ["whole_run_20b"]),
         ("perfsim run --layout tp=8,schedule=zb1", ["zb1p"]),

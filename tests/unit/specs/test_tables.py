@@ -92,7 +92,7 @@ def test_moments_take_the_published_bytes_and_a_scale_for_each_block() -> None:
         ),
         (StragglerSpec, {"rank": 0, "factor": 1001}, "less than or equal to 1000"),
         (StragglerSpec, {"rank": 0, "factor": 0.9}, "greater than or equal to 1"),
-        (StudySpec, {"currency": "x" * 13}, "at most 12 characters"),
+        (StudySpec, {"prices": {"currency": "x" * 13}}, "at most 12 characters"),
         (NodeSpec, {"devices": 8, "server": 3}, "8 devices cannot be divided into servers of 3"),
         (PriceSpec, {"device_hour": 1, "purchase": 1}, "one of them"),
         (PriceSpec, {"purchase": 1, "years": 4}, "write years and utilisation as well"),

@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import astuple, replace
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 import perfsim as ps
 from perfsim.api.answers import StudyAnswer
-from perfsim.base.errors import CatalogError, InputError
+from perfsim.base.errors import CatalogError, InputError, LimitError
 from perfsim.report.study_figures import over_dates
+from perfsim.studies.answers import Answer
 from perfsim.studies.loading import load_study, load_sweep
+from perfsim.studies.runner import answer_point
+from perfsim.studies.spec import Point
 
 SMALL = {"extends": "gpt3_20b", "model": "gpt3_xl", "sampling": {"mode": "off"}}
 PAIR = [
@@ -109,3 +113,18 @@ def test_what_extends_a_study_and_a_grid_over_it_take_no_day_from_it() -> None:
     assert {point.study.as_of for point in load_sweep("csx_scaling").points} == {""}
     changed = load_sweep("csx_scaling", changes={"as_of": "2024-03"})
     assert {point.question.ran_by.software_release for point in changed.points} == {"r2.1"}
+
+
+def test_a_limit_on_other_days_leaves_the_answer_and_names_the_day_without_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def until_other_days(point: Point, *, reported: bool = True, **more: Any) -> Answer:
+        if not reported:
+            raise LimitError("stopped after 3 s")
+        return answer_point(point, reported=reported, **more)
+
+    monkeypatch.setattr("perfsim.studies.runner.answer_point", until_other_days)
+    eras = small.__wrapped__("equal").eras
+    assert [era.day for era in eras.eras] == ["2023-05"]
+    late = "2024-07-19, the day of the newest of what was measured, has no answer: stopped after 3 s."
+    assert eras.sentence == f"All as of 2023-05. {late}"
