@@ -261,7 +261,7 @@ def hazards(program: Program, precedence: Precedence) -> Iterator[Fault]:
             for cell in action.reads
             if cell in last_write
         ]
-        overwritten = set(action.writes)
+        overwritten = dict.fromkeys(action.writes)
         for cell in overwritten:
             conflicts += [
                 (cell, reader, "may overwrite it before {} has read it") for reader in readers.pop(cell, ())
