@@ -18,7 +18,7 @@ OLDEST = $(addprefix tests/unit/,api catalog cli costs engine interop network re
 
 .DEFAULT_GOAL = help
 .DELETE_ON_ERROR:
-.PHONY: help study test lint format types layers benchmarks regret seeds showdown mutations fuzz oldest answers records clean distclean
+.PHONY: help study test lint format types layers benchmarks regret seeds showdown mutations fuzz gallery oldest answers records clean distclean
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -58,6 +58,9 @@ answers: $(VENV)/.installed-dev ## Write today's answers, which tests compare wi
 
 showdown: $(VENV)/.installed-dev ## Other simulators on the same published runs, write reports/showdown.md
 	@PERFSIM_SHOWDOWN=reports/showdown.md $(BIN)/python -m pytest -q -m "slow or not slow" tests/showdown
+
+gallery: $(VENV)/.installed-dev ## Answer all shipped studies, write reports/gallery; ARGS="--skip NAME,NAME" leaves out
+	@$(BIN)/python docs/gallery.py $(ARGS)
 
 fuzz: $(VENV)/.installed-dev ## 20,000 wrong files to every verb, write reports/robustness.md
 	@PERFSIM_FUZZ=reports/robustness.md $(BIN)/python -m pytest -q -m slow tests/fuzz
