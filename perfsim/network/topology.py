@@ -201,6 +201,11 @@ class Topology(ABC):
         self.system = system
         self.num_devices = num_devices
 
+    @property
+    def num_nodes(self) -> int:
+        """Nodes, or wafer-scale systems: what fails, and draws power, as a whole."""
+        return -(-self.num_devices // self.devices_per_node)
+
     @abstractmethod
     def device(self, rank: int) -> str:
         """Name of the device of a rank; InputError for a rank that does not exist."""

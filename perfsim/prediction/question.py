@@ -202,6 +202,12 @@ class Question:
         least=1e-3,
         most=1,
     )
+    power_cap: str = _asked(
+        "Refuse devices that draw more in training, cooling left out, and say how many do not.",
+        default="",
+        by=("plan",),
+        example="500kW",
+    )
     cluster: ClusterCalibration | None = _asked(
         "Scale by this result of `calibrate steps`.", default=None, kind="calibration", example="FILE"
     )

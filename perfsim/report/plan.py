@@ -156,6 +156,10 @@ def _head(planned: Planned) -> Iterator[str]:
         f"{text.duration(high_s)}), and {memory.text(left)} of {memory.text(capacity)} are left on the "
         "fullest device."
     )
+    if planned.question.power_cap and (power := planned.question.system.power):
+        nodes = planned.question.topology.num_nodes
+        drawn, least, most = (text.si(nodes * own, "W") for own in (power.typical, power.low, power.high))
+        yield f"All nodes draw {drawn} in training ({least} to {most}), cooling left out."
     if others:
         second = others[0]
         sure = "more" if second.ratio - 1 > second.ratio_error else "less"

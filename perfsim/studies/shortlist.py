@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from perfsim.base.errors import InputError, LayoutError, PerfsimError, PlanError
 from perfsim.base.sizes import MOST_DEVICES
+from perfsim.base.units import format_quantity, parse_quantity
 from perfsim.convergence.bill import HOUR_S
 from perfsim.convergence.time_to_accuracy import EqualDevices, RatioBand, TimeToAccuracy
 from perfsim.engine.limits import present_limits
@@ -244,8 +245,11 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
 
     Without a batch, `time-to-accuracy` and `cost` take the best batch to the recipe's target, `step-time` the
     recipe's or the default one. On a fixed number of devices cost (devices times time) orders layouts as time
-    does. Raises InputError where `time-to-accuracy` has no target, PlanError where nothing fits.
+    does. Raises InputError where `time-to-accuracy` has no target, PlanError where nothing fits, in memory or
+    under the power cap.
     """
+    if question.power_cap:
+        _keep_to(parse_quantity(question.power_cap, "watts"), question)
     target = None
     try:
         target = Target.of(question.model, question.recipe, ConvergenceSpec(), f"objective {objective}: ")
@@ -316,6 +320,19 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
         nearby=tuple(_nearby(question, first)),
         ranks=searched.ranks(first),
     )
+
+
+def _keep_to(cap_w: float, question: Question) -> None:
+    """Raise PlanError where all nodes together draw more than the cap at the typical power of training."""
+    system = question.system
+    if system.power is None:
+        raise InputError(f"power_cap: the power of {system.name} is not known")
+    drawn_w = question.topology.num_nodes * system.power.typical
+    if drawn_w > cap_w:
+        most = int(cap_w / system.power.typical) * question.topology.devices_per_node
+        cap, drawn = (format_quantity(known_w, "watts", 3) for known_w in (cap_w, drawn_w))
+        fits = f"at most {system.machine(most)} fit: --devices {most}" if most else "one node draws more"
+        raise PlanError([f"{question.label} draw {drawn} in training, above the power cap of {cap}", fits])
 
 
 def _fastest_runs(searched: Search, shown: int) -> list[Evaluation]:

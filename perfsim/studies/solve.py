@@ -457,7 +457,7 @@ class _Search:
             of = of if of in points else ""
             found = _amounts(points[of], options[of], at)[name]
             if found is None:
-                needs = "--price SYSTEM=PRICE" if name.startswith("cost") else "its power, and energy.carbon"
+                needs = "--price SYSTEM=PRICE" if name.startswith("cost") else "its power, and prices.carbon"
                 words = f"{name} of {options[of].system} is not known"
                 raise InputError([Problem(words, help=f"give {needs}")])
             return found

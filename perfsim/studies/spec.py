@@ -426,7 +426,7 @@ class Point:
             steps=time.steps,
             step_time_s=time.time_s / time.steps if time.later_s else time.step_time_s,
             num_parameters=float(parameters(question.model).total),
-            num_nodes=-(-question.devices // question.topology.devices_per_node),
+            num_nodes=question.topology.num_nodes,
         )
 
     def checked(self) -> Question:

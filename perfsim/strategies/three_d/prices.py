@@ -449,7 +449,7 @@ class Passes:
         prices = taken(self._prices, self.of_row[rows])
         # Share of the neighbours in a pipeline that are on different nodes.
         hops = columns.pipeline - 1
-        nodes = -(-self._topology.num_devices // self._topology.devices_per_node)
+        nodes = self._topology.num_nodes
         far = (np.minimum(hops, nodes - 1) / np.maximum(1, hops))[:, None]
         inside = prices.send
         across = prices.farthest_send

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from perfsim.base.errors import InputError, PlanError
+from perfsim.base.errors import InputError, PerfsimError, PlanError
 from perfsim.catalog import Catalog
 from perfsim.prediction.planner import best_plan, plan_of
 from perfsim.prediction.question import Question
+from perfsim.report.plan import plan_lines
 from perfsim.studies.shortlist import (
     DIVISIBILITY,
     DOMINATED,
@@ -147,3 +148,20 @@ def test_a_shortlist_of_several_names_its_experiment(planned: Planned, about: As
     assert experiment.ratio == planned.shortlist[second.entry - 1].ratio
     assert first.devices <= 8
     assert plan_layouts(about(**PAIR), shown=1).experiment is None
+
+
+@pytest.mark.parametrize(("system", "cap", "most"), [("dgx-a100-80gb", "30 kW", 48), ("cs-2", "0.06 MW", 2)])
+def test_more_devices_than_the_power_cap_allows_are_refused_with_the_most_that_fit(
+    about: Ask, system: str, cap: str, most: int
+) -> None:
+    asked = about(system=system, devices=64, strategy="", batch=None, power_cap=cap)
+    with pytest.raises(PlanError, match=f"above the power cap of .*\n.*--devices {most}$"):
+        plan_layouts(asked)
+    fits = plan_layouts(replace(asked, devices=most), shown=1)
+    assert any("All nodes draw" in line for line in plan_lines(fits))
+    for wrong, said in (("1 W", "one node draws more"), ("500", "has no unit")):
+        with pytest.raises(PerfsimError, match=said):
+            plan_layouts(replace(asked, power_cap=wrong))
+    unknown = asked.system.model_copy(update={"power": None})
+    with pytest.raises(InputError, match="not known"):
+        plan_layouts(replace(asked, system=unknown))
