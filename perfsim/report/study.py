@@ -113,8 +113,8 @@ def inputs_section(assumptions: Sequence[Assumption]) -> Section:
     return Section(heading, lead, table=table, fold=fold, slug="assumptions", short="Assumptions")
 
 
-def _wall_sentence(candidates: Sequence[Answer]) -> str:
-    """What days on the wall hold besides healthy steps; empty if nothing."""
+def wall_sentence(candidates: Sequence[Answer]) -> str:
+    """What days on the wall hold."""
     words = []
     if any(candidate.whole_run for candidate in candidates):
         words.append("the whole run where a wall clock is named")
@@ -122,7 +122,7 @@ def _wall_sentence(candidates: Sequence[Answer]) -> str:
     if rates:
         rate = rates[0].of_healthy if len(rates) == 1 else "the rates in production that are named"
         words.append(f"at {rate}")
-    return f"on the wall: {'; '.join(words)}" if words else ""
+    return f"on the wall: {'; '.join(words) or 'healthy steps alone'}"
 
 
 def _perturbed_line(result: StudyResult) -> str:
@@ -198,7 +198,7 @@ def _notes(result: StudyResult) -> Iterator[str]:
         rows = text.ranks(own.ranks)
         # A proven layout that is also the fastest of all needs no line.
         yield from (f"{name}: {rank}: {words}" for rank, words in rows if rank != "proven" or len(rows) > 1)
-    yield _wall_sentence(result.candidates)
+    yield wall_sentence(result.candidates)
     yield _perturbed_line(result)
     yield _verified_line(result)
     for item in result.infeasible[:_MOST_INFEASIBLE]:
@@ -235,7 +235,7 @@ def study_page(result: StudyResult, *, trace_names: Sequence[str] = ()) -> Page:
         *_caveats(result, "question", "the question"),
     ]
     kept = {"verdict", "time-to-accuracy", "step-time", "memory"}
-    wall = text.capital(_wall_sentence(result.candidates))
+    wall = text.capital(wall_sentence(result.candidates))
     note = "Point: estimate at each machine's best batch and layout. Bar: 90 % range."
     return Page(
         result.title,
@@ -244,7 +244,7 @@ def study_page(result: StudyResult, *, trace_names: Sequence[str] = ()) -> Page:
         result.verdict,
         "\n".join(_grounds(result)),
         scale=_scale(result),
-        note=f"{note} {wall}." if wall else note,
+        note=f"{note} {wall}.",
         caveats=_at_head(result),
         command=result.command,
         digest=result.inputs_digest,

@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from perfsim.base.units import DAY_S
 from perfsim.report import draw, text
 from perfsim.report.page import Page, Section, caveats_section
-from perfsim.report.study import inputs_section
+from perfsim.report.study import inputs_section, wall_sentence
 from perfsim.report.study_figures import where_steps_go
 from perfsim.report.table import Cell, Table, Value, document_text, plain
 from perfsim.studies.answers import PointResult, confidence
@@ -21,6 +21,8 @@ from perfsim.studies.decision import outcome_of
 from perfsim.studies.variants import Change, Match, Series, SweepResult
 from perfsim.version import __version__
 
+WALL = "on the wall"
+"""The column of the time to the target that a study has as well."""
 _MAX_HEAD_ROWS = 8
 MAX_ON_TERMINAL = 40
 """Rows of points or variants on a terminal; the report has all."""
@@ -52,7 +54,8 @@ def _all_points(result: SweepResult) -> Section:
         return [
             *(point.system, point.strategy, point.num_devices, point.batch_text or None),
             *map(dict(point.circumstances).get, paths),
-            *map(known.get, ("time", "wall", "step", "MFU", "layout")),
+            point.target_time.time_s if known else None,
+            *map(known.get, (WALL, "step", "MFU", "layout")),
             "; ".join(point.reasons),
         ]
 
@@ -62,7 +65,7 @@ def _all_points(result: SweepResult) -> Section:
         "devices": text.COUNT,
         "batch": text.COUNT,
         **dict.fromkeys(map(text.human, paths)),
-        **dict.fromkeys(("time to the target", "on the wall", "step"), text.TIME),
+        **dict.fromkeys(("healthy steps", WALL, "step"), text.TIME),
         "MFU": text.SHARE,
         "layout": None,
         "reason": None,
@@ -82,13 +85,13 @@ def sweep_lines(result: SweepResult) -> list[str]:
     if result.changes:
         table = change_table(result.changes)
         most = max(2, MAX_ON_TERMINAL // len(result.changes))
-        names = ("in common", "variant", "batch", "step", "MFU", "change", "time", "wall")
+        names = ("in common", "variant", "batch", "step", "MFU", "change", WALL)
         rows = [row for group in table.by("in common").values() for row in group.rows[:most]]
         left_out = "more variants, of less effect, are in the report."
     else:
         table = series_table(result.series)
-        names = ("series", "machine", "batch", "step", "MFU", "efficiency", "time", "wall")
-        fastest = table.sorted("time").rows[:MAX_ON_TERMINAL]
+        names = ("series", "machine", "batch", "step", "MFU", "efficiency", WALL)
+        fastest = table.sorted(WALL).rows[:MAX_ON_TERMINAL]
         rows = [row for row in table.rows if row in fastest][:MAX_ON_TERMINAL]
         left_out = "more points are in the report, all slower."
     more = len(table.rows) - len(rows)
@@ -101,17 +104,13 @@ def sweep_lines(result: SweepResult) -> list[str]:
         *(points.lines() if result.feasible else []),
         *text.caveat_lines(shown, len(shown) + len(rest)),
         "",
-        *text.paragraphs(" ".join([result.verdict, *_production_notes(result.feasible)])),
+        *text.paragraphs(result.verdict, _of_the_wall(result)),
     ]
 
 
-def _production_notes(feasible: Sequence[PointResult]) -> list[str]:
-    """A sentence for each production ratio of the points."""
-    ratios = dict.fromkeys(point.prediction.production for point in feasible)
-    return [
-        f"Times are of healthy steps; runs take longer, at {production.of_healthy}."
-        for production in filter(None, ratios)
-    ]
+def _of_the_wall(result: SweepResult) -> str:
+    said = wall_sentence([point.prediction for point in result.feasible])
+    return f"{text.capital(said)}." if result.feasible else ""
 
 
 # The page: one sentence, the best of each machine, everything with a figure, then points and inputs.
@@ -139,7 +138,7 @@ def sweep_page(result: SweepResult) -> Page:
         " ".join(sentences),
         text.capital(confidence(result.caveats)),
         scale if scale is not None and len(scale.rows) > 1 else None,
-        note=" ".join(filter(None, [note, *_production_notes(result.feasible)])),
+        note=" ".join(filter(None, [note, _of_the_wall(result)])),
         caveats=at_head,
         command=result.command,
         digest=result.inputs_digest,
@@ -147,7 +146,7 @@ def sweep_page(result: SweepResult) -> Page:
 
 
 def _fastest_s(series: Series) -> float:
-    return series.fastest.target_time.time_s
+    return series.fastest.prediction.wall_s
 
 
 def _scale(result: SweepResult) -> tuple[Table | None, str]:
@@ -171,11 +170,8 @@ def _scale(result: SweepResult) -> tuple[Table | None, str]:
         which = "the fastest" if one_target else "the first"
         words.append(f"These are {which} {len(shown)} of {len(series)}; the tables have all.")
     table = Table.of(
-        {"machine": None, "Time to the target": text.TIME},
-        (
-            (own.at(own.fastest), Cell(_fastest_s(own), own.fastest.target_time.band_s, mark=own in winners))
-            for own in shown
-        ),
+        {"machine": None, "On the wall": text.TIME},
+        ((own.at(own.fastest), replace(_on_the_wall(own.fastest), mark=own in winners)) for own in shown),
     )
     return table, " ".join(words)
 
@@ -285,20 +281,24 @@ def answer_cells(point: PointResult) -> dict[str, Cell | Value]:
         "steps": point.target_time.steps,
         "step": own.step_time_s,
         "MFU": own.mfu,
-        "time": Cell(point.target_time.time_s, point.target_time.band_s),
-        "wall": own.wall_s,
+        WALL: _on_the_wall(point),
         "layout": text.layout_short(own.layout),
         "limited by": own.why.cause,
         "nearest remedy": own.why.remedy,
     }
 
 
+def _on_the_wall(point: PointResult) -> Cell:
+    taken = outcome_of(point).wall_s
+    return Cell(taken.typical, (taken.low, taken.high))
+
+
 def _units(points: Sequence[PointResult]) -> dict[str, text.Unit]:
     """The units that suit these points together."""
-    unit = text.TIME.of(point.target_time.time_s for point in points)
+    unit = text.TIME.of(point.prediction.wall_s for point in points)
     step = text.TIME.of([max((point.prediction.step_time_s for point in points), default=1.0)])
     counts = dict.fromkeys(("devices", "batch", "steps"), text.COUNT)
-    return {**counts, "step": step, "MFU": text.WHOLE_SHARE, "time": unit, "wall": unit}
+    return {**counts, "step": step, "MFU": text.WHOLE_SHARE, WALL: unit}
 
 
 # Time to the target and efficiency by number of devices, next to the ideal.
@@ -320,13 +320,13 @@ def series_table(series: Sequence[Series]) -> Table:
             for own, point in points
         ),
         {name: (units.get(name), name) for name in _OF_SERIES},
-        "Efficiency is that in time to the target, relative to the smallest machine of the series.",
+        "Efficiency is that of healthy steps to the target, relative to the smallest machine of the series.",
     )
 
 
 _OF_SERIES = (
-    "series", "machine", "devices", "batch", "steps", "step", "MFU", "efficiency", "in throughput", "time",
-    "wall", "layout", "limited by",
+    "series", "machine", "devices", "batch", "steps", "step", "MFU", "efficiency", "in throughput", WALL,
+    "layout", "limited by",
 )  # fmt: skip
 
 
@@ -340,9 +340,9 @@ def _scaling(result: SweepResult) -> Section:
     )
     if len(result.series) > _MAX_SERIES:
         lead += f" {len(result.series) - _MAX_SERIES} more lines are among all points below."
-    columns = ("series", "devices", "batch", "time", "efficiency", "in throughput", "layout", "limited by")
+    columns = ("series", "devices", "batch", WALL, "efficiency", "in throughput", "layout", "limited by")
     table = series_table(result.series[:_MAX_SERIES]).only(*columns)
-    return Section("Scaling", lead, scaling_curve(table), table, ("devices", "time", "in throughput"))
+    return Section("Scaling", lead, scaling_curve(table), table, ("devices", WALL, "in throughput"))
 
 
 def scaling_curve(table: Table) -> go.Figure:
@@ -350,19 +350,19 @@ def scaling_curve(table: Table) -> go.Figure:
     traces = []
     for series in draw.Series.of(table, "devices"):
         devices = series.table.values("devices")
-        traces += series.curve("devices", "time", series.table.hovers(), dash="solid")
-        points = series.points("time", "efficiency")
+        traces += series.curve("devices", WALL, series.table.hovers(), dash="solid")
+        points = series.points(WALL, "efficiency")
         look = draw.IDEAL | {"color": series.colour}
         ideal = [time * share for time, share in points]
         traces.append(draw.line(devices, ideal, look, legendgroup=text.esc(series.name)))
-    unit = table.unit("time").name
+    unit = table.unit(WALL).name
     counts = table.values("devices")
-    times = [end for band in table.bands("time") for end in band]
+    times = [end for band in table.bands(WALL) for end in band]
     return draw.figure(
-        f"Time to the target ({unit}) by number of devices",
+        f"Time on the wall ({unit}) by number of devices",
         traces,
         draw.log_axis("devices", counts, draw.ends(counts, 1.2), at_values=True),
-        draw.log_axis(f"time to the target ({unit})", times, draw.ends(times, 1.3)),
+        draw.log_axis(f"on the wall ({unit})", times, draw.ends(times, 1.3)),
         460,
         showlegend=True,
     )
@@ -380,7 +380,7 @@ def _time_and_cost(result: SweepResult) -> Iterator[Section]:
     priced = None not in money
     pairs = []
     for amount, (_, point) in zip(money, points, strict=True):
-        time_s = point.target_time.time_s
+        time_s = point.prediction.wall_s
         pairs.append((time_s, amount.typical if priced and amount else time_s * point.num_devices / DAY_S))
     best = [
         not any(
@@ -392,7 +392,7 @@ def _time_and_cost(result: SweepResult) -> Iterator[Section]:
     cost = text.Unit(points[0][1].study.prices.currency if priced else "device-days")
     unit = text.TIME.of(time_s for time_s, _ in pairs)
     table = Table.of(
-        {"series": None, "machine": None, "time to the target": unit, "cost": cost},
+        {"series": None, "machine": None, WALL: unit, "cost": cost},
         (
             (member.label, member.at(point), time_s, Cell(amount, mark=worth))
             for (member, point), (time_s, amount), worth in zip(points, pairs, best, strict=True)
@@ -439,13 +439,13 @@ def _matches_table(matches: Sequence[Match]) -> Table:
         matches,
         {
             "machine": (None, lambda match: match.rival.machine),
-            "its time": (text.TIME, lambda match: match.rival.target_time.time_s),
+            "its time": (text.TIME, lambda match: match.rival.prediction.wall_s),
             "as many": (None, as_many),
             "fewest of the grid": (
                 text.COUNT,
                 lambda match: _count(match.fewest.num_devices if match.fewest else None, match),
             ),
-            "their time": (text.TIME, "fewest.target_time.time_s"),
+            "their time": (text.TIME, "fewest.prediction.wall_s"),
         },
         "As many, with its 90 % band, is interpolated between the counts of the grid.",
     )
@@ -472,7 +472,7 @@ def change_table(changes: Mapping[str, Sequence[Change]]) -> Table:
             row = {"in common": group, "variant": own.point.variant, "change": Cell(changed, note=mark)}
             rows.append(answer_cells(own.point) | row | {"policy changed": own.policy or None})
     units = _units([own.point for group in changes.values() for own in group]) | {"change": text.CHANGE}
-    names = ("in common", "variant", "machine", "batch", "step", "MFU", "change", "time", "wall")
+    names = ("in common", "variant", "machine", "batch", "step", "MFU", "change", WALL)
     return Table.each(
         rows,
         {

@@ -163,9 +163,11 @@ class Answer(Prediction):
         return self.outcome.wall_s.low, self.outcome.wall_s.high
 
     @property
-    def wall_s(self) -> float | None:
-        """Time on the wall: the whole run, else steps at the rate of production; None for healthy steps."""
-        return self.whole_run[-1].typical_s if self.whole_run else self.production_time_s
+    def wall_s(self) -> float:
+        """Time on the wall: the whole run, else steps at the rate of production, else healthy steps."""
+        if self.whole_run:
+            return self.whole_run[-1].typical_s
+        return self.production_time_s or self.time.time_s
 
     def document(self) -> Document:
         """The row under the names of the JSON interface; a store of finished points keeps the same."""

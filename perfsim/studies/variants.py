@@ -93,7 +93,7 @@ class Series:
     @property
     def fastest(self) -> PointResult:
         """The point that reaches the target first."""
-        return min(self.points, key=lambda point: point.target_time.time_s)
+        return min(self.points, key=lambda point: point.prediction.wall_s)
 
     def efficiency(self, point: PointResult) -> float:
         """Scaling efficiency in time to the target, relative to the smallest machine."""
@@ -404,11 +404,12 @@ class SweepResult:
     @property
     def first_sentence(self) -> str:
         """Which point reaches the one target first, and when."""
-        first = min(self.feasible, key=lambda point: point.target_time.time_s)
+        first = min(self.feasible, key=lambda point: point.prediction.wall_s)
         reach = verb(first.num_devices, "reach", "reaches")
-        _, scale = time_unit(first.target_time.time_s)
-        low, high = (_number(end / scale) for end in first.target_time.band_s)
-        return f"{first.named} {reach} the target first, in {_time(first)} ({low} to {high})."
+        taken = outcome_of(first).wall_s
+        _, scale = time_unit(taken.typical)
+        band = f"{number(taken.low / scale)} to {number(taken.high / scale)}"
+        return f"{first.named} {reach} the target first, after {_time(first)} on the wall ({band})."
 
     @cached_property
     def sentences(self) -> Sequence[str]:
@@ -550,21 +551,17 @@ def _times(machine: str, points: Sequence[PointResult]) -> str:
     given = all(point.target_time.critical.given_length for point in points)
     if given and len({point.variant for point in points}) == len(points) > 1:
         said += f"; all together {_time(*points)}"
-    return f"{machine}: {said}."
+    return f"{machine}, on the wall: {said}."
 
 
 # The verdict of a sweep: how many devices of one machine match another, or how well a machine scales.
 
 
 def _time(*points: PointResult) -> str:
-    """The time to the target, of several points together."""
-    seconds = sum(point.target_time.time_s for point in points)
+    """The time on the wall, of several points together."""
+    seconds = sum(point.prediction.wall_s for point in points)
     unit, scale = time_unit(seconds)
-    return f"{_number(seconds / scale)} {unit}"
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return f"{number(seconds / scale)} {unit}"
 
 
 def _takes(point: PointResult, machine: str) -> str:
@@ -600,7 +597,7 @@ def _match_sentence(match: Match) -> str:
     if match.between is not None:
         slower, about = match.between
         ends = ", ".join(_takes(point, f"{point.num_devices:,}") for point in (slower, fewest))
-        return f"About {_number(about)} {match.series.several} match {rival}: {ends} ({certainty})."
+        return f"About {number(about)} {match.series.several} match {rival}: {ends} ({certainty})."
     smallest = " or fewer" if 1 < count == match.series.first.num_devices else ""
     matches = verb(count, "match", "matches")
     return f"{fewest.named}{smallest} {matches} {rival}: {_time(fewest)} ({certainty})."
@@ -610,7 +607,7 @@ def _scales(series: Series) -> str:
     first = series.first
     last = series.last
     if first is last:
-        return f"{_takes(first, first.named)} at its best batch."
+        return f"{_takes(first, first.named)} on the wall at its best batch."
     statistical, hardware = split_speedup(
         first.target_time.time_s / last.target_time.time_s,
         last.num_devices / first.num_devices,
@@ -618,7 +615,7 @@ def _scales(series: Series) -> str:
         last.target_time.examples_tokens,
     )
     return (
-        f"From {first.num_devices:,} to {last.named} the time falls from {_time(first)} to "
+        f"From {first.num_devices:,} to {last.named} the time on the wall falls from {_time(first)} to "
         f"{_time(last)}: a scaling efficiency of {100 * series.efficiency(last):.0f} % relative to the "
         f"smallest machine ({100 * hardware:.0f} % in throughput, {100 * statistical:.0f} % in "
         "tokens to the target)."

@@ -95,7 +95,7 @@ def test_the_head_says_the_answer_once_marks_the_fastest_and_says_what_it_leaves
     assert len(many.scale.rows) == 8
     assert "the fastest 8 of 12" in many.note
     assert sum(row[1].mark for row in many.scale.rows) == 1
-    assert page.headline.startswith("4 CS-2 reach the target first, in ")
+    assert page.headline.startswith("4 CS-2 reach the target first, after ")
     assert "the target first" not in page.verdict
     assert page.trust
     assert page.trust not in page.verdict, "nothing is said twice"

@@ -11,11 +11,12 @@ import pytest
 
 from perfsim.api.planning import plan
 from perfsim.base.errors import PlanError
+from perfsim.base.text import number
 from perfsim.convergence.critical_batch import LawInputs, critical_batch
 from perfsim.convergence.time_to_accuracy import RatioBand, TimeToAccuracy
 from perfsim.prediction.question import Question
 from perfsim.report.sweep import sweep_document, sweep_page
-from perfsim.studies.answers import PointResult
+from perfsim.studies.answers import PointResult, Production
 from perfsim.studies.batches import BatchPoint, Target
 from perfsim.studies.loading import load_study, load_sweep
 from perfsim.studies.runner import run_study, run_sweep
@@ -61,9 +62,11 @@ def test_the_verdict_says_how_many_match_and_how_surely_or_that_nothing_does(res
     (series,) = result.series
     rival = rivals_in_days(series.points[-1:], 50.5)
     verdict = replace(result, points=(*in_days(series.points, 100, 50, 25), *rival)).verdict
-    assert verdict.startswith("4 CS-2 reach the target first, in 25 days (")
+    # Days on the wall, as in a study: steps at the rate of production.
+    first, two, one, other = (number(days / Production.recorded().ratio) for days in (25, 50, 100, 50.5))
+    assert verdict.startswith(f"4 CS-2 reach the target first, after {first} days on the wall (")
     matched = (
-        "About 1.98 CS-2 match 4 devices of rival (50.5 days): 1 takes 100 days, 2 take 50 days "
+        f"About 1.98 CS-2 match 4 devices of rival ({other} days): 1 takes {one} days, 2 take {two} days "
         "(90 % band 2 to 4)."
     )
     assert f"{matched} Limited confidence in CS-2: 2 times as many systems" in verdict
