@@ -9,7 +9,7 @@ from functools import reduce
 from operator import add
 from typing import Any, Self
 
-from perfsim.base.errors import InputError, LayoutError, PerfsimError, PlanError
+from perfsim.base.errors import InputError, LayoutError, PerfsimError, PlanError, Problem
 from perfsim.convergence.critical_batch import (
     CriticalBatch,
     LawInputs,
@@ -136,7 +136,7 @@ class Target:
     """Batches in tokens of the user's own runs, where the critical batch was fitted to them."""
 
     @classmethod
-    def of(cls, model: TransformerConfig, recipe: Recipe, law: ConvergenceSpec, asked_by: str = "") -> Self:
+    def of(cls, model: TransformerConfig, recipe: Recipe, law: ConvergenceSpec) -> Self:
         """What ends a run of a model under a recipe.
 
         Raises InputError where the recipe says nothing of it or a loss is outside its law's runs, and
@@ -154,9 +154,8 @@ class Target:
         if fit is not None and tokens is None:
             tokens = fit.e_min_tokens
         if tokens is None:
-            raise InputError(
-                f"{asked_by}recipe {recipe.name} has neither tokens nor target_loss nor tokens_per_parameter"
-            )
+            lack = f"recipe {recipe.name} has neither tokens nor target_loss nor tokens_per_parameter"
+            raise InputError([Problem(lack, help="give one of them, such as --set recipe.tokens=400e9")])
         inputs = LawInputs(
             d_min_tokens=tokens,
             loss=recipe.target_loss,
@@ -171,7 +170,7 @@ class Target:
     @classmethod
     def of_study(cls, spec: StudySpec) -> Self:
         """What ends the study's run. Raises InputError where the recipe says nothing of it."""
-        return cls.of(spec.model, spec.recipe, spec.convergence, f"study {spec.name}: ")
+        return cls.of(spec.model, spec.recipe, spec.convergence)
 
     @property
     def caveats(self) -> list[Caveat]:
