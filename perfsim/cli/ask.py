@@ -196,7 +196,7 @@ def _planned(study: str, names: list[str], how: How) -> list[str]:
 
     spec = changed_study(load_study(study), how.changes, default_catalog())
     machines = [f"  {point.label}" for point in spec.points if not names or point.candidate.strategy in names]
-    batches = "batches around the critical one"
+    batches = "several batches"
     if spec.batch_sizes != "auto":
         batches = counted(len(spec.batch_sizes), "batch", "batches")
     candidates = counted(len(machines), "candidate")

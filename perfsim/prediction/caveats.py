@@ -88,6 +88,7 @@ CODES: Mapping[str, tuple[Severity | float | None, Concern]] = {
     "sparsity-assumed": ("warning", "target"),
     "critical-batch-extrapolated": ("warning", "target"),
     "target-loss": ("warning", "target"),
+    "batch-never-observed": ("warning", "target"),
     "batch-at-edge": ("warning", "target"),
     "cluster-scaled": (None, "step"),
     "as-of": ("info", "question"),

@@ -244,8 +244,10 @@ def refusal(question: Question) -> PerfsimError | None:
     except InputError as error:
         return error
     except PlanError as error:
-        screening = question.chosen.screen(question.job, question.topology, question.costs)
-        return None if screening.screened else error  # else some are legal, and none fits in memory
+        with suppress(PlanError):  # a strategy may refuse the batch itself
+            if question.chosen.screen(question.job, question.topology, question.costs).screened:
+                return None  # some are legal, and none fits in memory
+        return error
     return None
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
@@ -134,6 +135,8 @@ class Target:
     """The loss that the tokens reach, where the recipe names one."""
     measured: tuple[float, ...] | None = None
     """Batches in tokens of the user's own runs, where the critical batch was fitted to them."""
+    optimal_tokens: float = math.nan
+    """The batch in tokens that DeepSeek's law suggests; it needs 6 N D FLOP without embeddings."""
 
     @classmethod
     def of(cls, model: TransformerConfig, recipe: Recipe, law: ConvergenceSpec) -> Self:
@@ -165,30 +168,32 @@ class Target:
             fit=fit,
         )
         measured = fit.batches_tokens or None if law.law == "fitted" and fit is not None else None
-        return cls(tokens, critical_batch(law.law, inputs), loss, measured)
+        optimal = deepseek_tokens(6.0 * parameters(model).active_body_matrices * tokens)
+        return cls(tokens, critical_batch(law.law, inputs), loss, measured, optimal)
 
     @classmethod
     def of_study(cls, spec: StudySpec) -> Self:
         """What ends the study's run. Raises InputError where the recipe says nothing of it."""
         return cls.of(spec.model, spec.recipe, spec.convergence)
 
-    @property
-    def caveats(self) -> list[Caveat]:
-        """How much the tokens to a loss depend on the loss, where there is one."""
-        if self.loss is None:
-            return []
+    def caveats(self, batch_tokens: float) -> Iterator[Caveat]:
+        """A batch at which no run was seen to reach it, and how much its tokens depend on a loss."""
+        if self.measured is not None and batch_tokens > (most := max(self.measured)):
+            words = f"no run was observed at a batch of {batch_tokens:.3g} tokens: the largest has {most:.3g}"
+            yield Caveat.of("batch-never-observed", words)
         loss = self.loss
+        if loss is None:
+            return
         words = (
             f"{loss.tokens:.3g} tokens to a loss of {loss.loss:g} by law '{loss.law.name}' "
             f"({loss.law.corpus}); {loss.text}: the band of the time includes "
             f"{100 * loss.d_min_error:.0f} % of the tokens"
         )
-        return [Caveat.of("target-loss", words)]
+        yield Caveat.of("target-loss", words)
 
     def suggested_batches(self, spec: StudySpec) -> dict[str, float]:
-        """The suggested global batch in tokens by law; DeepSeek's needs 6 N D FLOP without embeddings."""
-        compute_flop = 6.0 * parameters(spec.model).active_body_matrices * self.d_min_tokens
-        suggested = {"DeepSeek LLM (arXiv 2401.02954)": deepseek_tokens(compute_flop)}
+        """The suggested global batch in tokens by law."""
+        suggested = {"DeepSeek LLM (arXiv 2401.02954)": self.optimal_tokens}
         loss = spec.recipe.target_loss
         if loss is not None and spec.convergence.loss_scale.casefold() == MINICPM_SCALE.casefold():
             suggested["MiniCPM (arXiv 2404.06395)"] = minicpm_tokens(loss)
@@ -217,29 +222,25 @@ class Target:
     def grid(self, seq_length: int, num_devices: int) -> list[int]:
         """Global batches in sequences, 2^k and 3 x 2^k, up to twice the critical batch.
 
-        They are multiples of a device count that is no power of two, so that replicas share evenly.
+        A run of a given length has none: its grid ends at DeepSeek's batch, since beyond it the same tokens
+        reach a worse loss. Batches are multiples of a device count that is no power of two, so that replicas
+        share evenly.
         """
-        smallest = SMALLEST_SHARE * self.critical.tokens / seq_length
         largest = LARGEST_SHARE * self.critical.tokens / seq_length
+        if self.critical.given_length:
+            largest = self.optimal_tokens / seq_length
+        smallest = largest * SMALLEST_SHARE / LARGEST_SHARE
         unit = num_devices if num_devices & (num_devices - 1) else 1
         grid = sorted({unit * factor * 2**power for factor in (2, 3) for power in range(24)})
         return [batch for batch in grid if smallest <= batch <= largest] or [num_devices]
 
     def batches(self, spec: StudySpec, question: Question) -> Sequence[int]:
-        """The global batches to try: the recipe's own, else the study's.
-
-        Raises InputError for a grid around the critical batch where a law gives none.
-        """
+        """The global batches to try: the recipe's own, else the study's."""
         given = spec.recipe.batch_over(question.devices)
         if given is not None:
             return [given]
         if spec.batch_sizes != "auto":
             return spec.batch_sizes
-        if self.critical.given_length:
-            raise InputError(
-                f"study {spec.name}: law {self.critical.law} gives no batch to look around; write "
-                "recipe.global_batch_size or batch_sizes"
-            )
         layout = question.given_layout
         unit = question.devices if layout is None else layout.data * layout.micro_batch_size
         return self.grid(spec.recipe.seq_length, unit)

@@ -63,7 +63,8 @@ def answer_point(point: Point, *, deep: bool = False, reported: bool = True) -> 
     curve = None
     remarks = []
     if len(batches) > 1:
-        curve = target.curve(question, batches, extend=spec.batch_sizes == "auto")
+        extend = spec.batch_sizes == "auto" and not target.critical.given_length
+        curve = target.curve(question, batches, extend=extend)
         best = curve.best
         if curve.refused and question.layout is not None:
             left_out = ", ".join(f"{batch:,}" for batch in curve.refused)
@@ -96,7 +97,7 @@ def answer_point(point: Point, *, deep: bool = False, reported: bool = True) -> 
     caveats = [
         *([] if curve is None else curve.caveats),
         *(Caveat.of("critical-batch-extrapolated", f"critical batch {note}") for note in time.critical.notes),
-        *target.caveats,
+        *target.caveats(time.batch_tokens),
         *default_settings(question, evaluation.plan),
         *date_caveats(question),
     ]

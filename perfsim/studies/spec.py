@@ -282,7 +282,8 @@ class StudySpec(CatalogSpec):
     batch_sizes: Annotated[
         BatchSizes, BeforeValidator(_in_a_list, json_schema_input_type=Sequences | BatchSizes)
     ] = "auto"
-    """Global batches to try, one or several, in sequences; auto: a grid around the critical batch."""
+    """Global batches to try, one or several, in sequences; auto: a grid around the critical batch, or for a
+    given length up to the batch of DeepSeek LLM (arXiv 2401.02954)."""
     as_of: Annotated[str, AfterValidator(_day_or_none)] = ""
     """The day of all candidates, `latest` for the newest that was measured of each, or `equal`: the earliest
     of these dates, so that none is extrapolated. Not inherited; empty: each candidate's runtime as it is."""

@@ -84,6 +84,7 @@ STUDY = {
     "batch_sizes": [128],
     "sampling": {"tasks": 1},
 }
+FIT = {"name": "ours", "b_crit_tokens": 1e6, "band_factor": 1.5, "batches_tokens": [65536.0, 196608.0]}
 
 
 def studied(tokens: float | None = 4e11, target_loss: float | None = None, **changes: Any) -> Answer:
@@ -123,6 +124,7 @@ QUESTIONS: dict[str, Callable[[], ps.Prediction]] = {
     "sparsity-assumed": lambda: wafers(recipe=recipe(weight_sparsity=0.75)),
     "critical-batch-extrapolated": lambda: studied(1e14),
     "target-loss": lambda: studied(None, 2.566, convergence={"loss_law": "cerebras_gpt"}),
+    "batch-never-observed": lambda: studied(convergence={"law": "fitted", "fit": FIT}),
     "batch-at-edge": lambda: studied(batch_sizes=[128, 256]),
     "cluster-scaled": lambda: scaled(0.01, -0.01),
     "memory-tight": lambda: filled(0.92),

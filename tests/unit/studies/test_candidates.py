@@ -17,7 +17,7 @@ from perfsim.studies import runner as runner_module
 from perfsim.studies.answers import Answer, Production, StudyResult
 from perfsim.studies.batches import Target
 from perfsim.studies.loading import load_study, load_sweep
-from perfsim.studies.runner import run_study
+from perfsim.studies.runner import refusals, run_study
 from perfsim.studies.spec import CandidateSpec, Point, StudySpec
 
 HEAD = """\
@@ -301,6 +301,22 @@ def test_minicpm_speaks_only_where_the_loss_is_one_of_c4(spec: StudySpec, scale:
     convergence = spec.convergence.model_copy(update={"loss_scale": scale})
     scaled = spec.model_copy(update={"recipe": recipe, "convergence": convergence})
     assert len(Target.of_study(scaled).suggested_batches(scaled)) == laws
+
+
+def test_a_given_length_tries_batches_up_to_the_suggested_one_and_is_checked_as_it_is_answered(
+    spec: StudySpec,
+) -> None:
+    law = spec.convergence.model_copy(update={"law": "given_length"})
+    wafers = spec.candidates[0].model_copy(update={"devices": (1, 16)})
+    given = {"batch_sizes": "auto", "convergence": law, "candidates": (wafers,)}
+    study = spec.model_copy(update=given)
+    assert refusals(study) == ()
+    answer = run_study(study)
+    (suggested,) = answer.suggested_batch_tokens.values()
+    tried = [point.batch_tokens for row in answer.candidates for point in row.batch_curve]
+    assert suggested / 2 < max(tried) <= suggested, (
+        "past it a larger batch is only faster, and its loss worse"
+    )
 
 
 def test_no_kind_of_machine_is_favoured_by_a_wall_clock() -> None:
