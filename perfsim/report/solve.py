@@ -12,11 +12,17 @@ from perfsim.report.page import Page, Section
 from perfsim.report.table import Cell, Field, Table, document_text, plain
 from perfsim.studies.solve import Condition, Solution, Solved, Tried
 
-_UNITS = {"memory": text.BYTES, "power": text.Unit(digits=partial(text.si, unit="W")), "mfu": text.SHARE}
+_UNITS = {"power": text.Unit(digits=partial(text.si, unit="W")), "mfu": text.SHARE}
 
 
 def _unit(name: str, solved: Solved) -> text.Unit:
+    if name == "memory":  # as the condition is written
+        return text.MEMORY.of(condition.bound for condition in _conditions(solved))
     return text.Unit(solved.currency) if name.startswith("cost") else _UNITS.get(name, text.NUMBER)
+
+
+def _conditions(solved: Solved) -> list[Condition]:
+    return [Condition.read(words, solved.currency) for words in solved.such_that]
 
 
 def _solutions(solved: Solved) -> Table:
@@ -77,8 +83,8 @@ def _curve(solved: Solved) -> Iterator[Section]:
         for trace in own.curve("value", name, own.table.hovers(solved.find, name))
     ]
     rules = [draw.rule(row.value, draw.IDEAL) for row in solved.solutions if row.value is not None]
-    asked = [Condition.read(words, solved.currency) for words in solved.such_that]
-    bounds = [known.bound for known in asked if known.quantity == name and not known.rival]
+    asked = (known for known in _conditions(solved) if known.quantity == name and not known.rival)
+    bounds = [known.bound / table.unit(name).scale for known in asked]
     rules += [draw.rule(bound, draw.IDEAL, across=True) for bound in bounds]
     x = draw.log_axis(solved.find, table.values("value"))
     y = draw.log_axis(text.human(name), [*(end for ends in table.bands(name) for end in ends), *bounds])

@@ -50,7 +50,7 @@ def _all_points(result: SweepResult) -> Section:
         )
 
     def row(point: PointResult) -> list[Cell | Value]:
-        known = answer_cells(point) if point.feasible else {}
+        known = _answer_cells(point) if point.feasible else {}
         return [
             *(point.system, point.strategy, point.num_devices, point.batch_text or None),
             *map(dict(point.circumstances).get, paths),
@@ -83,13 +83,13 @@ def sweep_lines(result: SweepResult) -> list[str]:
     if infeasible := len(result.points) - len(result.feasible):
         count += f", {infeasible:,} without a feasible plan"
     if result.changes:
-        table = change_table(result.changes)
+        table = _change_table(result.changes)
         most = max(2, MAX_ON_TERMINAL // len(result.changes))
         names = ("in common", "variant", "batch", "step", "MFU", "change", WALL)
         rows = [row for group in table.by("in common").values() for row in group.rows[:most]]
         left_out = "more variants, of less effect, are in the report."
     else:
-        table = series_table(result.series)
+        table = _series_table(result.series)
         names = ("series", "machine", "batch", "step", "MFU", "efficiency", WALL)
         fastest = table.sorted(WALL).rows[:MAX_ON_TERMINAL]
         rows = [row for row in table.rows if row in fastest][:MAX_ON_TERMINAL]
@@ -120,7 +120,7 @@ def sweep_page(result: SweepResult) -> Page:
     """The report of a sweep; sections without anything to say are left out."""
     sections = []
     if result.feasible:
-        sections = [*drawn(result), *_differences(result)]
+        sections = [*_drawn(result), *_differences(result)]
     at_head, rest = text.split_caveats(result.caveats, result.verdict)
     lead = "Further reasons to trust a figure less, besides those above."
     sections += caveats_section(rest, "Further caveats", lead)
@@ -251,7 +251,7 @@ def _summary(result: SweepResult, report: str) -> dict[str, Any]:
 # Sections with a figure: how machines scale, what variants change, what a shorter time costs.
 
 
-def drawn(result: SweepResult) -> Iterator[Section]:
+def _drawn(result: SweepResult) -> Iterator[Section]:
     """What variants change, how machines scale, what a shorter time costs, and where steps go."""
     if result.changes:
         yield _changed_steps(result)
@@ -271,7 +271,7 @@ def drawn(result: SweepResult) -> Iterator[Section]:
     )
 
 
-def answer_cells(point: PointResult) -> dict[str, Cell | Value]:
+def _answer_cells(point: PointResult) -> dict[str, Cell | Value]:
     """What the tables of a sweep show of a point that has a plan, by column."""
     own = point.prediction
     return {
@@ -304,7 +304,7 @@ def _units(points: Sequence[PointResult]) -> dict[str, text.Unit]:
 # Time to the target and efficiency by number of devices, next to the ideal.
 
 
-def series_table(series: Sequence[Series]) -> Table:
+def _series_table(series: Sequence[Series]) -> Table:
     """Every point of the series at its best batch, every column in one unit."""
     points = [(own, point) for own in series for point in text.thinned(own.points, _MAX_MARKS)]
     efficiencies = dict.fromkeys(("efficiency", "in throughput"), text.WHOLE_SHARE)
@@ -315,7 +315,7 @@ def series_table(series: Sequence[Series]) -> Table:
                 "series": own.label,
                 "efficiency": own.efficiency(point),
                 "in throughput": own.throughput_efficiency(point),
-                **answer_cells(point),
+                **_answer_cells(point),
             }
             for own, point in points
         ),
@@ -341,11 +341,11 @@ def _scaling(result: SweepResult) -> Section:
     if len(result.series) > _MAX_SERIES:
         lead += f" {len(result.series) - _MAX_SERIES} more lines are among all points below."
     columns = ("series", "devices", "batch", WALL, "efficiency", "in throughput", "layout", "limited by")
-    table = series_table(result.series[:_MAX_SERIES]).only(*columns)
-    return Section("Scaling", lead, scaling_curve(table), table, ("devices", WALL, "in throughput"))
+    table = _series_table(result.series[:_MAX_SERIES]).only(*columns)
+    return Section("Scaling", lead, _scaling_curve(table), table, ("devices", WALL, "in throughput"))
 
 
-def scaling_curve(table: Table) -> go.Figure:
+def _scaling_curve(table: Table) -> go.Figure:
     """A line for each series with its band, and dotted the ideal from its first point."""
     traces = []
     for series in draw.Series.of(table, "devices"):
@@ -462,7 +462,7 @@ def _count(count: float | None, match: Match, unit: text.Unit = text.COUNT) -> s
 # How much longer or shorter a step becomes under each variant, and the time to the target of each.
 
 
-def change_table(changes: Mapping[str, Sequence[Change]]) -> Table:
+def _change_table(changes: Mapping[str, Sequence[Change]]) -> Table:
     """Every variant in every group, the largest effect first: its step, the change, and what limits it."""
     rows = []
     for group, (first, *others) in changes.items():
@@ -470,7 +470,7 @@ def change_table(changes: Mapping[str, Sequence[Change]]) -> Table:
             changed = None if own.point is own.base else own.ratio - 1.0
             mark = "*" if own.policy and changed is not None else ""
             row = {"in common": group, "variant": own.point.variant, "change": Cell(changed, note=mark)}
-            rows.append(answer_cells(own.point) | row | {"policy changed": own.policy or None})
+            rows.append(_answer_cells(own.point) | row | {"policy changed": own.policy or None})
     units = _units([own.point for group in changes.values() for own in group]) | {"change": text.CHANGE}
     names = ("in common", "variant", "machine", "batch", "step", "MFU", "change", WALL)
     return Table.each(
@@ -486,7 +486,7 @@ def change_table(changes: Mapping[str, Sequence[Change]]) -> Table:
 def _changed_steps(result: SweepResult) -> Section:
     """How much longer or shorter a step is under each variant, where variants do the same work."""
     names = ("in common", "variant", "machine", "step", "change", "policy changed", "limited by")
-    table = change_table(result.changes).only(*names, "nearest remedy")
+    table = _change_table(result.changes).only(*names, "nearest remedy")
     lead = (
         "Shows which part of the machine a step depends on. Each bar is the change relative to "
         f"\u201c{result.variants[0]}\u201d, all else equal."

@@ -116,7 +116,7 @@ def _value(lever: Lever, value: float) -> str:
 
 
 def _costs(decision: Decision, names: Mapping[str, str]) -> str:
-    """Money and energy of the first and of its rival, who costs least if not these, and what is not given."""
+    """Money, energy and carbon of the first and of its rival, who costs least, and what is not given."""
     pair = [own for own in decision.outcomes if own.label in (decision.first, decision.rival)]
     pair.sort(key=lambda own: own.label != decision.first)
     said = []
@@ -128,9 +128,11 @@ def _costs(decision: Decision, names: Mapping[str, str]) -> str:
         spent = "" if least in pair else f", {amount(least.money, decision.currency)}"
         sure = chance(least.cheapest)
         said.append(f"least money, with a probability of {sure}: {names[least.label]}{spent}")
-    if any(own.energy_kwh for own in pair):
-        energy = [own.energy_kwh and Spread(*(end / 1e3 for end in astuple(own.energy_kwh))) for own in pair]
-        said.append(" against ".join(amount(spread, "MWh") for spread in energy))
+    for name, unit in (("energy_kwh", "MWh"), ("carbon_kg", "t CO2e")):
+        known = [getattr(own, name) for own in pair]
+        thousands = [spread and Spread(*(end / 1e3 for end in astuple(spread))) for spread in known]
+        if any(thousands):
+            said.append(" against ".join(amount(spread, unit) for spread in thousands))
     gaps = list(dict.fromkeys(gap for own in decision.outcomes for gap in own.not_given))
     if not priced and all(own.carbon_kg is None for own in decision.outcomes):
         gaps = ["prices"]
