@@ -214,7 +214,7 @@ def limits(verb: Callable[..., Any]) -> Any:
     def limited_verb(
         *args: Any, max_events: int | None, max_seconds: float | None, engine: Any, **kwargs: Any
     ) -> Any:
-        from perfsim.engine.limits import Limits, limited
+        from perfsim.base.limits import Limits, limited
 
         with (
             metered() as meter,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from perfsim.base.arrays import Floats, Ids
 from perfsim.base.errors import InputError
-from perfsim.engine.limits import present_limits
+from perfsim.base.limits import present_limits
 from perfsim.work import Kind, TaskGraph
 
 # Perturbations of a run: seeded changes of task durations, with the graph unchanged.

@@ -25,8 +25,8 @@ import simpy
 from simpy.events import NORMAL, Event, EventPriority
 
 from perfsim.base.arrays import Floats
+from perfsim.base.limits import Limits
 from perfsim.engine import rules
-from perfsim.engine.limits import Limits
 from perfsim.engine.tables import NONE, UNIT, Tables, excess, speed_beside
 from perfsim.work.graph import Ragged
 

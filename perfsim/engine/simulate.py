@@ -15,8 +15,8 @@ import numpy as np
 
 from perfsim.base.arrays import Floats
 from perfsim.base.errors import DeadlockError
+from perfsim.base.limits import Engine, present_limits
 from perfsim.engine import rules, simpy_engine
-from perfsim.engine.limits import Engine, present_limits
 from perfsim.engine.tables import Beside, Flow, Tables
 from perfsim.engine.trace import Simulated, Trace
 from perfsim.work import TaskGraph

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, cas
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from perfsim.base.errors import CatalogError, InputError, Problem, UnknownNameError, refused_values
+from perfsim.base.limits import present_limits, start_worker
 from perfsim.base.sizes import MOST_CASES, MOST_LAYERS, MOST_WIDTH
 from perfsim.base.spec import Spec
 from perfsim.base.units import BytesPerSecond, number
 from perfsim.catalog import Catalog, LocatedMapping, data_root, default_catalog
 from perfsim.catalog.yaml_tree import Loc
 from perfsim.costs.price import Costs
-from perfsim.engine.limits import present_limits, start_worker
 from perfsim.interop.formats import MODEL_IN_CASE
 from perfsim.interop.source import nested
 from perfsim.machines import machine_of
@@ -86,7 +86,7 @@ class CaseSystem(_CaseSpec):
             return catalog.system(self.device)
         by_device = {system.device.name: system for system in map(catalog.system, reversed(names))}
         if self.device not in by_device:
-            raise UnknownNameError("device or system", self.device, sorted({*by_device, *names}))
+            raise UnknownNameError("device or system", self.device, {*by_device, *names})
         return by_device[self.device]
 
     def spec(self, catalog: Catalog) -> SystemSpec:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from perfsim.base.arrays import Floats, Ints
 from perfsim.base.errors import InputError, LayoutError, MemoryCapacityError, PerfsimError, PlanError
-from perfsim.engine.limits import present_limits
+from perfsim.base.limits import present_limits
 from perfsim.machines.placement import place
 from perfsim.prediction.question import Question, Rank
 from perfsim.prediction.risk import MOST, Ranked, expected, points_of, weight_of
@@ -68,7 +68,7 @@ class Search:
             f"no plan fits: strategy {question.chosen.name}, {question.label}, "
             f"{job.global_batch_size} sequences a step"
         )
-        limits = job.runtime.searched
+        limits = job.runtime.searched if question.machine.layout_type is ParallelLayout else None
         others = [] if limits is None else [f"layouts that {limits.name} does not run: --runs-on any"]
         others += [
             f"nearest that divides: {other.label}, {other.job.global_batch_size} sequences a step"
@@ -296,10 +296,9 @@ def best_plan(question: Question, *, ranks: bool = False, reported: bool = True)
 SHARE = 8
 """A batch divides where one in so many devices, a node of a DGX, can be a replica."""
 RANGE = 0.1
-"""How far another batch, or number of devices, may be away, as a share of it."""
-
-FAR = 0.5
-"""The same where no layout of the asked ones is legal."""
+"""How far another batch, or number of devices, may be away, as a share of it, where the asked are legal."""
+MOST_NEAR = 64
+"""How many other batches, and numbers of devices, are looked at for one that is legal."""
 
 
 def divides(batch: int, devices: int) -> bool:
@@ -310,22 +309,21 @@ def divides(batch: int, devices: int) -> bool:
 def divisible(question: Question, *, legal: bool = True) -> list[Question]:
     """The same with the nearest batch that divides, and with such a number of devices; none where it does.
 
-    Of a question without a `legal` layout the nearest that has one, up to half as far away.
+    Of a question without a `legal` layout the nearest that has one.
     """
     batch = question.job.global_batch_size
     devices = question.devices
     node = question.topology.devices_per_node if question.machine.fragments_memory else 0
     if not node or (legal and divides(batch, devices)):
         return []
-    away = RANGE if legal else FAR
+    near, far = (int(RANGE * batch), int(RANGE * devices)) if legal else (max(batch, devices), devices)
 
     def answers(other: Question) -> bool:
         return legal or any(True for _ in other.chosen.layouts(other.job, other.topology))
 
-    batches = (batch + sign * step for step in range(1, 1 + int(away * batch)) for sign in (-1, 1))
-    numbers = (
-        devices + sign * step for step in range(node, 1 + int(away * devices), node) for sign in (-1, 1)
-    )
-    found = (replace(question, batch=other) for other in batches if divides(other, devices))
-    others = (replace(question, devices=n, batch=batch) for n in numbers if divides(batch, n))
-    return [near for some in (found, others) for near in islice(filter(answers, some), 1)]
+    batches = (batch + sign * step for step in range(1, 1 + near) for sign in (-1, 1))
+    numbers = (devices + sign * step for step in range(node, 1 + far, node) for sign in (-1, 1))
+    found = (replace(question, batch=other) for other in batches if other > 0 and divides(other, devices))
+    others = (replace(question, devices=n, batch=batch) for n in numbers if n > 0 and divides(batch, n))
+    tried = (islice(some, MOST_NEAR) for some in (found, others))
+    return [nearest for some in tried for nearest in islice(filter(answers, some), 1)]

@@ -54,12 +54,6 @@ FlashAttention-2 (2307.08691, July 2023) parts the two; a model that does not sa
 _SHARDED = re.compile(r"\bzero(?:_stage)?=[23]")
 
 
-def usual_recipe(model: TransformerConfig) -> str:
-    """The name of the recipe by which a model of its month is trained, where none is named."""
-    month = model.released or LATEST
-    return next(name for since, name in ERAS if month == LATEST or month >= since)
-
-
 @dataclass(frozen=True)
 class Asked:
     """How people give one field of a question, at the command line, in Python and in files."""
@@ -411,7 +405,8 @@ def question_of(given: Mapping[str, Any], catalog: Catalog | None = None, asker:
     if isinstance(layout := values.get("layout"), Mapping):
         values["layout"] = text_of_fields(layout)
     model: TransformerConfig = values["model"]
-    era = usual_recipe(model)
+    month = model.released or LATEST
+    era = next(name for since, name in ERAS if month == LATEST or month >= since)
     recipe: Recipe = values.get("recipe") or catalog.recipe(era)
     if "recipe" not in values and not values.get("as_of"):
         precision = str(given.get("recipe.precision") or recipe.precision)

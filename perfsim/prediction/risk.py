@@ -181,7 +181,9 @@ def expected(points: Ints) -> Floats:
 
 
 def weight_of(plan: Plan) -> float:
-    """The same of a plan on GPUs."""
+    """The same of a plan; 1 on wafers, whose layouts have no kinds."""
+    if not isinstance(plan.layout, ParallelLayout):
+        return 1.0
     return float(expected(Novelty.of([plan.layout], plan.job, plan.system.device).points)[0])
 
 

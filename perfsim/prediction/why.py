@@ -15,8 +15,8 @@ from typing import Any, get_args
 import numpy as np
 
 from perfsim.base.errors import InputError, LimitError, PerfsimError
+from perfsim.base.limits import present_limits
 from perfsim.costs.wafer import ASSUMED_LOSS, ATTENTION, ROWS, SLOWEST, StreamingRoof
-from perfsim.engine.limits import present_limits
 from perfsim.engine.trace import Trace
 from perfsim.machines import machine_of
 from perfsim.machines.machine import Lane

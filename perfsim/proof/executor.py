@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from perfsim.base.arrays import Floats
-from perfsim.engine.limits import present_limits
+from perfsim.base.limits import present_limits
 from perfsim.proof.interpreter import Interpreter
 from perfsim.proof.program import BROKEN, CLIPPED, NORM, SHARED, START, Action, Cell, Claim, Fault, FaultError
 from perfsim.work.unfold import Unfolded

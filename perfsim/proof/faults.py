@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from perfsim.engine.limits import present_limits
+from perfsim.base.limits import present_limits
 from perfsim.proof.program import Precedence, task_name
 from perfsim.proof.prove import Subject, described
 from perfsim.strategies import Plan

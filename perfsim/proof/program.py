@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from perfsim.base.arrays import Floats
-from perfsim.engine.limits import present_limits
+from perfsim.base.limits import present_limits
 from perfsim.work import Task, TaskGraph, block_name
 from perfsim.work.graph import Ragged
 

@@ -11,6 +11,7 @@ from typing_extensions import TypeVar
 
 from perfsim.base.arrays import Floats, Ints
 from perfsim.base.errors import LayoutError, MemoryCapacityError, PerfsimError, PlanError
+from perfsim.base.limits import present_limits
 from perfsim.costs.memory import MemoryUse
 from perfsim.costs.price import Costs
 from perfsim.network import Topology
@@ -121,6 +122,7 @@ class Plan(Generic[LayoutT_co, TopologyT_co]):
         """Its graph, as the strategy writes it."""
         builder = GraphBuilder()
         self.chosen.emit(self, builder)
+        present_limits().in_time(lambda: "the graph of a step was being written")
         return builder.build()
 
     @property

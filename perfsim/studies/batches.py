@@ -10,7 +10,8 @@ from functools import reduce
 from operator import add
 from typing import Any, Self
 
-from perfsim.base.errors import InputError, LayoutError, PerfsimError, PlanError, Problem
+from perfsim.base.errors import InputError, LayoutError, PerfsimError, PlanError
+from perfsim.base.limits import present_limits
 from perfsim.convergence.critical_batch import (
     CriticalBatch,
     LawInputs,
@@ -22,7 +23,6 @@ from perfsim.convergence.critical_batch import (
 )
 from perfsim.convergence.laws import LossLaw, LossTarget, loss_law
 from perfsim.convergence.time_to_accuracy import LEAST_EXAMPLES_ERROR, RampedRun, TimeToAccuracy
-from perfsim.engine.limits import present_limits
 from perfsim.machines import costs_for
 from perfsim.prediction.bands import Accuracy
 from perfsim.prediction.caveats import Caveat
@@ -139,7 +139,7 @@ class Target:
     """The batch in tokens that DeepSeek's law suggests; it needs 6 N D FLOP without embeddings."""
 
     @classmethod
-    def of(cls, model: TransformerConfig, recipe: Recipe, law: ConvergenceSpec) -> Self:
+    def of(cls, model: TransformerConfig, recipe: Recipe, law: ConvergenceSpec, asked_by: str = "") -> Self:
         """What ends a run of a model under a recipe.
 
         Raises InputError where the recipe says nothing of it or a loss is outside its law's runs, and
@@ -157,8 +157,9 @@ class Target:
         if fit is not None and tokens is None:
             tokens = fit.e_min_tokens
         if tokens is None:
-            lack = f"recipe {recipe.name} has neither tokens nor target_loss nor tokens_per_parameter"
-            raise InputError([Problem(lack, help="give one of them, such as --set recipe.tokens=400e9")])
+            raise InputError(
+                f"{asked_by}recipe {recipe.name} has neither tokens nor target_loss nor tokens_per_parameter"
+            )
         inputs = LawInputs(
             d_min_tokens=tokens,
             loss=recipe.target_loss,
@@ -174,7 +175,7 @@ class Target:
     @classmethod
     def of_study(cls, spec: StudySpec) -> Self:
         """What ends the study's run. Raises InputError where the recipe says nothing of it."""
-        return cls.of(spec.model, spec.recipe, spec.convergence)
+        return cls.of(spec.model, spec.recipe, spec.convergence, f"study {spec.name}: ")
 
     def caveats(self, batch_tokens: float) -> Iterator[Caveat]:
         """A batch at which no run was seen to reach it, and how much its tokens depend on a loss."""

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from perfsim.base.errors import InputError, LimitError, PerfsimError, Problem
-from perfsim.engine.limits import Limits, limited, present_limits, start_worker
+from perfsim.base.limits import Limits, limited, present_limits, start_worker
 from perfsim.prediction.prediction import model_version
 
 if TYPE_CHECKING:

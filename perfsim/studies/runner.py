@@ -13,8 +13,8 @@ from sys import intern
 from typing import Any, TypeVar
 
 from perfsim.base.errors import InputError, LimitError, PerfsimError, PlanError, within_floats
+from perfsim.base.limits import present_limits
 from perfsim.convergence.wall_clock import RunPart
-from perfsim.engine.limits import present_limits
 from perfsim.prediction.bands import Accuracy
 from perfsim.prediction.caveats import Caveat, default_settings
 from perfsim.prediction.dates import date_caveats

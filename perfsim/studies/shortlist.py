@@ -15,18 +15,18 @@ from functools import partial
 from typing import Any, Self
 
 from perfsim.base.errors import InputError, LayoutError, PerfsimError, PlanError
+from perfsim.base.limits import present_limits
 from perfsim.base.sizes import MOST_DEVICES
 from perfsim.base.units import format_quantity, parse_quantity
 from perfsim.convergence.bill import HOUR_S
 from perfsim.convergence.time_to_accuracy import EqualDevices, RatioBand, TimeToAccuracy
-from perfsim.engine.limits import present_limits
 from perfsim.prediction.bands import SHARDED
 from perfsim.prediction.caveats import batch_caveats
 from perfsim.prediction.dates import date_caveats
 from perfsim.prediction.planner import Search, best_plan, confirmed, divisible
 from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.question import Objective, Question
-from perfsim.prediction.risk import Ranked
+from perfsim.prediction.risk import Ranked, weight_of
 from perfsim.prediction.run import Evaluation, evaluated
 from perfsim.specs.hardware import SystemSpec
 from perfsim.specs.layout import Layout, text_of
@@ -203,7 +203,7 @@ class Planned:
     objective: Objective
     """What the shortlist is ranked by."""
     shortlist: tuple[Entry, ...]
-    """Ascending by step time; every task of every entry is simulated."""
+    """Ascending by the step to be expected (`risk.expected`); every task of every entry is simulated."""
     within: int
     """Layouts that the closed form puts inside the model's error of the fastest."""
     refused: Mapping[str, int]
@@ -252,7 +252,7 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
         _keep_to(parse_quantity(question.power_cap, "watts"), question)
     target = None
     try:
-        target = Target.of(question.model, question.recipe, ConvergenceSpec())
+        target = Target.of(question.model, question.recipe, ConvergenceSpec(), f"objective {objective}: ")
     except InputError:
         if objective == "time-to-accuracy":
             raise
@@ -336,7 +336,7 @@ def _keep_to(cap_w: float, question: Question) -> None:
 
 
 def _fastest_runs(searched: Search, shown: int) -> list[Evaluation]:
-    """The fastest layout of each choice of degrees and micro-batch, simulated, ascending by step time."""
+    """The fastest layout of each choice of degrees and micro-batch, simulated, ascending by expected step."""
 
     def kind(layout: Layout) -> tuple[int, ...]:
         return layout.tensor, layout.pipeline, layout.data, layout.micro_batch_size
@@ -358,7 +358,7 @@ def _fastest_runs(searched: Search, shown: int) -> list[Evaluation]:
         if layout not in known:
             known[layout] = evaluated(question, question.chosen.plan(question.job, question.topology, layout))
         runs[kind(layout)] = known[layout]
-    return [first, *sorted([*runs.values()][1:], key=lambda run: run.step_time_s)]
+    return sorted(runs.values(), key=lambda run: run.step_time_s * weight_of(run.plan))
 
 
 def ratio_error(run: Evaluation, other: Evaluation) -> float:
@@ -370,7 +370,7 @@ def ratio_error(run: Evaluation, other: Evaluation) -> float:
 def _nearby(question: Question, best: Evaluation) -> Iterator[Nearby]:
     """Answers for the nearest batch and number of devices that divide, where they are faster."""
     for other in divisible(question):
-        with suppress(PerfsimError):
+        with suppress(PlanError, InputError):
             run = best_plan(other, reported=False)
             gain = run.tokens_per_s / other.devices / (best.tokens_per_s / question.devices)
             if gain > LEAST_GAIN:

@@ -14,9 +14,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ValidationError
 
 from perfsim.base.errors import InputError, PerfsimError
+from perfsim.base.limits import present_limits
 from perfsim.base.sizes import MOST_DEVICES, MOST_SEQUENCES
 from perfsim.base.units import number
-from perfsim.engine.limits import present_limits
 from perfsim.prediction.planner import best_plan
 from perfsim.prediction.question import Question
 from perfsim.specs.layout import text_of

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfsim.base.limits import Limits, limited
 from perfsim.costs.price import MOST_TAKEN
 from perfsim.engine import Beside, Flow, critical_path, simulate
-from perfsim.engine.limits import Limits, limited
 from perfsim.engine.trace import Trace
 from perfsim.testing import toys
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfsim.base.limits import Engine, Limits, limited
 from perfsim.engine import Flow, simulate
-from perfsim.engine.limits import Engine, Limits, limited
 from perfsim.testing import toys
 from perfsim.work import GraphBuilder, RankGroup
 

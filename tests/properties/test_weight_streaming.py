@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfsim.base.limits import Limits, limited
 from perfsim.catalog import default_catalog
 from perfsim.costs.price import price
 from perfsim.costs.wafer import WaferCosts, roof_tokens
 from perfsim.engine import critical_path, simulate
-from perfsim.engine.limits import Limits, limited
 from perfsim.engine.trace import Trace
 from perfsim.machines import network_of
 from perfsim.machines.placement import SharedLinks

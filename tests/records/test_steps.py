@@ -12,8 +12,8 @@ import yaml
 
 import perfsim as ps
 from perfsim.base.errors import PerfsimError
+from perfsim.base.limits import Limits, limited
 from perfsim.costs.price import Costs
-from perfsim.engine.limits import Limits, limited
 from perfsim.prediction.planner import plan_of
 from perfsim.prediction.question import Question, question_of
 from perfsim.report.terminal import run_lines

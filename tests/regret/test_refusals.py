@@ -17,7 +17,7 @@ import pytest
 import perfsim as ps
 from perfsim.base.errors import LimitError, PlanError
 from perfsim.catalog import default_catalog
-from perfsim.engine.limits import Limits, limited
+from perfsim.base.limits import Limits, limited
 
 pytestmark = pytest.mark.slow
 

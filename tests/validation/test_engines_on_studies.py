@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from perfsim.base.limits import Limits, limited
 from perfsim.catalog import default_catalog
 from perfsim.costs.price import price
 from perfsim.engine import simulate
-from perfsim.engine.limits import Limits, limited
 from perfsim.evidence.cases import CaseRows, StepCase, public_cases
 from perfsim.machines import network_of
 from perfsim.machines.placement import SharedLinks, rank_classes

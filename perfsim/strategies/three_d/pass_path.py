@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
+from perfsim.base.limits import present_limits
 from perfsim.specs.recipe import Job
 from perfsim.strategies.schedules import schedule_called
 from perfsim.strategies.three_d.closed_form import Priced, Steps
@@ -153,6 +154,7 @@ class _Passes(NamedTuple):
 
 def _step_s(job: Job, steps: Steps, passes: _Passes, row: int, update_s: float) -> float:
     """Seconds of a step of one layout, with an update of so many on every rank after its reductions."""
+    present_limits().in_time(lambda: "the passes of layouts were being followed")
     columns = steps.columns
     division = columns.divisions[int(columns.division[row])]
     schedule = schedule_called(division.schedule)

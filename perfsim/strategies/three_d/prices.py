@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from perfsim.base.arrays import Bools, Floats, Ints
+from perfsim.base.limits import present_limits
 from perfsim.costs.memory import state_bytes
 from perfsim.costs.price import Costs, Shares
 from perfsim.network import FatTree
@@ -74,6 +75,7 @@ class _Terms:
         first, of_row = distinct_rows(keys)
         place: list[int] = []
         for number, key in enumerate(zip(*(column[first].tolist() for column in keys), strict=True)):
+            present_limits().in_time(lambda: "the passes of layouts were being priced")
             for role, works in terms(*key).items():
                 self.works += works
                 place += [self._roles[role] * len(first) + number] * len(works)

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, TypeVar, get_args
 import numpy as np
 
 from perfsim.base.arrays import Bools, Floats, Ints
+from perfsim.base.limits import present_limits
 from perfsim.base.sizes import MOST_LAYER_PASSES
 from perfsim.costs.memory import state_bytes
 from perfsim.network import FatTree
@@ -157,6 +158,7 @@ class Columns:
         code = (by_zero * self.zero * len(SCHEDULES) + schedule) * (int(size.max(initial=0)) + 1) + size
         order = np.argsort(code.astype(np.int16), kind="stable")
         for start in range(0, len(self), _BLOCK):
+            present_limits().in_time(partial("{:,} of {:,} layouts were tried".format, start, len(self)))
             rows = order[start : start + _BLOCK]
             yield rows, self.rows(rows)
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import islice
 from typing import get_args, get_type_hints
 
 import numpy as np
 
 from perfsim.base.arrays import Bools, Floats
-from perfsim.base.errors import LayoutError, MemoryCapacityError, PerfsimError, Problem
+from perfsim.base.errors import InputError, LayoutError, MemoryCapacityError, Problem
 from perfsim.base.sizes import MOST_DEVICES
 from perfsim.costs.price import Costs
 from perfsim.network import FatTree
@@ -42,6 +43,8 @@ from perfsim.strategies.three_d.space import (
 from perfsim.work import GraphBuilder
 
 GIB = 2.0**30
+MOST_TRIED = 5_000
+"""How many changes of a layout that does not fit are tried at most."""
 
 
 @dataclass(frozen=True)
@@ -174,24 +177,21 @@ def _nearest_fit(
 
     def fits(easier: Job, changed: ParallelLayout) -> bool:
         try:
-            on = topology
-            if changed.num_devices != topology.num_devices:
-                on = FatTree(topology.system, changed.num_devices)
+            on = FatTree(topology.system, changed.num_devices)
             if refusals_of(easier, on, changed, "", free_degrees):
                 return False
-            return all(use.fits for use in stage_memory(easier, changed, on))
-        except PerfsimError:
+            return bool(memory_shares(easier, Columns.of(easier, changed), on)[1].all())
+        except InputError:
             return False
 
     alone = "no change of one setting and one degree makes it fit, not even on more devices"
-    options, nearest = next(
-        (
-            (options, changed)
-            for options, easier in _eased(job)
-            for changed in (layout, *_changed(easier, layout, part, free_degrees, zero=zero))
-            if fits(easier, changed)
-        ),
-        ("", None),
+    tried = (
+        (options, easier, changed)
+        for options, easier in _eased(job)
+        for changed in (layout, *_changed(easier, layout, part, free_degrees, zero=zero))
+    )
+    options, _, nearest = next(
+        (each for each in islice(tried, MOST_TRIED) if fits(*each[1:])), ("", job, None)
     )
     if nearest is None:
         return alone

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from perfsim.base.errors import InputError, LimitError
+from perfsim.base.limits import Limits, limited
 from perfsim.engine.failures import (
     Checkpoints,
     exponential_failures,
@@ -16,7 +17,6 @@ from perfsim.engine.failures import (
     with_jitter,
     with_stragglers,
 )
-from perfsim.engine.limits import Limits, limited
 from perfsim.testing import toys
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from perfsim.base.errors import LimitError
-from perfsim.engine import Flow, critical_path, simulate
-from perfsim.engine.limits import Engine, Limits, limited, present_limits
+from perfsim.base.limits import Engine, Limits, limited, present_limits
+from perfsim.engine import Flow, simulate
 from perfsim.engine.trace import Trace
 from perfsim.testing import toys
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph
@@ -64,24 +64,13 @@ def test_events_that_other_processes_use_up_meanwhile_end_a_run_where_it_is() ->
         run(graph)
 
 
-def test_time_that_is_over_ends_a_critical_path() -> None:
-    graph = long(10)
-    with limited(Limits(max_seconds=0.0)), pytest.raises(LimitError, match="0 % of a critical path"):
-        critical_path(graph, np.ones(len(graph)))
-
-
 def test_time_is_looked_at_every_few_flows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second passes with each look: before the run, and whenever rates were set 64 times."""
     clock = iter(range(10))
-    monkeypatch.setattr("perfsim.engine.limits.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("perfsim.base.limits.time.monotonic", lambda: next(clock))
     limits = Limits(max_seconds=2.5, started_s=0.0, engine="simpy")
     with limited(limits), pytest.raises(LimitError, match="of 401 tasks of the present"):
         run(long(200), 0.5)
-
-
-def test_no_time_left_ends_a_run_among_its_flows() -> None:
-    with limited(Limits(max_seconds=0.0)), pytest.raises(LimitError, match="after 0 s"):
-        run(long(3000), 1.0)
 
 
 def test_whoever_listens_is_told_of_tasks_ended_and_of_how_many() -> None:

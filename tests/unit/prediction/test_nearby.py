@@ -48,12 +48,6 @@ def test_a_plan_answers_for_the_batch_that_divides_next_to_the_asked_one() -> No
     assert not plan_layouts(asked(48, 48, runs_on="any"), shown=1).nearby
 
 
-def test_a_refusal_names_the_batch_and_the_devices_that_divide() -> None:
-    with pytest.raises(PlanError, match="252 sequences a step") as refused:
-        Search(asked(216, 250, model="gpt3_175b"))
-    assert "200 A100-80GB" in str(refused.value)
-
-
 def test_where_no_layout_is_legal_the_named_questions_have_one() -> None:
     """Seven stages do not divide 72 layers evenly, as its tool of then would need."""
     question = asked(112, 2048, model="megatron_8p3b")

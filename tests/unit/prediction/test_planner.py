@@ -169,6 +169,8 @@ def test_without_any_legal_layout_the_reason_is_the_division(toys: ModuleType, t
     ) as caught:
         Search(on_toys(toys, "data", toys.job(7), topology))
     assert "16 devices of toy-gpus" in str(caught.value)
+    assert "nearest that divides: 16 devices of toy-gpus, 16 sequences a step" in caught.value.reasons
+    assert "--runs-on any" not in str(caught.value)
     assert caught.value.exit_code == 3
 
 

@@ -22,7 +22,7 @@ from perfsim.base.errors import (
     Problem,
     UnknownNameError,
 )
-from perfsim.engine.limits import Limits, limited
+from perfsim.base.limits import Limits, limited
 from perfsim.studies.executors import (
     CONNECT_S,
     IN_PROCESS,
@@ -89,7 +89,7 @@ def test_a_worker_has_the_limits_and_the_version_of_who_asks() -> None:
 
 
 def in_time(words: str) -> str:
-    from perfsim.engine.limits import present_limits
+    from perfsim.base.limits import present_limits
 
     present_limits().in_time(lambda: words)
     return "done"

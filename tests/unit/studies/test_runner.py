@@ -11,8 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 from perfsim.base.errors import CatalogError, InputError, LimitError, PlanError
+from perfsim.base.limits import Limits, limited
 from perfsim.catalog import default_catalog
-from perfsim.engine.limits import Limits, limited
 from perfsim.report.study import study_document, study_page
 from perfsim.report.table import document_text
 from perfsim.studies import runner as runner_module
@@ -98,7 +98,7 @@ def test_time_is_looked_at_before_planning(quick: StudySpec, monkeypatch: pytest
     with limited(Limits(max_seconds=0.0)), pytest.raises(LimitError, match="0 of 2 candidates answered"):
         run_study(quick)
     clock = iter(range(100))  # one second passes with each look: batch, screening
-    monkeypatch.setattr("perfsim.engine.limits.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("perfsim.base.limits.time.monotonic", lambda: next(clock))
     several = quick.model_copy(update={"batch_sizes": (48, 96)})
     limits = Limits(max_seconds=1.5, started_s=0.0)
     with limited(limits), pytest.raises(LimitError, match="no layout screened yet on 8 A100"):

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from perfsim.base.errors import CatalogError, LayoutError, LimitError, PerfsimError, Problem
 from perfsim.catalog import default_catalog
 from perfsim.cli import main
-from perfsim.engine.limits import Limits, limited
+from perfsim.base.limits import Limits, limited
 from perfsim.specs.perturbations import PerturbationSpec
 from perfsim.studies import runner as sweep_module
 from perfsim.studies import spec
