@@ -396,9 +396,9 @@ class WaferCluster(Machine):
         return super().compute_remedy(plan, fixed, recompute)
 
     def _completed(self, given: dict[str, Any], devices: int) -> StreamingLayout:
-        """The layout; `dp` defaults to all systems, and `recompute_layers` implies full recompute."""
-        if given.get("recompute_layers"):
-            given.setdefault("recompute", "full")
+        """The layout; `dp` defaults to all systems; `recompute_layers` and full recompute go together."""
+        if given.get("recompute_layers") or given.get("recompute") == "full":
+            given = {"recompute": "full", "recompute_layers": 1} | given
         return StreamingLayout(**({"data": devices} | given))
 
     def in_chunks(self, layout: StreamingLayout, /) -> StreamingLayout:

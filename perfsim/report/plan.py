@@ -24,7 +24,7 @@ _REASONS = {
 }
 """Reasons of the search in words; others are shown by their name."""
 NEAR = 1.001
-"""Memory over capacity below which the nearest miss is not worth a word."""
+"""A ratio, of memory to capacity or of two steps, below which the difference is not worth a word."""
 WIDER = 1.2
 """How many times the error of the narrowest band is worth a word."""
 
@@ -160,7 +160,9 @@ def _head(planned: Planned) -> Iterator[str]:
         nodes = planned.question.topology.num_nodes
         drawn, least, most = (text.si(nodes * own, "W") for own in (power.typical, power.low, power.high))
         yield f"All nodes draw {drawn} in training ({least} to {most}), cooling left out."
-    if others:
+    if others and others[0].ratio < NEAR:
+        yield "2, the next of other degrees or micro-batch, is no slower."
+    elif others:
         second = others[0]
         sure = "more" if second.ratio - 1 > second.ratio_error else "less"
         yield (

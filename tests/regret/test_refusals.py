@@ -5,6 +5,7 @@ Ten run with the slow tests; with PERFSIM_REGRET=FILE (`make regret`) many more,
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -15,9 +16,9 @@ from typing import Any
 import pytest
 
 import perfsim as ps
-from perfsim.base.errors import LimitError, PlanError
-from perfsim.catalog import default_catalog
+from perfsim.base.errors import InputError, LimitError, PlanError
 from perfsim.base.limits import Limits, limited
+from perfsim.catalog import default_catalog
 
 pytestmark = pytest.mark.slow
 
@@ -25,26 +26,34 @@ SEED = 11
 FEW = 10
 MANY = 300
 MOST_DEVICES = 2_304
-MOST_SECONDS = 60.0
+MOST_WAFERS = 192
+MOST_SECONDS = 20.0
 SEQUENCES = (2_048, 8_192, 32_768, 131_072)
+POSITIVE = ("step_time_s", "low_s", "high_s", "ratio", "peak_memory_bytes", "device_hours")
 ANSWERED = "answered"
 STOPPED = f"stopped after {MOST_SECONDS:.0f} s"
-NEAREST = re.compile(r"nearest that divides: \S.*|try \w+ \S+ → .*, which fits|with --set \S+.* it fits")
+NEAREST = re.compile(
+    r"nearest that divides: \S|try \w+ \S+ → .*, which fits|with --set \S+.* it fits|try --set \S+=\d"
+    r"|nearest: \d+ sequences, or \d+ systems|try more weight servers|at most \d+ systems"
+)
 """What to ask or to change instead, in a refusal."""
+LACKS = re.compile(r"needs \S+ \SB of \S+ \SB|needs \S+ GiB of \S+ GiB")
+"""The memory that a refusal says is missing, where no change of one setting and one degree mends it."""
 
 
 def drawn(count: int) -> list[dict[str, Any]]:
-    """Model, GPU system, whole nodes, sequence and batch."""
+    """Model, system, whole nodes or wafers, sequence and batch."""
     catalog = default_catalog()
-    models = [name for name in catalog.names("model") if name != "gpt_120t"]
-    systems = [name for name in catalog.names("system") if hasattr(catalog.system(name), "node")]
+    models = [*catalog.names("model")]
+    systems = [*catalog.names("system")]
     chance = random.Random(SEED)
     questions = []
     for _ in range(count):
         system = chance.choice(systems)
-        node = catalog.system(system).node.devices
-        most = chance.choice((16, MOST_DEVICES // node))
-        devices = node * chance.randint(1, min(most, MOST_DEVICES // node))
+        described = catalog.system(system)
+        node = described.node.devices if hasattr(described, "node") else 1
+        nodes = MOST_DEVICES // node if node > 1 else MOST_WAFERS
+        devices = node * chance.randint(1, chance.choice((min(16, nodes), nodes)))
         questions.append(
             {
                 "model": chance.choice(models),
@@ -58,15 +67,20 @@ def drawn(count: int) -> list[dict[str, Any]]:
 
 
 def outcome(question: dict[str, Any]) -> str:
-    """How a question ends; any other error is a defect."""
+    """How a question ends; any other error is a defect, and so is a number that is none."""
     try:
-        with limited(Limits(max_seconds=MOST_SECONDS)):
-            assert ps.plan(**question).shortlist
+        with limited(Limits(max_seconds=MOST_SECONDS, engine="fast")):
+            answer = ps.plan(**question)
     except LimitError:
         return STOPPED
-    except PlanError as error:
-        kind = "no degrees divide" if "no layout is legal" in str(error) else "over memory"
-        return f"{kind}; nearest {'named' if NEAREST.search(str(error)) else 'not named'}"
+    except (PlanError, InputError) as error:
+        said = str(error)
+        kind = "over memory" if "over memory" in said else "nothing divides"
+        lacks = "the memory that is missing" if LACKS.search(said) else "nothing"
+        return f"{kind}; names {'what is legal' if NEAREST.search(said) else lacks}"
+    assert json.dumps(answer.document(), allow_nan=False)
+    sizes = [row[name] for row in answer.rows() for name in POSITIVE]
+    assert min(sizes) > 0, question
     return ANSWERED
 
 
@@ -76,15 +90,16 @@ def test_every_question_is_answered_or_refused_with_the_nearest_legal_answer() -
     outcomes = [outcome(question) for question in questions]
     if target:
         write(Path(target), Counter(outcomes))
-    unnamed = [question for question, end in zip(questions, outcomes, strict=True) if "not named" in end]
+    unnamed = [question for question, end in zip(questions, outcomes, strict=True) if "nothing" in end[-7:]]
     assert not unnamed
 
 
 HEADING = "## Questions drawn at random"
 HEAD = """
-{count} questions: any model of the catalogue but the largest on any GPU system, up to {devices:,} devices
-in whole nodes, sequences of 2,048 to 131,072 tokens, batches of half a sequence to eight a device, or of
-1,024. A refusal names the nearest batch, number of devices, layout or setting that is legal.
+{count} questions: any model on any system of the catalogue, up to {devices:,} devices in whole nodes or
+{wafers} wafers, sequences of 2,048 to 131,072 tokens, batches of half a sequence to eight a device, or of
+1,024. None ends in another error than a refusal. A refusal names the nearest batch, number of devices,
+layout or setting that is legal, or the memory that is missing.
 
 | end | questions |
 |---|---:|
@@ -94,6 +109,6 @@ in whole nodes, sequences of 2,048 to 131,072 tokens, batches of half a sequence
 def write(file: Path, ends: Counter[str]) -> None:
     """Write the section behind measured regret."""
     before = file.read_text(encoding="utf-8").split(HEADING)[0] if file.exists() else ""
-    text = HEAD.format(count=ends.total(), devices=MOST_DEVICES)
+    text = HEAD.format(count=ends.total(), devices=MOST_DEVICES, wafers=MOST_WAFERS)
     text += "".join(f"| {end} | {count} |\n" for end, count in ends.most_common())
     file.write_text(f"{before.rstrip()}\n\n{HEADING}\n{text}", encoding="utf-8")

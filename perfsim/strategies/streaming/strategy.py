@@ -236,7 +236,10 @@ class WeightStreaming(Strategy[StreamingLayout, WaferTree]):
             problems.append(f"data {layout.data} must equal the {topology.num_devices} systems")
         if job.global_batch_size < layout.data:
             words = f"global_batch_size {job.global_batch_size} gives some of {layout.data} systems nothing"
-            problems.append(words)
+            problems.append(f"{words}; nearest: {layout.data} sequences, or {job.global_batch_size} systems")
+        if layout.recompute != ("full" if layout.recompute_layers else "none"):
+            words = f"recompute {layout.recompute} with recompute_layers {layout.recompute_layers}"
+            problems.append(f"{words}: whole layers are recomputed, full, or none with recompute_layers 0")
         if not 1 <= layout.stream_chunks <= MOST_CHUNKS:
             problems.append(f"stream_chunks {layout.stream_chunks} must be 1 to {MOST_CHUNKS}")
         per_system = -(-job.global_batch_size // layout.data)

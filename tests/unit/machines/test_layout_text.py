@@ -43,6 +43,7 @@ STAGES = ("Et*3|t*4|,tL", "Et*3, |t*4|tL", "E(tt)*1,t|t*4,|tL")
         *((GPUS, f"pp=3,dp=2,pipeline_layout={stages}", THREE_STAGES) for stages in STAGES),
         (WAFERS, "", StreamingLayout(data=128)),
         (WAFERS, "dp=64,recompute_layers=2", StreamingLayout(data=64, recompute_layers=2, recompute="full")),
+        (WAFERS, "recompute=full", StreamingLayout(data=128, recompute_layers=1, recompute="full")),
         (
             WAFERS,
             "mbs=8,spill=true,recompute=none",

@@ -6,13 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from perfsim.base.errors import InputError, PerfsimError, PlanError
+from perfsim.base.errors import InputError, LimitError, MemoryCapacityError, PerfsimError, PlanError
+from perfsim.base.limits import Limits, limited
 from perfsim.catalog import Catalog
 from perfsim.prediction.planner import best_plan, plan_of
-from perfsim.prediction.question import Question
+from perfsim.prediction.question import Question, question_of
 from perfsim.report.plan import plan_lines
 from perfsim.studies.shortlist import (
     DIVISIBILITY,
@@ -63,6 +65,44 @@ def test_the_planners_pick_is_first_of_a_sorted_shortlist(planned: Planned, abou
     times = [entry.step_time_s for entry in planned.shortlist]
     assert times == sorted(times)
     assert 1 < len(times) <= 4
+
+
+def test_a_layout_that_is_faster_than_its_estimate_is_first() -> None:
+    """Stages of 30 replicas that lie across nodes take less than their path."""
+    asked = {"model": "cerebras_gpt_256m", "system": "mi355x-288gb", "devices": 120, "batch": 60}
+    first, *others = (entry.ratio for entry in plan_layouts(question_of(asked, None, "plan")).shortlist)
+    assert first == 1.0 <= min(others)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "said"), [(1.0, "is no slower"), (0.99, "is no slower"), (1.01, "beats 2")]
+)
+def test_a_head_beats_only_what_is_slower(planned: Planned, ratio: float, said: str) -> None:
+    first, second, *_ = planned.shortlist
+    lines = plan_lines(replace(planned, shortlist=(first, replace(second, ratio=ratio))))
+    assert [words for words in ("is no slower", "beats 2") if words in " ".join(lines)] == [said]
+
+
+def test_every_part_of_a_plan_looks_at_the_clock(about: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[str] = []
+    monkeypatch.setattr(Limits, "in_time", lambda _, done: noted.append(done()))
+    plan_layouts(about(), shown=1)
+    for part in ("tried", "priced", "followed", "written", "critical path", "simulated", "ended"):
+        assert any(part in done for done in noted), part
+
+
+def test_a_limit_ends_what_stands_next_to_an_answer(about: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfsim.studies.shortlist.best_plan", Mock(side_effect=LimitError("over")))
+    with pytest.raises(LimitError):
+        plan_layouts(about(devices=24, batch=25), shown=1)
+
+
+def test_time_that_is_over_ends_the_search_for_what_would_fit(about: Ask) -> None:
+    lacking = about("gpt3_175b", layout="dp=8")
+    with pytest.raises(MemoryCapacityError) as caught:
+        plan_of(lacking)
+    with limited(Limits(max_seconds=0.0)), pytest.raises(LimitError):
+        str(caught.value)
 
 
 def test_every_layout_is_within_or_refused_and_counted(planned: Planned, about: Ask) -> None:

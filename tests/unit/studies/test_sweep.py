@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 from perfsim.base.errors import CatalogError, LayoutError, LimitError, PerfsimError, Problem
+from perfsim.base.limits import Limits, limited
 from perfsim.catalog import default_catalog
 from perfsim.cli import main
-from perfsim.base.limits import Limits, limited
 from perfsim.specs.perturbations import PerturbationSpec
 from perfsim.studies import runner as sweep_module
 from perfsim.studies import spec
@@ -151,7 +151,8 @@ def test_a_point_without_a_plan_has_its_reason_and_a_plan_of_a_sweep_writes_noth
     result = run_sweep(load_sweep(str(path)), store, jobs=1)
     (without,) = (answer for answer in result.points if not answer.feasible)
     assert without.num_devices == 4
-    assert without.reasons == ("global_batch_size 2 gives some of 4 systems nothing",)
+    (reason,) = without.reasons
+    assert reason == "global_batch_size 2 gives some of 4 systems nothing; nearest: 4 sequences, or 2 systems"
     assert list(result.documents())[4]["reasons"] == list(without.reasons)
 
 

@@ -10,7 +10,7 @@ from perfsim.base.errors import LayoutError, MemoryCapacityError
 from perfsim.catalog import default_catalog
 from perfsim.costs.price import Costs, price
 from perfsim.engine import critical_path
-from perfsim.specs.layout import StreamingLayout
+from perfsim.specs.layout import Recompute, StreamingLayout
 from perfsim.strategies import Plan, strategy
 from perfsim.testing import toys
 from perfsim.work import Work
@@ -71,8 +71,15 @@ def test_everything_wrong_with_a_layout_is_listed() -> None:
         planned_on(4, 2, StreamingLayout(data=3))
     assert [problem.message for problem in caught.value.problems] == [
         "data 3 must equal the 4 systems",
-        "global_batch_size 2 gives some of 3 systems nothing",
+        "global_batch_size 2 gives some of 3 systems nothing; nearest: 3 sequences, or 2 systems",
     ]
+
+
+@pytest.mark.parametrize(("recompute", "layers"), [("selective", 0), ("mlp", 1), ("full", 0), ("none", 2)])
+def test_a_wafer_refuses_to_recompute_other_than_whole_layers(recompute: Recompute, layers: int) -> None:
+    layout = StreamingLayout(data=1, recompute=recompute, recompute_layers=layers)
+    with pytest.raises(LayoutError, match=f"recompute {recompute} with recompute_layers {layers}: whole"):
+        planned_on(1, 2, layout)
 
 
 def test_all_resident_is_refused_where_it_does_not_fit_with_a_way_out() -> None:
