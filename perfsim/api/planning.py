@@ -58,7 +58,7 @@ class PlanAnswer(Planned, Reported):
         """
         question = self.question
         time = self.best.time
-        target = Target.of(question.model, question.recipe, ConvergenceSpec(), "match: ")
+        target = Target.of(question.model, question.recipe, ConvergenceSpec())
         if time is None:
             raise InputError(f"match: recipe {question.recipe.name} has no target")
         return Matched.of(described(system, "system", catalog or default_catalog()), question, time, target)

@@ -39,7 +39,7 @@ from perfsim.prediction.why import GapExplained
 from perfsim.specs.model import TransformerConfig
 from perfsim.studies import trials
 from perfsim.studies.comparisons import ComparisonSpec
-from perfsim.studies.loading import SweepSpec, changed_study, kind_of_study, load_study, load_sweep
+from perfsim.studies.loading import SweepSpec, changed_study, load_study, load_sweep
 from perfsim.studies.runner import refusals
 from perfsim.studies.spec import StudySpec
 
@@ -95,37 +95,41 @@ class _Checked:
 
 
 def check(file: str | Path, kind: str = "", catalog: Catalog | None = None) -> _Checked:
-    """Read a file with all that it names; raises InputError with every mistake.
+    """Read a file, or a shipped study by its name, with all that it names; InputError has every mistake.
 
-    `kind` is one of `KINDS`; without it the file's own keys tell it.
+    `kind` is one of `KINDS`; without it the file's own keys, and the name that it extends, tell it.
     """
-    path = Path(file)
     catalog = catalog or default_catalog()
+    path = Path(file) if Path(file).exists() else catalog.find("study", str(file))
     must_exist(path)
     if path.suffix not in (".yaml", ".yml"):
         said = "is no YAML file, whose name ends in .yaml or .yml"
         raise InputError([Problem(said, file=str(path), help="perfsim import reads files of other tools")])
     if kind and kind not in KINDS:
         raise UnknownNameError("kind", kind, KINDS)
-    kind = kind or _kind_of_file(path)
+    kind = kind or _kind_of_file(path, catalog)
     reader = _READERS.get(kind)
     words = reader(path, catalog) if reader else str(catalog.load(kind, str(path.resolve())).name)
     return _Checked(str(path), kind, words)
 
 
-def _kind_of_file(path: Path) -> str:
-    """The kind whose fields have most of the file's keys; InputError where none has any."""
+def _kind_of_file(path: Path, catalog: Catalog) -> str:
+    """The kind with most of the file's keys, the name that it extends included; InputError without any."""
     root = Node.read(path)[0]
     keys = {str(key) for key in root.mapping}
     if not keys or "candidates" in keys:
         return "study"
     if cases := root.mapping.get("cases"):
         return "convergence" if any("points" in case.mapping for case in cases.sequence[:1]) else "cases"
-    counts = {kind: max(len(keys & set(cls.model_fields)) for cls in _classes(kind)) for kind in KINDS}
+    own = keys - {"name", "description", "sources", "assumed"}
+    counts = {kind: max(len(own & set(cls.model_fields)) for cls in _classes(kind)) for kind in KINDS}
+    base = root.mapping["extends"].value if "extends" in keys else None
+    for kind in CATALOGUED:
+        counts[kind] += base in catalog.names(kind)
     best = max(counts, key=lambda kind: counts[kind])
-    if counts[best] == len(keys & {"name", "description", "extends"}):
+    if not counts[best]:
         known = f"--kind, one of {', '.join(KINDS)}"
-        raise InputError([Problem("what kind of file is this?", file=str(path), help=known)])
+        raise InputError([Problem("what kind of file is this?", str(path), 1, help=known)])
     return best
 
 
@@ -161,9 +165,9 @@ def _unplaced(case: cases.StepCase | cases.ConvergenceCase, catalog: Catalog) ->
     return reasons.removeprefix(f"case {case.id}: ")
 
 
-def _measured(path: Path, catalog: Catalog) -> str:
-    parse_file(path, MeasuredFile, catalog)
-    return "measured steps"
+def _whole(kind: type[BaseModel], words: str, path: Path, catalog: Catalog) -> str:
+    parse_file(path, kind, catalog)
+    return words
 
 
 _READERS: dict[str, Callable[[Path, Catalog], str]] = {
@@ -171,7 +175,8 @@ _READERS: dict[str, Callable[[Path, Catalog], str]] = {
     "sweep": lambda path, catalog: f"{len(load_sweep(str(path), catalog).points):,} points",
     "cases": partial(_cases, cases.StepCase),
     "convergence": partial(_cases, cases.ConvergenceCase),
-    "measured": _measured,
+    "comparison": partial(_whole, ComparisonSpec, "published figures and what they stand next to"),
+    "measured": partial(_whole, MeasuredFile, "measured steps"),
 }
 """For kinds outside the catalogue: reads a file with all that it names, and says in words what it holds."""
 
@@ -210,11 +215,6 @@ def why_measured(measured: str | float, **given: Any) -> GapExplained:
 def _study_named(study: Named) -> StudySpec:
     """A study by name, by its file, or by the document of its answer."""
     if Path(study).suffix != ".json":
-        kind = kind_of_study(str(study))
-        if kind != "study":
-            text = f"{study} is a {kind}, and why and diff take a study of candidates"
-            advice = "give the study that it varies, or write one of its points" if kind == "sweep" else ""
-            raise InputError([Problem(text, help=advice)])
         return load_study(str(study))
     document = _document(Path(study))
     spec = load_study(document.study)

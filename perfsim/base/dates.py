@@ -36,4 +36,4 @@ def check_day(text: str, *words: str) -> str:
     if text in words or re.match(PATTERN, text):
         return text
     allowed = " or ".join(("a month (2023-06), a day (2023-06-15)", *words))
-    raise InputError([Problem(f"as_of: {text!r} is no date", help=f"write {allowed}")])
+    raise InputError([Problem(f"{text!r} is no date", help=f"write {allowed}")])

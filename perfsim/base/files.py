@@ -50,7 +50,8 @@ def _write_parts(path: Path, parts: Iterable[bytes]) -> None:
 def must_exist(path: Path) -> None:
     """Raise InputError unless this is a file."""
     if not path.is_file():
-        said = "is a directory; a file is expected" if path.is_dir() else "there is no such file"
+        other = "is a directory" if path.is_dir() else "is no regular file"
+        said = f"{other}; a file is expected" if path.exists() else "there is no such file"
         raise InputError([Problem(said, file=str(path))])
 
 

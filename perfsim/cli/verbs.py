@@ -346,13 +346,13 @@ _TEMPLATE = """\
 title: {model} on my machine
 question: How long does my machine take, and would another one be faster?
 
-# A name (perfsim show models), a YAML file, or a config.json of Hugging Face.
+# A name (perfsim show models) or a YAML file, which perfsim import makes of a config.json.
 model: {model}
 
 # How it is trained. Each line below replaces a value of the recipe that is extended (perfsim show recipes).
 recipe:
   extends: {recipe}
-  # seq_length: 4096             # tokens of a sequence
+  seq_length: {length: <19}# tokens of a sequence
   # precision: bf16              # or fp16, fp8
   # runtime: megatron_core       # what runs it (perfsim show runtimes)
   # dropout: false
@@ -393,22 +393,24 @@ assumed:
 )
 @click.argument("file", type=click.Path(path_type=Path), default="my_study.yaml")
 @click.option("--model", default="llama2_70b", show_default=True, shell_complete=complete("model"))
-@click.option("--recipe", default="gpt3_pretraining", show_default=True, shell_complete=complete("recipe"))
+@click.option("--recipe", help="[default: that of the model's year]", shell_complete=complete("recipe"))
 @click.option("--system", default="dgx-h100", show_default=True, shell_complete=complete("system"))
 @count("--devices", "", most=MOST_DEVICES, default=64, show_default=True)
-def _init(file: Path, model: str, recipe: str, system: str, devices: int) -> None:
+def _init(file: Path, model: str, recipe: str | None, system: str, devices: int) -> None:
     """Write a commented study to FILE, which `perfsim study FILE` answers as it is."""
     from perfsim.catalog import default_catalog
     from perfsim.machines import strategy_for
+    from perfsim.prediction.question import usual_recipe
 
     if file.exists():
         raise InputError(f"{file} is there already; name another file")
     check_file(file, "FILE")
     catalog = default_catalog()
-    for kind, name in (("model", model), ("recipe", recipe), ("system", system)):
-        catalog.load(kind, name)
+    shape = catalog.model(model)
+    recipe = recipe or usual_recipe(shape)
+    length = min(catalog.recipe(recipe).seq_length, shape.max_position_embeddings)
     strategy = strategy_for("", catalog.system(system)).name
-    names = {"model": model, "recipe": recipe, "system": system, "strategy": strategy}
+    names = {"model": model, "recipe": recipe, "length": length, "system": system, "strategy": strategy}
     write_file(file, _TEMPLATE.format(file=file, devices=devices, **names))
     print_lines(prose(f"{file}: edit it, then `perfsim check {file}` and `perfsim study {file} --open`"))
 

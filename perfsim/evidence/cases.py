@@ -86,7 +86,7 @@ class CaseSystem(_CaseSpec):
             return catalog.system(self.device)
         by_device = {system.device.name: system for system in map(catalog.system, reversed(names))}
         if self.device not in by_device:
-            raise UnknownNameError("device or system", self.device, {*by_device, *names})
+            raise UnknownNameError("device or system", self.device, sorted({*by_device, *names}))
         return by_device[self.device]
 
     def spec(self, catalog: Catalog) -> SystemSpec:

@@ -54,6 +54,12 @@ FlashAttention-2 (2307.08691, July 2023) parts the two; a model that does not sa
 _SHARDED = re.compile(r"\bzero(?:_stage)?=[23]")
 
 
+def usual_recipe(model: TransformerConfig) -> str:
+    """The name of the recipe by which a model of its month is trained, where none is named."""
+    month = model.released or LATEST
+    return next(name for since, name in ERAS if month == LATEST or month >= since)
+
+
 @dataclass(frozen=True)
 class Asked:
     """How people give one field of a question, at the command line, in Python and in files."""
@@ -405,8 +411,7 @@ def question_of(given: Mapping[str, Any], catalog: Catalog | None = None, asker:
     if isinstance(layout := values.get("layout"), Mapping):
         values["layout"] = text_of_fields(layout)
     model: TransformerConfig = values["model"]
-    month = model.released or LATEST
-    era = next(name for since, name in ERAS if month == LATEST or month >= since)
+    era = usual_recipe(model)
     recipe: Recipe = values.get("recipe") or catalog.recipe(era)
     if "recipe" not in values and not values.get("as_of"):
         precision = str(given.get("recipe.precision") or recipe.precision)

@@ -7,14 +7,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import cycle, islice, product
-from pathlib import Path
 from traceback import walk_tb
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
 from perfsim.base.errors import DeadlockError, GraphError, InputError, Problem
 from perfsim.catalog import Catalog, default_catalog
+from perfsim.catalog.yaml_tree import Node
 from perfsim.interop import model_named
 from perfsim.machines import build_topology, costs_for, machine
 from perfsim.prediction.question import changes_by_root
@@ -40,7 +40,7 @@ from perfsim.specs.model import RecomputeKeeps, TransformerConfig
 from perfsim.specs.recipe import Job
 from perfsim.strategies import STRATEGIES, Plan, strategy, strategy_names
 from perfsim.strategies.schedules import SCHEDULES, least_chunks
-from perfsim.studies.loading import changed_study, kind_of_study, load_study
+from perfsim.studies.loading import changed_study, load_study
 from perfsim.studies.runner import run_study
 from perfsim.work import TaskGraph
 from perfsim.work.unfold import Unfolded, unfold
@@ -500,12 +500,7 @@ def plans_of(request: Request) -> Iterator[Plan]:
         said = " and ".join(idle)
         problem = f"{said} {'is' if len(idle) == 1 else 'are'} for a --layout"
         raise InputError([Problem(problem, help=f"add --layout, or leave out {said}")])
-    kind = _kind_of(request.target, catalog)
-    if kind == "sweep":
-        said = f"{request.target} is a sweep, and sweeps are not supported"
-        instead = "prove a model, or a study with the candidates of one of its points"
-        raise InputError([Problem(said, help=instead)])
-    if kind == "study":
+    if _is_study(request.target, catalog):
         if request.layout:
             raise InputError([Problem("--layout is for a model", help="a study chooses its layouts itself")])
         spec = changed_study(load_study(request.target, catalog), request.changes, catalog)
@@ -525,19 +520,12 @@ def plans_of(request: Request) -> Iterator[Plan]:
             yield case.plan(model, catalog)
 
 
-def _kind_of(target: str, catalog: Catalog) -> Literal["model", "study", "sweep"]:
-    """What a target is; a name that a model has means the model."""
+def _is_study(target: str, catalog: Catalog) -> bool:
+    """Whether a target is a study, or a sweep; a name that a model has means the model."""
     if not target.endswith((".yaml", ".yml")):
-        if target in catalog.names("model") or target not in catalog.names("study"):
-            return "model"
-        return "sweep" if kind_of_study(target, catalog) == "sweep" else "study"
-    try:
-        keys = {line.partition(":")[0] for line in Path(target).read_text(encoding="utf-8").splitlines()}
-    except (OSError, UnicodeDecodeError):
-        return "model"
-    if "study" in keys:
-        return "sweep"
-    return "study" if "candidates" in keys else "model"
+        return target not in catalog.names("model") and target in catalog.names("study")
+    keys = Node.read(catalog.find("study", target))[0].mapping
+    return "candidates" in keys or "study" in keys
 
 
 def _of_layout(request: Request, model: TransformerConfig, catalog: Catalog) -> Plan:

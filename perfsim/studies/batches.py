@@ -10,7 +10,7 @@ from functools import reduce
 from operator import add
 from typing import Any, Self
 
-from perfsim.base.errors import InputError, LayoutError, PerfsimError, PlanError
+from perfsim.base.errors import InputError, LayoutError, PerfsimError, PlanError, Problem
 from perfsim.base.limits import present_limits
 from perfsim.convergence.critical_batch import (
     CriticalBatch,
@@ -139,7 +139,7 @@ class Target:
     """The batch in tokens that DeepSeek's law suggests; it needs 6 N D FLOP without embeddings."""
 
     @classmethod
-    def of(cls, model: TransformerConfig, recipe: Recipe, law: ConvergenceSpec, asked_by: str = "") -> Self:
+    def of(cls, model: TransformerConfig, recipe: Recipe, law: ConvergenceSpec) -> Self:
         """What ends a run of a model under a recipe.
 
         Raises InputError where the recipe says nothing of it or a loss is outside its law's runs, and
@@ -157,9 +157,8 @@ class Target:
         if fit is not None and tokens is None:
             tokens = fit.e_min_tokens
         if tokens is None:
-            raise InputError(
-                f"{asked_by}recipe {recipe.name} has neither tokens nor target_loss nor tokens_per_parameter"
-            )
+            lack = f"recipe {recipe.name} has neither tokens nor target_loss nor tokens_per_parameter"
+            raise InputError([Problem(lack, help="give one of them, such as --set recipe.tokens=400e9")])
         inputs = LawInputs(
             d_min_tokens=tokens,
             loss=recipe.target_loss,
@@ -175,7 +174,7 @@ class Target:
     @classmethod
     def of_study(cls, spec: StudySpec) -> Self:
         """What ends the study's run. Raises InputError where the recipe says nothing of it."""
-        return cls.of(spec.model, spec.recipe, spec.convergence, f"study {spec.name}: ")
+        return cls.of(spec.model, spec.recipe, spec.convergence)
 
     def caveats(self, batch_tokens: float) -> Iterator[Caveat]:
         """A batch at which no run was seen to reach it, and how much its tokens depend on a loss."""

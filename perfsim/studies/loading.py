@@ -85,7 +85,9 @@ class _StudyCatalog(Catalog):
     def load(self, kind: str, name_or_path: str, near: Path | None = None) -> Any:
         """The description of a kind, including studies."""
         if kind == "study":
-            return parse_file(self.find(kind, name_or_path, near), StudySpec, self)
+            path = self.find(kind, name_or_path, near)
+            _must_be("study", path, self)
+            return parse_file(path, StudySpec, self)
         return super().load(kind, name_or_path, near)
 
 
@@ -353,7 +355,7 @@ def changed_study(study: StudySpec, changes: Mapping[str, Any], catalog: Catalog
     """
     if not changes:
         return study
-    known = [*STUDY_ROOTS, "prices", *CandidateSpec.model_fields]
+    known = list(dict.fromkeys([*STUDY_ROOTS, "prices", *CandidateSpec.model_fields]))
     problems = []
     for path, value in changes.items():
         root = study_path(path).partition(".")[0]
@@ -525,13 +527,8 @@ def load_sweep(
     Raises CatalogError with every problem of the file.
     """
     catalog = _StudyCatalog((catalog or default_catalog()).roots)
-    path = catalog.find("study", name_or_path)
-    mapping = LocatedMapping.read(path, "study", catalog)
-    if "study" not in mapping.data and "candidates" in mapping.data:
-        raise CatalogError(
-            [mapping.problem((), "this is a study without a grid", f"perfsim study {name_or_path}")]
-        )
-    spec = parse_file(path, SweepSpec, catalog)
+    mapping = _must_be("sweep", catalog.find("study", name_or_path), catalog)
+    spec = parse_file(mapping.path, SweepSpec, catalog)
     if spec.study.as_of == EQUAL:  # one day for the candidates of a study; a grid has others
         spec = spec.model_copy(update={"study": spec.study.model_copy(update={"as_of": ""})})
 
@@ -560,20 +557,29 @@ def kind_of_study(
     """What a file in studies/ is, by its name or path."""
     catalog = catalog or default_catalog()
     data = LocatedMapping.read(catalog.find("study", name_or_path), "study", catalog).data
-    if "study" in data:
+    if data.keys() & {"study", "grid"}:
         return "sweep"
     return "comparison" if data.keys() & {"losses", "speeds", "equations"} else "study"
+
+
+def _must_be(kind: str, path: Path, catalog: Catalog) -> LocatedMapping:
+    """A file in studies/; CatalogError where it is of another kind than is expected."""
+    mapping = LocatedMapping.read(path, "study", catalog)
+    found = kind_of_study(str(path), catalog)
+    if found != kind:
+        said = f"this is a {found}; a {kind} is expected"
+        raise CatalogError([mapping.problem((), said, f"perfsim study {path.stem} answers it")])
+    return mapping
 
 
 def load_study(name_or_path: str, catalog: Catalog | None = None) -> StudySpec:
     """A study of the catalogue by name, or from a file; CatalogError lists every problem."""
     catalog = catalog or default_catalog()
-    path = catalog.find("study", name_or_path)
-    study = parse_file(path, StudySpec, catalog)
-    mapping = LocatedMapping.read(path, "study", catalog)
+    mapping = _must_be("study", catalog.find("study", name_or_path), catalog)
+    study = parse_file(mapping.path, StudySpec, catalog)
+    _check_target(study, mapping)
     _check_machines(study, mapping)
     _check_links(study, mapping)
-    _check_loss(study, mapping)
     return study
 
 
@@ -635,10 +641,8 @@ def _check_links(study: StudySpec, mapping: LocatedMapping) -> None:
         raise CatalogError(problems)
 
 
-def _check_loss(study: StudySpec, mapping: LocatedMapping) -> None:
-    """Refuse a target loss that its law does not reach, at its place in the file."""
-    if study.recipe.target_loss is None:
-        return
+def _check_target(study: StudySpec, mapping: LocatedMapping) -> None:
+    """Refuse a recipe without a target, and a loss that its law does not reach, at its place in the file."""
     try:
         Target.of(study.model, study.recipe, study.convergence)
     except (InputError, PlanError) as error:

@@ -252,7 +252,7 @@ def plan_layouts(question: Question, objective: Objective = "step-time", shown: 
         _keep_to(parse_quantity(question.power_cap, "watts"), question)
     target = None
     try:
-        target = Target.of(question.model, question.recipe, ConvergenceSpec(), f"objective {objective}: ")
+        target = Target.of(question.model, question.recipe, ConvergenceSpec())
     except InputError:
         if objective == "time-to-accuracy":
             raise

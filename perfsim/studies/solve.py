@@ -264,6 +264,7 @@ def _field(path: str, point: Point) -> _Unknown:
     count, record, index, value = reached(owner, inner)
     if count < len(steps):
         names = [*getattr(type(value), "model_fields", ()), *([SIZE] * path.startswith("model."))]
+        names += [known for known in _INPUTS if not count and known not in names]
         help_text = did_you_mean(steps[count], names)
         raise InputError([Problem(f"--find {path}: `{steps[count]}` is not a field", help=help_text)])
     value = value.typical if isinstance(value, Range) else value

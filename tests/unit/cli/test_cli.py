@@ -114,6 +114,13 @@ REFUSED: dict[int, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {
         (("prove", "latin.yaml"), ("latin.yaml:2: ", "is not UTF-8 text")),
         (("study", "gpt3_20"), ("unknown study `gpt3_20`", "did you mean `gpt3_20b`")),
         (("study", "absent.yaml"), ("there is no file", "absent.yaml")),
+        (("check", "gpt3_20"), ("unknown study `gpt3_20`", "did you mean `gpt3_20b`")),
+        (("check", "no_tokens.yaml"), ("no_tokens.yaml:2:1: recipe", "--set recipe.tokens=400e9")),
+        (("check", "odd.yaml"), ("odd.yaml:2:13: num_layers", "`many` is text")),
+        (("sweep", "pile_law"), ("pile_law.yaml:1:1: this is a comparison; a sweep is expected",)),
+        (("import", "/dev/null"), ("/dev/null: is no regular file",)),
+        (("study", "study.yaml", "--as-of", "soon"), ("error: as_of: 'soon' is no date",)),
+        (("solve", "study.yaml", "--find", "device", "--such-that", "days<=9"), ("did you mean `devices`",)),
         (("study", "study.yaml", "--compare", "3d,weight"), ("unknown strategy 'weight'",)),
         (("calibrate", "gemm", "absent.csv", "--device", "wse-2"), ("absent.csv: there is no such file",)),
         (("calibrate", "collective", "absent.csv", "--link", "x"), ("absent.csv: there is no such file",)),
@@ -167,6 +174,9 @@ def test_what_cannot_be_answered_ends_in_words_and_its_exit_code(
 ) -> None:
     (elsewhere / "torn.yaml").write_text("title: [\n", encoding="utf-8")
     (elsewhere / "bytes.yaml").write_bytes(b"\xff\xfe\x00name")
+    (elsewhere / "odd.yaml").write_text("extends: gpt3_xl\nnum_layers: many\n", encoding="utf-8")
+    recipe = "recipe: {extends: gpt3_pretraining}"
+    (elsewhere / "no_tokens.yaml").write_text(f"extends: gpt3_20b\n{recipe}\n", encoding="utf-8")
     (elsewhere / "latin.yaml").write_bytes(STUDY.encode("latin-1"))
     big = STUDY.replace("gpt3_xl", "gpt3_175b").replace("dgx-a100-80gb", NO_HOST)
     (elsewhere / "big.yaml").write_text(big, encoding="utf-8")

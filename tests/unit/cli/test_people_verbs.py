@@ -40,7 +40,8 @@ def test_the_machine_that_a_first_study_has_in_comments_can_be_used(perfsim: Run
     used = "\n".join(re.sub(r"^  # ", "  ", line) for line in text.splitlines())
     Path("own.yaml").write_text(used.replace("  My own machine", "  # My own machine"), "utf-8")
     checked = perfsim("check", "own.yaml")
-    assert "64 My GPU, 3d" in checked.stdout, checked.stderr
+    assert "64 My GPU, 3d" in " ".join(checked.stdout.split()), checked.stderr
+    assert "llama2_70b by llm_2024" in checked.stdout, "as `run --model llama2_70b` trains it"
 
 
 def test_check_names_the_candidates_to_which_the_run_gives_no_answer(perfsim: Run) -> None:
@@ -67,13 +68,15 @@ def test_check_names_the_candidates_to_which_the_run_gives_no_answer(perfsim: Ru
         ("workloads/models/gpt3_xl.yaml", "model"),
         ("workloads/recipes/chinchilla.yaml", "recipe"),
         ("studies/csx_scaling.yaml", "sweep"),
+        ("csx_scaling", "sweep"),
+        ("pile_law", "comparison"),
         ("studies/gpt3_20b.yaml", "study"),
         ("studies/validation/weight_streaming.yaml", "cases"),
         ("studies/validation/convergence.yaml", "convergence"),
     ],
 )
 def test_the_kind_of_a_file_is_told_by_its_keys(perfsim: Run, repository: Path, name: str, kind: str) -> None:
-    result = perfsim("check", repository / name)
+    result = perfsim("check", repository / name if "/" in name else name)
     assert f": {kind}, no mistakes" in result.stdout, result.stderr
 
 
@@ -282,8 +285,8 @@ POINT = ("--model", "gpt3_xl", "--system", "dgx-a100-80gb", "--devices", "8")
         (("run", *POINT, "--perturb", "mttf=8h"), ["failure.checkpoint is missing"]),
         (("why", "empty.json"), ["is no answer of `perfsim study --json`: study is missing"]),
         (("why", "torn.json"), ["torn.json:2", "is not valid JSON"]),
-        (("why", "pile_law"), ["pile_law is a comparison"]),
-        (("diff", "gpt3_20b", "pile_law"), ["pile_law is a comparison"]),
+        (("why", "pile_law"), ["this is a comparison; a study is expected"]),
+        (("diff", "gpt3_20b", "capacity_20b"), ["this is a sweep", "perfsim study capacity_20b"]),
         (
             ("calibrate", "gemm", "bytes.csv", "--device", "a100-sxm4-80gb"),
             ["bytes.csv:1: the byte 0xff is not UTF-8 text"],

@@ -127,8 +127,8 @@ def test_the_document_has_what_was_promised_and_the_table_ends_in_a_sentence() -
         ([MODEL, "--every", "7"], "--every belongs to --mutations"),
         ([MODEL, "--mutations", "x.md", "--seed", "7"], "--orders and --seed belong to proofs"),
         ([MODEL, "--mutations", "nowhere/x.md"], "there is no folder nowhere"),
-        (["csx_scaling"], "csx_scaling is a sweep, and sweeps are not supported"),
-        (["studies/csx_scaling.yaml"], "is a sweep, and sweeps are not supported"),
+        (["csx_scaling"], "this is a sweep; a study is expected"),
+        (["studies/csx_scaling.yaml"], "this is a sweep; a study is expected"),
     ],
 )
 def test_bad_questions_are_refused_in_words(arguments: list[str], said: str) -> None:

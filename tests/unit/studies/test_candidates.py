@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,7 @@ import pytest
 import yaml
 
 from perfsim.api.answers import study
-from perfsim.api.tools import diff, why
-from perfsim.base.errors import CatalogError, InputError, LayoutError, PerfsimError, Problem
+from perfsim.base.errors import CatalogError, LayoutError, PerfsimError, Problem
 from perfsim.catalog import data_root
 from perfsim.report.study import study_lines, study_page
 from perfsim.specs.layout import ParallelLayout
@@ -191,12 +189,6 @@ def test_a_wrong_number_is_said_at_its_line(tmp_path: Path, text: str, message: 
     with pytest.raises(CatalogError, match=rf"study\.yaml:2:.*{message}") as raised:
         load_study(str(path))
     assert len(raised.value.problems) == 1
-
-
-@pytest.mark.parametrize("verb", [why, lambda name: diff(name, "gpt3_20b")], ids=["why", "diff"])
-def test_a_sweep_is_no_study_to_explain(verb: Callable[[str], object]) -> None:
-    with pytest.raises(InputError, match="capacity_20b is a sweep, and why and diff take a study of candid"):
-        verb("capacity_20b")
 
 
 def lines_of(problems: list[Problem]) -> list[tuple[int, str]]:

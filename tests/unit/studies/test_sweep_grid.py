@@ -135,7 +135,7 @@ def test_an_unknown_study_is_refused_with_the_nearest_name_and_a_study_is_no_swe
     path.write_text("title: t\nstudy: gpt3_20\ngrid: {}\n")
     with pytest.raises(CatalogError, match=r"(?s)lost\.yaml:2:8: unknown study.*did you mean `gpt3_20b`"):
         load_sweep(str(path))
-    with pytest.raises(CatalogError, match="this is a study without a grid"):
+    with pytest.raises(CatalogError, match="this is a study; a sweep is expected"):
         load_sweep("gpt3_20b")
 
 
