@@ -34,6 +34,8 @@ LOOKS = {
 """Widths and themes of pictures, and when a browser takes which: the first that fits."""
 SHOWN = "figure.scale, .plot, main table"
 """What a picture shows: the first of these on a page."""
+EDGE = 8
+"""Pixels on both sides of it, into which the ends of a scale reach."""
 STYLE = """
 .cards { display: grid; gap: 1.2rem; align-items: start;
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 33rem), 1fr)); }
@@ -102,7 +104,14 @@ def pictures(browser: Any, row: Shown, folder: Path) -> Iterator[str]:
         page.goto((folder / row.name / "index.html").resolve().as_uri())
         page.wait_for_function("() => document.documentElement.dataset.fitted")
         path = f"{row.name}/{width}-{theme}.png"
-        page.locator(SHOWN).first.screenshot(path=folder / path)
+        box = page.locator(SHOWN).first.bounding_box()
+        clip = {
+            "x": box["x"] - EDGE,
+            "width": box["width"] + 2 * EDGE,
+            "y": box["y"],
+            "height": box["height"],
+        }
+        page.screenshot(path=folder / path, clip=clip, full_page=True)
         yield path
         page.close()
 
@@ -116,7 +125,7 @@ def card(row: Shown) -> str:
     if row.pictures:
         looks = zip(row.pictures, LOOKS.values(), strict=True)
         sources = "".join(f'<source srcset="{path}" media="{media}">' for path, media in looks)
-        image = f'<img src="{row.pictures[-1]}" alt="Figure: {escape(row.title)}" loading="lazy">'
+        image = f'<img src="{row.pictures[-1]}" alt="Figure: {escape(row.title)}">'
         picture = f'<a href="{link}"><picture>{sources}{image}</picture></a>'
     return (
         f'<article id="{row.name}"><h3><a href="{link}">{escape(row.title)}</a></h3>'
@@ -129,7 +138,7 @@ def card(row: Shown) -> str:
 def gallery(shown: list[Shown], left_out: list[str]) -> str:
     """The page."""
     style = (files("perfsim.report") / "templates" / "style.css").read_text("utf-8") + STYLE
-    notes = [f"Left out because they take long: {', '.join(left_out)}."] if left_out else []
+    notes = [f"Left out: {', '.join(left_out)}."] if left_out else []
     if not any(row.pictures for row in shown):
         notes.append("Without pictures: these need Chromium, and pip install playwright.")
     parts = []
