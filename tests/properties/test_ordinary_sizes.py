@@ -1,4 +1,4 @@
-"""Numbers of nodes over which groups lie unevenly are answered (`tests/regret` draws any number)."""
+"""Groups that lie unevenly over nodes are answered (`tests/regret` draws any number of nodes)."""
 
 from __future__ import annotations
 
@@ -6,40 +6,22 @@ import pytest
 
 import perfsim as ps
 
-REFUSED_BEFORE = [
-    *(("gpt3_20b", devices) for devices in (56, 88, 120, 152, 184, 248, 360, 1000)),
-    ("gpt3_13b", 40),
-    pytest.param("opt_175b", 992, marks=pytest.mark.slow),
+CASES = [
+    *(("gpt3_20b", devices, None) for devices in (56, 88, 120, 152, 184, 248, 360, 1000)),
+    ("gpt3_13b", 40, None),
+    pytest.param("opt_175b", 992, None, marks=pytest.mark.slow),
+    ("gpt3_175b", 48, "tp=3,pp=16,dp=1"),
+    pytest.param("gpt3_175b", 48, "tp=6,pp=8,dp=1", marks=pytest.mark.slow),
+    pytest.param("gpt3_175b", 72, "tp=3,pp=8,dp=3", marks=pytest.mark.slow),
+    ("gpt3_175b", 96, "tp=12,pp=4,dp=2"),
 ]
 
 
-def step_time_s(model: str, devices: int, system: str = "dgx-a100-80gb", layout: str | None = None) -> float:
-    """Seconds of the planner's choice, or of a layout, with one sequence a GPU."""
-    answer = ps.predict(
-        model=model,
-        system=system,
-        devices=devices,
-        strategy="3d",
-        batch=devices,
-        layout=layout,
-        runs_on="any",
-    )
-    return answer.step_time_s
-
-
-@pytest.mark.parametrize(("model", "devices"), REFUSED_BEFORE)
-def test_sizes_over_which_groups_lie_unevenly_are_answered(model: str, devices: int) -> None:
-    assert step_time_s(model, devices) > 0
-
-
-@pytest.mark.parametrize(
-    ("devices", "layout"),
-    [
-        (48, "tp=3,pp=16,dp=1"),
-        pytest.param(48, "tp=6,pp=8,dp=1", marks=pytest.mark.slow),
-        pytest.param(72, "tp=3,pp=8,dp=3", marks=pytest.mark.slow),
-        (96, "tp=12,pp=4,dp=2"),
-    ],
-)
-def test_tensor_groups_that_straddle_nodes_are_priced(devices: int, layout: str) -> None:
-    assert step_time_s("gpt3_175b", devices, "dgx-h100", f"{layout},mbs=1,zero=1,recompute=full") > 0
+@pytest.mark.parametrize(("model", "devices", "tensor_groups"), CASES)
+def test_groups_that_lie_unevenly_over_nodes_are_priced(
+    model: str, devices: int, tensor_groups: str | None
+) -> None:
+    layout = f"{tensor_groups},mbs=1,zero=1,recompute=full" if tensor_groups else None
+    system = "dgx-h100" if tensor_groups else "dgx-a100-80gb"
+    asked = {"model": model, "system": system, "devices": devices, "layout": layout}
+    assert ps.predict(**asked, strategy="3d", batch=devices, runs_on="any").step_time_s > 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from perfsim.base.errors import LimitError
-from perfsim.base.limits import Engine, Limits, limited, present_limits
+from perfsim.base.limits import Engine, Limits, limited
 from perfsim.engine import Flow, simulate
 from perfsim.engine.trace import Trace
 from perfsim.testing import toys
@@ -112,16 +112,6 @@ def test_events_of_workers_add_up() -> None:
     limits.add(2)
     with pytest.raises(LimitError, match=r"after 6 events: 5 are allowed"):
         limits.add(1)
-
-
-def test_limits_end_with_their_block() -> None:
-    limits = Limits(max_events=5)
-    with limited(limits):
-        assert present_limits() is limits
-        with limited(Limits()):
-            assert present_limits() is not limits
-        assert present_limits() is limits
-    assert present_limits().max_events is None
 
 
 def test_a_limit_that_a_caller_swallowed_is_remembered() -> None:
