@@ -650,7 +650,7 @@ class _Search:
         nearest = min(misses, key=lambda index: abs(misses[index]) if self.equal else misses[index])
         tried = self.tried[nearest]
         words = f"no value meets it; nearest: {self.unknown.text(tried.value)}. "
-        words += tried.points[0].prediction.why.sentence
+        words += tried.points[0].prediction.why.sentence.replace("Nearest remedy:", "For a faster step:")
         beyond = dict.fromkeys(known.reason for known in self.tried.values() if known.reason)
         words += f" Others have no answer: {next(iter(beyond))}" if beyond else ""
         told = {"text": self.unknown.text(tried.value), "nearest": tried.value, "reason": words}
