@@ -312,8 +312,8 @@ def residuals(cases: Iterable[Mapping[str, Any]]) -> tuple[Table, go.Figure | No
         # The legend has the first mark: a scored run comes first.
         shown = [row for row, case in enumerate(known) if outside(case) is out]
         shown.sort(key=lambda row: known[row]["evidence"] == "C")
-        weak = ["-open" if known[row]["evidence"] == "C" else "" for row in shown]
-        look = {"symbol": [symbol + suffix for suffix in weak], "color": colour, "size": 9, "opacity": 0.8}
+        look = {"color": colour, "size": 9, "line": {"color": colour, "width": 2}}
+        look["symbol"] = [f"{symbol}{'-open' * (known[row]['evidence'] == 'C')}" for row in shown]
         x = [100.0 * known[row]["error"] for row in shown]
         y = [labels[known[row]["family"]] for row in shown]
         traces += [draw.marks(name, x, y, look, [hovers[row] for row in shown])] if shown else []
