@@ -196,9 +196,8 @@ def _planned(study: str, names: list[str], how: How) -> list[str]:
 
     spec = changed_study(load_study(study), how.changes, default_catalog())
     machines = [f"  {point.label}" for point in spec.points if not names or point.candidate.strategy in names]
-    batches = "several batches"
-    if spec.batch_sizes != "auto":
-        batches = counted(len(spec.batch_sizes), "batch", "batches")
+    given = spec.batch_sizes
+    batches = "several batches" if given == "auto" else counted(len(given), "batch", "batches")
     candidates = counted(len(machines), "candidate")
     return prose(
         f"{spec.name}: {spec.model.name} by {spec.recipe.name} on {candidates}, each with {batches}",

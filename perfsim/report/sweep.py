@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -145,10 +146,6 @@ def sweep_page(result: SweepResult) -> Page:
     )
 
 
-def _fastest_s(series: Series) -> float:
-    return series.fastest.prediction.wall_s
-
-
 def _scale(result: SweepResult) -> tuple[Table | None, str]:
     """A row for each series in their order, the fastest of each target marked; and what the rows show.
 
@@ -158,8 +155,9 @@ def _scale(result: SweepResult) -> tuple[Table | None, str]:
     if not series:
         return None, ""
     one_target = len(result.targets) == 1
-    winners = [min(group, key=_fastest_s) for group in result.targets if len(group) > 1]
-    chosen = (sorted(series, key=_fastest_s) if one_target else list(series))[:_MAX_HEAD_ROWS]
+    fastest_s = attrgetter("fastest.prediction.wall_s")
+    winners = [min(group, key=fastest_s) for group in result.targets if len(group) > 1]
+    chosen = (sorted(series, key=fastest_s) if one_target else list(series))[:_MAX_HEAD_ROWS]
     shown = [member for member in series if member in chosen]
     words = ["Each machine at the number of devices that reaches the target first, at its best batch."]
     if not one_target:

@@ -226,9 +226,8 @@ class Target:
         reach a worse loss. Batches are multiples of a device count that is no power of two, so that replicas
         share evenly.
         """
-        largest = LARGEST_SHARE * self.critical.tokens / seq_length
-        if self.critical.given_length:
-            largest = self.optimal_tokens / seq_length
+        most = self.optimal_tokens if self.critical.given_length else LARGEST_SHARE * self.critical.tokens
+        largest = most / seq_length
         smallest = largest * SMALLEST_SHARE / LARGEST_SHARE
         unit = num_devices if num_devices & (num_devices - 1) else 1
         grid = sorted({unit * factor * 2**power for factor in (2, 3) for power in range(24)})
