@@ -431,7 +431,7 @@ def _combined(
     split = layout_of(tensor, sequence_parallel=True, micro_batch_size=1, context=context, exchange=exchange)
     even = job.seq_length % tensor == 0 and not any(DEGREE_RULES["context"](job, split))
     splits = [0, 1] if tensor > 1 and even else [0]
-    splits = splits[-1:] if job.model.experts is not None else splits
+    splits = [split for split in splits if split == (tensor > 1) or job.model.experts is None]
     replicas = data * context
     inside = topology.devices_per_node // tensor
     zeros = [0, 1, GRADIENTS_SHARDED, SHARDED] if replicas > 1 else [0]

@@ -129,6 +129,10 @@ TRIED: dict[str, tuple[str, Job, int, str, set[Any]]] = {
         {size for size in (1, 2, 4, 8) if LONG_SEQUENCE // size >= LEAST_POSITIONS},
     ),
     "degrees that divide the experts": ("3d", toys.job(16, experts=EXPERTS), 16, "expert", {1, 2, 4, 8}),
+    "tensor ranks of experts share positions": (
+        *("3d", toys.job(16, {"seq_length": 1023}, experts=EXPERTS), 8, "tensor"),
+        {1},
+    ),
     "no groups of replicas in one node": ("zero3", toys.job(8), 8, "shard_group", {None}),
     "groups of replicas in several nodes": ("zero3", toys.job(16), 16, "shard_group", {None, 8, 4, 2}),
 }
