@@ -56,7 +56,7 @@ def gpu_plan(layout: dict[str, Any], overlap: bool, tied: bool = True) -> Plan:
 
 
 def wafer_plan(systems: int, recompute: int) -> Plan:
-    layout = StreamingLayout(data=systems, micro_batch_size=2, recompute_layers=recompute)
+    layout = StreamingLayout(systems, 2, "full" if recompute else "none", recompute)
     return toys.plan("weight-streaming", toys.job(4 * systems), layout, toys.wafer_cluster())
 
 
