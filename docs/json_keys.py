@@ -62,12 +62,14 @@ ROOTS: Mapping[str, Classes] = {
     ),
 }
 """Classes of a document, and what a key's own class lacks, by the key; the first that has a key counts."""
-BY_NAME = ("families", "families_asked", "families_baseline", "families_traits", "without_release")
+BY_NAME = ("classes", "families", "families_asked", "families_baseline", "families_traits", "without_release")
 """Mappings of no field; the keys of others are known by their annotation."""
 FIELDS = {"step_breakdown_s": "breakdown_s", "closest_memory_share": "closest_share"}
 """Fields of keys with another name."""
 NO_FIELD: Mapping[str, str] = {
     "band_coverage": "Share of the measured times that lie in their 90 % band.",
+    "band_width": "Mean half-width of the 90 % bands in log time.",
+    "interval_score": "Mean of the width of a band plus 20 times what lies outside it, in log time; less is better.",
     "bias": "Mean of the relative errors.",
     "mape": "Mean of the absolute relative errors.",
     "kendall_tau": "Rank correlation of layouts, predicted against measured.",

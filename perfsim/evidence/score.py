@@ -89,6 +89,10 @@ def _left_out_s(placed: PlacedCase, record: Mapping[str, Any]) -> float | None:
     return run.step_s(constants) if run.recorded.keys() <= constants.keys() else None
 
 
+_MISSED = 0.1
+"""The share of runs that a band may miss."""
+
+
 @dataclass(frozen=True)
 class Scored:
     """One case with its prediction; `predicted_s` is None if it failed."""
@@ -157,13 +161,15 @@ class Scored:
         return {family: Scored.scores(members) for family, members in _by_family(runs).items()}
 
     @staticmethod
-    def dense_and_experts(cases: Sequence[Scored]) -> dict[str, dict[str, Any]]:
-        """The summaries of runs without experts and with them; empty unless some scored run has them."""
-        kinds = {
-            "dense": Scored.scores(case for case in cases if not case.experts),
-            "experts": Scored.scores(case for case in cases if case.experts),
-        }
-        return {name: figures for name, figures in kinds.items() if kinds["experts"]["n"] and figures["n"]}
+    def of_classes(runs: Sequence[Scored]) -> dict[str, dict[str, Any]]:
+        """The scores and bands of each class of runs and of their parents; empty if all have one class."""
+        by_class: defaultdict[str, list[Scored]] = defaultdict(list)
+        for run in runs:
+            for name in run.traits.classes if run.counts and run.traits is not None else ():
+                by_class[name].append(run)
+        names = sorted(by_class, key=lambda name: (", " in name, name))
+        one_class = len(by_class) <= 2  # and its parent
+        return {} if one_class else {name: _with_bands(by_class[name]) for name in names}
 
     @staticmethod
     def one_constant(runs: Sequence[Scored]) -> float:
@@ -287,21 +293,20 @@ def validate_cases(rows: CaseRows[StepCase], catalog: Catalog) -> dict[str, Any]
             *rows.failed,
             *({"id": run.id, "error": run.failure} for run in read if run.predicted_s is None),
         ],
-        "summary": {**Scored.scores(runs), "band_coverage": _coverage(runs)},
+        "summary": _with_bands(runs),
         "summary_predicted": Scored.scores(run for run in runs if run.predicted_s is not None),
         "summary_asked": Scored.scores(asked),
-        **Scored.dense_and_experts(runs),
+        "classes": Scored.of_classes(runs),
         "baseline": Scored.scores(baseline) | ({"efficiency": efficiency} if known else {}),
         "memory": {_OF_MEMORY.get(name, name): value for name, value in peaks.items()},
         "families": {
-            family: figures
+            family: _with_bands(members)
             | {
-                "band_coverage": _coverage(by_family[family]),
                 "hidden_communication": max(
-                    run.hidden_communication or 0.0 if run.counts else 0.0 for run in by_family[family]
-                ),
+                    run.hidden_communication or 0.0 if run.counts else 0.0 for run in members
+                )
             }
-            for family, figures in Scored.of_families(runs).items()
+            for family, members in by_family.items()
         },
         "families_asked": Scored.of_families(asked),
         "families_baseline": Scored.of_families(baseline),
@@ -377,11 +382,25 @@ def _row(run: Scored, case: StepCase | None = None) -> dict[str, Any]:
     return row
 
 
-def _coverage(runs: Sequence[Scored]) -> float | None:
-    """The share of scored runs whose measured time lies in their band; None where none has a band."""
-    bands = [(run.measured_s, run.band) for run in runs if run.counts and run.band is not None]
-    held = [band.low_s <= measured_s <= band.high_s for measured_s, band in bands]
-    return sum(held) / len(held) if held else None
+def _with_bands(runs: Iterable[Scored]) -> dict[str, Any]:
+    """The scores of runs and of their 90 % bands; None where none has a band.
+
+    `band_coverage` is the share of scored runs whose measured time lies in its band, `band_width` the mean
+    half-width in log time, `interval_score` the mean of the width plus 20 times what lies outside of it
+    [Gneiting and Raftery, "Strictly Proper Scoring Rules", 2007], both in log time.
+    """
+    scored = [run for run in runs if run.counts]
+    bands = np.log(
+        [(run.band.low_s, run.band.high_s, run.measured_s) for run in scored if run.band is not None]
+    )
+    figures: dict[str, Any] = dict.fromkeys(("band_coverage", "band_width", "interval_score"))
+    if bands.size:
+        low, high, measured = bands.T
+        outside = np.maximum(low - measured, 0.0) + np.maximum(measured - high, 0.0)
+        figures["band_coverage"] = float(np.mean(outside == 0.0))
+        figures["band_width"] = float(np.mean(high - low)) / 2
+        figures["interval_score"] = float(np.mean(high - low + 2 / _MISSED * outside))
+    return {**Scored.scores(scored), **figures}
 
 
 # Convergence.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -66,6 +66,15 @@ class Traits:
     """Sequences that pass a replica at once."""
     experts: bool = False
     """Whether the model has experts."""
+    generation: str = ""
+    """Generation of the device's chips; the name of its calibration where it has none."""
+
+    @property
+    def classes(self) -> tuple[str, str]:
+        """The class of runs that its band follows, `Hopper, 8 bits or fewer, dense`, and the class above."""
+        parent = "experts" if self.experts else "dense"
+        narrow = self.precision in PRECISIONS and PRECISIONS[self.precision].is_narrow
+        return f"{self.generation}, {'8 bits or fewer' if narrow else '16 bits'}, {parent}", parent
 
     @classmethod
     def of(cls, plan: Plan) -> Traits:
@@ -87,6 +96,7 @@ class Traits:
             shards=layout.data if sharded else 1,
             micro_batch_size=layout.micro_batch_size,
             experts=plan.job.model.experts is not None,
+            generation=device.generation or device.constants,
         )
 
     @staticmethod
@@ -253,13 +263,14 @@ class Reached(NamedTuple):
 # makes the run unlike the published ones. The half-width of a 90 % band in log time, at u points of
 # unlikeness:
 #
-#     w(u) = sqrt(base^2 + (slope u)^2 + unknown^2),   band = [t exp(-w), t exp(w)]
+#     w(u) = sqrt(f^2 (base^2 + (slope u)^2) + unknown^2),   band = [t exp(-w), t exp(w)]
 #
 # `base` and `slope` are the scale of errors on runs that were left out of the fit and its growth with u,
 # times the quantile of |log error| over that scale which holds 90 % of new runs (`evidence.left_out`). `base`
-# is at least the same quantile of |log error| itself. For models with experts, whose errors are larger, it is
-# `experts` times as wide, so that the width holds 90 % of such runs. `unknown` is the half-width of what no
-# published run shows of this plan, such as more communication behind compute than in any of them.
+# is at least the same quantile of |log error| itself. `f` is the factor of the plan's class (generation of
+# chips, bits, with experts or without), or of its parent, all models with experts or all without, where no
+# run of the class is on record. `unknown` is the half-width of what no published run shows of this plan,
+# such as more communication behind compute than in any of them.
 
 UNKNOWN_ERROR = 1.0
 """assumed: without published runs a step time is known to a factor of two."""
@@ -275,8 +286,13 @@ class BandWidths:
     """Per point of unlikeness, added in quadrature."""
     unshared: float
     """The part of a band that two runs of one machine do not share, as a fraction of its half-width."""
-    experts: float = 1.0
-    """How many times as wide the band of a model with experts is at no unlikeness."""
+    classes: Mapping[str, float] = field(default_factory=dict)
+    """How many times as wide the band of a class of runs is, and of its parent (`Traits.classes`)."""
+
+    def of_class(self, traits: Traits) -> BandWidths:
+        """The widths for a plan, by its class, else its parent, else those of all runs."""
+        factor = next((self.classes[name] for name in traits.classes if name in self.classes), 1.0)
+        return replace(self, base=self.base * factor, slope=self.slope * factor)
 
     def log_width(self, unlikeness: float, unknown: float = 0.0) -> float:
         """Half-width in log time by points of unlikeness; `unknown` is the part that no run shows."""
@@ -286,8 +302,10 @@ class BandWidths:
         """The same as a relative error e: the band of a time t is [t / (1 + e), t (1 + e)]."""
         return math.expm1(self.log_width(unlikeness, unknown))
 
-    def as_dict(self) -> dict[str, float]:
-        return {name: round(value, 5) for name, value in asdict(self).items()}
+    def as_dict(self) -> dict[str, Any]:
+        own = asdict(self)
+        factors = {name: round(factor, 5) for name, factor in own.pop("classes").items()}
+        return {name: round(value, 5) for name, value in own.items()} | {"classes": factors}
 
 
 @cache
@@ -367,10 +385,10 @@ class Accuracy:
             key=lambda pair: (round(traits.unlikeness(pair[0])[0], 9), -pair[0]["n"], pair[0]["family"]),
         )
         left_out = left_out_of(system_kind, without)
-        widths = BandWidths(**(whole["band"] if left_out is None else left_out["band"]))
-        if traits.experts:
-            widest = max(entry["band"].get("experts", 1.0) for _, entry in families)
-            widths = replace(widths, base=widths.base * (widths.experts if left_out else widest))
+        bands = [left_out["band"]] if left_out else [*(entry["band"] for _, entry in families), whole["band"]]
+        # A class without runs in the file of this family has the factor that another file gives it.
+        classes = {name: factor for band in bands for name, factor in band["classes"].items()}
+        widths = BandWidths(**bands[-1] | {"classes": classes}).of_class(traits)
         points, differences = traits.unlikeness(family)
         differences += tuple(unknown.words for unknown in unknowns)
         beyond = math.hypot(*(unknown.log_width for unknown in unknowns))

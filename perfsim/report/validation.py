@@ -37,8 +37,6 @@ _HEADINGS = {
     "host_blocking_s_per_kernel": "host blocking, a kernel",
     "partial_node_rank_bytes_per_s": "bus of a partial node",
 }
-_KINDS = ("dense", "experts")
-"""Of models; where a file has both, each has its own errors."""
 _ERRORS = {
     "median": (text.SHARE, "median_ape"),
     "p90": (text.SHARE, "p90_ape"),
@@ -76,9 +74,10 @@ def _score_table(result: Mapping[str, Any], outside: Mapping[str, Any] | None) -
     rows: list[dict[str, Any]] = [{"name": "all runs", "score": result["summary"], **of_all}]
     if result["failed"]:
         rows.append({"name": "all that were predicted", "score": result["summary_predicted"]})
-    for kind in _KINDS:
-        if kind in result:
-            rows.append({"name": f"all runs, {kind}", "score": result[kind], "left out": without.get(kind)})
+    for name, scores in result["classes"].items():
+        rows.append(
+            {"name": f"all: {name}", "score": scores, "left out": without.get("classes", {}).get(name)}
+        )
     for family, scores in result["families"].items():
         if scores["n"]:
             same = {name: known.get(family) for name, known in of_families.items()}
@@ -90,6 +89,8 @@ def _score_table(result: Mapping[str, Any], outside: Mapping[str, Any] | None) -
             "runs": (text.COUNT, "score.n"),
             **_of("score"),
             "in band": (text.SHARE, "score.band_coverage"),
+            "half-width": (text.SHARE, "score.band_width"),
+            "interval score": (text.NUMBER, "score.interval_score"),
             "as asked": (text.SHARE, "as asked.median_ape"),
             "as asked, mean": (text.SHARE, "as asked.mape"),
             "left out": (text.SHARE, "left out.median_ape"),
@@ -99,8 +100,10 @@ def _score_table(result: Mapping[str, Any], outside: Mapping[str, Any] | None) -
         },
         "Absolute errors of the step time; bias is the mean signed error. In band: the share of runs whose "
         "measured time lies in its 90 % band, which comes from constants and errors without the run's family "
-        "(of a wafer: without its model). As asked: median and mean error where only model, machine, "
-        "sequence, precision and layout are given, and the default runtime runs them. "
+        "(of a wafer: without its model). Half-width: the mean of the bands, in log time; interval "
+        "score: the mean of twice that, and 20 times what lies outside; less is better. As asked: median and "
+        "mean error where only model, machine, sequence, precision and layout are given, and the default "
+        "runtime runs them. "
         "Left out: median and mean error with constants that were fitted without the family (of a wafer: "
         "without the model). Baseline: one efficiency for all runs, with its median and its mean error.",
     )
