@@ -69,7 +69,7 @@ FIELDS = {"step_breakdown_s": "breakdown_s", "closest_memory_share": "closest_sh
 NO_FIELD: Mapping[str, str] = {
     "band_coverage": "Share of the measured times that lie in their 90 % band.",
     "band_width": "Mean half-width of the 90 % bands in log time.",
-    "interval_score": "Mean of the width of a band plus 20 times what lies outside it, in log time; less is better.",
+    "interval_score": "Mean width of the bands plus 20 times what lies outside, in log time; less is better.",
     "bias": "Mean of the relative errors.",
     "mape": "Mean of the absolute relative errors.",
     "kendall_tau": "Rank correlation of layouts, predicted against measured.",

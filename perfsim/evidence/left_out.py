@@ -149,8 +149,11 @@ class LeavingOut:
             if run.left_out != without and run.family != without.rpartition(", ")[0]
         ]
         runs = [run for run in used if run.counts and run.predicted_s is not None and run.traits is not None]
-        widths = _widths_of_alike([run for run in runs if not run.experts] or runs, others)
-        return replace(widths, classes=_of_classes(runs, widths)) if self.by == "family" else widths
+        widths = _widths_of_alike(
+            [run for run in runs if run.traits and not run.traits.experts] or runs, others
+        )
+        several = self.by == "family" and len({run.family for run in runs}) >= FEWEST_FAMILIES
+        return replace(widths, classes=_of_classes(runs, widths)) if several else widths
 
     def as_dict(self) -> dict[str, Any]:
         """What `perfsim validate --json` prints: `by`, `summary`, `families` and `cases`.
@@ -480,18 +483,16 @@ def _of_classes(runs: Sequence[Scored], widths: BandWidths) -> dict[str, float]:
     The factor of a class with f families lies f / (f + `_PARENT`) of the way, in logs, from its parent's to
     the quantile of its own runs; models with experts have no narrower bands than those without, as a whole.
     """
-    normalised = np.abs([run.log_error for run in runs])
-    normalised = normalised / np.hypot(widths.base, widths.slope * np.array(_points(runs)))
-    parents = {"dense": 1.0}
-    sparse = np.array([run.experts for run in runs])
-    if sparse.any():
-        parents["experts"] = max(1.0, _conformal_quantile(normalised[sparse]))
+    scale = np.hypot(widths.base, widths.slope * np.array(_points(runs)))
+    errors = np.abs([run.log_error for run in runs]) / scale
     named = [(run.family, *run.traits.classes) for run in runs if run.traits is not None]
-    factors = dict(parents)
+    factors = {"dense": 1.0}
+    if any(sparse := [parent == "experts" for _, _, parent in named]):
+        factors["experts"] = max(1.0, _conformal_quantile(errors[sparse]))
     for name, parent in dict.fromkeys(known[1:] for known in named):
-        own = _conformal_quantile(normalised[[known[1] == name for known in named]])
+        own = _conformal_quantile(errors[[known[1] == name for known in named]])
         families = len({known[0] for known in named if known[1] == name})
-        factors[name] = parents[parent] * (own / parents[parent]) ** (families / (families + _PARENT))
+        factors[name] = factors[parent] * (own / factors[parent]) ** (families / (families + _PARENT))
     return factors
 
 

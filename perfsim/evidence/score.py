@@ -109,8 +109,6 @@ class Scored:
     """Measured step time; NaN for a row that could not be read."""
     predicted_s: float | None
     """Predicted step time; None where it failed."""
-    experts: bool = False
-    """Whether its model has experts."""
     asked_s: float | None = None
     """Predicted step time with the runtime that users get who name none; None where it failed."""
     failure: str = ""
@@ -132,8 +130,7 @@ class Scored:
         """A case with its prediction, None if it failed."""
         layout = repr((case.parallel, case.training.micro_batch_size, case.training.recompute))
         measured_s = case.measured.step_time_s
-        experts = case.model.experts is not None
-        return cls(case.id, case.family, case.evidence, case.sweep, layout, measured_s, predicted_s, experts)
+        return cls(case.id, case.family, case.evidence, case.sweep, layout, measured_s, predicted_s)
 
     @property
     def error(self) -> float | None:

@@ -30,8 +30,7 @@ RUNS = 12
 
 def left_out_run(group: str, family: str, log_error: float, traits: Traits = HERE) -> Scored:
     predicted_s = float(np.exp(log_error))
-    experts = traits.experts
-    return Scored("", family, "A", None, "", 1.0, predicted_s, experts, traits=traits, left_out=group)
+    return Scored("", family, "A", None, "", 1.0, predicted_s, traits=traits, left_out=group)
 
 
 def fitted_widths(runs: list[Scored], others: BandWidths | None = None) -> BandWidths:
@@ -65,24 +64,25 @@ def test_bands_of_simulated_families_hold_90_percent_of_the_families_left_out() 
     assert 0.88 <= np.mean(held) <= 0.93
 
 
-def test_runs_with_experts_widen_their_own_bands_and_no_others() -> None:
+def test_a_class_has_its_own_width_by_the_number_of_its_families_and_the_class_above_speaks_for_others() -> (
+    None
+):
     dense = sample(np.random.default_rng(3), 10, between=0.02, within=0.03)
-    sparse, doubled = (
-        [
-            left_out_run(name, name, times * run.log_error, replace(HERE, experts=True))
-            for run in dense
-            for name in [f"e{run.family}"]
-        ]
-        for times in (1, 2)
-    )
+    experts = replace(HERE, experts=True, generation="new")
+    doubled = [replace(run, family=f"e{run.family}", traits=experts) for run in dense]
+    doubled = [replace(run, left_out=run.family, predicted_s=(run.predicted_s or 1) ** 2) for run in doubled]
     widths = fitted_widths([*dense, *doubled])
     alone = fitted_widths(dense)
     assert (widths.base, widths.slope, widths.unshared) == (alone.base, alone.slope, alone.unshared)
-    wider = replace(widths, base=widths.base * widths.experts)
-    held = [abs(run.log_error) <= wider.log_width(0.0) for run in doubled]
-    assert widths.experts == pytest.approx(2.0, rel=0.05)
+    assert widths.classes["experts"] == pytest.approx(2.0, rel=0.05)
+    held = [abs(run.log_error) <= widths.of_class(experts).log_width(0.0) for run in doubled]
     assert 0.88 <= np.mean(held) <= 0.93
-    assert alone.experts == fitted_widths([*dense, *sparse]).experts == 1.0
+    unseen = replace(experts, precision="fp8")
+    assert widths.of_class(unseen).base == pytest.approx(widths.classes["experts"] * widths.base)
+    exact = [replace(run, traits=replace(HERE, generation="exact")) for run in dense[:RUNS]]
+    exact = [replace(run, predicted_s=(run.predicted_s or 1) ** 0.1) for run in exact]
+    factors = fitted_widths([*dense[RUNS:], *exact]).classes
+    assert 0.4 < factors["exact, 16 bits, dense"] < 0.8, "one family moves a third of the way, in logs"
 
 
 def test_the_growth_of_errors_with_unlikeness_is_seen() -> None:

@@ -40,7 +40,7 @@ LIKE = Traits.together(
         replace(HERE, parameters=100e9, num_devices=512, micro_batch_size=8),
     ]
 )
-BAND = {"base": 0.2, "slope": 0.1, "unshared": 0.5, "experts": 1.5}
+BAND = {"base": 0.2, "slope": 0.1, "unshared": 0.5, "classes": {"experts": 1.5, "new, 16 bits, experts": 1.2}}
 
 
 def family(name: str, n: int, p90: float, **changes: Any) -> dict[str, Any]:
@@ -109,6 +109,7 @@ OTHERS = [family("pipelines", 10, 0.05), family("others", 10, 0.05, pipeline=[Fa
         ([family("small errors", 30, 0.01)], {}, "", "small errors", 0.2),
         ([family("only", 30, 0.05)], {"precision": "fp8"}, "", "only", math.hypot(0.2, 0.3)),
         (EXPERTS, {"experts": True}, "", "sparse", 1.5 * 0.2),
+        (EXPERTS, {"experts": True, "generation": "new"}, "", "sparse", 1.2 * 0.2),
         (EXPERTS, {}, "", "dense", 0.2),
         (OTHERS, {}, "pipelines", "others", math.hypot(0.3, 0.1)),
     ],
@@ -143,12 +144,12 @@ def test_no_recorded_band_is_narrower_than_the_percentile_of_runs_left_out(kind:
     for whole in entries:
         widths = BandWidths(**whole["band"])
         with_experts = any(True in family["experts"] for family in whole["families"])
-        assert (widths.experts > 1.0) == with_experts
-        widest = replace(widths, base=widths.base * widths.experts)
+        assert ("experts" in widths.classes) == with_experts
+        widest = replace(widths, base=widths.base * widths.classes.get("experts", 1.0))
         assert widest.error(0.0) >= whole["held_out_p90_ape"] >= whole["p90_ape"]
         least = 0.9 * min(whole["held_out_p90_ape"], 0.1)
         without = [BandWidths(**row["band"]) for row in whole["left_out"]]
-        assert all(math.expm1(band.base * band.experts) > least for band in without)
+        assert all(math.expm1(band.base * band.classes.get("experts", 1.0)) > least for band in without)
         dense = [family for family in whole["families"] if family["experts"] == [False]]
         runs, tails = ([family[name] for family in dense] for name in ("n", "held_out_p90_ape"))
         of_families = float(np.average(tails, weights=runs))
