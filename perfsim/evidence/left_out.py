@@ -481,7 +481,8 @@ def _of_classes(runs: Sequence[Scored], widths: BandWidths) -> dict[str, float]:
     """The factor on the widths that holds 90 % of each class of runs, and of all models with experts.
 
     The factor of a class with f families lies f / (f + `_PARENT`) of the way, in logs, from its parent's to
-    the quantile of its own runs; models with experts have no narrower bands than those without, as a whole.
+    the quantile of its own runs. Models with experts have no narrower bands than those without, as a whole,
+    nor have classes of few families than their parent: runs of one family err alike.
     """
     scale = np.hypot(widths.base, widths.slope * np.array(_points(runs)))
     errors = np.abs([run.log_error for run in runs]) / scale
@@ -492,7 +493,10 @@ def _of_classes(runs: Sequence[Scored], widths: BandWidths) -> dict[str, float]:
     for name, parent in dict.fromkeys(known[1:] for known in named):
         own = _conformal_quantile(errors[[known[1] == name for known in named]])
         families = len({known[0] for known in named if known[1] == name})
-        factors[name] = factors[parent] * (own / factors[parent]) ** (families / (families + _PARENT))
+        apart = own / factors[parent]
+        if families < FEWEST_FAMILIES:
+            apart = max(1.0, apart)
+        factors[name] = factors[parent] * apart ** (families / (families + _PARENT))
     return factors
 
 

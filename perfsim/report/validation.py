@@ -30,7 +30,6 @@ Scores = Mapping[str, Any]
 TITLE = "Accuracy: predictions of published runs"
 COMMAND = "perfsim validate --record --leave-out --page reports"
 """What makes the files that the repository holds."""
-WORST = 10
 MOST_INFERRED = 2
 _HEADINGS = {
     "host_s_per_kernel": "host, a kernel",
@@ -109,25 +108,27 @@ def _score_table(result: Mapping[str, Any], outside: Mapping[str, Any] | None) -
     )
 
 
-def _worst_table(result: Mapping[str, Any], *, scored: bool) -> Table:
-    """The predicted runs that are scored, or those that are not, the worst first."""
-    # Cases of convergence have errors of examples, and no times.
-    cases = [
-        case
-        for case in result["cases"]
-        if (case.get("evidence") != "C") is scored
-        and None not in (case.get("error"), case.get("predicted_s"))
-    ]
+def _predicted(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The predicted runs, the worst first; cases of convergence have errors of examples, and no times."""
+    known = [case for case in result["cases"] if case.get("predicted_s") is not None]
+    return sorted(known, key=lambda case: (-abs(math.log1p(max(case["error"], -0.999999))), case["id"]))
+
+
+def _runs_table(cases: Iterable[Mapping[str, Any]]) -> Table:
+    """Predicted runs, and what is inferred of them."""
 
     def evidence(case: Mapping[str, Any]) -> str:
         inferred = case.get("inferred") or []
         names = " and ".join(inferred) if len(inferred) <= MOST_INFERRED else f"{len(inferred)} fields"
         return f"{case['evidence']}, {names} inferred" if inferred else str(case["evidence"])
 
-    return Table.each(
-        sorted(cases, key=lambda case: (-abs(case["error"]), case["id"])),
-        {"run": (None, "id"), "evidence": (None, evidence), **_TIMES},
-    )
+    columns: dict[str, Field[Any]] = {
+        "run": (None, "id"),
+        "family": (None, "family"),
+        "evidence": (None, evidence),
+        **_TIMES,
+    }
+    return Table.each(cases, columns, "Worst first.")
 
 
 def _ablation_table(removed: Sequence[Removed]) -> Table:
@@ -286,16 +287,14 @@ def _written(value: float | None, unit: text.Unit | None) -> str:
 # Errors of predictions of published runs, family by family.
 
 
-def residuals(cases: Iterable[Mapping[str, Any]]) -> tuple[Table, go.Figure | None]:
+def residuals(result: Mapping[str, Any]) -> tuple[Table, go.Figure | None]:
     """Every predicted run, the worst first, and their signed errors, a row for each family.
 
     The closest family comes first. A run outside its own 90 % band has a diamond; runs that are not scored
     (evidence C) have open marks.
     """
-    known = [case for case in cases if case["predicted_s"] is not None]
-    known.sort(key=lambda case: (-abs(math.log1p(max(case["error"], -0.999999))), case["id"]))
-    columns = {"case": (None, "id"), "family": (None, "family"), "evidence": (None, "evidence"), **_TIMES}
-    table = Table.each(known, columns, "Worst first.")
+    known = _predicted(result)
+    table = _runs_table(known)
     if not known:
         return table, None
     families = table.by("family")
@@ -406,7 +405,7 @@ def _convergence_sections(result: Mapping[str, Any]) -> Iterator[Section]:
 
 def _step_sections(accuracy: StepAccuracy) -> Iterator[Section]:
     result = accuracy.result
-    runs, drawn = residuals(result["cases"])
+    runs, drawn = residuals(result)
     within = sum(abs(cell.number) <= 0.1 for cell in runs.column("error"))
     lead = (
         f"{len(runs.rows)} of {result['count']} runs are predicted, {within} of them within 10 %. Evidence "
@@ -436,17 +435,10 @@ def _step_sections(accuracy: StepAccuracy) -> Iterator[Section]:
         lead = "One model on one number of devices in several layouts: does the prediction find the fastest?"
         fold = f"{len(table.rows)} sweeps"
         yield Section("choosing a layout", lead, table=table, fold=fold, slug="sweeps")
-    worst = _worst_table(result, scored=True)
-    lead = "The scored runs with the largest errors."
-    yield Section(f"the worst {WORST}", lead, table=replace(worst, rows=worst.rows[:WORST]), slug="worst")
-    weak = _worst_table(result, scored=False)
-    refused = _refusals_table("run", result)
-    for slug, heading, lead, table in (
-        ("weak", "shown, not scored", "Runs with weak evidence.", weak),
-        ("refused", "not predicted", "Runs that are refused.", refused),
-    ):
-        if table.rows:
-            yield Section(heading, lead, table=table, fold=f"{len(table.rows)} runs", slug=slug)
+    if result["failed"]:
+        refused = _refusals_table("run", result)
+        fold = f"{len(refused.rows)} runs"
+        yield Section("not predicted", "Runs that are refused.", table=refused, fold=fold, slug="refused")
     if accuracy.removed:
         lead = "The error of the model without each of its mechanisms."
         yield Section("ablation", lead, table=_ablation_table(accuracy.removed), fold="the table")
@@ -486,12 +478,13 @@ def validation_lines(result: Mapping[str, Any], worst: int) -> list[str]:
     else:
         score = _convergence_table(result)
     scaling = _scaling_sections(result["scaling"]) if result.get("scaling") else []
-    wrong = _worst_table(result, scored=True).only("run", "measured", "predicted", "error", "evidence")
-    rows = wrong.rows[:worst]
-    heads = [wrong.columns[0]._replace(name=f"worst {len(rows)}"), *wrong.columns[1:]]
-    weak = len(_worst_table(result, scored=False).rows)
+    known = _predicted(result)
+    scored = [case for case in known if case["evidence"] != "C"]
+    wrong = _runs_table(scored[:worst]).only("run", "measured", "predicted", "error", "evidence")
+    heads = [wrong.columns[0]._replace(name=f"worst {len(wrong.rows)}"), *wrong.columns[1:]]
+    weak = len(known) - len(scored)
     caption = f"{text.counted(weak, 'run')} with evidence C: not scored, not listed." if weak else ""
-    wrong = replace(wrong, columns=heads, rows=rows, caption=caption)
+    wrong = replace(wrong, columns=heads, caption=caption)
     return [
         f"{result['file']}: {text.counted(result['count'], 'case')}, {len(result['failed'])} failed",
         *score.lines(),
