@@ -316,11 +316,6 @@ class StepAccuracy:
         """Families of runs on GPUs, then all of them together."""
         return [row for part in self.leaving if part.by == "family" for row in part.rows]
 
-    @property
-    def models_left_out(self) -> Mapping[str, Any] | None:
-        """Wafer logs predicted without their model."""
-        return next((part.as_dict() for part in self.leaving if part.by == "model"), None)
-
 
 def accuracy_of(
     paths: Sequence[Path], results: Sequence[Mapping[str, Any]], *, leaves_out: bool

@@ -17,7 +17,7 @@ from perfsim.base.text import number
 from perfsim.base.units import format_quantity
 from perfsim.report import draw, text
 from perfsim.report.page import Page, Section, slugify
-from perfsim.report.table import Cell, Field, Table, document_text
+from perfsim.report.table import Field, Table, document_text
 
 if TYPE_CHECKING:
     from perfsim.evidence.ablation import Removed, StepAccuracy
@@ -122,13 +122,18 @@ def _runs_table(cases: Iterable[Mapping[str, Any]]) -> Table:
         names = " and ".join(inferred) if len(inferred) <= MOST_INFERRED else f"{len(inferred)} fields"
         return f"{case['evidence']}, {names} inferred" if inferred else str(case["evidence"])
 
+    def left_out(case: Mapping[str, Any]) -> float | None:
+        return case["left_out_s"] / case["measured_s"] - 1.0 if case.get("left_out_s") else None
+
     columns: dict[str, Field[Any]] = {
         "run": (None, "id"),
         "family": (None, "family"),
         "evidence": (None, evidence),
         **_TIMES,
+        "left out": (text.CHANGE, left_out),
     }
-    return Table.each(cases, columns, "Worst first.")
+    caption = "Worst first. Left out: the error with constants on record that were fitted without its family "
+    return Table.each(cases, columns, caption + "(of a wafer: without its model).")
 
 
 def _ablation_table(removed: Sequence[Removed]) -> Table:
@@ -195,22 +200,6 @@ def _quantity(constant: str, value: float) -> str:
         unit = text.TIME.of([value])
         return f"{number(value / unit.scale, 2)} {unit.name}"
     return f"{value:,.0f}" if name.endswith("_length") else f"{value:.2f}"
-
-
-def _models_table(left_out: Mapping[str, Any], result: Mapping[str, Any]) -> Table:
-    """Each scored log with its model in the fit and left out of it, then all logs together."""
-    inside = {case["id"]: case["error"] for case in result["cases"]}
-    fitted = result["summary"]
-    without = left_out["summary"]
-    rows: list[tuple[str, float | None, Cell | float | None, Cell]] = [
-        (case["id"], case["measured_s"], inside[case["id"]], Cell(case["error"]))
-        for case in left_out["cases"]
-    ]
-    for name, key in (("median of all", "median_ape"), ("mean of all", "mape")):
-        rows.append((name, None, Cell(fitted[key], unit=text.SHARE), Cell(without[key], unit=text.SHARE)))
-    rows.append(("half-width of a 90 % band", None, None, Cell(without["p90_ape"], unit=text.SHARE)))
-    errors = dict.fromkeys(("model in the fit", "model left out"), text.CHANGE)
-    return Table.of({"log": None, "measured": text.TIME, **errors}, rows, "Errors of the step time.")
 
 
 def _refusals_table(subject: str, result: Mapping[str, Any]) -> Table:
@@ -451,16 +440,6 @@ def _step_sections(accuracy: StepAccuracy) -> Iterator[Section]:
             )
         fold = "each family, and the constants without it"
         yield Section("leaving one family out", lead, table=left_out, fold=fold, slug="left-out")
-    if result.get("scaling"):
-        lead = "Not computed; add --leave-out."
-        models = None
-        if accuracy.models_left_out is not None:
-            lead = (
-                "Errors on a model that the constants were not fitted to: they are fitted to the logs of all "
-                "other models, then its logs are predicted."
-            )
-            models = _models_table(accuracy.models_left_out, result)
-        yield Section("leaving one model out", lead, table=models, slug="left-out")
     if result.get("scaling"):
         yield from _scaling_sections(result["scaling"])
 
