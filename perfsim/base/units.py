@@ -191,6 +191,13 @@ def format_quantity(value: float, dimension: Dimension, precision: int | None = 
     return f"{_digits(scaled, precision)} {_PREFIXES[exponent]}{units.symbol}"
 
 
+def dimension_of(name: str) -> Dimension | None:
+    """The dimension that the suffix of a constant's name tells; None for a plain number."""
+    if name.endswith("_bytes_per_s"):
+        return "bytes_per_s"
+    return "seconds" if name.endswith("_s") or "_s_per_" in name else None
+
+
 def _value_in(number: str, unit: str, dimension: Dimension) -> float | None:
     """The value in SI, or None where `unit` does not measure `dimension`."""
     units = _UNITS[dimension]

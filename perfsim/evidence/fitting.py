@@ -28,7 +28,7 @@ from perfsim.base.arrays import Floats
 from perfsim.base.errors import InputError, Problem
 from perfsim.base.files import write_file
 from perfsim.base.sizes import MOST_DEVICES
-from perfsim.base.units import format_quantity
+from perfsim.base.units import dimension_of, format_quantity
 from perfsim.interop.source import Source
 from perfsim.specs.calibration import MOST_STANDARD_ERROR, Calibration
 
@@ -294,10 +294,7 @@ def _with_units(value: Any, name: str = "") -> Any:
         return {key: item if key == "fit" else _with_units(item, key) for key, item in value.items()}
     if isinstance(value, list):
         return [_with_units(item, name) for item in value]
-    if not isinstance(value, float):
+    dimension = dimension_of(name)
+    if not isinstance(value, float) or dimension is None:
         return value
-    if name.endswith("_bytes_per_s"):
-        return format_quantity(value, "bytes_per_s", precision=None)
-    if name.endswith(("_s", "_s_per_kernel", "_s_per_element")):
-        return format_quantity(value, "seconds", precision=None)
-    return value
+    return format_quantity(value, dimension, precision=None)

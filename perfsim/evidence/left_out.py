@@ -57,8 +57,6 @@ _PULL = 0.02
 _PARENT = 2
 """Families that the width of a class's parent counts as: with 2 the classes of public runs that were left out
 by family are held best, and the interval score is within 2 % of the best (0.359; without classes 0.379)."""
-FEWEST = 8
-"""Runs that a 90th percentile needs."""
 FEWEST_FAMILIES = 3
 """Fewer families show neither the growth with unlikeness nor what runs of one machine share."""
 _COVERAGE = 0.9
@@ -66,14 +64,13 @@ _COVERAGE = 0.9
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Scores of a group with all groups in the fit, and with itself left out."""
+    """A group as predicted with itself left out of the fit."""
 
     family: str
     """The family, with model and number of devices where it is left out in parts; of wafers the model."""
     calibration: str
     runs: tuple[Scored, ...]
     """The group's runs as predicted without it."""
-    inside: Mapping[str, Any] = field(default_factory=dict)
     constants: Constants = field(default_factory=dict)
     """The constants fitted without the group."""
     kept: tuple[str, ...] = ()
@@ -99,8 +96,6 @@ class LeavingOut:
     by: Literal["family", "model"]
     groups: tuple[LeftOut, ...]
     runs: tuple[Scored, ...]
-    inside: Mapping[str, Any] = field(default_factory=dict)
-    """The score of all runs with all groups in the fit."""
     split: tuple[LeftOut, ...] = ()
     """Whole families that `groups` has in parts: each alone determines a constant, which is here the mean of
     the same constant of other frameworks or devices."""
@@ -114,7 +109,7 @@ class LeavingOut:
     @property
     def rows(self) -> list[LeftOut]:
         """The groups, then all runs together."""
-        return [*self.groups, LeftOut(ALL, "", self.runs, self.inside)]
+        return [*self.groups, LeftOut(ALL, "", self.runs)]
 
     @property
     def families(self) -> dict[str, dict[str, Any]]:
@@ -123,12 +118,8 @@ class LeavingOut:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The score of all runs; of few logs with Student's half-width if it is wider than the percentile."""
-        figures = Scored.scores(self.runs)
-        errors = np.array([run.error for run in self.runs if run.counts and run.error is not None])
-        if self.by == "model" and 0 < len(errors) < FEWEST:
-            figures["p90_ape"] = max(figures["p90_ape"], _students_width(errors, len(errors)))
-        return figures
+        """The score of all runs."""
+        return Scored.scores(self.runs)
 
     @property
     def strictest(self) -> dict[str, dict[str, Any]]:
@@ -292,7 +283,7 @@ def _models_left_out(logs: Sequence[StepCase], catalog: Catalog) -> LeavingOut:
             scored = Scored.of(run.case, factor * run.case.measured.step_time_s)
             runs.append(replace(scored, traits=Traits.of(run.plan), left_out=model))
         constants = {name: getattr(without, name) for name in known.free}
-        rows.append(LeftOut(model, _WAFER, tuple(runs), {}, constants))
+        rows.append(LeftOut(model, _WAFER, tuple(runs), constants))
     predicted = {run.id: run for row in rows for run in row.runs}
     together = tuple(predicted.get(case.id) or Scored.of(case, None) for case in logs)
     return LeavingOut("model", tuple(rows), together)
@@ -325,9 +316,7 @@ def _families_left_out(
     whole = price((row for row in _each_group(used, families) if row[0] in split), borrow=True)
     outside = {run.id: run for row in groups for run in row.runs}
     scored = [run.scored for run in used]
-    return LeavingOut(
-        "family", groups, tuple(outside[run.id] for run in scored), Scored.scores(scored), whole
-    )
+    return LeavingOut("family", groups, tuple(outside[run.id] for run in scored), whole)
 
 
 def _priced_without(
@@ -350,7 +339,7 @@ def _priced_without(
         runs = tuple(replace(run.scored, left_out=group) for run in left)
         kept = tuple(name for name in at if name not in fit.moved)
         borrowed = ", ".join(fit.ceilings) if any(map(fit.borrows, left)) else ""
-        rows.append(LeftOut(group, left[0].calibration, runs, Scored.scores(runs), at, kept, borrowed))
+        rows.append(LeftOut(group, left[0].calibration, runs, at, kept, borrowed))
     seconds = mapped(partial(_step_s, catalog=catalog), questions)
     predicted = {case.id: step_s for (case, *_), step_s in zip(questions, seconds, strict=True)}
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import plotly.graph_objects as go
 
 from perfsim.base.files import write_file
-from perfsim.base.text import number
-from perfsim.base.units import format_quantity
+from perfsim.base.units import dimension_of, format_quantity
 from perfsim.report import draw, text
 from perfsim.report.page import Page, Section, slugify
 from perfsim.report.table import Field, Table, document_text
@@ -156,11 +155,8 @@ def _ablation_table(removed: Sequence[Removed]) -> Table:
 
 
 def _left_out_table(left_out: Sequence[LeftOut]) -> Table:
-    """Each family with itself in the fit and left out of it, and the constants fitted without it."""
+    """The errors of each family left out of the fit, and the constants fitted without it."""
     names = dict.fromkeys(name for row in left_out for name in row.constants)
-
-    def pair(key: str, unit: text.Unit, family: LeftOut) -> str:
-        return f"{_written(family.inside[key], unit)} / {_written(family.outside[key], unit)}"
 
     def constant(name: str, family: LeftOut) -> str | None:
         if name not in family.constants:
@@ -175,13 +171,12 @@ def _left_out_table(left_out: Sequence[LeftOut]) -> Table:
         left_out,
         {
             "left out": (None, "family"),
-            "runs": (text.COUNT, "inside.n"),
-            **{name: (text.NUMBER, partial(pair, key, unit)) for name, (unit, key) in _ERRORS.items()},
+            "runs": (text.COUNT, "outside.n"),
+            **_of("outside"),
             **{_heading(name): (text.NUMBER, partial(constant, name)) for name in names},
         },
-        "Each pair: with the family in the fit / without it. A constant in parentheses is kept, because no "
-        "run of another family determines it. A constant with a device's name is that device's, because no "
-        "other run used the family's own device.",
+        "A constant in parentheses is kept, because no run of another family determines it. A constant with "
+        "a device's name is that device's, because no other run used the family's own device.",
     )
 
 
@@ -194,11 +189,8 @@ def _heading(name: str) -> str:
 def _quantity(constant: str, value: float) -> str:
     """A fitted constant in the unit that the name of its field ends with."""
     name = constant.partition(" of ")[0]
-    if name.endswith("_bytes_per_s"):
-        return format_quantity(value, "bytes_per_s", 3)
-    if "_s_per_" in name or name.endswith("_s"):
-        unit = text.TIME.of([value])
-        return f"{number(value / unit.scale, 2)} {unit.name}"
+    if dimension := dimension_of(name):
+        return format_quantity(value, dimension, 3)
     return f"{value:,.0f}" if name.endswith("_length") else f"{value:.2f}"
 
 

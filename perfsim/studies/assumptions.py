@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from perfsim.base.errors import CatalogError
-from perfsim.base.units import format_quantity
+from perfsim.base.units import dimension_of, format_quantity
 from perfsim.catalog import Catalog, default_catalog
 from perfsim.machines import machine_of
 from perfsim.specs.calibration import Calibration
@@ -77,10 +77,8 @@ def _text(path: str, value: Any) -> str:
     if isinstance(value, Mapping):
         inside = (f"{name} {_text(name, item)}" for name, item in value.items() if item is not None)
         return f"[{'; '.join(inside)}]"
-    if isinstance(value, float) and path.endswith("_bytes_per_s"):
-        return format_quantity(value, "bytes_per_s", DIGITS)
-    if isinstance(value, float) and (path.endswith("_s") or "_s_per_" in path):
-        return format_quantity(value, "seconds", DIGITS)
+    if isinstance(value, float) and (dimension := dimension_of(path)):
+        return format_quantity(value, dimension, DIGITS)
     return f"{value:.{DIGITS}g}" if isinstance(value, float) else str(value)
 
 

@@ -49,7 +49,8 @@ def test_a_run_of_a_recorded_family_is_predicted_and_bounded_without_that_family
     assert record is not None
     assert band.left_out_s == pytest.approx(math.sqrt(band.low_s * band.high_s))
     assert band.left_out_s != pytest.approx(case().placed(Catalog()).evaluation.step_time_s, rel=1e-3)
-    widths = BandWidths(**record["band"])
+    traits = Traits.of(case().placed(Catalog()).evaluation.plan)
+    widths = BandWidths(**record["band"]).of_class(traits)
     assert band.high_s / band.left_out_s == pytest.approx(1 + widths.error(band.unlikeness))
     assert band.unlikeness > band_of(case()).unlikeness, "its own family is not compared with"
     h100 = {"device": "h100-sxm5-80gb", "num_devices": 2, "devices_per_node": 2}

@@ -32,6 +32,7 @@ def result() -> dict[str, Any]:
         "summary_predicted": FIGURES,
         "summary_asked": {**FIGURES, "median_ape": 0.069},
         "baseline": {**FIGURES, "median_ape": 0.1526},
+        "classes": {},
         "families_asked": {},
         "families_baseline": {},
         "families": {"ranked": FIGURES, "single": {**FIGURES, "n": 0, "median_ape": None}},
@@ -81,7 +82,15 @@ def test_the_worst_scored_cases_are_listed_whichever_way_they_err(
 
 def test_a_file_without_cases_is_a_table_too() -> None:
     empty = dict.fromkeys(("median_ape", "p90_ape", "mape", "bias")) | {"n": 0}
-    nothing = {"file": "x", "kind": "step_time", "count": 0, "failed": [], "families": {}, "cases": []}
+    nothing = {
+        "file": "x",
+        "kind": "step_time",
+        "count": 0,
+        "failed": [],
+        "families": {},
+        "classes": {},
+        "cases": [],
+    }
     nothing |= dict.fromkeys(("summary", "summary_asked", "baseline"), empty)
     nothing |= {key: {} for key in ("families_asked", "families_baseline")}
     assert row(validation_lines(nothing, 5), "all runs") == ["0", *[NONE] * 7]
