@@ -112,20 +112,10 @@ class LeavingOut:
         return [*self.groups, LeftOut(ALL, "", self.runs)]
 
     @property
-    def families(self) -> dict[str, dict[str, Any]]:
-        """The score of each family."""
-        return Scored.of_families(self.runs)
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """The score of all runs."""
-        return Scored.scores(self.runs)
-
-    @property
     def strictest(self) -> dict[str, dict[str, Any]]:
         """The score of each family where whole families are left out, if they are, and of all runs."""
-        whole = {**Scored.of_families(self.whole), ALL: Scored.scores(self.whole)}
-        return whole if self.whole else {**self.families, ALL: self.summary}
+        runs = self.whole or self.runs
+        return {**Scored.of_families(runs), ALL: Scored.scores(runs)}
 
     def widths(self, others: BandWidths | None = None, *, without: str = "") -> BandWidths:
         """The widths of bands that follow from the errors of the runs, but for the family of a group.
@@ -147,21 +137,18 @@ class LeavingOut:
         return replace(widths, classes=_of_classes(runs, widths)) if several else widths
 
     def as_dict(self) -> dict[str, Any]:
-        """What `perfsim validate --json` prints: `by`, `summary`, `families` and `cases`.
+        """What `perfsim validate --json` prints: scores of all runs, of families and classes, and `cases`.
 
-        Also `groups` where a family is left out in parts, `whole`, the summaries where it is left out whole,
-        and `classes`, the summaries of classes of runs.
+        Also `groups` where a family is left out in parts, and `whole`, the scores where it is left out whole.
         """
-        families = self.families
+        families = Scored.of_families(self.runs)
         parts = {row.family: row.outside for row in self.groups if row.family not in families}
         names = ("id", "measured_s", "predicted_s", "error")
         return {
             "by": self.by,
-            "summary": self.summary,
-            "families": families,
+            **_summaries(self.runs),
             **({"groups": parts} if parts and self.by == "family" else {}),
             **({"whole": _summaries(self.whole)} if self.whole else {}),
-            "classes": Scored.of_classes(self.runs),
             "cases": [{name: getattr(run, name) for name in names} for run in self.runs],
         }
 
