@@ -54,6 +54,7 @@ ROOTS: Mapping[str, Classes] = {
             "summary_predicted",
             "summary_asked",
             "baseline",
+            "classes",
             "families",
             "families_asked",
             "families_baseline",
@@ -67,6 +68,7 @@ BY_NAME = ("classes", "families", "families_asked", "families_baseline", "famili
 FIELDS = {"step_breakdown_s": "breakdown_s", "closest_memory_share": "closest_share"}
 """Fields of keys with another name."""
 NO_FIELD: Mapping[str, str] = {
+    "classes": "Scores by class of runs: generation of chips, 16 bits or fewer, dense or experts.",
     "band_coverage": "Share of the measured times that lie in their 90 % band.",
     "band_width": "Mean half-width of the 90 % bands in log time.",
     "interval_score": "Mean width of the bands plus 20 times what lies outside, in log time; less is better.",
