@@ -224,7 +224,7 @@ def test_published_runs_are_scored_and_explained_as_they_were(
     """Each with its band, without each mechanism, and left out of the fit; what terminal and page say."""
     result = {"file": "gpu.yaml", **validate_cases(CaseRows(published), CATALOG)}
     accuracy = StepAccuracy.of(published, result, CATALOG, leaves_out=True)
-    told = ("family", "calibration", "ceiling", "constants", "kept", "borrowed", "inside", "outside")
+    told = ("family", "calibration", "ceiling", "constants", "kept", "borrowed", "outside")
     said = {
         "result": result,
         "removed": {row.mechanism: [row.instead, row.summary, row.left_out] for row in accuracy.removed},

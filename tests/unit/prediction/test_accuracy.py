@@ -195,7 +195,7 @@ def test_figures_of_runs_left_out_are_recorded_where_they_are_measured() -> None
     (without,) = record_of([result])
     assert {"held_out_p90_ape", "band", "left_out"}.isdisjoint(without)
     logs = [Scored("log", "logs", "A", None, "", 1.0, 1.75, traits=HERE, left_out="r0.2")] * 8
-    groups = (LeftOut("r0.2", "wafer", (), {}, {"efficiency": 0.5}),)
+    groups = (LeftOut("r0.2", "wafer", (), {"efficiency": 0.5}),)
     outside = LeavingOut("release", groups, (*logs, replace(logs[0], predicted_s=1.74, left_out="r0.3")))
     (measured,) = record_of([result], {"weight_streaming.yaml": outside})
     assert measured["held_out_p90_ape"] == 0.75
