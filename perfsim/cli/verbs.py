@@ -166,7 +166,7 @@ def _steps(measured: tuple[Path, ...], system: str) -> list[Calibration]:
 
     calibration = fit_cluster(measured, system)
     if calibration.is_wide:
-        write_error(f"warning: {calibration.spread_warning}\n")
+        write_error(f"warning: {calibration.note}\n")
     return [calibration]
 
 

@@ -17,7 +17,7 @@ from typing import Literal, TypeVar, get_args
 import numpy as np
 
 from perfsim.base.errors import InputError, PerfsimError, UnknownNameError
-from perfsim.convergence.uncertain import FloatArray, require_positive
+from perfsim.convergence.uncertain import Z_90, FloatArray, require_positive
 from perfsim.specs.calibration import ConvergenceCalibration, RunKind
 
 # The hyperbola between optimizer steps and examples, and its fit to measured runs.
@@ -45,8 +45,6 @@ Who measures convergence stops near the critical batch: of the 16 files of MLPer
 needs no expectation, B_crit is 0.3 to 3 times B_max. Predictions of larger batches, which are left out, are
 best at a mean of 0 to 0.5 and an error of 0.7 to 1.5."""
 OUTLIER_FACTOR = 3.0
-Z_90 = 1.645
-"""Half-width of a 90 % band in standard errors."""
 
 _FINE_TUNING = (
     "not identifiable: fine-tuning does not follow the hyperbola (measured: examples grow like the square "

@@ -173,10 +173,10 @@ class LeavingOut:
     @classmethod
     def document(cls, parts: Sequence[LeavingOut]) -> dict[str, Any] | None:
         """`left_out` of the JSON document; of a file with both, its logs stand under `wafers`."""
-        documents = [part.as_dict() for part in parts]
-        if not documents:
+        if not parts:
             return None
-        return {**documents[0], **({"wafers": documents[1]} if len(documents) > 1 else {})}
+        first, *wafers = (part.as_dict() for part in parts)
+        return {**first, **({"wafers": wafers[0]} if wafers else {})}
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,8 @@ from perfsim.base.spec import Name, Spec
 from perfsim.base.units import YAML_CONTEXT
 from perfsim.catalog import LocatedMapping, default_catalog, parse_file
 from perfsim.catalog.yaml_tree import Loc
-from perfsim.convergence.critical_batch import Z_90, HyperbolaFit
+from perfsim.convergence.critical_batch import HyperbolaFit
+from perfsim.convergence.uncertain import Z_90
 from perfsim.evidence.cases import ConvergenceFile, StepCase
 from perfsim.evidence.fitting import read_table, refused, rounded
 from perfsim.interop import mllog
@@ -126,7 +127,7 @@ def fit_cluster(measured: Sequence[Path], system: str = "") -> ClusterCalibratio
     )
     apes = [abs(scale / ratio - 1) for ratio in ratios]
     standard_error = stdev(math.log(ratio) for ratio in ratios) / math.sqrt(len(ratios))
-    notes = [calibration.spread_warning] if calibration.is_wide else []
+    notes = [calibration.note] if calibration.is_wide else []
     notes += (
         ["the cases are intervals of one run, so the error is that of its steps alone"] if one_run else []
     )

@@ -244,7 +244,9 @@ class Evaluation:
     @cached_property
     def accuracy(self) -> Accuracy:
         """The errors on the published runs most like the plan, and the 90 % band of the step time."""
-        return Accuracy.of(self.plan, self.hidden_communication_fraction)
+        published = Accuracy.of(self.plan, self.hidden_communication_fraction)
+        own = self.cluster and [case.residual for case in self.cluster.cases]
+        return published.among(own) if own else published
 
     @property
     def band_s(self) -> tuple[float, float]:

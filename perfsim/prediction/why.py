@@ -16,6 +16,7 @@ import numpy as np
 
 from perfsim.base.errors import InputError, LimitError, PerfsimError
 from perfsim.base.limits import present_limits
+from perfsim.convergence.uncertain import Z_90
 from perfsim.costs.wafer import ASSUMED_LOSS, ATTENTION, ROWS, SLOWEST, StreamingRoof
 from perfsim.engine.trace import Trace
 from perfsim.machines import machine_of
@@ -212,8 +213,6 @@ ROUNDED = 1.0 + 1e-6
 # described, and of what is left of the gap over the errors of predictions. All steps have the layout of the
 # run.
 
-BAND_DEVIATIONS = 1.645
-"""Standard deviations of a 90 % band."""
 LEAST_FACTOR = 0.25
 MOST_FACTOR = 4.0
 """Range of factors on a rate."""
@@ -277,7 +276,7 @@ class GapExplained:
         plan = run.plan
         question = replace(question, layout=plan.layout, runtime=plan.job.runtime, must_fit=False)
         predicted_s = run.step_time_s
-        spread = math.log1p(run.accuracy.step_time_error) / BAND_DEVIATIONS
+        spread = math.log1p(run.accuracy.step_time_error) / Z_90
         gap = math.log(measured_s / predicted_s)
         suspects: list[_Suspect] = []
 
@@ -286,7 +285,7 @@ class GapExplained:
             left = math.log(measured_s / step_s)
             explains = 1.0 - left / gap if gap else 0.0
             deviations = math.hypot(prior, left / spread)
-            suffices = abs(left) <= BAND_DEVIATIONS * spread
+            suffices = abs(left) <= Z_90 * spread
             suspects.append(_Suspect(change, factor, step_s, explains, deviations, suffices))
 
         for words, faster, deviation in _rates(question):

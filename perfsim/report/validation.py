@@ -423,15 +423,14 @@ def _step_sections(accuracy: StepAccuracy) -> Iterator[Section]:
     if accuracy.removed:
         lead = "The error of the model without each of its mechanisms."
         yield Section("ablation", lead, table=_ablation_table(accuracy.removed), fold="the table")
-        lead = "Not computed; add --leave-out."
-        left_out = _left_out_table(accuracy.left_out) if accuracy.left_out else None
-        if left_out is not None:
-            lead = (
-                "Errors on runs that the model was not fitted to: the constants fitted to whole steps are "
-                "fitted again to all other families, then the family is predicted."
-            )
+    if accuracy.left_out:
+        lead = (
+            "Errors on runs that the model was not fitted to: the constants fitted to whole steps are fitted "
+            "again to all other families, then the family is predicted."
+        )
         fold = "each family, and the constants without it"
-        yield Section("leaving one family out", lead, table=left_out, fold=fold, slug="left-out")
+        table = _left_out_table(accuracy.left_out)
+        yield Section("leaving one family out", lead, table=table, fold=fold, slug="left-out")
     if result.get("scaling"):
         yield from _scaling_sections(result["scaling"])
 

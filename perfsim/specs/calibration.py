@@ -407,22 +407,14 @@ class ClusterCalibration(Calibration):
         return self.spread > WIDE_SPREAD
 
     @property
-    def spread_warning(self) -> str:
-        """The warning about cases that are too far apart."""
-        worst = max(self.cases, key=lambda case: abs(case.residual))
-        return (
-            f"after scaling the cases are still {100 * self.spread:.1f} % apart (case {worst.id} is "
-            f"{100 * worst.residual:+.1f} % off): one factor does not describe this cluster"
-        )
-
-    @property
     def note(self) -> str:
         """The note of every answer that uses the calibration."""
-        note = (
-            f"step times multiplied by {self.scale:g}: cluster calibration {self.name}, "
-            f"{len(self.cases)} measured steps, {100 * self.spread:.1f} % apart after scaling"
+        worst = max(self.cases, key=lambda case: abs(case.residual))
+        words = f", too far for a single factor: {worst.id} is {100 * worst.residual:+.1f} % off"
+        return (
+            f"step times multiplied by {self.scale:g}: cluster calibration {self.name}, {len(self.cases)} "
+            f"measured steps, {100 * self.spread:.1f} % apart after scaling{words if self.is_wide else ''}"
         )
-        return note + (" (too far apart for a single factor)" if self.is_wide else "")
 
 
 RunKind = Literal["pre-training", "fine-tuning", "warm-start"]

@@ -140,11 +140,3 @@ def test_slopes_are_those_of_the_priced_step() -> None:
     assert slopes["partial_node_rank_bytes_per_s"] == 0.0, "one device"
     run = GpuRun.of(placed)
     assert tangent.scored.predicted_s == run.step_s(run.recorded)
-
-
-def test_logs_of_wafers_stand_next_to_the_families_of_gpus_in_a_document() -> None:
-    logs = tuple(Scored(f"r{i}", "f", "A", None, "", 1.0, 1.0 + i / 100) for i in range(5))
-    leaving = LeavingOut("model", (), logs)
-    assert leaving.as_dict()["summary"] == Scored.scores(logs)
-    other = LeavingOut("family", (), logs)
-    assert LeavingOut.document([other, leaving]) == {**other.as_dict(), "wafers": leaving.as_dict()}

@@ -15,6 +15,7 @@ from perfsim.base.errors import CatalogError
 from perfsim.catalog import default_catalog
 from perfsim.cli import main
 from perfsim.evidence.own_runs import fit_cluster
+from perfsim.prediction.bands import Accuracy
 from perfsim.specs.calibration import ClusterCalibration
 from perfsim.studies.loading import load_study
 from perfsim.studies.runner import run_study
@@ -100,7 +101,7 @@ def test_what_is_written_is_what_is_read_and_cases_far_apart_are_warned_of(
     assert isinstance(fitted, ClusterCalibration)
     assert fitted.spread == pytest.approx(slower - 1, rel=1e-2)
     far = slower > 1.1
-    assert (f"warning: {fitted.spread_warning}" in answer.stderr) == far == ("warning" in answer.stderr)
+    assert (f"warning: {fitted.note}" in answer.stderr) == far == ("warning" in answer.stderr)
     assert ("20.0 % apart" in fitted.fit["scale"].note) == far
 
 
@@ -207,3 +208,14 @@ def test_a_study_and_its_sweep_name_the_scale_in_every_form_of_their_answers(
     assert "our-wafers" in (out / "index.html").read_text("utf-8")
     document = json.loads(perfsim("sweep {} --out {} --jobs 1 --json", sweep, out).stdout)
     assert [point["cluster_calibration"]["scale"] for point in document["points"]] == [1.25, 1.25]
+
+
+def test_the_band_follows_how_far_the_measured_steps_lie_apart() -> None:
+    """Of very many steps that scatter by a standard deviation the band is a normal's."""
+    published = Accuracy("3d", "family", 10, *[0.1] * 4, step_time_error=0.1)
+    close, far = ([0.005, -0.005] * 5, [0.3, -0.23] * 5)
+    assert published.among(close).step_time_error < published.step_time_error / 1.4
+    assert published.among(close[:2]).step_time_error < published.step_time_error
+    assert published.among(far).step_time_error > 1.5 * published.step_time_error
+    many = published.among([math.exp(0.1) - 1, math.exp(-0.1) - 1] * 5000)
+    assert math.log1p(many.step_time_error) == pytest.approx(1.645 * 0.1, rel=1e-3)

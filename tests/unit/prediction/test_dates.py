@@ -126,15 +126,15 @@ def test_what_extends_a_description_does_not_inherit_its_date() -> None:
 
 
 def test_an_answer_says_what_its_day_chose_and_which_dates_are_from_memory() -> None:
-    asked_of = {"model": "gpt3_xl", "devices": 1, "batch": 64, "as_of": "2023-06"}
-    said = {caveat.code: caveat.text for caveat in ps.predict(system="cs-2", **asked_of).caveats}
-    assert said["as-of"].startswith("as of 2023-06: software release r1.8 of 2023-04-18")
-    assert "recalled" not in said["as-of"]
-    asked_of = {"model": "gpt3_xl", "devices": 8, "batch": 64, "as_of": "2025-01"}
-    said = {
-        caveat.code: caveat.text for caveat in ps.predict(system="h100-96gb-hbm2e-500w", **asked_of).caveats
-    }
-    assert "recalled, without a source: device h100-96gb-hbm2e-500w" in said["as-of"]
+    def said(system: str, day: str, devices: int) -> str:
+        answer = ps.predict(model="gpt3_xl", system=system, devices=devices, batch=64, as_of=day)
+        return next(caveat.text for caveat in answer.caveats if caveat.code == "as-of")
+
+    sourced = said("cs-2", "2023-06", 1)
+    assert sourced.startswith("as of 2023-06: software release r1.8 of 2023-04-18")
+    assert "recalled" not in sourced
+    recalled = "recalled, without a source: device h100-96gb-hbm2e-500w"
+    assert recalled in said("h100-96gb-hbm2e-500w", "2025-01", 8)
 
 
 def test_the_date_of_a_machine_is_the_date_of_its_newest_part() -> None:
