@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -282,3 +283,9 @@ def test_nics_that_speak_roce_have_their_own_share_of_bandwidth(
     model = of_one_ring(protocol, roce_efficiency=roce)
     long_s = model.time_s("send_recv", 1e12, Group.even(1, 2))
     assert long_s == pytest.approx(1e12 / (share * 25e9), rel=1e-4)
+
+
+def test_what_is_late_on_the_way_adds_to_a_send_and_nothing_inside_a_node_is_sent_by_nics() -> None:
+    late = replace(CollectiveModel.of_node(node()), late_s=(0.0, 5e-6))
+    assert late.time_s("send_recv", 1.0, Group.even(1, 2)) == pytest.approx(25e-6, rel=1e-3)
+    assert late.time_s("all_to_all", 8.0, Group.inside_node(8), 2) < 20e-6

@@ -205,7 +205,6 @@ def test_figures_of_runs_left_out_are_recorded_where_they_are_measured() -> None
     assert row["band"]["base"] > measured["band"]["base"]
 
 
-# --------------------------------------------------------- the share of a step that hides communication
 COMPUTE = Work("m", Kind.COMP, "gemm", "forward")
 GATHER = Work("g", Kind.COMM_COLL, "all_gather", "data")
 
@@ -285,9 +284,6 @@ def test_the_largest_share_is_that_of_scored_runs_on_such_a_device_without_the_f
     assert Hidden.of(plan, 0.0).published == most[0]
     assert Hidden.of(plan, 0.0, without=most[1]).published == second[0]
     assert Hidden.of(run(system="mi355x-288gb").plan, 0.0).published == max(share for share, _ in rows)
-
-
-# --------------------------------------------------------------------------------------- published runs
 
 
 def test_published_figures_of_the_record_are_those_of_the_papers() -> None:

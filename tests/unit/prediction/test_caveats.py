@@ -259,7 +259,6 @@ def test_more_hidden_communication_than_in_any_run_is_told_with_both_shares(
     assert caveat is None or (caveat.text.startswith(said) and caveat.text.endswith("% of the step"))
 
 
-# ----------------------------------------------------------------------------------- studies
 def test_caveats_that_could_turn_the_order_stand_with_the_verdict_and_others_under_their_number(
     tmp_path: Path,
 ) -> None:
@@ -307,7 +306,6 @@ def test_every_serious_caveat_is_on_a_terminal_and_at_the_head_of_a_page(factory
     assert "... 3 more caveats in the report" in text
 
 
-# ------------------------------------------------------------------------------- open questions
 @pytest.mark.parametrize(
     ("prediction", "left", "usual"),
     [

@@ -73,7 +73,6 @@ def perfsim(line: str, *paths: Path) -> Result:
     return CliRunner().invoke(main, line.format(*paths).split())
 
 
-# ---------------------------------------------------------------------------------- making a scale
 @pytest.mark.parametrize("slower", [(1.1, 1.1), (1.2, 0.9)])
 def test_the_scale_is_the_geometric_mean_so_that_log_errors_cancel(
     tmp_path: Path, predicted: list[float], slower: tuple[float, float]
@@ -144,7 +143,6 @@ def test_steps_on_the_system_of_a_file_have_its_network(tmp_path: Path) -> None:
     assert slow > 1.5 * fast
 
 
-# --------------------------------------------------------------------------------- using a scale
 def test_a_run_is_stretched_as_a_whole_and_says_by_what(tmp_path: Path) -> None:
     path = on_wafers(tmp_path)
     plain = json.loads(perfsim(f"{STEP} --json").output)

@@ -78,7 +78,6 @@ def test_a_layout_that_fills_nodes_evenly_is_folded_and_says_nothing(toys: Modul
     assert run.plan is plan
 
 
-# --------------------------------- latencies, in which no link is used, and bytes, which links may slow
 PORT = 300e9
 LATE_S = 1e-3
 A_PORT = "node0/gpu3-node0/nvswitch"

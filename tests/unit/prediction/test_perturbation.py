@@ -107,7 +107,6 @@ def test_a_slower_straggler_never_shortens_a_step_and_delays_it_by_its_own_facto
     assert evaluation.step_time_s <= times[0] <= times[1] <= 2.0 * evaluation.step_time_s
 
 
-# ----------------------------------------------------------------------------------------- studies
 STUDY = {
     "name": "tiny_study",
     "model": "gpt3_xl",
@@ -139,10 +138,6 @@ def test_a_disturbed_study_takes_longer_by_its_step_and_says_so() -> None:
     assert after.time_to_accuracy_s == pytest.approx(slowdown * before.time_to_accuracy_s)
 
 
-# ------------------------------------------------------------------------------- what a line says
-
-
-# ---------------------------------------------------------- collectives as the steps of their algorithm
 REDUCED = {**GPUS, "layout": "tp=8,pp=1,dp=4,mbs=1,zero=0,sp=true"}
 
 

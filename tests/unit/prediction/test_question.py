@@ -90,7 +90,6 @@ def test_a_wrong_path_names_itself_the_value_and_the_nearest(
     assert said in str(refused.value)
 
 
-# ------------------------------------------------------------------------- studies, sweeps and proofs
 def test_every_declared_field_of_a_study_has_a_place_in_it() -> None:
     places = {*StudySpec.model_fields, *CandidateSpec.model_fields}
     declared = [name for name, field in ASKED.items() if "study" in field.by]
@@ -151,7 +150,6 @@ def test_a_runtime_stands_next_to_the_recipe_in_a_study_and_in_its_candidates(tm
     ]
 
 
-# --------------------------------------------------------------------------------- what a point answers
 WAFERS = {"model": "gpt3_xl", "system": "cs-2", "devices": 2, "strategy": "weight-streaming", "batch": 64}
 
 

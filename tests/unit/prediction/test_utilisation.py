@@ -91,7 +91,6 @@ def test_a_stream_of_weights_uses_every_part_between_dram_and_wafers() -> None:
     assert use["dram"].mean < use["server"].mean
 
 
-# ---------------------------------------------------------------------------------- FLOPs of a sparse model
 def sparse(system: str, sparsity: float, harvest: float = 0.9) -> Evaluation:
     changes = {"recipe.weight_sparsity": sparsity, "system.streaming.sparse_harvest": harvest}
     question = {

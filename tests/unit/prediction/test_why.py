@@ -127,7 +127,6 @@ def test_breakdown_and_trace_name_what_a_layer_does_on_a_wafer_as_why_does(tmp_p
     assert "attention" not in ps.predict(**GPUS, layout="tp=8,mbs=1,recompute=full").breakdown_s
 
 
-# ---------------------------------------------------------------------- what many wafers lose, by cause
 LOSSES = ("slowest of the systems", "assumed loss of many systems")
 
 
