@@ -165,8 +165,8 @@ class Scored:
             for name in run.traits.classes if run.counts and run.traits is not None else ():
                 by_class[name].append(run)
         names = sorted(by_class, key=lambda name: (", " in name, name))
-        one_class = len(by_class) <= 2  # and its parent
-        return {} if one_class else {name: _with_bands(by_class[name]) for name in names}
+        # One class and its parent say what the summary says.
+        return {name: _with_bands(by_class[name]) for name in names if len(by_class) > 2}
 
     @staticmethod
     def one_constant(runs: Sequence[Scored]) -> float:

@@ -414,8 +414,7 @@ class Accuracy:
         freedom = _PRIOR_STEPS + len(residuals) - 1
         prior = _WITHIN * math.log1p(self.step_time_error) / Z_90
         variance = _PRIOR_STEPS * prior**2 + sum(math.log1p(residual) ** 2 for residual in residuals)
-        quantile = Z_90 + (Z_90**3 + Z_90) / (4 * freedom)
-        quantile += (5 * Z_90**5 + 16 * Z_90**3 + 3 * Z_90) / (96 * freedom**2)
+        quantile = Z_90 + 1.524 / freedom + 1.420 / freedom**2
         width = quantile * math.sqrt(variance / freedom * (1 + 1 / len(residuals)))
         return replace(self, step_time_error=math.expm1(width))
 

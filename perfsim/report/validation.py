@@ -374,10 +374,7 @@ def _convergence_table(result: Mapping[str, Any]) -> Table:
 
 
 def _convergence_sections(result: Mapping[str, Any]) -> Iterator[Section]:
-    lead = (
-        "How well the law of the critical batch predicts one batch size from the other sizes of its "
-        "benchmark."
-    )
+    lead = "How well the law of the critical batch predicts one batch size of a benchmark from its others."
     yield Section("examples to the target by batch", lead, table=_convergence_table(result), slug="score")
     if result["failed"]:
         lead = "Benchmarks whose points do not determine a fit have no prediction."
@@ -421,7 +418,8 @@ def _step_sections(accuracy: StepAccuracy) -> Iterator[Section]:
         fold = f"{len(refused.rows)} runs"
         yield Section("not predicted", "Runs that are refused.", table=refused, fold=fold, slug="refused")
     if accuracy.removed:
-        lead = "The error of the model without each of its mechanisms."
+        more = "" if accuracy.left_out else " For errors on families left out of the fit add --leave-out."
+        lead = f"The error of the model without each of its mechanisms.{more}"
         yield Section("ablation", lead, table=_ablation_table(accuracy.removed), fold="the table")
     if accuracy.left_out:
         lead = (
