@@ -331,7 +331,9 @@ def write_validation(
         f"Median errors: {', '.join(medians)}.",
         note="Absolute relative errors. Constants belong to a device, a link or the framework, never "
         "to a run; only a wafer's speed depends on the release of its software.",
-        footer=f"Made by `{COMMAND if any(step.leaving for step in steps) else 'perfsim validate --page'}`.",
+        footer=f"Made by `{COMMAND}`."
+        if any(step.leaving for step in steps)
+        else "Made by `perfsim validate --page`; add --leave-out for errors on families left out of the fit.",
     )
     return page.write(folder), write_file(folder / "validation.md", page.markdown())
 
@@ -418,8 +420,7 @@ def _step_sections(accuracy: StepAccuracy) -> Iterator[Section]:
         fold = f"{len(refused.rows)} runs"
         yield Section("not predicted", "Runs that are refused.", table=refused, fold=fold, slug="refused")
     if accuracy.removed:
-        more = "" if accuracy.left_out else " For errors on families left out of the fit add --leave-out."
-        lead = f"The error of the model without each of its mechanisms.{more}"
+        lead = "The error of the model without each of its mechanisms."
         yield Section("ablation", lead, table=_ablation_table(accuracy.removed), fold="the table")
     if accuracy.left_out:
         lead = (
