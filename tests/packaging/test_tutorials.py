@@ -139,7 +139,6 @@ def test_every_page_is_listed() -> None:
     assert not [page for page in pages if page not in unlisted and f"({page})" not in listed]
 
 
-# ------------------------------------------------------------------------ what documents name is there
 MOST_WORDS_OF_THE_ARCHITECTURE = 2000
 MOST_LINES_OF_A_DECISION = 18
 PATH_IN_CODE = re.compile(r"`([\w.-]+(?:/[\w.-]+)*(?:/|\.(?:py|md|yaml|ipynb|toml)))`")
