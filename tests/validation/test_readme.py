@@ -7,6 +7,7 @@ If a test here fails, run the command that `perfsim.report.validation.COMMAND` h
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -15,13 +16,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from perfsim.catalog import Catalog, data_root
 from perfsim.evidence.ablation import StepAccuracy
 from perfsim.evidence.production import production_record
 from perfsim.evidence.record import KINDS, record_of
-from perfsim.prediction.bands import recorded_errors
+from perfsim.prediction.bands import Accuracy, recorded_errors
 from perfsim.report.validation import COMMAND, write_validation
 from perfsim.studies.answers import RECORD
 
@@ -110,6 +112,29 @@ def test_about_90_percent_of_the_runs_of_every_class_lie_in_their_bands(
             0.87 <= classes[name]["band_coverage"] <= 0.96 for name in {"dense", "experts"} & {*classes}
         )
         assert all(row["band_coverage"] >= 0.75 for row in classes.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [3, 5, 10])
+def test_a_user_with_steps_of_their_own_has_the_next_one_in_the_band_nine_times_in_ten(
+    results: list[dict[str, Any]], steps: int
+) -> None:
+    """Each published family in turn is the user's own cluster: `Accuracy.among`."""
+    families: dict[str, list[tuple[float, float]]] = {}
+    rows = [row for result in results if result["kind"] == "step_time" for row in result["cases"]]
+    for case in (row for row in rows if row["evidence"] != "C" and row["band_s"]):
+        low_s, high_s = case["band_s"]
+        late = math.log(case["measured_s"] / math.sqrt(low_s * high_s))
+        families.setdefault(case["family"], []).append((late, math.sqrt(high_s / low_s) - 1))
+    rng = np.random.default_rng(0)
+    held = []
+    for runs in (runs for runs in families.values() if len(runs) > steps):
+        for *own, (late, error) in (rng.permutation(runs)[: steps + 1] for _ in range(100)):
+            middle = sum(known for known, _ in own) / steps
+            published = Accuracy("3d", "own", steps, *[0.1] * 4, step_time_error=error)
+            among = published.among([math.expm1(known - middle) for known, _ in own])
+            held.append(abs(late - middle) <= math.log1p(among.step_time_error))
+    assert 0.87 <= sum(held) / len(held) <= 0.95
 
 
 @pytest.mark.slow

@@ -135,9 +135,6 @@ def either_loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(yaml_tree, "_Loader", yaml.SafeLoader)
 
 
-# ------------------------------------------------------------------------------------ reading YAML
-
-
 @pytest.mark.usefixtures("either_loader")
 @pytest.mark.parametrize(
     ("text", "value"),
@@ -230,9 +227,6 @@ def test_a_byte_that_is_no_text_is_refused_and_a_byte_order_mark_is_no_part_of_a
     assert LocatedMapping.read(path, "study", Catalog([tmp_path])).data == {"name": "x"}
 
 
-# ---------------------------------------------------------------------------------- finding by name
-
-
 def test_names_become_descriptions_in_si(catalog: Catalog) -> None:
     system = catalog.system("box")
     assert isinstance(system, GpuClusterSpec)
@@ -281,9 +275,6 @@ def test_path_variable_adds_roots_and_an_earlier_root_hides_the_later(
     assert (catalog.model("tiny").num_layers, catalog.device("gpu-a").compute_units) == (5, 100)
     assert "gpt3_20b" in catalog.names("model")
     assert default_catalog() is catalog
-
-
-# ------------------------------------------------------------------------------------------- errors
 
 
 def test_all_errors_of_a_file_come_at_once_at_their_places(root: Path, catalog: Catalog) -> None:
@@ -376,9 +367,6 @@ def test_errors_of_a_file_that_is_named_or_extended_keep_their_own_file(root: Pa
     assert reported == {("wire.yaml", 2), ("tiny.yaml", 6), ("deep.yaml", 2)}
 
 
-# ------------------------------------------------------------------------------------------ extends
-
-
 def test_child_overrides_deeply_keeps_the_rest_and_provenance_follows_the_value(
     root: Path, catalog: Catalog
 ) -> None:
@@ -394,9 +382,6 @@ def test_child_overrides_deeply_keeps_the_rest_and_provenance_follows_the_value(
     write(root / "workloads/models/deep.yaml", "extends: tiny\nnum_layers: 9\n")
     changed = {row.path: row for row in catalog.describe("deep", "model")}["num_layers"]
     assert (changed.source_or_assumption, catalog.model("deep").sources) == ("", {})
-
-
-# ------------------------------------------------------------------------------ files of other layers
 
 
 def test_study_file_uses_the_same_machinery(root: Path, catalog: Catalog) -> None:
@@ -436,9 +421,6 @@ def test_raw_mapping_knows_its_places(root: Path, catalog: Catalog) -> None:
     assert (problem.line, problem.column, problem.help) == (5, 8, "drop it")
 
 
-# ------------------------------------------------------------------------------------------ override
-
-
 def test_override_changes_values_and_says_so(catalog: Catalog) -> None:
     changes = {"node.nics": 4, "node.nic.bandwidth": "100 GB/s", "device": "gpu-b"}
     system = catalog.override(catalog.system("box"), changes)
@@ -467,9 +449,6 @@ def test_impossible_override_is_refused(
     (problem,) = problems(lambda: catalog.override(catalog.system("box"), {path: value}))
     assert said in problem.message
     assert proposed in problem.help
-
-
-# ------------------------------------------------------------------------------------------- showing
 
 
 def test_deep_description_holds_what_it_names(catalog: Catalog) -> None:

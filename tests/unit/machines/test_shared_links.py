@@ -57,7 +57,6 @@ def kinds(crossed: Traffic, tree: FatTree = TREE) -> dict[str, list[int]]:
     return by_kind
 
 
-# ----------------------------------------------------------------------------------- inside nodes
 def test_a_reduction_and_a_send_inside_a_node_share_the_ports_of_their_ranks() -> None:
     ring = (reduce(RankGroup(0, 1, 4), LONG), "gpu0/nccl-tensor")
     both = run(at_once(ring, (send("s", 3, 4, LONG), "gpu3/send")))
@@ -81,7 +80,6 @@ def test_rings_across_nodes_pass_the_ports_of_all_ranks_but_their_own() -> None:
     assert kinds(traffic(reduce(RankGroup(0, 8, 4), LONG))) == {"host": [1] * 8, "nic": [1] * 8}
 
 
-# ---------------------------------------------------------------------------------- between nodes
 def test_tasks_of_one_stream_never_overlap_so_they_do_not_contend() -> None:
     builder = GraphBuilder()
     for name in ("a", "b"):
@@ -125,7 +123,6 @@ def test_the_rings_of_an_uneven_group_share_no_nic_and_load_those_of_all_ranks_a
     assert whole.times[~np.isin(whole.links, TREE.ports)].tolist() == [1] * (2 * group.size)
 
 
-# -------------------------------------------------------------------- uplinks, with all replicas
 def oversubscribed(nodes: int, nodes_per_leaf: int, oversubscription: float) -> Topology:
     fabric = FatTreeSpec(
         nodes_per_leaf=nodes_per_leaf, oversubscription=oversubscription, switch_latency=1e-7
@@ -166,7 +163,6 @@ def test_classes_of_peers_together_load_what_all_peers_load() -> None:
     assert run(ring, topology, [0] * 64) == [4 * SECONDS]
 
 
-# ------------------------------------------------------------------------- slow and dead links
 @pytest.mark.parametrize(
     ("ends", "longer"),
     [([(0, 8), (1, 9)], 2), ([(0, 8), (2, 10), (3, 11)], 3), ([(0, 8)], 1), ([(0, 8), (9, 17)], 1)],
@@ -219,7 +215,6 @@ def test_a_calibrated_protocol_is_no_faster_than_its_link() -> None:
     assert slow_long - long == pytest.approx(7 / 8 * 1e9 * (1 / 150e9 - 1 / 300e9), rel=0.01)
 
 
-# ------------------------------------------------------------------------------------- wafers
 def test_weights_down_and_gradients_up_share_links_that_are_not_duplex() -> None:
     """One slow port slows the broadcast to all."""
     system = toys.wafer_cluster()

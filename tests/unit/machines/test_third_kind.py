@@ -32,7 +32,6 @@ from perfsim.work.kernels import LayerSlice
 from perfsim.work.layer import attention_kernels, mlp_kernels
 
 
-# -------------------------------------------------------------------------- the system, as in YAML
 class RingSpec(SystemSpec):
     """Devices on a ring."""
 
@@ -73,7 +72,6 @@ class RingCosts(Costs):
         return 2 * (count - 1) * (link.latency + work.comm_bytes / count / link.bandwidth)
 
 
-# ------------------------------------------------------------------------- how it trains a model
 @dataclass(frozen=True)
 class RingLayout:
     """Replicas."""
@@ -182,7 +180,6 @@ class RingCluster(Machine):
         return RingCosts(topology, recipe)
 
 
-# ------------------------------------------------------------------------------------- the tests
 SYSTEM = """\
 name: ring
 kind: {kind}

@@ -66,7 +66,6 @@ def test_many_systems_may_lose_what_published_scaling_leaves_open() -> None:
     assert 0.983**2 * math.exp(-widths[4]) < 0.963 < 0.983**2 * math.exp(widths[4]), "GenSLM, 4 to 16 systems"
 
 
-# ------------------------------------------------------------------------------------- predictions
 def accuracy(system: str = "cs-2", devices: int = 1, release: str | None = None) -> Accuracy:
     recipe = CATALOG.recipes["gpt3_pretraining"].ran_with(software_release=release)
     question: dict[str, Any] = {"model": "cerebras_gpt_111m", "recipe": recipe, "batch": 120 * devices}

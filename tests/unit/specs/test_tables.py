@@ -113,7 +113,6 @@ def test_fields_outside_their_range_or_against_each_other_are_refused(
         kind.model_validate(whole)
 
 
-# ------------------------------------------------------------ how machines are called
 def test_every_system_of_the_catalogue_has_a_noun() -> None:
     catalog = default_catalog()
     assert all(catalog.system(name).noun for name in catalog.names("system"))
@@ -134,7 +133,6 @@ def test_a_changed_system_under_another_name_is_not_called_as_the_original() -> 
     assert system.with_(name="cs-2", io_ports=24).machine(2) == "2 CS-2"
 
 
-# ------------------------------------------------------------------------------------- shapes of models
 EXPERTS: dict[str, Any] = {"num_experts": 8, "top_k": 2, "ffn_hidden_size": 256}
 
 

@@ -57,7 +57,6 @@ GEMMA = {
 }
 
 
-# ------------------------------------------------------------------------------------- Megatron-LM
 def test_stages_count_embedding_and_loss_as_megatron_does(imported: Import) -> None:
     """46 layers over 4 stages: 12 each with the two ends counted."""
     text = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 46 --hidden-size 64 --seq-length 32 "
@@ -102,7 +101,6 @@ def test_what_a_script_or_a_reference_computes_can_be_given(imported: Import) ->
     assert imported(NEMO.replace("name: megatron_gpt", "name: ${oc.env:NAME}")).parameters == XL
 
 
-# --------------------------------------------------------------------------------------- GPT-NeoX
 def test_neox_names_with_underscores_and_a_llama_mlp_are_read(imported: Import) -> None:
     text = (
         "{pipe_parallel_size: 1, model_parallel_size: 1, make_vocab_size_divisible_by: 1, num_layers: 32, "
@@ -113,7 +111,6 @@ def test_neox_names_with_underscores_and_a_llama_mlp_are_read(imported: Import) 
     assert imported(text, given={"vocab_size": 32000}).parameters == 6_738_415_616
 
 
-# ------------------------------------------------------------------------------------- DeepSpeed
 def test_deepspeed_takes_a_named_model_or_the_one_next_to_it(imported: Import, tmp_path: Path) -> None:
     alone = imported(ZERO3, "ds_config.json")
     assert (alone.kind, alone.parameters, alone.devices) == ("recipe", None, 32)
@@ -140,7 +137,6 @@ def test_anchors_and_repeated_keys_are_read(imported: Import) -> None:
     assert imported(text).parameters == XL
 
 
-# ---------------------------------------------------------------------------------- wrong values
 UNTOLD = NEMO.replace("num_layers: 24", "num_layers: ${oc.env:LAYERS}")
 
 
