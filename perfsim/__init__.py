@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from perfsim.api.questions import predict as predict
     from perfsim.api.tools import Model as Model
     from perfsim.api.tools import Validation as Validation
-    from perfsim.api.tools import import_file as import_file
-    from perfsim.api.tools import published_cases as published_cases
     from perfsim.api.tools import validate as validate
     from perfsim.base.errors import PerfsimError as PerfsimError
     from perfsim.catalog import Catalog as Catalog
+    from perfsim.evidence.cases import published_cases as published_cases
+    from perfsim.interop.formats import import_file as import_file
     from perfsim.prediction.prediction import Prediction as Prediction
     from perfsim.prediction.question import Question as Question
 
@@ -44,9 +44,11 @@ _HOMES = {
         "perfsim.api.answers": "SolveAnswer Study StudyAnswer SweepAnswer comparison solve study sweep",
         "perfsim.api.planning": "PlanAnswer plan",
         "perfsim.api.questions": "predict",
-        "perfsim.api.tools": "Model Validation import_file published_cases validate",
+        "perfsim.api.tools": "Model Validation validate",
         "perfsim.base.errors": "PerfsimError",
         "perfsim.catalog": "Catalog",
+        "perfsim.evidence.cases": "published_cases",
+        "perfsim.interop.formats": "import_file",
         "perfsim.prediction.prediction": "Prediction",
         "perfsim.prediction.question": "Question",
     }.items()

@@ -31,8 +31,7 @@ from perfsim.catalog.yaml_tree import Node
 from perfsim.evidence import cases
 from perfsim.evidence.own_runs import MeasuredFile
 from perfsim.evidence.score import validate_file
-from perfsim.interop.formats import Imported, read_model
-from perfsim.interop.formats import import_file as read_file
+from perfsim.interop.formats import read_model
 from perfsim.prediction.planner import refusal
 from perfsim.prediction.question import question_of
 from perfsim.prediction.why import GapExplained
@@ -282,26 +281,6 @@ class Model(TransformerConfig):
         return cls(**read_model(Path(path), format).model_dump())
 
 
-def import_file(
-    path: str | Path,
-    format: str = "",  # noqa: A002
-    *,
-    part: str = "",
-    model: str | Path = "",
-    system: str = "",
-    given: Mapping[str, Any] | None = None,
-    more: Sequence[str | Path] = (),
-) -> Imported:
-    """All that a foreign file says: model, recipe, layout, parameter count, and what was not used.
-
-    `part` chooses the document (model, recipe, measured, convergence). `model` is what a file without one
-    (DeepSpeed) trains, `system` the machine of measured steps, `given` are values by key that the file lacks,
-    and `more` are logs of further MLPerf runs. Raises InputError with every problem.
-    """
-    others = [Path(other) for other in more]
-    return read_file(Path(path), format, part=part, model=str(model), system=system, given=given, more=others)
-
-
 # `perfsim.validate`: predictions next to measured runs.
 
 
@@ -318,11 +297,6 @@ def validate(file: str | Path, catalog: Catalog | None = None) -> Validation:
     if not path.is_file():
         raise InputError([Problem("there is no such file", file=str(path))])
     return Validation(validate_file(path, catalog))
-
-
-def published_cases() -> list[Path]:
-    """The files of published runs that come with perfsim."""
-    return cases.public_cases()
 
 
 @dataclass(frozen=True, repr=False)

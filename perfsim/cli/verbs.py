@@ -327,7 +327,7 @@ def _import(
     which keys were not used, and what perfsim cannot express.
     """
     from perfsim.api.questions import writing
-    from perfsim.api.tools import import_file
+    from perfsim.interop.formats import import_file
 
     if out is not None and not force:
         must_be_ours(out, "--out", b"# Imported from")
@@ -547,10 +547,10 @@ def _validate(
 ) -> Answer:
     """Predict published runs (FILES, or the public cases) and compare the errors with a baseline."""
     from perfsim.api.tools import validate as answer
-    from perfsim.evidence.cases import public_cases
+    from perfsim.evidence.cases import published_cases
     from perfsim.report.validation import validation_lines
 
-    paths = files or tuple(public_cases())
+    paths = files or tuple(published_cases())
     results = [dict(answer(path).document) for path in paths]
     steps = [pair for pair in zip(paths, results, strict=True) if pair[1]["kind"] == "step_time"]
     if leave_out and not steps:

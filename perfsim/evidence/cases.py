@@ -624,7 +624,7 @@ class CaseRows(Generic[CaseT]):
         return cls(cases, lines, refused)
 
 
-def public_cases() -> list[Path]:
+def published_cases() -> list[Path]:
     """The case files that come with perfsim."""
     return sorted((data_root() / "studies" / "validation").glob("*.yaml"))
 

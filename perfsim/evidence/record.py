@@ -14,7 +14,7 @@ from typing import Any
 
 from perfsim.base.files import write_file
 from perfsim.catalog import default_catalog
-from perfsim.evidence.cases import CaseRows, StepCase, public_cases
+from perfsim.evidence.cases import CaseRows, StepCase, published_cases
 from perfsim.evidence.left_out import ALL, FEWEST_FAMILIES, LeavingOut
 from perfsim.evidence.production import production_record
 from perfsim.prediction import bands
@@ -155,7 +155,7 @@ def write_records(results: Sequence[Mapping[str, Any]], left_out: Mapping[str, S
     production = json.dumps(production_record(catalog), indent=2)
     write_file(Path(study_answers.__file__).with_name(study_answers.RECORD), production + "\n")
     rows: list[Reached] = []
-    for path in (path for path in public_cases() if path.name in KINDS):
+    for path in (path for path in published_cases() if path.name in KINDS):
         scored = [case for case in CaseRows.read(path, StepCase, catalog).cases if case.scored]
         reached = [_reached(case, case.question(catalog)) for case in scored]
         rows += sorted(reached, key=lambda row: (-row.mfu, row.id))

@@ -131,34 +131,35 @@ class Imported:
 
 # ---------------------------------------------------------------------------------------- reading
 def import_file(
-    path: Path,
-    format_name: str = "",
+    path: str | Path,
+    format: str = "",  # noqa: A002  # as `--format`
     *,
     part: str = "",
-    model: str = "",
+    model: str | Path = "",
     system: str = "",
     given: Mapping[str, Any] | None = None,
-    more: Sequence[Path] = (),
+    more: Sequence[str | Path] = (),
 ) -> Imported:
-    """Read a foreign file; its format is recognised by its content unless it is given.
+    """All that a foreign file says: model, recipe, layout, parameter count, and what was not used.
 
-    `part` is what the document holds: model, recipe, ...; by default the model where there is one.
-    `model` is for a file without one, `system` the machine of measured steps, `given` are values by key
-    that the file lacks, and `more` are logs of further runs. Raises InputError for an unknown
-    format, a file of none or of several, and for wrong values, at their lines.
+    The format is recognised by the content unless it is given. `part` chooses the document (model, recipe,
+    measured, convergence); by default the model where there is one. `model` is what a file without one
+    (DeepSpeed) trains, `system` the machine of measured steps, `given` are values by key that the file lacks,
+    and `more` are logs of further MLPerf runs. Raises InputError with every problem, at its line.
     """
-    if format_name in ("", CHAKRA):
+    path = Path(path)
+    if format in ("", CHAKRA):
         from perfsim.interop.chakra import ExecutionTrace
 
-        if format_name or ExecutionTrace.recognise(path):
+        if format or ExecutionTrace.recognise(path):
             return Imported(CHAKRA, "trace", ExecutionTrace.read(path).summary())
-    source = replace(Source.read(path, given), model=model)
-    for other in more:
+    source = replace(Source.read(path, given), model=str(model))
+    for other in map(Path, more):
         logs = (source.text, Source.read(other).text)
         if not all(map(tool_named("mllog").recognise, logs)):
             raise InputError([Problem("several files can only be logs of MLPerf runs", str(other))])
         source = replace(source, text="\n".join(logs))
-    name, reading = read(source, format_name)
+    name, reading = read(source, format)
     if spare := [key for key in given or {} if key not in reading.settings.used]:
         raise InputError([Problem(f"--set {key}: this format has no use for it here") for key in spare])
     title = tool_named(name).title

@@ -21,7 +21,7 @@ from perfsim.catalog import default_catalog
 from perfsim.costs.gemm import GemmModel, narrow_constants
 from perfsim.evidence import record
 from perfsim.evidence.ablation import StepAccuracy
-from perfsim.evidence.cases import CaseRows, StepCase, public_cases
+from perfsim.evidence.cases import CaseRows, StepCase, published_cases
 from perfsim.evidence.collective_fit import link_calibration
 from perfsim.evidence.fitting import delivered, read_table
 from perfsim.evidence.gemm_fit import gpu_calibration
@@ -205,7 +205,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file of these runs as they are published."""
     path = tmp_path_factory.mktemp("runs") / "gpu.yaml"
     rows = []
-    for file in public_cases():
+    for file in published_cases():
         chosen = PUBLISHED.get(file.name, ())
         _, *others = file.read_text(encoding="utf-8").split("\n- id: ")
         rows += [row.rstrip() for row in others if row.split('"')[1] in chosen]

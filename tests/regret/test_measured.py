@@ -22,7 +22,7 @@ import pytest
 
 from perfsim.base.errors import PerfsimError
 from perfsim.catalog import default_catalog
-from perfsim.evidence.cases import CaseRows, PlacedCase, StepCase, mapped, public_cases
+from perfsim.evidence.cases import CaseRows, PlacedCase, StepCase, mapped, published_cases
 from perfsim.evidence.score import CaseBand
 from perfsim.prediction.bands import Reached
 from perfsim.prediction.planner import best_plan
@@ -85,7 +85,7 @@ def run_of(case: StepCase, families: dict[str, str]) -> Run | None:
 
 def measured_runs() -> list[Run]:
     """All scored runs on GPUs."""
-    paths = [path for path in public_cases() if path.name in FILES]
+    paths = [path for path in published_cases() if path.name in FILES]
     cases = [case for path in paths for case in CaseRows.read(path, StepCase).cases if case.scored]
     families = {case.id: case.family for case in cases}
     return [run for run in mapped(partial(run_of, families=families), cases) if run is not None]
@@ -204,7 +204,7 @@ def all_claims() -> list[dict[str, Claim]]:
     """The claims against the published run of each family that reached the highest utilisation."""
     reached = {row.id: row.mfu for row in Reached.recorded()}
     best: dict[str, StepCase] = {}
-    for path in public_cases():
+    for path in published_cases():
         if path.name in FILES:
             for case in CaseRows.read(path, StepCase).cases:
                 known = best.get(case.family)

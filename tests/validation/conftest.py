@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from perfsim.evidence.ablation import StepAccuracy, accuracy_of
-from perfsim.evidence.cases import public_cases
+from perfsim.evidence.cases import published_cases
 from perfsim.evidence.score import validate_file
 from perfsim.prediction.bands import recorded_errors
 
@@ -47,13 +47,13 @@ def scores(once: Once) -> Callable[[Path], dict[str, Any]]:
 @pytest.fixture(scope="session")
 def results(scores: Callable[[Path], dict[str, Any]]) -> list[dict[str, Any]]:
     """The scores of all public files."""
-    return [scores(path) for path in public_cases()]
+    return [scores(path) for path in published_cases()]
 
 
 @pytest.fixture(scope="session")
 def page(once: Once, results: list[dict[str, Any]]) -> list[StepAccuracy]:
     """The files of the accuracy page, with every group of runs left out of a fit."""
-    return once("accuracy page", lambda: accuracy_of(public_cases(), results, leaves_out=True))
+    return once("accuracy page", lambda: accuracy_of(published_cases(), results, leaves_out=True))
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from perfsim.base.limits import Limits, limited
 from perfsim.catalog import default_catalog
 from perfsim.costs.price import price
 from perfsim.engine import simulate
-from perfsim.evidence.cases import CaseRows, StepCase, public_cases
+from perfsim.evidence.cases import CaseRows, StepCase, published_cases
 from perfsim.machines import network_of
 from perfsim.machines.placement import SharedLinks, rank_classes
 from perfsim.prediction.planner import plan_of
@@ -27,7 +27,7 @@ STUDIES = sorted(
     for path in Path(__file__).parents[2].glob("studies/*.yaml")
     if "\ncandidates:" in path.read_text(encoding="utf-8")  # the others are sweeps
 )
-STEPS = [path for path in public_cases() if path.stem != "convergence"]
+STEPS = [path for path in published_cases() if path.stem != "convergence"]
 MOST_TASKS = 1_000_000
 """Of a winner's graph; SimPy follows so many in some seconds."""
 MOST_OF_OTHERS = 100_000

@@ -16,10 +16,10 @@ import pytest
 
 import perfsim as ps
 from perfsim.catalog import default_catalog, parse_file
-from perfsim.evidence.cases import CaseFile, public_cases
+from perfsim.evidence.cases import CaseFile, published_cases
 from perfsim.evidence.record import record_of
 
-PATHS = {path.name: path for path in public_cases()}
+PATHS = {path.name: path for path in published_cases()}
 
 
 @pytest.fixture(scope="module")

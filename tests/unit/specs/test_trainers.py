@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perfsim.catalog import default_catalog
-from perfsim.evidence.cases import CaseRows, StepCase, public_cases
+from perfsim.evidence.cases import CaseRows, StepCase, published_cases
 from perfsim.specs.layout import AXES, ParallelLayout
 from perfsim.specs.runtime import Runtime
 from perfsim.specs.trainers import FREE, TRAINERS, Limits, that_run
@@ -18,7 +18,7 @@ def test_every_published_run_is_legal_under_its_own_runtime() -> None:
     catalog = default_catalog()
     refused: dict[str, list[str]] = {}
     number = 0
-    for path in public_cases():
+    for path in published_cases():
         for case in CaseRows.read(path, StepCase, catalog).cases:
             if not case.scored:  # such as a fork of its tool with schedules of its own
                 continue
