@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 from itertools import count, pairwise
 from typing import Any, Literal, get_args, get_origin
 
@@ -162,6 +162,8 @@ FAMILY = "llama31_8b"
 SIZE = "model.num_parameters"
 """The size of the model: no field of it, but a shape of its family."""
 _LARGE = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"))
+MONEY = ("price", "prices")
+"""Roots of the paths that move a bill and no plan."""
 _REACH = 1e3
 """How far from today's value a number is looked for, as a factor."""
 STEPS = 96
@@ -441,7 +443,9 @@ class _Search:
         settings = {} if not changed or self.find in MACHINE_ROOTS else {self.find: value}
         changes = self.unknown.changes(self.study, value) if changed else {}
         study = self.changer.point(self.study, candidate, devices, changes)
-        row = attempt(lambda: answer_point(Point(study)))
+        asked = None if self.find.partition(".")[0] in MONEY else value
+        answered = partial(answer_point, Point(study), reported=False)
+        row = self.changer.once(partial(attempt, answered), "row", id(candidate), asked)
         if isinstance(row, PerfsimError):
             return PointResult(study, settings, reasons=tuple(known.message for known in row.problems))
         return PointResult(study, settings, row)

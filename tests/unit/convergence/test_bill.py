@@ -78,7 +78,6 @@ def test_a_step_that_waits_takes_idle_power_for_that_share(
     assert waiting.energy_kwh == pytest.approx(2 * mean_kw * 24 * 1.2)
 
 
-# ------------------------------------------------------------------------- ranges, places and draws
 @pytest.mark.parametrize("ends", [(0.5, 1.0, 4.0), (0.0, 10.0, 30.0), (2.0, 2.0, 2.0)])
 def test_ends_and_middle_are_met_and_drawn(ends: tuple[float, float, float]) -> None:
     entry = Uncertain("x", *ends)

@@ -164,7 +164,6 @@ def test_what_no_law_can_answer_is_refused(name: str, inputs: dict[str, float], 
         law(name, **inputs)
 
 
-# ------------------------------------------------------------------------------------- laws of the loss
 def test_the_chinchilla_budget_is_spent_best_on_the_published_model() -> None:
     """72.25 billion parameters, 18.4 tokens each: a larger or smaller one ends at a higher loss."""
 
@@ -196,7 +195,6 @@ def test_impossible_arguments_are_refused_by_name(bad: float) -> None:
             function(*arguments)
 
 
-# --------------------------------------------------------------------------------------- the Pile
 def test_the_pile_law_of_the_five_smaller_models_predicts_the_two_larger_ones() -> None:
     law = compute_law(CEREBRAS_GPT[:5])
     assert law.params == (111e6, 2.7e9)
@@ -243,7 +241,6 @@ def test_a_law_is_refused_for_another_corpus_and_an_unknown_one_by_name() -> Non
         loss_law("hofmann")
 
 
-# ----------------------------------------------------- the hyperbola, its fit, and when the fit refuses
 BATCHES = [100.0, 400.0, 1600.0, 6400.0]
 
 

@@ -116,7 +116,6 @@ def test_impossible_arguments_are_refused_by_name(argument: str, value: float, m
         at(**{"batch": 1e6, argument: value})
 
 
-# --------------------------------------------------------------------------- runs whose batch grows
 SHARES = st.lists(st.floats(0.01, 1.0), min_size=1, max_size=6)
 
 

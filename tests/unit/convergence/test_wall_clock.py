@@ -144,7 +144,6 @@ def test_evaluations_take_their_share_of_the_steps_with_their_stragglers() -> No
     assert RUN.wall_s(spec, np.array(RUN.time_s), typical) == pytest.approx(parts["whole run"].typical_s)
 
 
-# ------------------------------------------------------------------------------------ failing runs
 @pytest.fixture(scope="module")
 def rate() -> NumberRange:
     """Failures of a node and day: RSC-2, RSC-1 [2410.21680] and OPT-175B [2205.01068]."""

@@ -45,7 +45,6 @@ def loaded(folder: Path, *candidates: str, batches: str = "[32]", more: str = ""
     return load_study(written(folder, *candidates, batches=batches, more=more))
 
 
-# ------------------------------------------------------------------------------------- fixed layouts
 def test_runtimes_of_one_machine_are_told_apart_in_a_study_and_in_a_sweep(tmp_path: Path) -> None:
     other = f"{GPUS}, runtime: {{extends: megatron_2021, name: fused, attention: flash}}"
     path = written(tmp_path, GPUS, other, more="runtime: megatron_2021")
@@ -117,7 +116,6 @@ def test_words_of_a_layout_may_be_of_an_object_and_leave_out_layers_of_stages(tm
     assert "sequence_parallel=true" in candidate.layout_words
 
 
-# ------------------------------------------------------------------------------------- side by side
 def test_a_borrowing_strategy_does_not_take_the_layout_and_several_cannot_share_it(tmp_path: Path) -> None:
     spec = loaded(tmp_path, f'{GPUS}, layout: "tp=8,mbs=1"')
     (candidate,) = run_study(spec, ["data"]).candidates
@@ -127,7 +125,6 @@ def test_a_borrowing_strategy_does_not_take_the_layout_and_several_cannot_share_
         loaded(tmp_path, 'strategy: [3d, data], system: dgx-a100-80gb, devices: [8], layout: "dp=8"')
 
 
-# ------------------------------------------------------------------- failures stay with their candidate
 @pytest.mark.parametrize(
     "error", [LayoutError("is at fault"), CatalogError([Problem("is at fault")]), PerfsimError("is at fault")]
 )

@@ -142,7 +142,6 @@ def test_machines_of_unlike_size_are_compared_at_the_power_the_price_and_the_tim
     assert [own.equal_price_s for own in unpriced] == [None, None]
 
 
-# --------------------------------------------------------------------------------- levers and prices
 def test_an_input_flips_the_order_where_times_are_equal_the_critical_batch_where_batches_differ() -> None:
     fast = option("a", error=0.3)
     slow = option("b", "wafer", error=0.3, step_s=5.0)
@@ -192,7 +191,6 @@ def test_costs_are_of_both_with_who_is_cheapest_and_what_was_not_given() -> None
     assert said([gpus], [of(gpus)])["costs"] == "Prices are not given."
 
 
-# ------------------------------------------------------------------------------------ reproducible
 def decided(seed: int) -> str:
     """The decision of two candidates as JSON text; also run in other processes."""
     draws = Draws(seed, 20_000)

@@ -52,7 +52,6 @@ def named(candidates: Sequence[Answer]) -> list[tuple[str, str, int]]:
     return [(candidate.strategy, candidate.system, candidate.num_devices) for candidate in candidates]
 
 
-# ------------------------------------------------------------------------------ the whole answer
 def test_a_study_again_gives_the_same_bytes_and_samples(spec: StudySpec, run: StudyResult) -> None:
     assert document_text(study_document(run_study(spec))) == document_text(study_document(run))
     assert list(run.sampling) == [candidate.label for candidate in run.candidates]
@@ -77,7 +76,6 @@ def test_each_candidate_stands_at_its_best_batch_with_figures_that_agree(run: St
         assert low < candidate.time_to_accuracy_s < high
 
 
-# ---------------------------------------------------------------------------------------- limits
 def test_a_limit_keeps_what_was_answered(quick: StudySpec, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = quick.candidates
     answer = runner_module.answer_point
@@ -105,7 +103,6 @@ def test_time_is_looked_at_before_planning(quick: StudySpec, monkeypatch: pytest
         run_study(several)
 
 
-# ----------------------------------------------------------------------------------- comparisons
 def test_compare_keeps_named_strategies_and_others_borrow_a_system(quick: StudySpec) -> None:
     result = run_study(quick, ["weight-streaming", "3d"])
     assert [candidate.strategy for candidate in result.candidates] == ["weight-streaming", "3d"]
@@ -155,9 +152,6 @@ def test_progress_tells_of_each_machine(quick: StudySpec) -> None:
     ]
 
 
-# -------------------------------------------------------------------------------- what cannot run
-
-
 def test_a_candidate_that_cannot_run_is_reported_and_the_others_answered(quick: StudySpec) -> None:
     """GPUs with too little memory for the model, without hosts to offload to, beside a wafer that runs it."""
     gpus, wafer = quick.candidates
@@ -181,9 +175,6 @@ def test_a_batch_without_a_plan_is_left_out_and_that_of_the_recipe_is_the_only_o
     (candidate,) = run_study(quick.model_copy(update={"recipe": recipe}), ["weight-streaming"]).candidates
     assert [point.global_batch_size for point in candidate.batch_curve] == [24]
     assert candidate.global_batch_size == 24
-
-
-# --------------------------------------------------------------------------- batches and targets
 
 
 def with_loss(spec: StudySpec, loss: float, **changes: object) -> StudySpec:

@@ -100,6 +100,15 @@ def test_a_family_meets_the_published_rows(base: str, rows: dict[str, int]) -> N
         assert shape.hidden_size == pytest.approx(models[name].hidden_size, rel=0.2)
 
 
+def test_a_price_is_found_with_one_answer(study_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(
+        solving, "answer_point", lambda point, **_: asked.append(point) or answer_point(point)
+    )
+    answer = ps.solve(priced(study_of(), PRICES), find="price.device_hour", such_that="cost <= 1e4")
+    assert len(asked) == 1 < len(answer.sweep.points) == len(next(iter(answer.tried.values())))
+
+
 def test_a_value_whose_neighbours_are_refused_is_found_once_without_a_range(study_of: Make) -> None:
     machine = {"strategy": "3d", "system": "dgx-a100-80gb", "devices": 4, "layout": "dp=4,mbs=1"}
     study = study_of(candidates=[machine], batch_sizes=[16])

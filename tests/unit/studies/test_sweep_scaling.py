@@ -132,7 +132,6 @@ def test_no_match_is_slower_than_the_study_of_that_machine_and_both_ways_agree()
     assert matched.equal.typical == pytest.approx(16.0, rel=1e-6)
 
 
-# --------------------------------------------------------------------------------- the best batch
 @pytest.mark.parametrize(("fixed_s", "devices"), [(0.001, 8), (0.1, 64), (20.0, 4096), (0.0, 8)])
 def test_the_best_batch_is_that_of_the_closed_form_wherever_the_grid_begins(
     monkeypatch: pytest.MonkeyPatch, fixed_s: float, devices: int
