@@ -1,7 +1,7 @@
 """Quantities: strings with a unit at the edge, floats in SI inside.
 
-GB is 1e9 bytes and GiB is 2**30, b is a bit and B a byte. A number without a unit is refused in
-YAML, because a reader could not tell what it counts; Python code passes SI floats.
+GB is 1e9 bytes and GiB is 2**30, b is a bit and B a byte. A number without a unit is refused in YAML and
+at the command line, because a reader could not tell what it counts; Python code passes SI floats.
 """
 
 from __future__ import annotations
@@ -321,15 +321,21 @@ def quantity(
 
 
 def number(least: float, most: float) -> tuple[Any, BeforeValidator]:
-    """Annotations of an int or float field without a unit, from `least` to `most`; text is refused."""
-    return Field(ge=least, le=most), BeforeValidator(_not_text)
+    """Annotations of an int or float field without a unit, from `least` to `most`.
+
+    Text is refused, but for a number as the command line passes it; in YAML a number has no quotes.
+    """
+    return Field(ge=least, le=most), BeforeValidator(_number)
 
 
-def _not_text(value: Any) -> Any:
+def _number(value: Any, info: ValidationInfo) -> Any:
     if not isinstance(value, str):
         return value
+    is_number = re.fullmatch(_NUMBER, value.strip())
+    if is_number and not info.context:
+        return int(value) if value.isdigit() else float(value)
     message = f"`{value[:_MOST_SHOWN]}` is text, a number is expected"
-    help_text = f"write it without quotes: {value.strip()}" if re.fullmatch(_NUMBER, value.strip()) else ""
+    help_text = f"write it without quotes: {value.strip()}" if is_number else ""
     raise PydanticCustomError("number", "{message}", {"message": message, "help": help_text})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -29,6 +29,9 @@ from perfsim.cli.options import (
 )
 from perfsim.cli.output import Answer, print_lines, prints, progress, prose, write_error
 from perfsim.prediction.question import Objective, Verify
+
+if TYPE_CHECKING:
+    from perfsim.studies.variants import SweepResult
 
 
 @verb(
@@ -266,7 +269,8 @@ def _solve(study: str | None, asked: dict[str, Any], out: Path | None, **options
 
     answer = solve(study, changes=asked, progress=progress(), **options)
     page = "" if out is None else str(answer.save(out))
-    return Answer(partial(answer.document, page), lambda: solve_lines(answer), page=page)
+    check = partial(_must_have_a_plan, answer.sweep, f"value of {answer.find}")
+    return Answer(partial(answer.document, page), lambda: solve_lines(answer), check, page)
 
 
 @verb(
@@ -347,10 +351,12 @@ def _answer_sweep(name: str, strategies: list[str], how: How) -> None:
         page = str(answered.save(folder))
     if how.table is not None:
         answered.save_table(how.table)
-
-    def check() -> None:
-        if not answered.feasible:
-            raise PlanError("no point of the grid has a feasible plan")
-
+    check = partial(_must_have_a_plan, answered, "point of the grid")
     printed = Answer(lambda: sweep_text(answered, report=page), lambda: sweep_lines(answered), check, page)
     _deliver(printed, how, answered.verdict)
+
+
+def _must_have_a_plan(answered: SweepResult, words: str) -> None:
+    """PlanError where no point has an answer."""
+    if not answered.feasible:
+        raise PlanError(f"no {words} has a feasible plan")

@@ -158,7 +158,7 @@ def asks(asker: Asker, *, required: bool = True) -> Callable[[Callable[..., Any]
 
 
 def _pairs(_context: click.Context, option: click.Parameter, texts: Sequence[str]) -> dict[str, Any]:
-    """`KEY=VALUE` texts as values of YAML."""
+    """`KEY=VALUE` texts as values of YAML; inside a description a number stays text: it may lack its unit."""
     from perfsim.catalog.yaml_tree import resolve_plain
 
     given: dict[str, Any] = {}
@@ -167,9 +167,11 @@ def _pairs(_context: click.Context, option: click.Parameter, texts: Sequence[str
         if not (key and equals):
             raise click.UsageError(f"{option.opts[0]} {text}: write KEY=VALUE")
         try:
-            given[key] = resolve_plain(value)
+            read = resolve_plain(value)
         except InputError as error:
             raise click.UsageError(f"{option.opts[0]} {text}: {error.problems[0].message}") from None
+        inside = option.name == "changes" and "." in key
+        given[key] = value if inside and type(read) in (int, float) else read
     return given
 
 

@@ -125,7 +125,7 @@ class Asked:
             help_text = did_you_mean(str(value), self.choices)
             yield Problem(f"{self.name}: {value!r} is none of {', '.join(self.choices)}", help=help_text)
         elif self.annotated == "str" and not isinstance(value, str):
-            yield Problem(f"{self.name}: {type(value).__name__} is not str")
+            yield Problem(f"{self.name}: {value!r} is no text", help=f"such as {self.example}")
         elif self.number is not None:
             whole = self.number is int
             fits = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)

@@ -122,7 +122,7 @@ class TransformerConfig(CatalogSpec):
     bias: bool = True
     attention_bias: bool | None = None
     """Whether the attention's linears have biases; None: as `bias`."""
-    norms_per_layer: Literal[1, 2] = 2
+    norms_per_layer: Annotated[int, *number(1, 2)] = 2
     """1: attention and MLP run in parallel on one normalised input (GPT-J)."""
     causal: bool = True
     """Whether a position attends only to earlier ones; false for an encoder."""

@@ -684,6 +684,7 @@ def solve_study(
     _check_quantities(minimise)
     if not (minimise or conditions):
         raise InputError([Problem("a condition is missing", help=FORM)])
+    Target.of_study(study)  # no value has an answer without one
     searches = list(_searches(study, find, conditions, minimise, catalog))
     outcomes: dict[int, Any] = {}
     with executor.answers(attempt, enumerate(search.solved for search in searches)) as finished:

@@ -106,8 +106,16 @@ class Kernel(BaseModel):
 def test_a_field_refuses_what_is_outside_its_range(
     given: dict[str, object], message: str, help_text: str
 ) -> None:
+    of_a_file = YAML_CONTEXT if isinstance(given["latency"], str) else None
     with pytest.raises(ValidationError) as caught:
-        Kernel.model_validate(given)
+        Kernel.model_validate(given, context=of_a_file)
     context = caught.value.errors()[0]["ctx"]
     assert message in context["message"]
     assert help_text in context["help"]
+
+
+@pytest.mark.parametrize("text", ["12", "1.2e1", "+12.0"])
+def test_a_number_of_the_command_line_is_a_number_where_no_unit_is_lacking(text: str) -> None:
+    assert Kernel.model_validate({"latency": "1 s", "rounds": text}).rounds == 12
+    with pytest.raises(ValidationError, match="12 has no unit; a time is expected"):
+        Kernel.model_validate({"latency": text})

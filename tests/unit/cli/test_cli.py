@@ -139,6 +139,10 @@ REFUSED: dict[int, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {
         ((*LAYOUT, "tpp=8,mbs=x,dp=0"), ("tpp", "'x'", "0 is less than 1")),
         ((*PLAN, "--objective", "time-to-accuracy"), ("neither tokens nor target_loss",)),
         ((*PLAN, "--memory-limit", "1.5"), ("memory-limit",)),
+        ((*EIGHT, "--set", "system.node.nic.bandwidth=400"), ("bandwidth: 400 has no", "mean '400 GB/s'")),
+        (("study", "gpt3_20b", "--set", "system.device.peak.bf16=312e12"), ("312 TFLOP/s",)),
+        ((*PLAN, "--set", "power_cap=500"), ("power_cap: 500 is no text", "such as 500kW")),
+        (("solve", *EIGHT[1:5], "--find", "devices", "--such-that", "days<=9"), ("neither tokens nor",)),
     ],
     3: [
         (
@@ -539,7 +543,9 @@ EXITS = (
     (2, "check some.yaml"),
     (2, "run --model gpt3_xl --system dgx-h100 --devices 8 --trace theirs.json"),
     (2, "import config.json --out theirs.json"),
+    (2, "solve --find devices --such-that days<=9 --model gpt3_xl --system dgx-h100"),
     (3, "run --model gpt3_175b --system dgx-h100 --devices 8"),
+    (3, "solve huge.yaml --find recipe.tokens --such-that days<=9"),
     (4, "validate good.yaml --max-seconds 0"),
 )
 
@@ -552,6 +558,10 @@ def test_every_exit_code_of_the_reference_is_the_one_that_verbs_end_with(
     for name, rows in (("good", good), ("none", bad), ("some", good + bad)):
         Path(f"{name}.yaml").write_text(f"schema: 1\ncases:{rows}\n", encoding="utf-8")
     Path("theirs.json").write_text("theirs", encoding="utf-8")
+    machines = "candidates: [{strategy: data, system: mi300x-192gb, devices: 1}]"
+    reasons = "assumed: {model: ours, candidates: ours}"
+    huge = f"extends: gpt3_20b\nmodel: gpt3_175b\n{machines}\n{reasons}\n"
+    Path("huge.yaml").write_text(huge, encoding="utf-8")
     sample = repository / "tests/samples/foreign/llama31_8b_config.json"
     Path("config.json").write_bytes(sample.read_bytes())
     assert perfsim(*line.split()).exit_code == code
