@@ -64,7 +64,6 @@ def test_every_import_is_declared_extras_are_imported_late_and_every_dependency_
     assert not unused, "declared in pyproject.toml but imported nowhere: remove them"
 
 
-# ------------------------------------------------------------------------------------ files and modules
 SKIPPED_FOLDERS = {"__pycache__", "build", "dist", "node_modules"}
 # Top folders of somebody's own machine; as parts, so that this file does not name them itself.
 MACHINE_PATH = re.compile(r"(?<![\w.~$}/-])/(?:" + "|".join(("work", "root", "home")) + r")/[\w.]")

@@ -55,7 +55,6 @@ def test_a_users_file_passes_mypy_strict(must_run: Callable, tmp_path: Path, rep
     must_run(sys.executable, *strict, cwd=tmp_path, PYTHONPATH=repository)
 
 
-# ------------------------------------------------------------------------- what is loaded, and what not
 HEAVY = {"jinja2", "networkx", "numpy", "pandas", "plotly", "pydantic", "scipy", "simpy", "yaml"}
 
 

@@ -168,7 +168,6 @@ def test_durations_times_a_power_of_two_scale_the_makespan_exactly(
         assert (once.end_s * 2.0**power).tolist() == scaled.end_s.tolist()
 
 
-# ------------------------------------------------------- computation that communication slows
 DEVICES = 2
 COMPUTES = 3
 COMMUNICATIONS = 2

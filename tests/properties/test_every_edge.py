@@ -168,7 +168,6 @@ def test_a_slower_kind_of_link_raises_the_prices_of_what_loads_it_and_no_others(
                 assert rise == 0, (kind, work.name)
 
 
-# ------------------------------------------------------- the graph as a user of networkx changes it
 LATE_S = 1.0
 SOME = 0.3
 

@@ -42,7 +42,6 @@ def networks(draw: st.DrawFn, most_flows: int = 7) -> tuple[list[float], list[St
     return capacities, draw(st.lists(started, min_size=1, max_size=most_flows))
 
 
-# ------------------------------------------------------------------------------ the slow solver
 def slow_rates(routes: Sequence[Sequence[int]], caps: Sequence[float], room: Sequence[float]) -> list[float]:
     """Raise the rates of all flows together until each meets its cap or a full link."""
     rate = [0.0] * len(routes)
@@ -89,7 +88,6 @@ def slow_ends(capacities: Sequence[float], started: Sequence[Started]) -> list[f
     return ends
 
 
-# ----------------------------------------------------------------------------- what is compared
 def run(engine: Engine, capacities: Sequence[float], started: Sequence[Started]) -> list[float]:
     """When each flow ends; it begins after a task that takes until its start."""
     builder = GraphBuilder()

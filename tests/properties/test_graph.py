@@ -57,7 +57,6 @@ def test_dependencies_are_those_of_a_slow_reading_and_successors_the_same_edges(
     assert forward == {(task, other) for task in range(len(graph)) for other in graph.successors.row(task)}
 
 
-# ----------------------------------------------------------------------------------- stamping
 Recorded = list[tuple[int, int, tuple[int, ...]]]
 """Tasks of a template: stream, tensors written, and what is read modulo ports and tensors so far."""
 

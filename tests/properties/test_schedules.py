@@ -37,7 +37,6 @@ def passes(name: str) -> tuple[str, ...]:
     return ("F", "B", "W") if SCHEDULES[name].has("splits_backward") else ("F", "B")
 
 
-# ---------------------------------------------------------------------------------------- order
 @given(shapes())
 def test_every_stage_runs_each_pass_of_each_micro_batch_and_chunk_once(shape: Shape) -> None:
     name, pipeline, virtual, microbatches = shape
@@ -133,7 +132,6 @@ def test_every_virtual_stage_stands_on_one_rank_and_every_rank_holds_as_many(
     assert all(places.rank(number) == rank for rank, numbers in enumerate(held) for number in numbers)
 
 
-# --------------------------------------------------------------------------------------- memory
 def peak(order: StageOrder, activations: float, weight_inputs: float, *, split: bool) -> float:
     """Most bytes a stage holds where a chunk keeps so many after F and, where W follows, after B."""
     held = most = 0.0
@@ -182,7 +180,6 @@ def test_where_weight_inputs_are_as_large_as_activations_zero_bubble_holds_what_
         assert set(held) == {promised}, "the same on every stage"
 
 
-# --------------------------------------------------------------------------------------- bubble
 Times = tuple[float, float, float]
 """Seconds of F, B and W of one micro-batch through all chunks of a rank."""
 

@@ -108,7 +108,6 @@ MACHINES: dict[str, dict[str, Any]] = {
 }
 
 
-# ------------------------------------------------------------------------------ the two engines
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("batch", [2, 24])
 @pytest.mark.parametrize("passes", [1, 2, 3])
@@ -165,7 +164,6 @@ def test_simpys_events_are_the_closed_form_of_products_attention_and_rows_where_
     assert named_s == pytest.approx(passes * 4 * layers * rows_s, rel=1e-9)
 
 
-# ---------------------------------------------------------------------------------------- tiers
 def in_tiers(share: float, passes: int, **changes: Any) -> Streamed:
     """Streamed from a MemoryX whose DRAM holds a share of what training keeps there."""
     layout = {"micro_batch_size": 12 // passes}
@@ -203,7 +201,6 @@ def test_a_model_that_exceeds_dram_by_a_tenth_pays_for_about_a_tenth_of_what_all
     assert all_s > 100 * none_s
 
 
-# --------------------------------------------------------------------------------------- detail
 def most_hidden_s(whole: Streamed) -> float:
     """What a step in layers may take longer than one in chunks, with prefetch and layers alike.
 
@@ -242,7 +239,6 @@ def test_chunks_only_gain_and_gain_no_more_than_what_they_hide(
         assert layers_s - pieces_s <= 2 * most_hidden_s(whole)
 
 
-# ------------------------------------------------------------------------------ the roof in tokens
 def weights_are_hidden(tokens: int) -> bool:
     """Whether a layer's forward begins, in the simulated step, when the one before it ends.
 
@@ -292,7 +288,6 @@ def test_a_lower_efficiency_is_never_faster_and_peak_is_below_all(
     assert streamed(batch, recipe=AT_PEAK).step_s <= fast <= slow
 
 
-# ---------------------------------------------------------------------------------------- scaling
 def test_the_tree_alone_loses_less_than_5_percent_at_a_fixed_batch_a_system_up_to_192() -> None:
     alone, *some, most = (streamed(64 * count, count).step_s for count in (1, 2, 4, 16, 192))
     assert all(alone <= step_s <= most for step_s in some)
@@ -334,7 +329,6 @@ def test_accumulation_repeats_the_weights_and_where_it_is_done_decides_on_gradie
     assert split["reduce_in_tree"] == (passes - 1) * whole["reduce"] * (where == "swarmx")
 
 
-# --------------------------------------------------------------------------------------- sparsity
 @few
 @given(
     sparsity=st.floats(0.01, 0.99),
@@ -356,7 +350,6 @@ def test_sparsity_never_beats_one_over_what_is_kept(
     assert after["layer.reduce"] <= before["layer.reduce"]
 
 
-# -------------------------------------------------------------------------------------- mechanisms
 @pytest.mark.parametrize("batch", [1, 4, 16])
 def test_what_hampers_a_machine_never_makes_it_faster(batch: int) -> None:
     layout = {"micro_batch_size": -(-batch // 2)}

@@ -139,7 +139,6 @@ def test_multi_token_prediction_of_deepseek_adds_a_layer_a_projection_and_three_
     assert (counts.mtp + copies) / 1e9 == pytest.approx(14, abs=0.6)
 
 
-# ------------------------------------------------------------------- what the newer shapes change
 def test_a_shared_norm_and_an_attention_without_biases_are_neither_counted_nor_run() -> None:
     gptj = CATALOG.model("gptj_6b")
     usual = gptj.model_copy(update={"norms_per_layer": 2, "attention_bias": None})

@@ -86,7 +86,6 @@ def test_steps_on_ethernet_grow_with_the_ranks_that_own_states_as_measured(
         assert of[few]["error"] == pytest.approx(of[many]["error"], abs=0.03)
 
 
-# ---------------------------------------------------------------------------------------------- offload
 OFF = "offload_optimizer=cpu"
 
 

@@ -30,7 +30,6 @@ from perfsim.work.kernels import LayerSlice
 GIB = 2.0**30
 
 
-# ----------------------------------------------------------------------------------- parameters
 @pytest.mark.parametrize("name", ["gpt3_xl", "gpt3_20b", "gpt3_175b"])
 def test_parameters_are_equation_2_of_2104_04473(name: str) -> None:
     model = Catalog().model(name)
@@ -43,7 +42,6 @@ def test_parameters_are_equation_2_of_2104_04473(name: str) -> None:
     assert parameters(model).total == pytest.approx(equation + 2 * h, rel=1e-12)
 
 
-# ----------------------------------------------------------------------------------------- FLOP
 class Megatron(NamedTuple):
     """A model of 2205.05198: its shape and layout (table 3) and the GiB of figure 1."""
 
@@ -115,7 +113,6 @@ def test_flop_are_the_published_equations_and_give_the_utilisations_that_table_5
     assert selective / peak == pytest.approx(published.hfu, abs=0.0015)
 
 
-# --------------------------------------------------------------------------------------- memory
 @megatron
 @pytest.mark.parametrize("mode", ["none", "selective"])
 def test_states_and_activations_of_the_first_stage_are_those_of_figure_1_of_2205_05198(

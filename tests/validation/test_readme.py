@@ -72,7 +72,6 @@ def test_the_sample_in_the_readme_is_what_its_command_prints(tmp_path: Path) -> 
     check("sample", f"```\n{done.stdout.strip()}\n```\n")
 
 
-# ------------------------------------------------------------------------ records and the accuracy page
 @pytest.mark.slow
 def test_recorded_errors_are_those_of_the_public_runs(
     results: list[dict[str, Any]], must_be_recorded: Callable[[list[dict[str, Any]]], None]

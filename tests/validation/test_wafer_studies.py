@@ -76,7 +76,6 @@ def test_a_published_batch_is_feasible_and_never_resident_where_the_wafer_is_too
         STREAMING.plan(plan.job, plan.topology, layout)
 
 
-# ---------------------------------------------------------------------------------------- MemoryX
 def trillion(batch: int = 16, **changes: object) -> Evaluation:
     return best_plan(question(Batch("gpt_1t", batch), **changes))
 
@@ -147,7 +146,6 @@ def test_120_trillion_parameters_on_192_cs_2_are_answered_with_a_step_of_hours()
     assert 0.5 < duplex.step_time_s / turns.step_time_s < 0.56
 
 
-# ----------------------------------------- the studies that answer what is said of wafer-scale clusters
 # Model Zoo, Cerebras-GPT: batch in sequences of 2048, steps, tokens; 13B is written for its second phase.
 CEREBRAS_GPT = {
     "111M": (120, 9037, 2.22e9),

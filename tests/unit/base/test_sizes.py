@@ -127,7 +127,6 @@ def test_names_of_other_descriptions_are_shown_in_one_line_but_need_no_folder() 
         system.with_(name="\x1b[31mred")
 
 
-# ------------------------------- mistakes are counted, few are shown, and no step compares all with all
 THOUSANDS = 2_000
 
 

@@ -255,7 +255,6 @@ def test_the_time_is_start_up_hops_and_bytes() -> None:
     assert with_switches(across=100e9).time_s("all_reduce", 1e6, group) == pytest.approx(expected)
 
 
-# --------------------------------------------------------------------------------- broadcasts and Ethernet
 def of_one_ring(protocol: Any = None, **changes: Any) -> CollectiveModel:
     nic = LinkSpec(
         name="nic",

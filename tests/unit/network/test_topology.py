@@ -36,7 +36,6 @@ def kind(topology: Topology, link: int) -> str:
     return topology.edges.kinds[topology.edges.kind[link]]
 
 
-# ---------------------------------------------------------------------------------- what there is
 @pytest.mark.parametrize(("nics", "number", "bytes_per_s"), [(4, 4, NIC), (12, 4, 3 * NIC), (1, 1, NIC)])
 def test_nics_that_a_set_of_gpus_shares_are_one(nics: int, number: int, bytes_per_s: float) -> None:
     topology = fat_tree(2, nics=nics)
@@ -87,7 +86,6 @@ def test_a_broadcast_crosses_every_link_down_and_a_reduction_every_link_up() -> 
     assert {name for name, degree in tree.out_degree() if not degree} == {f"cs{rank}" for rank in range(18)}
 
 
-# -------------------------------------------------------------------------------------- refusals
 @pytest.mark.parametrize(
     ("spec", "most", "devices", "message"),
     [
@@ -115,7 +113,6 @@ def test_no_device_and_unknown_ranks_are_refused(spec: GpuClusterSpec | WaferClu
             topology.device(rank)
 
 
-# ------------------------------------------------------------------------------------- crossings
 @pytest.mark.parametrize(("nics", "oversubscription"), [(8, 1.0), (4, 2.0), (12, 3.0), (1, 4.0)])
 def test_links_found_in_bulk_are_a_path_of_lowest_latency(nics: int, oversubscription: float) -> None:
     topology = fat_tree(9, nics=nics, oversubscription=oversubscription)
@@ -145,7 +142,6 @@ def test_what_repeats_is_numbered_as_the_whole_graph_says() -> None:
         assert a.split("/")[0] == b.split("/")[0] or kind(topology, link) in ("nic", "uplink")
 
 
-# ------------------------------------------------------------------------------- changed networks
 def test_both_directions_of_a_link_that_is_not_duplex_have_one_capacity() -> None:
     tree = wafers(6)
     dram = tree.edges.of_kind("dram")[:2]
@@ -213,7 +209,6 @@ def test_a_dead_uplink_takes_its_share_of_the_leaf() -> None:
     assert (left.capacities[links] / network.capacities[links]).tolist() == [6.5 / 8, 6.5 / 8, 1.0]
 
 
-# ------------------------------------------------------------------------------ around dead links
 def test_a_message_goes_around_a_dead_nic_through_a_neighbour() -> None:
     network = fat_tree()
     way = network.route_around(0, 32, network.degraded({"node0/nic0-leaf0": 0.0}).edges.dead)
@@ -238,7 +233,6 @@ def test_where_no_way_is_left_the_message_says_between_whom_and_without_what() -
         network.route_around(0, 32, dead)
 
 
-# ----------------------------------------------------------------------------------------- groups
 @pytest.mark.parametrize(
     ("ranks", "shape"),
     [
