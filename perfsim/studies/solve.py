@@ -444,7 +444,7 @@ class _Search:
         changes = self.unknown.changes(self.study, value) if changed else {}
         study = self.changer.point(self.study, candidate, devices, changes)
         asked = None if self.find.partition(".")[0] in MONEY else value
-        answered = partial(answer_point, Point(study), reported=False)
+        answered = partial(answer_point, Point(study))
         row = self.changer.once(partial(attempt, answered), "row", id(candidate), asked)
         if isinstance(row, PerfsimError):
             return PointResult(study, settings, reasons=tuple(known.message for known in row.problems))
