@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
+import numpy as np
+
 from perfsim.base.errors import InputError
 from perfsim.convergence.critical_batch import CriticalBatch, examples, steps
 from perfsim.convergence.uncertain import require_positive
@@ -61,16 +63,12 @@ class EqualDevices:
         """
 
         def crossing(end: str) -> float | None:
-            before: tuple[int, float] | None = None
-            for count, band in ratios:
-                ratio = getattr(band, end)
-                if ratio <= 1:
-                    if before is None:
-                        return float(count)
-                    fewer, slower = before
-                    return fewer * math.pow(count / fewer, math.log(slower) / math.log(slower / ratio))
-                before = count, ratio
-            return None
+            logs = [math.log(getattr(band, end)) for _, band in ratios]
+            at = next((place for place, ratio in enumerate(logs) if ratio <= 0), None)
+            if not at:
+                return None if at is None else float(ratios[0][0])
+            fewer, more = (math.log(count) for count, _ in ratios[at - 1 : at + 1])
+            return math.exp(np.interp(0.0, (logs[at], logs[at - 1]), (more, fewer)))
 
         return cls(crossing("low"), crossing("ratio"), crossing("high"))
 

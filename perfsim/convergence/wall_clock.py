@@ -21,9 +21,6 @@ from perfsim.convergence.uncertain import Z_90, FloatArray, Place, Uncertain, re
 from perfsim.specs.wall_clock import NumberRange, RateRange, SecondsRange, WallClockSpec
 
 # Wall time of a run that fails: checkpoints, lost work, restarts, and repairs where spares run out.
-#
-# Rates were measured on clusters of 8-GPU nodes. No such data is known for wafer-scale systems: use the
-# rate of a node for a system, or none on either side, so that the comparison favours no machine.
 
 MOST_MTTFS = 60.0
 """Times between failures that one stretch of work may take: a cap of e^60, far beyond any run."""

@@ -166,12 +166,8 @@ def least_flop(law: LossLaw, loss: float) -> tuple[float, float]:
     return best
 
 
-# Speedup of published runs split into statistics, by the law of the batch, and hardware, from their times.
-#
-#     speedup = device ratio x statistics x hardware,   statistics = E(B of the first) / E(B of the run)
-#
-# E is the hyperbola through the runs' examples by batch. The hardware half is what is left of the published
-# times: no machine is simulated.
+# Speedup of published runs split into statistics, by the hyperbola through their examples by batch, and
+# hardware, which is what is left of their times (`split_speedup`): no machine is simulated.
 
 
 class _TimedRun(Spec):
@@ -256,12 +252,9 @@ class _SpeedsSpec(Spec):
 
 # The equations of data, tensor and pipeline parallelism next to the bytes of simulated steps.
 #
-# L layers, T bytes of an activation tensor of a sample, B samples, P bytes of the gradients of all
-# parameters, N GPUs. A ring all-reduce of M bytes puts 2 M (N - 1) / N on the wire of each GPU.
-#
-#     data      all-reduces P once                               2 P (N - 1) / N
-#     tensor    all-reduces T B four times a layer               8 L T B (N - 1) / N
-#     pipeline  sends T B and its gradient over a boundary       2 T B (N - 1)
+# Letters as in the note of the answer. A ring all-reduce of M bytes puts 2 M (N - 1) / N on the wire of each
+# GPU: data parallelism all-reduces P once, tensor parallelism T B four times a layer; a pipeline sends T B
+# and its gradient over every boundary.
 #
 # Stages of a pipeline under 1F1B hold N, N - 1, ... 1 micro-batches of L / N layers of a bytes each. Together
 # they hold a L (N + 1) / 2 for one model, and a l N (N + 1) / 2 where the model grows with l layers a stage.

@@ -254,11 +254,9 @@ def _factor(name: str, factor: float, middle: float = 1.0, unit: str = "times") 
 
 # One seeded Monte Carlo over everything that a study is not sure of.
 #
-# An input that several candidates share is drawn once for all of them: the critical batch, the tokens of the
-# target, the ratio of production, the part of the step model's error that one kind of machine has in common,
-# the ranges of a wall clock, prices, power, electricity. Each candidate also has a part of the model's error
-# for itself, unless two run the same plan. Chances compare expected times, without the luck of seeds, which
-# is in the interval of each time. `TimeToAccuracy.ratio_to` and `band_s` are the closed forms of both.
+# An input that several candidates share (`Option.inputs`) is drawn once for all of them. Chances compare
+# expected times, without the luck of seeds, which is in the interval of each time.
+# `TimeToAccuracy.ratio_to` and `band_s` are the closed forms of both.
 
 FARTHEST = 3.0
 PLACES = 1201
