@@ -12,11 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import harmonic_mean
 from typing import Literal, TypeVar, get_args
 
 import numpy as np
 
 from perfsim.base.errors import InputError, PerfsimError, UnknownNameError
+from perfsim.convergence.laws import KAPLAN
 from perfsim.convergence.uncertain import Z_90, FloatArray, require_positive
 from perfsim.specs.calibration import ConvergenceCalibration, RunKind
 
@@ -277,7 +279,9 @@ _ZHANG_SEQUENCE_TOKENS = 512
 _ZHANG_B_OPT_TOKENS = 256 * _ZHANG_SEQUENCE_TOKENS
 _ZHANG_FITTED_TOKENS = (20 * 85e6, 20 * 1.2e9)
 _BERGSMA_SEQUENCE_TOKENS = 2048
-_KAPLAN_LOSS_SCALE = "WebText2"
+_KAPLAN_SOURCE = "Kaplan et al. 2020, arXiv 2001.08361, eq. 5.3: B_crit = 2.1e8 / L^(1/0.21) tokens"
+_PARTS = 1000
+"""Parts of a run, of equal progress, over which a critical batch is averaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +322,8 @@ class LawInputs:
     """Nats per token."""
     loss_scale: str = ""
     """Corpus of the loss."""
+    params: float | None = None
+    """Without embeddings."""
     tokens: float | None = None
     """For law `constant`."""
     band_factor: float | None = None
@@ -328,7 +334,7 @@ class LawInputs:
     law: str = ""
     """The law that is asked."""
 
-    def need(self, name: Literal["d_min_tokens", "loss", "tokens"]) -> float:
+    def need(self, name: Literal["d_min_tokens", "loss", "params", "tokens"]) -> float:
         """An input without which the law has no answer; InputError where it is missing or impossible."""
         value: float | None = getattr(self, name)
         if value is None:
@@ -377,12 +383,25 @@ def _kaplan_loss(inputs: LawInputs) -> CriticalBatch:
         )
     note = f"loss {loss:g} on the scale of {inputs.loss_scale}"
     band = DEFAULT_BAND_FACTOR
-    if inputs.loss_scale.casefold() != _KAPLAN_LOSS_SCALE.casefold():
-        note += f", but the law was fitted on {_KAPLAN_LOSS_SCALE}: other corpora move it by 3 to 8 times"
+    if inputs.loss_scale.casefold() != KAPLAN.corpus.casefold():
+        note += f", but the law was fitted on {KAPLAN.corpus}: other corpora move it by 3 to 8 times"
         band = 8.0
-    tokens = 2.1e8 / math.pow(loss, 1 / 0.21)  # the paper's text rounds the coefficient to 2e8
-    source = "Kaplan et al. 2020, arXiv 2001.08361, eq. 5.3: B_crit = 2.1e8 / L^(1/0.21) tokens"
-    return inputs.answer(tokens, source, (note,), band)
+    return inputs.answer(_kaplan_tokens(loss), _KAPLAN_SOURCE, (note,), band)
+
+
+def _kaplan_over_run(inputs: LawInputs) -> CriticalBatch:
+    """The harmonic mean over a run, of which a part dD takes dE = dD (1 + B / B_crit(L(D))) examples."""
+    params = inputs.need("params")
+    d_min = inputs.need("d_min_tokens")
+    parts = ((part + 0.5) * d_min / _PARTS for part in range(_PARTS))
+    tokens = harmonic_mean(_kaplan_tokens(KAPLAN.loss(params, known)) for known in parts)
+    outside = KAPLAN.outside(params, d_min)
+    source = f"{_KAPLAN_SOURCE}, L of eq. 1.5 during the run"
+    return inputs.answer(tokens, source, [f"extrapolated: {outside}"] if outside else ())
+
+
+def _kaplan_tokens(loss: float) -> float:
+    return 2.1e8 / math.pow(loss, 1 / 0.21)  # the paper's text rounds the coefficient to 2e8
 
 
 def _bergsma_2025(inputs: LawInputs) -> CriticalBatch:
@@ -405,6 +424,7 @@ def _fitted(inputs: LawInputs) -> CriticalBatch:
 LAWS: Mapping[str, Callable[[LawInputs], CriticalBatch]] = {
     "data_law": _data_law,
     "kaplan_loss": _kaplan_loss,
+    "kaplan_over_run": _kaplan_over_run,
     "bergsma_2025": _bergsma_2025,
     "constant": lambda inputs: inputs.answer(inputs.need("tokens"), "given by the user"),
     "fitted": _fitted,

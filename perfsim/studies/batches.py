@@ -21,7 +21,7 @@ from perfsim.convergence.critical_batch import (
     minicpm_tokens,
     relative_error,
 )
-from perfsim.convergence.laws import LossLaw, LossTarget, loss_law
+from perfsim.convergence.laws import KAPLAN, LossLaw, LossTarget, loss_law
 from perfsim.convergence.time_to_accuracy import LEAST_EXAMPLES_ERROR, RampedRun, TimeToAccuracy
 from perfsim.machines import costs_for
 from perfsim.prediction.bands import Accuracy
@@ -162,6 +162,7 @@ class Target:
         inputs = LawInputs(
             d_min_tokens=tokens,
             loss=recipe.target_loss,
+            params=counted(model, KAPLAN),
             loss_scale=law.loss_scale or ("" if loss is None else by_law.corpus),
             tokens=law.critical_batch_tokens,
             band_factor=law.band_factor,

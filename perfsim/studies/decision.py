@@ -418,7 +418,7 @@ def chance(probability: float) -> str:
 
 # The study's own law of the critical batch next to every general law.
 
-GENERAL = ("data_law", "bergsma_2025", "kaplan_loss")
+GENERAL = ("data_law", "bergsma_2025", "kaplan_loss", "kaplan_over_run")
 """Laws that need no measurement of the user's."""
 
 
@@ -429,9 +429,10 @@ def laws_side_by_side(spec: StudySpec, target: Target, candidates: Sequence[Answ
     """
     if target.critical.given_length or not candidates:
         return ()
-    # Kaplan's law takes the loss of its own corpus at these parameters and tokens.
-    loss = KAPLAN.loss(counted(spec.model, KAPLAN), target.d_min_tokens)
-    inputs = LawInputs(d_min_tokens=target.d_min_tokens, loss=loss, loss_scale=KAPLAN.corpus)
+    d_min = target.d_min_tokens
+    params = counted(spec.model, KAPLAN)
+    loss = KAPLAN.loss(params, d_min)
+    inputs = LawInputs(d_min_tokens=d_min, loss=loss, loss_scale=KAPLAN.corpus, params=params)
     known = {target.critical.law: target.critical}
     for law in GENERAL:
         with suppress(PerfsimError):
@@ -442,7 +443,7 @@ def laws_side_by_side(spec: StudySpec, target: Target, candidates: Sequence[Answ
         for candidate in candidates:
             times = [
                 (
-                    steps(point.batch_tokens, target.d_min_tokens, critical.tokens) * point.step_time_s
+                    steps(point.batch_tokens, d_min, critical.tokens) * point.step_time_s
                     + (point.time_to_accuracy_s - point.steps * point.step_time_s),
                     point,
                 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -23,9 +25,10 @@ from perfsim.convergence.critical_batch import (
     examples,
     minicpm_tokens,
     relative_error,
+    steps,
 )
 from perfsim.convergence.laws import BESIROGLU, CEREBRAS_GPT, KAPLAN, SEED_ERROR, compute_law, loss_law
-from perfsim.convergence.time_to_accuracy import TimeToAccuracy
+from perfsim.convergence.time_to_accuracy import RampedRun, TimeToAccuracy
 from perfsim.specs.calibration import ConvergenceCalibration
 
 D_20B = 4e11
@@ -145,6 +148,17 @@ def test_a_run_of_given_length_needs_the_same_tokens_at_every_batch_and_has_no_b
     assert [time.examples_tokens for time in times] == [1e11, 1e11]
     assert all(time.band_s == (time.time_s, time.time_s) for time in times)
     assert "given number of tokens" in times[0].regime_text
+
+
+def test_over_a_run_the_critical_batch_is_that_of_its_parts_which_add_up() -> None:
+    batch, params, d_min = 1e6, 1.3e9, 2.6e10
+    whole = law("kaplan_over_run", params=params, d_min_tokens=d_min).tokens
+    losses = [KAPLAN.loss(params, (part + 0.5) / 500 * d_min) for part in range(500)]
+    parts = [RampedRun.part(d_min / 500, batch, 1.0, kaplan_tokens(loss)) for loss in losses]
+    assert reduce(add, parts).steps == pytest.approx(steps(batch, d_min, whole), rel=1e-3)
+    assert kaplan_tokens(losses[0]) < whole < kaplan_tokens(losses[-1])
+    (note,) = law("kaplan_over_run", params=2e10, d_min_tokens=4e11).notes
+    assert note.startswith("extrapolated")
 
 
 @pytest.mark.parametrize(
