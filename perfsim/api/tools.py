@@ -24,7 +24,7 @@ from perfsim.base.errors import (
 )
 from perfsim.base.files import must_exist, write_file
 from perfsim.base.units import parse_quantity
-from perfsim.catalog import Catalog, default_catalog, parse_file
+from perfsim.catalog import Catalog, LocatedMapping, default_catalog, parse_file
 from perfsim.catalog.reader import KINDS as CATALOGUED
 from perfsim.catalog.schema import yaml_schema
 from perfsim.catalog.yaml_tree import Node
@@ -119,7 +119,8 @@ def _kind_of_file(path: Path, catalog: Catalog) -> str:
     if not keys or "candidates" in keys:
         return "study"
     if cases := root.mapping.get("cases"):
-        return "convergence" if any("points" in case.mapping for case in cases.sequence[:1]) else "cases"
+        of_convergence = any("points" in case.mapping for case in cases.sequence[:1])
+        return "measured" if "cluster" in keys else "convergence" if of_convergence else "cases"
     own = keys - {"name", "description", "sources", "assumed"}
     counts = {kind: max(len(own & set(cls.model_fields)) for cls in _classes(kind)) for kind in KINDS}
     base = root.mapping["extends"].value if "extends" in keys else None
@@ -164,9 +165,18 @@ def _unplaced(case: cases.StepCase | cases.ConvergenceCase, catalog: Catalog) ->
     return reasons.removeprefix(f"case {case.id}: ")
 
 
-def _whole(kind: type[BaseModel], words: str, path: Path, catalog: Catalog) -> str:
-    parse_file(path, kind, catalog)
-    return words
+def _measured(path: Path, catalog: Catalog) -> str:
+    read = parse_file(path, MeasuredFile, catalog)
+    place = LocatedMapping.read(path, "study", catalog).problem
+    reasons = {number: _unplaced(case, catalog) for number, case in enumerate(read.cases)}
+    if problems := [place(("cases", number), reason) for number, reason in reasons.items() if reason]:
+        raise InputError(problems)
+    return f"{len(read.cases)} measured steps"
+
+
+def _comparison(path: Path, catalog: Catalog) -> str:
+    parse_file(path, ComparisonSpec, catalog)
+    return "published figures and what they stand next to"
 
 
 _READERS: dict[str, Callable[[Path, Catalog], str]] = {
@@ -174,8 +184,8 @@ _READERS: dict[str, Callable[[Path, Catalog], str]] = {
     "sweep": lambda path, catalog: f"{len(load_sweep(str(path), catalog).points):,} points",
     "cases": partial(_cases, cases.StepCase),
     "convergence": partial(_cases, cases.ConvergenceCase),
-    "comparison": partial(_whole, ComparisonSpec, "published figures and what they stand next to"),
-    "measured": partial(_whole, MeasuredFile, "measured steps"),
+    "comparison": _comparison,
+    "measured": _measured,
 }
 """For kinds outside the catalogue: reads a file with all that it names, and says in words what it holds."""
 

@@ -472,7 +472,7 @@ class LocatedMapping:
         data = resolver.data(self.node, members(model))
         if "name" in model.model_fields:
             data.setdefault("name", default_name)
-        problems = self.problems + resolver.problems
+        problems = self.problems + resolver.problems + list(self._astray(model))
         try:
             spec = model.model_validate(data, context=YAML_CONTEXT)
         except ValidationError as error:
@@ -482,6 +482,16 @@ class LocatedMapping:
             raise CatalogError(in_order(problems))
         return _calibrated(spec, catalog)
 
+    def _astray(self, model: type[BaseModel]) -> Iterator[Problem]:
+        """Sources and assumptions of values that descriptions of this class do not have."""
+        for name in PROVENANCE if issubclass(model, CatalogSpec) else ():
+            keys = self.node.mapping[name].keys if name in self.node.mapping else {}
+            for key, mark in keys.items():
+                try:
+                    _types_at(model, str(key))
+                except CatalogError as error:
+                    yield from placed(error.problems, mark, f"{name}: {key}: ")
+
 
 def in_order(problems: list[Problem]) -> list[Problem]:
     """The problems without repeats, by file, line and column."""
@@ -490,11 +500,10 @@ def in_order(problems: list[Problem]) -> list[Problem]:
     return sorted(unique, key=lambda problem: (files.index(problem.file), problem.line, problem.column))
 
 
-def value_at(model: type[BaseModel], path: str, value: Any, catalog: Catalog) -> Any:
-    """What a value at a dotted path stands for: a description, where it is the name of one.
+def _types_at(model: type[BaseModel], path: str) -> Sequence[Any]:
+    """The types of values at a dotted path; CatalogError where it leads nowhere.
 
-    Raises CatalogError where the path leads nowhere. It goes along the types, which know every field; the
-    data stops where an optional part is None.
+    It goes along the types, which know every field; the data stops where an optional part is None.
     """
     accepted: Sequence[Any] = members(model)
     for part in path.split("."):
@@ -502,7 +511,15 @@ def value_at(model: type[BaseModel], path: str, value: Any, catalog: Catalog) ->
         accepted = element(accepted, part)
         if not (any(part in known_fields(record) for record in records) if records else accepted):
             raise CatalogError([Problem(f"`{part}` is not a field", help=_help_of_key(part, records))])
-    named = [cls for cls in accepted if is_named(cls)]
+    return accepted
+
+
+def value_at(model: type[BaseModel], path: str, value: Any, catalog: Catalog) -> Any:
+    """What a value at a dotted path stands for: a description, where it is the name of one.
+
+    Raises CatalogError where the path leads nowhere.
+    """
+    named = [cls for cls in _types_at(model, path) if is_named(cls)]
     return catalog.load(kind_of(named[0]), value) if named and isinstance(value, str) else value
 
 

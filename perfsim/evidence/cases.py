@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Validat
 from perfsim.base.errors import CatalogError, InputError, Problem, UnknownNameError, refused_values
 from perfsim.base.limits import present_limits, start_worker
 from perfsim.base.sizes import MOST_CASES, MOST_LAYERS, MOST_WIDTH
-from perfsim.base.spec import Spec
+from perfsim.base.spec import Name, Spec
 from perfsim.base.units import BytesPerSecond, number
 from perfsim.catalog import Catalog, LocatedMapping, data_root, default_catalog
 from perfsim.catalog.yaml_tree import Loc
@@ -32,7 +32,7 @@ from perfsim.prediction.question import Question, question_of
 from perfsim.prediction.run import Evaluation, Step, evaluate
 from perfsim.specs.calibration import Dispatcher, RunKind
 from perfsim.specs.hardware import Devices, GpuClusterSpec, LinkProtocol, Release, SystemSpec
-from perfsim.specs.layout import Recompute
+from perfsim.specs.layout import Recompute, layers_of_stages
 from perfsim.specs.model import Heads, Layers, Positions, TransformerConfig, Vocabulary, Width
 from perfsim.specs.precisions import PRECISIONS, Precision, StatePrecision
 from perfsim.specs.recipe import Recipe, Sequences
@@ -160,6 +160,11 @@ else:
 """What a row calls its model is read as a `ModelRow`, and kept as the model."""
 
 
+def _legible(stages: str) -> str:
+    layers_of_stages(stages)
+    return stages
+
+
 class CaseParallel(_CaseSpec):
     """The layout of a case."""
 
@@ -179,7 +184,7 @@ class CaseParallel(_CaseSpec):
     expert_tensor_parallel: Devices | None = None
     shard_group: Devices | None = None
     """Replicas over which FSDP shards; None: all."""
-    pipeline_layout: str | None = None
+    pipeline_layout: Annotated[str, AfterValidator(_legible)] | None = None
     """Layers of each virtual stage, in Megatron-Core's notation."""
 
 
@@ -245,8 +250,8 @@ domain: the recipe of GPT-OSS on eight nodes of B300 has these two lines comment
 class StepCase(_CaseSpec):
     """One measured training run: a question with the answer that was measured."""
 
-    id: str
-    family: str
+    id: Name
+    family: Name
     evidence: Literal["A", "B", "C"]
     source: dict[str, Any] = Field(default_factory=dict)
     system: CaseSystem
@@ -257,7 +262,7 @@ class StepCase(_CaseSpec):
     settings suggest one."""
     tool: Tool | None = None
     """The tool that ran it, where its framework's constants are of another one; None: the framework's."""
-    container: str | None = None
+    container: Annotated[str, Field(pattern=r"^\d\d\.\d\d$")] | None = None
     """Release of NVIDIA's container that it ran in, as `26.06`."""
     parallel: CaseParallel
     training: CaseTraining
@@ -516,8 +521,8 @@ class PlacedCase:
 class _Envelope(_CaseSpec):
     """A case file whose rows are not read yet."""
 
-    schema_version: Annotated[int, *number(1, 1000)] = Field(alias="schema")
-    cases: Annotated[tuple[Any, ...], Field(max_length=MOST_CASES)]
+    schema_version: Annotated[int, *number(1, 2)] = Field(alias="schema")
+    cases: Annotated[tuple[Any, ...], Field(min_length=1, max_length=MOST_CASES)]
 
 
 class CaseFile(_Envelope):
@@ -539,8 +544,8 @@ def _positive(row: BatchRow) -> BatchRow:
 class ConvergenceCase(_CaseSpec):
     """One benchmark at several batch sizes: samples or epochs to its target."""
 
-    id: str
-    family: str
+    id: Name
+    family: Name
     source: dict[str, Any] = Field(default_factory=dict)
     unit: str = ""
     columns: tuple[str, ...] = ()

@@ -51,7 +51,7 @@ _PLAUSIBLE = (0.2, 5.0)
 class MeasuredCase(StepCase):
     """A step that the user measured, as in `studies/validation/`; family and evidence are optional."""
 
-    family: str = "measured"
+    family: Name = "measured"
     evidence: Literal["A", "B", "C"] = "A"
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, cast
 
-from pydantic import AfterValidator, Field, create_model, model_validator
+from pydantic import AfterValidator, Field, create_model, field_validator, model_validator
 from pydantic.functional_validators import ModelWrapValidatorHandler
 from pydantic_core import PydanticCustomError
 
@@ -51,7 +51,7 @@ MemoryBytesPerSecond = Annotated[float, *quantity("bytes_per_s", bits=False)]
 class MemorySpec(Spec):
     """A memory with its capacity and bandwidth."""
 
-    capacity: MemoryBytes
+    capacity: Annotated[float, *quantity("bytes", least=1.0, bits=False)]
     bandwidth: MemoryBytesPerSecond
     reserved: MemoryBytes = 0.0
     """Not available to a training step: context, communication buffers, fragmentation; on a wafer, code."""
@@ -405,6 +405,15 @@ class GpuClusterSpec(SystemSpec):
     kind: Literal["gpu-cluster"]
     node: NodeSpec
     fabric: FatTreeSpec
+
+    @field_validator("device")
+    @classmethod
+    def _is_a_gpu(cls, device: DeviceSpec) -> DeviceSpec:
+        if device.kind != "gpu":
+            message = f"`{device.name}` is of kind {device.kind}; a gpu-cluster has devices of kind gpu"
+            help_text = "name a GPU, such as h100-sxm5-80gb, or extend a wafer-cluster, such as cs-2"
+            raise PydanticCustomError("device", "{message}", {"message": message, "help": help_text})
+        return device
 
     def machine(self, devices: int) -> str:
         """The devices in words, with the nodes that they fill: `128 A100-80GB (16 DGX)`."""

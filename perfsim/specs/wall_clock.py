@@ -15,7 +15,7 @@ from perfsim.base.sizes import MOST_PARTS
 from perfsim.base.spec import CatalogSpec, Spec
 from perfsim.base.units import BytesPerSecond, Seconds, number
 
-Ratio = Annotated[float, *number(1e-3, 1e3)]
+Ratio = Annotated[float, *number(1e-3, 2)]
 Factor = Annotated[float, *number(0, 1e6)]
 BytesPerParameter = Annotated[float, *number(1e-3, 1e3)]
 
@@ -49,6 +49,10 @@ class RateRange(Range[BytesPerSecond]):
 
 class NumberRange(Range[Factor]):
     """A plain number that varies between runs."""
+
+
+class SlowingRange(Range[Annotated[float, *number(1, 1e6)]]):
+    """A factor on the time of steps that varies between runs."""
 
 
 class ProductionRange(Range[Ratio]):
@@ -86,7 +90,7 @@ class WallClockSpec(CatalogSpec):
     """Until a unit that failed is ready again; with `spares`."""
     evaluation: NumberRange | None = None
     """Time of the evaluations during a run over the time of its steps."""
-    stragglers: NumberRange | None = None
+    stragglers: SlowingRange | None = None
     """Ratio of step times with and without stragglers, one factor per run."""
     teardown: SecondsRange | None = None
     """After the last step."""

@@ -529,6 +529,8 @@ def load_sweep(
     catalog = _StudyCatalog((catalog or default_catalog()).roots)
     mapping = _must_be("sweep", catalog.find("study", name_or_path), catalog)
     spec = parse_file(mapping.path, SweepSpec, catalog)
+    given = chain(spec.study.candidates, *(part.candidates for part in (spec.grid, *spec.variants.values())))
+    _check_prices(mapping.node.mapping["study"], given, catalog)
     if spec.study.as_of == EQUAL:  # one day for the candidates of a study; a grid has others
         spec = spec.model_copy(update={"study": spec.study.model_copy(update={"as_of": ""})})
 
@@ -578,16 +580,30 @@ def load_study(name_or_path: str, catalog: Catalog | None = None) -> StudySpec:
     mapping = _must_be("study", catalog.find("study", name_or_path), catalog)
     study = parse_file(mapping.path, StudySpec, catalog)
     _check_target(study, mapping)
+    _check_prices(mapping.node, study.candidates, catalog)
     _check_machines(study, mapping)
     _check_links(study, mapping)
     return study
+
+
+def _check_prices(study: Node, candidates: Iterable[CandidateSpec], catalog: Catalog) -> None:
+    """Refuse prices that a study writes for machines that are neither its own nor of the catalogue."""
+    known = dict.fromkeys([*(own.system.name for own in candidates), *catalog.names("system")])
+    machines = study.mapping.get("prices", study).child("machines")
+    problems = [
+        mark.problem(f"prices: unknown system `{name}`", did_you_mean(str(name), known))
+        for name, mark in (machines.keys if machines else {}).items()
+        if name not in known
+    ]
+    if problems:
+        raise CatalogError(problems)
 
 
 def _check_machines(study: StudySpec, mapping: LocatedMapping) -> None:
     """Refuse numbers of devices that a system cannot have, and fixed layouts where none can be run.
 
     Raises CatalogError with all of them at their places. Where a candidate can be run, the layouts of the
-    others are reasons in the answer.
+    others and what they lack for a price are reasons in the answer.
     """
     devices: list[Problem] = []
     layouts: list[list[Problem]] = []
@@ -601,14 +617,16 @@ def _check_machines(study: StudySpec, mapping: LocatedMapping) -> None:
     for line, candidate in zip(lines, study.candidates, strict=True):
         for number, point in enumerate(islice(points, len(candidate.devices))):
             try:
-                question = point.checked()
+                question = point.question.check()
+            except CatalogError as error:  # a lack of constants
+                layouts.append(placed(error.problems, node.mark_at(("candidates", line, "system"))))
+                continue
             except InputError as error:
                 devices += placed(error.problems, node.mark_at(("candidates", line, "devices", number)))
                 continue
             layouts.append([])
             if question.given_layout is not None and study.batch_sizes != "auto":
                 refused = [refusal(question.at(batch)) for batch in study.batch_sizes]
-                # A lack of constants for a price is said when the candidate is answered.
                 wrong = [error for error in refused if isinstance(error, LayoutError)]
                 if len(wrong) == len(refused):
                     layouts[-1] = placed(wrong[0].problems, node.mark_at(("candidates", line, "layout")))

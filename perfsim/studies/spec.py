@@ -241,9 +241,11 @@ class ConvergenceSpec(Spec):
     """The corpus of `target_loss`; that of the loss law where it is not named."""
 
     @model_validator(mode="after")
-    def _ramp_is_part_of_the_run(self) -> ConvergenceSpec:
+    def _agrees(self) -> ConvergenceSpec:
         if sum(part.share for part in self.ramp) > 1 + 1e-9:
             raise ValueError("ramp: the shares sum to more than 1")
+        if self.critical_batch_tokens is not None and self.law != "constant":
+            raise ValueError(f"critical_batch_tokens belongs to law constant, not to {self.law}")
         return self
 
 

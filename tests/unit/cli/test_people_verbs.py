@@ -59,6 +59,53 @@ def test_check_names_the_candidates_to_which_the_run_gives_no_answer(perfsim: Ru
     assert perfsim("check", "mine.yaml").stderr == perfsim("study", "mine.yaml").stderr != ""
 
 
+CASES = """\
+schema: 1
+cases:
+- {id: a, family: own, strategy: 3d, evidence: B, measured: {step_time_s: 0.5},
+   system: {device: h100-sxm5-80gb, num_devices: 8, devices_per_node: 8},
+   model: {num_layers: 4, hidden_size: 512, ffn_hidden_size: 64, num_attention_heads: 8, seq_length: 512,
+     vocab_size: 50000},
+   parallel: {data: 8}, training: {global_batch_size: 64}}
+"""
+ON_GPUS = "extends: gpt3_20b\ncandidates: [{strategy: 3d, system: dgx-a100-80gb, devices: 8}]\n"
+MISTAKES = {
+    "schema": (CASES.replace("schema: 1", "schema: 3"), "1:9: schema: must be less than or equal to 2"),
+    "production of a case": (CASES.replace("own,", "own, production: 7,"), "3: case a: unknown key `pro"),
+    "stages of a case": (CASES.replace("data: 8", "data: 8, pipeline_layout: x"), "7: case a: parallel.pipe"),
+    "name of a case": (CASES.replace("id: a", "id: ''"), "3: case row 1: id: a name has 1 to 1000"),
+    "container": (CASES.replace("own,", "own, container: new,"), "3: case a: container: "),
+    "no cases": ("schema: 1\ncases: []\n", "2:8: cases: needs at least 1"),
+    "device of measured steps": (
+        CASES.replace("cases:", "cluster: mine\ncases:").replace("h100-sxm5-80gb", "\\0"),
+        "4:3: unknown device or system",
+    ),
+    "price": (
+        f"{ON_GPUS}prices: {{machines: {{dgx-a100-80g: {{device_hour: 2}}}}}}\n",
+        "3:21: prices: unknown system `d",
+    ),
+    "production": (f"{ON_GPUS}production: 7\n", "3:13: production: "),
+    "assumption": (f"{ON_GPUS}assumed: {{recipe.toknes: ours}}\n", "3:11: assumed: recipe.toknes: `toknes`"),
+    "law": (f"{ON_GPUS}convergence: {{critical_batch_tokens: 1e6}}\n", "belongs to law constant"),
+    "precision": (
+        f"{ON_GPUS}recipe: {{extends: gpt3_20b_chinchilla, precision: fp8}}\n",
+        "2:37: a100-sxm4-80gb has no peak for fp8",
+    ),
+    "device": ("extends: dgx-a100-80gb\ndevice: wse-2\n", "2:9: device: `wse-2` is of kind wafer; a gpu-c"),
+    "memory": ("extends: a100-sxm4-80gb\nmemory: {capacity: 0 B}\n", "2:20: memory.capacity: '0 B' is too s"),
+    "waits": ("extends: gpu-cluster\nstragglers: {low: 0}\n", "2:19: stragglers.low: must be greater than"),
+}
+
+
+@pytest.mark.parametrize(("text", "part"), MISTAKES.values(), ids=list(MISTAKES))
+def test_check_refuses_what_means_nothing_at_its_line(perfsim: Run, text: str, part: str) -> None:
+    Path("mine.yaml").write_text(text, "utf-8")
+    checked = perfsim("check", "mine.yaml")
+    assert checked.exit_code == 2
+    assert "mine.yaml:" in checked.stderr
+    assert part in checked.stderr
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

@@ -26,7 +26,7 @@ from perfsim.convergence.wall_clock import (
     young_interval_s,
 )
 from perfsim.engine.failures import Checkpoints, exponential_failures, run_with_failures
-from perfsim.specs.wall_clock import NumberRange, SecondsRange, WallClockSpec
+from perfsim.specs.wall_clock import NumberRange, SecondsRange, SlowingRange, WallClockSpec
 
 MINUTE = 60.0
 HOUR = 3600.0
@@ -123,6 +123,7 @@ def test_youngs_interval_loses_less_than_any_fixed_number_of_steps() -> None:
         ({"checkpoint_rate": {"low": 1e8, "typical": 1e8, "high": 1e8}}, "young needs failures_per_node_day"),
         ({"spares": 1}, "write repair and failures_per_node_day"),
         ({"checkpoint_every": 0}, "checkpoint_every"),
+        ({"stragglers": {"low": 0.0, "typical": 1.0, "high": 3.0}}, "greater than or equal to 1"),
         ({"compile_time": {"low": 1.0, "typical": 1.0, "high": 3.0}}, "compile_time"),
     ],
 )
@@ -135,7 +136,7 @@ def test_evaluations_take_their_share_of_the_steps_with_their_stragglers() -> No
     spec = WallClockSpec(
         name="evaluated",
         evaluation=NumberRange(low=0.01, typical=0.02, high=0.03),
-        stragglers=NumberRange(low=1.0, typical=1.5, high=1.5),
+        stragglers=SlowingRange(low=1.0, typical=1.5, high=1.5),
     )
     parts = parts_of(spec)
     assert parts["evaluation"].typical_s == pytest.approx(0.02 * 1.5 * RUN.time_s)
