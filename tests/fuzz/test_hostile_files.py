@@ -42,10 +42,10 @@ Made by `make fuzz`: every verb that reads a file, on mutations of every file of
 the other kinds and of samples of every format of `perfsim import`, and with each of their numbers replaced by
 {numbers}.
 A defect is a traceback, an unknown exit code, over 20 s, control characters or numbers that are none in the
-output, or the refusal of a file without a line.
+output, the refusal of a file without a line, or of one that `perfsim check` accepts.
 
-| inputs | number | answered | failed | refused | no plan | limit | slowest | defects |
-|---|---|---|---|---|---|---|---|---|
+| inputs | number | answered | failed | refused | no plan | limit | check disagrees | slowest | defects |
+|---|---|---|---|---|---|---|---|---|---|
 {rows}
 
 {whole} refusals are of a file, or of a question, as a whole and name no line:{kinds}.
@@ -54,7 +54,7 @@ output, or the refusal of a file without a line.
 """
 _WHOLE = re.compile(
     r"cannot be read|no hardware has the constants|strategies on GPUs price models"
-    r"|experts are not executed with"
+    r"|experts are not executed with|names no framework"
 )
 
 
@@ -186,7 +186,7 @@ def files(folder: Path, pattern: str = "*.*") -> list[Path]:
 
 FOLDERS = (
     *("hardware/calibrations", "hardware/devices", "hardware/links", "hardware/systems"),
-    *("hardware/wall_clocks", "studies", "workloads/models", "workloads/recipes"),
+    *("hardware/wall_clocks", "studies", "workloads/models", "workloads/recipes", "workloads/runtimes"),
 )
 
 
@@ -211,7 +211,7 @@ def arguments_of(target: str, text: str) -> tuple[Sequence[str], str]:
             return (*WAFER, *other), "extends: cs-2\ndevice: {extends: wse-2, calibration: INPUT}\n"
         case "hardware/calibrations":
             named = "node: {scale_up: {extends: nvlink3, calibration: INPUT}}"
-            if "kind: gpu" in text:
+            if re.search("kind: gpu|extends: a100", text):
                 named = "device: {extends: a100-sxm4-80gb, calibration: INPUT}"
             return (*GPUS, *other), f"extends: dgx-a100-80gb\n{named}\n"
         case "hardware/systems":
@@ -233,6 +233,35 @@ def arguments_of(target: str, text: str) -> tuple[Sequence[str], str]:
     return VERBS[folder][1], ""
 
 
+KINDS = {
+    "hardware/devices": "device",
+    "hardware/links": "link",
+    "hardware/systems": "system",
+    "hardware/wall_clocks": "wall_clock",
+    **dict.fromkeys(("workloads/models", "plan", "prove"), "model"),
+    "workloads/recipes": "recipe",
+    "workloads/runtimes": "runtime",
+    **dict.fromkeys(("validate", "calibrate-framework", "calibrate-wafer"), "cases"),
+    "calibrate-steps": "measured",
+    **dict.fromkeys(("studies", "study", "why", "diff"), "study"),
+    "sweep": "sweep",
+}
+ACCEPTS = "check accepts it"
+_ASKED = re.compile(r"times as long as predicted|names no framework|no log of a wafer to fit")
+"""What is refused for what is asked of it: no reading of the file alone tells."""
+
+
+def kind_of(target: str, text: str) -> str:
+    """The kind of a file as `check` calls it; empty for a file of another tool."""
+    folder = target.rpartition("/")[0]
+    if folder == "hardware/calibrations":
+        return "framework" if "kind: framework" in text else "calibration"
+    kind = KINDS.get(folder, "") if target.endswith(".yaml") else ""
+    keys = {"sweep": r"grid|variants", "comparison": r"losses|speeds|equations"} if kind == "study" else {}
+    keys |= {"convergence": r" +points"} if kind == "cases" else {}
+    return next((other for other, key in keys.items() if re.search(rf"(?m)^({key}):", text)), kind)
+
+
 HERE = Path(__file__).parent
 SAMPLES = "../samples/foreign/"
 LLAMA = str(HERE / SAMPLES / "llama31_8b_config.json")
@@ -244,6 +273,7 @@ VERBS: dict[str, tuple[str, Sequence[str]]] = {
     "plan": ("", ("plan", "--model", "INPUT", *A100, "--devices", "8", *STEP)),
     "prove": ("", ("prove", "INPUT", *PROOF, "--max-seconds", "15")),
     "workloads/models": ("", (*WAFER, "--model", "INPUT", "--system", "cs-2")),
+    "workloads/runtimes": ("", (*GPUS, *XL, *A100, "--runtime", "INPUT")),
     "workloads/recipes": ("", (*WAFER, *XL, "--system", "cs-2", "--recipe", "INPUT")),
     "validate": ("files/*_cases.yaml", ("validate", "INPUT", "--json", "--max-seconds", "15")),
     "calibrate-framework": ("files/step_cases.yaml", ("calibrate", "framework", "INPUT")),
@@ -285,7 +315,11 @@ def judged(job: Job) -> Outcome:
         command = [part.replace("INPUT", str(path)).replace("OTHER", str(other)) for part in arguments]
         result = CliRunner().invoke(main, command)
         seconds = time.monotonic() - began_s
-    wrong = _wrong(result)
+        kind = kind_of(target, text)
+        checked = CliRunner().invoke(main, ["check", str(path), "--kind", kind]) if kind else result
+    wrong = _wrong(result) or _wrong(checked)
+    if not wrong and checked.exit_code == 0 != result.exit_code and result.exit_code in (1, 2):
+        wrong = "" if _ASKED.search(result.stderr) else f"{ACCEPTS}: {result.stderr[-300:]}"
     if not wrong and seconds > MOST_SECONDS:
         wrong = f"took {seconds:.0f} s"
     whole = ""
@@ -327,7 +361,8 @@ def table(outcomes: Sequence[Outcome], numbers: Sequence[Outcome]) -> str:
         counts = " | ".join(f"{codes[code]:,}" for code in CODES)
         slowest = max((outcome.seconds for outcome in group), default=0.0)
         wrong = sum(bool(outcome.wrong) for outcome in group)
-        rows.append(f"| {name} | {len(group):,} | {counts} | {slowest:.1f} s | {wrong} |")
+        disagrees = sum(outcome.wrong.startswith(ACCEPTS) for outcome in group)
+        rows.append(f"| {name} | {len(group):,} | {counts} | {disagrees} | {slowest:.1f} s | {wrong} |")
     both = (*outcomes, *numbers)
     defects = {f"- `{outcome.target}`: {outcome.wrong}" for outcome in both if outcome.wrong}
     kinds = Counter(outcome.whole for outcome in both if outcome.whole)
