@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from perfsim.api.questions import Named, Reported, Rows, asks, values_of
+from perfsim.api.questions import Reported, Rows, asks, values_of
 from perfsim.base.errors import InputError, within_floats
-from perfsim.catalog import Catalog, default_catalog
-from perfsim.prediction.question import Objective, described, question_of
+from perfsim.catalog import Catalog
+from perfsim.prediction.question import Objective, question_of
 from perfsim.report.text import layout_short
-from perfsim.specs.hardware import SystemSpec
-from perfsim.studies.batches import Target
 from perfsim.studies.executors import executor_for
-from perfsim.studies.shortlist import SHOWN, Matched, Planned, plan_on
-from perfsim.studies.spec import ConvergenceSpec
+from perfsim.studies.shortlist import SHOWN, Planned, plan_on
 
 
 @asks("plan")
@@ -51,18 +48,6 @@ class PlanAnswer(Planned, Reported):
 
     _kind = "plan"
 
-    def match(self, system: Named | SystemSpec, *, catalog: Catalog | None = None) -> Matched:
-        """How many devices of another system are at the recipe's target on the same day, at their best batch.
-
-        Raises InputError where the recipe has no target.
-        """
-        question = self.question
-        time = self.best.time
-        target = Target.of(question.model, question.recipe, ConvergenceSpec())
-        if time is None:
-            raise InputError(f"match: recipe {question.recipe.name} has no target")
-        return Matched.of(described(system, "system", catalog or default_catalog()), question, time, target)
-
     def rows(self) -> Rows:
         """One row a layout: step time with its band, ratio to the first, memory; SI units."""
         return Rows(
@@ -79,10 +64,6 @@ class PlanAnswer(Planned, Reported):
             }
             for entry in self.shortlist
         )
-
-    def document(self, matched: Matched | None = None) -> dict[str, Any]:  # type: ignore[override]  # no page
-        """The answer as `perfsim plan --json` prints it, with the devices of another system as fast as it."""
-        return dict(self._reported("{}_document")(self, matched))
 
     def __repr__(self) -> str:
         return f"<plan {self.question.label}: {', '.join(row['layout'] for row in self.rows())}>"

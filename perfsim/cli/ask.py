@@ -81,7 +81,6 @@ def _run(asked: dict[str, Any], trace: Path | None, verify: str, emit: str | Non
     "List the layouts that may be fastest; emit what runs one.",
     "perfsim plan --model gpt3_175b --system dgx-a100-80gb --devices 512 --batch 192",
     "perfsim plan --model gpt3_20b --system dgx-h100 --devices 64 --emit megatron",
-    "perfsim plan --model gpt3_20b --system dgx-a100-80gb --devices 128 --match cs-2",
 )
 @asks("plan")
 @click.option(
@@ -92,33 +91,23 @@ def _run(asked: dict[str, Any], trace: Path | None, verify: str, emit: str | Non
     help="time-to-accuracy: also the best batch, where none is given. cost: device-hours.",
 )
 @count("--shown", "Layouts to list at most.", default=5, show_default=True)
-@click.option(
-    "--match",
-    "rival",
-    default="",
-    metavar="SYSTEM",
-    help="How many devices of this system are at the recipe's target on the same day.",
-)
 @path_option("--out", "Folder for a page of the shortlist.", check_folder)
 @emit_option
 @scheduler_option
 @limits
 @prints
-def _plan(
-    asked: dict[str, Any], objective: Any, rival: str, out: Path | None, emit: str | None, **how: Any
-) -> Answer:
+def _plan(asked: dict[str, Any], objective: Any, out: Path | None, emit: str | None, **how: Any) -> Answer:
     """List the layouts that may be the fastest, and what would tell them apart."""
     from perfsim.api.planning import plan as answer_plan
     from perfsim.report.plan import plan_lines
 
-    answer = answer_plan(**asked, objective="time-to-accuracy" if rival else objective, **how)
-    matched = answer.match(rival) if rival else None
+    answer = answer_plan(**asked, objective=objective, **how)
     emitted = {} if emit is None else {"emitted": answer.emit(emit)}
-    page = {} if out is None else {"report": str(answer.save(out))}
+    page = "" if out is None else str(answer.save(out))
     return Answer(
-        lambda: answer.document(matched) | emitted | page,
-        lambda: emitted["emitted"].splitlines() if emitted else plan_lines(answer, matched),
-        page=page.get("report", ""),
+        lambda: answer.document(page) | emitted,
+        lambda: emitted["emitted"].splitlines() if emitted else plan_lines(answer),
+        page=page,
     )
 
 

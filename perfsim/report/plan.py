@@ -13,7 +13,7 @@ from perfsim.prediction.caveats import Caveat
 from perfsim.report import text
 from perfsim.report.table import Cell, Table, Value, document_text, plain
 from perfsim.strategies.plan import MEMORY
-from perfsim.studies.shortlist import DIVISIBILITY, DOMINATED, MEMORY_LIMIT, UNPROVEN, Entry, Matched, Planned
+from perfsim.studies.shortlist import DIVISIBILITY, DOMINATED, MEMORY_LIMIT, UNPROVEN, Entry, Planned
 
 _REASONS = {
     MEMORY: "need more memory than a device has",
@@ -53,7 +53,7 @@ def _plan_table(planned: Planned) -> Table:
     return Table.each(enumerate(planned.shortlist, start=1), columns)
 
 
-def plan_lines(planned: Planned, matched: Matched | None = None) -> list[str]:
+def plan_lines(planned: Planned) -> list[str]:
     """What to run, what it beats and what to measure; the shortlist, and all else that bears on the choice.
 
     Other notes are counted: the page has them.
@@ -73,26 +73,7 @@ def plan_lines(planned: Planned, matched: Matched | None = None) -> list[str]:
         *text.paragraphs(
             f"Without effect on the choice: {text.counted(further, 'note')}, with --out FOLDER."
         ),
-        *(["", *text.paragraphs(_match(planned, matched))] if matched is not None else []),
     ]
-
-
-def _match(planned: Planned, matched: Matched) -> str:
-    """How many devices of another system take equal time, and the numbers that were tried."""
-    least, most = matched.points[0].devices, matched.points[-1].devices
-    low, middle, high = (
-        f"more than {most:,}" if count is None else f"at most {least:,}" if count <= least else number(count)
-        for count in (matched.equal.low, matched.equal.typical, matched.equal.high)
-    )
-    tried = ", ".join(
-        f"{point.devices:,} take {text.duration(point.time.time_s)} with batch {point.global_batch_size:,}"
-        for point in matched.points
-    )
-    takes = "" if planned.best.time is None else text.duration(planned.best.time.time_s)
-    return (
-        f"{planned.best.label} takes {takes}: as long as "
-        f"{middle} {matched.devices_noun} (90 %: {low} to {high}), each at its best batch. Tried: {tried}."
-    )
 
 
 def write_plan(planned: Planned, folder: Path) -> Path:
@@ -263,7 +244,7 @@ def _wider_bands(planned: Planned) -> Iterator[str]:
         yield f"Row {', '.join(numbers)}: the {bands} wider, for unlike the published runs: {why}."
 
 
-def plan_document(planned: Planned, matched: Matched | None = None) -> dict[str, Any]:
+def plan_document(planned: Planned, report: str = "") -> dict[str, Any]:
     """The document of `perfsim plan --json`; every quantity is SI and its key names the unit."""
     question = planned.question
     search = planned.search
@@ -305,25 +286,8 @@ def plan_document(planned: Planned, matched: Matched | None = None) -> dict[str,
             }
             for trial in experiment.trials
         ]
-    if matched is not None:
-        document["match"] = _match_document(matched)
-    return dict(plain(document))
+    return dict(plain(document | ({"report": report} if report else {})))
 
 
 def _members(item: object, *names: str) -> dict[str, Any]:
     return {name: getattr(item, name) for name in names}
-
-
-def _match_document(matched: Matched) -> dict[str, Any]:
-    """How many devices of another system take equal time, and the numbers that were tried."""
-    tried = [
-        {
-            "num_devices": point.devices,
-            "global_batch_size": point.global_batch_size,
-            "time_to_accuracy_s": point.time.time_s,
-            "time_to_accuracy_band_s": point.time.band_s,
-            "ratio": point.ratio,
-        }
-        for point in matched.points
-    ]
-    return {"system": matched.system, "num_devices": matched.equal, "tried": tried}

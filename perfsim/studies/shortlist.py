@@ -12,14 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
-from perfsim.base.errors import InputError, LayoutError, PerfsimError, PlanError
-from perfsim.base.limits import present_limits
-from perfsim.base.sizes import MOST_DEVICES
+from perfsim.base.errors import InputError, PerfsimError, PlanError
 from perfsim.base.units import format_quantity, parse_quantity
 from perfsim.convergence.bill import HOUR_S
-from perfsim.convergence.time_to_accuracy import EqualDevices, RatioBand, TimeToAccuracy
+from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.prediction.bands import SHARDED
 from perfsim.prediction.caveats import batch_caveats
 from perfsim.prediction.dates import date_caveats
@@ -28,7 +26,6 @@ from perfsim.prediction.prediction import Prediction
 from perfsim.prediction.question import Objective, Question
 from perfsim.prediction.risk import Ranked, weight_of
 from perfsim.prediction.run import Evaluation, evaluated
-from perfsim.specs.hardware import SystemSpec
 from perfsim.specs.layout import Layout, text_of
 from perfsim.strategies import Plan
 from perfsim.studies.batches import Target
@@ -391,73 +388,3 @@ def _experiment(question: Question, entries: Sequence[Entry]) -> Experiment | No
     first, second = trials
     fewer = min(first.devices, second.devices) < question.devices
     return Experiment((first, second), entries[other].ratio, entries[other].ratio_error, fewer)
-
-
-# How many devices of another machine finish on the same day, each number at its own best batch.
-
-MOST_POINTS = 24
-"""Numbers of devices that are tried for one match."""
-
-
-@dataclass(frozen=True)
-class _MatchPoint:
-    """A number of devices at its best batch."""
-
-    devices: int
-    global_batch_size: int
-    time: TimeToAccuracy
-    ratio: RatioBand
-    """Its time over the time of the machine that is matched."""
-
-
-@dataclass(frozen=True)
-class Matched:
-    """The numbers of devices of a system that were tried against another machine, ascending."""
-
-    system: str
-    devices_noun: str
-    points: tuple[_MatchPoint, ...]
-
-    @classmethod
-    def of(cls, system: SystemSpec, question: Question, time: TimeToAccuracy, target: Target) -> Self:
-        """Times of a system on more and more devices, until the ratio to `time` is surely below 1.
-
-        `question` asks about the machine that is matched. Numbers with one replica that does not fit are
-        passed over. Raises the reason of the last one, a PerfsimError, where no number has a plan.
-        """
-        first = replace(
-            question, system=system, devices=1, strategy="", batch=None, layout=None, cluster=None
-        )
-        devices = first.topology.devices_per_node
-        same = system.name == question.system.name
-        points: list[_MatchPoint] = []
-        refused: PerfsimError | None = None
-        while devices <= MOST_DEVICES and len(points) < MOST_POINTS:
-            present_limits().in_time(lambda: f"{len(points)} numbers of {system.name} tried")
-            asked = replace(first, devices=devices)
-            try:
-                asked.check()
-                grid = target.grid(asked.recipe.seq_length, devices)
-                curve = target.curve(asked, grid, extend=True)
-                taken = target.time_of_run(best_plan(asked.at(curve.best)))
-                point = _MatchPoint(devices, curve.best, taken, taken.ratio_to(time, same_machine=same))
-            except (PlanError, LayoutError, InputError) as error:
-                refused = error
-                if points:
-                    break
-                devices *= 2
-                continue
-            points.append(point)
-            if point.ratio.high <= 1:
-                break
-            # Twice as many; after the first number the largest that even ideal scaling keeps too slow.
-            slower = point.ratio.low if len(points) == 1 else 1.0
-            devices <<= max(int(math.log2(max(slower, 1.0))), 1)
-        if not points:
-            raise refused or PlanError(f"{system.name}: no number of devices to try")
-        return cls(system.name, system.devices_noun, tuple(points))
-
-    @property
-    def equal(self) -> EqualDevices:
-        """How many of them finish on the same day."""
-        return EqualDevices.of([(point.devices, point.ratio) for point in self.points])

@@ -164,13 +164,10 @@ def test_changes_that_are_tried_answer_as_they_did(recorded: Recorded) -> None:
 
 @pytest.mark.parametrize("name", ASKED["plans"])
 def test_a_plan_answers_as_it_did(name: str, recorded: Recorded, told: Recorded) -> None:
-    asked = dict(ASKED["plans"][name])
-    rival = asked.pop("match", None)
-    answer = ps.plan(**asked)
-    matched = answer.match(rival) if rival else None
+    answer = ps.plan(**ASKED["plans"][name])
     answer.search.screening_s = 1e-3
-    document = answer.document(matched)
-    told(f"plan_{name}", answer, plan_lines(answer, matched))
+    document = answer.document()
+    told(f"plan_{name}", answer, plan_lines(answer))
     recorded(f"plan_{name}", still(document | {"rows": plain(list(answer.rows()))}))
 
 

@@ -509,15 +509,6 @@ def test_one_device_of_a_mesh_without_links_is_answered(perfsim: Run, system: st
     assert document(result)["step_time_s"] > 0
 
 
-def test_a_plan_says_how_many_devices_of_another_system_take_equal_time(perfsim: Run) -> None:
-    wafers = ("plan", "--model", "cerebras_gpt_111m", "--system", "cs-2", "--devices", "2", "--match", "cs-2")
-    matched = (*wafers, "--recipe", "chinchilla")
-    assert "each at its best batch. Tried: 1 " in " ".join(perfsim(*matched).stdout.split())
-    match = document(perfsim(*matched, "--json"))["match"]
-    assert match["num_devices"]["typical"] == pytest.approx(2.0), "a machine matches itself"
-    refused(perfsim(*wafers, "--recipe", "gpt3_pretraining"), 2, "has neither tokens nor target_loss")
-
-
 def _row(name: str, **parallel: int) -> str:
     """A measured step on 8 H100 as a row of a case file."""
     model = "num_layers: 4, hidden_size: 512, ffn_hidden_size: 64, num_attention_heads: 8, seq_length: 512"

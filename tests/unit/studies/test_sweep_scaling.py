@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from perfsim.api.planning import plan
 from perfsim.base.errors import PlanError
 from perfsim.base.text import number
 from perfsim.convergence.critical_batch import LawInputs, critical_batch
@@ -19,7 +18,7 @@ from perfsim.report.sweep import sweep_document, sweep_page
 from perfsim.studies.answers import PointResult, Production
 from perfsim.studies.batches import BatchPoint, Target
 from perfsim.studies.loading import load_study, load_sweep
-from perfsim.studies.runner import run_study, run_sweep
+from perfsim.studies.runner import run_sweep
 from perfsim.studies.variants import EqualDevices, SweepResult
 
 Write = Callable[[str], Path]
@@ -119,17 +118,6 @@ def test_equal_devices_follow_ideal_scaling_and_an_end_that_is_not_reached_is_no
     assert beyond.low is not None
     below = EqualDevices.of([(4, band(0.9))])
     assert (below.low, below.typical, below.high) == (4.0, 4.0, None)
-
-
-@pytest.mark.slow
-def test_no_match_is_slower_than_the_study_of_that_machine_and_both_ways_agree() -> None:
-    study = load_study("gpt3_20b")
-    asked = {"model": "gpt3_20b", "recipe": "gpt3_20b_chinchilla", "objective": "time-to-accuracy"}
-    matched = plan(system="cs-2", devices=16, **asked).match("cs-2")
-    answered = {row.num_devices: row.time_to_accuracy_s for row in run_study(study).candidates[1:]}
-    for point in matched.points:
-        assert point.time.time_s <= answered.get(point.devices, math.inf) * (1 + 1e-9)
-    assert matched.equal.typical == pytest.approx(16.0, rel=1e-6)
 
 
 @pytest.mark.parametrize(("fixed_s", "devices"), [(0.001, 8), (0.1, 64), (20.0, 4096), (0.0, 8)])
