@@ -37,7 +37,7 @@ from perfsim.prediction.question import question_of
 from perfsim.prediction.why import GapExplained
 from perfsim.specs.model import TransformerConfig
 from perfsim.studies import trials
-from perfsim.studies.comparisons import ComparisonSpec
+from perfsim.studies.comparisons import ComparisonSpec, compare
 from perfsim.studies.loading import SweepSpec, changed_study, load_study, load_sweep
 from perfsim.studies.runner import refusals
 from perfsim.studies.spec import StudySpec
@@ -175,7 +175,7 @@ def _measured(path: Path, catalog: Catalog) -> str:
 
 
 def _comparison(path: Path, catalog: Catalog) -> str:
-    parse_file(path, ComparisonSpec, catalog)
+    within_floats(compare)(str(path), catalog)  # arithmetic on published figures
     return "published figures and what they stand next to"
 
 

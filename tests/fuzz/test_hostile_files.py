@@ -247,7 +247,7 @@ KINDS = {
     "sweep": "sweep",
 }
 ACCEPTS = "check accepts it"
-_ASKED = re.compile(r"times as long as predicted|names no framework|no log of a wafer to fit")
+_ASKED = re.compile(r"times as long as predicted|names no framework|no log of a wafer|cannot determine")
 """What is refused for what is asked of it: no reading of the file alone tells."""
 
 
