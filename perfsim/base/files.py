@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from itertools import count
 from pathlib import Path
 
-from perfsim.base.errors import InputError, PerfsimError, Problem
+from perfsim.base.errors import InputError, Problem
 
 _NUMBERS = count()
 
@@ -56,7 +56,7 @@ def must_exist(path: Path) -> None:
 
 
 def check_folder(path: Path, option: str = "--out") -> None:
-    """Raise PerfsimError unless files can be written into this folder, which need not exist yet."""
+    """Raise InputError unless files can be written into this folder, which need not exist yet."""
     nearest = next(
         parent for parent in (path, *path.parents, Path()) if parent.exists() or parent.is_symlink()
     )
@@ -67,7 +67,7 @@ def check_folder(path: Path, option: str = "--out") -> None:
 
 
 def check_file(path: Path, option: str = "--out") -> None:
-    """Raise PerfsimError unless this file can be written; its folder need not exist yet."""
+    """Raise InputError unless this file can be written; its folder need not exist yet."""
     if path.is_dir():
         raise _refused(option, path, "is a folder; the name of a file is expected")
     if path.exists() and not os.access(path, os.W_OK):
@@ -86,5 +86,5 @@ def must_be_ours(path: Path, option: str, *begins: bytes) -> None:
         raise InputError(f"{option} {path}: another file is there; name a new one, or give --force")
 
 
-def _refused(option: str, path: Path, reason: str) -> PerfsimError:
-    return PerfsimError(f"{option} {path}: {reason}; give a path that can be written to")
+def _refused(option: str, path: Path, reason: str) -> InputError:
+    return InputError(f"{option} {path}: {reason}; give a path that can be written to")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from typing import Any, NoReturn
 
@@ -39,6 +40,21 @@ def _refuse(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
+def _helpful(error: click.ClickException) -> str:
+    """What click says of a wrong value, with the numbers that are allowed or the nearest word that is."""
+    kind = getattr(getattr(error, "param", None), "type", None)
+    if isinstance(kind, click.IntRange | click.FloatRange) and " is not a valid " in error.message:
+        least, most = (f"{end:,.10g}" if end is not None else "" for end in (kind.min, kind.max))
+        whole = "whole number" if isinstance(kind, click.IntRange) else "number"
+        value = error.message.partition(" is not a valid ")[0]
+        return f"{value} is no {whole} from {least}{f' to {most}' if most else ' on'}."
+    value, is_none, known = error.message.partition(" is not one of ")
+    if not is_none:
+        return error.message
+    near = nearest(value.rpartition("'")[0].rpartition("'")[2], re.findall("'(.*?)'", known))
+    return f"{error.message} Did you mean {near!r}?" if near else error.message
+
+
 class _Refusing(click.Group):
     """A group whose verbs end in a message and an exit code, never in a traceback."""
 
@@ -48,7 +64,7 @@ class _Refusing(click.Group):
         """The verb that is asked for; UsageError with the nearest one for a name that is none."""
         if args and args[0] not in self.commands and not args[0].startswith("-"):
             near = _OTHER_VERBS.get(args[0]) or nearest(args[0], self.commands)
-            guess = f"; did you mean `perfsim {near}`?" if near else "."
+            guess = f"; did you mean `perfsim {near}`?" if near else f"; known: {', '.join(self.commands)}"
             ctx.fail(f"No such command {args[0]!r}{guess}")
         return super().resolve_command(ctx, args)
 
@@ -61,7 +77,7 @@ class _Refusing(click.Group):
         except click.ClickException as error:
             said = io.StringIO()
             error.show(said)
-            write_error(said.getvalue())
+            write_error(said.getvalue().replace(error.message, _helpful(error)))
             sys.exit(InputError.exit_code)
         except PerfsimError as error:
             _refuse(str(error), error.exit_code)

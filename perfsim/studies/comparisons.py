@@ -25,6 +25,7 @@ from perfsim.specs.hardware import Devices, GpuClusterSpec
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.precisions import PRECISIONS
 from perfsim.specs.recipe import Recipe, Sequences
+from perfsim.studies.spec import LossLawName
 from perfsim.work.counts import parameters
 
 _Amount = Annotated[float, *number(1e-9, 1e30)]
@@ -79,7 +80,7 @@ class _TrainedRun(Spec):
 class _LossesSpec(Spec):
     """Losses of runs over their FLOP, next to a law: a named one, or the line through some of the runs."""
 
-    law: str | None = None
+    law: LossLawName | None = None
     fitted_to: tuple[str, ...] = ()
     """Names of the runs that the line is fitted to; the others are predicted."""
     runs: Annotated[tuple[_TrainedRun, ...], Field(min_length=2)]

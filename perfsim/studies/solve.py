@@ -138,7 +138,8 @@ class Condition:
         factors = {currency: 1.0, **_FACTORS}
         if name in WITH_UNITS and (unit or not WITH_UNITS[name][1]):
             dimension, size = WITH_UNITS[name]
-            value = parse_quantity(f"{number} {_WORDS.get(unit, unit)}".strip(), dimension) / (size or 1.0)
+            given = f"{number} {_WORDS.get(unit, unit)}".strip()
+            value = parse_quantity(given, dimension, _WORDS.get(name, "")) / (size or 1.0)
         elif unit in factors:
             value = float(number) * factors[unit]
         else:
@@ -278,8 +279,10 @@ def _field(path: str, point: Point) -> _Unknown:
     kinds = [kind for kind in (annotation, *get_args(annotation)) if get_origin(kind) is Literal]
     choices = [False, True] if annotation is bool else [word for kind in kinds for word in get_args(kind)]
     if not choices:
-        help_text = f"give a number to begin with: --set {path}=VALUE"
-        raise InputError([Problem(f"--find {path}: {value!r} is no number and no choice", help=help_text)])
+        inside = ", ".join(f"{path}.{name}" for name in getattr(type(value), "model_fields", ()))
+        help_text = f"known: {inside}" if inside else f"give a number to begin with: --set {path}=VALUE"
+        shown = getattr(value, "name", value)
+        raise InputError([Problem(f"--find {path}: {shown!r} is no number and no choice", help=help_text)])
     return _Unknown(path, choices, value, numeric=False)
 
 

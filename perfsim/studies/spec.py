@@ -28,7 +28,7 @@ from perfsim.base.spec import CatalogSpec, FolderName, Spec
 from perfsim.base.text import did_you_mean
 from perfsim.base.units import number
 from perfsim.convergence.critical_batch import LAWS
-from perfsim.convergence.laws import DEFAULT_LOSS_LAW, SEED_ERROR, LossLaw
+from perfsim.convergence.laws import DEFAULT_LOSS_LAW, LOSS_LAWS, SEED_ERROR, LossLaw
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
 from perfsim.convergence.wall_clock import HealthyRun
 from perfsim.machines import machine_of
@@ -178,11 +178,16 @@ Candidates = Annotated[tuple[CandidateSpec, ...], AfterValidator(_one_strategy_e
 """Candidates with one strategy each."""
 
 
-def _known_law(name: str) -> str:
-    if name not in LAWS:
-        raise _refusal(f"unknown critical-batch law {name!r}", did_you_mean(name, LAWS))
-    return name
+def _named(kind: str, known: Iterable[str]) -> AfterValidator:
+    def check(name: str) -> str:
+        if name not in known:
+            raise _refusal(f"unknown {kind} {name!r}", did_you_mean(name, sorted(known)))
+        return name
 
+    return AfterValidator(check)
+
+
+LossLawName = Annotated[str, _named("loss law", LOSS_LAWS)]
 
 Count = Annotated[float, *number(1, 1e18)]
 Ends = tuple[Count, Count]
@@ -226,14 +231,14 @@ class RampSpec(Spec):
 class ConvergenceSpec(Spec):
     """How the number of steps depends on the batch size."""
 
-    law: Annotated[str, AfterValidator(_known_law)] = "data_law"
+    law: Annotated[str, _named("critical-batch law", LAWS)] = "data_law"
     critical_batch_tokens: Annotated[float, *number(1, 1e18)] | None = None
     """For law `constant`."""
     band_factor: Annotated[float, *number(1, 1e6)] | None = None
     fit: ConvergenceCalibration | None = None
     """For law `fitted`: the result of `perfsim calibrate convergence`; its E_min is the target of a recipe
     without one."""
-    loss_law: str | OwnLossLaw = DEFAULT_LOSS_LAW
+    loss_law: LossLawName | OwnLossLaw = DEFAULT_LOSS_LAW
     """The law that turns `target_loss` into tokens, by name or by coefficients."""
     ramp: Annotated[tuple[RampSpec, ...], Field(max_length=MOST_CHOICES)] = ()
     """Parts of the run before the full batch, in order; the rest runs at the full batch."""

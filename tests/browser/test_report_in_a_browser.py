@@ -192,7 +192,6 @@ def test_the_answer_is_not_clipped_and_the_contents_stay_in_sight(
     assert page.locator("nav").bounding_box()["y"] <= 1
 
 
-# ----------------------------------------------------------------------------------------------- sweeps
 STUDY = "study: {extends: gpt3_20b, model: gpt3_xl}"
 GRID = f"""\
 title: A small grid

@@ -123,7 +123,6 @@ class Mutant(NamedTuple):
         return f"{self.path}:{self.line}: {self.change}"
 
 
-# -------------------------------------------------------------------------------------- mutants
 def mutants_of(path: str, source: str) -> list[Mutant]:
     """Every mutant of a module, in the order of its lines."""
     return [_mutant(path, source, number) for number in range(_count(source))]
@@ -222,7 +221,6 @@ def sample(seed: int, count: int, rooms: Sequence[str] = ROOMS) -> list[Mutant]:
     return drawn
 
 
-# ----------------------------------------------------------------------------------------- runs
 @dataclass(frozen=True)
 class Outcome:
     """How the tests took one mutant; `by` is the test that failed."""
@@ -466,7 +464,6 @@ def try_mutants(
     return outcomes
 
 
-# ------------------------------------------------------------------------------------------ page
 def explained() -> dict[str, str]:
     """Why a mutant changes no result, by its module and change."""
     known = yaml.safe_load((ROOT / "tests/mutation/explained.yaml").read_text(encoding="utf-8"))

@@ -199,7 +199,6 @@ def judged(predicted: Range | None, claimed: Claimed) -> Verdict:
     return Verdict.CANNOT_TELL if claimed.low <= predicted.typical <= claimed.high else Verdict.NOT_SUPPORTED
 
 
-# ------------------------------------------------------------------------- figures of commands
 BANDS = {
     "ratio": ("ratio", "range"),
     "step_time_s": ("step_time_s", "band_s"),
@@ -315,7 +314,6 @@ def verdict_of(row: Row, options: str = "") -> Verdict | None:
     return max(verdicts, key=order.index, default=None)
 
 
-# ---------------------------------------------------------------------------------------- page
 def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
@@ -375,7 +373,6 @@ def recorded() -> dict[int, tuple[str, str]]:
     return {int(cells[0].removeprefix("| ")): (cells[5], cells[6]) for cells in rows}
 
 
-# --------------------------------------------------------------------------------------- tests
 @pytest.fixture(autouse=True)
 def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(data_root())

@@ -111,7 +111,6 @@ def test_an_editor_refuses_a_size_that_a_run_would_be_refused_for(part: str, nam
     assert set(wrong("measured", MEASURED | {"cases": [case]})) == {f"$.cases[0].{part}.{name}"}
 
 
-# ----------------------------------------------------------------------------------- quantities
 LINK = {"name": "l", "bandwidth": "100 Gb/s", "latency": "1 us"}
 
 
@@ -129,7 +128,6 @@ def test_a_bare_number_deep_in_a_description_is_refused_where_it_stands() -> Non
     assert sorted(wrong("device", device)) == ["$.memory.capacity", "$.peak.bf16"]
 
 
-# ------------------------------------------------------------------------ names, extends, unknown
 def test_a_description_may_be_named_or_stand_in_the_file_with_no_unknown_key() -> None:
     system = written(data_root() / "hardware/systems/dgx-a100-80gb.yaml")
     assert isinstance(system["device"], str)
@@ -172,7 +170,6 @@ def test_a_sweep_varies_any_field_by_a_list_of_values() -> None:
     assert wrong("sweep", sweep) == []
 
 
-# ------------------------------------------------------------------------------------ the verb
 def test_a_class_has_its_words_for_editors_and_holds_nothing_that_it_does_not_need() -> None:
     definitions = schema_of("device")["$defs"]
     assert definitions["MemorySpec"]["properties"]["cache"]["description"] == "Size of its last-level cache."

@@ -89,18 +89,26 @@ PLAN = ("plan", *EIGHT[1:5], "--devices", "8", "--batch", "16")
 REFUSED: dict[int, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {
     2: [
         (("stduy",), ("No such command 'stduy'; did you mean `perfsim study`?",)),
+        (("gallery",), ("No such command 'gallery'; known: ", "study, ")),
         (("compare", "a", "b"), ("No such command 'compare'; did you mean `perfsim diff`?",)),
         (("study",), ("Missing argument 'STUDY'",)),
         (("show",), ("Missing argument",)),
-        (("show", "systms"), ("'systms' is not one of 'systems', 'devices'",)),
+        (("show", "systms"), ("'systms' is not one of 'systems', 'devices'", "Did you mean 'systems'?")),
         (("run", "--model", "gpt3_xl"), ("Missing option '--system'",)),
         (GPUS, ("Missing option '--devices'",)),
-        ((*GPUS, "--devices", "eight"), ("'eight' is not a valid integer",)),
+        ((*GPUS, "--devices", "eight"), ("'eight' is no whole number from 1 to 1,048,576.",)),
         ((*GPUS, "--devices", "0"), ("0 is not in the range",)),
         ((*GPUS, "--devices", "1000000000"), ("is not in the range",)),
         ((*EIGHT, "--batch", "-1"), ("-1 is not in the range",)),
         ((*EIGHT, "--batch", "100000000000"), ("is not in the range",)),
         ((*EIGHT, "--layuot", "tp=8"), ("No such option",)),
+        ((*EIGHT, "--emit", "megatro"), ("'megatro' is not one of", "Did you mean 'megatron'?")),
+        ((*EIGHT, "--max-seconds", "soon"), ("'soon' is no number from 0 on.",)),
+        (
+            ("solve", "study.yaml", "--find", "system.node.nic", "--such-that", "days<=9"),
+            ("'hdr-200' is no number and no choice", "system.node.nic.bandwidth"),
+        ),
+        (("solve", "study.yaml", "--find", "devices", "--such-that", "days<=9 parsecs"), ("mean '9 d'?",)),
         (("validate", "--worst", "-1"), ("-1 is not in the range",)),
         (("validate", "absent.yaml"), ("absent.yaml: there is no such file",)),
         (("validate", str(CASES.with_name("convergence.yaml")), "--leave-out"), ("step times",)),
@@ -347,7 +355,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_computed
     for module in ("perfsim.studies.loading", "perfsim.prediction.prediction", "perfsim.evidence.score"):
         monkeypatch.setitem(sys.modules, module, None)
     result = perfsim(*arguments)
-    refused(result, 1)
+    refused(result, 2)
     assert re.search(r"error: --(out|trace|page) .*(is no folder|is a folder)", result.stderr)
     assert (elsewhere / "file").read_text() == "mine"
 

@@ -77,7 +77,6 @@ def work(*kernels: Kernel, kind: Kind = Kind.COMP, **changes: Any) -> Work:
     return Work("w", kind, changes.pop("op", "w"), "forward", kernels=kernels, **changes)
 
 
-# ------------------------------------------------------------------------------------- kernels
 @pytest.mark.parametrize(
     ("cache", "n_bytes", "from_cache"),
     [(0.0, 800e6, 0.0), (40e6, 20e6, 10e6), (40e6, 40e6, 20e6), (40e6, 400e6, 20e6)],
@@ -139,7 +138,6 @@ def test_a_large_gemm_stays_under_the_sustained_ceiling_and_a_weight_gradient_is
     assert costs().kernel_s(kernel._replace(weight_gradient=True)) == pytest.approx(1.25 * seconds)
 
 
-# -------------------------------------------------------------------------------------- the host
 def test_small_kernels_take_as_long_as_their_launches_and_a_large_one_hides_its_own() -> None:
     many = work(*[elementwise(f"e{number}", 1.0) for number in range(10)])
     assert costs().duration_s(many) == pytest.approx(10 * HOST_S, rel=1e-3)
@@ -154,7 +152,6 @@ def test_a_host_that_waits_adds_up_instead_of_overlapping() -> None:
     assert blocking >= free + 4 * BLOCKING_S
 
 
-# -------------------------------------------------------------------------------- communication
 @pytest.mark.parametrize(("ranks", "n_bytes"), [(1, 1e9), (2, 8.0)])
 def test_the_host_launches_a_collective_and_a_wait_before_and_after_it(ranks: int, n_bytes: float) -> None:
     """Where the device has next to nothing to do, these three are the time of a collective.
@@ -179,7 +176,6 @@ def test_communication_that_nobody_can_price_is_refused(changes: dict[str, Any],
         costs().duration_s(work(kind=Kind.COMM_COLL, **changes))
 
 
-# ------------------------------------------------------------------------------ what is missing
 def test_a_device_without_calibration_is_refused_by_name() -> None:
     with pytest.raises(CatalogError, match="toy-gpu names no GPU calibration"):
         GpuCosts(toys.topology(8), toys.recipe(framework=STACK))
@@ -197,7 +193,6 @@ def test_a_recipe_that_the_device_cannot_run_is_refused_by_name(recipe: dict[str
         costs(**recipe)
 
 
-# ------------------------------------------------------------------ compute beside communication
 def beside(**recipe: Any) -> GpuCosts:
     taken = CommunicationConstants(
         units=24, units_per_nic=2, memory_passes={"all_gather": 2.0, "reduce_scatter": 3.0}

@@ -48,7 +48,6 @@ def test_each_zero_stage_shards_one_more_state(stage: int, expected: tuple[float
     assert tuple(parts.values()) == tuple(100 * part for part in expected)
 
 
-# ------------------------------------------------------------------------------------- a stage
 @pytest.fixture
 def part() -> LayerSlice:
     return LayerSlice(toys.model(), 1024, 2)
@@ -66,7 +65,6 @@ def test_logits_are_held_in_half_precision_and_in_fp32_unless_they_are_fused_or_
         assert logit_bytes(changed, positions) == held * 2 * positions * 51200
 
 
-# --------------------------------------------------------------------------------------- a use
 def test_a_use_adds_up_and_names_its_largest_part() -> None:
     use = MemoryUse("stage 0", {"parameters": 3.0, "activations": 5.0}, 8.0)
     assert (use.total_bytes, use.fits) == (8.0, True)

@@ -22,7 +22,6 @@ WORK = Work(
 )
 
 
-# ------------------------------------------------------------------------------- classes of work
 @pytest.mark.parametrize(
     "changes",
     [
@@ -49,7 +48,6 @@ def test_work_sums_over_its_kernels() -> None:
     assert WORK.launches == 4
 
 
-# -------------------------------------------------------------------------------------- the graph
 def test_handles_count_tasks_and_tensors_from_the_first_one() -> None:
     builder = GraphBuilder()
     first = builder.task(toys.compute("a", writes=2), "gpu0/compute", tag=3)
@@ -109,7 +107,6 @@ def test_work_and_steps_are_part_of_the_digest_and_names_of_streams_are_not() ->
     assert len({chain().digest(), chain(extra="c").digest(), chain(steps=2).digest()}) == 3
 
 
-# -------------------------------------------------------------------------------------- templates
 @pytest.mark.parametrize(
     ("source", "message"),
     [

@@ -61,7 +61,6 @@ def layer_flop(part: LayerSlice) -> tuple[float, float]:
     return sum(map(flop, forward)), sum(map(flop, backward))
 
 
-# ------------------------------------------------------------------------------------- kernels
 def test_backward_of_a_linear_is_two_gemms_of_the_forwards_flop_and_an_addition() -> None:
     forward = linear("l", 10, 64, 32)
     dgrad, wgrad, *rest = (forward.input_gradient(), *forward.weight_gradients(4.0, bias=False))
@@ -126,7 +125,6 @@ def test_a_recompute_that_stops_early_leaves_out_the_last_linear() -> None:
     assert flop(early) == flop(whole) / 2
 
 
-# ------------------------------------------------------------------------------ split backward
 SLICES: list[dict[str, Any]] = [
     {},
     {"tensor": 4, "sequence_parallel": True},
@@ -158,7 +156,6 @@ def test_weight_gradients_need_40_sbh_of_a_layer_and_the_logits_gradient() -> No
     assert mlp_weight_input_bytes(shared) == mlp / 4
 
 
-# -------------------------------------------------------------------------- head and embedding
 @pytest.mark.parametrize(
     ("vocab", "tensor", "padded"),
     [(50257, 1, 50304), (50257, 8, 51200), (51200, 1, 51200), (51201, 1, 51328)],
@@ -193,7 +190,6 @@ def test_cross_entropy_moves_the_bytes_of_megatrons_passes_over_the_logits(way: 
     assert moved == [number * B * 16 * VOCAB for number in passes]
 
 
-# ---------------------------------------------------------------------------------- parameters
 def test_a_layer_has_12_h2_weights_and_13_h_vectors() -> None:
     counts = parameters(toys.model())
     assert counts.matrices_of() == 12 * H**2
@@ -209,7 +205,6 @@ def test_biases_untied_tables_and_absent_positions_are_counted() -> None:
     assert (counts.embedding, counts.head) == (VOCAB * H, VOCAB * H)
 
 
-# ------------------------------------------------------------------------------ FLOP of a step
 def test_a_head_on_few_positions_costs_less() -> None:
     full = toys.job(4)
     few = toys.job(4, {"lm_head_positions": 16})
@@ -224,7 +219,6 @@ def test_recompute_does_the_forward_of_its_part_again(recompute: str, a_layer: f
     assert recompute_flop_per_step(toys.job(4), recompute) == LAYERS * a_layer * 4 * S
 
 
-# --------------------------------------------------------------------------------- activations
 SBH = S * B * H
 RATIO = HEADS * S / H
 

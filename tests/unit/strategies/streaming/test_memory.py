@@ -22,7 +22,6 @@ def store_of(batch: int = 32, recipe: dict[str, Any] | None = None, passes: int 
     return Store(toys.job(batch, recipe), default_catalog().override(toys.wafer_cluster(), system), passes)
 
 
-# ------------------------------------------------------------------------------------- on the wafer
 def test_resident_keeps_every_layer() -> None:
     assert store_of().activations(StreamingLayout(micro_batch_size=3)).kept == 8 * 3 * KEPT
 
@@ -76,7 +75,6 @@ def test_gradients_summed_on_the_wafer_take_four_bytes_a_parameter() -> None:
         assert "gradients" not in use.parts_bytes
 
 
-# --------------------------------------------------------------------------------------- in MemoryX
 @pytest.mark.parametrize(
     ("optimizer", "moved", "held"), [("adam", 28, 14), ("adamw", 28, 14), ("sgd", 12, 6)]
 )

@@ -47,7 +47,6 @@ def test_weights_are_prefetched_one_block_ahead_and_no_further() -> None:
     assert trace.start_s[loads].tolist() == [0.0, 0.0, *trace.end_s[forwards[:-2]].tolist()]
 
 
-# ------------------------------------------------------------------------------------- layouts
 @pytest.mark.parametrize("batch", [8, 160, 1024])
 def test_a_wafer_recomputes_one_layer_at_a_time_in_the_fewest_even_micro_batches(batch: int) -> None:
     job = toys.job(batch)

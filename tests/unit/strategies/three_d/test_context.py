@@ -36,7 +36,6 @@ def context_bytes(plan: Plan) -> float:
     return sum(work.comm_bytes for work in works if work.category == "context_communication")
 
 
-# ------------------------------------------------------------------------------------------ time
 seconds = st.integers(0, 8)
 
 
@@ -63,7 +62,6 @@ def test_the_closed_form_of_a_ring_is_exact_whatever_limits_it(
     assert strategy("3d").estimate_s(plan, costs) == pytest.approx(simulated)
 
 
-# ------------------------------------------------------------------------------ work and messages
 @pytest.mark.parametrize("context", [2, 4, 8])
 def test_a_rank_computes_and_sends_what_the_papers_count(context: int) -> None:
     """All ranks together do the FLOP of one; Ulysses and rings move what their papers say.
@@ -92,7 +90,6 @@ def test_a_shift_crosses_the_links_between_two_nodes_once_each_way() -> None:
     assert network.sent_bytes(work) == work.comm_bytes
 
 
-# ----------------------------------------------------------------------------------------- memory
 def test_a_rank_keeps_its_part_of_activations_and_states_and_buffers_for_four_pairs() -> None:
     job = job_of(num_query_groups=4)
     one, four = (planned(job, context).memory[0].parts_bytes for context in (1, 4))
@@ -105,7 +102,6 @@ def test_a_rank_keeps_its_part_of_activations_and_states_and_buffers_for_four_pa
     assert contexts.memory[0].parts_bytes["optimizer"] == replicas.memory[0].parts_bytes["optimizer"]
 
 
-# ---------------------------------------------------------------------------------------- planner
 def test_context_degrees_are_tried_where_nothing_fits_without() -> None:
     job = job_of(LONG_SEQUENCE // 2, 8, num_layers=1, num_attention_heads=2)
     chosen = strategy("3d")

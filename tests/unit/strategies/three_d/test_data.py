@@ -37,7 +37,6 @@ def run(plan: Plan, seconds: dict[str, float]) -> Trace:
     return critical_path(graph, price(graph, toys.TableCosts(seconds)))
 
 
-# ---------------------------------------------------------------------------- bytes of a parameter
 def replicas(zero_stage: int = 0, **recipe: object) -> Replicas:
     return Replicas(toys.recipe(**recipe), RankGroup(0, 2, 4), "gpu0", 1000.0, zero_stage)
 
@@ -84,7 +83,6 @@ def test_a_group_of_a_node_sends_what_the_fsdp_paper_counts(nodes: int) -> None:
     assert hybrid == pytest.approx(2 * n_bytes * (ranks - node) / (node * ranks))
 
 
-# ------------------------------------------------------------------------------ norm of gradients
 NORMS = {
     "dp=4": [],
     "tp=2,dp=2": [(0, 1, 2)],
@@ -122,7 +120,6 @@ def test_peers_of_experts_sum_their_norm_too() -> None:
     assert {work.group for work in graph.works if work.name == "gradients.norm"} == {RankGroup(0, 1, 4)}
 
 
-# ----------------------------------------------------------------------------------------- memory
 def test_memory_holds_a_shard_of_the_gradients_and_the_buckets_under_way() -> None:
     def parts(zero_stage: int, data: int = 8) -> dict[str, float]:
         layout = ParallelLayout(data=data, zero_stage=zero_stage)
@@ -138,7 +135,6 @@ def test_memory_holds_a_shard_of_the_gradients_and_the_buckets_under_way() -> No
     assert not any("gradient buckets" in parts(zero_stage, data=1) for zero_stage in (2, 3))
 
 
-# ------------------------------------------------------------------------------------------- time
 def test_scattering_that_overlaps_hides_behind_the_backward() -> None:
     plan = planned(ParallelLayout(data=4, zero_stage=2), 16, overlap_grad_reduce=True)
     seconds = {"mlp.forward": 0.25, "mlp.backward": 1.0, "data.reduce_scatter": 0.5}
@@ -206,13 +202,11 @@ def test_the_closed_form_is_right_whatever_takes_longer(
     assert strategy("3d").estimate_s(plan, toys.TableCosts(seconds)) == pytest.approx(simulated_s, rel=rel)
 
 
-# ----------------------------------------------------------------------------------------- groups
 def test_one_group_of_all_replicas_is_plain_sharding() -> None:
     grouped, plain = (planned(replace(FSDP, shard_group=size)).graph().digest() for size in (32, None))
     assert grouped == plain
 
 
-# ------------------------------------------------------------------------------ states with whole owners
 def owned(size: int, **runtime: Any) -> Replicas:
     recipe = toys.recipe()
     recipe = recipe.model_copy(

@@ -130,7 +130,6 @@ def test_the_closed_form_is_close_to_the_simulation(layout: ParallelLayout, grap
     assert estimated_s == pytest.approx(simulated_s, rel=0.1)
 
 
-# --------------------------------------------------------------------------------------- imbalance
 @pytest.mark.parametrize("spread", [0.03, 0.3])
 def test_the_load_is_that_of_the_fullest_rank_over_the_mean(spread: float) -> None:
     """Of two experts whose logarithms are d apart, the fuller has 1 + tanh(|d| / 2) times the mean."""

@@ -44,7 +44,6 @@ def run(job: Job, layout: ParallelLayout, on: GpuClusterSpec) -> tuple[Trace, fl
     return trace, strategy("3d").estimate_s(plan, costs)
 
 
-# ----------------------------------------------------------------------------------- refusals
 @pytest.mark.parametrize(
     ("layout", "on", "message"),
     [
@@ -61,7 +60,6 @@ def test_an_offload_that_system_or_layout_cannot_do_is_refused(
         toys.plan("3d", toys.job(), layout, on)
 
 
-# ------------------------------------------------------------------------------------- memory
 @given(
     st.sampled_from([0, 1, 2, 3]),
     st.sampled_from([1, 2, 8]),
@@ -85,7 +83,6 @@ def test_states_are_on_the_device_or_off_it_and_never_on_both(
     assert not any(use.on_device for use in others)
 
 
-# --------------------------------------------------------------------------------------- time
 @pytest.mark.parametrize("layout", [CPU, replace(CPU, pipeline=4), replace(CPU, data=4, zero_stage=1)])
 def test_where_copies_meet_no_others_the_closed_form_is_the_simulated_step(layout: ParallelLayout) -> None:
     """A rank's copies of gradients, updates and copies of parameters are a flow shop of equal pieces."""
@@ -143,7 +140,6 @@ def test_activations_of_two_layers_are_on_the_device_and_copies_cost_their_bytes
     assert estimate == pytest.approx(trace.step_time_s, rel=0.1)
 
 
-# ------------------------------------------------------------------------------------ planner
 def best(job: Job, on: GpuClusterSpec) -> ParallelLayout:
     question = toys.question("3d", job, toys.topology(1, on), toys.ToyCosts(on, devices=1))
     return estimated(question).plan.layout

@@ -146,7 +146,6 @@ def test_the_planner_tries_what_makes_a_difference(
     assert {getattr(layout, field) for layout in listed} == values
 
 
-# --------------------------------------------------------------------------------------- refusals
 @pytest.mark.parametrize(("pipeline", "stages"), [(4, (15, 15, 16, 15)), (2, (31, 30)), (1, (61,))])
 def test_layers_that_do_not_divide_are_given_to_stages_as_evenly_as_can_be(
     pipeline: int, stages: tuple[int, ...]

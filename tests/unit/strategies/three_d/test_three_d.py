@@ -30,7 +30,6 @@ def counts(graph: TaskGraph) -> Counter[str]:
     return Counter(graph.works[work].name for work in graph.work.tolist())
 
 
-# ----------------------------------------------------------------------------------- gradients
 @pytest.mark.parametrize(("bucket", "sizes"), [(1.0, [1] * 8), (5e8, [3, 3, 2]), (1e12, [8])])
 def test_gradients_are_reduced_by_buckets_of_whole_layers(bucket: float, sizes: list[int]) -> None:
     job = toys.job(8, {"overlap_grad_reduce": True, "grad_bucket": bucket}, tied_embeddings=False)
@@ -45,7 +44,6 @@ def test_gradients_are_reduced_by_buckets_of_whole_layers(bucket: float, sizes: 
     assert reduced == pytest.approx(4 * held)
 
 
-# -------------------------------------------------------------------------------------- memory
 @pytest.mark.parametrize(
     ("layout", "capacity_gib", "part", "change"),
     [
@@ -137,7 +135,6 @@ def both_s(plan: Plan) -> tuple[float, float]:
     return simulated_s, strategy("3d").estimate_s(plan, EQUAL)
 
 
-# ------------------------------------------------------------------------------------- the work
 @pytest.mark.parametrize("schedule", SPLIT)
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 @pytest.mark.parametrize("tensor", [1, 2])
@@ -147,7 +144,6 @@ def test_the_split_leaves_the_flop_of_a_step_as_they_are(schedule: str, recomput
     assert split.flop / len(split.step_ends) == whole.flop
 
 
-# --------------------------------------------------------------------------------------- bubble
 @pytest.mark.parametrize("microbatches", [2, 4, 8, 16])
 @pytest.mark.parametrize(
     ("schedule", "bubble"),
@@ -184,7 +180,6 @@ def test_a_tied_embedding_on_two_ranks_makes_them_end_together() -> None:
     assert untied[0] == pytest.approx(untied[1])
 
 
-# ------------------------------------------------------------------------------------ placement
 def test_a_v_of_unequal_stages_recomputes_one_layer_in_so_many_of_a_rank() -> None:
     divided = scheduled("zbv", pipeline=2, layers_per_stage=(2, 3, 3, 2), recompute="full", recompute_every=2)
     written = graph(divided, toys.job(num_layers=10))
@@ -193,7 +188,6 @@ def test_a_v_of_unequal_stages_recomputes_one_layer_in_so_many_of_a_rank() -> No
     assert Counter(recomputed) == {"gpu0/compute": 2 * passes, "gpu1/compute": 3 * passes}
 
 
-# --------------------------------------------------------------------------------------- memory
 @pytest.mark.parametrize("schedule", SPLIT)
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_memory_in_closed_form_is_what_is_alive_in_the_run(
