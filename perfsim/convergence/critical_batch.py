@@ -280,8 +280,6 @@ _ZHANG_B_OPT_TOKENS = 256 * _ZHANG_SEQUENCE_TOKENS
 _ZHANG_FITTED_TOKENS = (20 * 85e6, 20 * 1.2e9)
 _BERGSMA_SEQUENCE_TOKENS = 2048
 _KAPLAN_SOURCE = "Kaplan et al. 2020, arXiv 2001.08361, eq. 5.3: B_crit = 2.1e8 / L^(1/0.21) tokens"
-_PARTS = 1000
-"""Parts of a run, of equal progress, over which a critical batch is averaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,7 +391,7 @@ def _kaplan_over_run(inputs: LawInputs) -> CriticalBatch:
     """The harmonic mean over a run, of which a part dD takes dE = dD (1 + B / B_crit(L(D))) examples."""
     params = inputs.need("params")
     d_min = inputs.need("d_min_tokens")
-    parts = ((part + 0.5) * d_min / _PARTS for part in range(_PARTS))
+    parts = ((part + 0.5) * d_min / 1000 for part in range(1000))
     tokens = harmonic_mean(_kaplan_tokens(KAPLAN.loss(params, known)) for known in parts)
     outside = KAPLAN.outside(params, d_min)
     source = f"{_KAPLAN_SOURCE}, L of eq. 1.5 during the run"

@@ -3,7 +3,7 @@
     wall = queue + compile + load + weights + steps x stragglers x (1 + evaluation) + checkpoints + failures
            + repairs + teardown
 
-A checkpoint stops training for its bytes over the write rate. Failures cost what `failing_time_s`
+A checkpoint stops training for its bytes over the write rate. Failures cost what `FailingRun.expected_s`
 says, and repairs what `stopped_share` says. Low and high of a part are its ends with all inputs at
 their ends: an envelope that is wider than a 90 % band and separate from the band of the steps.
 """
@@ -11,17 +11,25 @@ their ends: an envelope that is wider than a 90 % band and separate from the ban
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from perfsim.base.units import DAY_S
-from perfsim.convergence.uncertain import Z_90, FloatArray, Place, Uncertain, require_positive
-from perfsim.specs.wall_clock import NumberRange, RateRange, SecondsRange, WallClockSpec
+from perfsim.convergence.uncertain import Z_90, FloatArray, Place, Uncertain, require_positive, typical
+from perfsim.specs.wall_clock import (
+    CheckpointTier,
+    FailureDomain,
+    Range,
+    RateRange,
+    SecondsRange,
+    WallClockSpec,
+)
 
-# Wall time of a run that fails: checkpoints, lost work, restarts, and repairs where spares run out.
-
+TINY = 1e-300
 MOST_MTTFS = 60.0
 """Times between failures that one stretch of work may take: a cap of e^60, far beyond any run."""
 
@@ -45,23 +53,72 @@ def failing_time_s(
 
         T = work (M e^(R / M) (e^((tau + delta) / M) - 1)) / tau
 
-    Work is lost back to the last checkpoint, and a restart of R seconds comes before it is done again. One
-    stretch of work tau with its write delta takes M e^(R / M) (e^((tau + delta) / M) - 1) seconds on average
-    (Daly 2006's form). Every value may be an array.
+    Work is lost back to the last checkpoint, and a restart of R seconds comes before it is done again, with
+    its write delta (Daly 2006's form). Every value may be an array.
     """
     work = np.asarray(work_s, dtype=np.float64)
-    interval = np.asarray(interval_s, dtype=np.float64)
-    rate = np.asarray(failures_per_s)
-    write = np.asarray(write_s)
-    restart = np.asarray(restart_s)
-    stretch_s = interval + write
-    exponent = np.minimum(stretch_s * rate, MOST_MTTFS)
+    stretch_s = np.asarray(interval_s, dtype=np.float64) + write_s
+    exponent = np.minimum(stretch_s * failures_per_s, MOST_MTTFS)
     # expm1(x) / x tends to 1 without failures.
     with np.errstate(invalid="ignore", divide="ignore"):
         growth = np.where(exponent > 0, np.expm1(exponent) / exponent, 1.0)
-        stretches = np.where(work > 0, work / interval, 0.0)
-    failing: FloatArray = stretches * stretch_s * growth * np.exp(np.minimum(restart * rate, MOST_MTTFS))
-    return failing
+        stretches = np.where(work > 0, work / interval_s, 0.0)
+    again = np.exp(np.minimum(np.asarray(restart_s) * failures_per_s, MOST_MTTFS))
+    return np.asarray(stretches * stretch_s * growth * again)
+
+
+def _sum(values: Iterable[FloatArray | float]) -> FloatArray:
+    return sum((np.asarray(value, dtype=np.float64) for value in values), np.zeros(()))
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """Copies of the training state, and the failures after which a run begins again from them."""
+
+    interval_s: FloatArray | float
+    """Training between two copies."""
+    write_s: FloatArray | float = 0.0
+    """Of one copy, in which training stops."""
+    failures_per_s: FloatArray | float = 0.0
+    restart_s: FloatArray | float = 0.0
+    """From a failure until training resumes, with loading and reading."""
+    repair_s: FloatArray | float = 0.0
+    """Until the node that failed is ready again; 0 where none is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailingRun:
+    """Work that fails and begins again from copies, nearest tier first; values may be arrays of runs."""
+
+    work_s: FloatArray | float
+    tiers: tuple[Tier, ...]
+    spares: int | None = None
+    """Nodes that stand in for those in repair; None: there is always one."""
+
+    @property
+    def writing_s(self) -> FloatArray:
+        """Seconds of all copies of a run without failures."""
+        return _sum(self.work_s * tier.write_s / np.maximum(tier.interval_s, TINY) for tier in self.tiers)
+
+    @property
+    def expected_s(self) -> FloatArray:
+        """Expected seconds with failures, without repairs: `failing_time_s` tier by tier, nearest first.
+
+        What lengthens the work between two copies lengthens what the next tier repeats. Exact for one tier.
+        """
+        total = np.asarray(self.work_s, dtype=np.float64)
+        for tier in self.tiers:
+            interval_s = tier.interval_s * total / np.maximum(self.work_s, TINY)
+            total = failing_time_s(total, interval_s, tier.write_s, tier.restart_s, tier.failures_per_s)
+        return total
+
+    @property
+    def stopped_s(self) -> FloatArray:
+        """Seconds of waiting for repairs."""
+        if self.spares is None:
+            return np.zeros(())
+        stopped = stopped_share(self.spares, _sum(tier.failures_per_s * tier.repair_s for tier in self.tiers))
+        return self.expected_s * stopped / (1.0 - stopped)
 
 
 def stopped_share(spares: int, repairing: FloatArray | float) -> FloatArray:
@@ -103,6 +160,8 @@ class HealthyRun:
     num_parameters: float
     num_nodes: int
     """GPU nodes or wafer-scale systems: the units that fail independently."""
+    num_devices: int = 0
+    """GPUs or wafers."""
 
     @property
     def time_s(self) -> float:
@@ -112,7 +171,7 @@ class HealthyRun:
     def parts(self, spec: WallClockSpec) -> tuple[RunPart, ...]:
         """The parts of a wall clock that take time: steps first, their sum last."""
         upwards = np.array([-Z_90, 0.0, Z_90])
-        rates = {_named(spec, name).name for name, value in spec if isinstance(value, RateRange)}
+        rates = {entry.name for entry in _ranges(spec).values() if entry.unit == "B/s"}
         # Each input goes from the end where the run is shortest to the one where it is longest.
         clock = _Clock(
             spec, self, np.full(3, self.time_s), lambda name: upwards[::-1] if name in rates else upwards
@@ -124,28 +183,42 @@ class HealthyRun:
             if high_s > 0:
                 parts.append(RunPart(name, low_s, typical_s, high_s, how.get(name, "")))
         sums = [sum(getattr(part, end) for part in parts) for end in ("low_s", "typical_s", "high_s")]
-        return (*parts, RunPart("whole run", *sums))
+        failing = self.failing(spec)
+        goodput = self.time_s / float(failing.expected_s + failing.stopped_s) if self.time_s else 1.0
+        return (*parts, replace(RunPart("whole run", *sums), how=f"goodput {100 * goodput:.1f} %"))
 
     def wall_s(self, spec: WallClockSpec, time_s: FloatArray, place: Place) -> FloatArray:
         """Seconds of the whole run for each time of all steps, with the inputs at their places."""
         parts = _Clock(spec, self, time_s, place).parts()
         return sum((seconds for _, seconds in parts), start=np.zeros(()))
 
+    def failing(self, spec: WallClockSpec) -> FailingRun:
+        """The steps with their stragglers and what interrupts them, with all inputs typical."""
+        return _Clock(spec, self, np.asarray(self.time_s), typical).failing
+
+
+_UNITS = {SecondsRange: "s", RateRange: "B/s"}
+
 
 def inputs_of(spec: WallClockSpec) -> list[Uncertain]:
     """The uncertain inputs of a wall clock."""
-    return [
-        _named(spec, name)
-        for name, value in spec
-        if isinstance(value, (SecondsRange, RateRange, NumberRange)) and value.low < value.high
-    ]
+    return [entry for entry in _ranges(spec).values() if entry.low < entry.high]
 
 
-def _named(spec: WallClockSpec, name: str) -> Uncertain:
-    spread = getattr(spec, name)
-    units = {SecondsRange: "s", RateRange: "B/s"}
-    words = f"{name.replace('_', ' ')} of {spec.name}"
-    return Uncertain(words, spread.low, spread.typical, spread.high, units.get(type(spread), ""))
+def _ranges(spec: WallClockSpec) -> dict[int, Uncertain]:
+    """The ranges of a wall clock by their ids, named by field, domain or tier, and clock."""
+    named: list[Any] = [part for tier in spec.copies for part in (*tier.survives, tier)]
+    parts = [(f"{part.name} of {spec.name}", part) for part in named]
+    return {
+        id(value): Uncertain(
+            f"{name.replace('_', ' ')} of {of}",
+            *(value.low, value.typical, value.high),
+            _UNITS.get(type(value), ""),
+        )
+        for of, part in (*parts, (spec.name, spec))
+        for name, value in part
+        if isinstance(value, Range)
+    }
 
 
 @dataclass(frozen=True)
@@ -157,82 +230,109 @@ class _Clock:
     time_s: FloatArray
     place: Place
 
-    def of(self, name: str, *, without: float = 0.0) -> FloatArray:
-        """The values of a field; `without` where the wall clock has none."""
-        if getattr(self.spec, name) is None:
+    @cached_property
+    def ranges(self) -> Mapping[int, Uncertain]:
+        """The ranges by their ids."""
+        return _ranges(self.spec)
+
+    def of(self, given: Range[Any] | None, *, without: float = 0.0) -> FloatArray:
+        """The values of a range; `without` where the wall clock has none."""
+        if given is None:
             return np.asarray(without)
-        entry = _named(self.spec, name)
+        entry = self.ranges[id(given)]
         return entry.at(self.place(entry.name))
 
-    def moved_s(self, bytes_a_parameter: float, rate: str) -> FloatArray:
+    def moved_s(self, bytes_a_parameter: float, rate: RateRange | None, streams: int = 1) -> FloatArray:
         """Seconds to move so many bytes a parameter; none where the wall clock has no rate."""
-        return self.run.num_parameters * bytes_a_parameter / self.of(rate, without=np.inf)
+        return self.run.num_parameters * bytes_a_parameter / (streams * self.of(rate, without=np.inf))
 
-    @property
+    @cached_property
     def slowed_s(self) -> FloatArray:
         """The steps with their stragglers."""
-        return self.time_s * self.of("stragglers", without=1.0)
+        return self.time_s * self.of(self.spec.stragglers, without=1.0)
 
-    @property
-    def failures_per_s(self) -> FloatArray:
-        """Of the whole machine."""
-        return self.of("failures_per_node_day") * self.run.num_nodes / DAY_S
+    def failures_a_day(self, domain: FailureDomain) -> FloatArray:
+        """Of all units of a domain."""
+        devices = domain.devices
+        units = self.run.num_nodes if devices is None else -(-self.run.num_devices // devices)
+        return self.of(domain.failures_per_day) * units
 
-    @property
-    def interval_s(self) -> FloatArray:
-        """Seconds of training between two checkpoints; the whole run if none is written."""
-        if self.spec.checkpoint_rate is None or not self.run.time_s:
+    def write_s(self, tier: CheckpointTier) -> FloatArray:
+        """Seconds of one copy; checkpoints, which have no name, share one rate."""
+        streams = self.run.num_nodes if tier.name else 1
+        return self.moved_s(self.spec.checkpoint_bytes, tier.node_rate, streams)
+
+    @cached_property
+    def failing(self) -> FailingRun:
+        """The steps with their stragglers, what fails, and from which copies it begins again."""
+        return FailingRun(self.slowed_s, tuple(map(self.tier, self.spec.copies)), self.spec.spares)
+
+    def tier(self, tier: CheckpointTier) -> Tier:
+        """Copies with what they survive: mean times of restart and repair over its domains."""
+        rates = [self.failures_a_day(domain) / DAY_S for domain in tier.survives]
+        rate = _sum(rates)
+
+        def mean(times: Iterable[Range[Any] | None]) -> FloatArray:
+            parts = (rate * self.of(time) for rate, time in zip(rates, times, strict=True))
+            return _sum(parts) / np.maximum(rate, TINY)
+
+        spec = self.spec
+        write_s = self.write_s(tier)
+        read_s = write_s if tier.name else self.moved_s(spec.weight_bytes, spec.weight_rate)
+        restart_s = mean(domain.restart for domain in tier.survives) + self.of(spec.load) + read_s
+        repair_s = mean(domain.repair for domain in tier.survives)
+        return Tier(self.interval_s(tier), write_s, rate, restart_s, repair_s)
+
+    def interval_s(self, tier: CheckpointTier) -> FloatArray:
+        """Seconds of training between two copies; the whole run if none is needed."""
+        if not (self.run.time_s and (tier.name or tier.node_rate)):
             return self.slowed_s
-        if self.spec.checkpoint_every != "young":
-            return self.spec.checkpoint_every * self.slowed_s / self.run.steps
+        if tier.every != "young":
+            return tier.every * self.slowed_s / self.run.steps
         # Chosen once, for the typical rates; the run then meets others.
-        failures = self.spec.failures_per_node_day.typical if self.spec.failures_per_node_day else 0.0
-        bytes_written = self.run.num_parameters * self.spec.checkpoint_bytes
-        mttf_s = DAY_S / (failures * self.run.num_nodes)
-        best_s = young_interval_s(bytes_written / self.spec.checkpoint_rate.typical, mttf_s)
+        usual = replace(self, place=typical)
+        failures_a_day = float(_sum(map(usual.failures_a_day, tier.survives)))
+        best_s = young_interval_s(float(usual.write_s(tier)), DAY_S / max(failures_a_day, TINY))
         return np.minimum(best_s, self.slowed_s)
 
     def parts(self) -> Iterator[tuple[str, FloatArray]]:
         """Name and seconds of each part."""
         spec = self.spec
-        slowed_s = self.slowed_s
-        interval_s = self.interval_s
-        weights_s = self.moved_s(spec.weight_bytes, "weight_rate")
-        write_s = self.moved_s(spec.checkpoint_bytes, "checkpoint_rate")
-        writing_s = slowed_s * write_s / interval_s if self.run.time_s else np.zeros(())
+        failing = self.failing
         yield "steps", self.time_s
-        yield "stragglers", slowed_s - self.time_s
-        yield "evaluation", slowed_s * self.of("evaluation")
-        for name, field in (("queue", "queue"), ("compilation", "compile"), ("loading", "load")):
-            yield name, self.of(field)
-        yield "first weights", weights_s
-        yield "checkpoints", writing_s
-        restart_s = self.of("restart") + self.of("load") + weights_s
-        failing_s = failing_time_s(slowed_s, interval_s, write_s, restart_s, self.failures_per_s)
-        if spec.failures_per_node_day is not None:
-            yield "failures", failing_s - slowed_s - writing_s
+        yield "stragglers", self.slowed_s - self.time_s
+        yield "evaluation", self.slowed_s * self.of(spec.evaluation)
+        for name, given in (("queue", spec.queue), ("compilation", spec.compile), ("loading", spec.load)):
+            yield name, self.of(given)
+        yield "first weights", self.moved_s(spec.weight_bytes, spec.weight_rate)
+        yield "checkpoints", failing.writing_s
+        if any(tier.survives for tier in spec.copies):
+            yield "failures", failing.expected_s - self.slowed_s - failing.writing_s
         if spec.spares is not None:
-            stopped = stopped_share(spec.spares, self.failures_per_s * self.of("repair"))
-            yield "waiting for repairs", failing_s * stopped / (1.0 - stopped)
-        yield "teardown", self.of("teardown")
+            yield "waiting for repairs", failing.stopped_s
+        yield "teardown", self.of(spec.teardown)
 
     def words(self) -> dict[str, str]:
         """What parts were computed from; the values are the three ends."""
 
-        def typical(values: FloatArray) -> float:
+        def middle(values: FloatArray | float) -> float:
             return float(np.broadcast_to(values, 3)[1])
 
         spec = self.spec
         run = self.run
-        failures_per_s = typical(self.failures_per_s)
+        failures_per_s = middle(_sum(tier.failures_per_s for tier in self.failing.tiers))
         gigabytes = run.num_parameters / 1e9
-        written = gigabytes * spec.checkpoint_bytes
+        copies = [
+            f"{gigabytes * spec.checkpoint_bytes:,.0f} GB every {middle(made.interval_s) / 3600:.2g} h"
+            + (f" to {tier.name}" if tier.name else "")
+            for tier, made in zip(spec.copies, self.failing.tiers, strict=True)
+        ]
         words = {
             "steps": f"{run.steps:,.0f} steps, without their band",
-            "stragglers": f"{typical(self.of('stragglers', without=1.0)):g} times the step",
-            "evaluation": f"{100 * typical(self.of('evaluation')):.2g} % of the steps",
+            "stragglers": f"{middle(self.of(spec.stragglers, without=1.0)):g} times the step",
+            "evaluation": f"{100 * middle(self.of(spec.evaluation)):.2g} % of the steps",
             "first weights": f"{gigabytes * spec.weight_bytes:,.0f} GB",
-            "checkpoints": f"{written:,.0f} GB every {typical(self.interval_s) / 3600:.2g} h",
+            "checkpoints": ", ".join(copies),
         }
         if failures_per_s:
             words["failures"] = f"one every {1 / failures_per_s / DAY_S:.2g} days"

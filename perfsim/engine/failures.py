@@ -1,26 +1,27 @@
-"""A simulated run with failures: work since the last checkpoint is lost and repeated after a restart.
+"""A simulated run with failures: work since the last copy that survives is done again after a restart.
 
-It checks the closed forms of `convergence.goodput` and uses their terms.
+It checks the closed forms of `convergence.wall_clock` and uses their terms.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
+from heapq import merge
+from itertools import chain, starmap
 
 import numpy as np
+import simpy
 from numpy.typing import NDArray
 
 from perfsim.base.arrays import Floats, Ids
 from perfsim.base.errors import InputError
 from perfsim.base.limits import present_limits
+from perfsim.convergence.wall_clock import FailingRun, Tier
 from perfsim.work import Kind, TaskGraph
 
-# Perturbations of a run: seeded changes of task durations, with the graph unchanged.
-#
-# A *straggler* is a rank whose computation always takes a factor longer; *jitter* is noise on every
-# computation. Both need a graph with separate tasks for the perturbed ranks (`graph.unfold`).
+# Seeded changes of task durations, of a graph with separate tasks for the perturbed ranks (`graph.unfold`).
 
 
 def _computes(graph: TaskGraph) -> NDArray[np.bool_]:
@@ -60,104 +61,93 @@ def with_jitter(
 
 
 MOST_FAILURES = 100_000
-MOST_CHECKPOINTS = 1_000_000
-"""Of a run without failures: some seconds of simulation."""
 CHECK_EVERY = 1_000
-"""Chunks of training between two checks of the limits."""
+"""Failures between two checks of the limits."""
+RUNS = 2_000
+ROUNDING = 1e-9
+"""Share of an interval by which a copy may be incomplete."""
+MOST_SIMULATED = 200_000
+"""Failures of all runs of an estimate, which has fewer runs where each has many."""
 
 
-@dataclass(frozen=True)
-class Checkpoints:
-    """Training stops for `write_s` after every `interval_s`; a failure costs `restart_s`."""
-
-    interval_s: float
-    restart_s: float
-    write_s: float = 0.0
+Failures = Iterator[tuple[float, int]]
+"""Times of failures, ascending, each with the place of the nearest tier that survives it."""
 
 
-@dataclass(frozen=True)
-class FailedRun:
-    """The wall time of a run by use; the parts sum to it."""
-
-    wall_s: float
-    useful_s: float
-    lost_s: float
-    """Repeated training and unfinished checkpoints."""
-    restart_s: float
-    write_s: float
-    failures: int
-
-    @property
-    def goodput(self) -> float:
-        """Fraction of wall time that was useful training."""
-        return self.useful_s / self.wall_s
-
-
-def exponential_failures(mttf_s: float, seed: int) -> Iterator[float]:
-    """Times of independent failures with mean interval `mttf_s`."""
+def exponential_failures(run: FailingRun, seed: int | Sequence[int]) -> Failures:
+    """Independent failures of every tier at their rate."""
     rng = np.random.default_rng(seed)
-    now_s = 0.0
-    while True:
-        now_s += float(rng.exponential(mttf_s))
-        yield now_s
+
+    def of(place: int, tier: Tier) -> Failures:
+        now_s = 0.0
+        while tier.failures_per_s:
+            now_s += float(rng.exponential(1 / tier.failures_per_s))
+            yield now_s, place
+
+    return merge(*starmap(of, enumerate(run.tiers)))
 
 
-def run_with_failures(useful_s: float, checkpoints: Checkpoints, failures: Iterator[float]) -> FailedRun:
-    """Train for `useful_s` through failures at the given times, ascending.
+def run_with_failures(run: FailingRun, failures: Failures) -> float:
+    """Seconds of a run with failures at the given times; SimPy follows it from failure to failure.
 
-    Training goes in chunks, each saved by a checkpoint after it; the last one needs none. A failure during a
-    restart begins the restart again. Raises InputError after MOST_FAILURES failures and for more than
-    MOST_CHECKPOINTS checkpoints.
+    How far it is, is the time that it would have taken without failures, over which copies are spread: it
+    says which are complete, so that none needs an event. The last stretch of work needs no copy. A failure
+    during a restart begins it again; while a run waits for a repair it does not fail. Raises InputError after
+    MOST_FAILURES failures.
     """
-    number = useful_s / checkpoints.interval_s
-    if MOST_CHECKPOINTS < number < math.inf:
-        raise InputError(
-            f"a checkpoint every {checkpoints.interval_s:g} s of {useful_s:.3g} s of training makes "
-            f"{number:,.0f}; at most {MOST_CHECKPOINTS:,} are simulated: lengthen their interval"
-        )
-    now_s = 0.0
-    failure_s = next(failures, math.inf)
-    num_failures = 0
+    env = simpy.Environment()
+    spares = simpy.Container(env, init=math.inf if run.spares is None else run.spares)
+    work_s = float(run.work_s)
+    longer = 1.0 + sum(float(tier.write_s / tier.interval_s) for tier in run.tiers)
+    cycles_s = [float(tier.interval_s) * longer for tier in run.tiers]
+    end_s = work_s
+    for tier in run.tiers if work_s < math.inf else ():
+        end_s += max(math.ceil(work_s / tier.interval_s) - 1, 0) * float(tier.write_s)
 
-    def passes(seconds: float) -> bool:
-        """Whether so much time passes without a failure, which ends it."""
-        nonlocal now_s, failure_s, num_failures
-        if now_s + seconds < failure_s:
-            now_s += seconds
-            return True
-        now_s = failure_s
-        num_failures += 1
-        if num_failures > MOST_FAILURES:
-            raise InputError(
-                f"{MOST_FAILURES} failures and {left_s:.3g} s of training still to do: "
-                "failures come faster than checkpoints; shorten their interval"
-            )
-        failure_s = max(now_s, next(failures, math.inf))
-        return False
+    def repair(seconds: float) -> Generator[simpy.Event, None, None]:
+        yield env.timeout(seconds)
+        yield spares.put(1)
 
-    def done() -> str:
-        return f"{1 - left_s / useful_s:.1%} of the run with failures was simulated"
+    def train() -> Generator[simpy.Event, None, None]:
+        done_s = restart_s = 0.0
+        for number, (at_s, place) in enumerate(chain(failures, [(math.inf, 0)])):
+            if number % CHECK_EVERY == 0:
+                present_limits().in_time(lambda: "a run with failures was being simulated")
+            if env.now + restart_s + end_s - done_s < at_s:
+                break
+            if number > MOST_FAILURES:
+                raise InputError("failures come faster than checkpoints; shorten their interval")
+            if (passed_s := at_s - env.now) < 0:
+                continue
+            yield env.timeout(passed_s)
+            done_s += max(passed_s - restart_s, 0.0)
+            done_s = max(math.floor(done_s / own_s + ROUNDING) * own_s for own_s in cycles_s[place:])
+            restart_s = float(run.tiers[place].restart_s)
+            if repair_s := float(run.tiers[place].repair_s):
+                env.process(repair(repair_s))
+                yield spares.get(1)
+        yield env.timeout(restart_s + end_s - done_s)
 
-    limits = present_limits()
-    left_s = useful_s
-    lost_s = restart_s = write_s = 0.0
-    chunk = 0
-    is_restarted = True
-    while left_s > 0.0:
-        if chunk % CHECK_EVERY == 0:
-            limits.in_time(done)
-        chunk += 1
-        began_s = now_s
-        if not is_restarted:
-            is_restarted = passes(checkpoints.restart_s)
-            restart_s += now_s - began_s
-            continue
-        chunk_s = min(left_s, checkpoints.interval_s)
-        is_last = chunk_s == left_s
-        if passes(chunk_s) and (is_last or passes(checkpoints.write_s)):
-            write_s += 0.0 if is_last else checkpoints.write_s
-            left_s -= chunk_s
-        else:
-            lost_s += now_s - began_s
-            is_restarted = False
-    return FailedRun(now_s, useful_s, lost_s, restart_s, write_s, num_failures)
+    env.run(until=env.process(train()))
+    return float(env.now)
+
+
+def simulated(run: FailingRun, seed: int = 0) -> tuple[float, float, int]:
+    """Mean seconds of simulated runs with its standard error, and how many they are."""
+    number = sum(float(tier.failures_per_s) for tier in run.tiers) * float(run.expected_s)
+    runs = max(2, min(RUNS, int(MOST_SIMULATED / max(number, 1.0))))
+    failures = (exponential_failures(run, [seed, turn]) for turn in range(runs))
+    walls_s = [run_with_failures(run, known) for known in failures]
+    return float(np.mean(walls_s)), float(np.std(walls_s, ddof=1)) / math.sqrt(runs), runs
+
+
+def compared(run: FailingRun) -> str:
+    """How much longer than expected simulated runs take, with copies as often, twice and half as often."""
+    expected_s = float(run.expected_s + run.stopped_s)
+    said = []
+    for often, factor in (("", 1.0), ("with copies twice as often ", 0.5), ("half as often ", 2.0)):
+        tiers = tuple(replace(tier, interval_s=factor * tier.interval_s) for tier in run.tiers)
+        mean_s, error_s, runs = simulated(replace(run, tiers=tiers))
+        more = round(100 * (mean_s / expected_s - 1), 2) + 0.0  # never -0.00
+        said.append(f"{often}{more:+.2f} ± {100 * error_s / expected_s:.2f} %")
+    return f"{runs:,} simulated runs take {', '.join(said)} longer"

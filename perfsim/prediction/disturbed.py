@@ -44,19 +44,12 @@ def perturbed(evaluation: Evaluation, spec: PerturbationSpec) -> Evaluation:
     draws = [_draw(evaluation, spec, topology, number, apart=apart) for number in numbers]
     draws.sort(key=lambda draw: draw[0].step_time_s)
     trace, placed = draws[(len(draws) - 1) // 2]
-    run = None
-    if failure := spec.failure:
-        checkpoints = failures.Checkpoints(failure.checkpoint, failure.restart, failure.write)
-        random = failures.exponential_failures(failure.mttf or 0.0, spec.seed)
-        times = random if failure.at is None else iter([failure.at])
-        run = failures.run_with_failures(failure.steps * trace.step_time_s, checkpoints, times)
     summary = Perturbed(
         text=spec.text,
         unperturbed_step_time_s=evaluation.step_time_s,
         draws_s=tuple(drawn.step_time_s for drawn, _ in draws),
         tasks=len(trace.graph),
         note=ALIKE if spec.jitter and not apart else "",
-        run=run,
     )
     return replace(evaluation, trace=trace, disturbed=placed, perturbed=summary)
 

@@ -145,7 +145,7 @@ class Prediction:
 
     def step_document(self) -> Document:
         """The part of the document that runs, candidates of studies and points of sweeps have."""
-        document = {
+        return {
             **{name: getattr(self, name) for name in _PLAIN},
             "layout": dict(self.layout),
             "step_breakdown_s": dict(self.breakdown_s),
@@ -158,9 +158,6 @@ class Prediction:
             "cluster_calibration": self.cluster_calibration and asdict(self.cluster_calibration),
             "perturbed": self.perturbed and asdict(self.perturbed),
         }
-        if self.perturbed and self.perturbed.run:
-            document["perturbed"]["run"]["goodput"] = self.perturbed.run.goodput
-        return document
 
     def document(self) -> Document:
         """The answer as `perfsim run --json` prints it."""

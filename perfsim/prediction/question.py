@@ -224,8 +224,7 @@ class Question:
         kind="wall_clock",
     )
     perturbations: PerturbationSpec | None = _asked(
-        "Perturb the step: slow ranks, jitter, dead=LINK, slow=0.5@LINK; or fail: mttf=8h with "
-        "checkpoint=1h and restart=10min.",
+        "Perturb the step: slow ranks, jitter, dead=LINK, slow=0.5@LINK.",
         default=None,
         by=("run", "study"),
         short="perturb",

@@ -14,7 +14,6 @@ import numpy as np
 from perfsim.base.arrays import Floats
 from perfsim.costs.price import Costs, price
 from perfsim.engine import critical_path, simulate
-from perfsim.engine.failures import FailedRun
 from perfsim.engine.tables import Beside, Flow
 from perfsim.engine.trace import EXPOSED, Trace
 from perfsim.machines import machine_of
@@ -93,8 +92,6 @@ class Perturbed:
     tasks: int
     """Tasks of the unfolded graph."""
     note: str = ""
-    run: FailedRun | None = None
-    """The whole run through failures, if the question has any."""
 
 
 @dataclass(frozen=True, slots=True)

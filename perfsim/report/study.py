@@ -199,6 +199,8 @@ def _notes(result: StudyResult) -> Iterator[str]:
         # A proven layout that is also the fastest of all needs no line.
         yield from (f"{name}: {rank}: {words}" for rank, words in rows if rank != "proven" or len(rows) > 1)
     yield wall_sentence(result.candidates)
+    for name, own in text.named(result.candidates):
+        yield from (f"{name}: {part.how}" for part in own.whole_run[-1:])
     yield _perturbed_line(result)
     yield _verified_line(result)
     for item in result.infeasible[:_MOST_INFEASIBLE]:

@@ -179,9 +179,6 @@ def _conditions(prediction: Prediction, sampled: SamplingSummary | None) -> Iter
             yield "", f"{len(draws_s)} draws, {text.duration(draws_s[0])} to {text.duration(draws_s[-1])}"
         if perturbed.note:
             yield "", perturbed.note
-        if run := perturbed.run:
-            lost = f"{run.failures} failures, {text.duration(run.lost_s)} of lost work"
-            yield "goodput", f"{text.percent(run.goodput)} of {text.duration(run.wall_s)}: {lost}"
     if sampled is not None:
         yield "verified", text.verified([sampled])
     for note in prediction.notes:

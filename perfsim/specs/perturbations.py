@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from string import ascii_lowercase
 from typing import Annotated, Any
 
@@ -12,7 +11,7 @@ from perfsim.base.errors import InputError, Problem, refused_values
 from perfsim.base.sizes import MOST_DEVICES
 from perfsim.base.spec import Spec
 from perfsim.base.text import did_you_mean
-from perfsim.base.units import Seconds, number, parse_quantity, quantity
+from perfsim.base.units import number
 
 Factor = Annotated[float, *number(1, 1000)]
 Share = Annotated[float, *number(0, 1)]
@@ -42,27 +41,6 @@ class _LinkSpecLeft(Spec):
     """The system of the link in a study of several systems; None: every candidate that has the link."""
 
 
-class _FailureSpec(Spec):
-    """Failures of the job, at a time or by the mean time between them; the last checkpoint is restored."""
-
-    at: Seconds | None = None
-    mttf: Annotated[float, *quantity("seconds", least=1e-6)] | None = None
-    """Mean time between failures of the whole job; see `convergence.goodput` for rates of clusters."""
-    checkpoint: Annotated[float, *quantity("seconds", least=1e-6)]
-    """Training time between two checkpoints."""
-    restart: Seconds
-    """Time from a failure until training continues from the last checkpoint."""
-    write: Seconds = 0.0
-    """Time that training stops to write one checkpoint."""
-    steps: Annotated[int, *number(1, 1e9)] = 10_000
-
-    @model_validator(mode="after")
-    def _one_cause(self) -> _FailureSpec:
-        if (self.at is None) == (self.mttf is None):
-            raise ValueError("failures need either a time (`at`) or a mean time between them (`mttf`)")
-        return self
-
-
 class PerturbationSpec(Spec):
     """Perturbations of a step or a run; the same seed gives identical results."""
 
@@ -74,7 +52,6 @@ class PerturbationSpec(Spec):
     links: tuple[_LinkSpecLeft, ...] = ()
     draws: Annotated[int, *number(1, 64)] = 3
     """Number of draws where something is random; the draw with the median step time is the result."""
-    failure: _FailureSpec | None = None
 
     @model_validator(mode="after")
     def _unique_links(self) -> PerturbationSpec:
@@ -98,16 +75,11 @@ class PerturbationSpec(Spec):
         for link in self.links:
             name = link.link if link.system is None else f"{link.link} of {link.system}"
             parts.append(f"{name} {f'at {100 * link.left:g} %' if link.left else 'dead'}")
-        if self.failure is not None:
-            when = "failures" if self.failure.at is None else "one failure"
-            parts.append(f"{when} with restart from checkpoints")
         return ", ".join([*parts, f"seed {self.seed}"])
 
 
 EXAMPLE = "straggler=1.3@rank5,jitter=0.02,seed=1"
 _PLAIN = {"jitter": float, "seed": int, "draws": int}
-_FAILURE = {"at": "h", "mttf": "h", "checkpoint": "h", "restart": "min", "write": "min", "steps": ""}
-"""The unit that is suggested for a time without one; steps are a number."""
 _SEVERAL = ("straggler", "slow", "dead")
 """Keys that may be repeated, for different ranks or links."""
 _EXAMPLES = {
@@ -116,7 +88,6 @@ _EXAMPLES = {
     "slow": "slow=0.5@leaf0-spine3",
     "dead": "dead=leaf0-spine3",
     **dict.fromkeys(_PLAIN, EXAMPLE),
-    **dict.fromkeys(_FAILURE, "mttf=8h,checkpoint=1h,restart=10min"),
 }
 
 
@@ -127,13 +98,11 @@ def parse_perturbations(text: str) -> PerturbationSpec:
     seen: set[str] = set()
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, _, value = (part.strip() for part in item.partition("="))
+        if key in seen and key not in _SEVERAL:
+            problems.append(Problem(f"--perturb {item!r}: {key} is given twice", help="keep one entry"))
+        seen.add(key)
         try:
-            if key in seen and key not in _SEVERAL:
-                raise InputError([Problem(f"{key} is given twice", help="keep one entry")])
-            seen.add(key)
             _read(given, key, value)
-        except InputError as error:
-            problems += [replace(p, message=f"--perturb {item!r}: {p.message}") for p in error.problems]
         except ValueError as error:
             example = _EXAMPLES.get(key)
             help_text = f"write for example {example}" if example else did_you_mean(key, list(_EXAMPLES))
@@ -161,10 +130,6 @@ def _read(given: dict[str, Any], key: str, value: str) -> None:
         given["links"].append({"link": value, "left": 0.0})
     elif key in _PLAIN:
         given[key] = _number(value, _PLAIN[key])
-    elif key in _FAILURE:
-        usual = _FAILURE[key]
-        seconds = parse_quantity(value, "seconds", usual) if usual else _number(value, int)
-        given.setdefault("failure", {})[key] = seconds
     else:
         raise ValueError("unknown name")
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Annotated, Generic, Literal, Self, TypeVar
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from perfsim.base.sizes import MOST_PARTS
+from perfsim.base.sizes import MOST_CHOICES, MOST_DEVICES, MOST_PARTS
 from perfsim.base.spec import CatalogSpec, Spec
 from perfsim.base.units import BytesPerSecond, Seconds, number
 
@@ -61,6 +61,35 @@ class ProductionRange(Range[Ratio]):
     source: str = "given by the study"
 
 
+Every = Annotated[int, *number(1, MOST_PARTS)] | Literal["young"]
+
+
+class FailureDomain(Spec):
+    """Units of a machine that fail as one: GPUs, nodes, racks, NVLink domains, wafers."""
+
+    name: str
+    devices: Annotated[int, *number(1, MOST_DEVICES)] | None = None
+    """Devices of a unit; None: a GPU node, or a wafer-scale system."""
+    failures_per_day: NumberRange
+    """Of one unit."""
+    restart: SecondsRange | None = None
+    """From a failure until training resumes, without loading."""
+    repair: SecondsRange | None = None
+    """Until the node that failed is ready again, and one of `spares` stands in; None: none is lost."""
+
+
+class CheckpointTier(Spec):
+    """A copy of the training state that is nearer than checkpoints, and the failures that leave it whole."""
+
+    name: str
+    node_rate: RateRange | None = None
+    """Of each node or system, for writing, during which training stops, and for reading; None: no time."""
+    every: Every = "young"
+    """Steps between two copies; young: the optimal interval."""
+    survives: Annotated[tuple[FailureDomain, ...], Field(max_length=MOST_CHOICES)] = ()
+    """After all other failures a run begins again from a farther copy."""
+
+
 class WallClockSpec(CatalogSpec):
     """Waiting times of a run on one kind of machine besides its steps; an absent part is zero."""
 
@@ -78,10 +107,14 @@ class WallClockSpec(CatalogSpec):
     """Rate of writing a checkpoint, during which training stops."""
     checkpoint_bytes: BytesPerParameter = 12.0
     """Bytes per parameter of a checkpoint: fp32 weights and two moments."""
-    checkpoint_every: Annotated[int, *number(1, MOST_PARTS)] | Literal["young"] = "young"
+    checkpoint_every: Every = "young"
     """Steps between two checkpoints; young: the optimal interval, sqrt(2 write MTTF)."""
+    tiers: Annotated[tuple[CheckpointTier, ...], Field(max_length=MOST_CHOICES)] = ()
+    """Nearer copies, nearest first."""
     failures_per_node_day: NumberRange | None = None
     """Per GPU node, or per wafer-scale system."""
+    domains: Annotated[tuple[FailureDomain, ...], Field(max_length=MOST_CHOICES)] = ()
+    """What fails besides nodes or systems, and leaves nothing but checkpoints."""
     restart: SecondsRange | None = None
     """From a failure until training resumes, without loading."""
     spares: Annotated[int, *number(0, 10_000)] | None = None
@@ -95,13 +128,27 @@ class WallClockSpec(CatalogSpec):
     teardown: SecondsRange | None = None
     """After the last step."""
 
+    @property
+    def copies(self) -> tuple[CheckpointTier, ...]:
+        """All tiers, nearest first; the last, without a name, are the checkpoints."""
+        domains = self.domains
+        if (rate := self.failures_per_node_day) is not None:
+            own = {"restart": self.restart, "repair": self.repair}
+            domains = (FailureDomain(name="node", failures_per_day=rate, **own), *domains)
+        last = {"node_rate": self.checkpoint_rate, "every": self.checkpoint_every, "survives": domains}
+        return *self.tiers, CheckpointTier(name="", **last)
+
     @model_validator(mode="after")
     def _is_complete(self) -> WallClockSpec:
-        failing = self.failures_per_node_day is not None and self.failures_per_node_day.typical > 0
-        if self.checkpoint_rate is not None and self.checkpoint_every == "young" and not failing:
+        failing = [domain for tier in self.copies for domain in tier.survives]
+        is_failing = any(domain.failures_per_day.typical for domain in failing)
+        if self.checkpoint_rate is not None and self.checkpoint_every == "young" and not is_failing:
             raise ValueError(
                 "checkpoint_every young needs failures_per_node_day above 0: write them, or a number of steps"
             )
-        if self.spares is not None and (self.repair is None or self.failures_per_node_day is None):
+        if self.spares is not None and not any(domain.repair for domain in failing):
             raise ValueError("spares: write repair and failures_per_node_day as well")
+        for tier in self.tiers:
+            if tier.node_rate is None and tier.every == "young":
+                raise ValueError(f"tiers: {tier.name} takes no time: write every how many steps it is made")
         return self

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import itemgetter
 
 import numpy as np
 
@@ -441,15 +442,12 @@ def laws_side_by_side(spec: StudySpec, target: Target, candidates: Sequence[Answ
     for critical in known.values():
         rows = []
         for candidate in candidates:
-            times = [
-                (
-                    steps(point.batch_tokens, d_min, critical.tokens) * point.step_time_s
-                    + (point.time_to_accuracy_s - point.steps * point.step_time_s),
-                    point,
-                )
-                for point in candidate.batch_curve
+            curve = candidate.batch_curve
+            more = (steps(own.batch_tokens, d_min, critical.tokens) - own.steps for own in curve)
+            times_s = [
+                own.time_to_accuracy_s + by * own.step_time_s for own, by in zip(curve, more, strict=True)
             ]
-            time_s, best = min(times, key=lambda pair: pair[0])
+            time_s, best = min(zip(times_s, curve, strict=True), key=itemgetter(0))
             rows.append(LawRow(candidate.label, best.global_batch_size, time_s))
         first = min(rows, key=lambda row: row.time_s).label
         batches = (critical.tokens, critical.band_tokens)

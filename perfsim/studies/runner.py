@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from perfsim.base.errors import InputError, LimitError, PerfsimError, PlanError, within_floats
 from perfsim.base.limits import present_limits
 from perfsim.convergence.wall_clock import RunPart
+from perfsim.engine.failures import compared
 from perfsim.prediction.bands import Accuracy
 from perfsim.prediction.caveats import Caveat, default_settings
 from perfsim.prediction.dates import date_caveats
@@ -104,7 +105,11 @@ def answer_point(point: Point, *, deep: bool = False, reported: bool = True) -> 
     production = Production.of(point)
     parts: tuple[RunPart, ...] = ()
     if question.wall_clock is not None:
-        parts = point.healthy_run(time).parts(question.wall_clock)
+        run = point.healthy_run(time)
+        parts = run.parts(question.wall_clock)
+        failing = run.failing(question.wall_clock)
+        if deep and isinstance(said := attempt(lambda: compared(failing)), str):
+            parts = (*parts[:-1], replace(parts[-1], how=f"{parts[-1].how}; {said}"))
     for phase, phase_s in zip(spec.recipe.later, time.later_s, strict=True):
         zeros = f"{100 * phase.weight_sparsity:.4g} % of weights zero" if phase.weight_sparsity else "dense"
         share = f"{100 * phase_s / time.time_s:.3g} % of the time, which holds all phases"

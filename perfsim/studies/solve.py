@@ -156,15 +156,11 @@ def _check_quantities(*names: str) -> None:
         raise InputError([Problem(f"{wrong[0]!r} is no quantity", help=did_you_mean(wrong[0], NAMES))])
 
 
-# What may be found: a path, and its legal values.
-
 FAMILY = "llama31_8b"
 """The model whose family is taken where none is given."""
 SIZE = "model.num_parameters"
 """The size of the model: no field of it, but a shape of its family."""
 _LARGE = ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"))
-MONEY = ("price", "prices")
-"""Roots of the paths that move a bill and no plan."""
 _REACH = 1e3
 """How far from today's value a number is looked for, as a factor."""
 STEPS = 96
@@ -305,8 +301,6 @@ def _numbers(today: float) -> list[Any]:
     return sorted({max(1, round(value)) for value in known} if isinstance(today, int) else {*known, today})
 
 
-# One candidate: what was tried, and where it turns.
-
 HALF, SURE = 0.5, 0.9
 """Shares of the joint draws."""
 LEAST_STEP, TWICE, MOST_STEP = math.log(1.2), math.log(2.0), math.log(16.0)
@@ -418,8 +412,6 @@ class _Search:
             self._walk(HALF)
         return self._found(), [self.tried[index] for index in sorted(self.tried)], self.unknown
 
-    # What is tried.
-
     def _at(self, index: int) -> Tried:
         """What the candidate, and those that it is compared with, answer at a value."""
         if index not in self.tried:
@@ -446,7 +438,7 @@ class _Search:
         settings = {} if not changed or self.find in MACHINE_ROOTS else {self.find: value}
         changes = self.unknown.changes(self.study, value) if changed else {}
         study = self.changer.point(self.study, candidate, devices, changes)
-        asked = None if self.find.partition(".")[0] in MONEY else value
+        asked = None if self.find.startswith("price") else value  # a price moves the bill and no plan
         answered = partial(answer_point, Point(study))
         row = self.changer.once(partial(attempt, answered), "row", id(candidate), asked)
         if isinstance(row, PerfsimError):
@@ -488,8 +480,6 @@ class _Search:
                 made.quantities[name] = float(typically)
                 made.bands[name] = (float(low), float(high))
         return made
-
-    # Where it turns.
 
     def _stepped(self, index: int, step: float) -> int:
         """The number of the value about a step of the log away, at least the next one; itself at an end."""
@@ -559,8 +549,6 @@ class _Search:
             else:
                 not_met = guess
         return met
-
-    # The solutions.
 
     def _found(self) -> list[Solution]:
         """The solutions of this candidate; where there is none, one that says why."""
@@ -662,9 +650,6 @@ class _Search:
         words += f" Others have no answer: {next(iter(beyond))}" if beyond else ""
         told = {"text": self.unknown.text(tried.value), "nearest": tried.value, "reason": words}
         return Solution(self.label, quantity=tried.quantities, **told)
-
-
-# All candidates.
 
 
 def solve_study(

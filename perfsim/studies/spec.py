@@ -435,6 +435,7 @@ class Point:
             step_time_s=time.time_s / time.steps if time.later_s else time.step_time_s,
             num_parameters=float(parameters(question.model).total),
             num_nodes=question.topology.num_nodes,
+            num_devices=question.topology.num_devices,
         )
 
     def checked(self) -> Question:

@@ -58,7 +58,6 @@ STOPPED = ((*WAFERS, "--devices", "2"), ("study", "study.yaml"), ("sweep", "swee
         ("validate", CASES, "--max-seconds", "0"),
         ("sweep", "sweep.yaml", "--dry-run", "--max-seconds", "0"),
         ("plan", *GPUS[1:5], "--devices", "8", "--batch", "16", "--max-seconds", "0"),
-        (*WAFERS, "--devices", "1", "--perturb", "mttf=8h,checkpoint=100ms,restart=1s", "--max-seconds", "0"),
     ],
     ids=lambda arguments: " ".join(map(str, arguments))[-50:],
 )

@@ -6,12 +6,11 @@ Failing runs are compared with published estimates, and with simulations of mont
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-import simpy
 from pydantic import ValidationError
 
 from perfsim.base.errors import InputError
@@ -19,14 +18,16 @@ from perfsim.base.units import DAY_S
 from perfsim.catalog import default_catalog
 from perfsim.convergence.uncertain import Draws, interval, typical
 from perfsim.convergence.wall_clock import (
+    FailingRun,
     HealthyRun,
     RunPart,
+    Tier,
     failing_time_s,
     stopped_share,
     young_interval_s,
 )
-from perfsim.engine.failures import Checkpoints, exponential_failures, run_with_failures
-from perfsim.specs.wall_clock import NumberRange, SecondsRange, SlowingRange, WallClockSpec
+from perfsim.engine.failures import exponential_failures, run_with_failures, simulated
+from perfsim.specs.wall_clock import FailureDomain, NumberRange, SecondsRange, SlowingRange, WallClockSpec
 
 MINUTE = 60.0
 HOUR = 3600.0
@@ -124,6 +125,7 @@ def test_youngs_interval_loses_less_than_any_fixed_number_of_steps() -> None:
         ({"spares": 1}, "write repair and failures_per_node_day"),
         ({"checkpoint_every": 0}, "checkpoint_every"),
         ({"stragglers": {"low": 0.0, "typical": 1.0, "high": 3.0}}, "greater than or equal to 1"),
+        ({"tiers": [{"name": "x"}]}, "takes no time: write every"),
         ({"compile_time": {"low": 1.0, "typical": 1.0, "high": 3.0}}, "compile_time"),
     ],
 )
@@ -185,12 +187,10 @@ def test_failing_time_is_that_of_a_simulated_run_within_a_hundredth(
 ) -> None:
     """4,000 failures and more, months to years of a run."""
     work_s = 4000 * mttf_s
-    simulated = run_with_failures(
-        work_s, Checkpoints(interval_s, restart_s, write_s), exponential_failures(mttf_s, seed=1)
-    )
-    assert simulated.failures > 3900
+    failing = FailingRun(work_s, (Tier(interval_s, write_s, 1 / mttf_s, restart_s),))
+    simulated_s = run_with_failures(failing, exponential_failures(failing, seed=1))
     expected_s = float(failing_time_s(work_s, interval_s, write_s, restart_s, 1 / mttf_s))
-    assert expected_s == pytest.approx(simulated.wall_s, rel=0.01)
+    assert expected_s == pytest.approx(simulated_s, rel=0.01)
 
 
 def test_a_run_takes_its_work_and_its_checkpoints_and_never_for_ever() -> None:
@@ -199,42 +199,63 @@ def test_a_run_takes_its_work_and_its_checkpoints_and_never_for_ever() -> None:
     assert 1e20 < float(failing_time_s(1e6, 1e6, 0.0, 0.0, 1.0)) < math.inf
 
 
-def run_on_spares(useful_s: float, spares: int, repair_s: float, mttf_s: float, seed: int) -> float:
-    """Wall time of so much progress on a machine that fails every `mttf_s` of progress, on average.
-
-    A spare replaces a failed unit at once; without one the machine stands still until a unit is repaired.
-    Every unit is repaired on its own, in `repair_s`.
-    """
-    env = simpy.Environment()
-    rng = np.random.default_rng(seed)
-    shelf = simpy.Container(env, init=spares, capacity=spares + 1)
-
-    def repair() -> Generator[simpy.Event, None, None]:
-        yield env.timeout(repair_s)
-        yield shelf.put(1)
-
-    def run() -> Generator[simpy.Event, None, None]:
-        left_s = useful_s
-        while (stretch_s := float(rng.exponential(mttf_s))) < left_s:
-            yield env.timeout(stretch_s)
-            left_s -= stretch_s
-            env.process(repair())
-            yield shelf.get(1)
-        yield env.timeout(left_s)
-
-    env.run(until=env.process(run()))
-    return float(env.now)
-
-
 @pytest.mark.parametrize(("spares", "repair_days"), [(0, 0.1), (1, 1.0), (4, 3.0)])
 def test_standing_still_for_lack_of_spares_is_that_of_a_simulated_machine_within_a_hundredth(
     spares: int, repair_days: float
 ) -> None:
-    """A failure a day for years; the share of wall time is compared through the length of the run."""
-    simulated_s = run_on_spares(20_000 * DAY_S, spares, repair_days * DAY_S, DAY_S, seed=3)
+    """A failure a day for years that costs a repair alone."""
+    tier = Tier(60.0, failures_per_s=1 / DAY_S, repair_s=repair_days * DAY_S)
+    failing = FailingRun(20_000 * DAY_S, (tier,), spares)
+    simulated_s = run_with_failures(failing, exponential_failures(failing, seed=3))
     stopped = float(stopped_share(spares, repair_days))
     assert 0.005 < stopped < 0.6
     assert 20_000 * DAY_S / (1 - stopped) == pytest.approx(simulated_s, rel=0.01)
+
+
+ONE = Tier(2 * HOUR, 5 * MINUTE, 1 / (8 * HOUR), 10 * MINUTE, 12 * HOUR)
+
+
+@pytest.mark.parametrize("spares", [None, 0, 1])
+def test_of_one_domain_and_one_tier_simulated_runs_take_what_is_expected(spares: int | None) -> None:
+    run = FailingRun(8 * DAY_S, (ONE,), spares)
+    mean_s, error_s, runs = simulated(run)
+    assert runs == 2000
+    assert mean_s == pytest.approx(float(run.expected_s + run.stopped_s), abs=2.5 * error_s)
+
+
+def test_without_failures_or_with_copies_that_take_no_time_all_the_time_is_useful() -> None:
+    sound = FailingRun(DAY_S, (Tier(2 * HOUR),), spares=0)
+    at_once = FailingRun(DAY_S, (Tier(1e-3, 0.0, 1 / HOUR),))
+    for run in (sound, at_once):
+        assert float(run.expected_s + run.stopped_s) == pytest.approx(DAY_S)
+        assert simulated(run)[0] == pytest.approx(DAY_S)
+
+
+def test_what_a_nearer_copy_survives_costs_less_and_simulated_runs_agree() -> None:
+    near = Tier(HOUR / 10, 5.0, 1 / (3 * HOUR), 10 * MINUTE)
+    tiers = FailingRun(30 * DAY_S, (near, ONE))
+    far = replace(ONE, failures_per_s=ONE.failures_per_s + near.failures_per_s)
+    assert float(tiers.expected_s) < 0.9 * float(FailingRun(30 * DAY_S, (far,)).expected_s)
+    assert simulated(tiers)[0] == pytest.approx(float(tiers.expected_s), rel=0.01)
+
+
+def test_a_domain_of_eight_gpus_fails_as_a_node_does() -> None:
+    rate = NumberRange(low=0.01, typical=0.02, high=0.03)
+    restart = SecondsRange(low=600.0, typical=600.0, high=600.0)
+    run = replace(RUN, num_nodes=16, num_devices=128)
+    nodes = parts_of(clock("gpu-cluster", failures_per_node_day=rate, restart=restart), run)
+    eight = FailureDomain(name="eight", devices=8, failures_per_day=rate, restart=restart)
+    domains = clock("gpu-cluster", failures_per_node_day=None, restart=None, domains=(eight,))
+    assert parts_of(domains, run)["failures"] == nodes["failures"]
+
+
+def test_a_lost_wafer_costs_its_restart_while_the_weights_are_at_memoryx() -> None:
+    near, far = (failing := RUN.failing(clock("cs-2-memoryx"))).tiers
+    assert float(near.failures_per_s) == pytest.approx(2 * 0.0065 / DAY_S)
+    assert (float(near.write_s), float(far.failures_per_s)) == (0.0, 0.0)
+    lost_s = float(failing.expected_s - failing.work_s - failing.writing_s)
+    expected_s = float(failing.work_s * near.failures_per_s * near.restart_s)
+    assert lost_s == pytest.approx(expected_s, rel=0.02)
 
 
 def test_more_spares_stop_a_run_less() -> None:

@@ -10,80 +10,64 @@ import pytest
 
 from perfsim.base.errors import InputError, LimitError
 from perfsim.base.limits import Limits, limited
-from perfsim.engine.failures import (
-    Checkpoints,
-    exponential_failures,
-    run_with_failures,
-    with_jitter,
-    with_stragglers,
-)
+from perfsim.convergence.wall_clock import FailingRun, Tier
+from perfsim.engine.failures import exponential_failures, run_with_failures, with_jitter, with_stragglers
 from perfsim.testing import toys
 from perfsim.work import GraphBuilder, RankGroup, TaskGraph
 
-REST = Checkpoints(30.0, 5.0)
-RUNS: dict[str, tuple[float, Checkpoints, list[float], dict[str, float]]] = {
-    "without failures only checkpoints are added": (
-        *(100.0, Checkpoints(30.0, 5.0, 2.0), []),
-        {"wall_s": 106.0, "write_s": 6.0, "lost_s": 0.0, "failures": 0, "goodput": 100.0 / 106.0},
-    ),
-    "0..30 kept, 30..45 lost, restart until 50, then 70 more": (
-        *(100.0, REST, [45.0]),
-        {"wall_s": 120.0, "lost_s": 15.0, "restart_s": 5.0, "failures": 1},
-    ),
+REST = Tier(30.0, 0.0, 0.0, 5.0)
+RUNS: dict[str, tuple[float, Tier, list[float], float]] = {
+    "without failures only checkpoints are added": (100.0, Tier(30.0, 2.0), [], 106.0),
+    "0..30 kept, 30..45 lost, restart until 50, then 70 more": (100.0, REST, [45.0], 120.0),
     "a failure while a checkpoint is written loses that checkpoint": (
-        *(60.0, Checkpoints(30.0, 5.0, 4.0), [32.0]),
-        {"lost_s": 32.0, "wall_s": 32.0 + 5.0 + 30.0 + 4.0 + 30.0},
+        *(60.0, Tier(30.0, 4.0, 0.0, 5.0), [32.0]),
+        32.0 + 5.0 + 30.0 + 4.0 + 30.0,
     ),
-    "a failure during a restart begins it anew": (
-        *(40.0, REST, [10.0, 13.0]),
-        {"lost_s": 10.0, "restart_s": 8.0, "wall_s": 58.0},
-    ),
-    "a failure after the end is none": (40.0, REST, [41.0], {"failures": 0}),
+    "a failure during a restart begins it anew": (40.0, REST, [10.0, 13.0], 58.0),
+    "a failure after the end is none": (40.0, REST, [41.0], 40.0),
 }
 
 
-@pytest.mark.parametrize(("useful_s", "checkpoints", "failures", "expected"), RUNS.values(), ids=RUNS)
+@pytest.mark.parametrize(("useful_s", "tier", "failures", "wall_s"), RUNS.values(), ids=RUNS)
 def test_a_failure_loses_what_was_done_since_the_last_checkpoint(
-    useful_s: float, checkpoints: Checkpoints, failures: list[float], expected: dict[str, float]
+    useful_s: float, tier: Tier, failures: list[float], wall_s: float
 ) -> None:
-    run = run_with_failures(useful_s, checkpoints, iter(failures))
-    assert {name: getattr(run, name) for name in expected} == expected
+    times = ((at_s, 0) for at_s in failures)
+    assert run_with_failures(FailingRun(useful_s, (tier,)), times) == wall_s
+
+
+def test_a_failure_begins_again_from_the_nearest_copy_that_survives_it() -> None:
+    run = FailingRun(100.0, (Tier(10.0, 0.0, 0.0, 1.0), Tier(50.0, 0.0, 0.0, 5.0)))
+    times = [58.0, 75.0]
+    walls_s = [run_with_failures(run, iter(zip(times, places, strict=True))) for places in ((0, 0), (0, 1))]
+    # 8 s are lost and restarted in 1 s; at 75 s the run is at 66 s: back to 60 s, or to 50 s.
+    assert walls_s == [100.0 + (8 + 1) + (6 + 1), 100.0 + (8 + 1) + (16 + 5)]
 
 
 @pytest.mark.parametrize(("mttf_s", "interval_s"), [(1000.0, 100.0), (300.0, 200.0)])
 def test_random_failures_leave_the_goodput_of_the_closed_form(mttf_s: float, interval_s: float) -> None:
-    checkpoints = Checkpoints(interval_s, 20.0, 5.0)
-    run = run_with_failures(2000 * mttf_s, checkpoints, exponential_failures(mttf_s, seed=7))
+    run = FailingRun(2000 * mttf_s, (Tier(interval_s, 5.0, 1 / mttf_s, 20.0),))
+    wall_s = run_with_failures(run, exponential_failures(run, seed=7))
     # Failures at any time, during restarts too: tau / (M e^(R/M) (e^((tau + delta)/M) - 1)) [Daly 2006].
     expected = interval_s / mttf_s / (math.exp(20.0 / mttf_s) * math.expm1((interval_s + 5.0) / mttf_s))
-    assert run.goodput == pytest.approx(expected, rel=0.03)
-    parts = run.useful_s + run.lost_s + run.restart_s + run.write_s
-    assert run.wall_s == pytest.approx(parts, rel=1e-9)
+    assert run.work_s / wall_s == pytest.approx(expected, rel=0.03)
 
 
 def test_the_same_seed_gives_the_same_failures() -> None:
-    first, again, other = (list(itertools.islice(exponential_failures(1.0, seed), 5)) for seed in (1, 1, 2))
+    run = FailingRun(1.0, (Tier(1.0, 0.0, 1.0), Tier(1.0, 0.0, 0.5)))
+    first, again, other = (list(itertools.islice(exponential_failures(run, seed), 5)) for seed in (1, 1, 2))
     assert first == again != other
 
 
 def test_a_run_with_failures_ends_at_the_limit_of_time() -> None:
-    failures = exponential_failures(1e9, seed=0)
-    with limited(Limits(max_seconds=0.0)), pytest.raises(LimitError, match="with failures was simulated"):
-        run_with_failures(1e5, Checkpoints(1.0, 1.0), failures)
+    with limited(Limits(max_seconds=0.0)), pytest.raises(LimitError, match="with failures was being"):
+        run_with_failures(FailingRun(1e5, (Tier(1.0, 1.0),)), iter([]))
 
 
-@pytest.mark.parametrize(
-    ("useful_s", "interval_s", "message"),
-    [
-        (math.inf, 100.0, "failures come faster than checkpoints"),
-        (1e5, 1e-6, r"every 1e-06 s of 1e\+05 s of training makes 100,000,000,000"),
-    ],
-)
-def test_a_run_that_does_not_end_or_cannot_be_simulated_is_refused(
-    useful_s: float, interval_s: float, message: str
-) -> None:
-    with pytest.raises(InputError, match=message):
-        run_with_failures(useful_s, Checkpoints(interval_s, 5.0), exponential_failures(1.0, seed=0))
+def test_a_run_that_does_not_end_is_refused() -> None:
+    run = FailingRun(math.inf, (Tier(100.0, 0.0, 1.0, 5.0),))
+    with pytest.raises(InputError, match="failures come faster than checkpoints"):
+        run_with_failures(run, exponential_failures(run, seed=0))
 
 
 DURATIONS = np.array([1.0, 2.0, 4.0])

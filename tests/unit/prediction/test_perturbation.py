@@ -115,13 +115,7 @@ STUDY = {
     "batch_sizes": [8],
     "sampling": {"tasks": 0},
 }
-DISTURBED = {
-    "perturbations": {
-        "seed": 3,
-        "stragglers": [{"rank": 1, "factor": 1.5}],
-        "failure": {"mttf": "60 s", "checkpoint": "20 s", "restart": "5 s"},
-    }
-}
+DISTURBED = {"perturbations": {"seed": 3, "stragglers": [{"rank": 1, "factor": 1.5}]}}
 
 
 def test_a_disturbed_study_takes_longer_by_its_step_and_says_so() -> None:
@@ -131,8 +125,6 @@ def test_a_disturbed_study_takes_longer_by_its_step_and_says_so() -> None:
     assert before.perturbed is None
     assert after.perturbed is not None
     assert after.perturbed.unperturbed_step_time_s == before.step_time_s
-    assert after.perturbed.run is not None
-    assert 0.5 < after.perturbed.run.goodput < 1.0
     slowdown = after.step_time_s / before.step_time_s
     assert slowdown > 1.2
     assert after.time_to_accuracy_s == pytest.approx(slowdown * before.time_to_accuracy_s)
