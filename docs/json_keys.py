@@ -80,7 +80,6 @@ NO_FIELD: Mapping[str, str] = {
     "currency": "Of the money.",
     "screened": "Number of layouts.",
     "feasible": "Number of layouts that fit in memory.",
-    "screening_s": "Time in which the layouts were screened.",
     "cost": "Money of the run, typical; null without a price.",
     "energy_kwh": "Energy of the run, typical.",
     "report": "Where the page is.",

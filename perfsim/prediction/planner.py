@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Hashable
 from contextlib import suppress
@@ -56,9 +55,7 @@ class Search:
     def __init__(self, question: Question) -> None:
         self.question = question
         present_limits().in_time(lambda: f"no layout screened yet on {question.label}")
-        began = time.perf_counter()
         screening = self._whole = question.chosen.screen(question.job, question.topology, question.costs)
-        self.screening_s = time.perf_counter() - began
         if screening.feasible:
             self._points = points_of(screening, question.job, question.system.device)
             self.keep(self.proven if question.rank == "proven" else None)
@@ -104,7 +101,7 @@ class Search:
         """The search of another rank among some layouts, which are screened already."""
         other = Search.__new__(type(self))
         question = self.question.at(self.question.batch, rank=rank)
-        known = {name: vars(self)[name] for name in ("_whole", "_points", "screening_s")}
+        known = {name: vars(self)[name] for name in ("_whole", "_points")}
         vars(other).update(known, question=question)
         other.keep(kept)
         return other

@@ -117,8 +117,7 @@ def _heading(planned: Planned) -> str:
     proven = f"{text.integer(search.screening.feasible)} of them proven, " if search.unproven else ""
     return (
         f"{best.model} on {best.label}: batch {text.integer(best.global_batch_size)} sequences; "
-        f"{text.integer(search.screening.screened + search.unproven)} layouts in "
-        f"{text.duration(search.screening_s)}, "
+        f"{text.integer(search.screening.screened + search.unproven)} layouts, "
         f"{text.integer(search.screening.feasible + search.unproven)} fit, {proven}"
         f"{text.integer(planned.within)} within the model's "
         "error of the fastest"
@@ -268,7 +267,6 @@ def plan_document(planned: Planned, report: str = "") -> dict[str, Any]:
         "memory_limit": question.allowed_share,
         "screened": search.screening.screened + search.unproven,
         "feasible": search.screening.feasible + search.unproven,
-        "screening_s": search.screening_s,
         "shortlist": shortlist,
         "closest_memory_share": planned.closest_share,
         "experiment": None,

@@ -177,5 +177,5 @@ def test_workers_answer_studies_and_plans_as_here(write_sweep: Write, cluster: C
     assert there.document() == here.document()
     question: dict[str, Any] = {"model": "gpt3_xl", "system": "dgx-a100-80gb", "devices": 8, "batch": 64}
     here, there = (ps.plan(**question, scheduler=address) for address in (None, cluster.address))
-    assert {**there.document(), "screening_s": 0.0} == {**here.document(), "screening_s": 0.0}
+    assert there.document() == here.document(), "which no clock of a planner moves"
     assert there.emit("megatron") == here.emit("megatron")
