@@ -32,7 +32,7 @@ from perfsim.prediction.question import Question, question_of
 from perfsim.prediction.run import Evaluation, Step, evaluate
 from perfsim.specs.calibration import Dispatcher, RunKind
 from perfsim.specs.hardware import Devices, GpuClusterSpec, LinkProtocol, Release, SystemSpec
-from perfsim.specs.layout import Recompute, layers_of_stages
+from perfsim.specs.layout import Recompute, layers_of_stages, recompute_of
 from perfsim.specs.model import Heads, Layers, Positions, TransformerConfig, Vocabulary, Width
 from perfsim.specs.precisions import PRECISIONS, Precision, StatePrecision
 from perfsim.specs.recipe import Recipe, Sequences
@@ -231,8 +231,6 @@ _KEEPS_QKV = "save_qkv_proj"
 """MaxText's policy of full recompute that keeps the results of the QKV projections."""
 _BY_OPERATOR = "per-op selective"
 """torchtitan's selective recompute, which is its framework's."""
-_ELEMENTWISE = {"layernorm", "moe_act"}
-"""Modules that recompute a norm or an activation, some 2 % of a layer; a prediction leaves them out."""
 _DISPATCHERS: Mapping[str | None, Dispatcher | None] = {
     None: None,
     "alltoall": "all_to_all",
@@ -309,13 +307,13 @@ class StepCase(_CaseSpec):
         """Settings of the software stack that a prediction leaves out."""
         detail = self.training.recompute_detail
         unknown = detail is not None and _KEEPS_QKV not in detail and _BY_OPERATOR not in detail
-        left_out = {"recompute_detail": unknown, "recompute_modules": self._recomputes_little}
-        return [name for name, applies in left_out.items() if applies]
+        return ["recompute_detail"] if unknown else []
 
     @property
-    def _recomputes_little(self) -> bool:
-        modules = set(self.training.recompute_modules)
-        return bool(modules) and modules <= _ELEMENTWISE
+    def recompute(self) -> Recompute | None:
+        """The mode of recompute; None where nothing is said, or where no mode runs those modules again."""
+        modules = self.training.recompute_modules
+        return recompute_of(modules) if modules else self.training.recompute
 
     @property
     def trained(self) -> str:
@@ -351,8 +349,7 @@ class StepCase(_CaseSpec):
         if messages := list(self._contradictions(system)):
             raise InputError([Problem(f"case {self.id}: {message}") for message in messages])
         training = self.training
-        recompute = "none" if self._recomputes_little else training.recompute or "none"
-        settings = {"micro_batch_size": training.micro_batch_size or 1, "recompute": recompute}
+        settings = {"micro_batch_size": training.micro_batch_size or 1, "recompute": self.recompute or "none"}
         return Question(
             model=self.model.model_copy(update={"name": self.id}),
             recipe=self._recipe(catalog),
@@ -386,9 +383,8 @@ class StepCase(_CaseSpec):
         if "shard_group" not in settings and group not in (None, 1, self.parallel.data):
             yield f"not modelled yet: shard_group {group}"
         modules = training.recompute_modules
-        core_alone = training.recompute == "selective" and modules == ("core_attn",)
-        if modules and not core_alone and not self._recomputes_little:
-            yield f"not modelled yet: recompute_modules {', '.join(modules)}"
+        if modules and self.recompute is None:
+            yield f"no mode runs these modules again together: recompute_modules {', '.join(modules)}"
         degrees = {name: getattr(self.parallel, name) for name in _DEGREES if "tensor" not in settings}
         if wrong := [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]:
             yield f"{system.name} divides the batch and nothing else, not {', '.join(wrong)}"
@@ -453,7 +449,7 @@ class StepCase(_CaseSpec):
             name=self.id,
             seq_length=self.model.max_position_embeddings,
             precision=training.precision,
-            recompute=training.recompute or "auto",
+            recompute=self.recompute or "auto",
             routing="balanced" if training.moe_force_balance else "drawn",
             expert_capacity=training.moe_capacity_factor,
             reduce_precision=reduced or (None if overlap is False else framework.grad_precision),

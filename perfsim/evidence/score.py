@@ -128,7 +128,7 @@ class Scored:
     @classmethod
     def of(cls, case: StepCase, predicted_s: float | None) -> Scored:
         """A case with its prediction, None if it failed."""
-        layout = repr((case.parallel, case.training.micro_batch_size, case.training.recompute))
+        layout = repr((case.parallel, case.training.micro_batch_size, case.recompute))
         measured_s = case.measured.step_time_s
         return cls(case.id, case.family, case.evidence, case.sweep, layout, measured_s, predicted_s)
 
@@ -332,7 +332,7 @@ def _predicted(case: StepCase, catalog: Catalog) -> Scored:
     try:
         question = case.question(catalog)
         job = question.job
-        flop = model_flop_per_step(job) + recompute_flop_per_step(job, case.training.recompute or "none")
+        flop = model_flop_per_step(job) + recompute_flop_per_step(job, case.recompute or "none")
         peak = question.devices * question.system.device.peak_flop_per_s(job.recipe.precision)
         run = replace(run, ideal_s=flop / peak)
         placed = PlacedCase.of(case, question)

@@ -24,13 +24,15 @@ from perfsim.interop import tool
 from perfsim.interop.shell import UNKNOWN, flags_of
 from perfsim.interop.source import Settings, Source
 from perfsim.interop.tool import Chosen, Reading, Row, Step, Tool, only, qk_norm
-from perfsim.specs.layout import ParallelLayout, layers_of_stages
+from perfsim.specs.layout import RECOMPUTED, ParallelLayout, layers_of_stages, recompute_of
 from perfsim.specs.model import layer_kinds
 
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 """Strategies of Megatron-FSDP by ZeRO stage."""
 RECOMPUTES = ("full", "selective")
-MODULES = {"selective": ("core_attn",), "mlp": ("mlp", "moe")}
+MODULES = {
+    mode: tuple(sorted(modules)) for mode, modules in RECOMPUTED.items() if mode not in ("none", "full")
+}
 """The modules that selective recompute runs again."""
 WITH_OFFLOAD = ("overlap_cpu_optimizer_d2h_h2d", "use_precision_aware_optimizer")
 POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
@@ -295,11 +297,10 @@ def _recompute(settings: Settings) -> str:
     modules = set(re.findall(r"\w+", str(settings.raw("recompute_modules") or "")))
     if mode != "selective" or not modules:
         return mode
-    known = [ours for ours, theirs in MODULES.items() if modules & set(theirs)]
-    ours = known[-1] if known else "none"
-    if others := modules - set(MODULES.get(ours, ())):
-        settings.gap(f"recompute of {', '.join(sorted(others))} alone")
-    return ours
+    ours = recompute_of(modules)
+    if ours is None:
+        settings.gap(f"recompute of {', '.join(sorted(modules))} together")
+    return ours or "none"
 
 
 def _zero_stage(settings: Settings) -> int:
@@ -360,7 +361,7 @@ LAYOUT: tuple[Row, ...] = (
     Row.spelled(
         "layout.recompute",
         "recompute_granularity activations_checkpoint_granularity",
-        {mode: mode for mode in RECOMPUTES} | {"mlp": "selective"},
+        dict.fromkeys(MODULES, "selective") | {mode: mode for mode in RECOMPUTES},
         _recompute,
     ),
     Row.spelled("layout.recompute", "recompute_modules", MODULES),

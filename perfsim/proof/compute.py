@@ -140,8 +140,7 @@ def forward(at: At, operation: Operation) -> Made:
         block.values["statistics"] = statistics(block.values["scores"], given["targets"], at.share)
     tensors: list[Tensor | None] = [{name: block.values[name] for name in operation.gives}]
     if operation.quantity == "hidden" and not again and len(at.task.writes) > 1:
-        saved_by = {"saved": block.saved(at.mode, at.ranks.runtime)}
-        tensors.append(saved_by | ({"attended": block.values["attended"]} if at.mode == "mlp" else {}))
+        tensors.append({"saved": block.saved(at.mode, at.ranks.runtime), **block.operands(at.mode)})
         at.frame[number] = block.module_head
     return tensors, []
 

@@ -13,13 +13,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial, reduce
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.base.arrays import Floats, Ints
 from perfsim.proof.parameters import WORDS, Share, Weights, latent_of
+from perfsim.specs.layout import RECOMPUTED, Recompute
 from perfsim.specs.runtime import Runtime
 from perfsim.work import HEAD
 
@@ -566,6 +567,21 @@ class _Part(NamedTuple):
 
 OPERATORS = "operators"
 """The mode of a selective recompute that keeps the results of some operators."""
+_WHOLE = {"core_attn": ("core", "output"), "mlp": FEED_FORWARD}
+"""Parts that a module of recompute runs again."""
+_AROUND = {"layernorm": ("heads", "mlp", "router"), "mla_up_proj": ("heads",), "moe_act": ("experts",)}
+"""Parts of which a module runs some again, and keeps the results of the other products."""
+
+
+def _modules(mode: str) -> frozenset[str]:
+    """The modules that a mode runs again by themselves; none where it runs the layer again."""
+    return frozenset() if mode == "full" else RECOMPUTED.get(cast(Recompute, mode), frozenset())
+
+
+def repeats_alone(mode: str, op: str) -> bool:
+    """Whether a task of recompute runs modules up to no result that ranks sum."""
+    modules = _modules(mode)
+    return bool(modules) and ("mlp" not in modules or op.startswith("attention"))
 
 
 @dataclass
@@ -611,6 +627,20 @@ class Block:
         self.of_weights = []
         return made
 
+    def operands(self, mode: str) -> dict[str, Any]:
+        """What a mode keeps besides, for tasks that run modules of the layer again."""
+        modules = _modules(mode)
+        kept = {"attended": self.values["attended"]} if modules & {"mlp", "layernorm"} else {}
+        if "moe_act" in modules and "experts" in self.parts:
+            experts = self.parts["experts"]
+            kept |= {"rows": experts.takes["rows"].value, "expert": experts.tape.given["expert"]}
+        return kept
+
+    @property
+    def _has_own_norm(self) -> bool:
+        """Whether the MLP has a norm besides the one of attention."""
+        return "mlp" in self.parts and "norm2.scale" in self.parts["mlp"].tape.weights
+
     @property
     def module_head(self) -> Block:
         """What a module of multi-token prediction keeps of its LM head besides what it saves."""
@@ -621,14 +651,21 @@ class Block:
         """What a layer under a recompute mode keeps from its forward; by operator experts are kept whole."""
         before = {"hidden": self.values["before"]}
         parts = {name: part for name, part in self.parts.items() if name != "scores"}
-        if mode == "none":
-            return Block(before, parts)
-        if mode == "selective":
-            return Block(before, {name: parts[name] for name in parts if name not in ("core", "output")})
-        if mode == "mlp":
+        if modules := _modules(mode):
             if "join" in parts:
                 before = {"hidden": parts["join"].makes["hidden"].value}
-            return Block(before, {name: parts[name] for name in parts if name not in FEED_FORWARD})
+            whole = {name for module in modules for name in _WHOLE.get(module, ())}
+            around = {name for module in modules for name in _AROUND.get(module, ())} - whole
+            if not self._has_own_norm:
+                around -= {"mlp"}
+            of_parts = (parts[name].tape.products for name in around if name in parts)
+            results = {name: made for products in of_parts for name, made in products.items()}
+            for name in ("query", "pair") if "mla_up_proj" in modules else ():
+                del results[name]
+            kept = {name: part for name, part in parts.items() if name not in whole | around}
+            return Block(before, kept, results)
+        if mode == "none":
+            return Block(before, parts)
         if mode == "full":
             keeps = runtime.recompute_keeps == "qkv"
             return Block(before, results=parts["heads"].tape.products if keeps else {})

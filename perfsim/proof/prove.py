@@ -35,7 +35,15 @@ from perfsim.proof.promises import held_unlike_promised
 from perfsim.proof.provers import prover, small_plan, training_of
 from perfsim.proof.serial import STEPS, SmallTraining
 from perfsim.specs.calibration import StateExchange
-from perfsim.specs.layout import ContextExchange, Layout, ParallelLayout, Recompute, StreamingLayout, text_of
+from perfsim.specs.layout import (
+    RECOMPUTED,
+    ContextExchange,
+    Layout,
+    ParallelLayout,
+    Recompute,
+    StreamingLayout,
+    text_of,
+)
 from perfsim.specs.model import RecomputeKeeps, TransformerConfig
 from perfsim.specs.recipe import Job
 from perfsim.strategies import STRATEGIES, Plan, strategy, strategy_names
@@ -242,7 +250,8 @@ def described(plan: Plan[Any, Any]) -> str:
     return ", ".join([text_of(plan.layout), *(feature for feature, holds in features if holds)])
 
 
-MODES: tuple[Recompute, ...] = get_args(Recompute)
+MODES = tuple(mode for mode, modules in RECOMPUTED.items() if mode == "full" or "mla_up_proj" not in modules)
+"""Recompute modes of every model; the others run modules of latent attention again."""
 INTERLEAVED = 2
 RECIPE = "gpt3_pretraining"
 
@@ -284,13 +293,13 @@ class Case(NamedTuple):
         return small_plan(chosen, job, topology, layout, self.microbatches)
 
 
-def catalogue_cases(*, experts: bool = False) -> list[Case]:
+def catalogue_cases(*, experts: bool = False, latents: bool = False) -> list[Case]:
     """Every case; a model with experts has cases of its own, for what the executor knows of them.
 
     Strategies of other packages take the first layout that they list.
     """
     if experts:
-        return [*_experts(), *_weight_streaming()]
+        return [*_experts(), *(_latents() if latents else ()), *_weight_streaming()]
     cases = [*_single_degrees(), *_three_d(), *_context(), *_offload(), *_weight_streaming()]
     return cases + [Case(name, None) for name in strategy_names() if name not in STRATEGIES]
 
@@ -356,6 +365,7 @@ def _context() -> Iterator[Case]:
         base = ParallelLayout(context=2, context_exchange=exchange)
         yield Case("3d", base)
         yield Case("3d", replace(base, context=4, recompute="full"))
+        yield Case("3d", replace(base, recompute="norms"))
         sharded = replace(base, tensor=2, data=2, sequence_parallel=True, zero_stage=2)
         yield Case("3d", sharded, 2, overlap=True)
         yield Case("3d", replace(base, pipeline=2, schedule="zb1p", zero_stage=1), 3)
@@ -368,8 +378,9 @@ def _experts() -> Iterator[Case]:
         layout = ParallelLayout(data=4, expert=ranks, expert_tensor=peers, zero_stage=stage)
         yield Case("3d", layout, overlap=stage == 0)
     base = ParallelLayout(data=2, expert=2)
-    for mode in ("full", "selective"):
+    for mode in MODES:
         yield Case("3d", replace(base, recompute=mode))
+    yield Case("3d", replace(base, context=2, expert=4, recompute="norms"))
     yield Case("3d", replace(base, data=4, zero_stage=1, recompute="full"), 2, capacity=0.5)
     yield Case("3d", replace(base, context=2, expert=4, recompute="full"), keeps="qkv")
     yield Case("3d", replace(base, context=2, expert=4, context_exchange="all_to_all"))
@@ -390,6 +401,17 @@ def _experts() -> Iterator[Case]:
         yield Case("zero3", replace(layout, zero_stage=3, recompute="full"))
     yield Case("3d", ParallelLayout(pipeline=2, data=2, virtual_pipeline=2, schedule="zbv", zero_stage=2), 4)
     yield Case("zero3", replace(base, tensor=2, sequence_parallel=True, zero_stage=3))
+
+
+def _latents() -> Iterator[Case]:
+    """Recompute of up-projections alone and with other modules, of context ranks and split backwards."""
+    for mode in RECOMPUTED:
+        if mode not in MODES:
+            base = ParallelLayout(tensor=2, data=2, sequence_parallel=True, expert=2, recompute=mode)
+            yield Case("3d", base)
+            yield Case("3d", replace(base, pipeline=2, schedule="zb1p", zero_stage=1), 3)
+            for exchange in get_args(ContextExchange):
+                yield Case("3d", replace(base, tensor=1, context=2, context_exchange=exchange))
 
 
 def _offload() -> Iterator[Case]:
@@ -515,7 +537,8 @@ def plans_of(request: Request) -> Iterator[Plan]:
     if request.layout:
         yield _of_layout(request, model, catalog)
         return
-    for case in catalogue_cases(experts=model.experts is not None):
+    latents = model.latent_attention is not None
+    for case in catalogue_cases(experts=model.experts is not None, latents=latents):
         if request.strategy in ("", case.strategy):
             yield case.plan(model, catalog)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Protocol, get_args, get_origin, get_type_hints
 
@@ -11,8 +11,28 @@ from perfsim.base.errors import LayoutError, Problem
 from perfsim.base.sizes import MOST_LAYERS
 from perfsim.base.text import did_you_mean
 
-Recompute = Literal["none", "selective", "mlp", "full"]
-"""What a backward computes again of a layer, the least memory last; `mlp` is the MLP, or the experts."""
+Recompute = Literal["none", "norms", "latents", "latents+norms", "selective", "mlp", "latents+mlp", "full"]
+"""What a backward computes again of a layer: a row of `RECOMPUTED`."""
+RECOMPUTED: Mapping[Recompute, frozenset[str]] = {
+    "none": frozenset(),
+    "norms": frozenset({"layernorm", "moe_act"}),
+    "latents": frozenset({"mla_up_proj"}),
+    "latents+norms": frozenset({"mla_up_proj", "layernorm", "moe_act"}),
+    "selective": frozenset({"core_attn"}),
+    "mlp": frozenset({"mlp", "moe"}),
+    "latents+mlp": frozenset({"mla_up_proj", "mlp", "moe"}),
+    "full": frozenset({"core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act"}),
+}
+"""The modules of a layer that each mode computes again, as `--recompute-modules` of Megatron-Core names them:
+the attention core, norms, up-projections of latent attention, the MLP, experts, and their activation."""
+
+
+def recompute_of(modules: Collection[str]) -> Recompute | None:
+    """The mode that computes these modules again and the fewest others; None: none but `full` does."""
+    modes = [mode for mode, known in RECOMPUTED.items() if mode != "full" and known.issuperset(modules)]
+    return min(modes, key=lambda mode: len(RECOMPUTED[mode]), default=None)
+
+
 ContextExchange = Literal["ring", "all_to_all"]
 Place = Literal["none", "cpu", "nvme"]
 """Where offloaded states are: nowhere but on the device, in the memory of its host, or on its drives."""
@@ -121,7 +141,8 @@ class ParallelLayout:
     micro_batch_size: int = _axis(1, "Sequences that pass a replica at once.", short="mbs")
     recompute: Recompute = _axis(
         "none",
-        "What the backward computes again: none, selective (attention), mlp (also experts) or full (layers).",
+        "What the backward computes again: none, norms (with the activation of experts), latents (the "
+        "up-projections of latent attention), selective (attention core), mlp (or experts), full (layers).",
     )
     layers_per_stage: tuple[int, ...] | None = _axis(
         None, "Layers of each virtual stage in the order of the forward pass; None: as many in each."

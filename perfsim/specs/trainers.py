@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from perfsim.base.dates import existed
-from perfsim.specs.layout import AXES, ParallelLayout, written
+from perfsim.specs.layout import AXES, RECOMPUTED, ParallelLayout, written
 
 Tool = Literal[
     "megatron", "zero-bubble", "deepspeed", "neox", "torchtitan", "llm-foundry", "maxtext", "modelzoo"
@@ -80,6 +80,9 @@ _ZERO = {"zero_stage": (1, 2, 3)}
 _ZERO_2 = {"zero_stage": (2, 3)}
 _ZERO_3 = {"zero_stage": (3,)}
 _FULL = {"recompute": ("full",)}
+_PARTS = ("selective", "mlp", "full")
+"""Recompute of what a model's code puts into a checkpoint."""
+_MODULES = tuple(mode for mode in RECOMPUTED if mode not in ("none", "selective", "full"))
 _SEQUENCE = {"sequence_parallel": (True,)}
 _CPU = ("cpu",)
 _FSDP2_ON_CPU = {"offload_optimizer": _CPU, "offload_param": _CPU}
@@ -126,7 +129,7 @@ TRAINERS: Mapping[Tool, _Trainer] = {
             Runs("zero_stage", _FSDP_FLAGS, *_FSDP, (2, 3), _ALONE),
             Runs("shard_group", "--num-distributed-optimizer-instances", *_CORE_0_10),
             Runs("layers_per_stage", "--pipeline-model-parallel-layout", *_CORE_0_13),
-            Runs("recompute", "--recompute-modules mlp moe", *_CORE_0_13, ("mlp",)),
+            Runs("recompute", "--recompute-modules", *_CORE_0_13, _MODULES),
             Runs("context", "--context-parallel-size", *_CORE_0_5),
             Runs("context_exchange", "--cp-comm-type p2p", *_CORE_0_5, ("ring",)),
             Runs("context_exchange", "--cp-comm-type a2a", *_CORE_0_10, ("all_to_all",)),
@@ -162,7 +165,7 @@ TRAINERS: Mapping[Tool, _Trainer] = {
             Runs("context", "DistributedAttention", *_ULYSSES),
             Runs("context_exchange", "DistributedAttention", *_ULYSSES, ("all_to_all",)),
             Runs("expert", "MoE(ep_size)", "", "DeepSpeed 0.5"),
-            Runs("recompute", "activation_checkpointing", *_DS_0_3),
+            Runs("recompute", "activation_checkpointing", *_DS_0_3, _PARTS),
             Runs("recompute_every", "activation_checkpointing", *_DS_0_3),
             Runs("offload_optimizer", "zero_optimization.offload_optimizer", *_DS_0_3_13, _CPU, _ZERO),
             Runs("offload_optimizer", "zero_optimization.offload_optimizer", *_DS_0_3_15, ("nvme",), _ZERO_3),
@@ -200,7 +203,7 @@ TRAINERS: Mapping[Tool, _Trainer] = {
             Runs("context", "parallelism.context_parallel_degree", *_TITAN),
             Runs("context_exchange", "parallelism.context_parallel_rotate_method", *_TITAN, ("ring",)),
             Runs("expert", "parallelism.expert_parallel_degree", "2025-06", "torchtitan 0.1"),
-            Runs("recompute", "activation_checkpoint.mode", *_TITAN),
+            Runs("recompute", "activation_checkpoint.mode", *_TITAN, _PARTS),
             Runs("recompute_every", "selective_ac_option", *_TITAN, until="2026-02"),
             Runs("offload_optimizer", "training.enable_cpu_offload", *_TITAN, _CPU, _FSDP2_ON_CPU),
             Runs("offload_param", "training.enable_cpu_offload", *_TITAN, _CPU, _FSDP2_ON_CPU),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from perfsim.specs.layout import RECOMPUTED, Recompute
 from perfsim.specs.model import PLAIN, LayerKind, TransformerConfig, layer_kinds
 from perfsim.specs.recipe import Job
 from perfsim.work.kernels import FULL, LayerSlice
@@ -17,6 +18,7 @@ from perfsim.work.layer import (
     kept_shares,
     mlp_products,
     padded_vocab_size,
+    up_projections,
 )
 
 
@@ -210,9 +212,9 @@ def _whole_layer(job: Job, kind: LayerKind) -> LayerSlice:
 
 
 def recompute_flop_per_step(
-    job: Job, recompute: str, *, stops_early: bool = False, share: float = 1.0
+    job: Job, recompute: Recompute, *, stops_early: bool = False, share: float = 1.0
 ) -> float:
-    """FLOPs of recompute: one forward of the layers (full), their MLPs or the attention core (selective).
+    """FLOPs of recompute: one forward of the layers (full), or of the modules that a mode runs again.
 
     [2104.04473 Eq. 3; 2205.05198 App. A]. `share` is that of the layers that recompute. With `stops_early`
     full recompute skips the MLP's second linear, whose output no backward reads; experts have none to skip.
@@ -223,18 +225,21 @@ def recompute_flop_per_step(
     flop_per_token = 0.0
     for kind in layer_kinds(model) if recompute != "none" else ():
         part = _whole_layer(job, kind)
-        if recompute == "mlp":
-            flop_per_token += sum(product.flop for product in mlp_products(part)) / part.tokens
+        modules = RECOMPUTED[recompute]
+        if "core_attn" in modules and (part.attention == "standard" or not part.by_operator(recompute)):
+            flop_per_token += _core_flop_per_token(model, kind, job.seq_length)
+        if not part.repeats_layer(recompute):
+            mlp = mlp_products(part) if "mlp" in modules else ()
+            latents = up_projections(part) if "mla_up_proj" in modules else ()
+            flop_per_token += sum(product.flop for product in (*mlp, *latents)) / part.tokens
             continue
         # Experts are kept whole, and nothing reads the result of the MLP's last product.
         products = (*attention_products(part), *(() if kind.experts else mlp_products(part)[:1]))
         shares = kept_shares(part, recompute)
         kept_flop = sum(shares.get(product.name, 0.0) * product.flop for product in products)
-        if not part.by_operator(recompute) or part.attention == "standard":
-            flop_per_token += _core_flop_per_token(model, kind, job.seq_length)
         if part.by_operator(recompute):
             flop_per_token += (sum(product.flop for product in products) - kept_flop) / part.tokens
-        elif recompute == "full":
+        else:
             flop_per_token += 2.0 * counts.matrices_of(kind, active=True)
             flop_per_token -= kept_flop / part.tokens
             if stops_early and not kind.experts:
@@ -247,7 +252,7 @@ SELECTIVE_AS_PRINTED = 3.0
 attention core once more; a device executes only one forward."""
 
 
-def hardware_flop_per_step(job: Job, recompute: str, share: float = 1.0) -> float:
+def hardware_flop_per_step(job: Job, recompute: Recompute, share: float = 1.0) -> float:
     """FLOPs that HFU counts: model FLOPs and recompute, as papers print them.
 
     none: model FLOPs; full: one more forward of the layers, 96 B l s h^2 (1 + s/6h + V/16lh)
@@ -260,17 +265,18 @@ def hardware_flop_per_step(job: Job, recompute: str, share: float = 1.0) -> floa
     return model_flop_per_step(job) + recomputed * factor
 
 
-def layer_activation_bytes(part: LayerSlice, recompute: str) -> float:
+def layer_activation_bytes(part: LayerSlice, recompute: Recompute) -> float:
     """Bytes that one layer keeps for its backward, one micro-batch [2205.05198 Table 2].
 
     In 16 bits with dropout, none: sbh (10 + 24/t + 5 a s / h t), with sequence parallelism
     sbh (34 + 5 a s / h) / t; selective drops the 5 a s / h term, mlp 16 sbh / t of the MLP; full keeps the
-    layer's input, 2 sbh, or 2 sbh / t where sequence parallelism splits it. A score takes 2 bytes as the
-    softmax's output and, with dropout, a mask byte and 2 bytes of dropped output. Flash attention never
-    stores the scores. Gated and wide MLPs scale the 19 sbh of the MLP: 3 sbh outside the ffn activations and
-    2 bytes for each of its inputs to GELU and to the second linear. Where attention and MLP share a norm, its
-    input and output are kept once. A mode that keeps some results adds them to the input (`layer.py`). In
-    fp32 and tf32 every number but a mask takes 4 bytes.
+    layer's input, 2 sbh, or 2 sbh / t where sequence parallelism splits it. The mode norms drops the outputs
+    of norms, 4 sbh, and of the activation of experts; latents drops queries, keys, values and the outputs of
+    inner norms. A score takes 2 bytes as the softmax's output and, with dropout, a mask byte and 2 bytes of
+    dropped output. Flash attention never stores the scores. Gated and wide MLPs scale the 19 sbh of the MLP:
+    3 sbh outside the ffn activations and 2 bytes for each of its inputs to GELU and to the second linear.
+    Where attention and MLP share a norm, its input and output are kept once. A mode that keeps some results
+    adds them to the input (`layer.py`). In fp32 and tf32 every number but a mask takes 4 bytes.
     """
     model = part.model
     size = part.element_bytes
@@ -280,24 +286,29 @@ def layer_activation_bytes(part: LayerSlice, recompute: str) -> float:
     t = part.tensor
     tokens = float(part.tokens)
     mask = 1.0 if part.dropout else 0.0
-    heads = model.query_width + part.pair_width + model.attention_width
-    mlp = recompute != "mlp"
+    modules = RECOMPUTED[recompute]
+    latents = model.latent_attention is not None
+    heads = model.attention_width
+    if not (latents and "mla_up_proj" in modules):
+        heads += model.query_width + part.pair_width
+    mlp = "mlp" not in modules
     ffn = model.ffn_hidden_size * (1.5 if model.gated_mlp else 1.0) if mlp and not part.kind.experts else 0
-    shared = (2 * size * model.norms_per_layer + 2 * mask) * model.hidden_size
+    norm = 1 if "layernorm" in modules else 2
+    shared = (norm * size * model.norms_per_layer + 2 * mask) * model.hidden_size
     total = tokens * (size * (heads + 2 * ffn) / t + shared / part.norm_share)
-    if recompute != "selective" and part.attention == "standard":
+    if "core_attn" not in modules and part.attention == "standard":
         scores = tokens * model.num_attention_heads * part.seq_length
         total += (2 * size + 1 if part.dropout else size) * scores / t
-    total += (2 if model.latent_attention is not None else 1) * inner_norm_bytes(part)
+    total += (2 if latents and "mla_up_proj" not in modules else 1) * inner_norm_bytes(part)
     if part.kind.experts and mlp:
-        total += _experts_kept_bytes(part)
+        total += _experts_kept_bytes(part, "moe_act" in modules)
     if part.kind.mtp:
         logits = tokens * padded_vocab_size(model, t) / t
         total += 5 * part.activation_bytes / part.norm_share + size * logits
     return total
 
 
-def _experts_kept_bytes(part: LayerSlice) -> float:
+def _experts_kept_bytes(part: LayerSlice, activation_again: bool = False) -> float:
     """Bytes that the experts keep for the backward of one micro-batch.
 
     The permuted rows, the inputs of the activation and of the second product, and scores and probabilities of
@@ -306,7 +317,8 @@ def _experts_kept_bytes(part: LayerSlice) -> float:
     model = part.model
     experts = part.experts
     gate = 1.5 if model.gated_mlp else 1.0
-    routed = model.hidden_size + 2 * gate * experts.ffn_hidden_size / part.expert_split
+    kept = 2 * gate - activation_again
+    routed = model.hidden_size + kept * experts.ffn_hidden_size / part.expert_split
     shared = 2 * gate * experts.shared_ffn_hidden_size / part.tensor
     scores = 2 * FULL * part.routed_tokens * experts.num_experts
     return part.element_bytes * (part.expert_rows * routed + part.tokens * shared) + scores

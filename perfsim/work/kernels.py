@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from perfsim.specs.calibration import Fusion, Selective
-from perfsim.specs.layout import ContextExchange
+from perfsim.specs.layout import ContextExchange, Recompute
 from perfsim.specs.model import PLAIN, Experts, LayerKind, RecomputeKeeps, TransformerConfig
 from perfsim.specs.precisions import Precision
 from perfsim.specs.recipe import KernelPrecisions
@@ -230,9 +230,13 @@ class LayerSlice:
         """
         return self.tokens * self.experts.top_k * self.expert_split / self.tensor * self.expert_load
 
-    def by_operator(self, recompute: str) -> bool:
+    def by_operator(self, recompute: Recompute) -> bool:
         """Whether a mode of recompute keeps the results of some operators and runs all others again."""
         return recompute == "selective" and self.selective == "every_second_product"
+
+    def repeats_layer(self, recompute: Recompute) -> bool:
+        """Whether a mode runs a layer again from its input on, and not modules by themselves."""
+        return recompute == "full" or self.by_operator(recompute)
 
     @property
     def norm_share(self) -> int:

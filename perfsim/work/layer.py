@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
+from perfsim.specs.layout import RECOMPUTED, Recompute
 from perfsim.specs.model import TransformerConfig
 from perfsim.specs.precisions import PRECISIONS, Precision
 from perfsim.work.kernels import FULL, Kernel, LayerSlice, Partition, elementwise, gemm, linear
@@ -602,8 +603,9 @@ def _joined_embedding(part: LayerSlice, which: LayerPass) -> Kernels:
 
 # What recompute of a layer keeps, and which kernels it runs again before the backward.
 #
-# mlp         the MLP, or all of the experts, from their norm on [Megatron-Core, modules mlp and moe]
 # full        all kernels; with `part.keeps` = qkv the results of the QKV projections are kept
+# others      the modules of `RECOMPUTED`: norms and the activation of experts by themselves, latents from
+#             their norms to queries, keys and values, the MLP or all of the experts from their norm on
 # selective   the attention core [2205.05198]; with `part.selective` = every_second_product everything but
 #             fused attention and the first, third, ... matrix product of a layer, whose results are kept:
 #             torchtitan's selective activation checkpoint by operator. The layer's last product is never
@@ -611,7 +613,7 @@ def _joined_embedding(part: LayerSlice, which: LayerPass) -> Kernels:
 #             halves of a gated MLP.
 
 
-def kept_shares(part: LayerSlice, recompute: str) -> Mapping[str, float]:
+def kept_shares(part: LayerSlice, recompute: Recompute) -> Mapping[str, float]:
     """Shares of the results of products and fused attention that a mode keeps, by kernel."""
     projections = attention_products(part)[:-1]
     if recompute == "full":
@@ -633,7 +635,7 @@ def kept_shares(part: LayerSlice, recompute: str) -> Mapping[str, float]:
     return shares | ({FLASH: 1.0} if part.attention == "flash" else {})
 
 
-def kept_bytes(part: LayerSlice, recompute: str) -> float:
+def kept_bytes(part: LayerSlice, recompute: Recompute) -> float:
     """Bytes that a layer under recompute keeps besides its input, one micro-batch."""
     products = (*attention_products(part), *(() if part.kind.experts else mlp_products(part)))
     shares = kept_shares(part, recompute)
@@ -648,30 +650,49 @@ def kept_bytes(part: LayerSlice, recompute: str) -> float:
     return part.element_bytes * elements
 
 
-def attention_recompute(part: LayerSlice, recompute: str) -> Kernels:
+def attention_recompute(part: LayerSlice, recompute: Recompute) -> Kernels:
     """Kernels of the attention block that a mode runs again."""
-    if recompute in ("none", "mlp"):
-        return ()
-    if recompute == "selective" and not part.by_operator(recompute):
-        return attention_core(part)
-    return tuple(_without_kept(attention_kernels(part, "forward"), kept_shares(part, recompute)))
+    run = attention_kernels(part, "forward")
+    if part.repeats_layer(recompute):
+        return tuple(_without_kept(run, kept_shares(part, recompute)))
+    modules = RECOMPUTED[recompute]
+    again = {"attention_norm"} if "layernorm" in modules else set[str]()
+    if "mla_up_proj" in modules and part.model.latent_attention is not None:
+        again |= {"inner_norms", "rotary", *(product.name for product in up_projections(part))}
+    if "core_attn" in modules:
+        again |= {kernel.name for kernel in attention_core(part)}
+    return tuple(kernel for kernel in run if kernel.name.removesuffix(".cast") in again)
 
 
-def mlp_recompute(part: LayerSlice, recompute: str) -> Kernels:
+def up_projections(part: LayerSlice) -> Kernels:
+    """The products of latent attention from latents to the queries, keys and values of all heads."""
+    latent = part.model.latent_attention is not None
+    products = attention_products(part) if latent else ()
+    return tuple(product for product in products if product.name in ("query", "pair"))
+
+
+def mlp_recompute(part: LayerSlice, recompute: Recompute) -> Kernels:
     """Kernels of the MLP block that a mode runs again, without a further LM head behind it."""
     experts = part.kind.experts
-    alone = recompute == "mlp"
-    if recompute != "full" and not alone and (experts or not part.by_operator(recompute)):
-        return ()
     run = mlp_kernels(replace(part, kind=replace(part.kind, mtp=False)), "forward")
-    if alone:  # from its kept norm on
-        run = tuple(kernel for kernel in run if kernel.name not in ("attention_residual", "mlp_norm"))
-    if not experts and not alone and (part.recompute_stops_early or recompute == "selective"):
+    modules = RECOMPUTED[recompute]
+    if not part.repeats_layer(recompute):
+        if "mlp" in modules:  # from its kept norm on
+            return tuple(kernel for kernel in run if kernel.name not in ("attention_residual", "mlp_norm"))
+        again = [name for name, module in _APART.items() if module in modules]
+        return tuple(kernel for kernel in run if kernel.name in again)
+    if recompute != "full" and experts:
+        return ()
+    if not experts and (part.recompute_stops_early or recompute == "selective"):
         # The backward reads nothing of the last product, so neither it nor its cast runs again.
         run = tuple(kernel for kernel in run if not kernel.name.startswith("fc2"))
-    elif not alone:
+    else:
         run = (*run, *mlp_residual(part))
     return tuple(_without_kept(run, kept_shares(part, recompute)))
+
+
+_APART = {"mlp_norm": "layernorm", "expert_activation": "moe_act"}
+"""Kernels of the MLP block that are computed again by themselves, and the module that does it."""
 
 
 def _without_kept(run: Iterable[Kernel], shares: Mapping[str, float]) -> Iterator[Kernel]:

@@ -9,7 +9,7 @@ and back after it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -102,6 +102,10 @@ class ContextGroup(Attention):
     def forward(self, template: Template, which: Forward, reads: Sequence[int], block: int) -> Made:
         """Write the forward or its repetition; it keeps the keys and values of the rank itself."""
         works = _attention_works(self.part, which)
+        if which == "recompute" and not self.part.repeats_layer(self.mode):
+            kernels = attention_recompute(self.part, self.mode)
+            made = self._task(template, replace(works.first, kernels=kernels), reads, block)
+            return made if self.rings else made._replace(kept=made.output)
         first = self._task(template, works.first, reads, block).output
         n_bytes = self.part.pair_bytes
         if not self.rings:

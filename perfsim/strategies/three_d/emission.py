@@ -16,7 +16,7 @@ import numpy as np
 from perfsim.base.arrays import Bools, Ints
 from perfsim.costs.memory import stage_parameters, state_bytes
 from perfsim.network import FatTree
-from perfsim.specs.layout import ParallelLayout
+from perfsim.specs.layout import ParallelLayout, Recompute
 from perfsim.specs.model import PLAIN, LayerKind, layer_kinds
 from perfsim.specs.recipe import Job
 from perfsim.strategies.plan import Plan
@@ -57,9 +57,9 @@ def _stages_of(job: Job, layout: ParallelLayout) -> _Stages:
         rank = places.rank(number)
         return RankGroup(rank * layout.width, (places.rank(next_number) - rank) * layout.width, 2)
 
-    def traits(layer: int) -> tuple[LayerKind, str, bool]:
+    def traits(layer: int) -> tuple[LayerKind, Recompute, bool]:
         kind = kinds[layer]
-        mode = "none" if division.in_rank[layer] % layout.recompute_every else layout.recompute
+        mode: Recompute = "none" if division.in_rank[layer] % layout.recompute_every else layout.recompute
         return kind, mode, layer > 0 and kind.experts and kinds[layer - 1].experts
 
     first: dict[Hashable, VirtualStage] = {}
@@ -111,7 +111,7 @@ class RankShare:
         part = slice_of(self.job, self.layout, kind)
         return TensorGroup(part, RankGroup(self.first, 1, self.layout.tensor), f"gpu{self.first}", overlaps)
 
-    def layer(self, kind: LayerKind, mode: str = "none", *, divided_below: bool = False) -> Layer:
+    def layer(self, kind: LayerKind, mode: Recompute = "none", *, divided_below: bool = False) -> Layer:
         """A layer of one kind under a recompute mode."""
         group = self.group(kind)
         of_rank = group.part, group.device, mode
@@ -121,7 +121,7 @@ class RankShare:
         mlp = self.experts(kind, mode) if kind.experts else Mlp(*of_rank)
         return Layer(group, attention, mlp, divided_below)
 
-    def experts(self, kind: LayerKind, mode: str = "none") -> ExpertGroup:
+    def experts(self, kind: LayerKind, mode: Recompute = "none") -> ExpertGroup:
         """The experts of a layer. The host waits to learn how many rows go where.
 
         It need not with a fixed capacity or in a CUDA graph.

@@ -21,12 +21,13 @@ from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
 from perfsim.specs.calibration import Dispatcher
+from perfsim.specs.layout import RECOMPUTED, Recompute
 from perfsim.strategies.three_d.data import collective
 from perfsim.strategies.three_d.layers import Backward, Forward, Half, HalfPass, Made, compute_work
 from perfsim.work import WAIT_OF_EXPERTS, RankGroup, Template, TensorClass, Work
 from perfsim.work.counts import layer_activation_bytes, mlp_weight_input_bytes
 from perfsim.work.kernels import LayerSlice
-from perfsim.work.layer import ExpertStage, expert_kernels, mlp_kernels, mlp_residual
+from perfsim.work.layer import ExpertStage, expert_kernels, mlp_kernels, mlp_recompute, mlp_residual
 
 EXPERT_STREAM = "nccl-experts"
 HOST_STREAM = "host"
@@ -54,7 +55,7 @@ _PASS: dict[Which, Literal["forward", "backward", "dgrad"]] = {
 
 
 @lru_cache(maxsize=4096)
-def _expert_works(part: LayerSlice, which: Which, recompute: str = "none") -> _ExpertWorks:
+def _expert_works(part: LayerSlice, which: Which, recompute: Recompute = "none") -> _ExpertWorks:
     """The compute of a block with experts; `recompute` decides what its forward keeps."""
     begin, shared, end = _around_experts(replace(part, expert=1, expert_tensor=1, expert_load=1.0), which)
     made = [TensorClass("rows", part.row_bytes)]
@@ -107,8 +108,20 @@ class ExpertGroup(Half):
 
     @property
     def repeats(self) -> bool:
-        """Experts are kept whole, or repeated whole."""
-        return self.mode in ("mlp", "full")
+        return self.repeats_whole or bool(self.again)
+
+    @property
+    def repeats_whole(self) -> bool:
+        """Whether the recompute mode sends rows to the experts again."""
+        return "moe" in RECOMPUTED[self.mode]
+
+    @property
+    def again(self) -> list[Work]:
+        """The norm and the activation of experts, where the recompute mode runs them by themselves."""
+        kernels = () if self.repeats_whole else mlp_recompute(self.part, self.mode)
+        stages: dict[str, ExpertStage] = {"mlp_norm": "router", "expert_activation": "experts"}
+        rows = TensorClass("rows", self.part.row_bytes)
+        return [compute_work(stages[kernel.name], "recompute", (kernel,), rows) for kernel in kernels]
 
     @cached_property
     def to_experts(self) -> list[Work]:
@@ -129,6 +142,8 @@ class ExpertGroup(Half):
         if which == "wgrad":
             done = TensorClass("weight_gradient", 0.0)
             return [compute_work("experts", which, mlp_kernels(self.part, which), done)]
+        if which == "recompute" and not self.repeats_whole:
+            return self.again
         works = self.parts(which)
         beside = [] if works.shared is None else [works.shared]
         return works.begin, *self.to_experts, *beside, works.experts, *self.from_experts, works.end
@@ -139,7 +154,12 @@ class ExpertGroup(Half):
         return [replace(begin, name=WAIT_OF_EXPERTS, kernels=(), writes=(done,))] if self.waits else []
 
     def forward(self, template: Template, which: Forward, reads: Sequence[int], block: int) -> Made:
-        return self._emit(template, which, reads, block)[0]
+        if which == "forward" or self.repeats_whole:
+            return self._emit(template, which, reads, block)[0]
+        done: list[int] = []
+        for work in self.again:
+            done.append(self._task(template, work, [*reads, *done], block).output)
+        return Made(done[-1], done[-1])
 
     def backward(
         self, template: Template, which: Backward, reads: Sequence[int], block: int, after: Sequence[int] = ()

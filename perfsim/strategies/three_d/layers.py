@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from perfsim.costs.memory import state_bytes
-from perfsim.specs.layout import ContextExchange, ParallelLayout
+from perfsim.specs.layout import RECOMPUTED, ContextExchange, ParallelLayout, Recompute
 from perfsim.specs.model import PLAIN, LayerKind
 from perfsim.specs.recipe import Job
 from perfsim.strategies.three_d.data import SHARDED, collective
@@ -159,7 +159,7 @@ _HALVES = {
 
 
 @lru_cache(maxsize=8192)
-def _half_work(half: str, part: LayerSlice, which: HalfPass, mode: str = "none") -> Work:
+def _half_work(half: str, part: LayerSlice, which: HalfPass, mode: Recompute = "none") -> Work:
     """The compute of a half; `mode` decides what a layer's forward keeps and a recompute runs again."""
     kernels_of, again, input_bytes = _HALVES[half]
     kernels = again(part, mode) if which == "recompute" else kernels_of(part, which)
@@ -188,7 +188,7 @@ class Half(ABC):
 
     part: LayerSlice
     device: str
-    mode: str
+    mode: Recompute
     """The recompute mode of the layer."""
 
     @property
@@ -201,9 +201,9 @@ class Half(ABC):
         return False
 
     @property
+    @abstractmethod
     def repeats(self) -> bool:
-        """Whether the recompute mode runs it again before its backward."""
-        return self.mode not in ("none", "mlp")
+        """Whether the recompute mode runs some of it again before its backward."""
 
     def ring_terms(self) -> dict[str, Sequence[Work]]:
         """The works of attention in a ring by the prices that they add to; none without one."""
@@ -242,6 +242,10 @@ class Half(ABC):
 class Attention(Half):
     """Attention of a rank that has all positions of its sequences."""
 
+    @property
+    def repeats(self) -> bool:
+        return bool(attention_recompute(self.part, self.mode))
+
     def works(self, which: HalfPass) -> Sequence[Work]:
         return [_half_work("attention", self.part, which, self.mode)]
 
@@ -258,7 +262,6 @@ class Mlp(Half):
 
     @property
     def repeats(self) -> bool:
-        """Whether the recompute mode runs some of it again."""
         return bool(mlp_recompute(self.part, self.mode))
 
     def works(self, which: HalfPass) -> Sequence[Work]:
@@ -372,6 +375,16 @@ class Layer:
     divided_below: bool = False
     """Whether the layer below takes the gradient of a rank's own positions only."""
 
+    @property
+    def summed_again(self) -> tuple[Between, ...]:
+        """The sums of a forward that a recompute makes again, for results that it makes again."""
+        mode = self.mlp.mode
+        if not self.mlp.repeats:
+            return ()
+        if self.mlp.part.repeats_layer(mode):
+            return FORWARD
+        return FORWARD[1:] if "mlp" in RECOMPUTED[mode] and not self.mlp.divided else ()
+
     def forward(
         self, template: Template, hidden: int, weights: Sequence[int] = (), *, block: int = WHOLE_DEVICE
     ) -> Made:
@@ -405,11 +418,11 @@ class Layer:
         if self.attention.repeats:
             redone = self.attention.forward(template, "recompute", inputs, block)
             again, kept = [redone.output], redone.kept
-            if self.mlp.repeats:
+            if FORWARD[0] in self.summed_again:
                 inputs = [self.group.sum_for(template, redone.output, FORWARD[0], divided=self.mlp.divided)]
         if self.mlp.repeats:
             made = self.mlp.forward(template, "recompute", inputs, block).output
-            if self.attention.repeats or not self.mlp.divided:
+            if FORWARD[1] in self.summed_again:
                 made = self.group.sum_of(template, made, FORWARD[1], divided=self.mlp.divided)
             again = [made]
         mlp = self.mlp.backward(template, which, [gradient, saved, *weights, *again], block, after)

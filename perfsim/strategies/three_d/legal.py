@@ -204,6 +204,9 @@ def _of_stages(job: Job, layout: ParallelLayout) -> Iterator[_Broken]:
     stages = layout.num_stages
     chunks = layout.virtual_pipeline
     schedule = SCHEDULES.get(layout.schedule)
+    if "latents" in layout.recompute and job.model.latent_attention is None:
+        words = f"recompute {layout.recompute}: {job.model.name} has no latent attention"
+        yield words, [{"recompute": "norms"}, {"recompute": "mlp"}]
     if layout.recompute_every < 1:
         yield f"recompute_every {layout.recompute_every} must be at least 1", [{"recompute_every": 1}]
     if schedule is None:

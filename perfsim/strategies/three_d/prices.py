@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from perfsim.base.limits import present_limits
 from perfsim.costs.memory import state_bytes
 from perfsim.costs.price import Costs, Shares
 from perfsim.network import FatTree
+from perfsim.specs.layout import RECOMPUTED, Recompute
 from perfsim.specs.model import LayerKind
 from perfsim.specs.recipe import Job
 from perfsim.strategies.three_d.data import (
@@ -163,7 +164,7 @@ class _PassPrices(NamedTuple):
     beside_inputs: Floats
 
 
-_Run = Literal["whole", "split", "selective", "mlp", "full", "early"]
+_Run = Literal["whole", "split", "early"] | Recompute
 """What is run of a layer: whole passes, a split backward, or what a recompute mode repeats.
 
 Under ZeRO 3 full recompute stops early, at the last tensor that the backward reads.
@@ -180,7 +181,9 @@ def _half_terms(job: Job, half: Literal["attention", "mlp"], run: _Run, number: 
     layout = layout_of(*degrees)
     if run == "early":
         layout = replace(layout, zero_stage=SHARDED)
-    mode = {"whole": "none", "split": "none", "early": "full"}.get(run, run)
+    mode: Recompute = "full" if run == "early" else "none"
+    if run in RECOMPUTED:
+        mode = cast(Recompute, run)
     layer = RankShare(job, layout).layer(replace(kind, experts=False), mode)
     part = layer.attention if half == "attention" else layer.mlp
 
@@ -202,13 +205,13 @@ def _half_terms(job: Job, half: Literal["attention", "mlp"], run: _Run, number: 
     if run == "split":
         return {"inputs": (*part.works("dgrad"), *sums(BACKWARD)), "weights": part.works("wgrad")}
     again = part.works("recompute") if part.repeats else ()
-    summed: Sequence[Between] = FORWARD if mode == "full" or layer.mlp.repeats else ()
-    if mode != "full":
-        summed = () if kind.experts else summed[1:] if mode == "mlp" else summed
+    summed = layer.summed_again if mode == "full" or not kind.experts else ()
     return {"recompute": (*again, *sums(summed))}
 
 
 _EXPERTS = LayerKind(experts=True)
+_REPEATS_EXPERTS = np.array([*("moe" in RECOMPUTED[mode] for mode in MODES), True])
+"""Whether a mode sends rows to experts again; the last is a full recompute that stops early."""
 _HOSTED = ("hosted", "hosted_backward")
 """Roles of what runs while the host waits for the counts of rows."""
 
@@ -244,6 +247,13 @@ def _routed_terms(
     group = _experts(job, sequences, ranks, expert, shared_by)
     works = (group.parts(which).experts, *group.to_experts, *group.from_experts)
     return dict.fromkeys(roles, works) | ({"dispatched": group.to_experts} if which == "forward" else {})
+
+
+@lru_cache(maxsize=16384)
+def _apart_terms(job: Job, mode: Recompute, sequences: int, ranks: int, expert: int, shared_by: int) -> Named:
+    """What a mode runs again of experts by itself."""
+    layout = layout_of(ranks, ranks > 1, sequences, expert=expert, expert_tensor=shared_by)
+    return {"recompute": RankShare(job, layout).experts(_EXPERTS, mode).again}
 
 
 @lru_cache(maxsize=16384)
@@ -351,7 +361,7 @@ class Passes:
             backward=backward + ring_backward + waits_backward,
             recompute=prices.recompute
             + np.where(mode >= full, ring, 0.0)
-            + np.where(mode >= MODES.index("mlp"), waits - hidden, 0.0),
+            + np.where(_REPEATS_EXPERTS[mode], waits - hidden, 0.0),
         )
         of_layers = [column.T for column in prices[:4]]
         self._prices = _PassPrices(*of_layers, *(column[-1][:, None] for column in prices[4:]))
@@ -384,18 +394,17 @@ class Passes:
         split = every(splits) > 0
         modes = every(mode)
         full = MODES.index("full")
-        selective = modes == MODES.index("selective")
+        runs: dict[_Run, Bools | None] = {"whole": None, "split": split}
+        for place, name in enumerate(MODES[1:full], 1):
+            runs[name] = modes == place
         # Of a recompute that stops early only the MLP differs from a full one.
-        alone = MODES.index("mlp")
-        runs: dict[_Run, Bools | None] = {"whole": None, "split": split, "selective": selective}
-        runs["mlp"] = modes == alone
         for run, where in (runs | {"full": modes >= full}).items():
             terms.add((number, *degrees[:5]), partial(_half_terms, base, "attention", run), where)
         for run, where in (runs | {"full": modes == full, "early": modes > full}).items():
             dense = ~has_experts if where is None else where & ~has_experts
             terms.add((number, *degrees[:4]), partial(_half_terms, base, "mlp", run), dense)
         if has_experts.any():
-            self._write_experts(base, number, has_experts, degrees, split, modes >= alone)
+            self._write_experts(base, number, has_experts, degrees, split, modes)
         last = number == len(kinds) - 1
         node = self._topology.devices_per_node
         node = node if self._topology.num_devices > node else 0
@@ -404,7 +413,7 @@ class Passes:
         terms.add((every(chunked), *degrees[:4]), partial(_send_terms, base, node), piped)
 
     def _write_experts(
-        self, job: Job, number: Ints, has_experts: Bools, degrees: Sequence[Ints], split: Bools, again: Bools
+        self, job: Job, number: Ints, has_experts: Bools, degrees: Sequence[Ints], split: Bools, modes: Ints
     ) -> None:
         """Write the works of blocks with experts."""
         tensor, _, micro_batch, context, _, *divided = degrees
@@ -416,8 +425,11 @@ class Passes:
             ("forward", ("forward", "hosted"), has_experts),
             ("backward", ("backward", "hosted_backward"), has_experts & ~split),
             ("dgrad", ("inputs", "hosted_backward"), has_experts & split),
-            ("recompute", ("recompute",), has_experts & again),
+            ("recompute", ("recompute",), has_experts & _REPEATS_EXPERTS[modes]),
         )
+        for mode in np.unique(modes[~_REPEATS_EXPERTS[modes] & (modes > 0)]).tolist():
+            where = has_experts & (modes == mode)
+            self._terms.add((*routed, *divided), partial(_apart_terms, job, MODES[mode]), where)
         beside = {"forward": ("beside",), "backward": ("beside_backward",), "dgrad": ("beside_inputs",)}
         predicts = np.array([kind.mtp for kind in kinds_of(job.model)])[number]
         for which, roles, where in runs:

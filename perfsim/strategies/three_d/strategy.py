@@ -37,7 +37,7 @@ from perfsim.strategies.three_d.space import (
     distinct_rows,
     divisors,
     layout_space,
-    with_mlp_recompute,
+    with_module_recompute,
     with_offload,
 )
 from perfsim.work import GraphBuilder
@@ -67,7 +67,7 @@ class ThreeD:
         """All legal layouts, the share of its memory that a device uses of each, and which fit.
 
         Where none fits, with context degrees at any length, and then with offload; where none fits without
-        recompute, also with that of MLPs or experts alone.
+        recompute, also with that of modules by themselves.
         """
         space = partial(layout_space, job, topology, self.free_degrees, self.zero_stage)
         columns = space()
@@ -76,7 +76,7 @@ class ThreeD:
             columns = space(shares_sequences=True)
             share, fits = memory_shares(job, columns, topology)
         if fits.any() and not fits[columns.recompute == 0].any():
-            columns = with_mlp_recompute(job, columns)
+            columns = with_module_recompute(job, columns)
             share, fits = memory_shares(job, columns, topology)
         if not fits.any():
             columns = with_offload(job, topology, columns)
