@@ -312,8 +312,9 @@ class StepCase(_CaseSpec):
     @property
     def recompute(self) -> Recompute | None:
         """The mode of recompute; None where nothing is said, or where no mode runs those modules again."""
-        modules = self.training.recompute_modules
-        return recompute_of(modules) if modules else self.training.recompute
+        training = self.training
+        selects = training.recompute == "selective" and training.recompute_modules
+        return recompute_of(training.recompute_modules) if selects else training.recompute
 
     @property
     def trained(self) -> str:
@@ -383,7 +384,9 @@ class StepCase(_CaseSpec):
         if "shard_group" not in settings and group not in (None, 1, self.parallel.data):
             yield f"not modelled yet: shard_group {group}"
         modules = training.recompute_modules
-        if modules and self.recompute is None:
+        if modules and training.recompute != "selective":
+            yield f"recompute_modules {', '.join(modules)} say something of recompute selective alone"
+        elif modules and self.recompute is None:
             yield f"no mode runs these modules again together: recompute_modules {', '.join(modules)}"
         degrees = {name: getattr(self.parallel, name) for name in _DEGREES if "tensor" not in settings}
         if wrong := [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]:

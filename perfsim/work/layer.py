@@ -413,6 +413,8 @@ probabilities in fp32, and joins the parts. Over the width of an expert that is 
 one kernel has 3: bias added and joined (8), halves clamped (4), gate (3), probabilities (3), second bias (4);
 a backward reads and writes as many more. assumed: as its code reads.
 """
+_BIASED_AGAIN = 18.0 / 22.0
+"""The share of these that a recompute of the activation runs again: all but the second bias."""
 _SCORE_PASSES = 4
 """Passes over the scores of a router: scores to probabilities (read, write), choice of the top k, its map."""
 
@@ -473,7 +475,7 @@ def _expert_stage(part: LayerSlice, which: LayerPass, stage: ExpertStage) -> Ker
             # The activation multiplies each row by its weight.
             elements = part.expert_rows * experts.ffn_hidden_size / part.expert_split
             elements *= _BIASED_PASSES if bias else 1.0
-            run = _two_products(part, which, "expert_activation", _expert_linears(part), elements, bias=bias)
+            run = _two_products(part, which, _ACTIVATION, _expert_linears(part), elements, bias=bias)
             if part.expert == 1 or (part.local_experts == 1 and not part.sends_tokens):
                 return run
             # Rows of several ranks are sorted by expert, and sorted back, where a rank has several experts.
@@ -680,7 +682,14 @@ def mlp_recompute(part: LayerSlice, recompute: Recompute) -> Kernels:
         if "mlp" in modules:  # from its kept norm on
             return tuple(kernel for kernel in run if kernel.name not in ("attention_residual", "mlp_norm"))
         again = [name for name, module in _APART.items() if module in modules]
-        return tuple(kernel for kernel in run if kernel.name in again)
+        scale = _BIASED_AGAIN if part.model.has_expert_bias else 1.0
+        return tuple(
+            kernel._replace(bytes_accessed=scale * kernel.bytes_accessed)
+            if kernel.name == _ACTIVATION
+            else kernel
+            for kernel in run
+            if kernel.name in again
+        )
     if recompute != "full" and experts:
         return ()
     if not experts and (part.recompute_stops_early or recompute == "selective"):
@@ -691,7 +700,8 @@ def mlp_recompute(part: LayerSlice, recompute: Recompute) -> Kernels:
     return tuple(_without_kept(run, kept_shares(part, recompute)))
 
 
-_APART = {"mlp_norm": "layernorm", "expert_activation": "moe_act"}
+_ACTIVATION = "expert_activation"
+_APART = {"mlp_norm": "layernorm", _ACTIVATION: "moe_act"}
 """Kernels of the MLP block that are computed again by themselves, and the module that does it."""
 
 

@@ -69,7 +69,10 @@ def test_everything_wrong_is_listed_with_a_mend() -> None:
         ("layout 'pp=four': 'four' is not a whole number", "write for example tp=8"),
         ("layout 'mbs=0': 0 is less than 1", "write 1 or more"),
         ("layout 'sp=maybe': 'maybe' is not a truth value", "write true or false"),
-        ("layout 'recompute=some': 'some'", "allowed: none, selective, mlp, full"),
+        (
+            "layout 'recompute=some': 'some'",
+            "allowed: none, norms, latents, latents+norms, selective, mlp, latents+mlp, full",
+        ),
         ("layout names data twice", ""),
     ]
 

@@ -87,7 +87,10 @@ def test_batches_are_those_that_a_layout_can_run_and_others_are_left_out_with_th
     [
         ('layout: "tp=8,qp=4"', ["layout 'qp=4': unknown name", "known: tp, pp, dp"]),
         ('layout: "tp=x"', ["layout 'tp=x': 'x' is not a whole number", "tp=8"]),
-        ('layout: "recompute=some"', ["allowed: none, selective, mlp, full"]),
+        (
+            'layout: "recompute=some"',
+            ["allowed: none, norms, latents, latents+norms, selective, mlp, latents+mlp, full"],
+        ),
         ('layout: "schedule=zb2"', ["unknown schedule 'zb2'", "known: 1f1b"]),
         ("layout: {tensr: 8}", ["'tensr=8': unknown name", "did you mean `tensor`"]),
         ("layout: 8", ["8 is a number, a text is expected"]),

@@ -71,7 +71,7 @@ def test_a_plan_that_does_not_fit_names_the_part_and_a_change(
     assert (caught.value.exit_code, caught.value.ratio > 1) == (3, True)
 
 
-def test_recompute_of_the_mlp_alone_is_tried_where_nothing_fits_without_recompute() -> None:
+def test_recompute_of_modules_alone_is_tried_where_nothing_fits_without_recompute() -> None:
     long = {"attention": "flash", "dropout": False, "seq_length": 65536, "lm_head_positions": 128}
     job = toys.job(8, long)
 
@@ -81,7 +81,7 @@ def test_recompute_of_the_mlp_alone_is_tried_where_nothing_fits_without_recomput
         return {screening.layout(index).recompute for index in range(screening.feasible)}
 
     assert fits(8) == {"none", "full"}
-    assert fits(7) == {"mlp", "full"}
+    assert fits(7) == {"norms", "mlp", "full"}
 
 
 @pytest.mark.parametrize("capacity_gib", [4.5, 6, 8, 11])
