@@ -186,7 +186,7 @@ def _follow(
             ready[num_ready] = task
             num_ready += 1
     while True:
-        # -------------------------------------------------- all starts and ends of the instant
+        # All starts and ends of the instant.
         while num_ready:
             num_ready -= 1
             task = ready[num_ready]
@@ -254,7 +254,7 @@ def _follow(
                     ready[num_ready] = follower
                     num_ready += 1
             continue
-        # -------------------------------------------------- the end of the instant: rates
+        # The end of the instant: rates.
         for device in state.changed_device[:num_devices]:
             state.device_is_changed[device] = False
             # Shares are whole numbers, so that a device that is left alone is exactly as fast as before.
@@ -323,7 +323,7 @@ def _follow(
                 at_s = _proceed(state, task, speed, now_s)
             num_ends = _end_at(state, task, at_s, num_ends)
         num_fresh = 0
-        # -------------------------------------------------- the next instant
+        # The next instant.
         if not num_ends:
             break
         now_s = due_s[state.ends[0]]

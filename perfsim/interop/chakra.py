@@ -246,7 +246,6 @@ class ExecutionTrace:
         }
 
 
-# ---------------------------------------------------------------------------------------- export
 COLLECTIVE_OF = {name.casefold(): name for name in COLLECTIVES} | {"send_recv": "ALL_TO_ALL"}
 """Chakra has no shift by one rank, in which every rank sends one message; the nearest is an all-to-all."""
 
@@ -345,7 +344,6 @@ def _message(
     )
 
 
-# ----------------------------------------------------------------------------------------- bytes
 def _attributes(values: Mapping[str, Any]) -> list[Any]:
     attribute = _messages()["AttributeProto"]
     kinds = {bool: "bool_val", int: "int64_val", float: "double_val", str: "string_val"}

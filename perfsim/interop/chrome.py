@@ -72,7 +72,6 @@ class _Events:
     def _place(self, stream: int) -> Event:
         return {"pid": int(self.pids[stream]), "tid": stream}
 
-    # ------------------------------------------------------------------------------------ slices
     def _slices(self, tasks: list[int], thread: Event) -> Iterator[Event]:
         """The tasks of a stream inside slices of their pass and of their step."""
         graph = self.graph
@@ -126,7 +125,6 @@ class _Events:
         times = {"ts": start_ns / 1e3, "dur": (int(self.end_ns[last]) - start_ns) / 1e3}
         return {"ph": "X", "name": name, "cat": category, **thread, **times}
 
-    # ------------------------------------------------------------------------------------ arrows
     def _arrows(self) -> Iterator[Event]:
         """From the end of a task to the start of each one on another stream that reads its tensor."""
         graph = self.graph
@@ -142,7 +140,6 @@ class _Events:
             end = {"ph": "f", "bp": "e", **common, **self._place(int(graph.stream[reader]))}
             yield {**end, "ts": int(self.start_ns[reader]) / 1e3}
 
-    # ---------------------------------------------------------------------------------- counters
     def _memory(self) -> Iterator[Event]:
         """Activations of each device, from the start of their task to the end of the last that reads them.
 
@@ -203,7 +200,6 @@ def _counter(pid: int, name: str, unit: str, low_ns: Ints, high_ns: Ints, height
         yield {"ph": "C", "name": name, "pid": pid, "ts": moment_ns / 1e3, "args": shown}
 
 
-# ----------------------------------------------------------------------------------------- files
 @dataclass(frozen=True)
 class StepTrace:
     """A run of a step to look into or to save."""

@@ -129,7 +129,6 @@ class Imported:
         return "\n".join([*comments, body])
 
 
-# ---------------------------------------------------------------------------------------- reading
 def import_file(
     path: str | Path,
     format: str = "",  # noqa: A002  # as `--format`
@@ -253,7 +252,6 @@ def _documents(source: Source, name: str) -> Iterator[Any]:
     return (source.documents[syntax] for syntax in syntaxes if syntax in source.documents)
 
 
-# ------------------------------------------------------------------------------------ descriptions
 def _name(reading: Reading) -> str:
     """The name of the imported description, from the file: one safe path component."""
     path = reading.settings.source.path

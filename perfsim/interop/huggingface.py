@@ -232,7 +232,6 @@ OTHER_KINDS: Mapping[str, str] = {
 """What is not described at all, by `model_type`."""
 
 
-# ------------------------------------------------------------------------------- keys of all families
 TEXT = ("text_config", "llm_config", "language_config")
 """Sections that hold the language model of a model for several media."""
 METADATA = ("architectures", "model_type", "transformers_version", "_name_or_path", "torch_dtype", "dtype")
@@ -350,7 +349,6 @@ def _window(settings: Settings, family: str) -> dict[str, int | None]:
     return {} if every == 1 else {"model.sliding_window": window, "model.sliding_window_pattern": every}
 
 
-# ----------------------------------------------------------------------------------------- reading
 def _recognise(document: Any) -> bool:
     names = names_in(document, *TEXT, "")
     signs = names_in(document, "") & {"model_type", "architectures"} or names & {*LAYERS.split()}
@@ -399,7 +397,6 @@ def _family_of(document: Mapping[str, Any]) -> str:
     return next((family for family in FAMILIES if family.replace("_", "").casefold() == stem), stem)
 
 
-# ------------------------------------------------- the model of a file that holds none, as DeepSpeed's
 def model_beside(source: Source) -> Nearest | None:
     """The model that `--model` names, else the one of the config.json next to the file; None without one.
 

@@ -60,7 +60,6 @@ DISPATCHERS = {"all_to_all": "alltoall", "deepep": "flex", "all_gather": "allgat
 WIDE_OR_FP16 = ("fp32", "tf32", "fp16")
 
 
-# ------------------------------------------------------------------------------------------- model
 def _usual_ffn(settings: Settings) -> int:
     """Two thirds of the plain width for SwiGLU, a multiple of 64."""
     hidden: int = settings.ours["model.hidden_size"]
@@ -255,7 +254,6 @@ MODEL: tuple[Row, ...] = (
 )
 
 
-# ------------------------------------------------------------------------------------------ layout
 def _pipeline_layout(chosen: Chosen) -> str:
     """`E,t*3|t*4|t*3,m,L`: embedding, layers of each virtual stage, multi-token prediction, loss."""
     stages = [[f"t*{count}"] if count else [] for count in chosen.layout.layers_per_stage]
@@ -382,7 +380,6 @@ LAYOUT: tuple[Row, ...] = (
 )
 
 
-# ------------------------------------------------------------------------------------------ recipe
 SCALED = {"mxfp8": "mxfp8", "blockwise": "fp8_block"}
 """Words of `--fp8-recipe` that give blocks of numbers scales of their own, and our precisions."""
 
@@ -483,7 +480,6 @@ RECIPE: tuple[Row, ...] = (
 ROWS = (*MODEL, *LAYOUT, *RECIPE)
 
 
-# ------------------------------------------------------------------------- ranks, stages and writing
 def _world_size(settings: Settings, variables: Mapping[str, str], text: str) -> int | None:
     """Number of ranks: of the dump, of torchrun's flags, of Slurm's, or of the usual variables."""
     if (world := settings.integer("world_size", most=MOST_DEVICES)) is not None:
@@ -579,7 +575,6 @@ def _text(comments: list[str], values: Mapping[str, Any]) -> str:
     return "\n".join([*comments, *flags, ""])
 
 
-# ------------------------------------------------------------------------------ logs and their steps
 # Format: `megatron/training/training.py`, with the older spellings; also Megatron-DeepSpeed's.
 DUMPED = re.compile(r"(?<![\w.])([a-zA-Z_]\w*) \.{2,} ?([^\n]*)")
 """A line of the dump: `num_layers ........ 24`; ranks or times may stand before it."""
@@ -617,7 +612,6 @@ def _steps(text: str, parts: int = 1) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-# ----------------------------------------------------------------------------------------- reading
 def _recognise(text: Any) -> bool:
     if not isinstance(text, str):
         return False

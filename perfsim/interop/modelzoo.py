@@ -40,14 +40,12 @@ WINDOW = "model.attention_sliding_window_length"
 SHIFTLESS = ("rmsnorm", "biasless-layernorm")
 
 
-# -------------------------------------------------------------------------------------- to its values
 def _uneven(chosen: Chosen) -> str:
     share = chosen.job.global_batch_size / chosen.layout.data
     micro = chosen.layout.micro_batch_size
     return "" if share % micro == 0 else f"micro-batches of {micro} in {share:g} sequences a system"
 
 
-# ------------------------------------------------------------------------------------ from its values
 def _is_encoder(settings: Settings) -> bool:
     words = settings.text("model.name"), settings.text("train_input.data_processor")
     return any("bert" in word.casefold() for word in words)
@@ -219,7 +217,6 @@ ROWS: tuple[Row, ...] = (
 )
 
 
-# ----------------------------------------------------------------------------------------- reading
 def _recognise(document: Any) -> bool:
     places = ("trainer.init.model.config", "trainer.init.model", "model.config", "model")
     names = names_in(_first_phase(document), *places)

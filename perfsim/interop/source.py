@@ -202,7 +202,6 @@ class Settings:
         """The value under the first of these keys that has one, of whatever type."""
         return self._first(names)[1]
 
-    # ------------------------------------------------------------------------- what was read
     def read(self, rows: Sequence[Row]) -> Settings:
         """Itself, with our values from these rows, in their order."""
         for row in rows:
@@ -245,7 +244,6 @@ class Settings:
             self.source.refuse(f"{ranks} ranks are not a multiple of {product}", help_text)
         return ranks // ways
 
-    # ------------------------------------------------------------------------------- values
     @overload
     def integer(self, *names: str, default: int, least: int = 1, most: int = MOST_NUMBER) -> int: ...
     @overload
@@ -301,7 +299,6 @@ class Settings:
                 return meaning
         raise self.error(name, f"{_short(value)} is unknown", did_you_mean(str(value)[:80], known))
 
-    # ------------------------------------------------------------------------------- errors
     def error(self, name: str, message: str, help_text: str = "") -> InputError:
         """A problem with the value of a key, at its line."""
         line = self.source.line_of(name)
@@ -327,7 +324,6 @@ class Settings:
         line = self.source.line_of(like) if like else 0
         return InputError([self.source.problem(f"{first} is missing{also}", help_text, line)])
 
-    # ----------------------------------------------------------------------------- internals
     def _first(self, names: tuple[str, ...]) -> tuple[str, Any]:
         """The first of the keys with a value; all of them count as used."""
         paths = self._paths(names)

@@ -408,7 +408,6 @@ def _not_run(name: ToolName, chosen: Chosen) -> list[str]:
     return [text for limits in (*releases, Limits(name)) for text in limits.lacks(chosen.layout)][:1]
 
 
-# -------------------------------------------------------------------------------------- the tool
 @dataclass(frozen=True)
 class Tool:
     """A tool: how its files are recognised and read, its settings, and how a plan is written for it."""

@@ -55,7 +55,6 @@ IN_PYTHON = "Trainer.Config"
 MESH = re.compile(r"device mesh with \[[^\]]*\], \[(\d{1,6}(?:, \d{1,6})*)\]")
 
 
-# -------------------------------------------------------------------------------------- to its values
 def _staged(chosen: Chosen) -> bool:
     return bool(chosen.layout.pipeline > 1)
 
@@ -75,7 +74,6 @@ def _modules(chosen: Chosen) -> list[list[str]]:
     return [["tok_embeddings", *stages[0]], *stages[1:-1], [*stages[-1], "norm", "output"]]
 
 
-# ------------------------------------------------------------------------------------ from its values
 def _micro(settings: Settings) -> int:
     """Sequences at once: the local batch, but with a pipeline its micro-batches."""
     local = settings.integer("training.local_batch_size", "training.batch_size", default=1)
@@ -223,7 +221,6 @@ ROWS: tuple[Row, ...] = (
 )
 
 
-# ----------------------------------------------------------------------------------------- reading
 def _recognise(document: Any) -> bool:
     if isinstance(document, str):
         return PRINTED.search(document) is not None or IN_PYTHON in document

@@ -204,7 +204,6 @@ class Machine(ABC):
     more: ClassVar[str] = "more devices"
     """What shortens a step that is bound by compute."""
 
-    # ---------------------------------------------------------------------------------- hardware
     @abstractmethod
     def topology(self, system: Any, num_devices: int) -> Topology:
         """The network of the first `num_devices` devices; InputError for an impossible number."""
@@ -265,7 +264,6 @@ class Machine(ABC):
         """The most by which communication slows the compute beside it, as a fraction of its time."""
         return 0.0
 
-    # ------------------------------------------------------------------------- causes and remedies
     def busy_s(self, topology: Topology, graph: TaskGraph, duration_s: Floats, lane: str) -> float:
         """Seconds a step that a lane is busy."""
         seconds = np.where(self.on_lane(graph, lane), duration_s, 0.0)
@@ -306,7 +304,6 @@ class Machine(ABC):
     def _more_compute(self, _plan: Plan, /) -> str:
         return self.more
 
-    # ------------------------------------------------------------------------------ published runs
     def published_system(self, system: Any, _described: Mapping[str, Any], /) -> SystemSpec:
         """A system of the catalogue, changed as the fields of a published run's system describe it."""
         return cast(SystemSpec, system)
@@ -315,7 +312,6 @@ class Machine(ABC):
         """The layout of a published run from its settings; None leaves it to the planner."""
         return None
 
-    # ----------------------------------------------------------------------------------- layouts
     def usual_settings(self, _layout: Any, _recipe: Recipe, /) -> list[Setting]:
         """The settings that matter for a layout, and their usual values."""
         return []

@@ -61,7 +61,6 @@ class FatTree(Topology):
         node, gpu = divmod(rank, self.devices_per_node)
         return f"node{node}/gpu{gpu}"
 
-    # ---------------------------------------------------------------------------------- the graph
     def _vertices(self) -> Iterator[tuple[str, str]]:
         """GPUs by rank, then what else is in each node, leaves, spines."""
         yield from super()._vertices()
@@ -146,7 +145,6 @@ class FatTree(Topology):
             yield self.uplinks, False
             yield self.uplinks + 1, False
 
-    # ------------------------------------------------------- what the compiled graph says of ranks
     @cached_property
     def node_of(self) -> Ints:
         """The node of each rank; consecutive ranks fill one."""

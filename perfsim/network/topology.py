@@ -228,7 +228,6 @@ class Topology(ABC):
         """Links that carry together what crosses them, a bundle a row; whether each waits for its slowest."""
         yield from ()
 
-    # ------------------------------------------------------------------------------------ links
     @cached_property
     def edges(self) -> _Edges:
         """All edges as columns; devices are vertices 0 to `num_devices` - 1."""
@@ -323,7 +322,6 @@ class Topology(ABC):
             capacities, np.where(np.isinf(seconds), edges.seconds, seconds), rate=rate
         )
 
-    # ------------------------------------------------------------------------------ named links
     @cached_property
     def links_by_ends(self) -> dict[frozenset[str], list[int]]:
         """Ids of all links, both directions, by their ends.
@@ -357,12 +355,10 @@ class Topology(ABC):
                 return self.links_by_ends[pair]
         return []
 
-    # ----------------------------------------------------------------------------------- groups
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.num_devices:
             raise InputError(f"{self.system.name} has ranks 0 to {self.num_devices - 1}, not {rank}")
 
-    # -------------------------------------------------------------------- degraded and dead links
     def degraded(self, left: Mapping[str, float]) -> Self:
         """The network with a share left of the capacity of some links, named by their ends; 0 is dead.
 

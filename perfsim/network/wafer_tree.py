@@ -138,7 +138,6 @@ class WaferTree(Topology):
                     yield links[None], True
             yield self.edges.of_kind("feed")[way::2].reshape(self.num_devices, -1), False
 
-    # ---------------------------------------------------------------------------------- latencies
     def latency_s(self, way: Way) -> float:
         """Latency between the memory of MemoryX's servers and the farthest system."""
         edges = self.edges

@@ -105,7 +105,6 @@ def must_be_right(summaries: Iterable[SamplingSummary]) -> None:
         raise VerificationError("the step does not compute the model: " + "; ".join(wrong))
 
 
-# --------------------------------------------------------------------------- products of the model
 Pass = Literal["forward", "dgrad", "wgrad", "recompute"]
 """y = x w forward, dy wT, xT dy, and the forward once more."""
 PASSES: tuple[Pass, ...] = ("forward", "dgrad", "wgrad")
@@ -246,7 +245,6 @@ def _core(job: Job, kind: LayerKind, *, fused: bool) -> dict[str, _Whole]:
     return {name: _Whole(2.0 * heads * pairs * width, queries, 0) for name, width in widths.items()}
 
 
-# --------------------------------------------------------------------------- products of the graph
 class _Shard(NamedTuple):
     """A product of the graph: the share of one rank, as its layer's y (m, n) = x (m, k) w (k, n)."""
 
@@ -347,7 +345,6 @@ def _found(graph: TaskGraph) -> _Found:
     return found
 
 
-# ------------------------------------------------------------------------------------- comparison
 def _differences(expected: Mapping[Key, _Whole], found: _Found) -> Iterator[tuple[str, int]]:
     """What the graph computes unlike the model, with its layer."""
     for key, whole in expected.items():
@@ -409,7 +406,6 @@ def _unsummed(graph: TaskGraph) -> Iterator[tuple[str, int]]:
             yield f"{works[graph.work[task]].name} is not summed over {ranks} ranks", int(graph.block[task])
 
 
-# -------------------------------------------------------------------------------------- execution
 class _Result(NamedTuple):
     """An executed product: the largest |y - x w| / (|x| |w|), and whether that of integers is exact."""
 

@@ -138,7 +138,6 @@ class Executor:
         tensor = ", ".join(self.program.tensor(cell) for cell in cells) or "its operands"
         return FaultError.of("value", self.program.name(action.task), tensor, detail, error)
 
-    # -------------------------------------------------------------------------- serial training
     def _compare(
         self, action: Action, position: int, claim: Claim, rank: int, value: Any, outcome: Outcome
     ) -> None:

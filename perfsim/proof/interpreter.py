@@ -204,7 +204,6 @@ class Interpreter:
         """The error that the present task cannot be executed."""
         return FaultError(Fault("refused", task_name(self.graph, self.task), tensor, detail))
 
-    # --------------------------------------------------------------------------------- buffers
     def cell(self, name: str, block: int) -> Cell:
         """A buffer of the present task's device, or the slot that has its content."""
         cell = Cell(self.place, name, block)
@@ -317,7 +316,6 @@ class Interpreter:
             value = layout.shard(value, self.ranks.sharding(rank, cell.number))
         return Moments.zero(value.size) if cell.name in MOMENTS else value
 
-    # --------------------------------------------------------------------------------- actions
     def add(
         self,
         kernel: Kernel,
@@ -369,7 +367,6 @@ class Interpreter:
 
         self.add(run, sources, targets, anywhere=anywhere, message=message)
 
-    # --------------------------------------------------------------------------------- compute
     def _claim(self, quantity: str) -> Claim | None:
         """What serial training says of the first tensor that the present task makes; None: nothing."""
         model = self.training.model
@@ -455,7 +452,6 @@ class Interpreter:
         self.partial[task.writes[0]] = _Partial(claim, number if sums else None, splits, of_words)
         self.add(kernel, reads, writes, claims=claims)
 
-    # -------------------------------------------------------------- exchanges in a layer, and sends
     def exchange(self, task: Task) -> None:
         """Exchange keys and values, heads, or rows for experts among ranks of the stage."""
         how = EXCHANGES[task.work.name]
@@ -537,7 +533,6 @@ class Interpreter:
             raise self.refuse("its group", "a transfer needs two ranks")
         return group.ranks
 
-    # -------------------------------------------------------------------------- sums of gradients
     def tie(self, task: Task) -> None:
         """Sum the gradients of a tied embedding over the first and the last stage."""
         ends = self._members(task, len(ENDS))
@@ -692,7 +687,6 @@ class Interpreter:
         message = Message("parameters", "read", sent, tuple(blocks))
         self.add(kernel, [*masters, *whole], whole, joined=True, claims=claims, message=message)
 
-    # ------------------------------------------------------------------------------------ host
     def host_store(self, task: Task) -> None:
         """Add gradients to those on the host, and clear them on the device."""
         left = self.reductions[task.reads[0]] if self.ranks.scattered else {}
@@ -724,7 +718,6 @@ class Interpreter:
             self.slots |= zip(shards, targets, strict=True)
         self.move([self.cell(HOST_WEIGHTS, block) for block in blocks], targets, anywhere=True)
 
-    # ---------------------------------------------------------------------------------- update
     def _updates(self, blocks: Iterable[int], *, hosted: bool = False) -> list[_Update]:
         """The updates of blocks, in the order in which their gradients were made."""
         updates = []
@@ -816,7 +809,6 @@ class Interpreter:
         """The buffer of the gradient that an update used."""
         return self.cell(f"gradient used in step {self.step + 1}", block)
 
-    # ------------------------------------------------------------------------- streams of weights
     def memoryx_read(self, task: Task) -> None:
         """MemoryX sends the weights of a block from DRAM, where flash may have staged them."""
         staged = any(

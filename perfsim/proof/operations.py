@@ -81,7 +81,6 @@ class Tape:
         """What one node becomes without weights, such as another shape."""
         return self.add(value, [x], lambda _, d: ([back(d)], []))
 
-    # -------------------------------------------------------------------------- sums and shapes
     def sum(self, *terms: Node) -> Node:
         """The sum of some terms."""
         total = reduce(np.add, [term.value for term in terms])
@@ -115,7 +114,6 @@ class Tape:
         """(n, s, heads * d) to (n, heads, s, d)."""
         return self.arranged(x, lambda values: values.reshape(*values.shape[:2], count, -1).swapaxes(1, 2))
 
-    # ------------------------------------------------------------------------ norms and linears
     def norm(self, x: Node, name: str) -> Node:
         """Layer norm, or without a shift RMS norm, which does not centre either.
 
@@ -189,7 +187,6 @@ class Tape:
 
         return self.add(g / (1.0 + np.exp(-g)) * x, [u, gate], back)
 
-    # -------------------------------------------------------------------------------- attention
     def rotated(self, x: Node) -> Node:
         """Rotary positions [2104.09864]: pairs of entries rotated by position times frequency."""
         if self.share.model.position_embedding != "rotary":
@@ -220,7 +217,6 @@ class Tape:
 
         return self.add(context, [q, k, v], back)
 
-    # ---------------------------------------------------------------------------------- experts
     def probabilities(self, logits: Node) -> Node:
         """Softmax over the last axis."""
         p = _softmax(logits.value)
@@ -240,7 +236,6 @@ class Tape:
 
         return self.add(np.asarray((rows * weights[..., None]).sum(axis=-2)), [outputs, p], back)
 
-    # ------------------------------------------------------------------------------------ words
     def lookup(self) -> Node:
         """Embeddings of the words that this peer holds, zero for others; the first peer adds positions."""
         share = self.share
@@ -266,7 +261,6 @@ class Tape:
 
         return self.add(x, [], back)
 
-    # --------------------------------------------------------------------------------- backward
     def back(self, weights: Weights, arrived: dict[Node, Floats]) -> Gradients:
         """Add to the gradients that arrived those of all nodes before them; returns those of weights."""
         of_weights: Gradients = []

@@ -72,7 +72,6 @@ class Ranks:
             whole_layers=self.streams,
         )
 
-    # ---------------------------------------------------------------------- samples and positions
     def rows(self, rank: int, microbatch: int) -> Ints:
         """The samples that a rank has in a micro-batch; the last ones may have fewer or none."""
         layout = self.layout
@@ -105,7 +104,6 @@ class Ranks:
         places = self.own(rank, np.array(self.share(rank).places)[None])[0]
         return self.training.routing(step, layer).of(self.rows(rank, microbatch), places)
 
-    # ------------------------------------------------------------------------------------- states
     def sharding(self, rank: int, block: int) -> Place:
         """Among how many ranks a block's states are sharded, and which shard a rank has."""
         layout = self.layout

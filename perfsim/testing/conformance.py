@@ -184,7 +184,6 @@ def _require(condition: bool, message: str) -> None:
         raise BrokenPromise(message)
 
 
-# ------------------------------------------------------------------------------------- planning
 def _it_says_what_it_is(case: Case) -> None:
     """It has a name, a summary of one line, and the kind of the system that it runs on."""
     strategy = case.strategy
@@ -243,7 +242,6 @@ def _memory_is_itemised(case: Case) -> None:
             _require(min(use.parts_bytes.values()) >= 0, f"{use} has a negative part")
 
 
-# ---------------------------------------------------------------------------------------- graph
 def _all_products_are_the_models(case: Case) -> None:
     """All ranks together compute the model's products, in every pass, with its shapes, sums and FLOPs."""
     for plan in case.plans:
@@ -305,7 +303,6 @@ def _ranks_hold_what_their_schedule_promises(case: Case) -> None:
             raise BrokenPromise(f"{text_of(layout)}: {fault}")
 
 
-# ----------------------------------------------------------------------------------------- runs
 def _contention_only_delays(case: Case) -> None:
     """The simulation completes, and no task ends earlier than on idle links."""
     for plan, graph, run in case.runs():

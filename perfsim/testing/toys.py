@@ -269,7 +269,6 @@ class TableCosts(Costs):
         return self.seconds.get(work.name, 0.0)
 
 
-# ------------------------------------------------------------------------------ graphs by hand
 def compute(name: str, category: str = "forward", writes: int = 1, flop_like: float = 0.0) -> Work:
     """A class of compute work that writes `writes` tensors."""
     tensors = tuple(TensorClass(f"t{number}", flop_like) for number in range(writes))

@@ -206,7 +206,6 @@ class _PassRecorder:
         block = {0: EMBEDDING, len(self.blocks) - 1: HEAD}.get(number, number - 1)
         return self.template.task(work, stream, reads, after, block=block).tensor
 
-    # ---------------------------------------------------------------------------------- the pass
     def record(self) -> Template:
         used = [self.template.port("sampled")] if self.kind.refilled else []
         samples = self.template.task(self.samples, f"{DEVICE}/samples", (), used)
@@ -306,7 +305,6 @@ class _PassRecorder:
         stream = self._server("memoryx/flash-read", number)
         return [self._task(number, work, stream, [earlier], self._room_in_dram(self.summed))]
 
-    # -------------------------------------------------------------------------------- weights in
     def _stream(self, number: int) -> list[int]:
         """Send a block's weights to every wafer, at most the prefetch depth ahead."""
         works = self.blocks[number]
@@ -338,7 +336,6 @@ class _PassRecorder:
         memoryx = self.system.memoryx
         return stream if memoryx.placement == "sharded" else f"{stream}{number % memoryx.servers}"
 
-    # ------------------------------------------------------------------------------ gradients out
     def _update(self, number: int, gradients: list[int]) -> None:
         """Run the optimizer on MemoryX as soon as a block's gradient is complete."""
         works = self.blocks[number]
@@ -357,13 +354,11 @@ class _PassRecorder:
             weights = written if works.stage is not None else weights
         self.template.output(f"weights{number}", weights)
 
-    # -------------------------------------------------------------------------------- activations
     def _spill(self, first: int, tensor: int) -> None:
         work = self.blocks[first].spill
         if work is not None:
             self.spilled[first] = self._task(first, work, f"{DEVICE}/spill", [tensor])
 
-    # ------------------------------------------------------------------------------------ compute
     def _tasks(
         self, number: int, work: Work, weights: Sequence[int], reads: Sequence[int], after: Sequence[int] = ()
     ) -> list[int]:

@@ -138,7 +138,6 @@ class Steps:
         ends_s += self.reduction_s(backward_s + weights_s) + self.gathered_ahead_s()
         return np.asarray(self.microbatches * pace_s + bubble_s + ends_s)
 
-    # -------------------------------------------------------------------------------- passes
     def pass_times(self) -> tuple[Floats, Floats, Floats]:
         """Seconds of one micro-batch through all chunks of every rank: forward, backward, weight gradients.
 
@@ -192,7 +191,6 @@ class Steps:
         ends += np.where(last & ~first, replicas.reduce_head, 0.0)
         return np.asarray(self.ranks.layers * replicas.reduce_layer + ends)
 
-    # ------------------------------------------------------------------------------ replicas
     def gathered_ahead_s(self) -> Floats:
         """Exposed gathers at the start of a step, shape (rows,): embedding, first bucket, and slower ones."""
         largest = self.largest

@@ -279,7 +279,6 @@ MANY = 1e9
 """Parameters of the works from which the seconds of one parameter are taken."""
 
 
-# ------------------------------------------------------------------------------------ estimate
 Estimate = Callable[[Priced, Ints], Floats]
 """Step time of chosen layouts with all states on their devices, without an update that is on the host."""
 

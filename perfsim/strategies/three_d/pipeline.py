@@ -192,7 +192,6 @@ class StagePass:
     def _compute(self, work: Work, reads: Sequence[int], block: int, after: Sequence[int] = ()) -> int:
         return self.template.task(work, self.group.compute, reads, after, block=block).tensor
 
-    # --------------------------------------------------------------------------------- passes
     def forward(self, *, gathers: bool = False) -> Template:
         """The forward; it begins with the gathers of parameters that replicas updated, if it `gathers`."""
         template = self.template
@@ -301,7 +300,6 @@ class StagePass:
         self._complete(gradient, [template.port("embedding_inputs")] if stage.first else [])
         return template
 
-    # ----------------------------------------------------------------------------- reductions
     def _reduce(self, gradient: int) -> None:
         """Reduce a bucket if the gradient of a layer completes it."""
         if not self.reduces:
@@ -367,7 +365,6 @@ class StagePass:
                 self.template.output(f"freed{earlier}", tensor)
         return gradient
 
-    # ------------------------------------------------------- sharded layers: ZeRO 3, or FSDP
     # Every rank holds a shard of each layer [1910.02054, 2304.11277]. A layer is all-gathered before its
     # forward and again before its backward, its gradients are reduce-scattered after it, and at most two
     # layers are unsharded at once. One communication stream runs both, in the order in which the host issues
@@ -391,7 +388,6 @@ class StagePass:
         stream = self.replicas.stream
         return [self.template.task(work, stream, (), after, block=block).tensor for work in works]
 
-    # ------------------------------------------------------------------------------ neighbours
     def _begin(self, tensor: int) -> int:
         """The tensor with which a pass begins, once the host is ready."""
         if not self.stage.waits:
