@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.base.arrays import Floats, Ints
-from perfsim.proof.parameters import WORDS, Share, Weights, latent_of
+from perfsim.proof.parameters import WORDS, Share, Weights
 from perfsim.specs.layout import RECOMPUTED, Recompute
 from perfsim.specs.runtime import Runtime
 from perfsim.work import HEAD
+from perfsim.work.tensors import latent_of
 
 Gradients = list[tuple[str, Callable[[], Floats]]]
 """Gradients of weights by their names, computed when they are called."""

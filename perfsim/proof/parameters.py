@@ -1,10 +1,7 @@
-"""The tensors of a model by their axes, and the part of each that one rank holds.
+"""The part of each tensor of a model that one rank holds.
 
-A tensor is written by its axes, `hf` for the first product of an MLP. `AXES` says how long each axis is and
-which ranks divide it: columns or rows of matrices over tensor peers [1909.08053], experts over their ranks.
-Whoever divides no axis of a tensor holds it whole. The parameters of a block (embedding, one layer, its
-routed experts, LM head) are one flat vector of named parts, as in distributed optimizers; a ZeRO shard is
-an equal part of each of its named tensors.
+The parameters of a block (embedding, one layer, its routed experts, LM head) are one flat vector of named
+parts, as in distributed optimizers; a ZeRO shard is an equal part of each of its named tensors.
 """
 
 from __future__ import annotations
@@ -13,124 +10,20 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from perfsim.base.arrays import Floats
-from perfsim.specs.model import Experts, LatentAttention, TransformerConfig, layer_kinds
+from perfsim.specs.model import TransformerConfig, layer_kinds
 from perfsim.work import EMBEDDING, HEAD
+from perfsim.work.tensors import AXES, Divider, embedding_tensors, expert_tensors, head_tensors, layer_tensors
 
 Weights = dict[str, Floats]
 EXPERTS = 1_000_000
 """Added to the number of a layer for the block of its routed experts, held by other ranks than the rest."""
 WORDS = {EMBEDDING: "words", HEAD: "head_words"}
 """The table of words in both blocks that have one."""
-
-Divider = Literal["tensor", "expert", "expert_tensor"]
-"""The dimension of a layout that divides an axis."""
-
-
-class _Axis(NamedTuple):
-    """How long an axis is in the whole model, and over which ranks it is divided."""
-
-    length: Callable[[TransformerConfig], int]
-    divided: Divider | None = None
-
-
-def latent_of(model: TransformerConfig) -> LatentAttention:
-    """The latents of a model that has some."""
-    if model.latent_attention is None:
-        raise ValueError(f"{model.name} has no latent attention")
-    return model.latent_attention
-
-
-def _experts_of(model: TransformerConfig) -> Experts:
-    """The experts of a model that has some."""
-    if model.experts is None:
-        raise ValueError(f"{model.name} has no experts")
-    return model.experts
-
-
-AXES: Mapping[str, _Axis] = {
-    "h": _Axis(lambda model: model.hidden_size),
-    "j": _Axis(lambda model: 2 * model.hidden_size),  # hidden states joined with words
-    "v": _Axis(lambda model: model.vocab_size, "tensor"),
-    "s": _Axis(lambda model: model.max_position_embeddings or 0),  # the sequence of a small model
-    "q": _Axis(lambda model: model.num_attention_heads * model.head_size, "tensor"),
-    "k": _Axis(lambda model: model.query_groups * model.head_size, "tensor"),
-    "o": _Axis(lambda model: model.num_attention_heads * model.value_size, "tensor"),
-    "d": _Axis(lambda model: model.head_size),
-    "a": _Axis(lambda model: latent_of(model).q_lora_rank or 0),
-    "b": _Axis(lambda model: latent_of(model).kv_lora_rank),
-    "c": _Axis(lambda model: latent_of(model).kv_lora_rank + latent_of(model).qk_rope_head_dim),
-    "p": _Axis(
-        lambda model: model.num_attention_heads * (latent_of(model).qk_nope_head_dim + model.value_size),
-        "tensor",
-    ),
-    "f": _Axis(lambda model: model.ffn_hidden_size, "tensor"),
-    "e": _Axis(lambda model: _experts_of(model).num_experts, "expert"),
-    "r": _Axis(lambda model: _experts_of(model).num_experts),  # what the router chooses from
-    "u": _Axis(lambda model: _experts_of(model).ffn_hidden_size, "expert_tensor"),
-    "w": _Axis(lambda model: _experts_of(model).shared_ffn_hidden_size),
-}
-"""Every axis of a model's parameters."""
-
-
-def _norm(name: str, axis: str, model: TransformerConfig) -> dict[str, str]:
-    """A layer norm; an RMS norm has no shift."""
-    return {f"{name}.scale": axis, **({f"{name}.shift": axis} if model.bias else {})}
-
-
-def _products(axes: Mapping[str, str], *, bias: bool) -> dict[str, str]:
-    """Matrices, and their biases along the columns; a matrix of experts has one bias for each expert."""
-    biases = {f"{name}_bias": f"{of[:-2]}{of[-1]}" for name, of in axes.items()} if bias else {}
-    return {**axes, **biases}
-
-
-def _halves(prefix: str, axes: str, model: TransformerConfig) -> dict[str, str]:
-    """The products of an MLP: two first ones if it is gated."""
-    lead, first, width = axes[:-2], axes[-2], axes[-1]
-    gate = {f"{prefix}gate": axes} if model.gated_mlp else {}
-    return {**gate, f"{prefix}fc1": axes, f"{prefix}fc2": f"{lead}{width}{first}"}
-
-
-def _axes_of(model: TransformerConfig, block: int) -> dict[str, str]:
-    """The tensors of a block by name, each with its axes; of a layer without its routed experts."""
-    if block >= EXPERTS:
-        return _products(_halves("expert_", "ehu", model), bias=model.has_expert_bias)
-    if block == EMBEDDING:
-        return {"words": "vh", **({"positions": "sh"} if model.position_embedding == "learned" else {})}
-    if block == HEAD:
-        bias = {"head_bias": "v"} if model.head_bias else {}
-        return {**_norm("head_norm", "h", model), "head_words": "vh", **bias}
-    kind = layer_kinds(model)[block]
-    latent = model.latent_attention
-    norms: dict[str, str] = {}
-    if latent is None:
-        products = {"query": "hq", "key": "hk", "value": "hk"}
-        if model.qk_layernorm:
-            norms = {"query_norm.scale": "d", "key_norm.scale": "d"}
-    else:
-        narrow = latent.q_lora_rank is not None
-        products = {"query_down": "ha", "query": "aq"} if narrow else {"query": "hq"}
-        products |= {"pair_down": "hc", "pair": "bp"}
-        norms = {**({"query_norm.scale": "a"} if narrow else {}), "pair_norm.scale": "b"}
-    products["projection"] = "oh"
-    axes = {**_norm("norm1", "h", model), **_products(products, bias=model.has_attention_bias), **norms}
-    if model.norms_per_layer > 1:
-        axes |= _norm("norm2", "h", model)
-    if kind.mtp:
-        for name in ("mtp_hidden", "mtp_words", "mtp_norm"):
-            axes |= _norm(name, "h", model)
-        axes["mtp_joint"] = "jh"
-    if not kind.experts:
-        return axes | _products(_halves("", "hf", model), bias=model.bias)
-    products = {"router": "hr"}
-    if _experts_of(model).shared_ffn_hidden_size:
-        products |= _halves("shared_", "hw", model)
-    return axes | _products(products, bias=model.has_expert_bias)
-
 
 _ADDED_ONCE = ("projection_bias", "fc2_bias", "positions")
 """Whole on every tensor peer, which all have their whole gradient; only the first adds them."""
@@ -237,9 +130,13 @@ class Share:
 
     def axes(self, block: int) -> dict[str, str]:
         """The tensors of a block with their axes; of a layer with its experts if they are in its block."""
-        axes = _axes_of(self.model, block)
-        together = self.whole_layers and 0 <= block < EXPERTS and layer_kinds(self.model)[block].experts
-        return axes | _axes_of(self.model, EXPERTS + block) if together else axes
+        if block >= EXPERTS:
+            return expert_tensors(self.model)
+        if block < 0:
+            return (head_tensors if block == HEAD else embedding_tensors)(self.model)
+        kind = layer_kinds(self.model)[block]
+        together = expert_tensors(self.model) if self.whole_layers and kind.experts else {}
+        return layer_tensors(self.model, kind) | together
 
     def flat(self, whole: Mapping[int, Weights], block: int) -> Floats:
         """The rank's part of each tensor of a block, as a flat vector; what does not divide is padded."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -20,6 +21,7 @@ from perfsim.work.layer import (
     padded_vocab_size,
     up_projections,
 )
+from perfsim.work.tensors import AXES, embedding_tensors, expert_tensors, head_tensors, layer_tensors
 
 
 @dataclass(frozen=True)
@@ -32,58 +34,23 @@ class Parameters:
 
     model: TransformerConfig
 
-    def matrices_of(self, kind: LayerKind = PLAIN, *, active: bool = False) -> int:
-        """Weights of a layer that multiply activations."""
-        experts = self.model.experts
-        total = _matrices(self.model, kind)
-        if active and kind.experts and experts is not None:
-            total -= (experts.num_experts - experts.top_k) * self._mlp_matrices(experts.ffn_hidden_size)
-        return total
-
-    def _vectors_of(self, kind: LayerKind) -> int:
-        """Biases and norms of a layer."""
-        model = self.model
-        latent = self.model.latent_attention
-        norm = (2 if model.bias else 1) * model.hidden_size
-        vectors = (model.norms_per_layer + (3 if kind.mtp else 0)) * norm
-        if latent is not None:
-            vectors += (latent.q_lora_rank or 0) + latent.kv_lora_rank
-        if model.qk_layernorm:
-            vectors += 2 * model.head_size
-        if model.has_attention_bias:
-            vectors += sum(product.n for product in attention_products(LayerSlice(model, 1, 1, kind=kind)))
-        experts = model.experts if kind.experts else None
-        if experts is None:
-            return vectors + (self._mlp_biases(model.ffn_hidden_size) if model.bias else 0)
-        if not model.has_expert_bias:
-            return vectors
-        shared = self._mlp_biases(experts.shared_ffn_hidden_size)
-        routed = experts.num_experts * self._mlp_biases(experts.ffn_hidden_size)
-        return vectors + shared + routed + experts.num_experts
-
     def of(self, kind: LayerKind = PLAIN, *, active: bool = False) -> int:
         """All parameters of a layer."""
-        total = self.matrices_of(kind) + self._vectors_of(kind)
-        experts = self.model.experts
-        if active and kind.experts and experts is not None:
-            total -= self.routed_of(kind) // experts.num_experts * (experts.num_experts - experts.top_k)
-        return total
+        return _count(self.model, layer_tensors(self.model, kind)) + self.routed_of(kind, active=active)
 
-    def routed_of(self, kind: LayerKind) -> int:
+    def matrices_of(self, kind: LayerKind = PLAIN, *, active: bool = False) -> int:
+        """Weights of a layer that multiply activations."""
+        tensors = layer_tensors(self.model, kind)
+        return _count(self.model, _matrices(tensors)) + self.routed_of(kind, active=active, matrices=True)
+
+    def routed_of(self, kind: LayerKind, *, active: bool = False, matrices: bool = False) -> int:
         """Parameters of a layer's routed experts, which expert parallelism divides; 0 without experts."""
         experts = self.model.experts
         if experts is None or not kind.experts:
             return 0
-        single = self._mlp_matrices(experts.ffn_hidden_size)
-        if self.model.has_expert_bias:
-            single += self._mlp_biases(experts.ffn_hidden_size)
-        return experts.num_experts * single
-
-    def _mlp_matrices(self, ffn: int) -> int:
-        return (3 if self.model.gated_mlp else 2) * self.model.hidden_size * ffn
-
-    def _mlp_biases(self, ffn: int) -> int:
-        return (2 if self.model.gated_mlp else 1) * ffn + self.model.hidden_size if ffn else 0
+        tensors = expert_tensors(self.model)
+        whole = _count(self.model, _matrices(tensors) if matrices else tensors)
+        return whole // experts.num_experts * experts.top_k if active else whole
 
     @cached_property
     def _kinds(self) -> Counter[LayerKind]:
@@ -92,21 +59,19 @@ class Parameters:
     @property
     def embedding(self) -> int:
         """Word embedding, and position embedding if positions are learned."""
-        model = self.model
-        positions = model.max_position_embeddings if model.position_embedding == "learned" else 0
-        return (model.vocab_size + positions) * model.hidden_size
+        return _count(self.model, embedding_tensors(self.model))
 
     @property
     def head(self) -> int:
-        """LM head beside the embedding; if the two are tied, only its bias."""
-        model = self.model
-        bias = model.vocab_size if model.head_bias else 0
-        return bias + (0 if model.tied_embeddings else model.vocab_size * model.hidden_size)
+        """LM head; shared with the embedding if tied, but for its bias."""
+        words = 0 if self.model.tied_embeddings else self.model.vocab_size * self.model.hidden_size
+        return words + (self.model.vocab_size if self.model.head_bias else 0)
 
     @property
     def final_norm(self) -> int:
         """Norm before the LM head."""
-        return (2 if self.model.bias else 1) * self.model.hidden_size
+        tensors = head_tensors(self.model)
+        return _count(self.model, {name: axes for name, axes in tensors.items() if axes == "h"})
 
     @property
     def layers(self) -> int:
@@ -148,12 +113,14 @@ def weight_matrices(part: LayerSlice) -> Iterator[tuple[int, int, int]]:
         yield product.k, product.n, product.batch
 
 
-@lru_cache(maxsize=512)
-def _matrices(model: TransformerConfig, kind: LayerKind) -> int:
-    """Weights of a layer's products, with the joint projection of multi-token prediction."""
-    products = weight_matrices(LayerSlice(model, 1, 1, kind=kind))
-    joint = 2 * model.hidden_size**2 if kind.mtp else 0
-    return joint + sum(rows * columns * count for rows, columns, count in products)
+def _matrices(tensors: Mapping[str, str]) -> dict[str, str]:
+    """Those of some tensors that multiply activations."""
+    return {name: axes for name, axes in tensors.items() if len(axes) > 1 and not name.endswith("_bias")}
+
+
+def _count(model: TransformerConfig, tensors: Mapping[str, str]) -> int:
+    """Entries of some tensors, given their axes by name."""
+    return sum(math.prod(AXES[axis].length(model) for axis in axes) for axes in tensors.values())
 
 
 @lru_cache(maxsize=256)

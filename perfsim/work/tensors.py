@@ -1,0 +1,125 @@
+"""The tensors of a model by their axes.
+
+A tensor is written by its axes, `hf` for the first product of an MLP. `AXES` says how long each axis is and
+which ranks divide it: columns or rows of matrices over tensor peers [1909.08053], experts over their ranks.
+Whoever divides no axis of a tensor holds it whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
+
+from perfsim.specs.model import Experts, LatentAttention, LayerKind, TransformerConfig
+
+Divider = Literal["tensor", "expert", "expert_tensor"]
+"""The dimension of a layout that divides an axis."""
+
+
+class _Axis(NamedTuple):
+    """How long an axis is in the whole model, and over which ranks it is divided."""
+
+    length: Callable[[TransformerConfig], int]
+    divided: Divider | None = None
+
+
+def latent_of(model: TransformerConfig) -> LatentAttention:
+    """The latents of a model that has some."""
+    if model.latent_attention is None:
+        raise ValueError(f"{model.name} has no latent attention")
+    return model.latent_attention
+
+
+def _experts_of(model: TransformerConfig) -> Experts:
+    """The experts of a model that has some."""
+    if model.experts is None:
+        raise ValueError(f"{model.name} has no experts")
+    return model.experts
+
+
+AXES: Mapping[str, _Axis] = {
+    "h": _Axis(lambda model: model.hidden_size),
+    "j": _Axis(lambda model: 2 * model.hidden_size),  # hidden states joined with words
+    "v": _Axis(lambda model: model.vocab_size, "tensor"),
+    "s": _Axis(lambda model: model.max_position_embeddings or 0),  # the sequence of a small model
+    "q": _Axis(lambda model: model.num_attention_heads * model.head_size, "tensor"),
+    "k": _Axis(lambda model: model.query_groups * model.head_size, "tensor"),
+    "o": _Axis(lambda model: model.num_attention_heads * model.value_size, "tensor"),
+    "d": _Axis(lambda model: model.head_size),
+    "a": _Axis(lambda model: latent_of(model).q_lora_rank or 0),
+    "b": _Axis(lambda model: latent_of(model).kv_lora_rank),
+    "c": _Axis(lambda model: latent_of(model).kv_lora_rank + latent_of(model).qk_rope_head_dim),
+    "p": _Axis(
+        lambda model: model.num_attention_heads * (latent_of(model).qk_nope_head_dim + model.value_size),
+        "tensor",
+    ),
+    "f": _Axis(lambda model: model.ffn_hidden_size, "tensor"),
+    "e": _Axis(lambda model: _experts_of(model).num_experts, "expert"),
+    "r": _Axis(lambda model: _experts_of(model).num_experts),  # what the router chooses from
+    "u": _Axis(lambda model: _experts_of(model).ffn_hidden_size, "expert_tensor"),
+    "w": _Axis(lambda model: _experts_of(model).shared_ffn_hidden_size),
+}
+"""Every axis of a model's parameters."""
+
+
+def _norm(name: str, axis: str, model: TransformerConfig) -> dict[str, str]:
+    """A layer norm; an RMS norm has no shift."""
+    return {f"{name}.scale": axis, **({f"{name}.shift": axis} if model.bias else {})}
+
+
+def _products(axes: Mapping[str, str], *, bias: bool) -> dict[str, str]:
+    """Matrices, and their biases along the columns; a matrix of experts has one bias for each expert."""
+    biases = {f"{name}_bias": f"{of[:-2]}{of[-1]}" for name, of in axes.items()} if bias else {}
+    return {**axes, **biases}
+
+
+def _halves(prefix: str, axes: str, model: TransformerConfig) -> dict[str, str]:
+    """The products of an MLP: two first ones if it is gated."""
+    lead, first, width = axes[:-2], axes[-2], axes[-1]
+    gate = {f"{prefix}gate": axes} if model.gated_mlp else {}
+    return {**gate, f"{prefix}fc1": axes, f"{prefix}fc2": f"{lead}{width}{first}"}
+
+
+def expert_tensors(model: TransformerConfig) -> dict[str, str]:
+    """The tensors of the routed experts of a layer."""
+    return _products(_halves("expert_", "ehu", model), bias=model.has_expert_bias)
+
+
+def embedding_tensors(model: TransformerConfig) -> dict[str, str]:
+    """The tables of words and, where they are learned, of positions."""
+    return {"words": "vh", **({"positions": "sh"} if model.position_embedding == "learned" else {})}
+
+
+def head_tensors(model: TransformerConfig) -> dict[str, str]:
+    """The final norm and the LM head, with a table of words of its own or of the embedding."""
+    bias = {"head_bias": "v"} if model.head_bias else {}
+    return {**_norm("head_norm", "h", model), "head_words": "vh", **bias}
+
+
+def layer_tensors(model: TransformerConfig, kind: LayerKind) -> dict[str, str]:
+    """The tensors of a layer of a kind without its routed experts, by name, each with its axes."""
+    latent = model.latent_attention
+    norms: dict[str, str] = {}
+    if latent is None:
+        products = {"query": "hq", "key": "hk", "value": "hk"}
+        if model.qk_layernorm:
+            norms = {"query_norm.scale": "d", "key_norm.scale": "d"}
+    else:
+        narrow = latent.q_lora_rank is not None
+        products = {"query_down": "ha", "query": "aq"} if narrow else {"query": "hq"}
+        products |= {"pair_down": "hc", "pair": "bp"}
+        norms = {**({"query_norm.scale": "a"} if narrow else {}), "pair_norm.scale": "b"}
+    products["projection"] = "oh"
+    axes = {**_norm("norm1", "h", model), **_products(products, bias=model.has_attention_bias), **norms}
+    if model.norms_per_layer > 1:
+        axes |= _norm("norm2", "h", model)
+    if kind.mtp:
+        for name in ("mtp_hidden", "mtp_words", "mtp_norm"):
+            axes |= _norm(name, "h", model)
+        axes["mtp_joint"] = "jh"
+    if not kind.experts:
+        return axes | _products(_halves("", "hf", model), bias=model.bias)
+    products = {"router": "hr"}
+    if _experts_of(model).shared_ffn_hidden_size:
+        products |= _halves("shared_", "hw", model)
+    return axes | _products(products, bias=model.has_expert_bias)
