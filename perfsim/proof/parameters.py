@@ -17,7 +17,7 @@ import numpy as np
 from perfsim.base.arrays import Floats
 from perfsim.specs.model import TransformerConfig, layer_kinds
 from perfsim.work import EMBEDDING, HEAD
-from perfsim.work.tensors import AXES, Divider, embedding_tensors, expert_tensors, head_tensors, layer_tensors
+from perfsim.work.tensors import AXES, Divider, end_tensors, expert_tensors, layer_tensors
 
 Weights = dict[str, Floats]
 EXPERTS = 1_000_000
@@ -133,7 +133,7 @@ class Share:
         if block >= EXPERTS:
             return expert_tensors(self.model)
         if block < 0:
-            return (head_tensors if block == HEAD else embedding_tensors)(self.model)
+            return end_tensors(self.model, block)
         kind = layer_kinds(self.model)[block]
         together = expert_tensors(self.model) if self.whole_layers and kind.experts else {}
         return layer_tensors(self.model, kind) | together

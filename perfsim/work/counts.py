@@ -11,6 +11,7 @@ from functools import cached_property, lru_cache
 from perfsim.specs.layout import RECOMPUTED, Recompute
 from perfsim.specs.model import PLAIN, LayerKind, TransformerConfig, layer_kinds
 from perfsim.specs.recipe import Job
+from perfsim.work.graph import EMBEDDING, HEAD
 from perfsim.work.kernels import FULL, LayerSlice
 from perfsim.work.layer import (
     attention_products,
@@ -21,7 +22,7 @@ from perfsim.work.layer import (
     padded_vocab_size,
     up_projections,
 )
-from perfsim.work.tensors import AXES, embedding_tensors, expert_tensors, head_tensors, layer_tensors
+from perfsim.work.tensors import AXES, end_tensors, expert_tensors, layer_tensors
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Parameters:
     @property
     def embedding(self) -> int:
         """Word embedding, and position embedding if positions are learned."""
-        return _count(self.model, embedding_tensors(self.model))
+        return _count(self.model, end_tensors(self.model, EMBEDDING))
 
     @property
     def head(self) -> int:
@@ -70,7 +71,7 @@ class Parameters:
     @property
     def final_norm(self) -> int:
         """Norm before the LM head."""
-        tensors = head_tensors(self.model)
+        tensors = end_tensors(self.model, HEAD)
         return _count(self.model, {name: axes for name, axes in tensors.items() if axes == "h"})
 
     @property

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
 from perfsim.specs.model import Experts, LatentAttention, LayerKind, TransformerConfig
+from perfsim.work.graph import EMBEDDING
 
 Divider = Literal["tensor", "expert", "expert_tensor"]
 """The dimension of a layout that divides an axis."""
@@ -85,13 +86,10 @@ def expert_tensors(model: TransformerConfig) -> dict[str, str]:
     return _products(_halves("expert_", "ehu", model), bias=model.has_expert_bias)
 
 
-def embedding_tensors(model: TransformerConfig) -> dict[str, str]:
-    """The tables of words and, where they are learned, of positions."""
-    return {"words": "vh", **({"positions": "sh"} if model.position_embedding == "learned" else {})}
-
-
-def head_tensors(model: TransformerConfig) -> dict[str, str]:
-    """The final norm and the LM head, with a table of words of its own or of the embedding."""
+def end_tensors(model: TransformerConfig, end: int) -> dict[str, str]:
+    """The tensors of the embedding, or of final norm and LM head, which has the embedding's words if tied."""
+    if end == EMBEDDING:
+        return {"words": "vh", **({"positions": "sh"} if model.position_embedding == "learned" else {})}
     bias = {"head_bias": "v"} if model.head_bias else {}
     return {**_norm("head_norm", "h", model), "head_words": "vh", **bias}
 

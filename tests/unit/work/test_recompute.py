@@ -10,6 +10,9 @@ from perfsim.catalog import default_catalog
 from perfsim.prediction.planner import estimated
 from perfsim.prediction.question import Question
 from perfsim.prediction.run import evaluate
+from perfsim.specs.layout import RECOMPUTED, Recompute, recompute_of
+from perfsim.specs.model import LayerKind
+from perfsim.specs.recipe import Job
 from perfsim.work.counts import layer_activation_bytes, model_flop_per_step, recompute_flop_per_step
 from perfsim.work.kernels import LayerSlice
 from perfsim.work.layer import attention_recompute, mlp_recompute
@@ -24,7 +27,7 @@ PAIR = 1024
 FFN = 28672
 
 
-def products(part: LayerSlice, recompute: str) -> dict[str, int]:
+def products(part: LayerSlice, recompute: Recompute) -> dict[str, int]:
     """Columns of the products that run again."""
     kernels = (*attention_recompute(part, recompute), *mlp_recompute(part, recompute))
     return {kernel.name: kernel.n for kernel in kernels if kernel.op != "elementwise"}
@@ -60,7 +63,9 @@ def test_recompute_of_the_mlp_keeps_all_but_its_inner_activations() -> None:
         ("megatron-core-te", "mlp", "nothing"),
     ],
 )
-def test_graph_flops_and_closed_form_follow_what_is_kept(framework: str, recompute: str, keeps: str) -> None:
+def test_graph_flops_and_closed_form_follow_what_is_kept(
+    framework: str, recompute: Recompute, keeps: str
+) -> None:
     update = {
         "framework": CATALOG.framework(framework),
         "recompute_keeps": keeps,
@@ -84,3 +89,39 @@ def test_graph_flops_and_closed_form_follow_what_is_kept(framework: str, recompu
         + recompute_flop_per_step(screened.plan.job, recompute, stops_early=True),
         rel=0.001,
     )
+
+
+def test_modules_run_again_by_themselves_are_their_kernels_and_keep_all_but_what_these_make() -> None:
+    """[Megatron-Core, `--recompute-modules`]: norms, the activation of experts, up-projections of latents."""
+    deepseek = CATALOG.model("deepseek_v3")
+    latent = deepseek.latent_attention
+    experts = deepseek.experts
+    assert latent is not None
+    assert experts is not None
+    part = replace(PART, model=deepseek, kind=LayerKind(experts=True))
+    names = {
+        mode: {kernel.name for kernel in (*attention_recompute(part, mode), *mlp_recompute(part, mode))}
+        for mode in ("norms", "latents")
+    }
+    assert names["norms"] == {"attention_norm", "mlp_norm", "expert_activation"}
+    assert names["latents"] == {"inner_norms", "query", "pair", "rotary"}
+    whole = layer_activation_bytes(part, "none")
+    rows = TOKENS * experts.top_k * experts.ffn_hidden_size
+    assert whole - layer_activation_bytes(part, "norms") == 2.0 * (2 * TOKENS * deepseek.hidden_size + rows)
+    narrow = (latent.q_lora_rank or 0) + latent.kv_lora_rank
+    queries = deepseek.num_attention_heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
+    pairs = part.pair_width
+    assert whole - layer_activation_bytes(part, "latents") == 2.0 * TOKENS * (queries + pairs + narrow)
+    job = Job(deepseek, CATALOG.recipe("llm_2024"), 1)
+    assert recompute_flop_per_step(job, "norms") == 0.0
+    up = sum(kernel.flop for kernel in attention_recompute(part, "latents")) / TOKENS
+    layers = deepseek.num_layers + deepseek.mtp_num_layers
+    assert recompute_flop_per_step(job, "latents") == pytest.approx(layers * up * job.tokens_per_step)
+
+
+def test_the_mode_of_some_modules_runs_all_of_them_again_and_the_fewest_others() -> None:
+    for mode, modules in RECOMPUTED.items():
+        assert recompute_of(modules) == (None if mode == "full" else mode)
+    assert recompute_of(["moe_act"]) == "norms"
+    assert recompute_of(["mla_up_proj", "mlp"]) == "latents+mlp"
+    assert recompute_of(["core_attn", "mlp"]) is None

@@ -23,7 +23,9 @@ LAYOUTS = {
     "recomputed": ParallelLayout(data=2, zero_stage=1, recompute="full"),
     "selective, split": ParallelLayout(data=2, zero_stage=2, recompute="selective", schedule="zb1p"),
     "the MLP alone": ParallelLayout(data=2, zero_stage=1, recompute="mlp", schedule="zb1p"),
+    "norms alone, split": ParallelLayout(data=2, zero_stage=2, recompute="norms", schedule="zb1p"),
     "sharded": ParallelLayout(data=2, zero_stage=3),
+    "norms in a ring": ParallelLayout(context=2, recompute="norms"),
     "a ring": ParallelLayout(context=2, recompute="full"),
     "stages in a V": ParallelLayout(pipeline=2, virtual_pipeline=2, schedule="zbv", data=2, zero_stage=1),
 }
@@ -54,7 +56,7 @@ def test_a_gradient_that_a_module_leaves_out_is_found(
     assert any("weight gradient" in fault.detail for fault in small.faults())
 
 
-@pytest.mark.parametrize("layout", ["recomputed", "the MLP alone"])
+@pytest.mark.parametrize("layout", ["recomputed", "the MLP alone", "norms alone, split"])
 def test_faults_in_a_layout_with_modules_are_caught(toy_subject: Callable[..., Subject], layout: str) -> None:
     right = toy_subject(LAYOUTS[layout], **MODELS["two with experts, untied"])
     assert try_all(right, every=61).survivors == []
