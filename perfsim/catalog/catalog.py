@@ -14,18 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from perfsim.base.errors import CatalogError, InputError, Problem
 from perfsim.base.spec import replaced
 from perfsim.base.text import did_you_mean, nearest
-from perfsim.catalog.reader import (
-    KINDS,
-    PROVENANCE,
-    LocatedMapping,
-    complaints,
-    element,
-    is_named,
-    kind_of,
-    members,
-    value_at,
-    values,
-)
+from perfsim.catalog import reader
 from perfsim.catalog.yaml_tree import Mark, Node
 from perfsim.specs.calibration import Calibration, FrameworkCalibration
 from perfsim.specs.hardware import DeviceSpec, LinkSpec, SystemSpec
@@ -114,9 +103,9 @@ class Catalog:
 
     def _folders(self, kind: str) -> list[Path]:
         """The folders of a kind; CatalogError for an unknown kind."""
-        if kind not in KINDS:
-            raise CatalogError([Problem(f"unknown kind `{kind}`", help=did_you_mean(kind, KINDS))])
-        return [root / KINDS[kind].folder for root in self.roots]
+        if kind not in reader.KINDS:
+            raise CatalogError([Problem(f"unknown kind `{kind}`", help=did_you_mean(kind, reader.KINDS))])
+        return [root / reader.KINDS[kind].folder for root in self.roots]
 
     def find(self, kind: str, name_or_path: str, near: Path | None = None) -> Path:
         """The file of a name; a path (with a separator or ending in .yaml) is taken as it is.
@@ -150,13 +139,13 @@ class Catalog:
         path = self.find(kind, name_or_path, near)
         key = (kind, path.resolve())
         if key not in self._specs:
-            mapping = LocatedMapping.read(path, kind, self)
+            mapping = reader.LocatedMapping.read(path, kind, self)
             name = mapping.node.mapping.get("name")
             if not _is_path(name_or_path) and name is not None and name.text != name_or_path:
                 message = f"name: `{name.text}` stands in the file of `{name_or_path}`"
                 help_text = f"write name: {name_or_path}, or rename the file"
                 mapping.problems.append(name.mark.problem(message, help_text))
-            self._specs[key] = mapping.build(KINDS[kind].classes, self, path.stem)
+            self._specs[key] = mapping.build(reader.KINDS[kind].classes, self, path.stem)
         return self._specs[key]
 
     def override(self, spec: SpecT, changes: Mapping[str, Any]) -> SpecT:
@@ -169,7 +158,7 @@ class Catalog:
         model = type(spec)
 
         def read(path: str, value: Any) -> Any:
-            return value_at(model, path, value, self)
+            return reader.value_at(model, path, value, self)
 
         try:
             return replaced(spec, changes, dict.fromkeys(changes, "set by the question"), read)
@@ -193,12 +182,12 @@ class Catalog:
 
         `deep` adds the values of the descriptions that it names (a system's device and links).
         """
-        mapping = LocatedMapping.read(self.find(kind, name_or_path, near), kind, self)
-        classes = KINDS[kind].classes
-        known = members(mapping.chosen(classes)) if deep and classes else []
-        sources, assumed = (mapping.node.mapping.get(name, Node(Mark(""), {})) for name in PROVENANCE)
+        mapping = reader.LocatedMapping.read(self.find(kind, name_or_path, near), kind, self)
+        classes = reader.KINDS[kind].classes
+        known = reader.members(mapping.chosen(classes)) if deep and classes else []
+        sources, assumed = (mapping.node.mapping.get(name, Node(Mark(""), {})) for name in reader.PROVENANCE)
         listed: list[Row] = []
-        for path, leaf in values(mapping.node).leaves():
+        for path, leaf in reader.values(mapping.node).leaves():
             if path:
                 text = leaf.text if not isinstance(leaf.value, list) else ", ".join(map(str, leaf.plain()))
                 row = Row(path, text)
@@ -211,9 +200,9 @@ class Catalog:
                     source_id = sources.mapping[source_key].text
                     row = Row(path, text, str(self.sources().get(source_id, source_id)), source_id)
                 listed.append(row)
-            named = [cls for cls in reduce(element, path.split("."), known) if is_named(cls)]
+            named = [cls for cls in reduce(reader.element, path.split("."), known) if reader.is_named(cls)]
             if named and isinstance(leaf.value, str) and not issubclass(named[0], Calibration):
-                rows = self.describe(leaf.text, kind_of(named[0]), deep=True, near=mapping.path.parent)
+                rows = self.describe(leaf.text, reader.kind_of(named[0]), deep=True, near=mapping.path.parent)
                 listed += [replace(row, path=f"{path}.{row.path}") for row in rows]
         return listed
 
@@ -237,7 +226,7 @@ class Catalog:
                 try:
                     sources.setdefault(str(key), Source.model_validate(entry.plain()))
                 except ValidationError as error:
-                    problems += complaints(error, Source, entry)
+                    problems += reader.complaints(error, Source, entry)
         if problems:
             raise CatalogError(problems)
         self._sources = sources
@@ -259,7 +248,7 @@ def default_catalog() -> Catalog:
 def parse_file(path: Path, model: type[SpecT], catalog: Catalog | None = None) -> SpecT:
     """Read a file as a `model` defined anywhere, with names resolved and all errors at once."""
     catalog = catalog or default_catalog()
-    return LocatedMapping.read(path, "study", catalog).build((model,), catalog, path.stem)
+    return reader.LocatedMapping.read(path, "study", catalog).build((model,), catalog, path.stem)
 
 
 @lru_cache(maxsize=4)
@@ -281,7 +270,7 @@ def _is_file(path: Path, test: Callable[[Path], bool] = Path.is_file) -> bool:
 
 def complaints_of(error: ValidationError, model: type[BaseModel], data: Any) -> list[Problem]:
     """What pydantic refuses of Python data, in words that name the path of each value."""
-    return complaints(error, model, _unplaced(data))
+    return reader.complaints(error, model, _unplaced(data))
 
 
 def _unplaced(data: Any) -> Node:

@@ -260,7 +260,7 @@ class StepCase(_CaseSpec):
     settings suggest one."""
     tool: Tool | None = None
     """The tool that ran it, where its framework's constants are of another one; None: the framework's."""
-    container: Annotated[str, Field(pattern=r"^\d\d\.\d\d$")] | None = None
+    container: Annotated[str, Field(pattern=r"^\d\d\.\d\d(\.\d\d)?$")] | None = None
     """Release of NVIDIA's container that it ran in, as `26.06`."""
     parallel: CaseParallel
     training: CaseTraining

@@ -11,19 +11,8 @@ import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
 from perfsim.base.errors import InputError
+from perfsim.costs import wafer
 from perfsim.costs.price import Costs
-from perfsim.costs.wafer import (
-    AT_SYSTEMS,
-    PEAK,
-    StreamCosts,
-    StreamedGpuCosts,
-    StreamingRoof,
-    WaferCosts,
-    hidden_from_tokens,
-    known_release,
-    place_of,
-    roof_tokens,
-)
 from perfsim.machines.machine import HEAVY, LOOK, Lane, Machine, Network, Part, Rate, Traffic, Unknown
 from perfsim.network import WaferTree
 from perfsim.network.wafer_tree import STREAMS
@@ -48,7 +37,7 @@ class _WaferNetwork(Network):
     def __init__(self, tree: WaferTree, wafers: int = 1) -> None:
         super().__init__(tree)
         self.tree = tree
-        self.costs = StreamCosts(tree)
+        self.costs = wafer.StreamCosts(tree)
         self.wafers = wafers
         """Wafers of the graph that stand for all systems."""
 
@@ -110,14 +99,14 @@ PARTS = {"the I/O ports": "io", "SwarmX": "swarmx", "MemoryX's servers": "server
 
 def _part_of(lane: str, tree: WaferTree) -> str:
     """The part of the machine that sets the speed of a lane."""
-    costs = StreamCosts(tree)
+    costs = wafer.StreamCosts(tree)
     if lane == "flash":
         return "MemoryX's flash"
     if lane == "update":
         # Adam moves 28 bytes and takes 15 FLOP a parameter.
         slower = "DRAM" if costs.update_s(28.0, 0.0) >= costs.update_s(0.0, 15.0) else "arithmetic"
         return f"the {slower} of MemoryX's servers"
-    if lane in AT_SYSTEMS:
+    if lane in wafer.AT_SYSTEMS:
         feeds = costs.bytes_per_s["feed"] <= costs.bytes_per_s["io"]
         return "the activation servers" if feeds else "the I/O ports"
     # Parts of equal speed must all become faster.
@@ -156,10 +145,10 @@ def _of_release(wanted: str, calibration: WaferCalibration) -> Iterator[Unknown]
     assumed: each release between may have changed the speed, either way, by as much as measured releases did
     in the mean, and `OUTSIDE` at least; no product exceeds the peak.
     """
-    used = known_release(wanted, calibration)
-    if used in (PEAK, wanted):
+    used = wafer.known_release(wanted, calibration)
+    if used in (wafer.PEAK, wanted):
         return
-    between = abs(place_of(wanted) - place_of(used))
+    between = abs(wafer.place_of(wanted) - wafer.place_of(used))
     if not between:
         return
     growth = calibration.growth_per_release
@@ -230,8 +219,8 @@ class WaferCluster(Machine):
     def costs(self, topology: WaferTree, recipe: Recipe) -> Costs:
         """The cost model by the device that computes, a wafer or a GPU."""
         if topology.system.device.kind == "gpu":
-            return StreamedGpuCosts(topology, recipe)
-        return WaferCosts(topology, recipe)
+            return wafer.StreamedGpuCosts(topology, recipe)
+        return wafer.WaferCosts(topology, recipe)
 
     def network(self, topology: WaferTree, /) -> _WaferNetwork:
         return _WaferNetwork(topology)
@@ -242,7 +231,7 @@ class WaferCluster(Machine):
         if not isinstance(calibration, WaferCalibration):
             return None
         wanted = recipe.runtime.software_release or system.software_release
-        return wanted, known_release(wanted, calibration)
+        return wanted, wafer.known_release(wanted, calibration)
 
     def parts(self, system: WaferClusterSpec, /) -> Iterator[Part]:
         yield from super().parts(system)
@@ -322,7 +311,7 @@ class WaferCluster(Machine):
 
     def roof(
         self, plan: StreamingPlan, graph: TaskGraph, costs: Costs, duration_s: Floats, /
-    ) -> StreamingRoof | None:
+    ) -> wafer.StreamingRoof | None:
         """Tokens of a micro-batch on one system, and the tokens that hide its streams."""
         works = {work.name: work for work in reversed(graph.works)}  # of one name the first
         if not works.keys() >= {"layer.load", "layer.forward"}:
@@ -333,18 +322,18 @@ class WaferCluster(Machine):
         load_s = costs.duration_s(load)
         matrices = sum(kernel.flop for kernel in use.kernels if kernel.partition == "streamed")
         weights = use.share * matrices / (2.0 * tokens)
-        hidden = {"link": hidden_from_tokens(tokens, costs.duration_s(use), costs.fixed_s(use), load_s)}
+        hidden = {"link": wafer.hidden_from_tokens(tokens, costs.duration_s(use), costs.fixed_s(use), load_s)}
         # The compute of a whole step hides flash and updates, whose times do not depend on tokens.
         computing = np.array([work.kind is Kind.COMP for work in graph.works])[graph.work]
         compute_s = float(duration_s[computing].sum()) / len(graph.step_ends)
         fixed_s = graph.mean_over_steps(costs.fixed_s)
         for lane in ("flash", "update"):
             busy_s = self.busy_s(plan.topology, graph, duration_s, lane)
-            hidden[lane] = hidden_from_tokens(tokens, compute_s, fixed_s, busy_s)
+            hidden[lane] = wafer.hidden_from_tokens(tokens, compute_s, fixed_s, busy_s)
         lane = max(hidden, key=lambda name: hidden[name])
         weight_bytes = load.comm_bytes / weights
-        formula = roof_tokens(costs.arithmetic_flop_per_s(use), weight_bytes, load.comm_bytes / load_s)
-        return StreamingRoof(tokens, hidden[lane], formula, lane)
+        formula = wafer.roof_tokens(costs.arithmetic_flop_per_s(use), weight_bytes, load.comm_bytes / load_s)
+        return wafer.StreamingRoof(tokens, hidden[lane], formula, lane)
 
     def cause(self, lane: Lane, wait: str, /) -> str:
         """The cause of a lane; a link is named by the wait that it causes."""
@@ -353,7 +342,7 @@ class WaferCluster(Machine):
         return CAUSES[lane.name]
 
     def wait_remedy(
-        self, _cause: str, plan: StreamingPlan, lane: Lane | None, roof: StreamingRoof | None, /
+        self, _cause: str, plan: StreamingPlan, lane: Lane | None, roof: wafer.StreamingRoof | None, /
     ) -> str:
         """A faster limiting part, or more tokens per stream of the weights."""
         if roof is None:
@@ -365,7 +354,7 @@ class WaferCluster(Machine):
         if lane is not None and lane.name == "flash":
             in_flash = sum(use.total_bytes for use in plan.memory if use.place == "MemoryX flash")
             remedies.append(f"{in_flash / 1e12:,.3g} TB more DRAM in MemoryX, so that flash is not needed")
-        if lane is None or lane.name not in AT_SYSTEMS:
+        if lane is None or lane.name not in wafer.AT_SYSTEMS:
             sequences = int(-(-roof.hidden_from_tokens // plan.job.seq_length))
             if sequences <= plan.layout.micro_batch_size:
                 remedies.append("a larger batch, so that fewer steps wait for their first weights")

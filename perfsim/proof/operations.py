@@ -632,11 +632,6 @@ class Block:
         return kept
 
     @property
-    def _has_own_norm(self) -> bool:
-        """Whether the MLP has a norm besides the one of attention."""
-        return "mlp" in self.parts and "norm2.scale" in self.parts["mlp"].tape.weights
-
-    @property
     def module_head(self) -> Block:
         """What a module of multi-token prediction keeps of its LM head besides what it saves."""
         values = {name: value for name, value in self.values.items() if name in ("scores", "statistics")}
@@ -651,8 +646,8 @@ class Block:
                 before = {"hidden": parts["join"].makes["hidden"].value}
             whole = {name for module in modules for name in _WHOLE.get(module, ())}
             around = {name for module in modules for name in _AROUND.get(module, ())} - whole
-            if not self._has_own_norm:
-                around -= {"mlp"}
+            if "mlp" in parts and "norm2.scale" not in parts["mlp"].tape.weights:
+                around -= {"mlp"}  # its norm is the one of attention, whose output it keeps
             of_parts = (parts[name].tape.products for name in around if name in parts)
             results = {name: made for products in of_parts for name, made in products.items()}
             for name in ("query", "pair") if "mla_up_proj" in modules else ():

@@ -10,16 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
-from perfsim.proof.operations import (
-    ATTENTION,
-    FEED_FORWARD,
-    PARTS,
-    Node,
-    Routing,
-    Tape,
-    cross_entropy,
-    statistics,
-)
+from perfsim.proof import operations
 from perfsim.proof.parameters import EXPERTS, WORDS, Share, Weights, blocks
 from perfsim.specs.model import Experts, TransformerConfig
 from perfsim.work import EMBEDDING, HEAD
@@ -84,7 +75,7 @@ class SmallTraining:
     capacity: float | None = None
     """Most tokens of an expert in a sequence over their mean; None: none is dropped."""
 
-    def routing(self, step: int, layer: int) -> Routing:
+    def routing(self, step: int, layer: int) -> operations.Routing:
         """The experts of every token of a batch in a layer."""
         if self.model.experts is None:
             raise ValueError(f"{self.model.name} has no experts")
@@ -139,7 +130,7 @@ class SmallTraining:
 @lru_cache(maxsize=64)
 def _drawn_routing(
     experts: Experts, batch: int, length: int, capacity: float | None, seed: tuple[int, ...]
-) -> Routing:
+) -> operations.Routing:
     """Routing in which the slots of a sequence go round the experts in an order of its own.
 
     Every expert of a layer has equally many tokens of each sequence. Beyond a capacity the later tokens of a
@@ -154,7 +145,7 @@ def _drawn_routing(
     turn = np.arange(length * k) // count  # how many slots of the expert came before in the sequence
     most = length * k if capacity is None else max(1, int(capacity * length * k / count))
     keeps = np.broadcast_to(turn < most, expert.shape)
-    return Routing(expert.reshape(batch, length, k), keeps.reshape(batch, length, k))
+    return operations.Routing(expert.reshape(batch, length, k), keeps.reshape(batch, length, k))
 
 
 @dataclass
@@ -218,9 +209,9 @@ def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -
     num_layers = training.model.num_layers
     modules = range(num_layers, num_layers + training.model.mtp_num_layers)
     parts_of = {EMBEDDING: ("lookup",), HEAD: ("scores",)}
-    carried_out: list[tuple[int, str, Tape, Node | None]] = []
+    carried_out: list[tuple[int, str, operations.Tape, operations.Node | None]] = []
     """Parts by block and name, each with its tape and the hidden states before it."""
-    arrived: dict[Node, Floats] = {}
+    arrived: dict[operations.Node, Floats] = {}
     """Gradients so far; before the backward, only the scores of words have one."""
 
     def read(block: int) -> Weights:
@@ -228,7 +219,7 @@ def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -
         own = weights[block] | weights.get(EXPERTS + block, {})
         return own | weights[EMBEDDING] | weights[HEAD] if block in modules else own
 
-    hidden: Node | None = None
+    hidden: operations.Node | None = None
     for block in (EMBEDDING, *range(num_layers), HEAD, *modules):
         ahead = max(0, block - num_layers + 1)
         tokens, targets = training.words(step, ahead)
@@ -237,10 +228,10 @@ def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -
             routing = training.routing(step, block)
             given |= {"routing": routing, "expert": routing.expert.ravel()}
         nodes = {"hidden": hidden} if hidden else {}
-        for name in parts_of.get(block, (*ATTENTION, *FEED_FORWARD, "scores")):
-            tape = Tape(read(block), share.of_layer(block), given=given)
+        for name in parts_of.get(block, (*operations.ATTENTION, *operations.FEED_FORWARD, "scores")):
+            tape = operations.Tape(read(block), share.of_layer(block), given=given)
             carried_out.append((block, name, tape, nodes.get("hidden")))
-            nodes |= PARTS[name].carried_out(tape, nodes)
+            nodes |= operations.PARTS[name].carried_out(tape, nodes)
         hidden = nodes["hidden"]
         if block != HEAD:
             record.hidden.append(hidden.value)
@@ -248,9 +239,9 @@ def gradients(training: SmallTraining, weights: dict[int, Weights], step: int) -
             record.attention.append(nodes["attended"].value)
         if "scores" in nodes:
             scored = nodes["scores"].value
-            of_words = statistics(scored, targets, share)
+            of_words = operations.statistics(scored, targets, share)
             count = training.num_tokens(ahead)
-            record.losses[block], d_scores = cross_entropy(scored, of_words, targets, count, share)
+            record.losses[block], d_scores = operations.cross_entropy(scored, of_words, targets, count, share)
             arrived[nodes["scores"]] = d_scores
     flats = {block: np.zeros(layouts[block].size) for block in weights}
     for block, name, tape, x in reversed(carried_out):

@@ -51,8 +51,10 @@ class NumberRange(Range[Factor]):
     """A plain number that varies between runs."""
 
 
-class SlowingRange(Range[Annotated[float, *number(1, 1e6)]]):
+class SlowingRange(NumberRange):
     """A factor on the time of steps that varies between runs."""
+
+    low: Annotated[float, *number(1, 1e6)]
 
 
 class ProductionRange(Range[Ratio]):

@@ -242,7 +242,6 @@ def page(runs: Sequence[Run], folder: Path, seconds_each: float) -> str:
     return "\n".join(lines)
 
 
-# ---------------------------------------------------------------------------------------- tests
 def _case(name: str, measured: float, left_out: float) -> dict[str, Any]:
     known = {"id": name, "family": "f", "measured_s": measured, "left_out_s": left_out, "predicted_s": None}
     return known | {"predicted_peak_gib": 10.0, "measured_peak_gib": 8.0}

@@ -37,7 +37,6 @@ def on_toys(toys: ModuleType, name: str, job: Job, topology: Topology) -> Questi
     return question
 
 
-# ------------------------------------------------------------------------------------- published sizes
 def question(
     model: str, devices: int, batch: int, system: str = "dgx-a100-80gb", name: str = "3d"
 ) -> Question:
@@ -86,7 +85,6 @@ def test_3d_is_never_slower_than_a_strategy_that_it_contains(
         assert whole <= part * (1 + 1e-9), name
 
 
-# ------------------------------------------------------------------------------------------- screening
 def test_the_screening_ranks_every_layout_that_fits_best_first_of_ties_least_memory(
     toys: ModuleType, topology: Topology
 ) -> None:
@@ -120,7 +118,6 @@ def test_the_screening_ranks_every_layout_that_fits_best_first_of_ties_least_mem
     )
 
 
-# ---------------------------------------------------------------------------------------- confirmation
 @pytest.mark.parametrize(("error", "most_tried"), [(planner.ESTIMATE_ERROR, 1), (0.9, MOST_CONFIRMED)])
 def test_layouts_are_tried_until_the_rest_cannot_be_faster_given_the_error_of_the_estimate(
     toys: ModuleType, topology: Topology, monkeypatch: pytest.MonkeyPatch, error: float, most_tried: int
@@ -133,7 +130,6 @@ def test_layouts_are_tried_until_the_rest_cannot_be_faster_given_the_error_of_th
     assert len(tried) == most_tried
 
 
-# ------------------------------------------------------------------------------------------- headroom
 def test_a_layout_above_the_memory_limit_is_an_answer_only_where_nothing_else_is(
     toys: ModuleType, topology: Topology
 ) -> None:
@@ -162,7 +158,6 @@ def test_memory_that_is_laid_out_in_advance_has_no_limit(toys: ModuleType) -> No
     assert toys.question(strategy("3d"), job, toys.topology(8)).allowed_share == streamed.memory_limit
 
 
-# -------------------------------------------------------------------------------------------- refusals
 def test_without_any_legal_layout_the_reason_is_the_division(toys: ModuleType, topology: Topology) -> None:
     with pytest.raises(
         PlanError, match=r"no layout is legal \(batch 7, 8 layers, .* no degrees divide"

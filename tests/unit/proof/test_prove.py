@@ -31,7 +31,6 @@ CASES = catalogue_cases()
 MODEL = "gpt3_20b"
 
 
-# ------------------------------------------------------------------------------------- coverage
 @pytest.mark.parametrize("number", range(0, len(CASES), 3))
 def test_a_part_of_the_catalogue_computes_what_serial_training_does(number: int) -> None:
     plan = CASES[number].plan(default_catalog().model(MODEL), default_catalog())
@@ -53,7 +52,6 @@ def test_the_whole_catalogue_is_proven_in_random_orders(model: str, orders: int)
     assert all(proof.orders == orders for proof in result.proofs)
 
 
-# --------------------------------------------------------------------------------------- plans
 def test_a_layout_keeps_its_ranks_uneven_stages_and_micro_batches() -> None:
     layout = "tp=4,pp=3,dp=2,zero=2,mbs=8,schedule=1f1b,layers_per_stage=0-92-4"
     (plan,) = plans_of(Request("gpt3_175b", layout=layout, batch=16 * 7))
@@ -96,7 +94,6 @@ def test_an_error_is_a_number_only_where_something_was_compared() -> None:
     assert "1 of 1 layout WRONG" in " ".join(proof_lines(answer))
 
 
-# ----------------------------------------------------------------------------------------- CLI
 def test_the_document_has_what_was_promised_and_the_table_ends_in_a_sentence() -> None:
     document, text = (
         CliRunner().invoke(main, ["prove", MODEL, "--layout", "dp=2,zero=1", "--orders", "1", *form])
