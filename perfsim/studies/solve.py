@@ -200,14 +200,6 @@ class _Unknown:
         shape = scaled(study.model, value).model_dump()
         return {f"model.{name}": item for name, item in shape.items() if item != own[name]}
 
-    @classmethod
-    def at(cls, path: str, study: StudySpec) -> _Unknown:
-        """What may be tried at a path for a study's one candidate.
-
-        Raises InputError for a path without numbers or choices.
-        """
-        return _INPUTS.get(path, _field)(path, Point(study))
-
 
 def _devices(path: str, point: Point) -> _Unknown:
     """Powers of two in a node, then nodes in steps of an eighth to a fourth of their number."""
@@ -395,12 +387,10 @@ class _Search:
     catalog: Catalog
     tried: dict[int, Tried] = field(default_factory=dict)
     """By the number of the value."""
-    compared: dict[str, PointResult] = field(default_factory=dict)
-    """What the rivals answer, which is asked once where the value is not theirs."""
 
     def solved(self) -> tuple[list[Solution], list[Tried], _Unknown]:
         """The solutions, all that was tried, and what was to be found."""
-        self.unknown = _Unknown.at(self.find, self.study)
+        self.unknown = _INPUTS.get(self.find, _field)(self.find, Point(self.study))
         self.equal = any(condition.sense == "==" for condition in self.conditions)
         self.changer = Changer(self.catalog)
         self.logs = np.log(self.unknown.values) if self.unknown.numeric else np.empty(0)
@@ -426,12 +416,13 @@ class _Search:
 
     def _points(self, value: Any) -> dict[str, PointResult]:
         """The points of the candidate and its rivals. Raises InputError where the value is not legal."""
-        own = self._point(self.study.candidates[0], value, changed=True)
         shared = not of_candidate(self.find)
+        points = {"": self._point(self.study.candidates[0], value, changed=True)}
         for name, rival in self.rivals.items():
-            if shared or name not in self.compared:
-                self.compared[name] = self._point(rival, value, changed=shared)
-        return {"": own, **self.compared}
+            # A rival without the input answers once.
+            answered = partial(self._point, rival, value, changed=shared)
+            points[name] = answered() if shared else self.changer.once(answered, "rival", name)
+        return points
 
     def _point(self, candidate: CandidateSpec, value: Any, *, changed: bool) -> PointResult:
         devices = value if changed and self.find == "devices" else candidate.devices[0]

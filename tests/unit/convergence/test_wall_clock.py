@@ -249,6 +249,12 @@ def test_a_domain_of_eight_gpus_fails_as_a_node_does() -> None:
     assert parts_of(domains, run)["failures"] == nodes["failures"]
 
 
+def test_the_domains_of_llama_3_fail_419_times_in_54_days_on_16384_gpus() -> None:
+    run = replace(RUN, num_nodes=2048, num_devices=16384)
+    rates = [float(tier.failures_per_s) for tier in run.failing(clock("gpu-cluster-domains")).tiers]
+    assert [rate * 54 * DAY_S for rate in rates] == pytest.approx([268 + 63, 53 + 35], rel=0.01)
+
+
 def test_a_lost_wafer_costs_its_restart_while_the_weights_are_at_memoryx() -> None:
     near, far = (failing := RUN.failing(clock("cs-2-memoryx"))).tiers
     assert float(near.failures_per_s) == pytest.approx(2 * 0.0065 / DAY_S)
