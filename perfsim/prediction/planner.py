@@ -50,9 +50,9 @@ class _Screened:
 
 
 class Search:
-    """The layouts of a question and its rank, screened; PlanError says why there is no plan."""
+    """The layouts of a question and its rank, screened; PlanError says why none, `advised` what is near."""
 
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: Question, *, advised: bool = True) -> None:
         self.question = question
         present_limits().in_time(lambda: f"no layout screened yet on {question.label}")
         screening = self._whole = question.chosen.screen(question.job, question.topology, question.costs)
@@ -69,7 +69,7 @@ class Search:
         others = [] if limits is None else [f"layouts that {limits.name} does not run: --runs-on any"]
         others += [
             f"nearest that divides: {other.label}, {other.job.global_batch_size} sequences a step"
-            for other in divisible(question, legal=screening.screened > 0)
+            for other in (divisible(question, legal=screening.screened > 0) if advised else ())
         ]
         if not screening.screened or screening.closest is None:
             model = f"{job.model.num_layers} layers, {job.model.num_attention_heads} heads"
@@ -248,10 +248,10 @@ def refusal(question: Question) -> PerfsimError | None:
     return None
 
 
-def estimated(question: Question) -> _Screened:
-    """The given layout, or the one of best estimate. Raises as `plan_of` does."""
+def estimated(question: Question, *, advised: bool = True) -> _Screened:
+    """The given layout, or the one of best estimate. Raises as `plan_of` and `Search` do."""
     if question.layout is None:
-        searched = Search(question)
+        searched = Search(question, advised=advised)
         return searched.plan(int(searched.order[0]))
     plan = plan_of(question)
     return _Screened(question.chosen.estimate_s(plan, question.costs), plan)

@@ -245,13 +245,13 @@ class Target:
         unit = question.devices if layout is None else layout.data * layout.micro_batch_size
         return self.grid(spec.recipe.seq_length, unit)
 
-    def at(self, question: Question, global_batch_size: int) -> BatchPoint:
+    def at(self, question: Question, global_batch_size: int, *, advised: bool = True) -> BatchPoint:
         """The plan of best estimate at one batch, simulated. Raises PlanError where no plan fits.
 
         The share of the step that hides communication is left out of its band.
         """
         asked = question.at(global_batch_size)
-        run = evaluated(asked, estimated(asked).plan)
+        run = evaluated(asked, estimated(asked, advised=advised).plan)
         return BatchPoint.of(run.plan, self.time_of_run(run, Accuracy.of(run.plan)))
 
     def curve(self, question: Question, batches: Sequence[int], *, extend: bool = False) -> BatchCurve:
@@ -269,7 +269,7 @@ class Target:
                 lambda: f"{len(points) + len(refused)} of {len(batches)} batches tried on {question.label}"
             )
             try:
-                points.append(self.at(question, batch))
+                points.append(self.at(question, batch, advised=not refused))
             except (LayoutError, PlanError, NotIdentifiableError) as error:
                 refused[batch] = error
             if extend and points and not wanted:

@@ -239,7 +239,7 @@ def test_a_page_has_a_row_for_each_law_and_says_whether_they_disagree(study_of: 
     result = answer(study_of, law="data_law")
     (section,) = (part for part in study_page(result).sections if part.anchor == "laws")
     assert section.table is not None
-    assert len(section.table.rows) == len(result.laws) == 3
+    assert len(section.table.rows) == len(result.laws) == 4
     assert "recalled" in section.table.shown()[1][-1]
     firsts = {row.first for row in result.laws}
     assert ("All put" if len(firsts) == 1 else "They disagree") in section.lead
