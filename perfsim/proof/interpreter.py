@@ -27,7 +27,7 @@ from perfsim.costs.gpu import UPDATES
 from perfsim.proof.compute import COMPUTE, LATER_WORDS, OF_ROUTER, At, Frame, Operation
 from perfsim.proof.exchange import EXCHANGES
 from perfsim.proof.operations import OPERATORS, merged_statistics, repeats_alone
-from perfsim.proof.parameters import EXPERTS, WORDS, Place, Weights
+from perfsim.proof.parameters import WORDS, Place, Weights
 from perfsim.proof.program import (
     BROKEN,
     CLIPPED,
@@ -65,6 +65,7 @@ from perfsim.work import (
     TaskGraph,
 )
 from perfsim.work.graph import rank_of
+from perfsim.work.tensors import EXPERTS
 
 HIDDEN = 2
 """The axis along which tensor ranks cut what a pipeline sends."""

@@ -17,11 +17,9 @@ import numpy as np
 from perfsim.base.arrays import Floats
 from perfsim.specs.model import TransformerConfig, layer_kinds
 from perfsim.work import EMBEDDING, HEAD
-from perfsim.work.tensors import AXES, Divider, end_tensors, expert_tensors, layer_tensors
+from perfsim.work.tensors import AXES, EXPERTS, Divider, tensors_of
 
 Weights = dict[str, Floats]
-EXPERTS = 1_000_000
-"""Added to the number of a layer for the block of its routed experts, held by other ranks than the rest."""
 WORDS = {EMBEDDING: "words", HEAD: "head_words"}
 """The table of words in both blocks that have one."""
 
@@ -130,13 +128,11 @@ class Share:
 
     def axes(self, block: int) -> dict[str, str]:
         """The tensors of a block with their axes; of a layer with its experts if they are in its block."""
-        if block >= EXPERTS:
-            return expert_tensors(self.model)
-        if block < 0:
-            return end_tensors(self.model, block)
+        if not 0 <= block < EXPERTS:
+            return tensors_of(self.model, min(block, EXPERTS))
         kind = layer_kinds(self.model)[block]
-        together = expert_tensors(self.model) if self.whole_layers and kind.experts else {}
-        return layer_tensors(self.model, kind) | together
+        together = tensors_of(self.model, EXPERTS) if self.whole_layers and kind.experts else {}
+        return tensors_of(self.model, kind) | together
 
     def flat(self, whole: Mapping[int, Weights], block: int) -> Floats:
         """The rank's part of each tensor of a block, as a flat vector; what does not divide is padded."""

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from perfsim.costs.memory import state_bytes
-from perfsim.proof.parameters import EXPERTS, WORDS, Place, Share
+from perfsim.proof.parameters import WORDS, Place, Share
 from perfsim.proof.program import Fault, Message
 from perfsim.specs.layout import ParallelLayout
 from perfsim.strategies import Plan
@@ -21,6 +21,7 @@ from perfsim.strategies.three_d.emission import ThreeDPlan
 from perfsim.work import EMBEDDING, HEAD, Kind, TaskGraph, Work
 from perfsim.work.graph import rank_of
 from perfsim.work.layer import padded_vocab_size
+from perfsim.work.tensors import EXPERTS
 
 # Whether a communication is priced for what it moves: bytes in the graph against elements in the execution.
 #

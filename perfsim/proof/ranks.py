@@ -9,11 +9,12 @@ import numpy as np
 
 from perfsim.base.arrays import Ints
 from perfsim.proof.operations import Routing
-from perfsim.proof.parameters import EXPERTS, Place, Share
+from perfsim.proof.parameters import Place, Share
 from perfsim.proof.serial import SmallTraining
 from perfsim.specs.layout import ContextExchange, ParallelLayout, StreamingLayout
 from perfsim.strategies import Plan
 from perfsim.strategies.three_d.data import GRADIENTS_SHARDED, SHARDED
+from perfsim.work.tensors import EXPERTS
 
 SEQUENCE = 1
 """The axis that sequence parallelism splits."""

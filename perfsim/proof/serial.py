@@ -11,9 +11,10 @@ import numpy as np
 
 from perfsim.base.arrays import Floats, Ints
 from perfsim.proof import operations
-from perfsim.proof.parameters import EXPERTS, WORDS, Share, Weights, blocks
+from perfsim.proof.parameters import WORDS, Share, Weights, blocks
 from perfsim.specs.model import Experts, TransformerConfig
 from perfsim.work import EMBEDDING, HEAD
+from perfsim.work.tensors import EXPERTS
 
 # The optimizer of proofs: Adam [1412.6980] on flat vectors, with gradients clipped by their global norm.
 

@@ -289,7 +289,7 @@ def decide(options: Sequence[Option], currency: str) -> Decision:
             first=float(np.mean(option.expected_s <= earliest)),
             cheapest=None if least is None else float(np.mean(least == option.bill.money)),
             not_given=option.rates.not_given,
-            ratio=wall_ratio(option, first),
+            ratio=_wall_ratio(option, first),
             turns=_turning(first, against, option.of_speed, first.draws),
             equal_time_devices=option.rates.devices * option.typical_s / first.typical_s,
             **option.like(first),
@@ -300,7 +300,7 @@ def decide(options: Sequence[Option], currency: str) -> Decision:
     levers: tuple[Lever, ...] = ()
     money_levers: tuple[Lever, ...] = ()
     if rival is not None:
-        ratio = wall_ratio(rival, first)
+        ratio = _wall_ratio(rival, first)
         levers = _levers(first, rival, Option.wall_s)
         if first.bill.money is not None and rival.bill.money is not None:
             at_middle = float(rival.money(typical) / first.money(typical))
@@ -323,7 +323,7 @@ def decide(options: Sequence[Option], currency: str) -> Decision:
     )
 
 
-def wall_ratio(option: Option, first: Option) -> Spread:
+def _wall_ratio(option: Option, first: Option) -> Spread:
     """The time on the wall of one option over that of another, without the luck of seeds."""
     if option.plan == first.plan:
         return Spread(1.0, 1.0, 1.0)
@@ -503,7 +503,7 @@ class _Asked:
         newest = max((newest_part(question) for question in questions), key=lambda part: part.date)
         rows = map(self._answer, self.pair, questions)
         first, rival = (option_of(point, row) for (point, _), row in zip(self.pair, rows, strict=True))
-        ratio = wall_ratio(rival, first)
+        ratio = _wall_ratio(rival, first)
         times_s = (first.typical_s, rival.typical_s)
         return Era(day, newest.name, *times_s, ratio.typical, (ratio.low, ratio.high))
 

@@ -22,7 +22,7 @@ from perfsim.work.layer import (
     padded_vocab_size,
     up_projections,
 )
-from perfsim.work.tensors import AXES, end_tensors, expert_tensors, layer_tensors
+from perfsim.work.tensors import AXES, EXPERTS, tensors_of
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class Parameters:
 
     def of(self, kind: LayerKind = PLAIN, *, active: bool = False) -> int:
         """All parameters of a layer."""
-        return _count(self.model, layer_tensors(self.model, kind)) + self.routed_of(kind, active=active)
+        return _count(self.model, tensors_of(self.model, kind)) + self.routed_of(kind, active=active)
 
     def matrices_of(self, kind: LayerKind = PLAIN, *, active: bool = False) -> int:
         """Weights of a layer that multiply activations."""
-        tensors = layer_tensors(self.model, kind)
+        tensors = tensors_of(self.model, kind)
         return _count(self.model, _matrices(tensors)) + self.routed_of(kind, active=active, matrices=True)
 
     def routed_of(self, kind: LayerKind, *, active: bool = False, matrices: bool = False) -> int:
@@ -49,7 +49,7 @@ class Parameters:
         experts = self.model.experts
         if experts is None or not kind.experts:
             return 0
-        tensors = expert_tensors(self.model)
+        tensors = tensors_of(self.model, EXPERTS)
         whole = _count(self.model, _matrices(tensors) if matrices else tensors)
         return whole // experts.num_experts * experts.top_k if active else whole
 
@@ -60,7 +60,7 @@ class Parameters:
     @property
     def embedding(self) -> int:
         """Word embedding, and position embedding if positions are learned."""
-        return _count(self.model, end_tensors(self.model, EMBEDDING))
+        return _count(self.model, tensors_of(self.model, EMBEDDING))
 
     @property
     def head(self) -> int:
@@ -71,7 +71,7 @@ class Parameters:
     @property
     def final_norm(self) -> int:
         """Norm before the LM head."""
-        tensors = end_tensors(self.model, HEAD)
+        tensors = tensors_of(self.model, HEAD)
         return _count(self.model, {name: axes for name, axes in tensors.items() if axes == "h"})
 
     @property

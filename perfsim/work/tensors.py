@@ -13,6 +13,8 @@ from typing import Literal, NamedTuple
 from perfsim.specs.model import Experts, LatentAttention, LayerKind, TransformerConfig
 from perfsim.work.graph import EMBEDDING
 
+EXPERTS = 1_000_000
+"""The block of the routed experts of a layer, held by other ranks than the rest, and added to its number."""
 Divider = Literal["tensor", "expert", "expert_tensor"]
 """The dimension of a layout that divides an axis."""
 
@@ -81,21 +83,19 @@ def _halves(prefix: str, axes: str, model: TransformerConfig) -> dict[str, str]:
     return {**gate, f"{prefix}fc1": axes, f"{prefix}fc2": f"{lead}{width}{first}"}
 
 
-def expert_tensors(model: TransformerConfig) -> dict[str, str]:
-    """The tensors of the routed experts of a layer."""
-    return _products(_halves("expert_", "ehu", model), bias=model.has_expert_bias)
+def tensors_of(model: TransformerConfig, block: LayerKind | int) -> dict[str, str]:
+    """The tensors of a block by name, each with its axes.
 
-
-def end_tensors(model: TransformerConfig, end: int) -> dict[str, str]:
-    """The tensors of the embedding, or of final norm and LM head, which has the embedding's words if tied."""
-    if end == EMBEDDING:
+    A block is a layer of a kind without its routed experts, these (`EXPERTS`), the embedding, or the final
+    norm and LM head, whose table of words is that of the embedding if the two are tied.
+    """
+    if block == EXPERTS:
+        return _products(_halves("expert_", "ehu", model), bias=model.has_expert_bias)
+    if block == EMBEDDING:
         return {"words": "vh", **({"positions": "sh"} if model.position_embedding == "learned" else {})}
-    bias = {"head_bias": "v"} if model.head_bias else {}
-    return {**_norm("head_norm", "h", model), "head_words": "vh", **bias}
-
-
-def layer_tensors(model: TransformerConfig, kind: LayerKind) -> dict[str, str]:
-    """The tensors of a layer of a kind without its routed experts, by name, each with its axes."""
+    if not isinstance(block, LayerKind):
+        bias = {"head_bias": "v"} if model.head_bias else {}
+        return {**_norm("head_norm", "h", model), "head_words": "vh", **bias}
     latent = model.latent_attention
     norms: dict[str, str] = {}
     if latent is None:
@@ -111,11 +111,11 @@ def layer_tensors(model: TransformerConfig, kind: LayerKind) -> dict[str, str]:
     axes = {**_norm("norm1", "h", model), **_products(products, bias=model.has_attention_bias), **norms}
     if model.norms_per_layer > 1:
         axes |= _norm("norm2", "h", model)
-    if kind.mtp:
+    if block.mtp:
         for name in ("mtp_hidden", "mtp_words", "mtp_norm"):
             axes |= _norm(name, "h", model)
         axes["mtp_joint"] = "jh"
-    if not kind.experts:
+    if not block.experts:
         return axes | _products(_halves("", "hf", model), bias=model.bias)
     products = {"router": "hr"}
     if _experts_of(model).shared_ffn_hidden_size:
