@@ -28,9 +28,9 @@ from perfsim.specs.model import TransformerConfig, layer_kinds
 from perfsim.specs.optimizers import OPTIMIZERS
 from perfsim.specs.precisions import PRECISIONS
 from perfsim.specs.recipe import Recipe
-from perfsim.work.counts import parameters, weight_matrices
+from perfsim.work.counts import parameters
 from perfsim.work.kernels import FULL, Kernel, LayerSlice, gemm
-from perfsim.work.layer import padded_vocab_size
+from perfsim.work.layer import attention_products, mlp_products, padded_vocab_size
 
 
 @lru_cache(maxsize=256)
@@ -45,9 +45,10 @@ def orthogonalisation_flop(recipe: Recipe, model: TransformerConfig) -> float:
         return 0.0
     total = 0.0
     for kind in layer_kinds(model):
-        for rows, columns, count in weight_matrices(LayerSlice(model, 1, 1, kind=kind)):
-            a, b = sorted((rows, columns))
-            total += count * (4.0 * a * a * b + 2.0 * a**3)
+        layer = LayerSlice(model, 1, 1, kind=kind)
+        for product in (*attention_products(layer), *mlp_products(layer)):
+            a, b = sorted((product.k, product.n))
+            total += product.batch * (4.0 * a * a * b + 2.0 * a**3)
     return iterations * (total / parameters(model).total)
 
 

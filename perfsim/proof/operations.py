@@ -13,14 +13,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial, reduce
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfsim.base.arrays import Floats, Ints
 from perfsim.proof.parameters import WORDS, Share, Weights
-from perfsim.specs.layout import RECOMPUTED, Recompute
+from perfsim.specs.layout import RECOMPUTED
 from perfsim.specs.runtime import Runtime
 from perfsim.work import HEAD
 from perfsim.work.tensors import latent_of
@@ -570,7 +570,7 @@ _AROUND = {"layernorm": ("heads", "mlp", "router"), "mla_up_proj": ("heads",), "
 
 def _modules(mode: str) -> frozenset[str]:
     """The modules that a mode runs again by themselves; none where it runs the layer again."""
-    return frozenset() if mode == "full" else RECOMPUTED.get(cast(Recompute, mode), frozenset())
+    return frozenset() if mode == "full" else RECOMPUTED.get(mode, frozenset())
 
 
 def repeats_alone(mode: str, op: str) -> bool:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal, Protocol, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args, get_origin, get_type_hints
 
 from perfsim.base.errors import LayoutError, Problem
 from perfsim.base.sizes import MOST_LAYERS
 from perfsim.base.text import did_you_mean
 
-Recompute = Literal["none", "norms", "latents", "latents+norms", "selective", "mlp", "latents+mlp", "full"]
-"""What a backward computes again of a layer: a row of `RECOMPUTED`."""
-RECOMPUTED: Mapping[Recompute, frozenset[str]] = {
+RECOMPUTED: Mapping[str, frozenset[str]] = {
     "none": frozenset(),
     "norms": frozenset({"layernorm", "moe_act"}),
     "latents": frozenset({"mla_up_proj"}),
@@ -25,6 +23,10 @@ RECOMPUTED: Mapping[Recompute, frozenset[str]] = {
 }
 """The modules of a layer that each mode computes again, as `--recompute-modules` of Megatron-Core names them:
 the attention core, norms, up-projections of latent attention, the MLP, experts, and their activation."""
+if TYPE_CHECKING:
+    Recompute = str
+else:
+    Recompute = Literal[tuple(RECOMPUTED)]
 
 
 def recompute_of(modules: Collection[str]) -> Recompute | None:

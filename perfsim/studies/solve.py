@@ -32,22 +32,11 @@ from perfsim.convergence.uncertain import FloatArray, Place, typical
 from perfsim.prediction.question import ASKED, question_of
 from perfsim.specs.layout import written
 from perfsim.specs.wall_clock import Range
+from perfsim.studies import loading
 from perfsim.studies.answers import PointResult, called
 from perfsim.studies.batches import Target, counted
 from perfsim.studies.decision import SEEDS, Option, option_of
 from perfsim.studies.executors import IN_PROCESS, Executor, Tell, attempt
-from perfsim.studies.loading import (
-    BATCH_PATHS,
-    MACHINE_ROOTS,
-    Changer,
-    Sweep,
-    SweepSpec,
-    model_of,
-    of_candidate,
-    owner_of,
-    reached,
-    suits,
-)
 from perfsim.studies.runner import answer_point
 from perfsim.studies.shortlist import plan_layouts
 from perfsim.studies.spec import CALLED, CandidateSpec, Point, StudySpec
@@ -250,9 +239,9 @@ def _target(path: str, point: Point) -> _Unknown:
 
 def _field(path: str, point: Point) -> _Unknown:
     """Any other field: numbers around today's, or the choices that its type names."""
-    owner, inner = owner_of(point.study, point.candidate, path)
+    owner, inner = loading.owner_of(point.study, point.candidate, path)
     steps = inner.split(".")
-    count, record, index, value = reached(owner, inner)
+    count, record, index, value = loading.reached(owner, inner)
     if count < len(steps):
         names = [*getattr(type(value), "model_fields", ()), *([SIZE] * path.startswith("model."))]
         names += [known for known in _INPUTS if not count and known not in names]
@@ -260,7 +249,7 @@ def _field(path: str, point: Point) -> _Unknown:
         raise InputError([Problem(f"--find {path}: `{steps[count]}` is not a field", help=help_text)])
     value = value.typical if isinstance(value, Range) else value
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
-        schema = str(model_of(record, steps[index]).model_json_schema())
+        schema = str(loading.model_of(record, steps[index]).model_json_schema())
         units = (known for known in get_args(Dimension) if repr(quantity_pattern(known)) in schema)
         return _Unknown(path, _numbers(value), value, dimension=next(units, None))
     annotation = record.model_fields[steps[index]].annotation
@@ -276,7 +265,7 @@ def _field(path: str, point: Point) -> _Unknown:
 
 _INPUTS: Mapping[str, Callable[[str, Point], _Unknown]] = {
     "devices": _devices,
-    **dict.fromkeys(BATCH_PATHS, _batch),
+    **dict.fromkeys(loading.BATCH_PATHS, _batch),
     "layout": _layout,
     SIZE: _size,
     "recipe.tokens": _target,
@@ -392,7 +381,7 @@ class _Search:
         """The solutions, all that was tried, and what was to be found."""
         self.unknown = _INPUTS.get(self.find, _field)(self.find, Point(self.study))
         self.equal = any(condition.sense == "==" for condition in self.conditions)
-        self.changer = Changer(self.catalog)
+        self.changer = loading.Changer(self.catalog)
         self.logs = np.log(self.unknown.values) if self.unknown.numeric else np.empty(0)
         if self.unknown.turns_back or not self.unknown.numeric:
             last = len(self.unknown.values) - 1
@@ -416,7 +405,7 @@ class _Search:
 
     def _points(self, value: Any) -> dict[str, PointResult]:
         """The points of the candidate and its rivals. Raises InputError where the value is not legal."""
-        shared = not of_candidate(self.find)
+        shared = not loading.of_candidate(self.find)
         points = {"": self._point(self.study.candidates[0], value, changed=True)}
         for name, rival in self.rivals.items():
             # A rival without the input answers once.
@@ -426,7 +415,7 @@ class _Search:
 
     def _point(self, candidate: CandidateSpec, value: Any, *, changed: bool) -> PointResult:
         devices = value if changed and self.find == "devices" else candidate.devices[0]
-        settings = {} if not changed or self.find in MACHINE_ROOTS else {self.find: value}
+        settings = {} if not changed or self.find in loading.MACHINE_ROOTS else {self.find: value}
         changes = self.unknown.changes(self.study, value) if changed else {}
         study = self.changer.point(self.study, candidate, devices, changes)
         asked = None if self.find.startswith("price") else value  # a price moves the bill and no plan
@@ -685,8 +674,8 @@ def solve_study(
         raise outcomes[0]
     answered = {id(point): point for rows in tried.values() for known in rows for point in known.points}
     points = tuple(answered.values())
-    spec = SweepSpec(name=study.name, title=study.title, question=study.question, study=study)
-    sweep = SweepResult(Sweep(spec, points), points)
+    spec = loading.SweepSpec(name=study.name, title=study.title, question=study.question, study=study)
+    sweep = SweepResult(loading.Sweep(spec, points), points)
     return Solved(
         find, tuple(such_that), minimise, study.prices.currency, tuple(solutions), tried, unknowns, sweep
     )
@@ -715,8 +704,8 @@ def _searches(
     named = {name: called(name, points).candidate for name in dict.fromkeys(names)}
     candidates = list(named.values()) or [point.candidate for point in points]
     # The first of those that the conditions name is changed; of the others all that have the field.
-    chosen = [known for known in candidates if suits(find, known)] or candidates
-    chosen = chosen[:1] if named or not suits(find, chosen[0]) else chosen
+    chosen = [known for known in candidates if loading.suits(find, known)] or candidates
+    chosen = chosen[:1] if named or not loading.suits(find, chosen[0]) else chosen
     rivals = {name: candidate for name, candidate in named.items() if candidate is not chosen[0]}
     seen: list[CandidateSpec] = []
     for candidate in chosen:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -106,12 +106,6 @@ class Parameters:
     def active_body_matrices(self) -> int:
         """The same of those that compute a token."""
         return sum(count * self.matrices_of(kind, active=True) for kind, count in self._kinds.items())
-
-
-def weight_matrices(part: LayerSlice) -> Iterator[tuple[int, int, int]]:
-    """Rows, columns and number of the weight matrices of a layer on one rank."""
-    for product in (*attention_products(part), *mlp_products(part)):
-        yield product.k, product.n, product.batch
 
 
 def _matrices(tensors: Mapping[str, str]) -> dict[str, str]:

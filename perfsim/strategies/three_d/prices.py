@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -164,26 +164,19 @@ class _PassPrices(NamedTuple):
     beside_inputs: Floats
 
 
-_Run = Literal["whole", "split", "early"] | Recompute
-"""What is run of a layer: whole passes, a split backward, or what a recompute mode repeats.
-
-Under ZeRO 3 full recompute stops early, at the last tensor that the backward reads.
-"""
-
-
 @lru_cache(maxsize=16384)
-def _half_terms(job: Job, half: Literal["attention", "mlp"], run: _Run, number: int, *degrees: int) -> Named:
+def _half_terms(job: Job, half: Literal["attention", "mlp"], run: str, number: int, *degrees: int) -> Named:
     """A half of a layer of a kind, by `tensor` to `exchange` of `layout_of`; with experts its attention.
 
-    Attention comes with the sums of the tensor group, and in a ring of context ranks.
+    A run is `whole` passes, a `split` backward, or what a recompute mode repeats. Under ZeRO 3 full recompute
+    stops `early`, at the last tensor that the backward reads. Attention comes with the sums of the tensor
+    group, and in a ring of context ranks.
     """
     kind = kinds_of(job.model)[number]
     layout = layout_of(*degrees)
     if run == "early":
         layout = replace(layout, zero_stage=SHARDED)
-    mode: Recompute = "full" if run == "early" else "none"
-    if run in RECOMPUTED:
-        mode = cast(Recompute, run)
+    mode = run if run in RECOMPUTED else "full" if run == "early" else "none"
     layer = RankShare(job, layout).layer(replace(kind, experts=False), mode)
     part = layer.attention if half == "attention" else layer.mlp
 
@@ -394,7 +387,7 @@ class Passes:
         split = every(splits) > 0
         modes = every(mode)
         full = MODES.index("full")
-        runs: dict[_Run, Bools | None] = {"whole": None, "split": split}
+        runs: dict[str, Bools | None] = {"whole": None, "split": split}
         for place, name in enumerate(MODES[1:full], 1):
             runs[name] = modes == place
         # Of a recompute that stops early only the MLP differs from a full one.
