@@ -8,24 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from perfsim.base.units import (
-    YAML_CONTEXT,
-    Bytes,
-    BytesPerSecond,
-    Dimension,
-    FlopPerSecond,
-    format_quantity,
-    number,
-    parse_quantity,
-    quantity,
-)
+from perfsim.base import units
 
-DIMENSIONS = get_args(Dimension)
+DIMENSIONS = get_args(units.Dimension)
 
 
 class Memory(BaseModel):
-    capacity: Bytes
-    bandwidth: BytesPerSecond
+    capacity: units.Bytes
+    bandwidth: units.BytesPerSecond
 
 
 @pytest.mark.parametrize(
@@ -55,16 +45,18 @@ class Memory(BaseModel):
         ("15 kW", "watts", 15e3),
     ],
 )
-def test_quantity_is_read_in_si(text: str, dimension: Dimension, value: float) -> None:
-    assert parse_quantity(text, dimension) == value
+def test_quantity_is_read_in_si(text: str, dimension: units.Dimension, value: float) -> None:
+    assert units.parse_quantity(text, dimension) == value
 
 
 @given(value=st.floats(1e-9, 1e21), dimension=st.sampled_from(DIMENSIONS))
 def test_what_is_written_is_read_back_to_six_digits_or_to_the_last(
-    value: float, dimension: Dimension
+    value: float, dimension: units.Dimension
 ) -> None:
-    assert math.isclose(parse_quantity(format_quantity(value, dimension), dimension), value, rel_tol=6e-6)
-    assert parse_quantity(format_quantity(value, dimension, None), dimension) == value
+    assert math.isclose(
+        units.parse_quantity(units.format_quantity(value, dimension), dimension), value, rel_tol=6e-6
+    )
+    assert units.parse_quantity(units.format_quantity(value, dimension, None), dimension) == value
 
 
 def test_python_code_may_pass_si_floats_and_strings() -> None:
@@ -73,7 +65,7 @@ def test_python_code_may_pass_si_floats_and_strings() -> None:
 
 @pytest.mark.parametrize(
     ("value", "context"),
-    [(value, YAML_CONTEXT) for value in (80e9, 80, True, None, [1])]
+    [(value, units.YAML_CONTEXT) for value in (80e9, 80, True, None, [1])]
     + [(value, {}) for value in (True, -1.0, math.inf, math.nan, None)],
 )
 def test_yaml_may_not_pass_bare_numbers_and_python_nothing_that_is_no_amount(
@@ -85,10 +77,10 @@ def test_yaml_may_not_pass_bare_numbers_and_python_nothing_that_is_no_amount(
 
 
 class Kernel(BaseModel):
-    latency: Annotated[float, *quantity("seconds", most=10.0)]
-    rounds: Annotated[int, *number(1, 100)] = 1
-    traffic: BytesPerSecond = 1.0
-    rate: FlopPerSecond = 1.0
+    latency: Annotated[float, *units.quantity("seconds", most=10.0)]
+    rounds: Annotated[int, *units.number(1, 100)] = 1
+    traffic: units.BytesPerSecond = 1.0
+    rate: units.FlopPerSecond = 1.0
 
 
 @pytest.mark.parametrize(
@@ -106,7 +98,7 @@ class Kernel(BaseModel):
 def test_a_field_refuses_what_is_outside_its_range(
     given: dict[str, object], message: str, help_text: str
 ) -> None:
-    of_a_file = YAML_CONTEXT if isinstance(given["latency"], str) else None
+    of_a_file = units.YAML_CONTEXT if isinstance(given["latency"], str) else None
     with pytest.raises(ValidationError) as caught:
         Kernel.model_validate(given, context=of_a_file)
     context = caught.value.errors()[0]["ctx"]

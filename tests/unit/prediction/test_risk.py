@@ -11,20 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfsim.prediction import risk
 from perfsim.prediction.bands import Reached
 from perfsim.prediction.planner import Search, best_plan
 from perfsim.prediction.question import Question, question_of
-from perfsim.prediction.risk import (
-    EXPECTED,
-    MOST,
-    Kind,
-    Novelty,
-    degrees_of,
-    expected,
-    kinds_of,
-    published_kinds,
-    settings_of,
-)
 from perfsim.specs.layout import ParallelLayout, parsed_settings, text_of
 
 LAYOUTS = [
@@ -43,7 +33,8 @@ def parsed(text: str) -> ParallelLayout:
 
 FP32: dict[str, Any] = {"recipe.precision": "fp32"}
 RUNS = [
-    A100._replace(settings=settings_of(layout), degrees=degrees_of(layout)) for layout in map(parsed, LAYOUTS)
+    A100._replace(settings=risk.settings_of(layout), degrees=risk.degrees_of(layout))
+    for layout in map(parsed, LAYOUTS)
 ]
 
 
@@ -54,7 +45,9 @@ def asked(**given: Any) -> Question:
 
 def points(text: str, runs: Sequence[Reached] = RUNS, **given: Any) -> int:
     question = asked(**given)
-    return int(Novelty.of([parsed(text)], question.job, question.system.device, kinds_of(runs)).points[0])
+    return int(
+        risk.Novelty.of([parsed(text)], question.job, question.system.device, risk.kinds_of(runs)).points[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,17 +74,17 @@ def test_each_axis_counts_once_and_a_degree_outside_the_published_range_is_never
 
 
 def test_a_layout_is_compared_with_models_of_its_own_sort() -> None:
-    assert points("tp=2,pp=2,zero=1", model="mixtral_8x7b") > MOST
+    assert points("tp=2,pp=2,zero=1", model="mixtral_8x7b") > risk.MOST
     sparse = [run._replace(experts=True) for run in RUNS]
     assert points("tp=2,pp=2,zero=1", [*RUNS, *sparse], model="mixtral_8x7b") == 0
 
 
 def test_every_published_run_is_proven_and_lacks_nothing() -> None:
-    for kind in published_kinds():
-        least = Kind(kind.experts, kind.axes, tuple((ends[0], ends[0]) for ends in kind.degrees))
+    for kind in risk.published_kinds():
+        least = risk.Kind(kind.experts, kind.axes, tuple((ends[0], ends[0]) for ends in kind.degrees))
         assert not kind.lacks(least)
     on_gpus = [run for run in Reached.recorded() if run.kind == "gpu-cluster"]
-    assert sum(kind.runs for kind in published_kinds()) == len(on_gpus) > 300
+    assert sum(kind.runs for kind in risk.published_kinds()) == len(on_gpus) > 300
 
 
 @given(st.lists(st.sampled_from(RUNS), min_size=1), st.integers(0, 3), st.sampled_from([1, 2, 4, 8]))
@@ -107,7 +100,7 @@ def test_the_proven_answer_is_of_those_that_keep_the_rule_and_the_fastest_of_all
     question = asked(model="mixtral_8x7b", system="dgx-h100", devices=16, batch=64)
     every, kept = (Search(replace(question, rank=rank)) for rank in ("fastest", "proven"))
     listed = [kept.screening.layout(index) for index in range(kept.screening.feasible)]
-    assert max(Novelty.of(listed, question.job, question.system.device).points) <= MOST
+    assert max(risk.Novelty.of(listed, question.job, question.system.device).points) <= risk.MOST
     assert kept.unproven == every.screening.feasible - len(listed) > every.unproven == 0
     assert kept.screening.refused == every.screening.refused
     proven, fastest = (best_plan(searched.question, ranks=True) for searched in (kept, every))
@@ -124,10 +117,10 @@ def test_where_nothing_is_proven_the_nearest_is_taken_and_the_answer_says_so() -
     question = asked(model="qwen3_30b_a3b", system="dgx-a100-80gb", rank="proven", **FP32)
     best = best_plan(question, ranks=True)
     assert not best.ranks[0].is_proven
-    assert len(best.ranks[0].novelty) > MOST
+    assert len(best.ranks[0].novelty) > risk.MOST
 
 
 def test_novelty_costs_and_more_of_it_costs_no_less() -> None:
-    assert list(EXPECTED) == sorted(EXPECTED)
-    assert EXPECTED[MOST] == 1.0 < EXPECTED[MOST + 1]
-    assert expected(np.array([0, MOST, 99])).tolist() == [1.0, 1.0, EXPECTED[-1]]
+    assert list(risk.EXPECTED) == sorted(risk.EXPECTED)
+    assert risk.EXPECTED[risk.MOST] == 1.0 < risk.EXPECTED[risk.MOST + 1]
+    assert risk.expected(np.array([0, risk.MOST, 99])).tolist() == [1.0, 1.0, risk.EXPECTED[-1]]

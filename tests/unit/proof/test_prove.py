@@ -11,30 +11,20 @@ from click.testing import CliRunner
 from perfsim.base.errors import InputError
 from perfsim.catalog import default_catalog
 from perfsim.cli import main
+from perfsim.proof import prove
 from perfsim.proof.faults import _with_work
 from perfsim.proof.program import Fault
-from perfsim.proof.prove import (
-    Proof,
-    ProofResult,
-    Request,
-    Subject,
-    catalogue_cases,
-    finite,
-    plans_of,
-    prove_all,
-    prove_plan,
-)
 from perfsim.proof.provers import prover
 from perfsim.report.terminal import proof_lines
 
-CASES = catalogue_cases()
+CASES = prove.catalogue_cases()
 MODEL = "gpt3_20b"
 
 
 @pytest.mark.parametrize("number", range(0, len(CASES), 3))
 def test_a_part_of_the_catalogue_computes_what_serial_training_does(number: int) -> None:
     plan = CASES[number].plan(default_catalog().model(MODEL), default_catalog())
-    proof = prove_plan(plan, orders=2, seed=number)
+    proof = prove.prove_plan(plan, orders=2, seed=number)
     assert proof.faults == ()
     assert proof.max_relative_error <= 1e-10
     assert proof.compared > 0
@@ -46,7 +36,7 @@ def test_a_part_of_the_catalogue_computes_what_serial_training_does(number: int)
     ("model", "orders"), [("gpt3_20b", 10), ("llama2_70b", 2), ("gptj_6b", 2), ("bert_large", 2)]
 )
 def test_the_whole_catalogue_is_proven_in_random_orders(model: str, orders: int) -> None:
-    result = prove_all(Request(model, orders=orders))
+    result = prove.prove_all(prove.Request(model, orders=orders))
     assert [str(fault) for proof in result.proofs for fault in proof.faults] == []
     assert result.as_dict()["max_relative_error"] <= 1e-10
     assert all(proof.orders == orders for proof in result.proofs)
@@ -54,7 +44,7 @@ def test_the_whole_catalogue_is_proven_in_random_orders(model: str, orders: int)
 
 def test_a_layout_keeps_its_ranks_uneven_stages_and_micro_batches() -> None:
     layout = "tp=4,pp=3,dp=2,zero=2,mbs=8,schedule=1f1b,layers_per_stage=0-92-4"
-    (plan,) = plans_of(Request("gpt3_175b", layout=layout, batch=16 * 7))
+    (plan,) = prove.plans_of(prove.Request("gpt3_175b", layout=layout, batch=16 * 7))
     assert plan.topology.num_devices == 24
     assert plan.num_microbatches == 7
     assert (plan.layout.tensor, plan.layout.pipeline, plan.layout.zero_stage) == (4, 3, 2)
@@ -64,32 +54,32 @@ def test_a_layout_keeps_its_ranks_uneven_stages_and_micro_batches() -> None:
 
 
 def test_a_strategy_may_be_asked_for_alone() -> None:
-    assert {plan.strategy for plan in plans_of(Request(MODEL, strategy="zero3"))} == {"zero3"}
+    assert {plan.strategy for plan in prove.plans_of(prove.Request(MODEL, strategy="zero3"))} == {"zero3"}
 
 
 def test_too_many_tasks_are_refused_with_their_number() -> None:
     with pytest.raises(InputError, match="tasks on all ranks are too many to execute"):
-        prove_all(Request(MODEL, layout="tp=8,pp=8,dp=8", batch=8 * 64))
+        prove.prove_all(prove.Request(MODEL, layout="tp=8,pp=8,dp=8", batch=8 * 64))
 
 
 def test_an_operation_that_nobody_knows_is_named_with_those_that_are_known() -> None:
     plan = CASES[0].plan(default_catalog().model(MODEL), default_catalog())
-    subject = Subject.of(plan)
+    subject = prove.Subject.of(plan)
     _, strange = _with_work(subject, subject.graph.task(0), "is strange", op="strange.forward")
     (fault,) = strange.faults()
     assert "knows no operation 'strange.forward'; known: embedding.forward" in str(fault)
 
 
 def test_an_error_is_a_number_only_where_something_was_compared() -> None:
-    assert finite(None) is None
-    assert finite(float("inf")) is None
-    assert finite(0.0) == 0.0
-    proofs = (Proof("3d", "dp2", 2, 1, 0, 0, 0, None, (Fault("refused", "a", "b", "c"),)),)
-    answer = ProofResult("m", 1, proofs).as_dict()
+    assert prove.finite(None) is None
+    assert prove.finite(float("inf")) is None
+    assert prove.finite(0.0) == 0.0
+    proofs = (prove.Proof("3d", "dp2", 2, 1, 0, 0, 0, None, (Fault("refused", "a", "b", "c"),)),)
+    answer = prove.ProofResult("m", 1, proofs).as_dict()
     assert answer["max_relative_error"] is None
     assert answer["strategies"]["3d"]["max_relative_error"] is None
-    right = Proof("data", "dp2", 2, 1, 1, 1, 1, 1e-12, ())
-    several = ProofResult("m", 1, (*proofs, right))
+    right = prove.Proof("data", "dp2", 2, 1, 1, 1, 1, 1e-12, ())
+    several = prove.ProofResult("m", 1, (*proofs, right))
     assert (several.passed, several.as_dict()["max_relative_error"]) == (False, 1e-12)
     assert "1 of 1 layout WRONG" in " ".join(proof_lines(answer))
 
@@ -162,7 +152,7 @@ def test_states_and_sums_are_read_and_written_in_order_wherever_they_are_and_whe
 
 @pytest.mark.slow
 def test_a_study_is_proven_with_the_layouts_that_it_answers_with() -> None:
-    result = prove_all(Request("studies/gpt3_20b.yaml", orders=0))
+    result = prove.prove_all(prove.Request("studies/gpt3_20b.yaml", orders=0))
     assert result.passed
     assert {proof.strategy for proof in result.proofs} == {"3d", "weight-streaming"}
 

@@ -23,30 +23,21 @@ from perfsim.base.errors import (
     UnknownNameError,
 )
 from perfsim.base.limits import Limits, limited
-from perfsim.studies.executors import (
-    CONNECT_S,
-    IN_PROCESS,
-    Executor,
-    ExecutorLost,
-    Processes,
-    _Pooled,
-    executor_for,
-    in_worker,
-)
+from perfsim.studies import executors
 
 DIES = "__import__('os')._exit(9)"
 SUMS = [(number, f"{number} + 1") for number in range(6)]
 
 
-def answers_of(executor: Executor, items: list[tuple[int, str]]) -> dict[int, object]:
+def answers_of(executor: executors.Executor, items: list[tuple[int, str]]) -> dict[int, object]:
     """The items are expressions, since functions of tests cannot be imported by other processes."""
     with executor.answers(eval, items) as finished:
         return dict(finished)
 
 
 def test_a_process_of_its_own_is_started_for_no_fewer_than_two_items() -> None:
-    assert executor_for(None, most=1) is executor_for(1) is IN_PROCESS
-    assert executor_for(8, most=3).size == 3
+    assert executors.executor_for(None, most=1) is executors.executor_for(1) is executors.IN_PROCESS
+    assert executors.executor_for(8, most=3).size == 3
 
 
 @pytest.mark.parametrize(
@@ -59,33 +50,33 @@ def test_a_process_of_its_own_is_started_for_no_fewer_than_two_items() -> None:
 )
 def test_what_is_no_number_and_no_address_is_refused(jobs: Any, address: str | None, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        executor_for(jobs, address)
+        executors.executor_for(jobs, address)
 
 
 @pytest.mark.slow
 def test_an_item_that_kills_its_process_fails_and_loses_no_other() -> None:
     items = [*SUMS[:2], (90, DIES), *SUMS[2:]]
-    answers = answers_of(Processes(2), items)
+    answers = answers_of(executors.Processes(2), items)
     failed = answers.pop(90)
     assert isinstance(failed, PerfsimError)
     assert "died each time" in str(failed)
-    assert answers == {number: number + 1 for number in range(6)} == answers_of(IN_PROCESS, SUMS)
+    assert answers == {number: number + 1 for number in range(6)} == answers_of(executors.IN_PROCESS, SUMS)
 
 
 def test_an_error_or_a_limit_reached_elsewhere_ends_the_iteration_and_all_processes() -> None:
     with pytest.raises(ZeroDivisionError):
-        answers_of(Processes(2), [*SUMS, (7, "1 / 0")])
+        answers_of(executors.Processes(2), [*SUMS, (7, "1 / 0")])
     with limited(Limits(max_seconds=0.0)), pytest.raises(LimitError):
-        answers_of(Processes(2), [(1, "__import__('time').sleep(0.5)")])
+        answers_of(executors.Processes(2), [(1, "__import__('time').sleep(0.5)")])
 
 
 def test_a_worker_has_the_limits_and_the_version_of_who_asks() -> None:
     with pytest.raises(LimitError, match=r"stopped after 5 s \(--max-seconds\): at work"):
-        in_worker(in_time, Limits(max_seconds=5.0), 6.0, "", "at work")
+        executors.in_worker(in_time, Limits(max_seconds=5.0), 6.0, "", "at work")
     limits = Limits(max_seconds=5.0, max_events=9, events=4)
-    assert in_worker(in_time, limits, 1.0, "", "at work") == ("done", 0)
+    assert executors.in_worker(in_time, limits, 1.0, "", "at work") == ("done", 0)
     with pytest.raises(InputError, match=r"a worker has perfsim .*, and this machine 0\.0\.0"):
-        in_worker(str, Limits(), 0.0, "0.0.0+other", 1)
+        executors.in_worker(str, Limits(), 0.0, "0.0.0+other", 1)
 
 
 def in_time(words: str) -> str:
@@ -116,11 +107,11 @@ def test_an_address_at_which_nobody_listens_is_refused_within_seconds() -> None:
     pytest.importorskip("distributed")
     began_s = time.monotonic()
     with pytest.raises(PerfsimError, match=r"no Dask scheduler answers at tcp://127.0.0.1:1: \w+"):
-        executor_for(None, "tcp://127.0.0.1:1")
-    assert time.monotonic() - began_s < CONNECT_S / 2
+        executors.executor_for(None, "tcp://127.0.0.1:1")
+    assert time.monotonic() - began_s < executors.CONNECT_S / 2
 
 
-class _Losing(_Pooled):
+class _Losing(executors._Pooled):
     """Workers whose first answers are lost."""
 
     died = ()
@@ -134,7 +125,7 @@ class _Losing(_Pooled):
 
     def window(self) -> int:
         if not self.most_asked:
-            raise ExecutorLost("went away")
+            raise executors.ExecutorLost("went away")
         return 1
 
     def submit(self, function: Callable[[Any], Any], item: Any) -> Future[Any]:
@@ -152,7 +143,7 @@ class _Losing(_Pooled):
 
 def test_a_lost_answer_is_asked_for_again_until_nobody_is_left_to_ask() -> None:
     assert answers_of(_Losing(3, 9), SUMS[:1]) == {0: 1}
-    with pytest.raises(ExecutorLost):
+    with pytest.raises(executors.ExecutorLost):
         answers_of(_Losing(3, 3), SUMS[:1])
 
 
