@@ -130,7 +130,7 @@ def test_the_best_batch_is_that_of_the_closed_form_wherever_the_grid_begins(
     a_token_s = 1e-6
     sequence = 2048
 
-    def time_at(target: Target, _: Question, batch: int) -> BatchPoint:
+    def time_at(target: Target, _: Question, batch: int, **_how: bool) -> BatchPoint:
         step_s = fixed_s + a_token_s * batch * sequence / devices
         time = TimeToAccuracy(batch * sequence, step_s, target.d_min_tokens, target.critical, 0.1)
         return BatchPoint(batch, time.batch_tokens, step_s, time.steps, time.time_s, time.band_s)
@@ -150,7 +150,7 @@ def test_the_best_batch_is_that_of_the_closed_form_wherever_the_grid_begins(
 
 
 def test_a_batch_that_fits_nowhere_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    def time_at(*_: object) -> None:
+    def time_at(*_: object, **_how: bool) -> None:
         raise PlanError("does not fit")
 
     monkeypatch.setattr(Target, "at", time_at)
