@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from perfsim.base.dates import PATTERN
 from perfsim.base.errors import CatalogError, Problem, refused_values
 from perfsim.base.text import did_you_mean
+from perfsim.base.units import refusal
 
 CHANGED = "set in Python"
 """The assumption recorded for a value that `with_` changed."""
@@ -45,8 +46,7 @@ def _folder(name: str) -> str:
 
 def _wrong_name(message: str, name: str) -> PydanticCustomError:
     kept = "".join(char if char.isalnum() or char in "._- " else "_" for char in name)[:60].strip(" ._")
-    help_text = f"write for example {kept}" if kept else ""
-    return PydanticCustomError("name", "{message}", {"message": message, "help": help_text})
+    return refusal(message, f"write for example {kept}" if kept else "")
 
 
 Name = Annotated[str, AfterValidator(_named)]

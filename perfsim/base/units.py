@@ -307,9 +307,7 @@ def quantity(
             text = f"{plain:g}"
             return _in_range(_checked(plain, text, dimension), text, dimension, least, most)
         except InputError as error:
-            problem = error.problems[0]
-            context = {"message": problem.message, "help": problem.help}
-            raise PydanticCustomError("quantity", "{message}", context) from None
+            raise refusal(error.problems[0].message, error.problems[0].help) from None
 
     schema = {
         "type": "string",
@@ -318,6 +316,11 @@ def quantity(
         "examples": [f"10 {units.usual}"],
     }
     return BeforeValidator(read), WithJsonSchema(schema, mode="validation")
+
+
+def refusal(message: str, help_text: str = "") -> PydanticCustomError:
+    """What a validator raises to refuse a value, in words that the reader of a file shows at its line."""
+    return PydanticCustomError("refused", "{message}", {"message": message, "help": help_text})
 
 
 def number(least: float, most: float) -> tuple[Any, BeforeValidator]:
@@ -336,7 +339,7 @@ def _number(value: Any, info: ValidationInfo) -> Any:
         return int(value) if value.isdigit() else float(value)
     message = f"`{value[:_MOST_SHOWN]}` is text, a number is expected"
     help_text = f"write it without quotes: {value.strip()}" if is_number else ""
-    raise PydanticCustomError("number", "{message}", {"message": message, "help": help_text})
+    raise refusal(message, help_text)
 
 
 Bytes = Annotated[float, *quantity("bytes")]

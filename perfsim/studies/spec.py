@@ -19,14 +19,13 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from perfsim.base.dates import EQUAL, LATEST, check_day
 from perfsim.base.errors import MOST_SHOWN, CatalogError, InputError, LayoutError, Problem
 from perfsim.base.sizes import MOST_CHOICES
 from perfsim.base.spec import CatalogSpec, FolderName, Spec
 from perfsim.base.text import did_you_mean
-from perfsim.base.units import number
+from perfsim.base.units import number, refusal
 from perfsim.convergence.critical_batch import LAWS
 from perfsim.convergence.laws import DEFAULT_LOSS_LAW, LOSS_LAWS, SEED_ERROR, LossLaw
 from perfsim.convergence.time_to_accuracy import TimeToAccuracy
@@ -48,11 +47,6 @@ from perfsim.specs.trainers import RunsOn
 from perfsim.specs.wall_clock import ProductionRange, Ratio, WallClockSpec
 from perfsim.strategies import STRATEGIES, strategy, strategy_names
 from perfsim.work.counts import parameters
-
-
-def _refusal(message: str, help_text: str) -> PydanticCustomError:
-    """What the reader of a file reports at the value's line."""
-    return PydanticCustomError("layout", "{message}", {"message": message, "help": help_text})
 
 
 def _layout_text(layout: Any) -> Any:
@@ -121,7 +115,7 @@ class CandidateSpec(Spec):
         if loose:
             written = ",".join([str(data.get("layout", "")), *loose]).strip(",")
             message = f"layout: the commas end the value {data.get('layout')}"
-            raise _refusal(message, f'put the layout in quotes: "{written}"')
+            raise refusal(message, f'put the layout in quotes: "{written}"')
         return data
 
     @field_validator("strategy")
@@ -130,7 +124,7 @@ class CandidateSpec(Spec):
         """Every name belongs to a strategy; a plug-in that fails is reported when it is asked."""
         for name in _names(names):
             if name not in STRATEGIES and name not in (known := strategy_names()):
-                raise _refusal(f"unknown strategy {name!r}", did_you_mean(name, known))
+                raise refusal(f"unknown strategy {name!r}", did_you_mean(name, known))
         return names
 
     @field_validator("layout")
@@ -142,7 +136,7 @@ class CandidateSpec(Spec):
         if layout is None or system is None or not devices:
             return layout
         if isinstance(info.data.get("strategy"), tuple):
-            raise _refusal("several strategies cannot share one layout", "write a candidate for each layout")
+            raise refusal("several strategies cannot share one layout", "write a candidate for each layout")
         try:
             machine_of(system).parse_layout(layout, devices[0])
         except LayoutError as error:
@@ -151,7 +145,7 @@ class CandidateSpec(Spec):
             if len(error.problems) > MOST_SHOWN:
                 messages += f"; and {len(error.problems) - MOST_SHOWN:,} more"
             helps = "; ".join(problem.help for problem in shown if problem.help)
-            raise _refusal(messages, helps) from None
+            raise refusal(messages, helps) from None
         return layout
 
     @property
@@ -181,7 +175,7 @@ Candidates = Annotated[tuple[CandidateSpec, ...], AfterValidator(_one_strategy_e
 def _named(kind: str, known: Iterable[str]) -> AfterValidator:
     def check(name: str) -> str:
         if name not in known:
-            raise _refusal(f"unknown {kind} {name!r}", did_you_mean(name, sorted(known)))
+            raise refusal(f"unknown {kind} {name!r}", did_you_mean(name, sorted(known)))
         return name
 
     return AfterValidator(check)
@@ -265,7 +259,7 @@ def _day_or_none(text: str) -> str:
     try:
         return check_day(text, LATEST, EQUAL) if text else text
     except InputError as error:
-        raise _refusal(error.problems[0].message, error.problems[0].help) from None
+        raise refusal(error.problems[0].message, error.problems[0].help) from None
 
 
 BatchSizes = Annotated[tuple[Sequences, ...], Field(min_length=1, max_length=MOST_CHOICES)] | Literal["auto"]
@@ -312,7 +306,7 @@ class StudySpec(CatalogSpec):
     def _keys_have_not_moved(cls, data: Any) -> Any:
         for key in data if isinstance(data, Mapping) else ():
             if help_text := misplaced(str(key)):
-                raise _refusal(f"unknown key `{key}`", help_text)
+                raise refusal(f"unknown key `{key}`", help_text)
         return data
 
     @property
